@@ -46,7 +46,7 @@ def minimize(
     of its parameters: what is measured twice then gives one answer. The result is never worse than ``reference``.
 
     Args:
-        target: such as a time in µs, positive. What it raises makes a point that is not taken, as does what is not finite.
+        target: such as a time in µs, positive. What it raises makes a point that is not taken, as does what is no positive number.
         reference: where to start if ``initial`` fails, and what the result is compared with; ``initial`` unless given.
 
     Raises:
@@ -94,7 +94,7 @@ class _Search:
         if key not in self.tried:
             try:
                 found = float(self._target(dict(parameters)))
-                self.tried[key] = found if math.isfinite(found) else f"got {found}, expected a finite number"
+                self.tried[key] = found if 0 < found < math.inf else f"got {found}, expected a finite positive number"
             except Exception as error:  # noqa: BLE001 - whatever a kernel raises is a fact about it, kept with its type
                 self.tried[key] = f"{type(error).__name__}: {error}"
         value = self.tried[key]

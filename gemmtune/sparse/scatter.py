@@ -44,9 +44,7 @@ def scatter_mm(blocks: Tensor, others: Tensor, indices_data: Sequence[Any], *, a
     Raises:
         InvalidProblemError: another format, or shapes and offsets that do not fit it.
     """
-    if not len(indices_data) or indices_data[0] not in FORMATS:
-        got = indices_data[0] if len(indices_data) else "nothing"
-        raise InvalidProblemError(f"scatter_mm: indices_data: got {got!r}, expected one of {', '.join(FORMATS)}")
+    _check_format("scatter_mm", indices_data)
     if blocks.dim() != 3 or others.dim() < 2 or (indices_data[0] == "scatter_mm" and others.dim() != 3):
         raise InvalidProblemError(
             f"scatter_mm: got blocks {list(blocks.shape)} and others {list(others.shape)} of other dimensions"
@@ -65,8 +63,8 @@ def bsr_scatter_mm(bsr: Tensor, other: Tensor, indices_data: Sequence[Any] | Non
     Raises:
         InvalidProblemError: as ``bsr_mm``, or another format of indices.
     """
-    if indices_data is not None and indices_data[0] not in FORMATS:
-        raise InvalidProblemError(f"bsr_scatter_mm: indices_data: got {indices_data[0]!r}, expected one of {', '.join(FORMATS)}")
+    if indices_data is not None:
+        _check_format("bsr_scatter_mm", indices_data)
     if other.dim() < 2:
         raise InvalidProblemError(f"bsr_scatter_mm: other: got shape {list(other.shape)}, expected [..., {bsr.shape[1]}, N]")
     columns = other.movedim(-2, 0).reshape(other.shape[-2], -1)
@@ -75,6 +73,12 @@ def bsr_scatter_mm(bsr: Tensor, other: Tensor, indices_data: Sequence[Any] | Non
         return result.contiguous()
     check_out("bsr_scatter_mm", out, result.shape, result.dtype, result.device, [])
     return out.copy_(result)
+
+
+def _check_format(op: str, indices_data: Sequence[Any]) -> None:
+    if not len(indices_data) or indices_data[0] not in FORMATS:
+        got = repr(indices_data[0]) if len(indices_data) else "nothing"
+        raise InvalidProblemError(f"{op}: indices_data: got {got}, expected one of {', '.join(FORMATS)}")
 
 
 def _of_lists(blocks: Tensor, others: Tensor, c_offsets: Tensor, pq: Tensor, *, accumulators: Tensor | None) -> Tensor:
@@ -109,7 +113,12 @@ def _of_tiles(blocks: Tensor, others: Tensor, indices_data: Sequence[Any], accum
     """Offsets of tiles as lists of tiles, for each matrix of the batch."""
     *_, meta = indices_data
     (_, rows, depth), (*batch, k, n) = blocks.shape, others.shape
-    splits = int(meta["SPLIT_N"])
+    splits = int(meta.get("SPLIT_N", 0))
+    if splits < 1 or not n:
+        raise InvalidProblemError(f"scatter_mm: got SPLIT_N {splits} for {n} columns, expected at least one part and one column")
+    if accumulators is not None and accumulators.dim() < 2:
+        got = list(accumulators.shape)
+        raise InvalidProblemError(f"scatter_mm: accumulators: got a tensor of shape {got}, expected [..., M, {n}]")
     if k % depth or n % splits:
         raise InvalidProblemError(
             f"scatter_mm: got others {list(others.shape)}, expected multiples of {depth} rows, {splits} columns"

@@ -77,6 +77,16 @@ def test_what_does_not_fit_is_refused() -> None:
     some = torch.tensor([0, 1])
     with pytest.raises(gemmtune.InvalidProblemError, match="got 'csr', expected one of scatter_mm"):
         scatter_mm(blocks, others, ("csr",))
+    for function in (scatter_mm, bsr_scatter_mm):
+        with pytest.raises(gemmtune.InvalidProblemError, match=f"^{function.__name__}: indices_data: got nothing, expected one of"):
+            function(blocks, others, ())
+    for parts, columns in (({}, 12), ({"SPLIT_N": 2}, 0)):
+        with pytest.raises(gemmtune.InvalidProblemError, match="expected at least one part and one column"):
+            scatter_mm(blocks, others[:, :columns], ("bsr_strided_mm", some, some[:1], some[:1], some[1:], parts))
+    with pytest.raises(gemmtune.InvalidProblemError, match=r"accumulators: got a tensor of shape \[8\], expected \[..., M, 12\]"):
+        scatter_mm(
+            blocks, others, ("bsr_strided_mm", some, some[:1], some[:1], some[1:], {"SPLIT_N": 2}), accumulators=torch.zeros(8)
+        )
     with pytest.raises(gemmtune.InvalidProblemError, match="of other dimensions"):
         scatter_mm(blocks, others, ("scatter_mm", some, torch.zeros(1, 2)))
     with pytest.raises(gemmtune.InvalidProblemError, match="bsr_strided_mm: got 5 parts of indices_data, expected 6"):

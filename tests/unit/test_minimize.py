@@ -82,8 +82,9 @@ def test_what_fails_is_told_and_the_reference_is_the_way_out() -> None:
     assert found.tried[(8,)] == "RuntimeError: out of shared memory"
     with pytest.raises(GemmtuneError, match="neither start has a value: RuntimeError: out of shared memory"):
         minimize(target, {"x": 8}, step)
-    with pytest.raises(GemmtuneError, match="got nan, expected a finite number"):
-        minimize(lambda _: math.nan, {"x": 8}, step)
+    for value in (math.nan, math.inf, 0.0, -1.0):
+        with pytest.raises(GemmtuneError, match=f"got {value}, expected a finite positive number"):
+            minimize(lambda _, value=value: value, {"x": 8}, step)
     with pytest.raises(GemmtuneError, match="noise: got -1"):
         minimize(target, {"x": 2}, step, noise=-1)
     with pytest.raises(GemmtuneError, match="of the reference"):

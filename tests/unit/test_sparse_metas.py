@@ -51,9 +51,11 @@ def test_the_order_of_a_lookup() -> None:
     table.update(HALF, SHAPE._replace(n=512), (3, 2, 3, 8))
     found = table.lookup(HALF, SHAPE)
     assert (found.how, found.parameters["SPLIT_N"], found.parameters["GROUP_SIZE_ROW"]) == ("other N", 8, 2)
+    table.update(HALF._replace(device="NVIDIA A100", sparsity=0.5), SHAPE, (7, 4, 2, 4))
+    found = table.lookup(HALF, SHAPE)
+    assert (found.how, found.parameters["GROUP_SIZE_ROW"]) == ("other GPU", 7)
     table.update(HALF._replace(sparsity=0.9), SHAPE, (5, 4, 2, 4))
     table.update(HALF._replace(sparsity=0.6), SHAPE, (6, 4, 2, 4))
-    table.update(HALF._replace(device="NVIDIA A100", sparsity=0.5), SHAPE, (7, 4, 2, 4))
     found = table.lookup(HALF, SHAPE)
     assert (found.how, found.parameters["GROUP_SIZE_ROW"]) == ("near density", 6)
     table.update(HALF, SHAPE, (8, 4, 2, 4))
@@ -87,7 +89,7 @@ def test_torchs_kernel_is_tried_first_with_what_its_table_comes_to(imported: Met
     problem = Problem.bsr_mm(256, 1024, 1024, block=32, dtype=torch.float16, device_type="cuda")
     choices = [c for c in load("aten").enumerate(problem, preset("sm90"), Settings()).choices if "SPLIT_N" in c.info]
     found = imported.lookup(Family("bsr_dense_addmm", "any", "float16", 0.5), Shape(1024, 1024, 256, 32, 32))
-    assert found.how == "exact"
+    assert found.how == "other GPU"
     assert found.parameters.items() <= choices[0].info.items()
     assert len({c.name for c in choices}) == len(choices) >= 3
     # A tile of 20 columns is one that torch's kernel gets wrong.

@@ -50,7 +50,7 @@ class Shape(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
-    """Parameters by name, and how they were found: ``exact``, ``near density``, ``other N`` or ``default``."""
+    """Parameters by name, and how they were found: ``exact``, ``other GPU``, ``near density``, ``other N`` or ``default``."""
 
     parameters: Mapping[str, int]
     how: str
@@ -86,8 +86,8 @@ class MetaTable:
     def lookup(self, family: Family, shape: Shape) -> Found:
         """Parameters of ``bsr_dense_addmm`` or ``_int_bsr_dense_addmm`` for a shape: the nearest that are known.
 
-        First the shape itself with that share of zeros, then with the nearest other share; then the largest known n up to this one
-        whose tile divides it, its split scaled; then torch's defaults. Rows of this GPU come before those of others.
+        First the shape itself with that share of zeros, then with the nearest other share, on this GPU and then on others; then,
+        in the same order, the largest known n up to this one whose tile divides it, its split scaled; then torch's defaults.
 
         Raises:
             InvalidProblemError: another operation.
@@ -95,11 +95,11 @@ class MetaTable:
         if family.op not in LOOKED_UP:
             raise InvalidProblemError(f"lookup: op: got {family.op!r}, expected one of {', '.join(LOOKED_UP)}")
         names = PARAMETERS[family.op]
-        for known, sparsity in self._nearest(family):
+        for near, known in self._nearest(family):
             if shape in known:
-                how = "exact" if sparsity == family.sparsity else "near density"
+                how = "near density" if near.sparsity != family.sparsity else "exact" if near == family else "other GPU"
                 return Found(parameters=dict(zip(names, known[shape], strict=True)), how=how)
-        for known, _ in self._nearest(family):
+        for _, known in self._nearest(family):
             others = sorted((s for s in known if s._replace(n=shape.n) == shape and s.n <= shape.n), key=lambda s: -s.n)
             for other in others:
                 parameters = dict(zip(names, known[other], strict=True))
@@ -109,13 +109,13 @@ class MetaTable:
         default = {"GROUP_SIZE_ROW": 4, "SPLIT_N": max(shape.n // shape.block_m, 1), "num_stages": 1, "num_warps": 4}
         return Found(parameters=default, how="default")
 
-    def _nearest(self, family: Family) -> Iterator[tuple[dict[Shape, tuple[int, ...]], float]]:
-        """The rows of the operation and dtype, those of the GPU first, then by distance of the share of zeros."""
+    def _nearest(self, family: Family) -> Iterator[tuple[Family, dict[Shape, tuple[int, ...]]]]:
+        """The families of the operation and dtype and their rows, the GPU's first, then by distance of the share of zeros."""
         alike = [other for other in self.rows if (other.op, other.dtype) == (family.op, family.dtype)]
         for other in sorted(
             alike, key=lambda x: (x.device != family.device, abs(x.sparsity - family.sparsity), x.sparsity, x.device)
         ):
-            yield self.rows[other], other.sparsity
+            yield other, self.rows[other]
 
     def dump(self, path: str | Path) -> None:
         """Write the rows as JSON, which ``load`` reads, in an order of their own."""
