@@ -38,7 +38,7 @@ def select(
     """The pick for one problem, None if no choice is right, and everything found; measures only what the store does not know.
 
     With ``reliable``, what was measured on a busy machine is measured again. A process that finds another one at work on the same
-    problem waits and takes its answer. An interrupted tuning keeps what it measured.
+    problem waits and takes its answer, whatever that was measured beside. An interrupted tuning keeps what it measured.
     """
     begun = time.perf_counter()
     candidates = candidates.stored(store, reliable=reliable)
@@ -49,8 +49,8 @@ def select(
     def waiting() -> None:
         progress.message("another process tunes this problem: waiting for it")
 
-    with tuning_lock(settings, problem.key, candidates.fingerprint, waiting):
-        candidates = candidates.stored(store, reliable=reliable)
+    with tuning_lock(settings, problem.key, candidates.fingerprint, waiting) as waited:
+        candidates = candidates.stored(store, reliable=reliable and not waited)
         if candidates.complete:
             return candidates.picked, _result(candidates, store, begun, "store")
         outcomes = dict(candidates.known)
