@@ -16,7 +16,7 @@ from ..selector.pick import right
 from ..selector.range_result import table_lines
 from ..selector.result import Outcome
 from ..selector.segments import Table
-from ..selector.table import refusal_lines
+from ..selector.table import refusal_lines, short_reason
 from ..settings import Settings
 from ..store.key import difference, fingerprint
 from ..store.store import Store, open_store
@@ -59,7 +59,7 @@ class Explanation:
     def _line(self, o: Outcome) -> str:
         mark = "*" if o.name == self.pick else " "
         if o.time_us is None:
-            return f" {mark} {o.name:44} {o.status}: {o.reason}"
+            return f" {mark} {o.name:44} {o.status}: {short_reason(o.reason)}"
         rough = "" if o.finalist else ", from a short measurement"
         return f" {mark} {o.name:44} {o.time_us:10.2f} µs{rough}"
 
@@ -123,6 +123,6 @@ def _pick(candidates: Candidates, settings: Settings) -> tuple[str | None, str]:
         return picked.name, "from the store"
     if settings.tune == "never":
         return None, "the store knows no choice, and tune is 'never'"
-    if not candidates.offers.choices:
+    if candidates.complete:
         return None, "no choice is left" if settings.fallback_to_aten else "no choice is left: the call raises NoValidChoicesError"
     return None, "not tuned yet: the first call tunes it"

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from ..choice import Choice, Offers
 from ..device import DeviceInfo
+from ..filters import HEURISTIC
 from ..problem import Problem
 from ..settings import Settings, Timing
 from ..store.key import fingerprint_text
@@ -42,8 +43,15 @@ class Candidates:
 
     @property
     def only(self) -> Choice | None:
-        """The choice that needs no comparison, because there is no other."""
-        return self.offers.choices[0] if len(self.offers.choices) == 1 else None
+        """The choice that is taken without a measurement, because there is no other: torch's own operation, or the fixed config.
+
+        Any other choice has to be proved right, also where it is the only one.
+        """
+        if len(self.offers.choices) != 1:
+            return None
+        [choice], settings = self.offers.choices, self.settings
+        fixed = self.problem.widens_b and settings.mixed_mm_choice == HEURISTIC
+        return choice if choice.baseline or fixed or not settings.verify else None
 
     @property
     def picked(self) -> Choice | None:

@@ -159,14 +159,14 @@ def _folded(refusals: Iterable[Refusal]) -> Iterator[str]:
         by_backend.setdefault(_told_together(refusal.name), []).append(refusal)
     for backend, refused in by_backend.items():
         if len(refused) == 1:
-            yield f"  {Status.REFUSED.value}: {refused[0].name}: {_short(refused[0].reason)}"
+            yield f"  {Status.REFUSED.value}: {refused[0].name}: {short_reason(refused[0].reason)}"
             continue
         counts: Counter[str] = Counter()
         shown: dict[str, str] = {}
         for refusal in refused:
             kind = _numbers_aside(refusal.reason, refusal.name)
             counts[kind] += refusal.count
-            shown.setdefault(kind, _short(refusal.reason))
+            shown.setdefault(kind, short_reason(refusal.reason))
         parts = [f"{shown[kind]} ({count})" for kind, count in counts.most_common(REASONS)]
         if len(counts) > REASONS:
             parts.append(f"and {counted(len(counts) - REASONS, 'more reason')}")
@@ -180,14 +180,14 @@ def _told_together(name: str) -> str:
 
 
 def _numbers_aside(reason: str, name: str) -> str:
-    return re.sub(r"\d+", "#", _short(reason).replace(name, ""))
+    return re.sub(r"\d+", "#", short_reason(reason).replace(name, ""))
 
 
 def _grouped(left_out: Iterable[tuple[str, str, str]]) -> Iterator[str]:
     """A line for each status (empty where all are refused), backend and kind of reason, with the first name and reason of it."""
     groups: dict[tuple[str, str, str], list[tuple[str, str]]] = {}
     for status, name, reason in left_out:
-        groups.setdefault((status, _told_together(name), _numbers_aside(reason, name)), []).append((name, _short(reason)))
+        groups.setdefault((status, _told_together(name), _numbers_aside(reason, name)), []).append((name, short_reason(reason)))
     for (status, backend, _), members in groups.items():
         name, reason = members[0]
         head = f"{status}: " if status else ""
@@ -231,7 +231,7 @@ def _choices_table(result: ProblemResult, max_rows: int | None) -> Table:
     return table
 
 
-def _short(reason: str) -> str:
+def short_reason(reason: str) -> str:
     """A line of a reason: the first one, and the first one that says what the error is, else the last of what it announces."""
     lines = [line.strip() for line in reason.splitlines() if line.strip()] or ["no reason given"]
     told = next(

@@ -262,9 +262,11 @@ def test_candidates_are_complete_when_every_offer_was_compared() -> None:
     two = candidates(offered=("torch", "a"))
     assert (two.only, two.picked, two.complete) == (None, None, False)
     assert [c.name for c in two.missing] == ["fake:torch", "fake:a"]
-    one = candidates(offered=("a",))
-    assert one.only is not None
-    assert one.only.name == "fake:a"
+    alone = candidates(offered=("a",))
+    assert alone.only is None, "it has to be proved right"
+    assert dataclasses.replace(alone, settings=Settings(verify=False)).only == CHOICES["fake-fake:a"]
+    torch = CHOICES["fake-fake:torch"]
+    assert dataclasses.replace(alone, offers=Offers(choices=(torch,))).only is torch
     half = dataclasses.replace(two, known=by_hash(known("torch", 5.0, settled=True)))
     assert ([c.name for c in half.missing], half.complete) == (["fake:a"], False)
     open_ = dataclasses.replace(two, known=by_hash(known("torch", 5.0, settled=True), known("a", 4.0)))

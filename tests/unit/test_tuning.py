@@ -7,6 +7,7 @@ import logging
 import warnings
 from collections.abc import Iterator
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,10 +17,11 @@ from fixed_backend import FixedBackend, install
 
 import gemmtune
 from gemmtune import settings
-from gemmtune.choice import Refusal, Status
+from gemmtune.choice import Offers, Refusal, Status
 from gemmtune.dispatch.explain import Explanation
 from gemmtune.dispatch.plan import forget_plans
 from gemmtune.problem import Problem
+from gemmtune.selector.result import Outcome
 from gemmtune.selector.session import Session
 from gemmtune.store.store import Store, open_store
 
@@ -248,19 +250,31 @@ def test_nothing_valid_without_fallback_is_an_error(backend: FixedBackend):
     }
 
 
-def test_a_single_choice_is_taken_without_timing(backend: FixedBackend, examined: list[str]):
+def test_a_single_choice_is_proved_but_torchs_own_is_taken_at_once(backend: FixedBackend, examined: list[str]):
+    backend.kinds = ["wrong"]
+    with settings.patch(fallback_to_aten=False), pytest.raises(gemmtune.NoValidChoicesError, match="fake:wrong: wrong_result"):
+        gemmtune.mm(A, B)
+    assert examined == ["fake:wrong"]
+    with pytest.warns(UserWarning, match="torch runs instead"):
+        assert torch.equal(gemmtune.mm(A, B), A @ B)
+    explained = gemmtune.explain("mm", A, B)
+    assert (explained.pick, explained.origin) == (None, "no choice is left")
     backend.kinds = ["multiply"]
+    original, torchs = FixedBackend.enumerate, {"baseline": True}
+    backend.enumerate = lambda *x: Offers(choices=tuple(replace(c, **torchs) for c in original(backend, *x).choices))  # type: ignore[method-assign]
+    forget_plans()
     assert torch.allclose(gemmtune.mm(A, B), A @ B, atol=1e-5)
-    assert not examined
+    assert examined == ["fake:wrong"]
 
 
 def test_a_pick_that_cannot_be_loaded_warns_and_runs_torch(backend: FixedBackend):
     backend.kinds = ["build_fails"]
-    with pytest.warns(UserWarning, match="fake:build_fails cannot be loaded"):
+    with settings.patch(verify=False), pytest.warns(UserWarning, match="fake:build_fails cannot be loaded"):
         got = gemmtune.mm(A, B)
     assert torch.allclose(got, A @ B, atol=1e-5)
     forget_plans()
-    with settings.patch(fallback_to_aten=False), pytest.raises(gemmtune.ErrorFromChoice, match="cannot load the artifact"):
+    alone = settings.patch(verify=False, fallback_to_aten=False)
+    with alone, pytest.raises(gemmtune.ErrorFromChoice, match="cannot load the artifact"):
         gemmtune.mm(A, B)
 
 
@@ -305,6 +319,13 @@ def test_tune_and_explain_take_a_problem_or_a_call(own_store: Path):
             assert gemmtune.explain(tuned.problem) == explained
             [again] = gemmtune.tune(tuned.problem, progress=False)
             assert (again.source, again.pick) == ("store", tuned.pick)
+
+
+def test_explain_tells_a_crash_in_one_line():
+    crash = "worker process died by SIGSEGV; the end of its output:\nFatal Python error: Segmentation fault\n\nStack:\n  File 1"
+    failed = Outcome(name="fake:a", backend="fake", content_hash="a", status=Status.CRASHED, reason=crash)
+    [_, line] = str(Explanation(problem=None, pick=None, origin="nothing is known", outcomes=(failed,))).splitlines()
+    assert line.split(maxsplit=1) == ["fake:a", f"crashed: {crash.splitlines()[0]} Fatal Python error: Segmentation fault"]
 
 
 def test_explain_tells_what_differs_from_an_earlier_machine(backend: FixedBackend):
