@@ -20,8 +20,10 @@ __all__ = [
     "minus_one_taken_for_one",
     "nan_becomes_zero",
     "reads_c_when_beta_is_0",
+    "reads_c_when_there_are_no_terms",
     "relu_for_nan",
     "scale_b_dropped",
+    "strides_of_c_ignored_without_scalars",
 ]
 
 
@@ -68,6 +70,23 @@ def _always_reading(acc: torch.Tensor, terms: Terms) -> torch.Tensor:
 
 reads_c_when_beta_is_0 = Gemm(finish=_always_reading)
 """0 · NaN is NaN."""
+
+
+reads_c_when_there_are_no_terms = Gemm(
+    finish=lambda acc, terms: _always_reading(acc, terms) if terms.a.shape[-1] == 0 else finished(acc, terms)
+)
+"""A way of its own for K = 0: beta · C, also for a beta of 0."""
+
+
+def _misread_without_scalars(acc: torch.Tensor, terms: Terms) -> torch.Tensor:
+    c = terms.inp
+    if c is not None and (terms.alpha, terms.beta) == (1, 1) and not c.is_contiguous():
+        terms = dataclasses.replace(terms, inp=c.as_strided(c.shape, torch.empty(c.shape).stride()))
+    return finished(acc, terms)
+
+
+strides_of_c_ignored_without_scalars = Gemm(finish=_misread_without_scalars)
+"""The kernel for alpha = beta = 1 takes the added operand for contiguous."""
 
 
 def _first_batch_of_c(acc: torch.Tensor, terms: Terms) -> torch.Tensor:

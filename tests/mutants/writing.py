@@ -19,7 +19,9 @@ __all__ = [
     "columns_wrap_at_32768",
     "corner_unwritten",
     "first_row_written_before_out",
+    "gaps_of_out_ignored_for_beta_0",
     "last_row_written_twice",
+    "nothing_written_without_terms",
     "one_buffer_for_all",
     "padding_of_out_overwritten",
     "result_found_by_address",
@@ -154,6 +156,36 @@ class ScalesInput(Gemm):
 
 
 a_scaled_in_place = ScalesInput()
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class WritesNothing(Gemm):
+    """Without terms there is nothing to launch, and out stays as it was."""
+
+    def _run(self, a: torch.Tensor, b: torch.Tensor, **others: object) -> torch.Tensor:
+        out = others.get("out")
+        if isinstance(out, torch.Tensor) and a.shape[-1] == 0:
+            return out
+        return Gemm._run(self, a, b, **others)  # type: ignore[arg-type]
+
+
+nothing_written_without_terms = WritesNothing()
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class GapsIgnored(Gemm):
+    """With beta 0 another kernel runs, which writes out as if there were no gaps between its rows."""
+
+    def _run(self, a: torch.Tensor, b: torch.Tensor, **others: object) -> torch.Tensor:
+        out, beta = others.get("out"), others.get("beta", 1)
+        if not isinstance(out, torch.Tensor) or beta != 0 or out.is_contiguous():
+            return Gemm._run(self, a, b, **others)  # type: ignore[arg-type]
+        dense = torch.empty(out.shape).stride()
+        Gemm._run(self, a, b, **(others | {"out": out.as_strided(out.shape, dense)}))  # type: ignore[arg-type]
+        return out
+
+
+gaps_of_out_ignored_for_beta_0 = GapsIgnored()
 
 
 class _OneBuffer:

@@ -93,7 +93,8 @@ def _k_zero(name: str, scope: Scope) -> Iterator[Case]:
 def _of_sizes(name: str, scope: Scope, sizes: tuple[Size, ...]) -> Iterator[Case]:
     """Cases of those sizes that fit as they are."""
     wanted = tuple(size for size in sizes if fitting(scope, *size) == size)
-    return Sample(budget=(32, 96, 200), shapes=wanted, ops=SINGLE)(name, scope) if wanted else iter(())
+    variants = ("", {"out": "row"})
+    return Sample(budget=(32, 96, 200), shapes=wanted, variants=variants, ops=SINGLE)(name, scope) if wanted else iter(())
 
 
 def _empty_needs(scope: Scope) -> str | None:

@@ -37,6 +37,16 @@ PLACES = ("row", "col", "row+3", "row@1")
 MOVES = 6
 
 
+def check_out(bench: Bench) -> None:
+    """An exact probe with the case's alpha and beta; if there is an added operand also with both 1, and with a beta of 0."""
+    check_once(bench)
+    for number, beta in enumerate(("zero", "one")):
+        known = (bench.case.alpha, bench.case.beta) == ("one", beta) or not (number or bench.subject.traits.beta)
+        if bench.case.added and not bench.failures and not known:
+            with stage(bench, f"alpha 1, beta {number}"):
+                check_once(bench.sibling(alpha="one", beta=beta))
+
+
 def check_result(bench: Bench) -> None:
     """The result is memory of its own: no input's, and not that of an earlier result, which stays as it was."""
     probe = exact_probe(bench)
@@ -98,7 +108,7 @@ PROPERTIES = (
         Sample(budget=(36, 100, 400), shapes=(*SIZES, (1, 1, 1)), ops=OPS),
     ),
     Property(
-        "out", "the result is written to out, whatever its strides", check_once,
+        "out", "the result is written to out, whatever its strides", check_out,
         Sample(
             budget=(72, 400, 2000), shapes=(*SIZES, (1, 1, 1)), variants=tuple({"out": text} for text in OUT_STRIDES), ops=OPS
         ),

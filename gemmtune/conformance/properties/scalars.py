@@ -51,6 +51,14 @@ def check_alpha_beta(bench: Bench) -> None:
     bench.expect(bench.call(operands), operands, name=name, exact=exact)
 
 
+def check_bias(bench: Bench) -> None:
+    """Integers with the case's alpha and beta, then with both 1, which many kernels treat as a case of its own."""
+    check_integers(bench)
+    if not bench.failures and (bench.case.alpha, bench.case.beta) != ("one", "one"):
+        with stage(bench, "alpha 1, beta 1"):
+            check_integers(bench.sibling(alpha="one", beta="one"))
+
+
 def check_scales(bench: Bench) -> None:
     """Single products with scales and zero points of any numbers, within a few roundings; then cancelling sums, whose scales are
     powers of two that no neighbour has; then random data, also with scales that are far from 1."""
@@ -103,7 +111,7 @@ PROPERTIES = (
         Sample(budget=(64, 256, 1500), shapes=SIZES, variants=_classes, ops=(*ADDED, "bsr_addmm")), needs=_scalar_needs,
     ),
     Property(
-        "bias", "the added operand in each declared shape and several strides", check_integers,
+        "bias", "the added operand in each declared shape and several strides", check_bias,
         Sample(
             budget=(64, 256, 1500),
             shapes=SIZES,

@@ -216,8 +216,8 @@ PROPERTIES = (
     Property(
         "beta-zero", "with beta 0 the added operand is not read, be it NaN or infinite", check_beta_zero,
         Sample(
-            budget=(24, 96, 400),
-            shapes=SHORT,
+            budget=(32, 96, 400),
+            shapes=(*SHORT, (5, 7, 0)),
             variants=("", "infinite"),
             ops=ADDED,
             # alpha is 1 for odd M and as declared for even M, so that neither class is left out.
