@@ -31,6 +31,8 @@ class Rounded(NamedTuple):
 
 def rounded(weight: Tensor, kind: Kind, scales: str, scale_dtype: torch.dtype | None) -> Rounded:
     """The nearest numbers of a kind. Raises InvalidProblemError for a weight, kind or block that is not one of those it has."""
+    if isinstance(weight, Tensor) and weight.dim() == 3 and weight.shape[0]:
+        return _rounded_experts(weight, kind, scales, scale_dtype)
     _check_weight(weight, kind)
     if scales not in _BLOCKS or (scales == "block_128x128" and kind in _BITS):
         raise InvalidProblemError(f"quantize: scales: got {scales!r} for {kind}, expected one of {', '.join(_BLOCKS)}")
@@ -56,12 +58,32 @@ def rounded(weight: Tensor, kind: Kind, scales: str, scale_dtype: torch.dtype | 
     return Rounded(packed(numbers) if four_bits else numbers, scale, zero, kind if four_bits else "")  # type: ignore[arg-type]
 
 
+def _rounded_experts(weight: Tensor, kind: Kind, scales: str, scale_dtype: torch.dtype | None) -> Rounded:
+    """Each weight [K, N] by itself."""
+    along_k = _BLOCKS.get(scales, (None, 1))[0] or 1
+    if scales in ("tensor", "block_128x128") or kind in ("uint8", "uint4") or (kind not in _BITS and along_k > 1):
+        raise InvalidProblemError(
+            f"quantize: got {kind} with scales {scales!r} for experts [G, K, N], expected int8 or int4 with scales of columns or "
+            "groups, or 8-bit floats with those of columns"
+        )
+    if weight.shape[1] % along_k:
+        raise InvalidProblemError(
+            f"quantize: weight: got {weight.shape[1]} rows for each expert, expected a multiple of the {along_k} that share a scale"
+        )
+    parts = [rounded(matrix, kind, scales, scale_dtype) for matrix in weight]
+    numbers = [part.numbers for part in parts]
+    stacked = torch.stack([x.t() for x in numbers]).mT if numbers[0].stride(0) == 1 else torch.stack(numbers)
+    return Rounded(stacked, torch.stack([part.scales for part in parts]), None, parts[0].encoding)
+
+
 def _check_weight(weight: object, kind: str) -> None:
     if kind not in _KINDS:
         raise InvalidProblemError(f"quantize: kind: got {kind!r}, expected one of {', '.join(_KINDS)}")
     if not isinstance(weight, Tensor) or weight.dim() != 2 or not weight.numel() or not weight.dtype.is_floating_point:
         got = f"{weight.dtype} of shape {list(weight.shape)}" if isinstance(weight, Tensor) else type(weight).__name__
-        raise InvalidProblemError(f"quantize: weight: got {got}, expected a 2-D tensor [K, N] of a float dtype, not empty")
+        raise InvalidProblemError(
+            f"quantize: weight: got {got}, expected a tensor [K, N], or [G, K, N] for experts, of a float dtype, not empty"
+        )
     if _BITS.get(kind) == 4 and weight.shape[0] % 2:
         raise InvalidProblemError(
             f"quantize: weight: got {weight.shape[0]} rows, expected an even number for {kind}; add one of zeros"

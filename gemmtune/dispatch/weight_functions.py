@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -25,7 +25,7 @@ QuantizedWeight = Any
 
 def performed(cls: Any, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     """Do ``func``: by its rule, or with the dequantized weight. Raises InvalidProblemError for what would change it in place."""
-    rule = _RULES.get(func)
+    rule = _RULES.get(func) or _NAMED_RULES.get(func.name())
     if rule is not None:
         with _kind_of(args[0]) if func in _VIEWS else contextlib.nullcontext():
             result = rule(cls, *args, **kwargs)
@@ -60,9 +60,26 @@ def _cloned(_cls: Any, w: QuantizedWeight, *, memory_format: object = None) -> A
 
 
 def _turned(_cls: Any, w: QuantizedWeight, *dims: int) -> Any:
-    if dims and {dim % 2 for dim in dims} != {0, 1}:
+    if dims and {dim % w.dim() for dim in dims} != {w.dim() - 2, w.dim() - 1}:
         return NotImplemented
     return w.map_parts(lambda part: part, transposed=not w.transposed)
+
+
+def _permuted(cls: Any, w: QuantizedWeight, dims: Sequence[int]) -> Any:
+    if [dim % w.dim() for dim in dims] != ([1, 0] if w.dim() == 2 else [0, 2, 1]):
+        return NotImplemented
+    return _turned(cls, w)
+
+
+def _expert(_cls: Any, w: QuantizedWeight, dim: int, index: int) -> Any:
+    """The weight of one expert, a view."""
+    return w.map_parts(lambda part: part.select(0, index)) if w.dim() == 3 and dim % 3 == 0 else NotImplemented
+
+
+def _experts(cls: Any, w: Any, indices: Sequence[Tensor | None]) -> Any:
+    """The weights of some experts, or of the one that a tensor names, copied."""
+    one = len(indices) == 1 and indices[0] is not None and indices[0].dim() <= 1 and indices[0].dtype in (torch.int32, torch.int64)
+    return w.map_parts(lambda part: part[indices[0]]) if isinstance(w, cls) and w.dim() == 3 and one else NotImplemented
 
 
 def _moved(_cls: Any, w: QuantizedWeight, *, dtype: torch.dtype | None = None, device: Any = None, **options: Any) -> Any:
@@ -95,7 +112,7 @@ def _overwritten(cls: Any, w: QuantizedWeight, source: Any, non_blocking: bool =
 
 def _product(cls: Any, a: Any, w: Any) -> Any:
     """a @ w for a weight [K, N] on the right."""
-    fits = isinstance(w, cls) and not isinstance(a, cls) and not w.transposed and a.dtype in SCALE_DTYPES
+    fits = isinstance(w, cls) and w.dim() == 2 and not isinstance(a, cls) and not w.transposed and a.dtype in SCALE_DTYPES
     if not fits:
         return NotImplemented
     if w.tensor.dtype in FLOAT8 and w.scales is not None and (block := _block(w)) is not None:
@@ -103,6 +120,20 @@ def _product(cls: Any, a: Any, w: Any) -> Any:
         return _operator("scaled_mm", numbers, w.tensor, scale, w.scales.float(), out_dtype=a.dtype)
     scales, zeros = (x if x is None or x.dtype in (torch.float32, a.dtype) else x.float() for x in (w.scales, w.zero_points))
     return _operator("mixed_mm", a, w.tensor, scales, zeros, encoding=w.encoding)
+
+
+def _grouped_product(
+    cls: Any, a: Any, w: Any, offs: Tensor | None = None, bias: Tensor | None = None, out_dtype: torch.dtype | None = None
+) -> Any:
+    """a @ w[g] for each group of rows."""
+    fits = isinstance(w, cls) and w.dim() == 3 and not isinstance(a, cls) and not w.transposed and offs is not None and bias is None
+    if not fits or a.dim() != 2 or a.dtype not in SCALE_DTYPES or out_dtype not in (None, a.dtype):
+        return NotImplemented
+    if w.tensor.dtype in FLOAT8:
+        numbers, scale = rows_in_float8(a, a.shape[1])
+        return _operator("scaled_grouped_mm", numbers, w.tensor, scale, w.scales.float(), offs, out_dtype=a.dtype)
+    scales = w.scales if w.scales.dtype in (torch.float32, a.dtype) else w.scales.float()
+    return _operator("mixed_grouped_mm", a, w.tensor, scales, offs, encoding=w.encoding)
 
 
 def _sum_and_product(cls: Any, inp: Any, a: Any, w: Any, *, beta: float = 1, alpha: float = 1) -> Any:
@@ -166,18 +197,27 @@ def _operator(name: str, *tensors: Tensor | None, **words: Any) -> Tensor:
 
 
 _aliasing: Callable[..., Any] = return_and_correct_aliasing
-_VIEWS = (aten.detach.default, aten.alias.default, aten.t.default, aten.transpose.int, aten.permute.default)
+_VIEWS = (
+    aten.detach.default, aten.alias.default, aten.t.default, aten.transpose.int, aten.permute.default, aten.select.int,
+)  # fmt: skip
 _RULES: dict[Any, Callable[..., Any]] = {
     aten.detach.default: _same,
     aten.alias.default: _same,
     aten.clone.default: _cloned,
     aten.t.default: _turned,
     aten.transpose.int: _turned,
-    aten.permute.default: lambda cls, w, dims: _turned(cls, w, *dims) if list(dims) in ([1, 0], [-1, -2]) else NotImplemented,
+    aten.permute.default: _permuted,
+    aten.select.int: _expert,
+    aten.index.Tensor: _experts,
     aten._to_copy.default: _moved,
     aten.copy_.default: _overwritten,
     aten.mm.default: _product,
     aten.addmm.default: _sum_and_product,
     aten.linear.default: _linear,
     aten.matmul.default: _matmul,
+    aten._grouped_mm.default: _grouped_product,
+}
+_NAMED_RULES: dict[str, Callable[..., Any]] = {
+    "gemmtune::grouped_mm": _grouped_product,
+    "transformers::grouped_mm_fallback": _grouped_product,  # of compiled models that are not in bfloat16
 }

@@ -9,8 +9,9 @@ import torch
 from ..errors import InvalidProblemError
 from ..problem.compositions import dequantized
 from ..problem.dtypes import FLOAT8, dtype_name
+from ..problem.grouped_compositions import widened
 from ..problem.operations import ENCODINGS, Encoding
-from ..problem.scales import BLOCKS_OF_B, BLOCKS_OF_WEIGHTS, Blocks, block_of, scale_shapes
+from ..problem.scales import BLOCKS_OF_B, BLOCKS_OF_WEIGHTS, GROUPS, Blocks, block_of, scale_shapes
 from .prepack import PackedOperand
 from .rounding import SCALE_DTYPES, Kind, rounded
 from .weight_functions import performed
@@ -23,14 +24,16 @@ class QuantizedWeight(Tensor):
 
     To the rest of torch it is a tensor of ``dtype``: ``t()`` is the weight [N, K] of an ``nn.Linear``, whose products with it are
     ``mixed_mm`` or ``scaled_mm``; it can be copied, moved, saved, compiled, and be a Parameter. What has no rule of its own gets
-    the dequantized weight, and what would change it in place is refused.
+    the dequantized weight, and what would change it in place is refused. One of shape [G, K, N] has the weights of G experts:
+    torch's grouped products with it are ``mixed_grouped_mm`` or ``scaled_grouped_mm``, and an expert's weight is one [K, N].
 
     Args:
         numbers: [K, N] int8, uint8, float8_e4m3fn or float8_e5m2, or with an ``encoding`` uint8 [K/2, N] as ``pack_int4`` makes it,
-            any strides; or ``prepack`` of that.
+            any strides; or ``prepack`` of that. For experts [G, K, N] or uint8 [G, K/2, N].
         scales: float32, float16 or bfloat16: one element, [1, N], or [⌈K/g⌉, N] with a number for each g = 32, 64 or 128 elements
-            along K of a column; of 8-bit floats also [⌈K/128⌉, ⌈N/128⌉]. None means 1.
-        zero_points: as ``scales``, for integers; needs scales. None means 0.
+            along K of a column; of 8-bit floats also [⌈K/128⌉, ⌈N/128⌉]. None means 1. For experts [G, 1, N], or of integers
+            [G, K/g, N].
+        zero_points: as ``scales``, for integers; needs scales. None means 0, which is all that experts have.
         encoding: ``int4`` (two's complement) or ``uint4`` for packed numbers.
         dtype: of what it stands for; by default that of the scales, or float32 without any.
 
@@ -70,6 +73,8 @@ class QuantizedWeight(Tensor):
         for name, part in (("scales", scales), ("zero_points", zero_points)):
             if part is not None:
                 _check_part(name, part, tensor, encoding)
+        if scales is None and tensor.dim() == 3:
+            raise InvalidProblemError("QuantizedWeight: scales: got None for experts, expected a tensor [G, 1, N]")
         given = dtype or (torch.float32 if scales is None else scales.dtype)
         return cls._of(tensor, scales, zero_points, encoding, given, packed=packed)
 
@@ -90,7 +95,10 @@ class QuantizedWeight(Tensor):
         size, stride = ((k, n), (n, 1) if row_major else (1, k))
         if transposed:
             size, stride = size[::-1], stride[::-1]
-        self: QuantizedWeight = Tensor._make_wrapper_subclass(cls, size, strides=stride, dtype=dtype, device=tensor.device)
+        experts, apart = tensor.shape[:-2], (k * n,) * (tensor.dim() - 2)
+        self: QuantizedWeight = Tensor._make_wrapper_subclass(
+            cls, (*experts, *size), strides=(*apart, *stride), dtype=dtype, device=tensor.device
+        )
         self.tensor, self.scales, self.zero_points, self.packed = tensor, scales, zero_points, packed
         self.encoding, self.transposed = encoding, transposed
         return self
@@ -103,7 +111,7 @@ class QuantizedWeight(Tensor):
 
         Args:
             weight: [K, N] of a float dtype, all finite, such as ``linear.weight.t()``; K even for four bits. The numbers are
-                row- or column-major as it is.
+                row- or column-major as it is. Or [G, K, N] for experts, K a multiple of the elements that share a scale.
             kind: signed integers are around zero; unsigned ones have zero points; 8-bit floats have neither.
             scales: what has a number of its own: ``tensor``, ``column``, ``group_32``, ``group_64`` or ``group_128`` elements along
                 K of a column, or for 8-bit floats ``block_128x128``.
@@ -165,8 +173,12 @@ class QuantizedWeight(Tensor):
     def dequantize(self, dtype: torch.dtype | None = None) -> Tensor:
         """The weight in ``dtype``, by default its own."""
         parts = (self.tensor, self.scales, self.zero_points, self.encoding)
-        result = dequantized(*parts, dtype or self.dtype, legal=self.blocks)
-        return result.t() if self.transposed else result
+        if self.dim() == 3:
+            assert self.scales is not None
+            result = widened(self.tensor, self.scales, self.encoding, dtype or self.dtype)
+        else:
+            result = dequantized(*parts, dtype or self.dtype, legal=self.blocks)
+        return result.mT if self.transposed else result
 
     def map_parts(self, function: Any, dtype: torch.dtype | None = None, *, transposed: bool | None = None) -> QuantizedWeight:
         """The weight whose parts are what ``function`` makes of these; prepacked numbers stay prepacked."""
@@ -212,6 +224,10 @@ def parts_of(
     given = [part for part, value in parts.items() if value is not None]
     if given:
         raise InvalidProblemError(f"{name}: got {' and '.join(given)} beside a QuantizedWeight, expected it alone: it has its own")
+    if b.dim() != 2:
+        raise InvalidProblemError(
+            f"{name}: b: got experts {list(b.shape)}, expected one weight [K, N]; grouped_mm multiplies by several"
+        )
     if b.transposed:
         k, n = reversed(b.shape)
         raise InvalidProblemError(f"{name}: b: got a QuantizedWeight [{n}, {k}], expected one [K, N]; give its t()")
@@ -233,7 +249,7 @@ def float8_parts(
 
 
 def _size_of(tensor: Tensor, encoding: str) -> tuple[int, int]:
-    rows, cols = tensor.shape
+    rows, cols = tensor.shape[-2:]
     return (rows * 2 if encoding else rows, cols)
 
 
@@ -248,10 +264,26 @@ def _check_part(name: str, part: object, tensor: Tensor, encoding: str) -> None:
     if part.device != tensor.device:
         raise InvalidProblemError(f"QuantizedWeight: {name}: got one on {part.device}, expected {tensor.device}; move one of them")
     size, blocks = _size_of(tensor, encoding), _blocks_of(tensor)
-    if block_of(tuple(part.shape), size, blocks) is None:
+    if tensor.dim() == 3:
+        _check_part_of_experts(name, part, tensor, size)
+    elif block_of(tuple(part.shape), size, blocks) is None:
         legal = " or ".join(str(list(shape)) for shape in dict.fromkeys(scale_shapes(size, blocks)))
         raise InvalidProblemError(
             f"QuantizedWeight: {name}: got shape {list(part.shape)} for a weight {list(size)}, expected {legal}"
+        )
+
+
+def _check_part_of_experts(name: str, part: Tensor, tensor: Tensor, size: tuple[int, int]) -> None:
+    """What ``mixed_grouped_mm`` and ``scaled_grouped_mm`` take."""
+    if name == "zero_points":
+        raise InvalidProblemError("QuantizedWeight: zero_points: got some for experts, expected None: grouped products have none")
+    (k, n), groups = size, tensor.shape[0]
+    along_k = (1,) if tensor.dtype in FLOAT8 else (1, *(k // g for g in GROUPS if k % g == 0))
+    shapes = list(dict.fromkeys((groups, s, n) for s in along_k))
+    if tuple(part.shape) not in shapes:
+        legal = " or ".join(str(list(shape)) for shape in shapes)
+        raise InvalidProblemError(
+            f"QuantizedWeight: {name}: got shape {list(part.shape)} for experts {[groups, k, n]}, expected {legal}"
         )
 
 
@@ -260,7 +292,9 @@ def _check_numbers(numbers: object, encoding: str) -> None:
         expected = ", ".join(map(repr, ENCODINGS))
         raise InvalidProblemError(f"QuantizedWeight: encoding: got {encoding!r}, expected one of {expected}")
     legal = (torch.uint8,) if encoding else (torch.int8, torch.uint8, *FLOAT8)
-    if not isinstance(numbers, Tensor) or numbers.dim() != 2 or numbers.dtype not in legal:
+    if not isinstance(numbers, Tensor) or numbers.dim() not in (2, 3) or numbers.dtype not in legal:
         got = f"{numbers.dtype} of shape {list(numbers.shape)}" if isinstance(numbers, Tensor) else type(numbers).__name__
         names = ", ".join(map(dtype_name, legal))
-        raise InvalidProblemError(f"QuantizedWeight: numbers: got {got}, expected a 2-D tensor of {names}, or prepack of one")
+        raise InvalidProblemError(
+            f"QuantizedWeight: numbers: got {got}, expected a 2-D tensor of {names}, or prepack of one, or 3-D for experts"
+        )

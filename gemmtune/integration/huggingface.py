@@ -8,11 +8,12 @@ from typing import Any
 import torch
 from safetensors import safe_open
 from torch import nn
+from transformers.core_model_loading import WeightConverter
 from transformers.quantizers import HfQuantizer, register_quantization_config, register_quantizer
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from ..dispatch.weights import QuantizedWeight
-from .quantize import Bits, check_kind, flat_parts, flatten_state_dict, names_of, quantize_, unflatten_state_dict
+from .quantize import Bits, check_kind, flat_parts, flatten_state_dict, is_part, names_of, quantize_, unflatten_state_dict
 
 METHOD = "gemmtune"
 
@@ -49,6 +50,9 @@ class GemmtuneQuantizer(HfQuantizer):  # type: ignore[misc]
         return _taken_apart(model, _saved_names(checkpoint_files or ()))
 
     def _process_model_after_weight_loading(self, model: nn.Module, **_: Any) -> nn.Module:
+        # Some checkpoints have a matrix for each expert. Experts of few bits are saved as they are, not taken apart again.
+        conversions = getattr(model, "_weight_conversions", None) or []
+        model._weight_conversions = [x for x in conversions if not isinstance(x, WeightConverter)]  # type: ignore[assignment]
         return _put_together(model, self._dtypes) if self.pre_quantized else self._quantized(model)
 
     def get_state_dict_and_metadata(self, model: nn.Module) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
@@ -77,27 +81,35 @@ def _taken_apart(model: nn.Module, saved: Sequence[str]) -> nn.Module:
     """
     prefix = f"{getattr(model, 'base_model_prefix', '')}."
     known = {name.removeprefix(prefix).partition("_as_")[0]: name.rpartition(".")[2] for name in saved if "_as_" in name}
+    # Modules may have had other names when the checkpoint was made: then what any module has is taken.
+    known = {stem.rpartition(".")[2]: name for stem, name in known.items()} | known
     for place, module in model.named_modules():
-        weight: Any = module._parameters.get("weight")
-        if isinstance(weight, QuantizedWeight):
-            module._parameters["weight"] = None
+        for own, weight in list(module._parameters.items()):
+            if not isinstance(weight, QuantizedWeight):
+                continue
+            module._parameters[own] = None
+            if own != "weight":  # the initialization of experts does not ask whether they are there
+                module._is_hf_initialized = True
             for part, x in flat_parts(weight).items():
-                name = f"weight_{part}"
+                name = f"{own}_{part}"
                 stem = f"{place}.{name}".removeprefix(prefix).partition("_as_")[0]
-                module.register_parameter(known.get(stem, name), nn.Parameter(x, requires_grad=False))
+                found = known.get(stem) or known.get(stem.rpartition(".")[2], name)
+                module.register_parameter(found, nn.Parameter(x, requires_grad=False))
     return model
 
 
 def _put_together(model: nn.Module, dtypes: Mapping[str, torch.dtype]) -> nn.Module:
     """Undo ``_taken_apart``. Parameters have the dtype that the model was asked for, which transformers leaves out for some."""
     for place, module in model.named_modules():
-        parts = {name: x.detach() for name, x in module._parameters.items() if name.startswith("weight_") and x is not None}
-        if parts and module._parameters.get("weight", 0) is None:
+        for own in [name for name, x in module._parameters.items() if x is None]:
+            parts = {name: x.detach() for name, x in module._parameters.items() if x is not None and is_part(name, own)}
+            weight: Any = unflatten_state_dict(parts).get(own)
+            if not isinstance(weight, QuantizedWeight):
+                continue
             for name in parts:
                 del module._parameters[name]
-            weight: Any = unflatten_state_dict(parts)["weight"]
-            dtype = dtypes[f"{place}.weight" if place else "weight"]
-            module._parameters["weight"] = nn.Parameter(weight.to(dtype), requires_grad=False)
+            dtype = dtypes[f"{place}.{own}" if place else own]
+            module._parameters[own] = nn.Parameter(weight.to(dtype), requires_grad=False)
     for name, x in model.named_parameters():
         if x.dtype != dtypes.get(name, x.dtype):
             x.data = x.data.to(dtypes[name])

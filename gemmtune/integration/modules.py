@@ -207,6 +207,11 @@ def is_conv1d(module: nn.Module) -> bool:
     return kind is not None and getattr(type(module), "forward", None) is kind.forward
 
 
+def is_experts(module: nn.Module) -> bool:
+    """It has weights of experts as transformers keeps them: Parameters [G, N, K], or with ``is_transposed`` [G, K, N]."""
+    return isinstance(getattr(module, "num_experts", None), int) and isinstance(getattr(module, "is_transposed", None), bool)
+
+
 def _forward_for(module: nn.Module) -> Callable[..., Tensor] | None:
     if is_sparse(module):
         return sparse_linear

@@ -12,7 +12,7 @@ from torch import nn
 from ..dispatch.weights import QuantizedWeight
 from ..errors import InvalidProblemError
 from ..problem.dtypes import dtype_name
-from .modules import check_model, is_conv1d, is_linear
+from .modules import check_model, is_conv1d, is_experts, is_linear
 
 Tensor = torch.Tensor
 Bits = Literal["int4", "int8", "float8"]
@@ -29,17 +29,18 @@ def quantize_(
     skip: str | Collection[str] = ("lm_head",),
     filter_fn: Callable[[nn.Module, str], bool] | None = None,
 ) -> M:
-    """Make the weight of each ``nn.Linear``, and of each HF Conv1D, a ``QuantizedWeight``, in place.
+    """Make the weight of each ``nn.Linear``, each HF Conv1D, and the experts of transformers, a ``QuantizedWeight``, in place.
 
     Products of float inputs with it are then ``mixed_mm``; those with 8-bit floats round each row of the input with a scale of its
-    own and are ``scaled_mm``. The weights are Parameters without a gradient; inputs and biases have theirs.
+    own and are ``scaled_mm``; grouped products with experts are ``mixed_grouped_mm`` or ``scaled_grouped_mm``. The weights are
+    Parameters without a gradient; inputs and biases have theirs.
 
     Args:
         model: any module; its weights are of a float dtype, and finite.
         kind: ``int4`` has a scale for each ``group`` elements along K, ``int8`` and ``float8`` one for each output.
         group: 32, 64 or 128; of ``int4`` alone.
-        skip: names of layers, whole or their end, that stay as they are; one name may stand alone.
-        filter_fn: called with a layer and its name: whether to quantize it.
+        skip: names of layers, or of Parameters of experts, whole or their end, that stay as they are; one name may stand alone.
+        filter_fn: called with a layer and its name, for experts with their module and the Parameter's name: whether to quantize it.
 
     Returns:
         The model.
@@ -50,16 +51,21 @@ def quantize_(
     check_model("quantize_", model)
     check_kind(kind, group)
     skip = names_of(skip)
-    for name, module in model.named_modules():
-        if is_wanted(module, name, skip) and (filter_fn is None or filter_fn(module, name)):
-            weight = module.weight
-            assert isinstance(weight, Tensor)
+    for place, module in model.named_modules():
+        for name in weights_of(module):
+            whole = place if name == "weight" else f"{place}.{name}".removeprefix(".")
+            if _is_skipped(whole, skip) or not (filter_fn is None or filter_fn(module, whole)):
+                continue
+            weight = module._parameters[name]
+            assert weight is not None
+            turned = (name != "weight" and not module.is_transposed) or is_linear(module)
             try:
-                quantized = _quantized(weight.detach(), kind, group, linear=is_linear(module))
+                quantized = _quantized(weight.detach(), kind, group, turned=turned)
             except InvalidProblemError as error:
-                remedy = f"{name}: {error}; name it in skip=" if name else str(error)
-                raise InvalidProblemError(f"quantize_: {remedy}") from error
-            module.weight = nn.Parameter(quantized, requires_grad=False)
+                raise InvalidProblemError(
+                    f"quantize_: {whole}: {error}; name it in skip=" if whole else f"quantize_: {error}"
+                ) from error
+            setattr(module, name, nn.Parameter(quantized, requires_grad=False))
     return model
 
 
@@ -76,18 +82,26 @@ def names_of(skip: str | Collection[str]) -> list[str]:
     return [skip] if isinstance(skip, str) else list(skip)
 
 
-def is_wanted(module: nn.Module, name: str, skip: Collection[str]) -> bool:
-    """A layer that can be quantized, is not yet, and is not left out by its name."""
-    if not (is_linear(module) or is_conv1d(module)) or any(name == word or name.endswith(f".{word}") for word in skip):
-        return False
-    weight = module._parameters.get("weight")
-    return weight is not None and weight.is_floating_point() and not isinstance(weight, QuantizedWeight)
+def weights_of(module: nn.Module) -> list[str]:
+    """The Parameters of a module that are weights which can be quantized, and are not yet."""
+    if is_linear(module) or is_conv1d(module):
+        names = ["weight"]
+    elif is_experts(module):
+        names = [name for name, x in module._parameters.items() if x is not None and x.dim() == 3]
+    else:
+        return []
+    weights = {name: module._parameters.get(name) for name in names}
+    return [name for name, x in weights.items() if x is not None and x.is_floating_point() and not isinstance(x, QuantizedWeight)]
 
 
-def _quantized(weight: Tensor, kind: Bits, group: int, *, linear: bool) -> Tensor:
+def _is_skipped(name: str, skip: Collection[str]) -> bool:
+    return any(name == word or name.endswith(f".{word}") for word in skip)
+
+
+def _quantized(weight: Tensor, kind: Bits, group: int, *, turned: bool) -> Tensor:
     scales = f"group_{group}" if kind == "int4" else "column"
-    found = QuantizedWeight.quantize(weight.t() if linear else weight, _KINDS[kind], scales=scales)  # type: ignore[arg-type]
-    return found.t() if linear else found
+    found = QuantizedWeight.quantize(weight.mT if turned else weight, _KINDS[kind], scales=scales)  # type: ignore[arg-type]
+    return found.mT if turned else found
 
 
 def flatten_state_dict(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -109,12 +123,18 @@ def flat_parts(weight: QuantizedWeight) -> dict[str, Tensor]:
     """The parts of a weight as contiguous tensors, by names that say what they are."""
     kind = weight.encoding or dtype_name(weight.tensor.dtype)
     turned = weight.transposed
-    parts = {f"{kind}_as_{dtype_name(weight.dtype)}{'_t' * turned}": weight.tensor.t() if turned else weight.tensor}
+    parts = {f"{kind}_as_{dtype_name(weight.dtype)}{'_t' * turned}": weight.tensor.mT if turned else weight.tensor}
     parts |= {name: x for name in ("scales", "zero_points") if (x := getattr(weight, name)) is not None}
     return {name: x.detach().contiguous() for name, x in parts.items()}
 
 
 _NUMBERS = re.compile(r"(.+)_(u?int[48]|float8_e4m3fn|float8_e5m2)_as_(float32|float16|bfloat16)(_t)?")
+
+
+def is_part(name: str, weight: str) -> bool:
+    """It is the name of one of the parts of the weight of that name, as ``flatten_state_dict`` makes it."""
+    found = _NUMBERS.fullmatch(name)
+    return found[1] == weight if found else name in (f"{weight}_scales", f"{weight}_zero_points")
 
 
 def unflatten_state_dict(plain: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -134,5 +154,5 @@ def unflatten_state_dict(plain: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def _put_together(match: re.Match[str], numbers: Tensor, scales: Tensor | None, zero_points: Tensor | None) -> Tensor:
     _, kind, dtype, turned = match.groups()
     encoding: Literal["", "int4", "uint4"] = kind if kind in ("int4", "uint4") else ""  # type: ignore[assignment]
-    weight = QuantizedWeight(numbers.t() if turned else numbers, scales, zero_points, encoding, dtype=getattr(torch, dtype))
-    return weight.t() if turned else weight
+    weight = QuantizedWeight(numbers.mT if turned else numbers, scales, zero_points, encoding, dtype=getattr(torch, dtype))
+    return weight.mT if turned else weight

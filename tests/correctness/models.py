@@ -80,8 +80,22 @@ def t5() -> tuple[nn.Module, Inputs]:
     return transformers.T5Model(config), {"input_ids": tokens(), "decoder_input_ids": tokens()}
 
 
+EXPERTS = SMALL | {"num_key_value_heads": 2, "num_local_experts": 4, "num_experts_per_tok": 2}
+
+
+def mixtral() -> tuple[nn.Module, Inputs]:
+    return transformers.MixtralForCausalLM(transformers.MixtralConfig(**EXPERTS)), {"input_ids": tokens()}
+
+
+def gpt_oss() -> tuple[nn.Module, Inputs]:
+    """Experts with biases, whose matrices are the other way round."""
+    config = transformers.GptOssConfig(**EXPERTS, head_dim=16, rope_parameters={"rope_type": "default", "rope_theta": 1e4})
+    return transformers.GptOssForCausalLM(config), {"input_ids": tokens()}
+
+
 MODELS: dict[str, Callable[[], tuple[nn.Module, Inputs]]] = {
     "mlp": mlp, "llama": llama, "qwen2": qwen2, "bert": bert, "gpt2": gpt2, "vit": vit, "whisper": whisper, "t5": t5,
+    "mixtral": mixtral, "gpt_oss": gpt_oss,
 }  # fmt: skip
 
 

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import collections
 import copy
 import importlib
 import io
+import itertools
 import json
 import pickle
 from types import SimpleNamespace
 
 import pytest
 import torch
-from models import MODELS, SMALL, Needed, made, result
+from functorch.compile import make_boxed_func
+from models import MODELS, SMALL, Needed, made, noise, result
 from rotation import rotated
 from torch import nn
+from torch._dynamo.backends.common import aot_autograd
 
 import gemmtune
 from gemmtune import QuantizedWeight, settings
@@ -36,9 +40,9 @@ def dequantized(model: nn.Module) -> nn.Module:
     """The same model with plain weights of the same values."""
     plain = copy.deepcopy(model)
     for module in plain.modules():
-        weight = module._parameters.get("weight")
-        if isinstance(weight, QuantizedWeight):
-            module.weight = nn.Parameter(weight.dequantize())
+        for name, weight in list(module._parameters.items()):
+            if isinstance(weight, QuantizedWeight):
+                setattr(module, name, nn.Parameter(weight.dequantize()))
     return plain
 
 
@@ -123,10 +127,89 @@ def test_gradients_and_other_dtypes(kind):
 def test_models(name):
     model, inputs = made(name)
     linears = {n for n, m in model.named_modules() if type(m).__name__ in ("Linear", "Conv1D") and not n.endswith("lm_head")}
+    wanted = {f"{n}.weight" for n in linears} | {n for n, x in model.named_parameters() if ".experts." in n and x.dim() == 3}
     gemmtune.quantize_(model, "int4", group=32)
-    assert {n for n, m in model.named_modules() if isinstance(m._parameters.get("weight"), QuantizedWeight)} == linears
+    assert {n for n, x in model.named_parameters() if isinstance(x, QuantizedWeight)} == wanted
     with torch.no_grad():
         assert close(result(model, inputs), result(dequantized(model), inputs), "int4")
+
+
+@pytest.mark.parametrize(("name", "kind"), rotated([*itertools.product(["mixtral", "gpt_oss"], KINDS)], 3, "experts"))
+def test_experts(name, kind):
+    model, inputs = made(name)
+    gemmtune.quantize_(model, kind, group=32)
+    plain = dequantized(model)
+    with torch.no_grad():
+        for way in ("eager", "batched_mm", "grouped_mm"):
+            for m in (model, plain):
+                m.set_experts_implementation(way)
+            expected = result(plain, inputs)
+            assert close(result(model, inputs), expected, kind)
+        torch._dynamo.reset()
+        products = collections.Counter()
+
+        def count(graph, _):
+            products.update(str(node.target) for node in graph.graph.nodes)
+            return make_boxed_func(graph.forward)
+
+        compiled = torch.compile(model, fullgraph=True, backend=aot_autograd(fw_compiler=count))
+        assert close(result(compiled, inputs), expected, kind)
+        assert products[f"gemmtune.{'scaled' if kind == 'float8' else 'mixed'}_grouped_mm.default"] == 4
+        assert torch.equal(result(through_checkpoint(model), inputs), result(model, inputs))
+    grads = []
+    for m in (model, plain):
+        x = noise(2, 7, 64).requires_grad_()
+        m(inputs_embeds=x).logits.square().sum().backward()
+        grads.append(x.grad)
+    assert (grads[0] - grads[1]).norm() <= (0.2 if kind == "float8" else 1e-4) * grads[1].norm()
+
+
+def test_parts_of_experts():
+    weight = torch.randn(3, 128, 40, generator=torch.Generator().manual_seed(4))
+    few = QuantizedWeight.quantize(weight.mT.contiguous().mT, "int4", scales="group_64")
+    assert (few.shape, few.stride(), few.tensor.shape, few.scales.shape) == (
+        (3, 128, 40),
+        weight.mT.contiguous().mT.stride(),
+        (3, 64, 40),
+        (3, 2, 40),
+    )
+    assert torch.equal(few[1].dequantize(), QuantizedWeight.quantize(weight[1], "int4", scales="group_64").dequantize())
+    assert torch.equal(few.mT[torch.tensor([2, 0])].dequantize(), few.dequantize().mT[[2, 0]])
+    x, offs = torch.randn(9, 128, generator=torch.Generator().manual_seed(5)), torch.tensor([4, 4, 9], dtype=torch.int32)
+    product = gemmtune.mixed_grouped_mm(x, few.tensor, few.scales, offs, encoding="int4")
+    assert torch.equal(gemmtune.grouped_mm(x, few, offs), product)
+    parts = (few.tensor, few.scales)
+    for call, message in (
+        (lambda: QuantizedWeight(few.tensor, encoding="int4"), "scales: got None for experts, expected a tensor"),
+        (lambda: QuantizedWeight(*parts, few.scales, "int4"), "zero_points: got some for experts, expected None"),
+        (
+            lambda: QuantizedWeight(few.tensor, few.scales[:, :, 1:], None, "int4"),
+            r"got shape \[3, 2, 39\] for experts \[3, 128, 40\]",
+        ),
+        (lambda: QuantizedWeight.quantize(weight, "uint4"), "got uint4 with scales 'column' for experts"),
+        (
+            lambda: QuantizedWeight.quantize(weight[:, :96], "int4", scales="group_64"),
+            "got 96 rows for each expert, expected a multiple",
+        ),
+        (lambda: gemmtune.mixed_mm(torch.ones(2, 128), few), r"mixed_mm: b: got experts \[3, 128, 40\], expected one weight"),
+    ):
+        with pytest.raises(InvalidProblemError, match=message):
+            call()
+
+
+@pytest.mark.parametrize("name", rotated(["mixtral", "gpt_oss"], 2, "experts-saved"))
+def test_experts_are_saved_as_they_are(name, tmp_path):
+    model, inputs = made(name)
+    model.save_pretrained(tmp_path / "plain")
+    config = importlib.import_module("gemmtune.integration.huggingface").GemmtuneConfig("int8", skip="lm_head")
+    loaded = type(model).from_pretrained(tmp_path / "plain", quantization_config=config)
+    loaded.save_pretrained(tmp_path / "few")
+    again = type(model).from_pretrained(tmp_path / "few")
+    half = type(model).from_pretrained(tmp_path / "few", dtype=torch.bfloat16)
+    with torch.no_grad():
+        assert torch.equal(result(again, inputs), result(loaded, inputs))
+        assert close(result(half, inputs).float(), result(loaded, inputs), "float8")
+    assert sum(isinstance(x, QuantizedWeight) and x.dim() == 3 for x in half.parameters()) == 4
 
 
 def test_what_is_skipped_filtered_and_refused():
