@@ -29,7 +29,7 @@ RANGE = re.compile(r"(?:(?P<batch>\d+)x)?(?P<lo>\d+)\.\.(?P<hi>\d+)(?P<rest>(?:x
 """A range of M in a shape."""
 
 
-def parse_rows(text: str) -> range:
+def parse_rows(text: str, where: str = "--m") -> range:
     """``1..8192`` as the numbers of rows. Raises click.UsageError for anything else, an empty range, or M = 0."""
     found = re.fullmatch(r"(\d+)\.\.(\d+)", text)
     if found is None:
@@ -37,7 +37,7 @@ def parse_rows(text: str) -> range:
     try:
         return rows_of((int(found[1]), int(found[2])))
     except InvalidProblemError as error:
-        raise click.UsageError(f"--m {text}: {error}") from error
+        raise click.UsageError(f"{where} {text}: {error}") from error
 
 
 def range_of_word(text: str, options: Spec) -> tuple[Problem, range] | None:
@@ -47,7 +47,7 @@ def range_of_word(text: str, options: Spec) -> tuple[Problem, range] | None:
         if ".." in text:
             raise click.UsageError(f"shape: got {text!r}, expected LO..HIxNxK or BxLO..HIxNxK, for instance 1..8192x6144x4096")
         return None
-    rows = parse_rows(f"{found['lo']}..{found['hi']}")
+    rows = parse_rows(f"{found['lo']}..{found['hi']}", "shape: M of")
     batch = f"{found['batch']}x" if found["batch"] else ""
     return problem_of_word(f"{batch}{max(rows[-1], 2)}{found['rest']}", options), rows
 

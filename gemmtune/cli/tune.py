@@ -41,7 +41,7 @@ def tune(
 ) -> None:
     """Find the fastest right choice for each shape and remember it. ``options`` are those for settings and for problems."""
     info = device_of(device)
-    changes = settings_changes(options) | {"tune": "force" if force else "on_miss"}
+    changes = settings_changes(options) | {"tune": "force" if force or settings.current().tune == "force" else "on_miss"}
     problems, ranges = _asked(Spec(device_type=info.torch_device.type, **options), shapes, shapes_file, recorded, rows_asked)
     if batch_invariant and not ranges:
         raise click.UsageError("--batch-invariant: got no range of M, expected one, for instance 1..8192x6144x4096 or --m 1..8192")

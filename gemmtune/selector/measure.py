@@ -180,7 +180,7 @@ def play_final_rounds(
             outcomes[o.content_hash] = dataclasses.replace(o, time_us=time_us, finalist=True, info=info)
     progress.stage("final rounds", count, count)
     torch = next((ranked[o.name] for o in (*fresh, *incumbents) if o.baseline and o.name in ranked), None)
-    why = disturbance(candidates.device, ranking.seen, torch.spread if torch else 0.0)
+    why = disturbance(candidates.device, ranking.seen, torch.spread if torch else 0.0, 1 / scale)
     if why:
         log.warning("%s was measured on a busy machine (%s): tune it again when it is quiet", candidates.problem, why)
         for digest, o in outcomes.items():

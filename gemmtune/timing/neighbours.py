@@ -16,6 +16,9 @@ MOST_OF_THE_CORES = 0.15
 """The share of a CPU's time that others may have without a word: a system has something to do now and then."""
 MOST_SPREAD = {"cpu": 0.1, "cuda": 0.04}
 """How far samples of torch's own operation may lie apart, as a share of their median: four times what quiet machines show."""
+MOST_DRIFT = 3.0
+"""How many times as long a choice may take on a CPU as when it was ranked: clocks change by less, and what is scaled by more than
+that may be wrong by as much."""
 BUSY_PERCENT = 10
 """A process with less of a GPU's multiprocessors does not count."""
 
@@ -47,13 +50,20 @@ class Watch:
         return f"{count} processes had the GPU" if count > 1 else ""
 
 
-def disturbance(device: DeviceInfo, seen: str, spread: float) -> str:
+def disturbance(device: DeviceInfo, seen: str, spread: float, drift: float = 1.0) -> str:
     """Why a measurement should not be relied on, as a part of a sentence; empty if nothing speaks against it.
 
-    ``seen`` is what a ``Watch`` saw meanwhile, ``spread`` how far the samples of torch's own operation lay apart.
+    ``seen`` is what a ``Watch`` saw meanwhile, ``spread`` how far the samples of torch's own operation lay apart, ``drift`` how many
+    times as long what was known before took now.
     """
     wide = spread > MOST_SPREAD["cpu" if device.type == "cpu" else "cuda"]
-    return "; ".join([*([seen] if seen else []), *([f"times of torch spread by {100 * spread:.0f}%"] if wide else [])])
+    drifted = device.type == "cpu" and not 1 / MOST_DRIFT <= drift <= MOST_DRIFT
+    reasons = {
+        seen: bool(seen),
+        f"times of torch spread by {100 * spread:.0f}%": wide,
+        f"what was known took {drift:.{1 if drift < 10 else 0}f} times as long as before": drifted,
+    }
+    return "; ".join(reason for reason, holds in reasons.items() if holds)
 
 
 def _times() -> tuple[float, float]:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from tuning_results import FAST, TORCH, failure, outcome, problem_result
 
-from gemmtune import Problem, cli
+from gemmtune import Problem, cli, settings
 from gemmtune.choice import Refusal, Status
 from gemmtune.selector.progress import Lines, Progress
 from gemmtune.selector.tuning_result import TuningResult
@@ -48,6 +48,10 @@ def test_settings_hold_where_no_option_is_given(tuner, own_store):
     assert cli.run(["tune", "2x3x4", "--device", "cpu"]) == 0
     assert tuner.settings.store_file == own_store
     assert (tuner.settings.tune, tuner.settings.search, tuner.settings.backends) == ("on_miss", "default", None)
+    for given, used in (("force", "force"), ("never", "on_miss")):
+        with settings.patch(tune=given):
+            assert cli.run(["tune", "2x3x4", "--device", "cpu"]) == 0
+        assert tuner.settings.tune == used
 
 
 def test_tables_go_to_standard_output_and_progress_to_the_other(capsys, tuner, own_store):

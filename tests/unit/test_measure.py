@@ -200,8 +200,8 @@ def test_on_a_gpu_only_what_is_near_is_ranked_on_a_cpu_all() -> None:
 
 
 def test_what_was_measured_on_a_busy_machine_is_marked(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    told: list[tuple[str, float]] = []
-    monkeypatch.setattr(measuring, "disturbance", lambda device, seen, spread: told.append((seen, spread)) or seen)
+    told: list[tuple[str, float, float]] = []
+    monkeypatch.setattr(measuring, "disturbance", lambda device, *facts: told.append(facts) or facts[0])
     session = FakeSession(torch=50.0, a=10.0)
     session.seen = "a neighbour"
     stored = known("b", 20.0, from_store=True, finalist=True)
@@ -211,7 +211,8 @@ def test_what_was_measured_on_a_busy_machine_is_marked(monkeypatch: pytest.Monke
     for torch_us in (50.0, None):
         session.asked, session.spreads, session.times["torch"] = [], {"torch": 0.3, "a": 0.9}, torch_us
         ranked(session, known("a", 1.0), known("b", 2.0), known("torch", 5.0))
-    assert told == [("a neighbour", 0.0), ("a neighbour", 0.3), ("a neighbour", 0.0)], "the spread of torch's own times"
+    facts = [("a neighbour", 0.0, 1.0), ("a neighbour", 0.3, 1.0), ("a neighbour", 0.0, 1.0)]
+    assert told == facts, "the spread of torch's own times, and how much longer what was known takes"
     assert [o.info.get(DISTURBED) for o in found.values()] == ["a neighbour", "a neighbour", None, None]
     assert "was measured on a busy machine (a neighbour): tune it again when it is quiet" in caplog.text
 

@@ -22,6 +22,8 @@ def test_a_measurement_is_disturbed_by_others_or_by_a_wide_spread() -> None:
     assert disturbance(CPU, "", 0.03) == ""
     assert disturbance(CPU, "", 0.5) == "times of torch spread by 50%"
     assert disturbance(GPU, "2 processes had the GPU", 0.05) == "2 processes had the GPU; times of torch spread by 5%"
+    assert disturbance(CPU, "", 0.0, 2700.0) == "what was known took 2700 times as long as before"
+    assert (disturbance(CPU, "", 0.0, 0.5), disturbance(GPU, "", 0.0, 2700.0)) == ("", "")
 
 
 def test_the_spread_is_that_of_most_samples() -> None:

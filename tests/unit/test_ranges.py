@@ -389,7 +389,8 @@ def test_the_command_line_makes_and_shows_tables(backend: RowedBackend, capsys: 
     ("words", "message"),
     [
         (["0..8x24x16"], "got M = 0"),
-        (["9..8x24x16"], "got the empty range 9..8"),
+        (["9..8x24x16"], "shape: M of 9..8: rows: got the empty range 9..8"),
+        (["8x24x16", "--m", "9..8"], "--m 9..8: rows: got the empty range 9..8"),
         (["1..8..9x24x16"], "expected LO..HIxNxK"),
         (["8x24x16", "--m", "1-8"], "--m: got '1-8', expected LO..HI"),
     ],
