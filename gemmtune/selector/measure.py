@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import functools
 import logging
 import math
+import os
 import statistics
 from collections.abc import Mapping, Sequence
 
@@ -196,6 +198,8 @@ def outcome(choice: Choice, candidates: Candidates, sample: Sample) -> Outcome:
         info[PLACE] = place
     if candidates.host_us:
         info[HOST_US] = candidates.host_us
+    if sample.status is Status.COMPILE_ERROR and os.strerror(errno.ENOSPC) in sample.reason:
+        info[DISTURBED] = "the disk was full"
     return Outcome(
         name=choice.name,
         backend=choice.backend,

@@ -53,8 +53,8 @@ class Watch:
 def disturbance(device: DeviceInfo, seen: str, spread: float, drift: float = 1.0) -> str:
     """Why a measurement should not be relied on, as a part of a sentence; empty if nothing speaks against it.
 
-    ``seen`` is what a ``Watch`` saw meanwhile, ``spread`` how far the samples of torch's own operation lay apart, ``drift`` how many
-    times as long what was known before took now.
+    ``seen`` is what a ``Watch`` saw meanwhile, ``spread`` how far the samples of torch's own operation lay apart, ``drift`` how
+    many times as long what was known before took now.
     """
     wide = spread > MOST_SPREAD["cpu" if device.type == "cpu" else "cuda"]
     drifted = device.type == "cpu" and not 1 / MOST_DRIFT <= drift <= MOST_DRIFT

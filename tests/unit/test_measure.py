@@ -227,6 +227,12 @@ def test_an_outcome_knows_its_place_among_the_offers_and_the_hosts_part() -> Non
     assert HOST_US not in outcome(CHOICES["fake-fake:a"], candidates(), sample).info
 
 
+@pytest.mark.parametrize(("reason", "disturbed"), [("ld: No space left on device", "the disk was full"), ("a wrong name", None)])
+def test_what_did_not_compile_on_a_full_disk_is_tried_again(reason: str, disturbed: str | None) -> None:
+    failed = outcome(CHOICES["fake-fake:a"], candidates(offered=("a",)), Sample(status=Status.COMPILE_ERROR, reason=reason))
+    assert failed.info.get(DISTURBED) == disturbed
+
+
 def test_of_a_product_with_an_epilogue_those_are_tried_that_were_near_without_it() -> None:
     def compiled(name: str) -> Fake:
         return fake(name, artifact=f"{name}.so")
