@@ -55,6 +55,21 @@ def test_diagnose_names_parts_of_k(text: str) -> None:
     assert diagnosis(made(product), case_id) == text
 
 
+def cut_off(x: torch.Tensor) -> torch.Tensor:
+    """The upper half of each float32, which is a bfloat16."""
+    return (x.contiguous().view(torch.int32) & -(2**16)).view(torch.float32)
+
+
+def last_by_the_first(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """The first matrix of a takes the place of the last one."""
+    return torch.cat([a[:-1], a[:1]]) @ b
+
+
+def test_diagnose_sees_that_matrices_between_the_first_and_the_last_are_right() -> None:
+    text = "first matrix of a used for every batch in the last batch"
+    assert diagnosis(made(last_by_the_first), "cancellation:bmm-f32-17x33x40x65") == text
+
+
 ROUNDING_BUGS = {
     "a read as bfloat16": (narrowed("a", torch.bfloat16), "one-hot-b:mm-f32-33x40x65"),
     "b read as bfloat16": (narrowed("b", torch.bfloat16), "bound:mm-f16-33x40x65"),
@@ -68,6 +83,7 @@ ROUNDING_BUGS = {
     "accumulation in bfloat16": (rounding_blocks(torch.bfloat16), "grade:mm-bf16-64x96x256"),
     "overflow, as of accumulation in float16": (rounding_blocks(torch.float16), "width:mm-f16-33x40x96"),
     "result rounded to bfloat16": (lambda a, b: (a @ b).bfloat16().float(), "bound:mm-f32-33x40x65"),
+    "result cut off to bfloat16, not rounded": (lambda a, b: cut_off(a @ b), "bound:mm-bf16-33x40x65"),
     "subnormal numbers became 0": (lambda a, b: torch.where((a @ b).abs() < 2.0**-126, 0.0, a @ b), "subnormal:mm-f32-33x40x65"),
 }
 

@@ -236,7 +236,8 @@ def _lines(bad: torch.Tensor, most: int) -> torch.Tensor:
     if size <= most:
         return torch.arange(size)
     chosen = {0, size - 1, size - 2} if most >= LEAST_LINES else {0, size - 1}
-    for pool, count in ((bad.nonzero().flatten(), (most + len(chosen)) // 2), ((~bad).nonzero().flatten(), most)):
+    for wrong, count in ((True, (most + len(chosen)) // 2), (False, most)):
+        pool = [line for line in (bad == wrong).nonzero().flatten().tolist() if line not in chosen]
         step = max(1, -(-len(pool) // max(count - len(chosen), 1)))
-        chosen |= set(pool[::step].tolist()[: max(count - len(chosen), 0)])
+        chosen |= set(pool[::step][: max(count - len(chosen), 0)])
     return torch.tensor(sorted(chosen))

@@ -44,8 +44,10 @@ def _narrower(view: View) -> tuple[torch.dtype, ...]:
 
 
 def steps(view: View) -> Iterator[Suspect]:
-    """The product or the result rounded once more than it should be."""
+    """The product or the result rounded once more than it should be; a 16-bit result cut off."""
     out = view.problem.out.dtype
+    if out.is_floating_point and out.itemsize == 2:
+        yield Suspect(f"result cut off to {dtype_name(out)}, not rounded", _cut_off(view.result(), out), share=SHARE)
     for dtype in _narrower(view):
         name = dtype_name(dtype)
         if dtype_info(dtype).unit_roundoff > dtype_info(out).unit_roundoff or (dtype != out and dtype.itemsize == out.itemsize):
@@ -141,6 +143,13 @@ def _summed(parts: Iterable[torch.Tensor], dtype: torch.dtype) -> torch.Tensor:
 
 def _through(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return x.to(dtype).double()
+
+
+def _cut_off(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """The nearest number of a 16-bit dtype whose magnitude is not larger."""
+    nearest = x.to(dtype)
+    bits = nearest.view(torch.int16) - (nearest.double().abs() > x.abs()).to(torch.int16)
+    return bits.view(dtype).double()
 
 
 def _rms(x: torch.Tensor) -> float:
