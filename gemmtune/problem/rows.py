@@ -42,6 +42,11 @@ class RowClass:
         """The power of two that divides every M of the class exactly, or 0 where M is part of no stride."""
         return math.gcd(self.problem.m, ALIGNED_BYTES) if _strides_have_rows(self.problem) else 0
 
+    @property
+    def apart(self) -> int:
+        """How far two Ms of the class lie apart that follow each other."""
+        return self.step if self.step == ALIGNED_BYTES else max(2 * self.step, 1)
+
     def has(self, m: int) -> bool:
         """Whether the class has a problem with ``m`` rows."""
         return m >= 1 and (not self.step or math.gcd(m, ALIGNED_BYTES) == self.step)
@@ -50,8 +55,7 @@ class RowClass:
         """Those of an interval of Ms that the class has."""
         if not self.step:
             return rows
-        apart = self.step if self.step == ALIGNED_BYTES else 2 * self.step
-        return range(rows.start + (self.step - rows.start) % apart, rows.stop, apart)
+        return range(rows.start + (self.step - rows.start) % self.apart, rows.stop, self.apart)
 
     def at(self, m: int) -> Problem:
         """The problem with ``m`` rows. Raises InvalidProblemError where the class has none."""

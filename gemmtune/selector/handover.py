@@ -71,19 +71,21 @@ def _cheapest(times: Times, penalty: float, baseline: str) -> dict[int, str]:
     return dict(zip(anchors, reversed(found), strict=True))
 
 
-def hand_over(lower: int, upper: int, names: tuple[str, str], times: dict[int, dict[str, float]], measure: Measure) -> int:
+def hand_over(
+    lower: int, upper: int, names: tuple[str, str], times: dict[int, dict[str, float]], measure: Measure, apart: int = 1
+) -> int:
     """The first M of the second choice, above ``lower`` and at most ``upper``, the anchors of the two.
 
-    ``times`` is filled with what is measured.
+    ``times`` is filled with what is measured, at Ms that are a multiple of ``apart`` above ``lower``.
     """
     first, second = names
     for m in (lower, upper):
         _complete(m, names, times, measure)
-    while upper - lower > max(1, lower // FINEST):
+    while upper - lower > max(apart, lower // FINEST):
         kept, taken = _loss(times[upper], first, second), _loss(times[lower], second, first)
         if min(kept, taken) <= MOST_LOSS:
             return upper if kept <= taken else lower + 1
-        middle = (lower + upper) // 2
+        middle = lower + (upper - lower) // (2 * apart) * apart
         _complete(middle, names, times, measure)
         if _loss(times[middle], first, second) <= 0:
             lower = middle

@@ -238,7 +238,9 @@ def _by_anchors(work: Work) -> list[Segment]:
     starts = [work.rows[0]]
     for i, ((first, before), (second, after)) in enumerate(itertools.pairwise(runs)):
         work.progress.stage("hand-overs", i, len(runs) - 1)
-        starts.append(hand_over(before[-1], after[0], (first, second), work.times, lambda m, pair: measured(work, m, pair)))
+        between = before[-1], after[0]
+        apart = work.rows_class.apart
+        starts.append(hand_over(*between, (first, second), work.times, lambda m, pair: measured(work, m, pair), apart))
     ends = [*(start - 1 for start in starts[1:]), work.rows[-1]]
     return [segment_of(work, name, lo, hi) for (name, _), lo, hi in zip(runs, starts, ends, strict=True)]
 

@@ -176,15 +176,16 @@ def test_a_hand_over_is_found_by_bisection(crossing: int):
 
 
 @pytest.mark.parametrize(
-    ("lower", "upper", "asked", "found"),
+    ("lower", "upper", "apart", "asked", "found"),
     [
-        (1024, 1536, [1280, 1408, 1344, 1312], 1312),  # until the ends are 32 apart
-        (96, 128, [112, 104, 108, 106], 108),  # 3
-        (4, 6, [5], 5),
-        (4, 5, [], 5),
+        (1024, 1536, 1, [1280, 1408, 1344, 1312], 1312),  # until the ends are 32 apart
+        (96, 128, 1, [112, 104, 108, 106], 108),  # 3
+        (4, 6, 1, [5], 5),
+        (4, 5, 1, [], 5),
+        (4, 44, 8, [20, 12], 12),  # odd multiples of 4
     ],
 )
-def test_a_hand_over_is_looked_for_to_a_part_of_its_m(lower: int, upper: int, asked: list[int], found: int):
+def test_a_hand_over_is_looked_for_to_a_part_of_its_m(lower: int, upper: int, apart: int, asked: list[int], found: int):
     crossing = {1024: 1300, 96: 107, 4: 5}[lower]
     told: list[int] = []
 
@@ -193,7 +194,7 @@ def test_a_hand_over_is_looked_for_to_a_part_of_its_m(lower: int, upper: int, as
         return {"low": 1.0, "high": 1.5} if m < crossing else {"low": 1.5, "high": 1.0}
 
     known = {lower: {"low": 1.0, "high": 1.5}, upper: {"low": 1.5, "high": 1.0}}
-    assert (hand_over(lower, upper, ("low", "high"), known, measure), told) == (found, asked)
+    assert (hand_over(lower, upper, ("low", "high"), known, measure, apart), told) == (found, asked)
 
 
 def test_at_a_tie_and_where_the_other_is_not_legal_the_first_goes_on():
