@@ -22,6 +22,7 @@ __all__ = [
     "overlap_overwritten",
     "product_with_the_transpose_misread",
     "row_stride_ignored",
+    "strided_vector_with_odd_k_misread",
     "strides_of_the_first_call",
     "tile_read_once_for_both",
     "transposed_b_misread",
@@ -71,6 +72,17 @@ def _without_gaps(x: torch.Tensor) -> torch.Tensor:
 
 row_stride_ignored = Gemm(gemm_traits=ALL_OPS, read=lambda a, b: (_without_gaps(a), b))
 """The leading dimension of a is taken for the length of its rows."""
+
+
+def _end_without_stride(b: torch.Tensor) -> torch.Tensor:
+    k = b.shape[-2]
+    if b.shape[-1] != 1 or b.stride(-2) == 1 or k < 2 or not k % 2:
+        return b
+    return torch.cat([b[..., :-1, :], b[..., -2:-1, :]], dim=-2)
+
+
+strided_vector_with_odd_k_misread = Gemm(read=lambda a, b: (a, _end_without_stride(b)))
+"""Two elements of a vector with gaps at a time: at the end of an odd K it is the last but one that is read."""
 
 
 def _matrices_in_a_row(x: torch.Tensor) -> torch.Tensor:

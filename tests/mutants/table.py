@@ -116,6 +116,7 @@ MUTANTS: tuple[Mutant, ...] = (
     _mutant(8, "reading:address_rounded_down", "alignment", "storage offset of"),
     _mutant(8, "reading:row_stride_ignored", "layouts", "without the gap between its rows"),
     _mutant(8, "scalars:strides_of_c_ignored_without_scalars", "bias"),
+    _mutant(8, "reading:strided_vector_with_odd_k_misread", "layouts", "replaced by the one before it"),
     _mutant(8, "reading:batch_stride_ignored", "layouts", "batch stride of b ignored"),
     _mutant(9, "writing:last_row_written_twice", "out-of-bounds"),
     _mutant(9, "writing:first_row_written_before_out", "out-of-bounds"),

@@ -27,7 +27,7 @@ STRIDES = (
 )  # fmt: skip
 APART = 7
 """a and b have different strides at once: each with the one that is so many places further on."""
-SIZES: tuple[Size, ...] = ((64, 64, 64), (33, 47, 65), (40, 130, 96), (1, 72, 48), (96, 1, 40))
+SIZES: tuple[Size, ...] = ((64, 64, 64), (33, 47, 65), (40, 130, 96), (1, 72, 48), (96, 1, 40), (1, 40, 65), (65, 1, 33))
 OFFSETS = (1, 4, 2, 7, 3, 8, 5, 6, 12, 15, 9, 10, 11, 13, 14)
 """Offsets of pointers in elements; those below 16 bytes count."""
 PADS = (0, 1, 3, 8, 2)
@@ -126,7 +126,7 @@ def _batches(name: str, scope: Scope) -> Iterable[Case]:
 PROPERTIES = (
     Property(
         "layouts", "a and b of any strides: transposed, padded, strided, repeated, overlapping", check_once,
-        Sample(budget=(180, 800, 5000), shapes=SIZES, pairs=tuple(_stride_pairs()), every_pair=True, ops=SINGLE), drawn=True,
+        Sample(budget=(200, 800, 5000), shapes=SIZES, pairs=tuple(_stride_pairs()), every_pair=True, ops=SINGLE), drawn=True,
     ),
     Property(
         "alignment", "a and b at addresses and with row lengths that are no multiples of 16 bytes", check_once,
