@@ -14,6 +14,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from .. import settings
 from ..errors import InvalidProblemError
 from ..problem.dtypes import FLOAT8
+from ..problem.grouped_compositions import added_by_token, gated_columns
 from ..problem.scales import SCALE_BLOCK
 from .rounding import SCALE_DTYPES
 
@@ -136,6 +137,16 @@ def _grouped_product(
     return _operator("mixed_grouped_mm", a, w.tensor, scales, offs, encoding=w.encoding)
 
 
+def _routed_product(cls: Any, a: Any, w: Any, offs: Tensor, rows: Tensor | None = None, *, gated: str = "") -> Any:
+    product = _grouped_product(cls, a if rows is None else a.index_select(0, rows), w, offs)
+    return gated_columns(product, gated) if gated and product is not NotImplemented else product
+
+
+def _combined_product(cls: Any, a: Any, w: Any, offs: Tensor, slots: Tensor, weights: Tensor) -> Any:
+    product = _grouped_product(cls, a, w, offs)
+    return product if product is NotImplemented else added_by_token(product, offs, slots, weights)
+
+
 def _sum_and_product(cls: Any, inp: Any, a: Any, w: Any, *, beta: float = 1, alpha: float = 1) -> Any:
     if isinstance(inp, cls) or (product := _product(cls, a, w)) is NotImplemented:
         return NotImplemented
@@ -219,5 +230,7 @@ _RULES: dict[Any, Callable[..., Any]] = {
 }
 _NAMED_RULES: dict[str, Callable[..., Any]] = {
     "gemmtune::grouped_mm": _grouped_product,
+    "gemmtune::routed_grouped_mm": _routed_product,
+    "gemmtune::combined_grouped_mm": _combined_product,
     "transformers::grouped_mm_fallback": _grouped_product,  # of compiled models that are not in bfloat16
 }

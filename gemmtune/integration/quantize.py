@@ -38,7 +38,7 @@ def quantize_(
     Args:
         model: any module; its weights are of a float dtype, and finite.
         kind: ``int4`` has a scale for each ``group`` elements along K, ``int8`` and ``float8`` one for each output.
-        group: 32, 64 or 128; of ``int4`` alone.
+        group: 32, 64 or 128; of ``int4`` alone. Experts have the largest of these up to ``group`` that divides K.
         skip: names of layers, or of Parameters of experts, whole or their end, that stay as they are; one name may stand alone.
         filter_fn: called with a layer and its name, for experts with their module and the Parameter's name: whether to quantize it.
 
@@ -99,8 +99,11 @@ def _is_skipped(name: str, skip: Collection[str]) -> bool:
 
 
 def _quantized(weight: Tensor, kind: Bits, group: int, *, turned: bool) -> Tensor:
+    whole = weight.mT if turned else weight
+    if whole.dim() == 3:  # groups of experts have all as many elements
+        group = max((g for g in _GROUPS if g <= group and whole.shape[1] % g == 0), default=group)
     scales = f"group_{group}" if kind == "int4" else "column"
-    found = QuantizedWeight.quantize(weight.mT if turned else weight, _KINDS[kind], scales=scales)  # type: ignore[arg-type]
+    found = QuantizedWeight.quantize(whole, _KINDS[kind], scales=scales)  # type: ignore[arg-type]
     return found.mT if turned else found
 
 

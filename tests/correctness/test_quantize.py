@@ -137,7 +137,7 @@ def test_models(name):
 @pytest.mark.parametrize(("name", "kind"), rotated([*itertools.product(["mixtral", "gpt_oss"], KINDS)], 3, "experts"))
 def test_experts(name, kind):
     model, inputs = made(name)
-    gemmtune.quantize_(model, kind, group=32)
+    gemmtune.quantize_(model, kind)
     plain = dequantized(model)
     with torch.no_grad():
         for way in ("eager", "batched_mm", "grouped_mm"):
@@ -178,6 +178,15 @@ def test_parts_of_experts():
     x, offs = torch.randn(9, 128, generator=torch.Generator().manual_seed(5)), torch.tensor([4, 4, 9], dtype=torch.int32)
     product = gemmtune.mixed_grouped_mm(x, few.tensor, few.scales, offs, encoding="int4")
     assert torch.equal(gemmtune.grouped_mm(x, few, offs), product)
+    picked = torch.tensor([8, 0, 3, 1, 4, 4, 2, 7, 6])
+    for more in (
+        {"rows": picked, "gated": "silu"},
+        {"scatter": (picked[:8].argsort(), torch.rand(4, 2))},
+        {"epilogue": torch.relu},
+    ):
+        rows, ends = (x[:8], offs.clamp(max=8)) if "scatter" in more else (x, offs)
+        got, want = (gemmtune.grouped_mm(rows, w, ends, **more) for w in (few, few.dequantize()))
+        assert torch.allclose(got, want, atol=2e-4), more.keys()
     parts = (few.tensor, few.scales)
     for call, message in (
         (lambda: QuantizedWeight(few.tensor, encoding="int4"), "scales: got None for experts, expected a tensor"),
