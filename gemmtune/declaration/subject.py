@@ -225,6 +225,8 @@ def wrapped(spec: SubjectSpec, found: object) -> Subject:
     if isinstance(found, Subject):
         found.traits = found.traits.changed(declared)
         return found
+    if isinstance(found, type):
+        _refuse_class_of_methods(spec.target, found)
     traits = Traits.of(own if own is not None else {}).changed(declared)
     if any(callable(getattr(found, op, None)) for op in OPS):
         return NamespaceSubject(spec.target, found, traits)
@@ -234,6 +236,14 @@ def wrapped(spec: SubjectSpec, found: object) -> Subject:
         f"{spec.target}: got {type(found).__name__}, expected a function f(a, b), or a module or object with functions named "
         f"{', '.join(OPS)}"
     )
+
+
+def _refuse_class_of_methods(target: str, found: type) -> None:
+    """Raise SubjectError for a class that is no namespace of functions: its methods want an object."""
+    functions = [function for op in OPS if callable(function := getattr(found, op, None))]
+    code = [getattr(function, "__code__", None) for function in functions]
+    if not functions or any(x is not None and x.co_varnames[:1] == ("self",) for x in code):
+        raise SubjectError(f"{target}: got a class, expected an object of it; name one, as in gemm = {found.__name__}()")
 
 
 def found_at(target: str) -> object:

@@ -115,11 +115,11 @@ def test_what_no_declaration_covers_says_what_is():
 def test_it_is_picked_called_explained_and_stored_and_another_store_takes_it_in(own_store: Path, tmp_path: Path):
     with only(own_gemms.right, choice_denylist_regex="^aten"):
         gemmtune.tune(MM, progress=False)
+        out = torch.empty(5, 4).t()
+        gemmtune.mm(A, B, out=out)  # another problem, of which torch has other bits
+        assert torch.equal(out, A @ B)
         with settings.patch(tune="never"):
             assert torch.equal(gemmtune.mm(A, B), A @ B)
-            out = torch.empty(5, 4).t()
-            gemmtune.mm(A, B, out=out)
-            assert torch.equal(out, A @ B)
             assert gemmtune.explain("mm", A, B).pick == name_of("right")
         assert cli.run(["export", str(tmp_path / "rows.json")]) == 0
         with settings.patch(store_path=str(tmp_path / "other.sqlite"), tune="never"):
@@ -166,13 +166,15 @@ def test_names_are_filtered_and_what_is_not_offered_says_why(own_store: Path):
         ("own:cud", "got 'own:cud', expected own: and one of aten, cublaslt, triton"),
         ("own_gemms:no_such_gemm", "has no attribute 'no_such_gemm'"),
         ("own_gemms:BROKEN", "got dict, expected a function"),
+        ("mutants.gemm:Gemm", r"got a class, expected an object of it; name one, as in gemm = Gemm\(\)"),
+        ("pathlib:Path", "got a class, expected an object of it"),
     ],
 )
 def test_what_cannot_be_imported_is_left_out_with_a_warning(target: str, reason: str, own_store: Path):
     with only(target) as chosen, pytest.warns(RuntimeWarning, match=f"own:{target} is left out: .*{reason}"):
         offers = offers_for(MM, gemmtune.device.detect("cpu"), chosen)
     assert [choice.name for choice in offers.choices] == ["aten:mm"]
-    assert reason in offers.refusals[0].reason
+    assert re.search(reason, offers.refusals[0].reason)
 
 
 @pytest.fixture

@@ -17,6 +17,7 @@ __all__ = [
     "bias_along_the_rows",
     "c_of_the_first_batch",
     "infinity_clamped",
+    "infinity_of_c_clamped",
     "minus_one_taken_for_one",
     "nan_becomes_zero",
     "reads_c_when_beta_is_0",
@@ -115,6 +116,18 @@ def _clamped(acc: torch.Tensor, terms: Terms) -> torch.Tensor:
 
 infinity_clamped = Gemm(finish=_clamped)
 """An infinity becomes the largest float16."""
+
+
+def _finite_c(acc: torch.Tensor, terms: Terms) -> torch.Tensor:
+    c = terms.inp
+    if c is None or not c.dtype.is_floating_point:
+        return finished(acc, terms)
+    largest = torch.finfo(c.dtype).max
+    return finished(acc, dataclasses.replace(terms, inp=c.clamp(-largest, largest)))
+
+
+infinity_of_c_clamped = Gemm(finish=_finite_c)
+"""A mask of -inf that is added becomes the lowest finite number."""
 
 
 def _relu_for_nan(acc: torch.Tensor, terms: Terms) -> torch.Tensor:

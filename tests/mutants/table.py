@@ -148,6 +148,7 @@ MUTANTS: tuple[Mutant, ...] = (
     _mutant(18, "scalars:nan_becomes_zero", "nan", "NaN swallowed"),
     _mutant(18, "scalars:relu_for_nan", "nan", "NaN swallowed"),
     _mutant(18, "scalars:infinity_clamped", "infinity", "infinity lost"),
+    _mutant(18, "scalars:infinity_of_c_clamped", "infinity", "largest finite number"),
     _mutant(18, "quantized:float16_saturated", "overflow", "infinity became the largest finite number"),
     _mutant(18, "sums:zeros_skipped", "nan", "NaN swallowed"),
     _mutant(19, "sums:int8_read_as_unsigned", "integers", "a read as unsigned integers"),

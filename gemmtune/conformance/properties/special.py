@@ -53,9 +53,17 @@ def check_nan(bench: Bench) -> None:
 
 
 def check_infinity(bench: Bench) -> None:
-    """Infinities in a or b (the variant) times 1, −1 and 0; one line has two of different sign, which is NaN where both count."""
+    """Infinities in a or b (the variant) times 1, −1 and 0; one line has two of different sign, which is NaN where both count.
+
+    In the added operand there is one of each sign, times beta.
+    """
     which = bench.case.variant or "a"
     operands = bench.probes.integers()
+    if which == "c" and operands.inp is not None:
+        _put(operands.inp, (0,) * operands.inp.dim(), math.inf)
+        _put(operands.inp, (-1,) * operands.inp.dim(), -math.inf)
+        expect_exactly(bench, operands, name="infinities in c")
+        return
     lines = as_batches(operands.a) if which == "a" else as_batches(operands.b).mT
     count, k = lines.shape[-2:]
     _put(lines, (-1, count // 2, 0), math.inf)
@@ -171,7 +179,8 @@ def _has_nan(case: Case) -> bool:
 
 def _has_infinity(case: Case) -> bool:
     """Zero points may give two infinities to subtract: whether there are is the kernel's choice."""
-    return dtype_info(_dtype(case)).has_infinity and case.k > 1 and case.zeros == "no"
+    there = case.added or case.variant != "c"
+    return there and dtype_info(_dtype(case)).has_infinity and case.k > 1 and case.zeros == "no"
 
 
 def _dtype(case: Case) -> torch.dtype:
@@ -198,7 +207,14 @@ PROPERTIES = (
     ),
     Property(
         "infinity", "infinities keep their signs; ∞ − ∞ and ∞ · 0 are NaN", check_infinity,
-        Sample(budget=(32, 160, 800), shapes=SHORT, variants=("a", "b"), admits=_has_infinity),
+        Sample(
+            budget=(48, 160, 800),
+            shapes=SHORT,
+            variants=("a", "b", "c"),
+            admits=_has_infinity,
+            # Larger beta times the largest number is infinite as well.
+            finish=lambda case: case.changed(beta="one") if case.variant == "c" else case,
+        ),
     ),
     Property(
         "zeros", "lines, blocks and ranges of zeros against NaN and infinity give NaN", check_zeros,
