@@ -235,9 +235,10 @@ def multi(
             their defaults. Each has a name of its own.
         m: the numbers of rows that are decided; by default that of the problem.
         decide: ``ranges`` decides now, unless the store knows; ``first_call`` the first call of an M. The store keeps it.
-        force: the one that runs, by name or place; the setting ``multi_kernel`` does this for every one.
+        force: the one that runs, by name or place, without being proved right; the setting ``multi_kernel`` does this for
+            every one.
         subprocess: measure in a worker process, by default as the settings say where all functions can be imported there.
-        settings: instead of the settings in force; choices are proved right whatever they say.
+        settings: instead of the settings in force; what is measured is proved right whatever they say.
 
     Raises:
         InvalidProblemError: no choices, a name that does not exist or is there twice, a function with a parameter that is no

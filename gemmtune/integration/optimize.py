@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import torch
@@ -38,6 +39,7 @@ def optimize(model: M, *, tune: Any = None, progress: bool = True) -> M:
         tune: example inputs: a tensor, a tuple of positional or a mapping of keyword arguments. The model runs on them, and every
             product that it asks for is tuned; what ``torch.compile`` fuses or joins is, while it compiles. It runs once more
             before: weights of layers that read the same input are laid next to each other, so that one product can do them all.
+            What training mode changes in a forward (running statistics, random numbers) is as before afterwards.
         progress: show the progress of that tuning on standard error.
 
     Returns:
@@ -51,10 +53,10 @@ def optimize(model: M, *, tune: Any = None, progress: bool = True) -> M:
         device = detect(next((x.device.type for x in model.parameters()), "cpu"))
         prepare_tuning(device, settings.current())
         optimized(model, sparse_only=True)  # torch has no sparse product of some dtypes
-        with torch.no_grad(), same_inputs(model) as groups, sparse_problems(model) as of_blocks:
+        with torch.no_grad(), _state_kept(model), same_inputs(model) as groups, sparse_problems(model) as of_blocks:
             _run(model, tune)
         lay_out(model, groups)
-        with torch.no_grad(), record() as recording:
+        with torch.no_grad(), _state_kept(model), record() as recording:
             _run(model, tune)
         chosen = in_models(settings.current(), device)
         tune_products(recording.problems(), device, chosen, progress_for() if progress else Progress())
@@ -74,6 +76,21 @@ def restore(model: M) -> M:
     if not _models:
         compile_pass.uninstall()
     return model
+
+
+@contextmanager
+def _state_kept(model: nn.Module) -> Iterator[None]:
+    """Buffers of modules in training mode, such as running statistics, and the state of random numbers are as before at the end."""
+    training = (x for module in model.modules() if module.training for x in module.buffers(recurse=False))
+    buffers = [(x, x._version, x.clone()) for x in training if not x.is_inference()]
+    devices = sorted({x.device.index for x in model.parameters() if x.device.type == "cuda"})
+    with torch.random.fork_rng(devices):
+        try:
+            yield
+        finally:
+            for buffer, version, before in buffers:
+                if buffer._version != version:
+                    buffer.copy_(before)
 
 
 def _run(model: nn.Module, example: Any) -> None:

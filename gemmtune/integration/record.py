@@ -51,7 +51,12 @@ def record(file: Path | str | None = None) -> Iterator[Recording]:
 
     Yields:
         The Recording, which fills up.
+
+    Raises:
+        InvalidProblemError: the folder of ``file`` does not exist.
     """
+    if file is not None and not Path(file).absolute().parent.is_dir():
+        raise InvalidProblemError(f"record: got {file}, but its folder does not exist; make it, or name another")
     recording = Recording()
     with ExitStack() as stack:
         if file is not None:

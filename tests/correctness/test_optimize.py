@@ -160,6 +160,15 @@ def test_tune_records_tunes_and_deploys_in_one_go(done):
         model[0](None)
 
 
+def test_tuning_changes_no_statistics_and_no_random_numbers(monkeypatch):
+    monkeypatch.setattr("gemmtune.integration.optimize.tune_products", lambda *_: None)
+    model = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Dropout(0.5))
+    before, state = {name: x.clone() for name, x in model.state_dict().items()}, torch.get_rng_state()
+    gemmtune.optimize(model, tune=torch.ones(4, 8), progress=False)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert all(torch.equal(x, before[name]) for name, x in model.state_dict().items())
+
+
 def test_a_shallow_copy_of_a_layer_can_be_optimized_and_restored_by_itself():
     layer = gemmtune.optimize(nn.Linear(8, 4))
     for of_copy in (gemmtune.optimize, gemmtune.restore):

@@ -201,6 +201,14 @@ def test_scripts_that_are_not_there_and_files_that_are_no_recordings_are_told(ca
     assert "got format None, version None, expected a file that gemmtune record has written" in capsys.readouterr().err
 
 
+def test_a_folder_that_is_not_there_is_told_before_the_block_runs(tmp_path):
+    with (
+        pytest.raises(InvalidProblemError, match="its folder does not exist; make it"),
+        gemmtune.record(tmp_path / "no" / "shapes.json"),
+    ):
+        pytest.fail("the block runs, and what it records is lost")
+
+
 def test_other_programs_are_refused(capsys):
     assert run(["record", "--", "torchrun", "train.py"]) == 2
     assert (
