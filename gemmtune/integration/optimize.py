@@ -82,14 +82,14 @@ def restore(model: M) -> M:
 def _state_kept(model: nn.Module) -> Iterator[None]:
     """Buffers of modules in training mode, such as running statistics, and the state of random numbers are as before at the end."""
     training = (x for module in model.modules() if module.training for x in module.buffers(recurse=False))
-    buffers = [(x, x._version, x.clone()) for x in training if not x.is_inference()]
+    buffers = [(x, x.clone()) for x in training if not x.is_inference()]
     devices = sorted({x.device.index for x in model.parameters() if x.device.type == "cuda"})
     with torch.random.fork_rng(devices):
         try:
             yield
         finally:
-            for buffer, version, before in buffers:
-                if buffer._version != version:
+            for buffer, before in buffers:
+                if not torch.equal(buffer, before):  # what did not change may be expanded, and takes no copy
                     buffer.copy_(before)
 
 
