@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import textwrap
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -28,6 +29,9 @@ from ..store.store import Absorbed, Row, Store, open_store
 from .output import STDOUT, write_json
 from .printing import show as print_parts
 
+PROBLEM_CHARS = 120
+"""So much of a problem's text is in a table: an epilogue may have a thousand characters."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Known:
@@ -46,8 +50,8 @@ class Known:
 
     @property
     def speedup_over_torch(self) -> float | None:
-        """Time of torch's own operation over that of the pick."""
-        torch_us = next((o.time_us for o in self.outcomes if o.baseline), None)
+        """Time of torch's own operation, called directly, over that of the pick, as ``ProblemResult`` has it."""
+        torch_us = next((o.direct_us for o in self.outcomes if o.baseline), None)
         best_us = self.outcomes[0].time_us if self.outcomes else None
         return torch_us / best_us if torch_us and best_us else None
 
@@ -155,7 +159,7 @@ def _table(known: list[Known], rows: int) -> Table:
         latest = max(row.measured_at for row in k.rows)
         first = outcomes[0] if outcomes else None
         cells = (
-            problem_text(k.key),
+            textwrap.shorten(problem_text(k.key), PROBLEM_CHARS, placeholder=" …"),
             first.name if first else "none",
             f"{first.time_us:.1f}" if first else "–",
             f"{speedup:.2f}" if speedup else "–",

@@ -10,6 +10,8 @@ import torch
 
 from gemmtune import Problem, cli, settings
 from gemmtune.choice import Status
+from gemmtune.problem.trace import trace
+from gemmtune.selector.result import HOST_US
 from gemmtune.store.key import canonical
 from gemmtune.store.store import Row, Store
 
@@ -62,6 +64,18 @@ def test_show_has_the_best_rows_of_each_problem_and_machine(capsys, filled):
     assert ["aten:mm", "50.0"] not in lines
     assert ["device=a", "GPU"] in lines
     assert [*text, "aten:mm", "5.0", "1.00", "1", "0", "2030-01-02", "03:04"] in lines
+
+
+def test_show_counts_torch_without_the_look_up_and_cuts_long_epilogues(capsys, own_store):
+    curve = trace(lambda x: (x * 2 + 1).relu().sigmoid() * (x * 3 + 2).tanh().sigmoid() + (x * 5 + 4).sigmoid(), torch.float32, ())
+    long = dataclasses.replace(Problem.mm(16, 32, 64, device_type="cpu"), epilogue=curve)
+    Store.open(own_store).put([row("aten:mm", 50.0, key=long.key, baseline=True, info={HOST_US: 10.0})])
+    assert cli.run(["show"]) == 0
+    line = next(line for line in capsys.readouterr().out.splitlines() if "aten:mm" in line)
+    assert line.startswith("mm 16x32x64 ")
+    assert " … " in line
+    assert len(line) < 200
+    assert line.split("aten:mm")[1].split()[:2] == ["50.0", "0.80"]
 
 
 def test_show_json_has_every_row(capsys, filled):
