@@ -128,7 +128,7 @@ BAD = {
     "no tensor": (lambda: QuantizedWeight(INT8, 0.5), "scales: got float, expected a tensor of float32"),
     "device": (lambda: QuantizedWeight(INT8, ONE.to("meta")), "scales: got one on meta, expected cpu; move one of them"),
     "kind": (lambda: QuantizedWeight.quantize(WEIGHT, "int3"), "quantize: kind: got 'int3', expected one of int8, uint8, int4"),
-    "integers": (lambda: QuantizedWeight.quantize(INT8), "quantize: weight: got torch.int8 of shape .*, expected a 2-D tensor"),
+    "integers": (lambda: QuantizedWeight.quantize(INT8), "quantize: weight: got torch.int8 of shape .*, expected a tensor"),
     "empty": (lambda: QuantizedWeight.quantize(WEIGHT[:0]), r"quantize: weight: got torch.float32 of shape \[0, 96\], expected"),
     "odd": (lambda: QuantizedWeight.quantize(WEIGHT[:5], "int4"), "quantize: weight: got 5 rows, expected an even number for int4"),
     "infinite": (lambda: QuantizedWeight.quantize(WEIGHT / 0), "quantize: weight: got infinity or NaN, expected finite numbers"),
