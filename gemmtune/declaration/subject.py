@@ -296,6 +296,4 @@ def is_fatal(error: BaseException) -> bool:
         return False
     text = str(error)
     accelerator = getattr(torch, "AcceleratorError", ())
-    return any(words in text for words in _STICKY) or (
-        bool(accelerator) and isinstance(error, accelerator) and "out of memory" not in text
-    )
+    return any(words in text for words in _STICKY) or (isinstance(error, accelerator) and "out of memory" not in text)

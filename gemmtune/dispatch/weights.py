@@ -172,12 +172,12 @@ class QuantizedWeight(Tensor):
 
     def dequantize(self, dtype: torch.dtype | None = None) -> Tensor:
         """The weight in ``dtype``, by default its own."""
-        parts = (self.tensor, self.scales, self.zero_points, self.encoding)
+        dtype = dtype or self.dtype
         if self.dim() == 3:
             assert self.scales is not None
-            result = widened(self.tensor, self.scales, self.encoding, dtype or self.dtype)
+            result = widened(self.tensor, self.scales, self.encoding, dtype)
         else:
-            result = dequantized(*parts, dtype or self.dtype, legal=self.blocks)
+            result = dequantized(self.tensor, self.scales, self.zero_points, self.encoding, dtype, legal=self.blocks)
         return result.mT if self.transposed else result
 
     def map_parts(self, function: Any, dtype: torch.dtype | None = None, *, transposed: bool | None = None) -> QuantizedWeight:

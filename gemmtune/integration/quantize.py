@@ -56,15 +56,11 @@ def quantize_(
             whole = place if name == "weight" else f"{place}.{name}".removeprefix(".")
             if _is_skipped(whole, skip) or not (filter_fn is None or filter_fn(module, whole)):
                 continue
-            weight = module._parameters[name]
-            assert weight is not None
-            turned = (name != "weight" and not module.is_transposed) or is_linear(module)
             try:
-                quantized = _quantized(weight.detach(), kind, group, turned=turned)
+                quantized = _quantized(module, name, kind, group)
             except InvalidProblemError as error:
-                raise InvalidProblemError(
-                    f"quantize_: {whole}: {error}; name it in skip=" if whole else f"quantize_: {error}"
-                ) from error
+                remedy = f"{whole}: {error}; name it in skip=" if whole else str(error)
+                raise InvalidProblemError(f"quantize_: {remedy}") from error
             setattr(module, name, nn.Parameter(quantized, requires_grad=False))
     return model
 
@@ -98,8 +94,12 @@ def _is_skipped(name: str, skip: Collection[str]) -> bool:
     return any(name == word or name.endswith(f".{word}") for word in skip)
 
 
-def _quantized(weight: Tensor, kind: Bits, group: int, *, turned: bool) -> Tensor:
-    whole = weight.mT if turned else weight
+def _quantized(module: nn.Module, name: str, kind: Bits, group: int) -> Tensor:
+    """The weight of that name, as the module has it: [N, K] in an ``nn.Linear`` and most experts, else [K, N]."""
+    turned = is_linear(module) or getattr(module, "is_transposed", True) is False
+    weight = module._parameters[name]
+    assert weight is not None
+    whole = weight.detach().mT if turned else weight.detach()
     if whole.dim() == 3:  # groups of experts have all as many elements
         group = max((g for g in _GROUPS if g <= group and whole.shape[1] % g == 0), default=group)
     scales = f"group_{group}" if kind == "int4" else "column"
