@@ -183,7 +183,7 @@ def test_record_tune_export_import_and_use_in_processes_of_their_own(own_store, 
     assert run(["export", str(tmp_path / "store.json")]) == 0
     exported = json.loads((tmp_path / "store.json").read_text())
     for row in exported["measurements"][0]["rows"]:
-        row["time_us"] *= 10 if row["backend"] == "aten" else 1
+        row["time_us"] *= 1000 if row["backend"] == "aten" else 1  # the tests compile without optimization
     (tmp_path / "store.json").write_text(json.dumps(exported))
     with process(**environment) as other:
         _, said, told = other(printed, program, USE)
