@@ -72,22 +72,30 @@ def _cheapest(times: Times, penalty: float, baseline: str) -> dict[int, str]:
 
 
 def hand_over(
-    lower: int, upper: int, names: tuple[str, str], times: dict[int, dict[str, float]], measure: Measure, apart: int = 1
+    lower: int,
+    upper: int,
+    names: tuple[str, str],
+    times: dict[int, dict[str, float]],
+    measure: Measure,
+    apart: int = 1,
+    baseline: str = "",
 ) -> int:
     """The first M of the second choice, above ``lower`` and at most ``upper``, the anchors of the two.
 
-    ``times`` is filled with what is measured, at Ms that are a multiple of ``apart`` above ``lower``.
+    ``times`` is filled with what is measured, at Ms that are a multiple of ``apart`` above ``lower``. If one of the two is
+    ``baseline``, torch's own, it is tied with the other by TIE.
     """
     first, second = names
+    lean = TIE * ((second == baseline) - (first == baseline))
     for m in (lower, upper):
         _complete(m, names, times, measure)
     while upper - lower > max(apart, lower // FINEST):
-        kept, taken = _loss(times[upper], first, second), _loss(times[lower], second, first)
+        kept, taken = _loss(times[upper], first, second) + lean, _loss(times[lower], second, first) - lean
         if min(kept, taken) <= MOST_LOSS:
             return upper if kept <= taken else lower + 1
         middle = lower + (upper - lower) // (2 * apart) * apart
         _complete(middle, names, times, measure)
-        if _loss(times[middle], first, second) <= 0:
+        if _loss(times[middle], first, second) + lean <= 0:
             lower = middle
         else:
             upper = middle

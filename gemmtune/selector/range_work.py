@@ -49,6 +49,9 @@ class Work:
     """The choices by name, each as it was at one of its anchors."""
     anchors: list[int] = dataclasses.field(default_factory=list)
     anchor_of: dict[str, int] = dataclasses.field(default_factory=dict)
+    """The M by name at which a choice was found, and will be found again."""
+    asked: dict[int, list[str]] = dataclasses.field(default_factory=dict)
+    """What libraries have, by M."""
     times: dict[int, dict[str, float]] = dataclasses.field(default_factory=dict)
     wrong: dict[str, str] = dataclasses.field(default_factory=dict)
     """The wrong choices by name: at which M, and why."""
@@ -79,6 +82,11 @@ class Work:
 
     def of_libraries(self, m: int) -> list[str]:
         """The names of what libraries have for an M, the likely best first: nothing of it has to be compiled."""
+        if m not in self.asked:
+            self.asked[m] = self._ask(m)
+        return self.asked[m]
+
+    def _ask(self, m: int) -> list[str]:
         libraries = libraries_of(self.device, self.settings)
         if self.source is not None or not libraries:
             return []
@@ -108,7 +116,7 @@ def segment_of(work: Work, name: str, lo: int, hi: int) -> Segment:
         name=name,
         content_hash=work.choices[name].content_hash,
         anchor=anchor,
-        time_us=work.times[inside[-1] if inside else anchor].get(name),
+        time_us=work.times.get(inside[-1] if inside else anchor, {}).get(name),
     )
 
 

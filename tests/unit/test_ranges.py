@@ -24,7 +24,7 @@ from gemmtune.dispatch.plan import forget_plans, plan_for
 from gemmtune.errors import InvalidProblemError, NoValidChoicesError
 from gemmtune.problem import Problem
 from gemmtune.problem.rows import row_classes
-from gemmtune.selector import ranges, session
+from gemmtune.selector import offers, ranges, session
 from gemmtune.selector.handover import anchors_of
 from gemmtune.selector.progress import Progress
 from gemmtune.selector.proof import legal_runs
@@ -280,6 +280,22 @@ def test_what_is_slower_than_torch_between_anchors_is_found(backend: RowedBacken
     assert len(doubted) >= DOUBTS
     assert {result.table.segments[place].name for place in places if place is not None} == {"fake:torch"}
     assert result.table.segments[-1].name == "fake:low"
+
+
+def test_what_a_library_offers_between_anchors_only_competes_at_the_next_ones(
+    backend: RowedBackend, monkeypatch: pytest.MonkeyPatch
+):
+    class Library(RowedBackend):
+        def enumerate(self, problem: Problem, device: DeviceInfo, settings: Settings) -> Offers:
+            return super().enumerate(problem, device, settings) if problem.m in range(66, 74) else Offers()
+
+    library, absent = Library(("narrow",)), types.SimpleNamespace(serves_by_default=lambda device: False)
+    monkeypatch.setitem(KINDS, "narrow", {"lo": 60, "hi": 100})
+    monkeypatch.setattr(offers, "load", lambda name: {"triton": backend, "cublaslt": library}.get(name, absent))
+    result = tuned(range(64, 257))
+    assert intervals(result) == [(64, 100, "narrow"), (101, 256, "high")]
+    assert result.table.segments[0].anchor in range(66, 74), "where it will be found again"
+    assert call(90) == "fake:narrow"
 
 
 def test_a_choice_that_is_wrong_between_anchors_is_left_out(backend: RowedBackend, caplog: pytest.LogCaptureFixture):

@@ -216,6 +216,12 @@ def test_a_cheap_hand_over_is_not_looked_for():
     assert hand_over(16, 32, ("x", "y"), {16: {"x": 1.0, "y": 1.01}, 32: {"x": 1.01, "y": 1.0}}, measure) == 32
 
 
+@pytest.mark.parametrize(("first", "second", "found"), [("x", "torch", 17), ("torch", "x", 18), ("x", "y", 18), ("y", "x", 17)])
+def test_torch_is_tied_with_what_is_little_faster(first: str, second: str, found: int):
+    known = {16: {first: 1.0, second: 2.0}, 18: {first: 2.0, second: 1.0}}
+    assert hand_over(16, 18, (first, second), known, lambda *_: {"x": 0.99, "torch": 1.0, "y": 1.0}, baseline="torch") == found
+
+
 def test_times_of_another_session_are_scaled_to_the_first():
     times = {16: {"x": 10.0, "other": 12.0}, 32: {"x": 20.0, "y": 10.0}}
     hand_over(16, 32, ("x", "y"), times, lambda m, names: {"x": 20.0, "y": 40.0} if m == 16 else {"x": 2.0, "y": 1.0})
