@@ -256,8 +256,8 @@ def _by_anchors(work: Work) -> list[Segment]:
     for i, ((first, before), (second, after)) in enumerate(itertools.pairwise(runs)):
         work.progress.stage("hand-overs", i, len(runs) - 1)
         between = before[-1], after[0]
-        names, apart = (first, second), work.rows_class.apart
-        starts.append(hand_over(*between, names, work.times, lambda m, pair: measured(work, m, pair), apart, work.baseline))
+        pair, apart = (first, second), work.rows_class.apart
+        starts.append(hand_over(*between, pair, work.times, lambda m, names: measured(work, m, names), apart, work.baseline))
     ends = [*(start - 1 for start in starts[1:]), work.rows[-1]]
     return [segment_of(work, name, lo, hi) for (name, _), lo, hi in zip(runs, starts, ends, strict=True)]
 
