@@ -37,23 +37,23 @@ def test_every_kernel_but_the_right_ones_is_in_the_table() -> None:
 
 @pytest.mark.parametrize("name", RIGHT_ON_A_CPU)
 def test_a_kernel_whose_fault_needs_a_gpu_is_right(name: str, spoiled: dict[str, dict[str, int]]) -> None:
-    assert spoiled[name] == {"wrong": 0, "beside": 0}
+    assert spoiled[name] == {"wrong": 0, "beside": 0, "outside": False}
 
 
 @pytest.mark.parametrize(
-    ("name", "wrong", "beside"),
+    ("name", "wrong", "beside", "outside"),
     [
-        ("rows_written_past_the_end", 0, (-M % BLOCKS["BLOCK_M"]) * N),
-        ("element_unwritten", 1, 0),
-        ("last_row_clamped", N, 0),
-        ("k_tail_dropped", M * N, 0),
-        ("k_tail_unmasked", M * N, 0),
+        ("rows_written_past_the_end", 0, (-M % BLOCKS["BLOCK_M"]) * N, True),
+        ("element_unwritten", 1, 0, False),
+        ("last_row_clamped", N, 0, False),
+        ("k_tail_dropped", M * N, 0, False),
+        ("k_tail_unmasked", M * N, 0, True),
     ],
 )
 def test_a_fault_spoils_as_many_elements_as_it_should(
-    name: str, wrong: int, beside: int, spoiled: dict[str, dict[str, int]]
+    name: str, wrong: int, beside: int, outside: bool, spoiled: dict[str, dict[str, int]]
 ) -> None:
-    assert spoiled[name] == {"wrong": wrong, "beside": beside}
+    assert spoiled[name] == {"wrong": wrong, "beside": beside, "outside": outside}
 
 
 def compiled(gemm: TritonGemm, dtype: str) -> Any:
