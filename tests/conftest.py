@@ -97,9 +97,11 @@ def pytest_unconfigure() -> None:
 
 @pytest.fixture(autouse=True)
 def _gpu_memory() -> Iterator[None]:
-    """What a test has freed of a GPU's memory is free for the other processes, too."""
+    """What a test has freed of a GPU's memory is free for the other processes, too; a fault of its kernels is its own, not the next
+    test's."""
     yield
     if torch.cuda.is_initialized():
+        torch.cuda.synchronize()
         torch.cuda.empty_cache()
 
 
