@@ -40,7 +40,7 @@ from gemmtune.backends.cuda.hopper import MMA, registers_per_thread
 from gemmtune.backends.cuda.mixed.weights import weights_of
 from gemmtune.backends.cuda.parts import configs as parts
 from gemmtune.backends.cuda.skinny import family as skinny
-from gemmtune.backends.cuda.wgmma import family as wgmma
+from gemmtune.backends.cuda.wgmma import configs as wgmma
 from gemmtune.errors import UnavailableError
 from gemmtune.numerics.bounds import PRODUCTS_OF_PARTS
 from gemmtune.problem import Problem

@@ -39,7 +39,7 @@ from gemmtune.backends.cuda.hopper import registers_per_thread
 from gemmtune.backends.cuda.mixed import family as mixed_family
 from gemmtune.backends.cuda.mixed.weights import Factor, Weights, weights_of
 from gemmtune.backends.cuda.parts import configs as parts
-from gemmtune.backends.cuda.wgmma import family as wgmma
+from gemmtune.backends.cuda.wgmma import configs as wgmma
 from gemmtune.device import preset
 from gemmtune.problem import Layout, Precision, Problem
 from gemmtune.problem.trace import trace
@@ -238,7 +238,7 @@ def test_groups_along_k_decide_how_much_is_loaded_at_once() -> None:
 @pytest.mark.parametrize(
     ("problem", "reason"),
     [
-        (mm(16, 128, 128), "mm is not an operation of this kernel, which has mixed_mm"),
+        (mm(16, 128, 128), "mm is not an operation of this kernel, which has {}"),
         (mixed(0), "the product is empty: nothing is launched"),
         (mixed(k=0), "the product is empty: nothing is launched"),
         (mixed(dtype=F32), "a is float32, expected bfloat16 or float16"),
@@ -262,7 +262,8 @@ def test_groups_along_k_decide_how_much_is_loaded_at_once() -> None:
     ],
 )
 def test_what_the_families_of_mixed_mm_do_not_serve(family: str, problem: Problem, reason: str) -> None:
-    assert FAMILY[family].why_not(problem, SM90) == reason
+    operations = "mixed_mm and mixed_grouped_mm" if family == "wgmma" else "mixed_mm"
+    assert FAMILY[family].why_not(problem, SM90) == reason.format(operations)
 
 
 def test_a_result_that_no_family_stores() -> None:

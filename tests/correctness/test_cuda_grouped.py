@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 import torch
 from cpp_kernels import needs_compiler
-from cuda_cases import BF16, F16, choice, gated, grouped_shape
+from cuda_cases import BF16, F16, F32, INT4, UINT4, UINT8, choice, gated, grouped_shape, wgmma_shape
 from cuda_cases import biased as with_bias
 from cuda_kernels_on_cpu import assert_right, kernel
 from rotation import rotated
@@ -26,6 +27,14 @@ def terms(m: int, n: int, k: int, groups: int, dtype: torch.dtype = BF16) -> Pro
 
 def fitted(block_n: int, stages: int, cluster_n: int = 1) -> Any:
     return grouped_shape(block_n, stages, cluster_n=cluster_n, fitted=True)
+
+
+def narrow(m: int, n: int, k: int, groups: int, **fields: Any) -> Problem:
+    return Problem.mixed_grouped_mm(m, n, k, groups=groups, device_type="cuda", **fields)
+
+
+def unsigned(problem: Problem) -> Problem:
+    return dataclasses.replace(problem, b=dataclasses.replace(problem.b, dtype=UINT8))
 
 
 CASES: dict[str, tuple[Problem, Any, dict[str, Any]]] = {
@@ -53,16 +62,74 @@ def test_groups_are_right_whatever_their_sizes(name: str) -> None:
     assert_right(choice(problem, shape, **told))
 
 
+NARROW = wgmma_shape(32, 1, 1, 64, 2)
+WIDENED: dict[str, tuple[Problem, Any, dict[str, Any]]] = {
+    "int4-group-32": (narrow(150, 136, 288, 3, **INT4, scales="group_32"), wgmma_shape(64, 2, 1, 64, 2), {}),
+    "int4-group-128-two-tiles": (narrow(50, 200, 384, 2, **INT4, scales="group_128", dtype=F16), wgmma_shape(40, 2, 2, 64, 2), {}),
+    "uint4-column": (narrow(40, 44, 160, 3, **UINT4, dtype=F16), NARROW, {}),
+    "int4-group-64-two-blocks": (narrow(70, 72, 320, 3, **INT4, scales="group_64", scale_dtype=F32), NARROW, {"cluster_k": 2}),
+    "int8-column-unaligned": (narrow(90, 133, 144, 4, dtype=F16), NARROW, {}),
+    "int8-group-32-gated": (gated(narrow(70, 136, 96, 3, scales="group_32")), NARROW, {}),
+    "uint8-float32-result": (
+        with_bias(unsigned(narrow(70, 67, 80, 2, scales="column"))),
+        NARROW,
+        {"cluster_k": 2, "interleaved_k": True},
+    ),
+    "int4-one-group": (narrow(45, 70, 64, 1, **INT4), NARROW, {}),
+}
+"""Numbers of four and eight bits, signed and not, scales of columns and along K, edges of all sizes, blocks that divide K."""
+
+
 @needs_compiler
-@pytest.mark.parametrize("shape", [grouped_shape(16, 2), fitted(32, 2, cluster_n=2)], ids=str)
-def test_offsets_that_are_no_offsets_touch_nothing_else(shape: Any) -> None:
-    problem = rows(40, 136, 72, 4)
-    one = choice(problem, shape, blocks=2, swap_ab=True)
-    run = kernel(dataclasses.replace(one, problem=dataclasses.replace(problem, device_type="cpu"))).run
-    a, b = torch.ones(40, 72, dtype=BF16), torch.ones(4, 136, 72, dtype=BF16)
+@pytest.mark.parametrize("name", rotated([*WIDENED], len(WIDENED), "widened"))
+def test_groups_of_narrow_weights_are_right_whatever_their_sizes(name: str) -> None:
+    problem, shape, told = WIDENED[name]
+    assert_right(choice(problem, shape, **told))
+
+
+def run_of_ones(problem: Problem, shape: Any, **told: Any) -> Callable[..., None]:
+    """The kernel, as a function of the result's memory, where groups end, and scales where there are any."""
+    run = kernel(dataclasses.replace(choice(problem, shape, **told), problem=dataclasses.replace(problem, device_type="cpu"))).run
+    a = torch.ones(problem.a.size, dtype=problem.dtype)
+    b = torch.full(problem.b.transposed.size, 0x11 if problem.encoding else 1).to(problem.b.dtype).mT
+
+    def with_ends(out: torch.Tensor, ends: Sequence[int], scale: torch.Tensor | None = None) -> None:
+        scales = [torch.ones(x.size, dtype=x.dtype) if scale is None else scale for x in problem.scales]
+        run(out, (a, b, *scales, torch.tensor(ends, dtype=torch.int32)), ())
+
+    return with_ends
+
+
+SMALL = wgmma_shape(16, 2, 1, 64, 2)
+ONES: dict[str, tuple[Problem, Any, dict[str, Any]]] = {
+    "swapped": (rows(40, 136, 72, 4), grouped_shape(16, 2), {"blocks": 2, "swap_ab": True}),
+    "fitted": (rows(40, 136, 72, 4), fitted(32, 2, cluster_n=2), {"blocks": 2, "swap_ab": True}),
+    "narrow": (narrow(40, 136, 96, 4, **INT4, scales="group_32"), SMALL, {}),
+}
+
+
+@needs_compiler
+@pytest.mark.parametrize("name", ONES)
+def test_offsets_that_are_no_offsets_touch_nothing_else(name: str) -> None:
+    problem, shape, told = ONES[name]
+    run = run_of_ones(problem, shape, **told)
     for ends in ([9, 3, 4000, 12], [-7, 5, 2, 99], [2**31 - 1, -(2**31), 40, 41]):
         memory = torch.full((60, 136), -1.0, dtype=BF16)
-        run(memory[10:50], (a, b, torch.tensor(ends, dtype=torch.int32)), ())
+        run(memory[10:50], ends)
         assert (memory[:10] == -1).all()
         assert (memory[50:] == -1).all()
-        assert {*memory[10:50].unique().tolist()} <= {-1.0, 72.0}
+        assert {*memory[10:50].unique().tolist()} <= {-1.0, float(problem.k)}
+
+
+@needs_compiler
+def test_each_of_many_groups_has_its_own_scales_and_none_behind_them() -> None:
+    """More groups than a warp has lanes, less of K than a stage has; every fifth group is empty, every third has NaN for scales."""
+    problem = narrow(80, 40, 96, 36, **INT4, scales="group_32")
+    of_row = torch.tensor([group for group in range(36) if group % 5 for _ in range(1 + group % 3)])
+    ends = torch.searchsorted(of_row, torch.arange(36), right=True)
+    scale = torch.where(torch.arange(36) % 3 == 1, torch.nan, torch.arange(36) + 1.0).to(BF16)
+    memory = torch.full((problem.m, 40), -1.0, dtype=BF16)
+    run_of_ones(problem, NARROW)(memory, ends.tolist(), scale[:, None, None].expand(36, 3, 40).contiguous())
+    out = memory[: len(of_row)]
+    assert torch.equal(out.nan_to_num(-7), (scale[of_row] * 96).nan_to_num(-7)[:, None].expand_as(out))
+    assert (memory[len(of_row) :] == -1).all()

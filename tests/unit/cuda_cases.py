@@ -16,7 +16,7 @@ from gemmtune.backends.cuda.gemv import configs as gemv
 from gemmtune.backends.cuda.grouped import configs as grouped
 from gemmtune.backends.cuda.parts import configs as parts
 from gemmtune.backends.cuda.skinny import family as skinny
-from gemmtune.backends.cuda.wgmma import family as wgmma
+from gemmtune.backends.cuda.wgmma import configs as wgmma
 from gemmtune.device import DeviceInfo, preset
 from gemmtune.problem import Problem
 from gemmtune.problem.trace import trace

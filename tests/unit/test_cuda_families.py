@@ -37,7 +37,7 @@ from gemmtune.backends.cuda.gemv import configs as gemv
 from gemmtune.backends.cuda.hopper import clusters_at_a_time
 from gemmtune.backends.cuda.parts import configs as parts
 from gemmtune.backends.cuda.skinny import family as skinny
-from gemmtune.backends.cuda.wgmma import family as wgmma
+from gemmtune.backends.cuda.wgmma import configs as wgmma
 from gemmtune.choice import Offers
 from gemmtune.device import DeviceInfo, preset
 from gemmtune.effort import EFFORT

@@ -21,7 +21,7 @@ def columns_of(problem: Problem) -> Layout:
 def is_packed(problem: Problem) -> bool:
     """Whether another tensor takes the place of b: a prepacked one whose columns cannot be copied, such as a row-major one."""
     columns = problem.b.transposed
-    overlap = columns.size[0] > 1 and columns.stride[0] < columns.size[1]
+    overlap = columns.size[-2] > 1 and columns.stride[-2] < columns.size[-1]
     return problem.prepacked and (overlap or not has_aligned_rows(columns))
 
 
@@ -31,7 +31,9 @@ def pack(b: torch.Tensor) -> torch.Tensor:
 
 
 def has_aligned_rows(layout: Layout) -> bool:
-    """Whether the rows of a matrix are contiguous and aligned."""
-    (row, col), size = layout.stride, layout.dtype.itemsize
-    pitched = layout.size[0] == 1 or row * size % ALIGNED_BYTES == 0
-    return (col == 1 or layout.size[1] == 1) and pitched and layout.offset * size % ALIGNED_BYTES == 0
+    """Whether the rows of a matrix, or of each of a batch, are contiguous and aligned."""
+    (*batch, row, col), size = layout.stride, layout.dtype.itemsize
+    if layout.size[0] > 1 and any(one == 0 or one * size % ALIGNED_BYTES for one in batch):
+        return False
+    pitched = layout.size[-2] == 1 or row * size % ALIGNED_BYTES == 0
+    return (col == 1 or layout.size[-1] == 1) and pitched and layout.offset * size % ALIGNED_BYTES == 0

@@ -183,4 +183,5 @@ def why_not_result(problem: Problem) -> str | None:
 
 def why_not_epilogue(problem: Problem) -> str | None:
     """Why the epilogue cannot be expressed, or None."""
-    return structs.why_not_epilogue(problem, structs.MOST_OPERANDS - (problem.inp_read is not None) - len(problem.scales), RESULTS)
+    before = (problem.inp_read is not None) + len(problem.scales) + (problem.offs is not None)
+    return structs.why_not_epilogue(problem, structs.MOST_OPERANDS - before, RESULTS)

@@ -34,7 +34,8 @@ ELEMENTS = {torch.bfloat16: "bf16", torch.float16: "f16", torch.float32: "f32"}
 """The part that says when products of warp groups begin and end."""
 STAGED_PRODUCTS = files_of(__package__, "products", "tensor", "boxes")
 """The parts that multiply operands out of swizzled stages, into which boxes of them are copied."""
-
+(TILES,) = files_of(__package__, "tiles")
+"""The part that finds the tile of a group on the device."""
 TILE_SUMS = files_of(__package__, "exchange", "store")
 """The parts that add up the sums of a tile over the blocks of a cluster, and store them."""
 
@@ -162,8 +163,8 @@ def common_values(problem: Problem, work: type[Work], pointers: Mapping[str, str
     """What the problem decides in every text: types, the structs with ``work``, and what becomes of a sum before it is stored.
 
     ``pointers``: the types of those that ``work`` has beside the result. ``fused``: more than the bare sum is stored.
-    ``first_operand`` counts what the kernel reads before the epilogue's operands. Only the dtypes of operands matter: their sizes
-    are in the problem, and change nothing.
+    ``first_operand`` counts what the kernel reads before the epilogue's operands, and ``offsets_at`` before the ends of groups.
+    Only the dtypes of operands matter: their sizes are in the problem, and change nothing.
     """
     inp, epilogue, out_type = problem.inp_read, problem.epilogue, STORAGE_TYPES[problem.out.dtype]
     extra = epilogue.operands if epilogue else ()
@@ -174,7 +175,8 @@ def common_values(problem: Problem, work: type[Work], pointers: Mapping[str, str
         "element": ELEMENTS[problem.dtype],
         "out_type": out_type,
         "operands": operands,
-        "first_operand": len(problem.scales),
+        "first_operand": len(problem.scales) + (problem.offs is not None),
+        "offsets_at": len(problem.scales),
         "fused": problem.alpha != "one" or bool(operands) or epilogue is not None,
         "alpha": problem.alpha,
         "beta": problem.beta if inp is not None else "zero",

@@ -43,6 +43,9 @@ struct float4 {
 struct uint4 {
   unsigned x, y, z, w;
 };
+struct ushort4 {
+  unsigned short x, y, z, w;
+};
 inline int __popc(unsigned x) { return __builtin_popcount(x); }
 inline unsigned __float_as_uint(float x) {
   unsigned bits;
@@ -56,6 +59,7 @@ inline float __uint_as_float(unsigned bits) {
 }
 inline int min(int x, int y) { return std::min(x, y); }
 inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
+inline ushort4 make_ushort4(unsigned short x, unsigned short y, unsigned short z, unsigned short w) { return {x, y, z, w}; }
 inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return {x, y, z, w}; }
 inline unsigned __byte_perm(unsigned x, unsigned y, unsigned which) {
   const uint64_t both = uint64_t(y) << 32 | x;
@@ -71,7 +75,7 @@ struct alignas(64) TensorMap {
   unsigned char const* data;
   int64_t sizes[3], pitches[3], box[3];
   int element;
-  bool swizzled;
+  int lines_alike;  // neighbours whose chunks of 16 bytes are exchanged alike: 1 of 128 bytes, 2 of 64; 0: none are
 };
 static_assert(sizeof(TensorMap) == 128);
 
@@ -129,7 +133,7 @@ constexpr int STATIC_BYTES = 32768;  // of shared memory, which a kernel may hav
 template <class... Parameters>
 void run_kernel(CUlaunchConfig const& config, void (*kernel)(Parameters...), void** arguments) {
   const unsigned threads = config.blockDimX, blocks = config.attrs[0].value[0], clusters = config.gridDimX / blocks;
-  for (unsigned tile = 0; tile < clusters * config.gridDimY; ++tile) {
+  for (unsigned tile = 0; tile < clusters * config.gridDimY * config.gridDimZ; ++tile) {
     Cluster cluster;
     std::barrier<> meeting(threads * blocks);
     std::vector<std::unique_ptr<std::barrier<>>> barriers;
@@ -154,8 +158,8 @@ void run_kernel(CUlaunchConfig const& config, void (*kernel)(Parameters...), voi
         own_cluster = &cluster;
         own_rank = i / threads;
         threadIdx.x = i % threads;
-        blockIdx = dim3(tile % clusters * blocks + own_rank, tile / clusters, 0);
-        gridDim = dim3(config.gridDimX, config.gridDimY, 1);
+        blockIdx = dim3(tile % clusters * blocks + own_rank, tile / clusters % config.gridDimY, tile / clusters / config.gridDimY);
+        gridDim = dim3(config.gridDimX, config.gridDimY, config.gridDimZ);
         call(kernel, arguments, std::index_sequence_for<Parameters...>());
       });
     }

@@ -76,7 +76,8 @@ inline void copy_box(unsigned to, TensorMap const* map, unsigned barrier, int in
       for (int64_t x = 0; x < line; ++x) {
         const int64_t at[3] = {first[0] + x / map->element, first[1] + y, first[2] + z};
         const bool inside = at[0] < map->sizes[0] && at[1] < map->sizes[1] && at[2] < map->sizes[2];
-        const int64_t row = z * map->box[1] + y, where = map->swizzled ? (x / 16 ^ row % 8) * 16 + x % 16 : x;
+        const int64_t row = z * map->box[1] + y, alike = map->lines_alike;
+        const int64_t where = alike ? (x / 16 ^ row / alike % (8 / alike)) * 16 + x % 16 : x;
         start[row * line + where] =
             inside ? map->data[at[0] * map->element + x % map->element + at[1] * map->pitches[1] + at[2] * map->pitches[2]] : 0;
       }
@@ -93,6 +94,11 @@ inline void copy_box_to(unsigned to, TensorMap const* map, unsigned barrier, int
 }
 inline void fetch_box(TensorMap const*, int, int, int) {}
 inline void copy_box(unsigned to, TensorMap const* map, unsigned barrier, int inner, int outer) { copy_box(to, map, barrier, inner, outer, 0); }
+
+inline unsigned long long policy_of(bool) { return 0; }
+inline void copy_box_by(unsigned long long, unsigned to, TensorMap const* map, unsigned barrier, int inner, int outer, int group = 0) {
+  copy_box(to, map, barrier, inner, outer, group);
+}
 
 // Lanes give what they have, and see what all gave.
 inline Warp& met(std::initializer_list<unsigned> given) {
@@ -157,10 +163,13 @@ inline double decoded(unsigned bits) {
                                : std::ldexp(fraction, 1 - middle - ELEMENT_BITS_M);
   return bits & 0x8000 ? -size : size;
 }
-// Of a number that is not too large, to nearest even.
+// Of NaN, or a number that is not too large, to nearest even.
 inline unsigned encoded(double x) {
   const int middle = (1 << (ELEMENT_BITS_E - 1)) - 1;
   const unsigned sign = std::signbit(x) ? 0x8000 : 0;
+  if (std::isnan(x)) {
+    return 0x7fff;
+  }
   x = std::fabs(x);
   const int exponent = x > 0 ? std::max(std::ilogb(x), 1 - middle) : 1 - middle;
   const unsigned digits = unsigned(std::nearbyint(std::ldexp(x, ELEMENT_BITS_M - exponent)));
@@ -187,6 +196,33 @@ inline unsigned bytes_of(unsigned x, unsigned y, unsigned which) { return __byte
 inline unsigned times_plus(unsigned x, unsigned factor, unsigned more) {
   const unsigned low = encoded(half_of(x, 0) * half_of(factor, 0) + half_of(more, 0));
   return low | encoded(half_of(x, 1) * half_of(factor, 1) + half_of(more, 1)) << 16;
+}
+
+inline unsigned times(unsigned x, unsigned factor) {
+  return encoded(half_of(x, 0) * half_of(factor, 0)) | encoded(half_of(x, 1) * half_of(factor, 1)) << 16;
+}
+template <int Offset>
+inline unsigned load_piece(unsigned from) {
+  unsigned short x;
+  std::memcpy(&x, at_address(from) + Offset, 2);
+  return x;
+}
+template <int Offset>
+inline void load_words(unsigned from, unsigned& x, unsigned& y, unsigned& z, unsigned& w) {
+  unsigned words[4];
+  std::memcpy(words, at_address(from) + Offset, 16);
+  x = words[0], y = words[1], z = words[2], w = words[3];
+}
+inline void store_float(unsigned to, float x) { std::memcpy(at_address(to), &x, 4); }
+// Rows of eight elements; a lane has those of two neighbouring rows in one column of each matrix.
+inline void store_matrices(unsigned to, unsigned x, unsigned y) {
+  Warp& warp = met({to});
+  const unsigned lane = threadIdx.x % 32, given[2] = {x, y};
+  for (unsigned i = 0; i < 4; ++i) {
+    const unsigned short one = given[i / 2] >> i % 2 * 16;
+    std::memcpy(at_address(warp.lanes[i / 2 * 8 + lane % 4 * 2 + i % 2][0]) + lane / 4 * 2, &one, 2);
+  }
+  warp.meeting.arrive_and_wait();
 }
 
 // Products of a warp group; q is in lines of 64 bytes with their swizzle.
@@ -265,6 +301,25 @@ inline void multiply(float (&step)[Count], unsigned const (&p)[4], unsigned long
   group.meeting.arrive_and_wait();
 }
 
+// q is a matrix of swizzled lines of 128 bytes, as above.
+template <int Count>
+inline void multiply(float (&sums)[Count], unsigned const (&p)[4], unsigned long long q, unsigned accumulates) {
+  WarpGroup& group = *here().warp_groups[threadIdx.x / 128];
+  const unsigned thread = threadIdx.x % 128, warp = thread / 32, lane = thread % 32;
+  std::copy(p, p + 4, group.lanes[thread]);
+  group.meeting.arrive_and_wait();
+  for (int i = 0; i < Count; ++i) {
+    const unsigned row = lane / 4 + i / 2 % 2 * 8, col = i / 4 * 8 + lane % 4 * 2 + i % 2;
+    double sum = 0;
+    for (unsigned k = 0; k < 16; ++k) {
+      const unsigned word = group.lanes[warp * 32 + row % 8 * 4 + k % 8 / 2][row / 8 + k / 8 * 2];
+      sum += decoded_values[word >> k % 2 * 16 & 0xffff] * element_at(q, col, k);
+    }
+    sums[i] = float(sum) + (accumulates ? sums[i] : 0.0f);
+  }
+  group.meeting.arrive_and_wait();
+}
+
 // Elements in memory.
 struct bf16 {
   unsigned short bits;
@@ -294,6 +349,9 @@ inline bf16 to_bf16(float x) {
   unsigned bits;
   std::memcpy(&bits, &x, 4);
   return std::isnan(x) ? bf16{0x7fff} : bf16{static_cast<unsigned short>(bits + 0x7fff + (bits >> 16 & 1) >> 16)};
+}
+inline unsigned pair_from(float first, float second) {
+  return ELEMENT_BITS_E == 5 ? to_f16(first).bits | to_f16(second).bits << 16 : to_bf16(first).bits | to_bf16(second).bits << 16;
 }
 inline void store_one(float* to, float x) { *to = x; }
 inline void store_one(bf16* to, float x) { *to = to_bf16(x); }

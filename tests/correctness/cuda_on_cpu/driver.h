@@ -30,7 +30,7 @@ int cuGetErrorString(int, char const** text) { return *text = "", 0; }
 
 int cuTensorMapEncodeTiled(TensorMap* map, int type, uint32_t rank, void* data, uint64_t const* sizes, uint64_t const* pitches, uint32_t const* box,
                            uint32_t const*, int, int swizzle, int, int) {
-  *map = {static_cast<unsigned char const*>(data), {1, 1, 1}, {}, {1, 1, 1}, type == 0 ? 1 : type == 7 ? 4 : 2, swizzle == 3};
+  *map = {static_cast<unsigned char const*>(data), {1, 1, 1}, {}, {1, 1, 1}, type == 0 ? 1 : type == 7 ? 4 : 2, swizzle == 3 ? 1 : swizzle == 2 ? 2 : 0};
   map->pitches[0] = map->element;
   bool legal = reinterpret_cast<uintptr_t>(data) % 16 == 0 && box[0] * map->element % 16 == 0;
   for (uint32_t i = 0; i < rank; ++i) {

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from ....device import DeviceInfo
 from ....problem import Problem
 from ..boxes import LINE, by_k, operands_of, why_not_staged
+from ..groups import most_below, why_not_counted
 from ..hopper import BARRIER_BYTES
 
 BLOCK_M, BLOCK_K = 128, 64
@@ -21,8 +22,6 @@ MOST_COLUMNS_WITHOUT = 128
 """A tile of so many columns needs no registers of threads that copy."""
 FITTED_ROWS = 32
 """A fitted tile has so many rows, or a multiple: as many as its group has left for it."""
-MOST_TILES = 2**30
-"""Tiles are counted in 32 bits, with room for a last step of all blocks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,13 +127,11 @@ def clusters_beside(problem: Problem, config: Config) -> int:
 
 
 def most_clusters(problem: Problem, config: Config) -> int:
-    """The clusters of tiles of all groups at most, where offsets rise: each group may have one that is not full, and none without
-    rows."""
+    """The clusters of tiles of all groups at most, where offsets rise."""
     rows = config.tile[0] * config.shape.cluster_m
     if problem.divides_terms:
         return problem.groups * -(-problem.m // rows) * clusters_beside(problem, config)
-    below = min(problem.m, problem.m // rows + min(problem.groups, problem.m))
-    return below * clusters_beside(problem, config)
+    return most_below(problem, rows) * clusters_beside(problem, config)
 
 
 def why_not_config(problem: Problem, device: DeviceInfo, config: Config) -> str | None:
@@ -150,10 +147,8 @@ def why_not_config(problem: Problem, device: DeviceInfo, config: Config) -> str 
         return f"{config.blocks} blocks in strips of {config.strip}, expected at least a cluster of {shape.cluster} and one"
     if not config.swap_ab and shape.block_n < LINE:
         return f"a tile of {rows}x{shape.block_n}: results are stored in lines of {LINE}"
-    # Also of offsets that fall, of which each group may have all rows.
-    tiles = problem.groups * -(-problem.m // rows) * clusters_beside(problem, config)
-    if tiles >= MOST_TILES:
-        return f"{tiles} tiles, at most {MOST_TILES} can be counted"
+    if (reason := why_not_counted(problem, rows, clusters_beside(problem, config))) is not None:
+        return reason
     p, q, _ = operands_of(problem, swap_ab=config.swap_ab)
     if shape.fitted:
         return why_not_staged(p, BLOCK_M, BLOCK_K, 1) or why_not_staged(q, FITTED_ROWS, BLOCK_K, 1)

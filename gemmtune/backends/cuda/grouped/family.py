@@ -11,14 +11,24 @@ from ....choice import Claims
 from ....device import DeviceInfo
 from ....problem import Problem
 from ....problem.rules import why_not
-from ....toolchain import structs
 from ....toolchain.record import A, B, Record, with_maps
 from ....toolchain.structs import strides_of
 from .. import kernel
 from ..boxes import by_k, operands_of, staged_map, why_not_boxes
-from ..family import INT32_LIMIT, RESULTS, Family, float32_sums, why_not_here
+from ..family import Family, float32_sums, why_not_epilogue, why_not_here
+from ..groups import why_not_placed
 from ..hopper import GIVEN_REGISTERS, LEFT_REGISTERS, TMA_BYTES, WGMMA
-from ..kernel import STAGED_PRODUCTS, KernelSource, addresses_of, aligned_out, common_values, files_of, fill_common, values_of
+from ..kernel import (
+    STAGED_PRODUCTS,
+    TILES,
+    KernelSource,
+    addresses_of,
+    aligned_out,
+    common_values,
+    files_of,
+    fill_common,
+    values_of,
+)
 from .configs import (
     BLOCK_K,
     BLOCK_M,
@@ -33,8 +43,6 @@ from .configs import (
 from .rank import candidates, estimate_us, strip_of
 
 OPERATIONS = ("grouped_mm", "grouped_k_mm")
-OFFSETS = 1
-"""The operand that says where groups end comes before those of the epilogue."""
 
 
 class Work(kernel.Work):
@@ -59,11 +67,8 @@ class Grouped(Family[Config]):
     estimate_us = staticmethod(estimate_us)
 
     def why_not(self, problem: Problem, device: DeviceInfo) -> str | None:
-        reason = why_not(problem, OPERATIONS) or why_not_here(problem, device) or why_not_boxes(problem)
-        if reason is None and max(problem.m, problem.n, problem.k) >= INT32_LIMIT // 2:
-            reason = "a tile behind the last row or column would not fit 32 bits"
-        most = structs.MOST_OPERANDS - OFFSETS
-        return reason or why_not_groups(problem) or structs.why_not_epilogue(problem, most, RESULTS)
+        reason = why_not(problem, OPERATIONS) or why_not_here(problem, device) or why_not_boxes(problem) or why_not_placed(problem)
+        return reason or why_not_groups(problem) or why_not_epilogue(problem)
 
     def launch_variants(self, problem: Problem, device: DeviceInfo, config: Config) -> Iterator[Config]:  # noqa: ARG002
         """How it begins, and in which order tiles come."""
@@ -87,11 +92,10 @@ class Grouped(Family[Config]):
         return KernelSource(
             kernel=self.kernel,
             unit=(__package__, "grouped.cu.jinja"),
-            files=(*STAGED_PRODUCTS, *files_of(__package__, "device", "tiles", "steps", "results")),
+            files=(*STAGED_PRODUCTS, TILES, *files_of(__package__, "device", "steps", "results")),
             values=common_values(problem, Work)
             | values_of(config.shape, "gives_registers", "products_n")
             | {
-                "first_operand": OFFSETS,
                 "block_m": BLOCK_M,
                 "block_k": BLOCK_K,
                 "fitted_rows": FITTED_ROWS,
@@ -121,7 +125,7 @@ class Grouped(Family[Config]):
             work,
             grid=(shape.cluster * clusters, 1, 1),
             cluster=shape.cluster,
-            addresses=addresses_of(OFFSETS + len(extra)),
+            addresses=addresses_of(1 + len(extra)),
             aligned=aligned,
             alignment=((A, TMA_BYTES), (B, TMA_BYTES)),
         )

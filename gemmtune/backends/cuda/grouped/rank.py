@@ -10,6 +10,7 @@ import math
 
 from ....device import DeviceInfo
 from ....problem import Problem
+from ..groups import strip_of_rows
 from ..hopper import clusters_at_a_time
 from .configs import BLOCK_K, BLOCK_M, FITTED, FITTED_ROWS, SHAPES, Config, Shape, clusters_beside
 
@@ -25,8 +26,6 @@ TILE_US = 0.7
 """What a tile takes beside its steps: the first products of a tile, and the results, during which nothing is multiplied."""
 STORED_GBPS = 40.0
 """The rate at which a block stores its results."""
-STRIP_ROWS = 2048
-"""Rows of a strip: as many columns are worked on at a time by all multiprocessors."""
 
 
 def groups_with_rows(problem: Problem) -> float:
@@ -80,4 +79,4 @@ def _told(shape: Shape, device: DeviceInfo, *, swap_ab: bool) -> Config:
 
 def strip_of(config: Config) -> int:
     """The clusters of tiles that have the rows of a strip."""
-    return max(1, STRIP_ROWS // (config.tile[0] * config.shape.cluster_m))
+    return strip_of_rows(config.tile[0] * config.shape.cluster_m)

@@ -14,8 +14,10 @@ from ....device import DeviceInfo
 from ....problem import Layout, Problem
 from ....problem.dtypes import dtype_name
 from ....toolchain.record import Aligned, B, Record, Swizzle, TensorMap, operand_at, with_maps
+from ....toolchain.structs import strides_of
 from .. import columns, kernel
 from ..family import Family, beginnings, why_not_epilogue, why_not_here
+from ..groups import why_not_counted
 from ..hopper import LINE_BYTES, MOST_CLUSTER, MOST_GRID, TMA_BYTES
 from ..kernel import KernelSource, addresses_of, common_values, files_of, fill_common
 from .weights import MixedConfig, Weights, weights_of
@@ -43,6 +45,7 @@ class MixedFamily(Family[C]):
     """A family for mixed_mm, whose shapes have ``block_m``, ``block_n``, ``block_k(weights)``, ``line_bytes`` and ``stages``."""
 
     legal_between = True
+    operations: tuple[str, ...] = ("mixed_mm",)
     package: str
     """The package that has its templates; the translation unit has the family's name."""
     work: type[Work]
@@ -51,8 +54,8 @@ class MixedFamily(Family[C]):
     """Parts of its source beside those of all families."""
 
     def why_not(self, problem: Problem, device: DeviceInfo) -> str | None:
-        if not problem.widens_b or problem.groups:
-            return f"{problem.op} is not an operation of this kernel, which has mixed_mm"
+        if problem.op not in self.operations:
+            return f"{problem.op} is not an operation of this kernel, which has {' and '.join(self.operations)}"
         if problem.b.dtype not in (torch.int8, torch.uint8):
             return f"b is {dtype_name(problem.b.dtype)}, expected integers"
         return why_not_here(problem, device) or _why_not_operands(problem) or why_not_epilogue(problem)
@@ -66,6 +69,8 @@ class MixedFamily(Family[C]):
         steps, (rows, cols) = steps_of(problem, config), tiles_of(problem, config)
         if config.cluster_k > steps:
             return f"K has {steps} steps, too few for {config.cluster_k} blocks"
+        if problem.groups:
+            return why_not_counted(problem, config.shape.block_m, config.cluster_k * cols)
         if max(rows, cols) > MOST_GRID:
             return f"{rows} by {cols} tiles, at most {MOST_GRID} fit a dimension of a grid"
         return None
@@ -114,6 +119,7 @@ class MixedFamily(Family[C]):
             values=common_values(problem, self.work)
             | {
                 "family": self.name,
+                "grouped": problem.groups > 0,
                 "line_bytes": shape.line_bytes,
                 "name": f"i{weights.bits}_{shape.label(weights)}",
                 "threads": shape.threads,
@@ -139,36 +145,34 @@ class MixedFamily(Family[C]):
     def _maps(self, problem: Problem, config: C, operands: Sequence[Layout]) -> list[TensorMap]:
         """How a, b and what changes along K are copied; ``operands`` are those beside a and b, as matrices."""
         shape, weights = config.shape, weights_of(problem)
-        maps = [
-            self.map_of_a(problem, config),
-            TensorMap(
-                operand=B,
-                dtype=torch.uint8,
-                sizes=(problem.k * weights.bits // 8, problem.n),
-                pitches=(pitch_bytes(columns.columns_of(problem)),),
-                box=(shape.line_bytes, shape.block_n),
-                swizzle=Swizzle.BYTES_128 if shape.line_bytes == LINE_BYTES else Swizzle.BYTES_64,
-                promotion_bytes=PROMOTION_BYTES,
-            ),
-        ]
+        of_b = TensorMap(
+            operand=B,
+            dtype=torch.uint8,
+            sizes=(problem.k * weights.bits // 8, problem.n),
+            pitches=(pitch_bytes(columns.columns_of(problem)),),
+            box=(shape.line_bytes, shape.block_n),
+            swizzle=Swizzle.BYTES_128 if shape.line_bytes == LINE_BYTES else Swizzle.BYTES_64,
+            promotion_bytes=PROMOTION_BYTES,
+        )
+        maps = [self.map_of_a(problem, config), _of_groups(of_b, columns.columns_of(problem))]
         # Scales and zero points that change along K: a box has those of a stage, a row for each group of it.
         for i, (factor, layout) in enumerate(zip(weights.factors.values(), operands, strict=False)):
             if factor.group:
-                maps.append(
-                    TensorMap(
-                        operand=operand_at(i),
-                        dtype=factor.dtype,
-                        sizes=(problem.n, -(-problem.k // factor.group)),
-                        pitches=(layout.stride[0] * factor.dtype.itemsize,),
-                        box=(shape.block_n, max(shape.block_k(weights) // factor.group, 1)),
-                        promotion_bytes=PROMOTION_BYTES,
-                    )
+                one = TensorMap(
+                    operand=operand_at(i),
+                    dtype=factor.dtype,
+                    sizes=(problem.n, -(-problem.k // factor.group)),
+                    pitches=(layout.stride[-2] * factor.dtype.itemsize,),
+                    box=(shape.block_n, max(shape.block_k(weights) // factor.group, 1)),
+                    promotion_bytes=PROMOTION_BYTES,
                 )
+                maps.append(_of_groups(one, layout))
         return maps
 
     def record(self, problem: Problem, config: C) -> Record:
         work = self.work()
         operands = [matrix(x) for x in problem.scales]
+        operands += [problem.offs] if problem.offs is not None else []
         operands += [x.expanded(problem.out.size) for x in (problem.epilogue.operands if problem.epilogue else ())]
         fill_common(work, problem.out, operands)
         work.rows, work.cols, work.steps = problem.m, problem.n, steps_of(problem, config)
@@ -201,7 +205,7 @@ def steps_of(problem: Problem, config: MixedConfig) -> int:
 
 def pitch_bytes(layout: Layout) -> int:
     """Bytes from one line to the next; of a single one, as if there were more."""
-    stride = layout.stride[0] if layout.size[0] > 1 else -(-layout.size[1] // TMA_BYTES) * TMA_BYTES
+    stride = layout.stride[-2] if layout.size[-2] > 1 else -(-layout.size[-1] // TMA_BYTES) * TMA_BYTES
     return stride * layout.dtype.itemsize
 
 
@@ -215,15 +219,25 @@ def _why_not_operands(problem: Problem) -> str | None:
         if factor.group:
             copied.append((f"{name}_b", layout, "rows"))
     for name, layout, where in copied:
-        overlap = layout.size[0] > 1 and layout.stride[0] < layout.size[1]
+        overlap = layout.size[-2] > 1 and layout.stride[-2] < layout.size[-1]
         if overlap or not columns.has_aligned_rows(layout):
             strides = f"has strides {layout.stride} and offset {layout.offset}"
             return f"{name} {strides}: TMA copies contiguous {where} that are aligned to {TMA_BYTES} bytes"
     return None
 
 
+def _of_groups(matrix: TensorMap, layout: Layout) -> TensorMap:
+    """The map of one matrix, or of as many as the layout has."""
+    if len(layout.size) == 2:
+        return matrix
+    pitch = strides_of(layout).batch * layout.dtype.itemsize or matrix.pitches[0] * matrix.sizes[1]
+    return dataclasses.replace(
+        matrix, sizes=(*matrix.sizes, layout.size[0]), pitches=(*matrix.pitches, pitch), box=(*matrix.box, 1)
+    )
+
+
 def matrix(layout: Layout) -> Layout:
-    """Scales as a matrix: a single number, or one row, for all."""
+    """Scales as a matrix, or one for each group: a single number, or one row, for all."""
     size = (1,) * (2 - len(layout.size)) + layout.size
-    stride = (0,) * (2 - len(layout.stride)) + layout.stride if layout.numel != 1 else (0, 0)
+    stride = (0,) * (2 - len(layout.stride)) + layout.stride if layout.numel != 1 else (0,) * len(size)
     return Layout(size=size, stride=stride, dtype=layout.dtype, offset=layout.offset)
