@@ -25,6 +25,7 @@ from cuda_cases import (
     gated,
     gemv_shape,
     mixed,
+    mixed_groups,
     mm,
     parts_shape,
     skinny_shape,
@@ -94,6 +95,12 @@ GROUPED = [
 ]
 PARTS = [choice(mm(2048, 2048, layout=layout, dtype=F32), shape) for shape in parts.SHAPES for layout in ("nt", "tn")]
 WGMMA = [one for bits, shapes in wgmma.SHAPES.items() for shape in shapes for one in legal(shape, shape.block_m, (bits,))]
+WGMMA += [
+    choice(mixed_groups(**fields), shape)
+    for fields in ({}, INT4 | {"scales": "group_128"}, {"scales": "group_32", "dtype": F16})
+    for shape in wgmma.SHAPES_FOR_GROUPS[weights_of(mixed_groups(**fields)).bits]
+    if not FAMILY["wgmma"].why_not_config(mixed_groups(**fields), SM90, config(shape))
+]
 LARGEST = [
     choice(biased(Problem.grouped_mm(512, 512, 512, dtype=F16, layout="nn", device_type="cuda")), grouped.FITTED[0], swap_ab=True),
     choice(mm(512, 512), cluster_shape("128x64x64_s8_k1_2x2")),
@@ -106,6 +113,7 @@ LARGEST = [
     choice(mixed(64, scales="column"), wgmma.SHAPES[8][0]),
     choice(mixed(256, scales="column"), wgmma.SHAPES[8][-1]),
     choice(biased(mixed(192, **INT4, scales="group_128")), wgmma.SHAPES[4][-1]),
+    choice(gated(mixed_groups(**INT4, scales="group_128")), wgmma.SHAPES_FOR_GROUPS[4][2]),
 ]
 """The largest tiles, whose registers are the scarcest, and epilogues: a sixth of them for each commit."""
 SAMPLE = [one for all in (CLUSTER, GEMV, GROUPED, PARTS, SKINNY, WGMMA) for one in rotated(all, len(all), all[0].family.name)]

@@ -25,6 +25,7 @@ from cuda_cases import (
     gemv_shape,
     grouped_shape,
     mixed,
+    mixed_groups,
     mm,
     parts_shape,
     skinny_shape,
@@ -266,6 +267,58 @@ def test_what_the_families_of_mixed_mm_do_not_serve(family: str, problem: Proble
     assert FAMILY[family].why_not(problem, SM90) == reason.format(operations)
 
 
+OVERLAPPING = dataclasses.replace(mixed_groups().b, stride=(0, 1, 2048))
+
+
+@pytest.mark.parametrize(
+    ("problem", "reason"),
+    [
+        (Problem.grouped_mm(2048, 512, 512, device_type="cuda"), "grouped_mm is not an operation of this kernel, which has {}"),
+        (
+            Problem.scaled_grouped_mm(512, 512, 512, device_type="cuda"),
+            "scaled_grouped_mm is not an operation of this kernel, which has {}",
+        ),
+        (mixed_groups(0), "the product is empty: nothing is launched"),
+        (mixed_groups(dtype=F32), "a is float32, expected bfloat16 or float16"),
+        (mixed_groups(k=2064, **INT4), "K is 2064, expected a multiple of 32"),
+        (mixed_groups(layout="tn"), f"a has strides (1, 2048) and offset 0: {ROWS}"),
+        (
+            mixed_groups(layout="nn"),
+            "the transpose of b has strides (2097152, 1, 1024) and offset 0: "
+            "TMA copies contiguous rows, its columns, that are aligned to 16 bytes",
+        ),
+        (
+            dataclasses.replace(mixed_groups(), b=OVERLAPPING),
+            "the transpose of b has strides (0, 2048, 1) and offset 0: "
+            "TMA copies contiguous rows, its columns, that are aligned to 16 bytes",
+        ),
+        (mixed_groups(n=1028, scales="group_128"), f"scale_b has strides (16448, 1028, 1) and offset 0: {ROWS}"),
+        (mixed_groups(2**30, 128, 128), "a tile behind the last row or column would not fit 32 bits"),
+        (
+            dataclasses.replace(
+                mixed_groups(), epilogue=trace(lambda acc, *x: acc + sum(x), F32, [torch.empty(1024, dtype=BF16)] * 7)
+            ),
+            "the epilogue has 7 operands, a launch passes at most 6",
+        ),
+    ],
+    ids=str,
+)
+def test_what_groups_of_narrow_weights_are_not_served(problem: Problem, reason: str) -> None:
+    assert FAMILY["wgmma"].why_not(problem, SM90) == reason.format("mixed_mm and mixed_grouped_mm")
+
+
+@pytest.mark.parametrize("fields", [{}, INT4, UINT4], ids=str)
+@pytest.mark.parametrize("scales", ["column", "group_32", "group_64", "group_128"])
+def test_what_groups_of_narrow_weights_are_served(fields: dict[str, Any], scales: str) -> None:
+    for dtype in (F16, BF16):
+        problem = mixed_groups(n=1000, dtype=dtype, scales=scales, **fields)
+        assert FAMILY["wgmma"].why_not(problem, SM90) is None
+        shapes = wgmma.SHAPES_FOR_GROUPS[weights_of(problem).bits]
+        assert sum(FAMILY["wgmma"].why_not_config(problem, SM90, config(shape)) is None for shape in shapes) >= 3
+    interleaved = Layout(size=(8, 2048, 1000), stride=(2048, 1, 8 * 2048), dtype=torch.int8)
+    assert FAMILY["wgmma"].why_not(dataclasses.replace(mixed_groups(n=1000), b=interleaved), SM90) is None
+
+
 def test_a_result_that_no_family_stores() -> None:
     doubled = trace(lambda acc, x: acc * x, F32, [torch.empty(128, 128, dtype=F64)])
     problem = dataclasses.replace(mm(), epilogue=doubled, out=Layout.contiguous((128, 128), F64))
@@ -376,6 +429,9 @@ OF_CONFIGS: list[tuple[Problem, Any, dict[str, Any], str]] = [
     (mixed(128), dataclasses.replace(WGMMA, block_m=64, col_tiles=4, line_bytes=64), {},
      "a tile has 512 columns, at most 256 are copied at once"),
     (mixed(128, k=256), WGMMA, {"cluster_k": 3}, "K has 2 steps, too few for 3 blocks"),
+    (mixed_groups(), WGMMA, {"prefetch_stages": 4},
+     "which columns a block needs is known when the launch before it has written where groups end"),
+    (mixed_groups(2**24, 2**13, 64, 1024), WGMMA, {}, "8589934592 tiles, at most 1073741824 can be counted"),
     (mixed(2**24, n=128), WGMMA, {}, "131072 by 1 tiles, at most 65535 fit a dimension of a grid"),
     (mixed(128), dataclasses.replace(WGMMA, k16_batch=8), {},
      "a stage has 128 of K, which is no even number of batches of lines"),

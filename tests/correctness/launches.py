@@ -14,7 +14,7 @@ from gemmtune import settings
 from gemmtune.choice import Choice, Run, Status
 from gemmtune.numerics.operands import Operands, random_operands
 from gemmtune.problem import Problem
-from gemmtune.problem.grouped_compositions import spans
+from gemmtune.problem.grouped_compositions import spans, widened
 from gemmtune.selector.verify import Verifier
 
 GPU = torch.device("cuda")
@@ -97,10 +97,10 @@ def patterns(m: int, groups: int) -> dict[str, list[int]]:
     }
 
 
-def grouped_operands(problem: Problem, device: torch.device = GPU) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """a and b of random numbers, and offsets of groups without rows."""
-    a, b, _ = random_operands(problem, device, seed=5).tensors
-    return a, b, torch.zeros(problem.groups, dtype=torch.int32, device=device)
+def grouped_operands(problem: Problem, device: torch.device = GPU) -> tuple[torch.Tensor, ...]:
+    """a, b and scales of random numbers, and offsets of groups without rows."""
+    *given, _ = random_operands(problem, device, seed=5).tensors
+    return *given, torch.zeros(problem.groups, dtype=torch.int32, device=device)
 
 
 def assert_by_loop(out: torch.Tensor, a: torch.Tensor, b: torch.Tensor, ends: list[int], name: str) -> None:
@@ -114,27 +114,29 @@ def assert_by_loop(out: torch.Tensor, a: torch.Tensor, b: torch.Tensor, ends: li
 def assert_follows_offsets(choice: Choice) -> None:
     """Launch after launch, and replay after replay, of a kernel for groups of rows."""
     problem, run = choice.problem, choice.build().run
-    a, b, offs = grouped_operands(problem)
+    *given, offs = grouped_operands(problem)
+    a, b, *scales = given
+    wide = widened(b, *scales, problem.encoding, torch.float32) if scales else b
     out = torch.empty(problem.m, problem.n, dtype=problem.dtype, device=GPU)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        run(out, (a, b, offs), ())
+        run(out, (*given, offs), ())
     found = patterns(problem.m, problem.groups)
     for pattern in (*found, *reversed(found)):
         offs.copy_(torch.tensor(found[pattern], dtype=torch.int32))
-        for launch in (lambda: run(out, (a, b, offs), ()), graph.replay):
+        for launch in (lambda: run(out, (*given, offs), ()), graph.replay):
             out.fill_(torch.nan)
             launch()
-            assert_by_loop(out, a, b, found[pattern], pattern)
+            assert_by_loop(out, a, wide, found[pattern], pattern)
 
 
 def assert_touches_nothing_else(run: Run, problem: Problem, device: torch.device = GPU) -> None:
     """Offsets that are none: whatever is stored is a whole sum of the rows that the result has."""
-    a, b, _ = (torch.ones_like(x) for x in grouped_operands(problem, device))
+    *ones, _ = (torch.ones_like(x) for x in grouped_operands(problem, device))
     last = [problem.m] * (problem.groups - 4)
     for ends in ([9, 3, 4000, 12], [-7, 5, 2, 99], [2**31 - 1, -(2**31), 40, 41]):
         memory = torch.full((problem.m + 512, problem.n), -1.0, dtype=problem.dtype, device=device)
-        run(memory[256:-256], (a, b, torch.tensor(ends + last, dtype=torch.int32, device=device)), ())
+        run(memory[256:-256], (*ones, torch.tensor(ends + last, dtype=torch.int32, device=device)), ())
         assert (memory[:256] == -1).all()
         assert (memory[-256:] == -1).all()
         assert {*memory.unique().tolist()} <= {-1.0, torch.tensor(float(problem.k), dtype=problem.dtype).item()}

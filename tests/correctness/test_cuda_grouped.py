@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from cpp_kernels import needs_compiler
-from cuda_cases import BF16, F16, F32, INT4, UINT4, UINT8, choice, gated, grouped_shape, wgmma_shape
+from cuda_cases import BF16, F16, F32, INT4, UINT4, UINT8, choice, gated, grouped_shape, mixed_groups, wgmma_shape
 from cuda_cases import biased as with_bias
 from cuda_kernels_on_cpu import assert_right, kernel
 from rotation import rotated
@@ -27,10 +27,6 @@ def terms(m: int, n: int, k: int, groups: int, dtype: torch.dtype = BF16) -> Pro
 
 def fitted(block_n: int, stages: int, cluster_n: int = 1) -> Any:
     return grouped_shape(block_n, stages, cluster_n=cluster_n, fitted=True)
-
-
-def narrow(m: int, n: int, k: int, groups: int, **fields: Any) -> Problem:
-    return Problem.mixed_grouped_mm(m, n, k, groups=groups, device_type="cuda", **fields)
 
 
 def unsigned(problem: Problem) -> Problem:
@@ -64,18 +60,26 @@ def test_groups_are_right_whatever_their_sizes(name: str) -> None:
 
 NARROW = wgmma_shape(32, 1, 1, 64, 2)
 WIDENED: dict[str, tuple[Problem, Any, dict[str, Any]]] = {
-    "int4-group-32": (narrow(150, 136, 288, 3, **INT4, scales="group_32"), wgmma_shape(64, 2, 1, 64, 2), {}),
-    "int4-group-128-two-tiles": (narrow(50, 200, 384, 2, **INT4, scales="group_128", dtype=F16), wgmma_shape(40, 2, 2, 64, 2), {}),
-    "uint4-column": (narrow(40, 44, 160, 3, **UINT4, dtype=F16), NARROW, {}),
-    "int4-group-64-two-blocks": (narrow(70, 72, 320, 3, **INT4, scales="group_64", scale_dtype=F32), NARROW, {"cluster_k": 2}),
-    "int8-column-unaligned": (narrow(90, 133, 144, 4, dtype=F16), NARROW, {}),
-    "int8-group-32-gated": (gated(narrow(70, 136, 96, 3, scales="group_32")), NARROW, {}),
+    "int4-group-32": (mixed_groups(150, 136, 288, 3, **INT4, scales="group_32"), wgmma_shape(64, 2, 1, 64, 2), {}),
+    "int4-group-128-two-tiles": (
+        mixed_groups(50, 200, 384, 2, **INT4, scales="group_128", dtype=F16),
+        wgmma_shape(40, 2, 2, 64, 2),
+        {},
+    ),
+    "uint4-column": (mixed_groups(40, 44, 160, 3, **UINT4, dtype=F16), NARROW, {}),
+    "int4-group-64-two-blocks": (
+        mixed_groups(70, 72, 320, 3, **INT4, scales="group_64", scale_dtype=F32),
+        NARROW,
+        {"cluster_k": 2},
+    ),
+    "int8-column-unaligned": (mixed_groups(90, 133, 144, 4, dtype=F16), NARROW, {}),
+    "int8-group-32-gated": (gated(mixed_groups(70, 136, 96, 3, scales="group_32")), NARROW, {}),
     "uint8-float32-result": (
-        with_bias(unsigned(narrow(70, 67, 80, 2, scales="column"))),
+        with_bias(unsigned(mixed_groups(70, 67, 80, 2, scales="column"))),
         NARROW,
         {"cluster_k": 2, "interleaved_k": True},
     ),
-    "int4-one-group": (narrow(45, 70, 64, 1, **INT4), NARROW, {}),
+    "int4-one-group": (mixed_groups(45, 70, 64, 1, **INT4), NARROW, {}),
 }
 """Numbers of four and eight bits, signed and not, scales of columns and along K, edges of all sizes, blocks that divide K."""
 
@@ -100,11 +104,10 @@ def run_of_ones(problem: Problem, shape: Any, **told: Any) -> Callable[..., None
     return with_ends
 
 
-SMALL = wgmma_shape(16, 2, 1, 64, 2)
 ONES: dict[str, tuple[Problem, Any, dict[str, Any]]] = {
     "swapped": (rows(40, 136, 72, 4), grouped_shape(16, 2), {"blocks": 2, "swap_ab": True}),
     "fitted": (rows(40, 136, 72, 4), fitted(32, 2, cluster_n=2), {"blocks": 2, "swap_ab": True}),
-    "narrow": (narrow(40, 136, 96, 4, **INT4, scales="group_32"), SMALL, {}),
+    "narrow": (mixed_groups(40, 136, 96, 4, **INT4, scales="group_32"), NARROW, {}),
 }
 
 
@@ -124,7 +127,7 @@ def test_offsets_that_are_no_offsets_touch_nothing_else(name: str) -> None:
 @needs_compiler
 def test_each_of_many_groups_has_its_own_scales_and_none_behind_them() -> None:
     """More groups than a warp has lanes, less of K than a stage has; every fifth group is empty, every third has NaN for scales."""
-    problem = narrow(80, 40, 96, 36, **INT4, scales="group_32")
+    problem = mixed_groups(80, 40, 96, 36, **INT4, scales="group_32")
     of_row = torch.tensor([group for group in range(36) if group % 5 for _ in range(1 + group % 3)])
     ends = torch.searchsorted(of_row, torch.arange(36), right=True)
     scale = torch.where(torch.arange(36) % 3 == 1, torch.nan, torch.arange(36) + 1.0).to(BF16)

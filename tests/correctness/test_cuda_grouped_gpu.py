@@ -2,12 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 import torch
-from cuda_cases import BF16, F16, FAMILY, SM90, biased, choice, config, gated, grouped_shape
+from cuda_cases import (
+    BF16,
+    F16,
+    INT4,
+    SM90,
+    UINT4,
+    biased,
+    choice,
+    config,
+    family_of,
+    gated,
+    grouped_shape,
+    mixed_groups,
+    wgmma_shape,
+)
 from launches import (
     GPU,
     assert_follows_offsets,
@@ -20,6 +35,8 @@ from launches import (
 
 from gemmtune.backends.cuda.choice import CudaChoice
 from gemmtune.backends.cuda.grouped.configs import SHAPES, Shape
+from gemmtune.backends.cuda.mixed.weights import weights_of
+from gemmtune.backends.cuda.wgmma import configs as wgmma
 from gemmtune.device import DeviceInfo, detect
 from gemmtune.problem import Problem
 from gemmtune.problem.grouped_compositions import spans
@@ -52,22 +69,38 @@ PROBLEMS: dict[str, Problem] = {
     "float32-result": biased(rows(700, 523, 256, 4)),
     "terms": terms(520, 776, 3000, 9),
     "terms-few": terms(264, 200, 77, 20, F16),
+    "int4": mixed_groups(1000, 520, 1056, 5, **INT4, scales="group_32"),
+    "int4-model": mixed_groups(2048, 4096, 14336, 8, **INT4, scales="group_128"),
+    "uint4-many-groups": mixed_groups(3000, 267, 416, 70, **UINT4, dtype=F16),
+    "int8": mixed_groups(700, 333, 4112, 3, dtype=F16),
+    "int8-gated": gated(mixed_groups(700, 520, 448, 4, scales="group_64")),
+    "int8-float32-result": biased(mixed_groups(700, 523, 256, 4)),
 }
-"""Sizes with tails, groups by the dozen, both layouts of b, an epilogue, a result in float32, groups of terms."""
+"""Sizes with tails, groups by the dozen, both layouts of b, an epilogue, a result in float32, groups of terms, narrow weights."""
 WAYS: list[dict[str, Any]] = [
     {"swap_ab": swap_ab, **told} for swap_ab in (False, True) for told in ({"strip": 16}, {"strip": 1, "blocks": 6, "pdl": True})
 ]
 
 
-def choices_of(problem: Problem, shape: Shape, device: DeviceInfo) -> list[CudaChoice]:
+NARROW_WAYS: list[dict[str, Any]] = [{}, {"cluster_k": 2, "pdl": True}, {"cluster_k": 3, "interleaved_k": True}]
+
+
+def shapes_of(problem: Problem) -> Sequence[Any]:
+    """The shapes of the family for the problem."""
+    return wgmma.SHAPES_FOR_GROUPS[weights_of(problem).bits] if problem.widens_b else SHAPES
+
+
+def choices_of(problem: Problem, shape: Any, device: DeviceInfo) -> list[CudaChoice]:
     """Every way to tell a launch that is legal."""
-    family = FAMILY["grouped"]
+    family = family_of(shape)
     assert family.why_not(problem, device) is None
-    told = (config(shape, **way) for way in WAYS)
+    told = (config(shape, **way) for way in (NARROW_WAYS if problem.widens_b else WAYS))
     return [CudaChoice.of(family, one, problem, device) for one in told if family.why_not_config(problem, device, one) is None]
 
 
-CASES = {f"{name}-{shape}": (one, shape) for name, one in PROBLEMS.items() for shape in SHAPES if choices_of(one, shape, SM90)}
+CASES = {
+    f"{name}-{shape}": (one, shape) for name, one in PROBLEMS.items() for shape in shapes_of(one) if choices_of(one, shape, SM90)
+}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -86,9 +119,10 @@ def test_every_way_to_tell_a_launch_is_right(case: str) -> None:
     assert_right(problem, choices_of(problem, shape, detect("cuda")))
 
 
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_offsets_that_are_no_offsets_touch_nothing_else(shape: Shape) -> None:
-    for one in choices_of(PROBLEMS["rows"], shape, detect("cuda")):
+@pytest.mark.parametrize("shape", [*SHAPES, *wgmma.SHAPES_FOR_GROUPS[8]], ids=str)
+def test_offsets_that_are_no_offsets_touch_nothing_else(shape: Any) -> None:
+    problem = PROBLEMS["rows"] if isinstance(shape, Shape) else mixed_groups(1000, 523, 336, 5)
+    for one in choices_of(problem, shape, detect("cuda")):
         assert_touches_nothing_else(one.build().run, one.problem)
 
 
@@ -97,12 +131,14 @@ SAMPLE = {
     "rows-in-clusters": ("more-rows", grouped_shape(256, 4, cluster_m=2)),
     "fitted": ("more-rows", grouped_shape(256, 4, cluster_n=2, fitted=True)),
     "terms": ("terms", grouped_shape(256, 4)),
+    "narrow": ("int4", wgmma_shape(128, 2, 1, 64, 4)),
 }
 
 
 def sample(name: str) -> CudaChoice:
     problem, shape = SAMPLE[name]
-    return choice(PROBLEMS[problem], shape, detect("cuda"), swap_ab=name == "few-rows" or shape.fitted, pdl=True)
+    told = {"swap_ab": True} if name in ("few-rows", "fitted") else {}
+    return choice(PROBLEMS[problem], shape, detect("cuda"), pdl=True, **told)
 
 
 @pytest.mark.parametrize("name", SAMPLE)

@@ -28,6 +28,7 @@ PROBLEMS = {
     ),
     "int4-few": Problem.mixed_grouped_mm(16, 328, 1024, groups=20, encoding="int4", scales="group_64", device_type="cuda"),
     "uint4-more": Problem.mixed_grouped_mm(250, 200, 256, groups=5, encoding="uint4", device_type="cuda"),
+    "int4-many": Problem.mixed_grouped_mm(2048, 1032, 1024, groups=8, encoding="int4", scales="group_128", device_type="cuda"),
     "fp8-rows-few": Problem.scaled_grouped_mm(40, 384, 512, groups=16, device_type="cuda"),
     "fp8-rows": Problem.scaled_grouped_mm(700, 512, 384, groups=5, device_type="cuda"),
     "fp8-blocks": Problem.scaled_grouped_mm(300, 384, 1024, groups=6, scales="block_128x128", device_type="cuda"),

@@ -51,6 +51,10 @@ def mixed(m: int = 16, n: int = 1024, k: int = 2048, **fields: Any) -> Problem:
     return Problem.mixed_mm(m, n, k, device_type="cuda", **fields)
 
 
+def mixed_groups(m: int = 2048, n: int = 1024, k: int = 2048, groups: int = 8, **fields: Any) -> Problem:
+    return Problem.mixed_grouped_mm(m, n, k, groups=groups, device_type="cuda", **fields)
+
+
 def gated(problem: Problem) -> Problem:
     """silu(product) · x, x a matrix in the operands' type."""
     x = torch.empty(problem.m, problem.n, dtype=problem.dtype)

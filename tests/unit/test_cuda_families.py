@@ -22,6 +22,7 @@ from cuda_cases import (
     family_of,
     grouped_shape,
     mixed,
+    mixed_groups,
     mm,
     parts_shape,
     skinny_shape,
@@ -34,6 +35,7 @@ from gemmtune.backends.cuda.choice import CudaChoice
 from gemmtune.backends.cuda.cluster import configs as cluster
 from gemmtune.backends.cuda.cluster.rank import cluster_counts
 from gemmtune.backends.cuda.gemv import configs as gemv
+from gemmtune.backends.cuda.groups import tiles_below
 from gemmtune.backends.cuda.hopper import clusters_at_a_time
 from gemmtune.backends.cuda.parts import configs as parts
 from gemmtune.backends.cuda.skinny import family as skinny
@@ -126,6 +128,7 @@ def test_the_search_has_what_was_the_fastest_on_an_h200(problem: Problem, wanted
         ("gemv", mm(5), "exhaustive", "a has 5 rows, at most 4 are served"),
         ("skinny", mixed(33), "exhaustive", "a has 33 rows, at most 32 are served"),
         ("wgmma", mixed(32), "default", "a has 32 rows, tried from 33 on"),
+        ("wgmma", mixed_groups(250), "default", "a group has, on the mean, 32 rows, tried from 33 on"),
     ],
 )
 def test_what_is_not_likely_to_win_is_one_refusal(family: str, problem: Problem, search: str, reason: str) -> None:
@@ -219,6 +222,7 @@ OFFERED += [("gemv", mm(1, 8192, 8192)), ("gemv", mixed(3, 8192, 8192, **int4))]
 OFFERED += [("grouped", GROUPED_UP), ("grouped", Problem.grouped_k_mm(4096, 14336, 8192, groups=8, device_type="cuda"))]
 OFFERED += [("parts", mm(512, 512, 4096, dtype=F32)), ("parts", mm(8192, 8192, 8192, dtype=F32))]
 OFFERED += [("wgmma", mixed(m, 8192, 8192, **fields)) for m, fields in zip((33, 64, 256, 1000, 4096), WEIGHTS, strict=True)]
+OFFERED += [("wgmma", mixed_groups(2048, 28672, 4096, **int4)), ("wgmma", mixed_groups(4096, 1536, 2048, 64, dtype=F16))]
 
 
 @pytest.mark.parametrize(("family", "problem"), OFFERED, ids=str)
@@ -227,7 +231,7 @@ def test_variants_are_told_at_launch_and_need_no_compilation(family: str, proble
         near = one.launch_variants()
         assert {variant.compile_key for variant in near} == {one.compile_key}
         assert len({v.content_hash for v in (one, *near)}) == len({v.name for v in (one, *near)}) == len(near) + 1
-        for told in ("pdl",) if family in ("grouped", "parts") else ("pdl", "prefetch_stages"):
+        for told in ("pdl",) if family == "parts" or problem.groups else ("pdl", "prefetch_stages"):
             assert {bool(getattr(variant.config, told)) for variant in (one, *near)} == {True, False}
         assert all(FAMILY[family].why_not_config(problem, SM90, variant.config) is None for variant in near)
 
@@ -254,6 +258,8 @@ def test_a_choice_travels_and_runs_on_its_architecture_alone(family: str, proble
         ("skinny", mixed(**INT4, scales="column", zeros=True), lambda c: c.cluster_k * c.shape.warps_k, F16),
         ("wgmma", mixed(64, scales="column"), lambda c: c.cluster_k, None),
         ("wgmma", mixed(64, dtype=BF16, scales="group_64"), lambda c: c.cluster_k, BF16),
+        ("wgmma", mixed_groups(scales="column"), lambda c: c.cluster_k, None),
+        ("wgmma", mixed_groups(scales="group_64"), lambda c: c.cluster_k, BF16),
     ],
 )
 def test_claims(family: str, problem: Problem, splits: Any, weights: torch.dtype | None) -> None:
@@ -291,6 +297,33 @@ def test_as_many_blocks_as_tiles_or_multiprocessors_work_off_grouped_products() 
     few, many = (Problem.grouped_mm(m, 512, 64, groups=3, device_type="cuda") for m in (1, 100000))
     grids = [FAMILY["grouped"].record(one, config(shape, blocks=132)).grid for one in (few, many)]
     assert grids == [(2 * 2, 1, 1), (132, 1, 1)]
+
+
+@pytest.mark.parametrize(("rows", "most"), [(40, 64), (200, 256), (256, 192), (1000, 192)])
+def test_tiles_of_narrow_weights_are_as_high_as_groups(rows: int, most: int) -> None:
+    """Of about 256 rows, two tiles of 160 rather than three of 128; and nothing on other architectures."""
+    problem = mixed_groups(8 * rows, 28672, 4096, **int4)
+    found = choices("wgmma", problem)
+    assert 1 <= len(found) <= EFFORT["default"].configs["cuda:wgmma"]
+    assert max(one.config.shape.block_m for one in found) <= most
+    assert found[0].config.shape.block_m == {40: 64, 256: 160}.get(rows, found[0].config.shape.block_m)
+    assert BACKEND.enumerate(problem, SM90, Settings()).choices == tuple(found)
+    assert not any(BACKEND.enumerate(problem, preset(arch), Settings()).choices for arch in ("sm80", "sm100", "gfx942"))
+
+
+def test_as_many_blocks_as_there_may_be_tiles_find_their_own() -> None:
+    shape = wgmma_shape(64, 2, 1, 64, 4)
+    few, many = (mixed_groups(m, 520, 1024, 3, **int4) for m in (2, 1000))
+    assert FAMILY["wgmma"].record(few, config(shape)).grid == (2 * 5, 1, 1)
+    assert FAMILY["wgmma"].record(many, config(shape, cluster_k=2)).grid == (2 * (15 + 3) * 5, 1, 1)
+
+
+@pytest.mark.parametrize(("m", "groups", "rows"), [(2048, 8, 128), (2048, 8, 160), (300, 40, 16), (7, 100, 64), (90, 1, 64)])
+def test_tiles_that_random_groups_have_on_the_mean(m: int, groups: int, rows: int) -> None:
+    counts = torch.multinomial(torch.ones(2000, groups), m, replacement=True, generator=torch.Generator().manual_seed(1))
+    sizes = torch.zeros(2000, groups).scatter_add_(1, counts, torch.ones(counts.shape))
+    mean = (sizes / rows).ceil().sum(1).mean().item()
+    assert tiles_below(mixed_groups(m, groups=groups), rows) == pytest.approx(mean, rel=0.03)
 
 
 def test_clusters_for_a_tile_fill_the_multiprocessors_and_leave_no_block_without_work() -> None:
