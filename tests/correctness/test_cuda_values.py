@@ -27,6 +27,7 @@ from cuda_cases import (
     mm,
     parts_shape,
     skinny_shape,
+    wgmma_shape,
 )
 from cuda_kernels_on_cpu import assert_right, kernel
 from hard_numbers import HARD, assert_as_in_torch, hard_operands
@@ -67,6 +68,30 @@ def test_every_kind_of_weight_is_right(name: str) -> None:
     if name == "int8-bfloat16":
         problem = biased(problem)
     assert_right(choice(problem, shape, **told))
+
+
+TILE, ONE_GROUP, TWO_TILES = wgmma_shape(40, 2, 1, 64, 2), wgmma_shape(24, 1, 1, 128, 2), wgmma_shape(16, 2, 2, 64, 3)
+MORE_ROWS: dict[str, tuple[dict[str, Any], Any, dict[str, Any]]] = {
+    "int4-group-128": (INT4 | {"dtype": BF16, "scales": "group_128"}, TILE, {}),
+    "int4-group-32-zeros": (INT4 | {"scales": "group_32", "zeros": True}, ONE_GROUP, {}),
+    "uint4-column-zeros": (UINT4 | {"dtype": BF16, "scales": "column", "zeros": True}, TWO_TILES, {}),
+    "uint4-group-64-two-blocks": (UINT4 | {"scales": "group_64", "scale_dtype": F32}, TILE, {"cluster_k": 2}),
+    "int8-column-gated": ({"scales": "column"}, ONE_GROUP, {}),
+    "int8-group-64-zeros": (
+        {"dtype": BF16, "scales": "group_64", "zeros": True},
+        ONE_GROUP,
+        {"cluster_k": 3, "interleaved_k": True},
+    ),
+    "uint8-tensor": ({"dtype_b": UINT8, "scales": "tensor"}, TWO_TILES, {}),
+}
+
+
+@needs_compiler
+@pytest.mark.parametrize("name", rotated([*MORE_ROWS], len(MORE_ROWS), "wgmma"))
+def test_more_rows_of_every_kind_of_weight_are_right(name: str) -> None:
+    fields, shape, told = MORE_ROWS[name]
+    problem = mixed(shape.block_m - 3, shape.block_n + 8, 288, **fields)
+    assert_right(choice(gated(problem) if "gated" in name else problem, shape, **told))
 
 
 TWO, DEEP, PAIR = gemv_shape(8, 2, 2), gemv_shape(8, 4, 1), gemv_shape(16, 2, 2)

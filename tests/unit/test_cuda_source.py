@@ -28,6 +28,7 @@ from cuda_cases import (
     gemv_shape,
     grouped_shape,
     mixed,
+    mixed_groups,
     mm,
     parts_shape,
     skinny_shape,
@@ -82,7 +83,9 @@ TEXTS["gemv"] = [(mm(1), VECTOR), (mm(1), gemv_shape(16, 4, 8)), (mm(1, dtype=F1
 TEXTS["gemv"] += [(mixed(1, **fields), VECTOR) for fields in (GROUPS, INT4, {"scales": "column"}, UINT4, GROUPS | {"zeros": True})]
 TEXTS["wgmma"] = [(problem, WGMMA if shape == SKINNY else wgmma_shape(64, 2, 1, 128, 4)) for problem, shape in TEXTS["skinny"]]
 
-
+NARROW = mixed_groups(**GROUPS)
+TEXTS["wgmma-groups"] = [(NARROW, WGMMA), (NARROW, wgmma_shape(160, 2, 1, 64, 4)), (mixed(**GROUPS, dtype=BF16), WGMMA)]
+TEXTS["wgmma-groups"] += [(gated(NARROW), WGMMA), (mixed_groups(**INT4), WGMMA)]
 ROWS, TERMS = (make(512, 512, 512, device_type="cuda") for make in (Problem.grouped_mm, Problem.grouped_k_mm))
 TEXTS["grouped"] = [
     (ROWS, grouped_shape(128, 6)),
@@ -109,6 +112,7 @@ def test_the_digest_differs_where_the_text_does_and_sizes_change_neither(family:
         "gemv": mm(4, 300, 16384),
         "grouped": Problem.grouped_mm(99, 304, 776, groups=77, device_type="cuda"),
         "parts": mm(99, 301, 777, dtype=F32),
+        "wgmma-groups": mixed_groups(999, 304, 4096, 77, **GROUPS),
     }
     again = other.get(family, mixed(13, 2048, 4096, **GROUPS))
     assert source_of(again, TEXTS[family][0][1]).digest == sources[0].digest
