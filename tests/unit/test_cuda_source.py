@@ -84,7 +84,7 @@ TEXTS["gemv"] += [(mixed(1, **fields), VECTOR) for fields in (GROUPS, INT4, {"sc
 TEXTS["wgmma"] = [(problem, WGMMA if shape == SKINNY else wgmma_shape(64, 2, 1, 128, 4)) for problem, shape in TEXTS["skinny"]]
 
 NARROW = mixed_groups(**GROUPS)
-TEXTS["wgmma-groups"] = [(NARROW, WGMMA), (NARROW, wgmma_shape(160, 2, 1, 64, 4)), (mixed(**GROUPS, dtype=BF16), WGMMA)]
+TEXTS["wgmma-groups"] = [(NARROW, WGMMA), (NARROW, wgmma_shape(144, 2, 1, 64, 4)), (mixed(**GROUPS, dtype=BF16), WGMMA)]
 TEXTS["wgmma-groups"] += [(gated(NARROW), WGMMA), (mixed_groups(**INT4), WGMMA)]
 ROWS, TERMS = (make(512, 512, 512, device_type="cuda") for make in (Problem.grouped_mm, Problem.grouped_k_mm))
 TEXTS["grouped"] = [

@@ -137,10 +137,10 @@ SHAPES: dict[int, tuple[Shape, ...]] = {
 """The shapes by the bits of a weight: few rows, for two blocks on a multiprocessor or one, to the largest tile with room in
 registers."""
 SHAPES_FOR_GROUPS = {
-    8: (*SHAPES[8], Shape(block_m=160, warp_groups=2, col_tiles=1, line_bytes=128, stages=3)),
-    4: (*SHAPES[4], Shape(block_m=160, warp_groups=2, col_tiles=1, line_bytes=64, stages=4)),
+    8: (*SHAPES[8], Shape(block_m=144, warp_groups=2, col_tiles=1, line_bytes=128, stages=4)),
+    4: (*SHAPES[4], Shape(block_m=144, warp_groups=2, col_tiles=1, line_bytes=64, stages=4)),
 }
-"""Also tiles for groups of about 256 rows, half of which have a few more: these take two such tiles, or three of 128 rows."""
+"""Also tiles for groups of about 128 or 256 rows, half of which have a few more: one or two such tiles have room for them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
