@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any, Literal, get_args
 
 import torch
 
 from .. import settings as settings_module
-from ..choice import Choice
+from ..choice import Choice, Status
 from ..device import DeviceInfo, detect
 from ..errors import InvalidProblemError, NoValidChoicesError
 from ..problem import Problem
@@ -20,20 +20,22 @@ from ..problem.rows import RowClass, row_classes
 from ..selector.candidates import Candidates
 from ..selector.progress import Progress
 from ..selector.ranges import stored_table, tune_rows
-from ..selector.segments import MOST_ROWS, Segment, Table, merged, rows_of
+from ..selector.result import Outcome
+from ..selector.segments import Segment, Table, merged, rows_of
 from ..settings import Settings
 from ..store.key import fingerprint_text
-from ..store.store import Ranged, open_store
+from ..store.store import Ranged, Store, open_store
 from .call import bring_scalars, check_call, current_device, prepare_out
 from .calls import bound_call
 from .checks import why_not_ours
 from .fallback import by_torch
+from .forced import Forced
 from .host import host_us
 from .keys import key_of
 from .members import Wanted, candidates_of, held, in_worker, refuse_choices
 from .named import Operand, Operation, stated_problem
 from .plan import Plan
-from .ranges import Member, RangePlan, members_of
+from .ranges import RangePlan, members_of
 from .statement import epilogue_of, problem_of
 
 log = logging.getLogger("gemmtune")
@@ -50,7 +52,15 @@ class Multi:
     """
 
     def __init__(
-        self, name: str, held: Sequence[Choice], rows_class: RowClass, device: DeviceInfo, settings: Settings, decide: Decide
+        self,
+        name: str,
+        held: Sequence[Choice],
+        rows_class: RowClass,
+        device: DeviceInfo,
+        settings: Settings,
+        decide: Decide,
+        *,
+        verify_forced: bool,
     ) -> None:
         if decide not in get_args(Decide):
             raise InvalidProblemError(f"multi: decide: got {decide!r}, expected ranges or first_call")
@@ -63,6 +73,8 @@ class Multi:
         self._settings = settings
         self._decide = decide
         self._forced: int | None = None
+        self._alone = Forced(rows_class, device, settings, verify_forced)
+        self._told: set[str] = set()
         self._frozen = False
         self._plan: RangePlan | None = None
         self._ready: dict[Hashable, Plan] = {}
@@ -83,7 +95,7 @@ class Multi:
 
         Raises:
             InvalidProblemError: operands of another problem than the one that it was made for, but for M.
-            NoValidChoicesError: no kernel that it has is legal and right for this M.
+            NoValidChoicesError: no kernel that it has is legal and right for this M, or the one that is forced is not.
         """
         key = key_of(self.name, operands, ()) if not arguments and len(operands) > 1 else None
         if (plan := self._ready.get(key)) is not None:
@@ -126,7 +138,7 @@ class Multi:
         """What a call of the problem runs, made ready; with ``decide="first_call"`` it is measured now, if this M is new."""
         index = self._forced if self._forced is not None else self._settings.multi_kernel
         if index is not None:
-            range_plan = self._only(index)
+            range_plan = self._alone.plan(self._held[self._place(index)], problem)
         else:
             known = self.table is not None and (self._frozen or self.table.index(problem.m) is not None)
             if not known and self._decide == "first_call":
@@ -149,6 +161,8 @@ class Multi:
             source=self._candidates, kind=self._kind,
         )  # fmt: skip
         self.table, self._plan = result.table, None
+        found = [(r.problem.m, o) for r in result.anchors for o in r.outcomes]
+        self._tell_wrong(found or [(m, o) for m in {x.anchor for x in result.table.segments} for o in self._stored(m, store)])
         if known is not None and result.source == "measured":
             there = (x for x, member in zip(known[0].segments, self._planned(known[0]).members, strict=True) if member.found)
             others = (part for x in there for part in _outside(x, result.table))
@@ -157,6 +171,16 @@ class Multi:
             store.put_ranged(Ranged(key=self._class.key, fingerprint=machine, kind=self._kind, value=self.table.to_json()))
         self._ready.clear()
         return self.table
+
+    def _stored(self, m: int, store: Store) -> Iterable[Outcome]:
+        return self._candidates(self._class.at(m)).stored(store).known.values()
+
+    def _tell_wrong(self, found: Iterable[tuple[int, Outcome]]) -> None:
+        """Warn of each kernel that failed at some M, once."""
+        for m, o in found:
+            if o.status is not Status.OK and o.name not in self._told:
+                self._told.add(o.name)
+                log.warning("multi %s: %s is left out for M = %d: %s: %s", self._class, o.name, m, o.status, o.reason)
 
     def force(self, choice: str | int | None) -> Multi:
         """Run one kernel from now on, by its name or its place in ``choices``; None: what is decided. Returns itself.
@@ -193,14 +217,6 @@ class Multi:
         expected = ", ".join(f"{i}: {name}" for i, name in enumerate(self.choices))
         raise InvalidProblemError(f"force: got {choice!r}, expected a name or a place out of {expected}")
 
-    def _only(self, index: int) -> RangePlan:
-        """The plan by which one kernel serves every M."""
-        place = self._place(index)
-        choice = self._held[place]
-        whole = Segment(lo=1, hi=MOST_ROWS, name=choice.name, content_hash=choice.content_hash, anchor=choice.problem.m)
-        member = Member(self._class, whole.anchor, self._device, lambda _: choice)
-        return RangePlan(self._class, [member], Table(segments=(whole,)), frozenset())
-
     def _planned(self, table: Table | None) -> RangePlan:
         assert table is not None
         members = members_of(table, self._class, self._device, self._candidates)
@@ -235,8 +251,8 @@ def multi(
             their defaults. Each has a name of its own.
         m: the numbers of rows that are decided; by default that of the problem.
         decide: ``ranges`` decides now, unless the store knows; ``first_call`` the first call of an M. The store keeps it.
-        force: the one that runs, by name or place, without being proved right; the setting ``multi_kernel`` does this for
-            every one.
+        force: the one that runs, by name or place; the setting ``multi_kernel`` does this for every one. It is proved right before
+            its first run at each M, unless it is torch's own or the setting ``verify`` is off.
         subprocess: measure in a worker process, by default as the settings say where all functions can be imported there.
         settings: instead of the settings in force; what is measured is proved right whatever they say.
 
@@ -248,9 +264,11 @@ def multi(
     refuse_choices(choices)
     problem, name, info = _asked(what, operands, arguments, device)
     chosen = settings or settings_module.current()
+    verify_forced = chosen.verify
     chosen = replace(chosen, verify=True, batch_invariant=False, tune_in_subprocess=in_worker(choices, subprocess, chosen))
     rows = rows_of(m) if m is not None else range(problem.m, problem.m + 1)
-    made = Multi(name, held(choices, problem, rows, info, chosen), row_classes(problem)[0], info, chosen, decide)
+    members = held(choices, problem, rows, info, chosen)
+    made = Multi(name, members, row_classes(problem)[0], info, chosen, decide, verify_forced=verify_forced)
     if force is not None:
         made.force(force)
     elif decide == "ranges" and chosen.multi_kernel is None:

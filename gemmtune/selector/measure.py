@@ -58,6 +58,16 @@ def measure(
     return candidates
 
 
+def examine_alone(candidates: Candidates, choice: Choice) -> Outcome:
+    """How one of the candidates fares by itself: compiled, verified and shortly measured, but compared with nothing, so that a
+    later tuning goes on with it."""
+    outcomes: dict[str, Outcome] = {}
+    with open_session(candidates.problem, candidates.device, candidates.settings, candidates.host_us) as session:
+        ready = _compiled([choice], candidates, outcomes, Progress(), None)
+        examine_all(session, ready, 1.0, outcomes, Progress(), candidates)
+    return outcomes[choice.content_hash]
+
+
 def _compiled(
     choices: Sequence[Choice],
     candidates: Candidates,

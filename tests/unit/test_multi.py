@@ -89,8 +89,21 @@ def test_the_first_call_decides_each_m_for_itself(backend: RowedBackend, measure
 def test_the_caller_decides(backend: RowedBackend, measured: list[str], which: str | int):
     multi = made(force=which)
     assert run(multi, 3) == "fake:high"
-    assert not measured, "nothing has to be compared"
+    assert run(made(force=which), 3) == "fake:high"
+    assert measured == ["fake:high 3"], "nothing has to be compared, and the store knows that it is right"
     assert run(multi.force("fake:low"), 64) == "fake:low"
+
+
+def test_what_is_forced_is_proved_unless_it_is_torchs(backend: RowedBackend, measured: list[str]):
+    multi = made(choices=["fake:torch", wrong], force=1)
+    for _ in range(2):
+        with pytest.raises(NoValidChoicesError, match=r"by the one that is forced:\n  function:wrong: wrong_result: .*\nMend it"):
+            multi(torch.randn(5, K), W)
+    assert measured == ["function:wrong 5"]
+    assert run(pickle.loads(pickle.dumps(multi.force(0))), 5) == "fake:torch"
+    with settings.patch(verify=False, multi_kernel=1):
+        made(choices=["fake:torch", wrong])(torch.randn(6, K), W)
+    assert measured == ["function:wrong 5"]
 
 
 def test_the_setting_decides_by_place(backend: RowedBackend):
@@ -178,9 +191,14 @@ def test_no_rows_are_multiplied_by_torch(backend: RowedBackend):
     assert multi.picked is None
 
 
-def test_a_wrong_member_is_left_out(backend: RowedBackend, monkeypatch: pytest.MonkeyPatch):
-    multi = gemmtune.multi(problem(8), choices=[wrong, plain])
-    assert run(multi, 8) == "function:plain"
+def test_a_wrong_member_is_left_out_and_told_of_once(backend: RowedBackend, caplog: pytest.LogCaptureFixture):
+    for _ in range(2):
+        caplog.clear()
+        multi = gemmtune.multi(problem(8), choices=[wrong, plain])
+        assert run(multi, 8) == "function:plain"
+        multi.decide(range(8, 10))
+        [told] = [x.message for x in caplog.records if x.levelname == "WARNING" and "function:wrong" in x.message]
+        assert "function:wrong is left out for M = 8: wrong_result: " in told
     with pytest.raises(NoValidChoicesError, match="function:wrong: wrong_result"):
         gemmtune.multi(problem(9), choices=[wrong])
 

@@ -1,0 +1,66 @@
+"""What the caller of a ``multi`` forces: one kernel for every M, proved right before its first run at each."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..choice import Choice, Status
+from ..device import DeviceInfo
+from ..errors import NoValidChoicesError
+from ..problem import Problem
+from ..problem.rows import RowClass
+from ..selector.candidates import row_of
+from ..selector.measure import examine_alone
+from ..selector.segments import MOST_ROWS, Segment, Table
+from ..settings import Settings
+from ..store.store import open_store
+from .members import candidates_of
+from .ranges import Member, RangePlan
+
+REMEDY = "Mend it, force another one (force=, GEMMTUNE_MULTI_KERNEL), or none: then the fastest of those that are right runs."
+
+
+@dataclass(slots=True)
+class Forced:
+    """The plans by which one kernel of a ``multi`` serves all Ms, made when it is first forced.
+
+    ``verify`` says whether a kernel that is not torch's own has to be proved, by what the store knows or else here.
+    """
+
+    rows_class: RowClass
+    device: DeviceInfo
+    settings: Settings
+    verify: bool
+    plans: dict[str, RangePlan] = field(default_factory=dict)
+    proved: set[tuple[str, Problem]] = field(default_factory=set)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (type(self), (self.rows_class, self.device, self.settings, self.verify))
+
+    def plan(self, choice: Choice, problem: Problem) -> RangePlan:
+        """The plan of a kernel, that is right for this problem or not legal there.
+
+        Raises:
+            NoValidChoicesError: it gives wrong results, or cannot run.
+        """
+        at = choice.at(problem, self.device)
+        if self.verify and isinstance(at, Choice) and not at.baseline and (at.name, problem) not in self.proved:
+            self._prove(at)
+            self.proved.add((at.name, problem))
+        if choice.name not in self.plans:
+            whole = Segment(lo=1, hi=MOST_ROWS, name=choice.name, content_hash=choice.content_hash, anchor=choice.problem.m)
+            member = Member(self.rows_class, whole.anchor, self.device, lambda _: choice)
+            self.plans[choice.name] = RangePlan(self.rows_class, [member], Table(segments=(whole,)), frozenset())
+        return self.plans[choice.name]
+
+    def _prove(self, choice: Choice) -> None:
+        problem, store = choice.problem, open_store(self.settings)
+        candidates = candidates_of([choice], problem, self.device, self.settings).stored(store)
+        found = candidates.known.get(choice.content_hash)
+        if found is None:
+            found = examine_alone(candidates, choice)
+            store.put([row_of(found, problem, candidates.fingerprint)])
+        if found.status is not Status.OK:
+            left_out = [(choice.name, str(found.status), found.reason)]
+            raise NoValidChoicesError(f"{problem} by the one that is forced", left_out, REMEDY)
