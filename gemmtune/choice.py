@@ -201,6 +201,10 @@ class Choice(ABC):
         """
         return False
 
+    def why_unordered(self, allowing: str) -> str:
+        """What to say where its claims are not ``deterministic`` and the settings ask for that; ``allowing`` is the way to allow it."""
+        return f"equal inputs need not give equal bits: deterministic forbids it ({allowing} allows it where torch does)"
+
     @property
     def packed_format(self) -> str | None:
         """The name of the layout in which this choice wants a prepacked b; None means b as it is."""

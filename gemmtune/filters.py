@@ -120,9 +120,10 @@ def uncapped(settings: Settings) -> Settings:
 
 def by_determinism(offers: Offers, settings: Settings) -> Offers:
     """The offers without the choices that do not claim equal bits for equal inputs, unless the settings allow them."""
-    variable = f"{ENVIRONMENT_PREFIX}DETERMINISTIC=0"
-    why = f"equal inputs need not give equal bits: deterministic forbids it ({variable} allows it where torch does)"
-    return offers if not settings.deterministic else without(offers, lambda choice: None if choice.claims.deterministic else why)
+    if not settings.deterministic:
+        return offers
+    allowing = f"{ENVIRONMENT_PREFIX}DETERMINISTIC=0"
+    return without(offers, lambda choice: None if choice.claims.deterministic else choice.why_unordered(allowing))
 
 
 def by_absent_blocks(offers: Offers, settings: Settings) -> Offers:

@@ -15,7 +15,7 @@ from ..problem.epilogue import evaluate
 from ..problem.grouped_compositions import added_by_token, gated_columns
 from .around import AroundChoice
 
-__all__ = ["BY_INDEX", "RoutedChoice", "grouped_problem", "routed"]
+__all__ = ["BY_INDEX", "RoutedChoice", "grouped_problem", "with_steps"]
 
 BY_INDEX = ("routed_grouped_mm", "combined_grouped_mm")
 """The operations that are a plain grouped product with steps before or behind it."""
@@ -23,9 +23,14 @@ MOST_OF_EACH = 4
 """Plain products of one backend that are tried so."""
 
 
-def routed(problem: Problem, offers: Offers) -> Offers:
-    """What was offered for ``grouped_problem(problem)``, the first few, as choices for the one with further steps."""
-    return Offers(choices=tuple(RoutedChoice.around(problem, choice) for choice in offers.choices[:MOST_OF_EACH]))
+def with_steps(problem: Problem, own: Offers, plain: Offers) -> Offers:
+    """What a backend has for the problem itself, and the first few of its offers for ``grouped_problem(problem)`` with further steps.
+
+    Where it has the latter alone, what it refuses is told of the plain product: of the problem it would say that it has nothing.
+    """
+    around = tuple(RoutedChoice.around(problem, choice) for choice in plain.choices[:MOST_OF_EACH])
+    refusals = plain.refusals if around and not own.choices else own.refusals
+    return Offers(choices=(*own.choices, *around), refusals=refusals)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 
 from ..backends.densified import dense_problem, densified
-from ..backends.routed import BY_INDEX, grouped_problem, routed
+from ..backends.routed import BY_INDEX, grouped_problem, with_steps
 from ..backends.table import BACKENDS, TEMPLATES, check_names, load
 from ..choice import Choice, Offers, Refusal
 from ..device import DeviceInfo
@@ -77,10 +77,10 @@ def legal_offers(problem: Problem, device: DeviceInfo, settings: Settings, *, on
                 refusals.append(Refusal(name=name, reason=available.detail))
                 continue
             offers = backend.enumerate(problem, device, settings)
+            if problem.op in BY_INDEX and name != "aten":
+                offers = with_steps(problem, offers, backend.enumerate(grouped_problem(problem), device, settings))
             choices += offers.choices
             refusals += offers.refusals
-            if problem.op in BY_INDEX and name != "aten":
-                choices += routed(problem, backend.enumerate(grouped_problem(problem), device, settings)).choices
             # torch offers the dense product itself. Where the dense matrix is made in each call, another product hardly matters.
             if problem.prepacked and problem.sparsity is not None and name != "aten":
                 dense = backend.enumerate(dense_problem(problem), device, settings)

@@ -139,6 +139,13 @@ def test_verified_with_their_own_claims(name: str) -> None:
         assert verdict.status is Status.OK, (choice.name, verdict.reason)
 
 
+@pytest.mark.parametrize("name", ["routed", "combined"])
+def test_what_is_offered_with_torchs_steps_is_not_refused_too(name: str) -> None:
+    offers = legal_offers(VERIFIED[name], device_for("avx512"), Settings(backends=("cpp",)), on_this_machine=False)
+    assert {choice.name.rpartition("+")[2] for choice in offers.choices} == {"routed"}
+    assert [refusal for refusal in offers.refusals if refusal.name == "cpp"] == []
+
+
 def test_what_is_offered() -> None:
     device, chosen = device_for("avx512"), settings.current()
     problem = Problem.grouped_mm(64, 512, 1024, groups=8, dtype=F32, device_type="cpu")

@@ -14,6 +14,7 @@ __all__ = [
     "alignment_of_the_first_call",
     "batch_stride_ignored",
     "batches_in_turn_misread",
+    "both_repeated_multiplied_once",
     "first_batch_only",
     "k_mask_off_by_one",
     "k_tail_unmasked",
@@ -100,6 +101,15 @@ def _batches_apart(x: torch.Tensor) -> torch.Tensor:
 
 batches_in_turn_misread = Gemm(gemm_traits=BATCHED, read=lambda a, b: (_batches_apart(a), _batches_apart(b)))
 """A batch stride within a matrix is taken for one matrix for all."""
+
+
+def _once(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    repeated = a.dim() == 3 and a.shape[0] > 1 and a.stride(0) == b.stride(0) == 0
+    return (torch.cat([a[:1], torch.zeros_like(a[1:])]) if repeated else a), b
+
+
+both_repeated_multiplied_once = Gemm(read=_once)
+"""One matrix of a and one of b for the whole batch: one product, and nothing for the others."""
 first_batch_only = Gemm(gemm_traits=BATCHED, read=lambda a, b: (a, b[:1]))
 """b's batch stride is taken for 0."""
 

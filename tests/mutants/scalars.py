@@ -7,7 +7,7 @@ import math
 
 import torch
 
-from .gemm import SCALED, Gemm, Terms, finished
+from .gemm import DENSE, SCALED, Gemm, Terms, finished
 
 __all__ = [
     "alpha_applied_to_the_bias",
@@ -20,11 +20,13 @@ __all__ = [
     "infinity_of_c_clamped",
     "minus_one_taken_for_one",
     "nan_becomes_zero",
+    "nan_of_c_lost_for_alpha_0",
     "reads_c_when_beta_is_0",
     "reads_c_when_there_are_no_terms",
     "relu_for_nan",
     "scale_b_dropped",
     "strides_of_c_ignored_without_scalars",
+    "sums_saturated_before_alpha",
 ]
 
 
@@ -106,6 +108,19 @@ def _nan_to_zero(acc: torch.Tensor, terms: Terms) -> torch.Tensor:
 
 
 nan_becomes_zero = Gemm(finish=_nan_to_zero)
+
+
+nan_of_c_lost_for_alpha_0 = Gemm(finish=lambda acc, terms: (finished if terms.alpha else _nan_to_zero)(acc, terms))
+"""Without a product, a way of its own for beta · C."""
+
+
+def _saturated_first(acc: torch.Tensor, terms: Terms) -> torch.Tensor:
+    largest = torch.finfo(torch.float16).max
+    return finished(acc if terms.alpha == 1 else acc.clamp(-largest, largest), terms)
+
+
+sums_saturated_before_alpha = Gemm(gemm_traits=dataclasses.replace(DENSE, dtypes=("float16",)), finish=_saturated_first)
+"""The sums are stored as float16, without infinities, and then multiplied by alpha."""
 
 
 def _clamped(acc: torch.Tensor, terms: Terms) -> torch.Tensor:

@@ -52,6 +52,10 @@ class OwnChoice(Choice):
         """Not known: a GEMM may return memory that it returned before."""
         return False
 
+    def why_unordered(self, allowing: str) -> str:
+        """What it does not declare, which may well be true of it."""
+        return f"got no deterministic, expected deterministic=True: declare it if equal inputs give equal bits, else set {allowing}"
+
     def at(self, problem: Problem, device: DeviceInfo) -> OwnChoice | str:
         """The GEMM for the problem, where its declarations cover that."""
         source = loaded(self.target, self.folder)

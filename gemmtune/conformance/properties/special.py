@@ -6,6 +6,7 @@ result is known exactly.
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 
@@ -20,7 +21,7 @@ from ...problem.operations import DENSE_OPS
 from ..bench.bench import Bench
 from ..cases.case import Case
 from ..cases.sampling import ADDED, Sample, Size
-from .property import Property, tested
+from .property import Property, stage, tested
 
 ZERO_BLOCK = 16
 SHORT: tuple[Size, ...] = ((17, 33, 65), (64, 64, 64), (33, 40, 129), (128, 96, 31), (1, 48, 257), (65, 1, 48), (130, 129, 16))
@@ -28,6 +29,8 @@ SHORT: tuple[Size, ...] = ((17, 33, 65), (64, 64, 64), (33, 40, 129), (128, 96, 
 RANGED: tuple[Size, ...] = ((33, 65, 64), (64, 64, 31), (17, 128, 129), (96, 40, 257), (5, 6, 16))
 ABOUT = 4
 """Products that are not 0 in an element, on average; so many of them overflow."""
+SMALL_AGAIN = 2.0**-4
+"""The alpha of sums that are beyond the end of the range without it."""
 added_needs = tested(ADDED, "neither addmm nor baddbmm is tested")
 
 
@@ -41,7 +44,17 @@ def expect_exactly(bench: Bench, operands: Operands, *, name: str) -> bool:
 
 
 def check_nan(bench: Bench) -> None:
-    """One NaN in a, b or the added operand (the variant): what depends on it is NaN, and nothing else."""
+    """One NaN in a, b or the added operand (the variant): what depends on it is NaN, and nothing else.
+
+    In the added operand it is there with an alpha of 0, too, of which many kernels make a case of its own.
+    """
+    _check_one_nan(bench)
+    if bench.case.variant == "c" and not bench.failures and bench.subject.traits.alpha:
+        with stage(bench, "alpha 0, beta 1"):
+            _check_one_nan(bench.sibling(alpha="zero", beta="one"))
+
+
+def _check_one_nan(bench: Bench) -> None:
     where = bench.case.variant or "a"
     operands = bench.probes.integers()
     tensor = {"a": operands.a, "b": operands.b, "c": operands.inp}[where[0]]
@@ -109,7 +122,21 @@ def check_overflow(bench: Bench) -> None:
     """Sums beyond the largest number are infinite, those up to it are not; in the variant ``largest`` they just reach it.
 
     All terms of an element have one sign and are multiples of one power of two, so that the order of summation does not matter.
+    Sums beyond the largest float16 that alpha makes small again are finite, where no narrow sums are declared.
     """
+    _check_range(bench)
+    if bench.case.added and bench.subject.traits.alpha and not bench.failures and _sums_are_wider(bench):
+        with stage(bench, f"alpha {SMALL_AGAIN}"):
+            _check_range(bench.sibling(variant="", alpha="general"), SMALL_AGAIN)
+
+
+def _sums_are_wider(bench: Bench) -> bool:
+    """Whether everything that is rounded before alpha counts has larger numbers than the result."""
+    claims, largest = bench.claims, dtype_info(bench.problem.out.dtype).largest
+    return all(dtype_info(x).largest > 2 * largest for x in (claims.accumulate, claims.partials, claims.epilogue_input))
+
+
+def _check_range(bench: Bench, alpha: float = 1) -> None:
     largest = dtype_info(bench.problem.out.dtype).largest - _cut_off(bench, 2.0**104)
     operands = bench.probes.integers()
     a, b = operands.a, operands.b
@@ -127,7 +154,7 @@ def check_overflow(bench: Bench) -> None:
     for scale in (operands.scale_a, operands.scale_b):
         if scale is not None:
             scale.fill_(1)
-    expect_exactly(bench, operands, name="overflow")
+    expect_exactly(bench, dataclasses.replace(operands, alpha=alpha), name="overflow")
 
 
 def check_subnormal(bench: Bench) -> None:

@@ -119,8 +119,16 @@ def _batches(name: str, scope: Scope) -> Iterable[Case]:
         admits=lambda case: case.batched,
     )
     large = Sample(budget=(2, 8, 16), shapes=((8, 8, 16),), variants=({"batch": LARGE_BATCH},), admits=lambda case: case.batched)
+    repeated = Sample(
+        budget=(2, 8, 16),
+        shapes=((33, 40, 47), (64, 64, 64)),
+        pairs=(("row~0", "row~0"), ("row~0", "col~0"), ("col~0", "row~0")),
+        variants=({"batch": 5},),
+        admits=lambda case: case.batched,
+    )
     many = Sample(budget=(0, 2, 8), shapes=((8, 8, 8),), variants=({"batch": MOST_BLOCKS + 2},), admits=lambda case: case.batched)
-    return (*some(name, scope), *large(name, scope), *(many(name, scope) if scope.level >= Level.FULL else ()))
+    every = (*some(name, scope), *large(name, scope), *repeated(name, scope))
+    return (*dict.fromkeys(every), *(many(name, scope) if scope.level >= Level.FULL else ()))
 
 
 PROPERTIES = (
