@@ -24,7 +24,7 @@ MOST_OF_EACH = 4
 
 
 def with_steps(problem: Problem, own: Offers, plain: Offers) -> Offers:
-    """What a backend has for the problem itself, and the first few of its offers for ``grouped_problem(problem)`` with further steps.
+    """What a backend has for the problem itself, and its first few for ``grouped_problem(problem)`` with further steps.
 
     Where it has the latter alone, what it refuses is told of the plain product: of the problem it would say that it has nothing.
     """

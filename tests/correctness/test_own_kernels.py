@@ -155,7 +155,8 @@ def test_names_are_filtered_and_what_is_not_offered_says_why(own_store: Path):
     assert [choice.name for choice in offers.choices] == ["aten:mm"]
     assert reasons[name_of("right")] == "choice_denylist_regex 'right$' is found in the name"
     assert reasons[name_of("undeclared")] == (
-        "got no deterministic, expected deterministic=True: declare it if equal inputs give equal bits, else set GEMMTUNE_DETERMINISTIC=0"
+        "got no deterministic, expected deterministic=True: declare it if equal inputs give equal bits, "
+        "else set GEMMTUNE_DETERMINISTIC=0"
     )
     assert reasons[name_of("right_addmm")] == "op: got mm, but ops declares addmm"
 

@@ -24,7 +24,7 @@ def writes_to_its_input(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 
 
 def refuses(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    raise NotImplementedError("not today")
+    raise NotImplementedError("not today\n  but tomorrow")
 
 
 def aborts(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 MOST_GROUPS = 12
 MOST_REASON = 160
-MOST_LINES = 14
+MOST_LINES = 22
 PAGE_GROUPS = 60
 PAGE_IDS = 40
 """Further cases that are listed below the first one of a group."""
@@ -221,7 +221,7 @@ def _verdict(summary: Summary) -> str:
 
 def _why_untested(summary: Summary) -> str:
     if summary.complaints:
-        return summary.complaints[0]
+        return _short(summary.complaints[0])
     refusals = [r.outcome.reason for r in summary.records if r.refused and r.outcome]
     if refusals:
         return f"nothing but refusals, {_count(len(refusals), 'case')}, the first with {_short(refusals[0])}"

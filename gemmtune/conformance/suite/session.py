@@ -15,7 +15,7 @@ from ..option_table import STDOUT
 from ..options import RunOptions
 from ..report.as_json import as_json_text
 from ..report.summary import Summary, summarise
-from ..report.text import as_html, header_lines, renderables
+from ..report.text import MOST_LINES, as_html, header_lines, renderables
 from ..runs.files import json_text, save_failing, write
 from ..runs.matrices import exit_status
 from ..runs.run import Run
@@ -80,7 +80,7 @@ class ConformanceSession:
             return
         found: Found = decoded(report.gemm_found) if hasattr(report, "gemm_found") else Found()
         if report.failed and not found.records:
-            self._complaints.append(f"{report.nodeid.partition('::')[2]}: {report.longreprtext.strip().splitlines()[-1]}")
+            self._complaints.append(f"{report.nodeid.partition('::')[2]}: {_crash_of(report)}")
         self._records += found.records
         self._notes += found.notes
         self._sanitized += found.sanitized
@@ -197,3 +197,10 @@ class MatrixSession:
             pytest.exit(str(error), returncode=2)
         if exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED) or not any(r.executed for r in self._reports):
             session.exitstatus = exit_status(self._reports)
+
+
+def _crash_of(report: pytest.TestReport) -> str:
+    """What an error outside of a case said, in MOST_LINES lines at most; the last line of the report where that is all there is."""
+    crash = getattr(report.longrepr, "reprcrash", None)
+    lines = (crash.message if crash is not None else report.longreprtext.strip().rpartition("\n")[2]).splitlines()
+    return "\n".join(lines[:MOST_LINES])
