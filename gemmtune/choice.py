@@ -202,7 +202,7 @@ class Choice(ABC):
         return False
 
     def why_unordered(self, allowing: str) -> str:
-        """What to say where its claims are not ``deterministic`` and the settings ask for it; ``allowing`` is the way to allow it."""
+        """Why its claims are not ``deterministic`` where the settings ask for it; ``allowing`` is the way to allow that."""
         return f"equal inputs need not give equal bits: deterministic forbids it ({allowing} allows it where torch does)"
 
     @property
