@@ -83,7 +83,7 @@ def _asked(
     if rows_asked is None:
         return problems, ranges
     wanted = parse_rows(rows_asked)
-    return [], [*ranges, *((problem, wanted) for problem in problems)]
+    return [], [(problem, wanted) for problem in (*(problem for problem, _ in ranges), *problems)]
 
 
 def _print_lines(result: TuningResult, tables: Iterable[RangeResult]) -> None:

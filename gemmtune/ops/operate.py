@@ -147,7 +147,8 @@ def _considered(key: Hashable | None, call: Call) -> tuple[Tensor, Ready | None]
     check_call(call)
     kind = call.a.device.type
     if torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind):
-        cast_for_autocast(call)
+        if call.out is None:  # torch casts nothing where out= is given
+            cast_for_autocast(call)
         # Without this, a product of float32 within a kernel would be cast once more.
         with torch.autocast(kind, enabled=False):
             return _routed(None, call)

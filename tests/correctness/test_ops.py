@@ -173,6 +173,9 @@ def test_autocast_casts_as_torch_does():
     with torch.autocast("cpu", dtype=torch.bfloat16):
         got = gemmtune.mm(a, b)
         assert got.dtype == torch.mm(a, b).dtype == torch.bfloat16
+        out = torch.empty(got.shape)
+        assert_close(gemmtune.mm(a, b, out=out), exact("mm", [a, b]), torch.float32)
+        assert out.dtype == torch.float32, "with out= torch casts nothing"
     assert gemmtune.mm(a, b).dtype == torch.float32
 
 
