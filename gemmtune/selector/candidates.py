@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ..choice import Choice, Offers
+from ..choice import Choice, Offers, Status
 from ..device import DeviceInfo
 from ..filters import HEURISTIC
 from ..problem import Problem
@@ -15,7 +15,7 @@ from ..store.key import fingerprint_text
 from ..store.store import Row, Store
 from .offers import known_variants, moved_choices, offers_for, widest_offers_for
 from .pick import pick
-from .result import DISTURBED, SETTLED, Outcome
+from .result import ALONE, DISTURBED, SETTLED, Outcome
 
 NEAR = 1.25
 """A kernel that is slower than the fastest by this factor does not win by an epilogue, …"""
@@ -99,7 +99,8 @@ class Candidates:
             for digest, row in rows.items()
             if digest in choices
         }
-        return dataclasses.replace(self, choices=choices, known=_reopened(known))
+        missing = any(choice.content_hash not in known for choice in self.offers.choices)
+        return dataclasses.replace(self, choices=choices, known=_reopened(_compared(known, missing=missing)))
 
     def narrowed(self, alone: Candidates) -> Candidates:
         """The candidates with those compiled offers alone that were near the fastest of the product without an epilogue.
@@ -127,6 +128,16 @@ class Candidates:
 _OTHER_TIMING: Mapping[Timing, Timing] = {"graph": "spaced", "spaced": "graph"}
 
 
+def _compared(known: Mapping[str, Outcome], *, missing: bool) -> dict[str, Outcome]:
+    """The outcomes, that which was the only right one unsettled where there are others now, or some are ``missing``."""
+    others = missing or sum(o.status is Status.OK for o in known.values()) > 1
+    return {digest: _opened(o) if others and o.info.get(SETTLED) == ALONE else o for digest, o in known.items()}
+
+
+def _opened(o: Outcome) -> Outcome:
+    return dataclasses.replace(o, info={key: value for key, value in o.info.items() if key != SETTLED})
+
+
 def _reopened(known: dict[str, Outcome]) -> dict[str, Outcome]:
     """The outcomes, those among them unsettled that lost to none who may run.
 
@@ -137,10 +148,7 @@ def _reopened(known: dict[str, Outcome]) -> dict[str, Outcome]:
     if not torch_us or any(o.finalist and not o.baseline for o in known.values()):
         return known
     return {
-        digest: o
-        if o.baseline or o.time_us is None or o.time_us > min(torch_us)
-        else dataclasses.replace(o, info={key: value for key, value in o.info.items() if key != SETTLED})
-        for digest, o in known.items()
+        digest: o if o.baseline or o.time_us is None or o.time_us > min(torch_us) else _opened(o) for digest, o in known.items()
     }
 
 

@@ -21,7 +21,7 @@ from .pick import right, shortlist
 from .precompile import Compilation, precompile
 from .progress import Progress
 from .remote import AnySession, open_session
-from .result import DISTURBED, HOST_US, MOVED, PLACE, SETTLED, Outcome
+from .result import ALONE, DISTURBED, HOST_US, MOVED, PLACE, SETTLED, Outcome
 from .session import Sample
 
 log = logging.getLogger("gemmtune")
@@ -160,9 +160,10 @@ def rank(session: AnySession, entrants: int, candidates: Candidates, outcomes: d
     incumbents = [o for o in finalists if o.finalist][:2] or right(o for o in running if o.finalist)[:1]
     if fresh and len(fresh) + len(incumbents) > 1:
         play_final_rounds(session, fresh, incumbents, candidates, outcomes, progress)
+    settled = ALONE if len(right(outcomes.values())) == 1 else True
     for digest, o in outcomes.items():
         if not o.settled:
-            outcomes[digest] = dataclasses.replace(o, info=o.info | {SETTLED: True})
+            outcomes[digest] = dataclasses.replace(o, info=o.info | {SETTLED: settled})
 
 
 def play_final_rounds(

@@ -21,6 +21,8 @@ PLACE = "place"
 """The key for a choice's place among the offers, which decides between those that are tied."""
 SETTLED = "settled"
 """The key of an outcome's ``info`` that survives in the store: an interrupted tuning leaves outcomes without it."""
+ALONE = "alone"
+"""What ``SETTLED`` is of the only right one: with others beside it, it has still to be compared."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

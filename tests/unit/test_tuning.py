@@ -267,6 +267,16 @@ def test_a_single_choice_is_proved_but_torchs_own_is_taken_at_once(backend: Fixe
     assert examined == ["fake:wrong"]
 
 
+def test_what_was_tuned_alone_is_ranked_when_there_are_others(backend: FixedBackend, examined: list[str]):
+    backend.kinds = ["multiply"]
+    assert [tuned().source for _ in range(2)] == ["measured", "store"]
+    backend.kinds = ["multiply", "multiply-2"]
+    assert [(o.name, o.finalist) for o in sorted(tuned().outcomes, key=lambda o: o.name)] == [
+        ("fake:multiply", True),
+        ("fake:multiply-2", True),
+    ]
+
+
 def test_a_pick_that_cannot_be_loaded_warns_and_runs_torch(backend: FixedBackend):
     backend.kinds = ["build_fails"]
     with settings.patch(verify=False), pytest.warns(UserWarning, match="fake:build_fails cannot be loaded"):
