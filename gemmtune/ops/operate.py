@@ -99,13 +99,21 @@ def _in_python(missing: bool, *arguments: Any) -> Tensor:
         out=out, epilogue=epilogue, epilogue_args=epilogue_args,
     )  # fmt: skip
     if is_compiling():
-        # What torch has is its own operation there, which its compiler knows; the rest is an operator in the graph.
-        return by_torch(call) if call.operation.name in DENSE_OPS else by_operator(call)
+        kind = call.a.device.type
+        if out is not None and torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind):
+            with torch.autocast(kind, enabled=False):
+                return _in_a_graph(call)
+        return _in_a_graph(call)
     number = generation.number
     result, made = _considered(key, call)
     if missing and key is not None and made is not None:
         _served_rows(number, made, arguments)
     return result
+
+
+def _in_a_graph(call: Call) -> Tensor:
+    """What torch has is its own operation there, which its compiler knows; the rest is an operator in the graph."""
+    return by_torch(call) if call.operation.name in DENSE_OPS else by_operator(call)
 
 
 def _served_rows(number: int, entry: Ready, call: tuple[Any, ...]) -> bool:
