@@ -22,7 +22,7 @@ from .precompile import Compilation, precompile
 from .progress import Progress
 from .remote import AnySession, open_session
 from .result import ALONE, DISTURBED, HOST_US, MOVED, PLACE, SETTLED, Outcome
-from .session import Sample
+from .session import NO_MEMORY, Sample
 
 log = logging.getLogger("gemmtune")
 
@@ -201,6 +201,14 @@ def play_final_rounds(
                 outcomes[digest] = dataclasses.replace(o, info=o.info | {DISTURBED: why})
 
 
+def _shortage(sample: Sample) -> str:
+    """What kept a choice from running that may be over by the next tuning; empty if nothing did."""
+    if sample.status is Status.COMPILE_ERROR and os.strerror(errno.ENOSPC) in sample.reason:
+        return "the disk was full"
+    short = sample.status is Status.OUT_OF_RESOURCES and any(words in sample.reason for words in NO_MEMORY)
+    return "memory was short" if short else ""
+
+
 def outcome(choice: Choice, candidates: Candidates, sample: Sample) -> Outcome:
     """How one of the candidates fared."""
     info = dict(choice.info)
@@ -209,8 +217,8 @@ def outcome(choice: Choice, candidates: Candidates, sample: Sample) -> Outcome:
         info[PLACE] = place
     if candidates.host_us:
         info[HOST_US] = candidates.host_us
-    if sample.status is Status.COMPILE_ERROR and os.strerror(errno.ENOSPC) in sample.reason:
-        info[DISTURBED] = "the disk was full"
+    if short := _shortage(sample):
+        info[DISTURBED] = short
     return Outcome(
         name=choice.name,
         backend=choice.backend,

@@ -44,6 +44,8 @@ FEW_SAMPLES = 3
 CPU_ROUNDS = 2.5
 """Times the rounds of a GPU: samples of a CPU vary more, and everything that is right takes part in its rounds."""
 MORE_SAMPLES = 12
+NO_MEMORY = ("MemoryError: ", "DefaultCPUAllocator: can't allocate memory")
+"""What is said where memory is short: by Python and by torch of a GPU (OutOfMemoryError), and by torch of a CPU."""
 STAGE_S = 0.04
 """A stage of samples ends after this time, however few they are."""
 
@@ -256,7 +258,7 @@ def failure_of(error: Exception) -> tuple[Status, str]:
     if isinstance(error, CompileError):
         return Status.COMPILE_ERROR, error.output
     # Triton's class is known by its name: its module is only there when Triton is.
-    if isinstance(error, torch.OutOfMemoryError | MemoryError) or type(error).__name__ == "OutOfResources":
+    if any(words in text for words in NO_MEMORY) or type(error).__name__ == "OutOfResources":
         return Status.OUT_OF_RESOURCES, text
     return Status.RUNTIME_ERROR, text
 

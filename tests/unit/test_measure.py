@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+import torch
 from fake_choices import PROBLEM, Fake, fake
 
 from gemmtune.choice import Choice, Offers, Status
@@ -19,7 +20,7 @@ from gemmtune.selector.measure import drift_since, examine_all, measure, outcome
 from gemmtune.selector.precompile import CompileFailure
 from gemmtune.selector.progress import Progress
 from gemmtune.selector.result import DISTURBED, HOST_US, PLACE, SETTLED, Outcome
-from gemmtune.selector.session import Ranking, Sample
+from gemmtune.selector.session import Ranking, Sample, failure_of
 from gemmtune.settings import Settings
 from gemmtune.timing.rounds import Ranked
 
@@ -227,9 +228,17 @@ def test_an_outcome_knows_its_place_among_the_offers_and_the_hosts_part() -> Non
     assert HOST_US not in outcome(CHOICES["fake-fake:a"], candidates(), sample).info
 
 
-@pytest.mark.parametrize(("reason", "disturbed"), [("ld: No space left on device", "the disk was full"), ("a wrong name", None)])
-def test_what_did_not_compile_on_a_full_disk_is_tried_again(reason: str, disturbed: str | None) -> None:
-    failed = outcome(CHOICES["fake-fake:a"], candidates(offered=("a",)), Sample(status=Status.COMPILE_ERROR, reason=reason))
+@pytest.mark.parametrize(
+    ("status", "reason", "disturbed"),
+    [
+        (Status.COMPILE_ERROR, "ld: No space left on device", "the disk was full"),
+        (Status.COMPILE_ERROR, "a wrong name", None),
+        (*failure_of(torch.OutOfMemoryError("CUDA out of memory.")), "memory was short"),
+        (Status.OUT_OF_RESOURCES, "OutOfResources: shared memory, Required: 300000, Hardware limit: 232448", None),
+    ],
+)
+def test_what_a_full_disk_or_memory_kept_from_running_is_tried_again(status: Status, reason: str, disturbed: str | None) -> None:
+    failed = outcome(CHOICES["fake-fake:a"], candidates(offered=("a",)), Sample(status=status, reason=reason))
     assert failed.info.get(DISTURBED) == disturbed
 
 

@@ -324,12 +324,16 @@ def test_between_anchors_the_best_of_either_side_torch_and_what_libraries_have_c
     work.wrong["z"] = "off"
     offered = Offers(choices=(stepped("torch", baseline=True), *(stepped(name, artifact="kernel") for name in "kalmn")))
     monkeypatch.setattr(range_work, "offers_for", lambda problem, device, settings: offered)
-    assert ranges._best_beside(work, 16) == ["torch", "a", "c", "d", "e", "y"], "four of each, once; all of these are compiled"
+    assert ranges._best_beside(work, 16, ()) == ["torch", "a", "c", "d", "e", "y"], "four of each, once; all of these are compiled"
     offered = Offers(choices=tuple(dataclasses.replace(c, artifact="") for c in offered.choices))
-    assert ranges._best_beside(work, 16) == ["torch", "a", "c", "d", "e", "y", "k", "l", "m"], (
+    work.asked.clear()
+    assert ranges._best_beside(work, 16, ()) == ["torch", "a", "c", "d", "e", "y", "k", "l", "m"], (
         "four of libraries, of which one was there"
     )
     assert [work.anchor_of[name] for name in "klm"] == [16] * 3
+    offered = Offers(choices=tuple(stepped(name) for name in "uvwx"))
+    assert ranges._best_beside(work, 16, (12, 20))[-3:] == ["u", "v", "w"], "three of those for the Ms between anchors, once"
+    assert ranges._asked_beside(work, [8, 16, 64, 4096], 16) == [32, 48]
 
 
 @pytest.mark.parametrize(
