@@ -52,6 +52,7 @@ _CONFIGS: Mapping[str, tuple[int, int, int | None]] = {
     "triton:atomic": (1, 3, 24),
     "cutlass": (3, 8, None),
     "ck": (2, 4, None),
+    "cuda:bsr": (2, 6, None),
     "cuda:cluster": (2, 5, None),
     "cuda:gemv": (2, 4, None),
     "cuda:grouped": (3, 8, None),

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from gemmtune.backends.cuda.backend import FAMILIES
+from gemmtune.backends.cuda.bsr import configs as bsr
 from gemmtune.backends.cuda.choice import CudaChoice
 from gemmtune.backends.cuda.cluster import configs as cluster
 from gemmtune.backends.cuda.family import Family
@@ -53,6 +54,12 @@ def mixed(m: int = 16, n: int = 1024, k: int = 2048, **fields: Any) -> Problem:
 
 def mixed_groups(m: int = 2048, n: int = 1024, k: int = 2048, groups: int = 8, **fields: Any) -> Problem:
     return Problem.mixed_grouped_mm(m, n, k, groups=groups, device_type="cuda", **fields)
+
+
+def blocked(m: int = 512, n: int = 1024, k: int = 1024, block: Any = 16, density: float = 0.1, **fields: Any) -> Problem:
+    """m tokens times a prepacked block-sparse weight."""
+    fields = {"prepacked": True, "device_type": "cuda"} | fields
+    return Problem.bsr_mm(m, n, k, block=block, density=density, **fields)
 
 
 def gated(problem: Problem) -> Problem:
@@ -100,6 +107,7 @@ def wgmma_shape(block_m: int, warp_groups: int, col_tiles: int, line_bytes: int,
 def config(shape: Any, **told: Any) -> Any:
     """A config of the family whose shape it is."""
     types: dict[Any, Any] = {
+        bsr.Shape: bsr.Config,
         cluster.Shape: cluster.Config,
         gemv.Shape: gemv.Config,
         grouped.Shape: grouped.Config,

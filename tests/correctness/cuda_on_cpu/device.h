@@ -134,6 +134,34 @@ inline void load_matrices(unsigned (&x)[4], unsigned from) {
   }
   warp.meeting.arrive_and_wait();
 }
+inline unsigned turn_matrix(unsigned x) {
+  Warp& warp = met({x});
+  const unsigned lane = threadIdx.x % 32, half = lane / 4 % 2 * 16, from = lane % 4 * 8 + lane / 8;
+  const unsigned turned = (warp.lanes[from][0] >> half & 0xffff) | (warp.lanes[from + 4][0] >> half & 0xffff) << 16;
+  warp.meeting.arrive_and_wait();
+  return turned;
+}
+inline void load_matrices_turned(unsigned (&x)[4], unsigned from) {
+  load_matrices(x, from);
+  for (unsigned& one : x) {
+    one = turn_matrix(one);
+  }
+}
+// What is copied ahead of its use is there when it was waited for, and what was there before is gone at once.
+inline thread_local std::vector<std::vector<std::pair<unsigned, void const*>>> copies{{}};
+inline void copy_ahead(unsigned to, void const* from) {
+  std::memset(at_address(to), 0xff, 16);
+  copies.back().emplace_back(to, from);
+}
+inline void copies_commit() { copies.emplace_back(); }
+template <int Pending>
+inline void copies_wait() {
+  for (; copies.size() - 1 > Pending; copies.erase(copies.begin())) {
+    for (auto [to, from] : copies.front()) {
+      std::memcpy(at_address(to), from, 16);
+    }
+  }
+}
 template <size_t Count>
 inline void load_words(unsigned (&x)[Count], unsigned from) {
   std::memcpy(x, at_address(from), sizeof(x));
@@ -353,6 +381,8 @@ inline bf16 to_bf16(float x) {
 inline unsigned pair_from(float first, float second) {
   return ELEMENT_BITS_E == 5 ? to_f16(first).bits | to_f16(second).bits << 16 : to_bf16(first).bits | to_bf16(second).bits << 16;
 }
+inline unsigned two_bf16(float x, float y) { return to_bf16(x).bits | unsigned(to_bf16(y).bits) << 16; }
+inline unsigned two_f16(float x, float y) { return to_f16(x).bits | unsigned(to_f16(y).bits) << 16; }
 inline void store_one(float* to, float x) { *to = x; }
 inline void store_one(bf16* to, float x) { *to = to_bf16(x); }
 inline void store_one(f16* to, float x) { *to = to_f16(x); }

@@ -1,0 +1,1 @@
+"""Block-sparse weights of small blocks: x is streamed dense, and single warps multiply the blocks that exist."""

@@ -1,0 +1,119 @@
+"""A config: what is compiled, a ``Shape`` of the kernel, and what a launch is told. One predicate says whether it is legal."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ....device import DeviceInfo
+from ....problem import Problem
+from ..boxes import LINE, why_not_staged
+from ..hopper import BARRIER_BYTES, GIVEN_REGISTERS, registers_per_thread
+
+UNIT = 32
+"""Rows of the weight that one warp multiplies: two rows of blocks of 16, or one of blocks of 32."""
+FRAGMENT, FRAGMENT_BYTES = 16, 512
+"""The side and the size of what a warp multiplies at once; a block is one fragment, or four."""
+OTHER_REGISTERS = 56
+"""Registers of a thread beside its sums: with fewer, warps that copy leave theirs to those that multiply."""
+MOST_TILES = 2**30
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """A tile of UNIT rows of the weight for each of ``warps`` by ``block_n`` tokens, with LINE elements of K in each of ``stages``.
+
+    The ``cluster`` blocks have tiles of other rows and the same tokens: each copies a part of x for all. A warp has its next
+    ``queue`` fragments of the weight on their way.
+    """
+
+    warps: int
+    block_n: int
+    stages: int
+    cluster: int = 1
+    queue: int = 8
+
+    @property
+    def rows(self) -> int:
+        """Rows of the weight of a tile."""
+        return self.warps * UNIT
+
+    @property
+    def gives_registers(self) -> bool:
+        """Four warps are there to copy, of which one does, and leave their registers to those that multiply."""
+        return registers_per_thread(32 * (self.warps + 1), 1) < self.block_n + OTHER_REGISTERS
+
+    @property
+    def left_registers(self) -> int:
+        """The registers of a thread that multiplies where others leave it theirs."""
+        all_of_them = registers_per_thread(self.threads, 1) * self.threads
+        return (all_of_them - 128 * GIVEN_REGISTERS) // (32 * self.warps) // 8 * 8
+
+    @property
+    def threads(self) -> int:
+        """The threads of a block, the copying warps included."""
+        return 32 * self.warps + (128 if self.gives_registers else 32)
+
+    @property
+    def shared_bytes(self) -> int:
+        """The shared memory of a block: x of all stages with their barriers, and the fragments of its warps."""
+        return self.stages * (self.block_n * LINE * 2 + 2 * BARRIER_BYTES) + self.warps * self.queue * FRAGMENT_BYTES
+
+    def __str__(self) -> str:
+        return f"{self.rows}x{self.block_n}x{LINE}_s{self.stages}q{self.queue}{f'_n{self.cluster}' if self.cluster > 1 else ''}"
+
+
+SHAPES: tuple[Shape, ...] = (
+    Shape(warps=8, block_n=128, stages=12),
+    Shape(warps=8, block_n=128, stages=12, cluster=2),
+    Shape(warps=8, block_n=128, stages=12, cluster=4),
+    Shape(warps=12, block_n=96, stages=14, cluster=2),
+    Shape(warps=16, block_n=64, stages=20),
+    Shape(warps=16, block_n=64, stages=20, cluster=2),
+    Shape(warps=8, block_n=64, stages=20),
+    Shape(warps=8, block_n=64, stages=20, cluster=2),
+    Shape(warps=4, block_n=64, stages=20, cluster=2),
+    Shape(warps=4, block_n=64, stages=20, cluster=4),
+    Shape(warps=8, block_n=32, stages=32, cluster=2, queue=16),
+    Shape(warps=4, block_n=32, stages=32, cluster=4, queue=16),
+)
+"""From many tokens to few. The ring is deep, so that warps whose rows have many blocks somewhere do not hold up others."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Config:
+    """A shape, and what a launch is told: ``blocks`` at most go from tile to tile, and with ``pdl`` the launch may begin before the
+    one before it has ended."""
+
+    shape: Shape
+    blocks: int = 132
+    pdl: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.shape}_b{self.blocks}{'_pdl' * self.pdl}"
+
+
+def units_of(n: int) -> int:
+    """The units of a weight of ``n`` rows."""
+    return -(-n // UNIT)
+
+
+def groups_of(problem: Problem, shape: Shape) -> int:
+    """Clusters of tiles that have all rows of the weight."""
+    return -(-problem.n // (shape.rows * shape.cluster))
+
+
+def tiles_of(problem: Problem, shape: Shape) -> int:
+    """Clusters of tiles that cover the result."""
+    return groups_of(problem, shape) * -(-problem.m // shape.block_n)
+
+
+def why_not_config(problem: Problem, device: DeviceInfo, config: Config) -> str | None:
+    """Why ``config`` may not be offered for a problem with which ``why_not`` found nothing wrong, or None."""
+    shape = config.shape
+    if (reason := device.why_no_smem(shape.shared_bytes)) is not None:
+        return reason
+    if config.blocks < shape.cluster:
+        return f"{config.blocks} blocks, expected at least a cluster of {shape.cluster}"
+    if tiles_of(problem, shape) >= MOST_TILES:
+        return f"{tiles_of(problem, shape)} tiles, at most {MOST_TILES} can be counted"
+    return why_not_staged(problem.a, shape.block_n, LINE, shape.cluster)

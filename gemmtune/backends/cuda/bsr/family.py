@@ -1,0 +1,157 @@
+"""The family of kernels for block-sparse weights of small blocks: what it serves, what is compiled, what its launches are told."""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+from collections.abc import Iterator, Sequence
+from typing import Any, ClassVar
+
+import torch
+
+from ....choice import Claims
+from ....device import DeviceInfo
+from ....problem import Problem
+from ....toolchain.orientation import orient
+from ....toolchain.record import A, Address, B, Record, with_maps
+from .. import kernel
+from ..boxes import LINE, by_k, staged_map
+from ..family import INT32_LIMIT, Family, float32_sums, why_not_epilogue, why_not_here
+from ..hopper import GIVEN_REGISTERS, MMA, TMA_BYTES
+from ..kernel import (
+    STAGED_PRODUCTS,
+    TILE_SUMS,
+    KernelSource,
+    addresses_of,
+    aligned_out,
+    common_values,
+    files_of,
+    fill_common,
+    scalars_of,
+    values_of,
+)
+from .configs import FRAGMENT, Config, groups_of, tiles_of, units_of, why_not_config
+from .packing import format_of, fragments_at, packed, words_of
+from .rank import candidates, estimate_us
+
+BLOCKS = (16, 32)
+DENSEST = 0.4
+"""With more blocks than this share, panels on warp-group products or the dense product are as fast by the model."""
+TURNED = 4
+"""Neighbours that a lane stores at once of a result of 16 bits whose columns are contiguous."""
+
+
+class Work(kernel.Work):
+    """Sizes are those of the product as the kernel sees it, w [rows, K] times x [cols, K] transposed."""
+
+    _fields_: ClassVar[Sequence[tuple[str, Any]]] = (
+        ("packed", ctypes.c_void_p), ("fragments_at", ctypes.c_longlong), ("rows", ctypes.c_int), ("cols", ctypes.c_int),
+        ("units", ctypes.c_int), ("words", ctypes.c_int), ("steps", ctypes.c_int), ("groups", ctypes.c_int),
+        ("tiles", ctypes.c_int), ("paired", ctypes.c_bool),
+    )  # fmt: skip
+
+
+class Bsr(Family[Config]):
+    """The family of ``bsr.cu.jinja``; its ranking is in ``rank.py``, its legality in ``configs.py``."""
+
+    name = "bsr"
+    likely = 1.5
+    instruction = MMA
+    legal_between = True
+    why_not_config = staticmethod(why_not_config)
+    candidates = staticmethod(candidates)
+    estimate_us = staticmethod(estimate_us)
+
+    def why_not(self, problem: Problem, device: DeviceInfo) -> str | None:
+        sparsity = problem.sparsity
+        if sparsity is None:
+            return "b is not block-sparse"
+        if (reason := why_not_here(problem, device) or why_not_epilogue(problem)) is not None:
+            return reason
+        if not problem.prepacked:
+            return "its blocks are packed once: gemmtune.prepack makes a weight that it takes"
+        if sparsity.block_n != sparsity.block_k or sparsity.block_k not in BLOCKS:
+            return f"blocks of {sparsity.sides}, expected 16x16 or 32x32"
+        if problem.n * problem.k >= INT32_LIMIT * FRAGMENT**2:
+            return "more blocks than indices of 32 bits can count"
+        if max(problem.m, problem.n, problem.k) >= INT32_LIMIT // 2:
+            return "a tile behind the last row or column would not fit 32 bits"
+        if by_k(problem.a) is None:
+            where = f"x has strides {problem.a.stride} and offset {problem.a.offset}"
+            return f"{where}: TMA copies rows or columns that are aligned to {TMA_BYTES} bytes"
+        return None
+
+    def why_not_likely(self, problem: Problem, device: DeviceInfo, search: str) -> str | None:  # noqa: ARG002 - of all
+        assert problem.sparsity is not None
+        if problem.sparsity.density <= DENSEST or search == "exhaustive":
+            return None
+        return f"a share of {problem.sparsity.density} of the blocks exists: above {DENSEST} it is tried exhaustively alone"
+
+    def launch_variants(self, problem: Problem, device: DeviceInfo, config: Config) -> Iterator[Config]:
+        """How it begins, and whether a block goes on from tile to tile."""
+        yield dataclasses.replace(config, pdl=not config.pdl)
+        for blocks in (device.sm_count, tiles_of(problem, config.shape) * config.shape.cluster):
+            if blocks != config.blocks and tiles_of(problem, config.shape) * config.shape.cluster > device.sm_count:
+                yield dataclasses.replace(config, blocks=blocks)
+
+    def claims(self, problem: Problem, config: Config) -> Claims:  # noqa: ARG002 - the same for all
+        """It multiplies blocks that exist and no others."""
+        return dataclasses.replace(float32_sums(), skips_absent=True)
+
+    def info(self, problem: Problem, config: Config) -> dict[str, Any]:  # noqa: ARG002 - the same for all problems
+        return self.facts(config, (config.shape.rows, config.shape.block_n, LINE), cluster=config.shape.cluster)
+
+    def packed_format(self, problem: Problem, config: Config) -> str | None:  # noqa: ARG002 - one for all configs
+        return format_of(_block(problem))
+
+    def pack(self, b: torch.Tensor) -> torch.Tensor:
+        return packed(b)
+
+    def source(self, problem: Problem, config: Config) -> KernelSource:
+        return KernelSource(
+            kernel=self.kernel,
+            unit=(__package__, "bsr.cu.jinja"),
+            files=(*STAGED_PRODUCTS, TILE_SUMS[-1], *files_of(__package__, "device", "steps", "results")),
+            values=common_values(problem, Work, {"packed": "unsigned char const*"})
+            | values_of(config.shape, "gives_registers", "left_registers")
+            | {
+                "products_n": [],
+                "block": _block(problem),
+                "given_registers": GIVEN_REGISTERS,
+                "x_by_k": bool(by_k(problem.a)),
+                "turned": turned(problem),
+            },
+        )
+
+    def record(self, problem: Problem, config: Config) -> Record:
+        shape, oriented, block = config.shape, orient(problem, swap_ab=True), _block(problem)
+        work = Work()
+        fill_common(work, oriented.out, oriented.added)
+        work.rows, work.cols, work.steps = problem.n, problem.m, -(-problem.k // LINE)
+        work.units, work.words = units_of(problem.n), words_of(problem.k, block)
+        work.fragments_at = fragments_at(problem.n, problem.k, block)
+        work.groups, work.tiles = groups_of(problem, shape), tiles_of(problem, shape)
+        stored = (problem.out, TURNED) if turned(problem) else (oriented.out, 2)
+        work.paired, aligned = aligned_out(Work.paired, *stored)
+        told = self.launch(
+            config,
+            work,
+            grid=(shape.cluster * min(config.blocks // shape.cluster, work.tiles), 1, 1),
+            cluster=shape.cluster,
+            addresses=(*addresses_of(len(oriented.added)), Address(offset=Work.packed.offset, operand=B)),
+            scalars=scalars_of(problem),
+            aligned=aligned,
+            alignment=((A, TMA_BYTES), (B, TMA_BYTES)),
+        )
+        return with_maps(told, (staged_map(problem.a, A, shape.block_n, LINE, shape.cluster),))
+
+
+def turned(problem: Problem) -> bool:
+    """Results of 16 bits are stored along the rows of the weight, which are contiguous."""
+    return problem.out.stride[-1] == 1 and problem.out.dtype.itemsize == 2
+
+
+def _block(problem: Problem) -> int:
+    """The side of a block."""
+    assert problem.sparsity is not None
+    return problem.sparsity.block_k

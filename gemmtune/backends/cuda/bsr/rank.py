@@ -1,0 +1,48 @@
+"""The model that ranks the configs, by what limits a tile. Its constants are an H200's; none is fitted to this kernel yet."""
+
+from __future__ import annotations
+
+from ....device import DeviceInfo
+from ....problem import Problem
+from ..boxes import LINE
+from ..hopper import clusters_at_a_time
+from .configs import FRAGMENT, SHAPES, Config, Shape, tiles_of
+
+LAUNCH_US, TILE_US = 3.5, 1.5
+"""What a launch takes at the least, and the beginning and end of a tile."""
+DRAM_GBPS, SM_GBPS, SHARED_GBPS = 3800.0, 60.0, 220.0
+"""The rates of memory, of what one multiprocessor copies out of L2, counting x once for a cluster, and of its shared memory."""
+FLOPS_PER_NS = 2650.0
+"""The rate of one multiprocessor by products of single warps."""
+STEP_NS, LATENCY_NS = 4.0, 500.0
+"""What a warp takes of its scheduler for a step without blocks, and until a fragment that it asks for is there."""
+
+
+def estimate_us(problem: Problem, device: DeviceInfo, config: Config) -> float:
+    """The model's time of a launch, in microseconds: the floors of ``docs/kernels.md`` for one tile, times the rounds of tiles."""
+    shape, sparsity = config.shape, problem.sparsity
+    assert sparsity is not None
+    density, block = max(sparsity.density, 0.005), sparsity.block_k
+    x_bytes = 2.0 * problem.k * shape.block_n
+    weight_bytes = 2.0 * density * problem.k * shape.rows
+    fragments = weight_bytes / (2 * FRAGMENT**2)
+    tile_ns = max(
+        (x_bytes / shape.cluster + weight_bytes) / SM_GBPS,
+        (x_bytes + fragments * 2 * FRAGMENT * shape.block_n * FRAGMENT / block) / SHARED_GBPS,
+        weight_bytes * shape.block_n / FLOPS_PER_NS,
+        fragments / shape.warps / shape.queue * LATENCY_NS,
+        problem.k / LINE * shape.warps * STEP_NS,
+    )
+    rounds = -(-tiles_of(problem, shape) // clusters_at_a_time(device.sm_count, shape.cluster))
+    moved = 2 * (density * problem.n + problem.m) * problem.k + problem.out.dtype.itemsize * problem.m * problem.n
+    return LAUNCH_US + max(rounds * (TILE_US + tile_ns / 1e3), moved / DRAM_GBPS / 1e3)
+
+
+def candidates(problem: Problem, device: DeviceInfo) -> list[Config]:
+    """Every shape, best first."""
+    found = [_told(shape, device) for shape in SHAPES]
+    return sorted(found, key=lambda config: (estimate_us(problem, device, config), str(config)))
+
+
+def _told(shape: Shape, device: DeviceInfo) -> Config:
+    return Config(shape=shape, blocks=max(device.sm_count, shape.cluster), pdl=True)
