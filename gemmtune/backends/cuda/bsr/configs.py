@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from ....device import DeviceInfo
 from ....problem import Problem
 from ..boxes import LINE, why_not_staged
-from ..hopper import BARRIER_BYTES, GIVEN_REGISTERS, registers_per_thread
+from ..hopper import BARRIER_BYTES, registers_per_thread
 
 UNIT = 32
 """Rows of the weight that one warp multiplies: two rows of blocks of 16, or one of blocks of 32."""
@@ -15,6 +15,8 @@ FRAGMENT, FRAGMENT_BYTES = 16, 512
 """The side and the size of what a warp multiplies at once; a block is one fragment, or four."""
 OTHER_REGISTERS = 56
 """Registers of a thread beside its sums: with fewer, warps that copy leave theirs to those that multiply."""
+GIVEN_REGISTERS = 32
+"""The registers of a thread that copies, where it leaves the others to those that multiply."""
 MOST_TILES = 2**30
 
 

@@ -17,7 +17,7 @@ from ....toolchain.record import A, Address, B, Record, with_maps
 from .. import kernel
 from ..boxes import LINE, by_k, staged_map
 from ..family import INT32_LIMIT, Family, float32_sums, why_not_epilogue, why_not_here
-from ..hopper import GIVEN_REGISTERS, MMA, TMA_BYTES
+from ..hopper import MMA, TMA_BYTES
 from ..kernel import (
     STAGED_PRODUCTS,
     TILE_SUMS,
@@ -30,7 +30,7 @@ from ..kernel import (
     scalars_of,
     values_of,
 )
-from .configs import FRAGMENT, Config, groups_of, tiles_of, units_of, why_not_config
+from .configs import FRAGMENT, GIVEN_REGISTERS, Config, groups_of, tiles_of, units_of, why_not_config
 from .packing import format_of, fragments_at, packed, words_of
 from .rank import candidates, estimate_us
 
