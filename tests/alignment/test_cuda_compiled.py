@@ -19,6 +19,7 @@ from cuda_cases import (
     UINT8,
     addmm,
     biased,
+    blocked,
     choice,
     cluster_shape,
     config,
@@ -33,6 +34,7 @@ from cuda_cases import (
 from rotation import rotated
 from sass import read_early, touched_on_their_way
 
+from gemmtune.backends.cuda.bsr import configs as bsr
 from gemmtune.backends.cuda.choice import CudaChoice
 from gemmtune.backends.cuda.cluster import configs as cluster
 from gemmtune.backends.cuda.gemv import configs as gemv
@@ -81,6 +83,12 @@ def legal(shape: Any, m: int, bits: tuple[int, ...] = (4, 8)) -> list[CudaChoice
     return found
 
 
+BSR = [
+    choice(problem, shape)
+    for problem in (blocked(), blocked(layout="tt"), blocked(block=32), blocked(block=32, layout="tt", dtype=F16))
+    for shape in bsr.SHAPES
+    if not FAMILY["bsr"].why_not_config(problem, SM90, config(shape))
+]
 SKINNY = [one for shape in skinny.SHAPES for one in legal(shape, shape.block_m)]
 GEMV = [one for shape in gemv.SHAPES for one in (choice(mm(1), shape), *legal(shape, gemv.BLOCK_M))]
 GROUPED = [
@@ -102,6 +110,7 @@ WGMMA += [
     if not FAMILY["wgmma"].why_not_config(mixed_groups(**fields), SM90, config(shape))
 ]
 LARGEST = [
+    choice(gated(blocked(block=32)), bsr.SHAPES[5]),
     choice(biased(Problem.grouped_mm(512, 512, 512, dtype=F16, layout="nn", device_type="cuda")), grouped.FITTED[0], swap_ab=True),
     choice(mm(512, 512), cluster_shape("128x64x64_s8_k1_2x2")),
     choice(gated(mixed(16, **INT4, scales="group_128")), skinny_shape(16, 128, 4, 2, 4)),
@@ -116,7 +125,7 @@ LARGEST = [
     choice(gated(mixed_groups(**INT4, scales="group_128")), wgmma.SHAPES_FOR_GROUPS[4][2]),
 ]
 """The largest tiles, whose registers are the scarcest, and epilogues: a sixth of them for each commit."""
-SAMPLE = [one for all in (CLUSTER, GEMV, GROUPED, PARTS, SKINNY, WGMMA) for one in rotated(all, len(all), all[0].family.name)]
+SAMPLE = [one for all in (BSR, CLUSTER, GEMV, GROUPED, PARTS, SKINNY, WGMMA) for one in rotated(all, len(all), all[0].family.name)]
 COMPILED = {one.compile_key: one for one in (*rotated(LARGEST, 6, "largest"), *SAMPLE)}
 
 
@@ -145,6 +154,14 @@ def test_the_compiler_needs_what_was_predicted(one: CudaChoice) -> None:
         assert read_early(code) == []
         return
     assert "MEMBAR" not in code, "the blocks of a cluster wait for each other at barriers alone"
+    if isinstance(shape, bsr.Shape):
+        assert made.registers <= registers_per_thread(shape.threads, 1)
+        assert code.count("USETMAXREG") == (2 if shape.gives_registers else 0), "as many registers as the shape says"
+        assert one.problem.sparsity is not None
+        fragments = 2 if one.problem.sparsity.block_k == 16 else 4  # a row of blocks after the other, or of one block
+        assert code.count("HMMA.16816.F32") == fragments * shape.block_n // 8, "which blocks exist is asked in loops"
+        assert code.count("LDSM.16.M") == 2 * shape.block_n // 16
+        return
     if isinstance(shape, parts.Shape):
         # Two steps in the loop, and the last two.
         products = 4 * shape.halves * PRODUCTS_OF_PARTS * parts.BLOCK_K // 16

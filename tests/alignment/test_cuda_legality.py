@@ -18,6 +18,7 @@ from cuda_cases import (
     UINT4,
     UINT8,
     addmm,
+    blocked,
     bmm,
     cluster_shape,
     config,
@@ -33,6 +34,7 @@ from cuda_cases import (
 )
 
 from gemmtune.backends.cuda.boxes import by_k
+from gemmtune.backends.cuda.bsr import configs as bsr
 from gemmtune.backends.cuda.cluster import configs as cluster
 from gemmtune.backends.cuda.cluster.configs import clusters_of, tiles_of
 from gemmtune.backends.cuda.gemv import configs as gemv
@@ -67,11 +69,37 @@ OF_ALL: list[tuple[Any, str, str]] = [
 @pytest.mark.parametrize(("change", "arch", "reason"), OF_ALL, ids=lambda x: x if isinstance(x, str) else "")
 @pytest.mark.parametrize(
     ("family", "problem"),
-    [("cluster", mm()), ("gemv", mm(1)), ("parts", mm(dtype=F32)), ("skinny", mixed()), ("wgmma", mixed(64))],
+    [("bsr", blocked()), ("cluster", mm()), ("gemv", mm(1)), ("parts", mm(dtype=F32)), ("skinny", mixed()), ("wgmma", mixed(64))],
     ids=str,
 )
 def test_what_no_family_serves(family: str, problem: Problem, change: Any, arch: str, reason: str) -> None:
     assert FAMILY[family].why_not(change(problem), preset(arch)) == reason
+
+
+@pytest.mark.parametrize(
+    ("problem", "reason"),
+    [
+        (mm(), "b is not block-sparse"),
+        (blocked(dtype=F32), "a is float32, expected bfloat16 or float16"),
+        (blocked(m=0), "the product is empty: nothing is launched"),
+        (blocked(prepacked=False), "its blocks are packed once: gemmtune.prepack makes a weight that it takes"),
+        (blocked(block=64), "blocks of 64x64, expected 16x16 or 32x32"),
+        (blocked(block=(16, 32)), "blocks of 16x32, expected 16x16 or 32x32"),
+        (blocked(m=500, layout="tt"), f"x has strides (1, 500) and offset 0: {LINES}"),
+        (blocked(n=2**20, k=2**19), "more blocks than indices of 32 bits can count"),
+        (blocked(m=2**30), "a tile behind the last row or column would not fit 32 bits"),
+    ],
+)
+def test_what_the_family_of_block_sparse_weights_does_not_serve(problem: Problem, reason: str) -> None:
+    assert FAMILY["bsr"].why_not(problem, SM90) == reason
+
+
+def test_warps_are_left_no_more_registers_than_there_are() -> None:
+    for shape in (shape for shape in bsr.SHAPES if shape.gives_registers):
+        assert shape.warps % 4 == 0, "whole warp groups give and take"
+        all_of_them = registers_per_thread(shape.threads, 1) * shape.threads
+        assert 128 * bsr.GIVEN_REGISTERS + 32 * shape.warps * shape.left_registers <= all_of_them
+        assert shape.left_registers >= shape.block_n + 40
 
 
 @pytest.mark.parametrize(
@@ -416,6 +444,10 @@ OF_CONFIGS: list[tuple[Problem, Any, dict[str, Any], str]] = [
      "4 blocks copy 16 lines for each other, in parts that have to be multiples of 8"),
     (mm(512, 512, layout="tn"), cluster.Shape(block_m=64, block_n=64, block_k=16, stages=4, cluster_n=4), {},
      "4 blocks copy 16 lines for each other, in parts that have to be multiples of 8"),
+    (blocked(), bsr.SHAPES[1], {"blocks": 1}, "1 blocks, expected at least a cluster of 2"),
+    (blocked(layout="tt"), bsr.SHAPES[10], {},
+     "an operand whose lines run across K is copied in lines of 64, and a tile has 32 columns"),
+    (blocked(m=2**29, n=2**20, k=64), bsr.SHAPES[8], {}, "34359738368 tiles, at most 1073741824 can be counted"),
     (mixed(17), SKINNY, {}, "a has 17 rows, the kernel 16"),
     (mixed(), SKINNY, {"cluster_k": 16}, "16 blocks in a cluster, at most 8 are allowed"),
     (mixed(k=256), SKINNY, {"cluster_k": 3}, "K has 2 steps, too few for 3 blocks"),

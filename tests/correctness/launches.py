@@ -28,7 +28,10 @@ def call(run: Run, out: torch.Tensor, x: Operands) -> torch.Tensor:
 def operands_for(choice: Choice, seed: int) -> Operands:
     """Random operands as the choice's kernel is given them."""
     x = random_operands(choice.problem, GPU, seed=seed)
-    return x if choice.packed_format is None else dataclasses.replace(x, b=choice.pack(x.b))
+    if choice.packed_format is None:
+        return x
+    packed = choice.pack(x.named["b"])
+    return dataclasses.replace(x, b=packed) if x.weight is None else dataclasses.replace(x, weight=packed)
 
 
 def assert_right(problem: Problem, choices: Iterable[Choice]) -> None:

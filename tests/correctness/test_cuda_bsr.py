@@ -28,12 +28,12 @@ ADDED = Problem.bsr_addmm(
     18, 96, 80, block=16, alpha=2, beta=0.5, bias="mn", imbalance="skewed", wide_index=True, device_type="cuda", prepacked=True
 )
 CASES: dict[str, tuple[Problem, Any, dict[str, Any]]] = {
-    "two-warps": (blocked(13, 96, 144, density=0.5), TWO, {"blocks": 1}),
+    "two-warps": (blocked(13, 96, 80, density=0.5), TWO, {"blocks": 1}),
     "a-row-of-blocks-too-few": (blocked(9, 80, 128, density=0.3, imbalance="skewed"), TWO, {}),
-    "blocks-of-32": (blocked(20, 96, 96, block=32, density=0.5), TWO, {"blocks": 1}),
-    "float16-blocks-of-32-one-ahead": (blocked(17, 32, 320, block=32, density=0.5, dtype=F16), ONE_AHEAD, {}),
-    "tokens-contiguous": (blocked(72, 64, 96, density=0.5, layout="tt"), LINES, {"blocks": 1}),
-    "a-cluster-from-tile-to-tile": (blocked(70, 96, 144, density=0.3), SHARED, {"blocks": 2}),
+    "blocks-of-32": (blocked(18, 96, 96, block=32, density=0.5), TWO, {"blocks": 1}),
+    "float16-blocks-of-32-one-ahead": (blocked(17, 32, 192, block=32, density=0.5, dtype=F16), ONE_AHEAD, {}),
+    "tokens-contiguous": (blocked(72, 32, 80, density=0.5, layout="tt"), LINES, {"blocks": 1}),
+    "a-cluster-from-tile-to-tile": (blocked(40, 96, 80, density=0.3), SHARED, {"blocks": 2}),
     "a-cluster-and-tokens-contiguous": (blocked(72, 64, 80, layout="tt"), LINES_SHARED, {}),
     "added": (ADDED, TWO, {}),
     "gated": (gated(blocked(20, 64, 64, density=0.5)), ONE, {"blocks": 2}),

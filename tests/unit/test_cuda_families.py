@@ -17,6 +17,7 @@ from cuda_cases import (
     INT4,
     SM90,
     WEIGHTS,
+    blocked,
     cluster_shape,
     config,
     family_of,
@@ -31,6 +32,7 @@ from cuda_cases import (
 
 from gemmtune.backends.cuda import BACKEND
 from gemmtune.backends.cuda import choice as choices_module
+from gemmtune.backends.cuda.bsr import configs as bsr
 from gemmtune.backends.cuda.choice import CudaChoice
 from gemmtune.backends.cuda.cluster import configs as cluster
 from gemmtune.backends.cuda.cluster.rank import cluster_counts
@@ -173,6 +175,7 @@ def test_blocks_of_a_tile_share_out_its_columns_evenly() -> None:
 @pytest.mark.parametrize(
     ("family", "problem", "shapes"),
     [
+        ("bsr", blocked(512, 4096, 4096), bsr.SHAPES),
         ("cluster", mm(256, 256, 2048), cluster.SHAPES),
         ("gemv", mm(1, 8192, 8192), gemv.SHAPES),
         ("skinny", mixed(9, 8192, 8192, **INT4), [shape for shape in skinny.SHAPES if shape.block_m == 16]),
@@ -184,7 +187,7 @@ def test_an_exhaustive_search_has_every_legal_shape(family: str, problem: Proble
     found = choices(family, problem, "exhaustive")
     legal = [shape for shape in shapes if FAMILY[family].why_not_config(problem, SM90, config(shape)) is None]
     assert {one.config.shape for one in found} == set(legal)
-    assert len(found) > len(legal) or family == "gemv", "each in several ways"
+    assert len(found) > len(legal) or family in ("bsr", "gemv"), "each in several ways"
     assert len({one.name for one in found}) == len({one.content_hash for one in found}) == len(found)
     times = [estimate_us(one) for one in found]
     assert times == sorted(times)
@@ -223,6 +226,13 @@ OFFERED += [("grouped", GROUPED_UP), ("grouped", Problem.grouped_k_mm(4096, 1433
 OFFERED += [("parts", mm(512, 512, 4096, dtype=F32)), ("parts", mm(8192, 8192, 8192, dtype=F32))]
 OFFERED += [("wgmma", mixed(m, 8192, 8192, **fields)) for m, fields in zip((33, 64, 256, 1000, 4096), WEIGHTS, strict=True)]
 OFFERED += [("wgmma", mixed_groups(2048, 28672, 4096, **int4)), ("wgmma", mixed_groups(4096, 1536, 2048, 64, dtype=F16))]
+OFFERED += [("bsr", blocked(4096, 4096, 4096)), ("bsr", blocked(256, 4096, 4096, block=32))]
+
+
+def test_block_sparse_products_of_many_blocks_are_tried_exhaustively_alone() -> None:
+    [refusal] = offered("bsr", blocked(density=0.5)).refusals
+    assert refusal.reason == "a share of 0.5 of the blocks exists: above 0.4 it is tried exhaustively alone"
+    assert choices("bsr", blocked(density=0.5), "exhaustive")
 
 
 @pytest.mark.parametrize(("family", "problem"), OFFERED, ids=str)
@@ -232,11 +242,15 @@ def test_variants_are_told_at_launch_and_need_no_compilation(family: str, proble
         assert {variant.compile_key for variant in near} == {one.compile_key}
         assert len({v.content_hash for v in (one, *near)}) == len({v.name for v in (one, *near)}) == len(near) + 1
         for told in ("pdl",) if family == "parts" or problem.groups else ("pdl", "prefetch_stages"):
+        for told in ("pdl",) if family in ("bsr", "grouped", "parts") else ("pdl", "prefetch_stages"):
             assert {bool(getattr(variant.config, told)) for variant in (one, *near)} == {True, False}
         assert all(FAMILY[family].why_not_config(problem, SM90, variant.config) is None for variant in near)
 
 
-@pytest.mark.parametrize(("family", "problem"), OFFERED[:1] + OFFERED[4:5] + OFFERED[9:10] + [("gemv", mixed(1, **int4))], ids=str)
+TRAVEL = [*OFFERED[:1], *OFFERED[4:5], *OFFERED[9:10], *OFFERED[-1:], ("gemv", mixed(1, **int4))]
+
+
+@pytest.mark.parametrize(("family", "problem"), TRAVEL, ids=str)
 def test_a_choice_travels_and_runs_on_its_architecture_alone(family: str, problem: Problem) -> None:
     one = choices(family, problem)[0]
     travelled = pickle.loads(pickle.dumps(one))

@@ -19,6 +19,7 @@ from cuda_cases import (
     UINT4,
     addmm,
     biased,
+    blocked,
     bmm,
     choice,
     cluster_shape,
@@ -37,6 +38,8 @@ from cuda_cases import (
 
 from gemmtune import settings
 from gemmtune.backends.cuda import BACKEND
+from gemmtune.backends.cuda.bsr.configs import SHAPES as BSR
+from gemmtune.backends.cuda.bsr.family import Work as BsrWork
 from gemmtune.backends.cuda.choice import CudaChoice
 from gemmtune.backends.cuda.cluster.family import Work as ClusterWork
 from gemmtune.backends.cuda.gemv.family import Work as GemvWork
@@ -79,6 +82,8 @@ TEXTS["parts"] += [
     (addmm(128, 128, 8192, dtype=F32), BY_PARTS),
     (gated(mm(dtype=F32)), BY_PARTS),
 ]
+TEXTS["bsr"] = [(blocked(), BSR[0]), (blocked(), BSR[1]), (blocked(dtype=F16), BSR[0]), (blocked(layout="tt"), BSR[0])]
+TEXTS["bsr"] += [(blocked(block=32), BSR[0]), (gated(blocked()), BSR[0]), (biased(blocked()), BSR[0])]
 TEXTS["gemv"] = [(mm(1), VECTOR), (mm(1), gemv_shape(16, 4, 8)), (mm(1, dtype=F16), VECTOR), (addmm(2, 128, 8192), VECTOR)]
 TEXTS["gemv"] += [(mixed(1, **fields), VECTOR) for fields in (GROUPS, INT4, {"scales": "column"}, UINT4, GROUPS | {"zeros": True})]
 TEXTS["wgmma"] = [(problem, WGMMA if shape == SKINNY else wgmma_shape(64, 2, 1, 128, 4)) for problem, shape in TEXTS["skinny"]]
@@ -108,6 +113,7 @@ def test_the_digest_differs_where_the_text_does_and_sizes_change_neither(family:
         assert not any(mark in source.text for mark in ("{{", "{%", "{#"))
         assert "#include" not in source.text
     other = {
+        "bsr": blocked(99, 336, 528, density=0.3),
         "cluster": mm(256, 300, 16384),
         "gemv": mm(4, 300, 16384),
         "grouped": Problem.grouped_mm(99, 304, 776, groups=77, device_type="cuda"),
@@ -142,6 +148,21 @@ def work_of(record: Record, work: type[ctypes.Structure]) -> Any:
     assert len(record.parameters) == MAP_BYTES * len(record.maps) + ctypes.sizeof(work)
     assert record.arguments == (0, MAP_BYTES * len(record.maps))
     return work.from_buffer_copy(record.parameters, record.arguments[1])
+
+
+def test_what_a_block_sparse_product_is_told() -> None:
+    problem = blocked(200, 1040, 528)
+    alone, shared = (choice(problem, shape, blocks=5).record for shape in BSR[:2])
+    work = work_of(alone, BsrWork)
+    assert (work.rows, work.cols, work.units, work.steps, work.words, work.paired) == (1040, 200, 33, 9, 3, True)
+    assert (work.groups, work.tiles, work.fragments_at) == (5, 10, 896), "33 times 2 + 1 + 3 words, to the next 128 bytes"
+    assert (alone.grid, alone.cluster) == ((5, 1, 1), 1)
+    assert (shared.grid, shared.cluster) == ((4, 1, 1), 2)
+    assert (work_of(shared, BsrWork).groups, work_of(shared, BsrWork).tiles) == (3, 6)
+    assert [record.maps[0].box for record in (alone, shared)] == [(64, 128, 1), (64, 64, 1)]
+    assert alone.maps[0].sizes == (528, 200, 1)
+    turned = choice(blocked(200, 1040, 528, layout="tt"), BSR[1]).record.maps[0]
+    assert (turned.sizes, turned.box) == ((200, 528, 1), (64, 32, 1)), "half of the lines each"
 
 
 def test_what_a_long_sum_is_told() -> None:

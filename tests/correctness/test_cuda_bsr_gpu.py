@@ -1,0 +1,94 @@
+"""The cuda family for block-sparse weights on a GPU: every shape, small and large, is verified; captures, streams, calls."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+from cuda_cases import BF16, F16, FAMILY, biased, blocked, choice, config, gated
+from launches import GPU, assert_launched_by_a_new_thread, assert_replayable, assert_right, assert_streams_apart, call, operands_for
+from rotation import rotated
+
+import gemmtune
+from gemmtune import settings
+from gemmtune.backends.cuda.bsr.configs import SHAPES, Shape
+from gemmtune.backends.cuda.choice import CudaChoice
+from gemmtune.device import detect
+from gemmtune.dispatch.plan import forget_plans
+from gemmtune.problem import Problem
+from gemmtune.sparse import create_blocked_tensor
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.filterwarnings("ignore:Sparse BSR tensor support", "ignore:Sparse invariant checks"),
+    pytest.mark.skipif(
+        not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0), reason="the kernels run on SM90 alone"
+    ),
+]
+PROBLEMS: dict[str, Problem] = {
+    "one-block": blocked(16, 16, 16, density=1),
+    "tails": blocked(77, 336, 592, density=0.3),
+    "tokens-contiguous": blocked(136, 336, 592, density=0.5, layout="tt"),
+    "blocks-of-32": blocked(300, 416, 672, block=32, density=0.2, dtype=F16),
+    "skewed": blocked(260, 1040, 1040, imbalance="skewed", wide_index=True),
+    "nothing": blocked(100, 256, 256, density=0),
+    "added": Problem.bsr_addmm(
+        200, 448, 512, block=16, alpha=2, beta=0.5, bias="mn", imbalance="skewed", device_type="cuda", prepacked=True
+    ),
+    "gated": gated(blocked(131, 320, 512, block=32, density=0.3)),
+    "float32-biased": biased(blocked(131, 320, 512, density=0.3)),
+    "long": blocked(64, 512, 16384),
+    "4096": blocked(4096, 4096, 4096),
+    "4000-of-32-tokens-contiguous": blocked(4000, 4032, 4160, block=32, layout="tt"),
+}
+PAIRS = rotated(tuple(itertools.product(PROBLEMS, SHAPES)), 3)
+"""A third of them for each commit."""
+
+
+def choices_of(problem: Problem, shape: Shape) -> list[CudaChoice]:
+    """With few blocks that go from tile to tile and with one for each, begun early or not; none for a shape that is not legal."""
+    device, told = detect("cuda"), [{"blocks": 12}, {"blocks": 2**20, "pdl": True}, {"pdl": True}]
+    if FAMILY["bsr"].why_not_config(problem, device, config(shape)):
+        return []
+    return [choice(problem, shape, device, **way) for way in told]
+
+
+@pytest.mark.parametrize(("name", "shape"), PAIRS, ids=str)
+def test_products_are_right_in_every_way(name: str, shape: Shape) -> None:
+    assert_right(PROBLEMS[name], choices_of(PROBLEMS[name], shape))
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_repeats_give_the_same_bits_with_other_sizes_in_between(shape: Shape) -> None:
+    """One cubin, two problems, launches that follow each other without a pause; what is stored is all of the result."""
+    made = [choices_of(blocked(m, n, k, density=0.3), shape)[-1] for m, n, k in ((512, 1024, 1024), (328, 320, 512))]
+    assert made[0].compile_key == made[1].compile_key
+    runs = [(one.build().run, operands_for(one, seed=5)) for one in made]
+    expected = [call(run, torch.empty_like(x.out), x) for run, x in runs]
+    for _ in range(50):
+        again = [call(run, torch.full_like(x.out, float("nan")), x) for run, x in runs]
+        assert all(torch.equal(one, other) for one, other in zip(again, expected, strict=True))
+
+
+@pytest.mark.parametrize("shape", [SHAPES[1], SHAPES[5], SHAPES[10]], ids=str)
+def test_captures_streams_and_threads(shape: Shape) -> None:
+    one = choices_of(blocked(1024, 2048, 1024, density=0.3), shape)[-1]
+    assert_replayable(one)
+    assert_streams_apart(one)
+    assert_launched_by_a_new_thread(one)
+
+
+def test_calls_by_the_kernels_alone(own_store: object) -> None:
+    """Tuned for a call, whose tokens are contiguous, then told a weight that was changed in place."""
+    forget_plans()
+    bsr = create_blocked_tensor(512, 768, block=16, density=0.1, dtype=BF16, device="cuda")
+    packed, x = gemmtune.prepack(bsr), torch.randn(768, 200, device=GPU).bfloat16()
+    with settings.patch(backends=("cuda",), choice_allowlist_regex="^cuda:bsr_", search="quick", tune_in_subprocess=False):
+        [found] = gemmtune.tune(gemmtune.bsr_mm, packed, x, progress=False)
+        assert found.pick is not None
+        for _ in range(2):
+            want = bsr.to_dense().double() @ x.double()
+            got = gemmtune.bsr_mm(packed, x).double()
+            assert ((got - want).abs() <= 1e-2 * want.abs().max()).all()
+            bsr.values().mul_(-2)
