@@ -110,7 +110,7 @@ WGMMA += [
     if not FAMILY["wgmma"].why_not_config(mixed_groups(**fields), SM90, config(shape))
 ]
 LARGEST = [
-    choice(gated(blocked(block=32)), bsr.SHAPES[5]),
+    choice(gated(blocked(block=32)), bsr.SHAPES[3]),
     choice(biased(Problem.grouped_mm(512, 512, 512, dtype=F16, layout="nn", device_type="cuda")), grouped.FITTED[0], swap_ab=True),
     choice(mm(512, 512), cluster_shape("128x64x64_s8_k1_2x2")),
     choice(gated(mixed(16, **INT4, scales="group_128")), skinny_shape(16, 128, 4, 2, 4)),

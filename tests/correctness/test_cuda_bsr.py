@@ -5,6 +5,7 @@ For each commit a part of the cases.
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
@@ -17,7 +18,7 @@ from rotation import rotated
 from gemmtune.backends.cuda.bsr.configs import FRAGMENT, UNIT, Shape, units_of
 from gemmtune.backends.cuda.bsr.packing import SPARE, bits_of, fragments_at, order_of, packed, words_of
 from gemmtune.numerics.block_sparse import parts, sparse_of
-from gemmtune.problem import Problem
+from gemmtune.problem import Layout, Problem
 from gemmtune.sparse import create_blocked_tensor
 
 pytestmark = pytest.mark.filterwarnings("ignore:Sparse BSR tensor support")
@@ -27,6 +28,7 @@ LINES_SHARED, ONE_AHEAD = Shape(warps=1, block_n=64, stages=2, cluster=2), Shape
 ADDED = Problem.bsr_addmm(
     18, 96, 80, block=16, alpha=2, beta=0.5, bias="mn", imbalance="skewed", wide_index=True, device_type="cuda", prepacked=True
 )
+UNALIGNED = dataclasses.replace(blocked(20, 48, 64), out=Layout(size=(20, 48), stride=(51, 1), dtype=BF16))
 CASES: dict[str, tuple[Problem, Any, dict[str, Any]]] = {
     "two-warps": (blocked(13, 96, 80, density=0.5), TWO, {"blocks": 1}),
     "a-row-of-blocks-too-few": (blocked(9, 80, 128, density=0.3, imbalance="skewed"), TWO, {}),
@@ -38,10 +40,10 @@ CASES: dict[str, tuple[Problem, Any, dict[str, Any]]] = {
     "added": (ADDED, TWO, {}),
     "gated": (gated(blocked(20, 64, 64, density=0.5)), ONE, {"blocks": 2}),
     "float32-biased": (biased(blocked(20, 64, 64, block=32, density=1)), ONE, {}),
-    "nothing": (blocked(20, 64, 64, density=0), ONE, {}),
+    "columns-unaligned": (UNALIGNED, ONE, {}),
 }
 """Rows that a tile or a unit has and has not, ends of tokens and of K, both majors, tiles one after the other, clusters,
-epilogues. Verification draws patterns of its own: ends of rows, empty rows, one long row, nothing at all."""
+epilogues, results with gaps. Verification draws patterns of its own: ends of rows, empty rows, one long row, nothing at all."""
 
 
 @needs_compiler

@@ -40,9 +40,6 @@ struct float2 {
 struct float4 {
   float x, y, z, w;
 };
-struct uint2 {
-  unsigned x, y;
-};
 struct uint4 {
   unsigned x, y, z, w;
 };

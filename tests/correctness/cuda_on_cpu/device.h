@@ -141,6 +141,10 @@ inline unsigned turn_matrix(unsigned x) {
   warp.meeting.arrive_and_wait();
   return turned;
 }
+inline void store_words(void* to, unsigned first, unsigned second) {
+  const unsigned both[2] = {first, second};
+  std::memcpy(to, both, 8);
+}
 inline void load_matrices_turned(unsigned (&x)[4], unsigned from) {
   load_matrices(x, from);
   for (unsigned& one : x) {

@@ -114,6 +114,8 @@ def why_not_config(problem: Problem, device: DeviceInfo, config: Config) -> str 
     shape = config.shape
     if (reason := device.why_no_smem(shape.shared_bytes)) is not None:
         return reason
+    if problem.epilogue is not None and shape.gives_registers and shape.left_registers < shape.block_n + OTHER_REGISTERS:
+        return f"the epilogue has too few of {shape.left_registers} registers, {shape.block_n} of which have sums"
     if config.blocks < shape.cluster:
         return f"{config.blocks} blocks, expected at least a cluster of {shape.cluster}"
     if tiles_of(problem, shape) >= MOST_TILES:
