@@ -151,11 +151,15 @@ inline void load_matrices_turned(unsigned (&x)[4], unsigned from) {
     one = turn_matrix(one);
   }
 }
-// What is copied ahead of its use is there when it was waited for, and what was there before is gone at once.
+// What is copied ahead of its use may be there at once, as in every other thread, or when it was waited for; what was there before is gone.
 inline thread_local std::vector<std::vector<std::pair<unsigned, void const*>>> copies{{}};
 inline void copy_ahead(unsigned to, void const* from) {
-  std::memset(at_address(to), 0xff, 16);
-  copies.back().emplace_back(to, from);
+  if (threadIdx.x % 2 == 0) {
+    std::memcpy(at_address(to), from, 16);
+  } else {
+    std::memset(at_address(to), 0xff, 16);
+    copies.back().emplace_back(to, from);
+  }
 }
 inline void copies_commit() { copies.emplace_back(); }
 template <int Pending>

@@ -19,7 +19,7 @@ STEP_NS, LATENCY_NS = 4.0, 500.0
 
 
 def estimate_us(problem: Problem, device: DeviceInfo, config: Config) -> float:
-    """The model's time of a launch, in microseconds: the floors of ``docs/kernels.md`` for one tile, times the rounds of tiles."""
+    """The model's time of a launch, in microseconds: what limits one tile, times the rounds of tiles."""
     shape, sparsity = config.shape, problem.sparsity
     assert sparsity is not None
     density, block = max(sparsity.density, 0.005), sparsity.block_k
