@@ -36,6 +36,7 @@ from cuda_cases import (
 
 from gemmtune.backends.cuda.boxes import by_k
 from gemmtune.backends.cuda.bsr import configs as bsr
+from gemmtune.backends.cuda.bsr.packing import SPARE
 from gemmtune.backends.cuda.cluster import configs as cluster
 from gemmtune.backends.cuda.cluster.configs import clusters_of, tiles_of
 from gemmtune.backends.cuda.gemv import configs as gemv
@@ -93,6 +94,10 @@ def test_what_no_family_serves(family: str, problem: Problem, change: Any, arch:
 )
 def test_what_the_family_of_block_sparse_weights_does_not_serve(problem: Problem, reason: str) -> None:
     assert FAMILY["bsr"].why_not(problem, SM90) == reason
+
+
+def test_what_warps_read_ahead_is_there() -> None:
+    assert max(shape.queue for shape in bsr.SHAPES) <= SPARE
 
 
 def test_warps_are_left_no_more_registers_than_there_are() -> None:
