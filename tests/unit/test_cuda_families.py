@@ -241,8 +241,7 @@ def test_variants_are_told_at_launch_and_need_no_compilation(family: str, proble
         near = one.launch_variants()
         assert {variant.compile_key for variant in near} == {one.compile_key}
         assert len({v.content_hash for v in (one, *near)}) == len({v.name for v in (one, *near)}) == len(near) + 1
-        for told in ("pdl",) if family == "parts" or problem.groups else ("pdl", "prefetch_stages"):
-        for told in ("pdl",) if family in ("bsr", "grouped", "parts") else ("pdl", "prefetch_stages"):
+        for told in ("pdl",) if family in ("bsr", "parts") or problem.groups else ("pdl", "prefetch_stages"):
             assert {bool(getattr(variant.config, told)) for variant in (one, *near)} == {True, False}
         assert all(FAMILY[family].why_not_config(problem, SM90, variant.config) is None for variant in near)
 
