@@ -99,10 +99,8 @@ def test_every_offered_choice_runs_wherever_the_operands_lie() -> None:
 INTERPRETED = [
     "rows+0@1",
     "rows+1@0",
-    "rows+17@7",
     "columns+4@3",
     "columns+1@2",
-    "every second of rows@5",
     "every second of columns@0",
 ]
 

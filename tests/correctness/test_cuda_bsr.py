@@ -47,7 +47,7 @@ epilogues, results with gaps. Verification draws patterns of its own: ends of ro
 
 
 @needs_compiler
-@pytest.mark.parametrize("name", rotated([*CASES], 6, "bsr"))
+@pytest.mark.parametrize("name", rotated([*CASES], len(CASES), "bsr"))
 def test_every_case_is_right(name: str) -> None:
     problem, shape, told = CASES[name]
     assert_right(choice(problem, shape, **told))

@@ -112,7 +112,7 @@ ONES: dict[str, tuple[Problem, Any, dict[str, Any]]] = {
 
 
 @needs_compiler
-@pytest.mark.parametrize("name", ONES)
+@pytest.mark.parametrize("name", rotated([*ONES], len(ONES), "ones"))
 def test_offsets_that_are_no_offsets_touch_nothing_else(name: str) -> None:
     problem, shape, told = ONES[name]
     run = run_of_ones(problem, shape, **told)

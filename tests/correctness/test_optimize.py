@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import pickle
+import weakref
 
 import pytest
 import torch
@@ -197,7 +198,9 @@ def test_weights_of_few_bits_run_by_their_own_picks(done):
     assert model[0].bias.grad is not None
 
 
-def test_the_pass_of_torch_compile_is_there_while_a_model_is_optimized():
+def test_the_pass_of_torch_compile_is_there_while_a_model_is_optimized(monkeypatch: pytest.MonkeyPatch):
+    # Models of other tests may be alive yet, in cycles.
+    monkeypatch.setattr("gemmtune.integration.optimize._models", weakref.WeakSet())
     def installed() -> bool:
         return type(torch._inductor.config.post_grad_custom_post_pass).__name__ == "RewriteProducts"
 
