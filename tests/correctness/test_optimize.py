@@ -201,6 +201,7 @@ def test_weights_of_few_bits_run_by_their_own_picks(done):
 def test_the_pass_of_torch_compile_is_there_while_a_model_is_optimized(monkeypatch: pytest.MonkeyPatch):
     # Models of other tests may be alive yet, in cycles.
     monkeypatch.setattr("gemmtune.integration.optimize._models", weakref.WeakSet())
+
     def installed() -> bool:
         return type(torch._inductor.config.post_grad_custom_post_pass).__name__ == "RewriteProducts"
 
