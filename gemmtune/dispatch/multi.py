@@ -24,7 +24,7 @@ from ..selector.result import Outcome
 from ..selector.segments import Segment, Table, merged, rows_of
 from ..settings import Settings
 from ..store.key import fingerprint_text
-from ..store.store import Ranged, Store, open_store
+from ..store.store import Ranged, open_store
 from .call import bring_scalars, check_call, current_device, prepare_out
 from .calls import bound_call
 from .checks import why_not_ours
@@ -162,7 +162,10 @@ class Multi:
         )  # fmt: skip
         self.table, self._plan = result.table, None
         found = [(r.problem.m, o) for r in result.anchors for o in r.outcomes]
-        self._tell_wrong(found or [(m, o) for m in {x.anchor for x in result.table.segments} for o in self._stored(m, store)])
+        if not found:  # the table is the store's
+            anchors = {x.anchor for x in result.table.segments}
+            found = [(m, o) for m in anchors for o in self._candidates(self._class.at(m)).stored(store).known.values()]
+        self._tell_wrong(found)
         if known is not None and result.source == "measured":
             there = (x for x, member in zip(known[0].segments, self._planned(known[0]).members, strict=True) if member.found)
             others = (part for x in there for part in _outside(x, result.table))
@@ -171,9 +174,6 @@ class Multi:
             store.put_ranged(Ranged(key=self._class.key, fingerprint=machine, kind=self._kind, value=self.table.to_json()))
         self._ready.clear()
         return self.table
-
-    def _stored(self, m: int, store: Store) -> Iterable[Outcome]:
-        return self._candidates(self._class.at(m)).stored(store).known.values()
 
     def _tell_wrong(self, found: Iterable[tuple[int, Outcome]]) -> None:
         """Warn of each kernel that failed at some M, once."""
@@ -257,18 +257,16 @@ def multi(
         settings: instead of the settings in force; what is measured is proved right whatever they say.
 
     Raises:
-        InvalidProblemError: no choices, a name that does not exist or is there twice, a function with a parameter that is no
-            argument.
+        InvalidProblemError: no choices, a name that does not exist or is there twice, a function's parameter that is no argument.
         NoValidChoicesError: none of them is right.
     """
     refuse_choices(choices)
     problem, name, info = _asked(what, operands, arguments, device)
     chosen = settings or settings_module.current()
-    verify_forced = chosen.verify
-    chosen = replace(chosen, verify=True, batch_invariant=False, tune_in_subprocess=in_worker(choices, subprocess, chosen))
+    measuring = replace(chosen, verify=True, batch_invariant=False, tune_in_subprocess=in_worker(choices, subprocess, chosen))
     rows = rows_of(m) if m is not None else range(problem.m, problem.m + 1)
-    members = held(choices, problem, rows, info, chosen)
-    made = Multi(name, members, row_classes(problem)[0], info, chosen, decide, verify_forced=verify_forced)
+    members = held(choices, problem, rows, info, measuring)
+    made = Multi(name, members, row_classes(problem)[0], info, measuring, decide, verify_forced=chosen.verify)
     if force is not None:
         made.force(force)
     elif decide == "ranges" and chosen.multi_kernel is None:

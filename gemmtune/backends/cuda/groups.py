@@ -23,7 +23,8 @@ def most_below(problem: Problem, rows: int) -> int:
 
 
 def tiles_below(problem: Problem, rows: int) -> float:
-    """As many as there are on the mean, where each row goes to any group; a normal distribution says how many rows a group has."""
+    """Tiles of so many rows that all groups are expected to have, if each row goes to any group: how many go to one is taken to be
+    normally distributed."""
     share = problem.m / problem.groups
     last = math.ceil(min(problem.m, share + 6 * math.sqrt(share)) / rows)
     further = sum(math.erfc((rows * i + 0.5 - share) / math.sqrt(2 * share)) / 2 for i in range(1, last))

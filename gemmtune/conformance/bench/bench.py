@@ -25,14 +25,12 @@ from ...problem.dtypes import dtype_name
 from ..cases.case import Case
 from ..cases.statement import problem_of
 from ..diagnose import DIFFERS, FIRST_CALL, WRONG_DTYPE, Diagnosis, Evidence, diagnose
-from .outcome import Failure, heat_map
+from .outcome import Failure, heat_map, told
 
 MOST_REMEMBERED = 2**20
 """Elements of a result that is kept, to be recognised if a later call returns it again."""
 CALLED_AGAIN = 3
 """How often a call that was wrong is made again, to see whether it always is."""
-MOST_LINES, MOST_WIDE = 20, 400
-"""Of the words of an error that a GEMM raised: some have the whole of a compiler's output."""
 MOST_EXPLAINED = 2**28
 """Elements of a wrong result: of a larger one float64 copies take too much memory, and only one bad element is told."""
 
@@ -290,13 +288,6 @@ class Bench:
     def _wide(self, result: torch.Tensor) -> torch.Tensor:
         """A copy in float64 [B, M, N]."""
         return result.to(torch.float64, copy=True).reshape(self.problem.batch, self.problem.m, self.problem.n)
-
-
-def told(error: Exception) -> str:
-    """The type and the words of an error, in MOST_LINES lines at most."""
-    lines = f"{type(error).__name__}: {error}".rstrip().splitlines()
-    more = [f"… ({len(lines) - MOST_LINES} more lines)"] if len(lines) > MOST_LINES else []
-    return "\n".join([*(line.rstrip()[:MOST_WIDE] for line in lines[:MOST_LINES]), *more])
 
 
 def _asked(subject: Subject, problem: Problem) -> tuple[Problem, Claims]:

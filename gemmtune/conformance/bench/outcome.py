@@ -12,6 +12,9 @@ import torch
 
 from ..cases.case import Case
 
+MOST_LINES, MOST_WIDE = 20, 400
+"""Of the words of an error that a GEMM raised: some have the whole of a compiler's output."""
+
 
 class Verdict(StrEnum):
     """PASSED and FAILED are answers. The next four say why there is none; all but REFUSED count against the GEMM."""
@@ -30,6 +33,13 @@ class Verdict(StrEnum):
     def bad(self) -> bool:
         """Counts against the GEMM."""
         return self not in (Verdict.PASSED, Verdict.REFUSED)
+
+
+def told(error: Exception) -> str:
+    """The type and the words of an error, in MOST_LINES lines at most."""
+    lines = f"{type(error).__name__}: {error}".rstrip().splitlines()
+    more = [f"… ({len(lines) - MOST_LINES} more lines)"] if len(lines) > MOST_LINES else []
+    return "\n".join([*(line.rstrip()[:MOST_WIDE] for line in lines[:MOST_LINES]), *more])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -170,7 +170,7 @@ class Wgmma(MixedFamily[Config]):
         )
 
     def grid(self, problem: Problem, config: Config) -> tuple[int, int, int]:
-        """Of groups, as many blocks as there may be tiles, each of which finds its own."""
+        """A cluster of blocks for each tile; for groups as many as there may be tiles, each of which finds its own."""
         rows, cols = tiles_of(problem, config)
         if problem.groups:
             return config.cluster_k * groups.most_below(problem, config.shape.block_m) * cols, 1, 1
