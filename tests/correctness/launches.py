@@ -119,7 +119,7 @@ def assert_follows_offsets(choice: Choice) -> None:
     problem, run = choice.problem, choice.build().run
     *given, offs = grouped_operands(problem)
     a, b, *scales = given
-    wide = widened(b, *scales, problem.encoding, torch.float32) if scales else b
+    wide = widened(b, *scales, problem.encoding, a.dtype) if scales else b
     out = torch.empty(problem.m, problem.n, dtype=problem.dtype, device=GPU)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
