@@ -139,9 +139,10 @@ def _tune_anchors(work: Work, store: Store, recorded: Sequence[int]) -> None:
     anchors between, what was among the best at the next ones on either side competes.
     """
     anchors = anchors_of(work.rows, work.rows_class.has, recorded)
-    tuned = few_anchors(anchors) if work.settings.batch_invariant else spread(anchors, EFFORT[work.settings.search].rows_apart)
+    narrow, invariant = work.rows_class.at(anchors[0]).widens_b, work.settings.batch_invariant
+    tuned = few_anchors(anchors) if invariant else spread(anchors, EFFORT[work.settings.search].rows_apart, narrow)
     _tune(work, store, tuned)
-    compared = len(work.choices) > 1 and not work.settings.batch_invariant
+    compared = len(work.choices) > 1 and not invariant
     others = [m for m in anchors if m not in tuned] if compared else []
     for i, m in enumerate(others):
         work.progress.stage("anchors between", i, len(others))
