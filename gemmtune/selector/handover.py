@@ -28,9 +28,9 @@ UNEVEN = (1.19, 1.68)
 """… at no round number, so many times the power."""
 LAST_TUNED = 4
 """The most rows by those of the last anchor at which everything competes."""
-FEW_ROWS = 16
-"""The most rows that kernels for few rows of weights of 4 and 8 bits take: tuned for 8 and 64 rows, neither ranks them (int4
-6144x4096 at M = 10 took 1.63 times as long as tuned alone, on an H200)."""
+NARROW_ROWS = (16, 128)
+"""Where weights of 4 and 8 bits change kernels, from those of few rows and to those of tiles of 128: tuned for 8, 64 and 256 rows,
+neither side ranks them (int4 on an H200: 6144x4096 at M = 10 took 1.63 times as long as tuned alone, 4096x14336 at 73 1.36)."""
 FINEST = 32
 """A hand-over between two Ms that differ by less than that part of the smaller is not looked for more closely."""
 
@@ -147,7 +147,7 @@ def spread(anchors: Sequence[int], apart: float, narrow: bool = False) -> list[i
     """The anchors at which everything competes: both ends, and between them powers of two by about the factor ``apart``.
 
     The last one is LAST_TUNED times smaller than the end: what is good where a GPU is busy competes where it is busier. A
-    ``narrow`` weight, which is widened, is tuned at FEW_ROWS too.
+    ``narrow`` weight, which is widened, is tuned at NARROW_ROWS too.
     """
     if apart > 1:
         anchors = [m for m in anchors if m <= max(anchors[-1] // LAST_TUNED, UNEVEN_FROM)] or anchors
@@ -157,5 +157,5 @@ def spread(anchors: Sequence[int], apart: float, narrow: bool = False) -> list[i
     if count >= len(anchors):
         return list(anchors)
     wanted = (math.log(first) + math.log(last / first) * i / count for i in range(1, count))
-    few = [FEW_ROWS] if narrow and FEW_ROWS in anchors else []
-    return sorted({first, last, *few, *(min(inner, key=lambda m: abs(math.log(m) - middle)) for middle in wanted)})
+    too = [m for m in NARROW_ROWS if narrow and m in anchors]
+    return sorted({first, last, *too, *(min(inner, key=lambda m: abs(math.log(m) - middle)) for middle in wanted)})
