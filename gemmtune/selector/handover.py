@@ -21,13 +21,18 @@ where torch takes another one."""
 SWITCH = 0.02
 """Another choice for an anchor has to gain as much: less is a tie, and each segment is a kernel to load."""
 MOST_SEGMENTS = 16
-EVEN_FROM, UNEVEN_FROM = 16, 64
-"""From so many rows on there is an anchor in the middle between two powers of two, and from so many on, where the last tiles
-decide, there are two …"""
-UNEVEN = (1.19, 1.68)
-"""… at no round number, so many times the power."""
-LAST_TUNED = 4
-"""The most rows by those of the last anchor at which everything competes."""
+BETWEEN: Sequence[tuple[int, Sequence[float]]] = (
+    (1024, (1.04, 1.25, 1.54, 1.75)),
+    (64, (1.04, 1.14, 1.25, 1.32, 1.5, 1.56, 1.75, 1.88)),
+    (16, (1.25, 1.5, 1.75)),
+    (8, (1.4,)),
+    (2, (1.5,)),
+)
+"""The anchors between a power of two and the next one, as multiples of the power, by the least power for which they hold.
+
+The last tile of 64, 128 or 256 rows is full at some of them and has a few rows at others, just above a multiple of it."""
+LAST_TUNED, LEAST_LAST = 4, 64
+"""The most rows by those of the last anchor at which everything competes, unless that has fewer rows than so many."""
 NARROW_ROWS = (16, 128)
 """Where weights of 4 and 8 bits change kernels, from those of few rows and to those of tiles of 128: tuned for 8, 64 and 256 rows,
 neither side ranks them (int4 on an H200: 6144x4096 at M = 10 took 1.63 times as long as tuned alone, 4096x14336 at 73 1.36)."""
@@ -91,13 +96,13 @@ def hand_over(
     first, second = names
     lean = TIE * ((second == baseline) - (first == baseline))
     for m in (lower, upper):
-        _complete(m, names, times, measure)
+        complete(m, names, times, measure)
     while upper - lower > max(apart, lower // FINEST):
         kept, taken = _loss(times[upper], first, second) + lean, _loss(times[lower], second, first) - lean
         if min(kept, taken) <= MOST_LOSS:
             return upper if kept <= taken else lower + 1
         middle = lower + (upper - lower) // (2 * apart) * apart
-        _complete(middle, names, times, measure)
+        complete(middle, names, times, measure)
         if _loss(times[middle], first, second) + lean <= 0:
             lower = middle
         else:
@@ -105,7 +110,8 @@ def hand_over(
     return upper
 
 
-def _complete(m: int, names: tuple[str, str], times: dict[int, dict[str, float]], measure: Measure) -> None:
+def complete(m: int, names: tuple[str, str], times: dict[int, dict[str, float]], measure: Measure) -> None:
+    """Measure both at an M unless they are known there, and note their times beside those that are."""
     known = times.get(m, {})
     if not all(name in known for name in names):
         # Times of different sessions do not compare.
@@ -125,7 +131,7 @@ def _loss(times: Mapping[str, float], taken: str, instead_of: str) -> float:
 
 
 def anchors_of(rows: range, has: Callable[[int], bool], recorded: Sequence[int] = ()) -> list[int]:
-    """The Ms that are tuned: powers of two, one or two between them, both ends, and those that were ``recorded``.
+    """The Ms that are measured: powers of two, those BETWEEN them, both ends, and those that were ``recorded``.
 
     Where the class ``has`` only some Ms, the next one that it has stands for each.
     """
@@ -136,11 +142,10 @@ def anchors_of(rows: range, has: Callable[[int], bool], recorded: Sequence[int] 
     return sorted({m for m in members if m is not None})
 
 
-def _between(power: int) -> Sequence[int]:
+def _between(power: int) -> list[int]:
     """The anchors between a power of two and the next one."""
-    if power >= UNEVEN_FROM:
-        return [round(power * factor) for factor in UNEVEN]
-    return [power + power // 2] if power >= EVEN_FROM else []
+    factors = next((factors for least, factors in BETWEEN if power >= least), ())
+    return [round(power * factor) for factor in factors]
 
 
 def spread(anchors: Sequence[int], apart: float, narrow: bool = False) -> list[int]:
@@ -150,7 +155,7 @@ def spread(anchors: Sequence[int], apart: float, narrow: bool = False) -> list[i
     ``narrow`` weight, which is widened, is tuned at NARROW_ROWS too.
     """
     if apart > 1:
-        anchors = [m for m in anchors if m <= max(anchors[-1] // LAST_TUNED, UNEVEN_FROM)] or anchors
+        anchors = [m for m in anchors if m <= max(anchors[-1] // LAST_TUNED, LEAST_LAST)] or anchors
     first, last = anchors[0], anchors[-1]
     inner = [m for m in anchors if m.bit_count() == 1] or list(anchors)
     count = math.ceil(math.log(last / first) / math.log(apart)) if apart > 1 else len(anchors)

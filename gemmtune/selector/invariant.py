@@ -22,9 +22,10 @@ MOST_COMPARED = 512
 
 
 def few_anchors(anchors: list[int]) -> list[int]:
-    """A choice of at most FEW_ANCHORS of them, both ends included."""
-    count = min(FEW_ANCHORS, len(anchors))
-    return sorted({anchors[round(i * (len(anchors) - 1) / max(count - 1, 1))] for i in range(count)})
+    """At most FEW_ANCHORS of them, both ends included, about the same factor apart."""
+    ratio = anchors[-1] / anchors[0]
+    wanted = (anchors[0] * ratio ** (i / (FEW_ANCHORS - 1)) for i in range(FEW_ANCHORS))
+    return sorted({min(anchors, key=lambda m: abs(math.log(m / x))) for x in wanted})
 
 
 def one_for_all(work: Work) -> Table:
@@ -47,6 +48,7 @@ def one_for_all(work: Work) -> Table:
     for m in work.results:
         if any(name not in work.times[m] for name in entrants) and len(entrants) > 1:
             work.times[m] = dict(measured(work, m, entrants))
+    work.close()
     for name in sorted(entrants, key=lambda name: _loss(work, name)):
         segment = with_kernels(work, segment_of(work, name, rows[0], rows[-1]))
         checked = rows_to_check(segment, work.rows_class, tile_rows(work.choices[name]), random.Random(SEED))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -13,18 +14,20 @@ from ..problem.rows import RowClass
 from ..settings import Settings
 from ..store.key import fingerprint_text
 from .candidates import Candidates, candidates_for
-from .offers import libraries_of, offers_for
+from .offers import libraries_of
 from .precompile import precompile
 from .progress import Progress
 from .proof import kernels_of
-from .remote import open_session
+from .remote import AnySession, open_session
 from .result import ProblemResult
 from .segments import Segment
 
-ROUNDS_S = 0.2
-"""How long the rounds go on at an M where a few choices compete."""
+ROUNDS_S = 0.06
+"""How long the rounds go on at an M where a few choices compete, after as long again at most for clocks to settle."""
 MOST_OF_LIBRARIES = 4
-"""So many choices of libraries compete at each anchor."""
+"""So many choices of libraries compete at each anchor, …"""
+MOST_OF_OURS = 2
+"""… and so many of each backend whose kernels are compiled."""
 SEED = 20_000
 """The seed of the random Ms of a proof; the table says which it was."""
 
@@ -50,11 +53,10 @@ class Work:
     anchors: list[int] = dataclasses.field(default_factory=list)
     anchor_of: dict[str, int] = dataclasses.field(default_factory=dict)
     """The M by name at which a choice was found, and will be found again."""
-    asked: dict[int, list[str]] = dataclasses.field(default_factory=dict)
-    """What libraries have, by M."""
     times: dict[int, dict[str, float]] = dataclasses.field(default_factory=dict)
     wrong: dict[str, str] = dataclasses.field(default_factory=dict)
     """The wrong choices by name: at which M, and why."""
+    _session: AnySession | None = None
 
     @property
     def fingerprint(self) -> str:
@@ -80,22 +82,40 @@ class Work:
         """The name of torch's own operation; empty where it does not compete."""
         return next((name for name, choice in self.choices.items() if choice.baseline), "")
 
-    def of_libraries(self, m: int) -> list[str]:
-        """The names of what libraries have for an M, the likely best first: nothing of it has to be compiled."""
-        if m not in self.asked:
-            self.asked[m] = self._ask(m)
-        return self.asked[m]
+    def ready(self, m: int) -> list[Choice]:
+        """What backends have for an M of which nothing has to be compiled, the likely best of each first.
 
-    def _ask(self, m: int) -> list[str]:
-        libraries = libraries_of(self.device, self.settings)
-        if self.source is not None or not libraries:
+        A library has algorithms for a few Ms that it offers at no other (on an H200 cuBLASLt for 4096x14336 at M = 73 and 140, 12%
+        faster than torch's own), and what kernels of ours do best follows M in steps.
+        """
+        if self.source is not None:
             return []
-        offers = offers_for(self.rows_class.at(m), self.device, dataclasses.replace(self.settings, backends=libraries))
-        found = [choice for choice in offers.choices if not choice.baseline and choice.compile_key is None][:MOST_OF_LIBRARIES]
-        for choice in found:
-            self.choices.setdefault(choice.name, choice)
-            self.anchor_of.setdefault(choice.name, m)
-        return [choice.name for choice in found]
+        libraries, found, counts = libraries_of(self.device, self.settings), [], Counter[str]()
+        for choice in self.candidates(m).offers.choices:
+            counts[choice.backend] += not choice.baseline and choice.compiled
+            most = MOST_OF_LIBRARIES if choice.backend in libraries else MOST_OF_OURS
+            if choice.compiled and not choice.baseline and counts[choice.backend] <= most:
+                found.append(choice)
+        return found
+
+    def take(self, m: int, choice: Choice) -> str:
+        """Note a choice that is offered at an M; its name."""
+        self.choices.setdefault(choice.name, choice)
+        self.anchor_of.setdefault(choice.name, m)
+        return choice.name
+
+    def session(self) -> AnySession:
+        """The session in which choices are timed where not everything competes: for the largest M, whose weights others share."""
+        if self._session is None:
+            largest = max(m for m in (self.rows_class.within(self.rows)[-1], *self.anchors))
+            self._session = open_session(self.rows_class.at(largest), self.device, self.settings, self.host_us)
+        return self._session
+
+    def close(self) -> None:
+        """Close that session, so that another one finds its memory and its process free."""
+        session, self._session = self._session, None
+        if session is not None:
+            session.close()
 
     def right(self, m: int) -> dict[str, float]:
         """The times at an M of what is not known to be wrong."""
@@ -130,8 +150,7 @@ def measured(work: Work, m: int, names: Iterable[str]) -> Mapping[str, float]:
     right = {name: choice for name, choice in here.items() if name not in work.wrong}
     if not right:
         return {}
-    with open_session(work.rows_class.at(m), work.device, work.settings, work.host_us) as session:
-        times = session.rank(list(right.values()), ROUNDS_S).times
+    times = work.session().rank(list(right.values()), ROUNDS_S).times
     return {name: times[choice.name].time_us for name, choice in right.items() if choice.name in times}
 
 

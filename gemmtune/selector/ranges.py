@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
 import logging
 import math
 import random
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 from ..choice import Choice, Status
 from ..device import DeviceInfo
@@ -20,7 +22,7 @@ from ..settings import Settings
 from ..store.store import Ranged, Store
 from ..workers.locks import tuning_lock
 from .candidates import Candidates
-from .handover import MOST_SEGMENTS, UNEVEN_FROM, anchors_of, assigned, hand_over, spread
+from .handover import MOST_SEGMENTS, anchors_of, assigned, complete, hand_over, spread
 from .invariant import few_anchors, one_for_all
 from .offers import enabled_backends
 from .precompile import Compilation, precompile
@@ -35,13 +37,7 @@ from .select import select
 log = logging.getLogger("gemmtune")
 
 MOST_BESIDE = 4
-"""So many of the best of an anchor that is tuned compete at the next ones that are not."""
-DOUBTED, DOUBTS = 1.5, 2
-"""An interval of more than UNEVEN_FROM rows that is wider than this factor, and is not torch's, is measured at so many Ms more."""
-ASKED, ASKED_WITHIN, MOST_BETWEEN = 2, range(16, 2049), 3
-"""Libraries are asked at so many Ms between two anchors with so many rows, and so many of what they have compete at these: cuBLASLt
-has algorithms for a few Ms, 12% faster than torch's own (4096x14336 at M = 73 and 140, 28672x4096 at 475, on an H200), that it
-offers at no anchor."""
+"""So many of the best of an anchor compete at the next one that is not tuned."""
 MOST_INSTEAD = 4
 """So many choices are asked whether they are legal where the fastest is not."""
 
@@ -99,8 +95,9 @@ def tune_rows(
         known = stored_table(rows_class, work.fingerprint, store, kind) if settings.tune != "force" else None
         if known is not None and known[0].covers(filter(rows_class.has, rows)) and _serves(known[0], work, store):
             return RangeResult(rows_class=rows_class, table=known[0], seconds=time.perf_counter() - begun, source="store")
-        _tune_anchors(work, store, recorded)
-        table = one_for_all(work) if settings.batch_invariant else _proved(work)
+        with contextlib.closing(work):
+            _tune_anchors(work, store, recorded)
+            table = one_for_all(work) if settings.batch_invariant else _proved(work)
         store.put_ranged(Ranged(key=rows_class.key, fingerprint=work.fingerprint, kind=kind, value=table.to_json()))
     return _measured(work, table, time.perf_counter() - begun)
 
@@ -136,47 +133,52 @@ def _serves(table: Table, work: Work, store: Store) -> bool:
 
 def _tune_anchors(work: Work, store: Store, recorded: Sequence[int]) -> None:
     """Tune anchors far apart as problems of their own; on a GPU all compile in the background while the first are measured. At the
-    anchors between, what was among the best at the next ones on either side competes.
+    anchors between, what was among the best at the next ones on either side competes, with what is ready for that M.
     """
     anchors = anchors_of(work.rows, work.rows_class.has, recorded)
     narrow, invariant = work.rows_class.at(anchors[0]).widens_b, work.settings.batch_invariant
     tuned = few_anchors(anchors) if invariant else spread(anchors, EFFORT[work.settings.search].rows_apart, narrow)
     _tune(work, store, tuned)
-    compared = len(work.choices) > 1 and not invariant
-    others = [m for m in anchors if m not in tuned] if compared else []
-    for i, m in enumerate(others):
+    others = [m for m in anchors if m not in tuned] if len(work.choices) > 1 and not invariant else []
+    for i, (m, ready) in enumerate(zip(others, _ready_ahead(work, others), strict=True)):
         work.progress.stage("anchors between", i, len(others))
-        times = measured(work, m, _best_beside(work, m, _asked_beside(work, anchors, m)))
+        times = measured(work, m, _entrants(work, m, ready))
         if times:
             work.times[m] = dict(times)
             work.anchors.append(m)
     if others:
+        _look_back(work)
         work.progress.stage("anchors between", len(others), len(others))
 
 
-def _asked_beside(work: Work, anchors: Sequence[int], m: int) -> list[int]:
-    """The Ms between an anchor and the next ones, on either side, for which libraries are asked as well."""
-    place, found = anchors.index(m), []
-    for lower, upper in itertools.pairwise(anchors[max(place - 1, 0) : place + 2]):
-        between = work.rows_class.within(range(lower + 1, upper))
-        if between and lower in ASKED_WITHIN and upper in ASKED_WITHIN:
-            found += [between[i * len(between) // (ASKED + 1)] for i in range(1, ASKED + 1)]
-    return found
+def _look_back(work: Work) -> None:
+    """Measure what is the best at an anchor at the one before, too: it may have been found only there."""
+    for above, m in itertools.pairwise(sorted(work.anchors, reverse=True)):
+        best, best_above = (min(work.right(x), key=work.right(x).__getitem__, default="") for x in (m, above))
+        if best and best_above and isinstance(work.at(best_above, m), Choice):
+            complete(m, (best, best_above), work.times, lambda m, names: measured(work, m, names))
 
 
-def _best_beside(work: Work, m: int, asked: Iterable[int]) -> list[str]:
-    """What competes at an anchor that is not tuned: the best of the next ones that are, on either side, as far as it is legal, and
-    what libraries have for it and for the Ms ``asked``.
+def _ready_ahead(work: Work, rows: Sequence[int]) -> Iterator[list[Choice]]:
+    """What is ready for each M: looked up in a thread while a GPU measures the one before; on a CPU that would disturb it."""
+    if work.device.type == "cpu":
+        yield from map(work.ready, rows)
+    else:
+        with ThreadPoolExecutor(1, thread_name_prefix="gemmtune-ready") as executor:
+            yield from executor.map(work.ready, rows)
+
+
+def _entrants(work: Work, m: int, ready: Iterable[Choice]) -> list[str]:
+    """What competes at an anchor that is not tuned: the best of the next ones, on either side, as far as it is legal, and what is
+    ``ready`` for it.
     """
     found = [work.baseline] if work.baseline else []
-    nearest = max(x for x in work.results if x < m), min((x for x in work.results if x > m), default=0)
-    for beside in filter(None, nearest):
+    lower, tuned = max(x for x in work.anchors if x < m), max(x for x in work.results if x < m)
+    for beside in dict.fromkeys((lower, tuned, min((x for x in work.anchors if x > m), default=tuned))):
         times = work.right(beside)
         legal = (name for name in sorted(times, key=times.__getitem__) if isinstance(work.at(name, m), Choice))
         found += itertools.islice(legal, MOST_BESIDE)
-    found += work.of_libraries(m)
-    for other in asked:
-        found += (name for name in work.of_libraries(other)[:MOST_BETWEEN] if isinstance(work.at(name, m), Choice))
+    found += [work.take(m, choice) for choice in ready]
     return list(dict.fromkeys(found))
 
 
@@ -216,6 +218,7 @@ def _proved(work: Work) -> Table:
         checked = [rows_to_check(x, work.rows_class, tile_rows(work.choices[x.name]), generator) for x in segments]
         asked = [(work.choices[x.name], rows) for x, rows in zip(segments, checked, strict=True)]
         work.progress.stage("prove", 0, len(asked))
+        work.close()
         failed = uncompiled(work, segments) or failures_of(asked, work.rows_class, work.device, work.settings)
         work.progress.stage("prove", len(asked), len(asked))
         if not failed:
@@ -229,27 +232,7 @@ def _proved(work: Work) -> Table:
 
 
 def _segments(work: Work) -> list[Segment]:
-    """The intervals by time alone. What is doubtful of them is measured, once, and makes anchors."""
-    segments, generator = _by_anchors(work), random.Random(SEED)
-    known = len(work.anchors)
-    for i, x in enumerate(segments):
-        if x.lo >= UNEVEN_FROM and x.hi > DOUBTED * x.lo and x.name != work.baseline:
-            work.progress.stage("doubts", i, len(segments))
-            for m in generator.sample(range(x.lo + 1, x.hi), DOUBTS):
-                if m not in work.times and work.rows_class.has(m) and (times := measured(work, m, _beside(work, segments, i))):
-                    work.times[m] = dict(times)
-                    work.anchors.append(m)
-    return _by_anchors(work) if len(work.anchors) > known else segments
-
-
-def _beside(work: Work, segments: Sequence[Segment], place: int) -> list[str]:
-    """The choices of a segment and of those next to it, and torch's own."""
-    names = [work.baseline, *(x.name for x in segments[max(place - 1, 0) : place + 2])]
-    return [name for name in dict.fromkeys(names) if name]
-
-
-def _by_anchors(work: Work) -> list[Segment]:
-    """The intervals by what is known of the anchors, and of those between which a hand-over lies."""
+    """The intervals by time alone: by what is known of the anchors, and of those between which a hand-over lies."""
     times = {m: right for m in sorted(work.anchors) if (right := work.right(m))}
     names = assigned(times, work.baseline)
     runs = [(name, [m for m, _ in run]) for name, run in itertools.groupby(names.items(), key=lambda item: item[1])]

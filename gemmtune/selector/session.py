@@ -9,7 +9,7 @@ import statistics
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Self
+from typing import Any, Self
 
 import torch
 
@@ -85,9 +85,11 @@ class Session:
         self._device = device
         self._settings = settings
         self._kernels: dict[str, Kernel] = {}
+        self._loaded: dict[str, Any] = {}
         self._verifier: Verifier | None = None
         self._rows_verifier: RowsVerifier | None = None
         self._timer: Timer | None = None
+        self._part: tuple[Problem, Timer] | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -98,9 +100,10 @@ class Session:
     def close(self) -> None:
         """Free the operands, the references and the kernels."""
         self._kernels.clear()
+        self._loaded.clear()
         self._verifier = None
         self._rows_verifier = None
-        self._timer = None
+        self._timer = self._part = None
         if self._device.type != "cpu" and not self.dead:
             torch.cuda.empty_cache()  # the graphs' private pools, which nothing else could use
 
@@ -116,7 +119,7 @@ class Session:
             with self._in_force():
                 kernel = self._kernels[choice.name]
                 with device_to_itself(self._settings, self._device), collection_paused():
-                    time_us = _short_measurement(self._time().contender(choice, kernel), best_us)
+                    time_us = _short_measurement(self._time(choice.problem).contender(choice, kernel), best_us)
         except Exception as error:  # noqa: BLE001 - whatever a kernel raises is a fact about it, recorded with its type
             status, reason = self._failure(error)
             return dataclasses.replace(sample, status=status, reason=reason)
@@ -179,8 +182,10 @@ class Session:
     def rank(self, choices: Sequence[Choice], rounds_s: float | None = None) -> Ranking:
         """Times that compare: interleaved rounds, their order reversed each time, at sustained clocks.
 
-        A choice that fails here is among the failures of the answer, with a warning in the log. ``rounds_s`` is how long the
-        rounds go on, by default what the search says.
+        The choices are for the session's problem, or all for the same one with fewer rows, for which no weight is made or packed
+        anew. A choice that fails here is among the failures of the answer, with a warning in the log. ``rounds_s`` is how long the
+        rounds go on, by default what the search says; where it is given, what is clearly slower in the first sample than another
+        takes no part in them.
         """
         failures: dict[str, Sample] = {}
 
@@ -193,16 +198,19 @@ class Session:
 
         with self._in_force(), device_to_itself(self._settings, self._device), collection_paused():
             contenders: dict[str, Contender] = {}
+            first_us: dict[str, float] = {}
             for choice in choices:
                 try:
-                    kernel = self._kernels.get(choice.name) or choice.build()
-                    contenders[choice.name] = self._time().contender(choice, kernel)
-                    if self._device.type != "cpu":  # captures the graph, which may fail
-                        contenders[choice.name].sample_us()
+                    contenders[choice.name] = contender = self._time(choice.problem).contender(choice, self._kernel(choice))
+                    # The first sample captures the graph, which may fail.
+                    first_us[choice.name] = contender.rough_us if self._device.type == "cpu" else contender.sample_us()
                 except Exception as error:  # noqa: BLE001 - whatever a kernel raises is its own failure
                     contenders.pop(choice.name, None)
                     failed(choice.name, error)
             keep = {c.name for c in choices if c.baseline}
+            if rounds_s is not None:
+                near_us = HOPELESS * min(first_us.values(), default=0.0)
+                contenders = {name: x for name, x in contenders.items() if name in keep or first_us[name] <= near_us}
             rounds_s = EFFORT[self._settings.search].rounds_s if rounds_s is None else rounds_s
             on_cpu = self._device.type == "cpu"
             # A GPU runs its first tens of milliseconds at boost clocks, which rank kernels differently from those that it sustains.
@@ -227,10 +235,32 @@ class Session:
             self._verifier = Verifier(self._problem, self._device.torch_device)
         return self._verifier
 
-    def _time(self) -> Timer:
+    def _time(self, problem: Problem) -> Timer:
+        """The timer for the session's problem, or for one with fewer rows, of which one is kept.
+
+        Which group a row is of depends on how many there are: grouped products have operands of their own for each M.
+        """
         if self._timer is None:
-            self._timer = Timer(self._problem, self._device, self._settings.timing, host_us=self._host_us)
-        return self._timer
+            self._timer = self._made_for(self._problem)
+        if problem.m == self._problem.m:
+            return self._timer
+        if self._part is None or self._part[0] != problem:
+            self._part = problem, self._made_for(problem) if problem.groups else self._timer.at(problem)
+        return self._part[1]
+
+    def _made_for(self, problem: Problem) -> Timer:
+        return Timer(problem, self._device, self._settings.timing, host_us=self._host_us)
+
+    def _kernel(self, choice: Choice) -> Kernel:
+        """The kernel that was proved, or one for fewer rows; what both load is loaded once."""
+        if choice.problem.m == self._problem.m and choice.name in self._kernels:
+            return self._kernels[choice.name]
+        key = choice.compile_key
+        if key is None:
+            return choice.build()
+        if key not in self._loaded:
+            self._loaded[key] = choice.load()
+        return choice.bind(self._loaded[key])
 
     def _failure(self, error: Exception) -> tuple[Status, str]:
         status, reason = failure_of(error)

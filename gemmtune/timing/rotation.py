@@ -13,6 +13,7 @@ from ..device import MIB, DeviceInfo
 from ..numerics.block_sparse import copied
 from ..numerics.buffers import allocate, flat
 from ..numerics.operands import Operands, random_operands
+from ..numerics.some_rows import some_rows
 from ..problem import Layout, Problem
 
 CPU_CACHES = 4.0
@@ -36,27 +37,37 @@ def set_count(set_bytes: int, least_bytes: int, budget_bytes: int) -> int:
 
 
 class Rotation:
-    """The operand sets of one problem on one device: random numbers unless others are given, equal in all sets, in memory that no
-    two of them share."""
+    """The operand sets of one problem on one device, and of those that differ from it in having fewer rows: random numbers unless
+    others are given, equal in all sets, in memory that no two of them share."""
 
     def __init__(self, problem: Problem, device: DeviceInfo, given: Operands | None = None) -> None:
-        target = device.torch_device
-        caches = CPU_CACHES if device.type == "cpu" else GPU_CACHES
-        budget_bytes = CPU_BUDGET_BYTES if device.type == "cpu" else GPU_BUDGET_SHARE * torch.cuda.mem_get_info(target)[0]
-        count = set_count(problem.bytes, int(caches * device.last_level_cache_bytes), int(budget_bytes))
-        first = given or random_operands(problem, target, seed=SEED)
-        self.sets: tuple[Operands, ...] = (first, *(_copy(first) for _ in range(count - 1)))
-        self._packed: dict[str, tuple[Operands, ...]] = {}
+        target, on_cpu = device.torch_device, device.type == "cpu"
+        budget_bytes = CPU_BUDGET_BYTES if on_cpu else GPU_BUDGET_SHARE * torch.cuda.mem_get_info(target)[0]
+        self._least_bytes = int((CPU_CACHES if on_cpu else GPU_CACHES) * device.last_level_cache_bytes)
+        self._most = int(budget_bytes) // max(problem.bytes, 1)
+        self._made = [given or random_operands(problem, target, seed=SEED)]
+        self._packed: dict[str, list[torch.Tensor]] = {}
+        self.sets: Sequence[Operands] = self._as_many_as_take(problem)
 
-    def for_choice(self, choice: Choice) -> Sequence[Operands]:
+    def of_rows(self, part: Problem) -> Sequence[Operands]:
+        """The sets of a problem with fewer rows, the first ones of these; what follows M is memory of its own."""
+        return [some_rows(s, part, 0) for s in self._as_many_as_take(part)]
+
+    def _as_many_as_take(self, problem: Problem) -> Sequence[Operands]:
+        count = set_count(problem.bytes, self._least_bytes, self._most * problem.bytes)
+        self._made += [_copy(self._made[0]) for _ in range(count - len(self._made))]
+        return self._made[:count]
+
+    def packed(self, sets: Sequence[Operands], choice: Choice) -> Sequence[Operands]:
         """The sets as that choice wants them: b packed if it has a packed format (once for all choices of one format)."""
         name = choice.packed_format
         if name is None:
-            return self.sets
-        if name not in self._packed:
-            packed = choice.pack(self.sets[0].named["b"])  # which costs more than copying what it gives
-            self._packed[name] = tuple(_with_b(s, packed if i == 0 else _copy_tensor(packed)) for i, s in enumerate(self.sets))
-        return self._packed[name]
+            return sets
+        known = self._packed.setdefault(name, [])
+        if not known:
+            known.append(choice.pack(self._made[0].named["b"]))  # which costs more than copying what it gives
+        known += [_copy_tensor(known[0]) for _ in range(len(sets) - len(known))]
+        return [_with_b(s, b) for s, b in zip(sets, known, strict=False)]
 
 
 def _copy(operands: Operands) -> Operands:

@@ -9,6 +9,7 @@ the last cache.
 from __future__ import annotations
 
 import contextlib
+import copy
 import functools
 import gc
 import itertools
@@ -41,7 +42,8 @@ def _capture_streams(index: int) -> tuple[torch.cuda.Stream, ...]:
 
 
 class Timer:
-    """Makes contenders for one problem on one device. Holds the operand sets, which all contenders share.
+    """Makes contenders for one problem on one device, and for those that differ from it in having fewer rows. Holds the operand
+    sets, which all contenders of one M share.
 
     Where no graph replays the kernel (on a CPU, and with ``eager``) a contender is the call as a user makes it: it allocates its
     result, and ``host_us`` is what the look-up of a call costs the host before it comes to the kernel. ``operands`` are copied;
@@ -62,6 +64,7 @@ class Timer:
         self._as_called = mode == "eager" or device.type == "cpu"
         self._host_us = host_us
         self._rotation = Rotation(problem, device, operands)
+        self._sets = self._rotation.sets
         self._turns = itertools.count()
         self._streams: tuple[torch.cuda.Stream, ...] = ()
         if device.type != "cpu":
@@ -69,9 +72,15 @@ class Timer:
             self._flushed_by = torch.zeros(FLUSH_CACHES * device.l2_bytes // 4, device=self._device)
             self._spacer = torch.zeros(1, device=self._device) if mode == "spaced" else None
 
+    def at(self, part: Problem) -> Timer:
+        """The timer for ``part``, a problem with fewer rows, of whose operands those that all rows share are the same memory."""
+        timer = copy.copy(self)
+        timer._problem, timer._sets, timer._turns = part, self._rotation.of_rows(part), itertools.count()
+        return timer
+
     def contender(self, choice: Choice, kernel: Kernel) -> Contender:
         """Warm the kernel up and make it ready. What the kernel raises is not caught."""
-        sets = self._rotation.for_choice(choice)
+        sets = self._rotation.packed(self._sets, choice)
         calls = _eager_calls(self._problem, kernel, sets) if self._as_called else _calls(kernel, sets)
         if not self._streams:
             return CpuContender(calls, turns=self._turns, host_us=self._host_us)

@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import math
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from types import SimpleNamespace
@@ -230,8 +230,7 @@ class Sessions:
     wrong: dict[tuple[str, int], str]
     times: dict[str, float]
 
-    @contextlib.contextmanager
-    def open(self, problem: Problem, *_: object) -> Iterator[Any]:
+    def open(self, problem: Problem, *_: object) -> contextlib.nullcontext[Any]:
         self.asked.append(("open", "", problem.m))
 
         def prove(choice: Choice) -> Sample:
@@ -241,11 +240,13 @@ class Sessions:
 
         def rank(choices: Sequence[Choice], seconds: float) -> Any:
             assert seconds == ROUNDS_S
-            assert all(c.problem == problem for c in choices)
-            self.asked.append(("rank", " ".join(c.name for c in choices), problem.m))
+            (m,) = {c.problem.m for c in choices}
+            self.asked.append(("rank", " ".join(c.name for c in choices), m))
             return SimpleNamespace(times={c.name: SimpleNamespace(time_us=x) for c in choices if (x := self.times.get(c.name))})
 
-        yield SimpleNamespace(prove_rows=prove, rank=rank)
+        session = contextlib.nullcontext(SimpleNamespace(prove_rows=prove, rank=rank))
+        session.rank = rank  # type: ignore[attr-defined]
+        return session
 
 
 @pytest.fixture
@@ -299,8 +300,9 @@ def test_choices_are_ranked_at_an_m_where_they_are_legal(sessions: Sessions) -> 
     work.wrong["wrong"] = "NaN"
     assert measured(work, 6, names) == {"x": 3.0, "y": 5.0}
     assert work.wrong == {"wrong": "NaN", "uncompilable": "M = 6: a syntax error"}
-    assert sessions.asked == [("open", "", 6), ("rank", "x dead y", 6)]
     assert measured(work, 6, ("narrow", "wrong")) == {}
+    assert measured(work, 7, ("x", "y")) == {"x": 3.0, "y": 5.0}
+    assert sessions.asked == [("open", "", 64), ("rank", "x dead y", 6), ("rank", "x y", 7)], "one session, for the most rows"
 
 
 def test_what_segments_need_is_compiled(sessions: Sessions) -> None:
@@ -317,30 +319,37 @@ def test_what_segments_need_is_compiled(sessions: Sessions) -> None:
     assert sessions.asked == [("compile", *x) for x in asked]
 
 
-def test_between_anchors_the_best_of_either_side_torch_and_what_libraries_have_compete(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_between_anchors_the_best_of_either_side_torch_and_what_is_ready_compete(monkeypatch: pytest.MonkeyPatch) -> None:
     few = {name: 1.0 + i for i, name in enumerate("abcdefg")}
     times = {1: {"x": 1.0}, 4: few, 64: {"z": 1.0, "a": 2.0, "y": 3.0, "torch": 9.0}, 256: {"x": 1.0}}
     work = work_of(times, b=stepped("b", legal=frozenset({4})), torch=stepped("torch", baseline=True))
     work.wrong["z"] = "off"
-    offered = Offers(choices=(stepped("torch", baseline=True), *(stepped(name, artifact="kernel") for name in "kalmn")))
-    monkeypatch.setattr(range_work, "offers_for", lambda problem, device, settings: offered)
-    assert ranges._best_beside(work, 16, ()) == ["torch", "a", "c", "d", "e", "y"], "four of each, once; all of these are compiled"
-    offered = Offers(choices=tuple(dataclasses.replace(c, artifact="") for c in offered.choices))
-    work.asked.clear()
-    assert ranges._best_beside(work, 16, ()) == ["torch", "a", "c", "d", "e", "y", "k", "l", "m"], (
-        "four of libraries, of which one was there"
-    )
-    assert [work.anchor_of[name] for name in "klm"] == [16] * 3
-    offered = Offers(choices=tuple(stepped(name) for name in "uvwx"))
-    assert ranges._best_beside(work, 16, (12, 20))[-3:] == ["u", "v", "w"], "three of those for the Ms between anchors, once"
-    assert ranges._asked_beside(work, [8, 16, 64, 4096], 16) == [32, 48]
+    work.anchors += [*times, 8]
+    work.times[8] = {"g": 1.0}
+    ready = [stepped("k"), stepped("a")]
+    assert ranges._entrants(work, 16, ready) == ["torch", "g", "a", "c", "d", "e", "y", "k"], "four of each, once"
+    assert work.anchor_of["k"] == 16
+    assert work.anchor_of["a"] == 4
+
+
+def test_of_what_is_compiled_a_few_of_each_backend_are_ready(monkeypatch: pytest.MonkeyPatch) -> None:
+    work = work_of({4: {"x": 1.0}})
+    offered = (
+        stepped("torch", baseline=True), *(dataclasses.replace(stepped(f"lib{i}"), backend="library") for i in range(6)),
+        *(stepped(name, artifact=artifact) for name, artifact in (("a", "kernel"), ("b", ""), ("c", ""), ("d", ""))),
+    )  # fmt: skip
+    monkeypatch.setattr(range_work, "libraries_of", lambda *_: ("library",))
+    monkeypatch.setattr(Work, "candidates", lambda self, m: SimpleNamespace(offers=Offers(choices=offered)))
+    assert [choice.name for choice in work.ready(16)] == ["lib0", "lib1", "lib2", "lib3", "b", "c"]
+    work.source = lambda problem: pytest.fail("what is not of the settings has no more than it gave")
+    assert work.ready(16) == []
 
 
 @pytest.mark.parametrize(
     ("anchors", "few"),
     [
-        ([7], [7]), ([3, 9], [3, 9]), ([1, 2, 3, 4, 5], [1, 2, 3, 4, 5]), ([1, 2, 3, 4, 6, 8], [1, 2, 3, 6, 8]),
-        ([1, 2, 3, 4, 6, 8, 12, 16, 24], [1, 3, 6, 12, 24]),
+        ([7], [7]), ([3, 9], [3, 9]), ([1, 2, 3, 4, 5], [1, 2, 3, 5]), ([1, 2, 3, 4, 6, 8], [1, 2, 3, 4, 8]),
+        ([1, 2, 3, 4, 6, 8, 12, 16, 24], [1, 2, 4, 12, 24]),
     ],
 )  # fmt: skip
 def test_few_anchors_are_spread_from_end_to_end(anchors: list[int], few: list[int]) -> None:

@@ -89,13 +89,14 @@ def test_equal_neighbours_are_merged():
 
 
 def test_anchors_are_powers_middles_ends_and_what_was_recorded():
-    assert anchors_of(range(1, 41), lambda m: True, (37, 99)) == [1, 2, 4, 8, 16, 24, 32, 37, 40]
-    assert anchors_of(range(48, 513), lambda m: True) == [48, 64, 76, 108, 128, 152, 215, 256, 305, 430, 512]
+    assert anchors_of(range(1, 41), lambda m: True, (37, 99)) == [1, 2, 3, 4, 6, 8, 11, 16, 20, 24, 28, 32, 37, 40]
+    assert anchors_of(range(48, 129), lambda m: True) == [48, 56, 64, 67, 73, 80, 84, 96, 100, 112, 120, 128]
+    assert anchors_of(range(1000, 2049), lambda m: True) == [1000, 1024, 1065, 1280, 1577, 1792, 2048]
     assert anchors_of(range(5, 6), lambda m: True) == [5]
     assert anchors_of(range(1, 41), lambda m: m % 16 == 0) == [16, 32]
     assert anchors_of(range(1, 49), lambda m: m % 16 == 0) == [16, 32, 48]
     assert anchors_of(range(1, 48), lambda m: m % 16 == 0) == [16, 32]
-    assert anchors_of(range(3, 9), lambda m: True, (2, 5, 9)) == [3, 4, 5, 8]
+    assert anchors_of(range(3, 9), lambda m: True, (2, 5, 9)) == [3, 4, 5, 6, 8]
 
 
 def test_ties_make_no_segments_of_their_own():
