@@ -22,7 +22,7 @@ SWITCH = 0.02
 """Another choice for an anchor has to gain as much: less is a tie, and each segment is a kernel to load."""
 MOST_SEGMENTS = 16
 BETWEEN: Sequence[tuple[int, Sequence[float]]] = (
-    (1024, (1.04, 1.25, 1.54, 1.75)),
+    (2048, (1.04, 1.25, 1.54, 1.75)),
     (64, (1.04, 1.14, 1.25, 1.32, 1.5, 1.56, 1.75, 1.88)),
     (16, (1.25, 1.5, 1.75)),
     (8, (1.4,)),

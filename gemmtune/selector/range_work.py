@@ -24,7 +24,7 @@ from .segments import Segment
 
 ROUNDS_S = 0.06
 """How long the rounds go on at an M where a few choices compete, after as long again at most for clocks to settle."""
-MOST_OF_LIBRARIES = 4
+MOST_OF_LIBRARIES = 8
 """So many choices of libraries compete at each anchor, …"""
 MOST_OF_OURS = 2
 """… and so many of each backend whose kernels are compiled."""

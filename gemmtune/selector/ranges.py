@@ -36,7 +36,7 @@ from .select import select
 
 log = logging.getLogger("gemmtune")
 
-MOST_BESIDE = 4
+MOST_BESIDE = 3
 """So many of the best of an anchor compete at the next one that is not tuned."""
 MOST_INSTEAD = 4
 """So many choices are asked whether they are legal where the fastest is not."""

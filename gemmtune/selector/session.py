@@ -209,7 +209,8 @@ class Session:
                     failed(choice.name, error)
             keep = {c.name for c in choices if c.baseline}
             if rounds_s is not None:
-                near_us = HOPELESS * min(first_us.values(), default=0.0)
+                factor = HOPELESS if self._device.type == "cpu" else SLOWER
+                near_us = factor * min(first_us.values(), default=0.0)
                 contenders = {name: x for name, x in contenders.items() if name in keep or first_us[name] <= near_us}
             rounds_s = EFFORT[self._settings.search].rounds_s if rounds_s is None else rounds_s
             on_cpu = self._device.type == "cpu"

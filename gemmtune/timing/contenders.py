@@ -24,8 +24,8 @@ MOST_GRAPH_CALLS = MOST_SETS
 EAGER_US = 1000.0
 CPU_US = 200.0
 """How long a batch of calls should last: a clock reading and the loop around it cost about 0.1 µs."""
-SHORT_US = 20_000.0
-"""Calls shorter than this are made three times for a first idea of their time."""
+SHORT_US, LONG_US = 20_000.0, 1000.0
+"""Calls shorter than this, on a CPU and on a GPU, are made three times for a first idea of their time."""
 MOST_CALLS = 10_000
 
 Call = Callable[[], object]
@@ -126,7 +126,12 @@ class GraphContender(Contender):
     takes_capture = True
 
     def __init__(
-        self, calls: Sequence[Call], stream: torch.cuda.Stream, *others: torch.cuda.Stream, flush: Call = lambda: None
+        self,
+        calls: Sequence[Call],
+        stream: torch.cuda.Stream,
+        *others: torch.cuda.Stream,
+        flush: Call = lambda: None,
+        sample_us: float = GRAPH_US,
     ) -> None:
         self._calls = calls
         self._stream = stream
@@ -136,9 +141,11 @@ class GraphContender(Contender):
         self._end = timing_event()
         with torch.cuda.stream(stream):
             calls[0]()
-            self.rough_us = min(self._single_us(call) for call in itertools.islice(itertools.cycle(calls), 3))
+            self.rough_us = self._single_us(calls[-1])
+            for call in calls[:2] if self.rough_us < LONG_US else ():
+                self.rough_us = min(self.rough_us, self._single_us(call))
         self._graphs: list[torch.cuda.CUDAGraph] = []
-        count = min(max(_count(GRAPH_US, self.rough_us, MOST_GRAPH_CALLS), len(calls)), MOST_GRAPH_CALLS)
+        count = min(max(_count(sample_us, self.rough_us, MOST_GRAPH_CALLS), len(calls)), MOST_GRAPH_CALLS)
         self._share = math.ceil(count / (1 + len(others)))
         self._count = self._share * (1 + len(others))
 
@@ -160,8 +167,8 @@ class GraphContender(Contender):
                 self._calls[0]()  # what is kept for each stream has to exist before the capture
                 self._graphs.append(_captured(list(itertools.islice(calls, self._share))))
             self._stream.wait_stream(stream)
-        for graph in self._graphs:
-            graph.replay()  # the first replay uploads the graph
+        for graph in self._graphs if self.rough_us < LONG_US else ():
+            graph.replay()  # the first replay uploads the graph, which takes microseconds
 
     def result_us(self) -> float:
         self._end.synchronize()

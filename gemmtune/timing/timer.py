@@ -24,13 +24,15 @@ from ..device import DeviceInfo
 from ..numerics.operands import Operands
 from ..problem import Problem
 from ..settings import Timing
-from .contenders import Call, Contender, CpuContender, EagerContender, GraphContender
+from .contenders import GRAPH_US, Call, Contender, CpuContender, EagerContender, GraphContender
 from .rotation import Rotation
 
 PLACES = 2
 """Graphs, of a stream each, that one sample is made of: libraries and kernels keep memory for partial sums for each. Where it lies
 changes the time of a kernel by up to 7%: with one place, the luck of a process decides between two that are near. More would count
 in the zeroing of that memory, with which a replay begins, too often."""
+PART_US = 300.0
+"""How long a sample should last of a problem that has weights in common with others."""
 FLUSH_CACHES = 4
 """Times the L2 that is read before a sample: its replacement of lines is not strictly that of the oldest."""
 
@@ -66,6 +68,7 @@ class Timer:
         self._rotation = Rotation(problem, device, operands)
         self._sets = self._rotation.sets
         self._turns = itertools.count()
+        self._sample_us = GRAPH_US
         self._streams: tuple[torch.cuda.Stream, ...] = ()
         if device.type != "cpu":
             self._streams = _capture_streams(device.index)
@@ -73,9 +76,11 @@ class Timer:
             self._spacer = torch.zeros(1, device=self._device) if mode == "spaced" else None
 
     def at(self, part: Problem) -> Timer:
-        """The timer for ``part``, a problem with fewer rows, of whose operands those that all rows share are the same memory."""
+        """The timer for ``part``, a problem with fewer rows, of whose operands those that all rows share are the same memory. Its
+        samples are short: there are many such problems, of which most need to be known within a few percent."""
         timer = copy.copy(self)
         timer._problem, timer._sets, timer._turns = part, self._rotation.of_rows(part), itertools.count()
+        timer._sample_us = PART_US
         return timer
 
     def contender(self, choice: Choice, kernel: Kernel) -> Contender:
@@ -90,7 +95,7 @@ class Timer:
             return EagerContender(calls, self._streams[0], flush=self._flush, host_us=self._host_us)
         if self._spacer is not None:
             calls = [functools.partial(_spaced, call, self._spacer) for call in calls]
-        return GraphContender(calls, *self._streams, flush=self._flush)
+        return GraphContender(calls, *self._streams, flush=self._flush, sample_us=self._sample_us)
 
     def _flush(self) -> None:
         """Fill the L2 with other numbers. Reads, since what was written would have to leave the L2 while the kernel runs."""

@@ -91,7 +91,7 @@ def test_equal_neighbours_are_merged():
 def test_anchors_are_powers_middles_ends_and_what_was_recorded():
     assert anchors_of(range(1, 41), lambda m: True, (37, 99)) == [1, 2, 3, 4, 6, 8, 11, 16, 20, 24, 28, 32, 37, 40]
     assert anchors_of(range(48, 129), lambda m: True) == [48, 56, 64, 67, 73, 80, 84, 96, 100, 112, 120, 128]
-    assert anchors_of(range(1000, 2049), lambda m: True) == [1000, 1024, 1065, 1280, 1577, 1792, 2048]
+    assert anchors_of(range(2000, 4097), lambda m: True) == [2000, 2048, 2130, 2560, 3154, 3584, 4096]
     assert anchors_of(range(5, 6), lambda m: True) == [5]
     assert anchors_of(range(1, 41), lambda m: m % 16 == 0) == [16, 32]
     assert anchors_of(range(1, 49), lambda m: m % 16 == 0) == [16, 32, 48]
