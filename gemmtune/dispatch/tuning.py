@@ -122,9 +122,9 @@ def _tuned_rows(
     rows_class: RowClass, rows: range, device: DeviceInfo, settings: Settings, store: Store, progress: Progress
 ) -> RangeResult:
     """The table of a class, the Ms that calls have asked for among its anchors."""
-    ensure_limits(rows_class.problem, device, settings, store, progress)
     recorded = asked_rows(rows_class, fingerprint_text(device, settings.timing), store)[:MOST_RECORDED]
-    return tune_rows(rows_class, rows, device, settings, store, progress, host_us=host_us(device, settings), recorded=recorded)
+    host = host_us(device, settings)
+    return tune_rows(rows_class, rows, device, settings, store, progress, host_us=host, recorded=recorded, limits=True)
 
 
 def _asked(

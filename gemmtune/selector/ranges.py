@@ -30,9 +30,10 @@ from .progress import Progress
 from .proof import failures_of, legal_runs, rows_to_check, tile_rows
 from .range_result import RangeResult
 from .range_work import SEED, Source, Work, measured, segment_of, uncompiled, with_kernels
+from .remote import prepare_measuring
 from .result import ProblemResult
 from .segments import INVARIANT, TABLE, Segment, Table, merged
-from .select import select
+from .select import ensure_limits, select
 
 log = logging.getLogger("gemmtune")
 
@@ -71,12 +72,14 @@ def tune_rows(
     recorded: Sequence[int] = (),
     source: Source | None = None,
     kind: str | None = None,
+    limits: bool = False,
 ) -> RangeResult:
     """The table of a class for a range of M: from the store if it has one that covers the range, with choices that are there yet,
     else measured and remembered.
 
     ``recorded`` are Ms that are tuned beside those of the grid. ``source`` has the choices for a problem, where these are not those
-    of the settings, and the table is then kept as another ``kind``. An interrupted tuning keeps what was measured at its anchors.
+    of the settings, and the table is then kept as another ``kind``. With ``limits`` those of the machine are measured if the store
+    has none. An interrupted tuning keeps what was measured at its anchors.
 
     Raises:
         InvalidProblemError: the class has none of the ``rows``.
@@ -96,7 +99,7 @@ def tune_rows(
         if known is not None and known[0].covers(filter(rows_class.has, rows)) and _serves(known[0], work, store):
             return RangeResult(rows_class=rows_class, table=known[0], seconds=time.perf_counter() - begun, source="store")
         with contextlib.closing(work):
-            _tune_anchors(work, store, recorded)
+            _tune_anchors(work, store, recorded, limits=limits)
             table = one_for_all(work) if settings.batch_invariant else _proved(work)
         store.put_ranged(Ranged(key=rows_class.key, fingerprint=work.fingerprint, kind=kind, value=table.to_json()))
     return _measured(work, table, time.perf_counter() - begun)
@@ -131,14 +134,14 @@ def _serves(table: Table, work: Work, store: Store) -> bool:
     return not precompile(needed, work.settings)
 
 
-def _tune_anchors(work: Work, store: Store, recorded: Sequence[int]) -> None:
+def _tune_anchors(work: Work, store: Store, recorded: Sequence[int], *, limits: bool) -> None:
     """Tune anchors far apart as problems of their own; on a GPU all compile in the background while the first are measured. At the
     anchors between, what was among the best at the next ones on either side competes, with what is ready for that M.
     """
     anchors = anchors_of(work.rows, work.rows_class.has, recorded)
     narrow, invariant = work.rows_class.at(anchors[0]).widens_b, work.settings.batch_invariant
     tuned = few_anchors(anchors) if invariant else spread(anchors, EFFORT[work.settings.search].rows_apart, narrow)
-    _tune(work, store, tuned)
+    _tune(work, store, tuned, limits=limits)
     others = [m for m in anchors if m not in tuned] if len(work.choices) > 1 and not invariant else []
     for i, (m, ready) in enumerate(zip(others, _ready_ahead(work, others), strict=True)):
         work.progress.stage("anchors between", i, len(others))
@@ -182,10 +185,15 @@ def _entrants(work: Work, m: int, ready: Iterable[Choice]) -> list[str]:
     return list(dict.fromkeys(found))
 
 
-def _tune(work: Work, store: Store, anchors: Sequence[int]) -> None:
+def _tune(work: Work, store: Store, anchors: Sequence[int], *, limits: bool) -> None:
+    on_cpu = work.device.type == "cpu"
+    if not on_cpu and work.settings.tune_in_subprocess:
+        prepare_measuring(work.device, work.settings)
     candidates = {m: work.candidates(m) for m in anchors}
     missing = [c for each in candidates.values() for c in each.stored(store, reliable=True).missing]
-    with Compilation(missing if work.device.type != "cpu" else (), work.settings) as compilation:
+    with Compilation(() if on_cpu else missing, work.settings) as compilation:
+        if limits:
+            ensure_limits(work.rows_class.problem, work.device, work.settings, store, work.progress)
         for m, each in candidates.items():
             work.progress.begin(each.problem, len(anchors))
             picked, result = select(each, store, work.progress, compilation, reliable=True)

@@ -6,12 +6,14 @@ import dataclasses
 import random
 import time
 from collections.abc import Callable
+from unittest import mock
 
 import pytest
 import torch
 
 from gemmtune.device import MIB, detect
 from gemmtune.problem import Problem
+from gemmtune.problem.rows import with_rows
 from gemmtune.timing.contenders import Contender, CpuContender
 from gemmtune.timing.rotation import Rotation, set_count
 from gemmtune.timing.rounds import TIE, play
@@ -191,6 +193,25 @@ def test_operand_sets_share_values_and_no_memory() -> None:
     pointers = {t.data_ptr() for s in sets for t in (s.a, s.b, s.out, s.inp) if t is not None}
     assert len(pointers) == 4 * len(sets)
     assert float(sets[0].a.std()) > 0.1
+
+
+def test_problems_with_fewer_rows_share_what_all_rows_share() -> None:
+    device = detect("cpu")
+    whole = Problem.addmm(64, 512, 1024, dtype=torch.float32, bias="n", device_type="cpu")
+    part = with_rows(whole, 3)
+    rotation = Rotation(whole, device)
+    found = rotation.of_rows(part)
+    assert len(found) * part.bytes > 4 * device.last_level_cache_bytes or len(found) == 256
+    for few, many in zip(found, rotation.sets, strict=False):
+        assert (few.b is many.b, few.inp is many.inp) == (True, True)
+        assert (few.a.shape, few.out.shape) == ((3, 1024), (3, 512))
+        assert torch.equal(few.a, many.a[:3])
+    assert len({s.a.data_ptr() for s in (*found, *rotation.sets)}) == len(found) + len(rotation.sets), "of a each set has its own"
+    pack = mock.Mock(side_effect=lambda b: b.t().contiguous())
+    packed = [rotation.packed(sets, mock.Mock(packed_format="turned", pack=pack)) for sets in (found, rotation.sets, found[:1])]
+    assert pack.call_count == 1, "a weight is packed once, whatever the rows"
+    assert packed[0][0].b is packed[1][0].b is packed[2][0].b
+    assert torch.equal(packed[0][-1].b, found[0].b.t())
 
 
 def test_operand_sets_of_repeated_and_offset_layouts() -> None:

@@ -116,7 +116,7 @@ def untimed(monkeypatch: pytest.MonkeyPatch, time_us: Callable[[str, int], float
     monkeypatch.setattr(Session, "rank", rank)
     monkeypatch.setattr(session, "_short_measurement", lambda contender, best_us: 1.0)
     monkeypatch.setattr(session, "Timer", lambda *_, **__: types.SimpleNamespace(contender=lambda choice, kernel: None))
-    monkeypatch.setattr("gemmtune.dispatch.tuning.ensure_limits", lambda *_: None)
+    monkeypatch.setattr(ranges, "ensure_limits", lambda *_: None)
 
 
 @pytest.fixture

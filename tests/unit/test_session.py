@@ -29,6 +29,7 @@ from gemmtune.choice import Choice, Status
 from gemmtune.device import detect, preset
 from gemmtune.errors import CompileError
 from gemmtune.problem import Problem
+from gemmtune.problem.rows import with_rows
 from gemmtune.selector import session as sessions
 from gemmtune.selector.remote import RemoteSession, measuring_kind, open_session
 from gemmtune.selector.session import Ranking, Sample, Session, failure_of
@@ -103,6 +104,15 @@ def test_crash_and_hang_cost_one_choice_each(settings: Settings) -> None:
     assert [sample.status for sample in samples] == expected
     assert "SIGSEGV" in samples[1].reason
     assert samples[3].reason == f"no answer within {limit_s:g} s; the limit is the setting choice_timeout_s"
+
+
+def test_choices_for_fewer_rows_are_timed_by_the_same_session(session: Session | RemoteSession) -> None:
+    part = with_rows(PROBLEM, 2)
+    assert session.examine(running("multiply"), None).status is Status.OK
+    for problem in (part, PROBLEM, part):
+        ranking = session.rank([running("multiply", problem), running("fail", problem)], 0.01)
+        assert ranking.times.keys() == {"fake:multiply"}
+        assert "does not like" in ranking.failures["fake:fail"].reason
 
 
 def test_a_choice_that_cannot_travel_is_a_failure_of_that_choice(settings: Settings) -> None:
