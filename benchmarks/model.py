@@ -47,6 +47,8 @@ BLOCK_MS = 8.0
 LEAST_STEPS = 4
 """Steps that no graph replays follow each other, as in a loop of training: the host runs ahead of the GPU."""
 WARM_UPS = 3
+SUSTAINED_S = 1.0
+"""How long a way runs while clocks and power are read: as long as a limit of power takes to show."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,9 +180,10 @@ def _scenario(scenario: Scenario, name: str, layers: int, ways: Sequence[str], i
             click.echo(f"  {way:24} {type(error).__name__}: {str(error)[:300]}")
     with collection_paused():
         _rounds(runners, scenario, device, how.rounds)
+        sustained = {way: _sustained(runner, scenario, info) for way, runner in runners.items()}
     references = [way for way in ("compile", "max-autotune") if way in runners] or [way for way in ("eager",) if way in runners]
     for way, runner in runners.items():
-        row["ways"][way] = told = _told(runner, expected, scenario)
+        row["ways"][way] = told = _told(runner, expected, scenario) | {"sustained": sustained[way]}
         for other in references:
             told[f"over_{other}"], told[f"over_{other}_margin"] = median_margin(
                 [theirs / ours for theirs, ours in zip(runners[other].times_ms, runner.times_ms, strict=True)]
@@ -190,8 +193,8 @@ def _scenario(scenario: Scenario, name: str, layers: int, ways: Sequence[str], i
             f"  {way:24} {told['ms']:8.3f} ms  {told['tokens_per_s']:9.0f} tokens/s  {ratios}  weights {told['weights_gb']:.2f} GB"
             f"  error {told['error']:.4f}  first call {told['first_call_s']:.1f} s + tuning {told['tuning_s']:.1f} s"
             + ("" if runner.again_s is None else f", again {runner.again_s:.1f} s")
+            + "".join(f", {name} {value:.0f}" for name, value in (sustained[way] or {}).items())
         )
-    row["clocks"] = clocks(info)
     runners.clear()
     gc.collect()
     if info.type != "cpu":
@@ -272,6 +275,19 @@ def _rounds(runners: Mapping[str, Runner], scenario: Scenario, device: torch.dev
             if number >= 2:
                 runners[way].times_ms.append(time_ms)
         order.reverse()
+
+
+def _sustained(runner: Runner, scenario: Scenario, info: DeviceInfo) -> dict[str, float] | None:
+    """The medians of clock, power and temperature while a way runs without a pause; None where they cannot be read."""
+    found: list[dict[str, float]] = []
+    end = time.perf_counter() + (SUSTAINED_S if clocks(info) else 0.0)
+    while time.perf_counter() < end:
+        scenario.rewind()
+        for _ in range(LEAST_STEPS):
+            runner.repeat()
+        found += filter(None, [clocks(info)])
+        _wait(info.torch_device)
+    return {name: statistics.median(x[name] for x in found) for name in found[0]} if found else None
 
 
 def _block_ms(runner: Runner, count: int, device: torch.device) -> float:
