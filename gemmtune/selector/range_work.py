@@ -14,7 +14,7 @@ from ..problem.rows import RowClass
 from ..settings import Settings
 from ..store.key import fingerprint_text
 from .candidates import Candidates, candidates_for
-from .offers import libraries_of
+from .offers import enabled_backends, libraries_of, offers_for
 from .precompile import precompile
 from .progress import Progress
 from .proof import kernels_of
@@ -27,7 +27,9 @@ ROUNDS_S = 0.06
 MOST_OF_LIBRARIES = 8
 """So many choices of libraries compete at each anchor, …"""
 MOST_OF_OURS = 2
-"""… and so many of each backend whose kernels are compiled."""
+"""… and so many of each backend whose kernels are compiled, …"""
+SEARCHED = ("triton",)
+"""… but for those whose likely configs are found among thousands: a tenth of a second for each M, as long as measuring takes."""
 SEED = 20_000
 """The seed of the random Ms of a proof; the table says which it was."""
 
@@ -88,10 +90,12 @@ class Work:
         A library has algorithms for a few Ms that it offers at no other (on an H200 cuBLASLt for 4096x14336 at M = 73 and 140, 12%
         faster than torch's own), and what kernels of ours do best follows M in steps.
         """
-        if self.source is not None:
+        asked = tuple(name for name in enabled_backends(self.device, self.settings) if name not in SEARCHED)
+        if self.source is not None or not asked:
             return []
         libraries, found, counts = libraries_of(self.device, self.settings), [], Counter[str]()
-        for choice in self.candidates(m).offers.choices:
+        offers = offers_for(self.rows_class.at(m), self.device, dataclasses.replace(self.settings, backends=asked))
+        for choice in offers.choices:
             counts[choice.backend] += not choice.baseline and choice.compiled
             most = MOST_OF_LIBRARIES if choice.backend in libraries else MOST_OF_OURS
             if choice.compiled and not choice.baseline and counts[choice.backend] <= most:

@@ -7,7 +7,7 @@ import dataclasses
 import logging
 import statistics
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self
 
@@ -185,7 +185,7 @@ class Session:
         The choices are for the session's problem, or all for the same one with fewer rows, for which no weight is made or packed
         anew. A choice that fails here is among the failures of the answer, with a warning in the log. ``rounds_s`` is how long the
         rounds go on, by default what the search says; where it is given, what is clearly slower in the first sample than another
-        takes no part in them.
+        takes no part in them, and has the time of that sample.
         """
         failures: dict[str, Sample] = {}
 
@@ -208,16 +208,19 @@ class Session:
                     contenders.pop(choice.name, None)
                     failed(choice.name, error)
             keep = {c.name for c in choices if c.baseline}
+            slower: set[str] = set()
             if rounds_s is not None:
                 factor = HOPELESS if self._device.type == "cpu" else SLOWER
                 near_us = factor * min(first_us.values(), default=0.0)
-                contenders = {name: x for name, x in contenders.items() if name in keep or first_us[name] <= near_us}
+                slower = {name for name in contenders if first_us[name] > near_us} - keep
+                contenders = {name: x for name, x in contenders.items() if name not in slower}
             rounds_s = EFFORT[self._settings.search].rounds_s if rounds_s is None else rounds_s
             on_cpu = self._device.type == "cpu"
             # A GPU runs its first tens of milliseconds at boost clocks, which rank kernels differently from those that it sustains.
             warm_up_s = 0.0 if on_cpu else min(0.2, rounds_s / 2)
             budget_s = CPU_ROUNDS * rounds_s if on_cpu else rounds_s
             times = play(contenders, budget_s=budget_s, warm_up_s=warm_up_s, keep=keep, failed=failed)
+            times |= _as_beside(times, first_us, slower)
             return Ranking(times=times, seen=self._watch.seen(), failures=failures)
 
     def limits(self, known: Mapping[str, float]) -> dict[str, float]:
@@ -281,6 +284,15 @@ def _run(choice: Choice, operands: Operands) -> torch.Tensor:
     out = allocate(choice.problem.out, a.device)
     choice.build().run(out, (a, choice.pack(b) if choice.packed_format else b, *rest), operands.scalars)
     return out
+
+
+def _as_beside(times: Mapping[str, Ranked], first_us: Mapping[str, float], slower: Iterable[str]) -> dict[str, Ranked]:
+    """What took no part in the rounds, as its first sample was beside that of the fastest."""
+    if not times:
+        return {}
+    fastest = min(times, key=lambda name: times[name].time_us)
+    scaled = {name: first_us[name] / first_us[fastest] * times[fastest].time_us for name in slower}
+    return {name: Ranked(time_us=time_us, margin_us=time_us) for name, time_us in scaled.items()}
 
 
 def failure_of(error: Exception) -> tuple[Status, str]:

@@ -338,9 +338,12 @@ def test_of_what_is_compiled_a_few_of_each_backend_are_ready(monkeypatch: pytest
         stepped("torch", baseline=True), *(dataclasses.replace(stepped(f"lib{i}"), backend="library") for i in range(9)),
         *(stepped(name, artifact=artifact) for name, artifact in (("a", "kernel"), ("b", ""), ("c", ""), ("d", ""))),
     )  # fmt: skip
+    asked: list[Sequence[str] | None] = []
     monkeypatch.setattr(range_work, "libraries_of", lambda *_: ("library",))
-    monkeypatch.setattr(Work, "candidates", lambda self, m: SimpleNamespace(offers=Offers(choices=offered)))
+    monkeypatch.setattr(range_work, "enabled_backends", lambda *_: ("library", "triton", "fake"))
+    monkeypatch.setattr(range_work, "offers_for", lambda p, d, s: (asked.append(s.backends), Offers(choices=offered))[1])
     assert [choice.name for choice in work.ready(16)] == [*(f"lib{i}" for i in range(8)), "b", "c"]
+    assert asked == [("library", "fake")], "Triton's configs would be searched for each M"
     work.source = lambda problem: pytest.fail("what is not of the settings has no more than it gave")
     assert work.ready(16) == []
 

@@ -115,6 +115,26 @@ def test_choices_for_fewer_rows_are_timed_by_the_same_session(session: Session |
         assert "does not like" in ranking.failures["fake:fail"].reason
 
 
+def test_what_is_clearly_slower_at_once_keeps_the_time_of_its_first_sample(monkeypatch: pytest.MonkeyPatch) -> None:
+    first_us = {"fake:a": 10.0, "fake:b": 14.0, "fake:c": 40.0, "fake:torch": 30.0}
+    playing: list[list[str]] = []
+
+    def play(contenders: dict[str, Any], **_: object) -> dict[str, Ranked]:
+        playing.append(list(contenders))
+        return {name: Ranked(time_us=1.2 * first_us[name], margin_us=0.1) for name in contenders}
+
+    monkeypatch.setattr(sessions, "play", play)
+    monkeypatch.setattr(Session, "_time", lambda self, problem: types.SimpleNamespace(
+        contender=lambda choice, kernel: types.SimpleNamespace(rough_us=first_us[choice.name])
+    ))  # fmt: skip
+    choices = [fake(name.removeprefix("fake:"), baseline=name == "fake:torch") for name in first_us]
+    with Session(PROBLEM, DEVICE, Settings()) as session:
+        times = session.rank(choices, 0.01).times
+        assert session.rank(choices).times.keys() == first_us.keys()
+    assert playing == [["fake:a", "fake:b", "fake:torch"], list(first_us)], "torch's own is compared whatever it takes"
+    assert times["fake:c"].time_us == pytest.approx(48.0), "as it was beside the fastest"
+
+
 def test_a_choice_that_cannot_travel_is_a_failure_of_that_choice(settings: Settings) -> None:
     with RemoteSession(PROBLEM, DEVICE, settings) as session:
         sample = session.examine(fake("stuck", info={"a lambda": lambda: None}), None)
