@@ -185,6 +185,20 @@ template <size_t Count>
 inline void load_row(unsigned (&x)[Count], void const* from, bool inside) { load_weights(x, from, inside); }
 template <class T>
 inline void load_factor(T& x, T const* from, bool inside) { x = inside ? *from : T{}; }
+inline void load_fragment(unsigned (&x)[4], void const* from, bool exists) {
+  if (exists) {
+    std::memcpy(x, from, sizeof(x));
+  }
+}
+template <size_t Count>
+inline void load_cached(unsigned (&x)[Count], void const* from) {
+  if (reinterpret_cast<uintptr_t>(from) % sizeof(x) != 0) {
+    std::fprintf(stderr, "%zu bytes are loaded from %p\n", sizeof(x), from);
+    std::abort();
+  }
+  std::memcpy(x, from, sizeof(x));
+}
+inline void load_word(unsigned& x, void const* from) { std::memcpy(&x, from, 4); }
 inline void fetch_line(void const*) {}
 inline void settle(void const*) {}
 
