@@ -16,7 +16,7 @@ from .packing import panels_of
 
 TOKENS = (8, 16, 32)
 """The tokens of a kernel: whole products of a warp."""
-BASE_REGISTERS = 12
+BASE_REGISTERS = 24
 """What a thread needs beside fragments, x and sums: numbers, and addresses."""
 MOST_RESIDENT_WARPS = 32
 """Warps of a multiprocessor that are planned with: more of them leave too few registers for loads on their way."""
@@ -75,10 +75,11 @@ class Shape:
         return f"{FRAGMENT}x{self.block_n}x{self.block_k}_s{self.stages}_w{self.warps}"
 
 
+SIZES = ((4, 1, 4), (8, 1, 4), (16, 1, 4), (4, 2, 4), (8, 2, 4), (8, 4, 4), (4, 1, 8), (8, 1, 8), (8, 1, 2))
 SHAPES: tuple[Shape, ...] = tuple(
     Shape(block_n=block_n, warps=warps, stages=stages, stage_fragments=stage_fragments)
     for block_n in TOKENS
-    for warps, stages, stage_fragments in ((2, 2, 4), (4, 2, 4), (8, 2, 4), (4, 4, 2), (8, 4, 2), (8, 2, 2), (16, 2, 2))
+    for warps, stages, stage_fragments in SIZES
 )
 """More on their way for each warp, or more warps: many of them for long rows, and where there are few."""
 

@@ -30,7 +30,6 @@ from ..kernel import (
     scalars_of,
     values_of,
 )
-from ..mixed.family import PTX
 from .configs import TOKENS, Config, candidates, estimate_us, loads_along_k, why_not_config
 from .packing import WORD_BYTES, format_of, fragments_at, packed, panel_words, panels_of
 
@@ -71,8 +70,8 @@ class BsrSkinny(Family[Config]):
             where = f"x has strides {problem.a.stride} and offset {problem.a.offset}"
             together = block_of(problem) // 4
             return f"{where}: {together} neighbours along K are loaded at once, or two tokens, whose number is even"
-        if not along_k and problem.a.stride[-1] * 2 * block_of(problem) >= INT32_LIMIT:
-            return "the step of x from one block to the next would not fit 32 bits"
+        if not along_k and problem.a.stride[-1] * 2 * problem.k >= INT32_LIMIT:
+            return f"x reaches over {problem.a.stride[-1] * 2 * problem.k} bytes, places in it would not fit 32 bits"
         return None
 
     def launch_variants(self, problem: Problem, device: DeviceInfo, config: Config) -> Iterator[Config]:  # noqa: ARG002 - the same for all
@@ -98,7 +97,7 @@ class BsrSkinny(Family[Config]):
         return KernelSource(
             kernel=self.kernel,
             unit=(__package__, "bsr_skinny.cu.jinja"),
-            files=(PTX, STORE[0], *files_of(__package__, "device", "sums", "results")),
+            files=(STORE[0], *files_of(__package__, "device", "sums", "results")),
             values=common_values(problem, Work, pointers)
             | values_of(config.shape, "blocks_per_sm")
             | {"block": block_of(problem), "x_by_k": bool(loads_along_k(problem)), "turned": turned(problem)},
