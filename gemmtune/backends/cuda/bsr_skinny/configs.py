@@ -16,7 +16,7 @@ from .packing import panels_of
 
 TOKENS = (8, 16, 32)
 """The tokens of a kernel: whole products of a warp."""
-BASE_REGISTERS = 24
+BASE_REGISTERS = 20
 """What a thread needs beside fragments, x and sums: numbers, and addresses."""
 MOST_RESIDENT_WARPS = 32
 """Warps of a multiprocessor that are planned with: more of them leave too few registers for loads on their way."""
@@ -26,6 +26,8 @@ SKEW = 4.0
 """The blocks of the longest row, over the mean, that are assumed of a skewed weight."""
 LAUNCH_US, LATENCY_US = 2.0, 0.8
 """What a launch takes at the least, and a load out of memory."""
+SUM_US = 0.02
+"""What each warp adds for its sums, which are added up."""
 DRAM_GBPS = 4300.0
 HALF_RATE_BYTES = 2 * 2**20
 """The bytes with which, on their way to all multiprocessors, half of the rate is reached."""
@@ -130,10 +132,10 @@ def estimate_us(problem: Problem, device: DeviceInfo, config: Config) -> float:
     rate = DRAM_GBPS * on_their_way / (on_their_way + HALF_RATE_BYTES)
     # Blocks that begin where others have ended even out what each multiprocessor has, but for the last ones.
     each = -(-panels // device.sm_count)
-    uneven = each * device.sm_count / panels if each <= shape.blocks_per_sm else 1 + 0.5 * resident * device.sm_count / panels
+    uneven = each * device.sm_count / panels if each <= shape.blocks_per_sm else 1 + 0.25 * resident * device.sm_count / panels
     rounds = -(-longest // (shape.warps * shape.stages * shape.stage_fragments))
     moved = mean * panels * FRAGMENT_BYTES + 2.0 * problem.k * problem.m + problem.out.dtype.itemsize * problem.m * problem.n
-    return LAUNCH_US + LATENCY_US + max(moved / rate / 1e3 * uneven, rounds * LATENCY_US)
+    return LAUNCH_US + LATENCY_US + SUM_US * shape.warps + max(moved / rate / 1e3 * uneven, rounds * LATENCY_US)
 
 
 def candidates(problem: Problem, device: DeviceInfo) -> list[Config]:
