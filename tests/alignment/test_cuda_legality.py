@@ -38,6 +38,7 @@ from gemmtune.backends.cuda.boxes import by_k
 from gemmtune.backends.cuda.bsr import configs as bsr
 from gemmtune.backends.cuda.bsr.packing import SPARE
 from gemmtune.backends.cuda.bsr_skinny import configs as bsr_skinny
+from gemmtune.backends.cuda.bsr_skinny.packing import HEAD_WORDS, LINE_WORDS
 from gemmtune.backends.cuda.cluster import configs as cluster
 from gemmtune.backends.cuda.cluster.configs import clusters_of, tiles_of
 from gemmtune.backends.cuda.gemv import configs as gemv
@@ -143,6 +144,9 @@ def test_every_number_of_tokens_is_served_whose_rows_are_contiguous(m: int) -> N
 
 def test_what_warps_read_ahead_is_there() -> None:
     assert max(shape.queue for shape in bsr.SHAPES) <= SPARE
+    assert all(words % shape.stage_fragments == 0 for shape in bsr_skinny.SHAPES for words in (HEAD_WORDS, LINE_WORDS)), (
+        "the columns of a panel's last stage do not end in the next panel"
+    )
 
 
 def test_warps_are_left_no_more_registers_than_there_are() -> None:

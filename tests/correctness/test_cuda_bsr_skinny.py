@@ -39,6 +39,7 @@ CASES: dict[str, tuple[Problem, Shape]] = {
     "one-token": (blocked(1, 48, 272, density=0.5), shape(8)),
     "seven-tokens-with-gaps": (APART, shape(8, stages=4)),
     "sixteen-tokens": (blocked(16, 48, 1040, density=0.9), shape(16, stage_fragments=4)),
+    "lines-full-of-columns": (blocked(3, 32, 384, density=1), shape(8, stages=1, stage_fragments=8)),
     "odd-tokens-float16-four-warps": (blocked(13, 32, 528, density=0.5, dtype=F16), shape(16, 4)),
     "32-tokens-by-k": (blocked(29, 32, 272, density=0.5), shape(32)),
     "blocks-of-32": (blocked(15, 64, 416, block=32, density=0.5), shape(16, stage_fragments=4)),
@@ -112,10 +113,11 @@ def test_packed_panels_are_the_matrix(block: int, density: float, index: torch.d
     got, counts = torch.zeros(n, k, dtype=BF16), told[:, 2].tolist()
     assert sorted(told[:, 0].tolist()) == [*range(0, n, 16)]
     assert counts == sorted(counts, reverse=True)
-    for row, first, count, *columns in told.tolist():
-        assert columns[1 : count + 1] == sorted(columns[1 : count + 1])
-        assert not any(columns[count + 1 :]), "what is behind them names a column that there is"
-        for i, column in enumerate(columns[HEAD_WORDS - 3 : HEAD_WORDS - 3 + count]):
+    for row, first, count, *behind in told.tolist():
+        columns = behind[HEAD_WORDS - 3 :]
+        assert columns[:count] == sorted(columns[:count])
+        assert not any(columns[count:]), "what is behind them names a column that there is"
+        for i, column in enumerate(columns[:count]):
             for part, line, four, pair, half in torch.cartesian_prod(
                 *(torch.arange(m) for m in (block // 16, 8, 4, 2, 2))
             ).tolist():

@@ -175,7 +175,7 @@ def test_what_a_block_sparse_product_of_few_tokens_is_told() -> None:
     along_k, by_tokens = (choice(blocked(14, 1040, 528, layout=layout), FEW, pdl=True).record for layout in ("nt", "tt"))
     work = BsrSkinnyWork.from_buffer_copy(along_k.parameters)
     assert (work.rows, work.cols, work.tokens, work.columns, work.x_pitch, work.paired) == (14, 1040, 14, 33, 1056, True)
-    assert (work.panel_bytes, work.fragments_at) == (256, 65 * 256), "four words and 33 columns, to the next 128 bytes"
+    assert (work.panel_bytes, work.fragments_at) == (256, 65 * 256), "eight words and 33 columns, to the next 128 bytes"
     assert (along_k.grid, along_k.threads, along_k.maps, along_k.pdl) == ((65, 1, 1), 128, (), True)
     assert [one.operand for one in along_k.addresses] == [OUT, A, B]
     assert dict(along_k.alignment) == {A: 8, B: 16}

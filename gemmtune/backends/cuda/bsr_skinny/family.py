@@ -31,7 +31,7 @@ from ..kernel import (
     values_of,
 )
 from .configs import TOKENS, Config, candidates, estimate_us, loads_along_k, why_not_config
-from .packing import WORD_BYTES, format_of, fragments_at, packed, panel_words, panels_of
+from .packing import HEAD_WORDS, WORD_BYTES, format_of, fragments_at, packed, panel_words, panels_of
 
 LOAD_BYTES = 16
 """What a lane loads of a fragment."""
@@ -100,7 +100,12 @@ class BsrSkinny(Family[Config]):
             files=(STORE[0], *files_of(__package__, "device", "sums", "results")),
             values=common_values(problem, Work, pointers)
             | values_of(config.shape, "blocks_per_sm")
-            | {"block": block_of(problem), "x_by_k": bool(loads_along_k(problem)), "turned": turned(problem)},
+            | {
+                "block": block_of(problem),
+                "head_bytes": HEAD_WORDS * WORD_BYTES,
+                "x_by_k": bool(loads_along_k(problem)),
+                "turned": turned(problem),
+            },
         )
 
     def record(self, problem: Problem, config: Config) -> Record:

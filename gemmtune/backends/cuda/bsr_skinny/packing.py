@@ -8,8 +8,9 @@ from ....numerics.block_sparse import parts, rows_of
 from ..bsr.configs import FRAGMENT
 
 WORD_BYTES, LINE_WORDS = 4, 32
-HEAD_WORDS = 4
-"""What is told of a panel before its columns: its first row, its first block, how many it has, and a word that is not used."""
+HEAD_WORDS = 8
+"""What is told of a panel before its columns: its first row, its first block, how many it has, and words that are not used, so that
+lines end with as many columns as a stage may have blocks."""
 
 
 def format_of(block: int) -> str:
