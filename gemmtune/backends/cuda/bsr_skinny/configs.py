@@ -78,6 +78,7 @@ class Shape:
 
 
 SIZES = ((4, 1, 4), (8, 1, 4), (16, 1, 4), (4, 2, 4), (8, 2, 4), (8, 4, 4), (4, 1, 8), (8, 1, 8), (8, 1, 2))
+"""Warps, stages, and fragments of a stage."""
 SHAPES: tuple[Shape, ...] = tuple(
     Shape(block_n=block_n, warps=warps, stages=stages, stage_fragments=stage_fragments)
     for block_n in TOKENS
