@@ -53,6 +53,7 @@ _CONFIGS: Mapping[str, tuple[int, int, int | None]] = {
     "cutlass": (3, 8, None),
     "ck": (2, 4, None),
     "cuda:bsr": (2, 6, None),
+    "cuda:bsr_skinny": (2, 6, None),
     "cuda:cluster": (2, 5, None),
     "cuda:gemv": (2, 4, None),
     "cuda:grouped": (3, 8, None),

@@ -35,6 +35,7 @@ from rotation import rotated
 from sass import read_early, touched_on_their_way
 
 from gemmtune.backends.cuda.bsr import configs as bsr
+from gemmtune.backends.cuda.bsr_skinny import configs as bsr_skinny
 from gemmtune.backends.cuda.choice import CudaChoice
 from gemmtune.backends.cuda.cluster import configs as cluster
 from gemmtune.backends.cuda.gemv import configs as gemv
@@ -89,6 +90,13 @@ BSR = [
     for shape in bsr.SHAPES
     if not FAMILY["bsr"].why_not_config(problem, SM90, config(shape))
 ]
+BSR_SKINNY = [
+    choice(problem, shape)
+    for shape in bsr_skinny.SHAPES
+    for layout, block in (("nt", 16), ("tt", 16), ("nt", 32), ("tt", 32))
+    for problem in [blocked(shape.block_n, layout=layout, block=block, dtype=F16 if block == 32 else BF16)]
+    if not FAMILY["bsr_skinny"].why_not_config(problem, SM90, config(shape))
+]
 SKINNY = [one for shape in skinny.SHAPES for one in legal(shape, shape.block_m)]
 GEMV = [one for shape in gemv.SHAPES for one in (choice(mm(1), shape), *legal(shape, gemv.BLOCK_M))]
 GROUPED = [
@@ -111,6 +119,7 @@ WGMMA += [
 ]
 LARGEST = [
     choice(gated(blocked(block=32)), bsr.SHAPES[3]),
+    choice(gated(blocked(30, layout="tt")), bsr_skinny.Shape(block_n=32, warps=4, stages=2, stage_fragments=4)),
     choice(biased(Problem.grouped_mm(512, 512, 512, dtype=F16, layout="nn", device_type="cuda")), grouped.FITTED[0], swap_ab=True),
     choice(mm(512, 512), cluster_shape("128x64x64_s8_k1_2x2")),
     choice(gated(mixed(16, **INT4, scales="group_128")), skinny_shape(16, 128, 4, 2, 4)),
@@ -125,7 +134,8 @@ LARGEST = [
     choice(gated(mixed_groups(**INT4, scales="group_128")), wgmma.SHAPES_FOR_GROUPS[4][2]),
 ]
 """The largest tiles, whose registers are the scarcest, and epilogues: a sixth of them for each commit."""
-SAMPLE = [one for all in (BSR, CLUSTER, GEMV, GROUPED, PARTS, SKINNY, WGMMA) for one in rotated(all, len(all), all[0].family.name)]
+OF_FAMILIES = (BSR, BSR_SKINNY, CLUSTER, GEMV, GROUPED, PARTS, SKINNY, WGMMA)
+SAMPLE = [one for all in OF_FAMILIES for one in rotated(all, len(all), all[0].family.name)]
 COMPILED = {one.compile_key: one for one in (*rotated(LARGEST, 6, "largest"), *SAMPLE)}
 
 
@@ -161,6 +171,12 @@ def test_the_compiler_needs_what_was_predicted(one: CudaChoice) -> None:
         fragments = 2 if one.problem.sparsity.block_k == 16 else 4  # a row of blocks after the other, or of one block
         assert code.count("HMMA.16816.F32") == fragments * shape.block_n // 8, "which blocks exist is asked in loops"
         assert code.count("LDSM.16.M") == 2 * shape.block_n // 16
+        return
+    if isinstance(shape, bsr_skinny.Shape):
+        assert made.registers <= registers_per_thread(shape.threads, shape.blocks_per_sm)
+        found = [code.count(name) for name in ("LDG.E.NA.LTC256B.128", "HMMA.16816.F32")]
+        # All loads before the first is waited for, and again in the loop, which has one copy of what is predicated.
+        assert found == [shape.stages * shape.stage_fragments * count for count in (2, shape.block_n // 8)]
         return
     if isinstance(shape, parts.Shape):
         # Two steps in the loop, and the last two.

@@ -37,6 +37,8 @@ from cuda_cases import (
 from gemmtune.backends.cuda.boxes import by_k
 from gemmtune.backends.cuda.bsr import configs as bsr
 from gemmtune.backends.cuda.bsr.packing import SPARE
+from gemmtune.backends.cuda.bsr_skinny import configs as bsr_skinny
+from gemmtune.backends.cuda.bsr_skinny.packing import HEAD_WORDS, LINE_WORDS
 from gemmtune.backends.cuda.cluster import configs as cluster
 from gemmtune.backends.cuda.cluster.configs import clusters_of, tiles_of
 from gemmtune.backends.cuda.gemv import configs as gemv
@@ -56,7 +58,14 @@ ANY_ROW = "rows are contiguous in a, where TMA begins at multiples of 16 bytes, 
 FITTED = "fitted tiles have columns of b as their rows, and a multiple of 32 rows of the result"
 LEFT = "b is the left operand for groups of rows alone, and in clusters where tiles beside each other are fitted"
 SMALL_CLUSTER, SQUARE = cluster.SHAPES[0], cluster_shape("64x64x64_s6_k2_2x2")
+SIXTEEN = bsr_skinny.Shape(block_n=16, warps=4, stages=2, stage_fragments=4)
 SKINNY, WGMMA, LARGE = skinny_shape(16, 128, 4, 2, 4), wgmma_shape(128, 2, 1, 128, 4), wgmma_shape(256, 2, 1, 64, 5)
+
+
+def strided(problem: Problem, stride: tuple[int, int], offset: int = 0) -> Problem:
+    """The same with x so in memory."""
+    return dataclasses.replace(problem, a=dataclasses.replace(problem.a, stride=stride, offset=offset))
+
 
 OF_ALL: list[tuple[Any, str, str]] = [
     (lambda p: p, "sm80", "works on CUDA devices of compute capability 9.0, not on sm80"),
@@ -71,7 +80,15 @@ OF_ALL: list[tuple[Any, str, str]] = [
 @pytest.mark.parametrize(("change", "arch", "reason"), OF_ALL, ids=lambda x: x if isinstance(x, str) else "")
 @pytest.mark.parametrize(
     ("family", "problem"),
-    [("bsr", blocked()), ("cluster", mm()), ("gemv", mm(1)), ("parts", mm(dtype=F32)), ("skinny", mixed()), ("wgmma", mixed(64))],
+    [
+        ("bsr", blocked()),
+        ("bsr_skinny", blocked(16)),
+        ("cluster", mm()),
+        ("gemv", mm(1)),
+        ("parts", mm(dtype=F32)),
+        ("skinny", mixed()),
+        ("wgmma", mixed(64)),
+    ],
     ids=str,
 )
 def test_what_no_family_serves(family: str, problem: Problem, change: Any, arch: str, reason: str) -> None:
@@ -96,8 +113,40 @@ def test_what_the_family_of_block_sparse_weights_does_not_serve(problem: Problem
     assert FAMILY["bsr"].why_not(problem, SM90) == reason
 
 
+AT_ONCE = "{} neighbours along K are loaded at once, or two tokens, whose number is even"
+
+
+@pytest.mark.parametrize(
+    ("problem", "reason"),
+    [
+        (mm(16), "b is not block-sparse"),
+        (blocked(16, prepacked=False), "its blocks are packed once: gemmtune.prepack makes a weight that it takes"),
+        (blocked(33), "x has 33 tokens, at most 32 are served: sums of more take the registers of blocks that are on their way"),
+        (blocked(15, layout="tt"), f"x has strides (1, 15) and offset 0: {AT_ONCE.format(4)}"),
+        (strided(blocked(3, block=32), (1028, 1)), f"x has strides (1028, 1) and offset 0: {AT_ONCE.format(8)}"),
+        (strided(blocked(3), (1028, 1), 2), f"x has strides (1028, 1) and offset 2: {AT_ONCE.format(4)}"),
+        (strided(blocked(4, layout="tt"), (1, 2**20)), "x reaches over 2147483648 bytes, places in it would not fit 32 bits"),
+        (blocked(1, 16, 2**29), "the columns of a panel would not fit 32 bits"),
+    ],
+)
+def test_what_the_family_of_block_sparse_weights_and_few_tokens_does_not_serve(problem: Problem, reason: str) -> None:
+    assert FAMILY["bsr_skinny"].why_not(problem, SM90) == reason
+
+
+@pytest.mark.parametrize("m", range(1, 33))
+def test_every_number_of_tokens_is_served_whose_rows_are_contiguous(m: int) -> None:
+    problem = strided(blocked(m), (1028, 1), 4)
+    assert FAMILY["bsr_skinny"].why_not(problem, SM90) is None
+    best = FAMILY["bsr_skinny"].candidates(problem, SM90)[0]
+    assert FAMILY["bsr_skinny"].why_not_config(problem, SM90, best) is None
+    assert best.shape.block_n == min(n for n in bsr_skinny.TOKENS if n >= m)
+
+
 def test_what_warps_read_ahead_is_there() -> None:
     assert max(shape.queue for shape in bsr.SHAPES) <= SPARE
+    assert all(words % shape.stage_fragments == 0 for shape in bsr_skinny.SHAPES for words in (HEAD_WORDS, LINE_WORDS)), (
+        "the columns of a panel's last stage do not end in the next panel"
+    )
 
 
 def test_warps_are_left_no_more_registers_than_there_are() -> None:
@@ -454,6 +503,9 @@ OF_CONFIGS: list[tuple[Problem, Any, dict[str, Any], str]] = [
     (blocked(), bsr.SHAPES[1], {"blocks": 1}, "1 blocks, expected at least a cluster of 2"),
     (blocked(layout="tt"), bsr.SHAPES[10], {},
      "an operand whose lines run across K is copied in lines of 64, and a tile has 32 columns"),
+    (blocked(17), SIXTEEN, {}, "x has 17 tokens, the kernel 16"),
+    (blocked(8, layout="tt"), dataclasses.replace(SIXTEEN, block_n=8), {},
+     "tokens that are neighbours in memory are loaded in pairs, 16 for a warp, the kernel has 8"),
     (blocked(m=2**29, n=2**20, k=64), bsr.SHAPES[8], {}, "34359738368 tiles, at most 1073741824 can be counted"),
     (mixed(17), SKINNY, {}, "a has 17 rows, the kernel 16"),
     (mixed(), SKINNY, {"cluster_k": 16}, "16 blocks in a cluster, at most 8 are allowed"),

@@ -1,18 +1,21 @@
-"""The cuda family for block-sparse weights on a GPU: every shape, small and large, is verified; captures, streams, calls."""
+"""The cuda families for block-sparse weights on a GPU: every shape, small and large, is verified; captures, streams, calls."""
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
+from typing import Any
 
 import pytest
 import torch
-from cuda_cases import BF16, F16, FAMILY, biased, blocked, choice, config, gated
+from cuda_cases import BF16, F16, biased, blocked, choice, config, family_of, gated
 from launches import GPU, assert_launched_by_a_new_thread, assert_replayable, assert_right, assert_streams_apart, call, operands_for
 from rotation import rotated
 
 import gemmtune
 from gemmtune import settings
-from gemmtune.backends.cuda.bsr.configs import SHAPES, Shape
+from gemmtune.backends.cuda.bsr.configs import SHAPES
+from gemmtune.backends.cuda.bsr_skinny.configs import SHAPES as SKINNY
 from gemmtune.backends.cuda.choice import CudaChoice
 from gemmtune.device import detect
 from gemmtune.dispatch.plan import forget_plans
@@ -42,27 +45,53 @@ PROBLEMS: dict[str, Problem] = {
     "4096": blocked(4096, 4096, 4096),
     "4000-of-32-tokens-contiguous": blocked(4000, 4032, 4160, block=32, layout="tt"),
 }
-PAIRS = rotated(tuple(itertools.product(PROBLEMS, SHAPES)), 3)
+APART = blocked(5, 336, 592, density=0.3)
+FEW_TOKENS: dict[str, Problem] = {
+    "one-token": blocked(1, 16, 16, density=1),
+    "seven-tokens": blocked(7, 336, 592, density=0.3),
+    "five-tokens-with-gaps": dataclasses.replace(APART, a=dataclasses.replace(APART.a, stride=(604, 1), offset=4)),
+    "fourteen-tokens-contiguous": blocked(14, 336, 592, density=0.5, layout="tt"),
+    "32-tokens-contiguous": blocked(32, 1040, 2048, layout="tt", dtype=F16),
+    "blocks-of-32-few-tokens": blocked(13, 416, 672, block=32, density=0.2, dtype=F16),
+    "blocks-of-32-tokens-contiguous": blocked(30, 416, 672, block=32, density=0.4, layout="tt"),
+    "skewed-few-tokens": blocked(8, 1040, 4112, imbalance="skewed", wide_index=True),
+    "nothing-for-few-tokens": blocked(16, 256, 256, density=0),
+    "added-to-few-tokens": Problem.bsr_addmm(
+        7, 448, 512, block=16, alpha=2, beta=0.5, bias="mn", imbalance="skewed", device_type="cuda", prepacked=True
+    ),
+    "gated-few-tokens": gated(blocked(11, 320, 512, block=32, density=0.3)),
+    "float32-biased-few-tokens": biased(blocked(31, 320, 512, density=0.3)),
+    "14336": blocked(16, 14336, 4096, density=0.5),
+}
+PAIRS = rotated((*itertools.product(PROBLEMS, SHAPES), *itertools.product(FEW_TOKENS, SKINNY)), 3)
 """A third of them for each commit."""
 
 
-def choices_of(problem: Problem, shape: Shape) -> list[CudaChoice]:
-    """With few blocks that go from tile to tile and with one for each, begun early or not; none for a shape that is not legal."""
-    device, told = detect("cuda"), [{"blocks": 12}, {"blocks": 2**20, "pdl": True}, {"pdl": True}]
-    if FAMILY["bsr"].why_not_config(problem, device, config(shape)):
+def choices_of(problem: Problem, shape: Any) -> list[CudaChoice]:
+    """With few blocks that go from tile to tile and with one for each, or a block for each panel, begun early or not.
+
+    None for a shape that is not legal.
+    """
+    device = detect("cuda")
+    told: list[dict[str, Any]] = [{"blocks": 12}, {"blocks": 2**20, "pdl": True}, {"pdl": True}]
+    if shape in SKINNY:
+        told = [{"pdl": False}, {"pdl": True}]
+    if family_of(shape).why_not_config(problem, device, config(shape)):
         return []
     return [choice(problem, shape, device, **way) for way in told]
 
 
 @pytest.mark.parametrize(("name", "shape"), PAIRS, ids=str)
-def test_products_are_right_in_every_way(name: str, shape: Shape) -> None:
-    assert_right(PROBLEMS[name], choices_of(PROBLEMS[name], shape))
+def test_products_are_right_in_every_way(name: str, shape: Any) -> None:
+    problem = (PROBLEMS | FEW_TOKENS)[name]
+    assert_right(problem, choices_of(problem, shape))
 
 
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_repeats_give_the_same_bits_with_other_sizes_in_between(shape: Shape) -> None:
+@pytest.mark.parametrize("shape", [*SHAPES, *SKINNY], ids=str)
+def test_repeats_give_the_same_bits_with_other_sizes_in_between(shape: Any) -> None:
     """One cubin, two problems, launches that follow each other without a pause; what is stored is all of the result."""
-    made = [choices_of(blocked(m, n, k, density=0.3), shape)[-1] for m, n, k in ((512, 1024, 1024), (328, 320, 512))]
+    sizes = ((8, 1024, 4096), (5, 320, 512)) if shape in SKINNY else ((512, 1024, 1024), (328, 320, 512))
+    made = [choices_of(blocked(*size, density=0.3), shape)[-1] for size in sizes]
     assert made[0].compile_key == made[1].compile_key
     runs = [(one.build().run, operands_for(one, seed=5)) for one in made]
     expected = [call(run, torch.empty_like(x.out), x) for run, x in runs]
@@ -71,20 +100,21 @@ def test_repeats_give_the_same_bits_with_other_sizes_in_between(shape: Shape) ->
         assert all(torch.equal(one, other) for one, other in zip(again, expected, strict=True))
 
 
-@pytest.mark.parametrize("shape", [SHAPES[1], SHAPES[5], SHAPES[10]], ids=str)
-def test_captures_streams_and_threads(shape: Shape) -> None:
-    one = choices_of(blocked(1024, 2048, 1024, density=0.3), shape)[-1]
+@pytest.mark.parametrize(("shape", "tokens"), [*((SHAPES[i], 1024) for i in (1, 5, 10)), (SKINNY[0], 8)], ids=str)
+def test_captures_streams_and_threads(shape: Any, tokens: int) -> None:
+    one = choices_of(blocked(tokens, 2048, 1024, density=0.3), shape)[-1]
     assert_replayable(one)
     assert_streams_apart(one)
     assert_launched_by_a_new_thread(one)
 
 
-def test_calls_by_the_kernels_alone(own_store: object) -> None:
+@pytest.mark.parametrize(("family", "tokens"), [("bsr_[0-9]", 200), *(("bsr_skinny", tokens) for tokens in (1, 16, 32))])
+def test_calls_by_the_kernels_alone(own_store: object, family: str, tokens: int) -> None:
     """Tuned for a call, whose tokens are contiguous, then told a weight that was changed in place."""
     forget_plans()
     bsr = create_blocked_tensor(512, 768, block=16, density=0.1, dtype=BF16, device="cuda")
-    packed, x = gemmtune.prepack(bsr), torch.randn(768, 200, device=GPU).bfloat16()
-    with settings.patch(backends=("cuda",), choice_allowlist_regex="^cuda:bsr_", search="quick", tune_in_subprocess=False):
+    packed, x = gemmtune.prepack(bsr), torch.randn(768, tokens, device=GPU).bfloat16()
+    with settings.patch(backends=("cuda",), choice_allowlist_regex=f"^cuda:{family}", search="quick", tune_in_subprocess=False):
         [found] = gemmtune.tune(gemmtune.bsr_mm, packed, x, progress=False)
         assert found.pick is not None
         for _ in range(2):

@@ -10,6 +10,7 @@ import torch
 
 from gemmtune.backends.cuda.backend import FAMILIES
 from gemmtune.backends.cuda.bsr import configs as bsr
+from gemmtune.backends.cuda.bsr_skinny import configs as bsr_skinny
 from gemmtune.backends.cuda.choice import CudaChoice
 from gemmtune.backends.cuda.cluster import configs as cluster
 from gemmtune.backends.cuda.family import Family
@@ -108,6 +109,7 @@ def config(shape: Any, **told: Any) -> Any:
     """A config of the family whose shape it is."""
     types: dict[Any, Any] = {
         bsr.Shape: bsr.Config,
+        bsr_skinny.Shape: bsr_skinny.Config,
         cluster.Shape: cluster.Config,
         gemv.Shape: gemv.Config,
         grouped.Shape: grouped.Config,

@@ -33,6 +33,7 @@ from cuda_cases import (
 from gemmtune.backends.cuda import BACKEND
 from gemmtune.backends.cuda import choice as choices_module
 from gemmtune.backends.cuda.bsr import configs as bsr
+from gemmtune.backends.cuda.bsr_skinny import configs as bsr_skinny
 from gemmtune.backends.cuda.choice import CudaChoice
 from gemmtune.backends.cuda.cluster import configs as cluster
 from gemmtune.backends.cuda.cluster.rank import cluster_counts
@@ -143,7 +144,7 @@ def test_the_backend_has_all_families() -> None:
     problem = mixed(16, 8192, 8192, scales="column")
     found = BACKEND.enumerate(problem, SM90, Settings())
     assert found.choices == tuple(choices("skinny", problem))
-    refused = ["cuda:bsr", "cuda:cluster", "cuda:gemv", "cuda:grouped", "cuda:parts", "cuda:wgmma"]
+    refused = ["cuda:bsr", "cuda:bsr_skinny", "cuda:cluster", "cuda:gemv", "cuda:grouped", "cuda:parts", "cuda:wgmma"]
     assert [refusal.name for refusal in found.refusals] == refused
     few = mixed(4, 8192, 8192, scales="column")
     assert BACKEND.enumerate(few, SM90, Settings()).choices == (*choices("gemv", few), *choices("skinny", few))
@@ -176,6 +177,7 @@ def test_blocks_of_a_tile_share_out_its_columns_evenly() -> None:
     ("family", "problem", "shapes"),
     [
         ("bsr", blocked(512, 4096, 4096), bsr.SHAPES),
+        ("bsr_skinny", blocked(9, 4096, 4096, imbalance="skewed"), [shape for shape in bsr_skinny.SHAPES if shape.block_n == 16]),
         ("cluster", mm(256, 256, 2048), cluster.SHAPES),
         ("gemv", mm(1, 8192, 8192), gemv.SHAPES),
         ("skinny", mixed(9, 8192, 8192, **INT4), [shape for shape in skinny.SHAPES if shape.block_m == 16]),
@@ -187,7 +189,7 @@ def test_an_exhaustive_search_has_every_legal_shape(family: str, problem: Proble
     found = choices(family, problem, "exhaustive")
     legal = [shape for shape in shapes if FAMILY[family].why_not_config(problem, SM90, config(shape)) is None]
     assert {one.config.shape for one in found} == set(legal)
-    assert len(found) > len(legal) or family in ("bsr", "gemv"), "each in several ways"
+    assert len(found) > len(legal) or family in ("bsr", "bsr_skinny", "gemv"), "each in several ways"
     assert len({one.name for one in found}) == len({one.content_hash for one in found}) == len(found)
     times = [estimate_us(one) for one in found]
     assert times == sorted(times)
@@ -227,6 +229,7 @@ OFFERED += [("parts", mm(512, 512, 4096, dtype=F32)), ("parts", mm(8192, 8192, 8
 OFFERED += [("wgmma", mixed(m, 8192, 8192, **fields)) for m, fields in zip((33, 64, 256, 1000, 4096), WEIGHTS, strict=True)]
 OFFERED += [("wgmma", mixed_groups(2048, 28672, 4096, **int4)), ("wgmma", mixed_groups(4096, 1536, 2048, 64, dtype=F16))]
 OFFERED += [("bsr", blocked(4096, 4096, 4096)), ("bsr", blocked(256, 4096, 4096, block=32))]
+OFFERED += [("bsr_skinny", blocked(16, 14336, 4096, density=0.5)), ("bsr_skinny", blocked(32, 4096, 4096, block=32, layout="tt"))]
 
 
 def test_block_sparse_products_of_many_blocks_are_tried_exhaustively_alone() -> None:
@@ -241,12 +244,12 @@ def test_variants_are_told_at_launch_and_need_no_compilation(family: str, proble
         near = one.launch_variants()
         assert {variant.compile_key for variant in near} == {one.compile_key}
         assert len({v.content_hash for v in (one, *near)}) == len({v.name for v in (one, *near)}) == len(near) + 1
-        for told in ("pdl",) if family in ("bsr", "parts") or problem.groups else ("pdl", "prefetch_stages"):
+        for told in ("pdl",) if family in ("bsr", "bsr_skinny", "parts") or problem.groups else ("pdl", "prefetch_stages"):
             assert {bool(getattr(variant.config, told)) for variant in (one, *near)} == {True, False}
         assert all(FAMILY[family].why_not_config(problem, SM90, variant.config) is None for variant in near)
 
 
-TRAVEL = [*OFFERED[:1], *OFFERED[4:5], *OFFERED[9:10], *OFFERED[-1:], ("gemv", mixed(1, **int4))]
+TRAVEL = [*OFFERED[:1], *OFFERED[4:5], *OFFERED[9:10], *OFFERED[-2:], ("gemv", mixed(1, **int4))]
 
 
 @pytest.mark.parametrize(("family", "problem"), TRAVEL, ids=str)
@@ -266,6 +269,7 @@ def test_a_choice_travels_and_runs_on_its_architecture_alone(family: str, proble
         ("cluster", mm(256, 256, 16384), lambda c: c.clusters_per_tile * c.shape.cluster_k, None),
         ("gemv", mm(2, 4096, 4096), lambda c: 2 * c.shape.warps, None),
         ("gemv", mixed(4, dtype=BF16, **INT4, scales="group_128", zeros=True), lambda c: 2 * c.shape.warps, BF16),
+        ("bsr_skinny", blocked(16, 4096, 4096), lambda c: c.shape.warps, None),
         ("parts", mm(128, 1024, 4096, dtype=F32), lambda c: c.shape.cluster_k, None),
         ("skinny", mixed(**INT4, scales="group_128"), lambda c: c.cluster_k * c.shape.warps_k, None),
         ("skinny", mixed(**INT4, scales="column", zeros=True), lambda c: c.cluster_k * c.shape.warps_k, F16),

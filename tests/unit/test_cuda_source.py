@@ -40,6 +40,8 @@ from gemmtune import settings
 from gemmtune.backends.cuda import BACKEND
 from gemmtune.backends.cuda.bsr.configs import SHAPES as BSR
 from gemmtune.backends.cuda.bsr.family import Work as BsrWork
+from gemmtune.backends.cuda.bsr_skinny.configs import Shape as BsrSkinnyShape
+from gemmtune.backends.cuda.bsr_skinny.family import Work as BsrSkinnyWork
 from gemmtune.backends.cuda.choice import CudaChoice
 from gemmtune.backends.cuda.cluster.family import Work as ClusterWork
 from gemmtune.backends.cuda.gemv.family import Work as GemvWork
@@ -84,6 +86,9 @@ TEXTS["parts"] += [
 ]
 TEXTS["bsr"] = [(blocked(), BSR[0]), (blocked(), BSR[1]), (blocked(dtype=F16), BSR[0]), (blocked(layout="tt"), BSR[0])]
 TEXTS["bsr"] += [(blocked(block=32), BSR[0]), (gated(blocked()), BSR[0]), (biased(blocked()), BSR[0])]
+FEW = BsrSkinnyShape(block_n=16, warps=4, stages=2, stage_fragments=4)
+TEXTS["bsr_skinny"] = [(blocked(16), FEW), (blocked(16), dataclasses.replace(FEW, stages=1)), (blocked(16, block=32), FEW)]
+TEXTS["bsr_skinny"] += [(blocked(16, dtype=F16), FEW), (blocked(16, layout="tt"), FEW), (gated(blocked(16)), FEW)]
 TEXTS["gemv"] = [(mm(1), VECTOR), (mm(1), gemv_shape(16, 4, 8)), (mm(1, dtype=F16), VECTOR), (addmm(2, 128, 8192), VECTOR)]
 TEXTS["gemv"] += [(mixed(1, **fields), VECTOR) for fields in (GROUPS, INT4, {"scales": "column"}, UINT4, GROUPS | {"zeros": True})]
 TEXTS["wgmma"] = [(problem, WGMMA if shape == SKINNY else wgmma_shape(64, 2, 1, 128, 4)) for problem, shape in TEXTS["skinny"]]
@@ -114,6 +119,7 @@ def test_the_digest_differs_where_the_text_does_and_sizes_change_neither(family:
         assert "#include" not in source.text
     other = {
         "bsr": blocked(99, 336, 528, density=0.3),
+        "bsr_skinny": blocked(9, 336, 528, density=0.3),
         "cluster": mm(256, 300, 16384),
         "gemv": mm(4, 300, 16384),
         "grouped": Problem.grouped_mm(99, 304, 776, groups=77, device_type="cuda"),
@@ -163,6 +169,18 @@ def test_what_a_block_sparse_product_is_told() -> None:
     assert alone.maps[0].sizes == (528, 200, 1)
     turned = choice(blocked(200, 1040, 528, layout="tt"), BSR[1]).record.maps[0]
     assert (turned.sizes, turned.box) == ((200, 528, 1), (64, 32, 1)), "half of the lines each"
+
+
+def test_what_a_block_sparse_product_of_few_tokens_is_told() -> None:
+    along_k, by_tokens = (choice(blocked(14, 1040, 528, layout=layout), FEW, pdl=True).record for layout in ("nt", "tt"))
+    work = BsrSkinnyWork.from_buffer_copy(along_k.parameters)
+    assert (work.rows, work.cols, work.tokens, work.columns, work.x_pitch, work.paired) == (14, 1040, 14, 33, 1056, True)
+    assert (work.panel_bytes, work.fragments_at) == (256, 65 * 256), "eight words and 33 columns, to the next 128 bytes"
+    assert (along_k.grid, along_k.threads, along_k.maps, along_k.pdl) == ((65, 1, 1), 128, (), True)
+    assert [one.operand for one in along_k.addresses] == [OUT, A, B]
+    assert dict(along_k.alignment) == {A: 8, B: 16}
+    turned = BsrSkinnyWork.from_buffer_copy(by_tokens.parameters)
+    assert (turned.rows, turned.cols, turned.x_pitch, dict(by_tokens.alignment)[A]) == (1040, 14, 28, 4)
 
 
 def test_what_a_long_sum_is_told() -> None:

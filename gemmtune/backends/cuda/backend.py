@@ -11,6 +11,7 @@ from ...problem import Problem
 from ...settings import Settings
 from ...toolchain.cubin import find_cubin_compiler
 from .bsr.family import Bsr
+from .bsr_skinny.family import BsrSkinny
 from .choice import offers
 from .cluster.family import Cluster
 from .family import Family
@@ -21,10 +22,11 @@ from .parts.family import Parts
 from .skinny.family import Skinny
 from .wgmma.family import Wgmma
 
-BSR, CLUSTER, GEMV, GROUPED, PARTS, SKINNY, WGMMA = Bsr(), Cluster(), Gemv(), Grouped(), Parts(), Skinny(), Wgmma()
-FAMILIES: tuple[Family[Any], ...] = (BSR, CLUSTER, GEMV, GROUPED, PARTS, SKINNY, WGMMA)
-"""A folder each: block-sparse weights of small blocks; long sums with few results; one to four rows; grouped products; float32 by
-parts; few rows, and more of them, times weights of four or eight bits."""
+BSR, BSR_SKINNY = Bsr(), BsrSkinny()
+CLUSTER, GEMV, GROUPED, PARTS, SKINNY, WGMMA = Cluster(), Gemv(), Grouped(), Parts(), Skinny(), Wgmma()
+FAMILIES: tuple[Family[Any], ...] = (BSR, BSR_SKINNY, CLUSTER, GEMV, GROUPED, PARTS, SKINNY, WGMMA)
+"""A folder each: block-sparse weights of small blocks, times many tokens and times few; long sums with few results; one to four
+rows; grouped products; float32 by parts; few rows, and more of them, times weights of four or eight bits."""
 
 
 class CudaBackend:

@@ -36,7 +36,9 @@ STAGED_PRODUCTS = files_of(__package__, "products", "tensor", "boxes")
 """The parts that multiply operands out of swizzled stages, into which boxes of them are copied."""
 (TILES,) = files_of(__package__, "tiles")
 """The part that finds the tile of a group on the device."""
-TILE_SUMS = files_of(__package__, "exchange", "store")
+STORE = files_of(__package__, "pairs", "store")
+"""The parts that store sums two at a time, and those of a tile."""
+TILE_SUMS = (*files_of(__package__, "exchange"), *STORE)
 """The parts that add up the sums of a tile over the blocks of a cluster, and store them."""
 
 

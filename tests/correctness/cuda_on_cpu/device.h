@@ -185,8 +185,32 @@ template <size_t Count>
 inline void load_row(unsigned (&x)[Count], void const* from, bool inside) { load_weights(x, from, inside); }
 template <class T>
 inline void load_factor(T& x, T const* from, bool inside) { x = inside ? *from : T{}; }
+inline void load_fragment(unsigned (&x)[4], void const* from, bool exists) {
+  if (exists) {
+    std::memcpy(x, from, sizeof(x));
+  }
+}
+template <size_t Count>
+inline void load_cached(unsigned (&x)[Count], void const* from, bool exists) {
+  if (!exists) {
+    return;
+  }
+  if (reinterpret_cast<uintptr_t>(from) % sizeof(x) != 0) {
+    std::fprintf(stderr, "%zu bytes are loaded from %p\n", sizeof(x), from);
+    std::abort();
+  }
+  std::memcpy(x, from, sizeof(x));
+}
+inline void load_word(unsigned& x, void const* from, bool exists) { load_cached(reinterpret_cast<unsigned(&)[1]>(x), from, exists); }
+inline void multiply(float (&sums)[4], unsigned p0, unsigned p1, unsigned p2, unsigned p3, unsigned q0, unsigned q1);
+inline void multiply_if(bool exists, float (&sums)[4], unsigned const (&p)[4], unsigned q0, unsigned q1) {
+  if (exists) {
+    multiply(sums, p[0], p[1], p[2], p[3], q0, q1);
+  }
+}
 inline void fetch_line(void const*) {}
-inline void settle(void const*) {}
+template <class T>
+inline void settle(T&) {}
 
 // 16-bit floats.
 inline double decoded(unsigned bits) {

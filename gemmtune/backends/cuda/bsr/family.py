@@ -16,11 +16,11 @@ from ....toolchain.orientation import orient
 from ....toolchain.record import A, Address, B, Record, with_maps
 from .. import kernel
 from ..boxes import LINE, by_k, staged_map
-from ..family import INT32_LIMIT, Family, float32_sums, why_not_epilogue, why_not_here
+from ..family import INT32_LIMIT, Family
 from ..hopper import MMA, TMA_BYTES
 from ..kernel import (
     STAGED_PRODUCTS,
-    TILE_SUMS,
+    STORE,
     KernelSource,
     addresses_of,
     aligned_out,
@@ -30,11 +30,11 @@ from ..kernel import (
     scalars_of,
     values_of,
 )
-from .configs import FRAGMENT, GIVEN_REGISTERS, Config, groups_of, tiles_of, units_of, why_not_config
+from .configs import GIVEN_REGISTERS, Config, groups_of, tiles_of, units_of, why_not_config
 from .packing import format_of, fragments_at, packed, words_of
 from .rank import candidates, estimate_us
+from .weights import block_of, claims_of_blocks, why_not_weight
 
-BLOCKS = (16, 32)
 DENSEST = 0.4
 """With more blocks than this share, panels on warp-group products or the dense product are as fast by the model."""
 TURNED = 4
@@ -63,17 +63,8 @@ class Bsr(Family[Config]):
     estimate_us = staticmethod(estimate_us)
 
     def why_not(self, problem: Problem, device: DeviceInfo) -> str | None:
-        sparsity = problem.sparsity
-        if sparsity is None:
-            return "b is not block-sparse"
-        if (reason := why_not_here(problem, device) or why_not_epilogue(problem)) is not None:
+        if (reason := why_not_weight(problem, device)) is not None:
             return reason
-        if not problem.prepacked:
-            return "its blocks are packed once: gemmtune.prepack makes a weight that it takes"
-        if sparsity.block_n != sparsity.block_k or sparsity.block_k not in BLOCKS:
-            return f"blocks of {sparsity.sides}, expected 16x16 or 32x32"
-        if problem.n * problem.k >= INT32_LIMIT * FRAGMENT**2:
-            return "more blocks than indices of 32 bits can count"
         if max(problem.m, problem.n, problem.k) >= INT32_LIMIT // 2:
             return "a tile behind the last row or column would not fit 32 bits"
         if by_k(problem.a) is None:
@@ -96,13 +87,13 @@ class Bsr(Family[Config]):
 
     def claims(self, problem: Problem, config: Config) -> Claims:  # noqa: ARG002 - the same for all
         """It multiplies blocks that exist and no others."""
-        return dataclasses.replace(float32_sums(), skips_absent=True)
+        return claims_of_blocks()
 
     def info(self, problem: Problem, config: Config) -> dict[str, Any]:  # noqa: ARG002 - the same for all problems
         return self.facts(config, (config.shape.rows, config.shape.block_n, LINE), cluster=config.shape.cluster)
 
     def packed_format(self, problem: Problem, config: Config) -> str | None:  # noqa: ARG002 - one for all configs
-        return format_of(_block(problem))
+        return format_of(block_of(problem))
 
     def pack(self, b: torch.Tensor) -> torch.Tensor:
         return packed(b)
@@ -111,12 +102,12 @@ class Bsr(Family[Config]):
         return KernelSource(
             kernel=self.kernel,
             unit=(__package__, "bsr.cu.jinja"),
-            files=(*STAGED_PRODUCTS, TILE_SUMS[-1], *files_of(__package__, "device", "steps", "results")),
+            files=(*STAGED_PRODUCTS, *STORE, *files_of(__package__, "device", "steps", "results")),
             values=common_values(problem, Work, {"packed": "unsigned char const*"})
             | values_of(config.shape, "gives_registers", "left_registers")
             | {
                 "products_n": [],
-                "block": _block(problem),
+                "block": block_of(problem),
                 "given_registers": GIVEN_REGISTERS,
                 "x_by_k": bool(by_k(problem.a)),
                 "turned": turned(problem),
@@ -124,7 +115,7 @@ class Bsr(Family[Config]):
         )
 
     def record(self, problem: Problem, config: Config) -> Record:
-        shape, oriented, block = config.shape, orient(problem, swap_ab=True), _block(problem)
+        shape, oriented, block = config.shape, orient(problem, swap_ab=True), block_of(problem)
         work = Work()
         fill_common(work, oriented.out, oriented.added)
         work.rows, work.cols, work.steps = problem.n, problem.m, -(-problem.k // LINE)
@@ -149,9 +140,3 @@ class Bsr(Family[Config]):
 def turned(problem: Problem) -> bool:
     """Results of 16 bits are stored along the rows of the weight, which are contiguous."""
     return problem.out.stride[-1] == 1 and problem.out.dtype.itemsize == 2
-
-
-def _block(problem: Problem) -> int:
-    """The side of a block."""
-    assert problem.sparsity is not None
-    return problem.sparsity.block_k

@@ -1,0 +1,1 @@
+"""Block-sparse weights of small blocks times few tokens: blocks are loaded straight into registers, many of them ahead."""
