@@ -118,6 +118,15 @@ def test_the_entry_point_is_inductor_with_the_pass(fused, own_store):
     assert [d.taken for d in gemmtune.explain(compiled).decisions] == ["alone"]
 
 
+def test_a_computed_weight_serves_a_batch_of_matrices_with_gaps(fused):
+    """Such as a quantized weight that torch dequantizes: the product is of matrices, all of which have the one weight."""
+    x, weight = rows(5, 24), rows(24, 16)[0].t()
+    compiled = torch.compile(lambda x, w: torch.nn.functional.linear(x, w * 2), dynamic=True)
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(x[:, :3], weight), x[:, :3] @ (2 * weight.t()))
+    assert [(d.alone.op, d.taken) for d in gemmtune.explain(compiled).decisions] == [("bmm", "alone")]
+
+
 def test_explain_tells_modules_of_one_class_apart(fused):
     class Square(torch.nn.Module):
         def forward(self, x: Tensor) -> Tensor:
