@@ -20,6 +20,7 @@ from ..dispatch.calls import number
 from ..dispatch.checks import check_extra, check_operands, check_out, watched, why_not_ours
 from ..dispatch.fallback import by_torch
 from ..dispatch.keys import NOTHING, key_of
+from ..dispatch.noting import noted
 from ..dispatch.plan import Plan, keep_ready, ready
 from ..dispatch.prepack import PackedOperand
 from ..dispatch.statement import epilogue_of
@@ -265,6 +266,7 @@ def _run(key: Any, call: Call) -> Tensor:
     problem = problem_of_blocks(call, epilogue_of(call))
     if call.out is not None:
         prepare_out(call, problem, read_beside_inp(call))
-    result, plan = run_planned(call, problem)
+    with noted(lambda: problem):
+        result, plan = run_planned(call, problem)
     keep_ready(key, plan)
     return result
