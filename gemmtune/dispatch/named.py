@@ -93,7 +93,11 @@ def stated_problem(
 def _call(asker: str, op: Operation, operands: Sequence[Operand], arguments: Mapping[str, Any]) -> Call:
     name = getattr(op, "__name__", op)
     if not isinstance(name, str) or name not in NAMES:
-        raise InvalidProblemError(f"{asker}: got op {name!r}, expected a Problem, or one of {', '.join(NAMES)} with its tensors")
+        got = f"op {name!r}" if isinstance(name, str) else f"a {type(name).__name__}"
+        compiled = ", or what torch.compile returned" if asker == "explain" else ""
+        raise InvalidProblemError(
+            f"{asker}: got {got}, expected a Problem, or one of {', '.join(NAMES)} with its tensors{compiled}"
+        )
     try:
         return bound_call(name, operands, arguments)
     except TypeError as error:

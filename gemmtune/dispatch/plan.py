@@ -27,6 +27,7 @@ from ..selector.select import select
 from ..settings import Settings
 from ..store.key import fingerprint_text
 from ..store.store import open_store
+from ..workers.worker import NoWorkerError
 from .allocate import new_output
 from .asked import USUAL_ROWS, command, note
 from .host import host_us
@@ -217,7 +218,13 @@ def make_plan(problem: Problem, device: DeviceInfo, settings: Settings) -> Plan:
             )
         return dataclasses.replace(fallback(problem, device, settings), lasting=not capturing)
     listener = FirstCall(problem)
-    choice, result = select(candidates, store, listener)
+    try:
+        choice, result = select(candidates, store, listener)
+    except NoWorkerError as missing:
+        if not settings.fallback_to_aten:
+            raise
+        warnings.warn(f"{problem} cannot be tuned: {missing}\ntorch runs instead.", stacklevel=4)
+        return fallback(problem, device, settings)
     if result.source == "measured":
         forget_range_plans()  # one of them was that nothing is known
         listener.end(result)

@@ -133,7 +133,9 @@ def to_torchao(weight: QuantizedWeight) -> Tensor:
     """
     scales = _scales_of_groups(weight, ("int4",))
     if scales is None or not weight.transposed:
-        raise InvalidProblemError(f"to_torchao: got {_shown(weight)}, expected a QuantizedWeight [N, K] of int4 in groups")
+        raise InvalidProblemError(
+            f"to_torchao: got {_shown(weight)}, expected a QuantizedWeight [N, K] of int4 in groups; of one [K, N] give .mT"
+        )
     int4: Any = importlib.import_module("torchao.quantization").Int4Tensor
     k = weight.shape[1]
     zero = torch.zeros_like(scales) if weight.zero_points is None else -weight.zero_points * scales

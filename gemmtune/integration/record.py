@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from ..dispatch.calls import call_of
 from ..dispatch.checks import why_not_ours
 from ..dispatch.grouped import form_of
 from ..dispatch.statement import epilogue_of, problem_of
-from ..errors import InvalidProblemError
+from ..errors import GemmtuneError, InvalidProblemError
 from ..operators.schema import NAMESPACE, OPERATORS
 from ..problem import Problem
 from .recording import Recording
@@ -43,7 +43,8 @@ def record(file: Path | str | None = None) -> Iterator[Recording]:
 
     What runs, runs as before, with the same results; forward and backward passes are seen, in this thread and in the threads of
     its backward passes. Compiled functions run uncompiled within the block, so that each of their products is seen with its sizes;
-    with which epilogues they would be fused is not recorded. Nor are processes that the block starts.
+    with which epilogues they would be fused is not recorded. Calls of ours with an epilogue, ``out`` or a prepacked operand are
+    noted as they are stated, unless a gradient is wanted. Processes that the block starts are not seen.
 
     Args:
         file: what ``gemmtune tune --recorded`` reads: each distinct Problem with its count, and histograms of M. Written also when
@@ -73,6 +74,22 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self._recording = recording
         self._problems: dict[Hashable, Problem | None] = {}
+        self._whole = False
+
+    @contextmanager
+    def note_call(self, problem: Callable[[], Problem | None]) -> Iterator[None]:
+        """A block that does a call of ours, noted as it is stated without the recording, and not by its parts."""
+        try:
+            stated_whole = problem()
+        except GemmtuneError:  # the call says so itself, or torch does it
+            stated_whole = None
+        if stated_whole is not None:
+            self._recording.note(stated_whole)
+        before, self._whole = self._whole, self._whole or stated_whole is not None
+        try:
+            yield
+        finally:
+            self._whole = before
 
     def __torch_dispatch__(self, func: Any, types: Sequence[type], args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -81,7 +98,7 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if func in _COMPOSED:
             with self:
                 return func.decompose(*args, **kwargs)
-        if func.overloadpacket in _OPERATIONS or _is_ours(func):
+        if not self._whole and (func.overloadpacket in _OPERATIONS or _is_ours(func)):
             self._note(func, args, kwargs)
         return func(*args, **kwargs)
 

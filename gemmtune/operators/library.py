@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 from typing import Any
 
 import torch
 
 from ..dispatch.arguments import Call
+from ..dispatch.checks import why_not_ours
 from ..dispatch.fallback import finished
+from ..dispatch.noting import noted
+from ..dispatch.statement import epilogue_of, problem_of
+from ..problem import Problem
 from .backward import followed
 from .batching import batched
 from .flops import count_flops
@@ -43,4 +49,12 @@ def by_operator(call: Call) -> torch.Tensor:
     """Do a call by its operator, then the caller's epilogue and the copy into ``out`` by torch's operations."""
     operator = OPERATORS[call.name]
     tensors, words = operator.arguments(call)
-    return finished(call, operator.overload(*tensors, **words), *callers_epilogue(call))
+    whole = call.out is not None or call.packed is not None or callers_epilogue(call)[0] is not None
+    with noted(functools.partial(_problem_of, call)) if whole and not call.wants_grad else contextlib.nullcontext():
+        return finished(call, operator.overload(*tensors, **words), *callers_epilogue(call))
+
+
+def _problem_of(call: Call) -> Problem | None:
+    """The problem that a call states where nothing watches; None where it is torch's."""
+    reason = why_not_ours([x for _, x in call.inputs], floats=not call.operation.quantized)
+    return problem_of(call, epilogue_of(call)) if reason is None else None

@@ -7,6 +7,7 @@ prepacked, and its blocks are rows and columns of b.
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -20,6 +21,7 @@ from ..dispatch.calls import number
 from ..dispatch.checks import check_extra, check_operands, check_out, watched, why_not_ours
 from ..dispatch.fallback import by_torch
 from ..dispatch.keys import NOTHING, key_of
+from ..dispatch.noting import noted
 from ..dispatch.plan import Plan, keep_ready, ready
 from ..dispatch.prepack import PackedOperand
 from ..dispatch.statement import epilogue_of
@@ -170,7 +172,31 @@ def multiplied(
     epilogue: EpilogueFunction | None = None,
     epilogue_args: Sequence[Tensor] = NOTHING,
 ) -> Tensor:
-    """Do a call of ``bsr_mm`` or ``bsr_addmm``."""
+    """Do a call of ``bsr_mm`` or ``bsr_addmm``. Dynamo, which knows no sparse_bsr tensors, runs it as it is."""
+    do = _outside_of_dynamo() if "torch._dynamo" in sys.modules else _multiplied
+    return do(name, bsr, x, inp, scalars, out, epilogue, epilogue_args)
+
+
+_outside: list[Callable[..., Tensor]] = []
+
+
+def _outside_of_dynamo() -> Callable[..., Tensor]:
+    """``_multiplied``, left alone by Dynamo; kept in a list, since Dynamo warns of a cache of functools."""
+    if not _outside:
+        _outside.append(torch.compiler.disable(_multiplied))  # type: ignore[no-untyped-call]
+    return _outside[0]
+
+
+def _multiplied(
+    name: str,
+    bsr: Tensor | PackedOperand,
+    x: Tensor,
+    inp: Tensor | None,
+    scalars: tuple[float, ...],
+    out: Tensor | None,
+    epilogue: EpilogueFunction | None,
+    epilogue_args: Sequence[Tensor],
+) -> Tensor:
     weight = bsr.tensor if isinstance(bsr, PackedOperand) else bsr
     if is_batch(weight, x):
         if epilogue is not None:
@@ -265,6 +291,7 @@ def _run(key: Any, call: Call) -> Tensor:
     problem = problem_of_blocks(call, epilogue_of(call))
     if call.out is not None:
         prepare_out(call, problem, read_beside_inp(call))
-    result, plan = run_planned(call, problem)
+    with noted(lambda: problem):
+        result, plan = run_planned(call, problem)
     keep_ready(key, plan)
     return result

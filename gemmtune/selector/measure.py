@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 
 from ..choice import Choice, Status
 from ..effort import EFFORT
-from ..timing.neighbours import disturbance
+from ..timing.neighbours import disturbance, drifts_too_far
 from .axes import origins, search_axes
 from .candidates import Candidates
 from .offers import untried_variants
@@ -174,7 +174,11 @@ def play_final_rounds(
     outcomes: dict[str, Outcome],
     progress: Progress,
 ) -> None:
-    """Rank the fresh finalists and, to scale by, the incumbents. On a busy machine all that was measured now is marked."""
+    """Rank the fresh finalists and, to scale by, the incumbents. On a busy machine all that was measured now is marked.
+
+    Where the incumbents come out by a factor otherwise that clocks do not explain, one of their times is wrong, and nothing is
+    scaled by it: they get the times of now, too.
+    """
     count = len(fresh) + len(incumbents)
     progress.stage("final rounds", 0, count)
     ranking = session.rank([candidates.choices[o.content_hash] for o in (*fresh, *incumbents)])
@@ -186,11 +190,13 @@ def play_final_rounds(
             )
     drift = [o.time_us / ranked[o.name].time_us for o in incumbents if o.time_us and o.name in ranked]
     scale = statistics.median(drift) if drift else 1.0
-    for o in fresh:
+    anew = drifts_too_far(candidates.device, scale)
+    factor = 1.0 if anew else scale
+    for o in (*fresh, *incumbents) if anew else fresh:
         if o.name in ranked:
-            time_us, margin_us = ranked[o.name].time_us * scale, ranked[o.name].margin_us * scale
+            time_us, margin_us = ranked[o.name].time_us * factor, ranked[o.name].margin_us * factor
             info = o.info | {"margin_us": margin_us}
-            outcomes[o.content_hash] = dataclasses.replace(o, time_us=time_us, finalist=True, info=info)
+            outcomes[o.content_hash] = dataclasses.replace(o, time_us=time_us, finalist=True, from_store=False, info=info)
     progress.stage("final rounds", count, count)
     torch = next((ranked[o.name] for o in (*fresh, *incumbents) if o.baseline and o.name in ranked), None)
     why = disturbance(candidates.device, ranking.seen, torch.spread if torch else 0.0, 1 / scale)

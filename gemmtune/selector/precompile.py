@@ -13,7 +13,7 @@ from ..choice import Choice, Status
 from ..errors import CompileError
 from ..settings import Settings, use
 from ..workers.pool import WORKERS
-from ..workers.worker import Worker, WorkerCrashed, WorkerTimedOut
+from ..workers.worker import NoWorkerError, Worker, WorkerCrashed, WorkerTimedOut
 
 COMPILING = "compile"
 """The pool's kind of the workers that compile."""
@@ -54,6 +54,7 @@ class Compilation:
     def __init__(self, choices: Iterable[Choice], settings: Settings) -> None:
         self._settings = settings
         self._lock = threading.Lock()
+        self._here = threading.Lock()
         self._stopping = False
         self._busy: set[Worker] = set()
         jobs = {c.compile_key: c for c in reversed(list(choices)) if c.compile_key is not None and not c.compiled}
@@ -88,13 +89,32 @@ class Compilation:
         self._executor.shutdown(cancel_futures=True)
 
     def _compile(self, choice: Choice) -> CompileFailure | None:
+        """In a worker process; in this one where none can be started and the settings let choices run here."""
+        try:
+            return self._compile_in_worker(choice)
+        except NoWorkerError:
+            if self._settings.tune_in_subprocess:
+                raise
+        with self._here:
+            return self._attempted(lambda: compile_choice(choice, self._settings))
+
+    def _compile_in_worker(self, choice: Choice) -> CompileFailure | None:
         with self._lock:
             if self._stopping:
                 return CompileFailure(status=Status.CRASHED, reason="the compilation was interrupted")
             worker = WORKERS.take(COMPILING)
             self._busy.add(worker)
+        limit_s = self._settings.compile_timeout_s
         try:
-            worker.call(compile_choice, choice, self._settings, timeout_s=self._settings.compile_timeout_s)
+            return self._attempted(lambda: worker.call(compile_choice, choice, self._settings, timeout_s=limit_s))
+        finally:
+            with self._lock:
+                self._busy.discard(worker)
+            WORKERS.give(COMPILING, worker)
+
+    def _attempted(self, compilation: Callable[[], None]) -> CompileFailure | None:
+        try:
+            compilation()
         except WorkerTimedOut:
             limit = f"{self._settings.compile_timeout_s:g} s"
             return CompileFailure(status=Status.COMPILE_TIMEOUT, reason=f"not compiled within {limit} (compile_timeout_s)")
@@ -102,12 +122,10 @@ class Compilation:
             return CompileFailure(status=Status.CRASHED, reason=error.reason)
         except CompileError as error:
             return CompileFailure(status=Status.COMPILE_ERROR, reason=error.output)
+        except NoWorkerError:
+            raise
         except Exception as error:  # noqa: BLE001 - whatever else a backend raises is its way to say that it cannot compile this
             return CompileFailure(status=Status.COMPILE_ERROR, reason=f"{type(error).__name__}: {error}")
-        finally:
-            with self._lock:
-                self._busy.discard(worker)
-            WORKERS.give(COMPILING, worker)
         return None
 
 
@@ -120,6 +138,6 @@ def _follow(wanted: set[Future[CompileFailure | None]], progress: Progress) -> N
 
 
 def compile_choice(choice: Choice, settings: Settings) -> None:
-    """Runs in the worker process."""
+    """Runs in the worker process, or in this one where none can be started."""
     with use(settings):
         choice.compile()

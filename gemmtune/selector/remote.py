@@ -14,7 +14,7 @@ from ..device import DeviceInfo
 from ..problem import Problem
 from ..settings import Settings
 from ..workers.pool import WORKERS
-from ..workers.worker import Worker, WorkerCrashed, WorkerTimedOut
+from ..workers.worker import START_TIMEOUT_S, NoWorkerError, Worker, WorkerCrashed, WorkerTimedOut
 from .offers import libraries_of, offers_for
 from .session import Ranking, Sample, Session
 
@@ -78,6 +78,8 @@ class RemoteSession:
             return Sample(status=Status.TIMED_OUT, reason=f"{error.reason}; the limit is the setting choice_timeout_s")
         except WorkerCrashed as error:
             return Sample(status=Status.CRASHED, reason=error.reason)
+        except NoWorkerError:  # no choice is to blame, so nothing is stored of it
+            raise
         except Exception as error:  # noqa: BLE001 - one choice that cannot be sent or loaded must not stop the tuning
             return Sample(status=Status.RUNTIME_ERROR, reason=f"{type(error).__name__}: {error}")
         if dead:
@@ -126,7 +128,7 @@ class RemoteSession:
         if self._worker is None or not self._worker.alive:
             worker = WORKERS.take(self._kind)
             try:
-                worker.call(_open, *self._arguments, timeout_s=self._timeout_s)
+                worker.call(_open, *self._arguments, timeout_s=max(self._timeout_s, START_TIMEOUT_S))  # imports torch
             except BaseException:
                 worker.close()
                 raise

@@ -94,6 +94,10 @@ class ProblemResult:
     seconds: float
     source: Literal["measured", "store"]
 
+    def __str__(self) -> str:
+        time = f", {self.picked.time_us:.1f} µs" if self.picked and self.picked.time_us else ""
+        return f"{self.problem}: {self.pick or 'no pick'}{time}, tried: {len(self.outcomes)}"
+
     @property
     def picked(self) -> Outcome | None:
         """The outcome of the pick."""

@@ -130,7 +130,7 @@ def rows_of(m: object) -> range:
         if len(m) == 0 or m.step != 1:
             raise InvalidProblemError(f"m: got {m!r}, expected a range with step 1 that is not empty, such as range(1, 8193)")
         lo, hi = m.start, m.stop - 1
-    elif isinstance(m, Sequence) and not isinstance(m, str) and len(m) == 2:
+    elif isinstance(m, Sequence) and not isinstance(m, str) and len(m) == 2 and not any(isinstance(end, range) for end in m):
         lo, hi = m
     else:
         raise InvalidProblemError(f"m: got {m!r}, expected range(1, 8193), or (1, 8192)")

@@ -76,8 +76,9 @@ def bsr_scatter_mm(bsr: Tensor, other: Tensor, indices_data: Sequence[Any] | Non
 
 
 def _check_format(op: str, indices_data: Sequence[Any]) -> None:
-    if not len(indices_data) or indices_data[0] not in FORMATS:
-        got = repr(indices_data[0]) if len(indices_data) else "nothing"
+    known = isinstance(indices_data, Sequence)
+    if not known or not len(indices_data) or indices_data[0] not in FORMATS:
+        got = type(indices_data).__name__ if not known else repr(indices_data[0]) if len(indices_data) else "nothing"
         raise InvalidProblemError(f"{op}: indices_data: got {got}, expected one of {', '.join(FORMATS)}")
 
 

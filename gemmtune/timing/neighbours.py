@@ -50,6 +50,11 @@ class Watch:
         return f"{count} processes had the GPU" if count > 1 else ""
 
 
+def drifts_too_far(device: DeviceInfo, drift: float) -> bool:
+    """Whether a factor between the times of one choice, now and before, is none of clocks."""
+    return device.type == "cpu" and not 1 / MOST_DRIFT <= drift <= MOST_DRIFT
+
+
 def disturbance(device: DeviceInfo, seen: str, spread: float, drift: float = 1.0) -> str:
     """Why a measurement should not be relied on, as a part of a sentence; empty if nothing speaks against it.
 
@@ -57,7 +62,7 @@ def disturbance(device: DeviceInfo, seen: str, spread: float, drift: float = 1.0
     many times as long what was known before took now.
     """
     wide = spread > MOST_SPREAD["cpu" if device.type == "cpu" else "cuda"]
-    drifted = device.type == "cpu" and not 1 / MOST_DRIFT <= drift <= MOST_DRIFT
+    drifted = drifts_too_far(device, drift)
     reasons = {
         seen: bool(seen),
         f"times of torch spread by {100 * spread:.0f}%": wide,

@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
-from .worker import Worker
+from .worker import NoWorkerError, Worker
 
 
 class Pool:
@@ -43,11 +43,14 @@ class Pool:
 
     def prepare(self, kind: str, count: int, modules: Sequence[str] = (), warm_up: Callable[[], object] | None = None) -> None:
         """Start workers so that ``count`` of that kind are idle: they import ``modules``, and do ``warm_up``, while the caller does
-        something else."""
+        something else. Where none can be started, ``take`` says so."""
         with self._lock:
             present = sum(entry[0] == kind for entry in self._idle)
         for _ in range(count - present):
-            worker = Worker(gpu=kind != "compile", modules=modules)
+            try:
+                worker = Worker(gpu=kind != "compile", modules=modules)
+            except NoWorkerError:
+                return
             if warm_up is not None:
                 worker.post(warm_up)
             self.give(kind, worker)

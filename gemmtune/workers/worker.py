@@ -50,6 +50,20 @@ class WorkerTimedOut(_WorkerEnded):
     """The worker process did not answer within the time allowed and was killed."""
 
 
+class NoWorkerError(UnavailableError):
+    """No worker process can be started here, or it ended before it took a job: no job is to blame."""
+
+    def __init__(self, why: str) -> None:
+        self.why = why
+        super().__init__(
+            f"no worker process can be started: {why}; sys.executable is {sys.executable!r}, expected the path of a Python "
+            "interpreter that starts: set sys.executable to it, or tune_in_subprocess=False to compile and tune in this process"
+        )
+
+    def __reduce__(self) -> tuple[type[NoWorkerError], tuple[str]]:
+        return (type(self), (self.why,))
+
+
 class Worker:
     """A child process with a process group of its own, which ends when its parent does.
 
@@ -59,14 +73,14 @@ class Worker:
     Args:
         gpu: False hides every GPU from the child: compilation then cannot create a GPU context by accident.
         modules: what the child imports before it takes the first job, so that this need not wait for it.
+
+    Raises:
+        NoWorkerError: it cannot be started.
     """
 
     def __init__(self, *, gpu: bool = True, modules: Sequence[str] = ()) -> None:
         if not sys.executable:
-            raise UnavailableError(
-                "worker process: got an empty sys.executable, expected the path of a Python interpreter; "
-                "set tune_in_subprocess=False to tune in this process"
-            )
+            raise NoWorkerError("there is no interpreter to start it with")
         self._lock = threading.Lock()
         self._ending = threading.Lock()
         self._owner = os.getpid()
@@ -81,15 +95,21 @@ class Worker:
         hide = "" if gpu else "os.environ.update(CUDA_VISIBLE_DEVICES='', HIP_VISIBLE_DEVICES='', ROCR_VISIBLE_DEVICES=''); "
         start = f"import os, sys; {hide}sys.path[:] = {path!r}; from gemmtune.workers.child import main; "
         with child_end:
-            self._process = subprocess.Popen(
-                [sys.executable, "-P", "-c", f"{start}main({child_end.fileno()}, {os.getpid()}, {tuple(modules)!r})"],
-                stdin=subprocess.DEVNULL,
-                stdout=self._stderr,
-                stderr=self._stderr,
-                pass_fds=(child_end.fileno(),),
-                start_new_session=True,
-            )
+            try:
+                self._process = subprocess.Popen(
+                    [sys.executable, "-P", "-c", f"{start}main({child_end.fileno()}, {os.getpid()}, {tuple(modules)!r})"],
+                    stdin=subprocess.DEVNULL,
+                    stdout=self._stderr,
+                    stderr=self._stderr,
+                    pass_fds=(child_end.fileno(),),
+                    start_new_session=True,
+                )
+            except OSError as error:
+                self._connection.close()
+                self._stderr.close()
+                raise NoWorkerError(str(error)) from error
         self.alive = True
+        self._started = False
 
     @property
     def pid(self) -> int:
@@ -110,6 +130,7 @@ class Worker:
         Raises:
             WorkerTimedOut: no answer within ``timeout_s`` seconds; the child and all it started were killed.
             WorkerCrashed: the child died.
+            NoWorkerError: it died before it could take a job.
             Exception: what the function raised (a RuntimeError with its type and text, if it cannot be pickled).
         """
         # Pickled outside of the lock and before anything is sent: an argument that cannot be pickled harms no worker.
@@ -120,12 +141,14 @@ class Worker:
             try:
                 while self._awaited:
                     self._receive(self._awaited[0])
+                    self._started = True
                     del self._awaited[0]
                 os.ftruncate(self._stderr.fileno(), 0)
                 self._connection.send_bytes(job)
                 answer = self._receive(timeout_s)
             except (EOFError, OSError) as error:
-                raise WorkerCrashed(self._bury()) from error
+                reason = self._bury()
+                raise (WorkerCrashed if self._started else NoWorkerError)(reason) from error
             except BaseException:  # time-outs and Ctrl-C: the child is in the midst of something
                 self.close()
                 raise

@@ -80,6 +80,17 @@ def test_compiled_functions_hold_them_as_one_node() -> None:
     assert torch.allclose(compiled(x), torch.relu(dense @ x) + 1)
 
 
+def test_compiled_code_with_a_sparse_tensor_runs_as_without_the_compiler() -> None:
+    model, x = gemmtune.sparsify_(torch.nn.Linear(32, 32), block=16), torch.randn(5, 32)
+    gemmtune.optimize(model)
+    weight = gemmtune.prepack(model.weight.detach())
+    with torch.no_grad():
+        torch.testing.assert_close(torch.compile(model, backend="eager")(x), model(x))
+        product = torch.compile(lambda x: gemmtune.bsr_mm(weight, x.t()) + 1, backend="eager")
+        torch.testing.assert_close(product(x), model.weight.to_dense() @ x.t() + 1)
+    gemmtune.restore(model)
+
+
 def test_packed_copies_follow_values_that_are_changed_in_place() -> None:
     dense, _, x = made()
     values, crow, col = (part.clone() for part in parts(create_blocked_tensor(32, 48, block=(8, 16), dtype=torch.float64)))

@@ -118,6 +118,27 @@ def test_the_entry_point_is_inductor_with_the_pass(fused, own_store):
     assert [d.taken for d in gemmtune.explain(compiled).decisions] == ["alone"]
 
 
+def test_a_computed_weight_serves_a_batch_of_matrices_with_gaps(fused):
+    """Such as a quantized weight that torch dequantizes: the product is of matrices, all of which have the one weight."""
+    x, weight = rows(5, 24), rows(24, 16)[0].t()
+    compiled = torch.compile(lambda x, w: torch.nn.functional.linear(x, w * 2), dynamic=True)
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(x[:, :3], weight), x[:, :3] @ (2 * weight.t()))
+    assert [(d.alone.op, d.taken) for d in gemmtune.explain(compiled).decisions] == [("bmm", "alone")]
+
+
+def test_explain_tells_modules_of_one_class_apart(fused):
+    class Square(torch.nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x @ x.t()
+
+    made = [torch.compile(Square(), backend=backend.gemmtune) for _ in range(2)]
+    for width, compiled in zip((24, 40), made, strict=True):
+        compiled(rows(3, width)[0])
+    told = [[d.alone.k for d in gemmtune.explain(compiled).decisions] for compiled in made]
+    assert told == [[24], [40]]
+
+
 def test_a_gemm_is_rewritten_where_its_measured_way_is_the_fastest(own_store):
     model, x = torch.nn.Sequential(torch.nn.Linear(64, 96), torch.nn.GELU(approximate="tanh")), rows(8, 64)[0]
     told = []

@@ -28,6 +28,12 @@ def problem(op: str, *sizes: int, **options: object) -> Problem:
     return getattr(Problem, op)(*sizes, **options)
 
 
+def stated(name: str, *operands: object, **arguments: object) -> Problem:
+    """The problem of a call that nothing watches."""
+    return gemmtune.explain(name, *operands, **arguments).problem
+
+
+PACKED, BLOCKS = gemmtune.prepack(B), gemmtune.sparse.create_blocked_tensor(4, 8, block=2, density=0.5)
 EXPERTS, ENDS = torch.randn(3, 4, 8).mT, torch.tensor([1, 1, 4], dtype=torch.int32)
 
 CALLS = {
@@ -39,7 +45,11 @@ CALLS = {
     "addmm": (lambda: torch.addmm(C, A, B, alpha=2), problem("addmm", 4, 6, 8, alpha=2)),
     "bmm": (lambda: torch.bmm(A.expand(3, 4, 8).clone(), B.expand(3, 8, 6).clone()), problem("bmm", 3, 4, 6, 8)),
     "int8": (lambda: torch._int_mm(A.char(), B.char()), Problem.int_mm(4, 6, 8, layout="nn", device_type="cpu")),
-    "ours": (lambda: gemmtune.mm(A, B, epilogue=torch.relu), problem("mm", 4, 6, 8)),
+    "ours": (lambda: gemmtune.mm(A, B), problem("mm", 4, 6, 8)),
+    "ours with an epilogue": (lambda: gemmtune.mm(A, B, epilogue=torch.relu), stated("mm", A, B, epilogue=torch.relu)),
+    "ours into columns": (lambda: gemmtune.mm(A, B, out=torch.empty(6, 4).t()), stated("mm", A, B, out=torch.empty(6, 4).t())),
+    "ours prepacked": (lambda: gemmtune.mm(A, PACKED), stated("mm", A, PACKED)),
+    "ours with blocks": (lambda: gemmtune.bsr_addmm(C[:4, None], BLOCKS, B), stated("bsr_addmm", C[:4, None], BLOCKS, B)),
     "ours with a sum": (lambda: gemmtune.addmm(C, A, B, alpha=2), problem("addmm", 4, 6, 8, alpha=2)),
     "ours of integers": (lambda: gemmtune.int_mm(A.char(), B.char()), Problem.int_mm(4, 6, 8, layout="nn", device_type="cpu")),
     "groups of rows": (lambda: torch._grouped_mm(A, EXPERTS, offs=ENDS), problem("grouped_mm", 4, 4, 8, groups=3, layout="nt")),

@@ -75,6 +75,8 @@ def test_lists_that_do_not_fit_are_told(message: str) -> None:
 def test_what_does_not_fit_is_refused() -> None:
     blocks, others = torch.ones(1, 8, 4), torch.ones(8, 12)
     some = torch.tensor([0, 1])
+    with pytest.raises(gemmtune.InvalidProblemError, match="got int, expected one of scatter_mm"):
+        scatter_mm(blocks, others, 5)
     with pytest.raises(gemmtune.InvalidProblemError, match="got 'csr', expected one of scatter_mm"):
         scatter_mm(blocks, others, ("csr",))
     for function in (scatter_mm, bsr_scatter_mm):

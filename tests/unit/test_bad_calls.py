@@ -81,6 +81,10 @@ BAD_CALLS = {
         lambda: gemmtune.explain("conv", A, B),
         "explain: got op 'conv', expected a Problem, or one of mm, addmm, bmm, baddbmm, mm_plus_mm, int_mm",
     ),
+    "explain a module": (
+        lambda: gemmtune.explain(torch.nn.Linear(2, 2)),
+        "explain: got a Linear, expected a Problem, or one of mm, .* with its tensors, or what torch.compile returned",
+    ),
     "explain count": (lambda: gemmtune.explain("addmm", A, B), "explain: addmm: missing a required argument: 'b'"),
     "tune": (lambda: gemmtune.tune([3]), "tune: expected a Problem or several, got int"),
     "tune nothing": (lambda: gemmtune.tune(None), "tune: expected a Problem or several, got NoneType; make one with"),

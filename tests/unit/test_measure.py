@@ -171,6 +171,14 @@ def test_a_new_choice_runs_against_the_fastest_two_and_is_scaled_to_their_earlie
     assert times == {"torch": 40.0, "a": 10.0, "b": 20.0, "c": 30.0, "d": pytest.approx(10.0 * 5 / 12)}
 
 
+def test_nothing_is_scaled_by_a_time_that_was_of_something_else() -> None:
+    session = FakeSession(torch=5000.0, d=6.0)
+    found = ranked(session, known("torch", 5.0, finalist=True), known("d", 6.0))
+    assert {o.name: o.time_us for o in found.values()} == {"fake:torch": 5000.0, "fake:d": 6.0}
+    gpu = ranked(FakeSession(torch=50.0, d=6.0), known("torch", 5.0, finalist=True), known("d", 6.0), device=preset("sm90"))
+    assert gpu["fake-fake:d"].time_us == pytest.approx(0.6)
+
+
 def test_what_left_all_others_behind_runs_against_the_best_of_them() -> None:
     session = FakeSession(a=100.0, d=4.0)
     gpu = preset("sm90")

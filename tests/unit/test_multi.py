@@ -234,6 +234,7 @@ def unknown(a, b, c):
         ({"force": 2}, "force: got 2"),
         ({"decide": "later"}, "decide: got 'later', expected ranges or first_call"),
         ({"m": (5, 2)}, "the empty range"),
+        ({"m": [range(1, 9), range(4, 12)]}, r"m: got \[range\(1, 9\), range\(4, 12\)\], expected range\(1, 8193\), or"),
     ],
 )
 def test_wrong_arguments_are_refused(backend: RowedBackend, arguments: dict[str, object], message: str):

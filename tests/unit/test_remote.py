@@ -17,7 +17,7 @@ from gemmtune.selector.remote import RemoteSession, measuring_kind, open_session
 from gemmtune.selector.session import Ranking, Sample, Session
 from gemmtune.settings import Settings
 from gemmtune.timing.rounds import Ranked
-from gemmtune.workers.worker import WorkerCrashed, WorkerTimedOut
+from gemmtune.workers.worker import START_TIMEOUT_S, NoWorkerError, WorkerCrashed, WorkerTimedOut
 
 CPU, SETTINGS = detect("cpu"), Settings(choice_timeout_s=7.0)
 RIGHT = Sample(status=Status.OK, time_us=3.0)
@@ -77,7 +77,8 @@ def test_one_worker_serves_a_session_and_is_given_back(pool: FakePool) -> None:
         assert session.examine(fake("x"), None) == session.prove(fake("x")) == session.prove_rows(fake("x")) == RIGHT
         assert session.same_rows(fake("x"), [fake("y")]) == RIGHT
     asked = ["open", "examine", "prove", "prove_rows", "same_rows", "close"]
-    assert pool.calls == [(0, name, 7.0) for name in asked]
+    limits = {"open": START_TIMEOUT_S}  # importing torch is no work of a choice
+    assert pool.calls == [(0, name, limits.get(name, 7.0)) for name in asked]
     assert pool.given == [("measure-cpu:0", 0, True)]
     session.close()
     assert len(pool.given) == 1
@@ -101,6 +102,12 @@ def test_what_ends_a_worker_is_the_choices_status(
     assert session.examine(fake("bad"), None) == Sample(status=status, reason=reason)
     assert session.examine(fake("good"), None) == RIGHT
     assert len(pool.made) == workers
+
+
+def test_a_worker_that_cannot_start_is_no_failure_of_a_choice(pool: FakePool) -> None:
+    pool.answer = lambda *_: NoWorkerError("exited with status 1")
+    with pytest.raises(NoWorkerError, match=r"exited with status 1; sys\.executable is"):
+        RemoteSession(PROBLEM, CPU, SETTINGS).examine(fake("x"), None)
 
 
 def test_a_ruined_worker_is_closed_and_another_one_opened(pool: FakePool) -> None:

@@ -120,6 +120,7 @@ def test_a_table_of_ones_own_is_tried_first_and_made_of_what_was_measured(tmp_pa
     )
     table = MetaTable()
     learn(table, BF16, preset("sm90"), best.info)
+    assert repr(table) == f"<MetaTable of 1 rows: {preset('sm90').name}>"
     table.dump(tmp_path / "own.json")
     first, *rest = torchs(BF16, meta_table=str(tmp_path / "own.json"))
     assert first.name == best.name != before[0].name

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import nullcontext
@@ -72,6 +73,7 @@ def test_each_choice_has_its_status(backend: FixedBackend):
     assert result.pick == "fake:multiply"
     assert result.source == "measured"
     assert "triton:huge" in str(gemmtune.TuningResult((result,)))
+    assert str(result).startswith(f"{PROBLEM}: fake:multiply, ")
 
 
 def test_the_second_time_nothing_is_measured(backend: FixedBackend, examined: list[str]):
@@ -237,6 +239,18 @@ def test_nothing_valid_warns_and_runs_torch(backend: FixedBackend):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         gemmtune.mm(A, B)
+
+
+def test_without_worker_processes_torch_runs_and_nothing_is_stored(backend: FixedBackend, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(sys, "executable", "")
+    with settings.patch(tune_in_subprocess=True):
+        with pytest.warns(UserWarning, match=r"cannot be tuned: no worker process (.|\n)*torch runs instead"):
+            assert torch.equal(gemmtune.mm(A, B), A @ B)
+        with pytest.raises(gemmtune.UnavailableError, match="tune_in_subprocess=False"):
+            tuned()
+        with settings.patch(fallback_to_aten=False), pytest.raises(gemmtune.UnavailableError):
+            gemmtune.mm(A, B)
+    assert tuned().source == "measured"
 
 
 def test_nothing_valid_without_fallback_is_an_error(backend: FixedBackend):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import operator
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -20,7 +21,7 @@ from rotation import rotated
 
 from gemmtune.errors import GemmtuneError
 from gemmtune.workers.pool import Pool
-from gemmtune.workers.worker import Worker, WorkerCrashed, WorkerTimedOut
+from gemmtune.workers.worker import NoWorkerError, Worker, WorkerCrashed, WorkerTimedOut
 
 
 @pytest.fixture(scope="module")
@@ -119,6 +120,21 @@ def test_close_kills_what_the_worker_started() -> None:
     assert jobs.is_running(grandchild)
     worker.close()
     assert not jobs.wait_until_gone(worker.pid, grandchild)
+
+
+@pytest.mark.parametrize(
+    ("executable", "why"),
+    [("", "no interpreter"), ("/nowhere/python", "No such file"), (os.devnull, "Permission denied"), ("/bin/false", "status 1")],
+)
+def test_python_that_does_not_start_is_no_crash_of_a_job(executable: str, why: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gemmtune.workers.worker.subprocess", subprocess)
+    monkeypatch.setattr(sys, "executable", executable)
+    with pytest.raises(NoWorkerError, match=f"{why}.*sys.executable is '{executable}'.*tune_in_subprocess=False") as caught:
+        Worker().call(jobs.add, 1, 1, timeout_s=60)
+    assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)
+    pool = Pool()
+    pool.prepare("a", 1)  # what is only prepared complains when it is taken
+    pool.close()
 
 
 def test_gpus_can_be_hidden(worker: Worker) -> None:

@@ -70,6 +70,9 @@ class MetaTable:
     def __len__(self) -> int:
         return sum(map(len, self.rows.values()))
 
+    def __repr__(self) -> str:
+        return f"<MetaTable of {len(self)} rows: {', '.join(sorted({family.device for family in self.rows})) or 'of no device'}>"
+
     def update(self, family: Family, shape: Shape, values: tuple[int, ...]) -> None:
         """Add a row, in the place of an older one.
 

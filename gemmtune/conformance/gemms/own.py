@@ -114,5 +114,14 @@ ck = BackendSubject("ck", _ON_CUDA)
 triton_sm75, triton_sm80 = (BackendSubject("triton", _ON_CUDA, arch) for arch in ("sm75", "sm80"))
 cutlass_sm75, cutlass_sm80 = (BackendSubject("cutlass", _ON_CUDA, arch) for arch in ("sm75", "sm80"))
 cpp = BackendSubject(
-    "cpp", dataclasses.replace(EVERYTHING, devices=("cpu",), streams=False, capturable=False, threads=True, deterministic=True)
+    "cpp",
+    dataclasses.replace(
+        EVERYTHING,
+        ops=tuple(op for op in OPS if op != "mm_plus_mm"),  # C++ kernels have no sum of two products
+        devices=("cpu",),
+        streams=False,
+        capturable=False,
+        threads=True,
+        deterministic=True,
+    ),
 )

@@ -54,7 +54,9 @@ def _inputs(tensors: Sequence[Any]) -> list[Any]:
 def _as_told(x: Any, strides: Sequence[Any]) -> Any:
     """An operand in memory with the strides that the graph told, to which a plan is bound, whatever Inductor would choose."""
     # In memory first: a view of what is to be computed, such as the transpose of a gradient, is otherwise computed once more.
-    x = ir.ExternKernel.realize_input(x)
+    # What is repeated, as one weight for all matrices of a batch, would be written as often as that.
+    if not any(isinstance(stride, int) and stride == 0 for stride in strides):
+        x = ir.ExternKernel.realize_input(x)
     return ir.ExternKernel.realize_input(ir.ExternKernel.require_exact_strides(x, strides)) if strides else x
 
 

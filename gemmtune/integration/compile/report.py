@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -102,9 +102,24 @@ def explain_compiled(compiled: Any) -> CompiledExplanation:
 
     Only graphs that were compiled in this process are known, not those out of a cache on disk.
     """
-    entries = torch._dynamo.eval_frame._debug_get_cache_entry_list
-    ids = {id(entry.compile_id) for code in _codes(compiled) for entry in entries(code)}
+    entries_of = torch._dynamo.eval_frame._debug_get_cache_entry_list
+    entries = [entry for code in _codes(compiled) for entry in entries_of(code)]
+    ids = {id(entry.compile_id) for entry in _of_its_own(compiled, entries)}
     return CompiledExplanation(graphs=tuple(graph for graph in _graphs if id(graph.compile_id) in ids))
+
+
+def _of_its_own(compiled: Any, entries: Sequence[Any]) -> Sequence[Any]:
+    """Those entries that its own ``torch.compile`` made: the modules of a class share its code, and so its entries.
+
+    Dynamo tells them apart by their backends, of which equal ones serve each other's modules. A function has one code of its own.
+    """
+    backend = getattr(getattr(compiled, "dynamo_ctx", None), "callback", None)
+    if not hasattr(backend, "_torchdynamo_orig_backend"):
+        return entries
+    while (inner := getattr(backend, "_torchdynamo_orig_backend", None)) is not None:
+        backend = inner
+    same = [entry for entry in entries if entry.backend is backend]
+    return same or [entry for entry in entries if entry.backend == backend]
 
 
 def _codes(compiled: Any) -> Iterator[Any]:
