@@ -53,8 +53,6 @@ CASES: dict[str, tuple[Problem, Shape]] = {
     "gated": (gated(blocked(5, 64, 64, density=0.5)), shape(8)),
     "float32-biased": (biased(blocked(10, 64, 96, block=32, density=1)), shape(16)),
     "columns-unaligned": (UNALIGNED, shape(16)),
-    "three-tiles-of-tokens": (blocked(75, 48, 272, density=0.2), shape(32)),
-    "two-tiles-contiguous": (blocked(22, 48, 400, density=0.2, layout="tt"), shape(16)),
 }
 """Ends of tokens, panels with more and fewer blocks than are on their way, both majors, results by tokens and by rows, epilogues,
 gaps. Verification draws patterns of its own: ends of rows, empty rows, one long row, nothing at all."""

@@ -15,9 +15,7 @@ from ..hopper import SMEM_BYTES, SYSTEM_BYTES, registers_per_thread
 from .packing import panels_of
 
 TOKENS = (8, 16, 32)
-"""The tokens of a tile: whole products of a warp."""
-MOST_TOKENS = 256
-"""The most tokens of a product: for every tile of them x is read anew for each block, and so are all blocks."""
+"""The tokens of a kernel: whole products of a warp."""
 BASE_REGISTERS = 20
 """What a thread needs beside fragments, x and sums: numbers, and addresses."""
 MOST_RESIDENT_WARPS = 32
@@ -30,14 +28,14 @@ LAUNCH_US, LATENCY_US = 2.0, 0.8
 """What a launch takes at the least, and a load out of memory."""
 SUM_US = 0.02
 """What each warp adds for its sums, which are added up."""
-DRAM_GBPS, L2_GBPS = 4300.0, 5500.0
+DRAM_GBPS = 4300.0
 HALF_RATE_BYTES = 2 * 2**20
 """The bytes with which, on their way to all multiprocessors, half of the rate is reached."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """A panel of 16 rows by a tile of ``block_n`` tokens for ``warps`` that divide its blocks.
+    """A panel of 16 rows by ``block_n`` tokens for ``warps`` that divide its blocks.
 
     A warp has ``stages`` on their way, of ``stage_fragments`` of 16 by 16 each, which are neighbours in memory.
     """
@@ -103,8 +101,8 @@ class Config:
 def why_not_config(problem: Problem, device: DeviceInfo, config: Config) -> str | None:
     """Why ``config`` may not be offered for a problem with which ``why_not`` found nothing wrong, or None."""
     shape = config.shape
-    if problem.m > shape.block_n and shape.block_n < FRAGMENT:
-        return f"x has {problem.m} tokens, the kernel {shape.block_n}, and more than one tile has {FRAGMENT} at least"
+    if problem.m > shape.block_n:
+        return f"x has {problem.m} tokens, the kernel {shape.block_n}"
     if not loads_along_k(problem) and shape.block_n < FRAGMENT:
         return f"tokens that are neighbours in memory are loaded in pairs, {FRAGMENT} for a warp, the kernel has {shape.block_n}"
     return device.why_no_smem(shape.shared_bytes)
@@ -124,9 +122,8 @@ def loads_along_k(problem: Problem) -> bool | None:
 
 def estimate_us(problem: Problem, device: DeviceInfo, config: Config) -> float:
     """What a launch reads, at which rate; and what the longest row takes, whose loads wait for those before."""
-    shape, sparsity, tiles = config.shape, problem.sparsity, -(-problem.m // config.shape.block_n)
+    shape, sparsity, panels = config.shape, problem.sparsity, panels_of(problem.n)
     assert sparsity is not None
-    panels = panels_of(problem.n) * tiles
     most = problem.k / FRAGMENT  # fragments of a panel that has all blocks
     mean = sparsity.density * most
     longest = min(SKEW * mean, most) if sparsity.imbalance == "skewed" else mean
@@ -137,19 +134,13 @@ def estimate_us(problem: Problem, device: DeviceInfo, config: Config) -> float:
     # Blocks that begin where others have ended even out what each multiprocessor has, but for the last ones.
     each = -(-panels // device.sm_count)
     uneven = each * device.sm_count / panels if each <= shape.blocks_per_sm else 1 + 0.25 * resident * device.sm_count / panels
-    rounds = -(-longest // (shape.warps * shape.stages * shape.stage_fragments)) * -(-each // resident)
-    moved = (
-        mean * panels / tiles * FRAGMENT_BYTES + 2.0 * problem.k * problem.m + problem.out.dtype.itemsize * problem.m * problem.n
-    )
-    x_missed = max(1 - L1_BYTES / (2.0 * problem.k * shape.block_n), 0.0)
-    through_l2 = mean * panels * (FRAGMENT_BYTES + 2 * FRAGMENT * shape.block_n * x_missed)
-    memory_us = max(moved / rate, through_l2 / L2_GBPS) / 1e3 * uneven
-    return LAUNCH_US + LATENCY_US + SUM_US * shape.warps + max(memory_us, rounds * LATENCY_US)
+    rounds = -(-longest // (shape.warps * shape.stages * shape.stage_fragments))
+    moved = mean * panels * FRAGMENT_BYTES + 2.0 * problem.k * problem.m + problem.out.dtype.itemsize * problem.m * problem.n
+    return LAUNCH_US + LATENCY_US + SUM_US * shape.warps + max(moved / rate / 1e3 * uneven, rounds * LATENCY_US)
 
 
 def candidates(problem: Problem, device: DeviceInfo) -> list[Config]:
-    """The shapes of the fewest tokens that are enough for one tile, or all of several tiles, which begin early; best first."""
-    legal = {shape.block_n for shape in SHAPES if why_not_config(problem, device, Config(shape=shape)) is None}
-    tiles = {min(enough)} if (enough := {block_n for block_n in legal if block_n >= problem.m}) else legal
-    found = [Config(shape=shape, pdl=True) for shape in SHAPES if shape.block_n in tiles]
+    """The shapes of the fewest tokens that are enough, which begin early; best first."""
+    legal = [shape.block_n for shape in SHAPES if why_not_config(problem, device, Config(shape=shape)) is None]
+    found = [Config(shape=shape, pdl=True) for shape in SHAPES if shape.block_n == min(legal, default=TOKENS[-1])]
     return sorted(found, key=lambda config: (estimate_us(problem, device, config), str(config)))

@@ -30,13 +30,11 @@ from ..kernel import (
     scalars_of,
     values_of,
 )
-from .configs import MOST_TOKENS, TOKENS, Config, candidates, estimate_us, loads_along_k, why_not_config
+from .configs import TOKENS, Config, candidates, estimate_us, loads_along_k, why_not_config
 from .packing import HEAD_WORDS, WORD_BYTES, format_of, fragments_at, packed, panel_words, panels_of
 
 LOAD_BYTES = 16
 """What a lane loads of a fragment."""
-DENSEST = 0.2
-"""With several tiles of tokens and more blocks than this share, x passes through the L2 longer than a dense product takes."""
 
 
 class Work(kernel.Work):
@@ -63,8 +61,9 @@ class BsrSkinny(Family[Config]):
     def why_not(self, problem: Problem, device: DeviceInfo) -> str | None:
         if (reason := why_not_weight(problem, device)) is not None:
             return reason
-        if problem.m > MOST_TOKENS:
-            return f"x has {problem.m} tokens, at most {MOST_TOKENS} are served: all blocks are read for each {TOKENS[-1]} of them"
+        if problem.m > TOKENS[-1]:
+            most = f"at most {TOKENS[-1]} are served"
+            return f"x has {problem.m} tokens, {most}: sums of more take the registers of blocks that are on their way"
         if problem.k >= INT32_LIMIT // WORD_BYTES:
             return "the columns of a panel would not fit 32 bits"
         if (along_k := loads_along_k(problem)) is None:
@@ -74,13 +73,6 @@ class BsrSkinny(Family[Config]):
         if not along_k and problem.a.stride[-1] * 2 * problem.k >= INT32_LIMIT:
             return f"x reaches over {problem.a.stride[-1] * 2 * problem.k} bytes, places in it would not fit 32 bits"
         return None
-
-    def why_not_likely(self, problem: Problem, device: DeviceInfo, search: str) -> str | None:  # noqa: ARG002 - of all
-        assert problem.sparsity is not None
-        if problem.m <= TOKENS[-1] or problem.sparsity.density <= DENSEST or search == "exhaustive":
-            return None
-        density = problem.sparsity.density
-        return f"{problem.m} tokens, and a share of {density} of the blocks exists: above {DENSEST} it is tried exhaustively alone"
 
     def launch_variants(self, problem: Problem, device: DeviceInfo, config: Config) -> Iterator[Config]:  # noqa: ARG002 - the same for all
         """How it begins."""
@@ -130,7 +122,7 @@ class BsrSkinny(Family[Config]):
         return self.launch(
             config,
             work,
-            grid=(panels_of(problem.n), -(-problem.m // config.shape.block_n), 1),
+            grid=(panels_of(problem.n), 1, 1),
             cluster=1,
             addresses=(*addresses_of(len(oriented.added)), *multiplied),
             scalars=scalars_of(problem),
