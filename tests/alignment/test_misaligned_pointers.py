@@ -113,7 +113,7 @@ INTERPRETED = [
             ("addmm", torch.bfloat16, "mm_32x16x32"),
             ("bmm", torch.float64, "16x16x16"),
         ],
-        2,
+        3,
         "misaligned, interpreted",
     ),
     ids=str,
