@@ -33,9 +33,9 @@ BETWEEN: Sequence[tuple[int, Sequence[float]]] = (
 The last tile of 64, 128 or 256 rows is full at some of them and has a few rows at others, just above a multiple of it."""
 LAST_TUNED, LEAST_LAST = 4, 64
 """The most rows by those of the last anchor at which everything competes, unless that has fewer rows than so many."""
-NARROW_ROWS = (16, 128)
-"""Where weights of 4 and 8 bits change kernels, from those of few rows and to those of tiles of 128: tuned for 8, 64 and 256 rows,
-neither side ranks them (int4 on an H200: 6144x4096 at M = 10 took 1.63 times as long as tuned alone, 4096x14336 at 73 1.36)."""
+NARROW_ROWS = (16,)
+"""Where weights of 4 and 8 bits change kernels from those of the fewest rows to others: tuned for 8 and 64 rows alone, neither side
+compiles those between."""
 FINEST = 32
 """A hand-over between two Ms that differ by less than that part of the smaller is not looked for more closely."""
 

@@ -22,9 +22,9 @@ from .remote import AnySession, open_session
 from .result import ProblemResult
 from .segments import Segment
 
-ROUNDS_S = 0.06
-"""How long the rounds go on at an M where a few choices compete, after as long again at most for clocks to settle."""
-MOST_OF_LIBRARIES = 8
+ROUNDS_S = 0.03
+"""How long the rounds go on at an M where a few choices compete: a few samples of each."""
+MOST_OF_LIBRARIES = 6
 """So many choices of libraries compete at each anchor, …"""
 MOST_OF_OURS = 2
 """… and so many of each backend whose kernels are compiled, …"""

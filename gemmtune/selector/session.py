@@ -62,8 +62,8 @@ class Sample:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ranking:
-    """The times of the final rounds by the name of the choice, what a ``Watch`` saw of other processes during the session, and how
-    choices fared that failed in the rounds."""
+    """The times of the final rounds by the name of the choice, what a ``Watch`` saw of other processes during the session (it is
+    not asked after short rounds, which take no longer than that), and how choices fared that failed in the rounds."""
 
     times: Mapping[str, Ranked]
     seen: str = ""
@@ -209,7 +209,8 @@ class Session:
                     failed(choice.name, error)
             keep = {c.name for c in choices if c.baseline}
             slower: set[str] = set()
-            if rounds_s is not None:
+            short = rounds_s is not None
+            if short:
                 factor = HOPELESS if self._device.type == "cpu" else SLOWER
                 near_us = factor * min(first_us.values(), default=0.0)
                 slower = {name for name in contenders if first_us[name] > near_us} - keep
@@ -217,11 +218,12 @@ class Session:
             rounds_s = EFFORT[self._settings.search].rounds_s if rounds_s is None else rounds_s
             on_cpu = self._device.type == "cpu"
             # A GPU runs its first tens of milliseconds at boost clocks, which rank kernels differently from those that it sustains.
-            warm_up_s = 0.0 if on_cpu else min(0.2, rounds_s / 2)
+            # Short rounds follow each other, and what each is made ready for keeps it busy.
+            warm_up_s = 0.0 if on_cpu or short else min(0.2, rounds_s / 2)
             budget_s = CPU_ROUNDS * rounds_s if on_cpu else rounds_s
             times = play(contenders, budget_s=budget_s, warm_up_s=warm_up_s, keep=keep, failed=failed)
             times |= _as_beside(times, first_us, slower)
-            return Ranking(times=times, seen=self._watch.seen(), failures=failures)
+            return Ranking(times=times, seen="" if short else self._watch.seen(), failures=failures)
 
     def limits(self, known: Mapping[str, float]) -> dict[str, float]:
         """The limits of the machine that concern the problem and are not among ``known`` (see limits.py)."""

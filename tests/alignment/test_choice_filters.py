@@ -21,7 +21,7 @@ from gemmtune.selector.offers import offers_for
 from gemmtune.settings import Settings
 
 lists = st.sampled_from(sorted(PROBLEMS))
-SOME = rotated(sorted(PROBLEMS), 4, "filters")
+SOME = rotated(sorted(PROBLEMS), 8, "filters")
 
 
 @st.composite

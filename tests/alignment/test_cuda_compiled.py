@@ -134,8 +134,8 @@ LARGEST = [
     choice(gated(mixed_groups(**INT4, scales="group_128")), wgmma.SHAPES_FOR_GROUPS[4][2]),
 ]
 """The largest tiles, whose registers are the scarcest, and epilogues: a sixth of them for each commit."""
-OF_FAMILIES = (BSR, BSR_SKINNY, CLUSTER, GEMV, GROUPED, PARTS, SKINNY, WGMMA)
-SAMPLE = [one for all in OF_FAMILIES for one in rotated(all, len(all), all[0].family.name)]
+KINDS = rotated((BSR, BSR_SKINNY, CLUSTER, GEMV, GROUPED, PARTS, SKINNY, WGMMA), 2, "compiled")
+SAMPLE = [one for all in KINDS for one in rotated(all, len(all), all[0].family.name)]
 COMPILED = {one.compile_key: one for one in (*rotated(LARGEST, 6, "largest"), *SAMPLE)}
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from rotation import rotated
 
 from gemmtune.backends.table import load
 from gemmtune.backends.triton.configs import Config
@@ -71,7 +72,7 @@ DECOMPOSED = {
 }
 
 
-@pytest.mark.parametrize("name", DECOMPOSED)
+@pytest.mark.parametrize("name", rotated(list(DECOMPOSED), 2, "decomposed"))
 def test_decomposed_sums_are_tried_where_they_have_a_chance(name: str) -> None:
     problem, expected = DECOMPOSED[name]
     offered = [name.removeprefix("decompose_") for name in _offered(problem)["decompose"]]

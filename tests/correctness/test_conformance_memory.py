@@ -215,7 +215,7 @@ def _landed(side: int, scratch: int) -> float:
             kept = poison_free_memory(layout, CPU, payload)
             before = [torch.empty(side + i, side) for i in range(scratch)]
             result = torch.empty(side, side)
-            shares.append((storage_bits(result) == payload).double().mean().item())
+            shares.append(int((storage_bits(result) == payload).sum()) / result.numel())
             del kept, before, result
     return statistics.median(shares)
 

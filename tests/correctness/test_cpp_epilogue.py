@@ -8,6 +8,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from cpp_kernels import CPU, HERE, as_shipped, call, choice_for, needs_compiler, on_each_isa
+from rotation import rotated
 
 from gemmtune.choice import Status
 from gemmtune.numerics.operands import random_operands
@@ -111,7 +112,10 @@ def test_16_bit_nodes_round_as_torch_does(arch: str) -> None:
 
 @pytest.mark.parametrize(
     ("arch", "dtype"),
-    [*((arch, dtype) for arch in HERE for dtype in (torch.float16, torch.bfloat16)), (HERE[-1], torch.float64)],
+    [
+        *((HERE[-1], dtype) for dtype in (torch.float16, torch.bfloat16, torch.float64)),
+        *rotated([(arch, dtype) for arch in HERE[:-1] for dtype in (torch.float16, torch.bfloat16)], 3, "rounded once"),
+    ],
     ids=str,
 )
 def test_result_is_rounded_once_to_its_dtype(arch: str, dtype: torch.dtype) -> None:

@@ -130,7 +130,7 @@ VERIFIED = {
 
 
 @as_shipped
-@pytest.mark.parametrize("name", rotated(list(VERIFIED), 4, "cpp grouped"))
+@pytest.mark.parametrize("name", rotated(list(VERIFIED), 6, "cpp grouped"))
 def test_verified_with_their_own_claims(name: str) -> None:
     problem = VERIFIED[name]
     offered = legal_offers(problem, detect("cpu"), Settings(backends=("cpp",))).choices

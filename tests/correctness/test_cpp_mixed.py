@@ -222,7 +222,7 @@ def test_any_layout_and_size(arch: str) -> None:
 @pytest.mark.parametrize("shape", [(1, 300, 512), (40, 131, 300)], ids=str)
 @pytest.mark.parametrize("prepacked", rotated([False, True], 2, "offered"), ids=lambda x: "prepacked" if x else "plain")
 def test_every_offered_configuration(shape: tuple[int, int, int], prepacked: bool) -> None:
-    for letters in ("nn", "nt"):
+    for letters in rotated(("nn", "nt"), 2, str(shape)):
         problem = mixed(*shape, "int4", dtype=torch.bfloat16, scales="group_128", zeros=True, layout=letters)
         problem = dataclasses.replace(problem, prepacked=prepacked)
         verifier = Verifier(problem, CPU)

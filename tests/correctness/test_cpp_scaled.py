@@ -72,7 +72,7 @@ def test_results_are_rounded_once(arch: str, out_dtype: torch.dtype) -> None:
 def test_verified_with_a_bias(arch: str, dtypes: tuple[torch.dtype, torch.dtype]) -> None:
     bias = torch.randn(70).bfloat16()
     graph = trace(lambda acc, x: acc + x, torch.float32, (bias,))
-    for scales in ("row", "block_128x128"):
+    for scales in rotated(("row", "block_128x128"), 2, arch):
         problem = scaled(9, 70, 300, dtype=dtypes[0], dtype_b=dtypes[1], scales=scales, out_dtype=torch.bfloat16)
         problem = dataclasses.replace(problem, epilogue=graph)
         verifier = Verifier(problem, CPU)

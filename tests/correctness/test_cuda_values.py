@@ -1,11 +1,12 @@
 """Kernels for few rows on the CPU, thread by thread, in tiles with tails and clusters of blocks.
 
-For each commit a part of the weights.
+For each commit a case of two of the four families.
 """
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -33,6 +34,7 @@ from cuda_kernels_on_cpu import assert_right, kernel
 from hard_numbers import HARD, assert_as_in_torch, hard_operands
 from rotation import rotated
 
+from gemmtune.backends.cuda.choice import CudaChoice
 from gemmtune.problem import Layout, Problem
 
 SMALL, BY_K, WIDE = skinny_shape(8, 32, 2, 2, 1), skinny_shape(8, 16, 2, 1, 4), skinny_shape(16, 32, 1, 1, 2)
@@ -56,18 +58,15 @@ CASES: dict[str, tuple[dict[str, Any], Any, dict[str, Any]]] = {
 }
 
 
-@needs_compiler
-@pytest.mark.parametrize("name", rotated([*CASES], len(CASES), "skinny"))
-def test_every_kind_of_weight_is_right(name: str) -> None:
-    fields, shape, told = CASES[name]
+def skinny(fields: dict[str, Any], shape: Any, told: dict[str, Any]) -> CudaChoice:
     k = 3 * (256 if "encoding" in fields else 128) - 96
     problem = Problem.mixed_mm(shape.block_m - 3, shape.block_n + 8, k, device_type="cuda", **fields)
-    problem = dataclasses.replace(problem, prepacked="prepacked" in name)
-    if name == "int8-column":
+    problem = dataclasses.replace(problem, prepacked=fields.get("layout") == "nn")
+    if fields == {"scales": "column"}:
         problem = gated(problem)
-    if name == "int8-bfloat16":
+    if fields == {"dtype": BF16, "scales": "column"}:
         problem = biased(problem)
-    assert_right(choice(problem, shape, **told))
+    return choice(problem, shape, **told)
 
 
 TILE, ONE_GROUP, TWO_TILES = wgmma_shape(40, 2, 1, 64, 2), wgmma_shape(24, 1, 1, 128, 2), wgmma_shape(16, 2, 2, 64, 3)
@@ -86,12 +85,9 @@ MORE_ROWS: dict[str, tuple[dict[str, Any], Any, dict[str, Any]]] = {
 }
 
 
-@needs_compiler
-@pytest.mark.parametrize("name", rotated([*MORE_ROWS], len(MORE_ROWS), "wgmma"))
-def test_more_rows_of_every_kind_of_weight_are_right(name: str) -> None:
-    fields, shape, told = MORE_ROWS[name]
+def wgmma(fields: dict[str, Any], shape: Any, told: dict[str, Any]) -> CudaChoice:
     problem = mixed(shape.block_m - 3, shape.block_n + 8, 288, **fields)
-    assert_right(choice(gated(problem) if "gated" in name else problem, shape, **told))
+    return choice(gated(problem) if fields == {"scales": "column"} else problem, shape, **told)
 
 
 TWO, DEEP, PAIR = gemv_shape(8, 2, 2), gemv_shape(8, 4, 1), gemv_shape(16, 2, 2)
@@ -121,11 +117,8 @@ ONE_TO_FOUR: dict[str, tuple[Problem, Any]] = {
 """Weights, rows, tails of columns and of K, more lines than stages and fewer."""
 
 
-@needs_compiler
-@pytest.mark.parametrize("name", rotated([*ONE_TO_FOUR], 9, "gemv"))
-def test_one_to_four_rows_are_right(name: str) -> None:
-    problem, shape = ONE_TO_FOUR[name]
-    assert_right(choice(problem, shape, pdl=True, prefetch_stages=shape.stages))
+def gemv(problem: Problem, shape: Any) -> CudaChoice:
+    return choice(problem, shape, pdl=True, prefetch_stages=shape.stages)
 
 
 ROW_OF_TILES, NARROW, DIVIDED = parts_shape(64, 32, 3), parts_shape(128, 16, 2), parts_shape(64, 16, 2, 2)
@@ -144,11 +137,23 @@ BY_PARTS: dict[str, tuple[Problem, Any, dict[str, Any]]] = {
 """Majors, tails of all sizes, tiles one after the other, clusters, copies, and planes that torch has made."""
 
 
+def by_parts(problem: Problem, shape: Any, told: dict[str, Any]) -> CudaChoice:
+    return choice(problem, shape, **told)
+
+
+KERNELS: dict[str, tuple[Callable[..., CudaChoice], dict[str, tuple[Any, ...]]]] = {
+    "skinny": (skinny, CASES), "wgmma": (wgmma, MORE_ROWS), "gemv": (gemv, ONE_TO_FOUR), "parts": (by_parts, BY_PARTS),
+}  # fmt: skip
+PICKED = [
+    (kind, name) for kind in rotated([*KERNELS], 2, "kinds") for name in rotated([*KERNELS[kind][1]], len(KERNELS[kind][1]), kind)
+]
+
+
 @needs_compiler
-@pytest.mark.parametrize("name", rotated([*BY_PARTS], len(BY_PARTS), "parts"))
-def test_float32_by_parts_is_right(name: str) -> None:
-    problem, shape, told = BY_PARTS[name]
-    assert_right(choice(problem, shape, **told))
+@pytest.mark.parametrize(("kind", "name"), PICKED)
+def test_every_case_is_right(kind: str, name: str) -> None:
+    made, cases = KERNELS[kind]
+    assert_right(made(*cases[name]))
 
 
 @needs_compiler

@@ -86,8 +86,7 @@ WAYS = {
 }
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("kind", "way"), rotated([*itertools.product(KINDS, WAYS)], 2, "survives"))
 def test_a_quantized_model_survives(kind, way):
     model, inputs = made("mlp")
     gemmtune.quantize_(model, kind, group=32)

@@ -8,6 +8,7 @@ import re
 
 import pytest
 import torch
+from rotation import rotated
 
 from gemmtune.backends.panels import panels_of
 from gemmtune.backends.triton.blocks import rows
@@ -58,7 +59,7 @@ VERIFIED = {
 }
 
 
-@pytest.mark.parametrize("name", VERIFIED)
+@pytest.mark.parametrize("name", rotated(list(VERIFIED), 2, "blocks"))
 def test_verification_accepts_the_kernel_with_its_own_claims(interpreted: Run, name: str) -> None:
     problem, config = VERIFIED[name]
     [verdict] = interpreted(triton_jobs.verdicts, problem, [config], family=triton_jobs.blocked)

@@ -44,7 +44,10 @@ def test_mm(interpreted: Run, dtype: torch.dtype, layout: str) -> None:
     assert _errors(interpreted, Problem.mm(152, 280, 136, dtype=dtype, layout=layout, device_type="cpu")) <= 1
 
 
-@pytest.mark.parametrize("shape", [(128, 256, 64), (129, 264, 72), (1, 8, 8), (65, 40, 200), (300, 8, 16)], ids=str)
+SHAPES = [(128, 256, 64), (129, 264, 72), (1, 8, 8), (65, 40, 200), (300, 8, 16)]
+
+
+@pytest.mark.parametrize("shape", rotated(SHAPES, 2, "persistent edges"), ids=str)
 def test_mm_at_the_edges_of_tiles(interpreted: Run, shape: tuple[int, int, int]) -> None:
     assert _errors(interpreted, Problem.mm(*shape, dtype=torch.float16, device_type="cpu")) <= 1
 
@@ -67,7 +70,7 @@ EPILOGUES: dict[str, tuple[Callable[..., torch.Tensor], tuple[tuple[int, ...], .
 }
 
 
-@pytest.mark.parametrize("name", EPILOGUES)
+@pytest.mark.parametrize("name", rotated(list(EPILOGUES), 2, "persistent epilogues"))
 def test_epilogues(interpreted: Run, name: str) -> None:
     function, sizes = EPILOGUES[name]
     extra = [torch.zeros(size, dtype=torch.bfloat16) for size in sizes]
@@ -89,7 +92,7 @@ STRIDED = {
 }
 
 
-@pytest.mark.parametrize("name", STRIDED)
+@pytest.mark.parametrize("name", rotated(list(STRIDED), 2, "persistent strides"))
 def test_strided_operands(interpreted: Run, name: str) -> None:
     a, b, out = STRIDED[name]
     assert _errors(interpreted, Problem(op="mm", a=a, b=b, out=out)) <= 1

@@ -19,6 +19,7 @@ pytest.importorskip("triton", reason="the interpreter is Triton's")
 import triton_quantized_jobs as jobs
 from interpreter import Run
 from quantized_cases import mixed_operands
+from rotation import rotated
 
 PLAIN = Config(block_m=16, block_n=32, block_k=32, stages=1, warps=1)
 SPLIT = replace(PLAIN, split_k=2)
@@ -93,7 +94,7 @@ FLOAT_WEIGHTS: dict[str, dict[str, Any]] = {
 DTYPES = [torch.float16, torch.bfloat16, torch.float32]
 
 
-@pytest.mark.parametrize(("turn", "name"), list(enumerate([*WEIGHTS, *FLOAT_WEIGHTS])), ids=[*WEIGHTS, *FLOAT_WEIGHTS])
+@pytest.mark.parametrize(("turn", "name"), rotated([*enumerate([*WEIGHTS, *FLOAT_WEIGHTS])], 2, "mixed"), ids=str)
 def test_mixed_mm(interpreted: Run, turn: int, name: str) -> None:
     """Each kind of weight; the dtypes of a and the layouts take turns."""
     dtype, layout = DTYPES[turn % 3], ("nt", "tn", "nn", "tt")[turn % 4]
@@ -101,7 +102,7 @@ def test_mixed_mm(interpreted: Run, turn: int, name: str) -> None:
     assert_right(interpreted, problem, SPLIT if dtype == torch.float16 else PLAIN)
 
 
-@pytest.mark.parametrize(("turn", "name"), list(enumerate(WEIGHTS)), ids=list(WEIGHTS))
+@pytest.mark.parametrize(("turn", "name"), rotated([*enumerate(WEIGHTS)], 2, "words"), ids=str)
 def test_mixed_mm_by_words(interpreted: Run, turn: int, name: str) -> None:
     dtype = DTYPES[turn % 2]
     problem = Problem.mixed_mm(9, 40, 128, dtype=dtype, **WEIGHTS[name], **CPU)

@@ -52,7 +52,7 @@ VERIFIED = {
 }
 
 
-@pytest.mark.parametrize(("turn", "name"), rotated(list(enumerate(VERIFIED)), 2, "sums"), ids=str)
+@pytest.mark.parametrize(("turn", "name"), rotated(list(enumerate(VERIFIED)), 3, "sums"), ids=str)
 def test_verification_accepts_it_with_its_own_claims(interpreted: Run, turn: int, name: str) -> None:
     """The configs take turns; where the two sums have unlike lengths, each way to cut them is verified."""
     problem = VERIFIED[name]
@@ -65,7 +65,7 @@ def test_verification_accepts_it_with_its_own_claims(interpreted: Run, turn: int
 
 @pytest.mark.parametrize(
     ("dtype", "arch"),
-    rotated([*itertools.product((torch.float16, torch.float32), ("sm75", "sm80", "sm90"))], 2, "sums"),
+    rotated([*itertools.product((torch.float16, torch.float32), ("sm75", "sm80", "sm90"))], 3, "sums"),
     ids=str,
 )
 def test_it_compiles_within_the_predicted_resources_to_the_expected_instruction(arch: str, dtype: torch.dtype) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import shutil
 import subprocess
+import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -72,13 +74,22 @@ def include_folder() -> Path | None:
     return next((folder for folder in folders if (folder / "cuda.h").exists()), None)
 
 
-def compiled(folder: Path) -> FakeCuda:
-    """The fake, compiled in ``folder``; it remembers nothing of another one."""
+@functools.cache
+def _library() -> bytes:
+    """The fake as a shared object."""
     include = include_folder()
     if include is None or shutil.which("g++") is None:
         pytest.skip("needs g++ and cuda.h")
+    with tempfile.NamedTemporaryFile(suffix=".so") as made:
+        flags = ["-std=c++17", "-w", "-shared", "-fPIC", f"-I{include}"]
+        subprocess.run(["g++", *flags, str(SOURCE), "-o", made.name], check=True)
+        return Path(made.name).read_bytes()
+
+
+def compiled(folder: Path) -> FakeCuda:
+    """A copy of the fake in ``folder``; it remembers nothing of another one."""
     path = folder / "libcuda.so"
-    subprocess.run(["g++", "-std=c++17", "-w", "-shared", "-fPIC", f"-I{include}", str(SOURCE), "-o", str(path)], check=True)
+    path.write_bytes(_library())
     library = ctypes.CDLL(str(path))
     library.fake_launch.restype = ctypes.POINTER(Launched)
     return FakeCuda(library=library, driver=Driver(library))

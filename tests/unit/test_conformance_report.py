@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 from collections.abc import Sequence
 from html.parser import HTMLParser
@@ -25,9 +26,12 @@ NASTY = "<script>alert('x')</script> & more"
 HEAT = HeatMap(batch=0, rows=4, cols=8, cells=((0.0, 0.5, 2.0, 70.0), (2e4, float("inf"), 1.0, 0.0)))
 
 
-def run_of(**options: object) -> Run:
+MM = Traits(ops=("mm",))
+
+
+def run_of(traits: Traits = MM, **options: object) -> Run:
     given = RunOptions(**({"backend": "mypkg:f"} | options))  # type: ignore[arg-type]
-    return Run(given, Ground(name="mypkg:f", traits=Traits(ops=("mm",)), device="cpu", device_name="CPU", sm=0))
+    return Run(given, Ground(name="mypkg:f", traits=traits, device="cpu", device_name="CPU", sm=0))
 
 
 def record(name: str = "bound", verdict: Verdict = Verdict.PASSED, *failures: Failure, k: int = 33, **more: object) -> Record:
@@ -142,15 +146,16 @@ class TestSummary:
         path = tmp_path / "skips.txt"
         path.write_text("bound:mm-f16-*\nbound:mm-f99-*\n")
         monkeypatch.delenv("CI", raising=False)
-        relaxed = summary_of([record()], run_of(skips_file=str(path), min_executed=1))
+        listed = functools.partial(run_of, Traits(ops=("mm",), layouts=("row",)), skips_file=str(path), min_executed=1)
+        relaxed = summary_of([record()], listed())
         assert relaxed.exit_status == 0
         assert [text.partition(": ")[2] for text in relaxed.warnings] == [
             "no case has the id 'bound:mm-f99-*'; correct the line or remove it"
         ]
-        strict = summary_of([record()], run_of(skips_file=str(path), min_executed=1, strict_lists=True))
+        strict = summary_of([record()], listed(strict_lists=True))
         assert (strict.exit_status, strict.complaints, strict.warnings) == (1, relaxed.warnings, ())
         monkeypatch.setenv("CI", "true")
-        assert summary_of([record()], run_of(skips_file=str(path), min_executed=1)).exit_status == 1
+        assert summary_of([record()], listed()).exit_status == 1
 
     def test_a_run_that_was_interrupted_conforms_to_nothing(self) -> None:
         early = summary_of([record()], interrupted=True)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import pickle
 
 import pytest
 import torch
+from rotation import rotated
 
 from gemmtune import settings
 from gemmtune.backends.cpp import BACKEND
@@ -45,10 +47,15 @@ def plan_of(problem: Problem, **changes: object) -> dict[str, int]:
     return dict(zip(FIELDS, plan.words, strict=False)) | {"swapped": int(plan.swapped)}
 
 
-@pytest.mark.parametrize("arch", ARCHS)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.float64], ids=str)
-@pytest.mark.parametrize("shape", [(1, 4096, 4096), (16, 4096, 4096), (1024, 1024, 1024), (500, 501, 499), (3, 2, 0)], ids=str)
-@pytest.mark.parametrize("prepacked", [False, True], ids=["plain", "prepacked"])
+DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
+SHAPES = ((1, 4096, 4096), (16, 4096, 4096), (1024, 1024, 1024), (500, 501, 499), (3, 2, 0))
+
+
+@pytest.mark.parametrize(
+    ("arch", "dtype", "shape", "prepacked"),
+    rotated([*itertools.product(ARCHS, DTYPES, SHAPES, (False, True))], 3, "offers"),
+    ids=str,
+)
 def test_offers_are_legal_and_have_names_of_their_own(
     arch: str, dtype: torch.dtype, shape: tuple[int, int, int], prepacked: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

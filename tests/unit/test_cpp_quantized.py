@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import pickle
 
 import pytest
 import torch
+from rotation import rotated
 
 from gemmtune import settings
 from gemmtune.backends.cpp import BACKEND
@@ -48,9 +50,9 @@ def offers(problem: Problem, device: DeviceInfo, search: str = "default") -> Off
         return BACKEND.enumerate(problem, device, patched)
 
 
-@pytest.mark.parametrize("arch", ARCHS)
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-@pytest.mark.parametrize("prepacked", [False, True], ids=["plain", "prepacked"])
+@pytest.mark.parametrize(
+    ("arch", "shape", "prepacked"), rotated([*itertools.product(ARCHS, SHAPES, (False, True))], 3, "quantized offers"), ids=str
+)
 def test_offers_are_legal_and_have_names_of_their_own(
     arch: str, shape: tuple[int, int, int], prepacked: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import random
 
 import pytest
@@ -22,9 +23,6 @@ from gemmtune.problem.precision import Precision
 
 CPU, GPU = preset("avx512"), preset("sm90")
 ALL = dataclasses.replace(EVERYTHING, empty=True)
-EVERY_CASE = [case for p in PROPERTIES if p.needs(Scope(traits=ALL)) is None for case in p.cases(Scope(traits=ALL))]
-CASES = [case.changed(out="") for case in random.Random(7).sample(EVERY_CASE, 250)]
-PROBLEMS = [problem_of(case, "cpu") for case in CASES]
 EXACTLY: dict[str, Traits] = {
     "everything": ALL,
     "nothing declared": Traits(),
@@ -47,6 +45,14 @@ AT_LEAST: dict[str, Traits] = {
 """Where several words may mean one layout or shape, as for a single row, the predicate takes any of them."""
 
 
+@functools.cache
+def stated() -> list[tuple[Case, Problem]]:
+    """Cases of all properties, and what they state."""
+    every = [case for p in PROPERTIES if p.needs(Scope(traits=ALL)) is None for case in p.cases(Scope(traits=ALL))]
+    cases = [case.changed(out="") for case in random.Random(7).sample(every, 250)]
+    return [(case, problem_of(case, "cpu")) for case in cases]
+
+
 def in_scope(traits: Traits, case: Case, problem: Problem) -> bool:
     refused = not traits.empty and 0 in (problem.m, problem.n, problem.batch, *problem.summed)
     return Scope(traits=traits).allows(case) and not refused
@@ -54,14 +60,14 @@ def in_scope(traits: Traits, case: Case, problem: Problem) -> bool:
 
 @pytest.mark.parametrize("traits", EXACTLY.values(), ids=EXACTLY)
 def test_what_is_tested_is_offered_and_nothing_else(traits: Traits):
-    for case, problem in zip(CASES, PROBLEMS, strict=True):
+    for case, problem in stated():
         assert in_scope(traits, case, problem) == (why_not(traits, problem, CPU) is None), (case.id, why_not(traits, problem, CPU))
 
 
 @pytest.mark.parametrize("traits", AT_LEAST.values(), ids=AT_LEAST)
 def test_what_is_tested_is_offered_where_words_overlap(traits: Traits):
-    reasons = [why_not(traits, problem, CPU) for problem in PROBLEMS]
-    for case, problem, reason in zip(CASES, PROBLEMS, reasons, strict=True):
+    reasons = [why_not(traits, problem, CPU) for _, problem in stated()]
+    for (case, problem), reason in zip(stated(), reasons, strict=True):
         assert reason is None or not in_scope(traits, case, problem), (case.id, reason)
     assert len(list(filter(None, reasons))) > 10
 

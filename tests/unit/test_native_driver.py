@@ -21,6 +21,7 @@ import torch
 from cuda_cases import addmm, choice, cluster_shape, gemv_shape, mixed, wgmma_shape
 from fake_libcuda import FakeCuda, compiled
 from native_calls import arguments, in_place
+from rotation import rotated
 from torch import Tensor
 
 from gemmtune import settings
@@ -319,7 +320,7 @@ def described(one: KernelChoice) -> list[int]:
     return [place for place, how in one.record.operands if how is not None]
 
 
-@pytest.mark.parametrize("name", TRITON)
+@pytest.mark.parametrize("name", rotated(list(TRITON), 2, "parameters"))
 def test_triton_kernels_have_the_parameters_that_a_launch_fills(name: str) -> None:
     problem, wanted = TRITON[name]
     found = load("triton").enumerate(problem, preset("sm90"), Settings(search="exhaustive")).choices

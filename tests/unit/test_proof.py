@@ -342,7 +342,7 @@ def test_of_what_is_compiled_a_few_of_each_backend_are_ready(monkeypatch: pytest
     monkeypatch.setattr(range_work, "libraries_of", lambda *_: ("library",))
     monkeypatch.setattr(range_work, "enabled_backends", lambda *_: ("library", "triton", "fake"))
     monkeypatch.setattr(range_work, "offers_for", lambda p, d, s: (asked.append(s.backends), Offers(choices=offered))[1])
-    assert [choice.name for choice in work.ready(16)] == [*(f"lib{i}" for i in range(8)), "b", "c"]
+    assert [choice.name for choice in work.ready(16)] == [*(f"lib{i}" for i in range(6)), "b", "c"]
     assert asked == [("library", "fake")], "Triton's configs would be searched for each M"
     work.source = lambda problem: pytest.fail("what is not of the settings has no more than it gave")
     assert work.ready(16) == []

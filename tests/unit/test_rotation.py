@@ -24,6 +24,14 @@ def test_names_start_at_different_cases(monkeypatch: pytest.MonkeyPatch) -> None
     assert len({rotated(range(12), 12, name)[0] for name in ("bound", "edges", "nan", "scales", "batch", "out")}) > 1
 
 
+def test_parts_of_two_lists_meet_in_every_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    met = set()
+    for number in range(40):
+        monkeypatch.setenv(VARIABLE, str(number))
+        met.add((rotated("ab", 2, "layouts"), rotated("cd", 2, "dtypes")))
+    assert len(met) == 4
+
+
 def test_a_part_is_never_empty(monkeypatch: pytest.MonkeyPatch) -> None:
     for number in range(12):
         monkeypatch.setenv(VARIABLE, str(number))

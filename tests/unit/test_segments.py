@@ -107,7 +107,7 @@ def test_ties_make_no_segments_of_their_own():
 def test_everything_competes_at_anchors_far_apart():
     anchors = anchors_of(range(1, 8193), lambda m: True, (37,))
     assert spread(anchors, 8.0) == [1, 8, 64, 256, 2048]
-    assert spread(anchors, 8.0, narrow=True) == [1, 8, 16, 64, 128, 256, 2048]
+    assert spread(anchors, 8.0, narrow=True) == [1, 8, 16, 64, 256, 2048]
     assert spread(anchors, 1.0) == anchors
     assert spread([5], 8.0) == [5]
     assert spread([3, 5, 7], 8.0) == [3, 7]
