@@ -23,7 +23,7 @@ from .result import ProblemResult
 from .segments import Segment
 
 ROUNDS_S = 0.03
-"""How long the rounds go on at an M where a few choices compete: a few samples of each."""
+"""How long the rounds go on at an M where a few choices compete: a few samples of each, after half as long for clocks to settle."""
 MOST_OF_LIBRARIES = 6
 """So many choices of libraries compete at each anchor, …"""
 MOST_OF_OURS = 2

@@ -218,8 +218,7 @@ class Session:
             rounds_s = EFFORT[self._settings.search].rounds_s if rounds_s is None else rounds_s
             on_cpu = self._device.type == "cpu"
             # A GPU runs its first tens of milliseconds at boost clocks, which rank kernels differently from those that it sustains.
-            # Short rounds follow each other, and what each is made ready for keeps it busy.
-            warm_up_s = 0.0 if on_cpu or short else min(0.2, rounds_s / 2)
+            warm_up_s = 0.0 if on_cpu else min(0.2, rounds_s / 2)
             budget_s = CPU_ROUNDS * rounds_s if on_cpu else rounds_s
             times = play(contenders, budget_s=budget_s, warm_up_s=warm_up_s, keep=keep, failed=failed)
             times |= _as_beside(times, first_us, slower)
