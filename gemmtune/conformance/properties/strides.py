@@ -112,21 +112,21 @@ def _relayouts(case: Case) -> Iterator[Case]:
 
 def _batches(name: str, scope: Scope) -> Iterable[Case]:
     some = Sample(
-        budget=(48, 240, 1200),
+        budget=(24, 120, 600),
         shapes=((33, 40, 47), (64, 64, 64), (1, 96, 65), (16, 1, 31)),
         pairs=tuple(itertools.product(BATCH_STRIDES, BATCH_STRIDES)),
         variants=BATCHES,
-        admits=lambda case: case.batched,
+        ops=BATCHED_OPS,
     )
-    large = Sample(budget=(2, 8, 16), shapes=((8, 8, 16),), variants=({"batch": LARGE_BATCH},), admits=lambda case: case.batched)
+    large = Sample(budget=(2, 8, 16), shapes=((8, 8, 16),), variants=({"batch": LARGE_BATCH},), ops=BATCHED_OPS)
     repeated = Sample(
         budget=(2, 8, 16),
         shapes=((33, 40, 47), (64, 64, 64)),
         pairs=(("row~0", "row~0"), ("row~0", "col~0"), ("col~0", "row~0")),
         variants=({"batch": 5},),
-        admits=lambda case: case.batched,
+        ops=BATCHED_OPS,
     )
-    many = Sample(budget=(0, 2, 8), shapes=((8, 8, 8),), variants=({"batch": MOST_BLOCKS + 2},), admits=lambda case: case.batched)
+    many = Sample(budget=(0, 2, 8), shapes=((8, 8, 8),), variants=({"batch": MOST_BLOCKS + 2},), ops=BATCHED_OPS)
     every = (*some(name, scope), *large(name, scope), *repeated(name, scope))
     return (*dict.fromkeys(every), *(many(name, scope) if scope.level >= Level.FULL else ()))
 
