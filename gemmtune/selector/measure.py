@@ -196,7 +196,9 @@ def play_final_rounds(
         if o.name in ranked:
             time_us, margin_us = ranked[o.name].time_us * factor, ranked[o.name].margin_us * factor
             info = o.info | {"margin_us": margin_us}
-            outcomes[o.content_hash] = dataclasses.replace(o, time_us=time_us, finalist=True, from_store=False, info=info)
+            outcomes[o.content_hash] = dataclasses.replace(
+                o, time_us=time_us, finalist=True, from_store=o.from_store and not anew, info=info
+            )
     progress.stage("final rounds", count, count)
     torch = next((ranked[o.name] for o in (*fresh, *incumbents) if o.baseline and o.name in ranked), None)
     why = disturbance(candidates.device, ranking.seen, torch.spread if torch else 0.0, 1 / scale)

@@ -25,6 +25,7 @@ from gemmtune.problem import Problem
 from gemmtune.selector.result import Outcome
 from gemmtune.selector.session import Session
 from gemmtune.store.store import Store, open_store
+from gemmtune.workers.pool import WORKERS
 
 A, B = torch.randn(64, 32), torch.randn(48, 32).t()
 
@@ -242,6 +243,7 @@ def test_nothing_valid_warns_and_runs_torch(backend: FixedBackend):
 
 
 def test_without_worker_processes_torch_runs_and_nothing_is_stored(backend: FixedBackend, monkeypatch: pytest.MonkeyPatch):
+    WORKERS.close()  # those of earlier tests wait for work
     monkeypatch.setattr(sys, "executable", "")
     with settings.patch(tune_in_subprocess=True):
         with pytest.warns(UserWarning, match=r"cannot be tuned: no worker process (.|\n)*torch runs instead"):
