@@ -85,8 +85,8 @@ SHAPES: tuple[Shape, ...] = (
     Shape(warps=8, block_n=32, stages=32, cluster=2, queue=16),
     Shape(warps=4, block_n=32, stages=32, cluster=4, queue=16),
 )
-"""From many tokens to few. The ring is deep, so that warps whose rows have many blocks somewhere do not hold up others. A shorter one
-leaves room for several blocks on a multiprocessor, whose few warps would else wait for one instruction after the other."""
+"""From many tokens to few. The ring is deep, so that warps whose rows have many blocks somewhere do not hold up others. A
+shorter one leaves room for several blocks on a multiprocessor, whose few warps would else wait for one instruction after the other."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
