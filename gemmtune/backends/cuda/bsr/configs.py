@@ -86,7 +86,7 @@ SHAPES: tuple[Shape, ...] = (
     Shape(warps=4, block_n=32, stages=32, cluster=4, queue=16),
 )
 """From many tokens to few. The ring is deep, so that warps whose rows have many blocks somewhere do not hold up others. A
-shorter one leaves room for several blocks on a multiprocessor, whose few warps would else wait for one instruction after the other."""
+shorter one leaves room for several blocks on a multiprocessor, whose few warps would wait for one instruction after the other."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
