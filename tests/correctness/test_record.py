@@ -92,6 +92,7 @@ def test_torch_s_products_are_noted_with_what_they_give(name, mode):
         with gemmtune.record() as recording:
             noted = [call(), call()]
     assert recording.counts == {expected: 2}
+    assert repr(recording) == "<Recording of 1 problems in 2 calls>"
     exact = not name.startswith("ours")  # while a mode is active, torch does these
     assert all(torch.equal(x, plain) if exact else torch.allclose(x, plain, atol=1e-6) for x in noted)
 
