@@ -57,7 +57,7 @@ class Settings:
     batch_invariant: bool = False
     """One choice and one division of K for all numbers of rows: the bits of a row do not depend on the batch that it is in."""
     multi_kernel: Place = None
-    """The place, from 0 on, of the choice that runs in every ``gemmtune.multi`` made with it; None: what that has decided."""
+    """The place, from 0 on, of the choice that every ``gemmtune.multi`` runs; None: what it has decided."""
     tune_in_subprocess: bool = True
     """Verify and measure in a worker process, which a crash or hang of a choice cannot take down with the caller."""
     compile_threads: Natural = 0

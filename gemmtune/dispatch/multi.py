@@ -59,7 +59,9 @@ class Multi:
         device: DeviceInfo,
         settings: Settings,
         decide: Decide,
+        rows: range,
         *,
+        given: Settings | None,
         verify_forced: bool,
     ) -> None:
         if decide not in get_args(Decide):
@@ -72,6 +74,8 @@ class Multi:
         self._device = device
         self._settings = settings
         self._decide = decide
+        self._rows = rows
+        self._given = given
         self._forced: int | None = None
         self._alone = Forced(rows_class, device, settings, verify_forced)
         self._told: set[str] = set()
@@ -136,13 +140,17 @@ class Multi:
 
     def plan(self, problem: Problem) -> Plan:
         """What a call of the problem runs, made ready; with ``decide="first_call"`` it is measured now, if this M is new."""
-        index = self._forced if self._forced is not None else self._settings.multi_kernel
+        index = self._forced
+        if index is None and (named := (self._given or settings_module.current()).multi_kernel) is not None:
+            index = self._place(named, "multi_kernel")
         if index is not None:
-            range_plan = self._alone.plan(self._held[self._place(index)], problem)
+            range_plan = self._alone.plan(self._held[index], problem)
         else:
             known = self.table is not None and (self._frozen or self.table.index(problem.m) is not None)
             if not known and self._decide == "first_call":
                 self.decide(range(problem.m, problem.m + 1))
+            elif self.table is None:  # until now another one was named
+                self.decide(self._rows)
             range_plan = self._plan = self._plan or self._planned(self.table)
         found = range_plan.find(problem)
         if isinstance(found, str):
@@ -209,13 +217,13 @@ class Multi:
         self._frozen = True
         return self
 
-    def _place(self, choice: str | int) -> int:
+    def _place(self, choice: str | int, asker: str = "force") -> int:
         if isinstance(choice, str) and choice in self.choices:
             return self.choices.index(choice)
         if isinstance(choice, int) and not isinstance(choice, bool) and 0 <= choice < len(self.choices):
             return choice
         expected = ", ".join(f"{i}: {name}" for i, name in enumerate(self.choices))
-        raise InvalidProblemError(f"force: got {choice!r}, expected a name or a place out of {expected}")
+        raise InvalidProblemError(f"{asker}: got {choice!r}, expected a name or a place out of {expected}")
 
     def _planned(self, table: Table | None) -> RangePlan:
         assert table is not None
@@ -251,8 +259,9 @@ def multi(
             their defaults. Each has a name of its own.
         m: the numbers of rows that are decided; by default that of the problem.
         decide: ``ranges`` decides now, unless the store knows; ``first_call`` the first call of an M. The store keeps it.
-        force: the one that runs, by name or place; the setting ``multi_kernel`` does this for every one. It is proved right before
-            its first run at each M, unless it is torch's own or the setting ``verify`` is off.
+        force: the one that runs, by name or place; the setting ``multi_kernel`` does this for every one, as long as it is in force
+            where calls are made. It is proved right before its first run at each M, unless it is torch's own or the setting
+            ``verify`` is off.
         subprocess: measure in a worker process, by default as the settings say where all functions can be imported there.
         settings: instead of the settings in force; what is measured is proved right whatever they say.
 
@@ -266,7 +275,8 @@ def multi(
     measuring = replace(chosen, verify=True, batch_invariant=False, tune_in_subprocess=in_worker(choices, subprocess, chosen))
     rows = rows_of(m) if m is not None else range(problem.m, problem.m + 1)
     members = held(choices, problem, rows, info, measuring)
-    made = Multi(name, members, row_classes(problem)[0], info, measuring, decide, verify_forced=chosen.verify)
+    rows_class = row_classes(problem)[0]
+    made = Multi(name, members, rows_class, info, measuring, decide, rows, given=settings, verify_forced=chosen.verify)
     if force is not None:
         made.force(force)
     elif decide == "ranges" and chosen.multi_kernel is None:

@@ -71,6 +71,9 @@ class PackedOperand:
         return f"PackedOperand({list(self.shape)}, {self.dtype}, formats={sorted(self._copies)})"
 
 
+torch.serialization.add_safe_globals([PackedOperand])  # what it is made of is a tensor alone, and making one runs nothing
+
+
 def version_of(tensor: torch.Tensor) -> tuple[int, ...]:
     """What in-place changes count up: of a block-sparse tensor the versions of its values and indices."""
     return tuple([0 if part.is_inference() else part._version for part in parts(tensor)])

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import re
+import warnings
 from collections.abc import Callable, Collection, Mapping
 from typing import Literal, TypeVar
 
@@ -14,11 +16,13 @@ from ..errors import InvalidProblemError
 from ..problem.dtypes import dtype_name
 from .modules import check_model, is_conv1d, is_experts, is_linear
 
+log = logging.getLogger("gemmtune")
 Tensor = torch.Tensor
 Bits = Literal["int4", "int8", "float8"]
 M = TypeVar("M", bound=nn.Module)
 _GROUPS = (32, 64, 128)
 _KINDS = {"int4": "int4", "int8": "int8", "float8": "float8_e4m3fn"}
+_SKIP = ("lm_head",)
 
 
 def quantize_(
@@ -26,14 +30,15 @@ def quantize_(
     kind: Bits = "int4",
     *,
     group: int = 128,
-    skip: str | Collection[str] = ("lm_head",),
+    skip: str | Collection[str] = _SKIP,
     filter_fn: Callable[[nn.Module, str], bool] | None = None,
 ) -> M:
     """Make the weight of each ``nn.Linear``, each HF Conv1D, and the experts of transformers, a ``QuantizedWeight``, in place.
 
     Products of float inputs with it are then ``mixed_mm``; those with 8-bit floats round each row of the input with a scale of its
     own and are ``scaled_mm``; grouped products with experts are ``mixed_grouped_mm`` or ``scaled_grouped_mm``. The weights are
-    Parameters without a gradient; inputs and biases have theirs.
+    Parameters without a gradient; inputs and biases have theirs. A line of the log, at level INFO, says how many were made and what
+    they take; weights that are of that kind already stay. Warns where nothing is quantized, and of names that skip nothing.
 
     Args:
         model: any module; its weights are of a float dtype, and finite.
@@ -46,22 +51,47 @@ def quantize_(
         The model.
 
     Raises:
-        InvalidProblemError: not a module, another kind or group, or a weight that cannot be quantized, named by its layer.
+        InvalidProblemError: not a module, another kind or group, a weight that is of another kind of few bits already, or one that
+            cannot be quantized, named by its layer.
     """
     check_model("quantize_", model)
     check_kind(kind, group)
     skip = names_of(skip)
-    for place, module in model.named_modules():
-        for name in weights_of(module):
-            whole = place if name == "weight" else f"{place}.{name}".removeprefix(".")
-            if _is_skipped(whole, skip) or not (filter_fn is None or filter_fn(module, whole)):
-                continue
-            try:
-                quantized = _quantized(module, name, kind, group)
-            except InvalidProblemError as error:
-                remedy = f"{whole}: {error}; name it in skip=" if whole else str(error)
-                raise InvalidProblemError(f"quantize_: {remedy}") from error
-            setattr(module, name, nn.Parameter(quantized, requires_grad=False))
+    weights = {
+        place if name == "weight" else f"{place}.{name}".removeprefix("."): (module, name)
+        for place, module in model.named_modules()
+        for name in _weights_of(module)
+    }
+    for word in skip:
+        if word not in _SKIP and not any(_is_skipped(whole, (word,)) for whole in weights):
+            example = next(iter(weights), "") or "fc1"
+            _warn(f"skip: got {word!r}, which skips nothing; expected a layer's name or the end of one, such as {example!r}")
+    chosen = {
+        whole: (module, name)
+        for whole, (module, name) in weights.items()
+        if not _is_skipped(whole, skip) and (filter_fn is None or filter_fn(module, whole))
+    }
+    todo = {whole: (module, name) for whole, (module, name) in chosen.items() if not _is_already(whole, module, name, kind)}
+    if not chosen:
+        why = "each is skipped or filtered out" if weights else "the model has none"
+        _warn(f"nothing is quantized: of nn.Linear, Conv1D and the experts of transformers, {why}")
+        return model
+    before, after, made = 0, 0, dict[nn.Module, Tensor]()
+    for whole, (module, name) in todo.items():
+        try:
+            quantized = _quantized(module, name, kind, group)
+        except InvalidProblemError as error:
+            remedy = f"{whole}: {error}; name it in skip=" if whole else str(error)
+            raise InvalidProblemError(f"quantize_: {remedy}") from error
+        before, after = before + getattr(module, name).nbytes, after + quantized.nbytes
+        made[module] = quantized
+        setattr(module, name, nn.Parameter(quantized, requires_grad=False))
+    experts = [len(weight) for weight in made.values() if weight.dim() == 3]
+    log.info(
+        "quantize_: %d layers and %d experts are %s now: %.1f MB instead of %.1f; %d weights were so before, %d stay as they are",
+        len(made) - len(experts), sum(experts), kind, after / 1e6, before / 1e6,
+        len(chosen) - len(todo), len(weights) - len(chosen),
+    )  # fmt: skip
     return model
 
 
@@ -78,8 +108,12 @@ def names_of(skip: str | Collection[str]) -> list[str]:
     return [skip] if isinstance(skip, str) else list(skip)
 
 
-def weights_of(module: nn.Module) -> list[str]:
-    """The Parameters of a module that are weights which can be quantized, and are not yet."""
+def _warn(text: str) -> None:
+    warnings.warn(f"quantize_: {text}", RuntimeWarning, stacklevel=3)
+
+
+def _weights_of(module: nn.Module) -> list[str]:
+    """The Parameters of a module that are weights which can be quantized, or are."""
     if is_linear(module) or is_conv1d(module):
         names = ["weight"]
     elif is_experts(module):
@@ -87,7 +121,21 @@ def weights_of(module: nn.Module) -> list[str]:
     else:
         return []
     weights = {name: module._parameters.get(name) for name in names}
-    return [name for name, x in weights.items() if x is not None and x.is_floating_point() and not isinstance(x, QuantizedWeight)]
+    return [name for name, x in weights.items() if x is not None and x.is_floating_point()]
+
+
+def _is_already(whole: str, module: nn.Module, name: str, kind: Bits) -> bool:
+    """The weight is of that kind. Raises InvalidProblemError where it is of another one: its float values are gone."""
+    weight = getattr(module, name)
+    if not isinstance(weight, QuantizedWeight):
+        return False
+    found = weight.encoding or dtype_name(weight.tensor.dtype)
+    if found != _KINDS[kind]:
+        raise InvalidProblemError(
+            f"quantize_: kind: got {kind!r}, but {whole or 'the weight'} is {found} already, expected a weight of floats or of "
+            f"{kind}; load the model anew, or name it in skip="
+        )
+    return True
 
 
 def _is_skipped(name: str, skip: Collection[str]) -> bool:

@@ -11,16 +11,20 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..dispatch.arguments import Call
+from ..dispatch.block_calls import turned
 from ..dispatch.calls import call_of
 from ..dispatch.checks import why_not_ours
 from ..dispatch.grouped import form_of
 from ..dispatch.statement import epilogue_of, problem_of
 from ..errors import GemmtuneError, InvalidProblemError
+from ..numerics.block_sparse import assembled
 from ..operators.schema import NAMESPACE, OPERATORS
+from ..ops.block_operators import BODIES
 from ..problem import Problem
 from .recording import Recording
 from .scaled_groups import SCALES, stated
 from .scaled_groups import TARGETS as SCALED_GROUPS
+from .sparsify import prepacked_problem
 
 Tensor = torch.Tensor
 aten = torch.ops.aten
@@ -30,6 +34,7 @@ _OPERATIONS: dict[Any, str] = {
     **{target.overloadpacket: "scaled_grouped_mm" for target in SCALED_GROUPS},
 }  # fmt: skip
 """torch's products, and the operations that they are."""
+_BLOCKED = (torch.sparse_bsr, torch.sparse_bsc)
 _COMPOSED = (aten.linear.default, aten.matmul.default, aten.einsum.default)
 """What inference mode hands on whole, and is made of products."""
 
@@ -44,7 +49,8 @@ def record(file: Path | str | None = None) -> Iterator[Recording]:
     What runs, runs as before, with the same results; forward and backward passes are seen, in this thread and in the threads of
     its backward passes. Compiled functions run uncompiled within the block, so that each of their products is seen with its sizes;
     with which epilogues they would be fused is not recorded. Calls of ours with an epilogue, ``out`` or a prepacked operand are
-    noted as they are stated, unless a gradient is wanted. Processes that the block starts are not seen.
+    noted as they are stated, unless a gradient is wanted. torch's products with a sparse_bsr weight are noted as layers of
+    ``optimize`` have them: of a prepacked weight. Processes that the block starts are not seen.
 
     Args:
         file: what ``gemmtune tune --recorded`` reads: each distinct Problem with its count, and histograms of M. Written also when
@@ -98,16 +104,23 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if func in _COMPOSED:
             with self:
                 return func.decompose(*args, **kwargs)
+        if func.namespace == NAMESPACE and (body := BODIES.get(func.overloadpacket.__name__)) is not None:
+            with self:
+                return body(*args, **kwargs)
         if not self._whole and (func.overloadpacket in _OPERATIONS or _is_ours(func)):
             self._note(func, args, kwargs)
         return func(*args, **kwargs)
 
     def _note(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         given = dict(zip((argument.name for argument in func._schema.arguments), args, strict=False)) | dict(kwargs)
-        key = (func, *(_look(value) for value in given.values()))
-        if key not in self._problems:
-            self._problems[key] = _problem(func, given)
-        if (problem := self._problems[key]) is not None:
+        if _is_blocked(given):
+            problem = _problem(func, given)  # which depends on where its blocks are
+        else:
+            key = (func, *(_look(value) for value in given.values()))
+            if key not in self._problems:
+                self._problems[key] = _problem(func, given)
+            problem = self._problems[key]
+        if problem is not None:
             self._recording.note(problem)
 
 
@@ -123,6 +136,8 @@ def _look(value: Any) -> Hashable:
 def _problem(func: Any, given: Mapping[str, Any]) -> Problem | None:
     """The Problem of an operator's arguments; None where it is none of ours."""
     try:
+        if _is_blocked(given):
+            return _of_blocks(_OPERATIONS[func.overloadpacket], given)
         call = _own_call(func, given) if _is_ours(func) else _call(_OPERATIONS[func.overloadpacket], given)
         tensors = [x for _, x in call.inputs]
         if why_not_ours(tensors, floats=not call.operation.quantized) is not None:
@@ -130,6 +145,28 @@ def _problem(func: Any, given: Mapping[str, Any]) -> Problem | None:
         return problem_of(call, epilogue_of(call))
     except InvalidProblemError:
         return None  # torch has more products than we do: the call is its business
+
+
+def _is_blocked(given: Mapping[str, Any]) -> bool:
+    return any(isinstance(x, Tensor) and x.layout in _BLOCKED for x in given.values())
+
+
+def _of_blocks(name: str, given: Mapping[str, Any]) -> Problem:
+    """What torch's product with a block-sparse weight is: bsr @ x, or as ``linear`` has it, x @ bsrᵀ."""
+    a, b = (given[x] for x in _factors(given))
+    scalars = (given.get("alpha", 1), given.get("beta", 1))
+    inp = given["self"] if name == "addmm" else None
+    if name in ("mm", "addmm") and (a.layout, b.layout) == (torch.sparse_bsr, torch.strided):
+        return prepacked_problem(a, b, inp, scalars, by_rows=b.t().is_contiguous())
+    if name in ("mm", "addmm") and (a.layout, b.layout) == (torch.strided, torch.sparse_bsc):
+        # Made of parts: in inference mode torch transposes no weight that was made outside of it.
+        weight = assembled(b.ccol_indices(), b.row_indices(), b.values().mT, (b.shape[1], b.shape[0]))
+        return prepacked_problem(weight, a.t(), turned(inp), scalars, by_rows=True)
+    raise InvalidProblemError(f"{name}: torch alone has it of {a.layout} and {b.layout}")
+
+
+def _factors(given: Mapping[str, Any]) -> tuple[str, str]:
+    return ("mat1", "mat2") if "mat1" in given else ("batch1", "batch2") if "batch1" in given else ("self", "mat2")
 
 
 def _is_ours(func: Any) -> bool:
@@ -146,7 +183,7 @@ def _own_call(func: Any, given: Mapping[str, Any]) -> Call:
 def _call(name: str, given: Mapping[str, Any]) -> Call:
     if name == "scaled_grouped_mm":
         return _scaled_grouped(given)
-    a, b = ("mat1", "mat2") if "mat1" in given else ("batch1", "batch2") if "batch1" in given else ("self", "mat2")
+    a, b = _factors(given)
     operands = {"a": given[a], "b": given[b]}
     if name in ("addmm", "baddbmm"):
         return call_of(name, operands | {"inp": given["self"]}, scalars=(given.get("alpha", 1), given.get("beta", 1)))

@@ -21,6 +21,9 @@ class Recording:
 
     counts: Counter[Problem] = dataclasses.field(default_factory=Counter)
 
+    def __repr__(self) -> str:
+        return f"<Recording of {len(self.counts)} problems in {self.counts.total()} calls>"
+
     def note(self, problem: Problem, count: int = 1) -> None:
         """Count a problem."""
         self.counts[problem] += count

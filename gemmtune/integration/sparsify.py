@@ -14,6 +14,7 @@ from torch.nn import functional
 
 from .. import settings
 from ..dispatch.block_calls import bound_block_call, problem_of_blocks
+from ..dispatch.noting import noted
 from ..dispatch.prepack import PackedOperand
 from ..errors import InvalidProblemError
 from ..numerics.block_sparse import by_blocks, sparse_of
@@ -102,7 +103,8 @@ def sparse_linear(module: nn.Linear, kept: Kept, input: Tensor) -> Tensor:
     if is_compiling() or weight.layout is not torch.sparse_bsr:
         return functional.linear(input, weight, bias)
     if not plain_here():
-        return functional.linear(input, weight.to_dense(), bias)
+        with noted(lambda: _problem_of(module, input)):
+            return functional.linear(input, weight.to_dense(), bias)
     with settings.use(_never(settings.current())):
         return linear(input, kept.of(weight), bias)
 
@@ -142,7 +144,15 @@ def sparse_problems(model: nn.Module) -> Iterator[list[Problem]]:
 
 def _problem_of(module: Any, x: Tensor) -> Problem:
     """The problem that the forward of a layer states for an input."""
-    rows, weight, bias = x.detach().reshape(-1, x.shape[-1]), module.weight.detach(), module.bias
-    name, added, scalars = ("bsr_mm", None, ()) if bias is None else ("bsr_addmm", bias.detach().unsqueeze(-1), (1.0, 1.0))
-    out = rows.new_empty((rows.shape[0], weight.shape[0])).t()
-    return problem_of_blocks(bound_block_call(name, PackedOperand(weight), rows.t(), added, scalars=scalars, out=out), None)
+    rows, bias = x.detach().reshape(-1, x.shape[-1]), module.bias
+    return prepacked_problem(module.weight.detach(), rows.t(), None if bias is None else bias.detach().unsqueeze(-1), by_rows=True)
+
+
+def prepacked_problem(
+    weight: Tensor, x: Tensor, inp: Tensor | None, scalars: Sequence[float] = (1.0, 1.0), *, by_rows: bool
+) -> Problem:
+    """What a product alpha · weight @ x + beta · inp states where the weight is prepacked; ``by_rows``: the result is column-major,
+    so that tokens are its rows in memory."""
+    name, numbers = ("bsr_mm", ()) if inp is None else ("bsr_addmm", scalars)
+    out = x.new_empty((x.shape[1], weight.shape[0])).t() if by_rows else None
+    return problem_of_blocks(bound_block_call(name, PackedOperand(weight), x, inp, scalars=numbers, out=out), None)

@@ -11,10 +11,10 @@ but ``bsr_sampled`` have gradients.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from weakref import ReferenceType, ref
 
 import torch
@@ -23,10 +23,14 @@ from torch.utils.weak import WeakIdKeyDictionary
 from ..dispatch.block_weights import declare, sparsity_of
 from ..dispatch.prepack import PackedOperand, version_of
 from ..numerics.block_sparse import assembled
+from ..operators.schema import NAMESPACE
 from ..problem.operations import OPERATIONS
 from .block_gradients import transposed
 from .block_products import linear, multiplied
 from .block_sampled import sampled_blocks
+
+if TYPE_CHECKING:
+    from torch._library.custom_ops import CustomOpDef
 
 Tensor = torch.Tensor
 
@@ -62,13 +66,22 @@ def weight_of(crow: Tensor, col: Tensor, values: Tensor, columns: int) -> Packed
     return known.packed
 
 
-@torch.library.custom_op("gemmtune::bsr_mm", mutates_args=())
+BODIES: dict[str, Callable[..., Tensor]] = {}
+"""What each operator does, for who listens to what it is made of: modes of torch do not see below an operator."""
+
+
+def _operator(body: Callable[..., Tensor]) -> CustomOpDef:
+    BODIES[body.__name__] = body
+    return torch.library.custom_op(f"{NAMESPACE}::{body.__name__}", mutates_args=())(body)
+
+
+@_operator
 def bsr_mm(crow: Tensor, col: Tensor, values: Tensor, x: Tensor) -> Tensor:
     """bsr @ x."""
     return multiplied("bsr_mm", weight_of(crow, col, values, x.shape[0]), x)
 
 
-@torch.library.custom_op("gemmtune::bsr_addmm", mutates_args=())
+@_operator
 def bsr_addmm(
     inp: Tensor, crow: Tensor, col: Tensor, values: Tensor, x: Tensor, *, beta: float = 1.0, alpha: float = 1.0
 ) -> Tensor:
@@ -77,19 +90,19 @@ def bsr_addmm(
     return multiplied("bsr_addmm", weight, x, inp, (alpha, beta))
 
 
-@torch.library.custom_op("gemmtune::bsr_linear", mutates_args=())
+@_operator
 def bsr_linear(x: Tensor, crow: Tensor, col: Tensor, values: Tensor, bias: Tensor | None = None) -> Tensor:
     """x @ bsrᵀ + bias for x [..., K]."""
     return linear(x, weight_of(crow, col, values, x.shape[-1]), bias)
 
 
-@torch.library.custom_op("gemmtune::bsr_sampled", mutates_args=())
+@_operator
 def bsr_sampled(crow: Tensor, col: Tensor, g: Tensor, x: Tensor, block_m: int, block_k: int) -> Tensor:
     """The blocks of g [M, N] @ xᵀ [N, K] that exist: [blocks, block_m, block_k]."""
     return sampled_blocks(crow, col, g, x, (block_m, block_k))
 
 
-@torch.library.custom_op("gemmtune::bsr_turned_mm", mutates_args=())
+@_operator
 def bsr_turned_mm(crow: Tensor, col: Tensor, values: Tensor, g: Tensor, columns: int) -> Tensor:
     """bsrᵀ @ g, for a weight of ``columns`` columns."""
     turned = transposed(weight_of(crow, col, values, columns).tensor)

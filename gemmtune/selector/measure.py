@@ -133,14 +133,16 @@ def search_all_axes(
 def drift_since(session: AnySession, candidates: Candidates, outcomes: Mapping[str, Outcome]) -> float:
     """The factor by which the fastest choice known runs slower now than when it was ranked; 1 where nothing is known.
 
-    Machines differ from hour to hour by more than choices do: what is measured now is divided by it before it is compared.
+    Machines differ from hour to hour by more than choices do: what is measured now is divided by it before it is compared. It is 1
+    too where clocks do not explain it: one of the two times is wrong then, and what is divided by it would be stored as wrong.
     """
     known = right(outcomes.values())
     fastest = next((o for o in known if o.finalist), known[0] if known else None)
     if fastest is None:
         return 1.0
     now_us = session.examine(candidates.choices[fastest.content_hash], None).time_us
-    return now_us / fastest.time_us if now_us and fastest.time_us else 1.0
+    drift = now_us / fastest.time_us if now_us and fastest.time_us else 1.0
+    return 1.0 if drifts_too_far(candidates.device, drift) else drift
 
 
 def rank(session: AnySession, entrants: int, candidates: Candidates, outcomes: dict[str, Outcome], progress: Progress) -> None:

@@ -1,7 +1,8 @@
-"""Block-sparse weights: tensors to try, scattered products, parameters of torch's kernels, and a search for such."""
+"""Block-sparse weights: tensors to try, linear layers, scattered products, parameters of torch's kernels, and a search for such."""
 
 from ..backends.aten.metas import Family, Found, MetaTable, Shape
 from ..backends.aten.metas import torch_table as import_torch_meta
+from ..ops.block_products import linear
 from ..selector.minimize import Minimum, minimize
 from .learned import measured_metas
 from .scatter import bsr_scatter_mm, scatter_mm
@@ -16,6 +17,7 @@ __all__ = [
     "bsr_scatter_mm",
     "create_blocked_tensor",
     "import_torch_meta",
+    "linear",
     "measured_metas",
     "minimize",
     "scatter_mm",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -12,9 +14,9 @@ from gemmtune.dispatch import block_weights
 from gemmtune.dispatch.plan import forget_plans
 from gemmtune.numerics.block_sparse import mask_of, parts
 from gemmtune.ops.block_gradients import sampled_product, transposed
-from gemmtune.ops.block_products import linear
-from gemmtune.sparse import create_blocked_tensor
+from gemmtune.sparse import create_blocked_tensor, linear
 
+SPARSE = create_blocked_tensor(32, 48, block=16)
 pytestmark = pytest.mark.filterwarnings("ignore:Sparse BSR tensor support", "ignore:Sparse invariant checks")
 
 
@@ -119,6 +121,39 @@ def test_linear_takes_any_dimensions(dtype: torch.dtype) -> None:
         assert got.shape == want.shape
         assert got.is_contiguous()
         assert torch.allclose(got.double(), want, atol=0.1 if dtype == torch.bfloat16 else 1e-4)
+
+
+def test_linear_has_gradients_and_the_dtypes_of_bsr_mm() -> None:
+    weight, bias = create_blocked_tensor(32, 48, block=16).requires_grad_(), torch.randn(32, requires_grad=True)
+    x, g = torch.randn(2, 3, 48, requires_grad=True), torch.randn(2, 3, 32)
+    dense = weight.to_dense().detach().requires_grad_()
+    got = torch.autograd.grad(linear(x, gemmtune.prepack(weight), bias), (x, weight, bias), g)
+    want = torch.autograd.grad(nn.functional.linear(x, dense, bias), (x, dense, bias), g)
+    exists = mask_of(weight).repeat_interleave(16, 0).repeat_interleave(16, 1)
+    assert torch.allclose(got[0], want[0], atol=1e-4)
+    assert torch.allclose(got[1].to_dense(), want[1] * exists, atol=1e-4)
+    assert torch.allclose(got[2], want[2], atol=1e-4)
+    few = create_blocked_tensor(32, 48, block=16, dtype=torch.int8)
+    ones = torch.ones(3, 48, dtype=torch.int8)
+    assert torch.equal(linear(ones, few), few.to_dense().sum(dim=1, dtype=torch.int32).expand(3, 32))
+    assert linear(torch.ones(0, 48), weight).shape == (0, 32)
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        ((torch.ones(3, 32), SPARSE), r"linear: got x \[3, 32\], bsr \[32, 48\] and bias NoneType, expected tensors x \[..., K\]"),
+        ((torch.ones(()), SPARSE), r"linear: got x \[\]"),
+        ((3, SPARSE), "linear: got x int"),
+        ((torch.ones(3, 48), SPARSE, torch.ones(3, 32)), r"and bias \[3, 32\]"),
+        ((torch.ones(3, 48), SPARSE, 2), r"and bias int, expected"),
+        ((torch.ones(3, 48), 5), "linear: bsr must be a sparse_bsr tensor, got int"),
+        ((torch.ones(3, 48), torch.ones(32, 48)), "bsr must be a sparse_bsr tensor, got a tensor of layout torch.strided"),
+    ],
+)
+def test_linear_says_what_does_not_fit(args: tuple[Any, ...], message: str) -> None:
+    with pytest.raises(gemmtune.InvalidProblemError, match=message):
+        linear(*args)
 
 
 def model(dtype: torch.dtype = torch.float32) -> nn.Sequential:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -127,12 +127,32 @@ def test_a_computed_weight_serves_a_batch_of_matrices_with_gaps(fused):
     assert [(d.alone.op, d.taken) for d in gemmtune.explain(compiled).decisions] == [("bmm", "alone")]
 
 
-def test_explain_tells_modules_of_one_class_apart(fused):
-    class Square(torch.nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            return x @ x.t()
+class Square(torch.nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x @ x.t()
 
-    made = [torch.compile(Square(), backend=backend.gemmtune) for _ in range(2)]
+
+def square() -> Callable[[Tensor], Tensor]:
+    return lambda x: x @ x.t()
+
+
+def compiled_in_place() -> torch.nn.Module:
+    model = Square()
+    model.compile(backend=backend.gemmtune)
+    return model
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: torch.compile(Square(), backend=backend.gemmtune),
+        lambda: torch.compile(square(), backend=backend.gemmtune),
+        compiled_in_place,
+    ],
+    ids=["modules of one class", "functions of one statement", "in place"],
+)
+def test_explain_tells_apart_what_shares_its_code(fused, make):
+    made = [make() for _ in range(2)]
     for width, compiled in zip((24, 40), made, strict=True):
         compiled(rows(3, width)[0])
     told = [[d.alone.k for d in gemmtune.explain(compiled).decisions] for compiled in made]

@@ -24,7 +24,7 @@ from gemmtune.conformance.cases.scope import Level, Scope
 from gemmtune.conformance.gemms import own
 from gemmtune.conformance.properties.table import PROPERTIES, property_named
 from gemmtune.conformance.runs.isolation import InProcessRunner
-from gemmtune.declaration.labels import GROUPED, SCALES, SINGLE, WEIGHTS
+from gemmtune.declaration.labels import GROUPED, OPS, SCALES, SINGLE, SPARSE, WEIGHTS
 from gemmtune.declaration.subject import SubjectSpec
 from gemmtune.problem import Problem
 
@@ -129,6 +129,24 @@ def test_kernels_for_an_older_architecture_are_its_own(arch: str) -> None:
     choice = subject.choice(Problem.mm(64, 64, 64, dtype=torch.float16, device_type="cuda"))
     assert choice.arch == arch
     assert arch in subject.name
+
+
+@pytest.mark.parametrize(
+    ("backend", "arch", "lacks"),
+    [
+        ("aten", None, set()),
+        ("triton", None, set()),
+        ("cpp", None, {"mm_plus_mm", *SPARSE}),
+        ("cutlass", "sm80", {"mm_plus_mm", "mixed_mm", "scaled_mm", *GROUPED, *SPARSE}),
+        ("cutlass", "sm90", {"mm_plus_mm", "grouped_k_mm", *SPARSE}),
+        ("cuda", "sm90", {"mm_plus_mm", "int_mm", "int_mm_mul", "scaled_mm", *SPARSE}),
+        ("ck", "gfx942", {"mm_plus_mm", "int_mm", "int_mm_mul", "mixed_mm", *GROUPED, *SPARSE}),
+        ("cuda", "sm80", set()),  # it has nothing there, and says so in each call
+    ],
+)
+def test_a_backend_declares_the_operations_that_it_has(backend: str, arch: str | None, lacks: set[str]) -> None:
+    traits = own.BackendSubject(backend, own.cpp.traits if arch is None and backend == "cpp" else own.EVERYTHING, arch).traits
+    assert set(OPS) - set(traits.ops or ()) == lacks
 
 
 def test_a_backend_promises_equal_bits_only_where_the_settings_do() -> None:

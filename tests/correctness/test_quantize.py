@@ -9,6 +9,8 @@ import io
 import itertools
 import json
 import pickle
+import re
+import warnings
 from types import SimpleNamespace
 
 import pytest
@@ -251,6 +253,37 @@ def test_what_is_skipped_filtered_and_refused():
     gemmtune.quantize_(other, "int8", skip="down_proj")
     assert not isinstance(other.model.layers[0].mlp.down_proj.weight, QuantizedWeight), "one name stands for itself"
     assert isinstance(other.lm_head.weight, QuantizedWeight)
+    with pytest.raises(InvalidProblemError, match=r"got 'int4', but .*q_proj is int8 already, expected .*; load the model anew"):
+        gemmtune.quantize_(other, "int4")
+
+
+@pytest.mark.parametrize(("name", "count"), [("llama", "14 layers and 0"), ("mixtral", "8 layers and 8")])
+def test_what_was_quantized_is_told(name, count, caplog):
+    model, _ = made(name)
+    caplog.set_level("INFO", "gemmtune")
+    gemmtune.quantize_(model, "int8")
+    gemmtune.quantize_(model, "int8")
+    first, second = caplog.messages
+    assert first.startswith(f"quantize_: {count} experts are int8 now: ")
+    assert first.endswith("0 weights were so before, 1 stay as they are")
+    assert second.startswith("quantize_: 0 layers and 0 experts")
+
+
+@pytest.mark.parametrize(
+    ("model", "skip", "message"),
+    [
+        (nn.ReLU(), (), "nothing is quantized: .* the model has none"),
+        (nn.Linear(2, 2), "lm_head", None),
+        (nn.Sequential(nn.Linear(2, 2)), ("0",), "nothing is quantized: .* each is skipped or filtered out"),
+        (nn.Sequential(nn.Linear(2, 2)), ("lm_hed",), "skip: got 'lm_hed', which skips nothing; expected .*, such as '0'"),
+    ],
+)
+def test_what_does_nothing_warns(model, skip, message):
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        gemmtune.quantize_(model, "int8", skip=skip)
+    assert [w.filename for w in told] == [__file__] * (message is not None)
+    assert all(re.fullmatch(f"quantize_: {message}", str(w.message)) for w in told)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -16,6 +16,7 @@ import gemmtune
 from gemmtune import Problem, QuantizedWeight, Recording
 from gemmtune.cli import run
 from gemmtune.errors import InvalidProblemError
+from gemmtune.integration.sparsify import sparse_problems
 
 A, B, C = (torch.randn(size, generator=torch.Generator().manual_seed(1)) for size in ((4, 8), (8, 6), (6,)))
 
@@ -34,6 +35,9 @@ def stated(name: str, *operands: object, **arguments: object) -> Problem:
 
 
 PACKED, BLOCKS = gemmtune.prepack(B), gemmtune.sparse.create_blocked_tensor(4, 8, block=2, density=0.5)
+PACKED_BLOCKS, PARTS = gemmtune.prepack(BLOCKS), (BLOCKS.crow_indices(), BLOCKS.col_indices(), BLOCKS.values())
+FEW = PARTS[2].new_ones(4)
+BY_ROWS = torch.empty(6, 4).t()
 EXPERTS, ENDS = torch.randn(3, 4, 8).mT, torch.tensor([1, 1, 4], dtype=torch.int32)
 
 CALLS = {
@@ -50,6 +54,16 @@ CALLS = {
     "ours into columns": (lambda: gemmtune.mm(A, B, out=torch.empty(6, 4).t()), stated("mm", A, B, out=torch.empty(6, 4).t())),
     "ours prepacked": (lambda: gemmtune.mm(A, PACKED), stated("mm", A, PACKED)),
     "ours with blocks": (lambda: gemmtune.bsr_addmm(C[:4, None], BLOCKS, B), stated("bsr_addmm", C[:4, None], BLOCKS, B)),
+    "blocks": (lambda: BLOCKS @ B, stated("bsr_mm", PACKED_BLOCKS, B)),
+    "blocks and a sum": (
+        lambda: torch.addmm(FEW[:, None], BLOCKS, B, alpha=2),
+        stated("bsr_addmm", FEW[:, None], PACKED_BLOCKS, B, alpha=2),
+    ),
+    "ours as operators": (lambda: torch.ops.gemmtune.bsr_mm(*PARTS, B), stated("bsr_mm", PACKED_BLOCKS, B)),
+    "ours as a layer": (
+        lambda: torch.ops.gemmtune.bsr_linear(B.t().contiguous(), *PARTS),
+        stated("bsr_mm", PACKED_BLOCKS, B.t().contiguous().t(), out=BY_ROWS),
+    ),
     "ours with a sum": (lambda: gemmtune.addmm(C, A, B, alpha=2), problem("addmm", 4, 6, 8, alpha=2)),
     "ours of integers": (lambda: gemmtune.int_mm(A.char(), B.char()), Problem.int_mm(4, 6, 8, layout="nn", device_type="cpu")),
     "groups of rows": (lambda: torch._grouped_mm(A, EXPERTS, offs=ENDS), problem("grouped_mm", 4, 4, 8, groups=3, layout="nt")),
@@ -78,8 +92,28 @@ def test_torch_s_products_are_noted_with_what_they_give(name, mode):
         with gemmtune.record() as recording:
             noted = [call(), call()]
     assert recording.counts == {expected: 2}
+    assert repr(recording) == "<Recording of 1 problems in 2 calls>"
     exact = not name.startswith("ours")  # while a mode is active, torch does these
     assert all(torch.equal(x, plain) if exact else torch.allclose(x, plain, atol=1e-6) for x in noted)
+
+
+def test_sparse_layers_are_noted_as_what_optimize_tunes():
+    model, x = torch.nn.Sequential(torch.nn.Linear(64, 32), torch.nn.ReLU(), torch.nn.Linear(32, 64, bias=False)), torch.ones(3, 64)
+    gemmtune.sparsify_(model, block=16)
+    with torch.inference_mode(), gemmtune.record() as by_torch:
+        model(x)
+    with sparse_problems(model) as expected, torch.no_grad(), gemmtune.record() as of_optimized:
+        gemmtune.optimize(model)(x)
+    gemmtune.restore(model)
+    assert list(by_torch.counts) == list(of_optimized.counts) == expected
+    tokens, expected = B.t().contiguous(), stated("bsr_addmm", FEW[:, None], PACKED_BLOCKS, B.t().contiguous().t(), out=BY_ROWS)
+    for x in (tokens, tokens.view(2, 3, 8)):
+        with gemmtune.record() as recording:
+            functional.linear(x, BLOCKS, FEW)
+        assert recording.counts == {expected: 1}
+    with contextlib.suppress(RuntimeError), gemmtune.record() as recording:
+        torch.mm(B.t(), B.to_sparse_bsr((2, 2)))  # torch has no such product on a CPU, and neither have we
+    assert not recording.counts
 
 
 def test_backward_passes_are_noted_and_other_dtypes_are_not_ours():

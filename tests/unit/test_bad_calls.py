@@ -291,7 +291,9 @@ def test_an_epilogue_function_without_a_module_is_one_like_others():
     assert torch.equal(gemmtune.mm(A, B, epilogue=double), 2 * (A @ B))
 
 
-@pytest.mark.parametrize("again", [copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x)), lambda x: saved(x)])
+@pytest.mark.parametrize(
+    "again", [copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x)), lambda x: saved(x), lambda x: saved(x, weights_only=True)]
+)
 def test_a_prepacked_operand_can_be_copied_and_saved(again):
     b = gemmtune.prepack(torch.randn(48, 32))
     expected = gemmtune.mm(WIDE @ torch.ones(16, 48), b)
@@ -300,11 +302,11 @@ def test_a_prepacked_operand_can_be_copied_and_saved(again):
     assert torch.equal(gemmtune.mm(WIDE @ torch.ones(16, 48), copied), expected)
 
 
-def saved(value):
+def saved(value, *, weights_only=False):
     file = io.BytesIO()
     torch.save(value, file)
     file.seek(0)
-    return torch.load(file, weights_only=False)
+    return torch.load(file, weights_only=weights_only)
 
 
 def test_a_bad_call_leaves_out_as_it_was():

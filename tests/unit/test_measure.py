@@ -120,18 +120,23 @@ def test_kernel_time_of_what_needs_no_compilation_is_measured_while_the_rest_com
 
 
 @pytest.mark.parametrize(
-    ("outcomes", "now_us", "drift"),
+    ("device", "outcomes", "now_us", "drift"),
     [
-        ((), 8.0, 1.0),
-        ((known("a"),), 8.0, 1.0),
-        ((known("a", 4.0), known("b", 2.0, finalist=False)), 8.0, 4.0),
-        ((known("a", 4.0, finalist=True), known("b", 2.0)), 8.0, 2.0),
-        ((known("a", 4.0),), None, 1.0),
+        (CPU, (), 8.0, 1.0),
+        (CPU, (known("a"),), 8.0, 1.0),
+        (CPU, (known("a", 4.0), known("b", 3.0, finalist=False)), 6.0, 2.0),
+        (CPU, (known("a", 4.0, finalist=True), known("b", 2.0)), 8.0, 2.0),
+        (CPU, (known("a", 4.0),), None, 1.0),
+        (CPU, (known("a", 4.0),), 16.0, 1.0),
+        (CPU, (known("a", 4.0),), 1.0, 1.0),
+        (preset("sm90"), (known("a", 4.0),), 16.0, 4.0),
     ],
 )
-def test_drift_is_that_of_the_fastest_ranked(outcomes: tuple[Outcome, ...], now_us: float | None, drift: float) -> None:
+def test_drift_is_that_of_the_fastest_ranked_unless_clocks_do_not_explain_it(
+    device: DeviceInfo, outcomes: tuple[Outcome, ...], now_us: float | None, drift: float
+) -> None:
     session = FakeSession(a=now_us, b=now_us)
-    assert drift_since(session, candidates(), by_hash(*outcomes)) == drift  # type: ignore[arg-type]
+    assert drift_since(session, candidates(device=device), by_hash(*outcomes)) == drift  # type: ignore[arg-type]
 
 
 def ranked(session: FakeSession, *outcomes: Outcome, entrants: int = 8, **fields: Any) -> dict[str, Outcome]:

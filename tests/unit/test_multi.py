@@ -108,7 +108,16 @@ def test_what_is_forced_is_proved_unless_it_is_torchs(backend: RowedBackend, mea
 
 def test_the_setting_decides_by_place(backend: RowedBackend):
     with settings.patch(multi_kernel=1):
-        assert run(made(), 3) == "fake:high"
+        multi = made()
+        assert run(multi, 3) == "fake:high"
+    assert run(multi, 3) == "fake:low", "what decides is the setting of the call"
+    with settings.patch(multi_kernel=1):
+        assert run(multi, 3) == "fake:high"
+        assert run(made(settings=settings.Settings(tune_in_subprocess=False)), 3) == "fake:low"
+        assert run(multi.force(0), 30) == "fake:low"
+    with settings.patch(multi_kernel=2), pytest.raises(InvalidProblemError, match=r"multi_kernel: got 2, expected .* 1: fake:high"):
+        run(multi.force(None), 3)
+    assert run(made(force=1).force(None), 3) == "fake:low"
 
 
 def test_what_is_frozen_keeps_what_is_picked(backend: RowedBackend, measured: list[str]):

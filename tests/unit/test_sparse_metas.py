@@ -129,6 +129,9 @@ def test_a_table_of_ones_own_is_tried_first_and_made_of_what_was_measured(tmp_pa
     assert [c.name for c in torchs(unknown, meta_table=str(tmp_path / "own.json"))] == [c.name for c in torchs(unknown)]
     with pytest.raises(gemmtune.InvalidProblemError, match=r"meta_table: cannot read .*none.json: No such file"):
         torchs(BF16, meta_table=str(tmp_path / "none.json"))
+    on_cpu = Problem.bsr_mm(64, 512, 512, block=32, dtype=torch.float32, device_type="cpu")
+    with settings.patch(meta_table=str(tmp_path / "none.json")), pytest.warns(RuntimeWarning, match="meta_table: got .*none.json"):
+        load("aten").enumerate(on_cpu, detect("cpu"), settings.current())
     assert not len(measured_metas([dataclasses.replace(result, outcomes=())]))
 
 

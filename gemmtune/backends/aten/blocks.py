@@ -5,8 +5,10 @@ from __future__ import annotations
 import hashlib
 import importlib
 import json
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -104,6 +106,9 @@ class BlocksChoice(Choice):
 def choices(problem: Problem, device: DeviceInfo) -> list[BlocksChoice]:
     """What torch has beside dense products; the first one is what a caller gets who asks torch, where it takes the dtype."""
     found = [_choice(problem, "mm", _claims(problem, rounds=device.type != "cpu"), baseline=True)] if has_sparse_mm(problem) else []
+    if device.type == "cpu" and (path := current().meta_table) is not None and not Path(path).is_file():
+        told = f"meta_table: got {path}, expected a file of MetaTable.dump; on a CPU there is no kernel that its parameters are for"
+        warnings.warn(told, RuntimeWarning, stacklevel=1)  # of this line, whoever asks: shown once for all problems
     if device.type == "cpu" and not problem.integers:
         found.append(_choice(problem, "batched", _claims(problem)))
     if device.type != "cpu" and why_not_triton(problem) is None:

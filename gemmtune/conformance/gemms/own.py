@@ -17,13 +17,13 @@ import torch
 from ... import settings
 from ...architectures import how_to_run
 from ...choice import Choice, Claims, Kernel
-from ...declaration.labels import BIASES, NARROW_FLOATS, OPS, SCALES, WEIGHTS
+from ...declaration.labels import BIASES, NARROW_FLOATS, OPS, ROWS, SCALES, WEIGHTS
 from ...declaration.subject import Call, Subject
 from ...declaration.traits import Traits
-from ...device import detect, preset
+from ...device import DeviceInfo, detect, preset
 from ...problem import Problem
 from ...problem.flags import precision_scope
-from ...selector.offers import offers_for
+from ...selector.offers import legal_offers, offers_for
 from ...toolchain.compiled import CompiledChoice
 
 MOST_KERNELS = 256
@@ -50,16 +50,34 @@ EVERYTHING = Traits(
 class BackendSubject(Subject):
     """The choices of one backend. A problem for which it has none is refused with the backend's own reasons.
 
-    With ``arch`` those that it has for that architecture, which is the GPU's own or an older one.
+    Of the operations that ``traits`` name it declares those that the backend has on the devices that are here, or with ``arch`` for
+    that architecture, which is the GPU's own or an older one.
     """
 
     def __init__(self, backend: str, traits: Traits, arch: str | None = None) -> None:
         self.name = f"gemmtune backend {backend}" + (f" for {arch}" if arch else "")
         self.backend = backend
         # The settings of the process may allow choices that add up in the order of arrival.
-        self.traits = dataclasses.replace(traits, deterministic=traits.deterministic and settings.current().deterministic)
+        self._asked = dataclasses.replace(traits, deterministic=traits.deterministic and settings.current().deterministic)
         self.arch = arch
         self._bound = functools.lru_cache(MOST_KERNELS)(self._bind)
+
+    @functools.cached_property
+    def traits(self) -> Traits:  # type: ignore[override]
+        """What it declares, found when asked for: all subjects are made when one of them is named."""
+        here = [kind for kind in self._asked.devices if kind == "cpu" or torch.cuda.is_available()]
+        devices = [preset(self.arch)] if self.arch else [detect(kind) for kind in here]
+        had = tuple(op for op in self._asked.ops or () if any(self._has(op, device) for device in devices))
+        return dataclasses.replace(self._asked, ops=had or self._asked.ops)  # without any, each call says why
+
+    def _has(self, op: str, device: DeviceInfo) -> bool:
+        """Whether it has a choice for a large product of this kind, with aligned rows, of a weight that is not prepacked."""
+        row, kind = ROWS[op], "cpu" if device.type == "cpu" else "cuda"
+        make, sizes = getattr(Problem, row.name), (*(4,) * row.batched, 256, 256, 256)
+        dtypes = [{}] if row.quantized else [{"dtype": torch.float16}, {"dtype": torch.float32}]
+        chosen = dataclasses.replace(settings.current(), backends=(self.backend,), extra_choices=None, search="quick")
+        problems = (make(*sizes, device_type=kind, **dtype) for dtype in dtypes)
+        return any(legal_offers(problem, device, chosen, on_this_machine=False).choices for problem in problems)
 
     def __call__(self, call: Call) -> torch.Tensor:
         """Run the problem's choice."""
@@ -114,14 +132,5 @@ ck = BackendSubject("ck", _ON_CUDA)
 triton_sm75, triton_sm80 = (BackendSubject("triton", _ON_CUDA, arch) for arch in ("sm75", "sm80"))
 cutlass_sm75, cutlass_sm80 = (BackendSubject("cutlass", _ON_CUDA, arch) for arch in ("sm75", "sm80"))
 cpp = BackendSubject(
-    "cpp",
-    dataclasses.replace(
-        EVERYTHING,
-        ops=tuple(op for op in OPS if op != "mm_plus_mm"),  # C++ kernels have no sum of two products
-        devices=("cpu",),
-        streams=False,
-        capturable=False,
-        threads=True,
-        deterministic=True,
-    ),
+    "cpp", dataclasses.replace(EVERYTHING, devices=("cpu",), streams=False, capturable=False, threads=True, deterministic=True)
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -109,11 +110,15 @@ def explain_compiled(compiled: Any) -> CompiledExplanation:
 
 
 def _of_its_own(compiled: Any, entries: Sequence[Any]) -> Sequence[Any]:
-    """Those entries that its own ``torch.compile`` made: the modules of a class share its code, and so its entries.
+    """Those entries that its own ``torch.compile`` made: the modules of a class share its code, and so its entries, as functions do
+    that were defined by one statement.
 
-    Dynamo tells them apart by their backends, of which equal ones serve each other's modules. A function has one code of its own.
+    Dynamo tells them apart by their backends, of which equal ones serve each other's modules.
     """
     backend = getattr(getattr(compiled, "dynamo_ctx", None), "callback", None)
+    if backend is None:  # a function, or a module compiled in place, which has one: the backend is what that closes over
+        function = getattr(compiled, "_compiled_call_impl", None) or compiled
+        backend = inspect.getclosurevars(function).nonlocals.get("callback") if inspect.isfunction(function) else None
     if not hasattr(backend, "_torchdynamo_orig_backend"):
         return entries
     while (inner := getattr(backend, "_torchdynamo_orig_backend", None)) is not None:
