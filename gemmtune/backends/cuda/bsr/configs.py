@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from ....device import DeviceInfo
 from ....problem import Problem
 from ..boxes import LINE, why_not_staged
-from ..hopper import BARRIER_BYTES, SMEM_BYTES, SYSTEM_BYTES, registers_per_thread
+from ..hopper import BARRIER_BYTES, registers_per_thread
 
 UNIT = 32
 """Rows of the weight that one warp multiplies: two rows of blocks of 16, or one of blocks of 32."""
@@ -60,11 +60,6 @@ class Shape:
         """The shared memory of a block: x of all stages with their barriers, and the fragments of its warps."""
         return self.stages * (self.block_n * LINE * 2 + 2 * BARRIER_BYTES) + self.warps * self.queue * FRAGMENT_BYTES
 
-    @property
-    def blocks_per_sm(self) -> int:
-        """The blocks that have room in the shared memory of a multiprocessor."""
-        return (SMEM_BYTES + SYSTEM_BYTES) // (self.shared_bytes + SYSTEM_BYTES)
-
     def __str__(self) -> str:
         return f"{self.rows}x{self.block_n}x{LINE}_s{self.stages}q{self.queue}{f'_n{self.cluster}' if self.cluster > 1 else ''}"
 
@@ -80,13 +75,10 @@ SHAPES: tuple[Shape, ...] = (
     Shape(warps=8, block_n=64, stages=20, cluster=2),
     Shape(warps=4, block_n=64, stages=20, cluster=2),
     Shape(warps=4, block_n=64, stages=20, cluster=4),
-    Shape(warps=4, block_n=32, stages=12, cluster=2),
-    Shape(warps=4, block_n=32, stages=12, cluster=4),
     Shape(warps=8, block_n=32, stages=32, cluster=2, queue=16),
     Shape(warps=4, block_n=32, stages=32, cluster=4, queue=16),
 )
-"""From many tokens to few. The ring is deep, so that warps whose rows have many blocks somewhere do not hold up others. A
-shorter one leaves room for several blocks on a multiprocessor, whose few warps would wait for one instruction after the other."""
+"""From many tokens to few. The ring is deep, so that warps whose rows have many blocks somewhere do not hold up others."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

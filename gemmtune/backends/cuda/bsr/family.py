@@ -81,9 +81,8 @@ class Bsr(Family[Config]):
     def launch_variants(self, problem: Problem, device: DeviceInfo, config: Config) -> Iterator[Config]:
         """How it begins, and whether a block goes on from tile to tile."""
         yield dataclasses.replace(config, pdl=not config.pdl)
-        resident, needed = device.sm_count * config.shape.blocks_per_sm, tiles_of(problem, config.shape) * config.shape.cluster
-        for blocks in (resident, needed) if needed > resident else ():
-            if blocks != config.blocks:
+        for blocks in (device.sm_count, tiles_of(problem, config.shape) * config.shape.cluster):
+            if blocks != config.blocks and tiles_of(problem, config.shape) * config.shape.cluster > device.sm_count:
                 yield dataclasses.replace(config, blocks=blocks)
 
     def claims(self, problem: Problem, config: Config) -> Claims:  # noqa: ARG002 - the same for all

@@ -1,7 +1,4 @@
-"""The model that ranks the configs, by what limits a tile.
-
-Its constants are an H200's; those of a warp's chain are fitted to two kernels, of tiles of 64 and of 128 tokens.
-"""
+"""The model that ranks the configs, by what limits a tile. Its constants are an H200's; none is fitted to this kernel yet."""
 
 from __future__ import annotations
 
@@ -19,8 +16,6 @@ FLOPS_PER_NS = 2650.0
 """The rate of one multiprocessor by products of single warps."""
 STEP_NS, LATENCY_NS = 4.0, 500.0
 """What a warp takes of its scheduler for a step without blocks, and until a fragment that it asks for is there."""
-CHAIN_STEP_NS, CHAIN_FRAGMENT_NS, CHAIN_TOKEN_NS = 60.0, 10.0, 1.9
-"""How long a warp takes one after the other: for each step, for each fragment, and for each token that it multiplies this with."""
 
 
 def estimate_us(problem: Problem, device: DeviceInfo, config: Config) -> float:
@@ -31,18 +26,14 @@ def estimate_us(problem: Problem, device: DeviceInfo, config: Config) -> float:
     x_bytes = 2.0 * problem.k * shape.block_n
     weight_bytes = 2.0 * density * problem.k * shape.rows
     fragments = weight_bytes / (2 * FRAGMENT**2)
-    steps, each = problem.k / LINE, fragments / shape.warps
-    tiles, at_a_time = tiles_of(problem, shape), clusters_at_a_time(device.sm_count, shape.cluster)
-    together = min(shape.blocks_per_sm, -(-tiles // at_a_time))
-    shared_ns = together * max(
+    tile_ns = max(
         (x_bytes / shape.cluster + weight_bytes) / SM_GBPS,
         (x_bytes + fragments * 2 * FRAGMENT * shape.block_n * FRAGMENT / block) / SHARED_GBPS,
         weight_bytes * shape.block_n / FLOPS_PER_NS,
-        steps * shape.warps * STEP_NS,
+        fragments / shape.warps / shape.queue * LATENCY_NS,
+        problem.k / LINE * shape.warps * STEP_NS,
     )
-    chain_ns = steps * CHAIN_STEP_NS + each * (CHAIN_FRAGMENT_NS + CHAIN_TOKEN_NS * shape.block_n)
-    tile_ns = max(shared_ns, chain_ns, each / shape.queue * LATENCY_NS)
-    rounds = -(-tiles // (at_a_time * together))
+    rounds = -(-tiles_of(problem, shape) // clusters_at_a_time(device.sm_count, shape.cluster))
     moved = 2 * (density * problem.n + problem.m) * problem.k + problem.out.dtype.itemsize * problem.m * problem.n
     return LAUNCH_US + max(rounds * (TILE_US + tile_ns / 1e3), moved / DRAM_GBPS / 1e3)
 
@@ -54,4 +45,4 @@ def candidates(problem: Problem, device: DeviceInfo) -> list[Config]:
 
 
 def _told(shape: Shape, device: DeviceInfo) -> Config:
-    return Config(shape=shape, blocks=max(device.sm_count * shape.blocks_per_sm, shape.cluster), pdl=True)
+    return Config(shape=shape, blocks=max(device.sm_count, shape.cluster), pdl=True)
