@@ -49,7 +49,7 @@ class Forced:
             self._prove(at)
             self.proved.add((at.name, problem))
         if choice.name not in self.plans:
-            whole = Segment(lo=1, hi=MOST_ROWS, name=choice.name, content_hash=choice.content_hash, anchor=choice.problem.m)
+            whole = Segment.of(choice, 1, MOST_ROWS, choice.problem.m)
             member = Member(self.rows_class, whole.anchor, self.device, lambda _: choice)
             self.plans[choice.name] = RangePlan(self.rows_class, [member], Table(segments=(whole,)), frozenset())
         return self.plans[choice.name]

@@ -227,8 +227,11 @@ class Multi:
 
     def _planned(self, table: Table | None) -> RangePlan:
         assert table is not None
-        members = members_of(table, self._class, self._device, self._candidates)
+        members = members_of(table, self._class, self._device, self._found)
         return RangePlan(self._class, members, table, frozenset())
+
+    def _found(self, x: Segment, problem: Problem) -> Choice | None:
+        return self._candidates(problem).choices.get(x.content_hash)
 
     def _candidates(self, problem: Problem) -> Candidates:
         members = [choice.at(problem, self._device) for choice in self._held]

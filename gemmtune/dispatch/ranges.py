@@ -18,7 +18,7 @@ from ..device import DeviceInfo
 from ..errors import GemmtuneError, InvalidProblemError, UnavailableError
 from ..problem import Problem
 from ..problem.rows import Relaid, RowClass, row_classes
-from ..selector.candidates import Candidates, candidates_for
+from ..selector.candidates import candidates_for, choice_of
 from ..selector.ranges import kind_of, stored_table
 from ..selector.segments import Segment, Table
 from ..settings import Settings, Timing
@@ -231,28 +231,36 @@ def _of(
     machine = fingerprint_text(device, settings.timing)
     tuned = {} if settings.batch_invariant else tuned_rows(rows_class, machine, store)
 
-    def stored(problem: Problem) -> Candidates:
-        return candidates_for(problem, device, settings).stored(store)
-
     if known is None:
-        members = [Member(rows_class, m, device, lambda p: stored(p).picked or f"nothing right is known of {p}") for m in tuned]
+
+        def picked(problem: Problem) -> Choice | str:
+            found = candidates_for(problem, device, settings).stored(store).picked
+            return found or f"nothing right is known of {problem}"
+
+        members = [Member(rows_class, m, device, picked) for m in tuned]
         return RangePlan(rows_class, members, None, frozenset(tuned)) if members else None
     table, measured_at = known
     later = (m for m, key in tuned.items() if any(row.measured_at > measured_at for row in store.rows(key, machine).values()))
-    return RangePlan(rows_class, members_of(table, rows_class, device, stored), table, frozenset(later))
+
+    def found(x: Segment, problem: Problem) -> Choice | None:
+        return choice_of(x.content_hash, x.backend, problem, device, settings, store)
+
+    return RangePlan(rows_class, members_of(table, rows_class, device, found), table, frozenset(later))
 
 
-def members_of(table: Table, rows_class: RowClass, device: DeviceInfo, choices: Callable[[Problem], Candidates]) -> list[Member]:
-    """A member for each segment of a table, the same one for segments of one choice. ``choices`` has those of a problem."""
+def members_of(
+    table: Table, rows_class: RowClass, device: DeviceInfo, found: Callable[[Segment, Problem], Choice | None]
+) -> list[Member]:
+    """A member for each segment of a table, the same one for segments of one choice, which is ``found`` at the segment's anchor."""
     made: dict[tuple[str, int], Member] = {}
     for x in table.segments:
-        made.setdefault((x.content_hash, x.anchor), Member(rows_class, x.anchor, device, functools.partial(_found, x, choices)))
+        made.setdefault((x.content_hash, x.anchor), Member(rows_class, x.anchor, device, functools.partial(_found, x, found)))
     return [made[x.content_hash, x.anchor] for x in table.segments]
 
 
-def _found(segment: Segment, choices: Callable[[Problem], Candidates], problem: Problem) -> Choice | str:
-    gone = f"{segment.name} is not among the choices for {problem}: the settings leave it out, or another version measured it"
-    return choices(problem).choices.get(segment.content_hash) or gone
+def _found(x: Segment, found: Callable[[Segment, Problem], Choice | None], problem: Problem) -> Choice | str:
+    gone = f"{x.name} is not among the choices for {problem}: the settings leave it out, or another version measured it"
+    return found(x, problem) or gone
 
 
 def tuned_rows(rows_class: RowClass, machine: str, store: Store) -> dict[int, str]:

@@ -13,7 +13,7 @@ from ..problem import Problem
 from ..settings import Settings, Timing
 from ..store.key import fingerprint_text
 from ..store.store import Row, Store
-from .offers import known_variants, moved_choices, offers_for, widest_offers_for
+from .offers import enabled_backends, known_variants, moved_choices, offers_for, widest_offers_for
 from .pick import pick
 from .result import ALONE, DISTURBED, SETTLED, Outcome
 
@@ -157,6 +157,20 @@ def candidates_for(problem: Problem, device: DeviceInfo, settings: Settings, *, 
     offers = offers_for(problem, device, settings)
     choices = {c.content_hash: c for c in offers.choices}
     return Candidates(problem=problem, device=device, settings=settings, offers=offers, choices=choices, known={}, host_us=host_us)
+
+
+def choice_of(
+    content_hash: str, backend: str, problem: Problem, device: DeviceInfo, settings: Settings, store: Store
+) -> Choice | None:
+    """The choice with that hash: what its backend offers for a problem, a variant of that, or what an earlier search went to.
+
+    No other backend is asked: to enumerate for all of them takes a tenth of a second. None where the settings leave it out.
+    """
+    if backend not in enabled_backends(device, settings):
+        return None
+    found = candidates_for(problem, device, dataclasses.replace(settings, backends=(backend,)))
+    choice = found.choices.get(content_hash) or known_variants(found.offers.choices, {content_hash}, settings).get(content_hash)
+    return choice or found.stored(store).choices.get(content_hash)
 
 
 def outcome_of(row: Row) -> Outcome:

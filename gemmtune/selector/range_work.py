@@ -13,7 +13,8 @@ from ..problem import Problem
 from ..problem.rows import RowClass
 from ..settings import Settings
 from ..store.key import fingerprint_text
-from .candidates import Candidates, candidates_for
+from ..store.store import Store
+from .candidates import Candidates, candidates_for, choice_of
 from .offers import enabled_backends, libraries_of, offers_for
 from .precompile import precompile
 from .progress import Progress
@@ -79,6 +80,13 @@ class Work:
         offers = dataclasses.replace(found.offers, choices=kept)
         return dataclasses.replace(found, offers=offers, choices={c.content_hash: c for c in kept}, closed=True)
 
+    def found(self, x: Segment, store: Store) -> Choice | None:
+        """The choice of a segment as it is at its anchor, or None where it is not there any more."""
+        problem = self.rows_class.at(x.anchor)
+        if self.source is not None:
+            return self.source(problem).stored(store).choices.get(x.content_hash)
+        return choice_of(x.content_hash, x.backend, problem, self.device, self.settings, store)
+
     @property
     def baseline(self) -> str:
         """The name of torch's own operation; empty where it does not compete."""
@@ -134,14 +142,8 @@ def segment_of(work: Work, name: str, lo: int, hi: int) -> Segment:
     """The interval for a choice, with its time at the last anchor inside."""
     inside = sorted(m for m, times in work.times.items() if lo <= m <= hi and name in times)
     anchor = work.anchor_of[name]
-    return Segment(
-        lo=lo,
-        hi=hi,
-        name=name,
-        content_hash=work.choices[name].content_hash,
-        anchor=anchor,
-        time_us=work.times.get(inside[-1] if inside else anchor, {}).get(name),
-    )
+    time_us = work.times.get(inside[-1] if inside else anchor, {}).get(name)
+    return Segment.of(work.choices[name], lo, hi, anchor, time_us=time_us)
 
 
 def measured(work: Work, m: int, names: Iterable[str]) -> Mapping[str, float]:

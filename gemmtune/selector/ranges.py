@@ -122,13 +122,11 @@ def _serves(table: Table, work: Work, store: Store) -> bool:
     their kernels is compiled."""
     enabled, needed = enabled_backends(work.device, work.settings), []
     for x in table.segments:
-        choice = work.candidates(x.anchor).stored(store).choices.get(x.content_hash)
+        choice = work.found(x, store)
         if choice is not None:
             legal = (choice.at(work.rows_class.at(m), work.device) for m in x.kernels)
             needed += [at for at in legal if isinstance(at, Choice)]
-            continue
-        backend = x.name.partition(":")[0]
-        if work.source is not None or (backend in enabled and why_not_named(x.name, backend, work.settings) is None):
+        elif work.source is not None or (x.backend in enabled and why_not_named(x.name, x.backend, work.settings) is None):
             log.info("%s: %s of the stored table is of another version: the range is tuned again", work.rows_class, x.name)
             return False
     return not precompile(needed, work.settings)

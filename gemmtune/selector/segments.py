@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
+from ..choice import Choice
 from ..errors import InvalidProblemError, StoreError
 from ..store.ranged import Ranged
 
-VERSION = 2
+VERSION = 3
 """Version of what a table means. One of another version is not used: the range is tuned again."""
 MOST_ROWS = 2**31 - 1
 _ROWS = ("checked", "kernels")
@@ -25,19 +26,27 @@ INVARIANT = "invariant"
 class Segment:
     """The choice for ``lo`` to ``hi`` rows, both included.
 
-    It is found again as the one with ``content_hash`` among those for ``anchor`` rows, an M at which it was measured with
-    ``time_us``. ``checked`` are the Ms at which it was proved right, ``kernels`` the first M
-    of each run of Ms that need one compiled kernel.
+    It is found again as the one with ``content_hash`` among those of its ``backend`` for ``anchor`` rows, an M at which it was
+    measured with ``time_us``. ``checked`` are the Ms at which it was proved right, ``kernels`` the first M of each run of Ms that
+    need one compiled kernel.
     """
 
     lo: int
     hi: int
     name: str
+    backend: str
     content_hash: str
     anchor: int
     time_us: float | None = None
     checked: tuple[int, ...] = ()
     kernels: tuple[int, ...] = ()
+
+    @classmethod
+    def of(cls, choice: Choice, lo: int, hi: int, anchor: int, **more: Any) -> Segment:
+        """The interval for ``choice``, which is found again among those for ``anchor`` rows."""
+        return cls(
+            lo=lo, hi=hi, name=choice.name, backend=choice.backend, content_hash=choice.content_hash, anchor=anchor, **more
+        )  # fmt: skip
 
     def __str__(self) -> str:
         rows = str(self.lo) if self.lo == self.hi else f"{self.lo}..{self.hi}"

@@ -34,7 +34,7 @@ def put_table(problem: Problem, parts: Sequence[tuple[int, int, str]]) -> list[C
         for kernel in kernels:
             kernel.compile()
         starts = tuple(kernel.problem.m for kernel in kernels)
-        segments.append(Segment(lo=lo, hi=hi, name=choice.name, content_hash=choice.content_hash, anchor=anchor, kernels=starts))
+        segments.append(Segment.of(choice, lo, hi, anchor, kernels=starts))
         chosen.append(choice)
     value = Table(segments=tuple(segments)).to_json()
     machine = fingerprint_text(device, current.timing)

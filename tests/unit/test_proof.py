@@ -405,7 +405,7 @@ def test_the_loss_of_a_choice_is_a_mean_of_logarithms() -> None:
 
 
 def segment(lo: int, hi: int, name: str) -> Segment:
-    return Segment(lo=lo, hi=hi, name=name, content_hash=f"fake-{name}", anchor=lo)
+    return Segment(lo=lo, hi=hi, name=name, backend="fake", content_hash=f"fake-{name}", anchor=lo)
 
 
 def test_instead_of_what_is_not_legal_the_fastest_at_the_nearest_anchor_serves() -> None:

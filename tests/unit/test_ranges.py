@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import types
 import warnings
@@ -225,10 +226,7 @@ def test_the_second_time_it_comes_from_the_store(backend: RowedBackend):
         assert tuned().source == "measured"
 
 
-def test_a_table_whose_choice_is_gone_is_made_anew_and_one_that_settings_narrow_is_not(
-    backend: RowedBackend, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setattr(ranges, "enabled_backends", lambda *_: ("fake",))
+def test_a_table_whose_choice_is_gone_is_made_anew_and_one_that_settings_narrow_is_not(backend: RowedBackend):
     tuned()
     with settings.patch(choice_denylist_regex="high"):
         assert tuned().source == "store", "it is there for who allows it"
@@ -274,15 +272,20 @@ def test_what_a_library_offers_between_anchors_only_competes_at_the_next_ones(
 ):
     class Library(RowedBackend):
         def enumerate(self, problem: Problem, device: DeviceInfo, settings: Settings) -> Offers:
-            return super().enumerate(problem, device, settings) if problem.m in range(66, 74) else Offers()
+            asked.append(settings.backends)
+            found = super().enumerate(problem, device, settings).choices if problem.m in range(66, 74) else ()
+            return Offers(choices=tuple(dataclasses.replace(choice, backend="cublaslt") for choice in found))
 
+    asked: list[tuple[str, ...] | None] = []
     library, absent = Library(("narrow",)), types.SimpleNamespace(serves_by_default=lambda device: False)
     monkeypatch.setitem(KINDS, "narrow", {"lo": 60, "hi": 100})
     monkeypatch.setattr(offers, "load", lambda name: {"triton": backend, "cublaslt": library}.get(name, absent))
     result = tuned(range(64, 257))
     assert intervals(result) == [(64, 100, "narrow"), (101, 256, "high")]
     assert result.table.segments[0].anchor in range(66, 74), "where it will be found again"
+    asked.clear()
     assert call(90) == "fake:narrow"
+    assert asked == [("cublaslt",)], "of the others nothing is enumerated"
 
 
 def test_a_choice_that_is_wrong_between_anchors_is_left_out(backend: RowedBackend, caplog: pytest.LogCaptureFixture):

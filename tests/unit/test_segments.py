@@ -20,7 +20,7 @@ from gemmtune.store.ranged import Ranged
 
 
 def segment(lo: int, hi: int, name: str = "x", **fields: object) -> Segment:
-    return Segment(lo=lo, hi=hi, name=name, content_hash=f"hash of {name}", anchor=lo, **fields)  # type: ignore[arg-type]
+    return Segment(lo=lo, hi=hi, name=name, backend="fake", content_hash=f"hash of {name}", anchor=lo, **fields)  # type: ignore[arg-type]
 
 
 def test_the_segment_of_an_m():
@@ -68,10 +68,10 @@ def test_a_table_survives_the_store():
 @pytest.mark.parametrize(
     ("value", "message"),
     [
-        ({"version": 99, "seed": 0, "segments": []}, "got a table of version 99, expected 2; tune the range again"),
+        ({"version": 99, "seed": 0, "segments": []}, "got a table of version 99, expected 3; tune the range again"),
         ({}, "version None"),
-        ({"version": 2, "seed": 0, "segments": [{"lo": 1}]}, "damaged"),
-        ({"version": 2, "seed": 0, "segments": []}, "damaged .got a table|damaged"),
+        ({"version": 3, "seed": 0, "segments": [{"lo": 1}]}, "damaged"),
+        ({"version": 3, "seed": 0, "segments": []}, "damaged .got a table|damaged"),
     ],
 )
 def test_a_stored_table_of_another_kind_is_told(value: dict[str, object], message: str):
