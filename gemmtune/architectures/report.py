@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..choice import Status
-from ..selector.session import Sample
+from ..selector.samples import Sample
 from .inspection import Inspection
 from .running import Way
 

@@ -10,7 +10,7 @@ from ..device import DeviceInfo
 from ..errors import UnavailableError
 from ..problem import Problem
 from ..selector.remote import RemoteSession
-from ..selector.session import Sample
+from ..selector.samples import Sample
 from ..settings import Settings, current
 from ..toolchain.compiled import CompiledChoice
 

@@ -183,3 +183,13 @@ def held(wanted: Sequence[Wanted], problem: Problem, rows: range, device: Device
         known = ", ".join(c.name for c in candidates_for(problem, device, settings).offers.choices)
         raise InvalidProblemError(f"multi: {'; '.join(missing)}, expected names out of {known}")
     return [x for x in found if isinstance(x, Choice)]
+
+
+def place_of(choice: str | int, names: Sequence[str], asker: str) -> int:
+    """The place of a member that is named, or said by its place. Raises InvalidProblemError, of the ``asker``: there is none."""
+    if isinstance(choice, str) and choice in names:
+        return names.index(choice)
+    if isinstance(choice, int) and not isinstance(choice, bool) and 0 <= choice < len(names):
+        return choice
+    expected = ", ".join(f"{i}: {name}" for i, name in enumerate(names))
+    raise InvalidProblemError(f"{asker}: got {choice!r}, expected a name or a place out of {expected}")

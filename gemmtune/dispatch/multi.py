@@ -21,7 +21,7 @@ from ..selector.candidates import Candidates
 from ..selector.progress import Progress
 from ..selector.ranges import stored_table, tune_rows
 from ..selector.result import Outcome
-from ..selector.segments import Segment, Table, merged, rows_of
+from ..selector.segments import Segment, Table, merged, outside, rows_of
 from ..settings import Settings
 from ..store.key import fingerprint_text
 from ..store.store import Ranged, open_store
@@ -32,7 +32,7 @@ from .fallback import by_torch
 from .forced import Forced
 from .host import host_us
 from .keys import key_of
-from .members import Wanted, candidates_of, held, in_worker, refuse_choices
+from .members import Wanted, candidates_of, held, in_worker, place_of, refuse_choices
 from .named import Operand, Operation, stated_problem
 from .plan import Plan
 from .ranges import RangePlan, members_of
@@ -142,7 +142,7 @@ class Multi:
         """What a call of the problem runs, made ready; with ``decide="first_call"`` it is measured now, if this M is new."""
         index = self._forced
         if index is None and (named := (self._given or settings_module.current()).multi_kernel) is not None:
-            index = self._place(named, "multi_kernel")
+            index = place_of(named, self.choices, "multi_kernel")
         if index is not None:
             range_plan = self._alone.plan(self._held[index], problem)
         else:
@@ -176,7 +176,7 @@ class Multi:
         self._tell_wrong(found)
         if known is not None and result.source == "measured":
             there = (x for x, member in zip(known[0].segments, self._planned(known[0]).members, strict=True) if member.found)
-            others = (part for x in there for part in _outside(x, result.table))
+            others = (part for x in there for part in outside(x, result.table))
             segments = merged(sorted((*others, *result.table.segments), key=lambda x: x.lo))
             self.table = Table(segments=segments, seed=result.table.seed)
             store.put_ranged(Ranged(key=self._class.key, fingerprint=machine, kind=self._kind, value=self.table.to_json()))
@@ -196,7 +196,7 @@ class Multi:
         Raises:
             InvalidProblemError: there is none of that name, or at that place.
         """
-        self._forced = None if choice is None else self._place(choice)
+        self._forced = None if choice is None else place_of(choice, self.choices, "force")
         self._ready.clear()
         return self
 
@@ -216,14 +216,6 @@ class Multi:
         self._forced = 0 if forced is not None else None
         self._frozen = True
         return self
-
-    def _place(self, choice: str | int, asker: str = "force") -> int:
-        if isinstance(choice, str) and choice in self.choices:
-            return self.choices.index(choice)
-        if isinstance(choice, int) and not isinstance(choice, bool) and 0 <= choice < len(self.choices):
-            return choice
-        expected = ", ".join(f"{i}: {name}" for i, name in enumerate(self.choices))
-        raise InvalidProblemError(f"{asker}: got {choice!r}, expected a name or a place out of {expected}")
 
     def _planned(self, table: Table | None) -> RangePlan:
         assert table is not None
@@ -262,9 +254,8 @@ def multi(
             their defaults. Each has a name of its own.
         m: the numbers of rows that are decided; by default that of the problem.
         decide: ``ranges`` decides now, unless the store knows; ``first_call`` the first call of an M. The store keeps it.
-        force: the one that runs, by name or place; the setting ``multi_kernel`` does this for every one, as long as it is in force
-            where calls are made. It is proved right before its first run at each M, unless it is torch's own or the setting
-            ``verify`` is off.
+        force: the one that runs, by name or place, as the setting ``multi_kernel`` says it for every one while it is in force. It
+            is proved right before its first run at each M, unless it is torch's own or the setting ``verify`` is off.
         subprocess: measure in a worker process, by default as the settings say where all functions can be imported there.
         settings: instead of the settings in force; what is measured is proved right whatever they say.
 
@@ -277,9 +268,8 @@ def multi(
     chosen = settings or settings_module.current()
     measuring = replace(chosen, verify=True, batch_invariant=False, tune_in_subprocess=in_worker(choices, subprocess, chosen))
     rows = rows_of(m) if m is not None else range(problem.m, problem.m + 1)
-    members = held(choices, problem, rows, info, measuring)
-    rows_class = row_classes(problem)[0]
-    made = Multi(name, members, rows_class, info, measuring, decide, rows, given=settings, verify_forced=chosen.verify)
+    asked = name, held(choices, problem, rows, info, measuring), row_classes(problem)[0], info, measuring, decide, rows
+    made = Multi(*asked, given=settings, verify_forced=chosen.verify)
     if force is not None:
         made.force(force)
     elif decide == "ranges" and chosen.multi_kernel is None:
@@ -303,10 +293,3 @@ def _asked(
         raise InvalidProblemError(f"multi: got {name}, whose weight is block-sparse, expected one of {', '.join(NAMES)}")
     assert isinstance(name, str)
     return problem, name, detect(device or str(place))
-
-
-def _outside(x: Segment, table: Table) -> list[Segment]:
-    """What of a segment lies before and behind a table."""
-    before = replace(x, hi=min(x.hi, table.lo - 1))
-    behind = replace(x, lo=max(x.lo, table.hi + 1))
-    return [part for part in (before, behind) if part.lo <= part.hi]

@@ -209,8 +209,7 @@ def make_plan(problem: Problem, device: DeviceInfo, settings: Settings) -> Plan:
         return bound(problem, candidates.only, "only choice", device, settings)
     store = open_store(settings)
     if settings.tune == "never":
-        choice = candidates.stored_anyhow(store).picked
-        if choice is not None:
+        if (choice := candidates.stored_anyhow(store).picked) is not None:
             return bound(problem, choice, "store", device, settings)
         if capturing:
             warnings.warn(
@@ -230,9 +229,8 @@ def make_plan(problem: Problem, device: DeviceInfo, settings: Settings) -> Plan:
         listener.end(result)
     if choice is not None:
         return bound(problem, choice, "store" if result.source == "store" else "tuned", device, settings)
-    left_out = [(o.name, str(o.status), o.reason) for o in result.outcomes] + [
-        (r.name, "refused", r.reason) for r in result.refusals
-    ]
+    left_out = [(o.name, str(o.status), o.reason) for o in result.outcomes]
+    left_out += [(r.name, "refused", r.reason) for r in result.refusals]
     error = NoValidChoicesError(str(problem), left_out)
     if not settings.fallback_to_aten:
         raise error

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import re
 import warnings
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Literal, TypeVar
 
 import torch
@@ -56,12 +56,26 @@ def quantize_(
     """
     check_model("quantize_", model)
     check_kind(kind, group)
-    skip = names_of(skip)
     weights = {
         place if name == "weight" else f"{place}.{name}".removeprefix("."): (module, name)
         for place, module in model.named_modules()
         for name in _weights_of(module)
     }
+    chosen = _chosen(weights, names_of(skip), filter_fn)
+    todo = {whole: (module, name) for whole, (module, name) in chosen.items() if not _is_already(whole, module, name, kind)}
+    if chosen:
+        so_before, others = len(chosen) - len(todo), len(weights) - len(chosen)
+        told = _replaced(todo, kind, group)
+        log.info("quantize_: %s; %d weights were so before, %d stay as they are", told, so_before, others)
+    return model
+
+
+Weights = Mapping[str, tuple[nn.Module, str]]
+"""Modules and the names of their Parameters, by the whole name."""
+
+
+def _chosen(weights: Weights, skip: Sequence[str], filter_fn: Callable[[nn.Module, str], bool] | None) -> Weights:
+    """The weights that are neither skipped nor filtered out. Warns if there is none, and of names that skip nothing."""
     for word in skip:
         if word not in _SKIP and not any(_is_skipped(whole, (word,)) for whole in weights):
             example = next(iter(weights), "") or "fc1"
@@ -71,28 +85,26 @@ def quantize_(
         for whole, (module, name) in weights.items()
         if not _is_skipped(whole, skip) and (filter_fn is None or filter_fn(module, whole))
     }
-    todo = {whole: (module, name) for whole, (module, name) in chosen.items() if not _is_already(whole, module, name, kind)}
     if not chosen:
         why = "each is skipped or filtered out" if weights else "the model has none"
         _warn(f"nothing is quantized: of nn.Linear, Conv1D and the experts of transformers, {why}")
-        return model
-    before, after, made = 0, 0, dict[nn.Module, Tensor]()
+    return chosen
+
+
+def _replaced(todo: Weights, kind: Bits, group: int) -> str:
+    """Quantize the weights; what there is of them now. Raises InvalidProblemError for one that cannot be quantized."""
+    before_bytes, after_bytes, made = 0, 0, dict[nn.Module, Tensor]()
     for whole, (module, name) in todo.items():
         try:
-            quantized = _quantized(module, name, kind, group)
+            made[module] = quantized = _quantized(module, name, kind, group)
         except InvalidProblemError as error:
             remedy = f"{whole}: {error}; name it in skip=" if whole else str(error)
             raise InvalidProblemError(f"quantize_: {remedy}") from error
-        before, after = before + getattr(module, name).nbytes, after + quantized.nbytes
-        made[module] = quantized
+        before_bytes, after_bytes = before_bytes + getattr(module, name).nbytes, after_bytes + quantized.nbytes
         setattr(module, name, nn.Parameter(quantized, requires_grad=False))
     experts = [len(weight) for weight in made.values() if weight.dim() == 3]
-    log.info(
-        "quantize_: %d layers and %d experts are %s now: %.1f MB instead of %.1f; %d weights were so before, %d stay as they are",
-        len(made) - len(experts), sum(experts), kind, after / 1e6, before / 1e6,
-        len(chosen) - len(todo), len(weights) - len(chosen),
-    )  # fmt: skip
-    return model
+    what = f"{len(made) - len(experts)} layers and {sum(experts)} experts are {kind} now"
+    return f"{what}: {after_bytes / 1e6:.1f} MB instead of {before_bytes / 1e6:.1f}"
 
 
 def check_kind(kind: str, group: int) -> None:
@@ -109,7 +121,7 @@ def names_of(skip: str | Collection[str]) -> list[str]:
 
 
 def _warn(text: str) -> None:
-    warnings.warn(f"quantize_: {text}", RuntimeWarning, stacklevel=3)
+    warnings.warn(f"quantize_: {text}", RuntimeWarning, stacklevel=4)
 
 
 def _weights_of(module: nn.Module) -> list[str]:

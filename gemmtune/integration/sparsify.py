@@ -18,7 +18,7 @@ from ..dispatch.noting import noted
 from ..dispatch.prepack import PackedOperand
 from ..errors import InvalidProblemError
 from ..numerics.block_sparse import by_blocks, sparse_of
-from ..ops.block_products import linear
+from ..ops.block_linear import linear
 from ..problem import Problem
 from ..problem.sparsity import Sparsity, sides_of
 from ..settings import Settings

@@ -26,7 +26,8 @@ from ..numerics.block_sparse import assembled
 from ..operators.schema import NAMESPACE
 from ..problem.operations import OPERATIONS
 from .block_gradients import transposed
-from .block_products import linear, multiplied
+from .block_linear import linear
+from .block_products import multiplied
 from .block_sampled import sampled_blocks
 
 if TYPE_CHECKING:

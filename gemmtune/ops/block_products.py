@@ -29,7 +29,6 @@ from ..errors import InvalidProblemError
 from ..problem.dtypes import is_float8
 from ..problem.fields import scalar_class
 from ..problem.fused import Then
-from ..problem.operations import OPERATIONS
 from .block_batches import batched_product, is_batch
 from .block_factors import check_factors, check_integers, integer, scaling
 from .block_gradients import BlockProduct, Fused
@@ -93,7 +92,7 @@ def bsr_addmm(
     """
     name = "bsr_addmm"
     alpha, beta = number(name, "alpha", alpha), number(name, "beta", beta)
-    weight = _weight_of(name, bsr)
+    weight = weight_of(name, bsr)
     plain = left_alpha is None and right_alpha is None
     if not plain:
         check_operands(name, [("bsr", weight), ("x", x)])
@@ -134,7 +133,7 @@ def int_bsr_addmm(
     """
     name = "int_bsr_addmm"
     alpha, beta = integer(name, "alpha", alpha), integer(name, "beta", beta)
-    weight = _weight_of(name, bsr)
+    weight = weight_of(name, bsr)
     if weight.dtype != torch.int8:
         raise InvalidProblemError(f"{name}: dtype of bsr: got {weight.dtype}, expected torch.int8; bsr_addmm takes floats")
     check_operands(name, [("bsr", weight), ("x", x), *([("inp", inp)] if beta != 0 else [])])
@@ -154,7 +153,7 @@ def int_bsr_addmm(
     return result if out is None else out.copy_(result)
 
 
-def _weight_of(name: str, bsr: object) -> Tensor:
+def weight_of(name: str, bsr: object) -> Tensor:
     """The weight of a call, prepacked or not."""
     weight = bsr.tensor if isinstance(bsr, PackedOperand) else bsr
     if not isinstance(weight, Tensor):
@@ -259,39 +258,6 @@ def _of_batches(
         raise InvalidProblemError(f"{name}: a call with out= is not differentiable; leave out out=, or use torch.no_grad()")
     check_out(name, out, result.shape, result.dtype, result.device, [])
     return out.copy_(result)
-
-
-def linear(x: Tensor, bsr: Tensor | PackedOperand, bias: Tensor | None = None) -> Tensor:
-    """x @ bsrᵀ + bias, as ``torch.nn.functional.linear`` has it. All is row-major, so that nothing is transposed in memory.
-
-    Args:
-        x: [..., K] of one dimension or more, of the dtype of ``bsr``.
-        bsr: [N, K], as for ``bsr_mm``, ``prepack`` of one included.
-        bias: [N], of the dtype of ``bsr``, which is float64, float32, float16 or bfloat16 then.
-
-    Returns:
-        [..., N], contiguous, of the dtype that ``bsr_mm`` has. ``x``, ``bsr`` and ``bias`` have gradients.
-
-    Raises:
-        InvalidProblemError: shapes that do not fit together, or what ``bsr_mm`` and ``bsr_addmm`` refuse.
-    """
-    weight = _weight_of("linear", bsr)
-    columns, size = weight.shape[1:], getattr(x, "shape", ())
-    if not size or size[-1:] != columns or (bias is not None and getattr(bias, "shape", None) != weight.shape[:1]):
-        got = [list(t.shape) if isinstance(t, Tensor) else type(t).__name__ for t in (x, weight, bias)]
-        raise InvalidProblemError(
-            f"linear: got x {got[0]}, bsr {got[1]} and bias {got[2]}, expected tensors x [..., K], bsr [N, K] and bias [N] or None"
-        )
-    rows = x.reshape(size[:-1].numel(), *columns)
-    added = None if bias is None else bias.unsqueeze(-1)
-    name, scalars = ("bsr_mm", ()) if bias is None else ("bsr_addmm", (1.0, 1.0))
-    if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (x, weight, bias)):
-        result = multiplied(name, bsr, rows.t(), added, scalars).t()
-    else:
-        dtype = OPERATIONS[name].result_dtype(weight.dtype, epilogue=False)
-        result = x.new_empty((rows.shape[0], weight.shape[0]), dtype=dtype)
-        multiplied(name, bsr, rows.t(), added, scalars, out=result.t())
-    return result.reshape(*size[:-1], weight.shape[0])
 
 
 def _run(key: Any, call: Call) -> Tensor:

@@ -22,7 +22,7 @@ MOST_COMPARED = 512
 
 
 def few_anchors(anchors: list[int]) -> list[int]:
-    """At most FEW_ANCHORS of them, both ends included, about the same factor apart."""
+    """The Ms, at most FEW_ANCHORS, at which choices compete to be the one: both ends, and others about the same factor apart."""
     ratio = anchors[-1] / anchors[0]
     wanted = (anchors[0] * ratio ** (i / (FEW_ANCHORS - 1)) for i in range(FEW_ANCHORS))
     return sorted({min(anchors, key=lambda m: abs(math.log(m / x))) for x in wanted})

@@ -22,7 +22,7 @@ from .precompile import Compilation, precompile
 from .progress import Progress
 from .remote import AnySession, open_session
 from .result import ALONE, DISTURBED, HOST_US, MOVED, PLACE, SETTLED, Outcome
-from .session import NO_MEMORY, Sample
+from .samples import NO_MEMORY, Sample
 
 log = logging.getLogger("gemmtune")
 

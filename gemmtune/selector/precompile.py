@@ -89,7 +89,7 @@ class Compilation:
         self._executor.shutdown(cancel_futures=True)
 
     def _compile(self, choice: Choice) -> CompileFailure | None:
-        """In a worker process; in this one where none can be started and the settings let choices run here."""
+        """Compile in a worker process, or in this one where none can be started and the settings let choices run here."""
         try:
             return self._compile_in_worker(choice)
         except NoWorkerError:

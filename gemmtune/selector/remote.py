@@ -16,7 +16,8 @@ from ..settings import Settings
 from ..workers.pool import WORKERS
 from ..workers.worker import START_TIMEOUT_S, NoWorkerError, Worker, WorkerCrashed, WorkerTimedOut
 from .offers import libraries_of, offers_for
-from .session import Ranking, Sample, Session
+from .samples import Ranking, Sample
+from .session import Session
 
 log = logging.getLogger("gemmtune")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -162,3 +163,10 @@ def merged(segments: Iterable[Segment]) -> tuple[Segment, ...]:
 def _joined(x: Segment, y: Segment) -> Segment:
     values: Mapping[str, Any] = {name: getattr(x, name) for name in Segment.__dataclass_fields__}
     return Segment(**{**values, "hi": y.hi, **{name: tuple(sorted({*getattr(x, name), *getattr(y, name)})) for name in _ROWS}})
+
+
+def outside(x: Segment, table: Table) -> list[Segment]:
+    """What of a segment lies before and behind a table."""
+    before = dataclasses.replace(x, hi=min(x.hi, table.lo - 1))
+    behind = dataclasses.replace(x, lo=max(x.lo, table.hi + 1))
+    return [part for part in (before, behind) if part.lo <= part.hi]

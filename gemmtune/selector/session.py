@@ -5,10 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import logging
-import statistics
-import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any, Self
 
 import torch
@@ -16,7 +13,6 @@ import torch
 from ..choice import Choice, Kernel, Status
 from ..device import DeviceInfo
 from ..effort import EFFORT
-from ..errors import CompileError
 from ..numerics.buffers import allocate
 from ..numerics.operands import Operands
 from ..numerics.probes import Probes
@@ -29,45 +25,14 @@ from ..timing.limits import measure_limits
 from ..timing.neighbours import Watch
 from ..timing.rounds import Ranked, play
 from ..timing.timer import Timer, collection_paused
+from .samples import HOPELESS, SLOWER, Ranking, Sample, failure_of, short_measurement
 from .some_rows import RowsVerifier
 from .verify import Verdict, Verifier
 
 log = logging.getLogger("gemmtune")
 
-HOPELESS = 1.5
-"""A choice that is slower than the best by this factor after the first calls is not worth a graph (TunableOp's factor) …"""
-SLOWER = 1.15
-"""… and by this one after a few samples. Both lie far outside of what the noise of so few samples can mistake."""
-LAUNCH_US = 100.0
-"""What the launches of a choice (with an eager epilogue there are several) add at most to a single call on a GPU."""
-FEW_SAMPLES = 3
 CPU_ROUNDS = 2.5
 """Times the rounds of a GPU: samples of a CPU vary more, and everything that is right takes part in its rounds."""
-MORE_SAMPLES = 12
-NO_MEMORY = ("MemoryError: ", "DefaultCPUAllocator: can't allocate memory")
-"""What is said where memory is short: by Python and by torch of a GPU (OutOfMemoryError), and by torch of a CPU."""
-STAGE_S = 0.04
-"""A stage of samples ends after this time, however few they are."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sample:
-    """How one choice fared. ``time_us`` is from a short measurement: good enough to drop losers, not to rank the best."""
-
-    status: Status
-    time_us: float | None = None
-    error_over_bound: float | None = None
-    reason: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ranking:
-    """The times of the final rounds by the name of the choice, what a ``Watch`` saw of other processes during the session (it is
-    not asked after short rounds, which take no longer than that), and how choices fared that failed in the rounds."""
-
-    times: Mapping[str, Ranked]
-    seen: str = ""
-    failures: Mapping[str, Sample] = field(default_factory=dict)
 
 
 class Session:
@@ -119,7 +84,7 @@ class Session:
             with self._in_force():
                 kernel = self._kernels[choice.name]
                 with device_to_itself(self._settings, self._device), collection_paused():
-                    time_us = _short_measurement(self._time(choice.problem).contender(choice, kernel), best_us)
+                    time_us = short_measurement(self._time(choice.problem).contender(choice, kernel), best_us)
         except Exception as error:  # noqa: BLE001 - whatever a kernel raises is a fact about it, recorded with its type
             status, reason = self._failure(error)
             return dataclasses.replace(sample, status=status, reason=reason)
@@ -294,35 +259,3 @@ def _as_beside(times: Mapping[str, Ranked], first_us: Mapping[str, float], slowe
     fastest = min(times, key=lambda name: times[name].time_us)
     scaled = {name: first_us[name] / first_us[fastest] * times[fastest].time_us for name in slower}
     return {name: Ranked(time_us=time_us, margin_us=time_us) for name, time_us in scaled.items()}
-
-
-def failure_of(error: Exception) -> tuple[Status, str]:
-    """The typed status of an exception that came from building or running a choice, and its reason in one line or a few."""
-    text = f"{type(error).__name__}: {error}"
-    if isinstance(error, CompileError):
-        return Status.COMPILE_ERROR, error.output
-    # Triton's class is known by its name: its module is only there when Triton is.
-    if any(words in text for words in NO_MEMORY) or type(error).__name__ == "OutOfResources":
-        return Status.OUT_OF_RESOURCES, text
-    return Status.RUNTIME_ERROR, text
-
-
-def _short_measurement(contender: Contender, best_us: float | None) -> float:
-    """The time of a call in µs, from as few samples as it takes to see that the choice is slower than ``best_us``."""
-    # Rejection goes by the least of a few: what disturbs a measurement only ever makes it longer.
-    hopeless = best_us is not None and contender.rough_us > HOPELESS * best_us + LAUNCH_US
-    if hopeless and contender.takes_capture:
-        return contender.rough_us
-    samples = _samples(contender, FEW_SAMPLES)
-    if best_us is None or min(samples) <= SLOWER * best_us:
-        samples += _samples(contender, MORE_SAMPLES)
-    # Beside other processes most samples of a CPU are too long; those of a GPU differ by its clocks.
-    return statistics.median(samples) if contender.takes_capture else min(samples)
-
-
-def _samples(contender: Contender, most: int) -> list[float]:
-    begun = time.perf_counter()
-    samples = [contender.sample_us()]
-    while len(samples) < most and time.perf_counter() - begun < STAGE_S:
-        samples.append(contender.sample_us())
-    return samples

@@ -2,7 +2,7 @@
 
 from ..backends.aten.metas import Family, Found, MetaTable, Shape
 from ..backends.aten.metas import torch_table as import_torch_meta
-from ..ops.block_products import linear
+from ..ops.block_linear import linear
 from ..selector.minimize import Minimum, minimize
 from .learned import measured_metas
 from .scatter import bsr_scatter_mm, scatter_mm

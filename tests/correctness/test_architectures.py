@@ -41,7 +41,7 @@ from gemmtune.device import DeviceInfo, preset
 from gemmtune.errors import UnavailableError
 from gemmtune.problem.dtypes import FLOAT8_FNUZ
 from gemmtune.problem.problem import Problem
-from gemmtune.selector.session import Sample
+from gemmtune.selector.samples import Sample
 from gemmtune.toolchain.compiled import Artifact, CompiledChoice, cubin_usage
 
 pytest.importorskip("triton", reason="compiles with Triton")

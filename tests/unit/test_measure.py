@@ -20,7 +20,7 @@ from gemmtune.selector.measure import drift_since, examine_all, measure, outcome
 from gemmtune.selector.precompile import CompileFailure
 from gemmtune.selector.progress import Progress
 from gemmtune.selector.result import DISTURBED, HOST_US, PLACE, SETTLED, Outcome
-from gemmtune.selector.session import Ranking, Sample, failure_of
+from gemmtune.selector.samples import Ranking, Sample, failure_of
 from gemmtune.settings import Settings
 from gemmtune.timing.rounds import Ranked
 

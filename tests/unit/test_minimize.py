@@ -24,8 +24,8 @@ from gemmtune.selector import offers as offers_module
 from gemmtune.selector.candidates import candidates_for
 from gemmtune.selector.progress import Progress
 from gemmtune.selector.result import MOVED
+from gemmtune.selector.samples import Ranking, Sample
 from gemmtune.selector.select import select
-from gemmtune.selector.session import Ranking, Sample
 from gemmtune.sparse import minimize
 from gemmtune.store.store import open_store
 from gemmtune.timing.rounds import Ranked

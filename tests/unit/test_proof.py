@@ -27,8 +27,8 @@ from gemmtune.selector.handover import MOST_SEGMENTS
 from gemmtune.selector.invariant import few_anchors, one_for_all
 from gemmtune.selector.proof import failures_of, kernels_of, legal_runs, rows_to_check, tile_rows
 from gemmtune.selector.range_work import ROUNDS_S, Work, measured, segment_of, uncompiled, with_kernels
+from gemmtune.selector.samples import Sample
 from gemmtune.selector.segments import Segment
-from gemmtune.selector.session import Sample
 from gemmtune.settings import Settings
 
 CPU = detect("cpu")

@@ -31,8 +31,9 @@ from gemmtune.selector.progress import Progress
 from gemmtune.selector.proof import legal_runs
 from gemmtune.selector.ranges import stored_table
 from gemmtune.selector.result import ProblemResult
+from gemmtune.selector.samples import Ranking, Sample
 from gemmtune.selector.segments import TABLE
-from gemmtune.selector.session import Ranking, Sample, Session
+from gemmtune.selector.session import Session
 from gemmtune.settings import Settings
 from gemmtune.store.key import fingerprint_text
 from gemmtune.store.store import Ranged, open_store
@@ -115,7 +116,7 @@ def untimed(monkeypatch: pytest.MonkeyPatch, time_us: Callable[[str, int], float
         return Ranking(times={c.name: Ranked(time_us=time_us(c.name, c.problem.m), margin_us=0.0) for c in choices})
 
     monkeypatch.setattr(Session, "rank", rank)
-    monkeypatch.setattr(session, "_short_measurement", lambda contender, best_us: 1.0)
+    monkeypatch.setattr(session, "short_measurement", lambda contender, best_us: 1.0)
     monkeypatch.setattr(session, "Timer", lambda *_, **__: types.SimpleNamespace(contender=lambda choice, kernel: None))
     monkeypatch.setattr(ranges, "ensure_limits", lambda *_: None)
 

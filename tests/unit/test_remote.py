@@ -14,7 +14,8 @@ from gemmtune.choice import Status
 from gemmtune.device import detect, preset
 from gemmtune.selector import remote
 from gemmtune.selector.remote import RemoteSession, measuring_kind, open_session
-from gemmtune.selector.session import Ranking, Sample, Session
+from gemmtune.selector.samples import Ranking, Sample
+from gemmtune.selector.session import Session
 from gemmtune.settings import Settings
 from gemmtune.timing.rounds import Ranked
 from gemmtune.workers.worker import START_TIMEOUT_S, NoWorkerError, WorkerCrashed, WorkerTimedOut

@@ -30,9 +30,11 @@ from gemmtune.device import detect, preset
 from gemmtune.errors import CompileError
 from gemmtune.problem import Problem
 from gemmtune.problem.rows import with_rows
+from gemmtune.selector import samples
 from gemmtune.selector import session as sessions
 from gemmtune.selector.remote import RemoteSession, measuring_kind, open_session
-from gemmtune.selector.session import Ranking, Sample, Session, failure_of
+from gemmtune.selector.samples import Ranking, Sample, failure_of
+from gemmtune.selector.session import Session
 from gemmtune.selector.verify import Verdict
 from gemmtune.settings import Settings
 from gemmtune.timing.rounds import Ranked
@@ -326,16 +328,16 @@ class FakeContender:
 def test_a_short_measurement_ends_early_where_a_choice_is_clearly_slower(
     contender: FakeContender, best_us: float | None, time_us: float, taken: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sessions, "STAGE_S", 100.0)
+    monkeypatch.setattr(samples, "STAGE_S", 100.0)
     contender.taken = 0
-    assert sessions._short_measurement(contender, best_us) == time_us  # type: ignore[arg-type]
+    assert samples.short_measurement(contender, best_us) == time_us  # type: ignore[arg-type]
     assert contender.taken == taken
 
 
 def test_a_stage_of_samples_ends_after_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = iter((1.0, 1.01, 1.03, 1.05))
-    monkeypatch.setattr(sessions.time, "perf_counter", lambda: next(clock))
-    assert sessions._samples(FakeContender(1, 2, 3, 4), 9) == [1, 2, 3]  # type: ignore[arg-type]
+    monkeypatch.setattr(samples.time, "perf_counter", lambda: next(clock))
+    assert samples.samples_of(FakeContender(1, 2, 3, 4), 9) == [1, 2, 3]  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

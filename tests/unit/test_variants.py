@@ -19,8 +19,8 @@ from gemmtune.selector.candidates import candidates_for
 from gemmtune.selector.offers import known_variants, untried_variants
 from gemmtune.selector.progress import Progress
 from gemmtune.selector.result import Outcome, ProblemResult
+from gemmtune.selector.samples import Ranking, Sample
 from gemmtune.selector.select import select
-from gemmtune.selector.session import Ranking, Sample
 from gemmtune.settings import Settings
 from gemmtune.store.store import open_store
 from gemmtune.timing.rounds import Ranked
