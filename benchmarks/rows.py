@@ -52,6 +52,8 @@ from gemmtune.store.store import open_store
 LLM = "6144x4096,4096x4096,28672x4096,4096x14336,128256x4096"
 """The products of a layer of Llama-3-8B, N x K, and its vocabulary."""
 PARTS = ("tuning", "regret", "trace")
+TILE = 64
+"""Kernels for many rows take them in multiples of so many."""
 WAIT_EVERY = 64
 """The GPU is waited for after so many calls of a trace, between two of them: a full queue would make the next call wait."""
 
@@ -107,12 +109,18 @@ def tuned(weight: Weight) -> dict[str, Any]:
 
 
 def unseen(weight: Weight, count: int, generator: random.Random) -> list[int]:
-    """Ms by a uniform law of their logarithm, none of which was an anchor, so that the table says nothing of them but by others."""
+    """Ms by a uniform law of their logarithm, none of which was an anchor, so that the table says nothing of them but by others.
+
+    Every other one lies one to eight rows above a multiple of 64, where a kernel that was good below has begun a row of tiles.
+    """
     known = range_plan_for(weight.problem(2), weight.device, settings.current())
     seen = {m for x in known.table.segments for m in (x.anchor, *x.checked)} if known is not None and known.table else set()
     low, high, found = math.log(weight.rows[0]), math.log(weight.rows[-1] + 1), []
     for _ in range(100 * count):
-        m = min(int(math.exp(generator.uniform(low, high))), weight.rows[-1])
+        m = int(math.exp(generator.uniform(low, high)))
+        if len(found) % 2 and m > TILE:
+            m = m // TILE * TILE + generator.randint(1, 8)
+        m = min(m, weight.rows[-1])
         if m not in seen and m not in found and m & (m - 1):
             found.append(m)
         if len(found) == count:

@@ -37,7 +37,11 @@ NARROW_ROWS = (16,)
 """Where weights of 4 and 8 bits change kernels from those of the fewest rows to others: tuned for 8 and 64 rows alone, neither side
 compiles those between."""
 FINEST = 32
-"""A hand-over between two Ms that differ by less than that part of the smaller is not looked for more closely."""
+"""A hand-over between two Ms that differ by less than that part of the smaller, with no multiple of STEP in between, is not looked
+for more closely."""
+STEP = 64
+"""Rows of a tile, or a part of them: with one row more than a multiple a choice needs a further row of tiles. Of two choices the
+smaller grows slower only there, so that this is where it hands over."""
 
 
 def assigned(times: Times, baseline: str = "") -> dict[int, str]:
@@ -97,17 +101,28 @@ def hand_over(
     lean = TIE * ((second == baseline) - (first == baseline))
     for m in (lower, upper):
         complete(m, names, times, measure)
-    while upper - lower > max(apart, lower // FINEST):
+    while True:
         kept, taken = _loss(times[upper], first, second) + lean, _loss(times[lower], second, first) - lean
-        if min(kept, taken) <= MOST_LOSS:
+        middle = _middle(lower, upper, apart)
+        if min(kept, taken) <= MOST_LOSS or middle is None:
             return upper if kept <= taken else lower + 1
-        middle = lower + (upper - lower) // (2 * apart) * apart
         complete(middle, names, times, measure)
         if _loss(times[middle], first, second) + lean <= 0:
             lower = middle
         else:
             upper = middle
-    return upper
+
+
+def _middle(lower: int, upper: int, apart: int) -> int | None:
+    """The M of a class ``apart`` that is asked between two others: just above a multiple of STEP if it can be; None where they are
+    next to each other."""
+    halfway = (lower + upper) / 2
+    steps = range(lower // STEP * STEP + 1, upper, STEP)
+    above = (lower + -(-(m - lower) // apart) * apart for m in steps if m > lower)
+    near_steps = [m for m in above if m < upper]
+    if near_steps:
+        return min(near_steps, key=lambda m: abs(m - halfway))
+    return lower + (upper - lower) // (2 * apart) * apart if upper - lower > max(apart, lower // FINEST) else None
 
 
 def complete(m: int, names: tuple[str, str], times: dict[int, dict[str, float]], measure: Measure) -> None:

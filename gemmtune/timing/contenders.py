@@ -25,7 +25,8 @@ EAGER_US = 1000.0
 CPU_US = 200.0
 """How long a batch of calls should last: a clock reading and the loop around it cost about 0.1 µs."""
 SHORT_US, LONG_US = 20_000.0, 1000.0
-"""Calls shorter than this, on a CPU and on a GPU, are made three times for a first idea of their time."""
+"""Calls shorter than this, on a CPU and on a GPU, are made three times for a first idea of their time. Longer ones of a GPU are
+sampled on one stream alone: little of their time depends on a place in memory."""
 MOST_CALLS = 10_000
 
 Call = Callable[[], object]
@@ -120,7 +121,8 @@ class EagerContender(Contender):
 class GraphContender(Contender):
     """CUDA graphs of calls over the operand sets, replayed between two events: kernel time alone.
 
-    A graph for each of the streams, on which it was captured: kernels keep memory of their own for each stream.
+    A graph for each of the streams, on which it was captured: kernels keep memory of their own for each stream. A long call has
+    one graph.
     """
 
     takes_capture = True
@@ -135,7 +137,6 @@ class GraphContender(Contender):
     ) -> None:
         self._calls = calls
         self._stream = stream
-        self._others = others
         self._flush = flush
         self._start = timing_event()
         self._end = timing_event()
@@ -144,10 +145,11 @@ class GraphContender(Contender):
             self.rough_us = self._single_us(calls[-1])
             for call in calls[:2] if self.rough_us < LONG_US else ():
                 self.rough_us = min(self.rough_us, self._single_us(call))
+        self._others = others if self.rough_us < LONG_US else ()
         self._graphs: list[torch.cuda.CUDAGraph] = []
         count = min(max(_count(sample_us, self.rough_us, MOST_GRAPH_CALLS), len(calls)), MOST_GRAPH_CALLS)
-        self._share = math.ceil(count / (1 + len(others)))
-        self._count = self._share * (1 + len(others))
+        self._share = math.ceil(count / (1 + len(self._others)))
+        self._count = self._share * (1 + len(self._others))
 
     def begin(self) -> None:
         with torch.cuda.stream(self._stream):
@@ -164,7 +166,8 @@ class GraphContender(Contender):
         for stream in (self._stream, *self._others):
             stream.wait_stream(self._stream)
             with torch.cuda.stream(stream):
-                self._calls[0]()  # what is kept for each stream has to exist before the capture
+                if stream is not self._stream:
+                    self._calls[0]()  # what is kept for each stream has to exist before the capture
                 self._graphs.append(_captured(list(itertools.islice(calls, self._share))))
             self._stream.wait_stream(stream)
         for graph in self._graphs if self.rough_us < LONG_US else ():

@@ -180,7 +180,9 @@ def test_a_hand_over_is_found_by_bisection(crossing: int):
 @pytest.mark.parametrize(
     ("lower", "upper", "apart", "asked", "found"),
     [
-        (1024, 1536, 1, [1280, 1408, 1344, 1312], 1312),  # until the ends are 32 apart
+        (1024, 1536, 1, [1281, 1409, 1345, 1313], 1313),  # above multiples of a tile, until there is none in between
+        (512, 532, 1, [513], 513),
+        (508, 640, 8, [580, 516], 516),  # the first ones of the class above 576 and 512
         (96, 128, 1, [112, 104, 108, 106], 108),  # 3
         (4, 6, 1, [5], 5),
         (4, 5, 1, [], 5),
@@ -188,7 +190,7 @@ def test_a_hand_over_is_found_by_bisection(crossing: int):
     ],
 )
 def test_a_hand_over_is_looked_for_to_a_part_of_its_m(lower: int, upper: int, apart: int, asked: list[int], found: int):
-    crossing = {1024: 1300, 96: 107, 4: 5}[lower]
+    crossing = {1024: 1300, 512: 513, 508: 513, 96: 107, 4: 5}[lower]
     told: list[int] = []
 
     def measure(m: int, names: tuple[str, str]) -> dict[str, float]:
@@ -197,6 +199,13 @@ def test_a_hand_over_is_looked_for_to_a_part_of_its_m(lower: int, upper: int, ap
 
     known = {lower: {"low": 1.0, "high": 1.5}, upper: {"low": 1.5, "high": 1.0}}
     assert (hand_over(lower, upper, ("low", "high"), known, measure, apart), told) == (found, asked)
+
+
+def test_what_is_left_between_two_ms_goes_where_it_can_lose_less():
+    known = {1984: {"x": 1.0, "y": 1.1}, 2040: {"x": 1.4, "y": 1.0}}
+    assert hand_over(1984, 2040, ("x", "y"), known, lambda m, names: {"x": 1.4, "y": 1.0}) == 1985
+    known = {1985: {"x": 1.0, "y": 1.4}, 2040: {"x": 1.1, "y": 1.0}}
+    assert hand_over(1985, 2040, ("x", "y"), known, lambda *_: pytest.fail("it is near enough")) == 2040
 
 
 def test_at_a_tie_and_where_the_other_is_not_legal_the_first_goes_on():
