@@ -4,14 +4,14 @@
 
 #include <ATen/EmptyTensor.h>
 #include <ATen/core/LegacyTypeDispatch.h>
-#include <ATen/ops/addmm_cpu_dispatch.h>
+#include <ATen/ops/addmm_native.h>
 #include <ATen/ops/addmm_ops.h>
 #include <ATen/ops/baddbmm_cpu_dispatch.h>
 #include <ATen/ops/baddbmm_ops.h>
-#include <ATen/ops/bmm_cpu_dispatch.h>
+#include <ATen/ops/bmm_native.h>
 #include <ATen/ops/bmm_ops.h>
 #include <ATen/ops/empty_strided_ops.h>
-#include <ATen/ops/mm_cpu_dispatch.h>
+#include <ATen/ops/mm_native.h>
 #include <ATen/ops/mm_ops.h>
 
 #include <cstdlib>
@@ -46,18 +46,32 @@ inline at::Tensor launch(TorchOperation const& t, at::Tensor const* const* read,
   }
 }
 
+// A kernel of torch without its look at shapes and types, which the plan has had: 0.06 µs.
+template <class Kernel>
+struct Entered final : Kernel {
+  at::Tensor const& out;
+  explicit Entered(at::Tensor const& result) : out(result) {}
+  at::Tensor const& maybe_get_output(int64_t) override { return out; }
+};
+
 inline void launch_into(TorchOperation const& t, at::Tensor& out, at::Tensor const* const* read, double const* scalars) {
   at::AutoDispatchBelowADInplaceOrView below;
   at::Tensor const &a = *read[0], &b = *read[1];
   const bool cpu = a.is_cpu();
   const c10::DispatchKeySet keys(cpu ? c10::DispatchKey::CPU : c10::DispatchKey::CUDA);
   switch (t.operation) {
-    case Operation::kMm: cpu ? at::cpu::mm_out(out, a, b) : at::_ops::mm_out::redispatch(keys, a, b, out); break;
-    case Operation::kBmm: cpu ? at::cpu::bmm_out(out, a, b) : at::_ops::bmm_out::redispatch(keys, a, b, out); break;
+    case Operation::kMm:
+      if (cpu) Entered<at::native::structured_mm_out_cpu>(out).impl(a, b, out);
+      else at::_ops::mm_out::redispatch(keys, a, b, out);
+      break;
+    case Operation::kBmm:
+      if (cpu) Entered<at::native::structured_bmm_out_cpu>(out).impl(a, b, out);
+      else at::_ops::bmm_out::redispatch(keys, a, b, out);
+      break;
     case Operation::kAddmm: {
       const at::Tensor inp = added(t, read);
-      cpu ? at::cpu::addmm_out(out, inp, a, b, scalars[1], scalars[0])
-          : at::_ops::addmm_out::redispatch(keys, inp, a, b, scalars[1], scalars[0], out);
+      if (cpu) Entered<at::native::structured_addmm_out_cpu>(out).impl(inp, a, b, scalars[1], scalars[0], out);
+      else at::_ops::addmm_out::redispatch(keys, inp, a, b, scalars[1], scalars[0], out);
       break;
     }
     default:
