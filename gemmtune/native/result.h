@@ -97,29 +97,35 @@ inline size_t span_bytes(c10::IntArrayRef sizes, c10::IntArrayRef strides, at::S
   return (last + 1) * c10::elementSize(dtype);
 }
 
-// A small result on the CPU. malloc takes a tenth of the time of torch's allocator, whose aligned blocks the C library does not keep.
-constexpr size_t kSmallBytes = 32768;
-inline at::Tensor allocate_small(Result const& r, size_t bytes) {
-  void* memory = std::malloc(bytes + c10::gAlignment);
-  TORCH_CHECK_WITH(OutOfMemoryError, memory != nullptr, "no memory for a result of ", bytes, " bytes");
-  void* data = reinterpret_cast<void*>((reinterpret_cast<uintptr_t>(memory) + c10::gAlignment - 1) / c10::gAlignment * c10::gAlignment);
-  auto storage = c10::make_intrusive<c10::StorageImpl>(
-      c10::StorageImpl::use_byte_size_t(), bytes, c10::DataPtr(data, memory, &std::free, c10::Device(c10::kCPU)),
-      c10::GetAllocator(c10::kCPU), /*resizable=*/true);
-  at::Tensor made = at::detail::make_tensor_base<c10::TensorImpl>(std::move(storage), c10::DispatchKeySet(c10::DispatchKey::CPU),
+inline at::Tensor tensor_of(Result const& r, size_t bytes, c10::DataPtr data, c10::Allocator* allocator) {
+  const auto key = data.device().is_cpu() ? c10::DispatchKey::CPU : c10::DispatchKey::CUDA;
+  auto storage = c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), bytes, std::move(data), allocator,
+                                                       /*resizable=*/true);
+  at::Tensor made = at::detail::make_tensor_base<c10::TensorImpl>(std::move(storage), c10::DispatchKeySet(key),
                                                                   c10::scalarTypeToTypeMeta(r.dtype));
   made.unsafeGetTensorImpl()->set_sizes_and_strides(r.sizes(), r.strides());
   return made;
 }
 
+// Torch's allocator on the current GPU, by a tensor that torch made: once it has given memory it is not exchanged for another one.
+inline c10::Allocator* allocator_of_cuda() {
+  static c10::Allocator* const found =
+      at::_ops::empty_strided::redispatch(c10::DispatchKeySet(c10::DispatchKey::CUDA), {1}, {1}, at::kByte, std::nullopt,
+                                          c10::Device(c10::kCUDA), std::nullopt).storage().allocator();
+  return found;
+}
+
+// Small results on the CPU are malloc's, which takes a tenth of the time of torch's allocator, whose aligned blocks the C library does
+// not keep.
+constexpr size_t kSmallBytes = 32768;
 inline at::Tensor allocate(Result const& r, c10::Device device) {
-  if (device.is_cpu()) {
-    const size_t bytes = span_bytes(r.sizes(), r.strides(), r.dtype);
-    return bytes <= kSmallBytes ? allocate_small(r, bytes) : at::Tensor(at::detail::empty_strided_cpu(r.sizes(), r.strides(), r.dtype));
-  }
-  return at::_ops::empty_strided::redispatch(
-      c10::DispatchKeySet(c10::DispatchKey::CUDA), c10::fromIntArrayRefKnownNonNegative(r.sizes()),
-      c10::fromIntArrayRefKnownNonNegative(r.strides()), r.dtype, std::nullopt, device, std::nullopt);
+  const size_t bytes = span_bytes(r.sizes(), r.strides(), r.dtype);
+  c10::Allocator* const allocator = device.is_cpu() ? c10::GetAllocator(c10::kCPU) : allocator_of_cuda();
+  if (device.is_cuda() || bytes > kSmallBytes) return tensor_of(r, bytes, allocator->allocate(bytes), allocator);
+  void* memory = std::malloc(bytes + c10::gAlignment);
+  TORCH_CHECK_WITH(OutOfMemoryError, memory != nullptr, "no memory for a result of ", bytes, " bytes");
+  void* data = reinterpret_cast<void*>((reinterpret_cast<uintptr_t>(memory) + c10::gAlignment - 1) / c10::gAlignment * c10::gAlignment);
+  return tensor_of(r, bytes, c10::DataPtr(data, memory, &std::free, c10::Device(c10::kCPU)), allocator);
 }
 
 }  // namespace gemmtune
