@@ -309,8 +309,9 @@ PyObject* layer(PyObject*, PyObject* const* args, Py_ssize_t count) {
     Held held(record);
     at::Tensor out;
     if (std::holds_alternative<TorchOperation>(record->launch)) {
+      const auto bias = call.count > 2 ? std::optional(*call.read[2]) : std::nullopt;  // a copy, which takes the GIL
       WithoutGil free(record->lengthy(call.key.rows));
-      out = layer_by_torch(call);
+      out = layer_by_torch(call, bias);
     } else {
       out = allocate(result_of_layer(*record, call), device);
       const Outcome outcome = launch_kept(*record, call, out);
