@@ -99,14 +99,10 @@ PyObject* by_python(Record const& record, Call const& call, Arguments const& giv
 }
 
 PyObject* by_torch(Record const& record, Call const& call, Arguments const& given) {
-  auto const& operation = std::get<TorchOperation>(record.launch);
-  at::Tensor result;
-  if (call.out != nullptr) result = *call.out;
-  else if (call.read[0]->is_cpu()) result = made(record, call);
+  at::Tensor result = call.out != nullptr ? *call.out : made(record, call);
   {
     WithoutGil free(record.lengthy(call.key.rows), call);
-    if (result.defined()) launch_into(operation, result, call.read, call.scalars);
-    else result = launch(operation, call.read, call.scalars);
+    launch(std::get<TorchOperation>(record.launch), result, call.read, call.scalars);
   }
   if (call.out == nullptr) return THPVariable_Wrap(std::move(result));
   result.unsafeGetTensorImpl()->bump_version();

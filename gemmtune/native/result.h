@@ -33,19 +33,6 @@ inline at::Tensor added(TorchOperation const& t, at::Tensor const* const* read) 
   return t.added == Added::kVector && inp.dim() == 2 ? inp.select(0, 0) : inp;
 }
 
-// On a GPU, into a result that torch allocates.
-inline at::Tensor launch(TorchOperation const& t, at::Tensor const* const* read, double const* scalars) {
-  at::AutoDispatchBelowADInplaceOrView below;
-  at::Tensor const &a = *read[0], &b = *read[1];
-  const c10::DispatchKeySet keys(c10::DispatchKey::CUDA);
-  switch (t.operation) {
-    case Operation::kMm: return at::_ops::mm::redispatch(keys, a, b);
-    case Operation::kBmm: return at::_ops::bmm::redispatch(keys, a, b);
-    case Operation::kAddmm: return at::_ops::addmm::redispatch(keys, added(t, read), a, b, scalars[1], scalars[0]);
-    default: return at::_ops::baddbmm::redispatch(keys, *read[2], a, b, scalars[1], scalars[0]);
-  }
-}
-
 // A kernel of torch without its look at shapes and types, which the plan has had: 0.06 µs.
 template <class Kernel>
 struct Entered final : Kernel {
@@ -54,7 +41,7 @@ struct Entered final : Kernel {
   at::Tensor const& maybe_get_output(int64_t) override { return out; }
 };
 
-inline void launch_into(TorchOperation const& t, at::Tensor& out, at::Tensor const* const* read, double const* scalars) {
+inline void launch(TorchOperation const& t, at::Tensor& out, at::Tensor const* const* read, double const* scalars) {
   at::AutoDispatchBelowADInplaceOrView below;
   at::Tensor const &a = *read[0], &b = *read[1];
   const bool cpu = a.is_cpu();
