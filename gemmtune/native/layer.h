@@ -60,10 +60,9 @@ inline Result result_of_layer(Record const& record, Call const& call) {
 }
 
 // Torch's operation, entered below autograd, which has nothing to do here.
-inline at::Tensor layer_by_torch(Call const& call) {
+inline at::Tensor layer_by_torch(Call const& call, std::optional<at::Tensor> const& bias) {
   at::AutoDispatchBelowADInplaceOrView below;
-  return at::_ops::linear::call(*call.read[0], *call.read[1],
-                                call.count > 2 ? std::optional<at::Tensor>(*call.read[2]) : std::nullopt);
+  return at::_ops::linear::call(*call.read[0], *call.read[1], bias);
 }
 
 // Whether a CUDA graph captures what is launched on the current stream, or that cannot be told.

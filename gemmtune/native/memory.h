@@ -2,12 +2,22 @@
 #pragma once
 #include "key.h"
 
+#include <optional>
 #include <vector>
 
 namespace gemmtune {
 
+// While the GIL is held. A stream keeps its handle, which torch tells after it has asked for the current device three times.
 inline void* stream_of(c10::Device device) {
-  return device.is_cpu() ? nullptr : c10::impl::VirtualGuardImpl(c10::kCUDA).getStream(device).native_handle();
+  if (device.is_cpu()) return nullptr;
+  static std::optional<c10::Stream> last;
+  static void* handle;
+  const c10::Stream current = c10::impl::VirtualGuardImpl(c10::kCUDA).getStream(device);
+  if (last != current) {
+    handle = current.native_handle();
+    last = current;
+  }
+  return handle;
 }
 
 constexpr int kMostMemories = 3;

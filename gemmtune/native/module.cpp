@@ -37,13 +37,20 @@ class Held {
 class WithoutGil {
  public:
   explicit WithoutGil(bool release) : state_(release ? PyEval_SaveThread() : nullptr) {}
+  // For torch's operations, which on the CPU copy what they read. The first copy of a tensor that Python has takes the GIL: one that is
+  // made before it is given away spares them the wait.
+  WithoutGil(bool release, Call const& call) : kept_(release && call.read[0]->is_cpu() ? call.count : 0) {
+    for (size_t i = 0; i < kept_.size(); ++i) kept_[i] = *call.read[i];
+    if (release) state_ = PyEval_SaveThread();
+  }
   ~WithoutGil() {
     if (state_ != nullptr) PyEval_RestoreThread(state_);
   }
   WithoutGil(WithoutGil const&) = delete;
 
  private:
-  PyThreadState* state_;
+  std::vector<at::Tensor> kept_;
+  PyThreadState* state_ = nullptr;
 };
 
 // Whether out lies wholly before or behind each tensor that is read.
@@ -92,25 +99,14 @@ PyObject* by_python(Record const& record, Call const& call, Arguments const& giv
 }
 
 PyObject* by_torch(Record const& record, Call const& call, Arguments const& given) {
-  if (call.out != nullptr) {
-    at::Tensor out = *call.out;
-    {
-      WithoutGil free(record.lengthy(call.key.rows));
-      launch_into(std::get<TorchOperation>(record.launch), out, call.read, call.scalars);
-    }
-    out.unsafeGetTensorImpl()->bump_version();
-    return Py_NewRef(given.out);
+  at::Tensor result = call.out != nullptr ? *call.out : made(record, call);
+  {
+    WithoutGil free(record.lengthy(call.key.rows), call);
+    launch(std::get<TorchOperation>(record.launch), result, call.read, call.scalars);
   }
-  at::Tensor result;
-  if (call.read[0]->is_cpu()) {
-    result = made(record, call);
-    WithoutGil free(record.lengthy(call.key.rows));
-    launch_into(std::get<TorchOperation>(record.launch), result, call.read, call.scalars);
-  } else {
-    WithoutGil free(record.lengthy(call.key.rows));
-    result = launch(std::get<TorchOperation>(record.launch), call.read, call.scalars);
-  }
-  return THPVariable_Wrap(std::move(result));
+  if (call.out == nullptr) return THPVariable_Wrap(std::move(result));
+  result.unsafeGetTensorImpl()->bump_version();
+  return Py_NewRef(given.out);
 }
 
 // 0 if it was launched.
@@ -309,8 +305,9 @@ PyObject* layer(PyObject*, PyObject* const* args, Py_ssize_t count) {
     Held held(record);
     at::Tensor out;
     if (std::holds_alternative<TorchOperation>(record->launch)) {
+      const auto bias = call.count > 2 ? std::optional(*call.read[2]) : std::nullopt;  // a copy, which takes the GIL
       WithoutGil free(record->lengthy(call.key.rows));
-      out = layer_by_torch(call);
+      out = layer_by_torch(call, bias);
     } else {
       out = allocate(result_of_layer(*record, call), device);
       const Outcome outcome = launch_kept(*record, call, out);

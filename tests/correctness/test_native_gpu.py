@@ -183,6 +183,20 @@ def test_each_kind_of_launch_is_native_and_right_on_streams_in_graphs_and_thread
     assert torch.equal(captured, want)
 
 
+def test_results_are_memory_of_torchs_allocator() -> None:
+    a, b = pair()
+    with settings.patch(backends=("aten",), **QUICK):
+        warmed(a, b)
+        before = torch.cuda.memory_allocated()
+        result = gemmtune.mm(a, b)
+        assert torch.cuda.memory_allocated() - before == a.nbytes
+        assert result.device == a.device
+        result.resize_(256, 256)
+        assert torch.cuda.memory_allocated() - before == 4 * a.nbytes
+        del result
+        assert torch.cuda.memory_allocated() == before
+
+
 def test_scaled_products_by_cublaslt_read_the_scales_and_the_bias_of_each_call() -> None:
     if torch.cuda.get_device_capability() < (8, 9):
         pytest.skip("8-bit floats need sm89")
