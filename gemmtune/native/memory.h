@@ -7,11 +7,11 @@
 
 namespace gemmtune {
 
-// While the GIL is held. A stream keeps its handle, which torch tells after it has asked for the current device three times.
+// A stream keeps its handle, which torch tells after it has asked for the current device three times.
 inline void* stream_of(c10::Device device) {
   if (device.is_cpu()) return nullptr;
-  static std::optional<c10::Stream> last;
-  static void* handle;
+  static thread_local std::optional<c10::Stream> last;
+  static thread_local void* handle = nullptr;
   const c10::Stream current = c10::impl::VirtualGuardImpl(c10::kCUDA).getStream(device);
   if (last != current) {
     handle = current.native_handle();
