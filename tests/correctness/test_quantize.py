@@ -263,7 +263,7 @@ def test_what_was_quantized_is_told(name, count, caplog):
     caplog.set_level("INFO", "gemmtune")
     gemmtune.quantize_(model, "int8")
     gemmtune.quantize_(model, "int8")
-    first, second = caplog.messages
+    first, second = (told.getMessage() for told in caplog.records if told.name == "gemmtune")
     assert first.startswith(f"quantize_: {count} experts are int8 now: ")
     assert first.endswith("0 weights were so before, 1 stay as they are")
     assert second.startswith("quantize_: 0 layers and 0 experts")
