@@ -223,7 +223,7 @@ class TestJson:
         assert found["heat"]["cells"][1][1] == "inf"
         assert data["refusals"] == [{"reason": "NotImplementedError: no", "count": 1, "cases": ["nan:mm-f32-37x70x33"]}]
         assert data["known"] == [{"case": "width:mm-f32-37x70x33", "reason": "issue 12"}]
-        assert data["not_run"] == [{"case": "edges:mm-f32-1x1x1", "reason": "listed"}]
+        assert data["not_run"] == [{"reason": "listed", "count": 1, "cases": ["edges:mm-f32-1x1x1"]}]
         assert (data["complaints"], data["notes"]) == (["c"], ["n"])
         assert {p["verdict"] for p in data["properties"]} == {"FAILS", "CONFORMS", "NOT TESTED"}
 

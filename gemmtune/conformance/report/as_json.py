@@ -1,4 +1,4 @@
-"""A run as JSON, schema 1::
+"""A run as JSON, schema 3::
 
     schema        1
     gemm          as it was named                     device    name, type, sm (compute capability times ten, 0 off CUDA)
@@ -13,8 +13,8 @@
     failures      a list, one for each failed case and property that it violates: case (an id), property, verdict, diagnosis,
                   looks_like, message, choice, index, got, expected, tolerance, bad_elements, elements, tiles, heat, drawn, repeat
                   (a command)
-    refusals      a list: case, reason                known     a list: case, reason
-    not_run       a list: case, reason                complaints, warnings, notes  texts
+    refusals, not_run   lists: reason, count of cases, and some of the cases, the most frequent reason first
+    known         a list: case, reason                complaints, warnings, notes  texts
 
 Numbers that JSON does not have are the texts ``nan``, ``inf`` and ``-inf``.
 """
@@ -22,14 +22,15 @@ Numbers that JSON does not have are the texts ``nan``, ``inf`` and ``-inf``.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable
 from typing import Any
 
 from ..runs.files import command, json_text
 from .summary import FailureGroup, Summary, tile_places, versions
 
-SCHEMA = 2
+SCHEMA = 3
 MOST_EXAMPLES = 5
-"""Cases that are named for one reason of a refusal."""
+"""Cases that are named for one reason why they were refused or not run: it may be that of thousands."""
 OUTPUTS = ("json", "html", "save_failing")
 """Options that say where results are written, and nothing of them."""
 
@@ -62,22 +63,20 @@ def as_json(summary: Summary) -> dict[str, Any]:
             for p in summary.properties
         ],
         "failures": [failure for group in summary.groups for failure in _failures(summary, group)],
-        "refusals": _refusals(summary),
+        "refusals": _by_reason((r.outcome.reason, r.case.id) for r in summary.records if r.refused and r.outcome),
         "known": [{"case": r.case.id, "reason": r.known} for r in summary.records if r.known_failure],
-        "not_run": [{"case": r.case.id, "reason": r.reason} for r in summary.records if r.outcome is None],
+        "not_run": _by_reason((r.reason, r.case.id) for r in summary.records if r.outcome is None),
         "complaints": list(summary.complaints),
         "warnings": list(summary.warnings),
         "notes": list(summary.notes),
     }
 
 
-def _refusals(summary: Summary) -> list[dict[str, Any]]:
-    """Refusals by their reasons, the most frequent first: a GEMM that serves little refuses thousands of cases for a few."""
-    cases: dict[str, list[str]] = {}
-    for record in summary.records:
-        if record.refused and record.outcome:
-            cases.setdefault(record.outcome.reason, []).append(record.case.id)
-    by_count = sorted(cases.items(), key=lambda item: -len(item[1]))
+def _by_reason(cases: Iterable[tuple[str, str]]) -> list[dict[str, Any]]:
+    found: dict[str, list[str]] = {}
+    for reason, case in cases:
+        found.setdefault(reason, []).append(case)
+    by_count = sorted(found.items(), key=lambda item: -len(item[1]))
     return [{"reason": reason, "count": len(ids), "cases": ids[:MOST_EXAMPLES]} for reason, ids in by_count]
 
 
