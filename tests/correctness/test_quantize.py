@@ -124,6 +124,12 @@ def test_gradients_and_other_dtypes(kind):
     assert copy.deepcopy(model).to("meta")[0].weight.scales.is_meta
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_rows(kind):
+    model = gemmtune.quantize_(nn.Linear(256, 32), kind)
+    assert model(torch.randn(2, 0, 256)).shape == (2, 0, 32)
+
+
 @pytest.mark.parametrize("name", rotated([name for name in MODELS if name != "mlp"], 2, "quantize"))
 def test_models(name):
     model, inputs = made(name)
