@@ -98,8 +98,13 @@ def _moved(_cls: Any, w: QuantizedWeight, *, dtype: torch.dtype | None = None, d
 
 def _overwritten(cls: Any, w: QuantizedWeight, source: Any, non_blocking: bool = False) -> Any:
     """``copy_`` of a weight of the same kind and shape."""
-    if not isinstance(w, cls) or not isinstance(source, cls):
+    if not isinstance(w, cls):
         return NotImplemented
+    if not isinstance(source, cls):
+        raise InvalidProblemError(
+            f"copy_: got a tensor of {source.dtype} for {w!r}, expected a QuantizedWeight of the same kind; load floats before "
+            "quantize_, and quantize then"
+        )
     mine, theirs = ([getattr(x, name) for name in ("tensor", "scales", "zero_points")] for x in (w, source))
     kinds = [(x.shape, x.encoding, x.transposed, [None if p is None else (p.shape, p.dtype) for p in parts])
              for x, parts in ((w, mine), (source, theirs))]  # fmt: skip

@@ -130,6 +130,12 @@ def test_no_rows(kind):
     assert model(torch.randn(2, 0, 256)).shape == (2, 0, 32)
 
 
+def test_floats_are_not_loaded_into_a_quantized_model():
+    model = gemmtune.quantize_(nn.Linear(64, 32), "int8")
+    with pytest.raises(RuntimeError, match=r"copy_: got a tensor of torch.float32 for .*; load floats before quantize_"):
+        model.load_state_dict(nn.Linear(64, 32).state_dict())
+
+
 @pytest.mark.parametrize("name", rotated([name for name in MODELS if name != "mlp"], 2, "quantize"))
 def test_models(name):
     model, inputs = made(name)
