@@ -85,7 +85,7 @@ def _experts(cls: Any, w: Any, indices: Sequence[Tensor | None]) -> Any:
 
 def _moved(_cls: Any, w: QuantizedWeight, *, dtype: torch.dtype | None = None, device: Any = None, **options: Any) -> Any:
     """The weight elsewhere, or standing for another dtype: numbers stay, scales that are not float32 follow the dtype."""
-    if dtype is not None and dtype not in SCALE_DTYPES:
+    if dtype not in (None, torch.float64, *SCALE_DTYPES):
         return NotImplemented
     non_blocking = bool(options.get("non_blocking"))
 

@@ -119,13 +119,13 @@ class QuantizedWeight(Tensor):
                 wants it.
 
         Returns:
-            A weight that stands for one of the dtype of ``weight``, or of float32 where that is float64.
+            A weight that stands for one of the dtype of ``weight``.
 
         Raises:
             InvalidProblemError: a weight, kind or block that is not one of these.
         """
         parts = rounded(weight, kind, scales, scale_dtype)
-        return cls(*parts, dtype=weight.dtype if weight.dtype in SCALE_DTYPES else torch.float32)
+        return cls(*parts, dtype=weight.dtype)
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]

@@ -191,7 +191,7 @@ def flat_parts(weight: QuantizedWeight) -> dict[str, Tensor]:
     return {name: x.detach().contiguous() for name, x in parts.items()}
 
 
-_NUMBERS = re.compile(r"(.+)_(u?int[48]|float8_e4m3fn|float8_e5m2)_as_(float32|float16|bfloat16)(_t)?")
+_NUMBERS = re.compile(r"(.+)_(u?int[48]|float8_e4m3fn|float8_e5m2)_as_(float64|float32|float16|bfloat16)(_t)?")
 
 
 def is_part(name: str, weight: str) -> bool:

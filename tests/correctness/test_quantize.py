@@ -125,6 +125,18 @@ def test_gradients_and_other_dtypes(kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("moved_after", [False, True])
+def test_float64(kind, moved_after):
+    """Other kernels than torch's have no float64: the weights are dequantized, and stay in few bits."""
+    model = nn.Linear(64, 32)
+    model = gemmtune.quantize_(model, kind).double() if moved_after else gemmtune.quantize_(model.double(), kind)
+    x = torch.randn(3, 64, dtype=torch.float64)
+    assert all(isinstance(w, QuantizedWeight) and w.dtype == torch.float64 for w in (model.weight, model.weight.double()))
+    assert close(model(x), dequantized(model)(x), "int8")
+    assert torch.equal(through_file(model)(x), model(x))
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_no_rows(kind):
     model = gemmtune.quantize_(nn.Linear(256, 32), kind)
     assert model(torch.randn(2, 0, 256)).shape == (2, 0, 32)
