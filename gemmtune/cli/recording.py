@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import runpy
+import signal
 import sys
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,10 +25,10 @@ def record(file: str, program: Sequence[str], json_file: str | None) -> int:
     module, arguments = _asked(program)
     if not module and not Path(arguments[0]).is_file():
         raise click.UsageError(f"record: got {arguments[0]}, which is no file, expected a Python script, or -m and a module")
-    status = 0
+    status, process = 0, os.getpid()
     with recording(file) as found:
         try:
-            with _command_line(arguments, module):
+            with _terminated_in_order(process), _command_line(arguments, module):
                 if module:
                     runpy.run_module(arguments[0], run_name="__main__", alter_sys=True)
                 else:
@@ -34,6 +37,8 @@ def record(file: str, program: Sequence[str], json_file: str | None) -> int:
             if isinstance(end.code, str):
                 note(end.code)
             status = end.code if isinstance(end.code, int) else 0 if end.code is None else 1
+    if os.getpid() != process:  # a fork of the program that has come to its end
+        return status
     if json_file != STDOUT:
         calls = sum(found.counts.values())
         note(f"{len(found.counts)} problems in {calls} calls written to {file}; gemmtune tune --recorded {file} tunes them")
@@ -73,6 +78,26 @@ def _asked(program: Sequence[str]) -> tuple[bool, list[str]]:
         f"record: got {' '.join(program)!r}, expected a script, or python with a script or -m and a module; within other programs "
         "there is gemmtune.record()"
     )
+
+
+@contextmanager
+def _terminated_in_order(process: int) -> Iterator[None]:
+    """SIGTERM ends this process as an exit of the program does, so that what was recorded is written. Forks of it die of it."""
+
+    def end(number: int, _: object) -> None:
+        if os.getpid() == process:
+            raise SystemExit(128 + number)
+        signal.signal(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)
+
+    before = signal.getsignal(signal.SIGTERM)
+    if before is signal.SIG_DFL and threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        if signal.getsignal(signal.SIGTERM) is end:
+            signal.signal(signal.SIGTERM, before)
 
 
 @contextmanager

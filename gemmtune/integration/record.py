@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -54,7 +55,7 @@ def record(file: Path | str | None = None) -> Iterator[Recording]:
 
     Args:
         file: what ``gemmtune tune --recorded`` reads: each distinct Problem with its count, and histograms of M. Written also when
-            the block ends by an error; not at all if it is None.
+            the block ends by an error; not at all if it is None, nor by processes that are forked within the block.
 
     Yields:
         The Recording, which fills up.
@@ -67,10 +68,16 @@ def record(file: Path | str | None = None) -> Iterator[Recording]:
     recording = Recording()
     with ExitStack() as stack:
         if file is not None:
-            stack.callback(recording.write, file)
+            stack.callback(_write, recording, file, os.getpid())
         stack.enter_context(torch.compiler.set_stance("force_eager"))
         stack.enter_context(_Watch(recording))
         yield recording
+
+
+def _write(recording: Recording, file: Path | str, process: int) -> None:
+    """Write what this process has recorded: a fork of it would write its own part over the file."""
+    if os.getpid() == process:
+        recording.write(file)
 
 
 class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]

@@ -4,6 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -234,6 +239,30 @@ def test_record_tune_export_import_and_use_in_processes_of_their_own(own_store, 
     lines = [line for line in said.splitlines() if "rows of" not in line]
     assert lines[0] == "the store knows no choice, and tune is 'never' None", said + told
     assert lines[1].startswith("from the store cpp:"), said + told
+
+
+ENDED = """
+import os, signal, torch
+torch.mm(torch.ones(4, 8), torch.ones(8, 4))
+if (fork := os.fork()) == 0:
+    torch.mm(torch.ones(5, 8), torch.ones(8, 4))
+    raise SystemExit(3)
+assert os.waitpid(fork, 0)[1] == 3 << 8 and not os.path.exists("shapes.json")
+os.kill(os.getpid(), signal.SIGTERM)
+torch.mm(torch.ones(6, 8), torch.ones(8, 4))
+"""
+
+
+def test_a_program_that_forks_and_is_terminated(tmp_path):
+    (tmp_path / "program.py").write_text(ENDED)
+    command = [sys.executable, "-m", "gemmtune", "record", "-o", "shapes.json", "--", "program.py"]
+    path = os.pathsep.join([str(Path(gemmtune.__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
+    ended = subprocess.run(
+        command, cwd=tmp_path, env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True, check=False
+    )
+    assert ended.returncode == 128 + signal.SIGTERM, ended.stderr
+    assert ended.stderr.count("1 problems in 1 calls written to shapes.json") == 1, ended.stderr
+    assert [problem.m for problem in Recording.read(tmp_path / "shapes.json").problems()] == [4]
 
 
 def test_scripts_that_are_not_there_and_files_that_are_no_recordings_are_told(capsys, tmp_path):
