@@ -181,7 +181,7 @@ def _native(chosen: Settings, *, build_native: bool) -> dict[str, Any]:
     elif reason is not None:
         detail = f"no, Python looks calls up, which costs a few microseconds each: {reason}"
     else:
-        detail = "not built yet, Python looks calls up: gemmtune doctor --build compiles it, and so does a process that tunes"
+        detail = "not built yet, Python looks calls up: gemmtune doctor --build compiles it, and so do programs whose calls tune"
     return {"path": str(path) if path is not None else None, "detail": detail, "problem": problem}
 
 
