@@ -194,9 +194,9 @@ def rows_in_float8(a: Tensor, block: int) -> tuple[Tensor, Tensor]:
         if kernel.serves(a):
             numbers, scales = kernel.round_rows(a, block)
             return numbers, scales
-    k = a.shape[1]
+    m, k = a.shape
     whole = a if k % block == 0 else torch.nn.functional.pad(a, (0, -k % block))
-    parts = whole.unflatten(1, (-1, block)).float()
+    parts = whole.reshape(m, whole.shape[1] // block, block).float()
     scale = (parts.abs().amax(-1) / torch.finfo(torch.float8_e4m3fn).max).clamp(min=torch.finfo(torch.float32).tiny)
     numbers = (parts / scale[:, :, None]).to(torch.float8_e4m3fn)
     return numbers.flatten(1)[:, :k], scale
