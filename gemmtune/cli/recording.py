@@ -41,7 +41,8 @@ def record(file: str, program: Sequence[str], json_file: str | None) -> int:
         return status
     if json_file != STDOUT:
         calls = sum(found.counts.values())
-        note(f"{len(found.counts)} problems in {calls} calls written to {file}; gemmtune tune --recorded {file} tunes them")
+        told = f"{len(found.counts)} problems in {calls} calls written to {file}; gemmtune tune --recorded {file} tunes them"
+        note(told if calls else f"no products were recorded: {file} is not written")
     write_json(json_file, found.to_json())
     return status
 

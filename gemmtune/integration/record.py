@@ -55,7 +55,8 @@ def record(file: Path | str | None = None) -> Iterator[Recording]:
 
     Args:
         file: what ``gemmtune tune --recorded`` reads: each distinct Problem with its count, and histograms of M. Written also when
-            the block ends by an error; not at all if it is None, nor by processes that are forked within the block.
+            the block ends by an error; not at all if it is None, if nothing was recorded, nor by processes that are forked within
+            the block.
 
     Yields:
         The Recording, which fills up.
@@ -75,8 +76,9 @@ def record(file: Path | str | None = None) -> Iterator[Recording]:
 
 
 def _write(recording: Recording, file: Path | str, process: int) -> None:
-    """Write what this process has recorded: a fork of it would write its own part over the file."""
-    if os.getpid() == process:
+    """Write what this process has recorded. A fork of it would write its own part over the file, and a program that ended before
+    its first product would write nothing over what an earlier run recorded."""
+    if os.getpid() == process and recording.counts:
         recording.write(file)
 
 

@@ -265,6 +265,14 @@ def test_a_program_that_forks_and_is_terminated(tmp_path):
     assert [problem.m for problem in Recording.read(tmp_path / "shapes.json").problems()] == [4]
 
 
+def test_a_program_without_products_leaves_what_another_run_recorded(capsys, tmp_path):
+    (program := tmp_path / "program.py").write_text("raise SystemExit('no GPU')")
+    (file := tmp_path / "shapes.json").write_text("of an earlier run")
+    assert run(["record", "-o", str(file), "--", str(program)]) == 1
+    assert capsys.readouterr().err.splitlines() == ["no GPU", f"no products were recorded: {file} is not written"]
+    assert file.read_text() == "of an earlier run"
+
+
 def test_scripts_that_are_not_there_and_files_that_are_no_recordings_are_told(capsys, tmp_path):
     assert run(["record", "nowhere.py"]) == 2
     assert "record: got nowhere.py, which is no file, expected a Python script" in capsys.readouterr().err
