@@ -40,8 +40,8 @@ FINEST = 32
 """A hand-over between two Ms that differ by less than that part of the smaller, with no multiple of STEP in between, is not looked
 for more closely."""
 STEP = 64
-"""Rows of a tile, or a part of them: with one row more than a multiple a choice needs a further row of tiles. Of two choices the
-smaller grows slower only there, so that this is where it hands over."""
+"""Rows of a tile, or a part of them: with one row more than a multiple a choice needs a further row of tiles, and is slower by it.
+So that is where it hands over to another one that has not begun a row there."""
 
 
 def assigned(times: Times, baseline: str = "") -> dict[int, str]:
@@ -114,8 +114,8 @@ def hand_over(
 
 
 def _middle(lower: int, upper: int, apart: int) -> int | None:
-    """The M of a class ``apart`` that is asked between two others: just above a multiple of STEP if it can be; None where they are
-    next to each other."""
+    """The M of a class ``apart`` that is asked between two others, just above a multiple of STEP if it can be; None where they are
+    near enough."""
     halfway = (lower + upper) / 2
     steps = range(lower // STEP * STEP + 1, upper, STEP)
     above = (lower + -(-(m - lower) // apart) * apart for m in steps if m > lower)
