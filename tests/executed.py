@@ -17,7 +17,7 @@ from xml.etree import ElementTree
 from gemmtune.conformance.cases.scope import Level, Scope
 from gemmtune.conformance.gemms import own
 from gemmtune.conformance.properties.table import PROPERTIES
-from gemmtune.declaration.labels import GROUPED, ONE_PRODUCT, OPS
+from gemmtune.declaration.labels import GROUPED, ONE_PRODUCT, OPS, SPARSE
 
 __all__ = [
     "OPERATIONS",
@@ -34,14 +34,13 @@ __all__ = [
 
 VARIABLE = "TEST_EXECUTED"
 """The environment variable that names the file of notes; without it nothing is noted."""
-OPERATIONS: Mapping[str, tuple[str, ...]] = {"aten": OPS, "cpp": (*ONE_PRODUCT, *GROUPED)}
+OPERATIONS: Mapping[str, tuple[str, ...]] = {"aten": OPS, "cpp": (*ONE_PRODUCT, *GROUPED, *SPARSE)}
 """The backends that run on a CPU, and their operations."""
 WITHOUT_PRODUCTS = ("empty", "k-zero")
 """Properties of the operations themselves: no backend is asked for an empty product."""
-BLOCKS = ("block-patterns", "absent-blocks", "changed-in-place")
 GROUPS = tuple(p.name for p in PROPERTIES if "group" in p.name)
-WITHOUT_ANYTHING: Mapping[str, tuple[str, ...]] = {"cublaslt": (*BLOCKS, *GROUPS), "cpp": BLOCKS}
-"""Properties of block-sparse products as they are given, and of grouped ones, of which these backends have none."""
+WITHOUT_ANYTHING: Mapping[str, tuple[str, ...]] = {"cublaslt": ("absent-blocks", *GROUPS), "cpp": ("absent-blocks",)}
+"""Properties of what these backends have not, or do not declare."""
 FOR_A_GPU = ("_gpu", "_cuda")
 """How the names of files end whose tests need a GPU."""
 Note = tuple[str, str]

@@ -24,7 +24,7 @@ from gemmtune.conformance.cases.scope import Level, Scope
 from gemmtune.conformance.gemms import own
 from gemmtune.conformance.properties.table import PROPERTIES, property_named
 from gemmtune.conformance.runs.isolation import InProcessRunner
-from gemmtune.declaration.labels import GROUPED, OPS, SCALES, SINGLE, SPARSE, WEIGHTS
+from gemmtune.declaration.labels import GROUPED, OPS, SCALES, SINGLE, WEIGHTS
 from gemmtune.declaration.subject import SubjectSpec
 from gemmtune.problem import Problem
 
@@ -136,11 +136,11 @@ def test_kernels_for_an_older_architecture_are_its_own(arch: str) -> None:
     [
         ("aten", None, set()),
         ("triton", None, set()),
-        ("cpp", None, {"mm_plus_mm", *SPARSE}),
-        ("cutlass", "sm80", {"mm_plus_mm", "mixed_mm", "scaled_mm", *GROUPED, *SPARSE}),
-        ("cutlass", "sm90", {"mm_plus_mm", "grouped_k_mm", *SPARSE}),
-        ("cuda", "sm90", {"mm_plus_mm", "int_mm", "int_mm_mul", "scaled_mm", *SPARSE}),
-        ("ck", "gfx942", {"mm_plus_mm", "int_mm", "int_mm_mul", "mixed_mm", *GROUPED, *SPARSE}),
+        ("cpp", None, {"mm_plus_mm"}),
+        ("cutlass", "sm80", {"mm_plus_mm", "mixed_mm", "scaled_mm", *GROUPED}),
+        ("cutlass", "sm90", {"mm_plus_mm", "grouped_k_mm"}),
+        ("cuda", "sm90", {"mm_plus_mm", "int_mm", "int_mm_mul", "scaled_mm"}),
+        ("ck", "gfx942", {"mm_plus_mm", "int_mm", "int_mm_mul", "mixed_mm", *GROUPED}),
         ("cuda", "sm80", set()),  # it has nothing there, and says so in each call
     ],
 )

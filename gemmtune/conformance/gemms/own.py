@@ -71,17 +71,27 @@ class BackendSubject(Subject):
         return dataclasses.replace(self._asked, ops=had or self._asked.ops)  # without any, each call says why
 
     def _has(self, op: str, device: DeviceInfo) -> bool:
-        """Whether it has a choice for a large product of this kind, with aligned rows, of a weight that is not prepacked."""
+        """Whether it has a choice for a large product of this kind with aligned rows."""
         row, kind = ROWS[op], "cpu" if device.type == "cpu" else "cuda"
         make, sizes = getattr(Problem, row.name), (*(4,) * row.batched, 256, 256, 256)
         dtypes = [{}] if row.quantized else [{"dtype": torch.float16}, {"dtype": torch.float32}]
         chosen = dataclasses.replace(settings.current(), backends=(self.backend,), extra_choices=None, search="quick")
-        problems = (make(*sizes, device_type=kind, **dtype) for dtype in dtypes)
+        problems = (given for dtype in dtypes for given in _ways(make(*sizes, device_type=kind, **dtype)))
         return any(legal_offers(problem, device, chosen, on_this_machine=False).choices for problem in problems)
 
     def __call__(self, call: Call) -> torch.Tensor:
-        """Run the problem's choice."""
-        return call.by(self._bound(call.problem)[1])
+        """Run the problem's choice, of a block-sparse weight that is prepacked anew where it takes no other.
+
+        Raises:
+            NotImplementedError: the backend has no choice, or the call is captured and its weight would be prepacked in it.
+        """
+        choice, kernel = self._bound(call.problem)
+        if choice.problem == call.problem or choice.packed_format is None:
+            return call.by(kernel)
+        if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
+            raise NotImplementedError(f"{choice.name} takes prepacked weights alone, and these are not prepacked in a capture")
+        a, b, *others = call.tensors
+        return dataclasses.replace(call, tensors=(a, choice.pack(b), *others)).by(kernel)
 
     def choice_of(self, call: Call) -> str:
         """The name of the problem's choice."""
@@ -105,11 +115,14 @@ class BackendSubject(Subject):
             NotImplementedError: the backend offers none; with its reasons.
         """
         device = preset(self.arch) if self.arch else detect(problem.device_type)
-        offers = offers_for(problem, device, dataclasses.replace(settings.current(), backends=(self.backend,), extra_choices=None))
-        if problem.empty or 0 in problem.summed or not offers.choices:
-            reasons = "; ".join(dict.fromkeys(refusal.reason for refusal in offers.refusals))
-            raise NotImplementedError(f"{self.backend} has no choice: {reasons or 'an empty product is not its business'}")
-        return offers.choices[zlib.crc32(problem.key.encode()) % len(offers.choices)]
+        chosen = dataclasses.replace(settings.current(), backends=(self.backend,), extra_choices=None)
+        reasons: dict[str, None] = {}
+        for given in _ways(problem):
+            offers = offers_for(given, device, chosen)
+            if offers.choices and not problem.empty and 0 not in problem.summed:
+                return offers.choices[zlib.crc32(problem.key.encode()) % len(offers.choices)]
+            reasons |= dict.fromkeys(refusal.reason for refusal in offers.refusals)
+        raise NotImplementedError(f"{self.backend} has no choice: {'; '.join(reasons) or 'an empty product is not its business'}")
 
     def _bind(self, problem: Problem) -> tuple[Choice, Kernel]:
         """The problem's choice with its kernel, of PTX for another architecture. Raises NotImplementedError where none runs."""
@@ -120,6 +133,11 @@ class BackendSubject(Subject):
                 raise NotImplementedError(f"{self.backend}: {way.reason}")
             made = choice.forward() if way.mode == "forward" else choice
         return choice, made.build()
+
+
+def _ways(problem: Problem) -> tuple[Problem, ...]:
+    """How a backend is asked for a problem: as it is, and of a block-sparse weight also with one that is prepacked."""
+    return (problem,) if problem.sparsity is None else (problem, dataclasses.replace(problem, prepacked=True))
 
 
 aten = BackendSubject("aten", EVERYTHING)
