@@ -172,6 +172,7 @@ CASES: dict[str, tuple[Make, int, Any]] = {
     "parts-shortest": (lambda k: mm(512, 300, k, dtype=F32), 64, parts_shape(128, 128, 5, halves=2)),
     "parts-halves": (lambda k: mm(300, 520, k, dtype=F32), 1024, parts_shape(128, 128, 5, halves=2)),
     "parts-halves-not-by-k": (lambda k: addmm(300, 520, k, "tt", F32), 1000, parts_shape(128, 112, 5, halves=2)),
+    "parts-kept": (lambda k: mm(300, 520, k, dtype=F32), 4100, parts_shape(128, 128, 4, halves=2, keeps=True)),
     "parts-halves-divided": (lambda k: mm(64, 520, k, dtype=F32), 2000, parts_shape(128, 128, 4, 4, halves=2)),
     "parts-fused": (lambda k: gated(mm(200, 136, k, dtype=F32)), 2048, parts_shape(128, 128, 4, 4)),
     "parts-by-columns": (lambda k: by_columns(mm(200, 136, k, dtype=F32)), 512, parts_shape(128, 128, 5)),
@@ -348,7 +349,7 @@ def test_numbers_that_are_hard_to_split_come_out_as_in_torch(layout: str) -> Non
 
 
 @pytest.mark.parametrize(
-    "case", [(4096, 512, 4096), (128, 4096, 1024), (16, 4096, 4096), (512, 512, 64), (256, 256, 16384)], ids=str
+    "case", [(4096, 512, 4096), (512, 4096, 4096), (128, 4096, 1024), (16, 4096, 4096), (512, 512, 64), (256, 256, 16384)], ids=str
 )
 def test_float32_by_parts_is_no_less_exact_than_torch(case: tuple[int, int, int]) -> None:
     problem, device = mm(*case, dtype=F32), detect("cuda")

@@ -122,13 +122,14 @@ def gemv(problem: Problem, shape: Any) -> CudaChoice:
 
 
 ROW_OF_TILES, NARROW, DIVIDED = parts_shape(64, 32, 3), parts_shape(128, 16, 2), parts_shape(64, 16, 2, 2)
-HALVES = parts_shape(64, 32, 3, halves=2)
+HALVES, KEEPING = parts_shape(64, 32, 3, halves=2), parts_shape(64, 32, 2, keeps=True)
 BY_PARTS: dict[str, tuple[Problem, Any, dict[str, Any]]] = {
     "nt": (mm(70, 40, 104, dtype=F32), ROW_OF_TILES, {}),
     "nt-from-tile-to-tile": (mm(70, 70, 68, dtype=F32), HALVES, {"blocks": 2}),
     "nn-swapped": (mm(20, 72, 68, "nn", dtype=F32), ROW_OF_TILES, {"swap_ab": True}),
     "tn": (mm(72, 17, 96, "tn", dtype=F32), NARROW, {}),
     "unaligned": (mm(67, 33, 175, dtype=F32), HALVES, {}),
+    "kept-sums": (mm(9, 33, 1090, dtype=F32), KEEPING, {"blocks": 1}),
     "two-blocks": (addmm(9, 17, 328, dtype=F32), DIVIDED, {}),
     "batched-swapped": (Problem.bmm(2, 9, 65, 70, dtype=F32, layout="tt", device_type="cuda"), ROW_OF_TILES, {"swap_ab": True}),
     "gated": (gated(mm(33, 20, 104, dtype=F32)), DIVIDED, {}),

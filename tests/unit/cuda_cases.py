@@ -92,7 +92,7 @@ def grouped_shape(block_n: int, stages: int, **more: int) -> grouped.Shape:
     return grouped.Shape(block_n=block_n, stages=stages, **more)
 
 
-def parts_shape(block_m: int, block_n: int, stages: int, cluster_k: int = 1, **more: int) -> parts.Shape:
+def parts_shape(block_m: int, block_n: int, stages: int, cluster_k: int = 1, **more: Any) -> parts.Shape:
     return parts.Shape(block_m=block_m, block_n=block_n, stages=stages, cluster_k=cluster_k, **more)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 
 from ....device import DeviceInfo
@@ -21,7 +22,8 @@ MOST_TILES = 2**28
 GATHERED_STEPS, GATHERING_N = 16, 64
 """The steps of K whose sum is added to a tile's at once, in tiles of at most so many columns: others have no registers for it."""
 FEW_STEPS = 32
-"""Steps that may go into sums one by one whatever the tiles: torch's own float32 is no more exact."""
+"""Steps that may go into sums one by one whatever the tiles: torch's own float32 is no more exact. Tiles that keep sums in shared
+memory add those of so many steps to them at once."""
 SIDE = 64
 """Lines, and elements along K, that a block of the splitting kernel takes."""
 
@@ -30,7 +32,8 @@ SIDE = 64
 class Shape:
     """A tile of ``block_m`` by ``block_n`` sums with so many ``stages`` of BLOCK_K; ``cluster_k`` blocks of a cluster divide K.
 
-    With two ``halves`` of the columns, one is multiplied while the other one's sums are added.
+    With two ``halves`` of the columns, one is multiplied while the other one's sums are added. ``keeps``: sums are gathered in shared
+    memory, as wide tiles have no registers for it.
     """
 
     block_m: int
@@ -38,6 +41,7 @@ class Shape:
     stages: int
     cluster_k: int = 1
     halves: int = 1
+    keeps: bool = False
 
     @property
     def warp_groups(self) -> int:
@@ -57,7 +61,7 @@ class Shape:
     @property
     def gathered_steps(self) -> int:
         """The steps of K whose sum is added to the tile's at once; 1: each by itself."""
-        return GATHERED_STEPS if self.block_n <= GATHERING_N else 1
+        return FEW_STEPS if self.keeps else GATHERED_STEPS if self.block_n <= GATHERING_N else 1
 
     @property
     def stage_bytes(self) -> int:
@@ -70,23 +74,31 @@ class Shape:
         return 4 * self.block_m * self.block_n // self.cluster_k * (self.cluster_k - 1)
 
     @property
+    def kept_bytes(self) -> int:
+        """Sums that a block gathers in shared memory."""
+        return 4 * self.block_m * self.block_n * self.keeps
+
+    @property
     def shared_bytes(self) -> int:
-        """The shared memory of a block: stages, the sums that it is sent, barriers."""
-        return self.stages * self.stage_bytes + self.sent_bytes + BARRIER_BYTES * (2 * self.stages + self.warp_groups)
+        """The shared memory of a block: stages, sums that it is sent or gathers, barriers."""
+        sums_bytes = self.sent_bytes + self.kept_bytes
+        return self.stages * self.stage_bytes + sums_bytes + BARRIER_BYTES * (2 * self.stages + self.warp_groups)
 
     def __str__(self) -> str:
-        halves = f"_h{self.halves}" if self.halves > 1 else ""
-        return f"{self.block_m}x{self.block_n}x{BLOCK_K}_s{self.stages}_k{self.cluster_k}{halves}"
+        ways = (f"_h{self.halves}" if self.halves > 1 else "") + ("_keeps" if self.keeps else "")
+        return f"{self.block_m}x{self.block_n}x{BLOCK_K}_s{self.stages}_k{self.cluster_k}{ways}"
 
 
-def _shapes(block_m: int, block_n: int, stages: int, *cluster_k: int, halves: int = 1) -> tuple[Shape, ...]:
-    return tuple(Shape(block_m=block_m, block_n=block_n, stages=stages, cluster_k=blocks, halves=halves) for blocks in cluster_k)
+def _shapes(block_m: int, block_n: int, stages: int, *cluster_k: int, halves: int = 1, keeps: bool = False) -> tuple[Shape, ...]:
+    one = Shape(block_m=block_m, block_n=block_n, stages=stages, halves=halves, keeps=keeps)
+    return tuple(dataclasses.replace(one, cluster_k=blocks) for blocks in cluster_k)
 
 
 SHAPES: tuple[Shape, ...] = (
     *_shapes(128, 128, 5, 1, halves=2),
     *_shapes(128, 112, 5, 1, halves=2),
     *_shapes(128, 128, 5, 1),
+    *_shapes(128, 128, 4, 1, halves=2, keeps=True),
     *_shapes(128, 128, 4, 2, 4, halves=2),
     *_shapes(128, 64, 7, 1),
     *_shapes(128, 64, 7, 1, halves=2),
@@ -158,6 +170,8 @@ def why_not_config(problem: Problem, device: DeviceInfo, config: Config) -> str 
         return f"K has {steps_of(problem)} steps, too few for {shape.cluster_k} parts of two"
     if shape.cluster_k > 1 and config.blocks:
         return "the blocks of a cluster have one tile alone: they are sent its sums once"
+    if shape.keeps and (shape.cluster_k > 1 or steps_of(problem) <= FEW_STEPS):
+        return f"sums of {steps_of(problem)} steps by {shape.cluster_k} blocks are not gathered in shared memory"
     steps = -(-steps_of(problem) // shape.cluster_k)
     if shape.gathered_steps == 1 and steps > FEW_STEPS and tiles < device.sm_count:
         reason = f"{steps} steps of K go one by one into sums, at most {FEW_STEPS} may where tiles do not fill the GPU"

@@ -129,7 +129,7 @@ class Parts(Family[Config]):
             unit=(__package__, "parts.cu.jinja"),
             files=(PRODUCTS, *files_of(__package__, "device", "numbers", "split", "sums"), *TILE_SUMS),
             values=values
-            | values_of(config.shape, "gathered_steps", "gives_registers")
+            | values_of(config.shape, "gathered_steps", "gives_registers", "kept_bytes")
             | {
                 "structs": "\n\n".join([values["structs"], *split]),
                 "block_k": BLOCK_K,

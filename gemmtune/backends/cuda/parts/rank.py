@@ -29,6 +29,8 @@ KEPT_US = 0.5
 """The part of that which a block saves that goes on to the next tile."""
 EXCHANGE_GBPS = 60.0
 """The rate at which each block of a cluster sends its sums."""
+KEPT_GBPS = 100.0
+"""The rate at which a block adds sums to those that it keeps in shared memory."""
 
 
 def estimate_us(problem: Problem, device: DeviceInfo, config: Config) -> float:
@@ -42,6 +44,8 @@ def estimate_us(problem: Problem, device: DeviceInfo, config: Config) -> float:
     tile_us = TILE_US - (KEPT_US if config.blocks else 0.0) + steps * step_ns / 1e3
     if shape.cluster_k > 1:
         tile_us += 1.0 + shape.sent_bytes / EXCHANGE_GBPS / 1e3
+    if shape.keeps:
+        tile_us += (steps - 1) // shape.gathered_steps * shape.kept_bytes / KEPT_GBPS / 1e3
     p, q, _ = operands_of(problem, swap_ab=config.swap_ab)
     rows, cols = p.size[-2], q.size[-2]
     read_us = (4 * rows + 6 * cols) * problem.k * problem.batch / DRAM_GBPS / 1e3
