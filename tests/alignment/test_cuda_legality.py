@@ -56,6 +56,7 @@ LINES = "TMA copies rows or columns that are aligned to 16 bytes"
 CLEARED = "terms are contiguous in an operand, where TMA begins at multiples of 16 bytes, and a group at any term"
 ANY_ROW = "rows are contiguous in a, where TMA begins at multiples of 16 bytes, and a group at any row"
 FITTED = "fitted tiles have columns of b as their rows, and a multiple of 32 rows of the result"
+TURNS = "block_m is 256: two warp groups multiply 64 each, and several times that in fitted tiles alone"
 LEFT = "b is the left operand for groups of rows alone, and in clusters where tiles beside each other are fitted"
 SMALL_CLUSTER, SQUARE = cluster.SHAPES[0], cluster_shape("64x64x64_s6_k2_2x2")
 SIXTEEN = bsr_skinny.Shape(block_n=16, warps=4, stages=2, stage_fragments=4)
@@ -223,9 +224,11 @@ def test_what_the_family_of_grouped_products_does_not_serve(problem: Problem, re
         (rows(), grouped_shape(16, 11), {}, "a tile of 128x16: results are stored in lines of 64"),
         (rows(), grouped_shape(256, 4, cluster_m=2), {"swap_ab": True}, LEFT),
         (terms(), grouped_shape(64, 4), {"swap_ab": True}, LEFT),
-        (rows(), grouped_shape(128, 4, cluster_m=2, fitted=True), {"swap_ab": True}, LEFT),
-        (rows(), grouped_shape(128, 4, fitted=True), {}, FITTED),
-        (rows(), grouped_shape(80, 4, fitted=True), {"swap_ab": True}, FITTED),
+        (rows(), grouped_shape(128, 4, cluster_m=2, fitted=32), {"swap_ab": True}, LEFT),
+        (rows(), grouped_shape(128, 4, fitted=32), {}, FITTED),
+        (rows(), grouped_shape(80, 4, fitted=32), {"swap_ab": True}, FITTED),
+        (rows(), grouped_shape(64, 4, block_m=256), {"swap_ab": True}, TURNS),
+        (rows(), grouped_shape(64, 4, block_m=192, fitted=32), {"swap_ab": True}, TURNS.replace("256", "192")),
         (rows(layout="tn"), grouped_shape(32, 10), {"swap_ab": True},
          "an operand whose lines run across K is copied in lines of 64, and a tile has 32 columns"),
         (rows(), grouped_shape(64, 4, cluster_n=2), {"blocks": 1},

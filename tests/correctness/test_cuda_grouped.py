@@ -26,7 +26,7 @@ def terms(m: int, n: int, k: int, groups: int, dtype: torch.dtype = BF16) -> Pro
 
 
 def fitted(block_n: int, stages: int, cluster_n: int = 1) -> Any:
-    return grouped_shape(block_n, stages, cluster_n=cluster_n, fitted=True)
+    return grouped_shape(block_n, stages, cluster_n=cluster_n, fitted=32)
 
 
 def unsigned(problem: Problem) -> Problem:
@@ -44,6 +44,16 @@ CASES: dict[str, tuple[Problem, Any, dict[str, Any]]] = {
     "float32-result-unaligned": (with_bias(rows(150, 133, 72, 2)), grouped_shape(64, 2), {"blocks": 2}),
     "fitted": (rows(300, 136, 152, 3), fitted(96, 2), {"blocks": 2, "swap_ab": True}),
     "fitted-beside": (rows(150, 200, 136, 6, "nn", F16), fitted(64, 3, cluster_n=2), {"blocks": 4, "swap_ab": True}),
+    "fitted-in-two-turns": (
+        rows(90, 304, 136, 3, "nn"),
+        grouped_shape(48, 2, block_m=256, fitted=16),
+        {"blocks": 2, "swap_ab": True},
+    ),
+    "fitted-in-two-turns-beside": (
+        with_bias(rows(70, 333, 72, 2)),
+        grouped_shape(32, 2, block_m=256, cluster_n=2, fitted=16),
+        {"blocks": 2, "swap_ab": True},
+    ),
     "fitted-float32": (with_bias(rows(140, 133, 72, 2)), fitted(128, 2), {"blocks": 1, "swap_ab": True, "strip": 1}),
     "terms": (terms(136, 200, 300, 5), grouped_shape(64, 2), {"blocks": 2}),
     "terms-wide": (terms(136, 264, 150, 2), grouped_shape(256, 2, cluster_n=2), {"blocks": 2}),

@@ -129,7 +129,7 @@ def test_offsets_that_are_no_offsets_touch_nothing_else(shape: Any) -> None:
 SAMPLE = {
     "few-rows": ("few-rows", grouped_shape(16, 11)),
     "rows-in-clusters": ("more-rows", grouped_shape(256, 4, cluster_m=2)),
-    "fitted": ("more-rows", grouped_shape(256, 4, cluster_n=2, fitted=True)),
+    "fitted": ("more-rows", grouped_shape(256, 4, cluster_n=2, fitted=32)),
     "terms": ("terms", grouped_shape(256, 4)),
     "narrow": ("int4", wgmma_shape(128, 2, 1, 64, 4)),
 }

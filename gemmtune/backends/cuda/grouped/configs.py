@@ -10,34 +10,34 @@ from ..boxes import LINE, by_k, operands_of, why_not_staged
 from ..groups import most_below, why_not_counted
 from ..hopper import BARRIER_BYTES
 
-BLOCK_M, BLOCK_K = 128, 64
-"""Two warp groups multiply; a stage has a swizzled line of each row along K, or of each step along rows."""
-THREADS = 2 * BLOCK_M
-"""Those that multiply."""
+BLOCK_K = 64
+"""A stage has a swizzled line of each row along K, or of each step along rows."""
+THREADS = 256
+"""Those that multiply, in two warp groups."""
 STORED_BYTES = 2048
 """Results that a warp puts in rows before they are stored: 64 by 16 of 16 bits."""
 PLACE_BYTES = 16
 """What a stage says of the tile that begins in it."""
-MOST_COLUMNS_WITHOUT = 128
-"""A tile of so many columns needs no registers of threads that copy."""
-FITTED_ROWS = 32
-"""A fitted tile has so many rows, or a multiple: as many as its group has left for it."""
+MOST_SUMS_WITHOUT = 64
+"""A thread with so many sums needs no registers of threads that copy."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """A tile of BLOCK_M by ``block_n`` sums, with BLOCK_K elements of K in each of ``stages``.
+    """A tile of ``block_m`` by ``block_n`` sums, with BLOCK_K elements of K in each of ``stages``.
 
     A cluster has ``cluster_m`` by ``cluster_n`` tiles below and beside each other, and copies once what both of them multiply.
     ``fitted``: columns of b are the rows of a tile, and the ``block_n`` rows of the result that it may have are divided anew for
-    each group: its tiles are equally high, and the last one ends where the group does, but for less than FITTED_ROWS.
+    each group. Its tiles are equally high, ``fitted`` rows or a multiple, and the last one ends where the group does, but for less
+    than that. With 0 each tile has ``block_n``.
     """
 
     block_n: int
     stages: int
     cluster_m: int = 1
     cluster_n: int = 1
-    fitted: bool = False
+    fitted: int = 0
+    block_m: int = 128
 
     @property
     def cluster(self) -> int:
@@ -47,7 +47,7 @@ class Shape:
     @property
     def gives_registers(self) -> bool:
         """Four warps are there to copy, of which one does, and leave their registers to those that multiply."""
-        return self.block_n > MOST_COLUMNS_WITHOUT
+        return self.block_m * self.block_n // THREADS > MOST_SUMS_WITHOUT
 
     @property
     def threads(self) -> int:
@@ -57,27 +57,29 @@ class Shape:
     @property
     def shared_bytes(self) -> int:
         """The shared memory of a block: stages with their barriers and tiles, and results on their way to memory."""
-        stage_bytes = (BLOCK_M + self.block_n) * BLOCK_K * 2 + PLACE_BYTES + 2 * BARRIER_BYTES
+        stage_bytes = (self.block_m + self.block_n) * BLOCK_K * 2 + PLACE_BYTES + 2 * BARRIER_BYTES
         return self.stages * stage_bytes + THREADS // 32 * STORED_BYTES
 
     @property
     def products_n(self) -> tuple[int, ...]:
         """The lines of q with which 64 of p are multiplied: those of a tile, or of each that may be fitted to a group."""
-        return tuple(range(FITTED_ROWS, self.block_n + 1, FITTED_ROWS)) if self.fitted else (self.block_n,)
+        return tuple(range(self.fitted, self.block_n + 1, self.fitted)) if self.fitted else (self.block_n,)
 
     def __str__(self) -> str:
         tiles = f"_{self.cluster_m}x{self.cluster_n}" if self.cluster > 1 else ""
-        return f"{BLOCK_M}x{self.block_n}x{BLOCK_K}_s{self.stages}{tiles}{'_fit' if self.fitted else ''}"
+        return f"{self.block_m}x{self.block_n}x{BLOCK_K}_s{self.stages}{tiles}{f'_fit{self.fitted}' if self.fitted else ''}"
 
 
 FITTED = (
-    Shape(block_n=256, stages=4, cluster_n=2, fitted=True),
-    Shape(block_n=192, stages=5, cluster_n=2, fitted=True),
-    Shape(block_n=128, stages=6, cluster_n=2, fitted=True),
-    Shape(block_n=128, stages=6, fitted=True),
+    Shape(block_n=256, stages=4, cluster_n=2, fitted=32),
+    Shape(block_n=192, stages=5, cluster_n=2, fitted=32),
+    Shape(block_n=128, stages=6, cluster_n=2, fitted=32),
+    Shape(block_n=128, stages=6, fitted=32),
+    Shape(block_m=256, block_n=160, stages=4, cluster_n=2, fitted=32),
+    Shape(block_m=256, block_n=160, stages=4, cluster_n=2, fitted=16),
 )
 """Shapes whose tiles are fitted to groups: of 256 rows a group, half of the groups have a few more, for which other tiles are as
-high as the first."""
+high as the first. Tiles of twice as many columns of b read them half as often from L2."""
 SHAPES: tuple[Shape, ...] = (
     Shape(block_n=256, stages=4),
     Shape(block_n=256, stages=4, cluster_m=2),
@@ -114,7 +116,8 @@ class Config:
     @property
     def tile(self) -> tuple[int, int]:
         """Rows and columns of the result in a tile."""
-        return (self.shape.block_n, BLOCK_M) if self.swap_ab else (BLOCK_M, self.shape.block_n)
+        tile = self.shape.block_m, self.shape.block_n
+        return tile[::-1] if self.swap_ab else tile
 
     def __str__(self) -> str:
         order = f"_b{self.blocks}_g{self.strip}"
@@ -141,8 +144,10 @@ def why_not_config(problem: Problem, device: DeviceInfo, config: Config) -> str 
         return reason
     if config.swap_ab and (shape.cluster > (shape.cluster_n if shape.fitted else 1) or problem.divides_terms):
         return "b is the left operand for groups of rows alone, and in clusters where tiles beside each other are fitted"
-    if shape.fitted and (not config.swap_ab or shape.block_n % FITTED_ROWS):
-        return f"fitted tiles have columns of b as their rows, and a multiple of {FITTED_ROWS} rows of the result"
+    if shape.fitted and (not config.swap_ab or shape.block_n % shape.fitted):
+        return f"fitted tiles have columns of b as their rows, and a multiple of {shape.fitted} rows of the result"
+    if shape.block_m % 128 or (shape.block_m > 128 and not shape.fitted):
+        return f"block_m is {shape.block_m}: two warp groups multiply 64 each, and several times that in fitted tiles alone"
     if config.blocks < shape.cluster or config.strip < 1:
         return f"{config.blocks} blocks in strips of {config.strip}, expected at least a cluster of {shape.cluster} and one"
     if not config.swap_ab and shape.block_n < LINE:
@@ -151,8 +156,8 @@ def why_not_config(problem: Problem, device: DeviceInfo, config: Config) -> str 
         return reason
     p, q, _ = operands_of(problem, swap_ab=config.swap_ab)
     if shape.fitted:
-        return why_not_staged(p, BLOCK_M, BLOCK_K, 1) or why_not_staged(q, FITTED_ROWS, BLOCK_K, 1)
-    return why_not_staged(p, BLOCK_M, BLOCK_K, shape.cluster_n) or why_not_staged(q, shape.block_n, BLOCK_K, shape.cluster_m)
+        return why_not_staged(p, shape.block_m, BLOCK_K, 1) or why_not_staged(q, shape.fitted, BLOCK_K, 1)
+    return why_not_staged(p, shape.block_m, BLOCK_K, shape.cluster_n) or why_not_staged(q, shape.block_n, BLOCK_K, shape.cluster_m)
 
 
 def why_not_groups(problem: Problem) -> str | None:

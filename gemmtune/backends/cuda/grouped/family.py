@@ -31,9 +31,8 @@ from ..kernel import (
 )
 from .configs import (
     BLOCK_K,
-    BLOCK_M,
-    FITTED_ROWS,
     STORED_BYTES,
+    THREADS,
     Config,
     clusters_beside,
     most_clusters,
@@ -85,7 +84,7 @@ class Grouped(Family[Config]):
         return float32_sums()
 
     def info(self, problem: Problem, config: Config) -> dict[str, Any]:  # noqa: ARG002 - the same for all problems
-        return self.facts(config, (BLOCK_M, config.shape.block_n, BLOCK_K), cluster=config.shape.cluster)
+        return self.facts(config, (config.shape.block_m, config.shape.block_n, BLOCK_K), cluster=config.shape.cluster)
 
     def source(self, problem: Problem, config: Config) -> KernelSource:
         p, q, _ = operands_of(problem, swap_ab=config.swap_ab)
@@ -96,9 +95,8 @@ class Grouped(Family[Config]):
             values=common_values(problem, Work)
             | values_of(config.shape, "gives_registers", "products_n")
             | {
-                "block_m": BLOCK_M,
                 "block_k": BLOCK_K,
-                "fitted_rows": FITTED_ROWS,
+                "multiplying": THREADS,
                 "terms": problem.divides_terms,
                 "swap_ab": config.swap_ab,
                 "stored_bytes": STORED_BYTES,
@@ -131,6 +129,6 @@ class Grouped(Family[Config]):
         )
         first, second = (B, A) if config.swap_ab else (A, B)
         if shape.fitted:
-            return with_maps(told, (staged_map(p, first, BLOCK_M, BLOCK_K), staged_map(q, second, FITTED_ROWS, BLOCK_K)))
-        first_map = staged_map(p, first, BLOCK_M, BLOCK_K, shape.cluster_n)
+            return with_maps(told, (staged_map(p, first, shape.block_m, BLOCK_K), staged_map(q, second, shape.fitted, BLOCK_K)))
+        first_map = staged_map(p, first, shape.block_m, BLOCK_K, shape.cluster_n)
         return with_maps(told, (first_map, staged_map(q, second, shape.block_n, BLOCK_K, shape.cluster_m)))

@@ -32,8 +32,8 @@ SIDE = 64
 class Shape:
     """A tile of ``block_m`` by ``block_n`` sums with so many ``stages`` of BLOCK_K; ``cluster_k`` blocks of a cluster divide K.
 
-    With two ``halves`` of the columns, one is multiplied while the other one's sums are added. ``keeps``: sums are gathered in shared
-    memory, as wide tiles have no registers for it.
+    With two ``halves`` of the columns, one is multiplied while the other one's sums are added. ``keeps``: sums are gathered in
+    shared memory, as wide tiles have no registers for it.
     """
 
     block_m: int
