@@ -174,7 +174,7 @@ def _scenario(scenario: Scenario, name: str, layers: int, ways: Sequence[str], i
             if time.monotonic() > how.until:
                 raise TimeoutError("not begun: the time given is over")
             # All of Inductor's settings are put back after each way: torchao's quantize_ sets some for what is compiled later.
-            with inductor_config.patch(inductor_config.shallow_copy_dict() | {"triton.enable_pdl": WAYS[way].pdl}):
+            with inductor_config.patch(inductor_config.get_config_copy() | {"triton.enable_pdl": WAYS[way].pdl}):
                 runners[way] = _runner(way, scenario, model, info, how)
         except Exception as error:  # noqa: BLE001 - what a peer cannot do is a result of the comparison
             row["ways"][way] = {"error": f"{type(error).__name__}: {error}"[:2000]}

@@ -155,8 +155,7 @@ def test_the_compiler_needs_what_was_predicted(one: CudaChoice) -> None:
         return
     if isinstance(shape, grouped.Shape):
         for n in shape.products_n:
-            products = shape.block_m // 128 * grouped.BLOCK_K // 16
-            assert code.count(f"HGMMA.64x{n}x16.F32") == 2 * products, "in the loop, and the last step"
+            assert code.count(f"HGMMA.64x{n}x16.F32") == shape.block_m // 64 * grouped.BLOCK_K // 16, "in the loop, and the last step"
         assert code.count("WARPGROUP.ARRIVE") == 2 * len(shape.products_n), (
             "products of a step are not put in sequence by the compiler"
         )
