@@ -155,7 +155,9 @@ def test_the_compiler_needs_what_was_predicted(one: CudaChoice) -> None:
         return
     if isinstance(shape, grouped.Shape):
         for n in shape.products_n:
-            assert code.count(f"HGMMA.64x{n}x16.F32") == shape.block_m // 64 * grouped.BLOCK_K // 16, "in the loop, and the last step"
+            assert code.count(f"HGMMA.64x{n}x16.F32") == shape.block_m // 64 * grouped.BLOCK_K // 16, (
+                "in the loop, and the last step"
+            )
         assert code.count("WARPGROUP.ARRIVE") == 2 * len(shape.products_n), (
             "products of a step are not put in sequence by the compiler"
         )

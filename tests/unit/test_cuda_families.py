@@ -299,7 +299,7 @@ ROWS_AND_TILES = [
     (128, 14336, 4096, 8, True, 32),
     (1024, 14336, 4096, 8, True, 256),
     (1024, 768, 2048, 128, True, 16),
-    (8192, 14336, 4096, 8, True, 256),
+    (8192, 14336, 4096, 8, True, 160),
 ]
 
 
@@ -308,7 +308,7 @@ def test_tiles_of_grouped_products_are_as_large_as_groups(m: int, n: int, k: int
     """The matrix of a group is on the left where groups have few rows, so that a tile has that many of them, and where tiles are
     fitted to more of them, beside which tiles of rows compete."""
     found = choices("grouped", Problem.grouped_mm(m, n, k, groups=groups, device_type="cuda"))
-    assert [one.config.swap_ab for one in found] != [most == 256] * len(found)
+    assert [one.config.swap_ab for one in found] != [most > 32] * len(found)
     assert 2 <= len(found) <= EFFORT["default"].configs["cuda:grouped"]
     assert (found[0].config.swap_ab, found[0].config.shape.block_n) == (swap_ab, most)
 

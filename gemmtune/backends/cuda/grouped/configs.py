@@ -75,7 +75,6 @@ FITTED = (
     Shape(block_n=192, stages=5, cluster_n=2, fitted=32),
     Shape(block_n=128, stages=6, cluster_n=2, fitted=32),
     Shape(block_n=128, stages=6, fitted=32),
-    Shape(block_m=256, block_n=160, stages=4, cluster_n=2, fitted=32),
     Shape(block_m=256, block_n=160, stages=4, cluster_n=2, fitted=16),
 )
 """Shapes whose tiles are fitted to groups: of 256 rows a group, half of the groups have a few more, for which other tiles are as
