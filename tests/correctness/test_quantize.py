@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import copy
+import gc
 import importlib
 import io
 import itertools
@@ -134,6 +135,67 @@ def test_float64(kind, moved_after):
     assert all(isinstance(w, QuantizedWeight) and w.dtype == torch.float64 for w in (model.weight, model.weight.double()))
     assert close(model(x), dequantized(model)(x), "int8")
     assert torch.equal(through_file(model)(x), model(x))
+
+
+MOVES = {
+    "half": lambda model: model.half(),
+    "nowhere": lambda model: model.to("cpu"),
+    "twice": lambda model: model.double().bfloat16(),
+    "meta": lambda model: model.to("meta"),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("way", MOVES)
+def test_moved_while_a_graph_waits_for_its_backward_pass(kind, way):
+    model = gemmtune.quantize_(nn.Sequential(nn.Linear(64, 32), nn.GELU(), nn.Linear(32, 64)), kind, group=32)
+    weight, dense = model[0].weight, model[0].weight.dequantize()
+    x = noise(3, 64).requires_grad_()
+    (expected,) = torch.autograd.grad(model(x).sum(), x)
+    waiting, view = model(x).sum(), weight.t()
+    MOVES[way](model)
+    assert model[0].weight is weight
+    assert weight.dtype == {"half": torch.float16, "twice": torch.bfloat16}.get(way, torch.float32)
+    assert weight.is_meta == (way == "meta")
+    gc.collect()
+    assert torch.equal(view.dequantize(), dense.t())
+    assert torch.equal(view._base.dequantize(), dense)
+    assert torch.equal(torch.autograd.grad(waiting, x)[0], expected)
+    if way != "meta":
+        assert model(x.to(weight.dtype)).dtype == weight.dtype
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_views_have_the_dequantized_values(kind):
+    model = gemmtune.quantize_(nn.Sequential(nn.Linear(64, 32), nn.Linear(32, 8)), kind, group=32)
+    weight, dense = model[0].weight, model[0].weight.dequantize()
+    for mode in (torch.enable_grad, torch.no_grad, torch.inference_mode):
+        with mode():
+            vector = nn.utils.parameters_to_vector(model.parameters())
+            assert torch.equal(vector, torch.cat([x.flatten() for x in dequantized(model).parameters()]))
+            assert torch.equal(weight.view(-1), dense.reshape(-1))
+            assert torch.equal(weight.flatten(), dense.flatten())
+            assert torch.equal(weight.t().reshape(16, -1), dense.t().reshape(16, -1))
+            assert torch.equal(weight[3:5], dense[3:5])
+    torch._dynamo.reset()
+    assert torch.equal(torch.compile(lambda: weight.view(-1) * 2, backend="aot_eager", fullgraph=True)(), dense.reshape(-1) * 2)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_data_is_that_of_a_weight_of_few_bits(kind):
+    model = gemmtune.quantize_(nn.Sequential(nn.Linear(64, 32)), kind, group=32)
+    other = gemmtune.quantize_(nn.Linear(64, 32), "int8").weight
+    weight, dense = model[0].weight, model[0].weight.dequantize()
+    for x in model.parameters():
+        x.data = x.data.to(torch.bfloat16)
+    assert model(noise(2, 64).bfloat16()).dtype == weight.dequantize().dtype == torch.bfloat16
+    vector = torch.zeros(sum(x.numel() for x in model.parameters()))
+    with pytest.raises(InvalidProblemError, match=r"data: got a tensor of torch.float32 for .*, expected a QuantizedWeight"):
+        nn.utils.vector_to_parameters(vector, model.parameters())
+    assert torch.equal(weight.dequantize(), dense.bfloat16())
+    weight.data = other.data
+    assert torch.equal(weight.dequantize(), other.dequantize())
+    assert isinstance(model[0].weight, nn.Parameter)
 
 
 @pytest.mark.parametrize("kind", KINDS)
