@@ -36,6 +36,8 @@ def _performed(cls: Any, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, 
         result = rule(cls, *args, **kwargs)
         if result is not NotImplemented:
             return _aliasing(func, args, dict(kwargs), result) if func in _VIEWS else result
+    if (composed := func.decompose(*args, **kwargs)) is not NotImplemented:
+        return composed  # inference mode hands on whole what is made of others, such as .to(dtype)
     if func._schema.is_mutable and _changes_a_weight(cls, func, args, kwargs):
         raise InvalidProblemError(
             f"{func}: got a QuantizedWeight, expected a tensor that can be changed in place; dequantize() it first"

@@ -161,6 +161,8 @@ def test_moved_while_a_graph_waits_for_its_backward_pass(kind, way):
     assert torch.equal(view.dequantize(), dense.t())
     assert torch.equal(view._base.dequantize(), dense)
     assert torch.equal(torch.autograd.grad(waiting, x)[0], expected)
+    with torch.inference_mode():
+        assert isinstance(copy.deepcopy(model).half()[0].weight, QuantizedWeight)
     if way != "meta":
         assert model(x.to(weight.dtype)).dtype == weight.dtype
 
@@ -175,6 +177,7 @@ def test_views_have_the_dequantized_values(kind):
             assert torch.equal(vector, torch.cat([x.flatten() for x in dequantized(model).parameters()]))
             assert torch.equal(weight.view(-1), dense.reshape(-1))
             assert torch.equal(weight.flatten(), dense.flatten())
+            assert torch.equal(weight.view_as(torch.empty(64, 32)), dense.reshape(64, 32))
             assert torch.equal(weight.t().reshape(16, -1), dense.t().reshape(16, -1))
             assert torch.equal(weight[3:5], dense[3:5])
     torch._dynamo.reset()
