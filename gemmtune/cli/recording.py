@@ -17,7 +17,7 @@ from ..errors import InvalidProblemError
 from ..integration.record import record as recording
 from ..integration.recording import Recording
 from ..problem import Problem
-from .output import STDOUT, note, write_json
+from .output import INTERRUPTED, STDOUT, note, write_json
 
 
 def record(file: str, program: Sequence[str], json_file: str | None) -> int:
@@ -34,9 +34,11 @@ def record(file: str, program: Sequence[str], json_file: str | None) -> int:
                 else:
                     runpy.run_path(arguments[0], run_name="__main__")
         except SystemExit as end:
-            if isinstance(end.code, str):
-                note(end.code)
             status = end.code if isinstance(end.code, int) else 0 if end.code is None else 1
+            if end.code is not None and not isinstance(end.code, int):
+                note(str(end.code))
+        except BaseException as error:  # noqa: BLE001 - whatever ends the program is told as python tells it
+            status = _told(error)
     if os.getpid() != process:  # a fork of the program that has come to its end
         return status
     if json_file != STDOUT:
@@ -45,6 +47,22 @@ def record(file: str, program: Sequence[str], json_file: str | None) -> int:
         note(told if calls else f"no products were recorded: {file} is not written")
     write_json(json_file, found.to_json())
     return status
+
+
+_RUNNERS = (__name__, "runpy", "importlib._bootstrap", "importlib._bootstrap_external")
+"""The modules that find and run the program."""
+
+
+def _told(error: BaseException) -> int:
+    """Print what ended the program, as ``python`` prints it: without the frames that ran it. Returns the exit status."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_frame.f_globals.get("__name__") in _RUNNERS:
+        trace = trace.tb_next
+    if trace is None and isinstance(error, ImportError):
+        note(f"{sys.executable}: {error}")  # nothing of the program has run: runpy found no such module
+    else:
+        sys.excepthook(type(error), error.with_traceback(trace), trace)
+    return INTERRUPTED if isinstance(error, KeyboardInterrupt) else 1
 
 
 def recorded_problems(file: str, device_type: str) -> list[Problem]:

@@ -26,12 +26,18 @@ QuantizedWeight = Any
 
 def performed(cls: Any, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     """Do ``func``: by its rule, or with the dequantized weight. Raises InvalidProblemError for what would change it in place."""
+    with _kind_of(args[0]) if func.is_view else contextlib.nullcontext():
+        return _performed(cls, func, args, kwargs)
+
+
+def _performed(cls: Any, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     rule = _RULES.get(func) or _NAMED_RULES.get(func.name())
     if rule is not None:
-        with _kind_of(args[0]) if func in _VIEWS else contextlib.nullcontext():
-            result = rule(cls, *args, **kwargs)
-            if result is not NotImplemented:
-                return _aliasing(func, args, dict(kwargs), result) if func in _VIEWS else result
+        result = rule(cls, *args, **kwargs)
+        if result is not NotImplemented:
+            return _aliasing(func, args, dict(kwargs), result) if func in _VIEWS else result
+    if (composed := func.decompose(*args, **kwargs)) is not NotImplemented:
+        return composed  # inference mode hands on whole what is made of others, such as .to(dtype)
     if func._schema.is_mutable and _changes_a_weight(cls, func, args, kwargs):
         raise InvalidProblemError(
             f"{func}: got a QuantizedWeight, expected a tensor that can be changed in place; dequantize() it first"
@@ -94,6 +100,12 @@ def _moved(_cls: Any, w: QuantizedWeight, *, dtype: torch.dtype | None = None, d
         return part.to(device=device, dtype=dtype if follows else None, non_blocking=non_blocking, copy=True)
 
     return w.map_parts(move, dtype)
+
+
+def _viewed(_cls: Any, w: QuantizedWeight, size: Sequence[int]) -> Tensor:
+    """The dequantized values in another shape: packed columns have no strides that a view could have."""
+    values: Tensor = w.dequantize().reshape(size)
+    return values
 
 
 def _overwritten(cls: Any, w: QuantizedWeight, source: Any, non_blocking: bool = False) -> Any:
@@ -227,6 +239,8 @@ _RULES: dict[Any, Callable[..., Any]] = {
     aten.index.Tensor: _experts,
     aten._to_copy.default: _moved,
     aten.copy_.default: _overwritten,
+    aten.view.default: _viewed,
+    aten._unsafe_view.default: _viewed,
     aten.mm.default: _product,
     aten.addmm.default: _sum_and_product,
     aten.linear.default: _linear,

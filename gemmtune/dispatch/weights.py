@@ -156,6 +156,27 @@ class QuantizedWeight(Tensor):
         return _saved, (*parts, self.dtype, self.transposed, self.packed is not None, isinstance(self, torch.nn.Parameter))
 
     @property
+    def data(self) -> Tensor:
+        """The weight for autograd to know nothing of. One that is assigned takes its place; other tensors are refused."""
+        return super().data
+
+    @data.setter
+    def data(self, other: object) -> None:
+        if not isinstance(other, QuantizedWeight):
+            got = f"a tensor of {other.dtype}" if isinstance(other, Tensor) else type(other).__name__
+            raise InvalidProblemError(
+                f"data: got {got} for {self!r}, expected a QuantizedWeight; change floats before quantize_, and quantize then"
+            )
+        Tensor.data.__set__(self, other)  # type: ignore[attr-defined]
+        self.tensor, self.scales, self.zero_points, self.packed = other.tensor, other.scales, other.zero_points, other.packed
+        self.encoding, self.transposed = other.encoding, other.transposed
+
+    def _use_count(self) -> int:
+        # torch.utils.swap_tensors, by which Module.to replaces the weight, refuses where this is more: a gradient might be summed
+        # up in what is replaced. Without a gradient whoever else has the weight, such as a graph until backward, keeps the old one.
+        return int(super()._use_count()) if self.requires_grad else 1  # type: ignore[misc]
+
+    @property
     def numbers(self) -> Tensor | PackedOperand:
         """The numbers as they were given: a tensor, or what ``prepack`` made of one."""
         return self.tensor if self.packed is None else self.packed

@@ -46,6 +46,10 @@ class GemmtuneQuantizer(HfQuantizer):  # type: ignore[misc]
     def _process_model_before_weight_loading(self, model: nn.Module, checkpoint_files: Any = None, **_: Any) -> nn.Module:
         if not self.pre_quantized:
             return model
+        ties: Any = model.all_tied_weights_keys
+        for target, source in ties.items():  # transformers ties them when all is loaded
+            place, _, name = target.rpartition(".")
+            setattr(model.get_submodule(place), name, model.get_parameter(source))
         self._dtypes = {name: x.dtype for name, x in self._quantized(model).named_parameters()}
         return _taken_apart(model, _saved_names(checkpoint_files or ()))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import re
 import warnings
+from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Literal, TypeVar
 
@@ -38,7 +39,9 @@ def quantize_(
     Products of float inputs with it are then ``mixed_mm``; those with 8-bit floats round each row of the input with a scale of its
     own and are ``scaled_mm``; grouped products with experts are ``mixed_grouped_mm`` or ``scaled_grouped_mm``. The weights are
     Parameters without a gradient; inputs and biases have theirs. A line of the log, at level INFO, says how many were made and what
-    they take; weights that are of that kind already stay. Warns where nothing is quantized, and of names that skip nothing.
+    they take; weights that are of that kind already stay. Layers that share a Parameter share one afterwards. A layer stays
+    as it is where something has that Parameter too that keeps its floats, such as an ``nn.Embedding`` or a layer that is skipped.
+    Warns of such layers, of names that skip nothing, and where nothing is quantized.
 
     Args:
         model: any module; its weights are of a float dtype, and finite.
@@ -61,7 +64,7 @@ def quantize_(
         for place, module in model.named_modules()
         for name in _weights_of(module)
     }
-    chosen = _chosen(weights, names_of(skip), filter_fn)
+    chosen = _chosen(model, weights, names_of(skip), filter_fn)
     todo = {whole: (module, name) for whole, (module, name) in chosen.items() if not _is_already(whole, module, name, kind)}
     if chosen:
         so_before, others = len(chosen) - len(todo), len(weights) - len(chosen)
@@ -74,8 +77,11 @@ Weights = Mapping[str, tuple[nn.Module, str]]
 """Modules and the names of their Parameters, by the whole name."""
 
 
-def _chosen(weights: Weights, skip: Sequence[str], filter_fn: Callable[[nn.Module, str], bool] | None) -> Weights:
-    """The weights that are neither skipped nor filtered out. Warns if there is none, and of names that skip nothing."""
+def _chosen(model: nn.Module, weights: Weights, skip: Sequence[str], filter_fn: Callable[[nn.Module, str], bool] | None) -> Weights:
+    """The weights that are neither skipped, filtered out nor tied to floats.
+
+    Warns of ties, of names that skip nothing, and if there is none.
+    """
     for word in skip:
         if word not in _SKIP and not any(_is_skipped(whole, (word,)) for whole in weights):
             example = next(iter(weights), "") or "fc1"
@@ -85,23 +91,48 @@ def _chosen(weights: Weights, skip: Sequence[str], filter_fn: Callable[[nn.Modul
         for whole, (module, name) in weights.items()
         if not _is_skipped(whole, skip) and (filter_fn is None or filter_fn(module, whole))
     }
+    for whole, other in _ties(model, chosen).items():
+        _warn(
+            f"{whole} stays as it is: its weight is {other} too, which keeps its floats; give the layer a weight of its own to "
+            "quantize it, or name it in skip="
+        )
+        del chosen[whole]
     if not chosen:
-        why = "each is skipped or filtered out" if weights else "the model has none"
+        why = "each is skipped, filtered out or tied" if weights else "the model has none"
         _warn(f"nothing is quantized: of nn.Linear, Conv1D and the experts of transformers, {why}")
     return chosen
+
+
+def _ties(model: nn.Module, chosen: Weights) -> dict[str, str]:
+    """Weights of floats that are a Parameter of something else, too, that is not chosen: what that is called."""
+    own = set(chosen.values())
+    others = {
+        x: f"{place}.{name}".removeprefix(".")
+        for place, module in model.named_modules()
+        for name, x in module._parameters.items()
+        if x is not None and (module, name) not in own and not isinstance(x, QuantizedWeight)
+    }
+    return {whole: others[x] for whole, (module, name) in chosen.items() if (x := module._parameters[name]) in others}
 
 
 def _replaced(todo: Weights, kind: Bits, group: int) -> str:
     """Quantize the weights; what there is of them now. Raises InvalidProblemError for one that cannot be quantized."""
     before_bytes, after_bytes, made = 0, 0, dict[nn.Module, Tensor]()
+    holders = defaultdict[int, list[str]](list)  # by identities: Parameters as keys would keep all floats until the end
     for whole, (module, name) in todo.items():
+        holders[id(module._parameters[name])].append(whole)
+    for whole, *others in holders.values():
+        module, name = todo[whole]
         try:
-            made[module] = quantized = _quantized(module, name, kind, group)
+            quantized = _quantized(module, name, kind, group)
         except InvalidProblemError as error:
             remedy = f"{whole}: {error}; name it in skip=" if whole else str(error)
             raise InvalidProblemError(f"quantize_: {remedy}") from error
         before_bytes, after_bytes = before_bytes + getattr(module, name).nbytes, after_bytes + quantized.nbytes
-        setattr(module, name, nn.Parameter(quantized, requires_grad=False))
+        weight = nn.Parameter(quantized, requires_grad=False)
+        for module, name in (todo[holder] for holder in (whole, *others)):
+            made[module] = weight
+            setattr(module, name, weight)
     experts = [len(weight) for weight in made.values() if weight.dim() == 3]
     what = f"{len(made) - len(experts)} layers and {sum(experts)} experts are {kind} now"
     return f"{what}: {after_bytes / 1e6:.1f} MB instead of {before_bytes / 1e6:.1f}"

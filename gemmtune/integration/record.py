@@ -62,10 +62,12 @@ def record(file: Path | str | None = None) -> Iterator[Recording]:
         The Recording, which fills up.
 
     Raises:
-        InvalidProblemError: the folder of ``file`` does not exist.
+        InvalidProblemError: ``file`` is a folder, or its folder does not exist.
     """
     if file is not None and not Path(file).absolute().parent.is_dir():
         raise InvalidProblemError(f"record: got {file}, but its folder does not exist; make it, or name another")
+    if file is not None and Path(file).is_dir():
+        raise InvalidProblemError(f"record: got {file}, which is a folder; name the file to write")
     recording = Recording()
     with ExitStack() as stack:
         if file is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import copy
+import gc
 import importlib
 import io
 import itertools
@@ -134,6 +135,70 @@ def test_float64(kind, moved_after):
     assert all(isinstance(w, QuantizedWeight) and w.dtype == torch.float64 for w in (model.weight, model.weight.double()))
     assert close(model(x), dequantized(model)(x), "int8")
     assert torch.equal(through_file(model)(x), model(x))
+
+
+MOVES = {
+    "half": lambda model: model.half(),
+    "nowhere": lambda model: model.to("cpu"),
+    "twice": lambda model: model.double().bfloat16(),
+    "meta": lambda model: model.to("meta"),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("way", MOVES)
+def test_moved_while_a_graph_waits_for_its_backward_pass(kind, way):
+    model = gemmtune.quantize_(nn.Sequential(nn.Linear(64, 32), nn.GELU(), nn.Linear(32, 64)), kind, group=32)
+    weight, dense = model[0].weight, model[0].weight.dequantize()
+    x = noise(3, 64).requires_grad_()
+    (expected,) = torch.autograd.grad(model(x).sum(), x)
+    waiting, view = model(x).sum(), weight.t()
+    MOVES[way](model)
+    assert model[0].weight is weight
+    assert weight.dtype == {"half": torch.float16, "twice": torch.bfloat16}.get(way, torch.float32)
+    assert weight.is_meta == (way == "meta")
+    gc.collect()
+    assert torch.equal(view.dequantize(), dense.t())
+    assert torch.equal(view._base.dequantize(), dense)
+    assert torch.equal(torch.autograd.grad(waiting, x)[0], expected)
+    with torch.inference_mode():
+        assert isinstance(copy.deepcopy(model).half()[0].weight, QuantizedWeight)
+    if way != "meta":
+        assert model(x.to(weight.dtype)).dtype == weight.dtype
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_views_have_the_dequantized_values(kind):
+    model = gemmtune.quantize_(nn.Sequential(nn.Linear(64, 32), nn.Linear(32, 8)), kind, group=32)
+    weight, dense = model[0].weight, model[0].weight.dequantize()
+    for mode in (torch.enable_grad, torch.no_grad, torch.inference_mode):
+        with mode():
+            vector = nn.utils.parameters_to_vector(model.parameters())
+            assert torch.equal(vector, torch.cat([x.flatten() for x in dequantized(model).parameters()]))
+            assert torch.equal(weight.view(-1), dense.reshape(-1))
+            assert torch.equal(weight.flatten(), dense.flatten())
+            assert torch.equal(weight.view_as(torch.empty(64, 32)), dense.reshape(64, 32))
+            assert torch.equal(weight.t().reshape(16, -1), dense.t().reshape(16, -1))
+            assert torch.equal(weight[3:5], dense[3:5])
+    torch._dynamo.reset()
+    assert torch.equal(torch.compile(lambda: weight.view(-1) * 2, backend="aot_eager", fullgraph=True)(), dense.reshape(-1) * 2)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_data_is_that_of_a_weight_of_few_bits(kind):
+    model = gemmtune.quantize_(nn.Sequential(nn.Linear(64, 32)), kind, group=32)
+    other = gemmtune.quantize_(nn.Linear(64, 32), "int8").weight
+    weight, dense = model[0].weight, model[0].weight.dequantize()
+    for x in model.parameters():
+        x.data = x.data.to(torch.bfloat16)
+    assert model(noise(2, 64).bfloat16()).dtype == weight.dequantize().dtype == torch.bfloat16
+    vector = torch.zeros(sum(x.numel() for x in model.parameters()))
+    with pytest.raises(InvalidProblemError, match=r"data: got a tensor of torch.float32 for .*, expected a QuantizedWeight"):
+        nn.utils.vector_to_parameters(vector, model.parameters())
+    assert torch.equal(weight.dequantize(), dense.bfloat16())
+    weight.data = other.data
+    assert torch.equal(weight.dequantize(), other.dequantize())
+    assert isinstance(model[0].weight, nn.Parameter)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -281,6 +346,50 @@ def test_what_is_skipped_filtered_and_refused():
         gemmtune.quantize_(other, "int4")
 
 
+def test_layers_that_share_a_parameter_share_one_afterwards(caplog):
+    model = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64), nn.Linear(64, 64))
+    model[2].weight = model[0].weight
+    alone = gemmtune.quantize_(copy.deepcopy(model[0]), "int8").weight.nbytes
+    caplog.set_level("INFO", "gemmtune")
+    gemmtune.quantize_(model, "int8")
+    assert model[0].weight is model[2].weight is not model[1].weight
+    told = f"3 layers and 0 experts are int8 now: {2 * alone / 1e6:.1f} MB instead of {2 * 64 * 64 * 4 / 1e6:.1f};"
+    assert told in caplog.text
+    again = copy.deepcopy(model).half()
+    assert again[0].weight is again[2].weight
+    assert again[0].weight.dtype == torch.float16
+
+
+class Tied(nn.Module):
+    """A head that shares its weight with an embedding, and a layer that shares another with a layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.head = nn.Embedding(96, 64), nn.Linear(64, 96)
+        self.one, self.other = nn.Linear(64, 64), nn.Linear(64, 64)
+        self.head.weight, self.other.weight = self.embedding.weight, self.one.weight
+
+
+def test_what_is_tied_to_floats_stays_and_is_told():
+    model = Tied()
+    with pytest.warns(RuntimeWarning, match="quantize_: head stays as it is: its weight is embedding.weight too, which keeps"):
+        gemmtune.quantize_(model, "int8", skip=())
+    assert type(model.head.weight) is nn.Parameter
+    assert model.head.weight is model.embedding.weight
+    assert isinstance(model.one.weight, QuantizedWeight)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        gemmtune.quantize_(model, "int8", skip=("head", "other"))  # few bits already, and so no tie to floats
+    with pytest.warns(RuntimeWarning) as told:
+        gemmtune.quantize_(model := Tied(), "int8", skip=("head", "other"))
+    assert [str(x.message)[:70] for x in told] == [
+        "quantize_: one stays as it is: its weight is other.weight too, which k",
+        "quantize_: nothing is quantized: of nn.Linear, Conv1D and the experts ",
+    ]
+    assert model.one.weight is model.other.weight
+    assert type(model.one.weight) is nn.Parameter
+
+
 @pytest.mark.parametrize(("name", "count"), [("llama", "14 layers and 0"), ("mixtral", "8 layers and 8")])
 def test_what_was_quantized_is_told(name, count, caplog):
     model, _ = made(name)
@@ -298,7 +407,7 @@ def test_what_was_quantized_is_told(name, count, caplog):
     [
         (nn.ReLU(), (), "nothing is quantized: .* the model has none"),
         (nn.Linear(2, 2), "lm_head", None),
-        (nn.Sequential(nn.Linear(2, 2)), ("0",), "nothing is quantized: .* each is skipped or filtered out"),
+        (nn.Sequential(nn.Linear(2, 2)), ("0",), "nothing is quantized: .* each is skipped, filtered out or tied"),
         (nn.Sequential(nn.Linear(2, 2)), ("lm_hed",), "skip: got 'lm_hed', which skips nothing; expected .*, such as '0'"),
     ],
 )
@@ -333,6 +442,24 @@ def test_transformers_quantize_save_and_load(kind, tmp_path):
             saved = again.model.layers[0].mlp.up_proj.weight
             assert torch.equal(weight.tensor.view(torch.uint8), saved.tensor.view(torch.uint8)), "another dtype is asked for"
     assert isinstance(again.model.layers[0].mlp.up_proj.weight, QuantizedWeight)
+
+
+def test_transformers_load_a_saved_model_with_a_tied_head(tmp_path):
+    huggingface = importlib.import_module("gemmtune.integration.huggingface")
+    llama = transformers.LlamaForCausalLM(transformers.LlamaConfig(**SMALL, tie_word_embeddings=True)).eval()
+    llama.save_pretrained(tmp_path / "plain")
+    config = huggingface.GemmtuneConfig("int8", skip=())
+    with pytest.warns(RuntimeWarning, match="lm_head stays as it is: its weight is model.embed_tokens.weight too"):
+        loaded = transformers.LlamaForCausalLM.from_pretrained(tmp_path / "plain", quantization_config=config)
+    loaded.save_pretrained(tmp_path / "few")
+    with pytest.warns(RuntimeWarning, match="lm_head stays as it is"):
+        again = transformers.LlamaForCausalLM.from_pretrained(tmp_path / "few")
+    assert type(again.lm_head.weight) is nn.Parameter
+    assert again.lm_head.weight is again.model.embed_tokens.weight
+    assert isinstance(again.model.layers[0].mlp.up_proj.weight, QuantizedWeight)
+    with torch.no_grad():
+        inputs = {"input_ids": torch.arange(7)[None]}
+        assert torch.equal(result(again, inputs), result(loaded, inputs))
 
 
 def numbers(*size: int, most: int = 15) -> torch.Tensor:

@@ -282,11 +282,49 @@ def test_scripts_that_are_not_there_and_files_that_are_no_recordings_are_told(ca
     assert "got format None, version None, expected a file that gemmtune record has written" in capsys.readouterr().err
 
 
-def test_a_folder_that_is_not_there_is_told_before_the_block_runs(tmp_path):
-    with (
-        pytest.raises(InvalidProblemError, match="its folder does not exist; make it"),
-        gemmtune.record(tmp_path / "no" / "shapes.json"),
-    ):
+PROGRAM_ENDS = {
+    "exception": "def f():\n    raise ValueError('boom')\nf()",
+    "exception with a cause": "try:\n    1 / 0\nexcept ZeroDivisionError as error:\n    raise KeyError('x') from error",
+    "exception of gemmtune": "from gemmtune.errors import StoreError\nraise StoreError('of the program')",
+    "import": "import nowhere_at_all",
+    "syntax": "def f(:",
+    "interrupt": "raise KeyboardInterrupt",
+    "exit": "raise SystemExit(3)",
+    "exit with a text": "import sys\nsys.exit('text')",
+    "exit with an object": "import sys\nsys.exit((1, 2))",
+    "hook": "import sys\nsys.excepthook = lambda *_: print('hooked', file=sys.stderr)\nraise ValueError",
+}
+MODULES = {
+    "no module": "nowhere_at_all",
+    "no module of a package": "parts.no",
+    "package": "parts",
+    "module that fails": "parts.fails",
+}
+
+
+@pytest.mark.parametrize("name", [*PROGRAM_ENDS, *MODULES])
+def test_a_program_ends_as_by_itself(name, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delitem(sys.modules, "parts", raising=False)
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)
+    (tmp_path / "parts").mkdir()
+    (tmp_path / "parts/__init__.py").touch()
+    (tmp_path / "parts/fails.py").write_text(PROGRAM_ENDS["exception"])
+    (script := tmp_path / "program.py").write_text(PROGRAM_ENDS.get(name, ""))
+    arguments = ["-m", MODULES[name]] if name in MODULES else [str(script)]
+    path = os.pathsep.join([str(Path(gemmtune.__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
+    environment = os.environ | {"PYTHONPATH": path}
+    alone = subprocess.run([sys.executable, *arguments], env=environment, capture_output=True, text=True, check=False)
+    status = run(["record", "--", "python", *arguments])
+    *told, last = capsys.readouterr().err.splitlines()
+    assert last == "no products were recorded: shapes.json is not written"
+    assert told == [line for line in alone.stderr.splitlines() if not line.startswith('  File "<frozen runpy>')]
+    assert status == (128 + signal.SIGINT if alone.returncode == -signal.SIGINT else alone.returncode) != 0
+
+
+@pytest.mark.parametrize(("file", "message"), [("no/shapes.json", "its folder does not exist"), (".", "which is a folder")])
+def test_files_that_cannot_be_written_are_told_before_the_block_runs(file, message, tmp_path):
+    with pytest.raises(InvalidProblemError, match=message), gemmtune.record(tmp_path / file):
         pytest.fail("the block runs, and what it records is lost")
 
 
