@@ -154,6 +154,7 @@ def test_calls_of_two_streams_do_not_share_a_workspace() -> None:
     torch.cuda.synchronize()
     streams = [torch.cuda.Stream() for _ in range(2)]
     outs = [torch.full_like(x.out, float("nan")) for _ in range(40)]
+    torch.cuda.synchronize()  # streams do not wait for the one that filled these
     for out, stream in zip(outs, itertools.cycle(streams), strict=False):
         with torch.cuda.stream(stream):
             run(out, x.tensors, x.scalars)
