@@ -109,7 +109,7 @@ GROUPED = [
     for swap_ab in (False, True)
     if not FAMILY["grouped"].why_not_config(problem, SM90, config(shape, swap_ab=swap_ab))
 ]
-PARTS = [choice(mm(2048, 2048, layout=layout, dtype=F32), shape) for shape in parts.SHAPES for layout in ("nt", "tn")]
+PARTS = [choice(mm(4096, 4096, layout=layout, dtype=F32), shape) for shape in parts.SHAPES for layout in ("nt", "tn")]
 WGMMA = [one for bits, shapes in wgmma.SHAPES.items() for shape in shapes for one in legal(shape, shape.block_m, (bits,))]
 WGMMA += [
     choice(mixed_groups(**fields), shape)

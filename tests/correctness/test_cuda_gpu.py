@@ -349,7 +349,17 @@ def test_numbers_that_are_hard_to_split_come_out_as_in_torch(layout: str) -> Non
 
 
 @pytest.mark.parametrize(
-    "case", [(4096, 512, 4096), (512, 4096, 4096), (128, 4096, 1024), (16, 4096, 4096), (512, 512, 64), (256, 256, 16384)], ids=str
+    "case",
+    [
+        (4096, 512, 4096),
+        (512, 4096, 4096),
+        (1024, 4096, 4096),
+        (128, 4096, 1024),
+        (16, 4096, 4096),
+        (512, 512, 64),
+        (256, 256, 16384),
+    ],
+    ids=str,
 )
 def test_float32_by_parts_is_no_less_exact_than_torch(case: tuple[int, int, int]) -> None:
     problem, device = mm(*case, dtype=F32), detect("cuda")

@@ -121,7 +121,7 @@ class BackendSubject(Subject):
             offers = offers_for(given, device, chosen)
             if offers.choices and not problem.empty and 0 not in problem.summed:
                 return offers.choices[zlib.crc32(problem.key.encode()) % len(offers.choices)]
-            reasons |= dict.fromkeys(refusal.reason for refusal in offers.refusals)
+            reasons = dict.fromkeys(refusal.reason for refusal in offers.refusals)  # the last way's: it is refused least
         raise NotImplementedError(f"{self.backend} has no choice: {'; '.join(reasons) or 'an empty product is not its business'}")
 
     def _bind(self, problem: Problem) -> tuple[Choice, Kernel]:
