@@ -10,11 +10,12 @@ from ..errors import InvalidProblemError
 from ..problem.compositions import dequantized
 from ..problem.dtypes import FLOAT8, dtype_name
 from ..problem.grouped_compositions import widened
-from ..problem.operations import ENCODINGS, Encoding
-from ..problem.scales import BLOCKS_OF_B, BLOCKS_OF_WEIGHTS, GROUPS, Blocks, block_of, scale_shapes
+from ..problem.operations import Encoding
+from ..problem.scales import Blocks
 from .prepack import PackedOperand
-from .rounding import SCALE_DTYPES, Kind, rounded
+from .rounding import Kind, rounded
 from .weight_functions import performed
+from .weight_parts import blocks_of, check_numbers, check_part, size_of
 
 Tensor = torch.Tensor
 
@@ -64,7 +65,7 @@ class QuantizedWeight(Tensor):
     ) -> QuantizedWeight:
         packed = numbers if isinstance(numbers, PackedOperand) else None
         tensor = packed.tensor if packed is not None else numbers
-        _check_numbers(tensor, encoding)
+        check_numbers(tensor, encoding)
         assert isinstance(tensor, Tensor)
         if zero_points is not None and (scales is None or tensor.dtype in FLOAT8):
             raise InvalidProblemError(
@@ -72,7 +73,7 @@ class QuantizedWeight(Tensor):
             )
         for name, part in (("scales", scales), ("zero_points", zero_points)):
             if part is not None:
-                _check_part(name, part, tensor, encoding)
+                check_part(name, part, tensor, encoding)
         if scales is None and tensor.dim() == 3:
             raise InvalidProblemError("QuantizedWeight: scales: got None for experts, expected a tensor [G, 1, N]")
         given = dtype or (torch.float32 if scales is None else scales.dtype)
@@ -91,7 +92,7 @@ class QuantizedWeight(Tensor):
         packed: PackedOperand | None = None,
     ) -> QuantizedWeight:
         """A weight of parts that are known to fit together."""
-        (k, n), row_major = _size_of(tensor, encoding), tensor.stride(-1) == 1
+        (k, n), row_major = size_of(tensor, encoding), tensor.stride(-1) == 1
         size, stride = ((k, n), (n, 1) if row_major else (1, k))
         if transposed:
             size, stride = size[::-1], stride[::-1]
@@ -189,7 +190,7 @@ class QuantizedWeight(Tensor):
     @property
     def blocks(self) -> Blocks:
         """Legal blocks of the weight for one scale."""
-        return _blocks_of(self.tensor)
+        return blocks_of(self.tensor)
 
     def dequantize(self, dtype: torch.dtype | None = None) -> Tensor:
         """The weight in ``dtype``, by default its own."""
@@ -267,55 +268,3 @@ def float8_parts(
             f"{name}: b: got {encoding or 'zero points'}, expected 8-bit floats; mixed_mm multiplies integers"
         )
     return b, scale_b
-
-
-def _size_of(tensor: Tensor, encoding: str) -> tuple[int, int]:
-    rows, cols = tensor.shape[-2:]
-    return (rows * 2 if encoding else rows, cols)
-
-
-def _blocks_of(tensor: Tensor) -> Blocks:
-    return tuple(dict.fromkeys((*BLOCKS_OF_WEIGHTS, *BLOCKS_OF_B))) if tensor.dtype in FLOAT8 else BLOCKS_OF_WEIGHTS
-
-
-def _check_part(name: str, part: object, tensor: Tensor, encoding: str) -> None:
-    if not isinstance(part, Tensor) or part.dtype not in SCALE_DTYPES:
-        got = part.dtype if isinstance(part, Tensor) else type(part).__name__
-        raise InvalidProblemError(f"QuantizedWeight: {name}: got {got}, expected a tensor of float32, float16 or bfloat16")
-    if part.device != tensor.device:
-        raise InvalidProblemError(f"QuantizedWeight: {name}: got one on {part.device}, expected {tensor.device}; move one of them")
-    size, blocks = _size_of(tensor, encoding), _blocks_of(tensor)
-    if tensor.dim() == 3:
-        _check_part_of_experts(name, part, tensor, size)
-    elif block_of(tuple(part.shape), size, blocks) is None:
-        legal = " or ".join(str(list(shape)) for shape in dict.fromkeys(scale_shapes(size, blocks)))
-        raise InvalidProblemError(
-            f"QuantizedWeight: {name}: got shape {list(part.shape)} for a weight {list(size)}, expected {legal}"
-        )
-
-
-def _check_part_of_experts(name: str, part: Tensor, tensor: Tensor, size: tuple[int, int]) -> None:
-    """What ``mixed_grouped_mm`` and ``scaled_grouped_mm`` take."""
-    if name == "zero_points":
-        raise InvalidProblemError("QuantizedWeight: zero_points: got some for experts, expected None: grouped products have none")
-    (k, n), groups = size, tensor.shape[0]
-    along_k = (1,) if tensor.dtype in FLOAT8 else (1, *(k // g for g in GROUPS if k % g == 0))
-    shapes = list(dict.fromkeys((groups, s, n) for s in along_k))
-    if tuple(part.shape) not in shapes:
-        legal = " or ".join(str(list(shape)) for shape in shapes)
-        raise InvalidProblemError(
-            f"QuantizedWeight: {name}: got shape {list(part.shape)} for experts {[groups, k, n]}, expected {legal}"
-        )
-
-
-def _check_numbers(numbers: object, encoding: str) -> None:
-    if encoding not in ENCODINGS:
-        expected = ", ".join(map(repr, ENCODINGS))
-        raise InvalidProblemError(f"QuantizedWeight: encoding: got {encoding!r}, expected one of {expected}")
-    legal = (torch.uint8,) if encoding else (torch.int8, torch.uint8, *FLOAT8)
-    if not isinstance(numbers, Tensor) or numbers.dim() not in (2, 3) or numbers.dtype not in legal:
-        got = f"{numbers.dtype} of shape {list(numbers.shape)}" if isinstance(numbers, Tensor) else type(numbers).__name__
-        names = ", ".join(map(dtype_name, legal))
-        raise InvalidProblemError(
-            f"QuantizedWeight: numbers: got {got}, expected a 2-D tensor of {names}, or prepack of one, or 3-D for experts"
-        )
