@@ -5,17 +5,25 @@ from __future__ import annotations
 import os
 import random
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
-__all__ = ["VARIABLE", "choose", "header", "rotated"]
+__all__ = ["HEAVY", "VARIABLE", "choose", "header", "rotated", "takes"]
 
 T = TypeVar("T")
 
 VARIABLE = "TEST_ROTATION"
 """The environment variable that has the number of the part; ``TEST_ROTATION=7 pytest`` repeats the run that printed 7."""
 _DIGITS = 7
+HEAVY: Mapping[str, int] = {
+    "CUTLASS 3.x": 1,
+    "CUTLASS 2.x through the matrix": 4,
+    "CUTLASS 2.x fused": 4,
+    "a refusal of nvcc": 4,
+    "a bug of long sums": 4,
+}
+"""Cases of many seconds each, and the turns that each has: a commit takes one of them, so that none takes several."""
 
 
 def choose() -> None:
@@ -44,3 +52,9 @@ def rotated(cases: Sequence[T], every: int, name: str = "") -> Sequence[T]:
     number = int(os.environ[VARIABLE])
     start = (number + random.Random(f"{number // every} {name}").randrange(every)) % every
     return cases[start::every] or cases[:1]
+
+
+def takes(heavy: str) -> bool:
+    """Whether it is the turn of that one of ``HEAVY``."""
+    turns = [name for name, count in HEAVY.items() for _ in range(count)]
+    return rotated(turns, len(turns), "heavy")[0] == heavy

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import statistics
 from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor
 from typing import Any
 
 import pytest
 import torch
 from conformance_gemms import CPU, assert_conforms, assert_found, one_thread, subject_of, torch_subject
+from processes import process
 
 from gemmtune.conformance.properties import memory
 from gemmtune.numerics import guards
@@ -192,8 +191,9 @@ MOST_MISSED = 2
 @pytest.fixture(scope="module")
 def landed() -> dict[tuple[int, int], float]:
     """``_landed`` for all sides and scratches, in a process of its own: its heap is not cut up by the tests before."""
-    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
-        return pool.submit(_landed_all).result(timeout=120)
+    with process() as other:
+        found: dict[tuple[int, int], float] = other(_landed_all)
+    return found
 
 
 def test_results_land_in_poison(landed: dict[tuple[int, int], float]) -> None:

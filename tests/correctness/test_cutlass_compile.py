@@ -1,6 +1,6 @@
 """CUTLASS's operations compiled with nvcc, through the architecture matrix: resources and instructions.
 
-In an ordinary run none, one kernel or two, by the commit; ``pytest -m sm90`` (and so ``tox -e sm90``) compiles one of each family
+In an ordinary run one kernel or none, by the commit; ``pytest -m sm90`` (and so ``tox -e sm90``) compiles one of each family
 of an architecture.
 """
 
@@ -10,7 +10,7 @@ from unittest import mock
 
 import pytest
 import torch
-from rotation import rotated
+from rotation import rotated, takes
 
 from gemmtune import settings
 from gemmtune.architectures import compile_and_inspect, matrix_choices, matrix_problems, run_matrix
@@ -36,12 +36,11 @@ GROUPED = {
 }
 """Groups of rows: as they are, and as columns where groups have few."""
 MODERN = [("sm90", name) for name in FAMILIES["sm90"]]
-COMMITS = (True, *[False] * 15)
 SAMPLED = (
-    *([("sm80", "mm-f16-nn-padded")] if rotated(COMMITS[:4], 4, "2.x")[0] else ()),
-    *(rotated(MODERN, len(MODERN)) if rotated(COMMITS, len(COMMITS))[0] else ()),
+    *([("sm80", "mm-f16-nn-padded")] if takes("CUTLASS 2.x through the matrix") else ()),
+    *(rotated(MODERN, len(MODERN)) if takes("CUTLASS 3.x") else ()),
 )
-"""In one of four commits a kernel of CUTLASS 2.x; and in one of sixteen one of 3.x, which alone takes a minute."""
+"""In some commits a kernel of CUTLASS 2.x; in fewer one of 3.x, which alone takes a minute."""
 
 
 def _missing() -> str | None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import collections
 import os
 import subprocess
 from pathlib import Path
 
 import pytest
 import rotation
-from rotation import VARIABLE, choose, header, rotated
+from rotation import HEAVY, VARIABLE, choose, header, rotated, takes
 
 
 def test_the_parts_make_up_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -36,6 +37,15 @@ def test_a_part_is_never_empty(monkeypatch: pytest.MonkeyPatch) -> None:
     for number in range(12):
         monkeypatch.setenv(VARIABLE, str(number))
         assert len(rotated([1, 2], 12)) == 1
+
+
+def test_a_commit_takes_one_heavy_case_and_each_has_its_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    total, taken = sum(HEAVY.values()), collections.Counter[str]()
+    for number in range(total):
+        monkeypatch.setenv(VARIABLE, str(number))
+        (one,) = (heavy for heavy in HEAVY if takes(heavy))
+        taken[one] += 1
+    assert taken == HEAVY
 
 
 def test_the_number_is_that_of_the_commit_and_is_printed(monkeypatch: pytest.MonkeyPatch) -> None:
