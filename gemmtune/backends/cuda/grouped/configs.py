@@ -78,7 +78,7 @@ FITTED = (
     Shape(block_m=256, block_n=160, stages=4, cluster_n=2, fitted=16),
 )
 """Shapes whose tiles are fitted to groups: of 256 rows a group, half of the groups have a few more, for which other tiles are as
-high as the first. Tiles of twice as many columns of b read them half as often from L2."""
+high as the first. Tiles of twice as many columns of b read rows of a half as often."""
 SHAPES: tuple[Shape, ...] = (
     Shape(block_n=256, stages=4),
     Shape(block_n=256, stages=4, cluster_m=2),
