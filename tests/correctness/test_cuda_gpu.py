@@ -35,8 +35,7 @@ from cuda_cases import (
 from hard_numbers import HARD, assert_as_in_torch, hard_operands
 from launches import GPU, assert_launched_by_a_new_thread, assert_replayable, assert_right, assert_streams_apart, call
 
-from gemmtune.backends.cuda.backend import PARTS
-from gemmtune.backends.cuda.choice import CudaChoice, offers
+from gemmtune.backends.cuda.choice import CudaChoice
 from gemmtune.backends.cuda.cluster.configs import Shape as ClusterShape
 from gemmtune.backends.cuda.gemv.configs import Shape as GemvShape
 from gemmtune.backends.cuda.parts.configs import Shape as PartsShape
@@ -44,7 +43,6 @@ from gemmtune.device import detect
 from gemmtune.errors import ErrorFromChoice
 from gemmtune.numerics.operands import random_operands
 from gemmtune.problem import Problem
-from gemmtune.settings import Settings
 
 pytestmark = [
     pytest.mark.gpu,
@@ -346,31 +344,6 @@ def test_numbers_that_are_hard_to_split_come_out_as_in_torch(layout: str) -> Non
     packed = choice(dataclasses.replace(problem, prepacked=True), parts_shape(128, 64, 7), detect("cuda"))
     packed.build().run(again := torch.empty_like(out), (a, packed.pack(b)), ())
     assert torch.equal(again.nan_to_num(7.0), out.nan_to_num(7.0))
-
-
-@pytest.mark.parametrize(
-    "case",
-    [
-        (4096, 512, 4096),
-        (512, 4096, 4096),
-        (1024, 4096, 4096),
-        (128, 4096, 1024),
-        (16, 4096, 4096),
-        (512, 512, 64),
-        (256, 256, 16384),
-    ],
-    ids=str,
-)
-def test_float32_by_parts_is_no_less_exact_than_torch(case: tuple[int, int, int]) -> None:
-    problem, device = mm(*case, dtype=F32), detect("cuda")
-    for draw in (torch.randn, torch.rand):
-        a, b = draw(case[0], case[2], device=GPU), draw(case[1], case[2], device=GPU).t()
-        right, magnitude = a.double() @ b.double(), a.double().abs() @ b.double().abs()
-        torchs = ((torch.mm(a, b).double() - right).abs() / magnitude).max()
-        for one in offers(PARTS, problem, device, Settings()).choices:
-            out = torch.empty(problem.out.size, device=GPU)
-            one.build().run(out, (a, b), ())
-            assert ((out.double() - right).abs() / magnitude).max() <= torchs, one
 
 
 @pytest.mark.parametrize("name", ["two-tiles", "gemv-int8", "skinny-int8-bfloat16", "wgmma-int8"])

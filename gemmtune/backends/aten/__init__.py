@@ -8,7 +8,6 @@ aten:addmm            torch.addmm(inp, a, b, beta=beta, alpha=alpha), inp as M×
 aten:bias_addmm       the same with inp as a vector of N: cuBLASLt adds it by itself  addmm on a GPU
 aten:bmm              torch.bmm(a, b)                                                 bmm
 aten:baddbmm          torch.baddbmm(inp, a, b, beta=beta, alpha=alpha)                baddbmm
-aten:by_parts         torch.mm of bfloat16 parts, out_dtype=float32                   float32 on a GPU, unless tf32 is allowed
 aten:mm_plus_mm       torch.mm(c, d).addmm_(a, b)                                     mm_plus_mm
 aten:_int_mm          torch._int_mm(a, b)                                             int_mm
 aten:_int_mm_pad      the same on operands padded with zeros                          int_mm on a GPU, where _int_mm refuses
@@ -25,16 +24,13 @@ With an epilogue each of them is the unfused way: the operation, then the functi
 
 from __future__ import annotations
 
-import dataclasses
-
 import torch
 
 from ...choice import Availability, Offers
 from ...device import DeviceInfo
 from ...problem import Problem
 from ...settings import Settings
-from ..by_parts import why_not_parts
-from .offers import NAME, AtenChoice, by_parts, offers
+from .offers import NAME, AtenChoice, offers
 
 __all__ = ["BACKEND", "AtenChoice"]
 
@@ -54,12 +50,9 @@ class AtenBackend:
         """Yes."""
         return True
 
-    def enumerate(self, problem: Problem, device: DeviceInfo, settings: Settings) -> Offers:
+    def enumerate(self, problem: Problem, device: DeviceInfo, settings: Settings) -> Offers:  # noqa: ARG002 - nothing is a setting's
         """The operation that the caller would have used, marked as the baseline, and other forms of the same."""
-        found = offers(problem, device)
-        if not settings.float32_by_parts or device.type == "cpu" or why_not_parts(problem, device) is not None:
-            return found
-        return dataclasses.replace(found, choices=(*found.choices, by_parts(problem, device)))
+        return offers(problem, device)
 
 
 BACKEND = AtenBackend()

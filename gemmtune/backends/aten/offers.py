@@ -17,18 +17,15 @@ from ...choice import Choice, Claims, Kernel, Offers, Refusal
 from ...device import DeviceInfo
 from ...problem import Problem
 from ...problem.dtypes import accumulator_dtype, dtype_name
-from ..by_parts import why_not_parts
 from ..densified import DensifiedChoice, dense_problem
 from ..routed import BY_INDEX, RoutedChoice, grouped_problem
 from ..scaling import has_plain_bias, mode_of
-from . import blocks, dense, grouped, int8, parts, scaled
+from . import blocks, dense, grouped, int8, scaled
 from .dense import gemm_dtype
 
 NAME = "aten"
 COMPOSED_SCALED = "dequantized_mm"
 """The name of scaled_mm by a product in wider floats."""
-BY_PARTS = "by_parts"
-"""The name of float32 by products of bfloat16."""
 _MAX_SPLITS = 16
 _SLICE_K = 64
 """How cuBLAS may have split K, which it does not tell: into at most 16 slices of at least 64."""
@@ -51,8 +48,6 @@ class AtenChoice(Choice):
 
     def at(self, problem: Problem, device: DeviceInfo) -> Choice | str:
         """The operation for the problem; the baseline for what is the baseline here."""
-        if self.aten_name == BY_PARTS:
-            return why_not_parts(problem, device) or by_parts(problem, device)
         offered = offers(problem, device).choices
         found = next((c for c in offered if (c.baseline if self.baseline else c.name == self.name)), None)
         return found or f"{self.name} is not offered for {problem}"
@@ -62,20 +57,9 @@ class AtenChoice(Choice):
         """Some operations want a few rows at least, or aligned ones."""
         return True
 
-    @property
-    def packed_format(self) -> str | None:
-        """A prepacked b is split already where float32 is multiplied by parts."""
-        return parts.FORMAT if self.aten_name == BY_PARTS and self.problem.prepacked else None
-
-    def pack(self, b: torch.Tensor) -> torch.Tensor:
-        """b in the packed format."""
-        return parts.packed(b) if self.packed_format else b
-
     def bind(self, loaded: None) -> Kernel:  # noqa: ARG002
         """The calls; nothing has to be loaded. ``run_new`` is there where torch's own result has the layout that is asked for."""
         problem = self.problem
-        if self.aten_name == BY_PARTS:
-            return parts.kernel_of(problem)
         if problem.c is not None:
             return dense.sum_kernel(problem)
         if problem.integers:
@@ -104,14 +88,6 @@ def offers(problem: Problem, device: DeviceInfo) -> Offers:
     if problem.float8:
         return _scaled_mm(problem, device)
     return _dense(problem, device)
-
-
-def by_parts(problem: Problem, device: DeviceInfo) -> AtenChoice:
-    """float32 as products of bfloat16 parts, for a problem that has them."""
-    claims = dataclasses.replace(
-        dense_claims(problem, device), input_mode="parts", promoted_every=parts.PROMOTED_EVERY, flush_subnormals=True
-    )
-    return _choice(problem, BY_PARTS, claims, baseline=False, promoted_every=str(parts.PROMOTED_EVERY))
 
 
 def _dense(problem: Problem, device: DeviceInfo) -> Offers:

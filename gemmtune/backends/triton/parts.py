@@ -22,10 +22,10 @@ import torch
 from ...choice import Claims
 from ...device import DeviceInfo
 from ...problem import Problem
-from ..by_parts import why_not_parts
+from ..by_parts import why_not_one_by_one, why_not_parts
 from .artifact import Expected, expected_of
 from .build import KernelChoice
-from .configs import Config, Geometry, pool, splits_for, tiles_of
+from .configs import SPLITS, Config, Geometry, blocks_along_k, pool, splits_for, tiles_of
 from .legality import TENSOR_MEMORY, Predicate
 from .rank import select
 from .resources import Resources, fragment_registers
@@ -36,6 +36,8 @@ PARTS = 3
 DOTS = 6
 MOST_TILE = 128 * 128
 """A step's own sum is beside that of the tile, in registers."""
+MOST_TERMS = 64
+"""Of a step: a tensor core truncates its sums, and those of 128 terms were less exact than torch's where it has short ones."""
 INTERPRETER_CONFIGS = (
     Config(block_m=16, block_n=16, block_k=32, stages=1, warps=1),
     Config(block_m=32, block_n=16, block_k=64, stages=2, warps=4, split_k=2),
@@ -94,7 +96,8 @@ class PartsChoice(KernelChoice):
     @classmethod
     def why_not(cls, problem: Problem, device: DeviceInfo, config: Config) -> str | None:
         """What the predicates say."""
-        return why_not_parts(problem, device) or PartsPredicate(problem, device).check(config)
+        predicate = PartsPredicate(problem, device)
+        return why_not_parts(problem, device) or predicate.check(config) or predicate.check_steps(config)
 
     @property
     def values(self) -> Mapping[str, Any]:
@@ -128,9 +131,23 @@ class PartsPredicate(Predicate):
         """Why ``config`` may not be offered, or None."""
         if self.arch.warp_group and self.device.capability >= TENSOR_MEMORY:
             return f"{self.device.arch}: Triton's code for parts has no tcgen05 instruction, which is what multiplies there"
+        if config.block_k > MOST_TERMS:
+            return f"block_k {config.block_k}: a step's sum is truncated, and may have {MOST_TERMS} terms"
         if config.block_m * config.block_n > MOST_TILE:
             return f"tile {config.block_m}x{config.block_n}: two sums of more than {MOST_TILE} elements do not fit the registers"
         return super().check(config)
+
+    def steps(self, config: Config) -> int:
+        """The steps of K whose sums go into one sum, one by one."""
+        return -(-blocks_along_k(self.problem, config.block_k) // config.split_k)
+
+    def check_steps(self, config: Config) -> str | None:
+        """Why so many steps of a split may not go into its sum one by one, or None."""
+        return why_not_one_by_one(self.problem, self.device, self.steps(config))
+
+    def least_splits(self, config: Config) -> int:
+        """The fewest splits by which a config is as exact as torch."""
+        return next((s for s in SPLITS if self.check_steps(dataclasses.replace(config, split_k=s)) is None), SPLITS[-1])
 
     def _smem_bytes(self, config: Config, how: str, staging: tuple[Staging, Staging]) -> int:
         """Stages of float32, as for mma, and for a warp group the parts of the operands that it reads from there."""
@@ -169,6 +186,7 @@ def _configs(problem: Problem, device: DeviceInfo, count: int | None) -> tuple[C
     for config in pool():
         if predicate.check(config) is None:
             need = predicate.resources(config)
-            splits = (dataclasses.replace(config, split_k=s) for s in splits_for(tiles_of(problem, config), device.sm_count))
-            legal += [(split, need) for split in splits if predicate.check_split(split) is None]
+            worth_a_look = splits_for(tiles_of(problem, config), device.sm_count)
+            splits = (dataclasses.replace(config, split_k=s) for s in {*worth_a_look, predicate.least_splits(config)})
+            legal += [(split, need) for split in splits if not (predicate.check_split(split) or predicate.check_steps(split))]
     return tuple(select(predicate, legal, count)) if legal else ()

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from ....device import DeviceInfo
 from ....problem import Problem
+from ...by_parts import FEW_STEPS, why_not_one_by_one
 from ..boxes import by_k, operands_of
 from ..hopper import BARRIER_BYTES, MOST_CLUSTER, TMA_BYTES, WGMMA_M
 
@@ -18,15 +19,9 @@ PLANE_LINES = 8
 """What the lines of a plane are padded to a multiple of: the pattern of its swizzle repeats itself after them."""
 ALIGNED = TMA_BYTES // 4
 """Elements that addresses and pitches are multiples of for TMA."""
-FILLED = 3
-"""Tiles for each multiprocessor from which on torch does not divide K: on an H200 its error was 0.7 of that of sums one by one with
-256 tiles of 128x128 and K of 4096, and larger than that with 400."""
 MOST_TILES = 2**28
 GATHERED_STEPS, GATHERING_N = 16, 64
 """The steps of K whose sum is added to a tile's at once, in tiles of at most so many columns: others have no registers for it."""
-FEW_STEPS = 32
-"""Steps that may go into sums one by one whatever the tiles: torch's own float32 is no more exact. Tiles that keep sums in shared
-memory add those of so many steps at once."""
 SIDE = 64
 """Lines, and elements along K, that a block of the splitting kernel takes."""
 
@@ -176,9 +171,8 @@ def why_not_config(problem: Problem, device: DeviceInfo, config: Config) -> str 
     if shape.keeps and (shape.cluster_k > 1 or steps_of(problem) <= FEW_STEPS):
         return f"sums of {steps_of(problem)} steps by {shape.cluster_k} blocks are not gathered in shared memory"
     steps = -(-steps_of(problem) // shape.cluster_k)
-    if shape.gathered_steps == 1 and steps > FEW_STEPS and tiles < FILLED * device.sm_count:
-        reason = f"{steps} steps of K go one by one into sums, at most {FEW_STEPS} may where torch divides K to fill the GPU"
-        return f"{reason}: {tiles} of them"
+    if shape.gathered_steps == 1 and (reason := why_not_one_by_one(problem, device, steps)) is not None:
+        return reason
     if tiles * shape.cluster_k > MOST_TILES:
         return f"{tiles} tiles, at most {MOST_TILES // shape.cluster_k} fit a grid"
     if is_packed(problem, config) and copies_p(problem, config):

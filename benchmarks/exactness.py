@@ -1,0 +1,92 @@
+"""Where are sums of float32 by parts no less exact than torch's? The rule of ``gemmtune/backends/by_parts.py``, asked of a GPU.
+
+    python benchmarks/exactness.py --json exactness.json
+
+Tensor cores truncate the sum of a step of K, and the sums of steps are rounded one by one into that of a tile. So the terms of a
+step and the number of steps decide the error, whichever kernel adds them: a few configs of Triton's stand for all. torch's own
+error hangs on whether it divides K for the sizes. A row has the largest error of an element, over the sum of its terms'
+magnitudes, as a multiple of torch's, for terms of either sign and for positive ones. What the rule allows and is less exact than
+torch is an error.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+import torch
+from environment import describe_environment
+
+from gemmtune import Problem
+from gemmtune.backends.triton.configs import Config
+from gemmtune.backends.triton.parts import PartsChoice, PartsPredicate
+from gemmtune.device import DeviceInfo, detect
+
+SIZES = [
+    *(
+        (256, 256, 16384),
+        (300, 301, 1500),
+        (512, 512, 512),
+        (16, 4096, 4096),
+        (128, 4096, 1024),
+        (48, 768, 4096),
+        (1000, 768, 4096),
+    ),
+    *((256, 4096, 4096), (2048, 768, 4096), (640, 3072, 2048), (512, 4096, 4096), (768, 3072, 8192), (1664, 1664, 2048)),
+    *((1536, 2048, 4096), (1024, 4096, 4096), (1024, 4096, 8192), (1024, 4096, 16384), (2048, 2048, 2048), (2048, 2048, 8192)),
+    *((1152, 4096, 4096), (3072, 2048, 4096), (3072, 2048, 8192), (6304, 1024, 4096), (6304, 1024, 8192), (6304, 1024, 16384)),
+    *((2048, 4096, 4096), (2048, 4096, 16384), (4096, 2048, 32768), (4608, 2048, 8192), (4096, 4096, 4096), (4096, 4096, 16384)),
+]
+"""M, N, K: a few tiles and many, short sums and long ones."""
+CONFIGS = [Config(block_m=64, block_n=64, block_k=block_k, stages=3, warps=4) for block_k in (32, 64)]
+SPLITS = (1, 2, 4, 8, 16)
+
+
+@click.command()
+@click.option("--json", "out", help="Write everything to this file, after each product anew.")
+def main(out: str | None) -> None:
+    """Compare the errors of products by parts with torch's."""
+    device = detect("cuda")
+    report: dict[str, Any] = {"environment": describe_environment(device), "rows": []}
+    for sizes in SIZES:
+        for row in _rows(Problem.mm(*sizes, dtype=torch.float32, device_type="cuda"), device):
+            report["rows"].append(row)
+            click.echo(
+                "  ".join(f"{name} {value:.2f}" if isinstance(value, float) else f"{name} {value}" for name, value in row.items())
+            )
+        if out:
+            Path(out).write_text(json.dumps(report, indent=1) + "\n")
+    worse = [row for row in report["rows"] if row["allowed"] and max(row["either_sign"], row["positive"]) > 1]
+    if worse:
+        raise click.ClickException(f"allowed, and less exact than torch: {worse}")
+
+
+def _rows(problem: Problem, device: DeviceInfo) -> Iterator[dict[str, Any]]:
+    predicate = PartsPredicate(problem, device)
+    configs = [dataclasses.replace(config, split_k=splits) for config in CONFIGS for splits in SPLITS]
+    kernels = {c: PartsChoice.of(problem, device, c).build().run for c in configs if predicate.check(c) is None}
+    ratios: dict[Config, list[float]] = {config: [] for config in kernels}
+    for draw in (torch.randn, torch.rand):
+        a, b = draw(problem.m, problem.k, device="cuda"), draw(problem.n, problem.k, device="cuda").t()
+        right, magnitude = a.double() @ b.double(), a.double().abs() @ b.double().abs()
+        torchs = float(((torch.mm(a, b).double() - right).abs() / magnitude).max())
+        for config, run in kernels.items():
+            run(found := torch.empty_like(right, dtype=torch.float32), (a, b), ())
+            ratios[config].append(float(((found.double() - right).abs() / magnitude).max()) / torchs)
+    for config, (either_sign, positive) in ratios.items():
+        yield {
+            "sizes": f"{problem.m}x{problem.n}x{problem.k}",
+            "terms": config.block_k,
+            "steps": predicate.steps(config),
+            "allowed": predicate.check_steps(config) is None,
+            "either_sign": either_sign,
+            "positive": positive,
+        }
+
+
+if __name__ == "__main__":
+    main()
