@@ -26,21 +26,12 @@ from gemmtune.backends.triton.configs import Config
 from gemmtune.backends.triton.parts import PartsChoice, PartsPredicate
 from gemmtune.device import DeviceInfo, detect
 
-SIZES = [
-    *(
-        (256, 256, 16384),
-        (300, 301, 1500),
-        (512, 512, 512),
-        (16, 4096, 4096),
-        (128, 4096, 1024),
-        (48, 768, 4096),
-        (1000, 768, 4096),
-    ),
-    *((256, 4096, 4096), (2048, 768, 4096), (640, 3072, 2048), (512, 4096, 4096), (768, 3072, 8192), (1664, 1664, 2048)),
-    *((1536, 2048, 4096), (1024, 4096, 4096), (1024, 4096, 8192), (1024, 4096, 16384), (2048, 2048, 2048), (2048, 2048, 8192)),
-    *((1152, 4096, 4096), (3072, 2048, 4096), (3072, 2048, 8192), (6304, 1024, 4096), (6304, 1024, 8192), (6304, 1024, 16384)),
-    *((2048, 4096, 4096), (2048, 4096, 16384), (4096, 2048, 32768), (4608, 2048, 8192), (4096, 4096, 4096), (4096, 4096, 16384)),
-]
+SIZES = """
+256x256x16384 300x301x1500 512x512x512 16x4096x4096 128x4096x1024 48x768x4096 1000x768x4096 256x4096x4096 2048x768x4096
+640x3072x2048 512x4096x4096 768x3072x8192 1664x1664x2048 1536x2048x4096 1024x4096x4096 1024x4096x8192 1024x4096x16384
+2048x2048x2048 2048x2048x8192 1152x4096x4096 3072x2048x4096 3072x2048x8192 6304x1024x4096 6304x1024x8192 6304x1024x16384
+2048x4096x4096 2048x4096x16384 4096x2048x32768 4608x2048x8192 4096x4096x4096 4096x4096x16384
+"""
 """M, N, K: a few tiles and many, short sums and long ones."""
 CONFIGS = [Config(block_m=64, block_n=64, block_k=block_k, stages=3, warps=4) for block_k in (32, 64)]
 SPLITS = (1, 2, 4, 8, 16)
@@ -52,8 +43,8 @@ def main(out: str | None) -> None:
     """Compare the errors of products by parts with torch's."""
     device = detect("cuda")
     report: dict[str, Any] = {"environment": describe_environment(device), "rows": []}
-    for sizes in SIZES:
-        for row in _rows(Problem.mm(*sizes, dtype=torch.float32, device_type="cuda"), device):
+    for sizes in SIZES.split():
+        for row in _rows(Problem.mm(*map(int, sizes.split("x")), dtype=torch.float32, device_type="cuda"), device):
             report["rows"].append(row)
             click.echo(
                 "  ".join(f"{name} {value:.2f}" if isinstance(value, float) else f"{name} {value}" for name, value in row.items())
@@ -69,6 +60,7 @@ def _rows(problem: Problem, device: DeviceInfo) -> Iterator[dict[str, Any]]:
     predicate = PartsPredicate(problem, device)
     configs = [dataclasses.replace(config, split_k=splits) for config in CONFIGS for splits in SPLITS]
     kernels = {c: PartsChoice.of(problem, device, c).build().run for c in configs if predicate.check(c) is None}
+    torch.manual_seed(1)
     ratios: dict[Config, list[float]] = {config: [] for config in kernels}
     for draw in (torch.randn, torch.rand):
         a, b = draw(problem.m, problem.k, device="cuda"), draw(problem.n, problem.k, device="cuda").t()
@@ -80,8 +72,8 @@ def _rows(problem: Problem, device: DeviceInfo) -> Iterator[dict[str, Any]]:
     for config, (either_sign, positive) in ratios.items():
         yield {
             "sizes": f"{problem.m}x{problem.n}x{problem.k}",
-            "terms": config.block_k,
-            "steps": predicate.steps(config),
+            "step": config.block_k,
+            "terms": predicate.terms(config),
             "allowed": predicate.check_steps(config) is None,
             "either_sign": either_sign,
             "positive": positive,

@@ -12,13 +12,13 @@ LEAST_K = 64
 """Below, torch's own sums are so short that what is left out of the products is the larger error."""
 LEAST_CAPABILITY = 80
 """The first with bfloat16 tensor cores."""
-FEW_STEPS = 32
-"""Steps of K that may go into a tile's sum one by one whatever else: torch's own float32 is no more exact."""
+FEW_TERMS = 1024
+"""Elements of K whose steps may go into a tile's sum one by one whatever else: torch's own float32 is no more exact."""
 TILE = 128
-ONE_BY_ONE = ((3, FEW_STEPS), (4, 4 * FEW_STEPS))
-"""Tiles of TILE by TILE for each multiprocessor below which more steps may not, since torch may divide K. On an H200 the largest
-error was, over torch's: below 3 up to 1.5 of 128 steps (192, 288 tiles), up to 0.9 of 32; from 3 to 4 (400) 0.8 of 128 steps, 1.1
-of 256 and 2.5 of 512; from 4 on 0.2 of 64 to 1024."""
+ONE_BY_ONE = ((3, FEW_TERMS), (4, 4 * FEW_TERMS))
+"""Tiles of TILE by TILE for each multiprocessor below which more may not, since torch may divide K. On an H200 the largest error
+was, over torch's: below 3 at most 0.96 of 1024 elements, 1.2 of 2048 and 2.4 of more; from 3 to 4 (400 tiles) 0.84 of 4096 and
+2.2 of more; from 4 on 0.2 of 1024 to 32768."""
 _HIGH_BITS = -(2**16)
 _ONE_BITS = _HIGH_BITS & ~(1 << 30)
 """What these leave of an infinity is a 1 with its sign, of a NaN a number."""
@@ -52,14 +52,13 @@ def why_not_parts(problem: Problem, device: DeviceInfo) -> str | None:
     return None
 
 
-def why_not_one_by_one(problem: Problem, device: DeviceInfo, steps: int) -> str | None:
-    """Why the sums of so many ``steps`` may not be added to a tile's one by one, or None: torch's sums must not be more exact."""
+def why_not_one_by_one(problem: Problem, device: DeviceInfo, terms: int) -> str | None:
+    """Why steps of K, of ``terms`` in all, may not go into a tile's sum one by one, or None: torch must not be more exact."""
     if device.type == "cpu":
         return None
     tiles = -(-problem.m // TILE) * -(-problem.n // TILE) * problem.batch
-    most = next((most for filled, most in ONE_BY_ONE if tiles < filled * device.sm_count), steps)
-    if steps <= most:
+    most = next((most for filled, most in ONE_BY_ONE if tiles < filled * device.sm_count), terms)
+    if terms <= most:
         return None
-    return (
-        f"{steps} steps of K go one by one into sums, at most {most} may where torch may divide K: {tiles} tiles of {TILE}x{TILE}"
-    )
+    reason = f"the steps of {terms} elements of K go one by one into a sum, those of {most} may where torch may divide K"
+    return f"{reason}: {tiles} tiles of {TILE}x{TILE}"

@@ -162,7 +162,7 @@ def test_long_sums_of_a_few_tiles_are_gathered_as_torch_divides_k_there() -> Non
     whole, gathering = config(parts_shape(128, 128, 5)), config(parts_shape(128, 64, 7))
     keeping = config(parts_shape(128, 128, 4, halves=2, keeps=True))
     told = FAMILY["parts"].why_not_config(few, SM90, whole)
-    assert told == why_not_one_by_one(few, SM90, 512)
+    assert told == why_not_one_by_one(few, SM90, 16384)
     assert FAMILY["parts"].why_not_config(few, SM90, gathering) is None
     assert FAMILY["parts"].why_not_config(few, SM90, keeping) is None
     short = FAMILY["parts"].why_not_config(mm(256, 256, 1024, dtype=F32), SM90, keeping)

@@ -137,13 +137,13 @@ class PartsPredicate(Predicate):
             return f"tile {config.block_m}x{config.block_n}: two sums of more than {MOST_TILE} elements do not fit the registers"
         return super().check(config)
 
-    def steps(self, config: Config) -> int:
-        """The steps of K whose sums go into one sum, one by one."""
-        return -(-blocks_along_k(self.problem, config.block_k) // config.split_k)
+    def terms(self, config: Config) -> int:
+        """The elements of K whose steps go into one sum, one by one."""
+        return -(-blocks_along_k(self.problem, config.block_k) // config.split_k) * config.block_k
 
     def check_steps(self, config: Config) -> str | None:
-        """Why so many steps of a split may not go into its sum one by one, or None."""
-        return why_not_one_by_one(self.problem, self.device, self.steps(config))
+        """Why the steps of a split may not go into its sum one by one, or None."""
+        return why_not_one_by_one(self.problem, self.device, self.terms(config))
 
     def least_splits(self, config: Config) -> int:
         """The fewest splits by which a config is as exact as torch."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from ....device import DeviceInfo
 from ....problem import Problem
-from ...by_parts import FEW_STEPS, why_not_one_by_one
+from ...by_parts import FEW_TERMS, why_not_one_by_one
 from ..boxes import by_k, operands_of
 from ..hopper import BARRIER_BYTES, MOST_CLUSTER, TMA_BYTES, WGMMA_M
 
@@ -19,6 +19,8 @@ PLANE_LINES = 8
 """What the lines of a plane are padded to a multiple of: the pattern of its swizzle repeats itself after them."""
 ALIGNED = TMA_BYTES // 4
 """Elements that addresses and pitches are multiples of for TMA."""
+FEW_STEPS = FEW_TERMS // BLOCK_K
+"""The steps whose sum is gathered in shared memory at once, where it is."""
 MOST_TILES = 2**28
 GATHERED_STEPS, GATHERING_N = 16, 64
 """The steps of K whose sum is added to a tile's at once, in tiles of at most so many columns: others have no registers for it."""
@@ -171,7 +173,7 @@ def why_not_config(problem: Problem, device: DeviceInfo, config: Config) -> str 
     if shape.keeps and (shape.cluster_k > 1 or steps_of(problem) <= FEW_STEPS):
         return f"sums of {steps_of(problem)} steps by {shape.cluster_k} blocks are not gathered in shared memory"
     steps = -(-steps_of(problem) // shape.cluster_k)
-    if shape.gathered_steps == 1 and (reason := why_not_one_by_one(problem, device, steps)) is not None:
+    if shape.gathered_steps == 1 and (reason := why_not_one_by_one(problem, device, steps * BLOCK_K)) is not None:
         return reason
     if tiles * shape.cluster_k > MOST_TILES:
         return f"{tiles} tiles, at most {MOST_TILES // shape.cluster_k} fit a grid"
