@@ -1,16 +1,18 @@
-"""How Inductor generates code for planned products: a call with ``out=``, whose memory Inductor plans."""
+"""How Inductor generates code for planned products: a call with ``out=``, whose memory Inductor plans. And for sums behind them."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
+import torch
+from torch._inductor import config as inductor_config
 from torch._inductor import ir
 from torch._inductor.lowering import fallback_handler, lowerings, register_lowering
 from torch._inductor.select_algorithm import extern_kernels
 from torch._inductor.virtualized import V
 
-from . import planned, planned_join
+from . import experts, planned, planned_join
 
 NAME, NAME_OF_JOIN = "gemmtune_planned", "gemmtune_planned_join"
 
@@ -22,6 +24,7 @@ def register() -> None:
         setattr(extern_kernels, NAME_OF_JOIN, planned_join.run_join)
         register_lowering(planned.OPERATOR, type_promotion_kind=None)(_lowered)
         register_lowering(planned_join.OPERATOR, type_promotion_kind=None)(_lowered_join)
+        register_lowering(experts.SUM, type_promotion_kind=None)(_lowered_sum)
 
 
 def _lowered(tensors: Sequence[Any], problem: str, *, dynamic: bool = False, alpha: float = 1.0, beta: float = 1.0) -> Any:
@@ -39,6 +42,12 @@ def _lowered_join(tensors: Sequence[Any], problem: str, widths: Sequence[int]) -
     inputs = _inputs(tensors)
     size = [inputs[0].get_size()[0], sum(widths)]
     return _call(NAME_OF_JOIN, planned_join.OPERATOR, inputs, size, {"problem": problem, "widths": list(widths)})
+
+
+def _lowered_sum(rows: Any) -> Any:
+    """Inductor's own sum, whose terms it writes out."""
+    with inductor_config.patch(unroll_reductions_threshold=experts.MOST_EXPERTS + 1):
+        return lowerings[torch.ops.aten.sum.dim_IntList](rows, [1])
 
 
 def _no_python() -> bool:

@@ -16,6 +16,7 @@ from torch._inductor.custom_graph_pass import CustomGraphPass
 
 from ...problem import Problem
 from ...version import __version__
+from .experts import changes_around
 from .joins import Join, joins_of
 from .judging import Judge, Verdict
 from .planned import OPERATOR, ready_plan
@@ -48,11 +49,14 @@ class RewriteProducts(CustomGraphPass):
         joins = joins_of(products)
         self.judge.prepare(products, joins)
         verdicts: dict[Hashable, Verdict] = {}
+        changes = changes_around(nodes)
         joined = {node: decision for join in joins for node, decision in self._joined(graph, join, order, verdicts)}
         decided = [joined[node] if node in joined else self._decided(graph, node, order, verdicts) for node in nodes]
         if decided:
             keep(Graph(compile_id=CompileContext.current_compile_id(), decisions=tuple(decided)))
-        if any(decision.taken for decision in decided):
+        for change in changes:
+            change()
+        if changes or any(decision.taken for decision in decided):
             _register_lowering()
             graph.eliminate_dead_code()
 

@@ -1,0 +1,124 @@
+"""What is changed around the grouped products of compiled mixtures of experts: the sort by expert, the sum of a token's rows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from compiled_graphs import Always
+from torch import fx
+from torch._inductor.decomposition import select_decomp_table
+from torch._subclasses import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from gemmtune.integration.compile.experts import SUM, changes_around
+from gemmtune.integration.compile.rewriting import RewriteProducts
+
+aten = torch.ops.aten
+Tensor = torch.Tensor
+GROUPED = aten._grouped_mm.default
+
+
+class Watching(RewriteProducts):
+    """The pass, which tells what is called afterwards."""
+
+    def __call__(self, graph: fx.Graph) -> None:
+        super().__call__(graph)
+        self.targets = [node.target for node in graph.nodes]
+
+    def uuid(self) -> None:
+        """Graphs are not kept, so that each is passed here."""
+
+
+def mixture(x: Tensor, scores: Tensor, w: Tensor, chosen: int, **how: Any) -> Tensor:
+    """As transformers has it, with rows of a w for each expert in the place of two products with a gate between."""
+    weights, experts = torch.topk(scores.softmax(-1), chosen)
+    numbers = experts.reshape(-1) if how.get("placed", True) else experts.reshape(-1) * 3
+    sorted_numbers, order = torch.sort(numbers, descending=how.get("descending", False))
+    count = w.shape[0]
+    offs = torch.cumsum(torch.histc(sorted_numbers.float(), bins=count, min=0, max=count - 1), 0, dtype=torch.int32)
+    y = torch._grouped_mm(x[order // chosen], w.mT, offs=offs)
+    y = y.masked_fill((sorted_numbers >= count).unsqueeze(-1), 0.0) * weights.reshape(-1)[order].unsqueeze(-1).to(y.dtype)
+    back = torch.empty_like(order)
+    back[order] = torch.arange(order.numel(), device=x.device)
+    return y[back].view(x.shape[0], chosen, -1).sum(how.get("over", 1))
+
+
+def given(tokens: int, experts: int, device: str = "cpu", dtype: torch.dtype = torch.bfloat16) -> tuple[Tensor, Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(tokens + experts)
+    sizes = ((tokens, 32), (tokens, experts), (experts, 16, 32))
+    x, scores, w = (torch.randn(size, generator=generator) for size in sizes)
+    return x.to(device, dtype), scores.to(device), w.to(device, dtype)
+
+
+@pytest.mark.parametrize(("chosen", "written_out"), [(2, False), (8, True), (40, False)])
+def test_the_sum_of_a_token_is_written_out_where_inductor_would_reduce(chosen: int, written_out: bool) -> None:
+    x, scores, w = given(24, 48)
+    watching = Watching(Always("alone"))
+    with torch.no_grad():
+        compiled = torch.compile(mixture, fullgraph=True, dynamic=False, options={"post_grad_custom_post_pass": watching})
+        got = compiled(x, scores, w, chosen)
+        exact = mixture(x.float(), scores, w.float(), chosen)
+    assert (SUM in watching.targets) is written_out
+    torch.testing.assert_close(got.float(), exact, atol=0.1, rtol=0.02)
+
+
+def narrowed(experts: int, **how: Any) -> tuple[fx.GraphModule, list[torch.dtype]]:
+    """A graph of the mixture as changed, and what its sorts sort."""
+    with FakeTensorMode():
+        inputs = (
+            torch.empty(16, 32, dtype=torch.bfloat16),
+            torch.empty(16, experts),
+            torch.empty(experts, 16, 32, dtype=torch.bfloat16),
+        )
+        traced = make_fx(lambda *tensors: mixture(*tensors, 8, **how), decomposition_table=select_decomp_table())(*inputs)
+    for change in changes_around(node for node in traced.graph.nodes if node.target is GROUPED):
+        change()
+    traced.graph.eliminate_dead_code()
+    traced.recompile()
+    sorts = [node for node in traced.graph.nodes if node.target is aten.sort.default]
+    return traced, [node.args[0].meta["val"].dtype for node in sorts]
+
+
+@pytest.mark.parametrize(
+    ("experts", "dtype"), [(128, torch.uint8), (256, torch.uint8), (257, torch.int16), (2**15 + 8, torch.int64)]
+)
+def test_numbers_of_experts_are_sorted_in_a_type_that_holds_them(experts: int, dtype: torch.dtype) -> None:
+    _, sorted_as = narrowed(experts)
+    assert sorted_as == [dtype]
+
+
+@pytest.mark.parametrize("how", [{"placed": False}, {"descending": True}], ids=str)
+def test_other_sorts_stay(how: dict[str, Any]) -> None:
+    _, sorted_as = narrowed(128, **how)
+    assert sorted_as == [torch.int64]
+
+
+def test_a_sum_over_another_dimension_stays() -> None:
+    traced, _ = narrowed(16, over=2)
+    assert SUM not in {node.target for node in traced.graph.nodes}
+
+
+def test_the_changed_graph_gives_the_same_numbers() -> None:
+    traced, sorted_as = narrowed(200)
+    assert sorted_as == [torch.uint8]
+    targets = {node.target for node in traced.graph.nodes}
+    assert SUM in targets
+    inputs = given(16, 200)
+    assert torch.equal(traced(*inputs), mixture(*inputs, 8))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("tokens", [4, 64, 1024])
+def test_a_mixture_is_right_on_a_gpu(tokens: int) -> None:
+    x, scores, w = given(tokens, 64, "cuda")
+    watching = Watching(Always("alone"))
+    with torch.no_grad():
+        compiled = torch.compile(mixture, fullgraph=True, dynamic=False, options={"post_grad_custom_post_pass": watching})
+        got = compiled(x, scores, w, 8)
+        exact = mixture(x.float(), scores, w.float(), 8)
+    assert SUM in watching.targets
+    torch.testing.assert_close(got.float(), exact, atol=0.1, rtol=0.02)
+    assert F.cosine_similarity(got.float().flatten(), exact.flatten(), dim=0) > 0.9999
