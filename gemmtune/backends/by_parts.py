@@ -12,13 +12,12 @@ LEAST_K = 64
 """Below, torch's own sums are so short that what is left out of the products is the larger error."""
 LEAST_CAPABILITY = 80
 """The first with bfloat16 tensor cores."""
-FEW_TERMS = 1024
-"""Elements of K whose steps may go into a tile's sum one by one whatever else: torch's own float32 is no more exact."""
 TILE = 128
-ONE_BY_ONE = ((3, FEW_TERMS), (4, 4 * FEW_TERMS))
-"""Tiles of TILE by TILE for each multiprocessor below which more may not, since torch may divide K. On an H200 the largest error
-was, over torch's: below 3 at most 0.96 of 1024 elements, 1.2 of 2048 and 2.4 of more; from 3 to 4 (400 tiles) 0.84 of 4096 and
-2.2 of more; from 4 on 0.2 of 1024 to 32768."""
+FEW_TERMS = 1024
+ONE_BY_ONE = ((0.1, FEW_TERMS // 2), (3, FEW_TERMS), (4, 4 * FEW_TERMS))
+"""Tiles of TILE by TILE for each multiprocessor, below which steps of so many elements of K at most may go into a tile's sum one by
+one, since torch may divide K. The largest error on an H200, over torch's: below 0.1 0.84 of 512 elements, 1.1 of 768, 2.8 of more;
+below 3 0.75 of 1024, 1.01 of 2048, 1.8 of more; at 400 tiles 0.81 of 4096, 2.4 of more; from 512 on 0.2 of 512 to 32768."""
 _HIGH_BITS = -(2**16)
 _ONE_BITS = _HIGH_BITS & ~(1 << 30)
 """What these leave of an infinity is a 1 with its sign, of a NaN a number."""
@@ -57,7 +56,7 @@ def why_not_one_by_one(problem: Problem, device: DeviceInfo, terms: int) -> str 
     if device.type == "cpu":
         return None
     tiles = -(-problem.m // TILE) * -(-problem.n // TILE) * problem.batch
-    most = next((most for filled, most in ONE_BY_ONE if tiles < filled * device.sm_count), terms)
+    most = next((most for share, most in ONE_BY_ONE if tiles < share * device.sm_count), terms)
     if terms <= most:
         return None
     reason = f"the steps of {terms} elements of K go one by one into a sum, those of {most} may where torch may divide K"
