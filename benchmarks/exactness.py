@@ -35,6 +35,8 @@ SIZES = """
 """M, N, K: a few tiles and many, short sums and long ones."""
 CONFIGS = [Config(block_m=64, block_n=64, block_k=block_k, stages=3, warps=4) for block_k in (32, 64)]
 SPLITS = (1, 2, 4, 8, 16)
+CHANCE = 0.1
+"""By so much the largest of many errors differs from one draw to the next."""
 ELEMENTS = 2**21
 """At least so many results of each size, of more draws where it has fewer: the largest error of few hangs on chance."""
 
@@ -53,7 +55,7 @@ def main(out: str | None) -> None:
             )
         if out:
             Path(out).write_text(json.dumps(report, indent=1) + "\n")
-    worse = [row for row in report["rows"] if row["allowed"] and max(row["either_sign"], row["positive"]) > 1]
+    worse = [row for row in report["rows"] if row["allowed"] and max(row["either_sign"], row["positive"]) > 1 + CHANCE]
     if worse:
         raise click.ClickException(f"allowed, and less exact than torch: {worse}")
 

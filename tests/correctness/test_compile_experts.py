@@ -53,19 +53,18 @@ def given(tokens: int, experts: int, device: str = "cpu", dtype: torch.dtype = t
     return x.to(device, dtype), scores.to(device), w.to(device, dtype)
 
 
-@pytest.mark.parametrize(("chosen", "written_out"), [(2, False), (8, True), (40, False)])
-def test_the_sum_of_a_token_is_written_out_where_inductor_would_reduce(chosen: int, written_out: bool) -> None:
+def test_a_compiled_mixture_is_right() -> None:
     x, scores, w = given(24, 48)
     watching = Watching(Always("alone"))
     with torch.no_grad():
         compiled = torch.compile(mixture, fullgraph=True, dynamic=False, options={"post_grad_custom_post_pass": watching})
-        got = compiled(x, scores, w, chosen)
-        exact = mixture(x.float(), scores, w.float(), chosen)
-    assert (SUM in watching.targets) is written_out
+        got = compiled(x, scores, w, 8)
+        exact = mixture(x.float(), scores, w.float(), 8)
+    assert SUM in watching.targets
     torch.testing.assert_close(got.float(), exact, atol=0.1, rtol=0.02)
 
 
-def narrowed(experts: int, **how: Any) -> tuple[fx.GraphModule, list[torch.dtype]]:
+def changed(experts: int, chosen: int = 8, **how: Any) -> tuple[fx.GraphModule, list[torch.dtype]]:
     """A graph of the mixture as changed, and what its sorts sort."""
     with FakeTensorMode():
         inputs = (
@@ -73,7 +72,7 @@ def narrowed(experts: int, **how: Any) -> tuple[fx.GraphModule, list[torch.dtype
             torch.empty(16, experts),
             torch.empty(experts, 16, 32, dtype=torch.bfloat16),
         )
-        traced = make_fx(lambda *tensors: mixture(*tensors, 8, **how), decomposition_table=select_decomp_table())(*inputs)
+        traced = make_fx(lambda *tensors: mixture(*tensors, chosen, **how), decomposition_table=select_decomp_table())(*inputs)
     for change in changes_around(node for node in traced.graph.nodes if node.target is GROUPED):
         change()
     traced.graph.eliminate_dead_code()
@@ -86,23 +85,26 @@ def narrowed(experts: int, **how: Any) -> tuple[fx.GraphModule, list[torch.dtype
     ("experts", "dtype"), [(128, torch.uint8), (256, torch.uint8), (257, torch.int16), (2**15 + 8, torch.int64)]
 )
 def test_numbers_of_experts_are_sorted_in_a_type_that_holds_them(experts: int, dtype: torch.dtype) -> None:
-    _, sorted_as = narrowed(experts)
+    _, sorted_as = changed(experts)
     assert sorted_as == [dtype]
 
 
 @pytest.mark.parametrize("how", [{"placed": False}, {"descending": True}], ids=str)
 def test_other_sorts_stay(how: dict[str, Any]) -> None:
-    _, sorted_as = narrowed(128, **how)
+    _, sorted_as = changed(128, **how)
     assert sorted_as == [torch.int64]
 
 
-def test_a_sum_over_another_dimension_stays() -> None:
-    traced, _ = narrowed(16, over=2)
-    assert SUM not in {node.target for node in traced.graph.nodes}
+@pytest.mark.parametrize(
+    ("chosen", "how", "written_out"), [(2, {}, False), (8, {}, True), (40, {}, False), (8, {"over": 2}, False)]
+)
+def test_a_sum_over_experts_that_inductor_would_reduce_is_written_out(chosen: int, how: dict[str, Any], written_out: bool) -> None:
+    traced, _ = changed(48, chosen, **how)
+    assert (SUM in {node.target for node in traced.graph.nodes}) is written_out
 
 
 def test_the_changed_graph_gives_the_same_numbers() -> None:
-    traced, sorted_as = narrowed(200)
+    traced, sorted_as = changed(200)
     assert sorted_as == [torch.uint8]
     targets = {node.target for node in traced.graph.nodes}
     assert SUM in targets

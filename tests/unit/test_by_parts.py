@@ -35,7 +35,7 @@ def test_parts_are_bfloat16_and_their_sum_is_what_was_split() -> None:
 @pytest.mark.parametrize(
     ("sizes", "most"),
     [
-        ((256, 256, 16384), 512),
+        ((256, 256, 16384), 1024),
         ((1152, 4096, 4096), 1024),
         ((6304, 1024, 8192), 4096),
         ((2048, 4096, 16384), 4096),
