@@ -24,8 +24,8 @@ MOST_EXPERTS = 32
 """Of a token: a thread holds a number of each."""
 DEEPEST = 6
 """Nodes between the offsets of groups and the sort in whose result they are counted."""
-NARROW = ((2**8, torch.uint8), (2**15, torch.int16))
-"""Numbers of experts, and the type that holds them."""
+NARROW = ((2**7, torch.uint8), (2**15, torch.int16))
+"""How many experts there are, and a type for their numbers, whose highest bit stays 0."""
 _BETWEEN = (*VIEWS, CONVERT, aten.where.self, aten.mul.Tensor, aten.index.Tensor)
 _ASCENDING = ((), (-1,), (0,), (-1, False), (0, False))
 
