@@ -2,7 +2,8 @@
 
 ``backend`` is what Dynamo calls; ``rewriting`` the pass, which goes node by node through ``products`` (which nodes are GEMMs),
 ``tails`` (what is behind them), ``joins`` (which may be one), a judge (``judging``, ``verdicts``, ``knowledge``, ``variants``) and
-``planned`` and ``planned_join`` (what is called instead, which ``lowering`` teaches Inductor). ``report`` keeps what was decided.
+``planned`` and ``planned_join`` (what is called instead, which ``lowering`` teaches Inductor). ``experts`` changes what is around
+grouped products. ``report`` keeps what was decided.
 All but ``report`` needs Inductor's modules, and is imported when it is used.
 """
 
