@@ -11,6 +11,7 @@ from conformance_gemms import CPU, assert_conforms, cases_of, subject_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from mutants.gemm import ALL_OPS, FACTOR, MIXED, SCALED, Gemm
+from rotation import rotated
 
 from gemmtune.choice import Claims
 from gemmtune.conformance.bench.bench import Bench
@@ -39,7 +40,7 @@ def plain(traits: Traits = QUANTIZED_ONLY) -> Subject:
     return NamespaceSubject("plain", Gemm(gemm_traits=traits), traits)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", rotated(NAMES, 2, "right quantized"))
 def test_a_right_gemm_conforms(name: str) -> None:
     assert_conforms(name, plain())
 

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from quantized_cases import E4M3, E5M2, SCALES_A, SCALES_B, float8_scale, floats, integers, mixed_operands, positive, views
+from rotation import rotated
 
 import gemmtune
 from gemmtune import settings
@@ -112,7 +113,7 @@ def test_mixed_mm(options: dict, dtype: torch.dtype):
     assert_close(got, want + bias.double(), magnitude + 4, rounding + 2 * dtype_info(dtype).unit_roundoff, F32)
 
 
-@pytest.mark.parametrize("out_dtype", [F32, F16, BF16], ids=str)
+@pytest.mark.parametrize("out_dtype", rotated([F32, F16, BF16], 3, "out_dtype"), ids=str)
 @pytest.mark.parametrize("scales", [("tensor", "tensor"), ("row", "column"), ("1x128", "128x128"), ("row", "128x1")], ids=str)
 def test_scaled_mm(scales: tuple[str, str], out_dtype: torch.dtype):
     a, b, scale_a, scale_b, want, magnitude = float8_operands(scales)

@@ -47,8 +47,8 @@ FORWARD = ("sm75", "sm80")
 """Older architectures, whose kernels run on a newer GPU as PTX that the driver translates."""
 EVERY_FORWARD = 7
 """Each of its cases is a kernel of its own to be compiled, and translated."""
-EVERY = 48
-"""On a CPU each forty-eighth case, other ones for each property and commit; `gemmtune conformance own:cpp` runs all."""
+EVERY = 64
+"""On a CPU each sixty-fourth case, other ones for each property and commit; `gemmtune conformance own:cpp` runs all."""
 
 
 @functools.cache
