@@ -74,7 +74,12 @@ def _narrow_type(sort: fx.Node) -> torch.dtype | None:
     if not isinstance(numbers, fx.Node) or numbers.target is not operator.getitem or numbers.args[1] != 1:
         return None
     chosen = numbers.args[0]
-    if not isinstance(chosen, fx.Node) or chosen.target is not aten.topk.default or chosen.args[2:3] not in ((), (-1,)):
+    if (
+        not isinstance(chosen, fx.Node)
+        or chosen.target is not aten.topk.default
+        or chosen.kwargs
+        or chosen.args[2:3] not in ((), (-1,))
+    ):
         return None
     if sort.args[1:] not in _ASCENDING or sort.kwargs:
         return None
