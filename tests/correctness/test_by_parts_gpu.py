@@ -48,6 +48,7 @@ def test_it_is_right_and_no_less_exact_than_torch(case: tuple[int, int, int]) ->
     for choice, kernel in kernels.items():
         verdict = verifier.check(choice, kernel)
         assert verdict.status is Status.OK, verdict
+    torch.manual_seed(m + n + k)  # the largest error differs by a tenth from one draw to the next
     for draw in (torch.randn, torch.rand):
         a, b = draw(m, k, device="cuda"), draw(n, k, device="cuda").t()
         right, magnitude = a.double() @ b.double(), a.double().abs() @ b.double().abs()
