@@ -6,7 +6,7 @@ Tensor cores truncate the sum of a step of K, and the sums of steps are rounded 
 step and the number of steps decide the error, whichever kernel adds them: a few configs of Triton's stand for all. torch's own
 error hangs on whether it divides K for the sizes. A row has the largest error of an element, over the sum of its terms'
 magnitudes, as a multiple of torch's, for terms of either sign and for positive ones. What the rule allows and is less exact than
-torch is an error.
+torch, by more than chance, is an error.
 """
 
 from __future__ import annotations
@@ -45,6 +45,8 @@ ELEMENTS = 2**21
 @click.option("--json", "out", help="Write everything to this file, after each product anew.")
 def main(out: str | None) -> None:
     """Compare the errors of products by parts with torch's."""
+    if not torch.cuda.is_available():
+        raise click.ClickException("torch sees no GPU here, and tensor cores are what is asked about")
     device = detect("cuda")
     report: dict[str, Any] = {"environment": describe_environment(device), "rows": []}
     for sizes in SIZES.split():
