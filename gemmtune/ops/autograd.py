@@ -18,7 +18,7 @@ from ..dispatch.prepack import PackedOperand
 from ..dispatch.statement import epilogue_of, problem_of
 from ..problem.dtypes import accumulator_dtype
 from ..problem.epilogue import evaluate
-from ..problem.gradients import gradients, grouped_op, read_by
+from ..problem.gradients import epilogue_gradients, gradients, grouped_op, read_by
 from ..problem.operation import Operation
 
 Operate = Callable[..., torch.Tensor]
@@ -83,11 +83,13 @@ class _Following(torch.autograd.Function):
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
         entry, needs, problem = ctx.entry, ctx.needs_input_grad[2:], ctx.entry.plan.problem
         count = len(entry.roles)
-        saved = dict(zip(entry.kept(needs), ctx.saved_tensors, strict=True))
+        kept = ctx.saved_tensors  # read once: a checkpoint computes them again for each reading
+        saved = dict(zip(entry.kept(needs), kept, strict=True))
         operands = {role: saved[i] for i, role in enumerate(entry.roles) if i in saved}
-        grad, of_extra = grads[0], [None] * (len(needs) - count)
+        grad: torch.Tensor = grads[0]
+        of_extra: list[torch.Tensor | None] = [None] * (len(needs) - count)
         if problem.epilogue is not None:
-            grad, *of_extra = through_epilogue(entry, ctx.scalars, operands, ctx.saved_tensors[count:], grad)
+            grad, of_extra = through_epilogue(entry, ctx.scalars, operands, kept[count:], needs[count:], grad)
 
         def product(a: torch.Tensor, b: torch.Tensor, *offs: torch.Tensor) -> torch.Tensor:
             op = grouped_op(b) if offs else "bmm" if a.dim() == 3 else "mm"
@@ -107,20 +109,16 @@ class _Following(torch.autograd.Function):
 
 
 def through_epilogue(
-    entry: Differentiable, scalars: Scalars, operands: dict[str, torch.Tensor], extra: Tensors, grad: torch.Tensor
-) -> list[Any]:
-    """Gradients of the accumulator, which is computed again, and of each extra operand (None where it asks for none)."""
-    dtype = accumulator_dtype(operands["a"].dtype)
+    entry: Differentiable,
+    scalars: Scalars,
+    operands: dict[str, torch.Tensor],
+    extra: Tensors,
+    wants: tuple[bool, ...],
+    grad: torch.Tensor,
+) -> tuple[torch.Tensor, list[torch.Tensor | None]]:
+    """Return the gradient of the accumulator, which is computed again, and of each extra operand that ``wants`` one."""
     epilogue = entry.plan.problem.epilogue
     assert epilogue is not None
-    with torch.enable_grad():
-        acc = entry.operate(entry.row.name, tuple(operands.values()), None, None, NOTHING, scalars, entry.options).to(dtype)
-        if not acc.requires_grad:
-            acc = acc.detach().requires_grad_()
-        value = evaluate(epilogue, acc, extra)
-    wanted = [x for x in extra if x.requires_grad]
-    found: list[torch.Tensor | None] = list(
-        torch.autograd.grad(value, [acc, *wanted], grad.to(value.dtype), create_graph=torch.is_grad_enabled(), allow_unused=True)
-    )
-    first = found.pop(0)
-    return [torch.zeros_like(acc) if first is None else first, *(found.pop(0) if x.requires_grad else None for x in extra)]
+    acc = entry.operate(entry.row.name, tuple(operands.values()), None, None, NOTHING, scalars, entry.options)
+    acc = acc.to(accumulator_dtype(operands["a"].dtype))
+    return epilogue_gradients(lambda acc, *extra: evaluate(epilogue, acc, extra), acc, extra, wants, grad)

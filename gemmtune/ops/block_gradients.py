@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,6 +13,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from ..dispatch.block_weights import declare, index_version, sparsity_of
 from ..numerics.block_sparse import assembled, parts, rows_of
 from ..problem.dtypes import accumulator_dtype
+from ..problem.gradients import epilogue_gradients
 from ..problem.sparsity import Sparsity, imbalance_of
 from .block_sampled import sampled_blocks
 
@@ -64,38 +65,41 @@ def sampled_product(bsr: Tensor, g: Tensor, x: Tensor) -> Tensor:
 
 
 class BlockProduct(torch.autograd.Function):
-    """alpha · bsr @ x + beta · inp, and an epilogue of it and of ``extra``, by ``product`` forward and ``again`` backward.
+    """alpha · bsr @ x + beta · inp, and an epilogue of it and of ``extra``: ``forward`` computes the whole.
 
-    The gradient of a weight that was made of values goes to these, block by block. Of a leaf, such as a Parameter, it is a dense
-    tensor with zeros where there is no block, since torch adds up no sparse_bsr ones. An epilogue is done again backward, on what
-    ``before`` gives.
+    The backward pass computes the result before the epilogue again with ``before(bsr, x, inp)``, and products with ``again``.
+    The gradient of a weight that was made of values goes to these, block by block. The gradient of a leaf, such as a Parameter, is
+    a dense tensor with zeros where there is no block, because torch adds up no sparse_bsr tensors.
     """
 
     @staticmethod
     def forward(
         ctx: Any,
-        product: Callable[[], Tensor],
+        whole: Callable[[], Tensor],
         again: Product,
+        before: Callable[[Tensor, Tensor, Tensor | None], Tensor],
         numbers: tuple[float, ...],
-        fused: Fused | None,
+        epilogue: Callable[..., Tensor] | None,
         bsr: Tensor,
         x: Tensor,
         inp: Tensor | None,
         *extra: Tensor,
     ) -> Tensor:
-        ctx.again, ctx.numbers, ctx.is_leaf, ctx.fused = again, numbers, bsr.is_leaf, fused
+        ctx.again, ctx.before, ctx.numbers, ctx.is_leaf, ctx.epilogue = again, before, numbers, bsr.is_leaf, epilogue
         ctx.shape = None if inp is None else inp.shape
-        ctx.save_for_backward(bsr, x, *extra)
-        return product()
+        ctx.save_for_backward(bsr, x, None if epilogue is None else inp, *extra)
+        return whole()
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, g: Tensor) -> Any:
-        (bsr, x, *extra), (alpha, beta) = ctx.saved_tensors, ctx.numbers or (1, 1)
-        wants_bsr, wants_x, wants_inp, *wants_extra = ctx.needs_input_grad[4:]
+        (bsr, x, inp, *extra), (alpha, beta) = ctx.saved_tensors, ctx.numbers or (1, 1)
+        wants_bsr, wants_x, wants_inp, *wants_extra = ctx.needs_input_grad[5:]
         of_extra: list[Tensor | None] = [None] * len(extra)
-        if ctx.fused is not None:
-            g, of_extra = ctx.fused.backward(g, extra, wants_extra, x.dtype)
+        if ctx.epilogue is not None:
+            acc = ctx.before(bsr, x, inp).to(accumulator_dtype(x.dtype))
+            g, of_extra = epilogue_gradients(ctx.epilogue, acc, extra, wants_extra, g)
+            g = g.to(x.dtype)
         scaled = g if alpha == 1 else g * alpha
         grad_x = ctx.again(transposed(bsr), scaled) if wants_x else None
         grad_inp = (g * beta).sum_to_size(ctx.shape) if wants_inp else None
@@ -105,25 +109,4 @@ class BlockProduct(torch.autograd.Function):
             _, crow, col = parts(bsr)
             grad_bsr = assembled(crow, col, sampled_product(bsr, scaled, x), (bsr.shape[0], bsr.shape[1]))
             grad_bsr = grad_bsr.to_dense() if ctx.is_leaf else grad_bsr
-        return None, None, None, None, grad_bsr, grad_x, grad_inp, *of_extra
-
-
-@dataclass(frozen=True, slots=True)
-class Fused:
-    """An epilogue, and ``before()``, which gives what it is applied to where gradients are off."""
-
-    epilogue: Callable[..., Tensor]
-    before: Callable[[], Tensor]
-
-    def backward(
-        self, g: Tensor, extra: Sequence[Tensor], wants: Sequence[bool], dtype: torch.dtype
-    ) -> tuple[Tensor, list[Tensor | None]]:
-        """The gradients of what it is applied to, in ``dtype``, and of its further operands."""
-        acc = self.before().to(accumulator_dtype(dtype)).detach().requires_grad_()
-        with torch.enable_grad():
-            leaves = [x.detach().requires_grad_(wanted) for x, wanted in zip(extra, wants, strict=True)]
-            value = self.epilogue(acc, *leaves)
-        asked = [acc, *(x for x in leaves if x.requires_grad)]
-        first, *rest = torch.autograd.grad(value, asked, g.to(value.dtype), allow_unused=True)
-        found = iter(rest)
-        return (torch.zeros_like(acc) if first is None else first).to(dtype), [next(found) if w else None for w in wants]
+        return None, None, None, None, None, grad_bsr, grad_x, grad_inp, *of_extra

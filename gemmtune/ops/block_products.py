@@ -31,7 +31,7 @@ from ..problem.fields import scalar_class
 from ..problem.fused import Then
 from .block_batches import batched_product, is_batch
 from .block_factors import check_factors, check_integers, integer, scaling
-from .block_gradients import BlockProduct, Fused
+from .block_gradients import BlockProduct
 
 Tensor = torch.Tensor
 B_PLACE = 2
@@ -206,11 +206,10 @@ def _multiplied(
         return _of_batches(name, bsr, x, inp, scalars, out)
     if torch.is_grad_enabled() and any(isinstance(t, Tensor) and t.requires_grad for t in (weight, x, inp, *epilogue_args)):
         refuse_out(bound_block_call(name, bsr, x, inp, scalars=scalars, out=out, epilogue=epilogue, epilogue_args=epilogue_args))
-        product = functools.partial(multiplied, name, bsr, x, inp, scalars)
-        fused = None if epilogue is None else Fused(epilogue, product)
-        forward = functools.partial(product, epilogue=epilogue, epilogue_args=epilogue_args)
+        whole = functools.partial(multiplied, name, bsr, x, inp, scalars, epilogue=epilogue, epilogue_args=epilogue_args)
+        before = functools.partial(multiplied, name, scalars=scalars)
         return BlockProduct.apply(  # type: ignore[no-untyped-call,no-any-return]
-            forward, functools.partial(multiplied, "bsr_mm"), tuple(scalars), fused, weight, x, inp, *epilogue_args
+            whole, functools.partial(multiplied, "bsr_mm"), before, tuple(scalars), epilogue, weight, x, inp, *epilogue_args
         )
     key = None
     fits = out is None or (isinstance(out, Tensor) and out.dim() == 2)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -109,3 +109,39 @@ def gradients(
     return {
         role: rule.of(g, operands, numbers, product).sum_to_size(shapes[role]) for role, rule in rules.items() if role in wanted
     }
+
+
+def epilogue_gradients(
+    epilogue: Callable[..., Tensor], acc: Tensor, extra: Sequence[Tensor], wants: Sequence[bool], g: Tensor
+) -> tuple[Tensor, list[Tensor | None]]:
+    """Return the gradients of ``epilogue(acc, *extra)`` with respect to each of its arguments, the others held fixed.
+
+    An operand of the epilogue may be an operand of the product too, or a view, an ancestor or a repetition of one. Its gradient
+    here is that of its place in the epilogue alone; autograd adds up the places. So each argument enters through a fresh tensor:
+    detached, or an alias with a node of its own where the gradients must be differentiable again (grad mode is on).
+
+    Args:
+        epilogue: the pointwise function.
+        acc: the result of the product, in the accumulator's dtype.
+        extra: the further operands of the epilogue.
+        wants: for each operand of ``extra``, True if its gradient is needed.
+        g: the gradient of the epilogue's result.
+
+    Returns:
+        The gradient of ``acc``, and for each operand of ``extra`` its gradient (None where it is not wanted or there is none).
+    """
+    again = torch.is_grad_enabled()
+    with torch.enable_grad():
+        first, *rest = (
+            x.view_as(x) if again and x.requires_grad else x.detach().requires_grad_(wanted)
+            for x, wanted in zip((acc, *extra), (True, *wants), strict=True)
+        )
+        value = epilogue(first, *rest)
+    asked = [first, *(x for x, wanted in zip(rest, wants, strict=True) if wanted)]
+    of_acc, *found = (
+        torch.autograd.grad(value, asked, g.to(value.dtype), create_graph=again, allow_unused=True)
+        if value.requires_grad  # an epilogue may depend on none of them, such as a comparison
+        else (None,) * len(asked)
+    )
+    left = iter(found)
+    return torch.zeros_like(acc) if of_acc is None else of_acc, [next(left) if wanted else None for wanted in wants]
