@@ -11,14 +11,14 @@ from torch.utils.weak import WeakIdKeyDictionary
 from ..errors import InvalidProblemError
 from ..numerics.block_sparse import parts
 from ..problem.sparsity import Sparsity, density_class, imbalance_of
-from .prepack import version_of
+from .freshness import Stamp
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Known:
-    """A weight whose indices had this version when they were checked; None where nobody changes them."""
+    """The class of a weight, and the stamp of the indices that were checked; None where nobody changes them."""
 
-    version: tuple[int, ...] | None
+    indices: Stamp | None
     sparsity: Sparsity
 
 
@@ -41,7 +41,7 @@ def sparsity_of(name: str, weight: object) -> Sparsity:
         )
     if isinstance(weight, torch.Tensor):
         known: _Known | None = _known.get(weight)  # type: ignore[no-untyped-call]
-        if known is not None and known.version in (None, version_of(weight)[1:]):
+        if known is not None and (known.indices is None or known.indices.holds(parts(weight)[1:])):
             return known.sparsity
     if not isinstance(weight, torch.Tensor) or weight.layout != torch.sparse_bsr:
         got = f"a tensor of layout {weight.layout}" if isinstance(weight, torch.Tensor) else type(weight).__name__
@@ -54,20 +54,21 @@ def sparsity_of(name: str, weight: object) -> Sparsity:
         raise InvalidProblemError(
             f"{name}: the indices of bsr are not known yet, and cannot be read while a CUDA graph is captured; call it once before"
         )
+    stamp = Stamp.of(parts(weight)[1:])
     found = _checked(name, weight)
-    _known[weight] = _Known(version=version_of(weight)[1:], sparsity=found)
+    _known[weight] = _Known(indices=stamp, sparsity=found)
     return found
 
 
 def declare(weight: torch.Tensor, sparsity: Sparsity) -> None:
     """Make known the class of a weight with right indices that nobody changes, so that they are not read."""
-    _known[weight] = _Known(version=None, sparsity=sparsity)
+    _known[weight] = _Known(indices=None, sparsity=sparsity)
 
 
-def index_version(weight: torch.Tensor) -> tuple[int, ...]:
-    """What changes of the indices of a weight count up, none of those that were declared."""
+def changing_indices(weight: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Return the indices of a weight whose changes matter: none where ``declare`` said that nobody changes them."""
     known: _Known | None = _known.get(weight)  # type: ignore[no-untyped-call]
-    return () if known is not None and known.version is None else version_of(weight)[1:]
+    return () if known is not None and known.indices is None else parts(weight)[1:]
 
 
 def _checked(name: str, weight: torch.Tensor) -> Sparsity:

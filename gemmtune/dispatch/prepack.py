@@ -2,28 +2,43 @@
 
 from __future__ import annotations
 
+import logging
 import threading
+from collections.abc import Sequence
+from weakref import ref
 
 import torch
 
 from ..choice import Choice
 from ..numerics.block_sparse import parts
+from .freshness import Stamp, is_uncounted
+
+log = logging.getLogger("gemmtune")
 
 
 class PackedOperand:
     """The weight of a GEMM, with room for packed copies. Made by ``prepack``; the operations take it in place of ``b`` or ``bsr``.
 
     ``tensor`` is the operand as given. A packed copy is made when the first kernel asks for its format, and made again after
-    ``tensor`` was modified in place. ``version`` counts its changes up where it is made of tensors that tell of them instead.
+    ``tensor`` has changed, as far as ``freshness`` notices; ``refresh()`` has it made again after any other change.
+
+    Args:
+        tensor: the operand.
+        sources: the tensors whose changes count, if ``tensor`` is an alias of them that torch does not tell of these.
     """
 
-    __slots__ = ("_copies", "_lock", "tensor", "version")
+    __slots__ = ("__weakref__", "_copies", "_lock", "_sources", "tensor")
 
-    def __init__(self, tensor: torch.Tensor) -> None:
+    def __init__(self, tensor: torch.Tensor, sources: Sequence[torch.Tensor] | None = None) -> None:
         self.tensor = tensor
-        self.version: tuple[int, ...] | None = None
-        self._copies: dict[str, tuple[tuple[int, ...], torch.Tensor]] = {}
+        self._sources = None if sources is None else tuple(ref(x) for x in sources)
+        self._copies: dict[str, tuple[Stamp, torch.Tensor]] = {}
         self._lock = threading.Lock()
+        if is_uncounted(tensor):
+            log.warning(
+                "prepack: torch counts no changes of an inference tensor, so it is packed again for each call; "
+                "clone() it outside of torch.inference_mode() first"
+            )
 
     @property
     def shape(self) -> torch.Size:
@@ -50,18 +65,33 @@ class PackedOperand:
         name = choice.packed_format
         if name is None:
             return self.tensor
-        version = version_of(self.tensor) if self.version is None else self.version
         with self._lock:
-            made, copy = self._copies.get(name, ((), None))
-            if copy is None or made != version:
+            stamp, copy = self._copies.get(name, (None, None))
+            watched = self._watched()
+            if copy is None or stamp is None or not stamp.holds(watched):
+                stamp = Stamp.of(watched)
                 packed = choice.pack(self.tensor.detach())
                 if self.tensor.is_cuda:
                     if torch.cuda.is_current_stream_capturing():
                         return packed  # made anew by each replay: only then it has its numbers
                     packed = _in_place_of(copy, packed)
-                self._copies[name] = (version, packed)
+                self._copies[name] = (stamp, packed)
                 copy = packed
         return copy
+
+    def _watched(self) -> Sequence[torch.Tensor]:
+        if self._sources is None:
+            return parts(self.tensor)
+        return [x for source in self._sources if (x := source()) is not None]
+
+    def refresh(self) -> None:
+        """Have packed copies made again by the next calls.
+
+        It is for changes that neither torch nor gemmtune notices, such as ``tensor.data.copy_(…)`` on a GPU. A CUDA graph that was
+        captured goes on with the memory of the copies, whose new numbers are written there by the next call outside of it.
+        """
+        with self._lock:
+            self._copies = {name: (Stamp((), 0), copy) for name, (_, copy) in self._copies.items()}
 
     def __reduce__(self) -> tuple[type[PackedOperand], tuple[torch.Tensor]]:
         """Copies of it, and what is saved, are made of the operand alone: packed copies belong to kernels of this process."""
@@ -72,11 +102,6 @@ class PackedOperand:
 
 
 torch.serialization.add_safe_globals([PackedOperand])  # what it is made of is a tensor alone, and making one runs nothing
-
-
-def version_of(tensor: torch.Tensor) -> tuple[int, ...]:
-    """What in-place changes count up: of a block-sparse tensor the versions of its values and indices."""
-    return tuple([0 if part.is_inference() else part._version for part in parts(tensor)])
 
 
 def _in_place_of(old: torch.Tensor | None, packed: torch.Tensor) -> torch.Tensor:

@@ -10,9 +10,10 @@ import torch
 from torch.utils.weak import WeakIdKeyDictionary
 
 from ..dispatch.checks import check_extra, check_operands
-from ..dispatch.prepack import PackedOperand, version_of
+from ..dispatch.freshness import Stamp
+from ..dispatch.prepack import PackedOperand
 from ..errors import InvalidProblemError
-from ..numerics.block_sparse import assembled
+from ..numerics.block_sparse import assembled, parts
 
 Tensor = torch.Tensor
 Multiply = Callable[[Tensor | PackedOperand, Tensor, Tensor | None], Tensor]
@@ -21,15 +22,15 @@ Multiply = Callable[[Tensor | PackedOperand, Tensor, Tensor | None], Tensor]
 
 @dataclass(frozen=True, slots=True)
 class _Joined:
-    """A batch of weights as one weight of a version."""
+    """A batch of weights as one weight, and the stamp of the batch."""
 
-    version: tuple[int, ...]
+    stamp: Stamp
     weight: Tensor
 
 
 _stacked: WeakIdKeyDictionary = WeakIdKeyDictionary()
 _diagonal: WeakIdKeyDictionary = WeakIdKeyDictionary()
-"""The diagonals by the identity of their tensor, each made again after an in-place change."""
+"""The diagonals by the identity of their tensor, each made again after a change of the batch."""
 
 
 def is_batch(weight: object, x: object) -> bool:
@@ -82,13 +83,14 @@ def _broadcast(name: str, lead: Sequence[int], batch: Sequence[int]) -> tuple[in
 def _joined(weight: Tensor, known: WeakIdKeyDictionary, *, diagonal: bool) -> Tensor:
     """The batch as one weight, kept until it is changed; made in each call where a gradient is wanted."""
     follows = torch.is_grad_enabled() and weight.requires_grad
-    version = version_of(weight)
-    if not follows and weight in known and known[weight].version == version:
+    watched = parts(weight)
+    if not follows and weight in known and known[weight].stamp.holds(watched):
         joined: Tensor = known[weight].weight
         return joined
+    stamp = Stamp.of(watched)
     made = _made(weight, diagonal=diagonal)
     if not follows:
-        known[weight] = _Joined(version, made)
+        known[weight] = _Joined(stamp, made)
     return made
 
 

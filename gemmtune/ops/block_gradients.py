@@ -10,7 +10,8 @@ import torch
 from torch.autograd.function import once_differentiable
 from torch.utils.weak import WeakIdKeyDictionary
 
-from ..dispatch.block_weights import declare, index_version, sparsity_of
+from ..dispatch.block_weights import changing_indices, declare, sparsity_of
+from ..dispatch.freshness import Stamp
 from ..numerics.block_sparse import assembled, parts, rows_of
 from ..problem.dtypes import accumulator_dtype
 from ..problem.gradients import epilogue_gradients
@@ -23,31 +24,31 @@ Product = Callable[[Tensor, Tensor], Tensor]
 
 
 @dataclass(frozen=True, slots=True)
-class _Turned:
-    """It tells where the blocks of a weight, whose indices had this version, lie in its transpose, and of which class that is."""
+class _Transpose:
+    """The pattern of the transpose of a weight whose indices have this stamp: the order of its blocks, its indices, its class."""
 
-    version: tuple[int, ...]
+    stamp: Stamp
     order: Tensor
     crow: Tensor
     col: Tensor
     sparsity: Sparsity
 
 
-_turned: WeakIdKeyDictionary = WeakIdKeyDictionary()
+_transposes: WeakIdKeyDictionary = WeakIdKeyDictionary()
 
 
 def transposed(bsr: Tensor) -> Tensor:
-    """The sparse_bsr tensor of the transpose, with blocks in order, which is found out once as long as the indices are the same."""
-    version = index_version(bsr)
-    known: _Turned | None = _turned.get(bsr)  # type: ignore[no-untyped-call]
-    if known is None or known.version != version:
-        known = _turned[bsr] = _pattern_turned(bsr, version)
+    """Return the sparse_bsr tensor of the transpose. Its pattern is computed once, until the indices change."""
+    known: _Transpose | None = _transposes.get(bsr)  # type: ignore[no-untyped-call]
+    indices = changing_indices(bsr)
+    if known is None or not known.stamp.holds(indices):
+        known = _transposes[bsr] = _pattern(bsr, Stamp.of(indices))
     made = assembled(known.crow, known.col, bsr.values().detach()[known.order].mT.contiguous(), (bsr.shape[1], bsr.shape[0]))
     declare(made, known.sparsity)
     return made
 
 
-def _pattern_turned(bsr: Tensor, version: tuple[int, ...]) -> _Turned:
+def _pattern(bsr: Tensor, stamp: Stamp) -> _Transpose:
     values, crow, col = parts(bsr)
     columns, own = bsr.shape[1] // values.shape[2], sparsity_of("transpose", bsr)
     order = torch.argsort(col, stable=True)
@@ -55,7 +56,7 @@ def _pattern_turned(bsr: Tensor, version: tuple[int, ...]) -> _Turned:
     longest = int(counts.max()) if columns else 0
     sparsity = replace(own, block_n=own.block_k, block_k=own.block_n, imbalance=imbalance_of(longest, len(col), columns))
     starts = torch.nn.functional.pad(counts.cumsum(0), (1, 0)).to(crow.dtype)
-    return _Turned(version, order, starts, rows_of(crow)[order].to(col.dtype), sparsity)
+    return _Transpose(stamp, order, starts, rows_of(crow)[order].to(col.dtype), sparsity)
 
 
 def sampled_product(bsr: Tensor, g: Tensor, x: Tensor) -> Tensor:

@@ -21,7 +21,8 @@ import torch
 from torch.utils.weak import WeakIdKeyDictionary
 
 from ..dispatch.block_weights import declare, sparsity_of
-from ..dispatch.prepack import PackedOperand, version_of
+from ..dispatch.freshness import Stamp
+from ..dispatch.prepack import PackedOperand
 from ..numerics.block_sparse import assembled
 from ..operators.schema import NAMESPACE
 from ..problem.operations import OPERATIONS
@@ -38,11 +39,11 @@ Tensor = torch.Tensor
 
 @dataclass(frozen=True, slots=True)
 class _Weight:
-    """The weight of values that are the key, with indices that must be the same."""
+    """The weight whose values are the key, with its index tensors and their stamp."""
 
     crow: ReferenceType[Tensor]
     col: ReferenceType[Tensor]
-    indices: tuple[int, ...]
+    indices: Stamp
     packed: PackedOperand
 
 
@@ -51,20 +52,24 @@ _weights: WeakIdKeyDictionary = WeakIdKeyDictionary()
 
 
 def weight_of(crow: Tensor, col: Tensor, values: Tensor, columns: int) -> PackedOperand:
-    """The weight with these parts, kept as long as ``values``, with which it shares memory.
+    """Return the weight with these parts, kept as long as ``values`` and its memory, which it shares.
 
-    The parts tell what changed: below autograd, where operators run, a sparse tensor made of them does not.
+    ``values`` is watched for changes: below autograd, where operators run, a sparse tensor that aliases it shows none.
     """
-    indices, changes = version_of(crow) + version_of(col), version_of(values)
     known: _Weight | None = _weights.get(values)  # type: ignore[no-untyped-call]
-    same = known is not None and known.crow() is crow and known.col() is col and known.indices == indices
-    if known is None or not same or known.packed.shape[1] != columns:
+    same = known is not None and known.crow() is crow and known.col() is col and known.indices.holds((crow, col))
+    if known is None or not same or not _fits(known.packed.tensor, values, columns):
         size = ((len(crow) - 1) * values.shape[1], columns)
+        indices = Stamp.of((crow, col))
         weight = assembled(crow.detach(), col.detach(), values.detach(), size)
         declare(weight, sparsity_of("bsr_mm", weight))
-        known = _weights[values] = _Weight(ref(crow), ref(col), indices, PackedOperand(weight))
-    known.packed.version = changes
+        known = _weights[values] = _Weight(ref(crow), ref(col), indices, PackedOperand(weight, sources=(values,)))
     return known.packed
+
+
+def _fits(weight: Tensor, values: Tensor, columns: int) -> bool:
+    """Return True if the weight has so many columns and still lies where ``values`` does, which ``values.data = …`` moves."""
+    return weight.shape[1] == columns and weight.values().data_ptr() == values.data_ptr()
 
 
 BODIES: dict[str, Callable[..., Tensor]] = {}

@@ -83,7 +83,9 @@ def prepack(b: torch.Tensor | QuantizedWeight, *, op: str | None = None) -> Pack
     Returns:
         An operand that mm, addmm, int_mm, int_mm_mul, mixed_mm and scaled_mm take in place of ``b``, bsr_mm and bsr_addmm in place
         of ``bsr``; of a ``QuantizedWeight`` the same with prepacked numbers. The memory of a packed copy, where a kernel wants one,
-        comes on top of that of ``b``. In-place changes of ``b`` are noticed (by its version counter) and packed anew.
+        comes on top of that of ``b``. A changed ``b`` is packed again by the next call. torch does not count writes through
+        ``b.data``, DLPack, numpy or raw pointers: on a GPU call ``refresh()`` of the result after one; on a CPU one is noticed
+        unless it leaves a sample of a thousand elements as they were.
 
     Raises:
         InvalidProblemError: ``b`` is not a 2-D tensor, or not of a dtype that ``op`` takes.
