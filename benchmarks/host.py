@@ -27,7 +27,7 @@ from torch.autograd import profiler
 import gemmtune
 from gemmtune import settings
 from gemmtune.device import detect
-from gemmtune.dispatch.plan import forget_plans, ready
+from gemmtune.dispatch.ready import forget_plans, ready
 from gemmtune.native import lookup
 from gemmtune.native.lookup import native
 from gemmtune.ops import operate as path

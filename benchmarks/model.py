@@ -36,7 +36,7 @@ from torch._inductor import config as inductor_config
 import gemmtune
 from gemmtune import settings
 from gemmtune.device import DeviceInfo, detect
-from gemmtune.dispatch.plan import forget_plans
+from gemmtune.dispatch.ready import forget_plans
 from gemmtune.integration.compile import uninstall
 from gemmtune.native import build
 from gemmtune.timing.timer import collection_paused, median_margin

@@ -37,9 +37,10 @@ import gemmtune
 from gemmtune import Problem, settings
 from gemmtune.choice import Choice
 from gemmtune.device import DeviceInfo, detect
-from gemmtune.dispatch import plan as plans
-from gemmtune.dispatch.plan import fallback, forget_plans
+from gemmtune.dispatch import ready as plans
 from gemmtune.dispatch.ranges import range_plan_for
+from gemmtune.dispatch.ready import forget_plans
+from gemmtune.dispatch.strategies import fallback
 from gemmtune.native import lookup
 from gemmtune.native.lookup import native
 from gemmtune.numerics.operands import Operands, random_operands

@@ -36,7 +36,7 @@ import gemmtune
 from gemmtune import settings
 from gemmtune.backends.table import BACKENDS
 from gemmtune.device import DeviceInfo, detect
-from gemmtune.dispatch.plan import plan_for
+from gemmtune.dispatch.ready import plan_for
 from gemmtune.problem.flags import precision_scope
 from gemmtune.selector.result import ProblemResult
 from gemmtune.settings import Search, Timing

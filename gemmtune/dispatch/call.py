@@ -1,4 +1,4 @@
-"""The path of a call that has no plan at hand: check, describe, plan, run."""
+"""The path of a call that has no plan at hand, once it is checked: describe, plan, run."""
 
 from __future__ import annotations
 
@@ -13,21 +13,25 @@ from .allocate import new_output
 from .arguments import Call
 from .checks import apart, check_operands, check_out, overlaps, why_not_ours
 from .fallback import by_torch
-from .plan import Plan, plan_for
+from .plan import Plan
+from .ready import plan_for
 from .statement import epilogue_of, problem_of
 
 
+def run_unchecked(call: Call) -> tuple[torch.Tensor, Plan | None]:
+    """Check a call of an operator, which torch may make with any tensors, and ``run`` it; or have torch do it."""
+    check_call(call)
+    reason = why_not_ours([x for _, x in call.inputs], floats=not call.operation.quantized)
+    return run(call) if reason is None else (attempted(by_torch, call, reason), None)
+
+
 def run(call: Call) -> tuple[torch.Tensor, Plan | None]:
-    """Do a call without a gradient. Returns the result, and the plan that made it (None if torch had to).
+    """Do a checked call without a gradient. Return the result, and the plan that made it (None if torch had to).
 
     Raises:
         InvalidProblemError: the operands do not fit together, or ``out`` cannot take the result.
         EpilogueError: the epilogue is no pointwise function.
     """
-    check_call(call)
-    reason = why_not_ours([x for _, x in call.inputs], floats=not call.operation.quantized)
-    if reason is not None:
-        return attempted(by_torch, call, reason), None
     bring_scalars(call)
     problem = problem_of(call, epilogue_of(call))
     if call.out is not None:

@@ -71,9 +71,11 @@ def why_composed(tensors: Sequence[torch.Tensor], *, floats: bool = True) -> str
 
 def why_not_ours(tensors: Sequence[torch.Tensor], *, floats: bool = True) -> str | None:
     """The reason for which no choice of ours can do a call on these tensors at once; None if one can."""
-    reason = why_composed(tensors, floats=floats)
-    if reason is not None:
-        return reason
+    return why_composed(tensors, floats=floats) or why_not_plain(tensors)
+
+
+def why_not_plain(tensors: Sequence[torch.Tensor]) -> str | None:
+    """Return the reason for which the memory of tensors that ``why_composed`` lets pass cannot be read at once; None if it can."""
     for x in tensors:
         if type(x) not in _PLAIN_TYPES:
             return f"{type(x).__name__} is a subclass of Tensor"

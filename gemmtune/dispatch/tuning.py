@@ -28,7 +28,7 @@ from ..store.store import Store, open_store
 from .asked import asked_rows
 from .host import host_us
 from .named import Operand, Operation, stated_problem
-from .plan import forget_plans
+from .ready import forget_plans
 
 SETTINGS = {field.name for field in dataclasses.fields(Settings)}
 MOST_RECORDED = 16

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from ..backends.triton.arch import can_overlap
 from ..device import DeviceInfo
 from ..dispatch.host import host_us
-from ..dispatch.plan import forget_plans
+from ..dispatch.ready import forget_plans
 from ..dispatch.tuning import tuned
 from ..problem import Problem
 from ..selector.candidates import Candidates, candidates_for

@@ -16,7 +16,8 @@ from torch.nn import functional
 
 from .. import settings
 from ..dispatch.native_rows import served_rows
-from ..dispatch.plan import Plan, generation
+from ..dispatch.plan import Plan
+from ..dispatch.ready import generation
 from ..dispatch.weights import QuantizedWeight
 from ..errors import InvalidProblemError
 from ..native.lookup import keep_layer, native, prepare

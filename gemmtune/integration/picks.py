@@ -17,9 +17,11 @@ from ..dispatch.call import bring_scalars
 from ..dispatch.calls import call_of
 from ..dispatch.checks import why_not_ours
 from ..dispatch.host import host_us
-from ..dispatch.plan import Plan, bound, generation
+from ..dispatch.plan import Plan
 from ..dispatch.ranges import Found, RangePlan, range_plan_for
+from ..dispatch.ready import generation
 from ..dispatch.statement import problem_of
+from ..dispatch.strategies import bound
 from ..errors import InvalidProblemError
 from ..problem import Problem
 from ..problem.fused import NAMES

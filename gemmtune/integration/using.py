@@ -10,7 +10,7 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 from .. import settings
-from ..dispatch.plan import generation
+from ..dispatch.ready import generation
 from ..problem.gradients import grouped_op
 from ..problem.operation import Operation
 from ..problem.operations import DENSE_OPS, OPERATIONS

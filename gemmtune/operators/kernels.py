@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
-from ..dispatch.call import cast_for_autocast, run
+from ..dispatch.call import cast_for_autocast, run_unchecked
 from ..dispatch.keys import key_of
-from ..dispatch.plan import keep_ready, ready
+from ..dispatch.ready import keep_ready, ready
 from ..problem.fields import scalar_class
 from .schema import Operator
 
@@ -32,7 +32,7 @@ def kernel(operator: Operator) -> Callable[..., Tensor]:
         key = key_of(name, given, options)
         if key is not None and (plan := ready.get(key)) is not None:
             return plan.new(given, scalars)
-        result, made = run(operator.call(tensors, words))
+        result, made = run_unchecked(operator.call(tensors, words))
         if key is not None and made is not None:
             keep_ready(key, made)
         return result
@@ -44,7 +44,7 @@ def into(operator: Operator) -> Callable[..., None]:
     """The kernel of the form that writes into ``out``, whose version it counts up."""
 
     def run_into(*tensors: Tensor | None, out: Tensor, **words: Any) -> None:
-        run(operator.call(tensors, words, out))
+        run_unchecked(operator.call(tensors, words, out))
 
     return run_into
 

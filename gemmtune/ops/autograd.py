@@ -13,8 +13,9 @@ from ..dispatch.arguments import Call
 from ..dispatch.call import bring_scalars, current_device
 from ..dispatch.fallback import by_torch
 from ..dispatch.keys import NOTHING
-from ..dispatch.plan import Plan, plan_for
+from ..dispatch.plan import Plan
 from ..dispatch.prepack import PackedOperand
+from ..dispatch.ready import plan_for
 from ..dispatch.statement import epilogue_of, problem_of
 from ..problem.dtypes import accumulator_dtype
 from ..problem.epilogue import evaluate

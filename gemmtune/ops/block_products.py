@@ -22,8 +22,9 @@ from ..dispatch.checks import check_extra, check_operands, check_out, watched, w
 from ..dispatch.fallback import by_torch
 from ..dispatch.keys import NOTHING, key_of
 from ..dispatch.noting import noted
-from ..dispatch.plan import Plan, keep_ready, ready
+from ..dispatch.plan import Plan
 from ..dispatch.prepack import PackedOperand
+from ..dispatch.ready import keep_ready, ready
 from ..dispatch.statement import epilogue_of
 from ..errors import InvalidProblemError
 from ..problem.dtypes import is_float8

@@ -17,13 +17,14 @@ from torch.autograd import profiler
 from ..dispatch.arguments import Call
 from ..dispatch.call import attempted, cast_for_autocast, check_call, no_gradient, refuse_out, run
 from ..dispatch.calls import call_of
-from ..dispatch.checks import watched, why_composed, why_not_ours, why_unreadable
+from ..dispatch.checks import watched, why_composed, why_not_plain, why_unreadable
 from ..dispatch.epilogues import meaning_of
 from ..dispatch.fallback import by_torch
 from ..dispatch.keys import NOTHING, key_of
 from ..dispatch.native_rows import served_rows
-from ..dispatch.plan import Ready, generation, keep_ready, ready, ready_for_rows
+from ..dispatch.plan import Ready
 from ..dispatch.prepack import PackedOperand
+from ..dispatch.ready import generation, keep_ready, ready, ready_for_rows
 from ..native.lookup import Above, keep, native, prepare
 from ..operators.library import by_operator
 from ..problem.fields import scalar_class
@@ -146,13 +147,15 @@ def _key_of_more(
 
 
 def _considered(key: Hashable | None, call: Call) -> tuple[Tensor, Ready | None]:
-    """Do a call without a plan at hand: by a plan that is made for it, by the operator, or by torch's composition. And the plan."""
+    """Do a call without a plan at hand. Return its result, and the plan that was made for it if there is one."""
+    # Check the arguments, once for whatever does the call.
     wanting = call.wants_grad
     if wanting and call.operation.gradient is None:
         raise no_gradient(call.name, wanting[0])
     if wanting:
         refuse_out(call)
     check_call(call)
+    # Cast as autocast does.
     kind = call.a.device.type
     if torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind):
         if call.out is None:  # torch casts nothing where out= is given
@@ -164,16 +167,20 @@ def _considered(key: Hashable | None, call: Call) -> tuple[Tensor, Ready | None]
 
 
 def _routed(key: Hashable | None, call: Call) -> tuple[Tensor, Ready | None]:
+    """Have a checked call done by torch's composition, by the operator, or by a plan."""
+    # Tensors that only torch's own operations know.
     tensors, floats = [x for _, x in call.inputs], not call.operation.quantized
     reason = why_composed(tensors, floats=floats)
     if reason is not None:
         log.debug("%s runs by torch: %s", call.name, reason)
         return attempted(by_torch, call, reason), None
-    reason = why_not_ours(tensors, floats=floats)
+    # Tensors without readable memory, and whoever watches torch's operators.
+    reason = why_not_plain(tensors)
     if reason is None and call.out is not None and call.out.layout == torch.strided:
         reason = why_unreadable(call.out)
     if reason is not None or watched(tensors):
         return attempted(by_operator, call, reason or "a mode, a trace or the profiler is on"), None
+    # All others: by a plan, which the next call finds.
     result, entry = differentiated(call, operate) if call.wants_grad else run(call)
     keep_ready(key, entry)
     prepare(FOR_NATIVE)

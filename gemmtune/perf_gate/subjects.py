@@ -14,7 +14,8 @@ from ..choice import Choice, Kernel, Scalars, Tensors
 from ..declaration.subject import Call, Subject, SubjectSpec, load
 from ..declaration.traits import Traits
 from ..device import DeviceInfo
-from ..dispatch.plan import fallback, plan_for
+from ..dispatch.ready import plan_for
+from ..dispatch.strategies import fallback
 from ..errors import GateError
 from ..problem import Problem
 from ..selector.offers import widest_offers_for

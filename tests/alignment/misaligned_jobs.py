@@ -6,7 +6,7 @@ import misaligned
 import torch
 
 from gemmtune import settings
-from gemmtune.dispatch.plan import ready
+from gemmtune.dispatch.ready import ready
 from gemmtune.problem import Layout
 
 CPU = torch.device("cpu")

@@ -16,7 +16,7 @@ from fixed_backend import FixedBackend, install
 
 import gemmtune
 from gemmtune import cli, settings
-from gemmtune.dispatch.plan import forget_plans, ready
+from gemmtune.dispatch.ready import forget_plans, ready
 from gemmtune.selector.result import ProblemResult
 from gemmtune.store.store import open_store
 

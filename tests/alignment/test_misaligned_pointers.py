@@ -17,7 +17,7 @@ import gemmtune
 from gemmtune import settings
 from gemmtune.backends.aten import AtenChoice
 from gemmtune.backends.cpp.build import CppChoice
-from gemmtune.dispatch.plan import forget_plans, ready
+from gemmtune.dispatch.ready import forget_plans, ready
 from gemmtune.numerics.buffers import POISONS, allocate, poison, storage_bits
 from gemmtune.problem import Layout
 

@@ -18,7 +18,7 @@ from gemmtune.backends.triton.padding import PaddedChoice
 from gemmtune.backends.triton.swap import SwappedChoice
 from gemmtune.choice import Choice
 from gemmtune.device import detect
-from gemmtune.dispatch.plan import forget_plans, ready
+from gemmtune.dispatch.ready import forget_plans, ready
 from gemmtune.numerics.buffers import POISONS, allocate, poison, storage_bits
 from gemmtune.problem import Layout, Problem
 from gemmtune.selector.offers import offers_for

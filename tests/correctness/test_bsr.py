@@ -15,7 +15,7 @@ from gemmtune import settings
 from gemmtune.backends.table import load
 from gemmtune.choice import Choice, Kernel, Status, Tensors
 from gemmtune.device import detect, preset
-from gemmtune.dispatch.plan import forget_plans
+from gemmtune.dispatch.ready import forget_plans
 from gemmtune.numerics.block_sparse import densified, parts, random_mask
 from gemmtune.ops import block_products
 from gemmtune.problem import Problem

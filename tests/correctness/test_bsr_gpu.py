@@ -19,7 +19,7 @@ from gemmtune.conformance.runs.isolation import judge
 from gemmtune.declaration.subject import FunctionSubject
 from gemmtune.declaration.traits import Traits
 from gemmtune.device import detect
-from gemmtune.dispatch.plan import forget_plans
+from gemmtune.dispatch.ready import forget_plans
 from gemmtune.numerics.block_sparse import mask_of, parts, random_mask, spread
 from gemmtune.ops import block_sampled
 from gemmtune.ops.block_gradients import sampled_product

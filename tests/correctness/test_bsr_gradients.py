@@ -11,7 +11,7 @@ from torch import nn
 import gemmtune
 from gemmtune import settings
 from gemmtune.dispatch import block_weights
-from gemmtune.dispatch.plan import forget_plans
+from gemmtune.dispatch.ready import forget_plans
 from gemmtune.numerics.block_sparse import mask_of, parts
 from gemmtune.ops.block_gradients import sampled_product, transposed
 from gemmtune.sparse import create_blocked_tensor, linear

@@ -10,7 +10,7 @@ import torch
 import gemmtune
 from gemmtune import settings
 from gemmtune.device import detect
-from gemmtune.dispatch.plan import forget_plans
+from gemmtune.dispatch.ready import forget_plans
 from gemmtune.numerics.block_sparse import mask_of, parts, spread
 from gemmtune.ops import block_operators
 from gemmtune.problem import Problem

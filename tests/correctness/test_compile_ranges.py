@@ -8,7 +8,7 @@ from compiled_graphs import rewriting_backend
 from test_ranges import RowedBackend, W, backend, problem
 
 import gemmtune
-from gemmtune.dispatch import plan as plans
+from gemmtune.dispatch import ready as plans
 from gemmtune.integration.compile import planned
 from gemmtune.integration.compile.verdicts import StoreJudge
 

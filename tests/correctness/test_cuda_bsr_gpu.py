@@ -18,7 +18,7 @@ from gemmtune.backends.cuda.bsr.configs import SHAPES
 from gemmtune.backends.cuda.bsr_skinny.configs import SHAPES as SKINNY
 from gemmtune.backends.cuda.choice import CudaChoice
 from gemmtune.device import detect
-from gemmtune.dispatch.plan import forget_plans
+from gemmtune.dispatch.ready import forget_plans
 from gemmtune.problem import Problem
 from gemmtune.sparse import create_blocked_tensor
 

@@ -17,7 +17,7 @@ from gemmtune import settings
 from gemmtune.backends.table import BACKENDS, load
 from gemmtune.choice import Kernel, Status, Tensors
 from gemmtune.device import detect, preset
-from gemmtune.dispatch.plan import forget_plans
+from gemmtune.dispatch.ready import forget_plans
 from gemmtune.numerics.grouped import awkward_ends
 from gemmtune.problem import Problem, grouped_compositions
 from gemmtune.problem.grouped_compositions import (

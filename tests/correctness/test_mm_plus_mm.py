@@ -13,7 +13,7 @@ from gemmtune import settings
 from gemmtune.backends.aten import BACKEND
 from gemmtune.choice import Choice, Kernel, Status
 from gemmtune.device import detect, preset
-from gemmtune.dispatch.plan import forget_plans
+from gemmtune.dispatch.ready import forget_plans
 from gemmtune.errors import InvalidProblemError
 from gemmtune.numerics.bounds import accumulation_bound, exact_limit
 from gemmtune.numerics.joined import joined

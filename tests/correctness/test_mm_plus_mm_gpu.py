@@ -13,7 +13,7 @@ from gemmtune.backends.triton.configs import Config
 from gemmtune.backends.triton.sums import SumChoice, predicate_for
 from gemmtune.choice import Choice, Status
 from gemmtune.device import detect
-from gemmtune.dispatch.plan import forget_plans
+from gemmtune.dispatch.ready import forget_plans
 from gemmtune.problem import Layout, Precision, Problem
 from gemmtune.problem.trace import trace
 from gemmtune.selector.offers import offers_for

@@ -9,7 +9,7 @@ import torch
 
 import gemmtune
 from gemmtune import settings
-from gemmtune.dispatch.plan import forget_plans
+from gemmtune.dispatch.ready import forget_plans
 
 DTYPES = [torch.float64, torch.float32, torch.float16, torch.bfloat16]
 OPS = ["mm", "addmm", "bmm", "baddbmm"]

@@ -12,8 +12,8 @@ from rotation import rotated
 
 import gemmtune
 from gemmtune import settings
-from gemmtune.dispatch.plan import ready
 from gemmtune.dispatch.prepack import _in_place_of
+from gemmtune.dispatch.ready import ready
 from gemmtune.errors import InvalidProblemError
 from gemmtune.problem.dtypes import dtype_info
 

@@ -16,7 +16,7 @@ from torch.nn import functional
 
 import gemmtune
 from gemmtune import settings
-from gemmtune.dispatch.plan import forget_plans
+from gemmtune.dispatch.ready import forget_plans
 from gemmtune.errors import InvalidProblemError
 from gemmtune.integration import compile as compile_pass
 from gemmtune.integration import eager
@@ -257,7 +257,7 @@ def test_use_does_torch_s_products_by_picks_and_leaves_the_rest(done):
 
 
 def test_nothing_is_tuned(monkeypatch):
-    monkeypatch.setattr("gemmtune.dispatch.plan.select", None)
+    monkeypatch.setattr("gemmtune.dispatch.strategies.select", None)
     model, inputs = made("mlp")
     gemmtune.optimize(model)
     with torch.no_grad(), gemmtune.use():

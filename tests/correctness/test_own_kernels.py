@@ -20,7 +20,7 @@ import gemmtune
 from gemmtune import cli, settings
 from gemmtune.backends.own import targets
 from gemmtune.declaration.labels import OPS
-from gemmtune.dispatch.plan import forget_plans
+from gemmtune.dispatch.ready import forget_plans
 from gemmtune.integration.compile.verdicts import StoreJudge
 from gemmtune.problem import Problem
 from gemmtune.selector.offers import offers_for

@@ -17,8 +17,8 @@ from test_ranges import untimed
 
 import gemmtune
 from gemmtune import settings
-from gemmtune.dispatch import plan as plans
-from gemmtune.dispatch.plan import forget_plans
+from gemmtune.dispatch import ready as plans
+from gemmtune.dispatch.ready import forget_plans
 from gemmtune.integration.compile import install, uninstall
 from gemmtune.problem import Problem
 from gemmtune.selector import precompile
@@ -213,7 +213,7 @@ def test_bits_of_a_row_do_not_depend_on_its_batch(name: str, frozen: Callable[[]
 
 ELSEWHERE = """
 import torch, gemmtune
-from gemmtune.dispatch import plan as plans
+from gemmtune.dispatch import ready as plans
 w = torch.ones(160, 128, device="cuda", dtype=torch.bfloat16).t()
 for m in (1, 9, 33, 150, 300, 301):
     a = torch.randint(-1, 2, (m, 128), device="cuda").bfloat16()

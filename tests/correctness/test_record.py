@@ -197,7 +197,7 @@ sys.exit(3)
 USE = """
 import sys, torch, gemmtune
 from gemmtune.cli import run
-from gemmtune.dispatch.plan import forget_plans
+from gemmtune.dispatch.ready import forget_plans
 torch.manual_seed(0)
 layer = torch.nn.Linear(96, 64)
 x = torch.randn(32, 96)

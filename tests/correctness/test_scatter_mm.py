@@ -9,7 +9,7 @@ from torch.sparse._triton_ops import scatter_mm as of_torch
 
 import gemmtune
 from gemmtune import settings
-from gemmtune.dispatch.plan import forget_plans
+from gemmtune.dispatch.ready import forget_plans
 from gemmtune.sparse import bsr_scatter_mm, create_blocked_tensor, scatter_mm
 
 pytestmark = pytest.mark.filterwarnings("ignore:Sparse BSR tensor support")

@@ -16,7 +16,7 @@ import torch
 from gemmtune import settings
 from gemmtune.choice import Choice
 from gemmtune.device import DeviceInfo, detect
-from gemmtune.dispatch.plan import plan_for
+from gemmtune.dispatch.ready import plan_for
 from gemmtune.perf_gate.gate import versions
 from gemmtune.perf_gate.subjects import TORCH, subject_for
 from gemmtune.problem import Problem

@@ -10,7 +10,7 @@ import torch
 
 from gemmtune import settings
 from gemmtune.dispatch.keys import NOTHING, key_of
-from gemmtune.dispatch.plan import forget_plans, ready
+from gemmtune.dispatch.ready import forget_plans, ready
 from gemmtune.native import lookup
 from gemmtune.native.lookup import native
 from gemmtune.ops import operate as path

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from gemmtune import settings
 from gemmtune.choice import Choice
 from gemmtune.device import detect
-from gemmtune.dispatch.plan import forget_plans
+from gemmtune.dispatch.ready import forget_plans
 from gemmtune.problem import Problem
 from gemmtune.problem.rows import row_classes
 from gemmtune.selector.candidates import candidates_for

@@ -12,7 +12,7 @@ import torch
 import gemmtune
 from gemmtune import cli, settings
 from gemmtune.backends.table import BACKENDS, BackendRow
-from gemmtune.dispatch.plan import forget_plans
+from gemmtune.dispatch.ready import forget_plans
 from gemmtune.problem import Problem
 from gemmtune.workers.pool import WORKERS
 

@@ -22,7 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import gemmtune
 from gemmtune import settings
 from gemmtune.backends.cpp.compiler import find_compiler
-from gemmtune.dispatch.plan import forget_plans
+from gemmtune.dispatch.ready import forget_plans
 from gemmtune.native import build, lookup
 from gemmtune.native.lookup import native
 from gemmtune.ops import operate as path

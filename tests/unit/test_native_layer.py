@@ -17,7 +17,7 @@ from torch.nn import functional
 import gemmtune
 from gemmtune import settings
 from gemmtune.backends.cpp.compiler import find_compiler
-from gemmtune.dispatch.plan import forget_plans, generation
+from gemmtune.dispatch.ready import forget_plans, generation
 from gemmtune.integration.picks import pick_for
 from gemmtune.native.lookup import keep_layer, native
 from gemmtune.problem import Problem

@@ -18,8 +18,9 @@ from gemmtune import settings
 from gemmtune.backends.cpp.compiler import find_compiler
 from gemmtune.choice import Choice
 from gemmtune.device import detect
-from gemmtune.dispatch import plan as plans
-from gemmtune.dispatch.plan import forget_plans
+from gemmtune.dispatch import ready as plans
+from gemmtune.dispatch import strategies
+from gemmtune.dispatch.ready import forget_plans
 from gemmtune.native import lookup
 from gemmtune.native.lookup import native
 from gemmtune.ops import operate as path
@@ -168,7 +169,7 @@ def aten_tables() -> list[tuple[Callable[..., Tensor], tuple[Any, ...]]]:
 def test_two_thousand_random_ms_tune_nothing_and_come_to_python_once_for_each_weight(monkeypatch: pytest.MonkeyPatch) -> None:
     weights = aten_tables()
     for name in ("select", "tune_rows"):
-        monkeypatch.setattr(plans, name, lambda *_, name=name, **__: pytest.fail(f"{name} within a call"))
+        monkeypatch.setattr(strategies, name, lambda *_, name=name, **__: pytest.fail(f"{name} within a call"))
     monkeypatch.setattr("gemmtune.toolchain.made_once.compile_text", lambda *_, **__: pytest.fail("a compilation within a call"))
     generator = random.Random(5)
     inputs = {k: torch.randn(MOST, k) for k in (16, 24, 32)}
@@ -199,14 +200,14 @@ def test_forgotten_plans_and_other_settings_have_no_rows() -> None:
 
 def test_an_m_that_was_tuned_for_itself_is_none_of_the_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     ((mm, (w,)), *_) = aten_tables()
-    original = plans.range_plan_for
+    original = strategies.range_plan_for
 
     def with_tuned(*arguments: Any) -> Any:
         known = original(*arguments)
         known.tuned = frozenset({20, 60})
         return known
 
-    monkeypatch.setattr(plans, "range_plan_for", with_tuned)
+    monkeypatch.setattr(strategies, "range_plan_for", with_tuned)
     a = torch.randn(MOST, 16)
     for _ in range(2):
         mm(a[:20], w)  # has its record before the table has its own

@@ -9,7 +9,7 @@ import torch
 
 from gemmtune import settings
 from gemmtune.device import detect
-from gemmtune.dispatch.plan import plan_for
+from gemmtune.dispatch.ready import plan_for
 from gemmtune.errors import GateError, SubjectError
 from gemmtune.numerics.operands import random_operands
 from gemmtune.perf_gate.options import PICK

@@ -19,9 +19,10 @@ import gemmtune
 from gemmtune import cli, settings
 from gemmtune.choice import Availability, Choice, Kernel, Offers, Status
 from gemmtune.device import DeviceInfo, detect
-from gemmtune.dispatch import plan as plans
+from gemmtune.dispatch import ready as plans
+from gemmtune.dispatch import strategies
 from gemmtune.dispatch.asked import ASKED, asked_rows, save_asked
-from gemmtune.dispatch.plan import forget_plans, plan_for
+from gemmtune.dispatch.ready import forget_plans, plan_for
 from gemmtune.errors import InvalidProblemError, NoValidChoicesError
 from gemmtune.problem import Problem
 from gemmtune.problem.rows import row_classes
@@ -137,13 +138,13 @@ def backend(own_store: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[RowedB
 def tunings(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The Ms that were tuned within calls."""
     found: list[int] = []
-    original = plans.select
+    original = strategies.select
 
     def select(candidates, *args, **kwargs):
         found.append(candidates.problem.m)
         return original(candidates, *args, **kwargs)
 
-    monkeypatch.setattr(plans, "select", select)
+    monkeypatch.setattr(strategies, "select", select)
     return found
 
 

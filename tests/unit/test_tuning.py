@@ -20,7 +20,7 @@ import gemmtune
 from gemmtune import settings
 from gemmtune.choice import Offers, Refusal, Status
 from gemmtune.dispatch.explain import Explanation
-from gemmtune.dispatch.plan import forget_plans
+from gemmtune.dispatch.ready import forget_plans
 from gemmtune.problem import Problem
 from gemmtune.selector.result import Outcome
 from gemmtune.selector.session import Session

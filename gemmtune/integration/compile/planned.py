@@ -18,7 +18,9 @@ from torch._inductor import config as inductor_config
 from ... import settings as settings_module
 from ...choice import Run
 from ...device import detect
-from ...dispatch.plan import Plan, fallback, plan_for
+from ...dispatch.plan import Plan
+from ...dispatch.ready import plan_for
+from ...dispatch.strategies import fallback
 from ...problem import Layout, Problem
 from ...problem.layout import ALIGNED_BYTES
 from ...toolchain.launcher import ORDERED_STREAMS

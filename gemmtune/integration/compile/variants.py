@@ -21,7 +21,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from ... import settings as settings_module
 from ...choice import Choice, Kernel, Scalars, Tensors
-from ...dispatch.plan import plan_for
+from ...dispatch.ready import plan_for
 from ...operators.schema import OPERATORS
 from ...problem import Layout, Problem
 from ...problem.epilogue import evaluate

@@ -1,0 +1,97 @@
+"""The plans that this process has made: a call looks here first, and has one made where there is none."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass
+from typing import TypeVar
+
+import torch
+
+from .. import settings as settings_module
+from ..device import detect
+from ..native.lookup import forget
+from ..problem import Problem
+from .keys import without_rows
+from .plan import Plan, Ready
+from .ranges import RangePlan, forget_range_plans
+from .strategies import make_plan
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+ready: dict[Hashable, Ready] = {}
+"""Plans by the key that a call reads off its operands in a microsecond (``keys.key_of``)."""
+_by_rows: dict[Hashable, RangePlan] = {}
+"""Tables of M by the same key without M."""
+_plans: dict[tuple[Problem, int, int], Plan] = {}
+"""Plans by problem, device index and settings: calls with other keys may state the same problem."""
+_CAPACITY = 65536
+
+
+@dataclass(slots=True)
+class Generation:
+    """The number of times that plans were forgotten. Whatever was derived from plans holds for one number."""
+
+    number: int = 0
+
+
+generation = Generation()
+
+
+def forget_plans() -> None:
+    """Drop every plan, so that the next call asks the store again."""
+    generation.number += 1
+    ready.clear()
+    _by_rows.clear()
+    _plans.clear()
+    forget_range_plans()
+    forget(generation.number)
+
+
+def keep_ready(key: Hashable | None, entry: Ready | None) -> None:
+    """Let calls with this key find the plan, if there are both."""
+    if key is not None and entry is not None and entry.plan.lasting:
+        _put(ready, key, entry)
+        shared = entry.plan.shared
+        if shared is not None and entry is entry.plan and (rest := without_rows(key)) is not None:
+            _put(_by_rows, rest[0], shared)
+
+
+def ready_for_rows(key: Hashable) -> Plan | None:
+    """Return the plan for a call with a new M by the table of its weight, which states and checks nothing; None without one."""
+    rest = without_rows(key) if _by_rows else None
+    shared = _by_rows.get(rest[0]) if rest is not None else None
+    found = shared.proved(rest[1]) if shared is not None and rest is not None else None
+    if found is None:
+        return None
+    problem, choice, kernel = found
+    plan = Plan(problem=problem, choice=choice, kernel=kernel, origin="range", shared=shared)
+    _put(ready, key, plan)
+    return plan
+
+
+def plan_for(problem: Problem, index: int) -> Plan:
+    """Return the plan for a problem on the device with that index (-1 for the CPU), under the settings in force.
+
+    Tunes the problem if the settings allow it and the store knows no answer.
+
+    Raises:
+        NoValidChoicesError: no choice works and ``fallback_to_aten`` is off.
+        ErrorFromChoice: the picked choice cannot be loaded and ``fallback_to_aten`` is off.
+    """
+    settings = settings_module.current()
+    key = (problem, index, settings.token)
+    plan = _plans.get(key)
+    if plan is None:
+        plan = make_plan(problem, detect("cpu" if index < 0 else torch.device("cuda", index)), settings)
+        if plan.lasting:
+            _put(_plans, key, plan)
+    return plan
+
+
+def _put(table: dict[K, V], key: K, value: V) -> None:
+    """Add an entry to a table, which is emptied once it is full."""
+    if len(table) >= _CAPACITY:
+        table.clear()
+    table[key] = value

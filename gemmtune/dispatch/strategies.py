@@ -1,0 +1,210 @@
+"""The ways from a problem to a plan, in the order in which they are tried.
+
+``STRATEGIES`` is that order. Each strategy returns a plan, or None where it does not apply:
+
+1. ``one_choice_of_all_rows`` where results must not depend on the batch (``batch_invariant``);
+2. ``known_of_other_rows``: the table of this weight, or the pick of the nearest M that was tuned;
+3. ``the_only_choice``, if there is nothing to choose from;
+4. ``stored_pick``, where nothing may be tuned;
+5. ``tuned_pick``: what the store knows of this very problem, or a tuning now;
+6. ``torch_runs``, with a warning that says why.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+
+from ..backends.table import load
+from ..choice import Choice
+from ..device import DeviceInfo
+from ..errors import ErrorFromChoice, GemmtuneError, NoValidChoicesError
+from ..filters import why_not_skipping
+from ..problem import Problem
+from ..problem.rows import row_classes
+from ..selector.candidates import Candidates, candidates_for
+from ..selector.progress import FirstCall
+from ..selector.ranges import tune_rows
+from ..selector.select import select
+from ..settings import Settings
+from ..store.key import fingerprint_text
+from ..store.store import Store, open_store
+from ..workers.worker import NoWorkerError
+from .asked import USUAL_ROWS, command, note
+from .host import host_us
+from .plan import Origin, Plan
+from .ranges import forget_range_plans, range_plan_for
+
+LEAST_INVARIANT_ROWS = 256
+"""Rows for which the first batch-invariant call of a weight looks for one choice, at least. Larger Ms are checked call by call."""
+
+
+@dataclass(kw_only=True)
+class Request:
+    """A problem that needs a plan. Candidates and store are looked up when the first strategy needs them."""
+
+    problem: Problem
+    device: DeviceInfo
+    settings: Settings
+    capturing: bool
+    """A CUDA graph is being captured: nothing is tuned."""
+
+    may_tune: bool = True
+    failed: GemmtuneError | None = None
+    """The reason for which no choice was picked."""
+
+    @cached_property
+    def candidates(self) -> Candidates:
+        """The choices for the problem."""
+        host = host_us(self.device, self.settings)
+        return candidates_for(self.problem, self.device, self.settings, host_us=host)
+
+    @cached_property
+    def store(self) -> Store:
+        """The store that the settings name."""
+        return open_store(self.settings)
+
+
+def make_plan(problem: Problem, device: DeviceInfo, settings: Settings) -> Plan:
+    """Make a new plan by the first strategy that has one."""
+    capturing = device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+    if capturing:
+        settings = dataclasses.replace(settings, tune="never")
+    request = Request(problem=problem, device=device, settings=settings, capturing=capturing, may_tune=settings.tune != "never")
+    plans = (strategy(request) for strategy in STRATEGIES)
+    return next(plan for plan in plans if plan is not None)
+
+
+def one_choice_of_all_rows(request: Request) -> Plan | None:
+    """Plan the one choice that serves every M of a weight, which the first call of the weight looks for.
+
+    Torch is no way out: its bits differ.
+
+    Raises:
+        NoValidChoicesError: there is none for this M, or none is stored and nothing may be tuned.
+    """
+    problem, device, settings = request.problem, request.device, request.settings
+    if not settings.batch_invariant:
+        return None
+    known = range_plan_for(problem, device, settings)
+    if known is None and request.may_tune:
+        rows = range(1, max(LEAST_INVARIANT_ROWS, problem.m) + 1)
+        cost_us = host_us(device, settings)
+        tune_rows(row_classes(problem)[0], rows, device, settings, request.store, FirstCall(problem), host_us=cost_us)
+        forget_range_plans()
+        known = range_plan_for(problem, device, settings)
+    found = known.find(problem) if known is not None else "nothing is stored, and tune is 'never'"
+    if isinstance(found, str):
+        made_by = f"{command(row_classes(problem)[0], max(USUAL_ROWS, problem.m))} --batch-invariant"
+        remedy = f"Make a table that has it: {made_by}. Torch is no way out: the bits of a row depend on its batch."
+        raise NoValidChoicesError(f"{problem}, batch-invariant", [("every choice", "refused", found)], remedy)
+    return Plan(problem=problem, choice=found.choice, kernel=found.kernel, origin=found.origin, shared=known)
+
+
+def known_of_other_rows(request: Request) -> Plan | None:
+    """Plan by the table of the weight, or by the pick of the nearest M. A weight with a table is never tuned in a call."""
+    problem, device, settings = request.problem, request.device, request.settings
+    if settings.rows != "shared" or settings.tune == "force":
+        return None
+    known = range_plan_for(problem, device, settings)
+    if known is None:
+        return None
+    if problem.m in known.tuned:  # this M was measured, which tells more
+        request.may_tune &= known.table is None
+        return None
+    found = known.find(problem)
+    if known.table is None or known.table.index(problem.m) is None or isinstance(found, str):
+        runs = f"torch runs it ({found})" if isinstance(found, str) else f"{found.choice.name} runs it"
+        note(known.rows_class, problem.m, fingerprint_text(device, settings.timing), request.store, runs)
+    if isinstance(found, str):
+        return fallback(problem, device, settings)
+    shared = known if known.table is not None else None
+    return Plan(problem=problem, choice=found.choice, kernel=found.kernel, origin=found.origin, shared=shared)
+
+
+def the_only_choice(request: Request) -> Plan | None:
+    """Plan the only choice, untimed."""
+    only = request.candidates.only
+    if only is None or request.settings.tune == "force":
+        return None
+    return bound(request.problem, only, "only choice", request.device, request.settings)
+
+
+def stored_pick(request: Request) -> Plan | None:
+    """Plan the stored pick where nothing may be tuned, else torch."""
+    if request.may_tune:
+        return None
+    choice = request.candidates.stored_anyhow(request.store).picked
+    if choice is not None:
+        return bound(request.problem, choice, "store", request.device, request.settings)
+    if request.capturing:
+        warnings.warn(
+            f"no stored choice for {request.problem} while a CUDA graph is captured: torch runs. Tune it before.", stacklevel=5
+        )
+    plan = fallback(request.problem, request.device, request.settings)
+    return dataclasses.replace(plan, lasting=not request.capturing)
+
+
+def tuned_pick(request: Request) -> Plan | None:
+    """Plan the pick of the store, or of a tuning now if the store does not know every choice."""
+    listener = FirstCall(request.problem)
+    try:
+        choice, result = select(request.candidates, request.store, listener)
+    except NoWorkerError as missing:
+        request.failed = missing
+        return None
+    if result.source == "measured":
+        forget_range_plans()  # one of them was that nothing is known
+        listener.end(result)
+    if choice is None:
+        left_out = [(o.name, str(o.status), o.reason) for o in result.outcomes]
+        left_out += [(r.name, "refused", r.reason) for r in result.refusals]
+        request.failed = NoValidChoicesError(str(request.problem), left_out)
+        return None
+    origin: Origin = "store" if result.source == "store" else "tuned"
+    return bound(request.problem, choice, origin, request.device, request.settings)
+
+
+def torch_runs(request: Request) -> Plan:
+    """Plan torch's own operation, with a warning; raise where the settings allow no fallback."""
+    assert request.failed is not None
+    if not request.settings.fallback_to_aten:
+        raise request.failed
+    cannot = f"{request.problem} cannot be tuned: " if isinstance(request.failed, NoWorkerError) else ""
+    warnings.warn(f"{cannot}{request.failed}\ntorch runs instead.", stacklevel=5)
+    return fallback(request.problem, request.device, request.settings)
+
+
+STRATEGIES: tuple[Callable[[Request], Plan | None], ...] = (
+    one_choice_of_all_rows,
+    known_of_other_rows,
+    the_only_choice,
+    stored_pick,
+    tuned_pick,
+    torch_runs,
+)
+
+
+def fallback(problem: Problem, device: DeviceInfo, settings: Settings) -> Plan:
+    """Return the plan of torch's own operation."""
+    choices = load("aten").enumerate(problem, device, settings).choices
+    if settings.absent_blocks == "skipped":
+        choices = [c for c in choices if why_not_skipping(c) is None] or choices
+    choice = next((c for c in choices if c.baseline), choices[0])
+    return Plan(problem=problem, choice=choice, kernel=choice.build(), origin="fallback")
+
+
+def bound(problem: Problem, choice: Choice, origin: Origin, device: DeviceInfo, settings: Settings) -> Plan:
+    """Load the choice in this process; where that fails, warn and return torch's own operation."""
+    try:
+        return Plan(problem=problem, choice=choice, kernel=choice.build(), origin=origin)
+    except (GemmtuneError, RuntimeError, OSError) as error:
+        if not settings.fallback_to_aten:
+            raise ErrorFromChoice(choice.name, str(problem), f"{type(error).__name__}: {error}") from error
+        warnings.warn(f"{choice.name} cannot be loaded ({type(error).__name__}: {error}); torch runs {problem}", stacklevel=5)
+        return fallback(problem, device, settings)
