@@ -1,9 +1,7 @@
 """The public names, all but ``settings``: what ``gemmtune/__init__.py`` imports when the first of them is asked for."""
 
 from . import sparse
-from .dispatch.multi import Multi, multi
 from .dispatch.prepack import PackedOperand
-from .dispatch.tuning import tune
 from .dispatch.weights import QuantizedWeight
 from .errors import (
     CompileError,
@@ -31,6 +29,8 @@ from .ops.packing import pack_int4, prepack, unpack_int4
 from .ops.products import addmm, baddbmm, bmm, int_mm, int_mm_mul, mixed_mm, mm, mm_plus_mm, scaled_mm
 from .problem import Epilogue, Layout, Precision, Problem
 from .selector.tuning_result import TuningResult
+from .tuning.multi import Multi, multi
+from .tuning.tune import tune
 
 __all__ = [
     "CompileError",

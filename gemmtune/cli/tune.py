@@ -9,7 +9,6 @@ import click
 from rich.text import Text
 
 from .. import settings
-from ..dispatch.tuning import tune as run_tuning
 from ..errors import NoValidChoicesError
 from ..integration.measured import in_models
 from ..problem import Problem
@@ -17,6 +16,7 @@ from ..selector.range_result import RangeResult
 from ..selector.result import Outcome
 from ..selector.table import pick_line, renderables
 from ..selector.tuning_result import TuningResult
+from ..tuning.tune import tune as run_tuning
 from .asked import device_of, settings_changes
 from .output import STDOUT, write_json
 from .printing import show, watched

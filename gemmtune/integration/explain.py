@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..dispatch import explain as calls
-from ..dispatch.named import Operand, Operation
 from ..errors import InvalidProblemError
 from ..problem import Problem
+from ..tuning import explain as calls
+from ..tuning.named import Operand, Operation
 from .compile.report import CompiledExplanation, explain_compiled, is_compiled
 
 

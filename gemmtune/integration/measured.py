@@ -13,7 +13,6 @@ from ..backends.triton.arch import can_overlap
 from ..device import DeviceInfo
 from ..dispatch.host import host_us
 from ..dispatch.ready import forget_plans
-from ..dispatch.tuning import tuned
 from ..problem import Problem
 from ..selector.candidates import Candidates, candidates_for
 from ..selector.precompile import prepare_compiling
@@ -21,6 +20,7 @@ from ..selector.progress import Progress
 from ..selector.remote import import_meanwhile, prepare_measuring
 from ..settings import Settings, use
 from ..store.store import Store, open_store
+from ..tuning.tune import tuned
 
 INDUCTOR = "torch._inductor.compile_fx"
 """What the measuring process needs to time what Inductor makes. Importing it takes seconds, which a model is traced meanwhile."""

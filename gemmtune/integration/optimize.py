@@ -12,9 +12,9 @@ from torch import nn
 
 from .. import settings
 from ..device import detect
-from ..dispatch.tuning import tune as run_tuning
 from ..errors import InvalidProblemError
 from ..selector.progress import Progress, progress_for
+from ..tuning.tune import tune as run_tuning
 from . import compile as compile_pass
 from .adjacent import lay_out, same_inputs
 from .measured import in_models, prepare_tuning, tune_products

@@ -10,12 +10,12 @@ import torch
 
 from .. import settings as settings_module
 from ..device import DeviceInfo, detect
-from ..dispatch.tuning import tune
 from ..errors import GateError, GemmtuneError
 from ..problem import Problem
 from ..selector.progress import Progress
 from ..settings import Settings
 from ..store.key import difference, fingerprint
+from ..tuning.tune import tune
 from .baselines import Baseline, Baselines
 from .collect import FreshProcess, Series, collect
 from .options import PICK, GateOptions

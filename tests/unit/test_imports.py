@@ -35,7 +35,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("selector",),
     ("dispatch",),
     ("operators",),
-    ("ops",),
+    ("tuning", "ops"),
     ("architectures", "sparse"),
     ("integration", "conformance"),
     ("perf_gate",),

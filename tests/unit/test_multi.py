@@ -12,10 +12,10 @@ from test_ranges import K, N, RowedBackend, W, backend, problem
 
 import gemmtune
 from gemmtune import settings
-from gemmtune.dispatch.members import importable
-from gemmtune.dispatch.multi import Multi
 from gemmtune.errors import InvalidProblemError, NoValidChoicesError
 from gemmtune.selector.session import Session
+from gemmtune.tuning.members import importable
+from gemmtune.tuning.multi import Multi
 
 __all__ = ["backend"]
 NAMES = ("fake:low", "fake:high")

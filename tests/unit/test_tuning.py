@@ -19,12 +19,12 @@ from fixed_backend import FixedBackend, install
 import gemmtune
 from gemmtune import settings
 from gemmtune.choice import Offers, Refusal, Status
-from gemmtune.dispatch.explain import Explanation
 from gemmtune.dispatch.ready import forget_plans
 from gemmtune.problem import Problem
 from gemmtune.selector.result import Outcome
 from gemmtune.selector.session import Session
 from gemmtune.store.store import Store, open_store
+from gemmtune.tuning.explain import Explanation
 from gemmtune.workers.pool import WORKERS
 
 A, B = torch.randn(64, 32), torch.randn(48, 32).t()
@@ -169,7 +169,7 @@ def test_what_was_measured_on_a_busy_machine_is_marked_and_measured_again(
 
 
 def test_on_a_cpu_times_are_those_of_whole_calls(backend: FixedBackend, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("gemmtune.dispatch.tuning.host_us", lambda *_: 700.0)
+    monkeypatch.setattr("gemmtune.tuning.tune.host_us", lambda *_: 700.0)
     backend.kinds = ["multiply", "slow"]
     result = tuned()
     assert result.picked is not None

@@ -7,6 +7,7 @@ from typing import Any
 
 from ..choice import Choice, Status
 from ..device import DeviceInfo
+from ..dispatch.ranges import Member, RangePlan
 from ..errors import NoValidChoicesError
 from ..problem import Problem
 from ..problem.rows import RowClass
@@ -16,7 +17,6 @@ from ..selector.segments import MOST_ROWS, Segment, Table
 from ..settings import Settings
 from ..store.store import open_store
 from .members import candidates_of
-from .ranges import Member, RangePlan
 
 REMEDY = "Mend it, force another one (force=, GEMMTUNE_MULTI_KERNEL), or none: then the fastest of those that are right runs."
 

@@ -15,13 +15,13 @@ import torch
 from ..backends.table import load
 from ..choice import Choice, Claims, Kernel, Offers, Scalars, Tensors
 from ..device import DeviceInfo
+from ..dispatch.host import host_us
 from ..errors import InvalidProblemError
 from ..problem import Problem
 from ..problem.rows import row_classes
 from ..selector.candidates import Candidates, candidates_for
 from ..selector.offers import offers_for, widest_offers_for
 from ..settings import Settings
-from .host import host_us
 
 Wanted = str | Callable[..., Any]
 """The name of a choice, or a function whose parameters are some of the problem's arguments."""

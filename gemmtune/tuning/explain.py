@@ -9,6 +9,7 @@ from typing import Any
 from .. import settings as settings_module
 from ..choice import Refusal, Status
 from ..device import DeviceInfo, detect
+from ..dispatch.ranges import RangePlan, range_plan_for
 from ..errors import InvalidProblemError
 from ..problem import Problem
 from ..selector.candidates import Candidates, candidates_for
@@ -21,7 +22,6 @@ from ..settings import Settings
 from ..store.key import difference, fingerprint
 from ..store.store import Store, open_store
 from .named import Operand, Operation, stated
-from .ranges import RangePlan, range_plan_for
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,6 +9,9 @@ from typing import Any, overload
 
 from .. import settings as settings_module
 from ..device import DeviceInfo, detect
+from ..dispatch.asked import asked_rows
+from ..dispatch.host import host_us
+from ..dispatch.ready import forget_plans
 from ..errors import InvalidProblemError
 from ..problem import Problem
 from ..problem.rows import RowClass, classes_over
@@ -25,10 +28,7 @@ from ..selector.tuning_result import TuningResult
 from ..settings import Settings
 from ..store.key import fingerprint_text
 from ..store.store import Store, open_store
-from .asked import asked_rows
-from .host import host_us
 from .named import Operand, Operation, stated_problem
-from .ready import forget_plans
 
 SETTINGS = {field.name for field in dataclasses.fields(Settings)}
 MOST_RECORDED = 16

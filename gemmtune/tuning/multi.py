@@ -13,6 +13,15 @@ import torch
 from .. import settings as settings_module
 from ..choice import Choice, Status
 from ..device import DeviceInfo, detect
+from ..dispatch.call import bring_scalars, check_call, current_device, prepare_out
+from ..dispatch.calls import bound_call
+from ..dispatch.checks import why_not_ours
+from ..dispatch.fallback import by_torch
+from ..dispatch.host import host_us
+from ..dispatch.keys import key_of
+from ..dispatch.plan import Plan
+from ..dispatch.ranges import RangePlan, members_of
+from ..dispatch.statement import epilogue_of, problem_of
 from ..errors import InvalidProblemError, NoValidChoicesError
 from ..problem import Problem
 from ..problem.fused import NAMES
@@ -25,18 +34,9 @@ from ..selector.segments import Segment, Table, merged, outside, rows_of
 from ..settings import Settings
 from ..store.key import fingerprint_text
 from ..store.store import Ranged, open_store
-from .call import bring_scalars, check_call, current_device, prepare_out
-from .calls import bound_call
-from .checks import why_not_ours
-from .fallback import by_torch
 from .forced import Forced
-from .host import host_us
-from .keys import key_of
 from .members import Wanted, candidates_of, held, in_worker, place_of, refuse_choices
 from .named import Operand, Operation, stated_problem
-from .plan import Plan
-from .ranges import RangePlan, members_of
-from .statement import epilogue_of, problem_of
 
 log = logging.getLogger("gemmtune")
 

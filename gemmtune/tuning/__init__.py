@@ -1,0 +1,1 @@
+"""Tuning ahead of calls: ``tune``, ``explain`` and ``multi``."""
