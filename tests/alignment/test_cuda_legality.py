@@ -53,11 +53,11 @@ from gemmtune.problem.trace import trace
 
 ROWS = "TMA copies contiguous rows that are aligned to 16 bytes"
 LINES = "TMA copies rows or columns that are aligned to 16 bytes"
-CLEARED = "terms are contiguous in an operand, where TMA begins at multiples of 16 bytes, and a group at any term"
-ANY_ROW = "rows are contiguous in a, where TMA begins at multiples of 16 bytes, and a group at any row"
-FITTED = "fitted tiles have columns of b as their rows, and a multiple of 32 rows of the result"
-TURNS = "block_m is 256: two warp groups multiply 64 each, and several times that in fitted tiles alone"
-LEFT = "b is the left operand for groups of rows alone, and in clusters where tiles beside each other are fitted"
+CLEARED = "an operand is contiguous along K, where TMA starts at multiples of 16 bytes, but a group starts at any term"
+ANY_ROW = "a is contiguous along M, where TMA starts at multiples of 16 bytes, but a group starts at any row"
+FITTED = "fitted tiles need swap_ab and block_n as a multiple of 32"
+TURNS = "block_m is 256, expected 128, or a multiple of it with fitted tiles"
+LEFT = "swap_ab needs groups of rows, and in a cluster fitted tiles side by side (cluster_n)"
 SMALL_CLUSTER, SQUARE = cluster.SHAPES[0], cluster_shape("64x64x64_s6_k2_2x2")
 SIXTEEN = bsr_skinny.Shape(block_n=16, warps=4, stages=2, stage_fragments=4)
 SKINNY, WGMMA, LARGE = skinny_shape(16, 128, 4, 2, 4), wgmma_shape(128, 2, 1, 128, 4), wgmma_shape(256, 2, 1, 64, 5)
@@ -102,32 +102,32 @@ def test_what_no_family_serves(family: str, problem: Problem, change: Any, arch:
         (mm(), "b is not block-sparse"),
         (blocked(dtype=F32), "a is float32, expected bfloat16 or float16"),
         (blocked(m=0), "the product is empty: nothing is launched"),
-        (blocked(prepacked=False), "its blocks are packed once: gemmtune.prepack makes a weight that it takes"),
+        (blocked(prepacked=False), "b is not prepacked, and packing is done once: pass the result of gemmtune.prepack"),
         (blocked(block=64), "blocks of 64x64, expected 16x16 or 32x32"),
         (blocked(block=(16, 32)), "blocks of 16x32, expected 16x16 or 32x32"),
         (blocked(m=500, layout="tt"), f"x has strides (1, 500) and offset 0: {LINES}"),
         (blocked(n=2**20, k=2**19), "more blocks than indices of 32 bits can count"),
-        (blocked(m=2**30), "a tile behind the last row or column would not fit 32 bits"),
+        (blocked(m=2**30), "a tile past the last row or column would not fit 32 bits"),
     ],
 )
 def test_what_the_family_of_block_sparse_weights_does_not_serve(problem: Problem, reason: str) -> None:
     assert FAMILY["bsr"].why_not(problem, SM90) == reason
 
 
-AT_ONCE = "{} neighbours along K are loaded at once, or two tokens, whose number is even"
+AT_ONCE = "expected aligned rows of {} elements along K, or an even number of contiguous tokens"
 
 
 @pytest.mark.parametrize(
     ("problem", "reason"),
     [
         (mm(16), "b is not block-sparse"),
-        (blocked(16, prepacked=False), "its blocks are packed once: gemmtune.prepack makes a weight that it takes"),
-        (blocked(33), "x has 33 tokens, at most 32 are served: sums of more take the registers of blocks that are on their way"),
+        (blocked(16, prepacked=False), "b is not prepacked, and packing is done once: pass the result of gemmtune.prepack"),
+        (blocked(33), "x has 33 tokens, at most 32 are served: sums of more would take the registers of weight blocks in flight"),
         (blocked(15, layout="tt"), f"x has strides (1, 15) and offset 0: {AT_ONCE.format(4)}"),
         (strided(blocked(3, block=32), (1028, 1)), f"x has strides (1028, 1) and offset 0: {AT_ONCE.format(8)}"),
         (strided(blocked(3), (1028, 1), 2), f"x has strides (1028, 1) and offset 2: {AT_ONCE.format(4)}"),
-        (strided(blocked(4, layout="tt"), (1, 2**20)), "x reaches over 2147483648 bytes, places in it would not fit 32 bits"),
-        (blocked(1, 16, 2**29), "the columns of a panel would not fit 32 bits"),
+        (strided(blocked(4, layout="tt"), (1, 2**20)), "x spans 2147483648 bytes, offsets in it would not fit 32 bits"),
+        (blocked(1, 16, 2**29), "K is 536870912: the columns of a panel would not fit 32 bits"),
     ],
 )
 def test_what_the_family_of_block_sparse_weights_and_few_tokens_does_not_serve(problem: Problem, reason: str) -> None:
@@ -206,7 +206,7 @@ def terms(m: int = 512, n: int = 512, k: int = 512, **fields: Any) -> Problem:
         (rows(k=0), "the product is empty: nothing is launched"),
         (rows(k=516), f"a has strides (516, 1) and offset 0: {LINES}"),
         (rows(n=100, layout="nn"), f"the transpose of b has strides (51200, 1, 100) and offset 0: {LINES}"),
-        (rows(m=2**30), "a tile behind the last row or column would not fit 32 bits"),
+        (rows(m=2**30), "a tile past the last row or column would not fit 32 bits"),
         (terms(layout="nt"), CLEARED),
         (rows(layout="tn"), ANY_ROW),
         (terms(m=508), f"a has strides (1, 508) and offset 0: {LINES}"),
@@ -336,7 +336,7 @@ def test_groups_along_k_decide_how_much_is_loaded_at_once() -> None:
         (
             mixed(layout="nn"),
             "the transpose of b has strides (1, 1024) and offset 0: "
-            "TMA copies contiguous rows, its columns, that are aligned to 16 bytes",
+            "TMA copies contiguous rows (columns of b) that are aligned to 16 bytes",
         ),
         (mixed(n=1028, scales="group_128"), f"scale_b has strides (1028, 1) and offset 0: {ROWS}"),
         (dataclasses.replace(mixed(), a=dataclasses.replace(mixed().a, offset=4)), f"a has strides (2048, 1) and offset 4: {ROWS}"),
@@ -371,15 +371,15 @@ OVERLAPPING = dataclasses.replace(mixed_groups().b, stride=(0, 1, 2048))
         (
             mixed_groups(layout="nn"),
             "the transpose of b has strides (2097152, 1, 1024) and offset 0: "
-            "TMA copies contiguous rows, its columns, that are aligned to 16 bytes",
+            "TMA copies contiguous rows (columns of b) that are aligned to 16 bytes",
         ),
         (
             dataclasses.replace(mixed_groups(), b=OVERLAPPING),
             "the transpose of b has strides (0, 2048, 1) and offset 0: "
-            "TMA copies contiguous rows, its columns, that are aligned to 16 bytes",
+            "TMA copies contiguous rows (columns of b) that are aligned to 16 bytes",
         ),
         (mixed_groups(n=1028, scales="group_128"), f"scale_b has strides (16448, 1028, 1) and offset 0: {ROWS}"),
-        (mixed_groups(2**30, 128, 128), "a tile behind the last row or column would not fit 32 bits"),
+        (mixed_groups(2**30, 128, 128), "a tile past the last row or column would not fit 32 bits"),
         (
             dataclasses.replace(
                 mixed_groups(), epilogue=trace(lambda acc, *x: acc + sum(x), F32, [torch.empty(1024, dtype=BF16)] * 7)
@@ -502,13 +502,13 @@ OF_CONFIGS: list[tuple[Problem, Any, dict[str, Any], str]] = [
      "4 blocks copy 16 lines for each other, in parts that have to be multiples of 8"),
     (mm(512, 512, layout="tn"), cluster.Shape(block_m=64, block_n=64, block_k=16, stages=4, cluster_n=4), {},
      "4 blocks copy 16 lines for each other, in parts that have to be multiples of 8"),
-    (gated(blocked()), bsr.SHAPES[4], {}, "the epilogue has too few of 112 registers, 64 of which have sums"),
+    (gated(blocked()), bsr.SHAPES[4], {}, "the epilogue needs 56 registers, but 64 of 112 hold sums"),
     (blocked(), bsr.SHAPES[1], {"blocks": 1}, "1 blocks, expected at least a cluster of 2"),
     (blocked(layout="tt"), bsr.SHAPES[10], {},
      "an operand whose lines run across K is copied in lines of 64, and a tile has 32 columns"),
-    (blocked(17), SIXTEEN, {}, "x has 17 tokens, the kernel 16"),
+    (blocked(17), SIXTEEN, {}, "x has 17 tokens, the kernel takes at most 16"),
     (blocked(8, layout="tt"), dataclasses.replace(SIXTEEN, block_n=8), {},
-     "tokens that are neighbours in memory are loaded in pairs, 16 for a warp, the kernel has 8"),
+     "tokens are contiguous in x, which takes a kernel of at least 16 tokens, this one has 8"),
     (blocked(m=2**29, n=2**20, k=64), bsr.SHAPES[8], {}, "34359738368 tiles, at most 1073741824 can be counted"),
     (mixed(17), SKINNY, {}, "a has 17 rows, the kernel 16"),
     (mixed(), SKINNY, {"cluster_k": 16}, "16 blocks in a cluster, at most 8 are allowed"),
@@ -524,14 +524,15 @@ OF_CONFIGS: list[tuple[Problem, Any, dict[str, Any], str]] = [
      "a tile has 512 columns, at most 256 are copied at once"),
     (mixed(128, k=256), WGMMA, {"cluster_k": 3}, "K has 2 steps, too few for 3 blocks"),
     (mixed_groups(), WGMMA, {"prefetch_stages": 4},
-     "which columns a block needs is known when the launch before it has written where groups end"),
+     "prefetch_stages is 4, expected 0: the previous launch may write the group offsets"),
     (mixed_groups(2**24, 2**13, 64, 1024), WGMMA, {}, "8589934592 tiles, at most 1073741824 can be counted"),
     (mixed(2**24, n=128), WGMMA, {}, "131072 by 1 tiles, at most 65535 fit a dimension of a grid"),
     (mixed(128), dataclasses.replace(WGMMA, k16_batch=8), {},
-     "a stage has 128 of K, which is no even number of batches of lines"),
+     "a stage has 128 elements of K, expected an even number of batches of 128"),
     (mixed(128, **INT4), dataclasses.replace(WGMMA, stages=2, k16_batch=1), {},
      "a batch has 16 of K, less than the 16 bytes that are read at once"),
-    (mixed(128), dataclasses.replace(LARGE, warp_groups=1), {}, "registers are left by one group of warps to two others alone"),
+    (mixed(128), dataclasses.replace(LARGE, warp_groups=1), {},
+     "1 warp groups of 1 blocks would get registers, expected 2 of 1"),
     (mixed(128, scales="column"), dataclasses.replace(LARGE, block_m=192, col_tiles=2, stages=3), {},
      "needs about 258 registers for each thread, 240 are left"),
 ]  # fmt: skip

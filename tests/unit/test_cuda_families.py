@@ -238,7 +238,7 @@ OFFERED += [("bsr_skinny", blocked(16, 14336, 4096, density=0.5)), ("bsr_skinny"
 
 def test_block_sparse_products_of_many_blocks_are_tried_exhaustively_alone() -> None:
     [refusal] = offered("bsr", blocked(density=0.5)).refusals
-    assert refusal.reason == "a share of 0.5 of the blocks exists: above 0.4 it is tried exhaustively alone"
+    assert refusal.reason == "density is 0.5, at most 0.4 is tried: set search to exhaustive to try more"
     assert choices("bsr", blocked(density=0.5), "exhaustive")
 
 

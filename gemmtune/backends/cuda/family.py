@@ -49,8 +49,7 @@ class Family(ABC, Generic[C]):
     """Family of kernels: problems it serves, configs it tries, and how each is compiled and launched.
 
     A new family needs configs, a subclass with a legality predicate and a ranking, device code, and a row in ``backend.FAMILIES``.
-    All
-    methods are pure.
+    All methods are pure.
     """
 
     name: str
@@ -71,8 +70,10 @@ class Family(ABC, Generic[C]):
 
     @abstractmethod
     def why_not_config(self, problem: Problem, device: DeviceInfo, config: C) -> str | None:
-        """Return the reason why a config is illegal for a problem that ``why_not`` accepts, or None. This is the legality
-        predicate."""
+        """Return the reason why a config is illegal for a problem that ``why_not`` accepts, or None.
+
+        This is the legality predicate.
+        """
 
     @abstractmethod
     def candidates(self, problem: Problem, device: DeviceInfo) -> list[C]:
@@ -152,8 +153,7 @@ def beginnings(config: C, stages: int) -> Iterator[C]:
 
 
 def float32_sums(*, splits: int = 1, weights: torch.dtype | None = None) -> Claims:
-    """Return claims of a kernel with float32 sums over ``splits`` parts of K. ``weights``: the dtype to which weights are
-    rounded."""
+    """Return claims of float32 sums over ``splits`` parts of K. ``weights``: dtype to which weights are rounded."""
     return Claims(accumulate=torch.float32, splits=splits, weights=weights)
 
 

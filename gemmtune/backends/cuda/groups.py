@@ -43,7 +43,7 @@ def strip_of_rows(rows: int) -> int:
 def why_not_placed(problem: Problem) -> str | None:
     """Return the reason why tile positions may not fit 32 bits, or None."""
     if max(problem.m, problem.n, problem.k) >= INT32_LIMIT // 2:
-        return "a tile behind the last row or column would not fit 32 bits"
+        return "a tile past the last row or column would not fit 32 bits"
     return None
 
 

@@ -102,8 +102,7 @@ def scalars_of(problem: Problem) -> tuple[Scalar, ...]:
 
 
 def aligned_out(field: Any, layout: Layout, elements: int) -> tuple[bool, tuple[Aligned, ...]]:
-    """Return True if strides allow storing ``elements`` neighbors of a result row at once, and the alignment its address then
-    needs.
+    """Return True if strides allow stores of ``elements`` neighbors in a row, and the alignment that the address then needs.
 
     The boolean ``field`` of a Work passes the answer to the kernel.
     """
@@ -121,8 +120,7 @@ class KernelSource:
     text of the parts before it.
 
     ``values`` are plain data for all templates. They hold everything that the text depends on, and no launch parameter. ``kernel``
-    is
-    the main kernel, and ``helpers`` name the other kernels.
+    is the main kernel, and ``helpers`` name the other kernels.
     """
 
     kernel: str
