@@ -510,7 +510,7 @@ OF_CONFIGS: list[tuple[Problem, Any, dict[str, Any], str]] = [
     (blocked(8, layout="tt"), dataclasses.replace(SIXTEEN, block_n=8), {},
      "tokens are contiguous in x, which takes a kernel of at least 16 tokens, this one has 8"),
     (blocked(m=2**29, n=2**20, k=64), bsr.SHAPES[8], {}, "34359738368 tiles, at most 1073741824 can be counted"),
-    (mixed(17), SKINNY, {}, "a has 17 rows, the kernel 16"),
+    (mixed(17), SKINNY, {}, "a has 17 rows, the kernel takes at most 16"),
     (mixed(), SKINNY, {"cluster_k": 16}, "16 blocks in a cluster, at most 8 are allowed"),
     (mixed(k=256), SKINNY, {"cluster_k": 3}, "K has 2 steps, too few for 3 blocks"),
     (mixed(n=2**22 + 2**17), skinny_shape(16, 64, 4, 2, 4), {}, "1 by 67584 tiles, at most 65535 fit a dimension of a grid"),

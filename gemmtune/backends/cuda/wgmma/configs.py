@@ -134,8 +134,10 @@ SHAPES: dict[int, tuple[Shape, ...]] = {
         Shape(block_m=192, warp_groups=2, col_tiles=1, line_bytes=64, stages=3),
     ),
 }
-"""Shapes by the bits of a weight, from few rows with two blocks or one per multiprocessor to the largest tile that registers
-hold."""
+"""Shapes by the bits of a weight, from few rows to the largest tile that registers hold.
+
+Small ones run two blocks on a multiprocessor.
+"""
 SHAPES_FOR_GROUPS = {
     8: (*SHAPES[8], Shape(block_m=144, warp_groups=2, col_tiles=1, line_bytes=128, stages=4)),
     4: (*SHAPES[4], Shape(block_m=144, warp_groups=2, col_tiles=1, line_bytes=64, stages=4)),
