@@ -255,11 +255,11 @@ def test_float32_by_parts_is_served_whatever_the_strides(layout: str) -> None:
         (mm(dtype=F32), parts_shape(64, 128, 2, 16), {}, "a cluster has 16 blocks, at most 8 can be relied on"),
         (mm(k=64, dtype=F32), parts_shape(64, 64, 9, 8), {}, "K has 2 steps, too few for 8 parts of two"),
         (mm(dtype=F32), parts_shape(64, 64, 9, 2), {"blocks": 132},
-         "the blocks of a cluster have one tile alone: they are sent its sums once"),
+         "cluster_k is 2 and blocks 132: a persistent block needs cluster_k=1"),
         (mm(2**20, 2**20, 128, dtype=F32), parts_shape(64, 16, 16, 2), {},
          f"{2**30} tiles, at most {2**27} fit a grid"),
         (dataclasses.replace(mm(k=999, dtype=F32), prepacked=True), parts_shape(64, 64, 9), {},
-         "b is packed, and a would have to be copied first: TMA copies rows or columns that are aligned to 16 bytes"),
+         "b is packed, but a needs a copy first: TMA copies rows or columns that are aligned to 16 bytes"),
     ],
 )  # fmt: skip
 def test_configs_of_float32_by_parts_that_are_not_legal(problem: Problem, shape: Any, told: dict[str, Any], reason: str) -> None:
@@ -286,7 +286,7 @@ VECTOR = "it is loaded in contiguous rows that are aligned to 16 bytes"
         (
             mm(1, layout="nn"),
             "the transpose of b has strides (1, 128) and offset 0: "
-            "it is loaded in contiguous rows, its columns, that are aligned to 16 bytes",
+            "it is loaded in contiguous rows (columns of b) that are aligned to 16 bytes",
         ),
         (dataclasses.replace(mm(1), a=dataclasses.replace(mm(1).a, offset=4)), f"a has strides (8192, 1) and offset 4: {VECTOR}"),
     ],

@@ -166,7 +166,7 @@ def test_long_sums_of_a_few_tiles_are_gathered_as_torch_divides_k_there() -> Non
     assert FAMILY["parts"].why_not_config(few, SM90, gathering) is None
     assert FAMILY["parts"].why_not_config(few, SM90, keeping) is None
     short = FAMILY["parts"].why_not_config(mm(256, 256, 1024, dtype=F32), SM90, keeping)
-    assert short == "sums of 32 steps by 1 blocks are not gathered in shared memory"
+    assert short == "keeps needs over 32 steps and 1 block, got 32 and 1"
     assert FAMILY["parts"].why_not_config(many, SM90, whole) is None
 
 
@@ -174,7 +174,7 @@ def test_blocks_of_a_tile_share_out_its_columns_evenly() -> None:
     problem = mm(16, 4096, 4096, dtype=F32)
     one, four = (config(parts_shape(128, 16, 10, blocks)) for blocks in (2, 4))
     assert FAMILY["parts"].why_not_config(problem, SM90, one) is None
-    assert FAMILY["parts"].why_not_config(problem, SM90, four) == "2 columns of eight cannot be shared out among 4 blocks"
+    assert FAMILY["parts"].why_not_config(problem, SM90, four) == "2 columns of eight cannot be divided evenly among 4 blocks"
 
 
 @pytest.mark.parametrize(

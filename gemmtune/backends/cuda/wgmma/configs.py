@@ -136,7 +136,7 @@ SHAPES: dict[int, tuple[Shape, ...]] = {
 }
 """Shapes by the bits of a weight, from few rows to the largest tile that registers hold.
 
-Small ones run two blocks on a multiprocessor.
+The smallest 8-bit shape runs two blocks on a multiprocessor.
 """
 SHAPES_FOR_GROUPS = {
     8: (*SHAPES[8], Shape(block_m=144, warp_groups=2, col_tiles=1, line_bytes=128, stages=4)),
