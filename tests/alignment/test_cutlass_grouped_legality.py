@@ -66,7 +66,7 @@ def test_rows_are_multiplied_as_they_are_or_as_columns(layout: str, dtype: torch
     ("problem", "arch", "reason"),
     [
         (rows(dtype=torch.float32), "sm90", "a is float32, expected float16 or bfloat16 for groups of rows"),
-        (rows(), "sm80", "grouped_mm is served on sm90 alone, not on sm80"),
+        (rows(), "sm80", "grouped_mm is served only on sm90, not on sm80"),
         (rows(layout="tn"), "sm90", "a is n, expected t"),
         (rows(n=508), "sm90", "out is aligned to 4 elements, expected 8"),
         (rows(k=316), "sm90", "a is aligned to 4 elements, expected 8"),
@@ -78,7 +78,7 @@ def test_rows_are_multiplied_as_they_are_or_as_columns(layout: str, dtype: torch
         (
             adding(rows(), torch.empty(1000, 512, dtype=BF16)),
             "sm90",
-            "operand 0 of the epilogue is bfloat16[1000x512](512,1), expected one row for all: a group's epilogue",
+            "operand 0 of the epilogue is bfloat16[1000x512](512,1), expected one row for all: an epilogue cannot tell",
         ),
         (
             Problem.grouped_k_mm(256, 384, 700, groups=6, device_type="cuda"),

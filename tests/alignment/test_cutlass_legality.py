@@ -100,7 +100,7 @@ def test_sm80_gets_operations_of_2x_and_sm90_those_of_3x_too() -> None:
 
 def test_a_3x_operation_runs_on_its_own_architecture_alone() -> None:
     operation = next(c.config.operation for c in choices(mm()) if c.config.operation.modern)
-    assert Legality(mm(), preset("sm100")).orientation(operation) == "runs on sm90 alone"
+    assert Legality(mm(), preset("sm100")).orientation(operation) == "runs only on sm90"
 
 
 def test_few_rows_get_tiles_of_few_columns_with_operands_exchanged() -> None:

@@ -136,7 +136,7 @@ def test_sums_that_saturate_are_offered_only_where_they_cannot() -> None:
     found = offers(int_mm(64, 64, 131072), "sm80")
     assert not found.choices
     assert {refusal.reason for refusal in found.refusals} >= {
-        "its sums stop at the limits of int32, which more than 131071 products can reach"
+        "its sums saturate at the limits of int32, which more than 131071 products can reach"
     }
     assert all(c.config.operation.math == "multiply_add" for c in choices(int_mm(64, 64, 131072), search="exhaustive"))
 
@@ -215,8 +215,8 @@ def test_a_column_major_result_is_computed_as_it_is(problem: Problem) -> None:
 REFUSED: dict[str, tuple[Problem, str, str]] = {
     "block-scales-of-a-alone": (
         dataclasses.replace(scaled_mm(scales="block_1x128"), scale_b=Layout.contiguous((1, 768), F32)), "sm90",
-        "scale_a is for 1x128 elements; expected one for each whole row, or for all, which scales sums"),
-    "strided-block-scales": (strided_scales(), "sm90", "scale_a is strided, expected rows or columns of neighbours in memory"),
+        "scale_a is for 1x128 elements, expected one per whole row or one for all, which scales sums"),
+    "strided-block-scales": (strided_scales(), "sm90", "scale_a is strided, expected contiguous rows or columns"),
     "unaligned-block-scales": (
         scaled_mm(510, 768, 1024, scales="block_1x128", columns=True), "sm90",
         "scale_a has lines across K aligned to 2 elements, expected 4"),
@@ -225,27 +225,27 @@ REFUSED: dict[str, tuple[Problem, str, str]] = {
         "out is t, expected n"),
     "small-groups-of-four-bits-with-zero-points": (
         mixed_mm(prepacked=True, encoding="uint4", scales="group_32", zeros=True), "sm90",
-        "zero_b is for groups of 32; prepacked weights of 4 bits are read 64 at a time"),
+        "zero_b is for groups of 32, expected at least 64 with prepacked 4-bit weights"),
     "wide-scales-of-groups": (mixed_mm(scales="group_64", scale_dtype=F32), "sm90",
                               "scale_b is float32, expected a's float16, in which weights are scaled"),
     "column-major-scales-of-groups": (
         with_scale(mixed_mm(scales="group_64"), "scale_b", stride=(1, 16)), "sm90",
-        "scale_b has no lines across K of whole 16 bytes, which TMA reads"),
+        "scale_b is float16[16x768](1,16), expected rows across K aligned to 16 bytes, which TMA reads"),
     "unaligned-scales-of-groups": (mixed_mm(512, 516, 1024, prepacked=True, scales="group_64"), "sm90",
-                                   "scale_b has no lines across K of whole 16 bytes, which TMA reads"),
+                                   "scale_b is float16[16x516](516,1), expected rows across K aligned to 16 bytes, which TMA reads"),
     "zero-points": (mixed_mm(dtype_b=torch.uint8, scales="column", zeros=True), "sm90",
-                    "zero points are subtracted from prepacked weights alone (gemmtune.prepack): CUTLASS adds them to scaled ones"),
+                    "b has zero points but is not prepacked (gemmtune.prepack): CUTLASS would add zero points to scaled weights"),
     "one-zero-point": (mixed_mm(prepacked=True, scales="tensor", zeros=True), "sm90",
-                       "scale_b is one for all columns, expected one for each beside zero points"),
+                       "scale_b is one for all columns, expected one per column with zero points"),
     "zero-points-of-floats": (mixed_mm(prepacked=True, dtype_b=E4M3, scales="column", zeros=True), "sm90",
-                              "b is float8_e4m3fn, expected integers beside zero points"),
+                              "b is float8_e4m3fn, expected integers with zero points"),
     "other-zero-points": (
         with_scale(mixed_mm(prepacked=True, scales="group_128", zeros=True), "zero_b", stride=(1536, 1)), "sm90",
-        "zero_b is [8, 768] in lines of 1536, expected what scale_b is: [8, 768] in lines of 768"),
+        "zero_b is [8, 768] in lines of 1536, expected the layout of scale_b: [8, 768] in lines of 768"),
     "unaligned-int4": (mixed_mm(512, 768, 1008, encoding="int4"), "sm90", "a is aligned to 16 elements, expected 32"),
-    "float32": (mixed_mm(dtype=F32, scales="column"), "sm90", "a is float32, expected float16 or bfloat16 beside a narrower b"),
-    "older": (scaled_mm(), "sm80", "scaled_mm is served on sm90 alone, not on sm80"),
-    "newer": (mixed_mm(), "sm100", "mixed_mm is served on sm90 alone, not on sm100"),
+    "float32": (mixed_mm(dtype=F32, scales="column"), "sm90", "a is float32, expected float16 or bfloat16 with a narrower b"),
+    "older": (scaled_mm(), "sm80", "scaled_mm is served only on sm90, not on sm80"),
+    "newer": (mixed_mm(), "sm100", "mixed_mm is served only on sm90, not on sm100"),
     "row-major-b": (scaled_mm(layout="nn"), "sm90", "a is n, expected t"),
     "odd-k": (int_mm(64, 64, 1001), "sm90", "a is aligned to 1 elements, expected 16"),
     "column-major-result": (transposed_out(mixed_mm(scales="column")), "sm90", "out is t, expected n"),

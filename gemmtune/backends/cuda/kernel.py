@@ -102,7 +102,7 @@ def scalars_of(problem: Problem) -> tuple[Scalar, ...]:
 
 
 def aligned_out(field: Any, layout: Layout, elements: int) -> tuple[bool, tuple[Aligned, ...]]:
-    """Return True if strides allow stores of ``elements`` neighbors in a row, and the alignment that the address then needs.
+    """Return True if strides allow stores of ``elements`` neighbours in a row, and the alignment that the address then needs.
 
     The boolean ``field`` of a Work passes the answer to the kernel.
     """

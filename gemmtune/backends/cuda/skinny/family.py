@@ -132,7 +132,7 @@ class Config(MixedConfig):
 
 
 class Work(family.Work):
-    """Parameters of the skinny kernel. ``paired``: neighbors in a result row can be stored as pairs."""
+    """Parameters of the skinny kernel. ``paired``: neighbours in a result row can be stored as pairs."""
 
     _fields_: ClassVar[Sequence[tuple[str, Any]]] = (("paired", ctypes.c_bool),)
 
@@ -185,7 +185,7 @@ class Skinny(MixedFamily[Config]):
     def candidates(self, problem: Problem, device: DeviceInfo) -> list[Config]:
         """Return every shape with the fewest sufficient rows, with every cluster size, best first.
 
-        A block prefetches into L2 if it can start early. Two blocks with interleaved parts of K read neighboring lines.
+        A block prefetches into L2 if it can start early. Two blocks with interleaved parts of K read neighbouring lines.
         """
         block_m = min((shape.block_m for shape in SHAPES if shape.block_m >= problem.m), default=0)
         found = []
