@@ -92,7 +92,10 @@ FUSED = takes("CUTLASS 2.x fused")
 
 
 def source(name: str) -> Source:
-    """Return the bare product for ``…-plain``, relu(alpha·a@b + beta·inp + x1·x2) with float32 x1 and bfloat16 x2 for ``…-fused``."""
+    """Return the bare product for ``…-plain``, and relu(alpha·a@b + beta·inp + x1·x2) for ``…-fused``.
+
+    x1 is float32, x2 bfloat16.
+    """
     family, way = name.rsplit("-", 1)
     made_for = FAMILIES[family][1]
     if way == "plain":

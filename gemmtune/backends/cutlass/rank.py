@@ -135,8 +135,8 @@ def select(timed: Sequence[tuple[float, Operation]], count: int | None) -> list[
     """Return the ``count`` operations to try, or all of them, best first, if ``count`` is None.
 
     The shared operations with the least times come first and leave one place in OWN_SHARE. The best of all remaining ones follow,
-    spread over different tiles and schedules. Operations more than SLACK times slower than the best are dropped, and so are those
-    that convert an unpacked operand if a prepacked one is possible.
+    spread over different tiles and schedules. Operations more than SLACK times slower than the best are dropped. So are those that
+    convert an unpacked operand if a prepacked one is possible.
     """
     ordered = sorted(
         timed, key=lambda item: (item[0], not item[1].tma_store, -item[1].alignment_a - item[1].alignment_b, item[1].name)

@@ -120,7 +120,7 @@ TILES: tuple[Tile, ...] = (
 )
 """All tiles: those that were fastest or nearly so for some product, with variations of their clusters.
 
-Clusters of four appear only if every tile of weights reads the same few rows, which four tiles then share (4 to 7% at 16 and 64
+Clusters of four appear only if every tile of weights reads the same few rows. Four tiles then share them (4 to 7% at 16 and 64
 rows). Four does not divide the number of multiprocessors in every part of a GPU, so some stay idle.
 """
 
@@ -152,8 +152,8 @@ SHARED: frozenset[Tile] = frozenset(
 """Tiles that a search tries first, so that problems share compilations.
 
 72 operations were measured on 18 products. Each step added the one that brought the set's fastest closest to the overall fastest on
-average: 16 are within 0.1% of it. Three more are near the fastest for large products, whose order changes from run to run with the
-clocks, and one serves 64 rows.
+average: 16 are within 0.1% of it. Three more are near the fastest for large products, whose order changes with the clocks from run
+to run. One serves 64 rows.
 """
 
 

@@ -34,8 +34,8 @@ class Variant:
     """Launch arguments that vary for one kernel.
 
     ``raster``: tiles advance along ``m`` or ``n`` first. ``swizzle``: in groups of 1, 2, 4 or 8. ``decomposition`` is for stream-K
-    operations. With ``heuristic`` CUTLASS decides, with ``dataparallel`` K is not divided, with ``splitk`` every tile has
-    ``splits`` parts, and with ``streamk`` the tiles of the last waves are divided evenly.
+    operations. With ``heuristic`` CUTLASS decides. With ``dataparallel`` K is not divided. With ``splitk`` every tile has
+    ``splits`` parts. With ``streamk`` the tiles of the last waves are divided evenly.
     """
 
     raster: str = "m"

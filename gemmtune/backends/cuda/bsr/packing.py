@@ -20,8 +20,10 @@ def format_of(block: int) -> str:
 
 
 def bits_of(block: int) -> int:
-    """Return the bits that mark a unit's blocks within LINE of K: a nibble for each of two block rows of 16, or two bits for blocks
-    of 32."""
+    """Return the bits that mark a unit's blocks within LINE of K.
+
+    Each of two block rows of 16 has a nibble. A row of blocks of 32 has two bits.
+    """
     return UNIT // block * (LINE // block)
 
 
@@ -79,8 +81,8 @@ def order_of(lengths: torch.Tensor, each: int) -> torch.Tensor:
 def fragments_of(values: torch.Tensor) -> torch.Tensor:
     """Return blocks as fragments [count, 256]: eight elements per lane, in the order of m16n8k16's left operand.
 
-    PTX ISA 8.0, "Matrix Fragments for mma.m16n8k16": lane l has rows l / 4 and l / 4 + 8, two columns from l % 4 * 2 on, and two
-    columns eight further.
+    PTX ISA 8.0, "Matrix Fragments for mma.m16n8k16": lane l has rows l / 4 and l / 4 + 8. It has two columns from l % 4 * 2 on, and
+    two columns eight further.
     """
     count, parted = len(values), values.shape[1] // FRAGMENT
     apart = values.reshape(count, parted, 2, 8, parted, 2, 4, 2)

@@ -67,8 +67,8 @@ def fragments_of(values: torch.Tensor) -> torch.Tensor:
     """Return blocks [count, block, block] as [count · block / 16, block · 16]: 16 rows at a time, with a fragment per 16 columns.
 
     A fragment has eight elements per lane, like m16n8k16's left operand (PTX ISA 8.0, "Matrix Fragments for mma.m16n8k16"), but in
-    a different order of K. Lane l has, of rows l / 4 and l / 4 + 8, contiguous elements from l % 4 · block / 4 on, so that the
-    matching elements of x are contiguous too.
+    a different order of K. Lane l has contiguous elements of rows l / 4 and l / 4 + 8, from l % 4 · block / 4 on. So the matching
+    elements of x are contiguous too.
     """
     count, halves = len(values), values.shape[1] // FRAGMENT
     apart = values.reshape(count, halves, 2, 8, 4, halves, 2, 2)

@@ -54,8 +54,8 @@ class Work(kernel.Work):
 class Sums:
     """Workspace of clusters that share tiles.
 
-    First come the arrival counters of the slices that blocks finish, then the marks of warps that left their work, then the partial
-    sums. Every launch leaves it zero.
+    First come the arrival counters of the slices that blocks finish. The marks of warps that left their work follow, then the
+    partial sums. Every launch leaves it zero.
     """
 
     slices: int

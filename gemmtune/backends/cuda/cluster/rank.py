@@ -65,7 +65,7 @@ def cluster_counts(shape: Shape, tile_clusters: int, problem: Problem, device: D
     """Return how many clusters may share a tile: as many as run at once, with one or two blocks per multiprocessor.
 
     ``tile_clusters`` clusters cover the result once. Clusters that share tiles never exceed those that run at once. Otherwise
-    running ones would poll for the others' sums until they give up, and leave their work to the last one, which takes twenty times
+    running ones would poll for the others' sums until they give up. The last one would then do their work, which takes twenty times
     as long.
     """
     at_a_time = clusters_at_a_time(device.sm_count, shape.cluster)

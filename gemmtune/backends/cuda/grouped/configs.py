@@ -29,8 +29,8 @@ class Shape:
     A cluster has ``cluster_m`` by ``cluster_n`` tiles, along M and N. It copies operands that its tiles share once (multicast).
 
     ``fitted``: columns of b are the tile's rows, and each group divides its rows anew into tiles of at most ``block_n``. Tiles of a
-    group are equally high, a multiple of ``fitted`` rows, and the last one ends near the group's end. With 0 each tile has
-    ``block_n`` rows.
+    group are equally high, a multiple of ``fitted`` rows, and the last one ends less than ``fitted`` rows past the group. With 0
+    each tile has ``block_n`` rows.
     """
 
     block_n: int
@@ -80,8 +80,8 @@ FITTED = (
 )
 """Shapes with fitted tiles.
 
-If groups have 256 rows on average, half of them have a few more, and unfitted tiles would add a second tile of full height.
-Doubling the columns of b in a tile halves how often rows are read.
+If groups have 256 rows on average, half of them have a few more. Unfitted tiles would add a second tile of full height. Doubling
+the columns of b in a tile halves how often rows are read.
 """
 SHAPES: tuple[Shape, ...] = (
     Shape(block_n=256, stages=4),
