@@ -89,7 +89,7 @@ def test_packed_fragments_match_matrix(block: int, density: float, index: torch.
     rows, units, words, bits = UNIT // block, units_of(n), words_of(k, block), bits_of(block)
     at = fragments_at(n, k, block)
     head = made[:at].view(torch.int32).tolist()
-    order, first, launched = head[: units * rows], head[units * rows : units * (rows + 1)], head[units * (rows + 1) :]
+    order, first, marks = head[: units * rows], head[units * rows : units * (rows + 1)], head[units * (rows + 1) :]
     assert sorted(order) == list(range(units * rows))
     fragments = made[at:].view(BF16).view(-1, 32, 4, 2)
     got, place, sides = torch.zeros(units * UNIT, k, dtype=BF16), 0, block // FRAGMENT
@@ -97,7 +97,7 @@ def test_packed_fragments_match_matrix(block: int, density: float, index: torch.
         assert first[unit] == place
         for step in range(-(-k // 64)):
             per_word = 32 // bits
-            held = launched[unit * words + step // per_word] >> step % per_word * bits & ((1 << bits) - 1)
+            held = marks[unit * words + step // per_word] >> step % per_word * bits & ((1 << bits) - 1)
             for bit in (i for i in range(bits) if held >> i & 1):
                 top, left = order[unit * rows + bit // (bits // rows)] * block, step * 64 + bit % (bits // rows) * block
                 for i in range(sides**2):
