@@ -1,6 +1,6 @@
-"""What compilers make of the cuda families: the predicted resources, the expected instructions, no sums that are read early.
+"""Compiled cuda kernels: predicted resources, expected instructions, and no early reads of sums.
 
-Shared memory and threads are compared with the launch's where the source is compiled (``static_assert``).
+The source itself compares shared memory and threads with the launch (``static_assert``).
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ from gemmtune.toolchain.compiled import find_cuobjdump
 from gemmtune.toolchain.cubin import find_cubin_compiler
 
 MOST_LINES = 10_000
-"""The lines of a listing in SASS, with two for each instruction: what is executed once has to be read from memory."""
+"""Maximum lines of a SASS listing, at two lines per instruction. Code that runs once must be fetched from memory."""
 
 
 def has_compiler() -> bool:
@@ -79,7 +79,7 @@ def legal(shape: Any, m: int, bits: tuple[int, ...] = (4, 8)) -> list[CudaChoice
         if weights_of(problem).bits in bits:
             try:
                 found.append(choice(problem, shape))
-            except AssertionError:  # registers for every kind of weight are not asked of every shape
+            except AssertionError:  # not every shape has registers for every kind of weight
                 continue
     return found
 
@@ -133,7 +133,7 @@ LARGEST = [
     choice(biased(mixed(192, **INT4, scales="group_128")), wgmma.SHAPES[4][-1]),
     choice(gated(mixed_groups(**INT4, scales="group_128")), wgmma.SHAPES_FOR_GROUPS[4][2]),
 ]
-"""The largest tiles, whose registers are the scarcest, and epilogues: a sixth of them for each commit."""
+"""Largest tiles, whose registers are the scarcest, with epilogues. Each commit tests a sixth of them."""
 KINDS = rotated((BSR, BSR_SKINNY, CLUSTER, GEMV, GROUPED, PARTS, SKINNY, WGMMA), 2, "compiled")
 SAMPLE = [one for all in KINDS for one in rotated(all, len(all), all[0].family.name)]
 COMPILED = {one.compile_key: one for one in (*rotated(LARGEST, 6, "largest"), *SAMPLE)}
@@ -141,7 +141,7 @@ COMPILED = {one.compile_key: one for one in (*rotated(LARGEST, 6, "largest"), *S
 
 @pytest.mark.skipif(not has_compiler(), reason="needs NVRTC or nvcc, and cuobjdump")
 @pytest.mark.parametrize("one", COMPILED.values(), ids=lambda one: f"{one.name.removeprefix('cuda:')}-{one.problem}")
-def test_the_compiler_needs_what_was_predicted(one: CudaChoice) -> None:
+def test_compiled_resources_match_prediction(one: CudaChoice) -> None:
     [made] = one.artifacts(SM90)
     shape, code = one.config.shape, made.code
     assert (made.threads, made.shared_bytes) == (shape.threads, made.predicted_bytes)
@@ -208,7 +208,7 @@ def test_the_compiler_needs_what_was_predicted(one: CudaChoice) -> None:
     assert one.problem.epilogue is not None or len(code.splitlines()) < MOST_LINES
 
 
-def test_a_listing_in_which_registers_of_products_on_their_way_are_touched_is_found() -> None:
+def test_finds_access_to_registers_of_pending_products() -> None:
     first = "HGMMA.64x64x16.F32.BF16 R56, R100, gdesc[UR16], R56, gsb0 ;"
     second = "HGMMA.64x64x16.F32.BF16 R24, R104, gdesc[UR16], R24, gsb0 ;"
     one, other = "FADD R3, R3, R87 ;", "IADD3 R103, R1, R2, RZ ;"
@@ -221,7 +221,7 @@ def test_a_listing_in_which_registers_of_products_on_their_way_are_touched_is_fo
     ]
 
 
-def test_a_listing_in_which_sums_are_read_before_the_wait_is_found() -> None:
+def test_finds_read_of_sums_before_wait() -> None:
     first = "HGMMA.64x64x16.F32 R88, R24, gdesc[UR8], R88 ;"
     last = "/*0100*/ HGMMA.64x64x16.F32 R120, R28, gdesc[UR8], R120, gsb0 ; /* 0x01 */"
     bare = ["WARPGROUP.DEPBAR.LE gsb0, 0x1 ;", "LDS.U16 R23, [R87] ;"]

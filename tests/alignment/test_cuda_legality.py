@@ -1,4 +1,4 @@
-"""What the cuda families are legal for, and with which configs: every rule with its reason."""
+"""Legality of the cuda families and their configs: every rule with its reason."""
 
 from __future__ import annotations
 
@@ -53,18 +53,18 @@ from gemmtune.problem.trace import trace
 
 ROWS = "TMA copies contiguous rows that are aligned to 16 bytes"
 LINES = "TMA copies rows or columns that are aligned to 16 bytes"
-CLEARED = "terms are contiguous in an operand, where TMA begins at multiples of 16 bytes, and a group at any term"
-ANY_ROW = "rows are contiguous in a, where TMA begins at multiples of 16 bytes, and a group at any row"
-FITTED = "fitted tiles have columns of b as their rows, and a multiple of 32 rows of the result"
-TURNS = "block_m is 256: two warp groups multiply 64 each, and several times that in fitted tiles alone"
-LEFT = "b is the left operand for groups of rows alone, and in clusters where tiles beside each other are fitted"
+CLEARED = "an operand is contiguous along K, where TMA starts at multiples of 16 bytes, but a group starts at any term"
+ANY_ROW = "a is contiguous along M, where TMA starts at multiples of 16 bytes, but a group starts at any row"
+FITTED = "fitted tiles need swap_ab and block_n as a multiple of 32"
+TURNS = "block_m is 256, expected 128, or a multiple of it with fitted tiles"
+LEFT = "swap_ab needs groups of rows, and in a cluster fitted tiles side by side (cluster_n)"
 SMALL_CLUSTER, SQUARE = cluster.SHAPES[0], cluster_shape("64x64x64_s6_k2_2x2")
 SIXTEEN = bsr_skinny.Shape(block_n=16, warps=4, stages=2, stage_fragments=4)
 SKINNY, WGMMA, LARGE = skinny_shape(16, 128, 4, 2, 4), wgmma_shape(128, 2, 1, 128, 4), wgmma_shape(256, 2, 1, 64, 5)
 
 
 def strided(problem: Problem, stride: tuple[int, int], offset: int = 0) -> Problem:
-    """The same with x so in memory."""
+    """Return the problem with other strides or offset of x."""
     return dataclasses.replace(problem, a=dataclasses.replace(problem.a, stride=stride, offset=offset))
 
 
@@ -92,7 +92,7 @@ OF_ALL: list[tuple[Any, str, str]] = [
     ],
     ids=str,
 )
-def test_what_no_family_serves(family: str, problem: Problem, change: Any, arch: str, reason: str) -> None:
+def test_every_family_refuses(family: str, problem: Problem, change: Any, arch: str, reason: str) -> None:
     assert FAMILY[family].why_not(change(problem), preset(arch)) == reason
 
 
@@ -102,40 +102,40 @@ def test_what_no_family_serves(family: str, problem: Problem, change: Any, arch:
         (mm(), "b is not block-sparse"),
         (blocked(dtype=F32), "a is float32, expected bfloat16 or float16"),
         (blocked(m=0), "the product is empty: nothing is launched"),
-        (blocked(prepacked=False), "its blocks are packed once: gemmtune.prepack makes a weight that it takes"),
+        (blocked(prepacked=False), "b is not prepacked, and packing is done once: pass the result of gemmtune.prepack"),
         (blocked(block=64), "blocks of 64x64, expected 16x16 or 32x32"),
         (blocked(block=(16, 32)), "blocks of 16x32, expected 16x16 or 32x32"),
         (blocked(m=500, layout="tt"), f"x has strides (1, 500) and offset 0: {LINES}"),
         (blocked(n=2**20, k=2**19), "more blocks than indices of 32 bits can count"),
-        (blocked(m=2**30), "a tile behind the last row or column would not fit 32 bits"),
+        (blocked(m=2**30), "a tile past the last row or column would not fit 32 bits"),
     ],
 )
-def test_what_the_family_of_block_sparse_weights_does_not_serve(problem: Problem, reason: str) -> None:
+def test_bsr_refuses(problem: Problem, reason: str) -> None:
     assert FAMILY["bsr"].why_not(problem, SM90) == reason
 
 
-AT_ONCE = "{} neighbours along K are loaded at once, or two tokens, whose number is even"
+AT_ONCE = "expected aligned rows of {} elements along K, or an even number of contiguous tokens"
 
 
 @pytest.mark.parametrize(
     ("problem", "reason"),
     [
         (mm(16), "b is not block-sparse"),
-        (blocked(16, prepacked=False), "its blocks are packed once: gemmtune.prepack makes a weight that it takes"),
-        (blocked(33), "x has 33 tokens, at most 32 are served: sums of more take the registers of blocks that are on their way"),
+        (blocked(16, prepacked=False), "b is not prepacked, and packing is done once: pass the result of gemmtune.prepack"),
+        (blocked(33), "x has 33 tokens, at most 32 are served: sums of more would take the registers of weight blocks in flight"),
         (blocked(15, layout="tt"), f"x has strides (1, 15) and offset 0: {AT_ONCE.format(4)}"),
         (strided(blocked(3, block=32), (1028, 1)), f"x has strides (1028, 1) and offset 0: {AT_ONCE.format(8)}"),
         (strided(blocked(3), (1028, 1), 2), f"x has strides (1028, 1) and offset 2: {AT_ONCE.format(4)}"),
-        (strided(blocked(4, layout="tt"), (1, 2**20)), "x reaches over 2147483648 bytes, places in it would not fit 32 bits"),
-        (blocked(1, 16, 2**29), "the columns of a panel would not fit 32 bits"),
+        (strided(blocked(4, layout="tt"), (1, 2**20)), "x spans 2147483648 bytes, offsets in it would not fit 32 bits"),
+        (blocked(1, 16, 2**29), "K is 536870912: the columns of a panel would not fit 32 bits"),
     ],
 )
-def test_what_the_family_of_block_sparse_weights_and_few_tokens_does_not_serve(problem: Problem, reason: str) -> None:
+def test_bsr_skinny_refuses(problem: Problem, reason: str) -> None:
     assert FAMILY["bsr_skinny"].why_not(problem, SM90) == reason
 
 
 @pytest.mark.parametrize("m", range(1, 33))
-def test_every_number_of_tokens_is_served_whose_rows_are_contiguous(m: int) -> None:
+def test_bsr_skinny_serves_every_token_count_with_contiguous_rows(m: int) -> None:
     problem = strided(blocked(m), (1028, 1), 4)
     assert FAMILY["bsr_skinny"].why_not(problem, SM90) is None
     best = FAMILY["bsr_skinny"].candidates(problem, SM90)[0]
@@ -143,14 +143,14 @@ def test_every_number_of_tokens_is_served_whose_rows_are_contiguous(m: int) -> N
     assert best.shape.block_n == min(n for n in bsr_skinny.TOKENS if n >= m)
 
 
-def test_what_warps_read_ahead_is_there() -> None:
+def test_read_ahead_stays_inside_packed_weight() -> None:
     assert max(shape.queue for shape in bsr.SHAPES) <= SPARE
     assert all(words % shape.stage_fragments == 0 for shape in bsr_skinny.SHAPES for words in (HEAD_WORDS, LINE_WORDS)), (
         "the columns of a panel's last stage do not end in the next panel"
     )
 
 
-def test_warps_are_left_no_more_registers_than_there_are() -> None:
+def test_register_handover_fits_register_file() -> None:
     for shape in (shape for shape in bsr.SHAPES if shape.gives_registers):
         assert shape.warps % 4 == 0, "whole warp groups give and take"
         all_of_them = registers_per_thread(shape.threads, 1) * shape.threads
@@ -172,7 +172,7 @@ def test_warps_are_left_no_more_registers_than_there_are() -> None:
         ),
     ],
 )
-def test_what_the_cluster_family_does_not_serve(problem: Problem, reason: str) -> None:
+def test_cluster_refuses(problem: Problem, reason: str) -> None:
     assert FAMILY["cluster"].why_not(problem, SM90) == reason
 
 
@@ -187,7 +187,7 @@ def test_what_the_cluster_family_does_not_serve(problem: Problem, reason: str) -
         (mixed(), "mixed_mm is not an operation of this backend, which has mm, addmm, bmm, baddbmm"),
     ],
 )  # fmt: skip
-def test_what_the_family_of_float32_by_parts_does_not_serve(problem: Problem, reason: str) -> None:
+def test_parts_refuses(problem: Problem, reason: str) -> None:
     assert FAMILY["parts"].why_not(problem, SM90) == reason
 
 
@@ -206,19 +206,19 @@ def terms(m: int = 512, n: int = 512, k: int = 512, **fields: Any) -> Problem:
         (rows(k=0), "the product is empty: nothing is launched"),
         (rows(k=516), f"a has strides (516, 1) and offset 0: {LINES}"),
         (rows(n=100, layout="nn"), f"the transpose of b has strides (51200, 1, 100) and offset 0: {LINES}"),
-        (rows(m=2**30), "a tile behind the last row or column would not fit 32 bits"),
+        (rows(m=2**30), "a tile past the last row or column would not fit 32 bits"),
         (terms(layout="nt"), CLEARED),
         (rows(layout="tn"), ANY_ROW),
         (terms(m=508), f"a has strides (1, 508) and offset 0: {LINES}"),
         (mm(), "mm is not an operation of this backend, which has grouped_mm, grouped_k_mm"),
     ],
 )
-def test_what_the_family_of_grouped_products_does_not_serve(problem: Problem, reason: str) -> None:
+def test_grouped_refuses(problem: Problem, reason: str) -> None:
     assert FAMILY["grouped"].why_not(problem, SM90) == reason
 
 
 @pytest.mark.parametrize(
-    ("problem", "shape", "told", "reason"),
+    ("problem", "shape", "launched", "reason"),
     [
         (rows(), grouped_shape(256, 6), {}, "takes 311488 bytes of shared memory, a block has 232448"),
         (rows(), grouped_shape(16, 11), {}, "a tile of 128x16: results are stored in lines of 64"),
@@ -236,12 +236,12 @@ def test_what_the_family_of_grouped_products_does_not_serve(problem: Problem, re
         (rows(2**29, 2**15, 8, groups=1024), grouped_shape(64, 4), {}, "2199023255552 tiles, at most 1073741824 can be counted"),
     ],
 )  # fmt: skip
-def test_configs_of_grouped_products_that_are_not_legal(problem: Problem, shape: Any, told: dict[str, Any], reason: str) -> None:
-    assert FAMILY["grouped"].why_not_config(problem, SM90, config(shape, **told)) == reason
+def test_grouped_refuses_config(problem: Problem, shape: Any, launched: dict[str, Any], reason: str) -> None:
+    assert FAMILY["grouped"].why_not_config(problem, SM90, config(shape, **launched)) == reason
 
 
 @pytest.mark.parametrize("layout", ["nt", "nn", "tn", "tt"])
-def test_float32_by_parts_is_served_whatever_the_strides(layout: str) -> None:
+def test_parts_serves_all_strides(layout: str) -> None:
     for problem in (mm(33, 20, 64, layout, F32), mm(1001, 999, 1003, layout, F32), bmm(3, 100, 60, 70, layout, F32)):
         assert FAMILY["parts"].why_not(problem, SM90) is None
         ways = [{"swap_ab": swap_ab} for swap_ab in (False, True)]
@@ -249,22 +249,22 @@ def test_float32_by_parts_is_served_whatever_the_strides(layout: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("problem", "shape", "told", "reason"),
+    ("problem", "shape", "launched", "reason"),
     [
         (mm(dtype=F32), parts_shape(128, 128, 6), {}, "takes 245872 bytes of shared memory, a block has 232448"),
         (mm(dtype=F32), parts_shape(64, 128, 2, 16), {}, "a cluster has 16 blocks, at most 8 can be relied on"),
         (mm(k=64, dtype=F32), parts_shape(64, 64, 9, 8), {}, "K has 2 steps, too few for 8 parts of two"),
         (mm(dtype=F32), parts_shape(64, 64, 9, 2), {"blocks": 132},
-         "the blocks of a cluster have one tile alone: they are sent its sums once"),
+         "cluster_k is 2 and blocks 132: a persistent block needs cluster_k=1"),
         (mm(2**20, 2**20, 128, dtype=F32), parts_shape(64, 16, 16, 2), {},
          f"{2**30} tiles, at most {2**27} fit a grid"),
         (dataclasses.replace(mm(k=999, dtype=F32), prepacked=True), parts_shape(64, 64, 9), {},
-         "b is packed, and a would have to be copied first: TMA copies rows or columns that are aligned to 16 bytes"),
+         "b is packed, but a needs a copy first: TMA copies rows or columns that are aligned to 16 bytes"),
     ],
 )  # fmt: skip
-def test_configs_of_float32_by_parts_that_are_not_legal(problem: Problem, shape: Any, told: dict[str, Any], reason: str) -> None:
+def test_parts_refuses_config(problem: Problem, shape: Any, launched: dict[str, Any], reason: str) -> None:
     assert FAMILY["parts"].why_not(problem, SM90) is None
-    assert FAMILY["parts"].why_not_config(problem, SM90, config(shape, **told)) == reason
+    assert FAMILY["parts"].why_not_config(problem, SM90, config(shape, **launched)) == reason
 
 
 VECTOR = "it is loaded in contiguous rows that are aligned to 16 bytes"
@@ -286,13 +286,13 @@ VECTOR = "it is loaded in contiguous rows that are aligned to 16 bytes"
         (
             mm(1, layout="nn"),
             "the transpose of b has strides (1, 128) and offset 0: "
-            "it is loaded in contiguous rows, its columns, that are aligned to 16 bytes",
+            "it is loaded in contiguous rows (columns of b) that are aligned to 16 bytes",
         ),
         (dataclasses.replace(mm(1), a=dataclasses.replace(mm(1).a, offset=4)), f"a has strides (8192, 1) and offset 4: {VECTOR}"),
     ],
     ids=str,
 )
-def test_what_the_family_for_one_to_four_rows_does_not_serve(problem: Problem, reason: str) -> None:
+def test_gemv_refuses(problem: Problem, reason: str) -> None:
     assert FAMILY["gemv"].why_not(problem, SM90) == reason
 
 
@@ -300,13 +300,13 @@ def test_what_the_family_for_one_to_four_rows_does_not_serve(problem: Problem, r
     mm(1), mm(4, 100, 72, dtype=F16), mm(1, layout="tt"), addmm(3, 100, 136), mixed(1, 1, 16), mixed(3, 1001, 2080, **INT4),
     mixed(4, 1001, 2048, scales="group_32", zeros=True), mixed(2, scales="group_64", scale_dtype=F32, **UINT4),
 ], ids=str)  # fmt: skip
-def test_what_the_family_for_one_to_four_rows_serves(problem: Problem) -> None:
+def test_gemv_serves(problem: Problem) -> None:
     assert FAMILY["gemv"].why_not(problem, SM90) is None
     assert {FAMILY["gemv"].why_not_config(problem, SM90, config(shape)) for shape in gemv.SHAPES} == {None}
 
 
 @pytest.mark.parametrize(("family", "m"), [("gemv", 2), ("skinny", 16), ("wgmma", 64)])
-def test_a_prepacked_weight_is_packed_by_columns_if_it_lies_otherwise(family: str, m: int) -> None:
+def test_packs_prepacked_weight_unless_columns_are_contiguous(family: str, m: int) -> None:
     by_rows = dataclasses.replace(mixed(m, layout="nn"), prepacked=True)
     assert FAMILY[family].why_not(by_rows, SM90) is None
     weight, config = torch.zeros(2048, 1024, dtype=torch.int8), FAMILY[family].candidates(by_rows, SM90)[0]
@@ -315,7 +315,7 @@ def test_a_prepacked_weight_is_packed_by_columns_if_it_lies_otherwise(family: st
     assert FAMILY[family].packed_format(dataclasses.replace(mixed(m), prepacked=True), config) is None
 
 
-def test_groups_along_k_decide_how_much_is_loaded_at_once() -> None:
+def test_scale_groups_limit_load_size() -> None:
     groups = [mixed(1, scales=f"group_{n}", **bits) for bits in (INT4, {}) for n in (32, 64, 128)]
     assert [gemv.words_of(gemv.stored(problem)) for problem in groups] == [1, 2, 4, 2, 4, 4]
     assert [gemv.words_of(gemv.stored(problem)) for problem in (mm(1), mixed(1, scales="column"), mixed(1))] == [4, 4, 4]
@@ -336,7 +336,7 @@ def test_groups_along_k_decide_how_much_is_loaded_at_once() -> None:
         (
             mixed(layout="nn"),
             "the transpose of b has strides (1, 1024) and offset 0: "
-            "TMA copies contiguous rows, its columns, that are aligned to 16 bytes",
+            "TMA copies contiguous rows (columns of b) that are aligned to 16 bytes",
         ),
         (mixed(n=1028, scales="group_128"), f"scale_b has strides (1028, 1) and offset 0: {ROWS}"),
         (dataclasses.replace(mixed(), a=dataclasses.replace(mixed().a, offset=4)), f"a has strides (2048, 1) and offset 4: {ROWS}"),
@@ -348,7 +348,7 @@ def test_groups_along_k_decide_how_much_is_loaded_at_once() -> None:
         ),
     ],
 )
-def test_what_the_families_of_mixed_mm_do_not_serve(family: str, problem: Problem, reason: str) -> None:
+def test_mixed_families_refuse(family: str, problem: Problem, reason: str) -> None:
     operations = "mixed_mm and mixed_grouped_mm" if family == "wgmma" else "mixed_mm"
     assert FAMILY[family].why_not(problem, SM90) == reason.format(operations)
 
@@ -371,15 +371,15 @@ OVERLAPPING = dataclasses.replace(mixed_groups().b, stride=(0, 1, 2048))
         (
             mixed_groups(layout="nn"),
             "the transpose of b has strides (2097152, 1, 1024) and offset 0: "
-            "TMA copies contiguous rows, its columns, that are aligned to 16 bytes",
+            "TMA copies contiguous rows (columns of b) that are aligned to 16 bytes",
         ),
         (
             dataclasses.replace(mixed_groups(), b=OVERLAPPING),
             "the transpose of b has strides (0, 2048, 1) and offset 0: "
-            "TMA copies contiguous rows, its columns, that are aligned to 16 bytes",
+            "TMA copies contiguous rows (columns of b) that are aligned to 16 bytes",
         ),
         (mixed_groups(n=1028, scales="group_128"), f"scale_b has strides (16448, 1028, 1) and offset 0: {ROWS}"),
-        (mixed_groups(2**30, 128, 128), "a tile behind the last row or column would not fit 32 bits"),
+        (mixed_groups(2**30, 128, 128), "a tile past the last row or column would not fit 32 bits"),
         (
             dataclasses.replace(
                 mixed_groups(), epilogue=trace(lambda acc, *x: acc + sum(x), F32, [torch.empty(1024, dtype=BF16)] * 7)
@@ -389,13 +389,13 @@ OVERLAPPING = dataclasses.replace(mixed_groups().b, stride=(0, 1, 2048))
     ],
     ids=str,
 )
-def test_what_groups_of_narrow_weights_are_not_served(problem: Problem, reason: str) -> None:
+def test_mixed_groups_are_refused(problem: Problem, reason: str) -> None:
     assert FAMILY["wgmma"].why_not(problem, SM90) == reason.format("mixed_mm and mixed_grouped_mm")
 
 
 @pytest.mark.parametrize("fields", [{}, INT4, UINT4], ids=str)
 @pytest.mark.parametrize("scales", ["column", "group_32", "group_64", "group_128"])
-def test_what_groups_of_narrow_weights_are_served(fields: dict[str, Any], scales: str) -> None:
+def test_mixed_groups_are_served(fields: dict[str, Any], scales: str) -> None:
     for dtype in (F16, BF16):
         problem = mixed_groups(n=1000, dtype=dtype, scales=scales, **fields)
         assert FAMILY["wgmma"].why_not(problem, SM90) is None
@@ -405,26 +405,26 @@ def test_what_groups_of_narrow_weights_are_served(fields: dict[str, Any], scales
     assert FAMILY["wgmma"].why_not(dataclasses.replace(mixed_groups(n=1000), b=interleaved), SM90) is None
 
 
-def test_a_result_that_no_family_stores() -> None:
+def test_refuses_result_dtype() -> None:
     doubled = trace(lambda acc, x: acc * x, F32, [torch.empty(128, 128, dtype=F64)])
     problem = dataclasses.replace(mm(), epilogue=doubled, out=Layout.contiguous((128, 128), F64))
     assert FAMILY["cluster"].why_not(problem, SM90) == "the result is float64, expected one of bfloat16, float16, float32"
 
 
-def test_only_few_rows_are_skinny() -> None:
+def test_skinny_refuses_many_rows() -> None:
     assert FAMILY["skinny"].why_not(mixed(33), SM90) == "a has 33 rows, at most 32 are served"
     assert FAMILY["skinny"].why_not(mixed(32), SM90) is None
 
 
 @pytest.mark.parametrize("problem", [mm(m=1), mm(m=13, n=100, k=8200), mm(layout="tn"), mm(layout="tt"), mm(layout="nn")], ids=str)
-def test_what_the_cluster_family_serves(problem: Problem) -> None:
+def test_cluster_serves(problem: Problem) -> None:
     assert FAMILY["cluster"].why_not(problem, SM90) is None
 
 
 @pytest.mark.parametrize("fields", [{}, INT4, UINT4, {"dtype_b": UINT8}], ids=str)
 @pytest.mark.parametrize("scales", ["none", "tensor", "column", "group_32", "group_64", "group_128"])
 @pytest.mark.parametrize("dtype", [F16, BF16])
-def test_what_the_families_of_mixed_mm_serve(fields: dict[str, Any], scales: str, dtype: torch.dtype) -> None:
+def test_mixed_families_serve(fields: dict[str, Any], scales: str, dtype: torch.dtype) -> None:
     for zeros in (False, True)[: 1 if scales == "none" else 2]:
         few, more = (mixed(m, 1000, 2048, dtype=dtype, scales=scales, zeros=zeros, **fields) for m in (13, 77))
         assert FAMILY["skinny"].why_not(few, SM90) is None
@@ -448,7 +448,7 @@ def test_what_the_families_of_mixed_mm_serve(fields: dict[str, Any], scales: str
         ),
     ],
 )
-def test_what_the_weights_of_a_problem_are(problem: Problem, weights: Weights) -> None:
+def test_weights_of_problem(problem: Problem, weights: Weights) -> None:
     assert weights_of(problem) == weights
 
 
@@ -456,7 +456,7 @@ def test_what_the_weights_of_a_problem_are(problem: Problem, weights: Weights) -
     ("stride", "expected"),
     [((64, 1), True), ((72, 1), True), ((1, 128), False), ((60, 1), None), ((32, 1), None), ((0, 1), None), ((2, 128), None)],
 )
-def test_the_contiguous_dimension_of_an_operand(stride: tuple[int, int], expected: bool | None) -> None:
+def test_contiguous_dimension_of_operand(stride: tuple[int, int], expected: bool | None) -> None:
     assert by_k(Layout(size=(128, 64), stride=stride, dtype=BF16)) is expected
 
 
@@ -465,13 +465,11 @@ def test_the_contiguous_dimension_of_an_operand(stride: tuple[int, int], expecte
     [(BF16, 68, 0, 8192, None), (F32, 68, 0, 8192, True), (F32, 66, 0, 8192, None), (BF16, 72, 4, 9216, None),
      (F32, 72, 4, 9216, True), (F32, 72, 2, 9216, None), (F32, 72, 0, 9220, True), (BF16, 72, 0, 9220, None)],
 )  # fmt: skip
-def test_what_is_aligned_to_16_bytes_depends_on_the_dtype(
-    dtype: torch.dtype, pitch: int, offset: int, batch: int, expected: bool | None
-) -> None:
+def test_16_byte_alignment_depends_on_dtype(dtype: torch.dtype, pitch: int, offset: int, batch: int, expected: bool | None) -> None:
     assert by_k(Layout(size=(2, 128, 64), stride=(batch, pitch, 1), dtype=dtype, offset=offset)) is expected
 
 
-def test_tiles_are_those_of_the_orientation_and_of_whole_clusters() -> None:
+def test_tiles_follow_orientation_and_whole_clusters() -> None:
     square, narrow = config(SQUARE), cluster_shape("64x16x128_s5_k2")
     assert [clusters_of(mm(m, n), square) for m, n in ((65, 65), (128, 129), (129, 257))] == [1, 2, 6]
     assert [tiles_of(mm(m, n), square) for m, n in ((65, 65), (128, 129), (129, 257))] == [4, 8, 24]
@@ -480,7 +478,7 @@ def test_tiles_are_those_of_the_orientation_and_of_whole_clusters() -> None:
     assert tiles_of(bmm(3, 16, 1000, 64), config(narrow, swap_ab=True)) == 48
 
 
-def test_tiles_and_steps_cover_what_is_left_over() -> None:
+def test_tiles_and_steps_cover_remainders() -> None:
     few, more = config(SKINNY), config(WGMMA)
     assert (mixed_family.tiles_of(mixed(n=1032), few), mixed_family.steps_of(mixed(k=2064), few)) == ((1, 9), 17)
     assert (mixed_family.tiles_of(mixed(129, 1032), more), mixed_family.steps_of(mixed(k=2064), more)) == ((2, 9), 17)
@@ -502,15 +500,15 @@ OF_CONFIGS: list[tuple[Problem, Any, dict[str, Any], str]] = [
      "4 blocks copy 16 lines for each other, in parts that have to be multiples of 8"),
     (mm(512, 512, layout="tn"), cluster.Shape(block_m=64, block_n=64, block_k=16, stages=4, cluster_n=4), {},
      "4 blocks copy 16 lines for each other, in parts that have to be multiples of 8"),
-    (gated(blocked()), bsr.SHAPES[4], {}, "the epilogue has too few of 112 registers, 64 of which have sums"),
+    (gated(blocked()), bsr.SHAPES[4], {}, "the epilogue needs 56 registers, but 64 of 112 hold sums"),
     (blocked(), bsr.SHAPES[1], {"blocks": 1}, "1 blocks, expected at least a cluster of 2"),
     (blocked(layout="tt"), bsr.SHAPES[10], {},
      "an operand whose lines run across K is copied in lines of 64, and a tile has 32 columns"),
-    (blocked(17), SIXTEEN, {}, "x has 17 tokens, the kernel 16"),
+    (blocked(17), SIXTEEN, {}, "x has 17 tokens, the kernel takes at most 16"),
     (blocked(8, layout="tt"), dataclasses.replace(SIXTEEN, block_n=8), {},
-     "tokens that are neighbours in memory are loaded in pairs, 16 for a warp, the kernel has 8"),
+     "tokens are contiguous in x, which takes a kernel of at least 16 tokens, this one has 8"),
     (blocked(m=2**29, n=2**20, k=64), bsr.SHAPES[8], {}, "34359738368 tiles, at most 1073741824 can be counted"),
-    (mixed(17), SKINNY, {}, "a has 17 rows, the kernel 16"),
+    (mixed(17), SKINNY, {}, "a has 17 rows, the kernel takes at most 16"),
     (mixed(), SKINNY, {"cluster_k": 16}, "16 blocks in a cluster, at most 8 are allowed"),
     (mixed(k=256), SKINNY, {"cluster_k": 3}, "K has 2 steps, too few for 3 blocks"),
     (mixed(n=2**22 + 2**17), skinny_shape(16, 64, 4, 2, 4), {}, "1 by 67584 tiles, at most 65535 fit a dimension of a grid"),
@@ -524,39 +522,40 @@ OF_CONFIGS: list[tuple[Problem, Any, dict[str, Any], str]] = [
      "a tile has 512 columns, at most 256 are copied at once"),
     (mixed(128, k=256), WGMMA, {"cluster_k": 3}, "K has 2 steps, too few for 3 blocks"),
     (mixed_groups(), WGMMA, {"prefetch_stages": 4},
-     "which columns a block needs is known when the launch before it has written where groups end"),
+     "prefetch_stages is 4, expected 0: the previous launch may write the group offsets"),
     (mixed_groups(2**24, 2**13, 64, 1024), WGMMA, {}, "8589934592 tiles, at most 1073741824 can be counted"),
     (mixed(2**24, n=128), WGMMA, {}, "131072 by 1 tiles, at most 65535 fit a dimension of a grid"),
     (mixed(128), dataclasses.replace(WGMMA, k16_batch=8), {},
-     "a stage has 128 of K, which is no even number of batches of lines"),
+     "a stage has 128 elements of K, expected an even number of batches of 128"),
     (mixed(128, **INT4), dataclasses.replace(WGMMA, stages=2, k16_batch=1), {},
      "a batch has 16 of K, less than the 16 bytes that are read at once"),
-    (mixed(128), dataclasses.replace(LARGE, warp_groups=1), {}, "registers are left by one group of warps to two others alone"),
+    (mixed(128), dataclasses.replace(LARGE, warp_groups=1), {},
+     "1 warp groups of 1 blocks would get registers, expected 2 of 1"),
     (mixed(128, scales="column"), dataclasses.replace(LARGE, block_m=192, col_tiles=2, stages=3), {},
      "needs about 258 registers for each thread, 240 are left"),
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("problem", "shape", "told", "reason"), OF_CONFIGS, ids=lambda x: x if isinstance(x, str) else "")
-def test_configs_that_are_not_legal(problem: Problem, shape: Any, told: dict[str, Any], reason: str) -> None:
-    assert family_of(shape).why_not_config(problem, SM90, config(shape, **told)) == reason
+@pytest.mark.parametrize(("problem", "shape", "launched", "reason"), OF_CONFIGS, ids=lambda x: x if isinstance(x, str) else "")
+def test_refuses_config(problem: Problem, shape: Any, launched: dict[str, Any], reason: str) -> None:
+    assert family_of(shape).why_not_config(problem, SM90, config(shape, **launched)) == reason
 
 
 @pytest.mark.parametrize(
-    ("problem", "shape", "told", "room", "needed"),
+    ("problem", "shape", "launched", "room", "needed"),
     [
         (mm(), SMALL_CLUSTER, {}, 64, 110704),
         (mixed(), SKINNY, {"cluster_k": 2}, 80, 90320),
         (mixed(128), WGMMA, {"cluster_k": 2}, 160, 230400),
     ],
 )
-def test_shared_memory_that_a_block_does_not_have(problem: Problem, shape: Any, told: Any, room: int, needed: int) -> None:
+def test_refuses_shared_memory_above_limit(problem: Problem, shape: Any, launched: Any, room: int, needed: int) -> None:
     small = dataclasses.replace(SM90, smem_per_block_bytes=room * 1024)
     reason = f"takes {needed} bytes of shared memory, a block has {room * 1024}"
-    assert family_of(shape).why_not_config(problem, small, config(shape, **told)) == reason
+    assert family_of(shape).why_not_config(problem, small, config(shape, **launched)) == reason
 
 
-def test_a_second_block_has_room_beside_one_with_half_the_memory() -> None:
+def test_two_blocks_of_half_the_memory_fit() -> None:
     alone = [str(one) for one in cluster.SHAPES if 2 * (one.shared_bytes + 1024) > SM90.smem_per_sm_bytes]
     assert alone == [str(one) for one in cluster.SHAPES if one.blocks_per_sm == 1]
     assert len(alone) == 5
@@ -566,18 +565,18 @@ def test_a_second_block_has_room_beside_one_with_half_the_memory() -> None:
     assert [(one.blocks_per_sm, one.in_flight) for one in (four, few)] == [(1, 16), (2, 8)]
 
 
-def test_sums_of_other_blocks_have_room_beside_stages_or_take_their_place() -> None:
+def test_received_sums_have_room_or_reuse_stages() -> None:
     weights = weights_of(mixed())
     assert WGMMA.shared_bytes(weights, 2) == WGMMA.shared_bytes(weights) + 64 * 128 * 4
     assert LARGE.shared_bytes(weights, 2) == LARGE.shared_bytes(weights)
     assert SKINNY.shared_bytes(weights, 2) == SKINNY.shared_bytes(weights) + 16 * 128 * 4 + 128
 
 
-def test_parts_of_a_long_sum_have_lines_of_their_own_or_are_interleaved() -> None:
+def test_parts_of_long_k_are_contiguous_or_interleaved() -> None:
     assert not config(cluster_shape("64x64x64_s12_k2"), clusters_per_tile=4).interleaved_k
     assert config(cluster_shape("64x64x64_s12_k2"), clusters_per_tile=5).interleaved_k
 
 
 @pytest.mark.parametrize(("threads", "blocks", "registers"), [(128, 1, 255), (288, 1, 168), (160, 2, 168), (1024, 1, 64)])
-def test_registers_of_a_thread(threads: int, blocks: int, registers: int) -> None:
+def test_registers_per_thread(threads: int, blocks: int, registers: int) -> None:
     assert registers_per_thread(threads, blocks) == registers

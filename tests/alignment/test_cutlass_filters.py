@@ -1,4 +1,4 @@
-"""The settings ``cutlass_*``: regexes that hold before operations are ranked, threshold, cap; also when changed between calls."""
+"""Settings ``cutlass_*``: regexes that apply before the ranking, threshold and cap, also when changed between calls."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ def test_only_stream_k(shape: tuple[int, int, int], setting: str) -> None:
     assert all("stream_k" in name for name in found)
 
 
-def test_what_is_allowed_is_tried_however_it_ranks() -> None:
-    """Operations for SM80, which no search would try on SM90."""
+def test_allowed_operations_are_tried_regardless_of_rank() -> None:
+    """Check SM80 operations, which no unfiltered search tries on SM90."""
     older = "^cutlass:cutlass_tensorop"
     assert not any(re.search(older, name) for name in names(offers()))
     found = offers(cutlass_op_allowlist_regex=older)
@@ -60,7 +60,7 @@ def test_what_is_allowed_is_tried_however_it_ranks() -> None:
 
 
 @pytest.mark.parametrize("deny", ["pingpong", "stream_k|pingpong", "_align8_"])
-def test_what_is_denied_makes_room_for_others(deny: str) -> None:
+def test_denied_operations_make_room_for_others(deny: str) -> None:
     without, found = offers(), offers(cutlass_op_denylist_regex=deny)
     assert any(re.search(deny, name) for name in names(without))
     assert not any(re.search(deny, name) for name in names(found))
@@ -74,7 +74,7 @@ def test_axes_are_part_of_the_name() -> None:
     assert all(name.endswith("_rastern_swizzle8") for name in found)
 
 
-def test_every_name_that_is_listed_can_be_asked_for_alone() -> None:
+def test_every_listed_name_can_be_requested_alone() -> None:
     for name in names(offers())[::5]:
         assert names(offers(cutlass_op_allowlist_regex=f"^{re.escape(name)}$")) == [name]
         assert names(offers(choice_allowlist_regex=f"^{re.escape(name)}$")) == [name]
@@ -91,7 +91,7 @@ def test_deny_wins() -> None:
     assert all("stream_k" in name and "pingpong" not in name for name in found)
 
 
-def test_other_backends_do_not_feel_it() -> None:
+def test_regexes_leave_other_backends_alone() -> None:
     pytest.importorskip("triton", reason="another backend that offers choices without a GPU")
     both = ("triton", "cutlass")
     with pytest.warns(RuntimeWarning, match="cutlass_op_denylist_regex"):
@@ -111,7 +111,7 @@ def test_other_backends_do_not_feel_it() -> None:
          "cutlass_op_denylist_regex: got 'gemm', which is found in the name of every choice, such as cutlass:"),
     ],
 )  # fmt: skip
-def test_a_regex_that_leaves_nothing_is_a_warning_that_names_it(changes: dict[str, object], text: str) -> None:
+def test_warns_with_name_of_regex_that_leaves_nothing(changes: dict[str, object], text: str) -> None:
     with pytest.warns(RuntimeWarning, match=re.escape(text)) as caught:
         found = offers(**changes)
     assert len(caught) == 1
@@ -120,7 +120,7 @@ def test_a_regex_that_leaves_nothing_is_a_warning_that_names_it(changes: dict[st
     assert sum(refusal.reason.startswith(f"{setting} {regex!r}") for refusal in found.refusals) == len(offers().choices)
 
 
-def test_a_changed_setting_takes_effect_in_the_same_process() -> None:
+def test_changed_setting_takes_effect_in_same_process() -> None:
     before = names(offers())
     for _ in range(2):
         with settings.patch(backends=("cutlass",), cutlass_op_allowlist_regex="pingpong") as chosen:
@@ -131,7 +131,7 @@ def test_a_changed_setting_takes_effect_in_the_same_process() -> None:
             assert names(offers_for(mm(), SM90, chosen, on_this_machine=False)) == before
 
 
-def test_the_threshold_is_that_of_the_product() -> None:
+def test_threshold_applies_to_product_size() -> None:
     size = 512**3
     assert offers(cutlass_min_gemm_size=size).choices
     found = offers(cutlass_min_gemm_size=size + 1)
@@ -141,7 +141,7 @@ def test_the_threshold_is_that_of_the_product() -> None:
 
 
 @pytest.mark.parametrize("arch", ["sm75", "sm80", "sm90"])
-def test_a_cap_is_spread_over_tiles_and_schedules(arch: str) -> None:
+def test_cap_is_spread_over_tiles_and_schedules(arch: str) -> None:
     problem = Problem.mm(512, 512, 512, dtype=torch.float16, device_type="cuda")
     every = offers(problem, arch).choices
     for cap in (1, 2, 4):
@@ -152,7 +152,7 @@ def test_a_cap_is_spread_over_tiles_and_schedules(arch: str) -> None:
         assert len({schedule_of(c) for c in found}) >= min(cap, len(schedules)) - 1
 
 
-def test_a_cap_says_how_much_is_tried_and_not_what_may_run(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cap_limits_tries_and_not_stored_picks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(CutlassChoice, "obstacle", None)  # as where nvcc is
     chosen = Settings(backends=("cutlass",), cutlass_max_profiling_configs=1, cutlass_op_denylist_regex="pingpong")
     assert len(names(offers_for(mm(), SM90, chosen))) == 1
@@ -161,7 +161,7 @@ def test_a_cap_says_how_much_is_tried_and_not_what_may_run(monkeypatch: pytest.M
     assert not any("pingpong" in name for name in widest)
 
 
-def test_the_command_line_lists_what_the_settings_leave(capsys: pytest.CaptureFixture[str]) -> None:
+def test_command_line_lists_allowed_operations(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["choices", "1024x1024x1024", "--arch", "sm90", "--backends", "cutlass", "--allow", "stream_k", "--json", "-"]
     with settings.patch(cutlass_op_denylist_regex="nosmem", cutlass_max_profiling_configs=3):
         assert cli.run(words) == 0
@@ -170,7 +170,7 @@ def test_the_command_line_lists_what_the_settings_leave(capsys: pytest.CaptureFi
     assert all("stream_k" in name and "nosmem" not in name for name in listed)
 
 
-def test_nothing_is_said_where_regexes_leave_something() -> None:
+def test_no_warning_if_regexes_leave_something() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert offers(cutlass_op_allowlist_regex="pingpong", choice_denylist_regex="align1_").choices

@@ -1,4 +1,4 @@
-"""What CUTLASS offers for groups of rows, why it offers nothing else, and what text is compiled for it."""
+"""CUTLASS operations for groups of rows: offers, refusals and sources."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def described(choice: CutlassChoice) -> str:
 
 @pytest.mark.parametrize("dtype", [F16, BF16])
 @pytest.mark.parametrize("layout", ["nn", "nt"])
-def test_rows_are_multiplied_as_they_are_or_as_columns(layout: str, dtype: torch.dtype) -> None:
+def test_offers_rows_as_rows_and_as_columns(layout: str, dtype: torch.dtype) -> None:
     found = choices(problem := rows(layout=layout, dtype=dtype))
     ways: dict[bool, set[str]] = {swap_ab: {described(c) for c in found if c.swap_ab == swap_ab} for swap_ab in (False, True)}
     assert {"64x128x64 pingpong 1x1", "128x128x64 pingpong 2x1", "128x256x64 cooperative 2x1"} <= ways[False]
@@ -58,7 +58,7 @@ def test_rows_are_multiplied_as_they_are_or_as_columns(layout: str, dtype: torch
     for choice in found:
         how, op = orient(problem, swap_ab=choice.swap_ab), choice.config.operation
         assert (op.layout_a, op.layout_b, op.layout_d) == (letter(how.a), letter(how.b), letter(how.out))
-        assert not op.overlaps  # it reads what a kernel of ours has just written
+        assert not op.overlaps  # it reads group descriptions from the kernel just before
         assert (choice.claims.accumulate, choice.claims.splits) == (torch.float32, 1)
 
 
@@ -66,7 +66,7 @@ def test_rows_are_multiplied_as_they_are_or_as_columns(layout: str, dtype: torch
     ("problem", "arch", "reason"),
     [
         (rows(dtype=torch.float32), "sm90", "a is float32, expected float16 or bfloat16 for groups of rows"),
-        (rows(), "sm80", "grouped_mm is served on sm90 alone, not on sm80"),
+        (rows(), "sm80", "grouped_mm is served only on sm90, not on sm80"),
         (rows(layout="tn"), "sm90", "a is n, expected t"),
         (rows(n=508), "sm90", "out is aligned to 4 elements, expected 8"),
         (rows(k=316), "sm90", "a is aligned to 4 elements, expected 8"),
@@ -78,7 +78,7 @@ def test_rows_are_multiplied_as_they_are_or_as_columns(layout: str, dtype: torch
         (
             adding(rows(), torch.empty(1000, 512, dtype=BF16)),
             "sm90",
-            "operand 0 of the epilogue is bfloat16[1000x512](512,1), expected one row for all: a group's epilogue",
+            "operand 0 of the epilogue is bfloat16[1000x512](512,1), expected one row for all: an epilogue cannot tell",
         ),
         (
             Problem.grouped_k_mm(256, 384, 700, groups=6, device_type="cuda"),
@@ -88,13 +88,13 @@ def test_rows_are_multiplied_as_they_are_or_as_columns(layout: str, dtype: torch
     ],
     ids=["float32", "sm80", "a-of-columns", "n-unaligned", "k-unaligned", "b-strided", "rows-added", "terms"],
 )
-def test_the_reason_is_said_where_nothing_is_offered(problem: Problem, arch: str, reason: str) -> None:
+def test_refuses_with_reason(problem: Problem, arch: str, reason: str) -> None:
     found = offers(problem, arch)
     assert not found.choices
     assert any(reason in refusal.reason for refusal in found.refusals), found.refusals
 
 
-def test_few_rows_of_a_group_are_columns_first() -> None:
+def test_small_groups_try_rows_as_columns_first() -> None:
     few, many = choices(rows(m=64, n=4096, k=4096, groups=8))[0], choices(rows(m=8192, n=4096, k=4096, groups=8))[0]
     assert few.swap_ab
     assert few.config.operation.tile[1] <= 32
@@ -102,14 +102,14 @@ def test_few_rows_of_a_group_are_columns_first() -> None:
     assert many.config.operation.tile[0] >= 128
 
 
-def test_a_launch_is_told_another_order_of_tiles_and_no_swizzle() -> None:
+def test_launch_variants_change_raster_but_not_swizzle() -> None:
     [choice, *_] = choices(rows())
     assert {choice.config.variant.raster, *(x.config.variant.raster for x in choice.launch_variants())} == {"m", "n"}
     assert {x.config.variant.swizzle for x in (choice, *choice.launch_variants())} == {1}
     assert {x.source for x in choice.launch_variants()} == {choice.source}
 
 
-def test_a_choice_serves_other_sizes_with_the_same_source() -> None:
+def test_choice_serves_other_sizes_with_same_source() -> None:
     for choice in choices(rows(), "quick"):
         other = choice.at(rows(m=17), preset("sm90"))
         assert isinstance(other, CutlassChoice)
@@ -117,7 +117,7 @@ def test_a_choice_serves_other_sizes_with_the_same_source() -> None:
         assert choice.at(rows(k=316), preset("sm90")) == "a is aligned to 4 elements, expected 8"
 
 
-def test_offsets_are_read_on_the_device_before_the_epilogue_has_its_operands() -> None:
+def test_offsets_come_before_epilogue_operands() -> None:
     problem = adding(rows(layout="nn"), torch.empty(512, dtype=BF16), out=torch.float32)
     for choice in (next(c for c in choices(problem) if c.swap_ab == swap_ab) for swap_ab in (False, True)):
         text = choice.source.text
@@ -132,7 +132,7 @@ def test_offsets_are_read_on_the_device_before_the_epilogue_has_its_operands() -
         assert ("begin * launch.out_strides.col" in text) == choice.swap_ab
 
 
-def test_rows_that_are_picked_have_torch_s_steps_around() -> None:
+def test_routed_rows_are_composed_with_torch_steps() -> None:
     problem = Problem.routed_grouped_mm(64, 384, 512, groups=16, tokens=8, gated="silu", device_type="cuda")
     settings = Settings(backends=("cutlass",))
     found = legal_offers(problem, preset("sm90"), settings, on_this_machine=False).choices

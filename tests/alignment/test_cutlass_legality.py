@@ -1,4 +1,4 @@
-"""Which CUTLASS operations are legal for which problem: layouts, alignment, arithmetic, and the order in which they are offered."""
+"""Legality of CUTLASS operations: layouts, alignment, arithmetic, and the order of offers."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def mm(m: int = 512, n: int = 512, k: int = 512, dtype: torch.dtype = BF16, layo
 
 @pytest.mark.parametrize("arch", ["sm75", "sm80", "sm90"])
 @pytest.mark.parametrize("layout", ["nn", "nt", "tn", "tt"])
-def test_every_offer_reads_the_layouts_of_the_problem(arch: str, layout: str) -> None:
+def test_offers_read_layouts_of_problem(arch: str, layout: str) -> None:
     problem = mm(dtype=F16, layout=layout)
     for choice in choices(problem, arch):
         how, op = orient(problem, swap_ab=choice.swap_ab), choice.config.operation
@@ -48,7 +48,7 @@ def test_every_offer_reads_the_layouts_of_the_problem(arch: str, layout: str) ->
     ("shape", "most"), [((512, 512, 512), 8), ((512, 508, 516), 4), ((510, 512, 514), 2), ((512, 511, 512), 1)]
 )
 @pytest.mark.parametrize("arch", ["sm80", "sm90"])
-def test_alignment_of_an_operation_is_never_above_that_of_its_operand(shape: tuple[int, int, int], most: int, arch: str) -> None:
+def test_operation_alignment_is_at_most_operand_alignment(shape: tuple[int, int, int], most: int, arch: str) -> None:
     problem = mm(*shape, dtype=F16, layout="nn")
     found = choices(problem, arch, search="exhaustive")
     for choice in found:
@@ -59,18 +59,18 @@ def test_alignment_of_an_operation_is_never_above_that_of_its_operand(shape: tup
     assert max(max(c.config.operation.alignment_a, c.config.operation.alignment_b) for c in found) >= most
 
 
-def test_tma_is_not_offered_for_rows_that_are_not_16_byte_aligned() -> None:
+def test_no_tma_for_rows_unaligned_to_16_bytes() -> None:
     for choice in choices(mm(512, 512, 508), search="exhaustive"):
         assert "Tma" not in choice.config.operation.kernel_schedule
 
 
-def test_an_offset_lowers_the_alignment() -> None:
+def test_offset_lowers_alignment() -> None:
     problem = mm()
     shifted = dataclasses.replace(problem, a=dataclasses.replace(problem.a, offset=4))
     assert max(c.config.operation.alignment_b for c in choices(shifted)) == 4
 
 
-def test_strided_operands_are_refused_with_the_reason() -> None:
+def test_refuses_strided_operands() -> None:
     problem = dataclasses.replace(mm(64, 64, 64), a=Layout(size=(64, 64), stride=(128, 2), dtype=BF16))
     found = offers(problem)
     assert not found.choices
@@ -80,7 +80,7 @@ def test_strided_operands_are_refused_with_the_reason() -> None:
 @pytest.mark.parametrize(("dtype", "precision", "elements"), [
     (F32, Precision(), {"f32"}), (F32, TF32, {"tf32", "f32"}), (F64, Precision(), {"f64"}), (F16, Precision(), {"f16"}),
 ])  # fmt: skip
-def test_operands_are_read_as_the_problem_allows(dtype: torch.dtype, precision: Precision, elements: set[str]) -> None:
+def test_operand_precision_follows_problem(dtype: torch.dtype, precision: Precision, elements: set[str]) -> None:
     found = choices(mm(dtype=dtype, precision=precision), search="exhaustive")
     assert {c.config.operation.a for c in found} == elements
     for choice in found:
@@ -89,36 +89,36 @@ def test_operands_are_read_as_the_problem_allows(dtype: torch.dtype, precision: 
 
 
 @pytest.mark.parametrize("arch", ["sm75", "sm80", "sm90"])
-def test_sums_are_kept_in_the_accumulator_of_the_problem(arch: str) -> None:
+def test_accumulator_follows_problem(arch: str) -> None:
     assert {c.config.operation.accumulator for c in choices(mm(dtype=F16), arch, search="exhaustive")} == {"f32"}
 
 
-def test_sm80_gets_operations_of_2x_and_sm90_those_of_3x_too() -> None:
+def test_sm80_gets_2x_and_sm90_also_3x() -> None:
     assert not any(c.config.operation.modern for c in choices(mm(), "sm80", search="exhaustive"))
     assert {c.config.operation.modern for c in choices(mm(), "sm90", search="exhaustive")} == {True, False}
 
 
-def test_a_3x_operation_runs_on_its_own_architecture_alone() -> None:
+def test_3x_operation_runs_only_on_its_architecture() -> None:
     operation = next(c.config.operation for c in choices(mm()) if c.config.operation.modern)
-    assert Legality(mm(), preset("sm100")).orientation(operation) == "runs on sm90 alone"
+    assert Legality(mm(), preset("sm100")).orientation(operation) == "runs only on sm90"
 
 
-def test_few_rows_get_tiles_of_few_columns_with_operands_exchanged() -> None:
+def test_few_rows_get_narrow_tiles_with_swapped_operands() -> None:
     found = choices(mm(16, 6144, 4096))
     assert all(c.swap_ab for c in found)
     assert {c.config.operation.tile[1] for c in found} >= {8, 16, 32}
 
 
-def test_an_epilogue_needs_a_visitor_tree() -> None:
+def test_epilogue_needs_visitor_tree() -> None:
     problem = Problem.addmm(512, 512, 512, bias="n", alpha=2, beta=0.5, device_type="cuda")
     assert all(c.config.operation.tma_store for c in choices(problem) if c.config.operation.modern)
 
 
-def test_nothing_spills_by_its_accumulators() -> None:
+def test_accumulators_never_spill() -> None:
     assert all(c.config.operation.accumulators_per_thread <= 208 for c in choices(mm(), search="exhaustive"))
 
 
-def test_names_are_unique_and_are_those_of_cutlass_with_the_axes() -> None:
+def test_names_are_unique_cutlass_names_with_variant() -> None:
     found = choices(mm(4096, 4096, 4096))
     names = [c.name for c in found]
     assert len(set(names)) == len(names)
@@ -127,16 +127,16 @@ def test_names_are_unique_and_are_those_of_cutlass_with_the_axes() -> None:
         assert choice.config.operation.name in choice.name
 
 
-def test_enumeration_is_the_same_every_time() -> None:
+def test_enumeration_is_deterministic() -> None:
     assert [c.content_hash for c in choices(mm(777, 1024, 512))] == [c.content_hash for c in choices(mm(777, 1024, 512))]
 
 
-def test_a_wider_search_offers_what_a_narrower_one_does() -> None:
+def test_wider_search_includes_narrower_search() -> None:
     quick, default, whole = ({c.name for c in choices(mm(), search=search)} for search in ("quick", "default", "exhaustive"))
     assert quick <= default <= whole
 
 
-def test_split_sums_are_claimed() -> None:
+def test_claims_state_splits() -> None:
     for choice in choices(mm(64, 64, 4096)):
         for each in (choice, *choice.launch_variants()):
             variant, steps = each.config.variant, 4096 // each.config.operation.tile[2]
@@ -145,7 +145,7 @@ def test_split_sums_are_claimed() -> None:
             assert each.claims.splits == (most if divided else 1)
 
 
-def test_variants_share_the_kernel_and_nothing_else() -> None:
+def test_variants_share_only_the_kernel() -> None:
     for choice in choices(mm(4096, 4096, 4096)):
         variants = choice.launch_variants()
         assert len({v.name for v in (choice, *variants)}) == len({v.content_hash for v in (choice, *variants)}) == 1 + len(variants)
@@ -157,7 +157,7 @@ def test_variants_share_the_kernel_and_nothing_else() -> None:
 @pytest.mark.parametrize("problem", [
     mm(0, 4, 4), mm(4, 4, 0), Problem.int_mm(32, 0, 32, device_type="cuda"), Problem.mm(4, 4, 4, dtype=F32, device_type="cpu"),
 ], ids=["no-rows", "no-k", "int_mm-no-columns", "cpu"])  # fmt: skip
-def test_problems_that_it_does_not_serve_are_refused_with_a_reason(problem: Problem) -> None:
+def test_refuses_unsupported_problems(problem: Problem) -> None:
     device = preset("avx2" if problem.device_type == "cpu" else "sm90")
     found = CutlassBackend().enumerate(problem, device, Settings())
     assert not found.choices

@@ -1,4 +1,4 @@
-"""Which CUTLASS operations are legal for int_mm, scaled_mm and mixed_mm, what they claim, and why others are refused."""
+"""Legality of CUTLASS operations for int_mm, scaled_mm and mixed_mm: offers, claims and refusals."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def int_mm_mul(dtype: torch.dtype, *shape: int) -> Problem:
 
 
 def scaled_mm(*shape: int, columns: bool = False, **fields: Any) -> Problem:
-    """``columns``: scale_a is column-major."""
+    """Return a scaled_mm problem. ``columns``: scale_a is column-major."""
     problem = Problem.scaled_mm(*(shape or SHAPE), **CUDA, **fields)
     assert problem.scale_a is not None
     return dataclasses.replace(problem, scale_a=dataclasses.replace(problem.scale_a, stride=(1, problem.m))) if columns else problem
@@ -95,7 +95,7 @@ def choices(problem: Problem, arch: str = "sm90", **changes: Any) -> list[Cutlas
 
 
 @pytest.mark.parametrize("name", SERVED)
-def test_an_operation_reads_and_writes_what_the_problem_has(name: str) -> None:
+def test_operation_elements_match_problem(name: str) -> None:
     problem = SERVED[name]
     for choice in choices(problem, search="exhaustive"):
         how, op = orient(problem, swap_ab=choice.swap_ab), choice.config.operation
@@ -109,7 +109,7 @@ def test_an_operation_reads_and_writes_what_the_problem_has(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", SERVED)
-def test_names_are_unique_and_have_the_elements(name: str) -> None:
+def test_names_are_unique_and_contain_elements(name: str) -> None:
     found = choices(SERVED[name], search="exhaustive")
     assert len({choice.name for choice in found}) == len({choice.content_hash for choice in found}) == len(found)
     for choice in found:
@@ -123,7 +123,7 @@ def test_names_are_unique_and_have_the_elements(name: str) -> None:
 
 @pytest.mark.parametrize("arch", ["sm75", "sm80"])
 @pytest.mark.parametrize("problem", [int_mm(), int_mm_mul(F32), int_mm_mul(F16)], ids=str)
-def test_older_gpus_have_operations_of_2x_for_int8(problem: Problem, arch: str) -> None:
+def test_older_gpus_get_2x_operations_for_int8(problem: Problem, arch: str) -> None:
     found = choices(problem, arch, search="exhaustive")
     assert not any(choice.config.operation.modern for choice in found)
     assert {choice.config.operation.d for choice in found} == {
@@ -131,17 +131,17 @@ def test_older_gpus_have_operations_of_2x_for_int8(problem: Problem, arch: str) 
     }
 
 
-def test_sums_that_saturate_are_offered_only_where_they_cannot() -> None:
+def test_saturating_sums_are_offered_only_for_short_k() -> None:
     assert choices(int_mm(64, 64, 131056), "sm80")
     found = offers(int_mm(64, 64, 131072), "sm80")
     assert not found.choices
     assert {refusal.reason for refusal in found.refusals} >= {
-        "its sums stop at the limits of int32, which more than 131071 products can reach"
+        "its sums saturate at the limits of int32, which more than 131071 products can reach"
     }
     assert all(c.config.operation.math == "multiply_add" for c in choices(int_mm(64, 64, 131072), search="exhaustive"))
 
 
-def test_an_epilogue_gets_int8_sums_as_float32_and_sums_are_exact_until_then() -> None:
+def test_int8_sums_are_exact_and_reach_epilogue_as_float32() -> None:
     for choice in choices(int_mm_mul(BF16)):
         assert (choice.claims.accumulate, choice.claims.partials) == (torch.int32, torch.int32)
         assert choice.claims.epilogue_input == F32
@@ -152,7 +152,7 @@ def test_an_epilogue_gets_int8_sums_as_float32_and_sums_are_exact_until_then() -
 
 
 @pytest.mark.parametrize("fast_accum", [False, True])
-def test_sums_stay_in_the_tensor_cores_only_with_fast_accum(*, fast_accum: bool) -> None:
+def test_only_fast_accum_keeps_sums_in_tensor_cores(*, fast_accum: bool) -> None:
     for choice in choices(scaled_mm(fast_accum=fast_accum), search="exhaustive"):
         op = choice.config.operation
         assert op.kernel_schedule.endswith("FP8FastAccum") == fast_accum
@@ -162,19 +162,19 @@ def test_sums_stay_in_the_tensor_cores_only_with_fast_accum(*, fast_accum: bool)
 
 
 def test_sums_are_promoted_every_128_elements() -> None:
-    """CUTLASS counts four instructions, each of 32 elements; a deeper tile would need more."""
+    """Check tile depths: CUTLASS promotes after four instructions of 32 elements, and a deeper tile would need more."""
     for scales in ("tensor", "row", "block_1x128", "block_128x128"):
         assert {choice.config.operation.tile[2] for choice in choices(scaled_mm(scales=scales), search="exhaustive")} == {128}
     assert {choice.config.operation.tile[2] for choice in choices(scaled_mm(fast_accum=True), search="exhaustive")} > {128}
 
 
-def test_scales_of_blocks_need_registers_too() -> None:
+def test_block_scales_need_registers() -> None:
     tiles = {c.config.operation.tile[:2] for c in choices(scaled_mm(scales="block_1x128"), search="exhaustive")}
     assert (256, 96) in tiles
     assert not tiles & {(128, 192), (64, 192)}
 
 
-def test_promoted_sums_need_twice_the_registers() -> None:
+def test_promoted_sums_double_registers() -> None:
     precise, fast = (
         {c.config.operation.tile[:2] for c in choices(scaled_mm(fast_accum=f), search="exhaustive")} for f in (False, True)
     )
@@ -182,7 +182,7 @@ def test_promoted_sums_need_twice_the_registers() -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in SERVED if name.startswith("mixed")])
-def test_the_narrower_operand_is_the_first_and_is_not_rounded(name: str) -> None:
+def test_narrower_operand_is_first_and_exact(name: str) -> None:
     for choice in choices(SERVED[name], search="exhaustive"):
         op = choice.config.operation
         assert choice.swap_ab
@@ -198,7 +198,7 @@ SUMS_SCALED = [name for name in SERVED if name != "int_mm" and not any(x in name
 
 
 @pytest.mark.parametrize("name", SUMS_SCALED)
-def test_scales_come_before_the_operands_of_an_epilogue(name: str) -> None:
+def test_scales_precede_epilogue_operands(name: str) -> None:
     problem = SERVED[name]
     expected = [layout.dtype for layout in (*problem.scales, *(problem.epilogue.operands if problem.epilogue else ()))]
     for choice in choices(problem):
@@ -208,15 +208,15 @@ def test_scales_come_before_the_operands_of_an_epilogue(name: str) -> None:
 
 
 @pytest.mark.parametrize("problem", [int_mm(), scaled_mm(dtype=E4M3, dtype_b=E5M2)], ids=str)
-def test_a_column_major_result_is_computed_as_it_is(problem: Problem) -> None:
+def test_column_major_result_needs_no_swap(problem: Problem) -> None:
     assert not any(choice.swap_ab for choice in choices(transposed_out(problem), search="exhaustive"))
 
 
 REFUSED: dict[str, tuple[Problem, str, str]] = {
     "block-scales-of-a-alone": (
         dataclasses.replace(scaled_mm(scales="block_1x128"), scale_b=Layout.contiguous((1, 768), F32)), "sm90",
-        "scale_a is for 1x128 elements; expected one for each whole row, or for all, which scales sums"),
-    "strided-block-scales": (strided_scales(), "sm90", "scale_a is strided, expected rows or columns of neighbours in memory"),
+        "scale_a is for 1x128 elements, expected one per whole row or one for all, which scales sums"),
+    "strided-block-scales": (strided_scales(), "sm90", "scale_a is strided, expected contiguous rows or columns"),
     "unaligned-block-scales": (
         scaled_mm(510, 768, 1024, scales="block_1x128", columns=True), "sm90",
         "scale_a has lines across K aligned to 2 elements, expected 4"),
@@ -225,27 +225,28 @@ REFUSED: dict[str, tuple[Problem, str, str]] = {
         "out is t, expected n"),
     "small-groups-of-four-bits-with-zero-points": (
         mixed_mm(prepacked=True, encoding="uint4", scales="group_32", zeros=True), "sm90",
-        "zero_b is for groups of 32; prepacked weights of 4 bits are read 64 at a time"),
+        "zero_b is for groups of 32, expected at least 64 with prepacked 4-bit weights"),
     "wide-scales-of-groups": (mixed_mm(scales="group_64", scale_dtype=F32), "sm90",
                               "scale_b is float32, expected a's float16, in which weights are scaled"),
     "column-major-scales-of-groups": (
         with_scale(mixed_mm(scales="group_64"), "scale_b", stride=(1, 16)), "sm90",
-        "scale_b has no lines across K of whole 16 bytes, which TMA reads"),
-    "unaligned-scales-of-groups": (mixed_mm(512, 516, 1024, prepacked=True, scales="group_64"), "sm90",
-                                   "scale_b has no lines across K of whole 16 bytes, which TMA reads"),
+        "scale_b is float16[16x768](1,16), expected rows across K aligned to 16 bytes, which TMA reads"),
+    "unaligned-scales-of-groups": (
+        mixed_mm(512, 516, 1024, prepacked=True, scales="group_64"), "sm90",
+        "scale_b is float16[16x516](516,1), expected rows across K aligned to 16 bytes, which TMA reads"),
     "zero-points": (mixed_mm(dtype_b=torch.uint8, scales="column", zeros=True), "sm90",
-                    "zero points are subtracted from prepacked weights alone (gemmtune.prepack): CUTLASS adds them to scaled ones"),
+                    "b has zero points but is not prepacked (gemmtune.prepack): CUTLASS would add zero points to scaled weights"),
     "one-zero-point": (mixed_mm(prepacked=True, scales="tensor", zeros=True), "sm90",
-                       "scale_b is one for all columns, expected one for each beside zero points"),
+                       "scale_b is one for all columns, expected one per column with zero points"),
     "zero-points-of-floats": (mixed_mm(prepacked=True, dtype_b=E4M3, scales="column", zeros=True), "sm90",
-                              "b is float8_e4m3fn, expected integers beside zero points"),
+                              "b is float8_e4m3fn, expected integers with zero points"),
     "other-zero-points": (
         with_scale(mixed_mm(prepacked=True, scales="group_128", zeros=True), "zero_b", stride=(1536, 1)), "sm90",
-        "zero_b is [8, 768] in lines of 1536, expected what scale_b is: [8, 768] in lines of 768"),
+        "zero_b is [8, 768] in lines of 1536, expected the layout of scale_b: [8, 768] in lines of 768"),
     "unaligned-int4": (mixed_mm(512, 768, 1008, encoding="int4"), "sm90", "a is aligned to 16 elements, expected 32"),
-    "float32": (mixed_mm(dtype=F32, scales="column"), "sm90", "a is float32, expected float16 or bfloat16 beside a narrower b"),
-    "older": (scaled_mm(), "sm80", "scaled_mm is served on sm90 alone, not on sm80"),
-    "newer": (mixed_mm(), "sm100", "mixed_mm is served on sm90 alone, not on sm100"),
+    "float32": (mixed_mm(dtype=F32, scales="column"), "sm90", "a is float32, expected float16 or bfloat16 with a narrower b"),
+    "older": (scaled_mm(), "sm80", "scaled_mm is served only on sm90, not on sm80"),
+    "newer": (mixed_mm(), "sm100", "mixed_mm is served only on sm90, not on sm100"),
     "row-major-b": (scaled_mm(layout="nn"), "sm90", "a is n, expected t"),
     "odd-k": (int_mm(64, 64, 1001), "sm90", "a is aligned to 1 elements, expected 16"),
     "column-major-result": (transposed_out(mixed_mm(scales="column")), "sm90", "out is t, expected n"),
@@ -253,7 +254,7 @@ REFUSED: dict[str, tuple[Problem, str, str]] = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_cannot_be_served_is_refused_with_the_reason(name: str) -> None:
+def test_refuses_with_reason(name: str) -> None:
     problem, arch, reason = REFUSED[name]
     found = offers(problem, arch)
     assert not found.choices
@@ -262,8 +263,8 @@ def test_what_cannot_be_served_is_refused_with_the_reason(name: str) -> None:
 
 @pytest.mark.parametrize("columns", [False, True])
 @pytest.mark.parametrize(("scales", "extent"), [("block_1x128", 1), ("block_128x128", 128)])
-def test_scales_of_blocks_are_read_as_they_lie(scales: str, extent: int, *, columns: bool) -> None:
-    """In the transpose, b is the first operand; its scales [K / 128, N or N / 128] are contiguous here."""
+def test_block_scales_keep_their_layout(scales: str, extent: int, *, columns: bool) -> None:
+    """Check the transpose, where b is the first operand. Its scales [K / 128, N or N / 128] are contiguous here."""
     for choice in choices(scaled_mm(scales=scales, columns=columns), search="exhaustive"):
         op = choice.config.operation
         assert choice.swap_ab
@@ -277,7 +278,7 @@ def test_scales_of_blocks_are_read_as_they_lie(scales: str, extent: int, *, colu
         assert not choice.source.fused
 
 
-def test_one_block_along_k_is_a_scale_of_a_row_or_column() -> None:
+def test_single_block_along_k_is_row_or_column_scale() -> None:
     short = scaled_mm(512, 768, 128, scales="block_1x128")
     assert short.scale_a == Layout.contiguous((512, 1), F32)
     assert choices(short)

@@ -1,4 +1,4 @@
-"""Which operations of mixed_mm a search compiles: few, prepacked ones first, and those that were the fastest."""
+"""Ranking of mixed_mm operations: a search compiles few, prepacked ones first, and the measured fastest among them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from gemmtune.toolchain.orientation import orient
 
 pytest.importorskip("cutlass_library", reason="lists operations with nvidia-cutlass")
 MOST = 6
-"""That a search of the default size compiles for one problem."""
+"""Operations that a default search compiles for one problem."""
 N = K = 8192
 MEASURED: dict[int, dict[str, float]] = {
     16: {"64x16x128 1x1 sliced3": 18.3, "64x16x128 1x1 sliced2": 18.8},
@@ -35,7 +35,7 @@ MEASURED: dict[int, dict[str, float]] = {
         "128x128x64 1x2 stream_k as it is": 1009.4,
     },
 }  # fmt: skip
-"""By rows of a, of float16, µs on an H200 of operations with int8 weights, prepacked and as they are. N = K = 8192."""
+"""Times in µs on an H200 by rows of a (float16): operations with int8 weights, prepacked and unpacked. N = K = 8192."""
 
 
 def mixed_mm(m: int, n: int = N, k: int = K, *, prepacked: bool = True, **fields: Any) -> Problem:
@@ -61,13 +61,13 @@ def label(choice: CutlassChoice) -> str:
 
 
 @pytest.mark.parametrize("m", MEASURED)
-def test_the_fastest_operation_is_tried(m: int) -> None:
+def test_tries_fastest_operation(m: int) -> None:
     found = [label(choice) for choice in offered(mixed_mm(m, scales="none"))]
     assert min(MEASURED[m].get(name, float("inf")) for name in found) == min(MEASURED[m].values())
 
 
 @pytest.mark.parametrize("m", MEASURED)
-def test_the_model_is_near_the_times_measured(m: int) -> None:
+def test_model_is_near_measured_times(m: int) -> None:
     problem, device = mixed_mm(m, scales="none"), preset("sm90")
     by_label = {label(choice): choice for choice in offered(problem, search="exhaustive")}
     for name, time_us in MEASURED[m].items():
@@ -79,7 +79,7 @@ def test_the_model_is_near_the_times_measured(m: int) -> None:
 
 @pytest.mark.parametrize("m", [1, 16, 64, 256, 4096])
 @pytest.mark.parametrize("prepacked", [False, True])
-def test_few_operations_are_compiled(m: int, *, prepacked: bool) -> None:
+def test_compiles_few_operations(m: int, *, prepacked: bool) -> None:
     found = offered(mixed_mm(m, prepacked=prepacked, encoding="int4", scales="group_128"))
     assert len(found) == MOST
     assert {choice.config.operation.shuffled for choice in found} == {prepacked}
@@ -87,15 +87,15 @@ def test_few_operations_are_compiled(m: int, *, prepacked: bool) -> None:
 
 
 @pytest.mark.parametrize("m", [1, 16, 64])
-def test_few_rows_are_first_tried_with_sliced_k(m: int) -> None:
+def test_few_rows_try_sliced_k_first(m: int) -> None:
     assert offered(int4(m))[0].config.operation.slices > 1
 
 
-def test_many_rows_are_not_first_tried_with_sliced_k() -> None:
+def test_many_rows_do_not_try_sliced_k_first() -> None:
     assert offered(int4(256))[0].config.operation.slices == 1
 
 
-def test_problems_share_their_compilations() -> None:
+def test_problems_share_compilations() -> None:
     sizes = ((4096, 4096), (14336, 4096), (4096, 14336), (8192, 8192))
     found = [choice for m in (1, 4, 16, 64, 256, 1024, 4096) for n, k in sizes for choice in offered(int4(m, n, k))]
     assert len({choice.compile_key for choice in found}) <= len(found) // MOST

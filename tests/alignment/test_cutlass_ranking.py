@@ -1,4 +1,4 @@
-"""Tiles of our own, and whether the model ranks operations as they were measured."""
+"""Tiles of our own, and agreement of the time model with measured times."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ pytest.importorskip("cutlass_library", reason="lists operations with nvidia-cutl
 MEASURED = json.loads(
     (Path(__file__).parents[2] / "benchmarks" / "results" / "nvidia-h200" / "cutlass-operations.json").read_text()
 )["shapes"]
-"""By shape: µs of operations such as ``64x16x256 1x1 pingpong``."""
+"""Times in µs by shape, for operations such as ``64x16x256 1x1 pingpong``."""
 SEARCHED = 8
 MOST_COMPILED = 42
-"""Operations for all shapes together: 16 cores compile so many in two to three minutes."""
+"""Maximum operations for all shapes together. 16 cores compile these in two to three minutes."""
 
 
 def tried(shape: str) -> list[CutlassChoice]:
@@ -35,7 +35,7 @@ def tried(shape: str) -> list[CutlassChoice]:
 
 
 def label(choice: CutlassChoice) -> str:
-    """As in the file. All its operations exchange their operands."""
+    """Return the name of the operation in the file of times. All operations there swap their operands."""
     operation = choice.config.operation
     tile = Tile.of(operation)
     cluster = "{}x{}".format(*operation.cluster[:2])
@@ -44,7 +44,7 @@ def label(choice: CutlassChoice) -> str:
 
 
 @pytest.mark.parametrize("shape", MEASURED)
-def test_one_of_the_fastest_operations_is_tried(shape: str) -> None:
+def test_tries_one_of_the_fastest_operations(shape: str) -> None:
     times = MEASURED[shape]["operations"]
     found = [label(choice) for choice in tried(shape)]
     assert len(found) == SEARCHED
@@ -52,7 +52,7 @@ def test_one_of_the_fastest_operations_is_tried(shape: str) -> None:
     assert best <= 1.02 * min(times.values())
 
 
-def test_problems_share_their_compilations() -> None:
+def test_problems_share_compilations() -> None:
     found = {shape: tried(shape) for shape in MEASURED}
     keys = {choice.compile_key for choices in found.values() for choice in choices}
     assert len(keys) <= MOST_COMPILED
@@ -60,7 +60,7 @@ def test_problems_share_their_compilations() -> None:
         assert sum(is_shared(choice.config.operation) for choice in choices) >= SEARCHED // 4
 
 
-def test_a_limited_search_repeats_no_kind_of_operation() -> None:
+def test_limited_search_repeats_no_kind_of_operation() -> None:
     found = Counter(label(choice) for choice in tried("512x6144x4096"))
     assert found.most_common(1)[0][1] == 1
 
@@ -72,7 +72,7 @@ def test_shared_tiles_are_offered() -> None:
 
 
 @pytest.mark.parametrize("element", ["f16", "tf32", "s8"])
-def test_tiles_are_as_deep_in_bytes_whatever_the_element(element: str) -> None:
+def test_tile_depth_in_bytes_is_independent_of_element(element: str) -> None:
     itemsize = {"f16": 2, "tf32": 4, "s8": 1}[element]
     found = operations(find_toolkit(None), 90, element)
     ours = list(own_operations(found))
@@ -82,7 +82,7 @@ def test_tiles_are_as_deep_in_bytes_whatever_the_element(element: str) -> None:
     assert len({op.name for op in found}) == len(found)
 
 
-def test_tiles_keep_to_what_the_schedules_can() -> None:
+def test_tiles_respect_schedule_limits() -> None:
     for tile in (*TILES, *SLICED):
         groups = 2 if tile.kind in ("cooperative", "stream_k") else 1
         assert tile.rows % (64 * groups) == 0

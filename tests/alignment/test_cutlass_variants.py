@@ -1,4 +1,4 @@
-"""Which arguments of a launch make a difference: orders of tiles, divisions of K."""
+"""Launch variants that make a difference: orders of tiles, divisions of K."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def divided(of: Grid) -> list[str]:
         (grid(6, 7), ["m1", "n1", "m2", "n2", "m4", "n4", "m8", "n8"]),
     ],
 )
-def test_orders_that_differ_the_shorter_side_first(of: Grid, expected: list[str]) -> None:
+def test_orders_start_with_shorter_side(of: Grid, expected: list[str]) -> None:
     assert orders(of) == expected
 
 
@@ -69,15 +69,15 @@ def test_orders_that_differ_the_shorter_side_first(of: Grid, expected: list[str]
         ),  # by 4, as its least steps allow
     ],
 )
-def test_divisions_that_differ(of: Grid, expected: list[str]) -> None:
+def test_legal_divisions_of_k(of: Grid, expected: list[str]) -> None:
     assert divided(of) == expected
 
 
-def test_only_stream_k_divides() -> None:
+def test_only_stream_k_divides_k() -> None:
     assert {variant.decomposition for variant in legal_variants(OPERATION, grid(1, 8))} == {"heuristic"}
 
 
-def test_neighbours_differ_in_the_order_or_in_the_division() -> None:
+def test_neighbours_differ_in_order_or_division() -> None:
     every = legal_variants(STREAM_K, grid(2, 8))
     found = neighbours(every[0], every)
     assert every[0] not in found
@@ -86,7 +86,7 @@ def test_neighbours_differ_in_the_order_or_in_the_division() -> None:
     assert Variant(raster="n", decomposition="splitk", splits=2) not in found
 
 
-def test_every_set_is_reached_from_the_first() -> None:
+def test_every_variant_is_reachable_from_the_first() -> None:
     every = legal_variants(STREAM_K, grid(2, 8))
     reached = {every[0]}
     for _ in range(2):
@@ -104,18 +104,18 @@ def test_every_set_is_reached_from_the_first() -> None:
         (STREAM_K, Variant(decomposition="streamk"), 64),
     ],
 )
-def test_how_many_sums_a_result_may_have(operation: Operation, variant: Variant, expected: int) -> None:
+def test_most_splits_of_a_result(operation: Operation, variant: Variant, expected: int) -> None:
     assert most_splits(variant, operation, grid(1, 8)) == expected
 
 
-def test_a_grid_has_whole_clusters() -> None:
+def test_grid_has_whole_clusters() -> None:
     problem = Problem.mm(300, 1000, 640, device_type="cuda")
     wide = dataclasses.replace(OPERATION, cluster=(2, 1, 1))
     made = Grid.of(wide, orient(problem, swap_ab=False), 3, 132)
     assert (made.rows, made.cols, made.batch, made.steps, made.tiles, made.at_once) == (4, 8, 3, 10, 96, 132)
 
 
-def test_a_2x_kernel_that_stores_columns_has_its_tile_transposed() -> None:
+def test_column_major_2x_kernel_transposes_tile() -> None:
     problem = Problem.mm(512, 1024, 640, device_type="cuda")
     older = dataclasses.replace(OPERATION, modern=False, tile=(64, 256, 32))
     assert older.transposes
@@ -123,7 +123,7 @@ def test_a_2x_kernel_that_stores_columns_has_its_tile_transposed() -> None:
     assert (made.rows, made.cols) == (2, 16)
 
 
-def test_the_first_of_the_names_that_a_regex_allows_is_offered() -> None:
+def test_offers_first_variant_that_a_regex_allows() -> None:
     pytest.importorskip("cutlass_library", reason="lists operations with nvidia-cutlass")
     problem = Problem.mm(128, 512, 16384, device_type="cuda")
     found = BACKEND.enumerate(problem, preset("sm90"), Settings(cutlass_op_allowlist_regex="_splitk(4|6)$")).choices

@@ -1,4 +1,4 @@
-"""Kernels for few rows compiled for the CPU, with threads for their threads: their text but for what is written in PTX."""
+"""Cuda kernels compiled for the CPU, one CPU thread per CUDA thread. PTX parts are replaced, the rest is the kernels' own text."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from gemmtune.toolchain.launcher import Launcher
 
 FOLDER = Path(__file__).parent / "cuda_on_cpu"
 BITS = {torch.float16: (5, 10), torch.bfloat16: (8, 7), torch.float32: (8, 7)}
-"""The bits of the exponent and of the significand of what is multiplied."""
+"""Exponent and significand bits of the multiplied numbers."""
 FLAGS = ("-std=c++20", "-O1", "-w", "-pthread", "-shared", "-fPIC", "-fno-gnu-unique")
-"""Unique symbols would be those of the kernel that was loaded first, for all that follow."""
+"""Compiler flags. With unique symbols, all kernels would share those of the kernel loaded first."""
 SHARED = "extern __shared__ __align__(1024) unsigned char shared[];"
 STATIC = re.compile(r"__shared__ (\w+) (\w+);")
 
@@ -42,7 +42,7 @@ def text_of(choice: CudaChoice) -> str:
 
 
 def compiled(choice: CudaChoice) -> Driver:
-    """A driver that has the kernel, compiled once, however many tests need it."""
+    """Return a driver with the kernel, compiled once for all tests."""
     text = text_of(choice)
     headers = "".join(file.read_text() for file in sorted(FOLDER.iterdir()))
     path = cache_dir("cuda") / f"{hashlib.sha256((text + headers + ' '.join(FLAGS)).encode()).hexdigest()}.so"
@@ -56,7 +56,7 @@ def compiled(choice: CudaChoice) -> Driver:
 
 
 def kernel(choice: CudaChoice) -> Kernel:
-    """The choice's kernel, for a problem on the CPU."""
+    """Return the choice's kernel for a problem on the CPU."""
     driver, records = compiled(choice), (*choice.record.before, choice.record)
 
     def refuse(reason: str) -> ErrorFromChoice:
@@ -76,7 +76,7 @@ def kernel(choice: CudaChoice) -> Kernel:
 
 
 def assert_right(one: CudaChoice) -> None:
-    """The kernel passes the suite's own verification."""
+    """Check that the kernel passes the suite's own verification."""
     here = dataclasses.replace(one.problem, device_type="cpu")
     chosen = dataclasses.replace(one, problem=here)
     verdict = Verifier(here, torch.device("cpu")).check(chosen, kernel(chosen))

@@ -1,6 +1,6 @@
-"""The cuda family for block-sparse weights of small blocks on the CPU, thread by thread; and weights as it has them packed.
+"""Cuda kernel for block-sparse weights with small blocks, run on the CPU thread by thread, and its packed weights.
 
-For each commit a part of the cases.
+Each commit tests a part of the cases.
 """
 
 from __future__ import annotations
@@ -42,20 +42,22 @@ CASES: dict[str, tuple[Problem, Any, dict[str, Any]]] = {
     "float32-biased": (biased(blocked(20, 64, 64, block=32, density=1)), ONE, {}),
     "columns-unaligned": (UNALIGNED, ONE, {}),
 }
-"""Rows that a tile or a unit has and has not, ends of tokens and of K, both majors, tiles one after the other, clusters,
-epilogues, results with gaps. Verification draws patterns of its own: ends of rows, empty rows, one long row, nothing at all."""
+"""Cases with partial tiles and units, remainders of tokens and K, both majors, persistent blocks, clusters, epilogues and gaps.
+
+Verification adds patterns: ends of rows, empty rows, one long row, no blocks at all.
+"""
 
 
 @needs_compiler
 @pytest.mark.parametrize("name", rotated([*CASES], len(CASES), "bsr"))
-def test_every_case_is_right(name: str) -> None:
-    problem, shape, told = CASES[name]
-    assert_right(choice(problem, shape, **told))
+def test_results_pass_verification(name: str) -> None:
+    problem, shape, launched = CASES[name]
+    assert_right(choice(problem, shape, **launched))
 
 
 @needs_compiler
-def test_warps_with_blocks_at_either_end_and_more_words_than_lanes() -> None:
-    """One is ahead of the other by as many steps as there are stages. Where no row has a block, x is infinite."""
+def test_warps_with_blocks_at_opposite_ends_and_more_words_than_lanes() -> None:
+    """Check warps that are as many steps apart as there are stages. x is infinite where no row has a block."""
     problem = blocked(16, 64, 8464, density=0.5)
     mask = torch.zeros(4, 529, dtype=torch.bool)
     mask[1, :8], mask[3, 500:] = True, True
@@ -72,8 +74,8 @@ def test_warps_with_blocks_at_either_end_and_more_words_than_lanes() -> None:
 
 @pytest.mark.parametrize(("block", "density"), [(16, 0.3), (16, 0.0), (32, 0.5)], ids=str)
 @pytest.mark.parametrize("index", [torch.int32, torch.int64], ids=str)
-def test_packed_fragments_are_the_matrix(block: int, density: float, index: torch.dtype) -> None:
-    """What each lane of the kernel reads, block after block; columns of a row may come in any order."""
+def test_packed_fragments_match_matrix(block: int, density: float, index: torch.dtype) -> None:
+    """Check what each lane reads, block by block. Columns of a row may come in any order."""
     n, k = 5 * block, 11 * block
     weight = create_blocked_tensor(n, k, block=block, density=density, imbalance="skewed", dtype=BF16)
     values, crow, col = parts(weight)
@@ -87,7 +89,7 @@ def test_packed_fragments_are_the_matrix(block: int, density: float, index: torc
     rows, units, words, bits = UNIT // block, units_of(n), words_of(k, block), bits_of(block)
     at = fragments_at(n, k, block)
     head = made[:at].view(torch.int32).tolist()
-    order, first, told = head[: units * rows], head[units * rows : units * (rows + 1)], head[units * (rows + 1) :]
+    order, first, marks = head[: units * rows], head[units * rows : units * (rows + 1)], head[units * (rows + 1) :]
     assert sorted(order) == list(range(units * rows))
     fragments = made[at:].view(BF16).view(-1, 32, 4, 2)
     got, place, sides = torch.zeros(units * UNIT, k, dtype=BF16), 0, block // FRAGMENT
@@ -95,7 +97,7 @@ def test_packed_fragments_are_the_matrix(block: int, density: float, index: torc
         assert first[unit] == place
         for step in range(-(-k // 64)):
             per_word = 32 // bits
-            held = told[unit * words + step // per_word] >> step % per_word * bits & ((1 << bits) - 1)
+            held = marks[unit * words + step // per_word] >> step % per_word * bits & ((1 << bits) - 1)
             for bit in (i for i in range(bits) if held >> i & 1):
                 top, left = order[unit * rows + bit // (bits // rows)] * block, step * 64 + bit % (bits // rows) * block
                 for i in range(sides**2):
@@ -109,7 +111,7 @@ def test_packed_fragments_are_the_matrix(block: int, density: float, index: torc
     assert torch.equal(got[:n], dense)
 
 
-def test_a_long_row_is_with_a_short_one_and_long_units_come_first() -> None:
+def test_pairs_long_and_short_rows_and_puts_long_units_first() -> None:
     lengths = torch.tensor([3, 9, 1, 5, 0])
     assert order_of(lengths, 2).tolist() == [1, 5, 3, 4, 0, 2], "9 and none, 5 and 0, 3 and 1"
     assert order_of(lengths, 1).tolist() == [1, 3, 0, 2, 4]

@@ -1,4 +1,4 @@
-"""The cuda families for block-sparse weights on a GPU: every shape, small and large, is verified; captures, streams, calls."""
+"""Cuda families for block-sparse weights on a GPU: verification of every shape, captures, streams, calls."""
 
 from __future__ import annotations
 
@@ -64,32 +64,32 @@ FEW_TOKENS: dict[str, Problem] = {
     "14336": blocked(16, 14336, 4096, density=0.5),
 }
 PAIRS = rotated((*itertools.product(PROBLEMS, SHAPES), *itertools.product(FEW_TOKENS, SKINNY)), 3)
-"""A third of them for each commit."""
+"""Cases of which each commit tests a third."""
 
 
 def choices_of(problem: Problem, shape: Any) -> list[CudaChoice]:
-    """With few blocks that go from tile to tile and with one for each, or a block for each panel, begun early or not.
+    """Return choices with persistent blocks, with one block per tile or panel, and with and without PDL.
 
-    None for a shape that is not legal.
+    Return an empty list for an illegal shape.
     """
     device = detect("cuda")
-    told: list[dict[str, Any]] = [{"blocks": 12}, {"blocks": 2**20, "pdl": True}, {"pdl": True}]
+    launched: list[dict[str, Any]] = [{"blocks": 12}, {"blocks": 2**20, "pdl": True}, {"pdl": True}]
     if shape in SKINNY:
-        told = [{"pdl": False}, {"pdl": True}]
+        launched = [{"pdl": False}, {"pdl": True}]
     if family_of(shape).why_not_config(problem, device, config(shape)):
         return []
-    return [choice(problem, shape, device, **way) for way in told]
+    return [choice(problem, shape, device, **way) for way in launched]
 
 
 @pytest.mark.parametrize(("name", "shape"), PAIRS, ids=str)
-def test_products_are_right_in_every_way(name: str, shape: Any) -> None:
+def test_all_launch_variants_pass_verification(name: str, shape: Any) -> None:
     problem = (PROBLEMS | FEW_TOKENS)[name]
     assert_right(problem, choices_of(problem, shape))
 
 
 @pytest.mark.parametrize("shape", [*SHAPES, *SKINNY], ids=str)
-def test_repeats_give_the_same_bits_with_other_sizes_in_between(shape: Any) -> None:
-    """One cubin, two problems, launches that follow each other without a pause; what is stored is all of the result."""
+def test_repeated_launches_give_equal_bits_with_other_sizes_between(shape: Any) -> None:
+    """Check one cubin with two problems in back-to-back launches that write the whole result."""
     sizes = ((8, 1024, 4096), (5, 320, 512)) if shape in SKINNY else ((512, 1024, 1024), (328, 320, 512))
     made = [choices_of(blocked(*size, density=0.3), shape)[-1] for size in sizes]
     assert made[0].compile_key == made[1].compile_key
@@ -101,7 +101,7 @@ def test_repeats_give_the_same_bits_with_other_sizes_in_between(shape: Any) -> N
 
 
 @pytest.mark.parametrize(("shape", "tokens"), [*((SHAPES[i], 1024) for i in (1, 5, 10)), (SKINNY[0], 8)], ids=str)
-def test_captures_streams_and_threads(shape: Any, tokens: int) -> None:
+def test_runs_in_captures_streams_and_threads(shape: Any, tokens: int) -> None:
     one = choices_of(blocked(tokens, 2048, 1024, density=0.3), shape)[-1]
     assert_replayable(one)
     assert_streams_apart(one)
@@ -109,8 +109,8 @@ def test_captures_streams_and_threads(shape: Any, tokens: int) -> None:
 
 
 @pytest.mark.parametrize(("family", "tokens"), [("bsr_[0-9]", 200), *(("bsr_skinny", tokens) for tokens in (1, 16, 32))])
-def test_calls_by_the_kernels_alone(own_store: object, family: str, tokens: int) -> None:
-    """Tuned for a call, whose tokens are contiguous, then told a weight that was changed in place."""
+def test_calls_use_only_these_kernels(own_store: object, family: str, tokens: int) -> None:
+    """Check a tuned call with contiguous tokens, then with a weight that was changed in place."""
     forget_plans()
     bsr = create_blocked_tensor(512, 768, block=16, density=0.1, dtype=BF16, device="cuda")
     packed, x = gemmtune.prepack(bsr), torch.randn(768, tokens, device=GPU).bfloat16()

@@ -1,6 +1,6 @@
-"""The cuda family for block-sparse weights and few tokens on the CPU, thread by thread; and weights as it has them packed.
+"""Cuda kernel for block-sparse weights and few tokens, run on the CPU thread by thread, and its packed weights.
 
-For each commit a part of the cases.
+Each commit tests a part of the cases.
 """
 
 from __future__ import annotations
@@ -54,20 +54,22 @@ CASES: dict[str, tuple[Problem, Shape]] = {
     "float32-biased": (biased(blocked(10, 64, 96, block=32, density=1)), shape(16)),
     "columns-unaligned": (UNALIGNED, shape(16)),
 }
-"""Ends of tokens, panels with more and fewer blocks than are on their way, both majors, results by tokens and by rows, epilogues,
-gaps. Verification draws patterns of its own: ends of rows, empty rows, one long row, nothing at all."""
+"""Cases with remainders of tokens, panels with more and fewer blocks than in flight, both majors of x and results, epilogues, gaps.
+
+Verification adds patterns: ends of rows, empty rows, one long row, no blocks at all.
+"""
 
 
 @needs_compiler
 @pytest.mark.parametrize("name", rotated([*CASES], len(CASES), "bsr_skinny"))
-def test_every_case_is_right(name: str) -> None:
+def test_results_pass_verification(name: str) -> None:
     assert_right(choice(*CASES[name]))
 
 
 @needs_compiler
 @pytest.mark.parametrize("layout", ["nt", "tt"])
-def test_x_is_not_read_where_no_block_is_nor_beyond_its_ends(layout: str) -> None:
-    """One row has all blocks but one, for which x is infinite; one has a single block, the others none. Behind x there is NaN."""
+def test_reads_x_only_at_blocks_and_inside_bounds(layout: str) -> None:
+    """Check a row with all blocks but one, where x is infinite, a row with one block, and empty rows. NaN follows x."""
     problem = blocked(6, 64, 336, density=0.5, layout=layout)
     mask = torch.zeros(4, 21, dtype=torch.bool)
     mask[2, :20], mask[0, 7] = True, True
@@ -87,7 +89,7 @@ def test_x_is_not_read_where_no_block_is_nor_beyond_its_ends(layout: str) -> Non
 
 
 @needs_compiler
-def test_a_weight_without_any_block_leaves_what_is_added() -> None:
+def test_weight_without_blocks_returns_added_operand() -> None:
     problem = Problem.bsr_addmm(3, 32, 64, block=32, beta=2, bias="mn", density=0, device_type="cuda", prepacked=True)
     weight = create_blocked_tensor(32, 64, block=32, density=0, dtype=BF16)
     inp, x = torch.arange(96).reshape(3, 32).to(BF16), torch.full((3, 64), torch.nan, dtype=BF16)
@@ -98,8 +100,8 @@ def test_a_weight_without_any_block_leaves_what_is_added() -> None:
 
 @pytest.mark.parametrize(("block", "density"), [(16, 0.3), (16, 0.0), (32, 0.5)], ids=str)
 @pytest.mark.parametrize("index", [torch.int32, torch.int64], ids=str)
-def test_packed_panels_are_the_matrix(block: int, density: float, index: torch.dtype) -> None:
-    """What each lane of the kernel reads, block after block; columns of a row may come in any order."""
+def test_packed_panels_match_matrix(block: int, density: float, index: torch.dtype) -> None:
+    """Check what each lane reads, block by block. Columns of a row may come in any order."""
     n, k = 5 * block, 40 * block
     weight = create_blocked_tensor(n, k, block=block, density=density, imbalance="skewed", dtype=F32).to(BF16)
     dense = weight.to_dense()

@@ -1,4 +1,4 @@
-"""The cuda families on a GPU: shapes, majors, weights and epilogues are verified; captures, streams, overlapping launches."""
+"""Cuda families on a GPU: verification of shapes, majors, weights and epilogues, captures, streams, overlapping launches."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ pytestmark = [
 ]
 
 Make = Callable[[int], Problem]
-"""A problem with so many terms in its sums."""
+"""Function that returns a problem with a given K."""
 
 
 def cluster(text: str) -> ClusterShape:
@@ -185,7 +185,7 @@ DIVIDED: list[dict[str, Any]] = [
     {"cluster_k": 3, "interleaved_k": True},
     {"cluster_k": 4},
 ]
-"""How blocks of a cluster divide K."""
+"""Divisions of K among the blocks of a cluster."""
 
 
 def ways_of(name: str) -> list[dict[str, Any]]:
@@ -203,14 +203,14 @@ def ways_of(name: str) -> list[dict[str, Any]]:
 
 
 def choices_of(name: str, k: int = 0) -> list[CudaChoice]:
-    """Every way to tell a launch that is legal; for ``k`` terms rather than those of the case."""
+    """Return every legal launch variant, with ``k`` in place of the case's K."""
     make, terms, shape = CASES[name]
     return legal_choices(make(k or terms), shape, ways_of(name), detect("cuda"))
 
 
 @pytest.fixture(scope="module", autouse=True)
 def _compiled(request: pytest.FixtureRequest) -> None:
-    """All kernels of this module, compiled by as many threads as there are cores."""
+    """Compile all kernels of this module, with one thread per core."""
     if not torch.cuda.is_available():
         return
     called = (getattr(item, "callspec", None) for item in request.session.items)
@@ -221,7 +221,7 @@ def _compiled(request: pytest.FixtureRequest) -> None:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_every_way_to_tell_a_launch_is_right(name: str) -> None:
+def test_all_launch_variants_pass_verification(name: str) -> None:
     make, k, _ = CASES[name]
     assert_right(make(k), choices_of(name))
 
@@ -241,11 +241,11 @@ OF_EACH = [
     "wgmma-int4",
     "wgmma-fused",
 ]
-"""A sample of every family, with sums through memory and without."""
+"""Sample of every family, with and without sums through memory."""
 
 
 @pytest.mark.parametrize("name", OF_EACH)
-def test_a_capture_may_have_the_first_call_and_can_be_replayed(name: str) -> None:
+def test_first_call_can_be_captured_and_replayed(name: str) -> None:
     assert_replayable(choices_of(name)[-1])
 
 
@@ -253,19 +253,19 @@ def test_a_capture_may_have_the_first_call_and_can_be_replayed(name: str) -> Non
     "name",
     ["two-tiles", "small", "divided", "beside-tails", "four-tiles", "gemv-int4", "parts", "skinny-int4", "wgmma-int4"],
 )
-def test_calls_of_several_streams_do_not_see_each_other(name: str) -> None:
-    """Nor wait for each other's blocks, of which all do not fit the GPU at a time."""
+def test_calls_on_several_streams_are_independent(name: str) -> None:
+    """Check that launches whose blocks do not all fit the GPU do not wait for each other."""
     assert_streams_apart(choices_of(name)[-1])
 
 
 @pytest.mark.parametrize("name", ["two-tiles", "gemv-one-row", "parts", "skinny-int4", "wgmma-int4"])
-def test_the_first_use_of_cuda_in_a_thread_may_be_a_launch(name: str) -> None:
+def test_launch_can_be_first_cuda_use_of_thread(name: str) -> None:
     assert_launched_by_a_new_thread(choices_of(name)[0])
 
 
 @pytest.mark.parametrize("name", [*OF_EACH, "small-of-4", "divided-tails", "wgmma-uint4-zeros"])
-def test_repeats_give_the_same_bits_with_other_sizes_in_between(name: str) -> None:
-    """One cubin, two problems, launches that follow each other without a pause."""
+def test_repeated_launches_give_equal_bits_with_other_sizes_between(name: str) -> None:
+    """Check one cubin with two problems in back-to-back launches."""
     _, k, _ = CASES[name]
     first, shorter = choices_of(name)[-1], choices_of(name, k // 2 // 128 * 128)[-1]
     assert shorter.compile_key == first.compile_key
@@ -277,8 +277,8 @@ def test_repeats_give_the_same_bits_with_other_sizes_in_between(name: str) -> No
 
 
 @pytest.mark.parametrize("name", ["two-tiles", "small-of-4", "shared", "divided", "beside-tails", "four-tiles"])
-def test_what_a_warp_leaves_is_finished_by_the_last(name: str) -> None:
-    """Warps that look for other clusters' sums but once, so that most of them leave, give the same bits as those that wait."""
+def test_last_cluster_finishes_work_that_warps_left(name: str) -> None:
+    """Check that warps that poll once, and mostly leave their work, give the same bits as warps that wait."""
     patient = choices_of(name)[-1]
     hasty = dataclasses.replace(patient)
     hasty.__dict__["source"] = dataclasses.replace(patient.source, values={**patient.source.values, "patience": 0})
@@ -305,11 +305,11 @@ CHAINS: dict[str, tuple[Problem, Any, dict[str, Any]]] = {
 
 @pytest.mark.parametrize("prefetch_stages", [0, 4])
 @pytest.mark.parametrize("chain", CHAINS)
-def test_launches_that_begin_early_read_what_the_one_before_writes(chain: str, prefetch_stages: int) -> None:
-    """Two operands in turn: a launch writes over the beginning of the other, which the next one may have asked into L2 already."""
+def test_overlapping_launches_read_previous_results(chain: str, prefetch_stages: int) -> None:
+    """Check alternating operands: a launch overwrites the start of one that the next launch may have prefetched."""
     problem, shape, told = CHAINS[chain]
     x = random_operands(problem, GPU, seed=8)
-    # So that results neither grow nor vanish; int4 has a mean, which multiplies rows by 1200 or so.
+    # The scale keeps results from growing or vanishing. int4 has a nonzero mean, which multiplies rows by about 1200.
     if x.scale_b is None:
         x = dataclasses.replace(x, b=x.b / problem.k**0.5)
     else:
@@ -333,8 +333,8 @@ def test_launches_that_begin_early_read_what_the_one_before_writes(chain: str, p
 
 
 @pytest.mark.parametrize("layout", ["nt", "tn"])
-def test_numbers_that_are_hard_to_split_come_out_as_in_torch(layout: str) -> None:
-    """By the planes that torch makes, too, which are the kernel's own."""
+def test_hard_to_split_numbers_match_torch(layout: str) -> None:
+    """Check planes packed by torch as well: they must equal the kernel's own."""
     problem = mm(len(HARD) + 5, len(HARD) + 9, 64, layout, F32)
     a, b = hard_operands(problem, GPU)
     for told in ({}, {"swap_ab": True}):
@@ -347,7 +347,7 @@ def test_numbers_that_are_hard_to_split_come_out_as_in_torch(layout: str) -> Non
 
 
 @pytest.mark.parametrize("name", ["two-tiles", "gemv-int8", "skinny-int8-bfloat16", "wgmma-int8"])
-def test_an_address_that_is_not_aligned_is_refused(name: str) -> None:
+def test_rejects_unaligned_address(name: str) -> None:
     first = choices_of(name)[0]
     x = random_operands(first.problem, GPU, seed=7)
     moved = torch.empty(x.a.numel() + 1, dtype=x.a.dtype, device=GPU)[1:].view(x.a.shape)

@@ -1,4 +1,4 @@
-"""The cuda kernels of grouped products on the CPU, thread by thread: verified, and with offsets that are none."""
+"""Cuda kernels of grouped products, run on the CPU thread by thread, also with invalid offsets."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ CASES: dict[str, tuple[Problem, Any, dict[str, Any]]] = {
 
 @needs_compiler
 @pytest.mark.parametrize("name", rotated([*CASES], len(CASES), "grouped"))
-def test_groups_are_right_whatever_their_sizes(name: str) -> None:
+def test_groups_of_all_sizes_pass_verification(name: str) -> None:
     problem, shape, told = CASES[name]
     assert_right(choice(problem, shape, **told))
 
@@ -91,18 +91,18 @@ WIDENED: dict[str, tuple[Problem, Any, dict[str, Any]]] = {
     ),
     "int4-one-group": (mixed_groups(45, 70, 64, 1, **INT4), NARROW, {}),
 }
-"""Numbers of four and eight bits, signed and not, scales of columns and along K, edges of all sizes, blocks that divide K."""
+"""Cases with signed and unsigned 4-bit and 8-bit weights, column and group scales, remainders of all sizes, and divided K."""
 
 
 @needs_compiler
 @pytest.mark.parametrize("name", rotated([*WIDENED], len(WIDENED), "widened"))
-def test_groups_of_narrow_weights_are_right_whatever_their_sizes(name: str) -> None:
+def test_narrow_weight_groups_of_all_sizes_pass_verification(name: str) -> None:
     problem, shape, told = WIDENED[name]
     assert_right(choice(problem, shape, **told))
 
 
 def run_of_ones(problem: Problem, shape: Any, **told: Any) -> Callable[..., None]:
-    """The kernel, as a function of the result's memory, where groups end, and scales where there are any."""
+    """Return the kernel as a function of the result's memory, group offsets and optional scales."""
     run = kernel(dataclasses.replace(choice(problem, shape, **told), problem=dataclasses.replace(problem, device_type="cpu"))).run
     a = torch.ones(problem.a.size, dtype=problem.dtype)
     b = torch.full(problem.b.transposed.size, 0x11 if problem.encoding else 1).to(problem.b.dtype).mT
@@ -123,7 +123,7 @@ ONES: dict[str, tuple[Problem, Any, dict[str, Any]]] = {
 
 @needs_compiler
 @pytest.mark.parametrize("name", rotated([*ONES], len(ONES), "ones"))
-def test_offsets_that_are_no_offsets_touch_nothing_else(name: str) -> None:
+def test_invalid_offsets_write_only_the_result(name: str) -> None:
     problem, shape, told = ONES[name]
     run = run_of_ones(problem, shape, **told)
     for ends in ([9, 3, 4000, 12], [-7, 5, 2, 99], [2**31 - 1, -(2**31), 40, 41]):
@@ -135,8 +135,8 @@ def test_offsets_that_are_no_offsets_touch_nothing_else(name: str) -> None:
 
 
 @needs_compiler
-def test_each_of_many_groups_has_its_own_scales_and_none_behind_them() -> None:
-    """More groups than a warp has lanes, less of K than a stage has; every fifth group is empty, every third has NaN for scales."""
+def test_many_groups_read_only_their_own_scales() -> None:
+    """Check more groups than lanes and a K below one stage. Every fifth group is empty, every third has NaN scales."""
     problem = mixed_groups(80, 40, 96, 36, **INT4, scales="group_32")
     of_row = torch.tensor([group for group in range(36) if group % 5 for _ in range(1 + group % 3)])
     ends = torch.searchsorted(of_row, torch.arange(36), right=True)

@@ -1,4 +1,4 @@
-"""The cuda kernels of grouped products on a GPU: every shape, captures with offsets that change, streams, offsets that are none."""
+"""Cuda kernels of grouped products on a GPU: every shape, captures with changing offsets, streams, invalid offsets."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ PROBLEMS: dict[str, Problem] = {
     "int8-gated": gated(mixed_groups(700, 520, 448, 4, scales="group_64")),
     "int8-float32-result": biased(mixed_groups(700, 523, 256, 4)),
 }
-"""Sizes with tails, groups by the dozen, both layouts of b, an epilogue, a result in float32, groups of terms, narrow weights."""
+"""Cases with remainders, dozens of groups, both layouts of b, an epilogue, a float32 result, groups of terms, narrow weights."""
 WAYS: list[dict[str, Any]] = [
     {"swap_ab": swap_ab, **told} for swap_ab in (False, True) for told in ({"strip": 16}, {"strip": 1, "blocks": 6, "pdl": True})
 ]
@@ -86,12 +86,12 @@ NARROW_WAYS: list[dict[str, Any]] = [{}, {"cluster_k": 2, "pdl": True}, {"cluste
 
 
 def shapes_of(problem: Problem) -> Sequence[Any]:
-    """The shapes of the family for the problem."""
+    """Return the family's shapes for the problem."""
     return wgmma.SHAPES_FOR_GROUPS[weights_of(problem).bits] if problem.widens_b else SHAPES
 
 
 def choices_of(problem: Problem, shape: Any, device: DeviceInfo) -> list[CudaChoice]:
-    """Every way to tell a launch that is legal."""
+    """Return every legal launch variant."""
     family = family_of(shape)
     assert family.why_not(problem, device) is None
     told = (config(shape, **way) for way in (NARROW_WAYS if problem.widens_b else WAYS))
@@ -105,7 +105,7 @@ CASES = {
 
 @pytest.fixture(scope="module", autouse=True)
 def _compiled(request: pytest.FixtureRequest) -> None:
-    """All kernels of this module, compiled by as many threads as there are cores."""
+    """Compile all kernels of this module, with one thread per core."""
     called = (getattr(item, "callspec", None) for item in request.session.items)
     cases = {one.params["case"] for one in called if one is not None and "case" in one.params}
     sources = {one.compile_key: one for case in cases & CASES.keys() for one in choices_of(*CASES[case], SM90)}
@@ -114,13 +114,13 @@ def _compiled(request: pytest.FixtureRequest) -> None:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_every_way_to_tell_a_launch_is_right(case: str) -> None:
+def test_all_launch_variants_pass_verification(case: str) -> None:
     problem, shape = CASES[case]
     assert_right(problem, choices_of(problem, shape, detect("cuda")))
 
 
 @pytest.mark.parametrize("shape", [*SHAPES, *wgmma.SHAPES_FOR_GROUPS[8]], ids=str)
-def test_offsets_that_are_no_offsets_touch_nothing_else(shape: Any) -> None:
+def test_invalid_offsets_write_only_the_result(shape: Any) -> None:
     problem = PROBLEMS["rows"] if isinstance(shape, Shape) else mixed_groups(1000, 523, 336, 5)
     for one in choices_of(problem, shape, detect("cuda")):
         assert_touches_nothing_else(one.build().run, one.problem)
@@ -142,7 +142,7 @@ def sample(name: str) -> CudaChoice:
 
 
 @pytest.mark.parametrize("name", SAMPLE)
-def test_launches_stand_captures_streams_and_new_threads(name: str) -> None:
+def test_runs_in_captures_streams_and_threads(name: str) -> None:
     assert_replayable(sample(name))
     assert_streams_apart(sample(name))
     assert_launched_by_a_new_thread(sample(name))
@@ -151,8 +151,8 @@ def test_launches_stand_captures_streams_and_new_threads(name: str) -> None:
 
 
 @pytest.mark.parametrize("case", ["up", "down"])
-def test_many_rows_of_a_model_are_right_launch_after_launch(case: str) -> None:
-    """Rings that go round for hundreds of steps, beside the launch before."""
+def test_many_rows_pass_verification_in_repeated_launches(case: str) -> None:
+    """Check rings that wrap around for hundreds of steps, next to the previous launch."""
     n, k = (14336, 4096) if case == "up" else (4096, 14336)
     problem = rows(8192, n, k, 8)
     a = torch.randn(problem.m, k, device=GPU).to(BF16)

@@ -1,6 +1,6 @@
-"""Kernels for few rows on the CPU, thread by thread, in tiles with tails and clusters of blocks.
+"""Cuda kernels for few rows, run on the CPU thread by thread, with partial tiles and clusters.
 
-For each commit a case of two of the four families.
+Each commit tests a case of two of the four families.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ ONE_TO_FOUR: dict[str, tuple[Problem, Any]] = {
     "uint4-row-major-prepacked": (dataclasses.replace(mixed(2, 11, 416, layout="nn", **UINT4), prepacked=True), PAIR),
     "bfloat16-row-major-prepacked": (dataclasses.replace(mm(2, 9, 264, "nn"), prepacked=True), TWO),
 }
-"""Weights, rows, tails of columns and of K, more lines than stages and fewer."""
+"""Cases with all weights and row counts, remainders of columns and K, and more or fewer lines than stages."""
 
 
 def gemv(problem: Problem, shape: Any) -> CudaChoice:
@@ -135,7 +135,7 @@ BY_PARTS: dict[str, tuple[Problem, Any, dict[str, Any]]] = {
     "gated": (gated(mm(33, 20, 104, dtype=F32)), DIVIDED, {}),
     "prepacked": (dataclasses.replace(mm(20, 21, 100, dtype=F32), prepacked=True), ROW_OF_TILES, {}),
 }
-"""Majors, tails of all sizes, tiles one after the other, clusters, copies, and planes that torch has made."""
+"""Cases with all majors, remainders of all sizes, persistent blocks, clusters, copies, and planes packed by torch."""
 
 
 def by_parts(problem: Problem, shape: Any, told: dict[str, Any]) -> CudaChoice:
@@ -152,13 +152,13 @@ PICKED = [
 
 @needs_compiler
 @pytest.mark.parametrize(("kind", "name"), PICKED)
-def test_every_case_is_right(kind: str, name: str) -> None:
+def test_results_pass_verification(kind: str, name: str) -> None:
     made, cases = KERNELS[kind]
     assert_right(made(*cases[name]))
 
 
 @needs_compiler
-def test_numbers_that_are_hard_to_split_come_out_as_in_torch() -> None:
+def test_hard_to_split_numbers_match_torch() -> None:
     problem = mm(len(HARD), len(HARD) + 1, 72, dtype=F32)
     a, b = hard_operands(problem, torch.device("cpu"))
     out, again = (torch.empty(problem.out.size) for _ in range(2))

@@ -1,7 +1,7 @@
-"""CUTLASS's operations compiled with nvcc, through the architecture matrix: resources and instructions.
+"""CUTLASS operations compiled with nvcc through the architecture matrix: resources and instructions.
 
-In an ordinary run one kernel or none, by the commit; ``pytest -m sm90`` (and so ``tox -e sm90``) compiles one of each family
-of an architecture.
+An ordinary run compiles at most one kernel, depending on the commit. ``pytest -m sm90`` (and so ``tox -e sm90``) compiles one of
+each family of an architecture.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ FAMILIES = {
         "grouped-bf16-nt", "grouped-f16-nn",
     ),
 }  # fmt: skip
-"""By architecture, names of the matrix's problems and GROUPED: every element, with and without an epilogue, aligned or not."""
+"""Names of the matrix's problems and GROUPED, by architecture: every element, with and without epilogue, aligned or not."""
 GROUPED = {
     "grouped-bf16-nt": Problem.grouped_mm(4096, 14336, 4096, groups=8, device_type="cuda"),
     "grouped-f16-nn": Problem.grouped_mm(16, 768, 2048, groups=128, dtype=torch.float16, layout="nn", device_type="cuda"),
 }
-"""Groups of rows: as they are, and as columns where groups have few."""
+"""Groups of rows: rows as rows, and as columns for small groups."""
 MODERN = [("sm90", name) for name in FAMILIES["sm90"]]
 SAMPLED = (
     *([("sm80", "mm-f16-nn-padded")] if takes("CUTLASS 2.x through the matrix") else ()),
     *(rotated(MODERN, len(MODERN)) if takes("CUTLASS 3.x") else ()),
 )
-"""In some commits a kernel of CUTLASS 2.x; in fewer one of 3.x, which alone takes a minute."""
+"""Sample: some commits compile a kernel of CUTLASS 2.x, fewer one of 3.x, which takes a minute."""
 
 
 def _missing() -> str | None:
@@ -56,7 +56,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.skipif(_missing() is not None, reaso
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """All families of an architecture that is asked for by its marker, a few for the others."""
+    """Return all families of an architecture whose marker is selected, and a few for the others."""
     if "name" not in metafunc.fixturenames:
         return
     asked = str(metafunc.config.getoption("markexpr"))
@@ -71,8 +71,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     )
 
 
-def test_operations_compile_to_the_expected_instructions_without_spills(arch: str, name: str) -> None:
-    """And one of another kind than expected is found."""
+def test_operations_compile_to_expected_instructions_without_spills(arch: str, name: str) -> None:
+    """Check instructions and spills, and that an instruction of an unexpected kind is found."""
     problems = {name: (matrix_problems() | GROUPED)[name]}
     with settings.patch(backends=("cutlass",), compile_timeout_s=250.0):
         report = run_matrix(arch, search="quick", problems=problems, most=1)
@@ -91,7 +91,7 @@ def test_operations_compile_to_the_expected_instructions_without_spills(arch: st
 
 
 @pytest.mark.sm80
-def test_the_matrix_has_the_operations_where_the_backend_is_named() -> None:
+def test_matrix_has_operations_if_backend_is_named() -> None:
     problems = {name: matrix_problems()[name] for name in FAMILIES["sm80"]}
     with settings.patch(backends=("cutlass",)):
         choices = matrix_choices("sm80", "quick", problems=problems, most=1)

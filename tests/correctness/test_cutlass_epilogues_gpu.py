@@ -1,4 +1,4 @@
-"""Epilogues of CUTLASS's operations on a GPU: right, and one launch for product and epilogue together."""
+"""Epilogues of CUTLASS operations on a GPU: results, and one launch for product and epilogue."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ SAMPLED = "bias-gelu"
         for name in EPILOGUES
     ],
 )
-def test_product_and_epilogue_are_one_launch(name: str) -> None:
+def test_product_and_epilogue_take_one_launch(name: str) -> None:
     problem, device = EPILOGUES[name], torch.device("cuda")
     tile = Settings(search="exhaustive", cutlass_op_allowlist_regex="64x64x128_1x1x1_.*pingpong")
     choice = BACKEND.enumerate(problem, detect("cuda"), tile).choices[0]

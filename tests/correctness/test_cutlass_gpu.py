@@ -1,4 +1,4 @@
-"""CUTLASS 3.x operations on a GPU: every kind of tile, schedule, layout and epilogue is verified; captures and several streams."""
+"""CUTLASS 3.x operations on a GPU: verification of tiles, schedules, layouts and epilogues, captures, several streams."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def addmm(m: int, n: int, k: int, layout: str = "nt", dtype: torch.dtype = F16, 
 
 
 def gated(m: int, n: int, k: int) -> Problem:
-    """silu(a @ b) · x, x a matrix in the operands' type."""
+    """Return silu(a @ b) · x, with a matrix x in the operands' type."""
     epilogue = trace(lambda acc, x: torch.nn.functional.silu(acc) * x, torch.float32, [torch.empty(m, n, dtype=BF16)])
     return dataclasses.replace(mm(m, n, k), epilogue=epilogue)
 
@@ -67,7 +67,7 @@ CASES: dict[str, tuple[Problem, str]] = {
 }
 
 SAMPLED = ("128x64-stream-k-fused", "8-columns")
-"""What -m gpu compiles in turn: a tile with stream-K and an epilogue, and one that exchanges the operands."""
+"""Operations that -m gpu compiles in rotation: a tile with stream-K and an epilogue, and one that swaps the operands."""
 
 
 def wanted(text: str) -> Tile:
@@ -85,7 +85,7 @@ def choice_of(name: str) -> CutlassChoice:
 
 
 def every_variant(choice: CutlassChoice) -> Sequence[CutlassChoice]:
-    """Some of all that the first leads to, in turn."""
+    """Return a sample of the variants reachable from the choice, at most about MOST_VARIANTS."""
     found = {choice.name: choice}
     for near in choice.launch_variants():
         found[near.name] = near
@@ -103,7 +103,7 @@ needs_sm90 = pytest.mark.skipif(
 @pytest.mark.slow
 @needs_sm90
 @pytest.mark.parametrize("name", rotated(SAMPLED, 2))
-def test_the_kernel_is_right(name: str) -> None:
+def test_kernel_passes_verification(name: str) -> None:
     choice = choice_of(name)
     verdict = Verifier(choice.problem, torch.device("cuda")).check(choice, choice.build())
     assert verdict.status is Status.OK, f"{choice.name}: {verdict.reason}"
@@ -112,7 +112,7 @@ def test_the_kernel_is_right(name: str) -> None:
 @pytest.mark.cutlass_build
 @needs_sm90
 @pytest.mark.parametrize("name", CASES)
-def test_every_variant_is_right(name: str) -> None:
+def test_every_variant_passes_verification(name: str) -> None:
     choice = choice_of(name)
     verifier = Verifier(choice.problem, torch.device("cuda"))
     for variant in every_variant(choice):
@@ -124,7 +124,7 @@ def test_every_variant_is_right(name: str) -> None:
 @pytest.mark.slow
 @needs_sm90
 @pytest.mark.parametrize("name", rotated(SAMPLED, 2))
-def test_a_capture_may_have_the_first_call_and_can_be_replayed(name: str) -> None:
+def test_first_call_can_be_captured_and_replayed(name: str) -> None:
     choice = choice_of(name)
     run = choice.build().run
     x = random_operands(choice.problem, torch.device("cuda"), seed=3)
@@ -145,7 +145,7 @@ def test_a_capture_may_have_the_first_call_and_can_be_replayed(name: str) -> Non
 @pytest.mark.gpu
 @pytest.mark.slow
 @needs_sm90
-def test_calls_of_two_streams_do_not_share_a_workspace() -> None:
+def test_two_streams_do_not_share_a_workspace() -> None:
     choice = choice_of("128x64-stream-k-fused")
     run = choice.build().run
     x = random_operands(choice.problem, torch.device("cuda"), seed=4)
@@ -154,7 +154,7 @@ def test_calls_of_two_streams_do_not_share_a_workspace() -> None:
     torch.cuda.synchronize()
     streams = [torch.cuda.Stream() for _ in range(2)]
     outs = [torch.full_like(x.out, float("nan")) for _ in range(40)]
-    torch.cuda.synchronize()  # streams do not wait for the one that filled these
+    torch.cuda.synchronize()  # the streams do not wait for the stream that filled these
     for out, stream in zip(outs, itertools.cycle(streams), strict=False):
         with torch.cuda.stream(stream):
             run(out, x.tensors, x.scalars)

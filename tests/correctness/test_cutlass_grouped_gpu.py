@@ -1,4 +1,4 @@
-"""CUTLASS's kernels for groups of rows on a GPU: every tile, captures with offsets that change, streams, offsets that are none."""
+"""CUTLASS kernels for groups of rows on a GPU: every tile, captures with changing offsets, streams, invalid offsets."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def rows(m: int, n: int, k: int, groups: int, layout: str = "nt", dtype: torch.d
 
 
 def fused(problem: Problem) -> Problem:
-    """silu(a @ b) + a number for each column, stored in float32."""
+    """Return silu(a @ b) plus a number for each column, stored in float32."""
     x = torch.empty(problem.n, dtype=problem.dtype)
     epilogue = trace(lambda acc, x: torch.nn.functional.silu(acc) + x, torch.float32, [x])
     return dataclasses.replace(problem, epilogue=epilogue, out=dataclasses.replace(problem.out, dtype=torch.float32))
@@ -56,10 +56,10 @@ CASES: dict[str, tuple[Problem, str]] = {
     "cooperative": (rows(5000, 1544, 1032, 7), "_128x256x64_2x1x1_"),
     "cooperative-256": (rows(5000, 1544, 1032, 40, "nn", F16), "_256x128x64_2x1x1_"),
 }
-"""By name: a problem, and what to find in the name of an operation. Sizes with tails, groups by the dozen, both layouts of b."""
+"""Cases by name: a problem, and a part of an operation's name. Sizes with remainders, dozens of groups, both layouts of b."""
 
 SAMPLED = ("few-rows", "cooperative", "rows-in-clusters")
-"""What -m gpu compiles in turn: rows as columns, two warp groups for a tile, clusters of tiles of one each."""
+"""Operations that -m gpu compiles in rotation: rows as columns, two warp groups per tile, clusters of pingpong tiles."""
 NAME = rotated(SAMPLED, 3, "cutlass-grouped")[0]
 
 
@@ -73,7 +73,7 @@ def choice_of(name: str, device: DeviceInfo) -> CutlassChoice:
 
 @pytest.fixture(scope="module", autouse=True)
 def _compiled(request: pytest.FixtureRequest) -> None:
-    """All kernels of this module, compiled by as many threads as there are cores."""
+    """Compile all kernels of this module, with one thread per core."""
     called = (getattr(item, "callspec", None) for item in request.session.items if item.path == request.path)
     names = {one.params["name"] for one in called if one is not None and "name" in one.params}
     choices = {(one := choice_of(name, preset("sm90"))).compile_key: one for name in names}
@@ -83,7 +83,7 @@ def _compiled(request: pytest.FixtureRequest) -> None:
 
 @pytest.mark.cutlass_build
 @pytest.mark.parametrize("name", CASES)
-def test_every_variant_is_right(name: str) -> None:
+def test_every_variant_passes_verification(name: str) -> None:
     choice = choice_of(name, detect("cuda"))
     assert_right(choice.problem, (choice, *choice.launch_variants()))
 
@@ -91,7 +91,7 @@ def test_every_variant_is_right(name: str) -> None:
 @pytest.mark.gpu
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [NAME])
-def test_launches_stand_captures_streams_and_new_threads(name: str) -> None:
+def test_runs_in_captures_streams_and_threads(name: str) -> None:
     choice = choice_of(name, detect("cuda"))
     assert_right(choice.problem, [choice])
     assert_replayable(choice)
@@ -102,5 +102,5 @@ def test_launches_stand_captures_streams_and_new_threads(name: str) -> None:
 
 
 @pytest.mark.cutlass_build
-def test_a_named_backend_is_tuned_and_captured(own_store: object) -> None:
+def test_named_backend_can_be_tuned_and_captured(own_store: object) -> None:
     assert_tuned_and_captured("cutlass")

@@ -1,4 +1,4 @@
-"""CUTLASS's operations for int_mm, scaled_mm and mixed_mm on a GPU: each kind of element, scale and schedule is verified."""
+"""CUTLASS operations for int_mm, scaled_mm and mixed_mm on a GPU: verification of elements, scales and schedules."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def with_bias(problem: Problem) -> Problem:
 
 
 def column_major_scales(problem: Problem) -> Problem:
-    """scale_a as torch's own block-scaled product wants it, scale_b transposed too."""
+    """Return the problem with scale_a as torch's own block-scaled product expects it, and with scale_b transposed too."""
     assert problem.scale_a is not None
     assert problem.scale_b is not None
     scales = (dataclasses.replace(x, stride=(1, x.size[0])) for x in (problem.scale_a, problem.scale_b))
@@ -138,7 +138,7 @@ CASES: dict[str, tuple[Problem, str]] = {
         "_64x64x128_1x1x1_.*pingpong.*_shuffled",
     ),
 }  # fmt: skip
-"""By name: a problem, and what to find in the name of an operation."""
+"""Cases by name: a problem, and a part of an operation's name."""
 
 
 def choice_of(name: str) -> CutlassChoice:
@@ -157,7 +157,7 @@ needs_sm90 = pytest.mark.skipif(
 @pytest.mark.cutlass_build
 @needs_sm90
 @pytest.mark.parametrize("name", CASES)
-def test_every_variant_is_right(name: str) -> None:
+def test_every_variant_passes_verification(name: str) -> None:
     choice = choice_of(name)
     verifier = Verifier(choice.problem, torch.device("cuda"))
     near = choice.launch_variants()
@@ -167,14 +167,14 @@ def test_every_variant_is_right(name: str) -> None:
 
 
 SAMPLED = ("int_mm-stream-k", "blocks-128x128", "packed-s4-few-rows", "packed-u8-stream-k")
-"""What -m gpu compiles: two of them for one commit, the others for the next."""
+"""Operations that -m gpu compiles: two in one commit, the others in the next."""
 
 
 @pytest.mark.gpu
 @pytest.mark.slow
 @needs_sm90
 @pytest.mark.parametrize("name", rotated(SAMPLED, 2))
-def test_the_result_is_right_and_the_same_each_time(name: str) -> None:
+def test_result_passes_verification_and_is_repeatable(name: str) -> None:
     choice = choice_of(name)
     kernel = choice.build()
     verdict = Verifier(choice.problem, torch.device("cuda")).check(choice, kernel)

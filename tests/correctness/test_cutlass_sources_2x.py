@@ -1,7 +1,7 @@
-"""Sources of CUTLASS 2.x operations: what they say, that nvcc takes them, what they refuse, and on a GPU what they compute.
+"""Sources of CUTLASS 2.x operations: text, compilation with nvcc, refusals and, on a GPU, results.
 
-In an ordinary run one of a sample of the families is compiled, another one for each commit; ``pytest -m sm75`` and ``-m sm80``
-compile all of an architecture.
+An ordinary run compiles one family of a sample, a different one for each commit. ``pytest -m sm75`` and ``-m sm80`` compile all of
+an architecture.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from gemmtune.toolchain.nvcc import find_compiler
 from gemmtune.toolchain.structs import Strides
 
 MISALIGNED, BAD_LAYOUT, BAD_PROBLEM, NOT_SUPPORTED = 1, 3, 4, 5
-"""cutlass::Status."""
+"""Values of cutlass::Status."""
 ADDRESS = 0x1000
 
 
@@ -43,7 +43,7 @@ compiles = pytest.mark.skipif(_missing() is not None, reason=f"compiles CUTLASS:
 
 
 def operation(introduced: int, elements: str, layouts: str, alignments: tuple[int, int, int], **fields: object) -> Operation:
-    """``elements`` of a, b, the accumulator and d; tensor cores and 128×128 tiles unless ``fields`` say otherwise."""
+    """Return an operation with ``elements`` of a, b, accumulator and d. ``fields`` replace tensor cores and 128×128 tiles."""
     a, b, accumulator, d = elements.split()
     values = {"tile": (128, 128, 32), "warps": (2, 2, 1), "stages": 3 if introduced >= 80 else 2, "opcode": "TensorOp"}
     return Operation(
@@ -88,11 +88,14 @@ FAMILIES: dict[str, tuple[str, Operation]] = {
 }  # fmt: skip
 SAMPLED = ("f16-turing-align1-fused", "s8-plain")
 FUSED = takes("CUTLASS 2.x fused")
-"""Whether the first is compiled: the refusals below need the second anyway."""
+"""Flag for compiling the first kernel. The refusals below need the second one anyway."""
 
 
 def source(name: str) -> Source:
-    """``…-plain``: the bare product; ``…-fused``: relu(alpha·a@b + beta·inp + x1·x2), x1 in float32 and x2 in bfloat16."""
+    """Return the bare product for ``…-plain``, and relu(alpha·a@b + beta·inp + x1·x2) for ``…-fused``.
+
+    x1 is float32, x2 bfloat16.
+    """
     family, way = name.rsplit("-", 1)
     made_for = FAMILIES[family][1]
     if way == "plain":
@@ -108,13 +111,13 @@ KERNELS = [f"{name}-{way}" for name, (_, op) in FAMILIES.items() for way in ("pl
 
 
 def library(name: str) -> Library:
-    """Compiled for the oldest GPU that gemmtune knows to run the operation: a newer one runs its PTX."""
+    """Compile for the oldest supported GPU of the operation. Newer GPUs run its PTX."""
     capability = max(75, FAMILIES[name.rsplit("-", 1)[0]][1].introduced)
     return load(compile_source(source(name), find_toolkit(None), capability, name))
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """The sample, and on a GPU the others under a marker of their own; all of an architecture that is asked for by its marker."""
+    """Return the sample, the other kernels under a marker for GPUs, and all of an architecture whose marker is selected."""
     if "kernel" not in metafunc.fixturenames:
         return
     if "batch" in metafunc.fixturenames:
@@ -131,11 +134,11 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.mark.slow
 @compiles
-def test_source_compiles_to_the_three_entry_points_and_needs_no_workspace(kernel: str) -> None:
+def test_source_compiles_to_three_entry_points_without_workspace(kernel: str) -> None:
     assert library(kernel).workspace_bytes(None) == 0
 
 
-def test_column_major_results_come_from_the_exchanged_product() -> None:
+def test_column_major_results_use_swapped_product() -> None:
     columns, rows = source("bf16-align2-plain").text, source("f16-rows-plain").text
     assert "using LayoutA = typename cutlass::layout::LayoutTranspose<cutlass::layout::RowMajor>::type;" in columns
     assert "std::swap(launch.a, launch.b);" in columns
@@ -143,7 +146,7 @@ def test_column_major_results_come_from_the_exchanged_product() -> None:
     assert "std::swap" not in rows
 
 
-def test_the_bare_product_has_neither_a_functor_nor_a_visitor() -> None:
+def test_bare_product_has_no_functor_and_no_visitor() -> None:
     plain, fused = source("f16-plain").text, source("f16-fused").text
     assert "struct Pointwise" not in plain
     assert "epilogue_with_visitor_callbacks.h" not in plain
@@ -152,7 +155,7 @@ def test_the_bare_product_has_neither_a_functor_nor_a_visitor() -> None:
     assert "Operand<cutlass::bfloat16_t> x2;" in fused
 
 
-def test_an_unknown_math_operation_is_an_error_and_no_empty_text() -> None:
+def test_unknown_math_operation_raises() -> None:
     made_for = dataclasses.replace(FAMILIES["f16"][1], math="xor_popc")
     broken = dataclasses.replace(source("f16-plain"), operation=made_for)
     with pytest.raises(jinja2.UndefinedError, match="'dict object' has no attribute 'xor_popc'"):
@@ -161,14 +164,14 @@ def test_an_unknown_math_operation_is_an_error_and_no_empty_text() -> None:
 
 @compiles
 @pytest.mark.parametrize("alpha", ["general"] if takes("a refusal of nvcc") else [])
-def test_a_refusal_of_the_compiler_is_a_compile_error_with_its_words(alpha: str) -> None:
+def test_compiler_error_raises_compile_error_with_its_text(alpha: str) -> None:
     fused = dataclasses.replace(source("s8-plain"), alpha=alpha)
     with pytest.raises(CompileError, match=r"(?s)int_mm_mul did not compile:.*an int32 result has no epilogue: a float would"):
         compile_source(fused, find_toolkit(None), 80, "int_mm_mul")
 
 
 def launch_of(m: int = 128, n: int = 128, k: int = 64, **changes: object) -> Launch:
-    """Packed operands for an operation with row-major a, column-major b and out; ``a``: its address, ``a_strides``: 3 numbers, …"""
+    """Return a launch with packed row-major a, column-major b and out. ``a`` is an address, ``a_strides`` are 3 numbers, …"""
     launch = Launch()
     strides = {"a_strides": (k, 1, m * k), "b_strides": (1, k, n * k), "out_strides": (1, m, m * n)}
     fields = {"m": m, "n": n, "k": k, "batch": 1, "swizzle": 1, "a": ADDRESS, "b": ADDRESS, "out": ADDRESS, **strides, **changes}
@@ -201,7 +204,7 @@ def check(name: str, launch: Launch) -> int:
         ({"out_strides": (128, 1, 0)}, BAD_LAYOUT),
     ],
 )
-def test_a_launch_that_the_operation_does_not_serve_is_refused(changes: dict[str, object], status: int) -> None:
+def test_refuses_unsupported_launch(changes: dict[str, object], status: int) -> None:
     assert check("s8-plain", launch_of(**changes)) == status  # type: ignore[arg-type]
 
 
@@ -213,11 +216,11 @@ def test_a_launch_that_the_operation_does_not_serve_is_refused(changes: dict[str
         ("s8-plain", {"m": 12, "n": 7, "k": 131056}),
         ("s8-plain", {"batch": 100_000, "a_strides": (0, 1, 0), "out_strides": (1, 136, 4)}),
         ("s8-plain", {"n": 1, "b_strides": (1, 3, 5)}),
-        # Where it is compiled for the test above.
+        # Only if the test above compiles it.
         *([("f16-turing-align1-fused", {"m": 1, "n": 3, "k": 5, "a": ADDRESS + 2, "a_strides": (7, 1, 0)})] if FUSED else ()),
     ],
 )
-def test_a_legal_launch_is_refused_by_nothing_but_the_lack_of_a_device(name: str, changes: dict[str, object]) -> None:
+def test_legal_launch_fails_only_without_device(name: str, changes: dict[str, object]) -> None:
     assert check(name, launch_of(**changes)) not in (MISALIGNED, BAD_LAYOUT, BAD_PROBLEM, NOT_SUPPORTED)  # type: ignore[arg-type]
 
 
@@ -225,13 +228,13 @@ POISON = 192
 
 
 def integers(shape: tuple[int, ...], dtype: torch.dtype, seed: int) -> torch.Tensor:
-    """-1, 0 and 1, which every one of the kernels multiplies and sums exactly."""
+    """Return -1, 0 and 1, which every kernel multiplies and sums exactly."""
     generator = torch.Generator(device="cuda").manual_seed(seed)
     return torch.randint(-1, 2, shape, device="cuda", generator=generator).to(dtype)
 
 
 def view(whole: torch.Tensor, letter: str, padding: int) -> torch.Tensor:
-    """[batch, rows, cols] inside of ``whole``, with padding between the rows, or columns, and between the matrices."""
+    """Return [batch, rows, cols] inside ``whole``, with padding between rows or columns, and between matrices."""
     inner = whole[:, :-1, :-padding]
     return inner if letter == "t" else inner.transpose(1, 2)
 
@@ -242,7 +245,7 @@ def padded(letter: str, batch: int, rows: int, cols: int, padding: int) -> tuple
 
 
 def operands_of(kernel: str, batch: int, m: int, n: int, inp: tuple[int, ...]) -> list[torch.Tensor]:
-    """inp of shape ``inp``, a column-major matrix for the whole batch, and a row of numbers: the fused kernels' x0, x1, x2."""
+    """Return the fused kernels' x0, x1, x2: inp of shape ``inp``, a column-major matrix for the whole batch, a row of numbers."""
     shapes = (inp, (1, n, m), (1, 1, n))
     x = [integers(shape, dtype, 3 + i) for i, (shape, dtype) in enumerate(zip(shapes, source(kernel).operands, strict=False))]
     return [(t.transpose(1, 2) if i == 1 else t).expand(batch, m, n) for i, t in enumerate(x)]
@@ -260,7 +263,7 @@ def strides(x: torch.Tensor) -> Strides:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU; torch sees none")
 @compiles
 @pytest.mark.parametrize("batch", [1, 3])
-def test_results_are_exact_for_integers_in_any_order_of_tiles(kernel: str, batch: int) -> None:
+def test_integer_results_are_exact_in_any_tile_order(kernel: str, batch: int) -> None:
     op, compiled = FAMILIES[kernel.rsplit("-", 1)[0]][1], library(kernel)
     m, n, k = (301, 459, 71) if op.alignment_a == 1 else (304, 464, 80)
     padding = 16 if op.alignment_a > 1 else 1

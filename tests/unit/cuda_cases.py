@@ -1,4 +1,4 @@
-"""Problems and choices of the cuda families, for tests of all kinds."""
+"""Problems and choices of the cuda families for all kinds of tests."""
 
 from __future__ import annotations
 
@@ -58,25 +58,25 @@ def mixed_groups(m: int = 2048, n: int = 1024, k: int = 2048, groups: int = 8, *
 
 
 def blocked(m: int = 512, n: int = 1024, k: int = 1024, block: Any = 16, density: float = 0.1, **fields: Any) -> Problem:
-    """m tokens times a prepacked block-sparse weight."""
+    """Return the product of m tokens and a prepacked block-sparse weight."""
     fields = {"prepacked": True, "device_type": "cuda"} | fields
     return Problem.bsr_mm(m, n, k, block=block, density=density, **fields)
 
 
 def gated(problem: Problem) -> Problem:
-    """silu(product) · x, x a matrix in the operands' type."""
+    """Return silu(product) · x, with a matrix x in the operands' type."""
     x = torch.empty(problem.m, problem.n, dtype=problem.dtype)
     return dataclasses.replace(problem, epilogue=trace(lambda acc, x: torch.nn.functional.silu(acc) * x, F32, [x]))
 
 
 def biased(problem: Problem) -> Problem:
-    """2 · product + x, x a vector in float32; the result in float32."""
+    """Return 2 · product + x, with a float32 vector x and a float32 result."""
     epilogue = trace(lambda acc, x: acc * 2 + x, F32, [torch.empty(problem.n)])
     return dataclasses.replace(problem, epilogue=epilogue, out=dataclasses.replace(problem.out, dtype=F32))
 
 
 def by_columns(problem: Problem) -> Problem:
-    """The same with the columns of its result contiguous."""
+    """Return the same problem with a column-major result."""
     return dataclasses.replace(problem, out=dataclasses.replace(problem.out, stride=(1, problem.m)))
 
 
@@ -106,7 +106,7 @@ def wgmma_shape(block_m: int, warp_groups: int, col_tiles: int, line_bytes: int,
 
 
 def config(shape: Any, **told: Any) -> Any:
-    """A config of the family whose shape it is."""
+    """Return a config of the shape's family."""
     types: dict[Any, Any] = {
         bsr.Shape: bsr.Config,
         bsr_skinny.Shape: bsr_skinny.Config,
@@ -125,7 +125,7 @@ def family_of(shape: Any) -> Family[Any]:
 
 
 def choice(problem: Problem, shape: Any, device: DeviceInfo = SM90, **told: Any) -> CudaChoice:
-    """The choice of a config, which has to be legal."""
+    """Return the choice of a config, which must be legal."""
     family, chosen = family_of(shape), config(shape, **told)
     assert family.why_not(problem, device) is None
     assert family.why_not_config(problem, device, chosen) is None
@@ -133,7 +133,7 @@ def choice(problem: Problem, shape: Any, device: DeviceInfo = SM90, **told: Any)
 
 
 def legal_choices(problem: Problem, shape: Any, ways: Iterable[dict[str, Any]], device: DeviceInfo = SM90) -> list[CudaChoice]:
-    """Those of the ways to tell a launch that are legal, at least one."""
+    """Return the legal launch variants, at least one."""
     family = family_of(shape)
     assert family.why_not(problem, device) is None
     configs = [config(shape, **told) for told in ways]

@@ -1,4 +1,4 @@
-"""What the cuda families offer for which problem, in which order, and what their choices say of themselves."""
+"""Offers of the cuda families: configs for each problem, their order, and the claims of choices."""
 
 from __future__ import annotations
 
@@ -109,11 +109,11 @@ FASTEST: list[tuple[Problem, tuple[str, ...]]] = [
 
 
 @pytest.mark.parametrize(("problem", "wanted"), FASTEST, ids=str)
-def test_the_search_has_what_was_the_fastest_on_an_h200(problem: Problem, wanted: tuple[str, ...]) -> None:
+def test_search_offers_configs_that_were_fastest_on_h200(problem: Problem, wanted: tuple[str, ...]) -> None:
     family = wanted[0].split("_")[0]
     found = choices(family, problem)
-    told = {variant.name.removeprefix("cuda:") for one in found for variant in (one, *one.launch_variants())}
-    assert told >= set(wanted)
+    names = {variant.name.removeprefix("cuda:") for one in found for variant in (one, *one.launch_variants())}
+    assert names >= set(wanted)
     assert len({one.config.shape for one in found}) == len(found) <= EFFORT["default"].configs[f"cuda:{family}"]
     assert choices(family, problem, "quick") == found[:2] or family == "cluster"
     assert max(map(estimate_us, found)) <= FAMILY[family].likely * min(map(estimate_us, found))
@@ -135,13 +135,13 @@ def test_the_search_has_what_was_the_fastest_on_an_h200(problem: Problem, wanted
         ("wgmma", mixed_groups(250), "default", "a group has, on the mean, 32 rows, tried from 33 on"),
     ],
 )
-def test_what_is_not_likely_to_win_is_one_refusal(family: str, problem: Problem, search: str, reason: str) -> None:
+def test_unlikely_family_is_one_refusal(family: str, problem: Problem, search: str, reason: str) -> None:
     found = offered(family, problem, search)
     assert not found.choices
     assert [(refusal.name, refusal.reason) for refusal in found.refusals] == [(f"cuda:{family}", reason)]
 
 
-def test_the_backend_has_all_families() -> None:
+def test_backend_has_all_families() -> None:
     problem = mixed(16, 8192, 8192, scales="column")
     found = BACKEND.enumerate(problem, SM90, Settings())
     assert found.choices == tuple(choices("skinny", problem))
@@ -151,30 +151,30 @@ def test_the_backend_has_all_families() -> None:
     assert BACKEND.enumerate(few, SM90, Settings()).choices == (*choices("gemv", few), *choices("skinny", few))
 
 
-def test_float32_is_multiplied_by_parts_where_the_setting_allows_it() -> None:
+def test_float32_by_parts_needs_the_setting() -> None:
     problem = mm(512, 512, 512, dtype=F32)
     assert BACKEND.enumerate(problem, SM90, Settings()).choices == tuple(choices("parts", problem))
     assert not BACKEND.enumerate(problem, SM90, Settings(float32_by_parts=False)).choices
 
 
-def test_long_sums_of_a_few_tiles_are_gathered_as_torch_divides_k_there() -> None:
+def test_long_k_of_few_tiles_is_gathered_where_torch_splits_k() -> None:
     few, many = mm(256, 256, 16384, dtype=F32), mm(4096, 4096, 4096, dtype=F32)
     whole, gathering = config(parts_shape(128, 128, 5)), config(parts_shape(128, 64, 7))
     keeping = config(parts_shape(128, 128, 4, halves=2, keeps=True))
-    told = FAMILY["parts"].why_not_config(few, SM90, whole)
-    assert told == why_not_one_by_one(few, SM90, 16384)
+    reason = FAMILY["parts"].why_not_config(few, SM90, whole)
+    assert reason == why_not_one_by_one(few, SM90, 16384)
     assert FAMILY["parts"].why_not_config(few, SM90, gathering) is None
     assert FAMILY["parts"].why_not_config(few, SM90, keeping) is None
     short = FAMILY["parts"].why_not_config(mm(256, 256, 1024, dtype=F32), SM90, keeping)
-    assert short == "sums of 32 steps by 1 blocks are not gathered in shared memory"
+    assert short == "keeps needs over 32 steps and 1 block, got 32 and 1"
     assert FAMILY["parts"].why_not_config(many, SM90, whole) is None
 
 
-def test_blocks_of_a_tile_share_out_its_columns_evenly() -> None:
+def test_blocks_of_a_tile_divide_its_columns_evenly() -> None:
     problem = mm(16, 4096, 4096, dtype=F32)
     one, four = (config(parts_shape(128, 16, 10, blocks)) for blocks in (2, 4))
     assert FAMILY["parts"].why_not_config(problem, SM90, one) is None
-    assert FAMILY["parts"].why_not_config(problem, SM90, four) == "2 columns of eight cannot be shared out among 4 blocks"
+    assert FAMILY["parts"].why_not_config(problem, SM90, four) == "2 columns of eight cannot be divided evenly among 4 blocks"
 
 
 @pytest.mark.parametrize(
@@ -189,7 +189,7 @@ def test_blocks_of_a_tile_share_out_its_columns_evenly() -> None:
         ("wgmma", mixed(32, 8192, 8192, **INT4), wgmma.SHAPES[4]),
     ],
 )
-def test_an_exhaustive_search_has_every_legal_shape(family: str, problem: Problem, shapes: list[Any]) -> None:
+def test_exhaustive_search_has_every_legal_shape(family: str, problem: Problem, shapes: list[Any]) -> None:
     found = choices(family, problem, "exhaustive")
     legal = [shape for shape in shapes if FAMILY[family].why_not_config(problem, SM90, config(shape)) is None]
     assert {one.config.shape for one in found} == set(legal)
@@ -200,7 +200,7 @@ def test_an_exhaustive_search_has_every_legal_shape(family: str, problem: Proble
     assert max(times) > FAMILY[family].likely * min(times)
 
 
-def test_configs_that_are_not_legal_are_counted_by_their_reasons() -> None:
+def test_illegal_configs_are_counted_by_reason() -> None:
     found = offered("cluster", mm(136, 136, 8192, "tn"))
     assert found.choices
     reason = "an operand whose lines run across K is copied in lines of 64, and a tile has {} columns"
@@ -216,12 +216,12 @@ def test_configs_that_are_not_legal_are_counted_by_their_reasons() -> None:
 
 
 @pytest.mark.parametrize("arch", ["sm80", "sm100", "gfx942", "avx2"])
-def test_it_serves_sm90_alone(arch: str) -> None:
+def test_serves_only_sm90(arch: str) -> None:
     device = preset(arch)
     assert not BACKEND.serves_by_default(device)
     assert BACKEND.serves_by_default(SM90)
     assert BACKEND.available(device).ok is (device.type == "cuda")
-    kind = "cpu" if device.type == "cpu" else "cuda"  # torch calls AMD's GPUs so, too
+    kind = "cpu" if device.type == "cpu" else "cuda"  # torch uses the name for AMD's GPUs too
     assert not BACKEND.enumerate(Problem.mm(64, 64, 8192, device_type=kind), device, Settings()).choices
 
 
@@ -236,20 +236,20 @@ OFFERED += [("bsr", blocked(4096, 4096, 4096)), ("bsr", blocked(256, 4096, 4096,
 OFFERED += [("bsr_skinny", blocked(16, 14336, 4096, density=0.5)), ("bsr_skinny", blocked(32, 4096, 4096, block=32, layout="tt"))]
 
 
-def test_block_sparse_products_of_many_blocks_are_tried_exhaustively_alone() -> None:
+def test_dense_block_sparse_weights_need_exhaustive_search() -> None:
     [refusal] = offered("bsr", blocked(density=0.5)).refusals
-    assert refusal.reason == "a share of 0.5 of the blocks exists: above 0.4 it is tried exhaustively alone"
+    assert refusal.reason == "density is 0.5, at most 0.4 is tried: set search to exhaustive to try more"
     assert choices("bsr", blocked(density=0.5), "exhaustive")
 
 
 @pytest.mark.parametrize(("family", "problem"), OFFERED, ids=str)
-def test_variants_are_told_at_launch_and_need_no_compilation(family: str, problem: Problem) -> None:
+def test_launch_variants_need_no_compilation(family: str, problem: Problem) -> None:
     for one in choices(family, problem)[:5]:
         near = one.launch_variants()
         assert {variant.compile_key for variant in near} == {one.compile_key}
         assert len({v.content_hash for v in (one, *near)}) == len({v.name for v in (one, *near)}) == len(near) + 1
-        for told in ("pdl",) if family in ("bsr", "bsr_skinny", "parts") or problem.groups else ("pdl", "prefetch_stages"):
-            assert {bool(getattr(variant.config, told)) for variant in (one, *near)} == {True, False}
+        for field in ("pdl",) if family in ("bsr", "bsr_skinny", "parts") or problem.groups else ("pdl", "prefetch_stages"):
+            assert {bool(getattr(variant.config, field)) for variant in (one, *near)} == {True, False}
         assert all(FAMILY[family].why_not_config(problem, SM90, variant.config) is None for variant in near)
 
 
@@ -257,7 +257,7 @@ TRAVEL = [*OFFERED[:1], *OFFERED[4:5], *OFFERED[9:10], *OFFERED[-2:], ("gemv", m
 
 
 @pytest.mark.parametrize(("family", "problem"), TRAVEL, ids=str)
-def test_a_choice_travels_and_runs_on_its_architecture_alone(family: str, problem: Problem) -> None:
+def test_choice_pickles_and_runs_only_on_its_architecture(family: str, problem: Problem) -> None:
     one = choices(family, problem)[0]
     travelled = pickle.loads(pickle.dumps(one))
     assert travelled == one
@@ -284,7 +284,7 @@ def test_a_choice_travels_and_runs_on_its_architecture_alone(family: str, proble
     ],
 )
 def test_claims(family: str, problem: Problem, splits: Any, weights: torch.dtype | None) -> None:
-    """Weights are rounded where zero points are subtracted, and with products of warp groups where scales change along K."""
+    """Weights are rounded if zero points are subtracted and, with warp-group products, if scales change along K."""
     for one in choices(family, problem):
         for variant in (one, *one.launch_variants()):
             claims = variant.claims
@@ -304,16 +304,15 @@ ROWS_AND_TILES = [
 
 
 @pytest.mark.parametrize(("m", "n", "k", "groups", "swap_ab", "most"), ROWS_AND_TILES)
-def test_tiles_of_grouped_products_are_as_large_as_groups(m: int, n: int, k: int, groups: int, swap_ab: bool, most: int) -> None:
-    """The matrix of a group is on the left where groups have few rows, so that a tile has that many of them, and where tiles are
-    fitted to more of them, beside which tiles of rows compete."""
+def test_tiles_of_grouped_products_fit_groups(m: int, n: int, k: int, groups: int, swap_ab: bool, most: int) -> None:
+    """Check that groups with few rows use swap_ab, and that fitted tiles with swap_ab compete with unswapped ones."""
     found = choices("grouped", Problem.grouped_mm(m, n, k, groups=groups, device_type="cuda"))
     assert [one.config.swap_ab for one in found] != [most > 32] * len(found)
     assert 2 <= len(found) <= EFFORT["default"].configs["cuda:grouped"]
     assert (found[0].config.swap_ab, found[0].config.shape.block_n) == (swap_ab, most)
 
 
-def test_as_many_blocks_as_tiles_or_multiprocessors_work_off_grouped_products() -> None:
+def test_grouped_grid_is_limited_by_tiles_and_multiprocessors() -> None:
     shape = grouped_shape(256, 4, cluster_m=2)
     few, many = (Problem.grouped_mm(m, 512, 64, groups=3, device_type="cuda") for m in (1, 100000))
     grids = [FAMILY["grouped"].record(one, config(shape, blocks=132)).grid for one in (few, many)]
@@ -321,8 +320,8 @@ def test_as_many_blocks_as_tiles_or_multiprocessors_work_off_grouped_products() 
 
 
 @pytest.mark.parametrize(("rows", "most"), [(40, 64), (128, 192), (256, 192), (1000, 192)])
-def test_tiles_of_narrow_weights_are_as_high_as_groups(rows: int, most: int) -> None:
-    """Of about 256 rows, two tiles of 144 rather than three of 128; and nothing on other architectures."""
+def test_tiles_of_narrow_weights_fit_groups(rows: int, most: int) -> None:
+    """Check that about 256 rows take two tiles of 144 and not three of 128, and that other architectures get nothing."""
     problem = mixed_groups(8 * rows, 28672, 4096, **int4)
     found = choices("wgmma", problem)
     assert 1 <= len(found) <= EFFORT["default"].configs["cuda:wgmma"]
@@ -332,7 +331,7 @@ def test_tiles_of_narrow_weights_are_as_high_as_groups(rows: int, most: int) -> 
     assert not any(BACKEND.enumerate(problem, preset(arch), Settings()).choices for arch in ("sm80", "sm100", "gfx942"))
 
 
-def test_as_many_blocks_as_there_may_be_tiles_find_their_own() -> None:
+def test_grid_of_narrow_weights_covers_maximum_tiles() -> None:
     shape = wgmma_shape(64, 2, 1, 64, 4)
     few, many = (mixed_groups(m, 520, 1024, 3, **int4) for m in (2, 1000))
     assert FAMILY["wgmma"].record(few, config(shape)).grid == (2 * 5, 1, 1)
@@ -340,14 +339,14 @@ def test_as_many_blocks_as_there_may_be_tiles_find_their_own() -> None:
 
 
 @pytest.mark.parametrize(("m", "groups", "rows"), [(2048, 8, 128), (2048, 8, 160), (300, 40, 16), (7, 100, 64), (90, 1, 64)])
-def test_tiles_that_random_groups_have_on_the_mean(m: int, groups: int, rows: int) -> None:
+def test_expected_tiles_of_random_groups(m: int, groups: int, rows: int) -> None:
     counts = torch.multinomial(torch.ones(2000, groups), m, replacement=True, generator=torch.Generator().manual_seed(1))
     sizes = torch.zeros(2000, groups).scatter_add_(1, counts, torch.ones(counts.shape))
     mean = (sizes / rows).ceil().sum(1).mean().item()
     assert tiles_below(mixed_groups(m, groups=groups), rows) == pytest.approx(mean, rel=0.03)
 
 
-def test_clusters_for_a_tile_fill_the_multiprocessors_and_leave_no_block_without_work() -> None:
+def test_cluster_counts_fill_multiprocessors_without_idle_blocks() -> None:
     assert [clusters_at_a_time(132, blocks) for blocks in (1, 2, 4, 8)] == [132, 66, 30, 15]
     eight = cluster_shape("64x64x64_s6_k8")
     assert cluster_counts(eight, 1, mm(128, 128, 65536), SM90) == (15,)
@@ -360,11 +359,11 @@ def test_clusters_for_a_tile_fill_the_multiprocessors_and_leave_no_block_without
                 assert count == 1 or count * tile_clusters <= one.blocks_per_sm * clusters_at_a_time(132, one.cluster)
 
 
-def test_what_takes_the_models_longer() -> None:
-    """More sums to exchange, more to read, a tile that is too large; less where tiles share what they copy."""
+def test_models_estimate_more_time_for_more_work() -> None:
+    """Check that more sums, more bytes and oversized tiles cost time, and that shared copies save time."""
 
     def times(*cases: tuple[Problem, Any, dict[str, Any]]) -> list[float]:
-        return [family_of(shape).estimate_us(problem, SM90, config(shape, **told)) for problem, shape, told in cases]
+        return [family_of(shape).estimate_us(problem, SM90, config(shape, **launched)) for problem, shape, launched in cases]
 
     four, shared = cluster_shape("64x64x64_s6_k4"), cluster_shape("64x64x64_s6_k2_2x2")
     alone = dataclasses.replace(shared, cluster_m=1, cluster_n=1)

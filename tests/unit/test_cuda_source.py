@@ -1,4 +1,4 @@
-"""The texts of the cuda families: what they depend on, what a launch is told of a problem, life with and without a compiler."""
+"""Sources of the cuda families, launch records of problems, and use with and without a compiler."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ TEXTS["grouped"] = [
 
 
 @pytest.mark.parametrize("family", TEXTS)
-def test_the_digest_differs_where_the_text_does_and_sizes_change_neither(family: str) -> None:
+def test_digest_follows_text_and_ignores_sizes(family: str) -> None:
     sources = [source_of(*case) for case in TEXTS[family]]
     assert len({one.text for one in sources}) == len({one.digest for one in sources}) == len(sources)
     for source in sources:
@@ -131,7 +131,7 @@ def test_the_digest_differs_where_the_text_does_and_sizes_change_neither(family:
     assert source_of(again, TEXTS[family][0][1]).digest == sources[0].digest
 
 
-def test_the_text_has_the_constants_of_the_shape_and_the_epilogue_once() -> None:
+def test_text_has_shape_constants_and_one_epilogue() -> None:
     text = source_of(addmm(128, 128, 8192, bias="mn"), LONG).text
     assert "constexpr int BLOCK_M = 64, BLOCK_N = 64, BLOCK_K = 64;" in text
     assert "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16" in text
@@ -144,7 +144,7 @@ def test_the_text_has_the_constants_of_the_shape_and_the_epilogue_once() -> None
 
 
 @pytest.mark.parametrize(("fused", "stored"), [(False, "using Staged = f16;"), (True, "using Staged = float;")])
-def test_results_are_put_in_rows_as_they_are_stored_unless_an_epilogue_has_their_sums(fused: bool, stored: str) -> None:
+def test_wgmma_stages_results_or_float_sums_for_epilogue(fused: bool, stored: str) -> None:
     problem = mixed(128, scales="column")
     text = source_of(gated(problem) if fused else problem, WGMMA).text
     assert stored in text
@@ -157,7 +157,7 @@ def work_of(record: Record, work: type[ctypes.Structure]) -> Any:
     return work.from_buffer_copy(record.parameters, record.arguments[1])
 
 
-def test_what_a_block_sparse_product_is_told() -> None:
+def test_record_of_block_sparse_product() -> None:
     problem = blocked(200, 1040, 528)
     alone, shared = (choice(problem, shape, blocks=5).record for shape in BSR[:2])
     work = work_of(alone, BsrWork)
@@ -168,11 +168,12 @@ def test_what_a_block_sparse_product_is_told() -> None:
     assert (work_of(shared, BsrWork).groups, work_of(shared, BsrWork).tiles) == (3, 6)
     assert [record.maps[0].box for record in (alone, shared)] == [(64, 128, 1), (64, 64, 1)]
     assert alone.maps[0].sizes == (528, 200, 1)
-    turned = choice(blocked(200, 1040, 528, layout="tt"), BSR[1]).record.maps[0]
-    assert (turned.sizes, turned.box) == ((200, 528, 1), (64, 32, 1)), "half of the lines each"
+
+    transposed = choice(blocked(200, 1040, 528, layout="tt"), BSR[1]).record.maps[0]
+    assert (transposed.sizes, transposed.box) == ((200, 528, 1), (64, 32, 1)), "half of the lines each"
 
 
-def test_what_a_block_sparse_product_of_few_tokens_is_told() -> None:
+def test_record_of_block_sparse_product_with_few_tokens() -> None:
     along_k, by_tokens = (choice(blocked(14, 1040, 528, layout=layout), FEW, pdl=True).record for layout in ("nt", "tt"))
     work = BsrSkinnyWork.from_buffer_copy(along_k.parameters)
     assert (work.rows, work.cols, work.tokens, work.columns, work.x_pitch, work.paired) == (14, 1040, 14, 33, 1056, True)
@@ -180,11 +181,12 @@ def test_what_a_block_sparse_product_of_few_tokens_is_told() -> None:
     assert (along_k.grid, along_k.threads, along_k.maps, along_k.pdl) == ((65, 1, 1), 128, (), True)
     assert [one.operand for one in along_k.addresses] == [OUT, A, B]
     assert dict(along_k.alignment) == {A: 8, B: 16}
-    turned = BsrSkinnyWork.from_buffer_copy(by_tokens.parameters)
-    assert (turned.rows, turned.cols, turned.x_pitch, dict(by_tokens.alignment)[A]) == (1040, 14, 28, 4)
+
+    transposed = BsrSkinnyWork.from_buffer_copy(by_tokens.parameters)
+    assert (transposed.rows, transposed.cols, transposed.x_pitch, dict(by_tokens.alignment)[A]) == (1040, 14, 28, 4)
 
 
-def test_what_a_long_sum_is_told() -> None:
+def test_record_of_long_k() -> None:
     problem = mm(129, 257, 8192)
     shared, alone = (choice(problem, LONG, clusters_per_tile=n, swap_ab=n == 5, pdl=n == 5).record for n in (5, 1))
     tiles, warps = 24, 4
@@ -207,10 +209,10 @@ def test_what_a_long_sum_is_told() -> None:
     assert not shared.scalars
 
 
-def test_what_few_rows_are_told() -> None:
+def test_record_of_skinny_product() -> None:
     problem = mixed(13, 1000, 4096, **INT4, scales="group_128", zeros=True)
-    told = {"cluster_k": 4, "interleaved_k": True, "pdl": True, "prefetch_stages": 6}
-    record = choice(problem, skinny_shape(16, 128, 4, 2, 4), **told).record
+    launched = {"cluster_k": 4, "interleaved_k": True, "pdl": True, "prefetch_stages": 6}
+    record = choice(problem, skinny_shape(16, 128, 4, 2, 4), **launched).record
     work = work_of(record, SkinnyWork)
     assert (work.rows, work.cols, work.steps, work.cluster_k, work.interleaved_k, work.prefetch_stages) == (13, 1000, 16, 4, 1, 6)
     assert (work.out_strides.row, work.out_strides.col) == (1000, 1)
@@ -227,7 +229,7 @@ def test_what_few_rows_are_told() -> None:
     assert (one_scale.epilogue.x[0].strides.row, one_scale.epilogue.x[0].strides.col) == (0, 0)
 
 
-def test_what_one_to_four_rows_are_told() -> None:
+def test_record_of_gemv() -> None:
     problem = mixed(3, 1001, 4096, **INT4, scales="group_128", zeros=True)
     record = choice(problem, VECTOR, pdl=True, prefetch_stages=4).record
     work = GemvWork.from_buffer_copy(record.parameters)
@@ -242,7 +244,7 @@ def test_what_one_to_four_rows_are_told() -> None:
     assert [one.operand for one in biased.addresses] == [OUT, operand_at(0), A, B]
 
 
-def test_what_float32_by_parts_is_told() -> None:
+def test_record_of_float32_by_parts() -> None:
     record = choice(mm(300, 136, 1000, dtype=F32), parts_shape(128, 128, 5), blocks=132, pdl=True).record
     work = work_of(record, PartsWork)
     assert (work.rows, work.cols, work.tiles_m, work.tiles_n, work.tiles, work.steps, work.plane_lines) == (
@@ -266,7 +268,7 @@ def test_what_float32_by_parts_is_told() -> None:
     assert [one.operand for one in first.addresses] == [WORKSPACE, WORKSPACE, B, A]
 
 
-def test_what_tma_cannot_read_is_copied_before_the_planes() -> None:
+def test_copies_operand_that_tma_cannot_read() -> None:
     record = choice(bmm(2, 9, 17, 75, dtype=F32), parts_shape(64, 64, 9, 2), swap_ab=True).record
     [first] = record.before
     split, planes_at = Split.from_buffer_copy(first.parameters), 11264
@@ -278,7 +280,7 @@ def test_what_tma_cannot_read_is_copied_before_the_planes() -> None:
     assert record.alignment == ()
 
 
-def test_a_packed_weight_is_multiplied_by_one_launch() -> None:
+def test_packed_weight_needs_one_launch() -> None:
     one = choice(dataclasses.replace(mm(64, 100, 200, dtype=F32), prepacked=True), parts_shape(64, 64, 9))
     assert one.pack(torch.empty(200, 100)).shape == (8, 3, 104, 32)
     assert (one.record.before, one.record.scratch_bytes, dict(one.record.alignment)) == ((), 0, {A: 16, B: 16})
@@ -290,7 +292,7 @@ def test_a_packed_weight_is_multiplied_by_one_launch() -> None:
 
 
 class FakeCompiler:
-    """Compiles nothing, and counts."""
+    """Compiler that only counts and records its sources."""
 
     def __init__(self) -> None:
         self.texts: list[str] = []
@@ -330,7 +332,7 @@ def missing(reason: str) -> Callable[[], CubinCompiler]:
         ((gated(mm()), gated(mm(100, 120, 8192))), LONG),
     ],
 )
-def test_a_shape_is_compiled_once_for_every_size_and_launch(compiler: FakeCompiler, problems: Any, shape: Any) -> None:
+def test_compiles_shape_once_for_all_sizes_and_launches(compiler: FakeCompiler, problems: Any, shape: Any) -> None:
     same = [variant for problem in problems for one in [choice(problem, shape)] for variant in (one, *one.launch_variants())]
     assert {one.compile_key for one in same} == {same[0].compile_key}
     assert not same[0].compiled
@@ -340,7 +342,7 @@ def test_a_shape_is_compiled_once_for_every_size_and_launch(compiler: FakeCompil
     assert len(compiler.texts) == 1
 
 
-def test_a_refusal_is_a_compile_error_and_leaves_nothing(compiler: FakeCompiler) -> None:
+def test_refused_source_raises_compile_error_and_leaves_no_file(compiler: FakeCompiler) -> None:
     one = choice(mm(), LONG)
     compiler.error = CompileError(one.name, "kernel.cu(1): error")
     with pytest.raises(CompileError, match=r"kernel\.cu\(1\): error"):
@@ -348,7 +350,7 @@ def test_a_refusal_is_a_compile_error_and_leaves_nothing(compiler: FakeCompiler)
     assert not one.compiled
 
 
-def test_a_damaged_cubin_is_made_anew(compiler: FakeCompiler, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_recompiles_damaged_cubin(compiler: FakeCompiler, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gemmtune.toolchain.compiled.find_cuobjdump", lambda: None)
     one = choice(mm(), LONG)
     one.compile()
@@ -358,9 +360,7 @@ def test_a_damaged_cubin_is_made_anew(compiler: FakeCompiler, monkeypatch: pytes
     assert one.path.read_bytes().startswith(b"\x7fELF")
 
 
-def test_without_a_compiler_what_was_compiled_before_is_used_and_the_rest_refused(
-    compiler: FakeCompiler, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_compiler_uses_existing_cubins_and_refuses_others(compiler: FakeCompiler, monkeypatch: pytest.MonkeyPatch) -> None:
     problem, chosen = mm(128, 128, 16384), settings.current()
     assert BACKEND.available(SM90).detail == "compiles with NVRTC 13.0"
     first, *others = offers_for(problem, SM90, chosen).choices
@@ -377,7 +377,7 @@ def test_without_a_compiler_what_was_compiled_before_is_used_and_the_rest_refuse
         others[0].compile()
 
 
-def test_nvcc_is_the_second_way(compiler: FakeCompiler, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_falls_back_to_nvcc(compiler: FakeCompiler, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cubin, "_nvrtc", missing("there is no libnvrtc"))
     monkeypatch.setattr(cubin, "_nvcc", lambda: CubinCompiler(name="nvcc 13.0", compile=compiler.compile))
     assert BACKEND.available(SM90).detail == "compiles with nvcc 13.0"
@@ -385,6 +385,6 @@ def test_nvcc_is_the_second_way(compiler: FakeCompiler, monkeypatch: pytest.Monk
     assert len(compiler.texts) == 1
 
 
-def test_dtypes_that_tma_copies_are_told_by_the_drivers_numbers() -> None:
+def test_tensor_maps_use_driver_numbers_of_dtypes() -> None:
     assert [one.data_type for one in choice(mixed(scales="group_128", scale_dtype=F32), SKINNY).record.maps] == [6, 0, 7]
     assert [one.data_type for one in choice(mm(), LONG).record.maps] == [9, 9]

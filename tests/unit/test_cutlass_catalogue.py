@@ -1,4 +1,4 @@
-"""The list of CUTLASS's operations: made once for each copy, architecture and element, and what a generator that fails says."""
+"""List of CUTLASS's operations: made once per copy, architecture and element; errors of a failing generator."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def cache(tmp_path: Path) -> Iterator[Path]:
 
 @pytest.fixture
 def runs(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
-    """Commands of the generator so far."""
+    """Record the commands that ran the generator."""
     commands: list[list[str]] = []
     run = subprocess.run
 
@@ -47,7 +47,7 @@ def toolkit() -> Toolkit:
     return find_toolkit(None)
 
 
-def test_operations_are_listed_once(toolkit: Toolkit, cache: Path, runs: list[list[str]]) -> None:
+def test_lists_operations_once(toolkit: Toolkit, cache: Path, runs: list[list[str]]) -> None:
     first = operations(toolkit, 75, "f16")
     assert operations(toolkit, 75, "f16") is first
     operations.cache_clear()  # as in another process
@@ -59,7 +59,7 @@ def test_operations_are_listed_once(toolkit: Toolkit, cache: Path, runs: list[li
     assert [command[-3:] for command in runs] == [["75", "f16", "13.0"], ["80", "f16", "13.0"], ["75", "f32", "13.0"]]
 
 
-def test_a_damaged_list_is_made_anew(toolkit: Toolkit, cache: Path, runs: list[list[str]]) -> None:
+def test_relists_damaged_file(toolkit: Toolkit, cache: Path, runs: list[list[str]]) -> None:
     first = operations(toolkit, 75, "f32")
     [path] = cache.iterdir()
     path.write_text(path.read_text()[:100])
@@ -81,7 +81,7 @@ def test_a_damaged_list_is_made_anew(toolkit: Toolkit, cache: Path, runs: list[l
         (90, "bf16", {(80, "TensorOp"), (90, "TensorOp")}),
     ],
 )
-def test_what_is_listed(capability: int, element: str, kinds: set[tuple[int, str]], toolkit: Toolkit) -> None:
+def test_listed_operations(capability: int, element: str, kinds: set[tuple[int, str]], toolkit: Toolkit) -> None:
     found = operations(toolkit, capability, element)
     assert {(op.introduced, op.opcode) for op in found} == kinds
     assert {op.a for op in found} == {op.b for op in found} == {element}
@@ -90,7 +90,7 @@ def test_what_is_listed(capability: int, element: str, kinds: set[tuple[int, str
     assert all(op.modern == (op.introduced == 90) for op in found if element != "f64")
 
 
-def test_a_generator_that_fails_says_its_last_words(tmp_path: Path, cache: Path) -> None:
+def test_failing_generator_reports_its_last_lines(tmp_path: Path, cache: Path) -> None:
     package = tmp_path / "python" / "cutlass_library"
     package.mkdir(parents=True)
     (package / "__init__.py").write_text(GENERATOR)
@@ -103,7 +103,7 @@ def test_a_generator_that_fails_says_its_last_words(tmp_path: Path, cache: Path)
     assert not list(cache.glob("*.json"))
 
 
-def test_a_generator_that_never_ends_is_given_up(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_generator_times_out(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     package = tmp_path / "python" / "cutlass_library"
     package.mkdir(parents=True)
     (package / "__init__.py").write_text("import time\ntime.sleep(60)\n")

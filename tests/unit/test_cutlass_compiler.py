@@ -1,4 +1,4 @@
-"""Compiling CUTLASS's operations: once for all shapes and processes, what errors say, damaged files, life without nvcc."""
+"""Compilation of CUTLASS's operations: once for all shapes and processes, errors, damaged files, use without nvcc."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def artifacts(nvcc: FakeNvcc) -> list[Path]:
     return sorted((nvcc.folder / "cache" / "cutlass").glob("*.so"))
 
 
-def test_an_operation_is_compiled_once_for_every_shape_and_set_of_axes(nvcc: FakeNvcc) -> None:
+def test_compiles_operation_once_for_all_shapes_and_variants(nvcc: FakeNvcc) -> None:
     choice = choices()[0]
     same = [c for shape in ((512, 512, 512), (1024, 512, 2048), (640, 512, 512)) for c in choices(*shape)
             if c.config.operation == choice.config.operation]  # fmt: skip
@@ -60,7 +60,7 @@ def test_an_operation_is_compiled_once_for_every_shape_and_set_of_axes(nvcc: Fak
     assert len(artifacts(nvcc)) == 1
 
 
-def test_what_makes_another_kernel_is_compiled_again(nvcc: FakeNvcc) -> None:
+def test_recompiles_for_another_kernel(nvcc: FakeNvcc) -> None:
     problem = Problem.addmm(512, 512, 512, bias="n", alpha=2, beta=0.5, device_type="cuda")
     added = BACKEND.enumerate(problem, SM90, Settings(search="quick")).choices[0]
     plain, older = choices()[0], choices(arch="sm80")[0]
@@ -70,7 +70,7 @@ def test_what_makes_another_kernel_is_compiled_again(nvcc: FakeNvcc) -> None:
     assert len(keys) == nvcc.runs == len(artifacts(nvcc)) == 3
 
 
-def test_another_version_of_cutlass_is_another_kernel(nvcc: FakeNvcc) -> None:
+def test_other_cutlass_version_is_another_kernel(nvcc: FakeNvcc) -> None:
     choice = choices()[0]
     other = Toolkit(version="5.0.0", package=choice.toolkit.package, include=choice.toolkit.include)
     values = {field: getattr(choice, field) for field in choice.__dataclass_fields__} | {"toolkit": other}
@@ -78,7 +78,7 @@ def test_another_version_of_cutlass_is_another_kernel(nvcc: FakeNvcc) -> None:
     assert CutlassChoice(**values).content_hash != choice.content_hash
 
 
-def test_nvcc_is_told_the_architecture_and_the_folders(nvcc: FakeNvcc) -> None:
+def test_nvcc_gets_architecture_and_include_folders(nvcc: FakeNvcc) -> None:
     nvcc.does('echo "$@" >&2; exit 1')
     texts = []
     for choice in (choices()[0], choices(arch="sm80")[0]):
@@ -91,7 +91,7 @@ def test_nvcc_is_told_the_architecture_and_the_folders(nvcc: FakeNvcc) -> None:
     assert "-gencode=arch=compute_80,code=[sm_80,compute_80] " in texts[1]
 
 
-def test_a_refused_source_is_a_compile_error_with_the_last_lines(nvcc: FakeNvcc) -> None:
+def test_refused_source_raises_compile_error_with_last_lines(nvcc: FakeNvcc) -> None:
     nvcc.refuses("error: static assertion failed", lines=50)
     choice = choices()[0]
     with pytest.raises(CompileError) as caught:
@@ -102,7 +102,7 @@ def test_a_refused_source_is_a_compile_error_with_the_last_lines(nvcc: FakeNvcc)
     assert artifacts(nvcc) == []
 
 
-def test_a_failed_compilation_is_a_status_of_every_choice_that_needs_it(nvcc: FakeNvcc) -> None:
+def test_failed_compilation_marks_every_choice_that_needs_it(nvcc: FakeNvcc) -> None:
     nvcc.refuses("error: no such schedule")
     found = choices()
     failures = precompile(found, settings.current())
@@ -112,7 +112,7 @@ def test_a_failed_compilation_is_a_status_of_every_choice_that_needs_it(nvcc: Fa
 
 
 @pytest.mark.parametrize("damage", ["truncated", "empty", "text"])
-def test_a_damaged_shared_object_is_made_anew(nvcc: FakeNvcc, damage: str) -> None:
+def test_recompiles_damaged_shared_object(nvcc: FakeNvcc, damage: str) -> None:
     choice = choices()[0]
     choice.compile()
     [path] = artifacts(nvcc)
@@ -124,13 +124,13 @@ def test_a_damaged_shared_object_is_made_anew(nvcc: FakeNvcc, damage: str) -> No
     assert path.read_bytes() == whole
 
 
-def test_one_that_stays_damaged_says_so(nvcc: FakeNvcc) -> None:
+def test_reports_shared_object_that_stays_damaged(nvcc: FakeNvcc) -> None:
     nvcc.does('for last; do :; done\necho none > "$last"')
     with pytest.raises(UnavailableError, match=r"cutlass:.*: what was compiled cannot be loaded here: .*\.so: file too short"):
         choices()[0].build()
 
 
-def test_without_nvcc_what_was_compiled_before_is_used_and_the_rest_refused(nvcc: FakeNvcc) -> None:
+def test_without_nvcc_uses_existing_kernels_and_refuses_others(nvcc: FakeNvcc) -> None:
     with settings.patch(backends=("cutlass",), search="quick") as chosen:
         problem = Problem.mm(512, 512, 512, device_type="cuda")
         first, *others = offers_for(problem, SM90, chosen).choices
@@ -150,7 +150,7 @@ def test_without_nvcc_what_was_compiled_before_is_used_and_the_rest_refused(nvcc
     assert nvcc.runs == 1
 
 
-def test_a_cache_folder_that_cannot_be_used_is_a_compile_error(tmp_path: Path, nvcc: FakeNvcc) -> None:
+def test_unusable_cache_folder_raises_compile_error(tmp_path: Path, nvcc: FakeNvcc) -> None:
     choice = choices()[0]
     (tmp_path / "file").mkdir()
     (tmp_path / "file" / "cutlass").write_text("a file where the folder of kernels should be")
@@ -161,16 +161,16 @@ def test_a_cache_folder_that_cannot_be_used_is_a_compile_error(tmp_path: Path, n
         choice.compile()
 
 
-def test_a_choice_travels(nvcc: FakeNvcc) -> None:
+def test_choice_can_be_pickled(nvcc: FakeNvcc) -> None:
     choice = choices()[0]
     travelled = pickle.loads(pickle.dumps(choice))
     assert travelled == choice
     assert (travelled.content_hash, travelled.compile_key) == (choice.content_hash, choice.compile_key)
 
 
-def test_the_ptx_of_a_2x_operation_runs_on_newer_gpus_and_3x_operations_do_not(nvcc: FakeNvcc) -> None:
+def test_2x_operations_run_on_newer_gpus_and_3x_do_not(nvcc: FakeNvcc) -> None:
     newest, older = choices()[0], choices(arch="sm80")[0]
     assert (newest.arch, older.arch) == ("sm90", "sm80")
     assert older.forward() is older
-    with pytest.raises(UnavailableError, match=r"got a newer GPU, expected sm90, whose own instructions it has"):
+    with pytest.raises(UnavailableError, match=r"got a newer GPU, expected sm90: the kernel uses instructions that only it has"):
         newest.forward()

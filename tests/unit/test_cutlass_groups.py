@@ -1,7 +1,7 @@
-"""A launch of CUTLASS's kernels for groups of rows, on this machine.
+"""Launch of CUTLASS's kernels for groups of rows, on the CPU.
 
-The host's plan and the kernel that describes groups are ours as they are; loops that read what CUTLASS would read are in the
-place of its kernel.
+The host code and the kernel that describes groups are the original ones. Loops that read the same descriptions replace CUTLASS's
+kernel.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ ENDS = {
 
 @pytest.fixture(scope="module", params=[(layout, swap_ab) for layout in ("nn", "nt") for swap_ab in (False, True)], ids=str)
 def launched(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Run]]:
-    """The layout of a and b, and what a choice launches, with operands on the CPU."""
+    """Yield the layout of a and b, and the launch of a choice with operands on the CPU."""
     layout, swap_ab = request.param
     problem = Problem.grouped_mm(M, N, K, groups=GROUPS, layout=layout, device_type="cuda")
     offers = BACKEND.enumerate(problem, preset("sm90"), Settings(search="exhaustive"))
@@ -137,7 +137,7 @@ def launched(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
 
 
 def operands(layout: str) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Small integers, whose sums are exact in bfloat16; and a result between guards."""
+    """Return small integers, whose sums are exact in bfloat16, and a result between guards."""
     made = torch.Generator().manual_seed(1)
     a = torch.randint(-1, 2, (M, K), generator=made).bfloat16()
     b = torch.randint(-1, 2, (GROUPS, N, K), generator=made).bfloat16().mT
@@ -146,7 +146,7 @@ def operands(layout: str) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
 
 @needs_compiler
 @pytest.mark.parametrize("name", ENDS)
-def test_each_group_is_its_rows_times_its_matrix_and_nothing_else_is_touched(name: str, launched: tuple[str, Run]) -> None:
+def test_groups_are_described_and_nothing_else_is_written(name: str, launched: tuple[str, Run]) -> None:
     layout, run = launched
     a, b, memory = operands(layout)
     want, out = memory.clone(), memory[M : 2 * M]

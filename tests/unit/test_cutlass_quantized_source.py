@@ -1,4 +1,4 @@
-"""The text of CUTLASS's kernels of quantized products: element types, and scales before the epilogue."""
+"""Sources of CUTLASS kernels for quantized products: element types, and scales before the epilogue."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def packed(**fields: Any) -> Problem:
     ],
     ids=["int4-groups", "packed-zeros", "packed-sliced"],
 )  # fmt: skip
-def test_weights_that_are_scaled_or_packed(problem: Problem, regex: str, expected: list[str], absent: list[str]) -> None:
+def test_scaled_and_packed_weights(problem: Problem, regex: str, expected: list[str], absent: list[str]) -> None:
     pytest.importorskip("cutlass_library", reason="lists operations with nvidia-cutlass")
     regex += ".*shuffled" if problem.prepacked else ""
     text = choice_of(problem, cutlass_op_allowlist_regex=regex).source.text
@@ -75,14 +75,14 @@ def test_weights_that_are_scaled_or_packed(problem: Problem, regex: str, expecte
         assert piece not in text
 
 
-def test_operands_of_an_epilogue_come_after_the_scales() -> None:
+def test_epilogue_operands_follow_scales() -> None:
     problem = Problem.scaled_mm(512, 512, 512, scales="row", **CUDA)
     text = source_of(with_epilogue(problem, lambda acc, x: acc + x, torch.empty(512, dtype=torch.bfloat16))).text
     assert "Operand<float>, Operand<float>, Operand<cutlass::bfloat16_t>>;" in text
     assert "acc + x2[i]" in text
 
 
-def test_scales_of_blocks_are_no_operands_of_an_epilogue() -> None:
+def test_block_scales_are_no_epilogue_operands() -> None:
     problem = Problem.scaled_mm(512, 512, 512, scales="block_1x128", **CUDA)
     text = source_of(with_epilogue(problem, lambda acc, x: acc + x, torch.empty(512, dtype=torch.bfloat16))).text
     assert "Sm90AccFetch, Operand<cutlass::bfloat16_t>>;" in text
@@ -91,7 +91,7 @@ def test_scales_of_blocks_are_no_operands_of_an_epilogue() -> None:
     assert "acc = acc * x" not in text
 
 
-def test_a_digest_tells_a_scale_from_an_operand() -> None:
+def test_digest_distinguishes_scale_from_operand() -> None:
     scaled = Problem.mixed_mm(512, 512, 512, dtype=torch.float16, scales="column", scale_dtype=torch.float32, **CUDA)
     bare = Problem.mixed_mm(512, 512, 512, dtype=torch.float16, scales="none", **CUDA)
     added = with_epilogue(bare, lambda acc, x: acc + x, torch.empty(512))
@@ -99,7 +99,7 @@ def test_a_digest_tells_a_scale_from_an_operand() -> None:
 
 
 @needs_compiler
-def test_scales_multiply_the_sum_and_then_comes_the_epilogue(tmp_path: Path) -> None:
+def test_scales_multiply_sum_before_epilogue(tmp_path: Path) -> None:
     problem = Problem.scaled_mm(512, 512, 512, scales="row", **CUDA)
     problem = with_epilogue(problem, lambda acc: torch.relu(acc + 0.25))
     generator = torch.Generator().manual_seed(1)

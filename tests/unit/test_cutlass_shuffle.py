@@ -1,4 +1,4 @@
-"""Prepacked weights of CUTLASS's kernels: torch's permutation is the layout that the kernel is compiled with."""
+"""Prepacked weights of CUTLASS kernels: torch's permutation equals the layout compiled into the kernel."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ int main() {{
   print<8>({n}, {k});
 }}
 """
-"""Prints, for rows and columns of the first operand, where in memory each element is."""
+"""Program that prints the memory index of each element of the first operand."""
 N, K = 100, 176
 
 
@@ -57,7 +57,7 @@ def missing() -> str | None:
 
 @pytest.fixture(scope="module")
 def places(tmp_path_factory: pytest.TempPathFactory) -> dict[int, torch.Tensor]:
-    """By width, the place of each element [rows, depth] in CuTe's layout of an operand of N × K."""
+    """Return, by element width, the memory index of each element [rows, depth] in CuTe's layout of an N × K operand."""
     if (reason := missing()) is not None:
         pytest.skip(f"compiles with CUTLASS: {reason}")
     folder = tmp_path_factory.mktemp("order")
@@ -68,7 +68,7 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> dict[int, torch.Tensor]:
     toolkits = [f"-I{toolkit}/include{part}" for toolkit in toolkit_folders() for part in ("", "/cccl")]
     quick = [shutil.which("c++") or "c++", "-x", "c++", *toolkits]
     slow = [find_compiler().path, "--expt-relaxed-constexpr"]
-    for compiler in (quick, slow):  # the first one makes nothing for a GPU, and needs to know where the toolkit's headers are
+    for compiler in (quick, slow):  # the first compiles only host code, and needs the path of the toolkit's headers
         command = [*compiler, "-std=c++17", "-w", *includes, "-o", str(program), str(folder / "order.cu")]
         done = subprocess.run(command, check=False, timeout=300, capture_output=True, text=True)
         if done.returncode == 0:
@@ -87,7 +87,7 @@ def weights(bits: int) -> torch.Tensor:
 
 
 def numbers_of(packed: torch.Tensor, bits: int) -> torch.Tensor:
-    """The elements in the order of memory."""
+    """Return the elements in memory order."""
     if bits == 8:
         return packed.view(torch.int8)
     halves = torch.stack([packed & 15, packed >> 4], dim=1).flatten()
@@ -96,7 +96,7 @@ def numbers_of(packed: torch.Tensor, bits: int) -> torch.Tensor:
 
 @pytest.mark.parametrize("columns", [False, True])
 @pytest.mark.parametrize("bits", [4, 8])
-def test_elements_are_where_the_kernel_looks_for_them(places: dict[int, torch.Tensor], bits: int, *, columns: bool) -> None:
+def test_packed_elements_match_kernel_layout(places: dict[int, torch.Tensor], bits: int, *, columns: bool) -> None:
     weight, place = weights(bits), places[bits]
     b = weight if bits == 8 else pack_int4(weight)
     packed = shuffled(b.t().contiguous().t() if columns else b, bits)
@@ -108,7 +108,7 @@ def test_elements_are_where_the_kernel_looks_for_them(places: dict[int, torch.Te
 
 
 @pytest.mark.parametrize(("bits", "depth"), [(4, 64), (8, 32)])
-def test_an_atom_has_sixteen_bytes_for_each_thread(bits: int, depth: int) -> None:
+def test_atom_has_sixteen_bytes_per_thread(bits: int, depth: int) -> None:
     assert atom_depth(bits) == depth
     assert ROWS * depth * bits // 8 == 128 * 16
     assert shuffled(torch.zeros(depth * bits // 8, 1, dtype=torch.uint8), bits).shape == (128 * 16,)
@@ -121,7 +121,7 @@ def choices(**fields: Any) -> list[CutlassChoice]:
 
 
 @pytest.mark.parametrize(("fields", "name"), [({"encoding": "uint4"}, "cutlass_shuffled4"), ({}, "cutlass_shuffled8")])
-def test_what_is_as_it_was_competes_with_what_is_packed(fields: dict[str, Any], name: str) -> None:
+def test_unpacked_weights_compete_with_packed(fields: dict[str, Any], name: str) -> None:
     pytest.importorskip("cutlass_library")
     formats = {choice.packed_format: choice for choice in choices(**fields)}
     assert set(formats) == {None, name}

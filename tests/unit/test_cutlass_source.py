@@ -1,4 +1,4 @@
-"""The text of CUTLASS's kernels for operations and epilogues; their pointwise part, compiled for the host, against torch."""
+"""Sources of CUTLASS kernels for operations and epilogues. The pointwise part is compiled for the host and compared to torch."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def mm(**fields: object) -> Problem:
 
 @pytest.mark.parametrize("arch", ["sm75", "sm80", "sm90"])
 @pytest.mark.parametrize("name", UNARY)
-def test_every_function_is_rendered(name: str, arch: str) -> None:
+def test_renders_every_function(name: str, arch: str) -> None:
     text = source_of(with_epilogue(mm(dtype=torch.float16), UNARY[name]), arch).text
     assert "{{" not in text
     assert "{%" not in text
@@ -94,7 +94,7 @@ def test_every_function_is_rendered(name: str, arch: str) -> None:
     assert text.count('extern "C"') >= 3
 
 
-def test_every_function_of_an_epilogue_is_defined() -> None:
+def test_defines_every_epilogue_function() -> None:
     text = epilogue_functions("float")
     infix = ("add", "sub", "mul", "div", "neg", "where", "lt", "le", "gt", "ge", "eq", "ne")
     assert {name for name in OPERATIONS if name not in infix and f" f_{name}(" not in text} == set()
@@ -111,7 +111,7 @@ def test_every_function_of_an_epilogue_is_defined() -> None:
     ],
     ids=["plain", "alpha-beta", "added", "beta-zero"],
 )  # fmt: skip
-def test_scalars_and_the_added_operand(problem: Problem, expected: list[str], absent: list[str]) -> None:
+def test_scalars_and_added_operand(problem: Problem, expected: list[str], absent: list[str]) -> None:
     text = source_of(problem).text
     for piece in expected:
         assert piece in text
@@ -119,7 +119,7 @@ def test_scalars_and_the_added_operand(problem: Problem, expected: list[str], ab
         assert piece not in text
 
 
-def test_operands_of_an_epilogue_come_after_the_added_one() -> None:
+def test_epilogue_operands_follow_added_operand() -> None:
     problem = Problem.addmm(512, 512, 512, bias="n", dtype=torch.float16, device_type="cuda")
     row, column = torch.empty(512, dtype=torch.float32), torch.empty(512, 1, dtype=torch.bfloat16)
     text = source_of(with_epilogue(problem, lambda acc, x, y: acc * x + y, row, column)).text
@@ -128,13 +128,13 @@ def test_operands_of_an_epilogue_come_after_the_added_one() -> None:
     assert "x2[i]" in text
 
 
-def test_a_cast_comes_before_the_scaling_that_follows_it() -> None:
+def test_cast_precedes_later_scaling() -> None:
     text = source_of(with_epilogue(mm(), lambda acc: acc.to(torch.float16) * 3.0)).text
     assert "const float v1 = round_f16(acc);" in text
     assert "round_f16(v1 * float(0x1.8000000000000p+1));" in text
 
 
-def test_a_digest_is_that_of_what_makes_the_text() -> None:
+def test_digest_covers_inputs_of_text() -> None:
     base = mm()
     scaled = [source_of(with_epilogue(base, lambda acc, f=f: acc * f)) for f in (3.0, 3.0, 2.0)]
     assert scaled[0].digest == scaled[1].digest != scaled[2].digest
@@ -153,7 +153,7 @@ def test_a_digest_is_that_of_what_makes_the_text() -> None:
     ],
     ids=["bool", "float64"],
 )  # fmt: skip
-def test_what_an_epilogue_cannot_have_is_refused(operand: torch.Tensor, reason: str) -> None:
+def test_refuses_unsupported_epilogue_operands(operand: torch.Tensor, reason: str) -> None:
     function = (lambda acc, x: torch.where(x, acc, -acc)) if operand.dtype == torch.bool else (lambda acc, x: acc + x)
     found = BACKEND.enumerate(with_epilogue(mm(), function, operand), preset("sm90"), Settings())
     assert not found.choices
@@ -161,7 +161,7 @@ def test_what_an_epilogue_cannot_have_is_refused(operand: torch.Tensor, reason: 
 
 
 def pointwise(problem: Problem, folder: Path) -> Callable[..., torch.Tensor]:
-    """The pointwise part of the problem's kernel, compiled for this machine."""
+    """Return the pointwise part of the problem's kernel, compiled for the host."""
     made = source_of(problem)
     calls = "".join(f", {{x{i}[i]}}" for i in range(len(made.operands)))
     source, library = folder / "pointwise.cpp", folder / "pointwise.so"
@@ -184,7 +184,7 @@ def pointwise(problem: Problem, folder: Path) -> Callable[..., torch.Tensor]:
 
 
 @needs_compiler
-def test_functions_compute_what_torch_computes(tmp_path: Path) -> None:
+def test_functions_match_torch(tmp_path: Path) -> None:
     values, which = torch.tensor(SPECIAL + GRID).reshape(-1, 1), torch.arange(len(UNARY), dtype=torch.float32)
     problem = with_epilogue(mm(dtype=torch.float32), by_column(list(UNARY.values())), torch.empty(512))
     got = pointwise(problem, tmp_path)(values.expand(-1, len(UNARY)), which)
@@ -193,13 +193,13 @@ def test_functions_compute_what_torch_computes(tmp_path: Path) -> None:
         assert torch.equal(got[:, j].isnan(), exact.isnan()), (name, values[got[:, j].isnan() != exact.isnan(), 0])
         finite = exact.float().isfinite()
         error = (got[:, j].double() - exact)[finite].abs()
-        # gelu and arithmetic cancel: what torch loses there, the kernel may lose too.
+        # gelu and arithmetic cancel: the kernel may lose the same precision there as torch.
         allowed = 4 * 2.0**-24 * exact.abs() + 2 * (torchs.double() - exact).abs() + 2e-7 * (name[:4] == "gelu")
         assert (error <= allowed[finite] + 1e-44).all(), name
 
 
 @needs_compiler
-def test_16_bit_nodes_round_as_torch_does(tmp_path: Path) -> None:
+def test_16_bit_nodes_round_like_torch(tmp_path: Path) -> None:
     values = torch.cat([torch.tensor(SPECIAL + GRID), torch.randn(200, generator=torch.Generator().manual_seed(1)) * 100])
     cases = [(name, f, dtype) for name, f in ROUNDED.items() for dtype in (torch.float16, torch.bfloat16)]
     function = by_column([lambda x, f=f, dtype=dtype: f(x.to(dtype)).to(torch.float32) for _, f, dtype in cases])
@@ -214,7 +214,7 @@ def test_16_bit_nodes_round_as_torch_does(tmp_path: Path) -> None:
 
 @needs_compiler
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
-def test_alpha_beta_and_an_operand(dtype: torch.dtype, tmp_path: Path) -> None:
+def test_alpha_beta_and_operand(dtype: torch.dtype, tmp_path: Path) -> None:
     problem = Problem.addmm(512, 512, 512, bias="mn", alpha=2.0, beta=0.4, dtype=dtype, device_type="cuda")
     problem = with_epilogue(problem, lambda acc, x: torch.relu(acc * 3.3 - 1.234) * x, torch.empty(512, dtype=dtype))
     generator = torch.Generator().manual_seed(1)

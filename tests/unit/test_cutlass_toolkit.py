@@ -1,4 +1,4 @@
-"""Where CUTLASS and nvcc are looked for, and what is said of those that are missing, broken or too old."""
+"""Search for CUTLASS and nvcc, and errors for missing, broken or old ones."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ VERSION = (
 
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
-    """A folder with as much of CUTLASS as is looked at."""
+    """Make a folder with the files of CUTLASS that the search reads."""
     header = tmp_path / "cutlass" / "include" / "cutlass" / "version.h"
     header.parent.mkdir(parents=True)
     header.write_text("#define CUTLASS_MAJOR 4\n#define CUTLASS_MINOR 3\n#define CUTLASS_PATCH 1\n")
@@ -36,7 +36,7 @@ def checkout(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def nvcc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The place of the only nvcc of this machine; a test writes it."""
+    """Return the path of the machine's only nvcc, which a test writes."""
     path = tmp_path / "bin" / "nvcc"
     path.parent.mkdir()
     monkeypatch.setenv("PATH", f"{path.parent}:/usr/bin:/bin")
@@ -56,20 +56,20 @@ def message_of(function, *args: object) -> str:
     return str(caught.value)
 
 
-def test_a_checkout_is_known_by_its_header(checkout: Path) -> None:
+def test_reads_version_of_checkout_from_header(checkout: Path) -> None:
     found = find_toolkit(str(checkout))
     assert found.version == "4.3.1"
     assert found.package == checkout / "python"
     assert found.include == (checkout / "include", checkout / "tools" / "util" / "include")
 
 
-def test_another_place_is_another_toolkit(checkout: Path, tmp_path: Path) -> None:
+def test_other_path_is_another_toolkit(checkout: Path, tmp_path: Path) -> None:
     other = tmp_path / "other"
     other.symlink_to(checkout)
     assert find_toolkit(str(checkout)).digest != find_toolkit(str(other)).digest
 
 
-def test_a_folder_that_is_no_checkout(tmp_path: Path, checkout: Path) -> None:
+def test_rejects_folder_that_is_no_checkout(tmp_path: Path, checkout: Path) -> None:
     header = tmp_path / "include" / "cutlass" / "version.h"
     expected = f"cutlass_dir: got {str(tmp_path)!r}, expected a checkout of CUTLASS: {header} is missing"
     assert message_of(find_toolkit, str(tmp_path)) == expected
@@ -77,7 +77,7 @@ def test_a_folder_that_is_no_checkout(tmp_path: Path, checkout: Path) -> None:
     assert message_of(find_toolkit, str(checkout)).endswith(f"{checkout}/python/cutlass_library is missing")
 
 
-def test_without_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reports_missing_package(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(toolkit.importlib.util, "find_spec", lambda name: None)
     expected = "CUTLASS is not installed: pip install 'gemmtune[cutlass]', or set cutlass_dir to a checkout"
     assert message_of(find_toolkit, None) == expected
@@ -85,7 +85,7 @@ def test_without_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (available.ok, available.detail) == (False, expected)
 
 
-def test_nvcc_and_its_version(nvcc: Path) -> None:
+def test_finds_nvcc_and_version(nvcc: Path) -> None:
     written(nvcc, VERSION.format("12.8", "12.8"))
     found = find_compiler()
     assert (found.path, found.cuda, found.version) == (str(nvcc), "12.8", "Build x")
@@ -100,12 +100,12 @@ def test_nvcc_and_its_version(nvcc: Path) -> None:
     ],
     ids=["too-old", "no-version", "does-not-run"],
 )
-def test_an_nvcc_that_is_of_no_use(nvcc: Path, text: str, expected: str) -> None:
+def test_rejects_unusable_nvcc(nvcc: Path, text: str, expected: str) -> None:
     written(nvcc, text)
     assert message_of(find_compiler) == expected.format(nvcc, nvcc)
 
 
-def test_a_replaced_nvcc_is_asked_again(nvcc: Path) -> None:
+def test_rereads_version_of_replaced_nvcc(nvcc: Path) -> None:
     written(nvcc, VERSION.format("12.8", "12.8"))
     assert find_compiler().cuda == "12.8"
     nvcc.unlink()
@@ -114,7 +114,7 @@ def test_a_replaced_nvcc_is_asked_again(nvcc: Path) -> None:
     assert find_compiler().cuda == "13.0"
 
 
-def test_the_backend_says_what_it_has(checkout: Path, nvcc: Path) -> None:
+def test_backend_reports_toolkit_and_nvcc(checkout: Path, nvcc: Path) -> None:
     with settings.patch(cutlass_dir=str(checkout)):
         without = BACKEND.available(SM90)
         written(nvcc, VERSION.format("12.8", "12.8"))
@@ -126,7 +126,7 @@ def test_the_backend_says_what_it_has(checkout: Path, nvcc: Path) -> None:
     assert not BACKEND.serves_by_default(SM90)
 
 
-def test_a_wrong_folder_is_one_refusal_and_the_others_go_on(tmp_path: Path) -> None:
+def test_wrong_folder_is_one_refusal_and_other_backends_continue(tmp_path: Path) -> None:
     pytest.importorskip("triton", reason="another backend that offers choices without a GPU")
     problem = Problem.mm(512, 512, 512, device_type="cuda")
     with settings.patch(cutlass_dir=str(tmp_path), backends=("triton", "cutlass"), search="quick") as chosen:
@@ -137,8 +137,8 @@ def test_a_wrong_folder_is_one_refusal_and_the_others_go_on(tmp_path: Path) -> N
     assert refusal.reason.startswith(f"cutlass_dir: got {str(tmp_path)!r}, expected a checkout of CUTLASS")
 
 
-def test_the_folder_is_that_of_the_settings_that_are_asked_with(tmp_path: Path) -> None:
-    """Changed between two calls of one process, and whatever settings are in force."""
+def test_uses_cutlass_dir_of_given_settings(tmp_path: Path) -> None:
+    """Check a change between two calls of one process, independent of the settings in force."""
     pytest.importorskip("cutlass_library", reason="lists operations with nvidia-cutlass")
     problem = Problem.mm(512, 512, 512, device_type="cuda")
     for folder, count in ((None, True), (str(tmp_path), False), (None, True)):

@@ -1,4 +1,4 @@
-"""The cuda backend: kernels of our own in CUDA C++, where libraries and Triton leave time on the table."""
+"""CUDA backend: our own CUDA C++ kernels for problems where libraries and Triton leave time on the table."""
 
 from __future__ import annotations
 
@@ -25,8 +25,12 @@ from .wgmma.family import Wgmma
 BSR, BSR_SKINNY = Bsr(), BsrSkinny()
 CLUSTER, GEMV, GROUPED, PARTS, SKINNY, WGMMA = Cluster(), Gemv(), Grouped(), Parts(), Skinny(), Wgmma()
 FAMILIES: tuple[Family[Any], ...] = (BSR, BSR_SKINNY, CLUSTER, GEMV, GROUPED, PARTS, SKINNY, WGMMA)
-"""A folder each: block-sparse weights of small blocks, times many tokens and times few; long sums with few results; one to four
-rows; grouped products; float32 by parts; few rows, and more of them, times weights of four or eight bits."""
+"""Kernel families, one folder each.
+
+BSR: block-sparse weights with small blocks, many tokens. BSR_SKINNY: the same weights, few tokens. CLUSTER: long K, few results.
+GEMV: one to four rows. GROUPED: grouped products. PARTS: float32 by parts. SKINNY: few rows times 4-bit or 8-bit weights. WGMMA:
+more rows times 4-bit or 8-bit weights.
+"""
 
 
 class CudaBackend:
@@ -35,7 +39,7 @@ class CudaBackend:
     name = "cuda"
 
     def available(self, device: DeviceInfo) -> Availability:
-        """Yes on a CUDA device; without a compiler, what was compiled before is used."""
+        """Return ok on a CUDA device. Without a compiler, only cubins compiled before can run."""
         if device.type != "cuda":
             return Availability(ok=False, detail=f"works on CUDA devices, not on {device.type}")
         try:
@@ -44,11 +48,11 @@ class CudaBackend:
             return Availability(ok=True, detail=f"only kernels that were compiled before: {error}")
 
     def serves_by_default(self, device: DeviceInfo) -> bool:
-        """Yes where it has a kernel."""
+        """Return True for compute capability 9.0, which all kernels target."""
         return device.type == "cuda" and device.capability == CAPABILITY
 
     def enumerate(self, problem: Problem, device: DeviceInfo, settings: Settings) -> Offers:
-        """The likeliest kernels of each family; needs neither a compiler nor a GPU."""
+        """Return the likeliest kernels of each family. Needs neither a compiler nor a GPU."""
         families = [family for family in FAMILIES if settings.float32_by_parts or family is not PARTS]
         offered = [offers(family, problem, device, settings) for family in families]
         return Offers(

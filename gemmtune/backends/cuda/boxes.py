@@ -1,4 +1,4 @@
-"""Operands in swizzled stages: which of them TMA can copy there, and those of 16 bits in which boxes."""
+"""Operands in swizzled stages: which operands TMA can copy there, and the boxes of 16-bit operands."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from ...toolchain.structs import strides_of
 from .hopper import LINE_BYTES, SWIZZLED_LINES, TMA_BYTES
 
 LINE = LINE_BYTES // 2
-"""The elements of a line that TMA copies whole."""
+"""Elements of a swizzled line."""
 
 
 def by_k(operand: Layout) -> bool | None:
-    """Whether K, the last dimension, is the contiguous one; None for an operand that TMA cannot copy."""
+    """Return True if K, the last dimension, is contiguous, False if the other one is, None if TMA cannot copy the operand."""
     aligned = TMA_BYTES // operand.dtype.itemsize
     *batch, row, col = operand.stride
     if operand.offset % aligned or any(stride % aligned for stride in batch):
@@ -24,13 +24,13 @@ def by_k(operand: Layout) -> bool | None:
 
 
 def operands_of(problem: Problem, *, swap_ab: bool) -> tuple[Layout, Layout, Oriented]:
-    """p [rows, K] and q [cols, K], each with a batch dimension first where the problem has one; and the orientation."""
+    """Return p [rows, K] and q [cols, K], with a leading batch dimension if the problem has one, and the orientation."""
     oriented = orient(problem, swap_ab=swap_ab)
     return oriented.a, oriented.b.transposed, oriented
 
 
 def why_not_boxes(problem: Problem) -> str | None:
-    """Why TMA cannot copy an operand, or None."""
+    """Return the reason why TMA cannot copy an operand, or None."""
     for name, layout in (("a", problem.a), ("the transpose of b", problem.b.transposed)):
         if by_k(layout) is None:
             where = f"{name} has strides {layout.stride} and offset {layout.offset}"
@@ -39,7 +39,10 @@ def why_not_boxes(problem: Problem) -> str | None:
 
 
 def why_not_staged(operand: Layout, extent: int, block_k: int, blocks: int) -> str | None:
-    """Why ``extent`` rows of an operand [rows, K] cannot be copied to a stage, by each of ``blocks`` a part for all, or None."""
+    """Return the reason why ``extent`` rows of an operand [rows, K] cannot be copied to a stage, or None.
+
+    Each of ``blocks`` blocks copies a part of the rows for all of them.
+    """
     along_k = by_k(operand)
     if extent % LINE and not along_k:
         return f"an operand whose lines run across K is copied in lines of {LINE}, and a tile has {extent} columns"
@@ -50,7 +53,10 @@ def why_not_staged(operand: Layout, extent: int, block_k: int, blocks: int) -> s
 
 
 def staged_map(layout: Layout, operand: int, extent: int, block_k: int, blocks: int = 1) -> TensorMap:
-    """An operand [rows, K] in boxes of swizzled lines: ``extent`` rows, or the part that one of ``blocks`` copies for all."""
+    """Return the tensor map of an operand [rows, K] in boxes of swizzled lines.
+
+    A box has ``extent`` rows, or the part that one of ``blocks`` blocks copies for all.
+    """
     along_k, strides, (rows, k) = bool(by_k(layout)), strides_of(layout), layout.size[-2:]
     length, lines, pitch = (k, rows, strides.row) if along_k else (rows, k, strides.col)
     return TensorMap(

@@ -1,4 +1,4 @@
-"""A kernel of a family with one config, as a choice."""
+"""Choice for the kernel of one family with one config."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ NAME = "cuda"
 
 @dataclass(frozen=True, kw_only=True)
 class CudaChoice(FileChoice):
-    """The kernel of ``family`` with one ``config``, for ``device``; its name tells all of the config."""
+    """Kernel of ``family`` with one ``config``, for ``device``. The choice's name spells out the whole config."""
 
     family: Family[Any] = field(repr=False, compare=False)
     config: Any = field(repr=False)
@@ -40,7 +40,7 @@ class CudaChoice(FileChoice):
 
     @classmethod
     def of(cls, family: Family[Any], config: Any, problem: Problem, device: DeviceInfo) -> CudaChoice:
-        """The choice of ``config``, which must be legal for both."""
+        """Build the choice of ``config``, which must be legal for the problem and the device."""
         return cls(
             name=f"{NAME}:{family.name}_{family.label(problem, config)}",
             backend=NAME,
@@ -53,35 +53,35 @@ class CudaChoice(FileChoice):
         )
 
     def at(self, problem: Problem, device: DeviceInfo) -> CudaChoice | str:
-        """The config for the problem."""
+        """Return the same config for another problem, or the reason why it is not legal there."""
         reason = self.family.why_not(problem, device) or self.family.why_not_config(problem, device, self.config)
         return reason or self.of(self.family, self.config, problem, device)
 
-    def proved_at(self, problem: Problem, device: DeviceInfo) -> CudaChoice:  # noqa: ARG002 - it is for the same
-        """The same config."""
+    def proved_at(self, problem: Problem, device: DeviceInfo) -> CudaChoice:  # noqa: ARG002 - the device stays the same
+        """Return the same config for a problem where its legality is proved."""
         return dataclasses.replace(self, problem=problem)
 
     @property
     def legal_between(self) -> bool:
-        """The family says it for all of its configs."""
+        """Legality for every M between two legal ones, as the family declares for all its configs."""
         return self.family.legal_between
 
     @property
     def packed_format(self) -> str | None:
-        """What the family wants a prepacked b to be."""
+        """Layout name that the family expects of a prepacked b, or None for b unchanged."""
         return self.family.packed_format(self.problem, self.config)
 
     def pack(self, b: torch.Tensor) -> torch.Tensor:
-        """b in that format."""
+        """Return b in the layout ``packed_format``, or unchanged if there is none."""
         return self.family.pack(b) if self.packed_format else b
 
     @property
     def batch_invariant(self) -> bool:
-        """The config alone says how K is divided."""
+        """Always true: the config alone decides how K is divided."""
         return True
 
     def launch_variants(self) -> tuple[CudaChoice, ...]:
-        """The same kernel told otherwise."""
+        """Return the legal configs that launch the same kernel with other parameters."""
         family, problem, device = self.family, self.problem, self.device
         near = family.launch_variants(problem, device, self.config)
         legal = (config for config in near if family.why_not_config(problem, device, config) is None)
@@ -89,25 +89,25 @@ class CudaChoice(FileChoice):
 
     @functools.cached_property
     def source(self) -> KernelSource:
-        """What has to be compiled: the same for every size, and for all that a launch can be told."""
+        """Source to compile. Problem sizes and launch parameters do not change it."""
         return self.family.source(self.problem, self.config)
 
     @functools.cached_property
     def record(self) -> Record:
-        """What its launches are told."""
+        """Launch record with the parameters of every launch."""
         return self.family.record(self.problem, self.config)
 
     @property
     def path(self) -> Path:
-        """The file of the cubin, made or not."""
+        """Path of the cubin file, which may not exist yet."""
         return cubin_path(NAME, self.source.digest)
 
     def make(self) -> Path:
-        """The cubin, made if it is missing. Raises what ``compile`` does."""
+        """Compile the cubin if it is missing, and return its path. Raises what ``compile`` does."""
         return make_cubin(lambda: self.path, lambda: self.source.text, ARCH, self.name)
 
     def load(self) -> Mapping[str, LoadedKernel]:
-        """The source's kernels by their names, loaded on the current device.
+        """Load the source's kernels on the current device and return them by name.
 
         Raises what ``opened`` does; UnavailableError: the driver cannot load them.
         """
@@ -115,7 +115,7 @@ class CudaChoice(FileChoice):
         return {name: loaded_kernel(driver, path, name, device) for name in self.source.kernels}
 
     def bind(self, loaded: Mapping[str, LoadedKernel]) -> Kernel:
-        """The launches for the problem. Raises ErrorFromChoice: the device cannot run them."""
+        """Return the launches for the problem. Raises ErrorFromChoice: the device cannot run them."""
         *before, last = (Launcher(loaded[record.kernel], record, self._refuse) for record in (*self.record.before, self.record))
         workspace, several = workspace_of(last), self.record.scratch_bytes > 0 or len(before) > 0
         run = bind(last, self.problem, self.name, workspace, before)
@@ -124,8 +124,8 @@ class CudaChoice(FileChoice):
     def _refuse(self, reason: str) -> ErrorFromChoice:
         return ErrorFromChoice(self.name, str(self.problem), reason)
 
-    def artifacts(self, device: DeviceInfo) -> tuple[Artifact, ...]:  # noqa: ARG002 - its facts are checked at enumeration
-        """The kernel that multiplies; its shared memory and threads are checked where it is compiled."""
+    def artifacts(self, device: DeviceInfo) -> tuple[Artifact, ...]:  # noqa: ARG002 - enumeration checks the device's limits
+        """Return the main kernel's artifact. Compilation checks its shared memory and threads."""
         record = self.record
         artifact = self.artifact(
             self.opened(lambda path: path),
@@ -139,16 +139,16 @@ class CudaChoice(FileChoice):
 
     @property
     def arch(self) -> str:
-        """``sm90``, whose own instructions the kernels have."""
+        """Architecture ``sm90``: the kernels use instructions that only it has."""
         return f"sm{CAPABILITY}"
 
     def forward(self) -> CudaChoice:
-        """Raises UnavailableError: the kernels have instructions of one architecture alone."""
-        raise UnavailableError(f"{self.name}: got a newer GPU, expected {self.arch}, whose own instructions it has")
+        """Raise UnavailableError: the kernels use instructions of a single architecture."""
+        raise UnavailableError(f"{self.name}: got a newer GPU, expected {self.arch}: the kernel uses instructions that only it has")
 
 
 def offers(family: Family[Any], problem: Problem, device: DeviceInfo, settings: Settings) -> Offers:
-    """The likeliest configs of a family that are legal, the others counted by reason; needs neither a compiler nor a GPU."""
+    """Return the family's likeliest legal configs, and the refused ones counted by reason. Needs neither a compiler nor a GPU."""
     name = f"{NAME}:{family.name}"
     reason = family.why_not(problem, device) or family.why_not_likely(problem, device, settings.search)
     if reason is not None:

@@ -1,4 +1,4 @@
-"""A family of kernels: what differs from one to another."""
+"""Base class of a kernel family, and checks that all families share."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ from .kernel import KernelSource
 
 INT32_LIMIT = 2**31
 FACTORS = (torch.bfloat16, torch.float16)
-"""Dtypes that are multiplied."""
+"""Dtypes of a and b."""
 RESULTS = (torch.bfloat16, torch.float16, torch.float32)
-"""Dtypes that are stored, and that an epilogue reads."""
+"""Dtypes of results and of epilogue operands."""
 
 
 class Shape(Protocol):
-    """What is compiled, beside what the problem asks for."""
+    """Compile-time parameters of a kernel that do not follow from the problem."""
 
     @property
     def threads(self) -> int:
-        """The threads of a block, the copying warps included."""
+        """Threads of one block, the copying warps included."""
         ...
 
 
 class Config(Protocol):
-    """A shape, and what a launch is told. Its ``str`` tells configs of equal times apart."""
+    """Shape plus launch parameters. Its ``str`` orders configs of equal estimated time."""
 
     @property
     def shape(self) -> Shape: ...
@@ -46,92 +46,95 @@ C = TypeVar("C", bound=Config)
 
 
 class Family(ABC, Generic[C]):
-    """What a family of kernels serves, which of its configs are tried, and how each is compiled and launched.
+    """Family of kernels: problems it serves, configs it tries, and how each is compiled and launched.
 
-    To add one: its configs, a family with a predicate and a ranking, and device code; and a row in ``backend.FAMILIES``. All
-    methods are pure.
+    A new family needs configs, a subclass with a legality predicate and a ranking, device code, and a row in ``backend.FAMILIES``.
+    All methods are pure.
     """
 
     name: str
     likely: float
-    """Times the least time of the model: what takes longer is tried by an exhaustive search alone."""
+    """Multiple of the least estimated time. Only an exhaustive search tries slower configs."""
     instruction: Mapping[torch.dtype, str]
-    """The instruction that multiplies, a pattern of SASS by the dtype of a."""
+    """SASS pattern of the multiplying instruction, by the dtype of a."""
     legal_between: bool = False
-    """As ``Choice.legal_between``: of M, its predicates ask but alignment, and whether it is too small or too large."""
+    """Flag of ``Choice.legal_between``: the predicates restrict M only by alignment, a minimum and a maximum."""
 
     @abstractmethod
     def why_not(self, problem: Problem, device: DeviceInfo) -> str | None:
-        """Why no config at all can serve the problem on the device, or None."""
+        """Return the reason why no config can serve the problem on the device, or None."""
 
     def why_not_likely(self, problem: Problem, device: DeviceInfo, search: str) -> str | None:  # noqa: ARG002 - most try all
-        """Why nothing is tried in a search of such effort, or None."""
+        """Return the reason why a search of this effort tries nothing, or None."""
         return None
 
     @abstractmethod
     def why_not_config(self, problem: Problem, device: DeviceInfo, config: C) -> str | None:
-        """The legality predicate: why a config may not be offered for a problem that ``why_not`` lets pass, or None."""
+        """Return the reason why a config is illegal for a problem that ``why_not`` accepts, or None.
+
+        This is the legality predicate.
+        """
 
     @abstractmethod
     def candidates(self, problem: Problem, device: DeviceInfo) -> list[C]:
-        """Configs, legal or not, the likeliest first."""
+        """Return configs, legal or not, the likeliest first."""
 
     @abstractmethod
     def estimate_us(self, problem: Problem, device: DeviceInfo, config: C) -> float:
-        """The model's time of one launch, in microseconds."""
+        """Return the model's time of one launch, in microseconds."""
 
     @abstractmethod
     def launch_variants(self, problem: Problem, device: DeviceInfo, config: C) -> Iterator[C]:
-        """Configs that are the same kernel told otherwise, whether they are legal or not."""
+        """Yield configs, legal or not, that launch the same kernel with other parameters."""
 
     @property
     def kernel(self) -> str:
-        """The name of the kernel that multiplies."""
+        """Name of the main kernel."""
         return f"gemmtune_{self.name}"
 
-    def label(self, problem: Problem, config: C) -> str:  # noqa: ARG002 - most tell nothing of the problem
-        """The config as the end of the choice's name: everything that the kernel is made of and told, but for the problem."""
+    def label(self, problem: Problem, config: C) -> str:  # noqa: ARG002 - most labels ignore the problem
+        """Return the end of the choice's name. It states all compile-time and launch parameters except the problem's own."""
         return str(config)
 
     @abstractmethod
     def claims(self, problem: Problem, config: C) -> Claims:
-        """The kernel's arithmetic."""
+        """Return the kernel's arithmetic."""
 
     @abstractmethod
     def info(self, problem: Problem, config: C) -> dict[str, Any]:
-        """The config for the log."""
+        """Return the config as fields for the log."""
 
     @abstractmethod
     def source(self, problem: Problem, config: C) -> KernelSource:
-        """What has to be compiled: the same for all sizes and strides, and for all that a launch can be told."""
+        """Return the source to compile. Sizes, strides and launch parameters do not change it."""
 
     @abstractmethod
     def record(self, problem: Problem, config: C) -> Record:
-        """What launches for the problem are told; all that depends on its sizes is here."""
+        """Return the launch record for the problem. Everything that depends on its sizes is here."""
 
     def facts(self, config: Any, tile: Sequence[int], *, cluster: int = 1, splits: int = 1) -> dict[str, Any]:
-        """What ``info`` has of every config: its tile, and all that a launch is told."""
-        told = {name: getattr(config, name) for name in config.__dataclass_fields__ if name != "shape"}
+        """Return the ``info`` fields common to all configs: the tile and every launch parameter."""
+        launched = {name: getattr(config, name) for name in config.__dataclass_fields__ if name != "shape"}
         shape = config.shape
         fixed = {"tile": list(tile), "stages": shape.stages, "warps": shape.threads // 32, "cluster": cluster, "splits": splits}
-        return fixed | told
+        return fixed | launched
 
     def launch(self, config: Any, work: ctypes.Structure, **more: Any) -> Record:
-        """The record of a launch of the kernel that multiplies, which is told ``work``."""
+        """Return the launch record of the main kernel with the parameters ``work``."""
         shape = config.shape
         more = {"shared_bytes": shape.shared_bytes, "pdl": config.pdl} | more
         return Record(kernel=self.kernel, threads=shape.threads, parameters=bytes(work), **more)
 
-    def packed_format(self, problem: Problem, config: C) -> str | None:  # noqa: ARG002 - most take b as it is
-        """The name of the layout in which a prepacked b is wanted; None: as it is."""
+    def packed_format(self, problem: Problem, config: C) -> str | None:  # noqa: ARG002 - most families take b unchanged
+        """Return the layout name that a prepacked b must have, or None for b unchanged."""
         return None
 
     def pack(self, b: torch.Tensor) -> torch.Tensor:
-        """b in the packed format."""
+        """Return b in the packed format."""
         return b
 
     def likeliest(self, problem: Problem, device: DeviceInfo, ordered: Sequence[C], count: int | None) -> list[C]:
-        """The first ``count`` of ordered configs that are likely, no shape twice; all of them for None."""
+        """Return the first ``count`` likely configs, each shape once. Return all configs if ``count`` is None."""
         if count is None:
             return list(ordered)
         likeliest: dict[Any, C] = {}
@@ -142,20 +145,20 @@ class Family(ABC, Generic[C]):
 
 
 def beginnings(config: C, stages: int) -> Iterator[C]:
-    """The config told to begin otherwise: before the launch before it has ended or not, and then asking for stages or for none."""
-    told: Any = config
-    yield dataclasses.replace(told, pdl=not told.pdl, prefetch_stages=0)
-    if told.pdl:
-        yield dataclasses.replace(told, prefetch_stages=0 if told.prefetch_stages else stages)
+    """Yield the config with PDL switched, and with L2 prefetch of its first ``stages`` switched where PDL is on."""
+    varied: Any = config
+    yield dataclasses.replace(varied, pdl=not varied.pdl, prefetch_stages=0)
+    if varied.pdl:
+        yield dataclasses.replace(varied, prefetch_stages=0 if varied.prefetch_stages else stages)
 
 
 def float32_sums(*, splits: int = 1, weights: torch.dtype | None = None) -> Claims:
-    """Claims of a kernel that adds up in float32, over so many parts of K. ``weights``: the dtype to which weights are rounded."""
+    """Return claims of float32 sums over ``splits`` parts of K. ``weights``: dtype to which weights are rounded."""
     return Claims(accumulate=torch.float32, splits=splits, weights=weights)
 
 
 def why_not_here(problem: Problem, device: DeviceInfo) -> str | None:
-    """Why no kernel of ours serves the device, or the dtypes of a and of the result; or None."""
+    """Return the reason why no CUDA kernel serves the device or the dtypes of a and the result, or None."""
     if (reason := why_not_device(device)) is not None:
         return reason
     if problem.dtype not in FACTORS:
@@ -164,14 +167,14 @@ def why_not_here(problem: Problem, device: DeviceInfo) -> str | None:
 
 
 def why_not_device(device: DeviceInfo) -> str | None:
-    """Why no kernel of ours serves the device, or None."""
+    """Return the reason why no CUDA kernel serves the device, or None."""
     if device.type != "cuda" or device.capability != CAPABILITY:
         return f"works on CUDA devices of compute capability 9.0, not on {device.arch}"
     return None
 
 
 def why_not_result(problem: Problem) -> str | None:
-    """Why the result cannot be stored, for its dtype or its sizes, or None."""
+    """Return the reason why the result's dtype or sizes are not supported, or None."""
     if problem.out.dtype not in RESULTS:
         return f"the result is {dtype_name(problem.out.dtype)}, expected one of {', '.join(map(dtype_name, RESULTS))}"
     if problem.empty or problem.k == 0:
@@ -182,6 +185,6 @@ def why_not_result(problem: Problem) -> str | None:
 
 
 def why_not_epilogue(problem: Problem) -> str | None:
-    """Why the epilogue cannot be expressed, or None."""
+    """Return the reason why the epilogue cannot be expressed, or None."""
     before = (problem.inp_read is not None) + len(problem.scales) + (problem.offs is not None)
     return structs.why_not_epilogue(problem, structs.MOST_OPERANDS - before, RESULTS)

@@ -1,6 +1,6 @@
-"""Tiles of groups of rows: how many there may be, and in which order they come.
+"""Tile counts and tile order for groups of rows.
 
-Where they are is said by offsets, which only the device knows.
+Offsets say where groups end, and only the device knows them.
 """
 
 from __future__ import annotations
@@ -11,20 +11,24 @@ from ...problem import Problem
 from .family import INT32_LIMIT
 
 MOST_TILES = 2**30
-"""Tiles are counted in 32 bits, with room for a last step of all blocks."""
+"""Maximum number of tiles. They are counted in 32 bits, with room for a last step of all blocks."""
 STRIP_ROWS = 2048
-"""Rows of a strip: as many columns are worked on at a time by all multiprocessors."""
+"""Rows in one strip of tiles. All multiprocessors together work on about the same number of columns at a time."""
 
 
 def most_below(problem: Problem, rows: int) -> int:
-    """Tiles of so many rows below each other in all groups at most, where offsets rise: each group may have one that is not full,
-    and none without rows."""
+    """Return the maximum number of tile rows in all groups, with ``rows`` rows per tile and rising offsets.
+
+    Each group may have one partial tile, and none if it has no rows.
+    """
     return min(problem.m, problem.m // rows + min(problem.groups, problem.m))
 
 
 def tiles_below(problem: Problem, rows: int) -> float:
-    """Tiles of so many rows that all groups are expected to have, if each row goes to any group: how many go to one is taken to be
-    normally distributed."""
+    """Return the expected number of tile rows in all groups if each row goes to a random group.
+
+    The model takes the rows of a group as normally distributed.
+    """
     share = problem.m / problem.groups
     last = math.ceil(min(problem.m, share + 6 * math.sqrt(share)) / rows)
     further = sum(math.erfc((rows * i + 0.5 - share) / math.sqrt(2 * share)) / 2 for i in range(1, last))
@@ -32,19 +36,21 @@ def tiles_below(problem: Problem, rows: int) -> float:
 
 
 def strip_of_rows(rows: int) -> int:
-    """The tiles of so many rows in a strip."""
+    """Return the tiles in a strip, with ``rows`` rows per tile."""
     return max(1, STRIP_ROWS // rows)
 
 
 def why_not_placed(problem: Problem) -> str | None:
-    """Why places of tiles may not fit, or None."""
+    """Return the reason why tile positions may not fit 32 bits, or None."""
     if max(problem.m, problem.n, problem.k) >= INT32_LIMIT // 2:
-        return "a tile behind the last row or column would not fit 32 bits"
+        return "a tile past the last row or column would not fit 32 bits"
     return None
 
 
-def why_not_counted(problem: Problem, rows: int, beside: int) -> str | None:
-    """Why tiles of so many rows, so many of them beside each other, cannot be counted, or None; also of offsets that fall, of which
-    each group may have all rows."""
-    tiles = problem.groups * -(-problem.m // rows) * beside
+def why_not_counted(problem: Problem, rows: int, tiles_n: int) -> str | None:
+    """Return the reason why tiles of ``rows`` rows, with ``tiles_n`` tiles along N, cannot be counted, or None.
+
+    The limit also covers falling offsets, where each group may have all rows.
+    """
+    tiles = problem.groups * -(-problem.m // rows) * tiles_n
     return f"{tiles} tiles, at most {MOST_TILES} can be counted" if tiles >= MOST_TILES else None

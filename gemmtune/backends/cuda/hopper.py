@@ -1,4 +1,4 @@
-"""Facts of SM90, the architecture whose own instructions the kernels have."""
+"""Facts of SM90, the only architecture that the kernels target."""
 
 from __future__ import annotations
 
@@ -6,52 +6,55 @@ import torch
 
 CAPABILITY = 90
 ARCH = "sm_90a"
-"""What compilers call it, with the instructions that no other architecture has."""
+"""Compiler name of SM90 with its architecture-specific instructions."""
 
 SMEM_BYTES = 227 * 1024
-"""The shared memory that a block can have."""
+"""Maximum shared memory of a block."""
 SYSTEM_BYTES = 1024
-"""What the system takes of shared memory for each block."""
+"""Shared memory that the system reserves for each block."""
 HALF_SMEM_BYTES = (SMEM_BYTES + SYSTEM_BYTES) // 2 - SYSTEM_BYTES
-"""The shared memory of each of two blocks on one multiprocessor."""
+"""Maximum shared memory of a block if two blocks share a multiprocessor."""
 BARRIER_BYTES = 8
-"""The size of an mbarrier."""
+"""Size of an mbarrier."""
 
 SCHEDULERS, SCHEDULER_REGISTERS, MOST_REGISTERS = 4, 16384, 255
-"""The schedulers of a multiprocessor, the registers of each of them, and the most that a thread can name."""
+"""Schedulers of a multiprocessor, registers of each scheduler, and the most registers that a thread can address."""
 GIVEN_REGISTERS, LEFT_REGISTERS = 40, 232
-"""The registers of a thread that copies, and of those of two warp groups, to which it leaves the others."""
+"""Registers of a copying thread, and of a thread in one of the two warp groups that get the rest (setmaxnreg)."""
 
 MOST_CLUSTER = 8
-"""The blocks of a cluster that every GPU with clusters has room for."""
+"""Portable cluster limit: every GPU with clusters has room for this many blocks."""
 IDLE_CLUSTERS = {1: 0, 2: 0, 3: 3, 4: 3, 8: 1}
-"""Clusters, by their blocks, that an H200 has multiprocessors for but no room in its graphics processing clusters."""
+"""Clusters that an H200 cannot place, by cluster size.
+
+It has enough multiprocessors for them, but its graphics processing clusters have no room.
+"""
 MOST_GRID = 2**16 - 1
-"""The second and third dimension of a grid."""
+"""Maximum second and third grid dimension."""
 
 TMA_BYTES = 16
-"""What TMA asks addresses and pitches to be multiples of."""
+"""Alignment that TMA requires of addresses and pitches."""
 LINE_BYTES = 128
-"""The longest line that TMA swizzles."""
+"""Longest line that TMA swizzles."""
 SWIZZLED_LINES = 8
-"""The lines after which the pattern of a swizzle repeats itself."""
+"""Lines after which the swizzle pattern repeats."""
 MOST_BOX = 256
-"""The elements that one TMA copy has along a dimension at most."""
+"""Maximum elements of a TMA box along one dimension."""
 
 WGMMA_M = 64
-"""The rows that a warp group multiplies with one instruction."""
+"""Rows that a warp group multiplies with one instruction."""
 WGMMA = {torch.bfloat16: "HGMMA.*.F32.BF16", torch.float16: "HGMMA.*.F32"}
-"""Products of warp groups in SASS, by the dtype of their operands."""
+"""SASS patterns of warp-group products, by operand dtype."""
 MMA = {torch.bfloat16: "HMMA.*.F32.BF16", torch.float16: "HMMA.*.F32"}
-"""Products of warps in SASS, by the dtype of their operands."""
+"""SASS patterns of warp products (mma), by operand dtype."""
 
 
 def registers_per_thread(threads: int, blocks: int) -> int:
-    """The registers that a thread can have where so many blocks share a multiprocessor, whose warps its schedulers divide."""
+    """Return the most registers per thread if ``blocks`` blocks of ``threads`` threads share a multiprocessor."""
     warps = -(-threads // 32 * blocks // SCHEDULERS)
     return min(SCHEDULER_REGISTERS // (32 * warps) // 8 * 8, MOST_REGISTERS)
 
 
 def clusters_at_a_time(sm_count: int, cluster: int) -> int:
-    """How many clusters of so many blocks run at a time, with one block on a multiprocessor."""
+    """Return how many clusters of ``cluster`` blocks run at once, with one block per multiprocessor."""
     return max(sm_count // cluster - IDLE_CLUSTERS[cluster], 1)

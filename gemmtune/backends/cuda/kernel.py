@@ -1,4 +1,4 @@
-"""What all kernels have in common: the parameters that they are told, and how their texts are put together of templates."""
+"""Common part of all kernels: launch parameters as C structs, and sources assembled from templates."""
 
 from __future__ import annotations
 
@@ -22,70 +22,70 @@ from .hopper import ARCH
 
 
 def files_of(package: str, *names: str) -> tuple[tuple[str, str], ...]:
-    """The parts of those names that lie in a package."""
+    """Return (package, file name) pairs for the named template parts of a package."""
     return tuple((package, f"{name}.cuh.jinja") for name in names)
 
 
 COMMON = files_of(__package__, "barriers", "pointwise", "epilogue")
-"""The parts of every kernel: PTX of barriers, clusters and overlapping launches; elements in memory; from a sum to the result."""
+"""Parts of every kernel: barriers, clusters and PDL in PTX; element conversions; the epilogue."""
 ELEMENTS = {torch.bfloat16: "bf16", torch.float16: "f16", torch.float32: "f32"}
-"""Dtypes as PTX writes them."""
+"""PTX type names by dtype."""
 (PRODUCTS,) = files_of(__package__, "products")
-"""The part that says when products of warp groups begin and end."""
+"""Part with the fences, commits and waits of warp-group products (wgmma)."""
 STAGED_PRODUCTS = files_of(__package__, "products", "tensor", "boxes")
-"""The parts that multiply operands out of swizzled stages, into which boxes of them are copied."""
+"""Parts that copy boxes of operands into swizzled stages by TMA, and multiply from there."""
 (TILES,) = files_of(__package__, "tiles")
-"""The part that finds the tile of a group on the device."""
+"""Part that finds a group's tile on the device."""
 STORE = files_of(__package__, "pairs", "store")
-"""The parts that store sums two at a time, and those of a tile."""
+"""Parts that store sums in pairs, and the sums of a whole tile."""
 TILE_SUMS = (*files_of(__package__, "exchange"), *STORE)
-"""The parts that add up the sums of a tile over the blocks of a cluster, and store them."""
+"""Parts that add up a tile's sums over the blocks of a cluster, and store them."""
 
 
 def values_of(shape: Any, *names: str) -> dict[str, Any]:
-    """What texts are given of a shape: its fields, its name, its threads and shared memory, and what else of it is named."""
+    """Return the template values of a shape: its fields, name, threads, shared memory and the attributes in ``names``."""
     return asdict(shape) | {name: getattr(shape, name) for name in ("threads", "shared_bytes", *names)} | {"name": str(shape)}
 
 
 class Operand(ctypes.Structure):
-    """An operand beside a and b, as it is broadcast to the result."""
+    """Operand in addition to a and b, with strides that broadcast it to the result."""
 
     _fields_ = [("data", ctypes.c_void_p), ("strides", Strides)]
 
 
 class Scalars(ctypes.Structure):
-    """The factors of a call."""
+    """Scalars alpha and beta of a call."""
 
     _fields_ = [("alpha", ctypes.c_float), ("beta", ctypes.c_float)]
 
 
 class Epilogue(ctypes.Structure):
-    """What the epilogue reads."""
+    """Operands and scalars that the epilogue reads."""
 
     _fields_ = [("x", Operand * MOST_OPERANDS), ("scalars", Scalars)]
 
 
 class Work(ctypes.Structure):
-    """What every kernel is told; families add sizes and more."""
+    """Parameters common to all kernels. Families add sizes and more."""
 
     _fields_: ClassVar[Sequence[tuple[str, Any]]] = (("out", ctypes.c_void_p), ("out_strides", Strides), ("epilogue", Epilogue))
 
 
 def structs_of(work: type[Work], types: Mapping[str, str]) -> str:
-    """C++: the structs of ``work`` and what it is made of; ``types`` has the types of its pointers."""
+    """Return C++ definitions of ``work`` and the structs in it. ``types`` maps its pointers to C++ types."""
     common = [struct_text(one, {}) for one in (Strides, Operand, Scalars, Epilogue)]
     return "\n\n".join([*common, struct_text(work, types, name="Work")])
 
 
 def fill_common(work: Work, out: Layout, operands: Sequence[Layout]) -> None:
-    """Strides of the result and of the operands beside a and b."""
+    """Fill in the strides of the result and of the operands in addition to a and b."""
     work.out_strides = strides_of(out)
     for i, layout in enumerate(operands):
         work.epilogue.x[i].strides = strides_of(layout)
 
 
 def addresses_of(count: int) -> tuple[Address, ...]:
-    """The places in a Work of the addresses of the result and of ``count`` operands beside a and b."""
+    """Return the offsets in Work of the result's address and of ``count`` operand addresses in addition to a and b."""
     first = Work.epilogue.offset + Epilogue.x.offset + Operand.data.offset
     return (
         Address(offset=Work.out.offset, operand=OUT),
@@ -94,7 +94,7 @@ def addresses_of(count: int) -> tuple[Address, ...]:
 
 
 def scalars_of(problem: Problem) -> tuple[Scalar, ...]:
-    """The places in a Work of the scalars that are not known before a call."""
+    """Return the offsets in Work of the scalars that only a call knows."""
     first = Work.epilogue.offset + Epilogue.scalars.offset
     general = (problem.alpha == "general", problem.inp_read is not None and problem.beta == "general")
     fields = (Scalars.alpha, Scalars.beta)
@@ -102,9 +102,9 @@ def scalars_of(problem: Problem) -> tuple[Scalar, ...]:
 
 
 def aligned_out(field: Any, layout: Layout, elements: int) -> tuple[bool, tuple[Aligned, ...]]:
-    """Whether so many neighbours in a row of the result can be stored at once by its strides, and what that asks of its address.
+    """Return True if strides allow stores of ``elements`` neighbours in a row, and the alignment that the address then needs.
 
-    ``field`` of a Work says so to the kernel.
+    The boolean ``field`` of a Work passes the answer to the kernel.
     """
     strides = strides_of(layout)
     whole = strides.col == 1 and strides.row % elements == 0 and strides.batch % elements == 0
@@ -114,11 +114,13 @@ def aligned_out(field: Any, layout: Layout, elements: int) -> tuple[bool, tuple[
 
 @dataclass(frozen=True, kw_only=True)
 class KernelSource:
-    """``unit`` is the translation unit, a template by package and name; COMMON and ``files`` are its parts, each of which is given
-    the text of those before it.
+    """CUDA C++ source of one choice, as templates and their values.
 
-    All are given ``values``, which are plain data: what the text depends on, and nothing that a launch can be told. ``helpers`` are
-    the names of kernels beside ``kernel``, which multiplies.
+    ``unit`` is the template of the translation unit, as (package, file). COMMON and ``files`` are its parts, and each part sees the
+    text of the parts before it.
+
+    ``values`` are plain data for all templates. They hold everything that the text depends on, and no launch parameter. ``kernel``
+    is the main kernel, and ``helpers`` name the other kernels.
     """
 
     kernel: str
@@ -129,29 +131,29 @@ class KernelSource:
 
     @property
     def kernels(self) -> tuple[str, ...]:
-        """The names of all kernels."""
+        """Names of all kernels, helpers first."""
         return (*self.helpers, self.kernel)
 
     @property
     def parts(self) -> dict[str, str]:
-        """The text of each part by its name."""
+        """Rendered text of each part, by the part's name."""
         parts: dict[str, str] = {}
         for package, name in (*COMMON, *self.files):
             parts[name.split(".")[0]] = template(package, name).render(self._given | parts)
         return parts
 
     def put_together(self, parts: Mapping[str, str]) -> str:
-        """The source whose parts these are."""
+        """Render the translation unit with the given parts."""
         return template(*self.unit).render({**self._given, **parts})
 
     @property
     def text(self) -> str:
-        """The CUDA C++ source."""
+        """Complete CUDA C++ source."""
         return self.put_together(self.parts)
 
     @cached_property
     def digest(self) -> str:
-        """A hash over everything that makes the cubin: the templates and what they are given. Rendering takes longer."""
+        """Hash of everything that determines the cubin: templates, values, architecture, flags. Cheaper than rendering."""
         files = [template_digest(*file) for file in (self.unit, *COMMON, *self.files)]
         made_of = [*files, json.dumps(self._given, sort_keys=True), ARCH, *FLAGS]
         return hashlib.blake2b("\n".join(made_of).encode(), digest_size=16).hexdigest()
@@ -162,11 +164,11 @@ class KernelSource:
 
 
 def common_values(problem: Problem, work: type[Work], pointers: Mapping[str, str] | None = None) -> dict[str, Any]:
-    """What the problem decides in every text: types, the structs with ``work``, and what becomes of a sum before it is stored.
+    """Return the template values that follow from the problem alone: types, the structs with ``work``, and the epilogue.
 
-    ``pointers``: the types of those that ``work`` has beside the result. ``fused``: more than the bare sum is stored.
-    ``first_operand`` counts what the kernel reads before the epilogue's operands, and ``offsets_at`` before the ends of groups.
-    Only the dtypes of operands matter: their sizes are in the problem, and change nothing.
+    ``pointers`` gives the C++ types of ``work``'s pointers other than the result. In the result, ``fused`` means that more than the
+    bare sum is stored. ``first_operand`` counts the operands before the epilogue's, ``offsets_at`` those before the group offsets.
+    Only the dtypes of operands matter here: their sizes do not change the text.
     """
     inp, epilogue, out_type = problem.inp_read, problem.epilogue, STORAGE_TYPES[problem.out.dtype]
     extra = epilogue.operands if epilogue else ()

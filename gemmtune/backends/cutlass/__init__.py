@@ -1,8 +1,8 @@
-"""The cutlass backend: kernels of NVIDIA CUTLASS, one source for each operation of its library, compiled with nvcc."""
+"""CUTLASS backend: kernels of NVIDIA CUTLASS, one source for each operation of its library, compiled with nvcc."""
 
 from .backend import CutlassBackend
 
 __all__ = ["BACKEND", "CutlassBackend"]
 
 BACKEND = CutlassBackend()
-"""The backend object of the table in backends.py."""
+"""Backend object that the table in backends.py lists."""

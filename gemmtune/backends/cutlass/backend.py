@@ -1,4 +1,4 @@
-"""The cutlass backend: which operations serve a problem, ranked before anything is compiled."""
+"""CUTLASS backend: operations that serve a problem, ranked before anything is compiled."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from .toolkit import distinct_operations, find_toolkit, without_twins
 from .variants import Grid, Variant, legal_variants
 
 MOST_CONVERTING = 6
-"""How many operations at most are compiled for operands that differ in width: fewer tiles fit these."""
+"""Maximum number of operations to compile if the operands differ in width. Fewer tiles suit these."""
 
 
 class CutlassBackend:
@@ -34,7 +34,7 @@ class CutlassBackend:
     name = NAME
 
     def available(self, device: DeviceInfo) -> Availability:
-        """Yes on a CUDA device with CUTLASS; without nvcc, what was compiled before is used."""
+        """Return ok on a CUDA device with CUTLASS. Without nvcc, only kernels compiled before can run."""
         try:
             toolkit = f"CUTLASS {find_toolkit(current().cutlass_dir).version}"
         except UnavailableError as error:
@@ -48,12 +48,12 @@ class CutlassBackend:
             return Availability(ok=False, detail=f"works on CUDA devices, not on {device.type}; here: {detail}")
         return Availability(ok=ok, detail=detail)
 
-    def serves_by_default(self, device: DeviceInfo) -> bool:  # noqa: ARG002 - nowhere
-        """Only where it is named: its kernels take half a minute each to compile."""
+    def serves_by_default(self, device: DeviceInfo) -> bool:  # noqa: ARG002 - no device
+        """Return False. Settings must name this backend, because each of its kernels takes half a minute to compile."""
         return False
 
     def enumerate(self, problem: Problem, device: DeviceInfo, settings: Settings) -> Offers:
-        """The best operations of the search's size; needs CUTLASS, but neither nvcc nor a GPU."""
+        """Return the best operations within the search's limit. Needs CUTLASS, but neither nvcc nor a GPU."""
         reason = check_problem(problem, device)
         if reason is not None:
             return Offers(refusals=(Refusal(name=NAME, reason=reason),))
@@ -82,7 +82,7 @@ class CutlassBackend:
 
 
 def _legal(found: list[Operation], problem: Problem, device: DeviceInfo) -> tuple[dict[Operation, Oriented], list[Refusal]]:
-    """How each legal operation computes the problem; and one refusal for each reason why others do not."""
+    """Return each legal operation with its orientation, and one counted refusal for each reason among the others."""
     legal: dict[Operation, Oriented] = {}
     refused: Counter[str] = Counter()
     legality = Legality(problem, device)
@@ -98,10 +98,10 @@ def _legal(found: list[Operation], problem: Problem, device: DeviceInfo) -> tupl
 def _allowed(
     legal: Mapping[Operation, Oriented], problem: Problem, device: DeviceInfo, settings: Settings
 ) -> tuple[dict[Operation, Variant], list[Refusal]]:
-    """Each operation's first launch variant whose name the settings' regexes let pass; a refusal for each reason why none is.
+    """Return each operation's first launch variant whose name the settings' regexes allow, and a refusal for each reason.
 
-    The regexes hold before the operations are ranked, so that the best of those that are left are tried, however bad. Where none is
-    left, all are given: the selector refuses them for the same reasons, and warns.
+    The regexes apply before the ranking, so that the best allowed operations are tried, even if they rank low. If no operation is
+    allowed, return all: the selector then refuses them for the same reasons, and warns.
     """
     passed: dict[Operation, Variant] = {}
     first: dict[Operation, Variant] = {}

@@ -1,4 +1,4 @@
-"""A CUTLASS operation as a choice."""
+"""CUTLASS operation as a choice."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ NAME = "cutlass"
 
 
 def artifact_path(source: Source, toolkit: Toolkit, capability: int) -> Path:
-    """The file of the shared object, made or not. Not named by the compiler: what another machine's nvcc made is used as it is."""
+    """Return the path of the shared object. The compiler is not in its name, so another machine's build is used unchanged."""
     parts = (source.digest, toolkit.version, *flags(source.operation, capability))
     digest = hashlib.blake2b("\n".join(parts).encode(), digest_size=16).hexdigest()
     return cache_dir(NAME) / f"{digest}.so"
 
 
 def compile_source(source: Source, toolkit: Toolkit, capability: int, name: str) -> Path:
-    """The shared object of ``source``, made if it is missing. Of several processes that need it, one compiles.
+    """Compile ``source`` to a shared object if it is missing. If several processes need it, one compiles.
 
     Raises:
         CompileError: nvcc refused the source, or the cache folder cannot be written.
@@ -54,7 +54,7 @@ def compile_source(source: Source, toolkit: Toolkit, capability: int, name: str)
 
 
 def name_of(config: Config) -> str:
-    """The name of a choice: the one that tables show and regexes see."""
+    """Return the choice's name, which tables show and regexes match."""
     return f"{NAME}:{config.name}"
 
 
@@ -71,7 +71,7 @@ class CutlassChoice(FileChoice):
 
     @classmethod
     def of(cls, config: Config, problem: Problem, device: DeviceInfo, toolkit: Toolkit, *, swap_ab: bool) -> Self:
-        """The choice of ``config`` for a problem on a device."""
+        """Build the choice of ``config`` for a problem on a device."""
         operation, accumulator = config.operation, problem.accumulator
         grid = Grid.of(operation, orient(problem, swap_ab=swap_ab), problem.batch, device.sm_count)
         return cls(
@@ -95,7 +95,7 @@ class CutlassChoice(FileChoice):
         )
 
     def at(self, problem: Problem, device: DeviceInfo) -> CutlassChoice | str:
-        """The operation for the problem, with K divided in the same way; an order of tiles is legal for every number of them."""
+        """Return the operation for another problem with the same division of K. Any order of tiles stays legal."""
         operation, variant = self.config.operation, self.config.variant
         oriented = check_problem(problem, device) or Legality(problem, device).orientation(operation)
         if isinstance(oriented, str):
@@ -103,16 +103,16 @@ class CutlassChoice(FileChoice):
         grid = Grid.of(operation, oriented, problem.batch, device.sm_count)
         divided = {(x.decomposition, x.splits) for x in legal_variants(operation, grid)}
         if (variant.decomposition, variant.splits) not in divided:
-            return f"{self.name}: K cannot be divided so among {grid.tiles} tiles of {grid.steps} steps"
+            return f"{self.name}: K of {grid.steps} steps and {grid.tiles} tiles cannot be divided like that"
         return self.of(self.config, problem, device, self.toolkit, swap_ab=oriented.swap_ab)
 
     @property
     def batch_invariant(self) -> bool:
-        """Unless the number of tiles decides how K is divided."""
+        """True unless the number of tiles decides how K is divided."""
         return self.config.variant.decomposition in ("dataparallel", "splitk") or not self.config.operation.stream_k
 
     def launch_variants(self) -> tuple[CutlassChoice, ...]:
-        """The same kernel with another division of K, or another order of tiles."""
+        """Return the same kernel with another division of K or another order of tiles."""
         operation, grid = self.config.operation, self._grid
         return tuple(self._with(variant, grid) for variant in neighbours(self.config.variant, legal_variants(operation, grid)))
 
@@ -132,7 +132,7 @@ class CutlassChoice(FileChoice):
 
     @functools.cached_property
     def source(self) -> Source:
-        """What has to be compiled: the same for every shape, and for every launch variant."""
+        """Source to compile. Shapes and launch variants do not change it."""
         problem, inp = self.problem, self.problem.inp_read
         extra = problem.epilogue.operands if problem.epilogue else ()
         ends = (problem.offs,) if problem.offs is not None else ()
@@ -148,35 +148,35 @@ class CutlassChoice(FileChoice):
 
     @property
     def content_hash(self) -> str:
-        """Over source, CUTLASS version and launch variant."""
+        """Hash of source, CUTLASS version and launch variant."""
         return hashlib.blake2b(
             f"{self.source.digest} {self.toolkit.version} {self.config.variant}".encode(), digest_size=16
         ).hexdigest()
 
     @property
     def compile_key(self) -> str:
-        """Equal for all shapes and launch variants of one operation and epilogue."""
+        """Key of the compiled kernel, equal for all shapes and launch variants of one operation and epilogue."""
         return f"cutlass-{self.source.digest}-{self.toolkit.version}-{self.capability}"
 
     @property
     def path(self) -> Path:
-        """The file of the shared object, made or not."""
+        """Path of the shared object, which may not exist yet."""
         return artifact_path(self.source, self.toolkit, self.capability)
 
     def make(self) -> Path:
-        """The shared object, made if it is missing. Raises CompileError; UnavailableError without nvcc."""
+        """Compile the shared object if it is missing, and return its path. Raises CompileError; UnavailableError without nvcc."""
         return compile_source(self.source, self.toolkit, self.capability, self.name)
 
     def load(self) -> Library:
-        """The functions of the shared object. Raises what ``opened`` does."""
+        """Return the functions of the shared object. Raises what ``opened`` does."""
         return self.opened(load)
 
     def bind(self, loaded: Library) -> Kernel:
-        """The launch for the problem on the current device. Raises ErrorFromChoice: the operation refuses the problem."""
+        """Return the launch for the problem on the current device. Raises ErrorFromChoice: the operation refuses the problem."""
         return bind(loaded, self.config, self.problem, self._oriented, self.name)
 
-    def artifacts(self, device: DeviceInfo) -> tuple[Artifact, ...]:  # noqa: ARG002 - its facts are checked at enumeration
-        """The only kernel, and what was expected of it."""
+    def artifacts(self, device: DeviceInfo) -> tuple[Artifact, ...]:  # noqa: ARG002 - enumeration checks the device's limits
+        """Return the only kernel with its expected facts."""
         path, library = self.opened(lambda path: (path, load(path)))
         kernel, expected = self.config.operation.name, self.config.operation.sass
         threads, shared_bytes = library.threads, library.shared_bytes
@@ -184,27 +184,28 @@ class CutlassChoice(FileChoice):
 
     @property
     def packed_format(self) -> str | None:
-        """The order of registers, the same for every tile."""
+        """Layout name of a prepacked b in register order, the same for every tile, or None."""
         operation = self.config.operation
         return format_name(bits_of(operation.a)) if operation.shuffled else None
 
     def pack(self, b: torch.Tensor) -> torch.Tensor:
-        """b [K, N], or two numbers in a byte [K/2, N], in ``packed_format``: the same bytes in another order, 1-D uint8."""
+        """Return b [K, N], or [K/2, N] with two numbers in a byte, in ``packed_format``: reordered bytes as 1-D uint8."""
         return shuffled(b, bits_of(self.config.operation.a)) if self.config.operation.shuffled else b
 
     @property
     def arch(self) -> str:
-        """The architecture that it is compiled for, such as ``sm90``."""
+        """Architecture that the kernel is compiled for, such as ``sm90``."""
         return f"sm{self.capability}"
 
     def forward(self) -> CutlassChoice:
-        """The choice itself: the shared object of a 2.x operation has its PTX too.
+        """Return the choice itself, because the shared object of a 2.x operation contains PTX too.
 
-        Raises:
-            UnavailableError: a 3.x operation, which has instructions of one architecture alone.
+        Raises UnavailableError: a 3.x operation uses instructions of a single architecture.
         """
         if self.config.operation.modern:
-            raise UnavailableError(f"{self.name}: got a newer GPU, expected {self.arch}, whose own instructions it has")
+            raise UnavailableError(
+                f"{self.name}: got a newer GPU, expected {self.arch}: the kernel uses instructions that only it has"
+            )
         return self
 
 
@@ -212,7 +213,7 @@ def _info(config: Config, *, swap_ab: bool) -> dict[str, Any]:
     operation, variant = config.operation, config.variant
     info: dict[str, Any] = {"tile": list(operation.tile)}
     if operation.modern:
-        # What CUTLASS calls them, without its namespaces. How many stages there are it decides when it compiles.
+        # CUTLASS's names without namespaces. The number of stages is unknown here: CUTLASS decides it at compile time.
         schedules = (operation.kernel_schedule, operation.epilogue_schedule, operation.scheduler)
         names = [name.rsplit("::", 1)[-1] for name in schedules]
         info |= {"cluster": list(operation.cluster)} | dict(zip(("schedule", "epilogue_schedule", "scheduler"), names, strict=True))

@@ -1,4 +1,4 @@
-"""A config: an operation with a launch variant. One predicate says whether it may be offered."""
+"""Configs of the CUTLASS backend: an operation with a launch variant, and the legality predicate."""
 
 from __future__ import annotations
 
@@ -19,36 +19,35 @@ from .variants import Variant
 
 INT32_LIMIT = 2**31
 MOST_ACCUMULATORS = 208
-"""The most accumulators of one thread: with more of them, and a share for everything else, its 255 registers spill."""
+"""Maximum accumulators of a thread. With more, its 255 registers spill, because everything else needs a share."""
 MOST_SCALED = 216
-"""The most of a thread with scales of blocks: 192 accumulators and 24 scales fit, with 48 scales some are spilled in the main
-loop."""
+"""Maximum accumulators and block scales of a thread. 192 accumulators and 24 scales fit; with 48 scales the main loop spills."""
 MOST_SATURATED = (2**31 - 1) >> 14
-"""Products of two int8 numbers whose sum fits int32, whatever they are."""
+"""Maximum K of a saturating int8 product: the sum of so many int8 products always fits int32."""
 OPERAND_ELEMENTS: dict[torch.dtype, str] = {
     torch.float16: "cutlass::half_t",
     torch.bfloat16: "cutlass::bfloat16_t",
     torch.float32: "float",
     torch.float64: "double",
 }
-"""C++ types of what an epilogue can read."""
+"""C++ types of operands that an epilogue can read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
-    """One instance: an operation and a launch variant. ``name`` is CUTLASS's own and the variant."""
+    """Operation with a launch variant. Its ``name`` combines CUTLASS's own name and the variant."""
 
     operation: Operation
     variant: Variant
 
     @property
     def name(self) -> str:
-        """The name in tables and regexes, such as ``cutlass3x_sm90_tensorop_gemm_…_rasterm_swizzle2``."""
+        """Name in tables and regexes, such as ``cutlass3x_sm90_tensorop_gemm_…_rasterm_swizzle2``."""
         return f"{self.operation.name}_{self.variant}"
 
 
 def check_problem(problem: Problem, device: DeviceInfo) -> str | None:
-    """Why no operation at all can serve the problem on this device, or None."""
+    """Return the reason why no operation can serve the problem on this device, or None."""
     if device.type != "cuda" or device.capability < 75:
         return f"works on CUDA devices of compute capability 7.5 and newer, not on {device.arch}"
     if problem.empty or problem.k == 0:
@@ -72,14 +71,14 @@ def check_problem(problem: Problem, device: DeviceInfo) -> str | None:
 
 
 def elements_of(problem: Problem) -> tuple[str, ...]:
-    """The names of operand elements whose operations compute the problem in its own precision."""
+    """Return the element names of operations that compute the problem in its own precision."""
     if problem.dtype == torch.float32:
         return ("tf32", "f32") if problem.precision.input_mode == "tf32" else ("f32",)
     return tuple(name for name, dtype in ELEMENTS.items() if dtype == problem.dtype)
 
 
 class Legality:
-    """One problem on one device: what is asked of thousands of operations is worked out once."""
+    """Legality of operations for one problem on one device, cached across thousands of operations."""
 
     def __init__(self, problem: Problem, device: DeviceInfo) -> None:
         self._problem = problem
@@ -88,20 +87,20 @@ class Legality:
         self._known: dict[tuple[object, ...], Oriented | str] = {}
 
     def orientation(self, operation: Operation) -> Oriented | str:
-        """How ``operation`` computes the problem, or why it cannot."""
+        """Return the orientation in which ``operation`` computes the problem, or the reason why it cannot."""
         reason = _arithmetic(operation, self._problem, self._device)
         if reason is not None:
             return reason
         op = operation
-        asked = (
+        key = (
             op.a, op.b, bool(op.scales_a), op.shuffled, op.columns_grouped, op.layout_a, op.layout_b, op.layout_d,
             op.alignment_a, op.alignment_b, op.alignment_d,
         )  # fmt: skip
-        if asked not in self._known:
+        if key not in self._known:
             ways = [x for x in self._orientations if not op.grouped or x.swap_ab == op.columns_grouped]
             fits = [(oriented, _why_not_operands(op, oriented)) for oriented in ways]
-            self._known[asked] = next((oriented for oriented, reason in fits if reason is None), str(fits[0][1]))
-        return self._known[asked]
+            self._known[key] = next((oriented for oriented, reason in fits if reason is None), str(fits[0][1]))
+        return self._known[key]
 
 
 def _arithmetic(operation: Operation, problem: Problem, device: DeviceInfo) -> str | None:
@@ -111,13 +110,13 @@ def _arithmetic(operation: Operation, problem: Problem, device: DeviceInfo) -> s
     if operation.math not in ("multiply_add", "multiply_add_saturate"):
         return f"{operation.math} rounds its operands in ways that the problem does not allow"
     if operation.math == "multiply_add_saturate" and problem.k > MOST_SATURATED:
-        return f"its sums stop at the limits of int32, which more than {MOST_SATURATED} products can reach"
+        return f"its sums saturate at the limits of int32, which more than {MOST_SATURATED} products can reach"
     if ELEMENTS.get(operation.d) != problem.out.dtype or operation.d == "tf32" or operation.c not in ("void", operation.d):
         return f"stores {operation.d}"
     if operation.kernel_schedule.endswith("Auto"):
-        return "its schedule is chosen by CUTLASS: it is one of the others"
+        return "CUTLASS chooses its schedule: the operation with that schedule is listed too"
     if operation.modern and device.capability != operation.introduced:
-        return f"runs on sm{operation.introduced} alone"
+        return f"runs only on sm{operation.introduced}"
     if operation.mainloop_bytes > device.smem_per_block_bytes:
         return f"its tiles take {operation.mainloop_bytes} bytes of shared memory, a block has {device.smem_per_block_bytes}"
     if operation.accumulators_per_thread > MOST_ACCUMULATORS:
@@ -127,14 +126,14 @@ def _arithmetic(operation: Operation, problem: Problem, device: DeviceInfo) -> s
         return f"{held} accumulators and scales of a thread would spill"
     fused = problem.alpha != "one" or problem.inp_read is not None or bool(problem.scales) or problem.epilogue is not None
     if fused and operation.modern and not operation.tma_store:
-        return "its epilogue cannot be a visitor tree: it stores without shared memory"
+        return "its epilogue stores without shared memory and cannot be a visitor tree"
     return why_not_grouped(operation, problem)
 
 
 def _why_not_operands(operation: Operation, oriented: Oriented) -> str | None:
-    """Why the operation cannot read the operands, or store the result, in such an orientation."""
+    """Return the reason why the operation cannot read the operands or store the result in this orientation, or None."""
     if operation.scales_a and not oriented.swap_ab:
-        return "its scales of blocks are those of the transpose: b comes first"
+        return "block scales need b as the first operand (swap_ab)"
     if (ELEMENTS[operation.a], ELEMENTS[operation.b]) != (oriented.a.dtype, oriented.b.dtype):
         order = "swap_ab" if oriented.swap_ab else "as they are"
         return f"reads {operation.a} and {operation.b}, which does not fit a and b {order}"

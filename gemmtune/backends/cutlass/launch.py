@@ -1,4 +1,4 @@
-"""Launching a compiled operation: a struct that is filled once, and one call of a C function with what differs."""
+"""Launch of a compiled operation: a struct filled once, and one C call with the parameters that vary."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ from .operation import ENCODED, bytes_of
 from .variants import DECOMPOSITIONS
 
 GIVEN = "5P2d"
-"""``struct Given`` of launch.h.jinja before x: stream, out, a, b, workspace; alpha, beta."""
+"""Format of ``struct Given`` in launch.h.jinja before x: stream, out, a, b, workspace; alpha, beta."""
 WRITTEN = {"out": "void*", "workspace": "void*"}
-"""Addresses to which a kernel stores."""
+"""Pointers that a kernel writes through."""
 
 
 class Launch(ctypes.Structure):
-    """What a kernel is told: addresses and scalars, which a call fills in; strides, sizes, and a launch variant.
+    """Launch parameters: addresses and scalars, which each call fills in, and strides, sizes and launch variant.
 
-    ``batch``: how many products there are, or groups. ``x``: where groups end comes before what an epilogue reads.
+    ``batch`` is the number of products or groups. In ``x``, group offsets come before the epilogue's operands.
     """
 
     _fields_: ClassVar[Sequence[tuple[str, Any]]] = (
@@ -49,7 +49,7 @@ class Launch(ctypes.Structure):
 
 @functools.cache
 def launch_text(passed: int) -> str:
-    """C++: ``struct Launch``; ``gemmtune_call``, which is given ``passed`` operands beside a and b; ``prepared``."""
+    """Return C++ text: ``struct Launch``, ``gemmtune_call`` for ``passed`` operands in addition to a and b, and ``prepared``."""
     return template(__package__, "launch.h.jinja").render(
         fields=[declared(name, kind, WRITTEN) for name, kind in fields_of(Launch)],
         size=ctypes.sizeof(Launch),
@@ -59,10 +59,10 @@ def launch_text(passed: int) -> str:
 
 
 class Library:
-    """The functions of a loaded shared object. Raises OSError where the file is none.
+    """Functions of a loaded shared object. Raises OSError if the file is not one.
 
-    ``check`` says whether the operation serves a launch, ``launch`` launches what has its addresses, and ``call`` what has those of
-    a ``Given``.
+    ``check`` tests if the operation serves a launch. ``launch`` launches with the addresses in a Launch, ``call`` with those in a
+    ``Given``.
     """
 
     def __init__(self, path: Path) -> None:
@@ -72,13 +72,13 @@ class Library:
         self.workspace_bytes.argtypes, self.workspace_bytes.restype = [ctypes.c_void_p], ctypes.c_longlong
         self.check, self.launch, self.call = functions.gemmtune_check, functions.gemmtune_launch, functions.gemmtune_call
         self.check.argtypes, self.launch.argtypes = [ctypes.c_void_p], [ctypes.c_void_p, ctypes.c_void_p]
-        self.call.argtypes = [ctypes.c_void_p, ctypes.c_char_p]  # the address of a Launch, and the bytes of a Given
+        self.call.argtypes = [ctypes.c_void_p, ctypes.c_char_p]  # address of a Launch, bytes of a Given
         self.threads, self.shared_bytes = int(functions.gemmtune_threads()), int(functions.gemmtune_shared_bytes())
 
 
 @functools.lru_cache(maxsize=512)
 def load(path: Path) -> Library:
-    """The shared object at ``path``, opened once."""
+    """Return the shared object at ``path``, opened once."""
     return Library(path)
 
 
@@ -87,14 +87,13 @@ STATUSES = {
     6: "workspace is null", 7: "internal error", 8: "architecture mismatch", 9: "insufficient driver", 10: "out of memory",
     11: "cannot implement it",
 }  # fmt: skip
-"""cutlass::Status by number, ``cutlass/cutlass.h``."""
+"""Names of cutlass::Status by number, from ``cutlass/cutlass.h``."""
 
 
 def bind(library: Library, config: Config, problem: Problem, oriented: Oriented, name: str) -> Kernel:
-    """The kernel for the current device.
+    """Return the kernel for the current device.
 
-    Raises:
-        ErrorFromChoice: the operation refuses the problem, with CUTLASS's status.
+    Raises ErrorFromChoice: the operation refuses the problem, with CUTLASS's status.
     """
 
     def refuse(reason: str) -> ErrorFromChoice:
@@ -129,12 +128,12 @@ def bind(library: Library, config: Config, problem: Problem, oriented: Oriented,
 def _launcher(
     library: Library, planned: Launch, launch: DeviceFunction, workspace: Workspace, refuse: Callable[[str], ErrorFromChoice]
 ) -> Run:
-    """A function with the signature of ``choice.Run``, which launches on the current stream of the workspace's device."""
+    """Return a function with the signature of ``choice.Run`` that launches on the device's current stream."""
     call, what, device = library.call, ctypes.byref(planned), workspace.device
     current_stream, needs_workspace = torch._C._cuda_getCurrentRawStream, workspace.size_bytes > 0
     left_place, right_place, first, without = launch.left, launch.right, launch.first, (1.0, 0.0)
     out_bytes, left_bytes, right_bytes = launch.alignment
-    # One block of bytes costs the host less than as many arguments of a C function.
+    # One block of bytes costs the host less than separate arguments of a C function.
     packed = struct.Struct(f"{GIVEN}{launch.count}P").pack
 
     def run(out: Tensor, tensors: Tensors, scalars: Scalars) -> None:
@@ -157,14 +156,14 @@ def _said(status: int) -> str:
 
 
 def _planned(config: Config, problem: Problem, oriented: Oriented, device: int) -> Launch:
-    """All but the addresses and the scalars."""
+    """Return the parameters that calls share: all except addresses and scalars."""
     words = Launch()
     words.m, words.n, words.k = oriented.sizes
     words.batch = problem.groups or problem.batch
     words.alpha = 1.0
     words.out_strides, words.b_strides = strides_of(oriented.out), strides_of(oriented.b)
     words.a_strides = strides_of(oriented.a)
-    if config.operation.a in ENCODED:  # two numbers of a byte are neighbours in a row
+    if config.operation.a in ENCODED:  # the two numbers of a byte are neighbours in a row
         words.a_strides.row *= 2
     for i, layout in enumerate(oriented.added, int(problem.offs is not None)):
         words.x_strides[i] = strides_of(layout)

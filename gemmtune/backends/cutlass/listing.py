@@ -1,9 +1,9 @@
-"""A program: prints the operations of CUTLASS's generator as JSON. Run with the folder of ``cutlass_library`` on the module path.
+"""Program that prints the operations of CUTLASS's generator as JSON. The module path must contain ``cutlass_library``.
 
     python listing.py 90 bf16 13.0
 
-Nothing of gemmtune is imported, and nothing of gemmtune imports this: the generator runs in a process of its own, because its
-packages of several versions cannot live in one.
+It neither imports gemmtune nor is imported by it. The generator runs in its own process, because one process cannot load several
+versions of its packages.
 """
 
 from __future__ import annotations
@@ -40,21 +40,20 @@ GENERATORS: dict[str, dict[int, tuple[str, ...]]] = {
         90: ("GenerateSM90_TensorOp_int8_WGMMA_gemm", "GenerateSM90_TensorOp_int8_WGMMA_alignx_gemm"),
     },
 }
-"""The generator's functions by the element of a and b, and the compute capability that introduced them."""
+"""Generator functions by the element of a and b, and by the compute capability that introduced them."""
 LEVEL = "232"
-"""The generator's level, digit by digit: clusters of up to 2, all multiples of the instruction's tile, 16 to 256 columns of
-those."""
+"""Generator level, by digit: clusters of up to 2, all multiples of the instruction's tile, 16 to 256 instruction columns."""
 LAYOUTS = {"RowMajor": "t", "ColumnMajor": "n"}
 KINDS = ("Universal", "Universal3x")
 
 
 def main(capability: int, element: str, cuda: str) -> None:
-    """Print a list of operations with a and b of ``element``, one mapping each, in the order of their names."""
+    """Print the operations with a and b of ``element`` as a list of mappings, sorted by name."""
     logging.disable(logging.CRITICAL)
     from cutlass_library import generator, library, manifest  # noqa: PLC0415 - of the version that PYTHONPATH has
 
     class Wanted(manifest.Manifest):  # type: ignore[misc]
-        """Looks at what is wanted only: three of four that the generators make are not, and naming them all takes a second."""
+        """Manifest of wanted operations only. It skips three of four operations, because naming them all takes a second."""
 
         def append(self, operation: Any) -> None:
             if operation.operation_kind == library.OperationKind.Gemm and _wanted(operation, capability, element):
@@ -66,7 +65,7 @@ def main(capability: int, element: str, cuda: str) -> None:
             for name in names:
                 getattr(generator, name)(made, cuda)
     operations = [_plain(op, library) for op in made.operations_by_name.values()]
-    # Not json.dump, which is ten times slower.
+    # json.dump is ten times slower.
     sys.stdout.write(json.dumps(sorted(operations, key=lambda op: op["name"])))
 
 
@@ -80,7 +79,7 @@ def _arguments(capability: int, cuda: str) -> argparse.Namespace:
 
 
 def _wanted(op: Any, capability: int, element: str) -> bool:
-    """Plain products of real numbers in row- or column-major operands."""
+    """Return True for plain real products with row- or column-major operands."""
     tile = op.tile_description
     operands = (op.A, op.B, op.C)
     return (

@@ -1,4 +1,4 @@
-"""An operation of CUTLASS's library as a value: element types, layouts, tile, schedule. Its name is CUTLASS's own."""
+"""Operation of CUTLASS's library as a value: element types, layouts, tile, schedule. Its name is CUTLASS's own."""
 
 from __future__ import annotations
 
@@ -21,33 +21,33 @@ ELEMENTS: dict[str, torch.dtype] = {
     "s4": torch.uint8,
     "u4": torch.uint8,
 }
-"""CUTLASS's names of element types."""
+"""Torch dtypes by CUTLASS's element names."""
 ENCODED: dict[str, str] = {"s4": "int4", "u4": "uint4"}
-"""CUTLASS's names of elements of four bits, two of which are in a byte of torch's uint8, and ours."""
+"""Encodings by CUTLASS's names of 4-bit elements. Torch stores two of them in a uint8."""
 FAST_ACCUM = "FP8FastAccum"
-"""The end of a schedule's name where sums of 8-bit floats stay in the tensor cores."""
+"""Schedule suffix for sums of 8-bit floats that stay in the tensor cores."""
 BLOCKWISE = "FP8Blockwise"
-"""The end of a schedule's name where they are scaled before they are added to others."""
+"""Schedule suffix for sums of 8-bit floats that are scaled before they are added to others."""
 
 SASS_SUFFIX = {"bf16": ".BF16", "tf32": ".TF32", "e4m3": ".E4M3", "e5m2": ".E5M2"}
-"""What follows the type of the sum in the name of an instruction, by the element of the operands."""
+"""Suffix after the accumulator type in an instruction's name, by operand element."""
 
 
 def bits_of(element: str) -> int:
-    """How wide an element is."""
+    """Return the bits of an element."""
     return 4 if element in ENCODED else 8 * ELEMENTS[element].itemsize
 
 
 def bytes_of(element: str, count: int) -> int:
-    """The memory of ``count`` elements."""
+    """Return the bytes of ``count`` elements."""
     return bits_of(element) * count // 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockScales:
-    """Scales of blocks of an operand, ``extent`` of its rows (of a) or columns (of b) by SCALE_BLOCK along K.
+    """Block scales of an operand. A block has ``extent`` rows of a or columns of b by SCALE_BLOCK along K.
 
-    ``along_k``: neighbours in memory are neighbours along K, otherwise across it.
+    ``along_k``: scales adjacent in memory are neighbours along K, otherwise across it.
     """
 
     extent: int
@@ -56,7 +56,7 @@ class BlockScales:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeightScales:
-    """Scales of groups of elements along K of a row of the first operand: (a − zero) · scale, both of type ``element``."""
+    """Group scales along K of the rows of the first operand: (a − zero) · scale, both of type ``element``."""
 
     element: str
     zero: bool
@@ -64,10 +64,10 @@ class WeightScales:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operation:
-    """d[M, N] = a[M, K] @ b[K, N] with an epilogue, compiled for one tile.
+    """Operation d[M, N] = a[M, K] @ b[K, N] with an epilogue, compiled for one tile.
 
     Layouts are CUTLASS's letters: ``t`` row-major, ``n`` column-major. Alignments are in elements. ``modern`` operations are
-    CUTLASS 3.x (SM90 and later), the others 2.x; ``introduced`` is the compute capability that an operation needs.
+    CUTLASS 3.x (SM90 and later), the others 2.x. ``introduced`` is the compute capability that an operation needs.
     """
 
     name: str
@@ -96,94 +96,94 @@ class Operation:
     scheduler: str
     scales_a: BlockScales | None = None
     scales_b: BlockScales | None = None
-    """Both or none: the main loop multiplies sums over SCALE_BLOCK elements by scales of blocks."""
+    """Block scales of a and b, both or none. The main loop multiplies sums over SCALE_BLOCK elements by them."""
     weights: WeightScales | None = None
-    """The scales of a, by which the main loop multiplies it where it converts it."""
+    """Scales of a. The main loop applies them when it converts a."""
     shuffled: bool = False
-    """a is prepacked, in the order in which threads have it in registers: ``shuffle.py``."""
+    """True if a is prepacked in register order: ``shuffle.py``."""
     slices: int = 1
-    """Consumer warp groups of a block that take turns with the steps of one tile, and add up their sums."""
+    """Consumer warp groups of a block that alternate on the steps of one tile and add up their sums."""
     grouped: bool = False
-    """Products of groups of rows of one operand: the device reads where each group is, and how many rows it has."""
+    """True for products of groups of rows. The device reads where each group is, and how many rows it has."""
 
     @classmethod
     def of(cls, plain: dict[str, Any]) -> Operation:
-        """An operation out of a mapping that ``listing.py`` printed."""
+        """Build an operation from a mapping that ``listing.py`` printed."""
         values: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in plain.items()}
         return cls(**values)
 
     @property
     def stream_k(self) -> bool:
-        """Tiles are divided among multiprocessors along K as well."""
+        """True if tiles are also divided along K among multiprocessors."""
         return self.scheduler == "StreamK"
 
     @property
     def transposes(self) -> bool:
-        """The kernel computes d^T = b^T @ a^T with the tile as it is: those of CUTLASS 2.x store rows."""
+        """True if the kernel computes d^T = b^T @ a^T with the same tile, because CUTLASS 2.x kernels store rows."""
         return not self.modern and self.layout_d == "n"
 
     @property
     def cooperative(self) -> bool:
-        """Two consumer warp groups share a tile; in the ``pingpong`` schedule each has its own."""
+        """True if two consumer warp groups share a tile. In the ``pingpong`` schedule each has its own."""
         return "Cooperative" in self.kernel_schedule
 
     @property
     def tma_store(self) -> bool:
-        """The epilogue writes through shared memory and TMA, and can be an epilogue visitor tree."""
+        """True if the epilogue writes through shared memory and TMA, and can be an epilogue visitor tree."""
         return self.modern and "NoSmem" not in self.epilogue_schedule
 
     @property
     def multiplied(self) -> str:
-        """The element that tensor cores read: of two different ones, the narrower is converted to the wider."""
+        """Element that tensor cores read. If the operands differ, the narrower one is converted to the wider."""
         return self.a if bits_of(self.a) >= bits_of(self.b) else self.b
 
     @property
     def converts(self) -> bool:
-        """The first operand goes through registers, in which it becomes what the second one is."""
+        """True if the first operand is converted in registers to the type of the second one."""
         return bits_of(self.a) < bits_of(self.b)
 
     @property
     def overlaps(self) -> bool:
-        """A launch may begin before the kernel ahead of it has ended.
+        """True if a launch may begin before the previous kernel ends.
 
-        Not where scales of blocks are loaded by the ``cooperative`` kernel: in CUTLASS 4.2, the warp that loads them does not wait
-        for that end (``sm90_gemm_tma_warpspecialized_cooperative.hpp``). Nor do kernels of groups, which read what the one ahead of
-        them wrote (``sm90_gemm_array_tma_warpspecialized_*.hpp``).
+        Not so if the ``cooperative`` kernel loads block scales: in CUTLASS 4.2, its loading warp does not wait for the previous
+        kernel (``sm90_gemm_tma_warpspecialized_cooperative.hpp``). Grouped kernels do not wait either, and read what the previous
+        kernel wrote (``sm90_gemm_array_tma_warpspecialized_*.hpp``).
         """
         return not self.grouped and not (self.scales_a and self.cooperative)
 
     @property
     def columns_grouped(self) -> bool:
-        """Groups of rows are columns here: the product is the transpose."""
+        """True if groups of rows are columns here: the product is the transpose."""
         return self.grouped and self.layout_d == "n"
 
     @property
     def promotes(self) -> bool:
-        """Sums of 8-bit floats are added to a second set of accumulators, every 128 elements of K."""
+        """True if sums of 8-bit floats are added to a second set of accumulators, every 128 elements of K."""
         floats = ELEMENTS[self.multiplied].is_floating_point and ELEMENTS[self.multiplied].itemsize == 1
         return floats and not self.kernel_schedule.endswith(FAST_ACCUM)
 
     @property
     def mainloop_bytes(self) -> int:
-        """Shared memory of the stages of a and b; 0 for 3.x operations, which have as many stages as fit."""
+        """Shared memory of the stages of a and b. It is 0 for 3.x operations, which use as many stages as fit."""
         sizes = bytes_of(self.a, self.tile[0] * self.tile[2]) + bytes_of(self.b, self.tile[1] * self.tile[2])
         return 0 if self.modern else self.stages * sizes
 
     @property
     def accumulators_per_thread(self) -> int:
-        """32-bit registers that hold the sums."""
+        """32-bit registers that hold a thread's sums."""
         threads = (256 if self.cooperative else 128) if self.modern else 32 * self.warps[0] * self.warps[1] * self.warps[2]
         sets = 2 if self.promotes else 1
         return sets * self.tile[0] * self.tile[1] * ELEMENTS[self.accumulator].itemsize // 4 // threads
 
     @property
     def scales_per_thread(self) -> int:
-        """Registers that hold scales of blocks in the main loop: each thread has sums of every fourth column."""
+        """Registers of block scales in the main loop. Each thread has sums of every fourth column."""
         return self.tile[1] // 4 if self.scales_b and self.scales_b.extent == 1 else 0
 
     @property
     def sass(self) -> str:
-        """The SASS instruction that multiplies, with ``*`` for its shape: CUDA Binary Utilities, sm75 to sm90."""
+        """SASS name of the multiplying instruction, with ``*`` for its shape: CUDA Binary Utilities, sm75 to sm90."""
         if self.opcode == "Simt":
             return "DFMA*" if self.a == "f64" else "FFMA*"
         if self.a == "f64":

@@ -1,11 +1,11 @@
-"""Quantized problems: which of them CUTLASS's kernels serve, and by which operations.
+"""Quantized problems that CUTLASS serves, and their operations.
 
-A scale that does not change along K multiplies sums. Scales of groups multiply weights where these are converted, and so do scales
-that come with zero points: the main loop reads them through TMA, one line across K for each of its steps.
+A scale that is constant along K multiplies sums. Group scales, and scales that come with zero points, multiply weights during their
+conversion. The main loop reads them through TMA, one line across K per step.
 
-Operations are the generator's for int8, with results of any type, and ours for all the others. Tensor cores read 8-bit operands
-K-major: the first row-major, the second column-major. Where b is narrower than a, it is converted in registers, from which tensor
-cores read their first operand alone: these operations compute the transpose, with b first.
+int8 operations come from the generator, with any result type. All others are ours. Tensor cores read 8-bit operands K-major: the
+first row-major, the second column-major. A b narrower than a is converted in registers, and tensor cores read only their first
+operand from registers. So these operations compute the transpose, with b first.
 """
 
 from __future__ import annotations
@@ -26,29 +26,29 @@ from .tiles import SLICED, TILES, Tile, tiled
 from .toolkit import Toolkit, operations
 
 ALIGNED_BYTES = 16
-"""What TMA asks of addresses and rows."""
+"""Alignment that TMA requires of addresses and rows."""
 _NAMES: dict[torch.dtype, str] = {dtype: name for name, dtype in ELEMENTS.items() if name != "tf32" and name not in ENCODED}
 _NAMES_ENCODED = {encoding: name for name, encoding in ENCODED.items()}
 INTEGERS = ("s4", "u4", "s8", "u8")
-"""What the shuffled main loop converts."""
+"""Elements that the shuffled main loop converts."""
 MOST_ROWS_CONVERTED = 128
-"""The most rows of a warp group's tile whose first operand goes through registers."""
+"""Maximum tile rows of a warp group whose first operand goes through registers."""
 Name = Literal["scale_a", "scale_b", "zero_b"]
 NAMES: tuple[Literal["scale_a", "scale_b"], ...] = ("scale_a", "scale_b")
 LEAST_GROUP = 32
-"""Weights along K that share a scale: as many as half a line has, the least depth of a tile."""
+"""Minimum weights along K that share a scale: half a line, which is the least depth of a tile."""
 ALIGNED_SCALES = 4
-"""Elements of 16 bytes: TMA may read a line of scales."""
+"""Float32 elements in 16 bytes, the alignment with which TMA can read a line of scales."""
 ONE_BYTE_FLOATS = 90
-"""The compute capability whose operations multiply 8-bit floats here, and convert b on its way to the tensor cores."""
+"""Compute capability whose operations here multiply 8-bit floats, and convert a narrow b in registers."""
 
 
 def why_not_quantized(problem: Problem, device: DeviceInfo) -> str | None:
-    """Why no operation can serve a quantized problem; None where one may, and for every dense problem."""
+    """Return the reason why no operation can serve a quantized problem, or None. Dense problems get None."""
     if (problem.float8 or problem.widens_b) and device.capability != ONE_BYTE_FLOATS:
-        return f"{problem.op} is served on sm{ONE_BYTE_FLOATS} alone, not on {device.arch}"
+        return f"{problem.op} is served only on sm{ONE_BYTE_FLOATS}, not on {device.arch}"
     if problem.widens_b and problem.dtype not in (torch.float16, torch.bfloat16):
-        return f"a is {dtype_name(problem.dtype)}, expected float16 or bfloat16 beside a narrower b"
+        return f"a is {dtype_name(problem.dtype)}, expected float16 or bfloat16 with a narrower b"
     if scales_weights(problem):
         return _why_not_weights(problem)
     if block_scaled(problem):
@@ -57,44 +57,44 @@ def why_not_quantized(problem: Problem, device: DeviceInfo) -> str | None:
 
 
 def why_not_grouped(operation: Operation, problem: Problem) -> str | None:
-    """Why the main loop of ``operation`` cannot read the scales of weights."""
+    """Return the reason why the main loop of ``operation`` cannot read the scales of weights, or None."""
     if operation.weights is None:
         return None
     group, depth = problem.scale_block("scale_b")[0], operation.tile[2]
     if group < problem.k and group % depth:
-        return f"a step of its main loop, {depth} elements along K, has one scale; those of the problem are for {group}"
+        return f"a step of its main loop has one scale for {depth} elements along K, but the problem has one for {group}"
     return None
 
 
 def _why_not_weights(problem: Problem) -> str | None:
     if problem.zero_b is not None and not problem.prepacked:
-        return "zero points are subtracted from prepacked weights alone (gemmtune.prepack): CUTLASS adds them to scaled ones"
+        return "b has zero points but is not prepacked (gemmtune.prepack): CUTLASS would add zero points to scaled weights"
     if problem.zero_b is not None and problem.encoding and problem.scale_block("zero_b")[0] == LEAST_GROUP < problem.k:
-        return f"zero_b is for groups of {LEAST_GROUP}; prepacked weights of 4 bits are read {atom_depth(4)} at a time"
+        return f"zero_b is for groups of {LEAST_GROUP}, expected at least {atom_depth(4)} with prepacked 4-bit weights"
     if problem.zero_b is not None and problem.b.dtype.is_floating_point:
-        return f"b is {dtype_name(problem.b.dtype)}, expected integers beside zero points"
+        return f"b is {dtype_name(problem.b.dtype)}, expected integers with zero points"
     names: tuple[Name, ...] = ("scale_b", "zero_b") if problem.zero_b is not None else ("scale_b",)
     for name in names:
         layout: Layout = getattr(problem, name)
         if problem.scale_block(name)[1] != 1:
-            return f"{name} is one for all columns, expected one for each beside zero points"
+            return f"{name} is one for all columns, expected one per column with zero points"
         if layout.dtype != problem.dtype:
             return f"{name} is {dtype_name(layout.dtype)}, expected a's {dtype_name(problem.dtype)}, in which weights are scaled"
         if not layout.row_major or layout.alignment * layout.dtype.itemsize < ALIGNED_BYTES:
-            return f"{name} has no lines across K of whole {ALIGNED_BYTES} bytes, which TMA reads"
+            return f"{name} is {layout}, expected rows across K aligned to {ALIGNED_BYTES} bytes, which TMA reads"
     if problem.zero_b is not None and problem.scale_b is not None:
         scale, zero = problem.scale_b, problem.zero_b
         if (scale.size, scale.stride[0]) != (zero.size, zero.stride[0]):
             got, expected = (f"{list(x.size)} in lines of {x.stride[0]}" for x in (zero, scale))
-            return f"zero_b is {got}, expected what scale_b is: {expected}"
+            return f"zero_b is {got}, expected the layout of scale_b: {expected}"
     return None
 
 
 def _why_not_blocks(problem: Problem) -> str | None:
-    """The main loop reads scales of blocks as neighbours in memory along K or across it."""
+    """Return the reason why the main loop cannot read the block scales, or None. They must be contiguous along K or across it."""
     for name, layout in zip(NAMES, problem.scales, strict=True):
         if not layout.row_major and not layout.column_major:
-            return f"{name} is strided, expected rows or columns of neighbours in memory"
+            return f"{name} is strided, expected contiguous rows or columns"
         across, extent = (layout.column_major, 0) if name == "scale_a" else (layout.row_major, 1)
         if across and problem.scale_block(name)[extent] == 1 and layout.alignment < ALIGNED_SCALES:
             return f"{name} has lines across K aligned to {layout.alignment} elements, expected {ALIGNED_SCALES}"
@@ -102,7 +102,7 @@ def _why_not_blocks(problem: Problem) -> str | None:
 
 
 def _why_not_scale(problem: Problem, name: Literal["scale_a", "scale_b"]) -> str | None:
-    """A sum has one scale of each operand if that does not change along K."""
+    """Return the reason why a scale cannot multiply sums, or None. It must not change along K."""
     if getattr(problem, name) is None:
         return None
     rows, cols = problem.scale_block(name)
@@ -110,11 +110,11 @@ def _why_not_scale(problem: Problem, name: Literal["scale_a", "scale_b"]) -> str
     if along_k >= problem.k and (across == 1 or across >= extent):
         return None
     line = "row" if name == "scale_a" else "column"
-    return f"{name} is for {rows}x{cols} elements; expected one for each whole {line}, or for all, which scales sums"
+    return f"{name} is for {rows}x{cols} elements, expected one per whole {line} or one for all, which scales sums"
 
 
 def quantized_operations(problem: Problem, toolkit: Toolkit, capability: int) -> tuple[Operation, ...]:
-    """Operations with the elements of the problem that run on ``capability``."""
+    """Return the operations with the problem's elements that run on ``capability``."""
     if problem.integers:
         return tuple(_int8(operations(toolkit, capability, "s8"), _NAMES[problem.out.dtype]))
     pairs = dict.fromkeys(((problem.b, problem.a), (problem.a, problem.b)))
@@ -128,9 +128,9 @@ def quantized_operations(problem: Problem, toolkit: Toolkit, capability: int) ->
 
 
 def _int8(listed: Iterable[Operation], d: str) -> Iterator[Operation]:
-    """Those of ``listed`` that store their int32 sums, storing ``d`` instead, named by CUTLASS's scheme.
+    """Yield the ``listed`` operations that store int32 sums, changed to store ``d``, and renamed by CUTLASS's scheme.
 
-    A thread stores 16 bytes at once at most.
+    A thread stores at most 16 bytes at once.
     """
     found: dict[str, Operation] = {}
     most = ALIGNED_BYTES // ELEMENTS[d].itemsize
@@ -146,12 +146,12 @@ def _int8(listed: Iterable[Operation], d: str) -> Iterator[Operation]:
 
 
 def _one_line(tiles: Iterable[Tile]) -> Iterable[Tile]:
-    """Elements that stay as narrow sums of 8-bit floats in the tensor cores before they are added to others or scaled: 128."""
+    """Return tiles one line (128 bytes) deep. After 128 elements, narrow sums of 8-bit floats must leave the tensor cores."""
     return dict.fromkeys(dataclasses.replace(tile, lines=1) for tile in tiles)
 
 
 def _mixed(problem: Problem) -> Iterator[Operation]:
-    """b as it is, and where it may be prepacked, shuffled."""
+    """Yield operations for b in its original layout and, if it may be prepacked, for shuffled b."""
     model = model_of(problem.b, problem.a, problem.out)
     if problem.encoding:
         name = _NAMES_ENCODED[problem.encoding]
@@ -166,14 +166,14 @@ def _mixed(problem: Problem) -> Iterator[Operation]:
     if model.weights is None or not model.weights.zero:  # CUTLASS adds zero points to scaled weights
         yield from tiled(model, converting)
     if problem.prepacked and model.a in INTEGERS:
-        # The main loop has two batches of multiplications in a step, and whole atoms of the layout.
+        # The main loop needs two batches of multiplications per step, and whole atoms of the layout.
         of_line = converting if halved else (*SLICED, *converting)
         whole = [x for x in of_line if x.depth(bytes_of(model.multiplied, 1)) % atom_depth(bits_of(model.a)) == 0]
         yield from tiled(dataclasses.replace(model, shuffled=True), whole)
 
 
 def _block_scaled(problem: Problem) -> Iterator[Operation]:
-    """The transpose, b first, in tiles of whole blocks. CUTLASS does not divide these sums along K."""
+    """Yield the transposed product, b first, in tiles of whole blocks. CUTLASS does not divide these sums along K."""
     assert problem.scale_a is not None
     assert problem.scale_b is not None
     first = BlockScales(extent=problem.scale_block("scale_b")[1], along_k=not problem.scale_b.row_major)
@@ -184,7 +184,7 @@ def _block_scaled(problem: Problem) -> Iterator[Operation]:
 
 
 def model_of(a: Layout, b: Layout, out: Layout) -> Operation:
-    """What all operations of these elements have in common; ``tiled`` replaces name, tile and schedule."""
+    """Return the common part of all operations with these elements. ``tiled`` fills in name, tile and schedule."""
     names = [_NAMES[x.dtype] for x in (a, b, out)]
     alignments = [ALIGNED_BYTES // x.dtype.itemsize for x in (a, b, out)]
     return Operation(

@@ -1,8 +1,8 @@
-"""A cheap analytical model that orders operations before anything is compiled: compiling one takes half a minute.
+"""Time model that orders operations before anything is compiled, because compiling one takes half a minute.
 
-The time of the slowest resource (products with whole waves counted, L2, memory), in the terms of DeepGEMM's and CUTLASS's
-heuristics. Its constants are fitted to the times of 72 operations on 18 bfloat16 products on an H200; for other GPUs and types they
-are scaled by rates. It is there to order: of its first eight, one was the fastest for each of those products.
+The time is that of the slowest resource (products in whole waves, L2, memory), in the terms of DeepGEMM's and CUTLASS's heuristics.
+The constants are fitted to times of 72 operations on 18 bfloat16 products on an H200. Other GPUs and types scale them by rates. The
+model only orders: for each of those products, its first eight operations contained the fastest.
 """
 
 from __future__ import annotations
@@ -18,54 +18,56 @@ from .operation import Operation, bits_of, bytes_of
 from .tiles import is_shared
 
 SM_TFLOPS: dict[int, float] = {75: 1.6, 80: 2.9, 90: 6.2}
-"""The rate of a multiprocessor's tensor cores with 16-bit operands at sustained clocks, by what an operation was written for."""
+"""Tensor core rate of a multiprocessor with 16-bit operands at sustained clocks, by the operation's target architecture."""
 SIMT_SHARE = {"f32": 0.07, "f64": 0.035}
 OPERAND_SHARE = {"f16": 1.0, "bf16": 1.0, "tf32": 0.5, "f64": 0.067, "s8": 2.0, "e4m3": 2.0, "e5m2": 2.0, "f32": 0.5}
 L2_GBPS_PER_SM = {75: 30.0, 80: 40.0, 90: 120.0}
-"""What a multiprocessor reads, multicast and all."""
+"""Read bandwidth of a multiprocessor, multicast included."""
 DRAM_GBPS: dict[int, float] = {75: 300.0, 80: 1900.0, 90: 3900.0}
 DRAM_GBPS_PER_SM = 80.0
-"""What one multiprocessor can have of it."""
+"""Memory bandwidth that one multiprocessor can use."""
 LAUNCH_US = 1.9
 STEP_US = 0.0135
-"""The time of one step of the main loop, beyond its products."""
+"""Overhead of one main loop step in addition to its products."""
 LATENCY_US = 1.2
-"""The time from asking for a stage to having it: with few stages, a step takes its part of that."""
+"""Latency of loading a stage. With few stages, each step waits for a part of it."""
 EPILOGUE_US = 0.6
-"""Storing 128×128 elements, where no other tile hides it …"""
+"""Time to store 128×128 elements if no other tile hides it."""
 HIDDEN = 0.15
-"""… and the share of it that is left in the ``pingpong`` schedule, where another tile does."""
+"""Share of the store time that stays visible in the ``pingpong`` schedule, where another tile hides the rest."""
 EPILOGUE_BYTES = 16 * 1024
-"""The epilogue's part of shared memory, about; the stages have the rest."""
+"""Approximate shared memory of the epilogue. The stages have the rest."""
 STREAM_K_US = 7.3
-"""A division along K, beyond its work …"""
+"""Overhead of a division along K."""
 PART_US = 1.4
-"""… and for each part of a tile of 128×128, of at most MOST_PARTS that count: the others arrive meanwhile."""
+"""Time of each part of a 128×128 tile, for at most MOST_PARTS parts. Further parts arrive concurrently."""
 MOST_PARTS = 8
 LEAST_PART_STEPS = 8
 SLACK = 1.6
 CP_ASYNC = 1.5
-"""Copies of less than 16 bytes, each addressed by a thread, keep the tensor cores waiting."""
+"""Slowdown of copies below 16 bytes. Threads address each of them, and tensor cores wait."""
 OWN_SHARE = 6
-"""One operation of so many in a search is the problem's own; the others are those that problems share, ``tiles.SHARED``."""
+"""Fraction of operations specific to the problem: one in OWN_SHARE. The others come from ``tiles.SHARED``."""
 CONVERTED_PS = 28.0
-"""The time of each element that a warp group converts in registers in CUTLASS's main loop, while it multiplies nothing …"""
+"""Time per element that a warp group converts in registers in CUTLASS's main loop. It multiplies nothing at that time."""
 SHUFFLED_PS = 13.0
-"""… and in ours, whose loads are wider, and whose tensor cores multiply meanwhile."""
+"""Time per element in our main loop, whose loads are wider, and whose tensor cores multiply concurrently."""
 SCALED = 0.3
-"""The share of that by which each of scales and zero points adds to it."""
+"""Share of the conversion time that scales and zero points each add."""
 PROMOTED = 0.8
-"""The rate that is left where sums of 8-bit floats are added to others."""
+"""Rate that remains if sums of 8-bit floats are added to others."""
 AS_IT_IS = 1.02
-"""The handicap of operands as they are: of two operations that differ in nothing else the swapped one, which more problems share,
-is taken."""
+"""Handicap of unswapped operands.
+
+Of two operations that differ in nothing else, the swapped one wins, because more problems share it.
+"""
 
 
 def estimate_us(operation: Operation, oriented: Oriented, problem: Problem, device: DeviceInfo) -> float:
-    """The model's time of one launch, in microseconds."""
+    """Return the model's time of one launch, in microseconds."""
     m, n, k = oriented.sizes
     products = problem.batch
-    if operation.grouped:  # as if all groups with rows had as many
+    if operation.grouped:  # model: all nonempty groups are equal
         products = min(problem.groups, problem.m)
         each = math.ceil(problem.m / products)
         m, n = (m, each) if operation.columns_grouped else (each, n)
@@ -87,13 +89,13 @@ def estimate_us(operation: Operation, oriented: Oriented, problem: Problem, devi
 
 
 def _compute_us(operation: Operation, tiles: int, usable: int, steps: int, device: DeviceInfo) -> tuple[float, int]:
-    """The time of the multiprocessors, without launch and memory, and how many of them are busy."""
+    """Return the time on the multiprocessors, without launch and memory, and the number of busy multiprocessors."""
     tile_m, tile_n, tile_k = operation.tile
     area = tile_m * tile_n / 128**2
     share = SIMT_SHARE[operation.a] if operation.opcode == "Simt" else OPERAND_SHARE[operation.multiplied]
     tflops = _of(SM_TFLOPS, operation.introduced) * (share * PROMOTED if operation.promotes else share)
     products_us = 2.0 * tile_m * tile_n * tile_k / (tflops * 1e6)
-    # As many stages as fit beside an epilogue, unless the operation has a fixed number.
+    # As many stages as fit next to an epilogue, unless the operation has a fixed number.
     stage_bytes = bytes_of(operation.a, tile_m * tile_k) + bytes_of(operation.b, tile_n * tile_k)
     stages = (device.smem_per_block_bytes - EPILOGUE_BYTES) // stage_bytes if operation.modern else operation.stages
     waits_us = LATENCY_US / max(stages - 1, 1)
@@ -115,7 +117,7 @@ def _compute_us(operation: Operation, tiles: int, usable: int, steps: int, devic
 
 
 def _converts_us(operation: Operation) -> float:
-    """What warp groups, each its share, need to convert the first operand of a step; those of ``pingpong`` take turns."""
+    """Return the time to convert the first operand of a step. Warp groups divide it; those of ``pingpong`` alternate."""
     if not operation.converts:
         return 0.0
     groups = 2 if operation.cooperative else operation.slices
@@ -125,16 +127,16 @@ def _converts_us(operation: Operation) -> float:
 
 
 def _of(table: dict[int, float], capability: int) -> float:
-    """The entry of the newest architecture up to ``capability``."""
+    """Return the entry of the newest architecture up to ``capability``."""
     return table[max(cc for cc in table if cc <= max(capability, 75))]
 
 
 def select(timed: Sequence[tuple[float, Operation]], count: int | None) -> list[Operation]:
-    """The ``count`` operations to try; all, best first, for None.
+    """Return the ``count`` operations to try, or all of them, best first, if ``count`` is None.
 
-    Those with the least times among the shared ones, but for one in OWN_SHARE; then the best of all that is left, spread over
-    tiles and schedules that are different. What the model holds for more than SLACK times slower than the best is left out, and
-    what converts an operand as it is, where it could be prepacked.
+    The shared operations with the least times come first and leave one place in OWN_SHARE. The best of all remaining ones follow,
+    spread over different tiles and schedules. Operations more than SLACK times slower than the best are dropped. So are those that
+    convert an unpacked operand if a prepacked one is possible.
     """
     ordered = sorted(
         timed, key=lambda item: (item[0], not item[1].tma_store, -item[1].alignment_a - item[1].alignment_b, item[1].name)
@@ -148,7 +150,7 @@ def select(timed: Sequence[tuple[float, Operation]], count: int | None) -> list[
 
 
 def _diverse(ordered: Sequence[Operation], count: int, first: Sequence[Operation]) -> list[Operation]:
-    """``first`` and the first others up to ``count``, but no tile or schedule again before others had their turn."""
+    """Return ``first`` and further operations up to ``count``. No tile or schedule repeats before the others had a turn."""
     chosen = list(first)
     tiles = Counter(op.tile for op in first)
     kinds = Counter(_kind(op) for op in first)
@@ -164,7 +166,7 @@ def _diverse(ordered: Sequence[Operation], count: int, first: Sequence[Operation
 
 
 def _place(operation: Operation) -> tuple[object, ...]:
-    """What is left of an operation but the order of its first operand."""
+    """Return the operation's identity without the order of its first operand."""
     return _kind(operation), operation.cluster
 
 

@@ -1,4 +1,4 @@
-"""The text of an operation's kernel: one translation unit with a plain C entry point."""
+"""Source of an operation's kernel: one translation unit with a plain C entry point."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ SCHEDULERS = {
 STREAM_K = "stream_k.cuh.jinja"
 GROUPS = "groups.cuh.jinja"
 SPECIAL = ("order.cuh.jinja", "shuffled.cuh.jinja", "sliced.cuh.jinja")
-"""Headers of what is ours, and not CUTLASS's own."""
+"""Headers that are ours and not CUTLASS's."""
 FLAGS = ("-std=c++17", "-O3", "-DNDEBUG", "--expt-relaxed-constexpr", "-shared", "-Xcompiler", "-fPIC", "-w")
 
 
 def flags(operation: Operation, capability: int) -> tuple[str, ...]:
-    """nvcc's flags. 3.x operations are for their own architecture alone; the others are kept as PTX too, for newer GPUs."""
+    """Return nvcc's flags. 3.x operations target only their own architecture. The others include PTX for newer GPUs."""
     if operation.modern:
         architecture = f"{operation.introduced}a"
         return (*FLAGS, "-DCUTLASS_ENABLE_GDC_FOR_SM90", f"-gencode=arch=compute_{architecture},code=sm_{architecture}")
@@ -45,40 +45,40 @@ def flags(operation: Operation, capability: int) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """Everything that the text depends on. Sizes, strides, scalars and the launch variant are arguments."""
+    """Inputs of the source text. Sizes, strides, scalars and the launch variant are arguments of the kernel."""
 
     operation: Operation
     alpha: ScalarClass
     beta: ScalarClass
     added: bool
-    """inp is read."""
+    """True if inp is read."""
     epilogue: Epilogue | None
-    """The graph; of its operands only the dtypes matter."""
+    """Epilogue graph. Only the dtypes of its operands matter."""
     operands: tuple[torch.dtype, ...]
-    """The dtypes of inp, where it is read, or of the scales; and of the epilogue's operands."""
+    """Dtypes of inp, if it is read, or of the scales, and of the epilogue's operands."""
     scales: int = 0
-    """How many of the operands come first and multiply the sum, or its parts in the main loop; or say where groups end."""
+    """Number of leading operands that scale sums, scale parts in the main loop, or hold group offsets."""
 
     @property
     def first(self) -> int:
-        """The first operand that the epilogue reads: after scales of blocks and of weights, which the main loop does, and ends."""
+        """Index of the first operand that the epilogue reads. The main loop reads block and weight scales, and group offsets."""
         return self.scales if self.operation.scales_a or self.operation.weights or self.operation.grouped else 0
 
     @property
     def fused(self) -> bool:
-        """More than the bare product is stored."""
+        """True if more than the bare product is stored."""
         return self.alpha != "one" or len(self.operands) > self.first or self.epilogue is not None
 
     @property
     def compute(self) -> str:
-        """The C++ type of the epilogue's values."""
+        """C++ type of the epilogue's values."""
         if self.operation.accumulator == "s32" and not self.fused:
             return "int32_t"
         return "double" if self.operation.accumulator == "f64" else "float"
 
     @property
     def pointwise(self) -> str:
-        """The part of the text that computes the epilogue of one element."""
+        """Part of the text that computes the epilogue of one element."""
         epilogue = self.epilogue
         names = [f"x{i}[i]" for i in range(self.added + self.scales, len(self.operands))]
         return template(__package__, "pointwise.cuh.jinja").render(
@@ -94,12 +94,12 @@ class Source:
 
     @property
     def text(self) -> str:
-        """The CUDA C++ source."""
+        """Complete CUDA C++ source."""
         return _render(self)
 
     @property
     def digest(self) -> str:
-        """A hash over everything that makes the text: the templates and what they are given. Rendering takes longer."""
+        """Hash of everything that determines the text: templates and values. Cheaper than rendering."""
         return _digest(self)
 
 
@@ -119,7 +119,7 @@ def _digest(source: Source) -> str:
 @functools.lru_cache(maxsize=1024)
 def _render(source: Source) -> str:
     operation = source.operation
-    each = "*" if operation.grouped else ""  # of an array of matrices
+    each = "*" if operation.grouped else ""  # pointer to an array of matrices
     values = dataclasses.asdict(operation) | {
         "compute": source.compute,
         "operands": [OPERAND_ELEMENTS[dtype] for dtype in source.operands[source.first :]],

@@ -1,10 +1,9 @@
-"""Operations of our own: CUTLASS's collective builders take more tiles than its generator lists.
+"""Our own operations: CUTLASS's collective builders accept more tiles than its generator lists.
 
-The generator lists powers of two: tiles 128 bytes deep, with at least 16 columns and, but for 256 columns, at least 128 rows.
-Measured on an H200, an operation of ours was the fastest for 12 of 18 bfloat16 products of all proportions, by 3 to 30%:
-tiles with 192 rows or columns fill whole waves of multiprocessors for many products for which 128 and 256 do not, and deep
-tiles with 8 to 64 columns (the rows of a problem whose operands are swapped) multiply next to nothing in vain while weights
-are read.
+The generator lists powers of two: tiles 128 bytes deep, with at least 16 columns and, except for 256 columns, at least 128 rows.
+Measured on an H200, an operation of ours was the fastest for 12 of 18 bfloat16 products of all proportions, by 3 to 30%. Tiles with
+192 rows or columns fill whole waves for many products for which 128 and 256 do not. Deep tiles with 8 to 64 columns (the problem's
+rows, with swapped operands) waste few multiplications while weights are read.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ Kind = Literal["pingpong", "cooperative", "stream_k", "sliced2", "sliced3"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Schedule:
-    """CUTLASS's types, and what its names say of them."""
+    """CUTLASS types of a schedule, and its label in CUTLASS's names."""
 
     label: str
     kernel: str
@@ -48,16 +47,16 @@ KINDS: dict[Kind, Schedule] = {
     "sliced2": _schedule("warpspecialized_slicedk2", "Pingpong", "SlicedK", 2),
     "sliced3": _schedule("warpspecialized_slicedk3", "Pingpong", "SlicedK", 3),
 }
-"""The sliced ones are main loop and epilogue of one warp group in a kernel of ours, in which so many of them share a tile."""
+"""Schedules by kind. The sliced ones run CUTLASS's main loop and epilogue in a kernel of ours, whose warp groups share a tile."""
 LINE_BYTES = 128
-"""The unit of a tile's depth: what TMA's widest swizzle has of a row."""
+"""Unit of a tile's depth: bytes of a row in TMA's widest swizzle."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tile:
-    """A tile of ``rows`` × ``cols``, ``lines`` × 128 bytes deep, whose block is one of a cluster of ``cluster`` rows × columns.
+    """Tile of ``rows`` × ``cols``, ``lines`` × 128 bytes deep. Its block is one of a cluster of ``cluster`` rows × columns.
 
-    Half a line is 32 elements of two bytes, as deep as the smallest group of weights that shares a scale.
+    Half a line is 32 elements of two bytes, the size of the smallest group of weights that shares a scale.
     """
 
     kind: Kind
@@ -67,17 +66,17 @@ class Tile:
     cluster: tuple[int, int]
 
     def depth(self, element_bytes: int) -> int:
-        """Elements along K."""
+        """Return the elements along K."""
         return int(self.lines * LINE_BYTES) // element_bytes
 
     @property
     def halved(self) -> Tile:
-        """The same with half a line."""
+        """Same tile with half a line."""
         return dataclasses.replace(self, lines=0.5)
 
     @classmethod
     def of(cls, operation: Operation) -> Tile | None:
-        """What ``operation`` is; None where it is nothing that we would make: its schedule or its depth is another."""
+        """Return the tile of ``operation``, or None if its schedule or depth is not one of ours."""
         lines = operation.tile[2] * bytes_of(operation.multiplied, 1) / LINE_BYTES
         kernel = operation.kernel_schedule.removesuffix(FAST_ACCUM).removesuffix(BLOCKWISE)
         schedules = (kernel, operation.epilogue_schedule, operation.scheduler, operation.slices)
@@ -89,7 +88,7 @@ class Tile:
 
 
 def _tiles(kind: Kind, text: str) -> tuple[Tile, ...]:
-    """``64x16x2:1x1,2x1`` is a tile of 64 rows, 16 columns and 2 lines, in clusters of one block and of two."""
+    """Parse tiles. ``64x16x2:1x1,2x1`` means 64 rows, 16 columns and 2 lines, in clusters of one block and of two."""
     found = []
     for word in text.split():
         sizes, clusters = word.split(":")
@@ -119,23 +118,25 @@ TILES: tuple[Tile, ...] = (
         "128x128x1:1x1,2x1,1x2 128x128x2:2x1 128x192x1:2x1 128x256x1:1x1,2x1,1x2 256x64x1:2x1 256x128x1:1x1,2x1,1x2 256x192x1:2x1",
     ),
 )
-"""Those that were the fastest for some product, or near it, and the same in other clusters. In clusters of four only where few rows
-are read again by each tile of weights, which four then share (4 to 7% at 16 and 64 rows): their number does not divide that of the
-multiprocessors of every part of a GPU, so that some stay idle."""
+"""All tiles: those that were fastest or nearly so for some product, with variations of their clusters.
+
+Clusters of four appear only if every tile of weights reads the same few rows. Four tiles then share them (4 to 7% at 16 and 64
+rows). Four does not divide the number of multiprocessors in every part of a GPU, so some stay idle.
+"""
 
 SLICED: tuple[Tile, ...] = (
     *_tiles("sliced2", "64x8x2:1x1 64x16x2:1x1 64x32x2:1x1 64x64x2:1x1"),
     *_tiles("sliced3", "64x16x2:1x1"),
 )
-"""Tiles of few columns, where weights are read once: all warp groups of a multiprocessor convert them."""
+"""Tiles of few columns, whose weights are read once. All warp groups of a multiprocessor convert them."""
 
 GROUPED: tuple[Tile, ...] = (
     *_tiles("pingpong", "64x128x1:1x1,2x1 128x128x1:1x1,2x1"),
     *_tiles("cooperative", "128x256x1:1x1,2x1 256x128x1:2x1"),
 )
-"""Tiles of groups of rows …"""
+"""Tiles for groups of rows."""
 GROUPED_SWAPPED: tuple[Tile, ...] = _tiles("pingpong", "64x16x2:1x1 64x32x2:1x1 128x64x1:1x1")
-"""… and where the rows of a group, few of them, are columns."""
+"""Tiles for small groups, whose rows are the tile's columns."""
 
 SHARED: frozenset[Tile] = frozenset(
     (
@@ -148,9 +149,12 @@ SHARED: frozenset[Tile] = frozenset(
         *_tiles("stream_k", "128x16x2:1x1 128x64x1:1x1 128x128x1:1x2 128x256x1:2x1"),
     )
 )
-"""What a search tries first, so that problems share compilations. Of 72 operations measured on 18 products, each time the one
-was added that brought the fastest of the set closest to the fastest of all on average: 16 are within 0.1% of it. Three more
-are near the fastest for large products, whose order changes from run to run with the clocks, and one serves 64 rows."""
+"""Tiles that a search tries first, so that problems share compilations.
+
+72 operations were measured on 18 products. Each step added the one that brought the set's fastest closest to the overall fastest on
+average: 16 are within 0.1% of it. Three more are near the fastest for large products, whose order changes with the clocks from run
+to run. One serves 64 rows.
+"""
 
 
 SHARED_CONVERTING: frozenset[Tile] = frozenset(
@@ -161,18 +165,18 @@ SHARED_CONVERTING: frozenset[Tile] = frozenset(
         *_tiles("stream_k", "128x16x2:1x1 128x64x2:1x1 128x128x1:1x2 128x256x1:2x1"),
     )
 )
-"""The same where the first operand is converted in registers."""
+"""Tiles that a search tries first if the first operand is converted in registers."""
 SHARED_HALVED = frozenset(tile.halved for tile in SHARED_CONVERTING - frozenset(SLICED))
-"""The same for groups of 32 weights."""
+"""Tiles that a search tries first for groups of 32 weights."""
 
 
 def is_shared(operation: Operation) -> bool:
-    """Says whether the tile is one of those that a search tries first."""
+    """Return True if a search tries the operation's tile first."""
     return Tile.of(operation) in (SHARED_CONVERTING | SHARED_HALVED if operation.converts else SHARED)
 
 
 def own_operations(found: Iterable[Operation]) -> Iterator[Operation]:
-    """TILES for every combination of elements and layouts among ``found``, of operations that load and store through TMA."""
+    """Yield TILES for every combination of elements and layouts among ``found`` that loads and stores through TMA."""
     models: dict[tuple[str, ...], Operation] = {}
     for op in sorted(found, key=lambda op: op.c != "void"):
         if op.tma_store and op.introduced == 90:
@@ -182,11 +186,11 @@ def own_operations(found: Iterable[Operation]) -> Iterator[Operation]:
 
 
 SUFFIXES = {"": "", FAST_ACCUM: "_fp8_fastaccum", BLOCKWISE: "_fp8_blockwise"}
-"""What CUTLASS's names say of what follows the name of a schedule."""
+"""Suffix in CUTLASS's operation names, by schedule suffix."""
 
 
 def tiled(model: Operation, tiles: Iterable[Tile], suffix: str = "") -> Iterator[Operation]:
-    """``model`` with each of ``tiles``, in the tile's schedule with ``suffix``."""
+    """Yield ``model`` with each of ``tiles``, in the tile's schedule with ``suffix``."""
     for tile in tiles:
         schedule = KINDS[tile.kind]
         sizes = (tile.rows, tile.cols, tile.depth(bytes_of(model.multiplied, 1)))
@@ -200,7 +204,7 @@ def tiled(model: Operation, tiles: Iterable[Tile], suffix: str = "") -> Iterator
 
 
 def _name(model: Operation, tile: tuple[int, ...], cluster: tuple[int, ...], label: str) -> str:
-    """The name of an operation by CUTLASS's scheme."""
+    """Return the name of an operation by CUTLASS's scheme."""
     sizes = "_".join("x".join(map(str, values)) for values in (tile, cluster))
     scales = [f"{x.extent}x{SCALE_BLOCK}f32x" if x else "" for x in (model.scales_a, model.scales_b)]
     if model.weights:

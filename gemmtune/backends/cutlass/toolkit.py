@@ -1,6 +1,6 @@
-"""The place of CUTLASS on this machine, the nvidia-cutlass package or a checkout; and its operations.
+"""Location of CUTLASS, the nvidia-cutlass package or a checkout, and its operations.
 
-These are listed once by its own generator, and then kept in the cache folder.
+CUTLASS's own generator lists them once. The cache folder keeps the list.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ VERSION_HEADER = "cutlass/version.h"
 LISTING = Path(__file__).with_name("listing.py")
 TIMEOUT_S = 120.0
 CUDA = "13.0"
-"""What the generator is told: newer versions only add operations, and enumeration does not depend on what is installed here."""
+"""CUDA version passed to the generator. Newer versions only add operations, and enumeration must not depend on this machine."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Toolkit:
-    """A copy of CUTLASS. ``package`` is the folder to put on PYTHONPATH for ``cutlass_library``."""
+    """Copy of CUTLASS. ``package`` is the folder to put on PYTHONPATH for ``cutlass_library``."""
 
     version: str
     package: Path
@@ -41,15 +41,14 @@ class Toolkit:
 
     @property
     def digest(self) -> str:
-        """A short hash of the version and the place: another copy is another toolkit."""
+        """Short hash of version and path: another copy is another toolkit."""
         return hashlib.blake2b(f"{self.version} {self.package}".encode(), digest_size=8).hexdigest()
 
 
 def find_toolkit(checkout: str | None) -> Toolkit:
-    """The checkout that ``settings.cutlass_dir`` names, else the installed package.
+    """Return the checkout that ``settings.cutlass_dir`` names, or the installed package.
 
-    Raises:
-        UnavailableError: there is none, with what to install; or ``cutlass_dir`` is no checkout.
+    Raises UnavailableError: CUTLASS is not installed, with the remedy; or ``cutlass_dir`` is no checkout.
     """
     if checkout is not None:
         folder = Path(checkout)
@@ -74,16 +73,15 @@ def _toolkit(source: Path, package: Path, complaint: str) -> Toolkit:
 
 @functools.lru_cache(maxsize=32)
 def operations(toolkit: Toolkit, capability: int, element: str) -> tuple[Operation, ...]:
-    """Operations with a and b of ``element`` that run on ``capability``: the generator's in the order of their names, then ours.
+    """Return operations with a and b of ``element`` that run on ``capability``: the generator's by name, then ours.
 
-    Raises:
-        UnavailableError: the generator of this copy failed, with what it printed.
+    Raises UnavailableError: the generator of this copy failed, with what it printed.
     """
     program = hashlib.blake2b(LISTING.read_bytes(), digest_size=8).hexdigest()
     path = cache_dir("cutlass") / f"operations-{toolkit.digest}-{program}-sm{capability}-{element}.json"
     try:
         plain = json.loads(path.read_text())
-    except (FileNotFoundError, ValueError):  # it is not there, or damaged
+    except (FileNotFoundError, ValueError):  # missing or damaged
         text = _listed(toolkit, capability, element)
         plain = json.loads(text)
         with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False) as file:
@@ -96,12 +94,12 @@ def operations(toolkit: Toolkit, capability: int, element: str) -> tuple[Operati
 
 @functools.lru_cache(maxsize=32)
 def distinct_operations(toolkit: Toolkit, capability: int, element: str) -> tuple[Operation, ...]:
-    """``operations``, ``without_twins``. Raises UnavailableError."""
+    """Return ``operations`` filtered by ``without_twins``. Raises UnavailableError."""
     return tuple(without_twins(operations(toolkit, capability, element)))
 
 
 def without_twins(found: Iterable[Operation]) -> list[Operation]:
-    """One of each group that we would make the same kernel of: the type of c, which is never read, does not matter."""
+    """Return one operation of each group with the same kernel. The type of c is never read and does not matter."""
     kept: dict[Operation, Operation] = {}
     for op in sorted(found, key=lambda op: op.c != "void"):
         kept.setdefault(dataclasses.replace(op, name="", c=""), op)

@@ -1,4 +1,4 @@
-"""What one compiled kernel can be told at launch: the order of its tiles and how K is divided, where that makes a difference."""
+"""Launch variants of a compiled kernel: the order of its tiles and the division of K, if they make a difference."""
 
 from __future__ import annotations
 
@@ -13,26 +13,29 @@ from .operation import Operation
 
 Decomposition = Literal["heuristic", "dataparallel", "splitk", "streamk"]
 DECOMPOSITIONS: tuple[Decomposition, ...] = ("heuristic", "dataparallel", "splitk", "streamk")
-"""The decompositions in the order of the modes of gemm3x.cu.jinja."""
+"""Decompositions in the order of the modes in gemm3x.cu.jinja."""
 SPLITS = (2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32)
 LEAST_STEPS = 4
-"""The least steps of the main loop in a part of split-K: a shorter one only fills the pipeline."""
+"""Minimum main loop steps in a part of split-K. A shorter part only fills the pipeline."""
 MOST_WAVES = 2.1
-"""The most waves of blocks that split-K makes: more of them only add sums to be stored and read."""
+"""Maximum waves of blocks that split-K makes. More only add sums to store and read."""
 STREAM_K_STEPS = 8
-"""CUTLASS's least number of steps in a part of stream-K, ``min_iters_per_sk_unit_`` in tile_scheduler_params.h."""
+"""CUTLASS's minimum steps in a part of stream-K, ``min_iters_per_sk_unit_`` in tile_scheduler_params.h."""
 SWIZZLES = (1, 2, 4, 8)
 LEAST_TILES = {1: 1, 2: 2, 4: 3, 8: 6}
-"""Along the shorter side: with fewer CUTLASS takes the next smaller one (``get_log_swizzle_size`` of tile_scheduler_params.h)."""
+"""Minimum tiles along the shorter side for each swizzle.
+
+With fewer, CUTLASS takes the next smaller swizzle (``get_log_swizzle_size`` in tile_scheduler_params.h).
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Variant:
-    """One set of arguments of a launch.
+    """Launch arguments that vary for one kernel.
 
-    ``raster``: tiles go along ``m`` or ``n`` first; ``swizzle``: in groups of so many (1, 2, 4, 8). ``decomposition`` is for
-    stream-K operations: what is divided along K is left to CUTLASS (``heuristic``), nothing (``dataparallel``), every tile into
-    ``splits`` parts (``splitk``), or tiles of the last waves evenly (``streamk``).
+    ``raster``: tiles advance along ``m`` or ``n`` first. ``swizzle``: in groups of 1, 2, 4 or 8. ``decomposition`` is for stream-K
+    operations. With ``heuristic`` CUTLASS decides. With ``dataparallel`` K is not divided. With ``splitk`` every tile has
+    ``splits`` parts. With ``streamk`` the tiles of the last waves are divided evenly.
     """
 
     raster: str = "m"
@@ -47,9 +50,9 @@ class Variant:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grid:
-    """The tiles of an operation on one problem: ``rows`` × ``cols`` of them, whole clusters, in each of ``batch`` matrices.
+    """Tiles of an operation on one problem: ``rows`` × ``cols`` in whole clusters, for each of ``batch`` matrices.
 
-    ``steps`` of the main loop for each, on ``multiprocessors``.
+    Each tile takes ``steps`` of the main loop. They run on ``multiprocessors``.
     """
 
     rows: int
@@ -61,7 +64,7 @@ class Grid:
 
     @classmethod
     def of(cls, operation: Operation, oriented: Oriented, batch: int, multiprocessors: int) -> Grid:
-        """The grid over d."""
+        """Return the grid of tiles over d."""
         m, n, k = oriented.sizes
         tile_m, tile_n, tile_k = operation.tile
         if operation.transposes:
@@ -78,19 +81,19 @@ class Grid:
 
     @property
     def tiles(self) -> int:
-        """Tiles of all matrices."""
+        """Number of tiles in all matrices."""
         return self.rows * self.cols * self.batch
 
     @property
     def at_once(self) -> int:
-        """Tiles that run at the same time, one on each multiprocessor, in whole clusters."""
+        """Tiles that run at once, one per multiprocessor, in whole clusters."""
         size = self.cluster[0] * self.cluster[1]
         return max(self.multiprocessors // size * size, size)
 
 
 def legal_variants(operation: Operation, grid: Grid) -> tuple[Variant, ...]:
-    """All launch variants that make a difference; an operation is tried with the first, before it is asked for the others."""
-    # The scheduler of groups rounds every group up to whole swizzles: CUTLASS makes those 1 where it knows no sizes.
+    """Return all launch variants that make a difference. The first one is tried first, before others are requested."""
+    # The grouped scheduler rounds every group up to whole swizzles. CUTLASS uses a swizzle of 1 if it does not know the sizes.
     orders = tuple(order for order in _orders(grid) if order[1] == 1 or not operation.grouped)
     divided = tuple(_divided(grid)) if operation.stream_k else (("heuristic", 1),)
     return tuple(
@@ -100,7 +103,7 @@ def legal_variants(operation: Operation, grid: Grid) -> tuple[Variant, ...]:
 
 
 def neighbours(variant: Variant, among: tuple[Variant, ...]) -> tuple[Variant, ...]:
-    """Those ``among`` which differ from ``variant`` either in how K is divided or in the order of tiles."""
+    """Return the variants in ``among`` that differ from ``variant`` in either the division of K or the order of tiles."""
 
     def divided(x: Variant) -> tuple[str, int]:
         return x.decomposition, x.splits
@@ -112,7 +115,7 @@ def neighbours(variant: Variant, among: tuple[Variant, ...]) -> tuple[Variant, .
 
 
 def most_splits(variant: Variant, operation: Operation, grid: Grid) -> int:
-    """How many partial sums a result may have."""
+    """Return the maximum number of partial sums of a result."""
     if not operation.stream_k or variant.decomposition == "dataparallel":
         return 1
     if variant.decomposition == "splitk":
@@ -135,10 +138,10 @@ def _orders(grid: Grid) -> Iterator[tuple[str, int]]:
 def _divided(grid: Grid) -> Iterator[tuple[Decomposition, int]]:
     yield "heuristic", 1
     tail = grid.tiles % grid.at_once
-    if tail == 0 or grid.steps <= STREAM_K_STEPS:  # whole waves, or nothing to divide: data-parallel in any case
+    if tail == 0 or grid.steps <= STREAM_K_STEPS:  # whole waves or a short K: data-parallel in any case
         return
     most_units = min(grid.at_once, grid.tiles * grid.steps // STREAM_K_STEPS)
-    divides = 2 * tail < grid.at_once  # as CUTLASS's heuristic does
+    divides = 2 * tail < grid.at_once  # like CUTLASS's heuristic
     same_splits = most_units // grid.tiles if divides and most_units % grid.tiles == 0 else 1
     if divides and grid.tiles > grid.at_once:
         yield "dataparallel", 1

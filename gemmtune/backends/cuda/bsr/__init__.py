@@ -1,1 +1,1 @@
-"""Block-sparse weights of small blocks: x is streamed dense, and single warps multiply the blocks that exist."""
+"""Block-sparse weights with small blocks: x is streamed densely, and single warps multiply the existing blocks."""

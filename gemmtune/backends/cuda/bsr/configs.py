@@ -1,4 +1,4 @@
-"""A config: what is compiled, a ``Shape`` of the kernel, and what a launch is told. One predicate says whether it is legal."""
+"""Configs of the bsr kernel: a compile-time ``Shape``, launch parameters, and the legality predicate."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from ..boxes import LINE, why_not_staged
 from ..hopper import BARRIER_BYTES, registers_per_thread
 
 UNIT = 32
-"""Rows of the weight that one warp multiplies: two rows of blocks of 16, or one of blocks of 32."""
+"""Rows of the weight that one warp multiplies (a unit): two rows of blocks of 16, or one of blocks of 32."""
 FRAGMENT, FRAGMENT_BYTES = 16, 512
-"""The side and the size of what a warp multiplies at once; a block is one fragment, or four."""
+"""Side and bytes of a fragment, which a warp multiplies at once. A block is one fragment or four."""
 OTHER_REGISTERS = 56
-"""Registers of a thread beside its sums: with fewer, warps that copy leave theirs to those that multiply."""
+"""Registers of a thread in addition to its sums. If fewer are available, the copying warps leave theirs to the multiplying ones."""
 GIVEN_REGISTERS = 32
-"""The registers of a thread that copies, where it leaves the others to those that multiply."""
+"""Registers of a copying thread that leaves the rest to the multiplying ones."""
 MOST_TILES = 2**30
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """A tile of UNIT rows of the weight for each of ``warps`` by ``block_n`` tokens, with LINE elements of K in each of ``stages``.
+    """Tile of UNIT rows of the weight for each of ``warps`` by ``block_n`` tokens, with LINE elements of K in each of ``stages``.
 
-    The ``cluster`` blocks have tiles of other rows and the same tokens: each copies a part of x for all. A warp has its next
-    ``queue`` fragments of the weight on their way.
+    The ``cluster`` blocks have tiles of different rows and the same tokens, so each copies a part of x for all. A warp has its next
+    ``queue`` weight fragments in flight.
     """
 
     warps: int
@@ -36,28 +36,28 @@ class Shape:
 
     @property
     def rows(self) -> int:
-        """Rows of the weight of a tile."""
+        """Rows of the weight in a tile."""
         return self.warps * UNIT
 
     @property
     def gives_registers(self) -> bool:
-        """Four warps are there to copy, of which one does, and leave their registers to those that multiply."""
+        """True if copying takes four warps, which leave most of their registers to the multiplying ones. One of the four copies."""
         return registers_per_thread(32 * (self.warps + 1), 1) < self.block_n + OTHER_REGISTERS
 
     @property
     def left_registers(self) -> int:
-        """The registers of a thread that multiplies where others leave it theirs."""
+        """Registers of a multiplying thread that gets registers of the copying warps."""
         all_of_them = registers_per_thread(self.threads, 1) * self.threads
         return (all_of_them - 128 * GIVEN_REGISTERS) // (32 * self.warps) // 8 * 8
 
     @property
     def threads(self) -> int:
-        """The threads of a block, the copying warps included."""
+        """Threads of one block, the copying warps included."""
         return 32 * self.warps + (128 if self.gives_registers else 32)
 
     @property
     def shared_bytes(self) -> int:
-        """The shared memory of a block: x of all stages with their barriers, and the fragments of its warps."""
+        """Shared memory of a block: x and the barriers of all stages, and the warps' fragments."""
         return self.stages * (self.block_n * LINE * 2 + 2 * BARRIER_BYTES) + self.warps * self.queue * FRAGMENT_BYTES
 
     def __str__(self) -> str:
@@ -78,13 +78,15 @@ SHAPES: tuple[Shape, ...] = (
     Shape(warps=8, block_n=32, stages=32, cluster=2, queue=16),
     Shape(warps=4, block_n=32, stages=32, cluster=4, queue=16),
 )
-"""From many tokens to few. The ring is deep, so that warps whose rows have many blocks somewhere do not hold up others."""
+"""Shapes from many tokens to few. The deep ring lets warps with fewer blocks run ahead of warps with many."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
-    """A shape, and what a launch is told: ``blocks`` at most go from tile to tile, and with ``pdl`` the launch may begin before the
-    one before it has ended."""
+    """Shape plus launch parameters.
+
+    At most ``blocks`` persistent blocks walk over the tiles. ``pdl``: the launch may begin before the previous one ends.
+    """
 
     shape: Shape
     blocks: int = 132
@@ -95,27 +97,27 @@ class Config:
 
 
 def units_of(n: int) -> int:
-    """The units of a weight of ``n`` rows."""
+    """Return the units in a weight of ``n`` rows."""
     return -(-n // UNIT)
 
 
 def groups_of(problem: Problem, shape: Shape) -> int:
-    """Clusters of tiles that have all rows of the weight."""
+    """Return the clusters of tiles that cover all rows of the weight."""
     return -(-problem.n // (shape.rows * shape.cluster))
 
 
 def tiles_of(problem: Problem, shape: Shape) -> int:
-    """Clusters of tiles that cover the result."""
+    """Return the clusters of tiles that cover the result."""
     return groups_of(problem, shape) * -(-problem.m // shape.block_n)
 
 
 def why_not_config(problem: Problem, device: DeviceInfo, config: Config) -> str | None:
-    """Why ``config`` may not be offered for a problem with which ``why_not`` found nothing wrong, or None."""
+    """Return the reason why ``config`` is illegal for a problem that ``why_not`` accepts, or None."""
     shape = config.shape
     if (reason := device.why_no_smem(shape.shared_bytes)) is not None:
         return reason
     if problem.epilogue is not None and shape.gives_registers and shape.left_registers < shape.block_n + OTHER_REGISTERS:
-        return f"the epilogue has too few of {shape.left_registers} registers, {shape.block_n} of which have sums"
+        return f"the epilogue needs {OTHER_REGISTERS} registers, but {shape.block_n} of {shape.left_registers} hold sums"
     if config.blocks < shape.cluster:
         return f"{config.blocks} blocks, expected at least a cluster of {shape.cluster}"
     if tiles_of(problem, shape) >= MOST_TILES:

@@ -1,4 +1,4 @@
-"""The family of kernels for block-sparse weights of small blocks: what it serves, what is compiled, what its launches are told."""
+"""Family of kernels for block-sparse weights with small blocks: supported problems, source and launches."""
 
 from __future__ import annotations
 
@@ -36,13 +36,16 @@ from .rank import candidates, estimate_us
 from .weights import block_of, claims_of_blocks, why_not_weight
 
 DENSEST = 0.4
-"""With more blocks than this share, panels on warp-group products or the dense product are as fast by the model."""
-TURNED = 4
-"""Neighbours that a lane stores at once of a result of 16 bits whose columns are contiguous."""
+"""Highest density tried by default.
+
+Above it, the model expects panels of warp-group products, or the dense product, to be as fast.
+"""
+TRANSPOSED_ELEMENTS = 4
+"""Elements of one store into a 16-bit result with contiguous weight rows."""
 
 
 class Work(kernel.Work):
-    """Sizes are those of the product as the kernel sees it, w [rows, K] times x [cols, K] transposed."""
+    """Parameters of the kernel, which computes w [rows, K] times the transpose of x [cols, K]."""
 
     _fields_: ClassVar[Sequence[tuple[str, Any]]] = (
         ("packed", ctypes.c_void_p), ("fragments_at", ctypes.c_longlong), ("rows", ctypes.c_int), ("cols", ctypes.c_int),
@@ -52,7 +55,7 @@ class Work(kernel.Work):
 
 
 class Bsr(Family[Config]):
-    """The family of ``bsr.cu.jinja``; its ranking is in ``rank.py``, its legality in ``configs.py``."""
+    """Family of ``bsr.cu.jinja``. ``rank.py`` has the ranking, ``configs.py`` the legality."""
 
     name = "bsr"
     likely = 1.5
@@ -66,27 +69,27 @@ class Bsr(Family[Config]):
         if (reason := why_not_weight(problem, device)) is not None:
             return reason
         if max(problem.m, problem.n, problem.k) >= INT32_LIMIT // 2:
-            return "a tile behind the last row or column would not fit 32 bits"
+            return "a tile past the last row or column would not fit 32 bits"
         if by_k(problem.a) is None:
             where = f"x has strides {problem.a.stride} and offset {problem.a.offset}"
             return f"{where}: TMA copies rows or columns that are aligned to {TMA_BYTES} bytes"
         return None
 
-    def why_not_likely(self, problem: Problem, device: DeviceInfo, search: str) -> str | None:  # noqa: ARG002 - of all
+    def why_not_likely(self, problem: Problem, device: DeviceInfo, search: str) -> str | None:  # noqa: ARG002 - device-independent
         assert problem.sparsity is not None
         if problem.sparsity.density <= DENSEST or search == "exhaustive":
             return None
-        return f"a share of {problem.sparsity.density} of the blocks exists: above {DENSEST} it is tried exhaustively alone"
+        return f"density is {problem.sparsity.density}, at most {DENSEST} is tried: set search to exhaustive to try more"
 
     def launch_variants(self, problem: Problem, device: DeviceInfo, config: Config) -> Iterator[Config]:
-        """How it begins, and whether a block goes on from tile to tile."""
+        """Yield configs with PDL switched, and with and without persistent blocks."""
         yield dataclasses.replace(config, pdl=not config.pdl)
         for blocks in (device.sm_count, tiles_of(problem, config.shape) * config.shape.cluster):
             if blocks != config.blocks and tiles_of(problem, config.shape) * config.shape.cluster > device.sm_count:
                 yield dataclasses.replace(config, blocks=blocks)
 
-    def claims(self, problem: Problem, config: Config) -> Claims:  # noqa: ARG002 - the same for all
-        """It multiplies blocks that exist and no others."""
+    def claims(self, problem: Problem, config: Config) -> Claims:  # noqa: ARG002 - the same for all configs
+        """Return the claims: only existing blocks are multiplied."""
         return claims_of_blocks()
 
     def info(self, problem: Problem, config: Config) -> dict[str, Any]:  # noqa: ARG002 - the same for all problems
@@ -110,7 +113,7 @@ class Bsr(Family[Config]):
                 "block": block_of(problem),
                 "given_registers": GIVEN_REGISTERS,
                 "x_by_k": bool(by_k(problem.a)),
-                "turned": turned(problem),
+                "turned": stores_transposed(problem),
             },
         )
 
@@ -122,9 +125,9 @@ class Bsr(Family[Config]):
         work.units, work.words = units_of(problem.n), words_of(problem.k, block)
         work.fragments_at = fragments_at(problem.n, problem.k, block)
         work.groups, work.tiles = groups_of(problem, shape), tiles_of(problem, shape)
-        stored = (problem.out, TURNED) if turned(problem) else (oriented.out, 2)
+        stored = (problem.out, TRANSPOSED_ELEMENTS) if stores_transposed(problem) else (oriented.out, 2)
         work.paired, aligned = aligned_out(Work.paired, *stored)
-        told = self.launch(
+        launch = self.launch(
             config,
             work,
             grid=(shape.cluster * min(config.blocks // shape.cluster, work.tiles), 1, 1),
@@ -134,9 +137,9 @@ class Bsr(Family[Config]):
             aligned=aligned,
             alignment=((A, TMA_BYTES), (B, TMA_BYTES)),
         )
-        return with_maps(told, (staged_map(problem.a, A, shape.block_n, LINE, shape.cluster),))
+        return with_maps(launch, (staged_map(problem.a, A, shape.block_n, LINE, shape.cluster),))
 
 
-def turned(problem: Problem) -> bool:
-    """Results of 16 bits are stored along the rows of the weight, which are contiguous."""
+def stores_transposed(problem: Problem) -> bool:
+    """Return True if 16-bit results are stored along the weight's rows, because these are contiguous in the result."""
     return problem.out.stride[-1] == 1 and problem.out.dtype.itemsize == 2

@@ -1,4 +1,4 @@
-"""A weight as the kernel multiplies it: for each warp its fragments in the order in which it comes to them, by torch."""
+"""Packed weight of the bsr kernel: each warp's fragments in the order of use. Built with torch."""
 
 from __future__ import annotations
 
@@ -11,37 +11,41 @@ from .configs import FRAGMENT, UNIT, units_of
 
 WORD_BITS, ALIGNED_BYTES = 32, 128
 SPARE = 16
-"""Fragments of zeros behind the last one, which are read ahead and multiplied with nothing."""
+"""Zero fragments past the last one. Warps prefetch them and never multiply them."""
 
 
 def format_of(block: int) -> str:
-    """The name of the layout of a prepacked weight."""
+    """Return the layout name of a prepacked weight."""
     return f"fragments of blocks of {block}"
 
 
 def bits_of(block: int) -> int:
-    """The bits that say which blocks a unit has within LINE of K: a nibble for each row of blocks of 16, or two bits."""
+    """Return the bits that mark a unit's blocks within LINE of K.
+
+    Each of two block rows of 16 has a nibble. A row of blocks of 32 has two bits.
+    """
     return UNIT // block * (LINE // block)
 
 
 def words_of(k: int, block: int) -> int:
-    """The words of 32 such bits of a unit."""
+    """Return the 32-bit words of such bits in a unit."""
     return -(-k // (LINE * (WORD_BITS // bits_of(block))))
 
 
 def fragments_at(n: int, k: int, block: int) -> int:
-    """The bytes before the first fragment."""
+    """Return the byte offset of the first fragment."""
     return -(-4 * units_of(n) * (UNIT // block + 1 + words_of(k, block)) // ALIGNED_BYTES) * ALIGNED_BYTES
 
 
 def packed(weight: torch.Tensor) -> torch.Tensor:
-    """A sparse_bsr weight [N, K] of blocks of 16 or 32 as uint8.
+    """Pack a sparse_bsr weight [N, K] with blocks of 16 or 32 into uint8.
 
-    First come, as int32, the numbers of the rows of blocks that each unit has, the units with the most blocks in front; of blocks
-    of 16 a long row and a short one. Then the number of the first fragment of each unit, and a line of words with its bits, LINE
-    after LINE along K: those of its first row of blocks below those of the second. From the next multiple of 128 bytes on there
-    are the fragments, LINE after LINE of a unit, its first row of blocks before the second; of a block of 32 four of them, upper
-    and lower rows of the first 16 columns, then those of the others.
+    The head is int32. It lists the block rows of each unit, the units with the most blocks first. With blocks of 16, a unit pairs a
+    long block row with a short one. Then come the index of each unit's first fragment, and each unit's words of bits, LINE after
+    LINE along K. Bits of its first block row are below those of the second.
+
+    The fragments start at the next multiple of 128 bytes. They are ordered by unit, then LINE, then block row. A block of 32 has
+    four: the upper and lower rows of the first 16 columns, then those of the other 16.
     """
     values, crow, col = parts(weight)
     block, (n, k) = values.shape[1], weight.shape
@@ -63,9 +67,10 @@ def packed(weight: torch.Tensor) -> torch.Tensor:
 
 
 def order_of(lengths: torch.Tensor, each: int) -> torch.Tensor:
-    """The numbers of rows of ``lengths`` blocks, ``each`` of a unit behind each other, the units with the most blocks in front.
+    """Return block row indices grouped into units of ``each``, the units with the most blocks first.
 
-    Of two rows of a unit one is as long as the other is short. Behind the last row comes one that does not exist, if need be.
+    ``lengths`` are the blocks of each row. A unit of two pairs a long row with a short one. If their number is odd, the index past
+    the last row fills the gap.
     """
     lengths = pad(lengths, (0, -len(lengths) % each))
     order = lengths.argsort(descending=True, stable=True)
@@ -74,10 +79,10 @@ def order_of(lengths: torch.Tensor, each: int) -> torch.Tensor:
 
 
 def fragments_of(values: torch.Tensor) -> torch.Tensor:
-    """Blocks as fragments [count, 256]: eight elements for each lane of a warp, as m16n8k16 has its left operand.
+    """Return blocks as fragments [count, 256]: eight elements per lane, in the order of m16n8k16's left operand.
 
-    PTX ISA 8.0, "Matrix Fragments for mma.m16n8k16": lane l has the rows l / 4 and l / 4 + 8, in the columns from l % 4 * 2 on and
-    eight further.
+    PTX ISA 8.0, "Matrix Fragments for mma.m16n8k16": lane l has rows l / 4 and l / 4 + 8. It has two columns from l % 4 * 2 on, and
+    two columns eight further.
     """
     count, parted = len(values), values.shape[1] // FRAGMENT
     apart = values.reshape(count, parted, 2, 8, parted, 2, 4, 2)

@@ -1,4 +1,7 @@
-"""The model that ranks the configs, by what limits a tile. Its constants are an H200's; none is fitted to this kernel yet."""
+"""Time model that ranks the configs by the bottleneck of a tile.
+
+The constants are those of an H200, not yet fitted to this kernel.
+"""
 
 from __future__ import annotations
 
@@ -9,17 +12,17 @@ from ..hopper import clusters_at_a_time
 from .configs import FRAGMENT, SHAPES, Config, Shape, tiles_of
 
 LAUNCH_US, TILE_US = 3.5, 1.5
-"""What a launch takes at the least, and the beginning and end of a tile."""
+"""Minimum time of a launch, and the time of a tile's beginning and end."""
 DRAM_GBPS, SM_GBPS, SHARED_GBPS = 3800.0, 60.0, 220.0
-"""The rates of memory, of what one multiprocessor copies out of L2, counting x once for a cluster, and of its shared memory."""
+"""Bandwidths of memory, of L2 to one multiprocessor (x counts once per cluster), and of its shared memory."""
 FLOPS_PER_NS = 2650.0
-"""The rate of one multiprocessor by products of single warps."""
+"""Throughput of one multiprocessor with warp products (mma)."""
 STEP_NS, LATENCY_NS = 4.0, 500.0
-"""What a warp takes of its scheduler for a step without blocks, and until a fragment that it asks for is there."""
+"""Scheduler time of a step without blocks in one warp, and the latency of loading a fragment."""
 
 
 def estimate_us(problem: Problem, device: DeviceInfo, config: Config) -> float:
-    """The model's time of a launch, in microseconds: what limits one tile, times the rounds of tiles."""
+    """Return the model's time of a launch, in microseconds: the bottleneck of one tile, times the waves of tiles."""
     shape, sparsity = config.shape, problem.sparsity
     assert sparsity is not None
     density, block = max(sparsity.density, 0.005), sparsity.block_k
@@ -39,10 +42,10 @@ def estimate_us(problem: Problem, device: DeviceInfo, config: Config) -> float:
 
 
 def candidates(problem: Problem, device: DeviceInfo) -> list[Config]:
-    """Every shape, best first."""
-    found = [_told(shape, device) for shape in SHAPES]
+    """Return every shape, best first."""
+    found = [_config(shape, device) for shape in SHAPES]
     return sorted(found, key=lambda config: (estimate_us(problem, device, config), str(config)))
 
 
-def _told(shape: Shape, device: DeviceInfo) -> Config:
+def _config(shape: Shape, device: DeviceInfo) -> Config:
     return Config(shape=shape, blocks=max(device.sm_count, shape.cluster), pdl=True)

@@ -1,4 +1,4 @@
-"""Which block-sparse weights the kernels for small blocks take."""
+"""Checks of block-sparse weights that the kernels for small blocks share."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ BLOCKS = (16, 32)
 
 
 def why_not_weight(problem: Problem, device: DeviceInfo) -> str | None:
-    """Why no kernel for small blocks serves the problem on the device, whatever x is, or None."""
+    """Return the reason why no kernel for small blocks serves the problem's weight on the device, or None."""
     sparsity = problem.sparsity
     if sparsity is None:
         return "b is not block-sparse"
     if (reason := why_not_here(problem, device) or why_not_epilogue(problem)) is not None:
         return reason
     if not problem.prepacked:
-        return "its blocks are packed once: gemmtune.prepack makes a weight that it takes"
+        return "b is not prepacked, and packing is done once: pass the result of gemmtune.prepack"
     if sparsity.block_n != sparsity.block_k or sparsity.block_k not in BLOCKS:
         return f"blocks of {sparsity.sides}, expected 16x16 or 32x32"
     if problem.n * problem.k >= INT32_LIMIT * FRAGMENT**2:
@@ -30,11 +30,11 @@ def why_not_weight(problem: Problem, device: DeviceInfo) -> str | None:
 
 
 def block_of(problem: Problem) -> int:
-    """The side of a block."""
+    """Return the side of a block."""
     assert problem.sparsity is not None
     return problem.sparsity.block_k
 
 
 def claims_of_blocks(splits: int = 1) -> Claims:
-    """Claims of a kernel that multiplies blocks that exist and no others, divided into so many parts."""
+    """Return the claims of a kernel that multiplies only existing blocks, in ``splits`` partial sums."""
     return dataclasses.replace(float32_sums(splits=splits), skips_absent=True)

@@ -1,6 +1,6 @@
-"""Shapes of the kernels for few tokens: which are legal, and the model that ranks them.
+"""Shapes for few tokens, their legality predicate, and the time model that ranks them.
 
-The model's constants are rates of an H200, and none is fitted to this kernel yet.
+The constants are rates of an H200, not yet fitted to this kernel.
 """
 
 from __future__ import annotations
@@ -15,29 +15,29 @@ from ..hopper import SMEM_BYTES, SYSTEM_BYTES, registers_per_thread
 from .packing import panels_of
 
 TOKENS = (8, 16, 32)
-"""The tokens of a kernel: whole products of a warp."""
+"""Maximum tokens of a kernel, in whole warp products."""
 BASE_REGISTERS = 20
-"""What a thread needs beside fragments, x and sums: numbers, and addresses."""
+"""Registers of a thread in addition to fragments, x and sums: numbers and addresses."""
 MOST_RESIDENT_WARPS = 32
-"""Warps of a multiprocessor that are planned with: more of them leave too few registers for loads on their way."""
+"""Maximum warps planned for a multiprocessor. More would leave too few registers for loads in flight."""
 L1_BYTES = 160 * 1024
-"""What shared memory leaves to x of the memory that both have."""
+"""Part of the combined L1 and shared memory that is left to x."""
 SKEW = 4.0
-"""The blocks of the longest row, over the mean, that are assumed of a skewed weight."""
+"""Assumed ratio of the longest row to the mean row, in blocks, for a skewed weight."""
 LAUNCH_US, LATENCY_US = 2.0, 0.8
-"""What a launch takes at the least, and a load out of memory."""
+"""Minimum time of a launch, and the latency of a load from memory."""
 SUM_US = 0.02
-"""What each warp adds for its sums, which are added up."""
+"""Time that each warp adds for the reduction of its sums."""
 DRAM_GBPS = 4300.0
 HALF_RATE_BYTES = 2 * 2**20
-"""The bytes with which, on their way to all multiprocessors, half of the rate is reached."""
+"""Bytes in flight on all multiprocessors that reach half of the bandwidth."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """A panel of 16 rows by ``block_n`` tokens for ``warps`` that divide its blocks.
+    """Panel of 16 rows by ``block_n`` tokens. Its ``warps`` divide the panel's blocks.
 
-    A warp has ``stages`` on their way, of ``stage_fragments`` of 16 by 16 each, which are neighbours in memory.
+    A warp has ``stages`` in flight. Each has ``stage_fragments`` fragments of 16 by 16 that are adjacent in memory.
     """
 
     block_n: int
@@ -47,30 +47,30 @@ class Shape:
 
     @property
     def threads(self) -> int:
-        """The threads of a block."""
+        """Threads of one block."""
         return 32 * self.warps
 
     @property
     def shared_bytes(self) -> int:
-        """The shared memory of a block, which has the sums of each warp alone, in lines with a gap behind them."""
+        """Shared memory of a block: the sums of each warp, in padded lines."""
         return self.warps * 4 * (FRAGMENT * self.block_n + 4 * max(FRAGMENT, self.block_n))
 
     @property
     def registers(self) -> int:
-        """About what a thread needs."""
+        """Estimate of a thread's registers."""
         x = self.stage_fragments * self.block_n // 4
         return BASE_REGISTERS + 4 * self.stages * self.stage_fragments + x + self.block_n // 2 + self.stage_fragments
 
     @property
     def blocks_per_sm(self) -> int:
-        """The blocks that a multiprocessor has room for, as many as are planned with."""
-        beside_x = (SMEM_BYTES + SYSTEM_BYTES - L1_BYTES) // (self.shared_bytes + SYSTEM_BYTES)
-        most = max(min(MOST_RESIDENT_WARPS // self.warps, beside_x), 1)
+        """Planned blocks per multiprocessor."""
+        by_smem = (SMEM_BYTES + SYSTEM_BYTES - L1_BYTES) // (self.shared_bytes + SYSTEM_BYTES)
+        most = max(min(MOST_RESIDENT_WARPS // self.warps, by_smem), 1)
         return next((n for n in range(most, 1, -1) if self.registers <= registers_per_thread(self.threads, n)), 1)
 
     @property
     def block_k(self) -> int:
-        """The elements of K whose blocks the warps multiply at a time."""
+        """Elements of K that all warps together multiply per stage."""
         return self.warps * self.stage_fragments * FRAGMENT
 
     def __str__(self) -> str:
@@ -78,18 +78,18 @@ class Shape:
 
 
 SIZES = ((4, 1, 4), (8, 1, 4), (16, 1, 4), (4, 2, 4), (8, 2, 4), (8, 4, 4), (4, 1, 8), (8, 1, 8), (8, 1, 2))
-"""Warps, stages, and fragments of a stage."""
+"""Combinations of warps, stages and fragments per stage."""
 SHAPES: tuple[Shape, ...] = tuple(
     Shape(block_n=block_n, warps=warps, stages=stages, stage_fragments=stage_fragments)
     for block_n in TOKENS
     for warps, stages, stage_fragments in SIZES
 )
-"""More on their way for each warp, or more warps: many of them for long rows, and where there are few."""
+"""All shapes. More bytes in flight per warp, or more warps, help long rows and weights with few panels."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
-    """A shape, and what a launch is told: with ``pdl`` it may begin before the one before it has ended."""
+    """Shape plus launch parameters. ``pdl``: the launch may begin before the previous one ends."""
 
     shape: Shape
     pdl: bool = False
@@ -99,19 +99,19 @@ class Config:
 
 
 def why_not_config(problem: Problem, device: DeviceInfo, config: Config) -> str | None:
-    """Why ``config`` may not be offered for a problem with which ``why_not`` found nothing wrong, or None."""
+    """Return the reason why ``config`` is illegal for a problem that ``why_not`` accepts, or None."""
     shape = config.shape
     if problem.m > shape.block_n:
-        return f"x has {problem.m} tokens, the kernel {shape.block_n}"
+        return f"x has {problem.m} tokens, the kernel takes at most {shape.block_n}"
     if not loads_along_k(problem) and shape.block_n < FRAGMENT:
-        return f"tokens that are neighbours in memory are loaded in pairs, {FRAGMENT} for a warp, the kernel has {shape.block_n}"
+        return f"tokens are contiguous in x, which takes a kernel of at least {FRAGMENT} tokens, this one has {shape.block_n}"
     return device.why_no_smem(shape.shared_bytes)
 
 
 def loads_along_k(problem: Problem) -> bool | None:
-    """Whether a lane loads neighbours of a token along K, as many as it multiplies of a block, or else pairs of tokens.
+    """Return True if a lane loads all its elements of a token and block at once, False if it loads pairs of tokens.
 
-    None for an x that can be loaded in neither way.
+    Return None for an x that supports neither.
     """
     (row, col), (tokens, _), offset = problem.a.stride, problem.a.size, problem.a.offset
     together = block_of(problem) // 4
@@ -121,7 +121,7 @@ def loads_along_k(problem: Problem) -> bool | None:
 
 
 def estimate_us(problem: Problem, device: DeviceInfo, config: Config) -> float:
-    """What a launch reads, at which rate; and what the longest row takes, whose loads wait for those before."""
+    """Return the model's time of a launch: bytes over bandwidth, or the longest row, whose loads wait for earlier ones."""
     shape, sparsity, panels = config.shape, problem.sparsity, panels_of(problem.n)
     assert sparsity is not None
     most = problem.k / FRAGMENT  # fragments of a panel that has all blocks
@@ -131,7 +131,7 @@ def estimate_us(problem: Problem, device: DeviceInfo, config: Config) -> float:
     held = min(shape.warps * shape.stages * shape.stage_fragments, max(mean, 1.0)) * FRAGMENT_BYTES
     on_their_way = min(panels, device.sm_count * resident) * held
     rate = DRAM_GBPS * on_their_way / (on_their_way + HALF_RATE_BYTES)
-    # Blocks that begin where others have ended even out what each multiprocessor has, but for the last ones.
+    # Blocks that start as others end even out the load, except for the last ones.
     each = -(-panels // device.sm_count)
     uneven = each * device.sm_count / panels if each <= shape.blocks_per_sm else 1 + 0.25 * resident * device.sm_count / panels
     rounds = -(-longest // (shape.warps * shape.stages * shape.stage_fragments))
@@ -140,7 +140,7 @@ def estimate_us(problem: Problem, device: DeviceInfo, config: Config) -> float:
 
 
 def candidates(problem: Problem, device: DeviceInfo) -> list[Config]:
-    """The shapes of the fewest tokens that are enough, which begin early; best first."""
+    """Return the shapes with the fewest sufficient tokens, with PDL, best first."""
     legal = [shape.block_n for shape in SHAPES if why_not_config(problem, device, Config(shape=shape)) is None]
     found = [Config(shape=shape, pdl=True) for shape in SHAPES if shape.block_n == min(legal, default=TOKENS[-1])]
     return sorted(found, key=lambda config: (estimate_us(problem, device, config), str(config)))

@@ -1,4 +1,4 @@
-"""The family of kernels for block-sparse weights and few tokens: what it serves, what is compiled, what its launches are told."""
+"""Family of kernels for block-sparse weights and few tokens: supported problems, source and launches."""
 
 from __future__ import annotations
 
@@ -34,11 +34,14 @@ from .configs import TOKENS, Config, candidates, estimate_us, loads_along_k, why
 from .packing import HEAD_WORDS, WORD_BYTES, format_of, fragments_at, packed, panel_words, panels_of
 
 LOAD_BYTES = 16
-"""What a lane loads of a fragment."""
+"""Bytes that a lane loads from a fragment."""
 
 
 class Work(kernel.Work):
-    """``rows`` and ``cols`` are those of the result as it is stored, ``columns`` those of blocks; all else is in bytes."""
+    """Parameters of the kernel.
+
+    ``rows`` and ``cols`` are those of the result in storage order, ``columns`` counts block columns. Other sizes are in bytes.
+    """
 
     _fields_: ClassVar[Sequence[tuple[str, Any]]] = (
         ("packed", ctypes.c_void_p), ("x", ctypes.c_void_p), ("fragments_at", ctypes.c_longlong), ("x_pitch", ctypes.c_longlong),
@@ -48,7 +51,7 @@ class Work(kernel.Work):
 
 
 class BsrSkinny(Family[Config]):
-    """The family of ``bsr_skinny.cu.jinja``; its shapes, their legality and ranking are in ``configs.py``."""
+    """Family of ``bsr_skinny.cu.jinja``. ``configs.py`` has its shapes, legality and ranking."""
 
     name = "bsr_skinny"
     likely = 1.5
@@ -63,23 +66,23 @@ class BsrSkinny(Family[Config]):
             return reason
         if problem.m > TOKENS[-1]:
             most = f"at most {TOKENS[-1]} are served"
-            return f"x has {problem.m} tokens, {most}: sums of more take the registers of blocks that are on their way"
+            return f"x has {problem.m} tokens, {most}: sums of more would take the registers of weight blocks in flight"
         if problem.k >= INT32_LIMIT // WORD_BYTES:
-            return "the columns of a panel would not fit 32 bits"
+            return f"K is {problem.k}: the columns of a panel would not fit 32 bits"
         if (along_k := loads_along_k(problem)) is None:
             where = f"x has strides {problem.a.stride} and offset {problem.a.offset}"
             together = block_of(problem) // 4
-            return f"{where}: {together} neighbours along K are loaded at once, or two tokens, whose number is even"
+            return f"{where}: expected aligned rows of {together} elements along K, or an even number of contiguous tokens"
         if not along_k and problem.a.stride[-1] * 2 * problem.k >= INT32_LIMIT:
-            return f"x reaches over {problem.a.stride[-1] * 2 * problem.k} bytes, places in it would not fit 32 bits"
+            return f"x spans {problem.a.stride[-1] * 2 * problem.k} bytes, offsets in it would not fit 32 bits"
         return None
 
-    def launch_variants(self, problem: Problem, device: DeviceInfo, config: Config) -> Iterator[Config]:  # noqa: ARG002 - the same for all
-        """How it begins."""
+    def launch_variants(self, problem: Problem, device: DeviceInfo, config: Config) -> Iterator[Config]:  # noqa: ARG002 - always
+        """Yield the config with PDL switched."""
         yield dataclasses.replace(config, pdl=not config.pdl)
 
     def claims(self, problem: Problem, config: Config) -> Claims:  # noqa: ARG002 - the same for all problems
-        """Warps divide the blocks of a row."""
+        """Return the claims: warps divide the blocks of a row."""
         return claims_of_blocks(config.shape.warps)
 
     def info(self, problem: Problem, config: Config) -> dict[str, Any]:  # noqa: ARG002 - the same for all problems
@@ -104,12 +107,13 @@ class BsrSkinny(Family[Config]):
                 "block": block_of(problem),
                 "head_bytes": HEAD_WORDS * WORD_BYTES,
                 "x_by_k": bool(loads_along_k(problem)),
-                "turned": turned(problem),
+                "turned": stores_transposed(problem),
             },
         )
 
     def record(self, problem: Problem, config: Config) -> Record:
-        oriented, block, along_k = orient(problem, swap_ab=not turned(problem)), block_of(problem), loads_along_k(problem)
+        along_k, block = loads_along_k(problem), block_of(problem)
+        oriented = orient(problem, swap_ab=not stores_transposed(problem))
         work = Work()
         fill_common(work, oriented.out, oriented.added)
         work.rows, work.cols = oriented.out.size
@@ -131,6 +135,6 @@ class BsrSkinny(Family[Config]):
         )
 
 
-def turned(problem: Problem) -> bool:
-    """The result is stored by tokens, along the rows of the weight, which are contiguous."""
+def stores_transposed(problem: Problem) -> bool:
+    """Return True if results are stored by tokens, because weight rows are contiguous in the result."""
     return problem.out.stride[-1] == 1

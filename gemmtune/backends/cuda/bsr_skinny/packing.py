@@ -1,4 +1,4 @@
-"""A weight as the kernel multiplies it: panels of 16 rows, the longest in front, and their blocks as fragments, by torch."""
+"""Packed weight of the bsr_skinny kernel: panels of 16 rows, the longest first, with blocks as fragments. Built with torch."""
 
 from __future__ import annotations
 
@@ -9,35 +9,40 @@ from ..bsr.configs import FRAGMENT
 
 WORD_BYTES, LINE_WORDS = 4, 32
 HEAD_WORDS = 8
-"""What is told of a panel before its columns: its first row, its first block, how many it has, and words that are not used, so that
-lines end with as many columns as a stage may have blocks."""
+"""Words of a panel's head: first row, first block, number of blocks, and padding.
+
+The padding makes each line end with as many columns as a stage may have blocks.
+"""
 
 
 def format_of(block: int) -> str:
-    """The name of the layout of a prepacked weight."""
+    """Return the layout name of a prepacked weight."""
     return f"panels of blocks of {block}"
 
 
 def panels_of(n: int) -> int:
-    """The panels of a weight of ``n`` rows, a row of blocks of 16, or half of one of blocks of 32."""
+    """Return the panels of a weight with ``n`` rows: a row of blocks of 16, or half a row of blocks of 32."""
     return n // FRAGMENT
 
 
 def panel_words(k: int, block: int) -> int:
-    """The words that tell of a panel, whole lines of memory: there is room for every column, so that none of them is searched."""
+    """Return the words that describe a panel, in whole memory lines.
+
+    There is room for every column, so no offset must be looked up.
+    """
     return -(-(HEAD_WORDS + k // block) // LINE_WORDS) * LINE_WORDS
 
 
 def fragments_at(n: int, k: int, block: int) -> int:
-    """The bytes before the first fragment."""
+    """Return the byte offset of the first fragment."""
     return panels_of(n) * panel_words(k, block) * WORD_BYTES
 
 
 def packed(weight: torch.Tensor) -> torch.Tensor:
-    """A sparse_bsr weight [N, K] of blocks of 16 or 32 as uint8.
+    """Pack a sparse_bsr weight [N, K] with blocks of 16 or 32 into uint8.
 
-    First come, as int32, lines of ``panel_words`` for each panel, those with the most blocks in front: ``HEAD_WORDS``, then the
-    rising numbers of its block columns, then zeros. The blocks follow, panel after panel: 16 of their rows, as fragments.
+    The head is int32: ``panel_words`` for each panel, the panels with the most blocks first. They are ``HEAD_WORDS``, the rising
+    indices of its block columns, and zeros. The blocks follow, panel by panel: the panel's 16 rows of each block, as fragments.
     """
     values, crow, col = parts(weight)
     block, (n, k) = values.shape[1], weight.shape
@@ -51,19 +56,19 @@ def packed(weight: torch.Tensor) -> torch.Tensor:
     columns = col.long().repeat_interleave(halves)
     sequence = (panel * (k // block) + columns).argsort()
     panel, columns = panel[sequence], columns[sequence]
-    told = torch.zeros(panels_of(n), panel_words(k, block), dtype=torch.int32, device=values.device)
-    told[:, 0], told[:, 1], told[:, 2] = (x.int() for x in (order * FRAGMENT, firsts, lengths))
-    told[panel, HEAD_WORDS + torch.arange(len(panel), device=values.device) - firsts[panel]] = columns.int()
+    heads = torch.zeros(panels_of(n), panel_words(k, block), dtype=torch.int32, device=values.device)
+    heads[:, 0], heads[:, 1], heads[:, 2] = (x.int() for x in (order * FRAGMENT, firsts, lengths))
+    heads[panel, HEAD_WORDS + torch.arange(len(panel), device=values.device) - firsts[panel]] = columns.int()
     fragments = fragments_of(values)[sequence].contiguous()
-    return torch.cat([told.view(torch.uint8).flatten(), fragments.view(torch.uint8).flatten()])
+    return torch.cat([heads.view(torch.uint8).flatten(), fragments.view(torch.uint8).flatten()])
 
 
 def fragments_of(values: torch.Tensor) -> torch.Tensor:
-    """Blocks [count, block, block] as [count · block / 16, block · 16], 16 rows after the other, a fragment for every 16 columns.
+    """Return blocks [count, block, block] as [count · block / 16, block · 16]: 16 rows at a time, with a fragment per 16 columns.
 
-    A fragment has eight elements for each lane of a warp, as m16n8k16 has its left operand (PTX ISA 8.0, "Matrix Fragments for
-    mma.m16n8k16"), but that the order of K is another one: lane l has, of rows l / 4 and l / 4 + 8, as many neighbours from
-    l % 4 · block / 4 on, so that those of x lie together, too.
+    A fragment has eight elements per lane, like m16n8k16's left operand (PTX ISA 8.0, "Matrix Fragments for mma.m16n8k16"), but in
+    a different order of K. Lane l has contiguous elements of rows l / 4 and l / 4 + 8, from l % 4 · block / 4 on. So the matching
+    elements of x are contiguous too.
     """
     count, halves = len(values), values.shape[1] // FRAGMENT
     apart = values.reshape(count, halves, 2, 8, 4, halves, 2, 2)

@@ -1,1 +1,1 @@
-"""Small results of long sums, and few rows: clusters of blocks divide K, and add up within themselves, then through memory."""
+"""Small results with long K, and few rows: clusters of blocks divide K, and add up within a cluster, then through memory."""

@@ -1,4 +1,4 @@
-"""A config: what is compiled, a ``Shape`` of the kernel, and what a launch is told. One predicate says whether it is legal."""
+"""Configs of the cluster kernel: a compile-time ``Shape``, launch parameters, and the legality predicate."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from ..boxes import operands_of, why_not_staged
 from ..hopper import BARRIER_BYTES, HALF_SMEM_BYTES, MOST_CLUSTER, WGMMA_M
 
 IN_FLIGHT, MORE_IN_FLIGHT = 8, 16
-"""Parts of a sum that one thread has on their way."""
-FEW_PARTS = 8
-"""The number of blocks up to which parts of K of their own are read quicker than interleaved ones."""
+"""Loads of partial sums that one thread has in flight."""
+CONTIGUOUS_PARTS = 8
+"""Most blocks for which contiguous parts of K are read faster than interleaved ones."""
 MOST_TILES = 2**15
-"""A dimension of a grid has up to 65535 blocks."""
+"""Limit of the tile count. A grid dimension has up to 65535 blocks."""
 WARP = 32
 MOST_PARTS_BYTES = 2**28
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """A tile of ``block_m`` by ``block_n`` sums, with ``block_k`` elements of K in each of ``stages``.
+    """Tile of ``block_m`` by ``block_n`` sums, with ``block_k`` elements of K in each of ``stages``.
 
-    A cluster has ``cluster_m`` by ``cluster_n`` tiles below and beside each other, and copies once what several of them multiply;
-    ``cluster_k`` of its thread blocks share a tile, each with its part of K.
+    A cluster has ``cluster_m`` by ``cluster_n`` tiles, along M and N. It copies operands that its tiles share once (multicast). The
+    ``cluster_k`` blocks of a tile divide K.
     """
 
     block_m: int
@@ -37,52 +37,55 @@ class Shape:
 
     @property
     def cluster_tiles(self) -> int:
-        """The tiles of a cluster."""
+        """Tiles of a cluster."""
         return self.cluster_m * self.cluster_n
 
     @property
     def cluster(self) -> int:
-        """The blocks of a cluster."""
+        """Blocks of a cluster."""
         return self.cluster_tiles * self.cluster_k
 
     @property
     def warp_groups(self) -> int:
-        """The warp groups that multiply."""
+        """Warp groups that multiply."""
         return self.block_m // WGMMA_M
 
     @property
     def threads(self) -> int:
-        """The threads of a block, the copying warp included."""
+        """Threads of one block, the copying warp included."""
         return 128 * self.warp_groups + 32
 
     @property
     def sent_bytes(self) -> int:
-        """Sums that a block is sent by the others of its tile, and as many that it gives them."""
+        """Bytes of sums that a block receives from the other blocks of its tile. It sends the same number."""
         return 4 * self.block_m * self.block_n // self.cluster_k * (self.cluster_k - 1)
 
     @property
     def shared_bytes(self) -> int:
-        """The shared memory of a block: stages, the sums that it is sent, barriers and a word."""
+        """Shared memory of a block: stages, received sums, barriers and a counter word."""
         stages_bytes = self.stages * (self.block_m + self.block_n) * self.block_k * 2
         barriers = 2 * self.stages + self.warp_groups + 1
         return stages_bytes + self.sent_bytes + BARRIER_BYTES * barriers
 
     @property
     def blocks_per_sm(self) -> int:
-        """Blocks on a multiprocessor: with two, one of the next launch can begin while one of the last ends."""
+        """Blocks per multiprocessor. With two, a block of the next launch can start while one of the last ends."""
         return 2 if self.shared_bytes <= HALF_SMEM_BYTES else 1
 
     @property
     def prefetch_stages(self) -> int:
-        """Stages to ask into L2 while the launch before ends. Where a block begins when that leaves, little time is left."""
+        """Stages to prefetch into L2 while the previous launch ends.
+
+        With one block per multiprocessor there is little time for that.
+        """
         return self.stages if self.blocks_per_sm > 1 else self.stages // 2
 
     @property
     def in_flight(self) -> int:
-        """Parts of a sum that one thread reads; all 32 of a warp read those of 32 times as many clusters.
+        """Partial sums that one thread reads. A warp of 32 threads covers 32 times as many clusters.
 
-        More where a cluster does not divide K, because the tile then has more parts; with more than two warp groups on a
-        multiprocessor a thread has too few registers for them.
+        Without split-K in the cluster, a tile has more partial sums, and the number is higher. More than two warp groups per
+        multiprocessor leave too few registers for that.
         """
         return MORE_IN_FLIGHT if self.cluster_k == 1 and self.warp_groups * self.blocks_per_sm <= 2 else IN_FLIGHT
 
@@ -94,9 +97,11 @@ class Shape:
 def _shapes(
     block_m: int, block_n: int, block_k: int, stages: int, *cluster_k: int, tiles: tuple[int, int] = (1, 1)
 ) -> tuple[Shape, ...]:
-    below, beside = tiles
+    cluster_m, cluster_n = tiles
     return tuple(
-        Shape(block_m=block_m, block_n=block_n, block_k=block_k, stages=stages, cluster_k=n, cluster_m=below, cluster_n=beside)
+        Shape(
+            block_m=block_m, block_n=block_n, block_k=block_k, stages=stages, cluster_k=n, cluster_m=cluster_m, cluster_n=cluster_n
+        )
         for n in cluster_k
     )
 
@@ -114,18 +119,20 @@ SHAPES: tuple[Shape, ...] = (
     *_shapes(128, 16, 64, 6, 2),
     *_shapes(128, 32, 64, 5, 2),
 )
-"""The shapes with as many stages as let two blocks be on one multiprocessor, so that one launch can begin while the one before it
-ends; or twice as
-many bytes, where each part of a sum is long or several blocks have to be done with a stage before it is filled again."""
+"""All shapes.
+
+Most have as many stages as fit with two blocks per multiprocessor, so that a launch can start while the previous one ends. Others
+have twice the bytes, for long parts of K, or if several blocks must release a stage before it is refilled.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
-    """A shape, and what a launch is told: ``clusters_per_tile`` of them divide K again.
+    """Shape plus launch parameters.
 
-    ``swap_ab``: outᵀ = bᵀ aᵀ, so that b's columns are the tile's rows. ``pdl``: the launch may begin before the one before it has
-    ended; ``prefetch_stages`` are then asked into L2 meanwhile, and beside another block on its multiprocessor, a block stays as
-    many ahead.
+    ``clusters_per_tile`` clusters divide K again. ``swap_ab``: compute outᵀ = bᵀ aᵀ, so that columns of b are the tile's rows.
+    ``pdl``: the launch may begin before the previous one ends, and prefetches its first ``prefetch_stages`` into L2. If two blocks
+    share a multiprocessor, the prefetch stays that far ahead.
     """
 
     shape: Shape
@@ -136,13 +143,13 @@ class Config:
 
     @property
     def parts(self) -> int:
-        """The parts of K."""
+        """Number of parts of K."""
         return self.clusters_per_tile * self.shape.cluster_k
 
     @property
     def interleaved_k(self) -> bool:
-        """The parts of K take turns, step by step, rather than have each a piece of it."""
-        return self.parts > FEW_PARTS
+        """True if parts of K alternate step by step. Otherwise each part is contiguous."""
+        return self.parts > CONTIGUOUS_PARTS
 
     def __str__(self) -> str:
         overlap = f"_pdl{self.prefetch_stages or ''}" if self.pdl else ""
@@ -150,24 +157,24 @@ class Config:
 
 
 def grid_of(problem: Problem, config: Config) -> tuple[int, int]:
-    """Tiles below and beside each other, as many as it takes to cover the result."""
+    """Return the number of tiles along the kernel's rows and columns that cover the result."""
     rows, cols = (problem.n, problem.m) if config.swap_ab else (problem.m, problem.n)
     return -(-rows // config.shape.block_m), -(-cols // config.shape.block_n)
 
 
 def clusters_of(problem: Problem, config: Config) -> int:
-    """The clusters that cover the result once, over all of a batch: at its edges also with tiles that are beyond it."""
-    below, beside = grid_of(problem, config)
-    return -(-below // config.shape.cluster_m) * -(-beside // config.shape.cluster_n) * problem.batch
+    """Return the clusters that cover all results of the batch. At the edges they may include tiles outside."""
+    tiles_m, tiles_n = grid_of(problem, config)
+    return -(-tiles_m // config.shape.cluster_m) * -(-tiles_n // config.shape.cluster_n) * problem.batch
 
 
 def tiles_of(problem: Problem, config: Config) -> int:
-    """The tiles of those clusters."""
+    """Return the tiles of those clusters."""
     return clusters_of(problem, config) * config.shape.cluster_tiles
 
 
 def why_not_config(problem: Problem, device: DeviceInfo, config: Config) -> str | None:
-    """Why ``config`` may not be offered for a problem with which ``why_not`` found nothing wrong, or None."""
+    """Return the reason why ``config`` is illegal for a problem that ``why_not`` accepts, or None."""
     shape = config.shape
     if (reason := device.why_no_smem(shape.shared_bytes)) is not None:
         return reason
@@ -183,13 +190,13 @@ def why_not_config(problem: Problem, device: DeviceInfo, config: Config) -> str 
 
 
 def _room(problem: Problem, config: Config) -> str | None:
-    """Why the tiles do not fit the grid, the clusters or the memory for their sums, or None."""
+    """Return the reason why tiles exceed the grid, the cluster or the memory for partial sums, or None."""
     shape, tiles = config.shape, tiles_of(problem, config)
     if tiles > MOST_TILES:
         return f"{tiles} tiles, at most {MOST_TILES} fit a grid"
-    below, beside = grid_of(problem, config)
-    if below < shape.cluster_m or beside < shape.cluster_n:
-        return f"a cluster has {shape.cluster_m}x{shape.cluster_n} tiles, the result {below}x{beside}"
+    tiles_m, tiles_n = grid_of(problem, config)
+    if tiles_m < shape.cluster_m or tiles_n < shape.cluster_n:
+        return f"a cluster has {shape.cluster_m}x{shape.cluster_n} tiles, the result {tiles_m}x{tiles_n}"
     parts_bytes = tiles * config.clusters_per_tile * shape.block_m * shape.block_n * 4 if config.clusters_per_tile > 1 else 0
     if parts_bytes > MOST_PARTS_BYTES:
         return f"{parts_bytes} bytes of sums in memory, at most {MOST_PARTS_BYTES}"
@@ -197,7 +204,7 @@ def _room(problem: Problem, config: Config) -> str | None:
 
 
 def _copies(problem: Problem, config: Config) -> str | None:
-    """Why an operand cannot be copied in such boxes, or None."""
+    """Return the reason why an operand cannot be copied in boxes of this shape, or None."""
     shape = config.shape
     p, q, _ = operands_of(problem, swap_ab=config.swap_ab)
     return why_not_staged(p, shape.block_m, shape.block_k, shape.cluster_n) or why_not_staged(

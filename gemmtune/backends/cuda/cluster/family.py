@@ -1,4 +1,4 @@
-"""The family of kernels for small results of long sums: what it serves, what is compiled, and what its launches are told."""
+"""Family of kernels for small results with long K: supported problems, source and launches."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ from .configs import Config, clusters_of, grid_of, why_not_config
 from .rank import candidates, cluster_counts, estimate_us, why_not_likely
 
 PATIENCE = 40
-"""How often a warp looks for the sums of other clusters before it leaves its work to the last of them."""
+"""Number of polls for other clusters' sums, after which a warp leaves its work to the last cluster."""
 ALIGNED_BYTES = 128
 
 
 class Work(kernel.Work):
-    """Sizes are those of the product as the kernel sees it, p [rows, K] times q [cols, K] transposed."""
+    """Parameters of the kernel, which computes p [rows, K] times the transpose of q [cols, K]."""
 
     _fields_: ClassVar[Sequence[tuple[str, Any]]] = (
         ("parts", ctypes.c_void_p), ("arrivals", ctypes.c_void_p), ("left", ctypes.c_void_p),
@@ -52,8 +52,11 @@ class Work(kernel.Work):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sums:
-    """The memory for sums of clusters that share tiles: arrivals at the slices of tiles that blocks finish, then which warps left
-    their work to others, then the sums. Every launch leaves it zero."""
+    """Workspace of clusters that share tiles.
+
+    First come the arrival counters of the slices that blocks finish. The marks of warps that left their work follow, then the
+    partial sums. Every launch leaves it zero.
+    """
 
     slices: int
     slice_quads: int
@@ -62,7 +65,7 @@ class Sums:
 
     @classmethod
     def of(cls, problem: Problem, config: Config) -> Sums:
-        """Those of a launch."""
+        """Return the workspace layout of a launch."""
         shape = config.shape
         return cls(
             slices=clusters_of(problem, config) * shape.cluster,
@@ -73,28 +76,28 @@ class Sums:
 
     @property
     def left_at(self) -> int:
-        """The byte at which the marks of warps begin."""
+        """Byte offset of the marks."""
         return 8 * self.slices
 
     @property
     def parts_at(self) -> int:
-        """The byte at which the sums begin."""
+        """Byte offset of the partial sums."""
         return -(-self.slices * (8 + 4 * self.clusters * self.warps) // ALIGNED_BYTES) * ALIGNED_BYTES
 
     @property
     def size_bytes(self) -> int:
-        """The size of all; nothing where a tile has one cluster."""
+        """Size of the workspace. It is 0 if a tile has a single cluster."""
         return self.parts_at + self.slices * self.clusters * self.slice_quads * 16 if self.clusters > 1 else 0
 
     @property
     def addresses(self) -> tuple[Address, ...]:
-        """The places of their addresses in a Work."""
+        """Offsets in Work of the workspace addresses."""
         places = ((Work.arrivals, 0), (Work.left, self.left_at), (Work.parts, self.parts_at))
         return tuple(Address(offset=field.offset, operand=WORKSPACE, more_bytes=more) for field, more in places if self.size_bytes)
 
 
 class Cluster(Family[Config]):
-    """The family of ``cluster.cu.jinja``; its ranking is in ``rank.py``, its legality in ``configs.py``."""
+    """Family of ``cluster.cu.jinja``. ``rank.py`` has the ranking, ``configs.py`` the legality."""
 
     name = "cluster"
     legal_between = True
@@ -109,7 +112,7 @@ class Cluster(Family[Config]):
         return why_not_dense(problem) or why_not_here(problem, device) or why_not_boxes(problem) or why_not_epilogue(problem)
 
     def launch_variants(self, problem: Problem, device: DeviceInfo, config: Config) -> Iterator[Config]:
-        """More or fewer clusters for a tile, and how it begins."""
+        """Yield configs with another start, and with other numbers of clusters per tile."""
         yield from beginnings(config, config.shape.prefetch_stages)
         for count in cluster_counts(config.shape, clusters_of(problem, config), problem, device):
             if count != config.clusters_per_tile:
@@ -136,19 +139,19 @@ class Cluster(Family[Config]):
 
     def record(self, problem: Problem, config: Config) -> Record:
         shape, (p, q, oriented), sums = config.shape, operands_of(problem, swap_ab=config.swap_ab), Sums.of(problem, config)
-        below, beside = grid_of(problem, config)
-        clusters_m, clusters_n = -(-below // shape.cluster_m), -(-beside // shape.cluster_n)
+        tiles_m, tiles_n = grid_of(problem, config)
+        clusters_m, clusters_n = -(-tiles_m // shape.cluster_m), -(-tiles_n // shape.cluster_n)
         work = Work()
         fill_common(work, oriented.out, oriented.added)
         work.rows, work.cols, work.clusters_n = p.size[-2], q.size[-2], clusters_n
         work.steps, work.prefetch_stages = -(-problem.k // shape.block_k), config.prefetch_stages
         work.clusters_per_tile, work.interleaved_k = sums.clusters, config.interleaved_k
-        # Of the threads that add up the parts of a quad of sums; and the quads that each cluster finishes of a slice.
+        # readers_log2: threads that add up the parts of one quad. share: quads of a slice that each cluster finishes.
         work.readers_log2 = (-(-sums.clusters // shape.in_flight) - 1).bit_length()
         work.share = -(-sums.slice_quads // sums.clusters)
         work.p_batched, work.q_batched = bool(strides_of(p).batch), bool(strides_of(q).batch)
         work.paired, aligned = aligned_out(Work.paired, oriented.out, 2)
-        told = self.launch(
+        launch = self.launch(
             config,
             work,
             grid=(shape.cluster * sums.clusters, clusters_m, clusters_n * problem.batch),
@@ -161,4 +164,4 @@ class Cluster(Family[Config]):
         )
         first, second = (B, A) if config.swap_ab else (A, B)
         first_map = staged_map(p, first, shape.block_m, shape.block_k, shape.cluster_n)
-        return with_maps(told, (first_map, staged_map(q, second, shape.block_n, shape.block_k, shape.cluster_m)))
+        return with_maps(launch, (first_map, staged_map(q, second, shape.block_n, shape.block_k, shape.cluster_m)))

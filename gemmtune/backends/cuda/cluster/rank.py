@@ -1,6 +1,6 @@
-"""Which configs are tried for a problem, best first: a model of what a launch does, one after the other.
+"""Time model that orders the configs, as the sum of a launch's phases.
 
-Its constants are rates of an H200; for other GPUs they are as good for an order.
+The constants are rates of an H200. On other GPUs they still give a usable order.
 """
 
 from __future__ import annotations
@@ -15,75 +15,77 @@ from .configs import SHAPES, Config, Shape, clusters_of, tiles_of
 LAUNCH_US = 2.4
 DRAM_GBPS = 4300.0
 L2_GBPS = 8000.0
-"""The rate from L2 to all multiprocessors; what is copied to several blocks counts once. In the last of several waves some get
-nothing."""
+"""Bandwidth from L2 to all multiprocessors. Multicast data counts once. A partial last wave uses only a part of it."""
 ARRIVING_GBPS = 74.0
-"""The rate at each multiprocessor, also of what is copied once for several: few steps are on their way at a time."""
+"""Bandwidth into each multiprocessor, multicast data included. Few steps are in flight at a time."""
 EXCHANGE_GBPS = 3000.0
-"""The rate of sums between the multiprocessors of a cluster and through memory."""
+"""Bandwidth of sums between the multiprocessors of a cluster, and through memory."""
 FIRST_LEVEL_US, SECOND_LEVEL_US = 0.15, 0.2
-"""What either level of adding up takes beside sending the sums."""
+"""Overhead of each reduction level in addition to sending the sums."""
 ALONE_US, DEEP = 0.15, 0.95
-"""Where a multiprocessor has room for one block alone: a launch takes longer, as it cannot begin beside the last blocks of the one
-before it; but with twice the stages the copies wait for one less often, and reading takes this share of its time."""
+"""Costs of a single block per multiprocessor.
+
+A launch takes longer, because it cannot start next to the last blocks of the previous one. But its doubled stages make copies wait
+less, and reading takes this share of its time.
+"""
 FILLED = {1: 0.9, 2: 0.7}
-"""The share of a multiprocessor's blocks that read all that memory can give, by their number. With two, the next launch has the
-others."""
+"""Share of all blocks that saturates memory, by blocks per multiprocessor. With two, the next launch uses the others."""
 LEAST_STEPS = 4
-"""The steps that a block has at least, but where K has fewer."""
+"""Minimum steps of a block, unless K has fewer."""
 LEAST_K = {"quick": 8192, "default": 4096, "exhaustive": 128}
-FEW_ROWS, LEAST_K_OF_FEW, MOST_BYTES_OF_FEW = 32, 2048, 2**27
-"""Rows, or columns, beside weights that are read in some tens of microseconds: how a launch begins and ends is a part of it."""
-FEW = 64
-"""Rows or columns, beside which the other dimension may be long."""
-SMALL = 256
-"""Rows and columns: a few tiles, which as many clusters share as there is room for."""
+SKINNY_ROWS, SKINNY_LEAST_K, SKINNY_MOST_BYTES = 32, 2048, 2**27
+"""Limits of a product with few rows or columns. Its weights are read in some tens of microseconds, so launch overhead matters."""
+TILE_SIDE = 64
+"""Rows or columns with which the other dimension may be long."""
+SMALL_SIDE = 256
+"""Maximum rows and columns of a result whose few tiles are each shared by all clusters that fit."""
 
 
 def why_not_likely(problem: Problem, device: DeviceInfo, search: str) -> str | None:
-    """Why the kernel is not tried in such a search, or None: a division of K pays where tiles are few and the sum is long."""
+    """Return the reason why a search does not try the kernel, or None. Split-K pays if tiles are few and K is long."""
     small, large = sorted((problem.m, problem.n))
-    few = search != "quick" and small <= FEW_ROWS and problem.bytes <= MOST_BYTES_OF_FEW
-    if few and problem.k >= LEAST_K_OF_FEW:
+    skinny = search != "quick" and small <= SKINNY_ROWS and problem.bytes <= SKINNY_MOST_BYTES
+    if skinny and problem.k >= SKINNY_LEAST_K:
         return None
     if problem.k < LEAST_K[search]:
         return f"K is {problem.k}, tried from {LEAST_K[search]} on"
-    # A tile of 64 columns takes in as many bytes of 64 rows as of its own columns: multiprocessors just keep up with memory if
-    # clusters of two blocks run for all tiles at a time, and not if some of them take in two tiles.
+    # A tile with 64 columns reads as many bytes for its 64 rows as for its columns. Multiprocessors just keep up with memory if
+    # clusters of two blocks run for all tiles at once, and not if some of them read two tiles.
     most = device.sm_count // 2
-    tiles = -(-small // FEW) * -(-large // FEW) * problem.batch
+    tiles = -(-small // TILE_SIDE) * -(-large // TILE_SIDE) * problem.batch
     if tiles > most:
-        return f"the result has {tiles} tiles of {FEW}x{FEW}, tried with up to {most}"
-    if search != "exhaustive" and small > FEW and large * problem.batch > SMALL:
-        return f"a result of {problem.m}x{problem.n}: tried with up to {SMALL}x{SMALL}, or {FEW} rows or columns"
+        return f"the result has {tiles} tiles of {TILE_SIDE}x{TILE_SIDE}, tried with up to {most}"
+    if search != "exhaustive" and small > TILE_SIDE and large * problem.batch > SMALL_SIDE:
+        limits = f"{SMALL_SIDE}x{SMALL_SIDE}, or {TILE_SIDE} rows or columns"
+        return f"a result of {problem.m}x{problem.n}: tried with up to {limits}"
     return None
 
 
 def cluster_counts(shape: Shape, tile_clusters: int, problem: Problem, device: DeviceInfo) -> tuple[int, ...]:
-    """How many clusters may share a tile: as many as run at a time, one or two blocks on a multiprocessor.
+    """Return how many clusters may share a tile: as many as run at once, with one or two blocks per multiprocessor.
 
-    ``tile_clusters`` clusters cover the result once. Where tiles are shared, there are never more than run at a time: those with
-    room would look for the sums of the others until they lose patience, and leave their work to the last, in twenty times the
-    time.
+    ``tile_clusters`` clusters cover the result once. Clusters that share tiles never exceed those that run at once. Otherwise
+    running ones would poll for the others' sums until they give up. The last one would then do their work, which takes twenty times
+    as long.
     """
     at_a_time = clusters_at_a_time(device.sm_count, shape.cluster)
     steps = -(-problem.k // shape.block_k)
     most = max(1, steps // (LEAST_STEPS * shape.cluster_k))
     once, nearest = at_a_time // tile_clusters, round(at_a_time / tile_clusters)
-    # Where one cluster for each tile leaves multiprocessors idle, a second block on each fills them.
+    # If one cluster per tile leaves multiprocessors idle, a second block on each fills them.
     ordered = (once, nearest) if once > 1 or shape.blocks_per_sm == 1 else (2 * at_a_time // tile_clusters, nearest)
     room = max(shape.blocks_per_sm * at_a_time // tile_clusters, 1)
     return tuple(dict.fromkeys(min(max(groups, 1), most, room) for groups in ordered))
 
 
 def estimate_us(problem: Problem, device: DeviceInfo, config: Config) -> float:
-    """The model's time of one launch, in microseconds."""
+    """Return the model's time of one launch, in microseconds."""
     shape, tiles, tile_clusters = config.shape, tiles_of(problem, config), clusters_of(problem, config)
     blocks = tiles * config.parts
     busy = min(1.0, blocks / (FILLED[shape.blocks_per_sm] * device.sm_count))
     at_a_time, clusters = clusters_at_a_time(device.sm_count, shape.cluster), tile_clusters * config.clusters_per_tile
     waves = -(-clusters // at_a_time)
-    # What tiles of a cluster share is read once for all of them.
+    # Data that the tiles of a cluster share is read once.
     lines = shape.block_m * shape.cluster_m + shape.block_n * shape.cluster_n
     copied = tile_clusters * lines * problem.k * problem.dtype.itemsize
     copying_us = copied / L2_GBPS / 1e3 * waves * at_a_time / clusters
@@ -101,9 +103,9 @@ def estimate_us(problem: Problem, device: DeviceInfo, config: Config) -> float:
 
 
 def candidates(problem: Problem, device: DeviceInfo) -> list[Config]:
-    """Every shape, either way round, with the likeliest number of clusters for each tile; best first."""
+    """Return every shape with and without ``swap_ab``, with the likeliest number of clusters per tile, best first."""
     found = [_filled(shape, problem, device, swap_ab=swap_ab) for shape in SHAPES for swap_ab in (False, True)]
-    # Columns of the transpose are stored one by one.
+    # swap_ab ranks lower among equals: it stores columns one by one.
     return sorted(found, key=lambda config: (estimate_us(problem, device, config), config.swap_ab, str(config)))
 
 
@@ -111,5 +113,5 @@ def _filled(shape: Shape, problem: Problem, device: DeviceInfo, *, swap_ab: bool
     config = Config(shape=shape, swap_ab=swap_ab, pdl=True)
     groups = cluster_counts(shape, clusters_of(problem, config), problem, device)
     return min(
-        (dataclasses.replace(config, clusters_per_tile=n) for n in groups), key=lambda told: estimate_us(problem, device, told)
+        (dataclasses.replace(config, clusters_per_tile=n) for n in groups), key=lambda one: estimate_us(problem, device, one)
     )

@@ -1,1 +1,1 @@
-"""One to four rows times weights of four, eight or sixteen bits: loads straight into registers, all of them as early as can be."""
+"""One to four rows times weights of 4, 8 or 16 bits: all loads go straight to registers and start early."""

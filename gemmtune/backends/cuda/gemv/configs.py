@@ -1,6 +1,6 @@
-"""Shapes of the kernels for one to four rows: which are legal, and the model that ranks them.
+"""Shapes for one to four rows, their legality predicate, and the time model that ranks them.
 
-The model's constants are rates of an H200; for other GPUs they are as good for an order.
+The constants are rates of an H200. On other GPUs they still give a usable order.
 """
 
 from __future__ import annotations
@@ -13,30 +13,30 @@ from ..hopper import MOST_GRID, registers_per_thread
 from ..mixed.weights import Weights, weights_of
 
 BLOCK_M = 4
-"""The rows of a that there is room for: half of the columns of a product of a warp."""
+"""Maximum rows of a: half of the columns of a warp product."""
 TILE_N = 8
-"""The columns of b in a product of a warp: half of its rows."""
+"""Columns of b in a warp product: half of its rows."""
 MOST_WORDS = 4
-"""Words of 32 bits that a thread loads at once."""
+"""Maximum 32-bit words in one load of a thread."""
 A_WORDS = 16
-"""Words of a's row that a thread has in registers at most, a stage of weights of four bits."""
+"""Maximum words of a's row that a thread holds in registers: one stage of 4-bit weights."""
 BASE_REGISTERS, TILE_REGISTERS = 14, 8
-"""What a thread needs beside weights, rows and sums on their way: numbers, and addresses; and for each tile."""
+"""Registers of a thread in addition to weights, rows and sums: numbers and addresses. The second value is per tile."""
 MOST_RESIDENT_WARPS = 32
-"""Warps of a multiprocessor that are planned with: more of them leave too few registers for loads on their way."""
+"""Maximum warps planned for a multiprocessor. More would leave too few registers for loads in flight."""
 LAUNCH_US = 2.0
 STEP_US = 0.1
-"""What each line costs that a warp reads after its first ones: its rows of a come from L1 just before."""
+"""Time of each line that a warp reads after its first ones, because its rows of a come from L1 just before."""
 DRAM_GBPS = 4300.0
 HALF_RATE_BYTES = 2 * 2**20
-"""The bytes with which, on their way to all multiprocessors, half of the rate is reached."""
+"""Bytes in flight on all multiprocessors that reach half of the bandwidth."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """A block of ``warps`` that divide K, for ``block_n`` columns of b.
+    """Block of ``warps`` that divide K, for ``block_n`` columns of b.
 
-    ``stages``: lines of each column that a warp has on their way.
+    ``stages``: lines of each column that a warp has in flight.
     """
 
     block_n: int
@@ -45,25 +45,25 @@ class Shape:
 
     @property
     def threads(self) -> int:
-        """The threads of a block."""
+        """Threads of one block."""
         return 32 * self.warps
 
     @property
     def col_tiles(self) -> int:
-        """The products that a warp has beside each other."""
+        """Products that a warp computes side by side."""
         return self.block_n // TILE_N
 
     @property
     def shared_bytes(self) -> int:
-        """The shared memory of a block, which has sums alone: those of each half of a line, of each warp."""
+        """Shared memory of a block. It holds only sums: one set per half line and warp."""
         return 2 * self.warps * self.block_n * BLOCK_M * 4
 
     def a_stages(self, weights: Weights) -> int:
-        """The stages whose rows of a are on their way, or in registers."""
+        """Return the stages whose rows of a are in flight or in registers."""
         return min(self.stages, A_WORDS * weights.bits // (16 * words_of(weights)))
 
     def registers(self, weights: Weights) -> int:
-        """About what a thread needs."""
+        """Estimate a thread's registers."""
         words = words_of(weights)
         grouped = {name for name, factor in weights.factors.items() if factor.group}
         factors = self.stages * self.col_tiles * (("scale" in grouped) + 2 * ("zero" in grouped))
@@ -72,16 +72,16 @@ class Shape:
         return BASE_REGISTERS + loaded + factors + self.col_tiles * (TILE_REGISTERS + sums)
 
     def blocks_per_sm(self, weights: Weights) -> int:
-        """The blocks that a multiprocessor has room for, as many as are planned with."""
+        """Return the planned blocks per multiprocessor."""
         most = max(MOST_RESIDENT_WARPS // self.warps, 1)
         return next((n for n in range(most, 1, -1) if self.registers(weights) <= registers_per_thread(self.threads, n)), 1)
 
     def block_k(self, weights: Weights) -> int:
-        """The elements of K that a block reads at a time."""
+        """Return the elements of K that a block reads per step."""
         return self.warps * line_bytes(weights) * 8 // weights.bits
 
     def label(self, weights: Weights) -> str:
-        """A name such as ``i4_4x8x2048_s4_w8``: rows, columns, elements of K that are read at a time, stages, warps."""
+        """Return a name such as ``i4_4x8x2048_s4_w8``: rows, block_n, elements of K per step, stages, warps."""
         kind = f"i{weights.bits}_" if weights.bits < 16 else ""
         return f"{kind}{BLOCK_M}x{self.block_n}x{self.block_k(weights)}_s{self.stages}_w{self.warps}"
 
@@ -90,14 +90,14 @@ SHAPES: tuple[Shape, ...] = tuple(
     Shape(block_n=block_n, stages=stages, warps=warps)
     for block_n, stages, warps in ((8, 4, 8), (8, 4, 4), (8, 2, 8), (8, 2, 16), (8, 8, 4), (16, 2, 8), (16, 4, 4), (16, 4, 8))
 )
-"""One column tile or two; more in registers, or more warps."""
+"""Shapes with one or two column tiles, and with more bytes in registers or more warps."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
-    """A shape, and what a launch is told.
+    """Shape plus launch parameters.
 
-    ``pdl``: the launch may begin before the one before it has ended; ``prefetch_stages`` are then asked into L2 meanwhile.
+    ``pdl``: the launch may begin before the previous one ends, and prefetches its first ``prefetch_stages`` into L2.
     """
 
     shape: Shape
@@ -105,37 +105,37 @@ class Config:
     prefetch_stages: int = 0
 
     def label(self, weights: Weights) -> str:
-        """A name such as ``i4_4x8x2048_s4_w8_pdl4``."""
+        """Return a name such as ``i4_4x8x2048_s4_w8_pdl4``."""
         return f"{self.shape.label(weights)}{f'_pdl{self.prefetch_stages or str()}' if self.pdl else ''}"
 
 
 def stored(problem: Problem) -> Weights:
-    """How b is stored: weights to be widened, or numbers of a's dtype."""
+    """Return the storage of b: narrow weights, or 16-bit numbers of a's dtype."""
     return weights_of(problem) if problem.widens_b else Weights(bits=16, signed=True)
 
 
 def words_of(weights: Weights) -> int:
-    """Words of a column that a thread loads at once: four threads have one scale, and one zero point, for all of theirs."""
+    """Return the words of a column in one load of a thread. The loads of four threads share one scale and one zero point."""
     return min(MOST_WORDS, *(factor.group * weights.bits // 128 or MOST_WORDS for factor in weights.factors.values()), MOST_WORDS)
 
 
 def line_bytes(weights: Weights) -> int:
-    """The bytes of a column that a warp reads at a time: of four threads, twice."""
+    """Return the bytes of a column that a warp reads per step: two loads of four threads."""
     return 32 * words_of(weights)
 
 
 def row_bytes(problem: Problem) -> int:
-    """The bytes of a column of b, K numbers."""
+    """Return the bytes of a column of b."""
     return problem.k * stored(problem).bits // 8
 
 
 def tiles_of(problem: Problem, config: Config) -> int:
-    """How many blocks b's columns have."""
+    """Return the number of blocks that cover b's columns."""
     return -(-problem.n // config.shape.block_n)
 
 
-def why_not_config(problem: Problem, device: DeviceInfo, config: Config) -> str | None:  # noqa: ARG001 - the same for all
-    """The legality predicate."""
+def why_not_config(problem: Problem, device: DeviceInfo, config: Config) -> str | None:  # noqa: ARG001 - device-independent
+    """Return the reason why ``config`` is illegal for a problem that ``why_not`` accepts, or None."""
     tiles = tiles_of(problem, config)
     if tiles > MOST_GRID:
         return f"{tiles} blocks of columns, at most {MOST_GRID} fit a dimension of a grid"
@@ -144,14 +144,14 @@ def why_not_config(problem: Problem, device: DeviceInfo, config: Config) -> str 
 
 
 def estimate_us(problem: Problem, device: DeviceInfo, config: Config) -> float:
-    """What a launch reads, at which rate; and what a warp does after its first loads."""
+    """Return the model's time of a launch: bytes over bandwidth, and the steps after a warp's first loads."""
     shape, weights, tiles = config.shape, stored(problem), tiles_of(problem, config)
     resident, lines = shape.blocks_per_sm(weights), -(-row_bytes(problem) // line_bytes(weights))
-    each = -(-tiles // device.sm_count)  # blocks of one multiprocessor, at most
+    each = -(-tiles // device.sm_count)  # maximum blocks on one multiprocessor
     steps = -(-lines // shape.warps)
     held = min(shape.stages, steps) * TILE_N * shape.col_tiles * line_bytes(weights) * min(shape.warps, lines)
     on_their_way = min(tiles, device.sm_count * min(each, resident)) * held
-    # Blocks that begin where others have ended even out what each multiprocessor has.
+    # Blocks that start as others end even out the load.
     uneven = each * device.sm_count / tiles if each <= resident else 1 + 0.5 * resident * device.sm_count / tiles
     rate = on_their_way / (on_their_way + HALF_RATE_BYTES) / uneven
     rounds = max(each / resident, 1.0)
@@ -159,6 +159,6 @@ def estimate_us(problem: Problem, device: DeviceInfo, config: Config) -> float:
 
 
 def candidates(problem: Problem, device: DeviceInfo) -> list[Config]:
-    """Every shape, which begins early and fetches its first lines; the likeliest first."""
+    """Return every shape with PDL and prefetch, the likeliest first."""
     found = [Config(shape=shape, pdl=True, prefetch_stages=shape.stages) for shape in SHAPES]
     return sorted(found, key=lambda config: (estimate_us(problem, device, config), str(config)))

@@ -1,4 +1,4 @@
-"""The family of kernels for one to four rows: what it serves, what is compiled, and what its launches are told."""
+"""Family of kernels for one to four rows: supported problems, source and launches."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from .configs import BLOCK_M, Config, candidates, estimate_us, row_bytes, stored
 
 OPERATIONS = ("mm", "addmm", "mixed_mm")
 LOAD_BYTES = columns.ALIGNED_BYTES
-"""What a thread loads at once, to whose multiples rows of a and columns of b are aligned."""
+"""Bytes of one load. Rows of a and columns of b are aligned to it."""
 
 MOST_BYTES = 2**30
-"""The most bytes of a column, so that what is beyond its end fits 32 bits, too."""
+"""Maximum bytes of a column, so that offsets past its end fit 32 bits too."""
 
 
 class Work(kernel.Work):
-    """Sizes, and what is multiplied. ``row_bytes`` are those of a column of b; pitches are in bytes."""
+    """Parameters of the gemv kernel. ``row_bytes`` is the size of a column of b; pitches are in bytes."""
 
     _fields_: ClassVar[Sequence[tuple[str, Any]]] = (
         ("a", ctypes.c_void_p), ("b", ctypes.c_void_p), ("a_pitch", ctypes.c_longlong), ("b_pitch", ctypes.c_longlong),
@@ -40,7 +40,7 @@ class Work(kernel.Work):
 
 
 class Gemv(Family[Config]):
-    """The family of ``gemv.cu.jinja``; its shapes, their legality and ranking are in ``configs.py``."""
+    """Family of ``gemv.cu.jinja``. ``configs.py`` has its shapes, legality and ranking."""
 
     name = "gemv"
     legal_between = True
@@ -60,8 +60,8 @@ class Gemv(Family[Config]):
             return f"b is {dtype_name(problem.b.dtype)}, expected integers"
         return _why_not_operands(problem) or why_not_epilogue(problem)
 
-    def launch_variants(self, problem: Problem, device: DeviceInfo, config: Config) -> Iterator[Config]:  # noqa: ARG002 - the same for all
-        """How it begins."""
+    def launch_variants(self, problem: Problem, device: DeviceInfo, config: Config) -> Iterator[Config]:  # noqa: ARG002 - always
+        """Yield configs with another start."""
         yield from beginnings(config, config.shape.stages)
 
     def packed_format(self, problem: Problem, config: Config) -> str | None:  # noqa: ARG002 - one for all configs
@@ -74,9 +74,9 @@ class Gemv(Family[Config]):
         return config.label(stored(problem))
 
     def claims(self, problem: Problem, config: Config) -> Claims:
-        """Weights are rounded to a's dtype when zero points are subtracted; scales multiply sums.
+        """Return the claims. Weights are rounded to a's dtype if zero points are subtracted; scales multiply sums.
 
-        The halves of lines are summed apart.
+        The halves of lines are summed separately.
         """
         return float32_sums(splits=2 * config.shape.warps, weights=problem.dtype if stored(problem).zero else None)
 
@@ -128,7 +128,7 @@ class Gemv(Family[Config]):
 
 
 def _why_not_operands(problem: Problem) -> str | None:
-    """Why rows of a, or columns of b, cannot be loaded 16 bytes at a time, or None."""
+    """Return the reason why rows of a or columns of b do not allow 16-byte loads, or None."""
     chunk = LOAD_BYTES * 8 // stored(problem).bits
     if problem.k % chunk:
         return f"K is {problem.k}, expected a multiple of {chunk}"
@@ -138,7 +138,7 @@ def _why_not_operands(problem: Problem) -> str | None:
         return f"a column of b has {row_bytes(problem)} bytes, with up to {apart}: expected less than {MOST_BYTES}"
     for name, layout, where in (
         ("a", problem.a, "rows"),
-        ("the transpose of b", columns.columns_of(problem), "rows, its columns,"),
+        ("the transpose of b", columns.columns_of(problem), "rows (columns of b)"),
     ):
         if not columns.has_aligned_rows(layout):
             strides = f"has strides {layout.stride} and offset {layout.offset}"

@@ -1,1 +1,1 @@
-"""Grouped products: groups of rows, each with a matrix of its own, and groups of terms."""
+"""Grouped products: groups of rows with one weight matrix each, and groups of terms of K."""

@@ -1,4 +1,4 @@
-"""A config: what is compiled, a ``Shape`` of the kernel, and what a launch is told. One predicate says whether it is legal."""
+"""Configs of the grouped kernel: a compile-time ``Shape``, launch parameters, and the legality predicate."""
 
 from __future__ import annotations
 
@@ -11,25 +11,26 @@ from ..groups import most_below, why_not_counted
 from ..hopper import BARRIER_BYTES
 
 BLOCK_K = 64
-"""A stage has a swizzled line of each row along K, or of each step along rows."""
+"""Elements of K in a stage: one swizzled line of a K-contiguous operand."""
 THREADS = 256
-"""Those that multiply, in two warp groups."""
+"""Threads that multiply, in two warp groups."""
 STORED_BYTES = 2048
-"""Results that a warp puts in rows before they are stored: 64 by 16 of 16 bits."""
+"""Staging buffer in which a warp reorders results before it stores them: 64 by 16 elements of 16 bits."""
 PLACE_BYTES = 16
-"""What a stage says of the tile that begins in it."""
+"""Size of the tile description that each stage carries."""
 MOST_SUMS_WITHOUT = 64
-"""A thread with so many sums needs no registers of threads that copy."""
+"""Most sums per thread for which it needs no registers of the copying warps."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """A tile of ``block_m`` by ``block_n`` sums, with BLOCK_K elements of K in each of ``stages``.
+    """Tile of ``block_m`` by ``block_n`` sums, with BLOCK_K elements of K in each of ``stages``.
 
-    A cluster has ``cluster_m`` by ``cluster_n`` tiles below and beside each other, and copies once what both of them multiply.
-    ``fitted``: columns of b are the rows of a tile, and the ``block_n`` rows of the result that it may have are divided anew for
-    each group. Its tiles are equally high, ``fitted`` rows or a multiple, and the last one ends where the group does, but for less
-    than that. With 0 each tile has ``block_n``.
+    A cluster has ``cluster_m`` by ``cluster_n`` tiles, along M and N. It copies operands that its tiles share once (multicast).
+
+    ``fitted``: columns of b are the tile's rows, and each group divides its rows anew into tiles of at most ``block_n``. Tiles of a
+    group are equally high, a multiple of ``fitted`` rows, and the last one ends less than ``fitted`` rows past the group. With 0
+    each tile has ``block_n`` rows.
     """
 
     block_n: int
@@ -41,28 +42,28 @@ class Shape:
 
     @property
     def cluster(self) -> int:
-        """The blocks of a cluster."""
+        """Blocks of a cluster."""
         return self.cluster_m * self.cluster_n
 
     @property
     def gives_registers(self) -> bool:
-        """Four warps are there to copy, of which one does, and leave their registers to those that multiply."""
+        """True if copying takes four warps, which leave most of their registers to the multiplying ones. One of the four copies."""
         return self.block_m * self.block_n // THREADS > MOST_SUMS_WITHOUT
 
     @property
     def threads(self) -> int:
-        """The threads of a block, the copying warps included."""
+        """Threads of one block, the copying warps included."""
         return THREADS + (128 if self.gives_registers else 32)
 
     @property
     def shared_bytes(self) -> int:
-        """The shared memory of a block: stages with their barriers and tiles, and results on their way to memory."""
+        """Shared memory of a block: stages with their barriers and tile descriptions, and the staging buffers of results."""
         stage_bytes = (self.block_m + self.block_n) * BLOCK_K * 2 + PLACE_BYTES + 2 * BARRIER_BYTES
         return self.stages * stage_bytes + THREADS // 32 * STORED_BYTES
 
     @property
     def products_n(self) -> tuple[int, ...]:
-        """The lines of q with which 64 of p are multiplied: those of a tile, or of each that may be fitted to a group."""
+        """Lines of q per instruction: one size for full tiles, or each size that a fitted tile can have."""
         return tuple(range(self.fitted, self.block_n + 1, self.fitted)) if self.fitted else (self.block_n,)
 
     def __str__(self) -> str:
@@ -77,8 +78,11 @@ FITTED = (
     Shape(block_n=128, stages=6, fitted=32),
     Shape(block_m=256, block_n=160, stages=4, cluster_n=2, fitted=16),
 )
-"""Shapes whose tiles are fitted to groups: of 256 rows a group, half of the groups have a few more, for which other tiles are as
-high as the first. Tiles of twice as many columns of b read rows of a half as often."""
+"""Shapes with fitted tiles.
+
+If groups have 256 rows on average, half of them have a few more. Unfitted tiles would add a second tile of full height. Doubling
+the columns of b in a tile halves how often rows are read.
+"""
 SHAPES: tuple[Shape, ...] = (
     Shape(block_n=256, stages=4),
     Shape(block_n=256, stages=4, cluster_m=2),
@@ -94,16 +98,16 @@ SHAPES: tuple[Shape, ...] = (
     Shape(block_n=16, stages=11),
     *FITTED,
 )
-"""As many stages as there is room for."""
+"""All shapes, each with the most stages that fit in shared memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
-    """A shape, and what a launch is told.
+    """Shape plus launch parameters.
 
-    ``swap_ab``: columns of b are the rows of a tile, so that few rows of a group fill it. ``blocks`` at most go from tile to tile;
-    those of ``strip`` clusters of rows are worked off column by column. ``pdl``: the launch may begin before the one before it has
-    ended.
+    ``swap_ab``: columns of b are the tile's rows, so that a group with few rows still fills the tile. At most ``blocks`` persistent
+    blocks walk over the tiles. They process ``strip`` rows of clusters column by column. ``pdl``: the launch may begin before the
+    previous one ends.
     """
 
     shape: Shape
@@ -123,35 +127,35 @@ class Config:
         return f"{self.shape}{'_swap' if self.swap_ab else ''}{order}{'_pdl' if self.pdl else ''}"
 
 
-def clusters_beside(problem: Problem, config: Config) -> int:
-    """The clusters of tiles that cover the columns of the result."""
+def clusters_along_n(problem: Problem, config: Config) -> int:
+    """Return the clusters of tiles that cover the result's columns."""
     return -(-problem.n // (config.tile[1] * config.shape.cluster_n))
 
 
 def most_clusters(problem: Problem, config: Config) -> int:
-    """The clusters of tiles of all groups at most, where offsets rise."""
+    """Return the maximum number of clusters in all groups, for rising offsets."""
     rows = config.tile[0] * config.shape.cluster_m
     if problem.divides_terms:
-        return problem.groups * -(-problem.m // rows) * clusters_beside(problem, config)
-    return most_below(problem, rows) * clusters_beside(problem, config)
+        return problem.groups * -(-problem.m // rows) * clusters_along_n(problem, config)
+    return most_below(problem, rows) * clusters_along_n(problem, config)
 
 
 def why_not_config(problem: Problem, device: DeviceInfo, config: Config) -> str | None:
-    """Why ``config`` may not be offered for a problem with which ``why_not`` found nothing wrong, or None."""
+    """Return the reason why ``config`` is illegal for a problem that ``why_not`` accepts, or None."""
     shape, (rows, _) = config.shape, config.tile
     if (reason := device.why_no_smem(shape.shared_bytes)) is not None:
         return reason
     if config.swap_ab and (shape.cluster > (shape.cluster_n if shape.fitted else 1) or problem.divides_terms):
-        return "b is the left operand for groups of rows alone, and in clusters where tiles beside each other are fitted"
+        return "swap_ab needs groups of rows, and in a cluster fitted tiles side by side (cluster_n)"
     if shape.fitted and (not config.swap_ab or shape.block_n % shape.fitted):
-        return f"fitted tiles have columns of b as their rows, and a multiple of {shape.fitted} rows of the result"
+        return f"fitted tiles need swap_ab and block_n as a multiple of {shape.fitted}"
     if shape.block_m % 128 or (shape.block_m > 128 and not shape.fitted):
-        return f"block_m is {shape.block_m}: two warp groups multiply 64 each, and several times that in fitted tiles alone"
+        return f"block_m is {shape.block_m}, expected 128, or a multiple of it with fitted tiles"
     if config.blocks < shape.cluster or config.strip < 1:
         return f"{config.blocks} blocks in strips of {config.strip}, expected at least a cluster of {shape.cluster} and one"
     if not config.swap_ab and shape.block_n < LINE:
         return f"a tile of {rows}x{shape.block_n}: results are stored in lines of {LINE}"
-    if (reason := why_not_counted(problem, rows, clusters_beside(problem, config))) is not None:
+    if (reason := why_not_counted(problem, rows, clusters_along_n(problem, config))) is not None:
         return reason
     p, q, _ = operands_of(problem, swap_ab=config.swap_ab)
     if shape.fitted:
@@ -160,14 +164,14 @@ def why_not_config(problem: Problem, device: DeviceInfo, config: Config) -> str 
 
 
 def why_not_groups(problem: Problem) -> str | None:
-    """Why groups cannot begin anywhere along the dimension that they divide, or None.
+    """Return the reason why groups cannot start at any index of the dimension that they divide, or None.
 
-    TMA begins at any line, but within a line at multiples of 16 bytes: a kernel that began elsewhere was ended by an H200 with an
-    illegal instruction.
+    TMA can start at any line, but within a line only at multiples of 16 bytes. An H200 stopped a kernel that started elsewhere with
+    an illegal instruction.
     """
     p, q, _ = operands_of(problem, swap_ab=False)
     if problem.divides_terms and (by_k(p) or by_k(q)):
-        return "terms are contiguous in an operand, where TMA begins at multiples of 16 bytes, and a group at any term"
+        return "an operand is contiguous along K, where TMA starts at multiples of 16 bytes, but a group starts at any term"
     if not problem.divides_terms and not by_k(p):
-        return "rows are contiguous in a, where TMA begins at multiples of 16 bytes, and a group at any row"
+        return "a is contiguous along M, where TMA starts at multiples of 16 bytes, but a group starts at any row"
     return None

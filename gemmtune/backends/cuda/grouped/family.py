@@ -1,4 +1,4 @@
-"""The family of kernels for grouped products: what it serves, what is compiled, and what its launches are told."""
+"""Family of kernels for grouped products: supported problems, source and launches."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from .configs import (
     STORED_BYTES,
     THREADS,
     Config,
-    clusters_beside,
+    clusters_along_n,
     most_clusters,
     why_not_config,
     why_not_groups,
@@ -45,8 +45,11 @@ OPERATIONS = ("grouped_mm", "grouped_k_mm")
 
 
 class Work(kernel.Work):
-    """``rows`` and ``cols`` of the result, or of each group's where groups divide ``terms``; ``tiles_n`` clusters of tiles beside
-    each other."""
+    """Parameters of the grouped kernel.
+
+    ``rows`` and ``cols`` are those of the result, or of each group's result if groups divide ``terms``. ``tiles_n`` counts clusters
+    of tiles along N.
+    """
 
     _fields_: ClassVar[Sequence[tuple[str, Any]]] = (
         ("rows", ctypes.c_int), ("cols", ctypes.c_int), ("terms", ctypes.c_int), ("groups", ctypes.c_int),
@@ -56,7 +59,7 @@ class Work(kernel.Work):
 
 
 class Grouped(Family[Config]):
-    """The family of ``grouped.cu.jinja``; its ranking is in ``rank.py``, its legality in ``configs.py``."""
+    """Family of ``grouped.cu.jinja``. ``rank.py`` has the ranking, ``configs.py`` the legality."""
 
     name = "grouped"
     likely = 1.5
@@ -70,7 +73,7 @@ class Grouped(Family[Config]):
         return reason or why_not_groups(problem) or why_not_epilogue(problem)
 
     def launch_variants(self, problem: Problem, device: DeviceInfo, config: Config) -> Iterator[Config]:  # noqa: ARG002
-        """How it begins, and in which order tiles come."""
+        """Yield configs with PDL switched, and with other tile orders."""
         yield dataclasses.replace(config, pdl=not config.pdl)
         strip = strip_of(config)
         for other in (strip, max(1, strip // 2), 2 * strip):
@@ -80,7 +83,7 @@ class Grouped(Family[Config]):
     def label(self, problem: Problem, config: Config) -> str:
         return f"{'k_' if problem.divides_terms else ''}{config}"
 
-    def claims(self, problem: Problem, config: Config) -> Claims:  # noqa: ARG002 - the same for all
+    def claims(self, problem: Problem, config: Config) -> Claims:  # noqa: ARG002 - the same for all configs
         return float32_sums()
 
     def info(self, problem: Problem, config: Config) -> dict[str, Any]:  # noqa: ARG002 - the same for all problems
@@ -114,11 +117,11 @@ class Grouped(Family[Config]):
         work = Work()
         fill_common(work, problem.out, (problem.offs, *extra))
         work.rows, work.cols, work.terms, work.groups = problem.m, problem.n, problem.k, problem.groups
-        work.tiles_n, work.strip, work.steps = clusters_beside(problem, config), config.strip, -(-problem.k // BLOCK_K)
+        work.tiles_n, work.strip, work.steps = clusters_along_n(problem, config), config.strip, -(-problem.k // BLOCK_K)
         work.b_batched = not problem.divides_terms and bool(strides_of(problem.b).batch)
         work.vectors, aligned = aligned_out(Work.vectors, problem.out, TMA_BYTES // problem.out.dtype.itemsize)
         clusters = min(config.blocks // shape.cluster, most_clusters(problem, config))
-        told = self.launch(
+        launch = self.launch(
             config,
             work,
             grid=(shape.cluster * clusters, 1, 1),
@@ -129,6 +132,6 @@ class Grouped(Family[Config]):
         )
         first, second = (B, A) if config.swap_ab else (A, B)
         if shape.fitted:
-            return with_maps(told, (staged_map(p, first, shape.block_m, BLOCK_K), staged_map(q, second, shape.fitted, BLOCK_K)))
+            return with_maps(launch, (staged_map(p, first, shape.block_m, BLOCK_K), staged_map(q, second, shape.fitted, BLOCK_K)))
         first_map = staged_map(p, first, shape.block_m, BLOCK_K, shape.cluster_n)
-        return with_maps(told, (first_map, staged_map(q, second, shape.block_n, BLOCK_K, shape.cluster_m)))
+        return with_maps(launch, (first_map, staged_map(q, second, shape.block_n, BLOCK_K, shape.cluster_m)))

@@ -1,1 +1,1 @@
-"""What the kernels for mixed_mm have in common: weights of four or eight bits, which are read as they lie in memory."""
+"""Shared part of the mixed_mm kernels, which read 4-bit or 8-bit weights in their original layout."""

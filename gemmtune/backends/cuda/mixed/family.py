@@ -1,4 +1,4 @@
-"""What the families for mixed_mm have in common: which problems they serve, what is compiled, and what a launch is told."""
+"""Base class of the mixed_mm families: supported problems, source and launches."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ from ..kernel import KernelSource, addresses_of, common_values, files_of, fill_c
 from .weights import MixedConfig, Weights, weights_of
 
 PROMOTION_BYTES = 256
-"""What L2 asks of memory for a line that it misses."""
+"""Sector promotion: bytes that L2 fetches from memory on a miss."""
 PTX, NUMBERS = files_of(__package__, "ptx", "numbers")
-"""Instructions of all kernels for weights; and weights as pairs of a's type, for products of warps."""
+"""Parts for warp products: PTX of all mixed kernels, and weights as pairs of a's type."""
 PARTS = files_of(__package__, "ptx", "work", "copies")
-"""The instructions of all kernels; the maps of operands, and how blocks divide K; one thread that copies."""
+"""Parts of every mixed kernel: its PTX, tensor maps and division of K, and the copying thread."""
 
 C = TypeVar("C", bound=MixedConfig)
 
 
 class Work(kernel.Work):
-    """Sizes, and the division of K among blocks."""
+    """Problem sizes, and the division of K among blocks."""
 
     _fields_: ClassVar[Sequence[tuple[str, Any]]] = (
         ("rows", ctypes.c_int), ("cols", ctypes.c_int), ("steps", ctypes.c_int), ("cluster_k", ctypes.c_int),
@@ -42,16 +42,16 @@ class Work(kernel.Work):
 
 
 class MixedFamily(Family[C]):
-    """A family for mixed_mm, whose shapes have ``block_m``, ``block_n``, ``block_k(weights)``, ``line_bytes`` and ``stages``."""
+    """Mixed_mm family. Its shapes have ``block_m``, ``block_n``, ``block_k(weights)``, ``line_bytes`` and ``stages``."""
 
     legal_between = True
     operations: tuple[str, ...] = ("mixed_mm",)
     package: str
-    """The package that has its templates; the translation unit has the family's name."""
+    """Package with the family's templates. The translation unit has the family's name."""
     work: type[Work]
-    """What a launch is told."""
+    """Type of the launch parameters."""
     files: tuple[tuple[str, str], ...] = ()
-    """Parts of its source beside those of all families."""
+    """Source parts in addition to those of all families."""
 
     def why_not(self, problem: Problem, device: DeviceInfo) -> str | None:
         if problem.op not in self.operations:
@@ -61,7 +61,7 @@ class MixedFamily(Family[C]):
         return why_not_here(problem, device) or _why_not_operands(problem) or why_not_epilogue(problem)
 
     def why_not_config(self, problem: Problem, device: DeviceInfo, config: C) -> str | None:
-        """What all families ask."""
+        """Return the reason why a config breaks a limit of all mixed families, or None."""
         if (reason := device.why_no_smem(config.shape.shared_bytes(weights_of(problem), config.cluster_k))) is not None:
             return reason
         if config.cluster_k > MOST_CLUSTER:
@@ -86,10 +86,10 @@ class MixedFamily(Family[C]):
 
     @abstractmethod
     def near_sizes(self, problem: Problem, device: DeviceInfo, config: C) -> Iterable[int]:
-        """The blocks of a cluster with which it is also tried."""
+        """Return other cluster sizes to try."""
 
     def launch_variants(self, problem: Problem, device: DeviceInfo, config: C) -> Iterator[C]:
-        """How it begins, how the blocks of a cluster divide K, and how many they are."""
+        """Yield configs with another start, another division of K, or another cluster size."""
         yield from beginnings(config, config.shape.stages)
         if config.cluster_k > 1:
             yield dataclasses.replace(config, interleaved_k=not config.interleaved_k)
@@ -99,7 +99,7 @@ class MixedFamily(Family[C]):
 
     @abstractmethod
     def splits(self, config: C) -> int:
-        """The parts of K that are summed apart."""
+        """Return the number of separate partial sums over K."""
 
     def info(self, problem: Problem, config: C) -> dict[str, Any]:
         shape = config.shape
@@ -108,7 +108,7 @@ class MixedFamily(Family[C]):
 
     @abstractmethod
     def values(self, weights: Weights, shape: Any) -> dict[str, Any]:
-        """What the templates are given beside the fields of the shape and what all of them are."""
+        """Return the template values in addition to the shape's fields and the common values."""
 
     def source(self, problem: Problem, config: C) -> KernelSource:
         shape, weights = config.shape, weights_of(problem)
@@ -132,18 +132,18 @@ class MixedFamily(Family[C]):
 
     @abstractmethod
     def tell(self, work: Any, problem: Problem, config: C) -> tuple[Aligned, ...]:
-        """Fill in what the family's own ``work`` has; what that asks of the result's address."""
+        """Fill in the family's own fields of ``work``. Return the alignment that these need of the result's address."""
 
     @abstractmethod
     def map_of_a(self, problem: Problem, config: C) -> TensorMap:
-        """How a is copied into a stage."""
+        """Return the map that copies a into a stage."""
 
     @abstractmethod
     def grid(self, problem: Problem, config: C) -> tuple[int, int, int]:
-        """The blocks of a launch."""
+        """Return the launch grid."""
 
     def _maps(self, problem: Problem, config: C, operands: Sequence[Layout]) -> list[TensorMap]:
-        """How a, b and what changes along K are copied; ``operands`` are those beside a and b, as matrices."""
+        """Return the maps of a, b and the factors that change along K. ``operands``: those in addition to a and b, as matrices."""
         shape, weights = config.shape, weights_of(problem)
         of_b = TensorMap(
             operand=B,
@@ -155,7 +155,7 @@ class MixedFamily(Family[C]):
             promotion_bytes=PROMOTION_BYTES,
         )
         maps = [self.map_of_a(problem, config), _of_groups(of_b, columns.columns_of(problem))]
-        # Scales and zero points that change along K: a box has those of a stage, a row for each group of it.
+        # A box holds the scales or zero points of one stage, with one row per group along K.
         for i, (factor, layout) in enumerate(zip(weights.factors.values(), operands, strict=False)):
             if factor.group:
                 one = TensorMap(
@@ -179,7 +179,7 @@ class MixedFamily(Family[C]):
         work.cluster_k, work.interleaved_k, work.prefetch_stages = config.cluster_k, config.interleaved_k, config.prefetch_stages
         aligned = self.tell(work, problem, config)
         maps = self._maps(problem, config, operands)
-        told = self.launch(
+        launch = self.launch(
             config,
             work,
             grid=self.grid(problem, config),
@@ -189,32 +189,32 @@ class MixedFamily(Family[C]):
             aligned=aligned,
             alignment=tuple((one.operand, TMA_BYTES) for one in maps),
         )
-        return with_maps(told, maps)
+        return with_maps(launch, maps)
 
 
 def tiles_of(problem: Problem, config: MixedConfig) -> tuple[int, int]:
-    """How many tiles a's rows have, and b's columns."""
+    """Return the number of tiles along M and N."""
     return -(-problem.m // config.shape.block_m), -(-problem.n // config.shape.block_n)
 
 
 def steps_of(problem: Problem, config: MixedConfig) -> int:
-    """How many steps K has, one stage each."""
+    """Return the number of K steps. Each fills one stage."""
     block_k: int = config.shape.block_k(weights_of(problem))
     return -(-problem.k // block_k)
 
 
 def pitch_bytes(layout: Layout) -> int:
-    """Bytes from one line to the next; of a single one, as if there were more."""
+    """Return the bytes between lines, or an aligned pitch if there is a single line."""
     stride = layout.stride[-2] if layout.size[-2] > 1 else -(-layout.size[-1] // TMA_BYTES) * TMA_BYTES
     return stride * layout.dtype.itemsize
 
 
 def _why_not_operands(problem: Problem) -> str | None:
-    """Why an operand cannot be copied as it lies, or None."""
+    """Return the reason why an operand cannot be copied directly, or None."""
     weights = weights_of(problem)
     if problem.k % weights.chunk:
         return f"K is {problem.k}, expected a multiple of {weights.chunk}"
-    copied = [("a", problem.a, "rows"), ("the transpose of b", columns.columns_of(problem), "rows, its columns,")]
+    copied = [("a", problem.a, "rows"), ("the transpose of b", columns.columns_of(problem), "rows (columns of b)")]
     for (name, factor), layout in zip(weights.factors.items(), problem.scales, strict=True):
         if factor.group:
             copied.append((f"{name}_b", layout, "rows"))
@@ -227,7 +227,7 @@ def _why_not_operands(problem: Problem) -> str | None:
 
 
 def _of_groups(matrix: TensorMap, layout: Layout) -> TensorMap:
-    """The map of one matrix, or of as many as the layout has."""
+    """Return the map of one matrix, extended by a group dimension if the layout has one."""
     if len(layout.size) == 2:
         return matrix
     pitch = strides_of(layout).batch * layout.dtype.itemsize or matrix.pitches[0] * matrix.sizes[1]
@@ -237,7 +237,7 @@ def _of_groups(matrix: TensorMap, layout: Layout) -> TensorMap:
 
 
 def matrix(layout: Layout) -> Layout:
-    """Scales as a matrix, or one for each group: a single number, or one row, for all."""
+    """Return scales as one matrix or one per group. A single number or row broadcasts."""
     size = (1,) * (2 - len(layout.size)) + layout.size
     stride = (0,) * (2 - len(layout.stride)) + layout.stride if layout.numel != 1 else (0,) * len(size)
     return Layout(size=size, stride=stride, dtype=layout.dtype, offset=layout.offset)

@@ -1,4 +1,4 @@
-"""What the weights of a problem are, and what a launch of a kernel for them is told."""
+"""Weights of a mixed_mm problem, and launch parameters of all mixed kernels."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ..hopper import LINE_BYTES
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Factor:
-    """scale_b or zero_b: its dtype, and how many elements of K share one number; 0: all."""
+    """scale_b or zero_b: dtype, and elements of K that share one number (0: all of K)."""
 
     dtype: torch.dtype
     group: int
@@ -23,7 +23,7 @@ class Factor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Weights:
-    """How numbers of b are stored, in ``bits`` each, and what they are scaled with. ``signed``: two's complement."""
+    """Storage of b in ``bits`` per number, with scale and zero point. ``signed``: two's complement."""
 
     bits: int
     signed: bool
@@ -36,18 +36,18 @@ class Weights:
         return 128 // self.bits
 
     def block_k(self, line_bytes: int = LINE_BYTES) -> int:
-        """Elements of K in a line of so many bytes."""
+        """Return the elements of K in a line of ``line_bytes``."""
         return line_bytes * 8 // self.bits
 
     @property
     def factors(self) -> dict[str, Factor]:
-        """Scale and zero point, as far as they are given, in the order in which a launch has them."""
+        """Given factors, scale before zero point. This is their order in a launch."""
         both = {"scale": self.scale, "zero": self.zero}
         return {name: factor for name, factor in both.items() if factor is not None}
 
     @property
     def values(self) -> dict[str, Any]:
-        """What texts are given of the weights: of each factor whether it changes along K, its type, and its place in a launch."""
+        """Template values of the weights: for each factor its group along K, C++ type and index among the operands."""
         factors = self.factors
         return {
             "bits": self.bits,
@@ -60,7 +60,7 @@ class Weights:
         }
 
     def stage_bytes(self, block_m: int, block_n: int, line_bytes: int = LINE_BYTES) -> int:
-        """The size of a stage with so many bytes of each column: weights, rows of a, and what changes along K."""
+        """Return the bytes of a stage: weights, rows of a, and factors that change along K."""
         block_k = self.block_k(line_bytes)
         grouped = [factor for factor in self.factors.values() if factor.group]
         more = (max(block_k // x.group, 1) * block_n * x.dtype.itemsize for x in grouped)
@@ -68,7 +68,7 @@ class Weights:
 
 
 def weights_of(problem: Problem) -> Weights:
-    """The weights of a mixed_mm with integers for b."""
+    """Return the weights of a mixed_mm problem with integer b."""
     factors = {}
     for name, layout in (("scale_b", problem.scale_b), ("zero_b", problem.zero_b)):
         if layout is not None:
@@ -80,9 +80,10 @@ def weights_of(problem: Problem) -> Weights:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MixedConfig:
-    """``cluster_k`` blocks of a cluster divide K; with ``interleaved_k`` step by step rather than a piece of it each.
+    """Shape plus launch parameters.
 
-    ``pdl``: the launch may begin before the one before it has ended; ``prefetch_stages`` are then asked into L2 meanwhile.
+    The ``cluster_k`` blocks of a cluster divide K into contiguous parts, or with ``interleaved_k`` step by step. ``pdl``: the
+    launch may begin before the previous one ends, and prefetches its first ``prefetch_stages`` into L2.
     """
 
     shape: Any
@@ -92,7 +93,7 @@ class MixedConfig:
     prefetch_stages: int = 0
 
     def label(self, weights: Weights) -> str:
-        """A name such as ``i4_16x128x256_s4_w2x2_k2_interleaved_pdl4``."""
+        """Return a name such as ``i4_16x128x256_s4_w2x2_k2_interleaved_pdl4``."""
         overlap = f"_pdl{self.prefetch_stages or ''}" if self.pdl else ""
         interleaved = "_interleaved" if self.interleaved_k else ""
         return f"i{weights.bits}_{self.shape.label(weights)}_k{self.cluster_k}{interleaved}{overlap}"

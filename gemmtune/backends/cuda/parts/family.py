@@ -1,4 +1,4 @@
-"""The family of kernels for float32 by parts: what it serves, what is compiled, and what its launches are told."""
+"""Family of kernels for float32 by parts: supported problems, source and launches."""
 
 from __future__ import annotations
 
@@ -50,14 +50,14 @@ from .packing import FORMAT, planes
 from .rank import candidates, estimate_us
 
 GROUP = 8
-"""Rows of tiles that are worked off column by column."""
+"""Rows of tiles that are processed column by column."""
 INSTRUCTION = {torch.float32: WGMMA[torch.bfloat16]}
 SPLITTING_THREADS = 256
 PLANES_ALIGNED = 1024
 
 
 class Source(ctypes.Structure):
-    """An operand as the splitting kernel reads it: ``lines`` of ``k`` elements."""
+    """Operand of the splitting kernel: ``lines`` of ``k`` elements."""
 
     _fields_: ClassVar[Sequence[tuple[str, Any]]] = (
         ("data", ctypes.c_void_p), ("strides", Strides), ("lines", ctypes.c_int), ("k", ctypes.c_int),
@@ -65,7 +65,7 @@ class Source(ctypes.Structure):
 
 
 class Split(ctypes.Structure):
-    """What the splitting kernel is told: the first ``q_blocks`` split q into ``planes``, the others copy p."""
+    """Parameters of the splitting kernel. Its first ``q_blocks`` blocks split q into ``planes``, the others copy p."""
 
     _fields_: ClassVar[Sequence[tuple[str, Any]]] = (
         ("planes", ctypes.c_void_p), ("copy", ctypes.c_void_p), ("q", Source), ("p", Source), ("q_blocks", ctypes.c_int),
@@ -74,7 +74,7 @@ class Split(ctypes.Structure):
 
 
 class Work(kernel.Work):
-    """Sizes are those of the product as the kernel sees it, p [rows, K] times q [cols, K] transposed."""
+    """Parameters of the main kernel, which computes p [rows, K] times the transpose of q [cols, K]."""
 
     _fields_: ClassVar[Sequence[tuple[str, Any]]] = (
         ("planes", ctypes.c_void_p), ("rows", ctypes.c_int), ("cols", ctypes.c_int), ("tiles_m", ctypes.c_int),
@@ -84,7 +84,7 @@ class Work(kernel.Work):
 
 
 class Parts(Family[Config]):
-    """The family of ``parts.cu.jinja``; its ranking is in ``rank.py``, its legality in ``configs.py``."""
+    """Family of ``parts.cu.jinja``. ``rank.py`` has the ranking, ``configs.py`` the legality."""
 
     name = "parts"
     likely = 1.6
@@ -97,13 +97,13 @@ class Parts(Family[Config]):
         return why_not_device(device) or why_not_parts(problem, device) or why_not_result(problem) or why_not_epilogue(problem)
 
     def launch_variants(self, problem: Problem, device: DeviceInfo, config: Config) -> Iterator[Config]:
-        """How it begins; and whether blocks go on from tile to tile."""
+        """Yield configs with PDL switched, and with and without persistent blocks."""
         yield dataclasses.replace(config, pdl=not config.pdl)
         if config.shape.cluster_k == 1 and tiles_of(problem, config) > device.sm_count:
             yield dataclasses.replace(config, blocks=0 if config.blocks else device.sm_count)
 
     def claims(self, problem: Problem, config: Config) -> Claims:  # noqa: ARG002 - the same for all problems
-        """Sums of tensor cores go into others that round to nearest after each step of K."""
+        """Return the claims. After each step of K, sums of tensor cores are added to float32 sums that round to nearest."""
         claims = float32_sums(splits=config.shape.cluster_k)
         return dataclasses.replace(claims, input_mode="parts", promoted_every=BLOCK_K, flush_subnormals=True)
 
@@ -113,7 +113,7 @@ class Parts(Family[Config]):
         return facts | {"copies": copies_p(problem, config)}
 
     def packed_format(self, problem: Problem, config: Config) -> str | None:
-        """A prepacked b is split already."""
+        """Return the layout name of planes for a prepacked b, which is already split, or None."""
         return FORMAT if is_packed(problem, config) else None
 
     def pack(self, b: torch.Tensor) -> torch.Tensor:
@@ -152,7 +152,7 @@ class Parts(Family[Config]):
         work.p_batched, work.q_batched = bool(strides_of(p).batch), bool(strides_of(q).batch)
         work.paired, aligned = aligned_out(Work.paired, oriented.out, 2)
         planes_at = Address(offset=Work.planes.offset, operand=second if packed else WORKSPACE, more_bytes=memory.planes_at)
-        told = self.launch(
+        launch = self.launch(
             config,
             work,
             grid=(shape.cluster_k * (min(tiles, config.blocks) if config.blocks else tiles), 1, 1),
@@ -165,11 +165,11 @@ class Parts(Family[Config]):
             alignment=((second, TMA_BYTES),) * packed + ((first, TMA_BYTES),) * (not memory.copies),
         )
         if not packed:
-            told = dataclasses.replace(told, before=(self._splitting(problem, config, memory),))
-        return with_maps(told, [_map(problem, p, first, shape.block_m, memory)])
+            launch = dataclasses.replace(launch, before=(self._splitting(problem, config, memory),))
+        return with_maps(launch, [_map(problem, p, first, shape.block_m, memory)])
 
     def _splitting(self, problem: Problem, config: Config, memory: Memory) -> Record:
-        """The launch that splits q and, where it has to, copies p."""
+        """Return the launch that splits q and, if needed, copies p."""
         p, q, _ = operands_of(problem, swap_ab=config.swap_ab)
         first, second = (B, A) if config.swap_ab else (A, B)
         work = Split(steps=steps_of(problem), plane_lines=lines_of(q), p_pitch=pitch_of(problem.k))
@@ -197,7 +197,7 @@ class Parts(Family[Config]):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Memory:
-    """What a call has beside its operands: p copied, then the planes of q; nothing of what is there already."""
+    """Scratch memory of a call: a copy of p, then the planes of q. Parts that already exist take no space."""
 
     copies: bool
     planes_at: int
@@ -205,7 +205,7 @@ class Memory:
 
     @classmethod
     def of(cls, problem: Problem, config: Config) -> Memory:
-        """The memory of a launch."""
+        """Return the memory of a launch."""
         p, q, _ = operands_of(problem, swap_ab=config.swap_ab)
         copies = copies_p(problem, config)
         copied = batches(p) * p.size[-2] * pitch_of(problem.k) * 4 if copies else 0
@@ -215,22 +215,22 @@ class Memory:
 
 
 def lines_of(q: Layout) -> int:
-    """The lines of a plane."""
+    """Return the lines of a plane."""
     return -(-q.size[-2] // PLANE_LINES) * PLANE_LINES
 
 
 def pitch_of(k: int) -> int:
-    """Elements from one row of a copied p to the next."""
+    """Return the elements between two rows of a copied p."""
     return -(-k // ALIGNED) * ALIGNED
 
 
 def batches(layout: Layout) -> int:
-    """The matrices that an operand has; one where all products share it."""
+    """Return the number of matrices in an operand: one if all products share it."""
     return layout.size[0] if strides_of(layout).batch else 1
 
 
 def _map(problem: Problem, p: Layout, operand: int, block_m: int, memory: Memory) -> TensorMap:
-    """p, or its copy, in boxes of swizzled lines."""
+    """Return the map of p or its copy, in boxes of swizzled lines."""
     strides, rows, k = strides_of(p), p.size[-2], problem.k
     along_k = by_k(p) is not False
     pitch = pitch_of(k) if memory.copies else strides.row if along_k else strides.col

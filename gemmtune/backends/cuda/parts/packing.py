@@ -1,4 +1,4 @@
-"""q as the kernel multiplies it: three planes of bfloat16 for each step of K, by torch."""
+"""Packed operand q: three bfloat16 planes for each step of K. Built with torch."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from ...by_parts import parts_of
 from .configs import BLOCK_K, PLANE_LINES
 
 FORMAT = "float32 by parts in planes of 32"
-"""The name of the layout of a prepacked b."""
+"""Layout name of a prepacked b."""
 
 
 def planes(q: torch.Tensor) -> torch.Tensor:
-    """q [.., cols, K] float32 as [.., steps, 3, cols', 32] of bfloat16, cols padded with zeros to a multiple of 8.
+    """Return q [.., cols, K] float32 as [.., steps, 3, cols', 32] bfloat16, with cols zero-padded to a multiple of 8.
 
-    A chunk of eight elements of 16 along K has the first or the second two of each four, and chunks of a line are exchanged as a
-    swizzle of 64 bytes does.
+    Of each 16 along K, one chunk of eight has the first two elements of every four, the other chunk has the second two. The chunks
+    of a line are permuted like a 64-byte swizzle.
     """
     cols, k = q.shape[-2:]
     batch, lines, steps = q.shape[:-2], -(-cols // PLANE_LINES) * PLANE_LINES, 2 * -(-k // (2 * BLOCK_K))
@@ -25,7 +25,7 @@ def planes(q: torch.Tensor) -> torch.Tensor:
     ordered = padded.view(*batch, lines, steps, BLOCK_K // 16, 4, 2, 2).transpose(-2, -3)
     chunks = ordered.reshape(*batch, lines, steps, BLOCK_K // 8, 8)
     line, place = torch.arange(lines, device=q.device), torch.arange(BLOCK_K // 8, device=q.device)
-    held = place ^ (line[:, None] // 2 % (BLOCK_K // 8))  # by the place of each chunk, the one that is there
+    held = place ^ (line[:, None] // 2 % (BLOCK_K // 8))  # source chunk of each place
     swizzled = chunks.gather(-2, held[:, None, :, None].expand(*batch, lines, steps, BLOCK_K // 8, 8))
     parts = torch.stack(parts_of(swizzled.reshape(*batch, lines, steps, BLOCK_K)), dim=-4).bfloat16()
     return parts.movedim(-2, -4).contiguous()

@@ -1,6 +1,6 @@
-"""Which configs are tried for a problem, best first: a model of what a launch does, one after the other.
+"""Time model that orders the configs, as the sum of a launch's phases.
 
-Its constants are rates of an H200; for other GPUs they are as good for an order.
+The constants are rates of an H200. On other GPUs they still give a usable order.
 """
 
 from __future__ import annotations
@@ -12,29 +12,29 @@ from ..hopper import clusters_at_a_time
 from .configs import BLOCK_K, SHAPES, Config, Shape, copies_p, is_packed, steps_of, tiles_of
 
 LAUNCH_US, SPLIT_US = 2.5, 2.0
-"""What a launch takes at the least, and the one that splits beside it."""
+"""Minimum time of a launch, and the additional time of the splitting kernel."""
 SPLIT_GBPS = 3300.0
-"""The rate at which numbers are read and their parts written."""
+"""Rate at which numbers are read and their parts written."""
 DRAM_GBPS = 3800.0
 L2_GBPS = 5500.0
 FLOPS_PER_NS, HALVES_PER_NS = 5000.0, 5400.0
-"""The rates of one multiprocessor, in products of bfloat16: whole steps, and halves of them that take turns."""
+"""Throughput of one multiprocessor in bfloat16 products: with whole steps, and with alternating halves."""
 ALONE = 1.5
-"""Times as long, where a multiprocessor has one warp group: nothing is multiplied while it splits and adds."""
+"""Slowdown with a single warp group on a multiprocessor: nothing multiplies while it splits and adds."""
 SPLIT_STEP_NS = 90.0
-"""What a step of a tile takes at the least."""
+"""Minimum time of a tile's step."""
 TILE_US = 1.2
-"""What the beginning and the end of a tile take."""
+"""Time of the beginning and the end of a tile."""
 KEPT_US = 0.5
-"""The part of that which a block saves that goes on to the next tile."""
+"""Part of that time which a persistent block saves."""
 EXCHANGE_GBPS = 60.0
-"""The rate at which each block of a cluster sends its sums."""
+"""Rate at which each block of a cluster sends its sums."""
 KEPT_GBPS = 100.0
-"""The rate at which a block adds sums to those that it keeps in shared memory."""
+"""Rate at which a block adds sums to those in shared memory."""
 
 
 def estimate_us(problem: Problem, device: DeviceInfo, config: Config) -> float:
-    """The model's time of all launches, in microseconds."""
+    """Return the model's time of all launches, in microseconds."""
     shape, tiles = config.shape, tiles_of(problem, config)
     at_a_time = clusters_at_a_time(device.sm_count, shape.cluster_k)
     waves = -(-tiles // at_a_time)
@@ -61,7 +61,7 @@ def _splitting_us(problem: Problem, config: Config, rows: int, cols: int) -> flo
 
 
 def candidates(problem: Problem, device: DeviceInfo) -> list[Config]:
-    """Every shape, either way round, best first."""
+    """Return every shape with and without ``swap_ab``, best first."""
     found = [_filled(shape, problem, device, swap_ab=swap_ab) for shape in SHAPES for swap_ab in (False, True)]
     return sorted(found, key=lambda config: (estimate_us(problem, device, config), config.swap_ab, str(config)))
 

@@ -1,6 +1,6 @@
-"""The family of kernels for few rows times weights of four or eight bits; the model that ranks its configs.
+"""Family of kernels for few rows times 4-bit or 8-bit weights, and its time model.
 
-The model's constants are rates of an H200; for other GPUs they are as good for an order.
+The constants are rates of an H200. On other GPUs they still give a usable order.
 """
 
 from __future__ import annotations
@@ -22,32 +22,31 @@ from ..mixed.family import NUMBERS, PROMOTION_BYTES, MixedFamily, pitch_bytes, s
 from ..mixed.weights import MixedConfig, Weights, weights_of
 
 BASE_REGISTERS = 64
-"""What a thread needs beside sums: numbers on their way, and addresses."""
+"""Registers of a thread in addition to its sums: numbers in flight, and addresses."""
 EXTRA_COLS = 4
-"""Columns between rows of sums in shared memory, so that a warp stores to all of its banks."""
+"""Padding between rows of sums in shared memory. It spreads a warp's stores over all banks."""
 MOST_ROWS = 32
-"""More rows take more instructions a weight than memory leaves time for."""
+"""Maximum rows of a. With more, instructions per weight take longer than memory does."""
 NEAR_SIZES = 3
-"""How many sizes of a cluster launch variants have, the likeliest."""
+"""Number of cluster sizes that launch variants try, the likeliest."""
 LAUNCH_US = {1: 3.5, 2: 2.5}
-"""The time of a launch by the blocks that have room on a multiprocessor: with two, one of the next launch begins before one of the
-last has ended."""
+"""Launch overhead by the blocks per multiprocessor. With two, a block of the next launch starts before the last one ends."""
 DRAM_GBPS = 4300.0
 L2_GBPS = 5500.0
-"""The rate from L2 to all multiprocessors: b is read once, and a once for each tile."""
+"""Bandwidth from L2 to all multiprocessors. b is read once, and a once for each tile."""
 HALF_RATE_BYTES = 2 * 2**20
-"""The bytes with which, on their way to all multiprocessors, half of either rate is reached."""
+"""Bytes in flight on all multiprocessors that reach half of either bandwidth."""
 FILLED = 0.9
-"""The share of the multiprocessors that reads all that memory can give."""
+"""Share of the multiprocessors that saturates memory."""
 EXCHANGE_US = 0.3
-"""What each block of a cluster takes longer, beside the first."""
+"""Time that each block of a cluster after the first adds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """A tile of ``block_m`` rows of a by ``block_n`` columns of b, with 128 bytes of each column in each of ``stages``.
+    """Tile of ``block_m`` rows of a by ``block_n`` columns of b, with 128 bytes of each column in each of ``stages``.
 
-    ``warps_n`` warps divide the columns, and ``warps_k`` the part of K that is in a stage.
+    ``warps_n`` warps divide the columns, and ``warps_k`` the part of K in a stage.
     """
 
     block_m: int
@@ -58,30 +57,30 @@ class Shape:
 
     @property
     def threads(self) -> int:
-        """The threads of a block, the copying warp included."""
+        """Threads of one block, the copying warp included."""
         return 32 * (self.warps_n * self.warps_k + 1)
 
     @property
     def col_tiles(self) -> int:
-        """The products of 16 columns that a warp has beside each other."""
+        """Products of 16 columns that a warp computes side by side."""
         return self.block_n // 16 // self.warps_n
 
     @property
     def sums(self) -> int:
-        """The accumulators of a thread."""
+        """Accumulators of a thread."""
         return self.col_tiles * self.block_m // 2
 
     @property
     def line_bytes(self) -> int:
-        """What a stage has of each column."""
+        """Bytes of each column in a stage."""
         return LINE_BYTES
 
     def block_k(self, weights: Weights) -> int:
-        """Elements of K in a stage."""
+        """Return the elements of K in a stage."""
         return weights.block_k()
 
     def shared_bytes(self, weights: Weights, cluster_k: int = 1) -> int:
-        """The shared memory of a block: stages, or in their place its sums; barriers; sums that other blocks send."""
+        """Return the shared memory of a block: stages, or sums that reuse their space, barriers, and received sums."""
         sums_bytes = self.warps_k * self.block_m * (self.block_n + EXTRA_COLS) * 4
         received_bytes = self.block_m * self.block_n * 4 + 128 if cluster_k > 1 else 0
         return (
@@ -91,17 +90,17 @@ class Shape:
         )
 
     def registers(self, weights: Weights) -> int:
-        """About what a thread needs: sums, those of a part of K with a scale of its own, numbers on their way."""
+        """Estimate a thread's registers: sums, partial sums if the scale changes along K, and numbers in flight."""
         scaled = weights.scale is not None and weights.scale.group > 0
         return BASE_REGISTERS + self.sums * (2 if scaled else 1)
 
     def blocks_per_sm(self, weights: Weights) -> int:
-        """Blocks on a multiprocessor: with two, one of the next launch can begin while one of the last ends."""
+        """Return the blocks per multiprocessor. With two, a block of the next launch can start while one of the last ends."""
         fits = self.shared_bytes(weights) <= HALF_SMEM_BYTES and self.registers(weights) <= registers_per_thread(self.threads, 2)
         return 2 if fits else 1
 
     def label(self, weights: Weights) -> str:
-        """A name such as ``16x128x256_s4_w2x4``: rows, columns, elements of K in a stage, stages, warps."""
+        """Return a name such as ``16x128x256_s4_w2x4``: block_m, block_n, block_k, stages, warps_n, warps_k."""
         return f"{self.block_m}x{self.block_n}x{weights.block_k()}_s{self.stages}_w{self.warps_n}x{self.warps_k}"
 
 
@@ -122,24 +121,24 @@ SHAPES: tuple[Shape, ...] = tuple(
         (32, 256, 4, 8, 1),
     )
 )
-"""Shapes for up to 8, 16 and 32 rows: two blocks on a multiprocessor, or more stages; few wide tiles, or many narrow ones."""
+"""Shapes for up to 8, 16 and 32 rows: two blocks per multiprocessor, or more stages; few wide tiles, or many narrow ones."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Config(MixedConfig):
-    """A shape of this kernel, and what a launch is told."""
+    """Shape of this kernel plus launch parameters."""
 
     shape: Shape
 
 
 class Work(family.Work):
-    """``paired``: neighbours in a row of the result can be stored as pairs."""
+    """Parameters of the skinny kernel. ``paired``: neighbours in a result row can be stored as pairs."""
 
     _fields_: ClassVar[Sequence[tuple[str, Any]]] = (("paired", ctypes.c_bool),)
 
 
 class Skinny(MixedFamily[Config]):
-    """The family of ``skinny.cu.jinja``."""
+    """Family of ``skinny.cu.jinja``."""
 
     name = "skinny"
     likely = 1.35
@@ -157,7 +156,7 @@ class Skinny(MixedFamily[Config]):
     def why_not_config(self, problem: Problem, device: DeviceInfo, config: Config) -> str | None:
         shape, weights = config.shape, weights_of(problem)
         if problem.m > shape.block_m:
-            return f"a has {problem.m} rows, the kernel {shape.block_m}"
+            return f"a has {problem.m} rows, the kernel takes at most {shape.block_m}"
         reason = super().why_not_config(problem, device, config)
         if reason is not None:
             return reason
@@ -165,18 +164,18 @@ class Skinny(MixedFamily[Config]):
         return f"needs about {needed} registers for each thread, {most} are left" if needed > most else None
 
     def cluster_sizes(self, shape: Shape, problem: Problem, device: DeviceInfo) -> tuple[int, ...]:
-        """How many blocks of a cluster may divide K, the likeliest first."""
+        """Return the cluster sizes that can divide K, the likeliest first."""
         configs = [Config(shape=shape, cluster_k=size) for size in IDLE_CLUSTERS]
         legal = [config for config in configs if config.cluster_k <= steps_of(problem, config)]
         return tuple(config.cluster_k for config in sorted(legal, key=lambda config: self.estimate_us(problem, device, config)))
 
     def estimate_us(self, problem: Problem, device: DeviceInfo, config: Config) -> float:
-        """What a launch reads, at which rate."""
+        """Return the model's time of a launch, from the bytes it reads and their bandwidth."""
         shape, blocks, weights, tiles = config.shape, config.cluster_k, weights_of(problem), tiles_of(problem, config)[1]
         stage_bytes, resident = weights.stage_bytes(shape.block_m, shape.block_n), shape.blocks_per_sm(weights)
         at_a_time = clusters_at_a_time(device.sm_count, blocks)
-        each = -(-tiles // at_a_time)  # clusters that one multiprocessor has a block of, at most
-        busy = tiles * blocks / each  # multiprocessors, on an average of the time
+        each = -(-tiles // at_a_time)  # maximum clusters that have a block on one multiprocessor
+        busy = tiles * blocks / each  # busy multiprocessors, averaged over time
         on_their_way = busy * min(each, resident) * shape.stages * stage_bytes
         rate = on_their_way / (on_their_way + HALF_RATE_BYTES) * min(1.0, busy / (FILLED * device.sm_count))
         copied = tiles * steps_of(problem, config) * stage_bytes
@@ -184,9 +183,9 @@ class Skinny(MixedFamily[Config]):
         return LAUNCH_US[resident] + reading_us + EXCHANGE_US * (blocks - 1)
 
     def candidates(self, problem: Problem, device: DeviceInfo) -> list[Config]:
-        """Every shape with the least rows that are enough, with every number of blocks; best first.
+        """Return every shape with the fewest sufficient rows, with every cluster size, best first.
 
-        Steps are asked into L2 where a block has room to begin early. Two blocks with interleaved parts read neighbouring lines.
+        A block prefetches into L2 if it can start early. Two blocks with interleaved parts of K read neighbouring lines.
         """
         block_m = min((shape.block_m for shape in SHAPES if shape.block_m >= problem.m), default=0)
         found = []
@@ -205,19 +204,19 @@ class Skinny(MixedFamily[Config]):
         return config.cluster_k * config.shape.warps_k
 
     def claims(self, problem: Problem, config: Config) -> Claims:
-        """Weights are rounded to a's dtype when zero points are subtracted; scales multiply sums."""
+        """Return the claims. Weights are rounded to a's dtype if zero points are subtracted; scales multiply sums."""
         return float32_sums(splits=self.splits(config), weights=problem.dtype if weights_of(problem).zero else None)
 
     def values(self, weights: Weights, shape: Shape) -> dict[str, Any]:
         shared_bytes = [shape.shared_bytes(weights, cluster_k) for cluster_k in (1, 2)]
         return {"blocks_per_sm": shape.blocks_per_sm(weights), "shared_bytes": shared_bytes}
 
-    def tell(self, work: Work, problem: Problem, config: Config) -> tuple[Aligned, ...]:  # noqa: ARG002 - the same for all
+    def tell(self, work: Work, problem: Problem, config: Config) -> tuple[Aligned, ...]:  # noqa: ARG002 - problem decides
         work.paired, aligned = aligned_out(Work.paired, problem.out, 2)
         return aligned
 
     def map_of_a(self, problem: Problem, config: Config) -> TensorMap:
-        """Rows in chunks, all rows of one chunk after the other."""
+        """Return the map of a in chunks. A box holds all rows of one chunk, then those of the next."""
         weights = weights_of(problem)
         chunk = weights.chunk
         return TensorMap(

@@ -1,1 +1,1 @@
-"""More rows times weights of four or eight bits, which are widened in registers and multiplied by warp groups."""
+"""Kernels for many rows times 4-bit or 8-bit weights: weights are widened in registers and multiplied by warp groups."""

@@ -1,4 +1,4 @@
-"""Shapes of the kernels for more rows times weights, and configs: a shape, and what a launch is told."""
+"""Shapes and configs of the wgmma kernels for many rows times narrow weights."""
 
 from __future__ import annotations
 
@@ -8,29 +8,29 @@ from ..hopper import SMEM_BYTES, SYSTEM_BYTES, WGMMA_M, registers_per_thread
 from ..mixed.weights import MixedConfig, Weights
 
 BARRIERS_BYTES = 1024
-"""What barriers have room in, so that stages are aligned as swizzled lines have to be."""
+"""Space reserved for barriers. It keeps the stages aligned for swizzling."""
 MANY_SUMS = 64
-"""The sums in a thread beyond which the copying warps leave it registers."""
+"""Most sums per thread that need no registers of the copying warps."""
 LEFT_REGISTERS = 240
-"""The registers of a thread to which others leave theirs."""
+"""Registers of a multiplying thread that gets registers of the copying warps."""
 BASE_REGISTERS = 62
-"""What a thread needs beside sums and what columns are scaled with and shifted by: numbers on their way, and addresses."""
+"""Registers of a thread in addition to sums, scales and zero points: numbers in flight, and addresses."""
 K16_BATCH = 4
-"""Instructions that are asked for together, unless a shape says otherwise."""
+"""Default number of wgmma instructions issued together."""
 EXTRA_COLS = 4
-"""Columns between rows of sums in shared memory, so that a warp stores to all of its banks."""
+"""Padding between rows of sums in shared memory. It spreads a warp's stores over all banks."""
 CHUNK_BYTES = 16
-"""What a thread stores at once: elements of the result, or before an epilogue float32 sums."""
+"""Bytes that a thread stores at once: result elements, or float32 sums before an epilogue."""
 CLUSTER_SIZES = (1, 2, 3, 4)
-"""The blocks of a cluster that divide K: more would add up longer than they multiply."""
+"""Cluster sizes that divide K. With more blocks, adding up takes longer than multiplying."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """A tile of ``block_m`` rows of a by 64 columns of b for each of ``col_tiles`` of each of ``warp_groups``.
+    """Tile of ``block_m`` rows of a by 64 columns of b for each of ``col_tiles`` of each of ``warp_groups``.
 
-    A stage has ``line_bytes`` of each column. ``blocks_per_sm`` have room on a multiprocessor. ``k16_batch``: how many times 16
-    along K are asked for together; 0: as many as do well.
+    A stage has ``line_bytes`` of each column. ``blocks_per_sm`` blocks share a multiprocessor. ``k16_batch`` is the number of K
+    steps of 16 issued together, or 0 for a good default.
     """
 
     block_m: int
@@ -43,55 +43,55 @@ class Shape:
 
     @property
     def block_n(self) -> int:
-        """The columns of b in a tile."""
+        """Columns of b in a tile."""
         return WGMMA_M * self.warp_groups * self.col_tiles
 
     @property
     def sums(self) -> int:
-        """The accumulators of a thread."""
+        """Accumulators of a thread."""
         return self.col_tiles * self.block_m // 2
 
     @property
     def gives_registers(self) -> bool:
-        """Registers are taken from the warps that copy."""
+        """True if the copying warps leave registers to the multiplying ones."""
         return self.sums > MANY_SUMS
 
     @property
     def threads(self) -> int:
-        """The threads of a block: those that multiply, and a warp that copies, or four whose registers the others get."""
+        """Threads of one block: the multiplying ones and one copying warp, or four if they leave registers."""
         return 128 * self.warp_groups + (128 if self.gives_registers else 32)
 
     def block_k(self, weights: Weights) -> int:
-        """Elements of K in a stage."""
+        """Return the elements of K in a stage."""
         return weights.block_k(self.line_bytes)
 
     def k16_batch_of(self, weights: Weights) -> int:
-        """Times 16 along K that are asked for together: at most half a stage, since two batches take turns."""
+        """Return the K steps of 16 issued together: at most half a stage, since two batches alternate."""
         return self.k16_batch or max(1, min(self.block_k(weights) // 32, K16_BATCH // self.col_tiles))
 
     @property
     def room_bytes(self) -> int:
-        """The shared memory that a block can have."""
+        """Maximum shared memory of a block."""
         return (SMEM_BYTES + SYSTEM_BYTES) // self.blocks_per_sm - SYSTEM_BYTES
 
     def received_bytes(self, cluster_k: int) -> int:
-        """The sums that a block is sent by the others of its cluster."""
+        """Return the bytes of sums that a block receives from the other blocks of its cluster."""
         return (cluster_k - 1) * self._finished_rows(cluster_k) * self.block_n * 4
 
-    def receives_beside(self, weights: Weights, cluster_k: int) -> bool:
-        """What others send has a place of its own beside the stages, rather than in their place."""
-        beside = BARRIERS_BYTES + self._tile_bytes(weights, cluster_k) + self.received_bytes(cluster_k)
-        return beside <= self.room_bytes
+    def receives_apart(self, weights: Weights, cluster_k: int) -> bool:
+        """Return True if received sums have their own space, and do not reuse that of the stages."""
+        apart = BARRIERS_BYTES + self._tile_bytes(weights, cluster_k) + self.received_bytes(cluster_k)
+        return apart <= self.room_bytes
 
     def shared_bytes(self, weights: Weights, cluster_k: int = 1) -> int:
-        """The shared memory of a block: barriers; stages, or in their place what it finishes of a tile; and what others send."""
+        """Return the shared memory of a block: barriers, stages or the finished sums that reuse them, and received sums."""
         received = self.received_bytes(cluster_k)
-        if self.receives_beside(weights, cluster_k):
+        if self.receives_apart(weights, cluster_k):
             return BARRIERS_BYTES + self._tile_bytes(weights, cluster_k) + received
         return BARRIERS_BYTES + max(self._stages_bytes(weights), self._finished_bytes(cluster_k) + received)
 
     def _finished_rows(self, cluster_k: int) -> int:
-        """The rows of a tile that each block of the cluster finishes."""
+        """Return the tile rows that each block of the cluster finishes."""
         return 8 * -(-self.block_m // 8 // cluster_k)
 
     def _stages_bytes(self, weights: Weights) -> int:
@@ -104,16 +104,16 @@ class Shape:
         return max(self._stages_bytes(weights), self._finished_bytes(cluster_k))
 
     def registers(self, weights: Weights) -> int:
-        """About what a thread that multiplies needs."""
+        """Estimate the registers of a multiplying thread."""
         return BASE_REGISTERS + self.sums + 2 * self.col_tiles * len(weights.factors)
 
     @property
     def most_registers(self) -> int:
-        """What such a thread can have."""
+        """Maximum registers of a multiplying thread."""
         return LEFT_REGISTERS if self.gives_registers else registers_per_thread(self.threads, self.blocks_per_sm)
 
     def label(self, weights: Weights) -> str:
-        """A name such as ``256x128x64_s5_w2t1b2``: rows, columns, K of a stage, stages, warp groups, tiles of each, batch."""
+        """Return a name such as ``256x128x64_s5_w2t1b2``: block_m, block_n, block_k, stages, warp groups, col_tiles, k16_batch."""
         tile = f"{self.block_m}x{self.block_n}x{self.block_k(weights)}"
         more = f"_r{self.blocks_per_sm}" if self.blocks_per_sm > 1 else ""
         return f"{tile}_s{self.stages}_w{self.warp_groups}t{self.col_tiles}b{self.k16_batch_of(weights)}{more}"
@@ -134,17 +134,22 @@ SHAPES: dict[int, tuple[Shape, ...]] = {
         Shape(block_m=192, warp_groups=2, col_tiles=1, line_bytes=64, stages=3),
     ),
 }
-"""The shapes by the bits of a weight: few rows, for two blocks on a multiprocessor or one, to the largest tile with room in
-registers."""
+"""Shapes by the bits of a weight, from few rows to the largest tile that registers hold.
+
+The smallest 8-bit shape runs two blocks on a multiprocessor.
+"""
 SHAPES_FOR_GROUPS = {
     8: (*SHAPES[8], Shape(block_m=144, warp_groups=2, col_tiles=1, line_bytes=128, stages=4)),
     4: (*SHAPES[4], Shape(block_m=144, warp_groups=2, col_tiles=1, line_bytes=64, stages=4)),
 }
-"""Also tiles for groups of about 128 or 256 rows, half of which have a few more: one or two such tiles have room for them."""
+"""Shapes for grouped products.
+
+If groups have about 128 or 256 rows, half of them have a few more. One or two tiles of 144 rows hold those too.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Config(MixedConfig):
-    """A shape of this kernel, and what a launch is told."""
+    """Shape of this kernel plus launch parameters."""
 
     shape: Shape

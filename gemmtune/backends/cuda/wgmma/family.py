@@ -1,6 +1,6 @@
-"""The family of kernels for more rows times weights of four or eight bits; the model that ranks its configs.
+"""Family of wgmma kernels for many rows times 4-bit or 8-bit weights, and its time model.
 
-The model's constants are those of an H200; for other GPUs they are as good for an order.
+The constants are rates of an H200. On other GPUs they still give a usable order.
 """
 
 from __future__ import annotations
@@ -27,25 +27,28 @@ from ..mixed.weights import Weights, weights_of
 from .configs import CHUNK_BYTES, CLUSTER_SIZES, SHAPES, SHAPES_FOR_GROUPS, Config, Shape
 
 LAUNCH_US = {1: 3.5, 2: 2.5}
-"""The time of a launch by the blocks that have room on a multiprocessor: with two, one of the next launch begins before one of the
-last has ended."""
+"""Launch overhead by the blocks per multiprocessor.
+
+With two, a block of the next launch begins before the last one of this ends.
+"""
 WIDEN_NS, ROW_NS = 15.6, 0.3
-"""What a product of 64 columns and 16 along K takes: once, and for each row."""
+"""Time of a product of 64 columns and 16 along K: a constant, and a part per row."""
 ALONE = 1.9
-"""Times as long, where a multiprocessor has one group of warps: nothing is multiplied while it widens."""
+"""Slowdown with a single warp group on a multiprocessor: nothing multiplies while it widens weights."""
 DRAM_GBPS = 3800.0
-"""The rate at which b and a are read, once."""
+"""Bandwidth at which b and a are read, once."""
 TILE_US, TILE_GBPS = 1.0, 50.0
-"""What the end of a tile takes, and the rate at which each block of a cluster sends its sums."""
+"""Time of a tile's end, and the rate at which each block of a cluster sends its sums."""
 LEAST_ROWS = {"quick": 33, "default": 33, "exhaustive": 1}
-"""The rows of a from which on it is tried: with fewer, the skinny kernels do no more than has to be done."""
+"""Minimum rows of a, by search. With fewer rows the skinny kernels do no unneeded work."""
 
 
 class Work(family.Work):
-    """``whole_chunks``: what a thread stores at once is neighbours in a row of the result, and aligned.
+    """Parameters of the wgmma kernel.
 
-    ``sums_beside``: the sums of other blocks have a place beside the stages. ``tiles_n`` are beside each other, and those of
-    ``strip`` rows of tiles of one of the ``groups`` are worked off column by column.
+    ``whole_chunks``: a chunk that a thread stores is contiguous in the result, and aligned. ``sums_beside``: received sums have
+    space of their own next to the stages. There are ``tiles_n`` tiles along N. A group of ``groups`` processes ``strip`` rows of
+    tiles column by column.
     """
 
     _fields_: ClassVar[Sequence[tuple[str, Any]]] = (
@@ -55,7 +58,7 @@ class Work(family.Work):
 
 
 class Wgmma(MixedFamily[Config]):
-    """The family of ``wgmma.cu.jinja``."""
+    """Family of ``wgmma.cu.jinja``."""
 
     name = "wgmma"
     likely = 1.25
@@ -65,7 +68,7 @@ class Wgmma(MixedFamily[Config]):
     work = Work
     files = (PRODUCTS, (__package__, "numbers.cuh.jinja"))
 
-    def why_not_likely(self, problem: Problem, device: DeviceInfo, search: str) -> str | None:  # noqa: ARG002 - of all
+    def why_not_likely(self, problem: Problem, device: DeviceInfo, search: str) -> str | None:  # noqa: ARG002 - device-independent
         least, rows = LEAST_ROWS[search], -(-problem.m // max(1, problem.groups))
         what = "a group has, on the mean," if problem.groups else "a has"
         return f"{what} {rows} rows, tried from {least} on" if rows < least else None
@@ -80,7 +83,7 @@ class Wgmma(MixedFamily[Config]):
             return reason
         shape, weights = config.shape, weights_of(problem)
         if problem.groups and config.prefetch_stages:
-            return "which columns a block needs is known when the launch before it has written where groups end"
+            return f"prefetch_stages is {config.prefetch_stages}, expected 0: the previous launch may write the group offsets"
         shared_bytes = shape.shared_bytes(weights, config.cluster_k)
         if shape.blocks_per_sm * (shared_bytes + SYSTEM_BYTES) > device.smem_per_block_bytes + SYSTEM_BYTES:
             return f"takes {shared_bytes} bytes of shared memory, too many for {shape.blocks_per_sm} blocks on a multiprocessor"
@@ -88,21 +91,21 @@ class Wgmma(MixedFamily[Config]):
             return f"a tile has {shape.block_n} columns, at most {MOST_BOX} are copied at once"
         block_k = shape.block_k(weights)
         if block_k % 64 or block_k // 16 // shape.k16_batch_of(weights) % 2:
-            return f"a stage has {block_k} of K, which is no even number of batches of lines"
+            return f"a stage has {block_k} elements of K, expected an even number of batches of {16 * shape.k16_batch_of(weights)}"
         if shape.k16_batch_of(weights) % (8 // weights.bits):
             return f"a batch has {16 * shape.k16_batch_of(weights)} of K, less than the 16 bytes that are read at once"
         if shape.gives_registers and (shape.warp_groups != 2 or shape.blocks_per_sm > 1):
-            return "registers are left by one group of warps to two others alone"
+            return f"{shape.warp_groups} warp groups of {shape.blocks_per_sm} blocks would get registers, expected 2 of 1"
         needed, most = shape.registers(weights), shape.most_registers
         return f"needs about {needed} registers for each thread, {most} are left" if needed > most else None
 
     def estimate_us(self, problem: Problem, device: DeviceInfo, config: Config) -> float:
-        """What a multiprocessor multiplies and reads."""
+        """Return the model's time of one launch, from what a multiprocessor multiplies and reads."""
         shape, blocks = config.shape, config.cluster_k
         rows, cols = tiles_of(problem, config)
         below = groups.tiles_below(problem, shape.block_m) if problem.groups else rows
         at_a_time = clusters_at_a_time(device.sm_count, blocks)
-        each = math.ceil(below * cols / at_a_time)  # blocks of one multiprocessor, one after the other or beside each other
+        each = math.ceil(below * cols / at_a_time)  # blocks of one multiprocessor, in sequence or concurrently
         products = (
             -(-steps_of(problem, config) // blocks) * shape.block_k(weights_of(problem)) // 16 * shape.warp_groups * shape.col_tiles
         )
@@ -114,7 +117,7 @@ class Wgmma(MixedFamily[Config]):
         return LAUNCH_US[shape.blocks_per_sm] + max(each * (multiplying_us + ending_us), problem.bytes / DRAM_GBPS / 1e3)
 
     def candidates(self, problem: Problem, device: DeviceInfo) -> list[Config]:
-        """Every shape with every number of blocks, best first."""
+        """Return every shape with every cluster size, best first."""
         shapes = (SHAPES_FOR_GROUPS if problem.groups else SHAPES)[weights_of(problem).bits]
         found = [
             Config(shape=shape, cluster_k=size, pdl=True, prefetch_stages=0 if problem.groups else shape.stages)
@@ -123,15 +126,15 @@ class Wgmma(MixedFamily[Config]):
         ]
         return sorted(found, key=lambda config: (self.estimate_us(problem, device, config), str(config)))
 
-    def near_sizes(self, problem: Problem, device: DeviceInfo, config: Config) -> Iterable[int]:  # noqa: ARG002 - the same for all
-        """One block more or less divides K."""
+    def near_sizes(self, problem: Problem, device: DeviceInfo, config: Config) -> Iterable[int]:  # noqa: ARG002 - config decides
+        """Return the cluster sizes with one block more or less."""
         return (size for size in CLUSTER_SIZES if abs(size - config.cluster_k) == 1)
 
     def splits(self, config: Config) -> int:
         return config.cluster_k
 
     def claims(self, problem: Problem, config: Config) -> Claims:
-        """Weights are rounded to a's dtype when zero points are subtracted, and when scales change along K."""
+        """Return the claims. Weights are rounded to a's dtype if zero points are subtracted or scales change along K."""
         weights = weights_of(problem)
         rounds = weights.zero is not None or any(factor.group for factor in weights.factors.values())
         return float32_sums(splits=config.cluster_k, weights=problem.dtype if rounds else None)
@@ -152,13 +155,13 @@ class Wgmma(MixedFamily[Config]):
     def tell(self, work: Work, problem: Problem, config: Config) -> tuple[Aligned, ...]:
         staged_bytes = problem.out.dtype.itemsize if problem.epilogue is None else torch.float32.itemsize
         work.whole_chunks, aligned = aligned_out(Work.whole_chunks, problem.out, CHUNK_BYTES // staged_bytes)
-        work.sums_beside = config.shape.receives_beside(weights_of(problem), config.cluster_k)
+        work.sums_beside = config.shape.receives_apart(weights_of(problem), config.cluster_k)
         work.groups, work.tiles_n = problem.groups, tiles_of(problem, config)[1]
         work.strip = groups.strip_of_rows(config.shape.block_m)
         return aligned
 
     def map_of_a(self, problem: Problem, config: Config) -> TensorMap:
-        """Rows as lines."""
+        """Return the map of a, with its rows as lines."""
         return TensorMap(
             operand=A,
             dtype=problem.dtype,
@@ -170,7 +173,7 @@ class Wgmma(MixedFamily[Config]):
         )
 
     def grid(self, problem: Problem, config: Config) -> tuple[int, int, int]:
-        """A cluster of blocks for each tile; for groups as many as there may be tiles, each of which finds its own."""
+        """Return one cluster per tile. With groups, each cluster finds its tile, and the grid covers the maximum tile count."""
         rows, cols = tiles_of(problem, config)
         if problem.groups:
             return config.cluster_k * groups.most_below(problem, config.shape.block_m) * cols, 1, 1
