@@ -68,11 +68,12 @@ PROMOTED_EVERY = 128
 class Claims:
     """Arithmetic that a kernel states for itself. Verification holds it to exactly this.
 
-    ``accumulate`` is the type of the running sum. ``partials`` is the type in which partial sums are stored. They come from split-K,
-    or from one of two products that is rounded before the other is added. ``splits`` is the largest number of partial sums.
-    ``epilogue_input`` is the type to which the accumulator is rounded before the epilogue. ``partials`` and ``epilogue_input``
-    default to ``accumulate``. ``accumulator_bits`` is the number of significand bits of the running sum if a matrix unit keeps
-    fewer than its type. None means the bits of the type. On a GPU, 8-bit floats then get the bits of the narrowest unit.
+    ``accumulate`` is the type of the running sum. ``partials`` is the type in which partial sums are stored. They come from
+    split-K, or from one of two products that is rounded before the other is added. ``splits`` is the largest number of partial
+    sums. ``epilogue_input`` is the type to which the accumulator is rounded before the epilogue. ``partials`` and
+    ``epilogue_input`` default to ``accumulate``. ``accumulator_bits`` is the number of significand bits of the running sum if a
+    matrix unit keeps fewer than its type. None means the bits of the type. On a GPU, 8-bit floats then get the bits of the
+    narrowest unit.
     """
 
     accumulate: torch.dtype

@@ -52,7 +52,7 @@ class Probes:
     """Maker of the probes of one problem on one device.
 
     Every operand lies in a buffer of exactly its layout, surrounded by NaN. If there are two products, a and b are
-    ``Operands.left`` and ``right``, and the probes are those of one product.
+    ``Operands.left`` and ``right``, and the probes treat them as one product.
     """
 
     def __init__(self, problem: Problem, device: torch.device, *, seed: int = 7) -> None:
@@ -280,7 +280,7 @@ class Probes:
         return self.problem.a if dim == -2 else self.problem.b
 
     def _has_infinity(self, dtype: torch.dtype) -> bool:
-        """Return True if probes have infinities. With zero points a kernel may subtract two infinities or not, so there are none."""
+        """Return True if probes have infinities. With zero points a kernel may subtract two infinities, so there are none."""
         return self.problem.epilogue is None and dtype_info(dtype).has_infinity and self.problem.zero_b is None
 
     def _one_hot(self, size: tuple[int, ...], index: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:

@@ -55,7 +55,7 @@ def settings_for(path: Path) -> Settings:
 def test_garbage_is_moved_aside_with_one_warning(path: Path) -> None:
     path.write_bytes(b"no database " * 400)
     message = r"got a corrupt file at .*store\.sqlite \(file is not a database\), expected .*store\.sqlite\.corrupt-1, and"
-    with one_warning(message + " a new store has been begun"):
+    with one_warning(message + " and a new store has been made"):
         store = open_store(settings_for(path))
     store.put([row()])
     assert hashes(store) == {"hash0"}
@@ -73,7 +73,7 @@ def test_a_second_corrupt_file_gets_the_next_number(path: Path) -> None:
 def test_a_file_that_is_no_database_by_its_name_is_left_alone(tmp_path: Path) -> None:
     path = tmp_path / "thesis.txt"
     path.write_text("My thesis. " * 400)
-    with one_warning(r"got .*thesis\.txt, which is no SQLite database, expected .* \.sqlite, .*Set store_path"):
+    with one_warning(r"got .*thesis\.txt, which is not an SQLite database, expected .* \.sqlite, .*Set store_path"):
         store = open_store(settings_for(path))
     store.put([row()])
     assert hashes(store) == {"hash0"}
@@ -93,7 +93,7 @@ def test_a_flipped_bit_in_a_row_is_corruption(path: Path) -> None:
     damaged = data.replace(b"triton:mm_1", b"triton:mm_3")
     path.write_bytes(damaged)
     store = open_store(settings_for(path))
-    with one_warning(r"got a corrupt file at .* \(a measurement does not fit its checksum\).* measured again"):
+    with one_warning(r"got a corrupt file at .* \(a measurement does not match its checksum\).* measured again"):
         assert hashes(store) == set()
     assert path.with_name("store.sqlite.corrupt-1").read_bytes() == damaged
     store.put([row(1)])
@@ -105,7 +105,7 @@ def test_rows_moved_to_another_key_are_a_miss(path: Path) -> None:
     with contextlib.closing(sqlite3.connect(path)) as connection, connection:
         connection.execute("UPDATE scopes SET key = ?", (KEYS[1],))
     store = Store.open(path)
-    with one_warning("a measurement does not fit its checksum"):
+    with one_warning("a measurement does not match its checksum"):
         assert store.rows(KEYS[1], MACHINES[0]) == {}
 
 
@@ -115,7 +115,7 @@ def test_a_record_for_all_rows_that_nobody_wrote_is_a_miss(path: Path) -> None:
     store.close()
     with contextlib.closing(sqlite3.connect(path)) as connection, connection:
         connection.execute("UPDATE ranged SET value = '{}'")
-    with one_warning("a record for all M does not fit its checksum"):
+    with one_warning("a record for all M does not match its checksum"):
         assert Store.open(path).ranged(KEYS[0], MACHINES[0]) == {}
 
 
@@ -125,7 +125,7 @@ def test_a_limit_that_nobody_measured_is_a_miss(path: Path) -> None:
     store.close()
     with contextlib.closing(sqlite3.connect(path)) as connection, connection:
         connection.execute("UPDATE limits SET value = 1e9 WHERE name = 'bandwidth_gbps'")
-    with one_warning("a measured limit does not fit its checksum"):
+    with one_warning("a measured limit does not match its checksum"):
         assert Store.open(path).limits(MACHINES[0]) == {}
 
 
@@ -134,7 +134,7 @@ def test_a_corrupt_file_that_is_read_only_stays_and_memory_serves(path: Path) ->
     before = path.read_bytes().replace(b"triton:mm_1", b"triton:mm_3")
     path.write_bytes(before)
     store = Store(Database(path, read_only=True))
-    with one_warning(r"got 'a measurement does not fit its checksum' from .* kept in memory"):
+    with one_warning(r"got 'a measurement does not match its checksum' from .* kept in memory"):
         assert hashes(store) == set()
         store.put([row(7)])
         assert hashes(store) == {"hash7"}
