@@ -240,8 +240,8 @@ class Store:
         if moved is not None:
             _warn(
                 f"store: got a corrupt file at {self._path} ({error}), expected a whole SQLite database. It was renamed to "
-                f"{moved}, and a new store has been made. Lost measurements are measured again when they are needed. Delete the corrupt file "
-                "when you no longer need it."
+                f"{moved}, and a new store has been made. Lost measurements are measured again when they are needed. Delete the "
+                "corrupt file when you no longer need it."
             )
         return None
 

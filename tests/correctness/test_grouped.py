@@ -486,8 +486,8 @@ def test_torch_is_left_out_where_it_reads_offsets_on_the_host_or_asserts_what_th
         (Problem.grouped_k_mm(256, 256, 64, device_type="cuda"), "sm90", None),
         (Problem.grouped_mm(16, 256, 256, device_type="cuda"), "sm80", "reads the offsets on the host"),
         (Problem.grouped_mm(16, 256, 256, dtype=torch.float16, device_type="cuda"), "sm90", "reads the offsets on the host"),
-        (Problem.grouped_mm(16, 256, 256, layout="tt", device_type="cuda"), "sm90", "groups may begin anywhere"),
-        (Problem.grouped_k_mm(256, 256, 64, layout="nn", device_type="cuda"), "sm90", "groups may begin anywhere"),
+        (Problem.grouped_mm(16, 256, 256, layout="tt", device_type="cuda"), "sm90", "groups may begin at any address"),
+        (Problem.grouped_k_mm(256, 256, 64, layout="nn", device_type="cuda"), "sm90", "groups may begin at any address"),
     ):
         offers = load("aten").enumerate(problem, preset(arch), Settings())
         assert [choice.name for choice in offers.choices] == [f"aten:{'_grouped_mm' if message is None else 'grouped_composed'}"]

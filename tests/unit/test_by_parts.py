@@ -48,9 +48,9 @@ def test_the_more_tiles_the_less_torch_divides_k(sizes: tuple[int, int, int], mo
     problem = Problem.mm(*sizes, dtype=F32, device_type="cuda")
     assert why_not_one_by_one(problem, SM90, most) is None
     if most < 10**6:
-        told = why_not_one_by_one(problem, SM90, most + 1)
-        assert told is not None
-        assert f"the steps of {most + 1} elements of K go one by one into a sum, those of {most} may" in told
+        reason = why_not_one_by_one(problem, SM90, most + 1)
+        assert reason is not None
+        assert f"{most + 1} elements of K are added to one sum step by step, expected at most {most} where torch may split K" in reason
     assert why_not_one_by_one(problem, preset("portable"), 10**6) is None
 
 

@@ -411,7 +411,7 @@ def test_available_names_what_is_missing(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     absent = BACKEND.available(DEVICE)
     assert not absent.ok
-    assert absent.detail == "cuBLASLt's algorithms are asked of the device itself, and NVIDIA H100 is not here"
+    assert absent.detail == "cuBLASLt's algorithms are queried on the device, and NVIDIA H100 is not present"
     (refusal,) = offers(Problem.mm(4, 4, 4, device_type="cuda")).refusals
     assert refusal.reason == absent.detail
 

@@ -211,6 +211,6 @@ def test_files_that_cannot_be_opened(tmp_path: Path, one: Store) -> None:
     ):
         one.import_file(tmp_path / "nowhere.json")
     with pytest.raises(
-        StoreError, match=r"export: got .*, expected a file that can be written; choose another place than .*x\.json"
+        StoreError, match=r"export: got .*, expected a writable file; choose another path than .*x\.json"
     ):
         one.export_file(tmp_path / "no-folder" / "x.json")

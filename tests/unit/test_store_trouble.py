@@ -54,7 +54,7 @@ def settings_for(path: Path) -> Settings:
 
 def test_garbage_is_moved_aside_with_one_warning(path: Path) -> None:
     path.write_bytes(b"no database " * 400)
-    message = r"got a corrupt file at .*store\.sqlite \(file is not a database\), expected .*store\.sqlite\.corrupt-1, and"
+    message = r"got a corrupt file at .*store\.sqlite \(file is not a database\), expected .*store\.sqlite\.corrupt-1,"
     with one_warning(message + " and a new store has been made"):
         store = open_store(settings_for(path))
     store.put([row()])
@@ -66,7 +66,7 @@ def test_garbage_is_moved_aside_with_one_warning(path: Path) -> None:
 def test_a_second_corrupt_file_gets_the_next_number(path: Path) -> None:
     for number in (1, 2):
         path.write_bytes(b"no database " * 400)
-        with one_warning(rf"It is now .*\.corrupt-{number}, and"):
+        with one_warning(rf"It was renamed to .*\.corrupt-{number}, and"):
             Store(Database(path)).rows(KEYS[0], MACHINES[0])
 
 
