@@ -153,7 +153,7 @@ def test_names_are_filtered_and_what_is_not_offered_says_why(own_store: Path):
         offers = offers_for(MM, device, chosen)
     reasons = {refusal.name: refusal.reason for refusal in offers.refusals}
     assert [choice.name for choice in offers.choices] == ["aten:mm"]
-    assert reasons[name_of("right")] == "choice_denylist_regex 'right$' is found in the name"
+    assert reasons[name_of("right")] == "choice_denylist_regex 'right$' matches the name"
     assert reasons[name_of("undeclared")] == (
         "got no deterministic, expected deterministic=True: declare it if equal inputs give equal bits, "
         "else set GEMMTUNE_DETERMINISTIC=0"

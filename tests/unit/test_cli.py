@@ -169,7 +169,7 @@ def test_an_error_of_the_package_is_one_line_and_exit_1(capsys, monkeypatch):
 def test_ctrl_c_while_tuning_exits_with_130_and_says_where_the_measurements_are(capsys, monkeypatch, own_store):
     monkeypatch.setattr("gemmtune.cli.tune.run_tuning", lambda *_, **__: signal.raise_signal(signal.SIGINT))
     assert cli.run(["tune", "64x64x64", "--device", "cpu"]) == 130
-    assert capsys.readouterr().err == f"interrupted: what was measured is kept in {own_store}\n"
+    assert capsys.readouterr().err == f"interrupted: measurements are kept in {own_store}\n"
 
 
 def test_the_module_runs_as_the_command_does():

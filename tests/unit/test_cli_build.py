@@ -59,7 +59,7 @@ def test_shapes_of_a_file_share_their_kernels(nvcc: FakeNvcc, tmp_path: Path, ca
     heading, line = printed.out.splitlines()
     assert re.fullmatch(r"2 shapes for NVIDIA H100 \(sm90\), backends cutlass \(.*nvcc 12\.8.*\)", heading)
     assert line.startswith(f"{nvcc.runs} kernels compiled in ")
-    assert line.endswith(f" s, 0 were there; in {tmp_path}/cache")
+    assert line.endswith(f" s, 0 already present; in {tmp_path}/cache")
     assert nvcc.runs < 6
     assert "skipped" in printed.err
 
@@ -135,4 +135,4 @@ def test_an_interrupt_keeps_what_was_compiled(
 
     monkeypatch.setattr("gemmtune.cli.build.Compilation", interrupted)
     assert cli.run([*WORDS, "--quiet"]) == 130
-    assert f"interrupted: what was compiled is kept in {nvcc.folder}/cache" in capsys.readouterr().err
+    assert f"interrupted: compiled kernels are kept in {nvcc.folder}/cache" in capsys.readouterr().err

@@ -50,7 +50,7 @@ def test_the_text_has_what_the_json_has(capsys, own_store):
     assert "aten on cpu: yes, " in text
     assert "cublaslt on cpu: no, " in text
     assert "measured limits of cpu: none yet; the first tuning measures them" in text
-    assert text.endswith("all well\n")
+    assert text.endswith("no problems found\n")
 
 
 def test_an_amd_gpu_is_one_of_rocm(monkeypatch, capsys, own_store):

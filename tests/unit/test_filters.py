@@ -76,9 +76,9 @@ def test_a_refusal_names_the_setting_and_the_regex() -> None:
     kept = filtered(OFFERS, Settings(choice_allowlist_regex="triton", choice_denylist_regex="b$"))
     assert {r.name: r.reason for r in kept.refusals} == {
         "cublaslt": "no GPU",
-        "aten:mm": "choice_allowlist_regex 'triton' is not found in the name",
-        "cpp:a": "choice_allowlist_regex 'triton' is not found in the name",
-        "triton:b": "choice_denylist_regex 'b$' is found in the name",
+        "aten:mm": "choice_allowlist_regex 'triton' does not match the name",
+        "cpp:a": "choice_allowlist_regex 'triton' does not match the name",
+        "triton:b": "choice_denylist_regex 'b$' matches the name",
     }
 
 
@@ -113,7 +113,7 @@ def test_without_tiles_and_schedules_the_best_ranked_are_taken() -> None:
 def test_the_cap_holds_for_one_backend() -> None:
     kept = by_cap(OFFERS, 1, setting="max_profiling_configs", backend="triton")
     assert names(kept) == ["aten:mm", "triton:a", "cpp:a"]
-    assert kept.refusals[-1] == Refusal(name="triton:b", reason="not among the 1 of 2 that max_profiling_configs leaves")
+    assert kept.refusals[-1] == Refusal(name="triton:b", reason="not among the 1 of 2 that max_profiling_configs allows")
     assert by_cap(OFFERS, 2, setting="max_profiling_configs", backend="triton") is OFFERS
     assert by_cap(OFFERS, None, setting="max_profiling_configs", backend="triton") is OFFERS
 
@@ -170,16 +170,16 @@ def test_a_row_of_its_own_filters_one_backend_on_top_of_the_common_one() -> None
     [
         ({}, []),
         ({"choice_allowlist_regex": "triton"}, []),
-        ({"choice_allowlist_regex": "x"}, ["choice_allowlist_regex: got 'x', which is found in no choice's name, such as aten:mm; "
+        ({"choice_allowlist_regex": "x"}, ["choice_allowlist_regex: got 'x', which matches no choice's name, such as aten:mm; "
                                            "change or unset it (GEMMTUNE_CHOICE_ALLOWLIST_REGEX)"]),
         ({"choice_denylist_regex": "[ac]"}, []),
-        ({"choice_denylist_regex": "[act]"}, ["choice_denylist_regex: got '[act]', which is found in the name of every choice, "
+        ({"choice_denylist_regex": "[act]"}, ["choice_denylist_regex: got '[act]', which matches the name of every choice, "
                                               "such as aten:mm; change or unset it (GEMMTUNE_CHOICE_DENYLIST_REGEX)"]),
         ({"choice_allowlist_regex": "triton", "choice_denylist_regex": "t"},
-         ["choice_denylist_regex: got 't', which is found in the name of every choice that choice_allowlist_regex 'triton' leaves, "
+         ["choice_denylist_regex: got 't', which matches the name of every choice that choice_allowlist_regex 'triton' allows, "
           "such as triton:a; change or unset it (GEMMTUNE_CHOICE_DENYLIST_REGEX)"]),
         ({"choice_allowlist_regex": "triton", "template_min_gemm_size": 1000},
-         ["choice_allowlist_regex: got 'triton', which is found in no choice's name, such as aten:mm; "
+         ["choice_allowlist_regex: got 'triton', which matches no choice's name, such as aten:mm; "
           "change or unset it (GEMMTUNE_CHOICE_ALLOWLIST_REGEX)"]),
     ],
     ids=["no-filter", "some-left", "allow", "deny-leaves-some", "deny", "both", "after-the-size"],
@@ -206,9 +206,7 @@ def test_offers_are_filtered_and_warn_when_a_regex_leaves_nothing(backend: Fixed
     offers = offers_for(SMALL, CPU, Settings(choice_denylist_regex="slow"))
     assert names(offers) == ["fake:multiply", "fake:wrong"]
     assert [r.name for r in offers.refusals] == ["triton:huge", "fake:slow"]
-    with pytest.warns(
-        RuntimeWarning, match=r"choice_allowlist_regex: got 'pingpong', which is found in no choice's name"
-    ) as caught:
+    with pytest.warns(RuntimeWarning, match=r"choice_allowlist_regex: got 'pingpong', which matches no choice's name") as caught:
         assert not offers_for(SMALL, CPU, Settings(choice_allowlist_regex="pingpong")).choices
     assert len(caught) == 1
     with warnings.catch_warnings():

@@ -37,17 +37,17 @@ ILLEGAL: dict[str, tuple[dict[str, object], str]] = {
     "regex": (
         {"choice_allowlist_regex": "mm_("},
         "choice_allowlist_regex: got 'mm_(', expected a regular expression of Python's re module (missing ), unterminated "
-        "subpattern at position 3); put a backslash before a character that stands for itself",
+        "subpattern at position 3); put a backslash before a literal special character",
     ),
     "huge regex": (
         {"choice_denylist_regex": "a{99999999999}"},
         "choice_denylist_regex: got 'a{99999999999}', expected a regular expression of Python's re module (the repetition number "
-        "is too large); put a backslash before a character that stands for itself",
+        "is too large); put a backslash before a literal special character",
     ),
     "a function that no other process finds": (
         {"extra_choices": ["__main__:matmul"]},
         "extra_choices: got '__main__:matmul', expected package.module:function, for instance mylib.ops:matmul, or such a function "
-        "itself; worker processes import it, so it has to be in a module and not in the program that is run",
+        "itself; worker processes import it, so it has to be in a module instead of the main program",
     ),
     "no regex": (
         {"choice_denylist_regex": ["aten"]},

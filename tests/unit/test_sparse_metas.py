@@ -68,7 +68,7 @@ def test_what_is_dumped_can_be_loaded(tmp_path: Path, imported: MetaTable) -> No
     again = MetaTable.load(tmp_path / "metas.json")
     assert again == imported
     (tmp_path / "other.json").write_text('{"families": [{"op": "bsr_dense_addmm"}]}')
-    with pytest.raises(gemmtune.InvalidProblemError, match="expected a file written by MetaTable.dump"):
+    with pytest.raises(gemmtune.InvalidProblemError, match=r"expected a file written by MetaTable\.dump"):
         MetaTable.load(tmp_path / "other.json")
 
 

@@ -210,7 +210,5 @@ def test_files_that_cannot_be_opened(tmp_path: Path, one: Store) -> None:
         StoreError, match=r"import: got .*No such file.*nowhere\.json.* expected a readable file written by gemmtune"
     ):
         one.import_file(tmp_path / "nowhere.json")
-    with pytest.raises(
-        StoreError, match=r"export: got .*, expected a writable file; choose another path than .*x\.json"
-    ):
+    with pytest.raises(StoreError, match=r"export: got .*, expected a writable file; choose another path than .*x\.json"):
         one.export_file(tmp_path / "no-folder" / "x.json")
