@@ -93,18 +93,21 @@ def _build(problems: Sequence[Problem], device: DeviceInfo, chosen: Settings, pr
     begun = time.monotonic()
     seen = {name: load(name).available(device) for name in enabled_backends(device, chosen)}
     failures = [Failure(name=name, problem="", reason=found.detail) for name, found in seen.items() if not found.ok]
+    # Collect the distinct kernels of all problems.
     kernels: dict[str, Choice] = {}
     refusals: list[Refusal] = []
     for problem in problems:
         offers = offers_for(problem, device, chosen, on_this_machine=False)
         kernels |= {c.compile_key: c for c in offers.choices if c.compile_key and c.compile_key not in kernels}
         refusals += offers.refusals
+    # Separate kernels that exist, that cannot be made, and that can be compiled.
     able = [choice for choice in kernels.values() if seen[choice.backend].ok]
     waiting = [choice for choice in able if not choice.compiled]
     for choice in waiting:
         if choice.obstacle is not None:
             failures.append(Failure(name=choice.name, problem=str(choice.problem), reason=choice.obstacle))
     possible = [choice for choice in waiting if choice.obstacle is None]
+    # Compile in parallel and record each failure.
     with Compilation(possible, chosen) as compilation:
         compilation.wait(possible, functools.partial(progress.stage, "compile"))
         for choice in possible:  # one by one, because choices of several problems may have the same name

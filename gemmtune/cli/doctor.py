@@ -179,7 +179,7 @@ def _native(chosen: Settings, *, build_native: bool) -> dict[str, Any]:
     elif path is not None:
         detail = f"{path}, for torch {torch.__version__} and Python {platform.python_version()}"
     elif reason is not None:
-        detail = f"no, Python looks up calls, which costs a few microseconds each:  {reason}"
+        detail = f"no, Python looks up calls, which costs a few microseconds each: {reason}"
     else:
         detail = "not built yet, Python looks up calls: gemmtune doctor --build compiles it, and so do programs that tune"
     return {"path": str(path) if path is not None else None, "detail": detail, "problem": problem}

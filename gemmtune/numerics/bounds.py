@@ -135,11 +135,10 @@ def accumulation_bound(
 ) -> Bound:
     """Return E for alpha · a @ b + beta · inp, or a @ b + c @ d.
 
-    E includes the rounding to ``epilogue_input`` but not the rounding to out's type. ``largest`` returns max|a| +
-    max|b|, where each counts only if the other operand has subnormal numbers (``Operands.beside_subnormal``). It is
-    called only if such numbers may be read as 0 or weights may become subnormal. ``extended`` states that R is better
-    than a float64 product, whose error would otherwise count too. With scales, ``alpha`` is 1, and scales are assumed
-    to be at most SCALES[1]. ``terms`` is the largest number of nonzero products in a sum.
+    E includes the rounding to ``epilogue_input`` but not the rounding to out's type. ``largest`` returns max|a| + max|b|, where
+    each counts only if the other operand has subnormal numbers (``Operands.beside_subnormal``). It is called only if such numbers
+    may be read as 0 or weights may become subnormal. ``extended`` states that R is better than a float64 product, whose error
+    counts otherwise. With scales, ``alpha`` is 1 and scales are at most SCALES[1]. ``terms`` limits the nonzero products of a sum.
 
     Raises:
         GemmtuneError: the input mode is unknown.

@@ -217,12 +217,14 @@ class GroupedProbes:
                 distinct(b)[begin, -1] = math.inf
                 distinct(a)[-1, end - 1] = math.nan
         else:
+            # NaN in rows of a that no group reads.
             routes = drawn_routes(problem, self.generator)
             picked = routes["rows"].long() if "rows" in routes else torch.arange(self.total, device=self.device)
             read = torch.zeros(problem.a.size[0], dtype=torch.bool, device=self.device)
             read[picked[: ends[-1]]] = True
             lines = distinct(a)  # torch cannot mask 8-bit floats
             lines.copy_(torch.where(read.unsqueeze(-1), lines.float(), math.nan))
+            # Infinity and NaN in the first and the last row of one group's matrix, and in its last row of a.
             begin, end = spans(ends, self.total)[problem.groups // 2]
             if b.is_floating_point():
                 distinct(b)[problem.groups // 2, 0, -1] = math.inf

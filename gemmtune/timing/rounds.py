@@ -70,10 +70,12 @@ def play(
     A contender that has lost takes no part in further rounds unless it is named in ``keep``. The rounds end when every other
     contender is tied, or when the budget is spent.
     """
+    # Warm up to sustained clocks.
     contenders = dict(contenders)
     begun = time.perf_counter()
     while contenders and time.perf_counter() - begun < warm_up_s:
         _round(contenders, list(contenders), failed)
+    # Sample each contender once per round, in alternating order.
     rounds: dict[str, list[float]] = {name: [] for name in contenders}
     playing = list(contenders)
     deadline = time.perf_counter() + budget_s
@@ -86,6 +88,7 @@ def play(
         count += 1
         if count % 2 or not playing:
             continue
+        # After every even round: stop, or drop losers.
         late_s = time.perf_counter() - deadline
         if late_s >= 0 and (count >= LEAST_ROUNDS or late_s >= MORE_IF_SLOW * budget_s):
             break

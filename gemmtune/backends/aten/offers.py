@@ -97,7 +97,7 @@ def _dense(problem: Problem, device: DeviceInfo) -> Offers:
     if problem.beta == "zero":
         refused = "beta is 0: there is no bias to add"
     elif gemm_dtype(problem) != problem.dtype:
-        refused = f"a result in {dtype_name(problem.out.dtype)} is not a result of the fused bias"
+        refused = f"the fused bias supports no result in {dtype_name(problem.out.dtype)}"
     elif not _bias_repeats_rows(problem):
         refused = (
             f"inp {problem.inp} is not a row of N={problem.n} elements repeated along M; expected shape [N], [1, N] or stride 0"

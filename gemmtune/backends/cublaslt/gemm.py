@@ -87,6 +87,7 @@ def gemm_of(problem: Problem) -> Gemm:
     left, right = (problem.b.transposed, problem.a.transposed) if swapped else (problem.a, problem.b)
     inp = problem.inp_read.expanded(problem.out.size) if problem.inp_read is not None else None
     inp = inp.transposed if inp is not None and swapped else inp
+    # Add inp as a bias if possible, else as the matrix C.
     bias, added = False, None
     if inp is not None:
         # The BIAS epilogue adds one contiguous vector to every column of D, unscaled. It has no float64 kernels.
