@@ -165,7 +165,7 @@ class GroupedProbes:
         self._names = itertools.cycle(self.patterns)
 
     def next_integers(self) -> GroupedExpectation:
-        """Return small integers for the next pattern of group ends."""
+        """Return an expectation of small integers for the next pattern of group ends."""
         name = next(self._names)
         return self.integers(name, self.patterns[name])
 

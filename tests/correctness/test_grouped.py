@@ -282,10 +282,10 @@ FLOAT8: dict[str, Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]] = {
 }
 
 
-def test_torchs_product_of_8_bit_floats_is_asked_for_where_it_has_one() -> None:
+def test_scaled_grouped_mm_of_torch_is_offered_where_supported() -> None:
     for problem, arch, message in (
         (Problem.scaled_grouped_mm(16, 256, 256, device_type="cuda"), "sm90", None),
-        (Problem.scaled_grouped_mm(16, 256, 256, device_type="cuda"), "sm80", "has a kernel for SM90"),
+        (Problem.scaled_grouped_mm(16, 256, 256, device_type="cuda"), "sm80", "is tried on SM90 only"),
         (Problem.scaled_grouped_mm(16, 256, 256, scales="block_1x128", device_type="cuda"), "sm90", "one scale for each row"),
         (Problem.scaled_grouped_mm(16, 256, 256, layout="nn", device_type="cuda"), "sm90", "takes a row-major a and column-major"),
         (Problem.scaled_grouped_mm(16, 256, 256, out_dtype=torch.float16, device_type="cuda"), "sm90", "into bfloat16"),

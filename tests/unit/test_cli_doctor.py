@@ -42,7 +42,7 @@ def test_a_backend_that_is_not_available_says_why(capsys, own_store):
             assert seen["detail"]
 
 
-def test_the_text_has_what_the_json_has(capsys, own_store):
+def test_text_and_json_agree(capsys, own_store):
     assert cli.run(["doctor"]) == 0
     text = capsys.readouterr().out
     for word in (__version__, f"torch {torch.__version__}", detect("cpu").name, str(own_store)):
@@ -85,7 +85,7 @@ def test_a_store_and_cache_folder_that_cannot_be_used_are_problems(capsys, tmp_p
     assert status == 1
     cache, store = data["problems"]
     assert cache == (
-        f"the cache folder {tmp_path}/file/cache cannot be written (Not a directory); set GEMMTUNE_CACHE_DIR to one that can"
+        f"the cache folder {tmp_path}/file/cache cannot be written (Not a directory); set GEMMTUNE_CACHE_DIR to a writable one"
     )
     assert store.startswith("store: got ")
 

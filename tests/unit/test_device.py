@@ -79,7 +79,7 @@ def test_detect_follows_the_number_of_threads() -> None:
 
 
 @needs_no_gpu
-def test_no_gpu_says_what_to_do() -> None:
+def test_missing_gpu_names_a_remedy() -> None:
     with pytest.raises(UnavailableError) as caught:
         detect("cuda")
     assert str(caught.value) == (

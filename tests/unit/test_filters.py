@@ -47,7 +47,7 @@ def test_templates_below_the_size_go_and_library_calls_stay() -> None:
     assert by_size(OFFERS, 120, setting="template_min_gemm_size", backends=("triton", "cpp")) == OFFERS
 
 
-def test_the_size_of_a_batch_is_that_of_one_matrix() -> None:
+def test_size_threshold_counts_one_matrix_of_a_batch() -> None:
     batch = Offers(choices=(choice("triton:a", problem=Problem.bmm(10, 4, 5, 6, device_type="cpu")),))
     assert not by_size(batch, 121, setting="s", backends=("triton",)).choices
 
@@ -101,7 +101,7 @@ GRID = [
         (9, [0, 1, 2, 3, 4, 5, 6]),
     ],
 )
-def test_spread_takes_what_is_new_first_and_the_best_of_it(cap: int, expected: list[int]) -> None:
+def test_diverse_prefers_new_tiles_and_best_rank(cap: int, expected: list[int]) -> None:
     assert [GRID.index(c) for c in diverse(GRID, cap)] == expected
 
 
@@ -118,7 +118,7 @@ def test_the_cap_holds_for_one_backend() -> None:
     assert by_cap(OFFERS, None, setting="max_profiling_configs", backend="triton") is OFFERS
 
 
-def test_choices_whose_bits_may_differ_are_tried_only_where_that_is_allowed() -> None:
+def test_nondeterministic_choices_need_permission() -> None:
     claims = dataclasses.replace(OFFERS.choices[1].claims, deterministic=False)
     unordered = dataclasses.replace(OFFERS, choices=(*OFFERS.choices, dataclasses.replace(choice("triton:atomic"), claims=claims)))
     kept = filtered(unordered, Settings())
@@ -142,7 +142,7 @@ def test_all_filters_in_their_order() -> None:
     assert {r.name: r.reason[:5] for r in below.refusals}["triton:a"] == "M·N·K"
 
 
-def test_a_row_of_its_own_filters_one_backend_on_top_of_the_common_one() -> None:
+def test_backend_row_filters_in_addition_to_the_common_row() -> None:
     common = dataclasses.replace(FILTERS[0], allow="log_file", deny="store_path", cap="compile_threads", min_size="cublaslt_top_k")
     own = FilterSettings(
         backends=("triton",),
@@ -184,7 +184,7 @@ def test_a_row_of_its_own_filters_one_backend_on_top_of_the_common_one() -> None
     ],
     ids=["no-filter", "some-left", "allow", "deny-leaves-some", "deny", "both", "after-the-size"],
 )  # fmt: skip
-def test_what_is_said_when_a_regex_leaves_nothing(changes: dict[str, Any], expected: list[str]) -> None:
+def test_regex_that_excludes_everything_is_reported(changes: dict[str, Any], expected: list[str]) -> None:
     assert nothing_left(OFFERS, Settings(**changes)) == expected
 
 

@@ -26,12 +26,12 @@ def test_a_measurement_is_disturbed_by_others_or_by_a_wide_spread() -> None:
     assert (disturbance(CPU, "", 0.0, 0.5), disturbance(GPU, "", 0.0, 2700.0)) == ("", "")
 
 
-def test_the_spread_is_that_of_most_samples() -> None:
+def test_spread_ignores_outliers() -> None:
     assert spread_of([100.0, 100.0, 100.0, 9000.0]) == 0
     assert spread_of([90.0, 100.0, 110.0, 95.0, 105.0]) == pytest.approx(1.4826 * 0.05)
 
 
-def test_what_other_processes_take_of_the_cores_is_seen_and_what_this_one_takes_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_watch_counts_other_processes_only(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = {"wall": 100.0, "others": 50.0}
     monkeypatch.setattr(neighbours, "_times", lambda: (clock["wall"], clock["others"]))
     monkeypatch.setattr(neighbours.os, "cpu_count", lambda: 4)
@@ -43,7 +43,7 @@ def test_what_other_processes_take_of_the_cores_is_seen_and_what_this_one_takes_
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux has /proc/stat")
-def test_the_system_tells_what_others_do() -> None:
+def test_watch_reads_the_system() -> None:
     before = neighbours._times()
     own = time.process_time()
     with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as other:

@@ -202,14 +202,14 @@ def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(20)  # of a lock that is tried again it would be half a minute
-def test_a_folder_that_takes_no_files_is_told_at_once() -> None:
+def test_unwritable_folder_is_reported_at_once() -> None:
     with one_warning(r"got .*No such file or directory: '/proc/store\.sqlite.* Check its folder and this user's permissions"):
         store = open_store(settings_for(Path("/proc/store.sqlite")))
         store.put([row()])
     assert hashes(store) == {"hash0"}
 
 
-def test_the_warning_is_of_the_line_that_opens_the_store(tmp_path: Path) -> None:
+def test_warning_points_to_the_opening_line(tmp_path: Path) -> None:
     with pytest.warns(RuntimeWarning, match="expected a store that can be read and written") as caught:
         open_store(settings_for(tmp_path))
     assert [warning.filename for warning in caught] == [__file__]
@@ -341,7 +341,7 @@ def test_a_journal_whose_store_is_gone_is_not_played_into_a_new_one(path: Path) 
 
 
 def test_a_schema_that_is_no_text_is_corruption(path: Path) -> None:
-    """SQLite quotes it in its message, which Python then cannot decode."""
+    """SQLite quotes the schema in its message, which Python then cannot decode."""
     filled(path)
     data = path.read_bytes()
     path.write_bytes(data.replace(b"CREATE TABLE measurements", b"CREATE TABLE \xc1easurements"))
@@ -358,9 +358,7 @@ def test_a_schema_that_is_no_text_is_corruption(path: Path) -> None:
         ("/net/local/me", False), ("/my files/me", True), ("/my", False),
     ],
 )  # fmt: skip
-def test_folders_that_several_hosts_can_write_are_told_by_the_mount_nearest_to_them(
-    folder: str, network: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_network_folders_are_recognised_by_the_nearest_mount(folder: str, network: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     mounts = [
         "/dev/a / ext4 rw 0 0", "host:/x /net nfs4 rw 0 0", "/dev/b /net/local ext4 rw 0 0", "//host/y /my\\040files cifs rw 0 0",
     ]  # fmt: skip
@@ -374,7 +372,7 @@ def unreadable(*_: object, **__: object) -> str:
     raise FileNotFoundError("there is no such list")
 
 
-def test_folders_that_are_made_for_a_store_are_its_owners_alone(tmp_path: Path) -> None:
+def test_new_store_folders_are_private(tmp_path: Path) -> None:
     Store.open(tmp_path / "a" / "b" / "store.sqlite").put([row(0)])
     assert [folder.stat().st_mode & 0o777 for folder in (tmp_path / "a", tmp_path / "a" / "b")] == [0o700, 0o700]
 
