@@ -54,8 +54,8 @@ def _run(command: str, given: dict[str, Any]) -> Any:
 def tune(**given: Any) -> None:
     """Find the fastest correct choice for each SHAPE and remember it.
 
-    A SHAPE is MxNxK, or BxMxNxK for a batch: out[M, N] = a[M, K] @ b[K, N]. Stored results are not measured again. With
-    LO..HI instead of M, the result is a table with a choice for each M of the range, and no call within it tunes.
+    A SHAPE is MxNxK, or BxMxNxK for a batch: out[M, N] = a[M, K] @ b[K, N]. Stored results are not measured again. LO..HI instead
+    of M makes a table with a choice for each M of the range. Calls within the range then never tune.
 
     \b
     gemmtune tune 16x4096x4096 --dtype bfloat16

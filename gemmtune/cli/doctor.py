@@ -45,8 +45,8 @@ MIB = 1024 * 1024
 def doctor(json_file: str | None, *, build_native: bool = False) -> int:
     """Show versions, devices, compilers, backends, the native look-up, the store and the cache folder.
 
-    Return 1 if the store or the cache folder cannot be used, if no backend works on any device, or if a requested build of
-    the native look-up fails.
+    Return 1 if the store or the cache folder cannot be used, or if no backend works on any device. Return 1 also if a
+    requested build of the native look-up fails.
     """
     data = report(settings.current(), build_native=build_native)
     if json_file != STDOUT:

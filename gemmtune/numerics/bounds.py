@@ -1,28 +1,27 @@
 """Error that a correct kernel may have before its result is rounded to the output type: E = relative · S + absolute.
 
-υ is the unit roundoff of the accumulator, n the number of additions and multiplications that any product passes
-through, and S as in reference.py. Floating-point sums in **any** order obey |computed − R| ≤ ((1 + υ)^n − 1)·S (Higham,
-"Accuracy and Stability of Numerical Algorithms", §3.1 and §4.2). Products of 16-bit inputs are exact. A block FMA of
-width b adds at most ⌈K/b⌉ roundings (Blanchard, Higham, Lopez, Mary, Pranesh, SIAM J. Sci. Comput. 42, 2020). Tensor
-cores truncate, which doubles υ.
+υ is the unit roundoff of the accumulator, and n the additions and multiplications that any product passes through. S is that
+of reference.py. Floating-point sums in **any** order obey |computed − R| ≤ ((1 + υ)^n − 1)·S (Higham, "Accuracy and Stability
+of Numerical Algorithms", §3.1 and §4.2). Products of 16-bit inputs are exact. A block FMA of width b adds at most ⌈K/b⌉
+roundings (Blanchard, Higham, Lopez, Mary, Pranesh, SIAM J. Sci. Comput. 42, 2020). Tensor cores truncate, which doubles υ.
 
-8-bit floats: Hopper's tensor cores keep 14 significand bits of a sum, relative to the largest number that enters it.
-Each number therefore costs up to 2^-13·S. Without ``fast_accum`` such sums are added to a float32 sum every 128
-elements of K. Sums of int8 are exact, and an epilogue gets them rounded to float32.
+8-bit floats: Hopper's tensor cores keep 14 significand bits of a sum, relative to the largest number that enters it. Each
+number therefore costs up to 2^-13·S. Without ``fast_accum`` such sums are added to a float32 sum every 128 elements of K.
+Sums of int8 are exact, and an epilogue gets them rounded to float32.
 
-Scales and zero points: S = (|a|·scale_a) @ ((|b| + |zero_b|)·scale_b). A kernel multiplies either the terms of a sum by
-the scales or, block by block along K, the sums. Each product then passes one multiplication by each scale. It passes
-one addition for each block, in addition to the additions within its block. A kernel may subtract zero points from b. It
-may also subtract multiples of sums of a from sums of a · b, and then the same counts hold for a · zero_b. ``weights`` =
-w is the type to which weights may be rounded before they are multiplied. Subtraction and multiplication may each be
-rounded so, which adds (1 + u_w)² − 1. Each of the K weights also adds half the smallest subnormal of w times max|a|.
-8-bit integers and floats are exact in every w.
+Scales and zero points: S = (|a|·scale_a) @ ((|b| + |zero_b|)·scale_b). A kernel multiplies either the terms of a sum by the
+scales or, block by block along K, the sums. Each product then passes one multiplication by each scale. It passes one addition
+for each block, in addition to the additions within its block. A kernel may subtract zero points from b. It may also subtract
+multiples of sums of a from sums of a · b. The same counts then hold for a · zero_b. ``weights`` = w is the type to which
+weights may be rounded before they are multiplied. Subtraction and multiplication may each be rounded so, which adds (1 +
+u_w)² − 1. Each of the K weights also adds half the smallest subnormal of w times max|a|. 8-bit integers and floats are exact
+in every w.
 
-float32 by parts: six products replace each one, and their sums are promoted every few elements of K. A part below
-2^-133 is lost. That is less than a subnormal number read as 0, and happens to numbers below 2^-110.
+float32 by parts: six products replace each one, and their sums are promoted every few elements of K. A part below 2^-133 is
+lost. That is less than a subnormal number read as 0, and happens to numbers below 2^-110.
 
-The sum of two products has the K + K2 products of both. If one of them is rounded before the other is added, it is a
-partial sum.
+The sum of two products has the K + K2 products of both. If one of them is rounded before the other is added, it is a partial
+sum.
 
 We assembled the constants ourselves, conservatively.
 """

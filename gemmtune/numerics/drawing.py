@@ -131,7 +131,7 @@ class Drawing:
         return self.placed(layout, values)
 
     def _with_extremes(self, values: torch.Tensor, most: int, k_dim: int) -> torch.Tensor:
-        """Set a quarter of the integers to the largest or the least, and the first row of a and the outer columns of b too."""
+        """Set a quarter of the integers, the first row of a and the outer columns of b to the largest or the least."""
         share = torch.rand(values.shape, generator=self.generator, device=self.device)
         values = torch.where(share < 1 / 8, -most - 1, torch.where(share > 7 / 8, most, values))
         if values.dim() == 2 and values.numel():

@@ -1,8 +1,8 @@
 """Scales and zero points of exact probes: powers of two and integers, different from block to block.
 
-Sums whose terms have different scales cannot cancel, and a kernel may scale either the terms or sums of them. Where a
-probe's sums have to cancel, the scales are **separable**: a power for the place along K times one for the place along the
-other dimension. A factor of a undoes the power along K (``Scaling.undo``), so that every sum is the same as without scales.
+Sums whose terms have different scales cannot cancel, and a kernel may scale either the terms or sums of them. Where a probe's
+sums have to cancel, the scales are **separable**. Each is a power for the place along K times one for the other dimension. A
+factor of a undoes the power along K (``Scaling.undo``), so that every sum is the same as without scales.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Contenders: kernels prepared for timing, in CUDA graphs, in a loop on a GPU or in a loop on a CPU.
 
-``begin`` starts one sample and ``result_us`` waits for it. On a GPU several contenders can begin one after the other before
-the first result is read, so that the device never idles between them.
+``begin`` starts one sample and ``result_us`` waits for it. On a GPU several contenders can begin before the first result is
+read, so that the device never idles between them.
 """
 
 from __future__ import annotations

@@ -63,9 +63,9 @@ def play(
 ) -> dict[str, Ranked]:
     """Play rounds that sample each contender once, in an order that is reversed each time.
 
-    The fastest by plain median is the reference. Another contender is judged by the median of the logarithms of its ratios to
-    the reference in the same round, in which drifting clocks cancel. It has *lost* if the whole interval of that median lies
-    beyond TIE, and is *tied* if the whole interval lies within. Samples that another process made longer do not count.
+    The fastest by plain median is the reference. Another contender is judged by its ratios to the reference in the same
+    round, in which drifting clocks cancel: by the median of their logarithms. It has *lost* if the whole interval of that
+    median lies beyond TIE, and is *tied* if the whole interval lies within. Disturbed samples do not count.
 
     A contender that has lost takes no part in further rounds unless it is named in ``keep``. The rounds end when every other
     contender is tied, or when the budget is spent.

@@ -83,7 +83,7 @@ def workspace(index: int, stream: int, size_bytes: int) -> torch.Tensor:
     """Return scratch memory of at least ``size_bytes`` for ``stream``, the current stream of the CUDA device ``index``.
 
     All kernels share one block for each device and stream, because the work of a stream never overlaps. A captured graph gets
-    a separate block from its memory pool: it may be replayed on any stream, concurrently with calls that use the shared
+    a separate block from its memory pool. It may be replayed on any stream, concurrently with calls that use the shared
     block.
     """
     if torch.cuda.is_current_stream_capturing():
