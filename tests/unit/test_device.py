@@ -83,7 +83,7 @@ def test_missing_gpu_names_a_remedy() -> None:
     with pytest.raises(UnavailableError) as caught:
         detect("cuda")
     assert str(caught.value) == (
-        "device: got 'cuda', but torch sees no GPU of NVIDIA or AMD here; use cpu, or an --arch preset for what needs no GPU"
+        "device: got 'cuda', but torch sees no GPU of NVIDIA or AMD here; use cpu, or an --arch preset if no GPU is needed"
     )
     assert detect().type == "cpu"
 
