@@ -1,4 +1,4 @@
-"""gemmtune finds the fastest correct GEMM for a shape on this machine, remembers it, and proves it."""
+"""Library that finds the fastest correct GEMM for a shape on this machine, remembers it, and proves it."""
 
 import importlib
 from typing import TYPE_CHECKING
@@ -65,7 +65,8 @@ __all__ = [  # noqa: F405
 if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> object:
-        """Import torch, and what needs it, with the first public name that is used: the command's help needs neither."""
+        """Import torch and the other dependencies at the first use of a public name, because the command's help needs none of
+        them."""
         if name not in __all__:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         public = importlib.import_module(".public", __name__)

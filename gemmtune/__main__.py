@@ -1,4 +1,4 @@
-"""``python -m gemmtune`` is the ``gemmtune`` command."""
+"""Entry point of ``python -m gemmtune``, the same as the ``gemmtune`` command."""
 
 from .cli import main
 

@@ -1,4 +1,4 @@
-"""The cache folder: compiled kernels, locks and the store, below a folder of the settings or, if need be, a temporary one."""
+"""Cache folder of compiled kernels, locks and the store: the folder of the settings, or a temporary one if necessary."""
 
 from __future__ import annotations
 
@@ -14,10 +14,12 @@ from .settings import current
 
 
 def cache_dir(*parts: str) -> Path:
-    """A folder below the cache folder, made if missing; below a temporary folder, with one warning, if that cannot be written.
+    """Return a folder below the cache folder, made if missing.
+
+    If the cache folder is not writable, the folder is below a temporary one, with one warning.
 
     Raises:
-        SettingsError: others than the owner can write it. Kernels are loaded from there, so they could have put in any code.
+        SettingsError: users other than the owner can write it. Kernels are loaded from there, so they could insert any code.
     """
     path = _writable(current().folder)
     for part in ("", *parts):
@@ -29,14 +31,14 @@ def cache_dir(*parts: str) -> Path:
 
 
 def make_private(folder: Path) -> None:
-    """Make a folder, and what is missing above it, for this user alone; one that exists is left as it is."""
+    """Make a folder and its missing parents for this user alone. An existing folder stays unchanged."""
     if not folder.exists():
         make_private(folder.parent)
         folder.mkdir(mode=0o700, exist_ok=True)
 
 
 def why_not_private(folder: Path) -> str | None:
-    """What is wrong with a folder that others than its owner can write, and the remedy; None for any other folder."""
+    """Return the problem and remedy of a folder that users other than its owner can write, else None."""
     mode = stat.S_IMODE(folder.stat().st_mode)
     if not mode & 0o022:
         return None
@@ -49,7 +51,7 @@ def why_not_private(folder: Path) -> str | None:
 
 @functools.cache
 def _writable(folder: Path) -> Path:
-    """``folder`` if files can be made there, else a folder of this user's that all processes of the user find."""
+    """Return ``folder`` if it is writable, else a temporary folder that all processes of this user find."""
     try:
         make_private(folder)
         problem = None if os.access(folder, os.W_OK | os.X_OK) else "it is not writable"
@@ -63,10 +65,10 @@ def _writable(folder: Path) -> Path:
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o022:
         raise SettingsError(
             f"cache_dir: got {folder}, which cannot be used ({problem}), and {instead} is not a folder that only this user can "
-            "write; set cache_dir (GEMMTUNE_CACHE_DIR) to a folder that can be written"
+            "write; set cache_dir (GEMMTUNE_CACHE_DIR) to a writable folder"
         )
     warnings.warn(
-        f"cache_dir: got {folder}, expected a folder that can be written ({problem}); compiled kernels go to {instead} for "
+        f"cache_dir: got {folder}, expected a writable folder ({problem}); compiled kernels go to {instead} for "
         "now. Set cache_dir (GEMMTUNE_CACHE_DIR) to another folder.",
         RuntimeWarning,
         stacklevel=3,

@@ -1,4 +1,4 @@
-"""What a backend offers: choices, each one runnable way to do a Problem."""
+"""Choices, the runnable solutions of a Problem that backends offer."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ __all__ = [
 
 
 class Status(StrEnum):
-    """How a choice fared. Everything but OK is a failure that is stored with its reason and left out of the pick."""
+    """Outcome of a choice. Every value except OK is a failure, which is stored with its reason and excluded from the pick."""
 
     OK = "ok"
     REFUSED = "refused"
@@ -55,27 +55,27 @@ class Status(StrEnum):
 Tensors = tuple[torch.Tensor, ...]
 Scalars = tuple[float, ...]
 Run = Callable[[torch.Tensor, Tensors, Scalars], None]
-"""``run(out, tensors, scalars)``: write the problem's result into ``out``.
+"""Function ``run(out, tensors, scalars)`` that writes the problem's result into ``out``.
 
-``tensors`` are those of ``Problem.operands``, in that order, then the epilogue's operands. ``scalars`` are the values of those that
+``tensors`` are those of ``Problem.operands``, in that order, then the epilogue's operands. ``scalars`` are the values that
 the operation's row names: (alpha, beta), or none.
 """
 RunNew = Callable[[Tensors, Scalars], torch.Tensor]
 
 
 class Prepared:
-    """A launch as plain data; the kinds are in ``toolchain.prepared``."""
+    """Launch as plain data. Its kinds are in ``toolchain.prepared``."""
 
     __slots__ = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kernel:
-    """A choice made ready in this process, for operands with exactly the problem's sizes, strides and alignment.
+    """Choice prepared in this process for operands with exactly the problem's sizes, strides and alignment.
 
-    ``run`` launches on the current stream and does not synchronise. ``run_new(tensors, scalars)`` does the same into a result of
-    its own, for library kernels that are cheaper to call so; None means allocate and ``run``. ``prepared`` is the same launch as
-    plain data, where that says it all: the native look-up does it without Python.
+    ``run`` launches on the current stream and does not synchronise. ``run_new(tensors, scalars)`` does the same into a new
+    result, for library kernels that are cheaper to call so. None means to allocate and ``run``. ``prepared`` is the same
+    launch as plain data, if plain data can describe it. The native look-up then launches without Python.
     """
 
     run: Run
@@ -85,9 +85,9 @@ class Kernel:
 
 @dataclass(frozen=True, kw_only=True)
 class Choice(ABC):
-    """One runnable way to do a Problem. Frozen and picklable: it travels to compile and measuring processes as it is.
+    """Runnable solution of a Problem. Frozen and picklable, so it can be sent to compile and measuring processes.
 
-    ``name`` is unique among the choices of a problem and is the one name everywhere: tables, logs, filters, store.
+    ``name`` is unique among the choices of a problem, and tables, logs, filters and the store all use it.
     """
 
     name: str
@@ -95,31 +95,31 @@ class Choice(ABC):
     problem: Problem = field(repr=False)
     claims: Claims = field(repr=False)
     info: Mapping[str, Any] = field(default_factory=dict, repr=False, hash=False)
-    """What the log tells of the choice: tile, stages, warps, splits, … whatever the backend's configs have."""
+    """Facts for the log: tile, stages, warps, splits, … or other parameters of the backend's configs."""
     baseline: bool = field(default=False, repr=False)
-    """This is what a caller without gemmtune gets: torch's own operation with its default settings."""
+    """Mark of what a caller without gemmtune gets: torch's operation with its default settings."""
 
     @property
     @abstractmethod
     def content_hash(self) -> str:
-        """A hash over everything that makes the kernel: source, config and, for a library call, its name and arguments."""
+        """Hash of everything that makes the kernel: source, config and, for a library call, its name and arguments."""
 
     @property
     def compile_key(self) -> str | None:
-        """Equal for choices that need the same compilation; None when there is nothing to compile."""
+        """Key that is equal for choices that need the same compilation, or None if there is nothing to compile."""
         return None
 
     @property
     def compiled(self) -> bool:
-        """The artifact is there already: nothing to wait for."""
+        """True if the artifact exists and nothing has to be compiled."""
         return self.compile_key is None
 
     @property
     def obstacle(self) -> str | None:
-        """Why its artifact is neither here nor can be made here, and what to do about it; None where nothing is in the way."""
+        """Reason why the artifact neither exists nor can be made here, with a remedy, or None."""
         return None
 
-    def compile(self) -> None:  # noqa: B027 - nothing to compile is the rule for library calls
+    def compile(self) -> None:  # noqa: B027 - library calls usually have nothing to compile
         """Make the artifact that ``build`` loads, in the content-addressed cache. Runs in any process and touches no GPU.
 
         Raises:
@@ -127,97 +127,103 @@ class Choice(ABC):
         """
 
     def load(self) -> Any:
-        """What ``compile`` made (compiling if it is missing), loaded for the current device.
+        """Load the artifact of ``compile`` (made if it is missing) for the current device.
 
-        It is the same for every choice of this ``compile_key``: a class of problems that differ in sizes shares it, and ``bind``
-        makes it a kernel for the sizes of one. None where there is nothing to load, as for most library calls.
+        It is the same for every choice with this ``compile_key``. Problems that differ in sizes share it, and ``bind`` makes
+        a kernel of it for one problem's sizes. None means that there is nothing to load, as for most library calls.
         """
         return None
 
     @abstractmethod
     def bind(self, loaded: Any) -> Kernel:
-        """The kernel for the problem's sizes and strides: grid, arguments that no call changes, workspace.
+        """Return the kernel for the problem's sizes and strides, with grid, constant arguments and workspace.
 
-        ``loaded`` is from ``load``, of this choice or of another one with its ``compile_key``. Nothing is compiled or loaded.
+        ``loaded`` comes from ``load`` of this choice or of another one with its ``compile_key``. Nothing is compiled or
+        loaded.
         """
 
     def build(self) -> Kernel:
-        """Load the class's artifact and bind it to the problem. Raises what these raise."""
+        """Load the artifact and bind it to the problem. Raises the exceptions of ``load`` and ``bind``."""
         return self.bind(self.load())
 
-    def at(self, problem: Problem, device: DeviceInfo) -> Choice | str:  # noqa: ARG002 - for those that have it
-        """The same kernel, told the same, for a problem that differs in M alone; or why it is not legal there.
+    def at(self, problem: Problem, device: DeviceInfo) -> Choice | str:  # noqa: ARG002 - subclasses use them
+        """Return the same kernel with the same parameters for a problem that differs in M alone, or why it is illegal there.
 
-        What answers for many M serves calls with any number of rows (``problem.rows``). It may be of another ``compile_key`` there.
+        A choice that supports many M serves calls with any number of rows (``problem.rows``). It may have another
+        ``compile_key`` there.
         """
-        return f"{self.name} serves {self.problem} alone"
+        return f"{self.name} serves {self.problem} only"
 
     def proved_at(self, problem: Problem, device: DeviceInfo) -> Choice | str:
-        """``at`` for an M of which it is known that the choice is legal there, and of the same ``compile_key``: in microseconds."""
+        """Return ``at`` within microseconds, for an M where the choice is known to be legal with the same ``compile_key``."""
         return self.at(problem, device)
 
     @property
     def legal_between(self) -> bool:
-        """It is legal for each M between two where ``at`` finds it so, if all three have the same largest power of two up to 16.
+        """True if legality at two M implies legality between them.
 
-        So it is where legality asks of M no more than its alignment and whether it is too small or too large.
+        The M between must have the same largest power of two up to 16 as both. This holds if legality depends on the
+        alignment of M and on limits of M only.
         """
         return False
 
     def launch_variants(self) -> Sequence[Choice]:
-        """Other choices with the same ``compile_key``: what a compiled kernel can be told at launch.
+        """Return other choices with the same ``compile_key``: the launch parameters of a compiled kernel.
 
-        They are not enumerated. The selector asks the fastest few choices for theirs; repeatedly, so that those which differ in one
-        respect are enough.
+        They are not enumerated. The selector requests them repeatedly for the fastest few choices, so variants that differ in
+        one respect are enough.
         """
         return ()
 
     @property
     def axes(self) -> Mapping[str, Sequence[int]]:
-        """Parameters with more values than a table of configs has a place for: what each may be, rising, by name. None as a rule.
+        """Legal values in rising order of each parameter that has too many values for a table of configs. Usually empty.
 
-        From the fastest choices that have such, the selector goes along these axes (``selector/minimize.py``).
+        The selector searches along these axes from the fastest choices that have them (``selector/minimize.py``).
         """
         return {}
 
     @property
     def parameters(self) -> Mapping[str, int]:
-        """What the parameters of ``axes`` are here."""
+        """Values of the parameters of ``axes`` in this choice."""
         return {}
 
-    def moved(self, parameters: Mapping[str, int], device: DeviceInfo) -> Choice | str:  # noqa: ARG002 - for those that have axes
-        """The choice with other ``parameters``, all else alike; or why it is not legal."""
+    def moved(self, parameters: Mapping[str, int], device: DeviceInfo) -> Choice | str:  # noqa: ARG002 - subclasses with axes use them
+        """Return the choice with other ``parameters`` and everything else equal, or why it is illegal."""
         return f"{self.name} has no axes"
 
     @property
     def own_results(self) -> bool:
-        """Whether each result of ``run_new`` is known to be memory of its own; where it is not, verification calls twice to see."""
+        """True if each result of ``run_new`` is known to be separate memory. Otherwise verification calls it twice to find out."""
         return True
 
     @property
     def batch_invariant(self) -> bool:
-        """The bits of a row of the result are the same whatever rows are beside it, and however many: at every M where ``at`` finds
-        the choice legal. What says so is held to it before it is used for that.
+        """True if the bits of a row of the result depend on no other rows and on no number of rows.
+
+        This holds for every M where ``at`` finds the choice legal. It is verified before the choice is used for batch
+        invariance.
         """
         return False
 
     def why_unordered(self, allowing: str) -> str:
-        """Why its claims are not ``deterministic`` where the settings ask for it; ``allowing`` is the way to allow that."""
+        """Return why its claims are not ``deterministic`` although the settings require it. ``allowing`` names the setting to
+        change."""
         return f"equal inputs need not give equal bits: deterministic forbids it ({allowing} allows it where torch does)"
 
     @property
     def packed_format(self) -> str | None:
-        """The name of the layout in which this choice wants a prepacked b; None means b as it is."""
+        """Name of the layout in which this choice needs a prepacked b, or None if b stays unchanged."""
         return None
 
     def pack(self, b: torch.Tensor) -> torch.Tensor:
-        """b in ``packed_format``; ``run`` is then given this tensor in b's place."""
+        """Return b in ``packed_format``. ``run`` then gets this tensor instead of b."""
         return b
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refusal:
-    """A choice, or a whole backend, that was filtered before compilation, and why. ``count`` is how many choices it stands for."""
+    """Choice, or a whole backend, that was filtered before compilation, and the reason. ``count`` is the number of choices."""
 
     name: str
     reason: str
@@ -225,19 +231,22 @@ class Refusal:
 
     @classmethod
     def apart(cls, found: Iterable[T | str], whose: str, what: str) -> tuple[list[T], list[Refusal]]:
-        """What is no reason, in order; and for the others ``counted``."""
+        """Separate results from reasons: return the results in order, and the reasons as ``counted``."""
         both = list(found)
         return [x for x in both if not isinstance(x, str)], cls.counted(whose, what, Counter(x for x in both if isinstance(x, str)))
 
     @classmethod
     def counted(cls, whose: str, what: str, reasons: Counter[str]) -> list[Refusal]:
-        """One for each reason, the most frequent first: of 3 ``what``, such as configs, the name is ``whose:3 configs``."""
+        """Return one refusal for each reason, the most frequent first.
+
+        For 3 ``what``, such as configs, its name is ``whose:3 configs``.
+        """
         return [cls(name=f"{whose}:{count} {what}", reason=reason, count=count) for reason, count in reasons.most_common()]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Offers:
-    """What a backend has for a problem."""
+    """Choices and refusals of a backend for a problem."""
 
     choices: Sequence[Choice] = ()
     refusals: Sequence[Refusal] = ()
@@ -245,25 +254,28 @@ class Offers:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Availability:
-    """Whether a backend can work on this machine; ``detail`` is its version, or what is missing and how to get it."""
+    """Availability of a backend on this machine. ``detail`` is its version, or the missing part and how to get it."""
 
     ok: bool
     detail: str
 
 
 class Backend(Protocol):
-    """A family of choices. ``BACKEND`` in each module of the table in backends.py is one of these."""
+    """Family of choices. Each module of the table in backends/table.py has one as ``BACKEND``."""
 
     name: str
 
     def available(self, device: DeviceInfo) -> Availability:
-        """Can its choices be made and run here, on this device? For ``doctor``, and asked before ``enumerate`` when tuning."""
+        """Return if its choices can be made and run on this device. ``doctor`` and tuning call it before ``enumerate``."""
         ...
 
     def serves_by_default(self, device: DeviceInfo) -> bool:
-        """Is it among the backends when the settings name none?"""
+        """Return True if the backend takes part when the settings name no backends."""
         ...
 
     def enumerate(self, problem: Problem, device: DeviceInfo, settings: Settings) -> Offers:
-        """The choices for a problem: pure where the backend's kernels are ours (no GPU, no compiler, any preset device)."""
+        """Return the choices for a problem.
+
+        The function is pure if the backend's kernels are ours: no GPU, no compiler, any preset device.
+        """
         ...

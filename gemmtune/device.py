@@ -1,4 +1,4 @@
-"""What is known of a device: detected, or a preset such as ``sm80``, so that everything pure runs without one."""
+"""Facts about a device, detected or from a preset such as ``sm80``, so that pure code runs without the device."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from .errors import UnavailableError
 KIB = 1024
 MIB = 1024 * KIB
 MALL_MIB = {"gfx942": 256}
-"""The cache beside the memory (AMD Infinity Cache), of which torch tells nothing, by architecture."""
+"""Size of the memory-side cache (AMD Infinity Cache), which torch does not report, by architecture."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceInfo:
-    """The facts that legality and ranking need.
+    """Facts that legality and ranking need.
 
-    ``arch`` is ``sm75`` … for CUDA, ``gfx90a`` … for HIP, and for a CPU the widest instruction set that our templates use:
-    ``avx512``, ``avx2`` or ``portable``. GPU fields are 0 on a CPU and the other way round. On HIP a multiprocessor is a compute
-    unit, shared memory LDS, a warp a wavefront, and the L3 the cache beside the memory.
+    ``arch`` is ``sm75`` … for CUDA and ``gfx90a`` … for HIP. For a CPU it is the widest instruction set that our templates
+    use: ``avx512``, ``avx2`` or ``portable``. GPU fields are 0 on a CPU and vice versa. On HIP a multiprocessor is a compute
+    unit, shared memory is LDS, a warp is a wavefront, and the L3 is the memory-side cache.
     """
 
     type: Literal["cpu", "cuda", "hip"]
@@ -52,17 +52,17 @@ class DeviceInfo:
 
     @property
     def torch_device(self) -> torch.device:
-        """The torch device on which tensors for this device live."""
+        """torch device of tensors on this device."""
         return torch.device("cpu") if self.type == "cpu" else torch.device("cuda", self.index)
 
     def why_no_smem(self, needed: int) -> str | None:
-        """Why a block cannot have so many bytes of shared memory, or None."""
+        """Return why a block cannot have ``needed`` bytes of shared memory, or None."""
         most = self.smem_per_block_bytes
         return f"takes {needed} bytes of shared memory, a block has {most}" if needed > most else None
 
     @property
     def last_level_cache_bytes(self) -> int:
-        """The cache that benchmarks have to overflow."""
+        """Size of the cache that benchmarks have to overflow."""
         return self.l3_bytes or self.l2_bytes
 
 
@@ -81,7 +81,7 @@ def _cuda(arch: str, name: str, sm_count: int, smem_kib: int, smem_sm_kib: int, 
 
 
 def _hip(arch: str, name: str, compute_units: int, l2_mib: int, mall_mib: int) -> DeviceInfo:
-    """A CDNA GPU: four SIMDs with 512 registers for each of 64 threads, 64 KiB of LDS in a compute unit."""
+    """Return a CDNA GPU: four SIMDs with 512 registers for each of 64 threads, 64 KiB of LDS in a compute unit."""
     return DeviceInfo(
         type="hip",
         name=name,
@@ -111,7 +111,7 @@ PRESETS: dict[str, DeviceInfo] = {
         _cuda("sm90", "NVIDIA H100", 132, 227, 228, 50),
         _cuda("sm100", "NVIDIA B200", 148, 227, 228, 126),
         _cuda("sm120", "NVIDIA RTX 5090", 170, 99, 100, 96),
-        # AMD's data sheets: one of the two dies of an MI250X; an MI300X, each of whose dies has an L2 of 4 MiB.
+        # AMD's data sheets: one of the two dies of an MI250X, and an MI300X, whose dies have an L2 of 4 MiB each.
         _hip("gfx90a", "AMD Instinct MI250X", 110, 8, 0),
         _hip("gfx942", "AMD Instinct MI300X", 304, 4, MALL_MIB["gfx942"]),
         _cpu("avx512", ("avx2", "fma", "f16c", "avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_vnni", "avx512_bf16")),
@@ -123,7 +123,7 @@ PRESETS: dict[str, DeviceInfo] = {
 
 
 def preset(arch: str) -> DeviceInfo:
-    """The preset of an architecture. Raises UnavailableError with the known ones."""
+    """Return the preset of an architecture. Raises UnavailableError with the known ones."""
     try:
         return PRESETS[arch.lower().replace("_", "")]
     except KeyError:
@@ -131,10 +131,10 @@ def preset(arch: str) -> DeviceInfo:
 
 
 def detect(device: torch.device | str | None = None) -> DeviceInfo:
-    """The facts about a device of this machine; None means the current GPU if there is one, else the CPU.
+    """Return the facts about a device of this machine, by default the current GPU if there is one, else the CPU.
 
     Raises:
-        UnavailableError: the device is not here.
+        UnavailableError: this machine does not have the device.
     """
     device = torch.device(device) if device is not None else torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if device.type == "cpu":
@@ -143,7 +143,7 @@ def detect(device: torch.device | str | None = None) -> DeviceInfo:
         raise UnavailableError(f"device: got {device.type!r}, expected cpu or cuda")
     if not torch.cuda.is_available():
         raise UnavailableError(
-            "device: got 'cuda', but torch sees no GPU of NVIDIA or AMD here; use cpu, or an --arch preset for what needs no GPU"
+            "device: got 'cuda', but torch sees no GPU of NVIDIA or AMD here; use cpu, or an --arch preset if no GPU is needed"
         )
     index = device.index if device.index is not None else torch.cuda.current_device()
     if index >= torch.cuda.device_count():
@@ -162,7 +162,7 @@ def _detect_gpu(index: int) -> DeviceInfo:
         arch=arch,
         index=index,
         sm_count=properties.multi_processor_count,
-        # HIP has nothing to opt into: its builds of torch tell the LDS of a block under the plain name.
+        # HIP has no opt-in: its builds of torch report the LDS of a block under the plain name.
         smem_per_block_bytes=properties.shared_memory_per_block if hip else properties.shared_memory_per_block_optin,
         smem_per_sm_bytes=properties.shared_memory_per_multiprocessor,
         registers_per_sm=properties.regs_per_multiprocessor,
@@ -193,7 +193,7 @@ def _detect_cpu(threads: int) -> DeviceInfo:
 
 
 def _cpuinfo() -> tuple[frozenset[str], str]:
-    """Instruction-set flags and model name; empty flags off Linux on x86, where only the portable kernels are offered."""
+    """Return instruction-set flags and model name. Flags are empty except on Linux on x86, and only portable kernels remain."""
     path = Path("/proc/cpuinfo")
     flags: frozenset[str] = frozenset()
     name = platform.processor() or platform.machine()

@@ -1,4 +1,4 @@
-"""The table of effort: how much each search (``quick``, ``default``, ``exhaustive``) compiles, tries and measures."""
+"""Table of effort: the amount that each search (``quick``, ``default``, ``exhaustive``) compiles, tries and measures."""
 
 from __future__ import annotations
 
@@ -11,30 +11,35 @@ from .settings import Search
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Effort:
-    """How much one search does for one problem."""
+    """Limits of one search for one problem."""
 
     configs: Mapping[str, int | None]
-    """How many configs are tried, the likely best first, by the name of a template or of a backend that has one; None for
-    every legal one. One takes a second to compile with Triton, three with a C++ compiler, half a minute with CUTLASS or CK."""
+    """Number of configs to try by template, or by backend with its own ranking, the most promising first. None means every
+    legal config.
+
+    One config takes a second to compile with Triton, three with a C++ compiler, and half a minute with CUTLASS or CK.
+    """
     variant_kernels: int
-    """How many kernels, the fastest by what is known, have their launch variants tried, …"""
+    """Number of fastest kernels whose launch variants are tried."""
     variant_near: float
-    """… unless they are slower than the fastest choice by more than this factor; …"""
+    """Largest ratio of a kernel's time to the fastest choice at which its variants are tried."""
     variant_rounds: int
-    """… and how often at most: those of a variant that won are others."""
+    """Largest number of rounds of variants, because a winner adds new variants."""
     densified: int | None
-    """How many choices for the dense product each backend adds to those for a block-sparse one, the likely best first."""
+    """Number of choices for the dense product that each backend adds to those for a block-sparse one, the most promising first."""
     axis_points: int
-    """How many further points are tried along the axes of the fastest choice of a template that has such; …"""
+    """Number of further points to try along the axes of a template's fastest choice."""
     axis_near: float
-    """… unless it is slower than the fastest of all by more than this factor."""
+    """Largest ratio of that choice's time to the fastest of all at which its axes are searched."""
     entrants: int
-    """How many choices enter the final rounds at most. Short measurements come one after the other, each beside what the machine
-    does just then, and tell little of those that are near."""
+    """Largest number of choices in the final rounds.
+
+    Short measurements run one after the other, each under momentary conditions of the machine, and cannot rank close choices.
+    """
     rounds_s: float
-    """How long the final rounds go on with what cannot be told apart."""
+    """Duration of the final rounds among choices that cannot be distinguished."""
     rows_apart: float
-    """The factor by which Ms of a range differ at which everything competes; at those between, what was among the best of these."""
+    """Factor between the values of M in a range at which all choices compete. Between them, only the best of these compete."""
 
 
 _CONFIGS: Mapping[str, tuple[int, int, int | None]] = {
@@ -62,10 +67,12 @@ _CONFIGS: Mapping[str, tuple[int, int, int | None]] = {
     "cuda:wgmma": (2, 4, None),
     "cpp": (4, 10, None),
 }
-"""The configs tried in a quick, the default and an exhaustive search. Of 18 measured products, CUTLASS's first 8 always held the
-fastest of 72.
-Persistent, swapped and vector kernels of Triton take places of its mm template: of 92 measured products, the first 16 of this held
-the fastest of 24, or one slower by 0.4%."""
+"""Number of configs in a quick, a default and an exhaustive search.
+
+CUTLASS's first 8 contained the fastest of 72 in all of 18 measured products. Persistent, swapped and vector kernels of Triton
+replace configs of its mm template. The first 16 of that template contained the fastest of 24, or one within 0.4%, in 92
+measured products.
+"""
 
 
 def _configs(column: int) -> Mapping[str, int | None]:
@@ -112,4 +119,4 @@ EFFORT: Mapping[str, Effort] = MappingProxyType(
         ),
     )
 )
-"""The effort by the setting ``search``."""
+"""Effort by the setting ``search``."""

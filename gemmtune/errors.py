@@ -1,17 +1,17 @@
-"""Every exception that gemmtune raises on purpose.
+"""Exceptions that gemmtune raises on purpose.
 
     GemmtuneError
-    ├── InvalidProblemError (RuntimeError, ValueError)   operands that do not fit together, or that no GEMM takes
+    ├── InvalidProblemError (RuntimeError, ValueError)   operands that do not fit together, or that no GEMM supports
     ├── EpilogueError (ValueError)                       an epilogue function that is not pointwise, or uses an unknown function
-    ├── SettingsError (ValueError)                       an unknown setting, or a value outside the legal ones
-    ├── StoreError (RuntimeError)                        a store file that cannot be used as asked
+    ├── SettingsError (ValueError)                       an unknown setting, or an illegal value
+    ├── StoreError (RuntimeError)                        a store file that cannot be used as requested
     ├── CompileError (RuntimeError)                      a template instance that its compiler refused
     ├── UnavailableError (RuntimeError)                  a backend, compiler or device that this machine lacks
-    ├── TraitsError (ValueError)                         a declaration of a GEMM under test that means nothing
-    ├── CaseError (ValueError)                           the id of a case of the conformance suite that is none
+    ├── TraitsError (ValueError)                         an invalid declaration of a GEMM under test
+    ├── CaseError (ValueError)                           an invalid id of a case of the conformance suite
     ├── SubjectError (RuntimeError)                      a GEMM under test that cannot be loaded or called at all
-    ├── ConformanceError (RuntimeError)                  a run of the conformance suite that cannot be made as asked
-    ├── GateError (RuntimeError)                         a performance gate that cannot be run as asked
+    ├── ConformanceError (RuntimeError)                  a run of the conformance suite with impossible options
+    ├── GateError (RuntimeError)                         a performance gate with impossible options
     ├── ErrorFromChoice (RuntimeError)                   a choice that failed while it ran
     └── NoValidChoicesError (RuntimeError)               every choice for a problem was left out
 
@@ -28,43 +28,43 @@ class GemmtuneError(Exception):
 
 
 class InvalidProblemError(GemmtuneError, RuntimeError, ValueError):
-    """The operands do not describe a GEMM. A RuntimeError, as torch raises for bad shapes, and a ValueError as well."""
+    """Operands that do not describe a GEMM. A RuntimeError, which torch raises for bad shapes, and also a ValueError."""
 
 
 class EpilogueError(GemmtuneError, ValueError):
-    """The epilogue function cannot be expressed; the message names the function that stands in the way."""
+    """Epilogue function that cannot be expressed. The message names the function that prevents it."""
 
 
 class SettingsError(GemmtuneError, ValueError):
-    """A setting or GEMMTUNE_* variable is unknown or has a value outside the legal ones."""
+    """Unknown setting or GEMMTUNE_* variable, or an illegal value."""
 
 
 class StoreError(GemmtuneError, RuntimeError):
-    """The store cannot be read, written, imported or merged as asked."""
+    """Failure to read, write, import or merge the store as requested."""
 
 
 class UnavailableError(GemmtuneError, RuntimeError):
-    """Something that was asked for by name (a backend, a compiler, a device) is not on this machine."""
+    """Requested backend, compiler or device that this machine lacks."""
 
 
 class TraitsError(GemmtuneError, ValueError):
-    """A GEMM under test declares something unknown, or with a value outside the legal ones."""
+    """Declaration of a GEMM under test with an unknown name or an illegal value."""
 
 
 class CaseError(GemmtuneError, ValueError):
-    """The id or a field of a case of the conformance suite is not one."""
+    """Invalid id or field of a case of the conformance suite."""
 
 
 class SubjectError(GemmtuneError, RuntimeError):
-    """A GEMM under test cannot be loaded, or has none of the operations that were asked for."""
+    """GEMM under test that cannot be loaded, or lacks all requested operations."""
 
 
 class ConformanceError(GemmtuneError, RuntimeError):
-    """A run of the conformance suite cannot be made as asked: a wrong option, or a file of it that cannot be read or written."""
+    """Run of the conformance suite that is impossible: a wrong option, or a file that cannot be read or written."""
 
 
 class CompileError(GemmtuneError, RuntimeError):
-    """A compiler refused a template instance. Carries the last lines of what the compiler printed."""
+    """Template instance that a compiler refused. Carries the last lines of the compiler's output."""
 
     def __init__(self, name: str, output: str, *, max_lines: int = 20) -> None:
         self.name = name
@@ -76,11 +76,11 @@ class CompileError(GemmtuneError, RuntimeError):
 
 
 class GateError(GemmtuneError, RuntimeError):
-    """A performance gate cannot be run as asked: a wrong option, or a baseline file that is none."""
+    """Performance gate that cannot run: a wrong option, or an invalid baseline file."""
 
 
 class ErrorFromChoice(GemmtuneError, RuntimeError):
-    """A choice failed while it ran. Names the choice and the problem that it was given."""
+    """Choice that failed while it ran. Names the choice and its problem."""
 
     def __init__(self, choice: str, problem: str, reason: str) -> None:
         self.choice = choice
@@ -93,12 +93,15 @@ class ErrorFromChoice(GemmtuneError, RuntimeError):
 
 
 ELSE_TORCH = "Enable more backends (settings.backends), or set fallback_to_aten to run torch instead."
-"""The remedy where a call may be torch's."""
+"""Remedy if torch may run the call."""
 
 
 class NoValidChoicesError(GemmtuneError, RuntimeError):
-    """Nothing is left to run for a problem. ``left_out`` holds (choice, status, reason) for every choice that was considered,
-    ``remedy`` is a sentence that says what to do."""
+    """Lack of any choice for a problem.
+
+    ``left_out`` holds (choice, status, reason) for every considered choice, and ``remedy`` is a sentence that says what to
+    do.
+    """
 
     def __init__(self, problem: str, left_out: Sequence[tuple[str, str, str]], remedy: str = ELSE_TORCH) -> None:
         self.problem = problem

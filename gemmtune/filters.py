@@ -1,7 +1,7 @@
-"""Which of the legal choices are tried: determinism, size threshold, allow regex, deny regex and cap, in this order.
+"""Filters of legal choices: determinism, size threshold, allow regex, deny regex and cap, in this order.
 
-A table says which settings filter the choices of which backend. Every filter takes offers and returns offers, with a refusal for
-each choice that it takes away. A backend that ranks many operations before it makes choices of some asks ``why_not_named`` before.
+A table assigns the filter settings to backends. Every filter takes offers and returns offers, with a refusal for each choice
+that it removes. A backend that ranks many operations before it makes choices calls ``why_not_named`` first.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from .settings import ENVIRONMENT_PREFIX, Settings
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FilterSettings:
-    """The names of the settings that filter the choices of some backends (None: of all).
+    """Names of the settings that filter the choices of some backends (None: of all).
 
-    ``min_size`` and ``cap`` hold for templates alone.
+    ``min_size`` and ``cap`` apply to templates only.
     """
 
     backends: Collection[str] | None
@@ -31,7 +31,7 @@ class FilterSettings:
     cap: str
 
     def covers(self, backend: str) -> bool:
-        """Whether the row is about the choices of that backend."""
+        """Return True if the row applies to the choices of that backend."""
         return self.backends is None or backend in self.backends
 
 
@@ -58,21 +58,23 @@ FILTERS: tuple[FilterSettings, ...] = (
         cap="ck_max_profiling_instances",
     ),
 )
-"""A choice has to pass every row of its backend. A backend with filters of its own has a row of its own."""
+"""Rows of filter settings. A choice has to pass every row of its backend. A backend with separate filters has a separate row."""
 
 
 HEURISTIC = "heuristic"
-"""The entry of a choice's ``info`` that is true for the config that its backend recommends for the shape, without measuring."""
+"""Entry of a choice's ``info`` that marks the config that its backend recommends for the shape without measuring."""
 
 
 TILE_KEYS = ("tile", "mr", "nr", "kc")
 SCHEDULE_KEYS = ("template", "schedule", "scheduler", "cluster", "mode", "direct", "padded")
-"""The entries of a choice's ``info`` that make its tile and its schedule, of whichever the backend has. To split K at all is a
-schedule of its own too."""
+"""Entries of a choice's ``info`` that identify its tile and its schedule, for those that the backend has.
+
+A choice that splits K has a different schedule from one that does not.
+"""
 
 
 def filtered(offers: Offers, settings: Settings, rows: Sequence[FilterSettings] = FILTERS, *, templates: Collection[str]) -> Offers:
-    """The offers that pass the filters, in their order, with a refusal for every other one.
+    """Return the offers that pass the filters, in order, with a refusal for every other one.
 
     ``templates`` are the backends whose kernels are made from templates, in the order of their table.
     """
@@ -88,7 +90,7 @@ def filtered(offers: Offers, settings: Settings, rows: Sequence[FilterSettings] 
 def nothing_left(
     offers: Offers, settings: Settings, rows: Sequence[FilterSettings] = FILTERS, *, templates: Collection[str]
 ) -> list[str]:
-    """A sentence for each regex that leaves none of the choices of its backends, naming the setting and how to change it."""
+    """Return a sentence for each regex that excludes all choices of its backends, with the setting and how to change it."""
     offers = _large_enough(offers, settings, rows, templates)
     texts = []
     for row in rows:
@@ -96,11 +98,11 @@ def nothing_left(
         allow, deny = getattr(settings, row.allow), getattr(settings, row.deny)
         allowed = [choice for choice in offered if not allow or re.search(allow, choice.name)]
         if offered and not allowed:
-            what = f"{row.allow}: got {allow!r}, which is found in no choice's name, such as {offered[0].name}"
+            what = f"{row.allow}: got {allow!r}, which matches no choice's name, such as {offered[0].name}"
             texts.append(f"{what}; change or unset it ({ENVIRONMENT_PREFIX}{row.allow.upper()})")
         elif deny and allowed and all(re.search(deny, choice.name) for choice in allowed):
-            which = f"every choice that {row.allow} {allow!r} leaves" if allow else "every choice"
-            what = f"{row.deny}: got {deny!r}, which is found in the name of {which}, such as {allowed[0].name}"
+            which = f"every choice that {row.allow} {allow!r} allows" if allow else "every choice"
+            what = f"{row.deny}: got {deny!r}, which matches the name of {which}, such as {allowed[0].name}"
             texts.append(f"{what}; change or unset it ({ENVIRONMENT_PREFIX}{row.deny.upper()})")
     return texts
 
@@ -113,13 +115,13 @@ def _large_enough(offers: Offers, settings: Settings, rows: Sequence[FilterSetti
 
 
 def uncapped(settings: Settings) -> Settings:
-    """The settings without their caps."""
+    """Return the settings without their caps."""
     none: dict[str, Any] = dict.fromkeys(row.cap for row in FILTERS)
     return dataclasses.replace(settings, **none)
 
 
 def by_determinism(offers: Offers, settings: Settings) -> Offers:
-    """The offers without the choices that do not claim equal bits for equal inputs, unless the settings allow them."""
+    """Remove the choices that do not claim equal bits for equal inputs, unless the settings allow them."""
     if not settings.deterministic:
         return offers
     allowing = f"{ENVIRONMENT_PREFIX}DETERMINISTIC=0"
@@ -127,20 +129,20 @@ def by_determinism(offers: Offers, settings: Settings) -> Offers:
 
 
 def by_absent_blocks(offers: Offers, settings: Settings) -> Offers:
-    """The offers without the choices that may multiply by zero what a block-sparse b does not have, if the settings forbid that."""
+    """Remove the choices that may multiply absent blocks of a block-sparse b by zero, if the settings forbid it."""
     return offers if settings.absent_blocks == "any" else without(offers, why_not_skipping)
 
 
 def why_not_skipping(choice: Choice) -> str | None:
-    """Why a choice is none that leaves out blocks which do not exist, or None. Among integers nobody can tell."""
+    """Return why a choice may not leave out absent blocks, or None. Integers have no NaN or infinity that could show."""
     problem = choice.problem
     if problem.sparsity is None or problem.integers or choice.claims.skips_absent:
         return None
-    return "NaN and infinity may show where there is no block: absent_blocks is 'skipped'"
+    return "NaN and infinity may show at absent blocks: absent_blocks is 'skipped'"
 
 
 def by_size(offers: Offers, least: int, *, setting: str, backends: Collection[str]) -> Offers:
-    """The offers without the choices of ``backends`` for products whose M·N·K (of one matrix of a batch) is below ``least``."""
+    """Remove the choices of ``backends`` for products whose M·N·K (of one matrix of a batch) is below ``least``."""
 
     def reason(choice: Choice) -> str | None:
         problem = choice.problem
@@ -151,8 +153,10 @@ def by_size(offers: Offers, least: int, *, setting: str, backends: Collection[st
 
 
 def by_mixed_mm_choice(offers: Offers, settings: Settings) -> Offers:
-    """The choices of the backend that the setting names, or for ``heuristic`` the one that its backend recommends; where there are
-    none, torch's own operation. Other operations are left as they are."""
+    """Keep the mixed_mm choices of the backend that the setting names, or the one that ``heuristic`` recommends.
+
+    If there are none, keep torch's operation. Other operations are unchanged.
+    """
     wanted = settings.mixed_mm_choice
     if wanted == "default" or not offers.choices or not offers.choices[0].problem.widens_b:
         return offers
@@ -167,18 +171,18 @@ def by_mixed_mm_choice(offers: Offers, settings: Settings) -> Offers:
 
 
 def why_not_named(name: str, backend: str, settings: Settings, rows: Sequence[FilterSettings] = FILTERS) -> str | None:
-    """Why the regexes of the settings leave out the backend's choice of this name, or None; empty ones leave out nothing."""
+    """Return why the regexes of the settings exclude the backend's choice of this name, or None. Empty ones exclude nothing."""
     for row in filter(lambda row: row.covers(backend), rows):
         allow, deny = getattr(settings, row.allow), getattr(settings, row.deny)
         if allow and not re.search(allow, name):
-            return f"{row.allow} {allow!r} is not found in the name"
+            return f"{row.allow} {allow!r} does not match the name"
         if deny and re.search(deny, name):
-            return f"{row.deny} {deny!r} is found in the name"
+            return f"{row.deny} {deny!r} matches the name"
     return None
 
 
 def by_cap(offers: Offers, cap: int | None, *, setting: str, backend: str) -> Offers:
-    """Keep at most ``cap`` choices of a backend (None: all), as ``diverse`` takes them."""
+    """Keep at most ``cap`` choices of a backend (None: all), selected by ``diverse``."""
     own = [choice for choice in offers.choices if choice.backend == backend]
     if cap is None or len(own) <= cap:
         return offers
@@ -186,17 +190,17 @@ def by_cap(offers: Offers, cap: int | None, *, setting: str, backend: str) -> Of
 
     def reason(choice: Choice) -> str | None:
         out = choice.backend == backend and choice.name not in taken
-        return f"not among the {cap} of {len(own)} that {setting} leaves" if out else None
+        return f"not among the {cap} of {len(own)} that {setting} allows" if out else None
 
     return without(offers, reason)
 
 
 def diverse(choices: Sequence[Choice], cap: int) -> tuple[Choice, ...]:
-    """``cap`` of the choices, diverse in their tiles and schedules. Given and returned with the best-ranked first.
+    """Return ``cap`` of the choices with diverse tiles and schedules. Arguments and result are ordered from best to worst rank.
 
-    One after the other is taken: of those whose pair of tile and schedule was taken least often, one whose tile and schedule are
-    both new, or one of them; else one whose tile and schedule were taken least often; among equals the best-ranked. A larger cap
-    therefore adds choices and drops none.
+    Each step takes a choice whose pair of tile and schedule was taken least often. Among these it prefers a tile and a schedule
+    that are both new, then one of them new. Next it prefers a tile and a schedule taken least often, and finally the best rank. A
+    larger cap therefore adds choices and drops none.
     """
     waiting: dict[tuple[Hashable, Hashable], deque[int]] = {}
     for rank, choice in enumerate(choices):
@@ -220,17 +224,17 @@ def diverse(choices: Sequence[Choice], cap: int) -> tuple[Choice, ...]:
 
 
 def tile_of(choice: Choice) -> Hashable:
-    """What two choices with the same tile have in common."""
+    """Return the tile of a choice as a comparable value."""
     return tuple(str(choice.info.get(key)) for key in TILE_KEYS)
 
 
 def schedule_of(choice: Choice) -> Hashable:
-    """What two choices with the same schedule have in common."""
+    """Return the schedule of a choice as a comparable value."""
     return (*(str(choice.info.get(key)) for key in SCHEDULE_KEYS), choice.info.get("splits", 1) > 1)
 
 
 def without(offers: Offers, reason: Callable[[Choice], str | None]) -> Offers:
-    """The offers without the choices for which there is a reason; those become refusals."""
+    """Remove the choices for which ``reason`` returns a reason, and add them as refusals."""
     kept: list[Choice] = []
     refused: list[Refusal] = []
     for choice in offers.choices:

@@ -1,4 +1,4 @@
-"""The public names, all but ``settings``: what ``gemmtune/__init__.py`` imports when the first of them is asked for."""
+"""Public names except ``settings``, which ``gemmtune/__init__.py`` imports at the first use of one of them."""
 
 from . import sparse
 from .dispatch.prepack import PackedOperand

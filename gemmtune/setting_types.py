@@ -1,4 +1,4 @@
-"""The types of settings: which values a field of such a type takes, and how the text of a variable is read."""
+"""Types of settings: the legal values of a field, and the parsing of an environment variable."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def _check_regex(field: str, value: object) -> None:
     except (re.error, OverflowError, RecursionError) as error:
         raise SettingsError(
             f"{field}: got {value!r}, expected a regular expression of Python's re module ({error}); "
-            "put a backslash before a character that stands for itself"
+            "put a backslash before a literal special character"
         ) from error
 
 
@@ -28,7 +28,7 @@ def _check_targets(field: str, value: Any) -> None:
         if not isinstance(target, str) or not target.partition(":")[0].strip() or target.partition(":")[0] == "__main__":
             raise SettingsError(
                 f"{field}: got {target!r}, expected package.module:function, for instance mylib.ops:matmul, or such a function "
-                "itself; worker processes import it, so it has to be in a module and not in the program that is run"
+                "itself; worker processes import it, so it has to be in a module instead of the main program"
             )
 
 
@@ -57,7 +57,7 @@ Seconds = Annotated[float, _at_least(0.1)]
 
 
 def check(field: str, hint: Any, value: object) -> None:
-    """Raises SettingsError for a value that a field with this hint does not take."""
+    """Raise SettingsError for a value that a field with this type hint does not accept."""
     kind, *checks = get_args(hint) if get_origin(hint) is Annotated else (hint,)
     if get_origin(kind) is Literal and value not in get_args(kind):
         raise SettingsError(f"{field}: got {value!r}, expected one of {', '.join(get_args(kind))}")
@@ -69,7 +69,7 @@ def check(field: str, hint: Any, value: object) -> None:
 
 
 def parse(text: str, hint: Any) -> object:
-    """The value that a variable's text stands for; raises SettingsError for what is no number, or neither 0 nor 1."""
+    """Parse the text of an environment variable. Raises SettingsError for an invalid number or boolean."""
     kind = get_args(hint)[0] if get_origin(hint) is Annotated else hint
     kinds = get_args(kind) or (kind,)
     if not text and types.NoneType in kinds:
@@ -90,7 +90,7 @@ def parse(text: str, hint: Any) -> object:
 
 
 def target_of(value: object) -> object:
-    """A function, class or module as the text by which other processes find it; any other value as it is."""
+    """Return the import path of a function, class or module as text, and any other value unchanged."""
     if isinstance(value, str):
         return value
     module, name = getattr(value, "__module__", None), getattr(value, "__qualname__", None)

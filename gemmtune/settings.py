@@ -1,4 +1,5 @@
-"""Settings: one frozen value, patchable for a block of code, each field with a GEMMTUNE_* environment variable.
+"""Settings: one frozen value with an environment variable GEMMTUNE_* for each field, which can be patched for a block of
+code.
 
 This is the only module that reads the environment.
 
@@ -37,9 +38,9 @@ ENVIRONMENT_PREFIX = "GEMMTUNE_"
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """How gemmtune looks for, measures and remembers choices.
+    """Settings of searching, measuring and remembering choices.
 
-    Every field can be set by ``GEMMTUNE_<FIELD IN CAPITALS>``; tuples as comma-separated words, booleans as 0 or 1.
+    ``GEMMTUNE_<FIELD IN CAPITALS>`` sets a field: tuples as comma-separated words, booleans as 0 or 1.
     """
 
     backends: Names = None
@@ -132,12 +133,12 @@ class Settings:
             check(field, hint, getattr(self, field))
 
     def __getstate__(self) -> dict[str, object]:
-        """The fields alone: ``token`` is a number of this process."""
+        """Return the fields without ``token``, which is valid in this process only."""
         return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
 
     @functools.cached_property
     def token(self) -> int:
-        """A small number equal for equal settings of this process: what in-memory caches put into their keys."""
+        """Small number that is equal for equal settings in this process, for the keys of in-memory caches."""
         return _tokens.setdefault(self, next(_token_counter))
 
     @functools.cached_property
@@ -147,17 +148,17 @@ class Settings:
 
     @property
     def folder(self) -> Path:
-        """The cache folder: compiled kernels, locks and, unless ``store_path`` says otherwise, the store."""
+        """Cache folder of compiled kernels, locks and, by default, the store."""
         return Path(self.cache_dir) if self.cache_dir else Path(platformdirs.user_cache_dir("gemmtune"))
 
     @property
     def store_file(self) -> Path:
-        """The SQLite file of measurements."""
+        """SQLite file of measurements."""
         return Path(self.store_path) if self.store_path else self.folder / "store.sqlite"
 
     @property
     def compile_processes(self) -> int:
-        """How many processes compile at the same time (``compile_threads``, with 0 resolved to the usable cores)."""
+        """Number of processes that compile concurrently: ``compile_threads``, or the usable cores if that is 0."""
         return self.compile_threads or len(os.sched_getaffinity(0))
 
 
@@ -166,14 +167,17 @@ _LISTS = ("backends", "extra_choices")
 _tokens: dict[Settings, int] = {}
 _token_counter = itertools.count()
 patched: contextvars.ContextVar[Settings | None] = contextvars.ContextVar("gemmtune_settings", default=None)
-"""The settings of the innermost ``patch`` here; None outside of any."""
+"""Settings of the innermost ``patch``, or None outside of any."""
 
 
 def current() -> Settings:
-    """The settings in force here: the innermost ``patch``, else those of the environment; deterministic where torch has to be."""
+    """Return the current settings: the innermost ``patch``, else those of the environment.
+
+    They are deterministic if torch has to be.
+    """
     settings = patched.get() or from_environment()
     if not settings.deterministic:
-        import torch  # noqa: PLC0415 - it takes seconds, and the command's help does without
+        import torch  # noqa: PLC0415 - it takes seconds, and the command's help does not need it
 
         if torch.are_deterministic_algorithms_enabled():
             return settings.made_deterministic
@@ -181,7 +185,7 @@ def current() -> Settings:
 
 
 def token(deterministic: bool | None = None) -> int:
-    """``current().token``, short enough for the path of every call that says whether torch has to be ``deterministic``."""
+    """Return ``current().token`` quickly enough for every call. ``deterministic`` says if torch has to be deterministic."""
     settings = patched.get() or from_environment()
     if settings.deterministic or deterministic is False:
         return settings.token
@@ -193,7 +197,7 @@ def patch(**changes: object) -> Iterator[Settings]:
     """Change settings for a ``with`` block, in this thread or task only.
 
     Raises:
-        SettingsError: an unknown field or an illegal value; the settings stay as they were.
+        SettingsError: an unknown field or an illegal value. The settings are unchanged then.
     """
     with use(_replace(current(), changes)) as settings:
         yield settings
@@ -201,7 +205,7 @@ def patch(**changes: object) -> Iterator[Settings]:
 
 @contextmanager
 def use(settings: Settings) -> Iterator[Settings]:
-    """Put whole settings in force for a ``with`` block, in this thread or task only."""
+    """Activate complete settings for a ``with`` block, in this thread or task only."""
     reset = patched.set(settings)
     try:
         yield settings
@@ -221,10 +225,10 @@ def _replace(base: Settings, changes: Mapping[str, object]) -> Settings:
 
 @functools.cache
 def from_environment() -> Settings:
-    """The settings that the GEMMTUNE_* variables ask for, read once.
+    """Return the settings of the GEMMTUNE_* variables, read once.
 
     Raises:
-        SettingsError: a variable that names no setting, or whose value is illegal.
+        SettingsError: a variable names no setting, or its value is illegal.
     """
     settings = Settings()
     for variable, text in os.environ.items():
@@ -243,7 +247,7 @@ def from_environment() -> Settings:
 
 @contextmanager
 def environment(changes: Mapping[str, str | None]) -> Iterator[None]:
-    """Change variables of this process, and of those that it starts, for a ``with`` block; None removes one."""
+    """Change environment variables of this process and its children for a ``with`` block. None removes a variable."""
     before = {name: os.environ.get(name) for name in changes}
     _set_environment(changes)
     try:
@@ -259,5 +263,5 @@ def _set_environment(values: Mapping[str, str | None]) -> None:
 
 
 def in_continuous_integration() -> bool:
-    """Whether the variable ``CI`` says so, as it does on every common service."""
+    """Return True if the variable ``CI`` is set, as on every common service."""
     return os.environ.get("CI", "").lower() not in ("", "0", "false")

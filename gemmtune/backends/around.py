@@ -1,4 +1,4 @@
-"""Choices for one problem that are made of those for another one, with torch's own steps around them."""
+"""Choices for one problem that consist of a choice for another problem and torch operations around it."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from ..problem import Problem
 
 @dataclass(frozen=True, kw_only=True)
 class AroundChoice(Choice):
-    """``inner`` between torch's steps: what is compiled and loaded, and what it can be told at launch, are those of ``inner``."""
+    """``inner`` between torch operations. Compiled code, loaded code and launch parameters are those of ``inner``."""
 
     step: ClassVar[str]
-    """What the name and the log have beside those of ``inner``."""
+    """Suffix of the name, and the flag in ``info``, that distinguish it from ``inner``."""
     inner: Choice = field(repr=False)
 
     @classmethod
     def around(cls, problem: Problem, inner: Choice, *, baseline: bool = False) -> Self:
-        """The choice that does ``problem`` by ``inner``."""
+        """Return the choice that solves ``problem`` with ``inner``."""
         return cls(
             name=f"{inner.name}+{cls.step}",
             backend=inner.backend,
@@ -35,21 +35,21 @@ class AroundChoice(Choice):
     @staticmethod
     @abstractmethod
     def claimed(problem: Problem, inner: Choice) -> Claims:
-        """The arithmetic of ``inner`` and of the steps around it."""
+        """Return the claims of ``inner`` together with the steps around it."""
 
     @property
     def compile_key(self) -> str | None:
-        """The inner choice has the same."""
+        """Compile key of the inner choice."""
         return self.inner.compile_key
 
     @property
     def compiled(self) -> bool:
-        """The inner choice is."""
+        """True if the inner choice is compiled."""
         return self.inner.compiled
 
     @property
     def obstacle(self) -> str | None:
-        """What is in the way of the inner choice."""
+        """Obstacle of the inner choice, or None."""
         return self.inner.obstacle
 
     def compile(self) -> None:
@@ -57,9 +57,9 @@ class AroundChoice(Choice):
         self.inner.compile()
 
     def load(self) -> Any:
-        """What the inner choice loads."""
+        """Load the inner choice."""
         return self.inner.load()
 
     def launch_variants(self) -> Sequence[Choice]:
-        """Steps around those of the inner choice."""
+        """Return the launch variants of the inner choice with the steps around them."""
         return [self.around(self.problem, variant) for variant in self.inner.launch_variants()]

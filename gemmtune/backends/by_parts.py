@@ -1,4 +1,4 @@
-"""Products of float32 as bfloat16 parts: where they are allowed, whoever computes them, and what the parts of a number are."""
+"""Products of float32 as bfloat16 parts: legality for every backend that computes them, and the parts of a number."""
 
 from __future__ import annotations
 
@@ -9,25 +9,29 @@ from ..problem import Problem
 from ..problem.rules import why_not_dense
 
 LEAST_K = 64
-"""Below, torch's own sums are so short that what is left out of the products is the larger error."""
+"""Least K. Below it torch's sums are so short that the omitted products are the larger error."""
 LEAST_CAPABILITY = 80
-"""The first with bfloat16 tensor cores."""
+"""First compute capability with bfloat16 tensor cores."""
 TILE = 128
 FEW_TERMS = 1024
 ONE_BY_ONE = ((3, FEW_TERMS), (4, 4 * FEW_TERMS))
-"""Tiles of TILE by TILE for each multiprocessor, below which steps of so many elements of K at most may go into a tile's sum one by
-one, since torch may divide K. The largest error on an H200, over torch's: below 3 up to 0.9 of 1024 elements (1.1 in one of 118
-cases), 1.4 of 2048, 2.8 of more; at 400 tiles 0.8 of 4096, 2.4 of more; from 512 on 0.2 of 512 to 32768."""
+"""Limits on adding steps of K one by one: (tiles per multiprocessor, largest number of elements of K).
+
+Each limit applies below that number of TILE × TILE tiles for each multiprocessor, because torch may split K there. Measured
+on an H200, the largest error over torch's was as follows. Below 3 tiles: up to 0.9 for 1024 elements (1.1 in one of 118
+cases), 1.4 for 2048, 2.8 for more. At 400 tiles in total: 0.8 for 4096, 2.4 for more. From 512 tiles on: 0.2 for 512 to
+32768.
+"""
 _HIGH_BITS = -(2**16)
 _ONE_BITS = _HIGH_BITS & ~(1 << 30)
-"""What these leave of an infinity is a 1 with its sign, of a NaN a number."""
+"""Mask that turns an infinity into a 1 with its sign, and a NaN into a number."""
 
 
 def parts_of(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """High, middle and low part as float32 numbers of eight bits: the leading ones of what is left, cut off.
+    """Return high, middle and low part as float32 numbers of eight bits, each the truncated leading bits of the remainder.
 
-    What is not finite is in the low part beside a high part of ±1: a low part is multiplied with a high one alone, and an infinity
-    then meets no 0 but one that it is really multiplied with.
+    A number that is not finite is in the low part, with a high part of ±1. A low part is multiplied only with high parts, so
+    an infinity meets a 0 only where it is really multiplied with 0.
     """
     finite = x.isfinite()
     kept = torch.where(finite, _HIGH_BITS, _ONE_BITS).to(torch.int32)
@@ -38,26 +42,26 @@ def parts_of(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
 def why_not_parts(problem: Problem, device: DeviceInfo) -> str | None:
-    """Why no product by parts is offered, or None; a CPU stands for an interpreter, or for tests."""
+    """Return why no product by parts is offered, or None. A CPU device means an interpreter or a test."""
     reason = why_not_dense(problem)
     if reason is not None:
         return reason
     if problem.dtype != torch.float32 or problem.precision.input_mode != "ieee":
-        return f"{problem.dtype_label}: float32 that torch multiplies as it is has parts"
+        return f"{problem.dtype_label}: only float32 in full precision (ieee) is split into parts"
     if problem.alpha == "zero" or problem.k < LEAST_K:
         return f"K = {problem.k}: sums of fewer than {LEAST_K} terms are more exact without parts"
     if device.type != "cpu" and (device.type != "cuda" or device.capability < LEAST_CAPABILITY):
-        return f"{device.arch}: no tensor cores of CUDA that multiply bfloat16"
+        return f"{device.arch}: no CUDA tensor cores for bfloat16"
     return None
 
 
 def why_not_one_by_one(problem: Problem, device: DeviceInfo, terms: int) -> str | None:
-    """Why steps of K, of ``terms`` in all, may not go into a tile's sum one by one, or None: torch must not be more exact."""
+    """Return why steps of ``terms`` elements of K may not be added one by one, or None: torch must not be more exact."""
     if device.type == "cpu":
         return None
     tiles = -(-problem.m // TILE) * -(-problem.n // TILE) * problem.batch
     most = next((most for share, most in ONE_BY_ONE if tiles < share * device.sm_count), terms)
     if terms <= most:
         return None
-    reason = f"the steps of {terms} elements of K go one by one into a sum, those of {most} may where torch may divide K"
+    reason = f"{terms} elements of K are added to one sum step by step, expected at most {most} where torch may split K"
     return f"{reason}: {tiles} tiles of {TILE}x{TILE}"

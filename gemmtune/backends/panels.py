@@ -1,4 +1,4 @@
-"""Panels: a block-sparse weight cut and joined into blocks of another size, by torch's operations on its own device."""
+"""Panels: a block-sparse weight regrouped into blocks of another size, by torch operations on its device."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from ..numerics.block_sparse import assembled, parts, rows_of
 
 
 def panels_of(weight: torch.Tensor, panel_n: int, panel_k: int, order: torch.Tensor | None = None) -> torch.Tensor:
-    """The sparse_bsr tensor with the numbers of ``weight`` in blocks of ``panel_n`` × ``panel_k`` and indices of 32 bits.
+    """Return the numbers of ``weight`` as a sparse_bsr tensor with blocks of ``panel_n`` × ``panel_k`` and 32-bit indices.
 
-    A panel exists where one of the blocks lies that it has a part in, and holds zeros where it has none. Rows and columns of zeros
-    are appended until all panels are whole. With ``order`` the rows lie in another one, the empty ones included: it has the numbers
-    of those that stay together, as many as divide blocks and panels.
+    A panel exists if it overlaps a block, and holds zeros outside of blocks. Rows and columns of zeros are appended until all
+    panels are whole. ``order`` permutes the rows, empty ones included. It numbers units of gcd(block_n, ``panel_n``) rows,
+    which stay together.
     """
     values, crow, col = parts(weight)
     count, block_n, block_k = values.shape

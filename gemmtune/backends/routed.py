@@ -1,4 +1,4 @@
-"""Grouped products whose rows are picked, gated or added up, by a plain grouped product and torch's own steps around it."""
+"""Grouped products with picked, gated or added rows, by a plain grouped product and torch operations around it."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from .around import AroundChoice
 __all__ = ["BY_INDEX", "RoutedChoice", "grouped_problem", "with_steps"]
 
 BY_INDEX = ("routed_grouped_mm", "combined_grouped_mm")
-"""The operations that are a plain grouped product with steps before or behind it."""
+"""Operations that are a plain grouped product with steps before or after it."""
 MOST_OF_EACH = 4
-"""Plain products of one backend that are tried so."""
+"""Largest number of plain products of one backend that are tried with steps."""
 
 
 def with_steps(problem: Problem, own: Offers, plain: Offers) -> Offers:
-    """What a backend has for the problem itself, and its first few for ``grouped_problem(problem)`` with further steps.
+    """Return a backend's offers for the problem, and its first few for ``grouped_problem(problem)`` with the steps.
 
-    Where it has the latter alone, what it refuses is told of the plain product: of the problem it would say that it has nothing.
+    If only the plain product has choices, its refusals are reported: those of the problem would say that there is nothing.
     """
     around = tuple(RoutedChoice.around(problem, choice) for choice in plain.choices[:MOST_OF_EACH])
     refusals = plain.refusals if around and not own.choices else own.refusals
@@ -35,24 +35,24 @@ def with_steps(problem: Problem, own: Offers, plain: Offers) -> Offers:
 
 @dataclass(frozen=True, kw_only=True)
 class RoutedChoice(AroundChoice):
-    """``inner`` on rows that torch has picked; what it gives is gated, or weighted and added up, by torch."""
+    """``inner`` on rows that torch picked. torch then gates its result, or weights and adds up the rows."""
 
     step = "routed"
 
     @staticmethod
     def claimed(problem: Problem, inner: Choice) -> Claims:
-        """Each step rounds to the dtype of the operands."""
+        """Return the claims of ``inner`` with a rounding to the dtype of the operands in each step."""
         if problem.weights is not None:
             return replace(inner.claims, partials=problem.dtype, splits=inner.claims.splits + 1)
         return replace(inner.claims, epilogue_input=problem.dtype)
 
     @property
     def content_hash(self) -> str:
-        """Over the inner choice, and that there are steps around it."""
+        """Hash of the inner choice and of the steps around it."""
         return hashlib.sha256(f"{self.inner.content_hash} routed {self.problem.epilogue is not None}".encode()).hexdigest()
 
     def bind(self, loaded: Any) -> Kernel:
-        """The inner kernel between torch's steps."""
+        """Bind the inner kernel between torch operations."""
         product, problem, plain = self.inner.bind(loaded).run, self.problem, self.inner.problem
         count = len(problem.operands)
 

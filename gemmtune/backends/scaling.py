@@ -1,4 +1,4 @@
-"""scaled_mm as cuBLASLt has it, alone or behind torch's ``_scaled_mm``: pairs of kinds of scales, and how it wants them to lie."""
+"""scaled_mm of cuBLASLt, called directly or by torch's ``_scaled_mm``: pairs of scale kinds and their memory layout."""
 
 from __future__ import annotations
 
@@ -14,50 +14,50 @@ from ..problem.scales import SCALE_BLOCK
 Tensor = torch.Tensor
 Block = tuple[int | None, int | None]
 KB_MULTIPLE = 4
-"""cuBLASLt wants the scales of square blocks with a multiple of this many along K (cuBLAS documentation, on their layouts)."""
+"""Multiple of scales along K that cuBLASLt expects of square blocks (cuBLAS documentation, on their layouts)."""
 
 
-def _one(scale: Tensor, grow: int) -> Tensor:  # noqa: ARG001 - one number for whatever size
+def _one(scale: Tensor, grow: int) -> Tensor:  # noqa: ARG001 - one number for any size
     return scale
 
 
 def _rows(scale: Tensor, grow: int) -> Tensor:
-    """[M, 1], packed, grown by so many rows. Torch wants the stride along the only column to be 1."""
+    """Return [M, 1], contiguous, with ``grow`` more rows. torch expects a stride of 1 along the only column."""
     return pad(scale, (0, 0, 0, grow)) if grow else scale.contiguous()
 
 
 def _packed(scale: Tensor, grow: int) -> Tensor:
-    """[1, N] or [K/128, N] with packed rows, grown by so many columns."""
+    """Return [1, N] or [K/128, N] with contiguous rows and ``grow`` more columns."""
     return pad(scale, (0, grow)) if grow else scale.contiguous()
 
 
 def _packed_columns(scale: Tensor, grow: int) -> Tensor:
-    """[M, K/128] with packed columns, grown by so many rows."""
+    """Return [M, K/128] with contiguous columns and ``grow`` more rows."""
     return _packed(scale.t(), grow).t()
 
 
 def _long_b(scale: Tensor, grow: int) -> Tensor:
-    """[K/128, N] as [N, K/128] with packed columns, N grown by so many."""
+    """Return [K/128, N] as [N, K/128] with contiguous columns and ``grow`` more columns of N."""
     return _packed(scale, grow).t()
 
 
-def _square_a(scale: Tensor, grow: int) -> Tensor:  # noqa: ARG001 - so few rows more begin no block
-    """[M/128, K/128] as [K/128, M/128] with packed columns, K/128 grown to a multiple of 4."""
+def _square_a(scale: Tensor, grow: int) -> Tensor:  # noqa: ARG001 - the added rows begin no new block
+    """Return [M/128, K/128] as [K/128, M/128] with contiguous columns and K/128 padded to a multiple of 4."""
     return _packed(scale, -scale.shape[1] % KB_MULTIPLE).t()
 
 
 def _square_b(scale: Tensor, grow: int) -> Tensor:
-    """[K/128, N/128] with packed columns, K/128 grown to a multiple of 4."""
+    """Return [K/128, N/128] with contiguous columns and K/128 padded to a multiple of 4."""
     return _square_a(scale.t(), grow)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mode:
-    """A pair of kinds of scales.
+    """Pair of scale kinds.
 
-    ``a`` and ``b`` are the blocks (rows, columns) that one number is for, None meaning all. ``recipes`` are the values of
-    ``torch.nn.functional.ScalingType``. ``place_a(scale, rows)`` and ``place_b(scale, columns)`` lay scales out for operands that
-    have grown by so many rows or columns.
+    ``a`` and ``b`` are the blocks (rows, columns) that share a scale, with None for the whole dimension. ``recipes`` are
+    values of ``torch.nn.functional.ScalingType``. ``place_a(scale, rows)`` and ``place_b(scale, columns)`` lay scales out for
+    operands that were padded by that many rows or columns.
     """
 
     a: Block
@@ -68,7 +68,7 @@ class Mode:
 
     @property
     def blocks(self) -> bool:
-        """There are several scales along K."""
+        """True if there are several scales along K."""
         return self.a[1] is not None
 
 
@@ -83,11 +83,11 @@ MODES: dict[str, Mode] = {
     "128x128_128x1": Mode(a=_SQUARE, b=_LONG_B, recipes=(5, 4), place_a=_square_a, place_b=_long_b),
     "1x128_128x1": Mode(a=_LONG_A, b=_LONG_B, recipes=(4, 4), place_a=_packed_columns, place_b=_long_b),
 }
-"""The coarsest first. Scales that are coarser than those of a mode are repeated to be as fine."""
+"""Modes, the coarsest first. Coarser scales than those of a mode are repeated to match it."""
 
 
 def mode_of(problem: Problem) -> str:
-    """The name of the coarsest mode that has the problem's scales."""
+    """Return the name of the coarsest mode that represents the problem's scales."""
     block_a, block_b = problem.scale_block("scale_a"), problem.scale_block("scale_b")
     for name, mode in MODES.items():
         if _finer(mode.a, block_a, (problem.m, problem.k)) and _finer(mode.b, block_b, problem.b_size):
@@ -96,7 +96,10 @@ def mode_of(problem: Problem) -> str:
 
 
 def at_blocks(scale: Tensor, size: tuple[int, int], block: Block) -> Tensor:
-    """A scale of an operand of ``size`` as a matrix with one number for each ``block``, which is as fine as the scale or finer."""
+    """Return a scale of an operand of ``size`` as a matrix with one number for each ``block``.
+
+    ``block`` is at least as fine as the scale.
+    """
     if scale.numel() == 1:
         scale = scale.reshape(1, 1)
     for dim, side in enumerate(block):
@@ -109,9 +112,9 @@ def at_blocks(scale: Tensor, size: tuple[int, int], block: Block) -> Tensor:
 
 
 def scale_placer(problem: Problem, rows: int = 0, cols: int = 0) -> Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]:
-    """place(scale_a, scale_b): the scales as cuBLASLt wants them, for operands that have grown by so many rows and columns.
+    """Return place(scale_a, scale_b), which lays out scales for cuBLASLt and operands padded by ``rows`` and ``cols``.
 
-    Where they lie so already they are not copied. Several numbers have to begin at an aligned address.
+    Scales in the right layout are not copied. If there are several, they have to begin at an aligned address.
     """
     mode = MODES[mode_of(problem)]
     size_a, size_b = (problem.m, problem.k), problem.b_size
@@ -128,7 +131,7 @@ def scale_placer(problem: Problem, rows: int = 0, cols: int = 0) -> Callable[[Te
 
 
 def _finer(block: Block, coarse: tuple[int, int], size: tuple[int, int]) -> bool:
-    """Whether numbers for ``coarse`` blocks of an operand of ``size`` can be repeated into numbers for each ``block``."""
+    """Return True if scales for ``coarse`` blocks of an operand of ``size`` can be repeated to scales for each ``block``."""
     return all(
         whole >= extent if side is None else whole >= extent or whole % side == 0
         for side, whole, extent in zip(block, coarse, size, strict=True)
@@ -136,7 +139,10 @@ def _finer(block: Block, coarse: tuple[int, int], size: tuple[int, int]) -> bool
 
 
 def has_plain_bias(problem: Problem) -> bool:
-    """Whether the epilogue is ``acc + x`` with x a packed row of N elements of out's dtype, which cuBLASLt adds itself."""
+    """Return True if the epilogue is ``acc + x`` with a bias that cuBLASLt adds.
+
+    x is a contiguous row of N elements of out's dtype.
+    """
     epilogue, out = problem.epilogue, problem.out
     if problem.device_type != "cuda" or epilogue is None or len(epilogue.operands) != 1:
         return False

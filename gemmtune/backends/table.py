@@ -1,4 +1,4 @@
-"""The table of backends. To add one: write its module with a ``BACKEND`` object (see ``choice.Backend``) and add a line here."""
+"""Table of backends. To add one, write its module with a ``BACKEND`` object (see ``choice.Backend``) and add a line here."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 class BackendRow:
     """One backend of the table.
 
-    ``module`` holds its ``BACKEND``. ``compiles`` says that its kernels are made from templates of ours, by a compiler; the others
-    call what a library already has. ``brought_by`` is the setting that brings it in, whatever backends are named.
+    ``module`` holds its ``BACKEND``. ``compiles`` says that a compiler makes its kernels from our templates. Other backends
+    call libraries. ``brought_by`` is a setting that includes it, regardless of the named backends.
     """
 
     module: str
@@ -36,20 +36,20 @@ BACKENDS: dict[str, BackendRow] = {
     "cpp": BackendRow(module="gemmtune.backends.cpp", compiles=True),
     "own": BackendRow(module="gemmtune.backends.own", compiles=False, brought_by="extra_choices"),
 }
-"""Backend name to its row. The order is the one in which ties are broken: library kernels first."""
+"""Rows by backend name, in the order that breaks ties: library kernels first."""
 
 TEMPLATES = tuple(name for name, row in BACKENDS.items() if row.compiles)
-"""The backends whose kernels are made from our own templates."""
+"""Backends whose kernels are made from our templates."""
 
 
 def check_names(names: Iterable[str]) -> None:
-    """Raises SettingsError for a name that is not in the table."""
+    """Raise SettingsError for a name that is not in the table."""
     for name in names:
         if name not in BACKENDS:
             raise SettingsError(f"backends (GEMMTUNE_BACKENDS): got {name!r}, expected names out of {', '.join(BACKENDS)}")
 
 
 def load(name: str) -> Backend:
-    """The backend of that name, imported when first needed: heavy toolchains stay out of the package's import."""
+    """Return the backend of that name, imported at first use to keep heavy toolchains out of the package's import."""
     backend: Backend = importlib.import_module(BACKENDS[name].module).BACKEND
     return backend

@@ -1,4 +1,4 @@
-"""The command line: ``gemmtune tune | choices | build | show | export | import | merge | doctor | conformance | perf-gate``.
+"""Command line: ``gemmtune tune | choices | build | show | export | import | merge | doctor | conformance | perf-gate``.
 
 Exit status: 0 done, 1 failed, 2 wrong usage, 130 interrupted.
 """
@@ -55,5 +55,5 @@ def run(arguments: Sequence[str] | None = None) -> int:
 
 
 def main() -> None:
-    """The entry point of the ``gemmtune`` command."""
+    """Run the ``gemmtune`` command."""
     sys.exit(run())

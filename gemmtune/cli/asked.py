@@ -1,4 +1,4 @@
-"""What the options that several commands share mean: a device, changes of the settings."""
+"""Meaning of the options that several commands share: a device, and changes of the settings."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ _OPTIONS = {
     "choice_denylist_regex": "--deny",
     "timing": "--timing",
 }
-"""The options that stand for settings, by the names of these."""
+"""Options that stand for settings, by setting name."""
 
 
 def device_of(text: str | None) -> DeviceInfo:
-    """The device that ``--device`` names; None means the current GPU if there is one, else the CPU.
+    """Return the device of ``--device``, by default the current GPU if there is one, else the CPU.
 
     Raises:
-        click.UsageError: not the name of a device.
-        UnavailableError: the device is not here.
+        click.UsageError: the text names no device.
+        UnavailableError: this machine does not have the device.
     """
     if text is not None and not re.fullmatch(r"cpu|cuda(:\d+)?", text):
         raise click.UsageError(f"--device: got {text!r}, expected cpu, cuda or cuda:N, for instance cuda:1")
@@ -36,7 +36,7 @@ def device_of(text: str | None) -> DeviceInfo:
 
 
 def arch_of(text: str | None) -> DeviceInfo | None:
-    """The architecture that ``--arch`` names, None where it is not given. Raises click.UsageError for an unknown one."""
+    """Return the architecture of ``--arch``, or None if it is missing. Raises click.UsageError for an unknown one."""
     try:
         return None if text is None else preset(text)
     except UnavailableError as error:
@@ -44,10 +44,11 @@ def arch_of(text: str | None) -> DeviceInfo | None:
 
 
 def settings_changes(options: dict[str, Any]) -> dict[str, Any]:
-    """Take the options that stand for settings out of ``options``: those that were given, as changes for ``settings.patch``.
+    """Remove the options that stand for settings from ``options`` and return the given ones as changes for
+    ``settings.patch``.
 
     Raises:
-        click.UsageError: a value that the setting does not take.
+        click.UsageError: a setting does not accept the value.
     """
     given = {name: options.pop(name, None) for name in _OPTIONS}
     changes = {name: value for name, value in given.items() if value not in (None, ())}

@@ -1,4 +1,4 @@
-"""``gemmtune build``: compile ahead of time what tuning would compile; needs the compilers and no GPU."""
+"""``gemmtune build``: compile ahead of time the kernels that tuning would compile. Needs the compilers and no GPU."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from .spec import Spec
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failure:
-    """A kernel that is not there, or a backend that compiles nothing here; ``problem`` is empty for a backend."""
+    """Kernel that was not built, or backend that cannot compile here. ``problem`` is empty for a backend."""
 
     name: str
     problem: str
@@ -45,11 +45,11 @@ class Failure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Built:
-    """What a build came to, in numbers of distinct kernels."""
+    """Result of a build, in numbers of distinct kernels."""
 
     compiled: int
     present: int
-    """Kernels that were in the cache folder before."""
+    """Kernels that were already in the cache folder."""
     failures: tuple[Failure, ...]
     refusals: tuple[Refusal, ...]
     seconds: float
@@ -58,7 +58,7 @@ class Built:
 def build(
     *, shapes: tuple[str, ...], shapes_file: str | None, arch: str | None, quiet: bool, json_file: str | None, **options: Any
 ) -> int:
-    """Compile what the tuning of each shape would. ``options`` are those for settings and for problems."""
+    """Compile the kernels that tuning each shape would compile. ``options`` hold those for settings and for problems."""
     device = arch_of(arch) or detect()
     changes = settings_changes(options)
     problems = some_problems_of(shapes, shapes_file, Spec(device_type=device.torch_device.type, **options))
@@ -68,7 +68,7 @@ def build(
         if not names:
             expected = f"expected one that compiles kernels: {', '.join(sorted(TEMPLATES))}"
             raise click.UsageError(f"--backends: got {', '.join(enabled)}, {expected}")
-        kept = f"what was compiled is kept in {chosen.folder}"
+        kept = f"compiled kernels are kept in {chosen.folder}"
         with settings.patch(backends=names) as restricted, watched(quiet=quiet, kept=kept) as progress:
             built = _build(problems, device, restricted, progress)
     if json_file != STDOUT:
@@ -93,21 +93,24 @@ def _build(problems: Sequence[Problem], device: DeviceInfo, chosen: Settings, pr
     begun = time.monotonic()
     seen = {name: load(name).available(device) for name in enabled_backends(device, chosen)}
     failures = [Failure(name=name, problem="", reason=found.detail) for name, found in seen.items() if not found.ok]
+    # Collect the distinct kernels of all problems.
     kernels: dict[str, Choice] = {}
     refusals: list[Refusal] = []
     for problem in problems:
         offers = offers_for(problem, device, chosen, on_this_machine=False)
         kernels |= {c.compile_key: c for c in offers.choices if c.compile_key and c.compile_key not in kernels}
         refusals += offers.refusals
+    # Separate kernels that exist, that cannot be made, and that can be compiled.
     able = [choice for choice in kernels.values() if seen[choice.backend].ok]
     waiting = [choice for choice in able if not choice.compiled]
     for choice in waiting:
         if choice.obstacle is not None:
             failures.append(Failure(name=choice.name, problem=str(choice.problem), reason=choice.obstacle))
     possible = [choice for choice in waiting if choice.obstacle is None]
+    # Compile in parallel and record each failure.
     with Compilation(possible, chosen) as compilation:
         compilation.wait(possible, functools.partial(progress.stage, "compile"))
-        for choice in possible:  # one by one, since those of several problems may have one name
+        for choice in possible:  # one by one, because choices of several problems may have the same name
             for failure in compilation.wait([choice]).values():
                 reason = f"{failure.status.value}: {failure.reason}"
                 failures.append(Failure(name=choice.name, problem=str(choice.problem), reason=reason))
@@ -122,7 +125,7 @@ def _build(problems: Sequence[Problem], device: DeviceInfo, chosen: Settings, pr
 
 def _parts(heading: str, built: Built, chosen: Settings) -> Iterator[RenderableType]:
     yield Text(heading, style="bold")
-    done = f"{counted(built.compiled, 'kernel')} compiled in {built.seconds:.1f} s, {built.present} were there"
+    done = f"{counted(built.compiled, 'kernel')} compiled in {built.seconds:.1f} s, {built.present} already present"
     yield Text(f"{done}; in {chosen.folder}")
     if built.refusals and not (built.compiled or built.present or built.failures):
         yield Text("refused:", style="bold")

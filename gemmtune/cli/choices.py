@@ -1,4 +1,4 @@
-"""``gemmtune choices``: what would be tried for a shape; needs no GPU and measures nothing."""
+"""``gemmtune choices``: list the choices for a shape. Needs no GPU and measures nothing."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from .spec import Spec
 
 
 def choices(*, shape: str, arch: str | None, json_file: str | None, **options: Any) -> None:
-    """List what would be tried for a shape. ``options`` are those for settings and for the problem."""
+    """List the choices that tuning a shape would try. ``options`` hold those for settings and for the problem."""
     device = arch_of(arch) or detect()
     changes = settings_changes(options)
     wanted = problem_of_word(shape, Spec(device_type=device.torch_device.type, **options))

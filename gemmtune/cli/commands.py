@@ -1,4 +1,4 @@
-"""The commands as users see them: arguments, options and help. What a command does is in a module that is imported when it runs."""
+"""Commands as users see them: arguments, options and help. Each command imports the module that implements it when it runs."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _TYPES: dict[str, Any] = {"integer": int, "seconds": float}
 
 
 def _run(command: str, given: dict[str, Any]) -> Any:
-    """Do what the options ask for: ``module.function`` of this folder. Here torch is imported, and not for help."""
+    """Run ``module.function`` of this folder with the given options. This imports torch, which help does not."""
     module, _, function = command.partition(".")
     return getattr(importlib.import_module(f".{module}", __package__), function)(**given)
 
@@ -40,18 +40,22 @@ def _run(command: str, given: dict[str, Any]) -> Any:
 @search_options
 @filter_options
 @timing_option
-@click.option("--m", "rows_asked", metavar="LO..HI", help="A table for all these M, in the place of each shape's own.")
-@click.option("--batch-invariant", is_flag=True, help="One choice for every M of a range: rows have the same bits in every batch.")
-@click.option("--force", is_flag=True, help="Measure again what the store knows.")
-@click.option("--recorded", metavar="FILE", help="A file that gemmtune record has written: its problems, the heaviest first.")
-@click.option("--rows", type=click.IntRange(min=0), default=TABLE_ROWS, show_default=True, help="Choices shown; 0 shows all.")
-@click.option("--quiet", is_flag=True, help="No progress and no tables: one line for each shape.")
+@click.option("--m", "m_range", metavar="LO..HI", help="Tune a table for all these M instead of each shape's M.")
+@click.option(
+    "--batch-invariant", is_flag=True, help="Use one choice for every M of a range, so that rows have equal bits in every batch."
+)
+@click.option("--force", is_flag=True, help="Measure choices again that are in the store.")
+@click.option("--recorded", metavar="FILE", help="A file of gemmtune record. Its heaviest problems come first.")
+@click.option(
+    "--rows", type=click.IntRange(min=0), default=TABLE_ROWS, show_default=True, help="Number of choices to show; 0 shows all."
+)
+@click.option("--quiet", is_flag=True, help="Print one line for each shape, without progress and tables.")
 @json_option
 def tune(**given: Any) -> None:
-    """Find the fastest right choice for each SHAPE and remember it.
+    """Find the fastest correct choice for each SHAPE and remember it.
 
-    A SHAPE is MxNxK, or BxMxNxK for a batch: out[M, N] = a[M, K] @ b[K, N]. What the store already knows is not measured again.
-    With LO..HI in the place of M, it is a table of which choice serves which M, so that no call with one of them tunes.
+    A SHAPE is MxNxK, or BxMxNxK for a batch: out[M, N] = a[M, K] @ b[K, N]. Stored results are not measured again. LO..HI instead
+    of M makes a table with a choice for each M of the range. Calls within the range then never tune.
 
     \b
     gemmtune tune 16x4096x4096 --dtype bfloat16
@@ -78,10 +82,10 @@ def tune(**given: Any) -> None:
 @click.argument("program", nargs=-1, type=click.UNPROCESSED, required=True, metavar="-- PROGRAM [ARGUMENTS]...")
 @json_option
 def record(**given: Any) -> int:
-    """Run a Python program and note the products that it asks torch and gemmtune for; tune --recorded reads the file.
+    """Run a Python program and record the products that it computes with torch and gemmtune. tune --recorded reads the file.
 
-    PROGRAM is a script, or python with a script or a module. It runs in this process, unchanged but for torch.compile, which leaves
-    functions as they are. Its exit status is that of this command, and what was noted until then is written in any case.
+    PROGRAM is a script, or python with a script or a module. It runs unchanged in this process, except that torch.compile leaves
+    functions uncompiled. This command returns its exit status, and always writes the products recorded so far.
 
     \b
     gemmtune record -- python train.py --steps 10
@@ -98,7 +102,7 @@ def record(**given: Any) -> int:
 @filter_options
 @json_option
 def choices(**given: Any) -> None:
-    """List what would be tried for SHAPE, and what is refused beforehand and why.
+    """List the choices that tuning SHAPE would try, and the refused ones with their reasons.
 
     \b
     gemmtune choices 512x512x512 --arch sm80 --backends triton
@@ -114,12 +118,12 @@ def choices(**given: Any) -> None:
 @problem_options
 @search_options
 @filter_options
-@click.option("--quiet", is_flag=True, help="No progress.")
+@click.option("--quiet", is_flag=True, help="Show no progress.")
 @json_option
 def build(**given: Any) -> int:
-    """Compile what the tuning of each SHAPE would compile, into the cache folder (GEMMTUNE_CACHE_DIR), and run nothing.
+    """Compile the kernels that tuning each SHAPE would compile into the cache folder (GEMMTUNE_CACHE_DIR), and run nothing.
 
-    Tuning with the same search on a machine that has this cache folder and the same versions then compiles nothing.
+    A machine with this cache folder and the same versions then tunes with the same search without compiling.
 
     \b
     gemmtune build 4096x4096x4096 --arch sm90 --backends triton,cutlass
@@ -129,10 +133,12 @@ def build(**given: Any) -> int:
 
 
 @click.command()
-@click.option("--rows", type=click.IntRange(min=1), default=3, show_default=True, help="Choices shown for each problem.")
+@click.option(
+    "--rows", type=click.IntRange(min=1), default=3, show_default=True, help="Number of choices to show for each problem."
+)
 @json_option
 def show(**given: Any) -> None:
-    """Show what the store knows: for each machine and problem the pick and the next best."""
+    """Show the contents of the store: the pick and the next best choices of each problem, by machine."""
     _run("stores.show", given)
 
 
@@ -140,7 +146,7 @@ def show(**given: Any) -> None:
 @click.argument("file", metavar="FILE")
 @json_option
 def export_store(**given: Any) -> None:
-    """Write everything the store knows to FILE, as JSON that import reads."""
+    """Write the whole store to FILE, as JSON that import reads."""
     _run("stores.export_store", given)
 
 
@@ -148,7 +154,7 @@ def export_store(**given: Any) -> None:
 @click.argument("file", metavar="FILE")
 @json_option
 def import_store(**given: Any) -> None:
-    """Take in a FILE that export wrote; where both know a choice, the later measurement stays."""
+    """Merge a FILE that export wrote into the store. If both have a choice, the later measurement stays."""
     _run("stores.import_store", given)
 
 
@@ -156,17 +162,17 @@ def import_store(**given: Any) -> None:
 @click.argument("other_store", metavar="OTHER_STORE")
 @json_option
 def merge(**given: Any) -> None:
-    """Take in another store, an SQLite file; where both know a choice, the later measurement stays."""
+    """Merge another store, an SQLite file, into the store. If both have a choice, the later measurement stays."""
     _run("stores.merge", given)
 
 
 @click.command()
-@click.option("--build", "build_native", is_flag=True, help="Compile the native look-up of warm calls, unless it is there.")
+@click.option("--build", "build_native", is_flag=True, help="Compile the native look-up of warm calls if it is missing.")
 @json_option
 def doctor(**given: Any) -> int:
     """Show versions, devices, compilers, backends, the native look-up, the store and the cache folder.
 
-    The exit status is 1 when the store or the cache folder cannot be used, when no backend works on any device, or when --build
+    The exit status is 1 if the store or the cache folder cannot be used, if no backend works on any device, or if --build
     fails.
     """
     return int(_run("doctor.doctor", given))
@@ -185,13 +191,13 @@ def _conformance_options(function: Any) -> Any:
 @click.command()
 @click.argument("gemm", required=False, metavar="[MODULE:NAME]", shell_complete=complete_gemm)
 @_conformance_options
-@click.option("-k", "keyword", metavar="EXPRESSION", help="Only cases whose id has this, as pytest's -k.")
+@click.option("-k", "keyword", metavar="EXPRESSION", help="Run only cases whose id matches, like pytest's -k.")
 @click.argument("pytest_arguments", nargs=-1, type=click.UNPROCESSED, metavar="[-- PYTEST_ARGUMENTS]")
 def conformance(**given: Any) -> None:
-    """Test whether a GEMM is right: MODULE:NAME is a function f(a, b), or a module or object with functions named as torch's.
+    """Test if a GEMM is correct: MODULE:NAME is a function f(a, b), or a module or object with functions named as in torch.
 
-    What it is not declared to take, it may refuse; what it returns has to be right. Each case runs in a worker process, so that a
-    crash or a hang is one failure. Exit status, by what ran: 0 it conforms, 1 it does not, 2 it could not be tested.
+    The GEMM may refuse undeclared inputs, but every result must be correct. Each case runs in a worker process, so a crash or a
+    hang is one failure. Exit status of the cases that ran: 0 it conforms, 1 it does not, 2 it could not be tested.
 
     \b
     gemmtune conformance mypkg.ops:matmul
@@ -217,28 +223,28 @@ def conformance(**given: Any) -> None:
     metavar="NAME",
     default=PICK,
     show_default=True,
-    help="What is judged: gemmtune's pick, a choice such as cpp:…, or a function as package.module:function.",
+    help="The GEMM to judge: gemmtune's pick, a choice such as cpp:…, or a function as package.module:function.",
 )
-@click.option("--anchor", type=click.Choice(ANCHORS), help="torch, or the stored ratio to it; torch when not given.")
-@click.option("--baselines", metavar="DIR", default=FOLDER, show_default=True, help="The folder of stored ratios.")
+@click.option("--anchor", type=click.Choice(ANCHORS), help="Compare with torch (default), or with the stored ratio to torch.")
+@click.option("--baselines", metavar="DIR", default=FOLDER, show_default=True, help="Folder of stored ratios.")
 @click.option(
     "--require-baseline", "--gemm-require-baseline", is_flag=True, help="Fail without a baseline; implies --anchor baseline."
 )
-@click.option("--update-baseline", is_flag=True, help="Write what is measured as the new baselines.")
+@click.option("--update-baseline", is_flag=True, help="Write the measured ratios as the new baselines.")
 @click.option(
     "--processes",
     type=click.IntRange(min=LEAST_PROCESSES),
     default=PROCESSES,
     show_default=True,
-    help="Fresh processes in a batch.",
+    help="Number of fresh processes in a batch.",
 )
-@click.option("--quiet", is_flag=True, help="No progress.")
+@click.option("--quiet", is_flag=True, help="Show no progress.")
 @json_option
 def perf_gate(**given: Any) -> None:
-    """Judge whether a SHAPE takes longer, by more than 2%, than by torch, or than its baseline.
+    """Check if a SHAPE takes over 2% longer than torch or than its baseline.
 
-    A SHAPE is MxNxK, or BxMxNxK for a batch. Without any, those of the baselines are taken where these are the anchor, else a small
-    set. Exit status: 0 nothing is slower, 1 a regression or a required baseline that is missing, 2 it could not be measured.
+    A SHAPE is MxNxK, or BxMxNxK for a batch. The default is the shapes of the baselines if --anchor is baseline, else a small set.
+    Exit status: 0 nothing is slower, 1 a regression or a missing required baseline, 2 it could not be measured.
 
     \b
     gemmtune perf-gate 512x512x512 --dtype float32

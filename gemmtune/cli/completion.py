@@ -1,4 +1,4 @@
-"""Completion of MODULE:NAME in a shell, from files alone: nothing is imported but what finds modules."""
+"""Shell completion of MODULE:NAME from files alone, importing only what finds modules."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ import click
 from click.shell_completion import CompletionItem
 
 OWN = Path(__file__).parents[1] / "conformance" / "gemms" / "own.py"
-"""Our backends, as ``own:triton``."""
+"""Source of our backends, which are named like ``own:triton``."""
 
 
 def complete_gemm(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:  # noqa: ARG001 - click's
-    """Modules here and installed, with our backends as ``own:``; after the colon the public functions and objects of a module."""
+    """Return modules here and installed, and ``own:`` for our backends, or after the colon a module's public names."""
     module, colon, name = incomplete.partition(":")
     if colon:
         path = OWN if module == "own" else _file_of(module)
@@ -28,7 +28,7 @@ def complete_gemm(context: click.Context, parameter: click.Parameter, incomplete
 
 
 def _modules(start: str) -> Iterator[str]:
-    """Full names of packages and modules that begin so, one level deep."""
+    """Yield full names of packages and modules that begin with ``start``, one level deep."""
     package, dot, last = start.rpartition(".")
     folders = [str(path.parent) for path in [_file_of(package)] if path is not None] if dot else [os.getcwd(), *sys.path]
     for module in pkgutil.iter_modules(folders):
@@ -37,7 +37,7 @@ def _modules(start: str) -> Iterator[str]:
 
 
 def _file_of(module: str) -> Path | None:
-    """The source of a module, as an import from the working folder would find it; None if there is none."""
+    """Return the source of a module, as an import from the working folder would find it, or None."""
     parts = Path(*module.split("."))
     for folder in map(Path, (os.getcwd(), *sys.path)):
         for path in (folder / parts / "__init__.py", folder / parts.with_suffix(".py")):
@@ -47,7 +47,7 @@ def _file_of(module: str) -> Path | None:
 
 
 def _public_names(path: Path) -> list[str]:
-    """What is defined at the top of a file, in order: functions, and objects in lower case."""
+    """Return the names defined at the top of a file, in order: functions, and objects in lower case."""
     found: list[str] = []
     for node in ast.parse(path.read_text(encoding="utf-8")).body:
         if isinstance(node, ast.FunctionDef):

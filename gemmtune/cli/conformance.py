@@ -1,4 +1,4 @@
-"""``gemmtune conformance``: test anybody's GEMM.
+"""``gemmtune conformance``: test any GEMM.
 
 Exit status: 0 it conforms, 1 it does not, 2 it could not be tested.
 """
@@ -34,18 +34,21 @@ from .output import INTERRUPTED, UNTESTED, CouldNotTest
 from .printing import show, watched
 
 QUIET = ("-qq", "--no-header", "--tb=no", "-rE", "--capture=no", "-p", "no:gemm-terminal", "-p", "no:cacheprovider")
-"""What the command prints is its own; pytest says only what it cannot collect. A GEMM that prints does so in another process."""
+"""Options of pytest that leave the printing to this command: pytest reports only collection errors.
+
+A GEMM that prints does so in another process.
+"""
 CLEAN = {
     "PYTEST_ADDOPTS": None,
     "PYTEST_PLUGINS": None,
     "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
     "PYTHONDONTWRITEBYTECODE": "1",
 }
-"""The environment of the suite: pytest is not to do what was meant for other tests, and no files are left where the GEMM is."""
+"""Environment of the suite, without the user's pytest options and without bytecode files next to the GEMM."""
 
 
 def conformance(*, gemm: str | None, keyword: str | None, pytest_arguments: tuple[str, ...], **values: Any) -> None:
-    """Test whether a GEMM is right. ``values`` are the options of ``option_table``."""
+    """Test if a GEMM is correct. ``values`` are the options of ``option_table``."""
     try:
         options = RunOptions.of({"backend": gemm, **values})
     except GemmtuneError as error:
@@ -61,7 +64,7 @@ def conformance(*, gemm: str | None, keyword: str | None, pytest_arguments: tupl
 
 
 def _matrices(options: RunOptions) -> int:
-    """The exit status of the matrices that ``--sm`` asks for."""
+    """Return the exit status of the matrices that ``--sm`` requests."""
     with watched() as progress:
         reports = [matrix(options, sm, progress=progress) for sm in options.sm]
     text = json_text([report.as_json() for report in reports])
@@ -75,7 +78,7 @@ def _matrices(options: RunOptions) -> int:
 
 
 def _suite(options: RunOptions, keyword: str | None, further: Sequence[str]) -> int:
-    """The exit status of the suite, which runs in pytest."""
+    """Return the exit status of the suite, which runs in pytest."""
     missing = [name for name in ("pytest", "hypothesis") if importlib.util.find_spec(name) is None]
     if missing:
         raise CouldNotTest(f"this needs {' and '.join(missing)}: pip install 'gemmtune[test]'")
@@ -96,7 +99,7 @@ def _suite(options: RunOptions, keyword: str | None, further: Sequence[str]) -> 
 
 @contextlib.contextmanager
 def _clean() -> Iterator[None]:
-    """A block in which nothing of the user's pytest applies, and nothing is left in the user's folders."""
+    """Isolate the block from the user's pytest settings, and leave no files in the user's folders."""
     before = sys.dont_write_bytecode
     sys.dont_write_bytecode = True
     try:
@@ -107,14 +110,14 @@ def _clean() -> Iterator[None]:
 
 
 def _run_pytest(options: RunOptions, keyword: str | None, further: Sequence[str], output: CommandOutput) -> int:
-    import pytest  # noqa: PLC0415 - an extra, and the other commands do without it
+    import pytest  # noqa: PLC0415 - an optional dependency that other commands do not need
 
     folder = Path(str(resources.files("gemmtune.conformance.suite")))
     arguments = ["-c", str(folder / "pytest.ini"), f"--rootdir={folder}", *QUIET, *_as_pytest(options)]
     arguments += ["-k", keyword] if keyword else []
     if any(word.startswith(("-n", "--numprocesses")) for word in further):
         arguments += ["-p", "xdist"]
-    with contextlib.redirect_stdout(sys.stderr):  # what pytest says is about the work
+    with contextlib.redirect_stdout(sys.stderr):  # pytest's output is progress information
         return int(pytest.main([*arguments, *further, str(folder)], plugins=[output]))
 
 
@@ -132,7 +135,7 @@ def _as_pytest(options: RunOptions) -> list[str]:
 
 
 class CommandOutput:
-    """A pytest plugin that shows the progress and keeps the summary for the command, and keeps pytest's own output silent."""
+    """pytest plugin that shows the progress, keeps the summary for the command, and silences pytest's output."""
 
     def __init__(self, run: Run, progress: Progress) -> None:
         self.summary: Summary | None = None
@@ -141,15 +144,18 @@ class CommandOutput:
         self._furthest = 0
 
     def pytest_report_teststatus(self, report: Any) -> tuple[str, str, str]:
-        """Say nothing of a single test."""
+        """Report nothing for a single test."""
         return report.outcome, "", ""
 
     def pytest_gemm_open(self) -> Run:
-        """The run, which is open already: what is wrong with the options is the command's to say."""
+        """Return the open run, because the command reports errors in the options."""
         return self._run
 
     def pytest_gemm_progress(self, records: list[Record], done: int, total: int) -> None:
-        """How far it is, with the property that is being tested; several are at once under pytest-xdist, and the last is named."""
+        """Show the progress and the property that is tested.
+
+        Under pytest-xdist several properties run at once, and the last one is shown.
+        """
         names = [p.name for p in PROPERTIES]
         for record in records:
             self._furthest = max(self._furthest, names.index(record.case.property_name))

@@ -1,4 +1,4 @@
-"""``gemmtune doctor``: what this machine has, what is missing, and what to do about it."""
+"""``gemmtune doctor``: facts about this machine, missing parts, and remedies."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ MIB = 1024 * 1024
 def doctor(json_file: str | None, *, build_native: bool = False) -> int:
     """Show versions, devices, compilers, backends, the native look-up, the store and the cache folder.
 
-    The exit status is 1 when the store or the cache folder cannot be used, when no backend works on any device, or when the native
-    look-up is asked for and cannot be built.
+    Return 1 if the store or the cache folder cannot be used, or if no backend works on any device. Return 1 also if a
+    requested build of the native look-up fails.
     """
     data = report(settings.current(), build_native=build_native)
     if json_file != STDOUT:
@@ -54,13 +54,13 @@ def doctor(json_file: str | None, *, build_native: bool = False) -> int:
         for title, lines in _sections(data):
             parts += [Text(title, style="bold"), *(Text(f"  {line}") for line in lines)]
         problems = [Text(f"problem: {problem}", style="bold red") for problem in data["problems"]]
-        show([*parts, *(problems or [Text("all well", style="bold green")])])
+        show([*parts, *(problems or [Text("no problems found", style="bold green")])])
     write_json(json_file, data)
     return 1 if data["problems"] else 0
 
 
 def report(chosen: Settings, *, build_native: bool = False) -> dict[str, Any]:
-    """Everything that ``doctor`` shows, as plain values; ``problems`` lists what keeps gemmtune from working."""
+    """Return everything that ``doctor`` shows as plain values. ``problems`` lists what keeps gemmtune from working."""
     devices = [detect("cpu"), *(detect(f"cuda:{i}") for i in range(torch.cuda.device_count()))]
     backends = {name: _backend(name, devices) for name in BACKENDS}
     cache, store = _cache_folder(chosen.folder), _store(chosen, devices)
@@ -100,7 +100,7 @@ def _version(package: str) -> str | None:
 
 
 def _compiler(names: tuple[str, ...]) -> dict[str, str] | None:
-    """Path and version line of the first of ``names`` that is on the PATH."""
+    """Return the path and version line of the first of ``names`` on the PATH, or None."""
     path = next(filter(None, map(shutil.which, names)), None)
     if path is None:
         return None
@@ -109,13 +109,13 @@ def _compiler(names: tuple[str, ...]) -> dict[str, str] | None:
     except (OSError, subprocess.TimeoutExpired) as error:
         return {"path": path, "version": f"does not run: {error}"}
     lines = [line for line in done.stdout.splitlines() if line.strip()]
-    # nvcc's first line is its name; the release is on a later one.
+    # nvcc's first line is its name, and a later one has the release.
     version = next((line for line in lines if "release" in line), lines[0] if lines else "no version given")
     return {"path": path, "version": version.strip()}
 
 
 def _nvrtc() -> dict[str, str] | None:
-    """The path and version of CUDA's compiler that is a library."""
+    """Return the path and version of NVRTC, CUDA's compiler library, or None."""
     try:
         found = find_nvrtc()
     except UnavailableError:
@@ -124,7 +124,7 @@ def _nvrtc() -> dict[str, str] | None:
 
 
 def _hip_compiler() -> dict[str, str] | None:
-    """The path and version of the clang that compiles for AMD GPUs."""
+    """Return the path and version of the clang that compiles for AMD GPUs, or None."""
     try:
         found = find_hip_compiler()
     except UnavailableError:
@@ -133,7 +133,7 @@ def _hip_compiler() -> dict[str, str] | None:
 
 
 def _gpu() -> dict[str, Any]:
-    """What torch is built for (``cuda`` or ``hip``, empty for neither), the kernel driver, and how many GPUs torch sees."""
+    """Return the platform of torch's build (``cuda``, ``hip`` or empty), the kernel driver, and the number of GPUs."""
     platform_name = "hip" if torch.version.hip else "cuda" if torch.version.cuda else ""
     return {
         "platform": platform_name,
@@ -166,7 +166,7 @@ def _backend(name: str, devices: list[DeviceInfo]) -> dict[str, Any]:
 
 
 def _native(chosen: Settings, *, build_native: bool) -> dict[str, Any]:
-    """Whether warm calls are looked up in C++ here; with ``build_native`` what is missing is compiled first."""
+    """Return the state of the native look-up of warm calls, which ``build_native`` compiles first if it is missing."""
     problem = None
     if build_native:
         try:
@@ -175,35 +175,35 @@ def _native(chosen: Settings, *, build_native: bool) -> dict[str, Any]:
             problem = str(error)
     path, reason = build.made(), build.why_impossible()
     if not chosen.native:
-        detail = "switched off by the setting native: Python looks calls up"
+        detail = "disabled by the setting native: Python looks up calls"
     elif path is not None:
         detail = f"{path}, for torch {torch.__version__} and Python {platform.python_version()}"
     elif reason is not None:
-        detail = f"no, Python looks calls up, which costs a few microseconds each: {reason}"
+        detail = f"no, Python looks up calls, which costs a few microseconds each: {reason}"
     else:
-        detail = "not built yet, Python looks calls up: gemmtune doctor --build compiles it, and so do programs whose calls tune"
+        detail = "not built yet, Python looks up calls: gemmtune doctor --build compiles it, and so do programs that tune"
     return {"path": str(path) if path is not None else None, "detail": detail, "problem": problem}
 
 
 def _cache_folder(folder: Path) -> dict[str, Any]:
-    """Whether the folder can be written, tried by writing, and by nobody else; and how much is in it."""
+    """Return the state and size of the folder. Writing a file tests that this user, and nobody else, can write it."""
     problem = None
     try:
         make_private(folder)
         with tempfile.NamedTemporaryFile(dir=folder):
             problem = why_not_private(folder)
     except OSError as error:
-        problem = f"the cache folder {folder} cannot be written ({error.strerror}); set GEMMTUNE_CACHE_DIR to one that can"
+        problem = f"the cache folder {folder} cannot be written ({error.strerror}); set GEMMTUNE_CACHE_DIR to a writable one"
     sizes = []
     for parent, _, names in os.walk(folder):
         for name in names:
-            with contextlib.suppress(FileNotFoundError):  # other processes may be at work in the folder
+            with contextlib.suppress(FileNotFoundError):  # other processes may be changing the folder
                 sizes.append(Path(parent, name).lstat().st_size)
     return {"path": str(folder), "problem": problem, "files": len(sizes), "mib": round(sum(sizes) / MIB, 1)}
 
 
 def _store(chosen: Settings, devices: list[DeviceInfo]) -> dict[str, Any]:
-    """State and contents of the store, and the limits it has for the devices."""
+    """Return the state and contents of the store, and its limits for the devices."""
     store = open_store(chosen)
     health = store.health()
     problem = health.detail if health.state == "memory" else None

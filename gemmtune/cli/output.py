@@ -1,4 +1,4 @@
-"""The places that commands write to: everything about the work to standard error, JSON to a file; ``printing`` has the text."""
+"""Output of commands: progress and notes to standard error, JSON to a file. ``printing`` prints the text."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ import click
 
 STDOUT = "-"
 INTERRUPTED = 130
-"""The exit status of a command that Ctrl-C ended: 128 + SIGINT, as shells report it."""
+"""Exit status of a command that Ctrl-C ended: 128 + SIGINT, as shells report it."""
 
 
 UNTESTED = 2
-"""The exit status where nothing is known of what was to be judged, as for wrong usage."""
+"""Exit status if the GEMM could not be judged, the same as for wrong usage."""
 
 
 class CouldNotTest(click.ClickException):
-    """An error that says nothing of the GEMM that was to be judged."""
+    """Error that says nothing about the GEMM to be judged."""
 
     exit_code = UNTESTED
 
 
 def note(text: str) -> None:
-    """A line for the person at the keyboard, on standard error."""
+    """Print a line for the user on standard error."""
     click.echo(text, err=True)
 
 
@@ -50,7 +50,7 @@ def write_json(path: str | None, data: Any) -> None:
 
 
 def _checked_path(_context: click.Context, _parameter: click.Parameter, value: str | None) -> str | None:
-    """Refuse at once what would fail after minutes of measuring."""
+    """Reject a path at once that would fail after minutes of measuring."""
     if value is None or value == STDOUT:
         return value
     path = Path(value)
@@ -66,20 +66,20 @@ json_option = click.option(
     "json_file",
     metavar="FILE",
     callback=_checked_path,
-    help="Write the answer as JSON to FILE; - is standard output, and then nothing else is printed there.",
+    help="Write the result as JSON to FILE; - is standard output, which then gets nothing else.",
 )
-"""The option that every command has."""
+"""Option of every command."""
 
 
 @contextmanager
 def warnings_as_lines() -> Iterator[None]:
-    """A block in which warnings are for the user of a command: one line each, without the source line that raised them."""
+    """Print warnings within the block as one line each, without the source line that raised them."""
     with warnings.catch_warnings():
         warnings.showwarning = _note_warning
         yield
 
 
 def _note_warning(message: Warning | str, category: type[Warning], *_: object, **__: object) -> None:
-    """What stands in for ``warnings.showwarning``."""
+    """Print a warning, as a replacement for ``warnings.showwarning``."""
     kind = "" if issubclass(category, (UserWarning, RuntimeWarning)) else f" ({category.__name__})"
     note(f"warning: {message}{kind}")

@@ -1,6 +1,6 @@
-"""``gemmtune perf-gate``: fail when a GEMM is slower than it may be.
+"""``gemmtune perf-gate``: fail if a GEMM is slower than allowed.
 
-Exit status: 0 nothing is slower, 1 a regression or a required baseline that is missing, 2 it could not be measured.
+Exit status: 0 nothing is slower, 1 a regression or a missing required baseline, 2 it could not be measured.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ from .shapes import problems_of
 from .spec import Spec
 
 GATE_OPTIONS = ("device", "candidate", "anchor", "baselines", "require_baseline", "update_baseline", "processes")
-"""The command's options that belong to the gate; the others are for settings and problems."""
+"""Options of the command that belong to the gate. The others are for settings and problems."""
 
 
 def perf_gate(*, shapes: tuple[str, ...], shapes_file: str | None, quiet: bool, json_file: str | None, **options: Any) -> None:
-    """Judge whether a shape takes longer than it may. ``options`` are those for settings, the gate and problems."""
+    """Check if a shape takes longer than allowed. ``options`` hold those for settings, the gate and problems."""
     try:
         given = {name: options.pop(name) for name in GATE_OPTIONS}
         given["anchor"] = given["anchor"] or ("baseline" if given["require_baseline"] else "torch")
-        asked = GateOptions(**given)
-        info = device_of(asked.device)
+        gate = GateOptions(**given)
+        info = device_of(gate.device)
         with settings.patch(**settings_changes(options)), watched(quiet=quiet) as progress:
             spec = Spec(device_type=info.torch_device.type, **options)
-            problems = problems_of(shapes, shapes_file, spec) or _unnamed(asked, options)
-            result = run_gate(problems, asked, tell=(lambda _: None) if quiet else note, progress=progress)
+            problems = problems_of(shapes, shapes_file, spec) or _unnamed(gate, options)
+            result = run_gate(problems, gate, tell=(lambda _: None) if quiet else note, progress=progress)
     except GemmtuneError as error:
         raise CouldNotTest(str(error)) from error
     if json_file != STDOUT:
@@ -49,12 +49,12 @@ def perf_gate(*, shapes: tuple[str, ...], shapes_file: str | None, quiet: bool, 
         raise click.exceptions.Exit(result.exit_status)
 
 
-def _unnamed(asked: GateOptions, problem_options: Iterable[str]) -> list[Problem]:
-    """The problems where no shape is given; options of problems would be for none then."""
+def _unnamed(gate: GateOptions, problem_options: Iterable[str]) -> list[Problem]:
+    """Return the default problems. Raise click.UsageError if options of problems are given without a shape."""
     context = click.get_current_context()
     for name in problem_options:
         if context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
             raise click.UsageError(
-                f"--{name.replace('_', '-')}: got no shapes that it could be for, expected MxNxK, BxMxNxK or --shapes FILE"
+                f"--{name.replace('_', '-')}: got no shapes for this option, expected MxNxK, BxMxNxK or --shapes FILE"
             )
-    return problems_without_names(asked)
+    return problems_without_names(gate)

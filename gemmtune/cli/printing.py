@@ -1,4 +1,4 @@
-"""What the commands print: answers to standard output, progress to standard error."""
+"""Printing of commands: results to standard output, progress to standard error."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .output import INTERRUPTED, note
 
 
 def show(parts: Iterable[RenderableType]) -> None:
-    """Print to standard output: with colours on a terminal, folded at its width; in a pipe as plain lines that are never folded."""
+    """Print to standard output: colours and folded lines on a terminal, plain unfolded lines in a pipe."""
     if sys.stdout.isatty():
         console = Console(file=sys.stdout, highlight=False, markup=False, emoji=False)
         for part in parts:
@@ -26,7 +26,7 @@ def show(parts: Iterable[RenderableType]) -> None:
 
 @contextlib.contextmanager
 def watched(*, quiet: bool = False, kept: str = "") -> Iterator[Progress]:
-    """A block whose progress is shown unless it is ``quiet``. ``kept`` says what is left of its work after Ctrl-C."""
+    """Show the progress of the block unless it is ``quiet``. ``kept`` says what remains of its work after Ctrl-C."""
     progress = Progress() if quiet else progress_for()
     try:
         yield progress

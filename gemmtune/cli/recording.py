@@ -21,14 +21,14 @@ from .output import INTERRUPTED, STDOUT, note, write_json
 
 
 def record(file: str, program: Sequence[str], json_file: str | None) -> int:
-    """Run a Python program and write what products it asked for. Returns its exit status."""
-    module, arguments = _asked(program)
+    """Run a Python program, write the products that it computed, and return its exit status."""
+    module, arguments = _parsed(program)
     if not module and not Path(arguments[0]).is_file():
-        raise click.UsageError(f"record: got {arguments[0]}, which is no file, expected a Python script, or -m and a module")
+        raise click.UsageError(f"record: got {arguments[0]}, which is not a file, expected a Python script, or -m and a module")
     status, process = 0, os.getpid()
     with recording(file) as found:
         try:
-            with _terminated_in_order(process), _command_line(arguments, module):
+            with _exit_on_sigterm(process), _command_line(arguments, module):
                 if module:
                     runpy.run_module(arguments[0], run_name="__main__", alter_sys=True)
                 else:
@@ -37,40 +37,40 @@ def record(file: str, program: Sequence[str], json_file: str | None) -> int:
             status = end.code if isinstance(end.code, int) else 0 if end.code is None else 1
             if end.code is not None and not isinstance(end.code, int):
                 note(str(end.code))
-        except BaseException as error:  # noqa: BLE001 - whatever ends the program is told as python tells it
-            status = _told(error)
-    if os.getpid() != process:  # a fork of the program that has come to its end
+        except BaseException as error:  # noqa: BLE001 - any exception of the program is reported as python reports it
+            status = _report(error)
+    if os.getpid() != process:  # a fork of the program that has reached its end
         return status
     if json_file != STDOUT:
         calls = sum(found.counts.values())
-        told = f"{len(found.counts)} problems in {calls} calls written to {file}; gemmtune tune --recorded {file} tunes them"
-        note(told if calls else f"no products were recorded: {file} is not written")
+        message = f"{len(found.counts)} problems in {calls} calls written to {file}; gemmtune tune --recorded {file} tunes them"
+        note(message if calls else f"no products were recorded: {file} is not written")
     write_json(json_file, found.to_json())
     return status
 
 
 _RUNNERS = (__name__, "runpy", "importlib._bootstrap", "importlib._bootstrap_external")
-"""The modules that find and run the program."""
+"""Modules that find and run the program."""
 
 
-def _told(error: BaseException) -> int:
-    """Print what ended the program, as ``python`` prints it: without the frames that ran it. Returns the exit status."""
+def _report(error: BaseException) -> int:
+    """Print the exception as ``python`` does, without the frames that ran the program, and return the exit status."""
     trace = error.__traceback__
     while trace is not None and trace.tb_frame.f_globals.get("__name__") in _RUNNERS:
         trace = trace.tb_next
     if trace is None and isinstance(error, ImportError):
-        note(f"{sys.executable}: {error}")  # nothing of the program has run: runpy found no such module
+        note(f"{sys.executable}: {error}")  # nothing of the program has run, because runpy found no such module
     else:
         sys.excepthook(type(error), error.with_traceback(trace), trace)
     return INTERRUPTED if isinstance(error, KeyboardInterrupt) else 1
 
 
 def recorded_problems(file: str, device_type: str) -> list[Problem]:
-    """The problems of a recorded file, for devices of a type.
+    """Return the problems of a recorded file, for devices of a type.
 
     Raises:
-        click.UsageError: the file has none, or is not what ``gemmtune record`` writes.
-        click.ClickException: it cannot be read.
+        click.UsageError: the file has no problems, or ``gemmtune record`` did not write it.
+        click.ClickException: the file cannot be read.
     """
     try:
         problems = Recording.read(file).problems(device_type)
@@ -79,12 +79,12 @@ def recorded_problems(file: str, device_type: str) -> list[Problem]:
     except OSError as error:
         raise click.ClickException(f"--recorded: cannot read {file}: {error.strerror}") from error
     if not problems:
-        raise click.UsageError(f"--recorded: {file} has no problems: the program that was recorded asked for no products")
+        raise click.UsageError(f"--recorded: {file} has no problems: the recorded program computed no products")
     return problems
 
 
-def _asked(program: Sequence[str]) -> tuple[bool, list[str]]:
-    """Whether a module is to run, and its name or the script with the arguments. Raises click.UsageError for another program."""
+def _parsed(program: Sequence[str]) -> tuple[bool, list[str]]:
+    """Return True for a module, and the module or script with its arguments. Raises click.UsageError for another program."""
     first, rest = program[0], list(program[1:])
     if Path(first).name.startswith("python"):
         if rest[:1] == ["-m"] and len(rest) > 1:
@@ -94,14 +94,14 @@ def _asked(program: Sequence[str]) -> tuple[bool, list[str]]:
     elif Path(first).suffix == ".py":
         return False, [first, *rest]
     raise click.UsageError(
-        f"record: got {' '.join(program)!r}, expected a script, or python with a script or -m and a module; within other programs "
-        "there is gemmtune.record()"
+        f"record: got {' '.join(program)!r}, expected a script, or python with a script or -m and a module; use gemmtune.record() "
+        "within other programs"
     )
 
 
 @contextmanager
-def _terminated_in_order(process: int) -> Iterator[None]:
-    """SIGTERM ends this process as an exit of the program does, so that what was recorded is written. Forks of it die of it."""
+def _exit_on_sigterm(process: int) -> Iterator[None]:
+    """Exit on SIGTERM like an exit of the program, so that recorded products are written. Forks of this process die."""
 
     def end(number: int, _: object) -> None:
         if os.getpid() == process:
@@ -121,7 +121,7 @@ def _terminated_in_order(process: int) -> Iterator[None]:
 
 @contextmanager
 def _command_line(arguments: list[str], module: bool) -> Iterator[None]:
-    """What the program sees as ``sys.argv`` and as the first place to import from."""
+    """Set the program's ``sys.argv`` and its first folder to import from."""
     argv, path = sys.argv, sys.path[:]
     sys.argv = list(arguments)
     sys.path.insert(0, "" if module else str(Path(arguments[0]).absolute().parent))

@@ -22,15 +22,15 @@ from .spec import TF32_ON_CPU, Spec
 LATER_OPS = ("scatter_mm", "bsr_scatter_mm")
 """Operations that files of shapes may name and that this version does not tune."""
 OTHER_NAMES = {"b_dtype": "dtype_b"}
-"""Other names that fields of an entry may have."""
+"""Alternative names of an entry's fields."""
 
 
 RANGE = re.compile(r"(?:(?P<batch>\d+)x)?(?P<lo>\d+)\.\.(?P<hi>\d+)(?P<rest>(?:x\d+){2})")
-"""A range of M in a shape."""
+"""Shape with a range of M."""
 
 
 def parse_rows(text: str, where: str = "--m") -> range:
-    """``1..8192`` as the numbers of rows. Raises click.UsageError for anything else, an empty range, or M = 0."""
+    """Parse ``1..8192`` as a range of rows. Raises click.UsageError for any other text, an empty range, or M = 0."""
     found = re.fullmatch(r"(\d+)\.\.(\d+)", text)
     if found is None:
         raise click.UsageError(f"--m: got {text!r}, expected LO..HI with whole numbers, for instance 1..8192")
@@ -41,7 +41,7 @@ def parse_rows(text: str, where: str = "--m") -> range:
 
 
 def range_of_word(text: str, options: Spec) -> tuple[Problem, range] | None:
-    """The problem that stands for a shape with a range of M (``1..8192x6144x4096``), and the range; None for other shapes."""
+    """Return the problem and the range of M of a word such as ``1..8192x6144x4096``, or None for other shapes."""
     found = RANGE.fullmatch(text)
     if found is None:
         if ".." in text:
@@ -53,7 +53,7 @@ def range_of_word(text: str, options: Spec) -> tuple[Problem, range] | None:
 
 
 def problem_of_word(text: str, options: Spec) -> Problem:
-    """The problem that a word of the command line names. Raises click.UsageError if it names none."""
+    """Return the problem that a word of the command line names. Raises click.UsageError if it names none."""
     try:
         return options.problem(parse_shape(text), f"shape {text}")
     except InvalidProblemError as error:
@@ -61,7 +61,7 @@ def problem_of_word(text: str, options: Spec) -> Problem:
 
 
 def parse_shape(text: str) -> tuple[int, ...]:
-    """``16x4096x4096`` as (16, 4096, 4096). Raises InvalidProblemError for anything but three or four whole numbers."""
+    """Parse ``16x4096x4096`` as (16, 4096, 4096). Raises InvalidProblemError unless it is three or four whole numbers."""
     if not re.fullmatch(r"\d+(x\d+){2,3}", text):
         raise InvalidProblemError(f"shape: got {text!r}, expected MxNxK or BxMxNxK with whole numbers, for instance 16x4096x4096")
     return tuple(map(int, text.split("x")))
@@ -69,7 +69,7 @@ def parse_shape(text: str) -> tuple[int, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Skipped:
-    """An entry of a file that is well-formed but cannot be tuned here."""
+    """Entry of a file that is well-formed but cannot be tuned here."""
 
     where: str
     reason: str
@@ -79,10 +79,10 @@ class Skipped:
 
 
 def problems_of(shapes: Sequence[str], shapes_file: str | None, spec: Spec) -> list[Problem]:
-    """The problems of words and of a file, none where neither is given; what is skipped of the file is noted.
+    """Return the problems of words and of a file, none if both are missing. Print the skipped entries.
 
     Raises:
-        click.UsageError: a word or the file is malformed, or all of the file is skipped.
+        click.UsageError: a word or the file is malformed, or all entries of the file are skipped.
         click.ClickException: the file cannot be read.
     """
     problems = [problem_of_word(text, spec) for text in shapes]
@@ -95,25 +95,25 @@ def problems_of(shapes: Sequence[str], shapes_file: str | None, spec: Spec) -> l
             note(str(entry))
         problems += found
     if not problems and shapes_file is not None:
-        raise click.UsageError(f"--shapes: every entry of {shapes_file} was skipped: nothing is left to do")
+        raise click.UsageError(f"--shapes: every entry of {shapes_file} was skipped, expected at least one that can be tuned here")
     return problems
 
 
 def some_problems_of(shapes: Sequence[str], shapes_file: str | None, spec: Spec) -> list[Problem]:
-    """``problems_of``, of which there have to be some."""
+    """Return ``problems_of``. Raises click.UsageError if there are no shapes."""
     if not shapes and shapes_file is None:
         raise click.UsageError("got no shapes, expected MxNxK or BxMxNxK, for instance 16x4096x4096, or --shapes FILE")
     return problems_of(shapes, shapes_file, spec)
 
 
 def problems_of_file(path: str, options: Spec) -> tuple[list[Problem], list[Skipped]]:
-    """The problems of a file of shapes, and what was skipped because this version or device cannot do it.
+    """Return the problems of a file of shapes, and the entries that this version or device cannot tune.
 
-    The file holds a JSON list of entries, or an object with such a list as ``shapes``. An entry has ``m``, ``n`` and ``k``, and may
-    have the other fields of ``FIELDS``; ``options`` give the rest.
+    The file holds a JSON list of entries, or an object with such a list as ``shapes``. An entry has ``m``, ``n`` and ``k``,
+    and may have the other fields of ``FIELDS``. ``options`` give the rest.
 
     Raises:
-        InvalidProblemError: the file or an entry is malformed; the message names the entry and the field.
+        InvalidProblemError: the file or an entry is malformed. The message names the entry and the field.
         click.ClickException: the file cannot be read.
     """
     problems: list[Problem] = []
@@ -148,7 +148,7 @@ def _entries(path: str) -> list[Any]:
 
 
 def why_skipped(entry: Mapping[str, Any], options: Spec) -> str | None:
-    """Why a well-formed entry cannot be tuned here, or None."""
+    """Return why a well-formed entry cannot be tuned here, or None."""
     if entry.get("op") in LATER_OPS:
         return f"{entry['op']} is not an operation of this version, which has {', '.join(words.OPS)}"
     if entry.get("dtype", options.dtype) == "tf32" and options.device_type != "cuda":
@@ -157,7 +157,7 @@ def why_skipped(entry: Mapping[str, Any], options: Spec) -> str | None:
 
 
 def problem_of_entry(entry: Mapping[str, Any], where: str, options: Spec) -> Problem:
-    """The problem of an entry. Raises InvalidProblemError for a malformed one; ``where`` begins the message."""
+    """Return the problem of an entry. Raises InvalidProblemError that begins with ``where`` for a malformed one."""
     for field, value in entry.items():
         if field not in FIELDS:
             raise InvalidProblemError(f"{where}: {field}: unknown field, expected {', '.join(FIELDS)}")
@@ -210,5 +210,8 @@ FIELDS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "imbalance": _one_of(*words.IMBALANCES),
     "pattern": _one_of("banded"),
 }
-"""Field of an entry to the check of its value and what the check expects. ``b_dtype`` is another name of ``dtype_b``; ``pattern``,
-where the blocks of a weight lie, concerns those who measure, as a problem does not tell it."""
+"""Field of an entry, the check of its value, and a description of legal values.
+
+``b_dtype`` is another name of ``dtype_b``. ``pattern``, the places of a weight's blocks, is for benchmarks only: a problem
+does not include it.
+"""

@@ -1,4 +1,4 @@
-"""What options and entries of files say of a problem: names into a Problem."""
+"""Conversion of options and file entries to a Problem."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from ..problem.operations import OPERATIONS, SPARSE_OPS
 from . import words
 
 ROWS: dict[str, Operation] = {**NAMES, **{op: OPERATIONS[op] for op in SPARSE_OPS}}
-"""Every public function of a product, and the operation that it is."""
+"""Operations by public function name."""
 TF32_ON_CPU = "tf32 is a precision of GPUs; use --device cuda, or float32"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spec:
-    """What the options say of every shape; a shape adds its sizes. None means: as the shape or the operation suggests."""
+    """Options that apply to every shape, which adds its sizes. None selects the default of the shape or the operation."""
 
     op: str | None = None
     dtype: str | None = None
@@ -54,10 +54,10 @@ class Spec:
     device_type: str = "cpu"
 
     def problem(self, sizes: Sequence[int], where: str) -> Problem:
-        """The problem of sizes (M, N, K) or (B, M, N, K); ``where`` begins the message of an error.
+        """Return the problem of sizes (M, N, K) or (B, M, N, K). ``where`` is at the start of an error message.
 
         Raises:
-            InvalidProblemError: the sizes and the options do not make one problem.
+            InvalidProblemError: the sizes and the options do not form a problem.
         """
         try:
             return self._problem(sizes)
@@ -89,7 +89,7 @@ class Spec:
         return self._with_brought(op, cast(Problem, problem))
 
     def _dtypes(self, op: str, row: Operation) -> dict[str, Any]:
-        """The dtypes that are named, and the precision, which tf32 is a name for."""
+        """Return the named dtypes and the precision, which the name tf32 selects."""
         legal = {dtype_name(dtype): dtype for dtype in row.operands[0].dtypes}
         weights = {dtype_name(dtype): dtype for dtype in row.dtypes_of_b}
         name = self.dtype or ("bfloat16" if "bfloat16" in legal else next(iter(legal)))
@@ -106,7 +106,7 @@ class Spec:
         return dtypes | {"dtype": torch.float32, "precision": Precision(input_mode="tf32")}
 
     def _with_brought(self, op: str, problem: Problem) -> Problem:
-        """The problem with the factor or the bias that the operation brings along."""
+        """Return the problem with the factor or the bias that the operation adds."""
         m, n = problem.m, problem.n
         if op not in BROUGHT:
             return problem
@@ -123,19 +123,19 @@ class Spec:
 
 @functools.cache
 def _parameters(op: str) -> frozenset[str]:
-    """The arguments of an operation's constructor."""
+    """Return the arguments of an operation's constructor."""
     return frozenset(inspect.signature(getattr(Problem, op)).parameters)
 
 
 def _taken_by(name: str) -> set[str]:
-    """The options that a public function takes: what its operation's constructor does, and what is said of what it brings along."""
+    """Return the options of a public function: those of its operation's constructor and of its factor or bias."""
     brought = BROUGHT.get(name)
     more = () if brought is None else ("scales", "scale_dtype", "out_dtype") if brought.required else ("bias",)
     return {"op", "dtype", *_parameters(ROWS[name].name), *more}
 
 
 def _block(text: str | int) -> tuple[int, int]:
-    """The rows and columns of a block, of a side or ``ROWSxCOLUMNS``."""
+    """Parse a block's side or ``ROWSxCOLUMNS`` as rows and columns."""
     sides = re.fullmatch(r"(\d+)(?:x(\d+))?", str(text))
     if sides is None:
         raise InvalidProblemError(f"block: got {text!r}, expected a side such as 64, or rows and columns such as 64x32")

@@ -1,4 +1,4 @@
-"""``gemmtune show``, ``export``, ``import`` and ``merge``: what the store holds, and how it travels."""
+"""``gemmtune show``, ``export``, ``import`` and ``merge``: contents and exchange of the store."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ from .output import STDOUT, write_json
 from .printing import show as print_parts
 
 PROBLEM_CHARS = 120
-"""So much of a problem's text is in a table: an epilogue may have a thousand characters."""
+"""Length at which a table cuts a problem's text: an epilogue may have a thousand characters."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Known:
-    """What the store knows of one problem on one machine."""
+    """Stored results of one problem on one machine."""
 
     key: str
     fingerprint: str
@@ -43,20 +43,20 @@ class Known:
 
     @property
     def outcomes(self) -> list[Outcome]:
-        """The right choices, the pick first and the others by time."""
+        """Correct choices, the pick first and the others by time."""
         ordered = right(map(outcome_of, self.rows))
         chosen = pick(ordered)
         return sorted(ordered, key=lambda o: o is not chosen)
 
     @property
     def speedup_over_torch(self) -> float | None:
-        """Time of torch's own operation, called directly, over that of the pick, as ``ProblemResult`` has it."""
+        """Direct time of torch's operation, divided by the time of the pick, as in ``ProblemResult``."""
         torch_us = next((o.direct_us for o in self.outcomes if o.baseline), None)
         best_us = self.outcomes[0].time_us if self.outcomes else None
         return torch_us / best_us if torch_us and best_us else None
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values; the choices with everything that their rows have."""
+        """Return plain values, with all fields of the choices' rows."""
         return {
             "problem": {"text": problem_text(self.key)} | json.loads(self.key),
             "machine": json.loads(self.fingerprint),
@@ -67,7 +67,7 @@ class Known:
 
 
 def show(rows: int, json_file: str | None) -> None:
-    """Show what the store knows: for each machine and problem the pick and the next best, and the tables for every M."""
+    """Show the contents of the store: the pick and the next best choices by machine and problem, and the tables for every M."""
     store = _opened()
     groups: dict[tuple[str, str], list[Row]] = {}
     for row in store.every_row():
@@ -80,7 +80,7 @@ def show(rows: int, json_file: str | None) -> None:
 
 
 def export_store(file: str, json_file: str | None) -> None:
-    """Write everything the store knows to FILE, as JSON that import reads."""
+    """Write the whole store to FILE, as JSON that import reads."""
     store = _opened()
     count = store.export_file(file)
     if json_file != STDOUT:
@@ -89,36 +89,36 @@ def export_store(file: str, json_file: str | None) -> None:
 
 
 def import_store(file: str, json_file: str | None) -> None:
-    """Take in a FILE that export wrote; where both know a choice, the later measurement stays."""
+    """Merge a FILE that export wrote into the store. If both have a choice, the later measurement stays."""
     store = _opened()
-    _tell(store, store.import_file(file), file, json_file)
+    _report(store, store.import_file(file), file, json_file)
 
 
 def merge(other_store: str, json_file: str | None) -> None:
-    """Take in another store, an SQLite file; where both know a choice, the later measurement stays."""
+    """Merge another store, an SQLite file, into the store. If both have a choice, the later measurement stays."""
     store = _opened()
-    _tell(store, store.merge(other_store), other_store, json_file)
+    _report(store, store.merge(other_store), other_store, json_file)
 
 
 def _opened() -> Store:
-    """The store of the settings. Raises StoreError where tuning would go on without its file: these commands are about the file."""
+    """Return the store of the settings. Raises StoreError if its file cannot be used, because these commands need the file."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         store = open_store(settings.current())
         health = store.health()
     if health.state == "memory":
-        # The error says what the warning says.
+        # The error repeats the warning.
         raise StoreError(health.detail or f"store: {store.path} cannot be used")
     for warning in caught:
         warnings.showwarning(warning.message, warning.category, warning.filename, warning.lineno)
     return store
 
 
-def _tell(store: Store, absorbed: Absorbed, source: str, json_file: str | None) -> None:
+def _report(store: Store, absorbed: Absorbed, source: str, json_file: str | None) -> None:
     if json_file != STDOUT:
         click.echo(
             f"{absorbed.total} rows of {source}: {absorbed.added} new, {absorbed.replaced} newer than ours, "
-            f"{absorbed.kept} no newer than ours and left; store: {store.path}"
+            f"{absorbed.kept} not newer than ours and ignored; store: {store.path}"
         )
     data = {"added": absorbed.added, "replaced": absorbed.replaced, "kept": absorbed.kept}
     write_json(json_file, data | {"store": str(store.path), "source": source})
@@ -134,7 +134,7 @@ def _parts(store: Store, known: list[Known], rows: int) -> Iterator[RenderableTy
 
 
 def _tables(store: Store) -> Iterator[RenderableType]:
-    """A bar of the segments of each table, under the class of problems that has it."""
+    """Yield a bar of the segments of each table, under its class of problems."""
     facts = [fact for fact in store.every_ranged() if fact.kind in (TABLE, INVARIANT)]
     for fact in sorted(facts, key=lambda fact: (fact.fingerprint, class_text(fact.key), fact.kind)):
         yield Text(f"\n{class_text(fact.key)}" + ", one choice for every M" * (fact.kind == INVARIANT), style="bold")
@@ -145,7 +145,7 @@ def _tables(store: Store) -> Iterator[RenderableType]:
 
 
 def class_text(key: str) -> str:
-    """What ``str`` of the class gives that has this key; the key itself if it is of another version."""
+    """Return the text of the class with this key, or the key itself if another version wrote it."""
     try:
         return str(RowClass(problem=Problem.from_json(json.loads(key))))
     except (KeyError, TypeError, ValueError, AttributeError):
@@ -174,7 +174,7 @@ def _table(known: list[Known], rows: int) -> Table:
 
 
 def problem_text(key: str) -> str:
-    """What ``str`` of the problem gives; the key itself if it is of another version and does not read as a problem."""
+    """Return the text of the problem with this key, or the key itself if another version wrote it."""
     try:
         return str(Problem.from_json(json.loads(key)))
     except (KeyError, TypeError, ValueError, AttributeError):
@@ -182,7 +182,7 @@ def problem_text(key: str) -> str:
 
 
 def machine_text(fingerprint: str) -> str:
-    """The fields of a fingerprint on one line, without the long list of instruction sets; the text itself if it is no JSON."""
+    """Return the fields of a fingerprint on one line without instruction sets, or the text itself if it is not JSON."""
     try:
         fields: dict[str, Any] = json.loads(fingerprint)
         return ", ".join(f"{name}={value}" for name, value in fields.items() if name != "isa")

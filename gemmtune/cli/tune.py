@@ -1,4 +1,4 @@
-"""``gemmtune tune``: measure shapes and show what was found."""
+"""``gemmtune tune``: measure shapes and show the results."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def tune(
     shapes: tuple[str, ...],
     shapes_file: str | None,
     recorded: str | None,
-    rows_asked: str | None,
+    m_range: str | None,
     batch_invariant: bool,
     device: str | None,
     force: bool,
@@ -39,17 +39,19 @@ def tune(
     json_file: str | None,
     **options: Any,
 ) -> None:
-    """Find the fastest right choice for each shape and remember it. ``options`` are those for settings and for problems."""
+    """Find the fastest correct choice for each shape and remember it. ``options`` hold those for settings and for problems."""
     info = device_of(device)
     changes = settings_changes(options) | {"tune": "force" if force or settings.current().tune == "force" else "on_miss"}
-    problems, ranges = _asked(Spec(device_type=info.torch_device.type, **options), shapes, shapes_file, recorded, rows_asked)
+    problems, ranges = _problems_and_ranges(
+        Spec(device_type=info.torch_device.type, **options), shapes, shapes_file, recorded, m_range
+    )
     if batch_invariant and not ranges:
         raise click.UsageError("--batch-invariant: got no range of M, expected one, for instance 1..8192x6144x4096 or --m 1..8192")
     if recorded is not None and changes.get("timing") is None:
         changes["timing"] = in_models(settings.current(), info).timing
     with (
         settings.patch(**changes) as chosen,
-        watched(quiet=quiet, kept=f"what was measured is kept in {chosen.store_file}") as progress,
+        watched(quiet=quiet, kept=f"measurements are kept in {chosen.store_file}") as progress,
     ):
         place = str(info.torch_device)
         result = run_tuning(problems, settings=chosen, progress=progress, device=place)
@@ -70,19 +72,19 @@ def tune(
             raise NoValidChoicesError(str(problem.problem), left_out)
 
 
-def _asked(
-    spec: Spec, shapes: Sequence[str], shapes_file: str | None, recorded: str | None, rows_asked: str | None
+def _problems_and_ranges(
+    spec: Spec, shapes: Sequence[str], shapes_file: str | None, recorded: str | None, m_range: str | None
 ) -> tuple[list[Problem], list[tuple[Problem, range]]]:
-    """The problems to tune, and those whose M stands for a range."""
+    """Return the problems to tune, and the problems whose M represents a range."""
     problems = recorded_problems(recorded, spec.device_type) if recorded is not None else []
     found = {word: range_of_word(word, spec) for word in shapes}
     ranges = [one for one in found.values() if one is not None]
     single = tuple(word for word, one in found.items() if one is None)
     if single or shapes_file is not None or (recorded is None and not ranges):
         problems += some_problems_of(single, shapes_file, spec)
-    if rows_asked is None:
+    if m_range is None:
         return problems, ranges
-    wanted = parse_rows(rows_asked)
+    wanted = parse_rows(m_range)
     return [], [(problem, wanted) for problem in (*(problem for problem, _ in ranges), *problems)]
 
 

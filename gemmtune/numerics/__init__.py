@@ -1,1 +1,1 @@
-"""The oracle: operands, exact probes, reference values, error bounds."""
+"""Test operands, exact probes, reference values and error bounds: the means to judge a result."""

@@ -1,4 +1,7 @@
-"""Whether NaN and infinity of a show where a block-sparse b has no block: they must not where such products are left out."""
+"""Expectation that shows if a kernel reads a where a block-sparse b has no block.
+
+A product with an absent block must be left out, so NaN and infinity of a must not show there.
+"""
 
 from __future__ import annotations
 
@@ -22,9 +25,10 @@ from .reference import Region, as_batches
 
 @dataclass(frozen=True, kw_only=True)
 class AbsentExpectation(Expectation):
-    """a of ones with an infinity in the last column, b of ones in the blocks that exist: every sum is a count.
+    """Expectation for an a of ones with an infinity in its last column and a b of ones in its existing blocks.
 
-    ``counts`` [N] are those of b without its last row, ``present`` [N] tells which columns have a block there.
+    Every sum is a count. ``counts`` [N] counts the ones of b without its last row. ``present`` [N] marks the columns
+    with a block there.
     """
 
     counts: torch.Tensor
@@ -32,7 +36,7 @@ class AbsentExpectation(Expectation):
 
     @classmethod
     def drawn(cls, draw: Drawing, sparsity: Sparsity) -> AbsentExpectation:
-        """The expectation for a problem whose a can have an infinity in the last column."""
+        """Draw the expectation of a problem whose a can hold an infinity in its last column."""
         n, k = draw.problem.n, draw.problem.k
         mask = next(mask for _, mask in awkward_masks((n, k), sparsity, draw.device))
         b = spread(mask, sparsity).t().to(draw.problem.dtype)
@@ -42,7 +46,11 @@ class AbsentExpectation(Expectation):
         return cls(name="absent blocks", operands=finite, counts=b[:-1].double().sum(dim=0), present=b[-1] != 0)
 
     def parts(self, problem: Problem, claims: Claims) -> Iterator[Part]:
-        """All of the result: where there is no block, the count, or anything unless the claims say that it is left out."""
+        """Yield the whole result as one part.
+
+        Where b has no block, the value is the count if the claims say that absent blocks are skipped. Otherwise any
+        value passes.
+        """
         operands, bound = self.operands, self._bound(problem, claims)
         value = torch.where(self.present, math.inf, self.counts) * operands.alpha
         unknown = torch.full_like(self.counts, 0.0 if claims.skips_absent else math.inf).masked_fill(self.present, 0.0)

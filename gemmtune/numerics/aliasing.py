@@ -1,7 +1,7 @@
-"""Operands that share memory: mm(x, x), mm(x, x.t()), views that overlap.
+"""Operands that share memory: mm(x, x), mm(x, x.t()) and overlapping views.
 
-A kernel goes wrong there alone if it tells operands by their addresses. The layouts of a and b are what the problem says, so that a
-problem of equal layouts is mm(x, x), and one of transposed ones mm(x, x.t()).
+These find kernels that identify operands by their addresses. A problem whose a and b have equal layouts is mm(x, x).
+With transposed layouts it is mm(x, x.t()).
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from .buffers import allocate
 from .operands import Operands
 
 Sharing = Literal["same start", "overlapping"]
-"""Whether all operands begin at one address, or each in the middle of the one before it."""
+"""Placement of the operands: all at one address, or each starting in the middle of the one before it."""
 
 _ALIGNMENT_BYTES = 256
-"""Shifts are multiples of it, so that the addresses are as aligned as the layouts say."""
+"""Granularity of the shifts, which keeps the addresses aligned for the layouts."""
 
 
 def can_share(problem: Problem) -> bool:
-    """Whether a and b are of one dtype, and may thus be views of the same numbers."""
+    """Return True if a and b have one dtype and may be views of the same numbers."""
     return (
         problem.a.dtype == problem.b.dtype
         and not problem.encoding
@@ -34,15 +34,16 @@ def can_share(problem: Problem) -> bool:
 
 
 def is_product_with_itself(problem: Problem) -> bool:
-    """Whether b may be a, or a transposed: what callers write as mm(x, x) and mm(x, x.t())."""
+    """Return True if b may be a or its transpose, which callers write as mm(x, x) and mm(x, x.t())."""
     return can_share(problem) and problem.b in (problem.a, problem.a.transposed)
 
 
 def in_one_buffer(problem: Problem, operands: Operands, how: Sharing = "same start", *, seed: int = 0) -> Operands:
-    """``operands`` of a problem that ``can_share``, but a, b and those of c, d and inp that have their dtype lie in one buffer.
+    """Return ``operands`` with a, b and every c, d and inp of the same dtype as views of one buffer.
 
-    All numbers in it are −1, 0 and 1, so that the reference of ``expectation.referenced(..., integers=True)`` is exact. Scales and
-    scalars stay; so does an inp that must not be read.
+    The problem must satisfy ``can_share``. All numbers in the buffer are −1, 0 and 1. The reference of
+    ``expectation.referenced(..., integers=True)`` is therefore exact. Scales and scalars stay, and so does an inp that
+    must not be read.
     """
     layouts = {name: getattr(problem, name) for name in ("a", "b", "c", "d", "inp")}
     if problem.beta == "zero":

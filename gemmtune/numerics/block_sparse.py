@@ -1,4 +1,4 @@
-"""Block-sparse operands: patterns of blocks, the sparse tensor of a dense matrix, and the dense problem that both belong to."""
+"""Block-sparse operands: block patterns, the sparse tensor of a dense matrix, and the equivalent dense problem."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from ..problem.dtypes import is_float8
 from ..problem.sparsity import Sparsity
 
 SKEW = 1.5
-"""The exponent by which block rows of a skewed pattern become shorter, the longest in front."""
+"""Exponent of the power law by which the block rows of a skewed pattern get shorter, longest first."""
 
 
 def parts(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """The tensors with memory that one consists of: values and indices of a sparse_bsr tensor, else itself."""
+    """Return the dense tensors that hold the data: values and indices of a sparse_bsr tensor, else the tensor alone."""
     if tensor.layout != torch.sparse_bsr:
         return (tensor,)
     return tensor.values(), tensor.crow_indices(), tensor.col_indices()
@@ -25,10 +25,11 @@ def parts(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
 def random_mask(
     size: tuple[int, int], sparsity: Sparsity, generator: torch.Generator, *, density: float | None = None
 ) -> torch.Tensor:
-    """Which blocks of a weight of ``size`` (N, K) exist, bool [block rows, block columns], by that class; of exactly ``density`` if
-    that is given.
+    """Return a random mask of the blocks that exist, bool [block rows, block columns].
 
-    It is drawn on the CPU, where the lengths of rows are made, and lies on the generator's device."""
+    ``size`` is the weight's (N, K). ``density`` replaces the density of the sparsity class if it is given. The mask is
+    drawn on the CPU, where row lengths are made, and is moved to the generator's device.
+    """
     share = sparsity.density if density is None else density
     rows, cols = size[0] // sparsity.block_n, size[1] // sparsity.block_k
     wanted = torch.full((rows,), round(share * cols), device="cpu")
@@ -40,7 +41,7 @@ def random_mask(
 
 
 def _host_generator(generator: torch.Generator) -> torch.Generator:
-    """A generator of the CPU that goes on where ``generator`` is: itself, or one seeded by what it draws next."""
+    """Return ``generator`` if it is on the CPU, else a CPU generator seeded by the next number that it draws."""
     if generator.device.type == "cpu":
         return generator
     seed = torch.randint(2**62, (), generator=generator, device=generator.device)
@@ -48,18 +49,21 @@ def _host_generator(generator: torch.Generator) -> torch.Generator:
 
 
 def _power_law(rows: int, cols: int, share: float) -> torch.Tensor:
-    """Blocks of each block row, int64, falling by a power law but for rows that are full: that share of all in the sum."""
+    """Return the number of blocks in each block row, int64, falling by a power law up to full rows.
+
+    The counts add up to ``share`` of all blocks.
+    """
     shape = torch.arange(1, rows + 1, dtype=torch.float64, device="cpu").pow(-SKEW)
     low, high = 0.0, cols * math.pow(rows, SKEW)
     for _ in range(60):
         middle = (low + high) / 2
-        few = float((shape * middle).clamp(max=cols).sum()) < share * rows * cols
-        low, high = (middle, high) if few else (low, middle)
+        too_few = float((shape * middle).clamp(max=cols).sum()) < share * rows * cols
+        low, high = (middle, high) if too_few else (low, middle)
     return (shape * high).round().clamp(max=cols).long()
 
 
 def awkward_masks(size: tuple[int, int], sparsity: Sparsity, device: torch.device) -> Iterator[tuple[str, torch.Tensor]]:
-    """Patterns on which block-sparse kernels go wrong: ends of rows, empty rows, one long row, nothing at all."""
+    """Yield patterns on which block-sparse kernels go wrong: row ends, empty rows, one long row, no blocks."""
     rows, cols = size[0] // sparsity.block_n, size[1] // sparsity.block_k
     row, col = torch.arange(rows, device=device).unsqueeze(1), torch.arange(cols, device=device)
     yield "ends", ((col == cols - 1) & (row % 3 != 1)) | ((col == 0) & (row % 3 == 2))
@@ -69,19 +73,22 @@ def awkward_masks(size: tuple[int, int], sparsity: Sparsity, device: torch.devic
 
 
 def by_blocks(weight: torch.Tensor, sparsity: Sparsity) -> torch.Tensor:
-    """A matrix [N, K] as [block rows, block columns, block_n, block_k], a view where it can be one."""
+    """Return a matrix [N, K] as [block rows, block columns, block_n, block_k], as a view if possible."""
     n, k = weight.shape
     rows, cols = n // sparsity.block_n, k // sparsity.block_k
     return weight.reshape(rows, sparsity.block_n, cols, sparsity.block_k).transpose(1, 2)
 
 
 def spread(mask: torch.Tensor, sparsity: Sparsity) -> torch.Tensor:
-    """A mask of blocks as one of elements, [N, K]."""
+    """Expand a mask of blocks into a mask of elements, [N, K]."""
     return mask.repeat_interleave(sparsity.block_n, 0).repeat_interleave(sparsity.block_k, 1)
 
 
 def sparse_of(weight: torch.Tensor, mask: torch.Tensor, sparsity: Sparsity) -> torch.Tensor:
-    """The sparse_bsr tensor of the blocks of ``weight`` [N, K] that ``mask`` names, zeros among their elements included."""
+    """Return the blocks of ``weight`` [N, K] selected by ``mask`` as a sparse_bsr tensor.
+
+    Zeros inside a selected block stay.
+    """
     index = torch.int64 if sparsity.wide_index else torch.int32
     row, col = mask.nonzero(as_tuple=True)
     counts = mask.sum(dim=1)
@@ -91,18 +98,18 @@ def sparse_of(weight: torch.Tensor, mask: torch.Tensor, sparsity: Sparsity) -> t
 
 
 def assembled(crow: torch.Tensor, col: torch.Tensor, values: torch.Tensor, size: tuple[int, int]) -> torch.Tensor:
-    """The sparse_bsr tensor of these parts, which are known to fit together."""
+    """Build a sparse_bsr tensor from parts that are known to fit together."""
     return torch.sparse_bsr_tensor(crow, col, values, size=size, device=values.device, check_invariants=False)
 
 
 def copied(weight: torch.Tensor) -> torch.Tensor:
-    """The same sparse_bsr tensor in memory of its own."""
+    """Return a copy of a sparse_bsr tensor in separate memory."""
     values, crow, col = (x.clone() for x in parts(weight))
     return assembled(crow, col, values, (weight.shape[0], weight.shape[1]))
 
 
 def mask_of(weight: torch.Tensor) -> torch.Tensor:
-    """Which blocks of a sparse_bsr tensor exist, bool [block rows, block columns]."""
+    """Return the mask of existing blocks of a sparse_bsr tensor, bool [block rows, block columns]."""
     values, crow, col = parts(weight)
     rows, cols = weight.shape[0] // values.shape[1], weight.shape[1] // values.shape[2]
     mask = torch.zeros((rows, cols), dtype=torch.bool, device=values.device)
@@ -111,13 +118,16 @@ def mask_of(weight: torch.Tensor) -> torch.Tensor:
 
 
 def rows_of(crow: torch.Tensor) -> torch.Tensor:
-    """The block row of each block, int64."""
+    """Return the block row of each block, int64."""
     counts = crow.diff().long()
     return torch.arange(counts.numel(), device=crow.device).repeat_interleave(counts)
 
 
 def densified(weight: torch.Tensor) -> torch.Tensor:
-    """The matrix that a sparse_bsr tensor stands for: torch adds up no 8-bit floats, which are moved as bytes."""
+    """Return the dense matrix of a sparse_bsr tensor.
+
+    torch cannot sum 8-bit floats, so these are moved as bytes.
+    """
     if not is_float8(weight.dtype):
         return weight.to_dense()
     values, crow, col = parts(weight)
@@ -126,12 +136,15 @@ def densified(weight: torch.Tensor) -> torch.Tensor:
 
 
 def occupied(weight: torch.Tensor, sparsity: Sparsity) -> torch.Tensor:
-    """Which blocks of a dense matrix [N, K] have an element that is not 0."""
+    """Return the mask of blocks of a dense matrix [N, K] that have a nonzero element."""
     return (by_blocks(weight, sparsity) != 0).flatten(2).any(dim=2)
 
 
 def dense_problem(problem: Problem) -> Problem:
-    """The problem of the dense product with the matrix that a block-sparse b stands for; of 8-bit floats with scales of one."""
+    """Return the problem of the dense product with the matrix that a block-sparse b represents.
+
+    8-bit floats get scales of one.
+    """
     fields = {name: getattr(problem, name) for name in ("a", "b", "out", "inp", "alpha", "beta", "epilogue", "device_type")}
     op = "int_mm" if problem.integers else problem.op.removeprefix("bsr_")
     if is_float8(problem.dtype):

@@ -1,27 +1,29 @@
-"""The error that a right kernel may have before its result is rounded to the output type: E = relative · S + absolute.
+"""Error that a correct kernel may have before its result is rounded to the output type: E = relative · S + absolute.
 
-With υ the roundoff of the accumulator, n additions and multiplications on the way of any product into the result, and S as in
-reference.py, floating-point sums in **any** order obey |computed − R| ≤ ((1 + υ)^n − 1)·S (Higham, "Accuracy and Stability of
-Numerical Algorithms", §3.1 and §4.2). Products of 16-bit inputs are exact; a block FMA of width b adds at most ⌈K/b⌉ roundings
-(Blanchard, Higham, Lopez, Mary, Pranesh, SIAM J. Sci. Comput. 42, 2020). Tensor cores truncate, which doubles υ.
+υ is the unit roundoff of the accumulator, and n the additions and multiplications that any product passes through. S is that
+of reference.py. Floating-point sums in **any** order obey |computed − R| ≤ ((1 + υ)^n − 1)·S (Higham, "Accuracy and Stability
+of Numerical Algorithms", §3.1 and §4.2). Products of 16-bit inputs are exact. A block FMA of width b adds at most ⌈K/b⌉
+roundings (Blanchard, Higham, Lopez, Mary, Pranesh, SIAM J. Sci. Comput. 42, 2020). Tensor cores truncate, which doubles υ.
 
-8-bit floats: the tensor cores of Hopper keep 14 significand bits of a sum, relative to the largest number that goes into it; each
-number therefore costs up to 2^-13·S. Without ``fast_accum`` such sums go into a float32 one every 128 elements of K. Sums of int8
-are exact, and an epilogue gets them rounded to float32.
+8-bit floats: Hopper's tensor cores keep 14 significand bits of a sum, relative to the largest number that enters it. Each
+number therefore costs up to 2^-13·S. Without ``fast_accum`` such sums are added to a float32 sum every 128 elements of K.
+Sums of int8 are exact, and an epilogue gets them rounded to float32.
 
-Scales and zero points: S = (|a|·scale_a) @ ((|b| + |zero_b|)·scale_b). A kernel multiplies the terms of a sum or, block for block
-along K, sums: a product then meets one multiplication by each scale, and an addition for each block besides those within its block.
-Zero points are subtracted from b, or their multiples of sums of a from sums of a · b: the same counts hold for a · zero_b. Where
-weights are rounded to ``weights`` = w before they are multiplied, subtraction and multiplication may each be rounded so, which adds
-(1 + u_w)² − 1, and for each of the K weights half the smallest subnormal of w times max|a|. 8-bit integers and floats are exact in
-every w.
+Scales and zero points: S = (|a|·scale_a) @ ((|b| + |zero_b|)·scale_b). A kernel multiplies either the terms of a sum by the
+scales or, block by block along K, the sums. Each product then passes one multiplication by each scale. It passes one addition
+for each block, in addition to the additions within its block. A kernel may subtract zero points from b. It may also subtract
+multiples of sums of a from sums of a · b. The same counts then hold for a · zero_b. ``weights`` = w is the type to which
+weights may be rounded before they are multiplied. Subtraction and multiplication may each be rounded so, which adds (1 +
+u_w)² − 1. Each of the K weights also adds half the smallest subnormal of w times max|a|. 8-bit integers and floats are exact
+in every w.
 
-float32 by parts: six products for each one, whose sums are promoted every few elements of K. A part below 2^-133 is lost, which is
-less than a subnormal number read as 0, and happens to numbers below 2^-110.
+float32 by parts: six products replace each one, and their sums are promoted every few elements of K. A part below 2^-133 is
+lost. That is less than a subnormal number read as 0, and happens to numbers below 2^-110.
 
-The sum of two products has the K + K2 products of both. One of them that is rounded before the other is added is a partial sum.
+The sum of two products has the K + K2 products of both. If one of them is rounded before the other is added, it is a partial
+sum.
 
-The assembly of the constants is ours and conservative.
+We assembled the constants ourselves, conservatively.
 """
 
 from __future__ import annotations
@@ -39,34 +41,38 @@ from .operands import SCALES
 from .quantized import blocks_of_k
 
 INPUT_ERROR: dict[str, float] = {"ieee": 0.0, "parts": 2.0**-22, "tf32": 2.0**-10}
-"""Largest relative error of reading one input. tf32 keeps 11 significand bits; hardware may cut off the rest, not round. Parts of 8
-bits each, cut off, lose no bit, but of their nine products those of middle and low parts are left out: below 2^-22 of a product
-each, which is as if both inputs had been read so inexactly."""
+"""Largest relative error of reading one input.
+
+tf32 keeps 11 significand bits, and hardware may truncate the rest. Parts of 8 bits each lose no bit. The products of
+middle and low parts are left out, three of nine. Each is below 2^-22 of the whole product, equivalent to reading both
+inputs with that error.
+"""
 PRODUCTS_OF_PARTS = 6
 SMALL_PARTS = 2.0**-6 * 1.02
-"""How large the five products that have a lower part are together, relative to the whole one."""
+"""Sum of the five products that have a lower part, relative to the whole product."""
 LOSES_PARTS = 2.0**16
-"""Times the smallest normal number: below that, float32 has parts that no bfloat16 holds."""
+"""Multiple of the smallest normal number below which float32 has parts that no bfloat16 holds."""
 
 NARROWEST_BLOCK = 4
-"""Elements that a matrix instruction multiplies and adds at a time, at the least (SM75)."""
+"""Smallest number of elements that a matrix instruction multiplies and adds at a time (SM75)."""
 SCALAR_OPERATIONS = 3
-"""alpha ·, beta ·, +; or scale_a ·, scale_b ·, − zero_b."""
+"""Operations of alpha ·, beta · and +, or of scale_a ·, scale_b · and − zero_b."""
 FLOAT8_BITS = 14
 """Significand bits of the sums of 8-bit floats on SM90, the fewest of any GPU (PyTorch's notes on ``use_fast_accum``)."""
 PROMOTED_EVERY = 128
-"""Elements of K after which such a sum goes into a float32 one."""
+"""Elements of K after which such a sum is added to a float32 sum."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claims:
-    """What a kernel says of its arithmetic; verification holds it to exactly this.
+    """Arithmetic that a kernel states for itself. Verification holds it to exactly this.
 
-    ``accumulate`` is the type of the running sum, ``partials`` the type in which partial sums are stored (of split-K, or of one of
-    two products that is rounded before the other is added), ``splits`` how many there may be, ``epilogue_input`` the type to which
-    the accumulator is rounded before the epilogue; this and ``partials`` are ``accumulate`` unless given. ``accumulator_bits`` is
-    how many significand bits the running sum really has, where a matrix unit keeps fewer than its type; None: as many as the type,
-    but for 8-bit floats on a GPU what the narrowest unit has.
+    ``accumulate`` is the type of the running sum. ``partials`` is the type in which partial sums are stored. They come from
+    split-K, or from one of two products that is rounded before the other is added. ``splits`` is the largest number of partial
+    sums. ``epilogue_input`` is the type to which the accumulator is rounded before the epilogue. ``partials`` and
+    ``epilogue_input`` default to ``accumulate``. ``accumulator_bits`` is the number of significand bits of the running sum if a
+    matrix unit keeps fewer than its type. None means the bits of the type. On a GPU, 8-bit floats then get the bits of the
+    narrowest unit.
     """
 
     accumulate: torch.dtype
@@ -74,19 +80,23 @@ class Claims:
     epilogue_input: torch.dtype = None  # type: ignore[assignment]
     splits: int = 1
     weights: torch.dtype | None = None
-    """The dtype to which a kernel of mixed_mm rounds (b − zero_b) · scale_b before it multiplies; None: it multiplies b as it is
-    and scales sums."""
+    """Dtype to which a mixed_mm kernel rounds (b − zero_b) · scale_b before it multiplies.
+
+    None means that it multiplies b unchanged and scales the sums.
+    """
     input_mode: str = "ieee"
     flush_subnormals: bool = False
     deterministic: bool = True
     accumulator_bits: int | None = None
     promoted_every: int | None = None
-    """Elements of K after which the sum of a matrix unit, which may truncate, is added to one that rounds to nearest."""
+    """Elements of K after which the sum of a matrix unit, which may truncate, is added to a sum that rounds to nearest."""
     skips_zeros: bool = False
-    """Products with a zero may be left out: where 0 · NaN or 0 · ∞ counts, the result may be anything."""
+    """Permission to leave out products with a zero: where 0 · NaN or 0 · ∞ matters, the result may be anything."""
     skips_absent: bool = False
-    """Products with blocks that a block-sparse b does not have are left out, so that a NaN or an infinity of a does not show there;
-    else it may."""
+    """Promise to leave out products with absent blocks of a block-sparse b.
+
+    A NaN or an infinity of a then does not show there. Without the promise it may show.
+    """
 
     def __post_init__(self) -> None:
         for name in ("partials", "epilogue_input"):
@@ -100,7 +110,7 @@ class Bound:
 
     relative: float | torch.Tensor
     absolute: float | torch.Tensor
-    """Numbers, or float64 [N] where they differ from column to column."""
+    """Each is a number, or float64 [N] if it differs from column to column."""
 
     def __call__(self, magnitude: torch.Tensor) -> torch.Tensor:
         """E for S = ``magnitude``."""
@@ -108,7 +118,7 @@ class Bound:
 
 
 def underflow(dtype: torch.dtype, *, flush: bool) -> float:
-    """The largest absolute error that a result near zero adds to the relative one."""
+    """Return the largest absolute error that a result near zero adds to the relative error."""
     info = dtype_info(dtype)
     return info.smallest_normal if flush else info.smallest_subnormal / 2
 
@@ -122,15 +132,15 @@ def accumulation_bound(
     extended: bool = False,
     terms: int | None = None,
 ) -> Bound:
-    """E for alpha · a @ b + beta · inp, or a @ b + c @ d, with the rounding to ``epilogue_input`` but not the one to out's type.
+    """Return E for alpha · a @ b + beta · inp, or a @ b + c @ d.
 
-    ``largest`` gives max|a| + max|b|, each only if the other one has subnormal numbers (``Operands.beside_subnormal``); asked only
-    where such numbers may be read as 0, or weights become such. ``extended`` says that R is better than a float64 product, whose
-    error would otherwise count too. With scales, ``alpha`` is 1: scales are taken to be at most that of SCALES. ``terms``: so many
-    products of a sum at most are not 0.
+    E includes the rounding to ``epilogue_input`` but not the rounding to out's type. ``largest`` returns max|a| + max|b|, where
+    each counts only if the other operand has subnormal numbers (``Operands.beside_subnormal``). It is called only if such numbers
+    may be read as 0 or weights may become subnormal. ``extended`` states that R is better than a float64 product, whose error
+    counts otherwise. With scales, ``alpha`` is 1 and scales are at most SCALES[1]. ``terms`` limits the nonzero products of a sum.
 
     Raises:
-        GemmtuneError: an input mode of which nothing is known.
+        GemmtuneError: the input mode is unknown.
     """
     if claims.input_mode not in INPUT_ERROR:
         raise GemmtuneError(f"input_mode: got {claims.input_mode!r}, expected one of {', '.join(INPUT_ERROR)}")
@@ -161,34 +171,34 @@ def accumulation_bound(
 
 
 def epilogue_input(problem: Problem, claims: Claims) -> torch.dtype:
-    """The type of what the epilogue gets: the claimed one, but sums of integers become float32 before any function is applied."""
+    """Return the type of the epilogue's input: the claimed type, or float32 for integer sums that a function follows."""
     claimed = claims.epilogue_input
     return problem.epilogue_dtype if problem.epilogue is not None and dtype_info(claimed).is_integer else claimed
 
 
 def _growth(x: float) -> float:
-    """(1 + u)^n − 1 for n·u = x, from above."""
+    """Return an upper bound of (1 + u)^n − 1 for n·u = x."""
     return math.expm1(min(x, 600.0))
 
 
 def _operations(k: int) -> int:
-    """Additions and multiplications on the way of a product into a sum of ``k``."""
+    """Return the number of additions and multiplications that a product passes on its way into a sum of ``k``."""
     return k + math.ceil(k / NARROWEST_BLOCK)
 
 
 def _last_operations(problem: Problem) -> int:
-    """Operations after those of one block's sum: additions of blocks that have scales of their own, multiplications."""
+    """Return the number of operations after one block's sum: additions of separately scaled blocks, and multiplications."""
     blocks = blocks_of_k(problem)
     return SCALAR_OPERATIONS + (blocks + 1 if blocks > 1 else 0)
 
 
 def _accumulation(problem: Problem, claims: Claims, k: int) -> float:
-    """The relative part of the bound that comes from summing ``k`` products, and from alpha, beta or scales."""
+    """Return the relative part of the bound for summing ``k`` products and applying alpha, beta or scales."""
     roundoff = dtype_info(claims.accumulate).unit_roundoff
     truncating = 2 * roundoff if _truncates(problem, claims) else roundoff
     last = claims.splits + _last_operations(problem)
     bits = _accumulator_bits(problem, claims)
-    # The small products come first; the last sum goes on from them, or is added to them in pieces.
+    # The small products come first. The last sum continues from them or is added to them in pieces.
     small = SMALL_PARTS * _growth(_operations(k) * PRODUCTS_OF_PARTS * truncating) if claims.input_mode == "parts" else 0.0
     if bits is None and claims.promoted_every is not None:
         chunk = min(k, claims.promoted_every)
@@ -203,13 +213,13 @@ def _accumulation(problem: Problem, claims: Claims, k: int) -> float:
 
 
 def _truncates(problem: Problem, claims: Claims) -> bool:
-    """Whether tensor cores may sum in float32: they cut off, where others round."""
+    """Return True if tensor cores may sum in float32, where they truncate instead of rounding."""
     matrix_unit = problem.dtype != torch.float32 or claims.input_mode != "ieee"
     return problem.device_type != "cpu" and matrix_unit and claims.accumulate == torch.float32
 
 
 def _accumulator_bits(problem: Problem, claims: Claims) -> int | None:
-    """Significand bits of the running sum where those are fewer than its type has, else None."""
+    """Return the significand bits of the running sum if it has fewer than its type, else None."""
     bits = claims.accumulator_bits
     if bits is None and problem.float8 and problem.device_type != "cpu":
         bits = FLOAT8_BITS
@@ -217,7 +227,7 @@ def _accumulator_bits(problem: Problem, claims: Claims) -> int | None:
 
 
 def exact_limit(problem: Problem, claims: Claims) -> int:
-    """Sums of integers up to this magnitude are exact in every number that the kernel holds on the way."""
+    """Return the magnitude up to which sums of integers are exact in every number that the kernel holds."""
     held = (problem.accumulator, claims.accumulate, claims.partials)
     limits = [dtype_info(dtype).exact_integer for dtype in held]
     bits = _accumulator_bits(problem, claims)

@@ -1,6 +1,7 @@
-"""Which elements of a result are wrong, found on the result's device and without waiting for it; and how good a right one is.
+"""Comparison of a result with expected values on the result's device without waiting for it, and a grade of accuracy.
 
-A ``Finding`` gathers the first bad element of several comparisons in one small tensor, which is read once at the end.
+A ``Finding`` gathers the first bad element of several comparisons in one small tensor. The host reads it once at the
+end.
 """
 
 from __future__ import annotations
@@ -17,15 +18,18 @@ from .propagate import Approximate
 from .reference import Region
 
 MOST = 1.25
-"""The grade that a kernel which accumulates in float32 stays below with 16-bit results of N(0, 1) data. Such kernels score 1.00,
-16-bit split-K partial sums 1.5–1.9, a 16-bit accumulator above 10."""
+"""Upper limit of the grade of a kernel that accumulates in float32, for 16-bit results of N(0, 1) data.
+
+Such kernels score 1.00, 16-bit split-K partial sums 1.5–1.9, and a 16-bit accumulator above 10.
+"""
 
 
 def is_right(got: torch.Tensor, expected: Approximate, dtype: torch.dtype) -> torch.Tensor:
-    """Which elements of ``got`` are what they must be, for a result of ``dtype``; all in float64.
+    """Return a mask of the correct elements of ``got`` for a result of ``dtype``. All arguments are float64.
 
-    Within the error; the same number; NaN for NaN; anything where the error is infinite. An infinity of the right sign also where
-    the right result may be beyond the largest number; of either sign where the error leaves the sign open.
+    An element is correct if it is within the error or equal, or if both are NaN. An infinite error allows anything. An
+    infinity of the right sign is also correct where the right result may exceed the largest number. Either sign passes
+    where the error leaves the sign open.
     """
     value, error = expected.value, expected.error
     right = ((got - value).abs() <= error) | (got == value) | (got.isnan() & value.isnan()) | (error == torch.inf)
@@ -35,7 +39,7 @@ def is_right(got: torch.Tensor, expected: Approximate, dtype: torch.dtype) -> to
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BadElement:
-    """An element of out that is not what it must be. ``unwritten``: it still has the bits that were there before the call."""
+    """Wrong element of out. ``unwritten`` says that it still has the bits from before the call."""
 
     index: tuple[int, ...]
     got: float
@@ -45,11 +49,11 @@ class BadElement:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What a failure says of it."""
+        """Fields that describe the element in a failure report."""
         return {"index": self.index, "got": self.got, "expected": self.expected, "tolerance": self.tolerance}
 
     def text(self, origin: str = "") -> str:
-        """What is wrong with it; ``origin`` says where the right number comes from."""
+        """Describe the error. ``origin`` names the source of the expected number."""
         place = f"out[{', '.join(map(str, self.index))}]"
         if self.unwritten:
             return f"{place} was not written"
@@ -59,7 +63,7 @@ class BadElement:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chunk:
-    """The place in out of a comparison's [b, r, n] block."""
+    """Position in out of one compared block [b, r, n]."""
 
     batch: int
     row: int
@@ -67,7 +71,7 @@ class Chunk:
     shape: tuple[int, int, int]
 
     def index(self, position: int) -> tuple[int, int, int]:
-        """[batch, row, column] in out of an element of the block, given by its place in the flattened block."""
+        """Return [batch, row, column] in out of the element at ``position`` in the flattened block."""
         _, rows, cols = self.shape
         row, col = self.row + position // cols % rows, position % cols
         if self.region.rows is not None:
@@ -78,10 +82,10 @@ class Chunk:
 
 
 class Finding:
-    """The outcome of comparing one result: ``state`` is float64 [7], kept on the device.
+    """Outcome of comparing one result, kept on the device.
 
-    Its fields: whether anything is bad; chunk and position of a bad element; got, expected, tolerance; whether it was left
-    unwritten, that is, with the bits ``payload``. ``ratio`` is the largest error over its bound so far.
+    ``state`` is float64 [7]: a flag for a bad element, its chunk and position, got, expected, tolerance, a flag for unwritten.
+    An unwritten element has the bits ``payload``. ``ratio`` is the largest error so far, divided by its bound.
     """
 
     def __init__(self, device: torch.device, payload: int) -> None:
@@ -91,13 +95,15 @@ class Finding:
         self._chunks: list[Chunk] = []
 
     def add(self, chunk: Chunk, bad: torch.Tensor, bits: torch.Tensor, *values: torch.Tensor) -> None:
-        """Take in one chunk: the result's ``bits``; ``values`` are got, expected and tolerance, each broadcastable to ``bad``."""
+        """Add one chunk. ``bits`` are the result's bits, and ``values`` are got, expected and tolerance, broadcastable
+        to ``bad``."""
         self._chunks.append(chunk)
         if bad.numel() == 0 or (bad.device.type == "cpu" and not bad.any()):
             return
         position = bad.flatten().to(torch.uint8).argmax().reshape(1)
         _, m, n = chunk.shape
-        # One element each, because indices without dimensions are read by the host; not unravel_index, which makes it wait as well.
+        # Tensors of one element index here: the host would read an index without dimensions. unravel_index makes the
+        # host wait too.
         where = (position // (m * n), position // n % m, position % n)
         picked = [value.expand(bad.shape)[where] for value in values]
         here = torch.full_like(position, len(self._chunks) - 1)
@@ -105,7 +111,7 @@ class Finding:
         self.state = torch.where(self.state[0] > 0, self.state, new)
 
     def bad_element(self, state: Sequence[float], *, batched: bool) -> BadElement | None:
-        """The bad element that ``state`` (read from the device) tells of, None if all is well."""
+        """Return the bad element that ``state`` (read from the device) describes, or None if all are correct."""
         if not state[0]:
             return None
         index = self._chunks[int(state[1])].index(int(state[2]))
@@ -116,11 +122,11 @@ class Finding:
 
 
 def grade(out: torch.Tensor, value: torch.Tensor) -> float:
-    """The error of ``out`` over that of merely rounding the true result: rms(out − R) / rms(round(R) − R).
+    """Return the error of ``out`` divided by the error of rounding the true result: rms(out − R) / rms(round(R) − R).
 
-    R is ``value``, float64 and of the shape of ``out``; it is rounded to ``out``'s dtype. 1 where both are zero, infinity where
-    only the rounding error is. Tells nothing for results as wide as the accumulator, whose rounding error is small beside any
-    accumulation.
+    R is ``value``, float64 with the shape of ``out``, and is rounded to ``out``'s dtype. The grade is 1 if both errors
+    are zero, and infinite if only the rounding error is. It means nothing for results as wide as the accumulator, whose
+    rounding error is small compared with any accumulation.
     """
     actual = (out.double() - value).square().mean().sqrt().item()
     least = (value.to(out.dtype).double() - value).square().mean().sqrt().item()

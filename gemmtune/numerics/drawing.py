@@ -1,4 +1,4 @@
-"""Random numbers for the operands of one problem, and whole operands of them: with scales, zero points and what is added."""
+"""Random numbers for the operands of one problem, and complete operands with scales, zero points and added terms."""
 
 from __future__ import annotations
 
@@ -18,26 +18,27 @@ from .quantized import number_range, packed, scale_at
 from .scaling import Scaling, exact_scaling, random_scaling
 
 ALPHA, BETA = 2.0, -3.0
-"""The scalars of class ``general`` in exact probes: a power of two, which scales exactly, and a small integer."""
+"""Scalars of class ``general`` in exact probes: a power of two, which scales exactly, and a small integer."""
 
 _FINITE: dict[torch.dtype, tuple[int, int]] = {torch.float8_e4m3fn: (0, 0x7E), torch.float8_e5m2: (0x08, 0x6F)}
-"""Bits of the magnitudes of weights: all that are finite, but for e5m2 only those of which no small multiple leaves the normal
-numbers of float16."""
+"""Range of the bits of weight magnitudes.
+
+e4m3fn uses all finite numbers. e5m2 uses only those whose small multiples stay within the normal numbers of float16.
+"""
 
 
 class Drawing:
-    """Draws for one problem on one device. Values of a and b are [B, rows, cols] with size 1 where their memory is shared.
+    """Source of random operands for one problem on one device.
 
-    A sum of two products is drawn as one (``joined``), and its operands are parted at the end.
-
-    ``work_a`` and ``work_b`` are the dtypes in which their values are put together: torch does little with 8-bit floats, and
-    b's numbers may be packed.
+    Values of a and b are [B, rows, cols], with size 1 where their memory is shared. A sum of two products is drawn as one
+    (``joined``), and its operands are split at the end. ``work_a`` and ``work_b`` are the dtypes in which values are
+    assembled: torch supports few operations on 8-bit floats, and b's numbers may be packed.
     """
 
     def __init__(self, problem: Problem, device: torch.device, *, seed: int) -> None:
         self._stated = problem
         self.problem = problem = joined(problem)
-        self._unscaled = problem.scale_a is not None and self._stated.scale_a is None  # scales are those of the dense twin alone
+        self._unscaled = problem.scale_a is not None and self._stated.scale_a is None  # scales are for the dense problem
         self.device = device
         self.generator = torch.Generator(device=device).manual_seed(seed)
         self.size_a = _batched(distinct_size(problem.a))
@@ -47,38 +48,38 @@ class Drawing:
         self.work_b = torch.float32 if problem.widens_b else self.work_a
 
     def integers(self, size: tuple[int, ...], low: int, high: int, dtype: torch.dtype | None = None) -> torch.Tensor:
-        """Integers from ``low`` to ``high``, of a's working dtype unless given."""
+        """Draw integers from ``low`` to ``high``, of a's working dtype by default."""
         return torch.randint(low, high + 1, size, generator=self.generator, dtype=dtype or self.work_a, device=self.device)
 
     def signs(self, size: tuple[int, ...], dtype: torch.dtype | None = None) -> torch.Tensor:
-        """−1 and 1."""
+        """Draw −1 and 1."""
         return self.integers(size, 0, 1, dtype) * 2 - 1
 
     def signs_b(self, size: tuple[int, ...]) -> torch.Tensor:
-        """The same for numbers of b; 1 where those have no sign."""
+        """Draw signs for numbers of b, which are all 1 if those are unsigned."""
         if number_range(self.problem)[0] == 0:
             return torch.ones(size, dtype=self.work_b, device=self.device)
         return self.signs(size, self.work_b)
 
     def indices(self, size: tuple[int, int], low: int, high: int) -> torch.Tensor:
-        """Random indices, with ``low`` for the first and ``high − 1`` for the last of each batch."""
+        """Draw indices with ``low`` as the first and ``high − 1`` as the last of each batch."""
         index = torch.randint(low, high, size, generator=self.generator, device=self.device)
         index[:, 0] = low
         index[:, -1] = high - 1
         return index
 
     def powers(self, size: tuple[int, ...]) -> torch.Tensor:
-        """Powers of two that b's integers can be, with a sign if they have one; the one with the sign bit alone among them."""
+        """Draw powers of two that b's integers can hold, signed if b is, including the number with the sign bit alone."""
         low, high = number_range(self.problem)
         exponents = self.integers(size, 0, max(-low, high + 1).bit_length() - (1 if low else 2), torch.int32)
         values = torch.exp2(exponents.to(self.work_b)) * self.signs_b(size)
         return torch.where(values > high, -values, values)
 
     def values(self, fill: str, layout: Layout, k_dim: int) -> torch.Tensor:
-        """Numbers of a fill for a (``k_dim`` −1), b (−2) or another operand, as many as its layout holds.
+        """Draw numbers of a fill for a (``k_dim`` −1), b (−2) or another operand, to the capacity of its layout.
 
-        Integers are smaller where products of the largest could add up to more than int32 holds, and never negative in what has no
-        sign. Numbers of four bits are the upper halves of those that fill eight, or as many as are in range.
+        Integers are limited where products of the largest could overflow int32, and unsigned types get no negative ones.
+        Four-bit numbers are the upper halves of numbers that fill eight bits, or those clamped to the range.
         """
         if k_dim == -2 and self.problem.encoding:
             return packed(self._four_bits(fill))
@@ -98,29 +99,29 @@ class Drawing:
         return (values if low else values.abs()).clamp(low, high)
 
     def every_weight(self) -> torch.Tensor:
-        """b of 8-bit floats of all magnitudes, subnormal ones among them."""
+        """Return a b of 8-bit floats of all magnitudes, including subnormal ones."""
         layout = self.problem.b
         low, high = _FINITE[layout.dtype]
         bits = self.integers(held_size(layout), low, high, torch.int32) + 128 * self.integers(held_size(layout), 0, 1, torch.int32)
         return self.placed(layout, bits.to(torch.uint8).view(layout.dtype))
 
     def placed(self, layout: Layout, values: torch.Tensor | None) -> torch.Tensor:
-        """A buffer of that layout with these values; None leaves all NaN."""
+        """Return a buffer of the layout with these values, or with NaN everywhere for None."""
         return placed(layout, self.device, values)
 
     def placed_a(self, values: torch.Tensor) -> torch.Tensor:
-        """a of ``values`` (of ``size_a``)."""
+        """Return a with the numbers ``values`` (of ``size_a``)."""
         return self.placed(self.problem.a, values)
 
     def placed_b(self, values: torch.Tensor) -> torch.Tensor:
-        """b of the numbers ``values`` (of ``size_b``), packed if b is."""
+        """Return b with the numbers ``values`` (of ``size_b``), packed if b is."""
         return self.placed(self.problem.b, packed(values) if self.problem.encoding else values)
 
     def normal(self, layout: Layout, k_dim: int = -1) -> torch.Tensor:
-        """Standard normal numbers away from subnormal ones, on tf32's grid for a tf32 problem; integers of the whole range.
+        """Draw standard normal numbers away from subnormal ones, on tf32's grid for a tf32 problem.
 
-        Where products of integers are summed as such, some are so large that sums of two of them overflow 16 bits, and some sums
-        are the largest that there are.
+        Integers cover the whole range. Where their products are summed as integers, some sums of two products overflow 16
+        bits. Some sums are the largest possible.
         """
         values = self.values("normal", layout, k_dim)
         if dtype_info(self.problem.accumulator).is_integer and layout.dtype == self.problem.dtype:
@@ -130,7 +131,7 @@ class Drawing:
         return self.placed(layout, values)
 
     def _with_extremes(self, values: torch.Tensor, most: int, k_dim: int) -> torch.Tensor:
-        """A quarter of the integers is the largest or the least; so are all in the first row of a, first and last column of b."""
+        """Set a quarter of the integers, the first row of a and the outer columns of b to the largest or the least."""
         share = torch.rand(values.shape, generator=self.generator, device=self.device)
         values = torch.where(share < 1 / 8, -most - 1, torch.where(share > 7 / 8, most, values))
         if values.dim() == 2 and values.numel():
@@ -141,12 +142,12 @@ class Drawing:
         return values
 
     def small_inp(self, most: int) -> torch.Tensor | None:
-        """inp of integers up to ``most``; None where there is none."""
+        """Draw inp of integers up to ``most``, or return None if the problem has no inp."""
         inp = self.problem.inp
         return None if inp is None else self.placed(inp, self.integers(held_size(inp), -most, most))
 
     def read_by_epilogue(self, layout: Layout) -> torch.Tensor:
-        """An operand of the epilogue: normal numbers, or a mask."""
+        """Draw an operand of the epilogue: normal numbers, or a mask."""
         if layout.dtype != torch.bool:
             return self.normal(layout)
         mask = allocate(layout, self.device)
@@ -154,7 +155,7 @@ class Drawing:
         return mask
 
     def random_b(self) -> torch.Tensor:
-        """Integers where zero points are subtracted, which is exact then."""
+        """Draw b, with integers where zero points are subtracted, which is then exact."""
         if self.problem.zero_b is not None and self.problem.b.dtype in FLOAT8:
             most = number_range(self.problem)[1] - MOST_ZERO
             return self.placed(self.problem.b, self.integers(held_size(self.problem.b), -most, most, torch.float32))
@@ -162,14 +163,17 @@ class Drawing:
         return made if self._stated.sparsity is None else self.masked(made)
 
     def masked(self, b: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
-        """b with zeros where the weight of which it is the transpose has no block; a random pattern of its class unless given."""
+        """Return b with zeros where its transpose, the weight, has no block.
+
+        The mask defaults to a random pattern of the problem's sparsity class.
+        """
         sparsity, (k, n) = self._stated.sparsity, self.problem.b.size
         assert sparsity is not None
         mask = random_mask((n, k), sparsity, self.generator) if mask is None else mask
         return self.placed(self.problem.b, torch.where(spread(mask, sparsity).t(), b, torch.zeros_like(b)))
 
     def scaled_operands(self, a: torch.Tensor, b: torch.Tensor, scaling: Scaling) -> Operands:
-        """Operands whose sums over K are those of the values ``a`` and ``b``, up to a factor for each row and each column."""
+        """Return operands whose sums over K equal the sums of ``a`` and ``b``, up to a factor for each row and column."""
         undo = scaling.undo(self.problem, self.device)
         if undo is not None:
             a = a * undo.to(a.dtype)
@@ -181,12 +185,15 @@ class Drawing:
         return self.operands(self.placed_a(a), self.placed_b(b), added=added, scaling=scaling)
 
     def undone(self, scaling: Scaling, factor: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
-        """What an a of ``scaled_operands`` holds at these places along K where the given one has ``factor``."""
+        """Return the number that an a of ``scaled_operands`` holds at ``index`` along K where the given one has ``factor``."""
         undo = scaling.undo(self.problem, self.device)
         return factor if undo is None else factor * undo.to(factor.dtype)[index]
 
     def gathered_scaling(self) -> Scaling:
-        """Scaling of picked numbers: zero points as large as b's integers, with a fraction where a's dtype holds differences."""
+        """Draw the scaling for picked numbers.
+
+        Zero points are as large as b's integers, with a fraction if a's dtype holds the differences exactly.
+        """
         if self.problem.b.dtype in FLOAT8:
             return self.scaling(most_zero=MOST_ZERO)
         most = number_range(self.problem)[1]
@@ -194,7 +201,7 @@ class Drawing:
         return self.scaling(most_zero=most, zero_step=0.25 if exact else 1.0)
 
     def scaling(self, *, separable: bool = False, most_zero: int = 0, zero_step: float = 1.0) -> Scaling:
-        """Exact scales, and zero points of both signs if b has them."""
+        """Draw exact scales, and zero points of both signs if b has zero points."""
         if self._unscaled:
             one = torch.ones(1, device=self.device)
             return Scaling(scale_a=one, scale_b=one)
@@ -211,7 +218,11 @@ class Drawing:
         scaling: Scaling | None = None,
         general: bool = False,
     ) -> Operands:
-        """inp is NaN throughout where beta is zero, since it must not be read; alpha and beta are those of random or exact data."""
+        """Assemble the operands.
+
+        inp is NaN everywhere if beta is zero, because it must not be read then. ``general`` selects the alpha, beta and
+        scales of random data instead of exact data.
+        """
         problem = self.problem
         inp = added
         if problem.inp is not None and problem.beta == "zero":
@@ -219,8 +230,8 @@ class Drawing:
         elif problem.inp is not None and inp is None:
             inp = self.normal(problem.inp)
         if scaling is None:
-            anyhow = general and not self._unscaled
-            scaling = random_scaling(problem, self.generator, self.device) if anyhow else self.scaling()
+            random_scales = general and not self._unscaled
+            scaling = random_scaling(problem, self.generator, self.device) if random_scales else self.scaling()
         alpha, beta = (GENERAL_ALPHA, GENERAL_BETA) if general else (ALPHA, BETA)
         made = Operands(
             a=a,

@@ -1,12 +1,13 @@
-"""What the result of one call must be: exactly, within a few roundings of single products, or within the bound of sums.
+"""Expected result of one call: exact, within a few roundings of single products, or within the bound of sums.
 
 ==============  ==================================================================================================================
-``OneHotExpectation``      the elements that a probe picks, bit for bit; with ``scaled``, within the bound for one product
-``Referenced``  float64 products of all of the result or of samples, within the bound of the claimed arithmetic; ``integers``,
-                whose sums are small enough for it, exactly
+``OneHotExpectation``      elements that a probe picks, bit for bit; with ``scaled``, within the bound for one product
+``Referenced``  float64 products of all of the result or of samples, within the bound of the claimed arithmetic; with ``integers``
+                exact, if the sums are small enough
 ==============  ==================================================================================================================
 
-An expectation does not depend on the claims of a GEMM: one serves all choices of a problem. ``Judge`` holds results to it.
+An expectation does not depend on the claims of a GEMM, so one serves all choices of a problem. ``Judge`` compares
+results with it.
 """
 
 from __future__ import annotations
@@ -30,31 +31,37 @@ from .reference import Reference, Region, extended_reference, reference, regions
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """What a region of the result must be. ``sums(batches, rows)`` are float64, before the epilogue and the last rounding."""
+    """Expected values of a region of the result.
+
+    ``sums(batches, rows)`` are float64, before the epilogue and the last rounding.
+    """
 
     region: Region
     sums: Callable[[slice, slice], Approximate]
     equal: Callable[[slice, slice], torch.Tensor] | None = None
-    """The result itself in the accumulator's dtype, where out has exactly that and no epilogue comes before it."""
+    """Result in the accumulator's dtype, if out has that dtype and there is no epilogue."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Expectation(ABC):
-    """Operands of a call and what its result must be."""
+    """Operands of a call and the result that they must give."""
 
     name: str
     operands: Operands
 
     @abstractmethod
     def parts(self, problem: Problem, claims: Claims) -> Iterator[Part]:
-        """What regions of the result must be by the claimed arithmetic. Waits for the device where sums may be flushed."""
+        """Yield the expected values of regions of the result under the claimed arithmetic.
 
-    def of_first_rows(self, m: int) -> Expectation:  # noqa: ARG002 - for those that sample
-        """What the first ``m`` rows of the result must be."""
+        Waits for the device if sums may be flushed.
+        """
+
+    def of_first_rows(self, m: int) -> Expectation:  # noqa: ARG002 - only sampling subclasses use it
+        """Return the expectation of the first ``m`` rows of the result."""
         return self
 
-    def origin(self, index: tuple[int, ...], *, batched: bool) -> str:  # noqa: ARG002 - for those that pick
-        """Which element of an operand ``out[index]`` is, for messages; "" where it is none."""
+    def origin(self, index: tuple[int, ...], *, batched: bool) -> str:  # noqa: ARG002 - only picking subclasses use it
+        """Describe the element of an operand that ``out[index]`` equals, for messages, or return ""."""
         return ""
 
     @functools.cached_property
@@ -78,19 +85,19 @@ class Expectation(ABC):
 
 @dataclass(frozen=True, kw_only=True)
 class OneHotExpectation(Expectation):
-    """The elements that a probe picks."""
+    """Expectation that each element is one picked by a probe."""
 
     probe: OneHotProbe
     scaled: bool = False
-    """Scales are any numbers: each product is rounded a few times."""
+    """Flag for scales of any value: each product is then rounded a few times."""
 
     @classmethod
     def of(cls, probe: OneHotProbe, *, scaled: bool = False) -> OneHotExpectation:
-        """What the result for the probe's operands must be."""
+        """Return the expectation for the probe's operands."""
         return cls(name=probe.name, operands=probe.operands, probe=probe, scaled=scaled)
 
     def parts(self, problem: Problem, claims: Claims) -> Iterator[Part]:
-        """All of the result at once."""
+        """Yield the whole result as one part."""
         probe = self.probe
         if self.scaled:
             bound = self._bound(problem, claims, terms=1)
@@ -105,25 +112,26 @@ class OneHotExpectation(Expectation):
             acc = Approximate.exactly(probe.exact(batches, rows, torch.float64))
             return acc if problem.epilogue is None else rounded(acc, epilogue_input(problem, claims), flush=False)
 
-        # Whether out is the sums as they are: every element of a and b fits it. Of the quantized operations out may be narrower.
+        # The sums are stored unchanged if out holds every element of a and b. Quantized operations may have a narrower
+        # out.
         fits = not problem.widens_b or dtype_info(problem.out.dtype).exact_integer >= dtype_info(problem.dtype).exact_integer
         equal = functools.partial(probe.exact, dtype=problem.accumulator) if fits and problem.epilogue is None else None
         yield Part(region=Region(), sums=exact, equal=equal)
 
     def origin(self, index: tuple[int, ...], *, batched: bool) -> str:
-        """The element that the probe picks for ``out[index]``."""
+        """Describe the element that the probe picks for ``out[index]``."""
         return self.probe.origin(index, batched=batched)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Referenced(Expectation):
-    """Products in float64 of all of the result, or of samples of it."""
+    """Expectation from float64 products, of all of the result or of samples."""
 
     references: tuple[Reference, ...]
     integers: bool = False
 
     def parts(self, problem: Problem, claims: Claims) -> Iterator[Part]:
-        """One for each reference."""
+        """Yield one part for each reference."""
         for known, largest_sum in zip(self.references, self._largest_sums, strict=True):
             bound = self._bound_of_region(problem, claims, known)
             if self.integers and largest_sum <= exact_limit(problem, claims):
@@ -135,11 +143,11 @@ class Referenced(Expectation):
             yield Part(region=known.region, sums=sums)
 
     def of_first_rows(self, m: int) -> Referenced:
-        """Those of the sampled rows that are among them."""
+        """Return the expectation for the sampled rows among the first ``m``."""
         return replace(self, references=tuple(x.of_first_rows(m) for x in self.references))
 
     def _bound_of_region(self, problem: Problem, claims: Claims, known: Reference) -> Bound:
-        """The bound of sums over K; of a block-sparse b that of each column, over the blocks that it has."""
+        """Return the bound of sums over K, or for a block-sparse b a bound for each column from its number of blocks."""
         weight, sparsity = self.operands.weight, problem.sparsity
         if weight is None or sparsity is None:
             return self._bound(problem, claims, extended=known.extended)
@@ -161,12 +169,15 @@ class Referenced(Expectation):
 
     @functools.cached_property
     def _largest_sums(self) -> tuple[float, ...]:
-        """max S of each reference, as far as it matters: for integers, whose sums may be exact."""
+        """Largest S of each reference for integers, whose sums may be exact, else 0."""
         return tuple(float(x.magnitude.max()) if self.integers and x.magnitude.numel() else 0.0 for x in self.references)
 
 
 def referenced(problem: Problem, operands: Operands, *, name: str, integers: bool = False) -> Referenced:
-    """The product of ``operands`` in float64, of samples where the problem is large; for float64 results also a better one."""
+    """Return float64 references for ``operands``, sampled if the problem is large.
+
+    A float64 problem also gets a reference of higher precision.
+    """
     shape = (problem.batch, problem.m, problem.n, problem.terms)
     references = [reference(operands, region) for region in regions(*shape, operands.a.device)]
     if problem.dtype == torch.float64 and not integers:

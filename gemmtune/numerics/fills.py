@@ -6,9 +6,9 @@
 ``integers``    −8 … 8
 ``wide``        magnitudes over many binades, small enough that no sum overflows the narrowest result; integers likewise
 ``ones``        1
-``subnormal``   about as large as the smallest normal number: most are subnormal. Floats only
-``cancelling``  K in two halves, of which the second is the first with another sign in a, and the first again in b, but for a unit
-                in the last place here and there: sums over K of a and b, or of a and ones, nearly vanish
+``subnormal``   near the smallest normal number: most are subnormal. Floats only
+``cancelling``  sums over K of a and b, or of a and ones, nearly vanish. The second half of K repeats the first, negated in a.
+                Some repeated elements differ by a unit in the last place
 ==============  ===============================================================================================================
 """
 
@@ -24,9 +24,9 @@ from ..problem.dtypes import dtype_info, dtype_name
 from .buffers import held_size, overlapping
 
 LEAST_NORMAL = 2.0**-12
-"""Random numbers keep this distance from 0, so that they and half of them are normal numbers even in float16."""
+"""Smallest magnitude of random numbers, so that they and half of them are normal numbers even in float16."""
 MOST_SMALL = 8
-"""Exact in every dtype."""
+"""Largest of the small integers, which are exact in every dtype."""
 _BINADES: dict[torch.dtype, tuple[int, int]] = {
     torch.float64: (-40, 20),
     torch.float32: (-20, 10),
@@ -37,20 +37,24 @@ _BINADES: dict[torch.dtype, tuple[int, int]] = {
     torch.float8_e4m3fnuz: (-6, 2),
     torch.float8_e5m2fnuz: (-13, 3),
 }
-"""Exponents by which ``wide`` multiplies N(0, 1). With random signs, sums of 2^20 such products stay finite in a float16 result
-of 16- or 8-bit inputs."""
+"""Exponents by which ``wide`` multiplies N(0, 1).
+
+With random signs, sums of 2^20 such products stay finite in a float16 result of 16- or 8-bit inputs.
+"""
 
 
 def fills_of(dtype: torch.dtype) -> tuple[str, ...]:
-    """The names of the fills that there are for a dtype."""
+    """Return the names of the fills for a dtype."""
     return tuple(name for name in FILLS if name != "subnormal" or not dtype_info(dtype).is_integer)
 
 
 def filled(name: str, layout: Layout, generator: torch.Generator, device: torch.device, k_dim: int) -> torch.Tensor:
-    """Numbers of that fill, as many as ``held_size(layout)`` says: values of ``layout.dtype`` or close to such.
+    """Draw numbers of the named fill, as many as ``held_size(layout)`` says.
 
-    ``k_dim`` is the dimension that is summed: -1 for a, -2 for b. Raises GemmtuneError where the dtype has no such numbers, or
-    nothing has that name.
+    They are values of ``layout.dtype`` or close to them. ``k_dim`` is the dimension that is summed: -1 for a, -2 for b.
+
+    Raises:
+        GemmtuneError: the dtype has no such numbers, or no fill has that name.
     """
     if name not in fills_of(layout.dtype):
         legal = ", ".join(fills_of(layout.dtype))
@@ -59,7 +63,7 @@ def filled(name: str, layout: Layout, generator: torch.Generator, device: torch.
 
 
 class _Source:
-    """What the numbers of one operand are drawn from; the public methods are fills."""
+    """Source of the numbers of one operand. The public methods are fills."""
 
     def __init__(self, layout: Layout, generator: torch.Generator, device: torch.device, k_dim: int) -> None:
         self._layout = layout
@@ -68,7 +72,7 @@ class _Source:
         self._k_dim = k_dim
         self._info = dtype_info(layout.dtype)
         self._least = max(LEAST_NORMAL, self._info.smallest_normal)
-        # All values of the layout's dtype are such, and torch draws and computes them everywhere.
+        # This dtype holds all values of the layout's dtype, and torch can draw and compute it on every device.
         floats = torch.float64 if layout.dtype == torch.float64 else torch.float32
         self._wide = torch.int32 if self._info.is_integer else floats
 
@@ -103,7 +107,7 @@ class _Source:
         return self._standard().double() * self._info.smallest_normal
 
     def cancelling(self) -> torch.Tensor:
-        """The same as ``normal`` where the layout has not two elements along K to choose."""
+        """Draw numbers whose sums nearly vanish, or draw ``normal`` if the layout has fewer than two free elements along K."""
         values, info, along = self.normal(), self._info, self._k_dim
         if overlapping(self._layout) or values.shape[along] < 2:
             return values

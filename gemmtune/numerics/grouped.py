@@ -1,13 +1,13 @@
-"""What grouped products must be: offsets on which kernels go wrong, inputs with exact results, and random ones within the bound.
+"""Expected results of grouped products: difficult offsets, inputs with exact results, and random inputs within the bound.
 
-The offsets are known here, so that a reference is one product for each group. Each pattern of them comes with operands of its own:
+The offsets are known here, so a reference is one product for each group. Each pattern of offsets has separate operands:
 
 ==============  ==================================================================================================================
-``integers``    −1, 0 and 1, different in every group: exact. Finds a group's matrix beside its own, rows at a boundary that went
+``integers``    −1, 0 and 1, different in every group: exact. Finds the matrix of a neighbouring group, rows at a boundary that went
                 to the wrong group, rows and groups left out, offsets off by one.
 ``one-hot``     one row of a, or column of b, picks one number for each result: bit for bit. Finds inputs that are narrowed.
-``poisoned``    NaN in what no group may read or only one may: rows behind the last offset, the first and last rows of a group's
-                matrix. Finds reads across boundaries that a zero beside them hides.
+``poisoned``    NaN where no group or only one group may read: rows behind the last offset, the first and last rows of a group's
+                matrix. Finds reads across boundaries that a neighbouring zero hides.
 ``random``      standard normal numbers, within the bound of each group's sums.
 ==============  ==================================================================================================================
 """
@@ -36,14 +36,15 @@ from .routed import gated
 
 SEED = 23
 EXPENSIVE_MACS = {"cpu": 2**30, "cuda": 2**40}
-"""The number of multiplications beyond which fewer patterns are tried."""
+"""Number of multiplications above which fewer patterns are tried."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class GroupedExpectation(Expectation):
-    """``value`` and ``magnitude`` of each region, float64; NaN magnitude where the result may be anything.
+    """Expectation with a float64 ``value`` and ``magnitude`` for each region. A NaN magnitude allows any result.
 
-    ``exactness``: ``bits`` where each result is one number of an operand, ``integers`` where sums are exact, else within the bound.
+    ``exactness`` is ``bits`` if each result is one number of an operand, and ``integers`` if sums are exact. Otherwise the
+    bound applies.
     """
 
     regions: tuple[Region, ...]
@@ -51,16 +52,16 @@ class GroupedExpectation(Expectation):
     magnitudes: tuple[torch.Tensor, ...]
     exactness: str = ""
     terms: tuple[int, ...] = ()
-    """Terms of the sums of each matrix of the result, where groups divide them."""
+    """Number of terms in the sums of each matrix of the result, if groups divide the terms."""
 
     @functools.cached_property
     def _beside_subnormal(self) -> float:
-        """Numbers that are not finite do not count: whatever they meet is not finite either."""
+        """Ignore numbers that are not finite, because their products are not finite either."""
         a, b = map(_finite, (self.operands.a, self.operands.b))
         return dataclasses.replace(self.operands, a=a, b=b).beside_subnormal()
 
     def parts(self, problem: Problem, claims: Claims) -> Iterator[Part]:
-        """One for each region."""
+        """Yield one part for each region."""
         for region, value, magnitude in zip(self.regions, self.values, self.magnitudes, strict=True):
             relative, absolute = self._bounds(problem, claims, magnitude)
             free = magnitude.isnan()
@@ -90,12 +91,12 @@ class GroupedExpectation(Expectation):
 
     @staticmethod
     def _summed(problem: Problem, bound: Bound) -> Bound:
-        """The bound of rows that are weighted and added up: what is lost near zero is lost in each of them."""
+        """Return the bound of rows that are weighted and added up. Each of them may lose a result near zero."""
         each = 0 if problem.weights is None else problem.weights.size[1]
         return bound if not each else Bound(relative=bound.relative, absolute=bound.absolute * (each + 1) * SCALES[1])
 
     def _bounds(self, problem: Problem, claims: Claims, magnitude: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """The relative and the absolute part of the bound for each matrix of the result, [B, 1, 1]."""
+        """Return the relative and the absolute part of the bound for each matrix of the result, [B, 1, 1]."""
         finite = magnitude[magnitude.isfinite()]
         largest = float(finite.max()) if self.exactness and finite.numel() else 0.0
         each = 0 if problem.weights is None else problem.weights.size[1]
@@ -119,7 +120,7 @@ def _finite(x: torch.Tensor) -> torch.Tensor:
 
 
 def grouped_expectations(problem: Problem, device: torch.device) -> list[Expectation]:
-    """All that is tried of a grouped problem, random data last."""
+    """Return all expectations of a grouped problem, random data last."""
     made = GroupedProbes(problem, device)
     cheap = problem.flops <= 2 * EXPENSIVE_MACS["cpu" if device.type == "cpu" else "cuda"]
     patterns = made.patterns
@@ -133,23 +134,26 @@ def grouped_expectations(problem: Problem, device: torch.device) -> list[Expecta
 
 
 def awkward_ends(total: int, groups: int) -> Iterator[tuple[str, list[int]]]:
-    """The ends of groups in patterns on which kernels go wrong, by name. Two of them leave rows or terms behind the last group."""
+    """Yield the group ends of patterns on which kernels go wrong, by name.
+
+    Two patterns leave rows or terms behind the last group.
+    """
     generator = torch.Generator().manual_seed(SEED)
     cuts = torch.randint(0, total + 1, (groups - 1,), generator=generator).sort().values.tolist()
     yield "uneven", [*cuts, total]
     yield "even", [total * (g + 1) // groups for g in range(groups)]
     middle = groups // 2
     yield "one group has all", [0] * middle + [total] * (groups - middle)
-    # Every second group is empty, the first one too; the last but one has a single row.
+    # Every second group is empty, starting with the first. The last but one has a single row.
     every = [max(total - 1, 0) * (g // 2 + g % 2) // max(groups // 2, 1) for g in range(groups - 1)]
     yield "empty groups", [*every, total]
-    few = max(total - 3, 0)
-    yield "ends early", [few * (g + 1) // groups for g in range(groups)]
+    covered = max(total - 3, 0)
+    yield "ends early", [covered * (g + 1) // groups for g in range(groups)]
     yield "nothing", [0] * groups
 
 
 class GroupedProbes:
-    """Operands of one problem with what the result must be, other numbers each time."""
+    """Source of operands of one problem with their expected results, with new numbers each time."""
 
     def __init__(self, problem: Problem, device: torch.device, *, seed: int = SEED) -> None:
         self.problem = problem
@@ -157,25 +161,31 @@ class GroupedProbes:
         self.total = problem.k if problem.divides_terms else problem.m
         self.generator = torch.Generator(device=device).manual_seed(seed)
         self.patterns = dict(awkward_ends(self.total, problem.groups))
-        """Where groups end, by name of the pattern."""
+        """Group ends by name of the pattern."""
         self._names = itertools.cycle(self.patterns)
 
     def next_integers(self) -> GroupedExpectation:
-        """Small integers, with groups that end as in the next pattern."""
+        """Return an expectation of small integers for the next pattern of group ends."""
         name = next(self._names)
         return self.integers(name, self.patterns[name])
 
     def integers(self, name: str, ends: list[int]) -> GroupedExpectation:
-        """Small integers everywhere."""
+        """Return an expectation of small integers in all operands."""
         return self._expected(f"integers, {name}", self._integers(self.problem.a), self._small(), ends, exactness="integers")
 
     def random(self, ends: list[int] | None = None) -> GroupedExpectation:
-        """Standard normal numbers, none of them so small that it may be read as 0; in uneven groups unless told otherwise."""
+        """Return an expectation of standard normal numbers, none so small that it may be read as 0.
+
+        Groups are uneven by default.
+        """
         ends = self.patterns["uneven"] if ends is None else ends
         return self._expected("random", self._normal(self.problem.a), self._any_b(), ends)
 
     def one_hot(self, ends: list[int]) -> GroupedExpectation | None:
-        """One-hot rows of a over a random b, within each group where groups divide the terms; None where a's memory is shared."""
+        """Return an expectation of one-hot rows of a over a random b, or None if a's elements share memory.
+
+        The ones lie within each group if groups divide the terms.
+        """
         problem = self.problem
         if overlapping(problem.a) or distinct_size(problem.a) != problem.a.size or not problem.k:
             return None
@@ -192,7 +202,8 @@ class GroupedProbes:
         return self._expected("one-hot a", a, self._any_b(), ends, exactness="bits" if one_number else "")
 
     def poisoned(self, ends: list[int]) -> GroupedExpectation | None:
-        """NaN in the lines behind the last group, and infinities at the ends of one group's matrix or terms."""
+        """Return an expectation with NaN in lines behind the last group and infinities at the ends of one group's matrix or
+        terms."""
         problem = self.problem
         if any(overlapping(x) or distinct_size(x) != x.size for x in (problem.a, problem.b)) or problem.epilogue is not None:
             return None
@@ -206,12 +217,14 @@ class GroupedProbes:
                 distinct(b)[begin, -1] = math.inf
                 distinct(a)[-1, end - 1] = math.nan
         else:
+            # NaN in rows of a that no group reads.
             routes = drawn_routes(problem, self.generator)
             picked = routes["rows"].long() if "rows" in routes else torch.arange(self.total, device=self.device)
             read = torch.zeros(problem.a.size[0], dtype=torch.bool, device=self.device)
             read[picked[: ends[-1]]] = True
-            lines = distinct(a)  # torch masks no 8-bit floats
+            lines = distinct(a)  # torch cannot mask 8-bit floats
             lines.copy_(torch.where(read.unsqueeze(-1), lines.float(), math.nan))
+            # Infinity and NaN in the first and the last row of one group's matrix, and in its last row of a.
             begin, end = spans(ends, self.total)[problem.groups // 2]
             if b.is_floating_point():
                 distinct(b)[problem.groups // 2, 0, -1] = math.inf
@@ -226,11 +239,11 @@ class GroupedProbes:
         return placed(layout, self.device, values)
 
     def _small(self) -> torch.Tensor:
-        """A b of small integers, that every encoding has."""
+        """Draw a b of small integers, which every encoding holds."""
         return self._integers(self.problem.b) if not self.problem.encoding else self._any_b()
 
     def _any_b(self) -> torch.Tensor:
-        """A b of normal numbers, or of all integers that it can hold."""
+        """Draw a b of normal numbers, or of all integers that it can hold."""
         layout = self.problem.b
         if layout.dtype.is_floating_point:
             return self._normal(layout)
@@ -239,7 +252,7 @@ class GroupedProbes:
         return placed(layout, self.device, values)
 
     def _scale(self, layout: Layout | None, *, exact: bool) -> torch.Tensor | None:
-        """Scales of any numbers, or powers of two."""
+        """Draw scales of any value, or powers of two if ``exact``."""
         if layout is None or not exact:
             return None if layout is None else random_scale(layout, self.generator, self.device, unit=weight_unit(self.problem))
         powers = torch.randint(0, 3, layout.size, generator=self.generator, device=self.device)

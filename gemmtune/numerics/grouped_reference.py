@@ -1,4 +1,4 @@
-"""References of grouped products: a float64 product for each group, with the same of magnitudes."""
+"""References of grouped products: a float64 product of values and of magnitudes for each group."""
 
 from __future__ import annotations
 
@@ -17,8 +17,10 @@ from .routed import added_up, rows_of
 def of_rows(
     problem: Problem, operands: Operands, pieces: list[tuple[int, int]], region: Region
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """a @ b[g] for the rows of each group, and |a| @ |b[g]|; rows of no group are 0 with a magnitude of NaN. Of gated columns both
-    halves, and of rows that are added up the sums."""
+    """Return a @ b[g] and |a| @ |b[g]| for the rows of each group.
+
+    Rows of no group are 0 with a magnitude of NaN. Gated columns give both halves. If rows are added up, return the sums.
+    """
     result = region
     region = rows_of(problem, operands, region)
     device = operands.a.device
@@ -36,7 +38,7 @@ def of_rows(
 
 
 def _lines(operands: Operands, rows: torch.Tensor) -> torch.Tensor:
-    """What rows of a stand for."""
+    """Return the values of rows of a, with scales applied."""
     if operands.rows is not None:
         rows = operands.rows[rows]
     if operands.scale_a is None:
@@ -46,7 +48,7 @@ def _lines(operands: Operands, rows: torch.Tensor) -> torch.Tensor:
 
 
 def _matrix(problem: Problem, operands: Operands, group: int) -> torch.Tensor:
-    """What the b of a group stands for."""
+    """Return the values of a group's b, with scales applied."""
     if operands.scale_b is None:
         return operands.b[group]
     values, scale = numbers(operands.b[group], operands.encoding).double(), operands.scale_b[group].double()
@@ -55,14 +57,14 @@ def _matrix(problem: Problem, operands: Operands, group: int) -> torch.Tensor:
 
 
 def _spread(scale: torch.Tensor, size: int, dim: int, block: int) -> torch.Tensor:
-    """A scale so that it has a number for each line along ``dim``, or one for all."""
+    """Expand a scale to one number for each line along ``dim``, or keep its one number for all lines."""
     return scale if scale.shape[dim] == 1 else scale.repeat_interleave(block, dim).narrow(dim, 0, size)
 
 
 def of_terms(
     problem: Problem, operands: Operands, pieces: list[tuple[int, int]], region: Region
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """a[:, g] @ b[g] for the terms of each group, and the product of magnitudes."""
+    """Return a[:, g] @ b[g] for the terms of each group, and the product of magnitudes."""
     a, b = operands.a, operands.b
     left, right = Region(rows=region.rows).of(a), Region(cols=region.cols).of(b)
     size = (problem.groups, left.shape[0], right.shape[1])
@@ -74,7 +76,10 @@ def of_terms(
 
 
 def _product(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Both are [1, M, N]. A magnitude that is no number is infinite, so that anything is right; an infinite one is the largest
-    number, so that only the value is."""
+    """Return the product and the product of magnitudes, both [1, M, N].
+
+    A NaN magnitude becomes infinite, so that any result is correct. An infinite one becomes the largest number, so that
+    only the expected value is correct.
+    """
     value, magnitude = products(a.unsqueeze(0), b.unsqueeze(0))
     return value, magnitude.nan_to_num(nan=math.inf)

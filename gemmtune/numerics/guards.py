@@ -1,6 +1,6 @@
-"""Memory in which it shows what a GEMM wrote and what it did not: poison, guard bands, sums over inputs.
+"""Memory that shows which elements a GEMM wrote: poison, guard bands, and checksums of inputs.
 
-All of it works on the device and without waiting for it.
+All of this runs on the device without waiting for it.
 """
 
 from __future__ import annotations
@@ -14,23 +14,26 @@ from .block_sparse import parts
 from .buffers import allocate, guard_mask, poison, storage_bits
 
 GUARD_TILE = 256
-"""Rows and columns of out that the guard band has room for on each side: the largest tile that is in use."""
+"""Rows and columns of out that the guard band has room for on each side: the largest tile in use."""
 MOST_GUARD_BYTES = 2**24
 SMALL_BYTES = 2**17
-"""Up to this size the C library takes memory from its heap; beyond, only once it has learnt to by such memory being freed."""
+"""Largest size that the C library always takes from its heap.
+
+For larger ones it uses the heap only after it has freed memory of that size.
+"""
 COPIES = {"small": 8, "large": 4}
-"""Places that are poisoned, so that a GEMM may allocate scratch memory before its result."""
+"""Number of places that are poisoned, so that a GEMM may allocate scratch memory before its result."""
 MOST_POISONED_BYTES = 2**28
 ALWAYS_FRESH_BYTES = {"cpu": 2**25, "cuda": 2**32}
-"""Results larger than this get memory that was never in use: glibc maps them anew, and GPU memory is dear."""
+"""Size above which results get fresh memory: glibc maps it anew, and GPU memory is scarce."""
 WEIGHT_PARTS = ("values", "row starts", "column indices")
-"""What the memory of a block-sparse operand holds."""
+"""Names of the three tensors of a block-sparse operand."""
 LANES = 251
-"""Sums are kept apart by position modulo this prime, so that exchanged elements show."""
+"""Number of separate sums, by position modulo this prime, so that exchanged elements show."""
 
 
 class Guards:
-    """Watches everything in out's buffer that is not an element of out: both guard bands, and the padding between its rows."""
+    """Watcher of everything in out's buffer that is not an element of out: guard bands and padding between rows."""
 
     def __init__(self, out: torch.Tensor) -> None:
         self._bits = storage_bits(out)
@@ -39,7 +42,7 @@ class Guards:
         self._mask = guard_mask(out)
 
     def broken(self, payload: int) -> torch.Tensor:
-        """float64 [2]: whether a guard no longer holds ``payload``, and where in the buffer."""
+        """Return float64 [2]: a flag that a guard no longer holds ``payload``, and its position in the buffer."""
         if self._mask is not None:
             changed = (self._bits != payload) & self._mask
             return torch.stack([changed.any(), changed.to(torch.uint8).argmax()]).double()
@@ -50,7 +53,7 @@ class Guards:
         return torch.stack([changed.any(), position]).double()
 
     def describe(self, position: int) -> str:
-        """The place of ``position`` of the buffer, seen from out."""
+        """Describe ``position`` in the buffer relative to out."""
         distance = position - self._first
         if distance < 0:
             return f"wrote outside of out, {-distance} elements before its first"
@@ -60,18 +63,18 @@ class Guards:
 
 
 class Checksum:
-    """Sums over the words of a tensor's whole buffer, taken when made."""
+    """Sums over the words of a tensor's whole buffer, taken at construction."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self._words = storage_bits(tensor, torch.int64 if tensor.untyped_storage().nbytes() % 8 == 0 else torch.uint8)
         self._sums = self._sum()
 
     def watches(self, tensor: torch.Tensor) -> bool:
-        """Whether ``tensor`` lies in the buffer."""
+        """Return True if ``tensor`` lies in the buffer."""
         return tensor.untyped_storage().data_ptr() == self._words.untyped_storage().data_ptr()
 
     def changed(self) -> torch.Tensor:
-        """A boolean on the device: whether the buffer now has other sums."""
+        """Return a boolean on the device: True if the buffer's sums have changed."""
         return (self._sum() != self._sums).any()
 
     def _sum(self) -> torch.Tensor:
@@ -81,7 +84,7 @@ class Checksum:
 
 
 class Watch:
-    """Inputs that a call must leave as they are, by name. What lies in memory that is watched already is not watched twice."""
+    """Inputs that a call must not change, by name. Memory that is already watched is not watched twice."""
 
     def __init__(self, tensors: Mapping[str, torch.Tensor] | None = None) -> None:
         self._checksums: dict[str, Checksum] = {}
@@ -89,27 +92,27 @@ class Watch:
             self.add(name, tensor)
 
     def add(self, name: str, tensor: torch.Tensor) -> None:
-        """Sum up the memory of ``tensor`` as it is now."""
+        """Record the checksum of ``tensor``'s memory in its current state."""
         for number, part in enumerate(parts(tensor)):
             if part.numel() and not any(checksum.watches(part) for checksum in self._checksums.values()):
                 self._checksums[f"{name} ({WEIGHT_PARTS[number]})" if tensor.layout == torch.sparse_bsr else name] = Checksum(part)
 
     def forget(self, prefix: str) -> None:
-        """Watch those no longer whose name begins so."""
+        """Stop watching the tensors whose name begins with ``prefix``."""
         self._checksums = {name: checksum for name, checksum in self._checksums.items() if not name.startswith(prefix)}
 
     @property
     def names(self) -> tuple[str, ...]:
-        """What is watched, in the order of ``changed``."""
+        """Names of the watched tensors, in the order of ``changed``."""
         return tuple(self._checksums)
 
     def changed(self) -> list[torch.Tensor]:
-        """A boolean on the device for each name: whether its memory is no longer what it was."""
+        """Return a boolean on the device for each name: True if its memory has changed."""
         return [checksum.changed() for checksum in self._checksums.values()]
 
 
 def guarded_out(layout: Layout, device: torch.device, payload: int) -> tuple[torch.Tensor, Guards]:
-    """A poisoned tensor of that layout, and what watches everything around and between its elements."""
+    """Return a poisoned tensor of the layout and the guards around and between its elements."""
     row = max((*layout.stride[-2:], layout.size[-1]))
     room = min(GUARD_TILE * (row + 1) * layout.dtype.itemsize, MOST_GUARD_BYTES)
     out = allocate(layout, device, guard_bytes=room)
@@ -118,10 +121,11 @@ def guarded_out(layout: Layout, device: torch.device, payload: int) -> tuple[tor
 
 
 def poison_free_memory(layout: Layout, device: torch.device, payload: int) -> torch.Tensor | None:
-    """Leave poison in the free memory that an allocation of the layout's size gets next: what stays unwritten then shows.
+    """Leave poison in the free memory that an allocation of the layout's size gets next, so that unwritten elements show.
 
-    Neither allocator promises anything, but from 1 KB on nearly every result lands in poison. Returns what has to be kept alive
-    until then: on a CPU it lies above the poisoned places, which the C library would give back to the system otherwise.
+    Neither allocator guarantees this, but from 1 KB on nearly every result lands in poison. The caller keeps the returned
+    tensor alive until that allocation. On a CPU it lies above the poisoned places, which the C library would otherwise give
+    back to the system.
     """
     size = Layout.contiguous(layout.size, layout.dtype)
     size_bytes = size.span * layout.dtype.itemsize

@@ -1,4 +1,4 @@
-"""Which integers a probe may use: exact in the operands, with sums that are exact in the accumulator and results exact in out."""
+"""Ranges of the integers in probes: exact in the operands, with sums exact in the accumulator and results exact in out."""
 
 from __future__ import annotations
 
@@ -11,24 +11,30 @@ from ..problem.dtypes import dtype_info
 from .quantized import number_range
 
 MOST_INTEGER = 31
-"""The largest integer in a and b of the cancelling probe: exact in 16 bits; so is its result with alpha and beta, even in bfloat16
-(2·31 + 3·9)."""
+"""Largest integer in a and b of the cancelling probe. It is exact in 16 bits.
+
+Its result with alpha and beta is exact too, even in bfloat16 (2·31 + 3·9).
+"""
 MOST_INTEGERS: dict[torch.dtype, int] = {
     torch.float64: 2**20, torch.int8: 126, torch.float8_e4m3fn: 15, torch.float8_e5m2: 7, torch.float8_e4m3fnuz: 15,
     torch.float8_e5m2fnuz: 7,
 }  # fmt: skip
-"""The same for other dtypes: one more is exact too. float64 and int8 get large ones, of which sums in float32 are not exact."""
+"""Same limit for other dtypes, where one more is exact too.
+
+float64 and int8 get large integers, whose sums are not exact in float32.
+"""
 MOST_ADDED = 9
-"""The largest integer in inp."""
+"""Largest integer in inp."""
 MOST_ZERO = 3
-"""The largest zero point of sums that cancel."""
+"""Largest zero point of sums that cancel."""
 SUM_BITS = 50
 
 
 def cancelling_range(limit: int, half: int, problem: Problem) -> tuple[int, int, float]:
-    """(largest integer of a, of b − zero_b, share of nonzero products) for sums of ``half`` products below ``limit``.
+    """Return (largest integer of a, largest integer of b − zero_b, share of nonzero products).
 
-    Sums of a · b and a · zero_b stay below it too: zero points may be applied to those.
+    They keep sums of ``half`` products below ``limit``. Sums of a · b and of a · zero_b stay below it too, because zero
+    points may be applied to sums.
     """
     first, second = (MOST_INTEGERS.get(layout.dtype, MOST_INTEGER) for layout in (problem.a, problem.b))
     both = min(first, second)
@@ -42,6 +48,6 @@ def cancelling_range(limit: int, half: int, problem: Problem) -> tuple[int, int,
 
 
 def most_factor(k: int, dtype: torch.dtype) -> int:
-    """The largest f for which K products of integers −f − 1 … f add up to no more than int32 holds; at most that of the dtype."""
+    """Return the largest f, at most that of the dtype, for which K products of integers −f − 1 … f add up within int32."""
     largest = int(dtype_info(torch.int32).largest)
     return min(int(dtype_info(dtype).largest), math.isqrt(largest // max(k, 1)) - 1)

@@ -1,4 +1,7 @@
-"""A sum of two products as one, [a c] @ [b; d], and a block-sparse product as a dense one: what is known of a product holds."""
+"""Dense products that stand for other products: a sum of two products as [a c] @ [b; d], and a block-sparse product.
+
+Every fact about a plain product then applies to them.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,10 @@ from .operands import Operands
 
 
 def joined(problem: Problem) -> Problem:
-    """The product of a contiguous [a c] and [b; d]; that of a block-sparse b as if it were dense; any other as it is."""
+    """Return the problem of the contiguous product [a c] @ [b; d], or of the dense product for a block-sparse b.
+
+    Return any other problem unchanged.
+    """
     if problem.sparsity is not None:
         return dense_problem(problem)
     if problem.c is None:
@@ -25,10 +31,12 @@ def joined(problem: Problem) -> Problem:
 
 
 def parted(problem: Problem, operands: Operands) -> Operands:
-    """Operands of ``joined(problem)`` as a, b, c and d in buffers of the problem's layouts, with NaN around their elements.
+    """Split operands of ``joined(problem)`` into a, b, c and d, in buffers of the problem's layouts with NaN around the
+    elements.
 
-    An operand whose elements share memory gets as many of the numbers as it can hold. Of a block-sparse b those blocks exist that
-    are not zero throughout, or all where some number is not finite, since it may then be known of no other what it gives.
+    An operand whose elements share memory gets as many of the numbers as it can hold. A block-sparse b gets the blocks that
+    have a nonzero element. It gets all blocks if some number is not finite, because an absent block may then change the
+    result.
     """
     if problem.sparsity is not None:
         dense = operands.b.t()
@@ -36,7 +44,7 @@ def parted(problem: Problem, operands: Operands) -> Operands:
         if not (_is_finite(operands.a) and _is_finite(operands.b)):
             mask = torch.ones_like(mask)
         weight = sparse_of(dense, mask, problem.sparsity)
-        return dataclasses.replace(operands, weight=weight, scale_a=None, scale_b=None)  # which are ones
+        return dataclasses.replace(operands, weight=weight, scale_a=None, scale_b=None)  # the scales are ones
     if problem.c is None or problem.d is None:
         return operands
     k, left, right = problem.k, operands.a, operands.b
@@ -54,7 +62,7 @@ def _is_finite(x: torch.Tensor) -> bool:
 
 
 def side_by_side(operands: Operands) -> Operands:
-    """Operands of the joined problem with the numbers of these: copies, where there are two products."""
+    """Return operands of the joined problem with the same numbers. They are copies if there are two products."""
     return dataclasses.replace(operands, a=operands.left, b=operands.right, c=None, d=None)
 
 

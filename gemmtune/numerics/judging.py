@@ -1,9 +1,9 @@
-"""The judge of results: the selector's verification and the conformance suite hold every GEMM to the same.
+"""Judge of results: the selector's verification and the conformance suite apply the same criteria to every GEMM.
 
-It finds; what follows from a finding is its caller's business. A caller poisons out (``guards.guarded_out``, or
-``guards.poison_free_memory`` where the GEMM makes its own result), sums up the inputs (``guards.Watch``), makes the call, and asks
-``Judge.find`` about the result of an ``Expectation``, and the guards and sums about memory. Nothing here waits for the device but
-what says so.
+The judge reports findings and the caller decides what follows. A caller poisons out with ``guards.guarded_out``, or with
+``guards.poison_free_memory`` if the GEMM allocates its result. It records checksums of the inputs with ``guards.Watch`` and
+makes the call. Then ``Judge.find`` compares the result with an ``Expectation``, and the guards and checksums report on
+memory. Nothing here waits for the device unless its docstring says so.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from .propagate import Approximate, propagate, rounded
 from .reference import as_batches
 
 CHUNK_ELEMENTS = {"cpu": 2**20, "cuda": 2**24}
-"""Elements compared at a time: about 20 float64 temporaries of that size exist at once."""
+"""Number of elements compared at a time: about 20 float64 temporaries of that size exist at once."""
 
 
 class Judge:
-    """Compares results of one problem, made with the arithmetic that a GEMM claims, with what is right."""
+    """Comparison of results of one problem with expected values, under the arithmetic that a GEMM claims."""
 
     def __init__(self, problem: Problem, claims: Claims, extra: Sequence[torch.Tensor] = ()) -> None:
         self._problem = problem
@@ -34,14 +34,17 @@ class Judge:
         self._extra = [as_batches(x.expand(problem.out.size)) for x in extra]
 
     def find(self, out: torch.Tensor, expectation: Expectation, payload: int = 0) -> Finding:
-        """What is wrong with ``out``, which had the bits ``payload`` before the call."""
+        """Return what is wrong with ``out``, which had the bits ``payload`` before the call."""
         finding = Finding(out.device, payload)
         for part in expectation.parts(self._problem, self._claims):
             self._compare(out, part, finding)
         return finding
 
     def whole(self, expectation: Expectation) -> Approximate | None:
-        """All elements of the right result with what they may be off, float64 [B, M, N]; None where only samples are known."""
+        """Return all elements of the expected result with their allowed error, float64 [B, M, N].
+
+        Return None if only samples are known.
+        """
         part = next(expectation.parts(self._problem, self._claims))
         if part.region.rows is not None or part.region.cols is not None:
             return None
@@ -81,12 +84,15 @@ class Judge:
         if ratio.numel():
             finding.ratio = torch.maximum(finding.ratio, ratio.max())
         if got.device.type == "cpu" and bool((difference <= error).all()):
-            return  # the rest is for NaN, infinities and what is wrong
+            return  # only NaN, infinities and errors need the check below
         bad = ~is_right(got, expected, self._problem.out.dtype)
         finding.add(chunk, bad & ~value.isnan() if self._claims.skips_zeros else bad, bits, got, value, error)
 
     def _stored(self, acc: Approximate, extra: Sequence[torch.Tensor]) -> Approximate:
-        """f(acc) as stored in out. Without an epilogue that is one rounding: acc + u·|R| + η, and a little of acc's own error."""
+        """Return f(acc) as stored in out.
+
+        Without an epilogue this is one rounding: acc + u·|R| + η, plus a small multiple of acc's error.
+        """
         problem, flush = self._problem, self._claims.flush_subnormals
         info = dtype_info(problem.out.dtype)
         if problem.epilogue is None:
@@ -106,7 +112,7 @@ class Judge:
 
 
 def _blocks(shape: Sequence[int], device: torch.device) -> Iterator[tuple[slice, slice]]:
-    """(batches, rows) of blocks of at most CHUNK_ELEMENTS: several whole matrices, or some rows of one."""
+    """Yield (batches, rows) of blocks of at most CHUNK_ELEMENTS: several whole matrices, or some rows of one."""
     batch, m, n = shape
     limit = CHUNK_ELEMENTS["cpu" if device.type == "cpu" else "cuda"]
     if m * n <= limit:

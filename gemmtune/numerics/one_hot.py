@@ -1,4 +1,4 @@
-"""The exactly known result of a probe whose product picks elements of its operands."""
+"""Exact result of a probe whose product picks elements of its operands."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from .reference import as_batches
 
 @dataclass(frozen=True, kw_only=True)
 class OneHotProbe:
-    """A probe: operands and the exactly known alpha · a @ b + beta · inp, with scales and zero points as the operands have them.
+    """Probe with operands and the exact alpha · a @ b + beta · inp, including the operands' scales and zero points.
 
-    Element [.., i, j] is alpha · v_i · b[k_i, j] or alpha · w_j · a[i, l_j], and plus beta · inp[i, j]. A zero point is subtracted
-    from b[k_i, j], and either product is multiplied by the scales of its two factors.
-    ``row_factor`` v and ``row_index`` k are [B, M], ``col_factor`` w and ``col_index`` l are [B, N]; a dimension has size 1 where
-    the operand is broadcast along it. With both, ``by_rows`` [M] tells which rows are the former.
+    Element [.., i, j] is alpha · v_i · b[k_i, j] or alpha · w_j · a[i, l_j], plus beta · inp[i, j]. A zero point is
+    subtracted from b[k_i, j], and either product is multiplied by the scales of its two factors. ``row_factor`` v and
+    ``row_index`` k are [B, M], ``col_factor`` w and ``col_index`` l are [B, N]. A dimension has size 1 where the operand is
+    broadcast along it. If both pairs are given, ``by_rows`` [M] marks the rows of the first kind.
     """
 
     name: str
@@ -33,14 +33,16 @@ class OneHotProbe:
     col_factor: torch.Tensor | None = None
     col_index: torch.Tensor | None = None
     planted_rows: tuple[tuple[int, int], ...] = ()
-    """(row of a, place along K) of numbers that are not finite. They meet zeros of b, and 0 · ∞ is NaN, in all of the row but where
-    they are picked."""
+    """(row of a, place along K) of numbers that are not finite.
+
+    They meet zeros of b, and 0 · ∞ is NaN in the whole row except where they are picked.
+    """
     planted_cols: tuple[tuple[int, int], ...] = ()
-    """(column of b, place along K) of such, which meet zeros of a."""
+    """(column of b, place along K) of numbers that are not finite and meet zeros of a."""
 
     @functools.cached_property
     def _row_major_a(self) -> torch.Tensor:
-        """a [B, M, K] with neighbouring elements along K: picking from other layouts is several times slower than copying once."""
+        """Copy of a [B, M, K], contiguous along K. One copy is several times faster than picking from other layouts."""
         return as_batches(_pickable(self.operands.left)).contiguous()
 
     @functools.cached_property
@@ -48,7 +50,10 @@ class OneHotProbe:
         return as_batches(_pickable(self.operands.right)).contiguous()
 
     def exact(self, batches: slice, rows: slice, dtype: torch.dtype) -> torch.Tensor:
-        """The result [b, r, N] in these batches and rows, in ``dtype``: the accumulator's or a wider one, which hold it exactly."""
+        """Return the result [b, r, N] for these batches and rows.
+
+        ``dtype`` is the accumulator's or a wider one, which hold the result exactly.
+        """
         operands = self.operands
         results = [*self._from_rows(batches, rows, dtype), *self._from_cols(batches, rows, dtype)]
         result = results[0] if self.by_rows is None else torch.where(self.by_rows[rows].unsqueeze(-1), results[0], results[1])
@@ -68,12 +73,15 @@ class OneHotProbe:
                 result[..., col].masked_fill_(_sliced(index, batches) != place, math.nan)
 
     def magnitude(self, batches: slice, rows: slice) -> torch.Tensor:
-        """S of the same, float64, with |b| + |zero_b| for b and without inp; of a probe that picks rows of b only."""
+        """Return S for these batches and rows, float64, with |b| + |zero_b| for b and without inp.
+
+        The probe must pick rows of b only.
+        """
         (result,) = self._from_rows(batches, rows, torch.float64, magnitude=True)
         return result
 
     def _from_rows(self, batches: slice, rows: slice, dtype: torch.dtype, *, magnitude: bool = False) -> Iterator[torch.Tensor]:
-        """The result as multiples of rows of b, if some are that."""
+        """Yield the result as multiples of rows of b, if the probe picks any."""
         if self.row_index is None or self.row_factor is None:
             return
         index, factor = (x.expand(-1, self._m)[:, rows] for x in (self.row_index, self.row_factor))
@@ -91,7 +99,7 @@ class OneHotProbe:
         yield self._scaled(result, (self._lines(rows, self._m).unsqueeze(-1), where), (where, cols))
 
     def _from_cols(self, batches: slice, rows: slice, dtype: torch.dtype) -> Iterator[torch.Tensor]:
-        """The result as multiples of columns of a, if some are that; zero points are 0 where b is 0."""
+        """Yield the result as multiples of columns of a, if the probe picks any. Zero points are 0 where b is 0."""
         if self.col_index is None or self.col_factor is None:
             return
         index, factor = (x.expand(-1, self.operands.b.shape[-1]) for x in (self.col_index, self.col_factor))
@@ -118,7 +126,7 @@ class OneHotProbe:
     def _scaled(
         self, result: torch.Tensor, in_a: tuple[torch.Tensor, torch.Tensor], in_b: tuple[torch.Tensor, torch.Tensor]
     ) -> torch.Tensor:
-        """``result`` times the scales of the elements that it comes from, given by their rows and columns."""
+        """Return ``result`` times the scales of the picked elements, given by their rows and columns."""
         operands = self.operands
         if operands.scale_a is not None:
             size_a = (self._m, operands.a.shape[-1])
@@ -128,7 +136,7 @@ class OneHotProbe:
         return result
 
     def origin(self, index: tuple[int, ...], *, batched: bool) -> str:
-        """Which element of an operand ``out[index]`` is, for messages."""
+        """Describe the element of an operand that ``out[index]`` equals, for messages."""
         batch, row, col = index if batched else (0, *index)
         lead = f"{batch}, " if batched else ""
         if self.row_index is not None and (self.by_rows is None or bool(self.by_rows[row])):
@@ -142,18 +150,18 @@ class OneHotProbe:
         return ""
 
     def _operand(self, first: str, second: str, place: int) -> tuple[str, int]:
-        """Which of two operands that are side by side along K has this place, and where."""
+        """Return which of two operands, concatenated along K, has this place, and the place within it."""
         k = self.operands.a.shape[-1]
         return (first, place) if self.operands.c is None or place < k else (second, place - k)
 
 
 def _pickable(tensor: torch.Tensor) -> torch.Tensor:
-    """8-bit floats as float32: torch does not gather the former."""
+    """Return 8-bit floats as float32, because torch cannot gather 8-bit floats."""
     return tensor.float() if is_float8(tensor.dtype) else tensor
 
 
 def _times(x: torch.Tensor, alpha: float) -> torch.Tensor:
-    """alpha · x in the dtype of x: a number that is no integer would make integers floats."""
+    """Return alpha · x in the dtype of x, where 1 leaves integers integers."""
     return x if alpha == 1 else x * alpha
 
 

@@ -1,4 +1,4 @@
-"""The operands of a problem: their values, scales and scalars."""
+"""Operands of a problem: their values, scales and scalars."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from .block_sparse import assembled, random_mask
 from .buffers import allocate, flat, held_size, placed
 
 ALPHA, BETA = 1.25, -0.75
-"""The values of alpha and beta in random operands of class ``general``: exact in every dtype, and neither 0, 1 nor equal."""
+"""Values of alpha and beta in random operands of class ``general``: exact in every dtype, not 0 or 1, and unequal."""
 
 SCALES = (0.5, 2.0)
-"""The ends of the range of random scales; those of weights are smaller where the weights are integers, see ``weight_unit``."""
+"""Range of random scales. Scales of integer weights are smaller, see ``weight_unit``."""
 ZEROS = (0, 7)
-"""The ends of the range of random zero points: every encoding has them."""
+"""Range of random zero points, which every encoding holds."""
 Lines = slice | torch.Tensor | None
-"""Some rows or columns; None means all of them."""
+"""Some rows or columns. None means all of them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operands:
-    """The arguments of one call of a kernel: out = epilogue(alpha · a @ b + c @ d + beta · inp, *extra).
+    """Arguments of one kernel call: out = epilogue(alpha · a @ b + c @ d + beta · inp, *extra).
 
-    For the quantized operations a and b stand for a · scale_a and (b − zero_b) · scale_b, as far as those are not None; with an
-    ``encoding`` b has two numbers in each byte (see ``Problem``).
+    For the quantized operations a and b represent a · scale_a and (b − zero_b) · scale_b, for the scales that are given.
+    With an ``encoding`` b has two numbers in each byte (see ``Problem``).
     """
 
     a: torch.Tensor
@@ -48,52 +48,57 @@ class Operands:
     c: torch.Tensor | None = None
     d: torch.Tensor | None = None
     weight: torch.Tensor | None = None
-    """The block-sparse weight [N, K] that a kernel gets in b's place: a sparse_bsr tensor, or what a choice packed it into. b is
-    what it stands for; where operands are for timing alone, memory for that is not taken."""
+    """Block-sparse weight [N, K] that a kernel gets instead of b: a sparse_bsr tensor, or the form into which a choice
+    packed it.
+
+    b is the matrix that it represents. Operands for timing alone allocate no memory for b.
+    """
     offs: torch.Tensor | None = None
     rows: torch.Tensor | None = None
     slots: torch.Tensor | None = None
     weights: torch.Tensor | None = None
-    """The ends of the groups of a grouped product."""
+    """Ends of the groups of a grouped product."""
 
     @property
     def scales(self) -> tuple[torch.Tensor, ...]:
-        """Those of scale_a, scale_b and zero_b that are given, in the order of ``Problem.scales``."""
+        """Given operands among scale_a, scale_b and zero_b, in the order of ``Problem.scales``."""
         return tuple(x for x in (self.scale_a, self.scale_b, self.zero_b) if x is not None)
 
     @property
     def named(self) -> dict[str, torch.Tensor]:
-        """The operands that are given, by role in the order of ``Problem.operands``; those of the epilogue are not among them."""
+        """Given operands by role, in the order of ``Problem.operands``, without those of the epilogue."""
         given = {role: x for role in ROLES if (x := getattr(self, role)) is not None}
         return given if self.weight is None else given | {"b": self.weight}
 
     @property
     def tensors(self) -> tuple[torch.Tensor, ...]:
-        """What ``Run`` takes: ``named`` without the names, then the epilogue's."""
+        """Tensors that ``Run`` takes: ``named`` without the names, then the epilogue's operands."""
         return (*self.named.values(), *self.extra)
 
     @property
     def scalars(self) -> tuple[float, ...]:
-        """What ``Run`` takes: alpha and beta where something is added, else none."""
+        """Scalars that ``Run`` takes: alpha and beta if inp is added, else none."""
         return () if self.inp is None else (self.alpha, self.beta)
 
     @property
     def left(self) -> torch.Tensor:
-        """a; where there are two products [a c], so that their sum is ``left @ right``."""
+        """a, or [a c] if there are two products, so that their sum is ``left @ right``."""
         return self.a if self.c is None else torch.cat([self.a, self.c], dim=-1)
 
     @property
     def right(self) -> torch.Tensor:
-        """b; where there are two products [b; d]."""
+        """b, or [b; d] if there are two products."""
         return self.b if self.d is None else torch.cat([self.b, self.d], dim=-2)
 
     def beside_subnormal(self, *, below: float = 1.0) -> float:
-        """max|a| + max|b|, each only where the other one has subnormal numbers, which may be read as 0. Waits for the device.
+        """Return max|a| + max|b|, where each counts only if the other operand has subnormal numbers, which may be read as
+        0.
 
-        ``below`` times the smallest normal number takes the place of that.
+        Waits for the device. ``below`` times the smallest normal number is the limit below which a number counts as
+        subnormal.
 
-        A zero point counts as part of b, c as part of a, d as part of b. Weights that are multiplied by a scale may be subnormal:
-        scales may be as small as they like.
+        A zero point counts as part of b, c as part of a, d as part of b. Weights that are multiplied by a scale may be
+        subnormal, because scales have no lower limit.
         """
         total = _most(self.a, self.c) if self._scales_weights or _has_subnormal(self.b, self.d, below=below) else 0.0
         return total + (_most(self.b, self.d) + _most(self.zero_b) if _has_subnormal(self.a, self.c, below=below) else 0.0)
@@ -108,7 +113,7 @@ def _most(*tensors: torch.Tensor | None) -> float:
 
 
 def _wide(x: torch.Tensor) -> torch.Tensor:
-    """A tensor in a dtype that has a maximum: torch has none for 8-bit floats."""
+    """Return a tensor in a dtype that has a maximum, because torch has none for 8-bit floats."""
     return x.float() if x.element_size() == 1 else x
 
 
@@ -121,9 +126,10 @@ def _has_subnormal(*tensors: torch.Tensor | None, below: float) -> bool:
 
 
 def fill_random(tensor: torch.Tensor, generator: torch.Generator) -> None:
-    """Standard normal numbers in every element, and in the padding between them; integers of the whole range for an integer dtype.
+    """Fill a tensor, and the padding between its elements, with standard normal numbers.
 
-    Of a boolean tensor about half is true. Overlapping elements get what they can hold.
+    Integer dtypes get integers of the whole range. About half of a boolean tensor is True. Overlapping elements get what
+    they can hold.
     """
     memory = flat(tensor)
     if memory.numel() == 0:
@@ -134,26 +140,26 @@ def fill_random(tensor: torch.Tensor, generator: torch.Generator) -> None:
         bounds = torch.iinfo(tensor.dtype)
         memory.random_(bounds.min, bounds.max + 1, generator=generator)
     elif tensor.element_size() == 1 or (tensor.device.type == "cpu" and tensor.element_size() == 2):
-        # torch draws no 8-bit floats, and 16-bit ones one by one on a CPU
+        # torch cannot draw 8-bit floats, and draws 16-bit ones one by one on a CPU
         memory.copy_(torch.empty(memory.numel(), device=memory.device).normal_(generator=generator))
     else:
         memory.normal_(generator=generator)
 
 
 def scalar_value(scalar: ScalarClass, general: float) -> float:
-    """0 or 1 for those classes, ``general`` for the class of that name."""
+    """Return 0 or 1 for the classes "zero" and "one", and ``general`` for the class of that name."""
     return {"zero": 0.0, "one": 1.0, "general": general}[scalar]
 
 
 def weight_unit(problem: Problem) -> float:
-    """What random scales of b are multiplied by: a power of two, so that weights of integers come out near 1 as well."""
+    """Return the power of two that multiplies random scales of b, so that integer weights come out near 1 too."""
     if not problem.widens_b:
         return 1.0
     return 0.25 if problem.encoding else 2.0**-6 if dtype_info(problem.b.dtype).is_integer else 1.0
 
 
 def random_scale(layout: Layout, generator: torch.Generator, device: torch.device, *, unit: float = 1.0) -> torch.Tensor:
-    """Scales of any numbers between those of SCALES, times ``unit``, in a buffer of that layout."""
+    """Draw scales of any value in the range SCALES, times ``unit``, in a buffer of the layout."""
     low, high = SCALES
     values = torch.empty(held_size(layout), device=device).uniform_(low * unit, high * unit, generator=generator)
     return placed(layout, device, values)
@@ -162,17 +168,19 @@ def random_scale(layout: Layout, generator: torch.Generator, device: torch.devic
 def random_zero(
     layout: Layout, generator: torch.Generator, device: torch.device, low: int, high: int, *, step: float = 1.0
 ) -> torch.Tensor:
-    """Zero points from ``low`` to ``high``, multiples of ``step`` (a power of two up to 1), in a buffer of that layout."""
+    """Draw zero points from ``low`` to ``high``, multiples of ``step`` (a power of two up to 1), in a buffer of the layout."""
     first, last = int(low / step), int(high / step)
     values = torch.randint(first, last + 1, held_size(layout), generator=generator, dtype=torch.int32, device=device)
     return placed(layout, device, values * step)
 
 
 def scale_factor(operands: Operands, rows: Lines = None, cols: Lines = None) -> torch.Tensor | None:
-    """scale_a · scale_b for these rows and columns, float64 [rows or 1, cols or 1], exact. None where there are no scales.
+    """Return scale_a · scale_b for these rows and columns, float64 [rows or 1, cols or 1], exact.
+
+    Return None if there are no scales.
 
     Raises:
-        GemmtuneError: the scales change along K, so that no factor of the result is theirs.
+        GemmtuneError: the scales change along K, so they cannot become a factor of the result.
     """
     if operands.scale_a is None or operands.scale_b is None:
         return None
@@ -188,7 +196,7 @@ def _lines(scale: torch.Tensor, lines: Lines) -> torch.Tensor:
 
 
 def _random_weight(problem: Problem, generator: torch.Generator) -> torch.Tensor:
-    """A random block-sparse weight of the problem's class, made without the dense one."""
+    """Draw a random block-sparse weight of the problem's class without making the dense one."""
     sparsity, (k, n) = problem.sparsity, problem.b.size
     assert sparsity is not None
     mask = random_mask((n, k), sparsity, generator)
@@ -201,7 +209,10 @@ def _random_weight(problem: Problem, generator: torch.Generator) -> torch.Tensor
 
 
 def routed(problem: Problem, generator: torch.Generator) -> torch.Tensor:
-    """Offsets of groups into which rows or terms went at random, each group as likely as another: as a router balances experts."""
+    """Draw group offsets for rows or terms that are assigned to groups at random with equal probability.
+
+    Such offsets are like those of a router that balances experts.
+    """
     assert problem.offs is not None
     total = problem.k if problem.divides_terms else problem.m
     which = torch.randint(problem.groups, (total,), generator=generator, device=generator.device)
@@ -210,8 +221,11 @@ def routed(problem: Problem, generator: torch.Generator) -> torch.Tensor:
 
 
 def drawn_routes(problem: Problem, generator: torch.Generator, *, exact: bool = False) -> Mapping[str, torch.Tensor]:
-    """Operands beside the product's, by role: any rows of a, the first and the last among them, slots in any order, and weights,
-    with ``exact`` powers of two."""
+    """Draw the routing operands by role: rows of a, slots and weights.
+
+    Rows are any rows of a, including the first and the last. Slots are in any order. Weights are powers of two if
+    ``exact``.
+    """
     device, found = generator.device, {}
     if problem.rows is not None:
         tokens = problem.a.size[0]
@@ -229,10 +243,11 @@ def drawn_routes(problem: Problem, generator: torch.Generator, *, exact: bool = 
 
 
 def random_operands(problem: Problem, device: torch.device, *, seed: int) -> Operands:
-    """Operands with the problem's layouts and standard normal values, made on ``device``.
+    """Draw operands with the problem's layouts and standard normal values on ``device``.
 
-    The numbers come from a generator of their own: torch's global state is not touched. ``inp`` is random even where beta is zero.
-    Integers are of the whole range of their dtype, packed ones of that of their encoding; scales are of ``random_scale``.
+    The numbers come from a separate generator, so torch's global state is unchanged. ``inp`` is random even if beta is
+    zero. Integers cover the whole range of their dtype, and packed ones that of their encoding. Scales come from
+    ``random_scale``.
     """
     generator = torch.Generator(device=device).manual_seed(seed)
 

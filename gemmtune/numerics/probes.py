@@ -1,25 +1,25 @@
-"""Inputs on which every right kernel, in any order of summation, gives exactly one answer, known without a matrix product.
+"""Inputs with exactly one correct result in any order of summation, known without a matrix product.
 
-All of them are built from one idea: the product **picks** elements. Row i of a picks row k_i of b, times v_i; or column j of b
-picks column l_j of a, times w_j.
+All of them use one idea: the product **picks** elements. Row i of a picks row k_i of b, times v_i. Or column j of b picks
+column l_j of a, times w_j.
 
 ==============  ==================================================================================================================
 ``cancel``      P4, P5. a = [X, −X + D], b = [Y; Y], K in two halves: dense integers whose sums grow large and cancel, except
                 that D has one ±1 in each row. Finds narrow accumulators and split-K partials, dropped blocks, masks, strides,
                 alpha, beta, an inp on the wrong axis.
-``width``       P4. A large product, many small ones, the large one's opposite: finds an accumulator or a partial sum that has a
-                few bits less than claimed.
-``rows_of_b``   P2. a is one-hot in each row, b has full significands: a wrong index, an input that is silently narrowed. Some rows
-                hold a NaN or an infinity instead of the 1, some columns of b an infinity that meets zeros of a; integers hold any
-                integer. ``scaled``, P6: with scales of any numbers, within a bound for one product: scales or weights that are
-                narrowed.
+``width``       P4. A large product, many small ones, the large one's opposite. Finds an accumulator or a partial sum with a few
+                bits less than claimed.
+``rows_of_b``   P2. a is one-hot in each row, b has full significands. Finds a wrong index, and an input silently narrowed.
+                Some rows hold a NaN or an infinity instead of the 1. Some columns of b hold an infinity that meets zeros of a.
+                Integer operands hold any integers. ``scaled``, P6: scales of any value, within a bound for one product. Finds
+                scales or weights that are narrowed.
 ``cols_of_a``   P3, the mirror image.
-``both``        P2 and P3: the two in one: even rows pick from the first half of K, columns pick from the second for the odd rows.
-``integers``    P1: small integers with a reference product, where the layouts of a or b do not let their elements be chosen.
+``both``        P2 and P3 in one: even rows pick from the first half of K, and columns pick from the second half for the odd rows.
+``integers``    P1: small integers with a reference product, for layouts of a or b whose elements cannot be chosen freely.
 ==============  ==================================================================================================================
 
-Scales are powers of two in all others of these, different from block to block, and zero points integers, which are 0 where a
-has full significands: kernels may apply them to sums. ``random`` and ``filled`` are for the error bound.
+In all other probes scales are powers of two, different from block to block. Zero points are integers, and are 0 where a has
+full significands, because kernels may apply them to sums. ``random`` and ``filled`` are for the error bound.
 """
 
 from __future__ import annotations
@@ -44,13 +44,15 @@ from .reference import as_batches
 from .width import LEAST_K, width_rows
 
 LEAST_LINES = 4
-"""The least rows of a or columns of b one of which gets a special number; of fewer none does, unless a probe is for that."""
+"""Fewest rows of a or columns of b for which one of them gets a special number. With fewer, only a probe for few lines has
+special numbers."""
 
 
 class Probes:
-    """Makes the probes of one problem on one device. Every operand lies in a buffer of exactly its layout, between NaNs.
+    """Maker of the probes of one problem on one device.
 
-    Where there are two products, a and b are what ``Operands.left`` and ``right`` say: the probes are those of one product.
+    Every operand lies in a buffer of exactly its layout, surrounded by NaN. If there are two products, a and b are
+    ``Operands.left`` and ``right``, and the probes treat them as one product.
     """
 
     def __init__(self, problem: Problem, device: torch.device, *, seed: int = 7) -> None:
@@ -63,36 +65,36 @@ class Probes:
 
     @property
     def can_pick_both(self) -> bool:
-        """Whether ``both`` can be made."""
+        """True if ``both`` can be made."""
         problem = self.problem
         return self.free_a and self.free_b and problem.k >= 2 and self._draw.size_a[1] == problem.m >= 2
 
     @property
     def can_measure_width(self) -> bool:
-        """Whether ``width`` can be made."""
+        """True if ``width`` can be made."""
         return self.free_a and self.free_b and self.problem.k >= LEAST_K
 
     def random(self) -> Operands:
-        """Standard normal numbers (away from subnormal ones; on tf32's grid for a tf32 problem) as every other operand.
-
-        Integers of the whole range for an integer dtype. Weights that have zero points are integers, also in 8-bit floats.
-        """
+        """Draw operands of standard normal numbers, away from subnormal ones and on tf32's grid for a tf32 problem. An
+        integer dtype gets integers of the whole range. Weights with zero points are integers, also in 8-bit floats."""
         draw = self._draw
         return draw.operands(draw.normal(self.problem.a), draw.random_b(), general=True)
 
     def every_weight(self, b: torch.Tensor) -> torch.Tensor:
-        """A b for ``rows_of_b``: 8-bit floats of all magnitudes where the problem has such weights, else ``b``, a random one."""
+        """Return a b for ``rows_of_b``: 8-bit floats of all magnitudes if the problem has such weights, else the given random
+        ``b``."""
         if self.problem.widens_b and self.problem.b.dtype in FLOAT8 and self.problem.zero_b is None:
             return self._draw.every_weight()
         return b
 
     def filled(self, fill_a: str, fill_b: str, *, general: bool = True) -> Operands:
-        """a and b of the kinds named in fills.py. Unlike ``random``, not on tf32's grid: reading them as tf32 costs an error.
+        """Draw a and b of the kinds named in fills.py.
 
-        ``general``: alpha, beta and scales are any numbers and inp is normal; else they are as in exact probes.
+        Unlike ``random``, the numbers are not on tf32's grid, so reading them as tf32 costs an error. With ``general`` alpha,
+        beta and scales have any value and inp is normal. Otherwise they are those of exact probes.
 
         Raises:
-            GemmtuneError: a name that is none, or none for this dtype.
+            GemmtuneError: the name is unknown, or this dtype has no such fill.
         """
         draw, a, b = self._draw, self.problem.a, self.problem.b
         made = (draw.values(fill_a, a, -1), draw.values(fill_b, b, -2))
@@ -100,7 +102,7 @@ class Probes:
         return draw.operands(draw.placed(a, made[0]), draw.placed(b, made[1]), added=added, general=general)
 
     def patterns(self) -> dict[str, Operands]:
-        """Random operands whose block-sparse b has blocks where kernels go wrong, by the name of the pattern."""
+        """Return random operands for each pattern of blocks on which block-sparse kernels go wrong, by name."""
         draw, b, sparsity = self._draw, self.problem.b, self._sparsity
         if sparsity is None:
             return {}
@@ -111,18 +113,19 @@ class Probes:
         }
 
     def absent(self) -> AbsentExpectation | None:
-        """An infinity beside blocks that are not there; None where b is not block-sparse or nothing is infinite."""
+        """Return an expectation with an infinity of a at absent blocks. Return None if b is not block-sparse or nothing can
+        be infinite."""
         if self._sparsity is None or self.problem.integers or self.problem.alpha == "zero" or not self.free_a:
             return None
         return AbsentExpectation.drawn(self._draw, self._sparsity)
 
     def extra(self) -> tuple[torch.Tensor, ...]:
-        """Random operands for the epilogue."""
+        """Draw random operands for the epilogue."""
         epilogue = self.problem.epilogue
         return tuple(self._draw.read_by_epilogue(layout) for layout in (epilogue.operands if epilogue else ()))
 
     def cancel(self, limit: int) -> OneHotProbe:
-        """The cancelling probe with no sum of integers larger than ``limit`` on the way. Needs ``free_a`` and ``free_b``."""
+        """Return the cancelling probe, whose partial sums of integers stay within ``limit``. Needs ``free_a`` and ``free_b``."""
         draw, problem = self._draw, self.problem
         half = problem.k // 2
         most_a, most_b, density = cancelling_range(limit, half, problem)
@@ -142,7 +145,7 @@ class Probes:
         return OneHotProbe(name="P5 cancellation", operands=made, row_factor=factor, row_index=index)
 
     def width(self, limit: int) -> OneHotProbe:
-        """The width probe with no sum larger than ``limit`` of its small products. Needs ``can_measure_width``."""
+        """Return the width probe, whose sums stay within ``limit`` of its small products. Needs ``can_measure_width``."""
         draw, problem = self._draw, self.problem
         (batch_a, m, k), (batch_b, _, n) = draw.size_a, draw.size_b
         made = width_rows(m, k, limit, problem)
@@ -155,48 +158,52 @@ class Probes:
         factor = draw.undone(scaling, factor.to(draw.work_a)[which] * signs, index)
         return OneHotProbe(name="P4 width", operands=draw.scaled_operands(a, b, scaling), row_factor=factor, row_index=index)
 
-    def rows_of_b(self, b: torch.Tensor, *, special: bool = True, few: bool = False, scaled: bool = False) -> OneHotProbe:
-        """One-hot rows of a over the given b. Needs ``free_a``.
+    def rows_of_b(self, b: torch.Tensor, *, special: bool = True, few_lines: bool = False, scaled: bool = False) -> OneHotProbe:
+        """Return a probe with one-hot rows of a over the given b. Needs ``free_a``.
 
-        ``special``: with a NaN and an infinity for some of the ones and among the numbers of b, where the dtypes have them;
-        ``few``: in a column of b alone, even if there are few. ``scaled``: without those, with scales and zero points of any
-        numbers; not exact, but with one rounding for each operation on a single product (``accumulation_bound`` with ``terms=1``).
+        ``special`` replaces some of the ones, and some numbers of b, by a NaN and an infinity if the dtypes have them.
+        ``few_lines`` puts them in a column of b only, even if there are few columns. ``scaled`` leaves them out and uses
+        scales and zero points of any value. Such a result is not exact: a single product has one rounding for each operation
+        (``accumulation_bound`` with ``terms=1``).
         """
         draw, special = self._draw, special and not scaled
         index = draw.indices(draw.size_a[:2], 0, self.problem.k)
-        factor = self._factors(index.shape, self.problem.a.dtype, special=special and not few)
+        factor = self._factors(index.shape, self.problem.a.dtype, special=special and not few_lines)
         a = draw.placed_a(self._one_hot(draw.size_a, index, factor))
-        planted = self._places(-1, few=few) if special and self.free_b else []
+        planted = self._places(-1, few_lines=few_lines) if special and self.free_b else []
         scaling = None if scaled else draw.gathered_scaling()
         made = draw.operands(a, self._planted(b, planted, -1), added=draw.small_inp(0), scaling=scaling, general=scaled)
         name = "P6 scales" if scaled else "P2 one-hot a"
         return OneHotProbe(name=name, operands=made, row_factor=factor, row_index=index, planted_cols=tuple(planted))
 
-    def cols_of_a(self, a: torch.Tensor, *, special: bool = True, few: bool = False) -> OneHotProbe:
-        """One-hot columns of b over the given a, ``special`` and ``few`` as for ``rows_of_b``. Needs ``free_b``."""
+    def cols_of_a(self, a: torch.Tensor, *, special: bool = True, few_lines: bool = False) -> OneHotProbe:
+        """Return a probe with one-hot columns of b over the given a. Needs ``free_b``. ``special`` and ``few_lines`` are as
+        in ``rows_of_b``."""
         draw = self._draw
         batch, k, n = draw.size_b
         index = draw.indices((batch, n), 0, k)
         if self.problem.widens_b and dtype_info(self.problem.b.dtype).is_integer:
-            factor = draw.powers(index.shape)  # whose products are exact
+            factor = draw.powers(index.shape)  # exact products
         else:
-            factor = self._factors(index.shape, self.problem.b.dtype, special=special and not few).to(draw.work_b)
+            factor = self._factors(index.shape, self.problem.b.dtype, special=special and not few_lines).to(draw.work_b)
         b = draw.placed_b(self._one_hot((batch, n, k), index, factor).mT)
-        planted = self._places(-2, few=few) if special and self.free_a else []
+        planted = self._places(-2, few_lines=few_lines) if special and self.free_a else []
         made = draw.operands(self._planted(a, planted, -2), b, added=draw.small_inp(0))
         return OneHotProbe(name="P3 one-hot b", operands=made, col_factor=factor, col_index=index, planted_rows=tuple(planted))
 
     def special_in_few_lines(self, random: Operands) -> list[OneHotProbe]:
-        """One-hot probes with numbers that are not finite in a of few rows, and in b of few columns, where others have none."""
+        """Return one-hot probes with special numbers for an a of few rows and a b of few columns. The other probes have none
+        there."""
         made = []
         if self.free_a and self.free_b and self.problem.m < LEAST_LINES:
-            made.append(self.cols_of_a(random.left, few=True))
+            made.append(self.cols_of_a(random.left, few_lines=True))
         if self.free_a and self.free_b and self.problem.n < LEAST_LINES:
-            made.append(self.rows_of_b(random.right, few=True))
+            made.append(self.rows_of_b(random.right, few_lines=True))
         return [probe for probe in made if probe.planted_rows or probe.planted_cols]
 
     def both(self, random: Operands) -> OneHotProbe:
-        """The two in one, for K of at least 2, with the numbers of ``random``. Needs ``free_a`` and ``free_b``."""
+        """Return the probe that picks rows and columns, with the numbers of ``random``. Needs K of at least 2, ``free_a`` and
+        ``free_b``."""
         draw, problem = self._draw, self.problem
         half = problem.k // 2
         (batch_a, m, _), (batch_b, _, n) = draw.size_a, draw.size_b
@@ -219,7 +226,8 @@ class Probes:
         )  # fmt: skip
 
     def integers(self) -> Operands:
-        """Operands of −1, 0 and 1 (weights of 0 and 1 where those have no sign), placed by memory where elements overlap."""
+        """Return operands of −1, 0 and 1, or weights of 0 and 1 if those are unsigned. Values follow memory order where
+        elements overlap."""
         draw, problem = self._draw, self.problem
         a = draw.integers(held_size(problem.a), -1, 1)
         low, size = max(number_range(problem)[0], -1), held_size(problem.b)
@@ -232,10 +240,8 @@ class Probes:
         return draw.operands(*made, added=draw.small_inp(MOST_ADDED), scaling=draw.scaling(most_zero=1))
 
     def _factors(self, size: tuple[int, ...], dtype: torch.dtype, *, special: bool = True) -> torch.Tensor:
-        """Ones; if ``special``, a NaN where there are at least two, and infinities where there are at least four.
-
-        Integers have neither, and any value but 0 in every place.
-        """
+        """Return ones, with a NaN for ``special`` if there are at least two, and infinities if there are at least four.
+        Integers have neither, and get any nonzero value in every place."""
         info = dtype_info(dtype)
         if info.is_integer:
             return self._draw.integers(size, 1, int(info.largest)) * self._draw.signs(size)
@@ -248,21 +254,19 @@ class Probes:
             factor[:, 2] = -math.inf
         return factor
 
-    def _places(self, dim: int, *, few: bool = False) -> list[tuple[int, int]]:
-        """The places where a (whose lines are along ``dim`` −2) or b (−1) gets numbers that are not finite: (line, place along K).
-
-        The last place and the first are those where a tail or a head goes wrong. In such a line nothing else is seen.
-        """
+    def _places(self, dim: int, *, few_lines: bool = False) -> list[tuple[int, int]]:
+        """Return (line, place along K) of the numbers of a (``dim`` −2) or b (−1) that are not finite. The last and the first
+        place are where kernels mishandle the end or the start of K. Such a line shows nothing else."""
         layout, k = self._side(dim), self.problem.k
         lines = layout.size[dim]
         if distinct_size(layout)[dim] != lines or dtype_info(layout.dtype).is_integer or self.problem.alpha == "zero":
             return []
         if lines < LEAST_LINES:
-            return [(lines - 1, k - 1 if dim == -2 else 0)] if few else []
+            return [(lines - 1, k - 1 if dim == -2 else 0)] if few_lines else []
         return [(lines // 2, k - 1), (lines - 1, 0)] if lines >= 2 * LEAST_LINES else [(lines // 2, k - 1)]
 
     def _planted(self, given: torch.Tensor, places: Sequence[tuple[int, int]], dim: int) -> torch.Tensor:
-        """``given`` with an infinity in these places, or a NaN; itself if there are none."""
+        """Return ``given`` with an infinity, or a NaN, in these places, or unchanged if there are none."""
         if not places:
             return given
         planted = self._draw.placed(self._side(dim), distinct(given))
@@ -276,7 +280,7 @@ class Probes:
         return self.problem.a if dim == -2 else self.problem.b
 
     def _has_infinity(self, dtype: torch.dtype) -> bool:
-        """Whether probes have infinities. With zero points there may be two to subtract: whether so is the kernel's choice."""
+        """Return True if probes have infinities. With zero points a kernel may subtract two infinities, so there are none."""
         return self.problem.epilogue is None and dtype_info(dtype).has_infinity and self.problem.zero_b is None
 
     def _one_hot(self, size: tuple[int, ...], index: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
@@ -285,7 +289,7 @@ class Probes:
 
 
 def _free(layouts: Sequence[Layout], k_dim: int) -> bool:
-    """Whether each element along K, of one operand or of both that are side by side, can be chosen by itself."""
+    """Return True if each element along K can be chosen independently, in one operand or in two that are concatenated."""
     k = sum(layout.size[k_dim] for layout in layouts)
     alone = len(layouts) == 1
     return k > 0 and all(

@@ -1,8 +1,8 @@
-"""How far an epilogue carries an error: every node of the graph as a value with an error bound.
+"""Error propagation through an epilogue: every node of the graph becomes a value with an error bound.
 
-The value is f(R) in float64, except that a cast rounds what is exact before it. The bound covers the error that comes in, and what
-a right evaluation of each function in the node's own precision adds. Where a comparison may fall on either side, both branches
-count; where anything may come out (a pole or an overflow within reach), the bound is infinite.
+The value is f(R) in float64, except that a cast rounds an exact argument. The bound covers the incoming error and the error
+of a correct evaluation of each function in the node's precision. If a comparison may go either way, both branches count. If
+any value may come out, because a pole or an overflow is within reach, the bound is infinite.
 """
 
 from __future__ import annotations
@@ -20,9 +20,10 @@ from ..problem.epilogue import OPERATIONS, Arg, Node, Ref
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Approximate:
-    """``value`` ± ``error``, float64; a computed NaN is expected where ``value`` is NaN and ``error`` finite.
+    """``value`` ± ``error``, float64.
 
-    Of a comparison, ``value`` is boolean, and ``error`` infinite where the other answer is right as well.
+    A computed NaN is expected where ``value`` is NaN and ``error`` finite. The ``value`` of a comparison is boolean, and
+    its ``error`` is infinite where the other answer is correct too.
     """
 
     value: torch.Tensor
@@ -30,12 +31,12 @@ class Approximate:
 
     @classmethod
     def exactly(cls, value: torch.Tensor) -> Approximate:
-        """``value`` without an error."""
+        """Return ``value`` without an error."""
         return cls(value=value, error=torch.zeros_like(value))
 
 
 Rule = Callable[[torch.Tensor, Sequence[Approximate]], torch.Tensor]
-"""Error of the result from (its value, the arguments): what the errors of the arguments amount to."""
+"""Function of (value, arguments) that returns the error of the value caused by the errors of the arguments."""
 
 
 def propagate(
@@ -47,11 +48,11 @@ def propagate(
     flush: bool,
     reference_is_float64: bool,
 ) -> Approximate:
-    """f(acc, *operands) with its error bound.
+    """Return f(acc, *operands) with its error bound.
 
-    ``operands`` broadcast to ``acc``, and are exact unless they have errors of their own. ``precision`` is the type that the
-    accumulator is rounded to before the epilogue: with a narrow one every node may be rounded to it.
-    ``reference_is_float64``: the kernel computes as precisely as this function, whose errors count then.
+    ``operands`` broadcast to ``acc`` and are exact unless they carry errors. ``precision`` is the type to which the
+    accumulator is rounded before the epilogue. With a narrow one every node may be rounded to it. ``reference_is_float64``
+    states that the kernel is no less precise than this function, whose errors then count too.
     """
     values: list[Approximate] = []
     for node in epilogue.nodes:
@@ -67,11 +68,11 @@ def propagate(
                 values.append(Approximate(value=value, error=torch.zeros((), dtype=torch.float64, device=value.device)))
             case "cast":
                 source = _argument(node.args[0], values, precision)
-                if source.value.dtype == torch.bool:  # a comparison as 0 or 1, which is at most 1 away from the other answer
+                if source.value.dtype == torch.bool:  # a comparison as 0 or 1, which is at most 1 from the other answer
                     source = Approximate(value=source.value.double(), error=source.error.clamp(max=1.0))
                 values.append(_with_overflow(rounded(source, node.dtype, flush=flush), node.dtype, [source]))
             case _:
-                # The coarser of the node's own type and the one that the accumulator was rounded to.
+                # The coarser of the node's type and the type to which the accumulator was rounded.
                 own = node.dtype if node.dtype in DTYPES else torch.float32
                 held = max((own, precision), key=lambda dtype: dtype_info(dtype).unit_roundoff)
                 args = [_argument(a, values, held) for a in node.args]
@@ -80,7 +81,7 @@ def propagate(
 
 
 def rounded(x: Approximate, dtype: torch.dtype, *, flush: bool) -> Approximate:
-    """x rounded to ``dtype``: exactly where x has no error, else with an error of half a unit in the last place more."""
+    """Return x rounded to ``dtype``: exact where x has no error, else with half a unit in the last place more error."""
     info = dtype_info(dtype)
     tiny = info.smallest_normal if flush else info.smallest_subnormal / 2
     value = torch.where(x.error > 0, x.value, x.value.to(dtype).double())
@@ -89,13 +90,13 @@ def rounded(x: Approximate, dtype: torch.dtype, *, flush: bool) -> Approximate:
 
 
 def _argument(arg: Arg, values: Sequence[Approximate], precision: torch.dtype) -> Approximate:
-    """An earlier node, or a number with the error of its rounding to the precision of the node."""
+    """Return an earlier node, or a number with the error of its rounding to the node's precision."""
     if isinstance(arg, Ref):
         return values[arg.index]
     device = values[0].value.device
     held = torch.tensor(arg, dtype=precision).item()
     error = 0.0 if arg == held or not math.isfinite(arg) else abs(held - arg)
-    # torch.full fills on the device; torch.tensor would copy there, and wait
+    # torch.full fills on the device, where torch.tensor would copy and wait
     value, spread = (torch.full((), x, dtype=torch.float64, device=device) for x in (float(arg), error))
     return Approximate(value=value, error=spread)
 
@@ -121,14 +122,20 @@ def _step(node: Node, args: Sequence[Approximate], precision: torch.dtype, flush
 
 
 def _exactly_rounded(node: Node, value: torch.Tensor, args: Sequence[Approximate], precision: torch.dtype) -> torch.Tensor:
-    """Says where a sum or product of exact arguments is exact in float32 already: the node's one rounding has one right result."""
+    """Return a mask where a sum or product of exact arguments is exact in float32.
+
+    There the node's one rounding has one correct result.
+    """
     if node.op not in ("add", "sub", "mul") or node.dtype != precision or precision == torch.float64:
         return torch.zeros((), dtype=torch.bool, device=value.device)
     return (args[0].error == 0) & (args[1].error == 0) & (value.float().double() == value)
 
 
 def _with_overflow(x: Approximate, dtype: torch.dtype, args: Sequence[Approximate]) -> Approximate:
-    """``error`` infinite where the value may not fit ``dtype`` or an argument is anything; 0 where the value is surely NaN."""
+    """Set ``error`` to infinity where the value may not fit ``dtype`` or an argument may be anything.
+
+    ``error`` is 0 where the value is certainly NaN.
+    """
     value, error = x.value, x.error
     anything = torch.zeros((), dtype=torch.bool, device=value.device)
     for arg in args:
@@ -139,7 +146,7 @@ def _with_overflow(x: Approximate, dtype: torch.dtype, args: Sequence[Approximat
 
 
 def _through(slope: float) -> Rule:
-    """A function of one argument whose derivative is nowhere larger than ``slope``."""
+    """Return the rule of a function of one argument whose derivative is at most ``slope``."""
     return lambda _, args: args[0].error * slope
 
 
@@ -158,7 +165,7 @@ def _product(_: torch.Tensor, args: Sequence[Approximate]) -> torch.Tensor:
 def _quotient(value: torch.Tensor, args: Sequence[Approximate]) -> torch.Tensor:
     x, y = args
     room = y.value.abs() - y.error
-    return torch.where(room <= 0, math.inf, (x.error + value.abs() * y.error) / room)  # a NaN stays one
+    return torch.where(room <= 0, math.inf, (x.error + value.abs() * y.error) / room)  # a NaN stays a NaN
 
 
 def _root(value: torch.Tensor, args: Sequence[Approximate]) -> torch.Tensor:
@@ -174,7 +181,7 @@ def _reciprocal_root(value: torch.Tensor, args: Sequence[Approximate]) -> torch.
 
 
 def _selected(value: torch.Tensor, args: Sequence[Approximate]) -> torch.Tensor:
-    """The error of the branch taken; with the condition open, the distance to the other branch as well."""
+    """Return the error of the branch taken, plus the distance to the other branch if the condition may go either way."""
     condition, x, y = args
     error = torch.where(condition.value.bool(), x.error, y.error)
     either = condition.error == math.inf
@@ -194,32 +201,32 @@ _RULES: dict[str, Rule] = {
 
 _COMPARISONS = ("lt", "le", "gt", "ge", "eq", "ne")
 _ROUNDED = frozenset(_RULES) - {"neg", "abs", "relu", "relu6", "clamp", "minimum", "maximum", "where"}
-"""The operations whose result has to be rounded; the others pick or change a sign."""
+"""Operations whose result has to be rounded. The others pick a value or change a sign."""
 
 _Evaluation = Callable[[torch.Tensor, Sequence[Approximate]], torch.Tensor]
 
 
 def _units(count: float) -> _Evaluation:
-    """``count`` units in the last place."""
+    """Return a rule of ``count`` units in the last place."""
     return lambda value, _: count * value.abs()
 
 
 def _by_exponential(value: torch.Tensor, args: Sequence[Approximate]) -> torch.Tensor:
-    """exp(x) as 2^(x·log2(e)) rounds its argument: |x| units, besides a few for the function.
+    """Return the error of exp(x) as 2^(x·log2(e)), which rounds its argument: |x| units, and a few for the function.
 
-    The absolute term is for exp(-x) that overflows inside, where the result is 0 instead of a very small number.
+    The absolute term covers an exp(-x) that overflows inside, where the result is 0 instead of a very small number.
     """
     x = args[0].value.abs()
     return (8 + 2 * x) * value.abs() + x * 2.0**-100
 
 
 def _by_difference(value: torch.Tensor, _: Sequence[Approximate]) -> torch.Tensor:
-    """tanh or erf as a difference from 1: a few units of 1, not of the value."""
+    """Return the error of tanh or erf as a difference from 1: a few units of 1 instead of the value."""
     return 8 * (1 + value.abs())
 
 
 def _by_product(value: torch.Tensor, args: Sequence[Approximate]) -> torch.Tensor:
-    """x times a function that is a difference from 1 (gelu)."""
+    """Return the error of x times a function that is a difference from 1 (gelu)."""
     return 8 * (args[0].value.abs() + value.abs())
 
 
@@ -228,5 +235,8 @@ _EVALUATION: dict[str, _Evaluation] = {
     "div": _units(4), "sqrt": _units(4), "rsqrt": _units(4), "exp": _by_exponential, "sigmoid": _by_exponential,
     "silu": _by_exponential, "tanh": _by_difference, "erf": _by_difference, "gelu": _by_product, "gelu_tanh": _by_product,
 }  # fmt: skip
-"""What evaluating each function adds, in roundoffs of the type in which it is computed: CUDA C++ Programming Guide, "Mathematical
-Functions", allows up to 2 units for the approximate forms of division, roots and exp2; the rest is room for other formulas."""
+"""Error of evaluating each function, in roundoffs of the type in which it is computed.
+
+CUDA C++ Programming Guide, "Mathematical Functions", allows up to 2 units for the approximate forms of division, roots and
+exp2. The rest is room for other formulas.
+"""

@@ -1,7 +1,7 @@
-"""What the stored operands of the quantized operations mean: numbers out of bytes, and which scale is whose.
+"""Meaning of the stored operands of quantized operations: numbers from bytes, and the scale of each element.
 
-Element [i, k] of a is a[i, k] · scale_a, element [k, j] of b is (b[k, j] − zero_b) · scale_b. Scales and zero points have one
-element in all, or a 2-D shape whose elements are each for a block of the operand.
+Element [i, k] of a is a[i, k] · scale_a. Element [k, j] of b is (b[k, j] − zero_b) · scale_b. Scales and zero points have
+one element in total, or a 2-D shape with one element for each block of the operand.
 """
 
 from __future__ import annotations
@@ -20,7 +20,10 @@ _RANGES: dict[Encoding, tuple[int, int]] = {"int4": (-8, 7), "uint4": (0, 15)}
 
 
 def number_range(problem: Problem) -> tuple[int, int]:
-    """The least and the largest integer that b's numbers can be; of floats those below which every integer is one."""
+    """Return the least and the largest integer that b's numbers can be.
+
+    For floats, every integer within the range is a value of the dtype.
+    """
     if problem.encoding:
         return _RANGES[problem.encoding]
     info = dtype_info(problem.b.dtype)
@@ -31,7 +34,7 @@ def number_range(problem: Problem) -> tuple[int, int]:
 
 
 def numbers(stored: torch.Tensor, encoding: Encoding) -> torch.Tensor:
-    """b's numbers [.., K, N], int8, out of bytes [.., K/2, N]; b as it is without an encoding."""
+    """Return b's numbers [.., K, N], int8, from bytes [.., K/2, N], or b unchanged without an encoding."""
     if not encoding:
         return stored
     both = torch.stack([stored & 15, stored >> 4], dim=-2).flatten(-3, -2)
@@ -39,7 +42,7 @@ def numbers(stored: torch.Tensor, encoding: Encoding) -> torch.Tensor:
 
 
 def gathered_numbers(stored: torch.Tensor, encoding: Encoding, index: torch.Tensor) -> torch.Tensor:
-    """Rows ``index`` [r] of the numbers of ``stored`` [.., K or K/2, N]."""
+    """Return rows ``index`` [r] of the numbers of ``stored`` [.., K or K/2, N]."""
     if not encoding:
         return stored.index_select(-2, index)
     rows = stored.index_select(-2, index // 2)
@@ -48,7 +51,7 @@ def gathered_numbers(stored: torch.Tensor, encoding: Encoding, index: torch.Tens
 
 
 def packed(values: torch.Tensor) -> torch.Tensor:
-    """Integers [.., K, N] as bytes [.., K/2, N], that of the even k in the low four bits; what four bits do not hold is cut off."""
+    """Pack integers [.., K, N] into bytes [.., K/2, N], even k in the low four bits. Higher bits are discarded."""
     bits = values.to(torch.int32) & 15
     return (bits[..., ::2, :] | (bits[..., 1::2, :] << 4)).to(torch.uint8)
 
@@ -58,9 +61,9 @@ def _signed(bits: torch.Tensor, encoding: Encoding) -> torch.Tensor:
 
 
 def scale_at(scale: torch.Tensor, size: tuple[int, int], rows: torch.Tensor, cols: torch.Tensor) -> torch.Tensor:
-    """The scales (or zero points) of the elements [rows, cols] of an operand of ``size``, float64.
+    """Return the scales (or zero points) of the elements [rows, cols] of an operand of ``size``, float64.
 
-    ``rows`` and ``cols`` are indices that broadcast; the result has size 1 along what all share a scale.
+    ``rows`` and ``cols`` are indices that broadcast. The result has size 1 along a dimension whose elements share a scale.
     """
     if scale.numel() == 1:
         return scale.double().reshape(())
@@ -72,12 +75,15 @@ def scale_at(scale: torch.Tensor, size: tuple[int, int], rows: torch.Tensor, col
 
 
 def _block(count: int, extent: int) -> int:
-    """How many lines share one of ``count`` scales; what ``Problem.scale_block`` says, since shapes tell legal blocks apart."""
+    """Return the number of lines that share one of ``count`` scales.
+
+    This agrees with ``Problem.scale_block``, because the shapes of legal blocks differ.
+    """
     return next(block for block in (1, *GROUPS) if -(-extent // block) == count)
 
 
 def dequantized_a(operands: Operands, stored: torch.Tensor, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """(a · scale_a, its magnitude) in float64, for the rows [B, r, K] of a that ``rows`` [r] numbers."""
+    """Return (a · scale_a, its magnitude) in float64 for the given rows [B, r, K] of a, numbered by ``rows`` [r]."""
     value = stored.double()
     if operands.scale_a is not None:
         size = (operands.a.shape[-2], operands.a.shape[-1])
@@ -87,9 +93,10 @@ def dequantized_a(operands: Operands, stored: torch.Tensor, rows: torch.Tensor) 
 
 
 def dequantized_b(operands: Operands, stored: torch.Tensor, cols: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """((b − zero_b) · scale_b, its magnitude) in float64, for the columns [B, K or K/2, c] of b that ``cols`` [c] numbers.
+    """Return ((b − zero_b) · scale_b, its magnitude) in float64 for the given columns of b, numbered by ``cols`` [c].
 
-    The magnitude is (|b| + |zero_b|) · |scale_b|: what a kernel that applies zero points to sums has to round.
+    The columns are [B, K or K/2, c]. The magnitude is (|b| + |zero_b|) · |scale_b|, which a kernel that applies zero points
+    to sums has to round.
     """
     value = numbers(stored, operands.encoding).double()
     magnitude = value.abs()
@@ -105,16 +112,16 @@ def dequantized_b(operands: Operands, stored: torch.Tensor, cols: torch.Tensor) 
 
 
 def blocks_of_k(problem: Problem) -> int:
-    """Into how many parts the scales and zero points divide K; 1 where none changes along it."""
+    """Return the number of parts into which the scales and zero points divide K, or 1 if none changes along it."""
     return max(1, *_blocks_of_k(problem, ("scale_a", "scale_b", "zero_b")))
 
 
 def scales_along_k(problem: Problem) -> int:
-    """How many of the two scales change along K."""
+    """Return how many of the two scales change along K."""
     return sum(blocks > 1 for blocks in _blocks_of_k(problem, ("scale_a", "scale_b")))
 
 
 def _blocks_of_k(problem: Problem, names: tuple[Literal["scale_a", "scale_b", "zero_b"], ...]) -> list[int]:
-    """How many blocks each of these has along K; 0 for those that are not given."""
+    """Return the number of blocks along K of each named operand, 0 for absent ones."""
     lengths = [problem.scale_block(x)[1 if x == "scale_a" else 0] if getattr(problem, x) is not None else 0 for x in names]
     return [-(-problem.k // length) if length else 0 for length in lengths]

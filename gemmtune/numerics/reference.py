@@ -1,9 +1,9 @@
 """Reference values R = alpha · a @ b + beta · inp and magnitudes S = |alpha|·|a| @ |b| + |beta|·|inp|, in float64 or better.
 
-Where there are two products, a stands for [a c] and b for [b; d], so that S = |a| @ |b| + |c| @ |d|.
-With scales and zero points, a and b stand for a · scale_a and (b − zero_b) · scale_b, and |b| for (|b| + |zero_b|) · |scale_b|.
-Products of int8 are exact: their sums stay far below 2^53. Large problems are sampled: a ``Region`` is the part of the output for
-which R and S are held.
+If there are two products, a means [a c] and b means [b; d], so that S = |a| @ |b| + |c| @ |d|. With scales and zero points, a
+and b mean a · scale_a and (b − zero_b) · scale_b, and |b| means (|b| + |zero_b|) · |scale_b|. Products of int8 are exact,
+because their sums stay far below 2^53. Large problems are sampled: a ``Region`` is the part of the output for which R and S
+exist.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from .operands import Operands
 from .quantized import dequantized_a, dequantized_b
 
 TEMPORARY_BYTES = 2**28
-"""What a float64 copy of a and b may take at one time; there are two, and for scales and zero points one more."""
+"""Budget of one float64 copy of a and b. There are two copies, and one more for scales and zero points."""
 MOST_MACS = {"cpu": 2**31, "cuda": 2**41}
 """Multiplications for one reference: about 0.1 s on two CPU cores, below a second on a GPU."""
 MOST_ELEMENTS = {"cpu": 2**26, "cuda": 2**27}
-"""Output elements for which R and S are held: 16 bytes each."""
+"""Output elements for which R and S are kept, 16 bytes each."""
 LEAST_SAMPLED = 8
 EXTENDED_MACS = 2**21
 SEED = 11
@@ -29,13 +29,13 @@ SEED = 11
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Region:
-    """The output elements in these rows and columns, of every batch; None means all of them."""
+    """Output elements in these rows and columns, of every batch. None means all of them."""
 
     rows: torch.Tensor | None = None
     cols: torch.Tensor | None = None
 
     def of(self, matrix: torch.Tensor) -> torch.Tensor:
-        """The region's part of a [B, M, N] tensor."""
+        """Return the region's part of a [B, M, N] tensor."""
         if self.rows is not None:
             matrix = matrix.index_select(-2, self.rows)
         return matrix if self.cols is None else matrix.index_select(-1, self.cols)
@@ -45,7 +45,7 @@ class Region:
 class Reference:
     """R (``value``) and S (``magnitude``) of one region, float64 [B, rows, cols].
 
-    ``extended``: R is better than a float64 product.
+    ``extended`` states that R is better than a float64 product.
     """
 
     region: Region
@@ -54,7 +54,7 @@ class Reference:
     extended: bool = False
 
     def of_first_rows(self, m: int) -> Reference:
-        """The part of it in the first ``m`` rows of the result."""
+        """Return the part in the first ``m`` rows of the result."""
         rows = self.region.rows
         if rows is None:
             return self
@@ -64,7 +64,10 @@ class Reference:
 
 
 def regions(batch: int, m: int, n: int, k: int, device: torch.device) -> tuple[Region, ...]:
-    """Everything where that is affordable, else two samples: some full rows and some full columns, first and last among them."""
+    """Return the whole output if that is affordable, else a sample of full rows and a sample of full columns.
+
+    Both samples include the first and the last line.
+    """
     kind = "cpu" if device.type == "cpu" else "cuda"
     macs, elements = MOST_MACS[kind], MOST_ELEMENTS[kind]
     if batch * m * n * max(k, 1) <= 2 * macs and batch * m * n <= elements:
@@ -76,7 +79,7 @@ def regions(batch: int, m: int, n: int, k: int, device: torch.device) -> tuple[R
 
 
 def _sample(size: int, count: int, device: torch.device) -> torch.Tensor:
-    """``count`` different indices below ``size`` (at least LEAST_SAMPLED of them), the first and the last among them, in order."""
+    """Return ``count`` different sorted indices below ``size`` (at least LEAST_SAMPLED), including the first and the last."""
     count = min(size, max(count, LEAST_SAMPLED))
     generator = torch.Generator().manual_seed(SEED)
     inner = torch.randperm(max(size - 2, 0), generator=generator)[: count - 2] + 1
@@ -84,19 +87,22 @@ def _sample(size: int, count: int, device: torch.device) -> torch.Tensor:
 
 
 def as_batches(tensor: torch.Tensor) -> torch.Tensor:
-    """[B, rows, cols] whether or not there was a batch dimension."""
+    """Return the tensor as [B, rows, cols], adding a batch dimension if it has none."""
     return tensor if tensor.dim() == 3 else tensor.unsqueeze(0)
 
 
 def reference(operands: Operands, region: Region) -> Reference:
-    """R and S of a region by a float64 product, whose own error is at most K·2^-53·S."""
+    """Return R and S of a region by a float64 product, whose error is at most K·2^-53·S."""
     a, b = _restricted(operands, region)
     value, magnitude = products(a, b, *_readers(operands, region))
     return _with_scalars(operands, region, value, magnitude, extended=False)
 
 
 def extended_reference(operands: Operands, batch: int, m: int, n: int, k: int) -> Reference:
-    """R to a relative error of about 2^-53 of itself plus K·2^-104·S, on a sample of rows and columns: the oracle for float64."""
+    """Return a reference for float64 results, on a sample of rows and columns.
+
+    The error of R is about 2^-53 of R plus K·2^-104·S.
+    """
     device = operands.a.device
     side = int((EXTENDED_MACS / (batch * max(k, 1))) ** 0.5)
     region = Region(rows=_sample(m, side, device), cols=_sample(n, side, device))
@@ -113,8 +119,7 @@ def _restricted(operands: Operands, region: Region) -> tuple[torch.Tensor, torch
 
 
 Reader = Callable[[torch.Tensor, slice], tuple[torch.Tensor, torch.Tensor]]
-"""A reader takes stored rows of a or columns of b, and which of the region's they are, to their values and magnitudes in
-float64."""
+"""Function from stored rows of a or columns of b, and their slice of the region, to values and magnitudes in float64."""
 
 
 def _readers(operands: Operands, region: Region) -> tuple[Reader, Reader]:
@@ -145,9 +150,9 @@ def _as_stored(stored: torch.Tensor, _: slice) -> tuple[torch.Tensor, torch.Tens
 def products(
     a: torch.Tensor, b: torch.Tensor, read_a: Reader = _as_stored, read_b: Reader = _as_stored
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(a @ b, |a| @ |b|) in float64, for a [B, M, K] and b [B, K, N] of any dtype, in tiles of bounded temporary memory.
+    """Return (a @ b, |a| @ |b|) in float64 for a [B, M, K] and b [B, K, N] of any dtype.
 
-    ``read_a`` and ``read_b`` say what their elements stand for.
+    Tiles bound the temporary memory. ``read_a`` and ``read_b`` convert stored elements to values.
     """
     (batch, m, k), n = a.shape, b.shape[-1]
     value = torch.empty((batch, m, n), dtype=torch.float64, device=a.device)
@@ -160,7 +165,7 @@ def products(
 
 
 def _tiles(batch: int, m: int, n: int, k: int) -> Iterator[tuple[slice, slice, slice]]:
-    """Whole matrices where several fit the budget, else pieces of one matrix at a time."""
+    """Yield whole matrices if several fit the budget, else pieces of one matrix at a time."""
     words = TEMPORARY_BYTES // 8 // max(k, 1)
     if m + n <= words:
         step = max(1, words // max(m + n, 1))
@@ -173,10 +178,10 @@ def _tiles(batch: int, m: int, n: int, k: int) -> Iterator[tuple[slice, slice, s
 
 
 def _extended_product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """a [M, K] @ b [K, N] in float64 with compensation: every product and sum carries its own rounding error along.
+    """Return a [M, K] @ b [K, N] in float64 with compensation: every product and sum carries its rounding error along.
 
-    Error-free transformations: TwoProduct with Veltkamp's splitting and TwoSum (Ogita, Rump, Oishi, "Accurate sum and dot product",
-    SIAM J. Sci. Comput. 26, 2005), summed pairwise.
+    Error-free transformations: TwoProduct with Veltkamp's splitting and TwoSum (Ogita, Rump, Oishi, "Accurate sum and dot
+    product", SIAM J. Sci. Comput. 26, 2005), summed pairwise.
     """
     x, y = a.unsqueeze(-1), b.unsqueeze(0)
     high = x * y
@@ -195,7 +200,7 @@ def _extended_product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 
 
 def _split(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """x as a sum of two numbers of at most 26 bits each."""
+    """Return x as a sum of two numbers of at most 26 bits each."""
     scaled = x * 134217729.0  # 2^27 + 1
     high = scaled - (scaled - x)
     return high, x - high

@@ -1,4 +1,4 @@
-"""Grouped products whose rows are picked by an index, gated, or weighted and added up by token: what they are made of."""
+"""Parts of grouped products whose rows are picked by an index, gated, or weighted and added up by token."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ from .reference import Region
 
 
 def grouped_problem(problem: Problem) -> Problem:
-    """The plain grouped product within one whose rows are picked, gated or added up: of contiguous rows, into all columns of b."""
+    """Return the plain grouped product within a product with picked, gated or added rows.
+
+    It has contiguous rows and yields all columns of b.
+    """
     dtype = problem.dtype
     a = problem.a if problem.rows is None else Layout.contiguous((problem.m, problem.k), dtype)
     out = Layout.contiguous((problem.m, problem.b.size[-1]), dtype)
@@ -24,7 +27,7 @@ def grouped_problem(problem: Problem) -> Problem:
 
 
 def rows_of(problem: Problem, operands: Operands, region: Region) -> Region:
-    """The rows and columns of the product, in order, of which a region of the result is made."""
+    """Return the sorted rows and columns of the product from which a region of the result is made."""
     rows, cols = region.rows, region.cols
     if rows is not None and problem.weights is not None:
         rows = _rows_of_tokens(problem, operands, rows).flatten().sort().values
@@ -36,8 +39,11 @@ def rows_of(problem: Problem, operands: Operands, region: Region) -> Region:
 def added_up(
     problem: Problem, operands: Operands, region: Region, value: torch.Tensor, magnitude: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Σ_c weights[t, c] · the row of the slot t · C + c, and the same of magnitudes, for the tokens of a region. ``value`` and
-    ``magnitude`` [1, rows, N] are those of ``rows_of``; a row of no group, whose magnitude is NaN, counts for nothing."""
+    """Return Σ_c weights[t, c] · row of slot t · C + c, and the same sum of magnitudes, for the tokens of a region.
+
+    ``value`` and ``magnitude`` [1, rows, N] belong to the rows of ``rows_of``. A row of no group, whose magnitude is NaN,
+    counts as 0.
+    """
     assert operands.weights is not None
     weights = operands.weights.double() if region.rows is None else operands.weights.double()[region.rows]
     everything = torch.arange(weights.shape[0], device=weights.device) if region.rows is None else region.rows
@@ -51,7 +57,7 @@ def added_up(
 
 
 def _rows_of_tokens(problem: Problem, operands: Operands, tokens: torch.Tensor) -> torch.Tensor:
-    """The rows of the product that are added up for these tokens, [tokens, C]."""
+    """Return the rows of the product that are added up for these tokens, [tokens, C]."""
     assert operands.slots is not None
     assert problem.weights is not None
     row_of_slot = torch.empty(problem.m, dtype=torch.long, device=tokens.device)
@@ -60,13 +66,13 @@ def _rows_of_tokens(problem: Problem, operands: Operands, tokens: torch.Tensor) 
 
 
 def gate_of(name: str) -> Epilogue:
-    """act(acc) · x0 for gates ``acc`` and the other half of the columns ``x0``."""
+    """Return the epilogue act(acc) · x0, with the gates as ``acc`` and the other half of the columns as ``x0``."""
     act = GATES[name]
     return trace(lambda acc, other: act(acc) * other, torch.float32, [torch.empty((2, 2), device="meta")])
 
 
 def gated(problem: Problem, product: Approximate, *, held: torch.dtype, flush: bool) -> Approximate:
-    """act(gates) · the other half of the columns of a product, each rounded to ``held`` before."""
+    """Return act(gates) · the other half of the columns of a product, where both halves are rounded to ``held`` first."""
     halves = (Approximate(value=x, error=e) for x, e in zip(product.value.chunk(2, -1), product.error.chunk(2, -1), strict=True))
     gates, others = (rounded(x, held, flush=flush) for x in halves)
     return propagate(gate_of(problem.gated), gates, [others], precision=held, flush=flush, reference_is_float64=False)

@@ -1,8 +1,8 @@
 """Scales and zero points of exact probes: powers of two and integers, different from block to block.
 
-Sums whose terms have different scales cannot cancel, and a kernel may scale either the terms or sums of them. Where a probe's sums
-have to cancel, the scales are **separable**: a power for the place along K times one for the place along the other dimension. A
-factor of a that undoes the former (``Scaling.undo``) leaves every sum what it would be without.
+Sums whose terms have different scales cannot cancel, and a kernel may scale either the terms or sums of them. Where a probe's
+sums have to cancel, the scales are **separable**. Each is a power for the place along K times one for the other dimension. A
+factor of a undoes the power along K (``Scaling.undo``), so that every sum is the same as without scales.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ from .operands import random_scale, random_zero, weight_unit
 from .quantized import number_range, scale_at
 
 ONLY = 2.0
-"""A scale that is the only one: not 1, so that it shows whether it was used, and how often."""
+"""Value of a scale that is the only one. It is not 1, so that the result shows if and how often it was applied."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scaling:
-    """scale_a, scale_b and zero_b of one probe, as far as the problem has them."""
+    """scale_a, scale_b and zero_b of one probe, if the problem has them."""
 
     scale_a: torch.Tensor | None = None
     scale_b: torch.Tensor | None = None
     zero_b: torch.Tensor | None = None
 
     def undo(self, problem: Problem, device: torch.device) -> torch.Tensor | None:
-        """Powers of two [K] by which a has to be multiplied, so that separable scales are the same all along K.
+        """Return powers of two [K] by which a is multiplied to make separable scales constant along K.
 
-        None where they are already.
+        Return None if they are constant already.
         """
         inner, none = torch.arange(problem.k, device=device), torch.zeros(1, dtype=torch.int64, device=device)
         factor: torch.Tensor | None = None
@@ -49,7 +49,7 @@ class Scaling:
 
 
 def random_scaling(problem: Problem, generator: torch.Generator, device: torch.device) -> Scaling:
-    """Any numbers. Zero points lie around the middle of b's numbers, and are no integers."""
+    """Draw scales of any value, and fractional zero points around the middle of b's numbers."""
     low, high = number_range(problem)
     zero: torch.Tensor | None = None
     if problem.zero_b is not None:
@@ -72,9 +72,9 @@ def exact_scaling(
     zeros: tuple[int, int] = (0, 0),
     zero_step: float = 1.0,
 ) -> Scaling:
-    """Powers of two from 1 to 4, so that sums of integers stay such, and as zero points multiples of ``zero_step`` in ``zeros``.
+    """Draw powers of two from 1 to 4 as scales, so that sums of integers stay integers.
 
-    ``separable`` scales are from 1/4 to 4.
+    Zero points are multiples of ``zero_step`` in the range ``zeros``. ``separable`` scales are from 1/4 to 4.
     """
 
     def made(layout: Layout | None) -> torch.Tensor | None:
@@ -88,7 +88,7 @@ def exact_scaling(
 
 
 def _powers(layout: Layout, generator: torch.Generator, device: torch.device, *, separable: bool) -> torch.Tensor:
-    """Powers of two, as many as the layout holds; of neighbours none is like the other. All alike where elements overlap."""
+    """Draw powers of two to the capacity of the layout, where neighbours differ, or all equal if elements overlap."""
     size = held_size(layout)
     if len(size) < 2:
         return torch.full(size, ONLY, device=device)
@@ -100,6 +100,6 @@ def _powers(layout: Layout, generator: torch.Generator, device: torch.device, *,
 
 
 def _exponents(count: int, generator: torch.Generator, device: torch.device) -> torch.Tensor:
-    """−1, 0 and 1 [count], each different from the one before it."""
+    """Draw −1, 0 and 1 [count], each different from the previous one."""
     steps = torch.randint(1, 3, (count,), generator=generator, device=device)
     return steps.cumsum(0) % 3 - 1

@@ -1,4 +1,4 @@
-"""A call on some rows of another call's operands, by which one sees whether a row's bits depend on the rows beside it."""
+"""A call on some rows of another call's operands, to test if a row's bits depend on other rows."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from .operands import Operands
 
 
 def some_rows(operands: Operands, part: Problem, begin: int) -> Operands:
-    """The operands of ``part``, a problem with fewer rows: those of the call from row ``begin`` on.
+    """Return the operands of ``part``, a problem with fewer rows, cut from the call's operands at row ``begin``.
 
-    An operand with as many rows as the call has gives up the others; one for all rows, or that is not laid out along them, stays.
-    Where scales of a are for blocks of rows, ``begin`` is 0.
+    An operand with one line for each row of the call loses the other rows. An operand for all rows, or not laid out along
+    them, stays. If scales of a are for blocks of rows, ``begin`` is 0.
     """
 
     def cut(layout: Layout | None, tensor: torch.Tensor | None) -> torch.Tensor | None:
@@ -37,10 +37,10 @@ def some_rows(operands: Operands, part: Problem, begin: int) -> Operands:
 
 
 def same_rows(whole: torch.Tensor, part: torch.Tensor, begin: int) -> bool:
-    """Whether ``part`` has the bits that the result ``whole`` has from row ``begin`` on."""
+    """Return True if ``part`` has the bits of the result ``whole`` from row ``begin`` on."""
     return torch.equal(_bits(whole)[..., begin : begin + part.shape[-2], :], _bits(part))
 
 
 def _bits(tensor: torch.Tensor) -> torch.Tensor:
-    """The elements as integers, which are equal only if every bit is."""
+    """Return the elements as integers, which are equal only if every bit is."""
     return tensor.view(storage_bits(tensor).dtype)

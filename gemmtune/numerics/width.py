@@ -1,8 +1,8 @@
-"""Rows of a and a column of b whose products show how wide the accumulator is.
+"""Rows of a and a column of b whose products show the width of the accumulator.
 
-Along K, a row has a window: a large number first and its opposite last, at even places, and small equal ones at odd places between
-them. The large ones cancel, and what is left is how many small ones there are, unless some were lost beside a large one. Windows
-are of several lengths, so that sums over a part of K, in whatever order the parts are, hold a large number too.
+Along K, a row has a window. A large number comes first and its opposite last, at even places. Small equal ones lie at odd
+places between them. The large ones cancel, and the remaining sum counts the small ones, unless some were lost next to a large
+one. Windows have several lengths, so that sums over a part of K hold a large number too, in any order of the parts.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ MOST_SMALL = 100
 """Small products in one row: their sum, twice that and 27 are exact even in bfloat16."""
 UNDONE_BITS = 2
 _GOLDEN = (math.sqrt(5) - 1) / 2
-"""Multiples of it modulo 1 are spread evenly: where the windows begin."""
+"""Golden ratio, whose multiples modulo 1 spread the starts of the windows evenly."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WidthRows:
     """``rows`` [R, K] of a and ``col`` [K] of b, on the CPU in float64, but exact in their dtypes.
 
-    The product of row i and ``col`` is ``factor[i] · col[index[i]]``: ``index`` is an odd place.
+    The product of row i and ``col`` is ``factor[i] · col[index[i]]``, where ``index`` is an odd place.
     """
 
     rows: torch.Tensor
@@ -41,7 +41,7 @@ class WidthRows:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Numbers:
-    """The numbers that large and small products are made of, for a and for b; ``times`` large products fit the accumulator."""
+    """Factors of large and small products, for a and for b. ``times`` large products fit the accumulator."""
 
     large: tuple[float, float]
     small: tuple[float, float]
@@ -49,7 +49,7 @@ class _Numbers:
 
 
 def width_rows(rows: int, k: int, limit: int, problem: Problem) -> WidthRows:
-    """Rows for K of at least LEAST_K, of whose products no sum is larger than ``limit`` small products.
+    """Return rows for K of at least LEAST_K whose sums of products stay within ``limit`` small products.
 
     For each scale that changes along K, a may be multiplied by 4 or 1/4 (``Scaling.undo``).
     """
@@ -70,7 +70,7 @@ def width_rows(rows: int, k: int, limit: int, problem: Problem) -> WidthRows:
 
 
 def _fill_window(window: torch.Tensor, numbers: _Numbers, most_small: int) -> int:
-    """Returns how many small numbers are in it."""
+    """Fill the window and return the number of small numbers in it."""
     even, odd = window[::2], window[1::2]
     times = min(numbers.times, len(even) // 2)
     even[:times] = numbers.large[0]
@@ -85,7 +85,7 @@ def _integers(room: int, problem: Problem) -> _Numbers:
 
 
 def _floats(room: int, problem: Problem) -> _Numbers:
-    """Powers of two: one large product, of exponent ``total`` more than the small ones. The least integer weight is 1."""
+    """Return powers of two: one large product, 2^``total`` times the small ones. The least integer weight is 1."""
     total = room.bit_length() - 1
     infos = dtype_info(problem.dtype), dtype_info(problem.b.dtype)
     most_a, most_b = (_exponent(info.largest) for info in infos)
@@ -107,5 +107,5 @@ def _floats(room: int, problem: Problem) -> _Numbers:
 
 
 def _exponent(x: float) -> int:
-    """The exponent of the largest power of two up to ``x``."""
+    """Return the exponent of the largest power of two up to ``x``."""
     return math.frexp(x)[1] - 1

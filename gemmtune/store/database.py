@@ -1,6 +1,6 @@
-"""Database: the tables of the store, in a file or in memory. Connections, transactions, reading and writing of whole records.
+"""Database: the store's tables in a file or in memory, with connections, transactions and access to whole records.
 
-Errors come out as sqlite3 and the system raise them; what they mean for a caller is decided in ``store.py``.
+Errors of sqlite3 and the system pass through unchanged, and ``store.py`` decides what they mean for a caller.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from .storefile import (
 )
 
 BUSY_TIMEOUT_S = 30.0
-"""How long to wait for other writers: far more than any of ours takes, since a transaction writes the rows of one problem."""
+"""Longest wait for other writers: far more than any of ours takes, because a transaction writes the rows of one problem."""
 
 LOCK = threading.RLock()
-"""Held while a database is used: threads share its connection, and no fork copies it in the middle of something."""
+"""Lock that is held while a database is used: threads share its connection, and no fork copies it during a use."""
 os.register_at_fork(before=LOCK.acquire, after_in_parent=LOCK.release, after_in_child=LOCK.release)
 
 _of_parents: list[sqlite3.Connection] = []
@@ -54,10 +54,11 @@ _UPSERT_LIMIT = _upsert("limits", ("fingerprint", *LIMIT_COLUMNS, "checksum"))
 
 
 class Database:
-    """The tables in one SQLite file, or in memory with ``path`` None.
+    """Tables in one SQLite file, or in memory if ``path`` is None.
 
-    Opened when first used, and again when needed: after a fork, or when the file was replaced under us. Every method may raise
-    sqlite3.Error or OSError, and StoreError for a whole file that is not ours to use. Callers hold ``LOCK``.
+    The file is opened at the first use. It is opened again when needed: after a fork, or when the file was replaced. Every
+    method may raise sqlite3.Error or OSError, and StoreError for a whole file that gemmtune must not use. Callers hold
+    ``LOCK``.
     """
 
     def __init__(self, path: Path | None, *, read_only: bool = False, busy_timeout_s: float = BUSY_TIMEOUT_S) -> None:
@@ -71,7 +72,7 @@ class Database:
         self._has_ranged = True
 
     def connection(self) -> sqlite3.Connection:
-        """The connection of this process to the file that is at the path now, or was when the running transaction began."""
+        """Return this process's connection to the file now at the path, or to the file of the running transaction."""
         if self._connection is not None and not self._connection.in_transaction and self._opened_as != self._identity():
             self.close()
         if self._connection is None:
@@ -80,7 +81,7 @@ class Database:
         return self._connection
 
     def close(self) -> None:
-        """Let go of the file; the next use opens it again. A database in memory keeps what it has."""
+        """Close the file, which the next use opens again. A database in memory keeps its contents."""
         if self._connection is None or self.path is None:
             return
         if self._opened_as[0] == os.getpid():
@@ -92,7 +93,10 @@ class Database:
         self._cache.clear()
 
     def _identity(self) -> tuple[int, ...]:
-        """This process and the file at the path: the connection is good for these only. A fork copies what is in memory whole."""
+        """Return the process and the file at the path, for which alone a connection is valid.
+
+        A fork copies a database in memory completely, so that needs no identity.
+        """
         if self.path is None:
             return ()
         try:
@@ -114,7 +118,7 @@ class Database:
         except sqlite3.OperationalError as error:
             if code_of(error) not in (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY) or not os.access(self.path, os.R_OK):
                 raise
-            # Readers of a WAL file write to its shared memory; where they cannot, the file can only be read as it lies.
+            # Readers of a WAL file write to its shared memory. Where they cannot, the file can only be read as immutable.
             return self._opened(self.path, "immutable=1")
 
     def _opened(self, path: Path, mode: str) -> sqlite3.Connection:
@@ -123,7 +127,7 @@ class Database:
             check(connection, path)
             connection.execute(f"SELECT {_SELECT} LIMIT 0")
             connection.execute(f"{_SELECT_LIMITS} LIMIT 0")
-            # What is not yet on the disk survives a kill in WAL mode; without WAL a power cut could leave a torn file.
+            # Uncommitted pages survive a kill in WAL mode. Without WAL a power cut could leave a torn file.
             (journal,) = connection.execute("PRAGMA journal_mode").fetchone()
             self._has_ranged = self._find_ranged(connection, mode)
             connection.execute(f"PRAGMA synchronous = {'NORMAL' if journal == 'wal' else 'FULL'}")
@@ -133,7 +137,7 @@ class Database:
         return connection
 
     def _find_ranged(self, connection: sqlite3.Connection, mode: str) -> bool:
-        """Whether the file has the table of records for all M, which is added where it may be written."""
+        """Return True if the file has the table of records for all M, which is added if the file is writable."""
         found = connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'ranged'").fetchone() is not None
         if not found and mode == "mode=rw":
             connection.executescript(RANGED_SCHEMA)
@@ -141,7 +145,7 @@ class Database:
 
     @contextlib.contextmanager
     def transaction(self) -> Iterator[None]:
-        """A transaction that has the write lock from its start: all of it is kept, or nothing."""
+        """Open a transaction that has the write lock from its start: all of it is kept, or nothing."""
         connection = self.connection()
         connection.execute("BEGIN IMMEDIATE")
         try:
@@ -154,7 +158,7 @@ class Database:
             raise
 
     def rows(self, key: str, fingerprint: str) -> dict[str, Row]:
-        """The whole rows of a problem on a machine by content hash; from memory unless another connection has written since."""
+        """Return a problem's rows on a machine by content hash, cached until another connection writes."""
         connection = self.connection()
         (version,) = connection.execute("PRAGMA data_version").fetchone()
         if version != self._data_version:
@@ -163,13 +167,13 @@ class Database:
         scope = (key, fingerprint)
         if scope not in self._cache:
             records = connection.execute(f"SELECT {_SELECT} WHERE s.key = ? AND s.fingerprint = ?", scope)
-            # Checked against what was asked for: whatever the file does, no other problem's row can come out.
+            # The checksum covers the requested key, so a damaged file cannot return another problem's row.
             found = (self._row(key, fingerprint, record) for record in records)
             self._cache[scope] = {row.content_hash: row for row in found if row is not None}
         return self._cache[scope]
 
     def every_row(self) -> Iterator[Row]:
-        """All whole rows, problem by problem."""
+        """Yield all rows, problem by problem."""
         for key, fingerprint, *record in self.connection().execute(f"SELECT s.key, s.fingerprint, {_SELECT} ORDER BY m.scope"):
             row = self._row(key, fingerprint, record)
             if row is not None:
@@ -177,11 +181,11 @@ class Database:
 
     def _row(self, key: str, fingerprint: str, record: Sequence[object]) -> Row | None:
         if checksum(key, fingerprint, *record[:-1]) != record[-1]:
-            raise corrupt("a measurement does not fit its checksum")
+            raise corrupt("a measurement does not match its checksum")
         return Row.of_record(key, fingerprint, record[:-1])
 
     def fingerprints(self, key: str) -> list[str]:
-        """The machines that have rows for a problem, that of the newest row first."""
+        """Return the machines that have rows for a problem, with the machine of the newest row first."""
         query = (
             "SELECT s.fingerprint FROM scopes AS s JOIN measurements AS m ON m.scope = s.id WHERE s.key = ? "
             "GROUP BY s.id ORDER BY MAX(m.measured_at) DESC, s.fingerprint"
@@ -189,29 +193,29 @@ class Database:
         return [fingerprint for (fingerprint,) in self.connection().execute(query, (key,))]
 
     def keys(self, fingerprint: str) -> list[str]:
-        """The problems that have rows for a machine."""
+        """Return the problems that have rows for a machine."""
         return [str(key) for (key,) in self.connection().execute("SELECT key FROM scopes WHERE fingerprint = ?", (fingerprint,))]
 
     def limits(self, fingerprint: str | None = None) -> Iterator[Limit]:
-        """The whole limits of one machine, or of all."""
+        """Yield the limits of one machine, or of all."""
         where, values = (" WHERE fingerprint = ?", (fingerprint,)) if fingerprint is not None else ("", ())
         for machine, *record in self.connection().execute(_SELECT_LIMITS + where, values):
             of = machine if fingerprint is None else fingerprint
             if checksum(of, *record[:-1]) != record[-1]:
-                raise corrupt("a measured limit does not fit its checksum")
+                raise corrupt("a measured limit does not match its checksum")
             yield Limit(fingerprint=of, **dict(zip(LIMIT_COLUMNS, record[:-1], strict=True)))
 
     def ranged(self, key: str | None = None, fingerprint: str | None = None) -> Iterator[Ranged]:
-        """The whole records for all M: of one class on one machine, or all there are."""
+        """Yield the records for all M, of one class on one machine, or of all."""
         connection = self.connection()
         where, values = (" WHERE key = ? AND fingerprint = ?", (key, fingerprint)) if key is not None else ("", ())
         for *record, found in connection.execute(_SELECT_RANGED + where, values) if self._has_ranged else ():
             if checksum(*record) != found:
-                raise corrupt("a record for all M does not fit its checksum")
+                raise corrupt("a record for all M does not match its checksum")
             yield Ranged.of_record(*record)
 
     def checksums(self) -> list[str]:
-        """Those of all that was measured, in an order of their own."""
+        """Return the checksums of all measurements and records for all M, sorted within each table."""
         tables = ("measurements", *(("ranged",) if self._has_ranged else ()))
         return [
             str(checksum)
@@ -220,7 +224,7 @@ class Database:
         ]
 
     def write(self, rows: Iterable[Row], limits: Iterable[Limit] = (), ranged: Iterable[Ranged] = ()) -> None:
-        """Put rows, limits and records for all M in the place of those with the same identity. Called inside ``transaction``."""
+        """Write rows, limits and records for all M, replacing those with the same identity. Call inside ``transaction``."""
         connection = self.connection()
         for row in rows:
             connection.execute(_UPSERT, (self._scope(*row.scope), *row.record, row.checksum))
@@ -239,23 +243,29 @@ class Database:
         return int(found[0])
 
     def count(self) -> tuple[int, int]:
-        """How many problems (on whatever machine) and rows there are."""
+        """Return the number of problems, counted once for each machine, and the number of rows."""
         (scopes,) = self.connection().execute("SELECT COUNT(*) FROM scopes").fetchone()
         return scopes, sum(1 for _ in self.every_row())
 
     def pragma(self, name: str) -> str:
-        """What a PRAGMA of SQLite answers, such as ``journal_mode``: its lines joined."""
+        """Return the answer of an SQLite PRAGMA such as ``journal_mode``, with its lines joined."""
         return "; ".join(str(line[0]) for line in self.connection().execute(f"PRAGMA {name}"))
 
     def check_all(self) -> None:
-        """Read the whole file. Raises sqlite3.DatabaseError unless SQLite finds it whole and every record fits its checksum."""
+        """Read the whole file and check it.
+
+        Raises:
+            sqlite3.DatabaseError: SQLite finds damage, or a record does not match its checksum.
+        """
         if (finding := self.pragma("integrity_check(1)")) != "ok":
             raise corrupt(finding)
         for _ in (*self.every_row(), *self.limits(), *self.ranged()):
             pass
 
     def set_aside(self) -> Path | None:
-        """Rename a corrupt file, so that the next use makes a new one; where it is now, or None if that has been done already.
+        """Rename a corrupt file, so that the next use makes a new one.
+
+        Return its new path, or None if the file is already gone or whole.
 
         Raises:
             one of FAILURES: the file has to stay.

@@ -1,4 +1,4 @@
-"""Exchange: a store as JSON, and one store's rows taken into another."""
+"""Exchange of stores: a store as JSON, and the rows of one store merged into another."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ VERSION = 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Absorbed:
-    """What became of the rows that were taken into a store."""
+    """Numbers of rows that were added, replaced or kept while merging into a store."""
 
     added: int = 0
-    """They were not there before."""
+    """Rows that were not in the store before."""
     replaced: int = 0
-    """They were measured later than the row that was there."""
+    """Rows measured later than the row in the store, which they replaced."""
     kept: int = 0
-    """The row that was there is as new or newer: it stays."""
+    """Rows in the store that were as new or newer and stayed."""
 
     @property
     def total(self) -> int:
-        """All rows that were offered."""
+        """Number of all rows that were offered."""
         return self.added + self.replaced + self.kept
 
 
 def absorb(database: Database, rows: Iterable[Row], limits: Iterable[Limit], ranged: Iterable[Ranged]) -> Absorbed:
-    """Take rows, limits and records for all M into the database in one transaction.
+    """Merge rows, limits and records for all M into the database in one transaction.
 
-    Of two with the same identity the later measured one stays.
+    If two have the same identity, the later measurement stays.
     """
     newest: dict[tuple[str, str, str], Row] = {}
     rows = sorted(rows, key=attrgetter("measured_at"))
@@ -63,7 +63,7 @@ def absorb(database: Database, rows: Iterable[Row], limits: Iterable[Limit], ran
 
 
 def to_json(rows: Sequence[Row], limits: Sequence[Limit], ranged: Sequence[Ranged] = ()) -> dict[str, Any]:
-    """Rows, limits and records for all M as plain values: ``measurements`` has a group for each problem and machine."""
+    """Return rows, limits and records for all M as plain values. ``measurements`` has a group for each problem and machine."""
     groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for row in sorted(rows, key=attrgetter("key", "fingerprint", "name", "content_hash")):
         groups.setdefault(row.scope, []).append(row.to_json())
@@ -80,10 +80,10 @@ def to_json(rows: Sequence[Row], limits: Sequence[Limit], ranged: Sequence[Range
 
 
 def from_json(data: object, source: str) -> tuple[list[Row], list[Limit], list[Ranged]]:
-    """The inverse of ``to_json``; a file may lack ``ranged``, as those of the first versions do.
+    """Return the values that ``to_json`` wrote. ``ranged`` may be missing, as in files of the first versions.
 
     Raises:
-        StoreError: anything that ``to_json`` does not write; the message names ``source`` and the entry.
+        StoreError: the data differs from the output of ``to_json``. The message names ``source`` and the entry.
     """
     top = _object(data, source, ("format", "version", "measurements", "limits"), optional=("ranged",))
     if top["format"] != FORMAT:
@@ -130,17 +130,17 @@ def _ranged_of(data: object, source: str) -> list[Ranged]:
 
 
 def write_json(path: Path, rows: Sequence[Row], limits: Sequence[Limit], ranged: Sequence[Ranged] = ()) -> None:
-    """``to_json`` into a file, which is there whole or not at all. Raises StoreError if it cannot be written."""
+    """Write ``to_json`` to a file completely or not at all. Raises StoreError if it cannot be written."""
     new = path.with_name(path.name + ".new")
     try:
         new.write_text(json.dumps(to_json(rows, limits, ranged), indent=1, allow_nan=False) + "\n")
         new.replace(path)
     except OSError as error:
-        raise StoreError(f"export: got {error}, expected a file that can be written; choose another place than {path}") from error
+        raise StoreError(f"export: got {error}, expected a writable file; choose another path than {path}") from error
 
 
 def read_json(path: Path) -> tuple[list[Row], list[Limit], list[Ranged]]:
-    """``from_json`` of a file. Raises StoreError if it cannot be read or is not what ``write_json`` writes."""
+    """Read a file with ``from_json``. Raises StoreError if it cannot be read or ``write_json`` did not write it."""
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -167,7 +167,10 @@ def _list(value: object, place: str) -> list[Any]:
 
 
 def _check_canonical(value: object, place: str) -> None:
-    """Keys and fingerprints are compared as texts: one that is written another way would never be found again."""
+    """Raise StoreError unless the text is canonical JSON.
+
+    Keys and fingerprints are compared as texts, so another spelling would never be found again.
+    """
     try:
         plain = json.loads(value) if isinstance(value, str) else None
     except (ValueError, RecursionError):

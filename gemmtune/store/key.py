@@ -1,4 +1,4 @@
-"""The machine's part of a store key: everything outside the problem and the choice that a measured time depends on."""
+"""Machine part of a store key: everything except the problem and the choice that a measured time depends on."""
 
 from __future__ import annotations
 
@@ -18,17 +18,19 @@ import torch
 from ..device import DeviceInfo
 
 METHOD_VERSION = 1
-"""Version of the measuring method. Raise it when times of the same kernel on the same machine stop being comparable."""
+"""Version of the measuring method. Raise it when times of the same kernel on the same machine are no longer comparable."""
 
 UNKNOWN = "unknown"
 
 
 def fingerprint(device: DeviceInfo, timing: str) -> dict[str, str]:
-    """What a time measured on ``device`` holds for: another value of any field makes the stored time a miss.
+    """Return the conditions under which a time measured on ``device`` is valid. A change in any field makes the stored time a
+    miss.
 
-    A GPU has its name, architecture, SM count and the versions of driver, triton, and CUDA and cuBLAS or HIP and ROCm; a CPU its
-    model, instruction sets and torch's thread count. Both have torch's version, the timing mode and ``METHOD_VERSION``. Which of
-    several equal GPUs it is does not matter. A compiler belongs to the content hash of the choices that it compiles.
+    A GPU has its name, architecture, SM count and the versions of driver, triton, and CUDA and cuBLAS or HIP and ROCm. A CPU
+    has its model, instruction sets and torch's thread count. Both have torch's version, the timing mode and
+    ``METHOD_VERSION``. Several equal GPUs have equal fingerprints. A compiler belongs to the content hash of the choices that
+    it compiles.
     """
     fields = {"device": device.name, "arch": device.arch}
     if device.type == "cpu":
@@ -47,17 +49,17 @@ def fingerprint(device: DeviceInfo, timing: str) -> dict[str, str]:
 
 @functools.cache
 def fingerprint_text(device: DeviceInfo, timing: str) -> str:
-    """``fingerprint`` as canonical JSON: equal texts for equal fingerprints, as the store keeps them."""
+    """Return ``fingerprint`` as canonical JSON, the form in the store: equal texts for equal fingerprints."""
     return canonical(fingerprint(device, timing))
 
 
 def canonical(value: object) -> str:
-    """JSON with sorted keys and no spaces: equal texts for equal plain values."""
+    """Return JSON with sorted keys and no spaces: equal texts for equal plain values."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"))
 
 
 def difference(stored: Mapping[str, str] | str, current: Mapping[str, str] | str) -> list[str]:
-    """The fields in which two fingerprints (mappings or their texts) differ, each as ``driver: was 550.54.15, is 560.35.03``."""
+    """Return the fields in which two fingerprints (mappings or texts) differ, each as ``driver: was 550.54.15, is 560.35.03``."""
     was, now_is = (json.loads(f) if isinstance(f, str) else f for f in (stored, current))
     fields = [*now_is, *(f for f in was if f not in now_is)]
     return [
@@ -68,27 +70,27 @@ def difference(stored: Mapping[str, str] | str, current: Mapping[str, str] | str
 
 
 def now() -> str:
-    """The time of day in UTC, as ``measured_at`` has it: ISO 8601 with microseconds, so that texts sort as times do."""
+    """Return the UTC time in ISO 8601 with microseconds, the form of ``measured_at``, whose texts sort by time."""
     return datetime.now(UTC).isoformat(timespec="microseconds")
 
 
 @functools.cache
 def driver_version(device_type: str) -> str:
-    """The version of the kernel driver of the GPU, such as ``550.54.15``; ``unknown`` where the system does not tell."""
+    """Return the version of the GPU's kernel driver, such as ``550.54.15``, or ``unknown`` if the system does not report it."""
     if device_type == "hip":
         return _read("/sys/module/amdgpu/version").strip() or UNKNOWN
-    # It reads "NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.15  <build date>".
+    # The file reads "NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.15  <build date>".
     found = re.search(r"Module.*?\s(\d+(?:\.\d+)+)\s", _read("/proc/driver/nvidia/version"))
     return found.group(1) if found else _driver_version_from_nvml() or UNKNOWN
 
 
 def rocm_version() -> str:
-    """The version of the installed ROCm such as ``6.4.1-83``, whose libraries torch may use; else that of torch's HIP."""
+    """Return the version of the installed ROCm, whose libraries torch may use, such as ``6.4.1-83``, else of torch's HIP."""
     return _read("/opt/rocm/.info/version").strip() or torch.version.hip or UNKNOWN
 
 
 def _driver_version_from_nvml() -> str:
-    """The driver's version by NVML, for guests that do not see /proc/driver; empty without nvidia-ml-py or NVML."""
+    """Return the driver's version from NVML, for guests without /proc/driver, or "" without nvidia-ml-py or NVML."""
     try:
         nvml = importlib.import_module("pynvml")
     except ImportError:
@@ -108,12 +110,12 @@ def _driver_version_from_nvml() -> str:
 
 @functools.cache
 def cublas_version() -> str:
-    """The version of the cuBLAS that torch has loaded, such as ``12.8.4``; else that of an installed wheel; else ``unknown``."""
+    """Return the version of the cuBLAS that torch has loaded, such as ``12.8.4``, else of an installed wheel, else ``unknown``."""
     major = (torch.version.cuda or "").split(".")[0]
     if not major:
         return UNKNOWN
     try:
-        # RTLD_NOLOAD: ask the library that torch works with, never load another one.
+        # RTLD_NOLOAD: query the library that torch uses, and never load another one.
         library = ctypes.CDLL(f"libcublasLt.so.{major}", mode=os.RTLD_NOLOAD | os.RTLD_LAZY)
         library.cublasLtGetVersion.restype = ctypes.c_size_t
         number = int(library.cublasLtGetVersion())
@@ -124,7 +126,7 @@ def cublas_version() -> str:
 
 
 def _package_version(name: str) -> str:
-    """Version of an installed package, empty without it. The package is not imported."""
+    """Return the version of an installed package without importing it, or "" if it is missing."""
     try:
         return metadata.version(name)
     except metadata.PackageNotFoundError:

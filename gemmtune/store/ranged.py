@@ -1,4 +1,4 @@
-"""Ranged: what is kept of all problems that differ in M alone, such as their table of segments."""
+"""Ranged: a stored fact about all problems that differ in M alone, such as their table of segments."""
 
 from __future__ import annotations
 
@@ -12,14 +12,18 @@ from .key import canonical, now
 from .row import check_texts, check_time_of_day, checksum, plain
 
 COLUMNS = ("kind", "value", "measured_at")
-"""The columns of a record beside what it belongs to."""
+"""Columns of a record, without the class and the machine that it belongs to."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ranged:
-    """One fact about a class of problems on a machine: at most one of each ``kind``, whose ``value`` is a mapping of plain values.
+    """One fact about a class of problems on a machine.
 
-    ``key`` is ``problem.rows.RowClass.key``. Raises StoreError for a value that is not as said here.
+    The store has at most one of each ``kind``, whose ``value`` is a mapping of plain values. ``key`` is
+    ``problem.rows.RowClass.key``.
+
+    Raises:
+        StoreError: a value breaks one of these rules.
     """
 
     key: str
@@ -37,31 +41,31 @@ class Ranged:
 
     @property
     def identity(self) -> tuple[str, str, str]:
-        """What the store has at most one record for."""
+        """Class, machine and kind, for which the store has at most one record."""
         return self.key, self.fingerprint, self.kind
 
     @property
     def record(self) -> tuple[str, ...]:
-        """The values of ``COLUMNS`` as SQLite holds them."""
+        """Values of ``COLUMNS`` as SQLite holds them."""
         return self.kind, canonical(self.value), self.measured_at
 
     @property
     def checksum(self) -> str:
-        """A checksum over the record and what it belongs to."""
+        """Checksum over the record and its class and machine."""
         return checksum(self.key, self.fingerprint, *self.record)
 
     @classmethod
     def of_record(cls, key: str, fingerprint: str, kind: str, value: str, measured_at: str) -> Ranged:
-        """The inverse of ``record``."""
+        """Build the fact from a record, the inverse of ``record``."""
         return cls(key=key, fingerprint=fingerprint, kind=kind, value=json.loads(value), measured_at=measured_at)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values of every field."""
+        """Return plain values of every field."""
         return {"key": self.key, "fingerprint": self.fingerprint, **{name: getattr(self, name) for name in COLUMNS}}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Ranged:
-        """The inverse of ``to_json``. Raises StoreError for a missing, unknown or illegal field."""
+        """Build the fact from the result of ``to_json``. Raises StoreError for a missing, unknown or illegal field."""
         names = ("key", "fingerprint", *COLUMNS)
         if set(data) != set(names):
             raise StoreError(f"got fields {', '.join(sorted(data))}, expected {', '.join(names)}")

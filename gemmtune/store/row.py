@@ -1,4 +1,4 @@
-"""Row: one stored measurement, and the checksum that tells a whole record from a corrupt one."""
+"""Row: one stored measurement, and the checksum that distinguishes a whole record from a corrupt one."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from .key import canonical, now
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """How one choice fared on one problem, on one machine.
+    """Result of one choice on one problem and one machine.
 
-    (``key``, ``fingerprint``, ``content_hash``) identify it: the canonical texts of the problem and of the machine, and the hash
-    over the kernel. ``time_us`` is finite and positive for status ok, None for a failure: a failure has a status and a reason,
-    never an infinite time. ``error_over_bound`` is None where nothing was verified, and for failures also where the error is not
-    finite. ``info`` holds plain JSON values; what is none (a dtype, an infinity) is kept as its text.
+    (``key``, ``fingerprint``, ``content_hash``) identify it: the canonical texts of the problem and of the machine, and the
+    hash of the kernel. ``time_us`` is finite and positive for status ok. It is None for a failure, which has a status and a
+    reason. ``error_over_bound`` is None if nothing was verified, and also for failures with an error that is not finite.
+    ``info`` holds plain JSON values. Other values (a dtype, an infinity) are kept as text.
 
     Raises:
-        StoreError: a value that is not as said here; the message names the field.
+        StoreError: a value breaks one of these rules. The message names the field.
     """
 
     key: str
@@ -51,7 +51,7 @@ class Row:
             raise StoreError(f"status: got {self.status!r}, expected one of {', '.join(Status)}") from None
         self._set("finalist", bool(self.finalist))
         self._set("baseline", bool(self.baseline))
-        # What a compiler printed may hold bytes that are no text; SQLite would refuse the row.
+        # A compiler's output may hold bytes that are not text, and SQLite would refuse the row.
         self._set("reason", str(self.reason).encode("utf-8", "replace").decode())
         self._set("info", plain(self.info))
         if not isinstance(self.info, dict):
@@ -82,17 +82,17 @@ class Row:
 
     @property
     def scope(self) -> tuple[str, str]:
-        """Problem and machine: what a look-up asks for."""
+        """Problem and machine, the key of a look-up."""
         return self.key, self.fingerprint
 
     @property
     def identity(self) -> tuple[str, str, str]:
-        """What the store has at most one row for."""
+        """Problem, machine and content hash, for which the store has at most one row."""
         return self.key, self.fingerprint, self.content_hash
 
     @property
     def record(self) -> tuple[Any, ...]:
-        """The values of ``COLUMNS`` as SQLite holds them."""
+        """Values of ``COLUMNS`` as SQLite holds them."""
         return (
             self.content_hash, self.name, self.backend, str(self.status), self.time_us, self.error_over_bound,
             int(self.finalist), int(self.baseline), self.reason, canonical(self.info), self.measured_at,
@@ -100,12 +100,15 @@ class Row:
 
     @property
     def checksum(self) -> str:
-        """A checksum over the record and what it belongs to."""
+        """Checksum over the record and its problem and machine."""
         return checksum(*self.scope, *self.record)
 
     @classmethod
     def of_record(cls, key: str, fingerprint: str, record: Sequence[Any]) -> Row | None:
-        """The row of a whole record; None if a version with other rules wrote it, of no use here: a new measurement replaces it."""
+        """Return the row of a whole record, or None if it breaks this version's rules.
+
+        A version with other rules wrote such a record, and a new measurement replaces it.
+        """
         values = dict(zip(COLUMNS, record, strict=True))
         values["info"] = json.loads(values["info"])
         try:
@@ -114,12 +117,12 @@ class Row:
             return None
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values of everything but key and fingerprint."""
+        """Return plain values of all fields except key and fingerprint."""
         return {name: getattr(self, name) for name in COLUMNS} | {"status": str(self.status)}
 
     @classmethod
     def from_json(cls, key: object, fingerprint: object, data: Mapping[str, Any]) -> Row:
-        """The inverse of ``to_json``. Raises StoreError for a missing, unknown or illegal field."""
+        """Build the row from the result of ``to_json``. Raises StoreError for a missing, unknown or illegal field."""
         if wrong := sorted(set(data) ^ set(COLUMNS)):
             raise StoreError(f"got fields that are missing or unknown: {', '.join(wrong)}; expected {', '.join(COLUMNS)}")
         for name in ("finalist", "baseline"):
@@ -130,7 +133,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limit:
-    """One measured limit of a machine, such as ``bandwidth_gbps``. Raises StoreError unless the value is finite and positive."""
+    """One measured limit of a machine, such as ``bandwidth_gbps``. Raises StoreError unless it is finite and positive."""
 
     fingerprint: str
     name: str
@@ -147,12 +150,12 @@ class Limit:
 
     @property
     def record(self) -> tuple[Any, ...]:
-        """The values of ``LIMIT_COLUMNS`` as SQLite holds them."""
+        """Values of ``LIMIT_COLUMNS`` as SQLite holds them."""
         return self.name, self.value, self.measured_at
 
     @property
     def checksum(self) -> str:
-        """A checksum over the record and the machine that it belongs to."""
+        """Checksum over the record and its machine."""
         return checksum(self.fingerprint, *self.record)
 
 
@@ -160,12 +163,12 @@ COLUMNS: tuple[str, ...] = (
     "content_hash", "name", "backend", "status", "time_us", "error_over_bound", "finalist", "baseline",
     "reason", "info", "measured_at",
 )  # fmt: skip
-"""The fields of a Row apart from key and fingerprint, in the order of its record."""
+"""Fields of a Row without key and fingerprint, in the order of its record."""
 LIMIT_COLUMNS: tuple[str, ...] = tuple(f.name for f in fields(Limit) if f.name != "fingerprint")
 
 
 def checksum(*values: Any) -> str:
-    """64 bits over plain values, enough to tell a corrupt record from a whole one; no protection against intent."""
+    """Return a 64-bit checksum of plain values. It detects corruption and does not protect against intent."""
     text = json.dumps(values, default=repr)
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
@@ -179,7 +182,7 @@ def _number(name: str, value: object) -> float | None:
 
 
 def check_texts(record: object, *names: str) -> None:
-    """Raises StoreError unless these fields are strings that UTF-8 can carry, and not empty."""
+    """Raise StoreError unless these fields are nonempty strings that UTF-8 can encode."""
     for name in names:
         value: object = getattr(record, name)
         if not isinstance(value, str) or not value or value.encode(errors="replace").decode() != value:
@@ -187,7 +190,7 @@ def check_texts(record: object, *names: str) -> None:
 
 
 def plain(value: Any) -> Any:
-    """The value as JSON has it: mappings and sequences all the way down, and the text of whatever JSON lacks."""
+    """Return the value in JSON's types: nested mappings and sequences, and the text of any other object."""
     match value:
         case None | bool() | str():
             return value
@@ -202,7 +205,7 @@ def plain(value: Any) -> Any:
 
 
 def check_time_of_day(text: object) -> None:
-    """Raises StoreError unless the text is a time as ``now`` writes it."""
+    """Raise StoreError unless the text is a time in the format of ``now``."""
     try:
         moment = datetime.fromisoformat(text) if isinstance(text, str) else None
     except ValueError:

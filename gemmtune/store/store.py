@@ -1,7 +1,7 @@
-"""Store: what was measured, kept in an SQLite file that many processes share.
+"""Store of measurements in an SQLite file that many processes share.
 
-A file that cannot be used never stops a tuning: there is one warning, and what is measured stays in memory until the process ends.
-A corrupt file is renamed, never deleted or overwritten, and a new one begun: what is stored can be measured again.
+An unusable file never stops a tuning: there is one warning, and measurements stay in memory until the process ends. A corrupt
+file is renamed, never deleted or overwritten, and a new one begins, because measurements can be repeated.
 """
 
 from __future__ import annotations
@@ -32,10 +32,8 @@ _IN_MEMORY = "Until then measurements are kept in memory and lost when this proc
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Health:
-    """The state of a store, for ``gemmtune doctor``.
-
-    ``state`` is ``file``, ``read-only`` (new measurements stay in memory) or ``memory`` (all do).
-    """
+    """State of a store, for ``gemmtune doctor``. ``state`` is ``file``, ``read-only`` (new measurements stay in memory) or
+    ``memory`` (all measurements do)."""
 
     path: Path | None
     state: str
@@ -48,10 +46,10 @@ class Health:
 
 
 class Store:
-    """Rows by problem, machine and choice; limits by machine. May be used from several threads and across forks."""
+    """Rows by problem, machine and choice, and limits by machine. It may be used from several threads and across forks."""
 
     def __init__(self, file: Database | None = None) -> None:
-        """A store over a file, or in memory only. Use ``open`` or ``open_store`` for files."""
+        """Make a store over a file, or in memory only. Use ``open`` or ``open_store`` for files."""
         self._file = file
         self._path = file.path if file else None
         self._memory = Database(None)
@@ -59,7 +57,7 @@ class Store:
 
     @classmethod
     def open(cls, path: Path | str, *, read_only: bool = False, busy_timeout_s: float = BUSY_TIMEOUT_S) -> Store:
-        """The store in a file, made if it is missing (unless ``read_only``).
+        """Open the store in a file, which is made if it is missing (unless ``read_only``).
 
         Raises:
             StoreError: the file is missing, corrupt, of a newer version, of another program, or cannot be reached.
@@ -74,86 +72,84 @@ class Store:
 
     @property
     def path(self) -> Path | None:
-        """The file that the store was opened for."""
+        """File for which the store was opened."""
         return self._path
 
     @property
     def writable(self) -> bool:
-        """What is put goes into the file."""
+        """True if new rows go into the file."""
         return self._file is not None and not self._file.read_only
 
     def rows(self, key: str, fingerprint: str) -> dict[str, Row]:
-        """What is known of a problem (``Problem.key``) on a machine (``key.fingerprint_text``), by content hash.
-
-        The file is read again only after another process has written to it.
-        """
+        """Return the rows of a problem (``Problem.key``) on a machine (``key.fingerprint_text``), by content hash. The file
+        is read again only after another process has written to it."""
         found = self._read(lambda database: list(database.rows(key, fingerprint).values()))
         return {row.content_hash: row for row in found}
 
     def every_row(self) -> list[Row]:
-        """All rows of all problems and machines."""
+        """Return all rows of all problems and machines."""
         return list({row.identity: row for row in self._read(lambda database: list(database.every_row()))}.values())
 
     def fingerprints(self, key: str) -> list[str]:
-        """The machines on which a problem was measured, the latest first."""
+        """Return the machines on which a problem was measured, the latest first."""
         return list(dict.fromkeys(self._read(lambda database: database.fingerprints(key))))
 
     def keys(self, fingerprint: str) -> list[str]:
-        """The problems that have rows for a machine."""
+        """Return the problems that have rows for a machine."""
         return list(dict.fromkeys(self._read(lambda database: database.keys(fingerprint))))
 
     def digest(self) -> str:
-        """A digest of everything measured that is kept: another one after any change, the same in every process."""
+        """Return a digest of all stored measurements. It changes with any of them and is equal in every process."""
         return hashlib.sha256("".join(self._read(Database.checksums)).encode()).hexdigest()
 
     def put(self, rows: Iterable[Row]) -> None:
-        """Keep rows, replacing earlier ones of the same problem, machine and content hash: all of them or, at a kill, none."""
+        """Store rows, replacing those with the same problem, machine and content hash. A kill leaves all or none of them."""
         rows = list(rows)
         if rows:
             self._write(rows, [])
 
     def limits(self, fingerprint: str) -> dict[str, float]:
-        """The measured limits of a machine by name, such as ``bandwidth_gbps``."""
+        """Return the measured limits of a machine by name, such as ``bandwidth_gbps``."""
         return {limit.name: limit.value for limit in self._read(lambda database: list(database.limits(fingerprint)))}
 
     def put_limits(self, fingerprint: str, limits: Mapping[str, float]) -> None:
-        """Keep measured limits of a machine, in the place of earlier ones of the same name."""
+        """Store measured limits of a machine, replacing those with the same name."""
         values = [Limit(fingerprint=fingerprint, name=name, value=value) for name, value in limits.items()]
         if values:
             self._write([], values)
 
     def ranged(self, key: str, fingerprint: str) -> dict[str, Ranged]:
-        """What is kept of all problems of a class (``RowClass.key``) on a machine, by kind."""
+        """Return the facts about a class of problems (``RowClass.key``) on a machine, by kind."""
         return {fact.kind: fact for fact in self._read(lambda database: list(database.ranged(key, fingerprint)))}
 
     def every_ranged(self) -> list[Ranged]:
-        """What is kept of every class on every machine."""
+        """Return the facts about every class on every machine."""
         return list({fact.identity: fact for fact in self._read(lambda database: list(database.ranged()))}.values())
 
     def put_ranged(self, fact: Ranged) -> None:
-        """Keep a record for all M, in the place of an earlier one of the same kind."""
+        """Store a fact about all M, replacing one of the same kind."""
         self._write([], [], [fact])
 
     def export_file(self, path: Path | str) -> int:
-        """Write all rows and limits to a JSON file; returns the number of rows. Raises StoreError if the file cannot be written."""
+        """Write all rows and limits to a JSON file and return the number of rows. Raises StoreError if it cannot be written."""
         rows = self.every_row()
         limits = {(x.fingerprint, x.name): x for x in self._read(lambda database: list(database.limits()))}
         write_json(Path(path), rows, list(limits.values()), self.every_ranged())
         return len(rows)
 
     def import_file(self, path: Path | str) -> Absorbed:
-        """Take in what ``export_file`` wrote; of two rows with the same identity the later measured one stays.
+        """Merge a file of ``export_file``. If two rows have the same identity, the later measurement stays.
 
         Raises:
-            StoreError: the file is not what ``export_file`` writes, or this store cannot be written. Nothing is taken in then.
+            StoreError: ``export_file`` did not write the file, or this store cannot be written. Nothing is merged then.
         """
         return self._absorb(*read_json(Path(path)))
 
     def merge(self, path: Path | str) -> Absorbed:
-        """Take in another store; of two rows with the same identity the later measured one stays. The other file is not changed.
+        """Merge another store, whose file is unchanged. If two rows have the same identity, the later measurement stays.
 
         Raises:
-            StoreError: the other file cannot be read, or this store cannot be written. Nothing is taken in then.
+            StoreError: the other file cannot be read, or this store cannot be written. Nothing is merged then.
         """
         other = Store.open(path, read_only=True)._file
         assert other is not None
@@ -162,7 +158,7 @@ class Store:
         return self._absorb(rows, limits, ranged)
 
     def health(self) -> Health:
-        """Look at the whole file. Takes as long as reading it; a corrupt one is set aside, as at any use."""
+        """Check the whole file, which takes as long as reading it. A corrupt file is set aside, as at any use."""
         with LOCK:
             looked = self._with_file(_look, writing=False)
             scopes, rows, journal = looked if looked else _look(self._memory)
@@ -173,13 +169,13 @@ class Store:
         )
 
     def close(self) -> None:
-        """Let go of the file. A later use opens it again."""
+        """Close the file, which a later use opens again."""
         with LOCK:
             if self._file:
                 self._file.close()
 
     def _read(self, read: Callable[[Database], list[T]]) -> list[T]:
-        """What the file has, followed by what memory has."""
+        """Return the file's contents followed by those in memory."""
         with LOCK:
             return [*(self._with_file(read, writing=False) or []), *read(self._memory)]
 
@@ -201,7 +197,7 @@ class Store:
                 return absorb(self._file, rows, limits, ranged)
 
     def _with_file(self, work: Callable[[Database], T], *, writing: bool) -> T | None:
-        """``work`` on the file; None, after a warning, where the file cannot be used for it."""
+        """Return the result of ``work`` on the file, or warn and return None if the file cannot be used for it."""
         for first in (True, False):
             if self._file is None:
                 return None
@@ -218,7 +214,7 @@ class Store:
         return None
 
     def _give_up(self, error: Exception, *, writing: bool) -> None:
-        """Do without the file from now on, or without writing to it where it can still be read."""
+        """Stop using the file, or stop writing to it if it can still be read."""
         assert self._file is not None
         self._file.close()
         readable = self._path is not None and os.path.isfile(self._path) and os.access(self._path, os.R_OK)
@@ -229,13 +225,13 @@ class Store:
         self._degrade(explain(self._path, error))
 
     def _degrade(self, message: str) -> None:
-        """Remember what is wrong, and warn of the first thing that is: what follows from it needs no warning of its own."""
+        """Record the problem, and warn of the first one only: the others follow from it."""
         if not self._trouble:
             self._trouble = message
             _warn(f"{message} {_IN_MEMORY}")
 
     def _set_aside(self, error: Exception) -> Exception | None:
-        """Make room for a new file where there is a corrupt one, and say so; what prevents that, if anything does."""
+        """Move a corrupt file away and warn about it. Return the error that prevents this, or None."""
         assert self._file is not None
         try:
             moved = self._file.set_aside()
@@ -243,9 +239,9 @@ class Store:
             return second
         if moved is not None:
             _warn(
-                f"store: got a corrupt file at {self._path} ({error}), expected a whole SQLite database. It is now {moved}, and a "
-                "new store has been begun: what it had is measured again when it is needed. Delete the corrupt file when you need "
-                "it no more."
+                f"store: got a corrupt file at {self._path} ({error}), expected a whole SQLite database. It was renamed to "
+                f"{moved}, and a new store has been made. Lost measurements are measured again when they are needed. Delete the "
+                "corrupt file when you no longer need it."
             )
         return None
 
@@ -254,7 +250,7 @@ _stores: dict[Path, Store] = {}
 
 
 def open_store(settings: Settings) -> Store:
-    """The store of the settings, one for each file and process. A file that cannot be used costs one warning, never an error."""
+    """Return the store of the settings, one for each file and process. An unusable file costs one warning, never an error."""
     path = settings.store_file.absolute()
     with LOCK:
         store = _stores.get(path)
@@ -266,7 +262,7 @@ def open_store(settings: Settings) -> Store:
 
 @contextlib.contextmanager
 def _said_of(path: Path | None, elsewhere: str = ELSEWHERE) -> Iterator[None]:
-    """What goes wrong with the file in this block is raised as a StoreError that says what to do."""
+    """Raise a failure of the file in this block as a StoreError that says what to do."""
     try:
         yield
     except FAILURES as error:

@@ -1,4 +1,4 @@
-"""The store's file as such: what is in it, how it comes into being, how a corrupt one is put aside, what its errors mean."""
+"""File of the store: its schema, its creation, the removal of a corrupt one, and the meaning of its errors."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from ..cache import make_private
 from ..errors import StoreError
 
 APPLICATION_ID = 0x67656D74
-"""``gemt``: tells our files from other SQLite databases."""
+"""``gemt``, which distinguishes our files from other SQLite databases."""
 VERSION = 1
-"""Version of the schema. A store of a higher version is refused: this code cannot know what its rows mean."""
+"""Version of the schema. A store of a higher version is refused, because this code cannot know what its rows mean."""
 
 RANGED_SCHEMA = """
 CREATE TABLE IF NOT EXISTS ranged (
@@ -27,7 +27,7 @@ CREATE TABLE IF NOT EXISTS ranged (
     checksum TEXT NOT NULL,
     PRIMARY KEY (key, fingerprint, kind)
 ) WITHOUT ROWID;"""
-"""What the first stores of this version had not: it is added when such a file is opened for writing."""
+"""Table that the first stores of this version lack. It is added when such a file is opened for writing."""
 
 SCHEMA = f"""
 BEGIN;
@@ -68,10 +68,13 @@ _NETWORK_FILE_SYSTEMS = (
 _DATABASE_SUFFIXES = (".sqlite", ".sqlite3", ".db")
 
 FAILURES = (sqlite3.Error, OSError, StoreError, UnicodeDecodeError)
-"""Everything that a use of a Database may raise; the last, when SQLite's message quotes a schema with a flipped bit."""
+"""Exceptions that a use of a Database may raise.
+
+UnicodeDecodeError comes from a message of SQLite that quotes a schema with a flipped bit.
+"""
 ELSEWHERE = "or set store_path (GEMMTUNE_STORE_PATH) to another file"
 NAME_ANOTHER = "or name another file"
-"""What to do where the file is none of the settings, but one that was named to be read."""
+"""Remedy for a file that was named for reading instead of coming from the settings."""
 
 _CORRUPTION = (
     sqlite3.SQLITE_CORRUPT,
@@ -80,36 +83,36 @@ _CORRUPTION = (
     sqlite3.SQLITE_CONSTRAINT,
     sqlite3.SQLITE_MISMATCH,
 )
-"""Codes that a whole store of ours cannot give: it has no missing table and no broken constraint either."""
+"""Codes that an undamaged store cannot give, because it has no missing table and no broken constraint."""
 
 
 def connect(name: str, busy_timeout_s: float) -> sqlite3.Connection:
-    """A connection to a ``file:`` address or ``:memory:``, usable from every thread that holds ``database.LOCK``."""
+    """Return a connection to a ``file:`` address or ``:memory:``, usable from every thread that holds ``database.LOCK``."""
     connection = sqlite3.connect(name, timeout=busy_timeout_s, uri=True, isolation_level=None, check_same_thread=False)
-    # A damaged text shall be found by its checksum, not end a query in the middle.
+    # The checksum finds a damaged text, which must not end a query in the middle.
     connection.text_factory = lambda data: data.decode(errors="replace")
     return connection
 
 
 def code_of(error: BaseException) -> int:
-    """SQLite's primary result code of an error, 0 if it is not one of SQLite's."""
+    """Return SQLite's primary result code of an error, or 0 if the error does not come from SQLite."""
     return int(getattr(error, "sqlite_errorcode", 0)) & 0xFF
 
 
 def is_corruption(error: Exception) -> bool:
-    """Can the error come from corrupt content?"""
+    """Return True if the error can come from corrupt content."""
     return isinstance(error, UnicodeDecodeError) or (isinstance(error, sqlite3.DatabaseError) and code_of(error) in _CORRUPTION)
 
 
 def corrupt(what: str) -> sqlite3.DatabaseError:
-    """The error of a file in which we, not SQLite, have found something that nobody wrote."""
+    """Return the error of a file in which gemmtune, not SQLite, found damage."""
     error = sqlite3.DatabaseError(what)
     error.sqlite_errorcode = sqlite3.SQLITE_CORRUPT
     return error
 
 
 def check(connection: sqlite3.Connection, path: Path) -> None:
-    """Raises StoreError unless the file is one of ours and of a version that we know."""
+    """Raise StoreError unless gemmtune made the file and this version can read it."""
     (application,) = connection.execute("PRAGMA application_id").fetchone()
     if application != APPLICATION_ID:
         raise StoreError(
@@ -125,11 +128,13 @@ def check(connection: sqlite3.Connection, path: Path) -> None:
 
 
 def create(path: Path, busy_timeout_s: float) -> None:
-    """Make an empty store unless something is at the path already. It is whole before it gets its name, whoever else makes one.
+    """Make an empty store unless there is a file at the path.
+
+    The file is complete before it gets its name, even if several processes create it.
 
     Raises:
         OSError: the folder or a file in it cannot be made.
-        sqlite3.Error: there is no space, for instance.
+        sqlite3.Error: SQLite cannot write the file, for instance without free space.
     """
     if _has_content(path):
         return
@@ -141,14 +146,14 @@ def create(path: Path, busy_timeout_s: float) -> None:
         new.unlink(missing_ok=True)
         connection = connect(new.as_uri(), busy_timeout_s)
         try:
-            # WAL: readers never wait, and a commit need not wait for the disk to survive a kill. It needs memory shared by all who
-            # use the file, which hosts that share a network file system do not have.
+            # WAL: readers never wait, and a commit need not wait for the disk to survive a kill. It needs memory that all
+            # users of the file share, which the hosts of a network file system do not have.
             if not _on_network(path.parent):
                 connection.execute("PRAGMA journal_mode = WAL")
             connection.executescript(SCHEMA)
             connection.close()
             for leftover in ("-wal", "-shm", "-journal"):
-                # The journal of a file that is gone would be played into the new one.
+                # The journal of a deleted file would be replayed into the new one.
                 path.with_name(path.name + leftover).unlink(missing_ok=True)
             new.replace(path)
         finally:
@@ -157,31 +162,33 @@ def create(path: Path, busy_timeout_s: float) -> None:
 
 
 def file_lock(path: Path, timeout_s: float) -> filelock.BaseFileLock:
-    """The lock under which the file at the path is made or put away. filelock.Timeout, an OSError, after ``timeout_s``.
+    """Return the lock under which the file at the path is made or moved away.
+
+    Raises filelock.Timeout, an OSError, after ``timeout_s``.
 
     Raises:
-        OSError: the folder takes no files, which filelock would take for one that somebody is about to make.
+        OSError: no file can be made in the folder. filelock would wait for such a file.
     """
     Path(f"{path}.lock").touch()
     return filelock.FileLock(f"{path}.lock", timeout=timeout_s)
 
 
 def move_aside(path: Path) -> Path:
-    """Rename a corrupt store with its journals to ``<name>.corrupt-<n>``, the first n that is free. Call under ``file_lock``.
+    """Rename a corrupt store with its journals to ``<name>.corrupt-<n>``, the first free n. Call under ``file_lock``.
 
     Raises:
-        StoreError: the file's name is not that of a database; it may be something else that a setting names by mistake.
+        StoreError: the file's name is not that of a database, so a setting may name another kind of file by mistake.
     """
     if path.suffix not in _DATABASE_SUFFIXES:
         raise StoreError(
-            f"store: got {path}, which is no SQLite database, expected one whose name ends with one of "
+            f"store: got {path}, which is not an SQLite database, expected a name that ends with one of "
             f"{', '.join(_DATABASE_SUFFIXES)}. Set store_path (GEMMTUNE_STORE_PATH) to another file."
         )
     number = 1
     while any(path.with_name(f"{path.name}.corrupt-{number}{end}").exists() for end in ("", "-wal")):
         number += 1
     moved = path.with_name(f"{path.name}.corrupt-{number}")
-    # The journals first: were they left at a kill in between, they would be played into the next database of this name.
+    # Journals come first: after a kill, one left here would be replayed into the next database of this name.
     for end in ("-wal", "-shm", "-journal", ""):
         part = path.with_name(path.name + end)
         if part.exists():
@@ -197,7 +204,10 @@ def _has_content(path: Path) -> bool:
 
 
 def _on_network(folder: Path) -> bool:
-    """Does the folder lie on a file system that several hosts can write? By Linux's list of mounts; no where there is none."""
+    """Return True if the folder lies on a file system that several hosts can write.
+
+    Linux's list of mounts decides. Return False on systems without it.
+    """
     mounts = Path("/proc/self/mounts")
     try:
         lines = mounts.read_text(errors="replace").splitlines()
@@ -213,7 +223,7 @@ def _on_network(folder: Path) -> bool:
 
 
 def explain(path: Path | None, error: Exception, elsewhere: str = ELSEWHERE) -> str:
-    """What happened to the file, what was expected, what to do."""
+    """Return a message that says what happened to the file, what was expected and what to do."""
     if isinstance(error, StoreError):
         return str(error)
     code, system = code_of(error), getattr(error, "errno", None)

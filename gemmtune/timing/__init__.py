@@ -1,1 +1,1 @@
-"""Times: samples of a kernel, rounds of contenders, and the limits of the machine that they are compared with."""
+"""Timing: samples of a kernel, rounds of contenders, and machine limits to compare them with."""

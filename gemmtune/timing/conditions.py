@@ -1,4 +1,4 @@
-"""The conditions under which a process measures: flags, threads and garbage as they should be, and the device to itself."""
+"""Conditions of a measurement: flags and thread count of the problem, and exclusive use of the device."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from ..settings import Settings
 log = logging.getLogger("gemmtune")
 
 LOCK_SHARE = 0.5
-"""The share of ``choice_timeout_s`` for which a measurement waits until another process has finished its own."""
+"""Share of ``choice_timeout_s`` for which a measurement waits until another process has finished its measurement."""
 
 
 @contextlib.contextmanager
 def conditions(problem: Problem, device: DeviceInfo) -> Iterator[None]:
-    """The problem's precision, no gradients, the device current, and as many threads as the device's facts say."""
+    """Set the problem's precision, disable gradients, select the device and set its number of threads."""
     threads = torch.get_num_threads()
     with contextlib.ExitStack() as stack:
         stack.enter_context(precision_scope(problem))
@@ -38,14 +38,14 @@ def conditions(problem: Problem, device: DeviceInfo) -> Iterator[None]:
 
 @contextlib.contextmanager
 def device_to_itself(settings: Settings, device: DeviceInfo) -> Iterator[None]:
-    """Keep other processes of gemmtune from measuring on this device at the same time, so far as a lock can be had."""
+    """Keep other gemmtune processes from measuring on this device at the same time, if the lock can be acquired."""
     folder = settings.folder / "locks"
     try:
         make_private(folder)
         lock = filelock.FileLock(folder / f"measure-{device.type}{device.index}.lock")
         lock.acquire(timeout=LOCK_SHARE * settings.choice_timeout_s, poll_interval=0.01)
     except (OSError, filelock.Timeout) as error:
-        log.debug("measuring without the lock: %s", error)
+        log.debug("cannot acquire the measurement lock, measuring without it: %s", error)
         yield
         return
     try:

@@ -1,7 +1,7 @@
-"""Contenders: kernels made ready to be timed, in CUDA graphs, in a loop on a GPU, in a loop on a CPU.
+"""Contenders: kernels prepared for timing, in CUDA graphs, in a loop on a GPU or in a loop on a CPU.
 
-``begin`` starts one sample and ``result_us`` waits for it; on a GPU several contenders can be begun one after the other before the
-first result is asked for, so that the device never idles between them.
+``begin`` starts one sample and ``result_us`` waits for it. On a GPU several contenders can begin before the first result is
+read, so that the device never idles between them.
 """
 
 from __future__ import annotations
@@ -18,29 +18,32 @@ import torch
 from .rotation import MOST_SETS
 
 GRAPH_US = 1000.0
-"""How long one sample should last: the events around it cost 2–4 µs."""
+"""Duration of one sample. The events around it cost 2–4 µs."""
 MOST_GRAPH_CALLS = MOST_SETS
-"""So that sets which are too small to overflow the L2 are used once in a sample."""
+"""Upper limit that lets a sample use operand sets once even if they are too small to overflow the L2."""
 EAGER_US = 1000.0
 CPU_US = 200.0
-"""How long a batch of calls should last: a clock reading and the loop around it cost about 0.1 µs."""
+"""Duration of a batch of calls. Reading the clock and looping cost about 0.1 µs."""
 SHORT_US, LONG_US = 20_000.0, 1000.0
-"""Calls shorter than this, on a CPU and on a GPU, are made three times for a first idea of their time. Longer ones of a GPU are
-sampled on one stream alone: little of their time depends on a place in memory."""
+"""Durations of a call, on a CPU and on a GPU, below which it is run three times for a first estimate.
+
+Longer ones on a GPU are sampled on one stream only, because little of their time depends on a place in memory.
+"""
 MOST_CALLS = 10_000
 
 Call = Callable[[], object]
 
 
 class Contender(ABC):
-    """One kernel, ready to be timed.
+    """One kernel, prepared for timing.
 
-    ``rough_us`` is the least time of a few single calls when it was made ready: an upper bound, with a launch from Python in it.
+    ``rough_us`` is the least time of a few single calls during preparation. It is an upper bound that includes a launch from
+    Python.
     """
 
     rough_us: float
     takes_capture = False
-    """The first sample costs more than its time."""
+    """Flag for a first sample that costs more than the time it reports."""
 
     @abstractmethod
     def begin(self) -> None:
@@ -48,7 +51,7 @@ class Contender(ABC):
 
     @abstractmethod
     def result_us(self) -> float:
-        """The time of one call in µs, in the sample that was begun last."""
+        """Return the time of one call in µs, in the latest sample."""
 
     def sample_us(self) -> float:
         """Begin a sample and wait for it."""
@@ -57,10 +60,9 @@ class Contender(ABC):
 
 
 class CpuContender(Contender):
-    """Calls in a loop between two readings of the clock, each of which costs the host ``host_us`` more.
+    """Calls in a loop between two clock readings. Each call adds ``host_us`` of host time.
 
-    ``turns`` tells whose turn it is of the calls, which are for one operand set each; contenders that share it go through the sets
-    together.
+    ``turns`` yields the index of the next operand set. Contenders that share it go through the sets together.
     """
 
     def __init__(self, calls: Sequence[Call], *, turns: Iterator[int] | None = None, host_us: float = 0.0) -> None:
@@ -89,8 +91,10 @@ class CpuContender(Contender):
 
 
 class EagerContender(Contender):
-    """Calls from Python, the host's cost included: a call takes as long as the slower of the GPU and the host, which is busy for
-    ``host_us`` before it calls the kernel."""
+    """Calls from Python, with the host's cost included.
+
+    A call takes as long as the slower of the GPU and the host. The host is busy for ``host_us`` before it calls the kernel.
+    """
 
     def __init__(
         self, calls: Sequence[Call], stream: torch.cuda.Stream, *, flush: Call = lambda: None, host_us: float = 0.0
@@ -119,10 +123,9 @@ class EagerContender(Contender):
 
 
 class GraphContender(Contender):
-    """CUDA graphs of calls over the operand sets, replayed between two events: kernel time alone.
+    """CUDA graphs of calls over the operand sets, replayed between two events: kernel time only.
 
-    A graph for each of the streams, on which it was captured: kernels keep memory of their own for each stream. A long call has
-    one graph.
+    Each stream captures its graph, because kernels keep separate memory for each stream. A long call has one graph.
     """
 
     takes_capture = True
@@ -167,7 +170,7 @@ class GraphContender(Contender):
             stream.wait_stream(self._stream)
             with torch.cuda.stream(stream):
                 if stream is not self._stream:
-                    self._calls[0]()  # what is kept for each stream has to exist before the capture
+                    self._calls[0]()  # memory that is kept for each stream has to exist before the capture
                 self._graphs.append(_captured(list(itertools.islice(calls, self._share))))
             self._stream.wait_stream(stream)
         for graph in self._graphs if self.rough_us < LONG_US else ():
@@ -186,15 +189,15 @@ class GraphContender(Contender):
 
 
 def timing_event() -> torch.cuda.Event:
-    """An event that records its time."""
+    """Return an event that records its time."""
     return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
 
 
 def _captured(calls: Sequence[Call]) -> torch.cuda.CUDAGraph:
-    """A graph of the calls, captured on the current stream.
+    """Return a graph of the calls, captured on the current stream.
 
-    Not by ``torch.cuda.graph``: that collects garbage and empties the allocator's cache each time, which takes longer than the
-    measurement.
+    ``torch.cuda.graph`` is not used: it collects garbage and empties the allocator's cache each time, which takes longer than
+    the measurement.
     """
     graph = torch.cuda.CUDAGraph()
     graph.capture_begin(capture_error_mode="thread_local")
@@ -202,7 +205,7 @@ def _captured(calls: Sequence[Call]) -> torch.cuda.CUDAGraph:
         for call in calls:
             call()
     except BaseException:
-        with contextlib.suppress(RuntimeError):  # the capture is broken by the error that matters, which is on its way
+        with contextlib.suppress(RuntimeError):  # the original error broke the capture and is raised below
             graph.capture_end()
         renew_generator()
         raise
@@ -211,14 +214,17 @@ def _captured(calls: Sequence[Call]) -> torch.cuda.CUDAGraph:
 
 
 def renew_generator() -> None:
-    """Let the current device's generator draw again after a capture that failed, which it would else take to be under way."""
+    """Let the current device's generator draw again after a failed capture.
+
+    It would otherwise assume that the capture is still running.
+    """
     if torch.cuda.is_available():
         generator = torch.cuda.default_generators[torch.cuda.current_device()]
         generator.graphsafe_set_state(generator.clone_state())
 
 
 def _later(call: Call, host_us: float) -> Call:
-    """The call after so much work of the host."""
+    """Return the call, delayed by ``host_us`` of host work."""
     host_ns = round(1e3 * host_us)
 
     def later() -> object:

@@ -1,4 +1,4 @@
-"""The arithmetic rate of a CPU: a loop of fused multiply-adds, compiled with the system's C++ compiler."""
+"""Arithmetic rate of a CPU, measured by a loop of fused multiply-adds that the system's C++ compiler compiles."""
 
 from __future__ import annotations
 
@@ -24,15 +24,21 @@ log = logging.getLogger("gemmtune")
 
 VECTOR_BYTES = {"avx512": 64, "avx2": 32}
 CHAINS = 12
-"""Latency of 4 cycles times 2 units that begin one each cycle, and some more; the sums fit into 16 vector registers."""
+"""Number of independent chains: 4 cycles of latency times 2 units that each start one per cycle, plus a margin.
+
+The sums fit into 16 vector registers.
+"""
 SAMPLE_S = 0.004
-"""Short: on a busy machine some samples then have all cores to themselves."""
+"""Duration of one sample, short so that on a busy machine some samples have all cores."""
 SAMPLES = 40
 COMPILE_TIMEOUT_S = 60.0
 
 
 def fma_gflops(device: DeviceInfo, kind: Literal["float", "double"]) -> float | None:
-    """The rate of all threads together in 1e9 operations/s, a fused multiply-add counting two; None where nothing compiles it."""
+    """Return the rate of all threads together in 1e9 operations/s, or None if the loop cannot be compiled.
+
+    A fused multiply-add counts as two operations.
+    """
     library = _compiled(device, kind)
     if library is None:
         return None
@@ -47,7 +53,7 @@ def fma_gflops(device: DeviceInfo, kind: Literal["float", "double"]) -> float | 
 
 
 def _in_threads(run: ctypes._NamedFuncPointer, iterations: int, count: int) -> float:
-    """Seconds from the start of the first thread to the end of the last. ctypes lets go of the GIL during a call."""
+    """Return the seconds from the start of the first thread to the end of the last. ctypes releases the GIL during a call."""
     threads = [threading.Thread(target=run, args=(iterations,)) for _ in range(count)]
     begun = time.perf_counter()
     for thread in threads:
@@ -58,7 +64,7 @@ def _in_threads(run: ctypes._NamedFuncPointer, iterations: int, count: int) -> f
 
 
 def _compiled(device: DeviceInfo, kind: str) -> Path | None:
-    """The loop as a shared library, in the cache by the hash of source and compiler."""
+    """Return the loop as a shared library, cached by the hash of source and compiler, or None without a compiler."""
     compiler = next((path for name in ("c++", "g++", "clang++") if (path := shutil.which(name))), None)
     if compiler is None:
         return None
@@ -75,8 +81,8 @@ def _compiled(device: DeviceInfo, kind: str) -> Path | None:
                 subprocess.run(
                     [*command, "-o", str(made)], input=source, text=True, capture_output=True, check=True, timeout=COMPILE_TIMEOUT_S
                 )
-                os.replace(made, library)  # another process may be doing the same
+                os.replace(made, library)  # another process may do the same concurrently
     except (OSError, subprocess.SubprocessError) as error:
-        log.debug("the arithmetic rate is not measured: %s", error)
+        log.debug("cannot compile the loop that measures the arithmetic rate: %s", error)
         return None
     return library

@@ -1,7 +1,7 @@
-"""The limits of this machine, measured: memory bandwidth and arithmetic rates, by which results are judged.
+"""Measured limits of this machine, memory bandwidth and arithmetic rates, for comparison with results.
 
-Names and units: ``bandwidth_gbps`` in 1e9 bytes/s; ``float32_gflops``, ``tf32_gflops``, … in 1e9 operations/s, where a multiply-add
-counts two. All are the best of several short samples: limits, not averages.
+Names and units: ``bandwidth_gbps`` in 1e9 bytes/s; ``float32_gflops``, ``tf32_gflops``, … in 1e9 operations/s, where a
+multiply-add counts as two. All are the best of several short samples: limits, not averages.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ from .contenders import timing_event
 from .fma import fma_gflops
 
 SAMPLES_S = 0.15
-"""How long each limit is sampled."""
+"""Duration of the sampling of each limit."""
 GPU_COPY_BYTES = 1024 * MIB
 GPU_SIZE = {"float64": 4096, "float32": 4096}
 LARGEST_GPU_SIZE = 8192
-"""M = N = K of the product that measures a GPU's rate: large enough to keep every multiprocessor busy for several waves."""
+"""M = N = K of the product that measures a GPU's rate. It keeps every multiprocessor busy for several waves."""
 CPU_SIZE = 1024
 
 
 def limit_names(dtype_label: str) -> tuple[str, str]:
-    """The limits that concern a problem with that ``Problem.dtype_label``."""
+    """Return the names of the limits that apply to a problem with that ``Problem.dtype_label``."""
     return ("bandwidth_gbps", f"{dtype_label}_gflops")
 
 
 def limit_us(problem: Problem, limits: Mapping[str, float]) -> float | None:
-    """The least time of a problem in µs: max(bytes / bandwidth, flops / rate). None where a limit is missing."""
+    """Return the least time of a problem in µs: max(bytes / bandwidth, flops / rate), or None if a limit is missing."""
     bandwidth, rate = (limits.get(name) for name in limit_names(problem.dtype_label))
     if not bandwidth or not rate:
         return None
@@ -45,11 +45,12 @@ def limit_us(problem: Problem, limits: Mapping[str, float]) -> float | None:
 
 
 def measure_limits(device: DeviceInfo, dtype_label: str, known: Mapping[str, float] | None = None) -> dict[str, float]:
-    """Measure what concerns problems with that label and is not among ``known``. Takes about a second at most.
+    """Measure the limits that apply to problems with that label and are not in ``known``. Takes about a second at most.
 
-    The bandwidth is that of reading (CPU, all threads) or the better of reading and copying (GPU, bytes read and written). The rate
-    is that of bare fused multiply-adds on a CPU (float16 and 8-bit floats count as float32, in which they have to be accumulated),
-    or of the largest product that torch computes where that is faster or there is no C++ compiler, as on a GPU.
+    The bandwidth is that of reading on a CPU (all threads). On a GPU it is the better of reading and copying (bytes read and
+    written). The rate on a CPU is that of bare fused multiply-adds. float16 and 8-bit floats count as float32, in which they
+    have to be accumulated. The largest product that torch computes counts instead if it is faster or there is no C++
+    compiler, and always on a GPU.
     """
     bandwidth, rate = limit_names(dtype_label)
     found: dict[str, float] = {}
@@ -76,14 +77,17 @@ def _gpu_bandwidth(device: DeviceInfo) -> float:
 
 
 def _cpu_rate(device: DeviceInfo, dtype_label: str) -> float:
-    """The rate of bare fused multiply-adds or, where that is more, of a product."""
+    """Return the rate of bare fused multiply-adds, or of a product if that is higher."""
     product = "float32" if dtype_label in ("float16", *map(dtype_name, (*FLOAT8, *FLOAT8_FNUZ))) else dtype_label
     bare = fma_gflops(device, "double" if dtype_label == "float64" else "float")
     return max(bare or 0.0, _product_gflops(device, product))
 
 
 def _product_gflops(device: DeviceInfo, dtype_label: str) -> float:
-    """The rate of torch's own operation on a square product. Of random numbers: a GPU multiplies zeros faster, for less power."""
+    """Return the rate of torch's operation on a square product.
+
+    The operands are random, because a GPU multiplies zeros faster with less power.
+    """
     problem = _square(dtype_label, "cpu" if device.type == "cpu" else "cuda")
     choice = next(c for c in load("aten").enumerate(problem, device, current()).choices if c.baseline)
     run, x = choice.build().run, random_operands(problem, device.torch_device, seed=0)
@@ -93,7 +97,7 @@ def _product_gflops(device: DeviceInfo, dtype_label: str) -> float:
 
 
 def _square(dtype_label: str, kind: str) -> Problem:
-    """A square product of operands with that ``Problem.dtype_label``."""
+    """Return a square product of operands with that ``Problem.dtype_label``."""
     size = CPU_SIZE if kind == "cpu" else GPU_SIZE.get(dtype_label, LARGEST_GPU_SIZE)
     if dtype_label == "int8":
         return Problem.int_mm(size, size, size, device_type=kind)
@@ -118,7 +122,7 @@ def _best_s(work: Callable[[], object]) -> float:
 
 
 def _best_gpu_s(work: Callable[[], object]) -> float:
-    """Ten calls are in flight at a time, so that their launches do not count."""
+    """Return the least time of a call. Ten calls are in flight at a time, so that launches do not count."""
     work()
     events = [timing_event() for _ in range(11)]
     best = float("inf")

@@ -1,4 +1,4 @@
-"""Sets of operands that calls take in turn, so that a measurement finds them in memory and not in a cache."""
+"""Sets of operands that calls use in turn, so that a measurement reads them from memory instead of a cache."""
 
 from __future__ import annotations
 
@@ -17,28 +17,34 @@ from ..numerics.some_rows import some_rows
 from ..problem import Layout, Problem
 
 CPU_CACHES = 4.0
-"""The sets together are this many times the last-level cache: with less, part of an operand survives a round of contenders, each
-of which is somewhere else in the rotation."""
+"""Size of all sets together on a CPU, in multiples of the last-level cache.
+
+With less, part of an operand survives a round of contenders, which are at different places in the rotation.
+"""
 GPU_CACHES = 8.0
-"""More on a GPU: the time of one kernel differs by up to 7% from process to process, and many places in memory leave less of that
-to chance."""
+"""Same multiple for a GPU, where more sets reduce chance.
+
+The time of one kernel differs by up to 7% from process to process, and more places in memory average this out.
+"""
 MOST_SETS = 256
-"""Filling more costs longer than it tells: operands that small are fast to fetch, and launches dominate."""
+"""Limit on the number of sets. Filling more takes too long: such small operands are fast to fetch, and launches dominate."""
 CPU_BUDGET_BYTES = 1024 * MIB
 GPU_BUDGET_SHARE = 0.25
-"""The share of the free device memory that operands may have: the verifier and the program that is being tuned need the rest."""
+"""Share of the free device memory for operands. The verifier and the program that is tuned need the rest."""
 SEED = 20
 
 
 def set_count(set_bytes: int, least_bytes: int, budget_bytes: int) -> int:
-    """How many operand sets of ``set_bytes`` to take turns with: ``least_bytes`` in all, as the memory allows; at least 1."""
+    """Return how many operand sets of ``set_bytes`` to use in turn: at least 1, and ``least_bytes`` in total if memory allows."""
     wanted = least_bytes // max(set_bytes, 1) + 1
     return max(1, min(wanted, MOST_SETS, budget_bytes // max(set_bytes, 1)))
 
 
 class Rotation:
-    """The operand sets of one problem on one device, and of those that differ from it in having fewer rows: random numbers unless
-    others are given, equal in all sets, in memory that no two of them share."""
+    """Operand sets of one problem on one device, and of the same problem with fewer rows.
+
+    The numbers are random unless ``given``, equal in all sets. No two sets share memory.
+    """
 
     def __init__(self, problem: Problem, device: DeviceInfo, given: Operands | None = None) -> None:
         target, on_cpu = device.torch_device, device.type == "cpu"
@@ -50,7 +56,7 @@ class Rotation:
         self.sets: Sequence[Operands] = self._as_many_as_take(problem)
 
     def of_rows(self, part: Problem) -> Sequence[Operands]:
-        """The sets of a problem with fewer rows, the first ones of these; what follows M is memory of its own."""
+        """Return the sets of a problem with fewer rows, cut from these sets. Operands that depend on M get separate memory."""
         return [some_rows(s, part, 0) for s in self._as_many_as_take(part)]
 
     def _as_many_as_take(self, problem: Problem) -> Sequence[Operands]:
@@ -59,13 +65,16 @@ class Rotation:
         return self._made[:count]
 
     def packed(self, sets: Sequence[Operands], choice: Choice) -> Sequence[Operands]:
-        """The sets as that choice wants them: b packed if it has a packed format (once for all choices of one format)."""
+        """Return the sets in the form that the choice needs: b is packed if the choice has a packed format.
+
+        Choices with the same format share the packed b.
+        """
         name = choice.packed_format
         if name is None:
             return sets
         known = self._packed.setdefault(name, [])
         if not known:
-            known.append(choice.pack(self._made[0].named["b"]))  # which costs more than copying what it gives
+            known.append(choice.pack(self._made[0].named["b"]))  # packing costs more than copying the result
         known += [_copy_tensor(known[0]) for _ in range(len(sets) - len(known))]
         return [_with_b(s, b) for s, b in zip(sets, known, strict=False)]
 
@@ -78,12 +87,12 @@ def _copy(operands: Operands) -> Operands:
 
 
 def _with_b(operands: Operands, b: torch.Tensor) -> Operands:
-    """The operands with this in b's place, as kernels get it."""
+    """Return the operands with the given b, in the place from which kernels read it."""
     return dataclasses.replace(operands, b=b) if operands.weight is None else dataclasses.replace(operands, weight=b)
 
 
 def _copy_tensor(tensor: torch.Tensor) -> torch.Tensor:
-    """The same values in the same layout; copied as memory, because a layout with stride 0 cannot be written element by element."""
+    """Copy a tensor with its layout. The memory is copied, because a stride of 0 cannot be written element by element."""
     if tensor.layout == torch.sparse_bsr:
         return copied(tensor)
     copy = allocate(Layout.of(tensor), tensor.device)

@@ -1,4 +1,4 @@
-"""The final rounds: rank the fastest choices against each other."""
+"""Final rounds, which rank the fastest choices against each other."""
 
 from __future__ import annotations
 
@@ -14,32 +14,38 @@ from .contenders import Contender
 from .timer import median_margin
 
 TIE = 0.02
-"""Choices within 2% of the fastest are tied: the process, the place in memory and what ran just before shift kernels against each
-other by as much, and nobody should leave torch's own operation for less."""
+"""Largest distance to the fastest that counts as a tie: 2%.
+
+The process, the place in memory and the previous kernel shift kernels against each other by as much. A smaller gain does not
+justify leaving torch's operation.
+"""
 SURE = 1.3
-"""Times the 95% interval: with many contenders and a look after every other round, one in twenty would often be mistaken."""
+"""Factor on the 95% interval. With many contenders and a check after every other round, one in twenty would often be wrong."""
 DISTURBED = 1.25
-"""A sample longer than a contender's shortest by this factor is not the contender's own: its clocks change by less."""
+"""Ratio to a contender's shortest sample above which a sample was disturbed: clocks change by less."""
 LEAST_ROUNDS = 4
-"""Even, so that each contender has run early and late in a round equally often; with fewer the spread is unknown."""
+"""Least number of rounds, even so that each contender runs early and late equally often. With fewer the spread is unknown."""
 MORE_IF_SLOW = 3.0
-"""The budget may be exceeded by so many times itself until there are LEAST_ROUNDS."""
+"""Multiple of the budget by which rounds may exceed it until there are LEAST_ROUNDS."""
 LEAST_ROUNDS_TO_SETTLE = 10
-"""The spread of a handful of samples is small by chance too often."""
+"""Least number of rounds before the ranking may settle: the spread of a handful of samples is too often small by chance."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ranked:
-    """The median time of a call, and half the 95% interval of its comparison with the fastest (for the fastest: of its median)."""
+    """Median time of a call, and half the 95% interval of its comparison with the fastest.
+
+    For the fastest contender it is the interval of the median.
+    """
 
     time_us: float
     margin_us: float
     spread: float = 0.0
-    """How far its samples lay apart, as a share of their median."""
+    """Spread of its samples, as a share of their median."""
 
 
 Failed = Callable[[str, Exception], None]
-"""Is told what a contender raised in a round; it takes no further part."""
+"""Callback for the exception that a contender raised in a round. The contender then drops out."""
 
 
 def raise_again(name: str, error: Exception) -> None:  # noqa: ARG001 - as Failed has it
@@ -55,19 +61,21 @@ def play(
     keep: Collection[str] = (),
     failed: Failed = raise_again,
 ) -> dict[str, Ranked]:
-    """Rounds in which each contender is sampled once, in an order that is reversed each time.
+    """Play rounds that sample each contender once, in an order that is reversed each time.
 
-    The fastest by plain median is the reference. What the rounds tell of another one is the median of the logarithms of its ratios
-    to the reference in the same round, in which drifting clocks cancel, and the interval of that median: *lost* if all of it lies
-    beyond TIE, *tied* if all of it lies within. Samples that another process has made longer do not count.
+    The fastest by plain median is the reference. Another contender is judged by its ratios to the reference in the same
+    round, in which drifting clocks cancel: by the median of their logarithms. It has *lost* if the whole interval of that
+    median lies beyond TIE, and is *tied* if the whole interval lies within. Disturbed samples do not count.
 
-    Those that have lost take no part in further rounds, except the ones named in ``keep``. Ends when every other one is tied, or
-    when the budget is spent.
+    A contender that has lost takes no part in further rounds unless it is named in ``keep``. The rounds end when every other
+    contender is tied, or when the budget is spent.
     """
+    # Warm up to sustained clocks.
     contenders = dict(contenders)
     begun = time.perf_counter()
     while contenders and time.perf_counter() - begun < warm_up_s:
         _round(contenders, list(contenders), failed)
+    # Sample each contender once per round, in alternating order.
     rounds: dict[str, list[float]] = {name: [] for name in contenders}
     playing = list(contenders)
     deadline = time.perf_counter() + budget_s
@@ -80,6 +88,7 @@ def play(
         count += 1
         if count % 2 or not playing:
             continue
+        # After every even round: stop, or drop losers.
         late_s = time.perf_counter() - deadline
         if late_s >= 0 and (count >= LEAST_ROUNDS or late_s >= MORE_IF_SLOW * budget_s):
             break
@@ -92,15 +101,17 @@ def play(
 
 
 def spread_of(samples: Sequence[float]) -> float:
-    """How far samples of one thing lie apart: 1.4826 times their median absolute deviation, which is the standard deviation of a
-    normal law, as a share of their median."""
+    """Return the spread of samples as a share of their median.
+
+    The spread is 1.4826 times the median absolute deviation, which is the standard deviation of a normal law.
+    """
     middle = statistics.median(samples)
     return 1.4826 * statistics.median(abs(s - middle) for s in samples) / middle if middle else 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class _Ratio:
-    """The logarithm of a contender's time over the reference's, and half its 95% interval."""
+    """Logarithm of a contender's time over the reference's, and half its 95% interval."""
 
     middle: float
     half: float
@@ -115,7 +126,7 @@ class _Ratio:
 
 
 def _round(contenders: dict[str, Contender], order: list[str], failed: Failed) -> dict[str, float]:
-    """All are begun before the first result is waited for: a GPU that idles in between changes its clocks."""
+    """Sample each contender once. All begin before the first result is read, because an idle GPU changes its clocks."""
     for name in order:
         with _surviving(contenders, name, failed):
             contenders[name].begin()
@@ -131,31 +142,37 @@ def _round(contenders: dict[str, Contender], order: list[str], failed: Failed) -
 def _surviving(contenders: dict[str, Contender], name: str, failed: Failed) -> Iterator[None]:
     try:
         yield
-    except Exception as error:  # noqa: BLE001 - whatever a kernel raises is told
+    except Exception as error:  # noqa: BLE001 - whatever a kernel raises is reported
         del contenders[name]
         failed(name, error)
 
 
 def _undisturbed(times: Sequence[float]) -> list[bool]:
-    """Which samples are the contender's own: what is much longer than the shortest had to wait for another process."""
+    """Mark the undisturbed samples: a much longer one than the shortest had to wait for another process."""
     return [t <= DISTURBED * min(times) for t in times]
 
 
 def _reference(rounds: Mapping[str, list[float]]) -> str:
-    """The fastest of those that took part in every round."""
+    """Return the fastest contender that took part in every round."""
     count = max(map(len, rounds.values()))
     full = {name: times for name, times in rounds.items() if len(times) == count}
     return min(full, key=lambda name: statistics.median(itertools.compress(full[name], _undisturbed(full[name]))))
 
 
 def _ratios(rounds: Mapping[str, list[float]]) -> dict[str, _Ratio]:
-    """Who dropped out has the first rounds only, at the clocks of those: the ratios of these compare."""
+    """Return each contender's ratio to the reference.
+
+    A contender that dropped out has only the first rounds, so it is compared with the reference in those rounds.
+    """
     reference = rounds[_reference(rounds)]
     return {name: _ratio(times, reference[: len(times)]) for name, times in rounds.items()}
 
 
 def _ratio(times: Sequence[float], reference: Sequence[float]) -> _Ratio:
-    """The ratio in rounds in which neither was disturbed; with too few, that of the shortest times, and nothing is certain."""
+    """Return the ratio in the rounds in which neither was disturbed.
+
+    With too few such rounds, return the ratio of the shortest times with an infinite margin.
+    """
     both = [mine and theirs for mine, theirs in zip(_undisturbed(times), _undisturbed(reference), strict=True)]
     logs = [math.log(t / r) for t, r in itertools.compress(zip(times, reference, strict=True), both)]
     if len(logs) < min(LEAST_ROUNDS, len(times)):

@@ -1,9 +1,9 @@
-"""Makes contenders: a choice's kernel over the operand sets of a problem, as it is to be timed.
+"""Maker of contenders: a choice's kernel over the operand sets of a problem, prepared for timing.
 
-No contender finds in a cache what another does not. On a GPU every sample begins with the same operand set and an L2 full of other
-numbers, and within a sample a set comes again only after several times the L2; what a kernel keeps for its partial sums lies at
-several places in memory, as there is luck in each. On a CPU the calls of all contenders go through one rotation over several times
-the last cache.
+No contender finds data in a cache that another one does not find. On a GPU every sample begins with the same operand set and
+an L2 full of other numbers. Within a sample a set recurs only after several times the L2. Memory for partial sums lies at
+several places, because each place changes the time. On a CPU the calls of all contenders go through one rotation over several
+times the last cache.
 """
 
 from __future__ import annotations
@@ -28,28 +28,30 @@ from .contenders import GRAPH_US, Call, Contender, CpuContender, EagerContender,
 from .rotation import Rotation
 
 PLACES = 2
-"""Graphs, of a stream each, that one sample is made of: libraries and kernels keep memory for partial sums for each. Where it lies
-changes the time of a kernel by up to 7%: with one place, the luck of a process decides between two that are near. More would count
-in the zeroing of that memory, with which a replay begins, too often."""
+"""Number of graphs in one sample, each with a separate stream.
+
+Libraries and kernels keep memory for partial sums for each stream, and its place changes a kernel's time by up to 7%. With
+one place, chance would decide between two close kernels. A replay begins by zeroing that memory, which more places would
+count too often.
+"""
 PART_US = 300.0
-"""How long a sample should last of a problem that has weights in common with others."""
+"""Duration of a sample of a problem that shares its weights with others."""
 FLUSH_CACHES = 4
-"""Times the L2 that is read before a sample: its replacement of lines is not strictly that of the oldest."""
+"""Multiple of the L2 that is read before a sample, because the L2 does not strictly replace its oldest lines."""
 
 
 @functools.cache
 def _capture_streams(index: int) -> tuple[torch.cuda.Stream, ...]:
-    """The streams on which this process captures: for each further one cuBLAS would keep a workspace of its own."""
+    """Return the streams on which this process captures. cuBLAS keeps a separate workspace for each further stream."""
     return tuple(torch.cuda.Stream(torch.device("cuda", index)) for _ in range(PLACES))  # type: ignore[no-untyped-call]
 
 
 class Timer:
-    """Makes contenders for one problem on one device, and for those that differ from it in having fewer rows. Holds the operand
-    sets, which all contenders of one M share.
+    """Maker of contenders for one problem on one device, and for the same problem with fewer rows.
 
-    Where no graph replays the kernel (on a CPU, and with ``eager``) a contender is the call as a user makes it: it allocates its
-    result, and ``host_us`` is what the look-up of a call costs the host before it comes to the kernel. ``operands`` are copied;
-    random ones are made where there are none.
+    It holds the operand sets, which all contenders of one M share. If no graph replays the kernel (on a CPU, and with
+    ``eager``) a contender is the call as a user makes it. It allocates its result, and ``host_us`` is the host time of a
+    call's look-up before the kernel. ``operands`` are copied, and random ones are made by default.
     """
 
     def __init__(
@@ -76,15 +78,17 @@ class Timer:
             self._spacer = torch.zeros(1, device=self._device) if mode == "spaced" else None
 
     def at(self, part: Problem) -> Timer:
-        """The timer for ``part``, a problem with fewer rows, of whose operands those that all rows share are the same memory. Its
-        samples are short: there are many such problems, of which most need to be known within a few percent."""
+        """Return the timer for ``part``, a problem with fewer rows, which shares the memory of operands that all rows use.
+
+        Its samples are short: there are many such problems, and most need a precision of a few percent only.
+        """
         timer = copy.copy(self)
         timer._problem, timer._sets, timer._turns = part, self._rotation.of_rows(part), itertools.count()
         timer._sample_us = PART_US
         return timer
 
     def contender(self, choice: Choice, kernel: Kernel) -> Contender:
-        """Warm the kernel up and make it ready. What the kernel raises is not caught."""
+        """Warm up the kernel and prepare it for timing. Exceptions of the kernel are not caught."""
         sets = self._rotation.packed(self._sets, choice)
         calls = _eager_calls(self._problem, kernel, sets) if self._as_called else _calls(kernel, sets)
         if not self._streams:
@@ -98,23 +102,23 @@ class Timer:
         return GraphContender(calls, *self._streams, flush=self._flush, sample_us=self._sample_us)
 
     def _flush(self) -> None:
-        """Fill the L2 with other numbers. Reads, since what was written would have to leave the L2 while the kernel runs."""
+        """Fill the L2 with other numbers by reading, because written lines would leave the L2 while the kernel runs."""
         self._flushed_by.sum()
 
 
 def _calls(kernel: Kernel, sets: Sequence[Operands]) -> list[Call]:
-    """One call for each operand set, into the set's own output."""
+    """Return one call for each operand set, into the set's output."""
     return [functools.partial(kernel.run, s.out, s.tensors, s.scalars) for s in sets]
 
 
 def _spaced(call: Call, spacer: torch.Tensor) -> None:
-    """The call and a kernel that takes about a microsecond, which every contender has alike in its time."""
+    """Run the call and then a kernel of about a microsecond, which is in the time of every contender."""
     call()
     spacer.add_(1)
 
 
 def _eager_calls(problem: Problem, kernel: Kernel, sets: Sequence[Operands]) -> list[Call]:
-    """Calls as an operation without ``out=`` makes them, which allocate the result within. A strided ``out`` was given."""
+    """Return calls like those of an operation without ``out=``, which allocate the result. A strided ``out`` is reused."""
     if problem.out.offset or not problem.out.row_major or not sets[0].out.is_contiguous():
         return _calls(kernel, sets)
     if kernel.run_new is not None:
@@ -128,11 +132,11 @@ def _eager_calls(problem: Problem, kernel: Kernel, sets: Sequence[Operands]) -> 
 
 
 def median_margin(samples: Sequence[float]) -> tuple[float, float]:
-    """(median, half the 95% interval of the median).
+    """Return (median, half the 95% interval of the median).
 
-    From the median absolute deviation: for a normal law sd = 1.4826·MAD, and the median's standard error is 1.2533·sd/√n. Few
-    samples make the margin wider, as in Student's t, whose quantile 1.96·(1 + 2.5/(n − 1)) bounds. Two samples tell little of the
-    spread and one tells nothing: the margin is their whole range, or the value itself.
+    The interval comes from the median absolute deviation. For a normal law sd = 1.4826·MAD, and the median's standard error
+    is 1.2533·sd/√n. Few samples widen the margin as in Student's t, whose quantile 1.96·(1 + 2.5/(n − 1)) bounds. Two samples
+    say little about the spread, so the margin is their whole range. One sample says nothing, so the margin is its value.
     """
     middle = statistics.median(samples)
     if len(samples) < 3:
@@ -144,7 +148,7 @@ def median_margin(samples: Sequence[float]) -> tuple[float, float]:
 
 @contextlib.contextmanager
 def collection_paused() -> Iterator[None]:
-    """No garbage collection within the block, which could fall into one contender's sample."""
+    """Prevent garbage collection within the block, which could run within one contender's sample."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:

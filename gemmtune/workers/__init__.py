@@ -1,1 +1,1 @@
-"""The processes in which choices are verified and measured: a crash, a hang or an illegal access costs one choice."""
+"""Processes that verify and measure choices, so that a crash, a hang or an illegal access costs one choice."""

@@ -1,4 +1,4 @@
-"""The child's side of a worker process: takes a job, runs it, sends back the result or the exception."""
+"""Child side of a worker process: it receives a job, runs it, and sends back the result or the exception."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ GRACE_S = 10.0
 
 
 def main(fd: int, parent: int, modules: Sequence[str] = ()) -> None:
-    """Import ``modules``, then answer the jobs that come over the pipe ``fd`` until it closes or the process ``parent`` ends."""
+    """Import ``modules``, then run the jobs from the pipe ``fd`` until it closes or the process ``parent`` ends."""
     os.set_inheritable(fd, False)  # compilers that this process starts must not keep the pipe open after its death
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides what Ctrl-C means and kills this group
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C and kills this group
     resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
     faulthandler.enable(all_threads=False)  # the Python stack of a segmentation fault becomes part of the reason
     threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
@@ -39,8 +39,8 @@ def main(fd: int, parent: int, modules: Sequence[str] = ()) -> None:
 def _end_with(parent: int) -> None:
     """End this process group once the parent is gone.
 
-    Asking for the parent works where other ways do not: a pipe stays open in forks of the parent, and Linux's parent-death signal
-    comes already when the *thread* ends that started this process, and does not reach the compilers that this process started.
+    Polling the parent works where other ways fail. A pipe stays open in forks of the parent. Linux's parent-death signal
+    comes when the *thread* ends that started this process, and it does not reach the compilers that this process started.
     """
     while os.getppid() == parent:
         time.sleep(PARENT_CHECK_S)
@@ -48,14 +48,14 @@ def _end_with(parent: int) -> None:
 
 
 def _answer(job: bytes) -> bytes:
-    """(ok, pickled result or exception, text of an exception that cannot be pickled)."""
+    """Run the job and return (ok, pickled result or exception, text of an exception that cannot be pickled)."""
     try:
         function, args, timeout_s = pickle.loads(job)
-        # A last resort that needs no GIL: with the parent gone and native code holding the GIL, the thread above cannot run.
+        # A last resort that needs no GIL: if the parent is gone and native code holds the GIL, the thread above cannot run.
         faulthandler.dump_traceback_later(timeout_s + GRACE_S, exit=True)
         result = function(*args)
         return pickle.dumps((True, pickle.dumps(result), ""))
-    except Exception as error:  # noqa: BLE001 - whatever the job raises belongs to the caller
+    except Exception as error:  # noqa: BLE001 - the caller gets whatever the job raises
         text = f"{type(error).__name__}: {error}"
         return pickle.dumps((False, _pickled(error, text), text))
     finally:
@@ -65,7 +65,7 @@ def _answer(job: bytes) -> bytes:
 def _pickled(error: Exception, text: str) -> bytes:
     try:
         data = pickle.dumps(error)
-        pickle.loads(data)  # many exceptions can be written but not read back: their constructors take other arguments
-    except Exception:  # noqa: BLE001 - any failure means the same
+        pickle.loads(data)  # many exceptions can be pickled but not unpickled, because their constructors take other arguments
+    except Exception:  # noqa: BLE001 - any failure means that it cannot be pickled
         return pickle.dumps(RuntimeError(text))
     return data

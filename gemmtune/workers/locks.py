@@ -1,4 +1,4 @@
-"""Locks between processes: who finds a problem being tuned by somebody else waits for the answer."""
+"""Locks between processes, so that a process waits for the result of another one that tunes the same problem."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ _warned: set[Path] = set()
 def tuning_lock(settings: Settings, key: str, fingerprint: str, on_wait: Callable[[], None] | None = None) -> Iterator[bool]:
     """Hold the right to tune a problem (``Problem.key``) on a machine (``key.fingerprint_text``).
 
-    Waits while another process or thread holds it, after one INFO line and a call of ``on_wait``. The value is whether it waited:
-    the store then probably has the answer. The system releases the lock of a process that dies. Where the folder takes no lock
-    there is one warning and no lock: the worst is that two processes measure the same.
+    Waits while another process or thread holds it, after one INFO line and a call of ``on_wait``. Yields True if it waited,
+    because the store then probably has the answer. The system releases the lock of a process that dies. If the folder does
+    not support locks there is one warning and no lock. At worst two processes then measure the same problem.
     """
     folder = settings.folder / "locks"
     name = hashlib.blake2b(f"{key}\n{fingerprint}".encode(), digest_size=16).hexdigest()
@@ -36,9 +36,9 @@ def tuning_lock(settings: Settings, key: str, fingerprint: str, on_wait: Callabl
         if folder not in _warned:
             _warned.add(folder)
             warnings.warn(
-                f"locks: got {error} in {folder}, expected a folder that takes lock files. Give this user permission to write "
+                f"locks: got {error} in {folder}, expected a folder that supports lock files. Give this user permission to write "
                 "it, or set cache_dir (GEMMTUNE_CACHE_DIR) to another folder. Until then two processes may tune the same problem "
-                "at once.",
+                "concurrently.",
                 RuntimeWarning,
                 stacklevel=4,
             )

@@ -1,4 +1,4 @@
-"""Warm worker processes, kept between tunings and ended when nobody has used them for a while."""
+"""Warm worker processes, kept between tunings and ended when they have been idle for a while."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from .worker import NoWorkerError, Worker
 
 
 class Pool:
-    """Idle workers by kind. A kind is any text; ``compile`` is blind to GPUs, the others name the device that they measure on.
+    """Idle workers by kind. A kind is any text: ``compile`` workers see no GPU, the others name the device that they measure
+    on.
 
     Args:
-        idle_s: seconds after which an unused worker is ended: each holds a few hundred MB, a measuring one a GPU context too.
+        idle_s: seconds after which an idle worker ends: each holds a few hundred MB, and a measuring one a GPU context too.
     """
 
     def __init__(self, *, idle_s: float = 60.0) -> None:
@@ -25,7 +26,7 @@ class Pool:
         self._timer: threading.Timer | None = None
 
     def take(self, kind: str) -> Worker:
-        """An idle worker of that kind, or a new one. Whoever takes it gives it back."""
+        """Return an idle worker of that kind, or a new one. The caller gives it back."""
         with self._lock:
             for entry in reversed(self._idle):
                 if entry[0] == kind and entry[1].alive:
@@ -34,7 +35,7 @@ class Pool:
         return Worker(gpu=kind != "compile")
 
     def give(self, kind: str, worker: Worker) -> None:
-        """Put a worker back; a dead one is forgotten."""
+        """Put a worker back. A dead one is dropped."""
         if not worker.alive:
             return
         with self._lock:
@@ -42,8 +43,10 @@ class Pool:
             self._schedule()
 
     def prepare(self, kind: str, count: int, modules: Sequence[str] = (), warm_up: Callable[[], object] | None = None) -> None:
-        """Start workers so that ``count`` of that kind are idle: they import ``modules``, and do ``warm_up``, while the caller does
-        something else. Where none can be started, ``take`` says so."""
+        """Start workers so that ``count`` of that kind are idle.
+
+        They import ``modules`` and run ``warm_up`` while the caller continues. If none can be started, ``take`` reports it.
+        """
         with self._lock:
             present = sum(entry[0] == kind for entry in self._idle)
         for _ in range(count - present):
@@ -56,7 +59,7 @@ class Pool:
             self.give(kind, worker)
 
     def post(self, kind: str, function: Callable[[], object]) -> None:
-        """Let the idle workers of that kind do something while the caller does something else."""
+        """Run a function in the idle workers of that kind while the caller continues."""
         with self._lock:
             for name, worker, _ in self._idle:
                 if name == kind:
@@ -90,14 +93,14 @@ class Pool:
             worker.close()
 
     def _forget(self) -> None:
-        """Begin anew in a fork of this process, which owns none of the workers."""
+        """Reset the pool in a fork of this process, which owns none of the workers."""
         self._lock = threading.Lock()
         self._idle = []
         self._timer = None
 
 
 WORKERS = Pool()
-"""The pool of this process."""
+"""Pool of this process."""
 
 atexit.register(WORKERS.close)
 os.register_at_fork(after_in_child=WORKERS._forget)

@@ -1,10 +1,10 @@
-"""A worker process: runs functions that may hang, crash or ruin their GPU context, so that the caller's process does not.
+"""Worker process: runs functions that may hang, crash or ruin their GPU context, outside of the caller's process.
 
     worker = Worker()
     worker.call(module.function, argument, timeout_s=60)
 
-Function and arguments travel by pickle, so the function is a module's own and the modules are found by the parent's ``sys.path``.
-The parent's main module is never imported: programs need no ``if __name__ == "__main__"`` guard.
+Function and arguments are pickled, so the function belongs to a module and the child finds modules by the parent's
+``sys.path``. The parent's main module is never imported: programs need no ``if __name__ == "__main__"`` guard.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from ..errors import GemmtuneError, UnavailableError
 T = TypeVar("T")
 
 START_TIMEOUT_S = 180.0
-"""Importing torch takes seconds, and many of them where every core is importing it."""
+"""Time limit of the start. Importing torch takes seconds, and many seconds if every core is importing it."""
 POSTED_S = 60.0
 DEATH_CHECK_S = 0.25
-"""How often a waiting parent looks whether the child still lives: another process may hold the child's end of the pipe open."""
+"""Interval at which a waiting parent checks that the child lives: another process may keep the child's end of the pipe open."""
 TAIL_BYTES = 4000
-"""How much of the end of the child's stderr goes into the reason of a crash."""
+"""Size of the end of the child's stderr that becomes part of a crash's reason."""
 
 
 class _WorkerEnded(GemmtuneError, RuntimeError):
@@ -43,15 +43,15 @@ class _WorkerEnded(GemmtuneError, RuntimeError):
 
 
 class WorkerCrashed(_WorkerEnded):
-    """The worker process died while it worked. ``reason`` has its signal or exit status and the end of its stderr."""
+    """Error of a worker process that died during a job. ``reason`` has its signal or exit status and the end of its stderr."""
 
 
 class WorkerTimedOut(_WorkerEnded):
-    """The worker process did not answer within the time allowed and was killed."""
+    """Error of a worker process that did not answer within the time limit and was killed."""
 
 
 class NoWorkerError(UnavailableError):
-    """No worker process can be started here, or it ended before it took a job: no job is to blame."""
+    """Error of a worker process that cannot be started or ended before it took a job: no job is to blame."""
 
     def __init__(self, why: str) -> None:
         self.why = why
@@ -65,14 +65,15 @@ class NoWorkerError(UnavailableError):
 
 
 class Worker:
-    """A child process with a process group of its own, which ends when its parent does.
+    """Child process in a separate process group, which ends when its parent does.
 
-    The constructor returns at once; the first ``call`` waits until the child has imported what it needs. A worker that crashed,
-    timed out or was interrupted is dead for good (``alive`` is False): make another one. Calls from several threads take turns.
+    The constructor returns at once, and the first ``call`` waits until the child has imported its modules. A worker that
+    crashed, timed out or was interrupted stays dead (``alive`` is False), and the caller makes another one. Calls from
+    several threads take turns.
 
     Args:
-        gpu: False hides every GPU from the child: compilation then cannot create a GPU context by accident.
-        modules: what the child imports before it takes the first job, so that this need not wait for it.
+        gpu: False hides every GPU from the child, so that compilation cannot create a GPU context by accident.
+        modules: modules that the child imports before the first job, so that the job need not wait for them.
 
     Raises:
         NoWorkerError: it cannot be started.
@@ -85,12 +86,12 @@ class Worker:
         self._ending = threading.Lock()
         self._owner = os.getpid()
         self._awaited = [START_TIMEOUT_S]
-        """Time limits of the messages that come before the answer to the next call: that it is ready, and of what was posted."""
+        """Time limits of the messages before the answer to the next call: the ready message and the answers to posted functions."""
         self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the worker
-        # Appending lets the parent empty the file before each job: what is in it then belongs to the job at hand.
+        # Appending lets the parent empty the file before each job, so that its contents belong to the current job.
         fcntl.fcntl(self._stderr, fcntl.F_SETFL, fcntl.fcntl(self._stderr, fcntl.F_GETFL) | os.O_APPEND)
         self._connection, child_end = Pipe()
-        # GPUs are hidden before torch is imported, and modules are found where the parent finds them.
+        # The child hides GPUs before it imports torch, and finds modules where the parent finds them.
         path = [str(entry) or os.getcwd() for entry in sys.path]
         hide = "" if gpu else "os.environ.update(CUDA_VISIBLE_DEVICES='', HIP_VISIBLE_DEVICES='', ROCR_VISIBLE_DEVICES=''); "
         start = f"import os, sys; {hide}sys.path[:] = {path!r}; from gemmtune.workers.child import main; "
@@ -113,27 +114,27 @@ class Worker:
 
     @property
     def pid(self) -> int:
-        """The child's process id, which is its process group too."""
+        """Process id of the child, and also of its process group."""
         return self._process.pid
 
     def post(self, function: Callable[[], object]) -> None:
-        """Let the child do something before the next call, which nobody waits for until then; what it raises is not told."""
+        """Run a function in the child before the next call, without waiting. Its exceptions are not reported."""
         job = pickle.dumps((function, (), POSTED_S))
-        with self._lock, contextlib.suppress(OSError):  # the next call says what became of a child that has ended
+        with self._lock, contextlib.suppress(OSError):  # the next call reports a child that has ended
             if self.alive:
                 self._connection.send_bytes(job)  # waits in the pipe until it is read
                 self._awaited.append(POSTED_S)
 
     def call(self, function: Callable[..., T], *args: object, timeout_s: float) -> T:
-        """``function(*args)``, run in the child.
+        """Return ``function(*args)``, run in the child.
 
         Raises:
-            WorkerTimedOut: no answer within ``timeout_s`` seconds; the child and all it started were killed.
+            WorkerTimedOut: no answer within ``timeout_s`` seconds. The child and all its processes were killed.
             WorkerCrashed: the child died.
             NoWorkerError: it died before it could take a job.
-            Exception: what the function raised (a RuntimeError with its type and text, if it cannot be pickled).
+            Exception: the exception of the function (a RuntimeError with its type and text, if it cannot be pickled).
         """
-        # Pickled outside of the lock and before anything is sent: an argument that cannot be pickled harms no worker.
+        # Pickled outside of the lock and before sending, so an argument that cannot be pickled harms no worker.
         job = pickle.dumps((function, args, timeout_s))
         with self._lock:
             if not self.alive:
@@ -149,14 +150,14 @@ class Worker:
             except (EOFError, OSError) as error:
                 reason = self._bury()
                 raise (WorkerCrashed if self._started else NoWorkerError)(reason) from error
-            except BaseException:  # time-outs and Ctrl-C: the child is in the midst of something
+            except BaseException:  # time-outs and Ctrl-C: the child is still running the job
                 self.close()
                 raise
         result: T = _unpack(answer)
         return result
 
     def close(self) -> None:
-        """Kill the child and everything that it started, at once. Not for use while another thread's call is under way."""
+        """Kill the child and all its processes at once. Do not use this during another thread's call."""
         self.abort()
         if self._owner == os.getpid():
             with self._ending:
@@ -165,12 +166,12 @@ class Worker:
             self._stderr.close()
 
     def abort(self) -> None:
-        """Kill the child from any thread; a call that is under way in another thread raises WorkerCrashed."""
+        """Kill the child from any thread. A call in another thread then raises WorkerCrashed."""
         if self._owner != os.getpid():  # a fork of the parent: the child is not ours
             return
         with self._ending, contextlib.suppress(ProcessLookupError, PermissionError):
             self.alive = False
-            if self._process.returncode is None:  # not reaped: the group's number is still its own
+            if self._process.returncode is None:  # not reaped, so the group's number is still in use
                 os.killpg(self._process.pid, signal.SIGKILL)
 
     def _receive(self, timeout_s: float) -> bytes:
@@ -183,11 +184,11 @@ class Worker:
         return self._connection.recv_bytes()
 
     def _exited(self) -> bool:
-        """The process is not reaped: the process group's number must stay taken until ``close`` has used it."""
+        """Return True if the process has exited. It is not reaped, so that its group's number stays taken until ``close``."""
         return os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
     def _bury(self) -> str:
-        """End a child that closed its end of the pipe; how it died, for the reason."""
+        """End a child that closed its end of the pipe, and return how it died."""
         deadline = time.monotonic() + 2.0
         while not self._exited() and time.monotonic() < deadline:
             time.sleep(0.01)

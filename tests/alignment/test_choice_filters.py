@@ -117,9 +117,9 @@ def test_every_choice_is_either_kept_or_refused_for_the_first_filter_that_takes_
         if choice.backend in TEMPLATES and problem.m * problem.n * problem.k < least:
             assert "template_min_gemm_size" in reason
         elif not re.search(allow, choice.name):
-            assert reason == f"choice_allowlist_regex {allow!r} is not found in the name"
+            assert reason == f"choice_allowlist_regex {allow!r} does not match the name"
         elif re.search(deny, choice.name):
-            assert reason == f"choice_denylist_regex {deny!r} is found in the name"
+            assert reason == f"choice_denylist_regex {deny!r} matches the name"
         else:
             assert not reason or (cap is not None and choice.backend in TEMPLATES and "max_profiling_configs" in reason)
 
@@ -225,6 +225,6 @@ def test_other_settings_change_no_list_that_was_made_before() -> None:
     denied = Settings(choice_denylist_regex="triton")
     assert names_of(offers_for(problem, preset(arch), denied, on_this_machine=False).choices) == ["aten:mm"]
     assert offers_for(problem, preset(arch), Settings(), on_this_machine=False) == everything
-    with pytest.warns(RuntimeWarning, match="choice_denylist_regex: got 'triton', which is found in the name of every choice"):
+    with pytest.warns(RuntimeWarning, match="choice_denylist_regex: got 'triton', which matches the name of every choice"):
         offers = offers_for(problem, preset(arch), dataclasses.replace(denied, backends=("triton",)), on_this_machine=False)
     assert not offers.choices

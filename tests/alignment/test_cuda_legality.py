@@ -179,11 +179,11 @@ def test_cluster_refuses(problem: Problem, reason: str) -> None:
 @pytest.mark.parametrize(
     ("problem", "reason"),
     [
-        (mm(), "bfloat16: float32 that torch multiplies as it is has parts"),
+        (mm(), "bfloat16: only float32 in full precision (ieee) is split into parts"),
         (mm(k=63, dtype=F32), "K = 63: sums of fewer than 64 terms are more exact without parts"),
         (mm(m=0, dtype=F32), "the product is empty: nothing is launched"),
         (dataclasses.replace(mm(dtype=F32), precision=Precision(input_mode="tf32")),
-         "tf32: float32 that torch multiplies as it is has parts"),
+         "tf32: only float32 in full precision (ieee) is split into parts"),
         (mixed(), "mixed_mm is not an operation of this backend, which has mm, addmm, bmm, baddbmm"),
     ],
 )  # fmt: skip

@@ -56,7 +56,7 @@ def test_allowed_operations_are_tried_regardless_of_rank() -> None:
     assert len(found.choices) == EFFORT["default"].configs["cutlass"]
     assert all(re.search(older, name) for name in names(found))
     [reason] = {r.reason for r in found.refusals if "cutlass_op" in r.reason}
-    assert reason == f"cutlass_op_allowlist_regex {older!r} is not found in the name"
+    assert reason == f"cutlass_op_allowlist_regex {older!r} does not match the name"
 
 
 @pytest.mark.parametrize("deny", ["pingpong", "stream_k|pingpong", "_align8_"])
@@ -65,7 +65,7 @@ def test_denied_operations_make_room_for_others(deny: str) -> None:
     assert any(re.search(deny, name) for name in names(without))
     assert not any(re.search(deny, name) for name in names(found))
     assert len(found.choices) == len(without.choices)
-    assert f"cutlass_op_denylist_regex {deny!r} is found in the name" in {r.reason for r in found.refusals}
+    assert f"cutlass_op_denylist_regex {deny!r} matches the name" in {r.reason for r in found.refusals}
 
 
 def test_axes_are_part_of_the_name() -> None:
@@ -106,9 +106,9 @@ def test_regexes_leave_other_backends_alone() -> None:
     ("changes", "text"),
     [
         ({"cutlass_op_allowlist_regex": "nowhere"},
-         "cutlass_op_allowlist_regex: got 'nowhere', which is found in no choice's name, such as cutlass:"),
+         "cutlass_op_allowlist_regex: got 'nowhere', which matches no choice's name, such as cutlass:"),
         ({"cutlass_op_denylist_regex": "gemm"},
-         "cutlass_op_denylist_regex: got 'gemm', which is found in the name of every choice, such as cutlass:"),
+         "cutlass_op_denylist_regex: got 'gemm', which matches the name of every choice, such as cutlass:"),
     ],
 )  # fmt: skip
 def test_warns_with_name_of_regex_that_leaves_nothing(changes: dict[str, object], text: str) -> None:

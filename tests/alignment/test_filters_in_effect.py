@@ -80,7 +80,7 @@ def test_what_was_measured_before_is_kept_and_what_is_denied_is_not_tried(backen
     with settings.patch(choice_denylist_regex="slow|wrong"):
         result = tuned()
     assert [o.name for o in result.outcomes] == [FAST]
-    reason = "choice_denylist_regex 'slow|wrong' is found in the name"
+    reason = "choice_denylist_regex 'slow|wrong' matches the name"
     assert [(r.name, r.reason) for r in result.refusals] == [(SLOW, reason), ("fake:wrong", reason)]
     assert {row.name for row in open_store(settings.current()).every_row()} == {FAST}
     everything = tuned()
@@ -151,12 +151,10 @@ def test_a_name_that_changed_since_it_was_stored_is_shown_and_matched_as_it_is_n
 
 def test_a_filter_that_leaves_nothing_warns_and_torch_runs(backend: FixedBackend) -> None:
     with settings.patch(choice_allowlist_regex="pingpong"):
-        with pytest.warns(RuntimeWarning, match="choice_allowlist_regex: got 'pingpong', which is found in no choice's name"):
+        with pytest.warns(RuntimeWarning, match="choice_allowlist_regex: got 'pingpong', which matches no choice's name"):
             explanation = gemmtune.explain("mm", A, B)
         assert (explanation.pick, explanation.origin) == (None, "no choice is left")
-        assert "3 × fake, for instance fake:multiply: choice_allowlist_regex 'pingpong' is not found in the name" in str(
-            explanation
-        )
+        assert "3 × fake, for instance fake:multiply: choice_allowlist_regex 'pingpong' does not match the name" in str(explanation)
         with pytest.warns() as caught:
             got = gemmtune.mm(A, B)
         assert torch.equal(got, A @ B)
@@ -168,14 +166,14 @@ def test_a_filter_that_leaves_nothing_warns_and_torch_runs(backend: FixedBackend
 
 
 def test_without_a_fallback_the_error_names_every_choice_and_the_regex(backend: FixedBackend) -> None:
-    every = "choice_denylist_regex: got '.', which is found in the name of every choice"
+    every = "choice_denylist_regex: got '.', which matches the name of every choice"
     with settings.patch(choice_denylist_regex=".", fallback_to_aten=False):
         with pytest.warns(RuntimeWarning, match=every):
             assert "NoValidChoicesError" in gemmtune.explain("mm", A, B).origin
         with pytest.warns(RuntimeWarning, match=every), pytest.raises(gemmtune.NoValidChoicesError) as caught:
             gemmtune.mm(A, B)
     assert caught.value.left_out == tuple(
-        (name, "refused", "choice_denylist_regex '.' is found in the name") for name in (FAST, SLOW, "fake:wrong")
+        (name, "refused", "choice_denylist_regex '.' matches the name") for name in (FAST, SLOW, "fake:wrong")
     )
 
 
@@ -223,21 +221,21 @@ def test_the_command_line_filters(backend: FixedBackend, capsys: pytest.CaptureF
     assert [line.split()[0] for line in lines[3:4]] == [FAST]
     assert lines[-3:] == [
         "refused: 2",
-        "  fake:slow: choice_allowlist_regex 'multiply|wrong' is not found in the name",
-        "  fake:wrong: choice_denylist_regex 'wrong' is found in the name",
+        "  fake:slow: choice_allowlist_regex 'multiply|wrong' does not match the name",
+        "  fake:wrong: choice_denylist_regex 'wrong' matches the name",
     ]
     assert cli.run(["tune", *words, "--device", "cpu"]) == 0
     text = capsys.readouterr().out
     assert f"pick: {FAST}" in text
     assert "left out: 2 choices" in text
-    assert "  refused: fake:slow: choice_allowlist_regex 'multiply|wrong' is not found in the name" in text
-    assert "  refused: fake:wrong: choice_denylist_regex 'wrong' is found in the name" in text
+    assert "  refused: fake:slow: choice_allowlist_regex 'multiply|wrong' does not match the name" in text
+    assert "  refused: fake:wrong: choice_denylist_regex 'wrong' matches the name" in text
 
 
 def test_the_command_line_says_what_leaves_nothing(backend: FixedBackend, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.run(["tune", "64x48x32", "--dtype", "float32", "--device", "cpu", "--deny", "fake"]) == 1
     err = capsys.readouterr().err
-    assert "warning: choice_denylist_regex: got 'fake', which is found in the name of every choice, such as fake:multiply; " in err
+    assert "warning: choice_denylist_regex: got 'fake', which matches the name of every choice, such as fake:multiply; " in err
     assert (
         "error: no valid choice for mm 64x48x32 float32 nt on cpu:\n  fake:multiply: refused: choice_denylist_regex 'fake'" in err
     )

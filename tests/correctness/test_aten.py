@@ -155,7 +155,7 @@ def test_added_operands(op: str, bias: str, beta: float, dtype: torch.dtype) -> 
 @pytest.mark.parametrize("bias", ["vector", "matrix"])
 @pytest.mark.parametrize("shape", [(20,), (1, 20)], ids=str)
 def test_both_ways_to_pass_a_bias(shape: tuple[int, ...], bias: str, dtype: torch.dtype) -> None:
-    """As offered on a GPU; the views of inp are the same anywhere."""
+    """Check the GPU's two forms on a CPU, where the views of inp are the same."""
     a, b, inp = random((33, 65), dtype, 1), random((65, 20), dtype, 2), random(shape, dtype, 3)
     out = torch.full((33, 20), NAN, dtype=dtype)
     problem = problem_of("addmm", a, b, out, inp, 1.25, -0.75)
@@ -204,7 +204,7 @@ EPILOGUES: dict[str, Callable[..., torch.Tensor]] = {
 
 @dtypes
 @pytest.mark.parametrize("name", EPILOGUES)
-def test_an_epilogue_is_applied_as_eager_torch_would(name: str, dtype: torch.dtype) -> None:
+def test_epilogue_matches_eager_torch(name: str, dtype: torch.dtype) -> None:
     function = EPILOGUES[name]
     a, b, s = random((33, 65), dtype, 1), random((65, 20), dtype, 2), random((20,), dtype, 3)
     epilogue = trace(function, torch.float64 if dtype == torch.float64 else torch.float32, [s])
@@ -257,7 +257,7 @@ def test_a_narrower_result_is_rounded_at_the_end(dtype: torch.dtype) -> None:
 
 @dtypes
 @pytest.mark.parametrize("shape", [(5, 7, 6), (64, 64, 64), (1, 512, 512), (256, 256, 2048)], ids=str)
-def test_the_cpu_keeps_what_is_claimed(shape: tuple[int, int, int], dtype: torch.dtype) -> None:
+def test_cpu_results_obey_the_claims(shape: tuple[int, int, int], dtype: torch.dtype) -> None:
     m, n, k = shape
     (choice,) = offered(Problem.mm(m, n, k, dtype=dtype, layout="nn", device_type="cpu"))
     run_new = choice.build().run_new

@@ -59,7 +59,7 @@ def outputs(m: int, n: int, dtype: torch.dtype) -> list[torch.Tensor]:
 
 
 def results(kernel: Kernel, problem: Problem, out: torch.Tensor, a: torch.Tensor, b: torch.Tensor, *extra: torch.Tensor):
-    """What ``run`` and ``run_new`` give; torch must not resize ``out``, about which it warns."""
+    """Return the results of ``run`` and ``run_new``. torch must not resize ``out``, which would warn."""
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         kernel.run(out, (a, b, *extra), ())
@@ -107,7 +107,7 @@ def test_int_mm_gives_its_epilogue_the_sum_as_float32(dtype: torch.dtype) -> Non
 
 @pytest.mark.parametrize("size", [(1, 20, 33), (16, 16, 16), (17, 7, 8), (18, 9, 16), (40, 16, 9)], ids=str)
 def test_int_mm_on_padded_operands(size: tuple[int, int, int]) -> None:
-    """As done on a GPU; the copies are the same anywhere."""
+    """Check the GPU's padded copies on a CPU, where they are the same."""
     m, n, k = size
     a, b = integers((m, k), -128, 127, 1), integers((k, n), -128, 127, 2)
     for (_, x), (_, y) in itertools.product(views(a), views(b)):
@@ -119,7 +119,7 @@ def test_int_mm_on_padded_operands(size: tuple[int, int, int]) -> None:
             assert torch.equal(got.long(), x.long() @ y.long())
 
 
-def test_what_int_mm_takes_on_cuda_and_why_not() -> None:
+def test_int_mm_on_cuda_refuses_with_a_reason() -> None:
     def refusals(m: int, n: int, k: int, layout: str = "nt") -> list[str]:
         problem = Problem.int_mm(m, n, k, layout=layout, device_type="cuda")
         found = BACKEND.enumerate(problem, preset("sm90"), Settings())
@@ -224,8 +224,8 @@ def test_scaled_mm_with_a_bias_and_with_an_epilogue(out_dtype: torch.dtype) -> N
 )
 @pytest.mark.parametrize("size", [(16, 16, 16), (1, 20, 33), (17, 16, 48), (5, 40, 32)], ids=str)
 @pytest.mark.parametrize("fused", [False, True], ids=["plain", "bias"])
-def test_scaled_mm_on_copies_that_cuda_takes(size: tuple[int, int, int], scales: str, fused: bool) -> None:
-    """What is copied and padded for CUDA, run on the CPU, whose ``_scaled_mm`` has these scales too."""
+def test_scaled_mm_on_copies_padded_for_cuda(size: tuple[int, int, int], scales: str, fused: bool) -> None:
+    """Run CUDA's padded copies on the CPU, whose ``_scaled_mm`` supports these scales too."""
     m, n, k = size
     a, b = floats((m, k), E4M3, 1), floats((k, n), E4M3, 2)
     scale_a, whole_a = float8_scale((m, k), SCALES_A[scales][1], 3)
@@ -275,8 +275,8 @@ def test_blocks_are_torchs_business_for_e4m3_alone() -> None:
 
 @pytest.mark.parametrize("name", [n for n, mode in MODES.items() if mode.blocks])
 @pytest.mark.parametrize("size", [(256, 384, 512), (100, 48, 300), (1, 16, 128), (3, 144, 640)], ids=str)
-def test_scales_for_blocks_are_laid_out_as_cublaslt_wants_them(name: str, size: tuple[int, int, int]) -> None:
-    """[rows, K/128] by columns for rows of blocks; [K/128, rows/128] by columns, K/128 grown to a multiple of 4, for squares."""
+def test_block_scales_get_the_layout_of_cublaslt(name: str, size: tuple[int, int, int]) -> None:
+    """Row blocks give column-major [rows, K/128]. Squares give column-major [K/128, rows/128], K/128 padded to a multiple of 4."""
     m, n, k = size
     mode, kb = MODES[name], -(-k // 128)
     for side, extent, block in (("a", m, mode.a), ("b", n, mode.b)):
@@ -311,7 +311,7 @@ def test_scales_for_blocks_are_laid_out_as_cublaslt_wants_them(name: str, size: 
         ("1x128", "column", "1x128_128x1"),
     ],
 )
-def test_coarse_scales_are_repeated_for_the_coarsest_mode_that_has_them(scale_a: str, scale_b: str, mode: str) -> None:
+def test_coarse_scales_are_repeated_for_the_coarsest_matching_mode(scale_a: str, scale_b: str, mode: str) -> None:
     m, n, k = 200, 160, 320
     first, whole_a = float8_scale((m, k), SCALES_A[scale_a][1], 1)
     second, whole_b = float8_scale((k, n), SCALES_B[scale_b][1], 2)
@@ -324,7 +324,7 @@ def test_coarse_scales_are_repeated_for_the_coarsest_mode_that_has_them(scale_a:
         assert torch.equal(fine.repeat_interleave(rows, 0).repeat_interleave(cols, 1)[: whole.shape[0], : whole.shape[1]], whole)
 
 
-def test_what_scaled_mm_takes_and_why_not() -> None:
+def test_scaled_mm_refuses_with_a_reason() -> None:
     def reasons(arch: str, **options: object) -> list[str]:
         problem = Problem.scaled_mm(64, 64, 256, device_type="cuda", **options)  # type: ignore[arg-type]
         found = BACKEND.enumerate(problem, preset(arch), Settings())

@@ -282,10 +282,10 @@ FLOAT8: dict[str, Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]] = {
 }
 
 
-def test_torchs_product_of_8_bit_floats_is_asked_for_where_it_has_one() -> None:
+def test_scaled_grouped_mm_of_torch_is_offered_where_supported() -> None:
     for problem, arch, message in (
         (Problem.scaled_grouped_mm(16, 256, 256, device_type="cuda"), "sm90", None),
-        (Problem.scaled_grouped_mm(16, 256, 256, device_type="cuda"), "sm80", "has a kernel for SM90"),
+        (Problem.scaled_grouped_mm(16, 256, 256, device_type="cuda"), "sm80", "is tried on SM90 only"),
         (Problem.scaled_grouped_mm(16, 256, 256, scales="block_1x128", device_type="cuda"), "sm90", "one scale for each row"),
         (Problem.scaled_grouped_mm(16, 256, 256, layout="nn", device_type="cuda"), "sm90", "takes a row-major a and column-major"),
         (Problem.scaled_grouped_mm(16, 256, 256, out_dtype=torch.float16, device_type="cuda"), "sm90", "into bfloat16"),
@@ -486,8 +486,8 @@ def test_torch_is_left_out_where_it_reads_offsets_on_the_host_or_asserts_what_th
         (Problem.grouped_k_mm(256, 256, 64, device_type="cuda"), "sm90", None),
         (Problem.grouped_mm(16, 256, 256, device_type="cuda"), "sm80", "reads the offsets on the host"),
         (Problem.grouped_mm(16, 256, 256, dtype=torch.float16, device_type="cuda"), "sm90", "reads the offsets on the host"),
-        (Problem.grouped_mm(16, 256, 256, layout="tt", device_type="cuda"), "sm90", "groups may begin anywhere"),
-        (Problem.grouped_k_mm(256, 256, 64, layout="nn", device_type="cuda"), "sm90", "groups may begin anywhere"),
+        (Problem.grouped_mm(16, 256, 256, layout="tt", device_type="cuda"), "sm90", "groups may begin at any address"),
+        (Problem.grouped_k_mm(256, 256, 64, layout="nn", device_type="cuda"), "sm90", "groups may begin at any address"),
     ):
         offers = load("aten").enumerate(problem, preset(arch), Settings())
         assert [choice.name for choice in offers.choices] == [f"aten:{'_grouped_mm' if message is None else 'grouped_composed'}"]

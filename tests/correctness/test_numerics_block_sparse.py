@@ -51,7 +51,7 @@ def test_patterns_on_which_kernels_go_wrong() -> None:
     assert masks(0, 3) == {key: [] for key in ("ends", "one long row", "diagonal", "nothing")}
 
 
-def test_a_random_pattern_has_as_many_blocks_in_each_row_somewhere() -> None:
+def test_random_even_pattern_has_equal_blocks_in_each_row() -> None:
     generator = torch.Generator().manual_seed(5)
     for density, count in ((None, 5), (0.3, 3), (0.26, 3), (0.24, 2), (0.0, 0), (1.0, 10)):
         mask = random_mask((80, 30), BLOCK, generator, density=density)
@@ -151,7 +151,7 @@ def test_random_operands_have_a_weight_of_the_class(wide: bool) -> None:
     assert made.b.stride() == (0, 0)
 
 
-def test_an_infinity_beside_absent_blocks_shows_where_the_last_row_of_b_has_one() -> None:
+def test_infinity_shows_only_in_columns_with_a_block_in_the_last_row_of_b() -> None:
     problem = Problem.bsr_mm(4, 14, 8, block=(2, 1), density=0.5, dtype=torch.float32, device_type="cpu")
     absent = Probes(problem, CPU).absent()
     assert absent is not None

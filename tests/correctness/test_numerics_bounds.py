@@ -143,7 +143,7 @@ def test_flushed_subnormals_must_be_declared() -> None:
     assert ratio(problem, claims_of(F32, flush_subnormals=True), ones, out) <= 1
 
 
-def test_what_may_be_read_as_zero_adds_a_subnormal_number_times_the_largest_beside_it() -> None:
+def test_flushed_inputs_add_a_subnormal_number_times_the_largest_factor() -> None:
     problem, claims = Problem.mm(M, N, 64, dtype=F32, device_type="cpu"), claims_of(F32, flush_subnormals=True)
     less, more = (accumulation_bound(problem, claims, alpha=1, largest=lambda x=x: x).absolute for x in (1.0, 1025.0))
     assert more - less == pytest.approx(64 * 1024 * torch.finfo(F32).smallest_normal, rel=1e-3)
@@ -174,7 +174,7 @@ def test_formula() -> None:
     assert tf32_bound.relative == pytest.approx(2 * 2**-10, rel=1e-2)
 
 
-def test_blocks_of_k_with_scales_of_their_own_are_added_up() -> None:
+def test_separately_scaled_blocks_of_k_add_operations() -> None:
     def relative(scales: str) -> float:
         problem = Problem.mixed_mm(M, N, 256, dtype=F32, scales=scales, device_type="cpu")
         return accumulation_bound(problem, claims_of(F32), alpha=1).relative
@@ -285,7 +285,7 @@ def test_every_term_of_the_formula(name: str) -> None:
     assert absolute * (1 - 1e-9) <= bound.absolute <= absolute * (1 + relative) * (1 + 1e-9)
 
 
-def test_numbers_beside_subnormal_ones_are_asked_for_only_where_they_count() -> None:
+def test_largest_factor_is_computed_only_if_it_matters() -> None:
     asked: list[str] = []
 
     def largest() -> float:
@@ -301,7 +301,7 @@ def test_numbers_beside_subnormal_ones_are_asked_for_only_where_they_count() -> 
     assert asked
 
 
-def test_a_bound_that_says_nothing_is_a_number() -> None:
+def test_useless_bound_is_still_a_number() -> None:
     problem = Problem.mm(1, 1, 2**22, dtype=F16, device_type="cpu")
     assert math.isfinite(accumulation_bound(problem, claims_of(F16, accumulate=F16), alpha=1).relative)
 

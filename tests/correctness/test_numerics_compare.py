@@ -63,7 +63,7 @@ def test_an_element_is_right_within_its_error_or_as_an_overflow_of_its_sign(
     assert bool(is_right(numbers[0], Approximate(value=numbers[1], error=numbers[2]), F16)) == right
 
 
-def test_what_is_too_large_for_one_dtype_is_no_overflow_of_a_wider_one() -> None:
+def test_overflow_depends_on_the_dtype() -> None:
     got, value, error = (torch.tensor([x], dtype=F64) for x in (INF, 1e6, 1.0))
     assert bool(is_right(got, Approximate(value=value, error=error), F16))
     assert not bool(is_right(got, Approximate(value=value, error=error), F32))
@@ -82,7 +82,7 @@ def add(finding: Finding, bad: list[int], *, row: int = 0, region: Region | None
     finding.add(chunk, flags.reshape(1, 2, 3), torch.full((1, 2, 3), bits), values, values + 10, values + 20)
 
 
-def test_a_finding_tells_of_the_first_bad_element_of_the_first_chunk_that_has_one() -> None:
+def test_finding_reports_the_first_bad_element() -> None:
     finding = Finding(CPU, 7)
     add(finding, [])
     assert found(finding) is None
@@ -92,7 +92,7 @@ def test_a_finding_tells_of_the_first_bad_element_of_the_first_chunk_that_has_on
     assert found(finding, batched=False) == BadElement(index=(3, 1), got=4, expected=14, tolerance=24, unwritten=False)
 
 
-def test_a_finding_knows_what_was_left_unwritten_and_where_samples_lie() -> None:
+def test_finding_reports_unwritten_elements_and_sample_positions() -> None:
     finding = Finding(CPU, 7)
     add(finding, [5], region=Region(rows=torch.tensor([3, 8]), cols=torch.tensor([1, 2, 9])), bits=7)
     bad = found(finding, batched=False)
@@ -100,7 +100,7 @@ def test_a_finding_knows_what_was_left_unwritten_and_where_samples_lie() -> None
     assert bad.text() == "out[8, 9] was not written"
 
 
-def test_a_bad_element_is_told_with_what_is_allowed() -> None:
+def test_bad_element_is_reported_with_its_tolerance() -> None:
     bad = BadElement(index=(1, 2), got=1.5, expected=2.0, tolerance=0.25, unwritten=False)
     assert bad.text() == "out[1, 2] = 1.5, expected 2 within 0.25"
     exact = BadElement(index=(1, 2), got=1.5, expected=2.0, tolerance=0.0, unwritten=False)
@@ -108,7 +108,7 @@ def test_a_bad_element_is_told_with_what_is_allowed() -> None:
 
 
 @pytest.mark.parametrize(("alpha", "factor"), [(1, 1), (0.25, 1), (0, 1), (4, 4), (-4, 4)])
-def test_what_underflows_on_the_way_counts_times_alpha(alpha: float, factor: float) -> None:
+def test_underflow_is_scaled_by_alpha(alpha: float, factor: float) -> None:
     problem = Problem.mm(8, 8, 8, dtype=F32, device_type="cpu")
     bound = accumulation_bound(problem, claims_of(F32), alpha=alpha, extended=True)
     steps = 8 + 2 + 1 + 3
@@ -116,7 +116,7 @@ def test_what_underflows_on_the_way_counts_times_alpha(alpha: float, factor: flo
 
 
 @pytest.mark.parametrize(("k", "exact"), [(4, True), (5, False)])
-def test_sums_of_integers_up_to_what_the_claims_hold_are_exact(k: int, exact: bool) -> None:
+def test_integer_sums_within_the_claims_are_exact(k: int, exact: bool) -> None:
     problem, claims = Problem.mm(1, 1, k, dtype=F32, device_type="cpu"), claims_of(F32, accumulate=F16, partials=F16)
     assert exact_limit(problem, claims) == 1024
     x = torch.full((1, k), 16.0)
@@ -127,7 +127,7 @@ def test_sums_of_integers_up_to_what_the_claims_hold_are_exact(k: int, exact: bo
 
 
 def test_relative_errors_compound() -> None:
-    """By products of factors, not by sums: with sums in float16 the difference is large."""
+    """Errors multiply instead of adding up: for sums in float16 the difference is large."""
     problem = Problem.mm(4, 4, 1024, dtype=F32, device_type="cpu")
 
     def relative(**claimed: object) -> float:
@@ -149,8 +149,8 @@ def test_sums_that_cancel_stay_below_the_limit_with_zero_points_too(limit: int, 
     assert (density == 1) == (limit >= half * (1 + 2 * MOST_ZERO))
 
 
-def test_a_node_wider_than_what_it_gets_may_be_rounded_or_not() -> None:
-    """A sum that float32 holds and bfloat16 does not is right either way."""
+def test_wider_node_may_round_or_keep_its_result() -> None:
+    """A sum that float32 holds and bfloat16 does not may be rounded or not."""
     nodes = (Node(op="acc", args=(), dtype=F32), Node(op="add", args=(Ref(0), 1.0), dtype=F32))
     acc = Approximate(value=torch.tensor([256.0], dtype=F64), error=torch.zeros(1, dtype=F64))
     for precision, open_ in ((torch.bfloat16, True), (F32, False)):
@@ -199,7 +199,7 @@ def test_sums_of_a_sparse_product_are_bounded_by_the_blocks_of_each_column() -> 
     assert bound.absolute.tolist() == [accumulation_bound(problem, claims, alpha=1, terms=count).absolute for count in (6, 0)]
 
 
-def test_an_expectations_bound_has_its_alpha_and_what_lies_beside_small_numbers() -> None:
+def test_bound_of_an_expectation_uses_alpha_and_factors_of_small_numbers() -> None:
     problem = Problem.addmm(1, 1, 2, dtype=F32, alpha=3, device_type="cpu")
     a, b = torch.tensor([[5.0, 1.0]]), torch.tensor([[2.0**-120], [1.0]])
     known = referenced(problem, Operands(a=a, b=b, out=a, inp=a, extra=(), alpha=3, beta=0), name="small")

@@ -63,7 +63,7 @@ def test_weights_of_the_cancelling_probe_are_small_enough_for_a_16_bit_result() 
 
 
 @pytest.mark.parametrize(("dtype_b", "encoding"), WEIGHTS)
-def test_powers_of_two_are_all_that_a_weight_can_be(dtype_b: torch.dtype, encoding: Encoding) -> None:
+def test_powers_cover_every_power_of_two_of_a_weight(dtype_b: torch.dtype, encoding: Encoding) -> None:
     draw = drawing(mixed(dtype_b, encoding))
     found = values_of(draw.powers((4000,)))
     expected = {
@@ -86,7 +86,7 @@ def test_weights_of_8_bit_floats_are_of_all_magnitudes(dtype: torch.dtype, low: 
 
 
 @pytest.mark.parametrize("mode", ["ieee", "tf32"])
-def test_numbers_are_on_the_grid_of_tf32_for_such_a_problem_only(mode: str) -> None:
+def test_numbers_are_on_tf32_grid_only_for_tf32_problems(mode: str) -> None:
     problem = Problem.mm(33, 40, 65, dtype=F32, device_type="cuda", precision=Precision(input_mode=mode))  # type: ignore[arg-type]
     random = Probes(problem, CPU).random()
     for tensor in (random.a, random.b):
@@ -121,7 +121,7 @@ def test_signs_are_both_and_1_where_a_weight_has_none() -> None:
     assert values_of(drawing(mixed(UINT8)).signs_b((100,))) == {1}
 
 
-def test_integers_that_are_summed_as_such_have_extremes_in_their_outer_lines() -> None:
+def test_integer_products_have_extremes_in_outer_lines() -> None:
     problem = Problem.int_mm(64, 64, 64, device_type="cpu")
     draw = drawing(problem)
     a, b = draw.normal(problem.a), draw.normal(problem.b, -2)

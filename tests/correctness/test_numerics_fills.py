@@ -83,7 +83,7 @@ def test_results_stay_finite(fill: str, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_what_the_names_promise(dtype: torch.dtype) -> None:
+def test_each_fill_has_its_documented_range(dtype: torch.dtype) -> None:
     least = dtype_info(dtype).smallest_normal
     a = {fill: filled(fill, dtype).a.double() for fill in fills_of(dtype)}
     assert (a["ones"] == 1).all()

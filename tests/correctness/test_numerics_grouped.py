@@ -31,7 +31,7 @@ BOTH = pytest.mark.parametrize("problem", [ROWS, TERMS], ids=lambda x: x.op)
         (0, 2, {"even": [0, 0], "all": [0, 0], "empty": [0, 0], "early": [0, 0]}),
     ],
 )
-def test_where_groups_end(total: int, groups: int, expected: dict[str, list[int]]) -> None:
+def test_group_ends_of_each_pattern(total: int, groups: int, expected: dict[str, list[int]]) -> None:
     names = {"even": "even", "all": "one group has all", "empty": "empty groups", "early": "ends early"}
     found = dict(awkward_ends(total, groups))
     assert list(found) == ["uneven", *names.values(), "nothing"]
@@ -59,14 +59,12 @@ def test_spans_of_groups() -> None:
         ((4, 0), (8, 1), 2, True), ((4, 0), (0, 1), 2, False), ((0, 4), (1, 0), 2, False), ((12, 4), (1, 12), 2, False),
     ],
 )  # fmt: skip
-def test_matrices_that_torchs_grouped_product_takes(
-    size: tuple[int, int], stride: tuple[int, int], itemsize: int, takes: bool
-) -> None:
+def test_layouts_supported_by_torch_grouped_mm(size: tuple[int, int], stride: tuple[int, int], itemsize: int, takes: bool) -> None:
     assert grouped_by_torch(size, stride, itemsize) == takes
 
 
 def plain(problem: Problem, a: torch.Tensor, b: torch.Tensor, ends: list[int]) -> torch.Tensor:
-    """What torch gives group for group, [B, M, N]; NaN in rows of no group."""
+    """Return torch's product of each group, [B, M, N], with NaN in rows of no group."""
     result = torch.full((problem.batch, problem.m, problem.n), math.nan, dtype=F64)
     begin = 0
     for g, end in enumerate(ends):
@@ -79,7 +77,7 @@ def plain(problem: Problem, a: torch.Tensor, b: torch.Tensor, ends: list[int]) -
 
 
 @BOTH
-def test_what_is_known_is_the_product_of_each_group(problem: Problem) -> None:
+def test_reference_is_the_product_of_each_group(problem: Problem) -> None:
     made = grouped_expectations(problem, CPU)
     patterns = ("uneven", "even", "one group has all", "empty groups", "ends early", "nothing")
     assert [x.name for x in made] == [*(f"integers, {name}" for name in patterns), "one-hot a", "poisoned", "random"]
@@ -105,8 +103,8 @@ def test_what_is_known_is_the_product_of_each_group(problem: Problem) -> None:
 
 
 @BOTH
-def test_how_much_a_result_may_be_off(problem: Problem) -> None:
-    """Nothing where sums are exact, the bound of its terms elsewhere, anything in rows of no group."""
+def test_allowed_error_of_a_grouped_result(problem: Problem) -> None:
+    """Exact sums allow no error, other sums the bound of their terms, and rows of no group anything."""
     claims = claims_of(F32)
     everything = slice(0, problem.batch), slice(0, problem.m)
     for expectation in grouped_expectations(problem, CPU):

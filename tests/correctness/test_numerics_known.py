@@ -124,7 +124,7 @@ def test_every_dtype_has_several_known_products() -> None:
 
 
 @pytest.mark.parametrize(("name", "dtype"), CASES, ids=str)
-def test_references_are_what_the_formula_says(name: str, dtype: torch.dtype) -> None:
+def test_references_match_the_formula(name: str, dtype: torch.dtype) -> None:
     a, b, exact = KNOWN[name]
     operands = operands_of(a.to(dtype), b.to(dtype))
     (m, k), n = a.shape, b.shape[1]
@@ -135,7 +135,7 @@ def test_references_are_what_the_formula_says(name: str, dtype: torch.dtype) -> 
     assert fractions(plain.magnitude[0]) == fractions(extended.magnitude[0]) == above
 
 
-def test_the_extended_reference_holds_what_float64_loses() -> None:
+def test_extended_reference_is_more_precise_than_float64() -> None:
     operands = operands_of(torch.tensor([[2.0**50, 1, 2.0**-40, -(2.0**50)]], dtype=F64), torch.ones(4, 1, dtype=F64))
     assert extended_reference(operands, 1, 1, 1, 4).value.item() == 1 + 2.0**-40
     assert reference(operands, Region()).value.item() == 1
@@ -199,7 +199,7 @@ def test_known_products_are_accepted_and_others_are_not(name: str, dtype: torch.
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_what_probes_hold_for_exact_is_the_rational_product(dtype: torch.dtype) -> None:
+def test_exact_probes_match_rational_arithmetic(dtype: torch.dtype) -> None:
     problem = problem_of(dtype, 6, 5, 19)
     probes, limit = Probes(problem, CPU), exact_limit(problem, strict_claims(problem))
     random = probes.random()
@@ -277,7 +277,7 @@ def test_int8_sums_in_float32_fail_the_width_probe_where_they_can_be_inexact() -
     assert passes_width(problem, claims_of(INT8), in_float32)
 
 
-def test_torchs_own_8_bit_products_are_right() -> None:
+def test_torch_8_bit_products_are_within_the_bound() -> None:
     scales = "row" if rows_on_this_cpu() else "tensor"
     for problem in (Problem.int_mm(33, 32, 64, device_type="cpu"), Problem.scaled_mm(32, 48, 64, scales=scales, device_type="cpu")):
         probes, claims = Probes(problem, CPU), strict_claims(problem)

@@ -55,7 +55,7 @@ def test_allocate_gives_exactly_the_layout_between_guards(layout: Layout) -> Non
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("which", [0, 1])
-def test_poison_is_nan_everywhere_and_told_from_the_ordinary_one(dtype: torch.dtype, which: int) -> None:
+def test_poison_is_nan_and_differs_from_ordinary_nan(dtype: torch.dtype, which: int) -> None:
     tensor = allocate(Layout.contiguous((4, 4), dtype), CPU)
     fill_nan(tensor)
     ordinary = storage_bits(tensor)[0].item()
@@ -67,7 +67,7 @@ def test_poison_is_nan_everywhere_and_told_from_the_ordinary_one(dtype: torch.dt
     assert is_poison(tensor).flatten().tolist() == [True, *[False] * 3, *[True] * 12]
 
 
-def test_integers_are_poisoned_with_values_that_no_product_gives() -> None:
+def test_integer_poison_is_no_possible_result() -> None:
     tensor = allocate(Layout.contiguous((4, 4), torch.int32), CPU)
     fill_nan(tensor)
     ordinary = storage_bits(tensor)[0].item()
@@ -136,7 +136,7 @@ def test_random_8_bit_floats_are_normal_numbers_with_scales(dtype: torch.dtype) 
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float8_e4m3fn], ids=str)
-def test_beside_subnormal_counts_only_what_is_multiplied_with_subnormal_numbers(dtype: torch.dtype) -> None:
+def test_beside_subnormal_counts_only_factors_of_subnormal_numbers(dtype: torch.dtype) -> None:
     least = dtype_info(dtype).smallest_normal
     a, b = torch.tensor([[1, -128.0]]).to(dtype), torch.tensor([[2.0], [-3]]).to(dtype)
     small = torch.tensor([[least / 2], [-3]], dtype=torch.float64).to(dtype)
@@ -160,7 +160,7 @@ def test_random_int8_has_the_largest_sums_in_the_corners() -> None:
 
 
 @pytest.mark.parametrize("layout", [LAYOUTS["expanded"], LAYOUTS["sliding"]], ids=["expanded", "sliding"])
-def test_random_operands_fill_what_a_layout_can_hold(layout: Layout) -> None:
+def test_random_operands_fill_every_element_of_a_layout(layout: Layout) -> None:
     problem = Problem(op="mm", a=layout, b=Layout.contiguous((7, 3), torch.float32), out=Layout.contiguous((5, 3), torch.float32))
     a = random_operands(problem, CPU, seed=0).a
     assert Layout.of(a) == layout
@@ -169,7 +169,7 @@ def test_random_operands_fill_what_a_layout_can_hold(layout: Layout) -> None:
 
 
 @pytest.mark.parametrize("name", ["row-major", "padded at an offset", "every second", "column-major"])
-def test_guards_see_every_element_that_is_not_outs(name: str) -> None:
+def test_guards_watch_every_element_outside_of_out(name: str) -> None:
     out = allocate(LAYOUTS[name], CPU)
     guards, payload = Guards(out), POISONS[out.dtype][0]
     own = torch.zeros_like(storage_bits(out), dtype=torch.bool)
@@ -231,7 +231,7 @@ def test_operands_in_one_buffer_share_elements_and_keep_their_layouts(problem: P
         assert torch.equal(shared.b, shared.a if problem.b == problem.a else shared.a.mT)
 
 
-def test_what_cannot_share_memory() -> None:
+def test_operands_that_cannot_share_memory() -> None:
     assert can_share(Problem.mm(3, 4, 5, dtype=torch.float16, device_type="cpu"))
     assert not can_share(Problem.mm(3, 4, 0, dtype=torch.float16, device_type="cpu"))
     assert not can_share(Problem.mixed_mm(16, 16, 32, dtype=torch.float16, device_type="cpu"))
@@ -240,7 +240,7 @@ def test_what_cannot_share_memory() -> None:
     assert in_one_buffer(problem, given).inp is given.inp
 
 
-def test_a_factor_of_the_result_is_of_the_rows_and_columns_asked_for() -> None:
+def test_scale_factor_selects_rows_and_columns() -> None:
     scale_a, scale_b = torch.tensor([[2.0], [3.0], [5.0]]), torch.tensor([[7.0, 11.0]])
     a, b = torch.ones(3, 4), torch.ones(4, 2)
     given = Operands(a=a, b=b, out=a, inp=None, extra=(), alpha=1, beta=0, scale_a=scale_a, scale_b=scale_b)
@@ -287,7 +287,7 @@ def test_random_integers_and_masks() -> None:
     assert 0.45 < float(mask.float().mean()) < 0.55
 
 
-def test_what_is_almost_subnormal_counts_as_far_as_asked() -> None:
+def test_below_raises_the_limit_of_subnormal_numbers() -> None:
     least = torch.finfo(torch.float32).smallest_normal
     a, b = torch.tensor([[-4.0]]), torch.tensor([[least]])
     given = Operands(a=a, b=b, out=a, inp=None, extra=(), alpha=1, beta=0)
@@ -380,7 +380,7 @@ def test_overlapping_operands_begin_in_the_middle_of_the_one_before(problem: Pro
     assert not torch.equal(shared.a, other.a)
 
 
-def test_what_may_be_a_product_with_itself() -> None:
+def test_layouts_of_a_product_with_itself() -> None:
     assert [is_product_with_itself(Problem.mm(*size, layout=layout, device_type="cpu")) for size, layout in (  # type: ignore[arg-type]
         ((8, 8, 8), "nn"), ((8, 8, 5), "nt"), ((8, 8, 5), "nn"), ((8, 5, 8), "nn"), ((8, 8, 0), "nt"), ((0, 0, 8), "nt"),
     )] == [True, True, False, False, False, False]  # fmt: skip

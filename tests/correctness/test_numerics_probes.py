@@ -361,11 +361,11 @@ def test_numbers_that_are_not_finite_lie_at_the_end_and_the_start_of_k(
 ) -> None:
     probes = Probes(Problem.mm(lines, lines, 7, dtype=F32, device_type="cpu"), CPU)
     assert probes._places(-2) == probes._places(-1) == places
-    assert probes._places(-2, few=True) == few
-    assert probes._places(-1, few=True) == [(line, 0 if lines < 4 else place) for line, place in few]
+    assert probes._places(-2, few_lines=True) == few
+    assert probes._places(-1, few_lines=True) == [(line, 0 if lines < 4 else place) for line, place in few]
     scaled_by_0 = Problem.addmm(lines, lines, 7, dtype=F32, alpha=0, device_type="cpu")
     for none in (Problem.int_mm(lines, lines, 7, device_type="cpu"), scaled_by_0):
-        assert Probes(none, CPU)._places(-2, few=True) == []
+        assert Probes(none, CPU)._places(-2, few_lines=True) == []
     picked = probes.rows_of_b(probes.random().b)
     assert picked.row_factor is not None
     assert picked.row_factor[0].isnan().tolist() == [i == 0 and lines >= 2 for i in range(lines)]

@@ -39,7 +39,7 @@ def zero(x: torch.Tensor) -> torch.Tensor:
 
 
 def accepts(expected: Approximate, got: torch.Tensor) -> torch.Tensor:
-    """As ``is_right`` does, without the rule for infinities."""
+    """Compare like ``is_right``, without the rule for infinities."""
     got = got.double()
     near = (got - expected.value).abs() <= expected.error
     return near | (got == expected.value) | (got.isnan() & expected.value.isnan()) | (expected.error == math.inf)
@@ -153,7 +153,7 @@ def test_operands_broadcast() -> None:
 
 
 def units(x: float, e: float) -> dict[str, tuple[Callable[..., torch.Tensor], float, float]]:
-    """By name: a function, what an error ``e`` at ``x`` becomes, and how many roundoffs of float32 evaluating it adds."""
+    """Return by name a function, the propagated error ``e`` at ``x``, and the float32 roundoffs of its evaluation."""
     exp, sigmoid, tanh, erf = math.exp(x), 1 / (1 + math.exp(-x)), math.tanh(x), math.erf(x)
     gelu, by_exponential = x / 2 * (1 + math.erf(x / math.sqrt(2))), 8 + 2 * abs(x)
     return {
@@ -176,9 +176,7 @@ ROUNDED = [name for name in units(1.0, 0.1) if name != "reciprocal"]
 @pytest.mark.parametrize(
     ("dtype", "unit", "tiny", "factor"), [(F32, 2.0**-24, 2.0**-149, 1), (F64, 2.0**-53, 2.0**-1074, 2)], ids=str
 )
-def test_errors_are_what_comes_in_and_what_evaluating_adds(
-    name: str, dtype: torch.dtype, unit: float, tiny: float, factor: int
-) -> None:
+def test_error_is_incoming_plus_evaluation_error(name: str, dtype: torch.dtype, unit: float, tiny: float, factor: int) -> None:
     for x, e in ((1.5, 0.25), (1.5, 1e-9), (0.75, 0.0)):
         function, carried, evaluation = units(x, e)[name]
         acc = Approximate(value=torch.tensor([x], dtype=F64), error=torch.tensor([e], dtype=F64))
@@ -192,7 +190,7 @@ def test_errors_are_what_comes_in_and_what_evaluating_adds(
             assert flushed.error.item() >= got.error.item()
 
 
-def test_what_is_flushed_adds_the_smallest_normal_number() -> None:
+def test_flushing_adds_the_smallest_normal_number() -> None:
     acc = Approximate(value=torch.tensor([2.0**-120], dtype=F64), error=torch.tensor([2.0**-126], dtype=F64))
     graph = trace(lambda x: x * 0.5, F32, ())
     plain, flushed = (
@@ -218,7 +216,7 @@ def test_rounding_is_exact_or_half_a_unit(value: float, error: float, flush: boo
     assert (got.value.item(), got.error.item()) == expected
 
 
-def test_of_two_the_larger_error_counts_and_of_clamped_the_argument_s() -> None:
+def test_minimum_and_clamp_take_the_larger_error() -> None:
     operand = torch.tensor([[1.0]])
     acc = Approximate(value=torch.ones(1, 1, dtype=F64), error=torch.full((1, 1), 0.5, dtype=F64))
 
@@ -236,8 +234,8 @@ def test_of_two_the_larger_error_counts_and_of_clamped_the_argument_s() -> None:
     ("x", "e", "anything"),
     [(65504.0, 0.0, False), (65504.0, 1.0, True), (-65504.0, 1.0, True), (65000.0, 400.0, False), (65000.0, 480.0, True)],
 )
-def test_what_may_not_fit_may_be_anything(x: float, e: float, anything: bool) -> None:
-    """Of 65000 the rounding to float16 adds 32."""
+def test_possible_overflow_allows_any_value(x: float, e: float, anything: bool) -> None:
+    """Rounding 65000 to float16 adds 32."""
     assert bound_at(lambda y: -y, x, e) == (-x, e)
     assert (bound_at(lambda y: y.half(), x, e)[1] == math.inf) == anything
     assert (bound_at(lambda y: abs(y.half()), x, e)[1] == math.inf) == anything

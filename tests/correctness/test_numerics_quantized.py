@@ -140,7 +140,7 @@ def test_neighbouring_scales_of_exact_probes_differ() -> None:
     assert single.tolist() == [[2]]
 
 
-def test_what_scales_along_k_multiply_can_be_undone() -> None:
+def test_undo_cancels_scales_along_k() -> None:
     problem = scaled("block_1x128", m=2, n=2, k=300)
     scale_a, scale_b = torch.tensor([[1.0, 2, 4], [2, 4, 8]]), torch.tensor([[4.0, 8], [4, 8], [1, 2]])
     undo = Scaling(scale_a=scale_a, scale_b=scale_b).undo(problem, CPU)
@@ -406,7 +406,7 @@ def test_no_sum_of_a_cancelling_probe_exceeds_the_limit(problem: Problem, limit:
 
 
 @on_some
-def test_what_probes_hold_for_exact_is_the_rational_product(problem: Problem) -> None:
+def test_exact_probes_match_rational_arithmetic(problem: Problem) -> None:
     probes = Probes(problem, CPU)
     random = probes.random()
     limit = exact_limit(problem, claims_of(problem.dtype))
@@ -425,7 +425,7 @@ def test_what_probes_hold_for_exact_is_the_rational_product(problem: Problem) ->
             assert [Fraction(v) for v in held[i].tolist()] == exact[i], pick.name
 
 
-def test_rational_arithmetic_of_the_tests_is_that_of_plain_products() -> None:
+def test_rational_reference_matches_plain_products() -> None:
     problem = mixed("none")
     x = Probes(problem, CPU).random()
     assert in_rational_arithmetic(problem, x)[0] == rational(x.a, x.b)

@@ -170,7 +170,7 @@ def test_products_are_made_in_tiles_that_fit(words: int, expected: list[str], mo
     assert [",".join(map(text, tile)) for tile in module._tiles(5, 2, 3, 10)] == expected
 
 
-def test_samples_have_both_ends_and_as_many_as_asked() -> None:
+def test_samples_have_both_ends_and_the_requested_count() -> None:
     for size, count, length in ((100, 20, 20), (100, 3, 8), (5, 20, 5), (9, 8, 8), (1, 9, 1), (2, 0, 2)):
         sample = module._sample(size, count, CPU).tolist()
         assert len(sample) == len(set(sample)) == length
@@ -180,7 +180,7 @@ def test_samples_have_both_ends_and_as_many_as_asked() -> None:
 
 @pytest.mark.parametrize("kind", ["cpu", "meta"])
 @pytest.mark.parametrize(("macs", "elements"), [(10**6, 10**9), (10**9, 10**5)])
-def test_of_large_results_half_the_effort_goes_to_rows_and_half_to_columns(
+def test_large_results_are_sampled_by_rows_and_columns(
     macs: int, elements: int, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     names = ("cpu", "cuda") if kind == "cpu" else ("cuda", "cpu")

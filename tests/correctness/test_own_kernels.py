@@ -102,7 +102,7 @@ def test_each_operation_is_raced_and_called(op: str, own_store: Path):
         torch.testing.assert_close(expected(*operands, **keywords), right, rtol=1e-2, atol=1e-2)
 
 
-def test_what_no_declaration_covers_says_what_is():
+def test_refusal_names_the_declared_values():
     problem = Problem.mixed_grouped_mm(16, 32, 64, groups=2, dtype=torch.float32, device_type="cpu")
     with only("own_gemms:right") as chosen:
         [refusal] = [x for x in offers_for(problem, gemmtune.device.detect("cpu"), chosen).refusals if x.name == name_of("right")]
@@ -138,7 +138,7 @@ def test_graphs_of_torch_compile_call_it(own_store: Path):
     assert [decision.taken for decision in made] == ["alone"]
 
 
-def test_scalars_and_out_are_passed_as_they_are_declared(own_store: Path):
+def test_scalars_and_out_are_passed_as_declared(own_store: Path):
     bias = torch.randn(5)
     with only("own_gemms:right_addmm", choice_denylist_regex="^aten"):
         assert torch.equal(gemmtune.addmm(bias, A, B, alpha=3.0), torch.addmm(bias, A, B, alpha=3.0))
@@ -147,13 +147,13 @@ def test_scalars_and_out_are_passed_as_they_are_declared(own_store: Path):
             assert gemmtune.explain("addmm", bias, A, B, beta=2.0).pick == "aten:addmm"
 
 
-def test_names_are_filtered_and_what_is_not_offered_says_why(own_store: Path):
+def test_filtered_names_have_a_reason(own_store: Path):
     device = gemmtune.device.detect("cpu")
     with only("own_gemms:right", "own_gemms:undeclared", "own_gemms:right_addmm", choice_denylist_regex="right$") as chosen:
         offers = offers_for(MM, device, chosen)
     reasons = {refusal.name: refusal.reason for refusal in offers.refusals}
     assert [choice.name for choice in offers.choices] == ["aten:mm"]
-    assert reasons[name_of("right")] == "choice_denylist_regex 'right$' is found in the name"
+    assert reasons[name_of("right")] == "choice_denylist_regex 'right$' matches the name"
     assert reasons[name_of("undeclared")] == (
         "got no deterministic, expected deterministic=True: declare it if equal inputs give equal bits, "
         "else set GEMMTUNE_DETERMINISTIC=0"
@@ -173,7 +173,7 @@ def test_names_are_filtered_and_what_is_not_offered_says_why(own_store: Path):
         ("pathlib:Path", "got a class, expected an object of it"),
     ],
 )
-def test_what_cannot_be_imported_is_left_out_with_a_warning(target: str, reason: str, own_store: Path):
+def test_failed_import_is_left_out_with_a_warning(target: str, reason: str, own_store: Path):
     with only(target) as chosen, pytest.warns(RuntimeWarning, match=f"own:{target} is left out: .*{reason}"):
         offers = offers_for(MM, gemmtune.device.detect("cpu"), chosen)
     assert [choice.name for choice in offers.choices] == ["aten:mm"]

@@ -275,7 +275,7 @@ def test_a_program_without_products_leaves_what_another_run_recorded(capsys, tmp
 
 def test_scripts_that_are_not_there_and_files_that_are_no_recordings_are_told(capsys, tmp_path):
     assert run(["record", "nowhere.py"]) == 2
-    assert "record: got nowhere.py, which is no file, expected a Python script" in capsys.readouterr().err
+    assert "record: got nowhere.py, which is not a file, expected a Python script" in capsys.readouterr().err
     other = tmp_path / "other.json"
     other.write_text("{}")
     assert run(["tune", "--recorded", str(other)]) == 2

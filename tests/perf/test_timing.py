@@ -83,8 +83,8 @@ def test_rounds_reverse_their_order_and_come_in_pairs() -> None:
     assert "".join(order) == "abccba"
 
 
-def test_drift_that_all_share_cancels() -> None:
-    """Clocks that fall by half while the rounds go on: the 2% difference stays exact."""
+def test_shared_clock_drift_cancels() -> None:
+    """Clocks fall by half during the rounds, and the 2% difference stays exact."""
     drift = [1 + i / 20 for i in range(20)]
     order: list[str] = []
     contenders = {"a": Planned("a", [100 * d for d in drift], order), "b": Planned("b", [102 * d for d in drift], order)}
@@ -93,7 +93,7 @@ def test_drift_that_all_share_cancels() -> None:
     assert ranked["b"].margin_us == pytest.approx(0, abs=1e-9)
 
 
-def test_what_is_lost_drops_out_unless_kept() -> None:
+def test_losers_drop_out_unless_kept() -> None:
     times = {"best": [100, 101, 99, 102, 98.0], "kept": [300, 301, 299.0], "lost": [200, 201, 199.0]}
     order: list[str] = []
     ranked = play({n: Planned(n, t, order) for n, t in times.items()}, budget_s=0.02, keep={"kept"})
@@ -102,7 +102,7 @@ def test_what_is_lost_drops_out_unless_kept() -> None:
     assert ranked["lost"].time_us == pytest.approx(200, rel=0.05)
 
 
-def test_after_the_first_rounds_those_play_on_that_the_rounds_cannot_tell_from_a_tie() -> None:
+def test_undecided_contenders_play_on_after_the_first_rounds() -> None:
     times = {f"{t}": [float(t), t + 0.1, t - 0.1] for t in (100, 101, 102, 104, 105)}
     order: list[str] = []
     ranked = play({n: Planned(n, t, order) for n, t in times.items()}, budget_s=0.02)
@@ -114,7 +114,7 @@ def test_after_the_first_rounds_those_play_on_that_the_rounds_cannot_tell_from_a
     assert order.count("b") == order.count("a") > 4
 
 
-def test_what_other_processes_add_to_most_samples_of_one_does_not_count() -> None:
+def test_disturbed_samples_do_not_count() -> None:
     times = {"fast": [100, 1700, 101, 2500, 99, 1600, 100.5, 1900, 900.0], "slow": [110, 111, 109, 112, 108.0]}
     ranked = play({n: Planned(n, t, []) for n, t in times.items()}, budget_s=0.02)
     assert ranked["slow"].time_us / ranked["fast"].time_us == pytest.approx(1.1, rel=0.02)
@@ -124,7 +124,7 @@ def test_what_other_processes_add_to_most_samples_of_one_does_not_count() -> Non
 
 @pytest.mark.parametrize("disturbed", [0.0, 0.3])
 def test_repeated_rounds_pick_the_same(disturbed: float) -> None:
-    """Of contenders near each other, with samples that vary by 2%, some ten times as long; the pick is the first of a tie."""
+    """Samples vary by 2%, some are ten times longer, and the pick among close contenders is the first of a tie."""
     true_us = {"aten": 150.0, "a": 109.0, "b": 101.0, "c": 100.0, "d": 104.0}
     picks = []
     for seed in range(30):
@@ -140,8 +140,8 @@ def test_repeated_rounds_pick_the_same(disturbed: float) -> None:
     assert picks.count("b") >= 28, picks
 
 
-def test_who_dropped_out_at_higher_clocks_is_not_the_fastest() -> None:
-    """Its first rounds took less time than the last ones of those that are faster."""
+def test_dropout_at_higher_clocks_is_not_the_fastest() -> None:
+    """Its first rounds took less time than the last rounds of faster contenders."""
     drift = [1.0, 1.0, 1.0, 1.0] + [1.2] * 40
     order: list[str] = []
     contenders = {n: Planned(n, [t * d for d in drift], order) for n, t in (("a", 100.0), ("b", 101.0), ("c", 110.0))}
@@ -195,7 +195,7 @@ def test_operand_sets_share_values_and_no_memory() -> None:
     assert float(sets[0].a.std()) > 0.1
 
 
-def test_problems_with_fewer_rows_share_what_all_rows_share() -> None:
+def test_problems_with_fewer_rows_share_common_operands() -> None:
     device = detect("cpu")
     whole = Problem.addmm(64, 512, 1024, dtype=torch.float32, bias="n", device_type="cpu")
     part = with_rows(whole, 3)

@@ -115,7 +115,7 @@ def test_sessions_measure_kernel_time(problem: Problem, settings: Settings, timi
     assert torch.equal(torch.cuda.get_rng_state(), state)
 
 
-def test_a_kernel_that_no_graph_can_hold_is_a_runtime_error_and_the_next_one_works(problem: Problem, settings: Settings) -> None:
+def test_failed_capture_is_a_runtime_error_and_the_next_kernel_works(problem: Problem, settings: Settings) -> None:
     with RemoteSession(problem, detect("cuda"), settings) as session:
         assert session.examine(fake("multiply", problem), None).status is Status.OK
         sample = session.examine(fake("waits_for_the_gpu", problem), None)

@@ -25,7 +25,7 @@ def names(problem: Problem, device: str | None = None) -> list[tuple[str, bool]]
     return [(c.name, c.baseline) for c in offered(problem, device)]
 
 
-def test_the_baseline_is_what_the_caller_would_have_called() -> None:
+def test_baseline_is_the_callers_operation() -> None:
     cpu = {"device_type": "cpu"}
     assert names(Problem.mm(64, 32, 48, **cpu)) == [("aten:mm", True)]
     assert names(Problem.addmm(64, 32, 48, **cpu)) == [("aten:addmm", True)]
@@ -48,7 +48,7 @@ def test_bias_addmm_is_offered_first_for_a_repeated_row(bias: str, expected: lis
     assert names(problem, "sm80") == expected
 
 
-def test_bias_addmm_says_why_it_is_not_offered() -> None:
+def test_bias_addmm_is_refused_with_a_reason() -> None:
     offers = BACKEND.enumerate(Problem.addmm(64, 32, 48, bias="m1", device_type="cuda"), preset("sm90"), Settings())
     assert [(r.name, r.reason) for r in offers.refusals] == [
         (
@@ -97,7 +97,7 @@ def test_claims_on_a_gpu_follow_the_recorded_flags() -> None:
     assert offered(Problem.mm(64, 32, 48, device_type="cuda"), "sm80")[0].claims.splits == 1
 
 
-def test_8_bit_floats_of_amd_are_torchs_own_on_gfx942_alone() -> None:
+def test_fnuz_floats_use_torch_scaled_mm_on_gfx942_only() -> None:
     def scaled(dtype: torch.dtype, arch: str | None, scales: str = "tensor") -> list[tuple[str, bool]]:
         device_type = "cpu" if arch is None else "cuda"
         return names(Problem.scaled_mm(64, 32, 48, dtype=dtype, scales=scales, device_type=device_type), arch)  # type: ignore[arg-type]

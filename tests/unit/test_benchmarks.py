@@ -191,7 +191,7 @@ def test_repeated_picks_are_compared(script, monkeypatch):
     fresh = script("fresh")
     answers = iter(
         {"seconds": 1.0, "picks": {"one": pick, "two": "cpp:c"}, "speedups": {"one": 2.0, "two": None}, "disturbed": disturbed}
-        for pick, disturbed in (("cpp:a", {}), ("cpp:b", {"one": "other processes had 80% of the cores"}), ("cpp:a", {}))
+        for pick, disturbed in (("cpp:a", {}), ("cpp:b", {"one": "other processes used 80% of the cores"}), ("cpp:a", {}))
     )
     stores = []
     monkeypatch.setattr(fresh, "_answer", lambda *given: stores.append(given[3]["GEMMTUNE_STORE_PATH"]) or next(answers))

@@ -15,7 +15,7 @@ F32 = torch.float32
 SM90 = preset("sm90")
 
 
-def test_parts_are_bfloat16_and_their_sum_is_what_was_split() -> None:
+def test_parts_are_bfloat16_and_add_up_to_the_number() -> None:
     most = torch.finfo(F32).max
     x = torch.cat([torch.randn(500), torch.randn(500) * 2.0**100, torch.tensor([most, -most, 0.0, -0.0, 1 + 2.0**-23, 2.0**-100])])
     made = parts_of(x)
@@ -44,13 +44,13 @@ def test_parts_are_bfloat16_and_their_sum_is_what_was_split() -> None:
     ],
     ids=str,
 )
-def test_the_more_tiles_the_less_torch_divides_k(sizes: tuple[int, int, int], most: int) -> None:
+def test_more_tiles_allow_longer_sums_one_by_one(sizes: tuple[int, int, int], most: int) -> None:
     problem = Problem.mm(*sizes, dtype=F32, device_type="cuda")
     assert why_not_one_by_one(problem, SM90, most) is None
     if most < 10**6:
-        told = why_not_one_by_one(problem, SM90, most + 1)
-        assert told is not None
-        assert f"the steps of {most + 1} elements of K go one by one into a sum, those of {most} may" in told
+        reason = why_not_one_by_one(problem, SM90, most + 1)
+        assert reason is not None
+        assert f"{most + 1} elements of K are added to one sum step by step, expected at most {most} where" in reason
     assert why_not_one_by_one(problem, preset("portable"), 10**6) is None
 
 

@@ -40,7 +40,7 @@ def test_help_imports_no_torch():
     assert done.stdout.splitlines()[-1] == "True False"
 
 
-def test_the_words_of_options_are_those_of_the_package():
+def test_option_words_match_the_package():
     assert tuple(PRESETS) == words.ARCHITECTURES
     assert get_args(BiasShape) == words.BIASES
     assert ("", *words.ENCODINGS) == ENCODINGS
@@ -91,7 +91,7 @@ def test_every_command_has_help_and_json(capsys, name):
          "json-is-folder", "device", "backend", "no-backend", "arch",
          "arch-to-build", "allow", "deny", "dtype-int4", "int4-in-int8", "minus", "option", "command", "argument"],
 )  # fmt: skip
-def test_wrong_usage_exits_with_2_and_says_what_was_expected(capsys, arguments, message):
+def test_wrong_usage_exits_with_2_and_names_the_expected_input(capsys, arguments, message):
     assert cli.run(arguments) == 2
     printed = capsys.readouterr()
     assert printed.out == ""
@@ -115,7 +115,7 @@ def test_a_malformed_file_of_shapes_is_wrong_usage(capsys, tmp_path, text):
     ],
     ids=["shapes", "merge"],
 )
-def test_what_cannot_be_done_exits_with_1_and_a_line(capsys, own_store, arguments, message):
+def test_failure_exits_with_1_and_one_line(capsys, own_store, arguments, message):
     assert cli.run(arguments) == 1
     printed = capsys.readouterr()
     assert printed.out == ""
@@ -169,7 +169,7 @@ def test_an_error_of_the_package_is_one_line_and_exit_1(capsys, monkeypatch):
 def test_ctrl_c_while_tuning_exits_with_130_and_says_where_the_measurements_are(capsys, monkeypatch, own_store):
     monkeypatch.setattr("gemmtune.cli.tune.run_tuning", lambda *_, **__: signal.raise_signal(signal.SIGINT))
     assert cli.run(["tune", "64x64x64", "--device", "cpu"]) == 130
-    assert capsys.readouterr().err == f"interrupted: what was measured is kept in {own_store}\n"
+    assert capsys.readouterr().err == f"interrupted: measurements are kept in {own_store}\n"
 
 
 def test_the_module_runs_as_the_command_does():
@@ -177,7 +177,7 @@ def test_the_module_runs_as_the_command_does():
     assert done.stdout == f"gemmtune, version {__version__}\n"
 
 
-def test_a_reader_that_goes_away_is_no_traceback(own_store, tmp_path):
+def test_closed_pipe_prints_no_traceback(own_store, tmp_path):
     done = subprocess.run(
         f"{sys.executable} -m gemmtune doctor --json - | head -c 1", shell=True, capture_output=True, text=True, check=True
     )

@@ -34,7 +34,7 @@ def built(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, dict]:
     return status, json.loads(capsys.readouterr().out)
 
 
-def test_what_tuning_needs_is_compiled_and_then_found(nvcc: FakeNvcc, capsys: pytest.CaptureFixture[str]) -> None:
+def test_build_compiles_kernels_that_tuning_finds(nvcc: FakeNvcc, capsys: pytest.CaptureFixture[str]) -> None:
     status, first = built(capsys, *WORDS)
     assert (status, first["compiled"], first["present"], first["failed"]) == (0, 3, 0, [])
     assert nvcc.runs == 3
@@ -59,7 +59,7 @@ def test_shapes_of_a_file_share_their_kernels(nvcc: FakeNvcc, tmp_path: Path, ca
     heading, line = printed.out.splitlines()
     assert re.fullmatch(r"2 shapes for NVIDIA H100 \(sm90\), backends cutlass \(.*nvcc 12\.8.*\)", heading)
     assert line.startswith(f"{nvcc.runs} kernels compiled in ")
-    assert line.endswith(f" s, 0 were there; in {tmp_path}/cache")
+    assert line.endswith(f" s, 0 already present; in {tmp_path}/cache")
     assert nvcc.runs < 6
     assert "skipped" in printed.err
 
@@ -82,7 +82,7 @@ def test_kernels_that_are_refused_are_listed(nvcc: FakeNvcc, capsys: pytest.Capt
     assert (status, len(data["failed"]), data["failed"][0]["problem"]) == (1, 3, "mm 512x512x512 bfloat16 nt on cuda")
 
 
-def test_without_nvcc_what_is_missing_failed(nvcc: FakeNvcc, capsys: pytest.CaptureFixture[str]) -> None:
+def test_missing_kernels_fail_without_nvcc(nvcc: FakeNvcc, capsys: pytest.CaptureFixture[str]) -> None:
     nvcc.remove()
     status, data = built(capsys, *WORDS)
     assert (status, data["compiled"], data["present"]) == (1, 0, 0)
@@ -107,7 +107,7 @@ def test_the_kernels_of_a_cpu(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert len(list((tmp_path / "cpp").glob("*.so"))) == 1
 
 
-def test_what_no_template_computes_is_said(nvcc: FakeNvcc, capsys: pytest.CaptureFixture[str]) -> None:
+def test_operation_without_template_is_reported(nvcc: FakeNvcc, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.run(["build", "512x512x512", "--arch", "sm75", "--backends", "cutlass", "--quiet"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[1].startswith("0 kernels compiled in ")
@@ -127,7 +127,7 @@ def test_wrong_usage(words: tuple[str, ...], message: str, capsys: pytest.Captur
     assert f"error: {message}" in capsys.readouterr().err
 
 
-def test_an_interrupt_keeps_what_was_compiled(
+def test_interrupt_keeps_compiled_kernels(
     nvcc: FakeNvcc, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def interrupted(*_: object) -> None:
@@ -135,4 +135,4 @@ def test_an_interrupt_keeps_what_was_compiled(
 
     monkeypatch.setattr("gemmtune.cli.build.Compilation", interrupted)
     assert cli.run([*WORDS, "--quiet"]) == 130
-    assert f"interrupted: what was compiled is kept in {nvcc.folder}/cache" in capsys.readouterr().err
+    assert f"interrupted: compiled kernels are kept in {nvcc.folder}/cache" in capsys.readouterr().err

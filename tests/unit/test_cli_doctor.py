@@ -42,7 +42,7 @@ def test_a_backend_that_is_not_available_says_why(capsys, own_store):
             assert seen["detail"]
 
 
-def test_the_text_has_what_the_json_has(capsys, own_store):
+def test_text_and_json_agree(capsys, own_store):
     assert cli.run(["doctor"]) == 0
     text = capsys.readouterr().out
     for word in (__version__, f"torch {torch.__version__}", detect("cpu").name, str(own_store)):
@@ -50,7 +50,7 @@ def test_the_text_has_what_the_json_has(capsys, own_store):
     assert "aten on cpu: yes, " in text
     assert "cublaslt on cpu: no, " in text
     assert "measured limits of cpu: none yet; the first tuning measures them" in text
-    assert text.endswith("all well\n")
+    assert text.endswith("no problems found\n")
 
 
 def test_an_amd_gpu_is_one_of_rocm(monkeypatch, capsys, own_store):
@@ -85,7 +85,7 @@ def test_a_store_and_cache_folder_that_cannot_be_used_are_problems(capsys, tmp_p
     assert status == 1
     cache, store = data["problems"]
     assert cache == (
-        f"the cache folder {tmp_path}/file/cache cannot be written (Not a directory); set GEMMTUNE_CACHE_DIR to one that can"
+        f"the cache folder {tmp_path}/file/cache cannot be written (Not a directory); set GEMMTUNE_CACHE_DIR to a writable one"
     )
     assert store.startswith("store: got ")
 

@@ -56,7 +56,7 @@ def test_options_make_the_problem(spec, sizes, expected):
     assert spec.problem(sizes, "shape") == expected
 
 
-def test_the_precision_is_the_one_that_a_call_would_have():
+def test_precision_matches_a_call():
     # Otherwise a call after the tuning would be another problem than the one that was tuned.
     flag = torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction
     problem = Spec(dtype="bfloat16", device_type="cuda").problem((2, 3, 4), "shape")
@@ -195,7 +195,7 @@ def test_a_stored_key_with_an_epilogue_reads_as_its_problem():
     assert "where(" in problem_text(problem.key)
 
 
-def test_keys_and_fingerprints_of_other_versions_are_shown_as_they_are():
+def test_keys_of_other_versions_are_shown_unchanged():
     assert problem_text('{"op":"conv"}') == '{"op":"conv"}'
     assert problem_text("no json") == "no json"
     assert machine_text('{"device":"EPYC","isa":"avx2 fma","threads":"2"}') == "device=EPYC, threads=2"
@@ -243,7 +243,7 @@ def test_options_of_scaled_mm(options, expected):
 
 @pytest.mark.parametrize("scales", ["tensor", "row", "column"])
 @pytest.mark.parametrize(("scale_dtype", "out_dtype"), [("float32", None), ("float16", None), ("bfloat16", "float32")])
-def test_the_problem_of_int_mm_mul_is_that_of_a_call(scales, scale_dtype, out_dtype):
+def test_int_mm_mul_problem_matches_a_call(scales, scale_dtype, out_dtype):
     dtype = getattr(torch, scale_dtype)
     a, b = torch.empty(16, 512, dtype=torch.int8), torch.empty(256, 512, dtype=torch.int8).t()
     scale = torch.empty({"tensor": (), "row": (16, 1), "column": (256,)}[scales], dtype=dtype)
@@ -254,7 +254,7 @@ def test_the_problem_of_int_mm_mul_is_that_of_a_call(scales, scale_dtype, out_dt
 
 
 @pytest.mark.parametrize("bias", ["n", "m1"])
-def test_the_problem_of_scaled_mm_with_a_bias_is_that_of_a_call(bias):
+def test_scaled_mm_bias_problem_matches_a_call(bias):
     a, b = torch.empty(16, 512, dtype=E4M3), torch.empty(256, 512, dtype=E4M3).t()
     one, added = torch.ones(()), torch.empty({"n": (256,), "m1": (16, 1)}[bias], dtype=BF16)
     assert quantized("scaled_mm", bias=bias) == problem_of_call(bound_call("scaled_mm", (a, b, one, one), {"bias": added}))

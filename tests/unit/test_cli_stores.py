@@ -106,7 +106,7 @@ def test_export_and_import_into_another_store(capsys, filled, tmp_path):
     with settings.patch(store_path=str(second)):
         assert cli.run(["import", str(file)]) == 0
         assert capsys.readouterr().out == (
-            f"6 rows of {file}: 6 new, 0 newer than ours, 0 no newer than ours and left; store: {second}\n"
+            f"6 rows of {file}: 6 new, 0 newer than ours, 0 not newer than ours and ignored; store: {second}\n"
         )
         assert cli.run(["import", str(file), "--json", "-"]) == 0
     assert json.loads(capsys.readouterr().out) == {
@@ -122,7 +122,7 @@ def test_merge_keeps_the_later_measurement(capsys, filled, tmp_path):
     Store.open(other).put([later, earlier, row("cpp:new", 40.0)])
     assert cli.run(["merge", str(other)]) == 0
     assert "3 rows of" in (out := capsys.readouterr().out)
-    assert "1 new, 1 newer than ours, 1 no newer than ours and left" in out
+    assert "1 new, 1 newer than ours, 1 not newer than ours and ignored" in out
     times = {r.name: r.time_us for r in Store.open(filled).every_row() if r.fingerprint == MACHINE}
     assert (times["cpp:fast"], times["cpp:slow"], times["cpp:new"]) == (19.0, 30.0, 40.0)
 

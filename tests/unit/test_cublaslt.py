@@ -182,7 +182,7 @@ def test_scaled_mm_with_a_bias(fake):
         torch.testing.assert_close(out.double(), expected, rtol=2e-3, atol=2e-2)
 
 
-def test_scales_that_lie_right_are_not_copied(fake, monkeypatch):
+def test_scales_in_the_right_layout_are_not_copied(fake, monkeypatch):
     m, n, k = 128, 128, 512
     problem = Problem.scaled_mm(m, n, k, scales="block_128x128", device_type="cuda")
     by_columns = (torch.rand(4, m).t(), torch.rand(1, 4).t())
@@ -275,7 +275,7 @@ def test_choices_are_the_top_k(fake):
     assert offers(problem, cublaslt_top_k=0).refusals[0].reason == "cublaslt_top_k is 0"
 
 
-def test_choice_tells_what_it_is(fake):
+def test_choice_describes_itself(fake):
     problem = Problem.mm(16, 16, 16, dtype=torch.float16, device_type="cuda", precision=Precision(reduced_partials=True))
     first, second, third = offers(problem).choices
     assert first.name == "cublaslt:algo66_tile20_splitk1_reduction0_swizzle0_custom0_stages0_inner0_cluster0"
@@ -402,7 +402,7 @@ def test_descriptors_are_freed_with_the_kernel(fake):
     assert not fake.live
 
 
-def test_available_names_what_is_missing(monkeypatch):
+def test_available_names_the_missing_part(monkeypatch):
     assert BACKEND.available(preset("avx512")).detail == "cuBLASLt serves NVIDIA GPUs, not cpu"
     assert not BACKEND.available(preset("gfx942")).ok
     monkeypatch.setattr(cublaslt, "installed_version", lambda: None)
@@ -411,12 +411,12 @@ def test_available_names_what_is_missing(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     absent = BACKEND.available(DEVICE)
     assert not absent.ok
-    assert absent.detail == "cuBLASLt's algorithms are asked of the device itself, and NVIDIA H100 is not here"
+    assert absent.detail == "cuBLASLt's algorithms are queried on the device, and NVIDIA H100 is not present"
     (refusal,) = offers(Problem.mm(4, 4, 4, device_type="cuda")).refusals
     assert refusal.reason == absent.detail
 
 
-def test_available_tells_of_a_library_that_does_not_load(fake):
+def test_available_reports_a_library_that_does_not_load(fake):
     fake.get_version = lambda: (_ for _ in ()).throw(RuntimeError("CUDA driver is not found"))
     assert BACKEND.available(DEVICE).detail == "nvmath-python 1.0.0 does not load: RuntimeError: CUDA driver is not found"
     fake.get_version = lambda: 130100

@@ -79,11 +79,11 @@ def test_detect_follows_the_number_of_threads() -> None:
 
 
 @needs_no_gpu
-def test_no_gpu_says_what_to_do() -> None:
+def test_missing_gpu_names_a_remedy() -> None:
     with pytest.raises(UnavailableError) as caught:
         detect("cuda")
     assert str(caught.value) == (
-        "device: got 'cuda', but torch sees no GPU of NVIDIA or AMD here; use cpu, or an --arch preset for what needs no GPU"
+        "device: got 'cuda', but torch sees no GPU of NVIDIA or AMD here; use cpu, or an --arch preset if no GPU is needed"
     )
     assert detect().type == "cpu"
 

@@ -69,7 +69,7 @@ def test_pickling_keeps_type_text_and_data(error: GemmtuneError) -> None:
         (NoValidChoicesError, (RuntimeError,)),
     ],
 )
-def test_each_is_also_what_torch_would_raise(error: type[Exception], bases: tuple[type[Exception], ...]) -> None:
+def test_exceptions_derive_from_torch_exceptions(error: type[Exception], bases: tuple[type[Exception], ...]) -> None:
     assert issubclass(error, (GemmtuneError,))
     assert all(issubclass(error, base) for base in bases)
 

@@ -47,7 +47,7 @@ def test_templates_below_the_size_go_and_library_calls_stay() -> None:
     assert by_size(OFFERS, 120, setting="template_min_gemm_size", backends=("triton", "cpp")) == OFFERS
 
 
-def test_the_size_of_a_batch_is_that_of_one_matrix() -> None:
+def test_size_threshold_counts_one_matrix_of_a_batch() -> None:
     batch = Offers(choices=(choice("triton:a", problem=Problem.bmm(10, 4, 5, 6, device_type="cpu")),))
     assert not by_size(batch, 121, setting="s", backends=("triton",)).choices
 
@@ -76,9 +76,9 @@ def test_a_refusal_names_the_setting_and_the_regex() -> None:
     kept = filtered(OFFERS, Settings(choice_allowlist_regex="triton", choice_denylist_regex="b$"))
     assert {r.name: r.reason for r in kept.refusals} == {
         "cublaslt": "no GPU",
-        "aten:mm": "choice_allowlist_regex 'triton' is not found in the name",
-        "cpp:a": "choice_allowlist_regex 'triton' is not found in the name",
-        "triton:b": "choice_denylist_regex 'b$' is found in the name",
+        "aten:mm": "choice_allowlist_regex 'triton' does not match the name",
+        "cpp:a": "choice_allowlist_regex 'triton' does not match the name",
+        "triton:b": "choice_denylist_regex 'b$' matches the name",
     }
 
 
@@ -101,7 +101,7 @@ GRID = [
         (9, [0, 1, 2, 3, 4, 5, 6]),
     ],
 )
-def test_spread_takes_what_is_new_first_and_the_best_of_it(cap: int, expected: list[int]) -> None:
+def test_diverse_prefers_new_tiles_and_best_rank(cap: int, expected: list[int]) -> None:
     assert [GRID.index(c) for c in diverse(GRID, cap)] == expected
 
 
@@ -113,12 +113,12 @@ def test_without_tiles_and_schedules_the_best_ranked_are_taken() -> None:
 def test_the_cap_holds_for_one_backend() -> None:
     kept = by_cap(OFFERS, 1, setting="max_profiling_configs", backend="triton")
     assert names(kept) == ["aten:mm", "triton:a", "cpp:a"]
-    assert kept.refusals[-1] == Refusal(name="triton:b", reason="not among the 1 of 2 that max_profiling_configs leaves")
+    assert kept.refusals[-1] == Refusal(name="triton:b", reason="not among the 1 of 2 that max_profiling_configs allows")
     assert by_cap(OFFERS, 2, setting="max_profiling_configs", backend="triton") is OFFERS
     assert by_cap(OFFERS, None, setting="max_profiling_configs", backend="triton") is OFFERS
 
 
-def test_choices_whose_bits_may_differ_are_tried_only_where_that_is_allowed() -> None:
+def test_nondeterministic_choices_need_permission() -> None:
     claims = dataclasses.replace(OFFERS.choices[1].claims, deterministic=False)
     unordered = dataclasses.replace(OFFERS, choices=(*OFFERS.choices, dataclasses.replace(choice("triton:atomic"), claims=claims)))
     kept = filtered(unordered, Settings())
@@ -142,7 +142,7 @@ def test_all_filters_in_their_order() -> None:
     assert {r.name: r.reason[:5] for r in below.refusals}["triton:a"] == "M·N·K"
 
 
-def test_a_row_of_its_own_filters_one_backend_on_top_of_the_common_one() -> None:
+def test_backend_row_filters_in_addition_to_the_common_row() -> None:
     common = dataclasses.replace(FILTERS[0], allow="log_file", deny="store_path", cap="compile_threads", min_size="cublaslt_top_k")
     own = FilterSettings(
         backends=("triton",),
@@ -170,21 +170,21 @@ def test_a_row_of_its_own_filters_one_backend_on_top_of_the_common_one() -> None
     [
         ({}, []),
         ({"choice_allowlist_regex": "triton"}, []),
-        ({"choice_allowlist_regex": "x"}, ["choice_allowlist_regex: got 'x', which is found in no choice's name, such as aten:mm; "
+        ({"choice_allowlist_regex": "x"}, ["choice_allowlist_regex: got 'x', which matches no choice's name, such as aten:mm; "
                                            "change or unset it (GEMMTUNE_CHOICE_ALLOWLIST_REGEX)"]),
         ({"choice_denylist_regex": "[ac]"}, []),
-        ({"choice_denylist_regex": "[act]"}, ["choice_denylist_regex: got '[act]', which is found in the name of every choice, "
+        ({"choice_denylist_regex": "[act]"}, ["choice_denylist_regex: got '[act]', which matches the name of every choice, "
                                               "such as aten:mm; change or unset it (GEMMTUNE_CHOICE_DENYLIST_REGEX)"]),
         ({"choice_allowlist_regex": "triton", "choice_denylist_regex": "t"},
-         ["choice_denylist_regex: got 't', which is found in the name of every choice that choice_allowlist_regex 'triton' leaves, "
+         ["choice_denylist_regex: got 't', which matches the name of every choice that choice_allowlist_regex 'triton' allows, "
           "such as triton:a; change or unset it (GEMMTUNE_CHOICE_DENYLIST_REGEX)"]),
         ({"choice_allowlist_regex": "triton", "template_min_gemm_size": 1000},
-         ["choice_allowlist_regex: got 'triton', which is found in no choice's name, such as aten:mm; "
+         ["choice_allowlist_regex: got 'triton', which matches no choice's name, such as aten:mm; "
           "change or unset it (GEMMTUNE_CHOICE_ALLOWLIST_REGEX)"]),
     ],
     ids=["no-filter", "some-left", "allow", "deny-leaves-some", "deny", "both", "after-the-size"],
 )  # fmt: skip
-def test_what_is_said_when_a_regex_leaves_nothing(changes: dict[str, Any], expected: list[str]) -> None:
+def test_regex_that_excludes_everything_is_reported(changes: dict[str, Any], expected: list[str]) -> None:
     assert nothing_left(OFFERS, Settings(**changes)) == expected
 
 
@@ -206,9 +206,7 @@ def test_offers_are_filtered_and_warn_when_a_regex_leaves_nothing(backend: Fixed
     offers = offers_for(SMALL, CPU, Settings(choice_denylist_regex="slow"))
     assert names(offers) == ["fake:multiply", "fake:wrong"]
     assert [r.name for r in offers.refusals] == ["triton:huge", "fake:slow"]
-    with pytest.warns(
-        RuntimeWarning, match=r"choice_allowlist_regex: got 'pingpong', which is found in no choice's name"
-    ) as caught:
+    with pytest.warns(RuntimeWarning, match=r"choice_allowlist_regex: got 'pingpong', which matches no choice's name") as caught:
         assert not offers_for(SMALL, CPU, Settings(choice_allowlist_regex="pingpong")).choices
     assert len(caught) == 1
     with warnings.catch_warnings():

@@ -101,7 +101,7 @@ def test_the_driver_version_is_read_from_proc(monkeypatch: pytest.MonkeyPatch, t
     assert key.driver_version("cuda") == version
 
 
-def test_the_driver_version_is_asked_of_nvml_where_proc_hides_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_driver_version_comes_from_nvml_without_proc(monkeypatch: pytest.MonkeyPatch) -> None:
     class NVMLError(Exception):
         pass
 

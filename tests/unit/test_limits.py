@@ -43,7 +43,7 @@ def test_limit_us_without_a_measurement_is_none() -> None:
     assert limit_us(Problem.mm(8, 8, 8, dtype=torch.float32, device_type="cpu"), {}) is None
 
 
-def test_tf32_has_a_limit_of_its_own() -> None:
+def test_tf32_has_a_separate_limit() -> None:
     problem = Problem.mm(8, 8, 8, dtype=torch.float32, device_type="cuda", precision=Precision(input_mode="tf32"))
     assert limit_names(problem.dtype_label) == ("bandwidth_gbps", "tf32_gflops")
 
@@ -65,7 +65,7 @@ def test_measure_limits_gives_plausible_numbers_quickly(label: str, tmp_path: Pa
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_what_is_known_is_not_measured_again() -> None:
+def test_known_limits_are_not_measured_again() -> None:
     assert measure_limits(detect("cpu"), "float32", LIMITS) == {}
 
 
@@ -80,7 +80,7 @@ def test_fma_loop_is_compiled_once(tmp_path: Path) -> None:
     assert len(made) == 1
 
 
-def test_without_a_compiler_the_rate_is_that_of_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rate_comes_from_torch_without_a_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shutil.which", lambda name: None)
     with settings.patch(cache_dir=str(tmp_path)):
         assert fma_gflops(detect("cpu"), "float") is None

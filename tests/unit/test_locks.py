@@ -34,9 +34,7 @@ def test_other_problems_and_machines_do_not_wait(settings: Settings) -> None:
         assert (first, second, third) == (False, False, False)
 
 
-def test_who_comes_second_waits_for_the_answer_and_says_so(
-    settings: Settings, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_second_process_waits_and_logs(settings: Settings, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     held, holds = os.pipe()
     go, let_go = os.pipe()
     answer = tmp_path / "answer"
@@ -112,15 +110,15 @@ def test_the_lock_is_released_when_the_block_raises(settings: Settings) -> None:
         assert not waited
 
 
-def test_an_error_of_the_block_is_not_taken_for_one_of_the_lock(settings: Settings) -> None:
+def test_error_of_the_block_is_not_mistaken_for_a_lock_error(settings: Settings) -> None:
     with pytest.raises(OSError, match="of the block"), tuning_lock(settings, KEYS[0], MACHINES[0]):
         raise OSError("of the block")
 
 
-def test_a_folder_that_takes_no_lock_costs_one_warning(tmp_path: Path) -> None:
+def test_folder_without_locks_warns_once(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     settings = Settings(cache_dir=str(tmp_path / "file"))
-    with one_warning(r"locks: got .*Not a directory.* in .*locks, expected a folder that takes lock files\. Give .* set cache_dir"):
+    with one_warning(r"locks: got .*Not a directory.* in .*locks, expected a folder that supports lock files\. .* set cache_dir"):
         for _ in range(2):
             with tuning_lock(settings, KEYS[0], MACHINES[0]) as waited:
                 assert not waited

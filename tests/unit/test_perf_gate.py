@@ -197,7 +197,7 @@ class TestCommand:
         ("words", "message"),
         [
             (["16x32", "--device", "cpu"], "shape: got '16x32', expected MxNxK"),
-            (["--dtype", "float32", "--device", "cpu"], "--dtype: got no shapes that it could be for"),
+            (["--dtype", "float32", "--device", "cpu"], "--dtype: got no shapes for this option"),
             (["16x32x64", "--device", "cpu", "--anchor", "torch", "--require-baseline"], "require_baseline: got anchor 'torch'"),
             (["16x32x64", "--device", "cuda:77"], "device: got"),
         ],

@@ -37,17 +37,17 @@ ILLEGAL: dict[str, tuple[dict[str, object], str]] = {
     "regex": (
         {"choice_allowlist_regex": "mm_("},
         "choice_allowlist_regex: got 'mm_(', expected a regular expression of Python's re module (missing ), unterminated "
-        "subpattern at position 3); put a backslash before a character that stands for itself",
+        "subpattern at position 3); put a backslash before a literal special character",
     ),
     "huge regex": (
         {"choice_denylist_regex": "a{99999999999}"},
         "choice_denylist_regex: got 'a{99999999999}', expected a regular expression of Python's re module (the repetition number "
-        "is too large); put a backslash before a character that stands for itself",
+        "is too large); put a backslash before a literal special character",
     ),
     "a function that no other process finds": (
         {"extra_choices": ["__main__:matmul"]},
         "extra_choices: got '__main__:matmul', expected package.module:function, for instance mylib.ops:matmul, or such a function "
-        "itself; worker processes import it, so it has to be in a module and not in the program that is run",
+        "itself; worker processes import it, so it has to be in a module instead of the main program",
     ),
     "no regex": (
         {"choice_denylist_regex": ["aten"]},
@@ -84,7 +84,7 @@ def test_an_unknown_setting_lists_the_known_ones() -> None:
     assert str(caught.value) == f"unknown setting 'backend'; the settings are {known}"
 
 
-def test_own_gemms_are_named_by_what_other_processes_find() -> None:
+def test_extra_choices_become_import_paths() -> None:
     with settings.patch(extra_choices=[torch.nn.functional.linear, settings, "a.b:c"]) as chosen:
         assert chosen.extra_choices == ("torch._C._nn:linear", "gemmtune.settings", "a.b:c")
     with settings.patch(extra_choices=test_patches_nest_and_end) as chosen:
@@ -187,7 +187,7 @@ except SettingsError as error:
 
 
 def in_environment(**variables: str) -> str:
-    """What a new process with these variables prints: its settings, or the error."""
+    """Return the settings, or the error, that a new process with these variables prints."""
     environment = {k: v for k, v in os.environ.items() if not k.startswith("GEMMTUNE_")} | variables
     done = subprocess.run([sys.executable, "-c", PROGRAM], env=environment, capture_output=True, text=True, check=True, timeout=120)
     return done.stdout.strip()
@@ -274,7 +274,7 @@ def test_in_continuous_integration(monkeypatch: pytest.MonkeyPatch, value: str, 
     assert settings.in_continuous_integration() is expected
 
 
-def test_a_backend_that_is_not_in_the_table_is_an_error_where_backends_are_asked() -> None:
+def test_unknown_backend_is_an_error_at_use() -> None:
     with settings.patch(backends=("aten", "rocm")) as named, pytest.raises(SettingsError) as caught:
         enabled_backends(detect("cpu"), named)
     assert (

@@ -85,7 +85,7 @@ def test_limits_are_kept_by_machine(store: Store, path: Path) -> None:
     assert store.limits(MACHINES[1]) == {}
 
 
-def test_the_limits_of_one_machine_are_its_own(store: Store) -> None:
+def test_limits_are_separate_for_each_machine(store: Store) -> None:
     for machine, value in zip(MACHINES[:2], (1.0, 2.0), strict=True):
         store.put_limits(machine, {"bandwidth_gbps": value})
     assert [store.limits(machine) for machine in MACHINES[:2]] == [{"bandwidth_gbps": 1.0}, {"bandwidth_gbps": 2.0}]
@@ -136,7 +136,7 @@ def test_an_illegal_record_for_all_rows_is_refused(fields: dict[str, object], me
         Ranged.from_json({name: legal[name] for name in legal if name != "kind"})
 
 
-def test_the_digest_is_that_of_what_is_kept(store: Store, path: Path) -> None:
+def test_digest_follows_the_contents(store: Store, path: Path) -> None:
     seen = [store.digest()]
     for changed in (row(0), row(1), row(0, time_us=123.0)):
         store.put([changed])
@@ -246,7 +246,7 @@ def test_threads_share_a_store(store: Store) -> None:
     assert len(store.every_row()) == 160
 
 
-def test_a_forked_process_has_a_connection_of_its_own(store: Store) -> None:
+def test_forked_process_opens_a_separate_connection(store: Store) -> None:
     store.put([row(0)])
 
     def work() -> None:
@@ -300,7 +300,7 @@ def test_the_file_is_plain_sqlite_that_other_tools_can_read(store: Store, path: 
     connection.close()
 
 
-def test_what_a_killed_process_left_of_a_new_file_is_no_obstacle(tmp_path: Path) -> None:
+def test_leftovers_of_a_killed_process_are_ignored(tmp_path: Path) -> None:
     path = tmp_path / "store.sqlite"
     path.with_name(f"{path.name}.new-{os.getpid()}").write_text("half of a file")
     store = Store.open(path)

@@ -41,7 +41,7 @@ def contents(store: Store) -> dict[tuple[str, str, str], object]:
     return {r.identity: r for r in store.every_row()}
 
 
-def test_import_gives_what_was_exported(exported: Path, one: Store, two: Store) -> None:
+def test_import_restores_the_export(exported: Path, one: Store, two: Store) -> None:
     assert two.import_file(exported) == Absorbed(added=4)
     assert contents(two) == contents(one)
     assert two.limits(MACHINES[0]) == {"bandwidth_gbps": 12.0}
@@ -59,7 +59,7 @@ def test_an_export_is_strict_json_and_always_the_same(exported: Path, one: Store
     assert (tmp_path / "again.json").read_bytes() == exported.read_bytes()
 
 
-def test_of_two_rows_the_later_measured_one_stays(one: Store, two: Store) -> None:
+def test_later_row_wins(one: Store, two: Store) -> None:
     one.put([row(0, measured_at=LATE, time_us=1.0), row(1, measured_at=EARLY, time_us=1.0), row(2, measured_at=EARLY, time_us=1.0)])
     two.put([row(0, measured_at=EARLY, time_us=2.0), row(1, measured_at=LATE, time_us=2.0), row(3, measured_at=EARLY, time_us=2.0)])
     assert two.path is not None
@@ -85,7 +85,7 @@ def test_merge_takes_later_limits(one: Store, two: Store) -> None:
     assert one.limits(MACHINES[0]) == {"bandwidth_gbps": 2.0, "float32_gflops": 3.0}
 
 
-def test_of_two_records_for_all_rows_the_later_one_stays(one: Store, two: Store, tmp_path: Path) -> None:
+def test_later_record_for_all_rows_wins(one: Store, two: Store, tmp_path: Path) -> None:
     def fact(value: int, measured_at: str, kind: str = "segments") -> Ranged:
         return Ranged(key=KEYS[0], fingerprint=MACHINES[0], kind=kind, value={"value": value}, measured_at=measured_at)
 
@@ -210,7 +210,5 @@ def test_files_that_cannot_be_opened(tmp_path: Path, one: Store) -> None:
         StoreError, match=r"import: got .*No such file.*nowhere\.json.* expected a readable file written by gemmtune"
     ):
         one.import_file(tmp_path / "nowhere.json")
-    with pytest.raises(
-        StoreError, match=r"export: got .*, expected a file that can be written; choose another place than .*x\.json"
-    ):
+    with pytest.raises(StoreError, match=r"export: got .*, expected a writable file; choose another path than .*x\.json"):
         one.export_file(tmp_path / "no-folder" / "x.json")

@@ -54,8 +54,8 @@ def settings_for(path: Path) -> Settings:
 
 def test_garbage_is_moved_aside_with_one_warning(path: Path) -> None:
     path.write_bytes(b"no database " * 400)
-    message = r"got a corrupt file at .*store\.sqlite \(file is not a database\), expected .*store\.sqlite\.corrupt-1, and"
-    with one_warning(message + " a new store has been begun"):
+    message = r"got a corrupt file at .*store\.sqlite \(file is not a database\), expected .*store\.sqlite\.corrupt-1,"
+    with one_warning(message + " and a new store has been made"):
         store = open_store(settings_for(path))
     store.put([row()])
     assert hashes(store) == {"hash0"}
@@ -66,14 +66,14 @@ def test_garbage_is_moved_aside_with_one_warning(path: Path) -> None:
 def test_a_second_corrupt_file_gets_the_next_number(path: Path) -> None:
     for number in (1, 2):
         path.write_bytes(b"no database " * 400)
-        with one_warning(rf"It is now .*\.corrupt-{number}, and"):
+        with one_warning(rf"It was renamed to .*\.corrupt-{number}, and"):
             Store(Database(path)).rows(KEYS[0], MACHINES[0])
 
 
 def test_a_file_that_is_no_database_by_its_name_is_left_alone(tmp_path: Path) -> None:
     path = tmp_path / "thesis.txt"
     path.write_text("My thesis. " * 400)
-    with one_warning(r"got .*thesis\.txt, which is no SQLite database, expected .* \.sqlite, .*Set store_path"):
+    with one_warning(r"got .*thesis\.txt, which is not an SQLite database, expected .* \.sqlite, .*Set store_path"):
         store = open_store(settings_for(path))
     store.put([row()])
     assert hashes(store) == {"hash0"}
@@ -93,7 +93,7 @@ def test_a_flipped_bit_in_a_row_is_corruption(path: Path) -> None:
     damaged = data.replace(b"triton:mm_1", b"triton:mm_3")
     path.write_bytes(damaged)
     store = open_store(settings_for(path))
-    with one_warning(r"got a corrupt file at .* \(a measurement does not fit its checksum\).* measured again"):
+    with one_warning(r"got a corrupt file at .* \(a measurement does not match its checksum\).* measured again"):
         assert hashes(store) == set()
     assert path.with_name("store.sqlite.corrupt-1").read_bytes() == damaged
     store.put([row(1)])
@@ -105,7 +105,7 @@ def test_rows_moved_to_another_key_are_a_miss(path: Path) -> None:
     with contextlib.closing(sqlite3.connect(path)) as connection, connection:
         connection.execute("UPDATE scopes SET key = ?", (KEYS[1],))
     store = Store.open(path)
-    with one_warning("a measurement does not fit its checksum"):
+    with one_warning("a measurement does not match its checksum"):
         assert store.rows(KEYS[1], MACHINES[0]) == {}
 
 
@@ -115,7 +115,7 @@ def test_a_record_for_all_rows_that_nobody_wrote_is_a_miss(path: Path) -> None:
     store.close()
     with contextlib.closing(sqlite3.connect(path)) as connection, connection:
         connection.execute("UPDATE ranged SET value = '{}'")
-    with one_warning("a record for all M does not fit its checksum"):
+    with one_warning("a record for all M does not match its checksum"):
         assert Store.open(path).ranged(KEYS[0], MACHINES[0]) == {}
 
 
@@ -125,7 +125,7 @@ def test_a_limit_that_nobody_measured_is_a_miss(path: Path) -> None:
     store.close()
     with contextlib.closing(sqlite3.connect(path)) as connection, connection:
         connection.execute("UPDATE limits SET value = 1e9 WHERE name = 'bandwidth_gbps'")
-    with one_warning("a measured limit does not fit its checksum"):
+    with one_warning("a measured limit does not match its checksum"):
         assert Store.open(path).limits(MACHINES[0]) == {}
 
 
@@ -134,7 +134,7 @@ def test_a_corrupt_file_that_is_read_only_stays_and_memory_serves(path: Path) ->
     before = path.read_bytes().replace(b"triton:mm_1", b"triton:mm_3")
     path.write_bytes(before)
     store = Store(Database(path, read_only=True))
-    with one_warning(r"got 'a measurement does not fit its checksum' from .* kept in memory"):
+    with one_warning(r"got 'a measurement does not match its checksum' from .* kept in memory"):
         assert hashes(store) == set()
         store.put([row(7)])
         assert hashes(store) == {"hash7"}
@@ -202,14 +202,14 @@ def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(20)  # of a lock that is tried again it would be half a minute
-def test_a_folder_that_takes_no_files_is_told_at_once() -> None:
+def test_unwritable_folder_is_reported_at_once() -> None:
     with one_warning(r"got .*No such file or directory: '/proc/store\.sqlite.* Check its folder and this user's permissions"):
         store = open_store(settings_for(Path("/proc/store.sqlite")))
         store.put([row()])
     assert hashes(store) == {"hash0"}
 
 
-def test_the_warning_is_of_the_line_that_opens_the_store(tmp_path: Path) -> None:
+def test_warning_points_to_the_opening_line(tmp_path: Path) -> None:
     with pytest.warns(RuntimeWarning, match="expected a store that can be read and written") as caught:
         open_store(settings_for(tmp_path))
     assert [warning.filename for warning in caught] == [__file__]
@@ -341,7 +341,7 @@ def test_a_journal_whose_store_is_gone_is_not_played_into_a_new_one(path: Path) 
 
 
 def test_a_schema_that_is_no_text_is_corruption(path: Path) -> None:
-    """SQLite quotes it in its message, which Python then cannot decode."""
+    """SQLite quotes the schema in its message, which Python then cannot decode."""
     filled(path)
     data = path.read_bytes()
     path.write_bytes(data.replace(b"CREATE TABLE measurements", b"CREATE TABLE \xc1easurements"))
@@ -358,9 +358,7 @@ def test_a_schema_that_is_no_text_is_corruption(path: Path) -> None:
         ("/net/local/me", False), ("/my files/me", True), ("/my", False),
     ],
 )  # fmt: skip
-def test_folders_that_several_hosts_can_write_are_told_by_the_mount_nearest_to_them(
-    folder: str, network: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_network_folders_are_recognised_by_the_nearest_mount(folder: str, network: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     mounts = [
         "/dev/a / ext4 rw 0 0", "host:/x /net nfs4 rw 0 0", "/dev/b /net/local ext4 rw 0 0", "//host/y /my\\040files cifs rw 0 0",
     ]  # fmt: skip
@@ -374,7 +372,7 @@ def unreadable(*_: object, **__: object) -> str:
     raise FileNotFoundError("there is no such list")
 
 
-def test_folders_that_are_made_for_a_store_are_its_owners_alone(tmp_path: Path) -> None:
+def test_new_store_folders_are_private(tmp_path: Path) -> None:
     Store.open(tmp_path / "a" / "b" / "store.sqlite").put([row(0)])
     assert [folder.stat().st_mode & 0o777 for folder in (tmp_path / "a", tmp_path / "a" / "b")] == [0o700, 0o700]
 

@@ -148,7 +148,7 @@ def test_refusals_of_kernels_that_were_brought_along_are_told_by_name():
 
 
 def test_what_a_regex_left_out_is_told_by_name():
-    regex = "choice_denylist_regex 'n' is found in the name"
+    regex = "choice_denylist_regex 'n' matches the name"
     refusals = (*(Refusal(name=f"triton:m{i}", reason="spills") for i in (1, 2)), Refusal(name="triton:n", reason=regex))
     lines = text_of(problem_result(FAST, refusals=refusals)).splitlines()
     start = lines.index("left out: 3 choices")

@@ -150,10 +150,10 @@ def test_an_interruption_keeps_what_was_measured(backend: FixedBackend, own_stor
 def test_what_was_measured_on_a_busy_machine_is_marked_and_measured_again(
     backend: FixedBackend, examined: list[str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
-    monkeypatch.setattr("gemmtune.selector.measure.disturbance", lambda *_: "other processes had 80% of the cores")
+    monkeypatch.setattr("gemmtune.selector.measure.disturbance", lambda *_: "other processes used 80% of the cores")
     first = gemmtune.tune(PROBLEM, progress=False)
-    assert first[0].disturbed == "other processes had 80% of the cores"
-    assert "measured on a busy machine (other processes had 80% of the cores)" in str(first)
+    assert first[0].disturbed == "other processes used 80% of the cores"
+    assert "measured on a busy machine (other processes used 80% of the cores)" in str(first)
     assert [record.levelname for record in caplog.records if "busy machine" in record.message] == ["WARNING"]
     examined.clear()
     gemmtune.mm(A, B)  # a call takes what there is

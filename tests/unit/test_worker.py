@@ -114,7 +114,7 @@ def test_hang_is_killed_at_the_time_limit(job: object) -> None:
     assert not jobs.wait_until_gone(worker.pid)
 
 
-def test_close_kills_what_the_worker_started() -> None:
+def test_close_kills_processes_of_the_worker() -> None:
     worker = Worker()
     grandchild = worker.call(jobs.start_grandchild, timeout_s=60)
     assert jobs.is_running(grandchild)
@@ -126,7 +126,7 @@ def test_close_kills_what_the_worker_started() -> None:
     ("executable", "why"),
     [("", "no interpreter"), ("/nowhere/python", "No such file"), (os.devnull, "Permission denied"), ("/bin/false", "status 1")],
 )
-def test_python_that_does_not_start_is_no_crash_of_a_job(executable: str, why: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_python_that_does_not_start_is_not_a_crash(executable: str, why: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gemmtune.workers.worker.subprocess", subprocess)
     monkeypatch.setattr(sys, "executable", executable)
     with pytest.raises(NoWorkerError, match=f"{why}.*sys.executable is '{executable}'.*tune_in_subprocess=False") as caught:
@@ -192,7 +192,7 @@ def test_pool_ends_idle_workers() -> None:
     assert not worker.alive
 
 
-def test_pool_prepares_as_many_as_asked() -> None:
+def test_pool_prepares_the_requested_number() -> None:
     pool = Pool()
     pool.prepare("a", 2)
     pool.prepare("a", 2)
@@ -204,7 +204,7 @@ def test_pool_prepares_as_many_as_asked() -> None:
     assert not jobs.wait_until_gone(*(w.pid for w in taken))
 
 
-def test_what_a_prepared_worker_does_first_is_waited_for_and_may_fail() -> None:
+def test_warm_up_is_awaited_and_may_fail() -> None:
     pool = Pool()
     pool.prepare("a", 1, warm_up=functools.partial(sys.setrecursionlimit, 1234))
     taken = pool.take("a")
@@ -216,7 +216,7 @@ def test_what_a_prepared_worker_does_first_is_waited_for_and_may_fail() -> None:
         worker.close()
 
 
-def test_idle_workers_do_what_is_posted_before_their_next_call() -> None:
+def test_posted_functions_run_before_the_next_call() -> None:
     pool = Pool()
     pool.prepare("a", 1)
     for limit in (1234, 1235):

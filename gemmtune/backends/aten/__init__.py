@@ -5,7 +5,7 @@ choice                call                                                      
 ====================  ==============================================================  ============================================
 aten:mm               torch.mm(a, b)                                                  mm
 aten:addmm            torch.addmm(inp, a, b, beta=beta, alpha=alpha), inp as M×N      addmm
-aten:bias_addmm       the same with inp as a vector of N: cuBLASLt adds it by itself  addmm on a GPU
+aten:bias_addmm       the same with inp as a vector of N, which cuBLASLt can add      addmm on a GPU
 aten:bmm              torch.bmm(a, b)                                                 bmm
 aten:baddbmm          torch.baddbmm(inp, a, b, beta=beta, alpha=alpha)                baddbmm
 aten:mm_plus_mm       torch.mm(c, d).addmm_(a, b)                                     mm_plus_mm
@@ -18,8 +18,8 @@ aten:_grouped_mm      torch._grouped_mm(a, b, offs=offs)                        
 aten:grouped_composed a product for each group                                        grouped products elsewhere, and on a CPU
 ====================  ==============================================================  ============================================
 
-With an epilogue each of them is the unfused way: the operation, then the function applied eagerly (``aten:mm+eager``). Only
-``_scaled_mm`` takes a bias with it.
+An epilogue makes each of them unfused: the operation, then the eagerly applied function (``aten:mm+eager``). Only
+``_scaled_mm`` can include a bias.
 """
 
 from __future__ import annotations
@@ -36,22 +36,22 @@ __all__ = ["BACKEND", "AtenChoice"]
 
 
 class AtenBackend:
-    """torch itself, on every device."""
+    """Backend of torch's operations, on every device."""
 
     name = NAME
 
     def available(self, device: DeviceInfo) -> Availability:
-        """Yes where torch sees the device."""
+        """Return the availability: ok if torch sees the device."""
         if device.type != "cpu" and not torch.cuda.is_available():
             return Availability(ok=False, detail=f"torch {torch.__version__} sees no GPU here")
         return Availability(ok=True, detail=f"torch {torch.__version__}")
 
-    def serves_by_default(self, device: DeviceInfo) -> bool:  # noqa: ARG002 - every device
-        """Yes."""
+    def serves_by_default(self, device: DeviceInfo) -> bool:  # noqa: ARG002 - it serves every device
+        """Return True."""
         return True
 
-    def enumerate(self, problem: Problem, device: DeviceInfo, settings: Settings) -> Offers:  # noqa: ARG002 - nothing is a setting's
-        """The operation that the caller would have used, marked as the baseline, and other forms of the same."""
+    def enumerate(self, problem: Problem, device: DeviceInfo, settings: Settings) -> Offers:  # noqa: ARG002 - no setting applies
+        """Return the operation that the caller would have used, marked as the baseline, and other forms of it."""
         return offers(problem, device)
 
 

@@ -1,4 +1,4 @@
-"""Block-sparse products by torch: its sparse product, its Triton kernel with parameters of ours, and batched products of blocks."""
+"""Block-sparse products of torch: its sparse product, its Triton kernel with our parameters, and batched products of blocks."""
 
 from __future__ import annotations
 
@@ -20,40 +20,40 @@ from ...numerics.block_sparse import parts, rows_of
 from ...problem import Problem
 from ...problem.dtypes import dtype_name
 from ...settings import current
-from .dense import copied, finished
+from .dense import copied, with_epilogue
 from .metas import PARAMETERS, Family, MetaTable, Shape, starting_points
 
 Tensor = torch.Tensor
 NAME = "aten"
 LEAST_BLOCK = 16
-"""torch's kernel takes blocks whose sides are powers of two from this on, and tokens in multiples of it."""
+"""Least block side, a power of two, and unit of the token count for torch's kernel."""
 METAS = ((64, 3, 4), (16, 3, 4), (128, 4, 8))
-"""(tokens of a tile, stages, warps) with which torch's kernel is tried beside those of a table; a search goes on from the best."""
+"""(tokens of a tile, stages, warps) that are tried with torch's kernel in addition to a table's. A search starts from the best."""
 GROUP = 4
 AXES: Mapping[str, tuple[int, ...]] = {
     "GROUP_SIZE_ROW": (1, 2, 4, 8, 16),
     "num_stages": (1, 2, 3, 4, 5),
     "num_warps": (1, 2, 4, 8, 16),
 }
-"""The parameters along which a search goes on, beside SPLIT_N, which gives tiles of powers of two."""
+"""Parameters that the search varies, in addition to SPLIT_N, which yields tiles of powers of two."""
 MOST_TILE = 256
 
 
 @dataclass(frozen=True, kw_only=True)
 class BlocksChoice(Choice):
-    """One of torch's ways: ``way`` is ``mm``, ``triton`` with the parameters ``meta``, or ``batched``."""
+    """One of torch's implementations: ``way`` is ``mm``, ``triton`` with the parameters ``meta``, or ``batched``."""
 
     way: str
     meta: tuple[tuple[str, int], ...] = field(default=(), repr=False)
 
     @property
     def content_hash(self) -> str:
-        """Over the call: what torch makes of it is part of the fingerprint of the machine."""
+        """Hash of the call. The machine's fingerprint covers torch's implementation."""
         text = json.dumps([NAME, self.name, dict(self.meta), self.problem.epilogue is not None])
         return hashlib.sha256(text.encode()).hexdigest()
 
     def at(self, problem: Problem, device: DeviceInfo) -> Choice | str:
-        """The same way, with tiles of as many tokens."""
+        """Return the same implementation for ``problem``, with tiles of the same number of tokens, or why it is illegal."""
         if not self.meta:
             return replace(self, problem=problem)
         meta = dict(self.meta)
@@ -63,28 +63,28 @@ class BlocksChoice(Choice):
         return why_not_triton(problem) or self.moved_to(problem, meta | {"SPLIT_N": problem.m // tile}, device)
 
     def bind(self, loaded: Any) -> Kernel:  # noqa: ARG002 - nothing is loaded
-        """The calls."""
+        """Return the kernel of the calls."""
         make: dict[str, Callable[[Problem], RunNew]] = {"mm": _by_mm, "batched": _batched, "triton": self._by_triton}
-        return finished(copied(make[self.way](self.problem)), self.problem)
+        return with_epilogue(copied(make[self.way](self.problem)), self.problem)
 
     @property
     def axes(self) -> Mapping[str, tuple[int, ...]]:
-        """The parameters of torch's kernel: all that its table has."""
+        """Legal values of each parameter of torch's kernel that its table has."""
         tokens = self.problem.m
         tiles = [tile for tile in (16, 32, 64, 128, MOST_TILE) if tokens % tile == 0]
         return {**AXES, "SPLIT_N": tuple(tokens // tile for tile in reversed(tiles))} if self.meta else {}
 
     @property
     def parameters(self) -> Mapping[str, int]:
-        """Those of this choice."""
+        """Parameters of this choice."""
         return dict(self.meta)
 
     def moved(self, parameters: Mapping[str, int], device: DeviceInfo) -> Choice | str:
-        """torch's kernel with other parameters."""
+        """Return torch's kernel with other parameters."""
         return self.moved_to(self.problem, parameters, device)
 
     def moved_to(self, problem: Problem, parameters: Mapping[str, int], device: DeviceInfo) -> Choice | str:
-        """The same for another problem of the class."""
+        """Return the same implementation for another problem of the class, or why it is illegal."""
         reason = device.why_no_smem(_shared_bytes(problem, parameters))
         return reason or _choice(problem, "triton", self.claims, meta=parameters)
 
@@ -98,17 +98,17 @@ class BlocksChoice(Choice):
             alpha, beta = scalars if added else (1.0, 0.0)
             source = inp[0].expand(size).t() if added else out
             result: Tensor = function(source, weight, a.t(), beta=beta, alpha=alpha, out=out, meta=dict(meta))
-            return _turned(result, problem)
+            return _as_out(result, problem)
 
         return run_new
 
 
 def choices(problem: Problem, device: DeviceInfo) -> list[BlocksChoice]:
-    """What torch has beside dense products; the first one is what a caller gets who asks torch, where it takes the dtype."""
+    """Return torch's sparse implementations. The first is the baseline of a torch user, if it supports the dtype."""
     found = [_choice(problem, "mm", _claims(problem, rounds=device.type != "cpu"), baseline=True)] if has_sparse_mm(problem) else []
     if device.type == "cpu" and (path := current().meta_table) is not None and not Path(path).is_file():
-        told = f"meta_table: got {path}, expected a file of MetaTable.dump; on a CPU there is no kernel that its parameters are for"
-        warnings.warn(told, RuntimeWarning, stacklevel=1)  # of this line, whoever asks: shown once for all problems
+        message = f"meta_table: got {path}, expected a file of MetaTable.dump; a CPU has no kernel for its parameters"
+        warnings.warn(message, RuntimeWarning, stacklevel=1)  # located at this line for every caller, so shown only once
     if device.type == "cpu" and not problem.integers:
         found.append(_choice(problem, "batched", _claims(problem)))
     if device.type != "cpu" and why_not_triton(problem) is None:
@@ -117,7 +117,7 @@ def choices(problem: Problem, device: DeviceInfo) -> list[BlocksChoice]:
 
 
 def _metas(problem: Problem, device: DeviceInfo) -> list[Mapping[str, int]]:
-    """Parameters of torch's kernel: what the user's table and torch's come to first, then ours, each once."""
+    """Return parameters of torch's kernel without duplicates: those of the user's table, then torch's, then ours."""
     tokens = problem.m
     metas = starting_points(*row_of(problem, device), current().meta_table)
     for tile, stages, warps in METAS:
@@ -128,7 +128,7 @@ def _metas(problem: Problem, device: DeviceInfo) -> list[Mapping[str, int]]:
 
 
 def row_of(problem: Problem, device: DeviceInfo) -> tuple[Family, Shape]:
-    """The place of the problem in a table of parameters."""
+    """Return the problem's family and shape in a table of parameters."""
     sparsity, beta = problem.sparsity, problem.beta
     assert sparsity is not None
     family = Family("bsr_dense_addmm", device.name, dtype_name(problem.dtype), round(1 - sparsity.density, 2))
@@ -137,7 +137,7 @@ def row_of(problem: Problem, device: DeviceInfo) -> tuple[Family, Shape]:
 
 
 def _shared_bytes(problem: Problem, meta: Mapping[str, int]) -> int:
-    """What torch's kernel holds of a block and of its tokens, but for one stage."""
+    """Return the bytes of shared memory that torch's kernel uses for a block and its tokens, for all stages but one."""
     sparsity = problem.sparsity
     assert sparsity is not None
     elements = sparsity.block_k * (sparsity.block_n + problem.m // meta["SPLIT_N"])
@@ -145,13 +145,16 @@ def _shared_bytes(problem: Problem, meta: Mapping[str, int]) -> int:
 
 
 def learn(table: MetaTable, problem: Problem, device: DeviceInfo, parameters: Mapping[str, object]) -> None:
-    """Add the parameters of a choice of torch's kernel, as its ``info`` has them, to a table."""
+    """Add the parameters of a choice of torch's kernel, in the form of its ``info``, to a table."""
     family, shape = row_of(problem, device)
     table.update(family, shape, tuple(int(str(parameters[name])) for name in PARAMETERS[family.op]))
 
 
 def has_sparse_mm(problem: Problem) -> bool:
-    """Whether torch multiplies such a sparse_bsr tensor: of square blocks, and on a CPU by MKL, which has wide floats."""
+    """Return True if torch multiplies such a sparse_bsr tensor.
+
+    It requires square blocks, and on a CPU MKL, which supports float32 and float64.
+    """
     sparsity = problem.sparsity
     if sparsity is None or sparsity.block_n != sparsity.block_k:
         return False
@@ -161,7 +164,7 @@ def has_sparse_mm(problem: Problem) -> bool:
 
 
 def why_not_triton(problem: Problem) -> str | None:
-    """Why torch's kernel does not take the problem, or None."""
+    """Return why torch's kernel does not support the problem, or None."""
     sparsity = problem.sparsity
     assert sparsity is not None
     if problem.dtype not in (torch.float32, torch.float16, torch.bfloat16):
@@ -174,7 +177,10 @@ def why_not_triton(problem: Problem) -> str | None:
 
 
 def _claims(problem: Problem, *, rounds: bool = False) -> Claims:
-    """Partial sums of blocks in the accumulator's dtype; ``rounds``: torch's fallback on a GPU may store them in that of a."""
+    """Return the claims: partial sums of blocks in the accumulator's dtype.
+
+    ``rounds`` allows a's dtype instead, in which torch's fallback on a GPU may store them.
+    """
     sparsity, accumulate = problem.sparsity, problem.accumulator
     assert sparsity is not None
     eager = problem.dtype if rounds or problem.device_type != "cpu" else accumulate
@@ -209,17 +215,17 @@ def _choice(
 
 
 def _by_mm(problem: Problem) -> RunNew:
-    """torch.mm of the sparse tensor and the transpose of a; what is added comes after it."""
+    """Return torch.mm of the sparse tensor and the transpose of a, followed by the addition."""
 
     def run_new(tensors: Tensors, scalars: Scalars) -> Tensor:
         a, weight, *added = tensors
-        return _turned(_added(torch.mm(weight, a.t()).t(), added, scalars).t(), problem)
+        return _as_out(_added(torch.mm(weight, a.t()).t(), added, scalars).t(), problem)
 
     return run_new
 
 
 def _batched(problem: Problem) -> RunNew:
-    """A product for each block, added up by block rows, all in the accumulator's dtype."""
+    """Return a product for each block, summed by block rows, all in the accumulator's dtype."""
     sparsity, dtype = problem.sparsity, problem.accumulator
     assert sparsity is not None
     m, n, k = problem.m, problem.n, problem.k
@@ -232,13 +238,13 @@ def _batched(problem: Problem) -> RunNew:
         products = torch.bmm(columns.to(dtype), values.to(dtype).mT)
         sums = products.new_zeros((n // block_n, m, block_n)).index_add_(0, rows_of(crow), products)
         result = sums.transpose(0, 1).reshape(m, n)
-        return _turned(_added(result, [x.to(dtype) for x in added], scalars).t(), problem)
+        return _as_out(_added(result, [x.to(dtype) for x in added], scalars).t(), problem)
 
     return run_new
 
 
 def _added(result: Tensor, added: Sequence[Tensor], scalars: Scalars) -> Tensor:
-    """alpha · result + beta · added, of which nothing is read that is multiplied with zero."""
+    """Return alpha · result + beta · added, without reading an operand that is multiplied by zero."""
     if not added:
         return result
     alpha, beta = scalars
@@ -246,8 +252,8 @@ def _added(result: Tensor, added: Sequence[Tensor], scalars: Scalars) -> Tensor:
     return result.add(added[0], alpha=beta) if beta != 0 else result
 
 
-def _turned(result: Tensor, problem: Problem) -> Tensor:
-    """A result [N, M] as out has it; in its dtype, and contiguous where out is, unless an epilogue follows."""
+def _as_out(result: Tensor, problem: Problem) -> Tensor:
+    """Return a result [N, M] transposed to out's layout and dtype, or only transposed if an epilogue follows."""
     result = result.t()
     if problem.epilogue is not None:
         return result

@@ -1,4 +1,4 @@
-"""Products of floats by torch: the dense operations, mm_plus_mm, mixed_mm, and the wider dtypes that an epilogue may ask for."""
+"""Float products by torch: the dense operations, mm_plus_mm, mixed_mm, and wider result dtypes for an epilogue."""
 
 from __future__ import annotations
 
@@ -16,13 +16,16 @@ Tensor = torch.Tensor
 
 
 def gemm_dtype(problem: Problem) -> torch.dtype:
-    """The dtype of the product before the epilogue: that of out where it has more bytes than a, or a has one; else that of a."""
+    """Return the dtype of the product before the epilogue.
+
+    It is out's dtype if that has more bytes than a's, or if a's has one byte. Otherwise it is a's dtype.
+    """
     wanted = problem.out.dtype
     return wanted if problem.dtype.itemsize == 1 or wanted.itemsize > problem.dtype.itemsize else problem.dtype
 
 
 def copied(run_new: RunNew) -> Kernel:
-    """The kernel whose result is copied into ``out``."""
+    """Return a kernel that copies the result into ``out``."""
 
     def run(out: Tensor, tensors: Tensors, scalars: Scalars) -> None:
         out.copy_(run_new(tensors, scalars))
@@ -30,11 +33,11 @@ def copied(run_new: RunNew) -> Kernel:
     return Kernel(run=run, run_new=run_new)
 
 
-def finished(kernel: Kernel, problem: Problem, *, fused: bool = False) -> Kernel:
-    """The product with its epilogue, unless that is ``fused`` already.
+def with_epilogue(kernel: Kernel, problem: Problem, *, fused: bool = False) -> Kernel:
+    """Return the product with its epilogue, unless the epilogue is ``fused`` already.
 
-    The epilogue is applied eagerly by torch, one call for each node; the last one writes into ``out`` where it can. There is a
-    ``run_new`` only where torch's own result has the layout that is asked for.
+    torch applies the epilogue eagerly, one call for each node, and the last one writes into ``out`` if possible. There is a
+    ``run_new`` only if torch's result has the requested layout.
     """
     if problem.epilogue is not None and not fused:
         kernel = _then_eager(kernel, problem)
@@ -62,12 +65,12 @@ def _then_eager(gemm: Kernel, problem: Problem) -> Kernel:
 
 
 def kernel_of(problem: Problem, aten_name: str, kwargs: Mapping[str, str]) -> Kernel:
-    """The calls for a dense problem. ``bias`` among the keywords says how addmm gets it: as a ``vector`` or a ``matrix``."""
+    """Return the kernel of a dense problem. The keyword ``bias`` selects if addmm gets it as a ``vector`` or a ``matrix``."""
     if gemm_dtype(problem) != problem.dtype:
-        return finished(copied(_wide(problem)), problem)
+        return with_epilogue(copied(_wide(problem)), problem)
     function: Callable[..., Tensor] = getattr(torch, aten_name)
     if aten_name in ("mm", "bmm"):
-        return finished(_product(function, TorchOperation(operation=aten_name)), problem)  # type: ignore[arg-type]
+        return with_epilogue(_product(function, TorchOperation(operation=aten_name)), problem)  # type: ignore[arg-type]
     size = problem.out.size
     views: dict[str | None, Callable[[Tensor], Tensor]] = {
         "vector": lambda inp: inp if inp.dim() == 1 else inp[0],
@@ -75,14 +78,14 @@ def kernel_of(problem: Problem, aten_name: str, kwargs: Mapping[str, str]) -> Ke
     }
     form = kwargs.get("bias")
     prepared = TorchOperation(operation=aten_name, inp=form or "given")  # type: ignore[arg-type]
-    return finished(_scaled(function, views.get(form), prepared), problem)
+    return with_epilogue(_scaled(function, views.get(form), prepared), problem)
 
 
 def sum_kernel(problem: Problem) -> Kernel:
-    """The calls for a mm_plus_mm problem. c @ d is rounded to the dtype of a, unless the result is asked for in a wider one."""
+    """Return the kernel of a mm_plus_mm problem. c @ d is rounded to a's dtype unless the result is wider."""
 
     def run(out: Tensor, tensors: Tensors, scalars: Scalars) -> None:  # noqa: ARG001
-        # What torch.compile makes of a @ b + c @ d as well: one product, and one that is added to it in place.
+        # torch.compile generates the same for a @ b + c @ d: one product, and another one added in place.
         a, b, c, d = tensors
         torch.mm(c, d, out=out)
         out.addmm_(a, b)
@@ -97,11 +100,11 @@ def sum_kernel(problem: Problem) -> Kernel:
         return wide(tensors[2:], scalars).add_(wide(tensors[:2], scalars))
 
     widens = gemm_dtype(problem) != problem.dtype
-    return finished(copied(both_wide) if widens else Kernel(run=run, run_new=run_new), problem)
+    return with_epilogue(copied(both_wide) if widens else Kernel(run=run, run_new=run_new), problem)
 
 
 def mixed_kernel(problem: Problem) -> Kernel:
-    """The calls for a mixed_mm problem: b as a matrix of a's dtype, then torch.mm."""
+    """Return the kernel of a mixed_mm problem: b converted to a matrix of a's dtype, then torch.mm."""
     product = copied(_wide(problem)) if gemm_dtype(problem) != problem.dtype else _product(torch.mm)
     dtype, encoding, zeros = problem.dtype, problem.encoding, problem.zero_b is not None
     fresh = product.run_new
@@ -118,11 +121,11 @@ def mixed_kernel(problem: Problem) -> Kernel:
     def run_new(tensors: Tensors, scalars: Scalars) -> Tensor:
         return fresh(pair(tensors), scalars)
 
-    return finished(Kernel(run=run, run_new=run_new), problem)
+    return with_epilogue(Kernel(run=run, run_new=run_new), problem)
 
 
 def _product(function: Callable[..., Tensor], prepared: TorchOperation | None = None) -> Kernel:
-    """a @ b by torch.mm or torch.bmm."""
+    """Return a @ b by torch.mm or torch.bmm."""
 
     def run(out: Tensor, tensors: Tensors, scalars: Scalars) -> None:  # noqa: ARG001
         a, b = tensors
@@ -136,7 +139,7 @@ def _product(function: Callable[..., Tensor], prepared: TorchOperation | None = 
 
 
 def _scaled(function: Callable[..., Tensor], view: Callable[[Tensor], Tensor] | None, prepared: TorchOperation) -> Kernel:
-    """alpha · a @ b + beta · view(inp) by torch.addmm or torch.baddbmm."""
+    """Return alpha · a @ b + beta · view(inp) by torch.addmm or torch.baddbmm."""
 
     def run(out: Tensor, tensors: Tensors, scalars: Scalars) -> None:
         (a, b, inp), (alpha, beta) = tensors, scalars
@@ -150,7 +153,7 @@ def _scaled(function: Callable[..., Tensor], view: Callable[[Tensor], Tensor] | 
 
 
 def _wide(problem: Problem) -> RunNew:
-    """The product in a dtype wider than the inputs': torch's ``out_dtype`` where cuBLAS has that, else on converted inputs."""
+    """Return the product in a wider dtype than the inputs: torch's ``out_dtype`` if cuBLAS supports it, else converted inputs."""
     dtype = gemm_dtype(problem)
     function: Callable[..., Tensor] = torch.bmm if problem.batched else torch.mm
     # cuBLAS multiplies 16-bit inputs into float32.

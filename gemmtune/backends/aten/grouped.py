@@ -1,4 +1,4 @@
-"""Grouped products by torch: its own operation where that leaves the offsets on the device, else a composition that does."""
+"""Grouped products by torch: its operation if that leaves the offsets on the device, else a composition that does."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from ...problem.grouped_compositions import (
     widened,
 )
 from ...problem.layout import ALIGNED_BYTES
-from .dense import copied, finished
+from .dense import copied, with_epilogue
 
 Tensor = torch.Tensor
 NAME = "aten"
@@ -32,29 +32,29 @@ NATIVE = "_grouped_mm"
 COMPOSED = "grouped_composed"
 NATIVE_SCALED = "_scaled_grouped_mm"
 NATIVE_MAJORS = (9, 10)
-"""Compute capabilities, without the minor one, for which torch has a kernel; elsewhere it reads the offsets on the host."""
+"""Major compute capabilities with a kernel of torch. Other devices read the offsets on the host."""
 SCALED_CAPABILITY = 90
-"""The compute capability on which torch's grouped product of 8-bit floats is asked for."""
+"""Compute capability on which torch's grouped product of 8-bit floats is tried."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class GroupedChoice(Choice):
-    """``torch._grouped_mm`` or ``torch._scaled_grouped_mm``, or a product for each group."""
+    """``torch._grouped_mm``, ``torch._scaled_grouped_mm``, or one product for each group."""
 
     way: str
 
     @property
     def content_hash(self) -> str:
-        """Over the call: what torch makes of it is part of the fingerprint of the machine."""
+        """Hash of the call. The machine's fingerprint covers torch's implementation."""
         return hashlib.sha256(json.dumps([NAME, self.name, self.problem.epilogue is not None]).encode()).hexdigest()
 
     def at(self, problem: Problem, device: DeviceInfo) -> Choice | str:
-        """The same way for the problem, where torch has it."""
+        """Return the same implementation for ``problem``, or why torch does not support it."""
         reason = why_not_native(problem, device) if self.way != COMPOSED else None
         return reason or dataclasses.replace(self, problem=problem)
 
     def bind(self, loaded: Any) -> Kernel:  # noqa: ARG002 - nothing is loaded
-        """The calls."""
+        """Return the kernel of the calls."""
         if self.problem.float8:
             return self._of_float8()
         terms, on_host = self.problem.divides_terms, self.problem.device_type == "cpu"
@@ -68,10 +68,10 @@ class GroupedChoice(Choice):
             a, b, scale, offs = tensors
             return function(a, widened(b, scale, encoding, dtype), offs)
 
-        return finished(copied(run_new), self.problem)
+        return with_epilogue(copied(run_new), self.problem)
 
     def _of_float8(self) -> Kernel:
-        """torch's operation, or products of wider floats."""
+        """Return the kernel of torch's operation, or of products of wider floats."""
         problem, native = self.problem, self.way == NATIVE_SCALED
         composed: Callable[..., Tensor] = scaled_grouped
         dtype = problem.out.dtype
@@ -83,23 +83,23 @@ class GroupedChoice(Choice):
             return sums(tensors, scalars).to(dtype)
 
         kernel = copied(sums)
-        return finished(kernel if problem.epilogue is not None else Kernel(run=kernel.run, run_new=run_new), problem)
+        return with_epilogue(kernel if problem.epilogue is not None else Kernel(run=kernel.run, run_new=run_new), problem)
 
 
 def _native_scaled(a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor, offs: Tensor, *, fast: bool) -> Tensor:
-    """torch's operation, which takes scales as vectors."""
+    """Call torch's operation, which takes scales as vectors."""
     vector, matrix = scale_a.reshape(-1).contiguous(), scale_b.reshape(scale_b.shape[0], -1)
     result = torch._scaled_grouped_mm(a, b, vector, matrix, offs=offs, out_dtype=torch.bfloat16, use_fast_accum=fast)
     return result.contiguous()
 
 
 def _native(a: Tensor, b: Tensor, offs: Tensor) -> Tensor:
-    """torch's operation, whose rows may be padded, as a contiguous tensor."""
+    """Return the result of torch's operation, whose rows may be padded, as a contiguous tensor."""
     return torch._grouped_mm(a, b, offs=offs).contiguous()
 
 
 def choices(problem: Problem, device: DeviceInfo) -> tuple[list[GroupedChoice], str | None]:
-    """What torch has, the baseline first, and why its own operation is not among it."""
+    """Return torch's choices, the baseline first, and why its own operation is not among them."""
     reason = why_not_native(problem, device)
     made = [] if reason is not None else [_choice(problem, native_name(problem), device, baseline=True)]
     if reason is not None or device.type == "cpu":
@@ -108,7 +108,7 @@ def choices(problem: Problem, device: DeviceInfo) -> tuple[list[GroupedChoice], 
 
 
 def native_name(problem: Problem) -> str:
-    """torch's own operation for the problem."""
+    """Return the name of torch's operation for the problem."""
     return NATIVE_SCALED if problem.float8 else NATIVE
 
 
@@ -125,10 +125,10 @@ def _choice(problem: Problem, way: str, device: DeviceInfo, *, baseline: bool) -
 
 
 def why_not_native(problem: Problem, device: DeviceInfo) -> str | None:
-    """Why torch's operation does not take the problem, or would read offsets on the host; None if neither is so."""
+    """Return why torch's operation does not support the problem or would read offsets on the host, or None."""
     if problem.float8:
         return _why_not_scaled(problem, device)
-    # Narrow weights are made anew as a contiguous matrix for each group.
+    # Narrow weights are converted to a contiguous matrix for each group.
     b = Layout.contiguous((problem.groups, problem.k, problem.n), problem.dtype) if problem.widens_b else problem.b
     for role, layout in (("a", problem.a), ("b", b)):
         if layout.offset or not grouped_by_torch(layout.size[-2:], layout.stride[-2:], layout.dtype.itemsize):
@@ -136,9 +136,7 @@ def why_not_native(problem: Problem, device: DeviceInfo) -> str | None:
     if device.type == "cpu":
         return None
     if not _begins_anywhere(problem):
-        return (
-            f"groups may begin anywhere, and torch._grouped_mm asserts that they begin at multiples of {ALIGNED_BYTES} bytes here"
-        )
+        return f"groups may begin at any address, and torch._grouped_mm expects multiples of {ALIGNED_BYTES} bytes for this layout"
     if device.type != "cuda" or device.capability // 10 not in NATIVE_MAJORS or problem.dtype != torch.bfloat16:
         return f"torch._grouped_mm has a kernel for bfloat16 on SM90 and SM100: on {device.arch} for {problem.dtype_label} it " + (
             "reads the offsets on the host"
@@ -147,9 +145,9 @@ def why_not_native(problem: Problem, device: DeviceInfo) -> str | None:
 
 
 def _why_not_scaled(problem: Problem, device: DeviceInfo) -> str | None:
-    """Why ``torch._scaled_grouped_mm`` does not take the problem, or None."""
+    """Return why ``torch._scaled_grouped_mm`` does not support the problem, or None."""
     if device.capability != SCALED_CAPABILITY:
-        return f"torch._scaled_grouped_mm has a kernel for SM90 that is asked for here: on {device.arch} it is not tried"
+        return f"torch._scaled_grouped_mm is tried on SM90 only, got {device.arch}"
     if {problem.a.dtype, problem.b.dtype} != {torch.float8_e4m3fn} or problem.out.dtype != torch.bfloat16:
         return "torch._scaled_grouped_mm multiplies float8_e4m3fn into bfloat16"
     if len(problem.scales) != 2 or any(problem.scale_block(x)[x == "scale_a"] < problem.k for x in ("scale_a", "scale_b")):
@@ -162,14 +160,16 @@ def _why_not_scaled(problem: Problem, device: DeviceInfo) -> str | None:
 
 
 def _begins_anywhere(problem: Problem) -> bool:
-    """Whether the address at which a group begins is aligned whatever the offsets are: neighbours in memory lie along the dimension
-    that is not divided."""
+    """Return True if every group's start is aligned for all offsets.
+
+    The contiguous dimension must not be the one that the groups divide.
+    """
     a, b = problem.a.stride, problem.b.stride
     return a[-1] == 1 if not problem.divides_terms else a[-2] == 1 and b[-1] == 1
 
 
 def _claims(problem: Problem, device: DeviceInfo, *, native: bool) -> Claims:
-    """Sums in float32, rounded to the dtype of the operands before an epilogue."""
+    """Return claims of sums in float32, rounded to the operands' dtype before an epilogue."""
     if problem.float8:
         rounded = problem.epilogue is not None and native
         return Claims(

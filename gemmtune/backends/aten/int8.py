@@ -1,4 +1,4 @@
-"""int_mm by torch: ``_int_mm`` as it is, or on a GPU with operands padded to what it takes."""
+"""int_mm by torch: ``_int_mm`` unchanged, or on a GPU with operands padded to supported sizes."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from torch.nn.functional import pad
 from ...choice import Kernel, Scalars, Tensors
 from ...problem import Layout, Problem
 from ...problem.compositions import GPU_INT_COLUMN_MULTIPLE, GPU_INT_LEAST_ROWS, GPU_INT_MULTIPLE, int_product
-from .dense import copied, finished
+from .dense import copied, with_epilogue
 
 Tensor = torch.Tensor
 PADDED_ROWS = 32
 
 
 def why_not_native(problem: Problem) -> str | None:
-    """Why ``_int_mm`` does not take the operands as they are, or None. On a CPU, and with K = 0, ``int_product`` sees to that."""
+    """Return why ``_int_mm`` does not support the operands unchanged, or None. ``int_product`` handles a CPU and K = 0."""
     if problem.device_type == "cpu" or problem.k == 0:
         return None
     if problem.m < GPU_INT_LEAST_ROWS:
@@ -35,15 +35,16 @@ def why_not_native(problem: Problem) -> str | None:
 
 
 def padding_of(problem: Problem) -> tuple[int, int, int]:
-    """The rows, columns and elements along K by which the operands have to grow to be what ``_int_mm`` takes on a GPU."""
+    """Return the rows, columns and elements along K by which ``_int_mm`` on a GPU needs the operands padded."""
     rows = PADDED_ROWS - problem.m if problem.m < GPU_INT_LEAST_ROWS else 0
     return rows, -problem.n % GPU_INT_MULTIPLE, -problem.k % GPU_INT_MULTIPLE
 
 
 def padded(x: Tensor, rows: int, cols: int) -> Tensor:
-    """A copy of a matrix with so many rows and columns of zeros behind it.
+    """Return a copy of a matrix padded with ``rows`` rows and ``cols`` columns of zeros.
 
-    Column-major if it was so and has then as many rows as ``_int_mm`` takes of such a matrix, else row-major.
+    It is column-major if the matrix is, and if ``_int_mm`` supports the padded number of rows in that layout. Otherwise it is
+    row-major.
     """
     if x.stride(0) == 1 and x.stride(1) != 1 and (x.shape[0] + rows) % GPU_INT_COLUMN_MULTIPLE == 0:
         return pad(x.t(), (0, rows, 0, cols)).contiguous().t()
@@ -51,7 +52,7 @@ def padded(x: Tensor, rows: int, cols: int) -> Tensor:
 
 
 def kernel_of(problem: Problem, aten_name: str) -> Kernel:
-    """The calls for an int_mm problem: ``_int_mm``, or ``_int_mm_pad`` with copies. An epilogue gets the sums as floats."""
+    """Return the kernel of an int_mm problem: ``_int_mm``, or ``_int_mm_pad`` with copies. An epilogue gets float sums."""
     product = int_product if aten_name == "_int_mm" else _padded_product(problem)
     dtype = torch.int32 if problem.epilogue is None else torch.float32
     ordinary = problem.out == Layout.contiguous(problem.out.size, problem.out.dtype)
@@ -64,11 +65,11 @@ def kernel_of(problem: Problem, aten_name: str) -> Kernel:
         torch._int_mm(a, b, out=out)
 
     direct = aten_name == "_int_mm" and problem.device_type == "cuda" and problem.k > 0 and ordinary
-    return finished(Kernel(run=run, run_new=run_new) if direct else copied(run_new), problem)
+    return with_epilogue(Kernel(run=run, run_new=run_new) if direct else copied(run_new), problem)
 
 
 def _padded_product(problem: Problem) -> Callable[[Tensor, Tensor], Tensor]:
-    """The product on copies of those operands that ``_int_mm`` does not take as they are."""
+    """Return the product on copies of the operands that ``_int_mm`` does not support unchanged."""
     rows, cols, along_k = padding_of(problem)
     copy_a = bool(rows or along_k) or not _regular(problem.a)
     copy_b = bool(cols or along_k) or not _regular(problem.b)
@@ -84,7 +85,7 @@ def _padded_product(problem: Problem) -> Callable[[Tensor, Tensor], Tensor]:
 
 
 def _regular(layout: Layout) -> bool:
-    """Whether the matrix, or its transpose, lies in memory as ``_int_mm`` takes it on a GPU."""
+    """Return True if ``_int_mm`` on a GPU supports the memory layout of the matrix or its transpose."""
     rows, cols = layout.size
     transposed = layout.stride == (1, rows) and rows > 1 and cols > 1 and rows % GPU_INT_COLUMN_MULTIPLE == 0
     return (layout.stride == (cols, 1) or transposed) and layout.offset == 0

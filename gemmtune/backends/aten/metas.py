@@ -1,4 +1,4 @@
-"""Parameters of torch's block-sparse kernels by shape: torch's own table, and tables of the same form."""
+"""Parameters of torch's block-sparse kernels by shape: torch's table, and tables of the same form."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ PARAMETERS: dict[str, tuple[str, ...]] = {
     "_int_bsr_dense_addmm": ("GROUP_SIZE_ROW", "SPLIT_N", "num_stages", "num_warps"),
     "scatter_mm": ("GROUP_SIZE", "SPLIT_N", "TILE_M", "TILE_N", "num_stages", "num_warps"),
 }
-"""The parameters of torch's operations, in the order of a row's values."""
+"""Parameters of torch's operations, in the order of a row's values."""
 LOOKED_UP = ("bsr_dense_addmm", "_int_bsr_dense_addmm")
-"""Those whose parameters can be made to fit another N."""
+"""Operations whose parameters can be adapted to another N."""
 LEAST_TILE = 16
 
 
 class Family(NamedTuple):
-    """What rows have in common: torch's operation, the GPU, the dtype of the operands, and the share of zeros."""
+    """Common part of several rows: torch's operation, the GPU, the dtype of the operands, and the share of zeros."""
 
     op: str
     device: str
@@ -36,7 +36,7 @@ class Family(NamedTuple):
 
 
 class Shape(NamedTuple):
-    """The product bsr [m, k] @ x [k, n] with blocks of block_m × block_k, and what is known of beta and alpha."""
+    """Product bsr [m, k] @ x [k, n] with blocks of block_m × block_k, and the classes of beta and alpha."""
 
     m: int
     k: int
@@ -58,7 +58,7 @@ class Found:
 
 @dataclass(slots=True)
 class MetaTable:
-    """Rows of parameters, as torch keeps them for its kernels.
+    """Rows of parameters in the form that torch uses for its kernels.
 
     table = gemmtune.sparse.import_torch_meta()
     table.update(Family("bsr_dense_addmm", "NVIDIA H200", "bfloat16", 0.5), Shape(4096, 4096, 512, 64, 64), (4, 8, 3, 4))
@@ -74,10 +74,10 @@ class MetaTable:
         return f"<MetaTable of {len(self)} rows: {', '.join(sorted({family.device for family in self.rows})) or 'of no device'}>"
 
     def update(self, family: Family, shape: Shape, values: tuple[int, ...]) -> None:
-        """Add a row, in the place of an older one.
+        """Add a row, replacing an existing one.
 
         Raises:
-            InvalidProblemError: another operation, or another number of values than it has parameters.
+            InvalidProblemError: the operation is unknown, or the number of values differs from its parameters.
         """
         names = PARAMETERS.get(family.op)
         if names is None:
@@ -87,13 +87,14 @@ class MetaTable:
         self.rows.setdefault(Family(*family), {})[Shape(*shape)] = tuple(values)
 
     def lookup(self, family: Family, shape: Shape) -> Found:
-        """Parameters of ``bsr_dense_addmm`` or ``_int_bsr_dense_addmm`` for a shape: the nearest that are known.
+        """Return the nearest known parameters of ``bsr_dense_addmm`` or ``_int_bsr_dense_addmm`` for a shape.
 
-        First the shape itself with that share of zeros, then with the nearest other share, on this GPU and then on others; then,
-        in the same order, the largest known n up to this one whose tile divides it, its split scaled; then torch's defaults.
+        First comes the shape itself with the same share of zeros, then with the nearest other share, on this GPU and then on
+        others. Next comes the largest known n up to this one whose tile divides it, in the same order and with its split
+        scaled. Last come torch's defaults.
 
         Raises:
-            InvalidProblemError: another operation.
+            InvalidProblemError: the operation is not one of these two.
         """
         if family.op not in LOOKED_UP:
             raise InvalidProblemError(f"lookup: op: got {family.op!r}, expected one of {', '.join(LOOKED_UP)}")
@@ -113,7 +114,7 @@ class MetaTable:
         return Found(parameters=default, how="default")
 
     def _nearest(self, family: Family) -> Iterator[tuple[Family, dict[Shape, tuple[int, ...]]]]:
-        """The families of the operation and dtype and their rows, the GPU's first, then by distance of the share of zeros."""
+        """Yield the families of the operation and dtype with their rows: this GPU's first, then by distance in sparsity."""
         alike = [other for other in self.rows if (other.op, other.dtype) == (family.op, family.dtype)]
         for other in sorted(
             alike, key=lambda x: (x.device != family.device, abs(x.sparsity - family.sparsity), x.sparsity, x.device)
@@ -121,7 +122,7 @@ class MetaTable:
             yield other, self.rows[other]
 
     def dump(self, path: str | Path) -> None:
-        """Write the rows as JSON, which ``load`` reads, in an order of their own."""
+        """Write the rows as JSON for ``load``, sorted."""
         families = [
             {**family._asdict(), "rows": [[*map(int, shape), *values] for shape, values in sorted(rows.items())]}
             for family, rows in sorted(self.rows.items())
@@ -131,10 +132,10 @@ class MetaTable:
 
     @classmethod
     def load(cls, path: str | Path) -> MetaTable:
-        """Read what ``dump`` wrote.
+        """Read a file that ``dump`` wrote.
 
         Raises:
-            InvalidProblemError: the file is something else.
+            InvalidProblemError: ``dump`` did not write the file.
         """
         table, sizes = cls(), len(Shape._fields)
         try:
@@ -144,17 +145,17 @@ class MetaTable:
                 for row in entry["rows"]:
                     table.update(family, Shape(*row[:5], *map(bool, row[5:sizes])), tuple(row[sizes:]))
         except (KeyError, TypeError, ValueError) as error:
-            raise InvalidProblemError(f"load: {path}: got something else than MetaTable.dump writes: {error}") from error
+            raise InvalidProblemError(f"load: {path}: got {error}, expected a file written by MetaTable.dump") from error
         return table
 
 
 def torch_table() -> MetaTable:
-    """A table of the rows that torch brings along, of which there are thousands, all of an A100."""
+    """Return a table of torch's built-in rows, of which there are thousands, all for an A100."""
     data: Mapping[Any, Mapping[Any, Any]] = importlib.import_module("torch.sparse._triton_ops_meta")._operation_device_version_data
     table = MetaTable()
     for (op, device, (_, dtype, sparsity)), rows in data.items():
         if not isinstance(dtype, torch.dtype) or op not in PARAMETERS:
-            continue  # rows of two dtypes, which torch's table can have and does not
+            continue  # rows of two dtypes, which torch's table could have but does not
         family = Family(op, device, dtype_name(dtype), float(sparsity))
         for key, values in rows.items():
             table.update(family, Shape(*key[:5], *map(bool, key[5:])), tuple(values))
@@ -163,22 +164,22 @@ def torch_table() -> MetaTable:
 
 @functools.cache
 def torch_rows() -> MetaTable:
-    """``torch_table``, made once in a process; not to be changed."""
+    """Return ``torch_table``, made once in a process. Do not change it."""
     return torch_table()
 
 
 @functools.lru_cache(maxsize=4)
-def _loaded(path: str, modified_ns: int) -> MetaTable:  # noqa: ARG001 - a file that was replaced is read again
+def _loaded(path: str, modified_ns: int) -> MetaTable:  # noqa: ARG001 - its change makes a replaced file be read again
     return MetaTable.load(path)
 
 
 def starting_points(family: Family, shape: Shape, path: str | None = None) -> list[Mapping[str, int]]:
-    """The parameters that the table in the file ``path`` and torch's own have for a shape, or come to, in the order of trial.
+    """Return the parameters for a shape from the table in the file ``path`` and from torch's, in the order of trial.
 
-    Left out are those that make a tile which the kernel has not. Without a row that comes near, a table of one's own has none.
+    Parameters whose tile the kernel does not support are left out. A table in a file adds nothing if it has no near row.
 
     Raises:
-        InvalidProblemError: the file is no table.
+        InvalidProblemError: the file is not a table.
     """
     tables = [torch_rows()]
     if path is not None:

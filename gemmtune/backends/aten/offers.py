@@ -1,6 +1,6 @@
-"""What torch has for a problem, and what its operations promise of their arithmetic, for the flags that the problem recorded.
+"""Choices of torch for a problem, and the claims of its operations for the flags that the problem recorded.
 
-Exactly one choice is the baseline, and it does every problem that there is.
+Exactly one choice is the baseline, and there is one for every problem.
 """
 
 from __future__ import annotations
@@ -25,40 +25,40 @@ from .dense import gemm_dtype
 
 NAME = "aten"
 COMPOSED_SCALED = "dequantized_mm"
-"""The name of scaled_mm by a product in wider floats."""
+"""Name of scaled_mm by a product in wider floats."""
 _MAX_SPLITS = 16
 _SLICE_K = 64
-"""How cuBLAS may have split K, which it does not tell: into at most 16 slices of at least 64."""
+"""Assumed bounds of cuBLAS's split of K, which it does not report: at most 16 slices of at least 64."""
 _FLOAT32_BITS = 24
 
 
 @dataclass(frozen=True, kw_only=True)
 class AtenChoice(Choice):
-    """An operation of torch, or a few, named as in ATen, with the arguments that are bound to it. All can write into ``out``."""
+    """One or several operations of torch, named as in ATen, with bound arguments. All can write into ``out``."""
 
     aten_name: str
     kwargs: Mapping[str, str] = field(default_factory=dict, repr=False, hash=False)
-    """Bound keywords: ``bias`` (``vector`` or ``matrix``) for addmm; ``gemm_dtype`` where the product is wider than the inputs."""
+    """Bound keywords: ``bias`` (``vector`` or ``matrix``) for addmm, and ``gemm_dtype`` if the product is wider than the inputs."""
 
     @property
     def content_hash(self) -> str:
-        """A hash over the choice's name, the ATen name and the sorted keywords."""
+        """Hash of the choice's name, the ATen name and the sorted keywords."""
         text = json.dumps([self.name, self.aten_name, sorted(self.kwargs.items())])
         return hashlib.sha256(text.encode()).hexdigest()
 
     def at(self, problem: Problem, device: DeviceInfo) -> Choice | str:
-        """The operation for the problem; the baseline for what is the baseline here."""
+        """Return the operation for the problem, or the baseline if this is the baseline."""
         offered = offers(problem, device).choices
         found = next((c for c in offered if (c.baseline if self.baseline else c.name == self.name)), None)
         return found or f"{self.name} is not offered for {problem}"
 
     @property
     def legal_between(self) -> bool:
-        """Some operations want a few rows at least, or aligned ones."""
+        """True, because some operations require a few rows at least, or aligned ones."""
         return True
 
     def bind(self, loaded: None) -> Kernel:  # noqa: ARG002
-        """The calls; nothing has to be loaded. ``run_new`` is there where torch's own result has the layout that is asked for."""
+        """Return the kernel of the calls, which load nothing. ``run_new`` exists if torch's result has the requested layout."""
         problem = self.problem
         if problem.c is not None:
             return dense.sum_kernel(problem)
@@ -72,7 +72,7 @@ class AtenChoice(Choice):
 
 
 def offers(problem: Problem, device: DeviceInfo) -> Offers:
-    """The operation that the caller would have used, marked as the baseline, and other forms of the same."""
+    """Return the operation that the caller would have used, marked as the baseline, and other forms of it."""
     if problem.sparsity is not None:
         return _blocks(problem, device)
     if problem.op in BY_INDEX:
@@ -97,7 +97,7 @@ def _dense(problem: Problem, device: DeviceInfo) -> Offers:
     if problem.beta == "zero":
         refused = "beta is 0: there is no bias to add"
     elif gemm_dtype(problem) != problem.dtype:
-        refused = f"a result in {dtype_name(problem.out.dtype)} is not what the fused bias gives"
+        refused = f"the fused bias supports no result in {dtype_name(problem.out.dtype)}"
     elif not _bias_repeats_rows(problem):
         refused = (
             f"inp {problem.inp} is not a row of N={problem.n} elements repeated along M; expected shape [N], [1, N] or stride 0"
@@ -113,7 +113,7 @@ def _dense(problem: Problem, device: DeviceInfo) -> Offers:
 
 
 def _blocks(problem: Problem, device: DeviceInfo) -> Offers:
-    """torch's sparse product where it has one; else the dense one is what a caller would come to. Both compete."""
+    """Return torch's sparse products, and its dense ones, which are the baseline if there is no sparse one."""
     sparse = blocks.choices(problem, device)
     native = any(choice.baseline for choice in sparse)
     dense = offers(dense_problem(problem), device).choices
@@ -146,7 +146,10 @@ def _int_mm(problem: Problem) -> Offers:
 
 
 def _scaled_mm(problem: Problem, device: DeviceInfo) -> Offers:
-    """What torch has: on a CPU its operation is written for any CPU, and a product of wider floats, often faster, competes."""
+    """Return torch's scaled products.
+
+    On a CPU its operation is generic code, so a product of wider floats, which is often faster, competes.
+    """
     reason = scaled.why_not_native(problem, device)
     composed = _choice(problem, COMPOSED_SCALED, composed_scaled_claims(problem, device), baseline=reason is not None)
     if reason is not None:
@@ -159,7 +162,7 @@ def _scaled_mm(problem: Problem, device: DeviceInfo) -> Offers:
 
 
 def _choice(problem: Problem, name: str, claims: Claims, *, baseline: bool, eager: bool = True, **kwargs: str) -> AtenChoice:
-    """``name`` begins with ``bias_`` where the ATen operation has no such prefix; with ``eager`` an epilogue follows eagerly."""
+    """Build a choice. ``name`` has a prefix ``bias_`` that the ATen operation lacks. ``eager`` applies an epilogue eagerly."""
     if problem.dtype.itemsize > 1 and gemm_dtype(problem) != problem.dtype:
         kwargs["gemm_dtype"] = dtype_name(gemm_dtype(problem))
     aten_name = name.removeprefix("bias_")
@@ -176,7 +179,7 @@ def _choice(problem: Problem, name: str, claims: Claims, *, baseline: bool, eage
 
 
 def _bias_repeats_rows(problem: Problem) -> bool:
-    """inp is one row of N elements, added to every row of the result."""
+    """Return True if inp is one row of N elements, added to every row of the result."""
     inp = problem.inp
     if inp is None or inp.size[-1:] != (problem.n,):
         return False
@@ -184,36 +187,39 @@ def _bias_repeats_rows(problem: Problem) -> bool:
 
 
 def sum_claims(problem: Problem, device: DeviceInfo) -> Claims:
-    """Claims of c @ d, rounded to the dtype of the products, with a @ b added: two partial sums, or those of either product."""
+    """Return the claims of c @ d, rounded to the products' dtype, plus a @ b.
+
+    There are two partial sums, or those of either product.
+    """
     claims, dtype = dense_claims(problem, device), gemm_dtype(problem)
     splits = 2 if claims.partials != dtype else sum(_splits(k, device) for k in problem.summed)
     return dataclasses.replace(claims, partials=dtype, splits=splits)
 
 
 def mixed_claims(problem: Problem, device: DeviceInfo) -> Claims:
-    """b is brought to the dtype of a, exactly without a scale, else with a rounding of each weight."""
+    """Return the claims for b converted to a's dtype: exactly without a scale, else with one rounding of each weight."""
     return dense_claims(problem, device, weights=None if problem.scale_b is None else problem.dtype)
 
 
 def int_claims(problem: Problem) -> Claims:
-    """Exact sums, which an epilogue gets as float32."""
+    """Return the claims of exact sums, which an epilogue gets as float32."""
     before = torch.int32 if problem.epilogue is None else torch.float32
     return Claims(accumulate=torch.int32, epilogue_input=before)
 
 
 def scaled_claims(problem: Problem, device: DeviceInfo, *, fused: bool) -> Claims:
-    """Claims of ``_scaled_mm``: an epilogue that is not fused gets its result, rounded to the dtype of out."""
+    """Return the claims of ``_scaled_mm``, whose result is rounded to out's dtype before an epilogue that is not fused."""
     before = torch.float32 if problem.epilogue is None or fused else problem.out.dtype
     return Claims(accumulate=torch.float32, epilogue_input=before, splits=_splits(problem.k, device))
 
 
 def composed_scaled_claims(problem: Problem, device: DeviceInfo) -> Claims:
-    """Claims of products of wider floats, with sums and epilogue in float32."""
+    """Return the claims of products of wider floats, with sums and epilogue in float32."""
     return Claims(accumulate=torch.float32, splits=_splits(problem.k, device), accumulator_bits=_FLOAT32_BITS)
 
 
 def dense_claims(problem: Problem, device: DeviceInfo, *, weights: torch.dtype | None = None) -> Claims:
-    """Claims of a product in ``gemm_dtype``; see ``_flushes_subnormals`` for where torch promises less than the flags say."""
+    """Return the claims of a product in ``gemm_dtype``. ``_flushes_subnormals`` says where torch promises less than the flags."""
     dtype, accumulate = gemm_dtype(problem), accumulator_dtype(gemm_dtype(problem))
     reduced = problem.precision.reduced_partials and dtype == problem.dtype
     tf32 = dtype == problem.dtype and problem.precision.input_mode == "tf32"
@@ -233,10 +239,10 @@ def _splits(k: int, device: DeviceInfo) -> int:
 
 
 def _flushes_subnormals(dtype: torch.dtype, device: DeviceInfo) -> bool:
-    """Whether subnormal inputs and results may become zero.
+    """Return True if subnormal inputs and results may become zero.
 
-    The CPU instructions that multiply bfloat16 do so whatever the control register says (Intel SDM, VDPBF16PS and TDPBF16PS); so do
-    the 16-bit matrix instructions of some AMD GPUs (PyTorch notes, "Numerical accuracy", on MI200).
+    The CPU instructions that multiply bfloat16 flush them regardless of the control register (Intel SDM, VDPBF16PS and
+    TDPBF16PS). So do the 16-bit matrix instructions of some AMD GPUs (PyTorch notes, "Numerical accuracy", on MI200).
     """
     if device.type == "cpu":
         return dtype == torch.bfloat16 and not {"avx512_bf16", "amx_bf16"}.isdisjoint(device.isa)

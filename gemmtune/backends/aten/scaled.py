@@ -1,4 +1,4 @@
-"""scaled_mm by torch's ``_scaled_mm``: which problems it takes, and copies that make operands and scales as it wants them."""
+"""scaled_mm by torch's ``_scaled_mm``: the problems that it supports, and copies that adapt operands and scales to it."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ from ...problem.compositions import scaled_product
 from ...problem.dtypes import FLOAT8_FNUZ, dtype_name
 from ...problem.layout import ALIGNED_BYTES
 from ..scaling import MODES, Mode, has_plain_bias, mode_of, scale_placer
-from .dense import copied, finished
+from .dense import copied, with_epilogue
 
 Tensor = torch.Tensor
 ScaledCall = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor | None, Tensor | None], Tensor]
-"""``call(a, b, scale_a, scale_b, bias, out)``: into ``out``, or into a new tensor where that is None."""
+"""``call(a, b, scale_a, scale_b, bias, out)``, which writes into ``out``, or into a new tensor if that is None."""
 MULTIPLE = 16
-"""``_scaled_mm`` on a GPU takes K and N that are multiples of this, and rows of operands that begin at such addresses."""
+"""Multiple of K, N and the addresses of rows that ``_scaled_mm`` requires on a GPU."""
 FLOAT8_CAPABILITY, HOPPER = 89, 90
 FNUZ_ARCH = "gfx942"
-"""The GPU of AMD whose 8-bit floats are those without infinities, the only ones that hipBLASLt has there."""
+"""AMD GPU whose 8-bit floats are the ones without infinities, the only ones that hipBLASLt supports there."""
 CUDA_OF_VECTOR_SCALES = (12, 9)
-"""The first CUDA whose cuBLASLt has a scale for each row or block."""
+"""First CUDA version whose cuBLASLt has a scale for each row or block."""
 BLOCK_ROWS_MULTIPLE = 4
-"""Rows of a with scales for blocks, so that each column of those scales begins at an aligned address."""
+"""Multiple of the rows of a with block scales, so that each column of those scales begins at an aligned address."""
 
 
 def why_not_native(problem: Problem, device: DeviceInfo) -> str | None:
-    """Why ``_scaled_mm`` cannot do the problem on the device, even with copies; None if it can."""
+    """Return why ``_scaled_mm`` cannot solve the problem on the device, even with copies, or None."""
     mode, dtypes = mode_of(problem), (problem.a.dtype, problem.b.dtype)
     if problem.k == 0:
         return "K is 0: nothing to multiply"
@@ -61,16 +61,16 @@ def why_not_native(problem: Problem, device: DeviceInfo) -> str | None:
 def _why_not_fnuz(problem: Problem, device: DeviceInfo) -> str | None:
     own, got = (" and ".join(map(dtype_name, pair)) for pair in (FLOAT8_FNUZ, (problem.a.dtype, problem.b.dtype)))
     if device.arch != FNUZ_ARCH:
-        return f"{own} are floats of {FNUZ_ARCH} alone, got {got} on {device.arch}"
+        return f"{own} are floats of {FNUZ_ARCH} only, got {got} on {device.arch}"
     if not {problem.a.dtype, problem.b.dtype} <= set(FLOAT8_FNUZ):
         return f"{FNUZ_ARCH} multiplies {own}, got {got}"
     mode = mode_of(problem)
-    return None if mode == "tensor" else f"on {FNUZ_ARCH} scales for tensors alone are asked of it, got {mode}"
+    return None if mode == "tensor" else f"on {FNUZ_ARCH} only one scale for each tensor is tried, got {mode}"
 
 
 @functools.cache
 def rows_on_this_cpu() -> bool:
-    """Whether ``_scaled_mm`` on this CPU takes a scale for each row, as torch 2.11 does not: found by trying."""
+    """Return True if ``_scaled_mm`` on this CPU takes a scale for each row, found by trying. torch 2.11 does not."""
     try:
         with _disable_current_modes():
             x, scale = torch.zeros(16, 16, dtype=torch.int8).view(torch.float8_e4m3fn), torch.ones(16, 1)
@@ -81,7 +81,7 @@ def rows_on_this_cpu() -> bool:
 
 
 def composed_kernel(problem: Problem) -> Kernel:
-    """Wider floats multiplied by torch, and scales on the sums or, for blocks, on the operands."""
+    """Return the kernel that multiplies wider floats in torch and scales the sums or, for block scales, the operands."""
     out_dtype = problem.out.dtype
 
     def sums(tensors: Tensors, scalars: Scalars) -> Tensor:  # noqa: ARG001
@@ -91,11 +91,11 @@ def composed_kernel(problem: Problem) -> Kernel:
         return sums(tensors, scalars).to(out_dtype)
 
     kernel = copied(sums)
-    return finished(kernel if problem.epilogue is not None else Kernel(run=kernel.run, run_new=run_new), problem)
+    return with_epilogue(kernel if problem.epilogue is not None else Kernel(run=kernel.run, run_new=run_new), problem)
 
 
 def kernel_of(problem: Problem) -> Kernel:
-    """``_scaled_mm``, with a bias if the epilogue is no more than that, else followed by the epilogue."""
+    """Return the kernel of ``_scaled_mm``, with a bias if the epilogue is only that, else followed by the epilogue."""
     product = _native_product(problem)
     fused = has_plain_bias(problem)
     m, n = problem.m, problem.n
@@ -115,11 +115,11 @@ def kernel_of(problem: Problem) -> Kernel:
         result = product(a, b, scale_a, scale_b, rest[0] if fused else None, None)
         return result[:m, :n].clone(memory_format=torch.contiguous_format) if rows or cols else result
 
-    return finished(Kernel(run=run, run_new=run_new), problem, fused=fused)
+    return with_epilogue(Kernel(run=run, run_new=run_new), problem, fused=fused)
 
 
 def _native_product(problem: Problem) -> ScaledCall:
-    """The product on copies of what torch does not take as it is."""
+    """Return the product on copies of the operands that torch does not support unchanged."""
     mode = MODES[mode_of(problem)]
     rows, cols, along_k = _padding(problem)
     on_gpu = problem.device_type == "cuda"
@@ -149,8 +149,11 @@ def _plain_call(problem: Problem) -> ScaledCall:
 
 
 def _blocks_call(problem: Problem, mode: Mode) -> ScaledCall:
-    """What ``torch.nn.functional.scaled_mm`` calls: it tells the kinds of scales by name, where the older call goes by shapes and
-    takes square blocks only if K is a multiple of 512. It refuses ``use_fast_accum`` with blocks, which is a permission only."""
+    """Return the call that ``torch.nn.functional.scaled_mm`` makes, which names the kinds of scales.
+
+    The older call deduces them from shapes, and supports square blocks only if K is a multiple of 512. This one refuses
+    ``use_fast_accum`` with blocks, but that is a permission only.
+    """
     (recipe_a, recipe_b), dtype = mode.recipes, problem.out.dtype
     function = torch.ops.aten._scaled_mm_v2
 
@@ -164,7 +167,7 @@ def _blocks_call(problem: Problem, mode: Mode) -> ScaledCall:
 
 
 def _padding(problem: Problem) -> tuple[int, int, int]:
-    """The rows, columns and elements along K by which the operands have to grow."""
+    """Return the rows, columns and elements along K by which the operands are padded."""
     if problem.device_type != "cuda":
         return 0, 0, 0
     rows = -problem.m % BLOCK_ROWS_MULTIPLE if MODES[mode_of(problem)].blocks else 0
@@ -172,13 +175,16 @@ def _padding(problem: Problem) -> tuple[int, int, int]:
 
 
 def _rows_aligned(layout: Layout) -> bool:
-    """Whether each row lies without gaps and begins at an aligned address."""
+    """Return True if each row lies without gaps and begins at an aligned address."""
     (_, cols), (step, along) = layout.size, layout.stride
     return along == 1 and step >= cols and step % ALIGNED_BYTES == 0 and layout.offset == 0
 
 
 def _copied(x: Tensor, rows: int, cols: int) -> Tensor:
-    """A row-major copy with so many rows and columns of zeros behind it. As bytes: torch cannot fill every 8-bit float."""
+    """Return a row-major copy padded with ``rows`` rows and ``cols`` columns of zeros.
+
+    It is copied as bytes, because torch cannot fill every 8-bit float.
+    """
     bits = x.view(torch.int8)
     size = (x.shape[0] + rows, x.shape[1] + cols)
     copy = bits.new_zeros(size) if rows or cols else bits.new_empty(size)

@@ -1,7 +1,7 @@
-"""The backend ``cublaslt``: the algorithms that cuBLASLt's heuristic holds to be best, each one a choice.
+"""The cublaslt backend: the algorithms that cuBLASLt's heuristic ranks first, each one a choice.
 
-torch runs the first of them, more or less; the others are often faster. The heuristic is asked on the device itself, so that a
-machine without it has nothing to list.
+torch usually runs the first of them, and others are often faster. The heuristic query needs the device, so a machine without
+it lists nothing.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ __all__ = ["BACKEND"]
 
 @dataclass(frozen=True, slots=True)
 class CublasLtBackend:
-    """See ``choice.Backend``."""
+    """Backend of cuBLASLt's algorithms. See ``choice.Backend``."""
 
     name: str = "cublaslt"
 
     def available(self, device: DeviceInfo) -> Availability:
-        """Needs an NVIDIA GPU here and nvmath-python."""
+        """Return the availability: an NVIDIA GPU in this machine, and nvmath-python, are required."""
         if device.type != "cuda":
             return Availability(ok=False, detail=f"cuBLASLt serves NVIDIA GPUs, not {device.type}")
         version = installed_version()
@@ -37,7 +37,7 @@ class CublasLtBackend:
             return Availability(ok=False, detail="nvmath-python is not installed: pip install 'gemmtune[cublaslt]'")
         if not torch.cuda.is_available() or detect(device.torch_device) != device:
             return Availability(
-                ok=False, detail=f"cuBLASLt's algorithms are asked of the device itself, and {device.name} is not here"
+                ok=False, detail=f"cuBLASLt's algorithms are queried on the device, and {device.name} is not present"
             )
         try:
             library = bindings().get_version()
@@ -46,11 +46,11 @@ class CublasLtBackend:
         return Availability(ok=True, detail=f"cuBLASLt {library} through nvmath-python {version}")
 
     def serves_by_default(self, device: DeviceInfo) -> bool:
-        """Serves every NVIDIA GPU."""
+        """Return True for every NVIDIA GPU."""
         return device.type == "cuda"
 
     def enumerate(self, problem: Problem, device: DeviceInfo, settings: Settings) -> Offers:
-        """The first ``cublaslt_top_k`` algorithms of the heuristic query for this problem on this device."""
+        """Return the first ``cublaslt_top_k`` algorithms of the heuristic query for this problem on this device."""
         available = self.available(device)
         if not available.ok:
             return self._refused(available.detail)

@@ -18,18 +18,18 @@ from .library import Algorithm, bindings, checked
 
 @dataclass(frozen=True, kw_only=True)
 class CublasLtChoice(Choice):
-    """A problem and the algorithm that does it."""
+    """Choice of one algorithm for a problem."""
 
     algorithm: Algorithm = field(repr=False)
 
     @property
     def content_hash(self) -> str:
-        """Over the attributes: the opaque bytes and the rank in the query belong to one version and may change."""
+        """Hash of the attributes. The opaque bytes and the rank in the query may change with the version."""
         text = "cublaslt " + " ".join(f"{attribute.name}={value}" for attribute, value in self.algorithm.attributes)
         return hashlib.sha256(text.encode()).hexdigest()
 
     def at(self, problem: Problem, device: DeviceInfo) -> CublasLtChoice | str:
-        """The algorithm for the problem, where cuBLASLt's own check lets it pass."""
+        """Return the algorithm for the problem, or why cuBLASLt's check rejects it."""
         try:
             gemm = gemm_of(problem)
             algorithm = checked(self.algorithm, gemm, problem, device.index)
@@ -38,25 +38,25 @@ class CublasLtChoice(Choice):
         return why_not_rounded(algorithm, gemm, problem) or choice_of(problem, algorithm)
 
     def load(self) -> Any:
-        """The bindings of the library. Raises UnavailableError where it is missing."""
+        """Return the bindings of the library. Raises UnavailableError if it is missing."""
         return bindings()
 
     def bind(self, loaded: Any) -> Kernel:
-        """Make the descriptors. Raises RuntimeError with the status's name if cuBLASLt refuses."""
+        """Make the descriptors and return the kernel. Raises RuntimeError with the status's name if cuBLASLt refuses."""
         return kernel_of(loaded, gemm_of(self.problem), self.problem, self.algorithm)
 
 
 def why_not_rounded(algorithm: Algorithm, gemm: Gemm, problem: Problem) -> str | None:
-    """Why the algorithm is not precise enough, or None.
+    """Return why the algorithm is not precise enough, or None.
 
-    Seen of algorithm 24 with 3 to 29 parts, bfloat16, CUDA 13.0: errors of 15 to 22 times the bound.
+    Algorithm 24 with 3 to 29 parts, bfloat16, CUDA 13.0, showed errors of 15 to 22 times the bound.
     """
     rounds = gemm.bias and algorithm.splits > 1 and problem.out.dtype != problem.accumulator
-    return "it divides K and rounds the sum to the result's dtype before it scales it and adds the bias" if rounds else None
+    return "it splits K and rounds the sum to the result's dtype before scaling it and adding the bias" if rounds else None
 
 
 def choice_of(problem: Problem, algorithm: Algorithm) -> CublasLtChoice:
-    """The choice of an algorithm for a problem."""
+    """Return the choice of an algorithm for a problem."""
     attributes = {attribute.name.lower(): value for attribute, value in algorithm.attributes}
     labels = [f"algo{attributes['id']}", *(f"{name}{value}" for name, value in attributes.items() if name != "id")]
     in_output_type = algorithm.splits > 1 and algorithm.reduction in (ReductionScheme.INPLACE, ReductionScheme.OUTPUT_TYPE)

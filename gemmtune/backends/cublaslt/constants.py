@@ -1,4 +1,4 @@
-"""The numbers of cuBLASLt's binary interface that we use (cublasLt.h, cublas_api.h and library_types.h of the CUDA toolkit)."""
+"""Numbers of cuBLASLt's binary interface that we use (cublasLt.h, cublas_api.h and library_types.h of the CUDA toolkit)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ DATA_TYPES: dict[torch.dtype, int] = {
     torch.float32: 0, torch.float64: 1, torch.float16: 2, torch.int8: 3, torch.int32: 10, torch.bfloat16: 14,
     torch.float8_e4m3fn: 28, torch.float8_e5m2: 29,
 }  # fmt: skip
-"""cudaDataType_t."""
+"""cudaDataType_t by dtype."""
 COMPUTE_TYPES: dict[torch.dtype, int] = {torch.float32: 68, torch.float64: 70, torch.int32: 72}
 """cublasComputeType_t by accumulator: CUBLAS_COMPUTE_32F reads float32 operands in full, CUBLAS_COMPUTE_64F, CUBLAS_COMPUTE_32I."""
 COMPUTE_TF32 = 77
@@ -20,7 +20,7 @@ Scalar = type[ctypes.c_float] | type[ctypes.c_double] | type[ctypes.c_int32]
 SCALARS: dict[torch.dtype, Scalar] = {
     torch.float32: ctypes.c_float, torch.float64: ctypes.c_double, torch.int32: ctypes.c_int32,
 }  # fmt: skip
-"""The host type of alpha and beta by accumulator."""
+"""Host type of alpha and beta by accumulator."""
 
 
 Operation = IntEnum("Operation", {"N": 0, "T": 1})
@@ -48,22 +48,22 @@ Epilogue = IntEnum("Epilogue", {"DEFAULT": 1, "BIAS": 4})
 
 
 class ScaleMode(IntEnum):
-    """cublasLtMatmulMatrixScale_t: what has a scale of its own."""
+    """cublasLtMatmulMatrixScale_t: the part of an operand that shares a scale."""
 
     SCALAR = 0
     OUTER_VECTOR = 3
-    """Each row of A, each column of B."""
+    """One scale for each row of A and each column of B."""
     VECTOR_128 = 4
-    """Each 128 elements along K of those."""
+    """One scale for each 128 elements along K of a row or column."""
     BLOCK_128X128 = 5
 
 
 class ReductionScheme(IntFlag):
-    """cublasLtReductionScheme_t: where and in which type the partial sums of a split K meet."""
+    """cublasLtReductionScheme_t: the place and type in which the partial sums of a split K are added."""
 
     NONE = 0
     INPLACE = 1
-    """Partial sums stand in the output buffer, so in the output's type."""
+    """Partial sums lie in the output buffer, and thus in the output's type."""
     COMPUTE_TYPE = 2
     OUTPUT_TYPE = 4
 
@@ -73,16 +73,16 @@ AlgorithmAttribute = IntEnum(
     ["ID", "TILE", "SPLITK", "REDUCTION", "SWIZZLE", "CUSTOM", "STAGES", "INNER", "CLUSTER"],
     start=0,
 )
-"""cublasLtMatmulAlgoConfigAttributes_t: together they tell an algorithm from every other one."""
+"""cublasLtMatmulAlgoConfigAttributes_t, which together identify an algorithm."""
 ATTRIBUTE_TYPES = {
     AlgorithmAttribute.ID: ctypes.c_int32, AlgorithmAttribute.SPLITK: ctypes.c_int32, AlgorithmAttribute.INNER: ctypes.c_uint16,
     AlgorithmAttribute.CLUSTER: ctypes.c_uint16,
 }  # fmt: skip
-"""The C types of those attributes that are no uint32."""
+"""C types of the attributes that are not uint32."""
 
 
 class HeuristicResult(ctypes.Structure):
-    """cublasLtMatmulHeuristicResult_t; its first member is the opaque cublasLtMatmulAlgo_t."""
+    """cublasLtMatmulHeuristicResult_t, whose first member is the opaque cublasLtMatmulAlgo_t."""
 
     _fields_ = (
         ("algorithm", ctypes.c_uint64 * 8),

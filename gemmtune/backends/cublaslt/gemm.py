@@ -1,7 +1,7 @@
-"""A Problem in cuBLASLt's words: column-major matrices, D = alpha · op(A) · op(B) + beta · C, or + bias along D's rows.
+"""Problem in cuBLASLt's terms: column-major matrices, D = alpha · op(A) · op(B) + beta · C, or + bias along D's rows.
 
-A row-major matrix read column by column is its transpose. A row-major out is therefore computed as out^T = b^T a^T: the operands
-change places, and none is copied.
+A row-major matrix read column by column is its transpose. A row-major out is therefore computed as out^T = b^T a^T: the
+operands swap places, and none is copied.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ OPS: tuple[Op, ...] = (*DENSE_OPS, "int_mm", "scaled_mm")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Matrix:
-    """One operand as it lies in memory, column by column.
+    """Operand as a column-major matrix in memory.
 
-    ``ld`` and ``batch_stride`` count elements. ``transposed`` tells that the operand is this matrix's transpose.
+    ``ld`` and ``batch_stride`` count elements. ``transposed`` states that the operand is this matrix's transpose.
     ``alignment_bytes`` is the largest power of two, at most 16, that divides its address.
     """
 
@@ -40,18 +40,18 @@ class Matrix:
 
     @property
     def column_alignment_bytes(self) -> int:
-        """The same of the addresses of all its columns."""
+        """Alignment of all columns: the largest power of two, at most 16, that divides their addresses."""
         strides = (self.ld if self.cols > 1 else 0, self.batch_stride)
         return min(self.alignment_bytes, *(_power_of_two(stride * self.dtype.itemsize) for stride in strides))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gemm:
-    """What cuBLASLt is asked to do.
+    """Product for cuBLASLt.
 
-    ``swapped`` tells that ``left`` is b and ``right`` is a. ``c`` is the added operand where it is a whole matrix. ``bias`` tells
-    that it is a vector along D's rows, with ``bias_alignment_bytes`` and, in elements, ``bias_batch_stride``. ``scaling`` names
-    the kinds of scales (a key of ``scaling.MODES``), empty where there are none.
+    ``swapped`` states that ``left`` is b and ``right`` is a. ``c`` is the added operand if it is a whole matrix. ``bias``
+    states that it is a vector along D's rows, with ``bias_alignment_bytes`` and, in elements, ``bias_batch_stride``.
+    ``scaling`` names the kinds of scales (a key of ``scaling.MODES``), and is empty without scales.
     """
 
     left: Matrix
@@ -67,10 +67,10 @@ class Gemm:
 
 
 def gemm_of(problem: Problem) -> Gemm:
-    """The problem as cuBLASLt computes it.
+    """Return the problem in cuBLASLt's terms.
 
     Raises:
-        InvalidProblemError: cuBLASLt cannot do it; the message tells why.
+        InvalidProblemError: cuBLASLt cannot solve it. The message says why.
     """
     reason = why_not(problem, OPS) or why_not_fnuz(problem)
     if reason is not None:
@@ -87,9 +87,10 @@ def gemm_of(problem: Problem) -> Gemm:
     left, right = (problem.b.transposed, problem.a.transposed) if swapped else (problem.a, problem.b)
     inp = problem.inp_read.expanded(problem.out.size) if problem.inp_read is not None else None
     inp = inp.transposed if inp is not None and swapped else inp
+    # Add inp as a bias if possible, else as the matrix C.
     bias, added = False, None
     if inp is not None:
-        # The BIAS epilogue adds one packed vector to every column of D, unscaled; it has no float64 kernels.
+        # The BIAS epilogue adds one contiguous vector to every column of D, unscaled. It has no float64 kernels.
         same_in_every_column = inp.size[-1] == 1 or inp.stride[-1] == 0
         packed = inp.size[-2] == 1 or inp.stride[-2] == 1
         bias = problem.beta == "one" and same_in_every_column and packed and problem.dtype != torch.float64
@@ -113,7 +114,10 @@ def gemm_of(problem: Problem) -> Gemm:
 
 
 def _scaled_gemm(problem: Problem, d: Matrix, swapped: bool) -> Gemm:
-    """8-bit floats are multiplied only along packed rows of a and columns of b ("TN format" in cuBLAS's documentation)."""
+    """Return the product of 8-bit floats.
+
+    cuBLASLt supports only contiguous rows of a and columns of b ("TN format" in its documentation).
+    """
     row, column = _view(problem.a.transposed, transposed=False), _view(problem.b, transposed=False)
     if row is None or column is None:
         raise InvalidProblemError(f"8-bit floats: expected a row-major a and a column-major b, got {problem.a} and {problem.b}")
@@ -123,7 +127,7 @@ def _scaled_gemm(problem: Problem, d: Matrix, swapped: bool) -> Gemm:
     bias = problem.epilogue.operands[0] if problem.epilogue is not None else None
     if bias is not None and not swapped:
         raise InvalidProblemError("a bias along the rows of out, which is column-major: cuBLASLt adds it along its columns")
-    # The first operand of cuBLASLt's product is read transposed: a itself, or b where the operands change places.
+    # cuBLASLt reads the first operand of its product transposed: a itself, or b if the operands are swapped.
     first, second = (column, row) if swapped else (row, column)
     return Gemm(
         left=dataclasses.replace(first, transposed=True),
@@ -140,7 +144,7 @@ def _scaled_gemm(problem: Problem, d: Matrix, swapped: bool) -> Gemm:
 
 
 def _output(out: Layout) -> tuple[Matrix, bool]:
-    """D and whether the operands change places. Where both orders are open (a vector), the longer columns."""
+    """Return D and True if the operands are swapped. A vector allows both orders, and the one with longer columns is used."""
     views = [(view, swapped) for swapped in (True, False) if (view := _view(out, transposed=swapped)) is not None]
     if not views:
         raise InvalidProblemError(f"out is neither row- nor column-major, got {out}")
@@ -156,11 +160,11 @@ def _operand(layout: Layout, swapped: bool, name: str) -> Matrix:
 
 
 def _view(layout: Layout, *, transposed: bool) -> Matrix | None:
-    """The layout as a column-major matrix, or its transpose as one; None if it cannot be read so."""
+    """Return the layout, or its transpose, as a column-major matrix, or None if it is not one."""
     x = layout.transposed if transposed else layout
     rows, cols = x.size[-2:]
     step = ALIGNED_BYTES // x.dtype.itemsize
-    # The distance between columns means nothing for a single one; an aligned value opens the kernels that load whole vectors.
+    # The distance between columns is meaningless for a single one. An aligned value allows kernels that load whole vectors.
     ld = x.stride[-1] if cols > 1 else -(-rows // step) * step
     if (rows > 1 and x.stride[-2] != 1) or ld < rows:
         return None
@@ -184,5 +188,5 @@ def _alignment_bytes(layout: Layout) -> int:
 
 
 def _power_of_two(size_bytes: int) -> int:
-    """The largest, at most ALIGNED_BYTES, that divides a number of bytes."""
+    """Return the largest power of two, at most ALIGNED_BYTES, that divides a number of bytes."""
     return min(size_bytes & -size_bytes, ALIGNED_BYTES) if size_bytes else ALIGNED_BYTES

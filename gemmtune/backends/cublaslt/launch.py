@@ -1,4 +1,4 @@
-"""Launching one algorithm: by the bindings, and as plain data for the native look-up, which calls cublasLtMatmul itself."""
+"""Launch of one algorithm: by the bindings, and as plain data for the native look-up, which calls cublasLtMatmul directly."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from .gemm import Gemm, Matrix
 from .library import Algorithm, Descriptors, function_address, handle, named_errors
 
 FIRST_SCALE = 2
-"""The place of scale_a among the tensors of a call; scale_b is behind it."""
+"""Index of scale_a among the tensors of a call. scale_b follows it."""
 
 
 def kernel_of(lt: Any, gemm: Gemm, problem: Problem, algorithm: Algorithm) -> Kernel:
-    """The kernel of an algorithm, by the module of bindings. Raises RuntimeError with the status's name if cuBLASLt refuses."""
+    """Return the kernel of an algorithm. Raises RuntimeError with the status's name if cuBLASLt refuses."""
     launch = _launcher(lt, gemm, problem, algorithm)
     return Kernel(run=launch, prepared=_prepared(gemm, problem, algorithm))
 
 
 def _launcher(lt: Any, gemm: Gemm, problem: Problem, algorithm: Algorithm) -> Run:
-    """The function that a call runs. What it needs lies in its locals: its own cost adds to every product."""
+    """Return the function that a call runs. Its data lies in local variables, because its overhead adds to every product."""
     descriptors = Descriptors(gemm, problem)
     matmul, failure, address = lt.matmul, lt.cuBLASLtError, ctypes.addressof
     raw_stream, current_device = torch._C._cuda_getCurrentRawStream, torch._C._cuda_getDevice
@@ -70,26 +70,27 @@ def _launcher(lt: Any, gemm: Gemm, problem: Problem, algorithm: Algorithm) -> Ru
 
 
 def fixed_scalars(gemm: Gemm, problem: Problem) -> tuple[int | None, int | None]:
-    """alpha and beta as cuBLASLt gets them; None for one that is known at the call only."""
+    """Return alpha and beta as cuBLASLt gets them, with None for a value that is known only at the call."""
 
     def fixed(kind: ScalarClass) -> int | None:
         return None if kind == "general" else int(kind == "one")
 
-    # A bias goes through the epilogue, unscaled: the product itself then has beta 0.
+    # A bias goes through the epilogue, unscaled, and the product then has beta 0.
     return fixed(problem.alpha), fixed(problem.beta) if gemm.c is not None else 0
 
 
 def workspace(index: int, stream: int, size_bytes: int) -> torch.Tensor:
-    """Scratch memory of at least ``size_bytes`` for work on ``stream``, the current stream of the CUDA device ``index``.
+    """Return scratch memory of at least ``size_bytes`` for ``stream``, the current stream of the CUDA device ``index``.
 
-    All kernels share one block for each device and stream, since the work of a stream never overlaps. A graph that is captured gets
-    one of its own, from its own memory pool: it may be replayed on any stream, next to calls that use the shared one.
+    All kernels share one block for each device and stream, because the work of a stream never overlaps. A captured graph gets
+    a separate block from its memory pool. It may be replayed on any stream, concurrently with calls that use the shared
+    block.
     """
     if torch.cuda.is_current_stream_capturing():
         return _allocate(index, size_bytes)
     block = _blocks.get((index, stream))
     if block is None or block.numel() < size_bytes:
-        # The old block goes back to torch's allocator, which reuses it in the order of this stream only.
+        # torch's allocator gets the old block back and reuses it in the order of this stream only.
         block = _blocks[index, stream] = _allocate(index, size_bytes)
     return block
 
@@ -102,9 +103,9 @@ def _allocate(index: int, size_bytes: int) -> torch.Tensor:
 
 
 def _with_pointers(launch: Run, descriptors: Descriptors, gemm: Gemm, problem: Problem) -> Run:
-    """The run with scales and a bias, whose addresses are part of the descriptor, which another thread may be about to use as well.
+    """Return the launch with scales and a bias, whose addresses are stored in the descriptor under a lock.
 
-    Scales that lie otherwise than cuBLASLt wants them are laid out first.
+    Another thread may be about to use the same descriptor. Scales in another layout than cuBLASLt's are laid out first.
     """
     lock, swapped, bias, bias_at = threading.Lock(), gemm.swapped, gemm.bias, bias_place(gemm)
     place = scale_placer(problem) if gemm.scaling else None
@@ -124,12 +125,12 @@ def _with_pointers(launch: Run, descriptors: Descriptors, gemm: Gemm, problem: P
 
 
 def bias_place(gemm: Gemm) -> int:
-    """The place of a bias among the tensors of a call: behind the scales, where there are some."""
+    """Return the index of a bias among the tensors of a call, after the scales if there are any."""
     return FIRST_SCALE + 2 if gemm.scaling else 2
 
 
 def _prepared(gemm: Gemm, problem: Problem, algorithm: Algorithm) -> LibraryProduct | None:
-    """The same as plain data; None where scales have to be laid out anew, and where the functions' addresses are not known."""
+    """Return the launch as plain data, or None if scales need a new layout or the functions' addresses are unknown."""
     matmul, set_attribute = (function_address(name) for name in ("cublasLtMatmul", "cublasLtMatmulDescSetAttribute"))
     if matmul is None or set_attribute is None or (gemm.scaling and not _lie_right(problem)):
         return None
@@ -138,10 +139,10 @@ def _prepared(gemm: Gemm, problem: Problem, algorithm: Algorithm) -> LibraryProd
     if need:
         try:
             capture = find_driver().capture_info
-        except UnavailableError:  # too old for what else is called of it
+        except UnavailableError:  # too old for its other functions that a record uses
             return None
         memory = Memory(tensors=lambda stream: (workspace(index, stream, need),), capture=capture, size_bytes=need)
-    # Those of the Python function are not shared: what they hold of a call is under its lock.
+    # The Python function's descriptors are not shared, because its lock protects the addresses in them.
     descriptors = Descriptors(gemm, problem)
     pointers: list[tuple[int, int]] = []
     if gemm.scaling:
@@ -176,13 +177,13 @@ def _prepared(gemm: Gemm, problem: Problem, algorithm: Algorithm) -> LibraryProd
 
 
 def _look(gemm: Gemm, matrices: Sequence[Matrix]) -> Hashable:
-    """All that the descriptors have but sizes and strides."""
+    """Return everything in the descriptors except sizes and strides."""
     bias = (gemm.bias_alignment_bytes, gemm.bias_batch_stride) if gemm.bias else None
     return (*(dataclasses.replace(x, rows=0, cols=0, ld=0, batch_stride=0) for x in matrices), bias, gemm.batch, gemm.scaling)
 
 
 def _lie_right(problem: Problem) -> bool:
-    """Whether cuBLASLt can read the scales of every call where they are. That depends on nothing but their layouts."""
+    """Return True if cuBLASLt can read the scales of every call in place, which depends on their layouts alone."""
 
     def like(layout: Layout) -> torch.Tensor:
         memory = torch.empty(layout.offset + layout.span, dtype=layout.dtype)

@@ -1,4 +1,4 @@
-"""cuBLASLt through nvmath-python's bindings: handles, descriptors, the heuristic query."""
+"""cuBLASLt through nvmath-python's bindings: handles, descriptors and the heuristic query."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ from .constants import (
 from .gemm import Gemm, Matrix
 
 WORKSPACE_BYTES = 32 * 2**20
-"""What NVIDIA recommends for Hopper (cuBLAS documentation, cublasSetWorkspace), and enough for older GPUs."""
+"""Workspace size that NVIDIA recommends for Hopper (cuBLAS documentation, cublasSetWorkspace), and enough for older GPUs."""
 MOST_SPLITS = 16
-"""The limit for an algorithm that tells a negative number: it decides itself."""
+"""Assumed number of splits of an algorithm that reports a negative number, which means that it decides at run time."""
 PLACEHOLDER = 2**32
-"""The address that the heuristic query is told of a bias or a scale: it looks at the alignment only."""
+"""Address of a bias or a scale in the heuristic query, which uses its alignment only."""
 SCALE_MODES: dict[str, tuple[ScaleMode, ScaleMode]] = {
     "tensor": (ScaleMode.SCALAR, ScaleMode.SCALAR),
     "row": (ScaleMode.OUTER_VECTOR, ScaleMode.OUTER_VECTOR),
@@ -48,12 +48,12 @@ SCALE_MODES: dict[str, tuple[ScaleMode, ScaleMode]] = {
     "128x128_128x1": (ScaleMode.BLOCK_128X128, ScaleMode.VECTOR_128),
     "1x128_128x1": (ScaleMode.VECTOR_128, ScaleMode.VECTOR_128),
 }
-"""The modes of a's and b's scales, by ``Gemm.scaling``."""
+"""Modes of a's and b's scales, by ``Gemm.scaling``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Algorithm:
-    """One answer of the heuristic query: the opaque algorithm, what it says of itself, and the workspace that it needs."""
+    """Result of the heuristic query: the opaque algorithm, its attributes, and the workspace that it needs."""
 
     opaque: bytes
     attributes: tuple[tuple[AlgorithmAttribute, int], ...]
@@ -62,18 +62,18 @@ class Algorithm:
 
     @property
     def splits(self) -> int:
-        """How many partial sums of K meet in each element, at most."""
-        told = dict(self.attributes)[AlgorithmAttribute.SPLITK]
-        return MOST_SPLITS if told < 0 else max(told, 1)
+        """Largest number of partial sums of K that are added in each element."""
+        reported = dict(self.attributes)[AlgorithmAttribute.SPLITK]
+        return MOST_SPLITS if reported < 0 else max(reported, 1)
 
     @property
     def reduction(self) -> ReductionScheme:
-        """The scheme by which partial sums meet; NONE without a split."""
+        """Scheme by which partial sums are added, NONE without a split."""
         return ReductionScheme(dict(self.attributes)[AlgorithmAttribute.REDUCTION])
 
 
 def installed_version() -> str | None:
-    """The version of nvmath-python, None if it is not installed. Imports nothing."""
+    """Return the version of nvmath-python, or None if it is not installed. Imports nothing."""
     if importlib.util.find_spec("nvmath") is None:
         return None
     return importlib.metadata.version("nvmath-python")
@@ -81,12 +81,12 @@ def installed_version() -> str | None:
 
 @functools.cache
 def bindings() -> Any:
-    """The module of bindings. It finds the libcublasLt that torch has loaded before it searches for another."""
+    """Return the module of bindings. It uses the libcublasLt that torch has loaded before it searches for another."""
     return importlib.import_module("nvmath.bindings.cublasLt")
 
 
 def function_address(name: str) -> int | None:
-    """The address at which the bindings have found a function of cuBLASLt; None if they do not tell."""
+    """Return the address of a cuBLASLt function that the bindings found, or None if they do not report it."""
     try:
         internal = importlib.import_module("nvmath.bindings._internal.cublasLt")
         return int(internal._inspect_function_pointer(f"__{name}")) or None
@@ -96,7 +96,7 @@ def function_address(name: str) -> int | None:
 
 @functools.cache
 def handle(index: int) -> int:
-    """This process's cuBLASLt handle on the CUDA device ``index``; any thread may use it at any time."""
+    """Return this process's cuBLASLt handle on the CUDA device ``index``. Any thread may use it at any time."""
     with torch.cuda.device(index), named_errors("cublasLtCreate"):
         created: int = bindings().create()
     return created
@@ -104,7 +104,7 @@ def handle(index: int) -> int:
 
 @contextmanager
 def named_errors(call: str) -> Iterator[None]:
-    """Turn the bindings' exceptions, which name the status, into RuntimeErrors that name the call too."""
+    """Convert the bindings' exceptions, which name the status, to RuntimeErrors that also name the call."""
     try:
         yield
     except bindings().cuBLASLtError as error:
@@ -112,9 +112,9 @@ def named_errors(call: str) -> Iterator[None]:
 
 
 class Descriptors:
-    """The operation and matrix descriptors of one Gemm; freed with this object.
+    """Operation and matrix descriptors of one Gemm, freed with this object.
 
-    ``operation``, ``left``, ``right``, ``c`` and ``d`` are what the bindings take. Without an added matrix ``c`` is ``d``.
+    ``operation``, ``left``, ``right``, ``c`` and ``d`` are arguments of the bindings. Without an added matrix ``c`` is ``d``.
     """
 
     def __init__(self, gemm: Gemm, problem: Problem) -> None:
@@ -140,12 +140,12 @@ class Descriptors:
         self.c = self.d if gemm.c is None else self._matrix(gemm.c, gemm.batch)
 
     def _set_scaling(self, gemm: Gemm, fast_accum: bool) -> None:
-        # One number in all is what a descriptor has by itself: older versions do not know the attribute.
+        # A single scale is the descriptor's default, and older versions do not know the attribute.
         if gemm.scaling != "tensor":
             left, right = SCALE_MODES[gemm.scaling][:: -1 if gemm.swapped else 1]
             self._set(DescAttribute.A_SCALE_MODE, ctypes.c_int32(left))
             self._set(DescAttribute.B_SCALE_MODE, ctypes.c_int32(right))
-        # Sums with scales for blocks are promoted at each block anyway.
+        # Sums with block scales are promoted at each block anyway.
         self._set(DescAttribute.FAST_ACCUM, ctypes.c_int8(fast_accum and not MODES[gemm.scaling].blocks))
         self.set_scales(PLACEHOLDER, PLACEHOLDER)
 
@@ -161,17 +161,17 @@ class Descriptors:
         return descriptor
 
     def set_bias(self, address: int) -> None:
-        """Tell the address of the bias; it is read when the product is launched, not here."""
+        """Set the address of the bias, which is read when the product is launched."""
         self._set(DescAttribute.BIAS_POINTER, ctypes.c_uint64(address))
 
     def set_scales(self, left: int, right: int) -> None:
-        """Tell the addresses of the scales, which are read as that of the bias is."""
+        """Set the addresses of the scales, which are read when the product is launched."""
         self._set(DescAttribute.A_SCALE_POINTER, ctypes.c_uint64(left))
         self._set(DescAttribute.B_SCALE_POINTER, ctypes.c_uint64(right))
 
 
 def algorithms(gemm: Gemm, problem: Problem, index: int, count: int) -> list[Algorithm]:
-    """The first ``count`` algorithms of the heuristic query on the CUDA device ``index``, best guess first.
+    """Return the first ``count`` algorithms of the heuristic query on the CUDA device ``index``, best guess first.
 
     Raises:
         RuntimeError: cuBLASLt has none for this problem.
@@ -187,7 +187,7 @@ def algorithms(gemm: Gemm, problem: Problem, index: int, count: int) -> list[Alg
 
 
 def checked(algorithm: Algorithm, gemm: Gemm, problem: Problem, index: int) -> Algorithm:
-    """An algorithm that was found for another problem, with the workspace that it needs for this one.
+    """Return an algorithm that was found for another problem, with the workspace that it needs for this one.
 
     Raises:
         RuntimeError: cuBLASLt cannot use it for this problem.
@@ -207,15 +207,15 @@ def checked(algorithm: Algorithm, gemm: Gemm, problem: Problem, index: int) -> A
 
 @contextmanager
 def _preference(gemm: Gemm, problem: Problem) -> Iterator[int]:
-    """What the query may answer: workspace, alignments, and how partial sums may be stored."""
+    """Yield the constraints of the query: workspace, alignments, and the storage of partial sums."""
     lt = bindings()
     schemes = ReductionScheme.COMPUTE_TYPE
     if problem.precision.reduced_partials or problem.out.dtype == problem.accumulator:
         schemes |= ReductionScheme.INPLACE | ReductionScheme.OUTPUT_TYPE
     c_bytes = d_bytes = gemm.d.alignment_bytes
     if gemm.c is not None:
-        # Some answers read and write vectors of C and D that are aligned as the better one is, or as only the first column is (CUDA
-        # 13.0, algorithm 21: misaligned addresses): all columns of both count then.
+        # Some results read and write vectors of C and D at the better of both alignments, or at that of the first column
+        # only. Misaligned addresses follow (CUDA 13.0, algorithm 21). The alignment of all columns of both is therefore used.
         c_bytes = d_bytes = min(gemm.c.column_alignment_bytes, gemm.d.column_alignment_bytes)
     elif gemm.bias:
         d_bytes = min(d_bytes, gemm.bias_alignment_bytes)

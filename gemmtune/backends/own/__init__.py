@@ -1,8 +1,8 @@
-"""The own backend: GEMMs of the user's and of installed packages, by the declaration that the conformance suite tests them by.
+"""The own backend: GEMMs of the user and of installed packages, offered by the declaration that the conformance suite uses.
 
-``mylib.ops:matmul`` of the setting ``extra_choices``, or of an entry point of the group ``gemmtune.backends``, is offered as the
-choice ``own:mylib.ops:matmul`` for the problems that its ``gemm_traits`` cover. An object with the methods of ``choice.Backend`` is
-a whole backend: it is asked for choices as ours are.
+``mylib.ops:matmul`` in the setting ``extra_choices``, or in an entry point of the group ``gemmtune.backends``, is offered as
+the choice ``own:mylib.ops:matmul`` for the problems that its ``gemm_traits`` cover. An object with the methods of
+``choice.Backend`` is a whole backend and enumerates choices as ours do.
 """
 
 from .backend import BACKEND

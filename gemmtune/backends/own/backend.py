@@ -1,4 +1,4 @@
-"""The own backend: offers what targets declare, and asks whole backends of other packages."""
+"""The own backend: offers declared GEMMs and the choices of whole backends of other packages."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ NOTHING = f"nothing is brought along: set extra_choices, or install a package wi
 
 
 class OwnBackend:
-    """GEMMs that are brought along, each by the declaration that it makes."""
+    """Backend of user-supplied GEMMs, each offered by its declaration."""
 
     name = NAME
 
-    def available(self, device: DeviceInfo) -> Availability:  # noqa: ARG002 - each target says on which devices it works
-        """Yes where there are any; which, and of what version."""
+    def available(self, device: DeviceInfo) -> Availability:  # noqa: ARG002 - each target declares its devices
+        """Return the availability: ok if there are targets, with their names and versions."""
         targets = targets_of(current())
         if not targets:
             return Availability(ok=False, detail=NOTHING)
         return Availability(ok=True, detail=", ".join(_described(target) for target in targets))
 
-    def serves_by_default(self, device: DeviceInfo) -> bool:  # noqa: ARG002 - each target says on which devices it works
-        """Whether installed packages bring some; those of ``extra_choices`` always take part."""
+    def serves_by_default(self, device: DeviceInfo) -> bool:  # noqa: ARG002 - each target declares its devices
+        """Return True if installed packages supply targets. Those of ``extra_choices`` always take part."""
         return bool(installed_targets())
 
     def enumerate(self, problem: Problem, device: DeviceInfo, settings: Settings) -> Offers:
-        """The targets whose declarations cover the problem. One that cannot be imported is left out, with a warning."""
+        """Return the targets whose declarations cover the problem. One that cannot be imported is left out with a warning."""
         choices: list[Choice] = []
         refusals: list[Refusal] = []
         for target in targets_of(settings):
@@ -62,7 +62,7 @@ def _offers_of(target: str, problem: Problem, device: DeviceInfo, settings: Sett
 
 
 def _of_a_backend(backend: Backend, name: str, problem: Problem, device: DeviceInfo, settings: Settings) -> Offers:
-    """What another package's backend offers; an error of its own costs its choices and no others."""
+    """Return the offers of another package's backend. Its errors cost its choices only."""
     try:
         seen = backend.available(device)
         if not seen.ok:
@@ -72,14 +72,14 @@ def _of_a_backend(backend: Backend, name: str, problem: Problem, device: DeviceI
         for choice in choices:
             _check(choice, backend.name)
         return Offers(choices=choices, refusals=tuple(offers.refusals))
-    except Exception as error:  # noqa: BLE001 - whatever another package's code raises is a fact about it, told with its type
+    except Exception as error:  # noqa: BLE001 - any exception of another package's code is reported with its type
         reason = f"its backend failed to offer choices: {type(error).__name__}: {error}"
         warnings.warn(f"{name} is left out: {reason}", RuntimeWarning, stacklevel=3)
         return Offers(refusals=(Refusal(name=name, reason=reason),))
 
 
 def _check(choice: Choice, backend: str) -> None:
-    """Raises ValueError for a choice that could be taken for another backend's, or for torch's own."""
+    """Raise ValueError for a choice that could be mistaken for one of another backend or of torch."""
     if not choice.name.startswith(f"{backend}:") or choice.backend != backend or choice.baseline or not choice.content_hash:
         raise ValueError(
             f"got the choice {choice.name!r} of the backend {choice.backend!r}, baseline={choice.baseline}, expected a name that "

@@ -1,4 +1,4 @@
-"""A GEMM of somebody else's as a choice: its calls, held to what a kernel has to give."""
+"""User-supplied GEMM as a choice: its calls, with a check of their results."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NAME = "own"
 
 @dataclass(frozen=True, kw_only=True)
 class OwnChoice(Choice):
-    """A declared GEMM for one problem. It travels as the name of its target, and is imported where it runs."""
+    """Declared GEMM for one problem. It is passed to other processes by its target's name and imported where it runs."""
 
     target: str
     digest: str = field(repr=False)
@@ -30,7 +30,7 @@ class OwnChoice(Choice):
 
     @classmethod
     def of(cls, source: Loaded, subject: Subject, problem: Problem) -> OwnChoice:
-        """The choice for a problem that the declarations cover."""
+        """Return the choice for a problem that the declarations cover."""
         return cls(
             name=f"{NAME}:{source.target}",
             backend=NAME,
@@ -44,48 +44,48 @@ class OwnChoice(Choice):
 
     @property
     def content_hash(self) -> str:
-        """A hash over the name and the digest of sources, version and declarations."""
+        """Hash of the name and the digest of sources, version and declarations."""
         return hashlib.sha256(f"{self.name}\0{self.digest}".encode()).hexdigest()
 
     @property
     def own_results(self) -> bool:
-        """Not known: a GEMM may return memory that it returned before."""
+        """False, because a GEMM may return memory that it returned before."""
         return False
 
     def why_unordered(self, allowing: str) -> str:
-        """What it does not declare, which may well be true of it."""
+        """Explain that determinism is not declared, although the GEMM may well be deterministic."""
         return f"got no deterministic, expected deterministic=True: declare it if equal inputs give equal bits, else set {allowing}"
 
     def at(self, problem: Problem, device: DeviceInfo) -> OwnChoice | str:
-        """The GEMM for the problem, where its declarations cover that."""
+        """Return the GEMM for the problem, or why its declarations do not cover it."""
         source = loaded(self.target, self.folder)
         if not isinstance(source.found, Subject):
-            return f"{self.target} is no GEMM any more"
+            return f"{self.target} is no longer a GEMM"
         return why_not(source.found.traits, problem, device) or self.of(source, source.found, problem)
 
     @property
     def batch_invariant(self) -> bool:
-        """What it declares."""
+        """Declared batch invariance."""
         source = loaded(self.target, self.folder)
         return isinstance(source.found, Subject) and source.found.traits.batch_invariant
 
     def load(self) -> Subject:
-        """Import it.
+        """Import the GEMM.
 
         Raises:
             SubjectError, TraitsError: it cannot be imported here.
-            UnavailableError: what is imported here is not what was offered.
+            UnavailableError: the imported GEMM differs from the offered one.
         """
         here = loaded(self.target, self.folder)
         if here.digest != self.digest or not isinstance(here.found, Subject):
             raise UnavailableError(
-                f"{self.target}: got another source or version than the one that was offered, since it has changed or another "
+                f"{self.target}: got another source or version than the one that was offered, because it has changed or another "
                 "package has its name here; start the program again"
             )
         return here.found
 
     def bind(self, loaded: Subject) -> Kernel:
-        """The calls of the GEMM, by one thread at a time unless it declares ``threads``."""
+        """Return the kernel of the GEMM's calls, one thread at a time unless it declares ``threads``."""
         problem, takes_out, call = self.problem, loaded.traits.out, loaded.caller(self.problem)
         if not loaded.traits.threads:
             call = _in_turn(call, _locks.setdefault(self.target, threading.Lock()))
@@ -103,7 +103,7 @@ class OwnChoice(Choice):
         return Kernel(run=run, run_new=run_new)
 
     def _checked(self, result: object, device: torch.device) -> torch.Tensor:
-        """The result, if it is a tensor of the size, dtype and device that the problem asks for."""
+        """Return the result if it is a tensor of the problem's size, dtype and device, else raise ErrorFromChoice."""
         layout = self.problem.out
         if not isinstance(result, torch.Tensor):
             raise ErrorFromChoice(self.name, str(self.problem), f"returned {type(result).__name__}, expected a tensor")
@@ -115,11 +115,11 @@ class OwnChoice(Choice):
 
 
 _locks: dict[str, threading.Lock] = {}
-"""The locks by target: one for all choices of a GEMM in this process."""
+"""Locks by target: one for all choices of a GEMM in this process."""
 
 
 def _in_turn(call: Caller, lock: threading.Lock) -> Caller:
-    """The calls, by one thread at a time."""
+    """Return the call restricted to one thread at a time."""
 
     def locked(tensors: Tensors, scalars: Scalars, out: torch.Tensor | None) -> object:
         with lock:

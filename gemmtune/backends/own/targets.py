@@ -1,4 +1,4 @@
-"""Where GEMMs of other people come from, and what they consist of: names, imports, and a digest of their sources."""
+"""Targets, the user-supplied GEMMs: their names, their imports, and a digest of their sources."""
 
 from __future__ import annotations
 
@@ -20,17 +20,21 @@ from ...declaration.subject import Subject, SubjectSpec, found_at, wrapped
 from ...settings import Settings
 
 GROUP = "gemmtune.backends"
-"""The group of entry points by which packages bring their GEMMs along."""
+"""Group of entry points by which packages supply GEMMs."""
 MOST_FILES = 256
 MOST_BYTES = 64 * 2**20
-"""The size of a package that is hashed file by file; what is larger is known by its version and the files that define the GEMM."""
+"""Largest size of a package that is hashed file by file.
+
+A larger one is identified by its version and the files that define the GEMM.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loaded:
-    """What a target was when this process imported it.
+    """Target in the state in which this process imported it.
 
-    ``folder`` is where the module path finds its package, and ``digest`` is a hash over its sources, version and declarations.
+    ``folder`` is the folder on the module path with its package. ``digest`` is a hash of its sources, version and
+    declarations.
     """
 
     target: str
@@ -41,9 +45,9 @@ class Loaded:
 
 
 def targets_of(settings: Settings) -> tuple[str, ...]:
-    """The targets that the settings name, then those of installed packages if the settings allow these; each once.
+    """Return the targets of the settings, then those of installed packages if the settings allow them, without duplicates.
 
-    Packages take part where no backends are named, or ``own`` is.
+    Packages take part if no backends are named, or ``own`` is named.
     """
     installed = installed_targets() if settings.backends is None or "own" in settings.backends else ()
     return tuple(dict.fromkeys((*(settings.extra_choices or ()), *installed)))
@@ -51,15 +55,15 @@ def targets_of(settings: Settings) -> tuple[str, ...]:
 
 @functools.cache
 def installed_targets() -> tuple[str, ...]:
-    """The targets of the entry points of installed packages, in the order of their names."""
+    """Return the targets of the entry points of installed packages, sorted by name."""
     return tuple(point.value for point in sorted(metadata.entry_points(group=GROUP), key=lambda point: (point.name, point.value)))
 
 
 def loaded(target: str, folder: str = "") -> Loaded:
-    """What a target names, imported in this process once; ``folder`` is searched last, where another process found it.
+    """Return a target, imported once in this process. ``folder``, where another process found it, is searched last.
 
     Raises:
-        SubjectError, TraitsError: it cannot be imported, is nothing that can be called, or declares what means nothing.
+        SubjectError, TraitsError: it cannot be imported or called, or its declarations are invalid.
     """
     if folder and folder not in sys.path:
         sys.path.append(folder)
@@ -77,12 +81,12 @@ def _loaded(target: str) -> Loaded:
 
 
 def is_backend(found: object) -> TypeGuard[Backend]:
-    """Whether it has what ``choice.Backend`` asks for."""
+    """Return True if the object has the members of ``choice.Backend``."""
     return all(callable(getattr(found, name, None)) for name in ("available", "enumerate")) and hasattr(found, "name")
 
 
 def _digest(module: ModuleType, object_: object, found: Subject | Backend, version: str) -> str:
-    """A hash over the sources of a GEMM's package, or of its module, its version and what it declares."""
+    """Return a hash of the sources of a GEMM's package or module, its version and its declarations."""
     own = sys.modules.get(getattr(inspect.unwrap(object_), "__module__", None) or "", module) if callable(object_) else module
     hashed = hashlib.sha256(f"{version}\0".encode())
     if isinstance(found, Subject):
@@ -93,7 +97,7 @@ def _digest(module: ModuleType, object_: object, found: Subject | Backend, versi
 
 
 def _files(module: ModuleType) -> list[Path]:
-    """The files of the module's package, with its folders; of a module without a package, or with a large one, its own file."""
+    """Return the files of the module's package, or only the module's file if it has no package or a large one."""
     if not getattr(module, "__file__", None):
         return []
     file = Path(str(module.__file__)).resolve()
@@ -113,7 +117,7 @@ def _walk(folder: Path) -> Iterator[Path]:
 
 
 def _version(module: ModuleType) -> str:
-    """The version of the module's package, as it says itself or as it was installed; empty where neither is known."""
+    """Return the version of the module's package from ``__version__`` or its installation, or "" if neither is known."""
     top = module.__name__.partition(".")[0]
     said = getattr(sys.modules.get(top), "__version__", None)
     if said is not None:
@@ -125,7 +129,7 @@ def _version(module: ModuleType) -> str:
 
 
 def _folder_of(module: ModuleType) -> str:
-    """The folder on the module path in which its package is, empty for what Python has built in."""
+    """Return the folder on the module path with the package, or "" for a built-in module."""
     top = sys.modules[module.__name__.partition(".")[0]]
     if paths := list(getattr(top, "__path__", [])):
         return str(Path(paths[0]).resolve().parent)
