@@ -63,7 +63,7 @@ def test_an_id_has_the_number_of_groups() -> None:
     terms = problem_of(case.changed(op="grouped_k_mm", groups=""), "cpu")
     assert (terms.groups, terms.b.size, terms.out.size) == (4, (32, 48), (4, 17, 48))
     for words in ({"groups": "0"}, {"groups": "2000"}, {"op": "mm", "groups": "2"}):
-        with pytest.raises(CaseError, match="expected 1 to 1024, for grouped products alone"):
+        with pytest.raises(CaseError, match="expected 1 to 1024, and a grouped operation"):
             case.changed(**words)
 
 

@@ -30,7 +30,7 @@ def test_id_has_k2_where_it_is_not_k() -> None:
 
 @pytest.mark.parametrize(("op", "k2"), [("mm", "45"), ("mm_plus_mm", "-3"), ("mm_plus_mm", "x")])
 def test_a_k2_that_means_nothing_is_refused(op: str, k2: str) -> None:
-    with pytest.raises(CaseError, match=f"k2: got '{k2}' for {op}, expected a whole number, for mm_plus_mm alone"):
+    with pytest.raises(CaseError, match=f"k2: got '{k2}' for {op}, expected a whole number, and the operation mm_plus_mm"):
         CASE.changed(op=op, k2=k2)
 
 
