@@ -110,7 +110,7 @@ def test_a_gemm_that_cannot_be_loaded(install: Install) -> None:
 
 def test_a_run_that_does_not_end(install: Install) -> None:
     install("fine")
-    with pytest.raises(UnavailableError, match=r"no end after 0\.05 s; give fewer cases or tools"):
+    with pytest.raises(UnavailableError, match=r"no end after 0\.05 s, expected one; run fewer cases or tools"):
         sanitize(SPEC, CASES, "cuda", tools=("memcheck",), timeout_s=0.05)
 
 

@@ -61,7 +61,7 @@ class TestSummary:
     def test_a_property_without_cases_says_why(self) -> None:
         reasons = {p.name: p.reason for p in summary_of([record()]).untested}
         assert reasons["out"] == "out= is not declared"
-        assert reasons["nan"] == "no case of this level fits what is declared and asked for"
+        assert reasons["nan"] == "no case of this level matches both the declarations and the options"
         narrowed = summarise(run_of(), [record()], narrowed=True, seconds=1.0)
         assert {p.reason for p in narrowed.untested} == {NOT_ASKED}
 
@@ -80,7 +80,7 @@ class TestSummary:
         refused = summary_of([record("bound", Verdict.REFUSED)])
         assert (refused.exit_status, refused.refused) == (2, 1)
         [reason] = [p.reason for p in refused.properties if p.name == "bound"]
-        assert reason == "nothing but refusals: NotImplementedError: no"
+        assert reason == "every case was refused: NotImplementedError: no"
 
     def test_too_few_executed_cases_are_an_error(self) -> None:
         summary = summary_of([record()], run_of())
@@ -200,8 +200,8 @@ class TestText:
         assert "CONFORMS in 1 of " in right
         assert "Next: --level full tests more." in right
         refused = plain_text(renderables(summary_of([record("bound", Verdict.REFUSED)])))
-        assert "NOT TESTED: nothing but refusals, 1 case, the first with NotImplementedError: no" in refused
-        assert "Next: say what the GEMM takes with --trait" in refused
+        assert "NOT TESTED: every case was refused, 1 case, the first with NotImplementedError: no" in refused
+        assert "Next: declare what the GEMM takes with --trait" in refused
 
 
 class TestJson:
