@@ -85,8 +85,8 @@ def in_bfloat16(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     [
         ("permutation", last_row_zero, "permutation: rows of a and columns of b in another order: out["),
         ("permutation", rows_numbered, "permutation: rows of a and columns of b in another order: out["),
-        ("transpose", rows_numbered, "transpose: bᵀ @ aᵀ beside the transposed a @ b: out["),
-        ("transpose", last_row_zero, "transpose: bᵀ @ aᵀ beside the transposed a @ b: out["),
+        ("transpose", rows_numbered, "transpose: bᵀ @ aᵀ compared with the transposed a @ b: out["),
+        ("transpose", last_row_zero, "transpose: bᵀ @ aᵀ compared with the transposed a @ b: out["),
         ("scaling", clamped, "scaling: a times 8: out["),
         ("scaling", clamped, "scaling: b times 4: out["),
         ("k-padding", whole_blocks_only, "k-padding: K padded from 31 to 32 with zeros, before: out["),
