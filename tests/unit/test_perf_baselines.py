@@ -74,7 +74,7 @@ def test_slugs():
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("{", r"cpu-.*\.json cannot be read: .*; put it right, or remove it"),
+        ("{", r"cpu-.*\.json cannot be read: .*; repair it, or remove it"),
         ("[]", "expected an object with format 1 and a list of entries"),
         ('{"format": 2, "entries": []}', "expected an object with format 1"),
         ('{"format": 1, "entries": [3]}', "entry 1: got 3, expected exactly key, log_ratio, pick,"),
