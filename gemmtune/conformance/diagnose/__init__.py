@@ -79,8 +79,8 @@ def _reproduced(view: View, evidence: Evidence) -> tuple[list[str], str, list[st
     """Try all bugs on a view.
 
     Returns:
-        The bugs that give this result everywhere, the first one that gives it at the wrong elements (with the place), and the bugs
-        that would give it but have too little evidence.
+        Bugs that give this result everywhere, the first bug that gives it at the wrong elements only (with their place), and bugs
+        with too little evidence.
     """
     everywhere: list[str] = []
     possible: list[str] = []

@@ -191,7 +191,7 @@ PROPERTIES = (
         Sample(budget=(18, 72, 300), shapes=SIZES, ops=OPS), needs=declared("deterministic"),
     ),
     Property(
-        "batch-invariance", "a row has the same bits whatever rows are beside it, and however many", check_batch_invariance,
+        "batch-invariance", "the bits of a row do not depend on the other rows, nor on their number", check_batch_invariance,
         Sample(
             budget=(18, 72, 300),
             shapes=SIZES,

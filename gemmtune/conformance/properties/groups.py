@@ -67,14 +67,14 @@ def _property(name: str, meaning: str, check: Any, budget: tuple[int, int, int],
 
 PROPERTIES = (
     _property(
-        "group-ends", "groups that are uneven, empty, all in one, or end early: rows and terms are those of their group",
+        "group-ends", "each group, uneven, empty, large or ending early, uses its own rows and terms",
         check_ends, (72, 300, 1500), variants=PATTERNS,
     ),
     _property(
         "group-one-hot", "rows of a with a single 1 give rows of their group's matrix, every bit of them", check_one_hot,
         (24, 80, 400), variants=PATTERNS[:4],
     ),
-    _property("beside-groups", "NaN that one group alone may read shows in no other", check_beside, (24, 80, 400)),
+    _property("beside-groups", "NaN that only one group may read shows in no other", check_beside, (24, 80, 400)),
     _property(
         "group-bound", "random data within the error bound of the claimed arithmetic, for the terms of each group", check_bound,
         (24, 120, 600), variants=PATTERNS[:4],

@@ -106,7 +106,7 @@ def _extent(tensor: torch.Tensor) -> tuple[int, int]:
 
 PROPERTIES = (
     Property(
-        "result", "the result has the right shape, dtype and device, and is memory of its own", check_result,
+        "result", "the result has the right shape, dtype and device, and shares no memory", check_result,
         Sample(budget=(36, 100, 400), shapes=(*SIZES, (1, 1, 1)), ops=OPS),
     ),
     Property(
@@ -131,7 +131,7 @@ PROPERTIES = (
         Sample(budget=(36, 200, 1000), shapes=TILE_EDGES, variants=("", {"out": "row"}), ops=OPS),
     ),
     Property(
-        "inputs-unchanged", "nothing is written to the inputs, nor beside them", check_calls(2),
+        "inputs-unchanged", "nothing is written to the inputs, nor next to them", check_calls(2),
         Sample(
             budget=(18, 72, 300),
             shapes=((64, 64, 64), (48, 48, 48), (33, 33, 33)),

@@ -132,7 +132,7 @@ def check_scaling(bench: Bench) -> None:
 
 
 def check_k_padding(bench: Bench) -> None:
-    """Check that zeros appended along K to a (or b, the variant) change nothing, whatever they are multiplied with."""
+    """Check that zeros appended along K to a (or b, the variant) change nothing, against any numbers of the other operand."""
     operands = exact_integers(bench)
     which, _, count = (bench.case.variant or "a.1").partition(".")
     other = bench.sibling(k=bench.case.k + int(count) * bench.subject.traits.multiples[2] * (2 if bench.case.packed else 1))

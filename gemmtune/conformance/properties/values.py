@@ -130,7 +130,7 @@ PROPERTIES = (
     _probe("integers", "products of −1, 0 and 1 are exact, with alpha, beta and an added operand", check_integers, 64),
     _probe("one-hot-a", "rows of a with a single 1 give rows of b, every bit of them", check_one_hot_a, 32, _free_a),
     _probe("one-hot-b", "columns of b with a single 1 give columns of a, every bit of them", check_one_hot_b, 32, _free_b),
-    _probe("width", "small products are not lost beside large ones", check_width, 32, _free),
+    _probe("width", "small products are not lost next to large ones", check_width, 32, _free),
     _probe("cancellation", "integers whose sums grow large and cancel give the exact difference", check_cancellation, 64, _free),
     Property(
         "bound", "random data of several kinds within the error bound of the claimed arithmetic", check_bound,

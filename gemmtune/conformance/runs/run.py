@@ -227,7 +227,7 @@ class Run:
         return self._examined[property_name] > 0
 
     def ended(self, property_name: str) -> str | None:
-        """Return the reason for running no more cases of a property: out of time, or too many crashes. None: there is none."""
+        """Return the reason for running no more cases of a property, or None: out of time, or too many crashes."""
         now_s, most_s = time.monotonic(), self.options.max_seconds
         self._begun_s = now_s if self._begun_s is None else self._begun_s
         if most_s is not None and now_s > self._begun_s + most_s:

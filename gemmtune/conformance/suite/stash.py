@@ -47,7 +47,7 @@ def decoded(text: str) -> Any:
 
 
 class CaseFailed(AssertionError):
-    """A failed case. Its text is the whole message: the stack trace of the suite tells nothing about the GEMM."""
+    """A failed case. Its text is the whole message: the stack trace of the suite has no information about the GEMM."""
 
 
 def settle(options: RunOptions, records: list[Record]) -> None:
