@@ -113,19 +113,16 @@ def run_matrix(
     begun = time.monotonic()
     settings = current()
     listener = progress or Progress()
-    # Compile and inspect.
     choices, left_out = _enumerate(arch, search, problems, most, settings)
     inspections = []
     listener.stage(f"{arch} compile", 0, len(choices))
     for inspection in inspect_choices(choices, settings):
         inspections.append(inspection)
         listener.stage(f"{arch} compile", len(inspections), len(choices))
-    # Run.
     way = how_to_run(arch, device)
     ran: tuple[Ran, ...] = ()
     if run and way.mode is not None and device is not None:
         ran = _run(list(zip(choices, inspections, strict=True)), device, settings, listener)
-    # Report.
     backends = sorted({choice.backend for choice in choices})
     return MatrixReport(
         arch=arch,

@@ -74,7 +74,7 @@ def run_gate(
 def problems_without_names(options: GateOptions) -> list[Problem]:
     """Return the problems of a gate for which none are named.
 
-    They are those of the baselines, if these are the anchor and exist, else ``default_problems``.
+    If baselines are the anchor and exist, return their problems, else ``default_problems``.
 
     Raises:
         GateError: the file of baselines cannot be used.

@@ -157,7 +157,7 @@ def summary(result: GateResult) -> str:
 
 
 def warnings(result: GateResult) -> list[str]:
-    """Return remarks that nobody must overlook, even with exit status 0."""
+    """Return warnings, which matter even with exit status 0."""
     lines = []
     if open_ := [e for e in result.entries if e.judgement and e.judgement.verdict is Verdict.INCONCLUSIVE]:
         lines.append(f"INCONCLUSIVE: {len(open_)} of {len(result.entries)} problems were NOT judged; the reasons are above")
