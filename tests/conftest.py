@@ -107,7 +107,7 @@ def _small_heap() -> None:
 
 @pytest.fixture(autouse=True)
 def _gpu_memory() -> Iterator[None]:
-    """Free a test's GPU memory for other processes, and attribute faults of its kernels to it and not to the next test."""
+    """Free a test's GPU memory for other processes. Attribute faults of its kernels to it, not to the next test."""
     yield
     if torch.cuda.is_initialized():
         torch.cuda.synchronize()

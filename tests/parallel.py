@@ -76,7 +76,7 @@ def spread(names: Sequence[T], count: int, slow: Container[T], alone: Container[
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """With ``-m gpu``, skip files that do not mention a GPU, so that not every process imports them."""
+    """Skip files that do not mention a GPU under ``-m gpu``, so that not every process imports them."""
     if config.option.markexpr != "gpu" or not collection_path.match("test_*.py") or "gpu" in collection_path.read_text("utf-8"):
         return None
     return True
@@ -84,7 +84,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """With several processes, move slow tests to the front, so that they do not run last while other processes idle."""
+    """Move slow tests to the front if there are several processes. At the end, the other processes would idle."""
     count = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "0"))
     if count:
         slow, alone = ({item for item in items if item.get_closest_marker(name)} for name in ("slow", "alone"))

@@ -97,7 +97,7 @@ class Traits:
     flush_subnormals: bool | None = None
     """Subnormal inputs and results may become 0. None: they may, and this is not tested."""
     skips_zeros: bool = False
-    """Rows, columns and blocks of zeros may be skipped, so that a result with 0 · NaN or 0 · ∞ may be anything."""
+    """Rows, columns and blocks of zeros may be skipped. A result with 0 · NaN or 0 · ∞ may then be anything."""
     deterministic: bool = False
     """Equal inputs give equal bits."""
     batch_invariant: bool = False

@@ -3,6 +3,6 @@
     gemmtune perf-gate 512x512x512 --dtype float32
 
 A *candidate* is timed against an *anchor*: torch, or the stored ratio to torch. ``statistics`` has the rule, ``sampling`` the
-measurement in one process, ``collect`` the processes, ``baselines`` the stored ratios, ``gate`` the whole flow, and ``result`` the
-report.
+measurement in one process, ``collect`` the processes, and ``baselines`` the stored ratios. ``gate`` is the whole flow, and
+``result`` the report.
 """

@@ -1,9 +1,9 @@
 """The rule of a gate: values from fresh processes are compared with a limit, and two batches must agree.
 
 A value is the log ratio of candidate to anchor in one process. Above 0 the candidate is slower. Within a process, medians remove
-outliers. The remaining noise differs between processes (addresses of memory, clocks at which a GPU settles), so processes are the
-unit of the statistics. Take a batch of P processes with mean m and standard deviation s. By Student's t at level α, the true log
-ratio is
+outliers. The remaining noise differs between processes (addresses of memory, clocks at which a GPU settles). Processes are
+therefore the unit of the statistics. Take a batch of P processes with mean m and standard deviation s. By Student's t at level α,
+the true log ratio is
 
     above the **lower** bound  m − t(1−α, P−1)·s/√P    and below the **upper** bound  m + t(1−α, P−1)·s/√P.
 

@@ -59,8 +59,8 @@ class FunctionChoice(Choice):
 
     target: str
     results_kept: int
-    """Number of results of calls without ``out=`` to keep. Each call then writes to other memory, as kernels with ``out`` do, and
-    not to one result that stays in the cache."""
+    """Number of results of calls without ``out=`` to keep. Each call then writes to other memory, as kernels with ``out`` do. A
+    single result would stay in the cache."""
 
     @classmethod
     def of(cls, target: str, problem: Problem, device: DeviceInfo) -> FunctionChoice:

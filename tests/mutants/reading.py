@@ -109,7 +109,7 @@ def _once(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]
 
 
 both_repeated_multiplied_once = Gemm(read=_once)
-"""With one matrix of a and one of b for the whole batch, only the first product is computed."""
+"""Only the first product is computed if the whole batch has one matrix of a and one of b."""
 first_batch_only = Gemm(gemm_traits=BATCHED, read=lambda a, b: (a, b[:1]))
 """The batch stride of b is taken for 0."""
 
@@ -223,7 +223,7 @@ def _past_k(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tenso
 
 
 k_tail_unmasked = Gemm(read=_past_k)
-"""Without a mask, memory behind the rows of a and the columns of b counts too if K is no multiple of the tile."""
+"""If K is no multiple of the tile, memory behind the rows of a and the columns of b counts too."""
 
 
 def _one_less(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

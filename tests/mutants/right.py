@@ -1,7 +1,7 @@
 """Right but unusual GEMMs: other orders of summation, other declared precisions, other ways of accessing memory.
 
-Strassen's and Winograd's products are not among them. The norms of a and b bound their error, but |a| @ |b| does not bound it for
-each element, which the suite requires of a GEMM. They fail if rows differ much in size.
+Strassen's and Winograd's products are not among them. Norms of a and b bound their error, but |a| @ |b| does not bound that of
+each element, as the suite requires. They fail if rows differ much in size.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ tf32_cut_off = Gemm(gemm_traits=DENSE.changed({"dtypes": FLOAT32_ONLY, "input_mo
 
 
 def _rounded_to_tf32(x: torch.Tensor) -> torch.Tensor:
-    """Round to the nearest tf32 number, by adding half of the last kept place. NaN and infinities stay as they are."""
+    """Round to the nearest tf32 number, by adding half of the last kept place. NaN and infinities do not change."""
     half = (x.contiguous().view(torch.int32) + 2**12).view(torch.float32)
     return torch.where(x.isfinite(), to_tf32(half), x)
 

@@ -129,7 +129,7 @@ def _skipping_rows_of_zeros(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 
 
 def _skipping_blocks_of_zeros(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """Return the product without the blocks of BLOCK / 2 along K in which the first 16 rows of a are all zero."""
+    """Return the product without blocks of BLOCK / 2 along K whose first 16 rows of a are all zero."""
     acc = a @ b
     for k in range(0, a.shape[-1], BLOCK // 2):
         part = slice(k, k + BLOCK // 2)

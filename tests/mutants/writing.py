@@ -108,7 +108,7 @@ def _bottom_of_zeros(acc: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
 
 
 bottom_rows_of_zeros = Gemm(gemm_traits=ALL_OPS, store=_bottom_of_zeros)
-"""M / TILE programs write to a result of zeros, which is right only if M is a multiple of the tile."""
+"""M / TILE programs write to a result of zeros. That is right only if M is a multiple of the tile."""
 
 
 def _up_to_rows(acc: torch.Tensor, out: torch.Tensor) -> torch.Tensor:

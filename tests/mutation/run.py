@@ -3,10 +3,10 @@
     python tests/mutation/run.py --sample 100 --seed 7 -j 2
     python tests/mutation/run.py gemmtune/numerics/compare.py --sample 0        # every edit of one module
 
-The edits are a seeded sample of those of ``edits.py`` in numerics/, problem/, selector/ and store/, or in the named files. For each
-edit, the related test files run on a copy of the tree, one after the other until a test fails. The output lists the survivors with
-their place and change, and a summary. The exit status is 1 if fewer than ``--threshold`` percent are killed. Edits without any
-visible effect are listed in ``equivalent.toml``, each with a reason, and do not count.
+A seeded sample of the edits of ``edits.py`` is tried, in numerics/, problem/, selector/ and store/, or in the named files. For
+each edit, the related test files run on a copy of the tree until a test fails. The output lists the survivors with their place and
+change, and a summary. The exit status is 1 if fewer than ``--threshold`` percent are killed. Edits without any visible effect are
+listed in ``equivalent.toml``, each with a reason, and do not count.
 """
 
 from __future__ import annotations

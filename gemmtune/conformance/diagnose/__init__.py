@@ -1,8 +1,8 @@
 """Diagnosis of a bug by reproduction: a wrong result is compared with the result that each known bug would give.
 
-``BUGS`` lists the known bugs. The first match is the diagnosis. Further matches are kept too, since a case may be too small to tell
-apart two bugs that a larger case tells apart. A bug that explains the wrong elements, but would spoil right ones too, is reported
-together with the place of the errors. Without a match, the diagnosis describes the map of errors, or stays empty.
+``BUGS`` lists the known bugs. The first match is the diagnosis. Further matches are kept, since a small case may not tell two bugs
+apart. A bug that explains the wrong elements but would spoil right ones is reported with the place of the errors. Without a match,
+the diagnosis describes the map of errors, or stays empty.
 """
 
 from __future__ import annotations
@@ -79,14 +79,14 @@ def _reproduced(view: View, evidence: Evidence) -> tuple[list[str], str, list[st
     """Try all bugs on a view.
 
     Returns:
-        Bugs that give this result everywhere, the first bug that gives it at the wrong elements only (with their place), and bugs
-        with too little evidence.
+        Bugs that give this result everywhere, the first bug that gives it only at the wrong elements, and bugs with too little
+        evidence.
     """
     everywhere: list[str] = []
     possible: list[str] = []
     confined = ""
     where = place(evidence.bad)
-    # With errors in a single row or column, any fault of that line would explain them as well as a fault along K.
+    # Errors in a single line may come from any fault of that line, as well as from a fault along K.
     one_line = any(int(view.bad.any(dim).any(0).sum()) == 1 < view.bad.shape[3 - dim] for dim in (1, 2))
     for bug in BUGS:
         if bug in COSTLY and everywhere:

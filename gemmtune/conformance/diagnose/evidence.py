@@ -56,7 +56,7 @@ class Reading(TypedDict, total=False):
 
 
 class View:
-    """Some rows and columns of some batches of the evidence, in float64 on the CPU, small enough to try a hundred bugs.
+    """Some rows and columns of some batches of the evidence, in float64 on the CPU. A hundred bugs are tried on it.
 
     It contains wrong lines, right lines, the first line and the last lines.
     """

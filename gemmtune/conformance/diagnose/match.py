@@ -82,7 +82,7 @@ def _stored(view: View, result: torch.Tensor) -> torch.Tensor:
 def _evidence(view: View, result: torch.Tensor, margin: torch.Tensor, same: torch.Tensor) -> float:
     """Return the evidence in bits: the size of the explained errors, measured in margins.
 
-    For an element that the suspect gives to the last bit, the margin is half a unit in the last place, and 0.5 for integers.
+    If the suspect gives an element to the last bit, the margin is half a unit in the last place, or 0.5 for integers.
     Equal numbers count once, since one cause gives them all. NaN and infinities do not count, since many bugs cause them, but an
     equal pattern of NaN counts once.
     """

@@ -10,7 +10,7 @@ from ...problem.dtypes import dtype_info
 from .evidence import Evidence
 
 MOST_TAME = 64.0
-"""Magnitude below which products never overflow in a sum for K up to 15, even in float16, and hardly ever in longer signed sums."""
+"""Magnitude of operands below which sums of up to 15 products never overflow, even in float16. Longer signed sums hardly ever do."""
 
 
 def _with_place(text: str, mask: torch.Tensor) -> str:

@@ -47,7 +47,7 @@ def check_determinism(bench: Bench) -> None:
 
 
 def check_batch_invariance(bench: Bench) -> None:
-    """Check that the first row, the last row and the first half of the rows have the same bits in isolation as among all."""
+    """Check that the first row, the last row and the first half keep their bits without the other rows."""
     operands = bench.probes.random()
     whole = bench.call(operands)
     m, traits = bench.problem.m, bench.subject.traits
@@ -103,7 +103,7 @@ def check_threads(bench: Bench) -> None:
 
 
 def check_streams(bench: Bench) -> None:
-    """Check a call on a side stream whose inputs are written late on that stream, and whose result is read there at once.
+    """Check a call on a side stream. Its inputs are written late on that stream, and its result is read there at once.
 
     The operands hold other numbers before, which a GEMM computes with if it runs elsewhere and too early. In the variant
     ``busy_default`` the default stream is busy, so that work on it comes too late.

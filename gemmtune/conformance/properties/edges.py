@@ -16,7 +16,7 @@ from .values import check_cancellation, check_integers
 LONG = (2**13 + 3, 2**15 + 3, 2**16 + 3)
 """Sizes above what 13, 15 and 16 bits index. The last also exceeds a CUDA grid's limit along its second dimension."""
 TILED: Size = (2100, 2200, 16)
-"""Sizes with more 128x128 tiles than a GPU has multiprocessors, a tile count along M that 8 does not divide, and partial tiles."""
+"""Sizes with more 128x128 tiles than a GPU has multiprocessors. 8 does not divide the tiles along M, and edge tiles are partial."""
 BETWEEN: tuple[Size, ...] = (
     (4, 96, 384), (5, 9, 192), (6, 192, 24), (9, 4, 768), (10, 48, 96), (11, 5, 1536), (12, 6, 320), (13, 10, 640), (14, 24, 12),
     (20, 11, 6), (24, 12, 448), (48, 13, 4), (96, 14, 5), (192, 20, 10), (1, 40, 2048), (40, 1, 2048), (1, 1, 4096),

@@ -100,7 +100,7 @@ def _far(case: Case) -> Case:
 def _far_cases(name: str, scope: Scope) -> Iterator[Case]:
     """Yield cases in the one or two dtypes of each operation that have the smallest elements. Others need more memory.
 
-    Each case has at least two rows and columns, one matrix, and elements of at most 4 bytes, which is 8 GiB of addresses.
+    Each case has at least two rows and columns, and one matrix. Elements have at most 4 bytes: 8 GiB of addresses.
     """
     for op in scope.tested_ops:
         kept = sorted(scope.tested_dtypes(op), key=lambda dtype: DTYPES[dtype].itemsize)[: 1 if scope.level is Level.SMOKE else 2]

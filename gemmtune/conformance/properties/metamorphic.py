@@ -104,7 +104,7 @@ def check_transpose(bench: Bench) -> None:
 
 
 def check_scaling(bench: Bench) -> None:
-    """Check that a or b (the variant) and the added operand, times a power of two, give the result times that power.
+    """Check that a or b (the variant) and the added operand times a power of two scale the result by it.
 
     Operands are random if equal inputs give equal bits. They are integers if the order of a sum may differ between calls.
     """
@@ -161,7 +161,7 @@ def check_k_padding(bench: Bench) -> None:
 
 
 def check_identity(bench: Bench) -> None:
-    """Check that a times the identity is a, or that the identity times b is b (the variant), up to scales of powers of two.
+    """Check that a times the identity is a, or the identity times b is b (the variant), up to powers of two as scales.
 
     Every bit must match if the claims keep the bits of one input.
     """

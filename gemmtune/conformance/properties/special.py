@@ -121,7 +121,7 @@ def check_beta_zero(bench: Bench) -> None:
 def check_overflow(bench: Bench) -> None:
     """Check that sums beyond the largest number are infinite, and no others. Variant ``largest``: they just reach it.
 
-    All terms of an element have one sign and are multiples of one power of two, so that the order of summation does not matter.
+    All terms of an element have one sign and are multiples of one power of two. The order of summation thus does not matter.
     Sums beyond the largest float16 must be finite if alpha makes them small again and no narrow sums are declared.
     """
     _check_range(bench)
@@ -181,7 +181,7 @@ def check_subnormal(bench: Bench) -> None:
 
 
 def _cut_off(bench: Bench, unit: float) -> float:
-    """Return the value of the last 13 bits of a float32 with last place ``unit`` if tf32 inputs drop them, else 0."""
+    """Return the value of a float32's last 13 bits (last place ``unit``) if tf32 inputs drop them, else 0."""
     return (2**13 - 1) * unit if bench.problem.precision.input_mode == "tf32" else 0.0
 
 
@@ -216,7 +216,7 @@ def _dtype(case: Case) -> torch.dtype:
 
 
 def _has_zeros(case: Case) -> bool:
-    """Return True if the operand of zeros is writable element by element, and the other one has the variant's NaN or infinity."""
+    """Return True if the operand of zeros has writable elements and the other one has the variant's NaN or infinity."""
     which, _, value = case.variant.split(".")
     dtype = dtype_info(case.b_dtype if which == "a" else DTYPES[case.dtype])
     return not case.packed and case.zeros == "no" and not dtype.is_integer and (value == "nan" or dtype.has_infinity)

@@ -152,7 +152,7 @@ def cases_to_repeat(words: Sequence[str]) -> list[Case]:
 
 
 def _ids_of_file(path: Path) -> list[str]:
-    """Return the ids in a saved case, in the failures of a JSON report, or on the lines of a text file."""
+    """Return the ids in a saved case, a JSON report's failures, or the lines of a text file."""
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:

@@ -25,7 +25,7 @@ from .files import CaseList, cases_to_repeat
 from .isolation import Ground, InProcessRunner, IsolatedRunner, Runner
 
 COSTS = {Verdict.CRASHED: 1, Verdict.TIMED_OUT: 5}
-"""Cost of a bad case: 1 for a crash, which costs a worker process, and 5 for a hang, which also costs the time limit of a case."""
+"""Cost of a bad case. A crash costs a worker process, and a hang the time limit of a case as well."""
 MOST_COSTS = 20
 """Cost at which the remaining cases of a property are not run."""
 MOST_COSTS_OF_ALL = 100
@@ -172,7 +172,7 @@ class Run:
         return tuple(p for p in asked if p.needs(self.scope) is None and any(True for _ in p.cases(self.scope)))
 
     def stale_lines(self, ids: set[str]) -> list[str]:
-        """Return a complaint for each line of the lists that matches none of ``ids`` and no case of the GEMM at any level."""
+        """Return a complaint for each line that matches none of ``ids`` and no case of the GEMM at any level."""
         left = [case_list.unmatched(ids) for case_list in (self.skips, self.xfails)]
         if any(case_list.lines for case_list in left):
             widest = dataclasses.replace(self.scope, level=Level.EXHAUSTIVE, ops=(), dtypes=(), layouts=())
