@@ -69,12 +69,12 @@ def collect(
         for i in open_:
             found[i].batches.append([])
         for number in range(processes):
-            playing = [i for i in open_ if not found[i].failure]
-            if not playing:
+            remaining = [i for i in open_ if not found[i].failure]
+            if not remaining:
                 break
-            tell(f"batch {batch}, process {number + 1} of {processes}: {len(playing)} problem{'s' * (len(playing) > 1)}")
+            tell(f"batch {batch}, process {number + 1} of {processes}: {len(remaining)} problem{'s' * (len(remaining) > 1)}")
             turn = (batch - 1) * processes + number
-            for i, result in zip(playing, process([matches[i] for i in playing], turn), strict=True):
+            for i, result in zip(remaining, process([matches[i] for i in remaining], turn), strict=True):
                 if isinstance(result, Failed):
                     found[i].failure = result.reason
                 else:

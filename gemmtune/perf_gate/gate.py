@@ -109,15 +109,15 @@ class _Gate:
         """Compare the candidate with torch in the same process and, if requested, the ratio with the baseline's."""
         if self.options.anchor == "baseline":
             self._recall()
-        playing = [entry for entry in self.entries if not entry.missing]
-        tuned = [entry.problem for entry in playing if not entry.problem.empty and 0 not in entry.problem.summed]
+        pending = [entry for entry in self.entries if not entry.missing]
+        tuned = [entry.problem for entry in pending if not entry.problem.empty and 0 not in entry.problem.summed]
         if self.options.candidate == PICK and tuned and self.settings.tune != "never":
             # Tune all at once, so that kernels compile in the background while the first ones are measured.
             tune(tuned, settings=self.settings, progress=self.progress, device=str(self.device.torch_device))
         # Find the choices to compare.
         matches: list[Match] = []
         ready: list[ProblemGate] = []
-        for entry in playing:
+        for entry in pending:
             try:
                 candidate, anchor = (
                     subject_for(name, entry.problem, self.device, self.settings) for name in (self.options.candidate, TORCH)
