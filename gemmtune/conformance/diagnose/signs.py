@@ -10,7 +10,7 @@ from ...problem.dtypes import dtype_info
 from .evidence import Evidence
 
 MOST_TAME = 64.0
-"""Magnitude of operands below which sums of up to 15 products never overflow, even in float16. Longer signed sums hardly ever do."""
+"""Magnitude of operands below which sums of up to 15 products never overflow, even in float16. Longer signed sums rarely do."""
 
 
 def _with_place(text: str, mask: torch.Tensor) -> str:
