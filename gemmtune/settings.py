@@ -46,85 +46,87 @@ class Settings:
     backends: Names = None
     """Backends that may offer choices; None means every backend that serves the problem's device by default."""
     extra_choices: Targets = None
-    """GEMMs of your own that compete, whatever `backends` says, each as `package.module:function`; what they declare says for which
-    problems. None: none but those of installed packages (entry point `gemmtune.backends`)."""
+    """Your own GEMMs, each as `package.module:function`, which compete regardless of `backends` for the problems that they
+    declare. None: only those of installed packages (entry point `gemmtune.backends`)."""
     fallback_to_aten: bool = True
-    """Whether torch is run, with a warning, if no valid choice is left. Otherwise NoValidChoicesError is raised."""
+    """True runs torch, with a warning, if no valid choice remains. False raises NoValidChoicesError instead."""
     tune: Tune = "on_miss"
     """``on_miss`` tunes the first call on a new problem, ``never`` uses the store or torch, ``force`` measures again."""
     rows: Rows = "shared"
-    """What a call with a further number of rows (M) does: ``shared`` takes the table of its range, or without one what was tuned
-    for the nearest M, and tunes nothing; ``exact`` has each M tuned for itself."""
+    """``shared`` serves a call with a new number of rows (M) from the table of its range. Without a table it uses the choice
+    tuned for the nearest M. It tunes nothing. ``exact`` tunes each M separately."""
     batch_invariant: bool = False
-    """One choice and one division of K for all numbers of rows: the bits of a row do not depend on the batch that it is in."""
+    """Use one choice and one split of K for every number of rows, so that the bits of a row do not depend on its batch."""
     multi_kernel: Place = None
-    """The place, from 0 on, of the choice that every ``gemmtune.multi`` runs; None: what it has decided."""
+    """Index, from 0 on, of the choice that every ``gemmtune.multi`` runs; None: the choice that it has decided on."""
     tune_in_subprocess: bool = True
     """Verify and measure in a worker process, which a crash or hang of a choice cannot take down with the caller."""
     compile_threads: Natural = 0
     """Processes that compile at the same time; 0 means one for each core this process may use."""
     compile_timeout_s: Seconds = 120.0
-    """Seconds after which the compilation of one choice is given up."""
+    """Time limit in seconds for the compilation of one choice."""
     choice_timeout_s: Seconds = 60.0
-    """Seconds after which the verification or measurement of one choice is given up (subprocess only)."""
+    """Time limit in seconds for the verification or measurement of one choice (subprocess only)."""
     search: Search = "default"
-    """How many configurations each template offers."""
+    """Number of configurations that each template offers."""
     timing: Timing = "graph"
-    """``graph`` ranks by kernel time alone (a CUDA graph on a GPU); ``spaced`` too, with a little kernel of another kind between
-    two calls, as in a model, so that none begins while the one before ends; ``eager`` includes the host's cost of each call."""
+    """``graph`` ranks by kernel time alone (a CUDA graph on a GPU). ``spaced`` does the same with a small unrelated kernel
+    between two calls, as in a model, so that calls do not overlap. ``eager`` includes the host's cost of each call."""
     cublaslt_top_k: Natural = 8
-    """How many algorithms of cuBLASLt's heuristic query are offered."""
+    """Number of algorithms of cuBLASLt's heuristic query to offer."""
     mixed_mm_choice: MixedMmChoice = "default"
-    """What serves mixed_mm: ``default`` is the fastest of all, ``triton`` that of Triton, ``aten`` torch, ``heuristic`` a config of
-    Triton that is fixed for the shape and not measured; each is torch where Triton has nothing."""
+    """Choices for mixed_mm: ``default`` uses the fastest of all, ``triton`` the fastest of Triton, ``aten`` torch.
+    ``heuristic`` uses a fixed Triton config for the shape without measuring. torch runs if Triton has no choice."""
     choice_allowlist_regex: Regex = None
-    """Only choices in whose name this regular expression is found (`re.search`) are tried and run; None or empty: all of them."""
+    """Regular expression (`re.search`) that the name of a choice must match to be tried and run; None or empty: no restriction."""
     choice_denylist_regex: Regex = None
-    """Choices in whose name it is found are neither tried nor run, even if allowed, torch's own too; None or empty: none."""
+    """Regular expression of names of choices that are never tried or run, even if allowed or torch's own; None or empty: none."""
     template_min_gemm_size: Natural = 0
-    """Templates offer nothing for a product whose M·N·K is below this."""
+    """Least M·N·K of a product for which templates offer choices."""
     max_profiling_configs: Most = None
-    """Most configs of each template to try for a problem, spread over different tiles and schedules; None: all of the search."""
+    """Largest number of configs of each template for a problem, spread over different tiles and schedules; None: the search
+    decides."""
     cutlass_dir: str | None = None
-    """A checkout of CUTLASS to use in the place of the nvidia-cutlass package."""
+    """Checkout of CUTLASS to use instead of the nvidia-cutlass package."""
     cutlass_min_gemm_size: Natural = 0
-    """CUTLASS offers nothing for a product whose M·N·K is below this."""
+    """Least M·N·K of a product for which CUTLASS offers choices."""
     cutlass_op_allowlist_regex: Regex = None
-    """As `choice_allowlist_regex`, for CUTLASS's choices alone, such as `stream_k`."""
+    """Like `choice_allowlist_regex`, but for CUTLASS's choices only, such as `stream_k`."""
     cutlass_op_denylist_regex: Regex = None
-    """As `choice_denylist_regex`, for CUTLASS's choices alone, such as `pingpong`."""
+    """Like `choice_denylist_regex`, but for CUTLASS's choices only, such as `pingpong`."""
     cutlass_max_profiling_configs: Most = None
-    """Most choices of CUTLASS to try for a problem, spread over different tiles and schedules; None: all of the search."""
+    """Largest number of CUTLASS choices for a problem, spread over different tiles and schedules; None: the search decides."""
     ck_dir: str | None = None
-    """A checkout of Composable Kernel (AMD) to use in the place of the amd-aiter package's headers."""
+    """Checkout of Composable Kernel (AMD) to use instead of the amd-aiter package's headers."""
     ck_min_gemm_size: Natural = 0
-    """Composable Kernel offers nothing for a product whose M·N·K is below this."""
+    """Least M·N·K of a product for which Composable Kernel offers choices."""
     ck_op_allowlist_regex: Regex = None
-    """As `choice_allowlist_regex`, for Composable Kernel's choices alone, such as `_v3_`."""
+    """Like `choice_allowlist_regex`, but for Composable Kernel's choices only, such as `_v3_`."""
     ck_op_denylist_regex: Regex = None
-    """As `choice_denylist_regex`, for Composable Kernel's choices alone, such as `interwave`."""
+    """Like `choice_denylist_regex`, but for Composable Kernel's choices only, such as `interwave`."""
     ck_max_profiling_instances: Most = None
-    """Most choices of Composable Kernel to try for a problem, spread over tiles and schedules; None: all of the search."""
+    """Largest number of Composable Kernel choices for a problem, spread over tiles and schedules; None: the search decides."""
     float32_by_parts: bool = True
-    """Float32 may be multiplied on tensor cores, as six products of bfloat16 parts, where torch's float32 precision is `ieee`. It
-    is as exact; off leaves float32 to instructions of that type."""
+    """Allow float32 products on tensor cores, as six products of bfloat16 parts, if torch's float32 precision is `ieee`. This
+    is equally exact. Off uses float32 instructions only."""
     deterministic: bool = True
-    """Only choices that give equal bits for equal inputs. Off also lets those run that add up in the order of arrival, except while
+    """Use only choices that give equal bits for equal inputs. Off also allows sums in order of arrival, except while
     `torch.use_deterministic_algorithms` is on."""
     absent_blocks: AbsentBlocks = "any"
-    """What NaN and infinity may do beside a block that a block-sparse weight does not have: with ``skipped`` they do not show in
-    the result, as in torch; ``any`` also lets choices run that multiply them by zero, such as the dense product."""
+    """Treatment of NaN and infinity at absent blocks of a block-sparse weight. ``skipped`` keeps them out of the result, as
+    in torch. ``any`` also allows choices that multiply them by zero, such as the dense product."""
     verify: bool = True
-    """Prove each choice right before it is timed. Off is for measuring the tuner itself."""
+    """Verify each choice before it is timed. Off is for measuring the tuner itself."""
     native: bool = True
-    """Look warm calls up in C++, compiled beside the first tuning of a process or by `gemmtune doctor --build`."""
+    """Look up warm calls in C++, in a module that is compiled during the first tuning of a process or by `gemmtune doctor
+    --build`."""
     meta_table: str | None = None
-    """A JSON file that ``gemmtune.sparse.MetaTable.dump`` wrote: parameters with which torch's block-sparse kernel is tried first,
-    before those of torch's own table."""
+    """JSON file of ``gemmtune.sparse.MetaTable.dump``, whose parameters for torch's block-sparse kernel are tried before
+    torch's own table."""
     log_file: str | None = None
-    """A file to which one JSON line for each choice and problem is appended."""
+    """File to which one JSON line for each choice and problem is appended."""
     store_path: str | None = None
-    """The SQLite file of measurements; None means ``store.sqlite`` in the cache folder."""
+    """SQLite file of measurements; None means ``store.sqlite`` in the cache folder."""
     cache_dir: str | None = None
     """Folder of compiled kernels, locks and the store; None means the user's cache folder."""
 

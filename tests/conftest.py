@@ -1,7 +1,7 @@
-"""What every test starts from: a cache folder of the run's own, compiled kernels that the whole run shares, and Ctrl-C at work.
+"""Common setup of all tests: a temporary cache folder, compiled kernels shared by the whole run, working Ctrl-C.
 
-``GEMMTUNE_CACHE_DIR=FOLDER pytest`` takes compiled kernels from that folder and leaves new ones there for the next run; a store
-that is there is neither read nor written.
+``GEMMTUNE_CACHE_DIR=FOLDER pytest`` uses compiled kernels of that folder and keeps new ones there for the next run. It does not
+read or write a store in that folder.
 """
 
 from __future__ import annotations
@@ -44,15 +44,15 @@ __all__ = [
 ]
 
 IDLE_S = 3600.0
-"""Worker processes that compile or measure wait for the next test that needs them, instead of importing torch anew each minute."""
+"""Idle time after which a worker process ends. A long one saves tests from importing torch again each minute."""
 
 if parallel.WORKER is None:
     _kept = os.environ.get("GEMMTUNE_CACHE_DIR")
     _folder = Path(tempfile.mkdtemp(prefix="gemmtune-tests-"))
     parallel.share_kernels(_folder / "cache", Path(_kept) if _kept else _folder / "kernels")
     os.environ["GEMMTUNE_CACHE_DIR"] = str(_folder / "cache")
-    os.environ["GEMMTUNE_ROWS"] = "exact"  # what one test has tuned for another M is no answer here; tests of ranges say so
-    os.environ.setdefault("GEMMTUNE_NATIVE", "0")  # tests of plans look into Python's table; test_native.py turns it on
+    os.environ["GEMMTUNE_ROWS"] = "exact"  # no test uses another M's result of another test, except tests of ranges
+    os.environ.setdefault("GEMMTUNE_NATIVE", "0")  # tests of plans inspect Python's table, test_native.py turns it on
     quick_compiler.put_on_path(_folder / "compiler")
     rotation.choose()
     settings.from_environment.cache_clear()
@@ -68,13 +68,13 @@ hypothesis.settings.register_profile("ci", derandomize=True, deadline=None, prin
 hypothesis.settings.register_profile("nightly", deadline=None, print_blob=True, max_examples=2000)
 hypothesis.settings.load_profile("ci")  # or --hypothesis-profile=nightly
 
-if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in what a shell's script starts in the background, and its children
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # for example in a shell script's background processes
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Iterator[object]:
-    """What is made until all tests are collected lives as long as the run: no collection of garbage need look at it."""
+    """Exclude objects made during collection from garbage collections. They live as long as the run."""
     gc.disable()
     try:
         return (yield)
@@ -85,21 +85,21 @@ def pytest_collection() -> Iterator[object]:
 
 
 def pytest_report_header() -> str:
-    """Which part of the cases that rotate this run takes."""
+    """Return the header line with the part of the rotating cases that this run takes."""
     return rotation.header()
 
 
 def pytest_unconfigure() -> None:
-    """Remove the run's cache folder."""
+    """Remove the temporary cache folder of the run."""
     if parallel.WORKER is None:
         shutil.rmtree(_folder, ignore_errors=True)
 
 
 @pytest.fixture(autouse=True, scope="module")
 def _small_heap() -> None:
-    """What the files before have left, such as caches, no collection of garbage looks at again.
+    """Exclude remaining objects of earlier files, such as caches, from garbage collections.
 
-    Sessions of pytest inside of this one collect several times each, and all of it together took a fifteenth of a run.
+    Sessions of pytest within this one collect several times each. Together the collections took a fifteenth of a run.
     """
     gc.collect()
     gc.freeze()
@@ -107,8 +107,7 @@ def _small_heap() -> None:
 
 @pytest.fixture(autouse=True)
 def _gpu_memory() -> Iterator[None]:
-    """What a test has freed of a GPU's memory is free for the other processes, too; a fault of its kernels is its own, not the next
-    test's."""
+    """Free a test's GPU memory for other processes. Attribute faults of its kernels to it, not to the next test."""
     yield
     if torch.cuda.is_initialized():
         torch.cuda.synchronize()
@@ -122,8 +121,7 @@ def _limits(device: DeviceInfo, dtype_label: str) -> Mapping[str, float]:
 
 @pytest.fixture(autouse=True)
 def _quiet_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is measured counts as measured on a quiet machine: tests run beside each other. Its limits are measured once, not for
-    each test's own store."""
+    """Treat the machine as quiet, although tests run in parallel. Measure its limits once, not for the store of each test."""
     monkeypatch.setattr("gemmtune.selector.measure.disturbance", lambda *_: "")
     monkeypatch.setattr(
         "gemmtune.selector.session.measure_limits",
@@ -133,7 +131,7 @@ def _quiet_machine(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def own_store(tmp_path: Path) -> Iterator[Path]:
-    """A store of the test's own; compiled kernels are shared with the other tests. Tunes in this process, which is quicker."""
+    """Yield the path of a store for this test only. Compiled kernels are shared. Tuning runs in this process, which is faster."""
     path = tmp_path / "store.sqlite"
     with settings.patch(store_path=str(path), tune_in_subprocess=False):
         yield path
@@ -141,7 +139,7 @@ def own_store(tmp_path: Path) -> Iterator[Path]:
 
 @pytest.fixture(scope="session")
 def interpreted() -> Iterator[Run]:
-    """``interpreted(function, *args, **kwargs)`` calls an importable function in a process whose Triton interprets."""
+    """Yield ``interpreted(function, *args, **kwargs)``: it calls an importable function in a process with Triton's interpreter."""
     pytest.importorskip("triton", reason="the interpreter is Triton's")
     with interpreting_process() as run:
         yield run
@@ -149,5 +147,5 @@ def interpreted() -> Iterator[Run]:
 
 @pytest.fixture
 def shipped_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
-    """C++ is compiled as users compile it, with all optimization: without the tests' own compiler."""
+    """Compile C++ fully optimized, as users do, without the tests' own compiler."""
     monkeypatch.setenv("PATH", quick_compiler.shipped_path())

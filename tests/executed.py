@@ -1,9 +1,9 @@
-"""What a run really executed, against what there is: a run that tests too little fails, however many tests it counts.
+"""Check of what a run really executed: a run that tests too little fails, however many tests it counts.
 
     TEST_EXECUTED=noted.txt pytest --junit-xml=results.xml && python tests/executed.py noted.txt results.xml
 
-The tests of our backends note what passed. Afterwards every backend that runs on a CPU must have passed cases of every property and
-of every operation that it has, and every file of tests must have passed a test, but those that are for a GPU alone.
+The tests of our backends note each passed case. Afterwards, every backend that runs on a CPU must have passed cases of each of its
+properties and operations. Every test file must have passed a test, except those for a GPU only.
 """
 
 from __future__ import annotations
@@ -33,28 +33,28 @@ __all__ = [
 ]
 
 VARIABLE = "TEST_EXECUTED"
-"""The environment variable that names the file of notes; without it nothing is noted."""
+"""Environment variable with the path of the notes. Without it nothing is noted."""
 OPERATIONS: Mapping[str, tuple[str, ...]] = {"aten": OPS, "cpp": (*ONE_PRODUCT, *GROUPED, *SPARSE)}
-"""The backends that run on a CPU, and their operations."""
+"""Backends that run on a CPU, with their operations."""
 WITHOUT_PRODUCTS = ("empty", "k-zero")
-"""Properties of the operations themselves: no backend is asked for an empty product."""
+"""Properties of the operations themselves: backends never get an empty product."""
 GROUPS = tuple(p.name for p in PROPERTIES if "group" in p.name)
 WITHOUT_ANYTHING: Mapping[str, tuple[str, ...]] = {"cublaslt": ("absent-blocks", *GROUPS), "cpp": ("absent-blocks",)}
-"""Properties of what these backends have not, or do not declare."""
+"""Properties that these backends do not support or do not declare."""
 FOR_A_GPU = ("_gpu", "_cuda")
-"""How the names of files end whose tests need a GPU."""
+"""Endings of the names of test files that need a GPU."""
 Note = tuple[str, str]
 
 
 def note(backend: str, executed: Iterable[str]) -> None:
-    """Note the properties and operations of which cases passed for a backend."""
+    """Note the properties and operations with passed cases for a backend."""
     if VARIABLE in os.environ:
         with open(os.environ[VARIABLE], "a", encoding="utf-8") as file:
             file.write("".join(f"{backend} {name}\n" for name in executed))
 
 
 def wanted() -> set[Note]:
-    """What a run without a GPU has to note."""
+    """Return the notes that a run without a GPU must have."""
     found: set[Note] = {("gemmtune", name) for name in WITHOUT_PRODUCTS}
     for backend, operations in OPERATIONS.items():
         scope = Scope(traits=getattr(own, backend).traits, device_type="cpu", level=Level.SMOKE)
@@ -65,13 +65,13 @@ def wanted() -> set[Note]:
 
 
 def files(folder: Path) -> set[str]:
-    """The files of tests that any machine can run, such as ``tests.unit.test_cli``."""
+    """Return the test files that any machine can run, such as ``tests.unit.test_cli``."""
     paths = [path.relative_to(folder.parent).with_suffix("") for path in folder.rglob("test_*.py")]
     return {".".join(path.parts) for path in paths if not path.name.endswith(FOR_A_GPU)}
 
 
 def passed_files(results: Path) -> set[str]:
-    """The files of which a test passed, out of the XML that pytest wrote."""
+    """Return the files with a passed test, according to pytest's XML."""
     cases = ElementTree.parse(results).getroot().iter("testcase")
     passed = [
         case.get("classname", "") for case in cases if all(child.tag not in ("skipped", "failure", "error") for child in case)
@@ -80,13 +80,13 @@ def passed_files(results: Path) -> set[str]:
 
 
 def faults(noted: set[Note], expected: set[Note], passed: set[str], present: set[str]) -> list[str]:
-    """A line for each thing that was not executed."""
+    """Return a line for each thing that was not executed."""
     lines = [f"{backend}: no case of {name} passed" for backend, name in sorted(expected - noted)]
     return lines + [f"{name}: none of its tests passed" for name in sorted(present - passed)]
 
 
 def main(notes: Path, results: Path) -> str | None:
-    """What was missing, for ``sys.exit``; None if nothing was."""
+    """Return a text with everything missing, for ``sys.exit``, or None."""
     noted = {(backend, name) for backend, name in map(str.split, notes.read_text().splitlines())} if notes.exists() else set()
     expected, present = wanted(), files(Path(__file__).parent)
     lines = faults(noted, expected, passed_files(results), present)

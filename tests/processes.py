@@ -1,4 +1,4 @@
-"""Processes that tests need to themselves: forks of one that has imported torch, like all workers of the tests."""
+"""Separate processes for tests: forks of a process that has imported torch, like all workers of the tests."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from gemmtune.workers.worker import Worker
 __all__ = ["Run", "printed", "process", "program"]
 
 Run = Callable[..., Any]
-"""``run(function, *args, **kwargs)``: the result of an importable function, called in the process."""
+"""Function ``run(function, *args, **kwargs)`` that calls an importable function in the process and returns its result."""
 TIMEOUT_S = 280.0
-"""Less than a test may take."""
+"""Time limit of a call, shorter than that of a test."""
 
 
 def _packed(value: object) -> bytes:
-    """``value`` as bytes: pickle alone cannot write tensors of every dtype."""
+    """Return ``value`` as bytes. pickle alone cannot write tensors of every dtype."""
     file = io.BytesIO()
     torch.save(value, file)
     return file.getvalue()
@@ -35,7 +35,7 @@ def _unpacked(data: bytes) -> Any:
 
 
 def _call(job: bytes) -> bytes:
-    """In the process: what is raised says where."""
+    """Run a job in the process. An exception gets the traceback as a note."""
     try:
         function, args, kwargs = _unpacked(job)
         return _packed(function(*args, **kwargs))
@@ -46,7 +46,7 @@ def _call(job: bytes) -> bytes:
 
 @contextlib.contextmanager
 def process(**environment: str) -> Iterator[Run]:
-    """Start a process with these variables and in this folder, and end it."""
+    """Start a process with these environment variables in the current folder. End it afterwards."""
     with mock.patch.dict(os.environ, environment):
         worker = Worker()
     try:
@@ -58,7 +58,7 @@ def process(**environment: str) -> Iterator[Run]:
 
 
 def printed(function: Callable[..., object], *args: object) -> tuple[object, str, str]:
-    """To be run in a process: what the function returns, or exits with, and what it writes to standard output and error."""
+    """Return what a function, run in a process, returns or exits with, and its standard output and error."""
     with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(io.StringIO()) as err:
         try:
             result = function(*args)
@@ -68,6 +68,6 @@ def printed(function: Callable[..., object], *args: object) -> tuple[object, str
 
 
 def program(text: str, *arguments: str) -> None:
-    """To be run in a process: a program with arguments."""
+    """Run a program with arguments, in a process."""
     sys.argv = ["-c", *arguments]
     exec(compile(text, "<program>", "exec"), {"__name__": "__main__"})

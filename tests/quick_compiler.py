@@ -1,7 +1,7 @@
-"""A C++ compiler for the tests: that of the machine, told not to optimize and to read the large headers once.
+"""A C++ compiler for the tests: the machine's compiler, without optimization and with precompiled headers.
 
-Optimization is most of what a kernel's compilation costs, and which element is multiplied by which does not depend on it. What is
-compiled carries the name of this compiler in its digest. A test with the fixture ``shipped_compiler`` compiles as users do.
+Optimization takes most of a kernel's compile time, and does not change which elements a kernel multiplies. The digest of a compiled
+kernel contains the name of this compiler. A test with the fixture ``shipped_compiler`` compiles as users do.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ if [ ! -e "$headers" ]; then
 fi
 exec {compiler} "$@" -O0 -w -include {folder}/headers.h
 """
-"""A compiler tries each file in ``headers.h.gch``, and reads the header itself where none was made with its flags."""
+"""Wrapper script. A compiler tries each file in ``headers.h.gch``, and reads the header itself if none has its flags."""
 
 
 def put_on_path(folder: Path) -> None:
-    """Make the compiler in ``folder`` and put it first on PATH; nothing where the machine has none."""
+    """Create the compiler in ``folder`` and put it first on PATH. Do nothing if the machine has no compiler."""
     found = find_compiler()
     if found is None:
         return
@@ -59,7 +59,7 @@ def put_on_path(folder: Path) -> None:
 
 
 def shipped_path() -> str:
-    """PATH without that compiler."""
+    """Return PATH without the tests' compiler."""
     folders = os.environ["PATH"].split(os.pathsep)
     made = shutil.which(COMPILERS[0])
     own = str(Path(made).parent) if made and (Path(made).parent / "headers.h").exists() else None

@@ -1,4 +1,4 @@
-"""Which part of the cases a run takes where all would take too long: another part for each commit, the same for all its runs."""
+"""Rotation of cases too slow to run all: each commit takes another part, which is the same for all its runs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["HEAVY", "VARIABLE", "choose", "header", "rotated", "takes"]
 T = TypeVar("T")
 
 VARIABLE = "TEST_ROTATION"
-"""The environment variable that has the number of the part; ``TEST_ROTATION=7 pytest`` repeats the run that printed 7."""
+"""Environment variable with the number of the part. ``TEST_ROTATION=7 pytest`` repeats the run that printed 7."""
 _DIGITS = 7
 HEAVY: Mapping[str, int] = {
     "CUTLASS 3.x": 1,
@@ -23,11 +23,11 @@ HEAVY: Mapping[str, int] = {
     "a refusal of nvcc": 4,
     "a bug of long sums": 4,
 }
-"""Cases of many seconds each, and the turns that each has: a commit takes one of them, so that none takes several."""
+"""Cases of many seconds, with their numbers of turns. A commit takes one of them, so that no run has several."""
 
 
 def choose() -> None:
-    """Derive the number, and the seed of hashes, from the commit, unless the variables are set; 0 outside of a repository."""
+    """Derive the number and the hash seed from the commit, unless the variables are set. Outside of a repository use 0."""
     if VARIABLE not in os.environ:
         command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"]
         try:
@@ -35,19 +35,19 @@ def choose() -> None:
         except (OSError, subprocess.SubprocessError):
             commit = "0"
         os.environ[VARIABLE] = str(int(commit[:_DIGITS], 16))
-    # Processes that share a run have to give the tests the same names, and some of these are printed sets.
+    # Processes of a run must give tests the same names, some of which are printed sets.
     os.environ.setdefault("PYTHONHASHSEED", str(int(os.environ[VARIABLE]) % 2**32))
 
 
 def header() -> str:
-    """What a run prints of it."""
+    """Return the header line that a run prints."""
     return f"rotation: {os.environ[VARIABLE]} (of the commit; {VARIABLE}={os.environ[VARIABLE]} repeats it)"
 
 
 def rotated(cases: Sequence[T], every: int, name: str = "") -> Sequence[T]:
-    """Each ``every``-th case, from a start that takes each value while the number goes through ``every`` following ones.
+    """Return every ``every``-th case. The start takes each value once while the number goes through ``every`` consecutive ones.
 
-    Names have starts of their own, which tell nothing of each other: parts of two lists meet in every way.
+    Starts of different names are independent, so that parts of two lists meet in every combination.
     """
     number = int(os.environ[VARIABLE])
     start = (number + random.Random(f"{number // every} {name}").randrange(every)) % every
@@ -55,6 +55,6 @@ def rotated(cases: Sequence[T], every: int, name: str = "") -> Sequence[T]:
 
 
 def takes(heavy: str) -> bool:
-    """Whether it is the turn of that one of ``HEAVY``."""
+    """Return True if this run takes that one of ``HEAVY``."""
     turns = [name for name, count in HEAVY.items() for _ in range(count)]
     return rotated(turns, len(turns), "heavy")[0] == heavy

@@ -1,8 +1,8 @@
-"""The tests of the native look-up with everything compiled in C++ instrumented: ASan with UBSan, then TSan.
+"""The tests of the native look-up with instrumented C++ code: first ASan with UBSan, then TSan.
 
     python tests/sanitize.py [arguments of pytest]
 
-Python and torch themselves are not instrumented: TSan sees races within what is compiled here, with the GIL as a lock it knows.
+Python and torch are not instrumented. TSan sees races within the code compiled here, and knows the GIL as a lock.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ SANITIZERS = {
         {"TSAN_OPTIONS": "halt_on_error=1:exitcode=66:report_signal_unsafe=0:suppressions={folder}/suppressions"},
     ),
 }
-"""By what the compiler is told: the runtime that has to be loaded first, and variables."""
+"""Sanitizers, by the compiler's option, with the runtime to preload and environment variables."""
 _SUPPRESSIONS = "race:dl_deallocate_tls\n"
-"""The C library frees what a thread that has ended had as thread_local in another thread, under locks that TSan does not know."""
+"""The C library frees thread_local data of an ended thread in another thread, under locks unknown to TSan."""
 _WRAPPER = """\
 #!/bin/sh
 case "$*" in
@@ -39,13 +39,13 @@ esac
 
 
 def run(sanitizer: str, arguments: list[str]) -> int:
-    """The exit status of pytest with a compiler that instruments."""
+    """Run pytest with an instrumenting compiler and return its exit status."""
     found = find_compiler()
     if found is None:
         print("needs g++", file=sys.stderr)
         return 2
     runtime, variables = SANITIZERS[sanitizer]
-    # The runtime of C++ is no library of Python's own program, in which ASan looks for what throws when it begins.
+    # Preload the C++ runtime too: ASan looks it up at start, and Python's own program does not link it.
     names = (runtime, "libstdc++.so.6")
     paths = [
         subprocess.run([found.path, f"-print-file-name={name}"], capture_output=True, text=True, check=True).stdout.strip()

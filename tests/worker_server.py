@@ -1,8 +1,8 @@
-"""Worker processes of the tests are forks of a process that has imported torch: importing it is most of what a worker costs.
+"""Server that forks the worker processes of the tests. It has imported torch, which takes most of a worker's start.
 
-Each process that runs tests starts such a server when it first needs a worker. A worker begins with the environment, the folder and
-the ``sys.path`` that it would have had; ``tests/unit/test_worker.py`` starts its own as users do. The server forks twice, and the
-worker becomes a child of the process that asked for it, which is how that process learns of its end.
+Each process that runs tests starts such a server when it first needs a worker. A worker gets the environment, folder and
+``sys.path`` of a normal start. ``tests/unit/test_worker.py`` starts its workers as users do. The server forks twice. The worker
+becomes a child of the requesting process, which thus learns of its end.
 """
 
 from __future__ import annotations
@@ -30,32 +30,32 @@ START_TIMEOUT_S = 180.0
 ADOPTION_S = 30.0
 PROGRAM = "import sys; sys.path[:] = sys.argv[2:]; import worker_server; worker_server.serve(int(sys.argv[1]))"
 FREE_NUMBER = 500
-"""File descriptors of the server lie beyond those that a worker gets."""
+"""First file descriptor of the server, above those of a worker."""
 
 
 class ForkedProcess:
-    """What ``subprocess.Popen`` is of a worker."""
+    """Replacement for ``subprocess.Popen`` of a worker."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
         self.returncode: int | None = None
 
     def wait(self) -> int:
-        """Wait until it has ended; its status, negative for a signal."""
+        """Wait for the end and return the exit status, negative for a signal."""
         if self.returncode is None:
             self.returncode = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
         return self.returncode
 
 
 class Server:
-    """The server of this process. Started by the first request."""
+    """Server of this process, started by the first request."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._connection: socket.socket | None = None
 
     def fork(self, code: str, files: dict[int, int]) -> ForkedProcess:
-        """A process that runs ``code``, with these files under these numbers."""
+        """Return a new process that runs ``code``, with these files under these numbers."""
         job = {"code": code, "parent": os.getpid(), "folder": os.getcwd(), "environment": dict(os.environ), "numbers": list(files)}
         with self._lock, _adopting():
             connection = self._started()
@@ -74,7 +74,7 @@ class Server:
         return self._connection
 
     def forget(self) -> None:
-        """In a fork of this process, whose workers would not be its children."""
+        """Drop the connection in a fork of this process, which would not be the parent of new workers."""
         if self._connection is not None:
             self._connection.close()
         self.__init__()  # type: ignore[misc]
@@ -82,7 +82,7 @@ class Server:
 
 @contextlib.contextmanager
 def _adopting() -> Iterator[None]:
-    """Processes whose parent ends become children of this one, if it is an ancestor of theirs."""
+    """Adopt orphaned descendants of this process."""
     prctl = ctypes.CDLL(None).prctl
     prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     try:
@@ -92,7 +92,7 @@ def _adopting() -> Iterator[None]:
 
 
 def popen_of(server: Server) -> Any:
-    """What stands for the module ``subprocess`` where workers are started."""
+    """Return a replacement for the module ``subprocess`` where workers are started."""
 
     def popen(command: Sequence[str], *, stdin: int, stdout: Any, stderr: Any, pass_fds: Sequence[int], **_: object) -> Any:
         assert list(command[:3]) == [sys.executable, "-P", "-c"]
@@ -113,8 +113,8 @@ def _exactly(connection: socket.socket, size: int) -> bytes:
 
 
 def serve(number: int) -> None:
-    """Fork a worker for each request that comes over the socket of that number, until it is closed."""
-    importlib.import_module("gemmtune.selector.session")  # and with it torch
+    """Fork a worker for each request on the socket with that number, until it is closed."""
+    importlib.import_module("gemmtune.selector.session")  # imports torch too
     connection = socket.socket(fileno=os.dup2(number, FREE_NUMBER, inheritable=False))
     os.close(number)
     while True:
@@ -124,22 +124,22 @@ def serve(number: int) -> None:
             return
         text, files, *_ = socket.recv_fds(connection, 1, 10)
         job = json.loads(text + _exactly(connection, size - 1))
-        told, telling = os.pipe()
+        read_end, write_end = os.pipe()
         between = os.fork()
         if between == 0:
             if os.fork() == 0:
-                os.setsid()  # whoever has the number of a worker may end its group
-                os.write(telling, os.getpid().to_bytes(4, "big"))
+                os.setsid()  # callers may kill a worker's process group
+                os.write(write_end, os.getpid().to_bytes(4, "big"))
                 _work(job, files)
             os._exit(0)
         os.waitpid(between, 0)
-        connection.sendall(os.read(told, 4))
-        for file in (*files, told, telling):
+        connection.sendall(os.read(read_end, 4))
+        for file in (*files, read_end, write_end):
             os.close(file)
 
 
 def _work(job: dict[str, Any], files: Sequence[int]) -> NoReturn:
-    """In the new process: be as one that was started."""
+    """Set up a forked process like a started one, and run the code."""
     status = 1
     try:
         deadline = time.monotonic() + ADOPTION_S

@@ -1,7 +1,7 @@
-"""The architecture matrix: every compiled choice for an architecture, on any machine; run too where a GPU can.
+"""The architecture matrix: every compiled choice for an architecture, checked on any machine, and run on a GPU that can.
 
-``problems`` is what is asked, ``inspection`` compiles and looks at resources and instructions, ``running`` runs a choice on a GPU
-of that architecture or a newer one, ``matrix`` does it all, ``report`` tells it.
+``problems`` lists the problems, ``inspection`` compiles choices and checks resources and instructions, and ``running`` runs a
+choice on a GPU of that architecture or a newer one. ``matrix`` combines them, and ``report`` prints the result.
 """
 
 from .inspection import Inspection, compile_and_inspect, inspect_choices

@@ -1,4 +1,4 @@
-"""Choices compiled in worker processes, and what is wrong with the kernels: resources, spills, instructions."""
+"""Inspection of choices compiled in worker processes: resources, spills and instructions of their kernels."""
 
 from __future__ import annotations
 
@@ -17,57 +17,57 @@ from ..settings import Settings, current
 from ..toolchain.compiled import Artifact, CompiledChoice
 
 MOST_STACK_BYTES = 128
-"""Local memory of one thread that is always let pass: a few spilled registers …"""
+"""Local memory of one thread that is always accepted: a few spilled registers."""
 MOST_SPILLED_SHARE = 1 / 8
-"""… and with more of it, the share of the instructions of the main loop that may have to do with them."""
+"""Maximum share of spill instructions in the main loop, for kernels with more local memory than that."""
 LOOSE = 1.5
-"""How far above a large kernel's real shared memory the prediction may be."""
+"""Maximum ratio of predicted to real shared memory, for a large kernel."""
 LARGE_BYTES = 49152
 ALLOCATED_TOGETHER = 8
-"""Registers of a thread are given out in multiples of this (CUDA occupancy calculator; CDNA 3 ISA)."""
+"""Granularity in which registers of a thread are allocated (CUDA occupancy calculator; CDNA 3 ISA)."""
 MATRIX = re.compile(r"\b(?:mma\.sync|wgmma\.mma_async|tcgen05\.mma|v_mfma_|[DHIQ]G?MMA\b)[\w.:]*")
-"""Matrix instructions, as PTX, amdgcn and SASS write them."""
+"""Matrix instructions in PTX, amdgcn and SASS."""
 SCALAR = re.compile(r"\b(?:fma\.rn[\w.:]*|v_(?:pk_)?fmac?_\w+|[DF]FMA2?\b[\w.]*)")
 """Instructions that multiply and add single numbers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inspection:
-    """What compiling a choice for an architecture gave. Numbers are the largest of its kernels, None where they were not read."""
+    """Result of compiling a choice for an architecture. Numbers are the maximum over its kernels, or None if unknown."""
 
     choice: str
     backend: str
     problem: str
     arch: str
     status: Status
-    """OK also where the compiled kernel has ``problems``."""
+    """Status of the compilation. It is OK even if the compiled kernel has ``problems``."""
     shared_bytes: int | None = None
     registers: int | None = None
     stack_bytes: int | None = None
     spilled_share: float = 0.0
     instructions: tuple[tuple[str, int], ...] = ()
-    """Instructions that multiply, and how often each stands in the code."""
+    """Multiplying instructions and their numbers in the code."""
     expected: tuple[str, ...] = ()
-    """The instructions that should multiply, with ``*`` for what may vary."""
+    """Expected multiplying instructions. ``*`` stands for any text."""
     problems: tuple[str, ...] = ()
-    """What is wrong; nothing if the kernel is as it should be."""
+    """Faults of the kernels. Empty if there are none."""
 
     def __str__(self) -> str:
         return f"{self.choice} for {self.problem} on {self.arch}"
 
 
 def compile_and_inspect(choice: CompiledChoice, settings: Settings | None = None) -> Inspection:
-    """Compile a choice for its architecture, in a worker process, and look at the result.
+    """Compile a choice for its architecture in a worker process, and inspect the result.
 
     Raises:
-        UnavailableError: it is not compiled for a GPU, or for one that has no preset.
+        UnavailableError: the choice is not compiled for a GPU, or for one without a preset.
     """
     [inspection] = inspect_choices([choice], settings)
     return inspection
 
 
 def inspect_choices(choices: Sequence[CompiledChoice], settings: Settings | None = None) -> Iterator[Inspection]:
-    """``compile_and_inspect`` of each, in their order, with compilers on every core. Choices of one problem must be neighbours."""
+    """Yield ``compile_and_inspect`` of each choice, in order, with compilers on every core. Group choices of one problem."""
     with Compilation(choices, settings or current()) as compilation:
         for _, group in itertools.groupby(choices, key=lambda choice: choice.problem):
             for choice in group:
@@ -114,7 +114,7 @@ def _multiplying(artifact: Artifact) -> list[str]:
 
 
 def faults(artifact: Artifact, device: DeviceInfo) -> Iterator[str]:
-    """What is wrong with one kernel for ``device``: its resources, then its instructions."""
+    """Yield the faults of one kernel for ``device``: first of its resources, then of its instructions."""
     shared, predicted = artifact.shared_bytes, artifact.predicted_bytes
     if (reason := device.why_no_smem(shared)) is not None:
         yield reason
@@ -126,12 +126,12 @@ def faults(artifact: Artifact, device: DeviceInfo) -> Iterator[str]:
             yield f"shared memory: {shared} bytes, but {predicted} predicted: too loose"
     spilled, share = artifact.stack_bytes or 0, artifact.spilled_share
     if spilled > MOST_STACK_BYTES and share > MOST_SPILLED_SHARE:
-        yield f"registers: {spilled} bytes of a thread spilled, {share:.0%} of the main loop's instructions serve to move them"
+        yield f"registers: {spilled} bytes of a thread spilled, {share:.0%} of the main loop's instructions move them"
     if artifact.registers is not None:
         allocated = -(-artifact.registers // ALLOCATED_TOGETHER) * ALLOCATED_TOGETHER * artifact.threads
         if allocated > device.registers_per_sm:
             yield f"registers: {artifact.threads} threads of {artifact.registers}, a multiprocessor has {device.registers_per_sm}"
-    # The expected instruction must be there, and no matrix instruction of another kind or type.
+    # The expected instruction must be present, and no matrix instruction of another kind or type.
     expected = artifact.expected
     found = sorted(set(_multiplying(artifact)))
     if expected is None:

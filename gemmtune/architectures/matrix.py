@@ -1,4 +1,4 @@
-"""All choices of an architecture: compiled, inspected, run where that can be, and reported."""
+"""The matrix of one architecture: all its choices, compiled, inspected, run if possible, and reported."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from .running import Runner, how_to_run
 __all__ = ["ARCHITECTURES", "MatrixReport", "Ran", "matrix_choices", "run_matrix"]
 
 ARCHITECTURES = ("sm75", "sm80", "sm90", "sm100", "gfx90a", "gfx942")
-"""What the matrix is kept clean for; gfx90a and gfx942 are compiled and never run."""
+"""Architectures for which the matrix is kept clean. gfx90a and gfx942 are compiled and never run."""
 
 
 def matrix_choices(
@@ -35,15 +35,15 @@ def matrix_choices(
     most: int | None = None,
     settings: Settings | None = None,
 ) -> tuple[CompiledChoice, ...]:
-    """The choices that a search has for an architecture, one for each distinct compilation, those of a problem side by side.
+    """Return the choices that a search offers for an architecture, one for each distinct compilation, grouped by problem.
 
     Args:
         problems: None for ``matrix_problems()``.
-        most: at most so many of a problem, spread over all it has.
-        settings: whose backends and filters apply; None for those in force.
+        most: maximum number for one problem, spread evenly over all its choices.
+        settings: settings with the backends and filters. None for the current ones.
 
     Raises:
-        UnavailableError: an unknown architecture, or no backend whose kernels are ours can compile for it here.
+        UnavailableError: an unknown architecture, or no backend here that compiles our kernels for it.
     """
     return _enumerate(arch, search, problems, most, settings or current())[0]
 
@@ -51,17 +51,17 @@ def matrix_choices(
 def _enumerate(
     arch: str, search: Search, problems: Mapping[str, Problem] | None, most: int | None, settings: Settings
 ) -> tuple[tuple[CompiledChoice, ...], tuple[str, ...]]:
-    """The choices of ``matrix_choices``, and what was left out of them with the reason."""
+    """Return the choices of ``matrix_choices``, and a line for everything left out, with the reason."""
     device = preset(arch)
-    asked = dataclasses.replace(settings, search=search)
-    able, left_out = _backends(device, asked)
-    asked = dataclasses.replace(asked, backends=able)
+    searched = dataclasses.replace(settings, search=search)
+    able, left_out = _backends(device, searched)
+    searched = dataclasses.replace(searched, backends=able)
     seen: set[str] = set()
     opaque: Counter[str] = Counter()
     chosen: list[CompiledChoice] = []
     for problem in (matrix_problems() if problems is None else problems).values():
         new: dict[str, CompiledChoice] = {}
-        for choice in offers_for(problem, device, asked, on_this_machine=False).choices:
+        for choice in offers_for(problem, device, searched, on_this_machine=False).choices:
             key = choice.compile_key
             if key is None or key in seen:
                 continue
@@ -71,7 +71,7 @@ def _enumerate(
                 seen.add(key)
                 opaque[choice.backend] += 1
         taken = list(new.items())
-        if most is not None and len(taken) > most:  # at equal distances, the first and the last among them
+        if most is not None and len(taken) > most:  # at equal distances, with the first and the last
             step = (len(taken) - 1) / max(most - 1, 1)
             taken = [taken[round(i * step)] for i in range(most)]
         seen.update(key for key, _ in taken)
@@ -81,7 +81,7 @@ def _enumerate(
 
 
 def _backends(device: DeviceInfo, settings: Settings) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The enabled backends that compile kernels of ours for this device, and those that cannot here, with the reason."""
+    """Return the enabled backends that compile our kernels for this device, and a line for each that cannot here."""
     named = [name for name in enabled_backends(device, settings) if name in TEMPLATES]
     here = {name: load(name).available(device) for name in named}
     able = tuple(name for name, availability in here.items() if availability.ok)
@@ -102,13 +102,13 @@ def run_matrix(
     most: int | None = None,
     progress: Progress | None = None,
 ) -> MatrixReport:
-    """Compile and inspect every choice of an architecture and, with ``run``, verify each that compiled on ``device``.
+    """Compile and inspect every choice of an architecture. With ``run``, verify each compiled one on ``device``.
 
-    ``device`` is the GPU that is here, None without one. Where it cannot run these kernels the report says why; with ``run`` that
-    is a failure. ``search``, ``problems`` and ``most`` as for ``matrix_choices``.
+    ``device`` is the present GPU, or None. If it cannot run these kernels, the report has the reason, and with ``run`` that is a
+    failure. ``search``, ``problems`` and ``most`` are those of ``matrix_choices``.
 
     Raises:
-        UnavailableError: an unknown architecture, or nothing here compiles for it.
+        UnavailableError: an unknown architecture, or no compiler for it here.
     """
     begun = time.monotonic()
     settings = current()
@@ -147,7 +147,7 @@ def _run(
     listener.stage("run", 0, len(able))
     with Runner(device, settings) as runner:
         for choice, inspection in able:
-            # Newer GPUs may have less shared memory.
+            # A newer GPU may have less shared memory.
             verdict = device.why_no_smem(inspection.shared_bytes or 0) or runner.run(choice)
             ran.append(Ran(choice=choice.name, problem=str(choice.problem), verdict=verdict))
             listener.stage("run", len(ran), len(able))

@@ -1,4 +1,4 @@
-"""What the architecture matrix asks for: every operation with every dtype and layout, and the corners of the kernels."""
+"""Problems of the architecture matrix: every operation with every dtype and layout, and corner cases of kernels."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ SHAPES = ((512, 6144, 4096), (16, 6144, 4096), (1000, 1001, 999), (128, 128, 655
 """M, N, K: large, few rows, nothing aligned, a long sum, sizes that no tile divides."""
 BIASES: tuple[BiasShape, ...] = ("n", "mn", "m1", "1n", "scalar")
 SCALARS = ((2.0, 0.5), (1.0, 1.0), (2.0, 1.0), (1.0, 0.0))
-"""alpha and beta."""
+"""Values of alpha and beta."""
 BATCH = 3
 
 
 @functools.cache
 def matrix_problems() -> MappingProxyType[str, Problem]:
-    """The problems of the matrix by name: ``mm-bf16-nt``, ``mm-bf16-nt-offset``. Shapes, biases and scalars take turns."""
+    """Return the problems of the matrix by name: ``mm-bf16-nt``, ``mm-bf16-nt-offset``. Shapes, biases and scalars alternate."""
     return MappingProxyType({**dict(_crossed()), **dict(_quantized()), **dict(_corners())})
 
 
@@ -49,7 +49,7 @@ def _crossed() -> Iterator[tuple[str, Problem]]:
 
 
 def _quantized() -> Iterator[tuple[str, Problem]]:
-    """Operands of 8 bits and fewer: every kind of scale, dtype and encoding at least once."""
+    """Yield problems with operands of 8 bits or fewer: every kind of scale, dtype and encoding at least once."""
     for (i, layout), (m, n, k) in zip(enumerate(LAYOUTS), SHAPES, strict=False):
         yield f"int_mm-{layout}", Problem.int_mm(m, n, k, layout=layout, device_type="cuda")
         scales = get_args(Scales)[i]
@@ -57,7 +57,7 @@ def _quantized() -> Iterator[tuple[str, Problem]]:
         yield f"scaled_mm-{scales}", Problem.scaled_mm(
             m, n, k, dtype=pair[i % 2], dtype_b=pair[i // 2], scales=scales, fast_accum=i % 2 == 1, device_type="cuda"
         )  # fmt: skip
-    for i, (dtype, dtype_b) in enumerate(itertools.product(FLOAT8_FNUZ, repeat=2)):  # gfx942 alone has choices for them
+    for i, (dtype, dtype_b) in enumerate(itertools.product(FLOAT8_FNUZ, repeat=2)):  # only gfx942 has choices for them
         yield f"scaled_mm-fnuz-{get_args(Scales)[i]}", Problem.scaled_mm(
             *SHAPES[i], dtype=dtype, dtype_b=dtype_b, scales=get_args(Scales)[i], device_type="cuda"
         )  # fmt: skip
@@ -79,7 +79,7 @@ def _quantized() -> Iterator[tuple[str, Problem]]:
 
 
 def _corners() -> Iterator[tuple[str, Problem]]:
-    """Memory layouts, sizes and epilogues that make kernels of their own."""
+    """Yield problems whose memory layouts, sizes and epilogues need special kernels."""
     base = Problem.mm(384, 640, 768, device_type="cuda")
     a, b, out = (replace(layout, offset=offset) for layout, offset in ((base.a, 1), (base.b, 2), (base.out, 4)))
     yield "mm-bf16-nt-offset", replace(base, a=a, b=b, out=out)
@@ -100,5 +100,5 @@ def _corners() -> Iterator[tuple[str, Problem]]:
 
 
 def _padded(layout: Layout, columns: int) -> Layout:
-    """A row-major matrix with ``columns`` elements of padding after each row."""
+    """Return a row-major layout with ``columns`` elements of padding after each row."""
     return replace(layout, stride=(layout.size[1] + columns, 1))

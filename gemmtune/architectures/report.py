@@ -1,4 +1,4 @@
-"""The report of an architecture matrix: counts, failures, text and JSON."""
+"""Report of an architecture matrix: counts, failures, text and JSON."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .running import Way
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ran:
-    """One choice on the GPU: its verdict, or why it could not be run there."""
+    """One choice on the GPU: its verdict, or the reason for not running it."""
 
     choice: str
     problem: str
@@ -26,27 +26,27 @@ class Ran:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MatrixReport:
-    """What became of every choice of an architecture."""
+    """Results of all choices of an architecture."""
 
     arch: str
     search: str
     toolchains: tuple[str, ...]
     problems: int
     left_out: tuple[str, ...]
-    """Backends that could not take part, or in part, with the reason."""
+    """Backends that took no part, or only in part, with the reason."""
     inspections: tuple[Inspection, ...]
     way: Way
-    """How the kernels run on the GPU that is here."""
+    """Way in which the kernels run on the present GPU."""
     device: str
-    """The name of that GPU; empty without one."""
+    """Name of that GPU. Empty without one."""
     run: bool
-    """It was asked to run them."""
+    """True if running was requested."""
     ran: tuple[Ran, ...]
     seconds: float
 
     @property
     def executed(self) -> int:
-        """Checks that were made: kernels compiled and inspected, and kernels verified on the GPU."""
+        """Number of checks made: kernels compiled and inspected, and kernels verified on the GPU."""
         return sum(i.status is Status.OK for i in self.inspections) + len(self.verdicts)
 
     @property
@@ -56,12 +56,8 @@ class MatrixReport:
 
     @property
     def failures(self) -> tuple[str, ...]:
-        """A line or a few for everything that is not as it should be; none if the architecture is clean."""
-        lines = (
-            []
-            if self.inspections
-            else [f"{self.arch}: there was no choice to compile; the settings' backends and filters leave none"]
-        )
+        """Texts of all failures. Empty if the architecture is clean."""
+        lines = [] if self.inspections else [f"{self.arch}: no choice to compile; the settings' backends and filters exclude all"]
         lines += [f"{inspection}: {text}" for inspection in self.inspections for text in inspection.problems]
         for ran in self.ran:
             if isinstance(ran.verdict, Sample) and ran.verdict.status is not Status.OK:
@@ -70,11 +66,11 @@ class MatrixReport:
         if self.run and self.way.mode is None:
             lines.append(f"{self.arch} was to be run, but cannot be: {self.way.reason}")
         elif self.run and not self.verdicts:
-            lines.append(f"{self.arch} was to be run on {self.device}, but no kernel was left to run")
+            lines.append(f"{self.arch} was to be run on {self.device}, but no kernel could be run")
         return tuple(lines)
 
     def text(self) -> str:
-        """The report for people: counts, then the failures."""
+        """Return the report as readable text: counts, then the failures."""
         statuses = Counter(i.status for i in self.inspections)
         right = statuses.pop(Status.OK, 0)
         others = "".join(f", {count} {status.value}" for status, count in sorted(statuses.items()))
@@ -93,7 +89,7 @@ class MatrixReport:
         return "\n".join(lines)
 
     def as_json(self) -> dict[str, Any]:
-        """Everything, as plain values."""
+        """Return everything as plain values."""
         data = dataclasses.asdict(self)
         return data | {"executed": self.executed, "failures": list(self.failures), "instructions": dict(self._instructions())}
 
@@ -112,7 +108,7 @@ class MatrixReport:
         return text + (f"; registers and spills of {_count(unread, 'kernel')} were not read: no cuobjdump here" if unread else "")
 
     def _instructions(self) -> Counter[str]:
-        """Kernels by the instruction that multiplies in them, its shape left out."""
+        """Return the number of kernels for each multiplying instruction, without its shape."""
         return Counter(
             name
             for i in self.inspections
@@ -133,7 +129,7 @@ class MatrixReport:
         right = sum(verdict.status is Status.OK for verdict in verdicts)
         text = f"{right} of {len(verdicts)} right on {self.device}, {how}"
         too_large = len(self.ran) - len(verdicts)
-        return text + (f"; {_count(too_large, 'kernel')} left out, which it lacks the shared memory for" if too_large else "")
+        return text + (f"; {_count(too_large, 'kernel')} left out: not enough shared memory" if too_large else "")
 
 
 def _count(number: int, noun: str) -> str:

@@ -1,4 +1,4 @@
-"""Choices that were compiled for an architecture, run and verified on a GPU of that architecture or a newer one."""
+"""Verification of choices compiled for an architecture, on a GPU of that architecture or a newer one."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ from ..settings import Settings, current
 from ..toolchain.compiled import CompiledChoice
 
 FIRST_SPECIFIC = 90
-"""The capability from which on kernels use instructions of their own architecture (``sm_90a``), which no newer one has."""
+"""Capability from which on kernels use instructions of one architecture only (``sm_90a``), which no newer one has."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Way:
-    """How kernels of an architecture run on a device: ``native``, ``forward`` (the driver translates their PTX), or not at all."""
+    """Way in which kernels of an architecture run on a device: ``native``, ``forward`` (the driver translates PTX), or None."""
 
     mode: Literal["native", "forward"] | None
     reason: str = ""
-    """Why not at all."""
+    """Reason for a mode of None."""
 
 
 def how_to_run(arch: str, device: DeviceInfo | None) -> Way:
-    """How kernels compiled for ``arch`` can run on ``device``, None meaning that there is no GPU."""
+    """Return the way in which kernels compiled for ``arch`` run on ``device``, which is None without a GPU."""
     if device is None or device.type == "cpu":
         return Way(mode=None, reason=f"no GPU here: {arch} was compiled for and not run")
     if device.arch == arch:
         return Way(mode="native")
     if device.type == "hip" or not arch.startswith("sm"):
-        return Way(mode=None, reason=f"{arch} on {device.name} ({device.arch}): kernels of HIP are for one architecture alone")
+        return Way(mode=None, reason=f"{arch} on {device.name} ({device.arch}): HIP kernels run on one architecture only")
     capability = int(arch.removeprefix("sm"))
     if device.capability < capability:
         return Way(mode=None, reason=f"{device.name} is {device.arch}, which is older than {arch}")
@@ -45,7 +45,7 @@ def how_to_run(arch: str, device: DeviceInfo | None) -> Way:
 
 
 class Runner:
-    """Builds and verifies choices in a worker process: a crash, a hang or an illegal access costs one choice. A context manager."""
+    """Context manager that verifies choices in a worker process. A crash, a hang or an illegal access costs one choice."""
 
     def __init__(self, device: DeviceInfo, settings: Settings | None = None) -> None:
         self._device = device
@@ -60,8 +60,9 @@ class Runner:
         self.close()
 
     def run(self, choice: CompiledChoice) -> Sample:
-        """Build and verify a choice, from its PTX if the device is newer. What the kernel raises becomes the sample's status;
-        CRASHED or TIMED_OUT where the worker did not survive. Choices of one problem are best neighbours: they share a session.
+        """Build and verify a choice, from its PTX if the device is newer. An error of the kernel becomes the sample's status.
+
+        If the worker dies, the status is CRASHED or TIMED_OUT. Consecutive choices of one problem share a session.
 
         Raises:
             UnavailableError: kernels of this architecture cannot run on the device.
@@ -76,7 +77,7 @@ class Runner:
         return self._session.prove(choice.forward() if way.mode == "forward" else choice)
 
     def close(self) -> None:
-        """Free the operands of the last problem and give the worker back."""
+        """Free the operands of the last problem and return the worker."""
         session, self._session = self._session, None
         if session is not None:
             session.close()

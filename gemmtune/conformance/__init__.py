@@ -1,9 +1,9 @@
-"""Conformance: does a GEMM give right results, within its own declarations, whatever the sizes, strides and dtypes?
+"""Conformance suite: tests that a GEMM is right for every size, stride and dtype that it declares.
 
     gemmtune conformance mypkg.ops:matmul
 
-``gemmtune.declaration`` says what a GEMM can declare, ``properties`` what is asserted of it, ``case`` what a case is. The suite
-runs in pytest: ``suite/`` has the tests and ``plugin`` the options; nothing here needs pytest to be imported.
+``gemmtune.declaration`` defines what a GEMM can declare, ``properties`` what the suite asserts, and ``cases`` what one case is.
+The suite runs in pytest: ``suite/`` has the tests and ``plugin`` the options. Every other module imports without pytest.
 """
 
 import importlib
@@ -18,7 +18,7 @@ __all__ = ["Traits", "gemm"]
 if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> object:
-        """Import torch with the first of these names that is used: the command's help, which reads ``option_table``, needs none."""
+        """Import torch on the first use of one of these names. The command's help reads ``option_table`` without torch."""
         if name not in __all__:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         return getattr(importlib.import_module("..declaration.traits", __name__), name)

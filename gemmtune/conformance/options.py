@@ -1,4 +1,4 @@
-"""The options of a run of the suite, checked."""
+"""Options of a run of the suite, checked."""
 
 from __future__ import annotations
 
@@ -18,24 +18,26 @@ from .option_table import OPTIONS, STDOUT, Values
 from .properties.table import PROPERTIES
 
 _WORDS = {"op": OPS, "dtype": tuple(DTYPES), "layout": tuple(KINDS), "properties": tuple(p.name for p in PROPERTIES)}
-"""The legal words of the options whose table does not have them."""
+"""Legal values of the options whose table entry does not list them."""
 _LONG_DTYPES = {short: name for name, short in SHORT_DTYPES.items()}
 _LEAST = {"max_examples": 1, "max_cases": 1, "seed": 0, "min_executed": 1}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunOptions(Values):
-    """What a run is asked to do.
+    """Checked options of one run.
 
     Raises:
-        ConformanceError: an unknown word, a number out of range, options that do not go together, a file that is not there.
-        TraitsError: a declaration that means nothing.
+        ConformanceError: an unknown word, a number out of range, conflicting options, a missing file.
+        TraitsError: an illegal declaration.
     """
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> RunOptions:
-        """Options as the command or pytest parsed them: lists of words, which may be several joined by commas, and None for what
-        was not given."""
+        """Return options from the values that the command or pytest parsed.
+
+        Repeatable options are lists, whose ``words`` may be joined by commas. None means that an option was not given.
+        """
         given = {name: value for name, value in values.items() if value is not None}
         for option in OPTIONS:
             if option.repeated and option.name in given:
@@ -44,11 +46,13 @@ class RunOptions(Values):
         return cls(**given)
 
     def __post_init__(self) -> None:
+        # Words of a closed list.
         for option in OPTIONS:
             value, legal = getattr(self, option.name), option.choices or _WORDS.get(option.name)
             for word in value if option.repeated else (value,):
                 if legal and word is not None and word not in legal:
                     raise ConformanceError(f"{option.word}: got {word!r}, expected one of {', '.join(legal)}")
+        # Numbers in range.
         for name, least in _LEAST.items():
             number = getattr(self, name)
             if number is not None and number < least:
@@ -57,15 +61,17 @@ class RunOptions(Values):
             seconds = getattr(self, name)
             if seconds is not None and seconds <= 0:
                 raise ConformanceError(f"{name}: got {seconds:g}, expected a number of seconds above 0")
+        # Combinations that contradict each other.
         drawing = [name for name in ("derandomize", "random", "seed") if getattr(self, name) not in (None, False)]
         if len(drawing) > 1:
-            raise ConformanceError(f"got {' and '.join(drawing)}, expected one of them: each says how cases are drawn")
+            raise ConformanceError(f"got {' and '.join(drawing)}, expected at most one of them: each selects how cases are drawn")
         if self.sm and self.backend:
             raise ConformanceError(
-                f"sm: got {self.backend!r} beside it, expected no GEMM: it compiles the kernels of gemmtune for an architecture"
+                f"sm: got the GEMM {self.backend!r} as well, expected no GEMM: --sm compiles gemmtune's own kernels"
             )
         if self.sm and self.html:
-            raise ConformanceError("html: got sm beside it, expected json: a matrix has no page")
+            raise ConformanceError("html: got it together with sm, expected json: the architecture matrix has no HTML page")
+        # Paths to read and to write.
         for name in ("skips_file", "xfails_file", "traits"):
             path = getattr(self, name)
             if path is not None and not Path(path).is_file():
@@ -80,35 +86,35 @@ class RunOptions(Values):
 
     @property
     def active(self) -> bool:
-        """Anything is to be tested at all."""
+        """True if there is anything to test."""
         return bool(self.backend or self.sm)
 
     @property
     def spec(self) -> SubjectSpec:
-        """How to find the GEMM, with what is declared of it here."""
+        """Target of the GEMM and the declarations given as options."""
         file = str(Path(self.traits).absolute()) if self.traits else ""
         return SubjectSpec(target=self.backend, declared=declared_by(self.trait), traits_file=file)
 
     @property
     def narrowed(self) -> bool:
-        """Only a part of what the level has is asked for."""
+        """True if the options select only a part of the level."""
         return bool(self.op or self.dtype or self.layout or self.properties or self.repro or self.sampled)
 
     @property
     def sampled(self) -> bool:
-        """The cases are a sample, in an order in which any first part of it is one too."""
+        """True if the cases are a sample. They then come in an order of which every prefix is a sample too."""
         return (self.max_cases is not None or self.max_seconds is not None) and not self.repro
 
     def given(self) -> dict[str, Any]:
-        """The options that do not have their defaults."""
+        """Return the options whose value differs from the default."""
         return {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if getattr(self, f.name) != f.default}
 
 
 def declared_by(words: tuple[str, ...]) -> dict[str, Any]:
-    """The declarations of words such as ``out``, ``min_alignment=16``, ``dtypes=float16,bfloat16``, ``accumulate=float16:float16``.
+    """Parse declarations such as ``out``, ``min_alignment=16``, ``dtypes=float16,bfloat16`` and ``accumulate=float16:float16``.
 
     Raises:
-        TraitsError: an unknown name, or a value outside the legal ones.
+        TraitsError: an unknown name or an illegal value.
     """
     defaults, declared = Traits().as_json(), dict[str, Any]()
     for word in words:
@@ -127,7 +133,7 @@ def declared_by(words: tuple[str, ...]) -> dict[str, Any]:
 
 
 def _plain(text: str) -> Any:
-    """A value as TOML has it, or else the text."""
+    """Parse ``text`` as a TOML value. Return the text itself if it is none."""
     try:
         return tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:

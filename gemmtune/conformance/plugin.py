@@ -1,9 +1,9 @@
-"""The pytest plugin: the options of the conformance suite, and what our own tests need of pytest.
+"""The pytest plugin: options of the conformance suite, and GPU handling for gemmtune's own tests.
 
     pytest -p gemmtune.conformance.plugin --pyargs gemmtune.conformance --gemm-backend=mypkg.ops:matmul
 
-It is no entry point: who merely has gemmtune installed sees nothing of it. Loaded without ``--gemm-backend`` it does one thing:
-where there is no GPU, tests marked ``gpu`` are skipped with the reason, and are an error where ``-m gpu`` asks for them.
+The plugin is no entry point, so installing gemmtune does not change pytest. Loaded without ``--gemm-backend``, it only handles
+tests marked ``gpu``. On a machine without a GPU they are skipped with the reason, and ``-m gpu`` is a usage error.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _TYPES = {"integer": int, "seconds": float}
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """``--gemm-backend`` and every option of the table."""
+    """Add ``--gemm-backend`` and every option of the table to pytest."""
     group = parser.getgroup("gemm", "conformance of a GEMM")
     group.addoption(
         "--gemm-backend",
@@ -44,18 +44,18 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def options_of(config: pytest.Config) -> RunOptions:
-    """The options of a pytest run. Raises GemmtuneError where they mean nothing."""
+    """Return the checked options of a pytest run. Raises GemmtuneError if a value is illegal or options conflict."""
     names = ("backend", *(option.name for option in TABLE))
     return RunOptions.of({name: config.getoption(f"gemm_{name}") for name in names})
 
 
 def pytest_addhooks(pluginmanager: pytest.PytestPluginManager) -> None:
-    """What the plugin tells while a run goes on."""
+    """Register the hooks that the plugin calls during a run."""
     pluginmanager.add_hookspecs(hookspecs)
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Take part in the session if there is a GEMM to test; refuse ``-m gpu`` where there is none, before processes are started."""
+    """Register the session if there is a GEMM to test. Reject ``-m gpu`` without a GPU before any process starts."""
     if config.getoption("markexpr") == "gpu" and not torch.cuda.is_available():
         raise pytest.UsageError("-m gpu: got no GPU (torch sees none), expected one; run without -m gpu on this machine")
     try:
@@ -74,7 +74,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Skip the tests marked ``gpu`` on a machine without one, so that ``-m sm80`` runs anywhere."""
+    """Skip tests marked ``gpu`` if there is no GPU or only compilation was requested, so that ``-m sm80`` runs anywhere."""
     reason = ""
     if not torch.cuda.is_available():
         reason = "needs a GPU; torch sees none"

@@ -1,1 +1,1 @@
-"""What a GEMM, ours or anybody's, says of itself: the suite tests it by that, and the selector offers it by that."""
+"""Declarations of GEMMs, our own or foreign. The suite tests a GEMM by its declaration, and the selector offers it by the same."""

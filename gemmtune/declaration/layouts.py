@@ -1,8 +1,8 @@
-"""Kinds of strides by name, as traits, options and case ids have them.
+"""Kinds of strides by name, for traits, options and case ids.
 
-An operand's layout is ``kind[+pad][@offset][~batch]``: ``row+8@3`` is row-major with eight elements of padding between rows, three
-elements past a 16-byte boundary; ``col~0`` is column-major with a batch stride of 0; in ``row~i`` rows of the matrices of a batch
-take turns, as the heads of attention do.
+The layout of an operand is ``kind[+pad][@offset][~batch]``. ``row+8@3`` is row-major, with eight elements of padding between rows,
+and starts three elements past a 16-byte boundary. ``col~0`` is column-major with a batch stride of 0. In ``row~i`` the rows of
+a batch's matrices alternate, as those of attention heads do.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ KINDS: dict[str, str] = {
     "batchgap": "a gap between the matrices of a batch",
     "interleaved": "the matrices of a batch in turn, row by row or column by column",
 }
-"""Name to meaning. As text: padded ``row+8``, offset ``row@3``, batch0 ``row~0``, batchgap ``row~1``, interleaved ``row~i``."""
+"""Names and meanings. In text: padded ``row+8``, offset ``row@3``, batch0 ``row~0``, batchgap ``row~1``, interleaved ``row~i``."""
 BATCH_KINDS = {"0": "batch0", "1": "batchgap", "i": "interleaved"}
-"""The kinds that only a batch has, by their marks."""
+"""Kinds that only a batch has, by their mark."""
 
 PLAIN = "row"
 WINDOW_STEP = 3
-"""Elements from one overlapping row to the next."""
+"""Distance in elements between overlapping rows."""
 BATCH_GAP = 24
 _PATTERN = re.compile(
     r"(?!(?:every|rows0|cols0|window).*i$)(row|col|every2|every3|rows0|cols0|window)(?:\+(\d+))?(?:@(\d+))?(?:~([01i]))?"
@@ -48,7 +48,7 @@ _PATTERN = re.compile(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OperandLayout:
-    """The strides of one operand, of any size and dtype."""
+    """Strides of one operand, for any size and dtype."""
 
     kind: str = PLAIN
     pad: int = 0
@@ -57,7 +57,7 @@ class OperandLayout:
 
     @classmethod
     def parse(cls, text: str) -> OperandLayout:
-        """The layout of a text such as ``col+4@1``. Raises CaseError for any other text."""
+        """Return the layout of a text such as ``col+4@1``. Raises CaseError for any other text."""
         return _parsed(text)
 
     def __str__(self) -> str:
@@ -66,14 +66,14 @@ class OperandLayout:
 
     @property
     def kinds(self) -> frozenset[str]:
-        """The names of ``KINDS`` that have to be allowed for this layout."""
+        """Names of ``KINDS`` that must be allowed for this layout."""
         names = {self.kind}
         names |= {"padded"} if self.pad else set()
         names |= {"offset"} if self.offset else set()
         return frozenset(names | {BATCH_KINDS[mark] for mark in self.batch})
 
     def layout(self, size: tuple[int, ...], dtype: torch.dtype) -> Layout:
-        """The layout of a tensor of that size, 0-D or 1-D (a bias), 2-D, or 3-D with a batch dimension first."""
+        """Return the layout of a tensor of that size: 0-D or 1-D (a bias), 2-D, or 3-D with a leading batch dimension."""
         batch, rows, cols = (1, 1, 1, *size)[-3:]
         turns = batch if self.batch == "i" else 1
         stride: tuple[int, int] = {
@@ -100,7 +100,7 @@ def _parsed(text: str) -> OperandLayout:
     if found is None:
         raise CaseError(
             f"layout: got {text!r}, expected kind[+pad][@offset][~0|~1|~i] with a kind out of row, col, every2, every3, rows0, "
-            "cols0, window, and ~i for row and col alone"
+            "cols0, window, and ~i only for row and col"
         )
     kind, pad, offset, batch = found.groups()
     return OperandLayout(kind=kind, pad=int(pad or 0), offset=int(offset or 0), batch=batch or "")
@@ -108,14 +108,14 @@ def _parsed(text: str) -> OperandLayout:
 
 @functools.cache
 def kinds_of_texts(*texts: str) -> frozenset[str]:
-    """The names of ``KINDS`` that all layouts of these texts need."""
+    """Return the names of ``KINDS`` that the layouts of all these texts need."""
     return frozenset[str]().union(*(OperandLayout.parse(text).kinds for text in texts))
 
 
 def kinds_of(layout: Layout) -> Iterator[frozenset[str]]:
-    """Every set of kinds that, if all of its members are allowed, allows a layout; none for strides that no kind describes.
+    """Yield each set of kinds that allows a layout if all its members are allowed. Strides without a kind yield no set.
 
-    One row or column is laid out in several ways at once, so there may be several sets.
+    A single row or column fits several layouts at once, so there may be several sets.
     """
     *batch, rows, cols = (1, 1, *layout.size) if len(layout.size) < 2 else layout.size
     if layout.numel == 0:
@@ -139,7 +139,7 @@ def kinds_of(layout: Layout) -> Iterator[frozenset[str]]:
 
 
 def _kinds_of_matrix(rows: int, cols: int, along: int, across: int) -> Iterator[tuple[str, int]]:
-    """The kinds, with their padding, by which rows are ``along`` elements apart and columns ``across``."""
+    """Yield the kinds, with their padding, of a matrix with row stride ``along`` and column stride ``across``."""
     one_row, one_col = rows == 1, cols == 1
     if one_col or across == 1:
         yield from ((PLAIN, 0),) if one_row else ()

@@ -1,4 +1,4 @@
-"""Which problems a declaration covers: the one predicate by which a GEMM that says what it can do is offered for a problem."""
+"""The legality predicate of declared GEMMs: tests if a declaration covers a problem, so that the GEMM can be offered for it."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from .traits import Traits
 
 
 def why_not(traits: Traits, problem: Problem, device: DeviceInfo) -> str | None:
-    """Why a GEMM of these traits cannot be offered for a problem, or None. Pure: any preset device will do.
+    """Return the reason why a GEMM of these traits cannot be offered for a problem, or None. Pure: any preset device will do.
 
-    What is left open (dtypes and layouts that are not declared) is offered: the GEMM may raise an error, which is then its result.
+    Undeclared dtypes and layouts are offered. The GEMM may raise an error for them, which becomes its result.
     """
     return next(_reasons(traits, problem, device), None)
 
 
 def operation_of(problem: Problem) -> str | None:
-    """The public function that a problem is a call of, as ``labels.OPS`` has it; None with an epilogue that none of them has."""
+    """Return the name in ``labels.OPS`` of the operation of a problem, or None if its epilogue belongs to none."""
     if problem.epilogue is None:
         return problem.op
     if problem.op != "int_mm" or len(problem.epilogue.operands) != 1:
@@ -44,7 +44,7 @@ def _reasons(traits: Traits, problem: Problem, device: DeviceInfo) -> Iterator[s
         return
     op = operation_of(problem)
     if op is None:
-        yield f"epilogue: got {problem.epilogue}, expected none, which is what a declared GEMM computes"
+        yield f"epilogue: got {problem.epilogue}, expected none: a declared GEMM computes the product only"
         return
     ops = traits.ops or ("mm",)
     if op not in ops:
@@ -87,7 +87,7 @@ def _of_dtypes(traits: Traits, problem: Problem) -> Iterator[str]:
     offered = traits.dtypes
     if offered is not None and problem.float8:
         offered = tuple(name for name in offered if name in FLOAT8) or FLOAT8[:1]
-    # Float32 that is multiplied exactly serves where tf32 would do.
+    # Exactly multiplied float32 is good enough for a tf32 problem.
     names = {problem.dtype_label, dtype_name(problem.dtype)}
     if offered is not None and (not problem.integers or problem.sparsity is not None) and not names & set(offered):
         yield f"dtype: got {problem.dtype_label}, but dtypes declares {', '.join(offered)}"
@@ -104,7 +104,7 @@ def _of_dtypes(traits: Traits, problem: Problem) -> Iterator[str]:
 
 
 def _of_precision(traits: Traits, problem: Problem) -> Iterator[str]:
-    """torch decides semantics: arithmetic weaker than torch's for the flags in force is tested by the suite, and not offered."""
+    """Yield reasons against arithmetic weaker than torch's under its current flags. The suite tests it, the selector rejects it."""
     claims = traits.claims(problem)
     if claims.input_mode == "tf32" and problem.precision.input_mode != "tf32":
         yield "input_mode: declares tf32, which torch's float32 precision does not allow here"
@@ -145,7 +145,7 @@ def _of_scales(traits: Traits, problem: Problem, op: str) -> Iterator[str]:
 
 
 def _has_scales(problem: Problem, op: str, kind: str) -> bool:
-    """Whether the scales are of that kind. One number is such in any shape of one element."""
+    """Return True if the scales are of that kind. A single number may have any shape of one element."""
     given = [x for x in (problem.scale_a, problem.scale_b, problem.zero_b) if x is not None]
     if op == "int_mm_mul":
         assert problem.epilogue is not None
@@ -156,7 +156,7 @@ def _has_scales(problem: Problem, op: str, kind: str) -> bool:
 
 
 def _scale_sizes(problem: Problem, op: str, kind: str, count: int) -> list[tuple[int, ...]]:
-    """The sizes that ``count`` scales of that kind have, which is not that of one number."""
+    """Return the expected sizes of ``count`` scales of a kind other than ``tensor``."""
     m, n, k = problem.m, problem.n, problem.k
     if op == "int_mm_mul":
         return [factor_shapes(m, n)[kind]]

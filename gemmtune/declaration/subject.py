@@ -1,11 +1,12 @@
-"""The GEMM under test: found by name, called by one of two conventions.
+"""The GEMM under test: how it is found by name and called by one of two conventions.
 
-A **function** is called as ``f(a, b)``, with ``out=``, ``alpha=``, ``beta=`` and ``bias=`` where its traits declare them; with 3-D
-operands for bmm and int8 ones for int_mm. A **namespace** (a module, an object) has a function for each operation, called as
-torch's: ``mm(a, b)``, ``addmm(inp, a, b, *, beta, alpha)``, and so on. Both are called as gemmtune's own for the other operations:
-``int_mm_mul(a, b, scale)``, ``mixed_mm(a, b, *, scale_b, zero_b, encoding)`` with what there is of the last three,
+A **function** is called as ``f(a, b)``, with 3-D operands for bmm and int8 ones for int_mm. It gets ``out=``, ``alpha=``, ``beta=``
+and ``bias=`` if its traits declare them. A **namespace** (a module, an object) has one function for each operation, with torch's
+signature: ``mm(a, b)``, ``addmm(inp, a, b, *, beta, alpha)``, and so on.
+The other operations have gemmtune's signatures in both conventions: ``int_mm_mul(a, b, scale)``,
+``mixed_mm(a, b, *, scale_b, zero_b, encoding)`` with those of the last three that exist,
 ``scaled_mm(a, b, *, scale_a, scale_b, out_dtype)``, ``mm_plus_mm(a, b, c, d)``, ``bsr_mm(bsr, x)`` for torch's sparse_bsr tensors,
-``grouped_mm(a, b, *, offs)`` for groups of rows and, where ``grouped_k_mm`` is declared or found too, of terms.
+``grouped_mm(a, b, *, offs)`` for groups of rows and, if ``grouped_k_mm`` is declared or found too, for groups of terms.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from .traits import ATTRIBUTE, Traits
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
-    """What one call asks, as a choice's kernel is told it (``choice.Run``); ``out`` is None where the GEMM makes the result."""
+    """Arguments of one call, as ``choice.Run`` passes them to a kernel. ``out`` is None if the GEMM allocates the result."""
 
     problem: Problem
     tensors: Tensors
@@ -43,11 +44,11 @@ class Call:
 
     @property
     def operands(self) -> dict[str, torch.Tensor]:
-        """The operands by role."""
+        """Operands by role."""
         return {role: tensor for (role, _), tensor in zip(self.problem.operands, self.tensors, strict=False)}
 
     def by(self, kernel: Kernel) -> torch.Tensor:
-        """The result of a choice's kernel."""
+        """Return the result of a choice's kernel for this call."""
         if self.out is None and kernel.run_new is not None:
             return kernel.run_new(self.tensors, self.scalars)
         layout = self.problem.out
@@ -57,12 +58,12 @@ class Call:
 
 
 Caller = Callable[[Tensors, Scalars, torch.Tensor | None], object]
-"""``caller(tensors, scalars, out)``: one call for a problem that is known; what the GEMM returns."""
+"""Function ``caller(tensors, scalars, out)`` that calls a GEMM for one problem and returns its result."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SubjectSpec:
-    """How to find a GEMM: ``target`` is ``package.module:name`` or a module alone; ``declared`` replaces what it says of itself."""
+    """Location of a GEMM: ``package.module:name``, or a module alone. ``declared`` overrides the GEMM's own declarations."""
 
     target: str
     declared: Mapping[str, Any] = field(default_factory=dict, hash=False)
@@ -70,34 +71,34 @@ class SubjectSpec:
 
 
 class Subject(ABC):
-    """A GEMM under test. Our own subclass this; anybody else's function or namespace is wrapped."""
+    """A GEMM under test. Our own GEMMs subclass this. Foreign functions and namespaces are wrapped."""
 
     name: str
     traits: Traits
 
     @functools.cached_property
     def called(self) -> set[Problem]:
-        """The problems for which it has been called in this process."""
+        """Problems for which the GEMM has been called in this process."""
         return set()
 
     @abstractmethod
     def __call__(self, call: Call) -> object:
-        """Run once on the current stream; what the GEMM returns."""
+        """Run the GEMM once on the current stream and return its result."""
 
     def caller(self, problem: Problem) -> Caller:
-        """A function that does the calls for one problem with the least of work for each."""
+        """Return a function for the calls of one problem, with minimum work for each call."""
         return lambda tensors, scalars, out: self(Call(problem=problem, tensors=tensors, scalars=scalars, out=out))
 
     def conditions(self, problem: Problem) -> contextlib.AbstractContextManager[None]:
-        """What is in force during the calls of a case: torch's float32 precision is the problem's, all else the caller's."""
+        """Return the context of the calls of a case. For float32 it sets torch's precision to the problem's."""
         return precision_scope(problem) if problem.dtype == torch.float32 else contextlib.nullcontext()
 
     def claims(self, problem: Problem) -> Claims:
-        """The arithmetic to which the result of ``problem`` is held."""
+        """Return the arithmetic claims by which a result for ``problem`` is judged."""
         return self.traits.claims(problem)
 
-    def choice_of(self, call: Call) -> str:  # noqa: ARG002 - for those that choose
-        """What ran, for subjects that choose among several kernels."""
+    def choice_of(self, call: Call) -> str:  # noqa: ARG002 - subclasses that choose a kernel use it
+        """Return the name of what ran, for subjects that choose among several kernels."""
         return ""
 
 
@@ -111,16 +112,16 @@ class _Wrapped(Subject):
 
 
 FUSED = {own.op: name for name, own in BROUGHT.items() if own.required}
-"""Operations to the functions that have an epilogue of their own."""
+"""Operations to the names of their functions with a built-in epilogue."""
 OURS = "gemmtune.conformance.gemms.own"
-"""The module that ``own:triton`` and the like are in."""
+"""Module of ``own:triton`` and the like."""
 NAMED_OPS = tuple(op for op in OPS if ROWS[op].operand("inp") is None)
-"""A function with one of these names does that operation, if it declares none; addmm has torch's order of arguments in namespaces
-alone."""
+"""Operations that an undeclared function computes if it has their name. addmm is not among them: only functions of a namespace have
+torch's order of arguments."""
 
 
 class FunctionSubject(_Wrapped):
-    """One function for every operation; of those that it does not declare, the one that it is named after, else mm."""
+    """One function for every declared operation. Without declared operations, its name or else mm is the operation."""
 
     def __init__(self, name: str, function: Callable[..., object], traits: Traits) -> None:
         named = getattr(function, "__name__", "")
@@ -128,12 +129,12 @@ class FunctionSubject(_Wrapped):
         self._function = function
 
     def caller(self, problem: Problem) -> Caller:
-        """Calls with the added operand as a keyword."""
+        """Return the caller for a problem, which passes the added operand as a keyword."""
         return _caller(self._function, problem, self.traits, self.traits.bias_name)
 
 
 class NamespaceSubject(_Wrapped):
-    """A function of torch's signature for each operation."""
+    """A namespace with a function of torch's signature for each operation."""
 
     def __init__(self, name: str, namespace: object, traits: Traits) -> None:
         had = [op for op in OPS if callable(getattr(namespace, op, None))]
@@ -143,7 +144,7 @@ class NamespaceSubject(_Wrapped):
         self._functions: dict[str, Callable[..., object]] = {op: getattr(namespace, op) for op in had}
 
     def caller(self, problem: Problem) -> Caller:
-        """Calls of the operation's function, with the added operand first."""
+        """Return the caller for a problem, which passes the added operand first."""
         return _caller(self._functions[FUSED[problem.op] if problem.epilogue else problem.op], problem, self.traits, None)
 
 
@@ -151,9 +152,9 @@ _MULTIPLIED = ("a", "b", "c", "d")
 
 
 def _caller(function: Callable[..., object], problem: Problem, traits: Traits, added: str | None) -> Caller:
-    """Calls with what is multiplied and an epilogue's operands by position, and the rest as keywords.
+    """Return a caller that passes factors and the operands of an epilogue by position, and the rest as keywords.
 
-    ``added`` is the keyword of the added operand; None: it comes first, as in torch.
+    ``added`` is the keyword of the added operand. None: it comes first, as in torch.
     """
     if problem.sparsity is not None:
         return _sparse_caller(function, traits, added)
@@ -184,7 +185,7 @@ def _caller(function: Callable[..., object], problem: Problem, traits: Traits, a
 
 
 def _sparse_caller(function: Callable[..., object], traits: Traits, added: str | None) -> Caller:
-    """Calls of bsr @ x, of which the problem is the transpose: x = aᵀ, bsr the weight itself; inp and out are transposed."""
+    """Return a caller of bsr @ x, the transpose of the problem: x = aᵀ, bsr is the weight, inp and out are transposed."""
     scalars_taken = tuple((i, name) for i, name in enumerate(("alpha", "beta")) if getattr(traits, name))
 
     def call(tensors: Tensors, scalars: Scalars, out: torch.Tensor | None) -> object:
@@ -192,9 +193,9 @@ def _sparse_caller(function: Callable[..., object], traits: Traits, added: str |
         keywords: dict[str, Any] = {name: scalars[i] for i, name in scalars_taken} if scalars else {}
         given = [weight, a.t()]
         if inp and added is not None:
-            keywords[added] = _turned(inp[0])
+            keywords[added] = _transposed(inp[0])
         elif inp:
-            given.insert(0, _turned(inp[0]))
+            given.insert(0, _transposed(inp[0]))
         if out is not None:
             keywords["out"] = out.t()
         result = function(*given, **keywords)
@@ -203,23 +204,23 @@ def _sparse_caller(function: Callable[..., object], traits: Traits, added: str |
     return call
 
 
-def _turned(inp: torch.Tensor) -> torch.Tensor:
-    """What broadcasts to a matrix so that it broadcasts to the transpose."""
+def _transposed(inp: torch.Tensor) -> torch.Tensor:
+    """Return ``inp``, which broadcasts to a matrix, in a form that broadcasts to the transposed matrix."""
     return inp.unsqueeze(-1) if inp.dim() == 1 else inp.t() if inp.dim() == 2 else inp
 
 
 def load(spec: SubjectSpec) -> Subject:
-    """The GEMM that a spec names, imported now. The working folder is searched for modules, as ``python -m`` does.
+    """Import the GEMM of a spec. Modules are searched in the working folder too, as with ``python -m``.
 
     Raises:
-        SubjectError: no such module or attribute, or nothing that can be called.
-        TraitsError: its declarations mean nothing.
+        SubjectError: no such module or attribute, or nothing callable.
+        TraitsError: the declarations are illegal.
     """
     return wrapped(spec, found_at(spec.target))
 
 
 def wrapped(spec: SubjectSpec, found: object) -> Subject:
-    """What was found at the target of a spec as a GEMM that can be called. Raises as ``load`` does."""
+    """Return the object at the target of a spec as a subject. Raises the same errors as ``load``."""
     own = getattr(found, ATTRIBUTE, None)
     declared = (Traits.from_file(Path(spec.traits_file)) if spec.traits_file else {}) | dict(spec.declared)
     if isinstance(found, Subject):
@@ -239,7 +240,7 @@ def wrapped(spec: SubjectSpec, found: object) -> Subject:
 
 
 def _refuse_class_of_methods(target: str, found: type) -> None:
-    """Raise SubjectError for a class that is no namespace of functions: its methods want an object."""
+    """Raise SubjectError for a class whose functions are methods, which need an object."""
     functions = [function for op in OPS if callable(function := getattr(found, op, None))]
     code = [getattr(function, "__code__", None) for function in functions]
     if not functions or any(x is not None and x.co_varnames[:1] == ("self",) for x in code):
@@ -247,7 +248,7 @@ def _refuse_class_of_methods(target: str, found: type) -> None:
 
 
 def found_at(target: str) -> object:
-    """The object at ``package.module:name``, or the module; imported if need be. Raises SubjectError where that cannot be done."""
+    """Return the object at ``package.module:name``, or the module. Imports the module. Raises SubjectError if that fails."""
     module_name, _, path = target.partition(":")
     module_name = OURS if module_name == "own" else module_name
     if not module_name:
@@ -283,15 +284,15 @@ _STICKY = (
 
 
 class Refused(Exception):
-    """The GEMM raised an error, of whatever type its library has for that, instead of computing."""
+    """The GEMM raised an error, of any type, instead of computing."""
 
 
 class Impossible(Exception):
-    """What the case needs is not there, such as the memory, or the kernel that is to be tested. That says nothing of the GEMM."""
+    """A resource of the case is missing, such as memory or the kernel to test. That is no fault of the GEMM."""
 
 
 def is_fatal(error: BaseException) -> bool:
-    """Whether a GPU error has made the device unusable for this process, so that nothing after it can be believed."""
+    """Return True if a GPU error has made the device unusable for this process, so that later results mean nothing."""
     if isinstance(error, ErrorFromChoice):
         return False
     text = str(error)

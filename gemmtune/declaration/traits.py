@@ -1,4 +1,4 @@
-"""What a GEMM declares of itself. What is not declared is not tested; what is declared is held to."""
+"""Declarations of a GEMM. The suite tests what is declared, and does not test what is not."""
 
 from __future__ import annotations
 
@@ -20,89 +20,88 @@ from .labels import BIASES, DTYPES, NARROW_FLOATS, OPS, SCALES, WEIGHTS
 from .layouts import KINDS
 
 ATTRIBUTE = "gemm_traits"
-"""Where a function carries its traits: a ``Traits``, or a mapping of the same names, so that no import of gemmtune is needed."""
+"""Attribute with the traits of a function: a ``Traits`` or a mapping with its field names, which needs no import of gemmtune."""
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Traits:
-    """The declarations of one GEMM; every one has a default that asks the least.
+    """Declarations of one GEMM. Each default promises the least.
 
     Raises:
-        TraitsError: an unknown name, or a value outside the legal ones.
+        TraitsError: an unknown name or an illegal value.
     """
 
     ops: tuple[str, ...] | None = None
-    """Of mm, addmm, bmm, baddbmm, mm_plus_mm, int_mm, int_mm_mul, mixed_mm, scaled_mm, bsr_mm, bsr_addmm, grouped_mm, grouped_k_mm
-    (groups of terms). None: for a function
-    what it is named after, else mm; what it has for a namespace."""
+    """Operations: mm, addmm, bmm, baddbmm, mm_plus_mm, int_mm, int_mm_mul, mixed_mm, scaled_mm, bsr_mm, bsr_addmm, grouped_mm,
+    grouped_k_mm (groups of terms). None: the name of a function or else mm, and the functions of a namespace."""
     dtypes: tuple[str, ...] | None = None
-    """Such as ``bfloat16``; ``tf32`` is float32 under torch's tf32 setting. None: float types are tried and may be refused."""
+    """Input dtypes such as ``bfloat16``. ``tf32`` is float32 under torch's tf32 setting. None: floats are tried, may be refused."""
     layouts: tuple[str, ...] | None = None
-    """Kinds of strides that a, b and the added operand may have, see ``layouts.KINDS``. None: each is tried, and all but row-major
-    may be refused."""
+    """Kinds of strides (``layouts.KINDS``) for a, b and the added operand. None: each is tried, and all but row-major may be
+    refused."""
     out: bool = False
-    """Takes ``out=``, a tensor of any strides, and writes the result there."""
+    """Accepts ``out=``, a tensor of any strides, and writes the result there."""
     alpha: bool = False
-    """Takes ``alpha=`` (addmm, baddbmm)."""
+    """Accepts ``alpha=`` (addmm, baddbmm)."""
     beta: bool = False
-    """Takes ``beta=`` (addmm, baddbmm)."""
+    """Accepts ``beta=`` (addmm, baddbmm)."""
     bias: tuple[str, ...] = ("n",)
     """Shapes of the added operand of addmm and baddbmm: n, mn, m1, 1n, scalar."""
     scales: tuple[str, ...] = ("tensor",)
-    """What one scale is for, of those that an operation has (``labels.SCALES_OF``): tensor, row, column, group_32, …"""
+    """Granularities of one scale, among those of an operation (``labels.SCALES_OF``): tensor, row, column, group_32, …"""
     scale_dtypes: tuple[str, ...] = ()
-    """Dtypes of scales that are taken besides the usual one: that of a for mixed_mm, float32 for int_mm_mul."""
+    """Dtypes of scales accepted in addition to the usual one: the dtype of a for mixed_mm, float32 for int_mm_mul."""
     weights: tuple[str, ...] = ("int8",)
-    """What b of mixed_mm may be: int8, uint8, int4 and uint4 (two in each byte), float8_e4m3fn, float8_e5m2."""
+    """Types of b of mixed_mm: int8, uint8, int4 and uint4 (two in each byte), float8_e4m3fn, float8_e5m2."""
     zeros: bool = False
-    """Takes ``zero_b=`` (mixed_mm with scales)."""
+    """Accepts ``zero_b=`` (mixed_mm with scales)."""
     float8_pairs: bool = False
-    """a and b of scaled_mm may be of different 8-bit floats."""
+    """Accepts a and b of scaled_mm in different 8-bit floats."""
     results: tuple[str, ...] = ("bfloat16",)
     """Dtypes of the result of scaled_mm."""
     blocks: tuple[str, ...] | None = None
     """Rows x columns of a block of bsr_mm and bsr_addmm, such as 32x32. None: several are tried and may be refused."""
     skips_absent: bool = False
-    """Where a block-sparse weight has no block, NaN and infinity of the other operand do not show."""
+    """NaN and infinities of the other operand do not show at places where a block-sparse weight has no block."""
     fast_accum: bool = False
     """Sums of 8-bit floats may stay in the narrow accumulator of the tensor cores (torch's ``use_fast_accum``)."""
     empty: bool = False
-    """Sizes of 0 are taken."""
+    """Accepts sizes of 0."""
     min_alignment: int = 1
-    """Bytes by which addresses and row starts of a and b are divisible."""
+    """Bytes that divide the addresses and row starts of a and b."""
     multiples: tuple[int, int, int] = (1, 1, 1)
-    """M, N and K are multiples of these."""
+    """Numbers that divide M, N and K."""
     least: tuple[int, int, int] = (0, 0, 0)
-    """M, N and K are at least these."""
+    """Minimum M, N and K."""
     sms: tuple[int, ...] | None = None
-    """Compute capabilities (90 for SM90) that it runs on; None: all."""
+    """Compute capabilities (90 for SM90) on which it runs. None: all."""
     devices: tuple[str, ...] = ("cpu", "cuda")
     streams: bool = False
-    """Works on torch's current stream, whichever that is."""
+    """Works on torch's current stream, which may be any."""
     capturable: bool = False
-    """May be captured in a CUDA graph."""
+    """Can be captured in a CUDA graph."""
     threads: bool = False
-    """May be called from several threads at once."""
+    """Can be called from several threads at once."""
     accumulate: Mapping[str, str] = field(default_factory=dict)
-    """Dtype of the running sum by input dtype, where it is not float32 (float64 for float64, int32 for int8)."""
+    """Dtype of the running sum by input dtype, if it is not float32 (float64 for float64, int32 for int8)."""
     partials: Mapping[str, str] = field(default_factory=dict)
-    """Dtype of split-K partial sums by input dtype, where it is not that of the running sum. One product of mm_plus_mm may be
-    rounded to the input dtype unless another is named."""
+    """Dtype of split-K partial sums by input dtype, if it is not that of the running sum. By default, one product of mm_plus_mm may
+    be rounded to the input dtype."""
     splits: int = 1
-    """How many split-K partial sums there may be."""
+    """Maximum number of split-K partial sums."""
     input_mode: str = "ieee"
-    """How float32 inputs are read: ieee, tf32 where they are rounded even if torch's setting does not ask for it, or parts where
-    they are multiplied as three bfloat16 parts (six products)."""
+    """Reading of float32 inputs: ieee, tf32 (rounded even without torch's tf32 setting), or parts (three bfloat16 parts, multiplied
+    in six products)."""
     flush_subnormals: bool | None = None
-    """Subnormal inputs and results may become 0. None: they may, and it is not tested."""
+    """Subnormal inputs and results may become 0. None: they may, and this is not tested."""
     skips_zeros: bool = False
-    """Rows, columns and blocks of zeros may be left out: where 0 · NaN or 0 · ∞ counts, the result may be anything."""
+    """Rows, columns and blocks of zeros may be skipped. A result with 0 · NaN or 0 · ∞ may then be anything."""
     deterministic: bool = False
     """Equal inputs give equal bits."""
     batch_invariant: bool = False
-    """The bits of a row of the result do not depend on the other rows of a, nor on how many there are."""
+    """The bits of a row of the result do not depend on the other rows of a, nor on their number."""
     bias_name: str = "bias"
     """Keyword of a function's added operand."""
 
@@ -138,14 +137,14 @@ class Traits:
 
     @classmethod
     def of(cls, declared: Traits | Mapping[str, Any]) -> Traits:
-        """Traits out of a mapping of names to plain values, as a file or an attribute has them; lists stand for tuples."""
+        """Return traits from a mapping of names to plain values, as a file or an attribute has them. Lists become tuples."""
         if isinstance(declared, Traits):
             return declared
         return cls().changed(declared)
 
     @classmethod
     def from_file(cls, path: Path) -> dict[str, Any]:
-        """The declarations of a TOML file, to be given to ``changed``."""
+        """Return the declarations of a TOML file, as ``changed`` takes them."""
         try:
             return tomllib.loads(path.read_text())
         except FileNotFoundError:
@@ -154,7 +153,7 @@ class Traits:
             raise TraitsError(f"traits file {path}: got {error}, expected TOML such as: dtypes = ['float16']") from None
 
     def changed(self, declared: Mapping[str, Any]) -> Traits:
-        """These with some replaced by ``declared``, plain values with lists for tuples."""
+        """Return these traits with some replaced by ``declared``, a mapping to plain values with lists for tuples."""
         known = {trait.name for trait in dataclasses.fields(self)}
         unknown = sorted(set(declared) - known)
         if unknown:
@@ -163,7 +162,7 @@ class Traits:
         return dataclasses.replace(self, **values)
 
     def claims(self, problem: Problem) -> Claims:
-        """The arithmetic declared for a problem."""
+        """Return the arithmetic declared for a problem."""
         name = dtype_name(problem.dtype)
         accumulate = DTYPES[self.accumulate[name]] if name in self.accumulate else problem.accumulator
         single = problem.dtype == torch.float32
@@ -183,7 +182,7 @@ class Traits:
         )
 
     def as_json(self) -> dict[str, Any]:
-        """Plain values by name, as ``changed`` takes them."""
+        """Return plain values by name, as ``changed`` takes them."""
         return {
             name: list(value) if isinstance(value, tuple) else dict(value) if isinstance(value, Mapping) else value
             for name, value in ((trait.name, getattr(self, trait.name)) for trait in dataclasses.fields(self))
@@ -191,7 +190,7 @@ class Traits:
 
 
 def gemm(**declared: Any) -> Callable[[F], F]:
-    """A decorator that declares a function's traits: ``@gemm(dtypes=("float16",), out=True)``."""
+    """Return a decorator that declares a function's traits: ``@gemm(dtypes=("float16",), out=True)``."""
     traits = Traits.of(declared)
 
     def declare(function: F) -> F:

@@ -1,7 +1,8 @@
-"""The performance gate: is a GEMM slower than it was, or than torch, by more than chance explains?
+"""The performance gate: tests if a GEMM is slower than before, or than torch, by more than chance explains.
 
     gemmtune perf-gate 512x512x512 --dtype float32
 
-``statistics`` is the rule, ``sampling`` what one process measures, ``processes`` where it is measured, ``collect`` how many
-processes it takes, ``baselines`` what is remembered, ``gate`` all of it together, ``report`` how it is told.
+A *candidate* is timed against an *anchor*: torch, or the stored ratio to torch. ``statistics`` has the rule, ``sampling`` the
+measurement in one process, ``collect`` the processes, and ``baselines`` the stored ratios. ``gate`` is the whole flow, and
+``result`` the report.
 """

@@ -1,6 +1,6 @@
-"""Baselines: for each problem the ratio of gemmtune's pick to torch, as one machine had it, in a file that people review.
+"""Baselines: the ratio of gemmtune's pick to torch for each problem, as measured on one machine, in a file for review.
 
-``<folder>/<slug of the device>.json``; a ratio carries over to another machine of the same kind, a time does not.
+The file is ``<folder>/<slug of the device>.json``. Another machine of the same kind has the same ratios, but not the same times.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ FORMAT = 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Baseline:
-    """What was measured of one problem: the mean and the spread over ``processes`` processes of the log ratio to torch."""
+    """Measurement of one problem: mean and spread of the log ratio to torch over ``processes`` processes."""
 
     problem: str
-    """``str`` of the problem, for people."""
+    """Text of the problem, for readers of the file."""
     key: Mapping[str, Any]
-    """``Problem.to_json``."""
+    """Problem as ``Problem.to_json`` gives it."""
     timing: Timing
     pick: str
     log_ratio: float
     spread: float
     processes: int
     versions: Mapping[str, str]
-    """The machine's fingerprint: torch, driver, …"""
+    """Fingerprint of the machine: torch, driver, …"""
 
     def __post_init__(self) -> None:
         numbers = (self.log_ratio, self.spread)
@@ -49,23 +49,23 @@ class Baseline:
 
     @property
     def ratio(self) -> float:
-        """The pick's time over torch's."""
+        """Time of the pick divided by torch's."""
         return math.exp(self.log_ratio)
 
     @property
     def estimate(self) -> Estimate:
-        """The values as the rule takes them."""
+        """Values in the form that the rule takes."""
         return Estimate(mean=self.log_ratio, spread=self.spread, count=self.processes)
 
     @property
     def identity(self) -> tuple[str, str]:
-        """Equal for equal problems, measured in the same way."""
+        """Key that is equal for equal problems measured in the same way."""
         return (_canonical(self.key), self.timing)
 
 
 @dataclass(slots=True, kw_only=True)
 class Baselines:
-    """The baselines of one kind of device, read from ``path`` if that is there."""
+    """Baselines of one kind of device, read from ``path`` if it exists."""
 
     path: Path
     device: Mapping[str, str]
@@ -73,10 +73,10 @@ class Baselines:
 
     @classmethod
     def of(cls, folder: str, device: DeviceInfo) -> Baselines:
-        """Those of a device; empty without a file.
+        """Read the baselines of a device, which are empty without a file.
 
         Raises:
-            GateError: the file cannot be read, or is no file of baselines.
+            GateError: the file cannot be read, or has no baselines.
         """
         path = Path(folder) / f"{slug(device)}.json"
         found = cls(path=path, device={"name": device.name, "arch": device.arch})
@@ -85,7 +85,7 @@ class Baselines:
         try:
             data = json.loads(path.read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
-            raise GateError(f"baselines: {path} cannot be read: {error}; put it right, or remove it") from error
+            raise GateError(f"baselines: {path} cannot be read: {error}; repair it, or remove it") from error
         if not isinstance(data, dict) or data.get("format") != FORMAT or not isinstance(data.get("entries"), list):
             raise GateError(f"baselines: {path}: expected an object with format {FORMAT} and a list of entries")
         names = {f.name for f in dataclasses.fields(Baseline)}
@@ -100,21 +100,21 @@ class Baselines:
         return found
 
     def get(self, problem: Problem, timing: Timing) -> Baseline | None:
-        """The baseline of a problem, None if there is none."""
+        """Return the baseline of a problem, or None."""
         return self.entries.get((_canonical(problem.to_json()), timing))
 
     def put(self, baseline: Baseline) -> None:
-        """Add a baseline, or replace that of the same problem."""
+        """Add a baseline, or replace the one of the same problem."""
         self.entries[baseline.identity] = baseline
 
     def write(self) -> None:
-        """Write the file whole, entries in the order of their problems' texts; equal entries give equal files.
+        """Write the whole file, sorted by the problems' texts. Equal entries give equal files.
 
         Raises:
-            GateError: it cannot be written.
+            GateError: the file cannot be written.
         """
         entries = sorted(self.entries.values(), key=lambda b: (b.problem, b.identity))
-        # Each field on a line of its own, with the whole of its value: what changed is a line of a diff.
+        # One line for each field with its whole value, so that a diff shows each change as a line.
         fields = [[(f.name, getattr(entry, f.name)) for f in dataclasses.fields(entry)] for entry in entries]
         texts = [",\n".join(f'    "{name}": {json.dumps(value, ensure_ascii=False)}' for name, value in rows) for rows in fields]
         text = ",\n".join(f"  {{\n{rows}\n  }}" for rows in texts)
@@ -129,7 +129,7 @@ class Baselines:
 
 
 def slug(device: DeviceInfo) -> str:
-    """The device's name as a file's: ``nvidia-h200``, ``cpu-amd-epyc-2-threads``: a CPU's ratios depend on the threads."""
+    """Return the file name of a device: ``nvidia-h200``, or ``cpu-amd-epyc-2-threads``, as a CPU's ratios depend on its threads."""
     name = f"cpu {device.name} {device.threads} threads" if device.type == "cpu" else device.name
     return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
 

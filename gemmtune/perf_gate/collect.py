@@ -1,4 +1,4 @@
-"""How many processes it takes: one batch for all, a second one for what the first leaves open."""
+"""Collection of samples: a first batch of processes for all problems, a second one for those still undecided."""
 
 from __future__ import annotations
 
@@ -18,30 +18,30 @@ M = TypeVar("M")
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """A match that could not be measured, and why."""
+    """A match that could not be measured, with the reason."""
 
     reason: str
 
 
 Process = Callable[[Sequence[M], int], list[ProcessSample | Failed]]
-"""``process(matches, turn)`` measures the matches in a fresh process, a result for each; ``turn`` counts the calls."""
+"""Function ``process(matches, turn)`` that measures matches in a fresh process, with one result each. ``turn`` counts the calls."""
 
 
 @dataclass(slots=True)
 class Series:
-    """What was measured of one match: its batches of processes; or why it was not."""
+    """Samples of one match, in batches of processes, or the reason for having none."""
 
     batches: list[list[ProcessSample]]
     failure: str = ""
 
     @property
     def samples(self) -> list[ProcessSample]:
-        """What every process of every batch found."""
+        """Samples of all processes."""
         return [sample for batch in self.batches for sample in batch]
 
     @property
     def values(self) -> list[list[float]]:
-        """The log ratios, by batch."""
+        """Log ratios by batch."""
         return [[sample.log_ratio for sample in batch] for batch in self.batches]
 
 
@@ -54,10 +54,10 @@ def collect(
     whole: bool,
     tell: Callable[[str], None],
 ) -> list[Series]:
-    """Measure in a batch of ``processes``, and in a second one those that ``judge(index, series)`` finds inconclusive (or all).
+    """Measure every match in a batch of ``processes``, and the inconclusive ones in a second batch.
 
-    ``whole`` asks for two batches of all. What fails in one process is left out of those that follow. ``tell`` is given a line for
-    each process.
+    ``judge(index, series)`` decides after the first batch. ``whole`` requests two batches for all. A match that fails in one
+    process is left out of later ones. ``tell`` gets a line for each process.
     """
     found = [Series([]) for _ in matches]
     for batch in (1, 2):
@@ -69,12 +69,12 @@ def collect(
         for i in open_:
             found[i].batches.append([])
         for number in range(processes):
-            playing = [i for i in open_ if not found[i].failure]
-            if not playing:
+            remaining = [i for i in open_ if not found[i].failure]
+            if not remaining:
                 break
-            tell(f"batch {batch}, process {number + 1} of {processes}: {len(playing)} problem{'s' * (len(playing) > 1)}")
+            tell(f"batch {batch}, process {number + 1} of {processes}: {len(remaining)} problem{'s' * (len(remaining) > 1)}")
             turn = (batch - 1) * processes + number
-            for i, result in zip(playing, process([matches[i] for i in playing], turn), strict=True):
+            for i, result in zip(remaining, process([matches[i] for i in remaining], turn), strict=True):
                 if isinstance(result, Failed):
                     found[i].failure = result.reason
                 else:
@@ -84,14 +84,14 @@ def collect(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FreshProcess:
-    """Measures matches in a process that is started for it and ended after it."""
+    """Measurement in a new process, which ends afterwards."""
 
     device: DeviceInfo
     settings: Settings
     sampling: Sampling
 
     def __call__(self, matches: Sequence[Match], turn: int) -> list[ProcessSample | Failed]:
-        """A result for each match. One that kills the process costs only itself: the others go on in another process."""
+        """Return a result for each match. A match that kills the process fails, and the others continue in another process."""
         worker = Worker()
         results: list[ProcessSample | Failed] = []
         timeout_s = self.settings.choice_timeout_s + self.sampling.budget_s
@@ -109,9 +109,9 @@ class FreshProcess:
         arguments = (match, self.device, self.settings, self.sampling, turn)
         try:
             return worker.call(sample_match, *arguments, timeout_s=timeout_s)
-        except Exception as error:  # noqa: BLE001 - whatever a choice raises is told as the reason why it was not measured
+        except Exception as error:  # noqa: BLE001 - any error of a choice is reported as the reason for not measuring it
             if self.device.type != "cpu" and worker.alive:
-                worker.close()  # the error may have ruined the GPU context
+                worker.close()  # the error may have broken the CUDA context
             if isinstance(error, WorkerTimedOut):
                 return Failed(f"{error.reason}; the limit follows the setting choice_timeout_s")
             return Failed(error.reason if isinstance(error, WorkerCrashed) else f"{type(error).__name__}: {error}")

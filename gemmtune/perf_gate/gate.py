@@ -1,4 +1,4 @@
-"""A performance gate from the question to the verdicts."""
+"""One run of the performance gate, from problems to verdicts."""
 
 from __future__ import annotations
 
@@ -32,15 +32,16 @@ def run_gate(
     tell: Callable[[str], None] = lambda _: None,
     progress: bool | Progress = False,
 ) -> GateResult:
-    """Measure problems in fresh processes and judge each (see ``statistics``), under the settings in force.
+    """Measure problems in fresh processes and judge each (see ``statistics``), under the current settings.
 
-    ``tell`` is given a line for each process; ``progress`` listens to the tuning of problems that were never tuned. A problem that
-    cannot be measured is an entry with its reason.
+    ``tell`` gets a line for each process. ``progress`` follows the tuning of untuned problems. A problem that cannot be measured
+    becomes an entry with the reason.
 
     Raises:
-        GateError: options or a file of baselines that cannot be used; no problems; problems for another device type.
-        UnavailableError: the device is not here.
+        GateError: options or a file of baselines that cannot be used, no problems, or problems for another device type.
+        UnavailableError: the device is missing.
     """
+    # Check the problems.
     options = options or GateOptions()
     wanted = list(dict.fromkeys(problems))
     device = detect(options.device)
@@ -49,6 +50,7 @@ def run_gate(
     for problem in wanted:
         if problem.device_type != device.torch_device.type:
             raise GateError(f"problems: got {problem}, expected problems for {device.torch_device}")
+    # Measure and judge.
     settings = settings_module.current()
     baselines = Baselines.of(options.baselines, device)
     gate = _Gate(
@@ -70,12 +72,13 @@ def run_gate(
 
 
 def problems_without_names(options: GateOptions) -> list[Problem]:
-    """The problems of a gate for which none are named: those of the baselines where these are the anchor and there are any, else
-    ``default_problems``.
+    """Return the problems of a gate for which none are named.
+
+    If baselines are the anchor and exist, return their problems, else ``default_problems``.
 
     Raises:
         GateError: the file of baselines cannot be used.
-        UnavailableError: the device is not here.
+        UnavailableError: the device is missing.
     """
     device = detect(options.device)
     if options.anchor != "baseline":
@@ -91,7 +94,7 @@ def problems_without_names(options: GateOptions) -> list[Problem]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Gate:
-    """One run: its entries are filled as it goes on."""
+    """One run. Its entries fill while it goes on."""
 
     entries: list[ProblemGate]
     options: GateOptions
@@ -103,17 +106,18 @@ class _Gate:
     progress: bool | Progress
 
     def run(self) -> None:
-        """Compare the candidate with torch in the same process, and that ratio with the baseline's if asked."""
+        """Compare the candidate with torch in the same process and, if requested, the ratio with the baseline's."""
         if self.options.anchor == "baseline":
             self._recall()
-        playing = [entry for entry in self.entries if not entry.missing]
-        tuned = [entry.problem for entry in playing if not entry.problem.empty and 0 not in entry.problem.summed]
+        pending = [entry for entry in self.entries if not entry.missing]
+        tuned = [entry.problem for entry in pending if not entry.problem.empty and 0 not in entry.problem.summed]
         if self.options.candidate == PICK and tuned and self.settings.tune != "never":
-            # All at once, so that they compile in the background while the first ones are measured.
+            # Tune all at once, so that kernels compile in the background while the first ones are measured.
             tune(tuned, settings=self.settings, progress=self.progress, device=str(self.device.torch_device))
+        # Find the choices to compare.
         matches: list[Match] = []
         ready: list[ProblemGate] = []
-        for entry in playing:
+        for entry in pending:
             try:
                 candidate, anchor = (
                     subject_for(name, entry.problem, self.device, self.settings) for name in (self.options.candidate, TORCH)
@@ -126,12 +130,13 @@ class _Gate:
                 self._note_differences(entry, entry.baseline)
             matches.append(Match(problem=entry.problem, candidate=candidate, anchor=anchor))
             ready.append(entry)
+        # Measure them.
         self._collect(ready, matches)
         if self.options.update_baseline:
             self._update_baselines(ready)
 
     def _recall(self) -> None:
-        """Give each entry its baseline. One without is judged at once, as missing, unless baselines are being made."""
+        """Attach the baselines. An entry without one is judged as missing now, unless baselines are being written."""
         for entry in self.entries:
             entry.baseline = self.baselines.get(entry.problem, self.settings.timing)
             if entry.baseline is None and not self.options.update_baseline:
@@ -140,7 +145,7 @@ class _Gate:
                 entry.judgement = Judgement(verdict=Verdict.INCONCLUSIVE, bounds=None, reason=reason)
 
     def _note_differences(self, entry: ProblemGate, baseline: Baseline) -> None:
-        """Note what is other than when the baseline was made: reasons for a change that are no fault of the kernels."""
+        """Note differences from the baseline's time, which explain a change without a fault of the kernels."""
         if baseline.pick != entry.candidate:
             entry.notes.append(f"another pick than the baseline's, which was {baseline.pick}")
         now = versions(self.device, self.settings)
@@ -160,7 +165,7 @@ class _Gate:
             entry.judgement = None if series.failure else judged(index, series)
 
     def _update_baselines(self, entries: Sequence[ProblemGate]) -> None:
-        """Write the ratios that were measured, but for those that are too noisy to compare anything with."""
+        """Write the measured ratios, except those too noisy for a comparison."""
         written = False
         for entry in entries:
             if entry.judgement is None:
@@ -187,13 +192,15 @@ class _Gate:
 
 
 def versions(device: DeviceInfo, settings: Settings) -> dict[str, str]:
-    """The machine's fingerprint without the long list of instruction sets."""
+    """Return the machine's fingerprint without the long list of instruction sets."""
     return {name: value for name, value in fingerprint(device, settings.timing).items() if name != "isa"}
 
 
 def default_problems(device_type: str) -> list[Problem]:
-    """What a gate takes when no problems are named, on ``cpu`` or ``cuda``: one for each regime that kernels differ in, a minute in
-    all."""
+    """Return the problems of a gate without named ones, for ``cpu`` or ``cuda``.
+
+    There is one for each regime in which kernels differ. All together take a minute.
+    """
     if device_type == "cpu":
         f32, f16, bf16 = torch.float32, torch.float16, torch.bfloat16
         sizes = [(f32, 256, 512, 512), (f32, 16, 1024, 1024), (f32, 129, 257, 383), (f16, 128, 256, 512), (bf16, 256, 512, 512)]

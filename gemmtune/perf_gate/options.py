@@ -1,4 +1,4 @@
-"""What a gate is asked to do. Plain data: the command's help needs no torch."""
+"""Options of a gate. Plain data, so that the command's help needs no torch."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ..errors import GateError
 
 FOLDER = "benchmarks/baselines"
 PICK = "pick"
-"""The candidate that is whatever gemmtune runs."""
+"""Name of the candidate that gemmtune picks."""
 
 Anchor = Literal["torch", "baseline"]
 ANCHORS: tuple[Anchor, ...] = typing.get_args(Anchor)
@@ -20,13 +20,13 @@ PROCESSES = 7
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GateOptions:
-    """The options of one gate.
+    """Options of one gate.
 
-    ``candidate`` is what is judged (see ``subjects.subject_for``). The anchor is torch's own operation in the same process, or with
-    ``anchor="baseline"`` the stored ratio to it.
+    ``candidate`` is judged (see ``subjects.subject_for``). The anchor, which it is compared with, is torch's own operation in the
+    same process. With ``anchor="baseline"`` it is the stored ratio to torch.
 
     Raises:
-        GateError: options that do not go together.
+        GateError: an illegal value, or options that conflict.
     """
 
     device: str | None = None
@@ -34,9 +34,9 @@ class GateOptions:
     anchor: Anchor = "torch"
     baselines: str = FOLDER
     require_baseline: bool = False
-    """A problem without a baseline is a failure, not INCONCLUSIVE. Only with ``anchor="baseline"``."""
+    """Fail for a problem without a baseline, instead of calling it INCONCLUSIVE. Needs ``anchor="baseline"``."""
     update_baseline: bool = False
-    """Write what is measured as the new baselines."""
+    """Write the measurements as new baselines."""
     processes: int = PROCESSES
     """Fresh processes in a batch."""
 
@@ -44,9 +44,7 @@ class GateOptions:
         if self.anchor not in ANCHORS:
             raise GateError(f"anchor: got {self.anchor!r}, expected one of {', '.join(ANCHORS)}")
         if self.processes < LEAST_PROCESSES:
-            raise GateError(
-                f"processes: got {self.processes}, expected at least {LEAST_PROCESSES}: fewer tell nothing of the noise"
-            )
+            raise GateError(f"processes: got {self.processes}, expected at least {LEAST_PROCESSES}: fewer do not show the noise")
         if self.candidate != PICK and (self.anchor == "baseline" or self.update_baseline):
             raise GateError(f"baselines: got the candidate {self.candidate!r}, expected none: they hold what gemmtune picks")
         if self.require_baseline and self.anchor != "baseline":

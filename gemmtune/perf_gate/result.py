@@ -1,4 +1,4 @@
-"""What a gate found, as values that convert to JSON."""
+"""Results of a gate, as values that convert to JSON, and their report."""
 
 from __future__ import annotations
 
@@ -23,43 +23,43 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True, kw_only=True)
 class ProblemGate:
-    """What was found of one problem. ``judgement`` is None where it could not be measured; ``series.failure`` says why."""
+    """Result of one problem. ``judgement`` is None if it could not be measured, with the reason in ``series.failure``."""
 
     problem: Problem
     candidate: str = ""
-    """The name of the choice that is judged."""
+    """Name of the judged choice."""
     anchor: str = ""
     series: Series = field(default_factory=lambda: Series([]))
     judgement: Judgement | None = None
     baseline: Baseline | None = None
     notes: list[str] = field(default_factory=list)
     missing: bool = False
-    """A baseline was asked for and there is none."""
+    """True if the problem has no baseline although one is needed."""
 
     @property
     def candidate_us(self) -> float | None:
-        """Median over the processes of the time of a call."""
+        """Median time of a call of the candidate over the processes."""
         return statistics.median(s.candidate_us for s in self.series.samples) if self.series.samples else None
 
     @property
     def anchor_us(self) -> float | None:
-        """The same of the anchor."""
+        """Median time of a call of the anchor over the processes."""
         return statistics.median(s.anchor_us for s in self.series.samples) if self.series.samples else None
 
     @property
     def ratio(self) -> float | None:
-        """The candidate's time over the anchor's: the geometric mean over the processes."""
+        """Time of the candidate divided by the anchor's: the geometric mean over the processes."""
         values = [s.log_ratio for s in self.series.samples]
         return math.exp(statistics.fmean(values)) if values else None
 
     @property
     def change(self) -> float | None:
-        """What is judged: the ratio, over that of the baseline if that is the anchor."""
+        """Judged ratio: ``ratio``, divided by the baseline's if that is the anchor."""
         bounds = self.judgement.bounds if self.judgement else None
         return math.exp(bounds.log_ratio) if bounds else None
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values, with the log ratio of every process."""
+        """Return plain values, with the log ratio of every process."""
         bounds = self.judgement.bounds if self.judgement else None
         return {
             "problem": {"text": str(self.problem)} | self.problem.to_json(),
@@ -79,7 +79,7 @@ class ProblemGate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GateResult:
-    """What was found of a suite."""
+    """Results of all problems of a gate."""
 
     entries: list[ProblemGate]
     options: GateOptions
@@ -87,33 +87,33 @@ class GateResult:
     device: str
     versions: Mapping[str, str]
     baselines_file: str = ""
-    """The file from which baselines were read or to which they were written; empty without any."""
+    """File from which baselines were read or to which they were written. Empty without any."""
 
     @property
     def verdict(self) -> Verdict:
-        """The first of the verdicts' order that any problem has; INCONCLUSIVE counts what could not be measured."""
+        """Verdict of the suite: the first in ``Verdict``'s order that any problem has. Unmeasured problems are INCONCLUSIVE."""
         found = {e.judgement.verdict if e.judgement else Verdict.INCONCLUSIVE for e in self.entries}
         return next(verdict for verdict in Verdict if verdict in found)
 
     @property
     def failed(self) -> list[ProblemGate]:
-        """Those that could not be measured."""
+        """Problems that could not be measured."""
         return [e for e in self.entries if e.judgement is None]
 
     @property
     def missing(self) -> list[ProblemGate]:
-        """Those without the baseline that was asked for."""
+        """Problems without the needed baseline."""
         return [e for e in self.entries if e.missing]
 
     @property
     def exit_status(self) -> int:
-        """1 for a regression or a required baseline that is missing, else 2 where something could not be measured, else 0."""
+        """1 for a regression or a missing required baseline, else 2 if a problem could not be measured, else 0."""
         if self.verdict is Verdict.REGRESSED or (self.options.require_baseline and self.missing):
             return 1
         return 2 if self.failed else 0
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values: what was asked, the rule, every problem."""
+        """Return plain values: the options, the rule, every problem."""
         return {
             "verdict": self.verdict.value,
             "anchor": self.options.anchor,
@@ -129,7 +129,7 @@ STYLES = {Verdict.REGRESSED: "bold red", Verdict.INCONCLUSIVE: "yellow", Verdict
 
 
 def renderables(result: GateResult) -> Iterator[RenderableType]:
-    """The table, what is to be said of single problems, and the summary, as parts that a rich console prints."""
+    """Yield the report in parts for a rich console: the table, remarks on single problems, the summary."""
     from rich.text import Text  # noqa: PLC0415 - rich takes longer to import than this package
 
     yield Text(f"device: {result.device}; anchor: {_anchor(result)}")
@@ -139,13 +139,13 @@ def renderables(result: GateResult) -> Iterator[RenderableType]:
         reason = entry.judgement.reason if entry.judgement else entry.series.failure
         for line in (*([reason] if reason else []), *entry.notes):
             said.setdefault(line, []).append(str(entry.problem))
-    for line, problems in said.items():  # what holds for several is said once
+    for line, problems in said.items():  # print a remark on several problems once
         yield Text(f"{problems[0] if len(problems) == 1 else f'{len(problems)} problems'}: {line}", style="dim")
     yield Text(summary(result), style="bold")
 
 
 def summary(result: GateResult) -> str:
-    """``PASS: 4 problems, 3 PASS, 1 IMPROVED; slower than torch by at most 2%, 7 processes in a batch``"""
+    """Return a line such as ``PASS: 4 problems, 3 PASS, 1 IMPROVED; the limit is 2% slower than torch, …``."""
     verdicts = [e.judgement.verdict for e in result.entries if e.judgement]
     counts = [f"{verdicts.count(v)} {v}" for v in Verdict if v in verdicts]
     counts += [f"{len(result.failed)} could not be measured"] if result.failed else []
@@ -157,7 +157,7 @@ def summary(result: GateResult) -> str:
 
 
 def warnings(result: GateResult) -> list[str]:
-    """What a person must not overlook though the exit status may be 0."""
+    """Return warnings, which matter even with exit status 0."""
     lines = []
     if open_ := [e for e in result.entries if e.judgement and e.judgement.verdict is Verdict.INCONCLUSIVE]:
         lines.append(f"INCONCLUSIVE: {len(open_)} of {len(result.entries)} problems were NOT judged; the reasons are above")

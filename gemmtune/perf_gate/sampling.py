@@ -1,7 +1,7 @@
-"""What one process measures: candidate and anchor in blocks of four samples, ABBA, and the median of the blocks' log ratios.
+"""Measurement in one process: candidate and anchor in blocks of four samples, ABBA, and the median of the blocks' log ratios.
 
-Within a block each runs once before and once after the other, so that a clock that drifts, or what the one leaves in a cache for
-the other, adds nothing to the ratio; blocks begin with the other one in turn.
+Within a block each contender runs once before and once after the other. Drifting clocks, and data that one leaves in a cache for
+the other, thus cancel in the ratio. Blocks alternate in which contender comes first.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from ..timing.contenders import CPU_US, Contender
 from ..timing.timer import Timer, collection_paused
 
 CPU_SAMPLE_US = 2000.0
-"""How long a sample on a CPU should last: the system's other work takes turns of about a millisecond."""
+"""Minimum length of a sample on a CPU. Other work of the system runs in slices of about a millisecond."""
 MOST_REPEATS = 9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampling:
-    """How much one process measures of one problem. ``warm_up_s`` of load comes first.
+    """Amount of measurement of one problem in one process. ``warm_up_s`` seconds of load come first.
 
-    Blocks end early, after ``least_blocks``, when ``budget_s`` is over: for kernels so long that they need no 30 blocks.
+    Blocks end after ``budget_s``, but not before ``least_blocks``. Long kernels need no 30 blocks.
     """
 
     blocks: int = 30
@@ -40,14 +40,16 @@ class Sampling:
 
     @classmethod
     def of(cls, device_type: str) -> Sampling:
-        """The sampling for a kind of device. A GPU runs its first tens of milliseconds at clocks that it does not sustain; a CPU is
-        warm from making the contenders ready."""
+        """Return the sampling for a kind of device.
+
+        A GPU runs its first tens of milliseconds at clocks that it does not sustain. A CPU is warm from preparing the contenders.
+        """
         return cls(warm_up_s=0.1 if device_type == "cpu" else 0.4)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Match:
-    """What is compared: the candidate and the anchor for one problem."""
+    """A comparison: the candidate and the anchor for one problem."""
 
     problem: Problem
     candidate: Choice
@@ -56,7 +58,7 @@ class Match:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessSample:
-    """What one process found. ``log_ratio`` is the median over the blocks of log(candidate's time / anchor's time)."""
+    """Result of one process. ``log_ratio`` is the median over the blocks of log(candidate's time / anchor's time)."""
 
     log_ratio: float
     candidate_us: float
@@ -65,7 +67,7 @@ class ProcessSample:
 
 
 class Steady(Contender):
-    """A contender of which each sample is the median of so many short ones that it lasts long enough."""
+    """A contender whose sample is the median of several short ones, which together last long enough."""
 
     def __init__(self, contender: Contender, least_us: float, batch_us: float) -> None:
         self._contender = contender
@@ -81,10 +83,9 @@ class Steady(Contender):
 
 
 def sample_match(match: Match, device: DeviceInfo, settings: Settings, sampling: Sampling, turn: int) -> ProcessSample:
-    """Measure a match in this process. ``turn`` is its number among the processes: in odd ones the anchor is made ready, and
-    measured, first.
+    """Measure a match in this process. ``turn`` is the number of the process: odd ones prepare and measure the anchor first.
 
-    What the choices raise is not caught.
+    Errors of the choices are not caught.
     """
     with use(settings), conditions(match.problem, device), collection_paused():
         timer = Timer(match.problem, device, settings.timing)
@@ -99,10 +100,10 @@ def sample_match(match: Match, device: DeviceInfo, settings: Settings, sampling:
 
 
 def compare(candidate: Contender, anchor: Contender, sampling: Sampling, *, turn: int = 0) -> ProcessSample:
-    """Blocks of candidate and anchor: ABBA, BAAB, ABBA, … where ``turn`` is even, else the other way round."""
+    """Measure blocks of candidate and anchor: ABBA, BAAB, ABBA, … if ``turn`` is even, else starting with BAAB."""
 
     def pair(first: Contender, second: Contender) -> tuple[float, float]:
-        # Both are begun before the first is waited for: a GPU that idles in between changes its clocks.
+        # Begin both before waiting for the first: a GPU that idles in between changes its clocks.
         first.begin()
         second.begin()
         return first.result_us(), second.result_us()
@@ -117,11 +118,13 @@ def compare(candidate: Contender, anchor: Contender, sampling: Sampling, *, turn
 
 
 def in_blocks(block: Callable[[bool], tuple[list[float], list[float]]], sampling: Sampling, turn: int) -> ProcessSample:
-    """``block(anchor_first)`` measures one block, two times of the candidate and two of the anchor, in µs."""
+    """Measure blocks. ``block(anchor_first)`` returns two times of the candidate and two of the anchor, in µs."""
+    # Warm up.
     numbers = itertools.count(turn)
     begun = time.perf_counter()
     while time.perf_counter() - begun < sampling.warm_up_s:
         block(next(numbers) % 2 == 1)
+    # Measure.
     log_ratios: list[float] = []
     candidate_us: list[float] = []
     anchor_us: list[float] = []

@@ -1,8 +1,9 @@
-"""The rule by which a gate judges: values from fresh processes against a limit, two batches that must agree.
+"""The rule of a gate: values from fresh processes are compared with a limit, and two batches must agree.
 
-A value is the log ratio of candidate to anchor in one process: above 0 the candidate is slower. Within a process medians shed
-outliers; what remains differs from process to process (where memory lies, which clocks a GPU settles at), so processes are what is
-counted. A batch of P processes with mean m and standard deviation s says, by Student's t at level α, that the true log ratio is
+A value is the log ratio of candidate to anchor in one process. Above 0 the candidate is slower. Within a process, medians remove
+outliers. The remaining noise differs between processes (addresses of memory, clocks at which a GPU settles). Processes are
+therefore the unit of the statistics. Take a batch of P processes with mean m and standard deviation s. By Student's t at level α,
+the true log ratio is
 
     above the **lower** bound  m − t(1−α, P−1)·s/√P    and below the **upper** bound  m + t(1−α, P−1)·s/√P.
 
@@ -11,13 +12,13 @@ IMPROVED      the upper bounds of two independent batches both fall below −log
 PASS          a slow-down of 5% is excluded: the upper bound of all values is below log 1.05
 INCONCLUSIVE  none of these: too much noise to exclude 5%, or the batches disagree
 
-**False alarms in a suite.** A candidate that is slower by the limit itself, the worst of those that are right, is called REGRESSED
-with probability α² at most. Over N problems the alarms add up to N·α² at most, whatever the dependence between problems; so
-α = min(0.01, √(0.005/N)) keeps them below 0.5% for a suite of any size. A candidate as fast as its anchor is far below that.
+**False alarms in a suite.** The worst acceptable candidate is slower by exactly the limit. Its probability of REGRESSED is at most
+α². Over N problems the alarms add up to at most N·α², even if problems depend on each other. α = min(0.01, √(0.005/N))
+therefore keeps them below 0.5% for a suite of any size. A candidate as fast as its anchor is far below that.
 
-**With a baseline** the value in question is m minus the baseline's mean, whose error is part of the bound (Welch): both batches
-share that error, so that the α² above becomes α for a candidate that is slower by the limit itself. For one that is not slower the
-distance to the limit is what protects: see benchmarks/gate_operating_point.py.
+**With a baseline** the tested value is m minus the baseline's mean, whose error is part of the bound (Welch). Both batches share
+that error, so the α² above becomes α for a candidate that is slower by exactly the limit. A candidate that is not slower is
+protected by its distance to the limit: see benchmarks/gate_operating_point.py.
 """
 
 from __future__ import annotations
@@ -32,11 +33,11 @@ from enum import StrEnum
 SUITE_ALARMS = 0.005
 LARGEST_LEVEL = 0.01
 HALVINGS = 60
-"""The halvings of an interval of angles: more than a float64 tells apart."""
+"""Bisection steps for an angle, more than the precision of float64."""
 
 
 class Verdict(StrEnum):
-    """What a gate says of one problem, or of all (then the first of this order that any has)."""
+    """Verdict of a gate on one problem, or on all: the first in this order that any problem has."""
 
     REGRESSED = "REGRESSED"
     INCONCLUSIVE = "INCONCLUSIVE"
@@ -46,7 +47,7 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
-    """``level`` is α of one bound of one batch; ``limit`` and ``visible`` are ratios of time, above 1."""
+    """Parameters of the rule. ``level`` is α for one bound of one batch. ``limit`` and ``visible`` are ratios of time above 1."""
 
     level: float = LARGEST_LEVEL
     limit: float = 1.02
@@ -54,7 +55,7 @@ class Rule:
 
     @classmethod
     def for_suite(cls, problems: int) -> Rule:
-        """The rule with which a suite of that many problems keeps its false alarms below 0.5%."""
+        """Return the rule that keeps false alarms below 0.5% in a suite of that many problems."""
         return cls(level=min(LARGEST_LEVEL, math.sqrt(SUITE_ALARMS / max(problems, 1))))
 
 
@@ -68,36 +69,36 @@ class Estimate:
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Estimate:
-        """The estimate from two values or more."""
+        """Return the estimate from two or more values."""
         return cls(mean=statistics.fmean(values), spread=statistics.stdev(values), count=len(values))
 
     @property
     def variance(self) -> float:
-        """The variance of the mean."""
+        """Variance of the mean."""
         return self.spread**2 / self.count
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bounds:
-    """The log ratio and half the width of its interval."""
+    """Log ratio and half the width of its interval."""
 
     log_ratio: float
     margin: float
 
     @property
     def lower(self) -> float:
-        """One-sided bound: the truth is above it but for the level."""
+        """One-sided lower bound: the true value is above it, except with the probability of the level."""
         return self.log_ratio - self.margin
 
     @property
     def upper(self) -> float:
-        """One-sided bound: the truth is below it but for the level."""
+        """One-sided upper bound: the true value is below it, except with the probability of the level."""
         return self.log_ratio + self.margin
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judgement:
-    """A verdict, the bounds from all values, and the reason of a verdict that is not plain from these."""
+    """A verdict, the bounds from all values, and a reason if the bounds do not explain the verdict."""
 
     verdict: Verdict
     bounds: Bounds | None
@@ -105,22 +106,21 @@ class Judgement:
 
 
 def bounds(now: Estimate, level: float, before: Estimate | None = None) -> Bounds:
-    """The bounds of one estimate, or of the difference of two."""
+    """Return the bounds of one estimate, or of the difference of two."""
     variances = [(e.variance, e.count) for e in (now, before) if e is not None]
     variance = sum(v for v, _ in variances)
     log_ratio = now.mean - (before.mean if before is not None else 0.0)
     if variance == 0:
         return Bounds(log_ratio=log_ratio, margin=0.0)
     freedom = variance**2 / sum(v**2 / (count - 1) for v, count in variances)
-    # Rounded down, so that a handful of quantiles serve all problems.
+    # Round down, so that a handful of quantiles serve all problems.
     return Bounds(log_ratio=log_ratio, margin=student_quantile(1 - level, math.floor(freedom + 1e-9)) * math.sqrt(variance))
 
 
 def judge(batches: Sequence[Sequence[float]], rule: Rule, baseline: Estimate | None = None) -> Judgement:
-    """The verdict on one or two batches of values, each of two processes or more.
+    """Return the verdict on one or two batches, each with values of two or more processes.
 
-    With one batch it is REGRESSED and IMPROVED for none: where that batch alone would say so, the verdict is INCONCLUSIVE and the
-    reason asks for the second.
+    One batch alone is never REGRESSED or IMPROVED: the verdict is INCONCLUSIVE, and the reason asks for a second batch.
     """
     limit, visible = math.log(rule.limit), math.log(rule.visible)
     each = [bounds(Estimate.of(values), rule.level, baseline) for values in batches]
@@ -145,16 +145,16 @@ def judge(batches: Sequence[Sequence[float]], rule: Rule, baseline: Estimate | N
 
 @functools.cache
 def student_quantile(probability: float, freedom: int) -> float:
-    """The t with P(T ≤ t) = ``probability``, at least 0.5, for ``freedom`` degrees of freedom.
+    """Return the t with P(T ≤ t) = ``probability``, at least 0.5, for ``freedom`` degrees of freedom.
 
-    With t = √freedom · tan θ the probability is a finite sum of powers of cos θ (Abramowitz and Stegun, 26.7.3 and 26.7.4), and an
+    With t = √freedom · tan θ the probability is a finite sum of powers of cos θ (Abramowitz and Stegun, 26.7.3 and 26.7.4). The
     angle is found by bisection.
     """
     if not 0.5 <= probability < 1 or not freedom >= 1:
         raise ValueError(f"student_quantile: got {probability} and {freedom}, expected 0.5 ≤ probability < 1 and freedom ≥ 1")
 
     def between(angle: float) -> float:
-        """P(−t ≤ T ≤ t)."""
+        """Return P(−t ≤ T ≤ t)."""
         total, term = 0.0, math.cos(angle) if freedom % 2 else 1.0
         for power in range(1 + freedom % 2, freedom, 2):
             total += term

@@ -1,4 +1,4 @@
-"""What is timed, each as a Choice: gemmtune's pick, torch's own operation, a choice by its name, anybody's function."""
+"""Timed subjects as choices: gemmtune's pick, torch's own operation, a choice by name, any function."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ MOST_RESULTS_KEPT = 64
 
 
 def subject_for(name: str, problem: Problem, device: DeviceInfo, settings: Settings) -> Choice:
-    """The choice that ``name`` means for a problem.
+    """Return the choice that ``name`` means for a problem.
 
-    ``pick`` is what ``gemmtune`` runs, tuned now if the settings allow it and the store knows no answer; ``torch`` is torch's own
-    operation; ``cpp:…`` or another name that begins with a backend's is that choice; anything else is a function under test, as
+    ``pick`` is what ``gemmtune`` runs. It is tuned now if it is not stored and the settings allow it. ``torch`` is torch's own
+    operation. A name that begins with a backend, such as ``cpp:…``, is that choice. Anything else is a function to import, as
     ``package.module:function``.
 
     Raises:
-        GateError: there is nothing to time, or no such choice.
+        GateError: the product is empty, or there is no such choice.
     """
     if problem.empty or 0 in problem.summed:
         raise GateError("size: got 0, expected a product that takes time")
@@ -46,7 +46,7 @@ def subject_for(name: str, problem: Problem, device: DeviceInfo, settings: Setti
     if backend not in BACKENDS:
         return FunctionChoice.of(name, problem, device)
     choices = {choice.name: choice for choice in widest_offers_for(problem, device, settings).choices}
-    if name not in choices and backend == "own":  # ``own:triton`` is a GEMM that the conformance suite knows
+    if name not in choices and backend == "own":  # ``own:triton`` is a GEMM of the conformance suite
         return FunctionChoice.of(name, problem, device)
     if name not in choices:
         known = ", ".join(list(choices)[:20]) + (f" and {len(choices) - 20} more" if len(choices) > 20 else "")
@@ -56,16 +56,16 @@ def subject_for(name: str, problem: Problem, device: DeviceInfo, settings: Setti
 
 @dataclass(frozen=True, kw_only=True)
 class FunctionChoice(Choice):
-    """A GEMM under test (see conformance/subject.py) as a choice. It is imported where it is built, and never verified."""
+    """A GEMM under test (see declaration/subject.py) as a choice. It is imported when built, and never verified."""
 
     target: str
     results_kept: int
-    """Results of calls without ``out=`` are kept for so many calls, so that each call writes to other memory, as kernels with
-    ``out`` do, rather than to one result that stays in the cache."""
+    """Number of results of calls without ``out=`` to keep. Each call then writes to other memory, as kernels with ``out`` do. A
+    single result would stay in the cache."""
 
     @classmethod
     def of(cls, target: str, problem: Problem, device: DeviceInfo) -> FunctionChoice:
-        """The choice for a function by name. Raises GateError for a problem with an epilogue, which no such function takes."""
+        """Return the choice for a function by name. Raises GateError for an epilogue or a packed b, which no function takes."""
         if problem.epilogue is not None or problem.prepacked:
             raise GateError(f"{target}: got {problem}, expected a problem without an epilogue and without a packed b")
         out_bytes = max(problem.out.numel * problem.out.dtype.itemsize, 1)
@@ -80,15 +80,15 @@ class FunctionChoice(Choice):
 
     @property
     def content_hash(self) -> str:
-        """A hash of the name: what the function does is not known."""
+        """Hash of the name. The code of the function is unknown."""
         return hashlib.sha256(self.target.encode()).hexdigest()
 
     def load(self) -> Subject:
-        """Import the function. Raises SubjectError if that cannot be done."""
+        """Import the function. Raises SubjectError if that fails."""
         return load(SubjectSpec(target=self.target))
 
     def bind(self, loaded: Subject) -> Kernel:
-        """Calls of the function."""
+        """Return the kernel that calls the function."""
         kept: collections.deque[object] = collections.deque(maxlen=max(self.results_kept, 1))
 
         def run(out: torch.Tensor, tensors: Tensors, scalars: Scalars) -> None:

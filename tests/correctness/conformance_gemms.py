@@ -1,4 +1,4 @@
-"""Properties run on GEMMs that are Python functions made in a test, right ones and ones broken on purpose."""
+"""Properties run on GEMMs that a test makes from Python functions, right or broken on purpose."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ TORCH_TRAITS: dict[str, Any] = {
 
 
 def torch_subject(**declared: Any) -> NamespaceSubject:
-    """torch's own operations, with everything declared that they have on a CPU."""
+    """Return torch's own operations, with everything declared that they support on a CPU."""
     return NamespaceSubject("torch", torch, Traits(**(TORCH_TRAITS | declared)))
 
 
 def subject_of(function: Callable[..., object], **declared: Any) -> FunctionSubject:
-    """A function as a GEMM."""
+    """Return a function as a GEMM."""
     return FunctionSubject("made", function, Traits(**declared))
 
 
 def cases_of(name: str, subject: Subject, level: Level = Level.SMOKE, device: str = "cpu") -> list[Case]:
-    """The cases of a property within what the subject declares."""
+    """Return the cases of a property within the subject's declarations."""
     scope = Scope(traits=subject.traits, device_type=device, level=level)
     wanted = property_named(name)
     assert wanted.needs(scope) is None, wanted.needs(scope)
@@ -42,7 +42,7 @@ def cases_of(name: str, subject: Subject, level: Level = Level.SMOKE, device: st
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """torch computes small products in the calling thread, which is quicker where other tests run at the same time."""
+    """Make torch compute small products in the calling thread, which is faster while other tests run."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -52,18 +52,18 @@ def one_thread() -> Iterator[None]:
 
 
 def failed(subject: Subject, cases: Iterable[Case], device: torch.device = CPU) -> list[Outcome]:
-    """The outcomes that count against the GEMM."""
+    """Return the outcomes that count against the GEMM."""
     with one_thread():
         return [o for o in (judge(subject, case, device) for case in cases) if o.verdict.bad]
 
 
 def texts(outcomes: Iterable[Outcome]) -> str:
-    """All failures, a line each."""
+    """Return all failures, one line each."""
     return "\n".join(f"{o.case.id}: {f.property_name}: {f.message} [{f.diagnosis}]" for o in outcomes for f in o.failures)
 
 
 def assert_conforms(name: str, subject: Subject, *, every: int = 1, device: torch.device = CPU) -> None:
-    """Every case of the property (or every so-manyth) passes or is refused, and some pass."""
+    """Check that every case of the property, or every ``every``-th one, passes or is refused, and that some pass."""
     with one_thread():
         outcomes = [judge(subject, case, device) for case in cases_of(name, subject, device=device.type)[::every]]
     bad = [o for o in outcomes if o.verdict.bad]
@@ -72,7 +72,7 @@ def assert_conforms(name: str, subject: Subject, *, every: int = 1, device: torc
 
 
 def assert_found(text: str, name: str, subject: Subject, *, device: torch.device = CPU) -> None:
-    """Some case of the property fails with ``text`` in the line of a failure (see ``texts``). The cases after it do not run."""
+    """Check that a case of the property fails with ``text`` in a line of ``texts``. Later cases do not run."""
     lines: list[str] = []
     for case in cases_of(name, subject, device=device.type):
         lines.append(texts(failed(subject, [case], device)))

@@ -1,4 +1,4 @@
-"""GEMMs for the conformance suite to judge, made of a product and what comes after it, in plain torch."""
+"""GEMMs for the conformance suite, made of a product and an epilogue in plain torch."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from gemmtune.declaration.subject import Subject
 from gemmtune.problem.dtypes import accumulator_dtype
 
 Product = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-Finish = Callable[[torch.Tensor, torch.Tensor | None, float, float], torch.Tensor]
-"""(product, added operand in the accumulator's dtype or None, alpha, beta) to what is rounded."""
+Epilogue = Callable[[torch.Tensor, torch.Tensor | None, float, float], torch.Tensor]
+"""Function of (product, added operand in the accumulator's dtype or None, alpha, beta) that returns the unrounded result."""
 EVERYTHING: dict[str, Any] = {
     "ops": ("mm", "addmm", "bmm", "baddbmm", "int_mm", "scaled_mm"),
     "dtypes": ("float32", "float16", "bfloat16", "float64", "int8", "float8_e4m3fn"), "layouts": tuple(KINDS),
@@ -26,24 +26,24 @@ EVERYTHING: dict[str, Any] = {
 }  # fmt: skip
 
 
-def finished(acc: torch.Tensor, inp: torch.Tensor | None, alpha: float, beta: float) -> torch.Tensor:
-    """alpha · acc + beta · inp, where inp is not read if beta is 0."""
+def apply_epilogue(acc: torch.Tensor, inp: torch.Tensor | None, alpha: float, beta: float) -> torch.Tensor:
+    """Return alpha · acc + beta · inp. inp is not read if beta is 0."""
     acc = acc if alpha == 1 else acc * alpha
     return acc if inp is None or beta == 0 else acc + inp * beta
 
 
 def made(
     product: Product = torch.matmul,
-    finish: Finish = finished,
+    epilogue: Epilogue = apply_epilogue,
     *,
     read: Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]] = lambda a, b: (a, b),
     store: Callable[[torch.Tensor, torch.Tensor], object] = torch.Tensor.copy_,
     ignores: str = "",
     **traits: Any,
 ) -> Subject:
-    """A GEMM that is right but for what it is given: ``read`` sees the operands as they are, ``store`` writes the result.
+    """Return a GEMM that is right apart from the given steps. ``read`` gets the operands, and ``store`` writes the result.
 
-    ``ignores``: a scale that is taken for 1.
+    ``ignores`` names a scale that is taken for 1.
     """
 
     def gemm(
@@ -66,19 +66,19 @@ def made(
         acc = product(x.to(dtype), y.to(dtype))
         if scale_a is not None and scale_b is not None:
             acc = acc * (1 if ignores == "scale_a" else scale_a) * (1 if ignores == "scale_b" else scale_b)
-        store(out, finish(acc, None if bias is None else bias.to(dtype), alpha, beta))
+        store(out, epilogue(acc, None if bias is None else bias.to(dtype), alpha, beta))
         return out
 
     return subject_of(gemm, **(EVERYTHING | traits))
 
 
 def judged(subject: Subject, case_id: str) -> Outcome:
-    """The outcome of one case on the CPU."""
+    """Return the outcome of one case on the CPU."""
     return judge(subject, Case.parse(case_id), CPU)
 
 
 def diagnosis(subject: Subject, case_id: str) -> str:
-    """What the case's own property says of a GEMM that fails it."""
+    """Return the diagnosis under the case's own property, for a GEMM that fails it."""
     outcome = judged(subject, case_id)
     own = [failure for failure in outcome.failures if failure.property_name == outcome.case.property_name]
     assert outcome.verdict is Verdict.FAILED, f"{case_id}: {outcome.verdict}, {outcome.failures}"

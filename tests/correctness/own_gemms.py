@@ -1,4 +1,4 @@
-"""GEMMs of somebody else's, right and broken ones, as the selector is given them by name."""
+"""Foreign GEMMs, right and broken ones, that the selector gets by name."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def undeclared(a: Tensor, b: Tensor) -> Tensor:
 
 
 class EveryOperation:
-    """A GEMM for each operation that a declaration may name, called as torch's and gemmtune's own are."""
+    """A GEMM for each operation that can be declared, with torch's or gemmtune's signature."""
 
     gemm_traits: ClassVar = {
         "deterministic": True, "alpha": True, "beta": True, "bias": ["n", "mn"],
@@ -135,4 +135,4 @@ BROKEN = {
     "reuses_memory": ("runtime_error", "memory that is the next call's result"),
     "changes_its_input": ("wrong_result", "changed its input"),
 }
-"""The status and reason that each broken one is left out with."""
+"""Status and reason with which each broken GEMM is left out."""

@@ -1,4 +1,4 @@
-"""The architecture matrix: what it asks, what it finds, when and how it runs kernels, and what it reports. No GPU is needed."""
+"""The architecture matrix: its problems, its findings, how it runs kernels, and its reports. No GPU is needed."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class TestProblems:
         for combination in itertools.product(("mm", "addmm", "bmm", "baddbmm"), labels, ("nn", "nt", "tn", "tt")):
             assert seen[combination] >= 1, combination
 
-    def test_biases_scalars_and_epilogues_are_all_there(self) -> None:
+    def test_all_biases_scalars_and_epilogues_occur(self) -> None:
         problems = matrix_problems().values()
         assert {len(p.inp.size) for p in problems if p.inp} == {0, 1, 2, 3}
         assert {(p.alpha, p.beta) for p in problems if p.inp} >= {("general", "general"), ("one", "one"), ("one", "zero")}
@@ -77,7 +77,7 @@ class TestProblems:
 
 class TestChoices:
     @pytest.mark.parametrize("arch", ARCHITECTURES)
-    def test_each_compilation_once_and_those_of_a_problem_side_by_side(self, arch: str) -> None:
+    def test_each_compilation_occurs_once_grouped_by_problem(self, arch: str) -> None:
         problems = dict(rotated(list(matrix_problems().items()), 19, arch))
         choices = matrix_choices(arch, "quick", problems=problems)
         served = sum(
@@ -98,7 +98,7 @@ class TestChoices:
         with pytest.raises(UnavailableError, match="arch: got 'sm70', expected one of sm75, sm80"):
             matrix_choices("sm70")
 
-    def test_settings_without_a_template_say_so(self) -> None:
+    def test_settings_without_a_template_raise(self) -> None:
         with settings.patch(backends=("aten",)), pytest.raises(UnavailableError, match="no enabled backend compiles kernels"):
             matrix_choices("sm80")
 
@@ -116,7 +116,7 @@ def test_the_matrix_of_a_few_choices_is_clean(arch: str) -> None:
 
 
 class TestPlantedFaults:
-    """What the matrix is for: each of these kernels has one, and it is named."""
+    """Kernels with one fault each, which the matrix must report."""
 
     @pytest.mark.parametrize(
         ("choice", "found"),
@@ -140,7 +140,7 @@ class TestPlantedFaults:
         assert inspection.status is Status.OK
         assert any(found in text for text in inspection.problems), inspection.problems
 
-    def test_compilations_that_fail_or_crash_leave_the_others_alone(self) -> None:
+    def test_compilations_that_fail_or_crash_do_not_affect_the_others(self) -> None:
         good = triton_choice("sm80")
         broken = planted(Rewritten, "sm80", old="tl.dot(", new="tl.no_such_function(")
         crash = planted(Segfaulting, "sm80", Config(block_m=32, block_n=32, block_k=64, stages=2, warps=4))
@@ -150,7 +150,7 @@ class TestPlantedFaults:
         assert "SIGSEGV" in inspections[1].problems[0]
         assert inspections[2].problems == ()
 
-    def test_a_binary_that_cannot_be_read_is_a_finding(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_an_unreadable_binary_is_a_finding(self, monkeypatch: pytest.MonkeyPatch) -> None:
         def refuse(cubin: bytes, tool: object) -> None:
             raise RuntimeError("cuobjdump: exit status 1")
 
@@ -190,7 +190,7 @@ class TestPlantedFaults:
         assert len(texts) == (found is not None), texts
         assert found is None or found in texts[0]
 
-    def test_a_cubin_that_is_none(self, tmp_path: Any) -> None:
+    def test_an_invalid_cubin(self, tmp_path: Any) -> None:
         import triton
 
         tool = tmp_path.__class__(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
@@ -219,9 +219,9 @@ H200 = replace(preset("sm90"), name="NVIDIA H200")
         ("sm80", CPU, None, "no GPU here"),
         ("gfx942", None, None, "no GPU here"),
         ("gfx942", preset("gfx942"), "native", ""),
-        ("gfx90a", preset("gfx942"), None, "kernels of HIP are for one architecture alone"),
-        ("sm80", preset("gfx942"), None, "kernels of HIP are for one architecture alone"),
-        ("gfx942", H200, None, "kernels of HIP are for one architecture alone"),
+        ("gfx90a", preset("gfx942"), None, "HIP kernels run on one architecture only"),
+        ("sm80", preset("gfx942"), None, "HIP kernels run on one architecture only"),
+        ("gfx942", H200, None, "HIP kernels run on one architecture only"),
     ],
     ids=lambda x: x.arch if isinstance(x, DeviceInfo) else None,
 )
@@ -233,7 +233,7 @@ def test_how_to_run(arch: str, device: DeviceInfo | None, mode: str | None, reas
 
 
 class FakeDriver:
-    """Triton's driver on a machine with a GPU of sm90, as far as loading a kernel needs it; it records what is loaded."""
+    """Triton's driver of a machine with a GPU of sm90, as far as loading a kernel needs it. It records loaded binaries."""
 
     def __init__(self) -> None:
         self.loaded: list[tuple[str, bytes, int, int]] = []
@@ -291,7 +291,7 @@ class TestForward:
             x for group in driver.launched[1] if isinstance(group, tuple) for x in group
         }
 
-    def test_a_forward_choice_travels_and_keeps_its_compilation(self) -> None:
+    def test_a_forward_choice_can_be_pickled_and_keeps_its_compilation(self) -> None:
         choice = triton_choice("sm80")
         forward = pickle.loads(pickle.dumps(choice.forward()))
         assert (forward.compile_key, forward.content_hash, forward.arch) == (choice.compile_key, choice.content_hash, "sm80")
@@ -305,12 +305,12 @@ class TestForward:
         assert len(driver.loaded) == 2
         assert all(data.endswith(b"\0") and b".target sm_80\n" in data for _, data, _, _ in driver.loaded)
 
-    def test_ptx_of_one_architecture_alone_is_refused(self, driver: FakeDriver) -> None:
+    def test_ptx_for_a_single_architecture_is_refused(self, driver: FakeDriver) -> None:
         with pytest.raises(UnavailableError, match="got PTX for sm_90a, expected one without a suffix"):
             triton_choice("sm90").forward().build()
         assert driver.loaded == []
 
-    def test_a_kernel_that_is_loaded_already_is_refused(self, driver: FakeDriver) -> None:
+    def test_a_loaded_kernel_is_refused(self, driver: FakeDriver) -> None:
         compiled = triton_choice("sm80").kernels[0].compile()
         initialise(compiled)
         with pytest.raises(UnavailableError, match="expected a kernel that loads its cubin and is not loaded yet"):
@@ -329,13 +329,13 @@ def verdict_of(choice: CompiledChoice, device: DeviceInfo) -> Sample:
 
 
 class TestRunning:
-    def test_what_cannot_run_here_is_refused(self) -> None:
+    def test_kernels_that_cannot_run_here_are_refused(self) -> None:
         with pytest.raises(UnavailableError, match="triton:mm_64x64x64_s3_w4: no GPU here"):
             verdict_of(triton_choice("sm80"), CPU)
 
     @pytest.fixture
     def _native(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """The CPU stands for the GPU that is asked for."""
+        """Let the CPU stand for the requested GPU."""
         monkeypatch.setattr(running, "how_to_run", lambda arch, device: Way(mode="native"))
 
     @pytest.mark.usefixtures("_native")
@@ -386,7 +386,7 @@ LARGE = Ran(choice="triton:mm_c", problem="mm", verdict="needs 170000 bytes of s
 
 
 class TestReport:
-    def test_a_clean_one(self) -> None:
+    def test_a_clean_report(self) -> None:
         assert _report().text().splitlines() == [
             "sm80: 1 kernel of 1 problem, search quick (triton 3.6.0), 1.2 s",
             "  compiled      1 of 1",
@@ -407,13 +407,13 @@ class TestReport:
         text = report.text()
         assert "compiled      1 of 2, 1 crashed" in text
         assert "1 kernel with a stack (up to 64 bytes and 3% of the main loop)" in text
-        assert "run           1 of 2 right on NVIDIA H200 (sm90), from PTX for sm80; 1 kernel left out, which" in text
+        assert "run           1 of 2 right on NVIDIA H200 (sm90), from PTX for sm80; 1 kernel left out: not enough" in text
         assert f"- triton:mm_z for {BF16} on sm80: crashed: SIGSEGV\n    in ptxas" in text
         assert "triton:mm_b for mm, sm80 on NVIDIA H200 (sm90): wrong_result: out[0, 0] = 1" in text
         data = json.loads(json.dumps(report.as_json()))
         assert (data["executed"], len(data["failures"]), data["ran"][2]["verdict"]) == (3, 2, LARGE.verdict)
 
-    def test_a_run_that_was_asked_for_and_cannot_be_is_a_failure(self) -> None:
+    def test_a_requested_run_that_cannot_happen_is_a_failure(self) -> None:
         cannot = _report(way=how_to_run("sm80", None), device="")
         assert cannot.failures == ()
         assert "run           no: no GPU here: sm80 was compiled for and not run" in cannot.text()
@@ -422,30 +422,30 @@ class TestReport:
         )
 
     def test_nothing_executed_is_a_failure(self) -> None:
-        assert "there was no choice to compile" in _report(inspections=()).failures[0]
-        assert "no kernel was left to run" in _report(run=True, ran=(LARGE,)).failures[0]
+        assert "no choice to compile" in _report(inspections=()).failures[0]
+        assert "no kernel could be run" in _report(run=True, ran=(LARGE,)).failures[0]
 
-    def test_what_was_left_out_is_said(self) -> None:
+    def test_everything_left_out_is_reported(self) -> None:
         assert "  left out      cutlass: no nvcc\n" in _report(left_out=("cutlass: no nvcc",)).text()
 
-    def test_what_could_not_be_read_is_said(self) -> None:
+    def test_unread_resources_are_reported(self) -> None:
         assert "of 1 kernel were not read" in _report(inspections=(_inspection(registers=None, stack_bytes=None),)).text()
 
 
-def test_a_matrix_that_is_to_run_without_a_gpu_fails_and_keeps_what_it_compiled() -> None:
+def test_a_required_run_without_a_gpu_fails_and_keeps_the_compilations() -> None:
     report = run_matrix("sm80", search="quick", problems={"one": BF16}, most=1, device=None, run=True)
     assert report.executed == 1
     assert [text for text in report.failures if "cannot be: no GPU here" in text] == list(report.failures)
 
 
-def test_an_interpreting_triton_compiles_nothing_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interpreting_triton_compiles_nothing_and_raises(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     with pytest.raises(UnavailableError, match=r"sm80: no enabled backend compiles .*interprets: unset TRITON_INTERPRET"):
         matrix_choices("sm80")
 
 
 class OpaqueBackend:
-    """Has the Triton backend's choices under a class that gives no artifacts."""
+    """Backend with the choices of Triton's, under a class without artifacts."""
 
     name = "triton"
 
@@ -459,9 +459,9 @@ class OpaqueBackend:
         return Offers(choices=[Opaque(name=f"opaque:{i}", backend="triton", problem=problem, claims=CLAIMS) for i in range(2)])
 
 
-def test_kernels_that_cannot_be_inspected_are_counted_and_not_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kernels_that_cannot_be_inspected_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in ("gemmtune.architectures.matrix", "gemmtune.selector.offers"):
         monkeypatch.setattr(f"{module}.load", lambda name: OpaqueBackend())
     report = run_matrix("sm80", search="quick", problems={"one": BF16})
     assert report.left_out == ("triton: 2 kernels that cannot be inspected",)
-    assert "there was no choice to compile" in report.failures[0]
+    assert "no choice to compile" in report.failures[0]

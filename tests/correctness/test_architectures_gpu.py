@@ -1,6 +1,6 @@
-"""Kernels for older architectures on this GPU, from their PTX, and those of its own, natively: all give right results.
+"""Kernels give right results: those for older architectures from their PTX, those for this GPU natively.
 
-In an ordinary ``-m gpu`` run a sample of each architecture; ``-m sm80`` runs the whole default set of each problem.
+An ordinary ``-m gpu`` run takes a sample of each architecture. ``-m sm80`` runs the whole default set of each problem.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ SAMPLED = (
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """All problems for an architecture that is asked for by its marker, a few for the others."""
+    """Generate tests of all problems for an architecture selected by its marker, and of a few for the others."""
     if "name" in metafunc.fixturenames:
         asked = str(metafunc.config.getoption("markexpr"))
         metafunc.parametrize(
@@ -69,8 +69,8 @@ def test_choices_give_right_results(arch: str, name: str, gpu: DeviceInfo, runne
     assert not wrong, "\n".join(wrong)
 
 
-def test_forward_is_what_makes_an_older_kernel_run(gpu: DeviceInfo) -> None:
-    """The cubin of sm75 is refused by the driver of any newer GPU; its PTX runs."""
+def test_forward_makes_an_older_kernel_run(gpu: DeviceInfo) -> None:
+    """Check sm75: the driver of any newer GPU refuses its cubin, and runs its PTX."""
     choice = triton_choice("sm75", Config(block_m=32, block_n=32, block_k=32, stages=1, warps=4))
     if how_to_run("sm75", gpu).mode != "forward":
         pytest.skip(f"{gpu.name} is {gpu.arch}: sm75 is not older")

@@ -1,4 +1,4 @@
-"""GEMMs of other packages under the suite: some cases of each property. Whole runs are for ``gemmtune conformance``."""
+"""GEMMs of other packages under the suite: some cases of each property. ``gemmtune conformance`` does whole runs."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ MISSING = {
     "jax_matmul": "jax",
     "quack_gemm": "quack",
 }
-"""Packages that gemmtune does not ask for, by the adapter's module."""
+"""Packages that gemmtune does not depend on, by the adapter's module."""
 UNSOUND = ("alpha-beta", "subnormal")
-"""Properties that torch's own operations fail in bfloat16 on some CPUs; docs/conformance.md has the findings."""
+"""Properties that torch's own operations fail in bfloat16 on some CPUs. docs/conformance.md has the findings."""
 
 
 @pytest.mark.parametrize("target", ["numpy_matmul", "torch_ops:dense", "torch_ops:float8_cpu", "torch_ops:weights"])
@@ -45,7 +45,7 @@ def test_passes_some_cases_of_each_property(target: str) -> None:
 
 
 @pytest.mark.parametrize(("module", "package"), MISSING.items())
-def test_a_package_that_is_missing_is_named(module: str, package: str) -> None:
+def test_reports_a_missing_package(module: str, package: str) -> None:
     if importlib.util.find_spec(package) is not None:
         pytest.skip(f"{package} is installed here")
     with pytest.raises(SubjectError, match=f"{module}.* cannot be imported: No module named '{package}'"):
@@ -64,5 +64,5 @@ def test_a_package_that_is_missing_is_named(module: str, package: str) -> None:
         ("inductor:dynamic", ("mm", "addmm", "bmm")),
     ],
 )
-def test_declares_what_it_has(target: str, ops: tuple[str, ...]) -> None:
+def test_declares_its_operations(target: str, ops: tuple[str, ...]) -> None:
     assert load(SubjectSpec(target=f"{PACKAGE}.{target}")).traits.ops == ops

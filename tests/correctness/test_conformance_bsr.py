@@ -1,4 +1,4 @@
-"""The conformance suite on block-sparse products: cases, how a GEMM is called, which wrong ones are found."""
+"""The conformance suite on block-sparse products: cases, calls of a GEMM, detection of wrong ones."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def subject(fault: str) -> FunctionSubject:
 
 @functools.cache
 def some_cases() -> tuple[Case, ...]:
-    """Two of each property, those of small products."""
+    """Return two cases of each property, with small products."""
     cases: list[Case] = []
     for wanted in PROPERTIES:
         scope = Scope(traits=TRAITS)
@@ -72,7 +72,7 @@ def test_cases_have_the_declared_blocks_and_every_kind_of_weight() -> None:
     assert {case.op for case in cases} == {"bsr_mm"}
 
 
-def test_every_property_of_block_sparse_products_finds_nothing_wrong_with_a_right_one() -> None:
+def test_a_right_gemm_passes_every_property_of_block_sparse_products() -> None:
     judged = {case.id: judge(subject("right"), case, CPU).verdict for case in some_cases()}
     assert len(judged) >= 30
     assert set(judged.values()) == {Verdict.PASSED}, judged
@@ -83,7 +83,7 @@ def test_wrong_products_are_found(fault: str) -> None:
     assert any(judge(subject(fault), case, CPU).verdict is Verdict.FAILED for case in reversed(some_cases()))
 
 
-def test_a_copy_that_is_not_made_again_is_found() -> None:
+def test_a_stale_copy_of_the_weight_is_found() -> None:
     kept: dict[int, torch.Tensor] = {}
 
     def stale(bsr: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
@@ -94,7 +94,7 @@ def test_a_copy_that_is_not_made_again_is_found() -> None:
     assert [judge(wrong, case, CPU).verdict for case in cases] == [Verdict.FAILED] * 2
 
 
-def test_ours_is_called_with_what_is_added() -> None:
+def test_our_operation_gets_the_added_operand() -> None:
     ours = type("ours", (), {"bsr_addmm": staticmethod(bsr_addmm)})
     traits = Traits(alpha=True, beta=True, out=True, dtypes=("float32",), bias=("n", "mn", "m1", "1n", "scalar"))
     namespace = NamespaceSubject("ours", ours, traits)

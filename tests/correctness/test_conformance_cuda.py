@@ -1,4 +1,4 @@
-"""Streams, CUDA graphs and large offsets: what of the checks runs without a GPU, and on one the checks themselves."""
+"""Streams, CUDA graphs and large offsets: parts of the checks without a GPU, and the whole checks on one."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Product = Callable[..., torch.Tensor]
 
 
 class FakeGraph:
-    """Runs again what was called while it was captured."""
+    """Graph that calls the captured function again."""
 
     calls: ClassVar[list[Callable[[], object]]] = []
 
@@ -40,7 +40,7 @@ class FakeGraph:
 
 @pytest.fixture
 def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """torch.cuda with streams that are all one, so that what the checks do around the calls runs on a CPU."""
+    """Make all streams of torch.cuda the same, so that the checks' work around the calls runs on a CPU."""
 
     class Stream:
         def __init__(self, *_: object) -> None: ...
@@ -59,7 +59,7 @@ def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def capturable(product: Product) -> Product:
-    """A GEMM that tells ``FakeGraph`` how to run it again, with the same operands and the same result."""
+    """Return a GEMM that shows ``FakeGraph`` how to run it again, with the same operands and result."""
 
     def call(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
         result = product(a, b) if out is None else out.copy_(product(a, b))
@@ -70,7 +70,7 @@ def capturable(product: Product) -> Product:
 
 
 def remembered() -> Product:
-    """Reads operands at an address once."""
+    """Return a product that reads operands at an address only once."""
     kept: dict[int, torch.Tensor] = {}
     return lambda a, b: a @ kept.setdefault(b.data_ptr(), b.clone())
 
@@ -102,7 +102,7 @@ def test_around_the_calls(case: Case) -> None:
 
 
 @pytest.mark.usefixtures("no_gpu")
-def test_a_graph_that_leaves_the_result_as_it_was_is_found() -> None:
+def test_a_graph_that_does_not_write_the_result_is_found() -> None:
     def only_once(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
         FakeGraph.calls.append(lambda: None)
         return a @ b
@@ -112,7 +112,7 @@ def test_a_graph_that_leaves_the_result_as_it_was_is_found() -> None:
 
 
 @pytest.mark.usefixtures("no_gpu")
-def test_what_cannot_be_captured_is_said() -> None:
+def test_a_call_that_cannot_be_captured_is_reported() -> None:
     calls: list[None] = []
 
     def not_while_captured(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
@@ -137,7 +137,7 @@ def test_what_cannot_be_captured_is_said() -> None:
         ("large-sizes", "cuda", {}, "tested at level exhaustive"),
     ],
 )
-def test_what_is_not_tested(name: str, device: str, declared: dict[str, Any], reason: str) -> None:
+def test_untested_properties_have_a_reason(name: str, device: str, declared: dict[str, Any], reason: str) -> None:
     with pytest.raises(AssertionError, match=reason):
         cases_of(name, subject_of(torch.matmul, **declared), device=device)
 
@@ -158,7 +158,7 @@ def test_far_layout(kind: str, rows: int, cols: int) -> None:
     assert min(layout.stride) == 1
 
 
-def test_every_operand_lies_far_out_at_some_time() -> None:
+def test_each_operand_has_a_large_offset_in_some_case() -> None:
     cases = cases_of("large-offsets", torch_subject(dtypes=("float16",)))
     for name in ("a", "b", "out"):
         kinds = {text.partition("+")[0] for case in cases if "+" in (text := getattr(case, name))}
@@ -170,7 +170,7 @@ def test_torch_conforms_with_large_offsets() -> None:
 
 
 def with_32_bit_offsets(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """Rows whose offset does not fit are read where the wrapped one points to; here, at the first row."""
+    """Return a product that reads rows with an overflowing offset from the wrapped address, here the first row."""
 
     def read(x: torch.Tensor) -> torch.Tensor:
         far = [i for i in range(x.shape[0]) if i * x.stride(0) >= 2**31]
@@ -183,7 +183,7 @@ def test_offsets_of_32_bits_are_found() -> None:
     assert_found("large-offsets: P5 cancellation: out[", "large-offsets", subject_of(with_32_bit_offsets))
 
 
-def test_memory_that_is_not_there_is_no_fault_of_the_gemm(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_memory_is_no_fault_of_the_gemm(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> torch.Tensor:
         raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 4294967936 bytes")
 
@@ -200,7 +200,7 @@ CUDA = torch.device("cuda")
 
 
 def cuda_subject(**declared: Any) -> Any:
-    """torch's operations as they are on a GPU."""
+    """Return torch's operations on a GPU."""
     return torch_subject(**({"streams": True, "capturable": True, "threads": False} | declared))
 
 
@@ -233,7 +233,7 @@ def on_the_default_stream(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 
 
 def on_a_stream_of_its_own(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """Waits for its inputs, but nobody waits for it."""
+    """Return a product that waits for its inputs, but for which no stream waits."""
     own = torch.cuda.Stream()
     own.wait_stream(torch.cuda.current_stream())
     out = torch.empty(a.shape[0], b.shape[1], dtype=a.dtype, device=a.device)
@@ -250,7 +250,7 @@ def test_work_on_another_stream_is_found(product: Product) -> None:
 
 
 @pytest.mark.gpu
-def test_numbers_that_a_graph_keeps_are_found() -> None:
+def test_numbers_kept_by_a_graph_are_found() -> None:
     def with_kept_numbers() -> Product:
         kept: dict[int, torch.Tensor] = {}
         return lambda a, b: a @ kept.setdefault(b.data_ptr(), b.clone())
@@ -260,7 +260,7 @@ def test_numbers_that_a_graph_keeps_are_found() -> None:
 
 
 @pytest.mark.gpu
-def test_a_call_that_waits_for_the_host_cannot_be_captured() -> None:
+def test_a_call_that_synchronises_with_the_host_cannot_be_captured() -> None:
     subject = subject_of(lambda a, b: (a @ b) * float(a[0, 0].item() * 0 + 1), capturable=True, dtypes=("float32",))
     outcome = judge(subject, cases_of("graph-replay", subject, device="cuda")[0], CUDA)
     assert outcome.verdict.bad

@@ -1,4 +1,4 @@
-"""diagnose: each known bug, made on purpose, is named, and nothing else is."""
+"""diagnose: names each known bug, made on purpose, and nothing else."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 import torch
 from broken_kernels import blocks, narrowed, rounding_blocks, split_k, to_tf32
 from conformance_gemms import CPU
-from made_subjects import Product, diagnosis, finished, judged, made
+from made_subjects import Product, apply_epilogue, diagnosis, judged, made
 
 from gemmtune.conformance.bench.bench import Bench
 from gemmtune.conformance.cases.case import Case
@@ -22,12 +22,12 @@ from gemmtune.problem import Layout, Problem
 
 
 def over_k(low: int, high: int | None = None) -> Product:
-    """The sum over a part of K."""
+    """Return a product over a part of K."""
     return lambda a, b: a[..., low:high] @ b[..., low:high, :]
 
 
 def without(low: int, high: int) -> Product:
-    """The sum over all but a part of K."""
+    """Return a product over all but a part of K."""
     return lambda a, b: a @ b - a[..., low:high] @ b[..., low:high, :]
 
 
@@ -56,16 +56,16 @@ def test_diagnose_names_parts_of_k(text: str) -> None:
 
 
 def cut_off(x: torch.Tensor) -> torch.Tensor:
-    """The upper half of each float32, which is a bfloat16."""
+    """Return the upper half of each float32, which is a bfloat16."""
     return (x.contiguous().view(torch.int32) & -(2**16)).view(torch.float32)
 
 
 def last_by_the_first(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """The first matrix of a takes the place of the last one."""
+    """Return the product with the first matrix of a in place of the last one."""
     return torch.cat([a[:-1], a[:1]]) @ b
 
 
-def test_diagnose_sees_that_matrices_between_the_first_and_the_last_are_right() -> None:
+def test_diagnose_requires_all_matrices_of_a_batch_to_match() -> None:
     text = "first matrix of a used for every batch in the last batch"
     assert diagnosis(made(last_by_the_first), "cancellation:bmm-f32-17x33x40x65") == text
 
@@ -94,12 +94,12 @@ def test_diagnose_names_lost_precision(text: str) -> None:
     assert diagnosis(made(product), case_id) == text
 
 
-def test_diagnose_does_not_take_large_numbers_that_no_longer_cancel_for_a_narrow_accumulator() -> None:
+def test_diagnose_does_not_take_lost_cancellation_for_a_narrow_accumulator() -> None:
     assert diagnosis(made(over_k(0, 64)), "width:mm-f16-17x33x65") == "overflow to infinity in every 3rd row from 0"
 
 
 def rounded_in_another_order(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """A float16 accumulator over blocks of 16, the odd ones first: no order that is simulated."""
+    """Return a product with a float16 accumulator over blocks of 16, odd blocks first: an order that is not simulated."""
     parts = blocks(a, b)
     acc = torch.zeros_like(parts[0])
     for part in (*parts[1::2], *parts[::2]):
@@ -107,7 +107,7 @@ def rounded_in_another_order(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     return acc
 
 
-def test_diagnose_knows_a_narrow_accumulator_by_the_size_of_its_errors() -> None:
+def test_diagnose_recognises_a_narrow_accumulator_by_the_size_of_its_errors() -> None:
     text = diagnosis(made(rounded_in_another_order), "bound:mm-f16-64x96x1000")
     assert text == "round-off as of accumulation in float16"
 
@@ -139,10 +139,10 @@ SCALAR_BUGS = {
 
 @pytest.mark.parametrize("text", SCALAR_BUGS)
 def test_diagnose_names_alpha_beta_and_the_added_operand(text: str) -> None:
-    finish, bias = SCALAR_BUGS[text]
+    epilogue, bias = SCALAR_BUGS[text]
     dtype = "bf16" if "bfloat16" in text else "f32"
     case_id = f"bound:addmm-{dtype}-48x48x65-{bias}-alpha.general-beta.general"
-    assert diagnosis(made(finish=finish), case_id) == text
+    assert diagnosis(made(epilogue=epilogue), case_id) == text
 
 
 @pytest.mark.parametrize("missing", ["scale_a", "scale_b"])
@@ -152,17 +152,17 @@ def test_diagnose_names_a_missing_scale(missing: str) -> None:
     assert diagnosis(made(ignores=missing), case_id) == f"{missing} dropped"
 
 
-def test_diagnose_names_a_k_split_that_is_added_late() -> None:
+def test_diagnose_names_a_k_split_added_late() -> None:
     def late(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         return torch.stack([a[..., :96] @ b[..., :96, :], a[..., 96:] @ b[..., 96:, :]])
 
-    subject = made(late, lambda p, c, alpha, beta: finished(p[0], c, alpha, beta) + p[1])
+    subject = made(late, lambda p, c, alpha, beta: apply_epilogue(p[0], c, alpha, beta) + p[1])
     text = diagnosis(subject, "bound:addmm-f32-48x40x128-alpha.general-beta.general")
     assert text == "last K block of 32 added after alpha and scales were applied"
 
 
 def shifted(x: torch.Tensor, stride: tuple[int, ...] | None = None, back: int = 0) -> torch.Tensor:
-    """An operand as a kernel reads it that has other strides in mind, or an earlier start."""
+    """Return an operand as a kernel with other strides or an earlier start reads it."""
     whole = storage_bits(x).view(x.dtype)
     return whole.as_strided(x.shape, stride or x.stride(), x.storage_offset() - back)
 
@@ -194,7 +194,7 @@ def test_diagnose_names_wrong_addresses(text: str) -> None:
     assert diagnosis(made(read=read), case_id) == text
 
 
-def test_diagnose_names_an_offset_that_is_ignored() -> None:
+def test_diagnose_names_an_ignored_offset() -> None:
     subject = made(read=lambda a, b: (a, shifted(b, back=3)))
     assert diagnosis(subject, "bound:mm-f32-33x40x65-b.row@3") in (
         "storage offset of b ignored",
@@ -202,7 +202,7 @@ def test_diagnose_names_an_offset_that_is_ignored() -> None:
     )
 
 
-def test_diagnose_names_a_result_that_is_transposed_or_has_other_strides() -> None:
+def test_diagnose_names_a_transposed_result_and_one_with_other_strides() -> None:
     assert diagnosis(made(lambda a, b: (a @ b).mT), "bound:mm-f32-48x48x65") == "result transposed"
 
     def store(out: torch.Tensor, result: torch.Tensor) -> None:
@@ -245,7 +245,7 @@ EDGE_BUGS = {
 
 
 @pytest.mark.parametrize("text", EDGE_BUGS)
-def test_diagnose_says_where_the_errors_are(text: str) -> None:
+def test_diagnose_locates_the_errors(text: str) -> None:
     product, case_id = EDGE_BUGS[text]
     assert diagnosis(made(product), case_id) == text
 
@@ -265,7 +265,7 @@ def test_diagnose_names_reads_past_the_end_of_k() -> None:
             storage_bits(b).view(b.dtype).as_strided((48, 64), b.stride(), b.storage_offset()),
         )
 
-    # the last columns of a row-major a come from its next row, which there is for all but the last row
+    # The last columns of a row-major a come from its next row, which exists for all but the last row.
     text = diagnosis(made(read=past), "bound:mm-f32-33x64x40-b.col")
     assert text == "what lies past the end of K is read, to the next multiple of 16"
 
@@ -283,13 +283,13 @@ SPECIAL_BUGS = {
 @pytest.mark.parametrize("text", SPECIAL_BUGS)
 def test_diagnose_names_special_numbers(text: str) -> None:
     change, case_id = SPECIAL_BUGS[text]
-    subject = made(finish=lambda p, c, alpha, beta: change(finished(p, c, alpha, beta)))
+    subject = made(epilogue=lambda p, c, alpha, beta: change(apply_epilogue(p, c, alpha, beta)))
     assert diagnosis(subject, case_id) == text
 
 
 @pytest.mark.parametrize("variant", ["", "-variant.infinite"])
-def test_diagnose_names_a_c_that_is_read_although_beta_is_0(variant: str) -> None:
-    subject = made(finish=lambda p, c, alpha, beta: alpha * p + beta * c)
+def test_diagnose_names_a_c_read_with_beta_0(variant: str) -> None:
+    subject = made(epilogue=lambda p, c, alpha, beta: alpha * p + beta * c)
     text = diagnosis(subject, f"beta-zero:addmm-f32-33x40x65-bias.mn-alpha.general-beta.zero{variant}")
     assert text == "C is read although beta is 0"
 
@@ -301,7 +301,7 @@ def test_diagnose_recognises_the_result_of_an_earlier_call() -> None:
         kept.append(acc)
         return kept[0]
 
-    bench = Bench(made(finish=stale), Case.parse("bound:mm-f32-33x40x65"), CPU)
+    bench = Bench(made(epilogue=stale), Case.parse("bound:mm-f32-33x40x65"), CPU)
     for _ in range(2):
         operands = bench.probes.random()
         bench.expect(bench.call(operands), operands)
@@ -309,7 +309,7 @@ def test_diagnose_recognises_the_result_of_an_earlier_call() -> None:
 
 
 def evidence_of(problem: Problem, spoil: torch.Tensor, subject: Subject | None = None) -> Evidence:
-    """A result that is right but for what is added to it."""
+    """Return the evidence for a right result with ``spoil`` added to it."""
     bench = Bench(subject or made(), Case.parse(f"bound:mm-f32-{problem.m}x{problem.n}x{problem.k}"), CPU)
     operands = bench.probes.random()
     right = reference(operands, Region())
@@ -320,7 +320,7 @@ def evidence_of(problem: Problem, spoil: torch.Tensor, subject: Subject | None =
     )  # fmt: skip
 
 
-def test_diagnose_sees_where_32_bit_addresses_wrap() -> None:
+def test_diagnose_finds_where_32_bit_addresses_wrap() -> None:
     problem = Problem.mm(33, 40, 65, dtype=torch.float32, layout="nn", device_type="cpu")
     far = dataclasses.replace(problem, a=Layout(size=(33, 65), stride=(2**27, 1), dtype=torch.float32))
     noise = torch.randn(1, 33, 40, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
@@ -334,7 +334,7 @@ def test_diagnose_sees_where_32_bit_addresses_wrap() -> None:
 
 
 @pytest.mark.parametrize("shape", [(33, 40, 65), (1, 1, 1), (1, 40, 300), (5, 1, 7), (64, 64, 64)])
-def test_diagnose_claims_nothing_of_random_errors(shape: tuple[int, int, int]) -> None:
+def test_diagnose_names_nothing_for_random_errors(shape: tuple[int, int, int]) -> None:
     m, n, k = shape
     problem = Problem.mm(m, n, k, dtype=torch.float32, layout="nn", device_type="cpu")
     generator = torch.Generator().manual_seed(3)
@@ -343,11 +343,11 @@ def test_diagnose_claims_nothing_of_random_errors(shape: tuple[int, int, int]) -
         assert diagnose(evidence_of(problem, noise)).text == ""
 
 
-def test_diagnose_claims_nothing_where_there_is_too_little_to_tell() -> None:
+def test_diagnose_names_nothing_with_too_little_evidence() -> None:
     assert diagnosis(made(over_k(0, -16)), "integers:mm-f32-1x1x40") == ""
 
 
-def test_nothing_is_named_where_the_call_changed_what_the_expectation_is_made_from() -> None:
+def test_nothing_is_named_if_the_call_changed_its_operands() -> None:
     outcome = judged(made(read=lambda a, b: (a.mul_(2), b)), "bound:mm-f32-33x40x65")
     assert [(f.property_name, f.diagnosis) for f in outcome.failures] == [("inputs-unchanged", "")]
     outcome = judged(made(lambda a, b: 2 * (a @ b), read=lambda a, b: (a.mul_(2), b)), "bound:mm-f32-33x40x65")
@@ -357,7 +357,7 @@ def test_nothing_is_named_where_the_call_changed_what_the_expectation_is_made_fr
 def test_diagnose_takes_less_than_a_second() -> None:
     started = time.process_time()
     judged(made(lambda a, b: a @ b + torch.randn(a.shape[-2], b.shape[-1])), "bound:mm-f32-300x400x2000")
-    assert time.process_time() - started < 4  # two cores, the reference and a slow machine included
+    assert time.process_time() - started < 4  # with the reference, on two cores of a slow machine
 
 
 @pytest.mark.parametrize(
@@ -372,13 +372,13 @@ def test_diagnose_takes_less_than_a_second() -> None:
         ((EVERY, EVERY, slice(0, None, 3)), "every 3rd column from 0"),
     ],
 )
-def test_place_says_which_rows_and_columns(wrong: tuple[slice, slice, slice], text: str) -> None:
+def test_place_names_rows_and_columns(wrong: tuple[slice, slice, slice], text: str) -> None:
     bad = torch.zeros(3, 67, 40, dtype=torch.bool)
     bad[wrong] = True
     assert place(bad) == text
 
 
-def test_place_sees_the_same_part_of_every_tile_and_nothing_in_scattered_errors() -> None:
+def test_place_recognises_the_same_part_of_every_tile_and_ignores_scattered_errors() -> None:
     bad = torch.zeros(1, 64, 40, dtype=torch.bool)
     bad[:, torch.arange(64) % 16 >= 12] = True
     assert place(bad) == "rows 12–15 of every 16"

@@ -1,4 +1,4 @@
-"""The conformance suite on grouped products: cases, how a GEMM is called, which wrong ones are found."""
+"""The conformance suite on grouped products: cases, calls of a GEMM, detection of wrong ones."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def subject(rows: str, terms: str = "right") -> FunctionSubject:
 
 @functools.cache
 def some_cases() -> tuple[Case, ...]:
-    """A few of each property, those of small products, and of those of groups alone more."""
+    """Return a few cases of each property, with small products, and more of the properties for groups only."""
     cases: list[Case] = []
     for wanted in PROPERTIES:
         scope = Scope(traits=TRAITS)
@@ -63,11 +63,11 @@ def test_an_id_has_the_number_of_groups() -> None:
     terms = problem_of(case.changed(op="grouped_k_mm", groups=""), "cpu")
     assert (terms.groups, terms.b.size, terms.out.size) == (4, (32, 48), (4, 17, 48))
     for words in ({"groups": "0"}, {"groups": "2000"}, {"op": "mm", "groups": "2"}):
-        with pytest.raises(CaseError, match="expected 1 to 1024, for grouped products alone"):
+        with pytest.raises(CaseError, match="expected 1 to 1024, and a grouped operation"):
             case.changed(**words)
 
 
-def test_cases_are_of_both_forms_and_of_memory_and_calls_too() -> None:
+def test_cases_have_both_forms_and_include_memory_and_calls() -> None:
     cases = some_cases()
     assert {case.op for case in cases} == set(GROUPED)
     assert {case.groups for case in cases} == {"", "1", "7", "33"}
@@ -91,7 +91,7 @@ def test_wrong_products_are_found(form: str, name: str) -> None:
     assert any(judge(wrong, case, CPU).verdict is Verdict.FAILED for case in cases)
 
 
-def test_offsets_that_are_kept_are_found() -> None:
+def test_cached_offsets_are_found() -> None:
     def stale() -> FunctionSubject:
         kept: list[int] = []
 
@@ -108,7 +108,7 @@ def test_offsets_that_are_kept_are_found() -> None:
     assert judged == {Verdict.FAILED}
 
 
-def test_ours_and_torchs_pass_and_are_found_by_name() -> None:
+def test_our_operation_and_torchs_pass_and_are_found_by_name() -> None:
     ours = NamespaceSubject("ours", gemmtune, Traits(ops=("grouped_mm",), dtypes=("float32",), out=True))
     theirs = FunctionSubject("torch", torch.nn.functional.grouped_mm, Traits(ops=GROUPED, dtypes=("float32",)))
     cases = [case for case in some_cases()[::4] if case.op == "grouped_mm" and case.a == case.b == "row"]
@@ -118,7 +118,7 @@ def test_ours_and_torchs_pass_and_are_found_by_name() -> None:
     assert {judge(theirs, case, CPU).verdict for case in aligned} == {Verdict.PASSED}
 
 
-def test_a_declared_one_is_offered_for_grouped_problems() -> None:
+def test_a_declared_gemm_is_offered_for_grouped_problems() -> None:
     problem = Problem.grouped_mm(16, 32, 32, dtype=torch.float32, device_type="cpu")
     assert why_not(TRAITS, problem, preset("portable")) is None
     assert "ops declares grouped_k_mm" in str(why_not(TRAITS.changed({"ops": ["grouped_k_mm"]}), problem, preset("portable")))

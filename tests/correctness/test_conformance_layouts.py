@@ -1,4 +1,4 @@
-"""Strides, addresses and batches of a and b: the properties, on right and on broken GEMMs."""
+"""Properties of strides, addresses and batches of a and b, on right and on broken GEMMs."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_a_plain_function_conforms(name: str) -> None:
     assert_conforms(name, subject_of(lambda a, b: a @ b), every=2)
 
 
-def test_every_kind_of_strides_is_there_for_a_and_for_b_at_level_full() -> None:
+def test_level_full_has_every_kind_of_strides_for_a_and_for_b() -> None:
     cases = cases_of("layouts", torch_subject(), Level.FULL)
     for operand in ("a", "b"):
         kinds = frozenset[str]().union(*(OperandLayout.parse(getattr(case, operand)).kinds for case in cases))
@@ -48,14 +48,14 @@ def test_every_kind_of_strides_is_there_for_a_and_for_b_at_level_full() -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "int8"])
-def test_every_misalignment_below_16_bytes_is_there(dtype: str) -> None:
+def test_every_misalignment_below_16_bytes_occurs(dtype: str) -> None:
     op = "int_mm" if dtype == "int8" else "mm"
     subject = subject_of(torch.matmul, ops=(op,), dtypes=(dtype,))
     offsets = {OperandLayout.parse(case.a).offset for case in cases_of("alignment", subject, Level.FULL)}
     assert offsets == set(range(16 // {"float32": 4, "float16": 2, "int8": 1}[dtype]))
 
 
-def test_strides_that_are_not_declared_are_left_out() -> None:
+def test_undeclared_strides_are_left_out() -> None:
     subject = subject_of(torch.matmul, layouts=("row", "col"))
     assert {case.a for case in cases_of("layouts", subject, Level.FULL)} == {"row", "col"}
     with pytest.raises(AssertionError, match="neither bmm nor baddbmm is tested"):
@@ -96,7 +96,7 @@ def test_broken_reading(name: str, function: Product, case: str) -> None:
 
 
 def remembered_strides() -> Product:
-    """The first call of a shape decides on the strides of all later ones."""
+    """Return a product that uses the strides of a shape's first call for all later ones."""
     plans: dict[Any, tuple[tuple[int, ...], tuple[int, ...]]] = {}
 
     def product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
@@ -116,11 +116,11 @@ def remembered_dtype() -> Product:
     return product
 
 
-def test_a_choice_kept_for_other_strides_is_found() -> None:
+def test_a_choice_cached_for_other_strides_is_found() -> None:
     assert_found("relayout: call 2 of 5, float32 a ", "relayout", subject_of(remembered_strides(), dtypes=("float32",)))
 
 
-def test_a_choice_kept_for_another_dtype_is_found() -> None:
+def test_a_choice_cached_for_another_dtype_is_found() -> None:
     subject = subject_of(remembered_dtype(), dtypes=("float32", "float64"))
     case = Case(property_name="relayout", m=64, n=64, k=64, a="col", b="col", variant="float64", seed=3)
     assert judge(subject, case, CPU).verdict is Verdict.FAILED
@@ -140,5 +140,5 @@ def test_broken_batches(function: Product) -> None:
     assert_found("batch: P5 cancellation: out[", "batch", subject_of(function, ops=("bmm",)))
 
 
-def test_a_batch_of_more_blocks_than_a_grid_has_is_there_at_level_full() -> None:
+def test_level_full_has_a_batch_of_more_blocks_than_a_grid_has() -> None:
     assert any(case.batch > 65535 for case in cases_of("batch", torch_subject(), Level.FULL))

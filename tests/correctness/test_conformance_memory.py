@@ -1,4 +1,4 @@
-"""What a GEMM writes, where, and whose memory its result is: the properties on memory, on right and on broken GEMMs."""
+"""Properties of memory, on right and on broken GEMMs: what they write, where, and which memory the result has."""
 
 from __future__ import annotations
 
@@ -84,13 +84,13 @@ def test_unwritten_rows_are_found_without_out() -> None:
 
 
 def right_where_it_was_right(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
-    """Leaves the last element, as if what an earlier run has left there would do."""
+    """Write all but the last element, which may keep a right value of an earlier run."""
     value = a @ b
     out.copy_(torch.cat([value.flatten()[:-1], out.flatten()[-1:]]).reshape(out.shape))
     return out
 
 
-def test_an_element_that_keeps_what_it_had_is_found() -> None:
+def test_an_element_that_keeps_its_old_value_is_found() -> None:
     assert_found("was not written", "unwritten", subject_of(right_where_it_was_right, **OUT))
 
 
@@ -159,7 +159,7 @@ def remembered_by_address() -> Product:
     return product
 
 
-def test_a_buffer_that_is_returned_again_is_found() -> None:
+def test_a_buffer_returned_again_is_found() -> None:
     text = (
         "result: the result lies in the memory of the earlier result, which is still in use "
         "[a buffer of an earlier call is returned again]"
@@ -171,7 +171,7 @@ def test_a_call_that_changes_an_earlier_result_is_found() -> None:
     assert_found("the call changed the result of an earlier call", "result", subject_of(changing_its_last_result()))
 
 
-def test_operands_remembered_by_their_address_are_found() -> None:
+def test_operands_cached_by_address_are_found() -> None:
     text = "fresh-pointers: call 2 of 6, operands overwritten: P5 cancellation: out["
     assert_found(text, "fresh-pointers", subject_of(remembered_by_address()))
 
@@ -184,20 +184,20 @@ def test_the_guard_band_has_room_for_the_largest_tile(layout: Layout) -> None:
 
 
 SIDES, SCRATCH = (32, 100, 256, 500, 1024, 2048), (0, 1, 2)
-"""Of results, and how many allocations of about that size come before."""
+"""Sides of results, and numbers of allocations of about that size before them."""
 MOST_MISSED = 2
 
 
 @pytest.fixture(scope="module")
 def landed() -> dict[tuple[int, int], float]:
-    """``_landed`` for all sides and scratches, in a process of its own: its heap is not cut up by the tests before."""
+    """Return ``_landed`` for all sides and scratches, from a separate process whose heap no earlier test has fragmented."""
     with process() as other:
         found: dict[tuple[int, int], float] = other(_landed_all)
     return found
 
 
 def test_results_land_in_poison(landed: dict[tuple[int, int], float]) -> None:
-    """Nearly always: neither the C library nor torch promises it, and heaps differ from process to process."""
+    """Check that nearly all results do. Neither the C library nor torch promises it, and heaps differ between processes."""
     missed = {case: share for case, share in landed.items() if share <= 0.5}
     assert len(missed) <= MOST_MISSED, missed
 
@@ -207,7 +207,7 @@ def _landed_all() -> dict[tuple[int, int], float]:
 
 
 def _landed(side: int, scratch: int) -> float:
-    """The median share of a result's elements that are poisoned."""
+    """Return the median share of poisoned elements of a result."""
     layout, payload = Layout.contiguous((side, side), torch.float32), POISONS[torch.float32][0]
     shares: list[float] = []
     with one_thread():
@@ -220,7 +220,7 @@ def _landed(side: int, scratch: int) -> float:
     return statistics.median(shares)
 
 
-def test_no_memory_is_poisoned_for_empty_and_for_huge_results() -> None:
+def test_no_memory_is_poisoned_for_empty_and_huge_results() -> None:
     for size in ((0, 5), (2**16, 2**16)):
         assert poison_free_memory(Layout.contiguous(size, torch.float32), CPU, POISONS[torch.float32][0]) is None
 

@@ -1,4 +1,4 @@
-"""The suite's own test: every mutant is rejected, by the property that is there for it and with the right diagnosis."""
+"""Tests of the suite itself: every mutant is rejected, by the property meant for it and with the right diagnosis."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from gemmtune.conformance.properties.table import property_named
 from gemmtune.conformance.runs.isolation import InProcessRunner, IsolatedRunner, Runner
 
 LEAST_DIAGNOSED = 14
-"""Of the kinds."""
+"""Minimum number of kinds with a diagnosis."""
 SIZE = 64
 IN_TORCH = [mutant for mutant in MUTANTS if "triton" not in mutant.target]
 ALWAYS_WRONG = (
@@ -29,15 +29,15 @@ ALWAYS_WRONG = (
     "reading:last_row_clamped",
     "two_products:second_product_left_out",
 )
-"""Or on one call in four."""
+"""Mutants that are wrong always, or in one call of four."""
 HEAVY = "sums:last_term_dropped_past_8191"
-"""Its diagnosis comes with the seventh of its long sums: in some commits."""
+"""Mutant whose diagnosis needs the seventh long sum, which only some commits test."""
 TRIED = [mutant for mutant in MUTANTS if mutant.target != HEAVY or takes("a bug of long sums")]
 
 
 @pytest.fixture
 def runner(mutant: Mutant) -> Iterator[Runner]:
-    """In this process where the mutant cannot harm it."""
+    """Yield a runner, in this process if the mutant cannot harm it."""
     made: Runner = IsolatedRunner(mutant.spec, "cuda") if mutant.cuda else InProcessRunner(mutant.spec, "cpu")
     yield made
     made.close()
@@ -73,7 +73,7 @@ def gemm_of(mutant: Mutant) -> Gemm:
 
 
 def called(gemm: Gemm, op: str, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """``op`` of small integers, with no scalars and nothing added."""
+    """Return the result of ``op`` for small integers, without scalars and added operand."""
     x, y, zero, one = a.float(), b.float(), torch.zeros(SIZE), torch.ones(())
     calls = {
         "mm": lambda: gemm.mm(x, y),
@@ -92,8 +92,8 @@ def called(gemm: Gemm, op: str, a: torch.Tensor, b: torch.Tensor) -> torch.Tenso
 
 
 @pytest.mark.parametrize("mutant", IN_TORCH, ids=lambda mutant: mutant.name)
-def test_mutant_is_right_where_its_bug_does_not_show(mutant: Mutant) -> None:
-    """Else it would be rejected for another reason: whole tiles, plain strides, no scalars, small numbers of one sign."""
+def test_mutant_is_right_for_simple_cases(mutant: Mutant) -> None:
+    """Check whole tiles, plain strides, no scalars and small positive numbers. A mutant wrong there has a second bug."""
     generator = torch.Generator().manual_seed(3)
     a, b = (torch.randint(0, 3, (SIZE, SIZE), generator=generator) for _ in "ab")
     gemm = gemm_of(mutant)
@@ -101,8 +101,8 @@ def test_mutant_is_right_where_its_bug_does_not_show(mutant: Mutant) -> None:
     assert bool(wrong) == (mutant.name in ALWAYS_WRONG)
 
 
-def test_the_table_in_the_document_has_each_mutant_with_what_the_tests_find() -> None:
-    """Rows of mutants that need a GPU are empty until they are made on one."""
+def test_the_documented_table_of_mutants_matches_the_tests() -> None:
+    """Compare the rows with the table. Rows of mutants for a GPU are empty until they are made on one."""
     text = (Path(__file__).parents[2] / "docs" / "conformance.md").read_text()
     body = text.split("<!-- mutants:")[1].split("<!-- end of mutants -->")[0]
     lines = [line for line in body.splitlines() if line.startswith("| `")]

@@ -1,4 +1,4 @@
-"""What the suite calls a failure, and into how many kinds it sorts those of one bug."""
+"""Names of failures, and the number of kinds into which the failures of one bug are grouped."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MOST_KINDS = 6
 
 
 class NotImplementedByLibrary(Exception):
-    """As onnxruntime has one of its own."""
+    """Own error of a library, as onnxruntime has one."""
 
 
 @pytest.mark.parametrize("error", [KeyError("bfloat16"), NotImplementedByLibrary("no kernel"), IndexError("3"), RuntimeError("no")])
@@ -36,14 +36,14 @@ def test_any_error_refuses_what_is_undeclared_and_fails_what_is_declared(error: 
     assert type(error).__name__ in declared.reason
 
 
-def test_a_result_of_the_wrong_dtype_is_that_and_nothing_else() -> None:
+def test_a_result_of_the_wrong_dtype_has_only_that_diagnosis() -> None:
     subject = subject_of(lambda a, b: a.float() @ b.float(), dtypes=("bfloat16",))
     outcome = judged(subject, "bound:mm-bf16-8x9x10")
     assert [(failure.property_name, failure.diagnosis) for failure in outcome.failures] == [("result", WRONG_DTYPE)]
     assert "returned float32[8, 9] on cpu, expected bfloat16[8, 9] on cpu" in outcome.failures[0].message
 
 
-def test_a_call_that_is_right_when_made_again_is_named() -> None:
+def test_a_call_that_is_right_when_repeated_is_named() -> None:
     calls: list[int] = []
 
     def every_other(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
@@ -56,8 +56,8 @@ def test_a_call_that_is_right_when_made_again_is_named() -> None:
     assert set(names[1:]) == {DIFFERS}
 
 
-def test_a_dropped_row_is_no_dropped_block_of_k() -> None:
-    """One-hot rows: that all of a row is gone may be said of its K as well as of the row, and is said of the row."""
+def test_a_dropped_row_is_not_named_a_dropped_block_of_k() -> None:
+    """Check one-hot rows: a missing row could be explained by its K as well as by the row, and the row is named."""
 
     def last_row_dropped(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         result = (a.to(accumulator_dtype(a.dtype)) @ b.to(accumulator_dtype(a.dtype))).to(a.dtype)
@@ -92,7 +92,7 @@ def summary_of(target: str) -> Summary:
         "names",
     ),
 )
-def test_one_bug_has_few_names_and_few_of_its_cases_are_examined(target: str, looks_like: str) -> None:
+def test_one_bug_has_few_names_and_few_examined_cases(target: str, looks_like: str) -> None:
     summary = summary_of(target)
     kinds = {kind_of(group.looks_like): group.cases for group in summary.groups}
     assert next(iter(kinds)) == looks_like, kinds
@@ -111,7 +111,7 @@ def test_one_bug_has_few_names_and_few_of_its_cases_are_examined(target: str, lo
     ("float16 partial sums of 4 K splits", "float16 partial sums of # K splits"),
     ("b @ a in place of a @ b", "b @ a in place of a @ b"),
 ])  # fmt: skip
-def test_a_kind_has_no_places_and_sizes(text: str, kind: str) -> None:
+def test_a_kind_omits_places_and_sizes(text: str, kind: str) -> None:
     assert kind_of(text) == kind
 
 

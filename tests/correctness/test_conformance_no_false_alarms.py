@@ -1,4 +1,4 @@
-"""The suite's own test, the other half: right GEMMs that are unlike most pass everything that they declare."""
+"""Tests of the suite itself: right but unusual GEMMs pass everything that they declare."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from gemmtune.conformance.properties.table import PROPERTIES
 from gemmtune.conformance.runs.isolation import InProcessRunner
 
 SEEDS, PARTS = 200, 8
-"""An eighth of the seeds for each commit."""
+"""Number of seeds, and of parts. Each commit takes one part."""
 MOST_WORK = 2**17
-"""Multiplications of a case: small ones, so that there can be many."""
+"""Maximum multiplications of a case. Small cases allow many."""
 REPEATING = ("repeatability", "determinism", "threads")
-"""Properties whose cases call the GEMM some dozens of times: one case in so many of the others."""
+"""Properties whose cases call the GEMM dozens of times. Fewer of their cases are tested."""
 EVERY = 40
 
 
 def sampled(cases: Mapping[str, Iterator[Case]], seeds: Sequence[int]) -> list[Case]:
-    """A case for each seed, from one property after the other; only those that have their turn are enumerated to the end."""
+    """Return a case for each seed, alternating between properties. Only the properties reached are enumerated to the end."""
     first = {name: case for name in cases if (case := next(cases[name], None))}
     common = [name for name in first if name not in REPEATING]
     rare = [name for name in first if name in REPEATING]
@@ -49,5 +49,5 @@ def test_right_gemm_passes(right: Right) -> None:
     assert not wrong, "\n".join(wrong)
 
 
-def test_right_gemms_have_names_of_their_own() -> None:
+def test_right_gemms_have_distinct_names() -> None:
     assert len({right.target for right in RIGHT}) == len(RIGHT) >= 20

@@ -1,4 +1,4 @@
-"""The suite on the quantized operations: right GEMMs conform in every form, and what a case states is what a GEMM is asked."""
+"""The suite on quantized operations: right GEMMs conform in every form, and a GEMM gets what the case states."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from gemmtune.errors import CaseError, TraitsError
 
 QUANTIZED_ONLY = ALL_OPS.changed({"ops": QUANTIZED})
 NEEDS_OTHERS = ("grade", "overflow")
-"""Properties whose cases are all of the dense operations."""
+"""Properties that have cases of dense operations only."""
 NAMES = [
     p.name for p in PROPERTIES if p.needs(Scope(traits=QUANTIZED_ONLY)) is None and p.name not in NEEDS_OTHERS
 ]  # fmt: skip
@@ -53,7 +53,7 @@ def test_cases_are_allowed_and_have_ids(name: str) -> None:
     assert all(scope.allows(case) and Case.parse(case.id) == case for case in found)
 
 
-def test_the_scales_property_has_every_form_at_full() -> None:
+def test_the_scales_property_has_every_form_at_level_full() -> None:
     found = cases_of("scales", plain(), Level.FULL)
     for op in SCALES_OF:
         forms = forms_of(op, QUANTIZED_ONLY)
@@ -62,7 +62,7 @@ def test_the_scales_property_has_every_form_at_full() -> None:
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 7, 12, 114])
-def test_forms_come_up_once_each_and_near_ones_apart(count: int) -> None:
+def test_each_form_occurs_once_and_neighbours_differ(count: int) -> None:
     places = [form_number(number, count) for number in range(count)]
     assert sorted(places) == list(range(count))
     if count > 6:
@@ -103,13 +103,13 @@ def test_scales_have_the_strides_of_inp() -> None:
         ("bound:mixed_mm-f16-3x4x6-zeros.maybe", "zeros: got 'maybe', expected one of no, yes"),
     ],
 )
-def test_a_case_says_what_is_wrong_with_its_form(case_id: str, text: str) -> None:
+def test_rejects_a_case_with_an_illegal_form(case_id: str, text: str) -> None:
     with pytest.raises(CaseError, match=text):
         Case.parse(case_id)
 
 
 @pytest.mark.parametrize("declared", [{"weights": ("int2",)}, {"scales": ("group_16",)}, {"results": ("float64",)}, {"zeros": 1}])
-def test_a_declaration_that_means_nothing_is_refused(declared: dict[str, Any]) -> None:
+def test_rejects_illegal_declarations(declared: dict[str, Any]) -> None:
     with pytest.raises(TraitsError, match=next(iter(declared))):
         Traits.of(declared)
 
@@ -130,7 +130,7 @@ def test_drawn_cases_state_problems(data: st.DataObject) -> None:
 
 
 def called_with(case_id: str, **declared: Any) -> tuple[dict[str, Any], int]:
-    """The keywords, and the number of other arguments, of the first call of a case."""
+    """Return the keywords and the number of positional arguments of a case's first call."""
     calls: list[tuple[dict[str, Any], int]] = []
 
     def gemm(*args: torch.Tensor, **keywords: Any) -> torch.Tensor:
@@ -142,7 +142,7 @@ def called_with(case_id: str, **declared: Any) -> tuple[dict[str, Any], int]:
     return calls[0]
 
 
-def test_a_gemm_is_given_what_the_case_has() -> None:
+def test_a_gemm_gets_the_arguments_of_the_case() -> None:
     keywords, count = called_with("bound:mixed_mm-f16-4x6x8-scales.group_32-weights.uint4-zeros.yes")
     assert (sorted(keywords), keywords["encoding"], count) == (["encoding", "scale_b", "zero_b"], "uint4", 2)
     assert called_with("bound:mixed_mm-f16-4x6x8-scales.none") == ({}, 2)
@@ -161,14 +161,14 @@ def test_claims_allow_weights_to_be_rounded_to_the_dtype_of_a() -> None:
     assert (factor.accumulate, factor.epilogue_input) == (torch.int32, torch.float32)
 
 
-def test_fast_accumulation_is_asked_where_it_is_declared() -> None:
+def test_fast_accumulation_is_requested_if_declared() -> None:
     case = Case.parse("bound:scaled_mm-e4m3-4x6x8")
     for declared in (False, True):
         subject = plain(SCALED.changed({"fast_accum": declared}))
         assert Bench(subject, case, CPU).problem.fast_accum is declared
 
 
-def test_a_wrong_factor_is_told_with_what_is_allowed() -> None:
+def test_a_wrong_factor_is_reported_with_the_tolerance() -> None:
     def gemm(a: torch.Tensor, b: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
         return ((a.double() @ b.double()) * scale * 1.01).float()
 
@@ -183,6 +183,6 @@ def test_a_wrong_factor_is_told_with_what_is_allowed() -> None:
 
 
 @pytest.mark.parametrize("level", list(Level))
-def test_int_mm_alone_has_no_scales(level: Level) -> None:
+def test_int_mm_has_no_scales(level: Level) -> None:
     scope = Scope(traits=ALL_OPS.changed({"ops": ("int_mm",)}), level=level)
     assert property_named("scales").needs(scope) == "none of int_mm_mul, mixed_mm, scaled_mm is tested"

@@ -1,4 +1,4 @@
-"""Relations between results, and the same call again: the properties, on right and on broken GEMMs."""
+"""Properties that relate results or repeat a call, on right and on broken GEMMs."""
 
 from __future__ import annotations
 
@@ -85,8 +85,8 @@ def in_bfloat16(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     [
         ("permutation", last_row_zero, "permutation: rows of a and columns of b in another order: out["),
         ("permutation", rows_numbered, "permutation: rows of a and columns of b in another order: out["),
-        ("transpose", rows_numbered, "transpose: bᵀ @ aᵀ beside the transposed a @ b: out["),
-        ("transpose", last_row_zero, "transpose: bᵀ @ aᵀ beside the transposed a @ b: out["),
+        ("transpose", rows_numbered, "transpose: bᵀ @ aᵀ compared with the transposed a @ b: out["),
+        ("transpose", last_row_zero, "transpose: bᵀ @ aᵀ compared with the transposed a @ b: out["),
         ("scaling", clamped, "scaling: a times 8: out["),
         ("scaling", clamped, "scaling: b times 4: out["),
         ("k-padding", whole_blocks_only, "k-padding: K padded from 31 to 32 with zeros, before: out["),
@@ -129,7 +129,7 @@ def test_a_race_that_shows_on_some_runs_is_found() -> None:
     assert_found("repeatability: call 19 of 24: P5 cancellation: out[", "repeatability", subject)
 
 
-def test_bits_that_differ_are_found_where_determinism_is_declared() -> None:
+def test_differing_bits_are_found_if_determinism_is_declared() -> None:
     subject = subject_of(in_another_order_at_times(), dtypes=("float32",), deterministic=True)
     cases = [case for case in cases_of("determinism", subject) if case.k <= 96]
     assert "determinism: call 5 of 20: the bits of the first call: out[" in texts(failed(subject, cases[:3], CPU))
@@ -148,7 +148,7 @@ def one_scratch_for_all_threads() -> Product:
     return product
 
 
-def test_memory_that_threads_share_is_found() -> None:
+def test_memory_shared_by_threads_is_found() -> None:
     subject = subject_of(one_scratch_for_all_threads(), dtypes=("float32",), threads=True)
     cases = [case for case in cases_of("threads", subject) if case.variant == ""][:2]
     found = texts(failed(subject, cases))
@@ -164,6 +164,6 @@ def test_memory_that_threads_share_is_found() -> None:
         ("transpose", {"ops": ("addmm",)}, "every tested operation adds something to the product"),
     ],
 )
-def test_what_is_not_declared_is_not_tested(name: str, declared: dict[str, object], reason: str) -> None:
+def test_undeclared_properties_are_not_tested(name: str, declared: dict[str, object], reason: str) -> None:
     with pytest.raises(AssertionError, match=reason):
         cases_of(name, subject_of(torch.matmul, **declared))

@@ -1,4 +1,4 @@
-"""Cases under compute-sanitizer: a made-up one, which runs them on the CPU or makes up what it found; on a GPU the real one."""
+"""Cases under compute-sanitizer: a fake one, which runs them on the CPU or invents findings, and the real one on a GPU."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ Install = Callable[[str], None]
 
 @pytest.fixture
 def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install]:
-    """Puts a compute-sanitizer of that behaviour on PATH."""
+    """Yield a function that puts a fake compute-sanitizer with the given behaviour on PATH."""
 
     def put(behaviour: str) -> None:
         (tmp_path / "behaviour").write_text(behaviour)
@@ -74,7 +74,7 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install
     sanitizing._program.cache_clear()
 
 
-def test_nothing_found(install: Install) -> None:
+def test_a_clean_run_has_no_findings(install: Install) -> None:
     install("fine")
     report = sanitize(SPEC, CASES[:1], "cuda", tools=("memcheck", "racecheck"))
     assert report.findings == ()
@@ -83,7 +83,7 @@ def test_nothing_found(install: Install) -> None:
     assert "0 findings" in report.text()
 
 
-def test_a_finding_is_that_of_the_case_that_shows_it(install: Install) -> None:
+def test_a_finding_is_attributed_to_its_case(install: Install) -> None:
     install(ERROR)
     report = sanitize(SPEC, CASES, "cuda:0", tools=("memcheck",))
     (finding,) = report.findings
@@ -110,7 +110,7 @@ def test_a_gemm_that_cannot_be_loaded(install: Install) -> None:
 
 def test_a_run_that_does_not_end(install: Install) -> None:
     install("fine")
-    with pytest.raises(UnavailableError, match=r"no end after 0\.05 s; give fewer cases or tools"):
+    with pytest.raises(UnavailableError, match=r"no end after 0\.05 s, expected one; run fewer cases or tools"):
         sanitize(SPEC, CASES, "cuda", tools=("memcheck",), timeout_s=0.05)
 
 
@@ -160,7 +160,7 @@ def test_one_case_says_what_is_wrong(arguments: list[str], text: str, capsys: py
 
 @pytest.mark.gpu
 @pytest.mark.slow
-def test_torch_is_clean_under_the_real_one() -> None:
+def test_torch_is_clean_under_the_real_sanitizer() -> None:
     cases = few_cases(Scope(traits=torch_subject().traits, device_type="cuda"))[:4]
     try:
         report = sanitize(SPEC, cases, "cuda", tools=("memcheck",))

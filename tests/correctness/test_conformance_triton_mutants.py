@@ -1,4 +1,4 @@
-"""The mutants' Triton kernel, without a GPU: what each fault does in Triton's interpreter, and that all compile for SM90."""
+"""The mutants' Triton kernel without a GPU: the effect of each fault in Triton's interpreter, and compilation for SM90."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ POINTERS = {"float32": "*fp32", "float16": "*fp16", "bfloat16": "*bf16"}
 
 @pytest.fixture(scope="module")
 def spoiled(interpreted: Run) -> dict[str, dict[str, int]]:
-    """What each kernel gets wrong in Triton's interpreter."""
+    """Return the errors of each kernel in Triton's interpreter."""
     return interpreted(triton_mutant_jobs.spoiled)
 
 
@@ -50,7 +50,7 @@ def test_a_kernel_whose_fault_needs_a_gpu_is_right(name: str, spoiled: dict[str,
         ("k_tail_unmasked", M * N, 0, True),
     ],
 )
-def test_a_fault_spoils_as_many_elements_as_it_should(
+def test_a_fault_spoils_the_expected_number_of_elements(
     name: str, wrong: int, beside: int, outside: bool, spoiled: dict[str, dict[str, int]]
 ) -> None:
     assert spoiled[name] == {"wrong": wrong, "beside": beside, "outside": outside}
@@ -75,7 +75,7 @@ def test_compiles_for_sm90(name: str) -> None:
 
 
 @pytest.mark.parametrize(("name", "bits"), [("right", "i64"), ("offsets_of_32_bits", "i32")])
-def test_offsets_are_64_bits_wide_but_in_the_mutant(name: str, bits: str) -> None:
+def test_offsets_have_64_bits_except_in_the_mutant(name: str, bits: str) -> None:
     code = compiled(getattr(triton_kernels, name), "float16").asm["ttir"]
     products = re.findall(r"arith\.muli .* : tensor<\d+x\d+x(i\d+)>", code)
     assert set(products) == {bits}

@@ -1,4 +1,4 @@
-"""The properties of values: what is right passes each of them, and each finds what it is there for."""
+"""Properties of values: right GEMMs pass each of them, and each finds its bug."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 import torch
 from broken_kernels import backwards, narrowed, one_by_one, pairwise, rounding_blocks, shuffled, split_k
 from conformance_gemms import assert_conforms, assert_found, cases_of, subject_of, torch_subject
-from made_subjects import EVERYTHING, Product, finished, judged, made
+from made_subjects import EVERYTHING, Product, apply_epilogue, judged, made
 from rotation import rotated
 
 from gemmtune.conformance.bench.outcome import Outcome, Verdict
@@ -31,7 +31,7 @@ PROPERTIES: tuple[Property, ...] = (
 NAMES = tuple(judging.name for judging in PROPERTIES)
 ALL = Traits.of(EVERYTHING)
 FAULTS_OF_TORCH = ("alpha-beta", "subnormal")
-"""Properties that torch does not have on every CPU, see below."""
+"""Properties that torch fails on some CPUs, see below."""
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -44,14 +44,14 @@ def test_torch_conforms(name: str) -> None:
     assert_conforms(name, torch_subject(ops=("mm", "addmm", "bmm", "baddbmm")))
 
 
-def test_torch_conforms_in_alpha_and_beta_but_for_bfloat16_with_alpha_0() -> None:
-    """``torch.baddbmm`` of bfloat16 matrices above some size forgets beta where alpha is 0."""
+def test_torch_conforms_in_alpha_and_beta_except_bfloat16_with_alpha_0() -> None:
+    """Check torch. ``torch.baddbmm`` of bfloat16 matrices above some size ignores beta if alpha is 0."""
     assert_conforms("alpha-beta", torch_subject(ops=("addmm", "baddbmm"), dtypes=("float32", "float16", "float64")))
     assert_conforms("alpha-beta", torch_subject(ops=("addmm",), dtypes=("bfloat16",)))
 
 
-def test_torch_conforms_in_subnormal_numbers_but_for_bfloat16() -> None:
-    """The dot-product instructions of AVX512-BF16 and AMX read subnormal numbers as 0."""
+def test_torch_conforms_in_subnormal_numbers_except_bfloat16() -> None:
+    """Check torch. The dot-product instructions of AVX512-BF16 and AMX read subnormal numbers as 0."""
     dtypes = ("float32", "float64")
     assert_conforms("subnormal", torch_subject(ops=("mm", "addmm", "bmm"), dtypes=dtypes, flush_subnormals=False))
 
@@ -74,7 +74,7 @@ def test_any_order_of_summation_conforms(product: Product, name: str) -> None:
     assert_conforms(name, made(product, ops=("mm", "addmm"), dtypes=("float32", "bfloat16")), every=3)
 
 
-def test_what_is_declared_narrow_is_held_to_that_and_not_graded() -> None:
+def test_declared_narrow_arithmetic_is_held_to_its_bound_and_not_graded() -> None:
     narrow = made(rounding_blocks(torch.float16), ops=("mm",), dtypes=("float16",), accumulate={"float16": "float16"})
     assert_conforms("bound", narrow)
     assert_conforms("cancellation", narrow)
@@ -87,8 +87,8 @@ def test_what_is_declared_narrow_is_held_to_that_and_not_graded() -> None:
 
 
 def spoiled(change: object) -> Subject:
-    """The right result with ``change`` made to it before it is rounded."""
-    return made(finish=lambda p, c, alpha, beta: change(finished(p, c, alpha, beta)))  # type: ignore[operator]
+    """Return a right GEMM whose result goes through ``change`` before it is rounded."""
+    return made(epilogue=lambda p, c, alpha, beta: change(apply_epilogue(p, c, alpha, beta)))  # type: ignore[operator]
 
 
 def clear_corner(result: torch.Tensor) -> torch.Tensor:
@@ -122,11 +122,14 @@ BROKEN: dict[str, tuple[str, Subject]] = {
     "edges": ("last K block of 1", made(only_aligned, ops=("mm",))),
     "empty": ("raised for what it declares: ValueError: no rows", made(refuses_empty, ops=("mm",))),
     "k-zero": ("k-zero: integers", spoiled(lambda r: r + 1)),
-    "alpha-beta": ("alpha dropped", made(finish=lambda p, c, alpha, beta: finished(p, c, 1, beta))),
-    "bias": ("the bias on the wrong axis", made(finish=lambda p, c, alpha, beta: finished(p, turned(c, p), alpha, beta))),
+    "alpha-beta": ("alpha dropped", made(epilogue=lambda p, c, alpha, beta: apply_epilogue(p, c, 1, beta))),
+    "bias": (
+        "the bias on the wrong axis",
+        made(epilogue=lambda p, c, alpha, beta: apply_epilogue(p, moved(c, p), alpha, beta)),
+    ),
     "nan": ("NaN swallowed", spoiled(lambda r: r.nan_to_num(0, torch.inf, -torch.inf))),
     "infinity": ("infinities in a", spoiled(lambda r: r.clamp(-1000, 1000))),
-    "beta-zero": ("C is read although beta is 0", made(finish=lambda p, c, a, b: p * a if c is None else p * a + c * b)),
+    "beta-zero": ("C is read although beta is 0", made(epilogue=lambda p, c, a, b: p * a if c is None else p * a + c * b)),
     "zeros": ("zeros: ", spoiled(lambda r: r.nan_to_num(0, torch.inf, -torch.inf))),
     "long": ("long: ", made(without_later_terms, ops=("mm",), dtypes=("float32",))),
     "overflow": ("overflow: out", spoiled(lambda r: r.clamp(-60000, 60000))),
@@ -134,7 +137,7 @@ BROKEN: dict[str, tuple[str, Subject]] = {
 }
 
 
-def turned(c: torch.Tensor | None, product: torch.Tensor) -> torch.Tensor | None:
+def moved(c: torch.Tensor | None, product: torch.Tensor) -> torch.Tensor | None:
     square = c is not None and c.dim() == 1 and product.shape[-1] == product.shape[-2]
     return c.unsqueeze(-1) if square and c is not None else c
 
@@ -145,7 +148,7 @@ def test_a_broken_gemm_is_found(name: str) -> None:
     assert_found(text, name, subject)
 
 
-def test_a_wrong_corner_is_told_with_place_and_count() -> None:
+def test_a_wrong_corner_is_reported_with_place_and_count() -> None:
     outcome = judged(spoiled(clear_corner), "cancellation:mm-f32-64x48x33")
     failure = outcome.failures[0]
     assert failure.message.startswith("P5 cancellation: out[63, 47] = 1000, expected ")
@@ -153,7 +156,7 @@ def test_a_wrong_corner_is_told_with_place_and_count() -> None:
     assert (failure.index, failure.got, failure.bad_elements, failure.diagnosis) == ((63, 47), 1000.0, 1, "")
 
 
-def test_the_grade_and_the_error_over_the_bound_are_told() -> None:
+def test_the_grade_and_the_error_over_the_bound_are_reported() -> None:
     outcome = judged(made(), "grade:mm-bf16-64x96x256")
     assert outcome.grade == pytest.approx(1.0, abs=0.01)
     assert outcome.error_over_bound is not None
@@ -179,7 +182,7 @@ def test_levels_keep_to_their_budget(level: Level, most: int) -> None:
     assert most / 2 < sum(len(cases_of(name, dense, level)) for name in NAMES) <= most
 
 
-def test_few_operations_and_dtypes_get_as_many_cases() -> None:
+def test_few_operations_and_dtypes_get_equally_many_cases() -> None:
     one = made(ops=("mm",), dtypes=("float32",))
     assert len(cases_of("bound", one)) == 96
     assert len(cases_of("bound", made())) >= 90
@@ -215,7 +218,7 @@ def test_covering_has_every_combination_once_and_each_value_early() -> None:
         assert {indices[axis] for indices in list(covering(*lengths))[:7]} == set(range(length))
 
 
-def test_a_sample_goes_on_where_the_operation_before_has_stopped() -> None:
+def test_a_sample_continues_where_the_previous_operation_stopped() -> None:
     sample = Sample(budget=(4, 4, 4), shapes=((1, 1, 1), (2, 2, 2), (3, 3, 3), (4, 4, 4)))
     scope = Scope(traits=Traits(ops=("mm", "bmm"), dtypes=("float32", "float16"), layouts=("row",)))
     assert [(case.op, case.dtype, case.m) for case in sample("bound", scope)] == [
@@ -223,7 +226,7 @@ def test_a_sample_goes_on_where_the_operation_before_has_stopped() -> None:
     ]  # fmt: skip
 
 
-def test_sizes_keep_to_what_is_declared() -> None:
+def test_sizes_respect_the_declarations() -> None:
     subject = made(ops=("mm",), multiples=(16, 8, 32), least=(16, 8, 64))
     for name in ("integers", "bound", "edges", "nan", "overflow", "grade"):
         for case in cases_of(name, subject):
@@ -231,7 +234,7 @@ def test_sizes_keep_to_what_is_declared() -> None:
             assert case.k >= 64
 
 
-def test_what_is_not_declared_is_not_tested_and_says_why() -> None:
+def test_undeclared_operations_are_not_tested_and_have_a_reason() -> None:
     needs = {judging.name: judging.needs for judging in PROPERTIES}
     mm = Scope(traits=Traits(ops=("mm",), least=(1, 1, 1)))
     assert needs["bias"](mm) == "neither addmm nor baddbmm is tested"
@@ -255,7 +258,7 @@ def test_an_undeclared_size_of_0_may_be_refused() -> None:
 
 
 @pytest.mark.parametrize("a", ["cols0", "window"])
-def test_probes_fall_back_on_integers_where_strides_do_not_let_elements_be_chosen(a: str) -> None:
+def test_probes_fall_back_to_integers_if_strides_fix_elements(a: str) -> None:
     for name in ("one-hot-a", "width", "cancellation"):
         case_id = f"{name}:mm-f32-33x40x65-a.{a}"
         assert judged(made(), case_id).verdict is Verdict.PASSED

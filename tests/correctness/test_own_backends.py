@@ -1,6 +1,6 @@
 """Every backend of ours through the conformance suite: op × dtype × strides × scalars, each property at level smoke.
 
-One test for each backend and property; the cases of a property run one after the other, and a failure names those that failed.
+There is one test for each backend and property. It runs the property's cases one after the other, and a failure names the bad ones.
 """
 
 from __future__ import annotations
@@ -31,24 +31,24 @@ from gemmtune.problem import Problem
 ON_GPU = ("aten", "cublaslt")
 COMPILED_ON_GPU = ("triton",)
 EVERY_ON_GPU = 3
-"""A third of the cases for one commit, the next third for the next."""
+"""Number of parts of the cases. Each commit takes one."""
 EVERY_COMPILED = 4
-"""Nearly each of its cases is a kernel of its own to be compiled: a quarter for each commit, …"""
+"""Number of parts for compiled backends, where nearly each case compiles a kernel. Each commit takes one."""
 PARTS_COMPILED = 2
-"""… in so many tests for each property, which are in several processes."""
+"""Number of tests for each property of a compiled backend. They run in several processes."""
 NAMES = [p.name for p in PROPERTIES if p.name not in WITHOUT_PRODUCTS]
 KNOWN = {
     ("aten", "cpu"): ("*:baddbmm-bf16-*alpha.zero*", *(("infinity:*-bf16-*",) if makes_nan_of_infinity() else ())),
     ("aten", "cuda"): ("alpha-beta:baddbmm-f16-*variant.large*",),
 }
-"""Cases that torch itself gets wrong, here or everywhere, see docs/conformance.md; verification leaves such a choice out of every
+"""Cases that torch itself gets wrong, here or everywhere (see docs/conformance.md). Verification leaves such a choice out of every
 pick."""
 FORWARD = ("sm75", "sm80")
 """Older architectures, whose kernels run on a newer GPU as PTX that the driver translates."""
 EVERY_FORWARD = 7
-"""Each of its cases is a kernel of its own to be compiled, and translated."""
+"""Number of parts for older architectures, where each case compiles and translates a kernel. Each commit takes one."""
 EVERY = 64
-"""On a CPU each sixty-fourth case, other ones for each property and commit; `gemmtune conformance own:cpp` runs all."""
+"""Number of parts on a CPU. They differ between properties and commits. `gemmtune conformance own:cpp` runs all."""
 
 
 @functools.cache
@@ -71,7 +71,7 @@ def check(backend: str, name: str, device: str, every: int = 1, part: int = 0, p
     cases = rotated(everything, every, name)
     run = runner(backend, device).run
     outcomes = [run(case) for case in cases[part::parts] or cases[:1]]
-    for case in everything:  # where the backend refuses all of this part, up to the first that it takes
+    for case in everything:  # if the backend refuses this whole part, up to the first case that it accepts
         if any(outcome.verdict is not Verdict.REFUSED for outcome in outcomes):
             break
         outcomes.append(run(case))
@@ -80,7 +80,7 @@ def check(backend: str, name: str, device: str, every: int = 1, part: int = 0, p
 
 
 def properties_of(backends: Iterable[str]) -> list[tuple[str, str]]:
-    """Each backend with each property that it has something for."""
+    """Return each backend with each of its tested properties."""
     return [(backend, name) for backend in backends for name in NAMES if name not in WITHOUT_ANYTHING.get(backend, ())]
 
 
@@ -102,7 +102,7 @@ def test_backend_conforms_on_the_cpu(backend: str, name: str) -> None:
 
 @pytest.mark.parametrize(("backend", "op"), [(backend, op) for backend, ops in OPERATIONS.items() for op in ops])
 def test_each_operation_conforms_on_the_cpu(backend: str, op: str) -> None:
-    """The sample of a property may lack an operation, so each has a case of its own."""
+    """Check one case of each operation, since the sample of a property may lack it."""
     check(backend, "group-ends" if op in GROUPED else "integers", "cpu", EVERY, op=op)
 
 
@@ -124,7 +124,7 @@ def test_compiled_backend_conforms_on_a_gpu(backend: str, name: str, part: int) 
 
 
 @pytest.mark.parametrize("arch", FORWARD)
-def test_kernels_for_an_older_architecture_are_its_own(arch: str) -> None:
+def test_subjects_for_an_older_architecture_use_its_kernels(arch: str) -> None:
     subject = getattr(own, f"triton_{arch}")
     choice = subject.choice(Problem.mm(64, 64, 64, dtype=torch.float16, device_type="cuda"))
     assert choice.arch == arch
@@ -141,15 +141,15 @@ def test_kernels_for_an_older_architecture_are_its_own(arch: str) -> None:
         ("cutlass", "sm90", {"mm_plus_mm", "grouped_k_mm"}),
         ("cuda", "sm90", {"mm_plus_mm", "int_mm", "int_mm_mul", "scaled_mm"}),
         ("ck", "gfx942", {"mm_plus_mm", "int_mm", "int_mm_mul", "mixed_mm", *GROUPED}),
-        ("cuda", "sm80", set()),  # it has nothing there, and says so in each call
+        ("cuda", "sm80", set()),  # it has nothing for sm80, and each call gives the reason
     ],
 )
-def test_a_backend_declares_the_operations_that_it_has(backend: str, arch: str | None, lacks: set[str]) -> None:
+def test_a_backend_declares_its_operations(backend: str, arch: str | None, lacks: set[str]) -> None:
     traits = own.BackendSubject(backend, own.cpp.traits if arch is None and backend == "cpp" else own.EVERYTHING, arch).traits
     assert set(OPS) - set(traits.ops or ()) == lacks
 
 
-def test_a_backend_promises_equal_bits_only_where_the_settings_do() -> None:
+def test_a_backend_declares_equal_bits_only_if_the_settings_do() -> None:
     promised = own.triton.traits
     assert own.BackendSubject("triton", promised).traits.deterministic
     with settings.patch(deterministic=False):

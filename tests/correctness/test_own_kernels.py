@@ -1,4 +1,4 @@
-"""GEMMs of somebody else's in the race: offered by what they declare, proved, remembered, and harmless when they are broken."""
+"""Foreign GEMMs as candidates: offered by their declarations, verified, stored, and harmless if broken."""
 
 from __future__ import annotations
 
@@ -43,11 +43,11 @@ def _plans() -> Iterator[None]:
 
 
 def only(*gemms: object, **changes: object):
-    """Settings with these GEMMs beside torch's own."""
+    """Return settings with these GEMMs and torch's own."""
     return settings.patch(backends=("aten",), extra_choices=gemms, **changes)
 
 
-def test_broken_ones_cost_themselves_alone(own_store: Path):
+def test_a_broken_gemm_does_not_affect_others(own_store: Path):
     gemms = ["right", *own_gemms.BROKEN]
     targets = [f"own_gemms:{gemm}" for gemm in gemms]
     for limit_s in LIMITS_S:
@@ -65,7 +65,7 @@ def test_broken_ones_cost_themselves_alone(own_store: Path):
 
 
 def _calls() -> dict[str, tuple[tuple[torch.Tensor, ...], dict[str, object]]]:
-    """Operands of a call for each operation that a declaration may name."""
+    """Return operands of a call for each operation that can be declared."""
     a, b, batch = torch.randn(32, 64), torch.randn(64, 32), torch.randn(2, 32, 32)
     i, j = (torch.randint(-9, 9, size, dtype=torch.int8) for size in ((32, 64), (64, 32)))
     narrow, scale = torch.randn(32, 64).to(torch.float8_e4m3fn), torch.rand(32) + 1
@@ -112,11 +112,11 @@ def test_refusal_names_the_declared_values():
     )
 
 
-def test_it_is_picked_called_explained_and_stored_and_another_store_takes_it_in(own_store: Path, tmp_path: Path):
+def test_a_gemm_is_picked_called_explained_stored_and_imported_by_another_store(own_store: Path, tmp_path: Path):
     with only(own_gemms.right, choice_denylist_regex="^aten"):
         gemmtune.tune(MM, progress=False)
         out = torch.empty(5, 4).t()
-        gemmtune.mm(A, B, out=out)  # another problem, of which torch has other bits
+        gemmtune.mm(A, B, out=out)  # another problem, for which torch has other bits
         assert torch.equal(out, A @ B)
         with settings.patch(tune="never"):
             assert torch.equal(gemmtune.mm(A, B), A @ B)
@@ -182,7 +182,7 @@ def test_failed_import_is_left_out_with_a_warning(target: str, reason: str, own_
 
 @pytest.fixture
 def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A module of the test's own, ``made_gemm``, whose source the test may change."""
+    """Yield the path of a module ``made_gemm`` for this test, whose source the test may change."""
     path = tmp_path / "made_gemm" / "__init__.py"
     path.parent.mkdir()
     (path.parent / "kernel.cpp").write_text("// one")
@@ -230,7 +230,7 @@ def test_a_whole_backend_of_another_package(tmp_path: Path, monkeypatch: pytest.
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A folder of the module path into which pip has installed the example package."""
+    """Yield a folder of the module path with the example package, installed by pip."""
     source, folder = (tmp_path_factory.mktemp("own_kernels") / name for name in ("source", "installed"))
     shutil.copytree(EXAMPLE, source)
     pip = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--no-build-isolation", "--no-index"]
@@ -273,7 +273,7 @@ def test_the_example_in_triton_is_raced_on_a_gpu(installed: Path, own_store: Pat
 
 
 def raced_by_the_interpreter(folder: str) -> dict[str, str]:
-    """Runs in the process whose Triton interprets."""
+    """Return the status of each choice, in the process with Triton's interpreter."""
     sys.path.insert(0, folder)
     problem = Problem.mm(18, 5, 17, dtype=torch.float16, layout="nn", device_type="cpu")
     with only("own_kernels.tiled:matmul", tune_in_subprocess=False, search="quick"):

@@ -18,6 +18,7 @@ from test_ranges import untimed
 import gemmtune
 from gemmtune import settings
 from gemmtune.dispatch import ready as plans
+from gemmtune.dispatch import strategies
 from gemmtune.dispatch.ready import forget_plans
 from gemmtune.integration.compile import install, uninstall
 from gemmtune.problem import Problem
@@ -126,7 +127,12 @@ def frozen(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
         raise AssertionError("a call was about to tune or compile")
 
     def freeze() -> None:
-        for owner, name in ((plans, "select"), (plans, "tune_rows"), (precompile.Compilation, "__init__"), (WORKERS, "take")):
+        for owner, name in (
+            (strategies, "select"),
+            (strategies, "tune_rows"),
+            (precompile.Compilation, "__init__"),
+            (WORKERS, "take"),
+        ):
             monkeypatch.setattr(owner, name, refuse)
 
     return freeze
@@ -214,6 +220,7 @@ def test_bits_of_a_row_do_not_depend_on_its_batch(name: str, frozen: Callable[[]
 ELSEWHERE = """
 import torch, gemmtune
 from gemmtune.dispatch import ready as plans
+from gemmtune.dispatch import strategies
 w = torch.ones(160, 128, device="cuda", dtype=torch.bfloat16).t()
 for m in (1, 9, 33, 150, 300, 301):
     a = torch.randint(-1, 2, (m, 128), device="cuda").bfloat16()

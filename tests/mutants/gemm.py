@@ -1,4 +1,4 @@
-"""A whole GEMM in plain torch, put together from steps of which a mutant has another one."""
+"""A complete GEMM in plain torch, made of steps that a mutant can replace."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ __all__ = [
     "INT8",
     "MIXED",
     "SCALED",
-    "Finish",
+    "Epilogue",
     "Gemm",
     "Join",
     "Read",
@@ -34,7 +34,7 @@ __all__ = [
     "Unpack",
     "Weights",
     "accumulator",
-    "finished",
+    "apply_epilogue",
     "scaled",
     "spread",
     "unpacked",
@@ -43,9 +43,9 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Terms:
-    """out = alpha · a @ b + beta · inp, or scale · (a @ b). ``a`` and ``b`` are what was read, in the accumulator's dtype.
+    """Terms of out = alpha · a @ b + beta · inp, or scale · (a @ b). ``a`` and ``b`` are as read, in the accumulator's dtype.
 
-    Scales that change along K, and those of mixed_mm, are part of ``a`` and ``b``.
+    Scales that change along K, and the scales of mixed_mm, are part of ``a`` and ``b``.
     """
 
     a: torch.Tensor
@@ -56,38 +56,38 @@ class Terms:
     scale_a: torch.Tensor | None = None
     scale_b: torch.Tensor | None = None
     factor: torch.Tensor | None = None
-    """Of int_mm_mul."""
+    """Factor of int_mm_mul."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Weights:
-    """b of mixed_mm as it was given."""
+    """Argument b of mixed_mm with its scales, zero points and encoding."""
 
     b: torch.Tensor
     scale: torch.Tensor | None
     zero: torch.Tensor | None
     encoding: Encoding
     dtype: torch.dtype
-    """That of a."""
+    """Dtype of a."""
 
     @property
     def size(self) -> tuple[int, int]:
-        """[K, N] of the matrix that is meant."""
+        """Size (K, N) of the unpacked matrix."""
         return self.b.shape[-2] * (2 if self.encoding else 1), self.b.shape[-1]
 
 
 Read = Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
-"""The operands as they were given to what the kernel reads in their place."""
+"""Function of the given operands (a, b) that returns the operands that the kernel reads."""
 Join = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
-"""(a, b, c, d) of mm_plus_mm to the two matrices whose product it is."""
+"""Function of (a, b, c, d) of mm_plus_mm that returns the two matrices to multiply."""
 Unpack = Callable[[Weights], torch.Tensor]
-"""Weights to the numbers [K, N] that are multiplied."""
+"""Function of weights that returns the numbers (K, N) to multiply."""
 Scale = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
-"""(a, b, scale_a, scale_b) of scales that change along K to the matrices that are multiplied."""
-Finish = Callable[[torch.Tensor, Terms], torch.Tensor]
-"""The product to what is stored, before it is rounded."""
+"""Function of (a, b, scale_a, scale_b), with scales that change along K, that returns the matrices to multiply."""
+Epilogue = Callable[[torch.Tensor, Terms], torch.Tensor]
+"""Function of (product, terms) that returns the numbers to store, before rounding."""
 Store = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-"""(sums, out) to what is returned; writes out."""
+"""Function of (sums, out) that writes out and returns the result."""
 
 DENSE = Traits(
     ops=("mm", "addmm", "bmm", "baddbmm"),
@@ -101,7 +101,7 @@ DENSE = Traits(
     streams=True,
     threads=True,
 )
-"""What the GEMMs made here say of themselves."""
+"""Declarations of the GEMMs in this package."""
 BATCHED = dataclasses.replace(DENSE, ops=("bmm", "baddbmm"))
 INT8 = dataclasses.replace(DENSE, ops=("int_mm",), dtypes=("int8",))
 FACTOR = dataclasses.replace(INT8, ops=("int_mm_mul",), scales=SCALES, scale_dtypes=NARROW_FLOATS)
@@ -120,8 +120,8 @@ ALL_OPS = dataclasses.replace(
 )
 
 
-def finished(acc: torch.Tensor, terms: Terms) -> torch.Tensor:
-    """alpha · acc + beta · inp, or scale_a · scale_b · acc, or factor · acc; inp is not read where beta is 0."""
+def apply_epilogue(acc: torch.Tensor, terms: Terms) -> torch.Tensor:
+    """Return alpha · acc + beta · inp, or scale_a · scale_b · acc, or factor · acc. inp is not read if beta is 0."""
     if terms.scale_a is not None and terms.scale_b is not None:
         acc = acc * (terms.scale_a * terms.scale_b)
     if terms.factor is not None:
@@ -134,12 +134,12 @@ def finished(acc: torch.Tensor, terms: Terms) -> torch.Tensor:
 
 
 def accumulator(dtype: torch.dtype) -> torch.dtype:
-    """float32, but float64 for float64; and for int8, whose sums it holds exactly."""
+    """Return the accumulator's dtype: float64 for float64 and for int8, whose sums it holds exactly, else float32."""
     return torch.float64 if dtype in (torch.float64, torch.int8) else torch.float32
 
 
 def spread(scale: torch.Tensor, size: tuple[int, int]) -> torch.Tensor:
-    """``scale`` [r, c] repeated over the blocks of a matrix of ``size``: of 1, 32, 64 or 128 lines, or all there are."""
+    """Return ``scale`` (r, c) repeated over the blocks of a matrix of ``size``. A block has 1, 32, 64, 128 or all lines."""
     for dim, extent in enumerate(size) if scale.dim() == 2 else ():
         count = scale.shape[dim]
         block = next((x for x in (1, 32, 64, 128) if -(-extent // x) == count), max(extent, 1))
@@ -148,7 +148,7 @@ def spread(scale: torch.Tensor, size: tuple[int, int]) -> torch.Tensor:
 
 
 def unpacked(weights: Weights) -> torch.Tensor:
-    """(b − zero) · scale in float32."""
+    """Return (b − zero) · scale in float32."""
     values = numbers(weights.b, weights.encoding).float()
     if weights.zero is not None:
         values = values - spread(weights.zero.float(), weights.size)
@@ -156,7 +156,7 @@ def unpacked(weights: Weights) -> torch.Tensor:
 
 
 def scaled(a: torch.Tensor, b: torch.Tensor, scale_a: torch.Tensor, scale_b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """a · scale_a and b · scale_b in float32."""
+    """Return a · scale_a and b · scale_b in float32."""
     (m, k), n = a.shape, b.shape[-1]
     return a.float() * spread(scale_a, (m, k)), b.float() * spread(scale_b, (k, n))
 
@@ -175,23 +175,23 @@ def _stored(acc: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gemm:
-    """All operations of torch's signatures: read, multiply in the accumulator's dtype, finish, round once, store."""
+    """All operations with torch's signatures: read, multiply in the accumulator's dtype, apply the epilogue, round once, store."""
 
     gemm_traits: Traits = field(default=DENSE)
     read: Read = _as_given
     join: Join = _side_by_side
     unpack: Unpack = unpacked
     product: Product = torch.matmul
-    finish: Finish = finished
+    epilogue: Epilogue = apply_epilogue
     store: Store = _stored
     scale: Scale = scaled
 
     def mm(self, a: torch.Tensor, b: torch.Tensor, *, out: torch.Tensor | None = None) -> torch.Tensor:
-        """a[M, K] @ b[K, N]."""
+        """Return a (M, K) @ b (K, N)."""
         return self._run(a, b, out=out)
 
     def bmm(self, a: torch.Tensor, b: torch.Tensor, *, out: torch.Tensor | None = None) -> torch.Tensor:
-        """a[B, M, K] @ b[B, K, N]."""
+        """Return a (B, M, K) @ b (B, K, N)."""
         return self._run(a, b, out=out)
 
     def addmm(
@@ -204,7 +204,7 @@ class Gemm:
         alpha: float = 1,
         out: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """alpha · a[M, K] @ b[K, N] + beta · inp."""
+        """Return alpha · a (M, K) @ b (K, N) + beta · inp."""
         return self._run(a, b, inp=inp, alpha=alpha, beta=beta, out=out)
 
     def baddbmm(
@@ -217,21 +217,21 @@ class Gemm:
         alpha: float = 1,
         out: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """alpha · a[B, M, K] @ b[B, K, N] + beta · inp."""
+        """Return alpha · a (B, M, K) @ b (B, K, N) + beta · inp."""
         return self._run(a, b, inp=inp, alpha=alpha, beta=beta, out=out)
 
     def mm_plus_mm(
         self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, d: torch.Tensor, *, out: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """a[M, K] @ b[K, N] + c[M, K2] @ d[K2, N]."""
+        """Return a (M, K) @ b (K, N) + c (M, K2) @ d (K2, N)."""
         return self._run(*self.join(a, b, c, d), out=out)
 
     def int_mm(self, a: torch.Tensor, b: torch.Tensor, *, out: torch.Tensor | None = None) -> torch.Tensor:
-        """a[M, K] @ b[K, N], int8 to int32."""
+        """Return a (M, K) @ b (K, N), int8 to int32."""
         return self._run(a, b, out=out, dtype=torch.int32)
 
     def int_mm_mul(self, a: torch.Tensor, b: torch.Tensor, scale: torch.Tensor, *, out: torch.Tensor | None = None) -> torch.Tensor:
-        """(a[M, K] @ b[K, N]) · scale, int8 to the dtype of ``scale``."""
+        """Return (a (M, K) @ b (K, N)) · scale, int8 to the dtype of ``scale``."""
         return self._run(a, b, out=out, dtype=scale.dtype, factor=scale)
 
     def mixed_mm(
@@ -244,7 +244,7 @@ class Gemm:
         encoding: Encoding = "",
         out: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """a[M, K] @ ((b − zero_b) · scale_b) of narrow weights."""
+        """Return a (M, K) @ ((b − zero_b) · scale_b) for narrow weights."""
         return self._run(a, self.unpack(Weights(b=b, scale=scale_b, zero=zero_b, encoding=encoding, dtype=a.dtype)), out=out)
 
     def scaled_mm(
@@ -257,7 +257,7 @@ class Gemm:
         out_dtype: torch.dtype,
         out: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """(scale_a · a[M, K]) @ (scale_b · b[K, N]), 8-bit floats to ``out_dtype``."""
+        """Return (scale_a · a (M, K)) @ (scale_b · b (K, N)), 8-bit floats to ``out_dtype``."""
         by_line = (
             scale_a.shape[1:].numel() == 1 and scale_b.shape[:-1].numel() == 1 and scale_b.shape[-1:] in ((), (1,), b.shape[-1:])
         )
@@ -284,7 +284,7 @@ class Gemm:
         terms = Terms(
             a=read_a.to(work), b=read_b.to(work), inp=inp, alpha=alpha, beta=beta, scale_a=scale_a, scale_b=scale_b, factor=factor
         )  # fmt: skip
-        acc = self.finish(self.product(terms.a, terms.b), terms)
+        acc = self.epilogue(self.product(terms.a, terms.b), terms)
         if out is None:
             out = torch.empty((*a.shape[:-1], b.shape[-1]), dtype=dtype or a.dtype, device=a.device)
         return self.store(acc, out)

@@ -1,4 +1,4 @@
-"""float32 as six products of three bfloat16 parts: right, and with one thing wrong."""
+"""float32 as six products of three bfloat16 parts: a right GEMM, and GEMMs with one fault each."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ __all__ = [
 
 Parts = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 SIX = ((1, 1), (2, 0), (0, 2), (1, 0), (0, 1), (0, 0))
-"""Which part of a is multiplied by which of b, the small products first."""
+"""Indices of the multiplied parts of a and b, small products first."""
 
 
 def _cut_off(x: torch.Tensor) -> torch.Tensor:
-    """The leading eight bits; a NaN stays one."""
+    """Return the leading eight bits. NaN stays NaN."""
     bits = x.contiguous().view(torch.int32) & -(2**16)
     return torch.where(x.isnan(), x, bits.view(torch.float32))
 
@@ -34,7 +34,7 @@ def _rounded(x: torch.Tensor) -> torch.Tensor:
 
 
 def _parts(x: torch.Tensor, lead: Callable[[torch.Tensor], torch.Tensor] = _cut_off, *, finite: bool = True) -> Parts:
-    """High, middle and low; with ``finite`` the lower ones of what is not finite are 0."""
+    """Return the high, middle and low part. With ``finite``, the lower parts of infinities and NaN are 0."""
     high = lead(x)
     rest = torch.where(x.isfinite(), x - high, 0.0) if finite else x - high
     middle = lead(rest)
@@ -67,6 +67,6 @@ right = _gemm()
 middle_product_dropped = _gemm(without=(1, 1))
 low_product_dropped = _gemm(without=(0, 2))
 rounded_instead_of_cut_off = _gemm(split=functools.partial(_parts, lead=_rounded))
-"""Numbers above the largest bfloat16 become infinite."""
+"""Rounding makes numbers above the largest bfloat16 infinite."""
 nan_in_a_lower_part = _gemm(split=functools.partial(_parts, finite=False), zeroed=False)
 infinity_times_a_part_of_zero = _gemm(zeroed=False)

@@ -1,7 +1,7 @@
-"""Products of two matrices in plain torch, summed in many orders and precisions: what GEMMs are made of, right and wrong ones.
+"""Matrix products in plain torch, with many orders of summation and precisions: building blocks of right and wrong GEMMs.
 
-Each takes a [.., M, K] and b [.., K, N] in the dtype of the accumulator and returns the running sum [.., M, N] in that dtype or one
-that holds it.
+Each takes a (.., M, K) and b (.., K, N) in the dtype of the accumulator. It returns the running sum (.., M, N) in that dtype or
+a wider one.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ __all__ = [
 ]
 
 Product = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-"""(a, b) in the accumulator's dtype to the accumulator."""
+"""Function of (a, b) in the accumulator's dtype that returns the accumulator."""
 
 
 def blocks(a: torch.Tensor, b: torch.Tensor, size: int = 16) -> list[torch.Tensor]:
-    """The products of blocks of ``size`` along K; of an empty K, one of zeros."""
+    """Return the products of blocks of ``size`` along K. An empty K gives one block of zeros."""
     return [a[..., k : k + size] @ b[..., k : k + size, :] for k in range(0, max(a.shape[-1], 1), size)]
 
 
 def one_by_one(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """Rounded after each of K additions."""
+    """Return the product, rounded after each of K additions."""
     acc = torch.zeros((*a.shape[:-1], b.shape[-1]), dtype=a.dtype, device=a.device)
     for k in range(a.shape[-1]):
         acc = acc + a[..., :, k : k + 1] * b[..., k : k + 1, :]
@@ -47,18 +47,18 @@ def one_by_one(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 
 
 def backwards(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """The same, from the last to the first."""
+    """Return the product with terms added from last to first."""
     return one_by_one(a.flip(-1), b.flip(-2))
 
 
 def shuffled(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """One by one in a random order."""
+    """Return the product with terms added in a random order."""
     order = torch.randperm(a.shape[-1], generator=torch.Generator().manual_seed(5)).to(a.device)
     return one_by_one(a[..., order], b[..., order, :])
 
 
 def pairwise(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """As a tree."""
+    """Return the product summed as a binary tree."""
     k = a.shape[-1]
     return (
         one_by_one(a, b)
@@ -68,7 +68,7 @@ def pairwise(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 
 
 def blockwise(size: int) -> Product:
-    """Blocks of ``size``, each added to the sum so far, as by a matrix instruction of that width."""
+    """Return a product that adds blocks of ``size`` to the sum, as a matrix instruction of that width does."""
 
     def product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         first, *others = blocks(a, b, size)
@@ -80,7 +80,7 @@ def blockwise(size: int) -> Product:
 
 
 def compensated(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """Kahan's sum: what each addition has rounded off goes into the next one. Where the sum is not finite, nothing is carried."""
+    """Return Kahan's sum: the rounding error of each addition goes into the next one, unless the sum is not finite."""
     acc = torch.zeros((*a.shape[:-1], b.shape[-1]), dtype=a.dtype, device=a.device)
     lost = torch.zeros_like(acc)
     for k in range(a.shape[-1]):
@@ -92,18 +92,18 @@ def compensated(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 
 
 def column_by_column(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """A matrix-vector product for each column of b."""
+    """Return the product as a matrix-vector product for each column of b."""
     columns = [(a @ b[..., j : j + 1]) for j in range(b.shape[-1])]
     return torch.cat(columns, dim=-1) if columns else a @ b
 
 
 def in_float64(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """In float64, and not rounded before the end."""
+    """Return the product in float64, without rounding."""
     return a.double() @ b.double()
 
 
 def rounding_blocks(dtype: torch.dtype) -> Product:
-    """An accumulator of ``dtype``, rounded after each block of 16."""
+    """Return a product with an accumulator of ``dtype``, rounded after each block of 16."""
 
     def product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         acc = torch.zeros((*a.shape[:-1], b.shape[-1]), dtype=dtype, device=a.device)
@@ -115,7 +115,7 @@ def rounding_blocks(dtype: torch.dtype) -> Product:
 
 
 def split_k(dtype: torch.dtype | None = None, splits: int = 2) -> Product:
-    """Split-K with partial sums stored as ``dtype``, that of the accumulator if None."""
+    """Return a split-K product with partial sums of ``dtype``, by default the accumulator's."""
 
     def product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         parts = blocks(a, b, max(1, -(-a.shape[-1] // splits)))
@@ -125,8 +125,11 @@ def split_k(dtype: torch.dtype | None = None, splits: int = 2) -> Product:
 
 
 def tensor_core(bits: int, *, promoted_every: int | None = None, width: int = 32) -> Product:
-    """A matrix unit as of an NVIDIA GPU: ``width`` products and the sum so far, each cut off to ``bits`` significand bits of the
-    largest of them, then added exactly. Every ``promoted_every`` elements of K the sum goes into a float32 one."""
+    """Return a product computed like the matrix unit of an NVIDIA GPU.
+
+    It truncates ``width`` products and the running sum to ``bits`` significand bits of the largest one, and adds them exactly.
+    Every ``promoted_every`` elements of K the sum is added to a float32 accumulator.
+    """
 
     def product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         total = torch.zeros((*a.shape[:-1], b.shape[-1]), dtype=torch.float32, device=a.device)
@@ -145,7 +148,7 @@ def tensor_core(bits: int, *, promoted_every: int | None = None, width: int = 32
 
 
 def narrowed(which: str, dtype: torch.dtype) -> Product:
-    """An input (``a``, ``b`` or ``ab``) read as ``dtype``."""
+    """Return a product that reads an input (``a``, ``b`` or ``ab``) as ``dtype``."""
 
     def product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         return (a.to(dtype).to(a.dtype) if "a" in which else a) @ (b.to(dtype).to(b.dtype) if "b" in which else b)
@@ -154,10 +157,10 @@ def narrowed(which: str, dtype: torch.dtype) -> Product:
 
 
 def to_tf32(x: torch.Tensor) -> torch.Tensor:
-    """float32 cut off to tf32's 11 significand bits."""
+    """Return float32 numbers truncated to tf32's 11 significand bits."""
     return (x.contiguous().view(torch.int32) & -(2**13)).view(torch.float32)
 
 
 def tf32(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """A product of inputs cut off to tf32."""
+    """Return the product of inputs truncated to tf32."""
     return to_tf32(a) @ to_tf32(b)

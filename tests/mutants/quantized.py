@@ -1,4 +1,4 @@
-"""Mutants of the quantized operations: scales and zero points of other elements, weights misread, narrow sums of integers."""
+"""Mutants of quantized operations: scales and zero points of other elements, misread weights, narrow integer sums."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import torch
 
-from .gemm import FACTOR, INT8, MIXED, SCALED, Gemm, Terms, Weights, finished, scaled, spread, unpacked
+from .gemm import FACTOR, INT8, MIXED, SCALED, Gemm, Terms, Weights, apply_epilogue, scaled, spread, unpacked
 from .products import rounding_blocks
 
 __all__ = [
@@ -39,7 +39,7 @@ def _mixed(change: Callable[[Weights], Weights]) -> Gemm:
 
 
 def _scales(change: Callable[[torch.Tensor, Weights], torch.Tensor]) -> Gemm:
-    """Scales and zero points changed alike."""
+    """Return a GEMM that applies the same change to scales and zero points."""
 
     def changed(weights: Weights) -> Weights:
         scale, zero = ((x if x is None or x.dim() < 2 else change(x, weights)) for x in (weights.scale, weights.zero))
@@ -49,7 +49,7 @@ def _scales(change: Callable[[torch.Tensor, Weights], torch.Tensor]) -> Gemm:
 
 
 def _next(scale: torch.Tensor, dim: int) -> torch.Tensor:
-    """Each element replaced by its neighbour; the last one stays."""
+    """Return ``scale`` with each element replaced by the next one. The last one stays."""
     count = scale.shape[dim]
     index = torch.arange(1, count + 1, device=scale.device).clamp_max(max(count - 1, 0))
     return scale.index_select(dim, index) if count else scale
@@ -68,7 +68,7 @@ def _remainder(scale: torch.Tensor, weights: Weights) -> torch.Tensor:
 
 
 remainder_with_the_group_before = _scales(_remainder)
-"""K / group groups, and the last of them again for what is left of K."""
+"""There are K / group groups, and the last of them serves the remainder of K too."""
 
 
 def _along_k(weights: Weights) -> torch.Tensor:
@@ -89,7 +89,7 @@ def _zero_late(weights: Weights) -> torch.Tensor:
 
 
 zero_after_the_scale = Gemm(gemm_traits=MIXED, unpack=_zero_late)
-"""b · scale − zero."""
+"""The weight is b · scale − zero."""
 zero_of_the_next_column = _mixed(
     lambda weights: dataclasses.replace(
         weights, zero=weights.zero if weights.zero is None or weights.zero.dim() < 2 else _next(weights.zero, 1)
@@ -101,7 +101,7 @@ scale_applied_twice = _mixed(
 scale_read_as_bfloat16 = _mixed(
     lambda weights: dataclasses.replace(weights, scale=None if weights.scale is None else weights.scale.bfloat16())
 )
-"""Harmless where the scales are bfloat16 anyway."""
+"""Harmless if the scales are bfloat16 already."""
 
 
 def _swapped(weights: Weights) -> Weights:
@@ -129,39 +129,39 @@ def _before(a: torch.Tensor, b: torch.Tensor, scale_a: torch.Tensor, scale_b: to
 
 
 block_of_a_before = Gemm(gemm_traits=SCALED, scale=_before)
-"""Blocks of 128 along K, each with the scale of a that belongs to the one before."""
+"""Blocks of 128 along K use the scale of a that belongs to the previous block."""
 
 
 def _exchanged(acc: torch.Tensor, terms: Terms) -> torch.Tensor:
     first, second = terms.scale_a, terms.scale_b
     if first is not None and second is not None and first.numel() == second.numel() > 1:
         terms = dataclasses.replace(terms, scale_a=second.mT, scale_b=first.mT)
-    return finished(acc, terms)
+    return apply_epilogue(acc, terms)
 
 
-row_scales_exchanged = Gemm(gemm_traits=SCALED, finish=_exchanged)
-"""The scales of the rows along the columns and the other way round, which fits only where M = N."""
+row_scales_exchanged = Gemm(gemm_traits=SCALED, epilogue=_exchanged)
+"""Scales of rows and columns are exchanged, which fits only if M = N."""
 
 
 def _factor_along_rows(acc: torch.Tensor, terms: Terms) -> torch.Tensor:
     factor = terms.factor
     if factor is not None and factor.dim() == 1 and acc.shape[-1] == acc.shape[-2]:
         terms = dataclasses.replace(terms, factor=factor.unsqueeze(-1))
-    return finished(acc, terms)
+    return apply_epilogue(acc, terms)
 
 
-factor_along_the_rows = Gemm(gemm_traits=FACTOR, finish=_factor_along_rows)
+factor_along_the_rows = Gemm(gemm_traits=FACTOR, epilogue=_factor_along_rows)
 
 
 def _narrow_factor(acc: torch.Tensor, terms: Terms) -> torch.Tensor:
-    return finished(acc, dataclasses.replace(terms, factor=None if terms.factor is None else terms.factor.bfloat16()))
+    return apply_epilogue(acc, dataclasses.replace(terms, factor=None if terms.factor is None else terms.factor.bfloat16()))
 
 
-factor_read_as_bfloat16 = Gemm(gemm_traits=FACTOR, finish=_narrow_factor)
+factor_read_as_bfloat16 = Gemm(gemm_traits=FACTOR, epilogue=_narrow_factor)
 
 
 def _clamped_pairs(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """Two products at a time are added in 16 bits, which hold all but (−128)² · 2."""
+    """Return the product with pairs of products added in 16 bits, which hold all sums except (−128)² · 2."""
     bounds = torch.iinfo(torch.int16)
     acc = torch.zeros((*a.shape[:-1], b.shape[-1]), dtype=a.dtype, device=a.device)
     for k in range(0, a.shape[-1], 2):
@@ -171,7 +171,7 @@ def _clamped_pairs(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 
 pairs_clamped_to_16_bits = Gemm(gemm_traits=INT8, product=_clamped_pairs)
 sums_in_float32 = Gemm(gemm_traits=INT8, product=rounding_blocks(torch.float32))
-"""Exact up to 2^24."""
+"""Sums are exact up to 2^24 only."""
 
 
 def _saturated(acc: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
@@ -180,4 +180,4 @@ def _saturated(acc: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
 
 
 float16_saturated = Gemm(gemm_traits=SCALED, store=_saturated)
-"""A conversion that is meant for results of 8 bits."""
+"""The conversion is meant for 8-bit results."""

@@ -35,13 +35,13 @@ VECTOR_BYTES = 16
 
 
 def element_at(tensor: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-    """The elements at these positions of the buffer of ``tensor``; one outside of it comes from its other end."""
+    """Return the elements at these positions of the buffer of ``tensor``. A position outside wraps to the buffer's other end."""
     bits = storage_bits(tensor)
     return bits[positions % max(bits.numel(), 1)].view(tensor.dtype)
 
 
 def read_at(tensor: torch.Tensor, stride: tuple[int, ...], size: tuple[int, ...] | None = None) -> torch.Tensor:
-    """The tensor that begins where ``tensor`` does, with these strides and size."""
+    """Return the tensor with these strides and size that begins at the first element of ``tensor``."""
     return element_at(tensor, _positions(tensor, stride, size or tuple(tensor.shape)))
 
 
@@ -59,7 +59,7 @@ def _from_rounded_address(x: torch.Tensor) -> torch.Tensor:
 
 
 address_rounded_down = Gemm(gemm_traits=ALL_OPS, read=lambda a, b: (_from_rounded_address(a), _from_rounded_address(b)))
-"""16-byte loads that begin at the 16-byte boundary below an address that is not on one."""
+"""16-byte loads begin at the 16-byte boundary below an unaligned address."""
 
 
 def _without_gaps(x: torch.Tensor) -> torch.Tensor:
@@ -72,7 +72,7 @@ def _without_gaps(x: torch.Tensor) -> torch.Tensor:
 
 
 row_stride_ignored = Gemm(gemm_traits=ALL_OPS, read=lambda a, b: (_without_gaps(a), b))
-"""The leading dimension of a is taken for the length of its rows."""
+"""The row length of a is taken for its leading dimension."""
 
 
 def _end_without_stride(b: torch.Tensor) -> torch.Tensor:
@@ -83,7 +83,7 @@ def _end_without_stride(b: torch.Tensor) -> torch.Tensor:
 
 
 strided_vector_with_odd_k_misread = Gemm(read=lambda a, b: (a, _end_without_stride(b)))
-"""Two elements of a vector with gaps at a time: at the end of an odd K it is the last but one that is read."""
+"""A vector with gaps is read two elements at a time. At the end of an odd K, the element before the last is read again."""
 
 
 def _matrices_in_a_row(x: torch.Tensor) -> torch.Tensor:
@@ -91,7 +91,7 @@ def _matrices_in_a_row(x: torch.Tensor) -> torch.Tensor:
 
 
 batch_stride_ignored = Gemm(gemm_traits=BATCHED, read=lambda a, b: (a, _matrices_in_a_row(b)))
-"""Each matrix of b is looked for right behind the one before it."""
+"""Each matrix of b is read from directly behind the previous one."""
 
 
 def _batches_apart(x: torch.Tensor) -> torch.Tensor:
@@ -100,7 +100,7 @@ def _batches_apart(x: torch.Tensor) -> torch.Tensor:
 
 
 batches_in_turn_misread = Gemm(gemm_traits=BATCHED, read=lambda a, b: (_batches_apart(a), _batches_apart(b)))
-"""A batch stride within a matrix is taken for one matrix for all."""
+"""A batch stride smaller than a matrix is taken for one matrix for the whole batch."""
 
 
 def _once(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -109,9 +109,9 @@ def _once(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]
 
 
 both_repeated_multiplied_once = Gemm(read=_once)
-"""One matrix of a and one of b for the whole batch: one product, and nothing for the others."""
+"""Only the first product is computed if the whole batch has one matrix of a and one of b."""
 first_batch_only = Gemm(gemm_traits=BATCHED, read=lambda a, b: (a, b[:1]))
-"""b's batch stride is taken for 0."""
+"""The batch stride of b is taken for 0."""
 
 
 def _overflowing(x: torch.Tensor) -> torch.Tensor:
@@ -124,11 +124,11 @@ def _overflowing(x: torch.Tensor) -> torch.Tensor:
 
 
 offsets_of_31_bits = Gemm(read=lambda a, b: (_overflowing(a), _overflowing(b)))
-"""Offsets from the first element lose what does not fit into 31 bits."""
+"""Offsets from the first element are truncated to 31 bits."""
 
 
 class _FirstStrides:
-    """Operands of a size that was seen before are read with the strides of that time."""
+    """Read step that reads operands of a known size with the strides of their first call."""
 
     def __init__(self) -> None:
         self._strides: dict[tuple[object, ...], tuple[int, ...]] = {}
@@ -142,7 +142,7 @@ class _FirstStrides:
 
 
 class _FirstAlignment:
-    """Operands of a size and strides that were seen on a 16-byte boundary are read in 16-byte steps ever after."""
+    """Read step that reads operands of known size and strides in 16-byte loads if their first call was aligned."""
 
     def __init__(self) -> None:
         self._aligned: dict[tuple[object, ...], bool] = {}
@@ -156,9 +156,9 @@ class _FirstAlignment:
 
 
 strides_of_the_first_call = Gemm(read=_FirstStrides())
-"""A kernel that was bound to strides is found by sizes alone."""
+"""A kernel that was bound to strides is looked up by sizes only."""
 alignment_of_the_first_call = Gemm(read=_FirstAlignment())
-"""A kernel that was chosen for aligned operands is found by sizes and strides alone."""
+"""A kernel that was chosen for aligned operands is looked up by sizes and strides only."""
 
 
 def _same_memory(a: torch.Tensor, b: torch.Tensor) -> bool:
@@ -187,11 +187,11 @@ def _packed_in_place(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, to
 
 
 product_with_the_transpose_misread = Gemm(read=_first_operand_twice)
-"""mm(x, x.t()) is found by its address in a table of operands that were packed before, and is taken for mm(x, x)."""
+"""mm(x, x.t()) is looked up by address in a table of packed operands, and is taken for mm(x, x)."""
 tile_read_once_for_both = Gemm(gemm_traits=ALL_OPS, read=_read_once)
-"""One copy serves both where the addresses are the same, which holds for the first tile alone."""
+"""One copy serves both operands if their addresses are equal, which is right for the first tile only."""
 overlap_overwritten = Gemm(gemm_traits=ALL_OPS, read=_packed_in_place)
-"""The head of b is gone where it lies in the middle of a."""
+"""The start of b is lost if it lies in the middle of a."""
 
 
 def _transposed(x: torch.Tensor) -> bool:
@@ -203,7 +203,7 @@ def _as_rows(x: torch.Tensor) -> torch.Tensor:
 
 
 transposed_b_misread = Gemm(gemm_traits=ALL_OPS, read=lambda a, b: (a, _as_rows(b)))
-"""A column-major b is read as if it were row-major."""
+"""A column-major b is read as row-major."""
 
 
 def _one_block_early(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -214,7 +214,7 @@ def _one_block_early(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, to
 
 
 wrong_for_two_transposed = Gemm(read=_one_block_early)
-"""The kernel for column-major a and b lacks its last loads; the three others are right."""
+"""The kernel for column-major a and b lacks its last loads. The other three kernels are right."""
 
 
 def _past_k(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -223,7 +223,7 @@ def _past_k(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tenso
 
 
 k_tail_unmasked = Gemm(read=_past_k)
-"""Right only where K is a multiple of the tile: else what lies behind the rows of a and the columns of b counts too."""
+"""If K is no multiple of the tile, memory behind the rows of a and the columns of b counts too."""
 
 
 def _one_less(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -232,7 +232,7 @@ def _one_less(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Ten
 
 
 k_mask_off_by_one = Gemm(gemm_traits=ALL_OPS, read=_one_less)
-"""k < K − 1 in the last, incomplete block."""
+"""The last, incomplete block is masked by k < K − 1."""
 
 
 def _clamped(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -1,7 +1,7 @@
-"""Right GEMMs that are unlike most: other orders of summation, other precisions that they declare, other ways to memory.
+"""Right but unusual GEMMs: other orders of summation, other declared precisions, other ways of accessing memory.
 
-Left out on purpose: Strassen's and Winograd's products. Their error is bounded by the norms of a and b but not for each element by
-|a| @ |b|, which is what a GEMM is held to here; they fail wherever rows of very different size meet.
+Strassen's and Winograd's products are not among them. Norms of a and b bound their error, but |a| @ |b| does not bound that of
+each element, as the suite requires. They fail if rows differ much in size.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ columns = Gemm(product=column_by_column)
 as_float64 = Gemm(product=in_float64)
 """Sums in float64 that are rounded once, to the dtype of the result."""
 truncating_accumulator = Gemm(gemm_traits=DENSE.changed({"dtypes": ("float16", "bfloat16")}), product=tensor_core(25))
-"""As tensor cores do it: 32 products and the sum so far are cut off to the last place of the largest, not rounded."""
+"""Sums of a tensor core: it truncates 32 products and the running sum to the last place of the largest one, without rounding."""
 
 float16_accumulation_declared = _narrow("float16", rounding_blocks(torch.float16), accumulate={"float16": "float16"})
 bfloat16_accumulation_declared = _narrow("bfloat16", rounding_blocks(torch.bfloat16), accumulate={"bfloat16": "bfloat16"})
@@ -100,7 +100,7 @@ tf32_cut_off = Gemm(gemm_traits=DENSE.changed({"dtypes": FLOAT32_ONLY, "input_mo
 
 
 def _rounded_to_tf32(x: torch.Tensor) -> torch.Tensor:
-    """To the nearest, by adding half of the last place that is kept; NaN and infinities as they are."""
+    """Round to the nearest tf32 number, by adding half of the last kept place. NaN and infinities do not change."""
     half = (x.contiguous().view(torch.int32) + 2**12).view(torch.float32)
     return torch.where(x.isfinite(), to_tf32(half), x)
 
@@ -112,7 +112,7 @@ tf32_rounded = Gemm(
 
 
 def _padded(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """All three sizes brought to multiples of the tile with zeros, in buffers of their own; the rest of the result is cut off."""
+    """Return the product of operands padded with zeros to multiples of the tile, in new buffers, without the padding."""
     m, k, n = *a.shape[-2:], b.shape[-1]
     up = [-size % TILE for size in (m, n, k)]
     wide_a = torch.nn.functional.pad(a, (0, up[2], 0, up[0]))
@@ -121,7 +121,7 @@ def _padded(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 
 
 def _packed(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """b is copied to panels of TILE columns, one behind the other, and the panels are multiplied."""
+    """Return the product with b copied to consecutive panels of TILE columns."""
     panels = [b[..., j : j + TILE].contiguous() for j in range(0, max(b.shape[-1], 1), TILE)]
     return torch.cat([a @ panel for panel in panels], dim=-1)
 
@@ -132,7 +132,7 @@ packed = Gemm(product=_packed)
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class TransposedResult(Gemm):
-    """Computes bᵀ @ aᵀ into memory of its own and returns a view of that: right numbers in column-major order."""
+    """A GEMM that computes bᵀ @ aᵀ into new memory and returns the transposed view, a right result in column-major order."""
 
     def _run(self, a: torch.Tensor, b: torch.Tensor, **others: object) -> torch.Tensor:
         result = Gemm._run(self, a, b, **others)  # type: ignore[arg-type]
@@ -149,11 +149,11 @@ def _even_k(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tenso
 
 
 no_odd_k = Gemm(gemm_traits=DENSE.changed({"multiples": (1, 1, 2)}), read=_even_k)
-"""Says what it does not do, and refuses that."""
+"""An odd K is declared as unsupported, and refused."""
 
 
 def _without_zeros(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """Elements of K for which all of a is zero are left out, and rows of zeros."""
+    """Return the product without rows of zeros and without those elements of K for which all of a is zero."""
     kept = a.ne(0).any(-2)
     kept = kept.any(0) if kept.dim() > 1 else kept
     return torch.where((a == 0).all(-1, keepdim=True), 0.0, a[..., kept] @ b[..., kept, :])
@@ -163,7 +163,7 @@ zeros_skipped_as_declared = Gemm(gemm_traits=DENSE.changed({"skips_zeros": True}
 
 
 def _rounded(weights: Weights) -> torch.Tensor:
-    """Rounded to the dtype of a after the subtraction, and after the multiplication."""
+    """Return the weights, rounded to the dtype of a after the subtraction and again after the multiplication."""
     if weights.scale is None:
         return unpacked(weights)
     plain = unpacked(dataclasses.replace(weights, scale=None)).to(weights.dtype).float()
@@ -175,7 +175,7 @@ weights_rounded = Gemm(gemm_traits=MIXED, unpack=_rounded)
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ZerosFromSums(Gemm):
-    """a @ (b · scale) − a @ (zero · scale): zero points meet sums of a alone."""
+    """A GEMM that computes a @ (b · scale) − a @ (zero · scale), so that zero points meet only sums of a."""
 
     def mixed_mm(
         self,
@@ -187,7 +187,7 @@ class ZerosFromSums(Gemm):
         encoding: Encoding = "",
         out: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """See ``Gemm.mixed_mm``."""
+        """Compute like ``Gemm.mixed_mm``."""
         size = a.shape[-1], b.shape[-1]
         scale = torch.ones(()) if scale_b is None else scale_b.float()
         result = a.float() @ (numbers(b, encoding).float() * spread(scale, size))
@@ -201,7 +201,7 @@ zeros_taken_from_sums = ZerosFromSums(gemm_traits=MIXED)
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class SumsOfBlocksScaled(Gemm):
-    """Sums of 128 elements of K, each multiplied by its scales before it is added."""
+    """A GEMM that sums 128 elements of K at a time and multiplies each sum by its scales before adding it."""
 
     def scaled_mm(
         self,
@@ -213,7 +213,7 @@ class SumsOfBlocksScaled(Gemm):
         out_dtype: torch.dtype,
         out: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """See ``Gemm.scaled_mm``."""
+        """Compute like ``Gemm.scaled_mm``."""
         (m, k), n = a.shape, b.shape[-1]
         first, second = spread(scale_a, (m, k)).expand(m, k), spread(scale_b, (k, n)).expand(k, n)
         acc = torch.zeros(m, n)
@@ -227,7 +227,7 @@ sums_of_blocks_scaled = SumsOfBlocksScaled(gemm_traits=SCALED)
 
 
 def _as_unsigned_with_correction(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """a + 128 is unsigned, as some instructions want it; 128 times the sums of b is taken off again."""
+    """Return the product from a + 128, unsigned as some instructions need it, minus 128 times the sums of b."""
     return (a + 128) @ b - 128 * b.sum(-2, keepdim=True)
 
 

@@ -1,4 +1,4 @@
-"""Mutants that sum wrongly: parts of K left out, too few bits on the way, races."""
+"""Mutants that sum wrongly: dropped parts of K, too few bits in between, races."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import torch
 
-from .gemm import ALL_OPS, DENSE, INT8, SCALED, Gemm, Terms, finished
+from .gemm import ALL_OPS, DENSE, INT8, SCALED, Gemm, Terms, apply_epilogue
 from .products import Product, blocks, narrowed, one_by_one, rounding_blocks, split_k, tf32
 
 __all__ = [
@@ -43,10 +43,10 @@ __all__ = [
 ]
 
 BLOCK = 32
-"""Along K."""
+"""Elements of a block along K."""
 FEW_ROWS, TILE_ROWS = 16, 8
 SOMETIMES = 4
-"""One call in so many, on average."""
+"""Average number of calls for one faulty one."""
 
 
 def _of_dtype(dtype: str) -> Gemm:
@@ -54,7 +54,7 @@ def _of_dtype(dtype: str) -> Gemm:
 
 
 def _over_k(keep: Callable[[int], slice]) -> Product:
-    """The sum over a part of K: ``keep`` of its length."""
+    """Return a product over a part of K, which ``keep`` selects by K's length."""
 
     def product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         part = keep(a.shape[-1])
@@ -64,25 +64,25 @@ def _over_k(keep: Callable[[int], slice]) -> Product:
 
 
 last_k_block_dropped = Gemm(gemm_traits=ALL_OPS, product=_over_k(lambda k: slice(0, max(0, k - 1) // BLOCK * BLOCK)))
-"""A loop that ends one block early."""
+"""The loop ends one block early."""
 k_tail_dropped = Gemm(gemm_traits=ALL_OPS, product=_over_k(lambda k: slice(0, k // BLOCK * BLOCK)))
-"""K / BLOCK whole blocks, and nothing of what is left."""
+"""The loop runs over K / BLOCK whole blocks and drops the remainder."""
 first_k_block_dropped = Gemm(product=_over_k(lambda k: slice(BLOCK if k > BLOCK else 0, k)))
-"""A pipeline whose first stage is overwritten before it is used."""
+"""The first stage of a pipeline is overwritten before its use."""
 remainder_of_the_splits_dropped = Gemm(product=_over_k(lambda k: slice(0, k // 3 * 3 if k >= 512 else k)))
 """Three splits of K / 3 elements each, for long K only."""
 
 float16_accumulation = dataclasses.replace(_of_dtype("float16"), product=rounding_blocks(torch.float16))
-"""Undeclared."""
+"""Undeclared float16 accumulation."""
 bfloat16_accumulation = dataclasses.replace(_of_dtype("bfloat16"), product=rounding_blocks(torch.bfloat16))
 
 partials_in_the_result_type = dataclasses.replace(_of_dtype("float16"), product=split_k(torch.float16, 2))
-"""Two splits whose sums go through memory as float16, undeclared."""
+"""Two splits, whose sums go through memory as float16, undeclared."""
 eight_partials_in_the_result_type = dataclasses.replace(_of_dtype("bfloat16"), product=split_k(torch.bfloat16, 8))
 
 
 def _split_for_few_rows(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """What has few tiles is given more work by splitting K."""
+    """Return the product, splitting K if there are few tiles."""
     half = a.shape[-1] // 2
     if a.shape[-2] > FEW_ROWS or half == 0:
         return one_by_one(a, b)
@@ -90,13 +90,13 @@ def _split_for_few_rows(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 
 
 split_for_few_rows = Gemm(gemm_traits=DENSE.changed({"batch_invariant": True, "splits": 2}), product=_split_for_few_rows)
-"""Right, but not what it declares."""
+"""Right results, but not batch-invariant as declared."""
 
 b_read_as_bfloat16 = Gemm(
     gemm_traits=dataclasses.replace(DENSE, dtypes=("float32", "float16")), product=narrowed("b", torch.bfloat16)
 )
 inputs_read_as_tf32 = dataclasses.replace(_of_dtype("float32"), product=tf32)
-"""Undeclared, and whatever torch's setting says."""
+"""Undeclared tf32, independent of torch's setting."""
 b_read_as_float8 = dataclasses.replace(_of_dtype("bfloat16"), product=narrowed("b", torch.float8_e5m2))
 float64_read_as_float32 = dataclasses.replace(_of_dtype("float64"), product=narrowed("ab", torch.float32))
 
@@ -106,11 +106,11 @@ def _as_unsigned(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.
 
 
 int8_read_as_unsigned = Gemm(gemm_traits=INT8, read=_as_unsigned)
-"""A sign extension that is missing for a."""
+"""The sign extension of a is missing."""
 
 
 def _skipping_zeros(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """0 · x is taken for 0 even where x is NaN or infinite."""
+    """Return the product with 0 · x taken for 0, even if x is NaN or infinite."""
     if bool(b.isfinite().all()):
         return a @ b
     terms = (a[..., :, k : k + 1] * b[..., k : k + 1, :] for k in range(a.shape[-1]))
@@ -129,7 +129,7 @@ def _skipping_rows_of_zeros(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 
 
 def _skipping_blocks_of_zeros(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """A step of BLOCK / 2 along K is left out where the first 16 rows of a are all zero there."""
+    """Return the product without blocks of BLOCK / 2 along K whose first 16 rows of a are all zero."""
     acc = a @ b
     for k in range(0, a.shape[-1], BLOCK // 2):
         part = slice(k, k + BLOCK // 2)
@@ -140,7 +140,7 @@ def _skipping_blocks_of_zeros(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 
 
 def _skipping_ranges_of_zeros(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """Elements of K for which all of b is zero are left out."""
+    """Return the product without those elements of K for which all of b is zero."""
     kept = b.ne(0).any(-1)
     kept = kept.any(0) if kept.dim() > 1 else kept
     return a[..., kept] @ b[..., kept, :]
@@ -149,7 +149,7 @@ def _skipping_ranges_of_zeros(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 rows_of_zeros_skipped = Gemm(product=_skipping_rows_of_zeros)
 blocks_of_zeros_skipped = Gemm(product=_skipping_blocks_of_zeros)
 ranges_of_zeros_skipped = Gemm(product=_skipping_ranges_of_zeros)
-"""Right for finite numbers, and a good idea where it is declared."""
+"""Right for finite numbers, and a good idea if declared."""
 
 
 def _for_few_rows(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
@@ -158,13 +158,13 @@ def _for_few_rows(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 
 
 last_term_dropped_for_few_rows = Gemm(product=_for_few_rows)
-"""A kernel for 9 to 14 rows, of which none is at the edge of a tile."""
+"""The kernel for 9 to 14 rows is wrong. None of these sizes is at the edge of a tile."""
 last_term_dropped_past_8191 = Gemm(product=_over_k(lambda k: slice(0, k - 1 if k > 8191 else k)))
-"""A counter of 13 bits."""
+"""A counter has only 13 bits."""
 
 
 class _OnceInSixty:
-    """One call in sixty leaves out the last term."""
+    """Product that drops the last term in one call of sixty."""
 
     def __init__(self) -> None:
         self._calls = itertools.count(1)
@@ -178,7 +178,7 @@ wrong_once_in_sixty = Gemm(product=_OnceInSixty())
 
 
 class _FirstCall:
-    """The first call for a pair of sizes finds a workspace that is not cleared."""
+    """Product whose first call for a pair of sizes adds to an uncleared workspace."""
 
     def __init__(self) -> None:
         self._seen: set[tuple[object, ...]] = set()
@@ -194,7 +194,7 @@ wrong_at_the_first_call = Gemm(product=_FirstCall())
 
 
 def _halves(terms: Terms) -> tuple[torch.Tensor, torch.Tensor]:
-    """The sums of two splits along K, the second one zero where there is one block only."""
+    """Return the sums of two splits along K. The second one is zero if there is only one block."""
     half = max(1, -(-terms.a.shape[-1] // 2))
     first, *others = blocks(terms.a, terms.b, half)
     return first, others[0] if others else torch.zeros_like(first)
@@ -202,22 +202,22 @@ def _halves(terms: Terms) -> tuple[torch.Tensor, torch.Tensor]:
 
 def _alpha_early(acc: torch.Tensor, terms: Terms) -> torch.Tensor:
     first, last = _halves(terms)
-    return finished(first, terms) + last
+    return apply_epilogue(first, terms) + last
 
 
 def _bias_twice(acc: torch.Tensor, terms: Terms) -> torch.Tensor:
-    return finished(acc, dataclasses.replace(terms, beta=2 * terms.beta) if terms.a.shape[-1] > BLOCK else terms)
+    return apply_epilogue(acc, dataclasses.replace(terms, beta=2 * terms.beta) if terms.a.shape[-1] > BLOCK else terms)
 
 
-alpha_before_the_last_split = Gemm(finish=_alpha_early)
+alpha_before_the_last_split = Gemm(epilogue=_alpha_early)
 """The first split's sum is multiplied by alpha before the second one's is added."""
-scale_before_the_last_split = Gemm(gemm_traits=SCALED, finish=_alpha_early)
-bias_added_by_every_split = Gemm(finish=_bias_twice)
-"""Two splits, for K above one block, each of which adds the bias."""
+scale_before_the_last_split = Gemm(gemm_traits=SCALED, epilogue=_alpha_early)
+bias_added_by_every_split = Gemm(epilogue=_bias_twice)
+"""Two splits, for K above one block, both add the bias."""
 
 
 class _Racing:
-    """Four splits that add to one sum without waiting for each other: on some calls one of them counts ``times`` times."""
+    """Product of four splits that add to one sum without synchronisation. In some calls, one of them counts ``times`` times."""
 
     def __init__(self, times: int) -> None:
         self._times = times
@@ -225,7 +225,7 @@ class _Racing:
 
     def __call__(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         parts = blocks(a, b, max(1, -(-a.shape[-1] // 4)))
-        chance = random.Random(next(self._calls))  # which calls are hit differs from one run of a case to the next
+        chance = random.Random(next(self._calls))  # each run of a case hits other calls
         if len(parts) > 1 and chance.randrange(SOMETIMES) == 0:
             hit = chance.randrange(len(parts))
             parts[hit : hit + 1] = [parts[hit]] * self._times

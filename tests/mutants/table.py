@@ -41,7 +41,7 @@ KINDS: dict[int, str] = {
     30: "bits of a row that depend on the rows beside it",
     31: "float32 by parts, but not all of them",
 }
-"""The bugs that the suite has to find, each of which one mutant or several have."""
+"""Bugs that the suite must find. Each has one or more mutants."""
 _PACKAGE = "mutants"
 
 
@@ -49,8 +49,8 @@ _PACKAGE = "mutants"
 class Mutant:
     """A GEMM with one bug.
 
-    ``killed_by`` is the property that must reject it, at level smoke or full. ``diagnosis`` is what one of the diagnoses of those
-    failures has in it; empty where the numbers do not tell the bug. ``cuda``: it is right on a CPU, or may crash its process.
+    ``killed_by`` is the property that must reject it, at level smoke or full. ``diagnosis`` must occur in one of the diagnoses, and
+    is empty if the numbers do not reveal the bug. ``cuda`` marks a mutant that is right on a CPU, or may crash its process.
     """
 
     kind: int
@@ -61,29 +61,29 @@ class Mutant:
 
     @property
     def name(self) -> str:
-        """Without the package, such as ``sums:last_k_block_dropped``."""
+        """Name without the package, such as ``sums:last_k_block_dropped``."""
         return self.target.removeprefix(f"{_PACKAGE}.")
 
     @property
     def spec(self) -> SubjectSpec:
-        """For a runner."""
+        """Location of the mutant, for a runner."""
         return SubjectSpec(target=self.target)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Right:
-    """A right GEMM, which must pass everything."""
+    """A right GEMM, which must pass every property."""
 
     target: str
 
     @property
     def name(self) -> str:
-        """Without the package and module."""
+        """Name without the package and module."""
         return self.target.partition(":")[2]
 
     @property
     def spec(self) -> SubjectSpec:
-        """For a runner."""
+        """Location of the GEMM, for a runner."""
         return SubjectSpec(target=self.target)
 
 
@@ -208,7 +208,7 @@ MUTANTS: tuple[Mutant, ...] = (
     _mutant(15, "triton_kernels:k_tail_unmasked", "edges", "past the end of K", cuda=True),
     _mutant(20, "triton_kernels:race", "repeatability", cuda=True),
 )
-"""Those in plain torch, then those that need a GPU."""
+"""All mutants, first those in plain torch, then those that need a GPU."""
 
 _OTHERS = ("two_products:one_accumulator", "two_products:second_product_rounded", "parts:right")
 RIGHT: tuple[Right, ...] = tuple(

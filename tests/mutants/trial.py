@@ -1,4 +1,4 @@
-"""Bringing a mutant before a property."""
+"""Trial of a mutant: its cases, and the outcomes that reject it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["cases_of", "convicted", "rejections"]
 
 
 def cases_of(judging: Property, traits: Traits, device_type: str, levels: tuple[Level, ...]) -> Iterator[Case]:
-    """The property's cases of these levels one after the other, none twice; none where the property is not tested."""
+    """Yield the property's cases of these levels, each once. Yield none if the property is not tested."""
     seen: set[Case] = set()
     for level in levels:
         scope = Scope(traits=traits, device_type=device_type, level=level)
@@ -30,7 +30,7 @@ def cases_of(judging: Property, traits: Traits, device_type: str, levels: tuple[
 
 
 def rejections(runner: Runner, cases: Iterator[Case], *, most: int) -> Iterator[Outcome]:
-    """The bad outcomes among the first ``most`` cases and all further ones up to the first bad one."""
+    """Yield the bad outcomes among the first ``most`` cases, or the first bad one after them."""
     found = False
     for number, case in enumerate(cases):
         if found and number >= most:
@@ -42,7 +42,10 @@ def rejections(runner: Runner, cases: Iterator[Case], *, most: int) -> Iterator[
 
 
 def convicted(mutant: Mutant, runner: Runner, *, most: int = 200) -> tuple[Outcome, ...]:
-    """The bad outcomes of the property that must reject a mutant, up to one that has its diagnosis. Empty: it survives."""
+    """Return the bad outcomes for the property that must reject a mutant, up to the first with its diagnosis.
+
+    An empty result means that the mutant survives.
+    """
     description = runner.describe()
     device_type = "cuda" if description.sm else "cpu"
     cases = cases_of(property_named(mutant.killed_by), description.traits, device_type, (Level.SMOKE, Level.FULL))

@@ -1,7 +1,7 @@
-"""Mutants as a real kernel: one matrix product in Triton whose faults are switched on at compile time.
+"""Mutants as real kernels: one matrix product in Triton whose faults are switched on at compile time.
 
-They show what plain torch cannot: writes and reads outside of allocations, offsets that overflow in the hardware's integers,
-programs that race. Only for a process that may crash.
+They do what plain torch cannot: access memory out of bounds, overflow offsets in the hardware's integers, race between programs.
+Run them only in a process that may crash.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def product(  # type: ignore[no-untyped-def]
     a_row, a_col, b_row, b_col, out_split, out_row, out_col,
     FAULT: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """out[split, M, N] = a[M, part of K] @ b[part of K, N]; the grid is (tiles along M, tiles along N, splits)."""
+    """Compute out[split, M, N] = a[M, part of K] @ b[part of K, N]. The grid is (tiles along M, tiles along N, splits)."""
     rows = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     cols = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     if FAULT != "offsets_of_32_bits":
@@ -83,11 +83,11 @@ class TritonGemm:
     splits: int = 1
     partials: torch.dtype = torch.float32
     aside: bool = False
-    """Launched on a stream of its own, which waits for nothing and for which nothing waits."""
+    """Launches on another stream, without any synchronisation."""
     gemm_traits: Traits
 
     def mm(self, a: torch.Tensor, b: torch.Tensor, *, out: torch.Tensor | None = None) -> torch.Tensor:
-        """a[M, K] @ b[K, N]."""
+        """Return a (M, K) @ b (K, N)."""
         if out is None:
             out = torch.empty((a.shape[0], b.shape[1]), dtype=a.dtype, device=a.device)
         if not self.aside or a.device.type != "cuda":
@@ -130,4 +130,4 @@ offsets_of_32_bits = TritonGemm(gemm_traits=DENSE, fault="offsets_of_32_bits")
 wrong_stream = TritonGemm(gemm_traits=DENSE, aside=True)
 k_tail_unmasked = TritonGemm(gemm_traits=DENSE, fault="k_tail_unmasked")
 race = TritonGemm(gemm_traits=DENSE, fault="race", splits=2)
-"""Two splits add to one workspace and may read it before the other one has written."""
+"""Two splits add to one workspace, and each may read it before the other one has written."""

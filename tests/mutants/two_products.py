@@ -1,4 +1,4 @@
-"""mm_plus_mm: mutants that leave out the second product or a part of it, and right ways to add two products."""
+"""Mutants of mm_plus_mm that drop the second product or a part of it, and right ways to add two products."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ def _first_k(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, d: torch.Tensor)
 def _rounded(
     a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, d: torch.Tensor, *, out: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """As torch's composition has it: c @ d is rounded before a @ b is added."""
+    """Return the sum as torch's composition computes it: c @ d is rounded before a @ b is added."""
     total = a.float() @ b.float() + (c.float() @ d.float()).to(a.dtype).float()
     return total.to(a.dtype) if out is None else out.copy_(total)
 
 
 second_product_left_out = Gemm(gemm_traits=_SUMS, join=lambda a, b, c, d: (a, b))
 first_k_for_both = Gemm(gemm_traits=_SUMS, join=_first_k)
-"""Of a longer second product only as much as the first one has."""
+"""A longer second product is cut to the K of the first one."""
 one_accumulator = Gemm(gemm_traits=_SUMS)
 second_product_rounded = SimpleNamespace(mm_plus_mm=_rounded, gemm_traits=replace(_SUMS, dtypes=("float16", "bfloat16")))

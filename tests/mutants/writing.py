@@ -1,4 +1,4 @@
-"""Mutants that write wrongly: outside of out, not everywhere, into their inputs, into memory that they have given away."""
+"""Mutants that write wrongly: outside of out, not everywhere, into inputs, into earlier results."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ TILE = 16
 WIDE_TILE, MULTIPROCESSORS = 128, 132
 MOST_ROWS, MOST_COLUMNS = 2**16 - 1, 2**15
 MOST_KNOWN = 64
-"""Results that are kept."""
+"""Maximum number of kept results."""
 
 
 def _beside(out: torch.Tensor, values: torch.Tensor, distance: int) -> None:
-    """Write ``values`` into out's buffer, ``distance`` elements after out's first, as far as the buffer reaches."""
+    """Write ``values`` into out's buffer, ``distance`` elements after out's first one, within the bounds of the buffer."""
     bits = storage_bits(out).view(out.dtype)
     begin = out.storage_offset() + distance
     kept = values.flatten()[max(0, -begin) : max(0, bits.numel() - begin)]
@@ -53,7 +53,7 @@ def _past_the_end(acc: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
 
 
 last_row_written_twice = Gemm(store=_past_the_end)
-"""A store without a mask: where M is no multiple of the tile there is a row behind the last one."""
+"""The store has no mask: if M is no multiple of the tile, it writes a row after the last one."""
 
 
 def _before_out(acc: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
@@ -63,7 +63,7 @@ def _before_out(acc: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
 
 
 first_row_written_before_out = Gemm(store=_before_out)
-"""The first store begins at the 16-byte boundary below an out that is not on one."""
+"""The first store begins at the 16-byte boundary below an unaligned out."""
 
 
 def _whole_rows(acc: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
@@ -76,7 +76,7 @@ def _whole_rows(acc: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
 
 
 padding_of_out_overwritten = Gemm(store=_whole_rows)
-"""Rows are written up to the leading dimension, the elements between them as 0."""
+"""Rows are written up to the leading dimension, with zeros in the gaps."""
 
 
 def _all_but_corner(acc: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
@@ -88,7 +88,7 @@ def _all_but_corner(acc: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
 
 
 corner_unwritten = Gemm(gemm_traits=ALL_OPS, store=_all_but_corner)
-"""Elements are written in pairs; an odd last one is not."""
+"""Elements are written in pairs, and an odd last one is dropped."""
 
 
 def _whole_tiles_of_columns(acc: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
@@ -98,7 +98,7 @@ def _whole_tiles_of_columns(acc: torch.Tensor, out: torch.Tensor) -> torch.Tenso
 
 
 columns_of_the_last_tile_unwritten = Gemm(store=_whole_tiles_of_columns)
-"""N / TILE programs: right only where N is a multiple of the tile."""
+"""There are N / TILE programs, which is right only if N is a multiple of the tile."""
 
 
 def _bottom_of_zeros(acc: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
@@ -108,7 +108,7 @@ def _bottom_of_zeros(acc: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
 
 
 bottom_rows_of_zeros = Gemm(gemm_traits=ALL_OPS, store=_bottom_of_zeros)
-"""M / TILE programs over a result that was filled with zeros: right only where M is a multiple of the tile."""
+"""M / TILE programs write to a result of zeros. That is right only if M is a multiple of the tile."""
 
 
 def _up_to_rows(acc: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
@@ -133,20 +133,20 @@ def _one_wave(acc: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
 
 
 tiles_past_132_unwritten = Gemm(store=_one_wave)
-"""Blocks that stay for several tiles, and miss the last row of them where there are more tiles than multiprocessors."""
+"""Persistent blocks miss the last row of tiles if there are more tiles than multiprocessors."""
 rows_past_65535_unwritten = Gemm(store=_up_to_rows)
-"""A block for each row, as many as the second dimension of a CUDA grid has."""
+"""One block for each row, limited by a CUDA grid's second dimension."""
 columns_wrap_at_32768 = Gemm(store=_columns_wrapped)
 """Columns are counted in 15 bits."""
 result_in_float32 = Gemm(
     gemm_traits=dataclasses.replace(DENSE, out=False, dtypes=("float16", "bfloat16")), store=lambda acc, out: acc.float()
 )
-"""The accumulator is returned as it is."""
+"""The accumulator is returned without conversion."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ScalesInput(Gemm):
-    """a is multiplied by alpha where it lies, for a kernel that knows no alpha."""
+    """A GEMM that multiplies its input a by alpha in place, for a kernel without alpha."""
 
     def _run(self, a: torch.Tensor, b: torch.Tensor, **others: object) -> torch.Tensor:
         alpha = others.pop("alpha", 1)
@@ -160,7 +160,7 @@ a_scaled_in_place = ScalesInput()
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class WritesNothing(Gemm):
-    """Without terms there is nothing to launch, and out stays as it was."""
+    """A GEMM that launches nothing if K is 0, so that out keeps its old contents."""
 
     def _run(self, a: torch.Tensor, b: torch.Tensor, **others: object) -> torch.Tensor:
         out = others.get("out")
@@ -174,7 +174,7 @@ nothing_written_without_terms = WritesNothing()
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class GapsIgnored(Gemm):
-    """With beta 0 another kernel runs, which writes out as if there were no gaps between its rows."""
+    """A GEMM whose kernel for beta 0 ignores the gaps between the rows of out."""
 
     def _run(self, a: torch.Tensor, b: torch.Tensor, **others: object) -> torch.Tensor:
         out, beta = others.get("out"), others.get("beta", 1)
@@ -189,7 +189,7 @@ gaps_of_out_ignored_for_beta_0 = GapsIgnored()
 
 
 class _OneBuffer:
-    """Results of one size and dtype share their memory."""
+    """Store that gives results of one size and dtype the same memory."""
 
     def __init__(self) -> None:
         self._buffers: dict[tuple[object, ...], torch.Tensor] = {}
@@ -199,12 +199,12 @@ class _OneBuffer:
 
 
 one_buffer_for_all = Gemm(gemm_traits=dataclasses.replace(DENSE, out=False, threads=False), store=_OneBuffer())
-"""The result of a call is overwritten by the next one."""
+"""Each call overwrites the result of the previous one."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class FoundByAddress(Gemm):
-    """A result is computed once for each pair of addresses, sizes and strides."""
+    """A GEMM that computes a result once for each pair of addresses, sizes and strides."""
 
     known: dict[tuple[object, ...], torch.Tensor] = dataclasses.field(default_factory=dict, hash=False)
 
@@ -224,7 +224,7 @@ result_found_by_address = FoundByAddress(gemm_traits=dataclasses.replace(DENSE, 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class OnAnotherStream(Gemm):
-    """The work is put on a stream of the kernel's own, which waits for nothing and for which nothing waits."""
+    """A GEMM that runs on another stream, without any synchronisation."""
 
     def _run(self, a: torch.Tensor, b: torch.Tensor, **others: object) -> torch.Tensor:
         if a.device.type != "cuda":

@@ -1,1 +1,1 @@
-"""Whether the tests notice small edits of the package: see run.py."""
+"""Mutation testing: measures how many small edits of the package the tests notice. See run.py."""

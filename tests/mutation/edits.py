@@ -1,18 +1,18 @@
-"""Small edits of a module's text, each of which some test should notice.
+"""Small edits of a module's text, each of which a test should notice.
 
 ==============  ==================================================================================================================
 ``comparison``  ``<`` and ``<=`` exchanged, ``==`` and ``!=``, ``in`` and ``not in``, ``is`` and ``is not``
-``constant``    a small integer one more or one less
+``constant``    a small integer increased or decreased by one
 ``boolean``     ``and`` and ``or`` exchanged
 ``not``         ``not`` dropped
-``extreme``     one argument of min, max, torch.minimum or torch.maximum alone
-``arithmetic``  ``+`` and ``-`` exchanged, ``*`` become ``+``
-``condition``   the condition of an if, or of a conditional expression, the other way round
-``return``      what is returned negated, one more, or empty, by the annotation of the function
-``statement``   a call for its effect, an augmented assignment, a raise, a continue or a break left out
+``extreme``     min, max, torch.minimum or torch.maximum replaced by one of its arguments
+``arithmetic``  ``+`` and ``-`` exchanged, ``*`` replaced by ``+``
+``condition``   the condition of an if or a conditional expression negated
+``return``      the returned value negated, increased by one, or emptied, by the function's annotation
+``statement``   a call for its effect, an augmented assignment, a raise, a continue or a break dropped
 ==============  ==================================================================================================================
 
-The rest of the text stays as it is. Annotations, docstrings, decorators, messages and large limits are left alone.
+The rest of the text does not change. Annotations, docstrings, decorators, messages and large limits get no edits.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from dataclasses import dataclass
 __all__ = ["Edit", "edits_of"]
 
 LARGEST_CONSTANT = 16
-"""Larger integers are limits of memory or time, one more of which nobody notices."""
+"""Largest integer to edit. Larger ones are limits of memory or time, where a change by one does not show."""
 _OPERATORS: dict[type[ast.cmpop], tuple[str, str]] = {
     ast.Lt: ("<", "<="), ast.LtE: ("<=", "<"), ast.Gt: (">", ">="), ast.GtE: (">=", ">"), ast.Eq: ("==", "!="),
     ast.NotEq: ("!=", "=="), ast.In: ("in", "not in"), ast.NotIn: ("not in", "in"), ast.Is: ("is", "is not"),
@@ -37,7 +37,7 @@ _RETURNS = {"bool": "not ({})", "int": "({}) + 1", "float": "({}) + 1", "str": '
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Edit:
-    """Bytes ``start`` to ``end`` of a module's text replaced by ``new``."""
+    """Replacement of the bytes ``start`` to ``end`` of a module's text by ``new``."""
 
     kind: str
     line: int
@@ -46,23 +46,23 @@ class Edit:
     new: str
 
     def applied(self, text: str) -> str:
-        """The text with the edit."""
+        """Return the text with the edit."""
         data = text.encode()
         return (data[: self.start] + self.new.encode() + data[self.end :]).decode()
 
     def diff(self, text: str) -> str:
-        """The changed lines before and after."""
+        """Return the changed lines before and after."""
         lines = difflib.unified_diff(text.splitlines(), self.applied(text).splitlines(), n=0, lineterm="")
         return "\n".join(line for line in lines if not line.startswith(("---", "+++", "@@")))
 
     def key(self, text: str) -> str:
-        """What the edit is called in the list of equivalent ones: its kind and the lines without the spaces around them."""
+        """Return the key of the edit in the list of equivalent ones: its kind and the changed lines without indentation."""
         before, after = ([x[1:].strip() for x in self.diff(text).splitlines() if x[0] == sign] for sign in "-+")
         return f"{self.kind}: {' '.join(before)} => {' '.join(after)}"
 
 
 def edits_of(text: str) -> list[Edit]:
-    """All edits of a module, in the order of its text."""
+    """Return all edits of a module, in the order of its text."""
     found = _Finder(text)
     found.visit(ast.parse(text))
     unchanged = {edit for edit in found.edits if edit.applied(text) == text}
@@ -78,7 +78,7 @@ class _Finder(ast.NodeVisitor):
             self._lines.append(self._lines[-1] + len(line))
         self._returns: list[str] = []
 
-    # What is left alone
+    # Nodes without edits
 
     def visit_Import(self, node: ast.Import) -> None: ...
     def visit_ImportFrom(self, node: ast.ImportFrom) -> None: ...
@@ -199,7 +199,7 @@ class _Finder(ast.NodeVisitor):
         self.edits.append(Edit(kind=kind, line=node.lineno, start=start, end=end, new=new))
 
     def _between(self, kind: str, left: ast.expr, right: ast.expr, old: str, new: str) -> None:
-        """Replace the operator ``old``, which is all that there is between two operands but for parentheses and comments."""
+        """Replace the operator ``old``. Only parentheses and comments surround it between the two operands."""
         start, end = self._span(left)[1], self._span(right)[0]
         place = self._data[start:end].decode().find(old)
         assert place >= 0

@@ -1,4 +1,4 @@
-"""Which test files have to do with a module: those that import it, themselves or through a helper, the most special ones first."""
+"""Test files related to a module: those that import it, directly or through a helper, the most specific ones first."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ALWAYS: dict[str, tuple[str, ...]] = {
     "selector": ("unit/test_session.py", "unit/test_tuning.py", "unit/test_pick.py"),
     "store": ("unit/test_store.py", "unit/test_store_machine.py"),
 }
-"""Tests of a package that go through many of its modules without importing them; after those that do, if there is room."""
+"""Tests of a package that use many of its modules without importing them. They run last, if there is room."""
 BESIDES = {
     "numerics/absent": ("correctness/test_bsr.py",),
     "numerics/buffers": ("correctness/test_numerics_operands.py",),
@@ -46,18 +46,18 @@ BESIDES = {
     "selector/select": ("unit/test_limits.py", "unit/test_variants.py"),
     "selector/verify": ("correctness/test_verify.py", "correctness/test_verify_broken.py", "correctness/test_grouped.py"),
 }
-"""Tests of single modules that import something else."""
+"""Tests of single modules that import other ones."""
 NEVER = ("_gpu", "test_cpp", "triton", "cutlass", "test_imports", "test_cuda", "must_list", "cross_compile", "test_architectures")
-"""Parts of the names of files that need a GPU, or mostly compile."""
+"""Parts of the names of test files that need a GPU, or mostly compile."""
 
 
 def related_tests(root: Path, module: Path) -> list[Path]:
-    """Test files for a module of the package, ``module`` relative to ``root``, in the order in which they are to be run."""
+    """Return the test files for a module of the package (``module`` is relative to ``root``) in the order to run them."""
     name = ".".join(module.with_suffix("").parts)
     imports = {path: set(found) for path, found in _imports(root).items()}
     direct: list[Path] = []
     names, near = {name}, {name}
-    while len(direct) < LEAST_FILES and near:  # then those that import what imports it, and so on
+    while len(direct) < LEAST_FILES and near:  # next, tests that import a module which imports it, and so on
         found = [path for path, own in imports.items() if own & near and path not in direct]
         direct += sorted(found, key=lambda path: (_distance(path, module), len(imports[path]), path))
         near = {".".join(x.relative_to(root).with_suffix("").parts) for one in near for x in _users(root, one)} - names
@@ -69,13 +69,13 @@ def related_tests(root: Path, module: Path) -> list[Path]:
 
 
 def _distance(test: Path, module: Path) -> int:
-    """0 for tests that are named after the module, 1 for its package, 2 for others."""
+    """Return 0 for tests named after the module, 1 for tests named after its package, 2 for others."""
     return 0 if module.stem in test.stem else 1 if module.parts[1] in test.stem else 2
 
 
 @functools.cache
 def _imports(root: Path) -> dict[Path, frozenset[str]]:
-    """Modules of the package by test file."""
+    """Return the imported modules of the package for each test file."""
     helpers = {path.stem: path for folder in FOLDERS for path in (root / "tests" / folder).glob("*.py")}
     found: dict[Path, frozenset[str]] = {}
     for path in helpers.values():
@@ -94,13 +94,13 @@ def _imports(root: Path) -> dict[Path, frozenset[str]]:
 
 @functools.cache
 def _users(root: Path, name: str) -> tuple[Path, ...]:
-    """Modules of the package that import ``name``."""
+    """Return the modules of the package that import ``name``."""
     return tuple(path for path in sorted((root / "gemmtune").rglob("*.py")) if name in _imported(path, root))
 
 
 @functools.cache
 def _imported(path: Path, root: Path | None = None) -> frozenset[str]:
-    """What a file imports: modules, and names of modules that may be modules themselves."""
+    """Return the modules that a file imports, and the imported names, which may be modules too."""
     names: set[str] = set()
     package = path.relative_to(root).parent.parts if root else ()
     for node in ast.walk(ast.parse(path.read_text())):

@@ -1,12 +1,12 @@
-"""Plants small faults in the package and counts how many the tests notice.
+"""Plant small faults in the package and count how many the tests notice.
 
     python tests/mutation/run.py --sample 100 --seed 7 -j 2
     python tests/mutation/run.py gemmtune/numerics/compare.py --sample 0        # every edit of one module
 
-A seeded sample of the edits of ``edits.py`` in numerics/, problem/, selector/ and store/, or in the files that are named. For each
-edit the related test files run on a copy of the tree, one after the other until a test fails. Printed are the survivors with their
-place and what was changed, and a summary; the exit status is 1 where fewer than ``--threshold`` percent are killed. Edits that
-change nothing anybody could see are in ``equivalent.toml``, with a reason each, and do not count.
+A seeded sample of the edits of ``edits.py`` is tried, in numerics/, problem/, selector/ and store/, or in the named files. For
+each edit, the related test files run on a copy of the tree until a test fails. The output lists the survivors with their place and
+change, and a summary. The exit status is 1 if fewer than ``--threshold`` percent are killed. Edits without any visible effect are
+listed in ``equivalent.toml``, each with a reason, and do not count.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ THRESHOLD = 90.0
 TIME_LIMIT_S = 240.0
 POLL_S = 0.05
 LEFT_OUT = (".git", "__pycache__", "*.egg-info", ".*cache", ".hypothesis")
-"""What a copy of the tree does not need."""
+"""Files that a copy of the tree does not need."""
 NO_SUCH_TEST, NO_TESTS = 4, 5
-"""pytest's exit statuses where it knows no test of the name, and where it has run none."""
+"""Exit statuses of pytest for an unknown test name, and for a run without tests."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mutant:
-    """An edit of a file, ``path`` relative to the tree; ``diff`` has the changed lines."""
+    """An edit of a file. ``path`` is relative to the tree, and ``diff`` has the changed lines."""
 
     path: Path
     edit: Edit
@@ -58,13 +58,13 @@ class Mutant:
 
     @property
     def package(self) -> str:
-        """The folder of the package that the file is in."""
+        """Folder of the package that contains the file."""
         return self.path.parts[1]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """What became of a mutant: ``killed``, ``timed out`` (which is as good), ``survived``, or ``untested``."""
+    """Result for a mutant: ``killed``, ``timed out`` (which counts as killed), ``survived``, or ``untested``."""
 
     mutant: Mutant
     verdict: str
@@ -73,18 +73,18 @@ class Result:
 
     @property
     def killed(self) -> bool:
-        """The tests noticed."""
+        """True if the tests noticed the edit."""
         return self.verdict in ("killed", "timed out")
 
     def text(self) -> str:
-        """A line, and what was changed if nobody noticed."""
+        """Return one line, followed by the change if the mutant survived."""
         mutant = self.mutant
         line = f"{self.verdict:9} {self.seconds:5.1f} s  {mutant.path}:{mutant.edit.line} {mutant.edit.kind} {self.killed_by}"
         return line if self.killed else f"{line}\n{mutant.diff}"
 
 
 def mutants_of(root: Path, paths: Iterable[Path]) -> list[Mutant]:
-    """All edits of these files that are not equivalent, in their order."""
+    """Return all edits of these files that are not equivalent, in order."""
     known = equivalent_edits(root)
     found = []
     for path in paths:
@@ -95,7 +95,7 @@ def mutants_of(root: Path, paths: Iterable[Path]) -> list[Mutant]:
 
 
 def equivalent_edits(root: Path) -> dict[tuple[str, str], str]:
-    """The reasons of equivalent.toml by file and key. Raises ValueError for an entry that fits no edit or has no reason."""
+    """Return the reasons in equivalent.toml by file and key. Raises ValueError for an entry without a matching edit or reason."""
     entries = tomllib.loads((Path(__file__).parent / "equivalent.toml").read_text()).get("edit", [])
     reasons = {(entry["path"], entry["edit"]): entry["reason"] for entry in entries}
     for (path, key), reason in reasons.items():
@@ -106,7 +106,7 @@ def equivalent_edits(root: Path) -> dict[tuple[str, str], str]:
 
 
 def sampled(mutants: Sequence[Mutant], count: int, seed: int) -> list[Mutant]:
-    """``count`` of them (0: all), the same for the same seed and text, in the order of the files."""
+    """Return ``count`` mutants (0: all) in the order of the files. The same seed and text give the same ones."""
     if not count or count >= len(mutants):
         return list(mutants)
     chosen = random.Random(seed).sample(range(len(mutants)), count)
@@ -114,7 +114,7 @@ def sampled(mutants: Sequence[Mutant], count: int, seed: int) -> list[Mutant]:
 
 
 def summary(results: Sequence[Result]) -> str:
-    """A line for each package and one for all."""
+    """Return a line for each package and one for all."""
     lines = []
     for name in (*sorted({result.mutant.package for result in results}), "all"):
         own = [result for result in results if name in ("all", result.mutant.package)]
@@ -124,7 +124,7 @@ def summary(results: Sequence[Result]) -> str:
 
 
 class Trees:
-    """Copies of the tree, one for each job. Mutants are tried in them by forked processes, which need not import torch again."""
+    """Copies of the tree, one for each job. Forked processes try mutants in them, so that none imports torch again."""
 
     def __init__(self, root: Path, count: int, folder: Path) -> None:
         self._folder = folder
@@ -133,19 +133,19 @@ class Trees:
             shutil.copytree(root, tree, ignore=shutil.ignore_patterns(*LEFT_OUT), symlinks=True)
 
     def start(self, tree: Path, tests: Sequence[str], mutant: Mutant | None, log: Path) -> int:
-        """Run test files in a process of its own; returns its id."""
+        """Run test files in a forked process. Return its id."""
         process = os.fork()
         if process:
             return process
         try:
             os.setsid()
-            gc.freeze()  # what the parent has imported need not be looked at again by each run
+            gc.freeze()  # keeps the parent's objects out of each run's garbage collections
             output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
             os.dup2(output, 1)
             os.dup2(output, 2)
             sys.stdout, sys.stderr = os.fdopen(1, "w"), os.fdopen(2, "w")
             status = self._tested(tree, tests, mutant)
-        except BaseException as error:  # noqa: BLE001 - nothing may go on in a forked process
+        except BaseException as error:  # noqa: BLE001 - a forked process must never continue with the parent's code
             print(f"{type(error).__name__}: {error}")
             status = 3
         sys.stdout.flush()
@@ -154,11 +154,11 @@ class Trees:
     def _tested(self, tree: Path, tests: Sequence[str], mutant: Mutant | None) -> int:
         os.chdir(tree)
         sys.path[:] = [str(tree), *(entry for entry in sys.path if Path(entry or ".").resolve() not in (ROOT, ROOT / "tests"))]
-        for name, module in list(sys.modules.items()):  # what the script's own tests have imported
+        for name, module in list(sys.modules.items()):  # modules that the script itself has imported
             if Path(getattr(module, "__file__", None) or "/").is_relative_to(ROOT):
                 del sys.modules[name]
         os.environ |= {"PYTHONPATH": str(tree), "GEMMTUNE_CACHE_DIR": str(self._folder / "kernels")}
-        # A compiled module must not be left for the next mutant, whose file may have the same time and size.
+        # Leave no compiled module for the next mutant, whose file may have the same time and size.
         sys.dont_write_bytecode = mutant is not None
         if mutant is not None:
             os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
@@ -170,8 +170,8 @@ class Trees:
 
 
 def run(root: Path, mutants: Sequence[Mutant], jobs: int, limit_s: float, say: Callable[[str], None]) -> list[Result]:
-    """Try all mutants. What a test that fails without any edit as well seemed to notice is tried again without that test."""
-    import hypothesis  # noqa: F401 - imported once, for all processes that are forked
+    """Try all mutants. A test that also fails without an edit is excluded, and the mutants that it killed are tried again."""
+    import hypothesis  # noqa: F401 - imported once, for all forked processes
     import torch  # noqa: F401
 
     tests = {path: [str(x.relative_to(root)) for x in related_tests(root, path)] for path in {m.path for m in mutants}}
@@ -180,7 +180,7 @@ def run(root: Path, mutants: Sequence[Mutant], jobs: int, limit_s: float, say: C
     with tempfile.TemporaryDirectory(prefix="gemmtune-mutation-") as folder:
         trees, todo = Trees(root, jobs, Path(folder)), list(mutants)
         while todo:
-            # With all its parameters, which mostly share the cause: each of them would cost a round.
+            # Exclude a test with all its parameters. They mostly fail for one reason, and each would cost a round.
             left_out = [word for name, failing in broken.items() if failing for word in ("--deselect", name.partition("[")[0])]
             work: list[Job] = [(mutant, [*tests[mutant.path], *left_out]) for mutant in todo]
             for number, status, seconds, log in _finished(trees, work, limit_s, folder):
@@ -189,7 +189,7 @@ def run(root: Path, mutants: Sequence[Mutant], jobs: int, limit_s: float, say: C
                 say(result.text())
             killers = sorted({results[mutant].killed_by for mutant in todo} - broken.keys() - {""})
             for number, status, _, _ in _finished(trees, [(None, [killer]) for killer in killers], limit_s, folder):
-                broken[killers[number]] = status not in (0, NO_SUCH_TEST)  # an edit may make cases of its own
+                broken[killers[number]] = status not in (0, NO_SUCH_TEST)  # an edit may create test cases
                 if broken[killers[number]]:
                     say(f"fails as it is: {killers[number]}")
             todo = [mutant for mutant in todo if broken.get(results[mutant].killed_by)]
@@ -205,7 +205,7 @@ Job = tuple[Mutant | None, list[str]]
 
 
 def _finished(trees: Trees, work: Sequence[Job], limit_s: float, folder: str) -> Iterator[tuple[int, int | None, float, str]]:
-    """(number, exit status or None after the time limit, seconds, output) of each job, as they end."""
+    """Yield (number, exit status or None after the time limit, seconds, output) of each job when it ends."""
     waiting = list(enumerate(work))[::-1]
     running: dict[int, tuple[int, float, Path, str]] = {}
     while waiting or running:
@@ -223,7 +223,7 @@ def _finished(trees: Trees, work: Sequence[Job], limit_s: float, folder: str) ->
             if not ended and seconds < limit_s:
                 continue
             with contextlib.suppress(ProcessLookupError):
-                os.killpg(process, signal.SIGKILL)  # with what a test may have left running
+                os.killpg(process, signal.SIGKILL)  # together with processes that a test has left running
             if not ended:
                 os.waitpid(process, 0)
             del running[process]
@@ -259,24 +259,24 @@ def _as_json(results: Sequence[Result], seed: int) -> dict[str, Any]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command; returns its exit status."""
+    """Run the command and return its exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("paths", nargs="*", type=Path, help="modules or folders; default: four packages")
-    parser.add_argument("--sample", type=int, default=100, help="how many edits; 0: all")
+    parser.add_argument("--sample", type=int, default=100, help="number of edits; 0: all")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("-j", "--jobs", type=int, default=2)
-    parser.add_argument("--time-limit", type=float, default=TIME_LIMIT_S, metavar="S", help="for the tests of one edit")
+    parser.add_argument("--time-limit", type=float, default=TIME_LIMIT_S, metavar="S", help="time limit for the tests of one edit")
     parser.add_argument("--threshold", type=float, default=THRESHOLD, metavar="PERCENT")
-    parser.add_argument("--again", type=Path, metavar="JSON", help="only what survived in the run that wrote this file")
-    parser.add_argument("--json", type=Path, help="write all results there")
+    parser.add_argument("--again", type=Path, metavar="JSON", help="try only the survivors of the run that wrote this file")
+    parser.add_argument("--json", type=Path, help="write all results to this file")
     options = parser.parse_args(arguments)
     given = options.paths or [Path("gemmtune") / name for name in PACKAGES]
     files = [f.relative_to(ROOT) for p in given for f in ([ROOT / p] if p.suffix else sorted((ROOT / p).rglob("*.py")))]
     mutants = mutants_of(ROOT, files)
     if options.again:
         old = json.loads(options.again.read_text())["mutants"]
-        left = {(x["path"], x["kind"], x["diff"]) for x in old if x["verdict"] in ("survived", "untested")}
-        mutants = [m for m in mutants if (m.path.as_posix(), m.edit.kind, m.diff) in left]
+        survivors = {(x["path"], x["kind"], x["diff"]) for x in old if x["verdict"] in ("survived", "untested")}
+        mutants = [m for m in mutants if (m.path.as_posix(), m.edit.kind, m.diff) in survivors]
     else:
         mutants = sampled(mutants, options.sample, options.seed)
     results = run(ROOT, mutants, options.jobs, options.time_limit, lambda line: print(line, flush=True))

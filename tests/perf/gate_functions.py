@@ -6,6 +6,6 @@ import torch
 
 
 def twice(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """Does the work two times."""
+    """Compute the product twice."""
     torch.mm(a, b)
     return torch.mm(a, b)

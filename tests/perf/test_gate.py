@@ -1,4 +1,4 @@
-"""The performance gate's rule finds slow-downs and raises no false alarms: on simulated noise, and on loops of known length."""
+"""The gate's rule finds slow-downs and raises no false alarms, on simulated noise and on loops of known length."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SAMPLING = Sampling(warm_up_s=0.02)
 
 @pytest.fixture
 def simulation(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The module that makes up noise."""
+    """Return the module that simulates noise."""
     monkeypatch.syspath_prepend(str(BENCHMARKS))
     return importlib.import_module("gate_simulation")
 
@@ -59,7 +59,7 @@ def test_noise_that_hides_5_percent_is_inconclusive(simulation: Any) -> None:
 
 
 def busy(seconds: float) -> Callable[[], None]:
-    """Work of a fixed length by the clock, whatever else the machine does."""
+    """Return work of a fixed wall-clock length, independent of the machine's load."""
 
     def work() -> None:
         end = time.perf_counter() + seconds
@@ -78,8 +78,8 @@ def test_a_planted_difference_between_loops_is_measured(percent: int, turn: int)
     assert sample.anchor_us == pytest.approx(200, rel=0.1)
 
 
-def test_blocks_cancel_drift_and_what_one_leaves_for_the_other() -> None:
-    """Clocks that fall all the time, and whoever comes second in a pair is 3% faster."""
+def test_blocks_cancel_drift_and_order_effects() -> None:
+    """Check blocks with falling clocks, where the second contender of a pair is 3% faster."""
     order = ""
 
     def block(anchor_first: bool) -> tuple[list[float], list[float]]:
@@ -102,11 +102,11 @@ def test_blocks_end_early_for_long_kernels() -> None:
     assert sample.blocks == 4
 
 
-def test_steady_samples_last_long_enough_and_shed_outliers() -> None:
+def test_steady_samples_last_long_enough_and_remove_outliers() -> None:
     times = iter([100.0, 100.0, 900.0, 100.0, 300.0, 100.0, 100.0])
 
     class Planned(CpuContender):
-        """Times from the list."""
+        """Contender with times from the list."""
 
         rough_us = 400.0
 

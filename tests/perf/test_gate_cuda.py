@@ -26,7 +26,7 @@ PROBLEM = Problem.mm(512, 1024, 1024, dtype=torch.bfloat16, device_type="cuda")
 
 
 def spin(cycles: int) -> Call:
-    """A kernel that takes that many cycles."""
+    """Return a call of a kernel that takes that many cycles."""
     return functools.partial(torch.cuda._sleep, cycles)
 
 

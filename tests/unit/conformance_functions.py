@@ -1,4 +1,4 @@
-"""GEMMs to be tested by the tests of the conformance suite's command and plugin."""
+"""GEMMs for the tests of the conformance command and plugin."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def right(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 
 
 def drops_last(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """The last of K is dropped, but for short ones."""
+    """Return a product without the last element of K, except for a short K."""
     return a[:, :-1] @ b[:-1] if a.shape[-1] > 16 else a @ b
 
 

@@ -1,4 +1,4 @@
-"""The adapters of GEMMs that are compiled for each size: what is compiled is seen, and how it is kept short."""
+"""Adapters of GEMMs that compile for each size: which kernels are reported, and how compilation is kept short."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ triton_per_fused_add_1 = async_compile.triton('triton_per_fused_add_1', '''
 
 @pytest.fixture(scope="module")
 def inductor() -> ModuleType:
-    """Imported by the tests that need it: half of torch comes with it."""
+    """Import the adapter in the tests that need it only, since it imports half of torch."""
     return importlib.import_module("adapters.inductor")
 
 
@@ -48,11 +48,11 @@ class TestInductor:
         ]
         assert inductor.library_calls(GENERATED) == []
 
-    def test_calls_of_a_library_are_seen(self, inductor: ModuleType) -> None:
+    def test_library_calls_are_reported(self, inductor: ModuleType) -> None:
         code = "        extern_kernels.mm(a, b, out=c)\n        d = torch.ops.aten.bmm.dtype(a, b)\n        extern_kernels.mm(c, b)"
         assert inductor.library_calls(code) == ["extern_kernels.mm", "torch.ops.aten.bmm.dtype"]
 
-    def test_a_case_that_is_left_to_aten_is_refused_each_time(self, inductor: ModuleType) -> None:
+    def test_a_case_left_to_aten_is_refused_each_time(self, inductor: ModuleType) -> None:
         subject = inductor.CompiledSubject(
             "aten", inductor.static.traits.changed({"devices": ["cpu"]}), dynamic=False, backends="ATEN"
         )
@@ -61,14 +61,14 @@ class TestInductor:
             assert outcome.verdict is Verdict.REFUSED
             assert outcome.reason == "not possible here: Inductor generates no kernel for this, but calls extern_kernels.mm"
 
-    def test_without_a_kernel_to_choose_it_is_refused(self, inductor: ModuleType) -> None:
+    def test_refuses_without_a_kernel_to_choose(self, inductor: ModuleType) -> None:
         outcome = judge(inductor.static, CASE, torch.device("cpu"))
         assert outcome.verdict is Verdict.REFUSED
         assert outcome.reason == "not possible here: Inductor has no Triton kernel to choose from"
 
 
 class Tuner:
-    """Like FlagGems' tuner: the policy gets the configs and what times one."""
+    """A tuner like FlagGems': its policy gets the configs and a timing function."""
 
     def policy(self, bench, configs, args, kwargs):
         raise AssertionError("it would time every config")
@@ -84,7 +84,7 @@ CONFIGS = ["64x64", "too big", "128x64", "128x128"]
 
 @pytest.fixture
 def flag_gems(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """The adapter with such a package in the place of FlagGems."""
+    """Return the adapter with a fake FlagGems package."""
     tuner = Tuner()
     package = ModuleType("flag_gems")
     package.mm = lambda a, b: (a @ b, tuner.run(a, b, *a.shape, *b.shape))  # type: ignore[attr-defined]
@@ -103,7 +103,7 @@ def flag_gems(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return adapter
 
 
-def test_flag_gems_untuned_runs_one_config_of_those_that_compile(flag_gems: ModuleType) -> None:
+def test_flag_gems_untuned_runs_one_compiling_config(flag_gems: ModuleType) -> None:
     sizes = [(torch.ones(m, 3), torch.ones(3, 2)) for m in range(1, 60)]
     ran = [flag_gems.untuned.mm(a, b)[1] for a, b in sizes]
     assert set(ran) == {"64x64", "128x64", "128x128"}

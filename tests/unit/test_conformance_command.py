@@ -1,4 +1,4 @@
-"""``gemmtune conformance``, as a user runs it."""
+"""The command ``gemmtune conformance``, as a user runs it."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from gemmtune.conformance.cases.case import Case
 pytestmark = pytest.mark.usefixtures("_not_in_ci")
 IDS = [f"integers:mm-f32-17x33x65-seed.{seed}" for seed in (1, 2, 3)]
 WRONG = ["--device", "cpu"] + [word for case_id in IDS for word in ("--repro", case_id)]
-"""Three cases in which ``drops_last`` is wrong."""
+"""Arguments for three cases in which ``drops_last`` is wrong."""
 F32 = ("--dtype", "f32", "--device", "cpu")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """What a command gave."""
+    """Exit status and output of a command."""
 
     status: int
     out: str
@@ -38,7 +38,7 @@ def _not_in_ci(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def conformance(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Command:
-    """Runs ``gemmtune conformance`` in an empty folder; cases run in this process, unless they are not to."""
+    """Return a function that runs ``gemmtune conformance`` in an empty folder. By default, cases run in this process."""
     monkeypatch.chdir(tmp_path)
 
     def call(name: str, *arguments: str, isolated: bool = False) -> Result:
@@ -61,7 +61,7 @@ class TestVerdicts:
         assert "  identity: " in caplog.text
         assert list(tmp_path.iterdir()) == []
 
-    def test_a_wrong_one_does_not_and_how_to_see_it_is_said(self, conformance: Command) -> None:
+    def test_a_wrong_gemm_fails_and_the_report_shows_how_to_repeat_it(self, conformance: Command) -> None:
         done = conformance("drops_last", *F32, "--property", "integers", "-k", "17x33")
         assert done.status == 1
         assert "elements are wrong" in done.out
@@ -74,18 +74,18 @@ class TestVerdicts:
         assert repeated.status == 1
         assert "1 case executed" in repeated.out
 
-    def test_what_is_violated_is_what_fails(self, conformance: Command) -> None:
+    def test_the_violated_property_fails(self, conformance: Command) -> None:
         done = conformance("writes_to_its_input", *F32, "--property", "identity")
         assert done.status == 1
         assert "of inputs-unchanged: the call changed its input a" in done.out
 
-    def test_one_that_refuses_everything_is_not_tested(self, conformance: Command) -> None:
+    def test_a_gemm_that_refuses_everything_is_not_tested(self, conformance: Command) -> None:
         done = conformance("refuses", *F32, "--property", "integers")
         assert done.status == 2
-        assert "NOT TESTED: nothing but refusals" in done.out
+        assert "NOT TESTED: every case was refused" in done.out
         assert "NotImplementedError: not today" in done.out
 
-    def test_what_is_declared_may_not_be_refused(self, conformance: Command) -> None:
+    def test_refusing_a_declared_case_is_a_failure(self, conformance: Command) -> None:
         done = conformance("refuses", *F32, "--property", "integers", "--trait", "dtypes=float32", "--trait", "layouts=row")
         assert done.status == 1
         assert "raised for what it declares: NotImplementedError: not today\n      but tomorrow\n" in done.out
@@ -95,7 +95,7 @@ class TestVerdicts:
         [
             (("nothing",), "error: conformance_functions:nothing: module 'conformance_functions' has no attribute 'nothing'"),
             (("right", "--device", "tpu"), "error: device: got 'tpu', expected cpu, cuda or cuda:N"),
-            (("right", "--trait", "devices=cuda", "--device", "cpu"), "declares devices cuda, and this is cpu"),
+            (("right", "--trait", "devices=cuda", "--device", "cpu"), "got device cpu, expected one that it declares: cuda"),
             (("right", "--repro", "bound"), "error: case id: got 'bound', expected property:op-dtype"),
             (("right", "--dtype", "f17"), "error: dtype: got 'f17', expected one of float64"),
             (("right", "--level", "huge"), "Invalid value for '--level': 'huge' is not one of"),
@@ -112,14 +112,14 @@ class TestVerdicts:
             ),
         ],
     )
-    def test_what_cannot_be_tested_has_status_2_and_says_why(
+    def test_an_untestable_gemm_has_status_2_and_a_reason(
         self, conformance: Command, arguments: tuple[str, ...], text: str
     ) -> None:
         done = conformance(*arguments)
         assert done.status == 2
         assert text in done.out + done.err
 
-    def test_a_gemm_has_to_be_named(self, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_requires_a_gemm(self, capsys: pytest.CaptureFixture[str]) -> None:
         assert cli.run(["conformance"]) == 2
         assert "got no GEMM, expected package.module:function" in capsys.readouterr().err
 
@@ -130,12 +130,12 @@ class TestVerdicts:
 
 
 class TestNarrowing:
-    def test_a_property_alone(self, conformance: Command) -> None:
+    def test_runs_a_single_property(self, conformance: Command) -> None:
         done = conformance("right", *F32, "--property", "identity,scaling")
         assert done.status == 0, done.out
         assert "CONFORMS in 2 of " in done.out
 
-    def test_a_sample_has_some_of_each_property(self, conformance: Command) -> None:
+    def test_a_sample_has_some_cases_of_each_property(self, conformance: Command) -> None:
         data = json.loads(conformance("right", "--device", "cpu", "--max-cases", "60", "--json", "-").out)
         assert (data["verdict"], data["executed"]) == ("CONFORMS", 60)
         assert data["sample"]["cases"] == 60 < data["sample"]["of"]
@@ -143,12 +143,12 @@ class TestNarrowing:
         assert not any("sample" in p["reason"] for p in data["properties"])
         assert data["notes"] == [f"sampled 60 of {data['sample']['of']} cases, seed 0"]
 
-    def test_what_is_drawn_comes_with_max_examples(self, conformance: Command) -> None:
+    def test_a_sample_draws_cases_only_with_max_examples(self, conformance: Command) -> None:
         picked = ("--device", "cpu", "--property", "integers", "--max-cases", "5", "--json", "-")
         assert json.loads(conformance("right", *picked).out)["executed"] == 5
         assert json.loads(conformance("right", *picked, "--max-examples", "3").out)["executed"] > 5
 
-    def test_after_the_time_nothing_is_begun(self, conformance: Command) -> None:
+    def test_starts_no_case_after_the_time_limit(self, conformance: Command) -> None:
         done = conformance("right", *F32, "--max-seconds", "0.5", "--json", "-")
         data = json.loads(done.out)
         assert done.status == 0
@@ -169,7 +169,7 @@ class TestReports:
         again = conformance("drops_last", "--repro", "bad", "--json", "-")
         assert json.loads(again.out)["executed"] == data["failed"]
 
-    def test_json_on_standard_output_is_all_there_is(self, conformance: Command) -> None:
+    def test_json_on_standard_output_is_the_only_output(self, conformance: Command) -> None:
         done = conformance("right", *F32, "--property", "identity", "--json", "-")
         assert done.status == 0
         assert json.loads(done.out)["properties"]
@@ -179,7 +179,7 @@ class TestLists:
     def test_known_failures_and_skipped_cases(self, conformance: Command, tmp_path: Path) -> None:
         (tmp_path / "known.txt").write_text(f"{IDS[0]}  # issue 12\n{IDS[1][:-1]}?\n")
         (tmp_path / "skips.txt").write_text(f"{IDS[2]}  # takes too long\nwidth:mm-f99-*\n")
-        narrow = ("--trait", "ops=mm", "--trait", "dtypes=float32", "--trait", "layouts=row")  # whose cases of all levels are few
+        narrow = ("--trait", "ops=mm", "--trait", "dtypes=float32", "--trait", "layouts=row")  # few cases, even at all levels
         lists = (*narrow, "--xfails-file", "known.txt", "--skips-file", "skips.txt")
         done = conformance("drops_last", *WRONG, *lists, "--json", "r.json")
         assert done.status == 0, done.out

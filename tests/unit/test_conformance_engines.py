@@ -1,4 +1,4 @@
-"""What ``--sm`` and ``--sanitize`` start, from the command and from pytest."""
+"""Engines of ``--sm`` and ``--sanitize``, started by the command and by pytest."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class TestArchitectures:
         assert "2 passed" in out
         assert out.index("sm75: 2 kernels of 1 problem") < out.index("sm90: 2 kernels of 1 problem")
 
-    def test_what_must_run_but_cannot_is_a_failure(self) -> None:
+    def test_a_required_run_that_cannot_happen_is_a_failure(self) -> None:
         options = runs.RunOptions(sm=("90",), device="cpu")
         assert matrices.exit_status([matrices.matrix(options, "90")]) == 0
         report = matrices.matrix(options, "90", must_run=True)
@@ -66,7 +66,7 @@ class TestSanitizer:
         findings = tuple(Finding(tool=failure.property_name, case=cases[0], failure=failure) for failure in found)
         return SanitizerReport(tools=("memcheck",), cases=cases, executed=executed * len(cases), findings=findings, seconds=1.0)
 
-    def test_a_finding_is_a_failure_of_its_own(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_a_finding_is_a_separate_failure(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
         failure = Failure(property_name="memcheck", message="Invalid __global__ write of size 2 bytes")
         monkeypatch.setattr(suite_tests, "sanitize", lambda spec, cases, device: self.report(cases, failure))
         status, out = self.run(capsys)
@@ -75,7 +75,7 @@ class TestSanitizer:
         assert "compute-sanitizer memcheck: " in out
         assert "again: gemmtune conformance conformance_functions:right --device cpu --sanitize --in-process --repro " in out
 
-    def test_the_status_is_that_of_what_ran(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_status_follows_the_sanitized_cases(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
         monkeypatch.setattr(suite_tests, "sanitize", lambda spec, cases, device: self.report(cases))
         status, out = self.run(capsys)
         assert status == 0, out
@@ -85,7 +85,7 @@ class TestSanitizer:
         assert status == 2
         assert "NOT TESTED" in out
 
-    def test_that_it_cannot_run_is_an_error(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_a_missing_sanitizer_is_an_error(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
         def missing(*_: object) -> SanitizerReport:
             raise runs.ConformanceError("sanitize: there is no compute-sanitizer on PATH")
 

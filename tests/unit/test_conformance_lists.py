@@ -1,4 +1,4 @@
-"""Files of cases that are not to be run, or known to fail."""
+"""Files of cases to skip or known to fail."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ def test_no_file_lists_nothing() -> None:
     assert CaseList.read(None).complaints() == []
 
 
-def test_lines_that_fit_no_case_are_named_with_their_number(case_list: CaseList) -> None:
+def test_lines_that_match_no_case_are_reported_with_their_number(case_list: CaseList) -> None:
     [complaint] = case_list.unmatched(IDS).complaints()
     assert complaint.endswith("list.txt:5: no case has the id 'nan:*-f?4-*'; correct the line or remove it")
     assert len(case_list.unmatched([]).lines) == 3
 
 
-def test_a_file_that_cannot_be_read_is_an_error(tmp_path: Path) -> None:
+def test_an_unreadable_file_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ConformanceError, match="expected a text file of case ids"):
         CaseList.read(str(tmp_path / "missing.txt"))

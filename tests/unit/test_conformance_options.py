@@ -1,4 +1,4 @@
-"""The options of a conformance run: words, numbers, files, declarations."""
+"""Options of a conformance run: words, numbers, files, declarations."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gemmtune.conformance.options import RunOptions, declared_by
 from gemmtune.errors import ConformanceError, TraitsError
 
 
-def test_every_option_but_the_gemm_has_a_help_text_and_the_levels_are_all_there() -> None:
+def test_every_option_but_the_gemm_has_a_help_text_and_all_levels_are_options() -> None:
     assert {option.name for option in OPTIONS if option.help} | {"backend"} == {f.name for f in dataclasses.fields(RunOptions)}
     assert tuple(level.name.lower() for level in Level) == LEVELS
 
@@ -24,7 +24,7 @@ def test_words_may_be_joined_by_commas_and_dtypes_be_short() -> None:
     assert options.narrowed
 
 
-def test_what_pytest_did_not_get_has_its_default() -> None:
+def test_options_not_given_to_pytest_have_their_defaults() -> None:
     assert RunOptions.of({"backend": None, "device": None, "trait": None, "random": False}) == RunOptions()
     assert not RunOptions().active
 
@@ -42,20 +42,20 @@ def test_what_pytest_did_not_get_has_its_default() -> None:
         ({"max_seconds": -1.0}, "max_seconds: got -1, expected a number of seconds above 0"),
         ({"properties": ["bound,bonud"]}, "property: got 'bonud', expected one of integers, one-hot-a"),
         ({"timeout": 0.0}, "timeout: got 0, expected a number of seconds above 0"),
-        ({"derandomize": True, "seed": 3}, "got derandomize and seed, expected one of them"),
-        ({"backend": "x:f", "sm": ["80"]}, "sm: got 'x:f' beside it, expected no GEMM"),
-        ({"sm": ["80"], "html": "x.html"}, "html: got sm beside it, expected json"),
+        ({"derandomize": True, "seed": 3}, "got derandomize and seed, expected at most one of them"),
+        ({"backend": "x:f", "sm": ["80"]}, "sm: got the GEMM 'x:f' as well, expected no GEMM"),
+        ({"sm": ["80"], "html": "x.html"}, "html: got it together with sm, expected json"),
         ({"skips_file": "nowhere.txt"}, "skips_file: got 'nowhere.txt', expected a file that exists"),
         ({"traits": "nowhere.toml"}, "traits: got 'nowhere.toml', expected a file that exists"),
         ({"json": "nowhere/report.json"}, "json: got 'nowhere/report.json', expected a file to write, in a folder that exists"),
     ],
 )
-def test_what_means_nothing_is_an_error(values: dict, text: str) -> None:
+def test_rejects_illegal_options(values: dict, text: str) -> None:
     with pytest.raises(ConformanceError, match=text):
         RunOptions.of(values)
 
 
-def test_declarations_are_read_as_what_they_are() -> None:
+def test_declarations_are_parsed_by_their_type() -> None:
     words = ("out", "beta=true", "min_alignment=16", "multiples=1,8,8", "dtypes=float16,bfloat16", "accumulate=float16:float16")
     assert declared_by((*words, "bias_name=c", "sms=90", "layouts=row")) == {
         "out": True, "beta": True, "min_alignment": 16, "multiples": [1, 8, 8], "dtypes": ["float16", "bfloat16"],
@@ -72,7 +72,7 @@ def test_declarations_are_read_as_what_they_are() -> None:
         ("min_alignment=0", "min_alignment: got 0, expected an integer of at least 1"),
     ],
 )
-def test_a_declaration_that_means_nothing_is_an_error(word: str, text: str) -> None:
+def test_rejects_illegal_declarations(word: str, text: str) -> None:
     with pytest.raises(TraitsError, match=text):
         RunOptions(backend="x:f", trait=(word,))
 

@@ -1,4 +1,4 @@
-"""The pytest plugin: how it is loaded, what it adds, and that it is nothing to those who do not load it."""
+"""The pytest plugin: how it is loaded, what it adds, and that it does nothing unless it is loaded."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ ROOT = Path(__file__).parents[2]
 IMPORTABLE = (str(ROOT), str(Path(__file__).parent))
 LOADED = ("-p", "no:cacheprovider", "-p", "gemmtune.conformance.plugin", "--pyargs", "gemmtune.conformance")
 HERE = ("--gemm-device=cpu", "--gemm-in-process")
-"""Without a process that imports torch once more."""
+"""Options for a run without a process that imports torch once more."""
 SUITE = (*LOADED, "--gemm-backend=conformance_functions:right", *HERE)
 Pytest = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
 @pytest.fixture
 def another_project(tmp_path: Path) -> Path:
-    """A folder that has nothing to do with gemmtune."""
+    """Return a folder unrelated to gemmtune."""
     (tmp_path / "test_own.py").write_text("def test_own():\n    pass\n")
     return tmp_path
 
 
 @pytest.fixture
 def in_a_new_process(another_project: Path) -> Pytest:
-    """Runs pytest in that folder; all that it knows of gemmtune is that it can be imported."""
+    """Return a function that runs pytest in that folder, in a process where gemmtune is only importable."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST") and name != "CI"}
     environment["PYTHONPATH"] = os.pathsep.join(IMPORTABLE)
 
@@ -47,7 +47,7 @@ def in_a_new_process(another_project: Path) -> Pytest:
 
 @pytest.fixture
 def in_another_project(another_project: Path) -> Pytest:
-    """The same in a fork of this process, which has imported torch already."""
+    """Return the same function for a fork of this process, which has imported torch already."""
 
     def call(*arguments: str) -> subprocess.CompletedProcess[str]:
         texts = [another_project / name for name in ("stdout", "stderr")]
@@ -62,10 +62,10 @@ def in_another_project(another_project: Path) -> Pytest:
 
 
 def _run_pytest(folder: Path, texts: list[Path], arguments: tuple[str, ...]) -> NoReturn:
-    """In the forked process: without what the run that it comes from has set and loaded."""
+    """Run pytest in the forked process, without settings and plugins of the current run."""
     status = -1
     try:
-        gc.freeze()  # what this process has made need not be looked at again
+        gc.freeze()  # keeps this process's objects out of garbage collections
         os.chdir(folder)
         for number, text in enumerate(texts, 1):
             os.dup2(os.open(text, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
@@ -82,7 +82,7 @@ def _run_pytest(folder: Path, texts: list[Path], arguments: tuple[str, ...]) -> 
         os._exit(status & 0xFF)
 
 
-def test_a_project_that_does_not_load_it_sees_nothing_of_it(in_a_new_process: Pytest) -> None:
+def test_without_loading_the_plugin_a_project_is_unaffected(in_a_new_process: Pytest) -> None:
     assert "gemm" not in in_a_new_process("--help").stdout
 
 
@@ -105,7 +105,7 @@ def test_a_gemm_without_the_suite_says_what_is_missing(in_another_project: Pytes
     assert "the suite was not collected: add --pyargs gemmtune.conformance" in done.stdout
 
 
-def test_a_gemm_that_is_not_there_has_status_2(in_another_project: Pytest) -> None:
+def test_a_missing_gemm_has_status_2(in_another_project: Pytest) -> None:
     done = in_another_project(*LOADED, "--gemm-backend=nowhere:f")
     assert done.returncode == 2
     assert "nowhere:f: there is no module 'nowhere' here" in done.stdout + done.stderr
@@ -120,7 +120,7 @@ def test_a_wrong_option_is_a_usage_error(in_another_project: Pytest) -> None:
 def test_the_cases_are_collected_quickly_once_each_and_property_by_property(in_another_project: Pytest) -> None:
     begun = time.monotonic()
     done = in_another_project(*SUITE, "--collect-only", "-q")
-    assert time.monotonic() - begun < 30  # 5 s on a machine that does nothing else
+    assert time.monotonic() - begun < 30  # 5 s on an idle machine
     assert done.returncode == 0
     ids = [line.partition("[")[2].rstrip("]") for line in done.stdout.splitlines() if "test_property[" in line]
     assert len(ids) == len(set(ids)) > 300
@@ -128,7 +128,7 @@ def test_the_cases_are_collected_quickly_once_each_and_property_by_property(in_a
     assert names == sorted(names, key=list(dict.fromkeys(names)).index)
 
 
-def test_workers_of_xdist_find_the_same(in_another_project: Pytest, tmp_path: Path) -> None:
+def test_xdist_workers_find_the_same(in_another_project: Pytest, tmp_path: Path) -> None:
     picked = ("-k", "identity and f32", "-q")
     reports = []
     for processes in ("0", "2"):
@@ -141,7 +141,7 @@ def test_workers_of_xdist_find_the_same(in_another_project: Pytest, tmp_path: Pa
     assert alone["identity"][1] > 3
 
 
-def test_a_failure_is_text_without_the_stack_of_the_suite(in_another_project: Pytest) -> None:
+def test_a_failure_is_reported_without_the_stack_of_the_suite(in_another_project: Pytest) -> None:
     case_id = "integers:mm-f32-17x33x65"
     done = in_another_project(*LOADED, "--gemm-backend=conformance_functions:drops_last", *HERE, f"--gemm-repro={case_id}")
     assert done.returncode == 1
@@ -161,7 +161,7 @@ def test_a_failure_is_text_without_the_stack_of_the_suite(in_another_project: Py
         (("-m", "gpu", "-n", "2"), pytest.ExitCode.USAGE_ERROR, "-m gpu: got no GPU (torch sees none), expected one"),
     ],
 )
-def test_gpu_tests_are_skipped_without_a_gpu_and_an_error_if_asked_for(
+def test_gpu_tests_are_skipped_without_a_gpu_and_m_gpu_is_an_error(
     in_another_project: Pytest, tmp_path: Path, arguments: tuple[str, ...], status: int, text: str
 ) -> None:
     (tmp_path / "test_gpu.py").write_text("import pytest\n\n@pytest.mark.gpu\ndef test_gpu():\n    assert False\n")

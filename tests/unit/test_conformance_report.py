@@ -1,4 +1,4 @@
-"""What a run found, summed up and shown: verdicts, groups, exit statuses, text, JSON, HTML."""
+"""Findings of a run, summarised and shown: verdicts, groups, exit statuses, text, JSON, HTML."""
 
 from __future__ import annotations
 
@@ -58,21 +58,21 @@ class TestSummary:
         assert (summary.standing, summary.exit_status, summary.executed) == (Standing.CONFORMS, 0, 2)
         assert standings(summary)["bound"] is Standing.CONFORMS
 
-    def test_a_property_without_cases_says_why(self) -> None:
+    def test_a_property_without_cases_has_a_reason(self) -> None:
         reasons = {p.name: p.reason for p in summary_of([record()]).untested}
         assert reasons["out"] == "out= is not declared"
-        assert reasons["nan"] == "no case of this level fits what is declared and asked for"
+        assert reasons["nan"] == "no case of this level matches both the declarations and the options"
         narrowed = summarise(run_of(), [record()], narrowed=True, seconds=1.0)
         assert {p.reason for p in narrowed.untested} == {NOT_ASKED}
 
-    def test_a_failure_counts_against_the_property_that_is_violated(self) -> None:
+    def test_a_failure_counts_against_the_violated_property(self) -> None:
         summary = summary_of([record("bound", Verdict.FAILED, failure("", "inputs-unchanged"))])
         assert summary.exit_status == 1
         by_name = {p.name: p for p in summary.properties}
         assert (by_name["bound"].standing, by_name["bound"].failed) == (Standing.CONFORMS, 0)
         assert (by_name["inputs-unchanged"].standing, by_name["inputs-unchanged"].failed) == (Standing.FAILS, 1)
 
-    def test_a_violated_property_that_is_in_no_table_has_a_row(self) -> None:
+    def test_a_violated_property_outside_the_table_has_a_row(self) -> None:
         assert standings(summary_of([record("bound", Verdict.FAILED, failure("", "memcheck"))]))["memcheck"] is Standing.FAILS
 
     def test_nothing_executed_is_not_tested(self) -> None:
@@ -80,7 +80,7 @@ class TestSummary:
         refused = summary_of([record("bound", Verdict.REFUSED)])
         assert (refused.exit_status, refused.refused) == (2, 1)
         [reason] = [p.reason for p in refused.properties if p.name == "bound"]
-        assert reason == "nothing but refusals: NotImplementedError: no"
+        assert reason == "every case was refused: NotImplementedError: no"
 
     def test_too_few_executed_cases_are_an_error(self) -> None:
         summary = summary_of([record()], run_of())
@@ -89,18 +89,18 @@ class TestSummary:
         assert summary.complaints == (f"only 1 cases were executed, expected at least {least} (min_executed)",)
         assert summary_of([record()], run_of(dtype=("float32",))).exit_status == 0
 
-    def test_a_part_of_the_level_needs_one_executed_case(self) -> None:
+    def test_a_narrowed_level_needs_one_executed_case(self) -> None:
         for part in ({"properties": ("bound",)}, {"max_cases": 10}, {"max_seconds": 1.0}, {"op": ("mm",)}):
             assert summary_of([record()], run_of(**part)).exit_status == 0
 
-    def test_a_property_without_a_sampled_case_says_so(self) -> None:
+    def test_a_property_without_a_sampled_case_has_that_reason(self) -> None:
         summary = summary_of([record()], run_of(max_cases=1))
         reasons = {p.name: p.reason for p in summary.untested}
         assert (reasons["nan"], reasons["out"]) == ("no case of it is in the sample", "out= is not declared")
         asked = summary_of([record()], run_of(properties=("bound",)))
         assert {p.reason for p in asked.untested} == {NOT_ASKED}
 
-    def test_what_the_sanitizer_found_is_no_executed_case(self) -> None:
+    def test_a_finding_of_the_sanitizer_is_no_executed_case(self) -> None:
         found = summary_of([record("bound", Verdict.FAILED, failure("", "memcheck"), sanitized=True)], sanitized=4)
         assert (found.exit_status, found.executed, found.sanitized) == (1, 0, 4)
         assert "0 cases executed, 0 refused, 4 runs under compute-sanitizer, in 1 s" in plain_text(renderables(found))
@@ -114,7 +114,7 @@ class TestSummary:
         assert "2 choices ran: y in 2 cases, …: --json FILE has them all" in plain_text(renderables(summary))
         assert "ran: x in 1 case" in as_html(summary)
 
-    def test_a_known_failure_is_none_and_one_that_passes_is_an_error(self) -> None:
+    def test_a_known_failure_does_not_count_and_one_that_passes_is_an_error(self) -> None:
         known = summary_of([record("bound", Verdict.FAILED, failure(), known="issue 12"), record("nan")])
         assert (known.exit_status, known.failed) == (0, 0)
         assert next(p for p in known.properties if p.name == "bound").known == 1
@@ -128,7 +128,7 @@ class TestSummary:
         row = next(p for p in summary.properties if p.name == "nan")
         assert (row.standing, row.reason, row.skipped) == (Standing.NOT_TESTED, "issue 3", 1)
 
-    def test_failures_are_grouped_by_what_they_look_like_whatever_the_numbers(self) -> None:
+    def test_failures_are_grouped_by_bug_regardless_of_numbers(self) -> None:
         records = [
             record("bound", Verdict.FAILED, failure("last K block of 16 (K = 33) dropped"), k=133),
             record("nan", Verdict.FAILED, failure("last K block of 32 dropped", "nan"), k=64),
@@ -142,7 +142,7 @@ class TestSummary:
             ("wrong values like no known bug", 1, {"bound": 1}),
         ]
 
-    def test_lines_that_fit_no_case_warn_or_fail(self, tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_list_lines_without_a_case_warn_or_fail(self, tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
         path = tmp_path / "skips.txt"
         path.write_text("bound:mm-f16-*\nbound:mm-f99-*\n")
         monkeypatch.delenv("CI", raising=False)
@@ -157,7 +157,7 @@ class TestSummary:
         monkeypatch.setenv("CI", "true")
         assert summary_of([record()], listed()).exit_status == 1
 
-    def test_a_run_that_was_interrupted_conforms_to_nothing(self) -> None:
+    def test_an_interrupted_run_does_not_conform(self) -> None:
         early = summary_of([record()], interrupted=True)
         assert (early.exit_status, early.complaints) == (2, ())
         assert "NOT TESTED: interrupted, without a failure until then; 1 case executed" in plain_text(renderables(early))
@@ -172,18 +172,18 @@ class TestSummary:
 
 
 class TestText:
-    def test_the_header_has_what_is_tested(self) -> None:
+    def test_the_header_names_what_is_tested(self) -> None:
         run = run_of()
         lines = header_lines(run.options, run.ground)
         assert lines[0].split() == ["GEMM", "mypkg:f"]
         assert lines[-1].split(maxsplit=1) == ["declares", "ops mm"]
 
-    def test_declarations_are_those_that_differ_from_the_defaults(self) -> None:
+    def test_only_declarations_that_differ_from_the_defaults_are_shown(self) -> None:
         traits = Traits(out=True, dtypes=("float16", "bfloat16"), accumulate={"float16": "float16"}, splits=4)
         assert declarations(traits) == "dtypes float16, bfloat16; out; accumulate float16 in float16; splits 4"
         assert declarations(Traits()) == ""
 
-    def test_a_failure_has_its_place_its_diagnosis_and_two_ways_to_run_it_again(self) -> None:
+    def test_a_failure_shows_its_place_its_diagnosis_and_two_commands(self) -> None:
         text = plain_text(renderables(summary_of([record("bound", Verdict.FAILED, failure("last K block of 16 dropped"))])))
         for line in (
             "1 case of bound: last K block of 16 dropped",
@@ -195,17 +195,17 @@ class TestText:
             assert line in text
         assert "NOT TESTED: out= is not declared" in text
 
-    def test_the_last_lines_say_what_to_do(self) -> None:
+    def test_the_last_lines_suggest_next_steps(self) -> None:
         right = plain_text(renderables(summary_of([record()])))
         assert "CONFORMS in 1 of " in right
         assert "Next: --level full tests more." in right
         refused = plain_text(renderables(summary_of([record("bound", Verdict.REFUSED)])))
-        assert "NOT TESTED: nothing but refusals, 1 case, the first with NotImplementedError: no" in refused
-        assert "Next: say what the GEMM takes with --trait" in refused
+        assert "NOT TESTED: every case was refused, 1 case, the first with NotImplementedError: no" in refused
+        assert "Next: declare what the GEMM takes with --trait" in refused
 
 
 class TestJson:
-    def test_it_has_everything_as_plain_json(self) -> None:
+    def test_the_report_is_complete_plain_json(self) -> None:
         records = [
             record("bound", Verdict.FAILED, failure("x")),
             record("nan", Verdict.REFUSED),
@@ -229,7 +229,7 @@ class TestJson:
 
 
 class Page(HTMLParser):
-    """Checks that every element is closed, and collects addresses and names of elements."""
+    """Parser that checks that every element is closed, and collects addresses and names of elements."""
 
     OPEN = ("meta", "rect")
 
@@ -255,7 +255,7 @@ class Page(HTMLParser):
 
 
 class TestHtml:
-    def test_the_page_stands_alone_and_escapes_what_it_was_given(self) -> None:
+    def test_the_page_is_self_contained_and_escapes_text(self) -> None:
         text = as_html(summary_of([record("bound", Verdict.FAILED, failure(NASTY)), record("nan")], complaints=[NASTY]))
         page = Page(text)
         assert page.addresses == []
@@ -270,13 +270,13 @@ class TestHtml:
         assert text.count("and bound:mm-f32-37x70x34") == 1
         assert "and bound:mm-f32-37x70x33" not in text
 
-    def test_a_page_without_failures_has_no_such_part(self) -> None:
+    def test_a_page_without_failures_has_no_such_section(self) -> None:
         page = as_html(summary_of([record()]))
         assert "again:" not in page
         assert "NOT TESTED: out= is not declared" in page
         Page(page)
 
-    def test_a_heat_map_has_a_colour_for_each_cell_and_says_what_it_means(self) -> None:
+    def test_a_heat_map_has_a_colour_for_each_cell_and_a_legend(self) -> None:
         *rows, key = heat_lines(HEAT)
         assert [[span.style.removeprefix("on ") for span in row.spans] for row in rows] == [
             [COLOURS[shade] for shade in shades] for shades in ((0, 0, 1, 3), (4, 5, 0, 0))

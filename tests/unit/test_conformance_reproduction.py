@@ -1,4 +1,4 @@
-"""Running single cases again: the command lines, and what --repro reads."""
+"""Repeating single cases: the command lines, and the forms that --repro reads."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CASE = Case(property_name="bound", dtype="bfloat16", m=127, n=64, k=33, a="col+4
 OPTIONS = RunOptions(backend="mypkg.ops:matmul", device="cuda:1", trait=("out", "dtypes=float16"), level="full", in_process=True)
 
 
-def test_the_commands_have_what_makes_the_case_the_same() -> None:
+def test_commands_keep_the_options_that_change_a_case() -> None:
     line = command(OPTIONS, [CASE.id])
     assert shlex.split(line) == [
         "gemmtune", "conformance", "mypkg.ops:matmul", "--device", "cuda:1", "--trait", "out", "--trait", "dtypes=float16",
@@ -31,7 +31,7 @@ def test_the_commands_have_what_makes_the_case_the_same() -> None:
     ]  # fmt: skip
 
 
-def test_what_the_sanitizer_found_is_found_again_with_it() -> None:
+def test_a_finding_of_the_sanitizer_is_repeated_with_it() -> None:
     assert " --sanitize " in command(OPTIONS, [CASE.id], sanitize=True)
     assert "sanitize" not in command(RunOptions(backend="x:f", sanitize=True), [CASE.id])
 
@@ -46,7 +46,7 @@ def test_a_saved_case_is_repeated_from_its_file_and_its_folder(tmp_path: Path) -
     assert cases_to_repeat([f"@{path}"]) == cases_to_repeat([str(tmp_path)]) == [CASE]
 
 
-def test_cases_are_repeated_by_id_from_a_text_and_from_a_report_each_once(tmp_path: Path) -> None:
+def test_cases_are_repeated_once_each_by_id_from_a_text_and_from_a_report(tmp_path: Path) -> None:
     text, report = tmp_path / "ids.txt", tmp_path / "report.json"
     text.write_text(f"# from yesterday\n{CASE.id}  # the first\n")
     report.write_text(json.dumps({"failures": [{"case": CASE.id}, {"case": "nan:mm-f32-1x1x1"}]}))
@@ -54,14 +54,14 @@ def test_cases_are_repeated_by_id_from_a_text_and_from_a_report_each_once(tmp_pa
     assert [case.id for case in cases] == [CASE.id, "nan:mm-f32-1x1x1"]
 
 
-def test_what_names_no_case_is_an_error(tmp_path: Path) -> None:
+def test_rejects_words_that_name_no_case(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     (tmp_path / "other.json").write_text('{"failures": 3}')
     with pytest.raises(CaseError, match=r"case id: got 'bound', expected property:op-dtype"):
         cases_to_repeat(["bound"])
-    with pytest.raises(ConformanceError, match=r"has no \*\.json, expected one of --save-failing"):
+    with pytest.raises(ConformanceError, match=r"without \*\.json files, expected a folder of --save-failing"):
         cases_to_repeat([str(tmp_path / "empty")])
     with pytest.raises(ConformanceError, match="expected a file of case ids"):
         cases_to_repeat(["@nowhere"])
-    with pytest.raises(ConformanceError, match="has no case in it"):
+    with pytest.raises(ConformanceError, match="without a case"):
         cases_to_repeat([f"@{tmp_path / 'other.json'}"])

@@ -1,4 +1,4 @@
-"""What a run does after failures, crashes and hangs: what it still examines, draws and runs."""
+"""A run after failures, crashes and hangs: what it still examines, draws and runs."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from gemmtune.conformance.runs.isolation import Ground
 from gemmtune.declaration.traits import Traits
 
 
-class Told:
-    """A runner that gives the same verdict of every case, and keeps which were to be examined."""
+class FixedRunner:
+    """Runner with the same verdict for every case. It records which cases it should examine."""
 
     def __init__(self, verdict: Verdict) -> None:
         self.verdict = verdict
@@ -27,7 +27,7 @@ class Told:
         pass
 
 
-def run_of(runner: Told, **options: object) -> runs.Run:
+def run_of(runner: FixedRunner, **options: object) -> runs.Run:
     ground = Ground(name="told", traits=Traits(), device="cpu", device_name="CPU", sm=0)
     return runs.Run(RunOptions(backend="nowhere:told", **options), ground, runner)  # type: ignore[arg-type]
 
@@ -37,7 +37,7 @@ def case(name: str = "bound", m: int = 1, dtype: str = "float32") -> Case:
 
 
 def test_three_failures_of_a_property_and_of_a_dtype_are_examined() -> None:
-    runner = Told(Verdict.FAILED)
+    runner = FixedRunner(Verdict.FAILED)
     run = run_of(runner)
     asked = [case(m=m) for m in range(1, 6)] + [case(m=m, dtype="float16") for m in range(1, 6)] + [case("edges"), case("nan")]
     records = [run.judge(one) for one in asked]
@@ -47,12 +47,12 @@ def test_three_failures_of_a_property_and_of_a_dtype_are_examined() -> None:
     assert not run.established("width")
 
 
-def test_what_passes_is_examined_for_ever_and_what_is_repeated_too() -> None:
-    runner = Told(Verdict.PASSED)
+def test_passing_and_repeated_cases_are_always_examined() -> None:
+    runner = FixedRunner(Verdict.PASSED)
     run = run_of(runner)
     assert all(run.judge(case(m=m)).executed for m in range(1, 9))
     assert all(runner.examined)
-    failing = Told(Verdict.FAILED)
+    failing = FixedRunner(Verdict.FAILED)
     repeated = run_of(failing, repro=tuple(case(m=m).id for m in range(1, 9)))
     for one in repeated.cases():
         repeated.judge(one)
@@ -60,9 +60,9 @@ def test_what_passes_is_examined_for_ever_and_what_is_repeated_too() -> None:
 
 
 @pytest.mark.parametrize(("most", "same"), [("MOST_COSTS", True), ("MOST_COSTS_OF_ALL", False)])
-def test_after_many_crashes_other_cases_are_not_run(monkeypatch: pytest.MonkeyPatch, most: str, same: bool) -> None:
+def test_remaining_cases_are_not_run_after_many_crashes(monkeypatch: pytest.MonkeyPatch, most: str, same: bool) -> None:
     monkeypatch.setattr(runs, most, 2)
-    runner = Told(Verdict.CRASHED)
+    runner = FixedRunner(Verdict.CRASHED)
     run = run_of(runner)
     first, second, third = (run.judge(case("bound" if same else name, m)) for m, name in enumerate(("bound", "edges", "nan"), 1))
     assert first.failed

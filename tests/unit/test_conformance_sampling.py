@@ -1,4 +1,4 @@
-"""Samples of cases: everything has its part, and it is always the same part."""
+"""Samples of cases: each property, operation and dtype is represented, reproducibly."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ CASES = [case for p in PROPERTIES if p.needs(SCOPE) is None for case in p.cases(
 NAMES = list(dict.fromkeys(case.property_name for case in CASES))
 
 
-def test_it_is_an_order_of_the_same_cases() -> None:
+def test_a_sample_order_has_the_same_cases() -> None:
     assert Counter(sample_order(CASES, seed=0)) == Counter(CASES)
 
 
@@ -25,13 +25,13 @@ def test_each_round_has_every_property() -> None:
     assert set(Counter(case.property_name for case in order[: least * len(NAMES)]).values()) == {least}
 
 
-def test_operations_and_dtypes_take_turns() -> None:
+def test_operations_and_dtypes_alternate() -> None:
     first = sample_order(CASES, seed=0)[: len(NAMES)]
     assert {(case.op, case.dtype) for case in first} == {(case.op, case.dtype) for case in CASES}
     some = [case for case in sample_order(CASES, seed=0) if case.property_name == "bound"][:6]
     assert len({(case.op, case.dtype) for case in some}) == 6
 
 
-def test_the_seed_says_which() -> None:
+def test_the_seed_sets_the_order() -> None:
     assert sample_order(CASES, seed=3) == sample_order(CASES, seed=3) != sample_order(CASES, seed=4)
     assert sample_order([], seed=0) == []

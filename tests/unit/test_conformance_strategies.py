@@ -1,4 +1,4 @@
-"""Drawn cases: within the scope, of the right property, and plain when they shrink."""
+"""Drawn cases: within the scope, of the right property, and simple after shrinking."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_drawn_cases_are_of_the_property_and_within_the_scope(name: str, scope: 
     assert len(seen) >= 10
 
 
-def test_a_case_shrinks_to_the_smallest_and_plainest() -> None:
+def test_a_case_shrinks_to_the_smallest_and_simplest() -> None:
     smallest = hypothesis.find(cases(property_named("bound"), SCOPES["plain function"]), lambda case: case.k > 40, settings=QUICK)
     assert (smallest.m, smallest.n, smallest.a, smallest.b, smallest.seed) == (1, 1, "row", "row", 0)
     assert smallest.k <= 63
@@ -56,6 +56,6 @@ def test_a_case_shrinks_to_the_smallest_and_plainest() -> None:
 
 @QUICK
 @hypothesis.given(st.data(), st.sampled_from(list(SCOPES)), st.booleans())
-def test_layouts_are_of_the_kinds_that_the_scope_has(data: st.DataObject, name: str, batched: bool) -> None:
+def test_drawn_layouts_have_kinds_of_the_scope(data: st.DataObject, name: str, batched: bool) -> None:
     text = data.draw(layouts(SCOPES[name], batched=batched))
     assert Case(property_name="bound", op="bmm", m=3, n=4, k=5, a=text).kinds <= set(SCOPES[name].tested_kinds)

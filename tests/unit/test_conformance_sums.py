@@ -1,4 +1,4 @@
-"""The conformance suite on mm_plus_mm: cases, how a GEMM is called, what it is held to."""
+"""The conformance suite on mm_plus_mm: cases, calls of a GEMM, error bounds."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ CASE = Case(property_name="integers", op="mm_plus_mm", dtype="float16", m=17, n=
 SCOPE = Scope(traits=sums.gemm_traits)
 
 
-def test_id_has_k2_where_it_is_not_k() -> None:
+def test_an_id_has_k2_if_it_differs_from_k() -> None:
     assert CASE.id == "integers:mm_plus_mm-f16-17x33x20-a.col+1-k2.45"
     assert Case.parse(CASE.id) == CASE
     assert (CASE.summed, CASE.changed(k2="").summed, CASE.changed(op="mm", k2="").summed) == ((20, 45), (20, 20), (20,))
 
 
 @pytest.mark.parametrize(("op", "k2"), [("mm", "45"), ("mm_plus_mm", "-3"), ("mm_plus_mm", "x")])
-def test_a_k2_that_means_nothing_is_refused(op: str, k2: str) -> None:
-    with pytest.raises(CaseError, match=f"k2: got '{k2}' for {op}, expected a whole number, for mm_plus_mm alone"):
+def test_rejects_an_illegal_k2(op: str, k2: str) -> None:
+    with pytest.raises(CaseError, match=f"k2: got '{k2}' for {op}, expected a whole number, and the operation mm_plus_mm"):
         CASE.changed(op=op, k2=k2)
 
 
-def test_c_and_d_have_strides_of_their_own_where_k2_is_not_k() -> None:
+def test_c_and_d_have_separate_strides_if_k2_differs_from_k() -> None:
     problem, alike = problem_of(CASE, "cpu"), problem_of(CASE.changed(k2=""), "cpu")
     assert (problem.op, problem.summed, alike.summed) == ("mm_plus_mm", (20, 45), (20, 20))
-    assert [(x.size, x.stride) for x in (alike.c, alike.d)] == [((17, 20), (1, 18)), ((20, 33), (33, 1))]  # those of a and b
-    assert [(x.size, x.stride) for x in (problem.c, problem.d)] == [((17, 45), (45, 1)), ((45, 33), (1, 46))]  # the other way round
+    assert [(x.size, x.stride) for x in (alike.c, alike.d)] == [((17, 20), (1, 18)), ((20, 33), (33, 1))]  # as a and b
+    assert [(x.size, x.stride) for x in (problem.c, problem.d)] == [((17, 45), (45, 1)), ((45, 33), (1, 46))]  # as b and a
 
 
 def test_cases_have_longer_shorter_and_equal_second_products() -> None:
@@ -66,7 +66,7 @@ def test_functions_and_namespaces_get_four_operands() -> None:
         assert torch.allclose(subject(Call(problem=problem, tensors=x.tensors)), expected, atol=1e-5)
 
 
-def test_one_product_may_be_rounded_unless_more_is_declared() -> None:
+def test_one_product_may_be_rounded_unless_wider_partials_are_declared() -> None:
     problem = problem_of(CASE, "cpu")
     claims = Traits(splits=3).claims(problem)
     assert (claims.partials, claims.splits) == (torch.float16, 6)

@@ -1,4 +1,4 @@
-"""The gate on what a run executed: it passes what is whole, and fails what is not."""
+"""The check of what a run executed: it accepts a complete run and rejects an incomplete one."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ RESULTS = """<testsuites><testsuite>
 
 @pytest.fixture
 def whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Path]:
-    """Notes and results of a run that lacks nothing."""
+    """Return notes and results of a complete run."""
     notes, results = tmp_path / "notes", tmp_path / "results.xml"
     monkeypatch.setenv(VARIABLE, str(notes))
     for backend, name in wanted():
@@ -28,47 +28,47 @@ def whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Path]:
     return notes, results
 
 
-def test_a_whole_run_passes(whole: tuple[Path, Path], capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_complete_run_passes(whole: tuple[Path, Path], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(*whole) is None
     assert "of aten, cpp, tests of" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("lost", [("cpp", "bound"), ("aten", "scaled_mm"), ("gemmtune", "empty")], ids=" ".join)
-def test_a_property_or_an_operation_that_no_case_passed_is_named(whole: tuple[Path, Path], lost: tuple[str, str]) -> None:
+def test_reports_a_property_or_operation_without_a_passed_case(whole: tuple[Path, Path], lost: tuple[str, str]) -> None:
     notes, results = whole
     notes.write_text("".join(line for line in notes.read_text().splitlines(keepends=True) if tuple(line.split()) != lost))
     assert main(notes, results) == f"too little was executed:\n  {lost[0]}: no case of {lost[1]} passed"
 
 
-def test_a_file_that_was_skipped_as_a_whole_is_named(whole: tuple[Path, Path]) -> None:
+def test_reports_a_file_without_a_passed_test(whole: tuple[Path, Path]) -> None:
     notes, results = whole
     results.write_text(results.read_text().replace('<testcase classname="tests.correctness.test_triton"/>', ""))
     assert main(notes, results) == "too little was executed:\n  tests.correctness.test_triton: none of its tests passed"
 
 
-def test_a_run_that_noted_nothing_fails(whole: tuple[Path, Path], tmp_path: Path) -> None:
+def test_a_run_without_notes_fails(whole: tuple[Path, Path], tmp_path: Path) -> None:
     assert "cpp: no case of mm passed" in str(main(tmp_path / "nothing", whole[1]))
 
 
-def test_only_what_passed_counts(tmp_path: Path) -> None:
+def test_only_passed_tests_count(tmp_path: Path) -> None:
     (tmp_path / "results.xml").write_text(RESULTS)
     assert passed_files(tmp_path / "results.xml") == {"tests.unit.test_a", "tests.unit.test_b"}
 
 
-def test_files_for_a_gpu_alone_may_pass_nothing() -> None:
+def test_files_for_a_gpu_only_need_no_passed_test() -> None:
     found = files(Path(executed.__file__).parent)
     assert "tests.unit.test_executed" in found
     assert "tests.correctness.test_triton_gpu" not in found
 
 
-def test_without_the_variable_nothing_is_noted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_notes_nothing_without_the_variable(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv(VARIABLE, raising=False)
     monkeypatch.chdir(tmp_path)
     note("cpp", ["bound"])
     assert not list(tmp_path.iterdir())
 
 
-def test_the_operations_are_those_that_the_backends_have() -> None:
+def test_operations_match_those_of_the_backends() -> None:
     assert {name for backend, name in wanted() if backend == "cpp"} >= {"mm", "scaled_mm", "integers", "layouts"}
     assert ("cpp", "mm_plus_mm") not in wanted()
     assert ("aten", "mm_plus_mm") in wanted()

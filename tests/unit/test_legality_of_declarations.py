@@ -1,4 +1,4 @@
-"""The predicate by which a declared GEMM is offered agrees with the scope in which the suite tests it."""
+"""The predicate that offers declared GEMMs agrees with the scope in which the suite tests them."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ AT_LEAST: dict[str, Traits] = {
         {"bias": ("n", "m1")}, {"scales": ("tensor", "group_32", "row")}, {"scale_dtypes": ()},
     )
 }  # fmt: skip
-"""Where several words may mean one layout or shape, as for a single row, the predicate takes any of them."""
+"""Traits with several words for one layout or shape, such as that of a single row. The predicate accepts any of them."""
 
 
 @functools.cache
 def stated() -> list[tuple[Case, Problem]]:
-    """Cases of all properties, and what they state."""
+    """Return cases of all properties with their problems."""
     every = [case for p in PROPERTIES if p.needs(Scope(traits=ALL)) is None for case in p.cases(Scope(traits=ALL))]
     cases = [case.changed(out="") for case in random.Random(7).sample(every, 250)]
     return [(case, problem_of(case, "cpu")) for case in cases]
@@ -59,13 +59,13 @@ def in_scope(traits: Traits, case: Case, problem: Problem) -> bool:
 
 
 @pytest.mark.parametrize("traits", EXACTLY.values(), ids=EXACTLY)
-def test_what_is_tested_is_offered_and_nothing_else(traits: Traits):
+def test_exactly_the_tested_cases_are_offered(traits: Traits):
     for case, problem in stated():
         assert in_scope(traits, case, problem) == (why_not(traits, problem, CPU) is None), (case.id, why_not(traits, problem, CPU))
 
 
 @pytest.mark.parametrize("traits", AT_LEAST.values(), ids=AT_LEAST)
-def test_what_is_tested_is_offered_where_words_overlap(traits: Traits):
+def test_tested_cases_are_offered_if_words_overlap(traits: Traits):
     reasons = [why_not(traits, problem, CPU) for _, problem in stated()]
     for (case, problem), reason in zip(stated(), reasons, strict=True):
         assert reason is None or not in_scope(traits, case, problem), (case.id, reason)
@@ -76,7 +76,7 @@ def test_what_is_tested_is_offered_where_words_overlap(traits: Traits):
     "text",
     ["row", "col", "row+8", "col+4@1", "every2", "rows0", "cols0", "window", "row~0", "col+1@3~1", "every3+2", "row~i", "col+8~i"],
 )
-def test_strides_are_known_by_their_kinds(text: str):
+def test_strides_are_recognised_by_their_kinds(text: str):
     found = OperandLayout.parse(text)
     assert list(kinds_of(found.layout((3, 4, 5), torch.float32))) == [found.kinds]
     assert not list(kinds_of(dataclasses.replace(found.layout((3, 4, 5), torch.float32), stride=(60, 15, 3))))

@@ -1,4 +1,4 @@
-"""benchmarks/mutants_table.py: the rows that it makes, and what it keeps of a document."""
+"""benchmarks/mutants_table.py: the rows that it makes, and the parts of a document that it keeps."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_the_usual_test(target: str, tolerance: float | None, draw: object, pass
     assert usual.passes_usual_test(f"{PACKAGE}.{target}", "cpu", tolerance, draw) is passes
 
 
-def test_rows_are_put_into_the_document_and_others_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_new_rows_replace_old_ones_and_others_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     script = importlib.import_module("mutants_table")
     document = tmp_path / "conformance.md"
     kept = "| `sums:k_tail_dropped` | kept | a \\| b | d | passes | fails | fails |"

@@ -1,4 +1,4 @@
-"""The mutation script: which edits it finds, which tests it runs for a module, what it makes of their answers."""
+"""The mutation script: the edits that it finds, the tests that it runs for a module, and its results."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def size(a: int, b: int = 3) -> bool:
 
 
 def edited(kind: str, text: str = TEXT) -> list[str]:
-    """The lines that edits of a kind make."""
+    """Return the lines that edits of a kind produce."""
     return [edit.diff(text).splitlines()[-1][1:].strip() for edit in edits_of(text) if edit.kind == kind]
 
 
@@ -53,7 +53,7 @@ def test_edits_of_each_kind(kind: str, lines: list[str]) -> None:
     assert sorted(edited(kind)) == sorted(lines)
 
 
-def test_every_edit_leaves_a_module_that_can_be_read_and_is_another_one() -> None:
+def test_every_edit_gives_another_valid_module() -> None:
     text = (ROOT / "gemmtune/numerics/one_hot.py").read_text()
     edits = edits_of(text)
     assert len(edits) > 50
@@ -75,19 +75,19 @@ def test_related_tests_are_those_named_after_a_module_first() -> None:
         assert all(test.exists() for test in tests)
 
 
-def test_every_listed_edit_is_there_with_a_reason() -> None:
+def test_every_listed_edit_exists_and_has_a_reason() -> None:
     reasons = script.equivalent_edits(ROOT)
     assert reasons
     assert all(reasons.values())
 
 
-def test_an_edit_that_is_no_longer_there_is_an_error(tmp_path: Path) -> None:
+def test_a_listed_edit_that_no_longer_exists_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="expected an edit of the file as it is now, with a reason"):
         script.equivalent_edits(tmp_path)
 
 
 def tree_with(folder: Path, test: str) -> script.Mutant:
-    """A small tree whose module has one edit."""
+    """Make a small tree whose module has one edit, and return the edit."""
     (folder / "gemmtune/store").mkdir(parents=True)
     (folder / "tests/unit").mkdir(parents=True)
     module = Path("gemmtune/store/least.py")
@@ -110,14 +110,14 @@ def tree_with(folder: Path, test: str) -> script.Mutant:
         [
             ("assert least(2, 1) == 1", "killed"),
             ("assert least(1, 2) == 1", "survived"),
-            ("assert least(1, 2) == 3", "untested"),  # fails as it is
+            ("assert least(1, 2) == 3", "untested"),  # fails without the edit too
             ("assert least(2, 1) == 1 or __import__('time').sleep(30)", "timed out"),
         ],
         2,
         "mutants of a tree",
     ),
 )
-def test_what_becomes_of_a_mutant(tmp_path: Path, test: str, verdict: str) -> None:
+def test_the_result_of_a_mutant(tmp_path: Path, test: str, verdict: str) -> None:
     mutant, said = tree_with(tmp_path, test), list[str]()
     (result,) = script.run(tmp_path, [mutant], 1, 0.5 if verdict == "timed out" else 60.0, said.append)
     assert result.verdict == verdict, said

@@ -1,4 +1,4 @@
-"""The processes of one run of the tests: what they share, and who waits for whom."""
+"""The processes of one test run: what they share, and which of them wait."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SOON_S = 0.2
 
 
 class Other:
-    """A turn of somebody else, in a thread: wanted at once, ended by ``end``."""
+    """A turn of another process, in a thread. It is requested at once and ended by ``end``."""
 
     def __init__(self, folder: Path, *, alone: bool) -> None:
         self.begun, self._ends = threading.Event(), threading.Event()
@@ -42,13 +42,13 @@ def other(folder: Path, *, alone: bool) -> Iterator[Other]:
     made.end()
 
 
-def test_turns_go_on_beside_each_other(tmp_path: Path) -> None:
+def test_turns_run_concurrently(tmp_path: Path) -> None:
     with other(tmp_path, alone=False) as one, other(tmp_path, alone=False) as two:
         assert one.begun.wait(WAIT_S)
         assert two.begun.wait(WAIT_S)
 
 
-def test_who_is_alone_waits_for_all_that_run_also_those_that_begin_meanwhile(tmp_path: Path) -> None:
+def test_an_isolated_turn_waits_for_all_others_including_later_ones(tmp_path: Path) -> None:
     with other(tmp_path, alone=False) as running:
         assert running.begun.wait(WAIT_S)
         with other(tmp_path, alone=True) as timing:
@@ -65,7 +65,7 @@ def test_who_is_alone_waits_for_all_that_run_also_those_that_begin_meanwhile(tmp
                     assert last.begun.wait(WAIT_S)
 
 
-def test_files_without_a_test_for_a_gpu_are_not_read_for_one(tmp_path: Path) -> None:
+def test_m_gpu_skips_files_without_gpu_tests(tmp_path: Path) -> None:
     (with_one := tmp_path / "test_one.py").write_text("@pytest.mark.gpu")
     (without := tmp_path / "test_two.py").write_text("def test_x(): ...")
     for expression, expected in (("gpu", True), ("not gpu", None), ("", None)):
@@ -75,7 +75,7 @@ def test_files_without_a_test_for_a_gpu_are_not_read_for_one(tmp_path: Path) -> 
         assert pytest_ignore_collect(tmp_path, config) is None
 
 
-def test_two_cannot_be_alone(tmp_path: Path) -> None:
+def test_two_isolated_turns_exclude_each_other(tmp_path: Path) -> None:
     with other(tmp_path, alone=True) as one:
         assert one.begun.wait(WAIT_S)
         with other(tmp_path, alone=True) as two:
@@ -107,7 +107,7 @@ def test_processes(arguments: list[str], cores: int, expected: int, monkeypatch:
     assert pytest_xdist_auto_num_workers(config) == expected
 
 
-def test_each_process_begins_with_slow_tests_and_those_that_run_alone_come_last() -> None:
+def test_each_process_begins_with_slow_tests_and_ends_with_isolated_ones() -> None:
     names = ["a", "S1", "b", "ALONE", "c", "S2", "d", "e", "S3", "f"]
     assert spread(names, 2, slow={"S1", "S2", "S3"}, alone={"ALONE"}) == ["S1", "S3", "a", "b", "c", "S2", "d", "e", "f", "ALONE"]
 

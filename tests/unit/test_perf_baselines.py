@@ -1,4 +1,4 @@
-"""Baseline files: written, read, compared, refused."""
+"""Baseline files: writing, reading, comparing, rejecting."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def baseline(problem: Problem, log_ratio: float = -0.25) -> Baseline:
     )  # fmt: skip
 
 
-def test_what_was_written_is_read(tmp_path):
+def test_reads_a_written_file(tmp_path):
     written = Baselines.of(str(tmp_path), CPU)
     assert written.get(SMALL, "graph") is None
     for problem in (SMALL, LARGE):
@@ -74,14 +74,14 @@ def test_slugs():
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("{", r"cpu-.*\.json cannot be read: .*; put it right, or remove it"),
+        ("{", r"cpu-.*\.json cannot be read: .*; repair it, or remove it"),
         ("[]", "expected an object with format 1 and a list of entries"),
         ('{"format": 2, "entries": []}', "expected an object with format 1"),
         ('{"format": 1, "entries": [3]}', "entry 1: got 3, expected exactly key, log_ratio, pick,"),
         ('{"format": 1, "entries": [{"problem": "mm", "key": {}}]}', "entry 1: got fields key, problem, expected exactly key,"),
     ],
 )
-def test_a_file_that_is_none_is_named(tmp_path, text, message):
+def test_reports_a_file_without_baselines(tmp_path, text, message):
     (tmp_path / f"{slug(CPU)}.json").write_text(text)
     with pytest.raises(GateError, match=message):
         Baselines.of(str(tmp_path), CPU)
@@ -98,14 +98,14 @@ def test_a_file_that_is_none_is_named(tmp_path, text, message):
         ({"processes": 1}, "processes: got 1, expected a whole number of at least 2"),
     ],
 )
-def test_a_wrong_entry_is_named(tmp_path, change, message):
+def test_reports_a_wrong_entry(tmp_path, change, message):
     entry = dataclasses.asdict(baseline(SMALL)) | change
     (tmp_path / f"{slug(CPU)}.json").write_text(json.dumps({"format": 1, "device": {}, "entries": [entry]}))
     with pytest.raises(GateError, match=message):
         Baselines.of(str(tmp_path), CPU)
 
 
-def test_a_folder_that_cannot_be_written(tmp_path):
+def test_reports_an_unwritable_folder(tmp_path):
     (tmp_path / "file").write_text("")
     baselines = Baselines.of(str(tmp_path / "file" / "x"), CPU)
     with pytest.raises(GateError, match=r"cannot write .*file/x/cpu-.*\.json: .*; name another folder"):

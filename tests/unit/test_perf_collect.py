@@ -1,4 +1,4 @@
-"""How many processes a gate takes: early ends, second batches, failures."""
+"""Processes of a gate: early ends, second batches, failures."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gemmtune.perf_gate.statistics import Judgement, Rule, Verdict, judge
 
 
 class Script:
-    """Processes that find, for each match, its own number plus a little noise. Keeps what was asked."""
+    """Fake processes that return each match's number plus a little noise, and record their arguments."""
 
     def __init__(self, failing: dict[float, int] | None = None) -> None:
         self.asked: list[tuple[tuple[float, ...], int]] = []
@@ -36,7 +36,7 @@ def run(script: Script, matches: list[float], *, whole: bool = False) -> tuple[l
     return collect(matches, script, judged, processes=3, whole=whole, tell=told.append), told
 
 
-def test_what_the_first_batch_clears_is_not_measured_again():
+def test_matches_decided_by_the_first_batch_are_not_measured_again():
     script = Script()
     found, told = run(script, [0.0, 0.1])
     assert script.asked == [((0.0, 0.1), turn) for turn in (0, 1, 2)] + [((0.1,), turn) for turn in (3, 4, 5)]
@@ -46,12 +46,12 @@ def test_what_the_first_batch_clears_is_not_measured_again():
     assert told[-1] == "batch 2, process 3 of 3: 1 problem"
 
 
-def test_whole_asks_for_two_batches_of_all():
+def test_whole_requests_two_batches_of_all():
     found, _ = run(Script(), [0.0], whole=True)
     assert found[0].values == [[0.0, 0.001, 0.002], [0.0, 0.001, 0.002]]
 
 
-def test_what_fails_is_left_out_with_its_reason():
+def test_a_failing_match_is_left_out_with_its_reason():
     script = Script(failing={0.1: 1})
     found, _ = run(script, [0.1, 0.0])
     assert found[0].failure == "out of memory"

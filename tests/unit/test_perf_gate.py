@@ -1,4 +1,4 @@
-"""The gate and its command: anchors, baselines, exit statuses; with processes that find what a test wants, and once for real."""
+"""The gate and its command: anchors, baselines, exit statuses. Processes are fake, except in one test."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Finds = Callable[..., None]
 
 @pytest.fixture
 def finds(monkeypatch, own_store, tmp_path):
-    """finds({M: log ratio or reason of a failure}): what all processes find. The working folder is a new one."""
+    """Return finds({M: log ratio or reason of a failure}), which sets the result of all processes, in a new working folder."""
     monkeypatch.chdir(tmp_path)
 
     def plan(found: dict[int, float | str]) -> None:
@@ -65,7 +65,7 @@ def test_a_problem_that_cannot_be_measured(finds):
     assert (result.verdict, result.exit_status) == (Verdict.INCONCLUSIVE, 2)
 
 
-def test_a_baseline_is_written_and_held_to(finds):
+def test_writes_a_baseline_and_compares_with_it(finds):
     finds({16: -0.4, 48: -0.1})
     options = GateOptions(device="cpu", update_baseline=True)
     result = run_gate([ONE, TWO], options)
@@ -90,7 +90,7 @@ def test_updating_one_problem_keeps_the_others(finds):
     assert [round(b.log_ratio, 1) for b in baselines.entries.values()] == [-0.2, -0.1]
 
 
-def test_a_noisy_measurement_becomes_no_baseline(finds, monkeypatch):
+def test_a_noisy_measurement_is_not_written_as_a_baseline(finds, monkeypatch):
     finds({})
     noisy = [ProcessSample(log_ratio=x, candidate_us=1.0, anchor_us=1.0, blocks=30) for x in (0.3, -0.3, 0.1)]
     monkeypatch.setattr("gemmtune.perf_gate.gate.FreshProcess", lambda **_: lambda _, turn: [noisy[turn % 3]])
@@ -99,7 +99,7 @@ def test_a_noisy_measurement_becomes_no_baseline(finds, monkeypatch):
     assert Baselines.of("benchmarks/baselines", CPU).entries == {}
 
 
-def test_another_pick_and_other_versions_are_told(finds):
+def test_another_pick_and_other_versions_are_reported(finds):
     finds({16: -0.4})
     run_gate([ONE], GateOptions(device="cpu", update_baseline=True))
     baselines = Baselines.of("benchmarks/baselines", CPU)
@@ -133,19 +133,19 @@ def test_a_missing_baseline_is_inconclusive_and_not_measured(finds):
         ({"require_baseline": True}, "require_baseline: got anchor 'torch', expected 'baseline'"),
     ],
 )
-def test_options_that_do_not_go_together(options, message):
+def test_rejects_conflicting_options(options, message):
     with pytest.raises(GateError, match=message):
         GateOptions(**options)
 
 
-def test_problems_that_no_gate_takes():
+def test_rejects_unsuitable_problems():
     with pytest.raises(GateError, match="problems: got none"):
         run_gate([], GateOptions(device="cpu"))
     with pytest.raises(GateError, match="on cuda, expected problems for cpu"):
         run_gate([dataclasses.replace(ONE, device_type="cuda")], GateOptions(device="cpu"))
 
 
-def test_problems_without_names_are_a_small_set_where_there_is_no_baseline(finds):
+def test_without_names_and_baselines_there_is_a_small_set_of_problems(finds):
     for options in (GateOptions(device="cpu"), GateOptions(device="cpu", anchor="baseline")):
         problems = problems_without_names(options)
         assert len(set(problems)) == len(problems) > 3
@@ -173,7 +173,7 @@ class TestCommand:
         assert [len(batch) for batch in data["problems"][1]["log_ratios"]] == [7, 7]
         assert data["problems"][1]["judged"]["lower"] > 1.02
 
-    def test_inconclusive_is_said_loudly(self, capsys, finds):
+    def test_an_inconclusive_result_is_a_warning(self, capsys, finds):
         finds({})
         assert cli.run([*self.SHAPES, "--anchor", "baseline"]) == 0
         assert "warning: INCONCLUSIVE: 2 of 2 problems were NOT judged; the reasons are above" in capsys.readouterr().err
@@ -188,7 +188,7 @@ class TestCommand:
         assert "mm 48x32x64 float32 nt on cpu" in out
         assert "baseline" in out
 
-    def test_what_cannot_be_measured(self, capsys, finds):
+    def test_a_failed_measurement(self, capsys, finds):
         finds({16: "WorkerCrashed: died by SIGSEGV", 48: 0.0})
         assert cli.run(list(self.SHAPES)) == 2
         assert "WorkerCrashed: died by SIGSEGV" in capsys.readouterr().out
@@ -202,14 +202,14 @@ class TestCommand:
             (["16x32x64", "--device", "cuda:77"], "device: got"),
         ],
     )
-    def test_what_cannot_be_run(self, capsys, finds, words, message):
+    def test_rejects_unusable_arguments(self, capsys, finds, words, message):
         finds({})
         assert cli.run(["perf-gate", *words]) == 2
         assert message in capsys.readouterr().err
 
 
-def test_fresh_processes_measure_and_outlive_a_crash(own_store):
-    """Three matches in one process: the middle one fails, the others are timed."""
+def test_fresh_processes_measure_and_survive_a_crash(own_store):
+    """Measure three matches in one process. The middle one fails, and the others are timed."""
     names = (TORCH, "perf_functions:crash", "perf_functions:matmul")
     chosen = settings.current()
     candidates = [subject_for(name, ONE, CPU, chosen) for name in names]

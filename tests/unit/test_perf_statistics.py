@@ -13,7 +13,7 @@ RULE = Rule()
 
 @pytest.mark.parametrize(
     ("probability", "freedom", "quantile"),
-    # Tables of Student's t law, with 1.0 and tan for the two laws that have a closed form.
+    # Tables of Student's t distribution, with 1.0 and tan for the two distributions with a closed form.
     [(0.99, 6, 3.142668), (0.975, 1, 12.706205), (0.95, 10, 1.812461), (0.995, 2, 9.924843), (0.99, 120, 2.357825), (0.5, 3, 0.0)],
 )
 def test_student_quantile(probability, freedom, quantile):
@@ -63,7 +63,7 @@ def test_bounds_of_a_difference_have_the_error_of_both():
 
 
 def around(log_ratio: float, noise: float = 0.001) -> list[float]:
-    """A batch of seven values."""
+    """Return a batch of seven values."""
     return [log_ratio + noise * (i - 3) for i in range(7)]
 
 
@@ -96,7 +96,7 @@ def test_judge(batches, verdict, reason):
 
 
 def test_judge_against_a_baseline():
-    """30% faster than torch is no success where it was 40%."""
+    """Check that 30% faster than torch is no success if it was 40% before."""
     before = Estimate(mean=math.log(0.6), spread=0.003, count=14)
     now = around(math.log(0.7))
     assert judge([now, now], RULE).verdict is Verdict.IMPROVED

@@ -1,4 +1,4 @@
-"""What a gate can time."""
+"""Subjects that a gate can time."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ def test_torch_is_torchs_own_operation():
     assert (choice.name, choice.baseline) == ("aten:mm", True)
 
 
-def test_pick_is_what_the_plan_has(own_store):
+def test_pick_is_the_choice_of_the_plan(own_store):
     with settings.patch(backends=("aten",)) as chosen:
         assert subject_for(PICK, PROBLEM, CPU, chosen) == plan_for(PROBLEM, -1).choice
 
 
-def test_a_choice_by_its_name():
+def test_finds_a_choice_by_name():
     with settings.patch(backends=("aten", "cpp"), search="exhaustive") as chosen:
         assert subject_for("aten:mm", PROBLEM, CPU, chosen).name == "aten:mm"
         with pytest.raises(GateError, match=r"choice: got 'cpp:none', expected one of aten:mm, cpp:"):
@@ -38,7 +38,7 @@ def test_a_choice_by_its_name():
 
 
 @pytest.mark.parametrize("target", ["perf_functions:matmul", "perf_functions:into"])
-def test_a_function_writes_where_it_is_told_or_anew(target):
+def test_a_function_writes_to_out_or_to_new_memory(target):
     choice = subject_for(target, PROBLEM, CPU, settings.current())
     assert (choice.name, choice.backend) == (target, "function")
     kernel, x = choice.build(), random_operands(PROBLEM, CPU.torch_device, seed=1)
@@ -58,7 +58,7 @@ def test_results_are_kept_so_that_calls_write_to_different_memory():
     assert FunctionChoice.of("perf_functions:matmul", large, dataclasses.replace(CPU, l3_bytes=2**25)).results_kept == 4
 
 
-def test_nothing_to_time_is_refused():
+def test_rejects_an_empty_product():
     for empty in (Problem.mm(0, 3, 4, device_type="cpu"), Problem.mm(2, 3, 0, device_type="cpu")):
         with pytest.raises(GateError, match="size: got 0, expected a product that takes time"):
             subject_for(TORCH, empty, CPU, settings.current())
@@ -70,6 +70,6 @@ def test_a_function_takes_no_packed_operand():
         subject_for("perf_functions:matmul", packed, CPU, settings.current())
 
 
-def test_a_function_that_is_not_there():
+def test_rejects_a_missing_function():
     with pytest.raises(SubjectError, match="there is no module 'nowhere' here"):
         subject_for("nowhere:matmul", PROBLEM, CPU, settings.current()).build()

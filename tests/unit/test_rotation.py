@@ -1,4 +1,4 @@
-"""The part of the cases that a run takes."""
+"""Rotation: the part of the cases that a run takes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import rotation
 from rotation import HEAVY, VARIABLE, choose, header, rotated, takes
 
 
-def test_the_parts_make_up_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_parts_cover_all_cases(monkeypatch: pytest.MonkeyPatch) -> None:
     found = []
     for number in range(100, 104):
         monkeypatch.setenv(VARIABLE, str(number))
@@ -25,7 +25,7 @@ def test_names_start_at_different_cases(monkeypatch: pytest.MonkeyPatch) -> None
     assert len({rotated(range(12), 12, name)[0] for name in ("bound", "edges", "nan", "scales", "batch", "out")}) > 1
 
 
-def test_parts_of_two_lists_meet_in_every_way(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parts_of_two_lists_meet_in_every_combination(monkeypatch: pytest.MonkeyPatch) -> None:
     met = set()
     for number in range(40):
         monkeypatch.setenv(VARIABLE, str(number))
@@ -39,7 +39,7 @@ def test_a_part_is_never_empty(monkeypatch: pytest.MonkeyPatch) -> None:
         assert len(rotated([1, 2], 12)) == 1
 
 
-def test_a_commit_takes_one_heavy_case_and_each_has_its_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_commit_takes_one_heavy_case_and_each_case_has_its_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     total, taken = sum(HEAVY.values()), collections.Counter[str]()
     for number in range(total):
         monkeypatch.setenv(VARIABLE, str(number))
@@ -48,7 +48,7 @@ def test_a_commit_takes_one_heavy_case_and_each_has_its_turns(monkeypatch: pytes
     assert taken == HEAVY
 
 
-def test_the_number_is_that_of_the_commit_and_is_printed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_number_comes_from_the_commit_and_is_printed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(VARIABLE)
     monkeypatch.setattr(subprocess, "run", lambda *_, **__: subprocess.CompletedProcess((), 0, stdout="00001ff0c0ffee\n"))
     monkeypatch.delenv("PYTHONHASHSEED")
@@ -59,7 +59,7 @@ def test_the_number_is_that_of_the_commit_and_is_printed(monkeypatch: pytest.Mon
     choose()
 
 
-def test_without_a_repository_it_is_0(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_number_is_0_without_a_repository(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv(VARIABLE)
     monkeypatch.setattr(rotation, "__file__", str(tmp_path / "rotation.py"))
     choose()

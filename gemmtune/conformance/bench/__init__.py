@@ -1,1 +1,1 @@
-"""The bench on which one case is run: watched calls, judged results, failures with their diagnoses."""
+"""The bench that runs one case: watched calls, judged results, failures with their diagnoses."""

@@ -1,4 +1,4 @@
-"""One case being run: calls the GEMM with watched memory, judges results, gathers failures."""
+"""The run of one case: calls the GEMM with watched memory, judges results, collects failures."""
 
 from __future__ import annotations
 
@@ -25,35 +25,35 @@ from ...problem.dtypes import dtype_name
 from ..cases.case import Case
 from ..cases.statement import problem_of
 from ..diagnose import DIFFERS, FIRST_CALL, WRONG_DTYPE, Diagnosis, Evidence, diagnose
-from .outcome import Failure, heat_map, told
+from .outcome import Failure, error_text, heat_map
 
 MOST_REMEMBERED = 2**20
-"""Elements of a result that is kept, to be recognised if a later call returns it again."""
+"""Maximum elements of a result that is kept to recognise it if a later call returns it again."""
 CALLED_AGAIN = 3
-"""How often a call that was wrong is made again, to see whether it always is."""
+"""Times that a wrong call is repeated, to see if it is wrong each time."""
 MOST_EXPLAINED = 2**28
-"""Elements of a wrong result: of a larger one float64 copies take too much memory, and only one bad element is told."""
+"""Maximum elements of a wrong result that is diagnosed. float64 copies of larger ones take too much memory."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Expected:
-    """All elements of the right result, float64 [B, M, N], with the operands that it came from."""
+    """All elements of the right result, float64 (B, M, N), and the operands that they came from."""
 
     name: str
     operands: Operands
     right: Approximate
     known: bool = True
-    """Not known, ``right`` may be wrong itself: then no bug can be named that would explain the result."""
+    """False if ``right`` may itself be wrong. Then no bug is named as the explanation."""
 
 
 class NoResult(Exception):
-    """The call returned nothing that could be judged further. The failure is noted already."""
+    """The call returned nothing that can be judged further. The failure has been recorded."""
 
 
 class Bench:
-    """Everything that a check needs for one case. A check calls the GEMM and states what it expects; failures pile up here.
+    """Environment of one case. A check calls the GEMM through it and states expectations, and it collects the failures.
 
-    With ``examine`` a wrong result is diagnosed and mapped, which takes several times as long as to find that it is wrong.
+    With ``examine``, a wrong result is diagnosed and mapped. That takes several times as long as detecting it.
     """
 
     def __init__(self, subject: Subject, case: Case, device: torch.device, *, examine: bool = True) -> None:
@@ -61,9 +61,9 @@ class Bench:
         self.examine = examine
         self.case = case
         self.device = device
-        self.problem, self.claims = _asked(subject, problem_of(case, device.type))
+        self.problem, self.claims = _claimed(subject, problem_of(case, device.type))
         self.extra = () if self.problem.groups else self.probes.extra()
-        """The epilogue's operands, the same in every call."""
+        """Operands of the epilogue, the same in every call."""
         self.generator = torch.Generator(device=device).manual_seed(case.seed)
         self.failures: list[Failure] = []
         self.error_over_bound: float | None = None
@@ -73,7 +73,7 @@ class Bench:
         self._calls = 0
         self._results: list[torch.Tensor] = []
         self._latest: tuple[torch.Tensor | None, bool] = (None, False)
-        """The result of the latest call, and whether that was the first call of the problem in this process."""
+        """Result of the latest call, and True if that was the first call of the problem in this process."""
 
     @functools.cached_property
     def probes(self) -> Probes:
@@ -86,20 +86,20 @@ class Bench:
         return GroupedProbes(self.problem, self.device, seed=self.case.seed)
 
     def sibling(self, **changes: object) -> Bench:
-        """The bench of this case with some fields changed. Its failures are this one's."""
+        """Return the bench of this case with some fields changed. It records its failures here."""
         other = Bench(self.subject, self.case.changed(**changes), self.device, examine=self.examine)
         other.failures = self.failures
         return other
 
     def call(self, operands: Operands, *, out: torch.Tensor | None = None, watch: bool = True, wait: bool = True) -> torch.Tensor:
-        """The result of one call, which is judged as memory: shape, dtype, place, writes elsewhere, inputs left alone.
+        """Call the GEMM once and return the result, after checking shape, dtype, memory, stray writes and unchanged inputs.
 
-        ``out`` is given where the case says so, poisoned and between guard bands; a given one is used as it is.
-        Without ``watch`` the inputs may change; without ``wait`` the device is not waited for.
+        If the case has an ``out``, one is passed that is poisoned and lies between guard bands. A given ``out`` is used as it is.
+        Without ``watch`` the inputs may change. Without ``wait`` the device is not synchronised.
 
         Raises:
             Refused: the GEMM raised an error.
-            NoResult: what it returned cannot be judged.
+            NoResult: the returned value cannot be judged.
         """
         payload, guards, kept = self.next_payload(), None, None
         epilogue = {f"epilogue_args[{i}]": tensor for i, tensor in enumerate(self.given(operands).extra)}
@@ -125,11 +125,11 @@ class Bench:
         return tensor
 
     def forget_results(self) -> None:
-        """Earlier results do not explain what is judged next, which may be older than they are."""
+        """Forget earlier results, so that none of them explains the next result. It may be older than they are."""
         self._results = []
 
     def launch(self, operands: Operands, out: torch.Tensor | None = None, *, wait: bool = True) -> object:
-        """The bare call, on the current stream. Raises Refused where the GEMM raises an error that leaves the device usable."""
+        """Call the GEMM on the current stream, unwatched. Raises Refused for an error that leaves the device usable."""
         x = self.given(operands)
         call = Call(problem=self.problem, tensors=x.tensors, scalars=x.scalars, out=out)
         try:
@@ -139,18 +139,18 @@ class Bench:
         except Exception as error:
             if isinstance(error, Impossible) or is_fatal(error):
                 raise
-            raise Refused(told(error)) from error
+            raise Refused(error_text(error)) from error
         self.subject.called.add(self.problem)
         if not self.choice:
             self.choice = self.subject.choice_of(call)
         return result
 
     def given(self, operands: Operands) -> Operands:
-        """``operands`` with those of the epilogue, unless they have some."""
+        """Return ``operands`` with the epilogue's operands, unless they have some already."""
         return operands if operands.extra or not self.extra else dataclasses.replace(operands, extra=self.extra)
 
     def next_payload(self) -> int:
-        """The bits with which out is poisoned next; never the same twice in a row."""
+        """Return the poison bits for the next out. Consecutive calls use different bits."""
         self._calls += 1
         return self._payload
 
@@ -159,7 +159,7 @@ class Bench:
         return POISONS[self.problem.out.dtype][self._calls % 2]
 
     def received(self, result: object, out: torch.Tensor | None = None) -> torch.Tensor:
-        """The result as a tensor. Raises NoResult where it is none of the right size, dtype and device."""
+        """Return the result as a tensor. Raises NoResult if it is no tensor or has the wrong shape, dtype or device."""
         layout = self.problem.out
         if out is not None:
             if isinstance(result, torch.Tensor) and result.data_ptr() != out.data_ptr():
@@ -177,21 +177,21 @@ class Bench:
         return result
 
     def expect_one_hot(self, result: torch.Tensor, probe: OneHotProbe, *, scaled: bool = False) -> bool:
-        """Bit equality with an exact probe; ``scaled``: within the bound of one product, for one with scales of any numbers."""
+        """Compare with an exact probe, bit by bit. With ``scaled`` (scales of any numbers), allow the bound of one product."""
         return self._held(result, OneHotExpectation.of(probe, scaled=scaled))[0]
 
     def expect_that(self, result: torch.Tensor, expectation: Expectation) -> bool:
-        """What an expectation says that no known bug explains."""
+        """Compare with an expectation that no known bug can explain."""
         return self._held(result, expectation, known=False)[0]
 
     def expect(self, result: torch.Tensor, operands: Operands, *, name: str = "random data", exact: bool = False) -> bool:
-        """Judge by the bound of the claimed arithmetic. ``exact``: integers, whose sums the claims hold exactly if small enough."""
+        """Judge by the bound of the claimed arithmetic. ``exact``: integers, whose sums are exact as far as the claims say."""
         right, ratio = self._held(result, referenced(self.problem, operands, name=name, integers=exact))
         self.error_over_bound = max(ratio, self.error_over_bound or 0.0)
         return right
 
     def _held(self, result: torch.Tensor, expectation: Expectation, *, known: bool = True) -> tuple[bool, float]:
-        """(whether ``result`` is what it must be, the largest error over its bound); a failure more if it is not."""
+        """Return (True if ``result`` meets the expectation, the largest error over its bound). Record a failure otherwise."""
         finding = self._judge.find(result, expectation, self._payload)
         bad, ratio = finding.bad_element(finding.state.tolist(), batched=self.problem.batched), float(finding.ratio)
         if bad is None:
@@ -207,7 +207,7 @@ class Bench:
     def expect_equal(
         self, result: torch.Tensor, expected: torch.Tensor, operands: Operands, *, name: str, known: bool = True
     ) -> bool:
-        """The same numbers as ``expected`` (any NaN equals any NaN), which is right if ``known``, else just another result."""
+        """Compare with another result. Any NaN equals any NaN. ``known``: ``expected`` is right, not just another result."""
         same = (result == expected) | (result.isnan() & expected.isnan())
         if bool(same.all()):
             return True
@@ -216,17 +216,17 @@ class Bench:
         return False
 
     def fail(self, message: str, *, property_name: str = "", **facts: object) -> None:
-        """Note a failure of this case's property, or of another one that it came upon."""
+        """Record a failure of this case's property, or of another one that the case happened to violate."""
         self.failures.append(Failure(property_name=property_name or self.case.property_name, message=message, **facts))  # type: ignore[arg-type]
 
     def explain(self, result: torch.Tensor, expected: Expected) -> None:
-        """One failure with all that helps: first bad element, count, map, and which known bug gives this result."""
+        """Record one failure with all details: first bad element, count, map, and the known bug that gives this result."""
         got = self._wide(result)
         value, tolerance = expected.right.value, expected.right.error
         bad = ~is_right(got, expected.right, self.problem.out.dtype)
         if self.claims.skips_zeros:
             bad &= ~value.isnan()
-        if not bool(bad.any()):  # a grade is of all elements together
+        if not bool(bad.any()):  # a grade judges all elements together
             bad = got != value
         count = int(bad.sum())
         place = tuple(int(i) for i in torch.unravel_index(bad.flatten().to(torch.uint8).argmax(), bad.shape))
@@ -250,11 +250,11 @@ class Bench:
             diagnosis=named.text, also=named.also, **element.facts,
             bad_elements=count, elements=bad.numel(), heat=heat_map(got, value, tolerance, place[0]),
         )  # fmt: skip
-        # A result that was wrong when it came is no sign of a stale one when it comes again.
+        # Forget this result: if it comes again, it is no stale one.
         self._results = [x for x in self._results if not bool(((x == got) | (x.isnan() & got.isnan())).all())]
 
     def _again(self, result: torch.Tensor, expected: Expected, bad: torch.Tensor) -> Diagnosis | None:
-        """What it is called if the latest call, of which ``result`` is, is right where it was wrong when it is made again."""
+        """Repeat the call if ``result`` is of the latest one. Return a diagnosis if elements that were wrong are right now."""
         latest, first = self._latest
         if result is not latest:
             return None
@@ -274,7 +274,7 @@ class Bench:
     def _diagnosis(
         self, got: torch.Tensor, expected: Expected, bad: torch.Tensor, unwritten: torch.Tensor, *, left: bool
     ) -> Diagnosis:
-        changed = any(failure.property_name == "inputs-unchanged" for failure in self.failures)  # the expectation with them
+        changed = any(failure.property_name == "inputs-unchanged" for failure in self.failures)  # it falsifies the expectation
         if self.problem.groups or (not left and (changed or not expected.known)):
             return Diagnosis("elements left unwritten" if left else "")
         return diagnose(
@@ -286,12 +286,12 @@ class Bench:
         )  # fmt: skip
 
     def _wide(self, result: torch.Tensor) -> torch.Tensor:
-        """A copy in float64 [B, M, N]."""
+        """Return a copy in float64 (B, M, N)."""
         return result.to(torch.float64, copy=True).reshape(self.problem.batch, self.problem.m, self.problem.n)
 
 
-def _asked(subject: Subject, problem: Problem) -> tuple[Problem, Claims]:
-    """The problem and what is claimed for it. Where float32 is declared to be read as tf32, it is a tf32 problem to the probes."""
+def _claimed(subject: Subject, problem: Problem) -> tuple[Problem, Claims]:
+    """Return the problem and its claims. If float32 is declared to be read as tf32, the problem becomes a tf32 one."""
     if problem.float8 and subject.traits.fast_accum:
         problem = dataclasses.replace(problem, fast_accum=True)
     claims = subject.claims(problem)

@@ -1,4 +1,4 @@
-"""What became of one case: values that travel between processes and into reports."""
+"""The outcome of one case: values that travel between processes and into reports."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ import torch
 from ..cases.case import Case
 
 MOST_LINES, MOST_WIDE = 20, 400
-"""Of the words of an error that a GEMM raised: some have the whole of a compiler's output."""
+"""Maximum lines and characters of an error message of a GEMM. Some contain the whole output of a compiler."""
 
 
 class Verdict(StrEnum):
-    """PASSED and FAILED are answers. The next four say why there is none; all but REFUSED count against the GEMM."""
+    """Verdict on a case. PASSED and FAILED judge a result. The others mean that there is none, and all but REFUSED are failures."""
 
     PASSED = "passed"
     FAILED = "failed"
     REFUSED = "refused"
-    """The GEMM raised an error for something that it does not declare: not tested, and listed with the error."""
+    """The GEMM raised an error for something undeclared. The case is not tested, and is listed with the error."""
     RAISED = "raised"
     """The GEMM raised an error for something that it declares."""
     CRASHED = "crashed"
@@ -31,12 +31,12 @@ class Verdict(StrEnum):
 
     @property
     def bad(self) -> bool:
-        """Counts against the GEMM."""
+        """True if the verdict counts against the GEMM."""
         return self not in (Verdict.PASSED, Verdict.REFUSED)
 
 
-def told(error: Exception) -> str:
-    """The type and the words of an error, in MOST_LINES lines at most."""
+def error_text(error: Exception) -> str:
+    """Return the type and message of an error, at most MOST_LINES lines."""
     lines = f"{type(error).__name__}: {error}".rstrip().splitlines()
     more = [f"… ({len(lines) - MOST_LINES} more lines)"] if len(lines) > MOST_LINES else []
     return "\n".join([*(line.rstrip()[:MOST_WIDE] for line in lines[:MOST_LINES]), *more])
@@ -44,9 +44,9 @@ def told(error: Exception) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeatMap:
-    """|got − expected| over the tolerance, the largest in each cell of a grid over one matrix of the result.
+    """Largest |got − expected| ÷ tolerance in each cell of a grid over one matrix of the result.
 
-    ``rows`` and ``cols`` are the matrix's size. Above 1 is wrong; infinity stands for NaN and elements that were not written.
+    The matrix has ``rows`` rows and ``cols`` columns. Above 1 is wrong. NaN and unwritten elements count as infinity.
     """
 
     batch: int
@@ -57,17 +57,17 @@ class HeatMap:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failure:
-    """One thing that is wrong. ``property_name`` is what is violated, which may be another one than the case was made for."""
+    """One fault. ``property_name`` is the violated property, which may differ from the property of the case."""
 
     property_name: str
     message: str
-    """What was got and expected, and where, in one line."""
+    """Got, expected and place, in one line."""
     diagnosis: str = ""
-    """What a bug of this kind looks like, such as ``last K block dropped``; empty where nothing known fits."""
+    """Likely bug, such as ``last K block dropped``. Empty if no known bug matches."""
     also: tuple[str, ...] = ()
-    """Other bugs that would give this result too, as far as this case can tell."""
+    """Other bugs that would give the same result, as far as this case can tell."""
     examined: bool = True
-    """Whether a diagnosis was looked for; enough cases like this one were examined before if not."""
+    """False if no diagnosis was made, because enough similar cases were diagnosed before."""
     index: tuple[int, ...] | None = None
     got: float | None = None
     expected: float | None = None
@@ -79,32 +79,32 @@ class Failure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """A case with its verdict. ``error_over_bound`` is the largest error as a fraction of the bound, where there was one."""
+    """A case with its verdict. ``error_over_bound`` is the largest error as a fraction of the bound, if there was a bound."""
 
     case: Case
     verdict: Verdict
     failures: tuple[Failure, ...] = ()
     reason: str = ""
-    """The reason of a refusal, an error, a crash or a time-out."""
+    """Reason of a refusal, an error, a crash or a time-out."""
     choice: str = ""
-    """What ran, where the GEMM says so."""
+    """Name of what ran, if the GEMM reports it."""
     error_over_bound: float | None = None
     grade: float | None = None
     seconds: float = 0.0
 
     def as_json(self) -> dict[str, Any]:
-        """Plain values; the case as its id."""
+        """Return plain values, with the id of the case."""
         return dataclasses.asdict(self) | {"case": self.case.id, "property": self.case.property_name}
 
 
 MOST_CELLS = 64
-"""Along each dimension."""
+"""Maximum cells along each dimension."""
 
 
 def heat_map(got: torch.Tensor, expected: torch.Tensor, tolerance: torch.Tensor, batch: int) -> HeatMap:
-    """The largest |got − expected| / tolerance in each cell of matrix ``batch``, all three float64 [B, M, N].
+    """Return the map of matrix ``batch`` of tensors (B, M, N) in float64.
 
-    An exact expectation (tolerance 0) is measured in units of float32 roundoff of the value, so that any difference shows.
+    For an exact expectation (tolerance 0) the unit is float32 roundoff of the value, so that any difference shows.
     """
     x, y, t = got[batch], expected[batch], tolerance[batch]
     unit = torch.where(t > 0, t, 2.0**-24 * y.abs().clamp_min(2.0**-100))
@@ -117,9 +117,9 @@ def heat_map(got: torch.Tensor, expected: torch.Tensor, tolerance: torch.Tensor,
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
-    """A case with its outcome; None where it was not run, and ``reason`` says why.
+    """A case with its outcome, or with None and the ``reason`` if it was not run.
 
-    ``known`` is the reason with which the case is listed as known to fail, None if it is not.
+    ``known`` is the reason with which the case is listed as a known failure, or None.
     """
 
     case: Case
@@ -128,34 +128,34 @@ class Record:
     known: str | None = None
     drawn: bool = False
     sanitized: bool = False
-    """Found by compute-sanitizer, which has to be there again to see it. It is none of the cases that are judged one by one."""
+    """Found by compute-sanitizer. Such a record is needed to repeat the finding, and counts as no executed case."""
 
     @property
     def executed(self) -> bool:
-        """The GEMM was called, and gave an answer or failed to."""
+        """True if the GEMM was called and did not refuse."""
         return self.outcome is not None and self.outcome.verdict is not Verdict.REFUSED and not self.sanitized
 
     @property
     def refused(self) -> bool:
-        """The GEMM said that it does not do this."""
+        """True if the GEMM refused the case."""
         return self.outcome is not None and self.outcome.verdict is Verdict.REFUSED
 
     @property
     def bad(self) -> bool:
-        """It failed, known or not."""
+        """True if the case failed, known or not."""
         return self.outcome is not None and self.outcome.verdict.bad
 
     @property
     def failed(self) -> bool:
-        """It failed, and is not known to."""
+        """True if the case failed and is not listed as a known failure."""
         return self.bad and self.known is None
 
     @property
     def known_failure(self) -> bool:
-        """It failed as it is known to."""
+        """True if the case failed and is listed as a known failure."""
         return self.bad and self.known is not None
 
     @property
     def surprise(self) -> bool:
-        """It is listed as known to fail, and passed."""
+        """True if the case is listed as a known failure, but passed."""
         return self.known is not None and self.outcome is not None and self.outcome.verdict is Verdict.PASSED

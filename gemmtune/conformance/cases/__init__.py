@@ -1,1 +1,1 @@
-"""Cases: values that say what is asked of a GEMM, and which of them a run consists of."""
+"""Cases: values that specify one call of a GEMM, and the enumeration of the cases of a run."""

@@ -1,4 +1,4 @@
-"""One case of the suite: what is asked of a GEMM and by which property it is judged. A value; its id says all of it."""
+"""One case of the suite: the call of a GEMM and the property that judges its result. A value whose id describes it fully."""
 
 from __future__ import annotations
 
@@ -43,10 +43,10 @@ _LEGAL_WEIGHTS = {"mixed_mm": ("", *WEIGHTS), "scaled_mm": ("", *FLOAT8)}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """A specification and a seed, never tensors.
+    """Specification of one call, with a seed and without tensors.
 
-    ``variant`` is whatever else the property distinguishes, such as the fill of the operands. Layouts are texts of
-    ``OperandLayout``; ``inp`` is that of the added operand, whose shape is ``bias``, and that of scales and zero points.
+    ``variant`` is anything else that the property distinguishes, such as the fill of the operands. Layouts are texts of
+    ``OperandLayout``. ``inp`` is the layout of the added operand (with the shape ``bias``), of scales and of zero points.
     """
 
     property_name: str
@@ -59,27 +59,30 @@ class Case:
     a: str = PLAIN
     b: str = PLAIN
     out: str = ""
-    """The strides of ``out``, which is passed; empty: the call makes its result itself."""
+    """Strides of the ``out`` argument. Empty: the call allocates its result."""
     inp: str = PLAIN
     bias: str = "n"
     alpha: str = "one"
     beta: str = "one"
     scales: str = "tensor"
-    """What one scale is for, of ``labels.SCALES_OF``."""
+    """Granularity of one scale, a word of ``labels.SCALES_OF``."""
     scale_dtype: str = ""
-    """Empty: a's for mixed_mm, float32 for the others."""
+    """Dtype of the scales. Empty: the dtype of a for mixed_mm, float32 for the other operations."""
     weights: str = ""
-    """What b holds. Empty: int8 for mixed_mm, for the others what a holds; scaled_mm may have the other 8-bit float."""
+    """Dtype of the elements of b. Empty: int8 for mixed_mm, the dtype of a otherwise. scaled_mm may have the other 8-bit float."""
     zeros: str = "no"
-    """Whether there are zero points, ``yes`` or ``no``."""
+    """Presence of zero points, ``yes`` or ``no``."""
     result: str = ""
-    """The dtype of the result of scaled_mm; empty: bfloat16."""
+    """Dtype of the result of scaled_mm. Empty: bfloat16."""
     k2: str = ""
-    """Columns of c of mm_plus_mm, whose strides are then those of b, as d's are those of a; empty: K, and the other way round."""
+    """K of the second product c @ d of mm_plus_mm.
+
+    If given, c has the layout of b and d that of a. Empty: K of the first product, with c laid out as a and d as b.
+    """
     blocks: str = ""
-    """The class of a block-sparse weight, as ``declaration.blocks`` has it; empty: square blocks of 16, half of them there."""
+    """Class of a block-sparse weight, as ``declaration.blocks`` spells it. Empty: 16x16 blocks, half of them present."""
     groups: str = ""
-    """The number of groups of a grouped product; empty: 4."""
+    """Number of groups of a grouped product. Empty: 4."""
     variant: str = ""
     seed: int = 0
 
@@ -92,11 +95,11 @@ class Case:
         if self.variant and not _VARIANT.fullmatch(self.variant):
             raise CaseError(f"variant: got {self.variant!r}, expected letters, digits and _ . +")
         if self.k2 and (self.row.second != "K2" or not self.k2.isdecimal()):
-            raise CaseError(f"k2: got {self.k2!r} for {self.op}, expected a whole number, for mm_plus_mm alone")
+            raise CaseError(f"k2: got {self.k2!r} for {self.op}, expected a whole number, and the operation mm_plus_mm")
         if self.blocks and not self.row.sparse:
             raise CaseError(f"blocks: got {self.blocks!r} for {self.op}, expected nothing: its operands are dense")
         if self.groups and not (self.row.grouped and self.groups.isdecimal() and 1 <= int(self.groups) <= MOST_GROUPS):
-            raise CaseError(f"groups: got {self.groups!r} for {self.op}, expected 1 to {MOST_GROUPS}, for grouped products alone")
+            raise CaseError(f"groups: got {self.groups!r} for {self.op}, expected 1 to {MOST_GROUPS}, and a grouped operation")
         if (sparsity := self.sparsity) is not None and (self.n % sparsity.block_n or self.k % sparsity.block_k):
             raise CaseError(f"blocks: got {sparsity} for N = {self.n}, K = {self.k}, expected blocks that divide them")
         for text in (self.a, self.b, self.inp, *([self.out] if self.out else [])):
@@ -106,7 +109,7 @@ class Case:
 
     @property
     def id(self) -> str:
-        """The case as one word, such as ``bound:mm-bf16-127x64x33-a.col+4@1-seed.7``; what has its default is left out."""
+        """The case as one word, such as ``bound:mm-bf16-127x64x33-a.col+4@1-seed.7``. Fields with their default are omitted."""
         sizes = "x".join(map(str, ((self.batch,) if self.batched else ()) + (self.m, self.n, self.k)))
         parts = [self.op, SHORT_DTYPES[self.dtype], sizes]
         for name in _OPTIONAL:
@@ -117,7 +120,7 @@ class Case:
 
     @classmethod
     def parse(cls, text: str) -> Case:
-        """The case of an id. Raises CaseError, saying what is wrong with the text."""
+        """Return the case of an id. Raises CaseError, with the reason, if ``text`` is no id."""
         name, _, rest = text.partition(":")
         parts = rest.split("-")
         sizes = _SIZES.fullmatch(parts[2]) if len(parts) >= 3 else None
@@ -138,55 +141,55 @@ class Case:
         )  # fmt: skip
 
     def changed(self, **fields: object) -> Case:
-        """This case with some fields replaced."""
+        """Return this case with some fields replaced."""
         return dataclasses.replace(self, **fields)  # type: ignore[arg-type]
 
     @property
     def row(self) -> Operation:
-        """The operation's row of the table."""
+        """Row of the operation in the table of operations."""
         return ROWS[self.op]
 
     @property
     def sparsity(self) -> Sparsity | None:
-        """The class of a block-sparse weight."""
+        """Class of a block-sparse weight, or None if b is dense."""
         return sparsity_of_text(self.blocks or PLAIN_BLOCKS) if self.row.sparse else None
 
     @property
     def batched(self) -> bool:
-        """Operands are 3-D."""
+        """True if the operands are 3-D."""
         return self.row.batched
 
     @property
     def summed(self) -> tuple[int, ...]:
-        """The summed dimension of each product."""
+        """Length of the summed dimension, for each product."""
         second = self.row.second
         return (self.k, *([1] if second == "1" else [int(self.k2 or self.k)] if second else []))
 
     @property
     def added(self) -> bool:
-        """There is an added operand."""
+        """True if there is an added operand."""
         return self.row.operand("inp") is not None
 
     @property
     def quantized(self) -> bool:
-        """Operands, or one of them, have 8 bits or fewer."""
+        """True if an operand has 8 bits or fewer."""
         return self.op in QUANTIZED
 
     @property
     def packed(self) -> bool:
-        """b has two numbers in each byte, so that K is even."""
+        """True if b packs two numbers into each byte, so that K must be even."""
         return self.row.widens_b and bool(WEIGHTS[self.weights or "int8"][1])
 
     @property
     def b_dtype(self) -> torch.dtype:
-        """The dtype of b as a tensor."""
+        """Dtype of the tensor b."""
         if self.row.widens_b:
             return WEIGHTS[self.weights or "int8"][0]
         return DTYPES[self.weights or self.dtype]
 
     @property
     def kinds(self) -> frozenset[str]:
-        """The kinds of strides of a, b and the added operand or the scales."""
+        """Kinds of strides of a, b, and the added operand or scales."""
         return kinds_of_texts(self.a, self.b, *([self.inp] if self.added or self.quantized else []))
 
 

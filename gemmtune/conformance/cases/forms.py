@@ -1,4 +1,4 @@
-"""What a quantized operation may be given beside a: kinds of scales and weights, as far as they are declared."""
+"""Forms of a quantized operation: the declared kinds of scales, weights, zero points and results."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _GOLDEN = 0.6180339887498949
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Form:
-    """Fields of a case. ``other``: b of scaled_mm holds the other 8-bit float, whichever a holds."""
+    """Fields of a case that describe its quantization. ``other`` means that b of scaled_mm has the 8-bit float that a has not."""
 
     scales: str = "tensor"
     scale_dtype: str = ""
@@ -29,7 +29,7 @@ class Form:
     other: bool = False
 
     def fits(self, case: Case) -> bool:
-        """Whether a case has this form."""
+        """Return True if ``case`` has this form."""
         other = case.row.float8 and bool(case.weights)
         weights, other = "" if other else case.weights, other and case.weights != case.dtype
         return self == Form(
@@ -37,13 +37,13 @@ class Form:
         )
 
     def of(self, case: Case) -> Case:
-        """``case`` in this form."""
+        """Return ``case`` in this form."""
         weights = FLOAT8[case.dtype == FLOAT8[0]] if self.other else self.weights
         return case.changed(scales=self.scales, scale_dtype=self.scale_dtype, weights=weights, zeros=self.zeros, result=self.result)
 
 
 def forms_of(op: str, traits: Traits) -> tuple[Form, ...]:
-    """The forms that an operation may have; one without anything for the dense ones, none where no kind of scales is declared."""
+    """Return the forms that an operation may have: one empty form if it is dense, none if no kind of scales is declared."""
     if op not in SCALES_OF:
         return (Form(),)
     scales = tuple(word for word in SCALES_OF[op] if word in traits.scales)
@@ -81,7 +81,10 @@ def _unless(default: str, word: str) -> str:
 
 
 def form_number(number: int, count: int) -> int:
-    """The place of the ``number``-th form among ``count``: each once in ``count`` numbers, and near ones unlike each other."""
+    """Return the index of the ``number``-th form among ``count``.
+
+    ``count`` consecutive numbers visit each index once, and neighbouring numbers give distant indices.
+    """
     step = max(1, round(count * _GOLDEN))
     while math.gcd(step, count) > 1:
         step += 1

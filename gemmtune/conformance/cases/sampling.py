@@ -1,7 +1,7 @@
-"""Which cases a property gets, and which of all cases a sample has.
+"""Enumeration of the cases of a property, and sampling among all cases.
 
-Sizes, strides and variants are gone through together, each at its own pace, so that a few cases have each of them once and many
-cases have each combination. Operations and dtypes are always all there; each begins where the one before has stopped.
+Sizes, strides and variants advance together, each at its own pace. A few cases thus have each value once, and many cases have each
+combination. Every operation with each of its dtypes always occurs. Each starts where the previous one stopped.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Pair = tuple[str, str]
 Variant = str | Mapping[str, Any]
 
 EDGES = (1, 2, 3, 7, 8, 15, 16, 17, 31, 33, 63, 64, 65, 127, 128, 129, 255, 257)
-"""One below, at and one above the sizes of tiles."""
+"""Sizes one below, at and one above the sides of tiles."""
 SHAPES: dict[Level, tuple[Size, ...]] = {
     Level.SMOKE: ((1, 1, 1), (17, 33, 65), (64, 64, 64), (127, 96, 129), (128, 257, 40), (1, 256, 300), (48, 56, 1024)),
     Level.FULL: (
@@ -40,47 +40,47 @@ LONG: dict[Level, tuple[Size, ...]] = {
     Level.FULL: ((65, 31, 1), (96, 96, 2049), (24, 40, 8192)),
     Level.EXHAUSTIVE: ((128, 128, 16384),),
 }
-"""Further ones that are long along K, or have none of it."""
+"""Further sizes with a long K, or with almost none."""
 ADDED = tuple(op for op in STRIDED if ROWS[op].operand("inp") is not None)
-"""Operations of strided operands with one that is added."""
+"""Strided operations that have an added operand."""
 UNUSUAL = ("row+8", "col+17", "col@3", "every2", "every3", "rows0", "cols0", "window", "row~0", "col~i", "col+8@5~1")
-"""Strides beside the plain ones, of one operand at a time."""
+"""Strides other than plain ones, for one operand at a time."""
 BATCHES = (3, 2)
 GROUPS = ("", "1", "7", "33")
-"""Numbers of groups, more than there are rows among them."""
+"""Numbers of groups. The largest one exceeds the rows of small cases."""
 
 
 def shapes(scope: Scope) -> tuple[Size, ...]:
-    """(M, N, K) of the scope's level and those below it."""
+    """Return (M, N, K) of the scope's level and of the levels below it."""
     return tuple(size for level in Level if level <= scope.level for size in SHAPES[level])
 
 
 def long_shapes(scope: Scope) -> tuple[Size, ...]:
-    """``shapes``, with more of them long along K."""
+    """Return ``shapes`` and further sizes with a long K."""
     return (*shapes(scope), *(size for level in Level if level <= scope.level for size in LONG[level]))
 
 
 def fitting(scope: Scope, m: int, n: int, k: int) -> Size:
-    """The nearest sizes, not smaller, that the traits allow."""
+    """Return the smallest sizes that the traits allow and that are not below the given ones."""
     traits = scope.traits
     sizes = (-(-max(s, least) // by) * by for s, by, least in zip((m, n, k), traits.multiples, traits.least, strict=True))
     return tuple(sizes)  # type: ignore[return-value]
 
 
 def in_blocks(text: str, n: int, k: int) -> tuple[int, int]:
-    """The nearest sizes, not smaller, that consist of such blocks."""
+    """Return the smallest (N, K) that whole blocks fill and that are not below the given ones."""
     kind = sparsity_of_text(text)
     return -(-n // kind.block_n) * kind.block_n, -(-k // kind.block_k) * kind.block_k
 
 
 def plain_pairs(scope: Scope) -> tuple[Pair, ...]:
-    """The pairs of plain row- and column-major strides of a and b that are tested, row-major alone where no other is allowed."""
+    """Return the tested pairs of plain strides of a and b: row- and column-major, or row-major alone."""
     names = tuple(name for name in ("row", "col") if name in scope.tested_kinds)
     return tuple(itertools.product(names, names))
 
 
 def all_pairs(scope: Scope) -> tuple[Pair, ...]:
-    """The plain pairs of strides of a and b; above smoke also each of the unusual ones, of a and of b."""
+    """Return the plain pairs of strides of a and b. Above smoke, add each unusual layout of a and of b."""
     plain = plain_pairs(scope)
     if scope.level is Level.SMOKE:
         return plain
@@ -88,9 +88,9 @@ def all_pairs(scope: Scope) -> tuple[Pair, ...]:
 
 
 def covering(*lengths: int, start: int = 0) -> Iterator[tuple[int, ...]]:
-    """Every combination of indices below ``lengths`` once, such that all values of each index come up early and together.
+    """Yield every combination of indices below ``lengths`` once, ordered so that all values of each index come early.
 
-    The first max(lengths) have every value of each index.
+    The first max(lengths) combinations contain every value of each index.
     """
     total = math.prod(lengths)
     order = sorted(range(len(lengths)), key=lambda axis: -lengths[axis])
@@ -105,12 +105,12 @@ def covering(*lengths: int, start: int = 0) -> Iterator[tuple[int, ...]]:
 
 @dataclass(frozen=True, kw_only=True)
 class Sample:
-    """Enumerates the cases of a property. What depends on the scope may be given as a function of it.
+    """Enumeration of the cases of a property. Fields that depend on the scope may be functions of it.
 
-    ``budget`` is about how many cases smoke, full and exhaustive have, whatever the number of operations and dtypes; each of those
-    has one at the least, and above smoke with ``every_pair`` every pair of strides. Sizes are moved to what the traits allow. A
-    variant is the field of that name, or several fields of a case. ``admits`` leaves cases out; those that stay go through
-    ``finish`` before the scope judges them, and with them the ``further`` cases that a check makes of one.
+    ``budget`` is the approximate number of cases at smoke, full and exhaustive, for any number of operations and dtypes. Each
+    operation with each dtype gets at least one. With ``every_pair`` it gets every pair of strides, above smoke. Sizes grow to
+    what the traits allow. A variant is the field of that name, or a mapping of several fields of a case. ``admits`` drops cases.
+    ``finish`` changes the others before the scope checks them, together with the ``further`` cases that a check derives.
     """
 
     budget: tuple[int, int, int]
@@ -125,7 +125,7 @@ class Sample:
     further: Callable[[Case], Iterable[Case]] = lambda _: ()
 
     def __call__(self, name: str, scope: Scope) -> Iterator[Case]:
-        """The cases of a scope for the property ``name``, in a fixed order."""
+        """Yield the cases of a scope for the property ``name``, in a fixed order."""
         ops = [op for op in scope.tested_ops if op in self.ops]
         contexts = [(op, dtype) for op in ops for dtype in scope.tested_dtypes(op) if dtype in self.dtypes]
         wanted = self.shapes(scope) if callable(self.shapes) else self.shapes
@@ -146,7 +146,7 @@ class Sample:
             yield from itertools.islice(allowed, count)
 
     def _case(self, scope: Scope, number: int, plain: Case, size: Size, pair: Pair, variant: Variant) -> Case | None:
-        """None where the scope does not have it. What is left open by the axes goes round with ``number``."""
+        """Return one case, or None if the scope excludes it. ``number`` cycles through the fields that no axis sets."""
         (m, n, k), (a, b), traits = size, pair, scope.traits
         fields: dict[str, Any] = {"variant": variant} if isinstance(variant, str) else {}
         if plain.row.sparse:
@@ -171,7 +171,7 @@ class Sample:
                 return None
             case = forms[form_number(number + zlib.crc32(case.property_name.encode()), len(forms))].of(case)
             case = case.changed(k=case.k + case.k % 2) if case.packed else case
-        if case.row.second == "K2" and k:  # equal to K, longer and shorter in turn
+        if case.row.second == "K2" and k:  # K2 cycles through equal to K, longer than K and shorter than K
             by = traits.multiples[2]
             case = case.changed(k2=("", str(2 * k + by), str(max(k // 2 // by * by, by)))[number % 3])
         if not self.admits(case):
@@ -183,9 +183,10 @@ class Sample:
 
 
 def sample_order(cases: Iterable[Case], *, seed: int) -> list[Case]:
-    """The cases in an order of which each first part is a sample: properties take turns, and within each its operations and dtypes.
+    """Return the cases in an order of which every prefix is a sample.
 
-    The same for the same cases and seed, in every process.
+    Properties alternate, and within a property its operations and dtypes. The same cases and seed give the same order in every
+    process.
     """
     by_property: dict[str, dict[tuple[str, str], list[Case]]] = {}
     for case in cases:
@@ -194,14 +195,14 @@ def sample_order(cases: Iterable[Case], *, seed: int) -> list[Case]:
     for number, (name, by_kind) in enumerate(by_property.items()):
         for kind, group in by_kind.items():
             random.Random(f"{seed} {name} {kind}").shuffle(group)
-        first = number % len(by_kind)  # so that a case of each property is not a case of the same operation for all
+        first = number % len(by_kind)  # each property starts at another operation and dtype
         groups = list(by_kind.values())
         turns.append(list(_in_turn(groups[first:] + groups[:first])))
     return list(_in_turn(turns))
 
 
 def _in_turn(lists: Sequence[Sequence[T]]) -> Iterator[T]:
-    """The first of each list, then the second of each that has one, and so on."""
+    """Yield the first item of each list, then the second of each list that has one, and so on."""
     missing = object()
     for row in itertools.zip_longest(*lists, fillvalue=missing):
         yield from (item for item in row if item is not missing)  # type: ignore[misc]

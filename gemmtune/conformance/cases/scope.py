@@ -1,4 +1,4 @@
-"""What is to be tested: a GEMM's traits, a device and a level, narrowed by options. Cases are enumerated within a scope."""
+"""The scope of a run: a GEMM's traits, a device and a level, narrowed by options. Cases are enumerated within a scope."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .statement import problem_of
 
 
 class Level(IntEnum):
-    """How much is tested: about 1, 5 and 30 minutes on a GPU."""
+    """Amount of testing: about 1, 5 and 30 minutes on a GPU."""
 
     SMOKE = 1
     FULL = 2
@@ -24,13 +24,13 @@ class Level(IntEnum):
 
     @classmethod
     def of(cls, text: str) -> Level:
-        """The level of a word such as ``smoke``."""
+        """Return the level of a word such as ``smoke``."""
         return cls[text.upper()]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Scope:
-    """A GEMM's traits with the options of a run. Empty ``ops``, ``dtypes`` and ``layouts`` mean all that the traits have."""
+    """Traits of a GEMM with the options of a run. Empty ``ops``, ``dtypes`` and ``layouts`` select everything declared."""
 
     traits: Traits
     device_type: str = "cpu"
@@ -46,7 +46,7 @@ class Scope:
         return tuple(op for op in OPS if op in declared and (not self.ops or op in self.ops))
 
     def tested_dtypes(self, op: str) -> tuple[str, ...]:
-        """Input dtypes to test for one operation. What is not declared is left to those that are tried by default."""
+        """Return the input dtypes to test for one operation. Without declared dtypes these are its default ones."""
         declared = self.traits.dtypes
         row = ROWS[op]
         if row.integers:
@@ -69,17 +69,17 @@ class Scope:
 
     @functools.cached_property
     def tested_kinds(self) -> tuple[str, ...]:
-        """Kinds of strides to test, row-major always among them."""
+        """Kinds of strides to test. Row-major is always among them."""
         declared = self.traits.layouts if self.traits.layouts is not None else tuple(KINDS)
         return tuple(k for k in KINDS if k == PLAIN or (k in declared and (not self.layouts or k in self.layouts)))
 
     @functools.cached_property
     def _tested(self) -> Mapping[str, tuple[str, ...]]:
-        """The dtypes of each operation to test."""
+        """Dtypes to test, for each operation."""
         return {op: self.tested_dtypes(op) for op in self.tested_ops}
 
     def allows(self, case: Case) -> bool:
-        """Whether the traits and options admit a case: its operation, dtype, strides, sizes, alignment and scalars."""
+        """Return True if the traits and options admit a case: its operation, dtype, strides, sizes, alignment and scalars."""
         traits = self.traits
         sizes = (case.m, case.n, case.k)
         if case.dtype not in self._tested.get(case.op, ()) or not case.kinds.issubset(self.tested_kinds):
@@ -106,7 +106,7 @@ class Scope:
         return all(x.alignment * x.dtype.itemsize >= min(traits.min_alignment, 16) for x in layouts)
 
     def may_refuse(self, case: Case) -> bool:
-        """Whether something about an allowed case is undeclared, so that the GEMM may raise an error instead of computing it."""
+        """Return True if an allowed case has something undeclared, which the GEMM may refuse with an error."""
         traits = self.traits
         undeclared = traits.dtypes is None or (traits.layouts is None and case.kinds != {PLAIN})
         undeclared = undeclared or (case.row.sparse and traits.blocks is None)

@@ -1,4 +1,4 @@
-"""The Problem that a case states."""
+"""The Problem of a case."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from ...problem.trace import trace
 from .case import Case
 
 PLAIN_GROUPS = 4
-"""Groups of a case that names no number."""
+"""Groups of a case that gives no number."""
 
 
 def problem_of(case: Case, device_type: str) -> Problem:
-    """What ``case`` asks. An epilogue is there for int_mm_mul alone: the sum times a factor."""
+    """Return the problem of ``case``. It has an epilogue for int_mm_mul only: the sum times a factor."""
     dtype = DTYPES[case.dtype]
     strides_a, strides_b, strides = (OperandLayout.parse(text) for text in (case.a, case.b, case.inp))
     lead = (case.batch,) if case.batched else ()
@@ -64,12 +64,12 @@ def problem_of(case: Case, device_type: str) -> Problem:
 
 
 def _weight(case: Case) -> Layout:
-    """b as the transpose of a weight [N, K]."""
+    """Return the layout of b (K, N), the transpose of a weight (N, K)."""
     return Layout.contiguous((case.n, case.k), case.b_dtype).transposed
 
 
 def _scales(case: Case, strides: OperandLayout) -> dict[str, Any]:
-    """scale_a, scale_b and zero_b."""
+    """Return the layouts of scale_a, scale_b and zero_b, by name."""
     kind: Any = case.scales
     if case.row.float8:
         layouts = zip(("scale_a", "scale_b"), scale_layouts(case.m, case.n, case.k, kind), strict=True)

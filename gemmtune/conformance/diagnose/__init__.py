@@ -1,8 +1,8 @@
-"""Naming a bug by reproducing it: a wrong result is compared with what each known bug would give from the same operands.
+"""Diagnosis of a bug by reproduction: a wrong result is compared with the result that each known bug would give.
 
-``BUGS`` is the table of those. What fits first is named, and what fits as well is noted, since a case may be too small to tell two
-bugs apart that another one tells apart. A bug that explains the wrong elements but would spoil others too is named with the place
-to which it is confined. Where nothing fits, the map of errors is described, or nothing is said.
+``BUGS`` lists the known bugs. The first match is the diagnosis. Further matches are kept, since a small case may not tell two bugs
+apart. A bug that explains the wrong elements but would spoil right ones is reported with the place of the errors. Without a match,
+the diagnosis describes the map of errors, or stays empty.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ BUGS: tuple[Bug, ...] = (
     rounding.partials,
     rounding.accumulators,
 )
-"""The known bugs, from what is certain and cheap to try to what is expensive."""
+"""Known bugs in the order of trial: certain and cheap ones first, expensive ones last."""
 COSTLY = (rounding.steps, rounding.partials, rounding.accumulators)
-"""Bugs that are tried only where no other gives the result."""
+"""Bugs to try only if no other gives the result."""
 
 
 def diagnose(evidence: Evidence) -> Diagnosis:
-    """What the wrong result looks like, such as ``last K block of 16 dropped``; without a text if like nothing known."""
+    """Return the diagnosis of a wrong result, such as ``last K block of 16 dropped``, or one with an empty text."""
     if evidence.problem.empty:
         return Diagnosis()
     certain = first_sign(evidence)
@@ -59,14 +59,14 @@ def diagnose(evidence: Evidence) -> Diagnosis:
         view = View(evidence)
         everywhere, confined, possible = _reproduced(view, evidence)
         text = certain or next(iter(everywhere), "") or confined
-        # What can be said of a result that no bug gives.
+        # Without a matching bug, describe the errors.
         text = text or rounding.overflow(view) or last_sign(evidence) or rounding.round_off(view) or errors_in(evidence)
     return Diagnosis(text, tuple(dict.fromkeys(other for other in (*everywhere, *possible) if other != text)))
 
 
 @contextlib.contextmanager
 def _one_thread() -> Iterator[None]:
-    """Thousands of small operations: on a busy machine several threads wait for each other, 20 times as long as one works."""
+    """Limit torch to one thread. For thousands of small operations on a busy machine, several threads take 20 times as long."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -76,13 +76,17 @@ def _one_thread() -> Iterator[None]:
 
 
 def _reproduced(view: View, evidence: Evidence) -> tuple[list[str], str, list[str]]:
-    """The bugs that give this result everywhere; the first one that gives it where it is wrong, with the place; and those that
-    would give it too, but of which it says too little."""
+    """Try all bugs on a view.
+
+    Returns:
+        Bugs that give this result everywhere, the first bug that gives it only at the wrong elements, and bugs with too little
+        evidence.
+    """
     everywhere: list[str] = []
     possible: list[str] = []
     confined = ""
     where = place(evidence.bad)
-    # All that is wrong is one row or one column of several: any fault of that line would do as well as one along K.
+    # Errors in a single line may come from any fault of that line, as well as from a fault along K.
     one_line = any(int(view.bad.any(dim).any(0).sum()) == 1 < view.bad.shape[3 - dim] for dim in (1, 2))
     for bug in BUGS:
         if bug in COSTLY and everywhere:
@@ -98,6 +102,6 @@ def _reproduced(view: View, evidence: Evidence) -> tuple[list[str], str, list[st
             elif where and not confined:
                 confined = f"{text} in {where}"
     if everywhere and everywhere[0] in epilogue.NOTHING:
-        # Beside large numbers a narrow accumulator loses every small one: nothing is left either.
+        # Next to large numbers, a narrow accumulator loses every small one, which gives the same zeros.
         everywhere += [found.suspect.text for found in fitting(view, rounding.accumulators) if found.everywhere][:1]
     return everywhere, confined, possible

@@ -1,4 +1,4 @@
-"""Bugs of addresses: strides, offsets and batches ignored, operands transposed, the end of a dimension not masked."""
+"""Bugs of addresses: ignored strides, offsets and batches, transposed operands, an unmasked end of a dimension."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ TILES = (8, 16, 32, 64, 128)
 
 
 def transposed(view: View) -> Iterator[Suspect]:
-    """a, b, both, or the result with rows and columns exchanged, where they are square.
+    """Yield suspects that exchange rows and columns of a, b, both, or the result, if these are square.
 
-    For an operand that is not row-major, that is to ignore its strides, see ``misread``.
+    For an operand that is not row-major this amounts to ignoring its strides. See ``misread``.
     """
     problem = view.problem
 
-    def turned(which: Matrix) -> torch.Tensor:
+    def read_transposed(which: Matrix) -> torch.Tensor:
         batch, row, col = view.strides(which)
         return view.read(which, stride=(batch, col, row))
 
-    turned_a = turned("a") if problem.m == problem.k and problem.a.row_major else None
-    turned_b = turned("b") if problem.k == problem.n and problem.b.row_major else None
-    if turned_a is not None:
-        yield Suspect("a transposed", view.of(a=turned_a))
-    if turned_b is not None:
-        yield Suspect("b transposed", view.of(b=turned_b))
-    if turned_a is not None and turned_b is not None:
-        yield Suspect("a and b transposed", view.of(turned_a, turned_b))
+    a_t = read_transposed("a") if problem.m == problem.k and problem.a.row_major else None
+    b_t = read_transposed("b") if problem.k == problem.n and problem.b.row_major else None
+    if a_t is not None:
+        yield Suspect("a transposed", view.of(a=a_t))
+    if b_t is not None:
+        yield Suspect("b transposed", view.of(b=b_t))
+    if a_t is not None and b_t is not None:
+        yield Suspect("a and b transposed", view.of(a_t, b_t))
         other = view.read("b", rows=view.rows, cols=view.inner) @ view.read("a", rows=view.inner, cols=view.cols)
         yield Suspect("b @ a in place of a @ b", view.result(other * view.scales))
     if problem.m == problem.n:
@@ -41,7 +41,7 @@ def transposed(view: View) -> Iterator[Suspect]:
 
 
 def misread(view: View) -> Iterator[Suspect]:
-    """An operand read with other strides or another offset than it has; then a and b both."""
+    """Yield suspects that read an operand, then both a and b, with other strides or another offset."""
     readings: dict[Matrix, dict[str, torch.Tensor]] = {}
     for which in _read_operands(view):
         readings[which] = {text: view.read(which, stride=stride, offset=offset) for text, stride, offset in _ways(view, which)}
@@ -64,7 +64,7 @@ def _replaced(view: View, which: Matrix, values: torch.Tensor) -> torch.Tensor:
 
 
 def _ways(view: View, which: Matrix) -> Iterator[tuple[str, tuple[int, int, int], int]]:
-    """(text for an operand, stride, storage offset) of the ways to read it wrongly."""
+    """Yield (text with a gap for the operand's name, stride, storage offset) for each wrong way to read an operand."""
     matrix = view.matrix(which)
     batch, rows, cols = matrix.shape
     (by_batch, by_row, by_col), start = view.strides(which), int(matrix.storage_offset())
@@ -87,7 +87,7 @@ def _ways(view: View, which: Matrix) -> Iterator[tuple[str, tuple[int, int, int]
 
 
 def miswritten(view: View) -> Iterator[Suspect]:
-    """The result written as if out were contiguous: what is read there through out's strides."""
+    """Yield the suspect that writes the result as if out were contiguous, and is then read through out's strides."""
     out = view.problem.out
     steps = out.stride if len(out.stride) == 3 else (0, *out.stride)
     (batch, m, n), right = view.evidence.expected.shape, view.evidence.expected.flatten()
@@ -97,7 +97,7 @@ def miswritten(view: View) -> Iterator[Suspect]:
 
 
 def batches(view: View) -> Iterator[Suspect]:
-    """The first matrix of a batch used for all."""
+    """Yield suspects that use the first matrix of a batch for all."""
     if view.problem.batch == 1:
         return
     firsts: dict[Matrix, torch.Tensor] = {
@@ -113,7 +113,7 @@ def batches(view: View) -> Iterator[Suspect]:
 
 
 def clamped(view: View) -> Iterator[Suspect]:
-    """The last row, column or element of K replaced by the one before, as by a bound that is off by one."""
+    """Yield suspects that read the line before the last in place of the last one, as an off-by-one bound does."""
     problem = view.problem
     dimensions = ((view.rows, problem.m), (view.cols, problem.n), (view.inner, problem.k))
     rows, cols, inner = (x.clamp_max(max(size - 2, 0)) for x, size in dimensions)
@@ -133,7 +133,7 @@ def clamped(view: View) -> Iterator[Suspect]:
 
 
 def unmasked(view: View) -> Iterator[Suspect]:
-    """K not masked: what lies past its end in memory takes part, up to the next multiple of a tile."""
+    """Yield suspects that do not mask K: the memory past its end takes part, up to the next multiple of a tile."""
     k = view.problem.k
     for tile in TILES:
         padded = -(-k // tile) * tile

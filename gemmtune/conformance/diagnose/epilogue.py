@@ -1,4 +1,4 @@
-"""Bugs of what comes after the product: alpha, beta, the added operand, scales."""
+"""Bugs of the epilogue: alpha, beta, the added operand, scales."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from .match import Suspect
 
 MOST_SPLITS = 16
 NOTHING = ("zeros", "product missing, only the bias is there", "product missing, only C is there")
-"""The names of a product that is missing."""
+"""Names of a missing product."""
 
 
 def added_name(view: View) -> str:
-    """What the added operand is called: C is as large as the result."""
+    """Return the name of the added operand in diagnoses: C if it is larger than a row or column, else the bias."""
     inp = view.evidence.operands.inp
     return "C" if inp is not None and inp.numel() > max(view.problem.m, view.problem.n) else "the bias"
 
 
 def missing(view: View) -> Iterator[Suspect]:
-    """Nothing computed, or only one of the two terms."""
+    """Yield suspects that compute nothing, or only one of the two terms."""
     zeros = torch.zeros_like(view.expected)
     yield Suspect("zeros", zeros)
     if view.inp is not None:
@@ -33,7 +33,7 @@ def missing(view: View) -> Iterator[Suspect]:
 
 
 def scalars(view: View) -> Iterator[Suspect]:
-    """alpha or beta dropped, repeated, exchanged, applied to what they do not belong to."""
+    """Yield suspects that drop, repeat or exchange alpha and beta, or apply them to the wrong term."""
     product, alpha, beta = view.product, view.alpha, view.beta
     yield Suspect("alpha dropped", view.result(alpha=1.0))
     yield Suspect("alpha applied twice", view.result(alpha=alpha**2))
@@ -61,7 +61,7 @@ def scalars(view: View) -> Iterator[Suspect]:
 
 
 def per_split(view: View) -> Iterator[Suspect]:
-    """The added operand in every K split's partial sum."""
+    """Yield suspects that add the added operand to the partial sum of every K split."""
     if view.inp is None:
         return
     name = added_name(view)
@@ -71,7 +71,7 @@ def per_split(view: View) -> Iterator[Suspect]:
 
 
 def wrong_axis(view: View) -> Iterator[Suspect]:
-    """The added operand along the other dimension, its first element or its first row everywhere, its neighbour's."""
+    """Yield suspects that read the added operand along the other dimension, from one element or line only, or one place off."""
     if view.inp is None:
         return
     inp, name, (m, n) = view.matrix("inp"), added_name(view), (view.problem.m, view.problem.n)
@@ -83,8 +83,8 @@ def wrong_axis(view: View) -> Iterator[Suspect]:
 
     if row_step == 0 or col_step == 0:
         length = n if row_step == 0 else m
-        turned = (batch_step, col_step, row_step)
-        yield Suspect(f"{name} on the wrong axis", read(stride=turned, rows=rows % length, cols=cols % length))
+        swapped = (batch_step, col_step, row_step)
+        yield Suspect(f"{name} on the wrong axis", read(stride=swapped, rows=rows % length, cols=cols % length))
     elif m == n:
         yield Suspect(f"{name} transposed", read(stride=(batch_step, col_step, row_step)))
     yield Suspect(f"first element of {name} used for all", read(stride=(batch_step, 0, 0)))
@@ -98,7 +98,7 @@ def wrong_axis(view: View) -> Iterator[Suspect]:
 
 
 def scales(view: View) -> Iterator[Suspect]:
-    """Scales of scaled_mm dropped, or along the other dimension."""
+    """Yield suspects that drop scales of scaled_mm, or read them along the other dimension."""
     operands = view.evidence.operands
     if operands.scale_a is None or operands.scale_b is None or view.scaled_inside:
         return

@@ -1,4 +1,4 @@
-"""What a diagnosis has to go by: a wrong result, what it should be, and what it was made from."""
+"""Evidence for a diagnosis: a wrong result, the right one, and the operands."""
 
 from __future__ import annotations
 
@@ -18,21 +18,22 @@ from ...problem.dtypes import dtype_info
 
 Matrix = Literal["a", "b", "inp"]
 MOST_LINES = 48
-"""Rows, and columns, of a view."""
+"""Maximum rows and maximum columns of a view."""
 LEAST_LINES = 8
 MOST_BATCHES = 3
 CANCELLED = 4
-"""How much larger than any sum on the way the sum of all magnitudes is in the probes, where terms of both signs alternate."""
+"""Ratio up to which sums count as exact: the sum of magnitudes over the largest exact integer. Terms of both signs alternate in the
+probes, so that partial sums stay this much smaller."""
 MOST_MACS = 2**22
-"""Multiplications of a view's product: a few milliseconds, for each of a hundred suspects."""
+"""Maximum multiplications of a view's product. It takes a few milliseconds for each of a hundred suspects."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
-    """A wrong result of one call.
+    """Wrong result of one call.
 
-    ``got``, ``expected`` and ``tolerance`` are float64 [B, M, N], ``bad`` and ``unwritten`` masks of that shape; ``earlier`` has
-    results of earlier calls.
+    ``got``, ``expected`` and ``tolerance`` are float64 (B, M, N). ``bad`` and ``unwritten`` are masks of that shape. ``earlier``
+    has results of earlier calls.
     """
 
     problem: Problem
@@ -46,7 +47,7 @@ class Evidence:
 
 
 class Reading(TypedDict, total=False):
-    """How an operand is read by mistake: other strides, another storage offset, other rows and columns than those of the view."""
+    """Wrong reading of an operand: other strides, another storage offset, other rows and columns than those of the view."""
 
     stride: tuple[int, int, int]
     offset: int
@@ -55,9 +56,9 @@ class Reading(TypedDict, total=False):
 
 
 class View:
-    """Some rows and columns of some batches of the evidence, float64 on the CPU: small enough to try a hundred bugs on.
+    """Some rows and columns of some batches of the evidence, in float64 on the CPU. A hundred bugs are tried on it.
 
-    Wrong ones, right ones, the first and the last ones are among them.
+    It contains wrong lines, right lines, the first line and the last lines.
     """
 
     def __init__(self, evidence: Evidence) -> None:
@@ -75,17 +76,17 @@ class View:
         self.alpha, self.beta = evidence.operands.alpha, evidence.operands.beta
 
     def part(self, full: torch.Tensor) -> torch.Tensor:
-        """The view's part of a [B, M, N] tensor."""
+        """Return the view's part (b, r, c) of a tensor (B, M, N)."""
         index = (self.batches[:, None, None], self.rows[:, None], self.cols)
         return full[tuple(x.to(full.device) for x in index)].cpu()
 
     @property
     def inner(self) -> torch.Tensor:
-        """0 … K − 1."""
+        """Indices 0 … K − 1."""
         return torch.arange(self.problem.k)
 
     def matrix(self, which: Matrix) -> torch.Tensor:
-        """An operand with a batch dimension; ``inp`` broadcast to [B, M, N]."""
+        """Return an operand with a batch dimension. ``inp`` is broadcast to (B, M, N)."""
         operands = self.evidence.operands
         if which == "inp":
             assert operands.inp is not None
@@ -93,25 +94,25 @@ class View:
         return as_batches(getattr(operands, which))
 
     def strides(self, which: Matrix) -> tuple[int, int, int]:
-        """Those of an operand, along batch, rows and columns."""
+        """Return the strides of an operand along batch, rows and columns."""
         batch, row, col = self.matrix(which).stride()
         return batch, row, col
 
     def lines(self, which: Matrix) -> tuple[torch.Tensor, torch.Tensor]:
-        """Which rows and columns of an operand the view needs."""
+        """Return the rows and columns of an operand that the view needs."""
         return {"a": (self.rows, self.inner), "b": (self.inner, self.cols), "inp": (self.rows, self.cols)}[which]
 
     @property
     def scaled_inside(self) -> bool:
-        """Scales and zero points are parts of a and b: mixed_mm, and scales of blocks. Else scales are in ``scales``."""
+        """True if scales and zero points are part of a and b: mixed_mm and scales of blocks. Otherwise ``scales`` has them."""
         problem, scale_b = self.problem, self.evidence.operands.scale_b
         of_blocks = scale_b is not None and scale_b.numel() not in (1, problem.n)
         return problem.widens_b or blocks_of_k(problem) > 1 or of_blocks
 
     def read(self, which: Matrix, **how: Unpack[Reading]) -> torch.Tensor:
-        """An operand's part of the view, as a kernel reads it that has other strides, another offset or other indices in mind.
+        """Return an operand's part of the view, as a kernel with other strides, another offset or other indices reads it.
 
-        With scales and zero points where they are ``scaled_inside``. NaN where that is outside of the operand's buffer.
+        Scales and zero points are applied if they are ``scaled_inside``. Elements outside of the operand's buffer are NaN.
         """
         values = self.stored(which, **how)
         if not self.scaled_inside or which == "inp":
@@ -121,11 +122,11 @@ class View:
         return values * self.scale_of(which, rows, cols)
 
     def scale_of(self, which: Matrix, rows: torch.Tensor | None = None, cols: torch.Tensor | None = None) -> torch.Tensor:
-        """scale_a or scale_b of these elements, those of the view unless given; 1 where there is none."""
+        """Return scale_a or scale_b for these elements, by default those of the view. Without scales it is 1."""
         return self._factor(which, "scale_a" if which == "a" else "scale_b", rows, cols)
 
     def zero_of(self, rows: torch.Tensor | None = None, cols: torch.Tensor | None = None) -> torch.Tensor:
-        """zero_b alike; 0 where there is none."""
+        """Return zero_b for these elements. Without zero points it is 0."""
         return self._factor("b", "zero_b", rows, cols)
 
     def _factor(self, which: Matrix, name: str, rows: torch.Tensor | None, cols: torch.Tensor | None) -> torch.Tensor:
@@ -139,7 +140,7 @@ class View:
         return scale_at(scale.cpu(), size, first.unsqueeze(-1), second.unsqueeze(0))
 
     def stored(self, which: Matrix, **how: Unpack[Reading]) -> torch.Tensor:
-        """The numbers that lie there, without scales and zero points."""
+        """Return the stored numbers, without scales and zero points."""
         matrix = self.matrix(which)
         steps = how.get("stride") or self.strides(which)
         rows, cols = self.lines(which)
@@ -158,22 +159,22 @@ class View:
 
     @functools.cached_property
     def a(self) -> torch.Tensor:
-        """[b, r, K], with scales where they are ``scaled_inside``."""
+        """Rows of a in the view (b, r, K), with scales if they are ``scaled_inside``."""
         return self.read("a")
 
     @functools.cached_property
     def b(self) -> torch.Tensor:
-        """[b, K, c], alike."""
+        """Columns of b in the view (b, K, c), with scales if they are ``scaled_inside``."""
         return self.read("b")
 
     @functools.cached_property
     def inp(self) -> torch.Tensor | None:
-        """[b, r, c]; None where it is not read."""
+        """Added operand in the view (b, r, c), or None if it is not read."""
         return None if self.evidence.operands.inp is None or self.beta == 0 else self.read("inp")
 
     @functools.cached_property
     def scales(self) -> torch.Tensor:
-        """scale_a · scale_b, or the factor of int_mm_mul, [r or 1, c or 1]; 1 where there are none, or in a and b themselves."""
+        """scale_a · scale_b, or the factor of int_mm_mul, (r or 1, c or 1). It is 1 without scales, or if a and b include them."""
         operands = self.evidence.operands
         if operands.extra:
             factor = operands.extra[0].expand(self.problem.out.size).cpu()
@@ -184,25 +185,25 @@ class View:
 
     @functools.cached_property
     def product(self) -> torch.Tensor:
-        """(scale_a · scale_b) · a @ b, [b, r, c]."""
+        """(scale_a · scale_b) · a @ b, (b, r, c)."""
         return self.a @ self.b * self.scales
 
     def result(
         self, product: torch.Tensor | None = None, *, inp: torch.Tensor | None = None, alpha: float | None = None
     ) -> torch.Tensor:
-        """alpha · product + beta · inp, the view's own where nothing else is given. Scales are part of the product."""
+        """Return alpha · product + beta · inp. Anything not given is the view's own. The product includes scales."""
         value = (self.product if product is None else product) * (self.alpha if alpha is None else alpha)
         added = self.inp if inp is None else inp
         return value if added is None else value + added * self.beta
 
     def of(self, a: torch.Tensor | None = None, b: torch.Tensor | None = None) -> torch.Tensor:
-        """The result with other values in the place of a or b."""
+        """Return the result with other values for a or b."""
         product = (self.a if a is None else a) @ (self.b if b is None else b)
         return self.result(product * self.scales)
 
     @functools.cached_property
     def allowance(self) -> torch.Tensor:
-        """What rounding errors of sums in the accumulator's dtype typically amount to, [b, r, c]; 0 where sums are exact."""
+        """Typical rounding error of sums in the accumulator's dtype (b, r, c), or 0 if the sums are exact."""
         a, b = (x.nan_to_num(0, 0, 0).abs() for x in (self.a, self.b))
         magnitude = abs(self.alpha) * (a @ b * self.scales.abs())
         unit = _unit(a) * _unit(b) * abs(self.alpha) * _unit(self.scales)
@@ -216,12 +217,12 @@ class View:
 
     @functools.cached_property
     def integral(self) -> bool:
-        """Every finite number of the result and of the expectation is an integer."""
+        """True if every finite number of the result and of the expectation is an integer."""
         return all(bool((x.nan_to_num(0, 0, 0) % 1 == 0).all()) for x in (self.got, self.expected))
 
 
 def _unit(values: torch.Tensor) -> float:
-    """The largest power of two of which all these float64 numbers are multiples; infinite if all are 0."""
+    """Return the largest power of two that divides all these float64 numbers, or infinity if all are 0."""
     fraction, exponent = torch.frexp(values[values != 0])
     if not len(fraction):
         return math.inf
@@ -231,7 +232,7 @@ def _unit(values: torch.Tensor) -> float:
 
 
 def _lines(bad: torch.Tensor, most: int) -> torch.Tensor:
-    """``most`` indices of a dimension in order: the first and the last ones, half of the rest wrong lines, evenly spread."""
+    """Return ``most`` sorted indices of a dimension: first and last ones, and as many wrong as right lines, evenly spread."""
     size = len(bad)
     if size <= most:
         return torch.arange(size)

@@ -1,7 +1,7 @@
-"""Bugs along K: a range dropped, counted twice, or added after alpha and the scales.
+"""Bugs along K: a range that is dropped, counted twice, or added after alpha and the scales.
 
-The part of an element that comes from a range of K is a difference of two prefix sums. Ranges are searched on a sample of elements,
-all at once, and one of those that fit is tried on the view.
+The contribution of a range of K to an element is a difference of two prefix sums. All ranges are compared at once with a sample of
+elements. A range that matches is then tried on the view.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from .evidence import View
 from .match import Suspect
 
 MOST_SAMPLED = 128
-"""Elements, half of them wrong."""
+"""Maximum elements of a sample. Half of them are wrong."""
 MOST_TERMS = 2**22
-"""Products of a sample: elements times K."""
-FEW = 4
+"""Maximum products of a sample: elements times K."""
+PREFILTER = 4
 """Wrong elements that every range is compared with first."""
 MOST_SPLITS = 16
 LARGEST_BLOCK = 128
@@ -28,7 +28,7 @@ SMALLEST_TILE = 8
 
 @dataclass(frozen=True, slots=True)
 class _Ranges:
-    """Ranges [low, high) of K, all of one sort: last, first, split, block."""
+    """Ranges [low, high) of K of one sort: last, first, split or block."""
 
     sort: str
     low: torch.Tensor
@@ -37,7 +37,11 @@ class _Ranges:
 
 @dataclass(frozen=True, slots=True)
 class _Sample:
-    """Some elements: prefix sums of their terms alpha · scale · a · b [S, K + 1], alpha · scale, expected − got, its margin."""
+    """Sample of S elements.
+
+    ``prefix``: prefix sums of alpha · scale · a · b (S, K + 1). ``factor``: alpha · scale. ``missing``: expected − got. ``margin``:
+    tolerance of ``missing``.
+    """
 
     prefix: torch.Tensor
     factor: torch.Tensor
@@ -47,14 +51,14 @@ class _Sample:
 
 
 def k_ranges(view: View) -> Iterator[Suspect]:
-    """The end or the beginning of K, one of several equal parts, an aligned block."""
+    """Yield suspects that mistreat the end of K, its beginning, one of several equal parts, or an aligned block."""
     sample = _sample(view)
     if view.problem.k < 2 or not bool(sample.bad.any()):
         return
     k = view.problem.k
 
     def taking(*parts: tuple[int, int]) -> torch.Tensor:
-        """The view with these parts of K."""
+        """Return the result with only these parts of K."""
         taken = torch.cat([torch.arange(low, high) for low, high in parts])
         return view.of(view.a[..., taken], view.b[:, taken])
 
@@ -69,7 +73,7 @@ def k_ranges(view: View) -> Iterator[Suspect]:
     )
     searched = _searched(k)
     tried = sum(len(ranges.low) for ranges in searched)
-    for verb, share, result in faults:  # what is done to a range, the share of its part that is then missing, the view then
+    for verb, share, result in faults:  # the fault, the missing share of a range's contribution, the result with the fault
         if bool((share == 0).all()):
             continue
         found = [(ranges, fits) for ranges in searched if len(fits := _fitting(sample, ranges, share))]
@@ -85,7 +89,7 @@ def k_ranges(view: View) -> Iterator[Suspect]:
 
 
 def _sample(view: View) -> _Sample:
-    """Wrong and right elements in equal parts, as far as they are finite."""
+    """Return a sample of wrong and right finite elements, in equal parts if possible."""
     usable = view.got.isfinite() & view.expected.isfinite()
     count = max(1, min(MOST_SAMPLED, MOST_TERMS // max(view.problem.k, 1)) // 2)
     places = [(usable & mask).nonzero() for mask in (view.bad, ~view.bad)]
@@ -105,7 +109,7 @@ def _sample(view: View) -> _Sample:
 
 
 def _fitting(sample: _Sample, ranges: _Ranges, share: torch.Tensor) -> torch.Tensor:
-    """The numbers of the ranges that explain the sample; where none does, those that explain its wrong elements."""
+    """Return the indices of the ranges that explain the whole sample or, if none does, its wrong elements."""
 
     def explained(elements: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
         rows = elements[:, None]
@@ -114,14 +118,14 @@ def _fitting(sample: _Sample, ranges: _Ranges, share: torch.Tensor) -> torch.Ten
 
     wrong = sample.bad.nonzero().flatten()
     fits = torch.arange(len(ranges.low))
-    for elements in (wrong[:FEW], wrong):  # few leave few ranges to be compared with the others
+    for elements in (wrong[:PREFILTER], wrong):  # a few elements rule out most ranges
         fits = fits[explained(elements, fits).all(0)]
     everywhere = fits[explained((~sample.bad).nonzero().flatten(), fits).all(0)]
     return everywhere if len(everywhere) else fits
 
 
 def _searched(k: int) -> list[_Ranges]:
-    first, last = torch.arange(1, k), torch.arange(0, k)  # all of K is the last block of a kernel that has but one
+    first, last = torch.arange(1, k), torch.arange(0, k)  # "last" includes all of K, the last block of a kernel with one block
     found = [_Ranges("last", last, torch.full_like(last, k)), _Ranges("first", torch.zeros_like(first), first)]
     size = LARGEST_BLOCK
     while size >= 1:
@@ -133,13 +137,13 @@ def _searched(k: int) -> list[_Ranges]:
 
 
 def _inner(sort: str, size: int, k: int) -> _Ranges:
-    """Blocks of ``size`` other than the first and the last."""
+    """Return the blocks of ``size`` other than the first and the last one."""
     low = torch.tensor(range(size, k - size, size), dtype=torch.int64)
     return _Ranges(sort, low, low + size)
 
 
 def _words(sort: str, low: int, high: int, sizes: torch.Tensor, k: int) -> str:
-    """What a range is called, and which others would do as well: with sparse operands there may be several."""
+    """Return the name of a range, with the sizes that match as well. Sparse operands may allow several."""
     if sort in ("last", "first"):
         least, most = int(sizes.min()), int(sizes.max())
         if most > 2 * least + 2:
@@ -153,7 +157,7 @@ def _words(sort: str, low: int, high: int, sizes: torch.Tensor, k: int) -> str:
 
 
 def _remainder(size: int, k: int) -> str:
-    """The tile past whose last multiple the end of K lies."""
+    """Return a note on the largest tile that leaves this remainder of K, or an empty text."""
     tile = LARGEST_BLOCK
     while tile > size and (k % tile != size or k < tile):
         tile //= 2

@@ -1,4 +1,4 @@
-"""Whether a bug that somebody suspects gives the wrong result that was got."""
+"""Matching: tests if a suspected bug gives the wrong result."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from ...problem.dtypes import dtype_info
 from .evidence import View
 
 LEAST_BITS = 20.0
-"""The least evidence, more than the logarithm of how many variants of a bug were tried: over a few hundred bugs, a chance of 1 in
-10^4."""
+"""Minimum evidence in bits, in addition to log2 of the number of variants tried. Over a few hundred bugs it leaves a chance of 1 in
+10^4 for a wrong match."""
 CONFINED_BITS = 36.0
-"""The same for a bug that is in some places only."""
+"""Minimum evidence in bits for a bug that is confined to some places."""
 MOST_ELEMENT_BITS = 16.0
 PATTERN_BITS = 20.0
-"""What NaN in just the right places tell."""
+"""Evidence of a matching pattern of NaN."""
 MOST_LEFT = 0.5
-"""The part of the errors that an explanation may leave."""
+"""Maximum share of the total error that an explanation may leave."""
 
 
 class Suspect(NamedTuple):
-    """The result (float64, of a view, not rounded to the output dtype) that a bug would give.
+    """Result that a bug would give: float64, of a view, not rounded to the output dtype.
 
-    ``tried``: of how many variants this is one. ``share``: how many of the wrong elements it has to explain. ``along_k``: it is a
-    bug of K alone, which spoils rows and columns alike.
+    ``tried`` is the number of variants of the bug. ``share`` is the share of wrong elements that the bug has to explain.
+    ``along_k`` marks a bug of K alone, which spoils rows and columns alike.
     """
 
     text: str
@@ -39,11 +39,11 @@ class Suspect(NamedTuple):
 
 
 Bug: TypeAlias = Callable[[View], Iterator[Suspect]]
-"""The suspects of one kind of bug, the likeliest first. Those that would change nothing are harmless: they explain nothing."""
+"""Generator of the suspects of one kind of bug, the likeliest first. A suspect that changes nothing explains nothing."""
 
 
 class Fit(NamedTuple):
-    """A suspect explains every wrong element; ``everywhere``: and the right ones too; ``certain``: which is no coincidence."""
+    """A match. ``everywhere``: it also gives the right elements. ``certain``: it is no coincidence."""
 
     suspect: Suspect
     everywhere: bool
@@ -51,12 +51,12 @@ class Fit(NamedTuple):
 
 
 def _fit(view: View, suspect: Suspect) -> Fit | None:
-    """None if the suspect does not explain what was got, or would spoil other elements and may explain these by coincidence."""
+    """Match a suspect with the result. Return None if it does not explain it, or if it spoils other elements and may be chance."""
     result, info = suspect.result, dtype_info(view.problem.out.dtype)
-    # How far from it a kernel with the bug may be: the tolerance, rounding to the output dtype, rounding on the way.
+    # Margin of a kernel with this bug: the tolerance, rounding to the output dtype, rounding on the way.
     margin = view.tolerance.nan_to_num(0, 0) + 1.01 * info.unit_roundoff * result.abs() + info.smallest_subnormal + view.allowance
     same = ((view.got - result).abs() <= margin) | (view.got.isnan() & result.isnan()) | (view.got == _stored(view, result))
-    # It has to be much nearer to what was got than the expectation is, where that is wrong.
+    # At wrong elements the suspect must be much closer to the result than the expectation is.
     before, after = ((view.got - x).abs()[view.bad] for x in (view.expected, result))
     counted = before.isfinite() & after.isfinite()
     nearer = bool(after[counted].sum() <= MOST_LEFT * before[counted].sum())
@@ -69,22 +69,22 @@ def _fit(view: View, suspect: Suspect) -> Fit | None:
 
 
 def fitting(view: View, bug: Bug) -> Iterator[Fit]:
-    """The suspects of a bug that explain what was got."""
+    """Yield the matches among the suspects of a bug."""
     return (found for suspect in bug(view) if (found := _fit(view, suspect)) is not None)
 
 
 def _stored(view: View, result: torch.Tensor) -> torch.Tensor:
-    """``result`` rounded to the output dtype; integers as they are."""
+    """Return ``result`` rounded to the output dtype. Integers stay as they are."""
     dtype = view.problem.out.dtype
     return result if dtype_info(dtype).is_integer else result.to(dtype).double()
 
 
 def _evidence(view: View, result: torch.Tensor, margin: torch.Tensor, same: torch.Tensor) -> float:
-    """Bits by which the wrong elements that are explained tell this explanation from another: by how many margins they are off.
+    """Return the evidence in bits: the size of the explained errors, measured in margins.
 
-    Where the explanation is right to the last bit, the margin is half a unit in the last place, of integers half of 1. Equal
-    numbers count once, since one cause gives them all. NaN and infinities do not count, since many things make them, but the same
-    pattern of NaN and other numbers does, once.
+    If the suspect gives an element to the last bit, the margin is half a unit in the last place, or 0.5 for integers.
+    Equal numbers count once, since one cause gives them all. NaN and infinities do not count, since many bugs cause them, but an
+    equal pattern of NaN counts once.
     """
     bad = view.bad & view.expected.isfinite() & same
     got, expected = view.got[bad], view.expected[bad]
@@ -106,13 +106,13 @@ _PLACE = re.compile(r" (?:in|confined to) (?=the (?:first|last) |rows? |columns?
 
 
 class Diagnosis(NamedTuple):
-    """``text`` names what the result looks like, empty if like nothing known; ``also`` the other bugs that would give it."""
+    """Diagnosis of a result. ``text`` names the bug, or is empty. ``also`` has the other bugs that would give the result."""
 
     text: str = ""
     also: tuple[str, ...] = ()
 
 
 def kind_of(text: str) -> str:
-    """What two diagnoses of one bug have in common: without places, sizes and remarks in brackets."""
+    """Return the common part of all diagnoses of one bug: the text without places, sizes and remarks in brackets."""
     plain = _PLACE.sub("", re.sub(r" \(.*?\)", "", text))
     return re.sub(r"\bK block of #", "K block", re.sub(r"(?<!\w)\d+", "#", plain))

@@ -1,4 +1,4 @@
-"""Bugs of quantized operands: scales and zero points of other elements, numbers unpacked wrongly, sums of integers too narrow."""
+"""Bugs of quantized operands: scales and zero points of other elements, wrong unpacking, integer sums that are too narrow."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from .match import Suspect
 
 _NARROW = (torch.bfloat16, torch.float16)
 FIRST = torch.zeros(1, dtype=torch.int64)
-"""The first row or column alone."""
+"""Index of the first row or column."""
 
 
 def weights(view: View) -> Iterator[Suspect]:
-    """Bugs of mixed_mm: b's numbers unpacked wrongly, zero points and scales dropped or misapplied."""
+    """Yield suspects of mixed_mm: b unpacked wrongly, zero points and scales dropped or misapplied."""
     if not view.problem.widens_b:
         return
     numbers, scale, zero = view.stored("b"), view.scale_of("b"), view.zero_of()
@@ -35,7 +35,7 @@ def weights(view: View) -> Iterator[Suspect]:
 
 
 def _misread(view: View, numbers: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
-    """b's numbers as a kernel has them that takes them for others."""
+    """Yield (text, numbers of b) for a kernel that unpacks or interprets b wrongly."""
     encoding, dtype = view.problem.encoding, view.problem.b.dtype
     if encoding:
         yield "low and high four bits exchanged", view.stored("b", rows=view.inner ^ 1)
@@ -53,7 +53,7 @@ def _misread(view: View, numbers: torch.Tensor) -> Iterator[tuple[str, torch.Ten
 
 
 def blocks(view: View) -> Iterator[Suspect]:
-    """Scales that are part of a or b dropped, repeated, rounded, or those of other elements."""
+    """Yield suspects whose scales of a or b are dropped, repeated, rounded, or taken from other elements."""
     if not view.scaled_inside:
         return
     sides: tuple[Matrix, ...] = ("a", "b")
@@ -68,22 +68,22 @@ def blocks(view: View) -> Iterator[Suspect]:
         for text, rows, cols in _elsewhere(view, which):
             yield Suspect(f"{name} {text}", _with(view, which, view.scale_of(which, rows=rows, cols=cols)))
         if which == "b" and layout.size == (1, view.problem.n) and view.problem.n > 1:
-            turned = view.scale_of("b", rows=FIRST, cols=view.inner % view.problem.n).mT
-            yield Suspect("scale_b on the wrong axis", _with(view, "b", turned))
+            transposed = view.scale_of("b", rows=FIRST, cols=view.inner % view.problem.n).mT
+            yield Suspect("scale_b on the wrong axis", _with(view, "b", transposed))
         for dtype in _NARROW:
             if dtype_info(dtype).unit_roundoff > dtype_info(layout.dtype).unit_roundoff:
                 yield Suspect(f"{name} read as {dtype_name(dtype)}", _with(view, which, scale.to(dtype).double()))
 
 
 def _with(view: View, which: Matrix, scale: torch.Tensor) -> torch.Tensor:
-    """The result with another scale of a or b."""
+    """Return the result with another scale of a or b."""
     if which == "a":
         return view.of(a=view.stored("a") * scale)
     return view.of(b=(view.stored("b") - view.zero_of()) * scale)
 
 
 def _elsewhere(view: View, which: Matrix) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
-    """(text, rows, columns) of the elements whose scales may be taken by mistake."""
+    """Yield (text, rows, columns) of the elements whose scales a kernel may use by mistake."""
     problem = view.problem
     rows, cols = view.lines(which)
     line, block = problem.scale_block("scale_a" if which == "a" else "scale_b")
@@ -116,7 +116,7 @@ def _elsewhere(view: View, which: Matrix) -> Iterator[tuple[str, torch.Tensor, t
 
 
 def factors(view: View) -> Iterator[Suspect]:
-    """The factor of int_mm_mul dropped, repeated, on the wrong axis; sums rounded before it."""
+    """Yield suspects of int_mm_mul: a factor dropped, repeated or on the wrong axis, sums rounded before it."""
     operands = view.evidence.operands
     if not operands.extra:
         return
@@ -126,8 +126,8 @@ def factors(view: View) -> Iterator[Suspect]:
     if factor.numel() > 1:
         yield Suspect("first element of the factor used for all", plain * factor.flatten()[0])
         lines, length = (view.rows, n) if factor.numel() == n and factor.shape[-1] == n else (view.cols, m)
-        turned = factor.flatten()[lines % length]
-        yield Suspect("factor on the wrong axis", plain * (turned.unsqueeze(-1) if lines is view.rows else turned))
+        swapped = factor.flatten()[lines % length]
+        yield Suspect("factor on the wrong axis", plain * (swapped.unsqueeze(-1) if lines is view.rows else swapped))
     for dtype in (torch.float16, torch.bfloat16):
         yield Suspect(f"sums rounded to {dtype_name(dtype)} before the factor", plain.to(dtype).double() * view.scales)
         narrow = view.scales.to(dtype).double()
@@ -135,7 +135,7 @@ def factors(view: View) -> Iterator[Suspect]:
 
 
 def clamped_pairs(view: View) -> Iterator[Suspect]:
-    """Sums of two int8 products in 16 bits, as vector instructions make them that were meant for smaller numbers."""
+    """Yield suspects that sum two int8 products in 16 bits, as vector instructions for smaller numbers do."""
     if view.problem.dtype != torch.int8:
         return
     low, high = torch.iinfo(torch.int16).min, torch.iinfo(torch.int16).max

@@ -1,4 +1,4 @@
-"""Bugs of precision: an accumulator, partial sums or a step after them in a narrower dtype than claimed."""
+"""Bugs of precision: an accumulator, partial sums or an epilogue step in a narrower dtype than claimed."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ from .match import Suspect
 BLOCKS = (16, 32, 64, 128, 8, 4, 1)
 """Elements of K that are summed before the accumulator is rounded."""
 SMALL_BLOCKS = (16, 8, 4, 1)
-"""No longer than a window of the width probe: with longer ones only a few rows overflow, as they do for other reasons too."""
+"""Blocks no longer than a window of the width probe. With longer ones only a few rows overflow, which other causes do too."""
 MOST_STEPS = 512
-"""Roundings of an accumulator that is simulated."""
+"""Maximum roundings of a simulated accumulator."""
 SPLITS = (2, 3, 4, 5, 6, 8, 16)
 SPLIT_UNITS = (1, 16, 32, 64, 128)
-"""A part of K is a multiple of one of these."""
+"""Units of K. A split of K is a multiple of one of them."""
 SHARE = 0.9
-"""The share of the wrong elements that a simulation has to give: another order within a block now and then rounds the other way."""
+"""Share of the wrong elements that a simulation must reproduce. Another order within a block sometimes rounds the other way."""
 TYPICAL = 1.6
-"""The ratio of two root mean squares up to which round-off looks alike."""
+"""Maximum ratio of two root mean squares for round-off of the same size."""
 LEAST_ELEMENTS = 64
 LEAST_TOUCHED = 0.25
-"""The share of elements that round-off changes."""
+"""Minimum share of elements that round-off changes."""
 MOST_RELATIVE, LEAST_RARE, MOST_ALIKE = 0.1, 0.2, 0.5
-"""The marks of round-off: its size beside that of the result, the share of the rarer sign, the correlation with the result."""
+"""Marks of round-off: maximum size relative to the result, minimum share of the rarer sign, maximum correlation with the result."""
 
 
 def _narrower(view: View) -> tuple[torch.dtype, ...]:
-    """Dtypes that a sum may be held in by mistake. Nobody sums float16 in bfloat16, or the other way round."""
+    """Return the dtypes that may hold a sum by mistake. No kernel sums float16 in bfloat16, or bfloat16 in float16."""
     problem = view.problem
     if dtype_info(problem.accumulator).is_integer:
         return (torch.float32,)
@@ -44,7 +44,7 @@ def _narrower(view: View) -> tuple[torch.dtype, ...]:
 
 
 def steps(view: View) -> Iterator[Suspect]:
-    """The product or the result rounded once more than it should be; a 16-bit result cut off."""
+    """Yield suspects that round the product or the result once more, or truncate a 16-bit result."""
     out = view.problem.out.dtype
     if out.is_floating_point and out.itemsize == 2:
         yield Suspect(f"result cut off to {dtype_name(out)}, not rounded", _cut_off(view.result(), out), share=SHARE)
@@ -57,7 +57,7 @@ def steps(view: View) -> Iterator[Suspect]:
 
 
 def partials(view: View) -> Iterator[Suspect]:
-    """K in several parts, whose sums are stored in a narrower dtype."""
+    """Yield suspects that store the partial sums of K splits in a narrower dtype."""
     k = view.problem.k
     sizes = sorted({-(-k // splits // unit) * unit for splits in SPLITS for unit in SPLIT_UNITS} - {0}, reverse=True)
     sizes = [size for size in sizes if size < k]
@@ -70,7 +70,7 @@ def partials(view: View) -> Iterator[Suspect]:
 
 
 def accumulators(view: View, blocks: tuple[int, ...] = BLOCKS) -> Iterator[Suspect]:
-    """A running sum that is rounded to a narrower dtype after each block of K."""
+    """Yield suspects whose running sum is rounded to a narrower dtype after each block of K."""
     for dtype in _narrower(view):
         for block in blocks:
             if block <= view.problem.k <= block * MOST_STEPS:
@@ -79,9 +79,9 @@ def accumulators(view: View, blocks: tuple[int, ...] = BLOCKS) -> Iterator[Suspe
 
 
 def overflow(view: View) -> str:
-    """The narrow sums on whose way there are too large ones, so that they end as just these infinities and NaN.
+    """Return the narrow sums whose overflow gives exactly these infinities and NaN, or an empty text.
 
-    Those tell too little for a match like any other; here the right elements have to be right as well.
+    Infinities and NaN are too little evidence for an ordinary match. Here, the right elements must match as well.
     """
     special = ~view.got.isfinite() & view.expected.isfinite()
     if view.problem.dtype != torch.float16 or not bool(special.any()) or not bool((special == view.bad).all()):
@@ -94,9 +94,9 @@ def overflow(view: View) -> str:
 
 
 def round_off(view: View) -> str:
-    """What the size of the errors looks like, where no order of summation that was tried gives just these errors.
+    """Return a diagnosis by the size of the errors, if no simulated order of summation gives exactly these errors.
 
-    Round-off is everywhere, has both signs, is small, has little to do with the result, and is as large as that of a simulated
+    Round-off is everywhere, has both signs, is small and hardly correlates with the result. Its size must be that of a simulated
     accumulator.
     """
     error = view.got - view.expected
@@ -104,7 +104,7 @@ def round_off(view: View) -> str:
         return ""
     best: tuple[float, str] = (math.log(TYPICAL), "")
     for dtype in _narrower(view):
-        # Results of sums in a dtype that is narrower than theirs are values of it.
+        # Results of a narrow sum are themselves numbers of the narrow dtype.
         on_grid = view.inp is None and view.alpha == 1 and bool((_through(view.got, dtype) == view.got).all())
         if dtype != view.problem.out.dtype and not on_grid:
             continue
@@ -119,7 +119,7 @@ def round_off(view: View) -> str:
 
 
 def _noisy(view: View, error: torch.Tensor) -> bool:
-    """Whether the errors look like round-off of whatever size. Exact probes have too few different errors to tell."""
+    """Return True if the errors look like round-off of any size. Exact probes have too few different errors to tell."""
     if not bool((view.tolerance > 0).all()) or error.numel() < LEAST_ELEMENTS or not bool(error.isfinite().all()):
         return False
     touched = error[error != 0]
@@ -131,13 +131,13 @@ def _noisy(view: View, error: torch.Tensor) -> bool:
 
 
 def _blocks(view: View, size: int) -> Iterator[torch.Tensor]:
-    """a @ b over consecutive parts of K."""
+    """Yield a @ b over consecutive parts of K."""
     for k in range(0, view.problem.k, size):
         yield view.a[..., k : k + size] @ view.b[:, k : k + size]
 
 
 def _summed(parts: Iterable[torch.Tensor], dtype: torch.dtype) -> torch.Tensor:
-    """The running sum, rounded after each part."""
+    """Return the running sum, rounded after each part."""
     return functools.reduce(lambda total, part: _through(total + part, dtype), parts, torch.zeros((), dtype=torch.float64))
 
 
@@ -146,14 +146,14 @@ def _through(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 
 def _cut_off(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """The nearest number of a 16-bit dtype whose magnitude is not larger."""
+    """Round to a 16-bit dtype toward zero."""
     nearest = x.to(dtype)
     bits = nearest.view(torch.int16) - (nearest.double().abs() > x.abs()).to(torch.int16)
     return bits.view(dtype).double()
 
 
 def _rms(x: torch.Tensor) -> float:
-    """Root mean square, of numbers that are not all 0."""
+    """Return the root mean square of numbers that are not all 0."""
     largest = x.abs().max()
     return float(largest * (x / largest).square().mean().sqrt())
 
@@ -163,7 +163,7 @@ def _to(dtype: torch.dtype) -> Callable[[torch.Tensor], torch.Tensor]:
 
 
 def _tf32(x: torch.Tensor, added: int) -> torch.Tensor:
-    """11 significand bits, after adding ``added`` to the 13 that are cut off."""
+    """Return float32 numbers with 11 significand bits. ``added`` is added to the 13 bits that are then dropped."""
     return ((x.float().view(torch.int32) + added) & -(2**13)).view(torch.float32).double()
 
 
@@ -179,7 +179,7 @@ _NARROWER: tuple[tuple[str, Callable[[torch.Tensor], torch.Tensor]], ...] = (
 
 
 def narrowed(view: View) -> Iterator[Suspect]:
-    """a, b or both rounded to a dtype with fewer bits."""
+    """Yield suspects that round a, b or both to a dtype with fewer bits."""
     if dtype_info(view.problem.dtype).is_integer:
         return
     for name, narrow in _NARROWER:
@@ -192,7 +192,7 @@ def narrowed(view: View) -> Iterator[Suspect]:
 
 
 def flushed(view: View) -> Iterator[Suspect]:
-    """Subnormal inputs read as 0."""
+    """Yield the suspect that reads subnormal inputs as 0."""
     least = max(dtype_info(layout.dtype).smallest_normal for layout in (view.problem.a, view.problem.b))
     if least:
         a, b = (torch.where(x.abs() < least, 0.0, x) for x in (view.a, view.b))
@@ -200,7 +200,7 @@ def flushed(view: View) -> Iterator[Suspect]:
 
 
 def unsigned(view: View) -> Iterator[Suspect]:
-    """int8 read as uint8 in a, b or both."""
+    """Yield suspects that read int8 as uint8 in a, b or both."""
     if view.problem.dtype != torch.int8:
         return
     a, b = (torch.where(x < 0, x + 256, x) for x in (view.a, view.b))

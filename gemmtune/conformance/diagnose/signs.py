@@ -1,4 +1,4 @@
-"""What the map of errors alone tells: unwritten elements, NaN and infinities out of place, addresses that wrap at 32 bits."""
+"""Diagnoses from the map of errors alone: unwritten elements, misplaced NaN and infinities, addresses that wrap at 32 bits."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from ...problem.dtypes import dtype_info
 from .evidence import Evidence
 
 MOST_TAME = 64.0
-"""Products of numbers below this add up to no infinity, not even in float16, for K up to 15; and hardly ever for signed ones."""
+"""Magnitude of operands below which sums of up to 15 products never overflow, even in float16. Longer signed sums rarely do."""
 
 
 def _with_place(text: str, mask: torch.Tensor) -> str:
-    """``text`` and where it is so."""
+    """Return ``text`` followed by the place of the mask, if it has one."""
     where = place(mask)
     return f"{text} in {where}" if where else text
 
 
 def first_sign(evidence: Evidence) -> str:
-    """What leaves no doubt, whatever the operands."""
+    """Return the diagnosis that is certain for any operands, or an empty text."""
     bad, got, expected = evidence.bad, evidence.got, evidence.expected
     if bool((evidence.unwritten == bad).all()):
         return _with_place("elements left unwritten", bad)
@@ -39,10 +39,10 @@ def first_sign(evidence: Evidence) -> str:
 
 
 def last_sign(evidence: Evidence) -> str:
-    """What is left to say where no bug was found that gives these numbers; empty if nothing."""
+    """Return the diagnosis of a result that no known bug gives, or an empty text."""
     bad, got, expected = evidence.bad, evidence.got, evidence.expected
     largest = dtype_info(evidence.problem.out.dtype).largest
-    # Around the operands there is nothing but NaN: it comes out of numbers whose sums are far from overflow.
+    # Memory around the operands holds only NaN. "tame": sums of these operands are far from overflow.
     tame = all(bool((x.double().abs() < MOST_TAME).all()) for x in (evidence.operands.a, evidence.operands.b))
     if bool((evidence.unwritten & bad).any()):
         return _with_place("elements left unwritten", evidence.unwritten & bad)
@@ -62,13 +62,13 @@ def last_sign(evidence: Evidence) -> str:
 
 
 def errors_in(evidence: Evidence) -> str:
-    """The place of the errors, where it is one."""
+    """Return the place of the errors, or an empty text if they are not in one place."""
     where = place(evidence.bad)
     return f"errors only in {where}" if where and int(evidence.bad.sum()) > 1 else ""
 
 
 def _reads_ignored(evidence: Evidence) -> bool:
-    """NaN or infinities exactly where the added operand has them, which beta = 0 forbids to read."""
+    """Return True if NaN or infinities are exactly where the added operand has them, which beta = 0 must not read."""
     inp = evidence.operands.inp
     if evidence.problem.beta != "zero" or inp is None or not inp.numel():
         return False
@@ -79,13 +79,13 @@ def _reads_ignored(evidence: Evidence) -> bool:
 
 
 def _wrapped(evidence: Evidence) -> str:
-    """Errors from the row or column on at which the offsets of an operand pass 2^31 or 2^32, and nowhere before it."""
+    """Return the diagnosis of errors that begin at the row or column whose offset in an operand passes 2^31."""
     problem, bad = evidence.problem, evidence.bad
     lines = {"a": (bad.any(-1).any(0), 0), "b": (bad.any(-2).any(0), 1)}
     for name, layout in (("a", problem.a), ("b", problem.b), ("out", problem.out)):
         for wrong, dim in (lines[name],) if name in lines else lines.values():
             first, step = int(wrong.to(torch.uint8).argmax()), layout.stride[-2 + dim]
-            # The largest offsets in the line before the first wrong one, and in that one.
+            # Largest offsets in the line before the first wrong one, and in that one.
             rest = layout.span - 1 - (layout.size[-2 + dim] - 1) * step
             before, after = ((line * step + rest) for line in (first - 1, first))
             for unit, itemsize in (("elements", 1), ("bytes", layout.dtype.itemsize)):
@@ -96,15 +96,17 @@ def _wrapped(evidence: Evidence) -> str:
 
 
 DENSE = 0.25
-"""The least share of wrong elements among those in the wrong rows and columns for these to be a place. With small integers, or
-where a bug changes little, some come out right by chance."""
+"""Minimum share of wrong elements within the wrong rows and columns for these to be a place.
+
+With small integers, or with a bug that changes little, some elements are right by chance.
+"""
 TILES = (256, 128, 64, 32, 16, 8)
 
 
 def place(bad: torch.Tensor) -> str:
-    """The part of a [B, M, N] mask that is True, as after "in": ``the last row``, ``batch 2, columns 64–95``.
+    """Return the part of a mask (B, M, N) that is True, to follow "in": ``the last row``, ``batch 2, columns 64–95``.
 
-    Empty if it is everywhere, or scattered.
+    Return an empty text if it is everywhere, or scattered.
     """
     batch, m, n = bad.shape
     batches, rows, cols = bad.any(-1).any(-1), bad.any(-1).any(0), bad.any(-2).any(0)
@@ -121,7 +123,7 @@ def place(bad: torch.Tensor) -> str:
 
 
 def _lines(mask: torch.Tensor, one: str, many: str, *, tail: bool = True) -> str:
-    """Some lines of a dimension in words; empty if all, or if they are scattered."""
+    """Return the True lines of a dimension in words, or an empty text if all are True or they are scattered."""
     size, found = len(mask), mask.nonzero().flatten().tolist()
     first, last, count = found[0], found[-1], len(found)
     if count == size:

@@ -1,1 +1,1 @@
-"""GEMMs under test: what they declare, how they are found and called, and which of their errors are refusals."""
+"""GEMMs under test that gemmtune itself provides."""

@@ -1,8 +1,8 @@
 """Our own backends as GEMMs under test: ``gemmtune conformance own:triton``.
 
-For each call one of the choices that the backend offers for the problem, and another one for another problem, so that a run goes
-through many configs. The public operations, with tuning, are tested as ``gemmtune conformance gemmtune``. ``triton_sm80``,
-``cutlass_sm75`` and the like are the kernels for an older architecture, whose PTX the driver translates for the GPU at hand.
+Each call runs one of the choices that the backend offers for the problem. Another problem gets another choice, so a run goes
+through many configs. ``gemmtune conformance gemmtune`` tests the public operations, with tuning. ``triton_sm80``,
+``cutlass_sm75`` and the like are the kernels for an older architecture, whose PTX the driver translates for the present GPU.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from ...selector.offers import legal_offers, offers_for
 from ...toolchain.compiled import CompiledChoice
 
 MOST_KERNELS = 256
-"""Kernels that are kept bound, for the cases that repeat a problem."""
+"""Kernels kept bound, for cases that repeat a problem."""
 EVERYTHING = Traits(
     ops=OPS,
     out=True,
@@ -48,30 +48,30 @@ EVERYTHING = Traits(
 
 
 class BackendSubject(Subject):
-    """The choices of one backend. A problem for which it has none is refused with the backend's own reasons.
+    """Choices of one backend as a GEMM. A problem without a choice is refused with the backend's own reasons.
 
-    Of the operations that ``traits`` name it declares those that the backend has on the devices that are here, or with ``arch`` for
-    that architecture, which is the GPU's own or an older one.
+    It declares the operations of ``traits`` that the backend supports on the present devices. With ``arch``, it declares the
+    operations for that architecture, which is the GPU's own or an older one.
     """
 
     def __init__(self, backend: str, traits: Traits, arch: str | None = None) -> None:
         self.name = f"gemmtune backend {backend}" + (f" for {arch}" if arch else "")
         self.backend = backend
-        # The settings of the process may allow choices that add up in the order of arrival.
-        self._asked = dataclasses.replace(traits, deterministic=traits.deterministic and settings.current().deterministic)
+        # The settings of the process may allow choices that add in the order of arrival.
+        self._requested = dataclasses.replace(traits, deterministic=traits.deterministic and settings.current().deterministic)
         self.arch = arch
         self._bound = functools.lru_cache(MOST_KERNELS)(self._bind)
 
     @functools.cached_property
     def traits(self) -> Traits:  # type: ignore[override]
-        """What it declares, found when asked for: all subjects are made when one of them is named."""
-        here = [kind for kind in self._asked.devices if kind == "cpu" or torch.cuda.is_available()]
+        """Declared traits, computed on first use: naming one subject constructs all of them."""
+        here = [kind for kind in self._requested.devices if kind == "cpu" or torch.cuda.is_available()]
         devices = [preset(self.arch)] if self.arch else [detect(kind) for kind in here]
-        had = tuple(op for op in self._asked.ops or () if any(self._has(op, device) for device in devices))
-        return dataclasses.replace(self._asked, ops=had or self._asked.ops)  # without any, each call says why
+        had = tuple(op for op in self._requested.ops or () if any(self._has(op, device) for device in devices))
+        return dataclasses.replace(self._requested, ops=had or self._requested.ops)  # else each call gives the reason
 
     def _has(self, op: str, device: DeviceInfo) -> bool:
-        """Whether it has a choice for a large product of this kind with aligned rows."""
+        """Return True if there is a choice for a large product of this kind with aligned rows."""
         row, kind = ROWS[op], "cpu" if device.type == "cpu" else "cuda"
         make, sizes = getattr(Problem, row.name), (*(4,) * row.batched, 256, 256, 256)
         dtypes = [{}] if row.quantized else [{"dtype": torch.float16}, {"dtype": torch.float32}]
@@ -80,39 +80,39 @@ class BackendSubject(Subject):
         return any(legal_offers(problem, device, chosen, on_this_machine=False).choices for problem in problems)
 
     def __call__(self, call: Call) -> torch.Tensor:
-        """Run the problem's choice, of a block-sparse weight that is prepacked anew where it takes no other.
+        """Run the problem's choice. A block-sparse weight is prepacked at each call if the choice takes only prepacked ones.
 
         Raises:
-            NotImplementedError: the backend has no choice, or the call is captured and its weight would be prepacked in it.
+            NotImplementedError: the backend has no choice, or the call is captured and would prepack its weight.
         """
         choice, kernel = self._bound(call.problem)
         if choice.problem == call.problem or choice.packed_format is None:
             return call.by(kernel)
         if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
-            raise NotImplementedError(f"{choice.name} takes prepacked weights alone, and these are not prepacked in a capture")
+            raise NotImplementedError(f"{choice.name} takes only prepacked weights, and a weight cannot be prepacked in a capture")
         a, b, *others = call.tensors
         return dataclasses.replace(call, tensors=(a, choice.pack(b), *others)).by(kernel)
 
     def choice_of(self, call: Call) -> str:
-        """The name of the problem's choice."""
+        """Return the name of the problem's choice."""
         return self._bound(call.problem)[0].name
 
     def conditions(self, problem: Problem) -> contextlib.AbstractContextManager[None]:
-        """All of torch's precision flags are those of the problem, as when it is tuned."""
+        """Set torch's precision flags to those of the problem, as tuning does."""
         return precision_scope(problem)
 
     def claims(self, problem: Problem) -> Claims:
-        """What the problem's choice claims."""
+        """Return the claims of the problem's choice."""
         try:
             return self.choice(problem).claims
         except NotImplementedError:
             return super().claims(problem)
 
     def choice(self, problem: Problem) -> Choice:
-        """The choice for a problem: always the same one, chosen by the problem's key.
+        """Return the choice for a problem. The problem's key selects it, so it is always the same one.
 
         Raises:
-            NotImplementedError: the backend offers none; with its reasons.
+            NotImplementedError: the backend offers none. The message has its reasons.
         """
         device = preset(self.arch) if self.arch else detect(problem.device_type)
         chosen = dataclasses.replace(settings.current(), backends=(self.backend,), extra_choices=None)
@@ -121,11 +121,15 @@ class BackendSubject(Subject):
             offers = offers_for(given, device, chosen)
             if offers.choices and not problem.empty and 0 not in problem.summed:
                 return offers.choices[zlib.crc32(problem.key.encode()) % len(offers.choices)]
-            reasons = dict.fromkeys(refusal.reason for refusal in offers.refusals)  # the last way's: it is refused least
-        raise NotImplementedError(f"{self.backend} has no choice: {'; '.join(reasons) or 'an empty product is not its business'}")
+            reasons = dict.fromkeys(refusal.reason for refusal in offers.refusals)  # keep the last form's: it has fewest refusals
+        raise NotImplementedError(f"{self.backend} has no choice: {'; '.join(reasons) or 'the product is empty'}")
 
     def _bind(self, problem: Problem) -> tuple[Choice, Kernel]:
-        """The problem's choice with its kernel, of PTX for another architecture. Raises NotImplementedError where none runs."""
+        """Return the problem's choice and its kernel, built from PTX for an older architecture.
+
+        Raises:
+            NotImplementedError: the device cannot run the kernel.
+        """
         choice = made = self.choice(problem)
         if self.arch is not None and isinstance(choice, CompiledChoice):
             way = how_to_run(self.arch, detect(choice.problem.device_type))
@@ -136,7 +140,7 @@ class BackendSubject(Subject):
 
 
 def _ways(problem: Problem) -> tuple[Problem, ...]:
-    """How a backend is asked for a problem: as it is, and of a block-sparse weight also with one that is prepacked."""
+    """Return the problem in each form that a backend may support: as it is, and with a block-sparse weight prepacked."""
     return (problem,) if problem.sparsity is None else (problem, dataclasses.replace(problem, prepacked=True))
 
 

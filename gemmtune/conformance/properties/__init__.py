@@ -1,1 +1,1 @@
-"""The properties: one module for each subject, with what is asserted, by which check, on which cases; ``table`` lists them."""
+"""Properties: assertions with their checks and cases, one module for each subject. ``table`` lists them all."""

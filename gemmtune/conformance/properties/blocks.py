@@ -1,4 +1,4 @@
-"""Block-sparse weights: which blocks there are, what is not there, and changes in place."""
+"""Properties of block-sparse weights: patterns of blocks, absent blocks, changes in place."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NONE_TESTED = f"none of {', '.join(SPARSE)} is tested"
 
 
 def check_pattern(bench: Bench) -> None:
-    """Random numbers in the pattern of blocks that the variant names; rows without blocks are written too."""
+    """Check random numbers in the block pattern of the variant. Rows without blocks must be written too."""
     name = bench.case.variant.replace("_", " ") or PATTERNS[0]
     probes = bench.probes
     operands = probes.random() if name == PATTERNS[0] else probes.patterns()[name]
@@ -25,14 +25,14 @@ def check_pattern(bench: Bench) -> None:
 
 
 def check_absent(bench: Bench) -> None:
-    """An infinity of the other operand beside blocks that exist in some rows and not in others."""
+    """Check infinities of the other operand that meet blocks which exist in some rows only."""
     expected = bench.probes.absent()
     if expected is not None:
         bench.expect_that(bench.call(expected.operands), expected)
 
 
 def check_changed(bench: Bench) -> None:
-    """The same tensor after its values were changed in place, and after a column index was: nothing of before may be kept."""
+    """Check a tensor again after changing its values, then a column index, in place. Nothing old may be kept."""
     operands, sparsity = bench.probes.patterns()["ends"], bench.case.sparsity
     assert operands.weight is not None
     assert sparsity is not None
@@ -46,7 +46,7 @@ def check_changed(bench: Bench) -> None:
     with stage(bench, "values changed in place"):
         if not bench.expect(bench.call(operands), operands):
             return
-    col[0] = 0  # the only block of the first row, from the last column to the first
+    col[0] = 0  # moves the only block of the first row from the last column to the first
     blocks[0, 0], blocks[0, -1] = blocks[0, -1].clone(), 0
     with stage(bench, "a column index changed in place"):
         bench.expect(bench.call(operands), operands)

@@ -1,4 +1,4 @@
-"""How it is called: again, from several threads, on another stream, in a CUDA graph. The result is right every time."""
+"""Properties of calls: repeated, from several threads, on another stream, in a CUDA graph."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ THREADS = 4
 RUNS_OF_THREAD = 6
 SIZES: tuple[Size, ...] = ((64, 64, 64), (48, 56, 1024), (130, 129, 96), (16, 16, 4096), (256, 256, 128), (33, 47, 65))
 SHORT_CYCLES, LONG_CYCLES = 30_000_000, 300_000_000
-"""About 15 ms and 150 ms of a GPU's clock: several times what the host needs for a call."""
+"""About 15 ms and 150 ms of a GPU's clock, several times the host time of a call."""
 WARM_UPS = 3
 REPLAYS = 3
 ON_CUDA: tuple[Size, ...] = ((64, 64, 64), (130, 129, 96), (16, 256, 1024))
 
 
 def check_determinism(bench: Bench) -> None:
-    """Random data, the same operands, other memory for the result each time: the same bits."""
+    """Check that repeated calls on random data give the same bits, with the result in other memory each time."""
     operands = bench.probes.random() if not bench.problem.groups else bench.groups.random().operands
     first = bench.call(operands)
     for number in range(2, SAME_RUNS + 1):
@@ -47,7 +47,7 @@ def check_determinism(bench: Bench) -> None:
 
 
 def check_batch_invariance(bench: Bench) -> None:
-    """Random data: the first row alone, the last one, and the first half of the rows have the bits that they have among all."""
+    """Check that the first row, the last row and the first half keep their bits without the other rows."""
     operands = bench.probes.random()
     whole = bench.call(operands)
     m, traits = bench.problem.m, bench.subject.traits
@@ -67,7 +67,7 @@ def check_batch_invariance(bench: Bench) -> None:
 
 
 def check_repeatability(bench: Bench) -> None:
-    """The same exact probe many times, since a race shows on some runs only."""
+    """Check the same exact probe many times, since a race shows on some runs only."""
     probe = exact_probe(bench)
     first = bench.call(probe.operands)
     right = probe.judge(bench, first)
@@ -80,7 +80,7 @@ def check_repeatability(bench: Bench) -> None:
 
 
 def check_threads(bench: Bench) -> None:
-    """Several threads call at once, each with operands of its own. The variant ``sizes``: and each with another M."""
+    """Check concurrent calls from several threads with separate operands. Variant ``sizes``: each thread has another M."""
     m, step = bench.case.m, bench.subject.traits.multiples[0]
     sizes = [m + i * step * (bench.case.variant == "sizes") for i in range(THREADS)]
     benches = [bench.sibling(m=size, seed=bench.case.seed + i) for i, size in enumerate(sizes)]
@@ -103,19 +103,20 @@ def check_threads(bench: Bench) -> None:
 
 
 def check_streams(bench: Bench) -> None:
-    """Run on a stream other than the default one, with inputs that are written there late, and the result read there at once.
+    """Check a call on a side stream. Its inputs are written late on that stream, and its result is read there at once.
 
-    Before, the same operands hold other numbers, so that a GEMM that runs elsewhere and too early computes those. With the variant
-    ``busy_default`` the default stream is busy meanwhile: what is run there comes too late.
+    The operands hold other numbers before, which a GEMM computes with if it runs elsewhere and too early. In the variant
+    ``busy_default`` the default stream is busy, so that work on it comes too late.
     """
     old, new = exact_probe(bench), exact_probe(bench)
-    with stage(bench, "default stream"):  # whatever is compiled or tuned at the first call is, now
+    with stage(bench, "default stream"):  # gets compilation and tuning of the first call done
         if not old.judge(bench, bench.call(old.operands)):
             return
     side = torch.cuda.Stream(bench.device)  # type: ignore[no-untyped-call]
-    with torch.cuda.stream(side), stage(bench, "side stream, for the first time"):  # its memory is there from now on
+    with torch.cuda.stream(side), stage(bench, "side stream, for the first time"):  # allocates its memory
         if not old.judge(bench, bench.call(old.operands)):
             return
+    # Overwrite the inputs late on the side stream, then call there.
     torch.cuda.synchronize(bench.device)
     if bench.case.variant == "busy_default":
         torch.cuda._sleep(LONG_CYCLES)  # type: ignore[no-untyped-call]
@@ -130,16 +131,18 @@ def check_streams(bench: Bench) -> None:
 
 
 def check_graph_replay(bench: Bench) -> None:
-    """Captured once, replayed with other numbers in the same operands and poison in the result."""
+    """Check a captured call, replayed with other numbers in the same operands and poison in the result."""
     probe = exact_probe(bench)
     live = probe.operands
     with stage(bench, "before the capture"):
         if not probe.judge(bench, bench.call(live)):
             return
+    # Capture.
     out = guarded_out(bench.problem.out, bench.device, bench.next_payload())[0] if bench.case.out else None
     _warm_up(bench, live, out)
     graph = torch.cuda.CUDAGraph()
     result = bench.received(_captured(bench, live, out, torch.cuda.graph(graph)), out)
+    # Replay.
     for number in range(1, REPLAYS + 1):
         if number > 1:
             probe = exact_probe(bench)
@@ -153,7 +156,7 @@ def check_graph_replay(bench: Bench) -> None:
 
 
 def _warm_up(bench: Bench, operands: Operands, out: torch.Tensor | None) -> None:
-    """What a GEMM sets up on its first calls, it does before the capture, on a side stream as torch's documentation asks."""
+    """Call the GEMM on a side stream, as torch's documentation asks, so that it finishes its set-up before the capture."""
     side = torch.cuda.Stream(bench.device)  # type: ignore[no-untyped-call]
     side.wait_stream(torch.cuda.current_stream(bench.device))
     with torch.cuda.stream(side):
@@ -164,7 +167,7 @@ def _warm_up(bench: Bench, operands: Operands, out: torch.Tensor | None) -> None
 
 
 def _captured(bench: Bench, operands: Operands, out: torch.Tensor | None, capture: AbstractContextManager[None]) -> object:
-    """The result of a captured call.
+    """Return the result of a captured call.
 
     Raises:
         Refused: the call cannot be captured.
@@ -173,7 +176,7 @@ def _captured(bench: Bench, operands: Operands, out: torch.Tensor | None, captur
         with capture:
             return bench.launch(operands, out, wait=False)
     except Exception as error:
-        torch.cuda.synchronize(bench.device)  # raises where the broken capture has left the device unusable
+        torch.cuda.synchronize(bench.device)  # raises if the broken capture left the device unusable
         renew_generator()
         raise Refused(f"while captured in a CUDA graph: {' '.join(str(error).split())[:400]}") from error
 
@@ -188,11 +191,11 @@ PROPERTIES = (
         Sample(budget=(18, 72, 300), shapes=SIZES, ops=OPS), needs=declared("deterministic"),
     ),
     Property(
-        "batch-invariance", "a row has the same bits whatever rows are beside it, and however many", check_batch_invariance,
+        "batch-invariance", "the bits of a row do not depend on the other rows, nor on their number", check_batch_invariance,
         Sample(
             budget=(18, 72, 300),
             shapes=SIZES,
-            # 128 rows that share a scale cannot be parted, and strides of one row say nothing of the others.
+            # 128 rows that share a scale cannot be separated. Strides of one row say nothing about the others.
             admits=lambda case: case.scales != "block_128x128",
         ),
         needs=declared("batch_invariant"),

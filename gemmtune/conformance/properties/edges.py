@@ -1,4 +1,4 @@
-"""Sizes: at the edges of tiles, long, and none at all."""
+"""Properties of sizes: at the edges of tiles, long, and empty."""
 
 from __future__ import annotations
 
@@ -14,33 +14,33 @@ from .property import Property
 from .values import check_cancellation, check_integers
 
 LONG = (2**13 + 3, 2**15 + 3, 2**16 + 3)
-"""Past what an index of so many bits holds, and past the most blocks of a CUDA grid along its second dimension."""
+"""Sizes above what 13, 15 and 16 bits index. The last also exceeds a CUDA grid's limit along its second dimension."""
 TILED: Size = (2100, 2200, 16)
-"""More tiles of 128 x 128 than a GPU has multiprocessors, no multiple of 8 of them along M, and parts of tiles at the edges."""
+"""Sizes with more 128x128 tiles than a GPU has multiprocessors. 8 does not divide the tiles along M, and edge tiles are partial."""
 BETWEEN: tuple[Size, ...] = (
     (4, 96, 384), (5, 9, 192), (6, 192, 24), (9, 4, 768), (10, 48, 96), (11, 5, 1536), (12, 6, 320), (13, 10, 640), (14, 24, 12),
     (20, 11, 6), (24, 12, 448), (48, 13, 4), (96, 14, 5), (192, 20, 10), (1, 40, 2048), (40, 1, 2048), (1, 1, 4096),
 )  # fmt: skip
-"""Sizes far from the edges of most tiles: each number of a few rows and columns, three times a power of 2, and long single rows
-and columns, for which there are kernels of their own."""
+"""Sizes far from the edges of most tiles: each small number of rows and columns, three times powers of 2, and long single rows and
+columns. Such sizes have kernels of their own."""
 SMOKE_PLACES = (0, 5, 11)
-"""How far the edges of N and of K are ahead of that of M, so that each size comes up once in each dimension."""
+"""Start positions of M, N and K in EDGES at smoke. They differ, so that each size occurs once in each dimension."""
 
 
 def check_long(bench: Bench) -> None:
-    """Cancelling integers; where K is long also dense small ones, of which the last of K counts in most elements."""
+    """Check cancelling integers. If K is long, also check dense small ones, whose last terms count in most elements."""
     check_cancellation(bench)
     if bench.problem.terms > max(bench.problem.m, bench.problem.n):
         check_integers(bench)
 
 
 def check_empty(bench: Bench) -> None:
-    """No rows, columns or matrices: a result of the right shape, which the call itself is judged by."""
+    """Check that a product without rows, columns or matrices has a result of the right shape, which ``Bench.call`` judges."""
     bench.call(bench.probes.integers())
 
 
 def edge_shapes(scope: Scope) -> list[Size]:
-    """Triples of EDGES: at smoke each size once in each dimension, else every pair of sizes in every two dimensions."""
+    """Return triples of EDGES: each size once in each dimension at smoke, else every pair of sizes in every two dimensions."""
     numbers, count = range(len(EDGES)), len(EDGES)
     places = [(i, j, i + j) for i in numbers for j in numbers]
     if scope.level is Level.SMOKE:
@@ -50,7 +50,7 @@ def edge_shapes(scope: Scope) -> list[Size]:
 
 
 def _edges(name: str, scope: Scope) -> Iterator[Case]:
-    """Each triple for at least one operation and dtype, and these in turn."""
+    """Yield each triple for at least one operation and dtype, which alternate."""
     contexts = sum(len(scope.tested_dtypes(op)) for op in scope.tested_ops if op in SINGLE)
     budget = (max(54, 3 * contexts), len(EDGES) ** 2 + contexts, 5000)
     yield from Sample(budget=budget, shapes=edge_shapes, ops=SINGLE)(name, scope)
@@ -59,7 +59,7 @@ def _edges(name: str, scope: Scope) -> Iterator[Case]:
 
 
 def _long(name: str, scope: Scope) -> Iterator[Case]:
-    """Every long size once in every dimension; at smoke only the longest for all operations but the first. That one has TILED."""
+    """Yield every long size once in every dimension, and TILED for the first operation. At smoke others get the longest only."""
     for number, op in enumerate(op for op in scope.tested_ops if op in SINGLE):
         lengths = LONG if number == 0 or scope.level > Level.SMOKE else LONG[-1:]
         sizes = tuple(size for long in lengths for size in ((long, 8, 8), (5, long, 8), (5, 8, long))) + (TILED,) * (number == 0)
@@ -91,7 +91,7 @@ def _k_zero(name: str, scope: Scope) -> Iterator[Case]:
 
 
 def _of_sizes(name: str, scope: Scope, sizes: tuple[Size, ...]) -> Iterator[Case]:
-    """Cases of those sizes that fit as they are."""
+    """Yield cases of the sizes that the traits allow without a change."""
     wanted = tuple(size for size in sizes if fitting(scope, *size) == size)
     variants = ("", {"out": "row"})
     return Sample(budget=(32, 96, 200), shapes=wanted, variants=variants, ops=SINGLE)(name, scope) if wanted else iter(())

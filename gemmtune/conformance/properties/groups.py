@@ -1,4 +1,4 @@
-"""Grouped products: where groups end, what lies beside a group, and offsets that change in place."""
+"""Properties of grouped products: ends of groups, data next to a group, offsets that change in place."""
 
 from __future__ import annotations
 
@@ -20,33 +20,33 @@ def _ends(bench: Bench) -> list[int]:
 
 
 def _expect(bench: Bench, expectation: GroupedExpectation | None) -> bool:
-    """One call with what is known of its result; where strides or sizes leave no such operands, small integers."""
+    """Judge one call by an expectation. If strides or sizes allow no such operands, use small integers instead."""
     expectation = expectation if expectation is not None else bench.groups.next_integers()
     return bench.expect_that(bench.call(expectation.operands), expectation)
 
 
 def check_ends(bench: Bench) -> None:
-    """Small integers, other ones for each group, with groups that end as the variant says."""
+    """Check small integers that differ between groups. The variant sets where groups end."""
     _expect(bench, bench.groups.integers(bench.case.variant.replace("_", " "), _ends(bench)))
 
 
 def check_one_hot(bench: Bench) -> None:
-    """Each row of a has a single 1, within each group where they divide the terms: rows of b come out with every bit."""
+    """Check rows of a with a single 1, placed in each group's own range of K if groups divide K. Rows of b must keep every bit."""
     _expect(bench, bench.groups.one_hot(_ends(bench)))
 
 
 def check_beside(bench: Bench) -> None:
-    """NaN behind the last group and at the ends of one group alone: none of it shows in another one."""
+    """Check that NaN after the last group, and at the ends of one group, reaches no other group."""
     _expect(bench, bench.groups.poisoned(bench.groups.patterns["ends early"]))
 
 
 def check_bound(bench: Bench) -> None:
-    """Random numbers, within the error bound of each group's sums."""
+    """Check random numbers within the error bound of each group's sums."""
     _expect(bench, bench.groups.random(_ends(bench)))
 
 
 def check_changed(bench: Bench) -> None:
-    """The same tensors, call after call, with other ends of the groups in the same memory."""
+    """Check the same tensors again after changing the ends of the groups in place."""
     groups = bench.groups
     live = groups.integers("uneven", groups.patterns["uneven"])
     with stage(bench, "before any change"):
@@ -67,14 +67,14 @@ def _property(name: str, meaning: str, check: Any, budget: tuple[int, int, int],
 
 PROPERTIES = (
     _property(
-        "group-ends", "groups that are uneven, empty, all in one, or end early: rows and terms are those of their group",
+        "group-ends", "each group, uneven, empty, large or ending early, uses its own rows and terms",
         check_ends, (72, 300, 1500), variants=PATTERNS,
     ),
     _property(
         "group-one-hot", "rows of a with a single 1 give rows of their group's matrix, every bit of them", check_one_hot,
         (24, 80, 400), variants=PATTERNS[:4],
     ),
-    _property("beside-groups", "NaN that one group alone may read shows in no other", check_beside, (24, 80, 400)),
+    _property("beside-groups", "NaN that only one group may read shows in no other", check_beside, (24, 80, 400)),
     _property(
         "group-bound", "random data within the error bound of the claimed arithmetic, for the terms of each group", check_bound,
         (24, 120, 600), variants=PATTERNS[:4],

@@ -1,4 +1,4 @@
-"""Offsets and sizes that 32-bit integers do not hold."""
+"""Properties of offsets and sizes that exceed 32-bit integers."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from ..cases.scope import Level, Scope
 from .property import Property, check_once, exact_probe, fill_bits
 
 FAR = 2**31
-"""The first offset in elements that a signed 32-bit integer does not hold."""
+"""First offset in elements that a signed 32-bit integer cannot hold."""
 LEAD_MULTIPLE = 64
 OPERANDS = ("a.row", "b.row", "a.col", "b.col", "out.row", "out.col")
 
 
 def check_large_offsets(bench: Bench) -> None:
-    """Some operand has so few rows, so far apart, that its last one begins beyond 2^31 elements.
+    """Check an operand with few rows so far apart that the last one begins beyond 2^31 elements.
 
-    Memory between the rows is never written, so that a CPU does not even provide it.
+    The gaps between rows are never written, so that a CPU does not allocate physical memory for them.
     """
-    a, b = (OperandLayout.parse(text).kind for text in (bench.case.a, bench.case.b))  # the same order of elements without the gaps
+    a, b = (OperandLayout.parse(text).kind for text in (bench.case.a, bench.case.b))  # the same order of elements without gaps
     near = bench.sibling(a=a, b=b, out="")
     probe = exact_probe(near)
     problem, operands = bench.problem, probe.operands
@@ -45,14 +45,14 @@ def check_large_offsets(bench: Bench) -> None:
 
 
 def check_large_sizes(bench: Bench) -> None:
-    """An operand or the result has more than 2^31 elements."""
+    """Check an operand or result of more than 2^31 elements."""
     needed = 8 * sum(layout.span * layout.dtype.itemsize for layout in (bench.problem.a, bench.problem.b, bench.problem.out))
     _expect_memory(needed, bench.device)
     check_once(bench)
 
 
 def far_layout(kind: str, rows: int, cols: int) -> str:
-    """The text of a layout ``row`` or ``col`` whose last row or column begins beyond 2^31 elements."""
+    """Return the text of a layout ``row`` or ``col`` whose last row or column begins beyond 2^31 elements."""
     lines, length = (rows, cols) if kind == "row" else (cols, rows)
     lead = -(-FAR // (lines - 1))
     lead += -lead % LEAD_MULTIPLE
@@ -60,7 +60,7 @@ def far_layout(kind: str, rows: int, cols: int) -> str:
 
 
 def _placed(layout: Layout, values: torch.Tensor) -> torch.Tensor:
-    """``values`` with other strides; as they are where those are the same."""
+    """Return ``values`` with the strides of ``layout``, or unchanged if they have them already."""
     if layout.stride == values.stride():
         return values
     tensor = _room(layout, values.device)
@@ -98,9 +98,9 @@ def _far(case: Case) -> Case:
 
 
 def _far_cases(name: str, scope: Scope) -> Iterator[Case]:
-    """The dtype of the smallest elements of each operation, or two: others need more memory and show no more.
+    """Yield cases in the one or two dtypes of each operation that have the smallest elements. Others need more memory.
 
-    Two rows and columns of everything at least, one matrix, and elements of at most 4 bytes: 8 GiB of addresses.
+    Each case has at least two rows and columns, and one matrix. Elements have at most 4 bytes: 8 GiB of addresses.
     """
     for op in scope.tested_ops:
         kept = sorted(scope.tested_dtypes(op), key=lambda dtype: DTYPES[dtype].itemsize)[: 1 if scope.level is Level.SMOKE else 2]

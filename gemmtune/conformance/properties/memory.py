@@ -1,4 +1,4 @@
-"""What is written and what is not: out, the memory around it, the inputs, and results that must stay as they are."""
+"""Properties of memory: out, the memory around it, unchanged inputs, and results that must stay as they are."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ MOVES = 6
 
 
 def check_out(bench: Bench) -> None:
-    """An exact probe with the case's alpha and beta; if there is an added operand also with both 1, and with a beta of 0."""
+    """Check an exact probe with the case's alpha and beta. With an added operand, also check alpha 1 with beta 1 and beta 0."""
     check_once(bench)
     for number, beta in enumerate(("zero", "one")):
         known = (bench.case.alpha, bench.case.beta) == ("one", beta) or not (number or bench.subject.traits.beta)
@@ -48,7 +48,7 @@ def check_out(bench: Bench) -> None:
 
 
 def check_result(bench: Bench) -> None:
-    """The result is memory of its own: no input's, and not that of an earlier result, which stays as it was."""
+    """Check that the result shares no memory with inputs or earlier results, and that earlier results stay unchanged."""
     probe = exact_probe(bench)
     first = bench.call(probe.operands)
     kept = first.clone()
@@ -71,8 +71,10 @@ def check_result(bench: Bench) -> None:
 
 
 def check_fresh_pointers(bench: Bench) -> None:
-    """Call after call with other numbers of the same sizes. The variant says where they lie: ``moved`` at new addresses, with all
-    earlier operands kept; ``freed`` wherever the freed earlier ones were; ``overwritten`` at the same addresses."""
+    """Check calls with new numbers of the same sizes. The variant sets the addresses of the operands.
+
+    ``moved``: new addresses, all earlier operands are kept. ``freed``: earlier operands are freed. ``overwritten``: the same ones.
+    """
     kept: list[Operands] = []
     for number in range(1, MOVES + 1):
         probe = exact_probe(bench)
@@ -86,11 +88,11 @@ def check_fresh_pointers(bench: Bench) -> None:
         with stage(bench, f"call {number} of {MOVES}, operands {bench.case.variant or 'freed'}"):
             if not probe.judge(bench, bench.call(operands)):
                 return
-        del probe, operands  # before the next ones are made, which then may lie there
+        del probe, operands  # so that the next operands may reuse their memory
 
 
 def _share(x: torch.Tensor, y: torch.Tensor) -> bool:
-    """Whether the elements of two tensors may lie in the same memory."""
+    """Return True if the elements of two tensors may overlap in memory."""
     if not x.numel() or not y.numel():
         return False
     (x_first, x_end), (y_first, y_end) = _extent(x), _extent(y)
@@ -104,7 +106,7 @@ def _extent(tensor: torch.Tensor) -> tuple[int, int]:
 
 PROPERTIES = (
     Property(
-        "result", "the result has the right shape, dtype and device, and is memory of its own", check_result,
+        "result", "the result has the right shape, dtype and device, and shares no memory", check_result,
         Sample(budget=(36, 100, 400), shapes=(*SIZES, (1, 1, 1)), ops=OPS),
     ),
     Property(
@@ -129,7 +131,7 @@ PROPERTIES = (
         Sample(budget=(36, 200, 1000), shapes=TILE_EDGES, variants=("", {"out": "row"}), ops=OPS),
     ),
     Property(
-        "inputs-unchanged", "nothing is written to the inputs, nor beside them", check_calls(2),
+        "inputs-unchanged", "nothing is written to the inputs, nor next to them", check_calls(2),
         Sample(
             budget=(18, 72, 300),
             shapes=((64, 64, 64), (48, 48, 48), (33, 33, 33)),

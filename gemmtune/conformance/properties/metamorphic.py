@@ -1,7 +1,7 @@
-"""What two results of a GEMM have to do with each other, without a reference.
+"""Properties that relate two results of a GEMM to each other, without a reference.
 
-Operands are small integers, whose sums are exact in any order, so that the relations hold bit by bit. Where K is too large for that
-under the GEMM's claims, each result is held to the error bound instead.
+Operands are small integers, whose sums are exact in any order, so that the relations hold bit by bit. If K is too large for that
+under the GEMM's claims, the error bound judges a result on random data instead.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from .special import expect_exactly
 
 SIZES: tuple[Size, ...] = ((64, 64, 64), (33, 47, 31), (96, 40, 65), (17, 130, 16), (1, 40, 64), (65, 1, 33))
 TRANSPOSABLE = ("mm", "bmm", "int_mm", "scaled_mm")
-"""Operations with operands of one kind, and nothing besides but scales."""
+"""Operations whose two operands have the same kind, with nothing else but scales."""
 A_SCALE, B_SCALE = 8.0, 4.0
-"""Powers of two: the results of scaled operands differ from those of the others in their exponents alone."""
+"""Powers of two, so that scaling the operands changes only the exponents of the result."""
 
 
 Called = tuple[Bench, Operands]
 
 
 def _expect_alike(plain: Called, other: Called, relate: Callable[..., torch.Tensor], *, name: str, exact: bool = True) -> None:
-    """The result of ``other`` is what ``relate`` makes of that of ``plain`` and of its own. If not, the wrong one is explained."""
+    """Check that the result of ``other`` is ``relate(result of plain, result of other)``. Explain the wrong one if it is not."""
     result, changed = (bench.call(operands) for bench, operands in (plain, other))
     expected = relate(result, changed)
     if torch.equal(changed.nan_to_num(), expected.nan_to_num()):
@@ -46,7 +46,7 @@ def _expect_alike(plain: Called, other: Called, relate: Callable[..., torch.Tens
 
 
 def check_permutation(bench: Bench) -> None:
-    """Rows of a and columns of b in another order give the same elements in that order."""
+    """Check that permuting the rows of a and the columns of b permutes the elements of the result."""
     operands = exact_integers(bench)
     if operands is None:
         return _bounded(bench)
@@ -55,7 +55,7 @@ def check_permutation(bench: Bench) -> None:
     rows, cols = (torch.randperm(size, generator=generator).to(bench.device) for size in (m, n))
 
     def moved(layout: Layout | None, tensor: torch.Tensor | None, sides: str = "mn") -> torch.Tensor | None:
-        """Along the dimensions that are those of the result: of ``sides``, and as long."""
+        """Return the tensor permuted along the dimensions in ``sides`` that have the length of the result's."""
         if layout is None or tensor is None:
             return None
         values = tensor.double()
@@ -85,12 +85,12 @@ def check_permutation(bench: Bench) -> None:
 
 
 def check_transpose(bench: Bench) -> None:
-    """bᵀ @ aᵀ is the transposed a @ b."""
+    """Check that bᵀ @ aᵀ is the transposed a @ b."""
     operands = exact_integers(bench)
     if operands is None:
         return _bounded(bench)
-    turned = _transposed_case(bench.case)
-    other = bench.sibling(m=turned.m, n=turned.n, a=turned.a, b=turned.b)
+    transposed = _transposed_case(bench.case)
+    other = bench.sibling(m=transposed.m, n=transposed.n, a=transposed.a, b=transposed.b)
     mirrored = dataclasses.replace(
         operands,
         a=made(other.problem.a, operands.b.double().mT),
@@ -98,15 +98,15 @@ def check_transpose(bench: Bench) -> None:
         scale_a=_transposed(operands.scale_b),
         scale_b=_transposed(operands.scale_a),
     )
-    name = "bᵀ @ aᵀ beside the transposed a @ b"
+    name = "bᵀ @ aᵀ compared with the transposed a @ b"
     _expect_alike((bench, operands), (other, mirrored), lambda result, _: result.mT, name=name)
     return None
 
 
 def check_scaling(bench: Bench) -> None:
-    """a (or b, the variant) and the added operand times a power of two give the result times that.
+    """Check that a or b (the variant) and the added operand times a power of two scale the result by it.
 
-    Any numbers where equal inputs give equal bits; integers where the order of a sum may differ from call to call.
+    Operands are random if equal inputs give equal bits. They are integers if the order of a sum may differ between calls.
     """
     operands = bench.probes.random() if bench.claims.deterministic else exact_integers(bench)
     if operands is None:
@@ -121,7 +121,7 @@ def check_scaling(bench: Bench) -> None:
     )
 
     def times(result: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-        """Subnormal numbers have fewer bits, and beyond the largest number there is but infinity: these are left as they are."""
+        """Return the scaled result, but ``other`` where scaling is not exact: subnormal numbers, and numbers that overflow."""
         before, info = result.double(), dtype_info(result.dtype)
         rounded_apart = (before.abs() < info.smallest_normal) | (before.abs() * factor > info.largest)
         return torch.where(rounded_apart, other, (before * factor).to(result.dtype))
@@ -132,7 +132,7 @@ def check_scaling(bench: Bench) -> None:
 
 
 def check_k_padding(bench: Bench) -> None:
-    """Columns of zeros after those of a (or rows of zeros after those of b, the variant), against any numbers, change nothing."""
+    """Check that zeros appended along K to a (or b, the variant) change nothing, against any numbers of the other operand."""
     operands = exact_integers(bench)
     which, _, count = (bench.case.variant or "a.1").partition(".")
     other = bench.sibling(k=bench.case.k + int(count) * bench.subject.traits.multiples[2] * (2 if bench.case.packed else 1))
@@ -161,9 +161,9 @@ def check_k_padding(bench: Bench) -> None:
 
 
 def check_identity(bench: Bench) -> None:
-    """a times the identity is a; the identity times b is b (the variant), or times scales that are powers of two.
+    """Check that a times the identity is a, or the identity times b is b (the variant), up to powers of two as scales.
 
-    Every bit, where the claims hold those of one input.
+    Every bit must match if the claims keep the bits of one input.
     """
     probes, problem = bench.probes, bench.problem
     kind = "normal" if keeps_significands(bench) else "integers"
@@ -182,7 +182,7 @@ def _bounded(bench: Bench) -> None:
 
 
 def _lengthened(scale: torch.Tensor | None, longer: torch.Tensor | None) -> torch.Tensor | None:
-    """``longer`` with the numbers of ``scale`` as its first ones; as many of them if K does not count, or not enough."""
+    """Return ``longer`` starting with the numbers of ``scale``. Return ``scale`` if both have one shape."""
     if scale is None or longer is None or scale.shape == longer.shape:
         return scale
     result = longer.clone()
@@ -231,7 +231,7 @@ PROPERTIES = (
             shapes=SIZES,
             variants=("a", "b"),
             ops=ONE_PRODUCT,
-            # 8-bit floats have too few exponents to be scaled, and integers of 8 bits too few bits.
+            # 8-bit floats have too few exponents for scaling, and 8-bit integers too few bits.
             admits=lambda case: (case.b_dtype if case.variant == "b" else DTYPES[case.dtype]).itemsize > 1,
         ),
     ),

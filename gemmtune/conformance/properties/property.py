@@ -1,4 +1,4 @@
-"""A property: what is asserted of every GEMM, by which check, on which cases; and the exact probes that checks share."""
+"""One property: an assertion about every GEMM, its check and its cases. Also the exact probes that checks share."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ from ..cases.case import Case
 from ..cases.scope import Scope
 
 Check: TypeAlias = Callable[[Bench], None]
-"""Calls the GEMM of a bench for its case and states what it expects."""
+"""Function that calls the GEMM of a bench for its case and states what it expects."""
 Needs: TypeAlias = Callable[[Scope], str | None]
-"""The reason why a property is not tested within a scope (something undeclared, no such device), None if it is."""
+"""Function that returns the reason for not testing a property within a scope (a trait, a device), or None."""
 
 
 @dataclass(frozen=True, slots=True)
 class Property:
-    """One row of the suite's table: name, meaning, check, cases, and under which conditions.
+    """One row of the suite's table: name, meaning, check, cases and requirements.
 
-    ``enumerate`` makes the cases of the property's name and a scope's level, in a fixed order; ``drawn`` says whether hypothesis
-    may draw further ones, by changing sizes, strides, dtype and seed of those.
+    ``enumerate`` yields the cases for the property's name and a scope, in a fixed order. ``drawn`` allows hypothesis to draw
+    further ones, by changing sizes, strides, dtype and seed.
     """
 
     name: str
@@ -45,28 +45,28 @@ class Property:
     drawn: bool = False
 
     def cases(self, scope: Scope) -> Iterable[Case]:
-        """The cases of a scope, in a fixed order."""
+        """Return the cases of a scope, in a fixed order."""
         return self.enumerate(self.name, scope)
 
 
 def declared(trait: str, word: str = "") -> Needs:
-    """The trait has to be declared; ``word`` is what it is called if not by its name."""
+    """Return the requirement that a trait is declared. ``word`` names it in the reason, instead of ``trait``."""
     return lambda scope: None if getattr(scope.traits, trait) else f"{word or trait} is not declared"
 
 
 def tested(ops: Collection[str], otherwise: str) -> Needs:
-    """One of these operations has to be tested."""
+    """Return the requirement that one of these operations is tested."""
     return lambda scope: None if set(ops) & set(scope.tested_ops) else otherwise
 
 
 MOST_PRODUCT = 64
-"""The largest product of integers of the fill ``integers``."""
+"""Largest product of two integers of the fill ``integers``."""
 MOST_SCALED = 4
-"""The largest factor of alpha or of one scale that changes along K, in exact probes."""
+"""Largest alpha, and largest factor of a scale that changes along K, in exact probes."""
 ZEROED = 2
-"""How much larger a · b may be than a · (b − zero_b), in exact probes."""
+"""Maximum of |a · b| ÷ |a · (b − zero_b)| in exact probes."""
 MOST_ADDED = 27
-"""beta times the added operand, in exact probes."""
+"""Maximum of |beta · c| in exact probes, c being the added operand."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,12 +75,12 @@ class Probe:
 
     operands: Operands
     one_hot: OneHotProbe | None = None
-    """The probe whose result is known exactly without a product; None: integers, whose reference product is exact."""
+    """Probe whose result is known exactly without a product. None: integers, whose reference product is exact."""
     grouped: Expectation | None = None
-    """What is known of a product of each group."""
+    """Expectation of a grouped product."""
 
     def judge(self, bench: Bench, result: torch.Tensor) -> bool:
-        """Whether ``result`` is the right one; if not, ``bench`` has a failure more."""
+        """Return True if ``result`` is right. Record a failure in ``bench`` otherwise."""
         if self.grouped is not None:
             return bench.expect_that(result, self.grouped)
         if self.one_hot is not None:
@@ -89,9 +89,9 @@ class Probe:
 
 
 def exact_probe(bench: Bench) -> Probe:
-    """Other numbers each time: cancelling integers where strides let elements be chosen, one-hot lines if in one operand alone.
+    """Return a probe with new numbers, in which each element of the result depends on the addresses that the GEMM reads.
 
-    Each element of the result then depends on where in memory a GEMM reads.
+    It is one of cancelling integers if the strides let both operands be chosen freely, of one-hot lines if only one.
     """
     if bench.problem.groups:
         expectation = bench.groups.next_integers()
@@ -108,13 +108,13 @@ def exact_probe(bench: Bench) -> Probe:
 
 
 def check_once(bench: Bench) -> None:
-    """One call with an exact probe, by which every element is seen to be read from and written to its place."""
+    """Check one call with an exact probe, which detects any element read from or written to a wrong place."""
     probe = exact_probe(bench)
     probe.judge(bench, bench.call(probe.operands))
 
 
 def check_calls(count: int) -> Check:
-    """The same exact probe so many times, over memory with other contents each time; none changes the operands."""
+    """Return a check that repeats one exact probe ``count`` times, over memory with new contents each time."""
 
     def check(bench: Bench) -> None:
         probe = exact_probe(bench)
@@ -127,7 +127,7 @@ def check_calls(count: int) -> Check:
 
 
 def keeps_significands(bench: Bench) -> bool:
-    """Whether one input times 1 comes out with every bit, by the claims."""
+    """Return True if one input times 1 keeps every bit, by the claims."""
     claims, problem = bench.claims, bench.problem
     own = dtype_info(problem.dtype).unit_roundoff
     held = (claims.accumulate, claims.partials, claims.epilogue_input)
@@ -136,7 +136,7 @@ def keeps_significands(bench: Bench) -> bool:
 
 
 def exact_integers(bench: Bench) -> Operands | None:
-    """Integers whose sums every claimed number holds, in any order and grouping; None where K is too large for that."""
+    """Return integers whose sums every claimed dtype holds in any order, or None if K is too large for that."""
     limit, scaled = exact_limit(bench.problem, bench.claims), MOST_SCALED ** max(1, scales_along_k(bench.problem))
     if scaled * MOST_PRODUCT * bench.problem.terms + MOST_ADDED <= limit:
         return bench.given(bench.probes.filled("integers", "integers", general=False))
@@ -146,17 +146,17 @@ def exact_integers(bench: Bench) -> Operands | None:
 
 
 def made(layout: Layout, values: torch.Tensor) -> torch.Tensor:
-    """A tensor of that layout with these values, in a buffer of its own."""
+    """Return a tensor of that layout with these values, in a new buffer."""
     return placed(layout, values.device, values.contiguous())
 
 
 def made_b(problem: Problem, numbers: torch.Tensor) -> torch.Tensor:
-    """A b of these numbers [.., K, N], packed if the problem's b is."""
+    """Return a b with these numbers (..., K, N), packed if the problem's b is packed."""
     return made(problem.b, packed(numbers) if problem.encoding else numbers)
 
 
 def overwrite(operands: Operands, new: Operands) -> None:
-    """Give the tensors of ``operands`` the values of ``new``, of the same layouts, on the current stream. Their addresses stay."""
+    """Copy the values of ``new``, with the same layouts, into ``operands`` on the current stream. Addresses do not change."""
     values = new.named
     for name, tensor in operands.named.items():
         for old, other in zip(parts(tensor), parts(values[name]), strict=True):
@@ -164,19 +164,19 @@ def overwrite(operands: Operands, new: Operands) -> None:
 
 
 def fill_bits(tensor: torch.Tensor, payload: int) -> None:
-    """Fill every element of ``tensor``, and nothing between them, with the bit pattern ``payload``."""
+    """Fill every element of ``tensor`` with the bit pattern ``payload``. Gaps between elements are left alone."""
     tensor.view(storage_bits(tensor).dtype).fill_(payload)
 
 
 def same_bits(x: torch.Tensor, y: torch.Tensor) -> bool:
-    """Bitwise equality of two tensors of one size and dtype, whatever their strides."""
+    """Return True if two tensors of one size and dtype are equal bit by bit. Strides may differ."""
     bits = storage_bits(x).dtype
     return torch.equal(x.contiguous().view(bits), y.contiguous().view(bits))
 
 
 @contextmanager
 def stage(bench: Bench, words: str) -> Iterator[None]:
-    """Say in the failures that come up in the block at which stage of the check that was."""
+    """Prefix the failures recorded in the block with the stage of the check."""
     before = len(bench.failures)
     try:
         yield

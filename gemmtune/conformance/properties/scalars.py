@@ -1,4 +1,4 @@
-"""What is multiplied and added besides a and b: alpha, beta, the added operand; scales and zero points."""
+"""Properties of factors and terms other than a and b: alpha, beta, the added operand, scales and zero points."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from .values import check_integers
 VALUES: dict[str, tuple[float, float]] = {
     "plain": (2.0, -3.0), "half": (-0.5, 3.0), "minus": (-1.0, -1.0), "odd": (0.3, -1.7), "large": (100.0, 0.01),
 }  # fmt: skip
-"""alpha and beta of class general, by variant."""
+"""Values of alpha and beta in class ``general``, by variant."""
 FAR_BITS = 26
-"""float16 has no numbers so small."""
+"""Binary orders of magnitude by which scales move away from 1. float16 cannot hold such numbers."""
 EXACT = ("plain", "half", "minus")
-"""Those that sums of integers stay exact with; the others are for random data, within the bound."""
+"""Variants that keep sums of integers exact. The others are for random data, within the bound."""
 SIZES: tuple[Size, ...] = ((17, 33, 65), (64, 64, 64), (33, 40, 129), (48, 48, 31), (1, 48, 257), (65, 1, 48), (130, 129, 16))
 STRIDES: dict[str, tuple[str, ...]] = {
     "n": ("row", "every2", "row@3"),
@@ -34,11 +34,11 @@ STRIDES: dict[str, tuple[str, ...]] = {
     "1n": ("row", "every2", "row@3"),
     "scalar": ("row", "row@1"),
 }
-"""Layouts of the added operand that are tried for each of its shapes."""
+"""Layouts of the added operand to try for each of its shapes."""
 
 
 def check_alpha_beta(bench: Bench) -> None:
-    """The case's classes of alpha and beta, and for the general one the values of its variant."""
+    """Check the case's classes of alpha and beta. In class ``general`` the variant sets the value."""
     variant = bench.case.variant or "plain"
     exact = variant in EXACT
     operands = bench.probes.integers() if exact else bench.probes.random()
@@ -52,7 +52,7 @@ def check_alpha_beta(bench: Bench) -> None:
 
 
 def check_bias(bench: Bench) -> None:
-    """Integers with the case's alpha and beta, then with both 1, which many kernels treat as a case of its own."""
+    """Check integers with the case's alpha and beta, then with both 1, for which many kernels have their own path."""
     check_integers(bench)
     if not bench.failures and (bench.case.alpha, bench.case.beta) != ("one", "one"):
         with stage(bench, "alpha 1, beta 1"):
@@ -60,8 +60,11 @@ def check_bias(bench: Bench) -> None:
 
 
 def check_scales(bench: Bench) -> None:
-    """Single products with scales and zero points of any numbers, within a few roundings; then cancelling sums, whose scales are
-    powers of two that no neighbour has; then random data, also with scales that are far from 1."""
+    """Check scales and zero points with single products, with cancelling sums, and with random data.
+
+    Single products take scales of any numbers and are held to a few roundings. Sums take powers of two, which differ between
+    neighbours. Random data also comes with scales far from 1.
+    """
     probes = bench.probes
     random = probes.random()
     if probes.free_a and bench.problem.scales:
@@ -80,8 +83,10 @@ def check_scales(bench: Bench) -> None:
 
 
 def _far_from_1(problem: Problem, operands: Operands) -> Operands | None:
-    """The same with a smaller scale_b, and a larger scale_a that makes up for it if there is one; None where some dtype has no such
-    numbers."""
+    """Return the operands with a smaller scale_b and, if there is a scale_a, a larger scale_a that compensates.
+
+    Return None if a dtype cannot hold such numbers.
+    """
     scale_a, scale_b = operands.scale_a, operands.scale_b
     if problem.scale_b is None or scale_b is None or torch.float16 in (scale_b.dtype, problem.dtype):
         return None
@@ -124,7 +129,7 @@ PROPERTIES = (
         "scales", "scales and zero points of every declared kind count, each for the elements that it is for", check_scales,
         Sample(
             budget=(96, 400, 2500),
-            # K below, at and above the elements that share a scale, and several times those; M and N beyond a block of 128.
+            # K is below, at and above the number of elements that share a scale, and a multiple of it. M and N exceed 128.
             shapes=(
                 (33, 40, 300), (64, 64, 256), (5, 48, 96), (130, 136, 130),
                 (17, 300, 128), (1, 64, 512), (64, 1, 66), (48, 129, 31),

@@ -1,7 +1,7 @@
-"""Special numbers: NaN, infinities, the ends of the range, and what may not be read.
+"""Properties of special numbers: NaN, infinities, the ends of the range, and operands that must not be read.
 
-Operands are small integers with NaN or infinities among them, or as large and as small as can be, so that every element of the
-result is known exactly.
+Operands are small integers with NaN or infinities among them, or numbers at the ends of the range. Every element of the result is
+known exactly.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from .property import Property, stage, tested
 
 ZERO_BLOCK = 16
 SHORT: tuple[Size, ...] = ((17, 33, 65), (64, 64, 64), (33, 40, 129), (128, 96, 31), (1, 48, 257), (65, 1, 48), (130, 129, 16))
-"""K is short, so that sums of integers are exact in every dtype."""
+"""Sizes with a short K, so that sums of integers are exact in every dtype."""
 RANGED: tuple[Size, ...] = ((33, 65, 64), (64, 64, 31), (17, 128, 129), (96, 40, 257), (5, 6, 16))
 ABOUT = 4
-"""Products that are not 0 in an element, on average; so many of them overflow."""
+"""Average number of nonzero products in an element. This many overflow."""
 SMALL_AGAIN = 2.0**-4
-"""The alpha of sums that are beyond the end of the range without it."""
+"""alpha that brings sums beyond the end of the range back into it."""
 added_needs = tested(ADDED, "neither addmm nor baddbmm is tested")
 
 
 def expect_exactly(bench: Bench, operands: Operands, *, name: str) -> bool:
-    """The result of operands of which float64 sums, and so all others, are exact but for NaN, infinities and the last rounding."""
+    """Check a result that float64 gives exactly, apart from NaN, infinities and the last rounding."""
     result = bench.call(operands)
     expected = reference(operands, Region()).value.to(result.dtype).reshape(result.shape)
     if bench.claims.skips_zeros:  # 0 · NaN and 0 · ∞ are what the GEMM makes of them
@@ -44,9 +44,9 @@ def expect_exactly(bench: Bench, operands: Operands, *, name: str) -> bool:
 
 
 def check_nan(bench: Bench) -> None:
-    """One NaN in a, b or the added operand (the variant): what depends on it is NaN, and nothing else.
+    """Check that one NaN in a, b or the added operand (the variant) reaches exactly the elements that depend on it.
 
-    In the added operand it is there with an alpha of 0, too, of which many kernels make a case of its own.
+    In the added operand it is also checked with alpha 0, for which many kernels have their own path.
     """
     _check_one_nan(bench)
     if bench.case.variant == "c" and not bench.failures and bench.subject.traits.alpha:
@@ -66,9 +66,9 @@ def _check_one_nan(bench: Bench) -> None:
 
 
 def check_infinity(bench: Bench) -> None:
-    """Infinities in a or b (the variant) times 1, −1 and 0; one line has two of different sign, which is NaN where both count.
+    """Check infinities in a or b (the variant) times 1, −1 and 0. One line has both signs, which gives NaN if both count.
 
-    In the added operand there is one of each sign, times beta.
+    The added operand has one of each sign, times beta.
     """
     which = bench.case.variant or "a"
     operands = bench.probes.integers()
@@ -87,9 +87,9 @@ def check_infinity(bench: Bench) -> None:
 
 
 def check_zeros(bench: Bench) -> None:
-    """Zeros in one operand against NaN or infinities in the other: a third of its lines, a block, a range of K, all of it.
+    """Check zeros in one operand against NaN or infinities in the other: a third of its lines, a block, a range of K, all of it.
 
-    The variant is the operand with the zeros, where they are, and the other number.
+    The variant names the operand with the zeros, their place, and the other number.
     """
     which, where, value = (bench.case.variant or "a.lines.nan").split(".")
     operands = bench.probes.integers()
@@ -106,12 +106,12 @@ def check_zeros(bench: Bench) -> None:
 
 
 def _put(tensor: torch.Tensor, index: tuple[int | slice, ...], value: float) -> None:
-    """One element, or one of each matrix; by a copy, since not every torch fills 8-bit floats."""
+    """Set one element, or one of each matrix. It copies, since not every torch fills 8-bit floats."""
     tensor[index].copy_(torch.tensor(value))
 
 
 def check_beta_zero(bench: Bench) -> None:
-    """The added operand is not read with beta 0: all of it is NaN, or infinite (the variant)."""
+    """Check that beta 0 keeps the added operand, all NaN or all infinite (the variant), from being read."""
     operands = bench.probes.integers()
     if bench.case.variant == "infinite" and operands.inp is not None:
         storage_bits(operands.inp, operands.inp.dtype).fill_(math.inf)
@@ -119,10 +119,10 @@ def check_beta_zero(bench: Bench) -> None:
 
 
 def check_overflow(bench: Bench) -> None:
-    """Sums beyond the largest number are infinite, those up to it are not; in the variant ``largest`` they just reach it.
+    """Check that sums beyond the largest number are infinite, and no others. Variant ``largest``: they just reach it.
 
-    All terms of an element have one sign and are multiples of one power of two, so that the order of summation does not matter.
-    Sums beyond the largest float16 that alpha makes small again are finite, where no narrow sums are declared.
+    All terms of an element have one sign and are multiples of one power of two. The order of summation thus does not matter.
+    Sums beyond the largest float16 must be finite if alpha makes them small again and no narrow sums are declared.
     """
     _check_range(bench)
     if bench.case.added and bench.subject.traits.alpha and not bench.failures and _sums_are_wider(bench):
@@ -131,7 +131,7 @@ def check_overflow(bench: Bench) -> None:
 
 
 def _sums_are_wider(bench: Bench) -> bool:
-    """Whether everything that is rounded before alpha counts has larger numbers than the result."""
+    """Return True if everything rounded before alpha applies has a larger range than the result."""
     claims, largest = bench.claims, dtype_info(bench.problem.out.dtype).largest
     return all(dtype_info(x).largest > 2 * largest for x in (claims.accumulate, claims.partials, claims.epilogue_input))
 
@@ -158,9 +158,9 @@ def _check_range(bench: Bench, alpha: float = 1) -> None:
 
 
 def check_subnormal(bench: Bench) -> None:
-    """Sums of subnormal numbers, or in the variant ``results`` of normal ones that are subnormal, are exact.
+    """Check that sums of subnormal numbers are exact. Variant ``results``: normal operands with subnormal sums.
 
-    Where flushing is declared, they may be 0.
+    They may be 0 if flushing is declared.
     """
     operands = bench.probes.integers()
     a, b = operands.a, operands.b
@@ -181,7 +181,7 @@ def check_subnormal(bench: Bench) -> None:
 
 
 def _cut_off(bench: Bench, unit: float) -> float:
-    """The last 13 bits of a float32 whose last place is ``unit``, which an input has not where it is read as tf32; else 0."""
+    """Return the value of a float32's last 13 bits (last place ``unit``) if tf32 inputs drop them, else 0."""
     return (2**13 - 1) * unit if bench.problem.precision.input_mode == "tf32" else 0.0
 
 
@@ -194,29 +194,29 @@ def _signs(bench: Bench, size: tuple[int, ...]) -> torch.Tensor:
 
 
 def _sparse(bench: Bench, size: tuple[int, ...]) -> torch.Tensor:
-    """Zeros and ones, so many that of two such matrices ABOUT products are not 0 in an element."""
+    """Return zeros and ones, so dense that an element of a product has ABOUT nonzero terms on average."""
     density = min(1.0, math.sqrt(ABOUT / bench.problem.k))
     return (torch.rand(size, generator=bench.generator, device=bench.device) < density).double()
 
 
 def _has_nan(case: Case) -> bool:
-    """A dtype with NaN, and a place for it: the added operand is there where the variant is c."""
+    """Return True if the variant's operand exists and its dtype has NaN."""
     return not dtype_info(_dtype(case)).is_integer and (case.added or case.variant != "c")
 
 
 def _has_infinity(case: Case) -> bool:
-    """Zero points may give two infinities to subtract: whether there are is the kernel's choice."""
+    """Return True if the variant's operand exists and can be infinite. Zero points might subtract two infinities."""
     there = case.added or case.variant != "c"
     return there and dtype_info(_dtype(case)).has_infinity and case.k > 1 and case.zeros == "no"
 
 
 def _dtype(case: Case) -> torch.dtype:
-    """The dtype of the operand which the variant names."""
+    """Return the dtype of the operand that the variant names."""
     return case.b_dtype if case.variant.startswith("b") else DTYPES[case.dtype]
 
 
 def _has_zeros(case: Case) -> bool:
-    """The operand of the zeros can be written one number by one, and the other one has NaN or infinity."""
+    """Return True if the operand of zeros has writable elements and the other one has the variant's NaN or infinity."""
     which, _, value = case.variant.split(".")
     dtype = dtype_info(case.b_dtype if which == "a" else DTYPES[case.dtype])
     return not case.packed and case.zeros == "no" and not dtype.is_integer and (value == "nan" or dtype.has_infinity)
@@ -239,7 +239,7 @@ PROPERTIES = (
             shapes=SHORT,
             variants=("a", "b", "c"),
             admits=_has_infinity,
-            # Larger beta times the largest number is infinite as well.
+            # A larger beta times the largest number is infinite too.
             finish=lambda case: case.changed(beta="one") if case.variant == "c" else case,
         ),
     ),
@@ -263,7 +263,7 @@ PROPERTIES = (
             shapes=(*SHORT, (5, 7, 0)),
             variants=("", "infinite"),
             ops=ADDED,
-            # alpha is 1 for odd M and as declared for even M, so that neither class is left out.
+            # An odd M takes alpha 1, an even M the declared class, so that both are covered.
             finish=lambda case: case.changed(beta="zero", alpha="one" if case.m % 2 else case.alpha),
         ),
         needs=lambda scope: added_needs(scope) or (None if scope.traits.beta else "beta= is not declared"),
@@ -275,7 +275,7 @@ PROPERTIES = (
             shapes=RANGED,
             variants=tuple({"variant": name, "alpha": "one", "beta": "one"} for name in ("", "largest")),
             ops=(*DENSE_OPS, "scaled_mm"),
-            # Sums of 8-bit floats reach the end of float16 alone.
+            # Sums of 8-bit floats can exceed float16 only.
             admits=lambda case: case.op in DENSE_OPS or (case.result == "float16" and case.variant == ""),
         ),
     ),
@@ -285,7 +285,7 @@ PROPERTIES = (
             budget=(32, 96, 400),
             shapes=RANGED,
             variants=("", "results"),
-            # Products of 8-bit floats are not subnormal in 16 bits; the last bits of tf32's subnormal numbers are cut off.
+            # Products of 8-bit floats are not subnormal in 16 bits. tf32 drops the last bits of subnormal numbers.
             admits=lambda case: case.op in DENSE_OPS or (case.row.float8 and case.variant == ""),
             dtypes=tuple(name for name in DTYPES if name != "tf32"),
         ),

@@ -1,4 +1,4 @@
-"""The places of operands in memory: strides of every kind, pointers off their boundaries, batches, operands that share memory."""
+"""Properties of operands in memory: strides of every kind, misaligned pointers, batches, operands that share memory."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ STRIDES = (
     "every3", "row~i", "col+8~i",
 )  # fmt: skip
 APART = 7
-"""a and b have different strides at once: each with the one that is so many places further on."""
+"""Distance in STRIDES between the layouts of a and b when both vary."""
 SIZES: tuple[Size, ...] = ((64, 64, 64), (33, 47, 65), (40, 130, 96), (1, 72, 48), (96, 1, 40), (1, 40, 65), (65, 1, 33))
 OFFSETS = (1, 4, 2, 7, 3, 8, 5, 6, 12, 15, 9, 10, 11, 13, 14)
-"""Offsets of pointers in elements; those below 16 bytes count."""
+"""Offsets of pointers in elements. Only those below 16 bytes are used."""
 PADS = (0, 1, 3, 8, 2)
 BOUNDARY_BYTES = 16
 
@@ -37,16 +37,18 @@ BATCHES = ({"batch": 1}, {"batch": 2}, {"batch": 17}, {"batch": 5})
 BATCH_STRIDES = ("row", "row~0", "col", "row~1", "row~i", "col+8~1", "col~0", "row+1@1~1", "col+8~i")
 LARGE_BATCH = 300
 MOST_BLOCKS = 65535
-"""The limit of a CUDA grid along its second and third dimension: a larger batch needs more than one launch, or another order."""
+"""Limit of a CUDA grid along its second and third dimension. A larger batch needs several launches, or another order."""
 
 SHARED = "wrong where operands share memory"
 SHARINGS: dict[str, Sharing] = {"start": "same start", "overlap": "overlapping"}
-"""How operands share memory, by variant."""
+"""Ways in which operands share memory, by variant."""
 
 
 def check_relayout(bench: Bench) -> None:
-    """Plain strides first, then the case's, of a, of b, of both, then plain ones again; the sizes stay. The variant is another
-    dtype, which comes in between."""
+    """Check calls of one size with changing strides: plain, the case's for a, for b, for both, then plain again.
+
+    The variant is another dtype, which is used in between.
+    """
     case = bench.case
     steps = [("row", "row", case.dtype), (case.a, "row", case.dtype), ("row", case.b, case.dtype), (case.a, case.b, case.dtype)]
     steps += [("row", "row", case.variant), (case.a, case.b, case.variant)] if case.variant else []
@@ -60,7 +62,7 @@ def check_relayout(bench: Bench) -> None:
 
 
 def check_sharing(bench: Bench) -> None:
-    """a, b, c, d and the added operand in one buffer, after the same numbers in buffers of their own."""
+    """Check a, b, c, d and the added operand in one buffer, after the same numbers in separate buffers."""
     problem, how = bench.problem, SHARINGS[bench.case.variant or "start"]
     shared = in_one_buffer(problem, bench.probes.integers(), how, seed=bench.case.seed)
     if problem.a == problem.b and how == "same start":
@@ -160,7 +162,7 @@ PROPERTIES = (
         "shared-operands", "operands that are views of the same memory, as in mm(x, x) and mm(x, x.t())", check_sharing,
         Sample(
             budget=(36, 100, 400),
-            # Most are square, or as wide as high, so that b may be a or the transposed a.
+            # Most are square, or have M = N, so that b may be a or the transposed a.
             shapes=((64, 64, 64), (33, 33, 65), (48, 48, 48), (96, 40, 65), (65, 65, 65), (1, 40, 33), (40, 40, 128)),
             variants=tuple(SHARINGS),
             admits=lambda case: can_share(problem_of(case, "cpu")),

@@ -23,7 +23,7 @@ PROPERTIES: tuple[Property, ...] = (
 
 
 def property_named(name: str) -> Property:
-    """The property of that name. Raises CaseError with the known ones."""
+    """Return the property of that name. Raises CaseError, listing the known ones, if there is none."""
     for candidate in PROPERTIES:
         if candidate.name == name:
             return candidate

@@ -1,4 +1,4 @@
-"""Values: exact probes, the error bound, the grade."""
+"""Properties of values: exact probes, the error bound, the grade."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from .property import Check, Property
 
 FILLS = ("normal", "uniform", "wide", "cancelling", "ones")
 GRADED: tuple[Size, ...] = ((64, 96, 256), (128, 96, 1000), (72, 80, 40), (100, 101, 515), (64, 64, 4096))
-"""Sizes of at least 4096 elements each: their root mean square is then certain to a few percent."""
+"""Sizes of at least 4096 elements each, so that their root mean square is certain to a few percent."""
 
 
 def check_integers(bench: Bench) -> None:
-    """−1, 0 and 1, and an added operand of small integers: the result is exact."""
+    """Check operands of −1, 0 and 1, and a small integer added operand. The result is exact."""
     operands = bench.probes.integers()
     bench.expect(bench.call(operands), operands, name="integers", exact=True)
 
 
 def _expect_one_hot(bench: Bench, probe: OneHotProbe | None) -> None:
-    """The one right result of a probe; integers where K or the strides do not let there be such a probe."""
+    """Check the single right result of a probe. Fall back to integers if K or the strides allow no such probe."""
     if probe is None:
         check_integers(bench)
     else:
@@ -39,40 +39,40 @@ def _expect_one_hot(bench: Bench, probe: OneHotProbe | None) -> None:
 
 
 def check_one_hot_a(bench: Bench) -> None:
-    """Each row of a has a single 1."""
+    """Check rows of a that have a single 1."""
     probes = bench.probes
     _expect_one_hot(bench, probes.rows_of_b(probes.random().right, special=False) if probes.free_a else None)
 
 
 def check_one_hot_b(bench: Bench) -> None:
-    """Each column of b has a single 1."""
+    """Check columns of b that have a single 1."""
     probes = bench.probes
     _expect_one_hot(bench, probes.cols_of_a(probes.random().left, special=False) if probes.free_b else None)
 
 
 def check_width(bench: Bench) -> None:
-    """Small products beside a large one."""
+    """Check that small products survive next to a large one."""
     limit = exact_limit(bench.problem, bench.claims)
     _expect_one_hot(bench, bench.probes.width(limit) if bench.probes.can_measure_width else None)
 
 
 def check_cancellation(bench: Bench) -> None:
-    """Integers whose sums over K are large and cancel: every element of a and b counts, the last of K most of all."""
+    """Check integers whose sums over K grow large and cancel. Every element counts, and the last along K weighs most."""
     limit = exact_limit(bench.problem, bench.claims)
     _expect_one_hot(bench, bench.probes.cancel(limit) if bench.probes.free_a and bench.probes.free_b else None)
 
 
 def check_bound(bench: Bench) -> None:
-    """Random data of the case's kind (see ``numerics.fills``), normal by default, within the error bound of the claims."""
+    """Check random data within the claimed error bound. The variant is a fill of ``numerics.fills``, normal by default."""
     fill = bench.case.variant or "normal"
     operands = bench.probes.random() if fill == "normal" else bench.probes.filled(fill, fill)
     bench.expect(bench.call(operands), operands, name=f"{fill} random data")
 
 
 def check_grade(bench: Bench) -> None:
-    """Round-off not noticeably larger than that of rounding the exact result, besides being within the bound.
+    """Check the error bound, and that the error is not noticeably above that of rounding the exact result once.
 
-    A GEMM whose claims have a narrow accumulator, partial sums or epilogue has to keep to the bound alone.
+    The second check does not apply to claims of a narrow accumulator, partial sums or epilogue.
     """
     operands = bench.probes.random()
     result = bench.call(operands)
@@ -93,7 +93,7 @@ def check_grade(bench: Bench) -> None:
 
 
 def _graded(scope: Scope) -> tuple[str, ...]:
-    """The dtypes whose results are narrower than the accumulator, as far as nothing narrow is declared for them."""
+    """Return the dtypes narrower than their accumulator, except those with a declared narrow accumulator or partial sums."""
     narrow = scope.traits.accumulate.keys() | scope.traits.partials.keys()
     return tuple(name for name in ("float16", "bfloat16") if name not in narrow)
 
@@ -130,7 +130,7 @@ PROPERTIES = (
     _probe("integers", "products of −1, 0 and 1 are exact, with alpha, beta and an added operand", check_integers, 64),
     _probe("one-hot-a", "rows of a with a single 1 give rows of b, every bit of them", check_one_hot_a, 32, _free_a),
     _probe("one-hot-b", "columns of b with a single 1 give columns of a, every bit of them", check_one_hot_b, 32, _free_b),
-    _probe("width", "small products are not lost beside large ones", check_width, 32, _free),
+    _probe("width", "small products are not lost next to large ones", check_width, 32, _free),
     _probe("cancellation", "integers whose sums grow large and cancel give the exact difference", check_cancellation, 64, _free),
     Property(
         "bound", "random data of several kinds within the error bound of the claimed arithmetic", check_bound,

@@ -1,1 +1,1 @@
-"""What a run found: ``summary`` is the data, ``text``, ``as_json`` and ``html`` show it."""
+"""Reports of a run: ``summary`` is the data, ``text`` and ``as_json`` show it as text, HTML and JSON."""

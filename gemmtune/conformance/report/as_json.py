@@ -1,22 +1,22 @@
 """A run as JSON, schema 3::
 
-    schema        1
-    gemm          as it was named                     device    name, type, sm (compute capability times ten, 0 off CUDA)
+    schema        3
+    gemm          target as given                     device    name, type, sm (compute capability times ten, 0 off CUDA)
     level         smoke, full or exhaustive           versions  name to version
-    options       those that were given               declared  every trait with its value
+    options       options that were given             declared  every trait with its value
     verdict       CONFORMS, FAILS or NOT TESTED       exit_status  0, 1 or 2
-    executed, failed, refused   cases                 seconds, interrupted
-    sanitized     runs of cases under compute-sanitizer that computed something
-    sample        null, or cases, of (how many cases there are), seed, not_run (of those cases)
-    choices       what ran, where the GEMM says so: name to number of cases
+    executed, failed, refused   numbers of cases      seconds, interrupted
+    sanitized     case runs under compute-sanitizer that computed something
+    sample        null, or cases, of (all cases that there are), seed, not_run (of those cases)
+    choices       name of a choice to its number of cases, if the GEMM reports what ran
     properties    a list: name, meaning, verdict, reason, executed, failed, known, refused, skipped, error_over_bound
     failures      a list, one for each failed case and property that it violates: case (an id), property, verdict, diagnosis,
                   looks_like, message, choice, index, got, expected, tolerance, bad_elements, elements, tiles, heat, drawn, repeat
                   (a command)
-    refusals, not_run   lists: reason, count of cases, and some of the cases, the most frequent reason first
+    refusals, not_run   lists, most frequent reason first: reason, count of cases, some of the cases
     known         a list: case, reason                complaints, warnings, notes  texts
 
-Numbers that JSON does not have are the texts ``nan``, ``inf`` and ``-inf``.
+JSON has no NaN and no infinities: they are the texts ``nan``, ``inf`` and ``-inf``.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from .summary import FailureGroup, Summary, tile_places, versions
 
 SCHEMA = 3
 MOST_EXAMPLES = 5
-"""Cases that are named for one reason why they were refused or not run: it may be that of thousands."""
+"""Cases listed for one reason of a refusal or of not being run. Thousands of cases may share it."""
 OUTPUTS = ("json", "html", "save_failing")
-"""Options that say where results are written, and nothing of them."""
+"""Options that name output files and do not affect the results."""
 
 
 def as_json(summary: Summary) -> dict[str, Any]:
-    """The summary as plain values, but for infinities and NaN."""
+    """Return the summary as plain values. Infinities and NaN stay floats."""
     run, ground = summary.run, summary.run.ground
     return {
         "schema": SCHEMA,
@@ -98,5 +98,5 @@ def _failures(summary: Summary, group: FailureGroup) -> list[dict[str, Any]]:
 
 
 def as_json_text(summary: Summary) -> str:
-    """The report."""
+    """Return the report as JSON text."""
     return json_text(as_json(summary))

@@ -1,4 +1,4 @@
-"""The findings of a run as data: a verdict for each property, failures grouped by what they look like, an exit status."""
+"""Findings of a run as data: a verdict for each property, failures grouped by their likely bug, an exit status."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from ..properties.table import PROPERTIES
 from ..runs.run import PAST_TIME, Run
 
 TILES = (16, 32, 64, 128)
-"""Sizes of tiles in which the place of a wrong element is given."""
+"""Sizes of tiles in which a wrong element is located."""
 _SORTS = {Verdict.CRASHED: "the process died", Verdict.TIMED_OUT: "no answer in time", Verdict.RAISED: "an error is raised"}
 UNKNOWN = "wrong values like no known bug"
 UNEXAMINED = "wrong as well, not examined further"
@@ -29,7 +29,7 @@ NOT_ASKED = "not asked for"
 
 
 class Standing(StrEnum):
-    """The verdict on a property, or on all of them."""
+    """Verdict on one property or on the whole run."""
 
     CONFORMS = "CONFORMS"
     FAILS = "FAILS"
@@ -38,46 +38,48 @@ class Standing(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PropertySummary:
-    """One property: how many of its cases were executed, refused by the GEMM, and not run; ``failed`` are those that violate it,
-    among them cases of other properties that came upon it."""
+    """Results of one property: its verdict and how many of its cases were executed, refused by the GEMM, or not run.
+
+    ``failed`` counts the cases that violate the property, including cases of other properties.
+    """
 
     name: str
     meaning: str
     standing: Standing
     reason: str = ""
-    """Why it was not tested."""
+    """Reason for not testing the property."""
     executed: int = 0
     failed: int = 0
     known: int = 0
-    """Failures that are listed as known."""
+    """Failures listed as known."""
     refused: int = 0
     skipped: int = 0
-    """Not run: listed as such, or after too many crashes."""
+    """Cases that were not run: listed to be skipped, past the time limit, or after too many crashes."""
     error_over_bound: float | None = None
-    """The largest of all its cases."""
+    """Largest error of the property's cases, as a fraction of the bound."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FailureGroup:
-    """Failures that look alike, whatever the property, the smallest case first."""
+    """Failures with the same likely bug, across properties. The smallest case comes first."""
 
     looks_like: str
     found: tuple[tuple[Record, Failure], ...]
 
     @property
     def cases(self) -> int:
-        """How many cases fail in this way."""
+        """Number of cases that fail in this way."""
         return len({record.case for record, _ in self.found})
 
     @property
     def by_property(self) -> dict[str, int]:
-        """How many of them violate each property."""
+        """Number of failures for each violated property."""
         return dict(Counter(failure.property_name for _, failure in self.found))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
-    """All that a run found. ``complaints`` count against the run, ``warnings`` do not."""
+    """Everything that a run found. ``complaints`` fail the run, ``warnings`` do not."""
 
     run: Run
     properties: tuple[PropertySummary, ...]
@@ -88,7 +90,7 @@ class Summary:
     notes: tuple[str, ...]
     seconds: float
     sanitized: int = 0
-    """Runs of cases under compute-sanitizer that computed something."""
+    """Case runs under compute-sanitizer that computed something."""
     interrupted: bool = False
 
     @property
@@ -103,17 +105,17 @@ class Summary:
 
     @property
     def failed(self) -> int:
-        """Cases that failed and are not known to."""
+        """Cases that failed and are not listed as known failures."""
         return sum(map(attrgetter("failed"), self.records))
 
     @property
     def choices(self) -> dict[str, int]:
-        """Numbers of cases in which each choice ran, where the GEMM says what did; the most frequent first."""
+        """Number of cases for each choice that ran, if the GEMM reports it. The most frequent choice comes first."""
         return dict(Counter(r.outcome.choice for r in self.records if r.executed and r.outcome and r.outcome.choice).most_common())
 
     @property
     def not_run(self) -> int:
-        """Cases that were not run: listed as such, after too many crashes, or past the time."""
+        """Cases that were not run: listed to be skipped, past the time limit, or after too many crashes."""
         return sum(record.outcome is None for record in self.records)
 
     @property
@@ -123,24 +125,24 @@ class Summary:
 
     @property
     def sampled(self) -> bool:
-        """A sample was asked for, and was not all that there is."""
+        """True if the run is a sample and some of the level's cases were not in it or not in time."""
         return self.run.options.sampled and (self.late > 0 or len(self.run.cases()) < len(self.run.everything))
 
     @property
     def standing(self) -> Standing:
-        """The verdict. Where nothing ran, or nothing failed before an interruption, there is none."""
+        """Verdict of the run: NOT TESTED if nothing ran, or if the run was interrupted before any failure."""
         if not (self.executed or self.sanitized) or (self.interrupted and not self.failed):
             return Standing.NOT_TESTED
         return Standing.FAILS if self.failed or self.complaints else Standing.CONFORMS
 
     @property
     def exit_status(self) -> int:
-        """0 conforming, 1 not, 2 not tested."""
+        """Exit status: 0 conforms, 1 fails, 2 not tested."""
         return {Standing.CONFORMS: 0, Standing.FAILS: 1, Standing.NOT_TESTED: 2}[self.standing]
 
     @property
     def untested(self) -> tuple[PropertySummary, ...]:
-        """The properties that were not tested."""
+        """Properties that were not tested."""
         return tuple(p for p in self.properties if p.standing is Standing.NOT_TESTED)
 
 
@@ -155,7 +157,11 @@ def summarise(
     sanitized: int = 0,
     interrupted: bool = False,
 ) -> Summary:
-    """Sum up what became of the cases of a run. ``narrowed``: something other than its options took only a part of the cases."""
+    """Summarise the records of a run.
+
+    Args:
+        narrowed: something other than the run's options selected a part of the cases.
+    """
     order = {p.name: i for i, p in enumerate(PROPERTIES)}
     records = tuple(sorted(records, key=lambda r: (order.get(r.case.property_name, len(order)), r.drawn, _size(r.case))))
     stale = run.stale_lines({record.case.id for record in records}) if not interrupted else []
@@ -184,14 +190,14 @@ def summarise(
 
 
 def tile_places(index: tuple[int, ...]) -> dict[int, tuple[tuple[int, int], tuple[int, int]]]:
-    """The (row, column) of the tile that has an element, and the element's place in it, for each size of ``TILES``."""
+    """Return, for each size of ``TILES``, the (row, column) of the element's tile and of the element within it."""
     row, col = index[-2:]
     return {tile: ((row // tile, col // tile), (row % tile, col % tile)) for tile in TILES}
 
 
 @functools.cache
 def versions() -> dict[str, str]:
-    """What the result depends on besides the GEMM and the device."""
+    """Return the versions that the result depends on, apart from the GEMM and the device."""
     found = {"gemmtune": __version__, "torch": torch.__version__, "Python": platform.python_version()}
     return found | ({"CUDA": torch.version.cuda} if torch.version.cuda else {})
 
@@ -201,7 +207,7 @@ def _size(case: Case) -> int:
 
 
 def _violations(record: Record) -> dict[str, Failure]:
-    """The first failure of each property that a failed case violates."""
+    """Return the first failure of each property that a failed case violates."""
     found: dict[str, Failure] = {}
     for failure in record.outcome.failures if record.outcome is not None and record.bad else ():
         found.setdefault(failure.property_name, failure)
@@ -237,7 +243,7 @@ def _property_summaries(run: Run, records: Sequence[Record], *, narrowed: bool) 
 def _why_not(run: Run, name: str, own: Sequence[Record], *, narrowed: bool) -> str:
     refusals = [record.outcome for record in own if record.refused and record.outcome]
     if refusals:
-        return f"nothing but refusals: {refusals[0].reason}"
+        return f"every case was refused: {refusals[0].reason}"
     if own:
         return own[0].reason
     [wanted] = [p for p in PROPERTIES if p.name == name]
@@ -245,30 +251,30 @@ def _why_not(run: Run, name: str, own: Sequence[Record], *, narrowed: bool) -> s
         return NOT_ASKED
     if run.options.sampled and any(case.property_name == name for case in run.everything):
         return "no case of it is in the sample"
-    return wanted.needs(run.scope) or "no case of this level fits what is declared and asked for"
+    return wanted.needs(run.scope) or "no case of this level matches both the declarations and the options"
 
 
 def _groups(records: Sequence[Record]) -> list[FailureGroup]:
-    """The fewest kinds that account for all failures: again and again the one that accounts for most of what is left.
+    """Group the failures by bug, with as few bugs as possible.
 
-    The kinds of a failure are what it looks like, then what would give it too.
-
-    A case that is too small to tell two bugs apart thus goes to the one that other cases tell. A kind counts if some failure looks
-    like it more than like any other.
+    The candidates of a failure are its likely bug and the bugs that would give the same result (``also``). In each round, the bug
+    that explains most of the remaining failures takes them all. A case too small to tell two bugs apart thus joins the bug that
+    larger cases identify. A bug can only be chosen if it is the likely bug of some failure.
     """
-    left = [
+    remaining = [
         (record, failure, tuple(kind_of(text) for text in (_looks_like(record.outcome.verdict, failure), *failure.also)))
         for record in records
         if record.failed and record.outcome is not None
         for failure in _violations(record).values()
     ]
     groups: list[FailureGroup] = []
-    while left:
-        certain, support = Counter(kinds[0] for *_, kinds in left), Counter(kind for *_, kinds in left for kind in set(kinds))
+    while remaining:
+        certain = Counter(kinds[0] for *_, kinds in remaining)
+        support = Counter(kind for *_, kinds in remaining for kind in set(kinds))
         kind = max(certain, key=lambda name: (name not in (UNKNOWN, UNEXAMINED), support[name], certain[name]))
-        same = [x for x in left if kind in x[2]]
+        same = [x for x in remaining if kind in x[2]]
         same.sort(key=lambda x: (x[2][0] != kind, _size(x[0].case)))
-        left = [x for x in left if kind not in x[2]]
+        remaining = [x for x in remaining if kind not in x[2]]
         first, failure, _ = same[0]
         verdict = first.outcome.verdict if first.outcome is not None else Verdict.FAILED
         groups.append(FailureGroup(looks_like=_looks_like(verdict, failure), found=tuple((r, f) for r, f, _ in same)))
@@ -276,7 +282,7 @@ def _groups(records: Sequence[Record]) -> list[FailureGroup]:
 
 
 def _looks_like(verdict: Verdict, failure: Failure) -> str:
-    """The diagnosis in a few words, what became of the process, or what else is known."""
+    """Return the diagnosis. Without one, return the fate of the process or the first line of the message."""
     if failure.diagnosis or verdict in _SORTS:
         return failure.diagnosis or _SORTS[verdict]
     if not failure.examined:

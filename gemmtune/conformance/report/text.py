@@ -1,4 +1,4 @@
-"""A run as text, on a terminal or on an HTML page: what is tested, the verdict on each property, the failures, what to do next."""
+"""A run as text for a terminal or an HTML page: the GEMM, verdicts, failures, next steps."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ MOST_REASON = 160
 MOST_LINES = 22
 PAGE_GROUPS = 60
 PAGE_IDS = 40
-"""Further cases that are listed below the first one of a group."""
+"""Further cases listed below the first one of a group."""
 PAGE_WIDTH = 180
 PAGE = """<!doctype html>
 <html lang="en">
@@ -44,13 +44,13 @@ pre {{ font: 13px/1.45 ui-monospace, monospace; overflow-x: auto; padding: 1rem;
 </html>
 """
 SHADES = {1.0: "right", 4.0: "up to 4 times the tolerance", 64.0: "up to 64 times", 1e4: "up to 10,000 times", math.inf: "more"}
-"""|got − expected| over the tolerance: what a shade goes up to. NaN and infinity have their own."""
+"""Upper limit of |got − expected| ÷ tolerance for each shade. NaN and infinity have a shade of their own."""
 COLOURS = ("#e4e8ee", "#f8d477", "#f0953f", "#d9482b", "#8f1616", "#6a1fb1")
 _STYLES = {Standing.CONFORMS: "green", Standing.FAILS: "bold red", Standing.NOT_TESTED: "dim"}
 
 
 def header_lines(options: RunOptions, ground: Ground) -> list[str]:
-    """What is tested, where, by which versions and declarations."""
+    """Return the lines that name the GEMM, device, level, versions and declarations."""
     sm = f" (SM{ground.sm})" if ground.sm else ""
     return [
         f"GEMM      {ground.name}",
@@ -62,7 +62,7 @@ def header_lines(options: RunOptions, ground: Ground) -> list[str]:
 
 
 def declarations(traits: Traits) -> str:
-    """What is declared beyond the defaults, such as ``ops mm; dtypes float16, bfloat16; out``."""
+    """Return the declarations that differ from the defaults, such as ``ops mm; dtypes float16, bfloat16; out``."""
     defaults = Traits().as_json()
     return "; ".join(_declaration(name, value) for name, value in traits.as_json().items() if value != defaults[name])
 
@@ -76,7 +76,7 @@ def _declaration(name: str, value: Any) -> str:
 
 
 def as_html(summary: Summary) -> str:
-    """One page that needs nothing else: no scripts, no files beside it. Text that came from elsewhere is escaped."""
+    """Return a self-contained HTML page without scripts. Text from elsewhere is escaped."""
     from rich.console import Console  # noqa: PLC0415 - see _line
 
     console = Console(record=True, file=io.StringIO(), width=PAGE_WIDTH)
@@ -87,7 +87,7 @@ def as_html(summary: Summary) -> str:
 
 
 def renderables(summary: Summary, *, page: bool = False) -> Iterator[RenderableType]:
-    """The report as parts that a rich console prints. A ``page`` has more of everything, and maps of where results are wrong."""
+    """Yield the report in parts for a rich console. A ``page`` has more details, and maps of the wrong elements."""
     yield _table(tuple(p for p in summary.properties if p.reason != NOT_ASKED), page=page)
     most = PAGE_GROUPS if page else MOST_GROUPS
     for group in summary.groups[:most]:
@@ -121,14 +121,14 @@ def _listed(sort: str, texts: tuple[str, ...], style: str) -> Iterator[Text]:
 
 
 def _line(text: str, style: str = "") -> Text:
-    # rich is imported when something is printed: it takes longer to import than this package.
+    # Import rich at the first print: its import takes longer than that of this package.
     from rich.text import Text  # noqa: PLC0415
 
     return Text(text, style=style)
 
 
 def _unfolded(text: str, style: str) -> Text:
-    """Text that is copied, such as a command: as long as it is, whatever the width of the terminal."""
+    """Return text to be copied, such as a command, that is never wrapped at the width of the terminal."""
     line = _line(text, style)
     line.no_wrap, line.overflow = True, "ignore"
     return line
@@ -189,7 +189,7 @@ def _group_parts(summary: Summary, group: FailureGroup, *, page: bool) -> Iterat
 
 
 def heat_lines(heat: HeatMap) -> Iterator[Text]:
-    """The cells of a heat map in colours, row by row, and what these mean."""
+    """Yield the rows of a heat map as coloured cells, then the legend of the colours."""
     for cells in heat.cells:
         line = _line("    ")
         for value in cells:
@@ -224,27 +224,27 @@ def _why_untested(summary: Summary) -> str:
         return _short(summary.complaints[0])
     refusals = [r.outcome.reason for r in summary.records if r.refused and r.outcome]
     if refusals:
-        return f"nothing but refusals, {_count(len(refusals), 'case')}, the first with {_short(refusals[0])}"
+        return f"every case was refused, {_count(len(refusals), 'case')}, the first with {_short(refusals[0])}"
     if summary.records:
-        return f"none of {_count(len(summary.records), 'case')} was run: {summary.records[0].reason}"
-    return "no case fits what is declared and asked for"
+        return f"none of {_count(len(summary.records), 'case')} ran: {summary.records[0].reason}"
+    return "no case matches both the declarations and the options"
 
 
 def _next_steps(summary: Summary) -> Iterator[str]:
     options = summary.run.options
     if summary.failed:
-        yield "Next: run a case again with the line below it; --in-process lets a debugger in."
+        yield "Next: repeat a case with the command below it; --in-process lets a debugger in."
         if options.html is None:
-            yield "      --html FILE shows where results are wrong; --save-failing DIR keeps the cases for --repro DIR."
+            yield "      --html FILE maps the wrong elements; --save-failing DIR keeps the cases for --repro DIR."
     elif summary.standing is Standing.NOT_TESTED and summary.refused:
-        yield "Next: say what the GEMM takes with --trait, such as dtypes=float16 or multiples=8,8,8; that is then what is tested."
+        yield "Next: declare what the GEMM takes with --trait, such as dtypes=float16 or multiples=8,8,8; only that is then tested."
     elif summary.standing is Standing.CONFORMS and summary.sampled:
-        yield "Next: this was a sample; --seed N takes another one, and without --max-cases and --max-seconds every case runs."
+        yield "Next: this was a sample; --seed N takes another one; without --max-cases and --max-seconds every case runs."
     elif summary.standing is Standing.CONFORMS and options.level != "exhaustive" and not options.repro:
         yield f"Next: --level {'full' if options.level == 'smoke' else 'exhaustive'} tests more."
     open_ = [p for p in summary.untested if p.reason != NOT_ASKED]
     if open_ and summary.standing is not Standing.NOT_TESTED:
-        yield f"{_count(len(open_), 'property', 'properties')} not tested: the table says why, --trait declares what is missing."
+        yield f"{_count(len(open_), 'property', 'properties')} not tested: the table gives the reasons; declare more with --trait."
 
 
 def _count(number: int, noun: str, plural: str = "") -> str:

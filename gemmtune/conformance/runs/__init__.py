@@ -1,1 +1,1 @@
-"""Runs: which cases a run consists of, the processes in which they are judged, and the records of what was found."""
+"""Runs: the cases of a run, the processes that judge them, and files that it reads and writes."""

@@ -1,9 +1,9 @@
-"""Files that a run reads and writes: reports, failing cases, which cases to repeat, to leave out, or that are known to fail.
+"""Files of a run: reports, failing cases, cases to repeat, lists of cases to skip or known to fail.
 
-A line of a list is a case id or a pattern with ``*`` and ``?``, and after ``#`` the reason::
+A line of a list is a case id or a pattern with ``*`` and ``?``, then ``#`` and the reason::
 
     bound:mm-f16-*          # half precision accumulates in half precision, issue 12
-    # a line of its own is a comment
+    # a comment may have its own line
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from ..options import RunOptions
 
 
 def json_text(data: Any) -> str:
-    """``data`` as JSON. Numbers that JSON does not have become the texts ``nan``, ``inf`` and ``-inf``."""
+    """Return ``data`` as JSON text. NaN and infinities become the texts ``nan``, ``inf`` and ``-inf``."""
     return json.dumps(_plain(data), indent=2, ensure_ascii=False, allow_nan=False, default=str)
 
 
 def write(option: str, path: Path | str, text: str) -> None:
-    """Write a file that an option asked for. Raises ConformanceError where it cannot be written."""
+    """Write the file of an option. Raises ConformanceError if it cannot be written."""
     try:
         Path(path).write_text(text + "\n", encoding="utf-8")
     except OSError as error:
@@ -51,27 +51,27 @@ def _plain(value: Any) -> Any:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Line:
-    """One line: ``pattern`` and the reason for it."""
+    """One line of a list: a pattern and the reason for it."""
 
     number: int
     pattern: str
     reason: str
 
     def fits(self, case_id: str) -> bool:
-        """Whether it names a case. Ids have brackets nowhere, so that fnmatch's [...] would only be in the way."""
+        """Return True if the line matches a case. Ids have no brackets, so fnmatch's [...] is switched off."""
         return fnmatch.fnmatchcase(case_id, self.pattern.replace("[", "[[]"))
 
 
 @dataclass(frozen=True, slots=True)
 class CaseList:
-    """The lines of one file. The first line that fits a case counts."""
+    """Lines of one file. The first line that matches a case counts."""
 
     path: str
     lines: tuple[Line, ...]
 
     @classmethod
     def read(cls, path: str | None) -> CaseList:
-        """The list of a file; an empty one for None. Raises ConformanceError where the file cannot be read."""
+        """Read the list of a file, or return an empty one for None. Raises ConformanceError if the file cannot be read."""
         if path is None:
             return cls("", ())
         try:
@@ -86,38 +86,42 @@ class CaseList:
         return cls(path, tuple(line for line in lines if line.pattern))
 
     def reason(self, case_id: str) -> str | None:
-        """Why a case is listed; None if it is not."""
+        """Return the reason for which a case is listed, or None if it is not listed."""
         return next((line.reason for line in self.lines if line.fits(case_id)), None)
 
     def unmatched(self, ids: Collection[str]) -> CaseList:
-        """The lines that fit none of ``ids``."""
+        """Return the list of those lines that match none of ``ids``."""
         return CaseList(self.path, tuple(line for line in self.lines if not any(map(line.fits, ids))))
 
     def complaints(self) -> list[str]:
-        """A text for each line, as one that fits no case."""
+        """Return a complaint for each line, saying that it matches no case."""
         return [
             f"{self.path}:{line.number}: no case has the id {line.pattern!r}; correct the line or remove it" for line in self.lines
         ]
 
 
 _KEPT = ("device", "trait", "traits", "repro", "in_process", "timeout", "sanitize")
-"""Options without which the case would be another one."""
+"""Options that change what a case tests. A command that repeats the case keeps them."""
 
 
 def command(options: RunOptions, words: Iterable[str], *, sanitize: bool = False) -> str:
-    """The command that runs those cases alone, ``words`` as ``--repro`` takes them; under compute-sanitizer if that found it."""
+    """Return the command that repeats some cases, under compute-sanitizer if ``sanitize``.
+
+    Args:
+        words: values of ``--repro``.
+    """
     return shlex.join(["gemmtune", "conformance", options.backend, *_given(options, words, sanitize, pytest=False)])
 
 
 def pytest_command(options: RunOptions, words: Iterable[str], *, sanitize: bool = False) -> str:
-    """The same with pytest."""
+    """Return the same command for pytest."""
     start = ["pytest", "-p", "gemmtune.conformance.plugin", "--pyargs", "gemmtune.conformance", f"--gemm-backend={options.backend}"]
     return shlex.join([*start, *_given(options, words, sanitize, pytest=True)])
 
 
 def _given(options: RunOptions, words: Iterable[str], sanitize: bool, *, pytest: bool) -> Iterator[str]:
     given = options.given() | {"sanitize": sanitize, "repro": tuple(words)}
-    for option in sorted(OPTIONS, key=lambda option: option.name == "repro"):  # which cases comes last
+    for option in sorted(OPTIONS, key=lambda option: option.name == "repro"):  # --repro comes last
         value = given.get(option.name) if option.name in _KEPT else None
         flag = option.pytest_spelling if pytest else option.spelling
         if option.kind == "flag":
@@ -128,7 +132,7 @@ def _given(options: RunOptions, words: Iterable[str], sanitize: bool, *, pytest:
 
 
 def cases_to_repeat(words: Sequence[str]) -> list[Case]:
-    """The cases that ``--repro`` names: by id, in a file as ``@FILE``, or in the files of a folder; each once.
+    """Return the cases that ``--repro`` names by id, as ``@FILE`` or as a folder of files. Each case comes once.
 
     Raises:
         CaseError: a text that is no case id.
@@ -142,13 +146,13 @@ def cases_to_repeat(words: Sequence[str]) -> list[Case]:
         elif not Path(word).is_dir():
             ids.append(word)
         elif not files:
-            raise ConformanceError(f"repro: got the folder {word!r}, which has no *.json, expected one of --save-failing")
+            raise ConformanceError(f"repro: got the folder {word!r} without *.json files, expected a folder of --save-failing")
         ids += [case_id for file in files for case_id in _ids_of_file(file)]
     return [Case.parse(case_id) for case_id in dict.fromkeys(ids)]
 
 
 def _ids_of_file(path: Path) -> list[str]:
-    """The ids of a saved case, of the failures of a report, or of the lines of a text."""
+    """Return the ids in a saved case, a JSON report's failures, or the lines of a text file."""
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -159,11 +163,11 @@ def _ids_of_file(path: Path) -> list[str]:
         data = json.loads(text)
         return [data["case"]] if "case" in data else [failure["case"] for failure in data["failures"]]
     except (json.JSONDecodeError, KeyError, TypeError) as error:
-        raise ConformanceError(f"repro: {path} has no case in it ({error}), expected a file of --save-failing or --json") from error
+        raise ConformanceError(f"repro: got {path}, without a case ({error}), expected one of --save-failing or --json") from error
 
 
 def save_failing(folder: str, options: RunOptions, record: Record) -> Path:
-    """Write a failing case with its outcome to a file of its own, named after the case.
+    """Write a failing case and its outcome to a file named after the case.
 
     Raises:
         ConformanceError: the folder cannot be written.

@@ -1,4 +1,4 @@
-"""Cases in a process of their own: a GEMM that crashes, hangs or ruins its device takes down one case, not the run."""
+"""Cases in a worker process. A GEMM that crashes, hangs or breaks its device fails one case and not the run."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from ..cases.scope import Scope
 from ..properties.table import property_named
 
 IMPORT_TIMEOUT_S = 60.0
-"""Seconds to import the GEMM at the least, however short a case may take."""
+"""Minimum seconds for importing the GEMM, even if the time limit of a case is shorter."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ground:
-    """What the parent needs to know of a GEMM that it never imports, and the device that it is tested on."""
+    """Facts about the GEMM, which the parent process never imports, and about the device."""
 
     name: str
     traits: Traits
@@ -33,7 +33,7 @@ class Ground:
     """cpu, or cuda with its number."""
     device_name: str
     sm: int
-    """Compute capability times ten; 0 off CUDA."""
+    """Compute capability times ten, or 0 off CUDA."""
 
     @property
     def device_type(self) -> str:
@@ -42,29 +42,29 @@ class Ground:
 
 
 class InProcessRunner:
-    """Runs cases in this process: for debugging, and for GEMMs that are known to do no harm."""
+    """Runner of cases in this process, for debugging and for harmless GEMMs."""
 
     def __init__(self, spec: SubjectSpec, device: str) -> None:
         self._spec = spec
         self._device = device
 
     def describe(self) -> Ground:
-        """The GEMM's name and declarations."""
+        """Return the GEMM's name and declarations, and the device."""
         return _describe(self._spec, self._device)
 
     def run(self, case: Case, *, examine: bool = True) -> Outcome:
-        """One case; without ``examine`` a wrong result is not diagnosed."""
+        """Run one case. Without ``examine``, a wrong result is not diagnosed."""
         return _job(self._spec, case, self._device, examine)
 
     def close(self) -> None:
-        """Nothing to end."""
+        """Do nothing: there is no worker to end."""
 
 
 class IsolatedRunner:
-    """Runs cases in a worker process, which is replaced when a case has killed it, hung it or ruined its device.
+    """Runner of cases in a worker process. A case that kills or hangs it, or breaks its device, gets it replaced.
 
     Args:
-        timeout_s: seconds for one case, compiling included.
+        timeout_s: seconds for one case, compilation included.
     """
 
     def __init__(self, spec: SubjectSpec, device: str, *, timeout_s: float = 120.0) -> None:
@@ -74,10 +74,11 @@ class IsolatedRunner:
         self._worker: Worker | None = None
 
     def describe(self) -> Ground:
-        """The GEMM's name and declarations.
+        """Return the GEMM's name and declarations, and the device.
 
         Raises:
-            SubjectError: it cannot be loaded, or its import crashed or hung.
+            SubjectError: the GEMM cannot be loaded, or its import crashed or hung.
+            TraitsError: its declarations are illegal.
             TraitsError: its declarations mean nothing.
         """
         try:
@@ -86,14 +87,14 @@ class IsolatedRunner:
             raise SubjectError(f"{self._spec.target}: the process that imported it: {error}") from error
 
     def run(self, case: Case, *, examine: bool = True) -> Outcome:
-        """One case, as above. What the GEMM does to the process becomes the verdict."""
+        """Run one case. A crash or hang of the worker becomes the verdict. Without ``examine``, nothing is diagnosed."""
         try:
             outcome = self._ready().call(_job, self._spec, case, self._device, examine, timeout_s=self._timeout_s)
         except WorkerTimedOut as error:
             return _bad(case, Verdict.TIMED_OUT, str(error))
         except WorkerCrashed as error:
             return _bad(case, Verdict.CRASHED, str(error))
-        if outcome.verdict is Verdict.CRASHED:  # the device's context is unusable
+        if outcome.verdict is Verdict.CRASHED:  # the CUDA context is unusable
             self.close()
         return outcome
 
@@ -151,10 +152,10 @@ def _bad(case: Case, verdict: Verdict, reason: str) -> Outcome:
 
 
 def judge(subject: Subject, case: Case, device: torch.device, *, examine: bool = True) -> Outcome:
-    """Run a case and say what became of it; without ``examine`` not what a wrong result looks like.
+    """Run a case and return its outcome. Without ``examine``, a wrong result is not diagnosed.
 
     Raises:
-        Exception: the GEMM made the device unusable, or the suite itself is at fault.
+        Exception: the GEMM made the device unusable, or the suite itself has a fault.
     """
     started = time.perf_counter()
     scope = Scope(traits=subject.traits, device_type=device.type)

@@ -1,4 +1,4 @@
-"""The architecture matrices that ``--sm`` asks for: gemmtune's own kernels, compiled and checked, and run where a GPU here can."""
+"""Architecture matrices of ``--sm``: gemmtune's kernels, compiled, checked, and run if a GPU here can."""
 
 from __future__ import annotations
 
@@ -15,10 +15,13 @@ SEARCH: dict[Level, Search] = {Level.SMOKE: "quick", Level.FULL: "default", Leve
 
 
 def matrix(options: RunOptions, sm: str, *, must_run: bool = False, progress: Progress | None = None) -> MatrixReport:
-    """The matrix of one architecture, such as ``80``. The level says how many kernels; ``must_run``: not to run them is a failure.
+    """Compile, check and run the kernels of one architecture, such as ``80``. The level sets how many.
+
+    Args:
+        must_run: count it as a failure if the kernels cannot run here.
 
     Raises:
-        UnavailableError: nothing here compiles for it, or the device is not here.
+        UnavailableError: no compiler here for this architecture, or the device is missing.
     """
     arch, wanted = f"sm{sm}", options.device or ("cuda" if torch.cuda.is_available() else "cpu")
     gpu = None if wanted == "cpu" else detect(wanted)
@@ -27,7 +30,7 @@ def matrix(options: RunOptions, sm: str, *, must_run: bool = False, progress: Pr
 
 
 def exit_status(reports: list[MatrixReport]) -> int:
-    """0 all is as it should be, 1 it is not, 2 nothing could be tested."""
+    """Return the exit status: 0 all is right, 1 something failed, 2 nothing could be tested."""
     if not any(report.executed for report in reports):
         return 2
     return 1 if any(report.failures for report in reports) else 0

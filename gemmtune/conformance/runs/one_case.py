@@ -1,4 +1,4 @@
-"""Runs some cases in this process and prints each outcome as a line of JSON: what ``compute-sanitizer`` is put around.
+"""Runner of cases in this process, one line of JSON for each outcome. ``compute-sanitizer`` wraps this program.
 
 python -m gemmtune.conformance.runs.one_case mypkg.ops:matmul 'out-of-bounds:mm-f16-64x64x64-out.row' --device cuda
 """
@@ -18,7 +18,11 @@ from .isolation import InProcessRunner
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """0 once all cases have an outcome, whatever it is; 1 if one ended the device; 2 if there was nothing to run."""
+    """Run the cases of the arguments.
+
+    Returns:
+        0 if every case has an outcome, 1 if one broke the device, 2 if there was nothing to run.
+    """
     parser = argparse.ArgumentParser(prog="python -m gemmtune.conformance.runs.one_case", description="Run cases in one process.")
     parser.add_argument("target", help="the GEMM, such as mypkg.ops:matmul")
     parser.add_argument("ids", nargs="+", metavar="id", help="a case, such as bound:mm-bf16-127x64x33-seed.7")
@@ -42,7 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def arguments_for(spec: SubjectSpec, cases: Sequence[Case], device: str) -> list[str]:
-    """The arguments with which ``main`` runs these cases."""
+    """Return the arguments with which ``main`` runs these cases."""
     options = ["--device", device, "--declared", json.dumps(dict(spec.declared)), "--traits-file", spec.traits_file]
     return [*options, "--", spec.target, *(case.id for case in cases)]
 

@@ -1,4 +1,4 @@
-"""A run of the suite: the GEMM found, what is to be tested of it, and each case judged once."""
+"""A run of the suite: finds the GEMM, enumerates the cases, and judges each once."""
 
 from __future__ import annotations
 
@@ -25,26 +25,26 @@ from .files import CaseList, cases_to_repeat
 from .isolation import Ground, InProcessRunner, IsolatedRunner, Runner
 
 COSTS = {Verdict.CRASHED: 1, Verdict.TIMED_OUT: 5}
-"""A crash costs a worker process, a hang the whole time that a case may take as well."""
+"""Cost of a bad case. A crash costs a worker process, and a hang the time limit of a case as well."""
 MOST_COSTS = 20
-"""What one property may cost; then its other cases are not run."""
+"""Cost at which the remaining cases of a property are not run."""
 MOST_COSTS_OF_ALL = 100
-"""What a run may cost; then no other case is run."""
+"""Cost at which no further case of the run is run."""
 EXAMINED = 3
-"""Failing cases of one property, and of one operation and dtype, whose wrong results are diagnosed; others are counted."""
+"""Failing cases that are diagnosed for each property, and for each operation and dtype. Others are only counted."""
 DRAWN = {Level.SMOKE: 12, Level.FULL: 60, Level.EXHAUSTIVE: 500}
 PAST_TIME = "not run: the time was over"
 LEAST_EXECUTED = {Level.SMOKE: 40, Level.FULL: 80, Level.EXHAUSTIVE: 160}
-"""The least cases where the options take in all of a level. What has fewer cases than this was not enumerated as it should be."""
+"""Minimum executed cases if the options select a whole level. A smaller number means that the enumeration went wrong."""
 
 
 def find_ground(options: RunOptions) -> tuple[Ground, Runner]:
-    """The GEMM of the options, and what runs its cases.
+    """Load the GEMM of the options and return its description, with the runner for its cases.
 
     Raises:
-        SubjectError: it cannot be loaded, or declares that it does not run here.
-        TraitsError: its declarations mean nothing.
-        UnavailableError: the device is not here.
+        SubjectError: the GEMM cannot be loaded, or declares that it does not run here.
+        TraitsError: its declarations are illegal.
+        UnavailableError: the device is missing.
     """
     wanted = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
     if wanted.partition(":")[0] not in ("cpu", "cuda"):
@@ -61,11 +61,11 @@ def find_ground(options: RunOptions) -> tuple[Ground, Runner]:
         traits, name, kind = ground.traits, ground.name, ground.device_type
         if kind not in traits.devices:
             raise SubjectError(
-                f"{name}: declares devices {', '.join(traits.devices)}, and this is {kind}; name another with device"
+                f"{name}: got device {kind}, expected one that it declares: {', '.join(traits.devices)}; choose it with --device"
             )
         if ground.sm and traits.sms is not None and ground.sm not in traits.sms:
             sms = ", ".join(map(str, traits.sms))
-            raise SubjectError(f"{name}: declares SM {sms}, and {ground.device_name} is SM {ground.sm}")
+            raise SubjectError(f"{name}: got {ground.device_name}, SM {ground.sm}, expected one of its declared SMs: {sms}")
         if options.sanitize:
             _check_sanitizer(device)
     except BaseException:
@@ -75,7 +75,7 @@ def find_ground(options: RunOptions) -> tuple[Ground, Runner]:
 
 
 def runner_for(options: RunOptions, device: str) -> Runner:
-    """What runs the cases of a run on ``device``."""
+    """Return the runner for the cases of a run on ``device``."""
     if options.in_process:
         return InProcessRunner(options.spec, device)
     return IsolatedRunner(options.spec, device, timeout_s=options.timeout)
@@ -83,11 +83,11 @@ def runner_for(options: RunOptions, device: str) -> Runner:
 
 def _check_sanitizer(device: str) -> None:
     if device == "cpu":
-        raise ConformanceError("sanitize: got device cpu, expected a CUDA device: compute-sanitizer sees no other code")
+        raise ConformanceError("sanitize: got device cpu, expected a CUDA device: compute-sanitizer checks only GPU code")
 
 
-def _check_asked(scope: Scope) -> None:
-    """Raise ConformanceError where nothing of what an option asks for is declared."""
+def _check_selected(scope: Scope) -> None:
+    """Raise ConformanceError if an option selects nothing that the GEMM declares."""
     all_ops = dataclasses.replace(scope, ops=())
     every = dataclasses.replace(scope, dtypes=(), layouts=())
     dtypes = tuple(dict.fromkeys(dtype for op in scope.tested_ops for dtype in every.tested_dtypes(op)))
@@ -102,7 +102,7 @@ def _check_asked(scope: Scope) -> None:
 
 
 class Run:
-    """Judges cases. ``runner`` is made when the first case needs it, unless there is one already."""
+    """Judge of cases. Unless ``runner`` is given, the first case creates it."""
 
     def __init__(self, options: RunOptions, ground: Ground, runner: Runner | None = None) -> None:
         self.options = options
@@ -119,7 +119,7 @@ class Run:
         self.xfails = CaseList.read(options.xfails_file)
         self._repeated = cases_to_repeat(options.repro)
         if not options.repro:
-            _check_asked(self.scope)
+            _check_selected(self.scope)
         self._begun_s: float | None = None
         self._runner = runner
         self._costs: Counter[str] = Counter()
@@ -127,10 +127,10 @@ class Run:
 
     @classmethod
     def open(cls, options: RunOptions) -> Run:
-        """The run that the options ask for, its GEMM found and its files read.
+        """Open the run of the options: load the GEMM and read its files.
 
         Raises:
-            GemmtuneError: it cannot be made; see ``find_ground``, ``lists`` and ``reproduction``.
+            GemmtuneError: the run cannot be opened. See ``find_ground``, ``CaseList.read`` and ``cases_to_repeat``.
         """
         if options.save_failing is not None:
             try:
@@ -146,25 +146,25 @@ class Run:
             runner.close()
             raise
 
-    # What there is to test
+    # Cases
 
     def cases(self) -> list[Case]:
-        """Those of the options, property by property, each once."""
-        return self._repeated if self.options.repro else list(self._asked)
+        """Return the cases that the options select, property by property, each once."""
+        return self._repeated if self.options.repro else list(self._selected)
 
     @functools.cached_property
     def everything(self) -> tuple[Case, ...]:
-        """The cases of which the options may take a sample."""
+        """All cases before sampling."""
         return tuple(self._enumerated(self.scope, self.options.properties))
 
     @functools.cached_property
-    def _asked(self) -> tuple[Case, ...]:
+    def _selected(self) -> tuple[Case, ...]:
         if not self.options.sampled:
             return self.everything
         return tuple(sample_order(self.everything, seed=self.options.seed or 0)[: self.options.max_cases])
 
     def drawn_properties(self) -> tuple[Property, ...]:
-        """Those for which further cases are drawn."""
+        """Return the properties for which further cases are drawn."""
         options = self.options
         if options.repro or (options.max_cases is not None and options.max_examples is None):
             return ()
@@ -172,7 +172,7 @@ class Run:
         return tuple(p for p in asked if p.needs(self.scope) is None and any(True for _ in p.cases(self.scope)))
 
     def stale_lines(self, ids: set[str]) -> list[str]:
-        """A complaint for each line of the lists that fits none of ``ids`` and no other case of the GEMM, at any level."""
+        """Return a complaint for each line that matches none of ``ids`` and no case of the GEMM at any level."""
         left = [case_list.unmatched(ids) for case_list in (self.skips, self.xfails)]
         if any(case_list.lines for case_list in left):
             widest = dataclasses.replace(self.scope, level=Level.EXHAUSTIVE, ops=(), dtypes=(), layouts=())
@@ -182,16 +182,16 @@ class Run:
 
     @property
     def lists_are_strict(self) -> bool:
-        """A line that fits no case is an error."""
+        """True if a line that matches no case is an error."""
         return self.options.strict_lists or settings.in_continuous_integration()
 
     @property
     def max_examples(self) -> int:
-        """Cases drawn for each property."""
+        """Number of cases drawn for each property."""
         return self.options.max_examples or DRAWN[self.scope.level]
 
     def least_executed(self, *, narrowed: bool) -> int:
-        """How many cases have to be executed; one where something took only a part of the level."""
+        """Return the minimum number of executed cases: one if anything narrowed the level."""
         if self.options.min_executed is not None:
             return self.options.min_executed
         return 1 if narrowed or self.options.narrowed else LEAST_EXECUTED[self.scope.level]
@@ -210,7 +210,7 @@ class Run:
     # Judging
 
     def judge(self, case: Case, *, drawn: bool = False) -> Record:
-        """Run a case, unless it is listed as not to be run or no more of its property are run."""
+        """Run a case. Skip it if it is listed to be skipped, or if its property has ended."""
         reason = self.skips.reason(case.id) or self.ended(case.property_name)
         if reason is not None:
             return Record(case=case, outcome=None, reason=reason, drawn=drawn)
@@ -223,11 +223,11 @@ class Run:
         return Record(case=case, outcome=outcome, known=self.xfails.reason(case.id), drawn=drawn)
 
     def established(self, property_name: str) -> bool:
-        """Whether cases of a property have failed here already: further ones need not be drawn."""
+        """Return True if cases of the property have failed in this process, so that drawing further ones is of no use."""
         return self._examined[property_name] > 0
 
     def ended(self, property_name: str) -> str | None:
-        """Why no more cases of a property are run: the time is over, or too many have crashed. None: they are."""
+        """Return the reason for running no more cases of a property, or None: out of time, or too many crashes."""
         now_s, most_s = time.monotonic(), self.options.max_seconds
         self._begun_s = now_s if self._begun_s is None else self._begun_s
         if most_s is not None and now_s > self._begun_s + most_s:

@@ -1,6 +1,6 @@
-"""Cases under NVIDIA's compute-sanitizer: kernels that read or write outside of their memory, race, or read what nobody wrote.
+"""Cases under NVIDIA's compute-sanitizer, which finds kernels that access memory out of bounds, race, or read unwritten memory.
 
-The caching allocator is off, so that each tensor has memory of its own and an access beside it is one that the sanitizer sees.
+The caching allocator is off. Each tensor then has its own allocation, and the sanitizer sees an access next to it.
 """
 
 from __future__ import annotations
@@ -29,9 +29,12 @@ from ..properties.table import property_named
 from .one_case import arguments_for
 
 TOOLS = ("memcheck", "racecheck", "initcheck")
-"""Out-of-bounds and misaligned accesses; races in shared memory; reads of memory that was never written."""
+"""Tools of compute-sanitizer.
+
+memcheck finds out-of-bounds and misaligned accesses, racecheck races in shared memory, initcheck reads of unwritten memory.
+"""
 MOST_FINDINGS = 20
-"""The most findings of one run that are told in full; all are counted."""
+"""Findings of one run that are reported in full. All are counted."""
 TIMEOUT_S = 600.0
 CASES_OF_AN_OPERATION = 2
 _PROPERTIES = ("out-of-bounds", "unwritten", "alignment")
@@ -50,7 +53,7 @@ _NOTICES = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """What a tool found in a case; without one where it shows only if several cases run after each other."""
+    """Finding of a tool. ``case`` is None if the error shows only when several cases run in a row."""
 
     tool: str
     case: Case | None
@@ -59,7 +62,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SanitizerReport:
-    """What the tools found. ``executed`` counts cases that computed something, each once for each tool."""
+    """Findings of all tools. ``executed`` counts the cases that computed something, once for each tool."""
 
     tools: tuple[str, ...]
     cases: tuple[Case, ...]
@@ -68,7 +71,7 @@ class SanitizerReport:
     seconds: float
 
     def text(self) -> str:
-        """The findings for people, after counts."""
+        """Return a line of counts, then the findings as readable text."""
         runs = len(self.cases) * len(self.tools)
         lines = [
             f"compute-sanitizer {', '.join(self.tools)}: {self.executed} of {runs} runs of cases, {self.seconds:.1f} s, "
@@ -82,13 +85,13 @@ class SanitizerReport:
 def sanitize(
     spec: SubjectSpec, cases: Sequence[Case], device: str, *, tools: Sequence[str] = TOOLS, timeout_s: float = TIMEOUT_S
 ) -> SanitizerReport:
-    """Run the cases in a process of their own under each tool. If one finds something, each case again alone, to know which it was.
+    """Run the cases in one process under each tool. If it finds something, run each case again in isolation to locate it.
 
     Raises:
-        UnavailableError: no compute-sanitizer here, no CUDA device, or the two do not work together.
+        UnavailableError: compute-sanitizer or a CUDA device is missing, or the two do not work together.
     """
     if not device.startswith("cuda"):
-        raise UnavailableError(f"sanitize: got device {device}, expected a CUDA device: compute-sanitizer sees no other code")
+        raise UnavailableError(f"sanitize: got device {device}, expected a CUDA device: compute-sanitizer checks only GPU code")
     program = _program()
     started, executed, findings = time.monotonic(), 0, list[Finding]()
     for tool in tools:
@@ -109,7 +112,7 @@ def sanitize(
 
 
 def few_cases(scope: Scope) -> list[Case]:
-    """Some cases of each operation, at sizes and addresses where kernels go wrong: a sanitizer takes its time."""
+    """Return some cases of each operation, at sizes and addresses where kernels go wrong. Few, because a sanitizer is slow."""
     smoke = dataclasses.replace(scope, level=Level.SMOKE)
     kept: list[Case] = []
     for wanted in map(property_named, _PROPERTIES):
@@ -121,17 +124,17 @@ def few_cases(scope: Scope) -> list[Case]:
 
 @functools.cache
 def _program() -> str:
-    """The path of compute-sanitizer. Raises UnavailableError where there is none."""
+    """Return the path of compute-sanitizer. Raises UnavailableError if it is missing."""
     found = shutil.which("compute-sanitizer")
     if found is None:
-        from torch.utils.cpp_extension import CUDA_HOME  # noqa: PLC0415 - slow to import; knows where CUDA is
+        from torch.utils.cpp_extension import CUDA_HOME  # noqa: PLC0415 - slow to import, knows where CUDA is
 
         home = Path(CUDA_HOME or "")
         folders = (home / "bin", home / "compute-sanitizer") if CUDA_HOME else ()
         found = next((path for folder in folders if (path := shutil.which("compute-sanitizer", path=str(folder)))), None)
     if found is None:
         raise UnavailableError(
-            "sanitize: there is no compute-sanitizer on PATH or in CUDA_HOME; it comes with the CUDA toolkit (cuda-sanitizer)"
+            "sanitize: there is no compute-sanitizer on PATH or in CUDA_HOME; install the one of the CUDA toolkit (cuda-sanitizer)"
         )
     return found
 
@@ -139,7 +142,7 @@ def _program() -> str:
 def _run(
     sanitizer: Sequence[str], spec: SubjectSpec, cases: Sequence[Case], device: str, timeout_s: float
 ) -> tuple[int, list[str]]:
-    """How many cases computed something under a tool, and the texts of the errors that it found."""
+    """Run cases under a tool. Return how many computed something, and the texts of the errors that it found."""
     with tempfile.TemporaryDirectory(prefix="gemmtune-sanitize-") as folder:
         log = Path(folder) / "log"
         path = os.pathsep.join(str(entry) or os.getcwd() for entry in sys.path)
@@ -161,21 +164,21 @@ def _run(
 
 
 def _completed(command: Sequence[str], timeout_s: float) -> tuple[str, str]:
-    """(stdout, stderr) of a command. Raises UnavailableError after ``timeout_s``, with everything that it started ended."""
+    """Run a command and return its (stdout, stderr). Raises UnavailableError after ``timeout_s`` and kills its process group."""
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors="replace", start_new_session=True
     ) as process:
         try:
             return process.communicate(timeout=timeout_s)
         except subprocess.TimeoutExpired:
-            raise UnavailableError(f"sanitize: no end after {timeout_s:g} s; give fewer cases or tools") from None
+            raise UnavailableError(f"sanitize: no end after {timeout_s:g} s, expected one; run fewer cases or tools") from None
         finally:
             if process.returncode is None:
                 os.killpg(process.pid, signal.SIGKILL)
 
 
 def _messages(report: str) -> list[str]:
-    """One line for each block of a report that tells of an error: its first line and those that are indented below it."""
+    """Return one line for each error block of a report: its first line and the lines indented below it."""
     blocks: list[list[str]] = []
     for line in report.splitlines():
         text = line.removeprefix(_PREFIX)

@@ -1,4 +1,4 @@
-"""One test for each case of the run, one for each property whose further cases are drawn, one for each architecture."""
+"""Test generation: one test for each case, for each property with drawn cases, and for each architecture."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ MISSING_GEMM = "the conformance suite: got no GEMM, expected --gemm-backend=pack
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Make the tests of the run."""
+    """Generate the tests of the run."""
     run, options = metafunc.config.stash.get(RUN, None), metafunc.config.stash.get(OPTIONS, None)
     if "gemm_case" in metafunc.fixturenames:
         cases = run.cases() if run is not None and not (run.options.repro and run.options.sanitize) else []
@@ -46,14 +46,14 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Order the tests: property by property, or sampled cases first. End the run, with the reason, where there is no test."""
+    """Order the tests by property, or sampled cases first. Without the plugin or a GEMM, end the session with the reason."""
     if not config.pluginmanager.has_plugin(PLUGIN):
         pytest.exit(MISSING_PLUGIN, returncode=2)
     if OPTIONS not in config.stash:
         pytest.exit(MISSING_GEMM, returncode=2)
-    # A test without parameters is what pytest makes of an empty list of them.
+    # pytest makes one test without parameters from an empty list of parameters.
     items[:] = [item for item in items if item.path.parent != FOLDER or _property_of(item) is not None]
-    if config.stash[OPTIONS].sampled:  # the cases in the order of the sample, and then what is drawn
+    if config.stash[OPTIONS].sampled:  # cases in sample order, then drawn cases
         items.sort(key=lambda item: "gemm_case" not in _parameters(item))
     else:
         order = {p.name: i for i, p in enumerate(PROPERTIES)}
@@ -65,7 +65,7 @@ def _parameters(item: pytest.Item) -> Mapping[str, Any]:
 
 
 def _property_of(item: pytest.Item) -> str | None:
-    """The property that a test is about, empty where it is about something else, None where it is about nothing."""
+    """Return the property that a test checks, empty if it checks none, None if the test has no parameters."""
     for value in _parameters(item).values():
         if isinstance(value, Case):
             return value.property_name
@@ -80,7 +80,7 @@ def _property_of(item: pytest.Item) -> str | None:
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Put what a test found into its report, in the place of a stack that says nothing."""
+    """Attach a test's findings to its report, and replace the stack trace of a failed case by its message."""
     report = yield
     if call.excinfo is not None and isinstance(call.excinfo.value, CaseFailed):
         report.longrepr = str(call.excinfo.value)
@@ -91,13 +91,13 @@ def pytest_runtest_makereport(
 
 @pytest.fixture
 def gemm_run(request: pytest.FixtureRequest) -> Run:
-    """The run that this test is a part of."""
+    """Return the run that this test belongs to."""
     return request.config.stash[RUN]
 
 
 @pytest.fixture
 def gemm_settle(request: pytest.FixtureRequest) -> Callable[[list[Record]], None]:
-    """Takes what a test found, and ends the test as that says."""
+    """Return the function that stores a test's records and ends the test accordingly."""
 
     def take(records: list[Record]) -> None:
         request.node.stash[FOUND] = Found(records=records)

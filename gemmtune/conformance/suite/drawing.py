@@ -1,4 +1,4 @@
-"""Drawing cases of a property until one fails, and then the smallest that still does."""
+"""Random cases of a property, drawn by hypothesis, and the smallest failing one."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ..properties.property import Property
 from ..runs.run import Run
 
 MOST_SHRUNK = 100
-"""Cases that are judged to find the smallest one."""
+"""Cases judged while shrinking to the smallest failing one."""
 
 
 class _Found(Exception):
@@ -28,9 +28,9 @@ class _Found(Exception):
 
 
 def explore(run: Run, wanted: Property) -> list[Record]:
-    """What drawn cases of a property gave: all that did not fail and, where one did, the smallest that was found.
+    """Draw cases of a property and return their records: those that did not fail, and the smallest failing one.
 
-    Nothing is drawn where enumerated cases of the property have failed, unless a number of examples was asked for.
+    Nothing is drawn if enumerated cases of the property have failed, unless the options set the number of examples.
     """
     if run.established(wanted.name) and run.options.max_examples is None:
         return []
@@ -48,10 +48,10 @@ def explore(run: Run, wanted: Property) -> list[Record]:
     )
     @hypothesis.given(cases(wanted, run.scope))
     def attempt(case: Case) -> None:
-        # Each case is judged once, so that hypothesis, which runs a failing case again, gets the same answer from a racing kernel.
+        # Judge each case once: hypothesis repeats a failing case, and a racing kernel could then give another answer.
         if case not in records:
             if run.ended(wanted.name) is not None or len(records) >= run.max_examples + MOST_SHRUNK:
-                return  # cases that are new count as right, which ends the shrinking
+                return  # count new cases as right, which ends the shrinking
             records[case] = run.judge(case, drawn=True)
         if records[case].failed or records[case].surprise:
             smallest[:] = [records[case]]
@@ -59,7 +59,7 @@ def explore(run: Run, wanted: Property) -> list[Record]:
 
     if run.options.seed is not None:
         attempt = hypothesis.seed(run.options.seed)(attempt)
-    # The first has its record, the second means that nothing can be drawn within what is declared.
+    # _Found has its record already. Unsatisfiable means that no case can be drawn within the declarations.
     with contextlib.suppress(_Found, hypothesis.errors.Unsatisfiable):
         attempt()
     return [record for record in records.values() if not (record.failed or record.surprise)] + smallest
@@ -67,20 +67,20 @@ def explore(run: Run, wanted: Property) -> list[Record]:
 
 LONG_K = (512, 1000, 1024, 2048)
 MORE = (0, 0, 0, 0, 1, 2, 3, 5, 9, 13, 21, 34)
-"""Added to a size at the edge of a tile."""
+"""Amounts added to a size at the edge of a tile."""
 MOST_BATCH = 5
 MOST_PRODUCTS = 2**23
-"""M·N·K of one matrix, so that references stay quick."""
+"""Maximum M·N·K of one matrix. It keeps references quick."""
 PADS = (0, 0, 1, 4, 8, 17)
 MOST_OFFSET = 8
 
 
 @st.composite
 def cases(draw: st.DrawFn, wanted: Property, scope: Scope) -> Case:
-    """A case of a property within a scope: one of the enumerated ones with other sizes, strides, dtype and seed."""
+    """Draw a case of a property within a scope: an enumerated case with other sizes, strides, dtype and seed."""
     fields = operator.attrgetter(
         "op", "out", "blocks", "inp", "bias", "alpha", "beta", "scales", "scale_dtype", "weights", "zeros", "result", "variant"
-    )  # what is not drawn: the first case of each sort is a base
+    )  # fields that are not drawn: the first case with each combination of them is a base
     bases = {fields(case): case for case in reversed(list(wanted.cases(scope)))}
     base = draw(st.sampled_from(sorted(bases.values(), key=lambda case: OPS.index(case.op))))
     wanted_sizes = (draw(st.sampled_from(edges)) + draw(st.sampled_from(MORE)) for edges in (EDGES, EDGES, EDGES + LONG_K))
@@ -104,9 +104,9 @@ def cases(draw: st.DrawFn, wanted: Property, scope: Scope) -> Case:
 
 @st.composite
 def layouts(draw: st.DrawFn, scope: Scope, *, batched: bool) -> str:
-    """The strides of a or b, of the kinds that a scope has.
+    """Draw the strides of a or b, among the kinds of a scope.
 
-    Each kind draws as much as any other: hypothesis takes what draws less for simpler, and would not shrink to plain rows.
+    Every kind draws the same number of values. Hypothesis takes fewer draws for simpler, and would not shrink to plain rows.
     """
     kinds = scope.tested_kinds
     kind = draw(st.sampled_from([k for k in kinds if k not in ("padded", "offset", *BATCH_KINDS.values())]))

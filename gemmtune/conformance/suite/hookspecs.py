@@ -1,4 +1,4 @@
-"""What the plugin tells while a run goes on. The command and the plugin's own terminal output listen."""
+"""Hooks that the plugin calls during a run. The command and the plugin's own terminal output implement them."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from ..runs.run import Run
 
 @pytest.hookspec(firstresult=True)
 def pytest_gemm_open(options: RunOptions) -> Run | None:
-    """The run of these options, from who has opened it already."""
+    """Return the run of these options if the caller has opened it already."""
 
 
 def pytest_gemm_begin(run: Run) -> None:
-    """The GEMM was found. Not called in the workers of pytest-xdist, as none of these is."""
+    """Called when the GEMM was found. Workers of pytest-xdist call no hook of this file."""
 
 
 def pytest_gemm_progress(records: list[Record], done: int, total: int) -> None:
-    """One more of ``total`` tests is done, with what it found."""
+    """Called when one more of ``total`` tests is done, with its records."""
 
 
 def pytest_gemm_end(summary: Summary) -> None:
-    """Everything is done."""
+    """Called at the end, after the reports were written."""

@@ -1,4 +1,4 @@
-"""A run as a pytest session: opens it, gathers what its tests found, here or in the workers of pytest-xdist, and sums up."""
+"""A run as a pytest session: opens the run, collects findings here or from workers of pytest-xdist, and summarises them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ UNTESTED = 2
 
 
 class ConformanceSession:
-    """The plugin object of a session that tests a GEMM."""
+    """Plugin object of a session that tests a GEMM."""
 
     def __init__(self, config: pytest.Config, options: RunOptions) -> None:
         self._config = config
@@ -42,12 +42,12 @@ class ConformanceSession:
 
     @property
     def run(self) -> Run | None:
-        """The run, once the GEMM has been found."""
+        """The run, or None before the GEMM has been found."""
         return self._config.stash.get(RUN, None)
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionstart(self) -> None:
-        """Find the GEMM, before pytest-xdist starts its workers; those are told what was found."""
+        """Find the GEMM before pytest-xdist starts its workers. A worker gets the result from the parent."""
         try:
             if self._workerinput is not None:
                 run = Run(self._options, decoded(self._workerinput["gemm_ground"]))
@@ -61,21 +61,21 @@ class ConformanceSession:
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_configure_node(self, node: Any) -> None:
-        """Tell a worker of pytest-xdist what was found."""
+        """Send the description of the GEMM to a worker of pytest-xdist."""
         if self.run is not None:
             node.workerinput["gemm_ground"] = encoded(self.run.ground)
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
-        """Know how many tests there are."""
+        """Count the tests."""
         self._total = len(session.items)
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_xdist_node_collection_finished(self, ids: list[str]) -> None:
-        """The same, from a worker of pytest-xdist."""
+        """Count the tests that a worker of pytest-xdist collected."""
         self._total = len(ids)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Take what a test found."""
+        """Collect the findings of a test."""
         if self._workerinput is not None:
             return
         found: Found = decoded(report.gemm_found) if hasattr(report, "gemm_found") else Found()
@@ -93,18 +93,19 @@ class ConformanceSession:
             self._config.hook.pytest_gemm_progress(records=found.records, done=self._done, total=self._total)
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
-        """A part of the suite that cannot be collected is an error of the run."""
+        """Record an error if a part of the suite cannot be collected."""
         if report.failed and self._workerinput is None:
             self._complaints.append(f"{report.nodeid or 'the suite'} cannot be collected: {report.longreprtext.strip()}")
 
     def pytest_keyboard_interrupt(self, excinfo: pytest.ExceptionInfo[BaseException]) -> None:
-        """Ctrl-C: what was found until then is reported."""
+        """Note an interruption by Ctrl-C. The findings until then are reported."""
         self._interrupted = isinstance(excinfo.value, KeyboardInterrupt)
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
-        """Sum up, write the reports, and decide on the exit status."""
+        """Summarise, write the reports, and set the exit status."""
         run = self.run
+        # Close the run. Only the parent process of a real run reports.
         if run is None:
             return
         run.close()
@@ -112,6 +113,7 @@ class ConformanceSession:
             return
         if not self._records and not any("gemmtune" in arg for arg in session.config.args):
             self._complaints.append("the suite was not collected: add --pyargs gemmtune.conformance to the arguments of pytest")
+        # Summarise.
         option = session.config.option
         narrowed = bool(option.keyword or option.markexpr or option.deselect or any("::" in arg for arg in session.config.args))
         summary = summarise(
@@ -119,6 +121,7 @@ class ConformanceSession:
             notes=self._notes, sanitized=self._sanitized,
             interrupted=self._interrupted or bool(session.shouldstop or session.shouldfail),
         )  # fmt: skip
+        # Write the reports.
         try:
             if self._options.json not in (None, STDOUT):
                 write("json", str(self._options.json), as_json_text(summary))
@@ -128,6 +131,7 @@ class ConformanceSession:
             pytest.exit(str(error), returncode=UNTESTED)
         finally:
             self._config.hook.pytest_gemm_end(summary=summary)
+        # Set the exit status.
         if self._interrupted:
             session.exitstatus = INTERRUPTED
         elif exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.NO_TESTS_COLLECTED):
@@ -136,7 +140,7 @@ class ConformanceSession:
 
 
 class PytestTerminal:
-    """Prints among what pytest prints. ``-p no:gemm-terminal`` leaves it out."""
+    """Terminal output between the lines of pytest. ``-p no:gemm-terminal`` disables it."""
 
     NAME = "gemm-terminal"
 
@@ -149,7 +153,7 @@ class PytestTerminal:
         self._run = run
 
     def pytest_report_header(self) -> list[str]:
-        """What is tested."""
+        """Return the header lines of the run."""
         return header_lines(self._run.options, self._run.ground) if self._run is not None else []
 
     def pytest_gemm_end(self, summary: Summary) -> None:
@@ -157,7 +161,7 @@ class PytestTerminal:
         self._summary = summary
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        """The verdicts."""
+        """Print the report."""
         if self._summary is None:
             return
         terminalreporter.section("conformance")
@@ -167,7 +171,7 @@ class PytestTerminal:
 
 
 class MatrixSession:
-    """The plugin object of such a session: gathers the reports, here or in the workers of pytest-xdist, and prints them."""
+    """Plugin object of a session of ``--sm``: collects the matrix reports, here or from pytest-xdist, and prints them."""
 
     def __init__(self, config: pytest.Config, options: RunOptions) -> None:
         self._options = options
@@ -175,19 +179,19 @@ class MatrixSession:
         self._reports: list[MatrixReport] = []
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Take the matrix."""
+        """Collect the matrix report of a test."""
         found: Found = decoded(report.gemm_found) if hasattr(report, "gemm_found") else Found()
         if found.matrix is not None:
             self._reports.append(found.matrix)
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        """The reports."""
+        """Print the matrix reports."""
         terminalreporter.section("architectures")
         for report in self._reports:
             terminalreporter.write_line(report.text())
 
     def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
-        """Write the JSON file, and decide on the exit status."""
+        """Write the JSON file and set the exit status."""
         if self._is_worker or session.config.option.collectonly:
             return
         try:
@@ -200,7 +204,7 @@ class MatrixSession:
 
 
 def _crash_of(report: pytest.TestReport) -> str:
-    """What an error outside of a case said, in MOST_LINES lines at most; the last line of the report where that is all there is."""
+    """Return the message of an error outside of a case, at most MOST_LINES lines. Without one, return the report's last line."""
     crash = getattr(report.longrepr, "reprcrash", None)
     lines = (crash.message if crash is not None else report.longreprtext.strip().rpartition("\n")[2]).splitlines()
     return "\n".join(lines[:MOST_LINES])

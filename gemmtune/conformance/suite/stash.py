@@ -1,4 +1,4 @@
-"""What the parts of the suite leave for each other in pytest's stashes, and how it travels between processes."""
+"""Values that the parts of the suite exchange in pytest's stashes, and their encoding between processes."""
 
 from __future__ import annotations
 
@@ -18,40 +18,40 @@ from ..runs.run import Run
 
 @dataclass(slots=True, kw_only=True)
 class Found:
-    """What one test found."""
+    """Findings of one test."""
 
     records: list[Record] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     """Lines for the report."""
     sanitized: int = 0
-    """Runs under compute-sanitizer that computed something."""
+    """Case runs under compute-sanitizer that computed something."""
     matrix: MatrixReport | None = None
 
 
 OPTIONS = pytest.StashKey[RunOptions]()
-"""The options, in the stash of the config where anything is to be tested."""
+"""Options, in the stash of the config if there is anything to test."""
 RUN = pytest.StashKey[Run]()
-"""The run, in the stash of the config once the GEMM has been found."""
+"""Run, in the stash of the config once the GEMM has been found."""
 FOUND = pytest.StashKey[Found]()
-"""The findings, in the stash of a test."""
+"""Findings, in the stash of a test."""
 
 
 def encoded(value: object) -> str:
-    """The report as text: reports travel between the processes of pytest-xdist as plain values."""
+    """Return a value as text. The processes of pytest-xdist exchange plain values only."""
     return base64.b64encode(pickle.dumps(value)).decode("ascii")
 
 
 def decoded(text: str) -> Any:
-    """What was encoded."""
+    """Return the value of an encoded text."""
     return pickle.loads(base64.b64decode(text))
 
 
 class CaseFailed(AssertionError):
-    """A case failed. The text is all that there is to see: the stack of the suite says nothing of the GEMM."""
+    """A failed case. Its text is the whole message: the stack trace of the suite has no information about the GEMM."""
 
 
 def settle(options: RunOptions, records: list[Record]) -> None:
-    """End a test as its records say: as a failure, an expected failure, or a skip where nothing was executed."""
+    """End a test according to its records: fail it, xfail it, or skip it if nothing was executed."""
     for record in records:
         if record.failed or record.surprise:
             raise CaseFailed(_failure_text(options, record))
@@ -59,7 +59,7 @@ def settle(options: RunOptions, records: list[Record]) -> None:
         if record.known_failure:
             pytest.xfail(f"{record.case.id}: {record.known}")
     if not records:
-        pytest.skip("no case is drawn: none is within what is declared, or enumerated ones have failed")
+        pytest.skip("no case was drawn: the declarations allow none, or enumerated cases have failed")
     if not any(record.executed for record in records):
         first = records[0]
         pytest.skip(f"refused: {first.outcome.reason}" if first.outcome is not None else first.reason)

@@ -1,4 +1,4 @@
-"""The tests of a run: its cases, further drawn ones, a few under compute-sanitizer; or gemmtune's kernels by architecture."""
+"""Tests of a run: cases, drawn cases, cases under compute-sanitizer, and gemmtune's kernels for each architecture."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from .stash import FOUND, OPTIONS, Found, settle
 
 
 def test_property(gemm_case: Case, gemm_run: Run, gemm_settle: Callable[[list[Record]], None]) -> None:
-    """The GEMM has the property in this case."""
+    """Check the property in one enumerated case."""
     gemm_settle([gemm_run.judge(gemm_case)])
 
 
 def test_drawn(gemm_drawn: Property, gemm_run: Run, gemm_settle: Callable[[list[Record]], None]) -> None:
-    """The GEMM has the property in cases nobody thought of, which hypothesis draws."""
+    """Check the property in cases that hypothesis draws."""
     gemm_settle(explore(gemm_run, gemm_drawn))
 
 
 def test_sanitizer(gemm_sanitized: tuple[Case, ...], gemm_run: Run, request: pytest.FixtureRequest) -> None:
-    """No kernel reads or writes outside of its memory, races, or reads what nobody wrote."""
+    """Check that no kernel accesses memory out of bounds, races, or reads unwritten memory."""
     report = sanitize(gemm_run.options.spec, gemm_sanitized, gemm_run.ground.device)
     records = [
         Record(
@@ -46,7 +46,7 @@ def test_sanitizer(gemm_sanitized: tuple[Case, ...], gemm_run: Run, request: pyt
 
 
 def test_architecture(gemm_sm: str, request: pytest.FixtureRequest) -> None:
-    """Every kernel compiles, keeps to its architecture's resources, uses its instructions, and gives right results."""
+    """Check that kernels compile, stay within the architecture's resources, use its instructions and compute right results."""
     must_run = request.config.getoption("markexpr") == "gpu"
     report = matrix(request.config.stash[OPTIONS], gemm_sm, must_run=must_run)
     request.node.stash[FOUND] = Found(matrix=report)
