@@ -253,7 +253,7 @@ class Predicate:
     def step_registers(self, config: Config, how: str, sums: int) -> int:
         """Return the registers for the sum of one step, in addition to the tile's sum.
 
-        A warp group that promotes its own sums holds those of 64 rows at a time.
+        A warp group that promotes its own sums holds 64 rows of them at a time.
         """
         if self.quantized is not None and self.quantized.fresh:
             return sums

@@ -56,8 +56,8 @@ class BlocksChoice(KernelChoice):
         """Return the choice that runs ``problem`` with ``config``. It skips absent blocks, unless panels merge several blocks."""
         choice, sparsity = super().of(problem, device, config), problem.sparsity
         assert sparsity is not None
-        joins = problem.prepacked and bool(sparsity.block_n % config.block_n or sparsity.block_k % config.block_k)
-        return dataclasses.replace(choice, claims=dataclasses.replace(choice.claims, skips_absent=not joins))
+        merges = problem.prepacked and bool(sparsity.block_n % config.block_n or sparsity.block_k % config.block_k)
+        return dataclasses.replace(choice, claims=dataclasses.replace(choice.claims, skips_absent=not merges))
 
     @classmethod
     def why_not(cls, problem: Problem, device: DeviceInfo, config: Config) -> str | None:

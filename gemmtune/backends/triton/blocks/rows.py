@@ -75,7 +75,7 @@ def _taken(x: Tensor, which: Tensor) -> Tensor:
 
 
 def _partners(common: Tensor) -> Tensor:
-    """Return pairs [sets, rows / 2, 2] of an even number of rows; ``common[set, i, j]`` counts the columns that i and j share."""
+    """Return pairs [sets, rows / 2, 2] of rows. ``common[set, i, j]`` counts the columns that rows i and j share."""
     each = common.shape[1]
     place = torch.arange(each, device=common.device)
     neighbours = place.view(1, -1, 2).expand(len(common), -1, -1)

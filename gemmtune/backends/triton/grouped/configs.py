@@ -110,7 +110,7 @@ def scale_rows_of(problem: Problem) -> int:
 
 
 def scale_group_of(problem: Problem) -> int:
-    """Return the elements along K that share a scale in a column of narrow integers; 0 if a column has a single scale."""
+    """Return the elements along K that share a scale in a column of weights; 0 for one scale per column."""
     return problem.k // scale_rows_of(problem) if problem.widens_b and scale_rows_of(problem) > 1 else 0
 
 
