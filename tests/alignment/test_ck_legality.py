@@ -66,9 +66,9 @@ def test_every_instance_multiplies_whole_packs(arch: str, element: Element) -> N
     for instance in INSTANCES:
         assert why_illegal(instance, arch, element, itemsize) is None, instance
     shallow = dataclasses.replace(INSTANCES[0], bytes_k=16)
-    assert "no multiple of what a wave multiplies" in str(why_illegal(shallow, arch, element, itemsize))
+    assert "not a multiple of a wave's step" in str(why_illegal(shallow, arch, element, itemsize))
     odd = dataclasses.replace(INSTANCES[0], block_m=96)
-    assert "no multiple of 2x2 waves" in str(why_illegal(odd, arch, element, itemsize))
+    assert "not a multiple of 2x2 waves" in str(why_illegal(odd, arch, element, itemsize))
 
 
 def covers(copy: Transfer, threads: int) -> bool:
@@ -170,13 +170,13 @@ def test_a_column_major_result_swaps_the_operands() -> None:
 REASONS = [
     (mm(64, 64, 64), "sm90", "works on AMD GPUs of gfx90a and gfx942, not on sm90"),
     (Problem.mm(64, 64, 64), "avx512", "works on AMD GPUs of gfx90a and gfx942, not on avx512"),
-    (mm(64, 64, 64, dtype=torch.float64), "gfx942", "a and b are float64 and float64, expected two equal ones of float16,"),
+    (mm(64, 64, 64, dtype=torch.float64), "gfx942", "a and b are float64 and float64, expected two equal dtypes of float16,"),
     (mm(0, 64, 64), "gfx942", "the product is empty"),
     (Problem.int_mm(64, 64, 64, device_type="cuda"), "gfx942", "int_mm is not an operation of this backend"),
-    (Problem.scaled_mm(64, 64, 64, device_type="cuda"), "gfx90a", "gfx90a has no matrix instruction of float8_e4m3fn"),
+    (Problem.scaled_mm(64, 64, 64, device_type="cuda"), "gfx90a", "gfx90a has no matrix instruction for float8_e4m3fn"),
     (
         Problem.scaled_mm(256, 256, 256, scales="block_1x128", device_type="cuda"), "gfx942",
-        "scales change along K: these kernels scale sums",
+        "scales change along K: these kernels scale only the final sums",
     ),
     (
         Problem.scaled_mm(64, 64, 64, dtype=E4M3FNUZ, dtype_b=E5M2FNUZ, device_type="cuda"), "gfx942",
@@ -184,9 +184,9 @@ REASONS = [
     ),
     (
         Problem.scaled_mm(64, 64, 64, dtype=E5M2, device_type="cuda"), "gfx90a",
-        "gfx90a has no matrix instruction of float8_e5m2",
+        "gfx90a has no matrix instruction for float8_e5m2",
     ),
-    (Problem.bmm(70000, 8, 8, 8, device_type="cuda"), "gfx942", "batch 70000: a grid has 65535 products"),
+    (Problem.bmm(70000, 8, 8, 8, device_type="cuda"), "gfx942", "batch 70000: a grid has at most 65535 products"),
 ]  # fmt: skip
 
 
@@ -234,7 +234,7 @@ def test_k_is_split_where_tiles_leave_compute_units_idle() -> None:
         assert config.label.endswith(f"_k{parts}")
         assert config.path == path_of(instance, 4096 // instance.block_k(2) // parts)
     small = next(i for i in INSTANCES if (i.block_m, i.block_n) == (16, 64))
-    assert predicate.config(small, 3) == "3 splits: 64 steps along K are no multiple"
+    assert predicate.config(small, 3) == "3 splits: 64 steps along K are not a multiple"
     wide = Predicate(mm(16384, 16384, 4096), device).config(INSTANCES[0], 2)
     assert "expected at most 268435456" in str(wide)
     offers = BACKEND.enumerate(few, device, Settings())
@@ -248,22 +248,22 @@ def test_operands_that_no_instance_can_read() -> None:
     spread = dataclasses.replace(problem, out=dataclasses.replace(problem.out, stride=(200, 2)))
     assert Predicate(spread, preset("gfx942")).refused == "out has neither contiguous rows nor contiguous columns"
     large = mm(40000, 64, 40000)
-    assert "a buffer of these kernels fewer than 2^31" in str(Predicate(large, preset("gfx942")).refused)
+    assert "expected fewer than 2^31" in str(Predicate(large, preset("gfx942")).refused)
     x = torch.empty_strided((64, 64), (200, 3), dtype=torch.bfloat16, device="meta")
     fused = dataclasses.replace(problem, epilogue=trace(lambda acc, x: acc + x, problem.accumulator, (x,)))
-    assert "operand 0 beside a and b" in str(Predicate(fused, preset("gfx942")).refused)
+    assert "operand 0 after a and b" in str(Predicate(fused, preset("gfx942")).refused)
 
 
 def test_refusals_of_instances_have_numbers() -> None:
     reasons = {reason for reason in configs(mm(48, 4096, 128)).values() if isinstance(reason, str)}
     assert "block_m 256: half of it or more hangs over m = 48" in reasons
-    assert "pipeline v4 has 3 steps on their way: needs 4 along K" in reasons
+    assert "pipeline v4 prefetches 3 steps: needs at least 4 along K" in reasons
     deep = dataclasses.replace(INSTANCES[1], bytes_k=128)
     assert Predicate(mm(4096, 4096, 4096), preset("gfx942")).config(deep) == "LDS: needs 131072 bytes, a block of gfx942 has 65536"
     crowded = dataclasses.replace(INSTANCES[0], scheduler="interwave", version="v1")
     refused = Predicate(mm(4096, 4096, 4096), preset("gfx942")).config(crowded)
     assert "registers: needs about" in str(refused)
-    assert "256 are left with 2 waves" in str(refused)
+    assert "256 available with 2 waves" in str(refused)
 
 
 def test_tiles_that_clang_19_spills_are_refused() -> None:
@@ -274,11 +274,11 @@ def test_tiles_that_clang_19_spills_are_refused() -> None:
         (mm(4001, 4003, 4001, layout="nn"), "256x256x32_x32_w2x2_v5_intrawave"),
     ):
         [found] = [x for i, x in configs(problem).items() if i.label(problem.dtype.itemsize) == label]
-        assert "512 are left with 1 waves" in str(found)
+        assert "512 available with 1 waves" in str(found)
     assert any(config.instance.block_m * config.instance.block_n >= 128 * 128 for config in legal(narrow))
 
 
-def test_operands_beside_a_and_b_are_rows_columns_or_one_number() -> None:
+def test_operands_other_than_a_and_b_are_rows_columns_or_one_number() -> None:
     product = Problem.scaled_mm(256, 512, 1024, scales="row", device_type="cuda")
     config = legal(product)[0]
     reads = Predicate(product, preset("gfx942")).reads(config)

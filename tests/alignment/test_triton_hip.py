@@ -95,8 +95,8 @@ def test_floats_without_infinities_are_multiplied_by_gfx942_alone(arch: str) -> 
 REASONS = [
     (replace(WIDE, matrix_instr_nonkdim=4), torch.bfloat16, False, "matrix_instr_nonkdim 4: matrix instructions have 16 or 32"),
     (replace(WIDE, block_n=16, matrix_instr_nonkdim=32), torch.bfloat16, False, "matrix_instr_nonkdim 32: the tile is 256x16"),
-    (replace(WIDE, matrix_instr_nonkdim=32), torch.float64, False, "float64 has instructions of 16 rows and columns alone"),
-    (replace(WIDE, block_k=16, kpack=2), torch.float32, True, "kpack 2: Triton 3.7 fails on tf32 where it is all of the 16"),
+    (replace(WIDE, matrix_instr_nonkdim=32), torch.float64, False, "float64 has instructions of 16 rows and columns only"),
+    (replace(WIDE, block_k=16, kpack=2), torch.float32, True, "kpack 2: Triton 3.7 fails on tf32 if kpack covers all 16"),
 ]
 
 
@@ -110,7 +110,7 @@ def test_registers_are_shared_by_the_waves_of_a_simd() -> None:
     assert (most_hip_registers(few), most_hip_registers(many), most_hip_registers(replace(few, waves_per_eu=2))) == (512, 256, 256)
     predicate = predicate_for(LARGE, preset("gfx942"))
     assert predicate.check(few) is None
-    assert predicate.check(many) == "registers: needs about 296 for each thread, 256 are left"  # the compiler spills 128 bytes
+    assert predicate.check(many) == "registers: needs about 296 for each thread, 256 are available"  # the compiler spills 128 bytes
 
 
 def mm(m: int, n: int, k: int, layout: str = "nt", dtype: torch.dtype = torch.bfloat16) -> Problem:

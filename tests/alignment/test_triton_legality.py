@@ -89,9 +89,9 @@ def test_every_block_of_the_sum_belongs_to_one_split(problem: Problem, split_k: 
 def test_sets_have_the_size_that_they_promise(search: str) -> None:
     problem = Problem.mm(512, 6144, 4096, device_type="cuda")
     count, most = len(_offers(problem, "sm90", search)), EFFORT[search].configs["triton:mm"]
-    beside = len(persistent_choices(problem, preset("sm90"), EFFORT[search].configs["triton:persistent"]))
-    assert beside > 1
-    assert count == (len(legal_configs(Predicate(problem, preset("sm90")))) if most is None else most - beside)
+    others = len(persistent_choices(problem, preset("sm90"), EFFORT[search].configs["triton:persistent"]))
+    assert others > 1
+    assert count == (len(legal_configs(Predicate(problem, preset("sm90")))) if most is None else most - others)
     assert search != "exhaustive" or count > 200
 
 
@@ -162,7 +162,7 @@ CASES = [
     (_config(64, 64, 64, 3, 4), SMALL, "block_m 64: half of it or more"),
     (_config(16, 64, 64, 3, 4, 64), SMALL, "split_k 64: k = 1024 has 16"),
     (_config(16, 64, 64, 3, 4, 9), SMALL, "leave a split without work"),
-    (_config(64, 64, 64, 2, 4), ODD, "stages change nothing"),
+    (_config(64, 64, 64, 2, 4), ODD, "stages have no effect"),
     (_config(64, 64, 16, 2, 4), LARGE, "rows of less than 64 bytes"),
     (_config(64, 64, 8, 2, 4), LARGE, "at least 16"),
     (_config(64, 64, 64, 2, 64), LARGE, "more than 1024 threads"),

@@ -89,8 +89,8 @@ def test_weights_without_a_contiguous_dimension_are_refused_but_for_float32() ->
     [
         (Problem.mixed_mm(64, 512, 512, scales="group_32", **CUDA), TILE, "does not divide the 32 elements"),
         (Problem.scaled_mm(64, 512, 512, scales="block_1x128", **CUDA), replace(TILE, block_k=256), "does not divide the 128"),
-        (Problem.scaled_mm(64, 512, 512, **CUDA), replace(TILE, block_k=256), "may have 128 terms"),
-        (Problem.int_mm(64, 512, 512, **CUDA), replace(TILE, block_k=16), "products of 8 bits need 32"),
+        (Problem.scaled_mm(64, 512, 512, **CUDA), replace(TILE, block_k=256), "at most 128 terms"),
+        (Problem.int_mm(64, 512, 512, **CUDA), replace(TILE, block_k=16), "8-bit products need at least 32"),
     ],
     ids=["group", "block", "narrow", "bytes"],
 )
@@ -123,8 +123,8 @@ def test_claims_say_whether_weights_are_rounded() -> None:
 @pytest.mark.parametrize(
     ("problem", "words"),
     [
-        (Problem.mixed_mm(16, 512, 512, dtype=torch.float32, **CUDA), "16-bit floats and integers"),
-        (Problem.mixed_mm(16, 512, 512, dtype_b=torch.float8_e5m2, **CUDA), "16-bit floats and integers"),
+        (Problem.mixed_mm(16, 512, 512, dtype=torch.float32, **CUDA), "expected 16-bit floats and int8"),
+        (Problem.mixed_mm(16, 512, 512, dtype_b=torch.float8_e5m2, **CUDA), "expected 16-bit floats and int8"),
         (Problem.mixed_mm(16, 512, 512, layout="nn", **CUDA), "columns must be contiguous"),
         (Problem.mixed_mm(16, 512, 500, **CUDA), "multiples of 16 bytes"),
         (Problem.int_mm(16, 512, 512, **CUDA), "has no weights"),
@@ -201,7 +201,7 @@ def test_one_and_two_rows_of_bytes_go_without_tensor_cores() -> None:
         assert all(choice.config.block_m == m for choice in choices)
         assert {choice.name for choice in choices} <= {choice.name for choice in _choices(_large(m), "sm90")}
     assert "at most 2 rows" in (why_not_words_vector(_large(3), device) or "")
-    assert "weights of 8 bits" in (why_not_words_vector(_large(1, **INT4), device) or "")
+    assert "only 8-bit weights" in (why_not_words_vector(_large(1, **INT4), device) or "")
     assert "each weight" in (why_not_words_vector(_large(1, scales="group_64"), device) or "")
     assert "each weight" in (why_not_words_vector(_large(1, dtype_b=torch.uint8, zeros=True), device) or "")
 

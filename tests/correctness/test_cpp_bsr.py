@@ -84,7 +84,7 @@ def test_what_is_offered() -> None:
 @pytest.mark.parametrize(
     ("problem", "reason"),
     [
-        (Problem.bsr_mm(8, 64, 64, block=16, dtype=F32, device_type="cpu"), "panels are made of a prepacked weight"),
+        (Problem.bsr_mm(8, 64, 64, block=16, dtype=F32, device_type="cpu"), "the weight is not prepacked"),
         (Problem.bsr_mm(8, 64, 64, block=16, device_type="cuda", prepacked=True), "these kernels run on a CPU"),
     ],
 )

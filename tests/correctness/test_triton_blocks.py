@@ -150,7 +150,7 @@ def test_ordered_rows_compile_into_a_pipeline_that_waits_for_no_product(order: R
     few = Problem.bsr_mm(1000, 4096, 4096, block=64, device_type="cuda", prepacked=True)
     assert triton_jobs.BlocksChoice.of(problem, device, config).at(few, device).where.grid == (128, 1, 1)
     small = Problem.bsr_mm(1000, 128, 4096, block=64, device_type="cuda", prepacked=True)
-    assert "128 rows are together in any order" in triton_jobs.BlocksChoice.of(problem, device, config).at(small, device)
+    assert "128 rows share one panel in any order" in triton_jobs.BlocksChoice.of(problem, device, config).at(small, device)
     assert why_not_config(problem, device, dataclasses.replace(config, rows="pairs", split_k=2))
     unpacked = dataclasses.replace(problem, prepacked=False)
     assert "gemmtune.prepack" in str(why_not_config(unpacked, device, dataclasses.replace(config, block_n=64)))
@@ -198,4 +198,4 @@ def test_blocks_that_need_packing_are_refused_without_it() -> None:
     problem = Problem.bsr_mm(16, 64, 64, block=8, device_type="cuda")
     offers = triton_jobs.offers_of(problem, "sm90")
     assert not offers.choices
-    assert "without gemmtune.prepack" in offers.refusals[0].reason
+    assert "unless gemmtune.prepack" in offers.refusals[0].reason

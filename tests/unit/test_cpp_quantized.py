@@ -130,17 +130,17 @@ def test_claims() -> None:
         (
             {"direct": True},
             Problem.int_mm(64, 64, 64, layout="nn", device_type="cpu"),
-            "b of int8 is read in place by dot products",
+            "int8 b is read in place only by dot products",
         ),
         (
             {},
             dataclasses.replace(Problem.int_mm(64, 64, 64, device_type="cpu"), prepacked=True),
-            "a prepacked b of int8 is read in place only",
+            "a prepacked b of int8 can only be read in place",
         ),
         (
             {"mode": "dots"},
             Problem.mixed_mm(400, 3, 64, encoding="int4", layout="nn", device_type="cpu"),
-            "dot products need the weights on the right",
+            "dot products need 4-bit weights on the right",
         ),
         ({"mode": "dots"}, Problem.int_mm(4, 64, 64, layout="nn", device_type="cpu"), "dot products need b with stride 1 along K"),
         ({}, Problem.int_mm(1 << 16, 64, 1 << 14, device_type="cpu"), "a packed copy of a takes 1073741824 bytes"),

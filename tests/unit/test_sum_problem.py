@@ -122,4 +122,4 @@ def test_backends_with_one_product_refuse_it_with_the_reason() -> None:
 
 def test_a_product_without_terms_is_left_to_torch() -> None:
     offers = load("triton").enumerate(Problem.mm_plus_mm(64, 64, 64, 0, device_type="cuda"), preset("sm90"), Settings())
-    assert [refusal.reason for refusal in offers.refusals] == ["one of the products has no terms: the other one is left"]
+    assert [refusal.reason for refusal in offers.refusals] == ["one of the products has no terms: compute the other one with mm"]

@@ -140,6 +140,6 @@ def test_what_the_template_does_not_serve_is_refused_with_the_reason() -> None:
     unaligned = Problem.mm(512, 512, 1001, layout="nt", device_type="cuda")
     assert "begin at multiples of 16 bytes" in (why_not_persistent(unaligned, sm90) or "")
     assert "no copy engine" in (why_not_persistent(Problem.mm(512, 512, 512, device_type="cuda"), preset("sm80")) or "")
-    assert "not a batch" in (why_not_persistent(Problem.bmm(2, 512, 512, 512, device_type="cuda"), sm90) or "")
-    assert "16 bits" in (why_not_persistent(Problem.mm(512, 512, 512, dtype=torch.float32, device_type="cuda"), sm90) or "")
+    assert "a batch is not served" in (why_not_persistent(Problem.bmm(2, 512, 512, 512, device_type="cuda"), sm90) or "")
+    assert "16-bit operands" in (why_not_persistent(Problem.mm(512, 512, 512, dtype=torch.float32, device_type="cuda"), sm90) or "")
     assert why_not_persistent(Problem.mm(512, 512, 512, device_type="cuda"), sm90) is None

@@ -40,7 +40,7 @@ class CkBackend:
             return Availability(ok=False, detail=f"{text}; {NOT_RUN}")
         return Availability(ok=True, detail=f"{detail}; {NOT_RUN}")
 
-    def serves_by_default(self, device: DeviceInfo) -> bool:  # noqa: ARG002 - nowhere
+    def serves_by_default(self, device: DeviceInfo) -> bool:  # noqa: ARG002 - no device
         """Return False: it serves only if named. Nobody has run its kernels yet, and each takes up to a minute to compile."""
         return False
 

@@ -123,7 +123,7 @@ class CkChoice(FileChoice):
         launcher = HipLauncher(loaded, self.record, lambda reason: ErrorFromChoice(self.name, str(self.problem), reason))
         return Kernel(run=bind(launcher, self.problem, self.name))
 
-    def artifacts(self, device: DeviceInfo) -> tuple[Artifact, ...]:  # noqa: ARG002 - its facts are checked at enumeration
+    def artifacts(self, device: DeviceInfo) -> tuple[Artifact, ...]:  # noqa: ARG002 - enumeration checked its facts
         """Return the multiplying kernel's artifact, parsed from its assembly."""
         text = assembly_path(self.opened(lambda path: path)).read_text()
         usage = amdgcn_usage(text)

@@ -115,7 +115,7 @@ class CppChoice(Choice):
         """Return this configuration for ``problem``, or why it is illegal."""
         return refusal(self.config, problem, device) or self.of(self.config, problem, device)
 
-    def proved_at(self, problem: Problem, device: DeviceInfo) -> Choice:  # noqa: ARG002 - it is for the same
+    def proved_at(self, problem: Problem, device: DeviceInfo) -> Choice:  # noqa: ARG002 - shared signature
         """Return the same configuration for ``problem``."""
         return dataclasses.replace(self, problem=problem)
 

@@ -34,7 +34,7 @@ MICRO_TILES: dict[str, tuple[tuple[int, int], ...]] = {
 }
 """Rows and vectors of each micro-tile worth compiling, best first.
 
-The product of both keeps the multiply-add units busy. With one vector of b per column vector and one of a, the tile fits the
+The product of both keeps the multiply-add units busy. With ``nv`` vectors of b and one of a, the tile fits the
 register file.
 """
 

@@ -144,9 +144,9 @@ SIGNATURE_DTYPES: dict[torch.dtype, str] = {
 class Argument:
     """One argument of a kernel.
 
-    ``source`` tells the launch where the value comes from, such as ``("pointer", "a")``, ``("size", 1)`` for M, ``("stride", "b",
-    2)``, ``("scalar", "alpha")`` or ``("runtime", "group_m")``. ``("descriptor", "a")`` is a tensor descriptor, built from a
-    pointer, sizes and strides at launch. ``divisor`` divides the value, or the address of a pointer.
+    ``source`` tells the launch where the value comes from: ``("pointer", "a")``, ``("size", "m")``, ``("stride", "b", 2)``,
+    ``("scalar", "alpha")`` or ``("runtime", "group_m")``. ``("descriptor", "a")`` is a tensor descriptor, built from a pointer,
+    sizes and strides at launch. ``divisor`` divides the value, or the address of a pointer.
     """
 
     name: str

@@ -67,9 +67,10 @@ The compiler spills sooner if it leaves registers for several waves. So it does 
 MASKED = 3 / 8
 """Extra registers for each register of a load whose last block along K is partial."""
 CROWDED = 3 / 8
-"""Extra registers for each sum if sums fill half of the registers and an instruction's operand or result spans several in a row.
+"""Extra registers for each sum if sums fill half of the registers and instructions use several contiguous ones.
 
-Those are instructions of 32 rows and columns, or of 32 and 64 bits. The compiler then finds no contiguous room for all.
+That holds for instructions of 32 rows and columns, or of 32- and 64-bit numbers. The compiler then finds no contiguous room for all
+of them.
 """
 CONVERTED = 1.5
 """Registers of a number that is converted after its load."""

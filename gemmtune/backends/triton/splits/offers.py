@@ -73,7 +73,7 @@ def why_not_atomic(problem: Problem, device: DeviceInfo) -> str | None:
     if reason is not None:
         return reason
     if device.type == "cuda" and device.capability < 80:
-        return f"{device.arch}: without tensor cores in Triton atomic split-K has no benefit"
+        return f"{device.arch}: no tensor cores for Triton, so atomic split-K has no benefit"
     if problem.alpha == "zero" or problem.k == 0:
         return "nothing is multiplied"
     return None
