@@ -1,4 +1,4 @@
-"""Which instances of Composable Kernel are offered: CK's rules, layouts, alignment, LDS, registers, paths through the pipelines."""
+"""Offered instances of Composable Kernel: CK's rules, layouts, alignment, LDS, registers, and paths through the pipelines."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_every_instance_multiplies_whole_packs(arch: str, element: Element) -> N
 
 
 def covers(copy: Transfer, threads: int) -> bool:
-    """The threads' shares are equal, of whole loads and whole lines of LDS, and cover the block."""
+    """Check that the threads' shares are equal, consist of whole loads and whole LDS lines, and cover the block."""
     along = copy.k1 if copy.along_k else copy.block // copy.threads_mn
     return (
         copy.threads_k * copy.threads_mn <= threads
@@ -93,12 +93,12 @@ def test_threads_divide_what_they_copy(instance: Instance, itemsize: int, along_
     assert copy.vector <= widest
 
 
-def test_what_threads_cannot_divide_is_refused() -> None:
+def test_rejects_blocks_that_threads_cannot_divide() -> None:
     assert transfer(48, 24, 64, 2, along_k=True, widest=8) == "64 threads cannot divide a part of 48 by 24 elements evenly"
 
 
 @given(st.sampled_from(INSTANCES), st.integers(1, 300))
-def test_the_path_says_what_its_least_number_of_steps_says(instance: Instance, steps: int) -> None:
+def test_a_path_equals_the_path_of_its_smallest_number_of_steps(instance: Instance, steps: int) -> None:
     if why_too_short(instance, steps):
         assert steps <= prefetched(instance)
         return
@@ -109,8 +109,8 @@ def test_the_path_says_what_its_least_number_of_steps_says(instance: Instance, s
     assert path.loop == (steps > prefetched(instance))
 
 
-def test_steps_on_their_way_are_those_of_ck() -> None:
-    """By hand, of CK's formula: 32 KiB for a compute unit, over its blocks and the bytes of a step."""
+def test_prefetched_steps_match_ck() -> None:
+    """The values come from CK's formula: 32 KiB per compute unit, divided by its blocks and the bytes of a step."""
     by_tile = {(i.block_m, i.block_n): prefetched(i) for i in INSTANCES if i.version == "v2"}
     assert (by_tile[16, 16], by_tile[32, 16], by_tile[64, 16], by_tile[256, 32]) == (2, 3, 2, 2)
     assert {i.version: prefetched(i) for i in INSTANCES if i.version != "v2"} == {"v1": 1, "v3": 2, "v4": 3, "v5": 3}
@@ -130,7 +130,7 @@ def test_every_layout_has_legal_instances_that_fit_the_device(arch: str, layout:
             assert config.store.threads_m * config.store.threads_n == config.instance.threads
 
 
-def test_names_say_all_that_is_compiled() -> None:
+def test_names_identify_compilations() -> None:
     for problem in (mm(4096, 4096, 4096), mm(500, 504, 1001, layout="tn"), mm(16, 512, 512, dtype=torch.float32)):
         predicate = Predicate(problem, preset("gfx942"))
         by_label = {config.label: config for config in legal(problem)}
@@ -152,7 +152,7 @@ def test_loads_are_as_wide_as_sizes_strides_and_offsets_allow() -> None:
     assert {config.b.vector for config in legal(narrow)} == {8}
 
 
-def test_padding_is_for_sizes_with_a_remainder() -> None:
+def test_sizes_with_a_remainder_are_padded() -> None:
     kinds = {
         (512, 512, 512): "Default", (500, 512, 512): "MN", (512, 504, 512): "MN", (512, 512, 1000): "K", (500, 512, 1000): "MNK"
     }  # fmt: skip
@@ -191,7 +191,7 @@ REASONS = [
 
 
 @pytest.mark.parametrize(("problem", "arch", "reason"), REASONS, ids=[reason[:30] for *_, reason in REASONS])
-def test_a_problem_that_nothing_serves_says_why(problem: Problem, arch: str, reason: str) -> None:
+def test_unserved_problems_are_refused_with_a_reason(problem: Problem, arch: str, reason: str) -> None:
     assert reason in str(check_problem(problem, preset(arch)))
     (refusal,) = BACKEND.enumerate(problem, preset(arch), Settings()).refusals
     assert reason in refusal.reason
@@ -241,7 +241,7 @@ def test_k_is_split_where_tiles_leave_compute_units_idle() -> None:
     assert any(choice.claims.splits > 1 and choice.info["split_k"] == choice.claims.splits for choice in offers.choices)
 
 
-def test_operands_that_no_instance_can_read() -> None:
+def test_rejects_unreadable_operands() -> None:
     problem = mm(64, 64, 64)
     strided = dataclasses.replace(problem, a=dataclasses.replace(problem.a, stride=(200, 2)))
     assert Predicate(strided, preset("gfx942")).refused == "a has neither contiguous rows nor contiguous columns"
@@ -267,7 +267,7 @@ def test_refusals_of_instances_have_numbers() -> None:
 
 
 def test_tiles_that_clang_19_spills_are_refused() -> None:
-    """Compiled by hand: 2176 bytes of scratch where 8-bit floats are rewritten, 172 where every number is loaded alone."""
+    """The compiler's scratch was 2176 bytes if 8-bit floats are converted, 172 if every number is loaded separately."""
     narrow = Problem.scaled_mm(4096, 4096, 4096, scales="row", device_type="cuda")
     for problem, label in (
         (narrow, "256x256x64_x32_w2x2_v3_intrawave"),
@@ -343,7 +343,7 @@ def test_the_architecture_matrix_has_every_operation_and_compilation_once(arch: 
     assert len({choice.compile_key for choice in choices}) == len(choices) > 100
 
 
-def test_what_was_not_compiled_and_cannot_be_is_refused(tmp_path: Path) -> None:
+def test_rejects_kernels_that_cannot_be_compiled(tmp_path: Path) -> None:
     with patch(cache_dir=str(tmp_path), ck_dir=str(tmp_path)) as settings:
         choice = BACKEND.enumerate(mm(512, 512, 512), preset("gfx942"), settings).choices[0]
         assert not choice.compiled
@@ -353,7 +353,7 @@ def test_what_was_not_compiled_and_cannot_be_is_refused(tmp_path: Path) -> None:
             choice.compile()
 
 
-def test_only_where_it_is_named_and_never_run() -> None:
+def test_serves_only_if_named_and_says_that_it_never_ran() -> None:
     assert not BACKEND.serves_by_default(preset("gfx942"))
     for arch in ("gfx942", "sm90", "avx2"):
         availability = BACKEND.available(preset(arch))
