@@ -149,10 +149,10 @@ def test_rejects_layouts_that_descriptors_do_not_serve() -> None:
     refused = {
         "does not divide K = 2880": Problem.grouped_mm(64, 64, 2880 - 32, groups=4, layout="nn", device_type="cuda"),
         "groups dense": Problem.grouped_mm(64, 63, 65, groups=4, device_type="cuda"),
-        "operands of 8 or 16 bits": Problem.grouped_mm(64, 64, 64, groups=4, dtype=torch.float32, device_type="cuda"),
-        "are for groups of rows": Problem.grouped_k_mm(64, 64, 64, groups=4, device_type="cuda"),
-        "a group at any row": Problem.grouped_mm(64, 64, 64, groups=4, layout="tn", device_type="cuda"),
-        "the other half of b's columns": Problem.routed_grouped_mm(
+        "only 8-bit and 16-bit operands": Problem.grouped_mm(64, 64, 64, groups=4, dtype=torch.float32, device_type="cuda"),
+        "serve only groups of rows": Problem.grouped_k_mm(64, 64, 64, groups=4, device_type="cuda"),
+        "a group starts at any row": Problem.grouped_mm(64, 64, 64, groups=4, layout="tn", device_type="cuda"),
+        "the second half of b's columns": Problem.routed_grouped_mm(
             64, 68, 64, groups=4, tokens=64, gated="silu", layout="nn", device_type="cuda"
         ),
     }

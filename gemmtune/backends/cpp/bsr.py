@@ -249,5 +249,5 @@ def _plan(problem: Problem, source: BlockSource) -> ctypes.Array[ctypes.c_int64]
 
 
 def _strides(layout: Layout | None, problem: Problem) -> tuple[int, ...]:
-    """Return the strides (batch, row, column) of an operand broadcast to the result; there is no batch, so its stride is 0."""
+    """Return the strides (batch, row, column) of an operand broadcast to the result. The batch stride is 0: there is no batch."""
     return (0, 0, 0) if layout is None else (0, *layout.expanded(problem.out.size).stride)

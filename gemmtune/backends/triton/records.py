@@ -23,8 +23,8 @@ class Record:
     """Launch of a kernel for one problem, as plain data.
 
     The kernel's arguments are ``operands``, ``scalars`` and ``constants``, in this order. ``operands`` are indices into (out, the
-    tensors of a call, the buffers), with a description if the kernel takes a descriptor instead of a pointer. ``scalars`` are
-    indices into the scalars of a call. ``words`` lists the operands that the kernel reads as 32-bit words, whatever their dtype.
+    tensors of a call, the buffers). Descriptor operands also have a description; the others are pointers. ``scalars`` are indices
+    into the scalars of a call. ``words`` lists the operands that the kernel reads as 32-bit words, whatever their dtype.
     ``buffers`` is None if the kernel needs no more memory. With ``doubles`` the scalars have 64 bits.
     """
 

@@ -30,10 +30,10 @@ AXES: Mapping[str, tuple[int, ...]] = {
 class BlocksConfig(Config):
     """Config of a block-sparse product.
 
-    With ``swap`` the weight is the left operand of the instruction, so that its rows fill it if there are few tokens. ``rows``
-    selects the rows of a prepacked weight in one panel of ``block_n`` rows: ``neighbours``, or the most ``alike``. With ``pairs`` a
-    program has two such panels of similar rows. It reads a column that both have once and multiplies it with both. It multiplies
-    other columns only with the panel that has them.
+    With ``swap`` the weight is the left operand of the instruction and fills its rows at small M. ``rows`` selects the rows of a
+    prepacked weight in one panel of ``block_n`` rows: ``neighbours``, or the most ``alike``. With ``pairs`` a program has two such
+    panels of similar rows. It reads a column that both have once and multiplies it with both. It multiplies other columns only with
+    the panel that has them.
     """
 
     swap: bool = False

@@ -33,7 +33,7 @@ LEAST_RATIO = 32
 """Minimum ratio of K to the larger of M and N (PyTorch, torch/_inductor/utils.py, use_decompose_k_choice)."""
 SUM_WARPS = 4
 SUM_ELEMENTS, SUM_WIDTH, SUM_CHUNK = 128, 64, 16
-"""Elements of the result per program of the second kernel, the most in one row, and slices that it reads at a time."""
+"""Limits of a program of the second kernel: elements of the result, elements of one row, and slices read at a time."""
 MOST_PARTIALS_BYTES = 256 * 2**20
 MOST_SPLITS_OF_TORCH, LEAST_K_OF_TORCH = 16, 64
 
