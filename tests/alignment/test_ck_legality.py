@@ -180,7 +180,7 @@ REASONS = [
     ),
     (
         Problem.scaled_mm(64, 64, 64, dtype=E4M3FNUZ, dtype_b=E5M2FNUZ, device_type="cuda"), "gfx942",
-        "a and b are float8_e4m3fnuz and float8_e5m2fnuz, expected two equal ones",
+        "a and b are float8_e4m3fnuz and float8_e5m2fnuz, expected two equal dtypes",
     ),
     (
         Problem.scaled_mm(64, 64, 64, dtype=E5M2, device_type="cuda"), "gfx90a",

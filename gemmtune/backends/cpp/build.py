@@ -128,7 +128,8 @@ class CppChoice(Choice):
     def batch_invariant(self) -> bool:
         """True if an element's sum does not depend on M.
 
-        Blocks of K do not depend on other sizes. But for 4-bit numbers few rows use two sums, and a group's rows are data.
+        Blocks of K depend on no other size. Groups of 4-bit numbers are the exception: few rows use two sums, and a group's
+        rows are data.
         """
         return not (self.problem.groups and self.problem.encoding)
 

@@ -19,7 +19,7 @@ _SUMS_BYTES = 64 << 20
 _DOT_STEP = 16
 """Granularity of ``kc`` for dot products: whole vectors of any instruction set. Packed 4-bit numbers need twice that."""
 _US_PER_THREAD = 4.0
-"""Minimum work per thread in microseconds; waking a thread costs more than less work gains."""
+"""Minimum work per thread in microseconds; for less work, waking a thread does not pay."""
 _FLOPS_PER_US = {torch.float64: 100e3, torch.float32: 200e3, torch.int32: 500e3}
 _BYTES_PER_US = 20e3
 """Rough throughput of one core: floating-point operations and bytes per microsecond."""
