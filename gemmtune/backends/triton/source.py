@@ -202,19 +202,15 @@ class Writer:
 
     def store_output(
         self,
-        indices: tuple[str, str, str],
+        indices: tuple[str, str, str],  # names of batch, rows and columns
         value: str,
         mask: str,
         *,
         indent: int,
-        at: tuple[str, str] = ("", ""),
-        places: str = "",
+        at: tuple[str, str] = ("", ""),  # first row and column, for an output with a descriptor
+        places: str = "",  # output rows, if they differ from the rows of the product
     ) -> str:
-        """Return the statements that apply alpha, beta and the epilogue, round once to the output dtype, and store.
-
-        ``indices`` name batch, rows and columns. ``at`` is the first row and column for an output with a descriptor. ``places``
-        names the output rows if they differ from the rows of the product.
-        """
+        """Return the statements that apply alpha, beta and the epilogue, round once to the output dtype, and store."""
         batch, rows, cols = indices
         spec = self.spec
         acc = TRITON_DTYPES[spec.accumulator]
