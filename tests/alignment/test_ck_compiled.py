@@ -31,7 +31,7 @@ from gemmtune.toolchain.codeobject import assembly_path, find_hip_compiler
 
 @functools.cache
 def missing() -> str:
-    """Why nothing can be compiled here; empty where it can."""
+    """Return why nothing can be compiled here; empty if it can."""
     try:
         find_hip_compiler()
         find_toolkit(settings.current().ck_dir)
@@ -83,7 +83,10 @@ SMALL = {
     "bf16-split-v4": (mm(128, 128, 4096), "_128x64x64.*_v4_.*_k4$"),
     "f16-split-baddbmm": (BADDBMM, "_64x64x64.*_v1_intra.*_k2$"),
 }
-"""By name: a problem and its instance; each pipeline, scheduler, layout, dtype, padding and instruction at least once."""
+"""Cases by name: a problem and its instance.
+
+Each pipeline, scheduler, layout, dtype, padding and instruction occurs at least once.
+"""
 NARROW = {
     "e4m3-rows": (Problem.scaled_mm(512, 512, 1024, scales="row", device_type="cuda"), "_64x64x128.*_v3_"),
     "e4m3-tensor": (Problem.scaled_mm(32, 512, 1024, scales="tensor", device_type="cuda"), "_16x32x128.*_v2_intra"),
@@ -108,7 +111,7 @@ SAMPLED = rotated([f"{arch}-{name}" for arch in ("gfx90a", "gfx942") for name in
 
 def first(name: str) -> CkChoice:
     arch, problem, allow = CASES[name]
-    allow = allow if "_k" in allow else rf"^(?!.*_k\d).*{allow}"  # K is in one part where a case does not say otherwise
+    allow = allow if "_k" in allow else rf"^(?!.*_k\d).*{allow}"  # K is in one part unless a case says otherwise
     with settings.patch(ck_op_allowlist_regex=allow) as chosen:
         found = BACKEND.enumerate(problem, preset(arch), chosen).choices[0]
     assert isinstance(found, CkChoice)
@@ -117,13 +120,13 @@ def first(name: str) -> CkChoice:
 
 
 def marked(name: str) -> object:
-    """The case with its architecture's marker, and that of what is left out by default unless it is the sampled one."""
+    """Return the case with two markers: its architecture, and ``slow`` if it is sampled, else ``ck_build``."""
     marks = [getattr(pytest.mark, CASES[name][0]), pytest.mark.slow if name in SAMPLED else pytest.mark.ck_build]
     return pytest.param(name, marks=marks)
 
 
 def test_every_case_is_offered_under_its_name() -> None:
-    """With or without a compiler: what a kernel is comes before what it is compiled to."""
+    """This needs no compiler: the kernel's name does not depend on its compilation."""
     assert len({first(name).name for name in CASES}) > len(CASES) // 2
     assert all(first(name).problem == CASES[name][1] for name in CASES)
 
@@ -140,7 +143,7 @@ def test_a_kernel_has_the_predicted_resources_and_instruction(name: str) -> None
     assert inspection.registers is not None
     assert inspection.registers <= 512 // choice.config.instance.waves_per_simd
     text = assembly_path(choice.path).read_text()
-    # The one argument is the block of parameters that a launch fills in.
+    # The only argument is the block of parameters that a launch fills in.
     assert re.search(rf"\.args:\s+- \.offset:\s+0\s+\.size:\s+{ctypes.sizeof(Work)}\s+\.value_kind:\s+by_value", text)
     assert f".symbol:         {KERNEL}.kd" in text
     assert re.search(r"\.wavefront_size: +64", text)

@@ -1,4 +1,4 @@
-"""Which instances of Composable Kernel are offered: CK's rules, layouts, alignment, LDS, registers, paths through the pipelines."""
+"""Offered instances of Composable Kernel: CK's rules, layouts, alignment, LDS, registers, and paths through the pipelines."""
 
 from __future__ import annotations
 
@@ -66,13 +66,13 @@ def test_every_instance_multiplies_whole_packs(arch: str, element: Element) -> N
     for instance in INSTANCES:
         assert why_illegal(instance, arch, element, itemsize) is None, instance
     shallow = dataclasses.replace(INSTANCES[0], bytes_k=16)
-    assert "no multiple of what a wave multiplies" in str(why_illegal(shallow, arch, element, itemsize))
+    assert "not a multiple of a wave's step" in str(why_illegal(shallow, arch, element, itemsize))
     odd = dataclasses.replace(INSTANCES[0], block_m=96)
-    assert "no multiple of 2x2 waves" in str(why_illegal(odd, arch, element, itemsize))
+    assert "not a multiple of 2x2 waves" in str(why_illegal(odd, arch, element, itemsize))
 
 
 def covers(copy: Transfer, threads: int) -> bool:
-    """The threads' shares are equal, of whole loads and whole lines of LDS, and cover the block."""
+    """Check that the threads' shares are equal, consist of whole loads and whole LDS lines, and cover the block."""
     along = copy.k1 if copy.along_k else copy.block // copy.threads_mn
     return (
         copy.threads_k * copy.threads_mn <= threads
@@ -93,12 +93,12 @@ def test_threads_divide_what_they_copy(instance: Instance, itemsize: int, along_
     assert copy.vector <= widest
 
 
-def test_what_threads_cannot_divide_is_refused() -> None:
+def test_rejects_blocks_that_threads_cannot_divide() -> None:
     assert transfer(48, 24, 64, 2, along_k=True, widest=8) == "64 threads cannot divide a part of 48 by 24 elements evenly"
 
 
 @given(st.sampled_from(INSTANCES), st.integers(1, 300))
-def test_the_path_says_what_its_least_number_of_steps_says(instance: Instance, steps: int) -> None:
+def test_a_path_equals_the_path_of_its_smallest_number_of_steps(instance: Instance, steps: int) -> None:
     if why_too_short(instance, steps):
         assert steps <= prefetched(instance)
         return
@@ -109,8 +109,8 @@ def test_the_path_says_what_its_least_number_of_steps_says(instance: Instance, s
     assert path.loop == (steps > prefetched(instance))
 
 
-def test_steps_on_their_way_are_those_of_ck() -> None:
-    """By hand, of CK's formula: 32 KiB for a compute unit, over its blocks and the bytes of a step."""
+def test_prefetched_steps_match_ck() -> None:
+    """The values come from CK's formula: 32 KiB per compute unit, divided by its blocks and the bytes of a step."""
     by_tile = {(i.block_m, i.block_n): prefetched(i) for i in INSTANCES if i.version == "v2"}
     assert (by_tile[16, 16], by_tile[32, 16], by_tile[64, 16], by_tile[256, 32]) == (2, 3, 2, 2)
     assert {i.version: prefetched(i) for i in INSTANCES if i.version != "v2"} == {"v1": 1, "v3": 2, "v4": 3, "v5": 3}
@@ -130,7 +130,7 @@ def test_every_layout_has_legal_instances_that_fit_the_device(arch: str, layout:
             assert config.store.threads_m * config.store.threads_n == config.instance.threads
 
 
-def test_names_say_all_that_is_compiled() -> None:
+def test_names_identify_compilations() -> None:
     for problem in (mm(4096, 4096, 4096), mm(500, 504, 1001, layout="tn"), mm(16, 512, 512, dtype=torch.float32)):
         predicate = Predicate(problem, preset("gfx942"))
         by_label = {config.label: config for config in legal(problem)}
@@ -152,7 +152,7 @@ def test_loads_are_as_wide_as_sizes_strides_and_offsets_allow() -> None:
     assert {config.b.vector for config in legal(narrow)} == {8}
 
 
-def test_padding_is_for_sizes_with_a_remainder() -> None:
+def test_sizes_with_a_remainder_are_padded() -> None:
     kinds = {
         (512, 512, 512): "Default", (500, 512, 512): "MN", (512, 504, 512): "MN", (512, 512, 1000): "K", (500, 512, 1000): "MNK"
     }  # fmt: skip
@@ -170,28 +170,28 @@ def test_a_column_major_result_swaps_the_operands() -> None:
 REASONS = [
     (mm(64, 64, 64), "sm90", "works on AMD GPUs of gfx90a and gfx942, not on sm90"),
     (Problem.mm(64, 64, 64), "avx512", "works on AMD GPUs of gfx90a and gfx942, not on avx512"),
-    (mm(64, 64, 64, dtype=torch.float64), "gfx942", "a and b are float64 and float64, expected two equal ones of float16,"),
+    (mm(64, 64, 64, dtype=torch.float64), "gfx942", "a and b are float64 and float64, expected two equal dtypes of float16,"),
     (mm(0, 64, 64), "gfx942", "the product is empty"),
     (Problem.int_mm(64, 64, 64, device_type="cuda"), "gfx942", "int_mm is not an operation of this backend"),
-    (Problem.scaled_mm(64, 64, 64, device_type="cuda"), "gfx90a", "gfx90a has no matrix instruction of float8_e4m3fn"),
+    (Problem.scaled_mm(64, 64, 64, device_type="cuda"), "gfx90a", "gfx90a has no matrix instruction for float8_e4m3fn"),
     (
         Problem.scaled_mm(256, 256, 256, scales="block_1x128", device_type="cuda"), "gfx942",
-        "scales change along K: these kernels scale sums",
+        "scales change along K: these kernels scale only the final sums",
     ),
     (
         Problem.scaled_mm(64, 64, 64, dtype=E4M3FNUZ, dtype_b=E5M2FNUZ, device_type="cuda"), "gfx942",
-        "a and b are float8_e4m3fnuz and float8_e5m2fnuz, expected two equal ones",
+        "a and b are float8_e4m3fnuz and float8_e5m2fnuz, expected two equal dtypes",
     ),
     (
         Problem.scaled_mm(64, 64, 64, dtype=E5M2, device_type="cuda"), "gfx90a",
-        "gfx90a has no matrix instruction of float8_e5m2",
+        "gfx90a has no matrix instruction for float8_e5m2",
     ),
-    (Problem.bmm(70000, 8, 8, 8, device_type="cuda"), "gfx942", "batch 70000: a grid has 65535 products"),
+    (Problem.bmm(70000, 8, 8, 8, device_type="cuda"), "gfx942", "batch 70000: a grid has at most 65535 products"),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize(("problem", "arch", "reason"), REASONS, ids=[reason[:30] for *_, reason in REASONS])
-def test_a_problem_that_nothing_serves_says_why(problem: Problem, arch: str, reason: str) -> None:
+def test_unserved_problems_are_refused_with_a_reason(problem: Problem, arch: str, reason: str) -> None:
     assert reason in str(check_problem(problem, preset(arch)))
     (refusal,) = BACKEND.enumerate(problem, preset(arch), Settings()).refusals
     assert reason in refusal.reason
@@ -234,51 +234,51 @@ def test_k_is_split_where_tiles_leave_compute_units_idle() -> None:
         assert config.label.endswith(f"_k{parts}")
         assert config.path == path_of(instance, 4096 // instance.block_k(2) // parts)
     small = next(i for i in INSTANCES if (i.block_m, i.block_n) == (16, 64))
-    assert predicate.config(small, 3) == "3 splits: 64 steps along K are no multiple"
+    assert predicate.config(small, 3) == "3 splits: 64 steps along K are not a multiple"
     wide = Predicate(mm(16384, 16384, 4096), device).config(INSTANCES[0], 2)
     assert "expected at most 268435456" in str(wide)
     offers = BACKEND.enumerate(few, device, Settings())
     assert any(choice.claims.splits > 1 and choice.info["split_k"] == choice.claims.splits for choice in offers.choices)
 
 
-def test_operands_that_no_instance_can_read() -> None:
+def test_rejects_unreadable_operands() -> None:
     problem = mm(64, 64, 64)
     strided = dataclasses.replace(problem, a=dataclasses.replace(problem.a, stride=(200, 2)))
     assert Predicate(strided, preset("gfx942")).refused == "a has neither contiguous rows nor contiguous columns"
     spread = dataclasses.replace(problem, out=dataclasses.replace(problem.out, stride=(200, 2)))
     assert Predicate(spread, preset("gfx942")).refused == "out has neither contiguous rows nor contiguous columns"
     large = mm(40000, 64, 40000)
-    assert "a buffer of these kernels fewer than 2^31" in str(Predicate(large, preset("gfx942")).refused)
+    assert "expected fewer than 2^31" in str(Predicate(large, preset("gfx942")).refused)
     x = torch.empty_strided((64, 64), (200, 3), dtype=torch.bfloat16, device="meta")
     fused = dataclasses.replace(problem, epilogue=trace(lambda acc, x: acc + x, problem.accumulator, (x,)))
-    assert "operand 0 beside a and b" in str(Predicate(fused, preset("gfx942")).refused)
+    assert "operand 0 after a and b" in str(Predicate(fused, preset("gfx942")).refused)
 
 
 def test_refusals_of_instances_have_numbers() -> None:
     reasons = {reason for reason in configs(mm(48, 4096, 128)).values() if isinstance(reason, str)}
     assert "block_m 256: half of it or more hangs over m = 48" in reasons
-    assert "pipeline v4 has 3 steps on their way: needs 4 along K" in reasons
+    assert "pipeline v4 prefetches 3 steps: needs at least 4 along K" in reasons
     deep = dataclasses.replace(INSTANCES[1], bytes_k=128)
     assert Predicate(mm(4096, 4096, 4096), preset("gfx942")).config(deep) == "LDS: needs 131072 bytes, a block of gfx942 has 65536"
     crowded = dataclasses.replace(INSTANCES[0], scheduler="interwave", version="v1")
     refused = Predicate(mm(4096, 4096, 4096), preset("gfx942")).config(crowded)
     assert "registers: needs about" in str(refused)
-    assert "256 are left with 2 waves" in str(refused)
+    assert "256 available with 2 waves" in str(refused)
 
 
 def test_tiles_that_clang_19_spills_are_refused() -> None:
-    """Compiled by hand: 2176 bytes of scratch where 8-bit floats are rewritten, 172 where every number is loaded alone."""
+    """The compiler's scratch was 2176 bytes if 8-bit floats are converted, 172 if every number is loaded separately."""
     narrow = Problem.scaled_mm(4096, 4096, 4096, scales="row", device_type="cuda")
     for problem, label in (
         (narrow, "256x256x64_x32_w2x2_v3_intrawave"),
         (mm(4001, 4003, 4001, layout="nn"), "256x256x32_x32_w2x2_v5_intrawave"),
     ):
         [found] = [x for i, x in configs(problem).items() if i.label(problem.dtype.itemsize) == label]
-        assert "512 are left with 1 waves" in str(found)
+        assert "512 available with 1 waves" in str(found)
     assert any(config.instance.block_m * config.instance.block_n >= 128 * 128 for config in legal(narrow))
 
 
-def test_operands_beside_a_and_b_are_rows_columns_or_one_number() -> None:
+def test_operands_other_than_a_and_b_are_rows_columns_or_one_number() -> None:
     product = Problem.scaled_mm(256, 512, 1024, scales="row", device_type="cuda")
     config = legal(product)[0]
     reads = Predicate(product, preset("gfx942")).reads(config)
@@ -343,7 +343,7 @@ def test_the_architecture_matrix_has_every_operation_and_compilation_once(arch: 
     assert len({choice.compile_key for choice in choices}) == len(choices) > 100
 
 
-def test_what_was_not_compiled_and_cannot_be_is_refused(tmp_path: Path) -> None:
+def test_rejects_kernels_that_cannot_be_compiled(tmp_path: Path) -> None:
     with patch(cache_dir=str(tmp_path), ck_dir=str(tmp_path)) as settings:
         choice = BACKEND.enumerate(mm(512, 512, 512), preset("gfx942"), settings).choices[0]
         assert not choice.compiled
@@ -353,7 +353,7 @@ def test_what_was_not_compiled_and_cannot_be_is_refused(tmp_path: Path) -> None:
             choice.compile()
 
 
-def test_only_where_it_is_named_and_never_run() -> None:
+def test_serves_only_if_named_and_says_that_it_never_ran() -> None:
     assert not BACKEND.serves_by_default(preset("gfx942"))
     for arch in ("gfx942", "sm90", "avx2"):
         availability = BACKEND.available(preset(arch))

@@ -1,4 +1,4 @@
-"""mm_plus_mm: how c and d lie counts as how a and b do, in what is legal, in what is compiled and in what is run."""
+"""mm_plus_mm: the layouts of c and d count like those of a and b for legality, compilation and execution."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_an_odd_address_of_any_operand_narrows_its_accesses(name: str) -> None:
     assert [staged.width for staged in predicate_for(EVEN, SM90).staging(CONFIG)] == [16, 16]
 
 
-def test_stages_need_operands_that_are_copied_asynchronously_in_both_products() -> None:
+def test_stages_need_asynchronous_copies_in_both_products() -> None:
     problem = dataclasses.replace(changed("c", offset=1), d=dataclasses.replace(EVEN.d, offset=1))
     reason = predicate_for(problem, SM90).check(CONFIG)
     assert reason is not None
@@ -44,13 +44,13 @@ def test_stages_need_operands_that_are_copied_asynchronously_in_both_products() 
     assert {config.stages for config in chosen_configs(problem, SM90, "default")} == {1}
 
 
-def test_what_either_product_refuses_the_sum_refuses() -> None:
+def test_a_refusal_of_either_product_refuses_the_sum() -> None:
     short = Problem.mm_plus_mm(512, 512, 512, 24, dtype=torch.float16, device_type="cuda")
     assert predicate_for(short, SM90).check(CONFIG) == "block_k 64: half of it or more hangs over k = 24"
     assert max(config.block_k for config in chosen_configs(short, SM90, "default")) <= 32
 
 
-def test_resources_are_those_of_the_product_that_needs_more() -> None:
+def test_resources_are_the_larger_need_of_both_products() -> None:
     problem = changed("c", offset=1)
     needs = [Predicate(product, SM90).resources(CONFIG) for product in products_of(problem)]
     need = predicate_for(problem, SM90).resources(CONFIG)
@@ -67,7 +67,7 @@ def test_splits_count_whole_blocks_of_each_product() -> None:
     assert predicate.check_split(dataclasses.replace(split, split_k=5)) == "split_k 5: k = 65+65 has 4 blocks of 64"
 
 
-def test_tensors_at_odd_places_are_read_right(own_store) -> None:
+def test_reads_tensors_at_odd_addresses_correctly(own_store) -> None:
     memory = [torch.randn(40, 50, generator=torch.Generator().manual_seed(i)) for i in range(4)]
     a, b, c, d = memory[0][1:18, 3:23], memory[1][:20, 1:34], memory[2].t()[2:19, 5:36], memory[3][1:32, 7:40]
     problem = Problem(

@@ -1,4 +1,4 @@
-"""Triton's configs for AMD GPUs: which are offered, what the compiler is told, and what it then says of the kernels."""
+"""Triton's configs for AMD GPUs: offers, compiler options, and properties of the compiled kernels."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ LARGE = Problem.mm(4096, 4096, 4096, device_type="cuda")
 WIDE = HipConfig(block_m=256, block_n=128, block_k=64, stages=2, warps=8)
 
 
-def test_any_two_values_of_two_options_are_together_once() -> None:
+def test_modes_contain_each_pair_of_option_values_once() -> None:
     for one, other in itertools.combinations(MODES[0], 2):
         pairs = [(mode[one], mode[other]) for mode in MODES]
         assert len(set(pairs)) == len(MODES)
@@ -39,7 +39,7 @@ def test_any_two_values_of_two_options_are_together_once() -> None:
     [LARGE, Problem.mm(16, 4096, 4096, device_type="cuda"), Problem.mm(500, 504, 1001, dtype=torch.float64, device_type="cuda")],
     ids=str,
 )
-def test_what_is_offered_has_options_of_hip_and_fits_the_device(arch: str, problem: Problem) -> None:
+def test_offers_have_hip_options_and_fit_the_device(arch: str, problem: Problem) -> None:
     device = preset(arch)
     predicate = predicate_for(problem, device)
     configs = chosen_configs(problem, device, "default")
@@ -54,7 +54,7 @@ def test_what_is_offered_has_options_of_hip_and_fits_the_device(arch: str, probl
     assert len(modes) >= 2
 
 
-def test_nothing_is_offered_that_needs_tma_or_an_overlapping_launch() -> None:
+def test_offers_need_neither_tma_nor_overlapping_launches() -> None:
     for choice in BACKEND.enumerate(LARGE, preset("gfx942"), Settings()).choices:
         assert isinstance(choice, KernelChoice)
         assert choice.family in ("mm", "atomic")
@@ -64,14 +64,14 @@ def test_nothing_is_offered_that_needs_tma_or_an_overlapping_launch() -> None:
         assert set(dict(choice.kernels[0].options)) == {"matrix_instr_nonkdim", "kpack", "waves_per_eu"}
 
 
-def test_other_gpus_are_told_nothing_of_it() -> None:
+def test_other_gpus_get_no_hip_options() -> None:
     choice = chosen_configs(LARGE, preset("sm90"), "quick")[0]
     assert not isinstance(choice, HipConfig)
     assert choice.compile_options == {}
     assert TritonChoice.of(LARGE, preset("sm90"), choice).kernels[0].options == ()
 
 
-def test_modes_are_names_and_compilations_of_their_own() -> None:
+def test_each_mode_has_its_own_name_and_compilation() -> None:
     made = [TritonChoice.of(LARGE, preset("gfx942"), replace(WIDE, **mode)) for mode in MODES]
     assert [choice.name for choice in made] == [
         f"triton:mm_256x128x64_s2_w8_{end}" for end in ("m16_p2", "m32_p2_e2", "m16_p1_e2", "m32_p1")
@@ -80,7 +80,7 @@ def test_modes_are_names_and_compilations_of_their_own() -> None:
 
 
 @pytest.mark.parametrize("arch", ["gfx90a", "gfx942", "sm90"])
-def test_floats_without_infinities_are_multiplied_by_gfx942_alone(arch: str) -> None:
+def test_only_gfx942_multiplies_fnuz_floats(arch: str) -> None:
     problem = Problem.scaled_mm(512, 512, 1024, dtype=torch.float8_e4m3fnuz, dtype_b=torch.float8_e5m2fnuz, device_type="cuda")
     offers = BACKEND.enumerate(problem, preset(arch), Settings())
     if arch != "gfx942":
@@ -95,22 +95,22 @@ def test_floats_without_infinities_are_multiplied_by_gfx942_alone(arch: str) -> 
 REASONS = [
     (replace(WIDE, matrix_instr_nonkdim=4), torch.bfloat16, False, "matrix_instr_nonkdim 4: matrix instructions have 16 or 32"),
     (replace(WIDE, block_n=16, matrix_instr_nonkdim=32), torch.bfloat16, False, "matrix_instr_nonkdim 32: the tile is 256x16"),
-    (replace(WIDE, matrix_instr_nonkdim=32), torch.float64, False, "float64 has instructions of 16 rows and columns alone"),
-    (replace(WIDE, block_k=16, kpack=2), torch.float32, True, "kpack 2: Triton 3.7 fails on tf32 where it is all of the 16"),
+    (replace(WIDE, matrix_instr_nonkdim=32), torch.float64, False, "float64 has instructions of 16 rows and columns only"),
+    (replace(WIDE, block_k=16, kpack=2), torch.float32, True, "kpack 2: Triton 3.7 fails on tf32 if kpack covers all 16"),
 ]
 
 
 @pytest.mark.parametrize(("config", "product", "tf32", "reason"), REASONS, ids=[reason[:24] for *_, reason in REASONS])
-def test_instructions_that_there_are_not(config: Config, product: torch.dtype, tf32: bool, reason: str) -> None:
+def test_rejects_missing_matrix_instructions(config: Config, product: torch.dtype, tf32: bool, reason: str) -> None:
     assert reason in str(why_not_on_hip(config, product, tf32=tf32))
 
 
-def test_registers_are_shared_by_the_waves_of_a_simd() -> None:
+def test_waves_of_a_simd_share_registers() -> None:
     few, many = (HipConfig(block_m=256, block_n=256, block_k=64, stages=2, warps=warps) for warps in (4, 8))
     assert (most_hip_registers(few), most_hip_registers(many), most_hip_registers(replace(few, waves_per_eu=2))) == (512, 256, 256)
     predicate = predicate_for(LARGE, preset("gfx942"))
     assert predicate.check(few) is None
-    assert predicate.check(many) == "registers: needs about 296 for each thread, 256 are left"  # the compiler spills 128 bytes
+    assert predicate.check(many) == "registers: needs about 296 for each thread, 256 are available"  # the compiler spills 128 bytes
 
 
 def mm(m: int, n: int, k: int, layout: str = "nt", dtype: torch.dtype = torch.bfloat16) -> Problem:
@@ -132,7 +132,7 @@ SPILLED: list[tuple[str, Problem, tuple[int, int, int, int], Mapping[str, int]]]
 
 
 @pytest.mark.parametrize(("arch", "problem", "tile", "mode"), SPILLED, ids=str)
-def test_tiles_of_which_the_compiler_spilled_registers_are_refused(
+def test_rejects_tiles_whose_registers_spill(
     arch: str, problem: Problem, tile: tuple[int, int, int, int], mode: Mapping[str, int]
 ) -> None:
     block_m, block_n, block_k, warps = tile
@@ -148,7 +148,7 @@ def test_large_tiles_that_fit_are_offered(arch: str) -> None:
         assert predicate.check(config) is None
 
 
-def test_modes_take_turns() -> None:
+def test_other_modes_rotate() -> None:
     pool = [config for config in hip_pool() if config.block_m >= 32 and config.block_n >= 32][:9]
     made = with_modes(pool, 6, lambda _: True)
     assert made[:3] == pool[:3]
@@ -157,7 +157,7 @@ def test_modes_take_turns() -> None:
     assert with_modes(pool, 6, lambda _: False) == pool[:6]
 
 
-def test_tf32_is_there_on_gfx942_alone_and_16_bits_lose_subnormals_on_gfx90a() -> None:
+def test_only_gfx942_has_tf32_and_gfx90a_flushes_16_bit_subnormals() -> None:
     tf32 = Problem.mm(512, 512, 512, dtype=torch.float32, device_type="cuda")
     tf32 = replace(tf32, precision=replace(tf32.precision, input_mode="tf32"))
     small = HipConfig(block_m=64, block_n=64, block_k=32, stages=2, warps=4)
@@ -190,7 +190,7 @@ FNUZ = Problem.scaled_mm(512, 512, 1024, dtype=torch.float8_e4m3fnuz, scales="ro
     [*rotated([*itertools.product(ARCHS, CASES)], 4, "hip"), ("gfx942", (FNUZ, (64, 64, 256, 2), MODES[0]))],
     ids=lambda value: value if isinstance(value, str) else str(value[0]),
 )
-def test_the_compilers_figures_are_those_of_legality(arch: str, case: Case) -> None:
+def test_compiled_resources_match_legality(arch: str, case: Case) -> None:
     problem, (block_m, block_n, block_k, warps), mode = case
     config = HipConfig(block_m=block_m, block_n=block_n, block_k=block_k, stages=2, warps=warps, **mode)
     device = preset(arch)
@@ -211,7 +211,7 @@ def test_the_compilers_figures_are_those_of_legality(arch: str, case: Case) -> N
     [Problem.bsr_mm(64, 512, 512, device_type="cuda"), Problem.grouped_mm(256, 512, 512, device_type="cuda")],
     ids=lambda problem: problem.op,
 )
-def test_products_with_holes_and_groups_have_matrix_instructions(problem: Problem) -> None:
+def test_block_sparse_and_grouped_kernels_use_matrix_instructions(problem: Problem) -> None:
     device = preset("gfx942")
     choice = BACKEND.enumerate(problem, device, Settings()).choices[0]
     assert isinstance(choice, KernelChoice)

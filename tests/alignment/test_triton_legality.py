@@ -1,4 +1,4 @@
-"""The legality predicate and the enumeration of the Triton backend: pure, for every preset architecture."""
+"""Legality predicate and enumeration of the Triton backend, without a GPU, for every preset architecture."""
 
 from __future__ import annotations
 
@@ -86,16 +86,16 @@ def test_every_block_of_the_sum_belongs_to_one_split(problem: Problem, split_k: 
 
 
 @pytest.mark.parametrize("search", EFFORT)
-def test_sets_have_the_size_that_they_promise(search: str) -> None:
+def test_each_search_has_its_declared_size(search: str) -> None:
     problem = Problem.mm(512, 6144, 4096, device_type="cuda")
     count, most = len(_offers(problem, "sm90", search)), EFFORT[search].configs["triton:mm"]
-    beside = len(persistent_choices(problem, preset("sm90"), EFFORT[search].configs["triton:persistent"]))
-    assert beside > 1
-    assert count == (len(legal_configs(Predicate(problem, preset("sm90")))) if most is None else most - beside)
+    others = len(persistent_choices(problem, preset("sm90"), EFFORT[search].configs["triton:persistent"]))
+    assert others > 1
+    assert count == (len(legal_configs(Predicate(problem, preset("sm90")))) if most is None else most - others)
     assert search != "exhaustive" or count > 200
 
 
-def test_a_search_keeps_what_a_smaller_one_offers_first() -> None:
+def test_a_larger_search_keeps_the_smaller_one_first() -> None:
     problem = Problem.mm(16, 6144, 4096, device_type="cuda")
     quick, default = _offers(problem, "sm90", "quick"), _offers(problem, "sm90")
     assert quick[0].name == default[0].name
@@ -117,13 +117,13 @@ def test_tuning_many_shapes_compiles_each_kernel_once() -> None:
     assert all(len(kernels) == 1 for kernels in by_key.values())
 
 
-def test_sizes_are_not_in_the_compile_key_and_configs_are_in_the_content_hash() -> None:
+def test_compile_key_omits_sizes_and_content_hash_has_the_config() -> None:
     one, other = (_offers(Problem.mm(m, 4096, 4096, device_type="cuda"), "sm90", "exhaustive") for m in (4096, 8192))
     keys = {str(c.config): c.compile_key for c in one}
     assert all(keys.get(str(c.config), c.compile_key) == c.compile_key for c in other)
 
 
-def test_the_target_is_in_the_compile_key_and_not_in_the_content_hash() -> None:
+def test_compile_key_has_the_target_and_content_hash_omits_it() -> None:
     problem = Problem.mm(64, 64, 64, device_type="cuda")
     a, b = ({str(c.config): c for c in _offers(problem, arch)} for arch in ("sm80", "sm86"))
     name = next(iter(a.keys() & b.keys()))
@@ -162,7 +162,7 @@ CASES = [
     (_config(64, 64, 64, 3, 4), SMALL, "block_m 64: half of it or more"),
     (_config(16, 64, 64, 3, 4, 64), SMALL, "split_k 64: k = 1024 has 16"),
     (_config(16, 64, 64, 3, 4, 9), SMALL, "leave a split without work"),
-    (_config(64, 64, 64, 2, 4), ODD, "stages change nothing"),
+    (_config(64, 64, 64, 2, 4), ODD, "stages have no effect"),
     (_config(64, 64, 16, 2, 4), LARGE, "rows of less than 64 bytes"),
     (_config(64, 64, 8, 2, 4), LARGE, "at least 16"),
     (_config(64, 64, 64, 2, 64), LARGE, "more than 1024 threads"),
@@ -177,7 +177,7 @@ def test_refusals_name_their_reason(config: Config, shape: tuple[int, int, int],
     assert reason in found
 
 
-def test_wider_shared_memory_and_fewer_stages_only_help() -> None:
+def test_more_shared_memory_and_fewer_stages_stay_legal() -> None:
     problem = Problem.mm(4096, 4096, 4096, device_type="cuda")
     small, large = preset("sm86"), preset("sm80")
     for config in pool()[::7]:
@@ -196,7 +196,7 @@ def test_a_config_checks_its_values(changes: dict[str, Any], message: str) -> No
         Config(**{"block_m": 16, "block_n": 16, "block_k": 16, "stages": 1, "warps": 1} | changes)
 
 
-def test_whole_problems_are_refused_with_a_reason() -> None:
+def test_unserved_problems_are_refused_with_a_reason() -> None:
     device = preset("sm90")
     empty = Problem.mm(0, 16, 16, device_type="cuda")
     assert "no elements" in str(check_problem(empty, device))
@@ -219,7 +219,7 @@ def test_an_unknown_architecture_counts_as_an_older_known_one() -> None:
     assert arch_of(replace(preset("sm90"), arch="sm87")) == arch_of(preset("sm86"))
 
 
-def test_choices_travel_to_other_processes() -> None:
+def test_choices_can_be_pickled() -> None:
     choice: Choice = _offers(Problem.mm(512, 1024, 256, device_type="cuda"), "sm90", "quick")[0]
     copy = pickle.loads(pickle.dumps(choice))
     assert copy == choice

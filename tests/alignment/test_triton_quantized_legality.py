@@ -1,4 +1,4 @@
-"""What the Triton backend offers for the quantized operations, and the kernels that come of it, compiled without a GPU."""
+"""Offers of the Triton backend for quantized operations, and their kernels, compiled without a GPU."""
 
 from __future__ import annotations
 
@@ -47,9 +47,9 @@ PROBLEMS: dict[str, Problem] = {
 
 
 ARCHS = ("sm80", "sm90")
-"""A third of the problems for these is compiled for each commit."""
+"""Architectures for which each commit compiles a third of the problems."""
 MOST_OF_LONG_SUMS = 4
-"""Choices that divide the sum otherwise than the mm template."""
+"""Families of choices that divide the sum differently from the mm template."""
 
 
 def _choices(problem: Problem, arch: str, search: Any = "default") -> list[CompiledChoice]:
@@ -58,7 +58,7 @@ def _choices(problem: Problem, arch: str, search: Any = "default") -> list[Compi
 
 
 @pytest.mark.parametrize("name", PROBLEMS)
-def test_a_search_tries_few_choices_each_with_a_name_and_a_hash_of_its_own(name: str) -> None:
+def test_choices_of_a_search_are_few_with_distinct_names_and_hashes(name: str) -> None:
     choices = [choice for choice in _choices(PROBLEMS[name], "sm90") if choice.claims.deterministic]
     assert 0 < len(choices) <= (EFFORT["default"].configs["triton:mm"] or 0) + MOST_OF_LONG_SUMS
     assert len({choice.name for choice in choices}) == len(choices)
@@ -75,7 +75,7 @@ def test_every_architecture_is_served_or_refused_with_a_reason(op: str, arch: st
     assert bool(offers.choices) == (op != "mixed_mm" or arch != "sm75")
 
 
-def test_weights_without_a_contiguous_dimension_are_refused_but_for_float32() -> None:
+def test_rejects_noncontiguous_weights_except_for_float32() -> None:
     strided = Layout(size=(512, 512), stride=(2, 1024), dtype=torch.int8)
     half = replace(Problem.mixed_mm(64, 512, 512, **CUDA), b=strided)
     full = replace(Problem.mixed_mm(64, 512, 512, dtype=torch.float32, **CUDA), b=strided)
@@ -89,16 +89,16 @@ def test_weights_without_a_contiguous_dimension_are_refused_but_for_float32() ->
     [
         (Problem.mixed_mm(64, 512, 512, scales="group_32", **CUDA), TILE, "does not divide the 32 elements"),
         (Problem.scaled_mm(64, 512, 512, scales="block_1x128", **CUDA), replace(TILE, block_k=256), "does not divide the 128"),
-        (Problem.scaled_mm(64, 512, 512, **CUDA), replace(TILE, block_k=256), "may have 128 terms"),
-        (Problem.int_mm(64, 512, 512, **CUDA), replace(TILE, block_k=16), "products of 8 bits need 32"),
+        (Problem.scaled_mm(64, 512, 512, **CUDA), replace(TILE, block_k=256), "at most 128 terms"),
+        (Problem.int_mm(64, 512, 512, **CUDA), replace(TILE, block_k=16), "8-bit products need at least 32"),
     ],
     ids=["group", "block", "narrow", "bytes"],
 )
-def test_what_a_config_may_not_do(problem: Problem, config: Config, words: str) -> None:
+def test_rejects_illegal_config(problem: Problem, config: Config, words: str) -> None:
     assert words in (Predicate(problem, preset("sm90")).check(config) or "")
 
 
-def test_sums_of_8_bit_floats_are_promoted_unless_asked_not_to() -> None:
+def test_8_bit_float_sums_are_promoted_without_fast_accum() -> None:
     texts = {
         fast: TritonChoice.of(Problem.scaled_mm(512, 512, 512, fast_accum=fast, **CUDA), preset("sm90"), TILE).source.text
         for fast in (False, True)
@@ -109,7 +109,7 @@ def test_sums_of_8_bit_floats_are_promoted_unless_asked_not_to() -> None:
     assert "acc = acc + part" in older
 
 
-def test_claims_say_whether_weights_are_rounded() -> None:
+def test_claims_state_rounding_of_weights() -> None:
     device, words = preset("sm90"), WordsConfig(block_m=16, block_n=64, block_k=128, stages=3, warps=2)
     grouped = Problem.mixed_mm(16, 512, 512, encoding="int4", scales="group_128", **CUDA)
     from_zero = Problem.mixed_mm(16, 512, 512, encoding="int4", scales="group_128", zeros=True, **CUDA)
@@ -123,15 +123,15 @@ def test_claims_say_whether_weights_are_rounded() -> None:
 @pytest.mark.parametrize(
     ("problem", "words"),
     [
-        (Problem.mixed_mm(16, 512, 512, dtype=torch.float32, **CUDA), "16-bit floats and integers"),
-        (Problem.mixed_mm(16, 512, 512, dtype_b=torch.float8_e5m2, **CUDA), "16-bit floats and integers"),
+        (Problem.mixed_mm(16, 512, 512, dtype=torch.float32, **CUDA), "expected 16-bit floats and int8"),
+        (Problem.mixed_mm(16, 512, 512, dtype_b=torch.float8_e5m2, **CUDA), "expected 16-bit floats and int8"),
         (Problem.mixed_mm(16, 512, 512, layout="nn", **CUDA), "columns must be contiguous"),
         (Problem.mixed_mm(16, 512, 500, **CUDA), "multiples of 16 bytes"),
         (Problem.int_mm(16, 512, 512, **CUDA), "has no weights"),
     ],
     ids=["float32", "e5m2", "rows", "odd", "op"],
 )
-def test_why_weights_are_not_read_as_words(problem: Problem, words: str) -> None:
+def test_rejects_weights_that_words_do_not_serve(problem: Problem, words: str) -> None:
     assert words in (why_not_words(problem, preset("sm90")) or "")
     assert not words_choices(problem, preset("sm90"), None)
 
@@ -166,7 +166,7 @@ INT4: dict[str, Any] = {"encoding": "int4", "scales": "group_128"}
     ],
     ids=str,
 )
-def test_a_quick_search_holds_what_was_measured_to_be_the_fastest(problem: Problem, fastest: str) -> None:
+def test_a_quick_search_contains_the_measured_fastest_config(problem: Problem, fastest: str) -> None:
     assert f"triton:mixed_words_{fastest}" in [choice.name for choice in _choices(problem, "sm90", "quick")]
 
 
@@ -193,7 +193,7 @@ def test_one_choice_is_recommended_for_known_shapes(problem: Problem, count: int
         assert by_mixed_mm_choice(offers, Settings(mixed_mm_choice="heuristic")).choices == offers.choices[:1]
 
 
-def test_one_and_two_rows_of_bytes_go_without_tensor_cores() -> None:
+def test_one_and_two_rows_of_bytes_need_no_tensor_cores() -> None:
     device = preset("sm90")
     for m in (1, 2):
         choices = words_vector_choices(_large(m), device, 4)
@@ -201,7 +201,7 @@ def test_one_and_two_rows_of_bytes_go_without_tensor_cores() -> None:
         assert all(choice.config.block_m == m for choice in choices)
         assert {choice.name for choice in choices} <= {choice.name for choice in _choices(_large(m), "sm90")}
     assert "at most 2 rows" in (why_not_words_vector(_large(3), device) or "")
-    assert "weights of 8 bits" in (why_not_words_vector(_large(1, **INT4), device) or "")
+    assert "only 8-bit weights" in (why_not_words_vector(_large(1, **INT4), device) or "")
     assert "each weight" in (why_not_words_vector(_large(1, scales="group_64"), device) or "")
     assert "each weight" in (why_not_words_vector(_large(1, dtype_b=torch.uint8, zeros=True), device) or "")
 
@@ -224,13 +224,13 @@ def test_kernels_without_tensor_cores_compile_within_predicted_resources(dtype: 
         ("block_128x128", Config(block_m=128, block_n=128, block_k=128, stages=3, warps=4)),
     ],
 )
-def test_sums_of_one_step_need_registers_of_their_own(scales: Any, config: Config) -> None:
+def test_step_sums_need_additional_registers(scales: Any, config: Config) -> None:
     problem = Problem.scaled_mm(4096, 4096, 7168, scales=scales, **CUDA)
     assert "registers" in (Predicate(problem, preset("sm90")).check(config) or "")
     assert Predicate(problem, preset("sm90")).check(replace(config, block_m=128, block_n=128, warps=8)) is None
 
 
-def test_a_prepacked_operand_is_read_as_it_is() -> None:
+def test_a_prepacked_operand_is_read_unchanged() -> None:
     problem = Problem.mm(512, 512, 512, dtype=torch.float16, prepacked=True, **CUDA)
     choices = _choices(problem, "sm90")
     assert choices
@@ -246,7 +246,7 @@ def test_kernels_compile_within_predicted_resources_to_the_expected_instructions
     assert not wrong, "\n".join(wrong)
 
 
-def test_no_multiplication_of_a_warp_group_is_in_flight_when_its_registers_are_written() -> None:
+def test_warp_group_multiplications_end_before_their_registers_are_overwritten() -> None:
     pytest.importorskip("triton", reason="compiles with Triton")
     choice = next(
         c
@@ -256,13 +256,13 @@ def test_no_multiplication_of_a_warp_group_is_in_flight_when_its_registers_are_w
     inner = getattr(choice, "inner", None)
     assert isinstance(inner, WordsChoice)
     ptx = inner.kernels[0].compile().asm["ptx"]
-    # After the last multiplication of a step, and before the branch back, comes a wait for all of them.
+    # A wait for all multiplications follows the last one of a step, before the branch back.
     rest = ptx[ptx.rindex("wgmma.mma_async") :]
     assert re.findall(r"wgmma\.wait_group\.sync\.aligned\s+(\d+)", rest[: rest.index("bra")]) == ["0"]
 
 
 def test_a_split_sum_of_integers_becomes_float32_for_its_epilogue() -> None:
-    """In a branch of the kernel, where no value may change its type."""
+    """The conversion is in a branch of the kernel, where no value may change its type."""
     product = Problem.int_mm(512, 512, 1024, **CUDA)
     scaled = trace(lambda acc, x: acc * x, product.epilogue_dtype, (torch.empty(512, device="meta"),))
     problem = replace(product, out=Layout.contiguous(product.out.size, torch.bfloat16), epilogue=scaled)

@@ -1,4 +1,4 @@
-"""Atomic split-K and decompose-K: what they are offered for."""
+"""Offers of atomic split-K and decompose-K."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ def test_refusals_of_decomposed_sums_name_their_reason() -> None:
     assert decompose.why_not_decomposed(LONG, device) is None
     assert "less than 32 times" in str(decompose.why_not_decomposed(Problem.mm(1024, 8, 16384, device_type="cuda"), device))
     assert decompose.why_not_slices(LONG, 64) is None
-    assert "no multiple" in str(decompose.why_not_slices(LONG, 48))
+    assert "not a multiple" in str(decompose.why_not_slices(LONG, 48))
 
 
 @pytest.mark.parametrize("why_not", [offers.why_not_atomic, decompose.why_not_decomposed])
-def test_architectures_without_tensor_cores_for_triton_have_none_of_them(why_not: Any) -> None:
+def test_rejects_architectures_without_triton_tensor_cores(why_not: Any) -> None:
     assert "no tensor cores for Triton" in str(why_not(LONG, preset("sm75")))
     assert all(why_not(LONG, preset(arch)) is None for arch in ("sm80", "sm86", "sm90", "sm100"))
 
@@ -51,7 +51,7 @@ def test_only_atomic_float_sums_depend_on_the_order() -> None:
 
 
 def _offered(problem: Problem, search: str = "default", *, arch: str = "sm90") -> dict[str, list[str]]:
-    """The names of the choices of each family that divides sums."""
+    """Return the names of the choices of each family that divides sums."""
     choices = load("triton").enumerate(problem, preset(arch), Settings(search=search)).choices  # type: ignore[arg-type]
     names = [choice.name.removeprefix("triton:").removesuffix("_pdl") for choice in choices]
     assert len(names) == len(set(names))
@@ -73,7 +73,7 @@ DECOMPOSED = {
 
 
 @pytest.mark.parametrize("name", rotated(list(DECOMPOSED), 2, "decomposed"))
-def test_decomposed_sums_are_tried_where_they_have_a_chance(name: str) -> None:
+def test_decomposed_sums_are_offered_only_if_promising(name: str) -> None:
     problem, expected = DECOMPOSED[name]
     offered = [name.removeprefix("decompose_") for name in _offered(problem)["decompose"]]
     assert len(offered) == len(expected)
@@ -93,7 +93,7 @@ def test_atomic_sums_are_refused_unless_the_settings_allow_them() -> None:
 
 
 @pytest.mark.parametrize("search", ["quick", "default"])
-def test_sums_of_two_products_and_batches_are_not_cut_into_batches(search: str) -> None:
+def test_sums_of_two_products_and_batches_are_not_decomposed(search: str) -> None:
     pair = Problem.mm_plus_mm(64, 64, 8192, 8192, device_type="cuda")
     assert _offered(pair, search) == {"decompose": [], "atomic": []}
     assert _offered(Problem.bmm(2, 64, 64, 8192, device_type="cuda"), search)["decompose"] == []

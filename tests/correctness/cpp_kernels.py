@@ -1,4 +1,4 @@
-"""Kernels of the cpp backend for tests: every instruction set of this machine, blocks small enough to have many of them."""
+"""Kernels of the cpp backend for tests: every instruction set of this machine, with small blocks so that there are many."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ PLAIN_HERE = ORDER[: ORDER.index(detect("cpu").arch) + 1]
 VNNI_FLAGS = {"avx2": "avx_vnni", "avx512": "avx512_vnni"}
 PAIRS_FLAG = "avx512_bf16"
 HERE = (*PLAIN_HERE, *(["avx512bf16"] if PAIRS_FLAG in detect("cpu").isa else []))
-"""With an instruction for pairs of bfloat16, and without: then those are widened."""
+"""Instruction sets with and without an instruction for bfloat16 pairs; without it, pairs are widened."""
 INT8_HERE = (*PLAIN_HERE, *(f"{arch}vnni" for arch in PLAIN_HERE if VNNI_FLAGS.get(arch) in detect("cpu").isa))
-"""Instruction sets for products of int8: those with an instruction for bytes have one that does without it, too."""
+"""Instruction sets for int8 products. Those with a byte instruction also occur without it."""
 
 SIZES = (0, 1, 2, 3, 7, 8, 15, 16, 17, 31, 33, 63, 64, 65, 127, 129)
 DENSE = ("row", "column", "row-padded", "column-padded", "every-second")
@@ -32,28 +32,33 @@ EXPANDED = ("same-row", "same-column", "one-element")
 
 needs_compiler = pytest.mark.skipif(not BACKEND.available(detect("cpu")).ok, reason="needs a C++ compiler")
 as_shipped = pytest.mark.usefixtures("shipped_compiler")
-"""With all optimization, for what is offered to users and for what rounds; see tests/quick_compiler.py."""
+"""Fully optimised kernels, for offered configurations and for rounding; see tests/quick_compiler.py."""
 
 
 def widest_and(instruction_sets: Sequence[str], count: int, name: str) -> list[str]:
-    """The widest, which users of this machine run, and ``count`` of the others, other ones for each name and commit."""
+    """Return the widest instruction set, which users of this machine run, and ``count`` of the others.
+
+    The others vary with the name and the commit.
+    """
     others = instruction_sets[:-1]
     return [*rotated(others, max(1, len(others) // count), name)[:count], instruction_sets[-1]] if others else [*instruction_sets]
 
 
 def on_each_isa(test: Callable[..., None]) -> Callable[..., None]:
-    """For the widest instruction set and one of the others."""
+    """Parametrise a test with the widest instruction set and one of the others."""
     return pytest.mark.parametrize("arch", widest_and(HERE, 1, test.__name__))(test)
 
 
 def on_each_int8_isa(test: Callable[..., None]) -> Callable[..., None]:
-    """For the widest instruction set, with an instruction for bytes, and one of the others."""
+    """Parametrise a test with the widest instruction set, with a byte instruction, and one of the others."""
     return pytest.mark.parametrize("arch", widest_and(INT8_HERE, 1, test.__name__))(test)
 
 
 def device_for(arch: str) -> DeviceInfo:
-    """The preset of an instruction set, with an instruction for bytes or for pairs of bfloat16 exactly if the name says ``vnni`` or
-    ``bf16``."""
+    """Return the preset of an instruction set. It has an instruction for bytes or bfloat16 pairs only if the name says so.
+
+    The names contain ``vnni`` or ``bf16``.
+    """
     name = arch.removesuffix("vnni").removesuffix("bf16")
     isa = tuple(flag for flag in preset(name).isa if flag not in (*VNNI_FLAGS.values(), PAIRS_FLAG))
     more = (VNNI_FLAGS[name],) if arch.endswith("vnni") else (PAIRS_FLAG,) if arch.endswith("bf16") else ()
@@ -61,12 +66,15 @@ def device_for(arch: str) -> DeviceInfo:
 
 
 def mr_for(arch: str, dtype: torch.dtype) -> int:
-    """Rows of the micro-tile: all that register allocation may get wrong on the widest, few to compile for the others."""
+    """Return the rows of the micro-tile.
+
+    The widest set has enough rows to stress register allocation; the others have few, to compile fast.
+    """
     return 14 if arch.startswith("avx512") and dtype in (torch.float32, torch.int8) else 3
 
 
 def config_for(problem: Problem, arch: str, **changes: object) -> Config:
-    """Small blocks, so that small problems have many of them."""
+    """Return a config with small blocks, so that small problems have many of them."""
     values = {
         "mr": mr_for(arch, problem.dtype),
         "nv": 2,
@@ -80,7 +88,7 @@ def config_for(problem: Problem, arch: str, **changes: object) -> Config:
 
 
 def choice_for(problem: Problem, arch: str, **changes: object) -> CppChoice:
-    """The choice of ``config_for``, which must be legal."""
+    """Return the choice of ``config_for``, which must be legal."""
     config = config_for(problem, arch, **changes)
     assert refusal(config, problem, device_for(arch)) is None
     (found,) = BACKEND.choices_of((config,), problem, device_for(arch)).choices
@@ -88,12 +96,12 @@ def choice_for(problem: Problem, arch: str, **changes: object) -> CppChoice:
 
 
 def legal(problem: Problem, arch: str, **changes: object) -> bool:
-    """Whether there is such a choice."""
+    """Return True if there is such a choice."""
     return refusal(config_for(problem, arch, **changes), problem, device_for(arch)) is None
 
 
 def call(problem: Problem, arch: str, *operands: torch.Tensor, inp=None, alpha=1.0, beta=0.0, extra=(), **changes) -> torch.Tensor:
-    """The result for a and b as given; a prepacked b is packed here."""
+    """Return the result for a and b; a prepacked b is packed here."""
     out = torch.empty_strided(problem.out.size, problem.out.stride, dtype=problem.out.dtype)
     out.fill_(float("nan") if out.is_floating_point() else 0x5A5A5A5B)
     choice = choice_for(problem, arch, **changes)
@@ -104,7 +112,7 @@ def call(problem: Problem, arch: str, *operands: torch.Tensor, inp=None, alpha=1
 
 
 def drawing(name: str) -> random.Random:
-    """What random cases of that name are drawn with, one of three ways for each commit."""
+    """Return the random draws of the named case, one of three variants per commit."""
     return random.Random(f"{name} {rotated(range(3), 3, name)[0]}")
 
 
@@ -125,7 +133,7 @@ def random_layout(rng: random.Random, size: tuple[int, ...], dtype: torch.dtype,
 
 
 def random_config(rng: random.Random, arch: str, dtype: torch.dtype) -> Config:
-    """Any mode, any blocks."""
+    """Draw any mode and any blocks."""
     return Config(
         mr=mr_for(arch, dtype), nv=2, mode=rng.choice(("steps", "columns", "dots")), kc=rng.choice((1, 5, 16, 40, 1000)),
         task_m=rng.choice((1, 2, 8)), task_n=rng.choice((1, 2, 8)), direct=rng.random() < 0.5,

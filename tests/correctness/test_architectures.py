@@ -440,7 +440,7 @@ def test_a_required_run_without_a_gpu_fails_and_keeps_the_compilations() -> None
 
 def test_an_interpreting_triton_compiles_nothing_and_raises(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRITON_INTERPRET", "1")
-    with pytest.raises(UnavailableError, match=r"sm80: no enabled backend compiles .*interprets: unset TRITON_INTERPRET"):
+    with pytest.raises(UnavailableError, match=r"sm80: no enabled backend compiles .*interpreter mode: unset TRITON_INTERPRET"):
         matrix_choices("sm80")
 
 

@@ -1,4 +1,4 @@
-"""Composable Kernel's choices on an AMD GPU, each held to what it claims. Nobody has run these yet: docs/rocm.md."""
+"""Composable Kernel's choices on an AMD GPU, verified against their claims. Nobody has run these yet: docs/rocm.md."""
 
 from __future__ import annotations
 

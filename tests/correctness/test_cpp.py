@@ -1,4 +1,4 @@
-"""Values of the cpp backend's kernels, for every instruction set that this machine has."""
+"""Values of the cpp backend's kernels for every instruction set of this machine."""
 
 from __future__ import annotations
 
@@ -162,7 +162,7 @@ def test_threads_do_not_change_the_result(op: str, mode: str, monkeypatch: pytes
 
 
 def test_a_forked_child_computes_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The OpenMP runtime's threads do not survive a fork; plain threads take their place."""
+    """The OpenMP runtime's threads do not survive a fork, so plain threads replace them."""
     monkeypatch.setattr("gemmtune.backends.cpp.plan._US_PER_THREAD", 1e-6)
     torch.set_num_threads(2)
     problem = Problem.mm(200, 200, 200, dtype=torch.float32, device_type="cpu")
@@ -200,7 +200,7 @@ def test_pack_makes_panels(arch: str, dtype: torch.dtype) -> None:
     assert choice_for(Problem.mm(5, 101, 40, dtype=dtype, device_type="cpu"), arch).packed_format is None
 
 
-def test_kernels_of_a_problem_may_be_called_from_several_threads_at_once() -> None:
+def test_several_threads_may_call_the_kernels_of_a_problem_concurrently() -> None:
     problem = Problem.mm(64, 96, 80, dtype=torch.float32, device_type="cpu")
     kernel: Kernel = choice_for(problem, HERE[-1]).build()
     inputs = [random_operands(problem, CPU, seed=i) for i in range(4)]

@@ -1,4 +1,4 @@
-"""The cpp backend's kernels for block-sparse weights: what is offered, and every value."""
+"""The cpp backend's kernels for block-sparse weights: offers, and all values."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ WORDS = {"device_type": "cpu", "prepacked": True}
 
 
 def _fused(problem: Problem, function: Callable[..., torch.Tensor], *extra: torch.Tensor) -> Problem:
-    """The problem with an epilogue, which reads ``extra``."""
+    """Return the problem with an epilogue that reads ``extra``."""
     epilogue = trace(function, problem.epilogue_dtype, extra)
     out = dataclasses.replace(
         problem.out, dtype=epilogue.result_dtype or problem.operation.result_dtype(problem.dtype, epilogue=True)
@@ -71,7 +71,7 @@ def test_values(name: str) -> None:
     assert verdict.status is Status.OK, (choice.name, verdict.reason)
 
 
-def test_what_is_offered() -> None:
+def test_offers() -> None:
     names = [choice.name for choice in choices(PROBLEMS["fp32"], "avx512")]
     assert names == ["cpp:bsr_avx512_14x32", "cpp:bsr_avx512_30x16", "cpp:bsr_avx512_6x64"]
     assert [choice.name for choice in choices(PROBLEMS["fp32"], "avx2")] == ["cpp:bsr_avx2_6x16", "cpp:bsr_avx2_14x8"]
@@ -84,11 +84,11 @@ def test_what_is_offered() -> None:
 @pytest.mark.parametrize(
     ("problem", "reason"),
     [
-        (Problem.bsr_mm(8, 64, 64, block=16, dtype=F32, device_type="cpu"), "panels are made of a prepacked weight"),
+        (Problem.bsr_mm(8, 64, 64, block=16, dtype=F32, device_type="cpu"), "the weight is not prepacked"),
         (Problem.bsr_mm(8, 64, 64, block=16, device_type="cuda", prepacked=True), "these kernels run on a CPU"),
     ],
 )
-def test_what_is_refused(problem: Problem, reason: str) -> None:
+def test_refusals(problem: Problem, reason: str) -> None:
     offers = CppBackend().enumerate(problem, preset("avx512"), Settings())
     assert offers.choices == ()
     assert reason in offers.refusals[0].reason

@@ -1,4 +1,4 @@
-"""Fused epilogues of the cpp backend, for every instruction set that this machine has."""
+"""Fused epilogues of the cpp backend for every instruction set of this machine."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ UNARY: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 
 
 def by_column(functions: list[Callable[[torch.Tensor], torch.Tensor]]) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
-    """One epilogue for all functions: column j gets the one whose number is in ``which[j]``."""
+    """Return one epilogue for all functions: column j uses the function number ``which[j]``."""
 
     def epilogue(acc: torch.Tensor, which: torch.Tensor) -> torch.Tensor:
         result = acc
@@ -54,7 +54,7 @@ def by_column(functions: list[Callable[[torch.Tensor], torch.Tensor]]) -> Callab
 def apply_by_column(
     arch: str, functions: list[Callable[[torch.Tensor], torch.Tensor]], values: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The kernel's results [len(values), len(functions)] and torch's, the graph run eagerly on the same accumulators."""
+    """Return the kernel's results [len(values), len(functions)], and torch's on the same accumulators in eager mode."""
     n, acc = len(functions), values.float().reshape(-1, 1)
     which = torch.arange(n, dtype=torch.float32)
     graph = trace(by_column(functions), torch.float32, (which,))
@@ -78,12 +78,12 @@ def test_functions_of_an_epilogue(arch: str) -> None:
     got, torchs = apply_by_column(arch, list(UNARY.values()), values)
     for j, (name, function) in enumerate(UNARY.items()):
         exact = function(values.double())
-        # Not torch's own in float32, where gelu(inf) is NaN.
+        # Torch itself is not the reference in float32, because its gelu(inf) is NaN.
         assert torch.equal(got[:, j].isnan(), exact.isnan()), name
         assert torch.equal(got[:, j].isinf(), exact.float().isinf()), name
         finite = exact.float().isfinite()
         error = (got[:, j].double() - exact)[finite].abs()
-        # gelu and arithmetic cancel: what torch loses there, the kernel may lose too.
+        # gelu and arithmetic cancel: the kernel may lose the digits that torch loses.
         allowed = (
             4 * 2.0**-24 * exact[finite].abs() + 2 * (torchs[:, j].double() - exact)[finite].abs() + 2e-7 * (name[:4] == "gelu")
         )

@@ -1,4 +1,4 @@
-"""Grouped products by the cpp backend, for every instruction set that this machine has."""
+"""Grouped products by the cpp backend for every instruction set of this machine."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def integers(*size: int, dtype: torch.dtype) -> torch.Tensor:
 
 
 def operands(problem: Problem) -> tuple[torch.Tensor, torch.Tensor]:
-    """Integers, as the problem's layouts are: sums are exact."""
+    """Return integers in the problem's layouts, so that sums are exact."""
     made = []
     for layout in (problem.a, problem.b):
         x = torch.empty_strided(layout.size, layout.stride, dtype=layout.dtype)
@@ -42,7 +42,7 @@ def operands(problem: Problem) -> tuple[torch.Tensor, torch.Tensor]:
 
 @pytest.fixture(params=[False, True], ids=["at-once", "in-blocks"])
 def packed(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows of A are packed all at once, or as few at a time as a panel has."""
+    """Pack the rows of A all at once, or only one panel at a time."""
     if request.param:
         monkeypatch.setattr(plans, "MAX_PACKED_A_BYTES", 1)
 
@@ -78,7 +78,7 @@ def test_groups_of_terms(arch: str, dtype: torch.dtype) -> None:
 
 @pytest.fixture
 def threads() -> Iterator[None]:
-    """More threads than the machine has cores, for products that are worth them."""
+    """Use more threads than the machine has cores, for products that merit them."""
     before = torch.get_num_threads()
     torch.set_num_threads(5)
     yield
@@ -101,7 +101,7 @@ def test_threads_share_the_tasks_of_all_groups(make: Callable[..., Problem]) -> 
 
 
 @on_each_isa
-def test_offsets_that_are_no_offsets_touch_nothing_else(arch: str) -> None:
+def test_invalid_offsets_touch_no_other_memory(arch: str) -> None:
     rows = Problem.grouped_mm(40, 70, 33, groups=4, dtype=F32, device_type="cpu")
     terms = Problem.grouped_k_mm(40, 70, 33, groups=4, dtype=F32, device_type="cpu")
     for problem in (rows, terms):
@@ -140,13 +140,13 @@ def test_verified_with_their_own_claims(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["routed", "combined"])
-def test_what_is_offered_with_torchs_steps_is_not_refused_too(name: str) -> None:
+def test_offers_with_torchs_strides_are_not_also_refused(name: str) -> None:
     offers = legal_offers(VERIFIED[name], device_for("avx512"), Settings(backends=("cpp",)), on_this_machine=False)
     assert {choice.name.rpartition("+")[2] for choice in offers.choices} == {"routed"}
     assert [refusal for refusal in offers.refusals if refusal.name == "cpp"] == []
 
 
-def test_what_is_offered() -> None:
+def test_offers() -> None:
     device, chosen = device_for("avx512"), settings.current()
     problem = Problem.grouped_mm(64, 512, 1024, groups=8, dtype=F32, device_type="cpu")
     choices = BACKEND.enumerate(problem, device, chosen).choices

@@ -1,4 +1,4 @@
-"""Products of int8 by the cpp backend: exact, for every way of multiplying bytes that this machine has."""
+"""int8 products by the cpp backend: exact for every way of multiplying bytes on this machine."""
 
 from __future__ import annotations
 
@@ -114,8 +114,8 @@ def test_the_largest_sums_are_exact(arch: str, way: dict, values: tuple[int, int
 
 @on_each_int8_isa
 @on_each_way
-def test_sums_may_leave_int32_on_the_way(arch: str, way: dict) -> None:
-    """Modulo 2^32 nothing is lost: neither half of these sums fits, nor half of a sum of bytes that were made unsigned."""
+def test_partial_sums_may_overflow_int32(arch: str, way: dict) -> None:
+    """Sums are right modulo 2^32. Neither half of these sums fits, nor half of a sum of bytes shifted to unsigned."""
     half = 1 << 18
     a = torch.cat([torch.full((2, half), -128), torch.full((2, half), 127), torch.full((2, half), 1)], 1).to(torch.int8)
     b = torch.full((3 * half, 3), -128, dtype=torch.int8)

@@ -1,4 +1,4 @@
-"""Products with weights of 8 and 4 bits by the cpp backend, for every instruction set that this machine has."""
+"""Products with weights of 8 and 4 bits by the cpp backend for every instruction set of this machine."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def mixed(m: int, n: int, k: int, weight: str, **changes: object) -> Problem:
 
 
 def every_way(problem: Problem, arch: str):
-    """Problem and configuration for each way in which b can be read: by rows, by columns, prepacked."""
+    """Yield the problem and a configuration for each layout of b: row-major, column-major, prepacked."""
     for letter, prepacked in itertools.product("nt", (False, True)):
         k = problem.b.size[-2]
         stride = (problem.n, 1) if letter == "n" else (1, k)
@@ -83,7 +83,7 @@ def assert_exact(problem: Problem, arch: str, *, seed: int = 0, **way: object) -
     ],
 )
 def test_every_bit_pattern_is_read_as_its_number(arch: str, weight: str) -> None:
-    """Each weight by the widest instructions; by the others one of the six, another one for each commit."""
+    """The widest instructions read each weight; the others read one of the six, another one for each commit."""
     k, patterns = 70, every_byte(WEIGHTS[weight][0])
     problem = mixed(2, 256, k, weight)
     b = patterns.view(torch.uint8).expand(problem.b.size).contiguous().view(patterns.dtype)
@@ -103,7 +103,7 @@ def test_every_bit_pattern_is_read_as_its_number(arch: str, weight: str) -> None
     [*((HERE[-1], weight) for weight in rotated(list(WEIGHTS), 2, "groups")), *((arch, "int4") for arch in HERE[:-1])],
 )
 def test_groups_scales_and_zero_points(arch: str, weight: str) -> None:
-    """K ends within a group, and a block of K within another one; columns end within a panel."""
+    """K ends within a group, a block of K ends within another one, and the columns end within a panel."""
     for scales in ("tensor", "column", "group_32", "group_64", "group_128"):
         for laid_out, way in every_way(mixed(5, 70, 166, weight, scales=scales, zeros=True), arch):
             assert_exact(laid_out, arch, kc=36, **way)
@@ -111,7 +111,7 @@ def test_groups_scales_and_zero_points(arch: str, weight: str) -> None:
 
 @on_each_isa
 def test_full_panels_of_every_height(arch: str) -> None:
-    """As many rows as the micro-tile has, and fewer, with all its registers in use."""
+    """Use all rows of the micro-tile, and fewer, with all its registers."""
     rows = {"avx2": 6, "portable": 6}.get(arch, 14)
     for m in range(1, rows + 2):
         for laid_out, way in every_way(mixed(m, 70, 70, "int4", scales="group_32", zeros=True), arch):
@@ -150,8 +150,8 @@ def test_scales_of_any_stride(arch: str) -> None:
 
 @on_each_isa
 @pytest.mark.parametrize("weight", ["int8", "int4"])
-def test_a_result_stored_by_columns_or_too_narrow(arch: str, weight: str) -> None:
-    """Computed transposed, with the weights on the left."""
+def test_a_column_major_or_narrow_result(arch: str, weight: str) -> None:
+    """The product is computed transposed, with the weights on the left."""
     wide = mixed(40, 37, 166, weight, scales="group_32", zeros=True)
     by_columns = dataclasses.replace(wide, out=Layout(size=(40, 37), stride=(1, 40), dtype=torch.float32))
     for problem in (by_columns, mixed(40, 3, 166, weight, scales="group_32", zeros=True)):
@@ -162,8 +162,8 @@ def test_a_result_stored_by_columns_or_too_narrow(arch: str, weight: str) -> Non
 
 
 @on_each_isa
-def test_beyond_the_end_of_k_there_are_no_zero_points(arch: str) -> None:
-    """An infinite scale makes NaN of zero: of padding, that must not reach a result."""
+def test_zero_points_end_with_k(arch: str) -> None:
+    """An infinite scale turns a padding zero into NaN, which must not reach a result."""
     problem = mixed(2, 36, 50, "int8", scales="group_32", zeros=True)
     scale, zero = torch.full((2, 36), 1.0), torch.full((2, 36), 0.0)
     scale[1, 5], scale[1, 7] = float("inf"), -float("inf")

@@ -1,4 +1,4 @@
-"""Products of 8-bit floats with scales by the cpp backend, for every instruction set that this machine has."""
+"""Products of scaled 8-bit floats by the cpp backend for every instruction set of this machine."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_square_blocks_of_both_operands(arch: str) -> None:
 
 @on_each_isa
 @pytest.mark.parametrize("scales", SCALES)
-def test_a_result_stored_by_columns(arch: str, scales: str) -> None:
+def test_a_column_major_result(arch: str, scales: str) -> None:
     problem = scaled(40, 37, 300, scales=scales)
     problem = dataclasses.replace(problem, out=Layout(size=(40, 37), stride=(1, 40), dtype=torch.float32))
     assert assert_exact(problem, arch) >= 2

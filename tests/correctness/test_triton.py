@@ -207,7 +207,7 @@ def test_casts_round_to_nearest_even(interpreted: Run) -> None:
     ],
     ids=["relu", "relu6", "clamp", "maximum", "tanh"],
 )
-def test_nan_and_infinities_go_through_as_in_torch(interpreted: Run, function: Callable[..., torch.Tensor]) -> None:
+def test_nan_and_infinities_propagate_as_in_torch(interpreted: Run, function: Callable[..., torch.Tensor]) -> None:
     a = torch.zeros(16, 16)
     a[0, 0], a[1, 0], a[2, 0] = torch.nan, torch.inf, -torch.inf
     b = torch.zeros(16, 16)

@@ -1,4 +1,4 @@
-"""The Triton kernel of block-sparse products, run by the interpreter: verification with its own claims, and panels."""
+"""Triton's kernel of block-sparse products in the interpreter: verification with its own claims, and panels."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def columns_read(mask: torch.Tensor, order: torch.Tensor, joined: int) -> int:
     return int(whole.unflatten(0, (-1, joined)).any(dim=1).sum())
 
 
-def test_rows_with_most_columns_in_common_are_put_together(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_with_the_most_common_columns_share_a_panel(monkeypatch: pytest.MonkeyPatch) -> None:
     fours = shuffled(torch.eye(8, dtype=torch.bool).repeat_interleave(4, 0))
     band = (torch.arange(32).unsqueeze(1) - torch.arange(32)).abs() < 4
     chance = torch.rand(30, 32, generator=torch.Generator().manual_seed(4)) < 0.5
@@ -109,14 +109,14 @@ def test_rows_with_most_columns_in_common_are_put_together(monkeypatch: pytest.M
     assert torch.equal(lengths, lengths.sort(descending=True).values)
 
 
-def test_rows_are_joined_as_they_come_where_rounds_do_not_suffice(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_remaining_rows_are_paired_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rows, "MOST_ROUNDS", 1)
     chain = (torch.arange(40).unsqueeze(1) <= torch.arange(40)) & (torch.arange(40).unsqueeze(1) % 8 != 5)
     order = rows.most_alike(shuffled(chain), 4)
     assert torch.equal(order.sort().values, torch.arange(40))
 
 
-def test_panels_in_pairs_hold_each_block_once_in_columns_of_both_first_and_second() -> None:
+def test_paired_panels_hold_each_block_once() -> None:
     weight = create_blocked_tensor(88, 96, block=(8, 24), density=0.4)
     config = dataclasses.replace(SMALL, block_k=32, rows="pairs")
     whole = rows.packed(weight, config)
@@ -137,7 +137,7 @@ def test_panels_in_pairs_hold_each_block_once_in_columns_of_both_first_and_secon
 
 
 @pytest.mark.parametrize("order", ["alike", "pairs"])
-def test_ordered_rows_compile_into_a_pipeline_that_waits_for_no_product(order: Rows) -> None:
+def test_reordered_rows_compile_into_an_asynchronous_pipeline(order: Rows) -> None:
     device = preset("sm90")
     problem = Problem.bsr_mm(4096, 4096, 4096, block=64, device_type="cuda", prepacked=True)
     config = next(config for config in ranked(problem, device)[:24] if config.rows == order)
@@ -150,7 +150,7 @@ def test_ordered_rows_compile_into_a_pipeline_that_waits_for_no_product(order: R
     few = Problem.bsr_mm(1000, 4096, 4096, block=64, device_type="cuda", prepacked=True)
     assert triton_jobs.BlocksChoice.of(problem, device, config).at(few, device).where.grid == (128, 1, 1)
     small = Problem.bsr_mm(1000, 128, 4096, block=64, device_type="cuda", prepacked=True)
-    assert "128 rows are together in any order" in triton_jobs.BlocksChoice.of(problem, device, config).at(small, device)
+    assert "128 rows share one panel in any order" in triton_jobs.BlocksChoice.of(problem, device, config).at(small, device)
     assert why_not_config(problem, device, dataclasses.replace(config, rows="pairs", split_k=2))
     unpacked = dataclasses.replace(problem, prepacked=False)
     assert "gemmtune.prepack" in str(why_not_config(unpacked, device, dataclasses.replace(config, block_n=64)))
@@ -172,7 +172,7 @@ def test_every_config_fits_and_the_best_compile(tokens: int, block: int | tuple[
 
 @pytest.mark.parametrize("tokens", [16, 4096])
 def test_8_bit_floats_are_widened_to_float16(tokens: int) -> None:
-    device = preset("sm90" if tokens == 16 else "sm80")  # which has to do it by their bits
+    device = preset("sm90" if tokens == 16 else "sm80")  # sm80 has to convert them by their bits
     problem = Problem.bsr_mm(tokens, 4096, 4096, block=64, dtype=torch.float8_e4m3fn, device_type="cuda", prepacked=True)
     config = ranked(problem, device)[0]
     [artifact] = triton_jobs.BlocksChoice.of(problem, device, config).artifacts(device)
@@ -182,7 +182,7 @@ def test_8_bit_floats_are_widened_to_float16(tokens: int) -> None:
     assert "e4m3.e4m3" not in artifact.code
 
 
-def test_rows_of_the_weight_that_are_the_left_operand_decide_how_many_stages_are_held() -> None:
+def test_weight_rows_as_left_operand_determine_the_buffered_stages() -> None:
     device = preset("sm90")
     problem = Problem.bsr_mm(16, 512, 768, block=64, device_type="cuda", prepacked=True)
     config = BlocksConfig(block_m=16, block_n=128, block_k=64, stages=3, warps=4, swap=True)
@@ -198,4 +198,4 @@ def test_blocks_that_need_packing_are_refused_without_it() -> None:
     problem = Problem.bsr_mm(16, 64, 64, block=8, device_type="cuda")
     offers = triton_jobs.offers_of(problem, "sm90")
     assert not offers.choices
-    assert "without gemmtune.prepack" in offers.refusals[0].reason
+    assert "unless gemmtune.prepack" in offers.refusals[0].reason

@@ -23,12 +23,12 @@ SAMPLED = ("mm-bf16-nt", "addmm-f16-tn", "mm-f32-nt", "bmm-tf32-nn", "baddbmm-f6
 
 
 def _served(arch: str) -> list[str]:
-    """All problems but those of AMD's own 8-bit floats, which gfx942 alone multiplies."""
+    """Return all problems except AMD's own 8-bit floats, which only gfx942 multiplies."""
     return [name for name, problem in matrix_problems().items() if arch == "gfx942" or problem.a.dtype not in FLOAT8_FNUZ]
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """All problems for an architecture that is asked for by its marker, one for each of the others."""
+    """Parametrise tests with all problems for an architecture selected by its marker, and one for each other architecture."""
     if "arch" in metafunc.fixturenames:
         asked = str(metafunc.config.getoption("markexpr"))
         metafunc.parametrize(

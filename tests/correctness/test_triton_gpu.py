@@ -1,4 +1,4 @@
-"""Triton kernels launched on a GPU: values, layouts, streams, capture, and that no config fails for resources."""
+"""Triton kernels on a GPU: values, layouts, streams, capture, and no failures for lack of resources."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def _run(kernel: Kernel, x: Operands) -> None:
 
 
 def _expected(problem: Problem, x: Operands) -> tuple[torch.Tensor, torch.Tensor]:
-    """(result in float64, allowed error): any order of summation, tensor cores that truncate."""
+    """Return (result in float64, allowed error) for any order of summation and truncating tensor cores."""
     info, acc = dtype_info(problem.out.dtype), dtype_info(problem.accumulator)
     a, b = x.a.double(), x.b.double()
     value, magnitude = x.alpha * (a @ b), abs(x.alpha) * (a.abs() @ b.abs())
@@ -159,7 +159,7 @@ def test_epilogues(name: str, dtype: torch.dtype) -> None:
 
 
 def _check_rounded(problem: Problem) -> None:
-    """A cast inside the epilogue may round either way where the accumulator is close to the middle: one unit of bfloat16 more."""
+    """A cast inside the epilogue may round either way if the accumulator is near a tie, so allow one more unit of bfloat16."""
     operands = random_operands(problem, _cuda(), seed=1)
     value, allowed = _expected(problem, operands)
     for choice in _choices(problem)[::2]:
@@ -245,7 +245,7 @@ RESOURCE_SHAPES = [(1, 6144, 4096), (16, 4096, 14336), (64, 6144, 4096), (512, 1
 @pytest.mark.parametrize("shape", RESOURCE_SHAPES, ids=str)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
 def test_no_default_config_fails_for_resources(shape: tuple[int, int, int], dtype: torch.dtype) -> None:
-    """A quarter of the configs for each commit."""
+    """Each commit tests a quarter of the configs."""
     problem = Problem.mm(*shape, dtype=dtype, device_type="cuda")
     operands = random_operands(problem, _cuda(), seed=0)
     for choice in rotated(_choices(problem, "default"), 4, str(shape)):
@@ -255,7 +255,7 @@ def test_no_default_config_fails_for_resources(shape: tuple[int, int, int], dtyp
 
 
 def test_launches_go_below_tritons_own_launcher() -> None:
-    """The launch goes below Triton's own launcher object: no hooks, no allocation, pointers as integers."""
+    """The launch bypasses Triton's own launcher object: no hooks, no allocation, pointers as integers."""
     problem = Problem.mm(16, 64, 64, device_type="cuda")
     choice = _choices(problem)[0]
     choice.build()

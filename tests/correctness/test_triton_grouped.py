@@ -1,4 +1,4 @@
-"""The Triton kernels of grouped products: verified in the interpreter with their own claims, and compiled for GPUs."""
+"""Triton's kernels of grouped products: verified in the interpreter with their own claims, and compiled for GPUs."""
 
 from __future__ import annotations
 
@@ -87,13 +87,13 @@ def test_verification_accepts_the_kernels_with_their_own_claims(interpreted: Run
     assert verdict.status is Status.OK, verdict.reason
 
 
-def test_offsets_that_are_no_offsets_touch_nothing_else(interpreted: Run) -> None:
+def test_invalid_offsets_touch_no_other_memory(interpreted: Run) -> None:
     for ends in ([9, 3, 40, 12], [-7, 5, 2, 99]):
         for make in (Problem.grouped_mm, Problem.grouped_k_mm):
             assert interpreted(triton_jobs.guarded, make(12, 16, 12, groups=4, **HALF), SMALL, ends)
 
 
-def test_the_grid_has_a_program_for_every_tile_at_most() -> None:
+def test_the_grid_has_at_most_one_program_per_tile() -> None:
     problem = Problem.grouped_mm(100, 48, 32, groups=7, device_type="cpu")
     for ends in ([100] * 7, [14, 28, 42, 56, 70, 84, 100], [1, 2, 3, 4, 5, 6, 100], [17, 34, 51, 68, 85, 99, 100]):
         tiles = sum(-(-(end - begin) // 16) for begin, end in spans(ends, 100)) * 3
@@ -144,15 +144,15 @@ def test_few_rows_use_the_instruction_of_a_warp_group_and_the_copy_engine() -> N
     assert re.search(r"cp.async.bulk.tensor", ptx)
 
 
-def test_what_descriptors_cannot_do_is_refused() -> None:
+def test_rejects_layouts_that_descriptors_do_not_serve() -> None:
     device, described = preset("sm90"), replace(SMALL, block_k=64, described=True, warps=4, stages=3)
     refused = {
         "does not divide K = 2880": Problem.grouped_mm(64, 64, 2880 - 32, groups=4, layout="nn", device_type="cuda"),
         "groups dense": Problem.grouped_mm(64, 63, 65, groups=4, device_type="cuda"),
-        "operands of 8 or 16 bits": Problem.grouped_mm(64, 64, 64, groups=4, dtype=torch.float32, device_type="cuda"),
-        "are for groups of rows": Problem.grouped_k_mm(64, 64, 64, groups=4, device_type="cuda"),
-        "a group at any row": Problem.grouped_mm(64, 64, 64, groups=4, layout="tn", device_type="cuda"),
-        "the other half of b's columns": Problem.routed_grouped_mm(
+        "only 8-bit and 16-bit operands": Problem.grouped_mm(64, 64, 64, groups=4, dtype=torch.float32, device_type="cuda"),
+        "serve only groups of rows": Problem.grouped_k_mm(64, 64, 64, groups=4, device_type="cuda"),
+        "a group starts at any row": Problem.grouped_mm(64, 64, 64, groups=4, layout="tn", device_type="cuda"),
+        "the second half of b's columns": Problem.routed_grouped_mm(
             64, 68, 64, groups=4, tokens=64, gated="silu", layout="nn", device_type="cuda"
         ),
     }
@@ -161,7 +161,7 @@ def test_what_descriptors_cannot_do_is_refused() -> None:
     assert why_not_config(Problem.grouped_mm(64, 64, 2880 - 32, groups=4, device_type="cuda"), device, described) is None
 
 
-def test_a_choice_serves_other_numbers_of_rows_where_its_config_is_legal() -> None:
+def test_a_choice_serves_every_m_for_which_its_config_is_legal() -> None:
     device = preset("sm90")
     problem = Problem.grouped_mm(64, 512, 512, groups=4, device_type="cuda")
     choice = RowsChoice.of(problem, device, ranked(problem, device)[0])

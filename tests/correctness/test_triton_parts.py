@@ -1,4 +1,4 @@
-"""float32 by parts in Triton: values in the interpreter, where it is offered, code for architectures that this machine lacks."""
+"""float32 by parts in Triton: values in the interpreter, offers, and code for architectures that this machine lacks."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_verification_accepts_it_with_its_own_claims(interpreted: Run, name: str
     assert all(0 < verdict.error_over_bound < 0.1 for verdict in verdicts)
 
 
-def test_numbers_that_are_hard_to_split_come_out_as_in_torch(interpreted: Run) -> None:
+def test_hard_to_split_numbers_match_torch(interpreted: Run) -> None:
     most = torch.finfo(torch.float32).max
     hard = torch.tensor(
         [math.inf, -math.inf, math.nan, most, -most, 2.0**-126, 1.17e-38, 2.0**-149, -0.0, 1 + 2.0**-23, 16777215.0, 3.3e38]
@@ -60,7 +60,7 @@ def test_numbers_that_are_hard_to_split_come_out_as_in_torch(interpreted: Run) -
     got = interpreted(triton_jobs.result_by_parts, problem, INTERPRETER_CONFIGS[0], a, b)
     expected = a @ b
     assert torch.equal(got.isnan(), expected.isnan())
-    small = 2.0**-126 * 8  # subnormal numbers may become 0
+    small = 2.0**-126 * 8  # subnormal numbers may be flushed to 0
     same = got == expected
     assert bool((same | got.isnan() | ((got - expected).abs() <= small)).all())
     assert bool(same[:5][~expected[:5].isnan()].all())
@@ -89,7 +89,7 @@ def test_the_claimed_bound_of_a_long_sum_is_tighter_than_that_of_float32_in_any_
     assert accumulation_bound(short, choice.claims, alpha=1.0).relative > 2.0**-21
 
 
-def test_it_is_offered_where_float32_is_multiplied_as_it_is() -> None:
+def test_it_is_offered_for_ieee_float32_on_tensor_cores() -> None:
     def names(problem: Problem, arch: str, **changes: bool) -> set[str]:
         offers = offers_for(problem, preset(arch), Settings(backends=("aten", "triton"), **changes), on_this_machine=False)
         return {choice.name.partition("_")[0] for choice in offers.choices}
@@ -116,7 +116,7 @@ def test_it_compiles_within_the_predicted_resources_to_the_instruction_of_bfloat
         assert artifact.spilled_share < 0.1, choice.name
 
 
-def test_names_say_what_they_are() -> None:
+def test_names_identify_the_family() -> None:
     [choice] = [c for c in parts_choices(VERIFIED["mm-nt"], preset("portable"), None) if c.config.split_k == 1]
     assert isinstance(choice, PartsChoice)
     assert (choice.name, choice.info["template"]) == ("triton:parts_16x16x32_s1_w1", "parts")

@@ -1,4 +1,4 @@
-"""Kernels whose programs work off several tiles: values in Triton's interpreter, and what they are when compiled."""
+"""Persistent kernels: values in Triton's interpreter, and properties of the compiled kernels."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ CONFIGS = [
     Config(block_m=32, block_n=16, block_k=16, stages=2, warps=4, group_m=2),
     Config(block_m=128, block_n=256, block_k=64, stages=2, warps=8),
 ]
-"""The second one stores its tile in two halves."""
+"""Configs; the second stores its tile in two halves."""
 
 
 def _errors(interpreted: Run, problem: Problem, *, nan_inp: bool = False) -> float:

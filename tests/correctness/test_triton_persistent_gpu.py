@@ -1,4 +1,4 @@
-"""Kernels whose programs work off several tiles, on a GPU."""
+"""Persistent kernels on a GPU."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ CUDA = torch.device("cuda")
 
 
 def _choices(problem: Problem, count: int | None = 6) -> list[Choice]:
-    """With the variants; none of them skips the test."""
+    """Return the choices with their variants; none of them skips the test."""
     choices: list[Choice] = list(persistent_choices(problem, detect("cuda"), count))
     if not choices:
         pytest.skip("this GPU has no copy engine")
@@ -78,7 +78,7 @@ def test_verification_accepts_every_choice_with_its_own_claims(name: str) -> Non
         assert verdict.status is Status.OK, (choice.name, verdict.reason)
 
 
-def test_launches_that_overlap_read_what_the_kernel_before_wrote() -> None:
+def test_overlapping_launches_read_the_previous_kernels_results() -> None:
     choice, *_ = _choices(Problem.mm(1024, 1024, 1024, dtype=torch.float16, device_type="cuda"), 1)
     (other,) = choice.launch_variants()
     overlapping, ordered = (choice, other) if choice.info["pdl"] else (other, choice)
@@ -86,13 +86,13 @@ def test_launches_that_overlap_read_what_the_kernel_before_wrote() -> None:
 
 
 def _product(choice: Choice, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """The result, and torch's."""
+    """Return the result, and torch's."""
     operands = random_operands(choice.problem, CUDA, seed=seed)
     choice.build().run(operands.out, operands.tensors, operands.scalars)
     return operands.out, operands.a.float() @ operands.b.float()
 
 
-def test_tritons_own_launcher_gives_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tritons_own_launcher_gives_the_same_result(monkeypatch: pytest.MonkeyPatch) -> None:
     choice, *_ = _choices(PROBLEMS["bf16-nt"], 1)
     direct, expected = _product(choice, 0)
     torch.testing.assert_close(direct.float(), expected, rtol=2e-2, atol=1e-1)

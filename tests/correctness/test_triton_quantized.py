@@ -69,7 +69,7 @@ def test_every_8_bit_float_becomes_its_value(interpreted: Run, dtype: torch.dtyp
     b = torch.arange(256, dtype=torch.int16).to(torch.uint8).view(dtype).reshape(16, 16)
     problem = Problem.mixed_mm(16, 16, 16, dtype=torch.float32, dtype_b=dtype, layout="nn", **CPU)
     for row in (0, 7, 8, 15):
-        # Rows that hold zeros, subnormal, normal and special numbers; one at a time, because NaN times 0 is NaN.
+        # Rows of zeros, subnormal, normal and special numbers, one at a time because NaN times 0 is NaN.
         a = torch.zeros(16, 1).index_fill(0, torch.tensor([row]), 1.0)
         one = replace(problem, a=Layout.of(a), b=Layout.of(b[row : row + 1]))
         got = interpreted(jobs.result, one, PLAIN, a, b[row : row + 1], ())
@@ -96,7 +96,7 @@ DTYPES = [torch.float16, torch.bfloat16, torch.float32]
 
 @pytest.mark.parametrize(("turn", "name"), rotated([*enumerate([*WEIGHTS, *FLOAT_WEIGHTS])], 2, "mixed"), ids=str)
 def test_mixed_mm(interpreted: Run, turn: int, name: str) -> None:
-    """Each kind of weight; the dtypes of a and the layouts take turns."""
+    """Test each kind of weight; the dtypes of a and the layouts rotate."""
     dtype, layout = DTYPES[turn % 3], ("nt", "tn", "nn", "tt")[turn % 4]
     problem = Problem.mixed_mm(9, 18, 134, dtype=dtype, layout=layout, **(WEIGHTS | FLOAT_WEIGHTS)[name], **CPU)
     assert_right(interpreted, problem, SPLIT if dtype == torch.float16 else PLAIN)

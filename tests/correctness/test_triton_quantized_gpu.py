@@ -1,4 +1,4 @@
-"""Triton kernels of the quantized operations on a GPU: every family verified, and the same result each time."""
+"""Triton kernels of the quantized operations on a GPU: each family is verified, and results repeat."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Kernels for few rows: values in Triton's interpreter, and what they are when compiled."""
+"""Kernels for few rows: values in Triton's interpreter, and properties of the compiled kernels."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ FAMILIES: dict[str, tuple[triton_jobs.Family, list[Config]]] = {
 
 
 def for_some(name: str, values: Iterable[object]) -> pytest.MarkDecorator:
-    """Half of the values for one family and half for the other; the rest for the next commit."""
+    """Parametrise with half of the values for one family and half for the other; the rest is for the next commit."""
     return pytest.mark.parametrize(
         ("family", name), rotated([*itertools.product(FAMILIES, values)], 2, f"few rows, {name}"), ids=str
     )
@@ -150,7 +150,7 @@ def test_choices_compile_within_predicted_resources_to_the_expected_instructions
     assert not wrong, "\n".join(wrong)
 
 
-def test_launches_overlap_where_the_architecture_can_and_kernels_wait_by_themselves() -> None:
+def test_launches_overlap_if_supported_and_kernels_wait_inside() -> None:
     problem = Problem.mm(3, 512, 4096, device_type="cuda")
     for choice in (*vector_choices(problem, preset("sm90"), 1), *swapped_choices(problem, preset("sm90"), 1)):
         text = choice.artifacts(preset("sm90"))[0].code
@@ -167,7 +167,7 @@ def test_launches_overlap_where_the_architecture_can_and_kernels_wait_by_themsel
     assert "griddepcontrol" not in older.artifacts(preset("sm80"))[0].code
 
 
-def test_a_copy_lets_the_product_come_into_place_and_waits_before_it_reads() -> None:
+def test_a_copy_lets_the_product_start_and_waits_before_it_reads() -> None:
     problem, device = Problem.mm(1000, 1001, 999, device_type="cuda"), preset("sm90")
     config = Config(block_m=64, block_n=64, block_k=64, stages=4, warps=4)
     (choice,) = padded_choices(problem, device, lambda aligned: [TritonChoice.of(aligned, device, config)])

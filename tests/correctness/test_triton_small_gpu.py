@@ -1,4 +1,4 @@
-"""Kernels for few rows, and launches that overlap the kernel before, on a GPU."""
+"""Kernels for few rows on a GPU, and launches that overlap the previous kernel."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ CUDA = torch.device("cuda")
 
 
 def _few_rows(problem: Problem, count: int | None = None) -> list[Choice]:
-    """Every family for few rows, with the variants."""
+    """Return every family for few rows, with the variants."""
     device = detect("cuda")
     choices: list[Choice] = [*swapped_choices(problem, device, count or 6), *vector_choices(problem, device, count)]
     return [*choices, *(variant for choice in choices for variant in choice.launch_variants())]
@@ -88,7 +88,7 @@ def _direct(config: Config) -> Choice:
 
 
 @pytest.mark.parametrize("name", CHAINS)
-def test_launches_that_overlap_read_what_the_kernel_before_wrote(name: str) -> None:
+def test_overlapping_launches_read_the_previous_kernels_results(name: str) -> None:
     choice = next(CHAINS[name]())
     if not choice.launch_variants():
         pytest.skip("this GPU launches in order")

@@ -1,4 +1,4 @@
-"""Kernels that divide long sums: values in Triton's interpreter, and what they are when compiled."""
+"""Kernels that divide long sums: values in Triton's interpreter, and properties of the compiled kernels."""
 
 from __future__ import annotations
 
@@ -181,7 +181,7 @@ def test_choices_compile_within_predicted_resources_to_the_expected_instructions
     assert not wrong, "\n".join(wrong)
 
 
-def test_whoever_arrives_last_sees_what_the_others_wrote() -> None:
+def test_the_last_program_sees_the_other_programs_sums() -> None:
     problem, device = COMPILED["bf16-nt"], preset("sm90")
     split = Config(block_m=128, block_n=64, block_k=64, stages=3, warps=4, split_k=8)
     written = {

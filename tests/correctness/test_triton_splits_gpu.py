@@ -36,7 +36,7 @@ def _atomic(problem: Problem) -> list[Choice]:
 
 
 def _decomposed(problem: Problem) -> list[Choice]:
-    """By our template and by torch; none where K is too short for it."""
+    """Return the choices by our template and by torch; none if K is too short."""
     device = detect("cuda")
     if why_not_decomposed(problem, device) is not None:
         return []
@@ -48,7 +48,7 @@ families = pytest.mark.parametrize("family", FAMILIES)
 
 
 def _choices(family: str, problem: Problem) -> list[Choice]:
-    """With the variants, compiled; none of them skips the test."""
+    """Return the choices with their variants, compiled; none of them skips the test."""
     choices = FAMILIES[family](problem)
     if not choices:
         pytest.skip(f"{family} has nothing for {problem} on this GPU")
@@ -111,7 +111,7 @@ def test_results_repeat_bit_by_bit() -> None:
 
 
 @families
-def test_a_capture_may_be_the_first_call_and_replays_run_side_by_side(family: str) -> None:
+def test_a_capture_may_be_the_first_call_and_replays_run_concurrently(family: str) -> None:
     for choice in _choices(family, LONG):
         kernel, sets = choice.build(), [random_operands(LONG, CUDA, seed=seed) for seed in range(2)]
         streams = [torch.cuda.Stream() for _ in sets]  # type: ignore[no-untyped-call]
@@ -133,7 +133,7 @@ def test_a_capture_may_be_the_first_call_and_replays_run_side_by_side(family: st
 
 
 @families
-def test_streams_at_the_same_time(family: str) -> None:
+def test_concurrent_streams(family: str) -> None:
     for choice in _choices(family, LONG):
         kernel, sets = choice.build(), [random_operands(LONG, CUDA, seed=seed) for seed in range(3)]
         streams = [torch.cuda.Stream() for _ in sets]  # type: ignore[no-untyped-call]
@@ -148,8 +148,8 @@ def test_streams_at_the_same_time(family: str) -> None:
 
 
 @families
-def test_problems_in_turn(family: str) -> None:
-    """What one kernel leaves in its memory is of no consequence to another one."""
+def test_alternating_problems(family: str) -> None:
+    """One kernel's workspace contents do not affect another kernel."""
     problems = [LONG, Problem.mm(128, 192, 16384, dtype=torch.float16, device_type="cuda")]
     kernels = [(choice.build(), random_operands(p, CUDA, seed=1)) for p in problems for choice in _choices(family, p)]
     for _ in range(5):

@@ -54,7 +54,7 @@ VERIFIED = {
 
 @pytest.mark.parametrize(("turn", "name"), rotated(list(enumerate(VERIFIED)), 3, "sums"), ids=str)
 def test_verification_accepts_it_with_its_own_claims(interpreted: Run, turn: int, name: str) -> None:
-    """The configs take turns; where the two sums have unlike lengths, each way to cut them is verified."""
+    """The configs rotate. If the two sums differ in length, each way to split them is verified."""
     problem = VERIFIED[name]
     splits = [config for config in SPLITS if geometry(problem, config).splits == config.split_k]
     assert splits
@@ -90,7 +90,7 @@ def test_one_kernel_serves_shapes_of_one_class() -> None:
     assert uneven.compile_key not in keys
 
 
-def test_variants_overlap_the_kernel_before() -> None:
+def test_variants_overlap_the_previous_kernel() -> None:
     choice = SumChoice.of(Problem.mm_plus_mm(512, 512, 512, device_type="cuda"), preset("sm90"), WIDE)
     assert [variant.name for variant in choice.launch_variants()] == [f"{choice.name}_pdl"]
     assert not SumChoice.of(Problem.mm_plus_mm(512, 512, 512, device_type="cuda"), preset("sm80"), WIDE).launch_variants()

@@ -1,4 +1,4 @@
-"""What the interpreter tests run in a child process: Triton decides at its import whether it interprets."""
+"""Jobs of the interpreter tests for a child process, because Triton decides at import if it interprets."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ CPU = preset("portable")
 
 
 def expected(problem: Problem, operands: Operands) -> tuple[torch.Tensor, torch.Tensor]:
-    """(result in float64, allowed error) by the componentwise bound of any summation order."""
+    """Return (result in float64, allowed error) by the componentwise bound of any summation order."""
     info, acc = dtype_info(problem.out.dtype), dtype_info(problem.accumulator)
     a, b = operands.a.double(), operands.b.double()
     value, magnitude = operands.alpha * (a @ b), abs(operands.alpha) * (a.abs() @ b.abs())
@@ -47,13 +47,16 @@ def expected(problem: Problem, operands: Operands) -> tuple[torch.Tensor, torch.
     allowed = (problem.k + 8) * acc.unit_roundoff * magnitude
     if problem.epilogue is not None:
         value = evaluate(problem.epilogue, value.to(problem.accumulator), operands.extra).double()
-        # None of the tested functions is steeper than 16.
+        # No tested function has a slope above 16.
         allowed = 16 * allowed + 64 * acc.unit_roundoff * (1 + value.abs())
     return value, (1 + info.unit_roundoff) * allowed + info.unit_roundoff * value.abs() + info.smallest_subnormal
 
 
 def error_over_bound(problem: Problem, kernel: Kernel, *, seed: int = 0, nan_inp: bool = False) -> float:
-    """The largest error of one run as a fraction of what is allowed; nan if an element is NaN or was never written."""
+    """Return the largest error of one run as a fraction of the allowed error.
+
+    NaN means that an element is NaN or was never written.
+    """
     operands = random_operands(problem, torch.device("cpu"), seed=seed)
     value, allowed = expected(problem, operands)
     if nan_inp and operands.inp is not None:
@@ -67,53 +70,53 @@ Family = Callable[[Problem, Config], CompiledChoice]
 
 
 def direct(problem: Problem, config: Config) -> CompiledChoice:
-    """The mm template."""
+    """Return the mm template's choice."""
     return TritonChoice.of(problem, CPU, config)
 
 
 def swapped(problem: Problem, config: Config) -> CompiledChoice:
-    """The mm template with swapped operands; ``config`` is for the transposed problem."""
+    """Return the mm template's choice with swapped operands; ``config`` is for the transposed problem."""
     return SwappedChoice.around(problem, TritonChoice.of(transposed(problem), CPU, config), {})
 
 
 def summed(problem: Problem, config: Config) -> CompiledChoice:
-    """The template of a sum of two products."""
+    """Return the choice for a sum of two products."""
     return SumChoice.of(problem, CPU, config)
 
 
 def vector(problem: Problem, config: Config) -> CompiledChoice:
-    """The template without tensor cores."""
+    """Return the choice without tensor cores."""
     return VectorChoice.of(problem, CPU, config)
 
 
 def persistent(problem: Problem, config: Config) -> CompiledChoice:
-    """The template whose programs work off several tiles: three programs here, which have unlike numbers of them."""
+    """Return the persistent choice with three programs, which compute different numbers of tiles."""
     choice = PersistentChoice.of(problem, CPU, config)
     return replace(choice, where=replace(choice.where, programs=min(choice.where.grid[0], 3)))
 
 
 def atomic(problem: Problem, config: Config) -> CompiledChoice:
-    """Split-K that adds up in memory."""
+    """Return the split-K choice that adds up in memory."""
     return AtomicChoice.of(problem, CPU, config)
 
 
 def decomposed(problem: Problem, config: Config) -> CompiledChoice:
-    """K cut into five slices, multiplied by the mm template."""
+    """Return the choice with K cut into five slices that the mm template multiplies."""
     return decomposed_choice(problem, CPU, 5, config, pdl=False)
 
 
 def decomposed_by_torch(problem: Problem, config: Config) -> CompiledChoice:
-    """K cut into five slices, multiplied by torch."""
+    """Return the choice with K cut into five slices that torch multiplies."""
     return decomposed_choice(problem, CPU, 5, None, pdl=False)
 
 
 def blocked(problem: Problem, config: Config) -> CompiledChoice:
-    """The template of block-sparse weights."""
+    """Return the choice for block-sparse weights."""
     return BlocksChoice.of(problem, CPU, config)
 
 
 def grouped(problem: Problem, config: Config) -> CompiledChoice:
-    """The templates of grouped products; of groups of rows three programs, which have unlike numbers of tiles."""
+    """Return the choice for grouped products. For groups of rows three programs compute different numbers of tiles."""
     if problem.divides_terms:
         return TermsChoice.of(problem, CPU, config)
     words = isinstance(config, WordsConfig)
@@ -123,7 +126,7 @@ def grouped(problem: Problem, config: Config) -> CompiledChoice:
 
 
 def guarded(problem: Problem, config: Config, ends: list[int]) -> bool:
-    """Whether a grouped product with these offsets leaves the memory around its result as it was."""
+    """Return True if a grouped product with these offsets leaves the memory around its result unchanged."""
     operands = random_operands(problem, torch.device("cpu"), seed=0)
     out, guards = guarded_out(problem.out, torch.device("cpu"), POISONS[problem.out.dtype][0])
     poison(out, POISONS[problem.out.dtype][0])
@@ -134,36 +137,36 @@ def guarded(problem: Problem, config: Config, ends: list[int]) -> bool:
 
 
 def by_parts(problem: Problem, config: Config) -> CompiledChoice:
-    """The mm template on parts of float32."""
+    """Return the choice of the mm template on parts of float32."""
     return PartsChoice.of(problem, CPU, config)
 
 
 def result_by_parts(problem: Problem, config: Config, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """What it makes of two operands."""
+    """Return its result for two operands."""
     out = torch.empty(problem.out.size)
     by_parts(problem, config).build().run(out, (a, b), ())
     return out
 
 
 def errors(problem: Problem, configs: list[Config], *, nan_inp: bool = False, family: Family = direct) -> list[float]:
-    """``error_over_bound`` of each config."""
+    """Return ``error_over_bound`` of each config."""
     return [error_over_bound(problem, family(problem, config).build(), nan_inp=nan_inp) for config in configs]
 
 
 def verdicts(problem: Problem, configs: list[Config], *, family: Family = direct) -> list[Verdict]:
-    """What verification says of each config."""
+    """Return the verification result of each config."""
     verifier = Verifier(problem, torch.device("cpu"))
     choices = [family(problem, config) for config in configs]
     return [verifier.check(choice, choice.build()) for choice in choices]
 
 
 def result(problem: Problem, config: Config, a: torch.Tensor, b: torch.Tensor, extra: tuple[torch.Tensor, ...]) -> torch.Tensor:
-    """The result for operands of the caller."""
+    """Return the result for the caller's operands."""
     out = torch.full(problem.out.size, torch.nan, dtype=problem.out.dtype)
     TritonChoice.of(problem, CPU, config).build().run(out, (a, b, *extra), ())
     return out
 
 
 def offers_of(problem: Problem, arch: str) -> Offers:
-    """What the backend has for a problem on a device that is not here."""
+    """Return the backend's offers for a problem on a device that this machine lacks."""
     return load("triton").enumerate(problem, preset(arch), Settings())

@@ -1,4 +1,4 @@
-"""What the interpreter tests of the quantized operations run in a child process."""
+"""Jobs of the interpreter tests of quantized operations for a child process."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from gemmtune.selector.verify import Verdict, Verifier
 
 CPU = preset("portable")
 SMALLEST_TILE = 16
-"""Of a tensor core: a config of fewer rows is one of a template that uses none."""
+"""Minimum rows for a tensor core; a config of fewer rows belongs to a template without tensor cores."""
 
 
 def _choice(problem: Problem, config: Config) -> Choice:
@@ -28,14 +28,14 @@ def _choice(problem: Problem, config: Config) -> Choice:
 
 
 def verdicts(problem: Problem, configs: Sequence[Config]) -> list[Verdict]:
-    """What verification says of each config: exact probes, and random data against float64."""
+    """Return the verification result of each config: exact probes, and random data against float64."""
     verifier = Verifier(problem, torch.device("cpu"))
     choices = [_choice(problem, config) for config in configs]
     return [verifier.check(choice, choice.build()) for choice in choices]
 
 
 def result(problem: Problem, config: Config, a: torch.Tensor, b: torch.Tensor, extra: tuple[torch.Tensor, ...]) -> torch.Tensor:
-    """The result for operands of the caller."""
+    """Return the result for the caller's operands."""
     out = torch.empty(problem.out.size, dtype=problem.out.dtype)
     _choice(problem, config).build().run(out, (a, b, *extra), ())
     return out

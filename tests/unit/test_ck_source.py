@@ -1,4 +1,4 @@
-"""The text of Composable Kernel's kernels: what it depends on, and what of it can be run on a CPU."""
+"""Source of Composable Kernel's kernels: its dependencies, and the parts that a CPU can run."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ template <class To, class From> To bits_of(From x) { To y; std::memcpy(&y, &x, s
 static float round_f16(float x) { return x; }
 static float round_bf16(float x) { return x; }
 """
-"""What a part of a kernel's text needs on a CPU."""
+"""Definitions that let a CPU run a part of a kernel's text."""
 
 
 def mm(m: int = 256, n: int = 512, k: int = 1024, **options: object) -> Problem:
@@ -59,7 +59,7 @@ def on_the_cpu(text: str, folder: Path) -> ctypes.CDLL:
     return ctypes.CDLL(str(path))
 
 
-def test_the_text_depends_on_what_is_compiled_and_not_on_sizes() -> None:
+def test_the_text_depends_on_compile_time_decisions_and_not_on_sizes() -> None:
     one = source(mm())
     assert source(mm(512, 1024, 2048)).digest == one.digest
     others = [
@@ -78,8 +78,8 @@ def test_legality_is_asserted_where_the_text_is_compiled() -> None:
     assert "struct Work {" in text
 
 
-def test_the_epilogue_is_what_torch_computes(tmp_path: Path) -> None:
-    """The functor that CK calls for each element, compiled for the CPU."""
+def test_the_epilogue_matches_torch(tmp_path: Path) -> None:
+    """Compile for the CPU the functor that CK calls for each element."""
     product = Problem.baddbmm(2, 256, 512, 1024, alpha="general", beta="general", device_type="cuda")
     bias, gate = torch.empty(512, dtype=torch.float32, device="meta"), torch.empty(2, 256, 512, dtype=torch.float32, device="meta")
 
@@ -112,7 +112,7 @@ def test_scales_and_the_halves_of_the_instructions_own_float_are_multiplied(tmp_
     assert finish(3.0, 0.5, 0.25) == 4 * 3.0 * 0.5 * 0.25
 
 
-def test_8_bit_floats_are_rewritten_as_the_instruction_has_them(tmp_path: Path) -> None:
+def test_8_bit_floats_are_converted_to_the_instructions_type(tmp_path: Path) -> None:
     text = source(Problem.scaled_mm(256, 512, 1024, device_type="cuda")).text
     entry = """
     extern "C" void four(unsigned char const* x, unsigned char* y, int n) {
@@ -123,7 +123,7 @@ def test_8_bit_floats_are_rewritten_as_the_instruction_has_them(tmp_path: Path) 
     }"""
     library = on_the_cpu(part(text, "struct halved {", "using none =") + entry, tmp_path)
     every = torch.arange(256, dtype=torch.uint8)
-    x = torch.cat([every, every.flip(0), every[torch.randperm(256)]])  # every number, beside others
+    x = torch.cat([every, every.flip(0), every[torch.randperm(256)]])  # every number, next to other numbers
     for name in ("four", "one"):
         y = torch.empty_like(x)
         getattr(library, name)(ctypes.c_void_p(x.data_ptr()), ctypes.c_void_p(y.data_ptr()), len(x))
@@ -156,7 +156,7 @@ def test_8_bit_floats_become_float16_with_a_factor(change: str, dtype: torch.dty
         assert torch.equal(told.signbit(), y.signbit())
 
 
-def test_a_checkout_that_is_none_is_said(tmp_path: Path) -> None:
+def test_rejects_a_folder_that_is_not_a_checkout(tmp_path: Path) -> None:
     with pytest.raises(UnavailableError, match=r"ck_dir: got .*, expected a checkout of Composable Kernel: .* is missing"):
         find_toolkit(str(tmp_path))
 
@@ -173,7 +173,7 @@ def test_a_checkout_gets_the_configuration_that_its_build_would_write(tmp_path: 
     assert toolkit.includes(tmp_path / "cache") == (include,)
 
 
-def test_no_clang_is_said_with_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_missing_clang_is_reported_with_a_remedy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(codeobject, "_candidates", lambda: [tmp_path / "clang++"])
     with pytest.raises(UnavailableError, match="no compiler for HIP \\(there is no clang\\): install clang"):
         find_hip_compiler()
@@ -194,7 +194,7 @@ esac
 """
 
 
-def test_a_code_object_is_kept_beside_its_assembly(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_code_object_is_stored_with_its_assembly(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     clang = tmp_path / "clang++"
     clang.write_text(FAKE_CLANG)
     clang.chmod(0o755)

@@ -1,4 +1,4 @@
-"""Compilation for the cpp backend: the cache, the errors, one compile among processes."""
+"""Compilation for the cpp backend: the cache, the errors, and a single compilation among processes."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def cache(tmp_path: Path):
 
 @pytest.fixture
 def compiles(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
-    """Commands of the compilations so far."""
+    """Record the commands of the compilations."""
     commands: list[list[str]] = []
     run = subprocess.run
 
@@ -68,7 +68,7 @@ def test_a_second_build_compiles_nothing(cache: Path, compiles: list[list[str]])
 
 
 @needs_compiler
-def test_a_damaged_artifact_is_made_anew(cache: Path, compiles: list[list[str]]) -> None:
+def test_a_damaged_artifact_is_recompiled(cache: Path, compiles: list[list[str]]) -> None:
     choice = small_choice()
     choice.compile()
     (artifact,) = (cache / "cpp").glob("*.so")
@@ -101,7 +101,7 @@ def test_without_a_compiler_nothing_is_available(cache: Path, monkeypatch: pytes
         choice.compile()
 
 
-def test_a_compiler_that_does_not_run_is_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_ignores_a_compiler_that_does_not_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     broken = tmp_path / "c++"
     broken.write_text("#!/bin/sh\nexit 1\n")
     broken.chmod(0o755)
@@ -121,8 +121,8 @@ def test_a_cache_folder_that_cannot_be_used_is_a_compile_error(tmp_path: Path) -
 
 
 @needs_compiler
-def test_of_two_processes_one_compiles(tmp_path: Path) -> None:
-    """A compiler that notes each of its runs, and two processes that need the same kernel at the same time."""
+def test_only_one_of_two_processes_compiles(tmp_path: Path) -> None:
+    """A fake compiler records its runs while two processes need the same kernel at the same time."""
     found = compiler.find_compiler()
     assert found is not None
     noting = tmp_path / "bin" / "c++"
@@ -142,7 +142,7 @@ def test_of_two_processes_one_compiles(tmp_path: Path) -> None:
 
 
 @needs_compiler
-def test_artifacts_are_told_apart_by_compiler(cache: Path) -> None:
+def test_artifacts_depend_on_the_compiler(cache: Path) -> None:
     found = compiler.find_compiler()
     assert found is not None
     other = compiler.Compiler(path=found.path, version="another version")

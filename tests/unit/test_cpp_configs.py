@@ -1,4 +1,4 @@
-"""What the cpp backend offers: pure, legal, and shared between shapes where nothing has to be compiled anew."""
+"""Offers of the cpp backend: pure, legal, and shared between shapes that need no recompilation."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ SHAPES = ((1, 4096, 4096), (16, 4096, 4096), (1024, 1024, 1024), (500, 501, 499)
     rotated([*itertools.product(ARCHS, DTYPES, SHAPES, (False, True))], 3, "offers"),
     ids=str,
 )
-def test_offers_are_legal_and_have_names_of_their_own(
+def test_offers_are_legal_with_distinct_names(
     arch: str, dtype: torch.dtype, shape: tuple[int, int, int], prepacked: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", "")
@@ -74,7 +74,7 @@ def test_offers_are_legal_and_have_names_of_their_own(
         assert (choice.packed_format is not None) == prepacked
 
 
-def test_pairs_of_bfloat16_are_multiplied_where_the_cpu_does_and_b_lies_so() -> None:
+def test_bfloat16_pairs_need_a_cpu_instruction_and_a_matching_b() -> None:
     bf16, without = torch.bfloat16, dataclasses.replace(preset("avx512"), isa=("avx512f",))
     for problem, pairs in (
         (mm(512, 512, 512, dtype=bf16), True),
@@ -100,7 +100,7 @@ def test_shapes_and_blockings_share_one_compilation() -> None:
     assert keys != {c.compile_key for c in offers(mm(300, 200, 100), "avx2").choices}
 
 
-def test_an_epilogue_is_compiled_by_itself_and_keeps_the_name() -> None:
+def test_an_epilogue_changes_the_compilation_but_not_the_name() -> None:
     plain = mm(64, 64, 64)
     fused = dataclasses.replace(plain, epilogue=trace(torch.relu, torch.float32, ()))
     before, after = offers(plain).choices[0], offers(fused).choices[0]
@@ -110,7 +110,7 @@ def test_an_epilogue_is_compiled_by_itself_and_keeps_the_name() -> None:
     assert before.claims == after.claims
 
 
-def test_choices_travel_to_other_processes() -> None:
+def test_choices_can_be_pickled() -> None:
     choice = offers(mm(64, 64, 64)).choices[0]
     copy = pickle.loads(pickle.dumps(choice))
     assert copy == choice
@@ -134,7 +134,7 @@ def test_claims_count_the_blocks_of_k() -> None:
     ],
     ids=["device", "batched", "integers"],
 )
-def test_what_is_not_served_is_refused_with_a_reason(problem: Problem, reason: str) -> None:
+def test_unserved_problems_are_refused_with_a_reason(problem: Problem, reason: str) -> None:
     found = offers(problem)
     assert not found.choices
     assert reason in found.refusals[0].reason
@@ -191,7 +191,7 @@ def test_a_result_stored_by_columns_is_computed_transposed() -> None:
     assert oriented(mm(1000, 1, 50), 32).swapped
 
 
-def test_panels_are_about_equally_high() -> None:
+def test_panels_have_nearly_equal_heights() -> None:
     assert [plan_of(mm(m, 64, 64))["rows"] for m in (1, 14, 15, 16, 28, 29, 500)] == [1, 14, 8, 8, 14, 10, 14]
     assert [plan_of(mm(m, 64, 64), mode="dots")["rows"] for m in (1, 6, 7, 16)] == [1, 6, 4, 6]
 

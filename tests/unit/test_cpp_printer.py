@@ -73,6 +73,6 @@ def test_every_function_that_is_printed_is_defined() -> None:
     ],
     ids=["operation", "dtype"],
 )
-def test_what_has_no_form_is_named(node: Node, message: str) -> None:
+def test_rejects_nodes_without_a_form(node: Node, message: str) -> None:
     with pytest.raises(EpilogueError, match=message):
         print_epilogue(Epilogue(nodes=(ACC, node)), "acc", [], "result")

@@ -1,4 +1,4 @@
-"""What the cpp backend offers for products of int8, weights of few bits and 8-bit floats: pure, legal, honestly claimed."""
+"""Offers of the cpp backend for int8 products, narrow weights and 8-bit floats: pure, legal, with correct claims."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def offers(problem: Problem, device: DeviceInfo, search: str = "default") -> Off
 @pytest.mark.parametrize(
     ("arch", "shape", "prepacked"), rotated([*itertools.product(ARCHS, SHAPES, (False, True))], 3, "quantized offers"), ids=str
 )
-def test_offers_are_legal_and_have_names_of_their_own(
+def test_offers_are_legal_with_distinct_names(
     arch: str, shape: tuple[int, int, int], prepacked: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", "")
@@ -71,7 +71,7 @@ def test_offers_are_legal_and_have_names_of_their_own(
                 assert (choice.packed_format is not None) == prepacked
 
 
-def test_names_and_sources_tell_the_instructions_for_bytes() -> None:
+def test_names_and_sources_show_the_byte_instructions() -> None:
     problem = problems(64, 64, 64)[0]
     for arch in ("avx512", "avx2"):
         plain, bytewise = (offers(problem, device).choices[0] for device in (without_vnni(arch), with_vnni(arch)))
@@ -104,7 +104,7 @@ def test_shapes_and_scale_layouts_share_one_compilation() -> None:
     assert len(set(different)) == len(different)
 
 
-def test_choices_travel_to_other_processes() -> None:
+def test_choices_can_be_pickled() -> None:
     for problem in problems(16, 64, 128):
         choice = offers(problem, preset("avx512")).choices[0]
         copy = pickle.loads(pickle.dumps(choice))
@@ -130,17 +130,17 @@ def test_claims() -> None:
         (
             {"direct": True},
             Problem.int_mm(64, 64, 64, layout="nn", device_type="cpu"),
-            "b of int8 is read in place by dot products",
+            "int8 b is read in place only by dot products",
         ),
         (
             {},
             dataclasses.replace(Problem.int_mm(64, 64, 64, device_type="cpu"), prepacked=True),
-            "a prepacked b of int8 is read in place only",
+            "a prepacked b of int8 can only be read in place",
         ),
         (
             {"mode": "dots"},
             Problem.mixed_mm(400, 3, 64, encoding="int4", layout="nn", device_type="cpu"),
-            "dot products need the weights on the right",
+            "dot products need 4-bit weights on the right",
         ),
         ({"mode": "dots"}, Problem.int_mm(4, 64, 64, layout="nn", device_type="cpu"), "dot products need b with stride 1 along K"),
         ({}, Problem.int_mm(1 << 16, 64, 1 << 14, device_type="cpu"), "a packed copy of a takes 1073741824 bytes"),

@@ -1,4 +1,4 @@
-"""Tensor descriptors: what they say of a layout, when they are made, and which function of Triton's versions takes them."""
+"""Tensor descriptors: description of layouts, creation, and the function of each Triton version that takes them."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_a_description_has_the_contiguous_lines(name: str) -> None:
     ],
     ids=str,
 )
-def test_what_a_descriptor_cannot_describe(layout: Layout) -> None:
+def test_rejects_indescribable_layouts(layout: Layout) -> None:
     assert not describable(layout)
 
 
@@ -100,7 +100,7 @@ def test_addresses_are_forgotten_when_there_are_too_many(monkeypatch: pytest.Mon
 
 
 def _wrapped(below: Any) -> Any:
-    """As Triton wraps the function of a kernel one of whose arguments is a descriptor."""
+    """Wrap a kernel's function like Triton does if one argument is a descriptor."""
     return driver.wrap_handle_tensordesc(below, {"0": "tensordesc<bf16[16, 16]>"}, [{}])
 
 
@@ -122,7 +122,7 @@ def test_the_function_that_takes_encoded_descriptors(monkeypatch: pytest.MonkeyP
     assert found == (None if expected is None else replace(call, function=expected))
 
 
-def test_a_version_that_is_not_known_takes_tritons_descriptors() -> None:
+def test_an_unknown_version_takes_tritons_descriptors() -> None:
     call = Launcher(function=print, grid=(1, 1, 1), middle=(), packed=False)
     assert takes_encoded(SimpleNamespace(run=print), call) is None
 
@@ -135,11 +135,11 @@ class _Recorder:
         self.calls.append(args)
 
 
-def test_what_the_template_does_not_serve_is_refused_with_the_reason() -> None:
+def test_rejects_problems_that_the_template_does_not_serve() -> None:
     sm90 = preset("sm90")
     unaligned = Problem.mm(512, 512, 1001, layout="nt", device_type="cuda")
     assert "begin at multiples of 16 bytes" in (why_not_persistent(unaligned, sm90) or "")
     assert "no copy engine" in (why_not_persistent(Problem.mm(512, 512, 512, device_type="cuda"), preset("sm80")) or "")
-    assert "not a batch" in (why_not_persistent(Problem.bmm(2, 512, 512, 512, device_type="cuda"), sm90) or "")
-    assert "16 bits" in (why_not_persistent(Problem.mm(512, 512, 512, dtype=torch.float32, device_type="cuda"), sm90) or "")
+    assert "a batch is not served" in (why_not_persistent(Problem.bmm(2, 512, 512, 512, device_type="cuda"), sm90) or "")
+    assert "16-bit operands" in (why_not_persistent(Problem.mm(512, 512, 512, dtype=torch.float32, device_type="cuda"), sm90) or "")
     assert why_not_persistent(Problem.mm(512, 512, 512, device_type="cuda"), sm90) is None

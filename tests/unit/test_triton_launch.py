@@ -1,4 +1,4 @@
-"""How a launch is put together: the grid, the order of the arguments, and Triton's launchers of several versions."""
+"""Composition of a launch: the grid, the order of the arguments, and Triton's launchers of several versions."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ GRID = (7, 2, 1)
 
 
 def _compiled(calls: list[tuple[Any, ...]], **changes: Any) -> SimpleNamespace:
-    """A compiled kernel whose launcher records what it is called with."""
+    """Compiled kernel whose launcher records its calls."""
 
     class Launcher:
         launch_cooperative_grid, launch_pdl = "coop", "as compiled"
@@ -189,8 +189,8 @@ PROBLEMS = {
 
 
 @pytest.mark.parametrize("name", PROBLEMS)
-def test_each_family_passes_what_its_arguments_say(stream: int, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    """One choice of each family, bound to a kernel that records its launch."""
+def test_each_family_passes_its_declared_arguments(stream: int, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """Bind one choice of each family to a kernel that records its launch."""
     problem, calls = PROBLEMS[name], []
     partials, zeros = torch.zeros(4), torch.zeros(1 << 20, dtype=torch.int32)
     monkeypatch.setattr(triton, "__version__", "3.6.0")

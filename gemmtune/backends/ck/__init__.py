@@ -1,6 +1,6 @@
-"""Composable Kernel's GEMMs for AMD GPUs: a table of instances of our own, compiled here for each architecture.
+"""Composable Kernel's GEMMs for AMD GPUs: our own table of instances, compiled here for each architecture.
 
-No AMD GPU has run them yet: they are compiled and inspected, and their launch is tested against a stand-in for HIP.
+No AMD GPU has run these kernels yet. They are compiled and inspected, and tests launch them against a stand-in for HIP.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The ck backend: which instances of Composable Kernel serve a problem, ranked before anything is compiled."""
+"""The ck backend: instances of Composable Kernel for a problem, ranked before anything is compiled."""
 
 from __future__ import annotations
 
@@ -18,16 +18,19 @@ from .rank import estimate_us, select
 from .toolkit import find_toolkit
 
 NOT_RUN = "its kernels were compiled and inspected, and never run on an AMD GPU: docs/rocm.md"
-"""Said wherever the backend is shown."""
+"""Notice shown wherever the backend appears."""
 
 
 class CkBackend:
-    """Choices for problems on AMD GPUs of CDNA 2 and 3."""
+    """Backend for AMD GPUs of CDNA 2 and 3."""
 
     name = NAME
 
     def available(self, device: DeviceInfo) -> Availability:
-        """Yes on an AMD GPU with CK's headers and a compiler; without them, what was compiled before is used."""
+        """Return if the backend can run: on an AMD GPU with CK's headers and a compiler.
+
+        Without headers or compiler, only kernels compiled before are used.
+        """
         try:
             detail = f"Composable Kernel {find_toolkit(current().ck_dir).version}, {find_hip_compiler()}"
         except UnavailableError as error:
@@ -37,12 +40,12 @@ class CkBackend:
             return Availability(ok=False, detail=f"{text}; {NOT_RUN}")
         return Availability(ok=True, detail=f"{detail}; {NOT_RUN}")
 
-    def serves_by_default(self, device: DeviceInfo) -> bool:  # noqa: ARG002 - nowhere
-        """Only where it is named: nobody has run its kernels yet, and each takes up to a minute to compile."""
+    def serves_by_default(self, device: DeviceInfo) -> bool:  # noqa: ARG002 - no device
+        """Return False: it serves only if named. Nobody has run its kernels yet, and each takes up to a minute to compile."""
         return False
 
     def enumerate(self, problem: Problem, device: DeviceInfo, settings: Settings) -> Offers:
-        """The likeliest instances that are legal, the others counted by reason; needs neither CK nor a compiler nor a GPU."""
+        """Return the likeliest legal instances, and counts of the others by reason. Needs neither CK nor a compiler nor a GPU."""
         reason = check_problem(problem, device)
         if reason is not None:
             return Offers(refusals=(Refusal(name=NAME, reason=reason),))
@@ -56,10 +59,10 @@ class CkBackend:
 
 
 def _allowed(legal: list[Config], predicate: Predicate, settings: Settings) -> tuple[list[Config], list[Refusal]]:
-    """The configs whose names the settings' regexes let pass, and a refusal for each reason why others do not.
+    """Return the configs whose names pass the settings' regexes, and one refusal per reason for the others.
 
-    The regexes hold before the ranking, so that the best of those that are left are tried, however bad. Where none is left, all are
-    given: the selector refuses them for the same reasons, and warns.
+    The regexes apply before the ranking, so that the best of the remaining configs are tried. If none remains, all are returned:
+    the selector refuses them for the same reasons, and warns.
     """
     named = (why_not_named(name_of(predicate, config), NAME, settings) or config for config in legal)
     allowed, refusals = Refusal.apart(named, NAME, "instances")

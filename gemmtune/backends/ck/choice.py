@@ -1,4 +1,4 @@
-"""An instance of CK, made ready for a problem, as a choice."""
+"""Choice of a CK instance that is specialised for a problem."""
 
 from __future__ import annotations
 
@@ -28,18 +28,19 @@ from .toolkit import find_toolkit
 
 NAME = "ck"
 FLUSHING = "gfx90a"
-"""Whose 16-bit matrix instructions take subnormal operands and results for zero (PyTorch notes, "Numerical accuracy")."""
+"""Architecture whose 16-bit matrix instructions flush subnormal operands and results to zero (PyTorch notes, "Numerical accuracy").
+"""
 
 
 def name_of(predicate: Predicate, config: Config) -> str:
-    """The name of a choice: the one that tables show and regexes see."""
+    """Return the choice's name, which tables show and the settings' regexes match."""
     dtypes = dict.fromkeys(dtype_info(x.dtype).short for x in (predicate.problem.a, predicate.problem.b))
     return f"{NAME}:xdl_{'_'.join(dtypes)}_{config.label}"
 
 
 @dataclass(frozen=True, kw_only=True)
 class CkChoice(FileChoice):
-    """One instance, compiled for ``device``; ``checkout`` is the setting ``ck_dir``."""
+    """One instance, compiled for ``device``. ``checkout`` is the setting ``ck_dir``."""
 
     config: Config = field(repr=False)
     device: DeviceInfo = field(repr=False)
@@ -47,7 +48,7 @@ class CkChoice(FileChoice):
 
     @classmethod
     def of(cls, config: Config, predicate: Predicate, checkout: str | None) -> CkChoice:
-        """The choice of a config that ``predicate`` made."""
+        """Return the choice of a config that ``predicate`` made."""
         problem, device, instance = predicate.problem, predicate.device, config.instance
         flushes = device.arch == FLUSHING and problem.dtype in (torch.float16, torch.bfloat16)
         tile = f"{instance.block_m}x{instance.block_n}x{instance.block_k(config.itemsize)}"
@@ -69,12 +70,12 @@ class CkChoice(FileChoice):
 
     @staticmethod
     def compiler() -> HipCompiler:
-        """What compiles it. Raises UnavailableError: there is none here."""
+        """Return the compiler. Raises UnavailableError if there is none."""
         return find_hip_compiler()
 
     @property
     def obstacle(self) -> str | None:
-        """What was not compiled before cannot be run without a compiler or CK's headers."""
+        """Reason why a kernel that is not compiled yet cannot be compiled: no compiler, or no CK headers. None if it can run."""
         if self.compiled:
             return None
         try:
@@ -86,26 +87,26 @@ class CkChoice(FileChoice):
 
     @functools.cached_property
     def predicate(self) -> Predicate:
-        """What the config was made by."""
+        """Predicate that made the config."""
         return Predicate(self.problem, self.device)
 
     @functools.cached_property
     def source(self) -> KernelSource:
-        """What has to be compiled."""
+        """Source to compile."""
         return source_of(self.predicate, self.config, self.checkout or "")
 
     @functools.cached_property
     def record(self) -> Record:
-        """What its launches are told."""
+        """Launch parameters."""
         return record_of(self.predicate, self.config)
 
     @property
     def path(self) -> Path:
-        """The file of the code object, made or not."""
+        """Path of the code object, whether it exists or not."""
         return code_object_path(NAME, self.source.digest)
 
     def make(self) -> Path:
-        """The code object, made if it is missing. Raises what ``compile`` does."""
+        """Return the code object, compiled if missing. Raises the errors of ``compile``."""
 
         def includes() -> tuple[Path, ...]:
             return find_toolkit(self.checkout).includes(cache_dir(NAME))
@@ -113,17 +114,17 @@ class CkChoice(FileChoice):
         return make_code_object(lambda: self.path, lambda: self.source.text, self.arch, includes, self.name)
 
     def load(self) -> LoadedHipKernel:
-        """The kernel, loaded on the current device. Raises what ``opened`` does; UnavailableError: HIP cannot load it."""
+        """Load the kernel on the current device. Raises the errors of ``opened``, or UnavailableError if HIP cannot load it."""
         path = self.opened(lambda path: path)
         return loaded_hip_kernel(find_hip(), path, self.record.kernel, torch.cuda.current_device())
 
     def bind(self, loaded: LoadedHipKernel) -> Kernel:
-        """The launch for the problem."""
+        """Bind the launch to the problem."""
         launcher = HipLauncher(loaded, self.record, lambda reason: ErrorFromChoice(self.name, str(self.problem), reason))
         return Kernel(run=bind(launcher, self.problem, self.name))
 
-    def artifacts(self, device: DeviceInfo) -> tuple[Artifact, ...]:  # noqa: ARG002 - its facts are checked at enumeration
-        """The kernel that multiplies, as its assembly text tells it."""
+    def artifacts(self, device: DeviceInfo) -> tuple[Artifact, ...]:  # noqa: ARG002 - enumeration checked its facts
+        """Return the multiplying kernel's artifact, parsed from its assembly."""
         text = assembly_path(self.opened(lambda path: path)).read_text()
         usage = amdgcn_usage(text)
         artifact = Artifact(
@@ -142,16 +143,16 @@ class CkChoice(FileChoice):
 
     @property
     def arch(self) -> str:
-        """The architecture that it is compiled for, such as ``gfx942``."""
+        """Architecture of the compilation target, such as ``gfx942``."""
         return self.device.arch
 
     def forward(self) -> CkChoice:
-        """Raises UnavailableError: a code object is for one architecture alone."""
-        raise UnavailableError(f"{self.name}: got another GPU, expected {self.arch}, for which the code object is")
+        """Raise UnavailableError: a code object serves only its own architecture."""
+        raise UnavailableError(f"{self.name}: got another GPU, expected {self.arch}: a code object serves one architecture")
 
 
 def instruction(element: Element, mfma: int, arch: str) -> str:
-    """The matrix instruction, with ``*`` for what may vary: the spelling of bfloat16, and operands in accumulation registers."""
+    """Return the matrix instruction. ``*`` stands for the spelling of bfloat16, and for accumulation registers as operands."""
     depth = str(MFMA_K[arch][element][0 if mfma == 32 else 1])
     operands = {"f8": "fp8_fp8", "bf8": "bf8_bf8"}.get(element, element)
     # CDNA 2 writes v_mfma_f32_16x16x16f16, CDNA 3 v_mfma_f32_16x16x16_f16.

@@ -1,4 +1,4 @@
-"""A config: an instance with everything that a problem's layouts and sizes decide before it is compiled."""
+"""Config: an instance with all compile-time decisions that a problem's layouts and sizes require."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from .transfer import Transfer
 SUM_BYTES = 4
 """Bytes of a sum, which CK passes through LDS as float32 for the epilogue."""
 Kind = Literal["row", "col", "one"]
-"""How a kernel reads an operand beside a and b: neighbours in a row, neighbours in a column, or one number for all."""
+"""Access of a kernel to an operand other than a and b: contiguous rows, contiguous columns, or a single number."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Read:
-    """An operand beside a and b, as it is broadcast to the result; ``stride`` is between its rows, or its columns."""
+    """Operand other than a and b, broadcast to the result. ``stride`` is between its rows, or its columns."""
 
     kind: Kind
     dtype: torch.dtype
@@ -31,7 +31,7 @@ class Read:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Store:
-    """How sums become the result: the part that waves exchange through LDS at a time, and the threads that store it."""
+    """Path from sums to the result: the part that waves exchange through LDS at a time, and the threads that store it."""
 
     part_m: int
     part_n: int
@@ -41,16 +41,17 @@ class Store:
 
     @property
     def lds_bytes(self) -> int:
-        """LDS that the part takes."""
+        """LDS bytes of the part."""
         return self.part_m * self.part_n * SUM_BYTES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
-    """One kernel of CK: ``padding`` names the sizes that need not be multiples of the tile (CK's GemmSpecialization).
+    """One kernel of CK.
 
-    With ``split_k`` a block sums a part of K, and the last one of a tile to end adds the parts up, in their order. ``changed`` says
-    that numbers are rewritten on their way.
+    ``padding`` names the sizes that need not be multiples of the tile (CK's GemmSpecialization). With ``split_k`` a block sums a
+    part of K. The last block of a tile adds the parts up in their order. ``changed`` is true if numbers are converted on the way to
+    LDS.
     """
 
     instance: Instance
@@ -66,19 +67,19 @@ class Config:
 
     @property
     def lds_bytes(self) -> int:
-        """LDS of a block, which the source asserts."""
+        """LDS bytes of a block, which the source asserts."""
         version = self.instance.version
         k1 = max(self.a.k1, self.b.k1)
         operands = sum(-(-x.elements(version) // k1) * k1 for x in (self.a, self.b)) * self.itemsize
         return LDS_BUFFERS.get(version, 1) * self.buffer_bytes(operands)
 
     def buffer_bytes(self, operands: int) -> int:
-        """A buffer of LDS has a step of both operands, and later a part of the sums."""
+        """Return the bytes of one LDS buffer. It holds a step of both operands, and later a part of the sums."""
         return max(operands, self.store.lds_bytes)
 
     @property
     def label(self) -> str:
-        """The config in a choice's name."""
+        """Config's part of a choice's name."""
         vectors = f"a{self.a.vector}b{self.b.vector}c{self.store.vector}"
         layouts = "".join("k" if x.along_k else name for x, name in ((self.a, "m"), (self.b, "n")))
         path = f"{self.path.tail.lower()}{'' if self.path.loop else '_short'}"
@@ -87,7 +88,7 @@ class Config:
 
 
 def store_of(instance: Instance, widest: int) -> Store:
-    """The way of the sums, one result of the instruction of each wave at a time, with stores of at most ``widest`` elements."""
+    """Return the path of the sums: one instruction result per wave at a time, in stores of at most ``widest`` elements."""
     part_m, part_n = instance.mfma * instance.waves[0], instance.mfma * instance.waves[1]
     vector = min(widest, part_m * part_n // instance.threads)
     threads_n = min(part_n // vector, instance.threads)
@@ -95,7 +96,7 @@ def store_of(instance: Instance, widest: int) -> Store:
 
 
 def read_of(layout: Layout, vector: int) -> Read | None:
-    """How a kernel reads an operand that is expanded to the result; None where neither rows nor columns are contiguous."""
+    """Return the access to an operand broadcast to the result, or None if neither rows nor columns are contiguous."""
     rows, cols = layout.size[-2:]
     down, along = layout.stride[-2] if rows > 1 else 0, layout.stride[-1] if cols > 1 else 1
     batch = layout.stride[0] if len(layout.size) == 3 and layout.size[0] > 1 else 0

@@ -1,7 +1,7 @@
-"""The instances of CK's pipelined GEMM that are worth compiling: tiles, waves, the matrix instruction, the pipeline.
+"""Instances of CK's pipelined GEMM that are worth compiling: tile, waves, matrix instruction, pipeline.
 
-Pure data. Depths are in bytes along K, so that one table serves operands of one, two and four bytes. Tiles and pipelines are those
-that CK's own lists have for products that compute bounds, and for products that memory bounds.
+This module is pure data. Depths are in bytes along K, so that one table serves operands of one, two and four bytes. Tiles and
+pipelines come from CK's own lists for compute-bound and for memory-bound products.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ Scheduler = Literal["intrawave", "interwave"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Instance:
-    """A tile and how a block of threads works on it.
+    """Tile, and how a block of threads works on it.
 
-    ``mfma`` is the side of the matrix instruction's square result; ``waves`` are along M and N. ``version`` is CK's name for a
-    pipeline; its ``scheduler`` interleaves the instructions of one wave (intrawave) or leaves that to several (interwave).
+    ``mfma`` is the side of the matrix instruction's square result. ``waves`` are along M and N. ``version`` is CK's name for a
+    pipeline. The ``scheduler`` interleaves the instructions of one wave (intrawave), or several waves interleave (interwave).
     """
 
     block_m: int
@@ -39,22 +39,22 @@ class Instance:
 
     @property
     def repeats(self) -> tuple[int, int]:
-        """Results of the instruction that a wave has along M and N."""
+        """Instruction results that one wave computes along M and N."""
         return self.block_m // (self.mfma * self.waves[0]), self.block_n // (self.mfma * self.waves[1])
 
     def block_k(self, itemsize: int) -> int:
-        """Elements along K of a step."""
+        """Return the elements along K of one step."""
         return self.bytes_k // itemsize
 
     @property
     def waves_per_simd(self) -> int:
-        """Waves that CK asks the compiler to leave registers for on each SIMD."""
+        """Waves per SIMD for which CK makes the compiler leave registers."""
         if self.scheduler == "interwave":
             return 2
         return 2 if self.version == "v3" and self.block_m * self.block_n // self.threads <= 128 else 1
 
     def label(self, itemsize: int) -> str:
-        """The instance in a choice's name."""
+        """Return the instance's part of a choice's name."""
         waves = f"{self.waves[0]}x{self.waves[1]}"
         tile = f"{self.block_m}x{self.block_n}x{self.block_k(itemsize)}"
         return f"{tile}_x{self.mfma}_w{waves}_{self.version}_{self.scheduler}"
@@ -68,7 +68,7 @@ def _large(block_m: int, block_n: int, bytes_k: int, *versions: Version, mfma: i
 
 
 def _small(block_m: int, block_n: int, bytes_k: int, mfma: int, waves: tuple[int, int]) -> tuple[Instance, ...]:
-    """Tiles for products that wait for memory: loads of several steps are on their way, and waves take turns."""
+    """Return tiles for memory-bound products: loads of several steps are in flight, and waves take turns."""
     kinds: tuple[tuple[Version, Scheduler], ...] = (("v1", "intrawave"), ("v2", "intrawave"), ("v2", "interwave"))
     return tuple(
         Instance(block_m=block_m, block_n=block_n, bytes_k=bytes_k, mfma=mfma, waves=waves, version=version, scheduler=scheduler)
@@ -112,4 +112,4 @@ INSTANCES: tuple[Instance, ...] = (
     *_small(32, 256, 128, 32, (1, 4)),
     *_small(256, 32, 128, 32, (4, 1)),
 )
-"""Every instance; one predicate says which of them a problem may have (``legality.py``)."""
+"""Every instance; the predicate in ``legality.py`` selects those for a problem."""

@@ -1,4 +1,4 @@
-"""One predicate says whether an instance may be offered for a problem on a device, before anything is compiled."""
+"""Legality predicate: may an instance be offered for a problem on a device? It decides before anything is compiled."""
 
 from __future__ import annotations
 
@@ -20,26 +20,26 @@ from .transfer import WIDE_BYTES, Transfer, transfer, vector_along
 
 OPS = ("mm", "addmm", "bmm", "baddbmm", "scaled_mm")
 RESULTS = (torch.float16, torch.bfloat16, torch.float32)
-"""Dtypes that are stored, and that an epilogue reads."""
+"""Dtypes that can be stored, and that an epilogue can read."""
 MOST_BYTES = 2**31
-"""Bytes of one matrix that a buffer's descriptor addresses with signed offsets."""
+"""Limit on the bytes of one matrix: a buffer descriptor addresses it with signed 32-bit offsets."""
 MOST_BATCH = 65535
 SPLITS = (2, 4, 8, 16)
-"""Parts of K that are tried, …"""
+"""Numbers of parts of K to try."""
 LEAST_STEPS = 4
-"""… where each part has at least so many steps."""
+"""Minimum steps in each part of K."""
 MOST_WORKSPACE_BYTES = 256 * 2**20
-"""The most memory for partial sums, where K is split."""
+"""Most bytes of partial sums with split K."""
 REGISTERS = 512
-"""Registers of a thread, vector and accumulation registers together, where a SIMD has one wave."""
+"""Registers of a thread (vector and accumulation registers) with one wave per SIMD."""
 OTHER_REGISTERS = 40
-"""Addresses, descriptors and counters of a thread, about …"""
+"""Estimated registers of a thread for addresses, descriptors and counters."""
 REGISTERS_OF_A_LOAD = 2
-"""… beside the offset and the mask of each load of a step."""
+"""Registers for the offset and the mask of each load of a step."""
 
 
 def check_problem(problem: Problem, device: DeviceInfo) -> str | None:
-    """Why no instance at all can serve the problem on this device, or None."""
+    """Return why no instance can serve the problem on this device, or None."""
     if device.type != "hip" or device.arch not in MFMA_K:
         return f"works on AMD GPUs of {' and '.join(MFMA_K)}, not on {device.arch}"
     reason = why_not(problem, OPS)
@@ -53,23 +53,24 @@ def check_problem(problem: Problem, device: DeviceInfo) -> str | None:
     if problem.out.dtype not in RESULTS:
         return f"the result is {dtype_name(problem.out.dtype)}, expected one of {', '.join(map(dtype_name, RESULTS))}"
     if problem.batch > MOST_BATCH:
-        return f"batch {problem.batch}: a grid has {MOST_BATCH} products"
+        return f"batch {problem.batch}: a grid has at most {MOST_BATCH} products"
     if problem.scales and block_scaled(problem):
-        return "scales change along K: these kernels scale sums"
+        return "scales change along K: these kernels scale only the final sums"
     return why_not_epilogue(problem, MOST_OPERANDS - (problem.inp_read is not None) - len(problem.scales), RESULTS)
 
 
 class Predicate:
-    """Which instances may be offered for a problem, and how: what depends on the problem alone is worked out once.
+    """Legality and configs of instances for one problem on one device.
 
-    Assumes that ``check_problem`` found nothing. ``refused`` is why no instance can have the operands.
+    Facts of the problem are computed once. ``check_problem`` must have found nothing. ``refused`` is the reason why no instance can
+    take the operands.
     """
 
     def __init__(self, problem: Problem, device: DeviceInfo) -> None:
         self.problem, self.device = problem, device
         self.oriented: Oriented = orient(problem, swap_ab=not problem.out.row_major)
         product = product_of(self.oriented.a.dtype, self.oriented.b.dtype, device.arch)
-        assert not isinstance(product, str)  # ``check_problem`` says so
+        assert not isinstance(product, str)  # guaranteed by ``check_problem``
         self.product: Product = product
         self.itemsize = product.itemsize
         self.refused = self._why_not_operands()
@@ -83,23 +84,23 @@ class Predicate:
                 return f"{name} has neither contiguous rows nor contiguous columns"
         for layout in (oriented.a, oriented.b, oriented.out, *oriented.added):
             if _matrix_bytes(layout) >= MOST_BYTES:
-                return f"an operand has {_matrix_bytes(layout)} bytes, a buffer of these kernels fewer than 2^31"
+                return f"an operand has {_matrix_bytes(layout)} bytes, expected fewer than 2^31"
         for i, layout in enumerate(oriented.added):
             if read_of(layout, 1) is None:
-                return f"operand {i} beside a and b has neither contiguous rows nor contiguous columns"
+                return f"operand {i} after a and b has neither contiguous rows nor contiguous columns"
         return None
 
     def reads(self, config: Config) -> tuple[Read, ...]:
-        """How a kernel of ``config`` reads what is beside a and b."""
+        """Return how a kernel of ``config`` reads the operands other than a and b."""
         reads = []
         for layout in self.oriented.added:
             found = read_of(layout, min(config.store.vector, vector_along(layout, -1)))
-            assert found is not None  # ``refused`` says so
+            assert found is not None  # guaranteed by ``refused``
             reads.append(found)
         return tuple(reads)
 
     def candidates(self) -> Iterator[tuple[Instance, int]]:
-        """Every instance, and with K in parts where its tiles would leave half of the compute units idle."""
+        """Yield every instance, and its split-K variants if its tiles would leave half of the compute units idle."""
         m, n, k = self.oriented.sizes
         for instance in INSTANCES:
             tiles = -(-m // instance.block_m) * -(-n // instance.block_n) * self.problem.batch
@@ -109,7 +110,7 @@ class Predicate:
             yield from ((instance, splits) for splits in (1, *idle))
 
     def config(self, instance: Instance, split_k: int = 1) -> Config | str:
-        """The instance made ready for the problem, with K in so many parts, or why it may not be offered."""
+        """Return the config of an instance for the problem with K in ``split_k`` parts, or why it may not be offered."""
         if self.refused is not None:
             return self.refused
         m, n, k = self.oriented.sizes
@@ -138,12 +139,12 @@ class Predicate:
 
     @property
     def partial(self) -> Layout:
-        """The sums of one part of K of one product, as they wait in the workspace."""
+        """Layout of the sums of one part of K of one product in the workspace."""
         return Layout.contiguous(self.oriented.sizes[:2], torch.float32)
 
     def _why_not_split(self, steps: int, splits: int) -> str | None:
         if steps % splits:
-            return f"{splits} splits: {steps} steps along K are no multiple"
+            return f"{splits} splits: {steps} steps along K are not a multiple"
         m, n, _ = self.oriented.sizes
         need = splits * self.problem.batch * m * n * torch.float32.itemsize
         if splits > 1 and need > MOST_WORKSPACE_BYTES:
@@ -151,7 +152,7 @@ class Predicate:
         return None
 
     def _transfer(self, layout: Layout, instance: Instance, *, first: bool) -> Transfer | str:
-        """``first``: the operand is a, whose rows are summed along; of b it is the columns."""
+        """Return the copy of an operand to LDS. ``first`` means a, contiguous along K if row-major; b is so if column-major."""
         along_k = (letter(layout) == "t") == first
         block = instance.block_m if first else instance.block_n
         widest = min(vector_along(layout, -1 if letter(layout) == "t" else -2), WIDE_BYTES // self.itemsize)
@@ -164,27 +165,27 @@ class Predicate:
             return f"LDS: needs {lds} bytes, a block of {self.device.arch} has {most}"
         need, limit = registers(config), REGISTERS // config.instance.waves_per_simd
         if need > limit:
-            return f"registers: needs about {need} for each thread, {limit} are left with {config.instance.waves_per_simd} waves"
+            return f"registers: needs about {need} for each thread, {limit} available with {config.instance.waves_per_simd} waves"
         return None
 
 
 def why_illegal(instance: Instance, arch: str, element: Element, itemsize: int) -> str | None:
-    """Why CK has no such kernel for an element on an architecture, whatever the problem; or None."""
+    """Return why CK has no such kernel for an element on an architecture for any problem, or None."""
     depth, (rows, cols) = instance.block_k(itemsize), instance.repeats
     tile = f"{instance.block_m}x{instance.block_n}"
     if rows * instance.mfma * instance.waves[0] != instance.block_m or cols * instance.mfma * instance.waves[1] != instance.block_n:
-        return f"tile {tile} is no multiple of {instance.waves[0]}x{instance.waves[1]} waves of {instance.mfma}x{instance.mfma}"
+        return f"tile {tile} is not a multiple of {instance.waves[0]}x{instance.waves[1]} waves of {instance.mfma}x{instance.mfma}"
     of_32, of_16 = MFMA_K[arch][element]
     step = of_32 if instance.mfma == 32 else of_16
-    # A thread holds its share of a step as whole packs of neighbours along K.
+    # A thread holds its share of a step in whole packs of elements adjacent along K.
     shares, pack = WAVE // instance.mfma, 16 // itemsize
     if depth % step or depth // shares % pack:
-        return f"{depth} elements along K are no multiple of what a wave multiplies at a time ({max(step, shares * pack)})"
+        return f"{depth} elements along K are not a multiple of a wave's step ({max(step, shares * pack)})"
     return None
 
 
 def _why_overhanging(instance: Instance, m: int, n: int) -> str | None:
-    """Why most of the instance's tile would be empty, or None; the smallest tiles serve everything."""
+    """Return why most of the instance's tile would be empty, or None. The smallest tiles serve everything."""
     for side, block, size in (("m", instance.block_m, m), ("n", instance.block_n, n)):
         if block > instance.mfma and block >= 2 * size:
             return f"block_{side} {block}: half of it or more hangs over {side} = {size}"
@@ -192,14 +193,17 @@ def _why_overhanging(instance: Instance, m: int, n: int) -> str | None:
 
 
 def _padding(m: int, n: int, k: int) -> str:
-    """CK's name for the sizes with a remainder; both of M and N are padded where one is, since nothing is gained otherwise."""
+    """Return CK's name for the sizes with a remainder.
+
+    M and N are padded together, because padding only one gains nothing.
+    """
     return ("MN" if m or n else "") + ("K" if k else "") or "Default"
 
 
 def registers(config: Config) -> int:
-    """About the registers of a thread: sums, steps of operands on their way from memory, the addresses of their loads, fragments.
+    """Return an estimate of a thread's registers: sums, operands in flight, addresses of their loads, and fragments.
 
-    Bytes that are rewritten on their way (8-bit floats) are in registers once more. The compiler needs up to a fifth fewer.
+    Numbers converted on the way to LDS (8-bit floats) take registers a second time. The compiler needs up to a fifth fewer.
     """
     instance = config.instance
     sums = instance.block_m * instance.block_n // instance.threads
@@ -213,7 +217,7 @@ def registers(config: Config) -> int:
 
 
 def _matrix_bytes(layout: Layout) -> int:
-    """Bytes from the first to past the last element of one matrix, with room for a padded tile."""
+    """Return the bytes from the first element past the last one of a matrix, with room for a padded tile."""
     rows, cols = layout.size[-2:]
     down, along = layout.stride[-2:]
     return (1 + (rows + 255) * down * (rows > 1) + (cols + 255) * along * (cols > 1)) * layout.dtype.itemsize

@@ -1,4 +1,4 @@
-"""How CK's pipelines go through the steps along K: what is decided where a kernel is compiled, and not at its launch."""
+"""Compile-time decisions of CK's pipelines about the steps along K."""
 
 from __future__ import annotations
 
@@ -7,25 +7,25 @@ from dataclasses import dataclass
 from .instances import WAVE, Instance
 
 PREFETCHED = {"v1": 1, "v3": 2, "v4": 3, "v5": 3}
-"""Steps whose loads are on their way before the loop; that of v2 depends on the tile."""
+"""Steps whose loads are in flight before the loop. For v2 the number depends on the tile."""
 LDS_BUFFERS = {"v4": 2}
-"""Buffers of a step in LDS, where there are several."""
+"""LDS buffers of a step, for pipelines with several."""
 UNROLLED = 2
-"""Steps of one round of the loop of v4 and v5."""
+"""Steps in one iteration of the loop of v4 and v5."""
 IN_FLIGHT_BYTES = 32768
-"""Bytes that v2 keeps on their way for each compute unit."""
+"""Bytes that v2 keeps in flight for each compute unit."""
 MOST_IN_FLIGHT = 8
 SIMDS = 4
 """SIMD units of a compute unit."""
 NUMBERS = ("Full", "One", "Two", "Three", "Four", "Five", "Six", "Seven")
-"""CK's names for the steps that are left after whole rounds of the loop."""
+"""CK's names for the steps that remain after whole iterations of the loop."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Path:
-    """What CK's host code decides by the number of steps: whether there is a loop, and how many steps come after it.
+    """Decisions of CK's host code that depend on the number of steps: is there a loop, and how many steps follow it.
 
-    ``steps`` is the least number that decides so.
+    ``steps`` is the smallest number with these decisions.
     """
 
     loop: bool
@@ -34,7 +34,7 @@ class Path:
 
 
 def prefetched(instance: Instance) -> int:
-    """Steps whose loads are on their way before the loop begins."""
+    """Return the steps whose loads are in flight before the loop begins."""
     if instance.version != "v2":
         return PREFETCHED[instance.version]
     blocks = max(SIMDS * WAVE // instance.threads, 1)
@@ -43,15 +43,15 @@ def prefetched(instance: Instance) -> int:
 
 
 def why_too_short(instance: Instance, steps: int) -> str | None:
-    """Why a pipeline cannot serve a sum of so many steps, or None."""
+    """Return why a pipeline cannot serve a sum of ``steps`` steps, or None."""
     least = 1 if instance.version == "v1" else prefetched(instance) + 1
     if steps < least:
-        return f"pipeline {instance.version} has {prefetched(instance)} steps on their way: needs {least} along K"
+        return f"pipeline {instance.version} prefetches {prefetched(instance)} steps: needs at least {least} along K"
     return None
 
 
 def path_of(instance: Instance, steps: int) -> Path:
-    """The path of the kernel for so many steps, which ``why_too_short`` lets pass."""
+    """Return the kernel's path for ``steps`` steps, which ``why_too_short`` must accept."""
     ahead = prefetched(instance)
     loop = steps > ahead
     if instance.version in ("v1", "v3"):

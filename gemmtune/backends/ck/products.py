@@ -1,4 +1,4 @@
-"""How a pair of dtypes is multiplied: by which matrix instruction, and what operands become on their way to LDS."""
+"""Products of two dtypes: the matrix instruction, and the conversion of operands on the way to LDS."""
 
 from __future__ import annotations
 
@@ -10,31 +10,39 @@ import torch
 from ...problem.dtypes import FLOAT8, dtype_name
 
 Element = Literal["f16", "bf16", "f32", "f8", "bf8"]
-"""What an instruction multiplies, with its names in CK's. The 8-bit floats are those of gfx942: e4m3fnuz and e5m2fnuz."""
+"""Element type of an instruction, by its name in CK. The 8-bit floats are those of gfx942: e4m3fnuz and e5m2fnuz."""
 Change = Literal["none", "halved", "shrunk", "widened"]
-"""``halved``: e4m3fn as the e4m3fnuz with the same bits, half the number. ``shrunk``: e4m3fn as float16, 2^-8 of the number.
-``widened``: e5m2 as float16, of which it is the upper half."""
+"""Conversion of an operand.
+
+``halved`` reads e4m3fn as the e4m3fnuz with the same bits, which is half the number. ``shrunk`` turns e4m3fn into float16 with 2^-8
+of the number. ``widened`` turns e5m2 into float16, whose upper half it is.
+"""
 
 MFMA_K: dict[str, dict[Element, tuple[int, int]]] = {
     "gfx90a": {"f16": (8, 16), "bf16": (8, 16), "f32": (2, 4)},
     "gfx942": {"f16": (8, 16), "bf16": (8, 16), "f32": (2, 4), "f8": (16, 32), "bf8": (16, 32)},
 }
-"""The elements along K that the matrix instructions of 32 and of 16 rows and columns multiply, by architecture and element: v_mfma
-in AMD's ISA documents of CDNA 2 and CDNA 3. CDNA 2 has none of 8-bit floats."""
+"""Elements along K that the matrix instructions of 32 and of 16 rows and columns multiply, by architecture and element.
+
+Source: v_mfma in AMD's ISA documents of CDNA 2 and CDNA 3. CDNA 2 has no instruction for 8-bit floats.
+"""
 _MEMORY: dict[torch.dtype, Element] = {
     torch.float16: "f16", torch.bfloat16: "bf16", torch.float32: "f32", torch.float8_e4m3fn: "f8", torch.float8_e5m2: "bf8",
     torch.float8_e4m3fnuz: "f8", torch.float8_e5m2fnuz: "bf8",
 }  # fmt: skip
-"""The type of a or b in memory."""
+"""Element type of each dtype in memory."""
 DTYPES = tuple(_MEMORY)
 _BYTES: dict[Element, int] = {"f16": 2, "bf16": 2, "f32": 4, "f8": 1, "bf8": 1}
 _FACTORS: dict[Change, float] = {"none": 1.0, "halved": 2.0, "shrunk": 256.0, "widened": 1.0}
-"""The factor by which sums have to be multiplied for an operand."""
+"""Factor by which each conversion of an operand requires the sums to be multiplied."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Product:
-    """``element`` is multiplied, and lies in LDS; ``memory`` has the types of a and b in memory, ``changes`` their changes."""
+    """Product of two operands.
+
+    ``element`` is the multiplied type, also in LDS. ``memory`` has the types of a and b in memory, ``changes`` their conversions.
+    """
 
     element: Element
     memory: tuple[Element, Element]
@@ -47,23 +55,23 @@ class Product:
 
     @property
     def changed(self) -> bool:
-        """Numbers are rewritten on their way, in registers."""
+        """True if registers convert numbers on the way to LDS."""
         return self.changes != ("none", "none")
 
     @property
     def factor(self) -> float:
-        """What sums are multiplied by, a power of two."""
+        """Power of two that multiplies the sums."""
         return _FACTORS[self.changes[0]] * _FACTORS[self.changes[1]]
 
 
 def product_of(a: torch.dtype, b: torch.dtype, arch: str) -> Product | str:
-    """The product of two dtypes on an architecture, or why there is none.
+    """Return the product of two dtypes on an architecture, or why there is none.
 
-    e5m2 has infinities, which gfx942's own 8-bit floats have not: it is multiplied as float16, and so is what is beside it.
+    e5m2 has infinities, which gfx942's own 8-bit floats lack. So e5m2 and its partner are multiplied as float16.
     """
     if a not in _MEMORY or b not in _MEMORY or (a != b and not (a in FLOAT8 and b in FLOAT8)):
         pair = f"{dtype_name(a)} and {dtype_name(b)}"
-        return f"a and b are {pair}, expected two equal ones of {', '.join(map(dtype_name, DTYPES))}, or two of float8 of OCP"
+        return f"a and b are {pair}, expected two equal dtypes of {', '.join(map(dtype_name, DTYPES))}, or two OCP float8 dtypes"
     memory = _MEMORY[a], _MEMORY[b]
     if a == b == torch.float8_e4m3fn:
         made = Product(element="f8", memory=memory, changes=("halved", "halved"))
@@ -72,7 +80,7 @@ def product_of(a: torch.dtype, b: torch.dtype, arch: str) -> Product | str:
     else:
         made = Product(element=memory[0], memory=memory, changes=("none", "none"))
     if any(x not in MFMA_K[arch] for x in (made.element, *memory)):
-        return f"{arch} has no matrix instruction of {dtype_name(a)}"
+        return f"{arch} has no matrix instruction for {dtype_name(a)}"
     return made
 
 

@@ -1,7 +1,7 @@
-"""A cheap model that orders instances before anything is compiled: compiling one takes up to a minute.
+"""Cheap model that orders instances before compiling, because compiling one takes up to a minute.
 
-The time of the slowest of matrix units with their LDS, loads out of L2, and memory. Its rates are the peaks of AMD's data sheets,
-and no measurement has touched them: it only orders.
+The estimate is the time of the slowest of matrix units with their LDS, loads from L2, and memory. Its rates are the peaks of AMD's
+data sheets and were never measured. It only orders.
 """
 
 from __future__ import annotations
@@ -21,7 +21,10 @@ from .products import Element
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rates:
-    """Peaks: of a compute unit matrix products of 16 bits in TFLOP/s, LDS, and loads out of L2 in GB/s; of the memory in GB/s."""
+    """Peak rates.
+
+    Per compute unit: 16-bit matrix products in TFLOP/s, LDS and L2 loads in GB/s. For the whole device: memory in GB/s.
+    """
 
     cu_tflops: float
     lds_gbps: float
@@ -34,25 +37,25 @@ RATES = {
     "gfx942": Rates(cu_tflops=4.3, lds_gbps=269.0, l2_gbps=113.0, dram_gbps=5300.0),
 }
 SHARES: dict[Element, float] = {"f16": 1.0, "bf16": 1.0, "f32": 0.125, "f8": 2.0, "bf8": 2.0}
-"""The rate of each element as a share of that of 16 bits."""
+"""Rate of each element relative to 16-bit elements."""
 LAUNCH_US = 4.0
 LATENCY_US = 1.0
-"""The time from the issue of a load to its arrival, memory under load."""
+"""Microseconds from issuing a load to its arrival, with memory under load."""
 STEP_US = 0.02
-"""Barriers and addresses of a step."""
+"""Barriers and address arithmetic of one step."""
 LDS_SHARE = 0.5
-"""The share of LDS's time that no product hides."""
+"""Share of the LDS time that no product hides."""
 PARTS_US = 2.0
-"""The last block of a tile waits for the others' sums."""
+"""Time that the last block of a tile waits for the others' sums."""
 NARROW = 1.15
-"""The factor on the time for each halving of the width of loads."""
+"""Factor on the time for each halving of the load width."""
 WIDEST_BYTES = 16
 VERSIONS: tuple[Version, ...] = ("v3", "v4", "v5", "v1", "v2")
 SIMDS = 4
 
 
 def estimate_us(config: Config, problem: Problem, element: Element, device: DeviceInfo) -> float:
-    """The model's time of one launch, in microseconds."""
+    """Return the modelled time of one launch in microseconds."""
     instance, rates = config.instance, RATES[device.arch]
     m, n = (problem.n, problem.m) if config.swap_ab else (problem.m, problem.n)
     tiles = -(-m // instance.block_m) * -(-n // instance.block_n) * problem.batch * config.split_k
@@ -62,7 +65,7 @@ def estimate_us(config: Config, problem: Problem, element: Element, device: Devi
     loads_us = (instance.block_m + instance.block_n) * instance.bytes_k / (rates.l2_gbps * 1e3) * NARROW ** _halvings(config)
     lines = instance.block_m * (1 + instance.waves[1]) + instance.block_n * (1 + instance.waves[0])  # written once, read by waves
     lds_us = LDS_SHARE * lines * instance.bytes_k / (rates.lds_gbps * 1e3)
-    # Blocks that a compute unit has at a time share it, and wait together.
+    # Blocks resident on a compute unit share it, and wait together.
     rounds = -(-blocks // _resident(config, device))
     step_us = max(blocks * (products_us + lds_us + STEP_US), blocks * loads_us, rounds * LATENCY_US / prefetched(instance))
     busy = min(tiles, device.sm_count) / device.sm_count
@@ -74,7 +77,7 @@ def estimate_us(config: Config, problem: Problem, element: Element, device: Devi
 
 
 def _resident(config: Config, device: DeviceInfo) -> int:
-    """Blocks that fit a compute unit at a time, by LDS and registers."""
+    """Return the blocks that fit on a compute unit at a time, by LDS and registers."""
     waves = config.instance.threads // WAVE
     by_registers = REGISTERS // registers(config) * SIMDS // waves
     return max(min(device.smem_per_sm_bytes // config.lds_bytes, by_registers), 1)
@@ -86,7 +89,7 @@ def _halvings(config: Config) -> int:
 
 
 def select(timed: Sequence[tuple[float, Config]], count: int | None) -> list[Config]:
-    """The ``count`` likeliest configs (None: all), a tile again only after others had their turn."""
+    """Return the ``count`` likeliest configs (None: all). Each tile gets another config only after the other tiles had theirs."""
     ordered = [config for _, config in sorted(timed, key=lambda item: (item[0], *_preference(item[1])))]
     if count is None:
         return ordered
@@ -101,7 +104,10 @@ def select(timed: Sequence[tuple[float, Config]], count: int | None) -> list[Con
 
 
 def _preference(config: Config) -> tuple[int, int, str]:
-    """What decides between equal times: large instructions, and the pipelines that CK's lists have first where products bound."""
+    """Return the tie-breaker for equal times.
+
+    Large instructions come first, then the pipelines that CK's lists put first for compute-bound products.
+    """
     return -config.instance.mfma, VERSIONS.index(config.instance.version), config.label
 
 

@@ -1,4 +1,4 @@
-"""The text of a kernel, and what its launches are told."""
+"""Source of a CK kernel, and the parameters of its launches."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ KERNEL = "gemmtune_ck"
 COUNTERS_ALIGNMENT = 256
 UNIT = (__package__, "gemm.hip.jinja")
 MATH = ("gemmtune.backends.cpp", "math.jinja")
-"""The functions of an epilogue, which use nothing of a C library."""
+"""Template with the functions of an epilogue, which use no C library."""
 WRITTEN = dict.fromkeys(("out", "partials", "counters"), "void*")
 TYPES = {torch.float16: "f16", torch.bfloat16: "bf16", torch.float32: "f32"}
 
 
 class Operand(ctypes.Structure):
-    """An operand beside a and b, as it is broadcast to the result."""
+    """Operand other than a and b, broadcast to the result."""
 
     _fields_ = [("data", ctypes.c_void_p), ("batch_stride", ctypes.c_longlong), ("stride", ctypes.c_int)]
 
 
 class Work(ctypes.Structure):
-    """What a kernel is told. Strides are between rows or columns, whichever are contiguous."""
+    """Parameters of a kernel. Strides are between rows or columns, depending on which are contiguous."""
 
     _fields_ = [
         ("a", ctypes.c_void_p), ("b", ctypes.c_void_p), ("out", ctypes.c_void_p), ("x", Operand * MOST_OPERANDS),
@@ -53,8 +53,11 @@ class Work(ctypes.Structure):
 
 @dataclass(frozen=True, kw_only=True)
 class KernelSource:
-    """``values`` are plain data: all that the text depends on, and nothing that a launch can be told. ``toolkit`` names another
-    copy of CK than the installed one."""
+    """Source of a kernel.
+
+    ``values`` are plain data: everything that the text depends on except launch parameters. ``toolkit`` names a copy of CK other
+    than the installed one.
+    """
 
     arch: str
     values: Mapping[str, Any]
@@ -62,14 +65,14 @@ class KernelSource:
 
     @property
     def text(self) -> str:
-        """The HIP C++ source."""
+        """HIP C++ source."""
         functions = template(*MATH).render(fused=True) if self.values["fused"] else ""
         structs = "\n\n".join(struct_text(one, WRITTEN if one is Work else {}) for one in (Operand, Work))
         return template(*UNIT).render({**self.values, "kernel": KERNEL, "functions": functions, "structs": structs})
 
     @cached_property
     def digest(self) -> str:
-        """A hash over everything that makes the code object. Rendering takes longer."""
+        """Hash of everything that determines the code object, cheaper than rendering."""
         files = [template_digest(*file) for file in (UNIT, MATH)]
         layout = [struct_text(one, {}) for one in (Operand, Work)]
         made_of = [*files, *layout, json.dumps(self.values, sort_keys=True), self.arch, self.toolkit, *FLAGS]
@@ -77,7 +80,7 @@ class KernelSource:
 
 
 def source_of(predicate: Predicate, config: Config, toolkit: str) -> KernelSource:
-    """What has to be compiled: the same for all sizes that take the same path through the pipeline."""
+    """Return the source to compile. All sizes with the same path through the pipeline share it."""
     problem, instance = predicate.problem, config.instance
     reads = [_plain(i, read) for i, read in enumerate(predicate.reads(config))]
     first = len(problem.scales) + (problem.inp_read is not None)
@@ -132,7 +135,7 @@ def _fields(value: object) -> dict[str, Any]:
 
 
 def record_of(predicate: Predicate, config: Config) -> Record:
-    """What launches for the problem are told; all that depends on its sizes is here."""
+    """Return the launch parameters for the problem. Everything that depends on its sizes is here."""
     oriented, instance, work = predicate.oriented, config.instance, Work()
     work.m, work.n, work.k = oriented.sizes
     for name, layout, along_k in (("a", oriented.a, config.a.along_k), ("b", oriented.b, not config.b.along_k)):
@@ -144,7 +147,7 @@ def record_of(predicate: Predicate, config: Config) -> Record:
         work.x[i].stride, work.x[i].batch_stride = read.stride, read.batch_stride
     a, b = (B, A) if config.swap_ab else (A, B)
     first = Work.x.offset + Operand.data.offset
-    stored = config.store.vector if config.split_k == 1 else 1  # parts are stored to the workspace, and added up one by one
+    stored = config.store.vector if config.split_k == 1 else 1  # parts are stored to the workspace, and added up element by element
     wide = ((a, config.a.vector, oriented.a), (b, config.b.vector, oriented.b), (OUT, stored, oriented.out))
     problem, depth = predicate.problem, instance.block_k(config.itemsize)
     tiles = -(-work.m // instance.block_m) * -(-work.n // instance.block_n)
@@ -177,19 +180,19 @@ def record_of(predicate: Predicate, config: Config) -> Record:
 
 
 def _scalars(problem: Problem) -> tuple[Scalar, ...]:
-    """The places of the scalars that are not known before a call."""
+    """Return the places of the scalars that only a call knows."""
     general = (problem.alpha == "general", problem.inp_read is not None and problem.beta == "general")
     fields = (Work.alpha, Work.beta)
     return tuple(Scalar(offset=fields[i].offset, number=i) for i in range(2) if general[i])
 
 
 def _alignments(read: Sequence[tuple[int, int, Layout]]) -> tuple[tuple[int, int], ...]:
-    """The bytes that addresses are multiples of, where an access has several elements."""
+    """Return the bytes that addresses must be multiples of, for accesses of several elements."""
     return tuple((operand, vector * layout.dtype.itemsize) for operand, vector, layout in read if vector > 1)
 
 
 def _line(layout: Layout, *, rows: bool) -> int:
-    """The distance between rows, or columns; that of a single one does not matter."""
+    """Return the distance between rows, or columns; a single row's or column's distance does not matter."""
     return int(layout.stride[-2 if rows else -1])
 
 

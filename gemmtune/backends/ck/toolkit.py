@@ -1,4 +1,4 @@
-"""The places of Composable Kernel's headers on this machine: a checkout, the package amd-aiter, or ROCm."""
+"""Composable Kernel's headers on this machine: a checkout, the package amd-aiter, or ROCm."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ CONFIG = Path("ck/config.h")
 CONFIG_TEXT = "#pragma once\n" + "".join(
     f"#define CK_ENABLE_{name}\n" for name in ("INT8", "FP8", "BF8", "FP16", "BF16", "FP32", "FP64")
 )
-"""CK's build writes this header; which dtypes its own libraries were built for does not matter here."""
+"""Header that CK's build would write. It enables every dtype; the dtypes of CK's own libraries do not matter here."""
 PACKAGE = "aiter_meta"
 REMEDY = (
     "pip install --no-deps amd-aiter, whose package has its headers, or set ck_dir (GEMMTUNE_CK_DIR) to a checkout of Composable "
@@ -24,13 +24,13 @@ REMEDY = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Toolkit:
-    """A copy of CK's headers."""
+    """Copy of CK's headers."""
 
     version: str
     include: Path
 
     def includes(self, folder: Path) -> tuple[Path, ...]:
-        """The folders to search for headers; the configuration is written below ``folder`` where the copy has none."""
+        """Return the folders to search for headers. If the copy has no configuration header, write one below ``folder``."""
         if (self.include / CONFIG).is_file():
             return (self.include,)
         written = folder / CONFIG
@@ -40,10 +40,10 @@ class Toolkit:
 
 
 def find_toolkit(checkout: str | None) -> Toolkit:
-    """The checkout that ``settings.ck_dir`` names, else the package amd-aiter, else ROCm's.
+    """Return the checkout in ``settings.ck_dir``, else the package amd-aiter, else ROCm's headers.
 
     Raises:
-        UnavailableError: there is none, with what to install; or ``ck_dir`` is no checkout.
+        UnavailableError: there are no headers (the message says what to install), or ``ck_dir`` is not a checkout.
     """
     if checkout is not None:
         include = Path(checkout) / "include"

@@ -1,4 +1,4 @@
-"""How a block of threads copies its part of an operand from memory to LDS, in CK's terms."""
+"""Copy of an operand's part from memory to LDS by a block of threads, in CK's terms."""
 
 from __future__ import annotations
 
@@ -8,16 +8,18 @@ from ...problem import Layout
 from ...problem.layout import ALIGNED_BYTES
 
 WIDE_BYTES, NARROW_BYTES = 16, 8
-"""Bytes of neighbours along K that lie together in LDS (CK's K1): of operands that are contiguous along K, and of others, whose
-neighbours along K come from several loads."""
+"""Bytes along K stored together in LDS (CK's K1).
+
+The first value is for operands contiguous along K. The second is for the others, whose neighbours along K come from several loads.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Transfer:
-    """The copy of ``block`` rows of a, or columns of b, with ``depth`` elements along K.
+    """Copy of ``block`` rows of a, or columns of b, with ``depth`` elements along K.
 
-    ``vector`` elements are loaded at a time. The threads are a grid of ``threads_k`` by ``threads_mn``; ``k1`` elements along K lie
-    together in LDS. ``padded`` adds a line there after each ``k1``, since threads write across the lines.
+    Each load has ``vector`` elements. The threads form a grid of ``threads_k`` by ``threads_mn``. LDS stores ``k1`` elements along
+    K together. With ``padded`` an extra line follows each ``k1``, because threads write across the lines.
     """
 
     along_k: bool
@@ -30,17 +32,17 @@ class Transfer:
 
     @property
     def padded(self) -> bool:
-        """Lines in LDS are one further apart than they are long."""
+        """True if LDS pads each line by one."""
         return not self.along_k
 
     def elements(self, version: str) -> int:
-        """Elements of one buffer in LDS; v4 has no padding."""
+        """Return the elements of one buffer in LDS; v4 has no padding."""
         lines = self.block + (self.padded and version != "v4")
         return ((self.depth // self.k1 - 1) * lines + self.block) * self.k1
 
 
 def transfer(block: int, depth: int, threads: int, itemsize: int, *, along_k: bool, widest: int) -> Transfer | str:
-    """The copy with the widest loads up to ``widest`` elements; or why the threads cannot divide it."""
+    """Return the copy with the widest loads up to ``widest`` elements, or why the threads cannot divide it."""
     k1 = min((WIDE_BYTES if along_k else NARROW_BYTES) // itemsize, depth)
     columns = depth // k1
     if along_k:
@@ -57,9 +59,9 @@ def transfer(block: int, depth: int, threads: int, itemsize: int, *, along_k: bo
 
 
 def vector_along(layout: Layout, dim: int) -> int:
-    """The widest power of two of elements that one access along ``dim`` may have, at most 16 bytes.
+    """Return the widest power of two of elements for one access along ``dim``, at most 16 bytes.
 
-    It divides the size along ``dim``, which CK asks for, the offset, and the distances between lines.
+    It divides the size along ``dim`` (a requirement of CK), the offset, and the distances between lines.
     """
     others = [s for i, (n, s) in enumerate(zip(layout.size, layout.stride, strict=True)) if i != dim % len(layout.size) and n > 1]
     width = ALIGNED_BYTES // layout.dtype.itemsize

@@ -1,8 +1,8 @@
-"""C++ templates: every operation on a CPU, packed, with fused epilogues."""
+"""C++ templates: packed kernels with fused epilogues for every operation on a CPU."""
 
 from .backend import CppBackend
 
 __all__ = ["BACKEND", "CppBackend"]
 
 BACKEND = CppBackend()
-"""The backend object of the table in backends.py."""
+"""Backend object that the table in backends.py lists."""

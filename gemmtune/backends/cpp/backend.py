@@ -1,4 +1,4 @@
-"""The cpp backend: packed GEMM for CPUs, compiled on the machine where it runs."""
+"""The cpp backend: packed GEMM for CPUs, compiled on the machine that runs it."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from .configs import VECTOR_BYTES, Config, configs, refusal, unsupported
 
 
 class CppBackend:
-    """Choices for every problem on a CPU."""
+    """Backend that serves every problem on a CPU."""
 
     name = NAME
 
     def available(self, device: DeviceInfo) -> Availability:
-        """Yes on a CPU with a C++ compiler."""
+        """Return if the backend can run: on a CPU with a C++ compiler."""
         if device.type != "cpu":
             return Availability(ok=False, detail=f"works on a CPU, not on {device.type}")
         compiler = find_compiler()
@@ -29,11 +29,11 @@ class CppBackend:
         return Availability(ok=True, detail=f"{compiler.version}, {device.arch} kernels")
 
     def serves_by_default(self, device: DeviceInfo) -> bool:
-        """Serves every CPU."""
+        """Return True for every CPU."""
         return device.type == "cpu"
 
     def enumerate(self, problem: Problem, device: DeviceInfo, settings: Settings) -> Offers:
-        """Legal configurations of the search's size; needs neither compiler nor that CPU."""
+        """Return the legal configurations of a search. Needs neither a compiler nor the CPU in question."""
         if problem.sparsity is not None:
             return block_offers(problem, device)
         reason = unsupported(problem) or (f"no kernels for {device.arch}" if device.arch not in VECTOR_BYTES else None)
@@ -42,7 +42,7 @@ class CppBackend:
         return self.choices_of(configs(problem, device, settings.search), problem, device)
 
     def choices_of(self, found: Iterable[Config], problem: Problem, device: DeviceInfo) -> Offers:
-        """The legal ones of some configurations as choices, the others as refusals."""
+        """Return the legal configurations as choices, and the others as refusals."""
         choices, refusals = [], []
         for config in found:
             reason = refusal(config, problem, device)

@@ -1,4 +1,4 @@
-"""Block-sparse weights on a CPU: panels of as many rows as vectors hold, walked by one micro-kernel."""
+"""Block-sparse weights on a CPU: one micro-kernel walks panels with as many rows as its vectors hold."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ from .plan import thread_count
 from .source import epilogue_values, flags, operand_values, rendered
 
 WIDTHS = (2, 1, 4)
-"""Vectors of a row of the micro-tile, those that are tried first in front."""
+"""Vectors in one row of the micro-tile, in the order of trials."""
 LEAST_HEIGHT = 4
-"""Rows of a micro-tile below which loads of the weight are the limit, and it is not offered."""
+"""Minimum rows of a micro-tile; below it loads of the weight limit the speed."""
 MOST_JOINED = 8
-"""Blocks of which a panel is joined at most: beyond, nearly all of it is zeros."""
+"""Most blocks that one panel merges; beyond it nearly all of the panel is zeros."""
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int8, *FLOAT8)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockSource:
-    """What decides the text of a kernel: sizes and strides are arguments of the compiled function."""
+    """Everything that determines the text of a kernel. Sizes and strides are arguments of the compiled function."""
 
     arch: str
     dtype: torch.dtype
@@ -48,12 +48,12 @@ class BlockSource:
 
     @property
     def accumulator(self) -> torch.dtype:
-        """The dtype in which products are summed."""
+        """Dtype in which products are summed."""
         return accumulator_dtype(self.dtype)
 
     @property
     def numbers(self) -> int:
-        """Numbers along K that are multiplied at once, and lie side by side in a panel."""
+        """Numbers along K that are multiplied at once and are contiguous in a panel."""
         return numbers_per_step(self.accumulator, self.arch, vnni=self.vnni)
 
     @property
@@ -63,23 +63,23 @@ class BlockSource:
 
     @property
     def heights(self) -> tuple[int, ...]:
-        """Numbers of tokens that there is a micro-kernel for, the largest as registers allow."""
+        """Numbers of tokens for which there is a micro-kernel; registers limit the largest."""
         most = (VECTOR_REGISTERS[self.arch] - self.nv - 1) // self.nv
         return tuple(dict.fromkeys(min(rows, most) for rows in (1, 2, 4, 8, most)))
 
     @property
     def flags(self) -> tuple[str, ...]:
-        """The compiler's flags."""
+        """Compiler flags."""
         return flags(self.arch, self.accumulator, vnni=self.vnni)
 
     @property
     def text(self) -> str:
-        """The C++ source."""
+        """C++ source."""
         return _render(self)
 
     @property
     def digest(self) -> str:
-        """A hash over the source and the flags."""
+        """Hash of source and flags."""
         return hashlib.blake2b("\n".join((*self.flags, self.text)).encode(), digest_size=16).hexdigest()
 
 
@@ -104,13 +104,13 @@ def _render(source: BlockSource) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class BlockChoice(Choice):
-    """The kernel with panels of ``nv`` vectors, for a prepacked weight."""
+    """Kernel with panels of ``nv`` vectors, for a prepacked weight."""
 
     source: BlockSource
 
     @classmethod
     def of(cls, problem: Problem, device: DeviceInfo, nv: int) -> Self:
-        """The choice for a problem on a device."""
+        """Return the choice for a problem on a device."""
         sparsity, accumulator = problem.sparsity, problem.accumulator
         assert sparsity is not None
         source = BlockSource(
@@ -138,40 +138,40 @@ class BlockChoice(Choice):
 
     @property
     def content_hash(self) -> str:
-        """A hash over source and flags."""
+        """Hash of source and flags."""
         return self.source.digest
 
     @property
     def compile_key(self) -> str:
-        """The same: one shared object serves every size."""
+        """Hash of source and flags: one shared object serves every size."""
         return self.source.digest
 
     @property
     def compiled(self) -> bool:
-        """The shared object is in the cache."""
+        """True if the shared object is in the cache."""
         compiler = find_compiler()
         return compiler is not None and artifact_path(self.source, compiler).exists()
 
     def compile(self) -> None:
-        """Make the shared object, unless it is there. Raises CompileError; UnavailableError without a compiler."""
+        """Compile the shared object if it is missing. Raises CompileError, or UnavailableError without a compiler."""
         compile_source(self.source, self.name)
 
     def at(self, problem: Problem, device: DeviceInfo) -> Choice | str:
-        """The same kernel, which takes any number of tokens."""
+        """Return the same kernel for ``problem``, or why it does not serve it. It takes any number of tokens."""
         return why_not_blocks(problem, device) or dataclasses.replace(self, problem=problem)
 
     def load(self) -> ctypes.CDLL:
-        """The compiled function. Raises CompileError, UnavailableError without a compiler, OSError."""
+        """Return the compiled function. Raises CompileError, OSError, or UnavailableError without a compiler."""
         return opened(lambda: compile_source(self.source, self.name), load)
 
     @property
     def packed_format(self) -> str:
-        """Panels whose rows lie side by side, or that many numbers of each."""
+        """Format of panels whose rows are interleaved, one number or several of each row at a time."""
         numbers = f"x{self.source.numbers}" if self.source.numbers > 1 else ""
         return f"cpp_bsr_{dtype_info(self.problem.dtype).short}{numbers}_{self.source.nr}x{self.source.panel_k}"
 
     def pack(self, b: torch.Tensor) -> torch.Tensor:
-        """A sparse_bsr weight in panels of ``nr`` rows, each transposed: so the blocks of a sparse_bsr tensor of other sides."""
+        """Pack a sparse_bsr weight into transposed panels of ``nr`` rows, as a sparse_bsr tensor with blocks of other sides."""
         nr, panel_k, numbers = self.source.nr, self.source.panel_k, self.source.numbers
         values, crow, col = parts(panels_of(b, nr, panel_k))
         columns = b.shape[1] // panel_k
@@ -184,7 +184,7 @@ class BlockChoice(Choice):
         return assembled(crow, col, packed, ((len(crow) - 1) * panel_k, columns * nr))
 
     def bind(self, loaded: ctypes.CDLL) -> Kernel:
-        """The compiled function with the plan of the problem."""
+        """Bind the compiled function to the problem's plan."""
         function, words, problem = loaded.gemmtune_blocks, _plan(self.problem, self.source), self.problem
         extras = len(problem.epilogue.operands) if problem.epilogue else 0
         function.argtypes = [ctypes.c_void_p] * 7 + [ctypes.c_double] * 2 + [ctypes.c_int] + [ctypes.c_void_p] * extras
@@ -204,7 +204,7 @@ class BlockChoice(Choice):
 
 
 def block_offers(problem: Problem, device: DeviceInfo) -> Offers:
-    """The kernels for a block-sparse problem."""
+    """Return the kernels for a block-sparse problem."""
     reason = why_not_blocks(problem, device)
     if reason is not None:
         return Offers(refusals=(Refusal(name=f"{NAME}:bsr", reason=reason),))
@@ -221,7 +221,7 @@ def block_offers(problem: Problem, device: DeviceInfo) -> Offers:
 
 
 def why_not_blocks(problem: Problem, device: DeviceInfo) -> str | None:
-    """Why there is no kernel for a block-sparse problem, or None."""
+    """Return why there is no kernel for a block-sparse problem, or None."""
     if problem.device_type != "cpu":
         return f"the problem is on {problem.device_type}, these kernels run on a CPU"
     if device.arch not in VECTOR_BYTES:
@@ -229,12 +229,12 @@ def why_not_blocks(problem: Problem, device: DeviceInfo) -> str | None:
     if problem.dtype not in DTYPES:
         return f"got {problem.dtype}, expected one of {', '.join(map(str, DTYPES))}"
     if not problem.prepacked:
-        return "panels are made of a prepacked weight; see gemmtune.prepack"
+        return "the weight is not prepacked; call gemmtune.prepack first"
     return None if problem.epilogue is None else why_not_epilogue(problem.epilogue)
 
 
 def _plan(problem: Problem, source: BlockSource) -> ctypes.Array[ctypes.c_int64]:
-    """Sizes and strides in the order of ``struct Plan``."""
+    """Return sizes and strides in the order of ``struct Plan``."""
     heights = source.heights
     tall = -(-problem.m // max(heights))
     rows = next(height for height in sorted(heights) if height * tall >= problem.m)
@@ -249,5 +249,5 @@ def _plan(problem: Problem, source: BlockSource) -> ctypes.Array[ctypes.c_int64]
 
 
 def _strides(layout: Layout | None, problem: Problem) -> tuple[int, ...]:
-    """Those of a batch, which there is none of, of a row and of a column of what broadcasts to the result."""
+    """Return the strides (batch, row, column) of an operand broadcast to the result. The batch stride is 0: there is no batch."""
     return (0, 0, 0) if layout is None else (0, *layout.expanded(problem.out.size).stride)

@@ -1,4 +1,4 @@
-"""The choices of the cpp backend: compiled, loaded with ctypes, bound to a problem."""
+"""Choices of the cpp backend: compiled, loaded with ctypes, and bound to a problem."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ class CppChoice(Choice):
 
     @classmethod
     def of(cls, config: Config, problem: Problem, device: DeviceInfo) -> Self:
-        """The choice of ``config`` for a problem on a device.
+        """Return the choice of ``config`` for a problem on a device.
 
-        Sums are in the accumulator's dtype throughout; weights are scaled as float32 numbers before they are multiplied. The
-        instruction for pairs of bfloat16 takes subnormal numbers for zero.
+        All sums use the accumulator's dtype. Weights are scaled as float32 before the multiplication. The instruction for bfloat16
+        pairs flushes subnormal numbers to zero.
         """
         accumulator, vnni = problem.accumulator, uses_vnni(problem, device, direct=config.direct)
         terms = config.kc * numbers_per_step(accumulator, device.arch, vnni=vnni)
@@ -71,7 +71,7 @@ class CppChoice(Choice):
 
     @property
     def source(self) -> Source:
-        """What has to be compiled; the same for all problems that differ in sizes, strides and blocking only."""
+        """Source to compile, shared by all problems that differ only in sizes, strides and blocking."""
         a, b = sides(self.problem, swapped=oriented(self.problem, self.nr).swapped)
         return Source(
             arch=self.arch,
@@ -93,55 +93,58 @@ class CppChoice(Choice):
 
     @property
     def content_hash(self) -> str:
-        """A hash over source, flags and configuration."""
+        """Hash of source, flags and configuration."""
         return hashlib.blake2b(f"{self.source.digest} {self.config}".encode(), digest_size=16).hexdigest()
 
     @property
     def compile_key(self) -> str:
-        """The hash of source and flags."""
+        """Hash of source and flags."""
         return self.source.digest
 
     @property
     def compiled(self) -> bool:
-        """The shared object is in the cache. False without a compiler, whose version is part of its name."""
+        """True if the shared object is in the cache. False without a compiler, whose version is part of the file's name."""
         compiler = find_compiler()
         return compiler is not None and artifact_path(self.source, compiler).exists()
 
     def compile(self) -> None:
-        """Make the shared object, unless it is there. Raises CompileError; UnavailableError without a compiler."""
+        """Compile the shared object if it is missing. Raises CompileError, or UnavailableError without a compiler."""
         compile_source(self.source, self.name)
 
     def at(self, problem: Problem, device: DeviceInfo) -> Choice | str:
-        """The configuration for the problem."""
+        """Return this configuration for ``problem``, or why it is illegal."""
         return refusal(self.config, problem, device) or self.of(self.config, problem, device)
 
-    def proved_at(self, problem: Problem, device: DeviceInfo) -> Choice:  # noqa: ARG002 - it is for the same
-        """The same configuration."""
+    def proved_at(self, problem: Problem, device: DeviceInfo) -> Choice:  # noqa: ARG002 - shared signature
+        """Return the same configuration for ``problem``."""
         return dataclasses.replace(self, problem=problem)
 
     @property
     def legal_between(self) -> bool:
-        """M may be too large, or from some M on the transposed product is computed."""
+        """True, because M may be too large, or the transposed product may be computed from some M on."""
         return True
 
     @property
     def batch_invariant(self) -> bool:
-        """Each element is summed by itself, in blocks of K that no other size decides. Of numbers of four bits few rows have two
-        sums, and how many a group has is data."""
+        """True if an element's sum does not depend on M.
+
+        Blocks of K depend on no other size. Groups of 4-bit numbers are the exception: few rows use two sums, and a group's
+        rows are data.
+        """
         return not (self.problem.groups and self.problem.encoding)
 
     def load(self) -> ctypes.CDLL:
-        """The compiled functions. Raises CompileError, UnavailableError without a compiler, OSError."""
+        """Return the compiled functions. Raises CompileError, OSError, or UnavailableError without a compiler."""
         return opened(lambda: compile_source(self.source, self.name), load)
 
     def bind(self, loaded: ctypes.CDLL) -> Kernel:
-        """The compiled function with its plan. Calls let go of the GIL and use up to ``torch.get_num_threads()`` threads."""
+        """Bind the compiled function to its plan. Calls release the GIL and use up to ``torch.get_num_threads()`` threads."""
         plan = make_plan(self.problem, self.config, self.arch, vnni=self.vnni)
         return Kernel(run=_bind(loaded, plan, self.problem, self.name), prepared=_prepared(loaded, plan, self.problem))
 
     @property
     def packed_format(self) -> str | None:
-        """Panels of ``nr`` columns in the operand's own dtype; the same for every configuration with this micro-tile width."""
+        """Format of panels with ``nr`` columns in the operand's dtype, shared by all configurations of this micro-tile width."""
         if not self.problem.prepacked:
             return None
         numbers = f"x{self._numbers}" if self._numbers > 1 else ""
@@ -152,10 +155,13 @@ class CppChoice(Choice):
         return numbers_per_step(self.problem.accumulator, self.arch, vnni=self.vnni)
 
     def pack(self, b: torch.Tensor) -> torch.Tensor:
-        """b [K, N] as [⌈N/nr⌉, K, nr], contiguous, or for int8 products [⌈N/nr⌉, ⌈K/numbers⌉, nr, numbers]; zero beyond its end."""
+        """Return b [K, N] packed as contiguous [⌈N/nr⌉, K, nr], padded with zeros.
+
+        Interleaved numbers give [⌈N/nr⌉, ⌈K/numbers⌉, nr, numbers].
+        """
         if self.packed_format is None:
             return b
-        given = b.view(torch.uint8) if b.dtype.itemsize == 1 else b  # of 8-bit floats torch fills and copies few
+        given = b.view(torch.uint8) if b.dtype.itemsize == 1 else b  # torch cannot fill and copy every 8-bit float
         k, n = b.shape
         shape = packed_shape(k, n, self.nr, self._numbers)
         packed = given.new_zeros((shape[0], shape[1] * self._numbers, self.nr))
@@ -169,7 +175,7 @@ class CppChoice(Choice):
 
 
 def name_of(config: Config, problem: Problem, device: DeviceInfo) -> str:
-    """The name of a choice, ``cpp:avx512_14x32_columns_kc512_t8x1_direct`` or ``cpp:grouped_avx512_14x32_dots_kc512_t8x1``."""
+    """Return the choice's name: ``cpp:avx512_14x32_columns_kc512_t8x1_direct`` or ``cpp:grouped_avx512_14x32_dots_kc512_t8x1``."""
     tile = f"{config.mr}x{config.nr(device.arch, problem.accumulator)}"
     several = "vnni" if problem.accumulator == torch.int32 else "bf16"
     isa = f"{device.arch}{several * uses_vnni(problem, device, direct=config.direct)}"
@@ -180,7 +186,7 @@ def name_of(config: Config, problem: Problem, device: DeviceInfo) -> str:
 
 @functools.cache
 def load(path: Path) -> ctypes.CDLL:
-    """The library at ``path``, given the threads of torch's OpenMP runtime where there is one. Raises OSError."""
+    """Load the library at ``path`` with the threads of torch's OpenMP runtime, if there is one. Raises OSError."""
     library = ctypes.CDLL(str(path))
     library.gemmtune_runtime.argtypes = [ctypes.c_void_p] * len(_OPENMP_ENTRIES)
     library.gemmtune_runtime.restype = None
@@ -189,19 +195,19 @@ def load(path: Path) -> ctypes.CDLL:
 
 
 def _openmp_entries() -> list[int | None]:
-    """Addresses in the OpenMP runtime; the name finds the one that torch has loaded, whatever folder it came from."""
+    """Return addresses in the OpenMP runtime. Loading by name finds the one that torch loaded, from any folder."""
     none: list[int | None] = [None] * len(_OPENMP_ENTRIES)
     if _process.forked:
         return none
     try:
         runtime = ctypes.CDLL("libgomp.so.1")
         return [ctypes.cast(getattr(runtime, name), ctypes.c_void_p).value for name in _OPENMP_ENTRIES]
-    except (OSError, AttributeError):  # torch came with another runtime
+    except (OSError, AttributeError):  # torch uses another runtime
         return none
 
 
 class _Process:
-    """A forked child has lost the threads of the OpenMP runtime, which then waits for them forever."""
+    """Marker of a forked child, which lost the threads of the OpenMP runtime. That runtime would wait for them forever."""
 
     forked = False
 
@@ -217,7 +223,7 @@ _POINTER = ctypes.c_void_p
 
 
 def _bind(library: ctypes.CDLL, plan: Plan, problem: Problem, name: str) -> Run:
-    """A function with the signature of ``choice.Run``. The plan's memory lives as long as it does."""
+    """Return a function with the signature of ``choice.Run``. It keeps the plan's memory alive."""
     sizes = "x".join(map(str, plan.words[:4]))
 
     def fail() -> NoReturn:
@@ -246,12 +252,15 @@ def _prepared(library: ctypes.CDLL, plan: Plan, problem: Problem) -> HostFunctio
 
 
 def _operand_count(problem: Problem) -> int:
-    """Tensors that come after a, b and inp: scales, the ends of groups, and what the epilogue reads."""
+    """Return the number of tensors after a, b and inp: scales, group ends and epilogue operands."""
     return len(problem.scales) + bool(problem.groups) + (len(problem.epilogue.operands) if problem.epilogue else 0)
 
 
 def _plain(library: ctypes.CDLL, plan: Plan, fail: Callable[[], NoReturn]) -> Run:
-    """The run of a product without added operands, with the fewest arguments: on small problems the call is most of the cost."""
+    """Return the run of a product without added operands.
+
+    It passes the fewest arguments, because the call dominates small problems.
+    """
     function = library.gemmtune_product
     function.argtypes, function.restype = [_POINTER] * 4 + [ctypes.c_int], ctypes.c_int
     words, swapped, threads = plan.words, plan.swapped, torch.get_num_threads

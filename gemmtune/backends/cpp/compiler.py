@@ -1,4 +1,4 @@
-"""The system's C++ compiler, and the shared objects that it made: content-addressed files in the cache folder."""
+"""The system's C++ compiler and its shared objects, which are content-addressed files in the cache folder."""
 
 from __future__ import annotations
 
@@ -16,35 +16,35 @@ from ...errors import UnavailableError
 from ...toolchain.made_once import compile_text, made_once
 
 COMPILERS = ("c++", "g++", "clang++")
-"""Names that are looked for on PATH, in this order."""
+"""Compiler names to look for on PATH, in this order."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compiler:
-    """A compiler of this machine. ``version`` is the first line that ``--version`` prints."""
+    """Compiler of this machine. ``version`` is the first line of ``--version``."""
 
     path: str
     version: str
 
 
 class Compilable(Protocol):
-    """What has to be compiled."""
+    """Source that can be compiled."""
 
     @property
     def text(self) -> str:
-        """The C++ source."""
+        """C++ source."""
 
     @property
     def flags(self) -> tuple[str, ...]:
-        """The compiler's flags."""
+        """Compiler flags."""
 
     @property
     def digest(self) -> str:
-        """A hash over both."""
+        """Hash of source and flags."""
 
 
 def find_compiler() -> Compiler | None:
-    """The first of COMPILERS that is here and says its version; None if there is none."""
+    """Return the first of COMPILERS that exists and prints its version; None if there is none."""
     for name in COMPILERS:
         path = shutil.which(name)
         version = _version(path, os.stat(path).st_mtime_ns) if path else None
@@ -54,7 +54,7 @@ def find_compiler() -> Compiler | None:
 
 
 @functools.cache
-def _version(path: str, modified_ns: int) -> str | None:  # noqa: ARG001 - a replaced compiler is asked again
+def _version(path: str, modified_ns: int) -> str | None:  # noqa: ARG001 - a replaced compiler needs a new look-up
     try:
         printed = subprocess.run([path, "--version"], capture_output=True, text=True, check=True, timeout=30).stdout
     except (OSError, subprocess.SubprocessError):
@@ -63,15 +63,15 @@ def _version(path: str, modified_ns: int) -> str | None:  # noqa: ARG001 - a rep
 
 
 def artifact_path(source: Compilable, compiler: Compiler) -> Path:
-    """The file of the shared object of ``source``, made or not."""
+    """Return the path of the shared object for ``source``, whether it exists or not."""
     digest = hashlib.blake2b(f"{compiler.version}\n{source.digest}".encode(), digest_size=16).hexdigest()
     return cache_dir("cpp") / f"{digest}.so"
 
 
 def compile_source(source: Compilable, name: str) -> Path:
-    """The shared object of ``source``, made if it is missing. Of several processes that need it, one compiles.
+    """Return the shared object of ``source``, compiled if missing. If several processes need it, one compiles.
 
-    ``name`` is what a CompileError is said of.
+    ``name`` identifies the choice in a CompileError.
 
     Raises:
         CompileError: the compiler refused the source, or the cache folder cannot be written.

@@ -1,4 +1,4 @@
-"""Configurations of the packed CPU GEMM: data for each instruction set, one legality predicate, and the sets that are searched."""
+"""Configurations of the packed CPU GEMM: data per instruction set, one legality predicate, and the candidate sets of a search."""
 
 from __future__ import annotations
 
@@ -32,26 +32,29 @@ MICRO_TILES: dict[str, tuple[tuple[int, int], ...]] = {
     "avx2": ((6, 2), (4, 3)),
     "portable": ((6, 2), (4, 3)),
 }
-"""Rows and vectors of the micro-tiles worth compiling, best first. The product of both keeps the multiply-add units busy and, with
-one vector of B each and one of A, fits the register file."""
+"""Rows and vectors of each micro-tile worth compiling, best first.
+
+The product of both keeps the multiply-add units busy. With ``nv`` vectors of b and one of a, the tile fits the
+register file.
+"""
 
 DOT_TILES: dict[str, tuple[int, int]] = {"avx512": (6, 4), "avx2": (3, 3), "portable": (3, 3)}
-"""Rows and columns of the micro-tiles made of dot products: their sums, the columns and one row fit the register file."""
+"""Rows and columns of the dot-product micro-tiles. Their sums, the columns and one row fit the register file."""
 
 MAX_PACKED_A_BYTES = 64 << 20
-"""What ``columns`` may hold of A; of groups of rows or terms as many rows as fit are held at the same time."""
+"""Most bytes of packed a in ``columns`` mode. Grouped products hold as many rows at a time as fit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
-    """How one kernel goes through a product.
+    """Traversal of a product by one kernel.
 
-    ``steps`` packs a and b together, block by block of K; ``columns`` takes a few panels of b through all of K at a time; ``dots``
-    does so by dot products along K, with b in place.
+    The modes differ in packing. ``steps`` packs a and b together for each block of K. ``columns`` takes a few panels of b through
+    all of K. ``dots`` does the same with dot products along K, and reads b in place.
 
-    ``mr`` rows by ``nv`` vectors is the micro-tile: the only part that the compiler sees. ``kc`` is how many steps of K are done
-    between two visits of a tile: K at most, less where a step takes several numbers (``numbers_per_step``). ``task_m`` panels of
-    A by ``task_n`` panels of B are one task of a thread. ``direct`` reads b in place, without packing it in the call.
+    The compiler sees only the micro-tile, ``mr`` rows by ``nv`` vectors. ``kc`` is the number of K steps between two visits of a
+    tile. It is at most K, less if a step holds several numbers (``numbers_per_step``). One task of a thread is ``task_m`` panels of
+    a by ``task_n`` panels of b. ``direct`` reads b in place instead of packing it in the call.
     """
 
     mr: int
@@ -63,16 +66,16 @@ class Config:
     direct: bool = False
 
     def rows(self, arch: str) -> int:
-        """The most rows of a panel of a."""
+        """Return the maximum rows of a panel of a."""
         return min(self.mr, DOT_TILES[arch][0]) if self.mode == "dots" else self.mr
 
     def nr(self, arch: str, accumulator: torch.dtype) -> int:
-        """Columns of the micro-tile."""
+        """Return the columns of the micro-tile."""
         return self.nv * VECTOR_BYTES.get(arch, 0) // accumulator.itemsize
 
 
 def unsupported(problem: Problem) -> str | None:
-    """Why no configuration serves the problem; None if some may."""
+    """Return why no configuration serves the problem; None if some may."""
     if problem.device_type != "cpu":
         return f"the problem is on {problem.device_type}, these kernels run on a CPU"
     reason = why_not(problem, OPERATIONS) or why_not_fnuz(problem)
@@ -84,7 +87,7 @@ def unsupported(problem: Problem) -> str | None:
 
 
 def why_not_epilogue(epilogue: Epilogue) -> str | None:
-    """Why an epilogue has no C++ form, or None."""
+    """Return why an epilogue has no C++ form, or None."""
     dtypes = {node.dtype for node in epilogue.nodes} - set(COMPUTE_TYPES)
     dtypes |= {layout.dtype for layout in epilogue.operands} - set(STORAGE_TYPES)
     if dtypes:
@@ -93,7 +96,10 @@ def why_not_epilogue(epilogue: Epilogue) -> str | None:
 
 
 def refusal(config: Config, problem: Problem, device: DeviceInfo) -> str | None:
-    """Why ``config`` is not legal for the problem on the device; None if it is. The one predicate of this template."""
+    """Return why ``config`` is illegal for the problem on the device, or None.
+
+    This is the template's only legality predicate.
+    """
     reason = unsupported(problem)
     if reason is not None:
         return reason
@@ -108,41 +114,42 @@ def refusal(config: Config, problem: Problem, device: DeviceInfo) -> str | None:
 
 
 def _refused_reading(config: Config, problem: Problem, device: DeviceInfo) -> str | None:
-    """Why the operands cannot be read in that way."""
+    """Return why the config cannot read the operands, or None."""
     nr = config.nr(device.arch, problem.accumulator)
     x = oriented(problem, nr)
     packed_bytes = x.a.size[-2] * _steps(problem, device, config.direct) * problem.accumulator.itemsize
     if problem.groups and config.mode == "steps":
-        return "a product in groups goes by columns"
+        return "grouped products need mode columns or dots"
     if problem.divides_terms and config.mode == "dots":
-        return "dot products are for groups of rows"
+        return "dot products serve only groups of rows, not groups of terms"
     if config.mode != "steps" and not problem.groups and packed_bytes > MAX_PACKED_A_BYTES:
         return f"a packed copy of a takes {packed_bytes} bytes, expected at most {MAX_PACKED_A_BYTES}"
     if config.mode == "dots" and (problem.prepacked or x.b.stride[-2] != 1):
         return f"dot products need b with stride 1 along K, got {x.b}"
     if config.mode == "dots" and sides(problem, swapped=x.swapped)[0].encoding:
-        return f"dot products need the weights on the right, but the result is computed transposed: {problem.out}"
+        return f"dot products need 4-bit weights on the right, but this product is computed transposed: {problem.out}"
     interleaved = problem.prepacked and (problem.accumulator == torch.int32 or uses_vnni(problem, device))
     if interleaved and not config.direct:
-        return f"a prepacked b of {dtype_name(problem.b.dtype)} is read in place only"
+        return f"a prepacked b of {dtype_name(problem.b.dtype)} can only be read in place"
     if config.direct and not problem.prepacked and numbers_per_step(problem.accumulator, device.arch, vnni=False) > 1:
-        return "b of int8 is read in place by dot products, or prepacked"
+        return "int8 b is read in place only by dot products or if prepacked"
     if config.direct and not problem.prepacked and (x.b.stride[-1] != 1 or x.b.size[-1] < nr):
         return f"b can be read in place only with {nr} or more columns of stride 1, got {x.b}"
     return None
 
 
 def _steps(problem: Problem, device: DeviceInfo, direct: bool) -> int:
-    """How many steps K takes, with b in place or not."""
+    """Return the steps along K, with b read in place or packed."""
     vnni = uses_vnni(problem, device, direct=direct)
     return -(-problem.k // numbers_per_step(problem.accumulator, device.arch, vnni=vnni))
 
 
 @dataclass(frozen=True, slots=True)
 class Blocking:
-    """The part of a ``Config`` that the compiler does not see; what the fields mean is said there.
+    """Part of a ``Config`` that the compiler does not see; ``Config`` explains the fields.
 
-    ``kc`` is in steps of K, ``task_m`` and ``task_n`` in panels. All below was measured; what is not legal is refused.
+    ``kc`` is in steps of K, ``task_m`` and ``task_n`` in panels. All values below were measured; ``refusal`` drops the illegal
+    ones.
     """
 
     mode: Mode
@@ -155,11 +162,11 @@ class Blocking:
 _DOTS = (Blocking("dots", 4096, 8, 1), Blocking("dots", 512, 8, 1), Blocking("dots", 1024, 8, 4))
 _IN_PLACE = (Blocking("columns", 128, 8, 4, True), Blocking("columns", 512, 8, 2, True))
 _WIDE_IN_PLACE = (Blocking("columns", 8, 8, 64, True), Blocking("columns", 8, 8, 16, True))
-"""Row-major b, so many whole rows at a time: as long as possible in each page."""
+"""Blockings for row-major b. They read several whole rows at a time, to stay in each page for as long as possible."""
 _WIDE_NARROW_IN_PLACE = (
     Blocking("columns", 8, 8, 64, True), Blocking("columns", 128, 8, 64, True), Blocking("columns", 32, 8, 16, True),
 )  # fmt: skip
-"""The same for numbers of 8 or 4 bits, in which the scales of a group are read for each visit."""
+"""Blockings for row-major b of 8-bit or 4-bit numbers. Each visit also reads the scales of a group."""
 _PACKED = (Blocking("columns", 512, 8, 1), Blocking("columns", 256, 8, 4), Blocking("columns", 128, 8, 1))
 _FEW_ROWS = (*_DOTS, *_WIDE_IN_PLACE, *_IN_PLACE, *_PACKED)
 _FEW_ROWS_NARROW = (*_DOTS, *_WIDE_NARROW_IN_PLACE, *_IN_PLACE, *_PACKED)
@@ -171,7 +178,7 @@ _MANY_ROWS = (
     Blocking("columns", 1024, 8, 4), Blocking("steps", 512, 16, 4), Blocking("columns", 512, 16, 4),
     Blocking("steps", 1024, 8, 4), Blocking("columns", 256, 16, 2), Blocking("steps", 256, 4, 2),
 )  # fmt: skip
-"""B and A are packed; the copies are used often enough to be worth it."""
+"""Blockings that pack a and b, for products that use the copies often enough."""
 _MANY_ROWS_IN_PLACE = (
     Blocking("columns", 1024, 8, 4, True), Blocking("steps", 512, 16, 4, True), Blocking("columns", 512, 16, 2, True),
     Blocking("steps", 256, 4, 2, True),
@@ -185,16 +192,19 @@ _INT8_MANY_ROWS = (
     Blocking("columns", 256, 32, 32), Blocking("columns", 512, 32, 16), Blocking("steps", 256, 32, 8),
     Blocking("columns", 512, 8, 1), Blocking("columns", 512, 16, 4), Blocking("steps", 512, 16, 4),
 )  # fmt: skip
-"""Products of int8 take a fourth of the time and of the memory: packing weighs more, so neighbouring panels are packed together."""
+"""Blockings for int8 products, which take a quarter of the time and memory.
+
+Packing weighs more, so neighbouring panels are packed together.
+"""
 
 _TASKS_PER_THREAD = 2
-"""The least number of tasks, where there are enough columns: a thread that was held up then leaves work to the others."""
+"""Minimum tasks per thread, if there are enough columns. When a thread is delayed, other threads take its remaining tasks."""
 _FEW_PANELS = 4
-"""Up to so many panels of a, reading b costs as much as the arithmetic."""
+"""Largest number of panels of a for which reading b costs as much as the arithmetic."""
 
 
 def blockings(problem: Problem, device: DeviceInfo, mr: int, nr: int, *, everything: bool) -> list[Blocking]:
-    """Blockings for the problem, most promising first. Some are not legal for it."""
+    """Return candidate blockings, most promising first. Some may be illegal for the problem."""
     x = oriented(problem, nr)
     panels, threads = -(-x.b.size[-1] // nr), max(device.threads, 1)
     few = _few_rows(problem, max(1, -(-panels // threads)))
@@ -206,7 +216,7 @@ def blockings(problem: Problem, device: DeviceInfo, mr: int, nr: int, *, everyth
 
 
 def _few_rows(problem: Problem, most: int) -> list[Blocking]:
-    """Blockings for few rows, with ``most`` panels of b in a task at most: every thread is to have one."""
+    """Return blockings for few rows, with at most ``most`` panels of b per task so that every thread has work."""
     if problem.prepacked:
         found: Sequence[Blocking] = _FEW_ROWS_PREPACKED
     elif problem.accumulator == torch.int32:
@@ -223,7 +233,7 @@ def _many_rows(problem: Problem, most: int) -> list[Blocking]:
 
 
 def _shared_out(found: Iterable[Blocking], most: int) -> list[Blocking]:
-    """Tasks of ``columns`` made small enough; the others share the work in smaller pieces."""
+    """Return the blockings with small enough ``columns`` tasks. The other modes share work in smaller pieces anyway."""
     return [replace(blocking, task_n=min(blocking.task_n, most)) if blocking.mode == "columns" else blocking for blocking in found]
 
 
@@ -235,14 +245,14 @@ def _every_blocking() -> Iterator[Blocking]:
 
 
 def configs(problem: Problem, device: DeviceInfo, search: Search) -> tuple[Config, ...]:
-    """The legal configurations to try, most promising first."""
+    """Return the legal configurations to try, most promising first."""
     tiles = MICRO_TILES[device.arch]
     found: dict[Config, None] = {}
     for mr, nv in tiles if search == "exhaustive" else tiles[:1]:
         nr = nv * VECTOR_BYTES[device.arch] // problem.accumulator.itemsize
         for blocking in blockings(problem, device, mr, nr, everything=search == "exhaustive"):
             steps = _steps(problem, device, blocking.direct)
-            # ``kc`` is made smaller so that all blocks of K are about equally long.
+            # Shrink ``kc`` so that all blocks of K have about equal length.
             kc = -(-steps // max(1, -(-steps // blocking.kc)))
             found[Config(mr=mr, nv=nv, **(asdict(blocking) | {"kc": max(1, kc)}))] = None
     legal = (config for config in found if refusal(config, problem, device) is None)

@@ -1,4 +1,4 @@
-"""How the kernels read the operands: numbers of what kind, scaled or not, and how many of them there are in a step along K."""
+"""Operands of the CPU kernels: number types, scales, and numbers per step along K."""
 
 from __future__ import annotations
 
@@ -12,17 +12,19 @@ from ...problem import Layout, Problem
 from ...problem.operations import Encoding
 
 Groups = Literal["", "rows", "terms"]
-"""What of a product is divided into groups."""
+"""Dimension of a product that groups divide, or "" without groups."""
 VECTOR_BYTES = {"avx512": 64, "avx2": 32, "portable": 16}
 EVERYTHING = 48
 _VNNI_FLAGS = {torch.int32: {"avx512": "avx512_vnni", "avx2": "avx_vnni"}, torch.float32: {"avx512": "avx512_bf16"}}
-"""The flags of Linux for a multiply-add of bytes or of pairs of bfloat16, as wide as the vectors of the other kernels, by what it
-adds to."""
+"""Linux CPU flags for multiply-adds of bytes or bfloat16 pairs, keyed by accumulator dtype and instruction set.
+
+The instructions have the same vector width as the other kernels.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Side:
-    """The operand on one side of the product. ``scale`` and ``zero`` are places in ``Problem.scales``."""
+    """Operand on one side of the product. ``scale`` and ``zero`` are indices into ``Problem.scales``."""
 
     dtype: torch.dtype
     encoding: Encoding = ""
@@ -32,7 +34,7 @@ class Side:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Oriented:
-    """The operands as the kernels see them: with ``swapped``, outᵀ = bᵀ aᵀ is computed."""
+    """Operands as the kernels see them. With ``swapped`` the kernels compute outᵀ = bᵀ aᵀ."""
 
     a: Layout
     b: Layout
@@ -42,9 +44,9 @@ class Oriented:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScaleWords:
-    """What one scale covers, and where the next one is: rows of the operand on the left (columns on the right), and along K.
+    """Coverage and strides of one scale along the rows of the left operand (columns of the right) and along K.
 
-    It covers 2^shift of them; with ``EVERYTHING`` that is more than there can be.
+    A scale covers 2^shift of them; the shift ``EVERYTHING`` covers any size.
     """
 
     row_shift: int
@@ -54,14 +56,15 @@ class ScaleWords:
 
 
 def divided(problem: Problem) -> Groups:
-    """What groups of the problem have for themselves."""
+    """Return the dimension that groups divide."""
     return "" if not problem.groups else "terms" if problem.divides_terms else "rows"
 
 
 def oriented(problem: Problem, nr: int) -> Oriented:
-    """The side of the product on which the columns of the micro-tile lie.
+    """Return the operands with the micro-tile's columns on the better side.
 
-    Swapped is a result stored by columns, and one too narrow for a micro-tile. A prepacked b stays where it is, and so do groups.
+    The product is swapped if the result is column-major, or too narrow for a micro-tile. A prepacked b and groups are never
+    swapped.
     """
     by_columns = problem.out.stride[-1] != 1 and problem.out.stride[-2] == 1 and problem.m > 1
     narrow = problem.n < nr and problem.m > 2 * problem.n
@@ -71,7 +74,7 @@ def oriented(problem: Problem, nr: int) -> Oriented:
 
 
 def sides(problem: Problem, *, swapped: bool) -> tuple[Side, Side]:
-    """Left and right operand, in the order in which the kernels have them."""
+    """Return the left and right operand in the kernels' order."""
     names = [name for name in ("scale_a", "scale_b", "zero_b") if getattr(problem, name) is not None]
     place = {name: i for i, name in enumerate(names)}
     left = Side(dtype=problem.a.dtype, scale=place.get("scale_a"))
@@ -80,7 +83,7 @@ def sides(problem: Problem, *, swapped: bool) -> tuple[Side, Side]:
 
 
 def scale_words(problem: Problem) -> tuple[ScaleWords, ...]:
-    """The words of a plan about each of ``Problem.scales``."""
+    """Return a plan's words for each of ``Problem.scales``."""
     found = []
     for name in ("scale_a", "scale_b", "zero_b"):
         layout: Layout | None = getattr(problem, name)
@@ -97,9 +100,9 @@ def scale_words(problem: Problem) -> tuple[ScaleWords, ...]:
 
 
 def uses_vnni(problem: Problem, device: DeviceInfo, *, direct: bool = False) -> bool:
-    """The device has an instruction that multiplies and adds bytes, or pairs of bfloat16, and the problem has those to multiply.
+    """Return True if the device multiplies and adds bytes or bfloat16 pairs, and the problem has such operands.
 
-    Rows of b that are read in place (``direct``) have no pairs: they are widened.
+    Rows of b read in place (``direct``) have no pairs and are widened instead.
     """
     pairs = {problem.a.dtype, problem.b.dtype} == {torch.bfloat16} and problem.sparsity is None
     if problem.accumulator != torch.int32 and (not pairs or (direct and not problem.prepacked)):
@@ -108,7 +111,7 @@ def uses_vnni(problem: Problem, device: DeviceInfo, *, direct: bool = False) -> 
 
 
 def numbers_per_step(accumulator: torch.dtype, arch: str, *, vnni: bool) -> int:
-    """Numbers along K in one element of a packed panel: bytes, 16-bit numbers, or as wide as the sums."""
+    """Return the numbers along K in one element of a packed panel, which is as wide as a sum."""
     if accumulator != torch.int32:
         return 2 if vnni else 1
     if arch == "portable":

@@ -1,4 +1,4 @@
-"""The plan of a call: sizes, strides and blocking as the compiled function reads them."""
+"""Plan of a call: sizes, strides and blocking in the form that the compiled function reads."""
 
 from __future__ import annotations
 
@@ -13,24 +13,27 @@ from .configs import MAX_PACKED_A_BYTES, Config
 from .operands import EVERYTHING, numbers_per_step, oriented, scale_words, sides
 
 _BLOCK_BYTES = 16 << 20
-"""Packed panels held at the same time, of A and of B each: about half of a usual last-level cache."""
+"""Bytes of packed panels held at a time, for a and for b each: about half of a usual last-level cache."""
 _SUMS_BYTES = 64 << 20
-"""Sums that rest between two blocks of K."""
+"""Most bytes of sums that wait in memory between two blocks of K."""
 _DOT_STEP = 16
-"""Blocks of K for dot products are whole vectors, of any instruction set; of bytes with two steps each, twice that."""
+"""Granularity of ``kc`` for dot products: whole vectors of any instruction set. Packed 4-bit numbers need twice that."""
 _US_PER_THREAD = 4.0
-"""Less work than this is not worth waking a thread for."""
+"""Minimum work per thread in microseconds; for less work, waking a thread does not pay."""
 _FLOPS_PER_US = {torch.float64: 100e3, torch.float32: 200e3, torch.int32: 500e3}
 _BYTES_PER_US = 20e3
-"""What one core does in a microsecond, roughly."""
+"""Rough throughput of one core: floating-point operations and bytes per microsecond."""
 _ROWS = (1, 18, 20, 22, 29)
-"""Places of the words that follow M: M, rows of a panel and of a block, panels of a task, threads."""
+"""Indices of the words that depend on M: M, rows of a panel and of a block, panels of a task, threads."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """``words`` is the struct; with ``swapped`` the function is given b as its first and a as its second operand. ``rows`` tells
-    how the words follow M, where they divide the rows of a."""
+    """Arguments of the compiled function for one problem.
+
+    ``words`` is the struct. With ``swapped`` the function takes b as its first and a as its second operand. ``rows`` says how the
+    words depend on M, if they divide the rows of a.
+    """
 
     words: ctypes.Array[ctypes.c_int64]
     swapped: bool
@@ -38,25 +41,27 @@ class Plan:
 
 
 def thread_count(problem: Problem) -> int:
-    """Threads beyond which another one does not pay."""
+    """Return the number of threads above which another one does not pay."""
     work_us = problem.flops / _FLOPS_PER_US[problem.accumulator] + problem.bytes / _BYTES_PER_US
     return max(1, int(work_us / _US_PER_THREAD))
 
 
 def packed_shape(k: int, n: int, nr: int, numbers: int = 1) -> tuple[int, ...]:
-    """The shape of a prepacked operand: panels of ``nr`` columns, each with its K rows one after the other, or with so many rows at
-    once as ``numbers`` says, column by column."""
+    """Return the shape of a prepacked operand: panels of ``nr`` columns, each with its K rows one after the other.
+
+    With ``numbers`` > 1 a panel interleaves that many rows, column by column.
+    """
     return (-(-n // nr), -(-k // numbers), nr, *((numbers,) if numbers > 1 else ()))
 
 
 def make_plan(problem: Problem, config: Config, arch: str, *, vnni: bool = False) -> Plan:
-    """The plan of ``config`` for the problem. The order of the words is that of ``struct Plan`` in the template."""
+    """Return the plan of ``config`` for the problem. The order of the words is that of ``struct Plan`` in the template."""
     nr = config.nr(arch, problem.accumulator)
     x = oriented(problem, nr)
     m, n = x.a.size[-2], x.b.size[-1]
     numbers = numbers_per_step(problem.accumulator, arch, vnni=vnni)
     k = -(-problem.k // numbers)
-    # ``config.kc`` rounded up to what the kernels read at a time, or all steps.
+    # Round ``config.kc`` up to what the kernels read at a time, or take all steps.
     whole = (_DOT_STEP if config.mode == "dots" else 1) * (2 if problem.encoding else 1)
     kc = min(-(-config.kc // whole) * whole, max(k, 1))
     itemsize = problem.accumulator.itemsize
@@ -91,8 +96,11 @@ def make_plan(problem: Problem, config: Config, arch: str, *, vnni: bool = False
 
 
 def _scale_words(problem: Problem, swapped: bool) -> list[int]:
-    """How many numbers along K have their scales in common, left and right; then each scale's blocks and strides, and the size of
-    those of one group."""
+    """Return the words for scales.
+
+    First comes the number of elements along K that share scales, left and right. Each scale's blocks and strides follow, then the
+    size of one group's scales.
+    """
     scales = scale_words(problem)
     if not scales:
         return []
@@ -104,18 +112,18 @@ def _scale_words(problem: Problem, swapped: bool) -> list[int]:
 
 
 def _block(size: int, panel: int, most: int) -> int:
-    """A multiple of ``panel`` of at most ``most`` (but one panel), with which ``size`` falls into about equal blocks."""
+    """Return a multiple of ``panel``, at most ``most`` but at least one panel, that divides ``size`` into nearly equal blocks."""
     return _even(-(-size // panel), max(1, most // panel)) * panel
 
 
 def _even(count: int, most: int) -> int:
-    """The size of parts of at most ``most`` into which ``count`` falls, made about equal."""
+    """Return the size of nearly equal parts of ``count``, each at most ``most``."""
     parts = max(1, -(-count // most))
     return max(1, -(-count // parts))
 
 
 def _b_words(problem: Problem, config: Config, b: Layout, nr: int, numbers: int) -> tuple[int, list[int]]:
-    """How many panels are read in place, and where a panel starts: strides of batch, panel, column and of one row of b along K."""
+    """Return the number of panels read in place, and the strides of b: batch, panel, column and one row along K."""
     if problem.prepacked:
         panel = [*packed_shape(problem.b.size[-2], problem.n, nr, numbers), 1]
         panels, elements = panel[0], panel[1] * panel[2] * panel[3]
@@ -127,12 +135,12 @@ def _b_words(problem: Problem, config: Config, b: Layout, nr: int, numbers: int)
 
 
 def _three(layout: Layout) -> tuple[int, int, int]:
-    """Strides of batch, row and column; the batch stride of a 2-D layout is 0."""
+    """Return the strides of batch, row and column; the batch stride of a 2-D layout is 0."""
     batch = layout.stride[0] if len(layout.stride) == 3 else 0
     return (batch, layout.stride[-2], layout.stride[-1])
 
 
 def _strides(layout: Layout, problem: Problem, swapped: bool) -> tuple[int, int, int]:
-    """Strides of an operand that broadcasts to the result."""
+    """Return the strides of an operand broadcast to the result."""
     expanded = layout.expanded(problem.out.size)
     return _three(expanded.transposed if swapped else expanded)

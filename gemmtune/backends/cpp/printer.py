@@ -1,4 +1,4 @@
-"""Prints an epilogue graph as C++ statements for one element, one statement for each node."""
+"""Printer of an epilogue graph as C++ statements for one element, one statement per node."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from ...problem.epilogue import Arg, Node, Ref
 COMPUTE_TYPES: dict[torch.dtype, str] = {
     torch.float64: "double", torch.float32: "float", torch.float16: "float", torch.bfloat16: "float", torch.bool: "bool",
 }  # fmt: skip
-"""The C++ type in which values of a torch dtype are computed."""
+"""C++ type in which values of a torch dtype are computed."""
 
 STORAGE_TYPES: dict[torch.dtype, str] = {
     torch.float64: "double", torch.float32: "float", torch.float16: "f16", torch.bfloat16: "bf16", torch.bool: "bool",
 }  # fmt: skip
-"""The C++ type of an element in memory."""
+"""C++ type of an element in memory."""
 
 _ROUND = {torch.float16: "round_f16", torch.bfloat16: "round_bf16"}
 _INFIX = {
@@ -32,17 +32,17 @@ _FUNCTIONS = (
     "maximum",
 )  # fmt: skip
 _ROUNDED_NUMBERS = (*_COMPARISONS, "add", "sub", "clamp", "minimum", "maximum", "where")
-"""The functions for which torch, on a CPU, first makes a Python number a value of the tensor's dtype; others take it as it is."""
+"""Functions for which torch on a CPU first rounds a Python number to the tensor's dtype. Other functions use the exact number."""
 
 
 def print_epilogue(epilogue: Epilogue, acc: str, operands: Sequence[str], result: str) -> list[str]:
-    """Statements that assign the value of the last node to ``result``.
+    """Return statements that assign the value of the last node to ``result``.
 
     ``acc`` and ``operands`` are expressions of the compute types. A node of a 16-bit dtype is computed in float and rounded to
-    nearest even. NaN goes through as in torch.
+    nearest even. NaN propagates as in torch.
 
     Raises:
-        EpilogueError: an operation or a dtype without a C++ form.
+        EpilogueError: an operation or a dtype has no C++ form.
     """
     names: list[str] = []
     lines: list[str] = []
@@ -80,7 +80,7 @@ def _expression(node: Node, nodes: Sequence[Node], names: Sequence[str]) -> str:
 
 
 def _value(arg: Arg, dtype: torch.dtype, nodes: Sequence[Node], names: Sequence[str], *, rounded: bool) -> str:
-    """An argument in the compute type of ``dtype``."""
+    """Return an argument in the compute type of ``dtype``."""
     wanted = COMPUTE_TYPES[dtype]
     if not isinstance(arg, Ref):
         return _literal(torch.tensor(arg, dtype=dtype).item() if rounded else arg, wanted)
@@ -91,7 +91,7 @@ def _value(arg: Arg, dtype: torch.dtype, nodes: Sequence[Node], names: Sequence[
 
 
 def _literal(value: float, c_type: str) -> str:
-    """An exact constant: C++17 writes floats in hexadecimal."""
+    """Return an exact constant: C++17 has hexadecimal float literals."""
     if c_type == "bool":
         return "true" if value else "false"
     number = float(value)

@@ -1,4 +1,4 @@
-"""What is compiled: the text of a kernel and the compiler's flags."""
+"""Source of a CPU kernel: the rendered text and the compiler flags."""
 
 from __future__ import annotations
 
@@ -28,30 +28,33 @@ _ARCH_FLAGS = {
 _VNNI_FLAGS = {
     torch.int32: {"avx512": "-mavx512vnni", "avx2": "-mavxvnni"}, torch.float32: {"avx512": "-mavx512bf16"},
 }  # fmt: skip
-"""The instruction sets by name, not ``-march=native``: an artifact then means the same on every machine that shares the cache."""
+"""Compiler flags of each instruction set.
+
+They name the sets instead of ``-march=native``, so an artifact means the same on every machine that shares the cache.
+"""
 
 _C_TYPES = {torch.float64: "double", torch.float32: "float", torch.int32: "uint32_t"}
 _NARROW_TYPES = {
     torch.int8: "i8", torch.uint8: "u8", torch.float8_e4m3fn: "e4m3", torch.float8_e5m2: "e5m2", "int4": "i4", "uint4": "u4",
 }  # fmt: skip
-"""The C++ types of sums, and of numbers of eight bits and less."""
+"""C++ types of sums, and of numbers of eight bits or fewer."""
 
 _UNROLL = {"avx512": 4, "avx2": 4, "portable": 2}
 _AHEAD = 48
 _AHEAD_BYTES = 1024
-"""How far ahead of its use b is asked for where it is read in place: in steps of K, and along the columns of dot products."""
+"""Prefetch distances for b read in place: in steps of K, and in bytes along the columns of dot products."""
 
 
 def flags(arch: str, accumulator: torch.dtype, *, vnni: bool = False) -> tuple[str, ...]:
-    """The compiler's flags for an instruction set. No fast-math: NaN, infinities and rounding follow IEEE 754."""
+    """Return the compiler flags for an instruction set. No fast-math: NaN, infinities and rounding follow IEEE 754."""
     return (*_COMMON_FLAGS, *_ARCH_FLAGS[arch], *((_VNNI_FLAGS[accumulator][arch],) if vnni else ()))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """Everything that decides the text of a kernel. Sizes, strides and blocking are arguments of the compiled function.
+    """Everything that determines the text of a kernel. Sizes, strides and blocking are arguments of the compiled function.
 
-    ``a`` and ``b`` are the operands on the left and on the right, ``scales`` the dtypes of ``Problem.scales``.
+    ``a`` and ``b`` are the left and right operands, ``scales`` the dtypes of ``Problem.scales``.
     """
 
     arch: str
@@ -67,7 +70,7 @@ class Source:
 
     @property
     def accumulator(self) -> torch.dtype:
-        """The dtype in which products are summed."""
+        """Dtype in which products are summed."""
         dtypes = (self.a.dtype, self.b.dtype)
         if dtypes == (torch.int8, torch.int8):
             return torch.int32
@@ -75,17 +78,17 @@ class Source:
 
     @property
     def flags(self) -> tuple[str, ...]:
-        """The compiler's flags."""
+        """Compiler flags."""
         return flags(self.arch, self.accumulator, vnni=self.vnni)
 
     @property
     def text(self) -> str:
-        """The C++ source."""
+        """C++ source."""
         return _render(self)
 
     @property
     def digest(self) -> str:
-        """A hash over the source and the flags: equal for equal kernels."""
+        """Hash of source and flags, equal for equal kernels."""
         return _digest(self)
 
 
@@ -103,7 +106,7 @@ def _environment() -> jinja2.Environment:
 
 
 def rendered(template: str, *, arch: str, accumulator: torch.dtype, numbers: int = 1, **values: object) -> str:
-    """A template with what the vectors of an instruction set are, and further values."""
+    """Return the rendered template with the vector properties of an instruction set and further values."""
     vector_bytes = VECTOR_BYTES[arch]
     kind, suffix = {torch.float64: ("d", "pd"), torch.float32: ("", "ps"), torch.int32: ("i", "epi32")}[accumulator]
     return _environment().get_template(template).render(
@@ -142,7 +145,7 @@ def _render(source: Source) -> str:
 def operand_values(
     sides: tuple[Side, Side], scales: tuple[torch.dtype, ...], out_dtype: torch.dtype, *, vnni: bool
 ) -> dict[str, object]:
-    """What the template asks for about a, b, their scales, and the result."""
+    """Return the template values for a, b, their scales, and the result."""
     found = [
         {
             "name": name,
@@ -172,7 +175,7 @@ def operand_values(
 
 
 def epilogue_values(epilogue: Epilogue | None) -> dict[str, object]:
-    """The statements of the epilogue, and the operands that these read."""
+    """Return the statements of the epilogue, and the operands that they read."""
     if epilogue is None:
         return {"extras": [], "statements": [], "result_type": ""}
     names = [f"e{i}[j]" for i in range(len(epilogue.operands))]

@@ -1,8 +1,8 @@
-"""Triton templates: mm, addmm, bmm and baddbmm from one source, with split-K and fused epilogues."""
+"""Triton templates: one source for mm, addmm, bmm and baddbmm, with split-K and fused epilogues."""
 
 from .backend import TritonBackend
 
 __all__ = ["BACKEND", "TritonBackend"]
 
 BACKEND = TritonBackend()
-"""The backend object of the table in backends.py."""
+"""Backend object that the table in backends.py lists."""

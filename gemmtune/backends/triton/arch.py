@@ -1,4 +1,4 @@
-"""What differs between architectures, as data: how operands are staged, what multiplies them, and rough rates for ranking."""
+"""Facts of each architecture as data: operand staging, multiply instructions, and rough rates for ranking."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from ...device import DeviceInfo
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arch:
-    """The facts about one architecture.
+    """Facts of one architecture.
 
-    ``async_copy``: global memory is copied to shared memory without passing through registers, so that several stages are kept
-    there. ``warp_group``: a group of four warps can multiply 64 rows straight from shared memory (wgmma, tcgen05), which keeps one
-    stage more. Rates are for one multiprocessor: 16-bit tensor-core multiply-adds and float32 FMAs in TFLOP/s, memory and L2
-    bandwidth in GB/s; sources are the vendors' datasheets, they only order configs.
+    With ``async_copy`` global memory is copied to shared memory without registers, so several stages stay there. With
+    ``warp_group`` four warps together multiply 64 rows straight from shared memory (wgmma, tcgen05), which keeps one more stage.
+    Rates are per multiprocessor: 16-bit tensor-core multiply-adds and float32 FMAs in TFLOP/s, memory and L2 bandwidth in GB/s.
+    They come from the vendors' datasheets and only order configs.
     """
 
     async_copy: bool
@@ -29,23 +29,23 @@ class Arch:
     registers_per_thread: int = 255
     threads_per_sm: int = 2048
     barrier_bytes: int = 0
-    """Shared memory for the barriers that the instruction needs."""
+    """Shared memory for the instruction's barriers."""
     tf32: bool = True
-    """Tensor cores multiply float32 rounded to tf32."""
+    """Tensor cores round float32 operands to tf32."""
     flushes_subnormals: bool = False
-    """16-bit matrix instructions take subnormal operands and results for zero (PyTorch notes, "Numerical accuracy", on MI200)."""
+    """16-bit matrix instructions flush subnormal operands and results to zero (PyTorch notes, "Numerical accuracy", on MI200)."""
     fnuz: bool = False
-    """Matrix instructions take the 8-bit floats without infinities (AMD CDNA 3 ISA, v_mfma_f32_16x16x32_fp8_fp8)."""
+    """Matrix instructions use the 8-bit float types without infinities (AMD CDNA 3 ISA, v_mfma_f32_16x16x32_fp8_fp8)."""
     register_transpose: bool = False
-    """Triton for HIP exchanges numbers between threads so that those along K are neighbours in LDS (in-thread transpose)."""
+    """Triton for HIP exchanges numbers between threads so that they are contiguous along K in LDS (in-thread transpose)."""
     sync_buffers: int = 1
-    """Buffers of an operand that passes through registers, where a warp group multiplies."""
+    """Buffers of an operand that passes through registers before a warp group multiplies it."""
 
 
 _AMPERE = {"async_copy": True, "tensor_core": True, "bf16": True}
 
 ARCHS: dict[str, Arch] = {
-    # Triton 3.6 to 3.9 have no tensor-core instruction of sm75: 16-bit products are float32 FMAs there.
+    # Triton 3.6 to 3.9 have no tensor-core instruction for sm75: 16-bit products are float32 FMAs there.
     "sm75": Arch(
         async_copy=False, tensor_core=False, warp_group=False, fp64_tensor_core=False, bf16=True, tensor_tflops=0.2,
         fma_tflops=0.2, dram_gbps=8, l2_gbps=30, threads_per_sm=1024,
@@ -81,11 +81,14 @@ ARCHS: dict[str, Arch] = {
         registers_per_thread=512, fnuz=True, register_transpose=True,
     ),
 }  # fmt: skip
-"""Facts by architecture."""
+"""Facts by architecture name."""
 
 
 def arch_of(device: DeviceInfo) -> Arch:
-    """The facts for a device; an unknown CUDA architecture counts as the newest known one that is not newer than it."""
+    """Return the facts for a device.
+
+    An unknown CUDA architecture uses the newest known one that is not newer.
+    """
     if device.arch in ARCHS:
         return ARCHS[device.arch]
     if device.type == "hip":
@@ -96,5 +99,5 @@ def arch_of(device: DeviceInfo) -> Arch:
 
 
 def can_overlap(capability: int) -> bool:
-    """May a kernel be launched before the one before it has ended, and wait for it by itself (programmatic dependent launch)?"""
+    """Return True if a kernel may start before the previous one ends and wait inside (programmatic dependent launch)."""
     return capability >= 90

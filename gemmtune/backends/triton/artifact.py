@@ -1,4 +1,4 @@
-"""What Triton's compiled kernels say of themselves, and what they were expected to be."""
+"""Properties of compiled Triton kernels, compared with their predictions."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ _TYPES = {
     torch.int8: "s8", torch.float8_e4m3fn: "e4m3", torch.float8_e5m2: "e5m2", torch.float8_e4m3fnuz: "fp8",
     torch.float8_e5m2fnuz: "bf8",
 }  # fmt: skip
-"""dtype to its name in PTX, or in the assembly of AMD's CDNA 3."""
+"""Name of each dtype in PTX, or in the assembly of AMD's CDNA 3."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Expected:
-    """What legality predicts of a kernel; see the fields of the same meaning in ``Artifact``."""
+    """Predictions of legality for a kernel; ``Artifact`` describes the fields."""
 
     instruction: str | None = None
     smem_bytes: int | None = None
@@ -35,24 +35,24 @@ class Expected:
 
 
 NOTHING = Expected()
-"""What is predicted of a kernel that multiplies nothing."""
+"""Prediction for a kernel without products."""
 
 
 def expected_of(predicate: Predicate, config: Config) -> Expected:
-    """What the predicate says of the mm kernel of ``config``."""
+    """Return the predictions for the mm kernel of ``config``."""
     problem, device = predicate.problem, predicate.device
     tile_bytes = config.block_m * config.block_n * problem.accumulator.itemsize
     return Expected(
         instruction=instruction(predicate, config),
         smem_bytes=predicate.resources(config).smem_bytes,
-        # The tile on its way from the layout of the accumulator to that of the store: some kernels need no such step.
-        # That of the quantized operations does not claim to be close.
+        # The tile's change of layout before the store: some kernels need no such step. The prediction for quantized operations does
+        # not claim to be close.
         slack_bytes=tile_bytes if device.type == "cuda" and problem.op in DENSE_OPS else None,
     )
 
 
 def artifact(compiled: Any, expected: Expected = NOTHING) -> Artifact:
-    """A compiled kernel, with what was expected of it."""
+    """Return the artifact of a compiled kernel, with its predictions."""
     metadata = compiled.metadata
     code = assembly(compiled)
     usage: Usage | None
@@ -76,13 +76,13 @@ def artifact(compiled: Any, expected: Expected = NOTHING) -> Artifact:
 
 
 def vector_instruction(problem: Problem, device: DeviceInfo) -> str:
-    """The instruction of a kernel that multiplies without tensor cores."""
+    """Return the instruction of a kernel that multiplies without tensor cores."""
     total = "f64" if problem.accumulator == torch.float64 else "f32"
     return f"v_*fma*_{total}*" if device.type == "hip" else f"fma.rn*.{total}*"
 
 
 def words_instruction(problem: Problem, *, warp_group: bool) -> str:
-    """The instruction of a kernel that multiplies weights which it read as words, on CUDA."""
+    """Return the instruction of a CUDA kernel that multiplies weights read as words."""
     operand = _TYPES[problem.dtype]
     if warp_group:
         return f"wgmma.mma_async.sync.aligned.m64n*k*.f32.{operand}.{operand}"
@@ -90,16 +90,16 @@ def words_instruction(problem: Problem, *, warp_group: bool) -> str:
 
 
 def instruction(predicate: Predicate, config: Config) -> str:
-    """The instruction that multiplies, with the types of its operands and of its sum, and ``*`` for its shape.
+    """Return the multiply instruction with the types of operands and sum, and ``*`` for its shape.
 
-    PTX ISA: fma, mma.sync, wgmma.mma_async, tcgen05.mma; AMD CDNA 3 ISA: v_mfma, which takes float32 and float64 too.
+    PTX ISA: fma, mma.sync, wgmma.mma_async, tcgen05.mma. AMD CDNA 3 ISA: v_mfma, also for float32 and float64.
     """
     problem, device = predicate.problem, predicate.device
     how, operand = predicate.instruction(config), _operand(predicate, config, 0)
     total = {torch.float64: "f64", torch.int32: "s32"}.get(problem.accumulator, "f32")
     if device.type == "hip":
         side = f"{config.matrix_instr_nonkdim}x{config.matrix_instr_nonkdim}x" if isinstance(config, HipConfig) else ""
-        # The two operands may be of different 8-bit floats, and Triton may exchange them.
+        # The operands may be different 8-bit floats, and Triton may exchange them.
         kind = {"tf32": "xf32", "s8": "i8", "fp8": "[bf]*8", "bf8": "[bf]*8"}.get(operand, operand)
         # CDNA 2 writes v_mfma_f32_16x16x16bf16_1k, CDNA 3 v_mfma_f32_16x16x16_bf16.
         return f"v_mfma_{total.replace('s32', 'i32')}_{side}*[0-9_]{kind}" + "*" * (operand == "bf16")
@@ -116,15 +116,15 @@ def instruction(predicate: Predicate, config: Config) -> str:
 WIDENING = (90, 100)
 """Compute capabilities for which Triton has no mma.sync of 8-bit floats."""
 _KINDS = {"tf32": "tf32", "e4m3": "f8f6f4", "e5m2": "f8f6f4"}
-"""PTX's name for types of operands to its ``.kind`` of tcgen05.mma."""
+"""PTX names of operand types in the ``.kind`` of tcgen05.mma."""
 
 
 def _operand(predicate: Predicate, config: Config, which: int) -> str:
-    """PTX's name for the type in which a (0) or b (1) is multiplied."""
+    """Return PTX's name for the type in which a (0) or b (1) is multiplied."""
     problem, product = predicate.problem, predicate.product
     if problem.precision.input_mode == "tf32":
         return "tf32" if predicate.arch.tf32 else "f32"
     own = (problem.a.dtype, problem.b.dtype)[which]
-    # Of the 8-bit floats sm90 has only wgmma: for mma.sync Triton makes them float16.
+    # sm90 supports 8-bit floats only in wgmma: for mma.sync Triton converts them to float16.
     widened = product in FLOAT8 and predicate.device.capability in WIDENING and predicate.instruction(config) == "mma"
     return _TYPES[torch.float16 if widened else own if product.itemsize == 1 else product]

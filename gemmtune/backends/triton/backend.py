@@ -1,4 +1,4 @@
-"""The Triton backend: which choices it has for a problem."""
+"""Triton backend: enumerates the choices for a problem."""
 
 from __future__ import annotations
 
@@ -36,25 +36,25 @@ INTERPRETER_CONFIGS = (
     Config(block_m=16, block_n=32, block_k=16, stages=1, warps=1, split_k=2),
     Config(block_m=64, block_n=64, block_k=64, stages=2, warps=4),
 )
-"""What the interpreter tries: it ignores stages and warps, and serves to check values."""
+"""Configs for the interpreter, which ignores stages and warps. They only check values."""
 
 
 NOTES = {
     "cpu": ", interpreter", "hip": "; its kernels were compiled and inspected, and never run on an AMD GPU: docs/rocm.md"
 }  # fmt: skip
-"""What is said of the backend beside Triton's version, by type of device."""
+"""Text after Triton's version in the availability detail, by device type."""
 
 
 class TritonBackend:
-    """Choices from the mm template and its relatives."""
+    """Backend of the mm template and the other template families."""
 
     name = "triton"
 
     def available(self, device: DeviceInfo) -> Availability:
-        """Triton must be installed; for a CPU its interpreter must be on, for a GPU off."""
+        """Return if Triton can run here: it must be installed, with the interpreter on for a CPU and off for a GPU."""
         if importlib.util.find_spec("triton") is None:
             return Availability(ok=False, detail="triton is not installed: pip install 'gemmtune[triton]'")
-        import triton  # noqa: PLC0415 - heavy, and asked for only where it is there
+        import triton  # noqa: PLC0415 - heavy; imported only after it is known to be installed
 
         if device.type == "cpu" and not triton.knobs.runtime.interpret:
             return Availability(
@@ -63,15 +63,17 @@ class TritonBackend:
                 "program starts, and name the backend in settings.backends",
             )
         if device.type != "cpu" and triton.knobs.runtime.interpret:
-            return Availability(ok=False, detail=f"triton {triton.__version__} interprets: unset TRITON_INTERPRET to use a GPU")
+            return Availability(
+                ok=False, detail=f"triton {triton.__version__} is in interpreter mode: unset TRITON_INTERPRET to use a GPU"
+            )
         return Availability(ok=True, detail=f"triton {triton.__version__}{NOTES.get(device.type, '')}")
 
     def serves_by_default(self, device: DeviceInfo) -> bool:
-        """Serves a GPU only: the interpreter is for checking values."""
+        """Return True for a GPU. The interpreter on a CPU only checks values."""
         return device.type != "cpu"
 
     def enumerate(self, problem: Problem, device: DeviceInfo, settings: Settings) -> Offers:
-        """The configs of the search's set that are legal, the best by the model first. Pure: any preset device will do."""
+        """Return the legal configs of the search, best by the model first. Pure: works for any preset device."""
         reason = check_problem(problem, device)
         if reason is not None:
             return Offers(refusals=(Refusal(name=self.name, reason=reason),))
@@ -101,24 +103,24 @@ class TritonBackend:
 
 
 def offered(problem: Problem, device: DeviceInfo, search: str) -> Iterator[Choice]:
-    """What the backend has for a GPU, family by family, each with its own predicate and its own ranking."""
+    """Yield the choices for a GPU, family by family. Each family has its own predicate and ranking."""
     counts = EFFORT[search].configs
     weights: list[Choice] = [
         *words_choices(problem, device, counts["triton:words"]),
         *words_vector_choices(problem, device, counts["triton:words_vector"]),
     ]
     yield from weights
-    beside: list[Choice] = [
+    others: list[Choice] = [
         *persistent_choices(problem, device, counts["triton:persistent"]),
         *swapped_choices(problem, device, counts["triton:swapped"]),
         *vector_choices(problem, device, counts["triton:vector"]),
     ]
-    # The mm template, or that of a sum, has fewer places where others have kernels for the problem.
+    # Other families' kernels take places from the mm or sum template.
     most = counts["triton:mm"]
     configs = chosen_configs(problem, device, search)
-    places = None if most is None else max(most - len(weights) - len(beside), 0)
+    places = None if most is None else max(most - len(weights) - len(others), 0)
     yield from (kernel_for(problem, device, config) for config in configs[:places])
-    yield from beside
+    yield from others
     yield from choices_for_long_sums(problem, device, search, lambda divided: chosen_configs(divided, device, search))
 
     def on_copies(aligned: Problem) -> Sequence[KernelChoice]:
@@ -131,7 +133,7 @@ def offered(problem: Problem, device: DeviceInfo, search: str) -> Iterator[Choic
 
 @functools.lru_cache(maxsize=1024)
 def chosen_configs(problem: Problem, device: DeviceInfo, search: str) -> tuple[Config, ...]:
-    """The configs of a search, best by the model first."""
+    """Return the configs of a search, best by the model first."""
     predicate, count = predicate_for(problem, device), EFFORT[search].configs["triton:mm"]
     chosen = select(predicate, legal_configs(predicate), count)
     if device.type == "hip":
@@ -140,7 +142,7 @@ def chosen_configs(problem: Problem, device: DeviceInfo, search: str) -> tuple[C
 
 
 def legal_configs(predicate: Predicate) -> list[tuple[Config, Resources]]:
-    """Every config of the pool that the legality predicate admits, with its resources."""
+    """Return every config of the pool that the legality predicate accepts, with its resources."""
     problem, legal = predicate.problem, []
     for config in hip_pool() if predicate.device.type == "hip" else pool():
         if predicate.check(config) is not None:

@@ -1,4 +1,4 @@
-"""What the compiler is told of integers, operands and arguments: classes of them, so that one kernel serves many shapes."""
+"""Alignment classes of integers, operands and arguments. The compiler sees a class, so one kernel serves many shapes."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from ...problem import Layout, Problem
 ALIGNED_BYTES = 16
 INT32_LIMIT = 2**31
 STEP_LIMIT = 2**22
-"""A stride of a matrix that reaches this is given in 64 bits, so that a step of up to 256 of them cannot overflow."""
+"""Strides within a matrix use 64 bits from this value on, so that a step of 256 strides cannot overflow 32 bits."""
 WIDE_MARGIN = 2**24
-"""Room below 2^31 for the index arithmetic of a tile that hangs over the edge of an operand."""
+"""Headroom below 2^31 for index arithmetic of a tile that hangs over the edge of an operand."""
 
 
 def divisor(value: int, limit: int = ALIGNED_BYTES) -> int:
-    """The largest power of two up to ``limit`` that divides ``value``; ``limit`` for 0."""
+    """Return the largest power of two up to ``limit`` that divides ``value``; ``limit`` for 0."""
     return limit if value == 0 else min(value & -value, limit)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IntClass:
-    """What the compiler is told of one size or stride.
+    """Properties of one size or stride that the compiler knows.
 
-    ``constant`` is its value where that is part of the kernel, else None; ``divisor`` a power of two that divides it; ``wide``
-    whether it needs 64 bits.
+    ``constant`` is the value if the kernel hard-codes it, else None. ``divisor`` is a power of two that divides the value. ``wide``
+    is true if the value needs 64 bits.
     """
 
     constant: int | None = None
@@ -36,22 +36,23 @@ class IntClass:
 
     @classmethod
     def of(cls, value: int, *, constants: tuple[int, ...] = (), limit: int = INT32_LIMIT) -> IntClass:
-        """The class of ``value``: a constant if it is one of ``constants``, else an argument with its divisor."""
+        """Return the class of ``value``: a constant if it is one of ``constants``, else an argument with its divisor."""
         if value in constants:
             return cls(constant=value)
         return cls(divisor=divisor(value), wide=value >= limit)
 
     @property
     def alignment(self) -> int:
-        """A power of two that divides the value, whether the kernel has it as a constant or not."""
+        """Power of two that divides the value, for constants and arguments alike."""
         return self.divisor if self.constant is None else divisor(self.constant)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OperandClass:
-    """What the compiler is told of one operand: always three strides (batch, row, column), 0 where it is broadcast.
+    """Properties of one operand that the compiler knows.
 
-    ``pointer_divisor`` is the alignment of the address in bytes, ``wide`` whether offsets inside one matrix may pass 2^31 elements.
+    ``strides`` always has three entries (batch, row, column), 0 for a broadcast dimension. ``pointer_divisor`` is the alignment of
+    the address in bytes. ``wide`` is true if offsets inside one matrix may exceed 2^31 elements.
     """
 
     dtype: torch.dtype
@@ -61,10 +62,13 @@ class OperandClass:
 
     @classmethod
     def of(cls, layout: Layout, shape: tuple[int, int, int], *, broadcast: bool = False) -> OperandClass:
-        """The class of ``layout`` broadcast to (batch, rows, columns). ``broadcast``: it is an operand of the epilogue."""
+        """Return the class of ``layout``, broadcast to (batch, rows, columns).
+
+        ``broadcast`` marks an operand of the epilogue.
+        """
         strides = strides_of(layout, shape)
         reach = sum((n - 1) * s for n, s in zip(shape[1:], strides[1:], strict=True))
-        # A stride along a dimension of size 1 is an argument that happens to be 0, so that M = 1 and M = 16 share a kernel.
+        # A stride along a dimension of size 1 stays an argument with value 0, so that M = 1 and M = 16 share a kernel.
         classes = [
             IntClass(divisor=ALIGNED_BYTES)
             if n == 1 and s != 1 and not broadcast
@@ -80,15 +84,17 @@ class OperandClass:
 
     @property
     def contiguous_dim(self) -> int | None:
-        """1 if elements of a column are neighbours, 2 for a row, None for neither; a row where both hold."""
+        """Dimension of stride 1: 1 within a column, 2 within a row, None for neither. A row wins if both hold."""
         for dim in (2, 1):
             if self.strides[dim].constant == 1:
                 return dim
         return None
 
     def vector_bytes(self, mask_alignment: int) -> int:
-        """The widest access in bytes that addresses along the contiguous dimension, and a mask there whose bounds are multiples of
-        ``mask_alignment`` elements, allow; at least one element."""
+        """Return the widest legal access in bytes along the contiguous dimension, at least one element.
+
+        Both the addresses and the mask limit the width. The mask's bounds are multiples of ``mask_alignment`` elements.
+        """
         itemsize, dim = self.dtype.itemsize, self.contiguous_dim
         if dim is None:
             return itemsize
@@ -97,21 +103,23 @@ class OperandClass:
 
 
 def strides_of(layout: Layout, shape: tuple[int, int, int]) -> tuple[int, int, int]:
-    """Strides along (batch, row, column) of a layout broadcast to ``shape``. A stride that no index ever multiplies is 1 if it is 1
-    already, else 0."""
+    """Return the strides along (batch, row, column) of a layout broadcast to ``shape``.
+
+    A stride that no index multiplies stays 1 if it is 1, else it becomes 0.
+    """
     full = layout.expanded(shape)
     values = tuple(s if n != 1 or s == 1 else 0 for n, s in zip(full.size, full.stride, strict=True))
     return values[0], values[1], values[2]
 
 
 def shaped(problem: Problem) -> dict[str, tuple[Layout, tuple[int, int, int]]]:
-    """The layouts of all matrices, by name, and what they are broadcast to: (batch, rows, columns)."""
+    """Return each matrix by name: its layout and the (batch, rows, columns) that it is broadcast to."""
     out = (problem.batch, problem.m, problem.n)
     matrices = problem.groups if problem.groups and len(problem.b.size) == 3 else problem.batch
     layouts = {
         "a": (problem.a, (problem.batch, problem.a.size[-2], problem.k)),
         "b": (problem.b, (matrices, problem.b.size[-2], problem.b.size[-1])),
-        # Rows that are added up lie in a workspace before.
+        # Rows that are added up are first written to a workspace.
         "out": (problem.out if problem.weights is None else Layout.contiguous((problem.m, problem.n), problem.dtype), out),
     }
     if problem.c is not None and problem.d is not None:
@@ -129,16 +137,16 @@ SIGNATURE_DTYPES: dict[torch.dtype, str] = {
     torch.int32: "i32", torch.int16: "i16", torch.int8: "i8", torch.uint8: "u8", torch.bool: "i1",
     torch.float8_e4m3fn: "fp8e4nv", torch.float8_e5m2: "fp8e5", torch.float8_e4m3fnuz: "fp8e4b8", torch.float8_e5m2fnuz: "fp8e5b16",
 }  # fmt: skip
-"""torch dtype to its name in a kernel signature."""
+"""Name of each torch dtype in a kernel signature."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Argument:
     """One argument of a kernel.
 
-    ``source`` says where its value comes from at launch: ``("pointer", "a")``, ``("size", 1)``: M, ``("stride", "b", 2)``,
-    ``("scalar", "alpha")``, ``("runtime", "group_m")``; ``("descriptor", "a")`` is a tensor descriptor, which is made of a pointer,
-    sizes and strides at launch. ``divisor`` is what the value (of a pointer: the address) divides by.
+    ``source`` tells the launch where the value comes from: ``("pointer", "a")``, ``("size", "m")``, ``("stride", "b", 2)``,
+    ``("scalar", "alpha")`` or ``("runtime", "group_m")``. ``("descriptor", "a")`` is a tensor descriptor, built from a pointer,
+    sizes and strides at launch. ``divisor`` divides the value, or the address of a pointer.
     """
 
     name: str
@@ -149,7 +157,7 @@ class Argument:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """A rendered kernel: the text of its module, the name of the function in it, and its arguments in order."""
+    """Rendered kernel: the text of its module, the function's name, and the arguments in order."""
 
     text: str
     function: str

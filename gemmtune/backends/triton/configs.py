@@ -1,6 +1,6 @@
-"""Configs of the mm template: the parameters of one instance, the pool they come from, and how one divides a problem.
+"""Configs of the mm template: the parameters of one instance, the pool of candidates, and the geometry of a launch.
 
-Pure: nothing here needs a GPU or Triton.
+This module is pure. It needs neither a GPU nor Triton.
 """
 
 from __future__ import annotations
@@ -17,11 +17,12 @@ from ...problem import Problem
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
-    """One instance of the mm template.
+    """Parameters of one instance of the mm template.
 
-    A program computes ``block_m`` × ``block_n`` elements, ``block_k`` of the summed dimension at a time, with ``warps`` warps;
-    ``stages`` is Triton's num_stages. ``group_m`` tile rows are worked off together; ``split_k`` programs share one tile's sum.
-    ``pdl``: the launch may overlap the end of the kernel before it (programmatic dependent launch, sm90 and newer).
+    A program computes a tile of ``block_m`` × ``block_n`` elements with ``warps`` warps. Each step covers ``block_k`` elements of
+    K. ``stages`` is Triton's num_stages. Programs are ordered in groups of ``group_m`` tile rows. ``split_k`` programs share the
+    sum of one tile. With ``pdl`` the launch may overlap the end of the previous kernel (programmatic dependent launch, sm90 and
+    newer).
     """
 
     block_m: int
@@ -50,42 +51,42 @@ class Config:
 
     @property
     def variant(self) -> str:
-        """What the name of a family's own config has beside that of the mm template."""
+        """Suffix that a family's own config adds to the name of an mm config."""
         return ""
 
     @property
     def compile_options(self) -> Mapping[str, int]:
-        """What the compiler is told beside stages and warps."""
+        """Options for the compiler, in addition to stages and warps."""
         return {}
 
     @property
     def tile(self) -> tuple[int, int]:
-        """(block_m, block_n)."""
+        """Rows and columns of a tile: (block_m, block_n)."""
         return (self.block_m, self.block_n)
 
 
 GROUP_M = 8
-"""The usual number of tile rows of a group; a name shows only another one."""
+"""Default number of tile rows in a group; a config's name shows only other values."""
 BLOCKS_M = (16, 32, 64, 128, 256)
 BLOCKS_N = (16, 32, 64, 128, 256)
 BLOCKS_K = (16, 32, 64, 128, 256)
 STAGES = (1, 2, 3, 4, 5, 6)
 SPLITS = (1, 2, 3, 4, 6, 8, 12, 16, 32, 64)
 DEEPEST = 1024
-"""Elements of the summed dimension on their way at a time: more is never in time."""
+"""Maximum elements of K in flight (block_k × stages); deeper prefetch brings no benefit."""
 LEAST_SHARE = 3
-"""Splitting that leaves all but a third of the multiprocessors idle is left out, unless it is the most there is."""
+"""Split-K must occupy at least one multiprocessor in this many, except at the largest number of splits."""
 MOST_WAVES = 4
-"""Programs for each multiprocessor beyond which splitting only adds partial sums."""
+"""Programs per multiprocessor above which more splits only add partial sums."""
 LEAST_ELEMENTS_PER_THREAD, MOST_ELEMENTS_PER_THREAD = 2, 128
-"""Accumulators of a thread: fewer leave the warps without work, more do not fit its registers."""
-FEW_SPLITS = 8
-"""Up to here one program adds up all splits of a tile."""
+"""Accumulators of one thread: fewer leave warps idle, more exceed its registers."""
+MOST_DIRECT_SPLITS = 8
+"""Most splits that one program adds up for a tile; above it, splits are added in groups."""
 
 
 @functools.cache
 def pool() -> tuple[Config, ...]:
-    """Every config without splits that some problem on some device could want, by size of tile."""
+    """Return every config without split-K that some problem on some device may need, ordered by tile size."""
     return tuple(
         Config(block_m=block_m, block_n=block_n, block_k=block_k, stages=stages, warps=warps)
         for block_m, block_n, block_k in itertools.product(BLOCKS_M, BLOCKS_N, BLOCKS_K)
@@ -97,13 +98,19 @@ def pool() -> tuple[Config, ...]:
 
 
 def splits_for(tiles: int, multiprocessors: int) -> tuple[int, ...]:
-    """Numbers of splits worth a look, 1 among them: enough to give a good part of the device work, and not many times too many."""
+    """Return the numbers of splits worth trying, always with 1.
+
+    The others give a good part of the device work and stay below ``MOST_WAVES`` programs per multiprocessor.
+    """
     least, most = multiprocessors // LEAST_SHARE, MOST_WAVES * multiprocessors
     return tuple(s for s in SPLITS if s == 1 or (least <= tiles * s <= most) or s == SPLITS[-1] <= most // tiles)
 
 
 def unalike(configs: Iterable[Config], count: int | None, most: int) -> list[Config]:
-    """The first ``count`` configs of which at most ``most`` differ in their stages alone; all for None."""
+    """Return the first ``count`` configs, with at most ``most`` that differ only in stages or other minor options.
+
+    None as ``count`` returns all configs.
+    """
     if count is None:
         return list(configs)
     chosen: list[Config] = []
@@ -118,7 +125,7 @@ def unalike(configs: Iterable[Config], count: int | None, most: int) -> list[Con
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Geometry:
-    """The grid of a launch and the integers that the kernel takes beside sizes and strides."""
+    """Grid of a launch, and the integer arguments other than sizes and strides."""
 
     tiles: int
     splits: int
@@ -126,48 +133,51 @@ class Geometry:
     splits_per_group: int
     group_m: int
     programs: int | None = None
-    """Programs that are launched and go from tile to tile; None: one for each part of the summed dimension of each tile."""
+    """Programs launched by a persistent kernel. None launches one for each tile and split."""
 
     @property
     def groups(self) -> int:
-        """Groups of splits, each added up by one program."""
+        """Groups of splits; one program adds up each group."""
         return -(-self.splits // self.splits_per_group)
 
     @property
     def slots(self) -> int:
-        """Partial sums that are stored, each of the size of a tile: one for each split, and one for each group."""
+        """Tile-sized partial sums in the workspace: one for each split and one for each group."""
         return self.tiles * (self.splits + self.groups) if self.splits > 1 else 0
 
     @property
     def counters(self) -> int:
-        """Counters of arrivals: for each tile one of each group and one of the groups."""
+        """Arrival counters: for each tile one per group, and one for all groups."""
         return self.tiles * (self.groups + 1) if self.splits > 1 else 0
 
     @property
     def grid(self) -> tuple[int, int, int]:
-        """The programs of a launch."""
+        """Grid of the launch as (x, y, z)."""
         return (self.tiles, self.splits, 1) if self.programs is None else (self.programs, 1, 1)
 
 
 def tiles_of(problem: Problem, config: Config) -> int:
-    """Tiles of the result, over the whole batch."""
+    """Return the number of output tiles over the whole batch."""
     return -(-problem.m // config.block_m) * -(-problem.n // config.block_n) * problem.batch
 
 
 def blocks_along_k(problem: Problem, block_k: int) -> int:
-    """Steps of the loops of one program without splits; each product has whole blocks of its own."""
+    """Return the loop steps of one program without split-K; each product rounds its own K up to whole blocks."""
     return sum(-(-k // block_k) for k in problem.summed)
 
 
 def geometry(problem: Problem, config: Config) -> Geometry:
-    """The launch of ``config`` on ``problem``. No split is empty: where K has too few blocks there are fewer splits."""
+    """Return the launch geometry of ``config`` on ``problem``.
+
+    No split is empty: if K has too few blocks, fewer splits are launched.
+    """
     blocks = max(blocks_along_k(problem, config.block_k), 1)
     blocks_per_split = -(-blocks // config.split_k)
     splits = -(-blocks // blocks_per_split)
     return Geometry(
         tiles=tiles_of(problem, config),
         splits=splits,
-        splits_per_group=splits if splits <= FEW_SPLITS else math.isqrt(splits - 1) + 1,
+        splits_per_group=splits if splits <= MOST_DIRECT_SPLITS else math.isqrt(splits - 1) + 1,
         k_per_split=blocks_per_split * config.block_k,
         group_m=config.group_m,
     )

@@ -1,6 +1,7 @@
-"""Rows rounded to 8-bit floats with a scale for each of their blocks, by one kernel.
+"""Kernel that rounds rows to 8-bit floats with one scale per block.
 
-Imported where such a kernel is launched: the module needs Triton, and CUDA from sm89 on, whose instruction rounds to float8_e4m3fn.
+The module needs Triton and is imported only to launch the kernel. It needs CUDA from sm89, whose instruction rounds to
+float8_e4m3fn.
 """
 
 from __future__ import annotations
@@ -43,14 +44,17 @@ def _round_rows(a, numbers, scales, k, row_stride, blocks, largest, least, block
 
 
 def serves(a: torch.Tensor) -> bool:
-    """Whether ``round_rows`` takes this tensor."""
+    """Return True if ``round_rows`` accepts this tensor."""
     plain = a.__class__ is torch.Tensor and a.is_cuda and a.dtype in DTYPES and a.numel() > 0 and a.stride(1) == 1
     return plain and torch.version.hip is None and torch.cuda.get_device_capability(a.device) >= LEAST_CAPABILITY
 
 
 def round_rows(a: torch.Tensor, block: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """a [M, K] as float8_e4m3fn, and a float32 scale [M, ⌈K/block⌉] for each ``block`` elements of a row: their largest magnitude
-    by 448. Each element is divided by its scale in float32 and rounded to nearest even; NaN and infinity make their block NaN."""
+    """Return a [M, K] as float8_e4m3fn, and float32 scales [M, ⌈K/block⌉], one for each ``block`` elements of a row.
+
+    A scale is the block's largest magnitude divided by 448. Each element is divided by its scale in float32 and rounded to nearest
+    even. NaN and infinity turn their block into NaN.
+    """
     m, k = a.shape
     blocks = -(-k // block)
     numbers = torch.empty((m, k), dtype=torch.float8_e4m3fn, device=a.device)

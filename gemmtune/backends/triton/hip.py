@@ -1,6 +1,6 @@
-"""Configs for AMD GPUs: what Triton's compiler for HIP is told beside tile, stages and warps, and which of it is tried.
+"""Configs for AMD GPUs: the compiler options of Triton for HIP, and the combinations to try.
 
-No AMD GPU has measured any of it. Blocks pass through registers on their way to LDS, so that two stages are what there is.
+No AMD GPU has measured any of this. Blocks pass through registers on their way to LDS, so there are at most two stages.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ...problem import Problem
 from .configs import BLOCKS_K, BLOCKS_M, BLOCKS_N, Config
 
 STAGES = (1, 2)
-"""The stages of a loop that does not load the next block while it multiplies this one, and of one that does."""
+"""Stages of a loop without prefetch (1), and of one that loads the next block while it multiplies this one (2)."""
 SIDES = (16, 32)
 """Rows and columns of a matrix instruction's result (CDNA ISA, v_mfma)."""
 XF32_K = 8
@@ -26,10 +26,11 @@ XF32_K = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HipConfig(Config):
-    """A config with the options that Triton has for HIP alone.
+    """Config with the options that Triton has only for HIP.
 
-    ``matrix_instr_nonkdim`` is the side of the matrix instruction's result, ``kpack`` how many of its operands a thread reads from
-    LDS together, ``waves_per_eu`` for how many waves of a SIMD the compiler leaves registers, 0 for its own judgement.
+    ``matrix_instr_nonkdim`` is the side of the matrix instruction's result. ``kpack`` is the number of operands that a thread reads
+    from LDS together. ``waves_per_eu`` is the number of waves per SIMD that the compiler leaves registers for; 0 lets the compiler
+    decide.
     """
 
     matrix_instr_nonkdim: int = 16
@@ -38,12 +39,12 @@ class HipConfig(Config):
 
     @property
     def variant(self) -> str:
-        """What the name of such a config has beside that of the mm template."""
+        """Suffix of the config's name for these options."""
         return f"_m{self.matrix_instr_nonkdim}_p{self.kpack}" + (f"_e{self.waves_per_eu}" if self.waves_per_eu else "")
 
     @property
     def compile_options(self) -> Mapping[str, int]:
-        """What the compiler is told beside stages and warps."""
+        """Options for the compiler, in addition to stages and warps."""
         return {"matrix_instr_nonkdim": self.matrix_instr_nonkdim, "kpack": self.kpack, "waves_per_eu": self.waves_per_eu}
 
 
@@ -53,33 +54,40 @@ MODES: tuple[Mapping[str, int], ...] = (
     {"matrix_instr_nonkdim": 16, "kpack": 1, "waves_per_eu": 2},
     {"matrix_instr_nonkdim": 32, "kpack": 1, "waves_per_eu": 0},
 )
-"""Values of the three options such that any two values of two of them are together once. The first is tried with every tile."""
+"""Pairwise combinations of the three options: any two values of two options occur together once. Every tile tries the first."""
 WAVE, SIMDS, ALL_REGISTERS = 64, 4, 512
-"""Threads of a wavefront, SIMD units of a compute unit, and registers of a thread that has a SIMD for itself."""
+"""Threads of a wavefront, SIMD units of a compute unit, and registers of a thread that has a SIMD alone."""
 OTHER_REGISTERS = 32
-"""Addresses, masks and counters."""
+"""Registers for addresses, masks and counters."""
 MOST_SHARE, MOST_SHARE_OF_WAVES, MOST_SHARE_OF_ONE = 0.975, 0.8, 0.88
-"""The most that an estimate may be of the registers that there are. Where the compiler has to leave registers for several waves it
-spills sooner, and so it does for a block of one warp, whose loads are many."""
+"""Maximum share of the available registers that an estimate may use.
+
+The compiler spills sooner if it leaves registers for several waves. So it does for a block of one warp, which has many loads.
+"""
 MASKED = 3 / 8
-"""Registers more for each register of a load whose last block along K is not whole."""
+"""Extra registers for each register of a load whose last block along K is partial."""
 CROWDED = 3 / 8
-"""Registers more for each sum where sums take half of what there is, and what an instruction takes or gives lies in several of them
-in a row (of 32 rows and columns, or of 32 and 64 bits): the compiler then finds no room for all of them."""
+"""Extra registers for each sum if sums fill half of the registers and instructions use several contiguous ones.
+
+That holds for instructions of 32 rows and columns, or of 32- and 64-bit numbers. The compiler then finds no contiguous room for all
+of them.
+"""
 CONVERTED = 1.5
-"""Registers of a number that is converted on its way."""
+"""Registers of a number that is converted after its load."""
 NARROW, BYTE = 4, 2
-"""Registers of an access that is narrower than one, for its place, its mask and the result, which waits to be packed; and of a byte
-where Triton exchanges numbers in registers, where two bytes take one."""
+"""Registers of an access narrower than a register: its address, its mask, and the result until it is packed.
+
+The second value is for bytes where Triton exchanges numbers in registers: two bytes take one.
+"""
 REGISTER_BYTES, WIDEST_BYTES = 4, 16
-"""Bytes of a register of a thread, and of the widest access."""
+"""Bytes of a thread's register, and of the widest access."""
 LEAST_ELEMENTS, MOST_ELEMENTS = 1, 256
-"""Accumulators of a thread."""
+"""Bounds on the accumulators of one thread."""
 
 
 @functools.cache
 def hip_pool() -> tuple[Config, ...]:
-    """Every config without splits that some problem could want, each with the first of MODES."""
+    """Return every config without split-K that some problem may need, each with the first of MODES."""
     made = (
         HipConfig(block_m=block_m, block_n=block_n, block_k=block_k, stages=stages, warps=warps)
         for block_m, block_n, block_k in itertools.product(BLOCKS_M, BLOCKS_N, BLOCKS_K)
@@ -91,13 +99,13 @@ def hip_pool() -> tuple[Config, ...]:
 
 
 def with_mode(config: Config, mode: Mapping[str, int]) -> Config:
-    """The config with one of MODES."""
+    """Return the config with one of MODES."""
     options: dict[str, Any] = dict(mode)
     return replace(config, **options)
 
 
 def why_not_on_hip(config: Config, product: torch.dtype, *, tf32: bool) -> str | None:
-    """Why the matrix instructions cannot be used as a config says for products of such operands, or None."""
+    """Return why the matrix instructions do not support the config for operands of type ``product``, or None."""
     if not isinstance(config, HipConfig):
         return None
     side = config.matrix_instr_nonkdim
@@ -106,17 +114,17 @@ def why_not_on_hip(config: Config, product: torch.dtype, *, tf32: bool) -> str |
     if min(config.block_m, config.block_n) < side:
         return f"matrix_instr_nonkdim {side}: the tile is {config.block_m}x{config.block_n}"
     if product == torch.float64 and side != SIDES[0]:
-        return f"matrix_instr_nonkdim {side}: float64 has instructions of {SIDES[0]} rows and columns alone"
+        return f"matrix_instr_nonkdim {side}: float64 has instructions of {SIDES[0]} rows and columns only"
     if tf32 and side == SIDES[0] and config.kpack * XF32_K >= config.block_k:
-        return f"kpack {config.kpack}: Triton 3.7 fails on tf32 where it is all of the {config.block_k} elements along K"
+        return f"kpack {config.kpack}: Triton 3.7 fails on tf32 if kpack covers all {config.block_k} elements along K"
     return None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Read:
-    """How an operand reaches the matrix instructions: ``block`` rows of a, or columns of b, by accesses of ``width`` bytes.
+    """Path of an operand to the matrix instructions: ``block`` rows of a, or columns of b, in accesses of ``width`` bytes.
 
-    ``number_bytes`` is what a number has in memory; ``converted`` says whether it is converted on its way.
+    ``number_bytes`` is the size of a number in memory. ``converted`` is true if it is converted after the load.
     """
 
     block: int
@@ -136,23 +144,23 @@ def hip_registers(
     transposes: bool,
     store_bytes: int,
 ) -> int:
-    """About the registers of a thread: in the loop, or behind it, whichever needs more.
+    """Return an estimate of a thread's registers: the larger of the loop's and the store's need.
 
-    ``product_bytes`` is the size of what is multiplied, ``store_bytes`` the width of accesses to the result. ``fresh`` says that
-    the sums of one step are beside those that they are added to, ``transposes`` is ``Arch.register_transpose``. Of 1138 kernels of
-    both architectures, most of them large, 96 in 100 were estimated at 0.88 to 2.2 times the compiler's figure, half at up to
-    1.2 times.
+    ``product_bytes`` is the size of a multiplied number, ``store_bytes`` the width of accesses to the result. With ``fresh`` the
+    sums of one step exist in addition to the tile's sums. ``transposes`` is ``Arch.register_transpose``. Accuracy was checked on
+    1138 kernels of both architectures, most of them large. For 96 in 100 the estimate was 0.88 to 2.2 times the compiler's figure,
+    for half at most 1.2 times.
     """
     elements = config.block_m * config.block_n / (config.warps * WAVE)
     sums = elements * problem.accumulator.itemsize / REGISTER_BYTES
-    # Each store has an address of its own, and they are computed together.
+    # Each store has its own address, and all addresses are computed together.
     behind = sums + elements * min(problem.out.dtype.itemsize / store_bytes, 1)
     side = config.matrix_instr_nonkdim if isinstance(config, HipConfig) else SIDES[0]
     warps_m = min(1 << (config.warps.bit_length() // 2), max(config.block_m // side, 1))
     held = (config.block_m // warps_m, max(config.block_n * warps_m // config.warps, side))
     loop = sums * (1 + fresh)
     for read, rows in zip(reads, held, strict=True):
-        # Numbers that do not lie along K come out of LDS one by one, unless they were exchanged on their way there.
+        # Numbers not contiguous along K leave LDS one by one, unless they were exchanged before.
         single = not (read.along_k or transposes) and product_bytes < REGISTER_BYTES
         loop += rows * config.block_k / WAVE * (1 if single else product_bytes / REGISTER_BYTES)
         exchanged = not (read.along_k or single)
@@ -163,7 +171,7 @@ def hip_registers(
 
 
 def _loaded(read: Read, config: Config, *, masked: bool, exchanged: bool, transposes: bool) -> float:
-    """Registers of an operand's next block on its way from memory to LDS: numbers, masks, addresses, and what conversions take."""
+    """Return the registers of an operand's next block from memory to LDS: numbers, masks, addresses and conversions."""
     numbers = read.block * config.block_k / (config.warps * WAVE)
     registers = numbers * read.number_bytes / REGISTER_BYTES
     accesses = numbers * read.number_bytes / min(read.width, WIDEST_BYTES)
@@ -173,22 +181,25 @@ def _loaded(read: Read, config: Config, *, masked: bool, exchanged: bool, transp
 
 
 def most_hip_registers(config: Config) -> int:
-    """Registers that a thread may have: a SIMD's 512, shared by the waves of a block on it, or by as many as are asked for."""
+    """Return the maximum registers of a thread: a SIMD's 512, divided by its waves.
+
+    The number of waves is that of a block, or ``waves_per_eu`` if larger.
+    """
     waves = -(-config.warps // SIMDS)
     return ALL_REGISTERS // max(waves, config.waves_per_eu if isinstance(config, HipConfig) else 0)
 
 
 def why_too_many_registers(need: int, config: Config) -> str | None:
-    """Why registers would be spilled on HIP, or None."""
+    """Return why registers would spill on HIP, or None."""
     most, waves = most_hip_registers(config), isinstance(config, HipConfig) and config.waves_per_eu > 0
     share = MOST_SHARE_OF_WAVES if waves else MOST_SHARE_OF_ONE if config.warps == 1 else MOST_SHARE
-    return f"registers: needs about {need} for each thread, {most} are left" if need > share * most else None
+    return f"registers: needs about {need} for each thread, {most} are available" if need > share * most else None
 
 
 def with_modes(configs: Iterable[Config], count: int | None, legal: Callable[[Config], bool]) -> list[Config]:
-    """Half of ``count`` places for the first of ``configs`` as they are, half for the same with the other modes, which take turns.
+    """Return half of ``count`` from ``configs`` unchanged, and half with the other modes in rotation.
 
-    With None, all configs with all modes.
+    None as ``count`` returns all configs with all modes.
     """
     given, turns = list(configs), MODES[1:]
     kept = given if count is None else given[: -(-count // 2)]

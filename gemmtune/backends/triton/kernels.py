@@ -1,4 +1,4 @@
-"""The way from source to a kernel: Triton's compiler and its cache, with no GPU; and the module that holds the source."""
+"""Compilation of Triton source without a GPU, Triton's cache, and the module that holds the source."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _cache_lock = threading.RLock()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """What is compiled for: ``backend`` is ``cuda`` or ``hip``, ``arch`` the capability times ten or the gfx name."""
+    """Compilation target: ``backend`` is ``cuda`` or ``hip``, ``arch`` the capability times ten or the gfx name."""
 
     backend: str
     arch: int | str
@@ -37,12 +37,12 @@ class Target:
 
     @property
     def name(self) -> str:
-        """``sm80``, ``gfx942``: as ``DeviceInfo.arch`` has it."""
+        """Name such as ``sm80`` or ``gfx942``, equal to ``DeviceInfo.arch``."""
         return f"sm{self.arch}" if self.backend == "cuda" else str(self.arch)
 
     @classmethod
     def of(cls, device: DeviceInfo) -> Target | None:
-        """What to compile for on ``device``; None for a CPU, where only the interpreter runs Triton."""
+        """Return the target for ``device``; None for a CPU, where Triton only runs in its interpreter."""
         if device.type == "cpu":
             return None
         arch = device.arch if device.type == "hip" else device.capability
@@ -50,7 +50,7 @@ class Target:
 
 
 def toolchain() -> Any:
-    """The module ``triton``, imported when a kernel is compiled, loaded or looked for: enumeration must do without it."""
+    """Import and return ``triton``. Only compiling, loading and cache look-ups need it; enumeration works without it."""
     return importlib.import_module("triton")
 
 
@@ -59,7 +59,7 @@ def _folder() -> Path:
 
 
 @functools.lru_cache(maxsize=1024)
-def _load_module(text: str, folder: Path, interpret: bool) -> ModuleType:  # noqa: ARG001 - decorators of the module obey it
+def _load_module(text: str, folder: Path, interpret: bool) -> ModuleType:  # noqa: ARG001 - decorators in the module read it
     digest = hashlib.sha256(text.encode()).hexdigest()
     path = folder / f"{digest}.py"
     if not path.exists():
@@ -80,7 +80,7 @@ def _write_atomically(path: Path, text: str) -> None:
 
 @contextlib.contextmanager
 def _own_cache() -> Iterator[None]:
-    """Triton's artifacts go below our cache folder, for the duration of one compilation or load."""
+    """Redirect Triton's artifacts below our cache folder during one compilation or load."""
     cache = toolchain().knobs.cache
     with _cache_lock, cache.scope():
         cache.dir = str(cache_dir("triton", "artifacts"))
@@ -89,7 +89,7 @@ def _own_cache() -> Iterator[None]:
 
 @dataclass(frozen=True, kw_only=True)
 class Compilation:
-    """One kernel as the compiler is given it, for ``target`` or, where that is None, for the interpreter. Errors have ``name``."""
+    """One kernel for the compiler, or for the interpreter if ``target`` is None. Errors contain ``name``."""
 
     name: str
     source: Source
@@ -97,33 +97,33 @@ class Compilation:
     target: Target | None
     stages: int = 1
     options: tuple[tuple[str, int], ...] = ()
-    """What the compiler of the target is told beside stages and warps."""
+    """Options for the target's compiler, in addition to stages and warps."""
 
     @functools.cached_property
     def key(self) -> str:
-        """A hash over all that the compiler is given, except the target."""
+        """Hash of all compiler inputs except the target."""
         signature = ";".join(f"{a.name}:{a.type}:{a.divisor}" for a in self.source.arguments)
-        told = "".join(f",{name}={value}" for name, value in self.options)
-        return hashlib.sha256(f"{self.source.text}\n{signature}\n{self.stages},{self.warps}{told}".encode()).hexdigest()
+        options = "".join(f",{name}={value}" for name, value in self.options)
+        return hashlib.sha256(f"{self.source.text}\n{signature}\n{self.stages},{self.warps}{options}".encode()).hexdigest()
 
     @property
     def compiled(self) -> bool:
-        """Was this kernel compiled here before, by the installed version of Triton? The interpreter needs no such thing."""
+        """True if the installed version of Triton has compiled this kernel here before. The interpreter compiles nothing: True."""
         return self.target is None or self._marker(self.target).exists()
 
     def _marker(self, target: Target) -> Path:
         return _folder() / f"{self.key}.{target.backend}{target.arch}.ok"
 
     def function(self) -> Any:
-        """The kernel function: its module is written to a content-addressed file, which Triton reads back."""
+        """Return the kernel function. Its module is written to a content-addressed file, which Triton reads."""
         return getattr(_load_module(self.source.text, _folder(), bool(toolchain().knobs.runtime.interpret)), self.source.function)
 
     def compile(self) -> Any:
-        """Triton's CompiledKernel, from its cache below our cache folder if it is there. Touches no GPU.
+        """Return Triton's CompiledKernel, compiled or from its cache below our cache folder. Touches no GPU.
 
         Raises:
             CompileError: Triton or ptxas refused the source.
-            UnavailableError: the interpreter runs the kernel, and compiles nothing.
+            UnavailableError: the interpreter runs the kernel, so nothing is compiled.
         """
         if self.target is None:
             raise UnavailableError(f"{self.name} runs in the interpreter: there is no compiled kernel")
@@ -139,18 +139,18 @@ class Compilation:
                     options={"num_warps": self.warps, "num_stages": self.stages, **dict(self.options)},
                 )
             except Exception as error:
-                # MLIR, LLVM and ptxas report by many types, and all mean the same here.
+                # MLIR, LLVM and ptxas raise many exception types, which all mean a failed compilation here.
                 raise CompileError(self.name, f"{type(error).__name__}: {error}") from error
         if not self._marker(self.target).exists():
             _write_atomically(self._marker(self.target), compiled.hash)
         return compiled
 
     def load(self, *, from_ptx: bool) -> Any:
-        """The kernel on the current device, compiled if it is not yet; or the function that the interpreter runs.
+        """Return the kernel on the current device, compiled if necessary, or the function that the interpreter runs.
 
         Raises:
-            CompileError: it was not compiled yet, and the compiler refused it.
-            UnavailableError: ``from_ptx``, and the PTX is for its architecture alone.
+            CompileError: the compiler refused a kernel that was not compiled yet.
+            UnavailableError: ``from_ptx`` is set, but the PTX only serves its own architecture.
         """
         if self.target is None:
             return self.function()
@@ -166,17 +166,17 @@ class Compilation:
 
 
 _loaded: dict[tuple[str, Target, bool, int], Any] = {}
-"""Kernels of this process by key, target, whether they come from PTX, and device index: problems of one class share them."""
+"""Kernels loaded in this process by key, target, ``from_ptx`` and device index. Problems of one class share them."""
 
 
 def initialise(compiled: Any) -> None:
-    """Load the binary on the current device, with Triton's launcher compiled into our cache folder where its version has one."""
+    """Load the binary on the current device. Some Triton versions also compile their launcher into our cache folder."""
     with _own_cache():
         compiled._init_handles()
 
 
 def assembly(compiled: Any) -> str:
-    """The PTX of a compiled kernel, or its amdgcn for HIP.
+    """Return the PTX of a compiled kernel, or its amdgcn for HIP.
 
     Raises:
         UnavailableError: Triton did not keep it.
@@ -191,12 +191,12 @@ def assembly(compiled: Any) -> str:
 
 
 def use_ptx(compiled: Any) -> None:
-    """Have ``initialise`` load the PTX of a kernel that is not loaded yet: the driver translates it for the GPU at hand.
+    """Make ``initialise`` load the PTX of a kernel that is not loaded yet. The driver translates it for the current GPU.
 
-    Registers, and so the possible spills, are then those of the translation; warps and shared memory stay those of the compilation.
+    Registers and spills then come from that translation. Warps and shared memory stay those of the compilation.
 
     Raises:
-        UnavailableError: only the architecture itself runs this PTX (``sm_90a``), or there is none.
+        UnavailableError: only the architecture itself runs this PTX (``sm_90a``), or there is no PTX.
     """
     text = assembly(compiled)
     target = re.search(r"^\.target\s+(sm_\d+\w*)", text, re.MULTILINE)
@@ -208,6 +208,6 @@ def use_ptx(compiled: Any) -> None:
     if compiled.module is not None or compiled.kernel is not compiled.asm["cubin"]:
         raise UnavailableError(
             f"{compiled.metadata.name}: expected a kernel that loads its cubin and is not loaded yet; triton "
-            f"{toolchain().__version__} does otherwise, and its PTX cannot be loaded in its place"
+            f"{toolchain().__version__} does not, so its PTX cannot be loaded instead"
         )
     compiled.kernel = text.encode() + b"\0"

@@ -1,7 +1,7 @@
-"""Launching a compiled kernel with as little work on the host as Python allows.
+"""Launch of a compiled kernel with minimal host work in Python.
 
-Everything that does not change from call to call is in a ``Record``: grid, sizes, strides. Pointers are given as integers, which
-Triton's launcher takes as they are. Some operands may be tensor descriptors, made of their addresses.
+A ``Record`` holds everything that is constant between calls: grid, sizes, strides. Pointers are passed as integers, which Triton's
+launcher accepts. Some operands may be tensor descriptors, built from their addresses.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from .records import Record, launch_record, operand_number
 from .workspace import Acquire, Buffers
 
 PLAIN = ((1, None), (2, None), (0, None))
-"""The operands of a product without bias, scales, epilogue operands or splits: a, b and out."""
+"""Operands a, b and out, as in a product without bias, scales, epilogue operands or splits."""
 FLAT_VERSIONS = ((3, 6),)
-"""Versions of Triton whose C launcher takes the kernel's arguments one by one, after its own."""
+"""Triton versions whose C launcher takes the kernel's arguments one by one, after its own."""
 PACKED_VERSIONS = ((3, 7), (3, 8), (3, 9))
-"""Versions whose C launcher takes them as one tuple, after a description of their types."""
+"""Triton versions whose C launcher takes the kernel's arguments as one tuple, after a description of their types."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launcher:
-    """``function(*grid, stream, *middle, *arguments)``, or with ``packed`` the arguments as one tuple."""
+    """Function to call as ``function(*grid, stream, *middle, *arguments)``; with ``packed`` the arguments are one tuple."""
 
     function: Callable[..., None]
     grid: tuple[int, int, int]
@@ -43,11 +43,12 @@ class Launcher:
 
 
 def launcher_of(compiled: Any, grid: tuple[int, int, int], *, pdl: bool = False) -> Launcher:
-    """The cheapest way to launch: the C function below Triton's launcher object where the version's argument order is known.
+    """Return the cheapest way to launch.
 
-    Launch hooks (a profiler's) are not called. Kernels that want scratch memory go through Triton's launcher, which allocates it.
-    ``pdl``: the launch may overlap the end of the kernel before it, which this kernel must wait for by itself; Triton's launcher
-    object is not told, and launches in order.
+    This is the C function below Triton's launcher object if the version's argument order is known. It does not call launch hooks
+    (of a profiler). Kernels that need scratch memory go through Triton's launcher, which allocates it. With ``pdl`` the launch may
+    overlap the end of the previous kernel, and this kernel must wait for it. Triton's launcher object does not get ``pdl`` and
+    launches in order.
     """
     launcher = compiled.run
     handle, metadata = compiled.function, compiled.packed_metadata
@@ -65,9 +66,9 @@ def launcher_of(compiled: Any, grid: tuple[int, int, int], *, pdl: bool = False)
 
 
 def takes_encoded(compiled: Any, call: Launcher) -> Launcher | None:
-    """``call`` with the function below Triton's handling of descriptors, which takes them encoded; None where that is not known.
+    """Return ``call`` with the lower function that takes encoded descriptors, or None if the version is unknown.
 
-    Triton 3.6 has a function of its own for each signature, below a closure; 3.7 to 3.9 have one for all kernels.
+    Triton 3.6 has one function per signature, inside a closure; 3.7 to 3.9 have one for all kernels.
     """
     if call.function is compiled.run:
         return None
@@ -83,8 +84,10 @@ def takes_encoded(compiled: Any, call: Launcher) -> Launcher | None:
 
 
 def bind(loaded: Any, record: Record, *, interpret: bool) -> Kernel:
-    """The kernel for the current GPU, which must be the current device again at each call; or with ``interpret`` a function
-    on the CPU, in Triton's interpreter."""
+    """Bind the kernel to the current GPU, which must also be the current device at each call.
+
+    With ``interpret`` the result is a function on the CPU, in Triton's interpreter.
+    """
     if interpret:
         return Kernel(run=_interpreted(loaded, record))
     device = torch.cuda.current_device()
@@ -97,7 +100,7 @@ def _compiled(loaded: Any, record: Record, device: int, acquire: Acquire | None)
     launcher = launcher_of(loaded, record.grid, pdl=record.pdl)
     call = takes_encoded(loaded, launcher) if described else launcher
     if call is None:
-        # Triton's own launcher makes the descriptors, and launches in order, where its version is not known.
+        # Triton's own launcher builds the descriptors for an unknown version, and launches in order.
         middle = (loaded.function, loaded.packed_metadata, None, None, None)
 
         def launch(stream: int, *values: Any) -> None:
@@ -112,9 +115,10 @@ def _compiled(loaded: Any, record: Record, device: int, acquire: Acquire | None)
 
 
 def prepared(loaded: Any, record: Record, acquire: Acquire | None) -> DriverLaunch | None:
-    """The same as plain data for the current device; None where Triton's launcher does more, or may.
+    """Return the launch as plain data for the current device.
 
-    A kernel's parameters are its arguments, then addresses of two memories that Triton may want, which are null here.
+    None means that Triton's launcher does more, or may do more. The parameters are the kernel's arguments, then the addresses of
+    two memories that Triton may use; they are null here.
     """
     if not torch.cuda.is_available() or launcher_of(loaded, record.grid).function is loaded.run:
         return None
@@ -145,16 +149,19 @@ def _memory(buffers: Buffers | None, acquire: Acquire | None, capture: int) -> M
 
 
 def _metas(loaded: Any, record: Record) -> list[Any]:
-    """What Triton says of each operand that is a descriptor; None where the kernel has the numbers of one instead."""
+    """Return Triton's metadata of each descriptor operand.
+
+    None stands for a kernel that takes the descriptor's numbers instead.
+    """
     count = sum(how is not None for _, how in record.operands)
     return list(loaded.metadata.tensordesc_meta or [None] * count) if count else []
 
 
 def _interpreted(function: Any, record: Record) -> Run:
-    """A ``Run`` in the interpreter, which reads 8-bit floats as bytes, and words as those of the first column."""
+    """Return a ``Run`` in the interpreter. It reads 8-bit floats as bytes, and words from the first column."""
 
     def readable(index: int, value: Any) -> Any:
-        if isinstance(getattr(value, "base", None), Tensor):  # a descriptor
+        if isinstance(getattr(value, "base", None), Tensor):  # a tensor descriptor
             return replace(value, base=value.base.view(torch.uint8)) if value.base.dtype in FLOAT8 else value
         if not isinstance(value, Tensor) or value.dtype.itemsize > 1:
             return value
@@ -173,7 +180,7 @@ def _interpreted(function: Any, record: Record) -> Run:
 
 
 def _by_triton(launch: Callable[..., None], stream_of: Callable[[], int], record: Record, acquire: Acquire | None) -> Run:
-    """A ``Run`` whose arguments are tensors, and Triton's own descriptors."""
+    """Return a ``Run`` that passes tensors and Triton's own descriptors."""
 
     def run(out: Tensor, tensors: Tensors, scalars: Scalars) -> None:
         stream = stream_of()
@@ -189,7 +196,7 @@ def _bind_plain(call: Launcher, device: int, tail: tuple[int, ...]) -> Run:
     stream_of = torch._C._cuda_getCurrentRawStream
 
     def run(out: Tensor, tensors: Tensors, scalars: Scalars) -> None:  # noqa: ARG001
-        # An inp that beta keeps unread comes after a and b.
+        # If beta is 0, an unread inp follows a and b.
         values = (tensors[0].data_ptr(), tensors[1].data_ptr(), out.data_ptr(), *tail)
         if packed:
             function(x, y, z, stream_of(device), *middle, values)
@@ -202,7 +209,7 @@ def _bind_plain(call: Launcher, device: int, tail: tuple[int, ...]) -> Run:
 def _bind_general(
     call: Launcher, device: int, record: Record, encode: Sequence[Callable[[int], Sequence[Any]] | None], acquire: Acquire | None
 ) -> Run:
-    """``encode`` makes the arguments of those operands that are descriptors."""
+    """Bind a launch of any form. ``encode`` makes the arguments of the descriptor operands."""
     function, (x, y, z), middle, packed = call.function, call.grid, call.middle, call.packed
     stream_of = torch._C._cuda_getCurrentRawStream
     operands = [(place, encoded) for (place, _), encoded in zip(record.operands, encode, strict=True)]
@@ -210,7 +217,7 @@ def _bind_general(
 
     def run(out: Tensor, tensors: Tensors, scalars: Scalars) -> None:
         stream = stream_of(device)
-        # Buffers are held until the launch, not until the kernel's end: torch's allocator hands memory on in the stream's order.
+        # Buffers are held until the launch, not until the kernel ends: torch's allocator reuses memory in stream order.
         given = (out, *tensors) if acquire is None else (out, *tensors, *acquire(stream))
         values: list[Any] = []
         for place, encoded in operands:

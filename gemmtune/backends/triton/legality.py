@@ -1,6 +1,7 @@
-"""One predicate says whether a config may be offered for a problem on a device, before anything is compiled.
+"""Legality predicate: may a config be offered for a problem on a device? It decides before anything is compiled.
 
-The shared-memory model follows what Triton's pipeliner allocates and is a close upper bound: tests compare it with real kernels.
+The shared-memory model follows the allocations of Triton's pipeliner. It is a close upper bound, which tests compare with real
+kernels.
 """
 
 from __future__ import annotations
@@ -25,20 +26,20 @@ from .spec import Staging, specialise, staging_of
 MOST_SPLITS = 65535
 MOST_WORKSPACE_BYTES = 256 * 2**20
 LEAST_BLOCK = 16
-"""The least side of a tile that ``tl.dot`` takes on every target."""
+"""Minimum side of a tile that ``tl.dot`` accepts on every target."""
 MOST_THREADS = 1024
 LEAST_ROW_BYTES = 64
 LEAST_BLOCK_K_OF_BYTES = 32
-"""Elements along K that an instruction for operands of 8 bits multiplies at a time."""
+"""Elements along K that one instruction multiplies for 8-bit operands."""
 TENSOR_MEMORY = 100
-"""The compute capability from which on tcgen05 is what multiplies for a warp group."""
+"""Compute capability from which tcgen05 multiplies for a warp group."""
 PADDING = 9 / 8
 LEAST_MIXED = 80
-"""The least compute capability on which mixed operands are served, as by PyTorch's Inductor."""
+"""Minimum compute capability for mixed operands, the same limit as in PyTorch's Inductor."""
 
 
 def why_overhanging(problem: Problem, config: Config, sides: Iterable[str]) -> str | None:
-    """Why a block is too large for one of ``sides`` (m, n, k) of the problem, or None."""
+    """Return why a block is too large for one of ``sides`` (m, n, k) of the problem, or None."""
     for side in sides:
         block, size = getattr(config, f"block_{side}"), getattr(problem, side)
         if block >= 2 * size:
@@ -47,7 +48,7 @@ def why_overhanging(problem: Problem, config: Config, sides: Iterable[str]) -> s
 
 
 def check_problem(problem: Problem, device: DeviceInfo) -> str | None:
-    """Why no config at all can serve the problem on this device, or None."""
+    """Return why no config can serve the problem on this device, or None."""
     if problem.widens_b:
         if device.type == "cuda" and device.capability < LEAST_MIXED:
             return f"{device.arch}: mixed_mm is served from sm{LEAST_MIXED}"
@@ -58,9 +59,9 @@ def check_problem(problem: Problem, device: DeviceInfo) -> str | None:
     if problem.empty:
         return "the result has no elements: nothing is launched"
     if problem.precision.input_mode not in ("ieee", "tf32"):
-        return f"input mode {problem.precision.input_mode}: only ieee and tf32 are known"
+        return f"input mode {problem.precision.input_mode}: expected ieee or tf32"
     if problem.c is not None and 0 in problem.summed:
-        return "one of the products has no terms: the other one is left"
+        return "one of the products has no terms: compute the other one with mm"
     if max(problem.m, problem.n, *problem.summed, problem.batch) >= INT32_LIMIT:
         return "a size does not fit 32 bits"
     if device.type == "cuda" and device.capability < 75:
@@ -69,30 +70,32 @@ def check_problem(problem: Problem, device: DeviceInfo) -> str | None:
 
 
 class Predicate:
-    """Which configs may be offered for a problem on a device, and what they need: what depends on the problem alone is worked out
-    once. Assumes that ``check_problem`` found nothing."""
+    """Legality and resources of configs for one problem on one device.
+
+    Facts of the problem are computed once. ``check_problem`` must have found nothing.
+    """
 
     dots = 1
-    """Products of blocks in a step of the loop, …"""
+    """Products of blocks in one step of the loop."""
     parts = 1
-    """… and how many parts of each operand they are of."""
+    """Parts into which each operand is split."""
 
     def __init__(self, problem: Problem, device: DeviceInfo) -> None:
         self.problem = problem
-        self.asked = problem
-        """The problem whose K is split, which a subclass may ask about by another one."""
+        self.split_problem = problem
+        """Problem whose K is split; a subclass may check the other rules with a different problem."""
         self.device = device
         self.arch = arch_of(device)
         self.least_bytes = problem.bytes
         self.product = product_dtype(problem, device.capability)
         self.number_bytes = (problem.a.dtype.itemsize, problem.b.dtype.itemsize / per_byte(problem))
-        """Bytes in memory of a number of a, and of b."""
+        """Bytes of one number of a and of b in memory."""
         self.scales_weights = rounds_weights(problem) is not None
         self.quantized = quantized_of(problem, NARROW_SUM, capability=device.capability)
         self._staging: dict[int, tuple[Staging, Staging]] = {}
 
     def check(self, config: Config) -> str | None:
-        """Why ``config`` may not be offered, or None."""
+        """Return why ``config`` may not be offered, or None."""
         device = self.device
         reason = _check_shape(self.problem, config) or self.check_split(config) or self.check_scales(config)
         if reason or device.type == "cpu":
@@ -105,7 +108,7 @@ class Predicate:
             return f"{config.warps} warps of {device.warp_size}: more than {MOST_THREADS} threads"
         if self.instruction(config) != "fma" and config.block_k * self.product.itemsize < LEAST_ROW_BYTES:
             return f"block_k {config.block_k}: rows of less than {LEAST_ROW_BYTES} bytes starve a tensor core"
-        # Triton takes tcgen05 for float32 although asked for ieee, where an operand comes from a narrower type.
+        # Triton uses tcgen05 (tf32) for float32 despite "ieee" if an operand comes from a narrower type.
         ieee = self.product == torch.float32 and self.problem.precision.input_mode == "ieee" and self._rewritten(1, "fma")
         tensor_memory = device.capability >= TENSOR_MEMORY and self.arch.warp_group
         if tensor_memory and ieee and config.block_m >= 64 and config.warps % 4 == 0:
@@ -114,19 +117,19 @@ class Predicate:
         if self.instruction(config) == "fma":
             most = most_fma_elements(self.problem, config)
             if config.block_m * config.block_n > most * threads:
-                return f"registers: {most} accumulators of a thread are the most where FMAs multiply {self.problem.dtype_label}"
+                return f"registers: FMA kernels for {self.problem.dtype_label} keep at most {most} accumulators per thread"
         if config.stages > 1 and not any(staged.asynchronous for staged in self.staging(config)):
-            return f"stages {config.stages}: neither operand can be copied asynchronously, so that stages change nothing"
+            return f"stages {config.stages}: neither operand can be copied asynchronously, so stages have no effect"
         return self.why_no_room(config)
 
     def why_no_room(self, config: Config) -> str | None:
-        """Why the device lacks shared memory or registers for a config, or None."""
+        """Return why the device lacks shared memory or registers for a config, or None."""
         need = self.resources(config)
         spilling = why_too_many_registers(need.registers, config) if self.device.type == "hip" else None
         return spilling or need.why_not_on(self.device)
 
     def check_scales(self, config: Config) -> str | None:
-        """Why the config does not go with the problem's scales, or with sums of 8-bit floats; None if it does."""
+        """Return why the config does not fit the problem's scales or its sums of 8-bit floats, or None."""
         quantized = self.quantized
         if quantized is None:
             return None
@@ -136,14 +139,17 @@ class Predicate:
                     f"block_k {config.block_k}: does not divide the {scale.block[scale.k_dim]} elements that share one {scale.name}"
                 )
         if (quantized.fresh or quantized.imprecise) and config.block_k > NARROW_SUM:
-            return f"block_k {config.block_k}: sums of 8-bit floats are narrow, and may have {NARROW_SUM} terms"
+            return f"block_k {config.block_k}: sums of 8-bit floats are narrow and take at most {NARROW_SUM} terms"
         if self.product.itemsize == 1 and config.block_k < LEAST_BLOCK_K_OF_BYTES:
-            return f"block_k {config.block_k}: products of 8 bits need {LEAST_BLOCK_K_OF_BYTES} at least"
+            return f"block_k {config.block_k}: 8-bit products need at least {LEAST_BLOCK_K_OF_BYTES}"
         return None
 
     def check_split(self, config: Config) -> str | None:
-        """Why K cannot be split so, or None: ``check`` for a config that is legal without splits, which change no resource."""
-        problem = self.asked
+        """Return why K cannot be split this way, or None.
+
+        This completes ``check`` for a config that is legal without splits: splits change no resource.
+        """
+        problem = self.split_problem
         if config.split_k == 1:
             return None
         blocks = blocks_along_k(problem, config.block_k)
@@ -157,25 +163,25 @@ class Predicate:
         return None
 
     def instruction(self, config: Config) -> str:
-        """Which instruction multiplies: ``fma``, ``mma`` (one warp) or ``warp_group`` (wgmma, tcgen05)."""
+        """Return the instruction that multiplies: ``fma``, ``mma`` (one warp) or ``warp_group`` (wgmma, tcgen05)."""
         arch, dtype = self.arch, self.product
         if dtype == torch.float64:
             return "mma" if arch.fp64_tensor_core else "fma"
-        if self.device.type == "hip":  # whose matrix instructions take float32 as it is
+        if self.device.type == "hip":  # HIP matrix instructions take float32 without rounding
             return "mma"
         if not arch.tensor_core or (dtype == torch.float32 and self.problem.precision.input_mode == "ieee"):
             return "fma"
-        # Triton has no form of tcgen05 for integers.
+        # Triton supports no integer form of tcgen05.
         grouped = arch.warp_group and not (dtype == torch.int8 and self.device.capability >= TENSOR_MEMORY)
         return "warp_group" if grouped and config.block_m >= 64 and config.warps % 4 == 0 else "mma"
 
     def resources(self, config: Config) -> Resources:
-        """An upper bound of the shared memory, and an estimate of the registers."""
+        """Return an upper bound of the shared memory and an estimate of the registers."""
         staging, how = self.staging(config), self.instruction(config)
         return Resources(smem_bytes=self._smem_bytes(config, how, staging), registers=self._registers(config, how, staging))
 
     def staging(self, config: Config) -> tuple[Staging, Staging]:
-        """How a and b reach shared memory."""
+        """Return how a and b reach shared memory."""
         staging = self._staging.get(config.block_k)
         if staging is None:
             spec = specialise(self.problem, config, capability=self.device.capability)
@@ -190,29 +196,29 @@ class Predicate:
         waiting = min(arch.sync_buffers, config.stages) if how == "warp_group" else 1
         sizes = 0.0
         for i, (staged, block) in enumerate(zip(staging, (config.block_m, config.block_n), strict=True)):
-            # Triton widens 16-bit operands of an FMA to the accumulator's type on their way.
+            # Triton widens 16-bit operands of an FMA to the accumulator's type.
             rewritten = self._rewritten(i, how)
             itemsize = max(self.number_bytes[i], acc_bytes) if how == "fma" and not rewritten else self.number_bytes[i]
             sizes += block * config.block_k * itemsize * (buffers if staged.asynchronous else waiting)
             if rewritten:
                 sizes += block * config.block_k * self.product.itemsize * arch.sync_buffers
         if how == "fma" and self._rewritten(1, how):
-            # Both go to the layout of the multiplication as float32, through padded memory.
+            # Both operands become float32 and go through padded memory to the multiplication's layout.
             sizes += (config.block_m + config.block_n) * config.block_k * 4 * PADDING
-        # The tile on its way from the layout of the accumulator to that of the store reuses the memory of the stages.
+        # Converting the tile from the accumulator's layout to the store's layout reuses the stages' memory.
         converted = config.block_m * config.block_n * max(acc_bytes, problem.out.dtype.itemsize)
-        # Each scale may change from the layout of its load to that of the sum.
+        # Each scale may be converted from the layout of its load to the layout of the sum.
         scales = len(problem.scales) * (config.block_m + config.block_n) * 4
         if self.device.type == "hip" and how != "fma":
-            converted = 0  # sums are stored as the matrix instruction leaves them
+            converted = 0  # sums are stored in the layout of the matrix instruction
         return max(int(sizes) + scales, converted) + arch.barrier_bytes
 
     def _rewritten(self, operand: int, how: str) -> bool:
-        """Does operand 0 (a) or 1 (b) go from shared memory through registers and back there, converted or transposed?"""
+        """Return True if operand 0 (a) or 1 (b) returns to shared memory after conversion or transposition in registers."""
         layout, stored = ((self.problem.a, self.problem.b)[operand], self.number_bytes[operand])
         if stored != self.product.itemsize or (operand and self.problem.widens_b):
             return True
-        # Matrix units read operands of 8 bits along K only (PTX ISA).
+        # Matrix units read 8-bit operands only along K (PTX ISA).
         return self.product.itemsize == 1 and how != "fma" and layout.stride[-1 if operand == 0 else -2] != 1
 
     def _registers(self, config: Config, how: str, staging: tuple[Staging, Staging]) -> int:
@@ -229,24 +235,26 @@ class Predicate:
         if how == "mma":
             total += fragment_registers(config, itemsize, self.device.warp_size)
         elif itemsize == 4 and self.problem.a.stride[-1] != 1:
-            # From shared memory wgmma takes 32-bit operands along K alone (PTX ISA): this a goes through registers.
+            # wgmma reads 32-bit operands from shared memory only along K (PTX ISA): this a passes through registers.
             total += config.block_m * config.block_k // threads
         for i, (staged, block) in enumerate(zip(staging, (config.block_m, config.block_n), strict=True)):
             block_bytes = int(block * config.block_k // threads * self.number_bytes[i])
             if self._rewritten(i, how):
-                # Weights with scales or zero points of their own are float32 for a while.
+                # Weights with their own scales or zero points are temporarily float32.
                 total += block * config.block_k // threads * (4 if i and self.scales_weights else itemsize) // 4
             if not staged.asynchronous or config.stages == 1:
-                # The block passes through registers; each separate access holds an address and a result that is packed later.
+                # The block passes through registers. Each access holds an address, and a result that is packed later.
                 total += block_bytes // 4 + 7 * block_bytes // staged.width // 4
             elif how == "warp_group" and staged.width < ALIGNED_BYTES:
-                # Each of the many narrow copies holds its offset, and a part of the masks.
+                # Each narrow copy holds its offset and a part of the masks.
                 total += 5 * block_bytes // staged.width // 4
         return total
 
     def step_registers(self, config: Config, how: str, sums: int) -> int:
-        """Registers for sums of one step, beside those that they are added to; a warp group that promotes its own has those of 64
-        rows in hand."""
+        """Return the registers for the sum of one step, in addition to the tile's sum.
+
+        A warp group that promotes its own sums holds 64 rows of them at a time.
+        """
         if self.quantized is not None and self.quantized.fresh:
             return sums
         if self.quantized is not None and self.quantized.imprecise is not None and how == "warp_group":
@@ -272,7 +280,7 @@ class Predicate:
 
     @functools.cached_property
     def _store_bytes(self) -> int:
-        """The width of accesses to the result, of which a thread of a matrix instruction has neighbours in a row."""
+        """Width in bytes of accesses to the result; a matrix instruction leaves neighbours of a row in one thread."""
         layout, shape = shaped(self.problem)["out"]
         out = OperandClass.of(layout, shape)
         if out.contiguous_dim != 2:

@@ -1,7 +1,7 @@
-"""Our kernels on aligned copies of their operands.
+"""Triton kernels on aligned copies of their operands.
 
-Rows that start at odd addresses can only be read element by element, which costs more than to copy them once: a first kernel copies
-what is not aligned, with zeros appended, and a kernel then runs as on aligned operands. Zeros along K add nothing to a sum.
+Rows that start at odd addresses can only be read element by element, which costs more than copying them once. A first kernel copies
+the unaligned operands and appends zeros. A second kernel then runs as on aligned operands. Zeros along K do not change a sum.
 """
 
 from __future__ import annotations
@@ -19,40 +19,40 @@ from ...problem.rules import why_not_dense
 from ...toolchain.render import template
 from .build import KernelChoice
 from .classes import SIGNATURE_DTYPES, Source
-from .descriptors import turned
+from .descriptors import is_transposed
 from .source import PACKAGE
 from .wrapped import Copying, WrappedChoice, copying_source
 
 TILE_ELEMENTS = 1024
 WIDEST_TILE = 512
 SIZES = ("programs", "rows", "cols", "to_rows", "to_cols")
-"""What the copying kernel is told of an operand, beside strides."""
+"""Integers that the copying kernel takes for each operand, in addition to strides."""
 K_MULTIPLES = (64, 32, 16)
-"""K is padded to the largest of these that adds at most a sixteenth of work, else to the last."""
+"""Candidate multiples for padding K: the largest that adds at most a sixteenth of work, else the last."""
 MOST_EXTRA = 1 / 16
 LEAST_USES = 16
 MOST_BATCHES = 65535
-"""The batch is an axis of the grid other than the first, which CUDA limits to this."""
+"""Most matrices in a batch: CUDA limits the grid axes other than the first to this."""
 Kernels = Callable[[Problem], Sequence[KernelChoice]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Copy:
-    """One operand to copy: from ``source`` to the row-major block [batch, rows, cols] (or its transpose) that ``target`` describes.
+    """One operand to copy, from ``source`` to the row-major block [batch, rows, cols] (or its transpose) in ``target``.
 
-    ``turned`` tells that the operand's columns are the block's rows.
+    ``transposed`` is true if the operand's columns are the block's rows.
     """
 
     letter: str
     source: Layout
     target: Layout
-    turned: bool
+    transposed: bool
 
     @property
     def block(self) -> tuple[int, int]:
-        """Rows and columns of the copy, the columns being neighbours in memory."""
+        """Rows and columns of the copy; columns are contiguous."""
         size, stride = self.target.size, self.target.stride
-        rows, cols = (size[-1], stride[-1]) if self.turned else (size[-2], stride[-2])
+        rows, cols = (size[-1], stride[-1]) if self.transposed else (size[-2], stride[-2])
         return rows, cols
 
     @property
@@ -63,7 +63,7 @@ class Copy:
 
     @property
     def batch(self) -> int:
-        """Matrices; 1 without a batch dimension."""
+        """Number of matrices; 1 without a batch dimension."""
         return self.source.size[0] if len(self.source.size) == 3 else 1
 
     @property
@@ -80,19 +80,19 @@ class Copy:
 
     @property
     def constants(self) -> tuple[int, ...]:
-        """The kernel's integers for this operand, in its order."""
+        """Integer arguments for this operand, in the kernel's order."""
         size, stride = self.source.size, self.source.stride
         rows, cols, row_stride, col_stride = size[-2], size[-1], stride[-2], stride[-1]
-        if self.turned:
+        if self.transposed:
             rows, cols, row_stride, col_stride = cols, rows, col_stride, row_stride
         return (self.programs, rows, cols, *self.block, stride[0] if len(size) == 3 else 0, row_stride, col_stride)
 
 
 @functools.lru_cache(maxsize=1024)
 def copy_source(copies: tuple[Copy, ...], *, dependent: bool) -> Source:
-    """The copying kernel for these operands. Sizes and strides are arguments; the tile and unit strides are part of the text.
+    """Return the copying kernel for these operands. Sizes and strides are arguments; the tile and unit strides are in the text.
 
-    ``dependent``: it waits for the kernel before it by itself.
+    ``dependent``: the kernel itself waits for the previous kernel.
     """
     shapes = [(c.letter, *c.tile, c.constants[-1] == 1) for c in copies]
     text = template(PACKAGE, "pad.py.jinja").render(operands=shapes, dependent=dependent)
@@ -106,16 +106,16 @@ def copy_source(copies: tuple[Copy, ...], *, dependent: bool) -> Source:
 
 @dataclass(frozen=True, kw_only=True)
 class PaddedChoice(WrappedChoice):
-    """The kernel of a choice for the padded problem, behind one that makes the copies."""
+    """Choice that copies operands, then runs the kernel of a choice for the padded problem."""
 
     suffix = "_pad"
     copies: tuple[Copy, ...] = field(repr=False)
 
     def at(self, problem: Problem, device: DeviceInfo) -> Self | str:
-        """The kernel for the padded problem, behind one that copies the same operands."""
+        """Return the choice that copies the same operands of ``problem``, or why it does not serve it."""
         reason, padded = why_not_dense(problem), padded_problem(problem)
         if reason is not None or padded is None or [c.letter for c in padded[1]] != [c.letter for c in self.copies]:
-            return reason or f"{self.name}: other operands are to be copied for {problem}"
+            return reason or f"{self.name}: {problem} needs copies of other operands"
         if problem.batch > MOST_BATCHES:
             return f"batch {problem.batch}: at most {MOST_BATCHES} are an axis of the grid"
         inner_problem, copies = padded
@@ -124,7 +124,7 @@ class PaddedChoice(WrappedChoice):
 
     @functools.cached_property
     def copying(self) -> Copying:
-        """One launch for all copies, with an axis of the grid for the batch."""
+        """Single launch for all copies, with a grid axis for the batch."""
         return Copying(
             source=copy_source(self.copies, dependent=self.inner.spec.dependent),
             grid=(sum(copy.programs for copy in self.copies), self.copies[0].batch, 1),
@@ -135,15 +135,17 @@ class PaddedChoice(WrappedChoice):
 
 
 def padded_problem(problem: Problem) -> tuple[Problem, tuple[Copy, ...]] | None:
-    """The problem on aligned copies and what to copy for it; None where every operand can be read 16 bytes at a time as it is."""
+    """Return the problem on aligned copies and the copies to make; None if every operand allows 16-byte reads already."""
     k = padded_k(problem.k)
     copies: list[Copy] = []
     for letter, layout in (("a", problem.a), ("b", problem.b)):
         if k == problem.k and layout.alignment * layout.dtype.itemsize >= ALIGNED_BYTES:
             continue
         along_k = -1 if letter == "a" else -2
-        across = turned(layout)
-        copies.append(Copy(letter=letter, source=layout, target=padded_layout(layout, along_k, k, across=across), turned=across))
+        across = is_transposed(layout)
+        copies.append(
+            Copy(letter=letter, source=layout, target=padded_layout(layout, along_k, k, across=across), transposed=across)
+        )
     if not copies:
         return None
     targets = {copy.letter: copy.target for copy in copies}
@@ -151,7 +153,7 @@ def padded_problem(problem: Problem) -> tuple[Problem, tuple[Copy, ...]] | None:
 
 
 def padded_k(k: int) -> int:
-    """K with its zeros."""
+    """Return K with its padding."""
     for multiple in K_MULTIPLES:
         padded = -(-k // multiple) * multiple
         if padded - k <= MOST_EXTRA * k:
@@ -160,7 +162,7 @@ def padded_k(k: int) -> int:
 
 
 def padded_layout(layout: Layout, along_k: int, k: int, *, across: bool) -> Layout:
-    """The copy of an operand as the mm kernel sees it: K padded, rows at multiples of 16 elements, the other size as it was."""
+    """Return the layout of the copy for the mm kernel: K padded, rows at multiples of 16 elements, the other size unchanged."""
     size = list(layout.size)
     size[along_k] = k
     rows, cols = (size[-1], size[-2]) if across else (size[-2], size[-1])
@@ -171,10 +173,10 @@ def padded_layout(layout: Layout, along_k: int, k: int, *, across: bool) -> Layo
 
 
 def padded_choices(problem: Problem, device: DeviceInfo, kernels: Kernels) -> list[PaddedChoice]:
-    """The choices on padded operands, none where padding cannot pay. ``kernels`` gives those of a problem, the padded one.
+    """Return the choices on padded operands; none if padding cannot pay. ``kernels`` gives the choices for the padded problem.
 
-    Copies pay where each element is used several times, and need a GPU: on the CPU only the interpreter runs Triton. A kernel is
-    launched while they are made where it can wait for them by itself.
+    Copies pay if each element is used several times. They need a GPU: on the CPU Triton only runs in its interpreter. A kernel is
+    launched while the copies are made if it can wait for them itself.
     """
     used_often = min(problem.m, problem.n) >= LEAST_USES and problem.batch <= MOST_BATCHES
     worth_it = why_not_dense(problem) is None and device.type != "cpu" and used_often

@@ -1,12 +1,12 @@
-"""float32 on tensor cores: the mm template with operands split into three bfloat16 parts on their way to the multiplication.
+"""float32 on tensor cores: the mm template with each operand split into three bfloat16 parts before the multiplication.
 
-x = high + middle + low, each the leading eight significand bits of what is left, cut off and not rounded: so they have x's sign,
-none overflows, and their sum is x. Of the nine products of parts six are added, the small ones first, in a sum of their own for
-each step of the loop, which then goes into the sum of the tile by an addition that rounds to nearest. What is left out of a product
-is below 2^-21 of it, and nothing where one factor has eight bits.
+x = high + middle + low. Each part holds the next eight significand bits, truncated instead of rounded. So all parts have x's sign,
+none overflows, and their sum is x. The kernel adds six of the nine products of parts, small ones first. Each loop step has its own
+sum, which a round-to-nearest addition adds to the tile's sum. The omitted products are below 2^-21 of the result, and zero if one
+factor has eight bits.
 
-What is not finite is in the low part, whose only partner is a high part, beside a high part of ±1 (an infinity without its highest
-exponent bit): so an infinity meets no zero but one that it is really multiplied with.
+The low part holds infinities and NaN, and meets only high parts. The high part of such a value is ±1 (an infinity without its
+highest exponent bit). So an infinity meets a zero only if the operands contain both.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ PART_BYTES = 2
 PARTS = 3
 DOTS = 6
 MOST_TILE = 128 * 128
-"""A step's own sum is beside that of the tile, in registers."""
+"""Largest tile: one step's sum occupies registers in addition to the tile's sum."""
 MOST_TERMS = 64
-"""Of a step: a tensor core truncates its sums, and those of 128 terms were less exact than torch's where it has short ones."""
+"""Most terms of one step. A tensor core truncates its sums. Those of 128 terms were less exact than torch's short ones."""
 INTERPRETER_CONFIGS = (
     Config(block_m=16, block_n=16, block_k=32, stages=1, warps=1),
     Config(block_m=32, block_n=16, block_k=64, stages=2, warps=4, split_k=2),
@@ -49,7 +49,7 @@ def leading_bits(x):
     return (x.to(tl.int32, bitcast=True) & -65536).to(tl.float32, bitcast=True)
 
 
-# 0xFFFF0000, and where that is not finite without the highest bit of the exponent.
+# 0xFFFF0000; for values that are not finite, without the highest bit of the exponent.
 @triton.jit
 def parts_of(x):
     bits = x.to(tl.int32, bitcast=True)
@@ -71,54 +71,60 @@ def product_by_parts(a, b):
     step = tl.dot(a_high, b_middle, step{ieee})
     return tl.dot(a_high, b_high, step{ieee})
 """
-"""numpy, on which the interpreter computes, has no bfloat16: there parts stay float32, of eight bits, with exact products."""
+"""Kernel functions that split and multiply.
+
+The interpreter computes in numpy, which has no bfloat16. There the parts stay float32 with eight bits, and products are exact.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PartsChoice(KernelChoice):
-    """The mm template on parts with one config."""
+    """Choice of the mm template on parts with one config."""
 
     family = "parts"
     template = "mm.py.jinja"
 
     @classmethod
     def claimed(cls, problem: Problem, where: Geometry) -> Claims:
-        """Six products of parts; parts below the least bfloat16 are lost, as are subnormal numbers on some tensor cores."""
+        """Return claims for six products of parts.
+
+        Parts below the smallest bfloat16 are lost, and subnormal numbers are lost on some tensor cores.
+        """
         claims = super().claimed(problem, where)
         return dataclasses.replace(claims, input_mode="parts", flush_subnormals=True)
 
     @classmethod
     def of(cls, problem: Problem, device: DeviceInfo, config: Config) -> Self:
-        """The choice, whose claims have the elements of K after which a step's sum is rounded into the tile's."""
+        """Return the choice. Its claims state after how many elements of K a step's sum is rounded into the tile's."""
         choice = super().of(problem, device, config)
         return dataclasses.replace(choice, claims=dataclasses.replace(choice.claims, promoted_every=config.block_k))
 
     @classmethod
     def why_not(cls, problem: Problem, device: DeviceInfo, config: Config) -> str | None:
-        """What the predicates say."""
+        """Return why parts or this config may not run the problem, or None."""
         predicate = PartsPredicate(problem, device)
         return why_not_parts(problem, device) or predicate.check(config) or predicate.check_steps(config)
 
     @property
     def values(self) -> Mapping[str, Any]:
-        """The loop multiplies parts."""
+        """Template values; the loop multiplies parts."""
         return {"parts": True}
 
     @property
     def preamble(self) -> str:
-        """The functions that the loop calls."""
+        """Functions that the loop calls."""
         interpreted = self.target is None
         names = ("high", "middle", "rest - middle")
         high, middle, low = names if interpreted else [f"({name}).to(tl.bfloat16)" for name in names]
         return PREAMBLE.format(high=high, middle=middle, low=low, ieee=', input_precision="ieee"' if interpreted else "")
 
     def expected(self, device: DeviceInfo) -> Expected:
-        """What the predicate says."""
+        """Return the predictions of the parts predicate."""
         return expected_of(PartsPredicate(self.problem, device), self.config)
 
 
 class PartsPredicate(Predicate):
-    """The mm template's predicate for products of bfloat16 parts, made in registers of float32 operands."""
+    """Predicate of the mm template for products of bfloat16 parts, made in registers from float32 operands."""
 
     dots = DOTS
     parts = PARTS
@@ -128,29 +134,29 @@ class PartsPredicate(Predicate):
         self.product = torch.bfloat16
 
     def check(self, config: Config) -> str | None:
-        """Why ``config`` may not be offered, or None."""
+        """Return why ``config`` may not be offered, or None."""
         if self.arch.warp_group and self.device.capability >= TENSOR_MEMORY:
-            return f"{self.device.arch}: Triton's code for parts has no tcgen05 instruction, which is what multiplies there"
+            return f"{self.device.arch}: Triton's code for parts does not use tcgen05, the multiply instruction there"
         if config.block_k > MOST_TERMS:
-            return f"block_k {config.block_k}: a step's sum is truncated, and may have {MOST_TERMS} terms"
+            return f"block_k {config.block_k}: a step's sum is truncated and takes at most {MOST_TERMS} terms"
         if config.block_m * config.block_n > MOST_TILE:
             return f"tile {config.block_m}x{config.block_n}: two sums of more than {MOST_TILE} elements do not fit the registers"
         return super().check(config)
 
     def terms(self, config: Config) -> int:
-        """The elements of K whose steps go into one sum, one by one."""
+        """Return the elements of K whose step sums go into one sum one by one."""
         return -(-blocks_along_k(self.problem, config.block_k) // config.split_k) * config.block_k
 
     def check_steps(self, config: Config) -> str | None:
-        """Why the steps of a split may not go into its sum one by one, or None."""
+        """Return why the steps of a split may not go into its sum one by one, or None."""
         return why_not_one_by_one(self.problem, self.device, self.terms(config))
 
     def least_splits(self, config: Config) -> int:
-        """The fewest splits by which a config is as exact as torch."""
+        """Return the fewest splits with which a config is as exact as torch."""
         return next((s for s in SPLITS if self.check_steps(dataclasses.replace(config, split_k=s)) is None), SPLITS[-1])
 
     def _smem_bytes(self, config: Config, how: str, staging: tuple[Staging, Staging]) -> int:
-        """Stages of float32, as for mma, and for a warp group the parts of the operands that it reads from there."""
+        """Return the shared memory: stages of float32, as for mma, and for a warp group the parts of b that it reads there."""
         sizes = [block * config.block_k for block in config.tile]
         buffers = (max(config.stages - 1, 1) if staged.asynchronous else 1 for staged in staging)
         total = sum(4 * size * count for size, count in zip(sizes, buffers, strict=True))
@@ -159,7 +165,7 @@ class PartsPredicate(Predicate):
         return max(total, 4 * config.block_m * config.block_n) + self.arch.barrier_bytes
 
     def _registers(self, config: Config, how: str, staging: tuple[Staging, Staging]) -> int:
-        """Registers of one thread, which has a step's sum beside that of the tile, and further parts beside the first."""
+        """Return one thread's registers, which also hold a step's sum and the additional parts."""
         threads = config.warps * max(self.device.warp_size, 1)
         total = super()._registers(config, how, staging) + config.block_m * config.block_n // threads
         if how == "mma":
@@ -168,7 +174,7 @@ class PartsPredicate(Predicate):
 
 
 def parts_choices(problem: Problem, device: DeviceInfo, count: int | None) -> list[PartsChoice]:
-    """Up to ``count`` choices, the best by the model first; all for None, none where parts are not for the problem."""
+    """Return up to ``count`` choices (None: all), best by the model first; none if parts do not serve the problem."""
     if why_not_parts(problem, device) is not None:
         return []
     if device.type == "cpu":
@@ -186,7 +192,7 @@ def _configs(problem: Problem, device: DeviceInfo, count: int | None) -> tuple[C
     for config in pool():
         if predicate.check(config) is None:
             need = predicate.resources(config)
-            worth_a_look = splits_for(tiles_of(problem, config), device.sm_count)
-            splits = (dataclasses.replace(config, split_k=s) for s in {*worth_a_look, predicate.least_splits(config)})
+            candidates = splits_for(tiles_of(problem, config), device.sm_count)
+            splits = (dataclasses.replace(config, split_k=s) for s in {*candidates, predicate.least_splits(config)})
             legal += [(split, need) for split in splits if not (predicate.check_split(split) or predicate.check_steps(split))]
     return tuple(select(predicate, legal, count)) if legal else ()

@@ -1,4 +1,4 @@
-"""Large products: programs that work off tile after tile, with blocks that the copy engine moves (TMA, sm90 and newer)."""
+"""Large products: persistent programs compute tile after tile, with blocks moved by the copy engine (TMA, sm90 and newer)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .artifact import Expected, instruction
 from .build import KernelChoice
 from .classes import INT32_LIMIT
 from .configs import Config, Geometry, geometry, tiles_of, unalike
-from .descriptors import describable, turned
+from .descriptors import describable, is_transposed
 from .legality import Predicate, why_overhanging
 from .rank import BLOCK_OVERHEAD_BYTES, LATENCY_US, LAUNCH_US, STORE_US, loop_step_us
 from .records import Blocks
@@ -39,76 +39,79 @@ TILES = (
     (128, 64, 64, 4),
     (64, 64, 128, 4),
 )
-"""(block_m, block_n, block_k, warps)."""
+"""(block_m, block_n, block_k, warps) of each tile."""
 FEWEST_STAGES, MOST_STAGES = 3, 6
 MOST_RESIDENT = 2
 HALVED_ELEMENTS = 128 * 256
-"""The size from which on a tile is stored in two halves."""
+"""Smallest tile (in elements) that is stored in two halves."""
 LEAST_SHARE = 3
-"""The least share of the multiprocessors with a tile, one in so many: with fewer, K has to be split, which this template does not
-do."""
+"""Tiles must occupy at least one multiprocessor in this many. Below that K has to be split, which this template does not do."""
 SLACK = 1.6
-"""The factor by which a config may be slower than the best one by the model."""
+"""Largest ratio of a config's modelled time to the best one."""
 SHORT_US = 30.0
-"""Up to here a launch starts as one that may overlap the kernel before it: the gain is about a microsecond."""
+"""Launches up to this time overlap the previous kernel first; the gain is about a microsecond."""
 SUSTAINED = 0.82
-"""The share of the matrix units' rate that large tiles keep up at the clocks that a loaded GPU has."""
+"""Share of the matrix units' rate that large tiles sustain at the clocks of a loaded GPU."""
 BARRIER_BYTES = 16
-"""The barriers of one stage, where each operand has one."""
+"""Bytes of one stage's barriers; each operand has one."""
 BASE_REGISTERS = 40
 MOST_ALIKE = 1
-"""Configs of one tile that differ in their stages alone."""
+"""Most configs of one tile that differ only in stages."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PersistentChoice(KernelChoice):
-    """The persistent template with one config."""
+    """Choice of the persistent template with one config."""
 
     family = "persistent"
     template = "persistent.py.jinja"
 
     @classmethod
     def divided(cls, problem: Problem, device: DeviceInfo, config: Config) -> Geometry:
-        """The programs that are resident go from tile to tile."""
+        """Return the geometry with the number of resident programs, which compute tile after tile."""
         return dataclasses.replace(geometry(problem, config), programs=programs_of(problem, device, config))
 
     @classmethod
     def why_not(cls, problem: Problem, device: DeviceInfo, config: Config) -> str | None:
-        """What the family says of the problem, then of the config."""
+        """Return why the family or this config may not run the problem, or None."""
         return why_not_persistent(problem, device) or why_not_config(problem, device, config)
 
     @property
     def values(self) -> Mapping[str, Any]:
-        """How the blocks lie, and whether a tile is stored in two halves."""
-        return {"a_turned": turned(self.problem.a), "b_turned": turned(self.problem.b), "halved": halved(self.config)}
+        """Template values: the order of each operand, and if a tile is stored in two halves."""
+        return {
+            "a_transposed": is_transposed(self.problem.a),
+            "b_transposed": is_transposed(self.problem.b),
+            "halved": halved(self.config),
+        }
 
     @property
     def blocks(self) -> Blocks:
-        """Blocks of a and b, and of out where that is stored through a descriptor."""
+        """Blocks of a and b, and of out if a descriptor stores it."""
         out = (self.config.block_m, self.config.block_n // (2 if halved(self.config) else 1))
         return operand_blocks(self.problem, self.config) | ({"out": out} if stores_described(self.problem) else {})
 
     def expected(self, device: DeviceInfo) -> Expected:
-        """What the copy engine feeds a warp group with."""
+        """Return the predictions for a warp group fed by the copy engine."""
         need = persistent_resources(self.problem, device, self.config)
         return Expected(instruction=instruction(Predicate(self.problem, device), self.config), smem_bytes=need.smem_bytes)
 
 
 def operand_blocks(problem: Problem, config: Config) -> dict[str, tuple[int, int]]:
-    """The lines, and elements of a line, that are moved at a time of a and b as tensor descriptors."""
+    """Return the lines, and elements per line, that one copy of a and of b moves through tensor descriptors."""
     m, n, k = config.block_m, config.block_n, config.block_k
-    return {"a": (k, m) if turned(problem.a) else (m, k), "b": (n, k) if turned(problem.b) else (k, n)}
+    return {"a": (k, m) if is_transposed(problem.a) else (m, k), "b": (n, k) if is_transposed(problem.b) else (k, n)}
 
 
 def persistent_choices(problem: Problem, device: DeviceInfo, count: int | None) -> list[PersistentChoice]:
-    """Up to ``count`` choices, the best by the model first; all for None, none where the template has nothing to offer."""
+    """Return up to ``count`` choices (None: all), best by the model first; none if the template does not serve the problem."""
     configs = unalike(_configs(problem, device), count, MOST_ALIKE)
     return [PersistentChoice.of(problem, device, config) for config in configs]
 
 
 @functools.lru_cache(maxsize=1024)
 def _configs(problem: Problem, device: DeviceInfo) -> tuple[Config, ...]:
-    """The legal configs, the best by the model first."""
+    """Return the legal configs, best by the model first."""
     if why_not_persistent(problem, device) is not None:
         return ()
     predicate, overlaps = Predicate(problem, device), can_overlap(device.capability)
@@ -120,7 +123,7 @@ def _configs(problem: Problem, device: DeviceInfo) -> tuple[Config, ...]:
 
 
 def _pool(problem: Problem, device: DeviceInfo) -> Iterator[Config]:
-    """Each tile with the most stages that fit for one program on a multiprocessor, and for two."""
+    """Yield each tile with the most stages that fit for one program on a multiprocessor, and for two."""
     for block_m, block_n, block_k, warps in TILES:
         depths = []
         for resident in range(1, MOST_RESIDENT + 1):
@@ -134,16 +137,19 @@ def _pool(problem: Problem, device: DeviceInfo) -> Iterator[Config]:
 
 
 def why_not_persistent(problem: Problem, device: DeviceInfo) -> str | None:
-    """Why the template has nothing for the problem on this device, or None. Assumes that ``check_problem`` found nothing."""
+    """Return why the template does not serve the problem on this device, or None.
+
+    ``check_problem`` must have found nothing.
+    """
     reason = why_not_dense(problem)
     if reason is not None:
         return reason
     if device.type != "cpu" and (device.type != "cuda" or not arch_of(device).warp_group):
         return f"{device.arch}: no copy engine that feeds a warp group"
     if problem.dtype not in (torch.float16, torch.bfloat16):
-        return f"{problem.dtype_label}: operands of 16 bits are served"
+        return f"{problem.dtype_label}: only 16-bit operands are served"
     if problem.batched:
-        return f"{problem.op}: one product is served, not a batch"
+        return f"{problem.op}: a batch is not served, only a single product"
     if problem.alpha == "zero" or problem.k == 0:
         return "nothing is multiplied"
     for name, layout in (("a", problem.a), ("b", problem.b)):
@@ -153,17 +159,17 @@ def why_not_persistent(problem: Problem, device: DeviceInfo) -> str | None:
 
 
 def stores_described(problem: Problem) -> bool:
-    """Is the result stored through a descriptor?"""
+    """Return True if a descriptor stores the result."""
     return problem.out.stride[-1] == 1 and describable(problem.out) and problem.out.dtype.itemsize >= 2
 
 
 def halved(config: Config) -> bool:
-    """Is a tile stored in two halves?"""
+    """Return True if a tile is stored in two halves."""
     return config.block_m * config.block_n >= HALVED_ELEMENTS
 
 
 def why_not_config(problem: Problem, device: DeviceInfo, config: Config) -> str | None:
-    """Why ``config`` may not be offered for a problem that the template can serve, or None."""
+    """Return why ``config`` may not be offered for a problem that the template serves, or None."""
     reason = why_overhanging(problem, config, "mnk")
     if reason is not None:
         return reason
@@ -171,7 +177,7 @@ def why_not_config(problem: Problem, device: DeviceInfo, config: Config) -> str 
         return f"split_k {config.split_k}: the template does not split"
     tiles = tiles_of(problem, config)
     if tiles >= INT32_LIMIT // 2:
-        return f"{tiles} tiles: their numbers do not fit 32 bits"
+        return f"{tiles} tiles: tile indices do not fit 32 bits"
     if device.type == "cpu":
         return None
     if tiles < device.sm_count // LEAST_SHARE:
@@ -180,12 +186,15 @@ def why_not_config(problem: Problem, device: DeviceInfo, config: Config) -> str 
 
 
 def persistent_resources(problem: Problem, device: DeviceInfo, config: Config) -> Resources:
-    """An upper bound of the shared memory: all stages, a tile on its way out or what is added to it on its way to the layout of the
-    sum, and barriers; and an estimate of the registers of one thread."""
+    """Return an upper bound of the shared memory and an estimate of one thread's registers.
+
+    The shared memory holds all stages, barriers, and a tile. The tile is on its way out, or an epilogue operand on its way to the
+    sum's layout.
+    """
     stages = config.stages * ((config.block_m + config.block_n) * config.block_k * problem.dtype.itemsize + BARRIER_BYTES)
     whole = config.block_m * config.block_n
     stored = whole // 2 if halved(config) else whole
-    # The epilogue may read operands that have a row and a column of their own for each element.
+    # Epilogue operands may have an own row and column for each element.
     added = (problem.inp_read, *(problem.epilogue.operands if problem.epilogue else ()))
     reads = any(x is not None and 0 not in x.expanded((problem.m, problem.n)).stride for x in added)
     tile_bytes = stored * max(problem.out.dtype.itemsize, problem.accumulator.itemsize if reads else 0)
@@ -194,7 +203,7 @@ def persistent_resources(problem: Problem, device: DeviceInfo, config: Config) -
 
 
 def programs_of(problem: Problem, device: DeviceInfo, config: Config) -> int:
-    """Programs that are launched: all tiles, or as many as are resident."""
+    """Return the number of programs to launch: all tiles, or as many as are resident."""
     need = persistent_resources(problem, device, config)
     by_smem = device.smem_per_sm_bytes // (need.smem_bytes + BLOCK_OVERHEAD_BYTES)
     by_registers = device.registers_per_sm // max(need.registers * config.warps * max(device.warp_size, 1), 1)
@@ -203,7 +212,7 @@ def programs_of(problem: Problem, device: DeviceInfo, config: Config) -> int:
 
 
 def _estimate_us(predicate: Predicate, config: Config) -> float:
-    """Waves of tiles: each multiprocessor works off its tiles one after the other, or memory is what takes the time."""
+    """Return the modelled time: waves of tiles on each multiprocessor, or memory traffic if that is slower."""
     problem, device = predicate.problem, predicate.device
     tiles = math.ceil(tiles_of(problem, config) / device.sm_count)
     steps = -(-problem.k // config.block_k)

@@ -1,4 +1,4 @@
-"""Prints an epilogue graph as Triton statements, one for each node."""
+"""Printer of epilogue graphs as Triton statements, one for each node."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ TRITON_DTYPES: dict[torch.dtype, str] = {
     torch.int64: "tl.int64", torch.int32: "tl.int32", torch.int16: "tl.int16", torch.int8: "tl.int8", torch.uint8: "tl.uint8",
     torch.bool: "tl.int1",
 }  # fmt: skip
-"""torch dtype to its Triton name."""
+"""Triton name of each torch dtype."""
 
 ROUND_BFLOAT16 = """
 @triton.jit
@@ -25,11 +25,11 @@ def round_bfloat16(x):
     nearest_even = bits + 0x7FFF + ((bits >> 16) & 1)
     return tl.where(x != x, float("nan"), (nearest_even & 0xFFFF0000).to(tl.float32, bitcast=True)).to(tl.bfloat16)
 """
-"""A helper of interpreted kernels: the interpreter's own cast to bfloat16 cuts bits off instead of rounding."""
+"""Helper for interpreted kernels: the interpreter's own cast to bfloat16 truncates instead of rounding."""
 
 
 def cast(name: str, dtype: torch.dtype, *, interpret: bool) -> str:
-    """``name`` rounded to ``dtype``."""
+    """Return an expression for ``name`` rounded to ``dtype``."""
     if dtype == torch.bool:
         return f"({name} != 0)"
     if interpret and dtype == torch.bfloat16:
@@ -38,7 +38,7 @@ def cast(name: str, dtype: torch.dtype, *, interpret: bool) -> str:
 
 
 def _tanh_series(terms: int) -> list[float]:
-    """c with tanh(x) = x · Σ c[n]·x^2n, from tanh' = 1 − tanh²."""
+    """Return c with tanh(x) = x · Σ c[n]·x^2n, from tanh' = 1 − tanh²."""
     c = [1.0]
     for n in range(1, terms):
         c.append(-sum(c[i] * c[n - 1 - i] for i in range(n)) / (2 * n + 1))
@@ -47,21 +47,24 @@ def _tanh_series(terms: int) -> list[float]:
 
 TANH_SERIES = _tanh_series(14)
 TANH_SERIES_REACH = 0.3
-"""Up to here the interpreter's tanh is the series, whose next term is below float64's rounding; above, no digits cancel."""
+"""Largest |x| for which the interpreter's tanh uses the series.
+
+Up to here the next term is below float64's rounding; above, the closed form has no cancellation.
+"""
 _HALF = (torch.float16, torch.bfloat16)
 _COMPARISONS = {"lt": "<", "le": "<=", "gt": ">", "ge": ">=", "eq": "==", "ne": "!="}
 _INFIX = {"add": "+", "sub": "-", "mul": "*"}
 
 
 def print_epilogue(epilogue: Epilogue, acc: str, operands: Sequence[str], result: str, *, interpret: bool = False) -> list[str]:
-    """Statements that leave the value of the last node in ``result``.
+    """Return statements that leave the value of the last node in ``result``.
 
-    ``acc`` is the name of the accumulator, ``operands`` the names of the loaded extra operands, each of its own dtype. A node of a
-    16-bit dtype is computed in float32 and rounded. NaN goes through as in torch: the comparisons are written so that they are
-    false exactly where torch keeps the NaN. ``interpret`` avoids device libraries, which the interpreter cannot call.
+    ``acc`` names the accumulator, and ``operands`` names the loaded extra operands, each in its own dtype. A node of a 16-bit dtype
+    is computed in float32 and rounded. NaN propagates as in torch: each comparison is false exactly where torch keeps the NaN.
+    ``interpret`` avoids device libraries, which the interpreter cannot call.
 
     Raises:
-        EpilogueError: an operation without a Triton form.
+        EpilogueError: an operation has no Triton form.
     """
     names: list[str] = []
     lines: list[str] = []
@@ -78,7 +81,7 @@ def print_epilogue(epilogue: Epilogue, acc: str, operands: Sequence[str], result
 
 
 class _Printer:
-    """The expression of one node over the names of the earlier ones."""
+    """Printer of one node's expression from the names of earlier nodes."""
 
     def __init__(self, nodes: Sequence[Node], names: Sequence[str], interpret: bool) -> None:
         self.nodes = nodes
@@ -106,7 +109,7 @@ class _Printer:
         return f"tl.where({test}, {self._value(x, node.dtype)}, {self._value(y, node.dtype)})"
 
     def _compared_dtype(self, node: Node) -> torch.dtype:
-        """torch compares in the promoted dtype of the tensors; Python numbers only promote across kinds."""
+        """Return torch's comparison dtype: the promoted dtype of the tensors. Python numbers promote only across kinds."""
         dtypes = [self._dtype(arg) for arg in node.args if isinstance(arg, Ref)]
         dtype = dtypes[0] if len(dtypes) == 1 else torch.promote_types(dtypes[0], dtypes[1])
         if not dtype.is_floating_point and any(isinstance(arg, float) for arg in node.args):
@@ -147,7 +150,7 @@ class _Printer:
         raise EpilogueError(f"epilogue: the Triton printer has no form for {op!r}")
 
     def _divide(self, x: str, y: str, dtype: torch.dtype) -> str:
-        """Correctly rounded, as torch's division is; Triton's own ``/`` is within 2 ulp in float32."""
+        """Return a correctly rounded division, as in torch. Triton's own ``/`` is within 2 ulp in float32."""
         return f"tl.div_rn({x}, {y})" if dtype == torch.float32 else f"{x} / {y}"
 
     def _tanh(self, x: str, dtype: torch.dtype) -> str:
@@ -170,7 +173,10 @@ class _Printer:
         return self.nodes[arg.index].dtype if isinstance(arg, Ref) else torch.bool if isinstance(arg, bool) else torch.float32
 
     def _value(self, arg: Arg, dtype: torch.dtype, *, rounded: bool = False) -> str:
-        """An argument in ``dtype``. ``rounded``: Python numbers are rounded to ``dtype`` even where arithmetic keeps them exact."""
+        """Return an argument in ``dtype``.
+
+        ``rounded`` rounds Python numbers to ``dtype`` even if arithmetic would keep them exact.
+        """
         wide = torch.float32 if dtype in _HALF else dtype
         if isinstance(arg, Ref):
             name = self.names[arg.index]
@@ -180,12 +186,12 @@ class _Printer:
 
 
 def _bounded(sign: str, x: str, y: str) -> str:
-    """min (<) or max (>) with torch's NaN rule: NaN if either is."""
+    """Return min (<) or max (>) with torch's NaN rule: NaN if either operand is NaN."""
     return f"tl.where(({x} {sign} {y}) | ({x} != {x}), {x}, {y})"
 
 
 def _literal(value: float, dtype: torch.dtype) -> str:
-    """A typed constant: a bare Python float would be rounded to float32 by some of Triton's functions."""
+    """Return a typed constant, because some of Triton's functions round a bare Python float to float32."""
     number = float(value) if dtype.is_floating_point else value
     text = f'float("{number}")' if isinstance(number, float) and not math.isfinite(number) else repr(number)
     return f"tl.full((), {text}, {TRITON_DTYPES[dtype]})"
@@ -193,5 +199,5 @@ def _literal(value: float, dtype: torch.dtype) -> str:
 
 def _number(arg: Arg) -> float:
     if isinstance(arg, Ref):
-        raise EpilogueError(f"epilogue: an operand is named by its number, got a reference to node {arg.index}")
+        raise EpilogueError(f"epilogue: expected an operand's number, got a reference to node {arg.index}")
     return arg

@@ -1,4 +1,4 @@
-"""The statements of the mm template's loop that only quantized operations have: numbers out of bytes, scales, the product."""
+"""Loop statements of the mm template for quantized operations: conversion of bytes to numbers, scales, and the product."""
 
 from __future__ import annotations
 
@@ -25,18 +25,21 @@ def e4m3_value(bits):
 def e5m2_value(bits):
     return (bits.to(tl.uint16) << 8).to(tl.float16, bitcast=True)
 """
-"""Helpers of kernels that are given 8-bit floats as bytes. e4m3fn has float16's significand and a narrower exponent whose bias is
-less by 8; e5m2 is the upper half of a float16."""
+"""Kernel helpers for 8-bit floats passed as bytes.
+
+e4m3fn fits float16's significand, with a narrower exponent whose bias is smaller by 8. e5m2 is the upper half of a float16.
+"""
 
 
 ScaleStride = Callable[[ScaleClass, int], str]
-"""The stride of a scale along its rows (0) or columns (1) as an expression of the kernel."""
+"""Function that returns the kernel expression for a scale's stride along rows (0) or columns (1)."""
 
 
 def scale_load(stride_of: ScaleStride, scale: ScaleClass, rows: str, cols: str, *, vector: tuple[int, ...] = (0, 1)) -> str:
-    """A load of the scales of an operand's elements (rows, cols), float32. ``rows`` and ``cols`` are indices into the operand.
+    """Return a load of the float32 scales for an operand's elements (rows, cols).
 
-    Those of ``vector`` are vectors, the others scalars: the result is a column, a row or, without a vector that counts, a scalar.
+    ``rows`` and ``cols`` are indices into the operand. The dimensions in ``vector`` are vectors, the others scalars. The result is
+    a column or a row, or a scalar if no vector dimension changes the scale.
     """
     terms, vectors = [scale.base], []
     for dim, index in enumerate((rows, cols)):
@@ -50,21 +53,23 @@ def scale_load(stride_of: ScaleStride, scale: ScaleClass, rows: str, cols: str, 
     address = " + ".join(terms)
     if not vectors:
         return f"tl.load({address}).to(tl.float32)"
-    # scale_a is for rows of a and of out, the others are for columns of b and of out.
+    # scale_a belongs to rows of a and out, the other scales to columns of b and out.
     mask, shape = ("rows < M", "[:, None]") if vectors == [0] else ("cols < N", "[None, :]")
     return f"tl.load({address}, mask={mask}, other=0.0).to(tl.float32){shape}"
 
 
 def product(spec: KernelSpec, stride_of: ScaleStride, *, swap: bool = False) -> list[str]:
-    """Statements that add the product of ``a_block`` and ``b_block``, as they were loaded, to ``acc``; they begin at ``k0``. With
-    ``swap`` that is the transposed product."""
+    """Return the statements that add the product of the loaded ``a_block`` and ``b_block``, starting at ``k0``, to ``acc``.
+
+    With ``swap`` they add the transposed product.
+    """
     quantized = spec.quantized
     assert quantized is not None
     acc = TRITON_DTYPES[spec.accumulator]
     lines = list(_numbers(quantized, spec))
     lines += _weights(quantized, spec, stride_of)
     if spec.interpret and quantized.product != torch.int8:
-        # numpy, on which the interpreter computes, has no bfloat16.
+        # The interpreter computes in numpy, which has no bfloat16.
         lines += [f"{block} = {block}.to({acc})" for block in ("a_block", "b_block")]
     floats = spec.accumulator == torch.int32 and quantized.product != torch.int8
     left, right = ("tl.trans(b_block)", "tl.trans(a_block)") if swap else ("a_block", "b_block")
@@ -86,7 +91,7 @@ def product(spec: KernelSpec, stride_of: ScaleStride, *, swap: bool = False) -> 
 
 
 def _numbers(quantized: Quantized, spec: KernelSpec) -> Iterator[str]:
-    """What was loaded as numbers: 8-bit floats that come as bytes as float16, four bits as bytes."""
+    """Yield statements that convert loaded data to numbers: bytes of 8-bit floats to float16, packed 4-bit values to bytes."""
     for block, dtype in (("a_block", quantized.a), ("b_block", quantized.b)):
         if quantized.by_bits and dtype in FLOAT8:
             yield f"{block} = {'e4m3' if dtype == torch.float8_e4m3fn else 'e5m2'}_value({block})"
@@ -100,7 +105,10 @@ def _numbers(quantized: Quantized, spec: KernelSpec) -> Iterator[str]:
 
 
 def _weights(quantized: Quantized, spec: KernelSpec, stride_of: ScaleStride) -> Iterator[str]:
-    """Weights of mixed_mm as numbers of a's type: zero points subtracted, and scales applied that change along K."""
+    """Yield statements that turn weights of mixed_mm into numbers of a's type.
+
+    They subtract zero points and apply scales that change along K.
+    """
     if not OPERATIONS[quantized.op].widens_b:
         return
     scales = sorted(quantized.on_weights, key=lambda scale: scale.name != "zero_b")

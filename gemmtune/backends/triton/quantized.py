@@ -1,4 +1,4 @@
-"""What a kernel of a quantized operation is compiled for: the numbers that it multiplies, scales, and how its sums stay precise."""
+"""Specification of quantized kernels: the numbers they multiply, their scales, and the precision of their sums."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from ...problem.operations import OPERATIONS, QUANTIZED_OPS, Encoding
 from .classes import IntClass
 
 NATIVE_FLOAT8 = 89
-"""The compute capability from which on a tensor core multiplies 8-bit floats, and Triton converts both kinds of them."""
+"""Compute capability from which tensor cores multiply 8-bit floats and Triton converts both kinds of them."""
 INTEGER_PRODUCTS = 80
-"""The compute capability from which on Triton multiplies int8."""
+"""Compute capability from which Triton multiplies int8."""
 PROMOTING = 90
-"""There the multiplication can add its narrow sum to a float32 one (Triton's max_num_imprecise_acc)."""
+"""Compute capability whose multiply adds its narrow sum to a float32 one (Triton's max_num_imprecise_acc)."""
 NARROW_SUM = 128
-"""Elements along K that a narrow sum of 8-bit floats may have: see ``numerics.bounds``."""
+"""Most elements of K in one narrow sum of 8-bit floats; see ``numerics.bounds``."""
 
 ScaleName = Literal["scale_a", "scale_b", "zero_b"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScaleClass:
-    """A scale or zero point: one element for each ``block`` (rows, columns) of an operand.
+    """Scale or zero point: one element for each ``block`` (rows, columns) of an operand.
 
-    ``strides`` along rows and columns of blocks, the constant 0 along a dimension that has only one.
+    ``strides`` are along rows and columns of blocks, the constant 0 along a dimension with a single block.
     """
 
     name: ScaleName
@@ -37,15 +37,15 @@ class ScaleClass:
     strides: tuple[IntClass, IntClass]
     block: tuple[int, int]
     of_group: bool = False
-    """Each group of a grouped product has scales of its own, which begin at ``base``."""
+    """True if each group of a grouped product has its own scales, starting at ``base``."""
 
     @classmethod
     def of(cls, problem: Problem, name: ScaleName, layout: Layout) -> ScaleClass:
-        """The class of one of the problem's scales."""
+        """Return the class of one of the problem's scales."""
         pairs = zip(layout.size[-2:], layout.stride[-2:], strict=True) if len(layout.size) >= 2 else ((1, 0), (1, 0))
         rows, cols = (IntClass.of(0 if n == 1 else s, constants=(0, 1), limit=0) for n, s in pairs)
         block = problem.scale_block(name)
-        # Of a block that is all there is, the size does not matter, and would only split kernels.
+        # If one block spans the dimension, its size does not matter and would only multiply kernels.
         return cls(
             name=name,
             dtype=layout.dtype,
@@ -56,27 +56,27 @@ class ScaleClass:
 
     @property
     def base(self) -> str:
-        """The name by which the kernel finds the first one."""
+        """Kernel name of the pointer to the first scale."""
         return f"{self.name}_of_group" if self.of_group else f"{self.name}_ptr"
 
     @property
     def k_dim(self) -> int:
-        """The dimension that is summed over."""
+        """Dimension of the sum."""
         return 1 if self.name == "scale_a" else 0
 
     @property
     def along_k(self) -> bool:
-        """It is another one for another part of a sum."""
+        """True if the scale changes along K."""
         return self.strides[self.k_dim].constant != 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quantized:
-    """The part of a kernel's specification that only quantized operations have.
+    """Part of a kernel's specification that only quantized operations have.
 
-    ``a`` and ``b`` are the dtypes of the numbers; they are converted to ``product`` and multiplied. With ``by_bits`` the kernel
-    is given 8-bit floats as bytes. ``imprecise``: so many elements of K go into a narrow sum at most, None for no limit; with
-    ``fresh`` each step of the loop makes a sum of its own, which is then added.
+    ``a`` and ``b`` are the dtypes of the numbers, which are converted to ``product`` and multiplied. With ``by_bits`` the kernel
+    receives 8-bit floats as bytes. ``imprecise`` is the most elements of K in a narrow sum, None for no limit. With ``fresh`` each
+    loop step starts a new sum, which is then added to the total.
     """
 
     op: Op
@@ -90,38 +90,40 @@ class Quantized:
     fresh: bool
 
     def scale(self, name: ScaleName) -> ScaleClass | None:
-        """One of the scales, if it is there."""
+        """Return the scale with this name, or None."""
         return next((scale for scale in self.scales if scale.name == name), None)
 
     @property
     def on_weights(self) -> tuple[ScaleClass, ...]:
-        """What is applied to b before it is multiplied: zero points, and where weights are floats of 16 bits or more the scales
-        that change along K."""
+        """Scales applied to b before the multiplication.
+
+        These are zero points and, for weights of 16-bit floats or wider, scales that change along K.
+        """
         if not OPERATIONS[self.op].widens_b:
             return ()
         return tuple(scale for scale in self.scales if scale.name == "zero_b" or scale.along_k)
 
     @property
     def on_sums(self) -> tuple[ScaleClass, ...]:
-        """What multiplies the sum of each step."""
+        """Scales that multiply the sum of each step."""
         return tuple(scale for scale in self.scales if scale.along_k) if OPERATIONS[self.op].float8 else ()
 
     @property
     def on_result(self) -> tuple[ScaleClass, ...]:
-        """What multiplies the whole sum."""
+        """Scales that multiply the final sum."""
         return tuple(scale for scale in self.scales if not scale.along_k and scale.name != "zero_b")
 
 
 def per_byte(problem: Problem) -> int:
-    """Numbers of b in one stored element."""
+    """Return the numbers of b in one stored element."""
     return 2 if problem.encoding else 1
 
 
 def product_dtype(problem: Problem, capability: int) -> torch.dtype:
-    """The dtype in which a kernel multiplies: for 8-bit floats theirs where a matrix instruction takes it, else float16.
+    """Return the dtype in which a kernel multiplies: 8-bit floats themselves if a matrix instruction takes them, else float16.
 
-    Of block-sparse weights, whose reading is the limit, they are multiplied as float16 everywhere: sums are then not promoted. On
-    sm75 int8 is multiplied as float16 too, for which Triton has FMAs there: sums of one step of the loop are exact in float32.
+    Block-sparse weights are limited by reads, so their 8-bit floats always become float16. Their sums then need no promotion. On
+    sm75 int8 becomes float16 too, because Triton has FMAs for it. Sums of one loop step are exact in float32.
     """
     if problem.dtype in FLOAT8 and (capability < NATIVE_FLOAT8 or problem.sparsity is not None):
         return torch.float16
@@ -131,7 +133,7 @@ def product_dtype(problem: Problem, capability: int) -> torch.dtype:
 
 
 def rounds_weights(problem: Problem) -> torch.dtype | None:
-    """The dtype to which the mm template rounds weights before it multiplies them, None where it multiplies them as they are."""
+    """Return the dtype to which the mm template rounds weights before multiplying, or None if it does not round."""
     if not problem.widens_b:
         return None
     grouped = problem.scale_b is not None and ScaleClass.of(problem, "scale_b", problem.scale_b).along_k
@@ -139,7 +141,7 @@ def rounds_weights(problem: Problem) -> torch.dtype | None:
 
 
 def quantized_of(problem: Problem, block_k: int, *, capability: int) -> Quantized | None:
-    """What the kernel of a problem is told beside the classes of its operands; None for the dense operations."""
+    """Return the quantized part of a kernel's spec; None for dense operations."""
     if problem.op not in QUANTIZED_OPS and not problem.float8 and problem.dtype not in FLOAT8:
         return None
     given: tuple[tuple[ScaleName, Layout | None], ...] = (

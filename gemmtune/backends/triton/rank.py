@@ -1,8 +1,8 @@
-"""A cheap analytical model that orders configs, so that a search of 24 holds the ones that suit the problem.
+"""Analytical model that orders configs cheaply, so that a search of 24 contains the suitable ones.
 
-For each config the time of its slowest resource: memory (as far as the copies in flight can hide its latency), L2, shared memory,
-and the multiply units with whole waves of programs counted. The terms are those of DeepGEMM's and CUTLASS' heuristics; the model is
-there to order, so constants are rough.
+The estimate is the time of the slowest resource: memory (limited by the copies in flight that hide latency), L2, shared memory, or
+the multiply units in whole waves of programs. The terms are those of DeepGEMM's and CUTLASS' heuristics. The model only has to
+order configs, so its constants are rough.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ from .legality import Predicate
 from .resources import Resources
 
 LATENCY_US = 0.8
-"""The time from the issue of a copy to its arrival, memory under load."""
+"""Microseconds from issuing a copy to its arrival, with memory under load."""
 LAUNCH_US = 2.0
 BLOCK_OVERHEAD_BYTES = 1024
-"""Shared memory that the system takes of each block."""
+"""Shared memory that the system reserves in each block."""
 MOST_BLOCKS_PER_SM = 32
 SM_GBPS = 110.0
-"""What one multiprocessor can draw from L2."""
+"""L2 bandwidth that one multiprocessor can draw."""
 SYNC_STEP_US = 0.6
-"""A step of the loop that loads, waits and only then multiplies."""
+"""Extra time of a loop step that loads, waits and only then multiplies."""
 STEP_US = 0.02
-"""Barriers and address arithmetic of a step of the loop."""
+"""Barriers and address arithmetic of one loop step."""
 SPLIT_US = 1.2
-"""Writing a partial sum, arriving and waiting, beside the traffic."""
+"""Time to write a partial sum, signal arrival and wait, without the traffic."""
 
 
 def estimate_us(predicate: Predicate, config: Config, need: Resources) -> float:
-    """The model's time of one launch in microseconds; ``need`` is ``predicate.resources(config)``."""
+    """Return the modelled time of one launch in microseconds; ``need`` is ``predicate.resources(config)``."""
     problem, device, arch = predicate.problem, predicate.device, predicate.arch
     tiles = tiles_of(problem, config)
     programs = tiles * config.split_k
@@ -46,7 +46,7 @@ def estimate_us(predicate: Predicate, config: Config, need: Resources) -> float:
     waves = math.ceil(programs / (device.sm_count * blocks_per_sm))
     steps = -(-problem.k // (config.block_k * config.split_k))
     busy_us, store_us = loop_step_us(predicate, config), STORE_US * config.block_m * config.block_n / 16384
-    # A step takes as long as its products, or as the copies that it waits for, which the other resident programs hide in part.
+    # A step takes as long as its products, or as the copies that it waits for. Other resident programs partly hide that wait.
     asynchronous = config.stages > 1 and any(staged.asynchronous for staged in predicate.staging(config))
     wait_us = LATENCY_US / (config.stages - 1) if asynchronous else SYNC_STEP_US + busy_us
     step_us = _smooth_max(busy_us, wait_us / resident)
@@ -56,7 +56,7 @@ def estimate_us(predicate: Predicate, config: Config, need: Resources) -> float:
 
 
 def _reduction_us(predicate: Predicate, config: Config) -> float:
-    """Time after the last product: one program reads its group's partial sums, then one reads those of the groups."""
+    """Return the time after the last product: programs add up the splits of each group, then the groups."""
     if config.split_k == 1:
         return 0.0
     where = geometry(predicate.problem, config)
@@ -66,12 +66,15 @@ def _reduction_us(predicate: Predicate, config: Config) -> float:
 
 
 def _smooth_max(x: float, y: float) -> float:
-    """Near the larger one, and above it where they are close: two resources are never used in perfect overlap."""
+    """Return a value near the larger one, and above it if both are close: two resources never overlap perfectly."""
     return float((x**4 + y**4) ** 0.25)
 
 
 def loop_step_us(predicate: Predicate, config: Config, *, sustained: float = 1.0) -> float:
-    """Time of the products of one step of the loop on an otherwise idle multiprocessor, at a share of its rate."""
+    """Return the time of one loop step's products on an otherwise idle multiprocessor.
+
+    ``sustained`` is the share of the peak rate.
+    """
     arch, how = predicate.arch, predicate.instruction(config)
     itemsize = predicate.product.itemsize
     flops = 2.0 * config.block_m * config.block_n * config.block_k * predicate.dots
@@ -82,20 +85,23 @@ def loop_step_us(predicate: Predicate, config: Config, *, sustained: float = 1.0
         if arch.warp_group and how == "mma":
             rate *= 0.55
     rate *= sustained * {1: 0.5, 2: 0.75}.get(config.warps, 1.0)
-    # Each block is written to shared memory once and read by the multiply, at least 64 rows of it by a warp group.
+    # Each block is written to shared memory once and read by the multiply. A warp group reads at least 64 rows.
     fed_rows = max(config.block_m, 64) if how == "warp_group" else config.block_m
     rows = config.block_m + config.block_n + (fed_rows + config.block_n) * (1 if how == "warp_group" else 2)
     return max(flops / rate * 1e-6, rows * config.block_k * itemsize * predicate.parts / SMEM_BYTES_PER_US) + STEP_US
 
 
 SMEM_BYTES_PER_US = 225_000.0
-"""128 bytes a clock."""
+"""Shared-memory bandwidth of one multiprocessor: 128 bytes per clock."""
 STORE_US = 0.5
-"""Writing a tile of 128 × 128."""
+"""Time to write a tile of 128 × 128."""
 
 
 def _memory_us(predicate: Predicate, config: Config, *, resident: float, tiles: int) -> float:
-    """Time for the traffic: distinct bytes from memory, all bytes of all tiles from L2, as fast as the copies in flight allow."""
+    """Return the time of the traffic, limited by the copies in flight.
+
+    Memory moves each distinct byte once; L2 moves all bytes of all tiles.
+    """
     problem, device, arch = predicate.problem, predicate.device, predicate.arch
     a_bytes, b_bytes = predicate.number_bytes
     row_pair_bytes = config.block_m * a_bytes + config.block_n * b_bytes
@@ -123,15 +129,15 @@ AnyConfig = TypeVar("AnyConfig", bound=Config)
 
 
 def ranked(timed: Iterable[tuple[float, AnyConfig]]) -> list[tuple[float, AnyConfig]]:
-    """(time, config), the shortest time first, equal ones by name."""
+    """Return (time, config) pairs sorted by time, then by name."""
     return sorted(timed, key=lambda item: (item[0], str(item[1])))
 
 
 def select(predicate: Predicate, legal: Sequence[tuple[Config, Resources]], count: int | None) -> list[Config]:
-    """The ``count`` configs that the model likes best, spread over different tiles; all, best first, for None.
+    """Return the ``count`` best configs by the model, spread over different tiles; None returns all, best first.
 
-    The model is wrong by more than neighbouring configs differ, so a tile gets few places, and a tile with one number of splits
-    fewer still, until the others have had theirs.
+    The model's error exceeds the difference between neighbouring configs. So each tile gets few places, and each tile with one
+    number of splits fewer, until the other tiles have theirs.
     """
     timed = ranked((estimate_us(predicate, config, need), config) for config, need in legal)
     if count is None:
@@ -148,13 +154,13 @@ def select(predicate: Predicate, legal: Sequence[tuple[Config, Resources]], coun
                 chosen.append(config)
                 tiles[config.tile] += 1
                 shapes[shape] += 1
-    # Other groups of tile rows cost a measurement, but no compilation.
+    # Another group_m costs a measurement but no compilation.
     large = [config for config in chosen if -(-predicate.problem.m // config.block_m) >= LEAST_ROWS_TO_REGROUP]
     regrouped = [replace(config, group_m=group_m) for config in large for group_m in OTHER_GROUPS]
     return chosen + regrouped[: max(count - len(chosen), 0)]
 
 
 SLACKS = (1.25, 1.5, 1.8)
-"""The factors by which a config may be slower than the best, by the model, in the first round and the later ones."""
+"""Largest ratio to the best modelled time, for the first round and each later one."""
 OTHER_GROUPS = (16, 4)
 LEAST_ROWS_TO_REGROUP = 8

@@ -1,4 +1,4 @@
-"""What a launch of a Triton kernel is given, as plain data: made from a problem, and put as the driver takes it."""
+"""Launches of Triton kernels as plain data, made from a problem and converted to the driver's form."""
 
 from __future__ import annotations
 
@@ -15,18 +15,17 @@ from .descriptors import Description
 from .workspace import BUFFERS, Buffers
 
 Blocks = Mapping[str, tuple[int, int]]
-"""Operands that the kernel has as descriptors, each with the block that is moved at a time."""
+"""Descriptor operands of a kernel, each with the block that one copy moves."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
-    """A launch of a kernel for operands of one problem, as plain data. A kernel's arguments are ``operands``, ``scalars`` and
-    ``constants``, in this order.
+    """Launch of a kernel for one problem, as plain data.
 
-    ``operands`` are places among (out, the tensors of a call, the buffers), with a description where the kernel has a descriptor
-    instead of a pointer; ``scalars`` are places among the scalars of a call. ``words`` are the numbers of those operands that a
-    kernel reads as words of 32 bits, whatever they hold. Without ``buffers`` the kernel needs nothing beside its operands. With
-    ``doubles`` the scalars are of 64 bits.
+    The kernel's arguments are ``operands``, ``scalars`` and ``constants``, in this order. ``operands`` are indices into (out, the
+    tensors of a call, the buffers). Descriptor operands also have a description; the others are pointers. ``scalars`` are indices
+    into the scalars of a call. ``words`` lists the operands that the kernel reads as 32-bit words, whatever their dtype.
+    ``buffers`` is None if the kernel needs no more memory. With ``doubles`` the scalars have 64 bits.
     """
 
     grid: tuple[int, int, int]
@@ -49,9 +48,9 @@ def record_of(
     buffers: Buffers,
     behind: Sequence[str] = (),
 ) -> Record:
-    """The launch of a kernel with these arguments for ``problem``, divided as ``where`` says.
+    """Return the launch of a kernel with these arguments for ``problem``, with the geometry ``where``.
 
-    ``behind`` names further tensors that the kernel is given behind those of a call.
+    ``behind`` names further tensors that follow the tensors of a call.
     """
     extra = (f"x{i}" for i in range(len(problem.epilogue.operands if problem.epilogue else ())))
     names = ("out", *(role for role, _ in problem.operands), *extra, *behind, *BUFFERS)
@@ -95,15 +94,15 @@ def _constant(source: tuple[Any, ...], problem: Problem, where: Geometry) -> int
 
 
 def operand_number(place: int) -> int:
-    """The number of the address of an operand, by its place among the result, the tensors of a call, and buffers."""
+    """Return the number of an operand's address from its index among the result, the tensors of a call, and the buffers."""
     return toolchain_record.OUT if place == 0 else toolchain_record.A + place - 1
 
 
 def launch_record(record: Record, metadata: Any) -> toolchain_record.Record:
-    """What the driver is told of a launch. ``metadata`` is Triton's.
+    """Return the launch in the driver's form; ``metadata`` is Triton's.
 
-    Each parameter has a slot of 8 bytes, of which the kernel reads as many as its type has; descriptors are before all of these.
-    A descriptor is followed by the sizes and strides that it has.
+    Each parameter has a slot of 8 bytes, and the kernel reads the bytes of its type. All descriptors come before the slots. The
+    sizes and strides of a descriptor follow it.
     """
     first = toolchain_record.MAP_BYTES * sum(how is not None for _, how in record.operands)
     slots: list[int] = []

@@ -1,4 +1,4 @@
-"""What a config needs of a block of threads: shared memory and registers."""
+"""Shared memory and registers that a config needs for one block of threads."""
 
 from __future__ import annotations
 
@@ -10,25 +10,28 @@ from .arch import arch_of
 from .configs import Config
 
 BASE_REGISTERS = 32
-"""Addresses, masks and loop counters."""
+"""Registers for addresses, masks and loop counters."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resources:
-    """What a config will need: an upper bound of its shared memory, and an estimate of the registers of one thread."""
+    """Needs of a config: an upper bound of its shared memory, and an estimate of one thread's registers."""
 
     smem_bytes: int
     registers: int
 
     def why_not_on(self, device: DeviceInfo) -> str | None:
-        """Why the device lacks them, or None."""
+        """Return which resource the device lacks, or None."""
         most = arch_of(device).registers_per_thread
         lacking = f"registers: needs about {self.registers} for each thread, {device.arch} has {most}"
         return device.why_no_smem(self.smem_bytes) or (lacking if self.registers > most else None)
 
 
 def most_fma_elements(problem: Problem, config: Config) -> int:
-    """Accumulators of one thread up to which an FMA kernel keeps its fragments in registers, found by compiling for every arch."""
+    """Return the most accumulators per thread for which an FMA kernel keeps its fragments in registers.
+
+    The limits come from compiling for every architecture.
+    """
     if config.block_k > 32:
         return 0
     if problem.dtype.itemsize <= 2 or problem.widens_b:
@@ -37,7 +40,7 @@ def most_fma_elements(problem: Problem, config: Config) -> int:
 
 
 def fragment_registers(config: Config, itemsize: int, warp_size: int) -> int:
-    """Registers of the operands' fragments that a warp of an mma holds at a time."""
+    """Return the registers of the operand fragments that a warp of an mma holds at a time."""
     warps_m = min(config.warps, max(config.block_m // 16, 1))
     warps_n = max(config.warps // warps_m, 1)
     rows, cols = config.block_m // warps_m, max(config.block_n // warps_n, 8)

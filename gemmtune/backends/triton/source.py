@@ -1,4 +1,4 @@
-"""Triton source out of the templates of this folder: arguments, loads, epilogue and store, and which arguments a kernel takes."""
+"""Triton source from the templates of this folder: arguments, loads, epilogue and store."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from .spec import KernelSpec
 PACKAGE = "gemmtune.backends.triton"
 FUNCTION = "gemmtune_mm"
 SIGNATURE = "<<signature>>"
-"""The text that stands for the signature, which is known only when the body is written."""
+"""Placeholder for the signature, which is known only after the body is rendered."""
 UNROLLED_REGISTERS = 128
-"""Partial sums that a thread reads ahead while it adds up splits."""
+"""Registers of a thread for partial sums read ahead while a program adds up splits."""
 HOOKS = (
     "def_kernel", "size", "stride", "base", "step", "masks", "make_load", "make_vector", "store_output", "modification", "product",
     "part", "pointer", "of_columns", "runtime", "runtime_pointer",
 )  # fmt: skip
-"""The methods of ``Writer`` that templates call."""
+"""Methods of ``Writer`` that templates call."""
 
 
 class Writer:
-    """The hooks over one spec. Arguments are collected as hooks ask for them; each is declared once however often it is used."""
+    """Template hooks for one spec. Each hook declares the arguments that it uses; an argument is declared once."""
 
     def __init__(self, spec: KernelSpec, preamble: str, described: dict[str, tuple[int, int]], values: Mapping[str, Any]) -> None:
         self.spec = spec
@@ -48,11 +48,11 @@ class Writer:
 
     @property
     def arguments(self) -> tuple[Argument, ...]:
-        """Pointers and scalars first: they change from call to call, the rest is bound once."""
+        """Arguments in order: pointers and scalars change at each call and come first; the others are bound once."""
         return (*self._pointers.values(), *self._scalars.values(), *self._others.values())
 
     def def_kernel(self, *names: str) -> str:
-        """The imports and the signature, put in last. ``names`` are the template's own operands, the epilogue's follow them."""
+        """Declare the operands and return the signature's placeholder. ``names`` are the template's own; the epilogue's follow."""
         scales = self.spec.quantized.scales if self.spec.quantized is not None else ()
         for name in (*names, *(n for n in self.operands if n not in (*names, "out")), "out"):
             self._pointers[name] = self._operand(name)
@@ -62,7 +62,7 @@ class Writer:
         return SIGNATURE
 
     def finished(self, text: str) -> str:
-        """What a template was rendered to, with the signature, which has every size and stride that the body uses."""
+        """Return the rendered text with the signature filled in: every size and stride that the body uses."""
         assert text.count(SIGNATURE) == 1, "a template calls def_kernel once"
         return text.replace(SIGNATURE, self._signature())
 
@@ -87,13 +87,13 @@ class Writer:
         return "\n".join([*imports, *helper, "", "", "@triton.jit", f"def {FUNCTION}({parameters}):"])
 
     def size(self, name: str | None, dim: int) -> str:
-        """The size of an operand (None is the output) along (batch, row, column) as an expression."""
+        """Return an expression for the size of an operand (None: the output) along (batch, row, column)."""
         which = {("a", 1): "m", ("a", 2): "k", ("b", 1): "k", ("b", 2): "n", ("out", 1): "m", ("out", 2): "n", ("c", 2): "k2"}
         letter = which[name or "out", dim]
         return self._int(f"size_{letter}", getattr(self.spec, letter), ("size", letter))
 
     def stride(self, name: str | None, dim: int) -> str:
-        """The stride of an operand (None is the output) along (batch, row, column) as an expression."""
+        """Return an expression for the stride of an operand (None: the output) along (batch, row, column)."""
         name = name or "out"
         return self._int(f"stride_{name}_{'brc'[dim]}", self.operands[name].strides[dim], ("stride", name, dim))
 
@@ -106,47 +106,47 @@ class Writer:
         return name
 
     def runtime(self, name: str) -> str:
-        """An int32 that the launch chooses: it changes the order of the work, not the kernel."""
+        """Declare an int32 that the launch chooses, and return its name. It changes the order of work, not the kernel."""
         divides = self.spec.block_k if name == "k_per_split" else 1
         self._others.setdefault(name, Argument(name=name, type="i32", source=("runtime", name), divisor=min(divides, 16)))
         return name
 
     def runtime_pointer(self, name: str, dtype: str, *, divisor: int = 16) -> str:
-        """A buffer that the launch provides, or a tensor of the call that no hook reads; its address divides by ``divisor``."""
+        """Declare a buffer or an unhooked tensor, whose address is a multiple of ``divisor``, and return its name."""
         short = {text: SIGNATURE_DTYPES[known] for known, text in TRITON_DTYPES.items()}
         argument = Argument(name=f"{name}_ptr", type=f"*{short[dtype]}", source=("pointer", name), divisor=divisor)
         return self._pointers.setdefault(name, argument).name
 
     def part(self, file_name: str) -> str:
-        """The text of a template, or of a part that templates share."""
+        """Return the text of a template or of a shared part."""
         return template(PACKAGE, file_name).render(**self.hooks, **self.values).removesuffix("\n")
 
     def pointer(self, name: str) -> str:
-        """The name of an operand's pointer."""
+        """Return the name of an operand's pointer."""
         return self._pointers[name].name
 
     def of_columns(self, name: ScaleName, k: str) -> str:
-        """A load of a scale or zero point of b for the tile's columns at row ``k``: a vector, or a scalar where all have one."""
+        """Return a load of b's scale or zero point at row ``k``: a vector over columns, or a scalar if all share it."""
         scale = self.spec.quantized and self.spec.quantized.scale(name)
         assert scale
         return scale_load(self.scale_stride, scale, k, "cols", vector=(1,)).removesuffix("[None, :]")
 
     def scale_stride(self, scale: ScaleClass, dim: int) -> str:
-        """The stride of a scale along its rows or columns as an expression."""
+        """Return an expression for the stride of a scale along its rows (0) or columns (1)."""
         return self._int(f"stride_{scale.name}_{'rc'[dim]}", scale.strides[dim], ("scale", scale.name, dim))
 
     def product(self, *, indent: int, swap: bool = False) -> str:
-        """The statements that add one product of blocks, or the transposed one, to ``acc``, for the quantized operations."""
+        """Return the statements that add a quantized product of blocks, or its transpose with ``swap``, to ``acc``."""
         return textwrap.indent("\n".join(product(self.spec, self.scale_stride, swap=swap)), " " * indent).lstrip()
 
     def _scalar(self, name: str) -> str:
-        """alpha or beta, of the accumulator's type."""
+        """Declare alpha or beta with the accumulator's type, and return its name."""
         kind = SIGNATURE_DTYPES[self.spec.accumulator]
         self._scalars.setdefault(name, Argument(name=name, type=kind, source=("scalar", name)))
         return name
 
     def _term(self, name: str, dim: int, index: str) -> str | None:
-        """index · stride, None where it is always 0; in 64 bits where 32 would not do."""
+        """Return index · stride, in 64 bits if 32 may overflow; None if the term is always 0."""
         stride = self.stride(name, dim)
         if stride == "0":
             return None
@@ -154,11 +154,11 @@ class Writer:
         return wide if stride == "1" else f"{wide} * {stride}"
 
     def _terms(self, name: str, indices: Sequence[str]) -> list[str]:
-        """``_term`` of (row index, column index), without those that are always 0."""
+        """Return the nonzero terms of (row index, column index)."""
         return [term for dim, index in enumerate(indices, start=1) if (term := self._term(name, dim, index))]
 
     def base(self, name: str, batch: str, dim: int, index: str) -> str:
-        """The address of the first element of one matrix of the batch, ``index`` steps along ``dim``."""
+        """Return the address of one matrix of the batch, moved by ``index`` steps along ``dim``."""
         terms = [self._matrix(name, batch)]
         if index != "0" and self.spec.split:
             stride = self.stride(name, dim)
@@ -166,12 +166,12 @@ class Writer:
         return " + ".join(terms)
 
     def step(self, name: str, dim: int, elements: int) -> str:
-        """What to add to an address to go ``elements`` further along ``dim``."""
+        """Return the increment that moves an address by ``elements`` along ``dim``."""
         stride = self.operands[name].strides[dim]
         return str(elements * stride.constant) if stride.constant is not None else f"{elements} * {self.stride(name, dim)}"
 
     def masks(self, *, rows: bool = False, cols: bool = False, ks: bool = False, kst: bool = False) -> str | None:
-        """The mask of a load from the edges that it has to respect, None for none."""
+        """Return the mask of a load for the edges that need one, or None."""
         edges = (
             (rows, "(rows < M)[:, None]"),
             (cols, "(cols < N)[None, :]"),
@@ -181,44 +181,43 @@ class Writer:
         return " & ".join(text for wanted, text in edges if wanted) or None
 
     def make_load(self, name: str, indices: Sequence[str], mask: str | None, base: str | None = None) -> str:
-        """A load of (row index, column index) from one matrix, zero where the mask is false."""
+        """Return a load of (row index, column index) from one matrix, zero where the mask is false."""
         terms = self._terms(name, indices)
         address = " + ".join([base or self.pointer(name), *terms])
-        # A block is spelled out where the address does not depend on both indices.
+        # If the address does not depend on both indices, add a zero block to get the full shape.
         m, n, k = self.spec.block_m, self.spec.block_n, self.spec.block_k
         extent = f"{m}, {k}" if name in ("a", "c") else f"{k // 2 if self._packed else k}, {n}"
         shape = f" + tl.zeros(({extent}), dtype=tl.int32)" if len(terms) < len(indices) else ""
         return _load(f"{address}{shape}", mask)
 
     def make_vector(self, name: str, dim: int, index: str, mask: str | None, *, base: str) -> str:
-        """A load of block_k elements along one dimension, zero where the mask is false."""
+        """Return a load of block_k elements along one dimension, zero where the mask is false."""
         offset = self._term(name, dim, index) or f"tl.zeros(({self.spec.block_k},), dtype=tl.int32)"
         return _load(f"{base} + {offset}", mask)
 
     @property
     def _packed(self) -> bool:
-        """Each element of b holds two numbers."""
+        """True if each element of b holds two numbers."""
         return self.spec.quantized is not None and bool(self.spec.quantized.encoding)
 
     def store_output(
         self,
-        indices: tuple[str, str, str],
+        indices: tuple[str, str, str],  # names of batch, rows and columns
         value: str,
         mask: str,
         *,
         indent: int,
-        at: tuple[str, str] = ("", ""),
-        places: str = "",
+        at: tuple[str, str] = ("", ""),  # first row and column, for an output with a descriptor
+        places: str = "",  # output rows, if they differ from the rows of the product
     ) -> str:
-        """alpha, beta, epilogue, one rounding to the output dtype, and the store. ``indices`` name batch, rows and columns, ``at``
-        the first row and column for an output that has a descriptor, ``places`` the rows of the output where these are others."""
+        """Return the statements that apply alpha, beta and the epilogue, round once to the output dtype, and store."""
         batch, rows, cols = indices
         spec = self.spec
         acc = TRITON_DTYPES[spec.accumulator]
         lines = [f"{mask}_m = {rows} < M", f"{mask}_n = {cols} < N", f"{mask} = {mask}_m[:, None] & {mask}_n[None, :]"]
         if spec.quantized is not None:
             if spec.accumulator == torch.int32 and spec.epilogue is not None:
-                # Under another name: this may be a branch, where a value keeps its type.
+                # Use another name: this may be inside a branch, where a value keeps its type.
                 lines.append(f"{value}_f32 = {value}.to(tl.float32)")
                 value = f"{value}_f32"
             scales = spec.quantized.on_result
@@ -245,17 +244,17 @@ class Writer:
         return textwrap.indent("\n".join(lines), " " * indent).lstrip()
 
     def modification(self, subgraph: Epilogue, output: str, **inputs: str) -> str:
-        """The statements of an epilogue graph, its value left in ``output``. ``acc`` and ``x0``, ``x1``, … name the inputs."""
+        """Return the statements of an epilogue graph whose value goes to ``output``; ``acc``, ``x0``, … name its inputs."""
         operands = [inputs[f"x{i}"] for i in range(len(inputs) - 1)]
         return "\n".join(print_epilogue(subgraph, inputs["acc"], operands, output, interpret=self.spec.interpret))
 
     def _matrix(self, name: str, batch: str) -> str:
-        """The address of one matrix of the batch."""
+        """Return the address of one matrix of the batch."""
         along_batch = self.spec.batched and self.stride(name, 0) != "0"
         return self.pointer(name) + (f" + {batch} * {self.stride(name, 0)}" if along_batch else "")
 
     def _epilogue_load(self, name: str, batch: str, rows: str, cols: str, mask: str) -> str:
-        """A load of an operand of the epilogue, only as large as it is: a scalar, a row, a column or a block."""
+        """Return a load of an epilogue operand in its own shape: a scalar, a row, a column or a block."""
         terms = self._terms(name, (f"{rows}[:, None]", f"{cols}[None, :]"))
         masks = {1: f"{mask}_m[:, None]", 2: f"{mask}_n[None, :]"}
         along = [dim for dim in masks if self.stride(name, dim) != "0"]
@@ -276,10 +275,10 @@ def render_source(
     preamble: str = "",
     described: tuple[tuple[str, tuple[int, int]], ...] = (),
 ) -> Source:
-    """The kernel of ``spec`` as Triton source, from one of the templates of this folder. Pure: no Triton is imported.
+    """Render the kernel of ``spec`` from a template of this folder. Pure: imports no Triton.
 
-    ``values`` are more names for the template, ``preamble`` is source text that comes before the kernel. ``described`` are the
-    operands that the kernel has as tensor descriptors instead of pointers, each with the block that is moved at a time.
+    ``values`` are additional names for the template. ``preamble`` is source text before the kernel. ``described`` lists the
+    operands that are tensor descriptors instead of pointers, each with the block of one copy.
     """
     names: dict[str, Any] = {
         **{field: getattr(spec, field) for field in KernelSpec.__dataclass_fields__},
@@ -287,7 +286,7 @@ def render_source(
         "edge_n": spec.edge.n,
         "unroll": max(1, min(4, UNROLLED_REGISTERS * 32 * spec.warps // (spec.block_m * spec.block_n))),
         "acc": TRITON_DTYPES[spec.accumulator],
-        # numpy, on which the interpreter computes, has no bfloat16; products of 16-bit floats are exact in float32.
+        # The interpreter computes in numpy, which has no bfloat16. Products of 16-bit floats are exact in float32.
         "upcast": spec.interpret and spec.a.dtype.itemsize == 2,
         "parts": False,
         "per_byte": 2 if spec.quantized is not None and spec.quantized.encoding else 1,

@@ -1,4 +1,4 @@
-"""What a Triton kernel is compiled for: classes of layouts rather than layouts, so that one kernel serves many shapes."""
+"""Specification of a Triton kernel. It holds layout classes instead of layouts, so that one kernel serves many shapes."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from .configs import Config
 from .quantized import Quantized, quantized_of
 
 SMALL_BLOCK = 16
-"""Tiles of so few rows are for problems of so few rows: masked always, so that M = 1 and M = 16 share a kernel."""
+"""Maximum tile rows (or columns) that are always masked, so that M = 1 and M = 16 share a kernel."""
 ASYNC_BYTES = 4
-"""The narrowest copy that can go to shared memory without passing through registers (cp.async, PTX ISA)."""
+"""Narrowest copy to shared memory that bypasses registers (cp.async, PTX ISA)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Edge:
-    """How a tile that hangs over the edge of M or N is read: ``mask`` reads zeros, ``clamp`` reads the last row or column again.
+    """Read mode of a tile that hangs over the edge of M or N.
 
-    Clamping costs nothing in the loop but breaks up the contiguous dimension, and a tile that is mostly outside would fetch the
-    same row many times.
+    ``mask`` reads zeros; ``clamp`` reads the last row or column again. Clamping is free in the loop but breaks up the contiguous
+    dimension. It also fetches one row many times if most of a tile lies outside.
     """
 
     m: str
@@ -34,7 +34,7 @@ class Edge:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KernelSpec:
-    """Everything that the source of a kernel depends on. Equal specs are one compilation."""
+    """Everything that the source of a kernel depends on. Equal specs share one compilation."""
 
     a: OperandClass
     b: OperandClass
@@ -50,7 +50,7 @@ class KernelSpec:
     alpha: ScalarClass
     beta: ScalarClass
     epilogue: Epilogue | None
-    """The graph alone: its operands' layouts are in ``extra`` as classes."""
+    """Graph of the epilogue. The layout classes of its operands are in ``extra``."""
     input_precision: str
     accumulator: torch.dtype
     block_m: int
@@ -60,10 +60,10 @@ class KernelSpec:
     warps: int
     split: bool
     dependent: bool
-    """The kernel waits for the one before it by itself, so that it may be launched before that one ends."""
+    """The kernel itself waits for the previous kernel, so that its launch may overlap that kernel's end."""
     interpret: bool
     quantized: Quantized | None = None
-    """What is special where the operands are no floats of one dtype."""
+    """Extra facts for operands that are not floats of a single dtype."""
     c: OperandClass | None = None
     d: OperandClass | None = None
     k2: IntClass | None = None
@@ -73,10 +73,10 @@ class KernelSpec:
 def specialise(
     problem: Problem, config: Config, *, interpret: bool = False, dependent: bool = False, capability: int = 0
 ) -> KernelSpec:
-    """The kernel that serves ``problem`` with ``config``.
+    """Return the spec of the kernel that serves ``problem`` with ``config``.
 
-    Sizes and strides are arguments, of which the kernel knows whether they are 0 or 1, by which power of two they divide, and
-    whether they need 64 bits. ``capability`` is that of a CUDA device, else 0.
+    Sizes and strides become arguments. The kernel knows if one is 0 or 1, its power-of-two divisor, and if it needs 64 bits.
+    ``capability`` is the compute capability of a CUDA device, else 0.
     """
     quantized = quantized_of(problem, config.block_k, capability=capability)
     classes = _classes(problem, quantized)
@@ -84,7 +84,7 @@ def specialise(
     rights = [classes[name] for name in ("b", "d") if name in classes]
     after = [operand for name, operand in classes.items() if name not in ("a", "b", "c", "d")]
     along_m, along_n = any(x.contiguous_dim == 1 for x in lefts), any(x.contiguous_dim == 2 for x in rights)
-    # A partial block of a summed dimension is masked.
+    # Mask a partial last block of K.
     sums = [
         _size(k, masks=k % config.block_k != 0 and (left.contiguous_dim == 2 or right.contiguous_dim == 1))
         for k, left, right in zip(problem.summed, lefts, rights, strict=True)
@@ -116,7 +116,7 @@ def specialise(
 
 
 def _classes(problem: Problem, quantized: Quantized | None) -> dict[str, OperandClass]:
-    """The class of every matrix that is read or written, by name."""
+    """Return the class of every matrix that the kernel reads or writes, by name."""
     by_bits = quantized is not None and quantized.by_bits
     classes: dict[str, OperandClass] = {}
     for name, (layout, shape) in shaped(problem).items():
@@ -128,7 +128,10 @@ def _classes(problem: Problem, quantized: Quantized | None) -> dict[str, Operand
 
 
 def _size(value: int, *, masks: bool) -> IntClass:
-    """A divisor helps where the size bounds the contiguous dimension of a masked access; elsewhere it would split kernels."""
+    """Return the class of a size, with its divisor only if a mask uses it.
+
+    A divisor widens masked accesses along the contiguous dimension. Elsewhere it would only multiply kernels.
+    """
     whole = IntClass.of(value)
     return whole if masks else IntClass(wide=whole.wide)
 
@@ -139,15 +142,18 @@ def _edge(contiguous: bool, size: int, block: int) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Staging:
-    """How an operand reaches shared memory: by accesses of ``width`` bytes, past the registers or through them."""
+    """Path of an operand to shared memory: accesses of ``width`` bytes, asynchronous or through registers."""
 
     width: int
     asynchronous: bool
 
 
 def staging_of(spec: KernelSpec, *, async_copy: bool, always: bool) -> tuple[Staging, Staging]:
-    """How a and b are staged. ``async_copy``: wide enough accesses need no registers; ``always``: accesses of any width do not."""
-    # The alignment, in elements, of the mask along a contiguous dimension; 16 where there is no mask.
+    """Return how a and b reach shared memory.
+
+    With ``async_copy`` accesses of at least ``ASYNC_BYTES`` bypass registers. With ``always`` accesses of any width do.
+    """
+    # Alignment, in elements, of the mask along a contiguous dimension; 16 without a mask.
     along_k = 16 if spec.even_k else spec.k.alignment
     widths = (
         spec.a.vector_bytes(along_k if spec.a.contiguous_dim == 2 else spec.m.alignment),

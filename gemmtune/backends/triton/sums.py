@@ -1,4 +1,4 @@
-"""mm_plus_mm: both products in one kernel, one after the other into the same sum, with the configs of the mm template."""
+"""mm_plus_mm: one kernel adds both products into one sum, one after the other, with the configs of the mm template."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ...problem import Layout, Problem
 from .artifact import Expected, expected_of
 from .build import KernelChoice, TritonChoice
 from .configs import Config
-from .descriptors import turned
+from .descriptors import is_transposed
 from .legality import Predicate
 from .resources import Resources
 from .spec import Staging
@@ -20,76 +20,77 @@ from .spec import Staging
 
 @dataclass(frozen=True, kw_only=True)
 class SumChoice(KernelChoice):
-    """The sum of two products with one config."""
+    """Sum of two products with one config."""
 
     family = "sum"
     template = "sum.py.jinja"
 
     @classmethod
     def label(cls, problem: Problem) -> str:
-        """The operation."""
+        """Return the operation."""
         return problem.op
 
     @classmethod
     def why_not(cls, problem: Problem, device: DeviceInfo, config: Config) -> str | None:
-        """What the predicate of a sum says."""
+        """Return why ``config`` may not run the sum, or None."""
         return SumPredicate(problem, device).check(config)
 
     @property
     def values(self) -> Mapping[str, Any]:
-        """The operands of each product, and whether it has whole blocks along K."""
+        """Operands of each product, and if K is a multiple of block_k."""
         spec = self.spec
         return {"products": (("a", "b", spec.even_k), ("c", "d", spec.even_k2))}
 
     def expected(self, device: DeviceInfo) -> Expected:
-        """What the predicate says."""
+        """Return the predictions of the sum's predicate."""
         return expected_of(SumPredicate(self.problem, device), self.config)
 
 
 class SumPredicate(Predicate):
-    """What is legal for each product is legal for the sum: their loops follow each other, and share registers and memory.
+    """Predicate of a sum: a config is legal if it is legal for each product.
 
-    To the ranking model the sum is one product of K + K2.
+    The loops of the two products run one after the other and share registers and memory. The ranking model sees one product of K +
+    K2.
     """
 
     def __init__(self, problem: Problem, device: DeviceInfo) -> None:
         super().__init__(as_one(problem), device)
-        self.asked = problem
+        self.split_problem = problem
         self._products = [Predicate(product, device) for product in products_of(problem)]
         self.least_bytes = problem.bytes
 
     def check(self, config: Config) -> str | None:
-        """Why ``config`` may not be offered, or None."""
+        """Return why ``config`` may not be offered, or None."""
         whole = dataclasses.replace(config, split_k=1)
         reasons = (product.check(whole) for product in self._products)
         return next((reason for reason in reasons if reason is not None), None) or self.check_split(config)
 
     def resources(self, config: Config) -> Resources:
-        """Those of the product that needs more."""
+        """Return the larger need of the two products."""
         needs = [product.resources(config) for product in self._products]
         return Resources(smem_bytes=max(x.smem_bytes for x in needs), registers=max(x.registers for x in needs) + SECOND_REGISTERS)
 
     def staging(self, config: Config) -> tuple[Staging, Staging]:
-        """The staging of the product whose operands come by narrower accesses."""
+        """Return the staging of the product with the narrower accesses."""
         return min((product.staging(config) for product in self._products), key=lambda pair: [x.width for x in pair])
 
 
 SECOND_REGISTERS = 8
-"""Addresses and strides of c and d."""
+"""Registers for addresses and strides of c and d."""
 
 
 def predicate_for(problem: Problem, device: DeviceInfo) -> Predicate:
-    """The predicate of ``kernel_for``."""
+    """Return the predicate of the choice that ``kernel_for`` returns."""
     return Predicate(problem, device) if problem.c is None else SumPredicate(problem, device)
 
 
 def kernel_for(problem: Problem, device: DeviceInfo, config: Config) -> KernelChoice:
-    """The mm template with ``config``, or the sum of two products for mm_plus_mm."""
+    """Return the mm template with ``config``, or the sum of two products for mm_plus_mm."""
     return (TritonChoice if problem.c is None else SumChoice).of(problem, device, config)
 
 
 def products_of(problem: Problem) -> tuple[Problem, Problem]:
-    """a @ b and c @ d, each with the epilogue of the sum."""
+    """Return a @ b and c @ d, each with the epilogue of the sum."""
     assert problem.c is not None
     assert problem.d is not None
     first = dataclasses.replace(problem, op="mm", c=None, d=None)
@@ -97,11 +98,18 @@ def products_of(problem: Problem) -> tuple[Problem, Problem]:
 
 
 def as_one(problem: Problem) -> Problem:
-    """A product with as many terms, of operands without gaps in the order of the first ones."""
+    """Return one product with the terms of both, for ranking.
+
+    Its operands are contiguous and keep the order of a and b.
+    """
     first, _ = products_of(problem)
 
     def resized(layout: Layout, size: tuple[int, int]) -> Layout:
-        return Layout.contiguous(size[::-1], layout.dtype).transposed if turned(layout) else Layout.contiguous(size, layout.dtype)
+        return (
+            Layout.contiguous(size[::-1], layout.dtype).transposed
+            if is_transposed(layout)
+            else Layout.contiguous(size, layout.dtype)
+        )
 
     k = problem.terms
     return dataclasses.replace(first, a=resized(problem.a, (problem.m, k)), b=resized(problem.b, (k, problem.n)))

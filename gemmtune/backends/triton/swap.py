@@ -1,7 +1,7 @@
 """The mm template on the transposed problem: outᵀ = bᵀ aᵀ.
 
-A warp group multiplies 64 rows at a time. With few rows in a most of those would be nothing; with the columns of b as its rows they
-are all of use, and a needs only a tile of 16.
+A warp group multiplies 64 rows at a time. If a has few rows, most of those would be padding. With the columns of b as rows all of
+them are useful, and a needs only a tile of 16.
 """
 
 from __future__ import annotations
@@ -28,26 +28,26 @@ from .resources import Resources
 from .wrapped import WrappedChoice
 
 MOST_ROWS = 32
-"""Above, the rows of a fill a warp group as they are."""
+"""Largest M for swapping; above it the rows of a fill a warp group."""
 BLOCKS_M, BLOCKS_N, BLOCKS_K, STAGES = (64, 128), (16, 32), (64, 128, 256), (3, 4, 5, 6)
 WARPS = 4
-"""One warp group: a second one would have the same few columns, and halve its tile for nothing."""
+"""One warp group. A second one would share the same few columns and halve its tile without gain."""
 MOST_ALIKE = 2
 
 
 @dataclass(frozen=True, kw_only=True)
 class SwappedChoice(WrappedChoice):
-    """A TritonChoice for the transposed problem."""
+    """TritonChoice for the transposed problem."""
 
     suffix = "_swap"
 
     def at(self, problem: Problem, device: DeviceInfo) -> Self | str:
-        """The config for the transposed problem."""
+        """Return this choice's config for the transposed problem, or why it does not serve it."""
         inner = why_not_dense(problem) or self.inner.at(transposed(problem), device)
         return inner if isinstance(inner, str) else self.around(problem, inner, {"swap_ab": True})
 
     def bind(self, loaded: tuple[Any, ...]) -> Kernel:
-        """Bind to the current device: the first operand in the place of the second. Transposing changes no address."""
+        """Bind to the current device with the first two operands exchanged. Transposing changes no address."""
         kernel = self.inner.bind(loaded)
         inner, launch = kernel.run, kernel.prepared
 
@@ -59,28 +59,28 @@ class SwappedChoice(WrappedChoice):
 
 
 def transposed(problem: Problem) -> Problem:
-    """The problem of outᵀ = epilogue(alpha · bᵀ aᵀ + beta · inpᵀ), on the same memory. Only for the dense operations."""
+    """Return the problem outᵀ = epilogue(alpha · bᵀ aᵀ + beta · inpᵀ) on the same memory. Only for dense operations."""
     size = problem.out.size
 
-    def turned(layout: Layout) -> Layout:
+    def expanded_transpose(layout: Layout) -> Layout:
         return layout.expanded(size).transposed
 
     epilogue = problem.epilogue
     if epilogue is not None:
-        epilogue = dataclasses.replace(epilogue, operands=tuple(turned(x) for x in epilogue.operands))
+        epilogue = dataclasses.replace(epilogue, operands=tuple(expanded_transpose(x) for x in epilogue.operands))
     return dataclasses.replace(
         problem,
         a=problem.b.transposed,
         b=problem.a.transposed,
         out=problem.out.transposed,
-        inp=turned(problem.inp) if problem.inp is not None else None,
+        inp=expanded_transpose(problem.inp) if problem.inp is not None else None,
         epilogue=epilogue,
     )
 
 
 def swapped_choices(problem: Problem, device: DeviceInfo, count: int | None) -> list[SwappedChoice]:
-    """Up to ``count`` choices with swapped operands, the best by the model first; all for None, none where they cannot win."""
-    # Only where an instruction multiplies 64 rows at a time are a few rows a waste.
+    """Return up to ``count`` choices with swapped operands (None: all), best by the model first; none if they cannot win."""
+    # Few rows are wasteful only for an instruction that multiplies 64 rows at a time.
     multiplies_64_rows = device.type == "cuda" and arch_of(device).warp_group
     if why_not_dense(problem) is not None or not multiplies_64_rows or problem.m > MOST_ROWS:
         return []
@@ -94,7 +94,7 @@ def swapped_choices(problem: Problem, device: DeviceInfo, count: int | None) -> 
 
 @functools.lru_cache(maxsize=1024)
 def _configs(inner: Problem, device: DeviceInfo) -> tuple[Config, ...]:
-    """The legal configs for a transposed problem, the best by the model first."""
+    """Return the legal configs for a transposed problem, best by the model first."""
     predicate = Predicate(inner, device)
     legal: list[tuple[Config, Resources]] = []
     for block_m, block_n, block_k, stages in itertools.product(BLOCKS_M, BLOCKS_N, BLOCKS_K, STAGES):

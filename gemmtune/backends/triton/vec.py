@@ -1,4 +1,4 @@
-"""Products of a few rows without tensor cores: nothing is rearranged for those, so that b comes in at the rate of memory."""
+"""Products of a few rows without tensor cores. Nothing is rearranged, so b is read at memory bandwidth."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from .mixed.words import WordsKernelChoice, why_not_words
 from .resources import Resources
 
 MOST_ROWS = 4
-"""Each row more is another multiply-add for each element of b; beyond this tensor cores are as fast."""
+"""Largest M: each additional row costs one multiply-add per element of b, and above this tensor cores are as fast."""
 ALONG_K = (
     (8, 256, 2),
     (16, 256, 4),
@@ -33,51 +33,53 @@ ALONG_K = (
     (16, 128, 2),
     (32, 256, 8),
 )
-"""(block_n, block_k, warps) where neighbours in memory are neighbours along K."""
+"""(block_n, block_k, warps) for b contiguous along K."""
 ALONG_N = ((64, 32, 4), (128, 32, 4), (64, 64, 4), (128, 64, 8), (32, 64, 4), (256, 16, 4), (64, 16, 2), (32, 128, 4))
-"""The same where they are neighbours along N."""
+"""(block_n, block_k, warps) for b contiguous along N."""
 STAGES = (4, 2, 1)
 USUAL_ELEMENTS, MOST_ELEMENTS = 64, 160
-"""Accumulators of a thread: what leaves room for other programs, and what its registers hold."""
+"""Accumulators of a thread: the usual number, which leaves room for other programs, and the most that its registers hold."""
 BASE_REGISTERS = 40
 MOST_ROWS_OF_WORDS = 2
 WORDS_STAGES = 4
 WORDS_CONFIGS = ((8, 256, 1), (16, 512, 4), (8, 512, 2), (4, 512, 1), (4, 1024, 2), (8, 1024, 4), (4, 256, 1))
-"""(block_n, block_k, warps for each row) where weights of 8 bits are read as words, the best first: measured with one row on an
-H200."""
+"""(block_n, block_k, warps for each row) for 8-bit weights read as words, best first, measured with one row on an H200."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class VectorChoice(KernelChoice):
-    """The vec template with one config, whose ``block_m`` is the number of rows it takes at most."""
+    """Choice of the vec template with one config. ``block_m`` is the most rows that it serves."""
 
     family = "vec"
     template = "vec.py.jinja"
 
     @classmethod
     def why_not(cls, problem: Problem, device: DeviceInfo, config: Config) -> str | None:
-        """What the family says of the problem, then of the config."""
+        """Return why the family or this config may not run the problem, or None."""
         return why_not_dense(problem) or why_too_many_rows(problem, config) or why_not_config(problem, device, config)
 
     @classmethod
     def claimed(cls, problem: Problem, where: Geometry) -> Claims:
-        """The arithmetic of FMAs, which round no operand."""
+        """Return the claims of FMAs, which round no operand."""
         return dataclasses.replace(super().claimed(problem, where), input_mode="ieee")
 
     def expected(self, device: DeviceInfo) -> Expected:
-        """What goes without tensor cores."""
+        """Return the predictions for a kernel without tensor cores."""
         return _expected(self, device)
 
 
 def vector_choices(problem: Problem, device: DeviceInfo, count: int | None) -> list[VectorChoice]:
-    """Up to ``count`` choices without tensor cores, all for None; none where they cannot win."""
+    """Return up to ``count`` choices without tensor cores (None: all); none if they cannot win."""
     return [VectorChoice.of(problem, device, config) for config in _configs(problem, device)[:count]]
 
 
 @functools.lru_cache(maxsize=1024)
 def _configs(problem: Problem, device: DeviceInfo) -> tuple[Config, ...]:
-    """The legal configs: first those that give every multiprocessor work and leave room for several programs on it, in the order of
-    the table; then those with the most programs."""
+    """Return the legal configs, best first.
+
+    Configs that occupy every multiprocessor and leave room for several programs come first, in the order of the table. Those with
+    the most programs follow.
+    """
     if why_not_dense(problem) is not None or problem.m > MOST_ROWS:
         return ()
     legal = [config for config in _pool(problem, device) if why_not_config(problem, device, config) is None]
@@ -98,18 +100,18 @@ def _pool(problem: Problem, device: DeviceInfo) -> Iterator[Config]:
     for stages in STAGES:
         for block_n, block_k, warps in ALONG_K if along_k else ALONG_N:
             config = Config(block_m=rows, block_n=block_n, block_k=block_k, stages=stages, warps=warps, pdl=overlaps)
-            # Stages are of use to what can be copied asynchronously, which narrow elements cannot.
+            # Stages help only asynchronous copies, and narrow elements cannot be copied asynchronously.
             if predicate.staging(config)[1].asynchronous == (stages > 1):
                 yield config
 
 
 def why_too_many_rows(problem: Problem, config: Config) -> str | None:
-    """Why ``config`` does not take all rows of a, or None."""
+    """Return why ``config`` does not take all rows of a, or None."""
     return f"m = {problem.m}: at most {config.block_m} rows" if problem.m > config.block_m else None
 
 
 def why_not_config(problem: Problem, device: DeviceInfo, config: Config) -> str | None:
-    """Why ``config`` may not be offered, or None."""
+    """Return why ``config`` may not be offered, or None."""
     reason = why_overhanging(problem, config, "nk")
     if reason is not None:
         return reason
@@ -122,7 +124,10 @@ def why_not_config(problem: Problem, device: DeviceInfo, config: Config) -> str 
 
 
 def vector_resources(problem: Problem, device: DeviceInfo, config: Config) -> Resources:
-    """An upper bound of the shared memory: the stages of b and a, or the sums of the warps; and an estimate of the registers."""
+    """Return an upper bound of the shared memory and an estimate of the registers.
+
+    The shared memory holds the stages of b and a, or the warps' sums.
+    """
     line_bytes = config.block_n * problem.b.dtype.itemsize + config.block_m * problem.dtype.itemsize
     stages, acc_bytes = line_bytes * config.block_k * (config.stages - 1), problem.accumulator.itemsize
     if problem.widens_b:  # a row of a goes through shared memory to the layout of the weights
@@ -133,36 +138,36 @@ def vector_resources(problem: Problem, device: DeviceInfo, config: Config) -> Re
 
 
 def _expected(choice: KernelChoice, device: DeviceInfo) -> Expected:
-    """FMAs, and the upper bound of the shared memory."""
+    """Return the FMA instruction and the upper bound of the shared memory."""
     need = vector_resources(choice.problem, device, choice.config)
     return Expected(instruction=vector_instruction(choice.problem, device), smem_bytes=need.smem_bytes)
 
 
 def _elements(config: Config, device: DeviceInfo) -> int:
-    """Products of one row that a thread has of each step."""
+    """Return the products of one row that a thread computes in each step."""
     return config.block_n * config.block_k // (config.warps * max(device.warp_size, 1))
 
 
 @dataclass(frozen=True, kw_only=True)
 class WordsVectorChoice(WordsKernelChoice):
-    """The vec template for words with one config, whose ``block_m`` is the number of rows it takes at most."""
+    """Choice of the vec template for words with one config. ``block_m`` is the most rows that it serves."""
 
     family = "mixed_vec"
     template = "mixed/vec.py.jinja"
 
     @classmethod
     def why_not(cls, problem: Problem, device: DeviceInfo, config: Config) -> str | None:
-        """What the family says of the problem, then of the config."""
+        """Return why the family or this config may not run the problem, or None."""
         reason = why_not_words_vector(problem, device) or why_too_many_rows(problem, config)
         return reason or why_not_words_row(problem, device, config)
 
     def expected(self, device: DeviceInfo) -> Expected:
-        """What goes without tensor cores."""
+        """Return the predictions for a kernel without tensor cores."""
         return _expected(self, device)
 
 
 def words_vector_choices(problem: Problem, device: DeviceInfo, count: int | None) -> Sequence[WordsVectorChoice]:
-    """Up to ``count`` choices of this template, all for None; none where it has nothing."""
+    """Return up to ``count`` choices of this template (None: all); none if it does not serve the problem."""
     if why_not_words_vector(problem, device) is not None:
         return ()
     overlaps = device.type == "cuda" and can_overlap(device.capability)
@@ -175,21 +180,24 @@ def words_vector_choices(problem: Problem, device: DeviceInfo, count: int | None
 
 
 def why_not_words_vector(problem: Problem, device: DeviceInfo) -> str | None:
-    """Why the template has nothing for the problem on this device, or None. Assumes that ``check_problem`` found nothing."""
+    """Return why the template does not serve the problem on this device, or None.
+
+    ``check_problem`` must have found nothing.
+    """
     reason = why_not_words(problem, device)
     if reason is not None:
         return reason
     if problem.m > MOST_ROWS_OF_WORDS:
-        return f"m = {problem.m}: at most {MOST_ROWS_OF_WORDS} rows go without tensor cores"
+        return f"m = {problem.m}: at most {MOST_ROWS_OF_WORDS} rows are served without tensor cores"
     if problem.encoding:
-        return f"{problem.encoding}: weights of 8 bits are served"
+        return f"{problem.encoding}: only 8-bit weights are served"
     if problem.zero_b is not None or (problem.scale_b is not None and problem.scale_block("scale_b")[0] != problem.k):
-        return "zero points, and scales that change along K, would have to be applied to each weight"
+        return "zero points, and scales that change along K, are not served: each weight would need them"
     return None
 
 
 def why_not_words_row(problem: Problem, device: DeviceInfo, config: Config) -> str | None:
-    """Why ``config`` may not be offered for a problem that the template can serve, or None."""
+    """Return why ``config`` may not be offered for a problem that the template serves, or None."""
     if problem.k % config.block_k:
         return f"block_k {config.block_k}: must divide k = {problem.k}"
     return why_overhanging(problem, config, "n") or device.why_no_smem(vector_resources(problem, device, config).smem_bytes)

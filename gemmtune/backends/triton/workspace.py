@@ -1,7 +1,7 @@
-"""Memory of the kernels that divide a sum: partial sums, and counters that are zero between launches.
+"""Memory for kernels that split a sum: partial sums, and counters that are zero between launches.
 
-Every split of a tile adds one to the tile's counter, and the last to arrive sets it back to zero. So two launches may share
-counters exactly if one ends before the other begins: launches on one stream, or nodes of one captured stream of one CUDA graph.
+Each split of a tile increments the tile's counter, and the last to arrive resets it to zero. So two launches may share counters
+only if one ends before the other begins. This holds for launches on one stream, or nodes of one captured stream of one CUDA graph.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ COUNTER_BYTES = 4
 
 @dataclass(kw_only=True)
 class Workspace:
-    """The buffers of bound kernels: ``size_bytes`` of partial sums, ``counters`` 32-bit counters, on GPU ``device``."""
+    """Buffers of bound kernels on GPU ``device``: ``size_bytes`` of partial sums and ``counters`` 32-bit counters."""
 
     device: int
     size_bytes: int
@@ -33,15 +33,15 @@ class Workspace:
     _by_stream: dict[int, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        # Whoever comes next in the arena is aligned too.
+        # Round up, so that the next slice of the arena stays aligned.
         self.counters = -(-self.counters * COUNTER_BYTES // ALIGNED_BYTES) * ALIGNED_BYTES // COUNTER_BYTES
         arena_of(self.device).reserve(self.counters)
 
     def acquire(self, stream: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """(partial sums, counters) for one launch on the current stream, whose handle is ``stream``.
+        """Return (partial sums, counters) for one launch on the current stream with handle ``stream``.
 
-        Outside a capture both are kept for the next launch on that stream. A capture gets memory of its graph's pool, and counters
-        of its own, since its replays may run beside anything.
+        Outside a capture both are kept for the next launch on that stream. A capture gets memory from its graph's pool and its own
+        counters, because its replays may run concurrently with anything.
         """
         if torch.cuda.is_current_stream_capturing():
             return self._partials(), arena_of(self.device).for_capture(stream, self.counters)
@@ -57,15 +57,18 @@ class Workspace:
 
 _workspaces: weakref.WeakValueDictionary[tuple[int, int, int, int], Workspace] = weakref.WeakValueDictionary()
 BUFFERS = ("workspace", "sums", "counters")
-"""The names by which kernels take what ``Buffers`` have, in the order in which these are acquired."""
+"""Kernel argument names of the memory in ``Buffers``, in the order in which it is acquired."""
 Acquire = Callable[[int], Sequence[torch.Tensor]]
-"""The handle of a stream to the buffers of a launch on it, which they must outlive."""
+"""Function from a stream's handle to the buffers of a launch on it. They must stay alive until the launch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Buffers:
-    """What a kernel needs beside its operands: a workspace for so many ``partials``, ``sums`` that are zero between launches, and
-    ``counters`` that are. The first two are of type ``dtype``."""
+    """Memory that a kernel needs in addition to its operands.
+
+    ``partials`` counts the elements of the workspace, ``sums`` the elements that are zero between launches; both have type
+    ``dtype``. ``counters`` are also zero between launches.
+    """
 
     dtype: torch.dtype
     partials: int = 0
@@ -74,11 +77,11 @@ class Buffers:
 
     @property
     def size_bytes(self) -> int:
-        """All of them together."""
+        """Total size."""
         return (self.partials + self.sums) * self.dtype.itemsize + self.counters * COUNTER_BYTES
 
     def interpreted(self) -> Sequence[torch.Tensor]:
-        """The buffers on the CPU. Partial sums hold a number that shows in a result if it was never written."""
+        """Return the buffers on the CPU. Partial sums start with a value that shows in a result if it was never overwritten."""
         unwritten = torch.nan if self.dtype.is_floating_point else torch.iinfo(self.dtype).max // 3
         return (
             torch.full((self.partials,), unwritten, dtype=self.dtype, device="cpu"),
@@ -87,7 +90,10 @@ class Buffers:
         )
 
     def on(self, device: int, kernel: object) -> Acquire:
-        """The buffers of ``kernel`` on a GPU: the same for all that is bound of it with about as much, for however many Ms."""
+        """Return the buffers of ``kernel`` on a GPU.
+
+        All launches bound from this kernel share them if they need about the same size, whatever their M.
+        """
         words = self.sums * self.dtype.itemsize // COUNTER_BYTES
         size_bytes, counters = (_power_of_two(x) for x in (self.partials * self.dtype.itemsize, words + self.counters))
         workspace = _workspaces.get((id(kernel), device, size_bytes, counters))
@@ -107,7 +113,7 @@ def _power_of_two(size: int) -> int:
 
 
 class _Arena:
-    """Counters that were zeroed before any capture began, handed out in slices that are never taken back."""
+    """Counters zeroed before any capture began, handed out in slices that are never reclaimed."""
 
     def __init__(self, device: int) -> None:
         self._device = torch.device("cuda", device)
@@ -117,7 +123,7 @@ class _Arena:
         self._slices: dict[tuple[int, int], torch.Tensor] = {}
 
     def reserve(self, counters: int) -> None:
-        """See to it, outside a capture, that the next captures find ``counters``."""
+        """Make sure, outside a capture, that the next captures find ``counters``."""
         with self._lock:
             if self._free.numel() < counters and not torch.cuda.is_current_stream_capturing():
                 self._free = torch.zeros(max(ARENA_COUNTERS, counters), dtype=torch.int32, device=self._device)
@@ -125,7 +131,10 @@ class _Arena:
                 torch.cuda.synchronize(self._device)
 
     def for_capture(self, stream: int, counters: int) -> torch.Tensor:
-        """Counters for the capture going on: a slice for each captured stream; zeroed inside the graph when none is left."""
+        """Return counters for the current capture: one slice per captured stream.
+
+        If none remains, the graph itself zeroes new ones.
+        """
         capture = _capture_id(stream)
         with self._lock:
             known = self._slices.get((capture, stream)) if capture else None
@@ -140,12 +149,12 @@ class _Arena:
 
 @functools.cache
 def arena_of(device: int) -> _Arena:
-    """The arena of one GPU."""
+    """Return the arena of one GPU."""
     return _Arena(device)
 
 
 def _capture_id(stream: int) -> int:
-    """The driver's number of the capture that ``stream`` takes part in; 0 if it cannot be told."""
+    """Return the driver's number of the capture that ``stream`` takes part in; 0 if it is unknown."""
     try:
         return (find_driver() if torch.version.hip is None else find_hip()).capture(stream)
     except UnavailableError:

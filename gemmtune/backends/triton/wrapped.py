@@ -1,4 +1,4 @@
-"""Choices whose kernel multiplies for another problem, some of them behind a second kernel that copies operands."""
+"""Choices whose kernel multiplies for another problem. Some first run a second kernel that copies operands."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ COPY_WARPS = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Copying:
-    """The launch of a kernel that copies operands of type ``dtype``.
+    """Launch of a kernel that copies operands of type ``dtype``.
 
-    ``elements`` has (place among a call's tensors, elements of the copy) of each. The kernel's arguments are the addresses of each
-    operand and its copy, then ``constants``.
+    ``elements`` has (index among a call's tensors, elements of the copy) for each operand. The kernel's arguments are the addresses
+    of each operand and its copy, then ``constants``.
     """
 
     source: Source
@@ -42,22 +42,22 @@ class Copying:
 
 
 def copying_source(text: str, function: str, arguments: Iterable[tuple[str, str, int]]) -> Source:
-    """A copying kernel, and of each argument the name, the type and what it divides by."""
+    """Return the source of a copying kernel. Each argument is (name, type, divisor)."""
     given = (Argument(name=name, type=kind, source=("copying", name), divisor=divisor) for name, kind, divisor in arguments)
     return Source(text=text, function=function, arguments=tuple(given))
 
 
 @dataclass(frozen=True, kw_only=True)
 class WrappedChoice(KernelsChoice):
-    """``inner`` multiplies, for another problem; behind ``copying``, if there is one."""
+    """Choice that runs ``inner``, a kernel for another problem, after ``copying`` if there is one."""
 
     suffix: ClassVar[str]
-    """What the name has beside that of ``inner``."""
+    """Suffix added to the name of ``inner``."""
     inner: KernelChoice = field(repr=False)
 
     @classmethod
     def around(cls, problem: Problem, inner: KernelChoice, info: dict[str, Any], **fields: Any) -> Self:
-        """The choice that does ``problem`` by ``inner``. ``info`` is added to that of ``inner``."""
+        """Return the choice that computes ``problem`` with ``inner``. ``info`` is added to the info of ``inner``."""
         return cls(
             name=f"{inner.name}{cls.suffix}",
             backend=inner.backend,
@@ -70,17 +70,17 @@ class WrappedChoice(KernelsChoice):
 
     @property
     def batch_invariant(self) -> bool:
-        """What ``inner`` says."""
+        """True if ``inner`` is batch invariant."""
         return self.inner.batch_invariant
 
     @functools.cached_property
     def copying(self) -> Copying | None:
-        """The copies that are made before."""
+        """Copies made before ``inner`` runs, or None."""
         return None
 
     @functools.cached_property
     def kernels(self) -> tuple[Compilation, ...]:
-        """The kernel that copies, if there is one, then the one that multiplies."""
+        """The copying kernel, if there is one, then the multiplying one."""
         if self.copying is None:
             return self.inner.kernels
         copies = Compilation(name=self.name, source=self.copying.source, warps=COPY_WARPS, target=self.inner.target)
@@ -88,23 +88,23 @@ class WrappedChoice(KernelsChoice):
 
     @property
     def content_hash(self) -> str:
-        """Over the kernels, and how they are launched."""
+        """Hash of the kernels and their launch."""
         helper = self.kernels[0].key if self.copying else ""
         return hashlib.sha256(f"{self.inner.content_hash}{self.suffix} after {helper}".encode()).hexdigest()
 
     def artifacts(self, device: DeviceInfo) -> tuple[Artifact, ...]:
-        """The kernel that copies, of which nothing is predicted, then the one that multiplies."""
+        """Return the artifacts of the copying kernel, which has no prediction, then of the multiplying one."""
         return (*(artifact(kernel.compile()) for kernel in self.kernels[:-1]), *self.inner.artifacts(device))
 
     def launch_variants(self) -> Sequence[Self]:
-        """The same kernels with the other answer to whether their launches may overlap the kernel before."""
+        """Return the same kernels with the opposite setting of ``pdl``."""
         return tuple(
             dataclasses.replace(self, name=f"{inner.name}{self.suffix}", info={**self.info, "pdl": inner.config.pdl}, inner=inner)
             for inner in self.inner.launch_variants()
         )
 
     def bind(self, loaded: tuple[Any, ...]) -> Kernel:
-        """Bind to the current device. Copies live in memory that each call takes from torch's allocator."""
+        """Bind to the current device. Each call allocates the copies from torch's allocator."""
         inner = self.inner.bind(loaded[-1:])
         if self.copying is None:
             return inner
@@ -113,7 +113,7 @@ class WrappedChoice(KernelsChoice):
 
 
 def _after_copies(call: Launcher, copying: Copying, inner: Run, device: int) -> Run:
-    """Copy, then run ``inner`` on the copies."""
+    """Return a ``Run`` that copies, then runs ``inner`` on the copies."""
     dtype, constants = copying.dtype, copying.constants
     total = sum(count for _, count in copying.elements)
     steps = [(place, count * dtype.itemsize) for place, count in copying.elements]

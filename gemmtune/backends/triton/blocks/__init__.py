@@ -1,1 +1,1 @@
-"""Block-sparse weights: panels of rows, of which only those blocks are read and multiplied that exist."""
+"""Block-sparse weights: kernels walk panels of rows and read and multiply only the stored blocks."""

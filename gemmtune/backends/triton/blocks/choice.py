@@ -1,4 +1,4 @@
-"""The kernel of block-sparse products as a choice, and what a launch is told of the indices."""
+"""Kernel of block-sparse products as a choice, with the indices of its launch."""
 
 from __future__ import annotations
 
@@ -20,70 +20,70 @@ from ..configs import Config, Geometry, geometry
 from ..launch import bind
 from ..legality import Predicate
 from ..records import Record, record_of
-from .configs import AXES, BlocksConfig, turned_bytes, why_not_blocks, why_not_config
+from .configs import AXES, BlocksConfig, transpose_bytes, why_not_blocks, why_not_config
 from .rows import packed, unit_of
 
 INDICES = ("crow", "col")
-"""The names of the kernel's indices, which it gets behind the tensors of a call."""
+"""Names of the kernel's index arguments, which follow the tensors of a call."""
 MOST_BOUND = 64
-"""Launches that one kernel keeps ready, one for each number of blocks that it was called with."""
+"""Most launches that one kernel caches, one for each number of blocks it was called with."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlocksGeometry(Geometry):
-    """``nnz`` is the number of blocks that exist, which a call tells."""
+    """Geometry with ``nnz``, the number of stored blocks, which is known at the call."""
 
     nnz: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
 class BlocksChoice(KernelChoice):
-    """The blocks template with one config. Of a prepacked weight ``block_n`` × ``block_k`` is the size of its panels."""
+    """Choice of the blocks template with one config. For a prepacked weight ``block_n`` × ``block_k`` is the size of its panels."""
 
     family = "bsr"
     template = "blocks/blocks.py.jinja"
     config: BlocksConfig = field(repr=False)
 
     @classmethod
-    def divided(cls, problem: Problem, device: DeviceInfo, config: Config) -> Geometry:  # noqa: ARG003 - as the others
-        """The same division as of the dense problem: which blocks exist is not known yet."""
+    def divided(cls, problem: Problem, device: DeviceInfo, config: Config) -> Geometry:  # noqa: ARG003 - shared signature
+        """Return the geometry of the dense problem, because the stored blocks are not known yet."""
         assert isinstance(config, BlocksConfig)
         where = geometry(problem, config.whole)
         return BlocksGeometry(**{field.name: getattr(where, field.name) for field in dataclasses.fields(Geometry)})
 
     @classmethod
     def of(cls, problem: Problem, device: DeviceInfo, config: Config) -> Self:
-        """The choice that runs ``problem`` with ``config``. It leaves out what does not exist, unless panels join blocks."""
+        """Return the choice that runs ``problem`` with ``config``. It skips absent blocks, unless panels merge several blocks."""
         choice, sparsity = super().of(problem, device, config), problem.sparsity
         assert sparsity is not None
-        joins = problem.prepacked and bool(sparsity.block_n % config.block_n or sparsity.block_k % config.block_k)
-        return dataclasses.replace(choice, claims=dataclasses.replace(choice.claims, skips_absent=not joins))
+        merges = problem.prepacked and bool(sparsity.block_n % config.block_n or sparsity.block_k % config.block_k)
+        return dataclasses.replace(choice, claims=dataclasses.replace(choice.claims, skips_absent=not merges))
 
     @classmethod
     def why_not(cls, problem: Problem, device: DeviceInfo, config: Config) -> str | None:
-        """What the configs that are tried are asked."""
+        """Return why the family or this config may not run the problem, or None."""
         assert isinstance(config, BlocksConfig)
         return why_not_blocks(problem) or why_not_config(problem, device, config)
 
     @property
     def axes(self) -> Mapping[str, Sequence[int]]:
-        """Those of the config, on a GPU."""
+        """Axes along which a search may move this config; none in the interpreter."""
         return {} if self.target is None else AXES
 
     @property
     def parameters(self) -> Mapping[str, int]:
-        """What the config has of them."""
+        """Values of the config along the axes."""
         return {name: getattr(self.config, name) for name in self.axes}
 
     def moved(self, parameters: Mapping[str, int], device: DeviceInfo) -> Choice | str:
-        """The choice with a config that has these parameters."""
+        """Return the choice whose config has these parameters, or why it is illegal."""
         changes: dict[str, Any] = dict(parameters)
         config = dataclasses.replace(self.config, **changes)
         return self.why_not(self.problem, device, config) or self.of(self.problem, device, config)
 
     @property
     def panel(self) -> tuple[int, int]:
-        """Rows and columns of the blocks that the kernel walks: those of the weight, or of the panels that it is packed into."""
+        """Rows and columns of the blocks that the kernel walks: the weight's own, or the panels it is packed into."""
         sparsity = self.problem.sparsity
         assert sparsity is not None
         if self.problem.prepacked:
@@ -92,7 +92,7 @@ class BlocksChoice(KernelChoice):
 
     @property
     def values(self) -> Mapping[str, Any]:
-        """The size of the blocks, how many tiles and steps each has, the dtype of the indices, and how the weight lies."""
+        """Template values: block size, tiles and steps per block, dtype of the indices, and order of the weight."""
         (panel_n, panel_k), sparsity = self.panel, self.problem.sparsity
         assert sparsity is not None
         return {
@@ -109,7 +109,7 @@ class BlocksChoice(KernelChoice):
 
     @property
     def _widening(self) -> str:
-        """How 8-bit floats become float16, which holds all of them; empty for other dtypes."""
+        """Expression that converts 8-bit floats to float16, which represents all of them; empty for other dtypes."""
         quantized = self.spec.quantized
         if quantized is None:
             return ""
@@ -119,25 +119,25 @@ class BlocksChoice(KernelChoice):
         return text if self.target is not None else f"{text}.to(tl.float32)"
 
     def expected(self, device: DeviceInfo) -> Expected:
-        """Shared memory and, on HIP, the instruction by the predicate of the dense template."""
+        """Return the shared memory and, on HIP, the instruction, both from the dense template's predicate."""
         predicate, config = Predicate(self.problem, device), self.config.as_multiplied
         multiplies = instruction(predicate, config) if device.type == "hip" else None
-        smem_bytes = max(predicate.resources(config).smem_bytes, turned_bytes(self.problem, device, self.config))
+        smem_bytes = max(predicate.resources(config).smem_bytes, transpose_bytes(self.problem, device, self.config))
         return Expected(instruction=multiplies, smem_bytes=smem_bytes)
 
     @property
     def packed_format(self) -> str | None:
-        """The panels of a prepacked weight."""
+        """Description of a prepacked weight's panels."""
         rows = f" {self.config.rows}" if self.config.rows != "neighbours" else ""
         return f"panels {self.config.block_n}x{self.config.block_k}{rows}" if self.problem.prepacked else None
 
     def pack(self, b: torch.Tensor) -> torch.Tensor:
-        """A sparse_bsr weight in panels."""
+        """Pack a sparse_bsr weight into panels."""
         return packed(b, self.config)
 
     @property
     def record(self) -> Record:
-        """The launch for a weight without blocks."""
+        """Launch for a weight without blocks."""
         return self._record(0)
 
     def _record(self, nnz: int) -> Record:
@@ -147,7 +147,7 @@ class BlocksChoice(KernelChoice):
         return record_of(arguments, self.problem, where, pdl=config.pdl, blocks=self.blocks, buffers=self.buffers, behind=INDICES)
 
     def bind(self, loaded: tuple[Any, ...]) -> Kernel:
-        """Bind to the problem, anew for each number of blocks that comes along."""
+        """Bind to the problem. Each new number of blocks is bound once at its first call."""
         (kernel,) = loaded
         ready: dict[int, Run] = {}
 

@@ -1,4 +1,4 @@
-"""Configs of the kernel of block-sparse products, and which of them are legal."""
+"""Configs of the kernel for block-sparse products, and their legality."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ..legality import LEAST_BLOCK, LEAST_BLOCK_K_OF_BYTES, Predicate
 
 Rows = Literal["neighbours", "alike", "pairs"]
 MOST_JOINED = 8
-"""Blocks of which one panel is joined at most along either side: beyond, nearly all of it is zeros."""
+"""Most blocks per side that one panel merges; beyond it nearly all of the panel is zeros."""
 MOST_SPLITS = 16
 AXES: Mapping[str, tuple[int, ...]] = {
     "stages": STAGES,
@@ -23,16 +23,17 @@ AXES: Mapping[str, tuple[int, ...]] = {
     "group_m": (1, 2, 4, 8, 16, 32),
     "split_k": tuple(split for split in SPLITS if split <= MOST_SPLITS),
 }
-"""The parameters along which a search goes on from the fastest config."""
+"""Parameters along which a search continues from the fastest config."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlocksConfig(Config):
-    """``swap``: the weight is the left operand of the instruction, so that its rows fill it where there are few tokens.
+    """Config of a block-sparse product.
 
-    ``rows`` are those of a prepacked weight that lie in one panel of ``block_n`` rows: ``neighbours``, or those that are most
-    ``alike``. With ``pairs`` a program has two such panels, of rows that are alike: what is read of a column that both have is
-    multiplied with both, and neither with a column that it does not have.
+    With ``swap`` the weight is the left operand of the instruction and fills its rows at small M. ``rows`` selects the rows of a
+    prepacked weight in one panel of ``block_n`` rows: ``neighbours``, or the most ``alike``. With ``pairs`` a program has two such
+    panels of similar rows. It reads a column that both have once and multiplies it with both. It multiplies other columns only with
+    the panel that has them.
     """
 
     swap: bool = False
@@ -40,48 +41,46 @@ class BlocksConfig(Config):
 
     @property
     def variant(self) -> str:
-        """Whether operands are swapped, and which rows are together."""
+        """Suffix of the config's name for swapping and row order."""
         return "_swap" * self.swap + (f"_{self.rows}" if self.rows != "neighbours" else "")
 
     @property
     def panels(self) -> int:
-        """Panels of a program."""
+        """Panels of one program."""
         return 2 if self.rows == "pairs" else 1
 
     @property
     def whole(self) -> Self:
-        """The config of a program's tile, of all of its panels."""
+        """Config of a program's whole tile, with all of its panels."""
         return dataclasses.replace(self, block_n=self.panels * self.block_n, rows="neighbours")
 
     @property
     def as_multiplied(self) -> Self:
-        """``whole`` with the rows of the instruction's left operand as ``block_m``."""
+        """Config ``whole`` with ``block_m`` as the rows of the instruction's left operand."""
         whole = self.whole
         return dataclasses.replace(whole, block_m=whole.block_n, block_n=whole.block_m) if self.swap else whole
 
 
-def turned_bytes(problem: Problem, device: DeviceInfo, config: BlocksConfig) -> int:
-    """Shared memory through which the tile of swapped operands is turned round on HIP, where no other tile needs any."""
+def transpose_bytes(problem: Problem, device: DeviceInfo, config: BlocksConfig) -> int:
+    """Return the shared memory that transposes the tile of swapped operands on HIP; 0 for other tiles, which need none."""
     swapped = device.type == "hip" and config.swap
     return config.block_m * config.block_n * problem.accumulator.itemsize if swapped else 0
 
 
 def why_not_blocks(problem: Problem) -> str | None:
-    """Why the template has nothing for the problem, or None."""
+    """Return why the template does not serve the problem, or None."""
     sparsity = problem.sparsity
     assert sparsity is not None
     if problem.integers and problem.epilogue is not None:
-        return "an epilogue of integers is torch's"
+        return "an epilogue on integer products runs in torch"
     sides = (sparsity.block_n, sparsity.block_k)
     if not problem.prepacked and any(side % LEAST_BLOCK for side in sides):
-        return (
-            f"blocks of {sides[0]}x{sides[1]}: without gemmtune.prepack, which joins them, sides must be multiples of {LEAST_BLOCK}"
-        )
+        return f"blocks of {sides[0]}x{sides[1]}: sides must be multiples of {LEAST_BLOCK}, unless gemmtune.prepack merges blocks"
     return None
 
 
 def why_not_config(problem: Problem, device: DeviceInfo, config: BlocksConfig) -> str | None:
-    """Why ``config`` may not be offered, or None. Assumes that ``why_not_blocks`` found nothing."""
+    """Return why ``config`` may not be offered, or None. ``why_not_blocks`` must have found nothing."""
     sparsity = problem.sparsity
     assert sparsity is not None
     sides = (sparsity.block_n, sparsity.block_k)
@@ -89,9 +88,9 @@ def why_not_config(problem: Problem, device: DeviceInfo, config: BlocksConfig) -
     if not problem.prepacked and any(side % step for side, step in zip(sides, tile, strict=True)):
         return f"tile {tile[0]}x{tile[1]}: does not divide the blocks of {sides[0]}x{sides[1]}"
     if problem.prepacked and any(step > MOST_JOINED * side for side, step in zip(sides, tile, strict=True)):
-        return f"tile {tile[0]}x{tile[1]}: joins more than {MOST_JOINED} blocks of {sides[0]}x{sides[1]} along a side"
+        return f"tile {tile[0]}x{tile[1]}: merges more than {MOST_JOINED} blocks of {sides[0]}x{sides[1]} along a side"
     if problem.integers and config.block_k < LEAST_BLOCK_K_OF_BYTES:
-        return f"block_k {config.block_k}: products of 8 bits need {LEAST_BLOCK_K_OF_BYTES} at least"
+        return f"block_k {config.block_k}: 8-bit products need at least {LEAST_BLOCK_K_OF_BYTES}"
     if reason := _why_not_rows(problem, config):
         return reason
     if problem.k * problem.n >= INT32_LIMIT * LEAST_BLOCK * LEAST_BLOCK:
@@ -100,22 +99,22 @@ def why_not_config(problem: Problem, device: DeviceInfo, config: BlocksConfig) -
     reason = predicate.check(config.whole)
     if reason is not None or not config.swap or device.type == "cpu":
         return reason
-    return device.why_no_smem(turned_bytes(problem, device, config)) or predicate.why_no_room(config.as_multiplied)
+    return device.why_no_smem(transpose_bytes(problem, device, config)) or predicate.why_no_room(config.as_multiplied)
 
 
 def _why_not_rows(problem: Problem, config: BlocksConfig) -> str | None:
-    """Why rows of the weight may not be ordered so, or None."""
+    """Return why the weight's rows may not be ordered this way, or None."""
     if config.rows == "neighbours":
         return None
     sparsity = problem.sparsity
     assert sparsity is not None
     if not problem.prepacked:
-        return f"rows {config.rows}: the order of rows is made by gemmtune.prepack"
+        return f"rows {config.rows}: only gemmtune.prepack reorders rows"
     if config.rows == "pairs" and config.split_k > 1:
         return f"rows pairs, split_k {config.split_k}: the three parts of a pair's columns are not split"
     joined = config.whole.block_n
     if joined <= sparsity.block_n and sparsity.imbalance == "even":
-        return f"rows {config.rows}: {joined} rows are of one block, and all block rows are equally long"
+        return f"rows {config.rows}: {joined} rows belong to one block, and all block rows have the same length"
     if problem.n <= joined:
-        return f"rows {config.rows}: {problem.n} rows are together in any order"
+        return f"rows {config.rows}: {problem.n} rows share one panel in any order"
     return None

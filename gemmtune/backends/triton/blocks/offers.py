@@ -1,4 +1,4 @@
-"""Which kernels of the blocks template are tried for a problem: an order by what limits each."""
+"""Candidate kernels of the blocks template, ordered by a model of their limits."""
 
 from __future__ import annotations
 
@@ -22,30 +22,33 @@ from .configs import MOST_SPLITS, BlocksConfig, why_not_blocks, why_not_config
 
 BLOCKS_M, PANELS_N, PANELS_K = (16, 32, 64, 128, 256), (16, 32, 64, 128, 256), (16, 32, 64, 128)
 STAGES = (4, 3)
-FEW_TOKENS = 32
-"""Up to so many, the weight is the left operand of the instruction."""
+SMALL_M = 32
+"""Largest M for which the weight is always the left operand of the instruction."""
 WARP_GROUP_ROWS = 64
-"""Rows of the weight that fill a warp group's instruction, so that it may be the left operand for many tokens too."""
+"""Weight rows that fill a warp group's instruction, so that the weight may be the left operand for larger M too."""
 MOST_ALIKE = 3
-"""Configs of one tile of the result that are tried."""
+"""Most configs of one output tile that are tried first."""
 MOST_ORDERED = 2
-"""The same of those that order the rows of the weight, in one way, …"""
+"""Most configs per output tile and row order, for configs that reorder the weight's rows."""
 ORDERED_EVERY = 4
-"""… which is one in so many of the configs that are tried, where the order of rows changes anything."""
+"""Interval of configs that reorder rows in the order of trials, if reordering changes anything."""
 EXCESS = 0.75
-"""Of the columns that panels of neighbours have beside those of each row, the share that is left where rows are alike: so it is for
-blocks at random, and less for most patterns."""
+"""Share of a panel's excess columns that remains if similar rows are grouped.
+
+Excess columns belong to a panel of neighbours but not to each of its rows. The value holds for random blocks; most patterns have
+less.
+"""
 INTERPRETED = (
     BlocksConfig(block_m=16, block_n=16, block_k=16, stages=1, warps=1),
     BlocksConfig(block_m=32, block_n=32, block_k=32, stages=1, warps=1, swap=True),
     BlocksConfig(block_m=16, block_n=16, block_k=32, stages=1, warps=1, split_k=2),
     BlocksConfig(block_m=16, block_n=16, block_k=16, stages=1, warps=1, rows="pairs"),
 )
-"""What the interpreter tries, to check values."""
+"""Configs for the interpreter, which only checks values."""
 
 
 def block_offers(problem: Problem, device: DeviceInfo, search: str) -> Offers:
-    """The kernels for a block-sparse problem that a search tries, the best by the model first."""
+    """Return the kernels that a search tries for a block-sparse problem, best by the model first."""
     reason = why_not_blocks(problem)
     if reason is None and device.type != "cpu" and not (configs := ranked(problem, device)):
         reason = f"no config is legal for {problem} on {device.arch}"
@@ -59,7 +62,10 @@ def block_offers(problem: Problem, device: DeviceInfo, search: str) -> Offers:
 
 @functools.lru_cache(maxsize=256)
 def ranked(problem: Problem, device: DeviceInfo) -> tuple[BlocksConfig, ...]:
-    """The legal configs for a GPU, by ``cost``; of each tile of the result the best few first, some that order rows among them."""
+    """Return the legal configs for a GPU ordered by ``cost``.
+
+    The best few of each output tile come first, with some that reorder rows among them.
+    """
     legal = [config for config in _pool(problem, device) if why_not_config(problem, device, config) is None]
     legal.sort(key=lambda config: cost(problem, device, config))
     order = _varied([config for config in legal if config.rows == "neighbours"], MOST_ALIKE)
@@ -70,7 +76,7 @@ def ranked(problem: Problem, device: DeviceInfo) -> tuple[BlocksConfig, ...]:
 
 
 def _varied(configs: list[BlocksConfig], most: int) -> list[BlocksConfig]:
-    """The configs, of each tile and way to order rows the first ``most`` in front."""
+    """Return the configs with the first ``most`` of each tile and row order in front."""
     seen: Counter[tuple[object, ...]] = Counter()
     first: list[BlocksConfig] = []
     rest: list[BlocksConfig] = []
@@ -82,15 +88,17 @@ def _varied(configs: list[BlocksConfig], most: int) -> list[BlocksConfig]:
 
 
 def cost(problem: Problem, device: DeviceInfo, config: BlocksConfig) -> float:
-    """A figure that grows with the time: traffic of the blocks that are read, zeros that panels join included, over the share of
-    the device that has work."""
+    """Return a figure that grows with the time.
+
+    It is the traffic of the blocks read, with the zeros that panels add, divided by the busy share of the device.
+    """
     sparsity = problem.sparsity
     assert sparsity is not None
     absent = (1 - max(sparsity.density, 0.005)) ** max(config.block_k / sparsity.block_k, 1.0)
     whole = config.whole
 
     def share(rows: int) -> float:
-        """The share of the columns that some of so many rows have, which are together."""
+        """Return the expected share of columns with a block in at least one of ``rows`` grouped rows."""
         excess = absent - absent ** max(rows / sparsity.block_n, 1.0)
         return float(1 - absent + excess * (1 if config.rows == "neighbours" else EXCESS))
 
@@ -98,10 +106,10 @@ def cost(problem: Problem, device: DeviceInfo, config: BlocksConfig) -> float:
     traffic = share(config.block_n) * (1 / tokens + 1 / 256) + share(whole.block_n) / whole.block_n
     programs = tiles_of(problem, whole) * config.split_k
     waves = -(-programs // device.sm_count) * device.sm_count / max(programs, 1)
-    # A long row of a skewed weight keeps one program busy while others have ended.
+    # In a skewed weight a long row keeps one program busy after the others end.
     uneven = 1.0 if sparsity.imbalance == "even" else 1 + 0.5 / config.split_k
     steps = (1 + 0.02 * (config.split_k - 1)) * (1 + 4 / config.block_k) * (1 + 0.01 * (4 - config.stages))
-    # Two panels are the left operands of instructions as wide as all tokens, or the right ones of such as are narrow.
+    # Two panels are left operands of instructions as wide as all tokens, or right operands of narrow instructions.
     narrow = 1.02 if config.rows == "pairs" and not config.swap else 1.0
     return float(traffic * waves * uneven * steps * narrow)
 
@@ -114,10 +122,10 @@ def _pool(problem: Problem, device: DeviceInfo) -> Iterator[BlocksConfig]:
         warps = 8 if elements >= 128 * 256 else 4 if elements >= 1024 or problem.dtype == torch.float64 else 2
         plain = BlocksConfig(block_m=block_m, block_n=block_n, block_k=block_k, stages=1, warps=warps, pdl=overlaps)
         splits = [s for s in splits_for(tiles_of(problem, plain), device.sm_count) if s <= MOST_SPLITS]
-        swaps = (True,) if problem.m <= FEW_TOKENS else (False, True) if block_n >= WARP_GROUP_ROWS else (False,)
+        swaps = (True,) if problem.m <= SMALL_M else (False, True) if block_n >= WARP_GROUP_ROWS else (False,)
         for stages, split_k, swap in itertools.product(STAGES, splits, swaps):
             config = replace(plain, stages=stages, split_k=split_k, swap=swap)
             yield config
             yield replace(config, rows="alike")
-            if 2 * block_n <= PANELS_N[-1] and problem.m > FEW_TOKENS:
+            if 2 * block_n <= PANELS_N[-1] and problem.m > SMALL_M:
                 yield replace(config, rows="pairs", warps=8 if elements >= 64 * 256 else warps)

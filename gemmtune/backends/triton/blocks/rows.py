@@ -1,4 +1,4 @@
-"""Which rows of a block-sparse weight lie in one panel, or in two panels of one program: those with most columns in common."""
+"""Row order of a block-sparse weight: rows with the most common columns share a panel, or two panels of one program."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from .configs import BlocksConfig
 
 Tensor = torch.Tensor
 MOST_COMPARED = 2048
-"""Rows of blocks that are compared with each other; further ones are a set of their own."""
+"""Most block rows that are compared with each other; more rows form several independent sets."""
 MOST_ROUNDS = 24
-"""Rounds in which rows find partners; those that are left then are joined as they come."""
+"""Most rounds of matching; remaining rows are paired in order."""
 
 
 def packed(weight: Tensor, config: BlocksConfig) -> Tensor:
-    """A sparse_bsr weight in panels as the kernel with ``config`` has them.
+    """Return a sparse_bsr weight in panels for the kernel with ``config``.
 
-    Behind the starts of its rows, ``crow_indices`` has the order of the rows where that is another one: for each ``unit_of`` rows
-    of the panels, which ones of the weight these are. With pairs there are three starts for each two panels: of the blocks in
-    columns that both have, one of either panel in turn, and of those that only the first and only the second has.
+    If rows are reordered, ``crow_indices`` holds the order after the row starts: an entry per ``unit_of`` rows of the panels names
+    the rows of the weight. With pairs every two panels have three starts. The first is for blocks in columns that both have,
+    alternating between the panels. The others are for columns that only the first or only the second has.
     """
     if config.rows == "neighbours":
         return panels_of(weight, config.block_n, config.block_k)
@@ -36,12 +36,12 @@ def packed(weight: Tensor, config: BlocksConfig) -> Tensor:
 
 
 def unit_of(block_n: int, config: BlocksConfig) -> int:
-    """Rows that stay together where blocks of ``block_n`` rows are cut and joined: a power of two."""
+    """Return the rows that stay together when blocks of ``block_n`` rows are cut and merged, a power of two."""
     return math.gcd(block_n, config.block_n)
 
 
 def columns_of(weight: Tensor, unit: int, panel_k: int) -> Tensor:
-    """Whether each ``unit`` rows of a weight have a block in each column of panels, as a matrix of bools."""
+    """Return a bool matrix: does each group of ``unit`` weight rows have a block in each column of panels?"""
     block_n, block_k = weight.values().shape[1:]
     side = math.gcd(block_k, panel_k)
     held = mask_of(weight).repeat_interleave(block_n // unit, 0).repeat_interleave(block_k // side, 1)
@@ -50,10 +50,10 @@ def columns_of(weight: Tensor, unit: int, panel_k: int) -> Tensor:
 
 
 def most_alike(held: Tensor, joined: int) -> Tensor:
-    """An order of the rows of ``held``, and of empty ones that follow them, in which each ``joined`` have many columns in common.
+    """Return an order of the rows of ``held``, padded with empty rows, in which each ``joined`` rows share many columns.
 
-    Partners are found for rows, then for pairs, until so many are together, a power of two: by choosing each other, or neighbours
-    where that leaves fewer columns. The groups with most columns come first, since programs for them take longest.
+    Rows are paired, then the pairs, until each group has ``joined`` rows, a power of two. Rows pair up by choosing each other, or
+    as neighbours if that leaves fewer columns. Groups with most columns come first because their programs take longest.
     """
     rows, columns = held.shape
     sets = -(-rows // MOST_COMPARED)
@@ -70,16 +70,16 @@ def most_alike(held: Tensor, joined: int) -> Tensor:
 
 
 def _taken(x: Tensor, which: Tensor) -> Tensor:
-    """Rows of each set of ``x``."""
+    """Return the given rows of each set of ``x``."""
     return x.gather(1, which.unsqueeze(2).expand(-1, -1, x.shape[2]))
 
 
 def _partners(common: Tensor) -> Tensor:
-    """Pairs [sets, rows / 2, 2] of an even number of rows, ``common[set, i, j]`` how much i and j have in common."""
+    """Return pairs [sets, rows / 2, 2] of rows. ``common[set, i, j]`` counts the columns that rows i and j share."""
     each = common.shape[1]
     place = torch.arange(each, device=common.device)
     neighbours = place.view(1, -1, 2).expand(len(common), -1, -1)
-    # Among equals those are preferred whose numbers differ in the lowest bits: both sides do so, and neighbours come first.
+    # Ties prefer rows whose indices differ in the lowest bits. Both sides agree on that, and neighbours come first.
     wish = (common - (place ^ place.unsqueeze(1)) / (4 * each)).masked_fill(place == place.unsqueeze(1), -math.inf)
     partner = torch.full_like(place, -1).expand(len(common), -1).clone()
     for _ in range(MOST_ROUNDS):
@@ -101,7 +101,7 @@ def _partners(common: Tensor) -> Tensor:
 
 
 def _in_pairs(values: Tensor, crow: Tensor, col: Tensor, columns: int) -> tuple[Tensor, Tensor, Tensor]:
-    """The panels of each two rows one after the other: those in columns of both, of the first alone, of the second alone."""
+    """Return the panels of each two rows in order: columns of both, of the first only, of the second only."""
     row = rows_of(crow)
     pair, second = row // 2, row % 2
     _, which, count = (pair * columns + col).unique(return_inverse=True, return_counts=True)  # type: ignore[no-untyped-call]

@@ -1,1 +1,1 @@
-"""Kernels of grouped products."""
+"""Triton kernels of grouped products."""

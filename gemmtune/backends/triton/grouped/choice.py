@@ -1,4 +1,4 @@
-"""The kernels of grouped products as choices, and what a launch is told."""
+"""Kernels of grouped products as choices, with the geometry of their launches."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ....problem import Epilogue, Layout, Problem
 from ..artifact import Expected, instruction
 from ..build import KernelChoice
 from ..configs import Config, Geometry, geometry
-from ..descriptors import turned
+from ..descriptors import is_transposed
 from ..legality import Predicate
 from ..persistent import operand_blocks
 from ..printer import TRITON_DTYPES
@@ -28,8 +28,11 @@ LEAST_GROUPS_BLOCK = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupedGeometry(Geometry):
-    """``groups`` is the number of groups, ``scale_rows`` how many scales a column of one has, ``scale_size`` how many its matrix
-    has, ``tokens`` the rows of a."""
+    """Geometry with the arguments of grouped kernels.
+
+    ``groups`` is the number of groups, and ``tokens`` the rows of a. ``scale_rows`` counts the scales of one column in a group's
+    matrix, ``scale_size`` those of the whole matrix.
+    """
 
     groups: int = 0
     scale_rows: int = 1
@@ -39,22 +42,25 @@ class GroupedGeometry(Geometry):
 
 @dataclass(frozen=True, kw_only=True)
 class GroupedChoice(KernelChoice):
-    """A kernel of grouped products."""
+    """Kernel of grouped products with one config."""
 
     @classmethod
     def why_not(cls, problem: Problem, device: DeviceInfo, config: Config) -> str | None:
-        """What the family says of the config."""
+        """Return why the family may not run this config, or None."""
         assert isinstance(config, GroupedConfig)
         return why_not_config(problem, device, config)
 
     def expected(self, device: DeviceInfo) -> Expected:
-        """The config fits, on HIP by its instruction: the predicate is that of the dense template, of which this is no instance."""
+        """Return the predictions: the config fits, and on HIP it uses the dense template's instruction.
+
+        The dense template's predicate does not describe these kernels exactly.
+        """
         multiplies = instruction(Predicate(self.problem, device), self.config) if device.type == "hip" else None
         return Expected(instruction=multiplies, smem_bytes=device.smem_per_block_bytes)
 
     @property
     def of_groups(self) -> Mapping[str, Any]:
-        """How groups are looked up, and what is beside a and b."""
+        """Template values: how groups are looked up, and the operands in addition to a and b."""
         problem = self.problem
         return {
             "groups_block": max(LEAST_GROUPS_BLOCK, 1 << (problem.groups - 1).bit_length()),
@@ -68,45 +74,48 @@ class GroupedChoice(KernelChoice):
 
     @property
     def batch_invariant(self) -> bool:
-        """Not claimed: how many rows, or terms, a group has is data."""
+        """False: the number of rows or terms of a group is data."""
         return False
 
 
 @dataclass(frozen=True, kw_only=True)
 class RowsChoice(GroupedChoice):
-    """The template of groups of rows."""
+    """Choice of the template for groups of rows."""
 
     family = "grouped"
     template = "grouped/rows.py.jinja"
 
     @classmethod
     def divided(cls, problem: Problem, device: DeviceInfo, config: Config) -> Geometry:
-        """The programs that are resident go from tile to tile, of which there are at most so many whatever the offsets are."""
+        """Return the geometry: resident programs compute tile after tile.
+
+        The number of tiles has an upper bound that holds for any offsets.
+        """
         assert isinstance(config, GroupedConfig)
         return grouped_geometry(problem, config, min(most_tiles(problem, config), max(device.sm_count, 1) * config.resident))
 
     @property
     def values(self) -> Mapping[str, Any]:
-        """How groups are looked up, how blocks lie and come, and which operand is on the left."""
+        """Template values: group look-up, order and loading of blocks, and which operand is on the left."""
         config, problem = self.config, self.problem
         assert isinstance(config, GroupedConfig)
         return {
             **self.of_groups,
             "described": config.described,
-            "a_turned": turned(problem.a),
-            "b_turned": turned(problem.b),
+            "a_transposed": is_transposed(problem.a),
+            "b_transposed": is_transposed(problem.b),
             "swap": config.swap,
             "flatten": config.flatten,
             "gate": Epilogue(nodes=gate_of(problem.gated).nodes) if problem.gated else None,
             "packed": bool(problem.encoding),
             "signed": problem.encoding == "int4",
-            # numpy, on which the interpreter computes, has no bfloat16.
+            # The interpreter computes in numpy, which has no bfloat16.
             "product_type": TRITON_DTYPES[torch.float32 if self.target is None else problem.dtype] if problem.widens_b else "",
         }
 
     @property
     def blocks(self) -> Blocks:
-        """Blocks of a and b, where they come through descriptors."""
+        """Blocks of a and b if descriptors load them."""
         assert isinstance(self.config, GroupedConfig)
         blocks = operand_blocks(self.problem, self.config) if self.config.described else {}
         return {name: block for name, block in blocks.items() if name == "b" or self.problem.rows is None}
@@ -114,17 +123,17 @@ class RowsChoice(GroupedChoice):
 
 @dataclass(frozen=True, kw_only=True)
 class CombinedChoice(RowsChoice):
-    """Rows are weighted where they are stored, each in its own place, and added up for each token afterwards, in a fixed order."""
+    """Choice whose kernel stores each weighted row in its own slot. A second step adds up each token's rows in a fixed order."""
 
     family = "grouped_combined"
 
     @classmethod
     def claimed(cls, problem: Problem, where: Geometry) -> Claims:
-        """Weighted rows are rounded before they are added up."""
+        """Return the claims; weighted rows are rounded before they are added up."""
         return dataclasses.replace(super().claimed(problem, where), partials=problem.dtype)
 
     def bind(self, loaded: tuple[Any, ...]) -> Kernel:
-        """The kernel into memory that each call takes from torch's allocator, and torch's sum."""
+        """Bind the kernel, which writes to memory that each call allocates from torch, followed by torch's sum."""
         product, problem = super().bind(loaded).run, self.problem
         assert problem.weights is not None
         size, shape = (problem.m, problem.n), (*problem.weights.size, problem.n)
@@ -139,14 +148,14 @@ class CombinedChoice(RowsChoice):
 
 @dataclass(frozen=True, kw_only=True)
 class TermsChoice(GroupedChoice):
-    """The template of groups of terms."""
+    """Choice of the template for groups of terms (slices of K)."""
 
     family = "grouped_k"
     template = "grouped/terms.py.jinja"
 
 
 def grouped_geometry(problem: Problem, config: Config, programs: int) -> GroupedGeometry:
-    """What a launch of so many programs is told."""
+    """Return the geometry of a launch with this number of programs."""
     where = {field.name: getattr(geometry(problem, config), field.name) for field in dataclasses.fields(Geometry)}
     return GroupedGeometry(
         **(where | {"programs": programs}),
@@ -158,5 +167,5 @@ def grouped_geometry(problem: Problem, config: Config, programs: int) -> Grouped
 
 
 def index_type(index: Layout | None) -> str:
-    """The type of the numbers of an index in a kernel; empty where there is none."""
+    """Return the kernel type of an index tensor; empty if there is none."""
     return "" if index is None else "tl.int64" if index.dtype == torch.int64 else "tl.int32"

@@ -1,4 +1,4 @@
-"""Which kernels of grouped products are tried for a problem, in an order by what limits each."""
+"""Candidate kernels for a grouped problem, ordered by a model of their limits."""
 
 from __future__ import annotations
 
@@ -28,21 +28,21 @@ WARP_GROUP_ROWS = 64
 """Rows of the left operand that fill a warp group's instruction."""
 MOST_ELEMENTS = 128 * 256
 MOST_ALIKE = 2
-"""Configs of one tile that are tried before those of other tiles."""
+"""Configs of one tile that are tried before configs of other tiles."""
 MOST_RESIDENT = 3
 INTERPRETED = (
     GroupedConfig(block_m=16, block_n=16, block_k=16, stages=1, warps=1),
     GroupedConfig(block_m=32, block_n=16, block_k=32, stages=1, warps=1, swap=True),
 )
-"""What the interpreter tries, to check values."""
+"""Configs for the interpreter, which only checks values."""
 
 
 def grouped_offers(problem: Problem, device: DeviceInfo, search: str) -> Offers:
-    """The kernels for a grouped problem that a search tries, the best by the model first."""
+    """Return the kernels that a search tries for a grouped problem, best by the model first."""
     rows = RowsChoice if problem.weights is None else CombinedChoice
     family: type[KernelChoice] = TermsChoice if problem.divides_terms else rows
     if problem.k == 0:
-        return Offers(refusals=(Refusal(name=f"triton:{family.family}", reason="nothing is multiplied"),))
+        return Offers(refusals=(Refusal(name=f"triton:{family.family}", reason="K is 0: nothing is multiplied"),))
     configs = ranked(problem, device) if device.type != "cpu" else _interpreted(problem, device)
     if not configs:
         return Offers(refusals=(Refusal(name=f"triton:{family.family}", reason=f"no config is legal on {device.arch}"),))
@@ -64,7 +64,7 @@ def _interpreted(problem: Problem, device: DeviceInfo) -> tuple[GroupedConfig, .
 
 @functools.lru_cache(maxsize=256)
 def ranked(problem: Problem, device: DeviceInfo) -> tuple[GroupedConfig, ...]:
-    """The legal configs for a GPU by ``estimate_us``, the best few of each tile first."""
+    """Return the legal configs for a GPU ordered by ``estimate_us``, with the best few of each tile first."""
     predicate = Predicate(problem, device)
     legal = [config for config in _pool(problem, device) if why_not_config(problem, device, config) is None]
     legal.sort(key=lambda config: (estimate_us(predicate, config), str(config)))
@@ -79,7 +79,7 @@ def ranked(problem: Problem, device: DeviceInfo) -> tuple[GroupedConfig, ...]:
 
 
 def estimate_us(predicate: Predicate, config: GroupedConfig) -> float:
-    """Groups that all have as many rows, or terms: whole waves of tiles, or the memory that is read."""
+    """Return the modelled time for equal groups: whole waves of tiles, or the memory that is read."""
     problem, device = predicate.problem, predicate.device
     total = problem.k if problem.divides_terms else problem.m
     used = max(1, min(problem.groups, total))
@@ -90,9 +90,9 @@ def estimate_us(predicate: Predicate, config: GroupedConfig) -> float:
     per_sm = tiles / device.sm_count
     waves = math.ceil(per_sm) if per_sm < 2 * config.resident else per_sm
     wide = multiplied(problem, config)
-    looked = replace(wide, block_m=wide.block_n, block_n=wide.block_m) if config.swap else wide
-    step_us = loop_step_us(predicate, looked) * (0.9 if config.described else 1.0)
-    # What is on its way at a time has to cover the latency of memory.
+    oriented = replace(wide, block_m=wide.block_n, block_n=wide.block_m) if config.swap else wide
+    step_us = loop_step_us(predicate, oriented) * (0.9 if config.described else 1.0)
+    # Bytes in flight must cover the latency of memory.
     inflight = config.resident * (config.stages - 1) * (config.block_m + config.block_n) * config.block_k * problem.dtype.itemsize
     hidden = min(1.0, inflight / 65536)
     read = used * problem.b.size[-1] * problem.k if not problem.divides_terms else problem.batch * problem.m * problem.n
@@ -125,7 +125,7 @@ def _pool(problem: Problem, device: DeviceInfo) -> Iterator[GroupedConfig]:
 
 
 def _resident(problem: Problem, device: DeviceInfo, config: GroupedConfig) -> int:
-    """Programs of one multiprocessor that its shared memory and registers have room for."""
+    """Return the programs of one multiprocessor that fit its shared memory and registers."""
     need = config.stages * ((config.block_m + config.block_n) * config.block_k * problem.dtype.itemsize + BARRIER_BYTES)
     by_smem = device.smem_per_sm_bytes // (need + BLOCK_OVERHEAD_BYTES)
     registers = 48 + config.block_m * config.block_n // (32 * config.warps)

@@ -1,4 +1,4 @@
-"""Kernels for groups of rows that read narrow integers as words of 32 bits, and which are tried."""
+"""Kernels for groups of rows that read narrow integers as 32-bit words, and their candidate configs."""
 
 from __future__ import annotations
 
@@ -21,60 +21,60 @@ from .choice import GroupedChoice, grouped_geometry
 from .configs import most_tiles
 
 BLOCKS = ((64, 128, 2), (64, 64, 2), (32, 128, 1), (128, 128, 4), (128, 64, 2), (64, 256, 2), (32, 256, 1))
-"""(block_n, block_k, warps)."""
+"""(block_n, block_k, warps) of each candidate."""
 STAGES = (3, 4, 6)
 LEAST_ROWS, MOST_ROWS = 16, 64
-"""Rows of a tile. Each tile makes numbers of all words again, so that more rows are not read by single warps."""
+"""Bounds on the rows of a tile. Each tile converts all words again, so single warps do not serve more rows."""
 INTERPRETED = WordsConfig(block_m=16, block_n=16, block_k=64, stages=1, warps=1)
 
 
 @dataclass(frozen=True, kw_only=True)
 class WordRowsChoice(GroupedChoice, WordsKernelChoice):
-    """The template of groups of rows whose weights are words."""
+    """Choice of the template for groups of rows with weights read as words."""
 
     family = "grouped_words"
     template = "grouped/words.py.jinja"
 
     @classmethod
     def why_not(cls, problem: Problem, device: DeviceInfo, config: Config) -> str | None:
-        """What the family says of the problem, then of the config."""
+        """Return why the family or this config may not run the problem, or None."""
         assert isinstance(config, WordsConfig)
         return why_not_word_rows(problem, device) or why_not_config(problem, device, config)
 
     @classmethod
-    def divided(cls, problem: Problem, device: DeviceInfo, config: Config) -> Geometry:  # noqa: ARG003 - others ask the device
-        """A program for each tile, as many as there may be: small ones, of which a multiprocessor holds as many as it can."""
+    def divided(cls, problem: Problem, device: DeviceInfo, config: Config) -> Geometry:  # noqa: ARG003 - shared signature
+        """Return the geometry: one small program for each possible tile; a multiprocessor holds as many as fit."""
         return grouped_geometry(problem, config, most_tiles(problem, config))
 
     @classmethod
     def claimed(cls, problem: Problem, where: Geometry) -> Claims:
-        """Scales multiply sums."""
+        """Return the claims; scales multiply sums, so weights are not rounded."""
         return dataclasses.replace(super().claimed(problem, where), weights=None)
 
     @property
     def values(self) -> Mapping[str, Any]:
-        """How groups are looked up, and the words."""
+        """Template values: group look-up and the words."""
         assert isinstance(self.config, WordsConfig)
         return {**super().values, **self.of_groups, "swap": self.config.swap, "flatten": False}
 
     def expected(self, device: DeviceInfo) -> Expected:
-        """The instruction of single warps, and the upper bound of the shared memory."""
+        """Return the instruction of single warps and the upper bound of the shared memory."""
         assert isinstance(self.config, WordsConfig)
         need = words_resources(self.problem, device, self.config)
         return Expected(instruction=words_instruction(self.problem, warp_group=False), smem_bytes=need.smem_bytes)
 
 
 def why_not_word_rows(problem: Problem, device: DeviceInfo) -> str | None:
-    """Why the template has nothing for the problem on this device, or None."""
+    """Return why the template does not serve the problem on this device, or None."""
     reason = why_not_words(problem, device)
     if reason is None and problem.scale_b is not None and problem.scale_b.numel >= INT32_LIMIT:
-        return f"scale_b {problem.scale_b}: places in it do not fit 32 bits"
+        return f"scale_b {problem.scale_b}: indices into it do not fit 32 bits"
     return reason
 
 
 @functools.lru_cache(maxsize=256)
 def words_configs(problem: Problem, device: DeviceInfo) -> tuple[WordsConfig, ...]:
-    """The legal configs, the likely best first; none for experts with more rows than single warps multiply well."""
+    """Return the legal configs, likely best first; none if groups have more rows than single warps multiply well."""
     if why_not_word_rows(problem, device) is not None or -(-problem.m // problem.groups) > MOST_ROWS:
         return ()
     return tuple(config for config in _pool(problem, device) if why_not_config(problem, device, config) is None)
@@ -86,7 +86,7 @@ def _pool(problem: Problem, device: DeviceInfo) -> Iterator[WordsConfig]:
         return
     overlaps = device.type == "cuda" and can_overlap(device.capability)
     rows = max(LEAST_ROWS, 1 << (-(-problem.m // problem.groups) - 1).bit_length())
-    # Uneven groups: some have more rows than the mean.
+    # Groups are uneven: some have more rows than the mean.
     heights = [height for height in (rows, 2 * rows) if height <= MOST_ROWS and height < 2 * problem.m]
     for stages, height, (block_n, block_k, warps), swap in itertools.product(STAGES, heights or [rows], BLOCKS, (True, False)):
         yield WordsConfig(block_m=height, block_n=block_n, block_k=block_k, stages=stages, warps=warps, swap=swap, pdl=overlaps)

@@ -1,1 +1,1 @@
-"""Kernels of mixed_mm whose weights are read as words of 32 bits and become numbers by a few bit operations."""
+"""Kernels of mixed_mm that read weights as 32-bit words and convert them to numbers with a few bit operations."""

@@ -1,8 +1,8 @@
-"""Numbers out of words: source text of the functions that a kernel for words starts with.
+"""Conversion of words to numbers: source text of functions at the start of a kernel for words.
 
-A 16-bit float whose exponent says 2^e and whose significand's last bit counts 1 holds the integer 2^e + n for small n: the bits of
-n are put there, and 2^e is subtracted, which is exact. float16 has room for 8 bits of n at 2^10. bfloat16 has room for 7 at 2^7, so
-that the highest bit of a byte is a number of its own. Signed numbers are first shifted by half their range, which flips one bit.
+A 16-bit float with exponent 2^e whose last significand bit counts 1 represents the integer 2^e + n for small n. The functions put
+the bits of n there and subtract 2^e, which is exact. float16 has room for 8 bits of n at 2^10. bfloat16 has room for 7 at 2^7, so
+the highest bit of a byte becomes a separate number. Signed numbers are first shifted by half their range, which flips one bit.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ..printer import TRITON_DTYPES
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WordFormat:
-    """What a word holds: 4 numbers of 8 ``bits`` or 8 of 4, ``signed`` or not, to become ``dtype``."""
+    """Format of a word: 4 numbers of 8 ``bits`` or 8 of 4, ``signed`` or not, to convert to ``dtype``."""
 
     bits: int
     signed: bool
@@ -24,22 +24,21 @@ class WordFormat:
 
     @property
     def per_word(self) -> int:
-        """Numbers in a word."""
+        """Numbers per word."""
         return 32 // self.bits
 
     @property
     def order(self) -> tuple[int, ...]:
-        """Which of the numbers that are neighbours in memory ``numbers`` has in each place: with 4 bits, one half of the word holds
-        every other one."""
+        """Memory index of the number in each place of ``numbers``. With 4 bits, one half of the word holds every other number."""
         return (0, 1, 2, 3) if self.bits == 8 else (0, 4, 1, 5, 2, 6, 3, 7)
 
 
 def conversions(form: WordFormat, *, interpret: bool) -> str:
-    """The functions ``word_values``, ``numbers``, ``dealt``, ``fragments``, ``threads`` and ``held`` for words of this format.
+    """Return ``word_values``, ``numbers``, ``dealt``, ``fragments``, ``threads`` and ``held`` for words of this format.
 
-    ``numbers(x, R, C)`` are [R, C / per word] words as [R, C] numbers. ``dealt`` brings other numbers
-    into their order. ``threads`` reorders [R, C] numbers so that those of a word are of one thread in a fragment of mma.sync,
-    ``fragments`` so that they are in one of wgmma; ``held`` waits for a sum.
+    ``numbers(x, R, C)`` converts [R, C / per word] words to [R, C] numbers. ``dealt`` puts other numbers into their order.
+    ``threads`` reorders [R, C] numbers so that one thread of an mma.sync fragment has those of a word. ``fragments`` does the same
+    for wgmma. ``held`` waits for a sum.
     """
     values = _portable(form) if interpret else _assembly(form)
     held = _HELD_INTERPRETED if interpret else _HELD
@@ -86,14 +85,14 @@ _THREADS = """
 def threads(x, R: tl.constexpr, C: tl.constexpr):
     return tl.reshape(tl.permute(tl.reshape(x, (R, C // 32, 4, 2, 2, 2)), (0, 1, 4, 2, 3, 5)), (R, C))
 """
-# Of 32 elements along K a thread has four neighbours in each half, two of which go into one multiplication: those two pairs are
-# made neighbours in memory, so that they arrive in neighbouring registers.
+# Of 32 elements along K a thread has four neighbours in each half. One multiplication uses two of each half. These two pairs become
+# neighbours in memory, so that they arrive in neighbouring registers.
 
 _HELD = """
 @triton.jit
 def held(x):
-    # Triton keeps warp-group multiplications in flight across a step of the loop, with their first operand in registers that the
-    # next step overwrites. Whatever reads the sum waits for it.
+    # Triton keeps warp-group multiplications in flight across loop steps. The next step overwrites the registers of their first
+    # operand. Reading the sum waits for them.
     return tl.inline_asm_elementwise("", "=f,0", [x], dtype=tl.float32, is_pure=True, pack=1)
 """
 
@@ -105,7 +104,7 @@ def held(x):
 
 
 def _portable(form: WordFormat) -> str:
-    """The same by shifts, in the type in which the interpreter multiplies."""
+    """Return the functions with shifts, in the type in which the interpreter multiplies."""
     shifts = [form.bits * i for i in form.order]
     if form.signed:
         values = [f"((x << {32 - form.bits - shift}) >> {32 - form.bits}).to(tl.float32)" for shift in shifts]
@@ -142,7 +141,10 @@ def _bytes_to_float16(form: WordFormat) -> list[str]:
 
 
 def _bytes_to_bfloat16(form: WordFormat) -> list[str]:
-    """128 + the low seven bits, and 128 or 256 for the highest one, which counts −128 or 128."""
+    """Return code that adds the highest bit to 128 + the low seven bits.
+
+    The highest bit becomes 128 or 256 and counts −128 or 128.
+    """
     lines = ["prmt.b32 p0, $4, 0x43434343, 0x4140;", "prmt.b32 p1, $4, 0x43434343, 0x4342;"]
     for pair in ("p0", "p1"):
         lines += [f"and.b32 q0, {pair}, 0xff80ff80;", f"and.b32 {pair}, {pair}, 0xff7fff7f;", "mov.b32 t, 0x3f803f80;"]
@@ -154,13 +156,13 @@ def _bytes_to_bfloat16(form: WordFormat) -> list[str]:
 
 
 def _nibbles(form: WordFormat) -> list[str]:
-    """Pairs (i, i + 4) of the numbers of a word, which are the same four bits of its halves."""
+    """Return code for the pairs (i, i + 4) of a word's numbers, which are the same four bits of its halves."""
     x = "$8"
     half = form.dtype == torch.float16
     exponent, middle = ("6400", "6408") if half else ("4300", "4308")
     pattern = middle if form.signed else exponent
     lines = [f"mov.b32 q0, 0x{pattern}{pattern};"]
-    # (word & mask) ^ q0: the pattern of the exponent, and for signed numbers the flipped highest bit.
+    # (word & mask) ^ q0: the pattern of the exponent and, for signed numbers, the flipped highest bit.
     if half:
         upper = "0x64806480" if form.signed else "0x64006400"
         lines += [f"shr.b32 t, {x}, 8;", f"mov.b32 q1, {upper};"]
@@ -168,7 +170,7 @@ def _nibbles(form: WordFormat) -> list[str]:
             lines += [f"lop3.b32 {pair}, {word}, 0x000f000f, q0, 0x6a;", f"sub.f16x2 {pair}, {pair}, q0;"]
         for pair, word in (("p1", x), ("p3", "t")):
             lines.append(f"lop3.b32 {pair}, {word}, 0x00f000f0, q1, 0x6a;")
-        # (1024 + 16 n) / 16 - 64, or 72 where n was shifted by 8.
+        # (1024 + 16 n) / 16 - 64, or 72 if n was shifted by 8.
         sixteenth, offset = "0x2c002c00", "0xd480d480" if form.signed else "0xd400d400"
         lines += [f"mov.b32 t, {sixteenth};", f"mov.b32 q1, {offset};"]
         return [*lines, *(f"fma.rn.f16x2 {pair}, {pair}, t, q1;" for pair in ("p1", "p3"))]

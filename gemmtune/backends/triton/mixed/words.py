@@ -1,7 +1,7 @@
-"""Choices of the words template: weights read as words of 32 bits.
+"""Choices of the words template, which reads weights as 32-bit words.
 
-Where single warps multiply, a is read as it is; for a warp group it is first copied in the order in which its fragments meet the
-numbers of words.
+Single warps read a as it is. For a warp group, a first kernel copies a in the order in which the fragments meet the numbers of
+words.
 """
 
 from __future__ import annotations
@@ -31,20 +31,21 @@ from ..wrapped import Copying, WrappedChoice, copying_source
 from .conversions import WordFormat, conversions
 
 VECTOR_BYTES = 16
-"""Words are copied to shared memory by so many bytes, as the rows of a."""
+"""Bytes of one copy of words, or of a row of a, to shared memory."""
 WARP_GROUP_ROWS = 64
 LEAST_ROWS = 16
 BASE_REGISTERS = 40
 BLOCK = 1024
-"""Elements of a row that a program of the copying kernel has."""
+"""Elements of a row that one program of the copying kernel copies."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WordsConfig(Config):
-    """One instance of the words template.
+    """Config of one instance of the words template.
 
-    With ``swap`` weights are the rows of the product, which go through registers. With ``fragments`` a warp group multiplies, and a
-    is given in the order of its registers, made by a kernel before; else single warps do. ``steps`` of the loop become one.
+    With ``swap`` weights are the rows of the product, and go through registers. With ``fragments`` a warp group multiplies, and a
+    previous kernel puts a into the order of the fragments. Otherwise single warps multiply. ``steps`` iterations of the loop are
+    unrolled into one.
     """
 
     swap: bool = True
@@ -55,12 +56,12 @@ class WordsConfig(Config):
 
     @property
     def variant(self) -> str:
-        """Who multiplies, what is swapped, and the steps."""
+        """Suffix of the config's name: multiplying unit, swapping and unrolled steps."""
         return ("_group" if self.fragments else "_swap" if self.swap else "") + (f"_u{self.steps}" if self.steps > 1 else "")
 
 
 def word_format(problem: Problem) -> WordFormat:
-    """What the words of a problem's b hold."""
+    """Return the format of the words in the problem's b."""
     bits = 4 if problem.encoding else 8
     signed = problem.encoding == "int4" if problem.encoding else dtype_info(problem.b.dtype).name == "int8"
     return WordFormat(bits=bits, signed=signed, dtype=problem.dtype)
@@ -68,28 +69,28 @@ def word_format(problem: Problem) -> WordFormat:
 
 @dataclass(frozen=True, kw_only=True)
 class WordsKernelChoice(KernelChoice):
-    """A kernel that reads b as words of 32 bits, each of which holds several weights."""
+    """Kernel that reads b as 32-bit words of several weights each."""
 
     @property
     def spec(self) -> KernelSpec:
-        """What the source depends on: b counts words."""
+        """Spec that the source depends on, in which b counts words."""
         spec = super().spec
         return dataclasses.replace(spec, b=dataclasses.replace(spec.b, dtype=torch.int32))
 
     @property
     def values(self) -> Mapping[str, Any]:
-        """Weights of a word, and whether offsets of words need 64 bits."""
+        """Template values: weights per word, and if word offsets need 64 bits."""
         return {"per_word": word_format(self.problem).per_word, "wide_b": self.spec.b.wide}
 
     @property
     def preamble(self) -> str:
-        """The functions that make numbers of words."""
+        """Functions that convert words to numbers."""
         return conversions(word_format(self.problem), interpret=self.target is None)
 
 
 @dataclass(frozen=True, kw_only=True)
 class WordsChoice(WordsKernelChoice):
-    """The words template with one config."""
+    """Choice of the words template with one config."""
 
     family = "mixed_words"
     template = "mixed/words.py.jinja"
@@ -97,26 +98,26 @@ class WordsChoice(WordsKernelChoice):
 
     @classmethod
     def of(cls, problem: Problem, device: DeviceInfo, config: Config) -> Self:
-        """The choice that runs ``problem`` with ``config``, which must be legal for both."""
+        """Return the choice that runs ``problem`` with ``config``, which must be legal for both problem and device."""
         assert isinstance(config, WordsConfig)
         choice = super().of(problem, device, config)
         return dataclasses.replace(choice, info={**choice.info, "swap_ab": config.swap})
 
     @classmethod
     def why_not(cls, problem: Problem, device: DeviceInfo, config: Config) -> str | None:
-        """What the family says of the problem, then of the config."""
+        """Return why the family or this config may not run the problem, or None."""
         assert isinstance(config, WordsConfig)
         return why_not_words(problem, device) or why_not_config(problem, device, config)
 
     @classmethod
     def claimed(cls, problem: Problem, where: Geometry) -> Claims:
-        """Scales multiply sums; weights are rounded where a zero point is subtracted from them."""
+        """Return the claims: scales multiply sums, and subtracting a zero point rounds the weights."""
         weights = problem.dtype if problem.zero_b is not None else None
         return dataclasses.replace(super().claimed(problem, where), weights=weights)
 
     @property
     def values(self) -> Mapping[str, Any]:
-        """The order of the product, and where scales and zero points are applied."""
+        """Template values: order of the product, and where scales and zero points are applied."""
         quantized = self.spec.quantized
         assert quantized is not None
         zero, scale = quantized.scale("zero_b"), quantized.scale("scale_b")
@@ -133,7 +134,7 @@ class WordsChoice(WordsKernelChoice):
         }
 
     def expected(self, device: DeviceInfo) -> Expected:
-        """The instruction of single warps or of a warp group, and the upper bound of the shared memory."""
+        """Return the instruction of single warps or of a warp group, and the upper bound of the shared memory."""
         need = words_resources(self.problem, device, self.config)
         how = words_instruction(self.problem, warp_group=self.config.fragments)
         return Expected(instruction=how, smem_bytes=need.smem_bytes)
@@ -141,23 +142,26 @@ class WordsChoice(WordsKernelChoice):
 
 @dataclass(frozen=True, kw_only=True)
 class OrderedChoice(WrappedChoice):
-    """A WordsChoice for the problem with a in its order, behind a kernel that makes that copy."""
+    """WordsChoice on a reordered copy of a, which a first kernel makes."""
 
     suffix = ""
 
     @classmethod
     def of(cls, problem: Problem, device: DeviceInfo, config: WordsConfig) -> Self:
-        """The choice that runs ``problem`` with ``config``, one with fragments that is legal for ``ordered_problem``."""
+        """Return the choice that runs ``problem`` with ``config``.
+
+        ``config`` has fragments and must be legal for ``ordered_problem``.
+        """
         return cls.around(problem, WordsChoice.of(ordered_problem(problem), device, config), {})
 
     def at(self, problem: Problem, device: DeviceInfo) -> Self | str:
-        """The config for the problem with a in its order."""
+        """Return this choice's config for the problem with reordered a, or why it does not serve it."""
         inner = self.inner.at(ordered_problem(problem), device)
         return inner if isinstance(inner, str) else self.around(problem, inner, {})
 
     @functools.cached_property
     def copying(self) -> Copying:
-        """The copy of a."""
+        """Copy of a in the order of the fragments."""
         a, bits = self.problem.a, word_format(self.problem).bits
         return Copying(
             source=order_source(a.dtype, bits, dependent=self.inner.spec.dependent),
@@ -169,26 +173,29 @@ class OrderedChoice(WrappedChoice):
 
 
 def ordered_problem(problem: Problem) -> Problem:
-    """The problem with the copy of a."""
+    """Return the problem with the copy of a."""
     return dataclasses.replace(problem, a=Layout.contiguous(problem.a.size, problem.a.dtype))
 
 
 @functools.lru_cache(maxsize=64)
 def order_source(dtype: torch.dtype, bits: int, *, dependent: bool) -> Source:
-    """The copying kernel. Sizes and strides are arguments."""
+    """Return the copying kernel. Sizes and strides are arguments."""
     text = template(PACKAGE, "mixed/order.py.jinja").render(bits=bits, block=BLOCK, dependent=dependent)
     pointers = [(name, f"*{SIGNATURE_DTYPES[dtype]}", divisor) for name, divisor in (("a_from", 1), ("a_to", 16))]
     return copying_source(text, "gemmtune_order", [*pointers, ("K", "i32", 16), ("row_stride", "i64", 1), ("col_stride", "i64", 1)])
 
 
 def why_not_words(problem: Problem, device: DeviceInfo) -> str | None:
-    """Why the template has nothing for the problem on this device, or None. Assumes that ``check_problem`` found nothing."""
+    """Return why the template does not serve the problem on this device, or None.
+
+    ``check_problem`` must have found nothing.
+    """
     if not problem.widens_b:
         return f"{problem.op} has no weights"
     if device.type not in ("cuda", "cpu") or (device.type == "cuda" and not arch_of(device).async_copy):
-        return f"{device.arch}: written in instructions of sm80"
+        return f"{device.arch}: the kernel uses instructions of sm80"
     if problem.dtype not in (torch.float16, torch.bfloat16) or problem.b.dtype not in (torch.int8, torch.uint8):
-        return f"a {problem.a.dtype}, b {problem.b.dtype}: 16-bit floats and integers are served"
+        return f"a {problem.a.dtype}, b {problem.b.dtype}: expected 16-bit floats and int8 or uint8"
     *of_groups, along_k, along_n = problem.b.stride
     if along_k != 1 or problem.b.offset or any(x % VECTOR_BYTES for x in (*of_groups, along_n if problem.n > 1 else 0)):
         return f"b {problem.b}: columns must be contiguous, and begin at multiples of {VECTOR_BYTES} bytes"
@@ -196,10 +203,10 @@ def why_not_words(problem: Problem, device: DeviceInfo) -> str | None:
 
 
 def why_not_config(problem: Problem, device: DeviceInfo, config: WordsConfig) -> str | None:
-    """Why ``config`` may not be offered for a problem that the template can serve, or None."""
+    """Return why ``config`` may not be offered for a problem that the template serves, or None."""
     per_word = word_format(problem).per_word
     if problem.k % config.block_k or config.block_k < 8 * per_word:
-        return f"block_k {config.block_k}: must divide k = {problem.k} and have {8 * per_word} elements at least"
+        return f"block_k {config.block_k}: must divide k = {problem.k} and be at least {8 * per_word}"
     for name in ("scale_b", "zero_b"):
         rows = problem.scale_block(name)[0] if getattr(problem, name) is not None else problem.k
         if rows != problem.k and rows % config.block_k:
@@ -215,12 +222,12 @@ def why_not_config(problem: Problem, device: DeviceInfo, config: WordsConfig) ->
         how = "a warp group" if by_group else "single warps"
         return f"{product_rows} rows of the product, {config.warps} warps: {how} would multiply"
     if config.fragments and not config.swap:
-        return "fragments of a warp group are those of its first operand: they need swap"
+        return "warp-group fragments are of the first operand, so they need swap"
     return None if device.type == "cpu" else words_resources(problem, device, config).why_not_on(device)
 
 
 def words_resources(problem: Problem, device: DeviceInfo, config: WordsConfig) -> Resources:
-    """An upper bound of the shared memory, and an estimate of the registers."""
+    """Return an upper bound of the shared memory and an estimate of the registers."""
     threads = config.warps * max(device.warp_size, 1)
     a_bytes = config.block_m * config.block_k * problem.dtype.itemsize
     b_bytes = config.block_n * config.block_k // word_format(problem).per_word * 4
@@ -230,7 +237,7 @@ def words_resources(problem: Problem, device: DeviceInfo, config: WordsConfig) -
     columns = len(problem.scales) * config.block_n * 4 * 2
     smem_bytes = stages * (a_bytes + b_bytes) + columns
     if config.fragments:
-        # One more stage of a; and weights that a zero point was subtracted from go to the multiplication through shared memory.
+        # One more stage of a. Weights with a zero point go through shared memory to the multiplication.
         smem_bytes += a_bytes + (config.block_n * config.block_k * problem.dtype.itemsize if problem.zero_b is not None else 0)
     weights = config.block_n * config.block_k * problem.dtype.itemsize // 4 // threads
     rows = a_bytes // 4 // (1 if config.swap else config.warps) // max(device.warp_size, 1)

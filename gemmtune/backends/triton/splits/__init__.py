@@ -1,1 +1,1 @@
-"""Products with few tiles and a long sum: other ways than that of the mm template to give every multiprocessor work."""
+"""Products with few tiles and a long K: alternatives to the mm template's split-K that occupy every multiprocessor."""

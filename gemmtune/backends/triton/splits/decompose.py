@@ -1,7 +1,7 @@
-"""Decompose-K: a batch of products over slices of K, kept in the accumulator's type, and a second kernel that adds them up.
+"""Decompose-K: a batch of products over slices of K in the accumulator's type, and a second kernel that adds them up.
 
-Two launches, but the slices are as many independent products as it takes to give every multiprocessor work, and those are what
-libraries are good at: the batch is torch's own, or one of the mm template.
+This takes two launches. But the slices are independent products, enough to occupy every multiprocessor, and libraries are good at
+those. The batch runs in torch or in the mm template.
 """
 
 from __future__ import annotations
@@ -30,24 +30,24 @@ from ..legality import check_problem
 from ..spec import KernelSpec
 
 LEAST_RATIO = 32
-"""K is that many times the larger of M and N at least (PyTorch, torch/_inductor/utils.py, use_decompose_k_choice)."""
+"""Minimum ratio of K to the larger of M and N (PyTorch, torch/_inductor/utils.py, use_decompose_k_choice)."""
 SUM_WARPS = 4
 SUM_ELEMENTS, SUM_WIDTH, SUM_CHUNK = 128, 64, 16
-"""Elements of the result that a program of the second kernel has, the most of a row, and slices that it reads at a time."""
+"""Limits of a program of the second kernel: elements of the result, elements of one row, and slices read at a time."""
 MOST_PARTIALS_BYTES = 256 * 2**20
 MOST_SPLITS_OF_TORCH, LEAST_K_OF_TORCH = 16, 64
 
 
 @dataclass(frozen=True, kw_only=True)
 class AddingChoice(KernelChoice):
-    """The kernel that adds up: as many programs as the result has tiles, to which the partial sums are in the place of a."""
+    """Kernel that adds up the slices, with one program per output tile. The partial sums take the place of operand a."""
 
     family = "add_up"
     template = "splits/add_up.py.jinja"
 
     @classmethod
     def after(cls, problem: Problem, device: DeviceInfo, slices: int, *, pdl: bool) -> Self:
-        """The one that adds up so many ``slices``."""
+        """Return the choice that adds up ``slices`` slices."""
         width = min(SUM_WIDTH, 1 << (problem.n - 1).bit_length())
         config = Config(block_m=SUM_ELEMENTS // width, block_n=width, block_k=16, stages=1, warps=SUM_WARPS, pdl=pdl)
         tiles = tiles_of(problem, config)
@@ -56,23 +56,23 @@ class AddingChoice(KernelChoice):
 
     @property
     def spec(self) -> KernelSpec:
-        """Partial sums are one number after the other, of the accumulator's type."""
+        """Spec in which a holds contiguous partial sums of the accumulator's type."""
         partials = Layout.contiguous((1, 1, 1), self.problem.accumulator)
         return dataclasses.replace(super().spec, a=OperandClass.of(partials, (1, 1, 1)))
 
     @property
     def values(self) -> Mapping[str, Any]:
-        """How many slices are read at a time."""
+        """Template values: slices read at a time."""
         return {"chunk": min(SUM_CHUNK, 1 << (self.where.splits - 1).bit_length())}
 
     def expected(self, device: DeviceInfo) -> Expected:  # noqa: ARG002 - it multiplies nothing
-        """Nothing is predicted."""
+        """Return empty predictions."""
         return Expected()
 
 
 @dataclass(frozen=True, kw_only=True)
 class DecomposedChoice(KernelsChoice):
-    """A batch of ``slices`` products, by ``inner`` or, where that is None, by torch.bmm; and the kernel that adds them up."""
+    """Batch of ``slices`` products, computed by ``inner`` or by torch.bmm if that is None, and the kernel that adds them up."""
 
     slices: int = field(repr=False)
     inner: KernelChoice | None = field(repr=False)
@@ -80,18 +80,18 @@ class DecomposedChoice(KernelsChoice):
 
     @functools.cached_property
     def kernels(self) -> tuple[Compilation, ...]:
-        """The kernel that multiplies, where it is not torch's, and the one that adds up."""
+        """The multiplying kernel, unless torch multiplies, and the adding kernel."""
         return (*(self.inner.kernels if self.inner is not None else ()), *self.adding.kernels)
 
     @functools.cached_property
     def content_hash(self) -> str:
-        """Over the product, the number of slices and the kernel that adds up."""
+        """Hash of the product, the number of slices and the adding kernel."""
         product = self.inner.content_hash if self.inner is not None else "torch.bmm"
         text = f"{product} in {self.slices} slices, {self.adding.kernels[0].key} {self.adding.config}"
         return hashlib.sha256(text.encode()).hexdigest()
 
     def at(self, problem: Problem, device: DeviceInfo) -> DecomposedChoice | str:
-        """The same number of slices of the problem's K."""
+        """Return the choice with the same number of slices for ``problem``, or why it does not serve it."""
         reason = check_problem(problem, device) or why_not_decomposed(problem, device) or why_not_slices(problem, self.slices)
         if reason is None and self.inner is not None:
             inner = self.inner.at(sliced_problem(problem, self.slices), device)
@@ -103,15 +103,15 @@ class DecomposedChoice(KernelsChoice):
 
     @property
     def batch_invariant(self) -> bool:
-        """Not where torch multiplies the slices."""
+        """True unless torch multiplies the slices."""
         return self.inner is not None
 
     def artifacts(self, device: DeviceInfo) -> tuple[Artifact, ...]:
-        """The product where it is ours, then the kernel that adds up."""
+        """Return the artifacts of our multiplying kernel, if any, and of the adding kernel."""
         return (*(self.inner.artifacts(device) if self.inner is not None else ()), *self.adding.artifacts(device))
 
     def launch_variants(self) -> Sequence[Self]:
-        """The same choice with the other answer to whether launches may overlap the kernel before."""
+        """Return the same choice with the opposite setting of ``pdl``."""
         variants: list[Self] = []
         for adding in self.adding.launch_variants():
             inner = next(iter(self.inner.launch_variants())) if self.inner is not None else None
@@ -121,7 +121,7 @@ class DecomposedChoice(KernelsChoice):
         return variants
 
     def bind(self, loaded: tuple[Any, ...]) -> Kernel:
-        """Bind both to the current device. The partial sums live in memory that each call takes from torch's allocator."""
+        """Bind both kernels to the current device. Each call allocates the partial sums from torch's allocator."""
         product = sliced_product(sliced_problem(self.problem, self.slices), self.inner, loaded[:-1])
         add_up = self.adding.bind(loaded[-1:]).run
 
@@ -133,7 +133,7 @@ class DecomposedChoice(KernelsChoice):
 
 
 def sliced_product(sliced: Problem, inner: KernelChoice | None, loaded: tuple[Any, ...]) -> Callable[[Tensor, Tensor], Tensor]:
-    """(a, b) to the slices' products, by a kernel of ours or by torch."""
+    """Return a function from (a, b) to the slices' products, computed by our kernel or by torch."""
     size, dtype = sliced.out.size, sliced.out.dtype
     named = {} if sliced.a.dtype == dtype else {"out_dtype": dtype}
     run = inner.bind(loaded).run if inner is not None else None
@@ -144,14 +144,14 @@ def sliced_product(sliced: Problem, inner: KernelChoice | None, loaded: tuple[An
             a, b = a.as_strided(sliced.a.size, sliced.a.stride), b.as_strided(sliced.b.size, sliced.b.stride)
         if run is None:
             return torch.bmm(a, b, **named, out=partials)
-        run(partials, (a, b), ())  # on a GPU addresses are all that counts, and to cut an operand changes none
+        run(partials, (a, b), ())  # on a GPU only addresses count, and slicing an operand changes none
         return partials
 
     return product
 
 
 def sliced_problem(problem: Problem, slices: int) -> Problem:
-    """The batch of products: [slices, M, K/slices] times [slices, K/slices, N], on the same memory."""
+    """Return the batch of products on the same memory: [slices, M, K/slices] times [slices, K/slices, N]."""
     k = problem.k // slices
     a, b = problem.a, problem.b
     return Problem(
@@ -165,7 +165,10 @@ def sliced_problem(problem: Problem, slices: int) -> Problem:
 
 
 def why_not_decomposed(problem: Problem, device: DeviceInfo) -> str | None:
-    """Why K is not cut into a batch for the problem on this device, or None. Assumes that ``check_problem`` found nothing."""
+    """Return why decompose-K does not serve the problem on this device, or None.
+
+    ``check_problem`` must have found nothing.
+    """
     reason = why_not(problem, ("mm", "addmm"))
     if reason is not None:
         return reason
@@ -177,20 +180,20 @@ def why_not_decomposed(problem: Problem, device: DeviceInfo) -> str | None:
 
 
 def why_not_slices(problem: Problem, slices: int) -> str | None:
-    """Why K may not be cut into ``slices``, or None."""
+    """Return why K may not be cut into ``slices``, or None."""
     if problem.k % slices:
-        return f"{slices} slices: k = {problem.k} is no multiple"
+        return f"{slices} slices: k = {problem.k} is not a multiple"
     if slices * problem.m * problem.n * problem.accumulator.itemsize > MOST_PARTIALS_BYTES:
         return f"{slices} slices: more than {MOST_PARTIALS_BYTES} bytes of partial sums"
     if problem.m * problem.n >= INT32_LIMIT:
-        return "the places in a partial sum do not fit 32 bits"
+        return "indices into a partial sum do not fit 32 bits"
     return None
 
 
 def decomposed_choice(problem: Problem, device: DeviceInfo, slices: int, config: Config | None, *, pdl: bool) -> DecomposedChoice:
-    """The choice that cuts K into ``slices``, multiplied by the mm template with ``config`` or, for None, by torch."""
+    """Return the choice that cuts K into ``slices``, multiplied by the mm template with ``config``, or by torch for None."""
     inner = None
-    # cuBLAS may split each slice in its turn, which it does not tell.
+    # cuBLAS may split each slice again without reporting it.
     parts = max(1, min(MOST_SPLITS_OF_TORCH, problem.k // slices // LEAST_K_OF_TORCH))
     if config is not None:
         inner = TritonChoice.of(sliced_problem(problem, slices), device, dataclasses.replace(config, pdl=pdl))
@@ -199,7 +202,7 @@ def decomposed_choice(problem: Problem, device: DeviceInfo, slices: int, config:
         name=f"triton:decompose_{slices}_{inner.config if inner is not None else 'bmm' + '_pdl' * pdl}",
         backend="triton",
         problem=problem,
-        # Results of the products are never rounded to a narrower type.
+        # Products are never rounded to a narrower type before the sum.
         claims=Claims(
             accumulate=problem.accumulator,
             splits=slices * parts,

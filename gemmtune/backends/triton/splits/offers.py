@@ -1,6 +1,7 @@
-"""What a search tries of the families that divide long sums: each only where it was measured to have a chance.
+"""Candidates of the families that divide long sums, each only for problems where measurements gave it a chance.
 
-Split-K whose programs add to one sum in memory is here as a whole: the order, and with it the last bits, changes.
+This module also holds atomic split-K, whose programs add to one sum in memory. Its order of additions, and so the last bits,
+varies.
 """
 
 from __future__ import annotations
@@ -28,12 +29,12 @@ from .decompose import DecomposedChoice, decomposed_choice, sliced_problem, why_
 
 MOST_SUMS = 2**20
 Best = Callable[[Problem], Sequence[Config]]
-"""The configs that the mm template is tried with, best first."""
+"""Function that returns the configs of the mm template for a problem, best first."""
 
 TILE_BYTES = 64 * 2**10
-"""Sums of the tile that a library gives to one multiprocessor."""
+"""Bytes of sums in the tile that a library gives to one multiprocessor."""
 WAVES = (1, 2)
-"""Slices for which a search tries as many tiles as there are multiprocessors, and twice as many."""
+"""Waves of tiles for which a search picks numbers of slices."""
 PARTS_OF_SLICE = 4
 EXHAUSTIVE_SLICES = (4, 8, 16, 32, 64, 128, 256)
 ROW_BYTES = 16
@@ -41,42 +42,45 @@ ROW_BYTES = 16
 
 @dataclass(frozen=True, kw_only=True)
 class AtomicChoice(KernelChoice):
-    """The atomic template with one config."""
+    """Choice of the atomic template with one config."""
 
     family = "atomic"
     template = "splits/atomic.py.jinja"
 
     @classmethod
     def why_not(cls, problem: Problem, device: DeviceInfo, config: Config) -> str | None:
-        """What the family says of the problem, then of the config."""
+        """Return why the family or this config may not run the problem, or None."""
         return why_not_atomic(problem, device) or why_not_added(problem, device, config)
 
     @classmethod
     def claimed(cls, problem: Problem, where: Geometry) -> Claims:
-        """Floats are added in the order of arrival."""
+        """Return the claims; floats are added in the order of arrival, so results are not deterministic."""
         return dataclasses.replace(super().claimed(problem, where), deterministic=not problem.accumulator.is_floating_point)
 
     @property
     def buffers(self) -> Buffers:
-        """The sums of every tile."""
+        """Buffers for the sums of every tile."""
         elements = self.where.tiles * self.config.block_m * self.config.block_n
         return Buffers(dtype=self.problem.accumulator, sums=elements, counters=self.where.tiles)
 
 
 def why_not_atomic(problem: Problem, device: DeviceInfo) -> str | None:
-    """Why the template has nothing for the problem on this device, or None. Assumes that ``check_problem`` found nothing."""
+    """Return why the template does not serve the problem on this device, or None.
+
+    ``check_problem`` must have found nothing.
+    """
     reason = why_not(problem, (*DENSE_OPS, *QUANTIZED_OPS))
     if reason is not None:
         return reason
     if device.type == "cuda" and device.capability < 80:
-        return f"{device.arch}: no tensor cores for Triton, beside whose absence adding up costs nothing"
+        return f"{device.arch}: no tensor cores for Triton, so atomic split-K has no benefit"
     if problem.alpha == "zero" or problem.k == 0:
         return "nothing is multiplied"
     return None
 
 
 def why_not_added(problem: Problem, device: DeviceInfo, config: Config) -> str | None:
-    """Why ``config`` may not be offered for a problem that the template can serve, or None."""
+    """Return why ``config`` may not be offered for a problem that the template serves, or None."""
     reason = Predicate(problem, device).check(config)
     if reason is not None:
         return reason
@@ -89,12 +93,12 @@ def why_not_added(problem: Problem, device: DeviceInfo, config: Config) -> str |
 
 
 def choices_for_long_sums(problem: Problem, device: DeviceInfo, search: str, best: Best) -> Sequence[Choice]:
-    """Decompose-K and atomic split-K."""
+    """Return the choices of decompose-K and atomic split-K."""
     return (*decomposed_choices(problem, device, search, best), *atomic_choices(problem, device, search, best))
 
 
 def atomic_choices(problem: Problem, device: DeviceInfo, search: str, best: Best) -> list[AtomicChoice]:
-    """The splits that the mm template is tried with, added up in memory. The settings decide whether they may run."""
+    """Return the mm template's split-K configs with atomic additions. Settings decide if they may run."""
     if why_not_atomic(problem, device) is not None:
         return []
     legal = (config for config in best(problem) if config.split_k > 1 and why_not_added(problem, device, config) is None)
@@ -104,11 +108,11 @@ def atomic_choices(problem: Problem, device: DeviceInfo, search: str, best: Best
 
 
 def decomposed_choices(problem: Problem, device: DeviceInfo, search: str, best: Best) -> list[DecomposedChoice]:
-    """K cut into a batch.
+    """Return the decompose-K choices.
 
-    The second kernel adds up on every multiprocessor, where that of split-K leaves a tile to the last program to arrive. This
-    outweighs the second launch where FMAs or float64 multiply, whose batches libraries do better than their long sums, and where
-    there are so few tiles that each has many parts. Otherwise tensor cores are done before the partial sums are written and read.
+    The second kernel adds up on every multiprocessor, while split-K leaves a tile to the last program to arrive. This outweighs the
+    second launch in two cases. FMAs or float64 multiply, because libraries compute such batches better than long sums. Or there are
+    so few tiles that each has many parts. Otherwise tensor cores finish before the partial sums are written and read.
     """
     if search == "quick" or why_not_decomposed(problem, device) is not None:
         return []
@@ -121,29 +125,31 @@ def decomposed_choices(problem: Problem, device: DeviceInfo, search: str, best: 
 
 
 def _likely(problem: Problem, device: DeviceInfo, best: Best) -> Iterator[tuple[int, Config | None]]:
-    """(slices, config, or None for torch's product)."""
+    """Yield (slices, config) pairs; the config is None for torch's product."""
     tiles = math.ceil(problem.m * problem.n * problem.accumulator.itemsize / TILE_BYTES)
     if problem.dtype == torch.float64 or (problem.dtype == torch.float32 and problem.precision.input_mode == "ieee"):
         for slices in dict.fromkeys(divisor(problem, waves * device.sm_count // tiles) for waves in WAVES):
             if slices is not None:
                 yield slices, None
     elif tiles <= PARTS_OF_SLICE:
-        # Each product is divided in some tiles, so that there are fewer partial sums.
+        # Each product covers several tiles, so that there are fewer partial sums.
         slices = divisor(problem, device.sm_count // PARTS_OF_SLICE)
         if slices is not None:
             yield from ((slices, config) for config in best(sliced_problem(problem, slices))[:1])
 
 
 def divisor(problem: Problem, most: int) -> int | None:
-    """The largest number of slices up to ``most``, and more than half of it, that are equal and begin at whole vectors; None where
-    there is none. A slice is not shorter than a side of the result, else there is more to add up than to multiply."""
+    """Return the largest number of equal slices up to ``most`` and above its half, or None.
+
+    Slices start at whole vectors. A slice is not shorter than a side of the result, or adding up would cost more than multiplying.
+    """
     most = min(most, problem.k // max(problem.m, problem.n))
     unit = ROW_BYTES // problem.dtype.itemsize
     return next((slices for slices in range(most, max(most // 2, 1), -1) if problem.k % (slices * unit) == 0), None)
 
 
 def _everything(problem: Problem, device: DeviceInfo, best: Best) -> Iterator[tuple[int, Config | None]]:
-    # Torch's product keeps float32 sums of narrower operands on CUDA alone.
+    # On CUDA only, torch's product keeps float32 sums of narrower operands.
     by_torch = device.type == "cuda" or problem.dtype == problem.accumulator
     for slices in EXHAUSTIVE_SLICES:
         if problem.k % slices == 0:
