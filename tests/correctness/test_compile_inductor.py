@@ -87,6 +87,20 @@ def test_a_block_runs_planned_products_with_memory_of_inductor(fused):
     assert "mm 10x64x32 float32 nt then mul(" in text
 
 
+def test_branches_call_what_their_module_imports(fused):
+    def chosen(first: Tensor, x: Tensor) -> Tensor:
+        return torch.cond(first, lambda x: x @ x.t(), lambda x: x.t() @ x, (x,))
+
+    x = rows(16, 16)[0]
+    with torch.no_grad():
+        compiled = torch.compile(chosen, fullgraph=True)
+        got, [code] = run_and_get_code(compiled, torch.tensor([False])[0], x)
+    torch.testing.assert_close(got, x.t() @ x)
+    assert code.count("gemmtune_extern_kernels.planned(") == 2
+    assert code.count("gemmtune_extern_kernels = ") == 1
+    assert code.count("gemmtune_extern_kernels.ready(") == 2
+
+
 def test_graphs_of_the_cache_answer_only_while_the_store_is_the_same(own_store):
     x = rows(3, 24)
     model = Mlp()

@@ -12,7 +12,6 @@ from torch import fx
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from ...problem import Layout, Problem
-from ...problem.layout import ALIGNED_BYTES
 from .products import Product
 from .tails import VIEWS
 

@@ -40,7 +40,7 @@ class Judge(Protocol):
         ...
 
     def token(self) -> object:
-        """Return a value that changes whenever a verdict may, and that another process has too; None where there is no such value."""
+        """Return a value that changes whenever a verdict may, and that another process has too; None where there is none."""
         ...
 
 

@@ -61,7 +61,7 @@ class RewriteProducts(CustomGraphPass):
             graph.eliminate_dead_code()
 
     def uuid(self) -> Any:
-        """Return what a graph in Inductor's cache holds for: our code, the judge with the store that it reads, and the other passes.
+        """Return what a graph in Inductor's cache holds for: our code, the judge with its store, and the other passes.
 
         None, which keeps graphs out of the cache, where the judge or another pass does not report its own.
         """
