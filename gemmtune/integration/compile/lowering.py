@@ -37,7 +37,7 @@ class CallOfOurs(ir.ExternKernelOut):
             root = parent
         for statement in self.needs:
             root.add_import_once(statement)
-        super().codegen(wrapper)  # type: ignore[no-untyped-call]
+        super().codegen(wrapper)
 
 
 def _lowered(tensors: Sequence[Any], problem: str, *, dynamic: bool = False, alpha: float = 1.0, beta: float = 1.0) -> Any:
@@ -92,12 +92,14 @@ def _as_told(x: Any, strides: Sequence[Any]) -> Any:
 
 def _call(name: str, operator: Any, inputs: list[Any], size: list[Any], keywords: dict[str, Any], ready: tuple[str, ...]) -> Any:
     value = V.graph.current_node.meta["val"]
+    called = f"{extern.NAME}_{name}"
     made = CallOfOurs(
         layout=ir.FixedLayout(value.device, value.dtype, size),
         inputs=inputs,
         kwargs=keywords,
-        python_kernel_name=f"{extern.NAME}.{name}",
+        python_kernel_name=called,
         op_overload=operator,
     )
-    made.needs = (*extern.import_lines(), *(f"{extern.NAME}.{statement}" for statement in ready))
+    functions = (f"{called} = {extern.NAME}.{name}", *(f"{extern.NAME}.{statement}" for statement in ready))
+    made.needs = (*extern.import_lines(), *functions)
     return ir.TensorBox.create(made)
