@@ -14,6 +14,7 @@ from .errors import (
     StoreError,
     UnavailableError,
 )
+from .integration.compile import extern as _extern  # noqa: F401 - defines operators of torch, of which saved graphs may consist
 from .integration.explain import explain
 from .integration.optimize import optimize, restore
 from .integration.quantize import quantize_

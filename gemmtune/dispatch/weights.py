@@ -12,6 +12,7 @@ from ..problem.dtypes import FLOAT8, dtype_name
 from ..problem.grouped_compositions import widened
 from ..problem.operations import Encoding
 from ..problem.scales import Blocks
+from ..version import __version__
 from .prepack import PackedOperand
 from .rounding import Kind, rounded
 from .weight_functions import performed
@@ -145,10 +146,17 @@ class QuantizedWeight(Tensor):
         return cls._of(parts["tensor"], scales, zero_points, encoding, dtype, transposed=transposed)
 
     def _stable_hash_for_caching(self) -> str:
-        """What a compiled graph depends on, the same in every process: torch keeps graphs by it."""
+        """Return what a compiled graph depends on, the same in every process: torch keeps graphs by it.
+
+        Where a part lies in its memory counts: graphs join neighbours, and read aligned memory. So does this version, which says
+        what becomes of operations with the weight.
+        """
         parts = (self.tensor, self.scales, self.zero_points)
-        looks = [None if x is None else (tuple(x.shape), x.stride(), x.dtype, str(x.device)) for x in parts]
-        return repr((type(self).__name__, self.encoding, self.dtype, self.transposed, looks))
+        looks = [None if x is None else _look_of(x) for x in parts]
+        return repr((
+            type(self).__name__, __version__, self.encoding, self.dtype, self.transposed, self.requires_grad, self.is_inference(),
+            looks,
+        ))  # fmt: skip
 
     def __reduce_ex__(self, protocol: object) -> tuple[Any, ...]:
         # Without torch's own way: that saves 8-bit floats so that pickle cannot load them.
@@ -216,6 +224,12 @@ class QuantizedWeight(Tensor):
         zeros = "" if self.zero_points is None else ", zero points"
         prepacked = "" if self.packed is None else ", prepacked"
         return f"QuantizedWeight({list(self.shape)} {kind}, {scales}{zeros}{prepacked}, {self.device})"
+
+
+def _look_of(part: Tensor) -> tuple[object, ...]:
+    """Everything of a part but its numbers."""
+    size, place = (tuple(part.shape), part.stride()), (part.storage_offset(), part.untyped_storage().nbytes())
+    return (*size, *place, part.dtype, str(part.device))
 
 
 def _saved(

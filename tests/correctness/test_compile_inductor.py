@@ -68,7 +68,7 @@ def test_no_gradient_is_written_once_more_as_its_transpose(fused):
 
     gate, up = (rows(16, 24)[0].requires_grad_() for _ in range(2))
     _, (_, backward) = run_and_get_code(outputs_and_gradients, torch.compile(gated), [gate, up], rows(8, 24)[0])
-    assert backward.count("extern_kernels.gemmtune_planned(") == 4
+    assert backward.count("gemmtune_extern_kernels_planned(") == 4
     assert not re.search(r"empty_strided_cpu\([^()]*\([^()]*\), \(1, ", backward)
 
 
@@ -79,12 +79,26 @@ def test_a_block_runs_planned_products_with_memory_of_inductor(fused):
         compiled = torch.compile(model, fullgraph=True, dynamic=False, mode="reduce-overhead")
         got, [code] = run_and_get_code(compiled, x)
         assert_as_good([got], [model(x)], [in_float64(model)(x.double())])
-    assert code.count("extern_kernels.gemmtune_planned(") == 5
+    assert code.count("gemmtune_extern_kernels_planned(") == 5
     assert "extern_kernels.mm(" not in code
     assert "extern_kernels.addmm(" not in code
     text = str(gemmtune.explain(compiled))
     assert "5 of 5 GEMMs" in text
     assert "mm 10x64x32 float32 nt then mul(" in text
+
+
+def test_branches_call_what_their_module_imports(fused):
+    def chosen(first: Tensor, x: Tensor) -> Tensor:
+        return torch.cond(first, lambda x: x @ x.t(), lambda x: x.t() @ x, (x,))
+
+    x = rows(16, 16)[0]
+    with torch.no_grad():
+        compiled = torch.compile(chosen, fullgraph=True)
+        got, [code] = run_and_get_code(compiled, torch.tensor([False])[0], x)
+    torch.testing.assert_close(got, x.t() @ x)
+    assert code.count("gemmtune_extern_kernels_planned(") == 2
+    assert code.count("gemmtune_extern_kernels = ") == 1
+    assert code.count("gemmtune_extern_kernels.ready(") == 2
 
 
 def test_graphs_of_the_cache_answer_only_while_the_store_is_the_same(own_store):

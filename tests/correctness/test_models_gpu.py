@@ -10,13 +10,16 @@ from compiled_graphs import Always, Block, Mlp, assert_as_good, in_float64, outp
 from rotation import rotated
 from test_operators import DIFFERENTIABLE, arguments
 from torch import nn
+from torch._dynamo.utils import counters
+from torch._inductor import config as inductor_config
+from torch._inductor.utils import fresh_cache
 from torch.library import opcheck
 
 import gemmtune
 from gemmtune import QuantizedWeight, settings
 from gemmtune.backends.triton.float8_rows import LEAST_CAPABILITY, serves
 from gemmtune.dispatch.weight_functions import rows_in_float8
-from gemmtune.integration.compile import backend, install, uninstall
+from gemmtune.integration.compile import backend, install, planned, uninstall
 from gemmtune.operators.library import OPERATORS
 
 pytestmark = pytest.mark.gpu
@@ -133,6 +136,35 @@ def test_layers_of_one_input_are_one_product(kind, mode, rows):
             model.k.weight.data = model.k.weight.data.clone() * 2
             for _ in range(4):
                 torch.testing.assert_close(compiled(x).clone(), model(x), rtol=3e-2, atol=3e-2)
+
+
+@pytest.mark.slow
+def test_a_graph_out_of_the_cache_is_ready_before_it_is_captured(monkeypatch):
+    """The pass does not run then: what it does for a capture, the code does when it is loaded."""
+    model, x = Heads().to("cuda", BF16), torch.randn(16, 256, device="cuda", dtype=BF16)
+    backend.install(judge=Always("alone"))
+    try:
+        with (
+            torch.no_grad(),
+            fresh_cache(),
+            settings.patch(tune="never"),
+            inductor_config.patch("triton.slow_path_cudagraph_asserts", True),
+        ):
+            expected = model(x)
+            torch.compile(model, mode="reduce-overhead")(x)
+            torch._dynamo.reset()
+            planned.forget_launches()
+            hits = counters["inductor"]["fxgraph_cache_hit"]
+            compiled = torch.compile(model, mode="reduce-overhead")
+            seen = []
+            ready = planned.ready_launch
+            monkeypatch.setattr(planned, "ready_launch", lambda *key: seen.append(key) or ready(*key))
+            for _ in range(4):
+                torch.testing.assert_close(compiled(x).clone(), expected, rtol=3e-2, atol=3e-2)
+    finally:
+        uninstall()
+    assert counters["inductor"]["fxgraph_cache_hit"] == hits + 1
+    assert not seen
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, BF16])

@@ -3,8 +3,8 @@
 ``backend`` is what Dynamo calls; ``rewriting`` the pass, which goes node by node through ``products`` (which nodes are GEMMs),
 ``tails`` (what is behind them), ``joins`` (which may be one), a judge (``judging``, ``verdicts``, ``knowledge``, ``variants``) and
 ``planned`` and ``planned_join`` (what is called instead, which ``lowering`` teaches Inductor). ``experts`` changes what is around
-grouped products. ``report`` keeps what was decided.
-All but ``report`` needs Inductor's modules, and is imported when it is used.
+grouped products. ``report`` keeps what was decided. ``library`` defines operators, and ``extern`` has what generated code imports.
+``report``, ``extern`` and what they import need no module of Inductor; all else is imported when it is used.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ import torch
 from torch import fx
 from torch._inductor import config as inductor_config
 
-from .planned import LIBRARY
+from .library import SUM
 from .tails import CONVERT, VIEWS
 
 aten = torch.ops.aten
@@ -29,10 +29,6 @@ NARROW = ((2**7, torch.uint8), (2**15, torch.int16))
 _BETWEEN = (*VIEWS, CONVERT, aten.where.self, aten.mul.Tensor, aten.index.Tensor)
 _ASCENDING = ((), (-1,), (0,), (-1, False), (0, False))
 
-LIBRARY.define("sum_of_experts(Tensor rows) -> Tensor")  # type: ignore[no-untyped-call]
-LIBRARY.impl("sum_of_experts", lambda rows: rows.sum(1), "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
-SUM = torch.ops.gemmtune.sum_of_experts.default
-"""[tokens, experts of each, columns] to [tokens, columns]."""
 Change = Callable[[], None]
 
 

@@ -12,7 +12,6 @@ from torch import fx
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from ...problem import Layout, Problem
-from ...problem.layout import ALIGNED_BYTES
 from .products import Product
 from .tails import VIEWS
 
@@ -47,18 +46,6 @@ def joins_of(products: Sequence[Product]) -> list[Join]:
         if (key := _key(product)) is not None:
             alike.setdefault(key, []).append(product)
     return [join for group in alike.values() for join in _joins(group)]
-
-
-def part_of(problem: Problem, begin: int, end: int) -> Problem:
-    """The product of some columns alone, into these columns of the whole result."""
-
-    def columns(whole: Layout) -> Layout:
-        offset = (whole.offset + begin * whole.stride[-1]) % max(1, ALIGNED_BYTES // whole.dtype.itemsize)
-        return dataclasses.replace(whole, size=(*whole.size[:-1], end - begin), offset=offset)
-
-    wholes = [(role, layout) for role, layout in problem.operands if role != "a"] + [("out", problem.out)]
-    fields: dict[str, Any] = {role: columns(layout) for role, layout in wholes}
-    return dataclasses.replace(problem, **fields)
 
 
 def is_given(node: fx.Node) -> bool:

@@ -40,7 +40,7 @@ class Judge(Protocol):
         ...
 
     def token(self) -> object:
-        """A value that changes whenever a verdict may, and that another process has too."""
+        """Return a value that changes whenever a verdict may, and that another process has too; None where there is none."""
         ...
 
 
@@ -49,23 +49,26 @@ class Always:
     """Every GEMM goes the same way, whatever it costs: for variants of a graph that are measured against each other."""
 
     taken: Taken
-    only: Callable[[Product], bool] = lambda _: True
+    only: Callable[[Product], bool] | None = None
 
     def prepare(self, products: Iterable[Product], joins: Iterable[Join]) -> None:
         """Nothing has to be known."""
 
     def verdict(self, product: Product) -> Verdict:
         """``fused`` is ``alone`` where there is no tail."""
-        if not self.taken or not self.only(product):
+        if not self._takes(product):
             return Verdict(taken="", reason="a variant for comparison")
         taken: Taken = "fused" if self.taken == "fused" and product.fused is not None else "alone"
         return Verdict(taken=taken, reason="a variant for comparison")
 
     def joined(self, join: Join) -> Verdict:
         """All that can be are joined, where any GEMM is rewritten."""
-        taken: Taken = "joined" if self.taken and all(map(self.only, join.products)) else ""
+        taken: Taken = "joined" if all(map(self._takes, join.products)) else ""
         return Verdict(taken=taken, reason="a variant for comparison")
 
     def token(self) -> object:
-        """The way."""
-        return self.taken
+        """Return the way. A function has no value that another process knows."""
+        return self.taken if self.only is None else None
+
+    def _takes(self, product: Product) -> bool:
+        return bool(self.taken) and (self.only is None or self.only(product))

@@ -1,4 +1,7 @@
-"""How Inductor generates code for planned products: a call with ``out=``, whose memory Inductor plans. And for sums behind them."""
+"""How Inductor generates code for planned products: a call with ``out=``, whose memory Inductor plans. And for sums behind them.
+
+The code imports what it calls (``extern``), so that it runs in every process that gets it out of a cache.
+"""
 
 from __future__ import annotations
 
@@ -9,22 +12,32 @@ import torch
 from torch._inductor import config as inductor_config
 from torch._inductor import ir
 from torch._inductor.lowering import fallback_handler, lowerings, register_lowering
-from torch._inductor.select_algorithm import extern_kernels
 from torch._inductor.virtualized import V
 
-from . import experts, planned, planned_join
-
-NAME, NAME_OF_JOIN = "gemmtune_planned", "gemmtune_planned_join"
+from . import experts, extern, library, planned, planned_join
 
 
 def register() -> None:
-    """Teach Inductor the operators. Code out of its cache finds the functions under the same names."""
+    """Teach Inductor the operators."""
     if planned.OPERATOR not in lowerings:
-        setattr(extern_kernels, NAME, planned.run_planned)
-        setattr(extern_kernels, NAME_OF_JOIN, planned_join.run_join)
         register_lowering(planned.OPERATOR, type_promotion_kind=None)(_lowered)
         register_lowering(planned_join.OPERATOR, type_promotion_kind=None)(_lowered_join)
-        register_lowering(experts.SUM, type_promotion_kind=None)(_lowered_sum)
+        register_lowering(library.SUM, type_promotion_kind=None)(_lowered_sum)
+
+
+class CallOfOurs(ir.ExternKernelOut):
+    """A call of one of our functions. ``needs`` are the statements that its module executes when it is loaded."""
+
+    needs: tuple[str, ...] = ()
+
+    def codegen(self, wrapper: Any) -> None:
+        """Add what the module needs, once, then the call."""
+        root = wrapper
+        while (parent := getattr(root, "parent_wrapper", None)) is not None:  # a branch, or a part between CUDA graphs
+            root = parent
+        for statement in self.needs:
+            root.add_import_once(statement)
+        super().codegen(wrapper)
 
 
 def _lowered(tensors: Sequence[Any], problem: str, *, dynamic: bool = False, alpha: float = 1.0, beta: float = 1.0) -> Any:
@@ -33,7 +46,8 @@ def _lowered(tensors: Sequence[Any], problem: str, *, dynamic: bool = False, alp
         return fallback_handler(planned.OPERATOR, add_to_fallback_set=False)(tensors, problem, **keywords)  # type: ignore[no-untyped-call]
     inputs = _inputs(tensors)
     size = planned.out_size(planned.problem_of_text(problem), [x.get_size() for x in inputs])
-    return _call(NAME, planned.OPERATOR, inputs, size, {"problem": problem, **keywords})
+    ready = () if dynamic else (f"ready({problem!r}, {_index()})",)
+    return _call("planned", planned.OPERATOR, inputs, size, {"problem": problem, **keywords}, ready)
 
 
 def _lowered_join(tensors: Sequence[Any], problem: str, widths: Sequence[int]) -> Any:
@@ -41,7 +55,8 @@ def _lowered_join(tensors: Sequence[Any], problem: str, widths: Sequence[int]) -
         return fallback_handler(planned_join.OPERATOR, add_to_fallback_set=False)(tensors, problem, widths)  # type: ignore[no-untyped-call]
     inputs = _inputs(tensors)
     size = [inputs[0].get_size()[0], sum(widths)]
-    return _call(NAME_OF_JOIN, planned_join.OPERATOR, inputs, size, {"problem": problem, "widths": list(widths)})
+    ready = (f"ready_join({problem!r}, {list(widths)}, {_index()})",)
+    return _call("planned_join", planned_join.OPERATOR, inputs, size, {"problem": problem, "widths": list(widths)}, ready)
 
 
 def _lowered_sum(rows: Any) -> Any:
@@ -52,7 +67,13 @@ def _lowered_sum(rows: Any) -> Any:
 
 def _no_python() -> bool:
     """The generated code can only call operators, by the dispatcher."""
-    return bool(V.graph.cpp_wrapper or V.graph.aot_mode)
+    return bool(V.graph.cpp_wrapper or V.graph.aot_mode or V.graph.fx_wrapper)
+
+
+def _index() -> int:
+    """The index of the device of the node that is lowered; -1 for the CPU."""
+    device: torch.device = V.graph.current_node.meta["val"].device
+    return -1 if device.type == "cpu" else device.index
 
 
 def _inputs(tensors: Sequence[Any]) -> list[Any]:
@@ -69,13 +90,16 @@ def _as_told(x: Any, strides: Sequence[Any]) -> Any:
     return ir.ExternKernel.realize_input(ir.ExternKernel.require_exact_strides(x, strides)) if strides else x
 
 
-def _call(name: str, operator: Any, inputs: list[Any], size: list[Any], keywords: dict[str, Any]) -> Any:
+def _call(name: str, operator: Any, inputs: list[Any], size: list[Any], keywords: dict[str, Any], ready: tuple[str, ...]) -> Any:
     value = V.graph.current_node.meta["val"]
-    made = ir.ExternKernelOut(
+    called = f"{extern.NAME}_{name}"
+    made = CallOfOurs(
         layout=ir.FixedLayout(value.device, value.dtype, size),
         inputs=inputs,
         kwargs=keywords,
-        python_kernel_name=f"extern_kernels.{name}",
+        python_kernel_name=called,
         op_overload=operator,
     )
+    functions = (f"{called} = {extern.NAME}.{name}", *(f"{extern.NAME}.{statement}" for statement in ready))
+    made.needs = (*extern.import_lines(), *functions)
     return ir.TensorBox.create(made)

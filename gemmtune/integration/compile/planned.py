@@ -2,18 +2,19 @@
 
 Code that Inductor generates calls ``run_planned`` with memory that Inductor planned; no dispatcher is between. Where only operators
 can be called (AOTInductor) it is ``torch.ops.gemmtune.planned``. A call never tunes: the store's pick runs, or torch.
+Nothing here imports Inductor: a graph may run without it.
 """
 
 from __future__ import annotations
 
 import functools
 import json
+import sys
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch._inductor import config as inductor_config
 
 from ... import settings as settings_module
 from ...choice import Run
@@ -25,11 +26,11 @@ from ...problem import Layout, Problem
 from ...problem.layout import ALIGNED_BYTES
 from ...toolchain.launcher import ORDERED_STREAMS
 from ..measured import in_models
+from .library import LIBRARY
 from .threads import in_a_thread
 
 Tensor = torch.Tensor
 
-LIBRARY = torch.library.Library("gemmtune", "FRAGMENT")  # type: ignore[no-untyped-call]
 LIBRARY.define("planned(Tensor[] tensors, str problem, *, bool dynamic=False, float alpha=1.0, float beta=1.0) -> Tensor")  # type: ignore[no-untyped-call]
 OPERATOR = torch.ops.gemmtune.planned.default
 """``tensors`` are those of ``Problem.operands`` and then the epilogue's, ``problem`` is ``Problem.key``. With ``dynamic`` the sizes
@@ -60,19 +61,33 @@ def problem_of_text(text: str) -> Problem:
 
 
 def ready_plan(problem: Problem, index: int) -> Plan:
-    """The plan of a problem, made now: kernels are loaded and launches bound before the first call, and so before any capture."""
+    """Make the plan of a problem now: kernels are loaded and launches bound before the first call, and so before any capture."""
+    return _ready(problem, index)[0]
+
+
+def ready_launch(text: str, index: int) -> Launch:
+    """Return the launch of the problem with this text, made now unless there is one: code out of a cache comes without a plan."""
+    found = _launches.get((text, index))
+    if found is None:
+        found = _launches[text, index] = _ready(problem_of_text(text), index)[1]
+    return found
+
+
+def _ready(problem: Problem, index: int) -> tuple[Plan, Launch]:
     plan = _plan(problem, index)
     if index >= 0 and not torch.cuda.is_current_stream_capturing():
         in_a_thread(functools.partial(_take_memory, plan, index, _graph_stream(index)))
     tensors = [layout for _, layout in problem.operands] + [*(problem.epilogue.operands if problem.epilogue else ()), problem.out]
     remainders = tuple(layout.offset * layout.dtype.itemsize % ALIGNED_BYTES for layout in tensors)
-    _launches[problem.key, index] = Launch(run=plan.kernel.run, remainders=remainders, scaled=bool(problem.operation.scalars))
-    return plan
+    launch = Launch(run=plan.kernel.run, remainders=remainders, scaled=bool(problem.operation.scalars))
+    _launches[problem.key, index] = launch
+    return plan, launch
 
 
 def _graph_stream(index: int) -> torch.cuda.Stream:
     """The stream on which the compiled graph will be captured, where Inductor makes CUDA graphs; else the current one."""
-    if not inductor_config.triton.cudagraphs:
+    inductor_config = sys.modules.get("torch._inductor.config")
+    if inductor_config is None or not inductor_config.triton.cudagraphs:
         return torch.cuda.current_stream(index)
     from torch._inductor.cudagraph_trees import get_manager  # noqa: PLC0415 - only where there is CUDA
 
@@ -108,10 +123,7 @@ def run_planned(*tensors: Tensor, out: Tensor, problem: str, dynamic: bool = Fal
     """
     if not dynamic:
         index = out.get_device()
-        launch = _launches.get((problem, index))
-        if launch is None:  # a graph out of Inductor's cache
-            ready_plan(problem_of_text(problem), index)
-            launch = _launches[problem, index]
+        launch = _launches.get((problem, index)) or ready_launch(problem, index)
         for x, remainder in zip((*tensors, out), launch.remainders, strict=True):
             if x.data_ptr() % ALIGNED_BYTES != remainder:
                 break

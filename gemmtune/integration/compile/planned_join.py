@@ -6,16 +6,19 @@ model was copied or moved since, each is multiplied by itself into its columns o
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import itertools
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
 from ...dispatch.plan import Plan
-from ...problem import Problem
-from .joins import part_of
-from .planned import LIBRARY, problem_of_text, ready_plan, run_planned
+from ...problem import Layout, Problem
+from ...problem.layout import ALIGNED_BYTES
+from .library import LIBRARY
+from .planned import problem_of_text, ready_launch, ready_plan, run_planned
 
 Tensor = torch.Tensor
 
@@ -26,9 +29,14 @@ OPERATOR = torch.ops.gemmtune.planned_join.default
 
 def ready_join(problem: Problem, widths: Sequence[int], index: int) -> Plan:
     """The plan of the whole, made now like those of its pieces: before any capture."""
-    for part in _parts(problem.key, tuple(widths)):
-        ready_plan(problem_of_text(part), index)
+    ready_pieces(problem.key, widths, index)
     return ready_plan(problem, index)
+
+
+def ready_pieces(problem: str, widths: Sequence[int], index: int) -> None:
+    """Make the launches of the single products now."""
+    for part in _parts(problem, tuple(widths)):
+        ready_launch(part, index)
 
 
 def run_join(*tensors: Tensor, out: Tensor, problem: str, widths: Sequence[int]) -> None:
@@ -49,7 +57,19 @@ def _parts(problem: str, widths: tuple[int, ...]) -> tuple[str, ...]:
     """The products of the single pieces, into columns of the whole result."""
     ends = itertools.accumulate(widths)
     whole = problem_of_text(problem)
-    return tuple(part_of(whole, end - width, end).key for width, end in zip(widths, ends, strict=True))
+    return tuple(_part_of(whole, end - width, end).key for width, end in zip(widths, ends, strict=True))
+
+
+def _part_of(problem: Problem, begin: int, end: int) -> Problem:
+    """Return the product of some columns alone, into these columns of the whole result."""
+
+    def columns(whole: Layout) -> Layout:
+        offset = (whole.offset + begin * whole.stride[-1]) % max(1, ALIGNED_BYTES // whole.dtype.itemsize)
+        return dataclasses.replace(whole, size=(*whole.size[:-1], end - begin), offset=offset)
+
+    wholes = [(role, layout) for role, layout in problem.operands if role != "a"] + [("out", problem.out)]
+    fields: dict[str, Any] = {role: columns(layout) for role, layout in wholes}
+    return dataclasses.replace(problem, **fields)
 
 
 def _whole(pieces: Sequence[Tensor]) -> Tensor | None:

@@ -61,12 +61,13 @@ class RewriteProducts(CustomGraphPass):
             graph.eliminate_dead_code()
 
     def uuid(self) -> Any:
-        """What a graph in Inductor's cache holds for: this code, the judge with the store that it reads, and the other passes.
+        """Return what a graph in Inductor's cache holds for: our code, the judge with its store, and the other passes.
 
-        None, which keeps graphs out of the cache, where another pass does not tell its own.
+        None, which keeps graphs out of the cache, where the judge or another pass does not report its own.
         """
-        told = [other.uuid() if isinstance(other, CustomGraphPass) else None for other in self.others]
-        return None if None in told else (_source_digest(), __version__, self.judge.token(), *told)
+        reported = [other.uuid() if isinstance(other, CustomGraphPass) else None for other in self.others]
+        known = (self.judge.token(), *reported)
+        return None if None in known else (_source_digest(), __version__, *known)
 
     def _joined(
         self, graph: fx.Graph, join: Join, order: dict[fx.Node, int], verdicts: dict[Hashable, Verdict]
@@ -194,8 +195,8 @@ def _register_lowering() -> None:
 
 @functools.cache
 def _source_digest() -> str:
-    """A digest of this package's source."""
+    """Return a digest of the source of gemmtune: what rewrites a graph, what its code calls, and what both go by."""
     digest = hashlib.sha256()
-    for path in sorted(Path(__file__).parent.glob("*.py")):
+    for path in sorted(Path(__file__).parents[2].rglob("*.py")):
         digest.update(path.read_bytes())
     return digest.hexdigest()

@@ -59,11 +59,15 @@ class StoreJudge:
         return verdict
 
     def token(self) -> object:
-        """The settings, the machine, the contents of the store and whether this tunes."""
+        """Return the settings, the machine with each of its GPUs, the contents of the store and whether this tunes.
+
+        The place of a file decides nothing, and another process may keep it elsewhere.
+        """
         settings = settings_module.current()
-        devices = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
+        devices = ["cpu", *(f"cuda:{index}" for index in range(torch.cuda.device_count()))]
         machines = [fingerprint(detect(device), settings.timing) for device in devices]
-        return repr(settings), canonical(machines), open_store(settings).digest(), self.tunes
+        chosen = dataclasses.replace(settings, cache_dir=None, store_path=None, log_file=None)
+        return repr(chosen), canonical(machines), open_store(settings).digest(), self.tunes
 
 
 def _parts(join: Join) -> Joined:

@@ -1,0 +1,107 @@
+"""What graphs in caches rely on, and what their keys tell apart."""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+from typing import Any
+from unittest.mock import Mock
+
+import pytest
+import torch
+
+import gemmtune
+from gemmtune import QuantizedWeight, settings
+from gemmtune.integration.compile import extern
+from gemmtune.integration.compile.judging import Always
+from gemmtune.integration.compile.rewriting import RewriteProducts
+from gemmtune.integration.compile.verdicts import StoreJudge
+
+INTERFACE = (
+    1,
+    {
+        "planned": "(*tensors, out, problem, dynamic=False, alpha=1.0, beta=1.0)",
+        "planned_join": "(*tensors, out, problem, widths)",
+        "ready": "(problem, index)",
+        "ready_join": "(problem, widths, index)",
+    },
+)
+"""A number of the interface, and the functions and arguments that it stands for."""
+TEXT = (
+    '{"a":{"dtype":"float32","offset":0,"size":[4,6],"stride":[6,1]},"alpha":"one","b":{"dtype":"float32","offset":0,"size":[6,5],'
+    '"stride":[1,6]},"batch":1,"beta":"one","device_type":"cpu","epilogue":null,"inp":{"dtype":"float32","offset":0,"size":[5],'
+    '"stride":[1]},"k":6,"m":4,"n":5,"op":"addmm","out":{"dtype":"float32","offset":0,"size":[4,5],"stride":[5,1]},'
+    '"precision":{"input_mode":"ieee","reduced_partials":false},"prepacked":false}'
+)
+"""A problem as code that was generated for this interface has it."""
+
+
+def arguments(function: Any) -> str:
+    parameters = [x.replace(annotation=x.empty) for x in inspect.signature(function).parameters.values()]
+    return str(inspect.Signature(parameters)).replace("*, ", "")
+
+
+def test_another_interface_has_another_number() -> None:
+    functions = {name: arguments(getattr(extern.functions(extern.INTERFACE, ""), name)) for name in extern.Functions.__slots__}
+    assert (extern.INTERFACE, functions) == INTERFACE
+
+
+def test_code_that_was_generated_before_runs() -> None:
+    functions = extern.functions(INTERFACE[0], "")
+    a, b, c, out = torch.randn(4, 6), torch.randn(5, 6).t(), torch.randn(5), torch.empty(4, 5)
+    with settings.patch(tune="never", backends=("aten",)):
+        functions.ready(TEXT, -1)
+        functions.planned(a, b, c, problem=TEXT, dynamic=False, alpha=1.0, beta=1.0, out=out)
+    torch.testing.assert_close(out, torch.addmm(c, a, b))
+
+
+def test_nothing_is_made_ready_for_a_gpu_that_is_not_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    ready = Mock()
+    monkeypatch.setattr(extern, "ready_launch", ready)
+    monkeypatch.setattr(extern, "ready_pieces", ready)
+    functions = extern.functions(extern.INTERFACE, "")
+    functions.ready(TEXT, torch.cuda.device_count())
+    functions.ready_join(TEXT, [2, 3], torch.cuda.device_count())
+    assert not ready.called
+
+
+def test_the_key_of_a_graph_has_what_decides_and_not_where_files_lie(tmp_path: Path) -> None:
+    def token(**changed: Any) -> object:
+        with settings.patch(cache_dir=str(tmp_path / "one"), **changed):
+            return StoreJudge().token()
+
+    usual = token()
+    assert token(store_path=str(tmp_path / "two" / "store.sqlite"), log_file=str(tmp_path / "log")) == usual
+    assert token(backends=("aten",)) != usual
+    assert StoreJudge(tunes=True).token() != StoreJudge().token()
+    threads = torch.get_num_threads()
+    torch.set_num_threads(threads + 1)
+    try:
+        assert token() != usual
+    finally:
+        torch.set_num_threads(threads)
+
+
+def test_a_judge_that_asks_a_function_keeps_graphs_out_of_the_cache() -> None:
+    assert RewriteProducts(Always("alone")).uuid() is not None
+    assert RewriteProducts(Always("alone", only=lambda product: True)).uuid() is None
+
+
+def weight(kind: str = "int8", *, begin: int = 0, **options: Any) -> QuantizedWeight:
+    whole = QuantizedWeight.quantize(torch.linspace(-1, 1, 64 * 64).reshape(64, 64), kind, **options)
+    return whole.map_parts(lambda part: part[:, begin : begin + 32])
+
+
+def test_quantized_weights_share_graphs_only_where_they_look_alike() -> None:
+    def key(x: QuantizedWeight) -> str:
+        return x._stable_hash_for_caching()
+
+    others = [
+        weight("int4"), weight("uint4"), weight("uint8"), weight("float8_e4m3fn"), weight(scales="group_32"), weight(begin=32),
+        weight(begin=1), weight(scale_dtype=torch.float16), weight().t(), weight().to(torch.bfloat16),
+        weight().map_parts(torch.clone), weight().map_parts(lambda part: part.t().contiguous().t()),
+    ]  # fmt: skip
+    keys = [key(x) for x in (weight(), *others)]
+    assert len(set(keys)) == len(keys)
+    assert key(weight()) == keys[0]
+    assert gemmtune.__version__ in keys[0]
