@@ -23,6 +23,7 @@ import quick_compiler
 import rotation
 import torch
 import worker_server
+from extras import pytest_runtest_setup
 from interpreter import interpreting_process
 from parallel import pytest_collection_modifyitems, pytest_ignore_collect, pytest_runtest_protocol, pytest_xdist_auto_num_workers
 from processes import Run
@@ -39,6 +40,7 @@ __all__ = [
     "pytest_collection_modifyitems",
     "pytest_ignore_collect",
     "pytest_runtest_protocol",
+    "pytest_runtest_setup",
     "pytest_xdist_auto_num_workers",
     "shipped_compiler",
 ]

@@ -8,6 +8,7 @@ from collections.abc import Callable
 import pytest
 import torch
 import torch.nn.functional as F
+from extras import needs
 from torch.profiler import ProfilerActivity, profile
 
 from gemmtune.backends.cutlass import BACKEND
@@ -19,9 +20,12 @@ from gemmtune.problem.trace import trace
 from gemmtune.selector.verify import Verifier
 from gemmtune.settings import Settings
 
-pytestmark = pytest.mark.skipif(
-    not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0), reason="operations of SM90 run on SM90 alone"
-)
+pytestmark = [
+    needs("cutlass"),
+    pytest.mark.skipif(
+        not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0), reason="operations of SM90 run on SM90 alone"
+    ),
+]
 
 F16 = torch.float16
 M, N, K = 264, 520, 1160

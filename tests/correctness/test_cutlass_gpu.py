@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 import pytest
 import torch
+from extras import needs
 from rotation import rotated
 
 from gemmtune.backends.cutlass import BACKEND
@@ -21,6 +22,7 @@ from gemmtune.problem.trace import trace
 from gemmtune.selector.verify import Verifier
 from gemmtune.settings import Settings
 
+pytestmark = needs("cutlass")
 BF16, F16 = torch.bfloat16, torch.float16
 MOST_VARIANTS = 12
 

@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
+from extras import needs
 from launches import (
     assert_follows_offsets,
     assert_launched_by_a_new_thread,
@@ -25,9 +26,12 @@ from gemmtune.problem import Problem
 from gemmtune.problem.trace import trace
 from gemmtune.settings import Settings
 
-pytestmark = pytest.mark.skipif(
-    not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0), reason="operations of SM90 run on SM90 alone"
-)
+pytestmark = [
+    needs("cutlass"),
+    pytest.mark.skipif(
+        not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0), reason="operations of SM90 run on SM90 alone"
+    ),
+]
 BF16, F16 = torch.bfloat16, torch.float16
 
 

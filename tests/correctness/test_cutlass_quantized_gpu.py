@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from extras import needs
 from rotation import rotated
 
 from gemmtune.backends.cutlass import BACKEND
@@ -19,6 +20,7 @@ from gemmtune.problem.trace import trace
 from gemmtune.selector.verify import Verifier
 from gemmtune.settings import Settings
 
+pytestmark = needs("cutlass")
 F32, F16, BF16 = torch.float32, torch.float16, torch.bfloat16
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 CUDA: dict[str, Any] = {"device_type": "cuda"}

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from extras import needs
 from native_calls import arguments, found, in_place
 from tables_of_rows import put_table
 
@@ -293,8 +294,12 @@ def test_products_that_are_turned_from_some_m_on_have_rows_up_to_there() -> None
         torch.testing.assert_close(gemmtune.mm(a[:m], w), a[:m] @ w)
 
 
+CUBLASLT = pytest.param("cublaslt:", marks=needs("cublaslt"))
+CUTLASS = pytest.param("cutlass:", marks=needs("cutlass"))
+
+
 @pytest.mark.gpu
-@pytest.mark.parametrize("name", ["triton:mm", "triton:persistent", "cuda:cluster", "cublaslt:", "cutlass:", "aten:"])
+@pytest.mark.parametrize("name", ["triton:mm", "triton:persistent", "cuda:cluster", CUBLASLT, CUTLASS, "aten:"])
 def test_rows_on_a_gpu(name: str, caplog: pytest.LogCaptureFixture) -> None:
     """Each backend's launches follow M, on the default stream, on another one, and in a graph."""
     if name in ("cuda:cluster", "triton:persistent") and torch.cuda.get_device_capability() != (9, 0):
@@ -334,7 +339,7 @@ def test_rows_on_a_gpu(name: str, caplog: pytest.LogCaptureFixture) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("form", ["bmm", "baddbmm", "columns"])
-@pytest.mark.parametrize("name", ["triton:", "cuda:cluster", "cublaslt:", "cutlass:", "aten:"])
+@pytest.mark.parametrize("name", ["triton:", "cuda:cluster", CUBLASLT, CUTLASS, "aten:"])
 def test_rows_in_strides_on_a_gpu(name: str, form: str) -> None:
     """Natively and by Python the bits are the same, where M is part of the stride of a batch or of a column."""
     if name == "cuda:cluster" and torch.cuda.get_device_capability() != (9, 0):
