@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import fx
-from torch.multiprocessing.reductions import StorageWeakRef
 
 from ...problem import Layout, Problem
 from ...problem.layout import ALIGNED_BYTES
+from .addresses import Addresses, address_of, input_addresses
 from .products import Product
 from .tails import VIEWS
 
 aten = torch.ops.aten
 OPS = ("mm", "addmm", "mixed_mm")
-_TURNS = (aten.permute.default, aten.t.default, aten.transpose.int, *VIEWS)
+SCALES = ("scale_b", "zero_b")
+_TRANSPOSES = (aten.permute.default, aten.t.default, aten.transpose.int, *VIEWS)
 """Nodes that make b of a weight."""
 
 
@@ -41,35 +43,49 @@ class Join:
 
 
 def joins_of(products: Sequence[Product]) -> list[Join]:
-    """The joins among GEMMs of a graph."""
+    """Return the joins among GEMMs of the graph that is being compiled."""
     alike: dict[Hashable, list[Product]] = {}
+    known = input_addresses()
     for product in products:
-        if (key := _key(product)) is not None:
+        if (key := _key(product, known)) is not None:
             alike.setdefault(key, []).append(product)
-    return [join for group in alike.values() for join in _joins(group)]
+    return [join for group in alike.values() for join in _joins(group, known)]
+
+
+@functools.lru_cache(4096)
+def gathered_roles(problem: Problem) -> tuple[str, ...]:
+    """Return the operands that each call gathers into one: scales and zero points of groups along K.
+
+    Each weight has them in a storage of its own, row by row, so that the columns of several do not follow each other in memory.
+    """
+    return tuple(role for role, layout in problem.operands if role in SCALES and len(layout.size) == 2 and layout.size[0] > 1)
 
 
 def part_of(problem: Problem, begin: int, end: int) -> Problem:
-    """The product of some columns alone, into these columns of the whole result."""
+    """Return the product of some columns alone, into these columns of the whole result."""
+    gathered = gathered_roles(problem)
 
-    def columns(whole: Layout) -> Layout:
+    def columns(role: str, whole: Layout) -> Layout:
+        size = (*whole.size[:-1], end - begin)
+        if role in gathered:
+            return Layout.contiguous(size, whole.dtype)
         offset = (whole.offset + begin * whole.stride[-1]) % max(1, ALIGNED_BYTES // whole.dtype.itemsize)
-        return dataclasses.replace(whole, size=(*whole.size[:-1], end - begin), offset=offset)
+        return dataclasses.replace(whole, size=size, offset=offset)
 
     wholes = [(role, layout) for role, layout in problem.operands if role != "a"] + [("out", problem.out)]
-    fields: dict[str, Any] = {role: columns(layout) for role, layout in wholes}
+    fields: dict[str, Any] = {role: columns(role, layout) for role, layout in wholes}
     return dataclasses.replace(problem, **fields)
 
 
 def is_given(node: fx.Node) -> bool:
     """It is an input of the graph, or a view of one, and so can be read anywhere in it."""
-    while node.target in _TURNS and isinstance(node.args[0], fx.Node):
+    while node.target in _TRANSPOSES and isinstance(node.args[0], fx.Node):
         node = node.args[0]
     return node.op in ("placeholder", "get_attr")
 
 
-def _key(product: Product) -> Hashable | None:
-    """Equal for GEMMs that may be joined: the same operation on the same a, with weights in the same memory."""
+def _key(product: Product, known: Addresses) -> Hashable | None:
+    """Return a key that is equal for GEMMs that may be joined: the same operation on the same a, with weights of one dtype."""
     alone = product.alone
     if alone.op not in OPS or product.dynamic or product.scalars != (1.0, 1.0) or not all(map(is_given, product.tensors[1:])):
         return None
@@ -77,39 +93,37 @@ def _key(product: Product) -> Hashable | None:
     while source.target in VIEWS and isinstance(source.args[0], fx.Node):
         source = source.args[0]
     b = product.tensors[1].meta["val"]
-    return (alone.op, alone.encoding, source, alone.a, b.dtype, tuple(role for role, _ in alone.operands), _memory(b))
+    if address_of(b, known) is None:
+        return None
+    return (alone.op, alone.encoding, source, alone.a, b.dtype, b.device, tuple(role for role, _ in alone.operands))
 
 
-def _joins(group: Sequence[Product]) -> Iterator[Join]:
-    """Runs of neighbours."""
+def _joins(group: Sequence[Product], known: Addresses) -> Iterator[Join]:
+    """Yield runs of neighbours."""
     run: list[Product] = []
-    for product in sorted(group, key=lambda product: _values(product)[0].storage_offset()):
-        if run and not _neighbours(run[-1], product):
+    for product in sorted(group, key=lambda product: address_of(product.tensors[1].meta["val"], known) or 0):
+        if run and not _neighbours(run[-1], product, known):
             yield from _joined(run)
             run = []
         run.append(product)
     yield from _joined(run)
 
 
-def _values(product: Product) -> list[torch.Tensor]:
-    """The operands but a."""
-    return [node.meta["val"] for node in product.tensors[1:]]
-
-
-def _memory(x: torch.Tensor) -> StorageWeakRef:
-    return StorageWeakRef(x.untyped_storage())  # type: ignore[no-untyped-call]
-
-
-def _neighbours(left: Product, right: Product) -> bool:
-    """Whether each operand of the second begins where that of the first ends."""
-    for x, y in zip(_values(left), _values(right), strict=True):
-        if x.shape[:-1] != y.shape[:-1] or x.stride() != y.stride() or x.dtype != y.dtype:
+def _neighbours(left: Product, right: Product, known: Addresses) -> bool:
+    """Return whether each operand of the second begins where that of the first ends, or can be gathered with it."""
+    gathered = gathered_roles(left.alone)
+    for (role, _), first, second in list(zip(left.alone.operands, left.tensors, right.tensors, strict=True))[1:]:
+        x, y = first.meta["val"], second.meta["val"]
+        if x.shape[:-1] != y.shape[:-1] or x.dtype != y.dtype or (x.shape[-1], y.shape[-1]) != (left.alone.n, right.alone.n):
             return False
-        if _memory(x) != _memory(y):
+        if role in gathered:
+            if not (x.is_contiguous() and y.is_contiguous()):
+                return False
+            continue
+        begin, end = address_of(y, known), address_of(x, known)
+        if begin is None or end is None or begin != end + x.shape[-1] * x.stride(-1) * x.element_size():
             return False
-        if (x.shape[-1], y.shape[-1]) != (left.alone.n, right.alone.n):
-            return False
-        if y.storage_offset() != x.storage_offset() + x.shape[-1] * x.stride(-1):
+        if any(size > 1 and s != t for size, s, t in zip(x.shape, x.stride(), y.stride(), strict=True)):
             return False
     return True
 
@@ -117,9 +131,18 @@ def _neighbours(left: Product, right: Product) -> bool:
 def _joined(run: Sequence[Product]) -> Iterator[Join]:
     if len(run) > 1:
         first = run[0].alone
-        n = sum(product.alone.n for product in run)
+        n, gathered = sum(product.alone.n for product in run), gathered_roles(first)
         fields: dict[str, Any] = {"out": Layout.contiguous((first.m, n), first.out.dtype)}
         for role, layout in first.operands:
             if role != "a":
-                fields[role] = dataclasses.replace(layout, size=(*layout.size[:-1], n))
+                fields[role] = _widened(layout, n, gathered=role in gathered)
         yield Join(products=tuple(run), problem=dataclasses.replace(first, **fields))
+
+
+def _widened(layout: Layout, n: int, *, gathered: bool) -> Layout:
+    """Return the layout of the same rows with n columns. A single row has the stride that it has in a tensor of its own."""
+    size = (*layout.size[:-1], n)
+    whole = Layout.contiguous(size, layout.dtype)
+    if gathered:
+        return whole
+    return dataclasses.replace(whole if size[:-1] == (1,) else dataclasses.replace(layout, size=size), offset=layout.offset)

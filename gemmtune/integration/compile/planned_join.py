@@ -1,31 +1,34 @@
 """One product in the place of several: a function that writes into ``out``, and an operator of torch.
 
-The weights lay next to each other when the graph was compiled. A call looks whether they still do; where they do not, because the
-model was copied or moved since, each is multiplied by itself into its columns of ``out``.
+The weights lie next to each other when the graph is compiled. Each call compares their addresses. Where they no longer follow each
+other, because the model was copied or moved, each weight is multiplied separately into its columns of ``out``.
 """
 
 from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 
 import torch
 
 from ...dispatch.plan import Plan
-from ...problem import Problem
-from .joins import part_of
-from .planned import LIBRARY, problem_of_text, ready_plan, run_planned
+from ...problem import Layout, Problem
+from .joins import gathered_roles, part_of
+from .planned import LIBRARY, problem_of_text, ready_plan, run_as_laid_out, run_planned
 
 Tensor = torch.Tensor
 
 LIBRARY.define("planned_join(Tensor[] tensors, str problem, int[] widths) -> Tensor")  # type: ignore[no-untyped-call]
 OPERATOR = torch.ops.gemmtune.planned_join.default
 """``tensors`` are a, then for each further one of ``Problem.operands`` the pieces that it consists of, ``widths`` their columns."""
+_CAPACITY = 4096
+_wholes: dict[Hashable, Tensor] = {}
+"""Tensors over the memory of several, which they do not keep alive. A call uses one only after it compared the pieces' addresses."""
 
 
 def ready_join(problem: Problem, widths: Sequence[int], index: int) -> Plan:
-    """The plan of the whole, made now like those of its pieces: before any capture."""
+    """Make the plans of the whole and of its pieces, before any capture. Return that of the whole."""
     for part in _parts(problem.key, tuple(widths)):
         ready_plan(problem_of_text(part), index)
     return ready_plan(problem, index)
@@ -35,35 +38,69 @@ def run_join(*tensors: Tensor, out: Tensor, problem: str, widths: Sequence[int])
     """Write the products of a with all pieces into ``out``."""
     a, count = tensors[0], len(widths)
     roles = [tensors[begin : begin + count] for begin in range(1, len(tensors), count)]
-    wholes = [_whole(pieces) for pieces in roles]
-    if None not in wholes:
-        run_planned(a, *wholes, out=out, problem=problem)  # type: ignore[arg-type]
+    gathered = _gathered(problem)
+    wholes = [None if gather else _whole(pieces) for pieces, gather in zip(roles, gathered, strict=True)]
+    if all(gather or whole is not None for gather, whole in zip(gathered, wholes, strict=True)):
+        operands = [torch.cat(pieces, -1) if whole is None else whole for pieces, whole in zip(roles, wholes, strict=True)]
+        run_planned(a, *operands, out=out, problem=problem)
         return
     parts = _parts(problem, tuple(widths))
     for part, columns, *pieces in zip(parts, torch.split(out, list(widths), 1), *roles, strict=True):
-        run_planned(a, *pieces, out=columns, problem=part)
+        run = run_planned if _fits(part, pieces) else run_as_laid_out
+        run(a, *pieces, out=columns, problem=part)
 
 
-@functools.lru_cache(4096)
+@functools.lru_cache(_CAPACITY)
+def _gathered(problem: str) -> tuple[bool, ...]:
+    """Return for each operand but a whether each call gathers its pieces into one."""
+    known = problem_of_text(problem)
+    gathered = gathered_roles(known)
+    return tuple(role in gathered for role, _ in known.operands if role != "a")
+
+
+@functools.lru_cache(_CAPACITY)
 def _parts(problem: str, widths: tuple[int, ...]) -> tuple[str, ...]:
-    """The products of the single pieces, into columns of the whole result."""
+    """Return the products of the single pieces, into columns of the whole result."""
     ends = itertools.accumulate(widths)
     whole = problem_of_text(problem)
     return tuple(part_of(whole, end - width, end).key for width, end in zip(widths, ends, strict=True))
 
 
+def _fits(part: str, pieces: Sequence[Tensor]) -> bool:
+    """Return whether the operands but a have the strides that the problem has."""
+    layouts = [layout for role, layout in problem_of_text(part).operands if role != "a"]
+    return all(_strides(layout) == _strides(Layout.of(x)) for layout, x in zip(layouts, pieces, strict=True))
+
+
+def _strides(layout: Layout) -> list[int]:
+    return [stride for size, stride in zip(layout.size, layout.stride, strict=True) if size > 1]
+
+
 def _whole(pieces: Sequence[Tensor]) -> Tensor | None:
-    """The tensor of which these are columns; None where they do not follow each other in one piece of memory."""
-    first, last = pieces[0], pieces[-1]
-    step = first.stride(-1) * first.element_size()
-    address, columns = first.data_ptr(), 0
+    """Return the tensor whose columns these are, or None where they do not follow each other in memory."""
+    first = pieces[0]
+    stride, address, columns = first.stride(), first.data_ptr(), 0
+    step = stride[-1] * first.element_size()
     for x in pieces:
-        if x.data_ptr() != address + columns * step:
+        if x.data_ptr() != address + columns * step or x.stride()[-1] != stride[-1] or (x.shape[0] > 1 and x.stride() != stride):
             return None
         columns += x.shape[-1]
-    if first.untyped_storage().data_ptr() != last.untyped_storage().data_ptr():
-        return None
-    return first.as_strided((*first.shape[:-1], columns), first.stride())
+    key = (address, first.dtype, first.shape, stride, columns)
+    found = _wholes.get(key)
+    if found is None:
+        if len(_wholes) >= _CAPACITY:
+            _wholes.clear()
+        found = _wholes[key] = _over(first, columns)
+    return found
+
+
+def _over(first: Tensor, columns: int) -> Tensor:
+    """Return a tensor of ``columns`` columns that begins where the first piece does, past the end of its storage."""
+    size = (*first.shape[:-1], columns)
+    span = 1 + sum((n - 1) * s for n, s in zip(size, first.stride(), strict=True))
+    storage = torch._C._construct_storage_from_data_pointer(first.data_ptr(), first.device, span * first.element_size())
+    with torch.inference_mode(False), torch.no_grad():
+        return torch.empty(0, dtype=first.dtype, device=first.device).set_(storage, 0, size, first.stride())
 
 
 def _new(tensors: Sequence[Tensor], problem: str, widths: Sequence[int]) -> Tensor:

@@ -16,6 +16,7 @@ from torch._inductor.custom_graph_pass import CustomGraphPass
 
 from ...problem import Problem
 from ...version import __version__
+from .addresses import neighbours
 from .experts import changes_around
 from .joins import Join, joins_of
 from .judging import Judge, Verdict
@@ -61,12 +62,12 @@ class RewriteProducts(CustomGraphPass):
             graph.eliminate_dead_code()
 
     def uuid(self) -> Any:
-        """What a graph in Inductor's cache holds for: this code, the judge with the store that it reads, and the other passes.
+        """Return the key of a graph in Inductor's cache: this code, the judge with its store, the inputs' memory, other passes.
 
-        None, which keeps graphs out of the cache, where another pass does not tell its own.
+        None, which keeps graphs out of the cache, where another pass has no key.
         """
         told = [other.uuid() if isinstance(other, CustomGraphPass) else None for other in self.others]
-        return None if None in told else (_source_digest(), __version__, self.judge.token(), *told)
+        return None if None in told else (_source_digest(), __version__, self.judge.token(), neighbours(), *told)
 
     def _joined(
         self, graph: fx.Graph, join: Join, order: dict[fx.Node, int], verdicts: dict[Hashable, Verdict]
