@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections import Counter
 from collections.abc import Hashable, Iterator, Sequence
 from itertools import groupby
@@ -16,7 +17,9 @@ from ..problem.layout import ALIGNED_BYTES
 from .modules import is_linear
 from .own_storage import Rows, are_consecutive, is_sole
 
+log = logging.getLogger("gemmtune")
 Tensor = torch.Tensor
+_SHARED = "several modules have them, or a view, a state_dict, a graph of an earlier call or another process has their memory"
 
 
 @contextlib.contextmanager
@@ -52,21 +55,24 @@ def same_inputs(model: nn.Module) -> Iterator[list[list[nn.Module]]]:
 def lay_out(model: nn.Module, groups: Sequence[Sequence[nn.Module]]) -> None:
     """Move the weights of each group of layers, and their biases, next to each other in memory.
 
-    Every Parameter stays the object that it is, with its values and with a storage of its own. Left where they are: Parameters that
-    several modules have, and memory that anything else has too (views, other processes), is pinned, or cannot be had in a row.
-    One group exists twice while it is moved. On a CPU the memory of a group is freed when the last of its weights is.
+    Every Parameter stays the object that it is, with its values and with a storage of its own. It stays where it is if several
+    modules have it, if another tensor or process has its memory too, if that is pinned, or if there is no memory in a row.
+    A group exists twice while it is moved. On a CPU its memory is freed with the last of its weights.
     """
     holders = Counter(x for module in model.modules() for x in module._parameters.values() if x is not None)
-    rows = Rows()
+    rows, stay = Rows(), 0
     seen: set[nn.Module] = set()
     for group in groups:
         layers = [module for module in dict.fromkeys(group) if module not in seen]
         seen.update(layers)
         for name in ("weight", "bias"):
-            held = [x for module in layers if (x := module._parameters.get(name)) is not None]
-            for kind, alike in groupby((x for x in dict.fromkeys(held) if holders[x] == 1), _kind):
-                if kind is not None:
-                    _move(list(alike), rows)
+            held = [x for module in layers if (x := module._parameters.get(name)) is not None and _kind(x) is not None]
+            free = [x for x in dict.fromkeys(held) if holders[x] == 1 and all(map(is_sole, _moved_parts(x).values()))]
+            stay += len(held) - len(free) if len(held) > 1 else 0
+            for _, alike in groupby(free, _kind):
+                _move(list(alike), rows)
+    if stay:
+        log.info("optimize: %d weights and biases stay apart: %s", stay, _SHARED)
 
 
 def _kind(x: Tensor) -> Hashable | None:
@@ -82,7 +88,7 @@ def _kind(x: Tensor) -> Hashable | None:
         key = (x.dtype, x.device, x.shape[1:], x.requires_grad)
     else:
         return None
-    return key if all(is_sole(part) and not part.nbytes % ALIGNED_BYTES for part in _moved_parts(x).values()) else None
+    return None if any(part.nbytes % ALIGNED_BYTES for part in _moved_parts(x).values()) else key
 
 
 def _moved_parts(x: Tensor) -> dict[str, Tensor]:
@@ -106,10 +112,10 @@ def _move(alike: Sequence[Tensor], rows: Rows) -> None:
         return
     moved: dict[str, list[Tensor]] = {}
     for name, columns in before.items():
-        copies = rows.copies([x.t() if name != "data" else x for x in columns])
+        copies = rows.copies([x.t() if name == "tensor" else x for x in columns])
         if copies is None:
             return
         moved[name] = copies
     for name, copies in moved.items():
         for x, copy in zip(alike, copies, strict=True):
-            setattr(x, name, copy.t() if name != "data" else copy)
+            setattr(x, name, copy.t().data if name == "tensor" else copy)

@@ -39,7 +39,7 @@ class Rows:
                 return None
             for piece, x in zip(pieces, tensors, strict=True):
                 piece.copy_(x.detach().reshape(-1).view(torch.uint8))
-            return [piece.view(x.dtype).view(x.shape) for piece, x in zip(pieces, tensors, strict=True)]
+            return [piece.view(x.dtype).view(x.shape).data for piece, x in zip(pieces, tensors, strict=True)]
 
     def _pieces(self, sizes: Sequence[int], device: torch.device) -> list[Tensor] | None:
         if device.type == "cpu":
@@ -72,11 +72,13 @@ def are_consecutive(tensors: Sequence[Tensor]) -> bool:
 
 
 def is_sole(x: Tensor) -> bool:
-    """Return whether the tensor is all of its storage, and nothing else has that: no view, no other process, no pinned copy."""
+    """Return whether the tensor is all of its storage, and no other tensor or process has that.
+
+    Other tensors are views in the model or elsewhere, those of a ``state_dict`` and those that a graph keeps for its backward.
+    """
     if x.layout is not torch.strided or x.is_meta or not x.numel():
         return False
     storage = x.untyped_storage()
-    users = torch._C._storage_Use_Count(storage._cdata)  # the tensor, and ``storage``
-    if storage.nbytes() != x.nbytes or users > 2:
-        return False
-    return x.device.type != "cpu" or not (x.is_shared() or x.is_pinned())
+    users = torch._C._storage_Use_Count(storage._cdata)
+    alone = users == 2  # the tensor and ``storage``
+    return alone and storage.nbytes() == x.nbytes and not (x.device.type == "cpu" and (x.is_shared() or x.is_pinned()))

@@ -22,6 +22,7 @@ class Needed:
 
 
 transformers = Needed("transformers")
+accelerate = Needed("accelerate")
 
 SMALL = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 96}
 Inputs = Mapping[str, Tensor]

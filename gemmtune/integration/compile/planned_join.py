@@ -24,7 +24,7 @@ OPERATOR = torch.ops.gemmtune.planned_join.default
 """``tensors`` are a, then for each further one of ``Problem.operands`` the pieces that it consists of, ``widths`` their columns."""
 _CAPACITY = 4096
 _wholes: dict[Hashable, Tensor] = {}
-"""Tensors over the memory of several, which they do not keep alive. A call uses one only after it compared the pieces' addresses."""
+"""Tensors over the memory of several, which they do not keep alive. A call compares the pieces' addresses before it uses one."""
 
 
 def ready_join(problem: Problem, widths: Sequence[int], index: int) -> Plan:

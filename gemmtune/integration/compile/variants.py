@@ -81,7 +81,6 @@ class JoinedVariant(Way):
 
         return Kernel(run=run)
 
-
     def _gathering(self, kernel: Kernel) -> Kernel:
         """Return the kernel behind the copies that a graph makes of scales, as ``planned_join`` does."""
         gathered, widths = gathered_roles(self.problem), [part.n for part in self.parts]
