@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 import torch
+from torch.utils.dlpack import from_dlpack
 
 Tensor = torch.Tensor
 _TRIES = 4
@@ -45,7 +46,7 @@ class Rows:
         if device.type == "cpu":
             memory = torch.empty(sum(sizes), dtype=torch.uint8, device=device)
             # DLPack's export of a slice begins at its first byte, and keeps the whole allocation alive.
-            return [torch.from_dlpack(piece) for piece in memory.split(list(sizes))]
+            return [from_dlpack(piece) for piece in torch.split(memory, list(sizes))]
         if device.type == "cuda" and torch.cuda.get_allocator_backend() == "native":
             return self._blocks(sizes, device)
         return None
@@ -81,4 +82,4 @@ def is_sole(x: Tensor) -> bool:
     storage = x.untyped_storage()
     users = torch._C._storage_Use_Count(storage._cdata)
     alone = users == 2  # the tensor and ``storage``
-    return alone and storage.nbytes() == x.nbytes and not (x.device.type == "cpu" and (x.is_shared() or x.is_pinned()))
+    return alone and storage.nbytes() == x.nbytes and not (x.device.type == "cpu" and (storage.is_shared() or x.is_pinned()))

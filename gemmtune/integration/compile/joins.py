@@ -1,4 +1,4 @@
-"""GEMMs of a compiled graph that read the same input, and whose weights lie next to each other: what one product can do."""
+"""Horizontal fusion: GEMMs of a compiled graph with one input, whose weights lie next to each other, as one product."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ _TRANSPOSES = (aten.permute.default, aten.t.default, aten.transpose.int, *VIEWS)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Join:
-    """Products of one ``a`` with operands that are columns of one in memory, in that order; ``problem`` is that of all columns."""
+    """Products of one ``a`` with operands that are columns of one, in that order. ``problem`` is that of all columns."""
 
     products: tuple[Product, ...]
     problem: Problem
 
     @property
     def widths(self) -> tuple[int, ...]:
-        """The columns of each."""
+        """Columns of each product."""
         return tuple(product.alone.n for product in self.products)
 
     @property
     def pieces(self) -> tuple[fx.Node, ...]:
-        """The nodes of all operands but a: by role those of each product."""
+        """Nodes of all operands but a, grouped by role."""
         return tuple(x for role in zip(*(product.tensors[1:] for product in self.products), strict=True) for x in role)
 
 
@@ -78,7 +78,7 @@ def part_of(problem: Problem, begin: int, end: int) -> Problem:
 
 
 def is_given(node: fx.Node) -> bool:
-    """It is an input of the graph, or a view of one, and so can be read anywhere in it."""
+    """Return whether a node is an input of the graph or a view of one, so that any place in the graph can read it."""
     while node.target in _TRANSPOSES and isinstance(node.args[0], fx.Node):
         node = node.args[0]
     return node.op in ("placeholder", "get_attr")

@@ -90,7 +90,9 @@ class JoinedVariant(Way):
 
         def run(out: torch.Tensor, tensors: Tensors, scalars: Scalars) -> None:
             pairs = zip(roles, tensors, strict=True)
-            kernel.run(out, tuple(torch.cat(x.split(widths, -1), -1) if role in gathered else x for role, x in pairs), scalars)
+            kernel.run(
+                out, tuple(torch.cat(torch.split(x, widths, -1), -1) if role in gathered else x for role, x in pairs), scalars
+            )
 
         return Kernel(run=run)
 
