@@ -411,11 +411,13 @@ def check_copies(given: list[Tensor], copies: list[Tensor] | None) -> None:
 @pytest.mark.parametrize("sizes", [(1536, 512, 512), (2**25, 2**23, 2**23), (2**19, 2**19, 2**19)], ids=str)
 def test_copies_on_a_gpu_are_blocks_of_torchs_allocator(sizes):
     given = [torch.randint(0, 255, (size,), dtype=torch.uint8, device="cuda") for size in sizes]
-    shared, freed = Rows().copies(given), Rows().copies(given)
-    check_copies(given, shared)
-    check_copies(given, freed)
-    for x in shared or ():
+    rows = Rows()
+    recorded, shared, freed = (rows.copies(given) for _ in range(3))
+    for copies in (recorded, shared, freed):
+        check_copies(given, copies)
+    for x in recorded or ():
         x.record_stream(torch.cuda.Stream())
+    for x in shared or ():  # not the recorded ones: torch aborts at exit where nobody takes a tensor that is both
         x.untyped_storage()._share_cuda_()
     for x, size in zip(freed or (), sizes, strict=True):
         before = torch.cuda.memory_allocated()
