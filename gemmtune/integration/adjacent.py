@@ -1,11 +1,12 @@
-"""Weights of layers that read the same input, laid next to each other in memory: one product can then do what several did."""
+"""Weights of layers that read the same input, laid next to each other in memory, so that one product can replace several."""
 
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections import Counter
 from collections.abc import Hashable, Iterator, Sequence
-from itertools import accumulate, groupby
+from itertools import groupby
 from typing import Any
 
 import torch
@@ -14,15 +15,18 @@ from torch import nn
 from ..dispatch.weights import QuantizedWeight
 from ..problem.layout import ALIGNED_BYTES
 from .modules import is_linear
+from .own_storage import Rows, are_consecutive, is_sole
 
+log = logging.getLogger("gemmtune")
 Tensor = torch.Tensor
+_SHARED = "several modules have them, or a view, a state_dict, a graph of an earlier call or another process has their memory"
 
 
 @contextlib.contextmanager
 def same_inputs(model: nn.Module) -> Iterator[list[list[nn.Module]]]:
-    """Lists, for what runs in the block, of layers that were called one after the other with the same input.
+    """List the layers that are called one after the other with the same input, in the block.
 
-    Compiled functions run uncompiled meanwhile.
+    Compiled functions run uncompiled there.
     """
     found: list[list[nn.Module]] = []
     last: tuple[object, int] | None = None
@@ -49,65 +53,69 @@ def same_inputs(model: nn.Module) -> Iterator[list[list[nn.Module]]]:
 
 
 def lay_out(model: nn.Module, groups: Sequence[Sequence[nn.Module]]) -> None:
-    """Move the weights of each group of layers, and their biases, into one piece of memory each.
+    """Move the weights of each group of layers, and their biases, next to each other in memory.
 
-    Every Parameter stays the object that it is, with its values. What shares its memory with anything else stays where it is.
+    Every Parameter stays the object that it is, with its values and with a storage of its own. It stays where it is if several
+    modules have it, if another tensor or process has its memory too, if that is pinned, or if there is no memory in a row.
+    A group exists twice while it is moved. On a CPU its memory is freed with the last of its weights.
     """
-    tensors = [*model.parameters(), *model.buffers()]
-    owners = Counter(x.untyped_storage().data_ptr() for tensor in tensors for x in _parts(tensor) if x.layout is torch.strided)
+    holders = Counter(x for module in model.modules() for x in module._parameters.values() if x is not None)
+    rows, stay = Rows(), 0
     seen: set[nn.Module] = set()
     for group in groups:
         layers = [module for module in dict.fromkeys(group) if module not in seen]
         seen.update(layers)
         for name in ("weight", "bias"):
-            held = [x for module in layers if (x := module._parameters.get(name)) is not None]
-            movable = [x for x in dict.fromkeys(held) if all(_alone(part, owners) for part in _parts(x))]
-            for kind, alike in groupby(movable, _kind):
-                _move(list(alike) if kind is not None else [])
-
-
-def _parts(x: Tensor) -> list[Tensor]:
-    """The tensors with memory of their own that a tensor consists of."""
-    if isinstance(x, QuantizedWeight):
-        return [part for part in (x.tensor, x.scales, x.zero_points) if part is not None]
-    return [x]
-
-
-def _alone(x: Tensor, owners: Counter[int]) -> bool:
-    """It is the whole of its memory, and that of nothing else in the model."""
-    if x.layout is not torch.strided or x.is_meta or not x.numel():
-        return False
-    storage = x.untyped_storage()
-    return storage.nbytes() == x.nbytes and owners[storage.data_ptr()] == 1
+            held = [x for module in layers if (x := module._parameters.get(name)) is not None and _kind(x) is not None]
+            free = [x for x in dict.fromkeys(held) if holders[x] == 1 and all(map(is_sole, _moved_parts(x).values()))]
+            stay += len(held) - len(free) if len(held) > 1 else 0
+            for _, alike in groupby(free, _kind):
+                _move(list(alike), rows)
+    if stay:
+        log.info("optimize: %d weights and biases stay apart: %s", stay, _SHARED)
 
 
 def _kind(x: Tensor) -> Hashable | None:
-    """Equal for those that can be columns of one operand; None for what cannot be one."""
-    if not isinstance(x, QuantizedWeight):
-        plain = type(x) is nn.Parameter and x.is_contiguous()
-        return (x.dtype, x.device, x.shape[1:], x.requires_grad) if plain else None
-    n = x.shape[0]
-    scales = [part for part in (x.scales, x.zero_points) if part is not None]
-    columns = x.transposed and x.packed is None and x.tensor.t().is_contiguous()
-    if not columns or any(part.shape[-1] != n or not part.is_contiguous() for part in scales):
+    """Return a key that is equal for tensors that can be columns of one operand, or None for one that cannot be moved."""
+    if isinstance(x, QuantizedWeight):
+        n, scales = x.shape[0], [part for part in (x.scales, x.zero_points) if part is not None]
+        columns = x.transposed and x.packed is None and x.tensor.dim() == 2 and x.tensor.t().is_contiguous()
+        if not columns or any(part.shape[-1] != n or not part.is_contiguous() for part in scales):
+            return None
+        parts = [(part.dtype, part.device, part.shape[0]) for part in (x.tensor, *scales)]
+        key: Hashable = (x.dtype, x.encoding, *parts, len(scales))
+    elif type(x) is nn.Parameter and x.layout is torch.strided and x.is_contiguous():
+        key = (x.dtype, x.device, x.shape[1:], x.requires_grad)
+    else:
         return None
-    return (x.dtype, x.encoding, *((part.dtype, part.device, part.shape[0]) for part in (x.tensor, *scales)), len(scales))
+    return None if any(part.nbytes % ALIGNED_BYTES for part in _moved_parts(x).values()) else key
 
 
-def _move(alike: Sequence[Tensor]) -> None:
-    """Make tensors of one kind rows, and the scales of weights columns, of one tensor; where each begins as aligned as before."""
-    if len(alike) < 2 or any(part.nbytes % ALIGNED_BYTES for x in alike for part in _parts(x)):
+def _moved_parts(x: Tensor) -> dict[str, Tensor]:
+    """Return what is moved of a Parameter, by the names of its attributes.
+
+    Scales and zero points of groups along K stay: their columns cannot follow each other and be whole storages.
+    """
+    if not isinstance(x, QuantizedWeight):
+        return {"data": x}
+    scales = {name: part for name in ("scales", "zero_points") if (part := getattr(x, name)) is not None and part.shape[0] == 1}
+    return {"tensor": x.tensor, **scales}
+
+
+def _move(alike: Sequence[Tensor], rows: Rows) -> None:
+    """Lay tensors of one kind next to each other, all of their parts or none."""
+    if len(alike) < 2:
         return
-    ends = list(accumulate(x.shape[0] for x in alike))
-    if not isinstance(alike[0], QuantizedWeight):
-        whole = torch.cat([x.detach() for x in alike])
-        for x, end in zip(alike, ends, strict=True):
-            x.data = whole[end - x.shape[0] : end]
+    parts = [_moved_parts(x) for x in alike]
+    before = {name: [each[name] for each in parts] for name in parts[0]}
+    if all(map(are_consecutive, before.values())):
         return
-    names = [name for name in ("tensor", "scales", "zero_points") if getattr(alike[0], name) is not None]
-    for name in names:
-        parts: list[Tensor] = [getattr(x, name) for x in alike]
-        turned = name == "tensor"
-        whole = torch.cat([part.t() for part in parts]).t() if turned else torch.cat(parts, 1)
-        for x, end in zip(alike, ends, strict=True):
-            setattr(x, name, whole[:, end - x.shape[0] : end])
+    moved: dict[str, list[Tensor]] = {}
+    for name, columns in before.items():
+        copies = rows.copies([x.t() if name == "tensor" else x for x in columns])
+        if copies is None:
+            return
+        moved[name] = copies
+    for name, copies in moved.items():
+        for x, copy in zip(alike, copies, strict=True):
+            setattr(x, name, copy.t().data if name == "tensor" else copy)

@@ -1,4 +1,4 @@
-"""gemmtune in a model: its layers run stored picks, and nothing of it changes that anybody could see."""
+"""gemmtune in a model: its layers run stored picks. Parameters, their storages, hooks and types stay what they are."""
 
 from __future__ import annotations
 
@@ -24,22 +24,26 @@ from .sparsify import sparse_problems
 
 M = TypeVar("M", bound=nn.Module)
 _models: weakref.WeakSet[nn.Module] = weakref.WeakSet()
-"""The models that are optimized, for which the pass of torch.compile is installed."""
+"""Optimized models, for which the pass of torch.compile is installed."""
 
 
 def optimize(model: M, *, tune: Any = None, progress: bool = True) -> M:
     """Let the layers of a model run by stored picks, in place, wherever these are faster than torch.
 
-    The forward of every ``nn.Linear``, block-sparse ones too, and of HF's Conv1D, asks for the pick; Parameters, ``state_dict``,
-    hooks and types stay, and ``restore`` undoes it. A problem without a pick costs what it costs in torch: nothing is tuned, except
-    by ``tune``. What ``torch.compile`` makes from now on has our pass.
+    The forward of every ``nn.Linear``, block-sparse ones too, and of HF's Conv1D, asks for the pick. Parameters, ``state_dict``,
+    hooks and types stay, and ``restore`` undoes it. A problem without a pick costs what it costs in torch: only ``tune`` tunes.
+    Graphs that ``torch.compile`` makes from now on have our pass.
 
     Args:
         model: any module.
         tune: example inputs: a tensor, a tuple of positional or a mapping of keyword arguments. The model runs on them, and every
-            product that it asks for is tuned; what ``torch.compile`` fuses or joins is, while it compiles. It runs once more
-            before: weights of layers that read the same input are laid next to each other, so that one product can do them all.
-            What training mode changes in a forward (running statistics, random numbers) is as before afterwards.
+            product that it asks for is tuned. Products that ``torch.compile`` fuses or joins are tuned while it compiles.
+            Before that, weights of layers that read the same input move next to each other, so that one product can replace
+            several. Each Parameter keeps a storage of its own, of exactly its bytes: saved files, tied weights and sharding are
+            those of a model that is not optimized. Weights whose memory another tensor has too stay apart, such as those of a
+            ``state_dict`` that you hold. On a CPU the memory of such weights is freed with the last of them, and torch cannot
+            resize their storages. One group of weights exists twice while it moves.
+            Running statistics and random numbers, which a forward in training mode changes, are restored afterwards.
         progress: show the progress of that tuning on standard error.
 
     Returns:
@@ -69,7 +73,10 @@ def optimize(model: M, *, tune: Any = None, progress: bool = True) -> M:
 
 
 def restore(model: M) -> M:
-    """Undo ``optimize``: every layer has torch's forward again, and with the last model the pass is gone. Returns the model."""
+    """Undo ``optimize``: give every layer torch's forward, and remove the pass with the last model. Return the model.
+
+    Weights stay where they lie, each in a storage of its own.
+    """
     check_model("restore", model)
     restored(model)
     _models.discard(model)
@@ -80,7 +87,7 @@ def restore(model: M) -> M:
 
 @contextmanager
 def _state_kept(model: nn.Module) -> Iterator[None]:
-    """Buffers of modules in training mode, such as running statistics, and the state of random numbers are as before at the end."""
+    """Restore, at the end, buffers of modules in training mode, such as running statistics, and the state of random numbers."""
     training = (x for module in model.modules() if module.training for x in module.buffers(recurse=False))
     buffers = [(x, x.clone()) for x in training if not x.is_inference()]
     devices = sorted({x.device.index for x in model.parameters() if x.device.type == "cuda"})
@@ -89,7 +96,7 @@ def _state_kept(model: nn.Module) -> Iterator[None]:
             yield
         finally:
             for buffer, before in buffers:
-                if not torch.equal(buffer, before):  # what did not change may be expanded, and takes no copy
+                if not torch.equal(buffer, before):  # an unchanged buffer may be expanded, and takes no copy
                     buffer.copy_(before)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -11,17 +12,23 @@ from torch import Tensor, nn
 
 
 class Needed:
-    """A package that is imported with its first name that is used; without it that test is skipped."""
+    """A package that is imported when a test uses its first name. Without it that test is skipped.
+
+    pytest looks for private names in whatever a module has: these skip nothing.
+    """
 
     def __init__(self, name: str) -> None:
         self._name = name
 
     def __getattr__(self, name: str) -> Any:
+        if name.startswith("_") and importlib.util.find_spec(self._name.partition(".")[0]) is None:
+            raise AttributeError(name)
         package = pytest.importorskip(self._name, reason="the extra 'models' installs it")
         return getattr(package, name)
 
 
 transformers = Needed("transformers")
+accelerate = Needed("accelerate")
 
 SMALL = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 96}
 Inputs = Mapping[str, Tensor]

@@ -1,4 +1,4 @@
-"""Layers that read the same input: their weights side by side in memory, and one product of a compiled graph in place of theirs."""
+"""Layers that read the same input: their weights next to each other in memory, and one product of a compiled graph for them."""
 
 from __future__ import annotations
 
@@ -17,13 +17,16 @@ from rotation import rotated
 from torch import nn
 
 import gemmtune
-from gemmtune import settings
+from gemmtune import QuantizedWeight, settings
 from gemmtune.integration import compile as compile_pass
 from gemmtune.integration.adjacent import lay_out, same_inputs
-from gemmtune.integration.compile import backend, planned_join, verdicts
+from gemmtune.integration.compile import backend, planned_join, rewriting, verdicts
+from gemmtune.integration.compile.addresses import neighbours as neighbour_inputs
 from gemmtune.integration.compile.judging import Verdict
 from gemmtune.integration.compile.knowledge import Knowledge
+from gemmtune.integration.compile.variants import BACKEND_NAME, JoinedVariant
 from gemmtune.integration.compile.verdicts import StoreJudge, _parts
+from gemmtune.numerics.bounds import Claims
 from gemmtune.problem import Layout, Problem
 from gemmtune.problem.trace import trace
 from gemmtune.timing.rounds import TIE
@@ -156,25 +159,73 @@ def test_models(name, joined):
     assert all(d.taken for d in joined)
 
 
-def test_weights_that_were_moved_since_are_multiplied_one_by_one(joined, monkeypatch):
-    model = laid_out(heads(), {"x": X})
+def cloned(model: nn.Module) -> None:
+    for layer in (model.q, model.k):
+        layer.weight.data = layer.weight.data.clone()
+
+
+def converted(model: nn.Module) -> None:
+    model.double().float()
+
+
+@pytest.mark.parametrize("kind", ["float", "int4", "int8"])
+@pytest.mark.parametrize("move", [cloned, converted])
+def test_weights_that_were_moved_since_are_multiplied_one_by_one(kind, move, joined, monkeypatch):
+    model = laid_out(heads(kind), {"x": X})
     compiled = torch.compile(model, fullgraph=True, dynamic=False)
     runs: list[int] = []
-    run = planned_join.run_planned
+    for name in ("run_planned", "run_as_laid_out"):
+        run = getattr(planned_join, name)
 
-    def noted(*tensors, out, problem):
-        runs.append(out.shape[1])
-        run(*tensors, out=out, problem=problem)
+        def noted(*tensors, out, problem, run=run):
+            runs.append(out.shape[1])
+            run(*tensors, out=out, problem=problem)
 
-    monkeypatch.setattr(planned_join, "run_planned", noted)
+        monkeypatch.setattr(planned_join, name, noted)
     with torch.no_grad():
         expected = model(X)
-        torch.testing.assert_close(compiled(X), expected)
-        for layer in (model.q, model.k):
-            layer.weight.data = layer.weight.data.clone()
-        torch.testing.assert_close(compiled(X), expected)
+        torch.testing.assert_close(compiled(X), expected, rtol=1e-4, atol=1e-4)
+        move(model)
+        torch.testing.assert_close(compiled(X), expected, rtol=1e-4, atol=1e-4)
     assert runs == [128, 64, 32, 32]
     assert len(joined) == 3
+
+
+def test_the_time_of_one_product_includes_gathering_scales(joined, monkeypatch):
+    model = laid_out(heads("int4"), {"x": X})
+    with torch.no_grad():
+        torch.compile(model, fullgraph=True, dynamic=False)(X)
+    whole, parts = joined[0].joined, tuple(decision.alone for decision in joined)
+    words = {"name": "joined", "backend": BACKEND_NAME, "problem": whole, "claims": Claims(accumulate=torch.float32), "runs": ()}
+    kernel = JoinedVariant(parts=parts, variant="joined", **words).bind(None)
+    tensors = [torch.randint(0, 9, x.size).to(x.dtype).as_strided(x.size, x.stride) for _, x in whole.operands]
+    seen: list[list[int]] = []
+    cat = torch.cat
+    monkeypatch.setattr(torch, "cat", lambda pieces, dim: seen.append([x.shape[-1] for x in pieces]) or cat(pieces, dim))
+    out = torch.empty(whole.out.size)
+    kernel.run(out, tuple(tensors), ())
+    assert seen == [[64, 32, 32]]
+    monkeypatch.undo()
+    a, b, scales = tensors
+    torch.testing.assert_close(out, a @ QuantizedWeight(b, scales, encoding="int4").dequantize())
+
+
+def test_graphs_of_joined_and_of_separate_weights_are_kept_apart(monkeypatch):
+    found: list[Any] = []
+    monkeypatch.setattr(rewriting.RewriteProducts, "__call__", lambda self, graph: found.append(neighbour_inputs()))
+    with torch.no_grad():
+        backend.install(judge=Always(""))
+        try:
+            for model in (heads(), laid_out(heads(), {"x": X})):
+                torch._dynamo.reset()
+                with torch._inductor.config.patch(fx_graph_cache=False):
+                    torch.compile(model, fullgraph=True, dynamic=False)(X)
+        finally:
+            compile_pass.uninstall()
+    assert neighbour_inputs() == ()
+    apart, joined = found
+    assert apart == ()
+    assert len(joined) == 4  # of three weights and of three biases
 
 
 @pytest.mark.parametrize("dynamic", [True, False])

@@ -26,6 +26,7 @@ from ...store.store import Row, Store, open_store
 from ...timing.rounds import TIE
 from ..measured import candidates_in_models, in_models, inductor_overlaps, tune_products
 from .judging import Taken, Verdict
+from .planned_join import gathered_roles
 from .variants import BACKEND_NAME, CompiledVariant, JoinedVariant, Variant, Way
 
 APART = 0.05
@@ -235,7 +236,7 @@ class Knowledge:
         parts = tuple(alone for alone, _ in pairs)
         single = [self._candidates(part).picked for part in parts]
         picks: dict[Variant, list[Choice | None]] = {"apart": single, "joined": [self._candidates(whole).picked]}
-        widths = "+".join(str(part.n) for part in parts)
+        widths = "+".join(str(part.n) for part in parts) + (" gathered" if gathered_roles(whole) else "")
         if None in (*picks["apart"], *picks["joined"]):
             return []
         return [

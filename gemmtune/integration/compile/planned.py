@@ -130,25 +130,25 @@ def run_planned(*tensors: Tensor, out: Tensor, problem: str, dynamic: bool = Fal
         else:
             launch.run(out, tensors, (alpha, beta) if launch.scaled else ())
             return
-    _run_as_laid_out(tensors, out, problem, (alpha, beta))
+    run_as_laid_out(*tensors, out=out, problem=problem, alpha=alpha, beta=beta)
 
 
-def _run_as_laid_out(tensors: tuple[Tensor, ...], out: Tensor, text: str, scalars: tuple[float, float]) -> None:
+def run_as_laid_out(*tensors: Tensor, out: Tensor, problem: str, alpha: float = 1.0, beta: float = 1.0) -> None:
     """Run the plan for the sizes, strides and addresses of these tensors."""
-    key = (text, *((x.shape, x.stride(), x.data_ptr() % ALIGNED_BYTES) for x in (*tensors, out)))
+    key = (problem, *((x.shape, x.stride(), x.data_ptr() % ALIGNED_BYTES) for x in (*tensors, out)))
     found = _by_layout.get(key)
     if found is None:
-        problem = _as_laid_out(problem_of_text(text), tensors, out)
-        if problem.empty:
+        here = _as_laid_out(problem_of_text(problem), tensors, out)
+        if here.empty:
             return
-        plan = _plan(problem, out.get_device())
-        found = (plan.kernel.run, bool(problem.operation.scalars))
+        plan = _plan(here, out.get_device())
+        found = (plan.kernel.run, bool(here.operation.scalars))
         if plan.lasting:
             if len(_by_layout) >= _CAPACITY:
                 _by_layout.clear()
             _by_layout[key] = found
     run, scaled = found
-    run(out, tensors, scalars if scaled else ())
+    run(out, tensors, (alpha, beta) if scaled else ())
 
 
 def _as_laid_out(problem: Problem, tensors: Sequence[Tensor], out: Tensor) -> Problem:

@@ -1,7 +1,7 @@
 """One product in the place of several: a function that writes into ``out``, and an operator of torch.
 
-The weights lay next to each other when the graph was compiled. A call looks whether they still do; where they do not, because the
-model was copied or moved since, each is multiplied by itself into its columns of ``out``.
+The weights lie next to each other when the graph is compiled. Each call compares their addresses. Where they no longer follow each
+other, because the model was copied or moved, each weight is multiplied separately into its columns of ``out``.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any
 
 import torch
@@ -18,17 +18,21 @@ from ...dispatch.plan import Plan
 from ...problem import Layout, Problem
 from ...problem.layout import ALIGNED_BYTES
 from .library import LIBRARY
-from .planned import problem_of_text, ready_launch, ready_plan, run_planned
+from .planned import problem_of_text, ready_launch, ready_plan, run_as_laid_out, run_planned
 
 Tensor = torch.Tensor
 
 LIBRARY.define("planned_join(Tensor[] tensors, str problem, int[] widths) -> Tensor")  # type: ignore[no-untyped-call]
 OPERATOR = torch.ops.gemmtune.planned_join.default
 """``tensors`` are a, then for each further one of ``Problem.operands`` the pieces that it consists of, ``widths`` their columns."""
+SCALES = ("scale_b", "zero_b")
+_CAPACITY = 4096
+_wholes: dict[Hashable, Tensor] = {}
+"""Tensors over the memory of several, which they do not keep alive. A call compares the pieces' addresses before it uses one."""
 
 
 def ready_join(problem: Problem, widths: Sequence[int], index: int) -> Plan:
-    """The plan of the whole, made now like those of its pieces: before any capture."""
+    """Make the plans of the whole and of its pieces, before any capture. Return that of the whole."""
     ready_pieces(problem.key, widths, index)
     return ready_plan(problem, index)
 
@@ -43,18 +47,38 @@ def run_join(*tensors: Tensor, out: Tensor, problem: str, widths: Sequence[int])
     """Write the products of a with all pieces into ``out``."""
     a, count = tensors[0], len(widths)
     roles = [tensors[begin : begin + count] for begin in range(1, len(tensors), count)]
-    wholes = [_whole(pieces) for pieces in roles]
-    if None not in wholes:
-        run_planned(a, *wholes, out=out, problem=problem)  # type: ignore[arg-type]
+    gathered = _gathered(problem)
+    wholes = [None if gather else _whole(pieces) for pieces, gather in zip(roles, gathered, strict=True)]
+    if all(gather or whole is not None for gather, whole in zip(gathered, wholes, strict=True)):
+        operands = [torch.cat(pieces, -1) if whole is None else whole for pieces, whole in zip(roles, wholes, strict=True)]
+        run_planned(a, *operands, out=out, problem=problem)
         return
     parts = _parts(problem, tuple(widths))
     for part, columns, *pieces in zip(parts, torch.split(out, list(widths), 1), *roles, strict=True):
-        run_planned(a, *pieces, out=columns, problem=part)
+        run = run_planned if _fits(part, pieces) else run_as_laid_out
+        run(a, *pieces, out=columns, problem=part)
 
 
-@functools.lru_cache(4096)
+@functools.lru_cache(_CAPACITY)
+def gathered_roles(problem: Problem) -> tuple[str, ...]:
+    """Return the operands that each call gathers into one: scales and zero points of groups along K.
+
+    Each weight has them in a storage of its own, row by row, so that the columns of several do not follow each other in memory.
+    """
+    return tuple(role for role, layout in problem.operands if role in SCALES and len(layout.size) == 2 and layout.size[0] > 1)
+
+
+@functools.lru_cache(_CAPACITY)
+def _gathered(problem: str) -> tuple[bool, ...]:
+    """Return for each operand but a whether each call gathers its pieces into one."""
+    known = problem_of_text(problem)
+    gathered = gathered_roles(known)
+    return tuple(role in gathered for role, _ in known.operands if role != "a")
+
+
+@functools.lru_cache(_CAPACITY)
 def _parts(problem: str, widths: tuple[int, ...]) -> tuple[str, ...]:
-    """The products of the single pieces, into columns of the whole result."""
+    """Return the products of the single pieces, into columns of the whole result."""
     ends = itertools.accumulate(widths)
     whole = problem_of_text(problem)
     return tuple(_part_of(whole, end - width, end).key for width, end in zip(widths, ends, strict=True))
@@ -62,28 +86,55 @@ def _parts(problem: str, widths: tuple[int, ...]) -> tuple[str, ...]:
 
 def _part_of(problem: Problem, begin: int, end: int) -> Problem:
     """Return the product of some columns alone, into these columns of the whole result."""
+    gathered = gathered_roles(problem)
 
-    def columns(whole: Layout) -> Layout:
+    def columns(role: str, whole: Layout) -> Layout:
+        size = (*whole.size[:-1], end - begin)
+        if role in gathered:
+            return Layout.contiguous(size, whole.dtype)
         offset = (whole.offset + begin * whole.stride[-1]) % max(1, ALIGNED_BYTES // whole.dtype.itemsize)
-        return dataclasses.replace(whole, size=(*whole.size[:-1], end - begin), offset=offset)
+        return dataclasses.replace(whole, size=size, offset=offset)
 
     wholes = [(role, layout) for role, layout in problem.operands if role != "a"] + [("out", problem.out)]
-    fields: dict[str, Any] = {role: columns(layout) for role, layout in wholes}
+    fields: dict[str, Any] = {role: columns(role, layout) for role, layout in wholes}
     return dataclasses.replace(problem, **fields)
 
 
+def _fits(part: str, pieces: Sequence[Tensor]) -> bool:
+    """Return whether the operands but a have the strides that the problem has."""
+    layouts = [layout for role, layout in problem_of_text(part).operands if role != "a"]
+    return all(_strides(layout) == _strides(Layout.of(x)) for layout, x in zip(layouts, pieces, strict=True))
+
+
+def _strides(layout: Layout) -> list[int]:
+    return [stride for size, stride in zip(layout.size, layout.stride, strict=True) if size > 1]
+
+
 def _whole(pieces: Sequence[Tensor]) -> Tensor | None:
-    """The tensor of which these are columns; None where they do not follow each other in one piece of memory."""
-    first, last = pieces[0], pieces[-1]
-    step = first.stride(-1) * first.element_size()
-    address, columns = first.data_ptr(), 0
+    """Return the tensor whose columns these are, or None where they do not follow each other in memory."""
+    first = pieces[0]
+    stride, address, columns = first.stride(), first.data_ptr(), 0
+    step = stride[-1] * first.element_size()
     for x in pieces:
-        if x.data_ptr() != address + columns * step:
+        if x.data_ptr() != address + columns * step or x.stride()[-1] != stride[-1] or (x.shape[0] > 1 and x.stride() != stride):
             return None
         columns += x.shape[-1]
-    if first.untyped_storage().data_ptr() != last.untyped_storage().data_ptr():
-        return None
-    return first.as_strided((*first.shape[:-1], columns), first.stride())
+    key = (address, first.dtype, first.shape, stride, columns)
+    found = _wholes.get(key)
+    if found is None:
+        if len(_wholes) >= _CAPACITY:
+            _wholes.clear()
+        found = _wholes[key] = _over(first, columns)
+    return found
+
+
+def _over(first: Tensor, columns: int) -> Tensor:
+    """Return a tensor of ``columns`` columns that begins where the first piece does, past the end of its storage."""
+    size = (*first.shape[:-1], columns)
+    span = 1 + sum((n - 1) * s for n, s in zip(size, first.stride(), strict=True))
+    storage = torch._C._construct_storage_from_data_pointer(first.data_ptr(), first.device, span * first.element_size())
+    with torch.inference_mode(False), torch.no_grad():
+        return torch.empty(0, dtype=first.dtype, device=first.device).set_(storage, 0, size, first.stride())
 
 
 def _new(tensors: Sequence[Tensor], problem: str, widths: Sequence[int]) -> Tensor:

@@ -16,6 +16,7 @@ from torch._inductor.custom_graph_pass import CustomGraphPass
 
 from ...problem import Problem
 from ...version import __version__
+from .addresses import neighbours
 from .experts import changes_around
 from .joins import Join, joins_of
 from .judging import Judge, Verdict
@@ -61,13 +62,13 @@ class RewriteProducts(CustomGraphPass):
             graph.eliminate_dead_code()
 
     def uuid(self) -> Any:
-        """Return what a graph in Inductor's cache holds for: our code, the judge with its store, and the other passes.
+        """Return the key of a graph in Inductor's cache: our code, the judge with its store, the inputs' memory, other passes.
 
-        None, which keeps graphs out of the cache, where the judge or another pass does not report its own.
+        None, which keeps graphs out of the cache, where the judge or another pass has no key.
         """
         reported = [other.uuid() if isinstance(other, CustomGraphPass) else None for other in self.others]
         known = (self.judge.token(), *reported)
-        return None if None in known else (_source_digest(), __version__, *known)
+        return None if None in known else (_source_digest(), __version__, neighbours(), *known)
 
     def _joined(
         self, graph: fx.Graph, join: Join, order: dict[fx.Node, int], verdicts: dict[Hashable, Verdict]

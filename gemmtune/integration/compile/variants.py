@@ -28,6 +28,7 @@ from ...problem.epilogue import evaluate
 from ...problem.grouped_compositions import gated_columns
 from ...problem.operations import DENSE_OPS
 from .judging import Always
+from .planned_join import gathered_roles
 from .rewriting import RewriteProducts
 
 BACKEND_NAME = "compiled"
@@ -55,7 +56,10 @@ class Way(Choice):
 
 @dataclass(frozen=True, kw_only=True)
 class JoinedVariant(Way):
-    """``problem`` as one product, or ``apart``: as the ``parts`` of which it consists, each by its own pick."""
+    """``problem`` as one product, or ``apart``: as the ``parts`` of which it consists, each by its own pick.
+
+    The time of one product includes gathering the scales that it needs.
+    """
 
     parts: tuple[Problem, ...]
 
@@ -64,7 +68,7 @@ class JoinedVariant(Way):
         index = torch.cuda.current_device() if self.problem.device_type == "cuda" else -1
         with settings_module.patch(tune="never"):
             if self.variant == "joined":
-                return plan_for(self.problem, index).kernel
+                return self._gathering(plan_for(self.problem, index).kernel)
             kernels = [plan_for(part, index).kernel for part in self.parts]
         device = torch.device(self.problem.device_type)
         outs = [_example(part.out, device) for part in self.parts]
@@ -74,6 +78,21 @@ class JoinedVariant(Way):
             a, *wholes = tensors
             for kernel, own, end in zip(kernels, outs, ends, strict=True):
                 kernel.run(own, (a, *(x[..., end - own.shape[1] : end] for x in wholes)), scalars)
+
+        return Kernel(run=run)
+
+    def _gathering(self, kernel: Kernel) -> Kernel:
+        """Return the kernel behind the copies that a graph makes of scales, as ``planned_join`` does."""
+        gathered, widths = gathered_roles(self.problem), [part.n for part in self.parts]
+        if not gathered:
+            return kernel
+        roles = [role for role, _ in self.problem.operands]
+
+        def run(out: torch.Tensor, tensors: Tensors, scalars: Scalars) -> None:
+            pairs = zip(roles, tensors, strict=True)
+            kernel.run(
+                out, tuple(torch.cat(torch.split(x, widths, -1), -1) if role in gathered else x for role, x in pairs), scalars
+            )
 
         return Kernel(run=run)
 

@@ -1,0 +1,85 @@
+"""Tensors that follow each other in memory, each with a storage of its own.
+
+A storage begins at its tensor's first element and has exactly the tensor's bytes, so that saving, sharding and the detection of
+tied weights see separate tensors.
+
+CPU: the storages are pieces of one allocation, which lives as long as any of them. torch refuses to resize such a storage
+(``untyped_storage().resize_``), as it does for memory that came from numpy.
+CUDA: the storages are separate blocks of torch's allocator at consecutive addresses. Each can be freed, resized, shared with
+another process and recorded on a stream. Two blocks are consecutive only where the first has a multiple of 512 bytes, and where the
+allocator cuts both out of one segment: it has other segments for blocks of up to 1 MiB than for larger ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+import torch
+from torch.utils.dlpack import from_dlpack
+
+Tensor = torch.Tensor
+_TRIES = 4
+"""Attempts to get consecutive blocks. Each failed one uses up free blocks elsewhere that the allocator prefers."""
+
+
+class Rows:
+    """Memory for tensors in a row. The GPU blocks of one object come out of one pool of torch's allocator for each device."""
+
+    def __init__(self) -> None:
+        self._pools: dict[torch.device, torch.cuda.MemPool] = {}
+
+    def copies(self, tensors: Sequence[Tensor]) -> list[Tensor] | None:
+        """Return copies of contiguous tensors of one device that follow each other, or None where there is no such memory.
+
+        The copies are inference tensors where the first tensor is one, whatever mode is active.
+        """
+        with torch.inference_mode(tensors[0].is_inference()), torch.no_grad():
+            pieces = self._pieces([x.nbytes for x in tensors], tensors[0].device)
+            if pieces is None:
+                return None
+            for piece, x in zip(pieces, tensors, strict=True):
+                piece.copy_(x.detach().reshape(-1).view(torch.uint8))
+            return [piece.view(x.dtype).view(x.shape).data for piece, x in zip(pieces, tensors, strict=True)]
+
+    def _pieces(self, sizes: Sequence[int], device: torch.device) -> list[Tensor] | None:
+        if device.type == "cpu":
+            memory = torch.empty(sum(sizes), dtype=torch.uint8, device=device)
+            # DLPack's export of a slice begins at its first byte, and keeps the whole allocation alive.
+            return [from_dlpack(piece) for piece in torch.split(memory, list(sizes))]
+        if device.type == "cuda" and torch.cuda.get_allocator_backend() == "native":
+            return self._blocks(sizes, device)
+        return None
+
+    def _blocks(self, sizes: Sequence[int], device: torch.device) -> list[Tensor] | None:
+        """Free one block of all bytes, then ask for the pieces: the allocator cuts them out of it, front to back."""
+        held: list[list[Tensor]] = []
+        with torch.cuda.device(device):
+            pool = self._pools[device] = self._pools.get(device) or torch.cuda.MemPool()
+            for _ in range(_TRIES):
+                with torch.cuda.use_mem_pool(pool, device):
+                    whole = torch.empty(sum(sizes), dtype=torch.uint8, device=device)
+                    del whole
+                    blocks = [torch.empty(size, dtype=torch.uint8, device=device) for size in sizes]
+                if are_consecutive(blocks):
+                    return blocks
+                held.append(blocks)
+        return None
+
+
+def are_consecutive(tensors: Sequence[Tensor]) -> bool:
+    """Return whether each of several contiguous tensors begins where the one before ends."""
+    return all(y.data_ptr() == x.data_ptr() + x.nbytes for x, y in pairwise(tensors))
+
+
+def is_sole(x: Tensor) -> bool:
+    """Return whether the tensor is all of its storage, and no other tensor or process has that.
+
+    Other tensors are views in the model or elsewhere, those of a ``state_dict`` and those that a graph keeps for its backward.
+    """
+    if x.layout is not torch.strided or x.is_meta or not x.numel():
+        return False
+    storage = x.untyped_storage()
+    users = torch._C._storage_Use_Count(storage._cdata)
+    alone = users == 2  # the tensor and ``storage``
+    return alone and storage.nbytes() == x.nbytes and not (x.device.type == "cpu" and (storage.is_shared() or x.is_pinned()))
