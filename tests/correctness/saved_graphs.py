@@ -82,7 +82,7 @@ def ran(folder: Path) -> Report:
     load = planned.ready_launch
     with patch.object(planned, "ready_launch", side_effect=load) as loaded:
         report = called(torch.compile(made, backend="gemmtune"), made)
-    picks = [plan.choice.name for plan in importlib.import_module("gemmtune.dispatch.plan")._plans.values()]
+    picks = [plan.choice.name for plan in importlib.import_module("gemmtune.dispatch.ready")._plans.values()]
     return report | {"loaded_in_calls": loaded.call_count, "launches": len(planned._launches), "picks": picks}
 
 
