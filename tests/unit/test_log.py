@@ -108,7 +108,7 @@ def test_lines_of_many_processes_do_not_mix(tmp_path: Path) -> None:
 
 def test_a_path_that_cannot_be_written_costs_one_warning(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with one_warning(r"log_file: got .*file.*, expected a file that can be written\. Give this user .*, or set log_file"):
+    with one_warning(r"log_file: got .*file.*, expected a writable file\. Give this user .*, or set log_file"):
         append_log(tmp_path / "file" / "log", result())
         append_log(tmp_path / "file" / "log", result())
 
@@ -120,7 +120,7 @@ def test_half_a_line_is_taken_back(tmp_path: Path) -> None:
 
     def work() -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (size + 100, size + 100))
-        with one_warning(r"log_file: got only 100 of \d+ bytes fit into .*log, expected a file that can be written"):
+        with one_warning(r"log_file: got only 100 of \d+ bytes fit into .*log, expected a writable file"):
             append_log(path, result())
 
     in_child(work)

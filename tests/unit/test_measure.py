@@ -228,7 +228,7 @@ def test_what_was_measured_on_a_busy_machine_is_marked(monkeypatch: pytest.Monke
     facts = [("a neighbour", 0.0, 1.0), ("a neighbour", 0.3, 1.0), ("a neighbour", 0.0, 1.0)]
     assert told == facts, "the spread of torch's own times, and how much longer what was known takes"
     assert [o.info.get(DISTURBED) for o in found.values()] == ["a neighbour", "a neighbour", None, None]
-    assert "was measured on a busy machine (a neighbour): tune it again when it is quiet" in caplog.text
+    assert "was measured on a busy machine (a neighbour): tune it again when the machine is idle" in caplog.text
 
 
 def test_an_outcome_knows_its_place_among_the_offers_and_the_hosts_part() -> None:

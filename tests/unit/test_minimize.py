@@ -87,7 +87,7 @@ def test_what_fails_is_told_and_the_reference_is_the_way_out() -> None:
             minimize(lambda _, value=value: value, {"x": 8}, step)
     with pytest.raises(GemmtuneError, match="noise: got -1"):
         minimize(target, {"x": 2}, step, noise=-1)
-    with pytest.raises(GemmtuneError, match="of the reference"):
+    with pytest.raises(GemmtuneError, match="and a reference with"):
         minimize(target, {"x": 8}, step, reference={"y": 1})
 
 
@@ -212,7 +212,7 @@ def test_a_search_has_its_points_and_no_more_and_compiles_what_is_near_ahead(mon
     for stages in (2, 3, 4):
         walk.time_us({"stages": stages, "warps": 1})
         assert bool(compiled) == (stages > 2)
-    with pytest.raises(GemmtuneError, match="the search has had its points"):
+    with pytest.raises(GemmtuneError, match="the search has used up its points"):
         walk.time_us({"stages": 5, "warps": 1})
     assert tried == ["triton:s2_w1", "triton:s3_w1", "triton:s4_w1"]
     assert all(len(wanted) <= 3 for wanted in compiled)

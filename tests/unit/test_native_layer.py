@@ -147,7 +147,7 @@ def test_wrong_use_is_an_error() -> None:
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("served", ["cpp", "aten"])
 def test_any_number_of_rows_is_found_where_the_weight_has_a_table(bias: bool, served: str) -> None:
-    """Also with inputs of other ranks, and across the hand-over of two kernels; beyond the table torch runs."""
+    """Also with inputs of other ranks, and across the crossover of two kernels; beyond the table torch runs."""
     made = layer(bias)
     like = {"dtype": torch.float32, "device_type": "cpu"}
     problem = Problem.addmm(2, 32, 48, bias="n", **like) if bias else Problem.mm(2, 32, 48, **like)

@@ -29,7 +29,7 @@ from gemmtune.problem.rows import row_classes
 pytestmark = pytest.mark.skipif(find_compiler() is None, reason="no C++ compiler")
 Tensor = torch.Tensor
 N, K, MOST = 40, 32, 90
-HANDOVER = 40
+CROSSOVER = 40
 
 
 @pytest.fixture(autouse=True)
@@ -115,7 +115,7 @@ def stated(call: Callable[[int], Tensor]) -> Problem:
 def test_every_m_of_a_table_is_served_natively(name: str) -> None:
     call, exact = calls()[name]  # type: ignore[misc]
     served = "cpp" if name != "addmm bias" else "aten"
-    put_table(stated(call), [(1, HANDOVER - 1, "cpp"), (HANDOVER, MOST, served)])
+    put_table(stated(call), [(1, CROSSOVER - 1, "cpp"), (CROSSOVER, MOST, served)])
     call(7)
     call(5)
     with counted_python() as seen:
@@ -142,7 +142,7 @@ def test_ms_of_one_alignment_share_a_table_where_columns_are_m_apart(name: str) 
 
     for step in (1, 2, 16):
         problem = stated(lambda _, step=step: call(48 if step == 16 else 6 if step == 2 else 7)[0])  # type: ignore[misc]
-        put_table(problem, [(1, HANDOVER - 1, "aten"), (HANDOVER, MOST, "cpp")])
+        put_table(problem, [(1, CROSSOVER - 1, "aten"), (CROSSOVER, MOST, "cpp")])
     for m in (7, 6, 48):
         call(m)
     with counted_python() as seen:
@@ -160,7 +160,7 @@ def aten_tables() -> list[tuple[Callable[..., Tensor], tuple[Any, ...]]]:
     made = []
     for k, n in ((16, 24), (24, 16), (32, 40)):
         problem = Problem.mm(3, n, k, dtype=torch.float32, device_type="cpu")
-        put_table(problem, [(1, HANDOVER - 1, "aten"), (HANDOVER, MOST, "aten")])
+        put_table(problem, [(1, CROSSOVER - 1, "aten"), (CROSSOVER, MOST, "aten")])
         made.append((gemmtune.mm, (torch.randn(n, k).t(),)))
     return made
 
@@ -240,7 +240,7 @@ def test_an_operand_with_m_rows_by_chance_does_not_follow_m() -> None:
 @pytest.mark.slow
 def test_strides_and_misaligned_operands_are_done_as_python_does_them() -> None:
     """By the cpp backend, whose plan has strides and blocking; each kind of operands has its rows, by 16 threads at a time."""
-    put_table(Problem.mm(3, N, K, dtype=torch.float32, device_type="cpu"), [(1, HANDOVER - 1, "cpp"), (HANDOVER, MOST, "cpp")])
+    put_table(Problem.mm(3, N, K, dtype=torch.float32, device_type="cpu"), [(1, CROSSOVER - 1, "cpp"), (CROSSOVER, MOST, "cpp")])
     generator = random.Random(3)
     w = torch.randn(N, K).t()
     memory = torch.randn(MOST * (K + 8) + 16)

@@ -1,4 +1,4 @@
-"""The steps of tuning a range, each alone: what is asked and checked for which M, what is measured, what stands in for what."""
+"""The steps of tuning a range, each in isolation: checked Ms, measurements, and replacements of illegal choices."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from gemmtune.errors import NoValidChoicesError
 from gemmtune.problem import Problem
 from gemmtune.problem.rows import RowClass, row_classes
 from gemmtune.selector import invariant, proof, range_work, ranges
-from gemmtune.selector.handover import MOST_SEGMENTS
-from gemmtune.selector.invariant import few_anchors, one_for_all
+from gemmtune.selector.crossover import MOST_SEGMENTS
+from gemmtune.selector.invariant import competing_rows, one_for_all
 from gemmtune.selector.proof import failures_of, kernels_of, legal_runs, rows_to_check, tile_rows
 from gemmtune.selector.range_work import ROUNDS_S, Work, measured, segment_of, uncompiled, with_kernels
 from gemmtune.selector.samples import Sample
@@ -273,18 +273,18 @@ def test_what_is_wrong_at_one_m_is_not_tried_at_the_next(sessions: Sessions) -> 
 
 
 def work_of(times: dict[int, dict[str, float]], rows: range = range(1, 65), **choices: Stepped) -> Work:
-    """A range whose anchors and times are known; each choice is as it was at the first M that has its time."""
+    """A range with known samples and times. Each choice was found at the first M that has its time."""
     names = {name for here in times.values() for name in here}
     made = {name: choices.get(name, stepped(name)) for name in sorted(names)}
     work = Work(EVERY, rows, CPU, Settings(), 0.0, None)  # type: ignore[arg-type]
     work.results.update(dict.fromkeys(times))  # type: ignore[arg-type]
     work.choices.update(made)
-    work.anchor_of.update({name: next(m for m, here in times.items() if name in here) for name in made})
+    work.found_at.update({name: next(m for m, here in times.items() if name in here) for name in made})
     work.times.update({m: dict(here) for m, here in times.items()})
     return work
 
 
-def test_a_segment_has_its_choices_time_at_the_last_anchor_inside() -> None:
+def test_a_segment_has_the_time_of_the_last_sample_inside() -> None:
     work = work_of({2: {"x": 1.0, "y": 8.0}, 4: {"x": 2.0}, 8: {"x": 3.0}})
     found = segment_of(work, "x", 2, 7)
     assert (found.lo, found.hi, found.name, found.content_hash) == (2, 7, "x", "fake-x")
@@ -319,17 +319,17 @@ def test_what_segments_need_is_compiled(sessions: Sessions) -> None:
     assert sessions.asked == [("compile", *x) for x in asked]
 
 
-def test_between_anchors_the_best_of_either_side_torch_and_what_is_ready_compete(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_neighbours_torch_and_compiled_choices_compete_between_tuned_ms(monkeypatch: pytest.MonkeyPatch) -> None:
     few = {name: 1.0 + i for i, name in enumerate("abcdefg")}
     times = {1: {"x": 1.0}, 4: few, 64: {"z": 1.0, "a": 2.0, "y": 3.0, "torch": 9.0}, 256: {"x": 1.0}}
     work = work_of(times, b=stepped("b", legal=frozenset({4})), torch=stepped("torch", baseline=True))
     work.wrong["z"] = "off"
-    work.anchors += [*times, 8]
+    work.sampled += [*times, 8]
     work.times[8] = {"g": 1.0}
     ready = [stepped("k"), stepped("a")]
     assert ranges._entrants(work, 16, ready) == ["torch", "g", "a", "c", "d", "y", "k"], "three of each, once"
-    assert work.anchor_of["k"] == 16
-    assert work.anchor_of["a"] == 4
+    assert work.found_at["k"] == 16
+    assert work.found_at["a"] == 4
 
 
 def test_of_what_is_compiled_a_few_of_each_backend_are_ready(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -349,14 +349,14 @@ def test_of_what_is_compiled_a_few_of_each_backend_are_ready(monkeypatch: pytest
 
 
 @pytest.mark.parametrize(
-    ("anchors", "few"),
+    ("sampled", "expected"),
     [
         ([7], [7]), ([3, 9], [3, 9]), ([1, 2, 3, 4, 5], [1, 2, 3, 5]), ([1, 2, 3, 4, 6, 8], [1, 2, 3, 4, 8]),
         ([1, 2, 3, 4, 6, 8, 12, 16, 24], [1, 2, 4, 12, 24]),
     ],
 )  # fmt: skip
-def test_few_anchors_are_spread_from_end_to_end(anchors: list[int], few: list[int]) -> None:
-    assert few_anchors(anchors) == few
+def test_competing_rows_spread_from_end_to_end(sampled: list[int], expected: list[int]) -> None:
+    assert competing_rows(sampled) == expected
 
 
 def test_one_choice_for_all_is_the_fastest_that_is_legal_and_seen_to_be_invariant(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -394,7 +394,7 @@ def test_one_choice_for_all_is_the_fastest_that_is_legal_and_seen_to_be_invarian
     monkeypatch.setattr(invariant, "_why_not", lambda *_: "none is")
     with pytest.raises(NoValidChoicesError) as error:
         one_for_all(work_of({2: {"varying": 1.0, "b": 2.0}}, varying=stepped("varying", invariant=False)))
-    assert "does not say to be batch-invariant" in str(error.value)
+    assert "does not declare to be batch-invariant" in str(error.value)
     assert "none is" in str(error.value)
 
 
@@ -408,21 +408,21 @@ def segment(lo: int, hi: int, name: str) -> Segment:
     return Segment(lo=lo, hi=hi, name=name, backend="fake", content_hash=f"fake-{name}", anchor=lo)
 
 
-def test_instead_of_what_is_not_legal_the_fastest_at_the_nearest_anchor_serves() -> None:
+def test_replaces_an_illegal_choice_by_the_fastest_at_the_nearest_sample() -> None:
     slow = {f"slow{i}": 10.0 + i for i in range(3)}
     times = {4: {"x": 1.0, "y": 2.0, "torch": 9.0}, 32: {"x": 1.0, "y": 3.0, "z": 2.0, **slow, "torch": 30.0}}
     work = work_of(times, x=stepped("x", legal=frozenset({4})), torch=stepped("torch", baseline=True))
-    assert ranges._instead(work, range(5, 8)) == "y"
-    assert ranges._instead(work, range(11, 14)) == "y", "11 is nearer to 4 than to 32 by its ratio"
-    assert ranges._instead(work, range(12, 14)) == "z"
-    assert ranges._instead(work, range(12, 14), ("x", "slow2", "slow1")) == "slow2", "of those beside it the first that is legal"
+    assert ranges._replacement(work, range(5, 8)) == "y"
+    assert ranges._replacement(work, range(11, 14)) == "y", "11 is nearer to 4 than to 32 by its ratio"
+    assert ranges._replacement(work, range(12, 14)) == "z"
+    assert ranges._replacement(work, range(12, 14), ("x", "slow2", "slow1")) == "slow2", "the first legal one of its neighbours"
     work.choices |= {name: stepped(name, legal=frozenset()) for name in ("y", "z")}
-    assert ranges._instead(work, range(12, 14)) == "slow0", "the fourth"
+    assert ranges._replacement(work, range(12, 14)) == "slow0", "the fourth"
     work.choices["slow0"] = stepped("slow0", legal=frozenset())
-    assert ranges._instead(work, range(12, 14)) == "torch", "four are asked"
+    assert ranges._replacement(work, range(12, 14)) == "torch", "four are checked"
     work.wrong["torch"] = "off"
     with pytest.raises(NoValidChoicesError, match=r"none of them is legal for each M of 12\.\.13"):
-        ranges._instead(work, range(12, 14))
+        ranges._replacement(work, range(12, 14))
 
 
 def test_a_segment_is_cut_where_its_choice_is_not_legal() -> None:

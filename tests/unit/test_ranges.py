@@ -26,7 +26,7 @@ from gemmtune.errors import InvalidProblemError, NoValidChoicesError
 from gemmtune.problem import Problem
 from gemmtune.problem.rows import row_classes
 from gemmtune.selector import offers, ranges, session
-from gemmtune.selector.handover import anchors_of
+from gemmtune.selector.crossover import sampled_rows
 from gemmtune.selector.progress import Progress
 from gemmtune.selector.proof import legal_runs
 from gemmtune.selector.ranges import stored_table
@@ -192,12 +192,12 @@ def test_who_waits_is_told_how_far_it_is(backend: RowedBackend):
     told = Told()
     (result,) = gemmtune.tune(problem(2), m=range(1, 65), progress=told)
     tuned = [x.problem.m for x in result.anchors]
-    between = [m for m in anchors_of(range(1, 65), lambda m: True) if m not in tuned]
+    between = [m for m in sampled_rows(range(1, 65), lambda m: True) if m not in tuned]
     assert tuned == [1, 8, 64]
     assert told.events == [
         *(event for m in tuned for event in (("begin", m, len(tuned)), ("end", m))),
-        *(("anchors between", i, len(between)) for i in range(len(between) + 1)),
-        ("hand-overs", 0, 1), ("prove", 0, 2), ("prove", 2, 2),
+        *(("sampled M", i, len(between)) for i in range(len(between) + 1)),
+        ("crossovers", 0, 1), ("prove", 0, 2), ("prove", 2, 2),
     ]  # fmt: skip
 
 
@@ -268,9 +268,7 @@ def test_a_choice_that_is_not_legal_somewhere_serves_the_rest(backend: RowedBack
     assert [reason is None for _, reason in runs] == [False, True, False]
 
 
-def test_what_a_library_offers_between_anchors_only_competes_at_the_next_ones(
-    backend: RowedBackend, monkeypatch: pytest.MonkeyPatch
-):
+def test_an_offer_for_one_sampled_m_competes_at_its_neighbours(backend: RowedBackend, monkeypatch: pytest.MonkeyPatch):
     class Library(RowedBackend):
         def enumerate(self, problem: Problem, device: DeviceInfo, settings: Settings) -> Offers:
             asked.append(settings.backends)
@@ -289,13 +287,13 @@ def test_what_a_library_offers_between_anchors_only_competes_at_the_next_ones(
     assert asked == [("cublaslt",)], "of the others nothing is enumerated"
 
 
-def test_a_choice_that_is_wrong_between_anchors_is_left_out(backend: RowedBackend, caplog: pytest.LogCaptureFixture):
+def test_excludes_a_choice_that_is_wrong_between_samples(backend: RowedBackend, caplog: pytest.LogCaptureFixture):
     backend.kinds = ("torch", "low", "high", "bad")
     with caplog.at_level(logging.WARNING, "gemmtune"):
         result = tuned()
     assert intervals(result) == [(1, CROSSING - 1, "low"), (CROSSING, 64, "high")]
     assert "M = 33: wrong_result" in result.wrong["fake:bad"]
-    assert "fake:bad is left out: it is wrong for M = 33" in caplog.text
+    assert "excluding fake:bad, which is wrong for M = 33" in caplog.text
 
 
 def test_the_first_m_tunes_and_the_next_takes_the_nearest(
@@ -317,7 +315,7 @@ def test_the_first_m_tunes_and_the_next_takes_the_nearest(
     assert tunings == [8, 40]
 
 
-def test_what_was_asked_for_is_remembered_and_becomes_an_anchor(backend: RowedBackend):
+def test_requested_ms_are_stored_and_sampled(backend: RowedBackend):
     for m in (8, 40, 41, 43):
         call(m)
     save_asked()
@@ -432,7 +430,7 @@ def test_a_batch_invariant_table_has_one_choice(backend: RowedBackend, monkeypat
     result = one_for_all()
     assert intervals(result) == [(1, 64, "low")], "by the mean of ratios, of what is legal for every M"
     names = [{o.name for o in x.outcomes} - {"fake:narrow"} for x in result.anchors]
-    assert all(x == {"fake:torch", "fake:low", "fake:high"} for x in names), "torch's is measured beside"
+    assert all(x == {"fake:torch", "fake:low", "fake:high"} for x in names), "torch's is measured too"
     assert intervals(tuned()) == [(1, 5, "loose"), (6, 10, "narrow"), (11, 64, "loose")], "the table for speed is another one"
     with settings.patch(batch_invariant=True):
         assert {call(m) for m in (1, 7, 33, 64, 100)} == {"fake:low"}
@@ -449,7 +447,7 @@ def test_a_first_call_looks_for_the_batch_invariant_choice(
 
 def test_nothing_but_a_batch_invariant_choice_runs(backend: RowedBackend):
     backend.kinds = ("torch",)
-    with settings.patch(batch_invariant=True), pytest.raises(NoValidChoicesError, match="does not say to be batch-invariant"):
+    with settings.patch(batch_invariant=True), pytest.raises(NoValidChoicesError, match="does not declare to be batch-invariant"):
         gemmtune.mm(torch.randn(3, K), W)
     with (
         settings.patch(batch_invariant=True, tune="never"),

@@ -35,7 +35,7 @@ from gemmtune.selector import session as sessions
 from gemmtune.selector.remote import RemoteSession, measuring_kind, open_session
 from gemmtune.selector.samples import Ranking, Sample, failure_of
 from gemmtune.selector.session import Session
-from gemmtune.selector.verify import Verdict
+from gemmtune.selector.verify import Verification
 from gemmtune.settings import Settings
 from gemmtune.timing.rounds import Ranked
 from gemmtune.workers.pool import WORKERS
@@ -255,7 +255,7 @@ def test_operands_are_made_once_for_all_rows_but_for_groups(settings: Settings, 
     made: list[tuple[str, int]] = []
 
     def spy(kind: str) -> Any:
-        verdict = Verdict(status=Status.OK, error_over_bound=0.0)
+        verdict = Verification(status=Status.OK, error_over_bound=0.0)
         return lambda problem, _: made.append((kind, problem.m)) or types.SimpleNamespace(check=lambda *_: verdict)
 
     monkeypatch.setattr(sessions, "RowsVerifier", spy("all"))
