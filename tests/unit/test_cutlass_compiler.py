@@ -126,7 +126,7 @@ def test_a_damaged_shared_object_is_made_anew(nvcc: FakeNvcc, damage: str) -> No
 
 def test_one_that_stays_damaged_says_so(nvcc: FakeNvcc) -> None:
     nvcc.does('for last; do :; done\necho none > "$last"')
-    with pytest.raises(UnavailableError, match=r"cutlass:.*: what was compiled cannot be loaded here: .*\.so: file too short"):
+    with pytest.raises(UnavailableError, match=r"cutlass:.*: the compiled file cannot be loaded here: .*\.so: file too short"):
         choices()[0].build()
 
 

@@ -188,7 +188,7 @@ def test_a_bound_kernel_launches_on_the_current_stream(fake: FakeHip, monkeypatc
 
 
 def test_a_runtime_without_a_function_is_too_old() -> None:
-    with pytest.raises(UnavailableError, match="libamdhip64 has no hipGetDevice"):
+    with pytest.raises(UnavailableError, match="libamdhip64: got a library without hipGetDevice"):
         Hip(SimpleNamespace())
 
 

@@ -172,7 +172,7 @@ def test_a_driver_without_a_function_is_too_old() -> None:
     class Old:
         pass
 
-    with pytest.raises(UnavailableError, match=r"libcuda has no cuInit: got a driver that is too old"):
+    with pytest.raises(UnavailableError, match=r"libcuda: got a driver without cuInit, expected CUDA 12.3 or newer"):
         Driver(Old())
 
 
