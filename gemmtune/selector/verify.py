@@ -211,7 +211,7 @@ class Verifier:
             made.append(referenced(problem, probes.integers(), name="P1 integers", integers=True))
         if is_product_with_itself(problem) and problem.flops <= 2 * MOST_SHARED_MACS:
             made.append(referenced(problem, in_one_buffer(problem, probes.integers()), name="b is a", integers=True))
-        # Patterns such as NaN and infinity, then random data.
+        # Block patterns of a block-sparse b, then random data.
         patterns = probes.patterns()
         for name in list(patterns)[: 1 if self._expensive else None]:
             made.append(referenced(problem, patterns[name], name=name))
