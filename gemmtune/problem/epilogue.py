@@ -29,9 +29,9 @@ Arg = Ref | float | int | bool
 class Node:
     """One step: ``op`` applied to ``args``, its result rounded to ``dtype``.
 
-    ``op`` is ``acc`` (the accumulator, no args), ``operand`` (one int, the index of the extra operand), ``cast`` (one Ref, the
-    target is ``dtype``) or a name in OPERATIONS. ``dtype`` follows torch's promotion, starting from the accumulator dtype. A node
-    of a 16-bit dtype is computed in float32 and then rounded, as torch's eager kernels do.
+    ``op`` is ``acc`` (the accumulator, no args), ``operand`` (one int, the index of the extra operand), ``cast`` (one Ref) or a
+    name in OPERATIONS. The target of a cast is ``dtype``. ``dtype`` follows torch's promotion, starting from the accumulator
+    dtype. A node of a 16-bit dtype is computed in float32 and then rounded, as torch's eager kernels do.
     """
 
     op: str

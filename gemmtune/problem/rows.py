@@ -1,4 +1,4 @@
-"""Classes of problems that differ only in M, the rows of a and of the result, as in serving one weight with many batch sizes."""
+"""Classes of problems that differ only in M, the rows of a and of the result. Serving one weight with many batches is a case."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ class Relaid:
 def following_operands(rows_class: RowClass) -> int | None:
     """Return a bit for each operand with one row per row of the result, in the order in which a call reads them.
 
-    Return None if M is part of the column stride in a batch, or if several rows of the result share one row of an operand.
+    Return None if M is part of the column stride in a batch, or if result rows share one row of an operand.
     """
     problem = rows_class.problem
     if (rows_class.step and problem.batched) or problem.operation.grouped:

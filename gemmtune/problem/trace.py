@@ -209,8 +209,8 @@ class _Interpreter:
             return None
         if value not in self.builder.operands:
             raise EpilogueError(
-                f"it asks for the {name} of a computed value, which is not known here; take sizes from the inputs of the call, "
-                "as in n = b.size(1) before the call"
+                f"it reads the {name} of a computed value, which is unknown during tracing; take sizes from the inputs of the "
+                "call, as in n = b.size(1) before the call"
             )
         answer = getattr(self.operands[self.builder.operands.index(value)], name)
         return answer(*args) if callable(answer) else answer

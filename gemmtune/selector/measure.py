@@ -150,8 +150,8 @@ def drift_since(session: AnySession, candidates: Candidates, outcomes: Mapping[s
 def rank(session: AnySession, entrants: int, candidates: Candidates, outcomes: dict[str, Outcome], progress: Progress) -> None:
     """Give the fastest choices, at most ``entrants``, comparable times by interleaved final rounds.
 
-    Choices from earlier rankings take no part, except the fastest two. New times are scaled by the drift of these two, so that one
-    new choice costs one measurement and still compares with the old ones.
+    Choices from earlier rankings take no part, except the fastest two. New times are scaled by the drift of these two. One new
+    choice then costs one measurement and still compares with the old ones.
     """
     # Short measurements compare with each other and, roughly, with ranked times. A choice that lost once is out.
     running = [o for o in outcomes.values() if o.finalist or not o.settled]

@@ -43,7 +43,7 @@ def minimize(
 
     The search tries all vectors of steps whose lengths add up to at most ``max_step``, short ones first. It restarts from the first
     better point. Among points within ``noise`` of the least value it takes ``initial``, or else the one with the smallest
-    parameters, so that repeated measurements give one answer. The result is never worse than ``reference``.
+    parameters. Repeated measurements then give one answer. The result is never worse than ``reference``.
 
     Args:
         target: a positive value such as a time in µs. A point is rejected if this raises or returns no positive number.

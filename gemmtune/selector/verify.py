@@ -30,7 +30,7 @@ SEPARATE_PROBES_MACS = 2**33
 it, a and b have separate probes."""
 
 MOST_SHARED_MACS = 2**30
-"""Maximum multiplications for which a product that may multiply a tensor by itself is tried in that form. It needs one more
+"""Maximum multiplications for which a product that may have one tensor as a and b is tried in that form. It needs one more
 reference."""
 
 

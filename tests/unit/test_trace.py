@@ -202,7 +202,10 @@ def test_a_final_cast_asks_for_the_result_dtype() -> None:
         (lambda x: x.to(torch.int8), "got torch.int8, expected one of torch.float64, torch.float32, torch.float16, torch.bfloat16"),
         (lambda x: x.to("cuda"), "torch.Tensor.to: got 'cuda', expected a dtype: an epilogue moves nothing between devices"),
         (lambda x: x.to(device="cpu", dtype=torch.float16), "torch.Tensor.to: got device, expected a dtype"),
-        (lambda x: x / x.size(1), "asks for the size of a computed value, which is not known here; take sizes from the inputs"),
+        (
+            lambda x: x / x.size(1),
+            "reads the size of a computed value, which is unknown during tracing; take sizes from the inputs",
+        ),
         (lambda x: torch.add(x, x, out=x), "torch.add cannot be used so"),
         (lambda x: torch.where(x, x, 0.0), "torch.where: got a condition of torch.float32, expected torch.bool"),
         (lambda x: torch.clamp(x), "torch.clamp: got neither min nor max"),
