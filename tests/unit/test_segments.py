@@ -74,7 +74,7 @@ def test_a_table_survives_the_store():
         ({"version": 3, "seed": 0, "segments": []}, "damaged .got a table|damaged"),
     ],
 )
-def test_a_stored_table_of_another_kind_is_told(value: dict[str, object], message: str):
+def test_a_stored_table_of_another_format_is_rejected(value: dict[str, object], message: str):
     with pytest.raises(StoreError, match=message):
         Table.of(Ranged(key="{}", fingerprint="{}", kind="segments", value=value))
 
@@ -99,7 +99,7 @@ def test_samples_powers_middles_ends_and_recorded_ms():
     assert sampled_rows(range(3, 9), lambda m: True, (2, 5, 9)) == [3, 4, 5, 6, 8]
 
 
-def test_ties_make_no_segments_of_their_own():
+def test_ties_add_no_segments():
     times = {m: {"x": 1.0, "y": 0.995 if m % 2 else 1.005} for m in range(1, 9)}
     assert set(assigned(times).values()) in ({"x"}, {"y"})
 
@@ -125,23 +125,23 @@ def test_a_loss_against_torch_counts_more():
     assert assigned(times, "torch")[3] == "torch"
 
 
-def test_torch_is_tied_with_what_is_a_little_faster():
+def test_torch_wins_ties_in_the_assignment():
     times = {m: {"torch": 1.0, "y": 0.985} for m in range(1, 9)}
     assert set(assigned(times).values()) == {"y"}
     assert set(assigned(times, "torch").values()) == {"torch"}
 
 
-def test_what_was_not_measured_is_not_taken():
+def test_unmeasured_choices_are_not_assigned():
     assert assigned({1: {"x": 1.0}, 2: {"y": 5.0, "z": 6.0}, 3: {"x": 1.0, "y": 9.0}}) == {1: "x", 2: "y", 3: "x"}
 
 
-def test_there_are_few_segments_at_most():
+def test_the_number_of_segments_is_limited():
     times = {m: {"x": 1.0 + m % 2, "y": 2.0 - m % 2} for m in range(60)}
     changes = sum(x != y for x, y in zip(assigned(times).values(), list(assigned(times).values())[1:], strict=False))
     assert changes < MOST_SEGMENTS
 
 
-def test_there_are_as_many_segments_as_may_be():
+def test_the_limit_of_segments_is_reached():
     times = {m: {"x": 1.0 + m % 2, "y": 2.0 - m % 2} for m in range(17)}
     for count, most in ((16, 16), (17, 15)):
         names = list(assigned({m: times[m] for m in range(count)}).values())
@@ -150,7 +150,7 @@ def test_there_are_as_many_segments_as_may_be():
 
 
 def test_assigned_choices_minimize_losses_and_changes():
-    """Against all sequences that there are."""
+    """The result equals the best of all possible sequences."""
 
     def cost(times: dict[int, dict[str, float]], names: tuple[str, ...]) -> float:
         losses = (math.log(here[name] / min(here.values())) for here, name in zip(times.values(), names, strict=True))
@@ -201,14 +201,14 @@ def test_bisection_stops_at_a_fraction_of_m(lower: int, upper: int, apart: int, 
     assert (find_crossover(lower, upper, ("low", "high"), known, measure, apart), measured) == (found, asked)
 
 
-def test_what_is_left_between_two_ms_goes_where_it_can_lose_less():
+def test_remaining_ms_go_to_the_choice_that_loses_less():
     known = {1984: {"x": 1.0, "y": 1.1}, 2040: {"x": 1.4, "y": 1.0}}
     assert find_crossover(1984, 2040, ("x", "y"), known, lambda m, names: {"x": 1.4, "y": 1.0}) == 1985
     known = {1985: {"x": 1.0, "y": 1.4}, 2040: {"x": 1.1, "y": 1.0}}
     assert find_crossover(1985, 2040, ("x", "y"), known, lambda *_: pytest.fail("it is near enough")) == 2040
 
 
-def test_at_a_tie_and_where_the_other_is_not_legal_the_first_goes_on():
+def test_the_first_choice_keeps_ties_and_illegal_ms():
     def measured(here: dict[int, dict[str, float]]) -> int:
         known = {16: {"x": 1.0, "y": 2.0}, 20: {"x": 2.0, "y": 1.0}}
         return find_crossover(16, 20, ("x", "y"), known, lambda m, names: here[m])
@@ -228,7 +228,7 @@ def test_skips_bisection_of_a_cheap_crossover():
 
 
 @pytest.mark.parametrize(("first", "second", "found"), [("x", "torch", 17), ("torch", "x", 18), ("x", "y", 18), ("y", "x", 17)])
-def test_torch_is_tied_with_what_is_little_faster(first: str, second: str, found: int):
+def test_torch_wins_ties_at_a_crossover(first: str, second: str, found: int):
     known = {16: {first: 1.0, second: 2.0}, 18: {first: 2.0, second: 1.0}}
     assert find_crossover(16, 18, (first, second), known, lambda *_: {"x": 0.99, "torch": 1.0, "y": 1.0}, baseline="torch") == found
 
@@ -253,13 +253,13 @@ def test_a_bar_shows_every_segment():
     assert lines[3].split() == ["▒", "3..8192", "z", "12.50", "µs"]
 
 
-def test_a_bar_grows_by_equal_ratios_from_any_m():
+def test_a_bar_is_logarithmic_in_m():
     table = Table(segments=(segment(8, 15), segment(16, 63, "y")))
     assert bar(table, 30) == "█" * 10 + "▓" * 20
     assert table_lines(table) == [f"  8 {bar(table)} 63", "  █         8..15  x", "  ▓        16..63  y"]
 
 
-def test_results_of_ranges_tell_where_they_are_from():
+def test_range_results_name_their_source():
     (rows_class,) = row_classes(Problem.mm(2, 24, 16, device_type="cpu"))
     stored = RangeResult(rows_class=rows_class, table=Table(segments=(segment(7, 7),)))
     head, *lines = str(stored).splitlines()

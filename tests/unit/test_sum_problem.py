@@ -1,4 +1,4 @@
-"""mm_plus_mm as a Problem: sizes, messages, keys, text; its options on the command line; who refuses it."""
+"""mm_plus_mm as a Problem: sizes, messages, keys, text, command-line options, and refusals by backends."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_sizes_work_and_traffic_count_both_products() -> None:
     assert (single.k2, single.summed, single.terms, len(single.operands)) == (0, (6,), 6, 2)
 
 
-def test_text_has_both_sizes_and_the_letters_of_c_and_d_where_they_are_others() -> None:
+def test_text_has_both_sizes_and_differing_letters_of_c_and_d() -> None:
     assert str(PROBLEM) == "mm_plus_mm 64x40x(32+48) bfloat16 nt on cpu"
     other = Problem.mm_plus_mm(64, 40, 32, 48, layout="tn", device_type="cpu")
     assert str(dataclasses.replace(PROBLEM, c=other.c, d=other.d)) == "mm_plus_mm 64x40x(32+48) bfloat16 nt+tn on cpu"
@@ -84,7 +84,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_validation_says_what_is_wrong(name: str) -> None:
+def test_rejects_invalid_sums(name: str) -> None:
     changes, message = BAD[name]
     with pytest.raises(InvalidProblemError) as caught:
         dataclasses.replace(PROBLEM, **changes)
