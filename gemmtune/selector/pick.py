@@ -34,8 +34,9 @@ def right(outcomes: Iterable[Outcome]) -> list[Outcome]:
 def pick(outcomes: Sequence[Outcome]) -> Outcome | None:
     """Return the choice to run: among all ties with the fastest, the first in a fixed order.
 
-    Backends follow the order of their table, library calls first. Within a backend, offers keep their order, the prediction of its
-    model first. Times of the final rounds compare only with each other. If there were final rounds, all other choices are excluded.
+    Backends follow the order of their table, library calls first. Within a backend, offers keep their order, the
+    best by its model first. Times of the final rounds compare only with each other. If there were final rounds, all other choices
+    are excluded.
     """
     candidates = right(outcomes)
     if any(o.finalist for o in candidates):
