@@ -56,9 +56,7 @@ def minimize(
         raise GemmtuneError(f"minimize: noise: got {noise}, expected a share of the least value, 0 or more")
     reference = initial if reference is None else reference
     if sorted(initial) != sorted(reference):
-        raise GemmtuneError(
-            f"minimize: got parameters {sorted(initial)} and a reference with {sorted(reference)}, expected the same names"
-        )
+        raise GemmtuneError(f"minimize: got names {sorted(initial)} and a reference with {sorted(reference)}, expected equal ones")
     search = _Search(target, tuple(sorted(initial)))
     before = search.value(reference)
     here = initial if search.value(initial) is not None else reference

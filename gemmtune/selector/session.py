@@ -173,7 +173,6 @@ class Session:
                 except Exception as error:  # noqa: BLE001 - a kernel may raise anything; it fails alone
                     contenders.pop(choice.name, None)
                     failed(choice.name, error)
-            # Drop the clearly slower ones from short rounds.
             keep = {c.name for c in choices if c.baseline}
             slower: set[str] = set()
             short = rounds_s is not None
@@ -182,7 +181,6 @@ class Session:
                 near_us = factor * min(first_us.values(), default=0.0)
                 slower = {name for name in contenders if first_us[name] > near_us} - keep
                 contenders = {name: x for name, x in contenders.items() if name not in slower}
-            # Play the interleaved rounds.
             rounds_s = EFFORT[self._settings.search].rounds_s if rounds_s is None else rounds_s
             on_cpu = self._device.type == "cpu"
             # A GPU runs its first tens of milliseconds at boost clocks, which rank kernels differently from sustained clocks.
