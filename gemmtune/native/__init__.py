@@ -1,1 +1,1 @@
-"""The look-up of a warm call in C++: built beside the first plans of a process, absent without a compiler."""
+"""The look-up of a warm call in C++. It is built in the background; without a compiler it is absent."""

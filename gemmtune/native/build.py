@@ -1,4 +1,4 @@
-"""The extension module: compiled once for a torch, a Python and a compiler, and kept in the cache folder."""
+"""The extension module: compiled once for a version of torch, Python and the compiler, and kept in the cache folder."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ SOURCES = ("key.h", "result.h", "memory.h", "launch.h", "driver.h", "library.h",
 HERE = Path(__file__).parent
 FLAGS = ("-std=c++20", "-O2", "-fPIC", "-shared", "-fvisibility=hidden", "-Wl,--no-as-needed")
 LIBRARIES = ("torch_python", "torch_cpu", "c10")
-"""What torch has loaded already: the linker is told, so that the loader finds their symbols."""
+"""Libraries that torch has already loaded. The linker needs them, so that the loader finds their symbols."""
 
 
 def headers_missing() -> str | None:
-    """What the compiler would not find, and what to do about it; None where all is there."""
+    """Return the missing headers and a remedy. None if all exist."""
     folders = {"torch": torch_folder() / "include/torch/csrc/python_headers.h", "Python": Path(python_include()) / "Python.h"}
     for what, header in folders.items():
         if not header.exists():
@@ -35,48 +35,48 @@ def headers_missing() -> str | None:
 
 
 def torch_folder() -> Path:
-    """The folder of the torch that is imported."""
+    """Return the folder of the imported torch."""
     return Path(torch.__file__).parent
 
 
 def python_include() -> str:
-    """The folder of Python's own headers."""
+    """Return the folder of Python's own headers."""
     return sysconfig.get_paths()["include"]
 
 
 @functools.cache
 def source_digest() -> str:
-    """A hash over the sources and everything that the module is built against, but for the compiler."""
+    """Return a hash over the sources and everything that the module is built against, except the compiler."""
     made_of = [*((HERE / name).read_text() for name in SOURCES), *FLAGS, torch.__version__, str(torch.version.git_version)]
     made_of += [str(sysconfig.get_config_var("SOABI")), str(torch.compiled_with_cxx11_abi())]
     return hashlib.blake2b("\n".join(made_of).encode(), digest_size=16).hexdigest()
 
 
 def module_path(compiler: Compiler) -> Path:
-    """The file of the module, made or not."""
+    """Return the path of the module, which may not exist yet."""
     digest = hashlib.blake2b(f"{compiler.version}\n{source_digest()}".encode(), digest_size=16).hexdigest()
     return cache_dir("native") / f"{digest}.so"
 
 
 def why_impossible() -> str | None:
-    """Why the module can neither be found nor made here, and what to do about it; None where it can."""
+    """Return why the module can neither be found nor built here, with a remedy. None if it can."""
     if find_compiler() is None:
         return f"no C++ compiler on PATH ({', '.join(COMPILERS)}); install g++ or clang++"
     return headers_missing()
 
 
 def made() -> Path | None:
-    """The file of the module if it is there."""
+    """Return the path of the module if it exists."""
     compiler = find_compiler()
     path = module_path(compiler) if compiler is not None else None
     return path if path is not None and path.exists() else None
 
 
 def make(*, quietly: bool = False) -> Path:
-    """The file of the module, compiled if it is missing; ``quietly``: with what others leave of the processor.
+    """Return the path of the module, compiled if it is missing. ``quietly`` lowers the compiler's priority.
 
     Raises:
-        CompileError: the compiler refused it.
+        CompileError: the compiler rejected the source.
         UnavailableError: there is no compiler, or there are no headers.
     """
     reason, compiler = why_impossible(), find_compiler()
@@ -92,7 +92,7 @@ def make(*, quietly: bool = False) -> Path:
 
 
 def load() -> Any:
-    """The module, compiled if it is missing. Raises what ``make`` does, and OSError."""
+    """Return the module, compiled if it is missing. The exceptions are those of ``make``, and OSError."""
     return opened(make, _imported)
 
 

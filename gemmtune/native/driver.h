@@ -1,4 +1,4 @@
-// Kernels through the driver, by addresses that Python found; the structs are those of cuda.h.
+// Kernel launches through the driver, by addresses that Python found. The structs mirror those of cuda.h.
 #pragma once
 #include "launch.h"
 
@@ -27,25 +27,25 @@ constexpr size_t kMapBytes = 128, kMostParameterBytes = 4096, kMostMapsKept = 40
 constexpr int kMostParameters = 64, kMostRank = 5, kMapNumbers = 2 * kMostRank, kMostMapsOfRows = 8;
 constexpr uint32_t kGridBytes = 12;
 
-// The arguments of cuTensorMapEncodeTiled for a map of which numbers follow M: sizes, then pitches, kMostRank of each.
+// The arguments of cuTensorMapEncodeTiled for a map that follows M. ``numbers`` are sizes, then pitches, kMostRank of each.
 struct MapOfRows {
   int map, type, rank, swizzle, promotion;
   uint64_t numbers[kMapNumbers];
   uint32_t box[kMostRank];
 };
 
-// The tensor maps of one operand, by its address; Python encodes them.
+// The tensor maps of one operand by its address. Python encodes them.
 struct TensorMap {
   int operand = 0;
-  int of_rows = -1;  // the place among the maps that follow M
+  int of_rows = -1;  // index among the maps that follow M
   std::unordered_map<uint64_t, std::array<char, kMapBytes>> known;
 };
 struct Place { uint32_t offset; int operand; int64_t more_bytes; };   // an operand's address
-struct Number { uint32_t offset; int number; bool wide; };            // a scalar as float32, or as float64
+struct Number { uint32_t offset; int number; bool wide; };            // a scalar, as float32 or float64
 struct Aligned { uint32_t offset; int operand; uint64_t multiple_bytes; };
 struct Multiple { int operand; uint64_t bytes; };
 
-// A toolchain.record.Record, and the kernel that is loaded for it.
+// A toolchain.record.Record with its loaded kernel.
 struct DriverLaunch {
   using LaunchKernel = int (*)(LaunchConfig const*, void*, void**, void**);
   using SetContext = int (*)(void*);
@@ -55,8 +55,8 @@ struct DriverLaunch {
   void *function = nullptr, *context = nullptr;
   unsigned grid[3] = {}, cluster = 0, threads = 0, shared_bytes = 0;
   bool pdl = false;
-  int skipped = -1;            // the place of a tensor that the kernel is not told of
-  PyObject* encode = nullptr;  // encode(number of the map, address): its bytes
+  int skipped = -1;            // position of a tensor that the kernel does not receive
+  PyObject* encode = nullptr;  // encode(number of the map, address): the bytes of the map
   std::vector<char> parameters;
   std::vector<uint32_t> arguments;
   std::vector<TensorMap> maps;
@@ -64,8 +64,8 @@ struct DriverLaunch {
   std::vector<Number> numbers;
   std::vector<Aligned> aligned;
   std::vector<Multiple> multiples;
-  // Of the image: the grid, the parameters, then numbers of 8 bytes: what is added to each address, and kMapNumbers of each map that
-  // follows M.
+  // Numbers of the image that follow M. The image is the grid, the parameters, then numbers of 8 bytes: the offset that is added to each
+  // address, and kMapNumbers for each map that follows M.
   std::vector<Following> following;
   std::vector<MapOfRows> maps_of_rows;
   Encode encode_map = nullptr;
@@ -75,7 +75,7 @@ struct DriverLaunch {
   ~DriverLaunch() { Py_XDECREF(encode); }
 };
 
-// What a call is given beside its addresses.
+// The arguments of one launch.
 struct Filled {
   alignas(kMapBytes) char block[kMostParameterBytes];
   unsigned grid[3];
@@ -83,7 +83,7 @@ struct Filled {
   uint64_t numbers[kMostMapsOfRows][kMapNumbers];
 };
 
-// Writes grid, parameters and numbers of maps as they were planned, or with what other rows change.
+// Write grid, parameters and map numbers as planned, or for ``rows`` rows if that is not 0.
 inline void plan(DriverLaunch const& d, int64_t rows, Filled& filled) {
   std::memcpy(filled.block, d.parameters.data(), d.parameters.size());
   std::copy(d.grid, d.grid + 3, filled.grid);
@@ -107,7 +107,7 @@ inline void plan(DriverLaunch const& d, int64_t rows, Filled& filled) {
   }
 }
 
-// Writes the map of an operand at an address, with the numbers of other rows. False: Python says why not.
+// Write the map of an operand at an address, with the numbers for other rows. False: Python reports the error.
 inline bool encode_map(DriverLaunch const& d, int number, uint64_t address, Filled& filled) {
   auto const& map = d.maps_of_rows[number];
   static constexpr uint32_t ones[kMostRank] = {1, 1, 1, 1, 1};
@@ -115,7 +115,7 @@ inline bool encode_map(DriverLaunch const& d, int number, uint64_t address, Fill
                       filled.numbers[number] + kMostRank, map.box, ones, 0, map.swizzle, map.promotion, 0) == 0;
 }
 
-// Writes the map of an operand at an address to ``block``, while the GIL is held. False: Python says why not.
+// Write the map of an operand at an address to ``block``. Requires the GIL. False: Python reports the error.
 inline bool fill_map(DriverLaunch& d, size_t number, uint64_t address, char* block) {
   auto& known = d.maps[number].known;
   auto found = known.find(address);
@@ -136,7 +136,7 @@ inline bool fill_map(DriverLaunch& d, size_t number, uint64_t address, char* blo
   return true;
 }
 
-// Writes all that a launch is told, while the GIL is held. False: this call is left to Python.
+// Write all arguments of a launch. Requires the GIL. False: this call is left to Python.
 inline bool fill(DriverLaunch& d, Given const& given, Filled& filled) {
   uint64_t addresses[kMostTensors + 2 + kMostMemories] = {reinterpret_cast<uint64_t>(given.out),
                                                           given.memory.count > 0 ? given.memory.addresses[0] : 0};
@@ -171,7 +171,7 @@ inline bool fill(DriverLaunch& d, Given const& given, Filled& filled) {
   return true;
 }
 
-// A CUresult.
+// Launch the kernel. Return a CUresult.
 inline int launch(DriverLaunch const& d, Filled& filled, void* stream) {
   void* arguments[kMostParameters];
   for (size_t i = 0; i < d.arguments.size(); ++i) arguments[i] = filled.block + d.arguments[i];

@@ -1,4 +1,4 @@
-"""How a launch follows M: learned from plans for a few Ms, held to those for others."""
+"""The dependence of a launch on M: derived from plans for a few Ms and verified against plans for others."""
 
 from __future__ import annotations
 
@@ -14,23 +14,26 @@ from ..toolchain.record import TensorMap
 
 GRID_BYTES = 12
 MOST_RANK = 5
-"""Of a tensor map."""
+"""Maximum rank of a tensor map."""
 UNLIMITED = 2**62
 RANDOM_ROWS = 12
 EDGES = 3
-"""Places at which a number changes that are looked at on both sides."""
+"""Number of places, at which a value changes, where both sides are checked."""
 MOST_PARTS = 4
-"""Of the Ms of one kernel, each with launches of another kind: others are bound by Python."""
+"""Maximum number of sub-ranges of M for one kernel, each with its kind of launch. Python binds the remaining Ms."""
 LAYOUT_BYTES = 56
-"""Those of cublasLtMatrixLayoutOpaque_t that cuBLASLt sets: the 8 behind them keep what lay there (seen of 13.1)."""
+"""Bytes of cublasLtMatrixLayoutOpaque_t that cuBLASLt sets. The following 8 bytes keep their old content (seen with 13.1)."""
 
 PreparedAt = Callable[[int], Prepared | None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Following:
-    """A number at ``place`` in the image of a launch: ``first`` up to M = ``base``, then ``step`` more for each further ``unit``
-    rows or part of one, at most ``most``."""
+    """A number at ``place`` in the image of a launch that follows M.
+
+    It is ``first`` up to M = ``base``, and grows by ``step`` for each further ``unit`` of rows, begun units included, up to
+    ``most``.
+    """
 
     place: int
     first: int
@@ -41,16 +44,16 @@ class Following:
 
     @property
     def row(self) -> tuple[int, ...]:
-        """The tuple that ``parse.h`` takes."""
+        """The tuple that ``parse.h`` reads."""
         return (self.place, self.first, self.step, self.base, self.unit, self.most)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OfRows:
-    """A launch that is planned for the largest of several Ms, and what of it follows M.
+    """A launch planned for the largest of several Ms, with the numbers that follow M.
 
-    ``maps`` are the numbers of the tensor maps that do; the work of a plan of the cpp backend is ``flops_per_row``, and ``bytes``
-    with ``bytes_per_row`` for each row.
+    ``maps`` are the numbers of the tensor maps that follow M. For a plan of the cpp backend, the work is ``flops_per_row`` for each
+    row, and ``bytes`` plus ``bytes_per_row`` for each row.
     """
 
     prepared: Prepared
@@ -62,7 +65,7 @@ class OfRows:
 
 
 def learned(prepared_at: PreparedAt, rows: range) -> OfRows | None:
-    """How launches for ``rows`` follow M; None where that is not known."""
+    """Return how launches for ``rows`` follow M. None if no known rule fits."""
     low, high = prepared_at(rows[0]), prepared_at(rows[-1])
     if high is None or _fixed(high) is None or _fixed(low) != _fixed(high):
         return None
@@ -88,7 +91,7 @@ def learned(prepared_at: PreparedAt, rows: range) -> OfRows | None:
 
 
 def alike(prepared_at: PreparedAt, rows: range) -> Iterator[range]:
-    """Parts of ``rows`` whose launches are of one kind, such as products that are computed transposed from some M on."""
+    """Yield parts of ``rows`` whose launches are of one kind. From some M on, for example, the transposed product is computed."""
     for _ in range(MOST_PARTS):
         first = _fixed(prepared_at(rows[0]))
         count, behind = 1, len(rows)
@@ -104,7 +107,7 @@ def alike(prepared_at: PreparedAt, rows: range) -> Iterator[range]:
 
 
 def rows_to_compare(of_rows: OfRows, rows: range) -> list[int]:
-    """Ms at which what was learned is held to plans: ends, powers of two, edges of units, random ones."""
+    """Return the Ms at which the derived rule is verified against plans: ends, powers of two, edges of units, and random ones."""
     lo, hi = rows[0], rows[-1]
     wanted = {lo, lo + 1, rows[len(rows) // 2], hi - 1, hi, *rows[1:2], *rows[-2:]}
     wanted |= {power + step for i in range(32) for power in (1 << i,) for step in (-1, 0, 1)}
@@ -117,9 +120,9 @@ def rows_to_compare(of_rows: OfRows, rows: range) -> list[int]:
 
 
 def why_apart(prepared: Prepared | None, of_rows: OfRows, image: bytes) -> str | None:
-    """Why a launch is another one, or needs more memory, than one that follows M with that ``image``; or None.
+    """Return why a launch differs from the one that ``of_rows`` predicts with that ``image``, or needs more memory; or None.
 
-    A library's check is asked at each M, when it is called: what it refuses, or has more memory for, is Python's then.
+    A library's check runs at each M during the call. Python serves the Ms that it rejects, or for which it has more memory.
     """
     high = of_rows.prepared
     if isinstance(high, LibraryProduct) and prepared is None:
@@ -127,21 +130,21 @@ def why_apart(prepared: Prepared | None, of_rows: OfRows, image: bytes) -> str |
     if prepared is None or (differences := _differences(_fixed(prepared), _fixed(high))):
         return "there is no launch" if prepared is None else f"another launch: {differences}"
     needs = [0 if (memory := getattr(x, "memory", None)) is None else memory.size_bytes for x in (prepared, high)]
-    # The need of a function of nvcc is asked when it is called, too.
+    # A function of nvcc reports its need during the call, too.
     if needs[0] > needs[1] and not isinstance(high, (DeviceFunction, LibraryProduct)):
         return f"memory of {needs[0]} bytes, more than {needs[1]}"
-    return None if image == image_of(prepared, of_rows.maps) else "the launch is told other numbers"
+    return None if image == image_of(prepared, of_rows.maps) else "the arguments of the launch differ"
 
 
 def _differences(one: object, other: object) -> str:
-    """Those parts of what is fixed that are not the same; nothing where all are."""
+    """Return the fixed parts that differ, as text; empty if all are equal."""
     if isinstance(one, tuple) and isinstance(other, tuple) and len(one) == len(other):
         return ", ".join(f"{x} and {y}" for x, y in zip(one, other, strict=True) if x != y)
     return "" if one == other else f"{one} and {other}"
 
 
 def image_of(prepared: Prepared, maps: Sequence[int]) -> bytes:
-    """What a launch is told, without addresses, as ``rehearse`` of the extension module has it."""
+    """Return the arguments of a launch without addresses, in the format of ``rehearse`` in the extension module."""
     match prepared:
         case HostFunction():
             return ctypes.string_at(prepared.plan, 8 * prepared.words)
@@ -158,7 +161,7 @@ def image_of(prepared: Prepared, maps: Sequence[int]) -> bytes:
 
 
 def _work_of_host(low: Prepared | None, high: HostFunction, rows: range) -> dict[str, int] | None:
-    """The work of a plan of the cpp backend, as ``OfRows`` has it; None where it grows otherwise, or no rows of a are divided."""
+    """Return the work of a cpp plan as fields of ``OfRows``. None if it is not linear in M, or the plan divides no rows of a."""
     assert isinstance(low, HostFunction)
     if low.rows is None or high.rows is None:
         return None
@@ -171,7 +174,7 @@ def _work_of_host(low: Prepared | None, high: HostFunction, rows: range) -> dict
 
 
 def _fixed(prepared: Prepared | None) -> object:
-    """What of a launch has to be the same for all Ms."""
+    """Return the parts of a launch that must be equal for all Ms."""
     match prepared:
         case HostFunction():
             how = prepared.rows
@@ -201,7 +204,7 @@ def _sizeless(one: TensorMap) -> object:
 
 
 def _maps_of_rows(low: Prepared | None, high: Prepared) -> tuple[int, ...] | None:
-    """The numbers of the tensor maps that follow M; None where others alone know what maps there are."""
+    """Return the numbers of the tensor maps that follow M. None if the record does not contain the maps."""
     if not isinstance(high, DriverLaunch) or not isinstance(low, DriverLaunch) or not high.maps:
         return ()
     if len(high.record.maps) != len(high.maps) or not high.encode_map:
@@ -211,26 +214,26 @@ def _maps_of_rows(low: Prepared | None, high: Prepared) -> tuple[int, ...] | Non
 
 
 def _numbers(prepared: Prepared, maps: Sequence[int]) -> Sequence[int]:
-    """All numbers of the image that may follow M."""
+    """Return all numbers of the image that may follow M."""
     if isinstance(prepared, LibraryProduct):
         return prepared.sizes
     image = image_of(prepared, maps)
     if isinstance(prepared, HostFunction):
-        divided = prepared.rows.places if prepared.rows is not None else ()  # which HostRows tells how
+        divided = prepared.rows.places if prepared.rows is not None else ()  # HostRows computes these
         return [0 if i in divided else x for i, x in enumerate(struct.unpack(f"{prepared.words}q", image))]
     narrow = _narrow_bytes(prepared, image)
     return (*struct.unpack(f"{narrow // 4}I", image[:narrow]), *struct.unpack(f"{(len(image) - narrow) // 8}q", image[narrow:]))
 
 
 def _narrow_bytes(prepared: Prepared, image: bytes) -> int:
-    """Up to where the numbers of an image have 4 bytes; behind it they have 8."""
+    """Return the size of the first part of an image, whose numbers have 4 bytes. The rest have 8 bytes."""
     if isinstance(prepared, HostFunction):
         return 0
     return GRID_BYTES + len(prepared.record.parameters) if isinstance(prepared, DriverLaunch) else len(image)
 
 
 def _places(prepared: Prepared, maps: Sequence[int]) -> Sequence[int]:
-    """The place of each of ``_numbers`` in the image; of a library's product, that among its sizes."""
+    """Return the place of each of ``_numbers`` in the image, or for a library's product among its sizes."""
     if isinstance(prepared, LibraryProduct):
         return range(len(prepared.sizes))
     image = image_of(prepared, maps)
@@ -239,7 +242,7 @@ def _places(prepared: Prepared, maps: Sequence[int]) -> Sequence[int]:
 
 
 def numbers_of(one: TensorMap) -> tuple[int, ...]:
-    """Sizes and pitches of a tensor map, ``MOST_RANK`` of each."""
+    """Return sizes and pitches of a tensor map, ``MOST_RANK`` of each."""
     return tuple(x for values in (one.sizes, one.pitches) for x in (*values, *[0] * (MOST_RANK - len(values))))
 
 
@@ -248,7 +251,7 @@ def _placed(one: Following, places: Sequence[int]) -> Following:
 
 
 def _numbers_of_rows(numbers_at: Callable[[int], Sequence[int]], rows: range) -> list[Following] | None:
-    """Those numbers that are others at both ends; None where one of them does not grow in equal steps."""
+    """Return the numbers that differ between both ends. None if one of them does not grow in equal steps."""
     lo, hi = rows[0], rows[-1]
     first, last = numbers_at(lo), numbers_at(hi)
     found: list[Following] = []
@@ -267,7 +270,7 @@ def _numbers_of_rows(numbers_at: Callable[[int], Sequence[int]], rows: range) ->
 
 
 def _change(numbers_at: Callable[[int], Sequence[int]], i: int, rows: range) -> int:
-    """The first of ``rows`` at which number ``i`` is another one than at the first of all, which it is at the last."""
+    """Return the first M of ``rows`` at which number ``i`` differs from its value at the first row. It differs at the last."""
     before, at, changed = 0, numbers_at(rows[0])[i], len(rows) - 1
     while changed - before > 1:
         middle = (before + changed) // 2

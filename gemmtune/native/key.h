@@ -1,4 +1,4 @@
-// The key of a call: everything that a plan depends on, read off its arguments as key_of in dispatch/keys.py reads it.
+// The key of a call: every fact that a plan depends on, read from the arguments like key_of in dispatch/keys.py.
 #pragma once
 #define PY_SSIZE_T_CLEAN
 #include <torch/csrc/python_headers.h>
@@ -18,14 +18,14 @@
 
 namespace gemmtune {
 
-constexpr int kMostTensors = 12;  // that are read
+constexpr int kMostTensors = 12;  // tensors that a call reads
 constexpr int kMostWords = 96;
 
-constexpr uint64_t kRows = ~uint64_t{0};  // in place of a size that is M, and of the stride over M rows
+constexpr uint64_t kRows = ~uint64_t{0};  // replaces a size that is M, and a stride over M rows
 constexpr int64_t kAlignedBytes = 16;     // ALIGNED_BYTES of problem/layout.py
-constexpr int64_t kEveryRows = 0;         // in place of M, of a key that many Ms have
+constexpr int64_t kEveryRows = 0;         // replaces M in a key that many Ms share
 
-// Where the rows of the first operand are apart, the words have kRows for M, which is in ``rows``.
+// If the rows of the first operand are separate, the words have kRows instead of M, and ``rows`` is M.
 struct Key {
   int count = 0;
   int64_t rows = kEveryRows;
@@ -35,7 +35,7 @@ struct Key {
   bool is(Key const& other, int64_t other_rows) const {
     return count == other.count && rows == other_rows && std::memcmp(words, other.words, count * sizeof(uint64_t)) == 0;
   }
-  // Of the words alone: a sum of products of pairs, so that no multiplication waits for another one. Each place has factors of its own.
+  // Hash of the words alone: a sum of products of pairs, so that no multiplication waits for another. Each position has its own factors.
   uint64_t hash() const {
     uint64_t first = 0x9e3779b97f4a7c15ull, second = 0xc2b2ae3d27d4eb4full;
     __uint128_t sum = static_cast<uint64_t>(count);
@@ -52,7 +52,7 @@ struct Key {
   }
 };
 
-// What the look-up is called with, the operands last: a tuple of them would cost as much as finding the record.
+// The arguments of the look-up, the operands last: packing them in a tuple would cost as much as finding the record.
 struct Arguments {
   static constexpr Py_ssize_t kBefore = 8, kMost = kBefore + kMostTensors;
   PyObject* const* all = nullptr;
@@ -60,9 +60,9 @@ struct Arguments {
   PyObject *name = nullptr, *out = nullptr, *epilogue = nullptr, *epilogue_args = nullptr, *scalars = nullptr, *options = nullptr,
            *brought = nullptr, *out_dtype = nullptr;
   PyObject* const* operands = nullptr;
-  Py_ssize_t own = 0;  // operands
+  Py_ssize_t own = 0;  // number of operands
 
-  // False with an error of Python set.
+  // False with a Python error set.
   bool read(PyObject* const* args, Py_ssize_t given) {
     if (given < kBefore || given > kMost || !PyTuple_CheckExact(args[4]) || !PyTuple_CheckExact(args[5])) {
       PyErr_SetString(PyExc_TypeError,
@@ -85,44 +85,44 @@ struct Arguments {
   }
 };
 
-// A call whose key could be read. Pointers are borrowed from the arguments.
+// A call whose key was read. Pointers are borrowed from the arguments.
 struct Call {
   Key key;
   at::Tensor const* read[kMostTensors];
-  void const* data[kMostTensors];  // where each of them begins
-  PyObject* objects[kMostTensors];  // the same as Python has them; a prepacked b as it was given
+  void const* data[kMostTensors];  // start of each tensor's data
+  PyObject* objects[kMostTensors];  // the Python objects; a prepacked b as the caller passed it
   int count = 0;
-  int at[kMostTensors];     // where in the key each of them begins
-  uint32_t following = 0;   // those that have M rows, a bit for each
+  int at[kMostTensors];     // start of each tensor in the key
+  uint32_t following = 0;   // a bit for each tensor that has M rows
   at::Tensor const* out = nullptr;
   void const* out_data = nullptr;
   double scalars[2] = {1, 0};
 };
 
-enum class Reading { kRead, kUnknown, kUnusual };  // unknown: it names something that no kept call has
+enum class Reading { kRead, kUnknown, kUnusual };  // kUnknown: the key has an object that no kept call has
 
-// What is asked of Python: set once, when the module is put in place.
+// Python objects that the look-up uses. They are set once, when the module is installed.
 struct Surroundings {
   PyObject* settings = nullptr;          // the context variable of patched settings
-  PyObject* in_python = nullptr;         // in_python(missing, *arguments): what does every other call
-  PyObject* meaning_of = nullptr;        // of an epilogue function
+  PyObject* in_python = nullptr;         // in_python(missing, *arguments): runs every other call
+  PyObject* meaning_of = nullptr;        // returns the meaning of an epilogue function
   PyObject* packed_type = nullptr;       // PackedOperand
   PyObject* profiler = nullptr;          // the dict of torch.autograd.profiler
-  PyObject* profiling = nullptr;         // the name in it
+  PyObject* profiling = nullptr;         // the name of the flag in it
   PyObject* token_name = nullptr;        // "token"
   PyObject* tensor_name = nullptr;       // "tensor"
   PyObject* for_choice_name = nullptr;   // "for_choice"
-  PyObject* numbers = nullptr;           // dict: an object that a key holds -> its number
+  PyObject* numbers = nullptr;           // dict: an object in a key -> its number
   uint64_t next_number = 1;
   static constexpr size_t kRecent = 64;
-  std::pair<PyObject*, uint64_t> recent[kRecent] = {};  // objects that the dict has, by address
-  uint64_t token = 0;                    // of the settings outside of any patch
-  PyObject* last_settings = nullptr;     // patched settings that were asked for their token last
+  std::pair<PyObject*, uint64_t> recent[kRecent] = {};  // recently used entries of the dict, by address
+  uint64_t token = 0;                    // token of the settings outside of any patch
+  PyObject* last_settings = nullptr;     // patched settings whose token was read last
   uint64_t last_token = 0;
 };
 inline Surroundings around;
 
-// Bits of key sets and of the thread's dispatch state that an ordinary call may have.
+// Bits of key sets and of the thread's dispatch state that a plain call may have.
 struct Ordinary {
   uint64_t tensor_keys, inference_included, inference_excluded;
   Ordinary() {
@@ -136,7 +136,7 @@ struct Ordinary {
 };
 inline Ordinary const* ordinary = nullptr;
 
-// Whether torch sees to nothing in this thread: no autocast, mode, torch.func transform, trace or profiler.
+// Return true if torch intercepts nothing in this thread: no autocast, mode, torch.func transform, trace or profiler.
 inline bool plain_thread() {
   auto const& state = c10::impl::raw_local_dispatch_key_set;
   const bool plain = (state.included_ | state.excluded_) == 0 ||
@@ -144,20 +144,20 @@ inline bool plain_thread() {
   return plain && !at::impl::torch_function_mode_enabled() && PyDict_GetItem(around.profiler, around.profiling) == Py_False;
 }
 
-// What has a number loses it.
+// Drop the numbers of all objects.
 inline void forget_numbers() {
   for (auto& one : around.recent) one = {};
   PyDict_Clear(around.numbers);
 }
 
-// The number of an object that a key holds; 0 with no error: it has none. ``make``: give it one.
+// Return the number of an object in a key. 0 without an error means that it has none. ``make`` assigns one.
 inline uint64_t number_of(PyObject* object, bool make) {
   auto& recent = around.recent[(reinterpret_cast<uintptr_t>(object) >> 4) % Surroundings::kRecent];
   if (recent.first == object) return recent.second;
   PyObject* known = PyDict_GetItemWithError(around.numbers, object);
   if (known != nullptr) return PyLong_AsUnsignedLongLong(known);
   if (PyErr_Occurred()) {
-    PyErr_Clear();  // it has no hash: the Python path says so
+    PyErr_Clear();  // it is unhashable, which the Python path reports
     return 0;
   }
   if (!make) return 0;
@@ -166,11 +166,11 @@ inline uint64_t number_of(PyObject* object, bool make) {
   const bool kept = value != nullptr && PyDict_SetItem(around.numbers, object, value) == 0;
   Py_XDECREF(value);
   if (!kept) PyErr_Clear();
-  if (kept) recent = {object, number};  // the dict keeps it, so that no other object gets its address
+  if (kept) recent = {object, number};  // the dict keeps the object alive, so that no other one gets its address
   return kept ? number : 0;
 }
 
-// The token of the settings in force; 0: it cannot be read.
+// Return the token of the settings in force; 0 if it cannot be read.
 inline uint64_t settings_token() {
   PyObject* settings = nullptr;
   if (PyContextVar_Get(around.settings, nullptr, &settings) != 0) {
@@ -194,26 +194,26 @@ inline uint64_t settings_token() {
     return 0;
   }
   PyObject* before = around.last_settings;
-  around.last_settings = settings;  // kept, so that no other object gets its address
+  around.last_settings = settings;  // kept alive, so that no other object gets its address
   around.last_token = value;
   Py_XDECREF(before);
   return value;
 }
 
-// Where a dense tensor of an ordinary kind begins; null: it has no element, or no memory. The same as its const_data_ptr, which asks the
-// tensor's kind by virtual functions and out of line.
+// Return the start of a dense tensor's data; null without elements or memory. const_data_ptr returns the same, but queries the tensor's
+// kind by virtual functions and out of line.
 inline void const* data_of(c10::TensorImpl const* impl) {
   c10::Storage const& storage = impl->unsafe_storage();
   if (!storage || storage.data() == nullptr || impl->numel() == 0) return nullptr;
   return static_cast<char const*>(storage.data()) + impl->storage_offset() * static_cast<int64_t>(impl->itemsize());
 }
 
-// Adds a tensor, and where it begins, to the key; null: the call must be looked at more closely.
+// Add a tensor and its start to the key. Null: the call needs a closer look in Python.
 inline at::Tensor const* add_tensor(PyObject* object, Key& key, void const*& data) {
   if (!THPVariable_CheckExact(object)) return nullptr;
   at::Tensor const& tensor = THPVariable_Unpack(object);
   c10::TensorImpl* impl = tensor.unsafeGetTensorImpl();
-  // Conjugated, negated, sparse, quantized, nested, meta, functorch's, functional: each has a key beside these.
+  // Conjugated, negated, sparse, quantized, nested, meta, functorch and functional tensors have further dispatch keys.
   if (impl->key_set().raw_repr() & ~ordinary->tensor_keys) return nullptr;
   if (auto* meta = static_cast<torch::autograd::AutogradMeta*>(impl->autograd_meta())) {
     if (meta->fw_grad_ != nullptr) return nullptr;
@@ -231,7 +231,7 @@ inline at::Tensor const* add_tensor(PyObject* object, Key& key, void const*& dat
   return &tensor;
 }
 
-// The flags of torch on which a product of this dtype on a GPU depends; -1: another device is the current one.
+// Return torch's flags that a product of this dtype on a GPU depends on; -1 if another device is current.
 inline int64_t device_flags(at::Tensor const& a) {
   auto& context = at::globalContext();
   if (a.get_device() != c10::impl::VirtualGuardImpl(c10::kCUDA).getDevice().index()) return -1;
@@ -243,13 +243,13 @@ inline int64_t device_flags(at::Tensor const& a) {
   }
 }
 
-// What a plan depends on beside its tensors: flags of torch and the device.
+// Return what a plan depends on in addition to its tensors: torch's flags and the device.
 inline uint64_t state_word(at::Tensor const& a, int64_t flags) {
   return static_cast<uint64_t>(flags) | static_cast<uint64_t>(at::globalContext().deterministicAlgorithms()) << 8 |
          static_cast<uint64_t>(a.get_device() + 1) << 32 | static_cast<uint64_t>(a.device().type()) << 48;
 }
 
-// Classes of alpha and beta as the Problem has them: zero, one, general. False: no plain numbers.
+// Read the classes of alpha and beta as in Problem: zero, one, general. False if they are not plain numbers.
 inline bool read_scalars(PyObject* scalars, Call& call, uint64_t& classes) {
   const Py_ssize_t count = PyTuple_GET_SIZE(scalars);
   if (count != 0 && count != 2) return false;
@@ -273,7 +273,7 @@ inline Reading read_epilogue(Arguments const& given, bool make, uint64_t& number
     return PyTuple_CheckExact(given.epilogue_args) && PyTuple_GET_SIZE(given.epilogue_args) == 0 ? Reading::kRead : Reading::kUnusual;
   }
   if (!sequence) return Reading::kUnusual;
-  if (PyCFunction_CheckExact(given.epilogue)) {  // its meaning is itself
+  if (PyCFunction_CheckExact(given.epilogue)) {  // it is its own meaning
     number = number_of(given.epilogue, make);
   } else {
     PyObject* meaning = PyObject_CallOneArg(around.meaning_of, given.epilogue);
@@ -296,7 +296,7 @@ inline bool add_operand(PyObject* object, Call& call, int place) {
       PyErr_Clear();
       return false;
     }
-    Py_DECREF(tensor);  // the operand keeps it
+    Py_DECREF(tensor);  // the operand keeps it alive
   }
   const int begin = call.key.count;
   at::Tensor const* found = call.count < kMostTensors ? add_tensor(tensor, call.key, call.data[call.count]) : nullptr;
@@ -307,8 +307,8 @@ inline bool add_operand(PyObject* object, Call& call, int place) {
   return true;
 }
 
-// Puts M apart in the part of a key that begins with ``words``. False: the tensor has other rows than M. ``columns``: it is from one
-// column to the next, too.
+// Replace M by kRows in the part of a key that begins with ``words``. False if the tensor does not have M rows. ``columns`` is set if M is
+// also the stride between columns.
 inline bool separate_rows(uint64_t* words, uint64_t rows, bool& columns) {
   const auto dims = static_cast<int>(words[0] & 0xff);
   if (dims != 2 && dims != 3) return false;
@@ -316,7 +316,7 @@ inline bool separate_rows(uint64_t* words, uint64_t rows, bool& columns) {
   if (*size != rows) return false;
   *size = kRows;
   uint64_t* const stride = words + 1 + dims;
-  if (dims == 3 && stride[0] == rows * stride[1]) stride[0] = kRows;  // from one dense matrix of a batch to the next
+  if (dims == 3 && stride[0] == rows * stride[1]) stride[0] = kRows;  // between dense matrices of a batch
   if (dims == 2 && words[2] > 1 && stride[1] == rows * stride[0]) {
     stride[1] = kRows;
     columns = true;
@@ -324,22 +324,22 @@ inline bool separate_rows(uint64_t* words, uint64_t rows, bool& columns) {
   return true;
 }
 
-// Puts M apart, where the first operand is a matrix of at least two rows, or a batch of such. ``out_at``: where the result's part of the
-// key begins, or 0.
+// Separate M from the key if the first operand is a matrix of at least two rows, or a batch of such matrices. ``out_at`` is the start of
+// the result's part in the key, or 0.
 inline void separate_rows(Call& call, int out_at) {
   const at::Tensor& a = *call.read[0];
   if ((a.dim() != 2 && a.dim() != 3) || a.size(-2) < 2) return;
   call.key.rows = a.size(-2);
   bool columns = false;
   for (int i = 0; i < call.count; ++i) {
-    if (i != 1 && separate_rows(call.key.words + call.at[i], call.key.rows, columns)) call.following |= 1u << i;  // b has none
+    if (i != 1 && separate_rows(call.key.words + call.at[i], call.key.rows, columns)) call.following |= 1u << i;  // b has no M
   }
   if (out_at != 0) separate_rows(call.key.words + out_at, call.key.rows, columns);
-  // The alignment of columns goes by the largest power of two in M: such Ms have nothing in common with others (RowClass.step).
+  // Column alignment depends on the largest power of two in M, so the key keeps that power (RowClass.step).
   if (columns) call.key.words[call.at[0] + a.dim() - 1] -= std::gcd(call.key.rows, kAlignedBytes);
 }
 
-// Reads a call. ``make``: what the key holds of Python's objects gets a number if it has none.
+// Read a call. ``make`` assigns numbers to Python objects in the key that have none.
 inline Reading read_call(Arguments const& given, Call& call, bool make) {
   if (!plain_thread() || given.own < 2) return Reading::kUnusual;
   const uint64_t name = number_of(given.name, make), token = settings_token();
@@ -355,7 +355,7 @@ inline Reading read_call(Arguments const& given, Call& call, bool make) {
   key.add(token);
   key.add(options);
   key.add(dtype << 32 | epilogue);
-  key.add(0);  // what is known later
+  key.add(0);  // filled in below
   for (Py_ssize_t i = 0; i < given.own; ++i) {
     if (!add_operand(given.operands[i], call, static_cast<int>(i))) return Reading::kUnusual;
   }

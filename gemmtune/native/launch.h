@@ -1,4 +1,4 @@
-// Launches as plain data, what of them follows M, and how those are done that are C functions.
+// Launches as plain data, their dependence on M, and the launches that are C functions.
 #pragma once
 #include "memory.h"
 
@@ -9,10 +9,10 @@
 
 namespace gemmtune {
 
-// ---- what follows M, of a launch that was planned for another one ---------------------------------------------------------------
+// ---- the dependence on M of a launch that was planned for another M ---------------------------------------------------------------
 
-// A number of a launch: ``first`` up to M = ``base``, ``step`` more for each further ``unit`` of rows or part of one, at most ``most``.
-// ``place`` is where it is in the launch's image.
+// A number of a launch: ``first`` up to M = ``base``, then ``step`` more for each further ``unit`` of rows, begun units included, up to
+// ``most``. ``place`` is its position in the launch's image.
 struct Following {
   uint32_t place;
   int64_t first, step, base, unit, most;
@@ -23,18 +23,18 @@ struct Following {
   }
 };
 
-// What a launch is given by a call.
+// The inputs of a launch from one call.
 struct Given {
   void* out;
   void const* read[kMostTensors];
   int count = 0;
-  int64_t rows = 0;  // M, where the launch was planned for another one
+  int64_t rows = 0;  // M, if the launch was planned for another M
   double const* scalars;
   void* stream = nullptr;
   Memory::OfStream memory{};
 };
 
-// How make_plan of backends/cpp/plan.py divides M rows, and how many threads it wants: places in the plan's words, and what they are of.
+// The division of M rows by make_plan of backends/cpp/plan.py, and its number of threads. The first five are positions in its words.
 struct HostRows {
   int m, panel, block, task, threads;
   int64_t most_panel, most_block, most_task;
@@ -42,7 +42,7 @@ struct HostRows {
   double flops_per_thread, bytes_per_thread;
 
   static int64_t parts(int64_t count, int64_t size) { return (count + size - 1) / size; }
-  // The size of parts of at most ``most`` into which ``count`` falls, made about equal.
+  // Divide ``count`` into parts of at most ``most`` and about equal size. Return that size.
   static int64_t even(int64_t count, int64_t most) {
     return std::max<int64_t>(1, parts(count, std::max<int64_t>(1, parts(count, most))));
   }
@@ -61,25 +61,25 @@ struct HostRows {
 
 constexpr int kMostWordsOfPlan = 256;
 
-// A function of a shared object of the cpp backend, with the plan's words: gemmtune_product or gemmtune_gemm.
+// A function of a shared object of the cpp backend, gemmtune_product or gemmtune_gemm, with the words of its plan.
 struct HostFunction {
   void* function = nullptr;
   void const* plan = nullptr;
   bool plain = false;    // gemmtune_product
   bool swapped = false;  // b comes first
   bool added = false;    // the third tensor is inp
-  int words = 0;         // of the plan
+  int words = 0;         // number of words in the plan
   HostRows rows{};
-  std::vector<Following> following;  // words that HostRows has not, such as strides over all rows
+  std::vector<Following> following;  // words that HostRows does not compute, such as strides over all rows
 
-  // The plan for other rows, written to ``memory``.
+  // Write the plan for other rows to ``memory`` and return it.
   void const* plan_for(int64_t m, int64_t* memory) const {
     std::memcpy(memory, plan, words * sizeof(int64_t));
     rows.write(memory, m);
     for (auto const& one : following) memory[one.place / sizeof(int64_t)] = one.at(m);
     return memory;
   }
-  // The most threads that it may take; torch is not asked where it wants one.
+  // Return the maximum number of threads. torch's setting is not read if the plan needs one.
   int threads_for(void const* planned) const {
     return words != 0 && static_cast<int64_t const*>(planned)[rows.threads] == 1 ? 1 : at::get_num_threads();
   }
@@ -92,7 +92,7 @@ int call_gemm(HostFunction const& f, void const* plan, void* out, void const* a,
   return reinterpret_cast<Gemm>(f.function)(plan, out, a, b, inp, scalars[0], scalars[1], f.threads_for(plan), more[I]...);
 }
 
-// 0 if done, 1 if there was not enough memory.
+// Return 0 on success, 1 if there was not enough memory.
 inline int launch(HostFunction const& f, Given const& given) {
   void const* const* read = given.read;
   void const *a = read[f.swapped ? 1 : 0], *b = read[f.swapped ? 0 : 1];
@@ -116,7 +116,7 @@ inline int launch(HostFunction const& f, Given const& given) {
   }
 }
 
-// gemmtune_call of a shared object of nvcc, which is given a block as ``struct Given`` of cutlass/launch.h.jinja.
+// gemmtune_call of a shared object of nvcc. It receives a block like ``struct Given`` of cutlass/launch.h.jinja.
 constexpr size_t kMostBytesOfPlan = 4096;
 
 struct DeviceFunction {
@@ -124,12 +124,12 @@ struct DeviceFunction {
   void const* plan = nullptr;
   int left = 0, right = 1, first = 2, count = 0;
   uint64_t alignment[3] = {1, 1, 1};  // of out, left, right
-  void* need = nullptr;               // gemmtune_workspace_bytes, asked of a plan for other rows
+  void* need = nullptr;               // gemmtune_workspace_bytes, called with a plan for other rows
   size_t plan_bytes = 0;
   int64_t memory_bytes = 0;
   std::vector<Following> following;
 
-  // The plan for other rows, written to ``memory``.
+  // Write the plan for other rows to ``memory`` and return it.
   void const* plan_for(int64_t m, char* memory) const {
     std::memcpy(memory, plan, plan_bytes);
     for (auto const& one : following) {
@@ -140,7 +140,7 @@ struct DeviceFunction {
   }
 };
 
-// 0 if done; -1 where an operand is not aligned as planned, or the memory is not enough.
+// Return 0 on success, -1 if an operand is not aligned as planned or the memory is too small.
 inline int launch(DeviceFunction const& f, Given const& given) {
   alignas(16) char memory[kMostBytesOfPlan];
   void const* plan = given.rows == 0 ? f.plan : f.plan_for(given.rows, memory);

@@ -1,4 +1,4 @@
-// The forward of a layer, input @ weight.t() + bias: what is kept for such operands, a launch of ours or torch's operation.
+// The forward of a layer, input @ weight.t() + bias, by the record kept for its operands: a launch of ours or torch's operation.
 #pragma once
 #include "table.h"
 
@@ -6,12 +6,12 @@
 
 namespace gemmtune {
 
-constexpr uint64_t kLayer = uint64_t{1} << 63;  // in the word that holds the name of an operation
+constexpr uint64_t kLayer = uint64_t{1} << 63;  // set in the word that otherwise holds the operation's name
 
-// cuStreamGetCaptureInfo_v2, by an address that Python found.
+// cuStreamGetCaptureInfo_v2, at an address that Python found.
 using CaptureInfo = int (*)(void* stream, int* state, uint64_t* number, void*, void*, void*);
 
-// In the key the input is a matrix, whatever its dimensions are, with M apart where there are several rows.
+// Store the input in the key as a matrix regardless of its dimensions, with M separate if there are several rows.
 inline void count_as_matrix(Call& call) {
   const at::Tensor& a = *call.read[0];
   const int64_t k = a.size(-1), rows = a.numel() / k;
@@ -22,14 +22,14 @@ inline void count_as_matrix(Call& call) {
   call.key.rows = rows > 1 ? rows : kEveryRows;
 }
 
-// Reads the forward's operands, in the order (input, weight, bias).
+// Read the forward's operands in the order (input, weight, bias).
 inline Reading read_layer(PyObject* input, PyObject* weight, PyObject* bias, Call& call) {
   const uint64_t token = plain_thread() ? settings_token() : 0;
   if (token == 0) return Reading::kUnusual;
   Key& key = call.key;
   key.add(kLayer);
   key.add(token);
-  key.add(0);  // what is known later
+  key.add(0);  // filled in below
   if (!add_operand(input, call, 0)) return Reading::kUnusual;
   const at::Tensor& a = *call.read[0];
   if (a.dim() < 2 || !a.is_contiguous()) return Reading::kUnusual;
@@ -42,11 +42,11 @@ inline Reading read_layer(PyObject* input, PyObject* weight, PyObject* bias, Cal
   if (flags < 0) return Reading::kUnusual;
   key.words[2] = state_word(a, flags) | static_cast<uint64_t>(call.count) << 16;
   call.scalars[1] = call.count > 2 ? 1 : 0;
-  call.following = call.count < 3 || call.read[2]->dim() == 1 ? 1 : 0;  // the input's rows
+  call.following = call.count < 3 || call.read[2]->dim() == 1 ? 1 : 0;  // only the input has M rows
   return Reading::kRead;
 }
 
-// The result of a launch as the layer gives it back: dense, with the input's dimensions.
+// Return the form in which the layer returns a launch's result: dense, with the input's dimensions.
 inline Result result_of_layer(Record const& record, Call const& call) {
   const auto sizes = call.read[0]->sizes();
   Result result;
@@ -59,13 +59,13 @@ inline Result result_of_layer(Record const& record, Call const& call) {
   return result;
 }
 
-// Torch's operation, entered below autograd, which has nothing to do here.
+// Call torch's operation below autograd, which has no work here.
 inline at::Tensor layer_by_torch(Call const& call, std::optional<at::Tensor> const& bias) {
   at::AutoDispatchBelowADInplaceOrView below;
   return at::_ops::linear::call(*call.read[0], *call.read[1], bias);
 }
 
-// Whether a CUDA graph captures what is launched on the current stream, or that cannot be told.
+// Return true if a CUDA graph captures the current stream, or if that is unknown.
 inline bool captured(uint64_t capture_info, c10::Device device) {
   int state = 0;
   uint64_t number = 0;

@@ -1,4 +1,4 @@
-// Products by cuBLASLt, by addresses that Python found.
+// Products by cuBLASLt, at addresses that Python found.
 #pragma once
 #include "launch.h"
 
@@ -22,23 +22,23 @@ struct LibraryProduct {
   alignas(16) char algorithm[kAlgorithmBytes] = {};
   size_t workspace_bytes = 0;
   char scalar = 'f';                    // the type of alpha and beta: f, d or i
-  bool known[2] = {false, false};       // alpha and beta, before a call
-  double scalars[2] = {1, 0};           // their values then
-  int left = 0, right = 1, added = -1;  // places; added: of C, -1 for none
-  std::vector<Pointer> pointers;        // which the operation holds
-  mutable std::mutex lock;              // of the operation, where it holds pointers
-  Check check = nullptr;                // cublasLtMatmulAlgoCheck, asked once for each other M
+  bool known[2] = {false, false};       // true if alpha or beta is known before a call
+  double scalars[2] = {1, 0};           // the known values
+  int left = 0, right = 1, added = -1;  // positions of tensors; added is C, -1 for none
+  std::vector<Pointer> pointers;        // attributes of the operation that hold tensor addresses
+  mutable std::mutex lock;              // guards the operation if it holds pointers
+  Check check = nullptr;                // cublasLtMatmulAlgoCheck, called once for each other M
   SetAttribute set_size = nullptr;      // cublasLtMatrixLayoutSetAttribute
-  std::vector<Following> following;     // numbers of layouts: those of kNumbers, of left, right, c and d in this order
+  std::vector<Following> following;     // numbers of layouts: kNumbers for left, right, c and d, in this order
   std::unordered_map<int64_t, bool> checked;
 };
 
 constexpr size_t kLayoutBytes = 64, kToldBytes = 56, kMostChecked = 65536;
-// Of a layout: rows, columns, leading dimension, and from one matrix of a batch to the next, as cublasLtMatrixLayoutAttribute_t has them.
+// Attributes of a layout as in cublasLtMatrixLayoutAttribute_t: rows, columns, leading dimension, and stride of a batch.
 constexpr int kNumbers[] = {2, 3, 4, 6};
 constexpr size_t kNumbersOfLayout = std::size(kNumbers);
 
-// The answer of a check; the struct is that of cublasLt.h.
+// The result of a check. The struct mirrors that of cublasLt.h.
 struct Checked {
   char algorithm[kAlgorithmBytes];
   size_t workspace_bytes;
@@ -62,7 +62,7 @@ struct Layouts {
   }
 };
 
-// Whether the algorithm does other rows with the memory that there is, while the GIL is held.
+// Return true if the algorithm supports other rows with the existing memory. Requires the GIL.
 inline bool allowed(LibraryProduct& p, int64_t rows) {
   const auto known = p.checked.find(rows);
   if (known != p.checked.end()) return known->second;
@@ -93,7 +93,7 @@ inline Scalar scalar_of(char type, double value) {
   return made;
 }
 
-// A cublasStatus_t.
+// Run the product. Return a cublasStatus_t.
 inline int launch(LibraryProduct const& p, Given const& given) {
   const Scalar alpha = scalar_of(p.scalar, p.known[0] ? p.scalars[0] : given.scalars[0]);
   const Scalar beta = scalar_of(p.scalar, p.known[1] ? p.scalars[1] : given.scalars[1]);

@@ -1,4 +1,4 @@
-"""The native look-up in this process: loaded when it is there, built in the background when it is not."""
+"""The native look-up of this process: loaded if it is built, otherwise built in the background."""
 
 from __future__ import annotations
 
@@ -22,22 +22,25 @@ from .records import launch_of, record_of, record_of_rows
 
 log = logging.getLogger("gemmtune")
 QUIET_S = 10.0
-"""The compiler is started when no new plan was made for so long: it would disturb the measurements of a tuning."""
+"""Seconds without a new plan before the compiler starts. Earlier it would disturb the measurements of a tuning."""
 
 
 @dataclass(slots=True)
 class LookUp:
-    """``call(name, out, epilogue, epilogue_args, scalars, options, brought, out_dtype, *operands)`` is the result of a call, by
-    what was kept or by Python; None without the module. ``layer(input, weight, bias)`` is input @ weight.t() + bias by what was
-    kept; False where nothing was, None where it has to be looked at more closely.
+    """The look-up of this process, or its absence.
 
-    ``state`` tells how far it is. ``asked_at`` is when a plan was last made, ``generation`` that of the plans that hold.
+    ``call(name, out, epilogue, epilogue_args, scalars, options, brought, out_dtype, *operands)`` returns the result of a call by a
+    kept record or by Python. It is None without the module. ``layer(input, weight, bias)`` returns input @ weight.t() + bias by a
+    kept record. It returns False if there is no record, and None if Python must look closer.
+
+    ``state`` describes the progress for users. ``asked_at`` is the time of the last new plan. ``generation`` is that of valid
+    plans.
     """
 
     call: Callable[..., Any] | None = None
     layer: Callable[..., Any] | None = None
     module: Any = None
-    state: str = "not asked for yet"
+    state: str = "not requested yet"
     begun: bool = False
     lock: AbstractContextManager[Any] = field(default_factory=threading.RLock)
     asked_at: float = 0.0
@@ -48,7 +51,7 @@ native = LookUp()
 
 
 def _after_fork() -> None:
-    """A child has neither the thread that compiles nor what may have held the lock."""
+    """Reset a forked child: it has no compiling thread, and another thread may have held the lock."""
     native.lock = threading.RLock()
     native.begun = native.module is not None
 
@@ -58,10 +61,10 @@ os.register_at_fork(after_in_child=_after_fork)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Above:
-    """What the look-up needs of the modules above it.
+    """Functions and types that the look-up needs from the modules above it.
 
-    ``in_python(missing, *arguments)`` does every call that it does not do itself, ``missing`` where it would if the call was kept.
-    ``meaning_of`` an epilogue and the type of a prepacked operand are for the key.
+    ``in_python(missing, *arguments)`` runs every call that the look-up cannot. ``missing`` is True if it lacks a record for the
+    call. ``meaning_of`` an epilogue and the type of a prepacked operand are parts of the key.
     """
 
     in_python: Callable[..., Any]
@@ -70,7 +73,7 @@ class Above:
 
 
 def prepare(above: Above) -> None:
-    """See to the look-up after a new plan was made, as the settings allow: load it, or have it compiled in the background.
+    """Load the look-up after a new plan, or compile it in the background, if the settings allow it.
 
     A process that tunes nothing compiles nothing.
     """
@@ -83,7 +86,7 @@ def prepare(above: Above) -> None:
             return
         try:
             made = build.made()
-        except (GemmtuneError, OSError) as error:  # a cache folder that cannot be used is no reason to fail a call
+        except (GemmtuneError, OSError) as error:  # an unusable cache folder must not make a call fail
             native.begun = True
             _fail(error)
             return
@@ -95,7 +98,7 @@ def prepare(above: Above) -> None:
 
 
 def load(above: Above) -> None:
-    """Put the module in place, compiled if it is missing. What is wrong with it is told once; Python then serves for ever."""
+    """Install the module, compiled if it is missing. Log a failure once; Python then serves all calls."""
     with native.lock:
         native.begun = True
         try:
@@ -109,7 +112,7 @@ def load(above: Above) -> None:
 
 
 def _compile(chosen: settings.Settings, above: Above) -> None:
-    """Wait for the end of a series of tunings, compile, and put the module in place."""
+    """Wait for the end of a series of tunings, compile, and install the module."""
     while (rest := native.asked_at + QUIET_S - time.monotonic()) > 0:
         time.sleep(rest)
     with settings.use(chosen):
@@ -123,34 +126,34 @@ def _compile(chosen: settings.Settings, above: Above) -> None:
 
 def _fail(error: Exception) -> None:
     native.state = f"failed: {error}"
-    log.warning("the native look-up is not used, a call costs a few microseconds more: %s", error)
+    log.warning("the native look-up is unavailable, so each call takes a few microseconds more: %s", error)
 
 
 def keep(generation: int, entry: Any, arguments: tuple[Any, ...]) -> None:
-    """Let calls with these arguments find the entry, unless plans were forgotten since that was looked up."""
+    """Let calls with these arguments find the entry, unless plans have been dropped since its look-up."""
     if settings.current().native:
         native.module.keep(generation, record_of(entry), *arguments)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """The Ms that one kernel serves: ``plan_at`` has the plan for each, None where there is none."""
+    """The Ms that one kernel serves. ``plan_at`` returns the plan for each, or None if there is none."""
 
     rows: range
     plan_at: Callable[[int], Any]
 
     def prepared_at(self, m: int) -> Prepared | None:
-        """What the launch for an M is prepared to be."""
+        """Return the prepared launch for an M."""
         plan = self.plan_at(m)
         return None if plan is None else plan.kernel.prepared
 
 
 def rows_served(generation: int, arguments: tuple[Any, ...], following: int, runs: Callable[[], Iterable[Run]]) -> bool:
-    """Let calls that differ from these arguments in M alone find what serves their M, unless plans were forgotten since.
+    """Let calls that differ from these arguments only in M find the kernel for their M, unless plans have been dropped since.
 
-    The arguments are those of ``call`` or of ``layer``, whose forwards have any number of rows.
-    ``following`` has a bit for each tensor that has M rows. Of the ``runs``, in the order of their Ms, those whose launches follow
-    M in no known way are left out. False where such calls are Python's, or known already.
+    The arguments are those of ``call``, or of ``layer``, whose input has any number of rows. ``following`` has a bit for each
+    tensor with M rows. ``runs`` are in the order of their Ms. Runs whose launches follow M in no known way are skipped. Return
+    False if Python must serve such calls, or if they are known already.
     """
     if not settings.current().native or native.module.rows_of(*arguments) != following:
         return False
@@ -163,9 +166,9 @@ def _records(runs: Iterable[Run]) -> tuple[tuple[object, ...], ...]:
 
 
 def _record_of_part(run: Run, rows: range) -> tuple[object, ...] | None:
-    """The record for these Ms; None where launches do not follow M as was learned of a few of them."""
+    """Return the record for these Ms. None if some launch contradicts the rule derived from a few of them."""
     plan, of_rows = run.plan_at(rows[-1]), learned(run.prepared_at, rows)
-    reason: str | None = "it is not known how launches follow M"
+    reason: str | None = "no rule is known by which launches follow M"
     if of_rows is not None:
         launch = launch_of(of_rows)
         compared = (
@@ -179,16 +182,16 @@ def _record_of_part(run: Run, rows: range) -> tuple[object, ...] | None:
 
 
 def keep_layer(generation: int, plan: Any, capture_info: int, operands: tuple[Any, ...]) -> None:
-    """Let the forwards of layers with (input, weight, bias) like these find the plan, or torch's operation where that is None.
+    """Let layers with operands like (input, weight, bias) find the plan, or torch's operation if the plan is None.
 
-    With the address ``capture_info`` of the driver's function of that name, Python has the say while a graph is captured.
+    ``capture_info`` is the address of the driver's function of that name. While a graph is captured, Python serves the layer.
     """
     if settings.current().native:
         native.module.keep_layer(generation, None if plan is None else record_of(plan), capture_info, *operands)
 
 
 def forget(generation: int) -> None:
-    """Drop everything that is kept: plans of an older generation hold no more."""
+    """Drop all records, because plans of an older generation are invalid."""
     with native.lock:
         native.generation = generation
         if native.module is not None:

@@ -1,4 +1,4 @@
-// Streams, and the memory that launches on them need beside their operands.
+// Streams, and the memory that launches on them need in addition to their operands.
 #pragma once
 #include "key.h"
 
@@ -7,7 +7,7 @@
 
 namespace gemmtune {
 
-// A stream keeps its handle, which torch tells after it has asked for the current device three times.
+// Return the handle of the current stream. A stream keeps its handle; torch queries the current device three times before it returns it.
 inline void* stream_of(c10::Device device) {
   if (device.is_cpu()) return nullptr;
   static thread_local std::optional<c10::Stream> last;
@@ -23,7 +23,7 @@ inline void* stream_of(c10::Device device) {
 constexpr int kMostMemories = 3;
 constexpr size_t kMostStreams = 256;
 
-// The memory of one record's launches: asked of Python once for each stream. Everything here happens while the GIL is held.
+// The memory of one record's launches: requested from Python once for each stream. Everything here requires the GIL.
 class Memory {
  public:
   struct OfStream {
@@ -32,7 +32,7 @@ class Memory {
     int count;
     PyObject* tensors;
   };
-  enum class Asking { kFound, kPython, kFailed };  // kPython: launches on the stream are left to it; kFailed: with an error set
+  enum class Asking { kFound, kPython, kFailed };  // kPython: Python launches on this stream; kFailed: a Python error is set
 
   Memory() = default;
   Memory(Memory const&) = delete;
@@ -41,7 +41,7 @@ class Memory {
     Py_XDECREF(tensors_);
   }
 
-  // tensors(stream) and the address of cuStreamGetCaptureInfo_v2.
+  // Set tensors(stream) and the address of cuStreamGetCaptureInfo_v2.
   void set(PyObject* tensors, unsigned long long capture) {
     tensors_ = Py_NewRef(tensors);
     capture_ = reinterpret_cast<Capture>(capture);

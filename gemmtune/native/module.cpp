@@ -1,4 +1,4 @@
-// The look-up of a warm call in C++: ``look_up`` reads the key off the arguments, finds the record, and launches.
+// The look-up of a warm call in C++: ``look_up`` reads the key from the arguments, finds the record, and launches.
 #include "layer.h"
 #include "parse.h"
 
@@ -10,10 +10,10 @@ namespace gemmtune {
 namespace {
 
 Table table;
-uint64_t generation = 0;  // of plans: a record of an older one is not taken
+uint64_t generation = 0;  // of valid plans: records of an older generation are rejected
 constexpr size_t kMostRecords = 65536;
 
-// A C++ exception becomes the one that torch makes of it in Python. Unlike torch's macro this takes no time where there is none.
+// Translate a C++ exception to the one that torch raises in Python. Unlike torch's macro this is free without an exception.
 template <class F>
 PyObject* guarded(F function) {
   try {
@@ -37,8 +37,8 @@ class Held {
 class WithoutGil {
  public:
   explicit WithoutGil(bool release) : state_(release ? PyEval_SaveThread() : nullptr) {}
-  // For torch's operations, which on the CPU copy what they read. The first copy of a tensor that Python has takes the GIL: one that is
-  // made before it is given away spares them the wait.
+  // For torch's operations, which on the CPU copy the tensors they read. The first copy of a tensor that Python owns takes the GIL. Copies
+  // made before the GIL is released spare them the wait.
   WithoutGil(bool release, Call const& call) : kept_(release && call.read[0]->is_cpu() ? call.count : 0) {
     for (size_t i = 0; i < kept_.size(); ++i) kept_[i] = *call.read[i];
     if (release) state_ = PyEval_SaveThread();
@@ -53,7 +53,7 @@ class WithoutGil {
   PyThreadState* state_ = nullptr;
 };
 
-// Whether out lies wholly before or behind each tensor that is read.
+// Return true if out lies wholly before or after each tensor that is read.
 bool apart(Call const& call) {
   const auto span = [](at::Tensor const& x) { return span_bytes(x.sizes(), x.strides(), x.scalar_type()); };
   const auto first = reinterpret_cast<uintptr_t>(call.out_data), end = first + span(*call.out);
@@ -64,14 +64,14 @@ bool apart(Call const& call) {
   return true;
 }
 
-// By Python: ``missing`` tells that no call like it was kept, else it has to be looked at more closely.
+// Run the call in Python. ``missing`` is true if no such call was kept, and false if the call needs a closer look.
 PyObject* elsewhere(PyObject* missing, Arguments const& given) {
   PyObject* arguments[Arguments::kMost + 1] = {missing};
   std::copy_n(given.all, given.count, arguments + 1);
   return PyObject_Vectorcall(around.in_python, arguments, given.count + 1, nullptr);
 }
 
-// The result that a record makes for a call.
+// Allocate the result of a call by its record.
 at::Tensor made(Record const& record, Call const& call) {
   const c10::Device device = call.read[0]->device();
   if (!record.several()) return allocate(record.result, device);
@@ -82,8 +82,8 @@ at::Tensor made(Record const& record, Call const& call) {
   return allocate(result, device);
 }
 
-// By the functions of the plan: what has no launch of its own, and what a launch refused, which they say in their own words. A record of
-// several Ms has none.
+// Run the plan's own functions: for plans without a launch, and for calls that a launch refused, whose errors they report. A record of
+// several Ms has no such functions.
 PyObject* by_python(Record const& record, Call const& call, Arguments const& given, PyObject* packed) {
   if (record.several()) return elsewhere(Py_False, given);
   PyObject* tensors = PyTuple_New(call.count);
@@ -109,7 +109,7 @@ PyObject* by_torch(Record const& record, Call const& call, Arguments const& give
   return Py_NewRef(given.out);
 }
 
-// 0 if it was launched.
+// Return 0 if the kernel was launched.
 int launched(Record& record, Given& given, bool lengthy) {
   if (auto* driver = std::get_if<DriverLaunch>(&record.launch)) {
     Filled filled;
@@ -125,9 +125,9 @@ int launched(Record& record, Given& given, bool lengthy) {
   return launch(*library, given);
 }
 
-enum class Outcome { kDone, kPython, kFailed };  // kPython: it is left to it; kFailed: with an error set
+enum class Outcome { kDone, kPython, kFailed };  // kPython: Python must run the call; kFailed: an error is set
 
-// Launches into ``out``, which is made where there is none.
+// Launch into ``out``, which is allocated if it is undefined.
 Outcome launch_kept(Record& record, Call const& call, at::Tensor& out) {
   Given given;
   given.rows = record.several() ? call.key.rows : 0;
@@ -173,7 +173,7 @@ PyObject* run(Record* record, Call& call, Arguments const& given) {
   return result;
 }
 
-// The result of a call: by its record, or by Python.
+// Return the result of a call, by its record or by Python.
 PyObject* look_up(PyObject*, PyObject* const* args, Py_ssize_t count) {
   Arguments given;
   if (!given.read(args, count)) return nullptr;
@@ -188,7 +188,7 @@ PyObject* look_up(PyObject*, PyObject* const* args, Py_ssize_t count) {
   });
 }
 
-// What ``look_up`` would run: the entry that was kept; False: no call like it was; None: it has to be looked at more closely.
+// Return the kept entry that ``look_up`` would run. False: no such call was kept. None: Python must look closer.
 PyObject* found(PyObject*, PyObject* const* args, Py_ssize_t count) {
   return guarded([&]() -> PyObject* {
   Arguments given;
@@ -202,7 +202,7 @@ PyObject* found(PyObject*, PyObject* const* args, Py_ssize_t count) {
   });
 }
 
-// keep(generation, record, *arguments of the call): whether calls like this one are found from now on.
+// keep(generation, record, *arguments of the call): return True if calls like this one are found from now on.
 PyObject* keep(PyObject*, PyObject* const* args, Py_ssize_t count) {
   return guarded([&]() -> PyObject* {
   Arguments given;
@@ -222,16 +222,16 @@ PyObject* keep(PyObject*, PyObject* const* args, Py_ssize_t count) {
   });
 }
 
-// Reads the arguments of a call, or the three of a layer's forward, to keep something for them. ``kUnusual`` with an error of Python set:
-// they are neither's.
+// Read the arguments of a call, or the three of a layer's forward, in order to keep a record. ``kUnusual`` with a Python error set: they
+// are neither.
 Reading read_any(PyObject* const* args, Py_ssize_t count, Call& call) {
   if (count == 3) return read_layer(args[0], args[1], args[2], call);
   Arguments given;
   return given.read(args, count) ? read_call(given, call, true) : Reading::kUnusual;
 }
 
-// rows_of(*arguments): a bit for each tensor that is read and has M rows; None where M is not apart, where Python looks closer, and where
-// calls of any M were kept. The arguments are those of a call, or (input, weight, bias) of a layer's forward.
+// rows_of(*arguments): return a bit for each tensor with M rows. None if M is not separate, if Python must look closer, or if calls of any
+// M are kept already. The arguments are those of a call, or (input, weight, bias) of a layer's forward.
 PyObject* rows_of(PyObject*, PyObject* const* args, Py_ssize_t count) {
   return guarded([&]() -> PyObject* {
     Call call;
@@ -242,7 +242,7 @@ PyObject* rows_of(PyObject*, PyObject* const* args, Py_ssize_t count) {
   });
 }
 
-// Takes the place of calls like this one with any M: ``runs`` are records, each of an interval of M, in their order. True if one of them
+// Replace the records of calls like this one with any M. ``runs`` are records, each of an interval of M, in order. True if one of them
 // serves this call.
 PyObject* keep_family(PyObject* number, PyObject* runs, Call const& call) {
   const uint64_t made_in = PyLong_AsUnsignedLongLong(number);
@@ -267,8 +267,8 @@ PyObject* keep_family(PyObject* number, PyObject* runs, Call const& call) {
   return PyBool_FromLong(served);
 }
 
-// keep_rows(generation, runs, *arguments of ``rows_of``): whether the call is found from now on, by one of the runs, as others are that
-// differ from it in M alone.
+// keep_rows(generation, runs, *arguments of ``rows_of``): return True if a run serves this call from now on. Calls that differ only in M
+// are served too.
 PyObject* keep_rows(PyObject*, PyObject* const* args, Py_ssize_t count) {
   return guarded([&]() -> PyObject* {
     Call call;
@@ -279,7 +279,7 @@ PyObject* keep_rows(PyObject*, PyObject* const* args, Py_ssize_t count) {
   });
 }
 
-// rehearse(kind, launch, M): what the launch is told for so many rows, as bytes, before it has addresses. See image_of in records.py.
+// rehearse(kind, launch, M): return the arguments of the launch for M rows as bytes, without addresses. See image_of in following.py.
 PyObject* rehearse(PyObject*, PyObject* args) {
   return guarded([&]() -> PyObject* {
     int kind;
@@ -292,7 +292,7 @@ PyObject* rehearse(PyObject*, PyObject* args) {
   });
 }
 
-// layer(input, weight, bias): the result; False: nothing is kept for such operands; None: Python has the say.
+// layer(input, weight, bias): return the result. False: no record for such operands. None: Python must run the layer.
 PyObject* layer(PyObject*, PyObject* const* args, Py_ssize_t count) {
   if (count != 3) return PyErr_Format(PyExc_TypeError, "expected (input, weight, bias), got %zd arguments", count);
   Call call;
@@ -305,7 +305,7 @@ PyObject* layer(PyObject*, PyObject* const* args, Py_ssize_t count) {
     Held held(record);
     at::Tensor out;
     if (std::holds_alternative<TorchOperation>(record->launch)) {
-      const auto bias = call.count > 2 ? std::optional(*call.read[2]) : std::nullopt;  // a copy, which takes the GIL
+      const auto bias = call.count > 2 ? std::optional(*call.read[2]) : std::nullopt;  // a copy, made while the GIL is held
       WithoutGil free(record->lengthy(call.key.rows));
       out = layer_by_torch(call, bias);
     } else {
@@ -318,7 +318,7 @@ PyObject* layer(PyObject*, PyObject* const* args, Py_ssize_t count) {
   });
 }
 
-// keep_layer(generation, record or None for torch's operation, capture_info, input, weight, bias): whether it is kept.
+// keep_layer(generation, record or None for torch's operation, capture_info, input, weight, bias): return True if it is kept.
 PyObject* keep_layer(PyObject*, PyObject* const* args, Py_ssize_t count) {
   return guarded([&]() -> PyObject* {
     if (count != 6) return PyErr_Format(PyExc_TypeError, "expected (generation, record, capture_info, input, weight, bias)");
@@ -340,7 +340,7 @@ PyObject* keep_layer(PyObject*, PyObject* const* args, Py_ssize_t count) {
   });
 }
 
-// forget(generation, token): nothing is kept; plans of that generation are taken, and that token is of the settings without a patch.
+// forget(generation, token): drop all records. Accept plans of that generation; the token is that of the settings without a patch.
 PyObject* forget(PyObject*, PyObject* args) {
   return guarded([&]() -> PyObject* {
   unsigned long long number, token;
@@ -371,16 +371,16 @@ PyCFunction method(F function) {
 }
 
 PyMethodDef methods[] = {
-    {"look_up", method(look_up), METH_FASTCALL, "The result of a call: by what was kept, or by Python."},
-    {"found", method(found), METH_FASTCALL, "What look_up would run: the entry that was kept; False: none was; None: Python looks closer."},
-    {"keep", method(keep), METH_FASTCALL, "keep(generation, record, *arguments): whether calls like this one are found from now on."},
-    {"rows_of", method(rows_of), METH_FASTCALL, "rows_of(*arguments): a bit for each tensor with M rows, or None."},
-    {"keep_rows", method(keep_rows), METH_FASTCALL, "keep_rows(generation, runs, *arguments): whether calls of any M are found from now on."},
-    {"rehearse", rehearse, METH_VARARGS, "rehearse(kind, launch, M): what the launch is told for so many rows."},
-    {"layer", method(layer), METH_FASTCALL, "layer(input, weight, bias): the result; False: nothing is kept; None: Python has the say."},
+    {"look_up", method(look_up), METH_FASTCALL, "Return the result of a call, by a kept record or by Python."},
+    {"found", method(found), METH_FASTCALL, "Return the kept entry that look_up would run. False: none. None: Python looks closer."},
+    {"keep", method(keep), METH_FASTCALL, "keep(generation, record, *arguments): return True if calls like this one are found from now on."},
+    {"rows_of", method(rows_of), METH_FASTCALL, "rows_of(*arguments): return a bit for each tensor with M rows, or None."},
+    {"keep_rows", method(keep_rows), METH_FASTCALL, "keep_rows(generation, runs, *arguments): return True if calls of any M are found from now on."},
+    {"rehearse", rehearse, METH_VARARGS, "rehearse(kind, launch, M): return the arguments of the launch for M rows."},
+    {"layer", method(layer), METH_FASTCALL, "layer(input, weight, bias): return the result. False: no record. None: Python must run it."},
     {"keep_layer", method(keep_layer), METH_FASTCALL, "keep_layer(generation, record or None, capture_info, input, weight, bias)"},
     {"forget", forget, METH_VARARGS, "forget(generation, token): drop every record."},
-    {"count", count, METH_NOARGS, "How many records are kept."},
+    {"count", count, METH_NOARGS, "Return the number of records."},
     {"surround", surround, METH_VARARGS, "surround(settings variable, in_python, meaning_of, PackedOperand, dict of the profiler's module)"},
     {nullptr, nullptr, 0, nullptr}};
 

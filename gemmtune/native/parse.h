@@ -1,4 +1,4 @@
-// From what gemmtune/native/records.py hands over to a Record. Functions return false with an error of Python set.
+// Conversion of tuples from gemmtune/native/records.py to a Record. Functions return false with a Python error set.
 #pragma once
 #include "table.h"
 
@@ -13,14 +13,14 @@ bool numbers_of(PyObject* tuple, std::vector<T>& found) {
   return PyErr_Occurred() == nullptr;
 }
 
-// Tuples of numbers, each of which ``fill`` makes one T of.
+// Read tuples of numbers. ``fill`` converts each one to a T.
 template <class T, class Fill>
 bool rows_of(PyObject* tuple, std::vector<T>& found, size_t width, Fill fill) {
   for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(tuple); ++i) {
     std::vector<int64_t> row;
     if (!numbers_of(PyTuple_GET_ITEM(tuple, i), row)) return false;
     if (row.size() != width) {
-      PyErr_SetString(PyExc_ValueError, "a row of another width than expected");
+      PyErr_Format(PyExc_ValueError, "got a row of %zu numbers, expected %zu", row.size(), width);
       return false;
     }
     found.push_back(fill(row));
@@ -44,7 +44,7 @@ inline bool parse_maps(PyObject* maps, DriverLaunch& d) {
     std::copy_n(r.begin() + kFirst, kMapNumbers, made.numbers);
     std::copy_n(r.begin() + kFirst + kMapNumbers, kMostRank, made.box);
     if (r[0] < 0 || r[0] >= int64_t(d.maps.size()) || d.maps_of_rows.size() >= kMostMapsOfRows) {
-      PyErr_SetString(PyExc_ValueError, "a tensor map that the launch has not");
+      PyErr_SetString(PyExc_ValueError, "got a tensor map that the launch does not have");
       return false;
     }
     d.maps[r[0]].of_rows = static_cast<int>(d.maps_of_rows.size());
@@ -77,11 +77,11 @@ inline bool parse(PyObject* given, DriverLaunch& d) {
   if (!numbers_of(arguments, d.arguments) || !numbers_of(maps, operands)) return false;
   for (const int operand : operands) d.maps.emplace_back().operand = operand;
   if (d.parameters.size() > kMostParameterBytes || d.arguments.size() > kMostParameters) {
-    PyErr_SetString(PyExc_ValueError, "more parameters than a kernel can have");
+    PyErr_SetString(PyExc_ValueError, "got more parameters than a kernel can have");
     return false;
   }
   if (PyTuple_GET_SIZE(places) > kMostParameters) {
-    PyErr_SetString(PyExc_ValueError, "more addresses than a kernel can have");
+    PyErr_SetString(PyExc_ValueError, "got more addresses than a kernel can have");
     return false;
   }
   using Row = std::vector<int64_t>;
@@ -100,7 +100,7 @@ inline bool parse(PyObject* given, DeviceFunction& f) {
     return false;
   }
   if (plan_bytes > kMostBytesOfPlan) {
-    PyErr_SetString(PyExc_ValueError, "a plan of more bytes than there can be");
+    PyErr_SetString(PyExc_ValueError, "got a plan of more than 4096 bytes");
     return false;
   }
   f.need = reinterpret_cast<void*>(need);
@@ -125,7 +125,7 @@ inline bool parse(PyObject* given, LibraryProduct& p) {
     return false;
   }
   if (algorithm_bytes != static_cast<Py_ssize_t>(kAlgorithmBytes)) {
-    PyErr_SetString(PyExc_ValueError, "an algorithm of cuBLASLt has 64 bytes");
+    PyErr_SetString(PyExc_ValueError, "got an algorithm of another size, expected the 64 bytes of cuBLASLt");
     return false;
   }
   const auto at = [](unsigned long long address) { return reinterpret_cast<void*>(address); };
@@ -162,12 +162,12 @@ inline bool parse(PyObject* given, HostFunction& host) {
   }
   if (!following_of(following, host.following)) return false;
   if (host.words > kMostWordsOfPlan || std::max({r.m, r.panel, r.block, r.task, r.threads}) >= std::max(host.words, 1)) {
-    PyErr_SetString(PyExc_ValueError, "a plan of more words than there can be");
+    PyErr_SetString(PyExc_ValueError, "got a plan of more than 256 words, or a position outside the plan");
     return false;
   }
   for (auto const& one : host.following) {
     if (one.place / sizeof(int64_t) >= static_cast<size_t>(host.words)) {
-      PyErr_SetString(PyExc_ValueError, "a word that the plan has not");
+      PyErr_SetString(PyExc_ValueError, "got a word outside the plan");
       return false;
     }
   }
@@ -217,7 +217,7 @@ inline bool parse_layout(PyObject* size, PyObject* stride, Result& result) {
   std::vector<int64_t> sizes, strides;
   if (!numbers_of(size, sizes) || !numbers_of(stride, strides)) return false;
   if (sizes.size() > size_t(kMostDims) || sizes.size() != strides.size()) {
-    PyErr_SetString(PyExc_ValueError, "a result of more dimensions than there can be");
+    PyErr_SetString(PyExc_ValueError, "got a result of more than 8 dimensions, or strides for another number of dimensions");
     return false;
   }
   result.dims = static_cast<int>(sizes.size());
@@ -247,7 +247,7 @@ inline bool parse(PyObject* given, Record& record) {
   return parse_layout(size, stride, record.result) && parse(memory, record.memory) && parse_launch(kind, launch, record);
 }
 
-// What a launch is told for ``rows``, without addresses.
+// Return the arguments of a launch for ``rows`` rows, without addresses.
 inline PyObject* image(Launch const& launch, int64_t rows) {
   std::vector<char> bytes;
   const auto add = [&](void const* from, size_t count) { bytes.insert(bytes.end(), static_cast<char const*>(from), static_cast<char const*>(from) + count); };

@@ -1,4 +1,4 @@
-"""What the extension module is given to keep of a plan."""
+"""Conversion of a plan to the tuple that the extension module keeps."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from ..toolchain.record import TensorMap
 from .following import MOST_RANK, OfRows, numbers_of
 
 LENGTHY_FLOPS = 1e6
-"""A product with more of them, ten microseconds, lets other threads of Python run meanwhile, which costs it 0.1 µs."""
+"""Products with more FLOPs (ten microseconds) release the GIL for other Python threads, which costs the product 0.1 µs."""
 OPERATIONS = ("mm", "bmm", "addmm", "baddbmm")
 FORMS = ("given", "vector", "matrix")
 KINDS: tuple[type[Prepared] | None, ...] = (None, HostFunction, TorchOperation, DriverLaunch, DeviceFunction, LibraryProduct)
-"""In the order of ``Launch`` of table.h; None for what Python alone does."""
+"""Kinds in the order of ``Launch`` in table.h. None is a call that only Python can run."""
 
 
 NEVER = 2**62
 
 
 def record_of(entry: Any) -> tuple[object, ...]:
-    """The record of an entry of the table of ready plans, as ``parse.h`` takes it."""
+    """Return the record of an entry in the table of ready plans, as ``parse.h`` reads it."""
     problem: Problem = entry.plan.problem
     lengthy = problem.device_type != "cpu" or problem.flops > LENGTHY_FLOPS
     prepared: Any = entry.plan.kernel.prepared
@@ -32,14 +32,14 @@ def record_of(entry: Any) -> tuple[object, ...]:
 
 
 def record_of_rows(plan: Any, rows: range, of_rows: OfRows) -> tuple[object, ...]:
-    """The record for several Ms, of the plan for the largest of them."""
+    """Return the record for several Ms, from the plan for the largest of them."""
     problem: Problem = plan.problem
     lengthy_from = 0 if problem.device_type != "cpu" else int(LENGTHY_FLOPS / problem.flops * problem.m) + 1
     return _record(plan, lengthy_from, (rows[0], rows[-1]), of_rows)
 
 
 def launch_of(of_rows: OfRows) -> tuple[int, tuple[object, ...]]:
-    """The kind of a launch, and what is told of it."""
+    """Return the kind of a launch and its arguments."""
     return KINDS.index(type(of_rows.prepared)), _launch(of_rows.prepared, of_rows)
 
 
@@ -56,8 +56,8 @@ def _record(entry: Any, lengthy_from: int, rows: tuple[int, int], of_rows: OfRow
 
 
 @functools.singledispatch
-def _launch(prepared: Prepared, of_rows: OfRows) -> tuple[object, ...]:  # noqa: ARG001 - of those that are registered
-    """What is told of a launch, in the order of its ``parse`` of parse.h."""
+def _launch(prepared: Prepared, of_rows: OfRows) -> tuple[object, ...]:  # noqa: ARG001 - the registered functions use it
+    """Return the arguments of a launch in the order of its ``parse`` in parse.h."""
     raise TypeError(f"got {type(prepared).__name__}, expected a launch of toolchain.prepared")
 
 
@@ -66,8 +66,8 @@ def _(prepared: HostFunction, of_rows: OfRows) -> tuple[object, ...]:
     rows = prepared.rows
     places, most, per_thread = (rows.places, rows.most, rows.per_thread) if rows else ((0,) * 5, (1,) * 3, (1.0, 1.0))
     work = (of_rows.flops_per_row, of_rows.bytes, of_rows.bytes_per_row)
-    told = (prepared.function, prepared.plan, prepared.plain, prepared.swapped, prepared.added)
-    return (*told, prepared.words if rows else 0, places, most, work, per_thread, _rows(of_rows))
+    head = (prepared.function, prepared.plan, prepared.plain, prepared.swapped, prepared.added)
+    return (*head, prepared.words if rows else 0, places, most, work, per_thread, _rows(of_rows))
 
 
 @_launch.register
@@ -139,6 +139,6 @@ def _rows(of_rows: OfRows) -> tuple[tuple[int, ...], ...]:
 
 
 def _map_row(number: int, one: TensorMap) -> tuple[int, ...]:
-    """A tensor map as ``parse_maps`` takes it."""
+    """Return a tensor map as ``parse_maps`` reads it."""
     box = (*one.box, *[0] * (MOST_RANK - len(one.box)))
     return (number, one.data_type, len(one.sizes), int(one.swizzle), one.promotion, *numbers_of(one), *box)

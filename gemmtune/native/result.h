@@ -1,4 +1,4 @@
-// Results that are made natively, and torch's own operations, entered below autograd.
+// Results that are allocated natively, and torch's own operations, entered below autograd.
 #pragma once
 #include "key.h"
 
@@ -26,14 +26,14 @@ struct TorchOperation {
   Added added = Added::kAsGiven;
 };
 
-// inp as the operation gets it.
+// Return inp in the form that the operation takes.
 inline at::Tensor added(TorchOperation const& t, at::Tensor const* const* read) {
   at::Tensor const& inp = *read[2];
   if (t.added == Added::kMatrix) return inp.expand({read[0]->size(0), read[1]->size(1)});
   return t.added == Added::kVector && inp.dim() == 2 ? inp.select(0, 0) : inp;
 }
 
-// A kernel of torch without its look at shapes and types, which the plan has had: 0.06 µs.
+// A kernel of torch without its checks of shapes and types, which the plan has passed. This saves 0.06 µs.
 template <class Kernel>
 struct Entered final : Kernel {
   at::Tensor const& out;
@@ -77,7 +77,7 @@ struct Result {
   c10::IntArrayRef strides() const { return {stride, static_cast<size_t>(dims)}; }
 };
 
-// From the first to just past the last element. No size is 0.
+// Return the bytes from the first to just past the last element. No size is 0.
 inline size_t span_bytes(c10::IntArrayRef sizes, c10::IntArrayRef strides, at::ScalarType dtype) {
   int64_t last = 0;
   for (size_t i = 0; i < sizes.size(); ++i) last += (sizes[i] - 1) * strides[i];
@@ -94,7 +94,7 @@ inline at::Tensor tensor_of(Result const& r, size_t bytes, c10::DataPtr data, c1
   return made;
 }
 
-// Torch's allocator on the current GPU, by a tensor that torch made: once it has given memory it is not exchanged for another one.
+// Return torch's allocator on the current GPU, from a tensor that torch made. torch does not replace an allocator that has given memory.
 inline c10::Allocator* allocator_of_cuda() {
   static c10::Allocator* const found =
       at::_ops::empty_strided::redispatch(c10::DispatchKeySet(c10::DispatchKey::CUDA), {1}, {1}, at::kByte, std::nullopt,
@@ -102,8 +102,8 @@ inline c10::Allocator* allocator_of_cuda() {
   return found;
 }
 
-// Small results on the CPU are malloc's, which takes a tenth of the time of torch's allocator, whose aligned blocks the C library does
-// not keep.
+// Small results on the CPU come from malloc, which takes a tenth of the time of torch's allocator: the C library does not cache that
+// allocator's aligned blocks.
 constexpr size_t kSmallBytes = 32768;
 inline at::Tensor allocate(Result const& r, c10::Device device) {
   const size_t bytes = span_bytes(r.sizes(), r.strides(), r.dtype);

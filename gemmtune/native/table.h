@@ -1,4 +1,4 @@
-// Kept calls: an open addressing table of records. Everything here happens while the GIL is held.
+// Kept calls: an open addressing table of records. Everything here requires the GIL.
 #pragma once
 #include "driver.h"
 #include "library.h"
@@ -10,29 +10,29 @@
 
 namespace gemmtune {
 
-// How a call is done; nothing is known of one that only Python can do. The order is that of KINDS in records.py.
+// The way to run a call; empty for one that only Python can run. The order is that of KINDS in records.py.
 using Launch = std::variant<std::monostate, HostFunction, TorchOperation, DriverLaunch, DeviceFunction, LibraryProduct>;
 
-// What a call with this key does. Those that run it count as users: it outlives its place in the table.
+// The actions for calls with this key. Running calls count as users, so a record outlives its removal from the table.
 struct Record {
   Key key;
   uint64_t hash = 0;
   int users = 1;
-  int64_t lengthy_from = 0;     // M from which on it is worth letting other threads of Python run meanwhile
-  int64_t lo = 0, hi = 0;       // the Ms that it serves, where these are several
-  uint64_t capture_info = 0;    // of a layer: asked whether a graph is captured, where Python has the say; 0: need not be asked
-  PyObject* entry = nullptr;    // of the table of Python
+  int64_t lengthy_from = 0;     // smallest M for which releasing the GIL pays
+  int64_t lo = 0, hi = 0;       // the Ms that it serves, if there are several
+  uint64_t capture_info = 0;    // of a layer: called to detect a graph capture, which Python serves; 0 if no check is needed
+  PyObject* entry = nullptr;    // the entry in Python's table
   PyObject* fresh = nullptr;    // new(tensors, scalars)
   PyObject* into = nullptr;     // into(out, tensors, scalars)
-  PyObject* choice = nullptr;   // that has a format of its own for a prepacked b, else null
-  PyObject* owner = nullptr;    // of the memory and the code that a launch points to
-  int tensors = 0;              // that are read
+  PyObject* choice = nullptr;   // set if the choice has its own format of a prepacked b
+  PyObject* owner = nullptr;    // keeps the memory and the code of a launch alive
+  int tensors = 0;              // number of tensors that a call reads
   Result result;
   Memory memory;
   Launch launch;
-  std::vector<Record*> runs;    // in the order of their Ms, where the key is of every M; itself it then launches nothing
+  std::vector<Record*> runs;    // in the order of their Ms, if the key is for every M; the record itself then launches nothing
   std::vector<int64_t> starts;  // the first M of each run
-  bool apart = false;           // some of its Ms have records of their own
+  bool apart = false;           // true if some of its Ms have their own records
 
   Record() = default;
   Record(Record const&) = delete;
@@ -55,7 +55,7 @@ struct Record {
   bool several() const { return hi != 0; }
   bool lengthy(int64_t rows) const { return rows >= lengthy_from; }
 
-  // What serves that M; null for none. Random Ms would have half of the branches of a search predicted wrong, so that it has none.
+  // Return the run that serves that M, or null. The search has no branches: random Ms would mispredict half of them.
   Record* at(int64_t rows) const {
     size_t first = 0;
     for (size_t count = starts.size(), half; count > 1; count -= half) {
@@ -69,8 +69,8 @@ struct Record {
 
 class Table {
  public:
-  // What was kept for the call, or for every M where there is nothing for its own. The entry of every M, which all calls of a weight
-  // read, is asked first: where a random M would be lies in no cache.
+  // Return the record for the call's own M, else the one for every M. The record for every M is read first: all calls of a weight share
+  // it, while a record for a random M is in no cache.
   Record* find(Key const& key) const {
     const uint64_t words = key.hash();
     Record* every = families_ && key.rows != kEveryRows ? find(key, kEveryRows, words) : nullptr;
@@ -78,10 +78,10 @@ class Table {
     return own != nullptr || every == nullptr ? own : every->at(key.rows);
   }
 
-  // Whether calls like it of every M are known, of whatever Ms there are runs.
+  // Return true if calls like this one are known for every M, whichever Ms its runs serve.
   bool knows_rows_of(Key const& key) const { return find(key, kEveryRows, key.hash()) != nullptr; }
 
-  // Takes the record over, in the place of one with the same key.
+  // Take ownership of the record. It replaces one with the same key.
   void insert(std::unique_ptr<Record> record) {
     record->hash = Key::mixed(record->key.hash(), record->key.rows);
     if ((count_ + 1) * 2 > slots_.size()) grow();
@@ -99,7 +99,7 @@ class Table {
     mask_ = kLeastSlots - 1;
     count_ = 0;
     families_ = false;
-    for (Record* record : before) {  // may run Python, which finds the table empty
+    for (Record* record : before) {  // may run Python code, which finds the table empty
       if (record != nullptr) Record::leave(record);
     }
   }
@@ -115,7 +115,7 @@ class Table {
     }
   }
 
-  // Has the entry of every M know of those that have one of their own.
+  // Mark the record for every M if some of its Ms have records of their own.
   void mark_apart(Record& record) {
     const uint64_t words = record.key.hash();
     if (record.key.rows != kEveryRows) {
@@ -149,7 +149,7 @@ class Table {
   std::vector<Record*> slots_ = std::vector<Record*>(kLeastSlots, nullptr);
   size_t mask_ = kLeastSlots - 1;
   size_t count_ = 0;
-  bool families_ = false;  // there are entries of every M
+  bool families_ = false;  // true if there are records for every M
 };
 
 }  // namespace gemmtune

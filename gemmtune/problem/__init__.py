@@ -1,4 +1,4 @@
-"""What is asked: values only, with no compute and no GPU."""
+"""The description of a GEMM as values, without computation or GPU access."""
 
 from .epilogue import Epilogue
 from .layout import Layout

@@ -1,4 +1,4 @@
-"""The operations by torch's own calls, right for operands of every layout, shape and device: what calls fall back to."""
+"""Operations built from torch's own calls, correct for every layout, shape and device: the fallback of every call."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from .scales import BLOCKS_OF_A, BLOCKS_OF_B, BLOCKS_OF_WEIGHTS, SCALE_BLOCK, Bl
 Tensor = torch.Tensor
 GPU_INT_LEAST_ROWS = 17
 GPU_INT_MULTIPLE = 8
-"""torch's ``_int_mm`` on a GPU takes more than 16 rows of a, and K and N that are multiples of 8."""
+"""Limits of torch's ``_int_mm`` on a GPU: more than 16 rows of a, and K and N that are multiples of 8."""
 GPU_INT_COLUMN_MULTIPLE = 4
-"""cuBLASLt multiplies int8 only with leading dimensions that are multiples of this: a column-major a needs so many rows."""
+"""Multiple that cuBLASLt requires of int8 leading dimensions, and so of the number of rows of a column-major a."""
 
 
 def packed(weight: Tensor) -> Tensor:
-    """Integers [K, N] of four bits each as uint8 [K/2, N]: row 2j in the low four bits of row j, row 2j + 1 in the high ones."""
+    """Pack 4-bit integers [K, N] into uint8 [K/2, N]: row 2j in the low four bits of row j, row 2j + 1 in the high four."""
     low, high = weight[0::2].to(torch.uint8), weight[1::2].to(torch.uint8)
     return (low & 15) | (high << 4)
 
 
 def unpacked(b: Tensor, encoding: str) -> Tensor:
-    """The numbers [K, N] in a packed b [K/2, N]: int8 for ``int4``, uint8 for ``uint4``; without an encoding b as it is."""
+    """Unpack b [K/2, N] to [K, N]: int8 for ``int4``, uint8 for ``uint4``. Return b itself without an encoding."""
     if not encoding:
         return b
     numbers = torch.stack([b & 15, b >> 4], dim=1).flatten(0, 1)
@@ -34,10 +34,10 @@ def unpacked(b: Tensor, encoding: str) -> Tensor:
 
 
 def over_blocks(scale: Tensor, size: tuple[int, int], legal: Blocks, name: str) -> Tensor:
-    """A scale so that it broadcasts to an operand of ``size``: each number repeated along the dimensions of its block.
+    """Expand a scale to broadcast to an operand of ``size``: repeat each number over the dimensions of its block.
 
     Raises:
-        InvalidProblemError: its shape is none that an operand of that size can have.
+        InvalidProblemError: the shape of the scale does not fit an operand of this size.
     """
     block = block_of(tuple(scale.shape), size, legal)
     if block is None:
@@ -53,9 +53,9 @@ def over_blocks(scale: Tensor, size: tuple[int, int], legal: Blocks, name: str) 
 def dequantized(
     b: Tensor, scale: Tensor | None, zero: Tensor | None, encoding: str, dtype: torch.dtype, *, legal: Blocks = BLOCKS_OF_WEIGHTS
 ) -> Tensor:
-    """(b − zero) · scale as a matrix [K, N] of ``dtype``, the dtype of a; b itself in that dtype where there is no scale.
+    """Return (b − zero) · scale as a matrix [K, N] of ``dtype``, the dtype of a. Without a scale, only convert b.
 
-    Computed in the widest of ``dtype`` and the scale's, each step rounded, as eager torch does.
+    The computation uses the wider of ``dtype`` and the scale's dtype and rounds each step, as eager torch does.
     """
     numbers = unpacked(b, encoding)
     if scale is None:
@@ -70,10 +70,11 @@ def dequantized(
 
 
 def int_product(a: Tensor, b: Tensor) -> Tensor:
-    """a @ b of int8 as int32.
+    """Return a @ b of int8 operands as int32.
 
-    torch's ``_int_mm`` where it is right: on a CPU it leaves its result unwritten for operands whose rows share memory, on a GPU it
-    has limits of size. Elsewhere a float64 product, exact because sums of int8 products stay below 2^53.
+    ``_int_mm`` has two defects. On a CPU it leaves its result unwritten if the rows of an operand share memory, so such operands
+    are copied. On a GPU it limits sizes, and a float64 product replaces it. That product is exact, because sums of int8 products
+    stay below 2^53.
     """
     if a.shape[1] == 0:
         return a.new_zeros((a.shape[0], b.shape[1]), dtype=torch.int32)
@@ -84,9 +85,9 @@ def int_product(a: Tensor, b: Tensor) -> Tensor:
 
 
 def _plain(x: Tensor) -> Tensor:
-    """x as a contiguous matrix or the transpose of one, as ``_int_mm`` takes it on x's device; a copy if it is not.
+    """Return x if ``_int_mm`` accepts it on x's device: a contiguous matrix or the transpose of one. Otherwise return a copy.
 
-    Strides of a single row or column count too.
+    The strides of a single row or column count too.
     """
     rows, cols = x.shape
     aligned = not x.is_cuda or x.storage_offset() * x.element_size() % ALIGNED_BYTES == 0
@@ -97,10 +98,11 @@ def _plain(x: Tensor) -> Tensor:
 
 
 def scaled_product(a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor) -> Tensor:
-    """(a · scale_a) @ (b · scale_b) of 8-bit floats as float32.
+    """Return (a · scale_a) @ (b · scale_b) of 8-bit floats as float32.
 
-    Without blocks along K the scales multiply the sums. On CUDA the product is then one of bfloat16, which holds every 8-bit float,
-    with sums in float32; with blocks it is one such product for each 128 elements of K: a float32 product might be done in tf32.
+    Without blocks along K, the scales multiply the sums. On CUDA the product then runs in bfloat16, which holds every 8-bit float,
+    with float32 sums. With blocks along K, one such product runs for each 128 elements of K. A float32 product is avoided, because
+    torch might compute it in tf32.
     """
     (m, k), n = a.shape, b.shape[1]
     if k == 0:
@@ -115,9 +117,9 @@ def scaled_product(a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor) -> Te
 
 
 def sums_of_blocks(a: Tensor, b: Tensor, factor_a: Tensor, factor_b: Tensor) -> Tensor:
-    """(a · factor_a) @ (b · factor_b) as a sum of products of SCALE_BLOCK elements of K, along which no factor changes.
+    """Return (a · factor_a) @ (b · factor_b), summed over slices of SCALE_BLOCK elements of K with constant factors.
 
-    Factors are 0-D, or as large as their operand but for 1 where they are the same along a dimension.
+    A factor is 0-D, or has the shape of its operand with 1 in each dimension along which it is constant.
     """
     total = torch.zeros((a.shape[0], b.shape[1]), dtype=torch.float32, device=a.device)
     for first in range(0, a.shape[1], SCALE_BLOCK):
@@ -134,17 +136,17 @@ def _wide_product(a: Tensor, b: Tensor) -> Tensor:
 
 
 def _at(factor: Tensor, dim: int, index: int) -> Tensor:
-    """The factors at one place along K, which is dimension ``dim``."""
+    """Return the factors at one index along K, which is dimension ``dim``."""
     return factor if factor.dim() == 0 or factor.shape[dim] == 1 else factor.narrow(dim, index, 1)
 
 
 def added(function: Callable[..., Tensor], a: Tensor, b: Tensor, inp: Tensor, alpha: float, beta: float) -> Tensor:
-    """torch.addmm or torch.baddbmm."""
+    """Call torch.addmm or torch.baddbmm with its arguments in the order of an operation."""
     return function(inp, a, b, alpha=alpha, beta=beta)
 
 
-def block_product(a: Tensor, b: Tensor, sparsity: object = None) -> Tensor:  # noqa: ARG001 - b says it
-    """a @ bᵀ for a sparse_bsr b [N, K], by a dense product; of int8 as int32, of 8-bit floats as bfloat16."""
+def block_product(a: Tensor, b: Tensor, sparsity: object = None) -> Tensor:  # noqa: ARG001 - b carries its sparsity
+    """Return a @ bᵀ for a sparse_bsr b [N, K] by a dense product: int32 for int8, bfloat16 for 8-bit floats."""
     if a.is_floating_point() and a.element_size() == 1:
         return torch.mm(a.float(), b.to(torch.float32).to_dense().t()).to(torch.bfloat16)
     dense = b.to_dense().t()
@@ -152,29 +154,29 @@ def block_product(a: Tensor, b: Tensor, sparsity: object = None) -> Tensor:  # n
 
 
 def block_added(a: Tensor, b: Tensor, inp: Tensor, alpha: float, beta: float, sparsity: object = None) -> Tensor:  # noqa: ARG001
-    """beta · inp + alpha · a @ bᵀ for a sparse_bsr b [N, K], by a dense product."""
+    """Return beta · inp + alpha · a @ bᵀ for a sparse_bsr b [N, K] by a dense product."""
     return torch.addmm(inp, a, b.to_dense().t(), alpha=alpha, beta=beta)
 
 
 def two_products(a: Tensor, b: Tensor, c: Tensor, d: Tensor) -> Tensor:
-    """a @ b + c @ d."""
+    """Return a @ b + c @ d."""
     return torch.addmm(torch.mm(c, d), a, b)
 
 
 def int_composed(a: Tensor, b: Tensor) -> Tensor:
-    """int_mm. Within torch's function transforms, which have no rule for ``_int_mm``, a float64 product."""
+    """Compute int_mm. torch's function transforms have no rule for ``_int_mm``, so they get a float64 product."""
     if not torch.compiler.is_compiling() and any(torch._C._functorch.is_functorch_wrapped_tensor(x) for x in (a, b)):
         return (a.double() @ b.double()).to(torch.int32)
     return int_product(a, b)
 
 
 def mixed_composed(a: Tensor, b: Tensor, scale: Tensor | None, zero: Tensor | None, encoding: str = "") -> Tensor:
-    """mixed_mm, differentiable."""
+    """Compute mixed_mm so that autograd can differentiate it."""
     return torch.mm(a, dequantized(b, scale, zero, encoding, a.dtype))
 
 
 def scaled_composed(a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor, fast_accum: bool = False) -> Tensor:  # noqa: ARG001
-    """scaled_mm as float32, whatever autocast says. A permission for fast sums is not made use of."""
+    """Compute scaled_mm as float32 regardless of autocast. ``fast_accum`` only permits faster sums, and is not used."""
     kind = a.device.type
     with torch.autocast(kind, enabled=False) if torch.amp.is_autocast_available(kind) else contextlib.nullcontext():
         return scaled_product(a, b, scale_a, scale_b)

@@ -1,4 +1,4 @@
-"""Problems as calls with contiguous operands state them: the constructors of ``Problem``."""
+"""Constructors of ``Problem`` for calls with contiguous operands."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .structured import StructuredConstructors
 
 
 class Constructors(StructuredConstructors):
-    """What ``Problem`` inherits. ``device_type`` is cuda if there is a GPU, else cpu."""
+    """Base class with the constructors of ``Problem``. ``device_type`` defaults to cuda if there is a GPU, otherwise to cpu."""
 
     __slots__ = ()
 
@@ -34,10 +34,10 @@ class Constructors(StructuredConstructors):
         precision: Precision | None = None,
         prepacked: bool = False,
     ) -> Self:
-        """out[M, N] = a[M, K] @ b[K, N], as a call with contiguous operands states it.
+        """Return the problem out[M, N] = a[M, K] @ b[K, N] with contiguous operands.
 
-        ``layout`` has BLAS letters: ``nt`` is a row-major, b stored N×K as a Linear weight. ``device_type`` is cuda if there is
-        a GPU, else cpu; ``precision`` is what torch's flags say now.
+        ``layout`` has BLAS letters: ``nt`` is a row-major a and a b stored as N×K, like the weight of a Linear. ``device_type``
+        defaults to cuda if there is a GPU, otherwise to cpu. ``precision`` defaults to torch's current flags.
         """
         return cls._dense("mm", (m, n, k), dtype, layout, device_type, precision, prepacked=prepacked)
 
@@ -57,7 +57,7 @@ class Constructors(StructuredConstructors):
         precision: Precision | None = None,
         prepacked: bool = False,
     ) -> Self:
-        """out[M, N] = alpha · a[M, K] @ b[K, N] + beta · inp, with inp of shape [N], [M, N], [M, 1], [1, N] or a scalar."""
+        """Return out[M, N] = alpha · a[M, K] @ b[K, N] + beta · inp, with inp of shape [N], [M, N], [M, 1], [1, N] or a scalar."""
         return cls._dense("addmm", (m, n, k), dtype, layout, device_type, precision, bias, alpha, beta, prepacked=prepacked)
 
     @classmethod
@@ -73,7 +73,7 @@ class Constructors(StructuredConstructors):
         device_type: str | None = None,
         precision: Precision | None = None,
     ) -> Self:
-        """out[B, M, N] = a[B, M, K] @ b[B, K, N]."""
+        """Return the problem out[B, M, N] = a[B, M, K] @ b[B, K, N]."""
         return cls._dense("bmm", (batch, m, n, k), dtype, layout, device_type, precision)
 
     @classmethod
@@ -92,7 +92,7 @@ class Constructors(StructuredConstructors):
         device_type: str | None = None,
         precision: Precision | None = None,
     ) -> Self:
-        """out[B, M, N] = alpha · a[B, M, K] @ b[B, K, N] + beta · inp, with inp as for addmm (``mn`` meaning [B, M, N])."""
+        """Return out[B, M, N] = alpha · a[B, M, K] @ b[B, K, N] + beta · inp, with inp as in addmm (``mn`` means [B, M, N])."""
         return cls._dense("baddbmm", (batch, m, n, k), dtype, layout, device_type, precision, bias, alpha, beta)
 
     @classmethod
@@ -108,7 +108,7 @@ class Constructors(StructuredConstructors):
         device_type: str | None = None,
         precision: Precision | None = None,
     ) -> Self:
-        """out[M, N] = a[M, K] @ b[K, N] + c[M, K2] @ d[K2, N]; K2 is K unless given, and ``layout`` is for both products."""
+        """Return out[M, N] = a[M, K] @ b[K, N] + c[M, K2] @ d[K2, N]. K2 defaults to K; ``layout`` applies to both products."""
         a, b, out = operand_layouts((), m, n, k, layout, dtype)
         check_size("k2", k if k2 is None else k2)
         c, d, _ = operand_layouts((), m, n, k if k2 is None else k2, layout, dtype)
@@ -116,7 +116,7 @@ class Constructors(StructuredConstructors):
 
     @classmethod
     def int_mm(cls, m: int, n: int, k: int, *, layout: str = "nt", device_type: str | None = None, prepacked: bool = False) -> Self:
-        """out[M, N] = a[M, K] @ b[K, N], int8 into int32."""
+        """Return the problem out[M, N] = a[M, K] @ b[K, N] with int8 operands and an int32 result."""
         a, b, out = operand_layouts((), m, n, k, layout, torch.int8, out=torch.int32)
         return cls._of(device_type, op="int_mm", a=a, b=b, out=out, prepacked=prepacked)
 
@@ -136,7 +136,7 @@ class Constructors(StructuredConstructors):
         device_type: str | None = None,
         prepacked: bool = False,
     ) -> Self:
-        """out[M, N] = (scale_a · a[M, K]) @ (scale_b · b[K, N]), with contiguous scales as ``scales`` names them."""
+        """Return out[M, N] = (scale_a · a[M, K]) @ (scale_b · b[K, N]); ``scales`` names the blocks of the contiguous scales."""
         a, b, out = operand_layouts((), m, n, k, layout, dtype, dtype_b, out_dtype)
         scale_a, scale_b = scale_layouts(m, n, k, scales)
         scaled: dict[str, Any] = {"scale_a": scale_a, "scale_b": scale_b}
@@ -160,13 +160,13 @@ class Constructors(StructuredConstructors):
         precision: Precision | None = None,
         prepacked: bool = False,
     ) -> Self:
-        """out[M, N] = a[M, K] @ ((b[K, N] − zero_b) · scale_b), of a's dtype.
+        """Return the problem out[M, N] = a[M, K] @ ((b[K, N] − zero_b) · scale_b), with a result of a's dtype.
 
-        ``zeros`` says whether there is a zero_b, of the same shape and dtype (a's unless given) as scale_b. With an ``encoding``, b
-        is uint8 [K/2, N].
+        ``zeros`` adds a zero_b with the shape and dtype of scale_b; that dtype defaults to a's. With an ``encoding``, b is
+        uint8 [K/2, N].
 
         Raises:
-            InvalidProblemError: zero points without scales.
+            InvalidProblemError: ``zeros`` is set without scales.
         """
         a, b, out = operand_layouts((), m, n, k, layout, dtype, dtype_b)
         if encoding:

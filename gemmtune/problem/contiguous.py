@@ -1,4 +1,4 @@
-"""Layouts of contiguous operands, by the letters of BLAS."""
+"""Layouts of contiguous operands, named by BLAS letters."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .layout import Layout
 MOST = 2**31 - 1
 """The largest size of a dimension: the libraries count in 32 bits."""
 MOST_ELEMENTS = 2**46
-"""More than an address space has room for."""
+"""The limit on the elements of one operand, larger than an address space."""
 
 BiasShape = Literal["n", "mn", "m1", "1n", "scalar"]
 
@@ -29,12 +29,12 @@ def operand_layouts(
     b: torch.dtype | None = None,
     out: torch.dtype | None = None,
 ) -> tuple[Layout, Layout, Layout]:
-    """a, b and out of these sizes and dtypes, that of a unless b and out have their own.
+    """Return the layouts of a, b and out for these sizes and dtypes. b and out default to the dtype of a.
 
-    ``letters`` says for a and for b: ``n`` row-major, ``t`` stored transposed.
+    ``letters`` has one letter for a and one for b: ``n`` is row-major, ``t`` is stored transposed.
 
     Raises:
-        InvalidProblemError: other letters, or a size that no operand has.
+        InvalidProblemError: ``letters`` is not one of nn, nt, tn, tt, or a size is out of range.
     """
     for name, size in (*((("batch", lead[0]),) if lead else ()), ("m", m), ("n", n), ("k", k)):
         check_size(name, size)
@@ -49,7 +49,7 @@ def operand_layouts(
 
 
 def blocked_layouts(m: int, n: int, k: int, letters: str, dtype: torch.dtype) -> tuple[Layout, Layout, Layout]:
-    """a, b and out around a block-sparse b."""
+    """Return the layouts of a, b and out for a block-sparse b."""
     if letters not in ("nt", "tt"):
         raise InvalidProblemError(f"layout: got {letters!r}, expected nt or tt: b is the transpose of a weight [N, K]")
     result = torch.bfloat16 if is_float8(dtype) else dtype if dtype.is_floating_point else torch.int32
@@ -60,20 +60,20 @@ def blocked_layouts(m: int, n: int, k: int, letters: str, dtype: torch.dtype) ->
 def grouped_layouts(
     groups: int, m: int, n: int, k: int, letters: str, a: torch.dtype, b: torch.dtype | None = None, out: torch.dtype | None = None
 ) -> tuple[Layout, Layout, Layout, Layout]:
-    """a, b, out and offs for groups of rows, as ``operand_layouts`` has them, with a matrix of b for each group."""
+    """Return the layouts of a, b, out and offs for groups of rows: as ``operand_layouts``, with one matrix of b for each group."""
     rows, _, result = operand_layouts((), m, n, k, letters, a, b, out)
     _, matrices, _ = operand_layouts((groups,), m, n, k, letters, a, b, out)
     return rows, matrices, result, Layout.contiguous((groups,), torch.int32)
 
 
 def bias_shapes(out: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
-    """The shapes that an operand may have which is added to a result of that size."""
+    """Return the shapes that an operand added to a result of shape ``out`` may have, by name."""
     *_, m, n = out
     return {"n": (n,), "mn": out, "m1": (m, 1), "1n": (1, n), "scalar": ()}
 
 
 def inp_layout(lead: tuple[int, ...], m: int, n: int, bias: BiasShape, dtype: torch.dtype) -> Layout:
-    """The added operand of shape [N], [M, N] (with the batch before it), [M, 1], [1, N] or a scalar."""
+    """Return the layout of the added operand: shape [N], [M, N] (after the batch), [M, 1], [1, N] or a scalar."""
     shapes = bias_shapes((*lead, m, n))
     if bias not in shapes:
         raise InvalidProblemError(f"bias: got {bias!r}, expected one of {', '.join(shapes)}")
@@ -81,7 +81,7 @@ def inp_layout(lead: tuple[int, ...], m: int, n: int, bias: BiasShape, dtype: to
 
 
 def check_size(name: str, size: object) -> None:
-    """Raises InvalidProblemError unless ``size`` is an integer that a dimension of an operand can have."""
+    """Raise InvalidProblemError unless ``size`` is an integer that a dimension of an operand can have."""
     if not isinstance(size, int) or isinstance(size, bool) or not 0 <= size <= MOST:
         raise InvalidProblemError(f"{name}: got {size!r}, expected an integer from 0 to {MOST}")
 

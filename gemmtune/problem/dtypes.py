@@ -1,4 +1,4 @@
-"""Facts about the dtypes that a GEMM can have: names, sizes, rounding."""
+"""Facts about the dtypes of a GEMM: names, sizes, rounding."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from ..errors import InvalidProblemError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DTypeInfo:
-    """What is known of one dtype.
+    """Numeric facts about one dtype.
 
-    ``unit_roundoff`` is u = 2^-(significand bits), the largest relative error of one rounding to nearest; 0 for integers.
-    ``smallest_subnormal`` and ``smallest_normal`` are the smallest positive values with and without gradual underflow, both 0 for
-    integers, which do not underflow. ``largest`` is the largest finite value.
+    ``unit_roundoff`` is u = 2^-(significand bits), the largest relative error of one rounding to nearest. ``smallest_subnormal``
+    and ``smallest_normal`` are the smallest positive values with and without gradual underflow. All three are 0 for integers.
+    ``largest`` is the largest finite value.
     """
 
     dtype: torch.dtype
     short: str
     exact_integer: int
-    """Every integer up to this magnitude is a value of the dtype."""
+    """The magnitude up to which the dtype represents every integer."""
     largest: float
     unit_roundoff: float = 0.0
     smallest_subnormal: float = 0.0
@@ -41,7 +41,7 @@ class DTypeInfo:
 
     @property
     def is_integer(self) -> bool:
-        """Values are integers: sums and products of them are exact until they overflow."""
+        """True if values are integers, whose sums and products are exact until they overflow."""
         return not self.has_nan
 
 
@@ -73,12 +73,12 @@ DTYPES: dict[torch.dtype, DTypeInfo] = {
         _float(torch.bfloat16, "bf16", 8, -126),
     )
 }
-"""The dtypes that the dense operations take."""
+"""Dtypes of the dense operations."""
 
 FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
-"""The 8-bit floats of the Open Compute Project: dtypes of a and b of scaled_mm, and of weights of mixed_mm."""
+"""The 8-bit floats of the Open Compute Project: dtypes of a and b of scaled_mm, and of the weights of mixed_mm."""
 FLOAT8_FNUZ = (torch.float8_e4m3fnuz, torch.float8_e5m2fnuz)
-"""Those that AMD's CDNA 3 multiplies, of a and b of scaled_mm alone: no infinity, no -0, and one NaN where -0 would be."""
+"""The 8-bit floats of AMD's CDNA 3, for a and b of scaled_mm only. They have no infinity, no -0, and one NaN at the code of -0."""
 
 _OTHERS: dict[torch.dtype, DTypeInfo] = {
     info.dtype: info
@@ -92,9 +92,9 @@ _OTHERS: dict[torch.dtype, DTypeInfo] = {
         _float(torch.float8_e5m2fnuz, "e5m2fnuz", 3, -15, infinity=False),
     )
 }
-"""The dtypes of the operations with rules of their own. "FP8 Formats for Deep Learning" (Micikevicius et al., 2022) has the first
-two 8-bit floats: e4m3fn has no infinity and one NaN for each sign. "8-bit Numerical Formats for Deep Neural Networks" (Noune et
-al., 2022) has the others."""
+"""Dtypes of the remaining operations. "FP8 Formats for Deep Learning" (Micikevicius et al., 2022) defines the first two 8-bit
+floats: e4m3fn has no infinity and one NaN for each sign. "8-bit Numerical Formats for Deep Neural Networks" (Noune et al., 2022)
+defines the other two."""
 
 _ALIASES = {
     "fp64": "float64", "double": "float64", "f64": "float64",
@@ -105,7 +105,7 @@ _ALIASES = {
 
 
 def dtype_info(dtype: torch.dtype) -> DTypeInfo:
-    """The facts about ``dtype``. Raises InvalidProblemError for one that no operation has."""
+    """Return the facts about ``dtype``. Raise InvalidProblemError if no operation supports it."""
     info = DTYPES.get(dtype) or _OTHERS.get(dtype)
     if info is None:
         known = ", ".join(i.name for i in (*DTYPES.values(), *_OTHERS.values()))
@@ -114,17 +114,17 @@ def dtype_info(dtype: torch.dtype) -> DTypeInfo:
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """torch's name without the prefix: ``float32``."""
+    """Return torch's name of the dtype without the prefix, such as ``float32``."""
     return str(dtype).removeprefix("torch.")
 
 
 def is_float8(dtype: torch.dtype) -> bool:
-    """Whether it is a float of 8 bits, of either pair."""
+    """Return True for an 8-bit float of either family."""
     return dtype in FLOAT8 or dtype in FLOAT8_FNUZ
 
 
 def parse_dtype(name: str) -> torch.dtype:
-    """The dtype of a name such as ``bfloat16`` or ``bf16``. Raises InvalidProblemError for one that no dense operation takes."""
+    """Return the dtype for a name such as ``bfloat16`` or ``bf16``. Raise InvalidProblemError if no dense operation supports it."""
     full = _ALIASES.get(name.lower(), name.lower())
     for dtype, info in DTYPES.items():
         if info.name == full:
@@ -135,5 +135,5 @@ def parse_dtype(name: str) -> torch.dtype:
 
 
 def accumulator_dtype(dtype: torch.dtype) -> torch.dtype:
-    """The type in which products of ``dtype`` are summed: float64 for float64, int32 for int8, float32 for the narrower floats."""
+    """Return the dtype in which products are summed: float64 for float64, int32 for int8, float32 for the narrower floats."""
     return {torch.float64: torch.float64, torch.int8: torch.int32}.get(dtype, torch.float32)

@@ -1,7 +1,7 @@
 """The epilogue as a value: a small graph of pointwise torch functions over the accumulator and extra operands.
 
-The graph is made from a Python function by ``trace.py``; templates print it (one printer for each language); ``evaluate`` runs it
-with torch, one call for each node, which is what the unfused way costs.
+``trace.py`` makes the graph from a Python function. Templates print it, with one printer for each language. ``evaluate`` runs it
+with torch, one call for each node, at the cost of an unfused epilogue.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from .layout import Layout
 
 @dataclass(frozen=True, slots=True)
 class Ref:
-    """The value of an earlier node of the graph."""
+    """Reference to the value of an earlier node of the graph."""
 
     index: int
 
@@ -29,9 +29,9 @@ Arg = Ref | float | int | bool
 class Node:
     """One step: ``op`` applied to ``args``, its result rounded to ``dtype``.
 
-    ``op`` is ``acc`` (the accumulator; no args), ``operand`` (one int: which extra operand), ``cast`` (one Ref; the target is
-    ``dtype``) or a name in OPERATIONS. ``dtype`` is what torch's promotion gives when the accumulator has the accumulator dtype. A
-    node of a 16-bit dtype is computed in float32 and then rounded, as torch's eager kernels do.
+    ``op`` is ``acc`` (the accumulator, no args), ``operand`` (one int, the index of the extra operand), ``cast`` (one Ref) or a
+    name in OPERATIONS. The target of a cast is ``dtype``. ``dtype`` follows torch's promotion, starting from the accumulator
+    dtype. A node of a 16-bit dtype is computed in float32 and then rounded, as torch's eager kernels do.
     """
 
     op: str
@@ -41,9 +41,9 @@ class Node:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Epilogue:
-    """A pointwise function of the accumulator: nodes in order of evaluation, the last one is the result.
+    """A pointwise function of the accumulator. Nodes are in order of evaluation, and the last one is the result.
 
-    ``operands`` are the layouts of the extra operands as given by the caller, each broadcastable to the output.
+    ``operands`` are the layouts of the caller's extra operands. Each broadcasts to the output.
     """
 
     nodes: tuple[Node, ...]
@@ -51,7 +51,7 @@ class Epilogue:
 
     @property
     def result_dtype(self) -> torch.dtype | None:
-        """The dtype that the function asks for by ending in a cast, else None (the operation's own)."""
+        """The dtype of a cast that ends the function. None means the default of the operation."""
         return self.nodes[-1].dtype if self.nodes[-1].op == "cast" else None
 
     def __str__(self) -> str:
@@ -71,7 +71,7 @@ class Epilogue:
 
 
 def _as_tensor(function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    """torch.maximum, minimum and where take no Python numbers: give them one of the other argument's dtype."""
+    """Wrap torch.maximum, minimum or where, which reject Python numbers: pass a tensor of the other argument's dtype."""
 
     def call(*args: torch.Tensor | float) -> torch.Tensor:
         like = next(a for a in reversed(args) if isinstance(a, torch.Tensor))
@@ -91,8 +91,8 @@ OPERATIONS: dict[str, Callable[..., torch.Tensor]] = {
     "clamp": torch.clamp, "minimum": _as_tensor(torch.minimum), "maximum": _as_tensor(torch.maximum), "where": torch.where,
     "lt": torch.lt, "le": torch.le, "gt": torch.gt, "ge": torch.ge, "eq": torch.eq, "ne": torch.ne,
 }  # fmt: skip
-"""Every function that an epilogue may use, by its name in the graph. NaN goes through all of them as in torch, so
-``relu(nan) = nan`` and ``minimum(nan, 0) = nan``. ``clamp`` has both bounds (-inf or inf where the caller gave none)."""
+"""Every function that an epilogue may use, by its name in the graph. NaN propagates as in torch: ``relu(nan) = nan`` and
+``minimum(nan, 0) = nan``. ``clamp`` always has both bounds, -inf or inf where the caller gave none."""
 
 
 _INTO: dict[str, Callable[..., torch.Tensor]] = {
@@ -105,7 +105,7 @@ _INTO: dict[str, Callable[..., torch.Tensor]] = {
     "gelu_tanh": lambda x, out: torch._C._nn.gelu(x, approximate="tanh", out=out),  # type: ignore[call-arg]
     "silu": lambda x, out: torch._C._nn.silu(x, out=out),  # type: ignore[call-arg]
 }  # fmt: skip
-"""The functions that can write their result where it is wanted, taking ``out``."""
+"""Functions that accept ``out`` and write their result there."""
 
 
 def evaluate(
@@ -113,9 +113,9 @@ def evaluate(
 ) -> torch.Tensor:
     """Run the epilogue with torch, one call for each node.
 
-    ``acc`` is the GEMM's result in any float dtype: with the accumulator dtype this is the fused meaning, with the output dtype it
-    is what a caller gets who applies the function after the GEMM. ``operands`` are tensors that broadcast to ``acc``.
-    Returns the value of the last node, of that node's own dtype; or ``out``, which may be ``acc`` itself, with that value in it.
+    ``acc`` is the GEMM's result in any float dtype. In the accumulator dtype the result equals that of a fused kernel. In the
+    output dtype it equals the function applied after the GEMM. ``operands`` are tensors that broadcast to ``acc``.
+    Return the value of the last node in its own dtype. With ``out``, which may be ``acc``, write the value there and return it.
     """
     values: list[torch.Tensor] = []
     last = len(epilogue.nodes) - 1

@@ -1,4 +1,4 @@
-"""What a Problem consists of, and what follows from it alone."""
+"""The fields of a Problem and the properties derived from them."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from .scales import SCALE_BLOCK, block_of
 from .sparsity import Sparsity
 
 ScalarClass = Literal["zero", "one", "general"]
-"""What is known of alpha and beta before a call; the value itself is an argument of the launch."""
+"""The class of alpha or beta that is known before a call. The value itself is an argument of the launch."""
 
 
 def scalar_class(value: float) -> ScalarClass:
-    """The class of a value of alpha or beta."""
+    """Return the class of a value of alpha or beta."""
     return "zero" if value == 0 else "one" if value == 1 else "general"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProblemFields:
-    """The fields of a Problem, which says what they mean and checks that they fit together."""
+    """The fields of a Problem. ``Problem`` documents their meaning and checks that they fit together."""
 
     op: Op
     a: Layout
@@ -40,36 +40,36 @@ class ProblemFields:
     device_type: str = "cpu"
     precision: Precision = field(default_factory=Precision)
     prepacked: bool = False
-    """b was given through ``prepack``: a choice may have it in its own layout, and the packing is not part of the call."""
+    """True if b was passed through ``prepack``. A choice may store b in its own layout; packing is not part of the call."""
     scale_a: Layout | None = None
     scale_b: Layout | None = None
     zero_b: Layout | None = None
     encoding: Encoding = ""
     fast_accum: bool = False
-    """8-bit tensor cores may keep their narrow sum to the end, without adding it to a float32 one (torch's ``use_fast_accum``)."""
+    """True if 8-bit tensor cores may keep their narrow sum without adding it to a float32 sum (torch's ``use_fast_accum``)."""
     c: Layout | None = None
     d: Layout | None = None
     sparsity: Sparsity | None = None
-    """b is block-sparse, and this is its class; the layout of b is that of the matrix that it stands for."""
+    """The class of a block-sparse b. The layout of b is then that of its dense equivalent."""
     offs: Layout | None = None
-    """The ends of the groups of rows of a, or of terms: int32 [G] on the device, data like the numbers of a."""
+    """The ends of the groups of rows of a, or of terms: int32 [G] on the device. Their values are data, like the elements of a."""
     rows: Layout | None = None
-    """Which row of a each row of the product is made of; None where they are those of a."""
+    """The row of a for each row of the product. None means that they are the rows of a in order."""
     slots: Layout | None = None
-    """The place of the weight of each row of the product: a row with the slot t · C + c, times weights[t, c], goes to row t of
-    out."""
+    """The slot of each row of the product. Slot t · C + c adds the row, times weights[t, c], to row t of out."""
     weights: Layout | None = None
     gated: str = ""
-    """The function of the first half of the columns of the product, by which the second half is multiplied; empty for none."""
+    """The activation of a gated product: it is applied to the first half of the columns, which then multiplies the second half.
+    Empty if the product is not gated."""
 
     @property
     def operation(self) -> Operation:
-        """The operation's row of the table."""
+        """The row of the operation in the table of operations."""
         return OPERATIONS[self.op]
 
     @property
     def operands(self) -> tuple[tuple[str, Layout], ...]:
-        """The operands that are given, by role, in the order in which kernels get their tensors."""
+        """The operands that are given, by role, in the order in which kernels receive their tensors."""
         return tuple((role, layout) for role in ROLES if (layout := getattr(self, role)) is not None)
 
     @property
@@ -79,87 +79,87 @@ class ProblemFields:
 
     @property
     def groups(self) -> int:
-        """The number of groups of rows of a, or of terms of the sums; 0 for operations that have none."""
+        """The number of groups of rows of a, or of terms of the sums; 0 for operations without groups."""
         return self.offs.size[0] if self.offs is not None else 0
 
     @property
     def divides_terms(self) -> bool:
-        """The terms of the sums are divided into groups, each with a result of its own."""
+        """True if the groups divide the terms of the sums, so that each group has its own result."""
         return self.offs is not None and len(self.out.size) == 3
 
     @property
     def m(self) -> int:
-        """Rows of the product: of a, or as many as are picked of it; and of out, unless rows are added up."""
+        """Rows of the product: the rows of a, or the number that ``rows`` picks. out has as many unless rows are added up."""
         return self.a.size[-2] if self.rows is None else self.rows.size[0]
 
     @property
     def n(self) -> int:
-        """Columns of out, and of b, which has twice as many where half of them are gates."""
+        """Columns of out. b has twice as many if the product is gated."""
         return self.b.size[-1] // (2 if self.gated else 1)
 
     @property
     def k(self) -> int:
-        """Columns of a, rows of b: the summed dimension."""
+        """Columns of a and rows of b: the summed dimension."""
         return self.a.size[-1]
 
     @property
     def k2(self) -> int:
-        """Columns of c, rows of d; 0 without a second product."""
+        """Columns of c and rows of d; 0 without a second product."""
         return self.c.size[-1] if self.c is not None else 0
 
     @property
     def summed(self) -> tuple[int, ...]:
-        """The summed dimension of each product: (K,), or (K, K2) of mm_plus_mm."""
+        """The summed dimension of each product: (K,), or (K, K2) for mm_plus_mm."""
         return (self.k,) if self.c is None else (self.k, self.k2)
 
     @property
     def terms(self) -> int:
-        """Products in the sum of one element of out: K, or K + K2."""
+        """Number of products in the sum of one element of out: K, or K + K2."""
         return self.k + self.k2
 
     @property
     def dtype(self) -> torch.dtype:
-        """The dtype of a, and of b but for the quantized operations."""
+        """The dtype of a. b has the same dtype except in quantized operations."""
         return self.a.dtype
 
     @property
     def widens_b(self) -> bool:
-        """b holds narrower numbers than a, which a kernel widens."""
+        """True if b is narrower than a, so that a kernel widens it."""
         return self.operation.widens_b
 
     @property
     def float8(self) -> bool:
-        """a and b are 8-bit floats."""
+        """True if a and b are 8-bit floats."""
         return self.operation.float8
 
     @property
     def integers(self) -> bool:
-        """a and b are integers."""
+        """True if a and b are integers."""
         return not self.a.dtype.is_floating_point
 
     @property
     def b_size(self) -> tuple[int, int]:
-        """(K, N), which is not the size of a packed b."""
+        """The unpacked size (K, N) of b. A packed b has fewer rows in memory."""
         return self.k, self.n
 
     @property
     def scales(self) -> tuple[Layout, ...]:
-        """The layouts of scale_a, scale_b and zero_b, as far as they are given."""
+        """The layouts of the given scales and zero points: scale_a, scale_b and zero_b."""
         return tuple(x for x in (self.scale_a, self.scale_b, self.zero_b) if x is not None)
 
     def scale_block(self, role: str) -> tuple[int, int]:
-        """Rows and columns of a or b (of its numbers, where it is packed) for which one element of that scale is."""
+        """Return the rows and columns of a or b that one element of the scale covers, counted in numbers if b is packed."""
         operand, layout = self.operation.operand(role), getattr(self, role)
         assert operand is not None
         if self.groups:
             return self._grouped_block(role, layout)
         block = block_of(layout.size, (self.m, self.k) if operand.of == "a" else self.b_size, operand.blocks)
-        assert block is not None  # checked when the problem was made
+        assert block is not None  # the constructor has checked it
         return block
 
     def _grouped_block(self, role: str, scale: Layout) -> tuple[int, int]:
-        """``scale_block`` of a grouped product, whose scale_b [G, S, T] has the scales of a group's matrix in its last two
-        dimensions, and whose scale_a is [M, S]."""
+        """Return ``scale_block`` of a grouped product. scale_a is [M, S]. scale_b [G, S, T] has the scales of one group's matrix in
+        its last two dimensions."""
         along_k = scale.size[-1 if role == "scale_a" else -2]
         if self.scale_a is None:
             return max(1, self.k // along_k), 1
@@ -173,34 +173,34 @@ class ProblemFields:
 
     @property
     def epilogue_dtype(self) -> torch.dtype:
-        """The dtype of what the epilogue gets: the accumulator's, but float32 instead of int32."""
+        """The dtype that the epilogue receives: the accumulator's, with float32 instead of int32."""
         return torch.float32 if self.accumulator == torch.int32 else self.accumulator
 
     @property
     def batched(self) -> bool:
-        """Operands are 3-D."""
+        """True if operands are 3-D."""
         return len(self.a.size) == 3
 
     @property
     def empty(self) -> bool:
-        """out has no elements."""
+        """True if out has no elements."""
         return self.out.numel == 0
 
     @property
     def inp_read(self) -> Layout | None:
-        """inp, where beta lets it be read; else None."""
+        """The layout of inp if a kernel reads it. None if beta is zero."""
         return self.inp if self.beta != "zero" else None
 
     @property
     def flops(self) -> int:
-        """2·B·M·N·K, with K + K2 for K where there are two products; of a block-sparse b the share that exists. Groups divide M or
-        K, whatever their sizes."""
+        """Floating-point operations: 2·B·M·N·K, with K + K2 for two products and the existing share of a block-sparse b. Groups
+        divide M or K, so their sizes do not matter."""
         products = 1 if self.divides_terms else self.batch
         return round(2 * products * self.m * self.b.size[-1] * self.terms * self.density)
 
     @property
     def density(self) -> float:
-        """The share of b that exists: 1 but for block-sparse ones."""
+        """The share of b that exists: 1 unless b is block-sparse."""
         return 1.0 if self.sparsity is None else self.sparsity.density
 
     @property
@@ -215,7 +215,7 @@ class ProblemFields:
     def layout_letters(self) -> str:
         """The BLAS letters of a and b: ``n`` for row-major, ``t`` for column-major, ``s`` for neither.
 
-        Those of c and d follow (``nt+nn``) where they are others.
+        The letters of c and d follow if they differ, as in ``nt+nn``.
         """
         letters = "".join("n" if x.row_major else "t" if x.column_major else "s" for x in (self.a, self.b, self.c, self.d) if x)
         first, second = letters[:2], letters[2:]

@@ -1,7 +1,7 @@
-"""torch's precision flags of this process, set to what a Problem recorded.
+"""torch's precision flags of this process, set to the values that a Problem recorded.
 
-A Problem carries the flags that were in force where it was made (see ``problem.precision``). Library kernels read the flags of the
-process in which they run, so a process that measures for another one calls ``set_precision`` before it runs any.
+A Problem carries the flags that were in force when it was made (see ``problem.precision``). Library kernels read the flags of the
+process that runs them. A process that measures for another one therefore calls ``set_precision`` first.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from . import Precision, Problem
 from .precision import precision_of
 
 _IEEE_NAMES = ("none", "ieee")
-"""Values of ``fp32_precision`` that mean float32 as it is; ``none`` is what a process begins with."""
+"""Values of ``fp32_precision`` that mean full float32. ``none`` is the initial value in a process."""
 _CPU_FLOAT32: Any = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]
 """oneDNN's switch for float32 products in bfloat16 or tf32, on CPUs that multiply those faster."""
 
 
 def set_precision(problem: Problem) -> None:
-    """Make this process's flags those of ``problem``. Touches only a flag that differs; the rest of the program sees the change."""
+    """Set this process's flags to the values of ``problem``. Change only flags that differ; the whole program sees the change."""
     if problem.device_type == "cuda":
         if precision_of(problem.dtype, "cuda") != problem.precision:
             _set_cuda(problem.dtype, problem.precision)
@@ -32,7 +32,7 @@ def set_precision(problem: Problem) -> None:
 
 @contextmanager
 def precision_scope(problem: Problem) -> Iterator[None]:
-    """``set_precision`` for a ``with`` block, for code that shares its process with a caller."""
+    """Apply ``set_precision`` inside a ``with`` block, for code that shares its process with a caller."""
     before_cuda = precision_of(problem.dtype, "cuda")
     before_cpu = _CPU_FLOAT32.fp32_precision
     set_precision(problem)
@@ -56,7 +56,7 @@ def _set_cuda(dtype: torch.dtype, precision: Precision) -> None:
 
 
 def _with_split_k(short: str, precision: Precision) -> bool | tuple[bool, bool]:
-    """The flag's new value; where torch keeps a second one beside it, whether split-K is allowed, that one stays as it is."""
+    """Return the flag's new value. If torch pairs it with a second flag that permits split-K, keep that second value."""
     name = f"allow_{short}_reduced_precision_reduction_split_k"
     matmul = torch.backends.cuda.matmul
     if not hasattr(matmul, name):

@@ -1,4 +1,4 @@
-"""A Problem in other forms: a line of text, plain values for JSON, and these read again."""
+"""Text and JSON forms of a Problem, and their readers."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from .precision import Precision
 from .sparsity import Sparsity
 
 DERIVED = ("batch", "m", "n", "k", "k2")
-"""Fields of ``Problem.to_json`` that stand there for readers alone."""
+"""Fields that ``Problem.to_json`` adds for human readers. ``fields_of`` ignores them."""
 
 
 def describe(problem: ProblemFields) -> str:
-    """All but strides that are not contiguous, such as ``addmm 16x64x32 bfloat16 nt inp[64] alpha=one beta=one on cuda``."""
+    """Return a one-line description without strides, such as ``addmm 16x64x32 bfloat16 nt inp[64] alpha=one beta=one on cuda``."""
     p = problem
     shape = f"{p.batch}x" * p.batched + f"{p.m}x{p.n}x" + (f"{p.k}" if p.c is None else f"({p.k}+{p.k2})")
     parts = [p.op, shape, p.dtype_label, p.layout_letters]
@@ -44,7 +44,7 @@ def describe(problem: ProblemFields) -> str:
 
 
 def _block(problem: ProblemFields, name: str) -> str:
-    """The block that one scale is for, ``-`` for a whole side; ``1`` where there is one scale in all."""
+    """Return the block that one element of a scale covers: ``-`` for a whole dimension, ``1`` if the tensor has one scale."""
     layout: Layout = getattr(problem, name)
     if layout.numel == 1:
         return "1"
@@ -54,7 +54,7 @@ def _block(problem: ProblemFields, name: str) -> str:
 
 
 def plain(value: Any) -> Any:
-    """Dataclasses as mappings, tuples as lists, dtypes by name, references to a graph's nodes as ``%3``; all else as it is."""
+    """Convert a value for JSON: dataclasses to mappings, tuples to lists, dtypes to names, references to nodes to ``%3``."""
     match value:
         case torch.dtype():
             return dtype_name(value)
@@ -69,15 +69,17 @@ def plain(value: Any) -> Any:
 
 
 def fields_of(data: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of the Problem whose ``to_json`` gave ``data``.
+    """Return the fields of the Problem whose ``to_json`` gave ``data``.
 
-    A field of another version is left out where it says nothing (None, False, ""). Raises what ``Problem.from_json`` does.
+    Fields of another version are dropped if they are empty (None, False, ""). The exceptions are those of ``Problem.from_json``.
     """
     known = {field.name for field in dataclasses.fields(ProblemFields)}
     given = {name: value for name, value in data.items() if name not in DERIVED}
     for name in given.keys() - known:
         if given[name] not in (None, False, ""):
-            raise InvalidProblemError(f"problem: the field {name} = {given[name]!r} is unknown to this version")
+            raise InvalidProblemError(
+                f"problem: the field {name} = {given[name]!r} is unknown to this version; use the version that wrote it"
+            )
     read = {"precision": lambda value: Precision(**value), "sparsity": lambda value: Sparsity(**value), "epilogue": _epilogue}
     return {
         name: read.get(name, _layout)(value) if isinstance(value, Mapping) else value

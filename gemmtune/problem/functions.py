@@ -1,8 +1,8 @@
-"""How each function that a Python epilogue may call is written in the epilogue's graph.
+"""Translations of the functions that a Python epilogue may call into nodes of the epilogue's graph.
 
-An entry of FUNCTIONS takes a GraphBuilder and then what the torch function takes, under torch's own argument names (all but
-``inplace``, which the tracer deals with), and returns the Ref of the result. Names are torch's: of functions in torch,
-torch.nn.functional and torch.special, of tensor methods and of operators, which agree wherever they overlap.
+An entry of FUNCTIONS takes a GraphBuilder, followed by the arguments of the torch function under torch's names. The tracer handles
+``inplace`` itself. An entry returns the Ref of the result. Keys are torch's names of functions in torch, torch.nn.functional and
+torch.special, of tensor methods and of operators. Equal names mean the same function.
 """
 
 from __future__ import annotations
@@ -22,12 +22,15 @@ Function = Callable[..., Ref]
 _COMMUTATIVE = ("add", "mul", "eq", "ne")
 _MIRRORED = {"lt": "gt", "le": "ge", "gt": "lt", "ge": "le"}
 _TAKES_BOOL = {"where": (0,)}
-"""Arguments that are a condition; elsewhere a boolean counts as 0 or 1."""
+"""Positions of arguments that are conditions. Elsewhere a boolean counts as 0 or 1."""
 
 
 class GraphBuilder:
-    """Nodes made so far, each with a sample: a one-element CPU tensor of the right dtype and rank, on which torch's own promotion
-    of dtypes is observed (0-dim tensors promote as weakly as numbers do only next to tensors with dimensions)."""
+    """The nodes made so far, each with a sample tensor.
+
+    A sample is a one-element CPU tensor of the node's dtype and rank, on which torch's own promotion is observed. The rank
+    matters: next to a tensor with dimensions, a 0-dim tensor promotes as weakly as a number.
+    """
 
     def __init__(self, acc_dtype: torch.dtype, operands: Sequence[torch.Tensor]) -> None:
         self.nodes: list[Node] = []
@@ -39,15 +42,15 @@ class GraphBuilder:
         ]
 
     def dtype(self, value: Arg) -> torch.dtype | None:
-        """The dtype of an earlier node, None for a number."""
+        """Return the dtype of an earlier node, None for a number."""
         return self.nodes[value.index].dtype if isinstance(value, Ref) else None
 
     def emit(self, op: str, *args: Any) -> Ref:
-        """The node for ``op``, shared with an equal earlier one. Raises EpilogueError for arguments that no node takes."""
+        """Return the node for ``op``, shared with an equal earlier one. Raise EpilogueError for arguments that no node takes."""
         for arg in args:
             if not isinstance(arg, (Ref, bool, int, float)):
                 raise EpilogueError(f"{op}: got an argument of type {type(arg).__name__}, expected a tensor or a Python number")
-        # A bool as 0 or 1, numpy.float64 as the float that it is: printers write a number by its repr.
+        # A bool becomes 0 or 1, and numpy.float64 a Python float: printers write a number by its repr.
         args = tuple(arg if isinstance(arg, Ref) else int(arg) if isinstance(arg, int) else float(arg) for arg in args)
         if not any(isinstance(arg, Ref) for arg in args):
             raise EpilogueError(f"{op}: got numbers only, expected the accumulator or an operand among the arguments")
@@ -62,14 +65,14 @@ class GraphBuilder:
         return self._append(op, args, sample)
 
     def cast(self, value: Ref, dtype: object) -> Ref:
-        """``value`` rounded to ``dtype``; written even where it has that dtype, since a final cast decides the result's."""
+        """Return ``value`` rounded to ``dtype``. Keep a cast to the same dtype, since a final cast decides the result's dtype."""
         if dtype not in DTYPES:
             raise EpilogueError(f"cast: got {dtype}, expected one of {', '.join(str(d) for d in DTYPES)}")
         assert isinstance(dtype, torch.dtype)
         return self._append("cast", (value,), self.samples[value.index].to(dtype))
 
     def _without_booleans(self, op: str, args: tuple[Arg, ...]) -> tuple[Arg, ...]:
-        """The results of comparisons as 0 or 1 of the other arguments' dtype, so that no printer has to count with booleans."""
+        """Cast comparison results to 0 or 1 in the dtype of the other arguments, so that printers need no boolean arithmetic."""
         if not any(self.dtype(a) == torch.bool for i, a in enumerate(args) if i not in _TAKES_BOOL.get(op, ())):
             return args
         dtype = next((d for a in args if (d := self.dtype(a)) not in (None, torch.bool)), self.nodes[0].dtype)
@@ -79,7 +82,7 @@ class GraphBuilder:
         )
 
     def _append(self, op: str, args: tuple[Arg, ...], sample: torch.Tensor) -> Ref:
-        # By repr: 1, 1.0 and True are equal as keys, and so are 0.0 and -0.0, but they do not mean the same.
+        # Keys use repr: 1, 1.0 and True are equal as keys, as are 0.0 and -0.0, but they differ in meaning.
         key = (op, tuple(map(repr, args)), sample.dtype)
         if key not in self._known:
             self._known[key] = Ref(len(self.nodes))
@@ -121,7 +124,7 @@ def _div(g: GraphBuilder, input: Any, other: Any, *, rounding_mode: str | None =
 
 
 def _truediv(g: GraphBuilder, input: Any, other: Any) -> Ref:
-    """``number / tensor`` is reciprocal times number in torch, with two roundings."""
+    """Return ``input / other``. torch computes ``number / tensor`` as reciprocal times number, with two roundings."""
     if isinstance(input, Ref):
         return g.emit("div", input, other)
     reciprocal = g.emit("div", 1.0, other)
@@ -149,7 +152,7 @@ def _pow(g: GraphBuilder, input: Any, exponent: Any) -> Ref:
 
 
 def _clamp(g: GraphBuilder, input: Any, min: Any = None, max: Any = None) -> Ref:
-    """Bounds that are tensors bound as maximum and minimum do: NaN goes through from either side."""
+    """Return the clamped input. Tensor bounds act as maximum and minimum do: NaN propagates from either side."""
     if min is None and max is None:
         raise EpilogueError("torch.clamp: got neither min nor max, expected at least one of them")
     if isinstance(min, Ref) or isinstance(max, Ref):
@@ -182,7 +185,7 @@ def _gelu(g: GraphBuilder, input: Any, *, approximate: str = "none") -> Ref:
 
 
 def _to(g: GraphBuilder, input: Any, dtype: Any = None, **_how: bool) -> Ref:
-    """x.to(dtype), x.to(other tensor), x.type(dtype) and x.type_as(other tensor). How a copy is made does not matter here."""
+    """Translate x.to(dtype), x.to(other tensor), x.type(dtype) and x.type_as(other tensor). Options of the copy have no effect."""
     if _how.keys() - {"copy", "non_blocking", "memory_format"}:
         raise EpilogueError(f"torch.Tensor.to: got {', '.join(_how)}, expected a dtype")
     target = g.dtype(dtype) if isinstance(dtype, Ref) else dtype
@@ -202,7 +205,7 @@ CASTS: dict[str, Function] = {
     "half": _cast_to(torch.float16),
     "bfloat16": _cast_to(torch.bfloat16),
 }
-"""Functions that may return their argument itself, where it has the dtype already."""
+"""Functions that return their argument itself if it already has the dtype."""
 
 FUNCTIONS: dict[str, Function] = {
     **{name: _unary(name) for name in ("neg", "abs", "exp", "sqrt", "rsqrt", "sigmoid", "tanh", "erf", "relu", "relu6", "silu")},
@@ -244,6 +247,6 @@ FUNCTIONS: dict[str, Function] = {
 
 
 def usable_names() -> str:
-    """The names for an error message, aliases left out."""
+    """Return the usable names for an error message, without aliases."""
     special = ("add", "sub", "mul", "div", "pow", "square", "reciprocal", "clamp", "hardtanh", "leaky_relu", "masked_fill", "to")
     return ", ".join(sorted({*special, *(op for op in OPERATIONS if op in FUNCTIONS)}))

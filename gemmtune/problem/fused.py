@@ -1,4 +1,4 @@
-"""Operands that belong to the epilogue but have an argument of their own: the factor of int_mm_mul, the bias of scaled_mm."""
+"""Epilogue operands with an argument of their own: the factor of int_mm_mul and the bias of scaled_mm."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from .operations import OPERATIONS
 from .trace import trace
 
 RESULT_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
-"""The result dtypes of quantized products whose caller names one, and the dtypes of factors."""
+"""Result dtypes that a caller of a quantized product may name; also the dtypes of factors."""
 
 
 def multiply(acc: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
-    """The epilogue of int_mm_mul."""
+    """Return acc · scale, the epilogue of int_mm_mul."""
     return acc * scale
 
 
 def add_bias(acc: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
-    """The epilogue of scaled_mm with a bias."""
+    """Return acc + bias, the epilogue of scaled_mm with a bias."""
     return acc + bias
 
 
 class Then:
-    """The epilogue that an operation brings along, of ``count`` operands, followed by a function of the caller's."""
+    """The built-in epilogue of an operation with ``count`` operands, followed by the caller's function."""
 
     def __init__(self, first: Callable[..., torch.Tensor], function: Callable[..., torch.Tensor], *, count: int = 1) -> None:
         self.first = first
@@ -44,7 +44,7 @@ class Then:
 class Brought:
     """An argument of a public function that becomes the first operand of the epilogue.
 
-    ``follows``: the result has, unless the caller names a dtype, that of this operand as torch promotes it with the sums.
+    If ``follows`` is set and the caller names no dtype, torch's promotion of this operand with the sums gives the result dtype.
     """
 
     op: str
@@ -55,7 +55,7 @@ class Brought:
     follows: bool = False
 
     def check(self, name: str, dtype: torch.dtype) -> None:
-        """Raises InvalidProblemError for an operand of another dtype."""
+        """Raise InvalidProblemError if the operand's dtype is not supported."""
         if dtype not in self.dtypes:
             expected = ", ".join(map(dtype_name, self.dtypes))
             raise InvalidProblemError(f"{name}: dtype of {self.argument}: got {dtype}, expected one of {expected}; cast it first")
@@ -65,36 +65,36 @@ BROUGHT = {
     "int_mm_mul": Brought(op="int_mm", argument="scale", combine=multiply, dtypes=RESULT_DTYPES, required=True, follows=True),
     "scaled_mm": Brought(op="scaled_mm", argument="bias", combine=add_bias, dtypes=(torch.float64, *RESULT_DTYPES)),
 }
-"""What is brought, by the name of the public function."""
+"""The built-in epilogue operands, by the name of the public function."""
 NAMES: dict[str, Operation] = {
     name: row
     for op, row in OPERATIONS.items()
     if not row.sparse
     for name in (op, *(other for other, x in BROUGHT.items() if x.op == op != other))
 }
-"""Every public function of a product of strided operands, and the operation that it is."""
+"""Every public function of a product of strided operands, with its operation."""
 
 
 def factor_shapes(m: int, n: int) -> dict[str, tuple[int, ...]]:
-    """The shapes that the factor of int_mm_mul may have, by what has one of its own."""
+    """Return the shapes that the factor of int_mm_mul may have, by the unit that one factor covers."""
     return {"tensor": (), "row": (m, 1), "column": (n,)}
 
 
 def factor_dtype(scale: torch.dtype) -> torch.dtype:
-    """The dtype of int_mm_mul's result unless the caller names one: what torch promotes int32 and the factor to.
+    """Return the default result dtype of int_mm_mul: torch's promotion of int32 and the factor.
 
     Raises:
-        InvalidProblemError: a factor of another dtype than float32, float16 or bfloat16.
+        InvalidProblemError: the factor is not float32, float16 or bfloat16.
     """
     BROUGHT["int_mm_mul"].check("int_mm_mul", scale)
     return torch.promote_types(scale, torch.int32)
 
 
 def factor_epilogue(shape: tuple[int, ...], dtype: torch.dtype) -> Epilogue:
-    """The epilogue of int_mm_mul as a call with a contiguous factor has it."""
+    """Return the epilogue of int_mm_mul for a contiguous factor."""
     return trace(multiply, torch.float32, [torch.empty(shape, dtype=dtype, device="meta")])
 
 
 def bias_epilogue(shape: tuple[int, ...], dtype: torch.dtype) -> Epilogue:
-    """The epilogue of scaled_mm with a contiguous bias."""
+    """Return the epilogue of scaled_mm for a contiguous bias."""
     return trace(add_bias, torch.float32, [torch.empty(shape, dtype=dtype, device="meta")])

@@ -1,4 +1,4 @@
-"""Gradients of operations: of each operand, given that of what the epilogue gets."""
+"""Gradients of each operand of an operation, given the gradient of the epilogue's input."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from .compositions import dequantized
 
 Tensor = torch.Tensor
 Product = Callable[..., Tensor]
-"""mm or bmm of two operands, or of two and offsets the grouped product that their dimensions ask for; differentiable again."""
+"""A differentiable product: mm or bmm of two operands, or with offsets the grouped product that fits their dimensions."""
 
 
 class Rule(NamedTuple):
-    """The gradient of one operand: what it reads, by role, as nothing else is kept for the backward pass; and how it is computed.
+    """The gradient of one operand: the roles that it reads and the function that computes it.
 
-    ``of(g, operands, numbers, product)``: ``numbers`` are the call's scalars and options by name. The gradient of what was
-    broadcast is summed up by ``gradients``.
+    The backward pass keeps only the operands in ``reads``. In ``of(g, operands, numbers, product)``, ``numbers`` are the call's
+    scalars and options by name. ``gradients`` sums over broadcast dimensions afterwards.
     """
 
     reads: tuple[str, ...]
@@ -43,13 +43,13 @@ def _scaled(g: Tensor, numbers: Mapping[str, Any]) -> Tensor:
 
 
 def _widened(g: Tensor, x: Mapping[str, Tensor], numbers: Mapping[str, Any], product: Product) -> Tensor:
-    """grad a = g @ wᵀ for the weight that b, scale_b and zero_b stand for."""
+    """Return grad a = g @ wᵀ for the dequantized weight w of b, scale_b and zero_b."""
     weight = dequantized(x["b"], x.get("scale_b"), x.get("zero_b"), numbers["encoding"], g.dtype)
     return product(g, weight.mT)
 
 
 def _of_part(role: str) -> Rule:
-    """The gradient of what a weight is made of: that of the weight, aᵀ @ g, taken back through the dequantization."""
+    """Return the rule for one part of a weight: the weight's gradient aᵀ @ g, taken back through the dequantization."""
 
     def of(g: Tensor, x: Mapping[str, Tensor], numbers: Mapping[str, Any], product: Product) -> Tensor:
         def weight(part: Tensor) -> Tensor:
@@ -65,7 +65,7 @@ def _of_part(role: str) -> Rule:
 of_product: Gradient = {"a": _left("b"), "b": _right("a")}
 """The gradients of a @ b: grad a = g @ bᴴ, grad b = aᴴ @ g."""
 of_sum: Gradient = {**of_product, "inp": Rule((), lambda g, x, numbers, product: g * numbers["beta"])}  # noqa: ARG005
-"""The gradients of alpha · a @ b + beta · inp: those of the product times alpha, and beta · g."""
+"""The gradients of alpha · a @ b + beta · inp: the product's gradients times alpha, and grad inp = beta · g."""
 of_two_products: Gradient = {**of_product, "c": _left("d"), "d": _right("c")}
 """The gradients of a @ b + c @ d: also grad c = g @ dᴴ, grad d = cᴴ @ g."""
 of_widened: Gradient = {
@@ -82,17 +82,17 @@ of_grouped_terms: Gradient = {
     "a": Rule(("b", "offs"), lambda g, x, numbers, product: product(x["b"], g.mT, x["offs"]).mT),  # noqa: ARG005
     "b": Rule(("a", "offs"), lambda g, x, numbers, product: product(x["a"].mT, g, x["offs"])),  # noqa: ARG005
 }
-"""The gradients of a @ b over each group of terms, which are rows of b and of aᵀ: products of these rows with one matrix for each
-group."""
+"""The gradients of a @ b over each group of terms. The terms are rows of b and of aᵀ, so both gradients multiply groups of rows
+by one matrix for each group."""
 
 
 def grouped_op(b: Tensor) -> str:
-    """The operation of a grouped product whose right operand is ``b``: a matrix for each group of rows, or one of all terms."""
+    """Return the grouped operation for a right operand ``b``: 3-D means a matrix for each group of rows, 2-D groups of terms."""
     return "grouped_mm" if b.dim() == 3 else "grouped_k_mm"
 
 
 def read_by(rules: Gradient, wanted: Iterable[str]) -> set[str]:
-    """The operands that the gradients of those ``wanted`` are computed from."""
+    """Return the operands that the gradients of ``wanted`` read."""
     return {role for name in wanted if name in rules for role in rules[name].reads}
 
 
@@ -105,7 +105,7 @@ def gradients(
     wanted: Collection[str],
     product: Product,
 ) -> dict[str, Tensor]:
-    """The gradients of the operands that are ``wanted``, by role, in the ``shapes`` that these have."""
+    """Return the gradients of the operands in ``wanted``, by role, each with its shape in ``shapes``."""
     return {
         role: rule.of(g, operands, numbers, product).sum_to_size(shapes[role]) for role, rule in rules.items() if role in wanted
     }

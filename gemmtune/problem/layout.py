@@ -12,15 +12,15 @@ from ..errors import InvalidProblemError
 from .dtypes import dtype_name
 
 ALIGNED_BYTES = 16
-"""The widest vector access of a CUDA thread (128 bits), and what TMA asks of addresses and strides: more buys nothing."""
+"""The widest vector access of a CUDA thread (128 bits) and the alignment that TMA requires. More alignment gains nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
     """Size, stride, storage offset (all in elements) and dtype of one operand.
 
-    ``offset`` counts from a 16-byte boundary. ``of`` reduces it modulo 16 bytes, because nothing beyond that can change which
-    kernels are legal or fast: views at different places of one buffer are the same problem.
+    ``offset`` counts from a 16-byte boundary. ``of`` reduces it modulo 16 bytes, because nothing beyond that changes which kernels
+    are legal or fast. Views at different places of one buffer are therefore the same problem.
     """
 
     size: tuple[int, ...]
@@ -38,13 +38,13 @@ class Layout:
 
     @classmethod
     def of(cls, tensor: torch.Tensor) -> Layout:
-        """The layout of a tensor, its offset taken from the data pointer."""
+        """Return the layout of a tensor, with the offset computed from its data pointer."""
         offset = tensor.data_ptr() % ALIGNED_BYTES // tensor.element_size()
         return cls(size=tuple(tensor.shape), stride=tensor.stride(), dtype=tensor.dtype, offset=offset)
 
     @classmethod
     def contiguous(cls, size: Sequence[int], dtype: torch.dtype) -> Layout:
-        """The row-major layout without padding."""
+        """Return the row-major layout without padding."""
         stride = [1] * len(size)
         for i in range(len(size) - 2, -1, -1):
             stride[i] = stride[i + 1] * max(size[i + 1], 1)
@@ -52,16 +52,16 @@ class Layout:
 
     @property
     def transposed(self) -> Layout:
-        """The same memory with the last two dimensions exchanged."""
+        """The layout of the same memory with the last two dimensions exchanged."""
         size = (*self.size[:-2], self.size[-1], self.size[-2])
         stride = (*self.stride[:-2], self.stride[-1], self.stride[-2])
         return Layout(size=size, stride=stride, dtype=self.dtype, offset=self.offset)
 
     def expanded(self, size: Sequence[int]) -> Layout:
-        """This layout broadcast to ``size`` by torch's rules: stride 0 along every dimension that is repeated.
+        """Return this layout broadcast to ``size`` by torch's rules: stride 0 along every repeated dimension.
 
         Raises:
-            InvalidProblemError: it does not broadcast to ``size``.
+            InvalidProblemError: the layout does not broadcast to ``size``.
         """
         missing = len(size) - len(self.size)
         old_size, old_stride = (1,) * missing + self.size, (0,) * missing + self.stride
@@ -77,30 +77,31 @@ class Layout:
 
     @property
     def span(self) -> int:
-        """Elements from the first to just past the last one in memory; 0 when there are none."""
+        """Elements from the first to just past the last one in memory; 0 if there are none."""
         return 0 if self.numel == 0 else 1 + sum((n - 1) * s for n, s in zip(self.size, self.stride, strict=True))
 
     @property
     def contiguous_dims(self) -> tuple[int, ...]:
-        """The dimensions of stride 1: usually one, more where a dimension has size 1, none for a strided view."""
+        """The dimensions of stride 1: usually one, more if a dimension has size 1, none for a strided view."""
         return tuple(i for i, s in enumerate(self.stride) if s == 1)
 
     @property
     def row_major(self) -> bool:
-        """Elements of one row are neighbours in memory, and rows do not overlap."""
+        """True if the elements of a row are adjacent in memory and rows do not overlap."""
         return self.stride[-1] == 1 and (self.size[-2] <= 1 or self.stride[-2] >= self.size[-1])
 
     @property
     def column_major(self) -> bool:
-        """Elements of one column are neighbours in memory, and columns do not overlap."""
+        """True if the elements of a column are adjacent in memory and columns do not overlap."""
         return self.transposed.row_major
 
     @property
     def alignment(self) -> int:
         """The widest aligned vector access in elements, at most 16 bytes.
 
-        Over the contiguous dimension (stride 1; none gives 1; of several, the best), the largest power of two that divides its
-        size, the offset and every other stride. The rule is that of the CUTLASS backend of PyTorch's Inductor.
+        It is the largest power of two that divides the size of the contiguous dimension (stride 1), the offset and every other
+        stride. Without a contiguous dimension it is 1. With several, the best one counts. PyTorch Inductor's CUTLASS backend uses
+        the same rule.
         """
         widest = 1
         for dim in self.contiguous_dims:

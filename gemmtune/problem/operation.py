@@ -1,4 +1,4 @@
-"""What a row of the table of operations says: its operands, its result, and what follows from them."""
+"""A row of the table of operations: its operands, its result, and the properties derived from them."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from .gradients import Gradient
 from .scales import Blocks
 
 Op = str
-"""The name of a row."""
+"""The name of an operation."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operand:
     """One operand of an operation.
 
-    ``shape`` has the dimensions in symbols, without the batch: equal symbols of a row are equal sizes, and ``1`` is just that.
-    Where it is None the operand broadcasts to out, or, if it has ``blocks``, scales blocks of the matrix ``of`` and has one of the
-    shapes that these allow. ``dtypes`` are legal, and with ``like_a`` that of a is too.
+    ``shape`` has the dimensions as symbols, without the batch. Equal symbols in a row of the table are equal sizes, and ``1``
+    is a size of 1. An operand without a shape broadcasts to out. With ``blocks`` it instead scales blocks of the matrix ``of``,
+    which determine its legal shapes. ``dtypes`` are legal, and ``like_a`` adds the dtype of a.
     """
 
     role: str
@@ -35,15 +35,15 @@ class Operand:
 
     @property
     def scales(self) -> bool:
-        """It is a scale, a zero point, or a weight of a row of the result: autocast leaves it wide."""
+        """True for a scale, a zero point or a weight of a result row. Autocast does not narrow these."""
         return self.role in ("scale_a", "scale_b", "zero_b", "weights")
 
     def legal(self, dtype: torch.dtype) -> tuple[torch.dtype, ...]:
-        """The dtypes that it may have beside an a of ``dtype``."""
+        """Return the legal dtypes of this operand if a has ``dtype``."""
         return tuple(dict.fromkeys((*self.dtypes, dtype))) if self.like_a else self.dtypes
 
     def described(self, *, batched: bool = False) -> str:
-        """The role and its shape for messages, such as ``c [M, K2]``."""
+        """Return the role and its shape for messages, such as ``c [M, K2]``."""
         if self.shape is None:
             return f"{self.role} that broadcasts to out"
         return f"{self.role} [{', '.join(('B', *self.shape) if batched else self.shape)}]"
@@ -51,25 +51,25 @@ class Operand:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """What out may be: its dtypes, and the one that it has where nobody names one (None: that of a)."""
+    """The legal dtypes of out and its default. A default of None means the dtype of a."""
 
     dtypes: tuple[torch.dtype, ...]
     default: torch.dtype | None = None
     of_integers: torch.dtype | None = None
-    """The default where a is of integers, if that is another one."""
+    """The default if a has integers and this differs."""
     of_float8: torch.dtype | None = None
-    """The default where a is of 8-bit floats, if that is another one."""
+    """The default if a has 8-bit floats and this differs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operation:
-    """A row of the table. ``operands`` are in the order of ROLES: a and b, then what the operation has beside them.
+    """A row of the table of operations. ``operands`` are in the order of ROLES: a and b, then the others.
 
-    ``scalars`` are those that a call gives (elsewhere alpha is one and beta zero), ``options`` its further fields of Problem.
-    ``result`` is of a problem without an epilogue, ``fused`` of one with an epilogue (None: the same).
+    ``scalars`` are the ones that a call passes; without them alpha is one and beta zero. ``options`` are further fields of Problem.
+    ``result`` applies without an epilogue, ``fused`` with one (None: the same).
 
-    ``compose(*operands, *scalars, **options)`` does it by torch's own operations, without the epilogue: operands that are not given
-    are None. ``gradient`` has a rule for each operand that may have one; None: the operation has no gradient.
+    ``compose(*operands, *scalars, **options)`` computes the operation by torch's own calls, without the epilogue. Missing operands
+    are None. ``gradient`` has a rule for each operand that may have one. None means that the operation has no gradient.
     """
 
     name: Op
@@ -83,23 +83,25 @@ class Operation:
     options: tuple[str, ...] = ()
     batched: bool = False
     out: tuple[str, ...] = ("M", "N")
-    """The dimensions of out in symbols, without the batch."""
+    """The dimensions of out as symbols, without the batch."""
     prepacks: bool = False
-    """b may be given through ``prepack``."""
+    """True if b may be passed through ``prepack``."""
 
     @property
     def sparse(self) -> bool:
-        """b is block-sparse: torch's sparse_bsr tensor [N, K] in its place, of which b is the transpose."""
+        """True if b is block-sparse. The caller passes torch's sparse_bsr tensor [N, K], of which b is the transpose."""
         return "sparsity" in self.options
 
     @property
     def grouped(self) -> bool:
-        """A product for each group of rows of a, or of terms of the sums: ``offs`` [G] holds where each group ends."""
+        """True for a product for each group of rows of a, or of terms of the sums. ``offs`` [G] holds the end of each group."""
         return self.operand("offs") is not None
 
     def given(self, roles: Collection[str], *, gated: str = "") -> Operation:
-        """The row as a call with operands of these ``roles`` has it: without optional matrices that are left out. Where an index
-        ``rows`` picks rows of a, a has as many as it likes; where columns are ``gated``, half of them are gates."""
+        """Return the row for a call with operands of these ``roles``, without the optional matrices that the call omits.
+
+        With an index ``rows``, the number of rows of a is free. With ``gated`` columns, half of the columns of b are gates.
+        """
         if not gated and all(operand.required for operand in self.matrices):
             return self
         operands = [x for x in self.operands if x.required or x.shape is None or x.role in roles]
@@ -109,21 +111,21 @@ class Operation:
 
     @property
     def matrices(self) -> tuple[Operand, ...]:
-        """The operands whose shapes are in symbols: those that are multiplied, and what says how."""
+        """The operands with symbolic shapes: the multiplied matrices and the indices that control the product."""
         return tuple(operand for operand in self.operands if operand.shape is not None)
 
     def symbols(self, operand: Operand) -> tuple[str, ...]:
-        """The dimensions of one of ``matrices`` in symbols, a batch included."""
+        """Return the dimensions of one of ``matrices`` as symbols, a batch included."""
         assert operand.shape is not None
         return ("B", *operand.shape) if self.batched else operand.shape
 
     @property
     def out_symbols(self) -> tuple[str, ...]:
-        """The dimensions of out in symbols, a batch included."""
+        """The dimensions of out as symbols, a batch included."""
         return ("B", *self.out) if self.batched else self.out
 
     def out_size(self, shapes: Mapping[str, Sequence[int]]) -> tuple[int, ...]:
-        """The size of out for ``matrices`` of these shapes, by role, which fit together."""
+        """Return the size of out for ``matrices`` with these shapes, by role. The shapes must fit together."""
         sizes: dict[str, int] = {}
         for operand in self.matrices:
             sizes.update(zip(self.symbols(operand), shapes[operand.role], strict=True))
@@ -131,64 +133,64 @@ class Operation:
 
     @staticmethod
     def extent(symbol: str, sizes: Mapping[str, int]) -> int:
-        """The size that a symbol of ``out_symbols`` stands for, such as ``N`` or ``N/2``."""
+        """Return the size of a symbol of ``out_symbols``, such as ``N`` or ``N/2``."""
         name, _, parts = symbol.partition("/")
         return sizes[name] // int(parts or 1)
 
     @property
     def second(self) -> str:
-        """The symbol of the summed dimension of a second product c @ d; empty where there is one product."""
+        """The symbol of the summed dimension of a second product c @ d; empty if there is one product."""
         c = self.operand("c")
         return c.shape[1] if c is not None and c.shape is not None else ""
 
     @property
     def names_result(self) -> bool:
-        """A call may name the dtype of the result, which is not that of a."""
+        """True if a call may name the dtype of the result. Its default is then not the dtype of a."""
         return self.result.default is not None and len(self.result.dtypes) > 1
 
     @property
     def quantized(self) -> bool:
-        """Some operand is of 8 bits or fewer."""
+        """True if an operand has 8 bits or fewer."""
         return not self.sparse and any(dtype.itemsize == 1 for operand in self.matrices for dtype in operand.dtypes)
 
     @property
     def arguments(self) -> tuple[str, ...]:
-        """The roles in the order in which the public function takes them: as torch does, an added operand first."""
+        """The roles in the argument order of the public function: an added operand first, as in torch."""
         roles = [operand.role for operand in self.operands]
         return tuple(sorted(roles, key=lambda role: role != "inp"))
 
     @property
     def widens_b(self) -> bool:
-        """b holds narrower numbers than a, which a kernel widens."""
+        """True if b is narrower than a, so that a kernel widens it."""
         a, b, *_ = self.operands
         return bool(b.dtypes) and min(x.itemsize for x in a.dtypes) > max(x.itemsize for x in b.dtypes)
 
     @property
     def float8(self) -> bool:
-        """a and b are 8-bit floats; of block-sparse ones they may be."""
+        """True if a and b are 8-bit floats. Block-sparse operations, which accept them among others, are False."""
         return not self.sparse and set(FLOAT8) <= set(self.operands[0].dtypes)
 
     @property
     def integers(self) -> bool:
-        """a and b are integers."""
+        """True if a and b are integers."""
         return not any(dtype.is_floating_point for dtype in self.operands[0].dtypes)
 
     @property
     def dtypes_of_b(self) -> tuple[torch.dtype, ...]:
-        """What b may be: where it has the dtype of a, what that may be."""
+        """The legal dtypes of b: its own list, or the dtypes of a if b has the same dtype."""
         a, b, *_ = self.operands
         return b.dtypes or a.dtypes
 
     def operand(self, role: str) -> Operand | None:
-        """The operand of that role; None if it has no such."""
+        """Return the operand with that role, or None if the operation has none."""
         return next((operand for operand in self.operands if operand.role == role), None)
 
     def result_of(self, *, epilogue: bool) -> Result:
-        """What out may be, with an epilogue or without one."""
+        """Return the legal results with or without an epilogue."""
         return self.fused if epilogue and self.fused is not None else self.result
 
     def result_dtype(self, dtype: torch.dtype, *, epilogue: bool) -> torch.dtype:
-        """The dtype of out for an a of ``dtype`` where neither the caller nor the end of an epilogue names one."""
+        """Return the dtype of out for an a of ``dtype`` if neither the caller nor a cast at the end of the epilogue names one."""
         result = self.result_of(epilogue=epilogue)
         of_kind = result.of_float8 if is_float8(dtype) else None if dtype.is_floating_point else result.of_integers
         return result.default or of_kind or dtype

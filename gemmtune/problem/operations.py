@@ -1,8 +1,7 @@
-"""The table of operations: a row for each says everything that its name stands for.
+"""The table of operations: one row holds everything that an operation's name stands for.
 
-Whoever asks something of an operation (which operands, of what shapes and dtypes, which scalars, what comes out) reads it here. A
-new operation is a new row, its reference and error bound, its public function, and the backends that serve it: see "Adding an
-operation" in docs/architecture.md.
+All code reads an operation's operands, shapes, dtypes, scalars and results here. A new operation needs a new row, a reference with
+an error bound, a public function, and backends that support it: see "Adding an operation" in docs/architecture.md.
 """
 
 from __future__ import annotations
@@ -28,13 +27,13 @@ from .operation import Op, Operand, Operation, Result
 from .scales import BLOCKS_OF_A, BLOCKS_OF_B, BLOCKS_OF_WEIGHTS
 
 Encoding = Literal["", "int4", "uint4"]
-"""How b's elements are read: as its dtype says, or two numbers out of each uint8, that of the even k in the low four bits."""
+"""The encoding of b: its dtype alone, or two numbers in each uint8, with the number of the even k in the low four bits."""
 ENCODINGS: tuple[Encoding, ...] = ("", "int4", "uint4")
 
 ROLES = ("a", "b", "inp", "c", "d", "scale_a", "scale_b", "zero_b", "offs", "rows", "slots", "weights")
-"""What an operand may be: a field of Problem, in the order in which kernels get the tensors."""
+"""The roles of operands. Each is a field of Problem; the order is the order of tensors in a kernel call."""
 OPTIONS: dict[str, object] = {"encoding": "", "fast_accum": False, "sparsity": None, "gated": ""}
-"""Further fields of Problem that only some operations have, and what they are elsewhere."""
+"""Fields of Problem that only some operations use, with their value in all others."""
 
 _FLOATS = tuple(DTYPES)
 _NARROW_FLOATS = (torch.float32, torch.float16, torch.bfloat16)
@@ -42,7 +41,7 @@ _FLOAT8 = (*FLOAT8, *FLOAT8_FNUZ)
 
 
 def _product(dtypes: tuple[torch.dtype, ...], b: tuple[torch.dtype, ...] = (), *, grouped: bool = False) -> tuple[Operand, Operand]:
-    """a [M, K] and b [K, N], or [G, K, N] for groups of rows of a; b has the dtype of a unless its own are given."""
+    """Return a [M, K] and b [K, N], or b [G, K, N] for groups of rows of a. b has the dtype of a unless ``b`` lists its own."""
     return (
         Operand(role="a", shape=("M", "K"), dtypes=dtypes),
         Operand(role="b", shape=("G", "K", "N") if grouped else ("K", "N"), dtypes=b, like_a=not b),
@@ -223,17 +222,17 @@ _ROWS = (
     ),
 )
 OPERATIONS: dict[Op, Operation] = {row.name: row for row in _ROWS}
-"""Every operation that a Problem may state, by name."""
+"""Every operation of a Problem, by name."""
 
 OPS = tuple(OPERATIONS)
 QUANTIZED_OPS = tuple(row.name for row in _ROWS if row.quantized and not row.grouped)
-"""One product of operands of 8 bits or fewer, or one of them."""
+"""Operations of one product in which an operand has 8 bits or fewer."""
 SPARSE_OPS = tuple(row.name for row in _ROWS if row.sparse)
-"""b is block-sparse."""
+"""Operations with a block-sparse b."""
 GROUPED_OPS = tuple(row.name for row in _ROWS if row.grouped)
-"""Several products in one, one for each group of rows or terms."""
+"""Operations of several products, one for each group of rows or terms."""
 FLOAT_OPS = tuple(row.name for row in _ROWS if not row.quantized and not row.sparse)
-"""Operands of one float dtype."""
+"""Operations whose operands share one float dtype."""
 DENSE_OPS = tuple(name for name in FLOAT_OPS if len(OPERATIONS[name].matrices) == 2)
-"""One product of operands of one float dtype."""
+"""Operations of one product whose operands share one float dtype."""
 BATCHED_OPS = tuple(row.name for row in _ROWS if row.batched)

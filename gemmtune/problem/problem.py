@@ -1,4 +1,4 @@
-"""The Problem: what is asked of a GEMM, as a frozen, hashable value."""
+"""The Problem: the description of a GEMM as a frozen, hashable value."""
 
 from __future__ import annotations
 
@@ -20,29 +20,31 @@ __all__ = ["BiasShape", "Problem", "ScalarClass", "Scales", "WeightScales", "sca
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem(ProblemFields, Constructors):
-    """out = epilogue(alpha · a @ b + beta · inp), a and b being (a · scale_a) and ((b − zero_b) · scale_b) where those are given
+    """The problem out = epilogue(alpha · a @ b + beta · inp).
 
-    ``a`` is [M, K] or [B, M, K], ``b`` is [K, N] or [B, K, N], ``out`` is [M, N] or [B, M, N]; all of one float dtype, except that
-    ``out`` may differ where the epilogue ends in a cast. ``inp`` is the added operand with the shape that the caller gave it; it
-    broadcasts to ``out`` and is None but for addmm and baddbmm. With ``beta`` zero, ``inp`` is never read.
+    Scales, if given, turn a into (a · scale_a) and b into ((b − zero_b) · scale_b).
+
+    ``a`` is [M, K] or [B, M, K], ``b`` is [K, N] or [B, K, N], ``out`` is [M, N] or [B, M, N]. All have one float dtype, except
+    that a cast at the end of the epilogue sets the dtype of ``out``. ``inp`` is the added operand of addmm and baddbmm, in the
+    caller's shape, and broadcasts to ``out``. Other operations have None. If ``beta`` is zero, ``inp`` is never read.
 
     mm_plus_mm is epilogue(a @ b + c @ d) with ``c`` [M, K2] and ``d`` [K2, N] of the dtype of a.
 
-    int_mm has a and b of int8 and out of int32, exact while sums fit that, as they do for K below 2^17; an epilogue gets the sum as
-    float32, and out is then of float32, float16 or bfloat16.
+    int_mm has int8 a and b and int32 out. It is exact while sums fit int32, which holds for K below 2^17. An epilogue receives the
+    sum as float32, and out is then float32, float16 or bfloat16.
 
-    scaled_mm has a and b of float8_e4m3fn, float8_e5m2 or their fnuz forms, each its own, and out of float32, float16 or bfloat16.
-    ``scale_a`` and ``scale_b`` are float32, each for the blocks that its shape tells (``problem.scales``).
+    scaled_mm has a and b of float8_e4m3fn, float8_e5m2 or their fnuz forms; the two dtypes may differ. out is float32, float16 or
+    bfloat16. ``scale_a`` and ``scale_b`` are float32, and their shapes determine the blocks that they cover (``problem.scales``).
 
-    mixed_mm has a and out of float32, float16 or bfloat16 and b of int8, uint8 or an 8-bit float, or with an ``encoding`` of
-    uint8 [K/2, N], each holding rows 2i (low four bits) and 2i + 1 of a column as ``int4`` (two's complement) or ``uint4``.
-    ``scale_b`` and ``zero_b`` (or neither, or the first alone) are float32 or of a's dtype, for everything, a column, or 32, 64 or
-    128 elements along K of a column. A kernel may round (b − zero_b) · scale_b to the dtype of a.
+    mixed_mm has a and out of float32, float16 or bfloat16 and b of int8, uint8 or an 8-bit float. With an ``encoding``, b is
+    uint8 [K/2, N]. Each byte then holds rows 2i (low four bits) and 2i + 1 of a column as ``int4`` (two's complement) or ``uint4``.
+    ``scale_b`` and ``zero_b`` are float32 or of a's dtype. They cover the whole of b, a column, or 32, 64 or 128 elements along K
+    of a column. Both, or ``zero_b`` alone, may be missing. A kernel may round (b − zero_b) · scale_b to the dtype of a.
 
     These four take no alpha, beta or inp.
 
     bsr_mm and bsr_addmm are a @ b and alpha · a @ b + beta · inp for the transpose b of a block-sparse weight [N, K], whose class
-    is ``sparsity``; of bsr_mm a and b may be int8, and out is then as for int_mm.
+    is ``sparsity``. bsr_mm also accepts int8 a and b; its out is then that of int_mm.
 
     Raises:
         InvalidProblemError: the layouts do not fit together.
@@ -57,7 +59,7 @@ class Problem(ProblemFields, Constructors):
         return json.dumps(self.to_json(), sort_keys=True, separators=(",", ":"))
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values for JSON, with nothing left out that the choice may depend on; M, N, K and batch stand in clear."""
+        """Return plain values for JSON with every fact that a choice may depend on. M, N, K and batch are for human readers."""
         row = self.operation
         own = {operand.role for operand in row.operands} | set(row.options) | {"inp"}
         data = {name: value for name, value in plain(self).items() if name in own or name not in (*ROLES, *OPTIONS)}
@@ -66,11 +68,11 @@ class Problem(ProblemFields, Constructors):
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Problem:
-        """The inverse of ``to_json``. A field of another version is left out where it says nothing (None, False, "").
+        """Return the Problem that ``to_json`` describes. Drop fields of another version if they are empty (None, False, "").
 
         Raises:
-            InvalidProblemError: a field that says something is unknown here.
-            KeyError, TypeError, ValueError: the data is no problem's.
+            InvalidProblemError: a field that is not empty is unknown to this version.
+            KeyError, TypeError, ValueError: the data does not describe a problem.
         """
         return cls(**fields_of(data))
 

@@ -1,4 +1,4 @@
-"""Problems that differ in nothing but M, the rows of a and of the result: what serving asks of one weight, call after call."""
+"""Classes of problems that differ only in M, the rows of a and of the result. Serving one weight with many batches is a case."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from .problem import Problem
 from .scales import SCALE_BLOCK
 
 _BASE = 1024
-"""The member that stands for a class has a few rows more than this: no other extent of an operand along M is as large by chance."""
+"""Base of the M that represents a class. It is so large that no other extent along M equals it by chance."""
 _BROADCAST = ("inp", "scale_a")
 """Roles whose operands may have one row for all rows of the result."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowClass:
-    """All problems that differ in M alone. ``problem`` is the one that stands for them.
+    """All problems that differ only in M. ``problem`` represents them.
 
-    Where M is part of a stride, as in a column-major a, they agree in the largest power of two up to 16 that divides M, by which
-    alignment goes.
+    If M is part of a stride, as in a column-major a, alignment depends on it. All members then share the largest power of two up
+    to 16 that divides M.
     """
 
     problem: Problem
@@ -39,41 +39,41 @@ class RowClass:
 
     @property
     def step(self) -> int:
-        """The power of two that divides every M of the class exactly, or 0 where M is part of no stride."""
+        """The largest power of two, up to 16, that divides every M of the class; 0 if M is part of no stride."""
         return math.gcd(self.problem.m, ALIGNED_BYTES) if _strides_have_rows(self.problem) else 0
 
     @property
     def apart(self) -> int:
-        """How far two Ms of the class lie apart that follow each other."""
+        """The distance between two consecutive Ms of the class."""
         return self.step if self.step == ALIGNED_BYTES else max(2 * self.step, 1)
 
     def has(self, m: int) -> bool:
-        """Whether the class has a problem with ``m`` rows."""
+        """Return True if the class has a problem with ``m`` rows."""
         return m >= 1 and (not self.step or math.gcd(m, ALIGNED_BYTES) == self.step)
 
     def within(self, rows: range) -> range:
-        """Those of an interval of Ms that the class has."""
+        """Return the Ms of the class in an interval."""
         if not self.step:
             return rows
         return range(rows.start + (self.step - rows.start) % self.apart, rows.stop, self.apart)
 
     def at(self, m: int) -> Problem:
-        """The problem with ``m`` rows. Raises InvalidProblemError where the class has none."""
+        """Return the problem with ``m`` rows. Raise InvalidProblemError if the class has none."""
         if not self.has(m):
-            asked = f" whose largest power of two up to {ALIGNED_BYTES} is {self.step}" if self.step else ""
-            raise InvalidProblemError(f"rows: got M = {m}, expected a whole number of at least 1{asked}")
+            condition = f" whose largest power of two up to {ALIGNED_BYTES} is {self.step}" if self.step else ""
+            raise InvalidProblemError(f"rows: got M = {m}, expected a whole number of at least 1{condition}")
         return with_rows(self.problem, m)
 
     def __str__(self) -> str:
         which = {0: "", 1: " with odd M", ALIGNED_BYTES: f" with M a multiple of {ALIGNED_BYTES}"}
-        told = which.get(self.step, f" with M an odd multiple of {self.step}")
-        return str(self.problem).replace(f"{self.problem.m}x", "Mx", 1) + told
+        suffix = which.get(self.step, f" with M an odd multiple of {self.step}")
+        return str(self.problem).replace(f"{self.problem.m}x", "Mx", 1) + suffix
 
 
 class Relaid:
-    """The problems of a class in which M is part of no stride, made without a check: they are right as the class is.
+    """Unchecked constructor of the problems of a class in which M is part of no stride. They are legal because the class is.
 
-    Raises InvalidProblemError: M is part of a stride, or there is an epilogue, which may read what M is part of.
+    Raises InvalidProblemError if M is part of a stride, or if there is an epilogue, whose operands may depend on M.
     """
 
     def __init__(self, rows_class: RowClass) -> None:
@@ -88,7 +88,7 @@ class Relaid:
         ]
 
     def at(self, m: int) -> Problem:
-        """The problem with ``m`` rows."""
+        """Return the problem with ``m`` rows."""
         made = object.__new__(Problem)
         put = object.__setattr__
         for name, value in self._fields:
@@ -104,8 +104,10 @@ class Relaid:
 
 
 def following_operands(rows_class: RowClass) -> int | None:
-    """A bit for each operand that has a row for each row of the result, in the order in which a call reads them; None where M is
-    part of the stride of columns in a batch, or several rows of the result have one in common."""
+    """Return a bit for each operand with one row per row of the result, in the order in which a call reads them.
+
+    Return None if M is part of the column stride in a batch, or if result rows share one row of an operand.
+    """
     problem = rows_class.problem
     if (rows_class.step and problem.batched) or problem.operation.grouped:
         return None
@@ -115,9 +117,9 @@ def following_operands(rows_class: RowClass) -> int | None:
 
 
 def row_classes(problem: Problem) -> tuple[RowClass, ...]:
-    """The classes that have a problem, the likeliest first; none for an empty one.
+    """Return the classes that contain a problem, the likeliest first; none for an empty problem.
 
-    There are several only for M = 1, where an operand of one row may be one for all rows, or just have as many as the result has.
+    Only M = 1 has several: an operand of one row may broadcast to all rows or have one row for each row of the result.
     """
     if problem.empty or _by_index(problem):
         return ()
@@ -127,20 +129,22 @@ def row_classes(problem: Problem) -> tuple[RowClass, ...]:
 
 
 def classes_over(problem: Problem, rows: range) -> tuple[RowClass, ...]:
-    """The classes that have the problems with ``rows`` as their M: several where M is part of a stride.
+    """Return the classes of the problems with ``rows`` as their M. There are several if M is part of a stride.
 
     Raises:
-        InvalidProblemError: the result is empty; or the problem has one row, and it is open which operands follow M.
+        InvalidProblemError: the result is empty, or M is 1, which leaves open which operands follow M.
     """
     if _by_index(problem):
-        raise InvalidProblemError(f"m: got {problem}, whose rows are picked or added up by an index: no table is made for such")
+        raise InvalidProblemError(
+            f"m: got {problem}, whose rows are picked or added up by an index; expected one without an index: it has no table of Ms"
+        )
     found = row_classes(problem)
     if not found:
         raise InvalidProblemError(f"m: got {problem}, whose result is empty; expected M, N and any batch of at least 1")
     if len(found) != 1:
         raise InvalidProblemError(
-            f"m: got {problem}, whose operands with one row may have one for all rows or just as many; expected a problem with "
-            "M = 2 or more to stand for all others"
+            f"m: got {problem}, whose operands of one row may broadcast or may follow M; expected a problem with M = 2 or more "
+            "to represent all others"
         )
     (known,) = found
     if not known.step:
@@ -150,7 +154,7 @@ def classes_over(problem: Problem, rows: range) -> tuple[RowClass, ...]:
 
 
 def _by_index(problem: Problem) -> bool:
-    """Whether M is not the number of rows of a and of out alike."""
+    """Return True if an index makes M differ from the number of rows of a or of out."""
     return problem.rows is not None or problem.slots is not None
 
 
@@ -159,18 +163,18 @@ def _classes_of_one_row(problem: Problem) -> tuple[RowClass, ...]:
     places = [place for place, _ in _operands(problem) if _may_broadcast(place)]
     found: dict[RowClass, None] = {}
     for units in itertools.product(*map(_units_of, places)):
-        with contextlib.suppress(InvalidProblemError):  # no operand may follow M in that way
+        with contextlib.suppress(InvalidProblemError):  # this operand cannot follow M in that way
             found[_class_of(problem, tuple(zip(places, units, strict=True)))] = None
     return tuple(found)
 
 
 def with_rows(problem: Problem, m: int) -> Problem:
-    """The problem with another M, where its own tells which of its operands follow M: for one with more than one row."""
+    """Return the problem with another M. Its own M, which must exceed 1, shows which operands follow M."""
     return _relaid(problem, m, ())
 
 
 Units = tuple[tuple[str, int | None], ...]
-"""Operands that have one row, and of how many rows of the result one row of theirs is; None: of all of them."""
+"""Operands of one row, each with the number of result rows that one of its rows serves. None means all of them."""
 
 
 def _units_of(place: str) -> tuple[int | None, ...]:
@@ -201,7 +205,7 @@ def _relaid(problem: Problem, m: int, units: Units) -> Problem:
 
 
 def _operands(problem: Problem) -> Iterator[tuple[str, Layout]]:
-    """Every layout with its place: a role, ``out``, or ``#0`` for the first operand of the epilogue."""
+    """Yield every layout with its place: a role, ``out``, or ``#0`` for the first operand of the epilogue."""
     yield "out", problem.out
     yield from problem.operands
     for i, layout in enumerate(problem.epilogue.operands if problem.epilogue is not None else ()):
@@ -213,7 +217,7 @@ def _may_broadcast(place: str) -> bool:
 
 
 def _rows_of_one(problem: Problem, place: str, layout: Layout, units: Units) -> int | None:
-    """How many rows of the result each row of the operand is for; None where its size does not follow M."""
+    """Return the number of result rows that one row of the operand serves. None if its size does not follow M."""
     if place in ("a", "c", "out"):
         return 1
     if not _may_broadcast(place) or len(layout.size) < 2:
@@ -228,7 +232,7 @@ def _rows_of_one(problem: Problem, place: str, layout: Layout, units: Units) -> 
 
 
 def _resized(layout: Layout, rows: int) -> Layout:
-    """The layout with so many rows: strides that step over all rows follow, others stay."""
+    """Return the layout with ``rows`` rows. Strides that span all rows change with them."""
     scaled = _over_rows(layout)
     old = layout.size[-2]
     size = (*layout.size[:-2], rows, layout.size[-1])
@@ -237,7 +241,7 @@ def _resized(layout: Layout, rows: int) -> Layout:
 
 
 def _over_rows(layout: Layout) -> frozenset[int]:
-    """The dimensions whose stride is a multiple of the number of rows, because they lie densely around these."""
+    """Return the dimensions whose stride is a multiple of the number of rows because they are packed densely around the rows."""
     last = len(layout.size) - 1
     others = [dim for dim in range(last + 1) if dim != last - 1 and (dim != last or layout.size[dim] > 1)]
     reach, found = layout.size[-2] * layout.stride[-2], set()
@@ -249,7 +253,7 @@ def _over_rows(layout: Layout) -> frozenset[int]:
 
 
 def _strides_have_rows(problem: Problem, units: Units = ()) -> bool:
-    """Whether M is part of a stride on which alignment depends: that of a column, not that of one matrix of a batch."""
+    """Return True if M is part of a column stride, which affects alignment. A stride between matrices of a batch does not count."""
     return any(
         len(layout.size) - 1 in _over_rows(layout)
         for place, layout in _operands(problem)

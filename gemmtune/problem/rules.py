@@ -1,4 +1,4 @@
-"""What makes a Problem one: the rules of its operation's row that its operands have to obey, with the values in the message."""
+"""Validation of a Problem against its operation's row in the table, with the offending values in each message."""
 
 from __future__ import annotations
 
@@ -17,29 +17,29 @@ from .scales import GROUPS, SCALE_BLOCK, block_of, scale_shapes
 
 DEVICE_TYPES = ("cpu", "cuda")
 MOST_GROUPS = 1024
-"""The most groups, as many as torch takes."""
+"""The largest number of groups, torch's limit."""
 
 
 def why_not(problem: ProblemFields, ops: Sequence[str]) -> str | None:
-    """Why a backend of those operations has nothing for the problem; None if its operation is one of them."""
+    """Return why a backend with the operations ``ops`` cannot serve the problem. None if the operation is among them."""
     if problem.op in ops:
         return None
     return f"{problem.op} is not an operation of this backend, which has {', '.join(ops)}"
 
 
 def why_not_dense(problem: ProblemFields) -> str | None:
-    """``why_not`` for a backend of the dense operations."""
+    """Return ``why_not`` for a backend of the dense operations."""
     return why_not(problem, DENSE_OPS)
 
 
 def why_not_fnuz(problem: ProblemFields) -> str | None:
-    """Why a backend that knows the 8-bit floats of the Open Compute Project alone has nothing for the problem, or None."""
+    """Return why a backend without AMD's 8-bit floats (fnuz) cannot serve the problem, or None."""
     own = next((x.dtype for x in (problem.a, problem.b) if x.dtype in FLOAT8_FNUZ), None)
     return None if own is None else f"{dtype_name(own)} is a float of AMD's gfx942, which this backend does not multiply here"
 
 
 def check(problem: ProblemFields) -> None:
-    """Raises InvalidProblemError unless the operands fit together and the operation has such dtypes."""
+    """Raise InvalidProblemError unless the operands fit together and the operation has their dtypes."""
     row = OPERATIONS.get(problem.op)
     if row is None:
         raise InvalidProblemError(f"op: got {problem.op!r}, expected one of {', '.join(OPERATIONS)}")
@@ -60,7 +60,7 @@ def check(problem: ProblemFields) -> None:
 
 
 def _check_presence(problem: ProblemFields, row: Operation) -> None:
-    """The problem has what the operation needs, and nothing that it does not take."""
+    """Check that the problem has every required operand and no operand or option that the operation does not take."""
     op = row.name
     for role in ROLES:
         layout, operand = getattr(problem, role), row.operand(role)
@@ -83,13 +83,13 @@ def _check_presence(problem: ProblemFields, row: Operation) -> None:
 
 
 def _takers(name: str) -> str:
-    """Which operations have an operand or an option of that name, for messages."""
+    """Return the operations that take an operand or option of that name, for messages."""
     takers = [row.name for row in OPERATIONS.values() if name in row.options or row.operand(name) is not None]
     return f"{_listed(takers)} do" if len(takers) > 1 else f"{takers[0]} does"
 
 
 def _check_matrices(problem: ProblemFields, row: Operation) -> None:
-    """Ranks and dtypes of what is multiplied, and of out."""
+    """Check ranks and dtypes of the multiplied matrices and of out."""
     result = row.result_of(epilogue=problem.epilogue is not None)
     named = [(x.role, getattr(problem, x.role), _dtypes(problem, x), len(row.symbols(x))) for x in row.matrices]
     named.insert(2, ("out", problem.out, result.dtypes, len(row.out_symbols)))
@@ -110,7 +110,7 @@ def _check_matrices(problem: ProblemFields, row: Operation) -> None:
 
 
 def _dtypes(problem: ProblemFields, operand: Operand) -> tuple[torch.dtype, ...]:
-    """The dtypes that are legal for an operand; none where it has just that of a."""
+    """Return the legal dtypes of an operand; empty if it must have the dtype of a."""
     return operand.legal(problem.a.dtype) if operand.dtypes else ()
 
 
@@ -121,7 +121,7 @@ def _expect_dtype(what: str, dtype: torch.dtype, legal: Sequence[torch.dtype]) -
 
 
 def _check_shapes(problem: ProblemFields, row: Operation) -> None:
-    """Equal symbols of the row are equal sizes, 1 is itself, and the batch is one for all."""
+    """Check that equal symbols have equal sizes, that 1 is 1, and that all operands have the same batch."""
     known = {"1": 1}
     for operand in row.matrices:
         for symbol, size in zip(row.symbols(operand), _size(problem, operand.role), strict=True):
@@ -133,7 +133,7 @@ def _check_shapes(problem: ProblemFields, row: Operation) -> None:
 
 
 def _check_blocks(problem: ProblemFields, row: Operation) -> None:
-    """A block-sparse b has a class, and consists of whole blocks."""
+    """Check that a block-sparse b has a class and consists of whole blocks."""
     if not row.sparse:
         return
     sparsity, b = problem.sparsity, problem.b
@@ -151,13 +151,13 @@ def _check_blocks(problem: ProblemFields, row: Operation) -> None:
 
 
 def _dense(layout: Layout) -> bool:
-    """Whether a tensor is contiguous: the stride of a dimension of size 1 may be any."""
+    """Return True if a tensor is contiguous. The stride of a dimension of size 1 is arbitrary."""
     plain = Layout.contiguous(layout.size, layout.dtype).stride
     return all(n == 1 or given == expected for n, given, expected in zip(layout.size, layout.stride, plain, strict=True))
 
 
 def _check_groups(problem: ProblemFields, row: Operation) -> None:
-    """There are groups, and where they end is read as it lies in memory."""
+    """Check the number of groups, the contiguity of their offsets, and the shapes of their scales."""
     offs = problem.offs
     if offs is None:
         return
@@ -182,7 +182,7 @@ def _check_groups(problem: ProblemFields, row: Operation) -> None:
 
 
 def _check_routes(problem: ProblemFields, row: Operation) -> None:
-    """Rows that are picked, gated or added up: something of that is asked for, and can be."""
+    """Check the operands of routed products: rows that an index picks, gates, or adds up."""
     op, slots, weights = row.name, problem.slots, problem.weights
     if problem.gated not in ("", *GATES):
         raise InvalidProblemError(f"{op}: gated: got {problem.gated!r}, expected one of {', '.join(map(repr, GATES))}")
@@ -205,7 +205,7 @@ def _check_routes(problem: ProblemFields, row: Operation) -> None:
 
 
 def _check_float8_scales(problem: ProblemFields, row: Operation, scale_b: Layout) -> None:
-    """Scales of a grouped product of 8-bit floats are for rows and columns, or for SCALE_BLOCK elements along K of those."""
+    """Check that scales of grouped 8-bit floats cover rows and columns, or SCALE_BLOCK elements along K of them."""
     k, n = problem.b.size[-2:]
     along_k, along_n = -(-k // SCALE_BLOCK), -(-n // SCALE_BLOCK)
     legal = {(1, n), (along_k, n), (along_k, along_n)}
@@ -220,7 +220,7 @@ def _check_float8_scales(problem: ProblemFields, row: Operation, scale_b: Layout
 
 
 def _size(problem: ProblemFields, role: str) -> tuple[int, ...]:
-    """The size of an operand in numbers rather than bytes."""
+    """Return the size of an operand in numbers instead of bytes."""
     size: tuple[int, ...] = getattr(problem, role).size
     return (*size[:-2], 2 * size[-2], size[-1]) if role == "b" and problem.encoding else size
 
@@ -238,7 +238,7 @@ def _listed(words: Iterable[str]) -> str:
 
 
 def _packing_remedy(problem: ProblemFields, row: Operation) -> str:
-    """What to do where shapes do not fit because of how b is packed, or is not said to be."""
+    """Return the remedy for shapes that do not fit because of the packing of b or a missing ``encoding``."""
     k, rows = problem.a.size[-1], problem.b.size[-2]
     if problem.encoding and k % 2:
         return ", and an even K; append a column of zeros to a and a row to the weight"
@@ -248,7 +248,7 @@ def _packing_remedy(problem: ProblemFields, row: Operation) -> str:
 
 
 def _check_added(problem: ProblemFields, row: Operation) -> None:
-    """The added operand and those of the epilogue broadcast to out."""
+    """Check that the added operand and the operands of the epilogue broadcast to out."""
     named = [("inp", problem.inp)] if problem.inp is not None else []
     named += [(f"epilogue_args[{i}]", x) for i, x in enumerate(problem.epilogue.operands if problem.epilogue else ())]
     for name, layout in named:

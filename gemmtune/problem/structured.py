@@ -1,4 +1,4 @@
-"""Problems with structure, as calls with contiguous operands state them: block-sparse weights, and groups of rows or terms."""
+"""Constructors of problems with structure: block-sparse weights, and groups of rows or terms. Operands are contiguous."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from .sparsity import Imbalance, Sparsity, density_class, sides_of
 
 
 class StructuredConstructors:
-    """What ``Constructors`` has of problems with structure."""
+    """The part of ``Constructors`` for problems with structure."""
 
     __slots__ = ()
 
     @classmethod
     def _of(cls, device_type: str | None, precision: Precision | None = None, **fields: Any) -> Self:
-        """The problem with these fields; ``Problem`` is a dataclass, of which this class knows nothing."""
+        """Return the problem with these fields, which the dataclass ``Problem`` defines. This base class does not know it."""
         kind = device_type or ("cuda" if torch.cuda.is_available() else "cpu")
         fields |= {"device_type": kind, "precision": precision or precision_of(fields["a"].dtype, kind)}
         return cls(**fields)
@@ -45,11 +45,11 @@ class StructuredConstructors:
         precision: Precision | None = None,
         prepacked: bool = False,
     ) -> Self:
-        """out[M, N] = a[M, K] @ b[K, N] for a block-sparse weight [N, K], of which b is the transpose; M is the number of tokens.
+        """Return out[M, N] = a[M, K] @ b[K, N] for a block-sparse weight [N, K], of which b is the transpose. M counts tokens.
 
-        ``block`` is the side of its blocks, or (rows, columns); ``density`` the share that exists, taken as the nearest known
-        class. ``layout`` is ``nt``, a and out row-major as nn.Linear has them, or ``tt``, both column-major: the transposes of x
-        and the result of ``bsr_mm(bsr, x)``.
+        ``block`` is the side of its blocks, or (rows, columns). ``density`` is the share of blocks that exist, rounded to the
+        nearest class. ``layout`` ``nt`` has a and out row-major, as nn.Linear has them. ``tt`` has both column-major: the
+        transposes of x and the result of ``bsr_mm(bsr, x)``.
         """
         blocks = _sparsity(block, density, imbalance, wide_index)
         a, b, out = blocked_layouts(m, n, k, layout, dtype)
@@ -75,7 +75,7 @@ class StructuredConstructors:
         precision: Precision | None = None,
         prepacked: bool = False,
     ) -> Self:
-        """out[M, N] = alpha · a[M, K] @ b[K, N] + beta · inp, with b as for ``bsr_mm`` and inp as for ``addmm``."""
+        """Return out[M, N] = alpha · a[M, K] @ b[K, N] + beta · inp, with b as in ``bsr_mm`` and inp as in ``addmm``."""
         blocks = _sparsity(block, density, imbalance, wide_index)
         a, b, out = blocked_layouts(m, n, k, layout, dtype)
         more = {"inp": inp_layout((), m, n, bias, dtype), "alpha": scalar_class(alpha), "beta": scalar_class(beta)}
@@ -94,9 +94,9 @@ class StructuredConstructors:
         device_type: str | None = None,
         precision: Precision | None = None,
     ) -> Self:
-        """out[M, N] = a[M, K] @ b[g] for each group of rows of a, with b [G, K, N] and M the rows of all groups together.
+        """Return out[M, N] = a[M, K] @ b[g] for each group of rows of a, with b [G, K, N]. M counts the rows of all groups.
 
-        ``layout`` is for a and for each matrix of b: ``nt`` has b stored [G, N, K], as the weights of experts are.
+        ``layout`` applies to a and to each matrix of b: ``nt`` stores b as [G, N, K], like the weights of experts.
         """
         a, b, out, offs = grouped_layouts(groups, m, n, k, layout, dtype)
         return cls._of(device_type, precision, op="grouped_mm", a=a, b=b, out=out, offs=offs)
@@ -117,7 +117,7 @@ class StructuredConstructors:
         device_type: str | None = None,
         precision: Precision | None = None,
     ) -> Self:
-        """``grouped_mm`` with weights b of int8, or with an ``encoding`` of uint8 [G, K/2, N], and scales of a's dtype."""
+        """Return ``grouped_mm`` with int8 weights b, or uint8 [G, K/2, N] with an ``encoding``, and scales of a's dtype."""
         a, b, out, offs = grouped_layouts(groups, m, n, k, layout, dtype, torch.int8)
         if encoding:
             _, b, *_ = grouped_layouts(groups, m, n, -(-k // 2), layout, dtype, torch.uint8)
@@ -143,8 +143,10 @@ class StructuredConstructors:
         device_type: str | None = None,
         precision: Precision | None = None,
     ) -> Self:
-        """``grouped_mm`` of M rows that an index picks out of an a with ``tokens`` rows (None: those of a), with N columns of out;
-        b has twice as many where they are ``gated``."""
+        """Return ``grouped_mm`` of M rows that an index picks from an a with ``tokens`` rows (None: no index).
+
+        out has N columns. If the product is ``gated``, b has 2 · N columns.
+        """
         a, b, out, offs = grouped_layouts(groups, m, n, k, layout, dtype)
         if gated:
             _, b, *_ = grouped_layouts(groups, m, 2 * n, k, layout, dtype)
@@ -168,7 +170,7 @@ class StructuredConstructors:
         device_type: str | None = None,
         precision: Precision | None = None,
     ) -> Self:
-        """``grouped_mm`` of M rows, weighted and added up to ``tokens`` rows of out (M unless given), M / tokens rows for each."""
+        """Return ``grouped_mm`` of M rows, weighted and added up to ``tokens`` rows of out (default M), M / tokens for each."""
         a, b, _, offs = grouped_layouts(groups, m, n, k, layout, dtype)
         count = m if tokens is None else tokens
         if count < 1 or m % count:
@@ -193,7 +195,7 @@ class StructuredConstructors:
         layout: str = "nt",
         device_type: str | None = None,
     ) -> Self:
-        """``grouped_mm`` of 8-bit floats, with scales as ``scaled_mm`` names them, but for ``tensor``."""
+        """Return ``grouped_mm`` of 8-bit floats, with the scales of ``scaled_mm`` except ``tensor``."""
         a, b, out, offs = grouped_layouts(groups, m, n, k, layout, dtype, dtype_b, out_dtype)
         if scales == "tensor":
             raise InvalidProblemError("scales: got 'tensor', expected row, block_1x128 or block_128x128")
@@ -214,9 +216,9 @@ class StructuredConstructors:
         device_type: str | None = None,
         precision: Precision | None = None,
     ) -> Self:
-        """out[g] = a[:, g] @ b[g] for each group of the K terms: a [M, K], b [K, N], out [G, M, N], K the terms of all groups.
+        """Return out[g] = a[:, g] @ b[g] for each group of the K terms: a [M, K], b [K, N], out [G, M, N]. K counts all groups.
 
-        ``layout`` is ``tn`` for gradients of weights, whose a is the transpose of rows.
+        ``layout`` is ``tn`` for gradients of weights, where a is the transpose of rows.
         """
         a, b, _ = operand_layouts((), m, n, k, layout, dtype)
         check_size("groups", groups)

@@ -1,4 +1,4 @@
-"""Python function → epilogue graph, by symbolic tracing with torch.fx."""
+"""Conversion of a Python function to an epilogue graph, by symbolic tracing with torch.fx."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from .functions import CASTS, FUNCTIONS, GraphBuilder, usable_names
 from .layout import Layout
 
 _HOMES = (operator, torch, torch.nn.functional, torch.special)
-"""The homes of the functions of the names in FUNCTIONS: a function of the same name from elsewhere is another function."""
+"""Modules whose functions FUNCTIONS names. A function of the same name from another module is a different function."""
 _AFTERWARDS = "or call the operation without epilogue= and apply the function to its result"
 
 
 def trace(function: Callable[..., Any], acc_dtype: torch.dtype, operands: Sequence[torch.Tensor]) -> Epilogue:
-    """The graph of ``function(acc, *operands)``.
+    """Return the graph of ``function(acc, *operands)``.
 
-    ``acc`` stands for the accumulator, a matrix (or a batch of them) of ``acc_dtype``; ``operands`` are the tensors that the call
-    will get, of which only dtype and layout are read. The function may use operators, torch functions, tensor methods and
-    torch.nn.functional as far as ``FUNCTIONS`` has them, modules made of those (``nn.GELU()``), and Python numbers from anywhere.
-    The dtype of each node is what torch's promotion gives. Equal nodes are shared; those that the result does not need are dropped.
+    ``acc`` stands for the accumulator, a matrix (or a batch of matrices) of ``acc_dtype``. ``operands`` are the tensors of the
+    call, of which only dtype and layout are read. The function may use the operators, torch functions, tensor methods and
+    torch.nn.functional functions in ``FUNCTIONS``. It may also use modules made of them (``nn.GELU()``), and any Python numbers.
+    The dtype of each node follows torch's promotion. Equal nodes are shared. Nodes that the result does not need are dropped.
 
     Raises:
-        EpilogueError: the function is not such an expression; the message names what stands in the way and what to do instead.
+        EpilogueError: the function is not such an expression. The message names the obstacle and a remedy.
     """
     name = getattr(function, "__qualname__", type(function).__name__).rpartition("<locals>.")[2]
     for i, x in enumerate(operands):
@@ -56,13 +56,13 @@ def trace(function: Callable[..., Any], acc_dtype: torch.dtype, operands: Sequen
 
 
 class _Proxy(fx.Proxy):
-    """Lets ``numpy.float32(2) * acc`` come to ``acc`` rather than to numpy, which would ask it for an array."""
+    """Proxy that makes ``numpy.float32(2) * acc`` call ``acc``, where numpy would otherwise request an array."""
 
     __array_ufunc__ = None
 
 
 class _Tracer(fx.Tracer):
-    """Records calls only. Tensors that the function brings along have no place in the graph."""
+    """Tracer that records calls only. Tensors from outside the function's arguments raise EpilogueError."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -83,7 +83,7 @@ class _Tracer(fx.Tracer):
 
 
 def _record(function: Callable[..., Any], n_operands: int) -> tuple[fx.Proxy, list[fx.Proxy]]:
-    """Call the function with proxies: its result and the proxies."""
+    """Call the function with proxies. Return its result and the proxies."""
     tracer = _Tracer()
     proxies = [tracer.create_proxy("placeholder", f"x{i}", (), {}) for i in range(1 + n_operands)]
     _check_arity(function, proxies)
@@ -112,7 +112,7 @@ def _record(function: Callable[..., Any], n_operands: int) -> tuple[fx.Proxy, li
 def _check_arity(function: Callable[..., Any], proxies: Sequence[fx.Proxy]) -> None:
     try:
         signature = inspect.signature(function.forward if isinstance(function, torch.nn.Module) else function)
-    except ValueError:  # some functions written in C have none: the call itself will tell
+    except ValueError:  # some functions written in C have none, so the call itself checks the arguments
         return
     except TypeError as error:
         raise EpilogueError(f"expected a function of the accumulator, got {type(function).__name__}") from error
@@ -125,7 +125,7 @@ def _check_arity(function: Callable[..., Any], proxies: Sequence[fx.Proxy]) -> N
 
 
 class _Interpreter:
-    """Turns the recorded calls into nodes, in the order in which they were made."""
+    """Converter of the recorded calls to nodes, in the order of the calls."""
 
     def __init__(self, builder: GraphBuilder, operands: Sequence[torch.Tensor]) -> None:
         self.builder = builder
@@ -134,7 +134,7 @@ class _Interpreter:
         self.result: fx.Node | None = None
 
     def run(self, result: fx.Node, placeholders: Sequence[fx.Node]) -> Any:
-        """The value of ``result``: a Ref, or a Python object where the function computed no tensor."""
+        """Return the value of ``result``: a Ref, or a Python object if the function computed no tensor."""
         self.result = result
         self.values.update(zip(placeholders, [self.builder.acc, *self.builder.operands], strict=True))
         for node in result.graph.nodes:
@@ -154,7 +154,7 @@ class _Interpreter:
             if query is None:
                 raise _unusable(f"torch.Tensor.{args[1]}")
             return query
-        if not any(isinstance(a, Ref) for a in (*args, *kwargs.values())):  # arithmetic on sizes and the like, done as it is
+        if not any(isinstance(a, Ref) for a in (*args, *kwargs.values())):  # arithmetic on sizes and other plain numbers
             if node.op == "call_function" and callable(node.target):
                 return node.target(*args, **kwargs)
             raise _unusable(str(node.target))
@@ -172,7 +172,7 @@ class _Interpreter:
         function = FUNCTIONS.get(name[:-1] if in_place else name)
         if function is None:
             raise _unusable(display)
-        if in_place or kwargs.get("inplace"):  # torch.nn.functional's own wrappers pass it by keyword
+        if in_place or kwargs.get("inplace"):  # wrappers in torch.nn.functional pass it by keyword
             self._check_in_place(node, display, args[0] if args else None)
         kwargs = {k: v for k, v in kwargs.items() if k != "inplace"}
         if node.op == "call_method" and name == "where" and len(args) > 1:  # x.where(condition, other)
@@ -189,7 +189,7 @@ class _Interpreter:
         return value
 
     def _check_in_place(self, node: fx.Node, display: str, target: Any) -> None:
-        """Working in place is the same as working out of place only if nothing else sees the value that is overwritten."""
+        """Raise EpilogueError if the overwritten value is visible elsewhere, so that in-place and out-of-place results differ."""
         if target in self.builder.operands:
             raise EpilogueError(
                 f"{display} works in place on an operand, which would change the caller's tensor; use the other form"
@@ -202,15 +202,15 @@ class _Interpreter:
             source = source.args[0] if alias else None
 
     def _query(self, name: str, value: Ref, args: Sequence[Any]) -> Any:
-        """What a function may ask of a tensor besides its value; None for anything else."""
+        """Return a property of a tensor other than its value, such as its dtype or sizes. None for any other name."""
         if name == "dtype":
             return self.builder.dtype(value)
         if name not in ("size", "shape", "dim", "ndim", "numel", "ndimension"):
             return None
         if value not in self.builder.operands:
             raise EpilogueError(
-                f"it asks for the {name} of a computed value, which is not known here; take sizes from the inputs of the call, "
-                "as in n = b.size(1) before the call"
+                f"it reads the {name} of a computed value, which is unknown during tracing; take sizes from the inputs of the "
+                "call, as in n = b.size(1) before the call"
             )
         answer = getattr(self.operands[self.builder.operands.index(value)], name)
         return answer(*args) if callable(answer) else answer
@@ -223,7 +223,7 @@ def _unusable(display: str) -> EpilogueError:
 
 
 def needed(nodes: Sequence[Node], result: Ref) -> tuple[Node, ...]:
-    """The nodes that ``result`` needs, in their order and renumbered, ``result`` last."""
+    """Return the nodes that ``result`` needs, in order and renumbered, ``result`` last."""
     wanted: set[int] = set()
     waiting = [result.index]
     while waiting:

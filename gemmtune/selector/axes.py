@@ -1,4 +1,4 @@
-"""Choices that no backend lists: those that lie along the axes of the fastest ones, found by ``minimize``."""
+"""Search for choices that no backend lists: points along the axes of the fastest choices, found by ``minimize``."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from .pick import right
 from .result import Outcome
 
 STEPS = 2
-"""How many steps, along one axis or two, a point may be away from the best one known."""
+"""Maximum distance of a point from the best one, in steps along one or two axes."""
 Try = Callable[[Choice, Choice], Outcome]
-"""``try_one(choice, origin)``: measure what was come to from ``origin``, and keep the outcome."""
+"""``try_one(choice, origin)``: measure a choice that the search reached from ``origin``, and keep the outcome."""
 Ready = Callable[[Sequence[Choice]], None]
-"""Compile choices at the same time."""
+"""Compile choices concurrently."""
 
 
 def origins(candidates: Candidates, outcomes: Mapping[str, Outcome]) -> list[Choice]:
-    """The fastest choice of each template that has axes, where it is near the fastest of all."""
+    """Return the fastest choice of each template that has axes, if its time is near the fastest of all."""
     effort, ranked = EFFORT[candidates.settings.search], right(outcomes.values())
     found: dict[tuple[str, object], Choice] = {}
     for outcome in ranked if effort.axis_points else ():
@@ -34,13 +34,13 @@ def origins(candidates: Candidates, outcomes: Mapping[str, Outcome]) -> list[Cho
 
 
 def search_axes(origin: Choice, candidates: Candidates, outcomes: Mapping[str, Outcome], try_one: Try, ready: Ready) -> None:
-    """Measure points along the axes of ``origin`` until none near the best is better, or the search has had its points."""
+    """Measure points along the axes of ``origin`` until no neighbour of the best is better, or the budget of points is used up."""
     walk = _Walk(origin, candidates, outcomes, try_one, ready)
     minimize(walk.time_us, origin.parameters, walk.step, max_step=STEPS)
 
 
 class _Walk:
-    """The points of one search: as many as the effort has, each a choice that the settings let pass."""
+    """One search and its budget of points. Each point is a choice that passes the filters of the settings."""
 
     def __init__(self, origin: Choice, candidates: Candidates, outcomes: Mapping[str, Outcome], try_one: Try, ready: Ready) -> None:
         self._origin = origin
@@ -52,19 +52,19 @@ class _Walk:
         self._best: tuple[float, Parameters] = (float("inf"), origin.parameters)
 
     def step(self, name: str, value: int, direction: int, _: Parameters) -> int:
-        """The value so many places further on its axis, or at the end of it."""
+        """Return the value ``direction`` places further on its axis, or the end of the axis."""
         axis = sorted({*self._origin.axes[name], value})
         return axis[min(max(axis.index(value) + direction, 0), len(axis) - 1)]
 
     def time_us(self, parameters: Parameters) -> float:
-        """The time at a point. Raises GemmtuneError where there is none."""
+        """Return the time at a point. Raise GemmtuneError if it has none."""
         choice = self._choice(parameters)
         if isinstance(choice, str):
             raise GemmtuneError(choice)
         outcome = self._outcomes.get(choice.content_hash)
         if outcome is None:
             if self._left <= 0:
-                raise GemmtuneError("the search has had its points")
+                raise GemmtuneError("the search has used up its points")
             if not choice.compiled:
                 self._compile()
             self._left -= 1
@@ -75,7 +75,7 @@ class _Walk:
         return outcome.time_us
 
     def _compile(self) -> None:
-        """What may be asked for next, at the same time: the points around the best one."""
+        """Compile the points around the best one concurrently: the search may measure them next."""
         around = (self._choice(point) for point in neighbours(self._best[1], self.step, STEPS))
         wanted = [x for x in around if isinstance(x, Choice) and x.content_hash not in self._outcomes and not x.compiled]
         self._ready(wanted[: self._left])

@@ -1,4 +1,4 @@
-"""The choices for a problem together with what the store knows of them."""
+"""The choices for a problem, with the store's outcomes for them."""
 
 from __future__ import annotations
 
@@ -18,34 +18,34 @@ from .pick import pick
 from .result import ALONE, DISTURBED, SETTLED, Outcome
 
 NEAR = 1.25
-"""A kernel that is slower than the fastest by this factor does not win by an epilogue, …"""
+"""Slowdown beyond which a kernel is dropped before the epilogue is tuned: the epilogue would not make it the fastest."""
 MOST_NEAR = 8
-"""… nor do more than so many deserve a compilation."""
+"""Maximum number of kernels that are compiled with the epilogue."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidates:
-    """The choices for a problem, enumerated once, and what the store knows of them."""
+    """The choices for a problem, enumerated once, with the store's outcomes for them."""
 
     problem: Problem
     device: DeviceInfo
     settings: Settings
     offers: Offers
-    """What the settings ask to try."""
+    """Choices that the settings ask to try."""
     choices: Mapping[str, Choice]
-    """The choices by content hash: the offers, and everything else legal that the store has a row for, variants included."""
+    """All choices by content hash: the offers, and every other legal choice with a row in the store, variants included."""
     known: Mapping[str, Outcome]
-    """The outcomes by content hash."""
+    """Known outcomes by content hash."""
     closed: bool = False
-    """Nothing but the offers counts, whatever else the store knows."""
+    """True if only the offers count, whatever else the store knows."""
     host_us: float = 0.0
-    """What a call of gemmtune costs the host beside its kernel, where times are those of whole calls."""
+    """Host time that gemmtune adds to a call, if times are those of whole calls; otherwise 0."""
 
     @property
     def only(self) -> Choice | None:
-        """The choice that is taken without a measurement, because there is no other: torch's own operation, or the fixed config.
+        """The choice that runs without a measurement because it is the only one: torch's own operation, or the fixed config.
 
-        Any other choice has to be proved right, also where it is the only one.
+        Any other choice must be proved correct, even if it is the only one.
         """
         if len(self.offers.choices) != 1:
             return None
@@ -55,7 +55,7 @@ class Candidates:
 
     @property
     def picked(self) -> Choice | None:
-        """The pick among what is known."""
+        """The fastest correct choice among the known outcomes."""
         outcome = pick(list(self.known.values()))
         return self.choices[outcome.content_hash] if outcome else None
 
@@ -66,27 +66,29 @@ class Candidates:
 
     @property
     def complete(self) -> bool:
-        """Nothing is left to measure: every offer has an outcome that was compared with the others."""
+        """True if nothing remains to measure: every offer has an outcome that was compared with the others."""
         return not self.missing and all(o.settled for o in self.known.values())
 
     @property
     def fingerprint(self) -> str:
-        """The machine and the timing under which outcomes compare, as the store has it."""
+        """The machine and the timing mode under which outcomes compare, in the store's format."""
         return fingerprint_text(self.device, self.settings.timing)
 
     def stored(self, store: Store, *, reliable: bool = False) -> Candidates:
-        """The candidates with what the store knows by now; nothing is enumerated again but what only a wider search offers.
+        """Return the candidates with the store's current outcomes. Enumerate again only to find choices of a wider search.
 
-        ``search`` and ``max_profiling_configs`` say how much is tried, not what may be picked: a choice that an earlier, wider
-        search measured stays a candidate. Every choice has the name that it has now, whatever it was called when it was measured:
-        that is the one that the regexes of the settings see. With ``tune="force"`` what the store knows does not count, and with
-        ``reliable`` what was measured on a busy machine does not.
+        ``search`` and ``max_profiling_configs`` limit the trials, not the pick: a choice that an earlier, wider search measured
+        remains a candidate. Every choice has its current name, whatever its name was when it was measured, because the regexes of
+        the settings match current names. With ``tune="force"`` stored outcomes do not count. With ``reliable``, outcomes from a
+        busy machine do not count.
         """
+        # Select the rows that count.
         rows = {} if self.settings.tune == "force" else store.rows(self.problem.key, self.fingerprint)
         rows = {digest: row for digest, row in rows.items() if not (reliable and row.info.get(DISTURBED))}
         choices = dict(self.choices)
         if self.closed:
             rows = {digest: row for digest, row in rows.items() if digest in choices}
+        # Find the choice of each row: among offers, their variants and moves along axes, then in the widest search.
         choices |= known_variants(self.offers.choices, rows.keys() - choices, self.settings)
         choices |= moved_choices(choices, rows, self.device, self.settings)
         if rows.keys() - choices:
@@ -94,6 +96,7 @@ class Candidates:
             choices |= {c.content_hash: c for c in wider if c.content_hash in rows}
             choices |= known_variants(wider, rows.keys() - choices, self.settings)
             choices |= moved_choices(choices, rows, self.device, self.settings)
+        # Convert the rows to outcomes with current names.
         known = {
             digest: dataclasses.replace(outcome_of(row), name=choices[digest].name)
             for digest, row in rows.items()
@@ -103,9 +106,9 @@ class Candidates:
         return dataclasses.replace(self, choices=choices, known=_reopened(_compared(known, missing=missing)))
 
     def narrowed(self, alone: Candidates) -> Candidates:
-        """The candidates with those compiled offers alone that were near the fastest of the product without an epilogue.
+        """Return the candidates with only those compiled offers that were near the fastest without an epilogue.
 
-        A pointwise epilogue adds about the same to each, so that the others would not win with it either.
+        A pointwise epilogue adds about the same time to each, so the dropped ones would not win with it either.
         """
         times = {o.name: o.time_us for o in alone.known.values() if o.time_us and alone.choices[o.content_hash].compile_key}
         least = min(times.values(), default=0.0)
@@ -118,7 +121,7 @@ class Candidates:
         return dataclasses.replace(self, offers=dataclasses.replace(self.offers, choices=kept))
 
     def stored_anyhow(self, store: Store) -> Candidates:
-        """What ``stored`` finds; if that is nothing, what is known of kernels that were timed beside others, or by themselves."""
+        """Return ``stored``. If it knows nothing, return outcomes of the other kernel timing (``graph`` or ``spaced``)."""
         found, other = self.stored(store), _OTHER_TIMING.get(self.settings.timing)
         if found.known or other is None:
             return found
@@ -129,7 +132,7 @@ _OTHER_TIMING: Mapping[Timing, Timing] = {"graph": "spaced", "spaced": "graph"}
 
 
 def _compared(known: Mapping[str, Outcome], *, missing: bool) -> dict[str, Outcome]:
-    """The outcomes, that which was the only right one unsettled where there are others now, or some are ``missing``."""
+    """Return the outcomes. Unsettle the outcome that was the only correct one if there are others now, or some are ``missing``."""
     others = missing or sum(o.status is Status.OK for o in known.values()) > 1
     return {digest: _opened(o) if others and o.info.get(SETTLED) == ALONE else o for digest, o in known.items()}
 
@@ -139,10 +142,10 @@ def _opened(o: Outcome) -> Outcome:
 
 
 def _reopened(known: dict[str, Outcome]) -> dict[str, Outcome]:
-    """The outcomes, those among them unsettled that lost to none who may run.
+    """Return the outcomes, and unsettle those that lost only to choices that may not run now.
 
-    Filters may leave torch alone of all that were ranked. What was faster than torch at a first look and dropped for the sake of
-    others has then to be ranked again.
+    Filters may leave torch as the only ranked choice. Choices that looked faster than torch, and were dropped in favour of others,
+    must then be ranked again.
     """
     torch_us = [o.time_us for o in known.values() if o.baseline and o.time_us]
     if not torch_us or any(o.finalist and not o.baseline for o in known.values()):
@@ -153,7 +156,7 @@ def _reopened(known: dict[str, Outcome]) -> dict[str, Outcome]:
 
 
 def candidates_for(problem: Problem, device: DeviceInfo, settings: Settings, *, host_us: float = 0.0) -> Candidates:
-    """The choices for a problem, of which nothing is known yet."""
+    """Return the choices for a problem, without outcomes."""
     offers = offers_for(problem, device, settings)
     choices = {c.content_hash: c for c in offers.choices}
     return Candidates(problem=problem, device=device, settings=settings, offers=offers, choices=choices, known={}, host_us=host_us)
@@ -162,9 +165,10 @@ def candidates_for(problem: Problem, device: DeviceInfo, settings: Settings, *, 
 def choice_of(
     content_hash: str, backend: str, problem: Problem, device: DeviceInfo, settings: Settings, store: Store
 ) -> Choice | None:
-    """The choice with that hash: what its backend offers for a problem, a variant of that, or what an earlier search went to.
+    """Return the choice with that hash: an offer of its backend, a variant of one, or a point that an earlier search reached.
 
-    No other backend is asked: to enumerate for all of them takes a tenth of a second. None where the settings leave it out.
+    Only this backend enumerates, because enumeration by all backends takes a tenth of a second. Return None if the settings exclude
+    the choice.
     """
     if backend not in enabled_backends(device, settings):
         return None
@@ -174,14 +178,14 @@ def choice_of(
 
 
 def outcome_of(row: Row) -> Outcome:
-    """A stored row as an outcome."""
+    """Convert a stored row to an outcome."""
     return Outcome(**{name: getattr(row, name) for name in _STORED}, from_store=True)
 
 
 def row_of(outcome: Outcome, problem: Problem, fingerprint: str) -> Row:
-    """An outcome as a row to store, measured now."""
+    """Convert an outcome to a row for the store, measured now."""
     return Row(key=problem.key, fingerprint=fingerprint, **{name: getattr(outcome, name) for name in _STORED})
 
 
 _STORED = tuple(field.name for field in dataclasses.fields(Outcome) if field.name != "from_store")
-"""What an outcome and its row have in common."""
+"""Fields that an outcome and its row share."""

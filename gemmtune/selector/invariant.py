@@ -1,4 +1,4 @@
-"""One choice for every M of a range, by which the bits of a row do not depend on the batch that it is in."""
+"""Selection of one choice for every M of a range, so that the bits of a row do not depend on its batch."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from .range_work import SEED, Work, measured, segment_of, uncompiled, with_kerne
 from .remote import open_session
 from .segments import Segment, Table
 
-FEW_ANCHORS = 5
-"""Ms at which choices compete to be the one."""
+COMPETING_ROWS = 5
+"""Number of Ms at which choices compete to be the single one."""
 ENTRANTS = 6
-"""So many of them are timed at all of these."""
+"""Number of choices that are timed at all of these Ms."""
 MOST_COMPARED = 512
-"""The most rows whose bits are compared."""
+"""Maximum number of rows whose bits are compared."""
 
 
-def few_anchors(anchors: list[int]) -> list[int]:
-    """The Ms, at most FEW_ANCHORS, at which choices compete to be the one: both ends, and others about the same factor apart."""
-    ratio = anchors[-1] / anchors[0]
-    wanted = (anchors[0] * ratio ** (i / (FEW_ANCHORS - 1)) for i in range(FEW_ANCHORS))
-    return sorted({min(anchors, key=lambda m: abs(math.log(m / x))) for x in wanted})
+def competing_rows(rows: list[int]) -> list[int]:
+    """Return at most COMPETING_ROWS of the Ms for the competition: both ends, and others about the same factor apart."""
+    ratio = rows[-1] / rows[0]
+    wanted = (rows[0] * ratio ** (i / (COMPETING_ROWS - 1)) for i in range(COMPETING_ROWS))
+    return sorted({min(rows, key=lambda m: abs(math.log(m / x))) for x in wanted})
 
 
 def one_for_all(work: Work) -> Table:
-    """The table of one segment: the fastest on the whole of the choices that say to be batch-invariant, and are seen to be.
+    """Return a table of one segment: the fastest choice overall that declares batch invariance and passes the check of it.
 
     Raises:
         NoValidChoicesError: there is none.
@@ -40,7 +40,7 @@ def one_for_all(work: Work) -> Table:
     for name in sorted(work.choices, key=lambda name: _loss(work, name)):
         choice = work.choices[name]
         reasons = (reason for _, reason in legal_runs(choice, rows, work.rows_class, work.device) if reason is not None)
-        why_not = "does not say to be batch-invariant" if not choice.batch_invariant else next(reasons, None)
+        why_not = "does not declare to be batch-invariant" if not choice.batch_invariant else next(reasons, None)
         if why_not is not None:
             refused[name] = why_not
         elif len(entrants) < ENTRANTS:
@@ -57,18 +57,18 @@ def one_for_all(work: Work) -> Table:
             return Table(segments=(dataclasses.replace(segment, checked=checked),), seed=SEED)
         work.wrong[name] = refused[name] = why_not
     left_out = [(name, str(Status.REFUSED), reason) for name, reason in refused.items()]
-    remedy = "Enable more backends (settings.backends). Torch is no way out: the bits of a row depend on its batch."
+    remedy = "Enable more backends (settings.backends). Torch cannot replace them: its bits of a row depend on the batch."
     raise NoValidChoicesError(f"{work.rows_class}, M = {rows[0]}..{rows[-1]}, batch-invariant", left_out, remedy)
 
 
 def _loss(work: Work, name: str) -> float:
-    """How much slower than the best a choice is, as the mean logarithm of the ratio; what was not measured counts as e times."""
+    """Return the mean logarithm of the slowdown against the best. An M without a measurement counts as a slowdown of e."""
     losses = [math.log(times[name] / min(times.values())) if name in times else 1.0 for times in work.times.values()]
     return sum(losses) / len(losses)
 
 
 def _why_not(work: Work, segment: Segment, checked: tuple[int, ...]) -> str | None:
-    """Why the choice is not right for every M, or gives a row other bits in another batch; or None."""
+    """Return why the choice is wrong for some M or gives a row other bits in another batch; None if it passes."""
     choice = work.choices[segment.name]
     failed = uncompiled(work, [segment]) or failures_of([(choice, checked)], work.rows_class, work.device, work.settings)
     if failed:

@@ -1,4 +1,4 @@
-"""The log file: one JSON line for each choice and problem, for later analysis of what was tried and how it fared."""
+"""The log file: one JSON line for each choice and problem, for later analysis."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ _warned: set[Path] = set()
 
 
 def append_log(path: Path | str, result: ProblemResult) -> None:
-    """Append the lines of a result, in one write under a lock: lines of several processes never mix.
+    """Append the lines of a result in one write under a lock, so that lines of several processes never mix.
 
-    A file that cannot be written costs one warning for each path and process, and the lines.
+    If the file cannot be written, the lines are lost and each process warns once per path.
     """
     path = Path(path)
     try:
@@ -31,7 +31,7 @@ def append_log(path: Path | str, result: ProblemResult) -> None:
         if path not in _warned:
             _warned.add(path)
             warnings.warn(
-                f"log_file: got {error}, expected a file that can be written. Give this user permission, free some space, or set "
+                f"log_file: got {error}, expected a writable file. Give this user permission, free some space, or set "
                 "log_file (GEMMTUNE_LOG_FILE) to another file. Results are not logged until then.",
                 RuntimeWarning,
                 stacklevel=3,
@@ -39,10 +39,10 @@ def append_log(path: Path | str, result: ProblemResult) -> None:
 
 
 def lines(result: ProblemResult) -> list[dict[str, Any]]:
-    """What is logged of a result: a mapping for each choice, the refused ones too, each complete in itself.
+    """Return the log entries of a result: a self-contained mapping for each choice, refused ones included.
 
-    ``M``, ``N``, ``K`` and ``batch`` are the problem's. ``tile``, ``stages`` and ``warps`` are null for a choice that has none;
-    ``info`` is everything that its backend tells of its configuration.
+    ``M``, ``N``, ``K`` and ``batch`` are the problem's. ``tile``, ``stages`` and ``warps`` are null for a choice without them.
+    ``info`` is everything that the backend reports about its configuration.
     """
     problem = result.problem
     head = {
@@ -69,7 +69,7 @@ def lines(result: ProblemResult) -> list[dict[str, Any]]:
 
 
 def _append(path: Path, data: bytes) -> None:
-    """One write at the end of the file. A write that falls short (a full disk) is taken back: half a line helps nobody.
+    """Write once at the end of the file. Undo a short write (a full disk), because half a line is useless.
 
     Raises:
         OSError: the file cannot be opened, locked or written.

@@ -1,4 +1,4 @@
-"""Compile, verify and time what is not known yet of one problem."""
+"""Compilation, verification and timing of the choices of one problem that have no outcome yet."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ log = logging.getLogger("gemmtune")
 def measure(
     candidates: Candidates, outcomes: dict[str, Outcome], progress: Progress, compilation: Compilation | None = None
 ) -> Candidates:
-    """Add an outcome for every offer that has none and for variants of the fastest, then rank the fastest against each other.
+    """Add an outcome for every offer without one and for variants of the fastest, then rank the fastest against each other.
 
-    ``outcomes``, by content hash, is filled as the work goes on, so that an interruption loses only the measurement in hand.
-    ``compilation`` is under way in the background; what it does not include is compiled here. Returns the candidates with the
-    variants that were tried.
+    ``outcomes``, by content hash, is filled as the work proceeds, so that an interruption loses only the current measurement.
+    ``compilation`` runs in the background; choices that it does not include are compiled here. Return the candidates, the tried
+    variants included.
     """
     todo, settings = candidates.missing, candidates.settings
     effort = EFFORT[settings.search]
@@ -45,12 +45,14 @@ def measure(
             candidates = dataclasses.replace(candidates, choices={**candidates.choices, **{c.content_hash: c for c in choices}})
             examine_all(session, sorted(choices, key=lambda c: not c.baseline), drift, outcomes, progress, candidates)
 
+        # Offers first: those that need no compilation, then the compiled ones.
         new = todo or untried_variants(candidates.choices, outcomes, settings)
         drift = drift_since(session, candidates, outcomes) if new else 1.0
-        # Kernel time is the same while compilers are busy; the time of a call is not.
-        beside_compilers = candidates.device.type != "cpu" and settings.timing != "eager"
-        examine([c for c in todo if beside_compilers and (c.compile_key is None or c.compiled)])
+        # Compilers on the CPU do not change kernel times on a GPU, but they do change the time of a whole call.
+        unaffected_by_compilers = candidates.device.type != "cpu" and settings.timing != "eager"
+        examine([c for c in todo if unaffected_by_compilers and (c.compile_key is None or c.compiled)])
         examine(_compiled([c for c in todo if c.content_hash not in outcomes], candidates, outcomes, progress, compilation))
+        # Then choices near the fastest: launch variants, and points along their axes.
         for _ in range(effort.variant_rounds):
             examine(untried_variants(candidates.choices, outcomes, settings))
         candidates = search_all_axes(session, drift, outcomes, progress, candidates)
@@ -59,8 +61,8 @@ def measure(
 
 
 def examine_alone(candidates: Candidates, choice: Choice) -> Outcome:
-    """How one of the candidates fares by itself: compiled, verified and shortly measured, but compared with nothing, so that a
-    later tuning goes on with it."""
+    """Compile, verify and briefly measure one candidate in isolation, and return its outcome. It stays unsettled, so that later
+    tuning compares it with others."""
     outcomes: dict[str, Outcome] = {}
     with open_session(candidates.problem, candidates.device, candidates.settings, candidates.host_us) as session:
         ready = _compiled([choice], candidates, outcomes, Progress(), None)
@@ -75,7 +77,7 @@ def _compiled(
     progress: Progress,
     compilation: Compilation | None,
 ) -> Sequence[Choice]:
-    """Those of the choices that compile; each of the others gets an outcome."""
+    """Return the choices that compile. Give each of the others an outcome."""
     report = functools.partial(progress.stage, "compile")
     failures = compilation.wait(choices, report) if compilation else {}
     failures |= precompile([c for c in choices if c.name not in failures], candidates.settings, report)
@@ -94,7 +96,7 @@ def examine_all(
     progress: Progress,
     candidates: Candidates,
 ) -> None:
-    """Verify and shortly measure choices; each gets an outcome, with its time divided by ``drift``."""
+    """Verify and briefly measure choices. Each gets an outcome, with its time divided by ``drift``."""
     if not choices:
         return
     for done, choice in enumerate(choices):
@@ -110,7 +112,7 @@ def examine_all(
 def search_all_axes(
     session: AnySession, drift: float, outcomes: dict[str, Outcome], progress: Progress, candidates: Candidates
 ) -> Candidates:
-    """Go on along the axes of the fastest choices that have such. Returns the candidates with the choices that were come to."""
+    """Search along the axes of the fastest choices that have axes. Return the candidates, the reached choices included."""
     tried = dict(candidates.choices)
 
     def try_one(choice: Choice, origin: Choice) -> Outcome:
@@ -131,10 +133,10 @@ def search_all_axes(
 
 
 def drift_since(session: AnySession, candidates: Candidates, outcomes: Mapping[str, Outcome]) -> float:
-    """The factor by which the fastest choice known runs slower now than when it was ranked; 1 where nothing is known.
+    """Return the slowdown of the fastest known choice since it was ranked; 1 if nothing is known.
 
-    Machines differ from hour to hour by more than choices do: what is measured now is divided by it before it is compared. It is 1
-    too where clocks do not explain it: one of the two times is wrong then, and what is divided by it would be stored as wrong.
+    Machines differ from hour to hour by more than choices do, so new times are divided by this factor before comparison. The factor
+    is also 1 if clocks do not explain it: one of the two times is then wrong, and scaling would store wrong times.
     """
     known = right(outcomes.values())
     fastest = next((o for o in known if o.finalist), known[0] if known else None)
@@ -146,19 +148,19 @@ def drift_since(session: AnySession, candidates: Candidates, outcomes: Mapping[s
 
 
 def rank(session: AnySession, entrants: int, candidates: Candidates, outcomes: dict[str, Outcome], progress: Progress) -> None:
-    """Give the fastest choices, ``entrants`` at most, times that compare: the interleaved final rounds.
+    """Give the fastest choices, at most ``entrants``, comparable times by interleaved final rounds.
 
-    Choices that were ranked earlier take no part, except the fastest two: the new times are scaled by how those come out now, so
-    that one new choice costs one measurement and still compares with the old ones.
+    Choices from earlier rankings take no part, except the fastest two. New times are scaled by the drift of these two. One new
+    choice then costs one measurement and still compares with the old ones.
     """
-    # Short measurements compare only with each other and, roughly, with ranked times: what lost once is out.
+    # Short measurements compare with each other and, roughly, with ranked times. A choice that lost once is out.
     running = [o for o in outcomes.values() if o.finalist or not o.settled]
-    if candidates.device.type == "cpu":  # a short measurement beside other processes may misjudge by any factor
+    if candidates.device.type == "cpu":  # next to other processes a short measurement may be off by any factor
         finalists = shortlist(running, entrants, near=math.inf)
     else:
         finalists = shortlist(running, entrants, lambda o: candidates.choices[o.content_hash].compile_key)
     fresh = [o for o in finalists if not o.finalist]
-    # Choices that leave all earlier finalists far behind still run against the best of them: only ranked times decide the pick.
+    # Choices that are far faster than all earlier finalists still run against the best of them: only ranked times decide.
     incumbents = [o for o in finalists if o.finalist][:2] or right(o for o in running if o.finalist)[:1]
     if fresh and len(fresh) + len(incumbents) > 1:
         play_final_rounds(session, fresh, incumbents, candidates, outcomes, progress)
@@ -176,11 +178,12 @@ def play_final_rounds(
     outcomes: dict[str, Outcome],
     progress: Progress,
 ) -> None:
-    """Rank the fresh finalists and, to scale by, the incumbents. On a busy machine all that was measured now is marked.
+    """Rank the fresh finalists together with the incumbents, which give the scale. Mark all new outcomes on a busy machine.
 
-    Where the incumbents come out by a factor otherwise that clocks do not explain, one of their times is wrong, and nothing is
-    scaled by it: they get the times of now, too.
+    If the incumbents differ by a factor that clocks do not explain, one of their times is wrong. Nothing is then scaled, and the
+    incumbents get new times too.
     """
+    # Run the rounds, and record the choices that failed in them.
     count = len(fresh) + len(incumbents)
     progress.stage("final rounds", 0, count)
     ranking = session.rank([candidates.choices[o.content_hash] for o in (*fresh, *incumbents)])
@@ -190,6 +193,7 @@ def play_final_rounds(
             outcomes[o.content_hash] = dataclasses.replace(
                 o, status=failure.status, reason=failure.reason, time_us=None, error_over_bound=None, finalist=False
             )
+    # Scale the new times by the drift of the incumbents.
     drift = [o.time_us / ranked[o.name].time_us for o in incumbents if o.time_us and o.name in ranked]
     scale = statistics.median(drift) if drift else 1.0
     anew = drifts_too_far(candidates.device, scale)
@@ -202,17 +206,18 @@ def play_final_rounds(
                 o, time_us=time_us, finalist=True, from_store=o.from_store and not anew, info=info
             )
     progress.stage("final rounds", count, count)
+    # Mark the new outcomes if other work disturbed them.
     torch = next((ranked[o.name] for o in (*fresh, *incumbents) if o.baseline and o.name in ranked), None)
     why = disturbance(candidates.device, ranking.seen, torch.spread if torch else 0.0, 1 / scale)
     if why:
-        log.warning("%s was measured on a busy machine (%s): tune it again when it is quiet", candidates.problem, why)
+        log.warning("%s was measured on a busy machine (%s): tune it again when the machine is idle", candidates.problem, why)
         for digest, o in outcomes.items():
             if o.status is Status.OK and not o.from_store:
                 outcomes[digest] = dataclasses.replace(o, info=o.info | {DISTURBED: why})
 
 
 def _shortage(sample: Sample) -> str:
-    """What kept a choice from running that may be over by the next tuning; empty if nothing did."""
+    """Return the shortage that kept a choice from running and may be over at the next tuning; empty if there was none."""
     if sample.status is Status.COMPILE_ERROR and os.strerror(errno.ENOSPC) in sample.reason:
         return "the disk was full"
     short = sample.status is Status.OUT_OF_RESOURCES and any(words in sample.reason for words in NO_MEMORY)
@@ -220,7 +225,7 @@ def _shortage(sample: Sample) -> str:
 
 
 def outcome(choice: Choice, candidates: Candidates, sample: Sample) -> Outcome:
-    """How one of the candidates fared."""
+    """Return the outcome of one candidate."""
     info = dict(choice.info)
     place = list(candidates.choices).index(choice.content_hash)
     if place < len(candidates.offers.choices):  # the offers come first, in their order

@@ -1,4 +1,4 @@
-"""A search along the axes of a few parameters, for those with long axes on which a table of configs has no place."""
+"""Search along the axes of a few parameters whose ranges are too long for a table of configs."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from ..errors import GemmtuneError
 
 Parameters = Mapping[str, int]
 Step = Callable[[str, int, int, Parameters], int]
-"""``step(name, value, direction, parameters)``: the value so many steps up or down; ``value`` itself where there is none."""
+"""``step(name, value, direction, parameters)``: the value that many steps up or down; ``value`` itself if there is none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Minimum:
-    """What ``minimize`` found.
+    """The result of ``minimize``.
 
-    ``speedup`` is the reference's value over this one, at least 1. ``tried`` has every point by its values in the order of sorted
-    names: its value, or why it has none. ``slopes`` has for each parameter the worst ratio to the minimum one step away, as far as
-    that was tried.
+    ``speedup`` is the reference's value divided by this one, at least 1. ``tried`` maps every point, as values in the order of
+    sorted names, to its value or to the reason why it has none. ``slopes`` has for each parameter the worst tried ratio to the
+    minimum one step away.
     """
 
     parameters: dict[str, int]
@@ -39,15 +39,15 @@ def minimize(
     max_step: int = 2,
     noise: float = 1e-3,
 ) -> Minimum:
-    """Find parameters for which ``target`` is least, starting from ``initial``.
+    """Return parameters that minimize ``target``, starting from ``initial``.
 
-    All vectors of steps whose lengths add up to ``max_step`` at most are tried, short ones first; from the first better point the
-    search begins anew. Of the points within ``noise`` of the least value, ``initial`` is taken, or the one with the least values
-    of its parameters: what is measured twice then gives one answer. The result is never worse than ``reference``.
+    The search tries all vectors of steps whose lengths add up to at most ``max_step``, short ones first. It restarts from the first
+    better point. Among points within ``noise`` of the least value it takes ``initial``, or else the one with the smallest
+    parameters. Repeated measurements then give one answer. The result is never worse than ``reference``.
 
     Args:
-        target: such as a time in µs, positive. What it raises makes a point that is not taken, as does what is no positive number.
-        reference: where to start if ``initial`` fails, and what the result is compared with; ``initial`` unless given.
+        target: a positive value such as a time in µs. A point is rejected if this raises or returns no positive number.
+        reference: the start if ``initial`` fails, and the baseline of the result; ``initial`` unless given.
 
     Raises:
         GemmtuneError: neither ``initial`` nor ``reference`` has a value, they have different parameters, or ``noise`` is negative.
@@ -56,7 +56,7 @@ def minimize(
         raise GemmtuneError(f"minimize: noise: got {noise}, expected a share of the least value, 0 or more")
     reference = initial if reference is None else reference
     if sorted(initial) != sorted(reference):
-        raise GemmtuneError(f"minimize: got parameters {sorted(initial)}, and {sorted(reference)} of the reference")
+        raise GemmtuneError(f"minimize: got names {sorted(initial)} and a reference with {sorted(reference)}, expected equal ones")
     search = _Search(target, tuple(sorted(initial)))
     before = search.value(reference)
     here = initial if search.value(initial) is not None else reference
@@ -78,7 +78,7 @@ def minimize(
 
 
 class _Search:
-    """The points that were tried."""
+    """The points tried so far."""
 
     def __init__(self, target: Callable[[dict[str, int]], float], names: tuple[str, ...]) -> None:
         self._target = target
@@ -89,7 +89,7 @@ class _Search:
         return tuple(parameters[name] for name in self.names)
 
     def value(self, parameters: Parameters) -> float | None:
-        """The target there, asked once; None where it failed."""
+        """Return the target at a point, evaluated once. None if it failed."""
         key = self.key(parameters)
         if key not in self.tried:
             try:
@@ -101,7 +101,7 @@ class _Search:
         return value if isinstance(value, float) else None
 
     def better(self, here: Parameters, step: Step, max_step: int) -> dict[str, int] | None:
-        """The first new point that near that is better than ``here``, which has a value; None if none is."""
+        """Return the first untried neighbour that is better than ``here``, which has a value. None if there is none."""
         for there in neighbours(here, step, max_step):
             if self.key(there) in self.tried:
                 continue
@@ -111,7 +111,7 @@ class _Search:
         return None
 
     def stable(self, initial: Parameters, noise: float) -> tuple[dict[str, int], float]:
-        """The initial point if it is as good as the best, else the one with the least values among those that are."""
+        """Return the initial point if it ties with the best; otherwise the tied point with the smallest parameters."""
         values = {key: value for key, value in self.tried.items() if isinstance(value, float)}
         least = min(values.values())
         alike = [key for key, value in values.items() if value <= least * (1 + noise)]
@@ -129,7 +129,7 @@ class _Search:
 
 
 def neighbours(here: Parameters, step: Step, max_step: int) -> Iterator[dict[str, int]]:
-    """The points that are tried from ``here``, in their order."""
+    """Yield the points to try from ``here``, in order."""
     names = tuple(sorted(here))
     for vector in _vectors(len(names), max_step):
         there = _moved(here, names, vector, step)
@@ -138,7 +138,7 @@ def neighbours(here: Parameters, step: Step, max_step: int) -> Iterator[dict[str
 
 
 def _moved(here: Parameters, names: tuple[str, ...], vector: tuple[int, ...], step: Step) -> dict[str, int] | None:
-    """The point that many steps away; None where some parameter ends before."""
+    """Return the point that many steps away. None if a parameter reaches its end first."""
     there = dict(here)
     for name, direction in zip(names, vector, strict=True):
         if direction:
@@ -149,7 +149,7 @@ def _moved(here: Parameters, names: tuple[str, ...], vector: tuple[int, ...], st
 
 
 def _vectors(count: int, max_step: int) -> list[tuple[int, ...]]:
-    """All vectors of steps with lengths that add up to 1 to ``max_step``, short ones first."""
+    """Return all vectors of steps with lengths that add up to 1 to ``max_step``, short ones first."""
     axis = range(-max_step, max_step + 1)
     return sorted((v for v in itertools.product(axis, repeat=count) if 0 < _length(v) <= max_step), key=lambda v: (_length(v), v))
 

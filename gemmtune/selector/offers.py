@@ -1,6 +1,6 @@
-"""What the enabled backends have for a problem, and the variants of it: what one compiled kernel can be told at launch.
+"""The offers of the enabled backends for a problem, and their variants: launch options of one compiled kernel.
 
-Variants are tried for the fastest few kernels only.
+Variants are tried only for the fastest few kernels.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from .result import MOVED, Outcome
 
 
 def enabled_backends(device: DeviceInfo, settings: Settings) -> tuple[str, ...]:
-    """The backends that the settings name, or that serve the device by default, and those that a setting brings in.
+    """Return the backends that the settings name, or the device's defaults, and those that another setting enables.
 
     Raises:
         SettingsError: the settings name a backend that is not in the table.
@@ -41,33 +41,33 @@ def enabled_backends(device: DeviceInfo, settings: Settings) -> tuple[str, ...]:
 
 
 def libraries_of(device: DeviceInfo, settings: Settings) -> tuple[str, ...]:
-    """Those of the enabled backends that call what a library has: nothing of theirs is compiled."""
+    """Return the enabled backends that only call libraries and compile nothing."""
     return tuple(name for name in enabled_backends(device, settings) if not BACKENDS[name].compiles)
 
 
 def offers_for(problem: Problem, device: DeviceInfo, settings: Settings, *, on_this_machine: bool = True) -> Offers:
-    """Every choice of every enabled backend that passes the filters, and what was refused with the reason.
+    """Return every choice of the enabled backends that passes the filters, and every refusal with its reason.
 
-    Warns when a regex of the settings leaves nothing. With ``on_this_machine`` false nothing is asked of the machine: what would be
-    tried where the device, the compilers and the libraries are present.
+    Warn if a regex of the settings leaves nothing. With ``on_this_machine`` false, do not query this machine: return the choices
+    that would be tried if the device, the compilers and the libraries were present.
     """
     legal = legal_offers(problem, device, settings, on_this_machine=on_this_machine)
     for text in nothing_left(legal, settings, templates=TEMPLATES):
-        warnings.warn(text, RuntimeWarning, stacklevel=1)  # of this line, whoever asks: shown once for all problems
+        warnings.warn(text, RuntimeWarning, stacklevel=1)  # attributed to this line, so it is shown once for all problems
     return filtered(legal, settings, templates=TEMPLATES)
 
 
 def widest_offers_for(problem: Problem, device: DeviceInfo, settings: Settings) -> Offers:
-    """The offers of the exhaustive search, without a cap: everything that may be picked when the store already knows it.
+    """Return the offers of the exhaustive search without a cap: everything that may be picked if the store knows it.
 
-    Search and cap say how much is tried; size threshold and regexes say what may run, and hold here too.
+    Search effort and cap limit the trials. The size threshold and the regexes limit what may run, so they apply here too.
     """
     widest = dataclasses.replace(uncapped(settings), search="exhaustive")
     return filtered(legal_offers(problem, device, widest), widest, templates=TEMPLATES)
 
 
 def legal_offers(problem: Problem, device: DeviceInfo, settings: Settings, *, on_this_machine: bool = True) -> Offers:
-    """``offers_for`` before the filters."""
+    """Return ``offers_for`` before the filters."""
     choices: list[Choice] = []
     refusals: list[Refusal] = []
     with use(settings):
@@ -81,7 +81,7 @@ def legal_offers(problem: Problem, device: DeviceInfo, settings: Settings, *, on
                 offers = with_steps(problem, offers, backend.enumerate(grouped_problem(problem), device, settings))
             choices += offers.choices
             refusals += offers.refusals
-            # torch offers the dense product itself. Where the dense matrix is made in each call, another product hardly matters.
+            # torch itself offers the dense product. If each call makes the dense matrix, another product hardly matters.
             if problem.prepacked and problem.sparsity is not None and name != "aten":
                 dense = backend.enumerate(dense_problem(problem), device, settings)
                 choices += densified(problem, dense).choices[: EFFORT[settings.search].densified]
@@ -90,15 +90,15 @@ def legal_offers(problem: Problem, device: DeviceInfo, settings: Settings, *, on
 
 
 def known_variants(choices: Iterable[Choice], wanted: Collection[str], settings: Settings) -> dict[str, Choice]:
-    """The variants of ``choices``, and of variants found, whose content hash is ``wanted``; by content hash.
+    """Return the variants of ``choices``, and variants of those, whose content hash is in ``wanted``; by content hash.
 
-    As for everything that the store knows, regexes and the size threshold hold, caps do not.
+    Regexes and the size threshold apply, as to everything in the store. Caps do not.
     """
     found: dict[str, Choice] = {}
-    asked = list(choices)
-    while asked and len(found) < len(wanted):
-        fresh = {v.content_hash: v for choice in asked for v in choice.launch_variants() if v.content_hash in wanted}
-        asked = [v for digest, v in fresh.items() if digest not in found]
+    pending = list(choices)
+    while pending and len(found) < len(wanted):
+        fresh = {v.content_hash: v for choice in pending for v in choice.launch_variants() if v.content_hash in wanted}
+        pending = [v for digest, v in fresh.items() if digest not in found]
         found |= fresh
     passed = filtered(Offers(choices=tuple(found.values())), uncapped(settings), templates=TEMPLATES).choices
     return {choice.content_hash: choice for choice in passed}
@@ -107,11 +107,11 @@ def known_variants(choices: Iterable[Choice], wanted: Collection[str], settings:
 def moved_choices(
     choices: Mapping[str, Choice], rows: Mapping[str, Row], device: DeviceInfo, settings: Settings
 ) -> dict[str, Choice]:
-    """What an earlier search went to along the axes of one of ``choices``, of the rows of the store; by content hash."""
+    """Return choices in the store's rows that an earlier search reached along the axes of one of ``choices``; by content hash."""
     found: dict[str, Choice] = {}
     ways = {digest: row.info[MOVED] for digest, row in rows.items() if MOVED in row.info and digest not in choices}
     count = -1
-    while count < len(found):  # a later search may have begun where an earlier one ended
+    while count < len(found):  # a later search may start where an earlier one ended
         count = len(found)
         for digest, way in ways.items():
             origin = choices.get(way["from"]) or found.get(way["from"])
@@ -124,9 +124,9 @@ def moved_choices(
 
 
 def untried_variants(choices: Mapping[str, Choice], outcomes: Mapping[str, Outcome], settings: Settings) -> list[Choice]:
-    """Variants of the fastest kernels that the settings let pass and that have no outcome, those of the fastest first.
+    """Return variants of the fastest kernels that pass the settings and have no outcome, those of the fastest first.
 
-    ``choices`` and ``outcomes`` are by content hash. The caps of the settings count the choices that were tried already.
+    ``choices`` and ``outcomes`` are by content hash. The caps of the settings include the choices already tried.
     """
     ranked, effort = right(outcomes.values()), EFFORT[settings.search]
     fastest: dict[str, Choice] = {}

@@ -1,4 +1,4 @@
-"""The pick: the fastest right choice, with ties broken by a fixed order so that every run picks the same."""
+"""The pick: the fastest correct choice. Ties follow a fixed order, so that every run picks the same choice."""
 
 from __future__ import annotations
 
@@ -11,31 +11,32 @@ from ..timing.rounds import TIE
 from .result import Outcome
 
 LAUNCH_BOUND_US = 10.0
-"""Kernels shorter than this wait for the host, whose work for a library call is about twice that for a kernel of our own templates:
-there, among equals, ours come first. Times of whole calls have that in them."""
+"""Times in µs below which kernels wait for the host. A library call costs the host about twice as much work as a kernel of our own
+templates, so among equals ours come first. Times of whole calls include this work already."""
 
 KERNEL_TIE = 0.01
-"""Kernels of a GPU within 1% of the fastest are tied, torch's own operation within TIE, as are whole calls on a CPU. Kernels that
-were 2% slower here were seen up to 4% behind where a model used them."""
+"""Tolerance for ties between GPU kernels: 1% of the fastest. Torch's own operation and whole calls on a CPU are tied within TIE.
+Kernels that were 2% slower here were up to 4% slower inside a model."""
 
 NEAR = 1.25
-"""Choices whose first, short measurement on a GPU is within 25% of the best go to the final rounds: short windows misjudge by
-less."""
+"""Factor of the best time within which choices enter the final rounds, after the short measurement on a GPU. Short windows are off
+by less than 25%."""
 
 OF_ONE_KERNEL = 3
-"""Entrants that are one compiled kernel with other arguments of its launch."""
+"""Maximum number of entrants that share one compiled kernel and differ only in launch arguments."""
 
 
 def right(outcomes: Iterable[Outcome]) -> list[Outcome]:
-    """Those that were verified and measured, the fastest first."""
+    """Return the outcomes that were verified and measured, the fastest first."""
     return sorted((o for o in outcomes if o.status is Status.OK and o.time_us is not None), key=_time)
 
 
 def pick(outcomes: Sequence[Outcome]) -> Outcome | None:
-    """The choice to run: of all that are tied with the fastest, the first in a fixed order.
+    """Return the choice to run: among all ties with the fastest, the first in a fixed order.
 
-    The order is that of the table of backends, library calls first; within a backend that of the offers, first what its model likes
-    best. Times of the final rounds only compare with each other: when there were final rounds the others are out of the question.
+    Backends follow the order of their table, library calls first. Within a backend, offers keep their order, the
+    best by its model first. Times of the final rounds compare only with each other. If there were final rounds, all other choices
+    are excluded.
     """
     candidates = right(outcomes)
     if any(o.finalist for o in candidates):
@@ -52,9 +53,9 @@ def pick(outcomes: Sequence[Outcome]) -> Outcome | None:
 def shortlist(
     outcomes: Iterable[Outcome], most: int, kernel_of: Callable[[Outcome], str | None] = lambda _: None, *, near: float = NEAR
 ) -> list[Outcome]:
-    """Who goes to the final rounds: the fastest ``most`` within the factor ``near``, and torch's own operation whatever its time.
+    """Return the choices for the final rounds: the fastest ``most`` within the factor ``near``, and torch's operation at any time.
 
-    ``kernel_of`` tells which of them are one compiled kernel (None: a kernel of its own); of those OF_ONE_KERNEL go.
+    ``kernel_of`` returns the compiled kernel of a choice, or None if it shares none. At most OF_ONE_KERNEL choices share a kernel.
     """
     candidates = right(outcomes)
     if not candidates:

@@ -1,4 +1,4 @@
-"""Compilation of many choices at the same time, in worker processes that see no GPU."""
+"""Concurrent compilation of many choices, in worker processes without access to a GPU."""
 
 from __future__ import annotations
 
@@ -16,37 +16,37 @@ from ..workers.pool import WORKERS
 from ..workers.worker import NoWorkerError, Worker, WorkerCrashed, WorkerTimedOut
 
 COMPILING = "compile"
-"""The pool's kind of the workers that compile."""
+"""The pool's name for workers that compile."""
 
 Progress = Callable[[int, int], None]
 
 
 def prepare_compiling(settings: Settings) -> None:
-    """Start the processes that compile, unless they wait: they import what they need while the caller does something else."""
+    """Start the compiler processes unless they are idle already. They import their modules while the caller continues."""
     triton = ("triton",) if importlib.util.find_spec("triton") is not None else ()
     WORKERS.prepare(COMPILING, settings.compile_processes, (__name__, *triton))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompileFailure:
-    """Why a choice has no compiled kernel: COMPILE_ERROR, COMPILE_TIMEOUT or CRASHED, with what the compiler said."""
+    """The failure of a compilation: COMPILE_ERROR, COMPILE_TIMEOUT or CRASHED, with the compiler's output."""
 
     status: Status
     reason: str
 
 
 def precompile(choices: Sequence[Choice], settings: Settings, progress: Progress | None = None) -> dict[str, CompileFailure]:
-    """Compile what the choices need and the cache lacks, ``settings.compile_processes`` at a time, and wait for all of it.
+    """Compile the kernels that the cache lacks, ``settings.compile_processes`` at a time, and wait for all of them.
 
-    One compilation for each distinct ``compile_key``. ``progress(done, total)`` is called in this thread, first with done = 0.
-    Returns the failures by the name of the choice (of every choice that shares the key). An interrupt kills the compilers.
+    Each distinct ``compile_key`` is compiled once. ``progress(done, total)`` is called in this thread, first with done = 0.
+    Return the failures by the name of each choice that shares the key. An interrupt kills the compilers.
     """
     with Compilation(choices, settings) as compilation:
         return compilation.wait(choices, progress)
 
 
 class Compilation:
-    """Compilations under way in the background, in the order of the choices. A context manager; its end kills what is unfinished.
+    """Compilations in the background, in the order of the choices. As a context manager, it kills unfinished ones on exit.
 
     Choices may belong to several problems: while the first is measured, the next ones compile.
     """
@@ -68,7 +68,7 @@ class Compilation:
         self.close()
 
     def wait(self, choices: Iterable[Choice], progress: Progress | None = None) -> dict[str, CompileFailure]:
-        """Wait until the kernels of these choices are there. Returns the failures by the name of the choice."""
+        """Wait until the kernels of these choices exist. Return the failures by the name of the choice."""
         outcomes = {c.name: self._outcomes[c.compile_key] for c in choices if c.compile_key in self._outcomes}
         if progress:
             _follow(set(outcomes.values()), progress)
@@ -76,11 +76,11 @@ class Compilation:
         return {name: failure for name, failure in failures.items() if failure}
 
     def wait_for_all(self, progress: Progress) -> None:
-        """Wait until nothing compiles any more."""
+        """Wait until all compilations have ended."""
         _follow(set(self._outcomes.values()), progress)
 
     def close(self) -> None:
-        """Kill the compilations that are under way and forget those that wait."""
+        """Kill running compilations and drop the queued ones."""
         with self._lock:
             self._stopping = True
             abandoned = list(self._busy)
@@ -89,7 +89,7 @@ class Compilation:
         self._executor.shutdown(cancel_futures=True)
 
     def _compile(self, choice: Choice) -> CompileFailure | None:
-        """Compile in a worker process, or in this one where none can be started and the settings let choices run here."""
+        """Compile in a worker process. If none can start and the settings allow it, compile in this process."""
         try:
             return self._compile_in_worker(choice)
         except NoWorkerError:
@@ -124,13 +124,13 @@ class Compilation:
             return CompileFailure(status=Status.COMPILE_ERROR, reason=error.output)
         except NoWorkerError:
             raise
-        except Exception as error:  # noqa: BLE001 - whatever else a backend raises is its way to say that it cannot compile this
+        except Exception as error:  # noqa: BLE001 - a backend may raise anything if it cannot compile a choice
             return CompileFailure(status=Status.COMPILE_ERROR, reason=f"{type(error).__name__}: {error}")
         return None
 
 
 def _follow(wanted: set[Future[CompileFailure | None]], progress: Progress) -> None:
-    """Tell the progress of compilations until all of them have ended."""
+    """Report the progress of compilations until all have ended."""
     if wanted:
         progress(0, len(wanted))
         for done, _ in enumerate(as_completed(wanted), 1):
@@ -138,6 +138,6 @@ def _follow(wanted: set[Future[CompileFailure | None]], progress: Progress) -> N
 
 
 def compile_choice(choice: Choice, settings: Settings) -> None:
-    """Runs in the worker process, or in this one where none can be started."""
+    """Compile a choice. It runs in a worker process, or in this one if none can start."""
     with use(settings):
         choice.compile()

@@ -1,6 +1,6 @@
-"""What tuning tells while it works, and the listeners: silent, lines of the log, a bar on a terminal, two lines for a first call.
+"""Progress reports of tuning, and their listeners: silent, log lines, a bar on a terminal, or two lines for a first call.
 
-Progress goes to standard error, so that the standard output of a program that tunes stays its own.
+Reports go to standard error, so that the program's standard output stays untouched.
 """
 
 from __future__ import annotations
@@ -22,50 +22,50 @@ log = logging.getLogger("gemmtune")
 
 
 class Progress:
-    """A listener of one tuning, which by itself says nothing.
+    """Listener of one tuning. This base class stays silent.
 
-    The calls come from the tuning thread, in this order for each problem: ``begin``, ``stage`` whenever something moved, ``end``.
-    ``message`` may come at any time; ``close`` comes last, also after an exception.
+    The calls come from the tuning thread, in this order for each problem: ``begin``, ``stage`` for every step forward, ``end``.
+    ``message`` may come at any time. ``close`` comes last, also after an exception.
     """
 
     def begin(self, problem: Problem, total_problems: int) -> None:
-        """Work on the next problem, one out of ``total_problems``, starts."""
+        """Start the next of ``total_problems`` problems."""
 
     def stage(self, name: str, done: int, total: int) -> None:
-        """``done`` of the ``total`` steps of the stage called ``name``, such as ``compile`` or ``measure``, are done."""
+        """Report ``done`` of ``total`` steps in the stage ``name``, such as ``compile`` or ``measure``."""
 
     def end(self, result: ProblemResult) -> None:
-        """The problem begun last has its result."""
+        """Report the result of the current problem."""
 
     def message(self, text: str) -> None:
-        """Something that a person who waits wants to know, such as waiting for another process."""
+        """Show a text that a waiting user needs, such as a wait for another process."""
 
     def close(self) -> None:
-        """Nothing more will come. Calling it again does nothing."""
+        """End the reports. Further calls have no effect."""
 
 
 class FirstCall(Progress):
-    """One line when a call begins to measure, and one when it knows what to run: it takes seconds, and nobody asked for it."""
+    """Listener that logs one line when a call starts to measure and one with the pick: the user did not ask for the delay."""
 
     def __init__(self, problem: Problem) -> None:
         self._problem = problem
         self._begun = False
 
-    def stage(self, name: str, done: int, total: int) -> None:  # noqa: ARG002 - that it begins is all that is said
-        """``tuning mm 16x4096x4096 float32 nt on cpu …``"""
+    def stage(self, name: str, done: int, total: int) -> None:  # noqa: ARG002 - only the start is reported
+        """Log ``tuning mm 16x4096x4096 float32 nt on cpu …`` once."""
         if not self._begun:
             self._begun = True
-            tell(f"tuning {self._problem}: once, the pick is kept for later calls and processes (tune='never' leaves it to torch)")
+            notify(f"tuning {self._problem}: once, later calls and processes reuse the pick (tune='never' runs torch instead)")
 
     def end(self, result: ProblemResult) -> None:
-        """``tuned mm 16x4096x4096 float32 nt on cpu in 4.2 s: cpp:…, 1.83x torch``"""
+        """Log ``tuned mm 16x4096x4096 float32 nt on cpu in 4.2 s: cpp:…, 1.83x torch``."""
         speedup = f", {result.speedup_over_torch:.2f}x torch" if result.speedup_over_torch else ""
-        tell(f"tuned {result.problem} in {result.seconds:.1f} s: {result.pick}{speedup}")
+        notify(f"tuned {result.problem} in {result.seconds:.1f} s: {result.pick}{speedup}")
 
 
 class Lines(Progress):
-    """Log lines for pipes: one when a problem starts and ends, one when a stage starts and ends, and in between at most one every
-    ``interval_s`` seconds."""
+    """Listener that logs lines for pipes: at the start and end of each problem and stage, and at most every ``interval_s`` seconds
+    between."""
 
     def __init__(self, *, interval_s: float = 5.0) -> None:
         self._interval_s = interval_s
@@ -74,13 +74,13 @@ class Lines(Progress):
         self._last_s = 0.0
 
     def begin(self, problem: Problem, total_problems: int) -> None:
-        """``[1/4] mm 16x4096x4096 float32 nt on cpu``"""
+        """Log ``[1/4] mm 16x4096x4096 float32 nt on cpu``."""
         self._count += 1
         self._stage = ""
         log.info("[%d/%d] %s", self._count, total_problems, problem)
 
     def stage(self, name: str, done: int, total: int) -> None:
-        """``  compile: 3/24``"""
+        """Log ``  compile: 3/24``."""
         now_s = time.monotonic()
         if name == self._stage and done < total and now_s - self._last_s < self._interval_s:
             return
@@ -89,16 +89,16 @@ class Lines(Progress):
         log.info("  %s: %d/%d", name, done, total)
 
     def end(self, result: ProblemResult) -> None:
-        """``  pick: cpp:… , 1.83× torch (12.3 s)``"""
+        """Log ``  pick: cpp:… , 1.83× torch (12.3 s)``."""
         log.info("  %s (%.1f s)", pick_line(result), result.seconds)
 
     def message(self, text: str) -> None:
-        """The text on a line of its own."""
+        """Log the text on its own line."""
         log.info("  %s", text)
 
 
 class Bar(Progress):
-    """One moving line on a terminal that names the problem and the stage, and a line that stays for each problem that is done."""
+    """Listener with one moving line on a terminal for the problem and the stage, and one permanent line for each result."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -108,20 +108,20 @@ class Bar(Progress):
         self._heading = ""
 
     def begin(self, problem: Problem, total_problems: int) -> None:
-        """The bar names the problem."""
+        """Show the problem in the bar."""
         self._count += 1
         self._heading = f"[{self._count}/{total_problems}] {problem}"
         self.stage("", 0, 1)
 
     def stage(self, name: str, done: int, total: int) -> None:
-        """The bar shows how far the stage is."""
+        """Show the progress of the stage in the bar."""
         bar = self._opened()
         if self._task is None:
             self._task = bar.add_task("", total=total)
         bar.update(self._task, completed=done, total=total, description=f"{self._heading} {name}".strip())
 
     def end(self, result: ProblemResult) -> None:
-        """The bar goes, a line with the pick stays."""
+        """Replace the bar with a line that names the pick."""
         self._opened().console.print(
             f"{self._heading}: {pick_line(result)} ({result.seconds:.1f} s)", markup=False, highlight=False, soft_wrap=True
         )
@@ -129,18 +129,18 @@ class Bar(Progress):
         self.close()
 
     def message(self, text: str) -> None:
-        """A line above the bar."""
+        """Show a line above the bar."""
         self._opened().console.print(text, markup=False, highlight=False, soft_wrap=True)
 
     def close(self) -> None:
-        """Gives the terminal line back."""
+        """Remove the bar from the terminal."""
         if self._bar is not None:
             self._bar.stop()
             self._bar = self._task = None
 
     def _opened(self) -> RichProgress:
         if self._bar is None:
-            # Here rather than at the top: rich takes longer to import than the rest of this package, and most calls show nothing.
+            # Imported here because rich takes longer to import than the rest of this package, and most calls show nothing.
             from rich.console import Console  # noqa: PLC0415
             from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn  # noqa: PLC0415
             from rich.table import Column  # noqa: PLC0415
@@ -158,13 +158,13 @@ class Bar(Progress):
 
 
 def progress_for(stream: TextIO | None = None) -> Progress:
-    """The listener that suits ``stream`` (None: standard error): a bar on a terminal, else lines of the log."""
+    """Return the listener that suits ``stream`` (None: standard error): a bar on a terminal, otherwise log lines."""
     stream = stream or sys.stderr
     return Bar(stream) if stream.isatty() else Lines()
 
 
-def tell(text: str) -> None:
-    """An INFO line of the log; on a terminal where nobody has configured logging, a line on standard error."""
+def notify(text: str) -> None:
+    """Log an INFO line. On a terminal without configured logging, print it to standard error."""
     log.info("%s", text)
     if not log.hasHandlers() and sys.stderr.isatty():
         print(f"gemmtune: {text}", file=sys.stderr, flush=True)

@@ -1,4 +1,4 @@
-"""Proving a choice over an interval of Ms: legality for every one, right results for those at which something changes."""
+"""Proof of a choice over an interval of Ms: legality for every M, correct results at Ms where its behaviour changes."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from .remote import open_session
 from .segments import Segment
 
 RANDOM_ROWS = 3
-"""Ms of each interval that are drawn at random."""
+"""Random Ms checked in each interval."""
 MOST_EDGES = 3
-"""Edges of tiles in each interval: the first ones."""
+"""Tile edges checked in each interval, counted from its start."""
 ALIGNMENTS = (0, 1, 2, 4, 8)
-"""Steps beyond a multiple of 16, by each of which M has another largest power of two."""
+"""Offsets from a multiple of 16. Each gives M another largest power of two."""
 EVERY_ROW = 48
-"""So many Ms at either end of an interval, and around powers of two, are asked what kernel they need."""
+"""Values of M checked for their kernel at each end of an interval."""
 
 
 def legal_runs(choice: Choice, rows: range, rows_class: RowClass, device: DeviceInfo) -> Iterator[tuple[range, str | None]]:
-    """The Ms of ``rows`` that the class has, as intervals in which the choice is legal (None) or not, with the first reason.
+    """Yield the Ms of ``rows`` in the class, as intervals in which the choice is legal (None) or illegal, with the first reason.
 
-    The predicate is asked of every M, or where the choice is ``legal_between``, of as many as it takes to know it of every M.
+    The legality predicate runs for every M. For a ``legal_between`` choice it runs only for as many Ms as determine all others.
     """
 
     @functools.cache
@@ -54,8 +54,9 @@ def legal_runs(choice: Choice, rows: range, rows_class: RowClass, device: Device
 
 
 def _legal_rows(why_not: Callable[[int], str | None], rows: range, rows_class: RowClass) -> dict[int, Container[int]]:
-    """The legal Ms by the largest power of two up to 16 that divides them, of a choice that is ``legal_between``: from the least to
-    the largest of each, which are found by bisection where an end of ``rows`` is legal, else among all.
+    """Return the legal Ms of a ``legal_between`` choice by the largest power of two up to 16 that divides them.
+
+    For each power they form an interval. Bisection finds it if an end of ``rows`` is legal; otherwise every M is checked.
     """
     found: dict[int, Container[int]] = {}
     for power in (1, 2, 4, 8, ALIGNED_BYTES):
@@ -75,10 +76,10 @@ def _legal_rows(why_not: Callable[[int], str | None], rows: range, rows_class: R
 
 
 def kernels_of(choice: Choice, rows: range, rows_class: RowClass, device: DeviceInfo) -> list[Choice]:
-    """The choice at the first M of each run of Ms that need one compiled kernel.
+    """Return the choice at the first M of each run of Ms that share one compiled kernel.
 
-    What a kernel is compiled for changes with M at a few places, and not back: where two Ms need the same one, so do those between.
-    Where M is part of a stride, and of what is divided by it, there may be further runs.
+    The kernel changes with M at a few places and does not change back: if two Ms share a kernel, so do those between them. If M is
+    part of a stride, further runs may follow from its divisibility.
     """
 
     @functools.cache
@@ -86,12 +87,12 @@ def kernels_of(choice: Choice, rows: range, rows_class: RowClass, device: Device
         found = choice.at(rows_class.at(m), device) if rows_class.has(m) else None
         return found if isinstance(found, Choice) else None
 
-    asked = {*rows[:EVERY_ROW], *rows[-EVERY_ROW:]}
+    checked = {*rows[:EVERY_ROW], *rows[-EVERY_ROW:]}
     power = 16
     while power <= rows[-1]:
-        asked |= {m for m in (power - 1, power, power + 1, power + 2, power + 4, power + 8) if m in rows}
+        checked |= {m for m in (power - 1, power, power + 1, power + 2, power + 4, power + 8) if m in rows}
         power *= 2
-    known = [(m, here) for m in sorted(asked) if (here := at(m)) is not None]
+    known = [(m, here) for m in sorted(checked) if (here := at(m)) is not None]
     found = [here for _, here in known[:1]]
     for (before, _), (m, there) in itertools.pairwise(known):
         if there.compile_key == found[-1].compile_key:
@@ -109,9 +110,8 @@ def kernels_of(choice: Choice, rows: range, rows_class: RowClass, device: Device
 
 
 def rows_to_check(segment: Segment, rows_class: RowClass, tile: int | None, generator: random.Random) -> tuple[int, ...]:
-    """The Ms at which a choice is run: both ends, edges of its tiles and their neighbours, an M of each alignment and of each
-    kernel, random ones.
-    """
+    """Return the Ms at which a choice is verified: both ends, tile edges with their neighbours, one M for each alignment and each
+    kernel, and random ones."""
     rows = rows_class.within(range(segment.lo, segment.hi + 1))
     if not rows:
         return ()
@@ -127,13 +127,13 @@ def rows_to_check(segment: Segment, rows_class: RowClass, tile: int | None, gene
 
 
 def failures_of(
-    asked: Sequence[tuple[Choice, Sequence[int]]], rows_class: RowClass, device: DeviceInfo, settings: Settings
+    jobs: Sequence[tuple[Choice, Sequence[int]]], rows_class: RowClass, device: DeviceInfo, settings: Settings
 ) -> dict[str, str]:
-    """What is wrong, at which M and why, by the name of a choice that is wrong at some of its Ms."""
-    parts = [(c.name, at) for c, rows in asked for m in rows if isinstance(at := c.at(rows_class.at(m), device), Choice)]
+    """Return the failures by the name of the choice: the M at which it is wrong, and why."""
+    parts = [(c.name, at) for c, rows in jobs for m in rows if isinstance(at := c.at(rows_class.at(m), device), Choice)]
     compiled = precompile([at for _, at in parts], settings)
     failed = {name: f"M = {at.problem.m}: {compiled[at.name].reason}" for name, at in parts if at.name in compiled}
-    with open_session(rows_class.at(max(m for _, rows in asked for m in rows)), device, settings) as session:
+    with open_session(rows_class.at(max(m for _, rows in jobs for m in rows)), device, settings) as session:
         for name, at in parts:
             if name not in failed:
                 sample = session.prove_rows(at)
@@ -143,7 +143,7 @@ def failures_of(
 
 
 def tile_rows(choice: Choice) -> int | None:
-    """The rows of the choice's tile, as its backend tells them for the log; None where there is none."""
-    told = choice.info.get("tile") or choice.info.get("mr")
-    first = told[0] if isinstance(told, (list, tuple)) else told
+    """Return the rows of the choice's tile from its backend's log entry. None if there is none."""
+    value = choice.info.get("tile") or choice.info.get("mr")
+    first = value[0] if isinstance(value, (list, tuple)) else value
     return first if isinstance(first, int) and first > 1 else None

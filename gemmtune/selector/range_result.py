@@ -1,4 +1,4 @@
-"""What tuning a range of M found, as a value that prints and converts to JSON."""
+"""The result of tuning a range of M, as a value that prints and converts to JSON."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ MARKS = "█▓▒░"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RangeResult:
-    """The table of one class of problems, and what it was made of.
+    """The table of one class of problems, with its measurements.
 
-    ``anchors`` are the results of the Ms that were tuned, ``times`` microseconds by M and name of a choice, ``wrong`` the choices
-    that were left out with the M at which they failed; all are empty for a table out of the store.
+    ``anchors`` are the results at the tuned Ms. ``times`` are microseconds by M and name of a choice. ``wrong`` are the excluded
+    choices with the M at which they failed. All three are empty for a table from the store.
     """
 
     rows_class: RowClass
@@ -32,11 +32,11 @@ class RangeResult:
     source: Literal["measured", "store"] = "store"
 
     def __str__(self) -> str:
-        how = "from the store" if self.source == "store" else f"{len(self.anchors)} anchors in {self.seconds:.1f} s"
+        how = "from the store" if self.source == "store" else f"{len(self.anchors)} tuned values of M in {self.seconds:.1f} s"
         return "\n".join([f"{self.rows_class}: {how}", *table_lines(self.table)])
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values: the problem that stands for the class, the table, the results of the anchors."""
+        """Return plain values: the problem that represents the class, the table, the results at the tuned Ms."""
         return {
             "problem": {"text": str(self.rows_class)} | self.rows_class.problem.to_json(),
             "table": self.table.to_json(),
@@ -56,12 +56,12 @@ class RangesResult(tuple[RangeResult, ...]):
         return "\n\n".join(map(str, self))
 
     def to_json(self) -> list[dict[str, Any]]:
-        """A list with ``RangeResult.to_json`` of each."""
+        """Return a list with ``RangeResult.to_json`` of each."""
         return [result.to_json() for result in self]
 
 
 def table_lines(table: Table) -> list[str]:
-    """A bar of the segments, M growing by equal ratios from left to right, and a line for each."""
+    """Return a bar of the segments on a logarithmic scale of M, and a line for each segment."""
     lines = [f"  {table.lo} {bar(table)} {table.hi}"]
     for i, x in enumerate(table.segments):
         lines.append(f"  {mark(i)} {_rows(x):>13}  {x.name:44} {_time(x)}".rstrip())
@@ -69,7 +69,7 @@ def table_lines(table: Table) -> list[str]:
 
 
 def bar(table: Table, width: int = BAR_WIDTH) -> str:
-    """The segments as blocks of a line; neighbours differ, and each has at least one place where there is room."""
+    """Draw the segments as blocks of one line. Neighbours differ, and each has at least one character if there is room."""
     span = math.log(table.hi + 1) - math.log(table.lo)
     text = ""
     for i, x in enumerate(table.segments):
@@ -79,7 +79,7 @@ def bar(table: Table, width: int = BAR_WIDTH) -> str:
 
 
 def mark(index: int) -> str:
-    """What the segment at that place is drawn with."""
+    """Return the character for the segment at that index."""
     return MARKS[index % len(MARKS)]
 
 

@@ -1,4 +1,4 @@
-"""A range of M under way: what was measured so far, and what its steps have in common."""
+"""A range of M in progress: the measurements so far, and the helpers that its steps share."""
 
 from __future__ import annotations
 
@@ -24,24 +24,25 @@ from .result import ProblemResult
 from .segments import Segment
 
 ROUNDS_S = 0.03
-"""How long the rounds go on at an M where a few choices compete: a few samples of each, after half as long for clocks to settle."""
+"""Duration of the rounds in s at an M where few choices compete: a few samples of each, after half as long for clocks to settle."""
 MOST_OF_LIBRARIES = 6
-"""So many choices of libraries compete at each anchor, …"""
+"""Maximum number of library choices that compete at each sampled M."""
 MOST_OF_OURS = 2
-"""… and so many of each backend whose kernels are compiled, …"""
+"""Maximum number of choices of each compiling backend that compete at each sampled M."""
 SEARCHED = ("triton",)
-"""… but for those whose likely configs are found among thousands: a tenth of a second for each M, as long as measuring takes."""
+"""Compiling backends that are left out, because they search thousands of configs for likely ones. That takes a tenth of a second
+for each M, as long as the measurement."""
 SEED = 20_000
-"""The seed of the random Ms of a proof; the table says which it was."""
+"""The seed of the random Ms of a proof. The table stores it."""
 
 
 Source = Callable[[Problem], Candidates]
-"""The choices that compete for a problem."""
+"""Function that returns the choices that compete for a problem."""
 
 
 @dataclass(slots=True)
 class Work:
-    """One range under way: what was measured so far, and which choices turned out to be wrong somewhere."""
+    """One range in progress: the measurements so far, and the choices that were wrong at some M."""
 
     rows_class: RowClass
     rows: range
@@ -52,23 +53,25 @@ class Work:
     source: Source | None = None
     results: dict[int, ProblemResult] = dataclasses.field(default_factory=dict)
     choices: dict[str, Choice] = dataclasses.field(default_factory=dict)
-    """The choices by name, each as it was at one of its anchors."""
-    anchors: list[int] = dataclasses.field(default_factory=list)
-    anchor_of: dict[str, int] = dataclasses.field(default_factory=dict)
-    """The M by name at which a choice was found, and will be found again."""
+    """The choices by name, each in the form for the M at which it was found."""
+    sampled: list[int] = dataclasses.field(default_factory=list)
+    found_at: dict[str, int] = dataclasses.field(default_factory=dict)
+    """The M at which each choice was found, by name. It is found there again later."""
     times: dict[int, dict[str, float]] = dataclasses.field(default_factory=dict)
     wrong: dict[str, str] = dataclasses.field(default_factory=dict)
-    """The wrong choices by name: at which M, and why."""
+    """The wrong choices by name, with the M and the reason."""
     _session: AnySession | None = None
 
     @property
     def fingerprint(self) -> str:
-        """The machine, as the store has it."""
+        """The machine, in the store's format."""
         return fingerprint_text(self.device, self.settings.timing)
 
     def candidates(self, m: int) -> Candidates:
-        """The choices that compete at an M: where one has to do all, those that say to be batch-invariant, and torch's own beside
-        them, so that no other pushes them out of the final rounds.
+        """Return the choices that compete at an M.
+
+        If one choice must serve every M, only batch-invariant ones and torch's own compete, so that no other displaces them from
+        the final rounds.
         """
         problem = self.rows_class.at(m)
         if self.source:
@@ -81,7 +84,7 @@ class Work:
         return dataclasses.replace(found, offers=offers, choices={c.content_hash: c for c in kept}, closed=True)
 
     def found(self, x: Segment, store: Store) -> Choice | None:
-        """The choice of a segment as it is at its anchor, or None where it is not there any more."""
+        """Return the choice of a segment at the M where it was found, or None if it no longer exists."""
         problem = self.rows_class.at(x.anchor)
         if self.source is not None:
             return self.source(problem).stored(store).choices.get(x.content_hash)
@@ -89,20 +92,20 @@ class Work:
 
     @property
     def baseline(self) -> str:
-        """The name of torch's own operation; empty where it does not compete."""
+        """The name of torch's own operation; empty if it does not compete."""
         return next((name for name, choice in self.choices.items() if choice.baseline), "")
 
     def ready(self, m: int) -> list[Choice]:
-        """What backends have for an M of which nothing has to be compiled, the likely best of each first.
+        """Return the backends' choices for an M that need no compilation, the likely best of each backend first.
 
-        A library has algorithms for a few Ms that it offers at no other (on an H200 cuBLASLt for 4096x14336 at M = 73 and 140, 12%
-        faster than torch's own), and what kernels of ours do best follows M in steps.
+        A library has algorithms that it offers only for a few Ms. On an H200, cuBLASLt offers one for 4096x14336 at M = 73 and 140
+        that is 12% faster than torch's own. The best of our own kernels also changes with M in steps.
         """
-        asked = tuple(name for name in enabled_backends(self.device, self.settings) if name not in SEARCHED)
-        if self.source is not None or not asked:
+        backends = tuple(name for name in enabled_backends(self.device, self.settings) if name not in SEARCHED)
+        if self.source is not None or not backends:
             return []
         libraries, found, counts = libraries_of(self.device, self.settings), [], Counter[str]()
-        offers = offers_for(self.rows_class.at(m), self.device, dataclasses.replace(self.settings, backends=asked))
+        offers = offers_for(self.rows_class.at(m), self.device, dataclasses.replace(self.settings, backends=backends))
         for choice in offers.choices:
             counts[choice.backend] += not choice.baseline and choice.compiled
             most = MOST_OF_LIBRARIES if choice.backend in libraries else MOST_OF_OURS
@@ -111,43 +114,43 @@ class Work:
         return found
 
     def take(self, m: int, choice: Choice) -> str:
-        """Note a choice that is offered at an M; its name."""
+        """Record a choice that is offered at an M, and return its name."""
         self.choices.setdefault(choice.name, choice)
-        self.anchor_of.setdefault(choice.name, m)
+        self.found_at.setdefault(choice.name, m)
         return choice.name
 
     def session(self) -> AnySession:
-        """The session in which choices are timed where not everything competes: for the largest M, whose weights others share."""
+        """Return the session for Ms where only some choices compete. It is made for the largest M and shares its weights."""
         if self._session is None:
-            largest = max(m for m in (self.rows_class.within(self.rows)[-1], *self.anchors))
+            largest = max(m for m in (self.rows_class.within(self.rows)[-1], *self.sampled))
             self._session = open_session(self.rows_class.at(largest), self.device, self.settings, self.host_us)
         return self._session
 
     def close(self) -> None:
-        """Close that session, so that another one finds its memory and its process free."""
+        """Close that session, so that another one has its memory and its process."""
         session, self._session = self._session, None
         if session is not None:
             session.close()
 
     def right(self, m: int) -> dict[str, float]:
-        """The times at an M of what is not known to be wrong."""
+        """Return the times at an M of the choices that are not known to be wrong."""
         return {name: time_us for name, time_us in self.times[m].items() if name not in self.wrong}
 
     def at(self, name: str, m: int) -> Choice | str:
-        """The choice at an M, or why it is not legal there."""
+        """Return the choice at an M, or why it is illegal there."""
         return self.choices[name].at(self.rows_class.at(m), self.device)
 
 
 def segment_of(work: Work, name: str, lo: int, hi: int) -> Segment:
-    """The interval for a choice, with its time at the last anchor inside."""
+    """Return the segment for a choice, with its time at the last sampled M inside."""
     inside = sorted(m for m, times in work.times.items() if lo <= m <= hi and name in times)
-    anchor = work.anchor_of[name]
-    time_us = work.times.get(inside[-1] if inside else anchor, {}).get(name)
-    return Segment.of(work.choices[name], lo, hi, anchor, time_us=time_us)
+    at = work.found_at[name]
+    time_us = work.times.get(inside[-1] if inside else at, {}).get(name)
+    return Segment.of(work.choices[name], lo, hi, at, time_us=time_us)
 
 
 def measured(work: Work, m: int, names: Iterable[str]) -> Mapping[str, float]:
-    """Times that compare of choices at an M where not everything competes. They are proved later, over their intervals."""
+    """Return comparable times of choices at an M where only some compete. A later proof covers their intervals."""
     here = {name: at for name in names if name not in work.wrong and isinstance(at := work.at(name, m), Choice)}
     failures = precompile(list(here.values()), work.settings)
     for name, choice in here.items():
@@ -161,13 +164,13 @@ def measured(work: Work, m: int, names: Iterable[str]) -> Mapping[str, float]:
 
 
 def with_kernels(work: Work, x: Segment) -> Segment:
-    """The segment with an M for each compiled kernel that it needs."""
+    """Return the segment with an M for each compiled kernel that it needs."""
     kernels = kernels_of(work.choices[x.name], range(x.lo, x.hi + 1), work.rows_class, work.device)
     return dataclasses.replace(x, kernels=tuple(choice.problem.m for choice in kernels))
 
 
 def uncompiled(work: Work, segments: Sequence[Segment]) -> dict[str, str]:
-    """Compile the kernels of the segments; by name, why something does not compile."""
+    """Compile the kernels of the segments. Return the failures by the name of the choice."""
     needed = [(x.name, at) for x in segments for m in x.kernels if isinstance(at := work.at(x.name, m), Choice)]
     failures = precompile([at for _, at in needed], work.settings)
     return {name: failures[at.name].reason for name, at in needed if at.name in failures}

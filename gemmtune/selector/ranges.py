@@ -1,4 +1,4 @@
-"""Tuning of a range of M: anchors, hand-overs between them, a proof over each interval, and the table that is remembered."""
+"""Tuning of a range of M: samples, crossovers between them, a proof over each interval, and the table for the store."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from ..settings import Settings
 from ..store.store import Ranged, Store
 from ..workers.locks import tuning_lock
 from .candidates import Candidates
-from .handover import MOST_SEGMENTS, anchors_of, assigned, complete, hand_over, spread
-from .invariant import few_anchors, one_for_all
+from .crossover import MOST_SEGMENTS, assigned, complete, find_crossover, sampled_rows, spread
+from .invariant import competing_rows, one_for_all
 from .offers import enabled_backends
 from .precompile import Compilation, precompile
 from .progress import Progress
@@ -37,14 +37,14 @@ from .select import ensure_limits, select
 
 log = logging.getLogger("gemmtune")
 
-MOST_BESIDE = 3
-"""So many of the best of an anchor compete at the next one that is not tuned."""
-MOST_INSTEAD = 4
-"""So many choices are asked whether they are legal where the fastest is not."""
+MOST_OF_NEIGHBOUR = 3
+"""Number of the best choices of a neighbouring sample that compete at an M that is not fully tuned."""
+MOST_REPLACEMENTS = 4
+"""Number of choices checked for legality where the fastest is illegal."""
 
 
 def stored_table(rows_class: RowClass, machine: str, store: Store, kind: str = TABLE) -> tuple[Table, str] | None:
-    """The table of a class that the store has, and when it was measured; None where there is none, or one that cannot be used."""
+    """Return the stored table of a class and the time of its measurement. None if there is none, or none that is usable."""
     fact = store.ranged(rows_class.key, machine).get(kind)
     if fact is None:
         return None
@@ -56,7 +56,7 @@ def stored_table(rows_class: RowClass, machine: str, store: Store, kind: str = T
 
 
 def kind_of(settings: Settings) -> str:
-    """The kind of table that the settings ask for."""
+    """Return the kind of table that the settings request."""
     return INVARIANT if settings.batch_invariant else TABLE
 
 
@@ -74,16 +74,16 @@ def tune_rows(
     kind: str | None = None,
     limits: bool = False,
 ) -> RangeResult:
-    """The table of a class for a range of M: from the store if it has one that covers the range, with choices that are there yet,
-    else measured and remembered.
+    """Return the table of a class for a range of M.
 
-    ``recorded`` are Ms that are tuned beside those of the grid. ``source`` has the choices for a problem, where these are not those
-    of the settings, and the table is then kept as another ``kind``. With ``limits`` those of the machine are measured if the store
-    has none. An interrupted tuning keeps what was measured at its anchors.
+    A stored table is used if it covers the range and its choices still exist. Otherwise the range is measured and the table stored.
+    ``recorded`` are Ms that are sampled in addition to the grid. ``source`` replaces the choices of the settings; the table is then
+    stored as another ``kind``. With ``limits``, the limits of the machine are measured if the store has none. An interrupted tuning
+    keeps its measurements at the tuned Ms.
 
     Raises:
         InvalidProblemError: the class has none of the ``rows``.
-        NoValidChoicesError: nothing is right at some anchor.
+        NoValidChoicesError: no choice is correct at a tuned M.
     """
     if not rows_class.within(rows):
         raise InvalidProblemError(f"m: got {rows[0]}..{rows[-1]}, none of which is an M of {rows_class}")
@@ -99,7 +99,7 @@ def tune_rows(
         if known is not None and known[0].covers(filter(rows_class.has, rows)) and _serves(known[0], work, store):
             return RangeResult(rows_class=rows_class, table=known[0], seconds=time.perf_counter() - begun, source="store")
         with contextlib.closing(work):
-            _tune_anchors(work, store, recorded, limits=limits)
+            _measure_samples(work, store, recorded, limits=limits)
             table = one_for_all(work) if settings.batch_invariant else _proved(work)
         store.put_ranged(Ranged(key=rows_class.key, fingerprint=work.fingerprint, kind=kind, value=table.to_json()))
     return _measured(work, table, time.perf_counter() - begun)
@@ -118,8 +118,10 @@ def _measured(work: Work, table: Table, seconds: float) -> RangeResult:
 
 
 def _serves(table: Table, work: Work, store: Store) -> bool:
-    """Whether the choices of a stored table are there yet, but for those that the settings leave out. What the cache folder lost of
-    their kernels is compiled."""
+    """Return True if the choices of a stored table still exist, except those that the settings exclude.
+
+    Kernels that the cache folder lost are compiled again.
+    """
     enabled, needed = enabled_backends(work.device, work.settings), []
     for x in table.segments:
         choice = work.found(x, store)
@@ -127,41 +129,46 @@ def _serves(table: Table, work: Work, store: Store) -> bool:
             legal = (choice.at(work.rows_class.at(m), work.device) for m in x.kernels)
             needed += [at for at in legal if isinstance(at, Choice)]
         elif work.source is not None or (x.backend in enabled and why_not_named(x.name, x.backend, work.settings) is None):
-            log.info("%s: %s of the stored table is of another version: the range is tuned again", work.rows_class, x.name)
+            log.info("%s: %s of the stored table is from another version: tuning the range again", work.rows_class, x.name)
             return False
     return not precompile(needed, work.settings)
 
 
-def _tune_anchors(work: Work, store: Store, recorded: Sequence[int], *, limits: bool) -> None:
-    """Tune anchors far apart as problems of their own; on a GPU all compile in the background while the first are measured. At the
-    anchors between, what was among the best at the next ones on either side competes, with what is ready for that M.
+def _measure_samples(work: Work, store: Store, recorded: Sequence[int], *, limits: bool) -> None:
+    """Tune some Ms far apart as independent problems, then measure the Ms between them.
+
+    On a GPU all kernels compile in the background while the first Ms are measured. At each M between, the best choices of its
+    neighbours compete with those that need no compilation.
     """
-    anchors = anchors_of(work.rows, work.rows_class.has, recorded)
-    narrow, invariant = work.rows_class.at(anchors[0]).widens_b, work.settings.batch_invariant
-    tuned = few_anchors(anchors) if invariant else spread(anchors, EFFORT[work.settings.search].rows_apart, narrow)
+    sampled = sampled_rows(work.rows, work.rows_class.has, recorded)
+    narrow, invariant = work.rows_class.at(sampled[0]).widens_b, work.settings.batch_invariant
+    tuned = competing_rows(sampled) if invariant else spread(sampled, EFFORT[work.settings.search].rows_apart, narrow)
     _tune(work, store, tuned, limits=limits)
-    others = [m for m in anchors if m not in tuned] if len(work.choices) > 1 and not invariant else []
+    others = [m for m in sampled if m not in tuned] if len(work.choices) > 1 and not invariant else []
     for i, (m, ready) in enumerate(zip(others, _ready_ahead(work, others), strict=True)):
-        work.progress.stage("anchors between", i, len(others))
+        work.progress.stage("sampled M", i, len(others))
         times = measured(work, m, _entrants(work, m, ready))
         if times:
             work.times[m] = dict(times)
-            work.anchors.append(m)
+            work.sampled.append(m)
     if others:
         _look_back(work)
-        work.progress.stage("anchors between", len(others), len(others))
+        work.progress.stage("sampled M", len(others), len(others))
 
 
 def _look_back(work: Work) -> None:
-    """Measure what is the best at an anchor at the one before, too: it may have been found only there."""
-    for above, m in itertools.pairwise(sorted(work.anchors, reverse=True)):
+    """Measure the best choice of each sampled M at the M before it, too: it may have been found only later."""
+    for above, m in itertools.pairwise(sorted(work.sampled, reverse=True)):
         best, best_above = (min(work.right(x), key=work.right(x).__getitem__, default="") for x in (m, above))
         if best and best_above and isinstance(work.at(best_above, m), Choice):
             complete(m, (best, best_above), work.times, lambda m, names: measured(work, m, names))
 
 
 def _ready_ahead(work: Work, rows: Sequence[int]) -> Iterator[list[Choice]]:
-    """What is ready for each M: looked up in a thread while a GPU measures the one before; on a CPU that would disturb it."""
+    """Yield the compiled choices for each M.
+
+    On a GPU a thread looks them up during the previous measurement. On a CPU the thread would disturb that measurement.
+    """
     if work.device.type == "cpu":
         yield from map(work.ready, rows)
     else:
@@ -170,34 +177,32 @@ def _ready_ahead(work: Work, rows: Sequence[int]) -> Iterator[list[Choice]]:
 
 
 def _entrants(work: Work, m: int, ready: Iterable[Choice]) -> list[str]:
-    """What competes at an anchor that is not tuned: the best of the next ones, on either side, as far as it is legal, and what is
-    ``ready`` for it.
-    """
+    """Return the names that compete at an M that is not fully tuned: its neighbours' best legal ones, and those in ``ready``."""
     found = [work.baseline] if work.baseline else []
-    lower, tuned = max(x for x in work.anchors if x < m), max(x for x in work.results if x < m)
-    for beside in dict.fromkeys((lower, tuned, min((x for x in work.anchors if x > m), default=tuned))):
-        times = work.right(beside)
+    lower, tuned = max(x for x in work.sampled if x < m), max(x for x in work.results if x < m)
+    for neighbour in dict.fromkeys((lower, tuned, min((x for x in work.sampled if x > m), default=tuned))):
+        times = work.right(neighbour)
         legal = (name for name in sorted(times, key=times.__getitem__) if isinstance(work.at(name, m), Choice))
-        found += itertools.islice(legal, MOST_BESIDE)
+        found += itertools.islice(legal, MOST_OF_NEIGHBOUR)
     found += [work.take(m, choice) for choice in ready]
     return list(dict.fromkeys(found))
 
 
-def _tune(work: Work, store: Store, anchors: Sequence[int], *, limits: bool) -> None:
+def _tune(work: Work, store: Store, sampled: Sequence[int], *, limits: bool) -> None:
     on_cpu = work.device.type == "cpu"
     if not on_cpu and work.settings.tune_in_subprocess:
         prepare_measuring(work.device, work.settings)
-    candidates = {m: work.candidates(m) for m in anchors}
+    candidates = {m: work.candidates(m) for m in sampled}
     missing = [c for each in candidates.values() for c in each.stored(store, reliable=True).missing]
     with Compilation(() if on_cpu else missing, work.settings) as compilation:
         if limits:
             ensure_limits(work.rows_class.problem, work.device, work.settings, store, work.progress)
         for m, each in candidates.items():
-            work.progress.begin(each.problem, len(anchors))
+            work.progress.begin(each.problem, len(sampled))
             picked, result = select(each, store, work.progress, compilation, reliable=True)
             work.progress.end(result)
             work.results[m] = result
-            work.anchors.append(m)
+            work.sampled.append(m)
             if picked is None:
                 left_out = [(o.name, str(o.status), o.reason) for o in result.outcomes]
                 raise NoValidChoicesError(str(result.problem), left_out)
@@ -205,71 +210,72 @@ def _tune(work: Work, store: Store, anchors: Sequence[int], *, limits: bool) -> 
 
 
 def _take(work: Work, m: int, candidates: Candidates, result: ProblemResult) -> None:
-    """Note what was found at an anchor: the times of its finalists, or of its only choice."""
+    """Record the times of an M's finalists, or of its only choice."""
     finalists = [o for o in result.outcomes if o.finalist] or [o for o in result.outcomes if o.status is Status.OK][:1]
     for outcome in finalists:
         choice = candidates.choices[outcome.content_hash]
         name = outcome.name
-        # Torch's own operation is known by being that: its name may be another one for another M.
+        # Torch's own operation may have a different name at each M. ``baseline`` identifies it.
         work.choices.setdefault(name, choice)
-        work.anchor_of.setdefault(name, m)
+        work.found_at.setdefault(name, m)
         work.times.setdefault(m, {})[name] = outcome.time_us or 0.0
 
 
 def _proved(work: Work) -> Table:
-    """The table, each choice proved over its intervals; what is wrong somewhere is left out, and the rest done again."""
+    """Return the table with each choice proved over its intervals. Exclude choices that are wrong somewhere, and repeat."""
     while True:
         segments = [with_kernels(work, x) for x in _legal(work, _segments(work))]
         generator = random.Random(SEED)
         checked = [rows_to_check(x, work.rows_class, tile_rows(work.choices[x.name]), generator) for x in segments]
-        asked = [(work.choices[x.name], rows) for x, rows in zip(segments, checked, strict=True)]
-        work.progress.stage("prove", 0, len(asked))
+        jobs = [(work.choices[x.name], rows) for x, rows in zip(segments, checked, strict=True)]
+        work.progress.stage("prove", 0, len(jobs))
         work.close()
-        failed = uncompiled(work, segments) or failures_of(asked, work.rows_class, work.device, work.settings)
-        work.progress.stage("prove", len(asked), len(asked))
+        failed = uncompiled(work, segments) or failures_of(jobs, work.rows_class, work.device, work.settings)
+        work.progress.stage("prove", len(jobs), len(jobs))
         if not failed:
             proved = (dataclasses.replace(x, checked=rows) for x, rows in zip(segments, checked, strict=True))
             return Table(segments=merged(proved), seed=SEED)
         for name, reason in failed.items():
-            log.warning("%s: %s is left out: it is wrong for %s", work.rows_class, name, reason)
+            log.warning("%s: excluding %s, which is wrong for %s", work.rows_class, name, reason)
             if work.choices[name].baseline:
                 raise NoValidChoicesError(f"{work.rows_class} with M in {work.rows[0]}..{work.rows[-1]}", [(name, "wrong", reason)])
         work.wrong |= failed
 
 
 def _segments(work: Work) -> list[Segment]:
-    """The intervals by time alone: by what is known of the anchors, and of those between which a hand-over lies."""
-    times = {m: right for m in sorted(work.anchors) if (right := work.right(m))}
+    """Return the intervals by time alone, from the sampled Ms and the crossovers between them."""
+    times = {m: right for m in sorted(work.sampled) if (right := work.right(m))}
     names = assigned(times, work.baseline)
     runs = [(name, [m for m, _ in run]) for name, run in itertools.groupby(names.items(), key=lambda item: item[1])]
     starts = [work.rows[0]]
     for i, ((first, before), (second, after)) in enumerate(itertools.pairwise(runs)):
-        work.progress.stage("hand-overs", i, len(runs) - 1)
+        work.progress.stage("crossovers", i, len(runs) - 1)
         between = before[-1], after[0]
         pair, apart = (first, second), work.rows_class.apart
-        starts.append(hand_over(*between, pair, work.times, lambda m, names: measured(work, m, names), apart, work.baseline))
+        starts.append(find_crossover(*between, pair, work.times, lambda m, names: measured(work, m, names), apart, work.baseline))
     ends = [*(start - 1 for start in starts[1:]), work.rows[-1]]
     return [segment_of(work, name, lo, hi) for (name, _), lo, hi in zip(runs, starts, ends, strict=True)]
 
 
 def _legal(work: Work, segments: Sequence[Segment]) -> list[Segment]:
-    """The segments, and where a choice is not legal for some M in between, the next best that is."""
+    """Return the segments. Where a choice is illegal for some M, insert the next best legal one."""
     found: list[Segment] = []
     for x in segments:
         for rows, reason in legal_runs(work.choices[x.name], range(x.lo, x.hi + 1), work.rows_class, work.device):
             part = dataclasses.replace(x, lo=rows[0], hi=rows[-1])
-            found.append(part if reason is None else segment_of(work, _instead(work, rows), rows[0], rows[-1]))
+            found.append(part if reason is None else segment_of(work, _replacement(work, rows), rows[0], rows[-1]))
     whole = list(merged(found))
     while len(whole) > MOST_SEGMENTS:
         whole = _fewer(work, whole)
     return whole
 
 
-def _instead(work: Work, rows: range, before: Iterable[str] = ()) -> str:
-    """What is legal for all of ``rows``: of ``before``, else the fastest by the nearest anchor; at worst torch's own operation."""
+def _replacement(work: Work, rows: range, before: Iterable[str] = ()) -> str:
+    """Return a choice that is legal for all of ``rows``: one of ``before``, otherwise the fastest at the nearest sample, otherwise
+    torch's own operation."""
     nearest = min(work.results, key=lambda m: abs(math.log(m / rows[0])))
     ranked = sorted(work.right(nearest).items(), key=lambda item: item[1])
-    for name in (*before, *(name for name, _ in ranked[:MOST_INSTEAD])):
+    for name in (*before, *(name for name, _ in ranked[:MOST_REPLACEMENTS])):
         runs = legal_runs(work.choices[name], rows, work.rows_class, work.device)
         if all(reason is None for _, reason in runs):
             return name
@@ -281,9 +287,12 @@ def _instead(work: Work, rows: range, before: Iterable[str] = ()) -> str:
 
 
 def _fewer(work: Work, segments: list[Segment]) -> list[Segment]:
-    """The segments with two neighbours as one, those of the least ratio of ends: the choice of either, or whatever is legal."""
+    """Merge the two neighbours with the least ratio of ends.
+
+    The choice of the longer one is preferred, then that of the other, then any legal choice.
+    """
     place = min(range(len(segments) - 1), key=lambda i: (segments[i + 1].hi + 1) / segments[i].lo)
     x, y = segments[place : place + 2]
     longer_first = (x.name, y.name) if (x.hi + 1) / x.lo >= (y.hi + 1) / y.lo else (y.name, x.name)
-    name = _instead(work, range(x.lo, y.hi + 1), longer_first)
+    name = _replacement(work, range(x.lo, y.hi + 1), longer_first)
     return list(merged([*segments[:place], segment_of(work, name, x.lo, y.hi), *segments[place + 2 :]]))

@@ -1,4 +1,4 @@
-"""A session in a worker process, so that a choice which hangs, crashes or ruins the GPU context costs one choice."""
+"""Session in a worker process, so that a choice that hangs, crashes or corrupts the GPU context costs only itself."""
 
 from __future__ import annotations
 
@@ -22,14 +22,13 @@ from .session import Session
 log = logging.getLogger("gemmtune")
 
 WARM_UP_SIZES = (64, 256, 128)
-"""M, N and K of the product by which a measuring process is warmed up."""
+"""M, N and K of the product that warms up a measuring process."""
 
 
 class RemoteSession:
-    """The methods of Session, in a worker process that stays warm for the next session.
+    """The methods of Session, executed in a worker process that stays warm for the next session.
 
-    A crash or time-out becomes a sample with that status; the worker is replaced and the session opened again for the choices that
-    follow.
+    A crash or time-out becomes a sample with that status. The worker is then replaced, and the session reopens for later choices.
     """
 
     def __init__(self, problem: Problem, device: DeviceInfo, settings: Settings, host_us: float = 0.0) -> None:
@@ -45,7 +44,7 @@ class RemoteSession:
         self.close()
 
     def close(self) -> None:
-        """Free what the session holds and give the worker back."""
+        """Free the session's resources and return the worker to the pool."""
         worker, self._worker = self._worker, None
         if worker is None:
             return
@@ -57,19 +56,19 @@ class RemoteSession:
         WORKERS.give(self._kind, worker)
 
     def examine(self, choice: Choice, best_us: float | None) -> Sample:
-        """``Session.examine`` in the worker."""
+        """Run ``Session.examine`` in the worker."""
         return self._sample("examine", choice, best_us)
 
     def prove(self, choice: Choice) -> Sample:
-        """``Session.prove`` in the worker."""
+        """Run ``Session.prove`` in the worker."""
         return self._sample("prove", choice)
 
     def prove_rows(self, choice: Choice) -> Sample:
-        """``Session.prove_rows`` in the worker."""
+        """Run ``Session.prove_rows`` in the worker."""
         return self._sample("prove_rows", choice)
 
     def same_rows(self, choice: Choice, parts: Sequence[Choice]) -> Sample:
-        """``Session.same_rows`` in the worker."""
+        """Run ``Session.same_rows`` in the worker."""
         return self._sample("same_rows", choice, parts)
 
     def _sample(self, method: str, *arguments: Any) -> Sample:
@@ -79,16 +78,16 @@ class RemoteSession:
             return Sample(status=Status.TIMED_OUT, reason=f"{error.reason}; the limit is the setting choice_timeout_s")
         except WorkerCrashed as error:
             return Sample(status=Status.CRASHED, reason=error.reason)
-        except NoWorkerError:  # no choice is to blame, so nothing is stored of it
+        except NoWorkerError:  # not the choice's fault, so nothing is stored for it
             raise
-        except Exception as error:  # noqa: BLE001 - one choice that cannot be sent or loaded must not stop the tuning
+        except Exception as error:  # noqa: BLE001 - a choice that cannot be sent or loaded must not stop the tuning
             return Sample(status=Status.RUNTIME_ERROR, reason=f"{type(error).__name__}: {error}")
         if dead:
             self._discard()
         return cast(Sample, sample)
 
     def rank(self, choices: Sequence[Choice], rounds_s: float | None = None) -> Ranking:
-        """``Session.rank`` in the worker. If that dies, each choice is tried alone, and those that survive are ranked."""
+        """Run ``Session.rank`` in the worker. If the worker dies, try each choice in isolation and rank those that survive."""
         ranking = self._rank(choices, rounds_s)
         if isinstance(ranking, Ranking):
             return ranking
@@ -101,7 +100,7 @@ class RemoteSession:
         return Ranking(times={}, failures=failures)
 
     def limits(self, known: Mapping[str, float]) -> dict[str, float]:
-        """``Session.limits`` in the worker; nothing if that dies of it."""
+        """Run ``Session.limits`` in the worker. Return nothing if the worker dies."""
         try:
             found, _ = self._opened().call(_do, "limits", dict(known), timeout_s=self._timeout_s)
         except (WorkerCrashed, WorkerTimedOut) as error:
@@ -110,7 +109,7 @@ class RemoteSession:
         return cast(dict[str, float], found)
 
     def _rank(self, choices: Sequence[Choice], rounds_s: float | None) -> Ranking | Sample:
-        """A sample that says how if the worker died."""
+        """Return the ranking, or a failed sample if the worker died."""
         names = ", ".join(c.name for c in choices)
         try:
             ranking, dead = self._opened().call(_do, "rank", choices, rounds_s, timeout_s=self._timeout_s * max(1, len(choices)))
@@ -125,7 +124,7 @@ class RemoteSession:
         return cast(Ranking, ranking)
 
     def _opened(self) -> Worker:
-        """The worker with the session open in it."""
+        """Return the worker with the session open in it."""
         if self._worker is None or not self._worker.alive:
             worker = WORKERS.take(self._kind)
             try:
@@ -145,29 +144,31 @@ AnySession = Session | RemoteSession
 
 
 def open_session(problem: Problem, device: DeviceInfo, settings: Settings, host_us: float = 0.0) -> AnySession:
-    """A session in a worker process, or in this one if the settings say so. Use it as a context manager."""
+    """Return a session in a worker process, or in this one if the settings say so. Use it as a context manager."""
     return (RemoteSession if settings.tune_in_subprocess else Session)(problem, device, settings, host_us)
 
 
 def measuring_kind(device: DeviceInfo) -> str:
-    """The pool's kind of the workers that measure on a device."""
+    """Return the pool's name for workers that measure on a device."""
     return f"measure-{device.type}:{device.index}"
 
 
 def prepare_measuring(device: DeviceInfo, settings: Settings) -> None:
-    """Start the process that measures on a device, unless one waits: it imports what it needs while the caller does something
-    else. On a GPU it measures what libraries have for a small product: a first call of each costs tens of milliseconds, which add
-    up to seconds."""
+    """Start the measuring process of a device unless one is idle already. It imports its modules while the caller continues.
+
+    On a GPU it also measures the library choices for a small product. The first call of each library costs tens of milliseconds,
+    seconds in total.
+    """
     warm_up = None if device.type == "cpu" else functools.partial(_warm_up, device, settings)
     WORKERS.prepare(measuring_kind(device), 1, (__name__,), warm_up)
 
 
 def import_meanwhile(device: DeviceInfo, module: str) -> None:
-    """Let the process that measures on a device, if one waits, import a module while the caller does something else."""
+    """Import a module in the idle measuring process of a device, if there is one, while the caller continues."""
     WORKERS.post(measuring_kind(device), functools.partial(importlib.import_module, module))
 
 
-# The child's side: the session that is open in this process.
+# The worker's side: the session that is open in this process.
 _sessions: list[Session] = []
 
 
@@ -190,7 +191,7 @@ def _close() -> None:
 
 
 def _do(method: str, *args: Any) -> tuple[Any, bool]:
-    """What a method of the session returns, and whether that has ruined the process."""
+    """Return the result of a session's method, and True if it has corrupted the process."""
     session = _sessions[-1]
     try:
         return getattr(session, method)(*args), session.dead

@@ -1,4 +1,4 @@
-"""What tuning found for one problem, as values that convert to JSON."""
+"""The results of tuning one problem, as values that convert to JSON."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ from ..choice import Refusal, Status
 from ..problem import Problem
 
 DISTURBED = "disturbed"
-"""The key of an outcome's ``info`` that tells what disturbed its measurement, so that a later tuning measures it again."""
+"""Key of an outcome's ``info`` for the disturbance of its measurement. A later tuning measures such an outcome again."""
 HOST_US = "host_us"
-"""The key for what ``time_us`` has in it of gemmtune's own work, where it is the time of a whole call."""
+"""Key for gemmtune's own host time in ``time_us``, if that is the time of a whole call."""
 MOVED = "moved"
-"""The key for how a choice was come to that no backend offers: ``from`` the content hash of one that is, and the parameters that it
-was given instead."""
+"""Key for the origin of a choice that no backend offers: ``from`` is the content hash of an offered choice, followed by the
+parameters that replace its own."""
 PLACE = "place"
-"""The key for a choice's place among the offers, which decides between those that are tied."""
+"""Key for a choice's position among the offers, which breaks ties."""
 SETTLED = "settled"
-"""The key of an outcome's ``info`` that survives in the store: an interrupted tuning leaves outcomes without it."""
+"""Key that marks a completed comparison in the store. An interrupted tuning leaves outcomes without it."""
 ALONE = "alone"
-"""What ``SETTLED`` is of the only right one: with others beside it, it has still to be compared."""
+"""Value of ``SETTLED`` for the only correct choice. It must be compared as soon as there are others."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """How one choice fared on one problem.
+    """The outcome of one choice for one problem.
 
     ``time_us`` is the median time of a call in microseconds, None unless ``status`` is ok. ``error_over_bound`` is the largest
-    error that verification saw, as a fraction of the error bound (at most 1 for a right choice). ``finalist`` tells whether the
-    time comes from the interleaved final rounds or from the cheaper ones that drop losers.
+    verified error divided by the error bound, at most 1 for a correct choice. ``finalist`` is True if the time comes from the
+    interleaved final rounds, and False if it comes from the cheaper rounds that drop losers.
     """
 
     name: str
@@ -48,42 +48,42 @@ class Outcome:
 
     @classmethod
     def of_refusal(cls, refusal: Refusal) -> Outcome:
-        """What was not tried as an outcome, for those who list everything."""
+        """Return an untried choice as an outcome, for complete listings."""
         backend = refusal.name.split(":")[0]
         return cls(name=refusal.name, backend=backend, content_hash="", status=Status.REFUSED, reason=refusal.reason)
 
     @property
     def host_us(self) -> float:
-        """The part of ``time_us`` that is gemmtune's own work on the host; 0 where the time is that of the kernel alone."""
+        """gemmtune's own host time in ``time_us``; 0 if that is the time of the kernel alone."""
         return float(self.info.get(HOST_US, 0.0))
 
     @property
     def direct_us(self) -> float | None:
-        """The time without gemmtune's own work: what a caller of torch has."""
+        """The time without gemmtune's own work, comparable with a direct call of torch."""
         return None if self.time_us is None else self.time_us - self.host_us
 
     @property
     def place(self) -> float:
-        """The choice's place among the offers; variants come after them."""
+        """The choice's position among the offers. Variants come after them."""
         return float(self.info.get(PLACE, math.inf))
 
     @property
     def disturbed(self) -> str:
-        """What else the machine did while this was measured; empty if nothing that could be seen."""
+        """The disturbance of this measurement by other work on the machine; empty if none was seen."""
         return str(self.info.get(DISTURBED, ""))
 
     @property
     def settled(self) -> bool:
-        """Failed, or compared with the others: ranked in the final rounds or dropped before them. Nothing is left to measure."""
+        """True if nothing remains to measure: the choice failed, or was ranked in the final rounds or dropped before them."""
         return self.status is not Status.OK or bool(self.info.get(SETTLED))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProblemResult:
-    """Everything found for one problem. ``pick`` is the name of the chosen outcome, None when nothing valid was left.
+    """All findings for one problem. ``pick`` is the name of the chosen outcome, None if no choice is valid.
 
-    ``limit_us`` is the time that this machine's measured memory bandwidth and arithmetic rate allow at best, None if not measured.
-    ``source`` tells whether anything had to be measured.
+    ``limit_us`` is the shortest time that the measured memory bandwidth and arithmetic rate allow, None if they were not measured.
+    ``source`` is ``store`` if nothing had to be measured.
     """
 
     problem: Problem
@@ -105,23 +105,23 @@ class ProblemResult:
 
     @property
     def baseline(self) -> Outcome | None:
-        """The outcome of torch's own operation, None if it was not among the choices or failed."""
+        """The outcome of torch's own operation; None if it was not among the choices or failed."""
         return next((o for o in self.outcomes if o.baseline and o.time_us), None)
 
     @property
     def speedup_over_torch(self) -> float | None:
-        """Time of torch's own operation, called directly, over that of the pick; None unless both were measured."""
+        """Time of torch's own operation, called directly, divided by the time of the pick. None unless both were measured."""
         if not (self.picked and self.picked.time_us and self.baseline and self.baseline.direct_us):
             return None
         return self.baseline.direct_us / self.picked.time_us
 
     @property
     def disturbed(self) -> str:
-        """What else the machine did while the pick was measured; empty if nothing that could be seen."""
+        """The disturbance of the pick's measurement by other work on the machine; empty if none was seen."""
         return self.picked.disturbed if self.picked else ""
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values: problem, pick, speedup_over_torch, choices (the refused ones too)."""
+        """Return plain values: problem, pick, speedup_over_torch, and all choices, the refused ones included."""
         return {
             "problem": {"text": str(self.problem)} | self.problem.to_json(),
             "pick": self.pick,

@@ -1,4 +1,4 @@
-"""How choices fare that are tried: samples, times of final rounds, typed failures, and the short measurement that drops losers."""
+"""Measurements of tried choices: samples, times of final rounds, typed failures, and the short measurement that drops losers."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from ..timing.contenders import Contender
 from ..timing.rounds import Ranked
 
 HOPELESS = 1.5
-"""A choice that is slower than the best by this factor after the first calls is not worth a graph (TunableOp's factor) …"""
+"""Factor over the best time at which a choice is dropped after its first calls, without a graph (TunableOp's factor)."""
 SLOWER = 1.15
-"""… and by this one after a few samples. Both lie far outside of what the noise of so few samples can mistake."""
+"""Factor over the best time at which a choice is dropped after a few samples. Both factors far exceed the noise of so few."""
 LAUNCH_US = 100.0
-"""What the launches of a choice (with an eager epilogue there are several) add at most to a single call on a GPU."""
+"""Maximum launch time that a choice adds to a single GPU call. An eager epilogue has several launches."""
 FEW_SAMPLES = 3
 MORE_SAMPLES = 12
 NO_MEMORY = ("MemoryError: ", "DefaultCPUAllocator: can't allocate memory")
-"""What is said where memory is short: by Python and by torch of a GPU (OutOfMemoryError), and by torch of a CPU."""
+"""Messages of memory shortage: Python's, which torch's OutOfMemoryError for a GPU also contains, and torch's for a CPU."""
 STAGE_S = 0.04
-"""A stage of samples ends after this time, however few they are."""
+"""Time limit in s for one stage of samples."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
-    """How one choice fared. ``time_us`` is from a short measurement: good enough to drop losers, not to rank the best."""
+    """The result of one trial. ``time_us`` is from a short measurement, which can drop losers but not rank the best."""
 
     status: Status
     time_us: float | None = None
@@ -38,8 +38,11 @@ class Sample:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ranking:
-    """The times of the final rounds by the name of the choice, what a ``Watch`` saw of other processes during the session (it is
-    not asked after short rounds, which take no longer than that), and how choices fared that failed in the rounds."""
+    """Times of the final rounds by the name of the choice, and the choices that failed in them.
+
+    ``seen`` is the report of a ``Watch`` on other processes during the session. Short rounds skip it, because it takes as long as
+    they do.
+    """
 
     times: Mapping[str, Ranked]
     seen: str = ""
@@ -47,26 +50,26 @@ class Ranking:
 
 
 def failure_of(error: Exception) -> tuple[Status, str]:
-    """The typed status of an exception that came from building or running a choice, and its reason in one line or a few."""
+    """Return the status and a short reason for an exception from building or running a choice."""
     text = f"{type(error).__name__}: {error}"
     if isinstance(error, CompileError):
         return Status.COMPILE_ERROR, error.output
-    # Triton's class is known by its name: its module is only there when Triton is.
+    # Triton's exception is recognized by name, because its module exists only if Triton is installed.
     if any(words in text for words in NO_MEMORY) or type(error).__name__ == "OutOfResources":
         return Status.OUT_OF_RESOURCES, text
     return Status.RUNTIME_ERROR, text
 
 
 def short_measurement(contender: Contender, best_us: float | None) -> float:
-    """The time of a call in µs, from as few samples as it takes to see that the choice is slower than ``best_us``."""
-    # Rejection goes by the least of a few: what disturbs a measurement only ever makes it longer.
+    """Return the time of a call in µs, from as few samples as suffice to see that the choice is slower than ``best_us``."""
+    # The minimum of a few samples decides a rejection: disturbances only ever lengthen a measurement.
     hopeless = best_us is not None and contender.rough_us > HOPELESS * best_us + LAUNCH_US
     if hopeless and contender.takes_capture:
         return contender.rough_us
     samples = samples_of(contender, FEW_SAMPLES)
     if best_us is None or min(samples) <= SLOWER * best_us:
         samples += samples_of(contender, MORE_SAMPLES)
-    # Beside other processes most samples of a CPU are too long; those of a GPU differ by its clocks.
+    # On a CPU, other processes lengthen most samples, so the minimum counts. GPU samples vary with the clocks.
     return statistics.median(samples) if contender.takes_capture else min(samples)
 
 

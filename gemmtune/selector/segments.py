@@ -1,4 +1,4 @@
-"""The table of a class of problems: which choice serves which numbers of rows, and what that was checked on."""
+"""The table of a class of problems: the choice for each interval of M, and the Ms at which it was verified."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from ..errors import InvalidProblemError, StoreError
 from ..store.ranged import Ranged
 
 VERSION = 3
-"""Version of what a table means. One of another version is not used: the range is tuned again."""
+"""Version of the table format. A table of another version is ignored, and its range is tuned again."""
 MOST_ROWS = 2**31 - 1
 _ROWS = ("checked", "kernels")
-"""The fields of a segment that are numbers of rows."""
+"""Fields of a segment that are tuples of Ms."""
 TABLE = "segments"
 INVARIANT = "invariant"
-"""Kinds of records: the fastest choice of each interval; the one choice by which bits of a row do not depend on its batch."""
+"""Kinds of records: the fastest choice of each interval, and the single choice whose rows do not depend on their batch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Segment:
     """The choice for ``lo`` to ``hi`` rows, both included.
 
-    It is found again as the one with ``content_hash`` among those of its ``backend`` for ``anchor`` rows, an M at which it was
-    measured with ``time_us``. ``checked`` are the Ms at which it was proved right, ``kernels`` the first M of each run of Ms that
-    need one compiled kernel.
+    It is found again by ``content_hash`` among its ``backend``'s choices for ``anchor`` rows, an M at which it was measured with
+    ``time_us``. ``checked`` are the Ms at which it was verified. ``kernels`` are the first Ms of each run of Ms that share one
+    compiled kernel.
     """
 
     lo: int
@@ -44,7 +44,7 @@ class Segment:
 
     @classmethod
     def of(cls, choice: Choice, lo: int, hi: int, anchor: int, **more: Any) -> Segment:
-        """The interval for ``choice``, which is found again among those for ``anchor`` rows."""
+        """Return the segment for ``choice``, which is found again among the choices for ``anchor`` rows."""
         return cls(
             lo=lo, hi=hi, name=choice.name, backend=choice.backend, content_hash=choice.content_hash, anchor=anchor, **more
         )  # fmt: skip
@@ -56,10 +56,10 @@ class Segment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Table:
-    """Segments in order, without overlap; between them, and beyond them, none holds. ``seed`` is that of the random Ms checked.
+    """Ordered segments without overlap. Gaps between them, and Ms beyond them, have no choice. ``seed`` drew the random Ms checked.
 
     Raises:
-        InvalidProblemError: no segment, an empty one, or two that overlap.
+        InvalidProblemError: there is no segment, one is empty, or two overlap.
     """
 
     segments: tuple[Segment, ...]
@@ -74,12 +74,12 @@ class Table:
             if y.lo <= x.hi:
                 raise InvalidProblemError(
                     f"rows: got segments {x.lo}..{x.hi} and {y.lo}..{y.hi}, which overlap or are out of order; expected "
-                    "each to begin behind the end of the one before"
+                    "each to begin after the end of the one before"
                 )
 
     @property
     def lo(self) -> int:
-        """The least number of rows."""
+        """The smallest number of rows."""
         return self.segments[0].lo
 
     @property
@@ -88,26 +88,26 @@ class Table:
         return self.segments[-1].hi
 
     def index(self, m: int) -> int | None:
-        """The place of the segment that holds for ``m`` rows; None where none does."""
+        """Return the index of the segment for ``m`` rows. None if no segment covers it."""
         place = bisect.bisect_right(self.segments, m, key=lambda segment: segment.lo) - 1
         return place if place >= 0 and m <= self.segments[place].hi else None
 
     def covers(self, rows: Iterable[int]) -> bool:
-        """Whether a segment holds for each of ``rows``."""
+        """Return True if the segments cover each of ``rows``."""
         return all(self.index(m) is not None for m in rows)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values."""
+        """Return plain values."""
         names = Segment.__dataclass_fields__
         segments = [{name: getattr(x, name) for name in names} for x in self.segments]
         return {"version": VERSION, "seed": self.seed, "segments": segments}
 
     @classmethod
     def of(cls, fact: Ranged) -> Table:
-        """The table of a record of the store.
+        """Return the table of a store record.
 
         Raises:
-            StoreError: it is of another version, or not what ``to_json`` writes.
+            StoreError: the record has another version, or is not what ``to_json`` writes.
         """
         version = fact.value.get("version")
         if version != VERSION:
@@ -120,7 +120,7 @@ class Table:
 
 
 def check_interval(lo: object, hi: object) -> None:
-    """Raises InvalidProblemError unless ``lo`` to ``hi`` are numbers of rows, at least one of them."""
+    """Raise InvalidProblemError unless ``lo`` and ``hi`` are numbers of rows with ``lo`` <= ``hi``."""
     for value in (lo, hi):
         if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= MOST_ROWS:
             raise InvalidProblemError(f"rows: got M = {value!r}, expected a whole number from 1 to {MOST_ROWS}")
@@ -131,10 +131,10 @@ def check_interval(lo: object, hi: object) -> None:
 
 
 def rows_of(m: object) -> range:
-    """The numbers of rows that ``m`` asks for: a range with step 1, or a pair of the least and the largest.
+    """Return the numbers of rows in ``m``: a range with step 1, or a pair of the smallest and the largest.
 
     Raises:
-        InvalidProblemError: neither, an empty range, or M = 0.
+        InvalidProblemError: ``m`` is neither, or is an empty range, or contains M = 0.
     """
     if isinstance(m, range):
         if len(m) == 0 or m.step != 1:
@@ -149,7 +149,7 @@ def rows_of(m: object) -> range:
 
 
 def merged(segments: Iterable[Segment]) -> tuple[Segment, ...]:
-    """Neighbours of one choice as one segment, which keeps the first anchor and all that was checked."""
+    """Merge neighbours with the same choice. The merged segment keeps the first ``anchor`` and all checked Ms."""
     found: list[Segment] = []
     for x in segments:
         last = found[-1] if found else None
@@ -166,7 +166,7 @@ def _joined(x: Segment, y: Segment) -> Segment:
 
 
 def outside(x: Segment, table: Table) -> list[Segment]:
-    """What of a segment lies before and behind a table."""
+    """Return the parts of a segment before and after a table."""
     before = dataclasses.replace(x, hi=min(x.hi, table.lo - 1))
     behind = dataclasses.replace(x, lo=max(x.lo, table.hi + 1))
     return [part for part in (before, behind) if part.lo <= part.hi]

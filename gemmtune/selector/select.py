@@ -1,4 +1,4 @@
-"""Problem → pick: enumerate, precompile, verify, benchmark, pick, remember."""
+"""Selection for one problem: enumerate, precompile, verify, measure, pick, store."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from .remote import open_session
 from .result import ProblemResult
 
 LIMITS = "limits"
-"""Stands where the fingerprint of a measurement has its timing mode: the limits of a machine are in the store too."""
+"""Timing mode in the fingerprint under which the store keeps the limits of a machine."""
 
 
 def select(
@@ -35,10 +35,10 @@ def select(
     *,
     reliable: bool = False,
 ) -> tuple[Choice | None, ProblemResult]:
-    """The pick for one problem, None if no choice is right, and everything found; measures only what the store does not know.
+    """Return the pick for one problem, None if no choice is correct, and all findings. Measure only what the store does not know.
 
-    With ``reliable``, what was measured on a busy machine is measured again. A process that finds another one at work on the same
-    problem waits and takes its answer, whatever that was measured beside. An interrupted tuning keeps what it measured.
+    With ``reliable``, outcomes from a busy machine are measured again. If another process tunes the same problem, wait and take its
+    answer, even one from a busy machine. An interrupted tuning keeps its measurements.
     """
     begun = time.perf_counter()
     candidates = candidates.stored(store, reliable=reliable)
@@ -56,7 +56,7 @@ def select(
         outcomes = dict(candidates.known)
         try:
             tried = measure(candidates, outcomes, progress, compilation)
-        finally:  # what there is of them is stored even if an interrupt ends the work
+        finally:  # even an interrupted tuning stores its outcomes
             fresh = [o for digest, o in outcomes.items() if o is not candidates.known.get(digest)]
             store.put([row_of(o, problem, candidates.fingerprint) for o in fresh])
         candidates = dataclasses.replace(tried, known=outcomes)
@@ -81,7 +81,7 @@ def _result(candidates: Candidates, store: Store, begun: float, source: Literal[
 
 
 def ensure_limits(problem: Problem, device: DeviceInfo, settings: Settings, store: Store, progress: Progress) -> None:
-    """Measure the limits that concern a problem unless the store has them. Without them only the percentages are missing."""
+    """Measure the limits that a problem needs unless the store has them. Without limits only the percentages are missing."""
     machine = fingerprint_text(device, LIMITS)
     known = store.limits(machine)
     if all(name in known for name in limit_names(problem.dtype_label)):

@@ -27,19 +27,19 @@ from ..timing.rounds import Ranked, play
 from ..timing.timer import Timer, collection_paused
 from .samples import HOPELESS, SLOWER, Ranking, Sample, failure_of, short_measurement
 from .some_rows import RowsVerifier
-from .verify import Verdict, Verifier
+from .verify import Verification, Verifier
 
 log = logging.getLogger("gemmtune")
 
 CPU_ROUNDS = 2.5
-"""Times the rounds of a GPU: samples of a CPU vary more, and everything that is right takes part in its rounds."""
+"""Factor on the duration of rounds on a CPU: its samples vary more, and every correct choice takes part."""
 
 
 class Session:
-    """Examine and rank the choices for one problem. A context manager; at its end the operands are freed.
+    """Verifier and timer of the choices for one problem. As a context manager, it frees the operands on exit.
 
-    The caller's random number generators and precision flags are as before afterwards. ``dead`` tells that the GPU context was
-    ruined: nothing can run in this process any more.
+    It restores the caller's random number generators and precision flags. ``dead`` is True if the GPU context is corrupted: nothing
+    can run in this process any more.
     """
 
     def __init__(self, problem: Problem, device: DeviceInfo, settings: Settings, host_us: float = 0.0) -> None:
@@ -70,12 +70,12 @@ class Session:
         self._rows_verifier = None
         self._timer = self._part = None
         if self._device.type != "cpu" and not self.dead:
-            torch.cuda.empty_cache()  # the graphs' private pools, which nothing else could use
+            torch.cuda.empty_cache()  # the private pools of the graphs, which no other code can use
 
     def examine(self, choice: Choice, best_us: float | None) -> Sample:
-        """Build, verify and shortly measure a choice. Every failure of the choice is in the sample's status.
+        """Build, verify and briefly measure a choice. The sample's status records every failure of the choice.
 
-        With ``best_us``, the time of the best choice so far, the measurement of one that is clearly slower ends early.
+        With ``best_us``, the time of the best choice so far, the measurement of a clearly slower choice ends early.
         """
         sample = self.prove(choice)
         if sample.status is not Status.OK:
@@ -85,47 +85,47 @@ class Session:
                 kernel = self._kernels[choice.name]
                 with device_to_itself(self._settings, self._device), collection_paused():
                     time_us = short_measurement(self._time(choice.problem).contender(choice, kernel), best_us)
-        except Exception as error:  # noqa: BLE001 - whatever a kernel raises is a fact about it, recorded with its type
+        except Exception as error:  # noqa: BLE001 - a kernel may raise anything; the type is recorded
             status, reason = self._failure(error)
             return dataclasses.replace(sample, status=status, reason=reason)
         return dataclasses.replace(sample, time_us=time_us)
 
     def prove(self, choice: Choice) -> Sample:
-        """Build a choice and, unless the settings leave it out, verify it; without a time."""
+        """Build a choice and verify it, unless the settings disable verification. Do not time it."""
         try:
             with self._in_force():
                 kernel = self._kernels[choice.name] = choice.build()
                 if not self._settings.verify:
                     return Sample(status=Status.OK)
-                verdict = self._verify().check(choice, kernel)
+                verification = self._verify().check(choice, kernel)
         except Exception as error:  # noqa: BLE001 - as in ``examine``
             status, reason = self._failure(error)
             return Sample(status=status, reason=reason)
-        return Sample(status=verdict.status, error_over_bound=verdict.error_over_bound, reason=verdict.reason)
+        return Sample(status=verification.status, error_over_bound=verification.error_over_bound, reason=verification.reason)
 
     def prove_rows(self, choice: Choice) -> Sample:
-        """Build and verify a choice for the session's problem with fewer rows, or as many; without a time."""
+        """Build and verify a choice for the session's problem with the same number of rows or fewer. Do not time it."""
         try:
             with self._in_force():
-                verdict = self._rows().check(choice, choice.build()) if not choice.problem.groups else self._grouped(choice)
+                verification = self._rows().check(choice, choice.build()) if not choice.problem.groups else self._grouped(choice)
         except Exception as error:  # noqa: BLE001 - as in ``examine``
             status, reason = self._failure(error)
             return Sample(status=status, reason=reason)
-        return Sample(status=verdict.status, error_over_bound=verdict.error_over_bound, reason=verdict.reason)
+        return Sample(status=verification.status, error_over_bound=verification.error_over_bound, reason=verification.reason)
 
     def _rows(self) -> RowsVerifier:
         if self._rows_verifier is None:
             self._rows_verifier = RowsVerifier(self._problem, self._device.torch_device)
         return self._rows_verifier
 
-    def _grouped(self, choice: Choice) -> Verdict:
-        """A grouped product is checked with operands of its own: which group a row is of depends on how many there are."""
+    def _grouped(self, choice: Choice) -> Verification:
+        """Check a grouped product with its own operands: the group of a row depends on the number of rows."""
         return Verifier(choice.problem, self._device.torch_device).check(choice, choice.build())
 
     def same_rows(self, choice: Choice, parts: Sequence[Choice]) -> Sample:
-        """Whether rows have the bits that ``choice`` gives them among all rows of the problem by ``parts``, it with fewer rows too.
+        """Check that ``parts``, the choice with fewer rows, give rows the same bits as ``choice`` gives them among all rows.
 
-        Of each part the first rows and the last ones, on random operands.
+        For each part the first and the last rows are compared, on random operands.
         """
         try:
             with self._in_force():
@@ -145,12 +145,12 @@ class Session:
         return Sample(status=Status.OK)
 
     def rank(self, choices: Sequence[Choice], rounds_s: float | None = None) -> Ranking:
-        """Times that compare: interleaved rounds, their order reversed each time, at sustained clocks.
+        """Return comparable times: interleaved rounds in alternating order, at sustained clocks.
 
-        The choices are for the session's problem, or all for the same one with fewer rows, for which no weight is made or packed
-        anew. A choice that fails here is among the failures of the answer, with a warning in the log. ``rounds_s`` is how long the
-        rounds go on, by default what the search says; where it is given, what is clearly slower in the first sample than another
-        takes no part in them, and has the time of that sample.
+        The choices are for the session's problem, or all for the same problem with fewer rows, which shares the packed weight. A
+        choice that fails is among the returned failures, and a warning is logged. ``rounds_s`` is the duration of the rounds, by
+        default that of the search effort. If it is given, choices that are clearly slower in the first sample skip the rounds and
+        keep the time of that sample.
         """
         failures: dict[str, Sample] = {}
 
@@ -162,6 +162,7 @@ class Session:
             failures[name] = Sample(status=status, reason=reason)
 
         with self._in_force(), device_to_itself(self._settings, self._device), collection_paused():
+            # Build the contenders and take a first sample of each.
             contenders: dict[str, Contender] = {}
             first_us: dict[str, float] = {}
             for choice in choices:
@@ -169,7 +170,7 @@ class Session:
                     contenders[choice.name] = contender = self._time(choice.problem).contender(choice, self._kernel(choice))
                     # The first sample captures the graph, which may fail.
                     first_us[choice.name] = contender.rough_us if self._device.type == "cpu" else contender.sample_us()
-                except Exception as error:  # noqa: BLE001 - whatever a kernel raises is its own failure
+                except Exception as error:  # noqa: BLE001 - a kernel may raise anything; it fails alone
                     contenders.pop(choice.name, None)
                     failed(choice.name, error)
             keep = {c.name for c in choices if c.baseline}
@@ -182,21 +183,21 @@ class Session:
                 contenders = {name: x for name, x in contenders.items() if name not in slower}
             rounds_s = EFFORT[self._settings.search].rounds_s if rounds_s is None else rounds_s
             on_cpu = self._device.type == "cpu"
-            # A GPU runs its first tens of milliseconds at boost clocks, which rank kernels differently from those that it sustains.
+            # A GPU runs its first tens of milliseconds at boost clocks, which rank kernels differently from sustained clocks.
             warm_up_s = 0.0 if on_cpu else min(0.2, rounds_s / 2)
             budget_s = CPU_ROUNDS * rounds_s if on_cpu else rounds_s
             times = play(contenders, budget_s=budget_s, warm_up_s=warm_up_s, keep=keep, failed=failed)
-            times |= _as_beside(times, first_us, slower)
+            times |= _scaled_first_samples(times, first_us, slower)
             return Ranking(times=times, seen="" if short else self._watch.seen(), failures=failures)
 
     def limits(self, known: Mapping[str, float]) -> dict[str, float]:
-        """The limits of the machine that concern the problem and are not among ``known`` (see limits.py)."""
+        """Return the limits of the machine that the problem needs and ``known`` lacks (see limits.py)."""
         with self._in_force(), device_to_itself(self._settings, self._device):
             return measure_limits(self._device, self._problem.dtype_label, known)
 
     @contextlib.contextmanager
     def _in_force(self) -> Iterator[None]:
-        """The session's settings, and the conditions of measuring."""
+        """Apply the session's settings and the conditions of measurement."""
         with use(self._settings), conditions(self._problem, self._device):
             yield
 
@@ -206,9 +207,9 @@ class Session:
         return self._verifier
 
     def _time(self, problem: Problem) -> Timer:
-        """The timer for the session's problem, or for one with fewer rows, of which one is kept.
+        """Return the timer for the session's problem, or for one with fewer rows; one of the latter is kept.
 
-        Which group a row is of depends on how many there are: grouped products have operands of their own for each M.
+        Grouped products get their own operands for each M: the group of a row depends on the number of rows.
         """
         if self._timer is None:
             self._timer = self._made_for(self._problem)
@@ -222,7 +223,7 @@ class Session:
         return Timer(problem, self._device, self._settings.timing, host_us=self._host_us)
 
     def _kernel(self, choice: Choice) -> Kernel:
-        """The kernel that was proved, or one for fewer rows; what both load is loaded once."""
+        """Return the verified kernel, or one for fewer rows. A module that both share is loaded once."""
         if choice.problem.m == self._problem.m and choice.name in self._kernels:
             return self._kernels[choice.name]
         key = choice.compile_key
@@ -236,7 +237,7 @@ class Session:
         status, reason = failure_of(error)
         if self._device.type == "cpu":
             return status, reason
-        try:  # after some errors (an illegal address) every later call in the process fails as well
+        try:  # after some errors, such as an illegal address, every later call in the process fails too
             torch.cuda.synchronize(self._device.torch_device)
         except RuntimeError:
             self.dead = True
@@ -245,15 +246,15 @@ class Session:
 
 
 def _run(choice: Choice, operands: Operands) -> torch.Tensor:
-    """The result of a choice, in memory of its own."""
+    """Return the result of a choice in newly allocated memory."""
     a, b, *rest = operands.tensors
     out = allocate(choice.problem.out, a.device)
     choice.build().run(out, (a, choice.pack(b) if choice.packed_format else b, *rest), operands.scalars)
     return out
 
 
-def _as_beside(times: Mapping[str, Ranked], first_us: Mapping[str, float], slower: Iterable[str]) -> dict[str, Ranked]:
-    """What took no part in the rounds, as its first sample was beside that of the fastest."""
+def _scaled_first_samples(times: Mapping[str, Ranked], first_us: Mapping[str, float], slower: Iterable[str]) -> dict[str, Ranked]:
+    """Return times for choices that skipped the rounds: their first samples, scaled by that of the fastest."""
     if not times:
         return {}
     fastest = min(times, key=lambda name: times[name].time_us)

@@ -1,4 +1,4 @@
-"""Proving a choice at many numbers of rows by one set of operands: those of the largest M, whose first rows the others take."""
+"""Verification of a choice at many numbers of rows with one set of operands: smaller Ms use the first rows of the largest."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from ..numerics.judging import Judge
 from ..numerics.probes import Probes
 from ..numerics.some_rows import some_rows
 from ..problem import Problem
-from .verify import Verdict
+from .verify import Verification
 
 
 class RowsVerifier:
-    """Verifies choices of the problems that have no more rows than ``problem`` and are else the same.
+    """Verifier of choices for ``problem`` with the same number of rows or fewer.
 
-    Each runs on the probe whose sums cancel, which gives every element exactly, and on random operands, into an output between
-    guard bands. What is made for all of them, and takes time, is made once: operands, references, packed weights.
+    Each choice runs on the probe with cancelling sums, which gives every element exactly, and on random operands. Its output lies
+    between guard bands. Operands, references and packed weights are expensive and made once for all.
     """
 
     def __init__(self, problem: Problem, device: torch.device) -> None:
@@ -35,22 +35,24 @@ class RowsVerifier:
         self._packed: tuple[str, dict[int, torch.Tensor]] = ("", {})
         self._inputs = Watch(self._random.operands.named)
 
-    def check(self, choice: Choice, kernel: Kernel) -> Verdict:
-        """Run the kernel of a choice for fewer rows, or as many. What it raises is not caught; the device is waited for."""
+    def check(self, choice: Choice, kernel: Kernel) -> Verification:
+        """Run the kernel of a choice for the same number of rows or fewer. Propagate its exceptions. Synchronize the device."""
         ratio = 0.0
         for number, expectation in enumerate((*self._exact(choice.claims), self._random)):
             found, error_over_bound = self._wrong(number, expectation, choice, kernel)
             ratio = max(ratio, error_over_bound)
             if found:
-                return Verdict(status=Status.WRONG_RESULT, error_over_bound=ratio, reason=f"{expectation.name}: {found}")
+                return Verification(status=Status.WRONG_RESULT, error_over_bound=ratio, reason=f"{expectation.name}: {found}")
         changed = [name for name, flag in zip(self._inputs.names, self._inputs.changed(), strict=True) if bool(flag)]
         if changed:
             self._inputs = Watch(self._random.operands.named)
-            return Verdict(status=Status.WRONG_RESULT, error_over_bound=ratio, reason=f"the call changed its input: {changed[0]}")
-        return Verdict(status=Status.OK, error_over_bound=ratio)
+            return Verification(
+                status=Status.WRONG_RESULT, error_over_bound=ratio, reason=f"the call changed its input: {changed[0]}"
+            )
+        return Verification(status=Status.OK, error_over_bound=ratio)
 
     def _wrong(self, number: int, expectation: Expectation, choice: Choice, kernel: Kernel) -> tuple[str, float]:
-        """What is wrong with one call, "" for nothing, and the largest error over its bound."""
+        """Return the error of one call, "" for none, and the largest error over its bound."""
         part = choice.problem
         operands = some_rows(dataclasses.replace(expectation.operands, extra=self._extra), part, 0)
         a, b, *rest = operands.tensors
@@ -72,7 +74,7 @@ class RowsVerifier:
         return [self._by_limit[limit]]
 
     def _b(self, expectation: Expectation, choice: Choice, b: torch.Tensor) -> torch.Tensor:
-        """b, packed if the choice wants it so; kept for its next M."""
+        """Return b, packed if the choice needs it. The packed b is kept for the next M."""
         name = choice.packed_format
         if name is None:
             return b

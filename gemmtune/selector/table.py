@@ -1,4 +1,4 @@
-"""Tuning results as text: for each problem its choices by time, what was left out and why, and the pick."""
+"""Tuning results as text: the choices of each problem by time, the excluded ones with reasons, and the pick."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ if TYPE_CHECKING:
     from .result import Outcome, ProblemResult
 
 DEFAULT_ROWS = 12
-"""Timed choices shown for a problem; the torch baseline is always shown."""
+"""Timed choices shown for a problem. The torch baseline is always shown."""
 REASON_CHARS = 160
 REASONS = 3
-"""Why choices of a backend were refused beforehand: how many reasons are shown, the most frequent ones."""
+"""Number of reasons shown for the choices that a backend refused, the most frequent first."""
 NATURAL_WIDTH = 10_000
-"""Wider than any table: text for pipes and files is not folded."""
+"""Width beyond any table, so that text for pipes and files is not folded."""
 
 
 def render(result: Sequence[ProblemResult], *, max_rows: int | None = DEFAULT_ROWS, width: int | None = None) -> str:
-    """The results as plain text.
+    """Return the results as plain text.
 
-    ``max_rows`` is how many timed choices are shown for a problem (None: all), ``width`` the columns to fold at (None: never).
+    ``max_rows`` limits the timed choices shown for a problem (None: all). ``width`` is the column to fold at (None: never).
     """
     return plain_text(renderables(result, max_rows=max_rows), width)
 
 
 def renderables(result: Sequence[ProblemResult], *, max_rows: int | None = DEFAULT_ROWS) -> Iterator[RenderableType]:
-    """The results as parts that a rich console prints."""
-    # rich is imported when something is printed: it takes longer to import than this package.
+    """Yield the results as parts that a rich console prints."""
+    # rich takes longer to import than this package, so it is imported only for printing.
     from rich.text import Text  # noqa: PLC0415
 
     for i, problem in enumerate(result):
@@ -51,7 +51,7 @@ def renderables(result: Sequence[ProblemResult], *, max_rows: int | None = DEFAU
         slower = [f"… and {counted(hidden, 'slower choice')}"] if hidden else []
         yield from (Text(line, style="dim") for line in (*slower, *left_out_lines(problem)))
         if problem.disturbed:
-            yield Text(f"measured on a busy machine ({problem.disturbed}): tune it again when it is quiet", style="yellow")
+            yield Text(f"measured on a busy machine ({problem.disturbed}): tune it again when the machine is idle", style="yellow")
         yield Text(pick_line(problem), style="bold green" if problem.pick else "bold red")
     if len(result) > 1:
         yield Text("")
@@ -59,7 +59,7 @@ def renderables(result: Sequence[ProblemResult], *, max_rows: int | None = DEFAU
 
 
 def new_table(*, texts: Sequence[str], numbers: Sequence[str] = (), last: str) -> Table:
-    """An empty table in the one look that all have: text columns, which fold when there is no room, numbers, a last text column."""
+    """Return an empty table in the common style: foldable text columns, number columns, and a last text column."""
     from rich import box  # noqa: PLC0415 - see renderables
     from rich.table import Table  # noqa: PLC0415
 
@@ -73,7 +73,7 @@ def new_table(*, texts: Sequence[str], numbers: Sequence[str] = (), last: str) -
 
 
 def plain_text(parts: Iterable[RenderableType], width: int | None = None) -> str:
-    """What a rich console would print, without colours; folded at ``width`` columns (None: never)."""
+    """Return the output of a rich console without colours, folded at ``width`` columns (None: never)."""
     from rich.console import Console  # noqa: PLC0415 - see renderables
 
     text = io.StringIO()
@@ -86,7 +86,7 @@ def plain_text(parts: Iterable[RenderableType], width: int | None = None) -> str
 
 
 def heading(result: ProblemResult) -> str:
-    """``mm 16x4096x4096 float32 nt on cpu: 23 choices measured in 4.1 s``"""
+    """Return a line such as ``mm 16x4096x4096 float32 nt on cpu: 23 choices tried in 4.1 s``."""
     if result.problem.empty:
         return f"{result.problem}: an empty result, nothing to run"
     measured = sum(1 for o in result.outcomes if not o.from_store)
@@ -97,7 +97,7 @@ def heading(result: ProblemResult) -> str:
 
 
 def pick_line(result: ProblemResult) -> str:
-    """``pick: cpp:avx512_12x32, 67.2 µs, 1.83× torch (aten:mm 123 µs)``"""
+    """Return a line such as ``pick: cpp:avx512_12x32, 67.2 µs, 1.83× torch (aten:mm 123 µs)``."""
     picked, baseline = result.picked, result.baseline
     if result.problem.empty:
         return "pick: none needed"
@@ -113,7 +113,7 @@ def pick_line(result: ProblemResult) -> str:
 
 
 def summary_line(result: Sequence[ProblemResult]) -> str:
-    """The geometric mean and the least of the speed-ups over torch, and what it took."""
+    """Return the number of problems, their total time, and the geometric mean, least and most of the speed-ups over torch."""
     speedups = [s for s in (p.speedup_over_torch for p in result) if s]
     stored = sum(1 for p in result if p.source == "store")
     took = f"{sum(p.seconds for p in result):.1f} s"
@@ -125,26 +125,26 @@ def summary_line(result: Sequence[ProblemResult]) -> str:
 
 
 def left_out_lines(result: ProblemResult) -> list[str]:
-    """What is not in the table: a line for the failures of one backend with one reason (numbers aside), one for its refusals.
+    """Return lines for the excluded choices: one for the failures of a backend with one reason, one for its refusals.
 
-    What a regex of the user's left out is not folded into the latter.
+    Reasons that differ only in numbers count as one. Choices that a user's regex excluded have lines of their own.
     """
     if result.problem.empty:
         return []
     failed = [(o.status.value, o.name, o.reason) for o in result.outcomes if o.status is not Status.OK]
     count = len(failed) + sum(r.count for r in result.refusals)
-    asked, others = _by_regexes(result.refusals)
-    unwanted = [(Status.REFUSED.value, r.name, r.reason) for r in asked]
+    by_regex, others = _by_regexes(result.refusals)
+    unwanted = [(Status.REFUSED.value, r.name, r.reason) for r in by_regex]
     return [f"left out: {counted(count, 'choice')}", *_grouped((*failed, *unwanted)), *_folded(others)] if count else []
 
 
 def refusal_lines(refusals: Iterable[Refusal]) -> list[str]:
-    """Refusals alone, grouped in the same way."""
+    """Return lines for refusals alone, grouped in the same way."""
     return list(_grouped(("", refusal.name, refusal.reason) for refusal in refusals))
 
 
 def _by_regexes(refusals: Iterable[Refusal]) -> tuple[list[Refusal], list[Refusal]]:
-    """The refusals for a regex of the settings, and the others."""
+    """Return the refusals by a regex of the settings, and the others."""
     settings = tuple(f"{name} " for row in FILTERS for name in (row.allow, row.deny))
     parts: tuple[list[Refusal], list[Refusal]] = ([], [])
     for refusal in refusals:
@@ -153,10 +153,10 @@ def _by_regexes(refusals: Iterable[Refusal]) -> tuple[list[Refusal], list[Refusa
 
 
 def _folded(refusals: Iterable[Refusal]) -> Iterator[str]:
-    """``  refused: cutlass: 2664 choices: stores f32 (1572); a is t, expected n (640); and 3 more reasons``"""
+    """Yield lines such as ``  refused: cutlass: 2664 choices: stores f32 (1572); a is t, expected n (640); and 3 more reasons``."""
     by_backend: dict[str, list[Refusal]] = {}
     for refusal in refusals:
-        by_backend.setdefault(_told_together(refusal.name), []).append(refusal)
+        by_backend.setdefault(_group_name(refusal.name), []).append(refusal)
     for backend, refused in by_backend.items():
         if len(refused) == 1:
             yield f"  {Status.REFUSED.value}: {refused[0].name}: {short_reason(refused[0].reason)}"
@@ -173,8 +173,8 @@ def _folded(refusals: Iterable[Refusal]) -> Iterator[str]:
         yield f"  {Status.REFUSED.value}: {backend}: {counted(counts.total(), 'choice')}: {'; '.join(parts)}"
 
 
-def _told_together(name: str) -> str:
-    """The backend of a choice; for a kernel that somebody brought along its name, by which it was asked for."""
+def _group_name(name: str) -> str:
+    """Return the name that groups a choice: its backend, or for a user's own kernel its full name, which the user knows."""
     backend = name.partition(":")[0]
     return name if backend == OWN else backend
 
@@ -184,10 +184,10 @@ def _numbers_aside(reason: str, name: str) -> str:
 
 
 def _grouped(left_out: Iterable[tuple[str, str, str]]) -> Iterator[str]:
-    """A line for each status (empty where all are refused), backend and kind of reason, with the first name and reason of it."""
+    """Yield a line for each status (empty for refusals), backend and kind of reason, with the first name and reason of it."""
     groups: dict[tuple[str, str, str], list[tuple[str, str]]] = {}
     for status, name, reason in left_out:
-        groups.setdefault((status, _told_together(name), _numbers_aside(reason, name)), []).append((name, short_reason(reason)))
+        groups.setdefault((status, _group_name(name), _numbers_aside(reason, name)), []).append((name, short_reason(reason)))
     for (status, backend, _), members in groups.items():
         name, reason = members[0]
         head = f"{status}: " if status else ""
@@ -196,7 +196,7 @@ def _grouped(left_out: Iterable[tuple[str, str, str]]) -> Iterator[str]:
 
 
 def _timed(result: ProblemResult) -> list[tuple[Outcome, float]]:
-    """The right and measured choices, the fastest first; a rough time of a dropped choice never precedes a finalist's."""
+    """Return the correct and measured choices, the fastest first. Finalists precede dropped choices with rough times."""
     timed = [(o, o.time_us) for o in result.outcomes if o.status is Status.OK and o.time_us is not None]
     return sorted(timed, key=lambda pair: (not pair[0].finalist, pair[1]))
 
@@ -214,7 +214,7 @@ def _choices_table(result: ProblemResult, max_rows: int | None) -> Table:
     table = new_table(texts=("choice", "backend"), numbers=("time µs", "GFLOP/s", "% best", "% limit", "verified"), last="note")
     best_us = _timed(result)[0][1]
     for outcome, time_us in _shown(result, max_rows):
-        # There were final rounds, and this choice was too slow for them: its time is from a shorter measurement.
+        # Too slow for the final rounds that took place: its time is from a shorter measurement.
         dropped = not outcome.finalist and any(o.finalist for o in result.outcomes)
         notes = {"pick": outcome.name == result.pick, "torch": outcome.baseline, "dropped": dropped}
         cells = (
@@ -232,20 +232,20 @@ def _choices_table(result: ProblemResult, max_rows: int | None) -> Table:
 
 
 def short_reason(reason: str) -> str:
-    """A line of a reason: the first one, and the first one that says what the error is, else the last of what it announces."""
+    """Return one line of a reason: the first line, and the first error line or the last line of what the first announces."""
     lines = [line.strip() for line in reason.splitlines() if line.strip()] or ["no reason given"]
-    told = next(
+    detail = next(
         (line for line in lines[1:] if "error" in line.lower()), lines[-1] if lines[0].endswith(":") and lines[1:] else None
     )
-    text = f"{lines[0]} {told}" if told else lines[0]
+    text = f"{lines[0]} {detail}" if detail else lines[0]
     return text if len(text) <= REASON_CHARS else text[: REASON_CHARS - 1] + "…"
 
 
 def _number(value: float) -> str:
-    """About four significant digits, never an exponent: ``6.18``, ``123.4``, ``12340``."""
+    """Format with about four significant digits and no exponent: ``6.18``, ``123.4``, ``12340``."""
     return f"{value:.2f}" if value < 10 else f"{value:.1f}" if value < 1000 else f"{value:.0f}"
 
 
 def counted(number: int, noun: str) -> str:
-    """``1 choice``, ``2 choices``."""
+    """Return ``1 choice`` or ``2 choices``."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

@@ -1,4 +1,4 @@
-"""The results of one tuning."""
+"""The results of one tuning run."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from .table import render
 
 
 class TuningResult(tuple[ProblemResult, ...]):
-    """The results of one tuning, a problem each, in the order asked. Prints as a table."""
+    """The results of one tuning run, one for each problem in the order of the request. Prints as a table."""
 
     __slots__ = ()
 
@@ -17,5 +17,5 @@ class TuningResult(tuple[ProblemResult, ...]):
         return render(self)
 
     def to_json(self) -> list[dict[str, Any]]:
-        """A list with ``ProblemResult.to_json`` of each problem."""
+        """Return a list with ``ProblemResult.to_json`` of each problem."""
         return [p.to_json() for p in self]

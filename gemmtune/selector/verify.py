@@ -1,6 +1,6 @@
-"""Proving a choice right before it is timed: exact probes, an error bound on random data, guard bands, untouched inputs.
+"""Verification of a choice before it is timed: exact probes, an error bound on random data, guard bands, untouched inputs.
 
-What is wrong the judge of ``numerics.judging`` finds; here is which probes are run, and what follows.
+``numerics.judging`` finds wrong elements. This module selects the probes and evaluates the findings.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from ..numerics.probes import Probes
 from ..problem import Problem
 
 SEPARATE_PROBES_MACS = 2**33
-"""The limit on a CPU from which on, as each call takes long, a and b share a one-hot probe, and ``run_new`` takes a turn of
-``run``'s; else both have probes of their own."""
+"""Multiplications above which a CPU saves calls: a and b share a one-hot probe, and ``run_new`` replaces a call of ``run``. Below
+it, a and b have separate probes."""
 
 MOST_SHARED_MACS = 2**30
-"""The most multiplications of what may be a product of one tensor with itself and is tried as such, which takes a reference
-more."""
+"""Maximum multiplications for which a product that may have one tensor as a and b is tried in that form. It needs one more
+reference."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
-    """Whether a choice is right. ``error_over_bound`` is the largest error on random data as a fraction of what is allowed."""
+class Verification:
+    """The result of a verification. ``error_over_bound`` is the largest error on random data divided by its bound."""
 
     status: Status
     error_over_bound: float
@@ -45,7 +45,7 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Call:
-    """What became of one call, still on the device; ``guards`` is that of ``Guards.broken``."""
+    """The result of one call, still on the device. ``guards`` comes from ``Guards.broken``."""
 
     expectation: Expectation
     finding: Finding
@@ -53,7 +53,7 @@ class _Call:
 
 
 class Verifier:
-    """Verifies choices of one problem on one device. Probes and references are made once and shared by all choices."""
+    """Verifier of choices for one problem on one device. All choices share its probes and references."""
 
     def __init__(self, problem: Problem, device: torch.device) -> None:
         self._problem = problem
@@ -63,7 +63,7 @@ class Verifier:
         self._reset()
 
     def _reset(self) -> None:
-        """Make all operands anew: at the start, and after a choice that wrote into them."""
+        """Make all operands: at the start, and again after a choice has written into them."""
         self._packed: tuple[str, dict[int, torch.Tensor]] = ("", {})
         self._by_limit: dict[int, list[Expectation]] = {}
         self._inputs = Watch()
@@ -75,23 +75,23 @@ class Verifier:
             self._inputs.add(f"epilogue_args[{i}]", tensor)
         self._shared = [self._watched(expectation) for expectation in self._made_once()]
 
-    def check(self, choice: Choice, kernel: Kernel) -> Verdict:
-        """Run the kernel on every probe and on random data. What it raises is not caught; the device is waited for at the end."""
+    def check(self, choice: Choice, kernel: Kernel) -> Verification:
+        """Run the kernel on every probe and on random data. Propagate its exceptions; synchronize with the device at the end."""
         if self._problem.empty:
-            return Verdict(status=Status.OK, error_over_bound=0.0)
+            return Verification(status=Status.OK, error_over_bound=0.0)
         judge = Judge(self._problem, choice.claims, self._extra)
         expectations = self._expectations(choice.claims)
         calls: list[_Call] = []
         for number, expectation in enumerate(expectations):
             if self._expensive and kernel.run_new is not None and expectation is expectations[-1]:
-                break  # the same numbers through run_new, below
+                break  # run_new takes these operands below
             call = self._call(number, expectation, choice, kernel, judge)
             calls.append(call)
             if self._device.type == "cpu" and (call.finding.state[0] or call.guards[0]):
-                return self._verdict(calls)
+                return self._verification(calls)
         if kernel.run_new is not None:
             calls.append(self._call_new(expectations[-1], choice, kernel, judge))
-        return self._verdict(calls)
+        return self._verification(calls)
 
     def _call(self, number: int, expectation: Expectation, choice: Choice, kernel: Kernel, judge: Judge) -> _Call:
         payload = POISONS[self._out.dtype][number % 2]
@@ -117,21 +117,21 @@ class Verifier:
         return _Call(expectation=expectation, finding=finding, guards=torch.zeros(2, dtype=torch.float64, device=self._device))
 
     def _check_memory(self, choice: Choice, result: torch.Tensor, again: torch.Tensor, tensors: Tensors) -> None:
-        """Raises ErrorFromChoice where a result has memory that the next call's result has too, or an operand."""
+        """Raise ErrorFromChoice if a result shares memory with the next call's result or with an operand."""
         read = [x for tensor in tensors for x in block_sparse.parts(tensor)]
         memory = [x.untyped_storage().data_ptr() for x in (result, again, *read)]
         if memory[0] in memory[1:]:
             whose = "an operand" if memory[0] in memory[2:] else "the next call's result"
-            reason = f"returned memory that is {whose} too, expected a result of its own from each call"
+            reason = f"returned memory that is also {whose}, expected a separate result from each call"
             raise ErrorFromChoice(choice.name, str(self._problem), reason)
 
     def _tensors(self, expectation: Expectation, choice: Choice) -> Tensors:
-        """What the kernel is given: every call has the same operands of the epilogue."""
+        """Return the tensors for the kernel. Every call has the same epilogue operands."""
         a, _, *rest = dataclasses.replace(expectation.operands, extra=self._extra).tensors
         return (a, self._b(expectation, choice), *rest)
 
     def _b(self, expectation: Expectation, choice: Choice) -> torch.Tensor:
-        """b, packed if the choice wants it so; kept for the next choice with the same format."""
+        """Return b, packed if the choice needs it. The packed b is kept for the next choice with the same format."""
         name = choice.packed_format
         if name is None:
             return expectation.operands.named["b"]
@@ -144,14 +144,15 @@ class Verifier:
             self._inputs.add(f"packed b of {expectation.name}", cache[id(expectation)])
         return cache[id(expectation)]
 
-    def _verdict(self, calls: list[_Call]) -> Verdict:
+    def _verification(self, calls: list[_Call]) -> Verification:
         names, changed = self._inputs.names, self._inputs.changed()
         parts = [torch.cat([call.finding.state, call.finding.ratio.reshape(1), call.guards]) for call in calls]
-        numbers = torch.cat([*parts, *(flag.double().reshape(1) for flag in changed)]).tolist()  # the one wait for the device
+        numbers = torch.cat([*parts, *(flag.double().reshape(1) for flag in changed)]).tolist()  # the only synchronization
         width = (len(numbers) - len(names)) // len(calls)
         modified = [name for name, flag in zip(names, numbers[width * len(calls) :], strict=True) if flag]
         if modified:
             self._reset()
+        # Collect the reasons: changed inputs, broken guards, wrong elements.
         ratio, reasons = 0.0, [f"the call changed its input: {name}" for name in modified[:1]]
         for i, call in enumerate(calls):
             *state, call_ratio, broken, where = numbers[i * width : (i + 1) * width]
@@ -164,8 +165,8 @@ class Verifier:
             if not isinstance(expectation, OneHotExpectation):
                 ratio = max(ratio, call_ratio)
         if reasons:
-            return Verdict(status=Status.WRONG_RESULT, error_over_bound=ratio, reason=reasons[0])
-        return Verdict(status=Status.OK, error_over_bound=ratio)
+            return Verification(status=Status.WRONG_RESULT, error_over_bound=ratio, reason=reasons[0])
+        return Verification(status=Status.OK, error_over_bound=ratio)
 
     def _describe(self, bad: BadElement, expectation: Expectation) -> str:
         text = bad.text(expectation.origin(bad.index, batched=self._problem.batched))
@@ -175,7 +176,7 @@ class Verifier:
         return text
 
     def _expectations(self, claims: Claims) -> list[Expectation]:
-        """Probes of sums that are exact by the claims, then those that suit every choice."""
+        """Return probes whose sums are exact by the claims, then those that suit every choice."""
         probes = self._probes
         if self._problem.groups or not (probes.free_a and probes.free_b):
             return self._shared
@@ -188,11 +189,12 @@ class Verifier:
         return [*self._by_limit[limit], *self._shared]
 
     def _made_once(self) -> list[Expectation]:
-        """Those that suit every choice; random data last."""
+        """Return the expectations that suit every choice, random data last."""
         problem, probes = self._problem, self._probes
         if problem.groups:
             return grouped_expectations(problem, self._device)
         random = probes.random()
+        # One-hot probes: exact results that show each element of a and b.
         known: list[OneHotProbe] = []
         if self._expensive and probes.can_pick_both:
             known.append(probes.both(random))
@@ -209,6 +211,7 @@ class Verifier:
             made.append(referenced(problem, probes.integers(), name="P1 integers", integers=True))
         if is_product_with_itself(problem) and problem.flops <= 2 * MOST_SHARED_MACS:
             made.append(referenced(problem, in_one_buffer(problem, probes.integers()), name="b is a", integers=True))
+        # Block patterns of a block-sparse b, then random data.
         patterns = probes.patterns()
         for name in list(patterns)[: 1 if self._expensive else None]:
             made.append(referenced(problem, patterns[name], name=name))

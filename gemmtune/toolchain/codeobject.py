@@ -1,7 +1,7 @@
-"""Code objects for AMD GPUs out of HIP device code: content-addressed files in the cache folder, compiled once by a clang.
+"""Code objects for AMD GPUs from HIP device code: content-addressed files in the cache folder, compiled once by a clang.
 
-ROCm's own clang or any other that knows AMD GPUs, such as a distribution's ``clang-19``; of ROCm only headers are needed, which
-Triton's package brings too. The assembly text is kept beside the code object: what was compiled can be looked at without tools.
+The compiler is ROCm's clang or any other with support for AMD GPUs, such as a distribution's ``clang-19``. Of ROCm only the headers
+are needed, which Triton's package also contains. The assembly text is kept next to the code object, readable without tools.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from .made_once import compile_text, made_once
 
 FLAGS = ("-x", "hip", "--offload-device-only", "-nogpulib", "-O3", "-std=c++17", "-D__HIP_PLATFORM_AMD__", "-DNDEBUG", "-w")
 LEAST_CLANG = 19
-"""The oldest release that has been tried."""
+"""The oldest release known to work."""
 NEWEST_CLANG = 25
 ROCM = Path("/opt/rocm")
 REMEDY = "install clang (apt-get install clang-19 lld-19) or ROCm, or compile on a machine that has one of them (gemmtune build)"
@@ -32,7 +32,7 @@ HEADERS_REMEDY = "install Triton, whose package has them, or ROCm, or libamdhip6
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HipCompiler:
-    """A clang that compiles for AMD GPUs; ``headers`` is the folder with HIP's."""
+    """A clang with support for AMD GPUs. ``headers`` is the folder with HIP's headers."""
 
     path: str
     release: int
@@ -43,10 +43,10 @@ class HipCompiler:
 
 
 def find_hip_compiler() -> HipCompiler:
-    """ROCm's clang, or else the newest that is on PATH or in Debian's folders.
+    """Return ROCm's clang, or else the newest one on PATH or in Debian's folders.
 
     Raises:
-        UnavailableError: there is none, or only older ones; or there are no headers of HIP.
+        UnavailableError: there is no clang that is new enough, or there are no headers of HIP.
     """
     reasons = []
     for path in _candidates():
@@ -76,7 +76,7 @@ def _candidates() -> list[Path]:
 
 
 @functools.cache
-def _release(path: str, modified_ns: int) -> int:  # noqa: ARG001 - a replaced compiler is asked again
+def _release(path: str, modified_ns: int) -> int:  # noqa: ARG001 - cache key: a replaced compiler is queried again
     try:
         printed = subprocess.run([path, "--version"], capture_output=True, text=True, check=True, timeout=60).stdout
     except (OSError, subprocess.SubprocessError) as error:
@@ -93,27 +93,27 @@ def _headers() -> Path:
     for folder in (ROCM / "include", *packaged, Path("/usr/include")):
         if (folder / HEADER).is_file():
             return folder
-    raise UnavailableError(f"HIP's headers ({HEADER}) are not here: {HEADERS_REMEDY}")
+    raise UnavailableError(f"HIP's headers: found no {HEADER}: {HEADERS_REMEDY}")
 
 
 def code_object_path(folder: str, digest: str) -> Path:
-    """The file of a source's code object, made or not; not named by the compiler: what another machine made is used as it is."""
+    """Return the path of a source's code object, which may not exist. It omits the compiler: any machine's file is valid."""
     return cache_dir(folder) / f"{digest}.hsaco"
 
 
 def assembly_path(path: Path) -> Path:
-    """The assembly text of the code object at ``path``."""
+    """Return the path of the assembly text for the code object at ``path``."""
     return path.with_suffix(".s")
 
 
 def make_code_object(
     path: Callable[[], Path], text: Callable[[], str], arch: str, includes: Callable[[], Sequence[Path]], name: str
 ) -> Path:
-    """The code object at ``path()``, made out of ``text()`` if it is missing. Of several processes that need it, one compiles.
+    """Return the code object at ``path()``. If it is missing, one of the processes that need it compiles ``text()``.
 
     Raises:
-        CompileError: the compiler refused the source, or the cache folder cannot be written.
-        UnavailableError: it is missing, and there is no compiler, or no headers.
+        CompileError: the compiler rejected the source, or the cache folder is not writable.
+        UnavailableError: the file is missing, and there is no compiler or no headers.
     """
 
     def make(made: Path) -> None:

@@ -1,4 +1,4 @@
-"""Choices whose kernels can be looked at before they run: made by a compiler of ours, for an architecture that need not be here."""
+"""Choices whose compiled kernels can be inspected before they run, even for an architecture that this machine lacks."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Artifact:
-    """One compiled kernel: what its compiler and its binary say of it, and what was expected.
+    """One compiled kernel: facts from its compiler and its binary, and the expectations about them.
 
-    ``threads`` and ``shared_bytes`` of a block; ``registers`` and ``stack_bytes`` of a thread, None where there is no tool to read
-    them with. ``code`` is its assembly text.
+    ``threads`` and ``shared_bytes`` count for a block, ``registers`` and ``stack_bytes`` for a thread. The latter two are None
+    without a tool to read them. ``code`` is the assembly text.
     """
 
     kernel: str
@@ -37,35 +37,35 @@ class Artifact:
     stack_bytes: int | None
     code: str = field(repr=False)
     spilled_share: float = 0.0
-    """The share of the instructions of the loop that multiplies which loads or stores spilled registers."""
+    """The share of instructions that load or store spilled registers, in the loop that multiplies."""
     expected: str | None = None
-    """The instruction that multiplies, with ``*`` for what may vary; None for a kernel that multiplies nothing."""
+    """The multiply instruction, with ``*`` for variable parts. None for a kernel that multiplies nothing."""
     predicted_bytes: int | None = None
-    """The upper bound of the shared memory that legality went by."""
+    """The upper bound of shared memory that the legality check used."""
     slack_bytes: int | None = None
-    """What is in that bound for a need that not every kernel has; None where the bound does not claim to be close."""
+    """The part of that bound that not every kernel needs. None if the bound is not meant to be close."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CompiledChoice(Choice):
-    """A choice that is compiled for one architecture, on any machine."""
+    """A choice compiled for one architecture, on any machine."""
 
     @property
     @abstractmethod
     def arch(self) -> str:
-        """What it is compiled for, such as ``sm80``. Raises UnavailableError if it is not compiled for a GPU."""
+        """The target architecture, such as ``sm80``. Raise UnavailableError if it is not a GPU."""
 
     @abstractmethod
     def artifacts(self, device: DeviceInfo) -> tuple[Artifact, ...]:
-        """The kernels, compiled if they are not yet, and loaded on no device; ``device`` has the facts that legality went by.
+        """Return the kernels, compiled if necessary and loaded on no device. The legality check used the facts of ``device``.
 
         Raises:
-            CompileError: the compiler refused one.
+            CompileError: the compiler rejected a kernel.
         """
 
     @abstractmethod
     def forward(self) -> Choice:
-        """The same kernels for a GPU newer than ``arch``: ``build`` loads their PTX, which the driver translates for that GPU."""
+        """Return the same kernels for a GPU newer than ``arch``. ``build`` then loads their PTX, which the driver translates."""
 
 
 class Digested(Protocol):
@@ -73,51 +73,51 @@ class Digested(Protocol):
 
     @property
     def digest(self) -> str:
-        """A hash over everything that makes the file."""
+        """A hash over all inputs of the compiled file."""
         ...
 
 
 @dataclass(frozen=True, kw_only=True)
 class FileChoice(CompiledChoice):
-    """A choice whose kernel is in one file of the cache folder, which a compiler for CUDA or HIP made."""
+    """A choice whose kernel is one file in the cache folder, made by a compiler for CUDA or HIP."""
 
     @property
     @abstractmethod
     def source(self) -> Digested:
-        """What has to be compiled."""
+        """The source to compile."""
 
     @property
     def content_hash(self) -> str:
-        """A hash over the source, and what its launches are told, which the name says."""
+        """A hash over the source and the name, which contains the launch arguments."""
         return hashlib.blake2b(f"{self.source.digest} {self.name}".encode(), digest_size=16).hexdigest()
 
     @property
     def compile_key(self) -> str:
-        """Equal for all sizes and launches of one source."""
+        """Key of the compiled file, equal for all sizes and launches of one source."""
         return f"{self.backend}-{self.source.digest}"
 
     @property
     @abstractmethod
     def path(self) -> Path:
-        """The file, made or not."""
+        """The path of the file, which may not exist yet."""
 
     @abstractmethod
     def make(self) -> Path:
-        """The file, made if it is missing. Raises CompileError; UnavailableError without a compiler."""
+        """Return the file, compiled if it is missing. Raise CompileError, or UnavailableError without a compiler."""
 
     @staticmethod
     @abstractmethod
     def compiler() -> object:
-        """What makes it. Raises UnavailableError: there is none here."""
+        """Return the compiler. Raise UnavailableError if there is none on this machine."""
 
     @property
     def compiled(self) -> bool:
-        """The file is in the cache."""
+        """True if the file is in the cache."""
         return self.path.exists()
 
     @property
     def obstacle(self) -> str | None:
-        """What was not compiled before cannot be run without a compiler."""
+        """The reason why the choice cannot run here: it is not compiled, and there is no compiler. None if there is no obstacle."""
         try:
             self.compiler()
         except UnavailableError as error:
@@ -125,25 +125,26 @@ class FileChoice(CompiledChoice):
         return None
 
     def compile(self) -> None:
-        """Make the file, unless it is there. Raises what ``make`` does."""
+        """Compile the file unless it exists. The exceptions are those of ``make``."""
         self.make()
 
     def opened(self, load: Callable[[Path], T]) -> T:
-        """What ``load`` makes of the file, which is made if it is missing or damaged.
+        """Return ``load(path)`` of the file. Compile the file first if it is missing or damaged.
 
         Raises:
-            CompileError: it was not compiled yet, and the compiler refused it.
-            UnavailableError: it was not compiled yet, and there is no compiler; or it cannot be loaded here.
+            CompileError: the compiler rejected the source.
+            UnavailableError: the file is missing and there is no compiler, or the file cannot be loaded here.
         """
         try:
             return opened(self.make, load)
         except OSError as error:
-            raise UnavailableError(f"{self.name}: what was compiled cannot be loaded here: {error}") from error
+            raise UnavailableError(f"{self.name}: the compiled file cannot be loaded here: {error}") from error
 
     def artifact(
         self, path: Path, *, kernel: str, threads: int, shared_bytes: int, expected: str, predicted_bytes: int | None = None
     ) -> Artifact:
-        """The only kernel of the file, which multiplies with the instruction ``expected``; without cuobjdump, what is told."""
+        """Return the facts about the file's only kernel, which multiplies by the instruction ``expected``. Without cuobjdump,
+        return the arguments alone."""
         tool = find_cuobjdump()
         usage = _usage(path, tool, code=True) if tool else None
         return Artifact(
@@ -162,18 +163,18 @@ class FileChoice(CompiledChoice):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Usage:
-    """Registers of a thread, its local memory, ``Artifact.spilled_share``; and the assembly text, where it was asked for."""
+    """Registers and local memory of a thread, ``Artifact.spilled_share``, and the assembly text if requested."""
 
     registers: int
     stack_bytes: int
     spilled_share: float
     code: str = field(default="", repr=False)
     shared_bytes: int = 0
-    """LDS of a block, which the text of an AMD GPU tells."""
+    """LDS of a block, read from the assembly text for an AMD GPU."""
 
 
 def find_cuobjdump() -> Path | None:
-    """cuobjdump on PATH, else that of Triton's package."""
+    """Return cuobjdump on PATH, or else the one in Triton's package."""
     found = shutil.which("cuobjdump")
     if found:
         return Path(found)
@@ -183,10 +184,10 @@ def find_cuobjdump() -> Path | None:
 
 
 def cubin_usage(cubin: bytes, cuobjdump: Path) -> Usage:
-    """What the only kernel of a cubin uses, without its code.
+    """Return the resource usage of a cubin's only kernel, without its code.
 
     Raises:
-        RuntimeError: cuobjdump failed, or printed something else than expected.
+        RuntimeError: cuobjdump failed or printed an unexpected format.
     """
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
@@ -195,7 +196,7 @@ def cubin_usage(cubin: bytes, cuobjdump: Path) -> Usage:
 
 
 def _usage(path: Path, cuobjdump: Path, *, code: bool) -> Usage:
-    """The most that a kernel of a cubin, or of a shared object of nvcc, uses; its ``code`` is SASS."""
+    """Return the largest resource usage of the kernels in a cubin or in a shared object of nvcc. ``code`` adds the SASS."""
     text = _printed(cuobjdump, "-res-usage", path)
     found = [(int(registers), int(stack)) for registers, stack in re.findall(r"REG:(\d+) STACK:(\d+)", text)]
     if not found:
@@ -211,7 +212,7 @@ def _usage(path: Path, cuobjdump: Path, *, code: bool) -> Usage:
 
 
 def amdgcn_usage(text: str) -> Usage:
-    """What the only kernel of an amdgcn text uses, from the metadata at its end."""
+    """Return the resource usage of the only kernel in an amdgcn text, read from the metadata at its end."""
     numbers = {name: int(number) for name, number in re.findall(r"^\s*-? ?\.(\w+):\s+(\d+)$", text, re.MULTILINE)}
     return Usage(
         registers=numbers["vgpr_count"],
@@ -230,10 +231,10 @@ def _printed(*command: str | Path) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assembly:
-    """How to read one assembly language: regular expressions for a line.
+    """Regular expressions that read one line of an assembly language.
 
-    ``place`` finds what a branch may name (an address, a label) in its first group, ``instruction`` an instruction, ``target`` the
-    place to which it branches.
+    ``place`` captures a possible branch target (an address or a label). ``instruction`` matches an instruction, and ``target``
+    captures the place that it branches to.
     """
 
     place: re.Pattern[str]
@@ -250,7 +251,7 @@ SASS = Assembly(
     multiplies=re.compile(r"\b(?:[HDIQ]MMA|[HIQ]GMMA|UTC\w*MMA|[FDH]FMA2?)\b"),
     spills=re.compile(r"\b(?:LDL|STL)\b"),
 )
-"""What ``cuobjdump -sass`` prints."""
+"""The format of ``cuobjdump -sass``."""
 
 AMDGCN = Assembly(
     place=re.compile(r"^(\.\w+):"),
@@ -259,12 +260,14 @@ AMDGCN = Assembly(
     multiplies=re.compile(r"^\s+v_(?:mfma|fma|fmac|pk_fma)_"),
     spills=re.compile(r"^\s+(?:scratch_(?:load|store)_|buffer_(?:load|store)_.*Folded (?:Reload|Spill))"),
 )
-"""LLVM's assembly text for AMD GPUs; gfx90a has no scratch instructions, and says in a comment what a buffer's are for."""
+"""LLVM's assembly text for AMD GPUs. gfx90a has no scratch instructions; comments mark its buffer instructions for spills."""
 
 
 def spilled_share(text: str, assembly: Assembly) -> float:
-    """Share of the instructions of a loop that multiplies which load or store spilled registers; the largest if there are
-    several loops, that of the whole kernel if nothing multiplies in a loop."""
+    """Return the share of instructions that load or store spilled registers, in the loop that multiplies.
+
+    With several such loops the largest share counts. If no loop multiplies, the share of the whole kernel counts.
+    """
     lines = text.splitlines()
     loops = [lines[first : last + 1] for first, last in _loops(lines, assembly)]
     multiplying = [loop for loop in loops if any(assembly.multiplies.search(line) for line in loop)]
@@ -273,7 +276,7 @@ def spilled_share(text: str, assembly: Assembly) -> float:
 
 
 def _loops(lines: list[str], assembly: Assembly) -> Iterator[tuple[int, int]]:
-    """First and last line of each loop: what a branch jumps back over."""
+    """Yield the first and the last line of each loop: the lines that a backward branch spans."""
     places: dict[str, int] = {}
     for i, line in enumerate(lines):
         if place := assembly.place.match(line):

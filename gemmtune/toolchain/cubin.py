@@ -1,6 +1,6 @@
-"""Cubins out of device code: content-addressed files in the cache folder, compiled once, by NVRTC or else by nvcc.
+"""Cubins from device code: content-addressed files in the cache folder, compiled once, by NVRTC or else by nvcc.
 
-NVRTC is the CUDA compiler that is a library: torch's CUDA wheels bring it, as does the package nvidia-cuda-nvrtc.
+NVRTC is the CUDA compiler as a library. torch's CUDA wheels contain it, as does the package nvidia-cuda-nvrtc.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ NAME = re.compile(r"libnvrtc\.so\.(\d+)[\d.]*$")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CubinCompiler:
-    """What makes cubins here. ``compile`` takes a text, the architecture, the file to write and a name for errors."""
+    """A compiler of cubins. ``compile`` takes a text, the architecture, the file to write and a name for errors."""
 
     name: str
     compile: Callable[[str, str, Path, str], None]
 
 
 def find_cubin_compiler() -> CubinCompiler:
-    """NVRTC, which takes a fifth of nvcc's time, or else nvcc. Raises UnavailableError: there is neither."""
+    """Return NVRTC, which takes a fifth of nvcc's time, or else nvcc. Raise UnavailableError if there is neither."""
     reasons = []
     for find in (_nvrtc, _nvcc):
         try:
@@ -68,29 +68,29 @@ def _nvcc() -> CubinCompiler:
 
 
 def cubin_path(folder: str, digest: str) -> Path:
-    """The file of a source's cubin, made or not. It is not named by the compiler: what another machine made is used as it is."""
+    """Return the path of a source's cubin, which may not exist. It omits the compiler: any machine's file is valid."""
     return cache_dir(folder) / f"{digest}.cubin"
 
 
 def make_cubin(path: Callable[[], Path], text: Callable[[], str], arch: str, name: str) -> Path:
-    """The cubin at ``path()``, made out of ``text()`` if it is missing. Of several processes that need it, one compiles.
+    """Return the cubin at ``path()``. If it is missing, one of the processes that need it compiles ``text()``.
 
     Raises:
-        CompileError: the compiler refused the source, or the cache folder cannot be written.
-        UnavailableError: it is missing, and there is no compiler.
+        CompileError: the compiler rejected the source, or the cache folder is not writable.
+        UnavailableError: the file is missing, and there is no compiler.
     """
     return made_once(path, lambda made: find_cubin_compiler().compile(text(), arch, made, name), name)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Nvrtc:
-    """The library at ``path``."""
+    """The NVRTC library at ``path``."""
 
     path: Path
 
     @property
     def version(self) -> tuple[int, int]:
-        """The CUDA version of the library such as (13, 0). Raises OSError: it cannot be loaded."""
+        """The CUDA version of the library, such as (13, 0). Raise OSError if the library cannot be loaded."""
         major, minor = c_int(), c_int()
         _library(self.path).nvrtcVersion(ctypes.byref(major), ctypes.byref(minor))
         return major.value, minor.value
@@ -99,14 +99,14 @@ class Nvrtc:
         return f"NVRTC {self.version[0]}.{self.version[1]}"
 
     def cubin(self, text: str, options: Sequence[str], name: str) -> bytes:
-        """The cubin of a source without includes. Raises CompileError of ``name``, with the end of what the compiler said."""
+        """Compile a source without includes to a cubin. Raise CompileError for ``name`` with the end of the compiler's output."""
         library, program = _library(self.path), c_void_p()
         made = library.nvrtcCreateProgram(ctypes.byref(program), text.encode(), b"kernel.cu", 0, None, None)
         if made:
             raise CompileError(name, f"NVRTC: {_message(library, made)}")
         try:
-            told = (c_char_p * len(options))(*(option.encode() for option in options))
-            status = library.nvrtcCompileProgram(program, len(options), told)
+            encoded = (c_char_p * len(options))(*(option.encode() for option in options))
+            status = library.nvrtcCompileProgram(program, len(options), encoded)
             if status:
                 log = _read(library, program, "nvrtcGetProgramLog").rstrip(b"\0").decode(errors="replace")
                 raise CompileError(name, log or f"NVRTC: {_message(library, status)}")
@@ -116,10 +116,10 @@ class Nvrtc:
 
 
 def find_nvrtc() -> Nvrtc:
-    """The NVRTC of this machine: of torch's CUDA version where there are several, since the driver is known to load its cubins.
+    """Return the NVRTC of this machine. Prefer torch's CUDA version, because the driver is known to load its cubins.
 
     Raises:
-        UnavailableError: there is none, or only older ones than are needed.
+        UnavailableError: there is none that is new enough.
     """
     return _first(tuple(libraries()))
 
@@ -141,7 +141,7 @@ def _first(paths: tuple[Path, ...]) -> Nvrtc:
 
 
 def libraries() -> list[Path]:
-    """Every libnvrtc beside torch's packages or in a CUDA toolkit, the likeliest first."""
+    """Return every libnvrtc near torch's packages or in a CUDA toolkit, the likeliest first."""
     spec = importlib.util.find_spec("nvidia")
     packages = [Path(folder) for folder in (spec.submodule_search_locations if spec else None) or ()]
     folders = [lib for package in packages for lib in sorted(package.glob("*/lib"))]

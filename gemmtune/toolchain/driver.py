@@ -1,4 +1,4 @@
-"""The CUDA driver, libcuda, by ctypes: loads cubins, encodes tensor maps, launches kernels."""
+"""The CUDA driver, libcuda, through ctypes: loads cubins, encodes tensor maps, launches kernels."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from ..errors import UnavailableError
 from .record import TensorMap
 
 CLUSTER_DIMENSION, PROGRAMMATIC_STREAM_SERIALIZATION = 4, 6
-"""CUlaunchAttributeID."""
+"""Values of CUlaunchAttributeID."""
 MAX_DYNAMIC_SHARED_BYTES = 8
-"""CUfunction_attribute."""
+"""Value of CUfunction_attribute."""
 INVALID_CONTEXT = 201
 CAPTURE_ACTIVE = 1
 
@@ -26,13 +26,13 @@ class _Value(ctypes.Union):
 
 
 class Attribute(ctypes.Structure):
-    """CUlaunchAttribute."""
+    """The C struct CUlaunchAttribute."""
 
     _fields_ = [("id", c_int), ("pad", ctypes.c_char * 4), ("value", _Value)]
 
 
 class Config(ctypes.Structure):
-    """CUlaunchConfig."""
+    """The C struct CUlaunchConfig."""
 
     _fields_: ClassVar = [
         ("grid", c_uint * 3), ("block", c_uint * 3), ("shared_bytes", c_uint), ("stream", c_void_p),
@@ -58,7 +58,7 @@ FUNCTIONS: dict[str, list[Any]] = {
     "cuLaunchKernelEx": [c_void_p, c_void_p, c_void_p, c_void_p],
     "cuGetErrorString": [c_int, POINTER(c_char_p)],
 }  # fmt: skip
-"""What is called, with the types of the arguments. All return a CUresult, 0 for success."""
+"""Driver functions in use, with the types of their arguments. All return a CUresult, 0 for success."""
 
 
 class LoadedKernel:
@@ -70,7 +70,7 @@ class LoadedKernel:
         self._lock = threading.Lock()
 
     def require(self, shared_bytes: int) -> int:
-        """Let launches have so much dynamic shared memory, and those that asked for more before. Returns a status."""
+        """Raise the limit of dynamic shared memory for launches to at least ``shared_bytes``. Return a status."""
         with self._lock:
             if shared_bytes <= self._shared_bytes:
                 return 0
@@ -81,13 +81,13 @@ class LoadedKernel:
 
 
 class Driver:
-    """The driver's functions out of ``library``; ``call`` has them by their names. Raises UnavailableError: one is missing."""
+    """The driver's functions from ``library``; ``call`` provides them by name. Raise UnavailableError if one is missing."""
 
     def __init__(self, library: Any) -> None:
         for name, types in FUNCTIONS.items():
             function = getattr(library, name, None)
             if function is None:
-                raise UnavailableError(f"libcuda has no {name}: got a driver that is too old, expected one of CUDA 12.3 or newer")
+                raise UnavailableError(f"libcuda: got a driver without {name}, expected CUDA 12.3 or newer; update the driver")
             function.argtypes, function.restype = types, c_int
         self.call = library
         self._contexts: dict[int, int] = {}
@@ -98,13 +98,13 @@ class Driver:
         return self.address("cuStreamGetCaptureInfo_v2")
 
     def message(self, status: int) -> str:
-        """What the driver says of a status."""
+        """Return the driver's message for a status."""
         text = c_char_p()
         known = self.call.cuGetErrorString(status, ctypes.byref(text)) == 0 and text.value
         return f"CUDA error {status}" + (f": {text.value.decode()}" if known and text.value else "")
 
     def context(self, device: int) -> int:
-        """The primary context of a device, retained for ever. Raises UnavailableError: the driver refuses it."""
+        """Return the primary context of a device, retained for ever. Raise UnavailableError if the driver refuses it."""
         if device not in self._contexts:
             number, context = c_int(), c_void_p()
             self._require(self.call.cuInit(0))
@@ -115,7 +115,7 @@ class Driver:
 
     @contextlib.contextmanager
     def current(self, context: int) -> Iterator[None]:
-        """The context is current to this thread. Raises UnavailableError: the driver refuses it."""
+        """Make the context current to this thread. Raise UnavailableError if the driver refuses it."""
         before = c_void_p()
         self._require(self.call.cuCtxPushCurrent_v2(context))
         try:
@@ -124,7 +124,7 @@ class Driver:
             self.call.cuCtxPopCurrent_v2(ctypes.byref(before))
 
     def load(self, cubin: bytes, kernel: str, device: int) -> LoadedKernel:
-        """The kernel with that name, loaded on the device. Raises UnavailableError: the driver refuses the cubin."""
+        """Load the cubin on the device and return its kernel of that name. Raise UnavailableError if the driver refuses it."""
         context, module, function = self.context(device), c_void_p(), c_void_p()
         with self.current(context):
             self._require(self.call.cuModuleLoadData(ctypes.byref(module), cubin))
@@ -132,17 +132,17 @@ class Driver:
         return LoadedKernel(self, function.value or 0, device, context)
 
     def capture(self, stream: int) -> int:
-        """The number of the capture that a stream is in; 0 for none."""
+        """Return the number of the capture that a stream is in; 0 for none."""
         state, number = c_int(), c_uint64()
         status = self.call.cuStreamGetCaptureInfo_v2(stream, ctypes.byref(state), ctypes.byref(number), None, None, None)
         return number.value if status == 0 and state.value == CAPTURE_ACTIVE else 0
 
     def address(self, name: str) -> int:
-        """The address of one of ``FUNCTIONS``."""
+        """Return the address of one of ``FUNCTIONS``."""
         return ctypes.cast(getattr(self.call, name), c_void_p).value or 0
 
     def encode(self, one: TensorMap, address: int, at: int) -> int:
-        """Write the CUtensorMap of data at ``address`` to the memory at ``at``, a multiple of 64. Returns a status."""
+        """Write the CUtensorMap of data at ``address`` to the memory at ``at``, a multiple of 64. Return a status."""
         rank = len(one.sizes)
         sizes, pitches = (c_uint64 * rank)(*one.sizes), (c_uint64 * (rank - 1))(*one.pitches)
         box, ones = (c_uint32 * rank)(*one.box), (c_uint32 * rank)(*([1] * rank))
@@ -159,7 +159,7 @@ class Driver:
 
 @functools.cache
 def find_driver() -> Driver:
-    """The driver of this machine. Raises UnavailableError: there is none, or it is too old."""
+    """Return the driver of this machine. Raise UnavailableError if there is none or it is too old."""
     try:
         return Driver(ctypes.CDLL("libcuda.so.1"))
     except OSError as error:

@@ -1,4 +1,4 @@
-"""The HIP runtime, libamdhip64, by ctypes: loads code objects and launches kernels. It is looked for when the first is loaded."""
+"""The HIP runtime, libamdhip64, through ctypes: loads code objects and launches kernels. The first load looks for the library."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ FUNCTIONS: dict[str, list[Any]] = {
     "hipStreamGetCaptureInfo_v2": [c_void_p, POINTER(c_int), POINTER(c_uint64), c_void_p, c_void_p, c_void_p],
     "hipModuleLaunchKernel": [c_void_p, *[c_uint] * 7, c_void_p, POINTER(c_void_p), POINTER(c_void_p)],
 }
-"""What is called, with the types of the arguments. All return a hipError_t, 0 for success."""
+"""HIP functions in use, with the types of their arguments. All return a hipError_t, 0 for success."""
 CAPTURE_ACTIVE = 1
-"""hipStreamCaptureStatusActive."""
+"""The value of hipStreamCaptureStatusActive."""
 LIBRARIES = ("libamdhip64.so", "libamdhip64.so.7", "libamdhip64.so.6")
-"""Names of the library. That which torch brings comes first: two copies in one process do not know each other's streams."""
+"""Names of the library. torch's own copy is tried first: two copies in one process do not know each other's streams."""
 
 
 class LoadedHipKernel:
@@ -38,24 +38,24 @@ class LoadedHipKernel:
 
 
 class Hip:
-    """The functions out of ``library``; ``call`` has them by their names. Raises UnavailableError: one is missing."""
+    """HIP's functions from ``library``; ``call`` provides them by name. Raise UnavailableError if one is missing."""
 
     def __init__(self, library: Any) -> None:
         for name, types in FUNCTIONS.items():
             function = getattr(library, name, None)
             if function is None:
-                raise UnavailableError(f"libamdhip64 has no {name}: got a library that is too old, expected one of ROCm 6 or newer")
+                raise UnavailableError(f"libamdhip64: got a library without {name}, expected ROCm 6 or newer; update ROCm")
             function.argtypes, function.restype = types, c_int
         library.hipGetErrorString.argtypes, library.hipGetErrorString.restype = [c_int], c_char_p
         self.call = library
 
     def message(self, status: int) -> str:
-        """What HIP says of a status."""
+        """Return HIP's message for a status."""
         text = self.call.hipGetErrorString(status)
         return f"HIP error {status}" + (f": {text.decode()}" if text else "")
 
     def load(self, code: bytes, kernel: str, device: int) -> LoadedHipKernel:
-        """The kernel with that name, loaded on the device. Raises UnavailableError: HIP refuses the code object."""
+        """Load the code object on the device and return its kernel of that name. Raise UnavailableError if HIP refuses it."""
 
         def loaded() -> int:
             module, function = c_void_p(), c_void_p()
@@ -66,7 +66,7 @@ class Hip:
         return LoadedHipKernel(self, self._on(device, loaded), device)
 
     def _on(self, device: int, do: Callable[[], T]) -> T:
-        """What ``do`` gives while the device is this thread's current one."""
+        """Return ``do()``, called while the device is this thread's current one."""
         before = c_int()
         self._require(self.call.hipGetDevice(ctypes.byref(before)))
         self._require(self.call.hipSetDevice(device))
@@ -76,7 +76,7 @@ class Hip:
             self.call.hipSetDevice(before.value)
 
     def capture(self, stream: int) -> int:
-        """The number of the capture that a stream is in; 0 for none."""
+        """Return the number of the capture that a stream is in; 0 for none."""
         state, number = c_int(), c_uint64()
         status = self.call.hipStreamGetCaptureInfo_v2(stream, ctypes.byref(state), ctypes.byref(number), None, None, None)
         return number.value if status == 0 and state.value == CAPTURE_ACTIVE else 0
@@ -88,7 +88,7 @@ class Hip:
 
 @functools.cache
 def find_hip() -> Hip:
-    """The runtime of this machine. Raises UnavailableError: there is none, or it is too old."""
+    """Return the runtime of this machine. Raise UnavailableError if there is none or it is too old."""
     reasons = []
     beside_torch = sorted((Path(torch.__file__).parent / "lib").glob("libamdhip64.so*"))
     for name in (*map(str, beside_torch), *LIBRARIES):

@@ -1,4 +1,4 @@
-"""Launching what a record says through HIP's module interface: a call is one look-up and ``hipModuleLaunchKernel``."""
+"""Launches through HIP's module interface: a call is one look-up and ``hipModuleLaunchKernel``."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .record import Record
 
 
 class Ready(NamedTuple):
-    """The arguments of a launch with everything filled in; ``kept`` only keeps memory alive that they point to."""
+    """The complete arguments of a launch. ``kept`` only keeps the memory alive that they point to."""
 
     arguments: Any
     kept: object
@@ -24,20 +24,20 @@ class Ready(NamedTuple):
 class HipLauncher:
     """One record on one device: ``launch(stream, addresses, alpha, beta)`` launches it.
 
-    What is ready is never changed again, since another thread may be about to launch it.
+    A ``Ready`` value never changes, since another thread may be about to launch it.
     """
 
     def __init__(self, kernel: LoadedHipKernel, record: Record, refuse: Callable[[str], ErrorFromChoice]) -> None:
         self.kernel, self.record, self._refuse = kernel, record, refuse
         self._launch = kernel.driver.call.hipModuleLaunchKernel
-        self._told = (kernel.function, *record.grid, record.threads, 1, 1, record.shared_bytes)
+        self._shape = (kernel.function, *record.grid, record.threads, 1, 1, record.shared_bytes)
         self._ready: dict[tuple[object, ...], Ready] = {}
 
     def launch(self, stream: int, addresses: tuple[int, ...], alpha: float, beta: float) -> None:
-        """Launch on ``stream``; ``addresses`` in the order of ``record``. Raises ErrorFromChoice: HIP refuses it."""
+        """Launch on ``stream`` with ``addresses`` in the order of ``record``. Raise ErrorFromChoice if HIP refuses it."""
         key = (addresses, alpha, beta)
         ready = self._ready.get(key) or self._prepare(key, addresses, (alpha, beta))
-        status = self._launch(*self._told, stream, ready.arguments, None)
+        status = self._launch(*self._shape, stream, ready.arguments, None)
         if status:
             raise self._refuse(self.kernel.driver.message(status))
 
@@ -52,5 +52,5 @@ class HipLauncher:
 
 @functools.lru_cache(maxsize=512)
 def loaded_hip_kernel(driver: Hip, path: Path, kernel: str, device: int) -> LoadedHipKernel:
-    """The kernel of the code object at ``path``, loaded once on a device. Raises UnavailableError: HIP refuses it."""
+    """Return the kernel of the code object at ``path``, loaded once on a device. Raise UnavailableError if HIP refuses it."""
     return driver.load(path.read_bytes(), kernel, device)

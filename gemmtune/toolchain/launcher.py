@@ -1,4 +1,4 @@
-"""Launching what a record says: parameters are put together once for each set of addresses, and a call is one driver call."""
+"""Launches of records on CUDA: parameters are assembled once for each set of addresses, and a call is one driver call."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from .prepared import DriverLaunch, Memory
 from .record import MAP_BYTES, Record
 
 MOST_READY = 512
-"""Sets of addresses whose parameters are kept: measuring takes turns with up to 256 sets of operands."""
+"""Maximum sets of addresses with cached parameters. Measurement alternates between up to 256 sets of operands."""
 MOST_MAPS = 4096
-"""Encoded tensor maps that are kept: a model has the same product with many weights."""
+"""Maximum number of cached tensor maps. A model has the same product with many weights."""
 BLOCK_ALIGNMENT = 64
 
 
 class Ready(NamedTuple):
-    """A launch with everything filled in; ``kept`` only keeps memory alive that the others point to."""
+    """A complete launch. ``kept`` only keeps the memory alive that the other fields point to."""
 
     config: Any
     arguments: Any
@@ -38,7 +38,7 @@ class Ready(NamedTuple):
 class Launcher:
     """One record on one device: ``launch(stream, addresses, alpha, beta)`` launches it.
 
-    What is ready is never changed again, since another thread may be about to launch it.
+    A ``Ready`` value never changes, since another thread may be about to launch it.
     """
 
     def __init__(self, kernel: LoadedKernel, record: Record, refuse: Callable[[str], ErrorFromChoice]) -> None:
@@ -50,7 +50,7 @@ class Launcher:
             raise refuse(self._driver.message(status))
 
     def launch(self, stream: int, addresses: tuple[int, ...], alpha: float, beta: float) -> None:
-        """Launch on ``stream``; ``addresses`` in the order of ``record``. Raises ErrorFromChoice: the driver refuses it."""
+        """Launch on ``stream`` with ``addresses`` in the order of ``record``. Raise ErrorFromChoice if the driver refuses it."""
         key = (stream, addresses, alpha, beta)
         config, arguments, _ = self._ready.get(key) or self._prepare(key, stream, addresses, (alpha, beta))
         status = self._launch(config, self._function, arguments, None)
@@ -71,7 +71,7 @@ class Launcher:
         return ready
 
     def map(self, number: int, address: int) -> bytes:
-        """The record's tensor map of that number, a CUtensorMap, for data at ``address``. Raises ErrorFromChoice: it cannot be."""
+        """Return the record's CUtensorMap ``number`` for data at ``address``. Raise ErrorFromChoice if the driver refuses it."""
         found = self._maps.get((number, address))
         if found is None:
             memory, start = _aligned_memory(MAP_BYTES)
@@ -89,7 +89,7 @@ class Launcher:
 def filled(
     record: Record, addresses: tuple[int, ...], scalars: tuple[float, float], maps: Sequence[bytes] = ()
 ) -> tuple[ctypes.Array[ctypes.c_char], int]:
-    """Memory with the record's parameters filled in, and the address in it at which they begin."""
+    """Return memory that holds the record's parameters, and the address at which they begin."""
     block = bytearray(record.parameters)
     for i, encoded in enumerate(maps):
         block[i * MAP_BYTES : (i + 1) * MAP_BYTES] = encoded
@@ -106,7 +106,7 @@ def filled(
 
 
 def _aligned_memory(size: int) -> tuple[ctypes.Array[ctypes.c_char], int]:
-    """Memory, and the address in it at which ``size`` bytes begin, a multiple of 64."""
+    """Return memory, and the address in it at which ``size`` bytes begin, a multiple of 64."""
     memory = ctypes.create_string_buffer(size + BLOCK_ALIGNMENT)
     return memory, -(-ctypes.addressof(memory) // BLOCK_ALIGNMENT) * BLOCK_ALIGNMENT
 
@@ -122,15 +122,15 @@ def _config(record: Record, stream: int) -> Config:
 
 
 ORDERED_STREAMS: set[int] = set()
-"""Handles of streams on which graphs are captured that never run beside each other, such as those of Inductor's trees of graphs:
-captures there use the stream's own memory, as nothing may stay in the pool of such a graph."""
+"""Handles of streams whose captured graphs never run concurrently, such as those of Inductor's trees of graphs. Captures there
+use the stream's own memory, because nothing may remain in the pool of such a graph."""
 
 
 class Workspace:
-    """Memory of a kernel's launches, zero to begin with: some for each stream, and other for each capture, from its graph's pool.
+    """Zero-initialized memory for a kernel's launches: one part for each stream, and one for each capture, from its graph's pool.
 
-    That of a capture is kept until the next one on the same stream: a graph that is replayed zeroes it anew. ``capture`` gives the
-    number of the capture that a stream is in, 0 for none.
+    The memory of a capture is kept until the next capture on the same stream. A replayed graph zeroes it again. ``capture`` returns
+    the number of the capture that a stream is in, 0 for none.
     """
 
     def __init__(self, capture: Callable[[int], int], size_bytes: int, device: int) -> None:
@@ -141,14 +141,14 @@ class Workspace:
         self._by_capture: dict[int, tuple[int, torch.Tensor]] = {}
 
     def of_stream(self, stream: int) -> torch.Tensor:
-        """The memory for launches on ``stream`` while no graph captures it."""
+        """Return the memory for launches on ``stream`` while no graph captures it."""
         memory = self._by_stream.get(stream)
         if memory is None:
             memory = self._by_stream[stream] = self._new()
         return memory
 
     def address(self, stream: int) -> int:
-        """The address of the memory for launches on ``stream``."""
+        """Return the address of the memory for launches on ``stream``."""
         capture = self._capture(stream)
         if capture == 0 or stream in ORDERED_STREAMS:
             return self.of_stream(stream).data_ptr()
@@ -163,14 +163,14 @@ class Workspace:
 
 
 class Loaded(Protocol):
-    """A kernel that is loaded on a device, by whichever driver."""
+    """A kernel that is loaded on a device by either driver."""
 
     driver: Any
     device: int
 
 
 class Launching(Protocol):
-    """What ``bind`` calls: a launcher of CUDA or of HIP."""
+    """The interface that ``bind`` calls: a launcher of CUDA or of HIP."""
 
     @property
     def record(self) -> Record: ...
@@ -185,8 +185,9 @@ _workspaces: weakref.WeakValueDictionary[tuple[int, int, int], Workspace] = weak
 
 
 def shared_workspace(capture: Callable[[int], int], size_bytes: int, device: int, kernel: object) -> Workspace:
-    """Memory of at least that size, the same for all that is bound of ``kernel``, for however many Ms: launches on one stream, and
-    in one capture, follow each other, and each leaves it zero.
+    """Return memory of at least that size, shared by all bindings of ``kernel`` for any M.
+
+    Sharing is safe: launches on one stream, or in one capture, run in order, and each leaves the memory zero.
     """
     size_bytes = 1 << (size_bytes - 1).bit_length() if size_bytes else 0
     found = _workspaces.get((id(kernel), device, size_bytes))
@@ -196,7 +197,7 @@ def shared_workspace(capture: Callable[[int], int], size_bytes: int, device: int
 
 
 def workspace_of(launcher: Launching) -> Workspace:
-    """The memory that a record's launches on a device need."""
+    """Return the memory for launches of a record on a device."""
     kernel = launcher.kernel
     return shared_workspace(kernel.driver.capture, launcher.record.workspace_bytes, kernel.device, kernel)
 
@@ -204,9 +205,9 @@ def workspace_of(launcher: Launching) -> Workspace:
 def bind(
     launcher: Launching, problem: Problem, name: str, workspace: Workspace | None = None, before: Sequence[Launching] = ()
 ) -> Run:
-    """A function with the signature of ``choice.Run``, which launches on the current stream of the kernel's device.
+    """Return a function with the signature of ``choice.Run``, which launches on the current stream of the kernel's device.
 
-    ``before``: what it launches first, with the same addresses.
+    It first launches ``before`` with the same addresses.
     """
     record, device = launcher.record, launcher.kernel.device
     workspace = workspace or workspace_of(launcher)
@@ -218,7 +219,7 @@ def bind(
     def run(out: Tensor, tensors: Tensors, scalars: Scalars) -> None:
         stream = current_stream(device)
         memory = workspace.address(stream) if needs_workspace else 0
-        if scratch_bytes:  # the allocator gives it to nobody else on this stream before the launches have ended
+        if scratch_bytes:  # the allocator reuses it on this stream only for work after these launches
             scratch = torch.empty(scratch_bytes, dtype=torch.uint8, device=out.device)
             memory = scratch.data_ptr()
         read = [x.data_ptr() for x in tensors]
@@ -227,8 +228,8 @@ def bind(
         addresses = (out.data_ptr(), memory, *read)
         for operand, multiple in alignment:
             if addresses[operand] % multiple:
-                told = " ".join(f"{address:#x}" for address in addresses)
-                raise ErrorFromChoice(name, str(problem), f"an operand is not aligned as planned: {told}")
+                listed = " ".join(f"{address:#x}" for address in addresses)
+                raise ErrorFromChoice(name, str(problem), f"an operand is not aligned as planned: {listed}")
         for launch_first in first:
             launch_first(stream, addresses, *(scalars or without))
         launch(stream, addresses, *(scalars or without))
@@ -237,7 +238,7 @@ def bind(
 
 
 def prepared(launcher: Launcher, problem: Problem, workspace: Workspace) -> DriverLaunch:
-    """The same as plain data."""
+    """Return the launch as plain data."""
     kernel, record = launcher.kernel, launcher.record
     return DriverLaunch(
         record=record,
@@ -255,7 +256,7 @@ def prepared(launcher: Launcher, problem: Problem, workspace: Workspace) -> Driv
 
 
 def memory_of(workspace: Workspace, driver: Driver) -> Memory | None:
-    """The same memory as plain data; None for an empty one."""
+    """Return the workspace as plain data; None for an empty one."""
     if not workspace.size_bytes:
         return None
     return Memory(
@@ -264,11 +265,11 @@ def memory_of(workspace: Workspace, driver: Driver) -> Memory | None:
 
 
 def _skipped(problem: Problem) -> int | None:
-    """The place of an inp that is not read."""
+    """Return the position of an inp that the kernel does not read. None if there is none."""
     return 2 if problem.inp is not None and problem.inp_read is None else None
 
 
 @functools.lru_cache(maxsize=512)
 def loaded_kernel(driver: Driver, path: Path, kernel: str, device: int) -> LoadedKernel:
-    """The kernel of the cubin at ``path``, loaded once on a device. Raises UnavailableError: the driver refuses it."""
+    """Return the kernel of the cubin at ``path``, loaded once on a device. Raise UnavailableError if the driver refuses it."""
     return driver.load(path.read_bytes(), kernel, device)

@@ -1,4 +1,4 @@
-"""Shared objects in the cache folder: content-addressed files, compiled once however many processes need them."""
+"""Compiled files in the cache folder: content-addressed, and compiled once for all processes that need them."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ ELF_HEADER_BYTES = 64
 
 
 def made_once(path_of: Callable[[], Path], make: Callable[[Path], None], name: str) -> Path:
-    """The file at ``path_of()``. If it is missing ``make(path)`` writes it, to a place beside it; of several processes one does.
+    """Return the file at ``path_of()``. If it is missing, one process lets ``make(path)`` write it to a temporary folder.
 
     Raises:
-        CompileError: of ``name``: the folder cannot be used; and what ``make`` raises.
+        CompileError: for ``name``: the cache folder is unusable. Exceptions of ``make`` propagate.
     """
     try:
         path = path_of()
@@ -43,10 +43,10 @@ def made_once(path_of: Callable[[], Path], make: Callable[[Path], None], name: s
 
 
 def compile_text(command: Sequence[str], text: str, suffix: str, made: Path, name: str) -> None:
-    """Run a compiler: ``command``, a file with ``text`` beside ``made``, ``-o``, ``made``.
+    """Run a compiler as ``command source -o made``, where the file ``source`` next to ``made`` holds ``text``.
 
     Raises:
-        CompileError: of ``name``: the compiler refused it, with the end of its output.
+        CompileError: for ``name``: the compiler rejected the text. It contains the compiler's output.
     """
     source = made.with_suffix(suffix)
     source.write_text(text)
@@ -56,10 +56,10 @@ def compile_text(command: Sequence[str], text: str, suffix: str, made: Path, nam
 
 
 def opened(make: Callable[[], Path], load: Callable[[Path], T]) -> T:
-    """What ``load`` makes of the shared object of ``make``; one that is damaged is deleted and made anew, once.
+    """Return ``load(path)`` of the file from ``make``. Delete a damaged file and make it again, once.
 
     Raises:
-        OSError: what was made anew cannot be loaded either.
+        OSError: the new file cannot be loaded either.
     """
     path = make()
     try:
@@ -71,12 +71,12 @@ def opened(make: Callable[[], Path], load: Callable[[Path], T]) -> T:
 
 
 def _require_whole(path: Path) -> None:
-    """Raises OSError for a file that was cut off: the process would die when it reads the pages that are not there."""
+    """Raise OSError for a truncated file: the process would die when it reads the missing pages."""
     with path.open("rb") as file:
         header = file.read(ELF_HEADER_BYTES)
     if len(header) < ELF_HEADER_BYTES or not header.startswith(ELF_MAGIC):
-        raise OSError(f"{path} is no shared object")
-    # The table of sections comes last in what linkers write: its offset, the size of an entry and their number (elf(5)).
+        raise OSError(f"{path}: got another format, expected an ELF file")
+    # Linkers write the table of sections last. Its offset, entry size and entry count give the file size (elf(5)).
     start, entry_bytes, entries = (int.from_bytes(header[i:j], "little") for i, j in ((40, 48), (58, 60), (60, 62)))
     got, expected = path.stat().st_size, start + entry_bytes * entries
     if got < expected:

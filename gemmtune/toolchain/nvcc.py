@@ -1,4 +1,4 @@
-"""nvcc of this machine: the CUDA toolkit's compiler."""
+"""The CUDA toolkit's compiler, nvcc, on this machine."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from pathlib import Path
 from ..errors import UnavailableError
 
 LEAST_CUDA = (12, 3)
-"""The first CUDA version that compiles what we have for SM90."""
+"""The first CUDA version that compiles our kernels for SM90."""
 WHERE_NVCC = ("/usr/local/cuda/bin/nvcc",)
-"""Looked at after PATH."""
+"""Paths searched after PATH."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compiler:
-    """nvcc. ``cuda`` is its version such as ``13.0``."""
+    """nvcc on this machine. ``cuda`` is its CUDA version, such as ``13.0``."""
 
     path: str
     cuda: str
@@ -28,7 +28,7 @@ class Compiler:
 
 
 def find_compiler() -> Compiler:
-    """nvcc on PATH or at its usual place.
+    """Return nvcc from PATH or its usual place.
 
     Raises:
         UnavailableError: there is none, it does not run, or it is too old.
@@ -40,12 +40,12 @@ def find_compiler() -> Compiler:
 
 
 def toolkit_folders() -> list[Path]:
-    """The folders that may be CUDA toolkits: those above each nvcc."""
+    """Return the folders above each nvcc, which may be CUDA toolkits."""
     return [Path(nvcc).resolve().parent.parent for nvcc in (shutil.which("nvcc"), *WHERE_NVCC) if nvcc]
 
 
 @functools.cache
-def _compiler(path: str, modified_ns: int) -> Compiler:  # noqa: ARG001 - a replaced compiler is asked again
+def _compiler(path: str, modified_ns: int) -> Compiler:  # noqa: ARG001 - cache key: a replaced compiler is queried again
     try:
         printed = subprocess.run([path, "--version"], capture_output=True, text=True, check=True, timeout=60).stdout
     except (OSError, subprocess.SubprocessError) as error:

@@ -1,4 +1,4 @@
-"""A problem as a kernel sees it: as it is, or with its operands swapped, since out^T = b^T @ a^T."""
+"""The orientation of a problem in a kernel: unchanged, or with its operands swapped, since out^T = b^T @ a^T."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ class Oriented:
     b: Layout
     out: Layout
     added: tuple[Layout, ...]
-    """What is read beside a and b: inp where there is one, or the scales; then the operands of the epilogue. All are broadcast to
-    out but scales of blocks and groups."""
+    """Further inputs: inp if there is one, or the scales, followed by the operands of the epilogue. All are broadcast to out
+    except scales of blocks and groups."""
 
     @property
     def sizes(self) -> tuple[int, int, int]:
-        """M, N, K. Of two operands, one may have two elements in a byte, and half the size along K."""
+        """M, N and K. An operand with two elements in a byte has half the size along K."""
         return self.a.size[-2], self.b.size[-1], max(self.a.size[-1], self.b.size[-2])
 
 
 def orient(problem: Problem, *, swap_ab: bool) -> Oriented:
-    """The problem, or its transpose."""
+    """Return the layouts of the problem, or of its transpose if ``swap_ab`` is set."""
     inp = problem.inp_read
     added = [inp.expanded(problem.out.size)] if inp is not None else []
     as_they_are = block_scaled(problem) or scales_weights(problem)
@@ -44,21 +44,21 @@ def orient(problem: Problem, *, swap_ab: bool) -> Oriented:
 
 
 def block_scaled(problem: Problem) -> bool:
-    """Scales of both operands change along K."""
+    """Return True if the scales of both operands change along K."""
     if not problem.float8:
         return False
     return max(problem.scale_block("scale_a")[1], problem.scale_block("scale_b")[0]) < problem.k
 
 
 def scales_weights(problem: Problem) -> bool:
-    """Weights have to be scaled before they are multiplied: scales change along K, or zero points are subtracted."""
+    """Return True if weights must be scaled before multiplication: scales change along K, or zero points are subtracted."""
     if not problem.widens_b or problem.scale_b is None:
         return False
     return problem.zero_b is not None or problem.scale_block("scale_b")[0] < problem.k
 
 
 def letter(layout: Layout) -> str | None:
-    """CUTLASS's letter: ``t`` for row-major, ``n`` for column-major, None for neither. A single row or column is either."""
+    """Return CUTLASS's letter: ``t`` for row-major, ``n`` for column-major, None for neither. One row or column is either."""
     if layout.row_major:
         return "t"
     return "n" if layout.column_major else None

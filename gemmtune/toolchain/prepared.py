@@ -1,4 +1,4 @@
-"""Launches as plain data: what the native look-up does by itself, without the Python function that does the same."""
+"""Launches as plain data, which the native look-up executes without the equivalent Python function."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from .record import A, B, Record
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostRows:
-    """What of a plan of the cpp backend follows M, for plans that divide the rows of a.
+    """The parts of a cpp plan that follow M, for plans that divide the rows of a.
 
-    ``places`` are those of M, of the rows of a panel and of a block, of the panels of a task, and of the threads among its words;
-    ``most`` what panels, blocks and tasks have at most. ``flops`` and ``bytes`` are the work for the M of the plan, and what of
-    each makes a thread pay.
+    ``places`` are indices of plan words: M, the rows of a panel, the rows of a block, the panels of a task, and the threads.
+    ``most`` are the largest panel, block and task. ``flops`` and ``bytes`` are the work for the plan's M. ``per_thread`` is how
+    much of each justifies a thread.
     """
 
     places: tuple[int, int, int, int, int]
@@ -30,11 +30,11 @@ class HostRows:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostFunction(Prepared):
-    """A C function of a shared object of the cpp backend, at the address ``function``, with its plan of so many ``words`` at the
-    address ``plan``.
+    """A C function of a shared object of the cpp backend, at the address ``function``. Its plan has ``words`` words at ``plan``.
 
-    ``plain``: it is ``gemmtune_product``, else ``gemmtune_gemm``. ``swapped``: it is given b before a. ``added``: the third tensor
-    is inp. ``rows`` tells how the plan follows M; None where it does otherwise. ``owner`` keeps code and plan in memory.
+    ``plain`` means ``gemmtune_product``, otherwise ``gemmtune_gemm``. ``swapped`` passes b before a. ``added`` means that the third
+    tensor is inp. ``rows`` describes how the plan follows M, and is None if it does not follow these rules. ``owner`` keeps code
+    and plan in memory.
     """
 
     function: int
@@ -49,8 +49,8 @@ class HostFunction(Prepared):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TorchOperation(Prepared):
-    """An operation of torch on the tensors and scalars of a call. ``inp`` says how it gets inp: as a ``vector`` of N, expanded to
-    the ``matrix``, or as it is given."""
+    """An operation of torch on the tensors and scalars of a call. ``inp`` is the form of inp: a ``vector`` of N, expanded to the
+    ``matrix``, or as ``given``."""
 
     operation: Literal["mm", "bmm", "addmm", "baddbmm"]
     inp: Literal["given", "vector", "matrix"] = "given"
@@ -58,10 +58,10 @@ class TorchOperation(Prepared):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Memory:
-    """What a launch needs beside its operands: ``tensors(stream)`` has it for launches on a stream, always the same.
+    """Memory of a launch in addition to its operands. ``tensors(stream)`` returns the same tensors for all launches on a stream.
 
-    It is not asked while a graph captures the stream, whose launches have memory of their own: ``capture`` is the address of the
-    driver's cuStreamGetCaptureInfo_v2, which tells. What needs no more ``size_bytes`` can do with the same.
+    A captured stream does not use it, because its launches have memory of their own. ``capture`` is the address of the driver's
+    cuStreamGetCaptureInfo_v2, which detects this. Launches that need at most ``size_bytes`` can share it.
     """
 
     tensors: Callable[[int], Sequence[torch.Tensor]]
@@ -71,13 +71,13 @@ class Memory:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DriverLaunch(Prepared):
-    """What a record says, for the kernel ``function`` of a device's primary ``context``.
+    """A launch of a record, for the kernel ``function`` in a device's primary ``context``.
 
-    ``launch`` and ``set_context`` are the addresses of the driver's cuLaunchKernelEx and cuCtxSetCurrent. ``skipped`` is the place
-    of a tensor of the call that the record has no number for. The first tensor of ``memory`` is the workspace; all have numbers
-    behind those of the call's tensors as well. ``maps`` are the operands of the tensor maps, and ``encode(number, address)`` makes
-    the bytes of one; ``encode_map`` is the address of cuTensorMapEncodeTiled, which does where the record has the maps. ``owner``
-    keeps the kernel loaded.
+    ``launch`` and ``set_context`` are the addresses of the driver's cuLaunchKernelEx and cuCtxSetCurrent. ``skipped`` is the
+    position of a tensor of the call without a number in the record. The first tensor of ``memory`` is the workspace. All tensors of
+    ``memory`` also have numbers after those of the call's tensors. ``maps`` are the operands of the tensor maps, and
+    ``encode(number, address)`` returns the bytes of one. ``encode_map`` is the address of cuTensorMapEncodeTiled, used if the
+    record has the maps. ``owner`` keeps the kernel loaded.
     """
 
     record: Record
@@ -93,7 +93,7 @@ class DriverLaunch(Prepared):
     encode_map: int = 0
 
     def swapped(self) -> DriverLaunch:
-        """The same with b in the place of a, and a in that of b."""
+        """Return the launch with a and b exchanged."""
         other = {A: B, B: A}
         addresses = tuple(replace(x, operand=other.get(x.operand, x.operand)) for x in self.record.addresses)
         maps = tuple(other.get(operand, operand) for operand in self.maps)
@@ -102,11 +102,11 @@ class DriverLaunch(Prepared):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceFunction(Prepared):
-    """``gemmtune_call`` of a shared object of nvcc, at the address ``function``, with its plan of ``plan_bytes`` at the address
-    ``plan``. ``need`` is the address of ``gemmtune_workspace_bytes``, which tells of a plan what memory it needs.
+    """``gemmtune_call`` of a shared object of nvcc, at the address ``function``. Its plan has ``plan_bytes`` at ``plan``.
 
-    Places among the tensors of a call: ``left``, ``right``, and from ``first`` on ``count`` others. ``alignment``: the bytes that
-    the addresses of the result, of ``left`` and of ``right`` are multiples of. ``owner`` keeps code and plan in memory.
+    ``need`` is the address of ``gemmtune_workspace_bytes``, which returns the memory that a plan needs. Positions among the tensors
+    of a call are ``left``, ``right``, and ``count`` others from ``first``. ``alignment`` holds the bytes of which the addresses of
+    the result, of ``left`` and of ``right`` are multiples. ``owner`` keeps code and plan in memory.
     """
 
     function: int
@@ -124,16 +124,16 @@ class DeviceFunction(Prepared):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LibraryProduct(Prepared):
-    """A call of cublasLtMatmul, which is at the address ``function``; ``set_attribute`` is that of cublasLtMatmulDescSetAttribute.
+    """A call of cublasLtMatmul at the address ``function``. ``set_attribute`` is the address of cublasLtMatmulDescSetAttribute.
 
-    ``operation`` and the layouts of the matrices are handles of its descriptors, ``algorithm`` the opaque bytes. ``scalar`` is the
-    C type of alpha and beta as struct has it; None for one that the call has. ``left``, ``right`` and ``added``, which is C, are
-    places among the tensors of a call. ``pointers`` are the attributes of the operation that hold the address of a tensor, with its
-    place: nobody else sets those of this operation. ``owner`` keeps the descriptors.
+    ``operation`` and ``layouts`` are descriptor handles, and ``algorithm`` is cuBLASLt's opaque bytes. ``scalar`` is the struct
+    code of alpha's and beta's C type. ``alpha`` or ``beta`` is None if the call provides it. ``left``, ``right`` and ``added``,
+    which is C, are positions among the tensors of a call. ``pointers`` are the operation's attributes that hold a tensor's address,
+    with the tensor's position. No other code sets these attributes of this operation. ``owner`` keeps the descriptors.
 
-    ``sizes`` are rows, columns, leading dimension and stride of a batch of each layout, ``look`` all else that is told of the
-    product. ``check`` and ``set_size`` are the addresses of cublasLtMatmulAlgoCheck and of cublasLtMatrixLayoutSetAttribute; 0
-    where they are not known.
+    ``sizes`` are rows, columns, leading dimension and batch stride of each layout. ``look`` is everything else that defines the
+    product. ``check`` and ``set_size`` are the addresses of cublasLtMatmulAlgoCheck and cublasLtMatrixLayoutSetAttribute, or 0 if
+    they are unknown.
     """
 
     function: int

@@ -1,4 +1,4 @@
-"""What a launch of a compiled kernel is told, as plain data: whoever launches reads it, in Python or in C++."""
+"""Launch descriptions of compiled kernels as plain data, for launchers in Python and in C++."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from enum import IntEnum
 import torch
 
 OUT, WORKSPACE, A, B, OPERANDS = range(5)
-"""Numbers of addresses: those of the result and the workspace, then those of the operands in the order of a call."""
+"""Numbers of addresses: the result, the workspace, then the operands in the order of a call."""
 MAP_BYTES = 128
-"""The size of a CUtensorMap, whose own address is a multiple of half of it."""
+"""The size of a CUtensorMap. Its own address is a multiple of half this size."""
 MAP_TYPES = {torch.uint8: 0, torch.float16: 6, torch.float32: 7, torch.bfloat16: 9}
 """CUtensorMapDataType by dtype."""
 
@@ -27,7 +27,7 @@ class Swizzle(IntEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorMap:
-    """How TMA sees an operand: sizes and the box that one copy has in elements, the contiguous dimension first.
+    """TMA's view of an operand: its sizes and the box of one copy, in elements, the contiguous dimension first.
 
     ``pitches`` are the bytes from one line to the next along the other dimensions.
     """
@@ -42,18 +42,18 @@ class TensorMap:
 
     @property
     def data_type(self) -> int:
-        """The number of the dtype among those of CUtensorMapDataType."""
+        """The dtype's value of CUtensorMapDataType."""
         return MAP_TYPES[self.dtype]
 
     @property
     def promotion(self) -> int:
-        """CUtensorMapL2promotion: how many bytes L2 asks of memory at a time."""
+        """The value of CUtensorMapL2promotion: the bytes that L2 fetches from memory at a time."""
         return {64: 1, 128: 2, 256: 3}[self.promotion_bytes]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Address:
-    """The parameters have an operand's address at ``offset``, with ``more_bytes`` added to it."""
+    """An operand's address in the parameters: at ``offset``, with ``more_bytes`` added."""
 
     offset: int
     operand: int
@@ -62,7 +62,7 @@ class Address:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scalar:
-    """The parameters have a scalar of the call as a float32 at ``offset``, a float64 if ``wide``: number 0 is alpha, 1 beta."""
+    """A scalar of the call in the parameters at ``offset``: float32, or float64 if ``wide``. Number 0 is alpha, 1 is beta."""
 
     offset: int
     number: int
@@ -71,7 +71,7 @@ class Scalar:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Aligned:
-    """A byte of the parameters that is cleared where the operand's address is no multiple of ``multiple_bytes``."""
+    """A byte of the parameters that is cleared if the operand's address is not a multiple of ``multiple_bytes``."""
 
     offset: int
     operand: int
@@ -80,13 +80,14 @@ class Aligned:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
-    """A launch of the kernel with the name ``kernel``, for operands of one problem.
+    """A launch of the kernel named ``kernel``, for operands of one problem.
 
-    ``parameters`` is all that its arguments have, a block of bytes that begins at a multiple of 64; ``arguments`` says where in it
-    each argument begins. ``maps`` are at its beginning, one after the other; they, addresses and scalars are zero until a call
-    fills them in. With ``pdl`` the launch may begin before the one before it has ended. The workspace is zero before the first
-    launch, and each leaves its counters so; or it is ``scratch_bytes`` of a call's own, with anything in it. What has to run
-    ``before`` is launched with the same addresses. ``alignment``: the bytes that addresses of operands are multiples of.
+    ``parameters`` is the block of all argument bytes, which begins at a multiple of 64. ``arguments`` are the offsets of the
+    arguments in it. ``maps`` lie at its beginning, in order. Maps, addresses and scalars are zero until a call fills them in. With
+    ``pdl`` the launch may begin before the previous one has ended. The workspace is zero before the first launch, and each launch
+    leaves its counters zero. Alternatively a call has ``scratch_bytes`` of its own with arbitrary content. The records in
+    ``before`` are launched first with the same addresses. ``alignment`` holds pairs of an operand and the bytes of which its
+    address is a multiple.
     """
 
     kernel: str
@@ -108,12 +109,12 @@ class Record:
 
 
 def operand_at(index: int) -> int:
-    """The number of the address of an operand beside a and b."""
+    """Return the number of the address of an operand after a and b."""
     return OPERANDS + index
 
 
 def with_maps(record: Record, maps: Sequence[TensorMap]) -> Record:
-    """The same with tensor maps as its first argument, a struct of them before all others."""
+    """Return the record with tensor maps as its first argument: a struct of them before all others."""
     first = MAP_BYTES * len(maps)
     return dataclasses.replace(
         record,

@@ -1,4 +1,4 @@
-"""C++ structs out of ctypes: what is filled in Python is what a kernel reads."""
+"""C++ structs generated from ctypes, so that a kernel reads exactly what Python fills in."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from ..problem import Layout, Problem
 from ..problem.dtypes import dtype_name
 
 MOST_OPERANDS = 8
-"""The most operands that a launch can pass beside a and b."""
+"""The maximum number of operands after a and b that a launch can pass."""
 
 
 def why_not_epilogue(problem: Problem, most: int, dtypes: Collection[torch.dtype]) -> str | None:
-    """Why the epilogue of ``problem`` is none for a launch that passes ``most`` operands of it, each of one of ``dtypes``; or None.
+    """Return why a launch cannot pass the epilogue of ``problem``, or None. It passes at most ``most`` operands of ``dtypes``.
 
-    The kernel computes an epilogue in ``problem.epilogue_dtype``, which is float64 for sums in float64 alone.
+    The kernel computes an epilogue in ``problem.epilogue_dtype``, which is float64 only for sums in float64.
     """
     if problem.epilogue is None:
         return None
@@ -34,13 +34,13 @@ def why_not_epilogue(problem: Problem, most: int, dtypes: Collection[torch.dtype
 
 
 class Strides(ctypes.Structure):
-    """How far apart neighbours are, in elements; ``batch`` is the distance from one product to the next."""
+    """Distances between neighbours in elements. ``batch`` is the distance from one product to the next."""
 
     _fields_ = [("row", ctypes.c_longlong), ("col", ctypes.c_longlong), ("batch", ctypes.c_longlong)]
 
 
 def strides_of(layout: Layout) -> Strides:
-    """Strides of a matrix, or of a batch of them; of a batch of one, none from one product to the next."""
+    """Return the strides of a matrix or a batch of matrices. For a batch of one the batch stride is 0."""
     batch = layout.stride[0] if len(layout.stride) == 3 and layout.size[0] > 1 else 0
     return Strides(*layout.stride[-2:], batch)
 
@@ -52,7 +52,7 @@ C_TYPES: dict[Any, str] = {
 
 
 def declared(name: str, kind: Any, types: Mapping[str, str]) -> str:
-    """A field's declaration; ``types`` has the C++ type of some by their names."""
+    """Return a field's declaration. ``types`` maps some field names to their C++ types."""
     many = issubclass(kind, ctypes.Array)
     one = kind._type_ if many else kind
     written = types.get(name) or C_TYPES.get(one) or one.__name__
@@ -60,7 +60,7 @@ def declared(name: str, kind: Any, types: Mapping[str, str]) -> str:
 
 
 def struct_text(struct: type[ctypes.Structure], types: Mapping[str, str], name: str = "") -> str:
-    """``struct`` in C++, under its own name or another. ``types`` has the types of pointers by the names of their fields."""
+    """Return ``struct`` in C++, under its own name or ``name``. ``types`` maps names of pointer fields to their types."""
     name = name or struct.__name__
     lines = [f"  {declared(field, kind, types)}" for field, kind in fields_of(struct)]
     size = f'static_assert(sizeof({name}) == {ctypes.sizeof(struct)}, "the caller fills it");'
@@ -68,6 +68,6 @@ def struct_text(struct: type[ctypes.Structure], types: Mapping[str, str], name: 
 
 
 def fields_of(struct: type[ctypes.Structure]) -> list[tuple[str, Any]]:
-    """The names and types of the fields, those of its bases first."""
+    """Return the names and types of the fields, those of the bases first."""
     bases = [base for base in reversed(struct.__mro__) if "_fields_" in base.__dict__]
     return [(field[0], field[1]) for base in bases for field in base.__dict__["_fields_"]]

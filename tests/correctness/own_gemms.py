@@ -132,7 +132,7 @@ BROKEN = {
     "raises": ("runtime_error", "NotImplementedError: no such strides"),
     "transposed": ("runtime_error", r"returned float32\[5, 4\] on cpu, expected float32\[4, 5\]"),
     "wide": ("runtime_error", r"returned float64\[4, 5\] on cpu, expected float32"),
-    "reuses_memory": ("runtime_error", "memory that is the next call's result"),
+    "reuses_memory": ("runtime_error", "memory that is also the next call's result"),
     "changes_its_input": ("wrong_result", "changed its input"),
 }
 """Status and reason with which each broken GEMM is left out."""

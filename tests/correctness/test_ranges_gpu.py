@@ -144,7 +144,7 @@ def tuned(op: Op, hi: int = HI, **options: Any) -> RangeResult:
 
 
 def rows_to_try(result: RangeResult) -> list[int]:
-    """Ms around every hand-over, at both ends, beyond the table, and others that no anchor had."""
+    """Ms around every crossover, at both ends, beyond the table, and others that were not sampled."""
     edges = {m for x in result.table.segments for m in (x.lo - 1, x.lo, x.lo + 1, x.hi)}
     others = {random.Random(7).randint(1, HI) for _ in range(8)}
     return sorted(m for m in edges | others | {1, HI, HI + 1, 2 * HI} if m >= 1)

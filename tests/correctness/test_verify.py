@@ -266,7 +266,7 @@ def test_results_of_others_have_memory_of_their_own() -> None:
         choice = Foreign(
             name="foreign:x", backend="foreign", problem=mm(), claims=claims_of(F32), run=kernel(mm()), run_new=run_new
         )  # fmt: skip
-        raised = pytest.raises(ErrorFromChoice, match=f"returned memory that is {whose} too") if whose else nullcontext()
+        raised = pytest.raises(ErrorFromChoice, match=f"returned memory that is also {whose}") if whose else nullcontext()
         with raised:
             assert Verifier(mm(), CPU).check(choice, choice.build()).status == Status.OK
 

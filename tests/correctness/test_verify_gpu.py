@@ -153,4 +153,4 @@ def test_the_host_waits_once(cuda: torch.device, problem: Problem) -> None:
             verifier.check(choice, kernel)
     finally:
         torch.cuda.set_sync_debug_mode("default")
-    assert caught.traceback[-1].name == "_verdict"
+    assert caught.traceback[-1].name == "_verification"

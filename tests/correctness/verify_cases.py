@@ -12,13 +12,13 @@ from broken_kernels import CPU, choice_of
 from gemmtune.choice import Claims
 from gemmtune.problem import Layout, Problem
 from gemmtune.problem.trace import trace
-from gemmtune.selector.verify import Verdict, Verifier
+from gemmtune.selector.verify import Verification, Verifier
 
 F32, F16, BF16, F64 = torch.float32, torch.float16, torch.bfloat16, torch.float64
 Run = Callable[..., None]
 
 
-def verdict(problem: Problem, run: Run, claims: Claims | None = None, **fields: Any) -> Verdict:
+def verdict(problem: Problem, run: Run, claims: Claims | None = None, **fields: Any) -> Verification:
     choice = choice_of(problem, run, claims, **fields)
     return Verifier(problem, CPU).check(choice, choice.build())
 

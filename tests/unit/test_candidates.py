@@ -1,4 +1,4 @@
-"""What the store knows of a problem's choices, as the settings in force see it."""
+"""Stored outcomes of a problem's choices under the current settings."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ TIMES = {"aten:mm": 20.0, "fake:multiply": 10.0, "fake:dropped": 12.0, "fake:slo
 
 
 class Known:
-    """A store in which torch and the fastest were ranked, and the others dropped before that."""
+    """A store in which torch and the fastest choice were ranked, and the others were dropped before."""
 
     def rows(self, key: str, fingerprint: str) -> dict[str, object]:
         found = {}
@@ -38,7 +38,7 @@ class Named(Fake):
 
 
 def stored(*names: str) -> Candidates:
-    """What the store knows, where only these choices may run."""
+    """Return the stored candidates if only these choices may run."""
     offered = [Named(name=name, backend=name.partition(":")[0], problem=PROBLEM, claims=CLAIMS, run="multiply") for name in names]
     empty = Candidates(
         problem=PROBLEM, device=detect("cpu"), settings=current(), offers=Offers(choices=offered),
@@ -47,29 +47,29 @@ def stored(*names: str) -> Candidates:
     return empty.stored(Known())
 
 
-def test_what_was_ranked_is_complete() -> None:
+def test_ranked_candidates_are_complete() -> None:
     assert stored(*TIMES).complete
 
 
-def test_what_lost_to_a_choice_that_may_no_longer_run_is_ranked_again() -> None:
+def test_losers_to_an_excluded_choice_are_ranked_again() -> None:
     left = stored("aten:mm", "fake:dropped", "fake:slow")
     assert not left.complete
     assert [name for name, outcome in left.known.items() if not outcome.settled] == ["fake:dropped"]
 
 
-def test_torch_alone_is_complete_where_nothing_looked_faster() -> None:
+def test_torch_alone_is_complete_if_nothing_looked_faster() -> None:
     assert stored("aten:mm", "fake:slow").complete
 
 
 class Compiled(Named):
-    """A choice that has to be compiled."""
+    """A choice that needs a compilation."""
 
     @property
     def compile_key(self) -> str:
         return self.name
 
 
-def test_a_fused_product_is_tried_with_the_kernels_that_are_near_the_fastest_alone() -> None:
+def test_a_fused_product_tries_only_kernels_near_the_unfused_fastest() -> None:
     times = {"aten:mm": 5.0, "fake:best": 10.0, "fake:near": 12.5, "fake:far": 12.6, "fake:only alone": 11.0}
     kinds = {name: (Named if name == "aten:mm" else Compiled) for name in (*times, "fake:only fused")}
     made = {

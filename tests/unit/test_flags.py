@@ -62,7 +62,7 @@ def test_precision_scope_restores_the_flags() -> None:
 @pytest.mark.usefixtures("_flags")
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("reduced", [False, True])
-def test_what_is_set_is_what_is_recorded(dtype: torch.dtype, reduced: bool) -> None:
+def test_set_flags_equal_recorded_flags(dtype: torch.dtype, reduced: bool) -> None:
     problem = Problem.mm(8, 8, 8, dtype=dtype, device_type="cuda", precision=precision_of(dtype, "cuda"))
     torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = reduced
     torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = reduced
@@ -71,7 +71,7 @@ def test_what_is_set_is_what_is_recorded(dtype: torch.dtype, reduced: bool) -> N
 
 
 @pytest.mark.usefixtures("_flags")
-def test_the_cpus_flag_is_touched_for_float32_alone_and_only_if_it_differs() -> None:
+def test_the_cpu_flag_changes_only_for_float32_and_only_if_it_differs() -> None:
     cpu = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]
     cpu.fp32_precision = "bf16"
     set_precision(Problem.mm(8, 8, 8, dtype=torch.float16, device_type="cpu"))

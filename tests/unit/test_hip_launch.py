@@ -1,4 +1,4 @@
-"""Launches through HIP's module interface: the runtime, with HIP's own types, gets what the record says."""
+"""Launches through HIP's module interface: a fake runtime with HIP's own types receives what the record describes."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def mm(m: int = 300, n: int = 520, k: int = 1000, **options: object) -> Problem:
     return Problem.mm(m, n, k, device_type="cuda", **options)
 
 
-def test_the_runtime_gets_what_the_record_says(fake: FakeHip) -> None:
+def test_the_runtime_receives_the_record(fake: FakeHip) -> None:
     got = launch(fake, mm(), "_128x128x64_x32_w2x2_v3_.*_full$")
     assert (tuple(got.grid), tuple(got.block), got.shared_bytes) == ((3 * 5, 1, 1), (256, 1, 1), 0)
     assert (got.stream, got.extra, got.function % 100) == (7, 0, len("gemmtune_ck"))
@@ -121,7 +121,7 @@ def test_scales_and_operands_of_an_epilogue_follow_each_other(fake: FakeHip) -> 
     assert [(work.x[i].data, work.x[i].stride) for i in range(3)] == [(X_AT, 0), (Y_AT, 0), (ADDRESSES[6], 0)]
 
 
-def test_other_addresses_streams_and_scalars_do_not_disturb_each_other(fake: FakeHip, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cached_launches_are_independent(fake: FakeHip, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hip_launcher, "MOST_READY", 3)
     one = launcher(fake, choice(Problem.addmm(64, 96, 256, alpha="general", device_type="cuda")).record)
     asked = [
@@ -133,7 +133,7 @@ def test_other_addresses_streams_and_scalars_do_not_disturb_each_other(fake: Fak
     assert [(got.stream, got.work.out, got.work.alpha) for got in fake.launched] == asked
 
 
-def test_a_kernel_is_loaded_on_its_device_which_is_current_for_that_time_alone(fake: FakeHip) -> None:
+def test_loading_restores_the_current_device(fake: FakeHip) -> None:
     fake.library.hipSetDevice(1)
     kernel = fake.hip.load(b"\x7fELF", "gemmtune_ck", 3)
     assert kernel.function // 100 % 1000 == 3
@@ -160,7 +160,7 @@ def test_any_thread_may_launch(fake: FakeHip) -> None:
     assert len(fake.launched) == 1
 
 
-def test_what_the_runtime_refuses_is_said(fake: FakeHip) -> None:
+def test_runtime_errors_are_reported(fake: FakeHip) -> None:
     one = launcher(fake, choice(mm()).record)
     fake.refuses("hipModuleLaunchKernel")
     with pytest.raises(ErrorFromChoice, match="HIP error 719: out of order"):
@@ -187,12 +187,12 @@ def test_a_bound_kernel_launches_on_the_current_stream(fake: FakeHip, monkeypatc
         run(out, moved, (3.0, 0.0))
 
 
-def test_a_runtime_without_a_function_is_too_old() -> None:
-    with pytest.raises(UnavailableError, match="libamdhip64 has no hipGetDevice"):
+def test_rejects_a_runtime_without_a_function() -> None:
+    with pytest.raises(UnavailableError, match="libamdhip64: got a library without hipGetDevice"):
         Hip(SimpleNamespace())
 
 
-def test_no_runtime_is_said_with_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reports_a_missing_runtime_with_a_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hip_module, "LIBRARIES", ("libamdhip64-that-is-not-here.so",))
     hip_module.find_hip.cache_clear()
     with pytest.raises(UnavailableError, match=r"the HIP runtime cannot be loaded: .*install ROCm, or torch for ROCm"):
@@ -200,7 +200,7 @@ def test_no_runtime_is_said_with_what_to_install(monkeypatch: pytest.MonkeyPatch
     hip_module.find_hip.cache_clear()
 
 
-def test_the_runtime_that_torch_brings_comes_first(fake: FakeHip, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_prefers_the_runtime_of_torch(fake: FakeHip, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "lib").mkdir()
     fake.path.rename(tmp_path / "lib" / "libamdhip64.so")
     monkeypatch.setattr(hip_module.torch, "__file__", str(tmp_path / "__init__.py"))

@@ -1,4 +1,4 @@
-"""Launches through libcuda: what the driver gets is what the record says, with CUDA's own types on the other side."""
+"""Launches through libcuda: a fake driver with CUDA's own types receives what the record describes."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def launch(cuda: FakeCuda, record: Record, stream: int = 7, alpha: float = 1.5, 
 
 
 @pytest.mark.parametrize("one", [LONG, GEMV, SKINNY, WGMMA], ids=lambda one: one.family.name)
-def test_the_driver_gets_what_the_record_says(cuda: FakeCuda, one: CudaChoice) -> None:
+def test_the_driver_receives_the_record(cuda: FakeCuda, one: CudaChoice) -> None:
     record = one.record
     got = launch(cuda, record)
     assert (tuple(got.grid), tuple(got.block), got.shared_bytes) == (record.grid, (record.threads, 1, 1), record.shared_bytes)
@@ -95,7 +95,7 @@ def test_results_that_are_not_aligned_are_stored_one_by_one(cuda: FakeCuda) -> N
         assert SkinnyWork.from_buffer_copy(bytes(cuda.launched[-1].arguments[1])).paired is paired
 
 
-def test_other_addresses_streams_and_scalars_do_not_disturb_each_other(cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cached_launches_are_independent(cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launcher_module, "MOST_READY", 3)
     monkeypatch.setattr(launcher_module, "MOST_MAPS", 3)
     launcher, first = launcher_of(cuda, LONG.record), addresses_of(LONG.record)
@@ -120,7 +120,7 @@ def test_a_launch_may_be_a_threads_first_use_of_cuda(cuda: FakeCuda) -> None:
     assert cuda.library.fake_count() == 2
 
 
-def test_what_the_driver_refuses_is_said(cuda: FakeCuda) -> None:
+def test_driver_errors_are_reported(cuda: FakeCuda) -> None:
     launcher = launcher_of(cuda, SKINNY.record)
     cuda.library.fake_fail(719)
     with pytest.raises(ErrorFromChoice, match="CUDA error 719: as the driver says it\n  from choice a choice"):
@@ -143,7 +143,7 @@ def test_contexts_are_retained_once_and_memory_only_grows(cuda: FakeCuda) -> Non
     assert (cuda.library.fake_contexts(), cuda.library.fake_modules(), kernel.context) == (1, 2, 1043)
 
 
-def test_a_stream_in_a_capture_has_its_number(cuda: FakeCuda) -> None:
+def test_a_captured_stream_has_a_number(cuda: FakeCuda) -> None:
     assert cuda.driver.capture(5) == 0
     ctypes.c_ulonglong.in_dll(cuda.library, "fake_capture").value = 9
     assert cuda.driver.capture(5) == 9
@@ -168,15 +168,15 @@ def test_a_call_passes_its_operands_in_order(cuda: FakeCuda, monkeypatch: pytest
         run(out, (moved, b.t(), *read), (2.0, 0.5))
 
 
-def test_a_driver_without_a_function_is_too_old() -> None:
+def test_rejects_a_driver_without_a_function() -> None:
     class Old:
         pass
 
-    with pytest.raises(UnavailableError, match=r"libcuda has no cuInit: got a driver that is too old"):
+    with pytest.raises(UnavailableError, match=r"libcuda: got a driver without cuInit, expected CUDA 12.3 or newer"):
         Driver(Old())
 
 
-def test_without_a_driver_it_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reports_a_missing_driver(monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(name: str) -> None:
         raise OSError(f"{name}: cannot open shared object file")
 
@@ -186,7 +186,7 @@ def test_without_a_driver_it_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
         driver_module.find_driver()
 
 
-def test_maps_come_before_what_else_a_kernel_gets() -> None:
+def test_maps_come_before_the_other_arguments() -> None:
     bare = dataclasses.replace(SKINNY.record, maps=(), parameters=bytes(8), arguments=(0,))
     record = with_maps(dataclasses.replace(bare, addresses=()), SKINNY.record.maps)
     assert (len(record.parameters), record.arguments) == (3 * 128 + 8, (0, 3 * 128))
@@ -199,7 +199,7 @@ STRUCTS = [ClusterWork, GemvWork, SkinnyWork, WgmmaWork]
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
 @pytest.mark.parametrize("struct", STRUCTS, ids=lambda struct: struct.__module__.split(".")[-2])
-def test_structs_of_kernels_are_those_that_are_filled(struct: type[ctypes.Structure], tmp_path: Path) -> None:
+def test_kernel_structs_match_the_filled_structs(struct: type[ctypes.Structure], tmp_path: Path) -> None:
     from gemmtune.backends.cuda.kernel import structs_of
 
     names = [name for name, _ in fields_of(struct)]
@@ -212,7 +212,7 @@ def test_structs_of_kernels_are_those_that_are_filled(struct: type[ctypes.Struct
 
 
 @pytest.mark.skipif(shutil.which("g++") is None or include_folder() is None, reason="needs g++ and cuda.h")
-def test_structs_of_the_driver_are_those_of_its_header(tmp_path: Path) -> None:
+def test_driver_structs_match_the_header(tmp_path: Path) -> None:
     told = {
         "sizeof(CUlaunchConfig)": ctypes.sizeof(Config), "offsetof(CUlaunchConfig, hStream)": Config.stream.offset,
         "offsetof(CUlaunchConfig, attrs)": Config.attributes.offset,

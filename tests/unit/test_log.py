@@ -1,4 +1,4 @@
-"""log_file: a complete JSON line for each choice and problem, whole whoever else writes; a bad path costs one warning."""
+"""log_file: a complete JSON line for each choice and problem, also with concurrent writers; a bad path warns once."""
 
 from __future__ import annotations
 
@@ -106,21 +106,21 @@ def test_lines_of_many_processes_do_not_mix(tmp_path: Path) -> None:
     assert [line["name"] for line in lines[:: len(lines) // 160]] == [TRITON.name] * 160
 
 
-def test_a_path_that_cannot_be_written_costs_one_warning(tmp_path: Path) -> None:
+def test_an_unwritable_path_warns_once(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with one_warning(r"log_file: got .*file.*, expected a file that can be written\. Give this user .*, or set log_file"):
+    with one_warning(r"log_file: got .*file.*, expected a writable file\. Give this user .*, or set log_file"):
         append_log(tmp_path / "file" / "log", result())
         append_log(tmp_path / "file" / "log", result())
 
 
-def test_half_a_line_is_taken_back(tmp_path: Path) -> None:
+def test_a_partial_line_is_removed(tmp_path: Path) -> None:
     path = tmp_path / "log"
     append_log(path, result())
     size = path.stat().st_size
 
     def work() -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (size + 100, size + 100))
-        with one_warning(r"log_file: got only 100 of \d+ bytes fit into .*log, expected a file that can be written"):
+        with one_warning(r"log_file: got only 100 of \d+ bytes fit into .*log, expected a writable file"):
             append_log(path, result())
 
     in_child(work)
@@ -129,6 +129,6 @@ def test_half_a_line_is_taken_back(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
-def test_a_full_disk_costs_one_warning() -> None:
+def test_a_full_disk_warns_once() -> None:
     with one_warning(r"log_file: got .*No space left on device.* free some space"):
         append_log("/dev/full", result())

@@ -1,4 +1,4 @@
-"""Measuring, step by step: what is examined at what best time, who goes to the final rounds, and how times of two sessions meet."""
+"""Measurement step by step: examined choices, entrants of the final rounds, and scaling between sessions."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def by_hash(*outcomes: Outcome) -> dict[str, Outcome]:
 
 
 class FakeSession:
-    """Times by name; what was asked."""
+    """Session with given times by name. It records its calls."""
 
     def __init__(self, **times: float | None) -> None:
         self.times = times
@@ -82,7 +82,7 @@ class Stages(Progress):
         self.told.append((name, done, total))
 
 
-def test_each_choice_is_examined_against_the_best_so_far_and_its_time_set_right() -> None:
+def test_examines_against_the_best_so_far_and_corrects_drift() -> None:
     session, outcomes, progress = FakeSession(a=20.0, b=8.0, c=None, d=30.0), by_hash(known("torch", 5.0)), Stages()
     examine_all(session, [CHOICES[f"fake-fake:{x}"] for x in "abcd"], 2.0, outcomes, progress, candidates())  # type: ignore[arg-type]
     assert session.asked == [("a", 10.0), ("b", 10.0), ("c", 8.0), ("d", 8.0)]
@@ -98,7 +98,7 @@ def test_each_choice_is_examined_against_the_best_so_far_and_its_time_set_right(
     [(preset("sm90"), "graph", 1), (preset("sm90"), "eager", 0), (CPU, "graph", 0)],
     ids=["graph", "eager", "cpu"],
 )
-def test_kernel_time_of_what_needs_no_compilation_is_measured_while_the_rest_compiles(
+def test_measures_compiled_kernels_while_others_compile(
     device: DeviceInfo, timing: Any, compiled_at: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     session, offered = FakeSession(a=5.0, b=4.0), (fake("b", artifact="nowhere"), fake("a"))
@@ -132,7 +132,7 @@ def test_kernel_time_of_what_needs_no_compilation_is_measured_while_the_rest_com
         (preset("sm90"), (known("a", 4.0),), 16.0, 4.0),
     ],
 )
-def test_drift_is_that_of_the_fastest_ranked_unless_clocks_do_not_explain_it(
+def test_drift_of_the_fastest_must_be_plausible_for_clocks(
     device: DeviceInfo, outcomes: tuple[Outcome, ...], now_us: float | None, drift: float
 ) -> None:
     session = FakeSession(a=now_us, b=now_us)
@@ -157,7 +157,7 @@ def test_new_choices_are_ranked_and_settled() -> None:
     assert found["fake-fake:a"].info["margin_us"] == 1.0
 
 
-def test_one_alone_is_not_ranked() -> None:
+def test_a_single_choice_is_not_ranked() -> None:
     session = FakeSession()
     assert ranked(session, known("a", 1.0))["fake-fake:a"].finalist is False
     ranked(session, known("a", 1.0, finalist=True), known("b", 2.0, finalist=True))
@@ -176,7 +176,7 @@ def test_a_new_choice_runs_against_the_fastest_two_and_is_scaled_to_their_earlie
     assert times == {"torch": 40.0, "a": 10.0, "b": 20.0, "c": 30.0, "d": pytest.approx(10.0 * 5 / 12)}
 
 
-def test_nothing_is_scaled_by_a_time_that_was_of_something_else() -> None:
+def test_an_implausible_incumbent_scales_nothing() -> None:
     session = FakeSession(torch=5000.0, d=6.0)
     found = ranked(session, known("torch", 5.0, finalist=True), known("d", 6.0))
     assert {o.name: o.time_us for o in found.values()} == {"fake:torch": 5000.0, "fake:d": 6.0}
@@ -184,7 +184,7 @@ def test_nothing_is_scaled_by_a_time_that_was_of_something_else() -> None:
     assert gpu["fake-fake:d"].time_us == pytest.approx(0.6)
 
 
-def test_what_left_all_others_behind_runs_against_the_best_of_them() -> None:
+def test_a_much_faster_choice_still_runs_against_the_best() -> None:
     session = FakeSession(a=100.0, d=4.0)
     gpu = preset("sm90")
     found = ranked(session, known("a", 100.0, finalist=True), known("b", 120.0, finalist=True), known("d", 1.0), device=gpu)
@@ -192,7 +192,7 @@ def test_what_left_all_others_behind_runs_against_the_best_of_them() -> None:
     assert found["fake-fake:d"].time_us == 4.0
 
 
-def test_what_lost_before_is_out_and_so_is_what_failed_in_the_rounds() -> None:
+def test_earlier_losers_and_failures_are_excluded() -> None:
     session = FakeSession(torch=50.0, a=10.0, b=None)
     found = ranked(session, known("torch", 5.0), known("a", 1.0), known("b", 2.0), known("c", 0.5, settled=True))
     assert session.asked == [("a", "b", "torch")]
@@ -201,7 +201,7 @@ def test_what_lost_before_is_out_and_so_is_what_failed_in_the_rounds() -> None:
     assert (found["fake-fake:b"].status, found["fake-fake:b"].reason) == (Status.CRASHED, "in the final rounds")
 
 
-def test_on_a_gpu_only_what_is_near_is_ranked_on_a_cpu_all() -> None:
+def test_ranks_near_choices_on_a_gpu_and_all_on_a_cpu() -> None:
     times = {"torch": 9.0, "a": 1.0, "b": 1.2, "c": 1.3}
     outcomes = [known(name, time_us) for name, time_us in times.items()]
     for device, names in ((CPU, ("a", "b", "c", "torch")), (preset("sm90"), ("a", "b", "torch"))):
@@ -213,7 +213,7 @@ def test_on_a_gpu_only_what_is_near_is_ranked_on_a_cpu_all() -> None:
     assert session.asked == [("a", "torch")]
 
 
-def test_what_was_measured_on_a_busy_machine_is_marked(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+def test_marks_outcomes_of_a_busy_machine(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     told: list[tuple[str, float, float]] = []
     monkeypatch.setattr(measuring, "disturbance", lambda device, *facts: told.append(facts) or facts[0])
     session = FakeSession(torch=50.0, a=10.0)
@@ -228,10 +228,10 @@ def test_what_was_measured_on_a_busy_machine_is_marked(monkeypatch: pytest.Monke
     facts = [("a neighbour", 0.0, 1.0), ("a neighbour", 0.3, 1.0), ("a neighbour", 0.0, 1.0)]
     assert told == facts, "the spread of torch's own times, and how much longer what was known takes"
     assert [o.info.get(DISTURBED) for o in found.values()] == ["a neighbour", "a neighbour", None, None]
-    assert "was measured on a busy machine (a neighbour): tune it again when it is quiet" in caplog.text
+    assert "was measured on a busy machine (a neighbour): tune it again when the machine is idle" in caplog.text
 
 
-def test_an_outcome_knows_its_place_among_the_offers_and_the_hosts_part() -> None:
+def test_an_outcome_stores_its_position_and_host_time() -> None:
     made = candidates(offered=("torch", "a"), host_us=2.5)
     sample = Sample(status=Status.OK, time_us=3.0, error_over_bound=0.5)
     first, second, variant = (outcome(CHOICES[f"fake-fake:{x}"], made, sample) for x in ("torch", "a", "b"))
@@ -250,12 +250,12 @@ def test_an_outcome_knows_its_place_among_the_offers_and_the_hosts_part() -> Non
         (Status.OUT_OF_RESOURCES, "OutOfResources: shared memory, Required: 300000, Hardware limit: 232448", None),
     ],
 )
-def test_what_a_full_disk_or_memory_kept_from_running_is_tried_again(status: Status, reason: str, disturbed: str | None) -> None:
+def test_retries_choices_after_a_full_disk_or_memory(status: Status, reason: str, disturbed: str | None) -> None:
     failed = outcome(CHOICES["fake-fake:a"], candidates(offered=("a",)), Sample(status=status, reason=reason))
     assert failed.info.get(DISTURBED) == disturbed
 
 
-def test_of_a_product_with_an_epilogue_those_are_tried_that_were_near_without_it() -> None:
+def test_narrows_fused_offers_by_unfused_times() -> None:
     def compiled(name: str) -> Fake:
         return fake(name, artifact=f"{name}.so")
 
@@ -274,7 +274,7 @@ def test_of_a_product_with_an_epilogue_those_are_tried_that_were_near_without_it
     assert dataclasses.replace(made, offers=offers).narrowed(nothing).offers is offers
 
 
-def test_what_was_dropped_for_the_sake_of_others_that_may_not_run_is_ranked_again() -> None:
+def test_reopens_losers_to_excluded_choices() -> None:
     def opened(*outcomes: Outcome) -> list[str]:
         found = _reopened(by_hash(*outcomes))
         return [o.name.removeprefix("fake:") for o in found.values() if o.status is Status.OK and not o.settled]

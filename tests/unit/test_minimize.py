@@ -32,7 +32,7 @@ from gemmtune.timing.rounds import Ranked
 
 
 def step(name: str, value: int, direction: int, _: Mapping[str, int]) -> int:
-    """Powers of two up to 64 for warps, whole numbers from 1 to 9 for the rest."""
+    """Step through powers of two up to 64 for warps, and whole numbers from 1 to 9 for the rest."""
     if name == "warps":
         return min(max(int(value * 2.0**direction), 1), 64)
     return min(max(value + direction, 1), 9)
@@ -42,7 +42,7 @@ def bowl(p: Mapping[str, int]) -> float:
     return 1.0 + (p["stages"] - 6) ** 2 + (p["warps"].bit_length() - 4) ** 2
 
 
-def test_the_bottom_is_found_and_no_point_is_asked_twice() -> None:
+def test_finds_the_minimum_and_evaluates_no_point_twice() -> None:
     asked: list[tuple[int, int]] = []
 
     def target(p: dict[str, int]) -> float:
@@ -57,7 +57,7 @@ def test_the_bottom_is_found_and_no_point_is_asked_twice() -> None:
     assert found.slopes == {"stages": 2.0, "warps": 2.0}
 
 
-def test_two_steps_get_over_a_ridge() -> None:
+def test_two_steps_cross_a_ridge() -> None:
     values = {1: 5.0, 2: 9.0, 3: 1.0}
     assert minimize(lambda p: values.get(p["x"], 9.0), {"x": 1}, step).parameters == {"x": 3}
     assert minimize(lambda p: values.get(p["x"], 9.0), {"x": 1}, step, max_step=1).parameters == {"x": 1}
@@ -65,12 +65,12 @@ def test_two_steps_get_over_a_ridge() -> None:
     assert minimize(lambda p: diagonal.get((p["x"], p["y"]), 9.0), {"x": 1, "y": 1}, step).parameters == {"x": 2, "y": 2}
 
 
-def test_among_equals_the_start_or_the_least_is_taken() -> None:
+def test_ties_go_to_the_start_or_the_smallest() -> None:
     assert minimize(lambda p: 1.0 - 1e-5 * p["x"], {"x": 2}, step).parameters == {"x": 2}
     assert minimize(lambda p: 9.0 if p["x"] == 5 else 1.0 - 1e-5 * p["x"], {"x": 5}, step).parameters["x"] < 5
 
 
-def test_what_fails_is_told_and_the_reference_is_the_way_out() -> None:
+def test_failures_are_reported_and_the_reference_is_the_fallback() -> None:
     def target(p: dict[str, int]) -> float:
         if p["x"] > 4:
             raise RuntimeError("out of shared memory")
@@ -87,7 +87,7 @@ def test_what_fails_is_told_and_the_reference_is_the_way_out() -> None:
             minimize(lambda _, value=value: value, {"x": 8}, step)
     with pytest.raises(GemmtuneError, match="noise: got -1"):
         minimize(target, {"x": 2}, step, noise=-1)
-    with pytest.raises(GemmtuneError, match="of the reference"):
+    with pytest.raises(GemmtuneError, match="and a reference with"):
         minimize(target, {"x": 8}, step, reference={"y": 1})
 
 
@@ -121,7 +121,7 @@ def deep(stages: int, warps: int) -> Deep:
 
 
 class TimedSession:
-    """Measures by ``bowl``, plain choices 9 µs."""
+    """Session that measures by ``bowl``, and 9 µs for plain choices."""
 
     def __init__(self, *_: object) -> None:
         self.examined: list[str] = []
@@ -145,7 +145,7 @@ class TimedSession:
 
 
 @pytest.mark.parametrize(("search", "picked", "points"), [("quick", "fake:plain", 2), ("exhaustive", "triton:s6_w8", 0)])
-def test_a_tuning_goes_along_the_axes_and_finds_them_in_the_store(
+def test_tuning_searches_axes_and_reuses_stored_points(
     search: str, picked: str, points: int, own_store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     offered = Offers(choices=(fake("plain", baseline=True), deep(3, 4)))
@@ -168,7 +168,7 @@ def test_a_tuning_goes_along_the_axes_and_finds_them_in_the_store(
     assert result.pick == picked
 
 
-def test_of_what_was_moved_to_only_the_same_kernels_are_found_again() -> None:
+def test_only_identical_moved_kernels_are_found_again() -> None:
     def row(way_from: Choice, stages: int, warps: int, content_hash: str = "") -> tuple[str, Any]:
         digest = content_hash or deep(stages, warps).content_hash
         return digest, SimpleNamespace(info={MOVED: {"from": way_from.content_hash, "stages": stages, "warps": warps}})
@@ -192,13 +192,13 @@ def test_of_what_was_moved_to_only_the_same_kernels_are_found_again() -> None:
 @pytest.mark.parametrize(
     ("value", "direction", "there"), [(4, 1, 8), (4, -1, 2), (4, 2, 16), (1, -1, 1), (64, 2, 64), (3, 1, 4), (3, -1, 2)]
 )
-def test_a_step_is_to_the_next_value_of_the_axis_and_none_beyond_its_ends(value: int, direction: int, there: int) -> None:
+def test_a_step_stops_at_the_ends_of_its_axis(value: int, direction: int, there: int) -> None:
     chosen = settings.Settings()
     walk = axes._Walk(deep(1, 1), candidates_for(PROBLEM, detect("cpu"), chosen), {}, lambda *_: None, lambda _: None)  # type: ignore[arg-type,return-value]
     assert walk.step("warps", value, direction, {}) == there
 
 
-def test_a_search_has_its_points_and_no_more_and_compiles_what_is_near_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_search_keeps_its_budget_and_compiles_neighbours_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Deep, "compiled", property(lambda self: self.stages < 3), raising=False)
     chosen = settings.Settings()
     monkeypatch.setattr(axes, "EFFORT", {chosen.search: dataclasses.replace(EFFORT[chosen.search], axis_points=3)})
@@ -212,7 +212,7 @@ def test_a_search_has_its_points_and_no_more_and_compiles_what_is_near_ahead(mon
     for stages in (2, 3, 4):
         walk.time_us({"stages": stages, "warps": 1})
         assert bool(compiled) == (stages > 2)
-    with pytest.raises(GemmtuneError, match="the search has had its points"):
+    with pytest.raises(GemmtuneError, match="the search has used up its points"):
         walk.time_us({"stages": 5, "warps": 1})
     assert tried == ["triton:s2_w1", "triton:s3_w1", "triton:s4_w1"]
     assert all(len(wanted) <= 3 for wanted in compiled)

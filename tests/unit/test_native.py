@@ -1,4 +1,4 @@
-"""The native look-up: what it serves, what it leaves to Python, and that both find the same plan."""
+"""The native look-up: calls that it serves, calls that it leaves to Python, and equal plans in both."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ Tensor = torch.Tensor
 
 @pytest.fixture(autouse=True)
 def _in_place(own_store: object) -> Iterator[None]:
-    """The look-up is in use for the calls of one test, under settings that leave torch's own operations as the only choice."""
+    """Install the look-up for one test, with torch's own operations as the only choices."""
     with in_place(**BY_TORCH):
         yield
 
 
 @contextlib.contextmanager
 def without_native() -> Iterator[None]:
-    """Python's path alone."""
+    """Disable the native path."""
     call, native.call = native.call, None
     try:
         yield
@@ -50,7 +50,7 @@ def without_native() -> Iterator[None]:
 
 
 def kept(call: Arguments) -> Any:
-    """The entry of a call that is done as often as it takes to be found."""
+    """Repeat a call until the look-up finds it, and return its entry."""
     run(call)
     run(call)
     return found(call)
@@ -133,7 +133,7 @@ def test_every_operation_is_served_with_the_bits_of_python(backend: str, tmp_pat
 
 
 def served_only(*call: Any) -> Tensor:
-    """The look-up of a call that Python must not do."""
+    """Look up a call that must not reach Python."""
     assert found(call), f"{call[0]}: {found(call)}"
     result: Tensor = native.module.look_up(*call)
     return result
@@ -150,7 +150,7 @@ class PassingFunctions(TorchFunctionMode):
 
 
 class Marked(Tensor):
-    """A subclass without anything of its own."""
+    """A subclass of Tensor without changes."""
 
 
 def unreadable(acc: Tensor) -> Tensor:
@@ -199,7 +199,7 @@ UNUSUAL: dict[str, Case] = {
 
 
 @pytest.mark.parametrize("case", UNUSUAL)
-def test_what_is_unusual_is_left_to_python(case: str) -> None:
+def test_unusual_calls_are_left_to_python(case: str) -> None:
     within, make = UNUSUAL[case]
     a, b = operands()
     kept(arguments("mm", a, b))
@@ -231,7 +231,7 @@ def test_transforms_and_traces_are_left_to_python() -> None:
     assert torch.allclose(compiled(a, b), a @ b, atol=1e-5)
 
 
-def test_gradients_that_nobody_wants_are_no_hindrance() -> None:
+def test_serves_calls_without_wanted_gradients() -> None:
     a, b = operands()
     a.requires_grad_()
     with torch.no_grad():
@@ -244,7 +244,7 @@ def test_gradients_that_nobody_wants_are_no_hindrance() -> None:
     assert a.grad is not None
 
 
-def test_out_counts_its_version_and_may_not_overlap() -> None:
+def test_out_bumps_its_version_and_may_not_overlap() -> None:
     a, b = operands(4, 4, 4)
     out = torch.empty(4, 4)
     assert kept(arguments("mm", a, b, out=out))
@@ -311,7 +311,7 @@ def test_deterministic_algorithms_have_plans_of_their_own() -> None:
         torch.use_deterministic_algorithms(False)
 
 
-def test_a_call_that_was_not_kept_comes_to_python_with_every_argument() -> None:
+def test_an_unkept_call_reaches_python_with_all_arguments() -> None:
     a, b = operands()
     kept(arguments("mm", a, b))
     missing = torch.ones(4, 3)
@@ -367,7 +367,7 @@ EPILOGUES = (None, torch.relu, torch.tanh, lambda acc: acc * 2, lambda acc: acc 
 
 @st.composite
 def calls(draw: st.DrawFn) -> tuple[Arguments, bool, str | None]:
-    """A call, whether gradients are off, and a setting; None for that: plans are forgotten before."""
+    """Return a call, a flag that disables gradients, and a setting. A setting of None drops all plans before the call."""
     name = draw(st.sampled_from(["mm", "addmm", "bmm", "baddbmm"]))
     dtype = draw(st.sampled_from([torch.float32, torch.float64, torch.bfloat16]))
     m, k, n = (draw(st.integers(1, 2)) for _ in range(3))
@@ -385,15 +385,15 @@ def calls(draw: st.DrawFn) -> tuple[Arguments, bool, str | None]:
 
 
 def operand(draw: st.DrawFn, size: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """A tensor of a size, perhaps transposed, perhaps with gaps, at any element of a line of 16 bytes."""
-    turned = len(size) > 1 and draw(st.booleans())
-    given_size = (*size[:-2], size[-1], size[-2]) if turned else size
+    """Draw a tensor of a size, optionally transposed or with gaps, at any element offset within 16 bytes."""
+    transposed = len(size) > 1 and draw(st.booleans())
+    given_size = (*size[:-2], size[-1], size[-2]) if transposed else size
     gap, offset = draw(st.integers(0, 1)), draw(st.integers(0, 3))
     wide = (*given_size[:-1], given_size[-1] + gap) if given_size else ()
     memory = torch.ones(torch.Size(wide).numel() + offset).to(dtype)
     x = memory[offset:].view(wide)
     x = x[..., : given_size[-1]] if given_size else x
-    return x.transpose(-1, -2) if turned else x
+    return x.transpose(-1, -2) if transposed else x
 
 
 @given(st.lists(calls(), min_size=2, max_size=6))
@@ -413,7 +413,7 @@ def test_native_and_python_find_the_same_plan(drawn: list[tuple[Arguments, bool,
 
 
 def agree(call: Arguments) -> None:
-    """What the native look-up finds is what Python's table has."""
+    """Check that the native look-up and Python's table find the same entry."""
     entry = found(call)
     assert not entry or entry is known_to_python(call)
 
@@ -441,7 +441,7 @@ def test_wrong_use_is_an_error() -> None:
         gemmtune.mm(torch.ones(2, 3), torch.ones(2, 3))
 
 
-def test_what_cannot_be_built_is_told_once_and_python_serves(monkeypatch: pytest.MonkeyPatch, caplog: Any) -> None:
+def test_a_failed_build_is_logged_once_and_python_serves(monkeypatch: pytest.MonkeyPatch, caplog: Any) -> None:
     monkeypatch.setattr(native, "call", None)
     monkeypatch.setattr(native, "begun", False)
     monkeypatch.setattr(build, "make", lambda: (_ for _ in ()).throw(gemmtune.errors.UnavailableError("no headers")))
@@ -454,7 +454,7 @@ def test_what_cannot_be_built_is_told_once_and_python_serves(monkeypatch: pytest
     native.state = "in use"
 
 
-def test_a_cache_folder_that_cannot_be_used_fails_no_call(monkeypatch: pytest.MonkeyPatch, caplog: Any) -> None:
+def test_an_unusable_cache_folder_fails_no_call(monkeypatch: pytest.MonkeyPatch, caplog: Any) -> None:
     def refuse() -> None:
         raise gemmtune.errors.SettingsError("others can write the folder")
 
@@ -467,7 +467,7 @@ def test_a_cache_folder_that_cannot_be_used_fails_no_call(monkeypatch: pytest.Mo
     native.state = "in use"
 
 
-def test_the_background_waits_for_quiet_and_puts_it_in_place(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_background_build_waits_and_installs_the_module(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(native, "call", None)
     monkeypatch.setattr(native, "begun", False)
     monkeypatch.setattr(lookup, "QUIET_S", 0.05)

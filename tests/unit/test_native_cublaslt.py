@@ -1,4 +1,4 @@
-"""Products by the native look-up through cublasLtMatmul: a fake of the library on CPU memory gets what Python gives it."""
+"""Native products through cublasLtMatmul: a fake library on CPU memory receives the same arguments as from Python."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def biased(problem: Problem) -> Problem:
 
 
 def scaled(**fields: Any) -> Problem:
-    """8-bit floats with a result that numpy has."""
+    """Return 8-bit float operands with a result dtype that numpy supports."""
     problem = Problem.scaled_mm(16, 32, 64, device_type="cuda", **fields)
     return dataclasses.replace(problem, out=Layout.contiguous((16, 32), F16))
 
@@ -68,7 +68,7 @@ CASES = {
 
 
 def planned(problem: Problem, rank: int = 0) -> Plan:
-    """The plan of an algorithm of the fake; those behind the first need a workspace."""
+    """Return the plan of an algorithm of the fake. All but the first need a workspace."""
     found = BACKEND.enumerate(problem, DEVICE, Settings())
     assert found.choices, found.refusals
     choice = found.choices[min(rank, len(found.choices) - 1)]
@@ -76,7 +76,7 @@ def planned(problem: Problem, rank: int = 0) -> Plan:
 
 
 def kept(plan: Plan, *, seed: int = 1) -> tuple[Arguments, Any]:
-    """A call that the native look-up finds, and its operands."""
+    """Return a call that the native look-up finds, with its operands."""
     problem = plan.problem
     operands = random_operands(dataclasses.replace(problem, device_type="cpu"), torch.device("cpu"), seed=seed)
     out = torch.full(problem.out.size, 7, dtype=problem.out.dtype)
@@ -87,7 +87,7 @@ def kept(plan: Plan, *, seed: int = 1) -> tuple[Arguments, Any]:
 
 @pytest.mark.parametrize("rank", [0, 1], ids=["bare", "workspace"])
 @pytest.mark.parametrize("name", CASES)
-def test_the_library_gets_what_python_gives_it(fake: Fake, name: str, rank: int) -> None:
+def test_the_library_receives_the_arguments_of_python(fake: Fake, name: str, rank: int) -> None:
     plan = planned(CASES[name], rank)
     prepared = plan.kernel.prepared
     assert isinstance(prepared, LibraryProduct)
@@ -105,8 +105,8 @@ def test_the_library_gets_what_python_gives_it(fake: Fake, name: str, rank: int)
 
 @pytest.mark.parametrize("name", ["mm", "addmm matrix", "addmm bias", "bmm", "baddbmm", "baddbmm matrix", "mm tn"])
 @settings.patch(native=True)
-def test_other_ms_get_what_python_gives_them(fake: Fake, name: str) -> None:
-    """Layouts follow M, and cuBLASLt is asked once for each M whether the algorithm does it with the workspace that there is."""
+def test_other_ms_match_python(fake: Fake, name: str) -> None:
+    """Layouts follow M. cuBLASLt checks once for each M that the algorithm works with the existing workspace."""
     (rows_class,) = row_classes(CASES[name])
     rows = rows_class.within(range(2, 60))
     widest = planned(with_rows(CASES[name], 59), 1).choice
@@ -148,7 +148,7 @@ def test_other_ms_get_what_python_gives_them(fake: Fake, name: str) -> None:
 
 
 def refused(call: Arguments) -> None:
-    """A call that comes to Python, which has no GPU to do it on."""
+    """Check that a call reaches Python, which has no GPU to run it."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(path, "key_of", answered)
         patch.setattr(path, "_key_of_more", answered)
@@ -175,7 +175,7 @@ def test_a_bias_and_scales_of_the_call_are_read(fake: Fake) -> None:
     assert not torch.equal(*got)
 
 
-def test_scales_that_have_to_be_laid_out_are_left_to_python(fake: Fake) -> None:
+def test_scales_that_need_a_layout_are_left_to_python(fake: Fake) -> None:
     problem = CASES["scaled_mm rows"]
     assert problem.scale_a is not None
     one = dataclasses.replace(problem, scale_a=dataclasses.replace(problem.scale_a, stride=(2, 1)))
@@ -183,7 +183,7 @@ def test_scales_that_have_to_be_laid_out_are_left_to_python(fake: Fake) -> None:
     assert planned(one).kernel.prepared is None
 
 
-def test_a_status_is_said_by_python(fake: Fake) -> None:
+def test_python_reports_a_status(fake: Fake) -> None:
     call, _ = kept(planned(CASES["mm"]))
     fake.fail = 13
     with pytest.raises(RuntimeError, match=r"^cublasLtMatmul: EXECUTION_FAILED \(13\)$"):

@@ -1,4 +1,4 @@
-"""Launches by the native look-up through libcuda: the driver gets from it what it gets from Python's launcher."""
+"""Native launches through libcuda: the driver receives the same arguments as from Python's launcher."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def _in_place(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def plan_of(cuda: FakeCuda, one: CudaChoice) -> Plan:
-    """The plan of a choice for a GPU, whose launches the fake takes."""
+    """Return the plan of a GPU choice whose launches the fake driver accepts."""
     record = one.record
     launcher = Launcher(
         cuda.driver.load(b"\x7fELF", record.kernel, 0), record, lambda reason: ErrorFromChoice("a choice", "a problem", reason)
@@ -88,7 +88,7 @@ def plan_of(cuda: FakeCuda, one: CudaChoice) -> Plan:
 
 
 @pytest.mark.parametrize("one", [GEMV, WGMMA, LONG], ids=lambda one: one.family.name)
-def test_the_driver_gets_what_python_gives_it(cuda: FakeCuda, one: CudaChoice, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_driver_receives_the_arguments_of_python(cuda: FakeCuda, one: CudaChoice, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Workspace, "_new", lambda self: torch.zeros(self.size_bytes, dtype=torch.uint8))
     plan = plan_of(cuda, one)
     operands = random_operands(one.problem, torch.device("cpu"), seed=1)
@@ -108,8 +108,8 @@ def test_the_driver_gets_what_python_gives_it(cuda: FakeCuda, one: CudaChoice, m
 
 @pytest.mark.parametrize("one", [GEMV, WGMMA, LONG, BATCH, COLUMNS], ids=["gemv", "wgmma", "cluster", "batch", "columns"])
 @settings.patch(native=True)
-def test_other_ms_get_what_python_gives_them(cuda: FakeCuda, one: CudaChoice, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Grid, sizes, tensor maps and addresses follow M, without Python."""
+def test_other_ms_match_python(cuda: FakeCuda, one: CudaChoice, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Grid, sizes, tensor maps and addresses follow M without Python."""
     memory = torch.zeros(1 << 24, dtype=torch.uint8)
     monkeypatch.setattr(Workspace, "_new", lambda self: memory[: self.size_bytes])
     (rows_class,) = row_classes(one.problem if one is not GEMV else addmm(2, 100, 256))
@@ -173,8 +173,8 @@ def of_cutlass(one: Choice) -> DeviceFunction:
 
 @pytest.mark.parametrize("backend", ["triton", "cutlass"])
 @pytest.mark.parametrize("form", FORMS)
-def test_what_launches_are_told_follows_m(form: str, backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Grids, sizes and strides of every other M are those that Python tells, in batches and where M is from column to column."""
+def test_launch_arguments_follow_m(form: str, backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Grids, sizes and strides of other Ms equal Python's, also in batches and with M as a column stride."""
     if backend == "cutlass":
         pytest.importorskip("cutlass_library", reason="lists operations with nvidia-cutlass")
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: types.SimpleNamespace(multi_processor_count=132))
@@ -250,7 +250,7 @@ def test_a_map_is_encoded_once_for_each_address(cuda: FakeCuda, monkeypatch: pyt
 
 
 class Given(ctypes.Structure):
-    """What a ``gemmtune_call`` is given."""
+    """The argument block of ``gemmtune_call``."""
 
     _fields_ = [
         ("stream", ctypes.c_void_p), ("out", ctypes.c_void_p), ("left", ctypes.c_void_p), ("right", ctypes.c_void_p),
@@ -259,7 +259,7 @@ class Given(ctypes.Structure):
 
 
 @pytest.mark.parametrize("swapped", [False, True])
-def test_a_function_of_nvcc_is_given_its_block(cuda: FakeCuda, swapped: bool) -> None:
+def test_a_function_of_nvcc_receives_its_block(cuda: FakeCuda, swapped: bool) -> None:
     assert struct.calcsize(f"{GIVEN}2P") == ctypes.sizeof(Given)
     problem = Problem.addmm(4, 8, 16, alpha=2, beta=0.5, dtype=torch.float32)
     told: list[tuple[int, Any]] = []
@@ -293,7 +293,7 @@ def test_a_function_of_nvcc_is_given_its_block(cuda: FakeCuda, swapped: bool) ->
     assert (len(told), by_python) == (1, [1]), "what is not aligned as planned is Python's"
 
 
-def test_what_the_driver_refuses_is_said_by_python(cuda: FakeCuda) -> None:
+def test_python_reports_driver_errors(cuda: FakeCuda) -> None:
     plan = plan_of(cuda, GEMV)
     operands = random_operands(GEMV.problem, torch.device("cpu"), seed=1)
     call = arguments("addmm", *operands.tensors, scalars=operands.scalars)

@@ -1,4 +1,4 @@
-"""The forward of a layer by the native look-up: what it keeps, what it leaves to Python, and that results are those of Python."""
+"""The native forward of a layer: kept calls, calls left to Python, and results equal to Python's."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def torchs(made: nn.Linear, input: Tensor) -> Tensor:
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("shape", [(5, 48), (1, 48), (2, 3, 48), (2, 1, 3, 48)])
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
-def test_torchs_operation_is_kept_where_no_pick_is(shape: tuple[int, ...], bias: bool, mode: Callable[[], Any]) -> None:
+def test_keeps_the_operation_of_torch_without_a_pick(shape: tuple[int, ...], bias: bool, mode: Callable[[], Any]) -> None:
     made, input = layer(bias), torch.randn(shape)
     with mode():
         assert looked_up(made, input) is False
@@ -91,7 +91,7 @@ class Subclass(Tensor):
     """Any subclass of a tensor."""
 
 
-def test_the_unusual_is_left_to_python() -> None:
+def test_unusual_calls_are_left_to_python() -> None:
     made, input = layer(), torch.randn(5, 48)
     with torch.no_grad():
         made(input)
@@ -109,7 +109,7 @@ def test_the_unusual_is_left_to_python() -> None:
     assert torch.equal(torch.func.vmap(made)(input), torch.func.vmap(lambda x: torchs(made, x))(input))
 
 
-def test_what_was_forgotten_is_not_found() -> None:
+def test_dropped_plans_are_not_found() -> None:
     made, input = layer(), torch.randn(5, 48)
     with torch.no_grad():
         number = generation.number
@@ -120,7 +120,7 @@ def test_what_was_forgotten_is_not_found() -> None:
         assert looked_up(made, input) is False
 
 
-def test_python_has_the_say_while_a_graph_is_captured() -> None:
+def test_python_serves_while_a_graph_is_captured() -> None:
     made, input, capturing = layer(), torch.randn(5, 48), 0
     kind = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.POINTER(ctypes.c_int), *[ctypes.c_void_p] * 4)
 
@@ -147,7 +147,7 @@ def test_wrong_use_is_an_error() -> None:
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("served", ["cpp", "aten"])
 def test_any_number_of_rows_is_found_where_the_weight_has_a_table(bias: bool, served: str) -> None:
-    """Also with inputs of other ranks, and across the hand-over of two kernels; beyond the table torch runs."""
+    """This includes inputs of other ranks and both sides of a crossover. Beyond the table torch runs."""
     made = layer(bias)
     like = {"dtype": torch.float32, "device_type": "cpu"}
     problem = Problem.addmm(2, 32, 48, bias="n", **like) if bias else Problem.mm(2, 32, 48, **like)

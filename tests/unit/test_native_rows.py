@@ -1,4 +1,4 @@
-"""Tables of Ms in the native look-up: a new M costs what a known one does, and is done as Python does it."""
+"""Tables of Ms in the native look-up: a new M costs no more than a known one, with the same result as in Python."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from gemmtune.problem.rows import row_classes
 pytestmark = pytest.mark.skipif(find_compiler() is None, reason="no C++ compiler")
 Tensor = torch.Tensor
 N, K, MOST = 40, 32, 90
-HANDOVER = 40
+CROSSOVER = 40
 
 
 @pytest.fixture(autouse=True)
@@ -42,7 +42,7 @@ def _in_place(own_store: object) -> Iterator[None]:
 
 @contextlib.contextmanager
 def counted_python() -> Iterator[list[str]]:
-    """The names of calls that came to Python."""
+    """Record the names of calls that reach Python."""
     seen: list[str] = []
 
     def in_python(missing: bool, name: str, *rest: Any) -> Tensor:
@@ -65,7 +65,7 @@ def by_relu(acc: Tensor, bias: Tensor, rows: Tensor) -> Tensor:
 
 
 def calls() -> dict[str, tuple[Problem, Callable[[int], Tensor], Callable[[int], Tensor]]]:
-    """By name the problem of M = 2, our call for an M, and what its result should be."""
+    """Return by name the problem with M = 2, our call for an M, and its expected result."""
     w = torch.randn(N, K).t()
     bias, full, x = torch.randn(N), torch.randn(MOST, N), torch.randn(MOST, K + 3)[:, :K]
     numbers = torch.randint(-9, 9, (K, N), dtype=torch.int8)
@@ -101,7 +101,7 @@ def calls() -> dict[str, tuple[Problem, Callable[[int], Tensor], Callable[[int],
 
 
 def stated(call: Callable[[int], Tensor]) -> Problem:
-    """The problem of a call with three rows."""
+    """Return the problem of a call with three rows."""
     forget_plans()
     seen: list[Problem] = []
     with settings.patch(backends=("aten",), rows="exact"):
@@ -117,7 +117,7 @@ def stated(call: Callable[[int], Tensor]) -> Problem:
 def test_every_m_of_a_table_is_served_natively(name: str) -> None:
     call, exact = calls()[name]  # type: ignore[misc]
     served = "cpp" if name != "addmm bias" else "aten"
-    put_table(stated(call), [(1, HANDOVER - 1, "cpp"), (HANDOVER, MOST, served)])
+    put_table(stated(call), [(1, CROSSOVER - 1, "cpp"), (CROSSOVER, MOST, served)])
     call(7)
     call(5)
     with counted_python() as seen:
@@ -130,7 +130,7 @@ def test_every_m_of_a_table_is_served_natively(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["a", "out", "inp"])
 def test_ms_of_one_alignment_share_a_table_where_columns_are_m_apart(name: str) -> None:
-    """Each largest power of two in M has a table and an entry of its own; a matrix that is no table's is Python's."""
+    """Each largest power of two in M has its own table and entry. Python serves a matrix without a table."""
     w = torch.randn(N, K).t()
 
     def operands(m: int) -> tuple[Tensor, Tensor, Tensor | None]:
@@ -144,7 +144,7 @@ def test_ms_of_one_alignment_share_a_table_where_columns_are_m_apart(name: str) 
 
     for step in (1, 2, 16):
         problem = stated(lambda _, step=step: call(48 if step == 16 else 6 if step == 2 else 7)[0])  # type: ignore[misc]
-        put_table(problem, [(1, HANDOVER - 1, "aten"), (HANDOVER, MOST, "cpp")])
+        put_table(problem, [(1, CROSSOVER - 1, "aten"), (CROSSOVER, MOST, "cpp")])
     for m in (7, 6, 48):
         call(m)
     with counted_python() as seen:
@@ -158,16 +158,16 @@ def test_ms_of_one_alignment_share_a_table_where_columns_are_m_apart(name: str) 
 
 
 def aten_tables() -> list[tuple[Callable[..., Tensor], tuple[Any, ...]]]:
-    """Three weights with tables: what calls them with a first operand and what is added."""
+    """Return calls of three weights with tables, each taking a first operand and an added one."""
     made = []
     for k, n in ((16, 24), (24, 16), (32, 40)):
         problem = Problem.mm(3, n, k, dtype=torch.float32, device_type="cpu")
-        put_table(problem, [(1, HANDOVER - 1, "aten"), (HANDOVER, MOST, "aten")])
+        put_table(problem, [(1, CROSSOVER - 1, "aten"), (CROSSOVER, MOST, "aten")])
         made.append((gemmtune.mm, (torch.randn(n, k).t(),)))
     return made
 
 
-def test_two_thousand_random_ms_tune_nothing_and_come_to_python_once_for_each_weight(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_random_ms_tune_nothing_and_reach_python_once_per_weight(monkeypatch: pytest.MonkeyPatch) -> None:
     weights = aten_tables()
     for name in ("select", "tune_rows"):
         monkeypatch.setattr(strategies, name, lambda *_, name=name, **__: pytest.fail(f"{name} within a call"))
@@ -199,7 +199,7 @@ def test_forgotten_plans_and_other_settings_have_no_rows() -> None:
     assert found(arguments("mm", torch.randn(MOST + 1, 16), w)) is False, "beyond the table"
 
 
-def test_an_m_that_was_tuned_for_itself_is_none_of_the_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_separately_tuned_m_is_excluded_from_the_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     ((mm, (w,)), *_) = aten_tables()
     original = strategies.range_plan_for
 
@@ -223,7 +223,7 @@ def test_an_m_that_was_tuned_for_itself_is_none_of_the_rows(monkeypatch: pytest.
 
 
 def test_an_operand_with_m_rows_by_chance_does_not_follow_m() -> None:
-    """The scales of a group along K have as many rows as a, once."""
+    """The scales along K have the same number of rows as a by chance."""
     k, n = 128, 16
     numbers = torch.randint(-9, 9, (k, n), dtype=torch.int8)
     scales = {groups: torch.rand(groups, n) for groups in (2, 4)}
@@ -240,9 +240,9 @@ def test_an_operand_with_m_rows_by_chance_does_not_follow_m() -> None:
 
 
 @pytest.mark.slow
-def test_strides_and_misaligned_operands_are_done_as_python_does_them() -> None:
-    """By the cpp backend, whose plan has strides and blocking; each kind of operands has its rows, by 16 threads at a time."""
-    put_table(Problem.mm(3, N, K, dtype=torch.float32, device_type="cpu"), [(1, HANDOVER - 1, "cpp"), (HANDOVER, MOST, "cpp")])
+def test_strides_and_misaligned_operands_match_python() -> None:
+    """The cpp backend's plan contains strides and blocking. Each kind of operands has its rows, with 16 threads concurrently."""
+    put_table(Problem.mm(3, N, K, dtype=torch.float32, device_type="cpu"), [(1, CROSSOVER - 1, "cpp"), (CROSSOVER, MOST, "cpp")])
     generator = random.Random(3)
     w = torch.randn(N, K).t()
     memory = torch.randn(MOST * (K + 8) + 16)
@@ -282,8 +282,8 @@ def test_strides_and_misaligned_operands_are_done_as_python_does_them() -> None:
     assert not wrong
 
 
-def test_products_that_are_turned_from_some_m_on_have_rows_up_to_there() -> None:
-    """Of few columns: from M = 2 N on, the cpp backend computes the transposed product, of which Python binds each M."""
+def test_products_transposed_from_some_m_on_have_rows_below_it() -> None:
+    """From M = 2 N on, the cpp backend computes the transposed product of few columns, and Python binds each M."""
     n = 12
     put_table(Problem.mm(3, n, K, dtype=torch.float32, device_type="cpu"), [(1, MOST, "cpp")])
     a, w = torch.randn(MOST, K), torch.randn(n, K).t()
@@ -301,7 +301,7 @@ CUTLASS = pytest.param("cutlass:", marks=needs("cutlass"))
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", ["triton:mm", "triton:persistent", "cuda:cluster", CUBLASLT, CUTLASS, "aten:"])
 def test_rows_on_a_gpu(name: str, caplog: pytest.LogCaptureFixture) -> None:
-    """Each backend's launches follow M, on the default stream, on another one, and in a graph."""
+    """Each backend's launches follow M on the default stream, on another stream and in a graph."""
     if name in ("cuda:cluster", "triton:persistent") and torch.cuda.get_device_capability() != (9, 0):
         pytest.skip(f"{name} is for SM90")
     caplog.set_level("DEBUG", "gemmtune")
@@ -341,7 +341,7 @@ def test_rows_on_a_gpu(name: str, caplog: pytest.LogCaptureFixture) -> None:
 @pytest.mark.parametrize("form", ["bmm", "baddbmm", "columns"])
 @pytest.mark.parametrize("name", ["triton:", "cuda:cluster", CUBLASLT, CUTLASS, "aten:"])
 def test_rows_in_strides_on_a_gpu(name: str, form: str) -> None:
-    """Natively and by Python the bits are the same, where M is part of the stride of a batch or of a column."""
+    """Native and Python results have the same bits if M is part of a batch or column stride."""
     if name == "cuda:cluster" and torch.cuda.get_device_capability() != (9, 0):
         pytest.skip(f"{name} is for SM90")
     # TMA reads columns of multiples of eight numbers.

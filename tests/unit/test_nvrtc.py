@@ -1,4 +1,4 @@
-"""NVRTC: where it is looked for, which of several is taken, and what it makes and refuses."""
+"""NVRTC: search for the library, choice among several, compiled cubins and errors."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def found() -> Nvrtc | None:
 
 @pytest.fixture
 def toolkits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
-    """Three of them, and no packages."""
+    """Three toolkits and no packages."""
     folders = [tmp_path / name for name in ("old", "new", "other")]
     for folder, version in zip(folders, ("11", "13", "12"), strict=True):
         (folder / "lib64").mkdir(parents=True)
@@ -40,7 +40,7 @@ def test_torchs_version_comes_first_and_then_the_newest(
     assert [path.name for path in libraries()] == [f"libnvrtc.so.{major}" for major in majors]
 
 
-def test_one_that_is_too_old_or_does_not_load_is_passed_over(toolkits: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_skips_old_and_unloadable_libraries(toolkits: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
     def version(self: Nvrtc) -> tuple[int, int]:
         if self.path.name.endswith("13"):
             raise OSError("no such symbol")
@@ -56,7 +56,7 @@ def test_one_that_is_too_old_or_does_not_load_is_passed_over(toolkits: list[Path
     cubin._first.cache_clear()
 
 
-def test_without_any_the_remedy_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reports_a_missing_library_with_a_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cubin, "libraries", list)
     cubin._first.cache_clear()
 
@@ -69,7 +69,7 @@ def test_without_any_the_remedy_is_said(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 @pytest.mark.skipif(found() is None, reason="needs NVRTC (pip install nvidia-cuda-nvrtc)")
-def test_what_it_makes_and_what_it_refuses() -> None:
+def test_compiles_cubins_and_reports_errors() -> None:
     compiler = find_nvrtc()
     options = ["-std=c++17", "--gpu-architecture=sm_90a"]
     assert compiler.cubin('extern "C" __global__ void f(float4* x) { x->y = 1; }', options, "a name")[:4] == b"\x7fELF"

@@ -43,7 +43,7 @@ def test_the_fastest_wins():
     assert pick([outcome("triton:a", 20.0), outcome("triton:b", 18.0), outcome("aten:mm", 24.0)]).name == "triton:b"
 
 
-def test_what_is_wrong_is_no_pick_however_fast():
+def test_a_wrong_choice_is_never_picked():
     wrong = dataclasses.replace(outcome("triton:a", 1.0), status=Status.WRONG_RESULT)
     assert pick([wrong, outcome("triton:b", 18.0)]).name == "triton:b"
     assert pick([wrong]) is None
@@ -57,7 +57,7 @@ def test_just_outside_a_tie_the_fastest_wins():
     assert pick([outcome("triton:a", 20.0), outcome("aten:mm", 20.0 * (1 + 1.5 * KERNEL_TIE))]).name == "triton:a"
 
 
-def test_whole_calls_are_tied_by_as_much_as_torch_is():
+def test_whole_calls_use_the_tie_of_torch():
     calls = [outcome("cpp:a", 20.0, host_us=3.0), outcome("aten:mm", 20.0 * (1 + 0.9 * TIE), host_us=3.0)]
     assert pick(calls).name == "aten:mm"
     assert 1.1 * KERNEL_TIE < 0.9 * TIE
@@ -70,7 +70,7 @@ def test_torch_stays_unless_something_is_clearly_faster():
     assert pick([outcome("triton:a", 20.0), torch]).name == "triton:a"
 
 
-def test_within_a_backend_ties_go_to_what_its_model_likes_best():
+def test_within_a_backend_ties_follow_its_model():
     tied = {name: outcome(name, time_us) for name, time_us in (("cpp:a", 20.0), ("cpp:b", 20.1), ("cpp:c", 20.15), ("cpp:d", 21.0))}
     assert pick(list(tied.values())).name == "cpp:a"
     for place, name in enumerate(["cpp:d", "cpp:c", "cpp:b"]):
@@ -79,7 +79,7 @@ def test_within_a_backend_ties_go_to_what_its_model_likes_best():
     assert pick([*tied.values(), outcome("aten:mm", 20.18)]).name == "aten:mm"
 
 
-def test_among_equals_too_short_for_the_host_our_own_kernels_come_first():
+def test_launch_bound_ties_go_to_our_own_kernels():
     torch = outcome("aten:mm", 5.0, baseline=True)
     assert pick([torch, outcome("triton:a", 5.02)]).name == "triton:a"
     assert pick([torch, outcome("triton:a", 5.2)]).name == "aten:mm"
@@ -131,7 +131,7 @@ def test_the_baseline_is_always_on_the_shortlist():
     assert [o.name for o in listed] == ["triton:a", "aten:mm"]
 
 
-def test_one_kernel_takes_few_places_of_the_shortlist():
+def test_one_kernel_has_a_limit_on_the_shortlist():
     outcomes = [outcome(f"cutlass:a{i}", 10.0 + i / 100) for i in range(9)] + [outcome(f"cutlass:b{i}", 11.0) for i in range(2)]
     outcomes += [outcome(f"aten:{i}", 12.0) for i in range(5)]
     kernels = {o.name: o.name[:-1] if o.backend == "cutlass" else None for o in outcomes}
@@ -139,7 +139,7 @@ def test_one_kernel_takes_few_places_of_the_shortlist():
     assert chosen == ["cutlass:a0", "cutlass:a1", "cutlass:a2", "cutlass:b0", "cutlass:b1", *(f"aten:{i}" for i in range(4))]
 
 
-def test_those_go_that_are_within_a_quarter_and_no_more_than_asked():
+def test_the_shortlist_respects_factor_and_count():
     outcomes = [outcome("triton:a", 8.0), outcome("triton:b", 10.0), outcome("triton:c", 10.1), outcome("triton:d", None)]
     assert [o.name for o in shortlist(outcomes, 8)] == ["triton:a", "triton:b"]
     assert [o.name for o in shortlist(outcomes, 1)] == ["triton:a"]

@@ -26,7 +26,7 @@ def test_nothing_to_compile_starts_nothing(monkeypatch: pytest.MonkeyPatch) -> N
     assert precompile([fake("library")], SETTINGS) == {}
 
 
-def test_kernels_of_one_name_for_several_problems_are_all_waited_for(tmp_path: Path) -> None:
+def test_waits_for_every_kernel_of_one_name(tmp_path: Path) -> None:
     paths = [tmp_path / "one", tmp_path / "other"]
     seen: list[tuple[int, int]] = []
     with Compilation([fake("same", artifact=str(path)) for path in paths], SETTINGS) as compilation:
@@ -35,7 +35,7 @@ def test_kernels_of_one_name_for_several_problems_are_all_waited_for(tmp_path: P
     assert seen == [(0, 2), (1, 2), (2, 2)]
 
 
-def test_what_is_compiled_already_is_not_compiled_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_compiled_kernels_are_not_compiled_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "made").write_text("")
     monkeypatch.setattr("gemmtune.selector.precompile.WORKERS", None)
     assert precompile([fake("made", artifact=str(tmp_path / "made"))], SETTINGS) == {}
@@ -54,7 +54,7 @@ def test_one_compilation_for_each_distinct_key(tmp_path: Path) -> None:
     assert seen == [(done, 4) for done in range(5)]
 
 
-def test_a_compiler_lives_for_the_next_compilation(tmp_path: Path) -> None:
+def test_a_compiler_process_is_reused(tmp_path: Path) -> None:
     pids = set()
     for name in "ab":
         path = tmp_path / name
@@ -93,7 +93,7 @@ def test_failures_are_typed_and_the_rest_is_compiled(tmp_path: Path) -> None:
     assert all(Path(choice.artifact).exists() for choice in good)
 
 
-def test_an_exception_of_the_progress_callback_ends_the_compilations(tmp_path: Path) -> None:
+def test_an_exception_in_the_progress_callback_ends_compilation(tmp_path: Path) -> None:
     def stop(done: int, total: int) -> None:
         if done == 1:
             raise RuntimeError("stop here")
@@ -131,7 +131,7 @@ def test_compilers_are_prepared_ahead_with_what_they_import(installed: bool, mon
     assert prepared == [("compile", 2, ("gemmtune.selector.precompile", *(("triton",) if installed else ())))]
 
 
-def test_a_compile_process_that_cannot_start_is_an_error_and_no_hang(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_compiler_that_cannot_start_raises_instead_of_hanging(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(kind: str) -> None:
         raise OSError("no more processes")
 
@@ -140,7 +140,7 @@ def test_a_compile_process_that_cannot_start_is_an_error_and_no_hang(monkeypatch
         precompile([fake("error", compiling="error")], SETTINGS)
 
 
-def test_interrupt_kills_the_compilers_and_comes_through() -> None:
+def test_an_interrupt_kills_the_compilers_and_propagates() -> None:
     threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
     with pytest.raises(KeyboardInterrupt):
         precompile([fake("hang", compiling="hang"), fake("hang2", compiling="hang", artifact="never")], SETTINGS)

@@ -99,7 +99,7 @@ BAD: dict[str, tuple[Callable[[], Problem], str]] = {
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_validation_says_what_is_wrong(name: str) -> None:
+def test_rejects_invalid_problems(name: str) -> None:
     make, message = BAD[name]
     with pytest.raises(InvalidProblemError) as caught:
         make()
@@ -152,7 +152,7 @@ def test_derived_values() -> None:
     assert Problem.bmm(0, 4, 5, 6).empty
 
 
-def test_a_broadcast_operand_counts_at_its_own_size() -> None:
+def test_broadcast_operands_count_their_own_bytes() -> None:
     b = Layout(size=(8, 6, 5), stride=(0, 5, 1), dtype=F32)
     made = problem(row(8, 4, 6), b, row(8, 4, 5), "bmm")
     assert made.bytes == 4 * (8 * 4 * 6 + 6 * 5 + 8 * 4 * 5)
@@ -182,7 +182,7 @@ def test_keys_are_equal_exactly_for_equal_problems() -> None:
     assert (again, again.key, hash(again)) == (base, base.key, hash(base))
 
 
-def test_values_pickle_and_the_key_is_json_with_the_sizes_in_clear() -> None:
+def test_pickles_and_has_a_json_key_with_readable_sizes() -> None:
     epilogue = trace(lambda acc, s: torch.relu(acc.clamp(min=0) * s).half(), F32, [torch.ones(5)])
     made = dataclasses.replace(Problem.mm(4, 5, 6, dtype=F32, device_type="cpu"), epilogue=epilogue)
     assert pickle.loads(pickle.dumps(made)) == made
@@ -204,7 +204,7 @@ def test_text() -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_facts_about_dtypes_are_those_of_torch(dtype: torch.dtype) -> None:
+def test_dtype_facts_match_torch(dtype: torch.dtype) -> None:
     info, finfo = dtype_info(dtype), torch.finfo(dtype)
     assert info.unit_roundoff == finfo.eps / 2
     assert info.smallest_normal == finfo.smallest_normal
@@ -233,7 +233,7 @@ def test_parse_dtype(name: str, dtype: torch.dtype) -> None:
     assert parse_dtype(name) == dtype
 
 
-def test_parse_dtype_says_what_is_known() -> None:
+def test_parse_dtype_lists_known_names() -> None:
     with pytest.raises(InvalidProblemError) as caught:
         parse_dtype("int8")
     assert str(caught.value) == (
@@ -242,7 +242,7 @@ def test_parse_dtype_says_what_is_known() -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_precision_is_the_strictest_on_a_cpu(dtype: torch.dtype) -> None:
+def test_precision_is_strictest_on_a_cpu(dtype: torch.dtype) -> None:
     assert precision_of(dtype, "cpu") == Precision(input_mode="ieee", reduced_partials=False)
 
 
@@ -261,7 +261,7 @@ def test_precision_follows_torchs_flags() -> None:
         matmul.fp32_precision, matmul.allow_fp16_reduced_precision_reduction = before
 
 
-def test_b_has_dtypes_of_its_own_or_those_of_a() -> None:
+def test_b_has_its_own_dtypes_or_those_of_a() -> None:
     assert OPERATIONS["mm"].dtypes_of_b == OPERATIONS["mm"].operands[0].dtypes != ()
     assert (
         OPERATIONS["mixed_mm"].dtypes_of_b == OPERATIONS["mixed_mm"].operands[1].dtypes != OPERATIONS["mixed_mm"].operands[0].dtypes

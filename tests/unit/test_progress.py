@@ -1,4 +1,4 @@
-"""What a person sees while a tuning runs."""
+"""Progress that users see during a tuning."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ RESULT = problem_result(FAST, TORCH)
 
 
 class Terminal(io.StringIO):
-    """A text stream that says it is a terminal."""
+    """A text stream that claims to be a terminal."""
 
     def isatty(self) -> bool:
         return True
@@ -31,7 +31,7 @@ def play(progress: Progress) -> None:
     progress.close()
 
 
-def test_lines_of_the_log_tell_the_start_and_end_of_each_stage(caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]):
+def test_log_lines_mark_start_and_end_of_each_stage(caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]):
     with caplog.at_level(logging.INFO, "gemmtune"):
         play(Lines(interval_s=60))
     assert caplog.messages == [
@@ -45,7 +45,7 @@ def test_lines_of_the_log_tell_the_start_and_end_of_each_stage(caplog: pytest.Lo
     assert capfd.readouterr() == ("", "")
 
 
-def test_lines_tell_of_a_long_stage_now_and_then_and_count_problems(caplog: pytest.LogCaptureFixture):
+def test_log_lines_report_long_stages_at_intervals_and_count_problems(caplog: pytest.LogCaptureFixture):
     lines = Lines(interval_s=0)
     with caplog.at_level(logging.INFO, "gemmtune"):
         for done in range(3):
@@ -81,7 +81,7 @@ def test_bar_leaves_one_line_for_each_problem():
     assert "2.50× torch (aten:mm 5000 µs) (4.2 s)\n" in stream.getvalue()
 
 
-def test_bar_gives_the_line_back_after_a_problem():
+def test_bar_removes_its_line_after_a_problem():
     bar = Bar(Terminal())
     bar.begin(PROBLEM, 2)
     assert bar._bar is not None
@@ -102,6 +102,6 @@ def test_the_stream_decides_between_bar_and_lines():
     assert isinstance(progress_for(io.StringIO()), Lines)
 
 
-def test_silent_says_nothing(capfd):
+def test_the_base_listener_is_silent(capfd):
     play(Progress())
     assert capfd.readouterr() == ("", "")

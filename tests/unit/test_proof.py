@@ -1,4 +1,4 @@
-"""The steps of tuning a range, each alone: what is asked and checked for which M, what is measured, what stands in for what."""
+"""The steps of tuning a range, each in isolation: checked Ms, measurements, and replacements of illegal choices."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from gemmtune.errors import NoValidChoicesError
 from gemmtune.problem import Problem
 from gemmtune.problem.rows import RowClass, row_classes
 from gemmtune.selector import invariant, proof, range_work, ranges
-from gemmtune.selector.handover import MOST_SEGMENTS
-from gemmtune.selector.invariant import few_anchors, one_for_all
+from gemmtune.selector.crossover import MOST_SEGMENTS
+from gemmtune.selector.invariant import competing_rows, one_for_all
 from gemmtune.selector.proof import failures_of, kernels_of, legal_runs, rows_to_check, tile_rows
 from gemmtune.selector.range_work import ROUNDS_S, Work, measured, segment_of, uncompiled, with_kernels
 from gemmtune.selector.samples import Sample
@@ -39,7 +39,7 @@ CPU = detect("cpu")
 
 @dataclass(frozen=True, kw_only=True)
 class Stepped(Fake):
-    """Legal for the Ms of ``legal`` (None: for all), with one kernel for each ``kernel_rows`` of them."""
+    """A choice that is legal for the Ms in ``legal`` (None: all), with one kernel for each ``kernel_rows`` of them."""
 
     legal: frozenset[int] | None = None
     kernel_rows: int = 0
@@ -61,7 +61,7 @@ def stepped(name: str = "x", problem: Problem = EVERY.problem, **fields: Any) ->
     return Stepped(name=name, backend="fake", problem=problem, claims=CLAIMS, **fields)
 
 
-def test_runs_of_legal_rows_are_whole_and_tell_the_first_reason() -> None:
+def test_legal_runs_cover_all_rows_with_the_first_reason() -> None:
     choice = stepped(legal=frozenset({3, 4, 5, 9}))
     assert list(legal_runs(choice, range(1, 11), EVERY, CPU)) == [
         (range(1, 3), "not for 1"), (range(3, 6), None), (range(6, 9), "not for 6"), (range(9, 10), None),
@@ -72,7 +72,7 @@ def test_runs_of_legal_rows_are_whole_and_tell_the_first_reason() -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Asked(Fake):
-    """``choice``, which ``between`` may be asked of few Ms; ``seen`` are those."""
+    """Wrapper of ``choice`` that is ``legal_between`` if ``between`` is set. ``seen`` are the checked Ms."""
 
     choice: Choice
     between: bool
@@ -107,7 +107,7 @@ LEGAL_BETWEEN = {
 
 
 @pytest.mark.parametrize("name", LEGAL_BETWEEN)
-def test_what_is_legal_between_two_ms_has_the_runs_that_asking_every_m_gives(name: str) -> None:
+def test_legal_between_gives_the_runs_of_a_full_check(name: str) -> None:
     backend, problem, device = LEGAL_BETWEEN[name]
     offered = load(backend).enumerate(problem, device, Settings(search="quick")).choices
     found = [choice for choice in offered if choice.legal_between]
@@ -123,7 +123,7 @@ def test_what_is_legal_between_two_ms_has_the_runs_that_asking_every_m_gives(nam
         assert list(legal_runs(fast, rows, rows_class, device)) == list(legal_runs(slow, rows, rows_class, device)), choice.name
 
 
-def test_few_ms_are_asked_of_what_is_legal_between_two() -> None:
+def test_legal_between_checks_few_ms() -> None:
     choice = Asked(
         name="x",
         backend="x",
@@ -140,13 +140,13 @@ def test_few_ms_are_asked_of_what_is_legal_between_two() -> None:
     assert [rows for rows, reason in legal_runs(choice, range(30, 60), EVERY, CPU) if reason is None] == [range(40, 42)]
 
 
-def test_rows_that_the_class_has_not_belong_to_the_run_before() -> None:
+def test_rows_outside_the_class_belong_to_the_previous_run() -> None:
     choice = stepped(legal=frozenset({6}))
     runs = list(legal_runs(choice, range(1, 13), TWOS, CPU))
     assert runs == [(range(1, 6), "not for 2"), (range(6, 10), None), (range(10, 13), "not for 10")]
 
 
-def test_kernels_are_asked_for_at_the_ends_and_around_powers_of_two() -> None:
+def test_kernels_are_checked_at_ends_and_near_powers_of_two() -> None:
     class Asked(RowClass):
         def at(self, m: int) -> Problem:
             asked.append(m)
@@ -158,7 +158,7 @@ def test_kernels_are_asked_for_at_the_ends_and_around_powers_of_two() -> None:
     assert asked == sorted({*range(1, 49), *range(1953, 2001), *around})
 
 
-def test_each_kernel_of_an_interval_comes_once_at_its_first_m() -> None:
+def test_each_kernel_is_found_once_at_its_first_m() -> None:
     kernels = kernels_of(stepped(kernel_rows=10), range(5, 31), EVERY, CPU)
     assert [(c.compile_key, c.problem.m) for c in kernels] == [
         ("kernel 0", 5), ("kernel 1", 10), ("kernel 2", 20), ("kernel 3", 30),
@@ -170,7 +170,7 @@ def test_each_kernel_of_an_interval_comes_once_at_its_first_m() -> None:
 
 
 class Drawn(random.Random):
-    """Draws these numbers, one after the other."""
+    """Generator that draws these numbers in order."""
 
     def __init__(self, *numbers: int) -> None:
         self.numbers = list(numbers)
@@ -194,14 +194,14 @@ class Drawn(random.Random):
         (range(7, 8), 4, (7, 7, 7), [7]),
     ],
 )  # fmt: skip
-def test_rows_that_are_checked(rows: range, tile: int | None, drawn: tuple[int, ...], expected: list[int]) -> None:
+def test_checked_rows(rows: range, tile: int | None, drawn: tuple[int, ...], expected: list[int]) -> None:
     generator = Drawn(*drawn)
     assert list(rows_to_check(segment(rows[0], rows[-1], "x"), EVERY, tile, generator)) == expected
     assert not generator.numbers, "three are drawn"
 
 
-def test_rows_that_the_class_has_not_are_not_checked() -> None:
-    """Both ends are those of the class."""
+def test_rows_outside_the_class_are_not_checked() -> None:
+    """The checked ends are members of the class."""
     assert rows_to_check(segment(1, 64, "x"), TWOS, 16, Drawn(6, 6, 10)) == (2, 6, 10, 34, 62)
     assert rows_to_check(segment(3, 5, "x"), TWOS, None, Drawn()) == ()
 
@@ -224,7 +224,7 @@ def test_rows_of_a_tile(info: dict[str, Any], rows: int | None) -> None:
 
 @dataclass
 class Sessions:
-    """Stands for sessions of any M: what was asked, and what they answer by name and M."""
+    """Fake sessions of any M. They record their calls and answer by name and M."""
 
     asked: list[tuple[str, str, int]]
     wrong: dict[tuple[str, int], str]
@@ -251,7 +251,7 @@ class Sessions:
 
 @pytest.fixture
 def sessions(monkeypatch: pytest.MonkeyPatch) -> Sessions:
-    """In the place of sessions; a choice called ``uncompilable`` does not compile."""
+    """Replace sessions and compilation. A choice named ``uncompilable`` does not compile."""
     made = Sessions(asked=[], wrong={}, times={})
 
     def precompile(choices: list[Choice], _: Settings) -> dict[str, Any]:
@@ -264,7 +264,7 @@ def sessions(monkeypatch: pytest.MonkeyPatch) -> Sessions:
     return made
 
 
-def test_what_is_wrong_at_one_m_is_not_tried_at_the_next(sessions: Sessions) -> None:
+def test_a_wrong_choice_is_not_tried_at_the_next_m(sessions: Sessions) -> None:
     x, y, broken = stepped("x"), stepped("y", legal=frozenset({5, 7})), stepped("uncompilable")
     sessions.wrong["x", 5] = "off by one"
     failed = failures_of([(x, (1, 5, 7)), (y, (1, 5)), (broken, (1, 9))], EVERY, CPU, Settings())
@@ -273,18 +273,18 @@ def test_what_is_wrong_at_one_m_is_not_tried_at_the_next(sessions: Sessions) -> 
 
 
 def work_of(times: dict[int, dict[str, float]], rows: range = range(1, 65), **choices: Stepped) -> Work:
-    """A range whose anchors and times are known; each choice is as it was at the first M that has its time."""
+    """Return a range with known samples and times. Each choice was found at the first M that has its time."""
     names = {name for here in times.values() for name in here}
     made = {name: choices.get(name, stepped(name)) for name in sorted(names)}
     work = Work(EVERY, rows, CPU, Settings(), 0.0, None)  # type: ignore[arg-type]
     work.results.update(dict.fromkeys(times))  # type: ignore[arg-type]
     work.choices.update(made)
-    work.anchor_of.update({name: next(m for m, here in times.items() if name in here) for name in made})
+    work.found_at.update({name: next(m for m, here in times.items() if name in here) for name in made})
     work.times.update({m: dict(here) for m, here in times.items()})
     return work
 
 
-def test_a_segment_has_its_choices_time_at_the_last_anchor_inside() -> None:
+def test_a_segment_has_the_time_of_the_last_sample_inside() -> None:
     work = work_of({2: {"x": 1.0, "y": 8.0}, 4: {"x": 2.0}, 8: {"x": 3.0}})
     found = segment_of(work, "x", 2, 7)
     assert (found.lo, found.hi, found.name, found.content_hash) == (2, 7, "x", "fake-x")
@@ -305,7 +305,7 @@ def test_choices_are_ranked_at_an_m_where_they_are_legal(sessions: Sessions) -> 
     assert sessions.asked == [("open", "", 64), ("rank", "x dead y", 6), ("rank", "x y", 7)], "one session, for the most rows"
 
 
-def test_what_segments_need_is_compiled(sessions: Sessions) -> None:
+def test_compiles_the_kernels_of_segments(sessions: Sessions) -> None:
     work = work_of(
         {1: {"x": 1.0, "plain": 1.0, "uncompilable": 1.0}},
         x=stepped("x", kernel_rows=4),
@@ -319,20 +319,20 @@ def test_what_segments_need_is_compiled(sessions: Sessions) -> None:
     assert sessions.asked == [("compile", *x) for x in asked]
 
 
-def test_between_anchors_the_best_of_either_side_torch_and_what_is_ready_compete(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_neighbours_torch_and_compiled_choices_compete_between_tuned_ms(monkeypatch: pytest.MonkeyPatch) -> None:
     few = {name: 1.0 + i for i, name in enumerate("abcdefg")}
     times = {1: {"x": 1.0}, 4: few, 64: {"z": 1.0, "a": 2.0, "y": 3.0, "torch": 9.0}, 256: {"x": 1.0}}
     work = work_of(times, b=stepped("b", legal=frozenset({4})), torch=stepped("torch", baseline=True))
     work.wrong["z"] = "off"
-    work.anchors += [*times, 8]
+    work.sampled += [*times, 8]
     work.times[8] = {"g": 1.0}
     ready = [stepped("k"), stepped("a")]
     assert ranges._entrants(work, 16, ready) == ["torch", "g", "a", "c", "d", "y", "k"], "three of each, once"
-    assert work.anchor_of["k"] == 16
-    assert work.anchor_of["a"] == 4
+    assert work.found_at["k"] == 16
+    assert work.found_at["a"] == 4
 
 
-def test_of_what_is_compiled_a_few_of_each_backend_are_ready(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ready_choices_are_limited_for_each_backend(monkeypatch: pytest.MonkeyPatch) -> None:
     work = work_of({4: {"x": 1.0}})
     offered = (
         stepped("torch", baseline=True), *(dataclasses.replace(stepped(f"lib{i}"), backend="library") for i in range(9)),
@@ -349,17 +349,17 @@ def test_of_what_is_compiled_a_few_of_each_backend_are_ready(monkeypatch: pytest
 
 
 @pytest.mark.parametrize(
-    ("anchors", "few"),
+    ("sampled", "expected"),
     [
         ([7], [7]), ([3, 9], [3, 9]), ([1, 2, 3, 4, 5], [1, 2, 3, 5]), ([1, 2, 3, 4, 6, 8], [1, 2, 3, 4, 8]),
         ([1, 2, 3, 4, 6, 8, 12, 16, 24], [1, 2, 4, 12, 24]),
     ],
 )  # fmt: skip
-def test_few_anchors_are_spread_from_end_to_end(anchors: list[int], few: list[int]) -> None:
-    assert few_anchors(anchors) == few
+def test_competing_rows_spread_from_end_to_end(sampled: list[int], expected: list[int]) -> None:
+    assert competing_rows(sampled) == expected
 
 
-def test_one_choice_for_all_is_the_fastest_that_is_legal_and_seen_to_be_invariant(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_for_all_is_the_fastest_legal_invariant_choice(monkeypatch: pytest.MonkeyPatch) -> None:
     compared: list[str] = []
 
     def why_not(work: Work, segment: Segment, checked: tuple[int, ...]) -> str | None:
@@ -394,11 +394,11 @@ def test_one_choice_for_all_is_the_fastest_that_is_legal_and_seen_to_be_invarian
     monkeypatch.setattr(invariant, "_why_not", lambda *_: "none is")
     with pytest.raises(NoValidChoicesError) as error:
         one_for_all(work_of({2: {"varying": 1.0, "b": 2.0}}, varying=stepped("varying", invariant=False)))
-    assert "does not say to be batch-invariant" in str(error.value)
+    assert "does not declare to be batch-invariant" in str(error.value)
     assert "none is" in str(error.value)
 
 
-def test_the_loss_of_a_choice_is_a_mean_of_logarithms() -> None:
+def test_loss_is_a_mean_of_logarithms() -> None:
     work = work_of({1: {"a": 1.0, "b": 2.0}, 2: {"a": 3.0, "b": 3.0}, 4: {"a": 5.0}})
     assert invariant._loss(work, "a") == 0
     assert invariant._loss(work, "b") == pytest.approx((math.log(2) + 0 + 1) / 3)
@@ -408,30 +408,30 @@ def segment(lo: int, hi: int, name: str) -> Segment:
     return Segment(lo=lo, hi=hi, name=name, backend="fake", content_hash=f"fake-{name}", anchor=lo)
 
 
-def test_instead_of_what_is_not_legal_the_fastest_at_the_nearest_anchor_serves() -> None:
+def test_replaces_an_illegal_choice_by_the_fastest_at_the_nearest_sample() -> None:
     slow = {f"slow{i}": 10.0 + i for i in range(3)}
     times = {4: {"x": 1.0, "y": 2.0, "torch": 9.0}, 32: {"x": 1.0, "y": 3.0, "z": 2.0, **slow, "torch": 30.0}}
     work = work_of(times, x=stepped("x", legal=frozenset({4})), torch=stepped("torch", baseline=True))
-    assert ranges._instead(work, range(5, 8)) == "y"
-    assert ranges._instead(work, range(11, 14)) == "y", "11 is nearer to 4 than to 32 by its ratio"
-    assert ranges._instead(work, range(12, 14)) == "z"
-    assert ranges._instead(work, range(12, 14), ("x", "slow2", "slow1")) == "slow2", "of those beside it the first that is legal"
+    assert ranges._replacement(work, range(5, 8)) == "y"
+    assert ranges._replacement(work, range(11, 14)) == "y", "11 is nearer to 4 than to 32 by its ratio"
+    assert ranges._replacement(work, range(12, 14)) == "z"
+    assert ranges._replacement(work, range(12, 14), ("x", "slow2", "slow1")) == "slow2", "the first legal one of its neighbours"
     work.choices |= {name: stepped(name, legal=frozenset()) for name in ("y", "z")}
-    assert ranges._instead(work, range(12, 14)) == "slow0", "the fourth"
+    assert ranges._replacement(work, range(12, 14)) == "slow0", "the fourth"
     work.choices["slow0"] = stepped("slow0", legal=frozenset())
-    assert ranges._instead(work, range(12, 14)) == "torch", "four are asked"
+    assert ranges._replacement(work, range(12, 14)) == "torch", "four are checked"
     work.wrong["torch"] = "off"
     with pytest.raises(NoValidChoicesError, match=r"none of them is legal for each M of 12\.\.13"):
-        ranges._instead(work, range(12, 14))
+        ranges._replacement(work, range(12, 14))
 
 
-def test_a_segment_is_cut_where_its_choice_is_not_legal() -> None:
+def test_splits_a_segment_where_its_choice_is_illegal() -> None:
     work = work_of({1: {"x": 1.0, "y": 2.0}, 8: {"x": 1.0, "y": 2.0}}, x=stepped("x", legal=frozenset({1, 2, 6, 7, 8})))
     found = ranges._legal(work, [segment(1, 7, "x"), segment(8, 8, "x"), segment(9, 64, "y")])
     assert [(x.lo, x.hi, x.name) for x in found] == [(1, 2, "x"), (3, 5, "y"), (6, 8, "x"), (9, 64, "y")]
 
 
-def test_of_too_many_segments_the_two_of_the_least_ratio_become_one() -> None:
+def test_merges_the_neighbours_with_the_least_ratio() -> None:
     work = work_of({1: {"x": 1.0, "y": 2.0}})
 
     def fewer(*segments: Segment) -> list[tuple[int, int, str]]:
@@ -450,7 +450,7 @@ def test_of_too_many_segments_the_two_of_the_least_ratio_become_one() -> None:
 
 
 @pytest.mark.parametrize(("most", "count"), [(31, 15), (32, 16), (33, 16), (64, 16)])
-def test_there_are_few_segments_however_often_a_choice_is_not_legal(most: int, count: int) -> None:
+def test_limits_segments_for_often_illegal_choices(most: int, count: int) -> None:
     work = work_of({1: {"x": 1.0, "y": 2.0}}, x=stepped("x", legal=frozenset(m for m in range(1, 65) if m % 4)))
     found = ranges._legal(work, [segment(1, most, "x")])
     assert len(found) == count

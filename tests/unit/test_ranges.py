@@ -27,7 +27,7 @@ from gemmtune.errors import InvalidProblemError, NoValidChoicesError
 from gemmtune.problem import Problem
 from gemmtune.problem.rows import row_classes
 from gemmtune.selector import offers, ranges, session
-from gemmtune.selector.handover import anchors_of
+from gemmtune.selector.crossover import sampled_rows
 from gemmtune.selector.progress import Progress
 from gemmtune.selector.proof import legal_runs
 from gemmtune.selector.ranges import stored_table
@@ -50,7 +50,7 @@ def problem(m: int, **options: object) -> Problem:
 
 @dataclass(frozen=True, kw_only=True)
 class Rowed(Fake):
-    """A choice for every M in ``lo`` to ``hi``, wrong where M is ``wrong_at``."""
+    """A choice for every M from ``lo`` to ``hi``, with wrong results at ``wrong_at``."""
 
     lo: int = 1
     hi: int = 2**31
@@ -80,7 +80,7 @@ def made(kind: str, problem: Problem) -> Rowed:
 
 
 class RowedBackend:
-    """Offers what ``kinds`` says, where it is legal."""
+    """Backend that offers ``kinds`` where they are legal."""
 
     name = "triton"
 
@@ -111,7 +111,7 @@ TIMES_US: dict[str, Callable[[int], float]] = {
 
 
 def untimed(monkeypatch: pytest.MonkeyPatch, time_us: Callable[[str, int], float]) -> None:
-    """Let times be what a function of the choice's name and M says."""
+    """Replace times by a function of the choice's name and M."""
 
     def rank(self: Session, choices: list[Choice], rounds_s: float | None = None) -> Ranking:
         return Ranking(times={c.name: Ranked(time_us=time_us(c.name, c.problem.m), margin_us=0.0) for c in choices})
@@ -136,7 +136,7 @@ def backend(own_store: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[RowedB
 
 @pytest.fixture
 def tunings(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The Ms that were tuned within calls."""
+    """Record the Ms that calls tune."""
     found: list[int] = []
     original = strategies.select
 
@@ -158,13 +158,13 @@ def intervals(result: gemmtune.selector.range_result.RangeResult) -> list[tuple[
 
 
 def call(m: int) -> str:
-    """The name of the choice that a call runs, whose result is right."""
+    """Return the name of the choice that a call runs, after a check of its result."""
     a = torch.randn(m, K)
     torch.testing.assert_close(gemmtune.mm(a, W), a @ W)
     return plan_for(problem(m), -1).choice.name
 
 
-def test_a_range_is_cut_where_one_choice_hands_over_to_the_next(backend: RowedBackend):
+def test_splits_a_range_at_the_crossover(backend: RowedBackend):
     result = tuned()
     assert intervals(result) == [(1, CROSSING - 1, "low"), (CROSSING, 64, "high")]
     assert result.source == "measured"
@@ -189,22 +189,20 @@ class Told(Progress):
         self.events.append(("end", result.problem.m))
 
 
-def test_who_waits_is_told_how_far_it_is(backend: RowedBackend):
-    told = Told()
-    (result,) = gemmtune.tune(problem(2), m=range(1, 65), progress=told)
+def test_progress_reports_every_stage(backend: RowedBackend):
+    listener = Told()
+    (result,) = gemmtune.tune(problem(2), m=range(1, 65), progress=listener)
     tuned = [x.problem.m for x in result.anchors]
-    between = [m for m in anchors_of(range(1, 65), lambda m: True) if m not in tuned]
+    between = [m for m in sampled_rows(range(1, 65), lambda m: True) if m not in tuned]
     assert tuned == [1, 8, 64]
-    assert told.events == [
+    assert listener.events == [
         *(event for m in tuned for event in (("begin", m, len(tuned)), ("end", m))),
-        *(("anchors between", i, len(between)) for i in range(len(between) + 1)),
-        ("hand-overs", 0, 1), ("prove", 0, 2), ("prove", 2, 2),
+        *(("sampled M", i, len(between)) for i in range(len(between) + 1)),
+        ("crossovers", 0, 1), ("prove", 0, 2), ("prove", 2, 2),
     ]  # fmt: skip
 
 
-def test_one_choice_alone_is_compared_with_nothing_and_a_cpu_compiles_when_it_measures(
-    backend: RowedBackend, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_single_choice_is_not_compared_and_a_cpu_compiles_on_demand(backend: RowedBackend, monkeypatch: pytest.MonkeyPatch):
     ahead: list[int] = []
 
     class Spy(ranges.Compilation):
@@ -218,7 +216,7 @@ def test_one_choice_alone_is_compared_with_nothing_and_a_cpu_compiles_when_it_me
     assert ahead == [0], "compilers would disturb what is measured"
 
 
-def test_the_second_time_it_comes_from_the_store(backend: RowedBackend):
+def test_second_tuning_comes_from_the_store(backend: RowedBackend):
     first, second = tuned(), tuned(range(2, 30))
     assert second.source == "store"
     assert second.table == first.table
@@ -228,7 +226,7 @@ def test_the_second_time_it_comes_from_the_store(backend: RowedBackend):
         assert tuned().source == "measured"
 
 
-def test_a_table_whose_choice_is_gone_is_made_anew_and_one_that_settings_narrow_is_not(backend: RowedBackend):
+def test_a_missing_choice_retunes_but_narrower_settings_do_not(backend: RowedBackend):
     tuned()
     with settings.patch(choice_denylist_regex="high"):
         assert tuned().source == "store", "it is there for who allows it"
@@ -237,9 +235,7 @@ def test_a_table_whose_choice_is_gone_is_made_anew_and_one_that_settings_narrow_
     assert (result.source, intervals(result)) == ("measured", [(1, 64, "low")])
 
 
-def test_what_the_cache_folder_lost_is_compiled_when_the_range_is_tuned_again(
-    backend: RowedBackend, monkeypatch: pytest.MonkeyPatch
-):
+def test_retuning_compiles_kernels_missing_from_the_cache(backend: RowedBackend, monkeypatch: pytest.MonkeyPatch):
     tuned()
     needed: list[tuple[str, int]] = []
     monkeypatch.setattr(ranges, "precompile", lambda choices, _: needed.extend((c.name, c.problem.m) for c in choices))
@@ -261,7 +257,7 @@ def test_beyond_the_table_the_last_segment_serves(backend: RowedBackend, tunings
     assert not tunings
 
 
-def test_a_choice_that_is_not_legal_somewhere_serves_the_rest(backend: RowedBackend):
+def test_a_partly_illegal_choice_serves_its_legal_ms(backend: RowedBackend):
     backend.kinds = ("torch", "low", "high", "narrow")
     assert intervals(tuned()) == [(1, 5, "low"), (6, 10, "narrow"), (11, 19, "low"), (20, 64, "high")]
     runs = list(legal_runs(made("narrow", problem(8)), range(1, 65), row_classes(problem(8))[0], detect("cpu")))
@@ -269,9 +265,7 @@ def test_a_choice_that_is_not_legal_somewhere_serves_the_rest(backend: RowedBack
     assert [reason is None for _, reason in runs] == [False, True, False]
 
 
-def test_what_a_library_offers_between_anchors_only_competes_at_the_next_ones(
-    backend: RowedBackend, monkeypatch: pytest.MonkeyPatch
-):
+def test_an_offer_for_one_sampled_m_competes_at_its_neighbours(backend: RowedBackend, monkeypatch: pytest.MonkeyPatch):
     class Library(RowedBackend):
         def enumerate(self, problem: Problem, device: DeviceInfo, settings: Settings) -> Offers:
             asked.append(settings.backends)
@@ -290,16 +284,16 @@ def test_what_a_library_offers_between_anchors_only_competes_at_the_next_ones(
     assert asked == [("cublaslt",)], "of the others nothing is enumerated"
 
 
-def test_a_choice_that_is_wrong_between_anchors_is_left_out(backend: RowedBackend, caplog: pytest.LogCaptureFixture):
+def test_excludes_a_choice_that_is_wrong_between_samples(backend: RowedBackend, caplog: pytest.LogCaptureFixture):
     backend.kinds = ("torch", "low", "high", "bad")
     with caplog.at_level(logging.WARNING, "gemmtune"):
         result = tuned()
     assert intervals(result) == [(1, CROSSING - 1, "low"), (CROSSING, 64, "high")]
     assert "M = 33: wrong_result" in result.wrong["fake:bad"]
-    assert "fake:bad is left out: it is wrong for M = 33" in caplog.text
+    assert "excluding fake:bad, which is wrong for M = 33" in caplog.text
 
 
-def test_the_first_m_tunes_and_the_next_takes_the_nearest(
+def test_the_first_m_is_tuned_and_the_next_uses_the_nearest(
     backend: RowedBackend, tunings: list[int], caplog: pytest.LogCaptureFixture
 ):
     with caplog.at_level(logging.INFO, "gemmtune"):
@@ -307,8 +301,8 @@ def test_the_first_m_tunes_and_the_next_takes_the_nearest(
         assert call(40) == "fake:low", "that of M = 8, although another one is faster here"
         assert call(41) == "fake:low"
     assert tunings == [8]
-    told = [r.message for r in caplog.records if "was not tuned" in r.message]
-    assert told == [
+    messages = [r.message for r in caplog.records if "was not tuned" in r.message]
+    assert messages == [
         "mm Mx24x16 float32 nt on cpu: M = 40 was not tuned, fake:low runs it; for a table of every M: "
         "gemmtune tune 1..8192x24x16 --dtype float32 --layout nt --device cpu"
     ]
@@ -318,7 +312,7 @@ def test_the_first_m_tunes_and_the_next_takes_the_nearest(
     assert tunings == [8, 40]
 
 
-def test_what_was_asked_for_is_remembered_and_becomes_an_anchor(backend: RowedBackend):
+def test_requested_ms_are_stored_and_sampled(backend: RowedBackend):
     for m in (8, 40, 41, 43):
         call(m)
     save_asked()
@@ -328,7 +322,7 @@ def test_what_was_asked_for_is_remembered_and_becomes_an_anchor(backend: RowedBa
     assert {40, 41, 43} <= set(tuned().times)
 
 
-def test_the_nearest_that_is_legal_serves_else_torch(backend: RowedBackend, tunings: list[int]):
+def test_the_nearest_legal_choice_serves_or_torch(backend: RowedBackend, tunings: list[int]):
     backend.kinds = ("torch", "narrow")
     assert call(8) == "fake:narrow"
     assert call(9) == "fake:narrow"
@@ -336,7 +330,7 @@ def test_the_nearest_that_is_legal_serves_else_torch(backend: RowedBackend, tuni
     assert tunings == [8]
 
 
-def test_an_m_tuned_after_the_table_counts_more(backend: RowedBackend, tunings: list[int]):
+def test_an_m_tuned_after_the_table_overrides_it(backend: RowedBackend, tunings: list[int]):
     tuned()
     backend.kinds = ("torch", "low", "high", "narrow")
     gemmtune.tune(problem(7), progress=False)
@@ -346,9 +340,7 @@ def test_an_m_tuned_after_the_table_counts_more(backend: RowedBackend, tunings: 
 
 
 @pytest.mark.parametrize("value", [{"version": 99}, {"version": 2, "seed": 0, "segments": "none"}])
-def test_a_table_that_cannot_be_used_is_told_and_passed_over(
-    backend: RowedBackend, caplog: pytest.LogCaptureFixture, value: dict[str, object]
-):
+def test_an_unusable_table_is_logged_and_skipped(backend: RowedBackend, caplog: pytest.LogCaptureFixture, value: dict[str, object]):
     tuned()
     machine, store = fingerprint_text(detect("cpu"), "graph"), open_store(settings.current())
     (rows_class,) = row_classes(problem(8))
@@ -360,7 +352,7 @@ def test_a_table_that_cannot_be_used_is_told_and_passed_over(
     assert call(8) == "fake:low"
 
 
-def test_settings_that_leave_a_segments_choice_out_leave_it_to_torch(backend: RowedBackend):
+def test_torch_serves_segments_that_settings_exclude(backend: RowedBackend):
     tuned()
     with settings.patch(choice_denylist_regex="low"), warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -370,10 +362,10 @@ def test_settings_that_leave_a_segments_choice_out_leave_it_to_torch(backend: Ro
 
 def test_explain_shows_the_segments(backend: RowedBackend):
     tuned()
-    told = gemmtune.explain(problem(37))
-    assert (told.pick, told.origin) == ("fake:high", "from the table of its range")
-    assert told.table is not None
-    assert "20..64" in str(told)
+    explanation = gemmtune.explain(problem(37))
+    assert (explanation.pick, explanation.origin) == ("fake:high", "from the table of its range")
+    assert explanation.table is not None
+    assert "20..64" in str(explanation)
     assert gemmtune.explain(problem(65)).origin == "of the last segment of the table, which ends before"
 
 
@@ -404,12 +396,12 @@ def test_the_command_line_makes_and_shows_tables(backend: RowedBackend, capsys: 
         (["8x24x16", "--m", "1-8"], "--m: got '1-8', expected LO..HI"),
     ],
 )
-def test_the_command_line_says_what_is_wrong_with_a_range(capsys: pytest.CaptureFixture[str], words: list[str], message: str):
+def test_the_command_line_rejects_wrong_ranges(capsys: pytest.CaptureFixture[str], words: list[str], message: str):
     assert cli.run(["tune", *words, "--device", "cpu"]) == 2
     assert message in capsys.readouterr().err
 
 
-def test_what_was_asked_for_travels_with_the_store(backend: RowedBackend, tmp_path: Path):
+def test_requested_ms_are_exported_with_the_store(backend: RowedBackend, tmp_path: Path):
     tuned()
     store = open_store(settings.current())
     store.put_ranged(Ranged(key="{}", fingerprint="{}", kind=ASKED, value={"rows": [3]}))
@@ -433,7 +425,7 @@ def test_a_batch_invariant_table_has_one_choice(backend: RowedBackend, monkeypat
     result = one_for_all()
     assert intervals(result) == [(1, 64, "low")], "by the mean of ratios, of what is legal for every M"
     names = [{o.name for o in x.outcomes} - {"fake:narrow"} for x in result.anchors]
-    assert all(x == {"fake:torch", "fake:low", "fake:high"} for x in names), "torch's is measured beside"
+    assert all(x == {"fake:torch", "fake:low", "fake:high"} for x in names), "torch's is measured too"
     assert intervals(tuned()) == [(1, 5, "loose"), (6, 10, "narrow"), (11, 64, "loose")], "the table for speed is another one"
     with settings.patch(batch_invariant=True):
         assert {call(m) for m in (1, 7, 33, 64, 100)} == {"fake:low"}
@@ -448,9 +440,9 @@ def test_a_first_call_looks_for_the_batch_invariant_choice(
     assert not tunings
 
 
-def test_nothing_but_a_batch_invariant_choice_runs(backend: RowedBackend):
+def test_only_a_batch_invariant_choice_runs(backend: RowedBackend):
     backend.kinds = ("torch",)
-    with settings.patch(batch_invariant=True), pytest.raises(NoValidChoicesError, match="does not say to be batch-invariant"):
+    with settings.patch(batch_invariant=True), pytest.raises(NoValidChoicesError, match="does not declare to be batch-invariant"):
         gemmtune.mm(torch.randn(3, K), W)
     with (
         settings.patch(batch_invariant=True, tune="never"),
@@ -462,7 +454,7 @@ def test_nothing_but_a_batch_invariant_choice_runs(backend: RowedBackend):
 
 
 def test_a_choice_whose_rows_differ_is_not_batch_invariant(backend: RowedBackend):
-    """It says so, but its product of a few rows is torch's, which sums in another order for one row."""
+    """The choice declares invariance, but torch computes its few rows and sums one row in another order."""
     a, w = torch.randn(64, 3000), torch.randn(3000, 24)
     if torch.equal((a @ w)[:1], a[:1] @ w):
         pytest.skip("torch gives one row the same bits here")
@@ -471,7 +463,7 @@ def test_a_choice_whose_rows_differ_is_not_batch_invariant(backend: RowedBackend
 
 
 def test_our_kernels_are_batch_invariant(own_store: Path, monkeypatch: pytest.MonkeyPatch):
-    """Bits of rows by the real backend, whose micro-tiles, panels and orientation change with M."""
+    """The real backend keeps the bits of rows while its micro-tiles, panels and orientation change with M."""
     untimed(monkeypatch, lambda name, m: 1.0)
     a, w = torch.randn(40, 300), torch.randn(50, 300).t()
     with settings.patch(batch_invariant=True, search="quick", backends=("cpp",), rows="shared"):
@@ -482,7 +474,7 @@ def test_our_kernels_are_batch_invariant(own_store: Path, monkeypatch: pytest.Mo
 
 
 def test_a_new_m_of_a_table_is_bound_without_being_stated(own_store: Path, monkeypatch: pytest.MonkeyPatch):
-    """Of each kind of call the first M of a segment is looked at; the next ones are found by a key without M."""
+    """Each kind of call states only the first M of a segment. A key without M finds the next ones."""
     untimed(monkeypatch, lambda name, m: 1.0 if name.startswith("cpp") else 2.0)
     scale_b, bias = torch.rand(1, N), torch.randn(N)
     numbers = torch.randint(-9, 9, (K, N), dtype=torch.int8)

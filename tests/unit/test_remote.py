@@ -1,4 +1,4 @@
-"""What a session in a worker process asks of the worker, and what it makes of one that dies, hangs or is ruined."""
+"""Sessions in a worker process, including workers that die, hang or are corrupted."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ RIGHT = Sample(status=Status.OK, time_us=3.0)
 
 
 class FakeWorker:
-    """Answers by ``answer(method, choices)``, a value or an exception; ends as a worker does that died."""
+    """Worker that answers with ``answer(method, choices)``, a value or an exception, and can die."""
 
     def __init__(self, pool: FakePool) -> None:
         self.pool = pool
@@ -46,7 +46,7 @@ class FakeWorker:
 
 
 class FakePool:
-    """Stands for the pool of workers: all that were made, and what was given back."""
+    """Fake pool that records all workers made and returned."""
 
     def __init__(self) -> None:
         self.made: list[FakeWorker] = []
@@ -71,7 +71,7 @@ def pool(monkeypatch: pytest.MonkeyPatch) -> FakePool:
     return pool
 
 
-def test_one_worker_serves_a_session_and_is_given_back(pool: FakePool) -> None:
+def test_one_worker_serves_a_session_and_returns_to_the_pool(pool: FakePool) -> None:
     with open_session(PROBLEM, CPU, SETTINGS) as session:
         assert isinstance(session, RemoteSession)
         assert not pool.made, "one is taken when there is something to do"
@@ -95,7 +95,7 @@ def test_one_worker_serves_a_session_and_is_given_back(pool: FakePool) -> None:
         (ValueError("not to be pickled"), Status.RUNTIME_ERROR, "ValueError: not to be pickled", 1),
     ],
 )
-def test_what_ends_a_worker_is_the_choices_status(
+def test_the_death_of_a_worker_becomes_a_status(
     error: Exception, status: Status, reason: str, workers: int, pool: FakePool
 ) -> None:
     session = RemoteSession(PROBLEM, CPU, SETTINGS)
@@ -111,7 +111,7 @@ def test_a_worker_that_cannot_start_is_no_failure_of_a_choice(pool: FakePool) ->
         RemoteSession(PROBLEM, CPU, SETTINGS).examine(fake("x"), None)
 
 
-def test_a_ruined_worker_is_closed_and_another_one_opened(pool: FakePool) -> None:
+def test_a_corrupted_worker_is_replaced(pool: FakePool) -> None:
     session = RemoteSession(PROBLEM, CPU, SETTINGS)
     pool.answer = lambda method, choice, *_: (RIGHT, choice.name == "fake:ruins")
     assert session.examine(fake("ruins"), None) == RIGHT
@@ -130,7 +130,7 @@ def test_a_worker_that_cannot_open_the_session_is_closed(pool: FakePool) -> None
     assert pool.given == []
 
 
-def test_a_worker_that_dies_at_the_end_is_no_error(pool: FakePool) -> None:
+def test_a_worker_may_die_at_the_end(pool: FakePool) -> None:
     session = RemoteSession(PROBLEM, CPU, SETTINGS)
     session.prove(fake("x"))
     pool.broken.add("close")
@@ -146,7 +146,7 @@ def times(choices: list[Any]) -> Ranking:
 
 
 @pytest.mark.parametrize("how", ["crash", "ruin"])
-def test_choices_that_end_the_final_rounds_are_tried_alone(how: str, pool: FakePool, caplog: pytest.LogCaptureFixture) -> None:
+def test_choices_that_kill_the_final_rounds_run_in_isolation(how: str, pool: FakePool, caplog: pytest.LogCaptureFixture) -> None:
     def answer(method: str, choices: list[Any], rounds_s: float | None) -> Any:
         assert (method, rounds_s) == ("rank", 0.5)
         asked.append([c.name.removeprefix("fake:") for c in choices])
@@ -170,7 +170,7 @@ def test_choices_that_end_the_final_rounds_are_tried_alone(how: str, pool: FakeP
     assert session.rank([], 0.5).times == {}
 
 
-def test_limits_that_cannot_be_measured_are_none(pool: FakePool, caplog: pytest.LogCaptureFixture) -> None:
+def test_unmeasurable_limits_are_missing(pool: FakePool, caplog: pytest.LogCaptureFixture) -> None:
     session = RemoteSession(PROBLEM, CPU, SETTINGS)
     pool.answer = lambda *_: ({"bandwidth_gbps": 5.0}, False)
     assert session.limits({}) == {"bandwidth_gbps": 5.0}
@@ -180,7 +180,7 @@ def test_limits_that_cannot_be_measured_are_none(pool: FakePool, caplog: pytest.
     assert f"the limits of {CPU.name} could not be measured: no answer in 7 s" in caplog.text
 
 
-def test_the_process_of_a_worker_holds_one_session_and_tells_that_it_is_ruined(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_holds_one_session_and_reports_corruption(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[Any] = []
 
     class Fake:
@@ -213,7 +213,7 @@ def test_the_process_of_a_worker_holds_one_session_and_tells_that_it_is_ruined(m
 
 
 @pytest.mark.parametrize(("arch", "dead", "emptied"), [("sm90", False, True), ("sm90", True, False), ("cpu", False, False)])
-def test_the_end_of_a_session_frees_what_graphs_held_unless_the_context_is_lost(
+def test_closing_frees_graph_memory_unless_the_context_is_lost(
     arch: str, dead: bool, emptied: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     called: list[bool] = []
@@ -224,7 +224,7 @@ def test_the_end_of_a_session_frees_what_graphs_held_unless_the_context_is_lost(
     assert bool(called) == emptied
 
 
-def test_a_process_that_is_to_measure_is_prepared_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_prepares_the_measuring_process_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
     prepared: list[tuple[object, ...]] = []
     monkeypatch.setattr(remote.WORKERS, "prepare", lambda *arguments: prepared.append(arguments))
     monkeypatch.setattr(remote.WORKERS, "post", lambda kind, function: prepared.append((kind, *function.args)))

@@ -1,4 +1,4 @@
-"""Rendering: what the Triton source of a kernel does and does not depend on."""
+"""Rendering: facts that the Triton source of a kernel depends on."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_an_undefined_name_is_an_error() -> None:
         environment().from_string("{{ missing }}").render()
 
 
-def test_the_signature_stands_once() -> None:
+def test_the_signature_appears_once() -> None:
     writer = Writer(specialise(_mm(512, 512, 512), CONFIG), "", {}, {})
     with pytest.raises(AssertionError, match="a template calls def_kernel once"):
         writer.finished("a text without it")
@@ -97,11 +97,11 @@ def test_few_rows_share_a_source_whatever_their_number() -> None:
     ],
     ids=["odd-n", "ragged-k", "layout", "dtype", "offset", "odd-stride", "epilogue"],
 )
-def test_what_a_kernel_was_told_about_its_operands_is_in_its_source_and_signature(other: Problem) -> None:
+def test_operand_hints_are_in_source_and_signature(other: Problem) -> None:
     assert _source(other) != _source(PROBLEMS["mm"])
 
 
-def test_hints_hold_only_what_sizes_strides_and_pointers_allow() -> None:
+def test_hints_match_sizes_strides_and_pointers() -> None:
     problem = replace(
         _mm(512, 1020, 256),
         a=Layout(size=(512, 256), stride=(264, 1), dtype=torch.bfloat16, offset=2),
@@ -123,7 +123,7 @@ def test_offsets_past_32_bits_are_computed_in_64() -> None:
     assert "int64" not in _source(PROBLEMS["mm"]).text
 
 
-def test_a_bias_is_loaded_only_as_large_as_it_is() -> None:
+def test_a_bias_is_loaded_at_its_own_size() -> None:
     row = _source(Problem.addmm(512, 1024, 256, bias="n", device_type="cuda")).text
     column = _source(Problem.addmm(512, 1024, 256, bias="m1", device_type="cuda")).text
     scalar = _source(Problem.addmm(512, 1024, 256, bias="scalar", device_type="cuda")).text

@@ -1,4 +1,4 @@
-"""Classes of problems that differ in M alone."""
+"""Classes of problems that differ only in M."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SIZES = (1, 2, 7, 33, 128, 130, 1000)
 
 
 def problems(m: int) -> dict[str, Problem]:
-    """One problem of each kind of operand that follows M, or does not."""
+    """Return one problem for each kind of operand, with and without M rows."""
     n, k = 256, 384
     padded = Problem.mm(m, n, k, dtype=torch.float32, layout="nn", device_type="cpu")
     scaled = Problem.scaled_mm(m, n, k, device_type="cpu")
@@ -58,7 +58,7 @@ def test_a_class_has_all_problems_that_differ_in_m(name: str):
             assert not having or any(found.at(other) == there for found in having), (m, other)
 
 
-def test_problems_of_other_weights_are_of_other_classes():
+def test_other_weights_have_other_classes():
     mm = Problem.mm(8, 64, 32, device_type="cpu")
     others = [Problem.mm(8, 64, 33, device_type="cpu"), Problem.mm(8, 64, 32, layout="nn", device_type="cpu")]
     others.append(dataclasses.replace(mm, a=dataclasses.replace(mm.a, offset=1)))
@@ -66,8 +66,8 @@ def test_problems_of_other_weights_are_of_other_classes():
     assert row_classes(mm) == row_classes(Problem.mm(9, 64, 32, device_type="cpu"))
 
 
-def test_a_class_has_a_key_and_a_text_whoever_asked_first():
-    """The key is in stores: problems of a few rows more than 1024 stand for their class in all versions."""
+def test_key_and_text_do_not_depend_on_the_first_problem():
+    """The store contains the key, so the representative M, a little above 1024, must not change between versions."""
     (found,) = row_classes(Problem.mm(8, 1040, 32, device_type="cpu"))
     assert (found.problem.m, found.key) == (1040, Problem.mm(1040, 1040, 32, device_type="cpu").key)
     assert str(found) == "mm Mx1040x32 bfloat16 nt on cpu"
@@ -76,7 +76,7 @@ def test_a_class_has_a_key_and_a_text_whoever_asked_first():
     assert even.problem.m == 1026
 
 
-def test_m_in_a_stride_parts_classes_by_what_divides_it():
+def test_m_in_a_stride_separates_alignment_classes():
     first, second = (row_classes(Problem.mm(m, 64, 32, layout="tn", device_type="cpu"))[0] for m in (6, 7))
     assert (first.step, second.step) == (2, 1)
     assert first.has(10)
@@ -87,7 +87,7 @@ def test_m_in_a_stride_parts_classes_by_what_divides_it():
     assert [x.step for x in classes_over(Problem.mm(6, 64, 32, layout="tn", device_type="cpu"), range(4, 9))] == [1, 2, 4, 8]
 
 
-def test_one_row_leaves_open_what_follows_m():
+def test_one_row_is_ambiguous():
     one = Problem.addmm(1, 64, 32, bias="mn", device_type="cpu")
     classes = row_classes(one)
     assert {found.at(5).inp for found in classes} == {
@@ -97,21 +97,21 @@ def test_one_row_leaves_open_what_follows_m():
     blocks = row_classes(Problem.scaled_mm(1, 64, 300, scales="block_1x128", device_type="cpu"))
     scales = [x.size for found in blocks if (x := found.at(300).scale_a) is not None]
     assert scales == [(300, 3), (3, 3)], "one for each row, or for 128 of them"
-    with pytest.raises(InvalidProblemError, match=r"may have one for all rows .* expected a problem with M = 2 or more"):
+    with pytest.raises(InvalidProblemError, match=r"may broadcast or may follow M; expected a problem with M = 2 or more"):
         classes_over(one, range(1, 9))
 
 
-def test_no_class_has_rows_that_an_index_picks_or_adds_up():
+def test_indexed_rows_have_no_class():
     for problem in (
         Problem.routed_grouped_mm(8, 16, 32, groups=2, tokens=4, device_type="cpu"),
         Problem.combined_grouped_mm(8, 16, 32, groups=2, tokens=4, device_type="cpu"),
     ):
         assert row_classes(problem) == ()
-        with pytest.raises(InvalidProblemError, match="whose rows are picked or added up by an index: no table is made for such"):
+        with pytest.raises(InvalidProblemError, match="picked or added up by an index; expected one without an index"):
             classes_over(problem, range(1, 9))
 
 
-def test_an_empty_problem_is_of_no_class():
+def test_an_empty_problem_has_no_class():
     empty = Problem.mm(0, 64, 32, device_type="cpu")
     assert row_classes(empty) == ()
     with pytest.raises(InvalidProblemError, match="whose result is empty; expected M, N"):
@@ -123,7 +123,7 @@ CASES = [("aten", "cpu"), ("cpp", "cpu"), ("aten", "sm90"), ("triton", "sm90"), 
 
 @pytest.mark.parametrize(("backend", "arch"), CASES)
 def test_a_choice_at_its_own_problem_is_itself(backend: str, arch: str):
-    """Every family: what ``at`` gives for another M has then the name and the kernel that it is offered with there."""
+    """In every family, ``at`` for another M gives the name and the kernel of the offer there."""
     device = detect("cpu") if arch == "cpu" else preset(arch)
     kind = "cpu" if arch == "cpu" else "cuda"
     families = set()
@@ -147,8 +147,8 @@ def test_a_choice_at_its_own_problem_is_itself(backend: str, arch: str):
 
 @pytest.mark.parametrize("arch", ["cpu", "sm90"])
 @pytest.mark.parametrize("prepacked", [False, True])
-def test_what_multiplies_blocks_serves_any_number_of_tokens(arch: str, prepacked: bool):
-    """Torch's ways, our kernels and dense products: for another M they are what is offered there."""
+def test_block_sparse_choices_serve_any_number_of_tokens(arch: str, prepacked: bool):
+    """Torch's operations, our kernels and dense products at another M equal the offers there."""
     device, chosen = (detect("cpu"), Settings()) if arch == "cpu" else (preset(arch), Settings(search="quick"))
 
     def offered(m: int) -> dict[str, Choice]:
@@ -172,7 +172,7 @@ def test_what_multiplies_blocks_serves_any_number_of_tokens(arch: str, prepacked
     assert bool(of_torch) == (arch != "cpu")
 
 
-def test_a_choice_that_is_not_legal_elsewhere_says_why():
+def test_an_illegal_m_has_a_reason():
     device = preset("sm90")
     tall = Problem.mm(4096, 4096, 4096, device_type="cuda")
     choices = load("triton").enumerate(tall, device, Settings()).choices

@@ -1,4 +1,4 @@
-"""int_mm, mixed_mm and scaled_mm as problems: their rules, keys and texts, and what backends say of them."""
+"""int_mm, mixed_mm and scaled_mm as problems: rules, keys, texts, and refusals by backends."""
 
 from __future__ import annotations
 
@@ -192,7 +192,7 @@ BAD: dict[str, tuple[Callable[[], Problem], str]] = {
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_validation_says_what_is_wrong(name: str) -> None:
+def test_rejects_invalid_problems(name: str) -> None:
     make, message = BAD[name]
     with pytest.raises(InvalidProblemError) as caught:
         make()
@@ -244,7 +244,7 @@ def test_blocks_of_scales_of_groups() -> None:
     assert (EXPERTS.scale_block("scale_a"), EXPERTS.scale_block("scale_b")) == ((1, 256), (256, 1))
 
 
-def test_a_row_as_a_call_has_it_is_without_what_was_left_out() -> None:
+def test_given_drops_omitted_operands() -> None:
     row = OPERATIONS["routed_grouped_mm"]
     assert [x.role for x in row.given(()).operands] == ["a", "b", "offs"]
     assert [(x.role, x.shape) for x in row.given(("rows",)).operands][::3] == [("a", ("T", "K")), ("rows", ("M",))]
@@ -252,11 +252,11 @@ def test_a_row_as_a_call_has_it_is_without_what_was_left_out() -> None:
 
 
 @pytest.mark.parametrize(("dtype", "expected"), [(F32, F32), (BF16, BF16), (E4M3, BF16), (INT8, INT32)])
-def test_results_of_sparse_weights_are_of_the_kind_of_a(dtype: torch.dtype, expected: torch.dtype) -> None:
+def test_result_dtypes_of_sparse_weights_follow_a(dtype: torch.dtype, expected: torch.dtype) -> None:
     assert OPERATIONS["bsr_mm"].result_dtype(dtype, epilogue=False) == expected
 
 
-def test_an_epilogue_of_int_mm_gets_float32() -> None:
+def test_an_epilogue_of_int_mm_receives_float32() -> None:
     problem = dataclasses.replace(INT, epilogue=RELU, out=retyped(INT.out, F32))
     assert (problem.accumulator, problem.epilogue_dtype) == (INT32, F32)
     assert dataclasses.replace(SCALED, epilogue=RELU).epilogue_dtype == F32
@@ -274,7 +274,7 @@ def test_text() -> None:
     assert str(dataclasses.replace(PACKED, epilogue=RELU)).endswith("scale_b[-x1] epilogue=relu(acc) on cpu")
 
 
-def test_keys_tell_scales_encodings_and_fast_accum_apart() -> None:
+def test_keys_distinguish_scales_encodings_and_fast_accum() -> None:
     variants = [
         INT, SCALED, changed(SCALED, scale_a=SCALAR)(), changed(SCALED, fast_accum=True)(),
         changed(SCALED, out=retyped(SCALED.out, F32))(), changed(SCALED, b=retyped(SCALED.b, E5M2))(),
@@ -289,7 +289,7 @@ def test_keys_tell_scales_encodings_and_fast_accum_apart() -> None:
         assert pickle.loads(pickle.dumps(problem)) == problem
 
 
-def test_keys_of_dense_operations_have_no_more_fields_than_ever() -> None:
+def test_keys_of_dense_operations_gain_no_fields() -> None:
     golden = json.loads((Path(__file__).parent / "golden_keys.json").read_text())
     made = {
         "mm": Problem.mm(4, 5, 6, device_type="cpu"),
@@ -306,7 +306,7 @@ def test_keys_of_dense_operations_have_no_more_fields_than_ever() -> None:
 
 
 @pytest.mark.parametrize("dtype", [E4M3, E5M2], ids=str)
-def test_facts_about_8_bit_floats_are_those_of_torch(dtype: torch.dtype) -> None:
+def test_float8_facts_match_torch(dtype: torch.dtype) -> None:
     info, finfo = dtype_info(dtype), torch.finfo(dtype)
     assert (info.unit_roundoff, info.largest) == (finfo.eps / 2, finfo.max)
     assert (info.smallest_normal, info.smallest_subnormal) == (finfo.smallest_normal, finfo.smallest_normal * finfo.eps)
@@ -326,7 +326,7 @@ def test_facts_about_integers(dtype: torch.dtype) -> None:
     assert accumulator_dtype(INT8) == INT32
 
 
-def test_dtype_info_says_what_is_known() -> None:
+def test_dtype_info_lists_known_dtypes() -> None:
     with pytest.raises(InvalidProblemError) as caught:
         dtype_info(torch.int16)
     known = "float64, float32, float16, bfloat16, int8, uint8, int32, float8_e4m3fn, float8_e5m2, "
@@ -336,7 +336,7 @@ def test_dtype_info_says_what_is_known() -> None:
 
 @pytest.mark.parametrize("name", [name for name in backends.BACKENDS if name != "cublaslt"])
 @pytest.mark.parametrize("op", QUANTIZED_OPS)
-def test_backends_have_choices_or_say_why_not(name: str, op: str) -> None:
+def test_backends_offer_choices_or_reasons(name: str, op: str) -> None:
     make = getattr(Problem, op)
     for arch, device_type in (("sm90", "cuda"), ("avx512", "cpu")):
         problem = make(64, 64, 64, device_type=device_type)
@@ -346,7 +346,7 @@ def test_backends_have_choices_or_say_why_not(name: str, op: str) -> None:
         assert all(choice.problem == problem for choice in offers.choices)
 
 
-def test_cublaslt_refuses_what_it_does_not_have() -> None:
+def test_cublaslt_refuses_unsupported_problems() -> None:
     with pytest.raises(InvalidProblemError) as caught:
         gemm_of(MIXED)
     assert str(caught.value) == (
@@ -354,13 +354,13 @@ def test_cublaslt_refuses_what_it_does_not_have() -> None:
     )
 
 
-def test_arguments_are_in_the_order_of_torchs_functions() -> None:
+def test_arguments_follow_the_order_of_torch() -> None:
     assert OPERATIONS["mm"].arguments == ("a", "b")
     assert OPERATIONS["addmm"].arguments == OPERATIONS["baddbmm"].arguments == ("inp", "a", "b")
     assert OPERATIONS["mm_plus_mm"].arguments == ("a", "b", "c", "d")
 
 
-def test_an_operand_has_as_many_elements_as_any_memory_could_hold() -> None:
+def test_rejects_operands_beyond_any_memory() -> None:
     assert Problem.mm(2**23, 1, 2**23, device_type="cpu").a.numel == 2**46
     with pytest.raises(InvalidProblemError, match=r"got an operand of \(8388608, 8388609\), expected at most 2\^46"):
         Problem.mm(2**23, 1, 2**23 + 1, device_type="cpu")
@@ -375,7 +375,7 @@ def test_gradients_of_the_factors_have_alpha(alpha: float) -> None:
     assert torch.equal(of_sum["inp"].of(g, operands, numbers, torch.mm), torch.full((2, 3), 2.0))
 
 
-def test_gradients_read_what_their_rules_say_and_have_the_operands_shapes() -> None:
+def test_gradients_read_declared_operands_and_keep_shapes() -> None:
     assert read_by(of_sum, ("a", "inp")) == {"b"}
     assert read_by(of_two_products, ("a", "d", "unknown")) == {"b", "c"}
     assert read_by(of_widened, ("a",)) == {"b", "scale_b", "zero_b"}

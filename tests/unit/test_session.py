@@ -1,4 +1,4 @@
-"""Sessions: typed statuses of choices that misbehave, replacement of workers, ranking, and what the caller must not notice."""
+"""Sessions: statuses of misbehaving choices, replacement of workers, ranking, and the caller's untouched state."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from gemmtune.selector import session as sessions
 from gemmtune.selector.remote import RemoteSession, measuring_kind, open_session
 from gemmtune.selector.samples import Ranking, Sample, failure_of
 from gemmtune.selector.session import Session
-from gemmtune.selector.verify import Verdict
+from gemmtune.selector.verify import Verification
 from gemmtune.settings import Settings
 from gemmtune.timing.rounds import Ranked
 from gemmtune.workers.pool import WORKERS
@@ -65,7 +65,7 @@ def test_open_session_follows_the_setting() -> None:
     assert isinstance(open_session(PROBLEM, DEVICE, Settings(tune_in_subprocess=False)), Session)
 
 
-def test_a_right_choice_is_measured(session: Session | RemoteSession) -> None:
+def test_a_correct_choice_is_measured(session: Session | RemoteSession) -> None:
     sample = session.examine(running("multiply"), None)
     assert sample.status is Status.OK, sample.reason
     assert sample.time_us is not None
@@ -117,7 +117,7 @@ def test_choices_for_fewer_rows_are_timed_by_the_same_session(session: Session |
         assert "does not like" in ranking.failures["fake:fail"].reason
 
 
-def test_what_is_clearly_slower_at_once_keeps_the_time_of_its_first_sample(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_clearly_slower_choice_keeps_its_first_sample(monkeypatch: pytest.MonkeyPatch) -> None:
     first_us = {"fake:a": 10.0, "fake:b": 14.0, "fake:c": 40.0, "fake:torch": 30.0}
     playing: list[list[str]] = []
 
@@ -137,7 +137,7 @@ def test_what_is_clearly_slower_at_once_keeps_the_time_of_its_first_sample(monke
     assert times["fake:c"].time_us == pytest.approx(48.0), "as it was beside the fastest"
 
 
-def test_a_choice_that_cannot_travel_is_a_failure_of_that_choice(settings: Settings) -> None:
+def test_an_unpicklable_choice_fails_alone(settings: Settings) -> None:
     with RemoteSession(PROBLEM, DEVICE, settings) as session:
         sample = session.examine(fake("stuck", info={"a lambda": lambda: None}), None)
         assert sample.status is Status.RUNTIME_ERROR
@@ -165,7 +165,7 @@ TUNING = """
 
 @pytest.mark.parametrize("how", rotated([signal.SIGINT, signal.SIGKILL], 2, "stopped"), ids=lambda s: s.name)
 def test_a_tuning_that_is_stopped_leaves_no_process(how: signal.Signals, tmp_path: Path) -> None:
-    """A compile worker, idle, and one that measures. The program has no ``__main__`` guard."""
+    """Neither an idle compile worker nor a measuring worker survives. The program has no ``__main__`` guard."""
     script = tmp_path / "tuning.py"
     script.write_text(textwrap.dedent(TUNING.format(tests=str(Path(__file__).parent))))
     command = [sys.executable, str(script), str(tmp_path / "cache")]
@@ -180,9 +180,7 @@ def test_a_tuning_that_is_stopped_leaves_no_process(how: signal.Signals, tmp_pat
     assert stderr.count("Traceback") == (1 if how is signal.SIGINT else 0), stderr
 
 
-def test_of_two_choices_that_die_together_the_one_that_lives_alone_is_ranked(
-    settings: Settings, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ranks_the_survivor_of_two_choices_that_die_together(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     good, bad = fake("multiply"), fake("segfault")
 
     died = Sample(status=Status.CRASHED, reason="it crashed")
@@ -225,7 +223,7 @@ def test_rank_leaves_out_what_fails(settings: Settings, caplog: pytest.LogCaptur
     assert "fake:fail failed in the final rounds" in caplog.text
 
 
-def test_what_fails_in_a_late_round_costs_itself_alone(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_late_failure_costs_only_itself(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fake_choices, "FAILING", failing := [])
     whole = sessions.play
 
@@ -241,7 +239,7 @@ def test_what_fails_in_a_late_round_costs_itself_alone(settings: Settings, monke
     assert ranking.failures == {"fake:fail_later": failure}
 
 
-def test_choices_for_fewer_rows_are_proved_by_the_operands_of_all(session: Session | RemoteSession) -> None:
+def test_choices_for_fewer_rows_share_the_operands_of_all_rows(session: Session | RemoteSession) -> None:
     some = Problem.mm(5, 48, 32, dtype=torch.float32, device_type="cpu")
     for run, status in (("multiply", Status.OK), ("wrong", Status.WRONG_RESULT), ("fail", Status.RUNTIME_ERROR)):
         for problem in (some, PROBLEM):
@@ -251,11 +249,11 @@ def test_choices_for_fewer_rows_are_proved_by_the_operands_of_all(session: Sessi
             assert (sample.error_over_bound is None) == (run == "fail")
 
 
-def test_operands_are_made_once_for_all_rows_but_for_groups(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_operands_are_made_once_except_for_groups(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[tuple[str, int]] = []
 
     def spy(kind: str) -> Any:
-        verdict = Verdict(status=Status.OK, error_over_bound=0.0)
+        verdict = Verification(status=Status.OK, error_over_bound=0.0)
         return lambda problem, _: made.append((kind, problem.m)) or types.SimpleNamespace(check=lambda *_: verdict)
 
     monkeypatch.setattr(sessions, "RowsVerifier", spy("all"))
@@ -282,7 +280,7 @@ def test_operands_are_made_once_for_all_rows_but_for_groups(settings: Settings, 
 def test_bits_of_rows_are_compared_at_both_ends(
     wrong_call: int, status: Status, reason: str, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A call for all rows, then for each part one of the first rows and one of the last."""
+    """One call covers all rows; each part then has one for the first and one for the last rows."""
     sizes: list[int] = []
 
     def packed(out: torch.Tensor, tensors: tuple[torch.Tensor, ...], _: object) -> None:
@@ -303,7 +301,7 @@ def test_bits_of_rows_are_compared_at_both_ends(
 
 
 class FakeContender:
-    """Gives its samples one after the other, the last one for ever."""
+    """Contender that returns its samples in order and repeats the last one."""
 
     def __init__(self, *samples_us: float, rough_us: float = 0.0, takes_capture: bool = True) -> None:
         self.samples_us, self.rough_us, self.takes_capture, self.taken = samples_us, rough_us, takes_capture, 0
@@ -325,7 +323,7 @@ class FakeContender:
         (FakeContender(24, 30, 25), 20.0, 25, 3),
     ],
 )
-def test_a_short_measurement_ends_early_where_a_choice_is_clearly_slower(
+def test_a_short_measurement_ends_early_for_a_slow_choice(
     contender: FakeContender, best_us: float | None, time_us: float, taken: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(samples, "STAGE_S", 100.0)
@@ -344,7 +342,7 @@ def test_a_stage_of_samples_ends_after_its_time(monkeypatch: pytest.MonkeyPatch)
     ("arch", "rounds_s", "budget_s", "warm_up_s"),
     [("cpu", 2.0, 5.0, 0.0), ("sm90", 2.0, 2.0, 0.2), ("sm90", 0.3, 0.3, 0.15), ("sm90", None, None, None)],
 )
-def test_final_rounds_of_a_gpu_begin_at_sustained_clocks(
+def test_final_rounds_on_a_gpu_start_at_sustained_clocks(
     arch: str, rounds_s: float | None, budget_s: float | None, warm_up_s: float | None, settings: Settings,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
@@ -387,7 +385,7 @@ def test_rank_survives_a_crash(settings: Settings) -> None:
     assert [(name, one.status) for name, one in ranking.failures.items()] == [("fake:segfault", Status.CRASHED)]
 
 
-def test_final_rounds_that_ruin_the_process_are_told_and_done_again_one_by_one(
+def test_final_rounds_that_corrupt_the_process_are_logged_and_repeated(
     settings: Settings, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def call(
@@ -406,7 +404,7 @@ def test_final_rounds_that_ruin_the_process_are_told_and_done_again_one_by_one(
     assert "the final rounds of fake:multiply, fake:slow ruined the GPU context" in caplog.text
 
 
-def test_a_worker_that_is_discarded_is_closed_and_another_one_goes_on(settings: Settings) -> None:
+def test_a_discarded_worker_is_closed_and_replaced(settings: Settings) -> None:
     with RemoteSession(PROBLEM, DEVICE, settings) as session:
         worker = session._opened()
         session._discard()
@@ -461,8 +459,8 @@ def test_a_session_runs_on_the_devices_threads(settings: Settings, monkeypatch: 
     assert torch.get_num_threads() == before
 
 
-def test_measuring_waits_for_another_process_and_then_goes_on_without_the_lock(settings: Settings) -> None:
-    """A process that never lets go of the lock delays a measurement and does not prevent it."""
+def test_measuring_waits_for_the_lock_but_not_for_ever(settings: Settings) -> None:
+    """A process that never releases the lock delays a measurement but does not prevent it."""
     folder = settings.folder / "locks"
     folder.mkdir()
     held = threading.Event()

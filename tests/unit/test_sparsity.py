@@ -1,4 +1,4 @@
-"""The class of block-sparse weights, the problems that have one, and tensors of given density."""
+"""Classes of block-sparse weights, their problems, and tensors of a given density."""
 
 from __future__ import annotations
 
@@ -49,13 +49,13 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_what_is_no_such_problem(name: str) -> None:
+def test_rejects_invalid_block_sparse_problems(name: str) -> None:
     words, message = WRONG[name]
     with pytest.raises(gemmtune.InvalidProblemError, match=message):
         Problem.bsr_mm(16, 64, 128, device_type="cpu", **words)
 
 
-def test_what_is_no_class() -> None:
+def test_rejects_invalid_classes() -> None:
     assert str(Sparsity(block_n=1, block_k=16, density=0.5)) == "blocks 1x16 density 0.5 even"
     assert str(Sparsity(block_n=16, block_k=1, density=1.0)) == "blocks 16x1 density 1 even"
     for block_n, block_k in ((0, 16), (16, 0)):
@@ -65,7 +65,7 @@ def test_what_is_no_class() -> None:
         Sparsity(block_n=16, block_k=16, density=0.51)
 
 
-def test_other_operations_take_no_class() -> None:
+def test_other_operations_reject_a_class() -> None:
     dense = Problem.mm(16, 64, 128, device_type="cpu")
     fields = {name: getattr(dense, name) for name in ("a", "b", "out", "device_type")}
     with pytest.raises(gemmtune.InvalidProblemError, match="takes no sparsity"):
@@ -86,7 +86,7 @@ def test_options_of_the_command_line_name_the_class() -> None:
 
 
 @pytest.mark.parametrize("imbalance", ["even", "skewed"])
-def test_blocked_tensors_have_the_density_that_was_asked_for(imbalance: Any) -> None:
+def test_blocked_tensors_have_the_requested_density(imbalance: Any) -> None:
     made = create_blocked_tensor(640, 320, block=(16, 32), density=0.3, imbalance=imbalance, dtype=torch.bfloat16, seed=3)
     mask = mask_of(made)
     assert made.dtype == torch.bfloat16
@@ -102,6 +102,6 @@ def test_blocked_tensors_have_the_density_that_was_asked_for(imbalance: Any) -> 
     [{"block": 48}, {"block": "64x64"}, {"block": (8, 8, 8)}, {"density": 2}, {"index_dtype": torch.int8}, {"dtype": torch.int32}],
     ids=str,
 )
-def test_blocked_tensors_that_cannot_be(words: Any) -> None:
+def test_rejects_impossible_blocked_tensors(words: Any) -> None:
     with pytest.raises(gemmtune.InvalidProblemError):
         create_blocked_tensor(64, 64, **words)

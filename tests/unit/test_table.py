@@ -30,7 +30,7 @@ def test_a_row_has_time_rate_shares_and_error():
     assert row_of(text, "aten:mm") == ["aten:mm", "aten", "5000", "107.4", "40.0", "20.0", "0.031", "torch"]
 
 
-def test_a_time_without_a_right_result_is_in_no_row():
+def test_a_wrong_choice_has_no_row():
     wrong = dataclasses.replace(FAST, status=Status.WRONG_RESULT, reason="off by one")
     text = text_of(problem_result(wrong, TORCH))
     assert not any(line.startswith("cpp:") for line in text.splitlines())
@@ -80,7 +80,7 @@ def test_an_empty_problem_needs_no_pick():
     ]
 
 
-def test_heading_tells_what_came_from_the_store():
+def test_heading_counts_stored_outcomes():
     stored = dataclasses.replace(TORCH, from_store=True)
     assert text_of(problem_result(FAST, stored)).splitlines()[0].endswith("1 choice tried in 4.2 s, 1 known from the store")
     assert text_of(problem_result(FAST, source="store")).splitlines()[0].endswith(": from the store")
@@ -95,11 +95,11 @@ def test_rows_are_sorted_by_time_with_rough_times_after_the_finalists():
 
 
 @pytest.mark.parametrize(("time_us", "text"), [(9.99, "9.99"), (10.0, "10.0"), (999.9, "999.9"), (1000.0, "1000")])
-def test_numbers_have_as_many_places_as_say_something(time_us, text):
+def test_numbers_have_significant_places_only(time_us, text):
     assert row_of(text_of(problem_result(outcome("cpp:a", time_us))), "cpp:a")[2] == text
 
 
-def test_nothing_is_dropped_early_where_there_were_no_final_rounds():
+def test_no_choice_is_marked_dropped_without_final_rounds():
     text = text_of(problem_result(outcome("cpp:only", 10.0, finalist=False)))
     assert row_of(text, "cpp:only") == ["cpp:only", "cpp", "10.0", "53687", "100.0", "10000.0", "0.031", "pick"]
 
@@ -140,7 +140,7 @@ def test_refusals_take_one_line_for_each_backend():
     ]
 
 
-def test_refusals_of_kernels_that_were_brought_along_are_told_by_name():
+def test_refused_user_kernels_are_listed_by_name():
     refusals = [Refusal(name=f"own:mylib.ops:{name}", reason=f"no {name}") for name in ("out", "streams")]
     lines = text_of(problem_result(FAST, refusals=refusals)).splitlines()
     start = lines.index("left out: 2 choices")
@@ -169,7 +169,7 @@ def test_a_long_reason_is_cut(length, shown):
     assert f"  refused: aten:x: {shown}\n" in text
 
 
-def test_a_compiler_message_is_told_in_one_line():
+def test_a_compiler_message_takes_one_line():
     reason = "cpp:a did not compile:\n  In file included\n  kernel.cpp:3: error: no such thing\n  note: more"
     text = text_of(problem_result(FAST, failure("cpp:a", Status.COMPILE_ERROR, reason)))
     assert "  compile_error: cpp:a: cpp:a did not compile: kernel.cpp:3: error: no such thing\n" in text
@@ -208,7 +208,7 @@ def test_markup_in_a_reason_is_printed_as_it_is():
     assert "[bold]a[1] :smile:" in text
 
 
-def test_a_reason_is_its_first_line_and_the_first_other_one_that_says_error():
+def test_a_reason_is_its_first_line_and_first_error_line():
     reasons = {
         "error: it did not compile\nin line 3\na warning": "error: it did not compile",
         "nvcc failed\nin line 3\nan error: no such type\nanother error": "nvcc failed an error: no such type",

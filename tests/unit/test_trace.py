@@ -1,4 +1,4 @@
-"""trace: which graph a Python function becomes, and what it says of functions that become none."""
+"""trace: graphs of Python functions, and errors for functions without a graph."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_every_operation_of_the_graph_can_be_written() -> None:
     assert made >= set(OPERATIONS)
 
 
-def test_numbers_from_outside_and_sizes_of_operands() -> None:
+def test_outside_numbers_and_operand_sizes() -> None:
     b, factor = torch.empty(3, 7), 0.5
     assert text(lambda acc: acc * factor / b.size(1)) == "div(mul(acc, 0.5), 7)"
     assert text(lambda acc, s: acc * (s.size(1) + 1) / s.shape[0] + s.dim(), SCALE) == "add(div(mul(acc, 6), 4), 2)"
@@ -172,7 +172,7 @@ def test_dtypes_are_those_of_torch(acc_dtype: torch.dtype, dtype: torch.dtype, s
         assert epilogue.nodes[-1].dtype == expected.dtype, str(epilogue)
 
 
-def test_a_final_cast_asks_for_the_result_dtype() -> None:
+def test_a_final_cast_sets_the_result_dtype() -> None:
     assert trace(lambda acc: (acc * 2).float(), torch.float32, []).result_dtype == torch.float32
     assert trace(lambda acc: acc.half() * 2, torch.float32, []).result_dtype is None
 
@@ -202,7 +202,10 @@ def test_a_final_cast_asks_for_the_result_dtype() -> None:
         (lambda x: x.to(torch.int8), "got torch.int8, expected one of torch.float64, torch.float32, torch.float16, torch.bfloat16"),
         (lambda x: x.to("cuda"), "torch.Tensor.to: got 'cuda', expected a dtype: an epilogue moves nothing between devices"),
         (lambda x: x.to(device="cpu", dtype=torch.float16), "torch.Tensor.to: got device, expected a dtype"),
-        (lambda x: x / x.size(1), "asks for the size of a computed value, which is not known here; take sizes from the inputs"),
+        (
+            lambda x: x / x.size(1),
+            "reads the size of a computed value, which is unknown during tracing; take sizes from the",
+        ),
         (lambda x: torch.add(x, x, out=x), "torch.add cannot be used so"),
         (lambda x: torch.where(x, x, 0.0), "torch.where: got a condition of torch.float32, expected torch.bool"),
         (lambda x: torch.clamp(x), "torch.clamp: got neither min nor max"),
@@ -220,7 +223,7 @@ def test_a_final_cast_asks_for_the_result_dtype() -> None:
         (3, "expected a function of the accumulator, got int"),
     ],
 )
-def test_what_cannot_be_expressed(function: Any, said: str) -> None:
+def test_rejects_inexpressible_functions(function: Any, said: str) -> None:
     message = refusal(function)
     assert said in message
     assert message.startswith("epilogue ")
@@ -247,7 +250,7 @@ def test_a_mask_operand_is_a_condition() -> None:
     assert text(lambda acc, mask: torch.where(mask, acc, 0.0), torch.ones(3, dtype=torch.bool)) == "where(x0, acc, 0.0)"
 
 
-def test_in_place_only_where_nothing_else_sees_it() -> None:
+def test_in_place_needs_an_unshared_value() -> None:
     assert text(lambda acc: (acc * 2).relu_()) == "relu(mul(acc, 2))"
     assert "changes the caller's" not in text(lambda acc: acc.add_(1))
     assert "used again" in refusal(lambda acc: (acc.relu_(), acc)[1])

@@ -1,4 +1,4 @@
-"""Variants of the fastest kernels: which are tried, within which limits, and that a second run measures nothing."""
+"""Variants of the fastest kernels: selection, limits, and no measurement in a second run."""
 
 from __future__ import annotations
 
@@ -70,43 +70,43 @@ def untried(times: dict[Point, float | None], **changes: object) -> list[str]:
     return [c.content_hash for c in untried_variants(choices, outcomes, Settings(**changes))]  # type: ignore[arg-type]
 
 
-def test_those_of_the_fastest_kernels_come_in_their_order() -> None:
+def test_variants_follow_the_order_of_their_kernels() -> None:
     found = untried({point("slow"): 12.0, point("far"): 20.0, point("fast"): 10.0})
     assert found[:5] == ["fast 0 1", "fast 0 2", "fast 1 0", "fast 2 0", "fast 3 0"]
     assert [name.split()[0] for name in found] == ["fast"] * 5 + ["slow"] * 5
 
 
-def test_a_kernel_counts_once_and_is_asked_at_its_fastest_point() -> None:
+def test_a_kernel_counts_once_at_its_fastest_point() -> None:
     assert untried({point("k"): 12.0, point("k", 2): 10.0, point("k", 1): 11.0, point("k", 3): 13.0}) == ["k 2 1", "k 2 2"]
 
 
 @pytest.mark.parametrize(("search", "kernels"), [("quick", 1), ("default", 3), ("exhaustive", 8)])
-def test_how_many_kernels_is_a_matter_of_the_search(search: str, kernels: int) -> None:
+def test_search_effort_limits_the_kernels_with_variants(search: str, kernels: int) -> None:
     found = untried({point(f"k{i}"): 10.0 for i in range(9)}, search=search)
     assert len({name.split()[0] for name in found}) == kernels
 
 
-def test_a_wrong_kernel_is_not_asked() -> None:
+def test_a_wrong_kernel_has_no_variants() -> None:
     assert untried({point("wrong"): None, point("right"): 10.0})[0].startswith("right")
     assert untried({point("wrong"): None}) == []
 
 
-def test_a_choice_without_variants_or_compilation_is_not_asked() -> None:
+def test_skips_choices_without_variants_or_compilation() -> None:
     assert Choice.launch_variants(point("k")) == ()
 
 
-def test_regexes_hold_for_variants() -> None:
+def test_regexes_apply_to_variants() -> None:
     assert untried({point("k"): 10.0}, choice_denylist_regex="y[12]$") == ["k 1 0", "k 2 0", "k 3 0"]
     assert untried({point("k"): 10.0}, cutlass_op_allowlist_regex="x2") == ["k 2 0"]
 
 
 @pytest.mark.parametrize("cap", ["max_profiling_configs", "cutlass_max_profiling_configs"])
-def test_caps_count_what_was_tried(cap: str) -> None:
+def test_caps_count_tried_choices(cap: str) -> None:
     assert len(untried({point("k"): 10.0, point("l"): 11.0}, **{cap: 4})) == 2
     assert untried({point("k"): 10.0, point("l"): 11.0}, **{cap: 2}) == []
 
 
-def test_known_ones_are_found_through_those_that_lead_to_them() -> None:
+def test_known_variants_are_found_through_their_origins() -> None:
     wanted = {"k 2 0", "k 2 1", "k 3 2"}
     assert set(known_variants([point("k")], wanted, Settings())) == {"k 2 0", "k 2 1"}
     assert set(known_variants([point("k")], wanted, Settings(choice_denylist_regex="y1$", max_profiling_configs=1))) == {"k 2 0"}
@@ -115,7 +115,7 @@ def test_known_ones_are_found_through_those_that_lead_to_them() -> None:
 
 @pytest.fixture
 def tuned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[list[str]]]:
-    """Offers are one point of each of two kernels; the names that each run examined are listed."""
+    """Tune one offered point of each of two kernels, and list the names that each run examined."""
     monkeypatch.setattr(offers_module, "legal_offers", lambda *_, **__: Offers(choices=(point("k"), point("l"))))
     runs: list[list[str]] = []
     monkeypatch.setattr("gemmtune.selector.measure.open_session", lambda *_: FakeSession(runs))
@@ -124,7 +124,7 @@ def tuned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[list
 
 
 class FakeSession:
-    """Kernel k is fastest at x = 2, y = 1; kernel l is too slow for its variants to be worth it."""
+    """Session in which kernel k is fastest at x = 2, y = 1, and kernel l is too slow for variants."""
 
     def __init__(self, runs: list[list[str]]) -> None:
         self.examined: list[str] = []
@@ -152,7 +152,7 @@ def run() -> ProblemResult:
     return select(candidates_for(PROBLEM, DEVICE, chosen), open_store(chosen), Progress())[1]
 
 
-def test_the_variants_of_a_variant_that_won_are_tried_and_a_second_run_measures_nothing(tuned: list[list[str]]) -> None:
+def test_a_winning_variant_adds_variants_and_a_second_run_measures_nothing(tuned: list[list[str]]) -> None:
     first = run()
     assert first.pick == "cutlass:k_x2_y1"
     [examined] = tuned
@@ -182,7 +182,7 @@ def test_an_interrupted_tuning_is_completed(tuned: list[list[str]], monkeypatch:
     assert run().source == "store"
 
 
-def test_a_regex_that_forbids_the_pick_takes_it_away(tuned: list[list[str]]) -> None:
+def test_a_regex_can_exclude_the_pick(tuned: list[list[str]]) -> None:
     run()
     chosen = dataclasses.replace(settings.current(), choice_denylist_regex="x2")
     known = candidates_for(PROBLEM, DEVICE, chosen).stored(open_store(chosen)).known

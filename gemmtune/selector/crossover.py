@@ -1,4 +1,4 @@
-"""Which choice serves which Ms: by the times at the anchors, and by bisecting where one hands over to the next."""
+"""Assignment of choices to ranges of M: by their times at sampled Ms, and by bisection of the crossovers between them."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from itertools import pairwise
 from ..timing.rounds import TIE
 
 Times = Mapping[int, Mapping[str, float]]
-"""Microseconds by M, then by the name of a choice: those that compare with each other at that M."""
+"""Times in µs by M, then by the name of a choice. Times at one M are comparable."""
 Measure = Callable[[int, tuple[str, str]], Mapping[str, float]]
-"""``measure(m, names)``: times that compare of choices at another M; those that are not legal or not right there are left out."""
+"""``measure(m, names)``: comparable times of choices at another M. Choices that are illegal or wrong there are missing."""
 
 MOST_LOSS = 0.03
-"""What a hand-over at the wrong M may cost: it is looked for more closely while it costs more."""
+"""Tolerated loss from a misplaced crossover. Bisection continues while the loss is larger."""
 SLOWER_THAN_TORCH = 2.0
-"""A loss against torch's own operation counts so many times more: a library's algorithm that is the best at one M loses at others,
-where torch takes another one."""
+"""Additional weight of a loss against torch's own operation. A library's algorithm that is the best at one M loses at others, where
+torch takes another one."""
 SWITCH = 0.02
-"""Another choice for an anchor has to gain as much: less is a tie, and each segment is a kernel to load."""
+"""Gain that justifies another choice at a sampled M. Less is a tie, and each segment is another kernel to load."""
 MOST_SEGMENTS = 16
 BETWEEN: Sequence[tuple[int, Sequence[float]]] = (
     (2048, (1.04, 1.25, 1.54, 1.75)),
@@ -28,26 +28,28 @@ BETWEEN: Sequence[tuple[int, Sequence[float]]] = (
     (8, (1.4,)),
     (2, (1.5,)),
 )
-"""The anchors between a power of two and the next one, as multiples of the power, by the least power for which they hold.
+"""Sampled Ms between a power of two and the next one, as multiples of that power. The first entry whose bound is not above the
+power applies.
 
-The last tile of 64, 128 or 256 rows is full at some of them and has a few rows at others, just above a multiple of it."""
+At some of these Ms the last tile of 64, 128 or 256 rows is full. At others, just above a multiple of the tile, it has a few
+rows."""
 LAST_TUNED, LEAST_LAST = 4, 64
-"""The most rows by those of the last anchor at which everything competes, unless that has fewer rows than so many."""
+"""Limits on the last sampled M at which all choices compete: the largest M divided by LAST_TUNED, or LEAST_LAST if that is more."""
 NARROW_ROWS = (16,)
-"""Where weights of 4 and 8 bits change kernels from those of the fewest rows to others: tuned for 8 and 64 rows alone, neither side
-compiles those between."""
+"""Additional tuned Ms for weights of 4 and 8 bits, which change kernels there. If only 8 and 64 rows are tuned, neither side
+compiles the kernels for the Ms between them."""
 FINEST = 32
-"""A hand-over between two Ms that differ by less than that part of the smaller, with no multiple of STEP in between, is not looked
-for more closely."""
+"""Resolution of the bisection: it stops at an interval of at most 1/FINEST of the smaller M, unless an M just above a multiple of
+STEP lies inside."""
 STEP = 64
-"""Rows of a tile, or a part of them: with one row more than a multiple a choice needs a further row of tiles, and is slower by it.
-So that is where it hands over to another one that has not begun a row there."""
+"""Rows of a tile, or a divisor of them. One row above a multiple, a choice needs a further row of tiles and gets slower. Crossovers
+lie there, to a choice that does not begin a row of tiles at that M."""
 
 
 def assigned(times: Times, baseline: str = "") -> dict[int, str]:
-    """The choice of each anchor: the least sum of relative losses, of which every change between neighbours is one.
+    """Return the choice for each sampled M that minimizes the sum of relative losses plus a penalty for each change of choice.
 
-    Losses against ``baseline``, torch's own, count more, and it is tied with what is faster by TIE.
+    Losses against ``baseline``, torch's own operation, count more. Torch's operation also wins ties within TIE.
     """
     penalty = SWITCH
     while True:
@@ -58,11 +60,12 @@ def assigned(times: Times, baseline: str = "") -> dict[int, str]:
 
 
 def _cheapest(times: Times, penalty: float, baseline: str) -> dict[int, str]:
-    """The sequence of least cost, found from the first anchor to the last (Viterbi's algorithm)."""
-    anchors = sorted(times)
+    """Return the sequence of least cost, computed from the first sampled M to the last (Viterbi's algorithm)."""
+    sampled = sorted(times)
     costs: dict[str, float] = {}
     came_from: list[dict[str, str]] = []
-    for m in anchors:
+    # Forward: the least cost of each choice at each M, and the choice before it.
+    for m in sampled:
         best_us = min(times[m].values())
         losses = {name: math.log(time_us / best_us) for name, time_us in times[m].items()}
         if baseline in losses:
@@ -76,14 +79,15 @@ def _cheapest(times: Times, penalty: float, baseline: str) -> dict[int, str]:
             back = {name: name if costs.get(name, math.inf) <= costs[cheapest] + penalty else cheapest for name in losses}
             costs = {name: loss + costs[back[name]] + penalty * (back[name] != name) for name, loss in losses.items()}
         came_from.append(back)
+    # Backward: follow the cheapest sequence.
     last = min(costs, key=costs.__getitem__)
     found = [last]
     for back in reversed(came_from[1:]):
         found.append(back[found[-1]])
-    return dict(zip(anchors, reversed(found), strict=True))
+    return dict(zip(sampled, reversed(found), strict=True))
 
 
-def hand_over(
+def find_crossover(
     lower: int,
     upper: int,
     names: tuple[str, str],
@@ -92,10 +96,10 @@ def hand_over(
     apart: int = 1,
     baseline: str = "",
 ) -> int:
-    """The first M of the second choice, above ``lower`` and at most ``upper``, the anchors of the two.
+    """Return the first M of the second choice, above ``lower`` and at most ``upper``, the sampled Ms of the two choices.
 
-    ``times`` is filled with what is measured, at Ms that are a multiple of ``apart`` above ``lower``. If one of the two is
-    ``baseline``, torch's own, it is tied with the other by TIE.
+    New measurements, at Ms that are a multiple of ``apart`` above ``lower``, are added to ``times``. If one of the two is
+    ``baseline``, torch's own operation, it wins ties within TIE.
     """
     first, second = names
     lean = TIE * ((second == baseline) - (first == baseline))
@@ -114,8 +118,10 @@ def hand_over(
 
 
 def _middle(lower: int, upper: int, apart: int) -> int | None:
-    """The M of a class ``apart`` that is asked between two others, just above a multiple of STEP if it can be; None where they are
-    near enough."""
+    """Return the M to measure between two others, a multiple of ``apart`` above ``lower``. None if they are close enough.
+
+    Prefer an M just above a multiple of STEP.
+    """
     halfway = (lower + upper) / 2
     steps = range(lower // STEP * STEP + 1, upper, STEP)
     above = (lower + -(-(m - lower) // apart) * apart for m in steps if m > lower)
@@ -126,29 +132,29 @@ def _middle(lower: int, upper: int, apart: int) -> int | None:
 
 
 def complete(m: int, names: tuple[str, str], times: dict[int, dict[str, float]], measure: Measure) -> None:
-    """Measure both at an M unless they are known there, and note their times beside those that are."""
+    """Measure both choices at an M unless their times are known, and add them to the times known there."""
     known = times.get(m, {})
     if not all(name in known for name in names):
-        # Times of different sessions do not compare.
+        # Times of different sessions do not compare, so new ones are scaled to the known ones.
         times[m] = {**known, **measure(m, names)} if not known else _scaled(known, measure(m, names))
 
 
 def _scaled(known: Mapping[str, float], fresh: Mapping[str, float]) -> dict[str, float]:
-    """The known times, and those of a later session as they would have been beside these."""
+    """Return the known times, and fresh ones scaled by the choices that both sessions measured."""
     shared = [math.log(known[name] / fresh[name]) for name in fresh if name in known]
     factor = math.exp(sum(shared) / len(shared)) if shared else 1.0
     return {**{name: time_us * factor for name, time_us in fresh.items()}, **known}
 
 
 def _loss(times: Mapping[str, float], taken: str, instead_of: str) -> float:
-    """What it costs to take the one instead of the other, as a share; infinite where it is not legal, -1 where the other is not."""
+    """Return the relative cost of one choice compared with another; infinite if it is illegal, -1 if only the other is."""
     return times.get(taken, math.inf) / times.get(instead_of, math.inf) - 1
 
 
-def anchors_of(rows: range, has: Callable[[int], bool], recorded: Sequence[int] = ()) -> list[int]:
-    """The Ms that are measured: powers of two, those BETWEEN them, both ends, and those that were ``recorded``.
+def sampled_rows(rows: range, has: Callable[[int], bool], recorded: Sequence[int] = ()) -> list[int]:
+    """Return the Ms to measure: powers of two, those BETWEEN them, both ends, and the ``recorded`` ones.
 
-    Where the class ``has`` only some Ms, the next one that it has stands for each.
+    If the class ``has`` only some Ms, the next one that it has replaces each.
     """
     powers = (2**i for i in range(rows[-1].bit_length()))
     likely = (*recorded, *(m for power in powers for m in (power, *_between(power))))
@@ -158,24 +164,24 @@ def anchors_of(rows: range, has: Callable[[int], bool], recorded: Sequence[int] 
 
 
 def _between(power: int) -> list[int]:
-    """The anchors between a power of two and the next one."""
+    """Return the sampled Ms between a power of two and the next one."""
     factors = next((factors for least, factors in BETWEEN if power >= least), ())
     return [round(power * factor) for factor in factors]
 
 
-def spread(anchors: Sequence[int], apart: float, narrow: bool = False) -> list[int]:
-    """The anchors at which everything competes: both ends, and between them powers of two by about the factor ``apart``.
+def spread(sampled: Sequence[int], apart: float, narrow: bool = False) -> list[int]:
+    """Return the sampled Ms at which all choices compete: both ends, and powers of two between them by about the factor ``apart``.
 
-    The last one is LAST_TUNED times smaller than the end: what is good where a GPU is busy competes where it is busier. A
-    ``narrow`` weight, which is widened, is tuned at NARROW_ROWS too.
+    The last one is LAST_TUNED times smaller than the end: a choice that is good on a busy GPU competes where the GPU is busier. A
+    ``narrow`` weight, which a kernel widens, is also tuned at NARROW_ROWS.
     """
     if apart > 1:
-        anchors = [m for m in anchors if m <= max(anchors[-1] // LAST_TUNED, LEAST_LAST)] or anchors
-    first, last = anchors[0], anchors[-1]
-    inner = [m for m in anchors if m.bit_count() == 1] or list(anchors)
-    count = math.ceil(math.log(last / first) / math.log(apart)) if apart > 1 else len(anchors)
-    if count >= len(anchors):
-        return list(anchors)
+        sampled = [m for m in sampled if m <= max(sampled[-1] // LAST_TUNED, LEAST_LAST)] or sampled
+    first, last = sampled[0], sampled[-1]
+    inner = [m for m in sampled if m.bit_count() == 1] or list(sampled)
+    count = math.ceil(math.log(last / first) / math.log(apart)) if apart > 1 else len(sampled)
+    if count >= len(sampled):
+        return list(sampled)
     wanted = (math.log(first) + math.log(last / first) * i / count for i in range(1, count))
-    too = [m for m in NARROW_ROWS if narrow and m in anchors]
+    too = [m for m in NARROW_ROWS if narrow and m in sampled]
     return sorted({first, last, *too, *(min(inner, key=lambda m: abs(math.log(m) - middle)) for middle in wanted)})
