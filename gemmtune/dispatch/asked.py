@@ -1,4 +1,4 @@
-"""Ms that calls have asked for and that no table holds for: they are remembered, and one line says how to make the table."""
+"""Record of the M of calls that no table covers. One log line says how to make the table."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from ..store.store import Ranged, Store
 log = logging.getLogger("gemmtune")
 
 ASKED = "asked"
-"""The kind of the record that has the Ms of a class that were asked for."""
+"""Kind of the stored record with the M of a class that calls have asked for."""
 USUAL_ROWS = 8192
-"""The largest M of the table that is proposed, unless a larger one was asked for."""
+"""Largest M of the proposed table, unless a call asked for a larger one."""
 
 
 @dataclass(slots=True)
 class Asked:
-    """The Ms of one class that were asked for, those that are in the store included."""
+    """Values of M of one class that calls have asked for, including the stored ones."""
 
     rows_class: RowClass
     machine: str
@@ -31,7 +31,7 @@ class Asked:
     stored: int = 0
 
     def save(self) -> None:
-        """Put what the store does not have there."""
+        """Write new values to the store."""
         if len(self.rows) > self.stored:
             known = asked_rows(self.rows_class, self.machine, self.store)
             rows = sorted({*known, *self.rows})
@@ -43,13 +43,13 @@ _asked: dict[tuple[RowClass, str, str], Asked] = {}
 
 
 def asked_rows(rows_class: RowClass, machine: str, store: Store) -> list[int]:
-    """The Ms of a class that calls have asked for without a table, as far as the store knows."""
+    """Return the stored values of M of a class that calls have asked for without a table."""
     fact = store.ranged(rows_class.key, machine).get(ASKED)
     return [int(m) for m in fact.value.get("rows", ())] if fact is not None else []
 
 
 def note(rows_class: RowClass, m: int, machine: str, store: Store, what_runs: str) -> None:
-    """Remember an M. The first of a class is told, with what runs; writing becomes rarer as there are more."""
+    """Record an M. The first M of a class is logged with the kernel that runs. Writes become rarer as the values grow in number."""
     key = (rows_class, machine, str(store.path))
     asked = _asked.get(key)
     if asked is None:
@@ -64,7 +64,7 @@ def note(rows_class: RowClass, m: int, machine: str, store: Store, what_runs: st
 
 
 def save_asked() -> None:
-    """Put all that is remembered into the stores."""
+    """Write all recorded values to their stores."""
     for asked in list(_asked.values()):
         asked.save()
 
@@ -73,7 +73,7 @@ atexit.register(save_asked)
 
 
 def command(rows_class: RowClass, most: int) -> str:
-    """What makes the table: a command where its options can say what the problem is, else the call of Python."""
+    """Return the shell command that makes the table, or the Python call if the options cannot describe the problem."""
     p = rows_class.problem
     batch = f"{p.batch}x" if p.batched else ""
     words = [f"gemmtune tune {batch}1..{most}x{p.n}x{p.k} --dtype {p.dtype_label} --layout {p.layout_letters}"]
@@ -95,7 +95,7 @@ def _bias_of(p: Problem) -> BiasShape | None:
 
 
 def _plain(p: Problem) -> bool:
-    """Whether the words of ``command`` give exactly this problem."""
+    """Return True if the options of ``command`` describe exactly this problem."""
     if p.layout_letters not in ("nn", "nt", "tn", "tt") or (p.alpha, p.beta) not in (("one", "zero"), ("one", "one")):
         return False
     bias = _bias_of(p)

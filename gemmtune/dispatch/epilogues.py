@@ -15,7 +15,7 @@ from ..problem.trace import trace
 
 _traced: dict[Hashable, Epilogue] = {}
 _codes: dict[int, tuple[types.CodeType, int, tuple[str, ...] | None]] = {}
-"""The number of a code and the names that it looks up, by its id; the code is kept so that no other one gets that id."""
+"""Number of a code object and the names that it looks up, by id. The object is kept so that no other gets that id."""
 _numbers = itertools.count()
 _CAPACITY = 4096
 _STABLE_MODULES = ("torch", "math", "operator")
@@ -24,11 +24,11 @@ _PLAIN = frozenset((int, float, bool, torch.dtype, types.BuiltinFunctionType, ty
 
 
 def traced(function: Callable[..., Any], acc_dtype: torch.dtype, operands: Sequence[torch.Tensor]) -> Epilogue:
-    """The graph of an epilogue function for these operands.
+    """Return the graph of an epilogue function for these operands.
 
-    Tracing takes milliseconds, so its result is kept, but only for functions whose meaning is visible from outside: code that uses
-    numbers, its arguments and torch. A function that reads attributes of objects or calls other functions is traced at every call,
-    because a change of what it reads must not be missed.
+    Tracing takes milliseconds, so graphs are cached for functions whose meaning their code shows: it uses numbers, its arguments
+    and torch. A function that reads attributes of objects or calls other functions is traced at every call, because whatever it
+    reads may change.
     """
     meaning = meaning_of(function)
     if meaning is None:
@@ -42,7 +42,7 @@ def traced(function: Callable[..., Any], acc_dtype: torch.dtype, operands: Seque
 
 
 def meaning_of(function: Callable[..., Any]) -> Hashable | None:
-    """A key equal for functions that trace to the same graph; None where that cannot be seen. Calls with an epilogue pay for it."""
+    """Return a key that is equal for functions with the same graph, or None if their code does not show it. It is on the hot path."""
     kind = function.__class__
     if kind is types.BuiltinFunctionType:
         return function
@@ -69,7 +69,7 @@ def meaning_of(function: Callable[..., Any]) -> Hashable | None:
 
 
 def _known(code: types.CodeType) -> tuple[types.CodeType, int, tuple[str, ...] | None]:
-    """The code with a number that no other one has, and the names that it looks up; None in their place if it makes functions."""
+    """Return the code with a unique number and the names that it looks up, or None for the names if it makes functions."""
     if len(_codes) >= _CAPACITY:
         _codes.clear()
     inner = any(isinstance(constant, types.CodeType) for constant in code.co_consts)

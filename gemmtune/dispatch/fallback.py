@@ -1,4 +1,4 @@
-"""A call by torch's own operations, where no choice takes it or a gradient is that of torch's composition."""
+"""Calls by torch's own operations, for operands that no choice supports and for gradients of torch's composition."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .arguments import Call
 
 
 def by_torch(call: Call) -> torch.Tensor:
-    """The operation's composition, then the epilogue function on its result. Differentiable where torch's parts are.
+    """Compute the operation's composition and then the epilogue. The result is differentiable where torch's parts are.
 
     Raises:
         InvalidProblemError: a scale does not fit its operand, or ``out`` the result.
@@ -24,7 +24,7 @@ def by_torch(call: Call) -> torch.Tensor:
 def finished(
     call: Call, result: torch.Tensor, epilogue: Callable[..., torch.Tensor] | None, extra: Sequence[torch.Tensor]
 ) -> torch.Tensor:
-    """What is left of a call when torch has the ``result`` of its product: ``epilogue``, its dtype, and the copy into ``out``."""
+    """Finish a call with the ``result`` of its product: apply ``epilogue``, cast, and copy into ``out``."""
     row = call.operation
     if epilogue is not None and row.fused is not None and row.fused.default is not None:
         result = result.to(row.fused.default)
@@ -46,7 +46,7 @@ def finished(
 
 
 def _cast_at_the_end(epilogue: Callable[..., torch.Tensor], acc: torch.Tensor, extra: Sequence[torch.Tensor]) -> torch.dtype | None:
-    """The dtype of the function's result if that does not follow the dtype of its argument: then it ends in a cast."""
+    """Return the dtype to which the function casts at its end, or None if its result follows its argument's dtype."""
     with torch.no_grad():
         ones = [x.detach().new_ones([1] * x.dim()) for x in extra]
         narrow, wide = (epilogue(acc.detach().new_ones((1, 1), dtype=dtype), *ones) for dtype in (torch.float16, torch.float64))

@@ -1,4 +1,4 @@
-"""What gemmtune itself costs a warm call on the host."""
+"""Host cost of a warm call before its kernel."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ CALLS = 100
 
 
 def host_us(device: DeviceInfo, settings: Settings) -> float:
-    """Microseconds of a warm call before it comes to its kernel, where the times of choices are those of whole calls; else 0.
+    """Return the microseconds of a warm call before its kernel if choices are timed as whole calls, else 0.
 
-    On a GPU that replays a graph, the kernel's time is what counts; on a CPU, and with ``timing="eager"``, the call as a user makes
-    it: looked up natively where the module is in use, else by Python.
+    A GPU replays graphs, so kernel time counts there. On a CPU, and with ``timing="eager"``, the whole call counts: its look-up is
+    native if the module is in use, else Python's.
     """
     if device.type != "cpu" and settings.timing != "eager":
         return 0.0
@@ -30,7 +30,7 @@ def host_us(device: DeviceInfo, settings: Settings) -> float:
 
 @functools.cache
 def _look_up_us(device: torch.device, module: Any) -> float:
-    """The least time of a look-up, as a public operation makes it; measured once in a process for each that serves there."""
+    """Measure the least time of a look-up, once for each module in a process."""
     x = torch.zeros((1, 1), device=device)
     ready = {key_of("mm", (x, x)): None}
 

@@ -1,4 +1,4 @@
-"""Tables of every M in the native look-up: what it is told of their intervals."""
+"""Registration of tables of M with the native look-up."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from .ranges import RangePlan
 
 
 def served_rows(number: int, shared: RangePlan, arguments: tuple[Any, ...]) -> bool:
-    """Let the native look-up serve every M of a table, for calls with arguments like these; whether it does from now on.
+    """Let the native look-up serve every M of a table, for calls with such arguments. Return True if it does from now on.
 
-    ``arguments`` are those of a call, or the (input, weight, bias) of a layer's forward; ``number`` is of the generation in which
-    the table was looked up.
+    ``arguments`` are those of a call, or (input, weight, bias) of a layer's forward. ``number`` is the generation in which the
+    table was found.
     """
     following = following_operands(shared.rows_class) if shared.table is not None else None
     return following is not None and rows_served(number, arguments, following, functools.partial(_runs, shared))

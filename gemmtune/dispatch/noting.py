@@ -1,4 +1,4 @@
-"""Who is told of whole calls, with their epilogues, where they write and what is prepacked: the recording of a block."""
+"""Reports of whole calls, with epilogue, ``out`` and prepacking, to a recording that is in force."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from ..problem import Problem
 
 
 def noted(problem: Callable[[], Problem | None]) -> contextlib.AbstractContextManager[None]:
-    """A block that does a call, which the dispatch mode in force is told of as a whole if it has a method ``note_call``.
+    """Return a context for one call, which reports the call as a whole to a dispatch mode with a method ``note_call``.
 
-    Below, such a mode sees the parts of the call alone: an operator, and what torch makes of its epilogue.
+    Without it, such a mode sees only the parts of the call: an operator, and torch's operations of the epilogue.
     """
     mode = _get_current_dispatch_mode() if torch._C._len_torch_dispatch_stack() else None
     note_call = getattr(mode, "note_call", None)

@@ -20,8 +20,8 @@ Origin = Literal["store", "tuned", "only choice", "range", "nearest", "fallback"
 class Plan:
     """A choice made ready for operands of exactly the problem's layouts.
 
-    ``origin`` tells where the choice came from: the store, a tuning just now, there was only one, the table of its range of M, what
-    was tuned for the nearest M, or torch as the fallback.
+    ``origin`` is the source of the choice: the store, a tuning in this call, the only choice, the table of its range of M, the pick
+    of the nearest tuned M, or torch as the fallback.
     """
 
     problem: Problem
@@ -29,13 +29,13 @@ class Plan:
     kernel: Kernel
     origin: Origin
     lasting: bool = True
-    """May be kept for later calls; false for what torch had to do while a CUDA graph was captured."""
+    """True if later calls may use the plan. False if torch runs only because a CUDA graph is being captured."""
 
     shared: RangePlan | None = None
-    """The table that the choice is from: its choices for other Ms serve calls that differ in nothing else."""
+    """Table of the choice. Calls that differ only in M use its other choices."""
 
     new: RunNew = field(init=False)
-    """``new(tensors, scalars)`` runs into a result of its own."""
+    """``new(tensors, scalars)`` runs and returns a new tensor."""
 
     spans: tuple[int, ...] = field(init=False)
     """Bytes from the first to just past the last element of out and of each tensor that is read."""
@@ -48,11 +48,11 @@ class Plan:
 
     @property
     def plan(self) -> Plan:
-        """Itself: what a table of ready calls asks each entry for."""
+        """The plan itself. Tables hold plans and objects that have one."""
         return self
 
     def apart(self, out: torch.Tensor, tensors: Tensors) -> bool:
-        """Whether ``out`` lies wholly before or behind each tensor that is read."""
+        """Return True if ``out`` lies wholly before or behind each tensor that is read."""
         first = out.data_ptr()
         end = first + self.spans[0]
         i = 1
@@ -64,7 +64,7 @@ class Plan:
         return True
 
     def into(self, out: torch.Tensor, tensors: Tensors, scalars: Scalars) -> torch.Tensor:
-        """Run into ``out``, and count its version up, by which autograd notices what has been overwritten."""
+        """Run into ``out`` and increment its version, by which autograd detects overwritten tensors."""
         self.kernel.run(out, tensors, scalars)
         torch._C._increment_version((out,))
         return out
@@ -82,7 +82,7 @@ def _into_new(kernel: Kernel, layout: Layout) -> RunNew:
 
 
 class Ready(Protocol):
-    """What a call with a known key does: a Plan, or one that autograd follows."""
+    """Entry of the table of ready calls: a Plan, or one with a gradient."""
 
     @property
     def plan(self) -> Plan:
@@ -90,4 +90,4 @@ class Ready(Protocol):
 
     @property
     def new(self) -> RunNew:
-        """``new(tensors, scalars)`` runs into a result of its own."""
+        """Function that runs the plan: ``new(tensors, scalars)`` returns a new tensor."""

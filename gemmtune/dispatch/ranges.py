@@ -1,4 +1,4 @@
-"""The way from a call's M to a kernel: by the table of its class of problems, or by what is known of the nearest M."""
+"""Look-up of the kernel for a call's M: by the table of the weight, or by the pick of the nearest tuned M."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ from ..store.key import fingerprint_text
 from ..store.store import Store, open_store
 
 NEAREST = 2
-"""So many Ms that were tuned are asked for a choice that is legal for another one, the nearest first."""
+"""Number of tuned M, nearest first, whose choices are tried for another M."""
 
 KERNEL_TIMINGS: tuple[Timing, ...] = ("graph", "spaced")
-"""Those by which kernels are timed, alone and beside others: what one ranks first is rarely far behind by the other."""
+"""Timing modes of kernels, in isolation and next to others. The fastest by one mode is rarely much slower by the other."""
 
 
 Find = Callable[[Problem], Choice | str]
-"""The choice of a member at its anchor, or why it is not there any more."""
+"""Function that returns a member's choice at its sampled M, or the reason why the choice no longer exists."""
 
 
 class Member:
-    """A choice that serves several Ms: found when it is first needed, loaded once for each kernel, bound for each M.
+    """A choice that serves several M. It is found when it is first needed, loaded once for each kernel, and bound for each M.
 
-    It was measured for ``anchor`` rows.
+    ``anchor`` is the sampled M at which it was measured.
     """
 
     def __init__(self, rows_class: RowClass, anchor: int, device: DeviceInfo, find: Find) -> None:
@@ -53,18 +53,18 @@ class Member:
 
     @property
     def choice(self) -> Choice | str:
-        """The choice at its anchor, or why it is not there any more."""
+        """The choice at its sampled M, or the reason why it no longer exists."""
         if self._choice is None:
             self._choice = self._find(self._class.at(self.anchor))
         return self._choice
 
     @property
     def found(self) -> bool:
-        """Whether the choice is there yet."""
+        """True if the choice still exists."""
         return isinstance(self.choice, Choice)
 
     def bound(self, problem: Problem) -> tuple[Choice, Kernel] | str:
-        """The kernel for a problem of the class; or why there is none."""
+        """Return the choice and kernel for a problem of the class, or the reason why there is none."""
         at = self._at(problem)
         if isinstance(at, str):
             return at
@@ -74,7 +74,7 @@ class Member:
             return f"{at.name} cannot be loaded ({type(error).__name__}: {error})"
 
     def load(self, rows: Sequence[int]) -> None:
-        """Load what these Ms need now: while a CUDA graph is captured it is late. A failure shows when it is needed."""
+        """Load the kernels of these M now, since a captured CUDA graph cannot. A failure is reported when the kernel is needed."""
         with contextlib.suppress(GemmtuneError, RuntimeError, OSError):
             for m in rows:
                 at = self._at(self._class.at(m))
@@ -82,13 +82,13 @@ class Member:
                     self._runs[m] = (at, self._loaded_for(at))
 
     def proved(self, problem: Problem, start: int) -> tuple[Choice, Kernel] | None:
-        """The kernel for a problem at which the choice was proved, in the run of Ms from ``start`` on; None if none is loaded."""
+        """Return the kernel for a problem in the proved run of M from ``start`` on, or None if it is not loaded."""
         run = self._runs.get(start)
         at = run[0].proved_at(problem, self._device) if run is not None else None
         return (at, at.bind(run[1])) if run is not None and isinstance(at, Choice) else None
 
     def ready_at(self, start: int) -> bool:
-        """Whether the kernel for the run of Ms from ``start`` on is loaded."""
+        """Return True if the kernel for the run of M from ``start`` on is loaded."""
         return start in self._runs
 
     def _at(self, problem: Problem) -> Choice | str:
@@ -106,7 +106,7 @@ class Member:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
-    """What serves a call: the choice and its kernel, and where that comes from."""
+    """Choice and kernel of a call, and their origin."""
 
     choice: Choice
     kernel: Kernel
@@ -114,10 +114,11 @@ class Found:
 
 
 class RangePlan:
-    """What is known of a class of problems: members for intervals of M, and the Ms that were tuned each for itself.
+    """Members for intervals of M of one class of problems, and the M that were tuned individually.
 
-    With a ``table`` the member of its segment serves an M, beyond the table that of its last one; without one the member that was
-    tuned for the nearest M. ``tuned`` are the Ms whose own picks count more: those without a table, or measured after it.
+    With a ``table``, the member of its segment serves an M, and beyond the table that of the last segment. Without one, the member
+    that was tuned for the nearest M does. ``tuned`` are the M whose own picks take precedence: all without a table, and those
+    measured after it.
     """
 
     def __init__(self, rows_class: RowClass, members: Sequence[Member], table: Table | None, tuned: frozenset[int]) -> None:
@@ -132,18 +133,18 @@ class RangePlan:
                 self._relaid = Relaid(rows_class)
 
     def load(self) -> None:
-        """Load the kernels of all segments, once: the first call of a weight does it, so that no later one has to."""
+        """Load the kernels of all segments, once. The first call of a weight does it, so that no later call has to."""
         if not self._loaded and self.table is not None:
             self._loaded = True
             for member, segment in zip(self.members, self.table.segments, strict=True):
                 member.load(segment.kernels)
 
     def serves(self, m: int) -> bool:
-        """Whether an M is within the table."""
+        """Return True if the table covers an M."""
         return self.table is not None and self.table.index(m) is not None
 
     def find(self, problem: Problem) -> Found | str:
-        """The kernel for a problem of the class; or why torch has to do it."""
+        """Return the kernel for a problem of the class, or the reason why torch runs."""
         self.load()
         reason = "no choice is known"
         for member in self._candidates(problem.m):
@@ -155,7 +156,7 @@ class RangePlan:
         return reason
 
     def proved(self, m: int) -> tuple[Problem, Choice, Kernel] | None:
-        """The kernel for an M within the table, by arithmetic alone; None where only ``find`` knows what is legal."""
+        """Return the kernel for an M within the table, by arithmetic alone, or None if legality needs ``find``."""
         place = self.table.index(m) if self.table is not None and m > 1 and m not in self.tuned else None
         if place is None or self.table is None or self._relaid is None:
             return None
@@ -165,7 +166,7 @@ class RangePlan:
         return self._proved_at(self.members[place], starts[before - 1], m) if before else None
 
     def runs(self) -> Iterator[tuple[range, Callable[[int], tuple[Problem, Choice, Kernel] | None]]]:
-        """The Ms of at least two that one loaded kernel serves, of an interval those of the class, and what does for each."""
+        """Yield each interval of M ≥ 2 that one loaded kernel serves, with a function that returns the kernel for an M."""
         self.load()
         for member, segment in zip(
             self.members, self.table.segments if self.table is not None else (), strict=self.table is not None
@@ -190,7 +191,7 @@ class RangePlan:
 
 
 def without(rows: range, others: Collection[int]) -> Iterator[range]:
-    """The intervals of ``rows`` between those of ``others``."""
+    """Return the intervals of ``rows`` between the values in ``others``."""
     edges = [rows.start - 1, *sorted(m for m in others if m in rows), rows.stop]
     return (range(before + 1, behind) for before, behind in pairwise(edges) if behind - before > 1)
 
@@ -199,12 +200,12 @@ _plans: dict[tuple[RowClass, int, int], RangePlan | None] = {}
 
 
 def forget_range_plans() -> None:
-    """Drop what is known of every class, so that the next call asks the store again."""
+    """Drop the plans of every class, so that the next call reads the store again."""
     _plans.clear()
 
 
 def range_plan_for(problem: Problem, device: DeviceInfo, settings: Settings) -> RangePlan | None:
-    """What is known of a class that has the problem; None where nothing is."""
+    """Return the plan of a class that contains the problem, or None."""
     for rows_class in row_classes(problem):
         key = (rows_class, device.index if device.type != "cpu" else -1, settings.token)
         if key not in _plans:
@@ -216,7 +217,7 @@ def range_plan_for(problem: Problem, device: DeviceInfo, settings: Settings) -> 
 
 
 def _made(rows_class: RowClass, device: DeviceInfo, settings: Settings, store: Store) -> RangePlan | None:
-    """The plan by the table of the settings' timing; without one by that of the other timing, which is better than nothing."""
+    """Make the plan by the table of the settings' timing mode, or else by that of the other mode."""
     timings = dict.fromkeys((settings.timing, *(KERNEL_TIMINGS if settings.timing in KERNEL_TIMINGS else ())))
     for timing in timings:
         known = stored_table(rows_class, fingerprint_text(device, timing), store, kind_of(settings))
@@ -251,7 +252,7 @@ def _of(
 def members_of(
     table: Table, rows_class: RowClass, device: DeviceInfo, found: Callable[[Segment, Problem], Choice | None]
 ) -> list[Member]:
-    """A member for each segment of a table, the same one for segments of one choice, which is ``found`` at the segment's anchor."""
+    """Return a member for each segment of a table. Segments with one choice share it. ``found`` looks it up at the sampled M."""
     made: dict[tuple[str, int], Member] = {}
     for x in table.segments:
         made.setdefault((x.content_hash, x.anchor), Member(rows_class, x.anchor, device, functools.partial(_found, x, found)))
@@ -264,11 +265,11 @@ def _found(x: Segment, found: Callable[[Segment, Problem], Choice | None], probl
 
 
 def tuned_rows(rows_class: RowClass, machine: str, store: Store) -> dict[int, str]:
-    """The Ms of a class that have measurements of their own, with the keys of their problems."""
+    """Return the M of a class that were tuned individually, with the keys of their problems."""
     p, found = rows_class.problem, {}
-    told = (f'"op":"{p.op}"', f'"n":{p.n},', f'"k":{p.k},')
+    fields = (f'"op":"{p.op}"', f'"n":{p.n},', f'"k":{p.k},')
     for key in store.keys(machine):
-        if all(text in key for text in told):
+        if all(text in key for text in fields):
             try:
                 problem = Problem.from_json(json.loads(key))
             except (KeyError, TypeError, ValueError):  # of another version

@@ -1,4 +1,4 @@
-"""Why a call runs what it runs."""
+"""The reasons why a call runs its kernel."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from .named import Operand, Operation, stated
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Explanation:
-    """What a call would run, and why. Prints as text.
+    """The kernel of a call, and the reasons. Prints as text.
 
-    ``pick`` is the name of the choice, None where torch runs or the first call has to tune; ``origin`` says which in words.
-    ``outcomes`` is what the store knows, fastest first; ``missing`` how many offered choices it does not know; ``refusals`` what is
-    not offered and why; ``elsewhere`` what keeps measurements of this very problem from being used, such as another driver.
-    ``table`` has the segments of M, where there are some for the problem's operands.
+    ``pick`` is the name of the choice, or None if torch runs or the first call has to tune. ``origin`` explains it in words.
+    ``outcomes`` are the stored measurements, fastest first. ``missing`` counts the offered choices without one. ``refusals`` are the
+    choices that are not offered, with reasons. ``elsewhere`` says why measurements of this problem do not apply, such as another
+    driver. ``table`` has the segments of M if there is a table for the operands.
     """
 
     problem: Problem | None
@@ -65,7 +65,7 @@ class Explanation:
 
 
 def explain(what: Problem | Operation, *operands: Operand, **arguments: Any) -> Explanation:
-    """``gemmtune.explain`` of a Problem or a call: see integration/explain.py."""
+    """Explain a Problem or a call. ``integration/explain.py`` has the public function."""
     problem, device = (what, None) if isinstance(what, Problem) else stated("explain", what, operands, arguments)
     if isinstance(problem, str):
         return Explanation(problem=None, pick=None, origin=f"torch, because {problem}")
@@ -104,7 +104,7 @@ def _explain(problem: Problem, device: DeviceInfo, settings: Settings, store: St
 
 
 def _shared_pick(shared: RangePlan, problem: Problem) -> tuple[str | None, str]:
-    """The name of what a call runs by what is known of other Ms, None for torch, and where it comes from."""
+    """Return the pick by measurements of other M (None for torch), and its origin."""
     found = shared.find(problem)
     if isinstance(found, str):
         return None, f"torch, because {found}"
@@ -115,7 +115,7 @@ def _shared_pick(shared: RangePlan, problem: Problem) -> tuple[str | None, str]:
 
 
 def _pick(candidates: Candidates, settings: Settings) -> tuple[str | None, str]:
-    """The name of what a call would run, None for torch or before the first tuning, and where it comes from."""
+    """Return the pick (None for torch, or before the first tuning), and its origin."""
     if candidates.only is not None:
         return candidates.only.name, "the only choice"
     picked = candidates.picked

@@ -1,4 +1,4 @@
-"""What the caller of a ``multi`` forces: one kernel for every M, proved right before its first run at each."""
+"""Forced kernels of a ``multi``: one kernel for every M, verified before its first run at each."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ REMEDY = "Mend it, force another one (force=, GEMMTUNE_MULTI_KERNEL), or none: t
 
 @dataclass(slots=True)
 class Forced:
-    """The plans by which one kernel of a ``multi`` serves all Ms, made when it is first forced.
+    """Plans by which one kernel of a ``multi`` serves every M. They are made when it is first forced.
 
-    ``verify`` says whether a kernel that is not torch's own has to be proved, by what the store knows or else here.
+    With ``verify``, a kernel that is not torch's own is verified, by the store or else here.
     """
 
     rows_class: RowClass
@@ -39,10 +39,10 @@ class Forced:
         return (type(self), (self.rows_class, self.device, self.settings, self.verify))
 
     def plan(self, choice: Choice, problem: Problem) -> RangePlan:
-        """The plan of a kernel, that is right for this problem or not legal there.
+        """Return the plan of a kernel, after verifying it for this problem if it is legal there.
 
         Raises:
-            NoValidChoicesError: it gives wrong results, or cannot run.
+            NoValidChoicesError: the kernel is wrong or cannot run.
         """
         at = choice.at(problem, self.device)
         if self.verify and isinstance(at, Choice) and not at.baseline and (at.name, problem) not in self.proved:

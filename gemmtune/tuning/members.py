@@ -1,4 +1,4 @@
-"""What a ``multi`` may choose from: choices by their names, and functions of the caller's."""
+"""Members of a ``multi``: choices by name, and functions of the caller."""
 
 from __future__ import annotations
 
@@ -24,24 +24,24 @@ from ..selector.offers import offers_for, widest_offers_for
 from ..settings import Settings
 
 Wanted = str | Callable[..., Any]
-"""The name of a choice, or a function whose parameters are some of the problem's arguments."""
+"""Name of a choice, or a function whose parameters are some of the problem's arguments."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class FunctionChoice(Choice):
-    """A function of the caller's. It is called with those arguments that it has parameters for, and returns the result.
+    """A function of the caller as a choice. It is called with the arguments that it has parameters for, and returns the result.
 
-    With a parameter ``out`` it writes the result there. It is held to the arithmetic of torch's own operation.
+    With a parameter ``out`` it writes the result there. Verification holds it to the arithmetic of torch's own operation.
     """
 
     function: Callable[..., Any] = field(repr=False)
 
     @classmethod
     def of(cls, function: Callable[..., Any], problem: Problem, device: DeviceInfo) -> FunctionChoice:
-        """The choice of a function for a problem.
+        """Return the choice of a function for a problem.
 
         Raises:
-            InvalidProblemError: a parameter that is none of its arguments and has no default, or no parameters that can be read.
+            InvalidProblemError: a required parameter that is no argument of the problem, or parameters that cannot be read.
         """
         known, name = arguments_of(problem), name_of(function)
         asked = [x.name for x in _parameters(function) if x.default is x.empty and x.kind is not x.VAR_KEYWORD]
@@ -53,7 +53,7 @@ class FunctionChoice(Choice):
 
     @property
     def content_hash(self) -> str:
-        """Over where the function is from, and its code."""
+        """Digest of the function's module, name and code."""
         code = getattr(self.function, "__code__", None)
         text = f"{getattr(self.function, '__module__', '')} {self.name} {code.co_code.hex() + repr(code.co_names) if code else ''}"
         constants = repr(code.co_consts) if code and not any(inspect.iscode(x) for x in code.co_consts) else ""
@@ -61,11 +61,11 @@ class FunctionChoice(Choice):
         return hashlib.sha256((text + constants + repr(defaults)).encode()).hexdigest()
 
     def at(self, problem: Problem, device: DeviceInfo) -> Choice | str:
-        """The function, whatever M is."""
+        """Return the function for another M."""
         return dataclasses.replace(self, problem=problem, claims=_claims(problem, device))
 
     def bind(self, loaded: None) -> Kernel:  # noqa: ARG002
-        """The call, with the arguments that the function takes."""
+        """Return the kernel that passes the arguments that the function takes."""
         names, function = arguments_of(self.problem), self.function
         parameters = [x for x in _parameters(function) if x.name in (*names, "out")]
         by_place = [x.name for x in parameters if x.kind is x.POSITIONAL_ONLY]
@@ -82,12 +82,12 @@ class FunctionChoice(Choice):
 
 
 def name_of(wanted: Wanted) -> str:
-    """What a function is called, or the type of an object that is callable; the name of a choice is itself."""
+    """Return the name of a choice or of a function, or the type of another callable object."""
     return wanted if isinstance(wanted, str) else str(getattr(wanted, "__qualname__", type(wanted).__qualname__))
 
 
 def importable(function: Callable[..., Any]) -> bool:
-    """Whether another process finds the function by its module and name."""
+    """Return True if another process can import the function by its module and name."""
     found: Any = sys.modules.get(function.__module__) if function.__module__ != "__main__" else None
     for name in name_of(function).split("."):
         found = getattr(found, name, None)
@@ -95,7 +95,7 @@ def importable(function: Callable[..., Any]) -> bool:
 
 
 def arguments_of(problem: Problem) -> tuple[str, ...]:
-    """The names of all arguments of a problem's calls: its operands by role, those of its epilogue as x0, x1, …, its scalars."""
+    """Return the argument names of a problem's calls: operands by role, epilogue operands as x0, x1, …, and scalars."""
     extra = problem.epilogue.operands if problem.epilogue is not None else ()
     return (*(role for role, _ in problem.operands), *(f"x{i}" for i in range(len(extra))), *problem.operation.scalars)
 
@@ -115,7 +115,7 @@ def _claims(problem: Problem, device: DeviceInfo) -> Claims:
 
 
 def members_for(wanted: Sequence[Wanted], problem: Problem, device: DeviceInfo, settings: Settings) -> list[Choice | str]:
-    """The choice for the problem of each of ``wanted``, or why there is none."""
+    """Return for each of ``wanted`` its choice for the problem, or the reason why there is none."""
     by_name: dict[str, Choice] = {}
     if any(isinstance(x, str) for x in wanted):
         offered = (*widest_offers_for(problem, device, settings).choices, *offers_for(problem, device, settings).choices)
@@ -129,7 +129,7 @@ def members_for(wanted: Sequence[Wanted], problem: Problem, device: DeviceInfo, 
 
 
 def candidates_of(members: Sequence[Choice | str], problem: Problem, device: DeviceInfo, settings: Settings) -> Candidates:
-    """The members that there are as candidates, of which nothing is known yet."""
+    """Return the members that exist as candidates without measurements."""
     offers = Offers(choices=tuple(x for x in members if isinstance(x, Choice)))
     return Candidates(
         problem=problem,
@@ -144,7 +144,7 @@ def candidates_of(members: Sequence[Choice | str], problem: Problem, device: Dev
 
 
 def refuse_choices(choices: Sequence[Wanted]) -> None:
-    """Raise InvalidProblemError for what is no list of choices, each with a name of its own."""
+    """Raise InvalidProblemError unless this is a list of choices with different names."""
     if not choices or isinstance(choices, str):
         raise InvalidProblemError(
             f"multi: choices: got {choices!r}, expected at least one name of a choice, or a function, in a list"
@@ -161,7 +161,7 @@ def refuse_choices(choices: Sequence[Wanted]) -> None:
 
 
 def in_worker(choices: Sequence[Wanted], subprocess: bool | None, settings: Settings) -> bool:
-    """Whether the choices are measured in a worker process, which ``subprocess`` asks for or refuses."""
+    """Return True if the choices are measured in a worker process, as ``subprocess`` or else the settings say."""
     local = [x for x in choices if not isinstance(x, str) and not importable(x)]
     if subprocess and local:
         raise InvalidProblemError(
@@ -172,7 +172,7 @@ def in_worker(choices: Sequence[Wanted], subprocess: bool | None, settings: Sett
 
 
 def held(wanted: Sequence[Wanted], problem: Problem, rows: range, device: DeviceInfo, settings: Settings) -> list[Choice]:
-    """The choices by their names, as they are for the problem or at an end of the range: few are for every M."""
+    """Return the choices by name, made for the problem or for an end of the range. Few serve every M."""
     found, rows_class = members_for(wanted, problem, device, settings), row_classes(problem)[0]
     for other in (rows_class.at(m) for m in (rows[0], rows[-1]) if rows_class.has(m)):
         if any(isinstance(x, str) for x in found):
@@ -186,7 +186,7 @@ def held(wanted: Sequence[Wanted], problem: Problem, rows: range, device: Device
 
 
 def place_of(choice: str | int, names: Sequence[str], asker: str) -> int:
-    """The place of a member that is named, or said by its place. Raises InvalidProblemError, of the ``asker``: there is none."""
+    """Return the index of a member, given by name or index. Raises InvalidProblemError, which names the ``asker``, if there is none."""
     if isinstance(choice, str) and choice in names:
         return names.index(choice)
     if isinstance(choice, int) and not isinstance(choice, bool) and 0 <= choice < len(names):

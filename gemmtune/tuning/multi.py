@@ -1,4 +1,4 @@
-"""Several ready kernels behind one callable, of which a table, the first call or the caller picks one for each M."""
+"""Several loaded kernels behind one callable. A table, the first call or the caller picks one for each M."""
 
 from __future__ import annotations
 
@@ -45,10 +45,10 @@ _CAPACITY = 65536
 
 
 class Multi:
-    """A callable that is one operation, done by one of several kernels. Made by ``gemmtune.multi``.
+    """One operation that one of several kernels computes. Made by ``gemmtune.multi``.
 
-    ``choices`` are the names of the kernels, in the order of ``force``; ``picked`` is the name of what the last call ran, None
-    before the first; ``table`` says which serves which M, None as long as nothing is decided.
+    ``choices`` are the names of the kernels, in the order of ``force``. ``picked`` is the name of the kernel of the last call, None
+    before the first. ``table`` maps M to kernels, and is None until something is decided.
     """
 
     def __init__(
@@ -91,15 +91,15 @@ class Multi:
         return f"<multi {self._class}: one of {', '.join(self.choices)}; decided: {picks}{forced}>"
 
     def __getstate__(self) -> dict[str, Any]:
-        """All but what is loaded in this process."""
+        """Return all but the kernels that are loaded in this process."""
         return self.__dict__ | {"_plan": None, "_ready": {}}
 
     def __call__(self, *operands: Any, **arguments: Any) -> torch.Tensor:
-        """The operation, with the arguments of the public function of its name.
+        """Compute the operation. The arguments are those of the public function of its name.
 
         Raises:
-            InvalidProblemError: operands of another problem than the one that it was made for, but for M.
-            NoValidChoicesError: no kernel that it has is legal and right for this M, or the one that is forced is not.
+            InvalidProblemError: the operands differ from the problem's in more than M.
+            NoValidChoicesError: no kernel, or not the forced one, is legal and correct for this M.
         """
         key = key_of(self.name, operands, ()) if not arguments and len(operands) > 1 else None
         if (plan := self._ready.get(key)) is not None:
@@ -139,7 +139,7 @@ class Multi:
             return plan.new(tensors, call.scalars)
 
     def plan(self, problem: Problem) -> Plan:
-        """What a call of the problem runs, made ready; with ``decide="first_call"`` it is measured now, if this M is new."""
+        """Return the plan of a call. With ``decide="first_call"``, a new M is measured now."""
         index = self._forced
         if index is None and (named := (self._given or settings_module.current()).multi_kernel) is not None:
             index = place_of(named, self.choices, "multi_kernel")
@@ -160,7 +160,7 @@ class Multi:
         return Plan(problem=problem, choice=found.choice, kernel=found.kernel, origin=found.origin)
 
     def decide(self, rows: range) -> Table:
-        """Measure and prove the kernels for these Ms, unless the store knows; what is decided for other Ms stays."""
+        """Measure and verify the kernels for these M, unless the store has them. Decisions for other M stay."""
         store = open_store(self._settings)
         machine = fingerprint_text(self._device, self._settings.timing)
         known = stored_table(self._class, machine, store, self._kind) if self._settings.tune != "force" else None
@@ -184,24 +184,24 @@ class Multi:
         return self.table
 
     def _tell_wrong(self, found: Iterable[tuple[int, Outcome]]) -> None:
-        """Warn of each kernel that failed at some M, once."""
+        """Warn once of each kernel that failed at some M."""
         for m, o in found:
             if o.status is not Status.OK and o.name not in self._told:
                 self._told.add(o.name)
                 log.warning("multi %s: %s is left out for M = %d: %s: %s", self._class, o.name, m, o.status, o.reason)
 
     def force(self, choice: str | int | None) -> Multi:
-        """Run one kernel from now on, by its name or its place in ``choices``; None: what is decided. Returns itself.
+        """Run one kernel from now on, given by name or index in ``choices``. None returns to the decisions. Return ``self``.
 
         Raises:
-            InvalidProblemError: there is none of that name, or at that place.
+            InvalidProblemError: no kernel has that name or index.
         """
         self._forced = None if choice is None else place_of(choice, self.choices, "force")
         self._ready.clear()
         return self
 
     def freeze(self) -> Multi:
-        """Keep only the kernels that are picked for some M, and decide nothing any more. Returns itself.
+        """Unload the kernels that no M uses, and decide nothing from now on. Return ``self``.
 
         Raises:
             InvalidProblemError: nothing is decided yet.
@@ -242,26 +242,27 @@ def multi(
     device: str | None = None,
     **arguments: Any,
 ) -> Multi:
-    """Several ready kernels behind one callable: which of them runs is measured for each M, or said by the caller.
+    """Return a callable that holds several loaded kernels. A measurement for each M, or the caller, decides which one runs.
 
         product = gemmtune.multi("mm", a, w, choices=["aten:mm", "cpp:…", my_function], m=range(1, 513))
         out = product(a, w)
 
     Args:
-        what: a Problem, or an operation as for ``tune``, with the ``operands`` and ``arguments`` of a call, which is not done.
-        choices: names of choices, as tables show them, and functions whose parameters are some of the call's arguments: operands by
-            role (a, b, inp, …), those of the epilogue as x0, x1, …, alpha, beta, and ``out`` where it writes there. Others keep
-            their defaults. Each has a name of its own.
-        m: the numbers of rows that are decided; by default that of the problem.
-        decide: ``ranges`` decides now, unless the store knows; ``first_call`` the first call of an M. The store keeps it.
-        force: the one that runs, by name or place, as the setting ``multi_kernel`` says it for every one while it is in force. It
-            is proved right before its first run at each M, unless it is torch's own or the setting ``verify`` is off.
-        subprocess: measure in a worker process, by default as the settings say where all functions can be imported there.
-        settings: instead of the settings in force; what is measured is proved right whatever they say.
+        what: a Problem, or an operation as for ``tune``, with the ``operands`` and ``arguments`` of a call. The call is not made.
+        choices: names of choices as tables print them, and functions. The parameters of a function are some of the call's
+            arguments: operands by role (a, b, inp, …), epilogue operands as x0, x1, …, alpha, beta, and ``out`` if it writes there.
+            Other parameters keep their defaults. No name may occur twice.
+        m: the range of M to decide. The default is the M of the problem.
+        decide: ``ranges`` decides now, unless the store has the decision. ``first_call`` decides at the first call of an M. The
+            store keeps decisions.
+        force: the kernel to run, by name or index, like the setting ``multi_kernel``. It is verified before its first run at each
+            M, unless it is torch's own or the setting ``verify`` is off.
+        subprocess: measure in a worker process. The default follows the settings if all functions can be imported there.
+        settings: settings to use instead of those in force. Measured kernels are verified in any case.
 
     Raises:
-        InvalidProblemError: no choices, a name that does not exist or is there twice, a function's parameter that is no argument.
-        NoValidChoicesError: none of them is right.
+        InvalidProblemError: no choices, a name that does not exist or occurs twice, or a function's parameter that is no argument.
+        NoValidChoicesError: no choice is correct.
     """
     refuse_choices(choices)
     problem, name, info = _asked(what, operands, arguments, device)
@@ -280,7 +281,7 @@ def multi(
 def _asked(
     what: Problem | Operation, operands: Sequence[Operand], arguments: dict[str, Any], device: str | None
 ) -> tuple[Problem, str, DeviceInfo]:
-    """The problem, the public function whose calls it has, and the device."""
+    """Return the problem, the name of the public function, and the device."""
     if isinstance(what, Problem):
         if what.epilogue is not None or what.empty:
             raise InvalidProblemError(

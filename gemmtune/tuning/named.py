@@ -1,4 +1,4 @@
-"""What ``explain`` and ``tune`` are asked about: a Problem, or an operation by its name with the operands of a call."""
+"""Problems of ``explain``, ``tune`` and ``multi``: given as such, or as an operation with the operands of a call."""
 
 from __future__ import annotations
 
@@ -21,14 +21,16 @@ from ..problem.fused import NAMES
 from ..problem.operations import OPERATIONS, SPARSE_OPS
 
 Operation = str | Callable[..., object]
-"""The name of an operation, such as ``"mm"``, or the operation itself, such as ``gemmtune.scaled_mm``."""
+"""Name of an operation, such as ``"mm"``, or the operation itself, such as ``gemmtune.scaled_mm``."""
 Operand = torch.Tensor | PackedOperand | QuantizedWeight
 
 
 def stated(
     asker: str, op: Operation, operands: Sequence[Operand], arguments: Mapping[str, Any]
 ) -> tuple[Problem | str, torch.device]:
-    """The problem that a call would state, or why torch alone can do it; and its device. ``asker`` begins the message of an error.
+    """Return the problem of a call, or the reason why only torch supports the call, and the device.
+
+    ``asker`` begins each error message.
 
     Raises:
         InvalidProblemError: an unknown operation, or operands that do not fit together.
@@ -48,7 +50,7 @@ def stated(
 def _stated_with_blocks(
     asker: str, name: str, operands: Sequence[Operand], arguments: Mapping[str, Any]
 ) -> tuple[Problem | str, torch.device]:
-    """``stated`` for bsr_mm(bsr, x) and bsr_addmm(inp, bsr, x)."""
+    """Do ``stated`` for bsr_mm(bsr, x) and bsr_addmm(inp, bsr, x)."""
     scalars = ("alpha", "beta") if name == "bsr_addmm" else ()
     words = (*scalars, "out", "epilogue", "epilogue_args")
     roles = ("inp", "bsr", "x") if name == "bsr_addmm" else ("bsr", "x")
@@ -66,7 +68,7 @@ def _stated_with_blocks(
 def _grouped(
     asker: str, operands: Sequence[Operand], arguments: Mapping[str, Any]
 ) -> tuple[str, tuple[Any, ...], Mapping[str, Any]]:
-    """The operation that a grouped product is, and its operands; with ``out`` and the epilogue's operands turned as they are."""
+    """Return the operation of a grouped product and its operands, all transposed if the operation is that of the transpose."""
     a, b, *ends = operands
     more = dict(arguments)
     offs, what = ends[0] if ends else more.pop("offs", None), f"{asker}: grouped_mm"
@@ -83,7 +85,7 @@ def _grouped(
 def stated_problem(
     asker: str, op: Operation, operands: Sequence[Operand], arguments: Mapping[str, Any]
 ) -> tuple[Problem, torch.device]:
-    """``stated`` for who has to have a problem. Raises InvalidProblemError where torch alone can do the call."""
+    """Return the problem of a call and its device. Raises InvalidProblemError if only torch supports the call."""
     problem, place = stated(asker, op, operands, arguments)
     if isinstance(problem, str):
         raise InvalidProblemError(f"{asker}: torch alone can do this call, because {problem}; there is nothing to choose from")

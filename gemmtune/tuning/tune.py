@@ -1,4 +1,4 @@
-"""Tuning ahead of the calls."""
+"""Tuning of problems and ranges of M ahead of calls."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from .named import Operand, Operation, stated_problem
 
 SETTINGS = {field.name for field in dataclasses.fields(Settings)}
 MOST_RECORDED = 16
-"""So many of the Ms that calls have asked for are anchors of a table, the smallest ones."""
+"""Recorded values of M that a table samples, the smallest ones."""
 
 
 @overload
@@ -70,28 +70,28 @@ def tune(
     batch_invariant: bool = False,
     **arguments: Any,
 ) -> TuningResult | RangesResult:
-    """Find and remember the fastest right choice for one or several problems, or for all their numbers of rows.
+    """Find and store the fastest correct choice for problems, or for a range of M.
 
         tune("mm", a, b)    tune(gemmtune.mixed_mm, a, weight)    tune(Problem.mm(16, 4096, 4096))    tune([problem, …])
 
-    What the store knows is not measured again, unless the settings say ``tune="force"``. Interrupting keeps what was measured.
+    Stored measurements are not repeated, unless the settings say ``tune="force"``. An interrupted tuning keeps its measurements.
 
     Args:
-        what: one Problem or several, all for the same device type; or the name of an operation, or the operation itself, for the
-            problem of a call with these ``operands`` and ``arguments``, which is not done.
-        m: the numbers of rows, as ``range(1, 8193)`` or (1, 8192), for all of which a problem stands: it becomes a table of
-            intervals of M, each with its choice, measured at some Ms, proved over the interval, and serving all calls in the range.
-        settings: instead of the settings in force.
-        progress: True shows progress on standard error, False nothing; or an object of your own.
-        device: such as ``cuda:1``; by default that of the operands or the current one.
-        batch_invariant: with ``m``, one choice for all these, as the setting of that name asks of calls.
+        what: one Problem or several for one device type. Or an operation or its name: then the problem is that of a call with these
+            ``operands`` and ``arguments``. The call itself is not made.
+        m: a range of M, as ``range(1, 8193)`` or (1, 8192). The result is a table of intervals of M, each with one choice. Choices
+            are measured at sampled M, and proved over their interval. The table serves every call in the range.
+        settings: settings to use instead of those in force.
+        progress: True prints progress on standard error, False prints none. Or a Progress of your own.
+        device: a device such as ``cuda:1``. The default is that of the operands, or the current one.
+        batch_invariant: with ``m``, pick one choice for the whole range, like the setting of that name.
 
     Returns:
-        A result for each problem, in order. It prints as a table; with ``m`` as bars of segments.
+        One result for each problem, in order. It prints as a table, or with ``m`` as bars of segments.
 
     Raises:
-        UnavailableError: the device is not here.
-        InvalidProblemError: problems for another device type, what is no Problem, or a call that torch alone can do, or nobody.
+        UnavailableError: this machine lacks the device.
+        InvalidProblemError: a problem for another device type, an object that is no Problem, or a call that only torch supports.
     """
     problems, info = _asked(what, operands, arguments, device)
     if batch_invariant and m is None:
@@ -121,7 +121,7 @@ def _tuned_problems(
 def _tuned_rows(
     rows_class: RowClass, rows: range, device: DeviceInfo, settings: Settings, store: Store, progress: Progress
 ) -> RangeResult:
-    """The table of a class, the Ms that calls have asked for among its anchors."""
+    """Make the table of a class. Recorded values of M are among the samples."""
     recorded = asked_rows(rows_class, fingerprint_text(device, settings.timing), store)[:MOST_RECORDED]
     host = host_us(device, settings)
     return tune_rows(rows_class, rows, device, settings, store, progress, host_us=host, recorded=recorded, limits=True)
@@ -130,7 +130,7 @@ def _tuned_rows(
 def _asked(
     what: Problem | Iterable[Problem] | Operation, operands: Sequence[Operand], arguments: Mapping[str, Any], device: str | None
 ) -> tuple[list[Problem], DeviceInfo]:
-    """The problems that ``tune`` is asked about, and their device."""
+    """Return the problems to tune, and their device."""
     for name in arguments:
         if name in SETTINGS:
             raise InvalidProblemError(f"tune: {name} is a setting; gemmtune.settings.patch({name}=...) sets it for a while")
@@ -150,7 +150,7 @@ def _asked(
 
 
 def _device_for(problems: Sequence[Problem], name: str | None) -> DeviceInfo:
-    """The device of that name, or else the one that the problems are for."""
+    """Return the named device, or else that of the problems."""
     device = detect(name or (problems[0].device_type if problems else None))
     for p in problems:
         if p.device_type != device.torch_device.type:
@@ -159,9 +159,9 @@ def _device_for(problems: Sequence[Problem], name: str | None) -> DeviceInfo:
 
 
 def tuned(candidates: Sequence[Candidates], store: Store, progress: Progress, *, limits: bool = True) -> Iterable[ProblemResult]:
-    """The results, in order. All problems compile in the background, for a GPU while the first ones are measured.
+    """Yield the results in order. All problems compile in the background, for a GPU while the first ones are measured.
 
-    Without ``limits`` those of the machine are not measured: only tables show them.
+    Without ``limits``, the limits of the machine are not measured. Only printed tables need them.
     """
     missing = [c for each in candidates if not each.problem.empty for c in each.stored(store, reliable=True).missing]
     if not candidates:
