@@ -42,7 +42,7 @@ def traced(function: Callable[..., Any], acc_dtype: torch.dtype, operands: Seque
 
 
 def meaning_of(function: Callable[..., Any]) -> Hashable | None:
-    """Return a key that is equal for functions with the same graph, or None if their code does not show it. It is on the hot path."""
+    """Return a key that is equal for functions with the same graph, or None if their code does not show it. Hot path."""
     kind = function.__class__
     if kind is types.BuiltinFunctionType:
         return function

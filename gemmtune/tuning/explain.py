@@ -29,9 +29,9 @@ class Explanation:
     """The kernel of a call, and the reasons. Prints as text.
 
     ``pick`` is the name of the choice, or None if torch runs or the first call has to tune. ``origin`` explains it in words.
-    ``outcomes`` are the stored measurements, fastest first. ``missing`` counts the offered choices without one. ``refusals`` are the
-    choices that are not offered, with reasons. ``elsewhere`` says why measurements of this problem do not apply, such as another
-    driver. ``table`` has the segments of M if there is a table for the operands.
+    ``outcomes`` are the stored measurements, fastest first. ``missing`` counts the offered choices without one. ``refusals`` are
+    the choices that are not offered, with reasons. ``elsewhere`` says why measurements of this problem do not apply, such as
+    another driver. ``table`` has the segments of M if there is a table for the operands.
     """
 
     problem: Problem | None

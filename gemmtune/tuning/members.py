@@ -186,7 +186,7 @@ def held(wanted: Sequence[Wanted], problem: Problem, rows: range, device: Device
 
 
 def place_of(choice: str | int, names: Sequence[str], asker: str) -> int:
-    """Return the index of a member, given by name or index. Raises InvalidProblemError, which names the ``asker``, if there is none."""
+    """Return the index of a member, given by name or index. Raises InvalidProblemError of the ``asker``."""
     if isinstance(choice, str) and choice in names:
         return names.index(choice)
     if isinstance(choice, int) and not isinstance(choice, bool) and 0 <= choice < len(names):
