@@ -1,7 +1,8 @@
-"""Rounding a weight to few numbers: what ``QuantizedWeight.quantize`` computes."""
+"""Quantization of a weight: the rounding of ``QuantizedWeight.quantize``."""
 
 from __future__ import annotations
 
+import math
 from typing import Literal, NamedTuple
 
 import torch
@@ -16,12 +17,17 @@ Kind = Literal["int8", "uint8", "int4", "uint4", "float8_e4m3fn", "float8_e5m2"]
 SCALE_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 _BITS = {"int8": 8, "uint8": 8, "int4": 4, "uint4": 4}
 _KINDS = (*_BITS, *map(dtype_name, FLOAT8))
-_BLOCKS = {"tensor": (None, None), "column": (None, 1), "group_32": (32, 1), "group_64": (64, 1), "group_128": (128, 1),
-           "block_128x128": (128, 128)}  # fmt: skip
+Block = tuple[int | None, int | None]
+_BLOCKS: dict[str, Block] = {
+    "tensor": (None, None),
+    "column": (None, 1),
+    **{f"group_{size}": (size, 1) for size in (32, 64, 128)},
+    "block_128x128": (128, 128),
+}
 
 
 class Rounded(NamedTuple):
-    """The parts of a weight that was rounded, as ``QuantizedWeight`` takes them."""
+    """Parts of a quantized weight, as ``QuantizedWeight`` takes them."""
 
     numbers: Tensor
     scales: Tensor
@@ -30,7 +36,13 @@ class Rounded(NamedTuple):
 
 
 def rounded(weight: Tensor, kind: Kind, scales: str, scale_dtype: torch.dtype | None) -> Rounded:
-    """The nearest numbers of a kind. Raises InvalidProblemError for a weight, kind or block that is not one of those it has."""
+    """Return the nearest numbers of a kind.
+
+    Every dequantized number is finite.
+
+    Raises:
+        InvalidProblemError: an illegal weight, kind or block, or scales that overflow their dtype.
+    """
     if isinstance(weight, Tensor) and weight.dim() == 3 and weight.shape[0]:
         return _rounded_experts(weight, kind, scales, scale_dtype)
     _check_weight(weight, kind)
@@ -42,14 +54,19 @@ def rounded(weight: Tensor, kind: Kind, scales: str, scale_dtype: torch.dtype | 
     wide = weight.detach().to(torch.float64 if weight.dtype == torch.float64 else torch.float32)
     least, most = _extremes(wide, _BLOCKS[scales])
     if kind not in _BITS:
-        float8 = getattr(torch, kind)
-        scale = _positive(torch.maximum(-least, most) / torch.finfo(float8).max, dtype)
-        return Rounded((wide / over_blocks(scale.to(wide.dtype), size, legal, "scales")).to(float8), scale, None, "")
+        return _rounded_floats(wide, torch.maximum(-least, most), getattr(torch, kind), _BLOCKS[scales], dtype, weight.dtype)
     steps = 2 ** _BITS[kind] - 1
     signed = not kind.startswith("u")
-    scale = _positive(torch.maximum(-least, most) / (steps // 2) if signed else (most - least) / steps, dtype)
+    overflow = torch.finfo(weight.dtype).max
+    if signed:
+        scale = _positive(torch.maximum(-least, most) / (steps // 2), dtype, overflow / (steps // 2))
+    else:
+        scale = _positive(most / steps - least / steps, dtype)
     zero = None if signed else (-least / scale.to(wide.dtype)).round().clamp(0, steps).to(dtype)
-    values = (wide / over_blocks(scale.to(wide.dtype), size, legal, "scales")).round()
+    whole_scale = over_blocks(scale.to(wide.dtype), size, legal, "scales")
+    # Numbers whose product with the scale would overflow the weight's dtype are rounded towards zero instead.
+    most_number = (overflow / whole_scale).floor()
+    values = (wide / whole_scale).round().clamp(-most_number, most_number)
     if zero is not None:
         values = values + over_blocks(zero.to(wide.dtype), size, legal, "zero_points")
     low = -(steps // 2) - 1 if signed else 0
@@ -58,8 +75,20 @@ def rounded(weight: Tensor, kind: Kind, scales: str, scale_dtype: torch.dtype | 
     return Rounded(packed(numbers) if four_bits else numbers, scale, zero, kind if four_bits else "")  # type: ignore[arg-type]
 
 
+def _rounded_floats(
+    weight: Tensor, most: Tensor, float8: torch.dtype, block: Block, dtype: torch.dtype, weight_dtype: torch.dtype
+) -> Rounded:
+    """Return the nearest 8-bit floats. ``most`` is the largest magnitude of each block."""
+    largest = torch.finfo(float8).max
+    scale = _positive(most / largest, dtype, torch.finfo(weight_dtype).max / largest)
+    size = (weight.shape[0], weight.shape[1])
+    # A scale that was rounded down leaves numbers above the largest, which a cast would make NaN or infinity.
+    values = (weight / over_blocks(scale.to(weight.dtype), size, (block,), "scales")).clamp(-largest, largest)
+    return Rounded(values.to(float8), scale, None, "")
+
+
 def _rounded_experts(weight: Tensor, kind: Kind, scales: str, scale_dtype: torch.dtype | None) -> Rounded:
-    """Each weight [K, N] by itself."""
+    """Quantize each weight (K, N) separately."""
     along_k = _BLOCKS.get(scales, (None, 1))[0] or 1
     if scales in ("tensor", "block_128x128") or kind in ("uint8", "uint4") or (kind not in _BITS and along_k > 1):
         raise InvalidProblemError(
@@ -92,15 +121,25 @@ def _check_weight(weight: object, kind: str) -> None:
         raise InvalidProblemError("quantize: weight: got infinity or NaN, expected finite numbers")
 
 
-def _extremes(weight: Tensor, block: tuple[int | None, int | None]) -> tuple[Tensor, Tensor]:
-    """The least number of each block or 0, and the largest or 0: as a scale of such blocks is shaped."""
+def _extremes(weight: Tensor, block: Block) -> tuple[Tensor, Tensor]:
+    """Return the least number of each block or 0, and the largest or 0, shaped like the scales of such blocks."""
     (k, n), (rows, cols) = weight.shape, (block[0] or weight.shape[0], block[1] or weight.shape[1])
     padded = torch.nn.functional.pad(weight, (0, -n % cols, 0, -k % rows))
     blocks = padded.reshape(padded.shape[0] // rows, rows, padded.shape[1] // cols, cols)
     return blocks.amin((1, 3)).clamp(max=0), blocks.amax((1, 3)).clamp(min=0)
 
 
-def _positive(scale: Tensor, dtype: torch.dtype) -> Tensor:
-    """The scale in ``dtype``; 1 where a block is all zeros, or too small for it."""
-    scale = scale.to(dtype)
-    return torch.where(scale == 0, torch.ones_like(scale), scale)
+def _positive(scale: Tensor, dtype: torch.dtype, limit: float = math.inf) -> Tensor:
+    """Return the scale in ``dtype``, rounded down where it would exceed ``limit``, and 1 where it is 0 in ``dtype``.
+
+    Raises:
+        InvalidProblemError: a scale overflows ``dtype``.
+    """
+    found = scale.to(dtype)
+    if not found.is_meta and not bool(found.isfinite().all()):
+        raise InvalidProblemError(
+            f"quantize: scales: got a scale of {float(scale.max()):.3g}, which overflows {dtype}; give another scale_dtype, "
+            "such as torch.float32 or torch.bfloat16"
+        )
+    found = torch.where(found.double() > limit, torch.nextafter(found, torch.zeros_like(found)), found)
+    return torch.where(found == 0, torch.ones_like(found), found)

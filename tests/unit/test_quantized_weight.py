@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import copy
 import io
+import itertools
+import math
 import pickle
+import re
+from collections import Counter
+from typing import get_args
 
 import pytest
 import torch
 
 import gemmtune
 from gemmtune import QuantizedWeight, settings
+from gemmtune.dispatch.rounding import Kind
 from gemmtune.errors import InvalidProblemError
 
 WEIGHT = torch.randn(256, 96, generator=torch.Generator().manual_seed(1))
@@ -154,3 +160,37 @@ def test_message(name):
     call, message = BAD[name]
     with pytest.raises(InvalidProblemError, match=message):
         call()
+
+
+FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+
+
+def test_quantize_gives_finite_weights_or_refuses():
+    """Every kind, scale dtype and magnitude up to the largest number of the weight's dtype."""
+    torch.manual_seed(0)
+    shape = torch.rand(64, 4, dtype=torch.float64) * 2 - 1
+    shape[0], shape[1] = 1, -1
+    refused: Counter[str] = Counter()
+    for dtype, scale_dtype, kind, scales, magnitude in itertools.product(
+        FLOATS, (None, *FLOATS[1:]), get_args(Kind), ("tensor", "column", "group_32"), (1e-30, 6e-8, 1.0, 3e7, math.inf)
+    ):
+        exact = shape * min(magnitude, torch.finfo(dtype).max)
+        weight = exact.to(dtype)
+        try:
+            found = QuantizedWeight.quantize(weight, kind, scales=scales, scale_dtype=scale_dtype).dequantize()
+        except InvalidProblemError as error:
+            refused[re.search(r"which overflows [\w.]+", str(error))[0]] += 1
+            continue
+        where = f"{kind} of {dtype} up to {magnitude} by {scales} in {scale_dtype}"
+        assert found.isfinite().all(), where
+        if magnitude >= 1:
+            error = (found.double() - weight.double()).abs().max() / weight.double().abs().max()
+            assert error < (0.14 if "4" in kind or "e5m2" in kind else 0.04), f"{where}: {error}"
+    assert refused.keys() == {f"which overflows {name}" for name in ("torch.float16", "torch.bfloat16", "torch.float32")}
+
+
+def test_quantize_says_which_scale_dtype_to_give():
+    with pytest.raises(
+        InvalidProblemError, match=r"got a scale of 2\.36e\+05, which overflows torch.float16; give another scale_dtype"
+    ):
+        QuantizedWeight.quantize(torch.full((4, 4), 3e7), "int8", scale_dtype=torch.float16)
