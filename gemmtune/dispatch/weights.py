@@ -16,11 +16,12 @@ from .prepack import PackedOperand
 from .rounding import Kind, rounded
 from .weight_functions import performed
 from .weight_parts import blocks_of, check_numbers, check_part, size_of
+from .weight_views import HasNoMemory
 
 Tensor = torch.Tensor
 
 
-class QuantizedWeight(Tensor):
+class QuantizedWeight(HasNoMemory):
     """The weight (numbers − zero_points) · scales of shape [K, N], which ``mixed_mm`` and ``scaled_mm`` take in place of ``b``.
 
     To the rest of torch it is a tensor of ``dtype``: ``t()`` is the weight [N, K] of an ``nn.Linear``, whose products with it are
@@ -53,6 +54,7 @@ class QuantizedWeight(Tensor):
     """The shape is [N, K], as that of an ``nn.Linear``'s weight; the parts are always those of [K, N]."""
 
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+    _instead = "give its parts, or dequantize() of it"
 
     def __new__(
         cls,

@@ -1,0 +1,145 @@
+"""Views of a QuantizedWeight that are no weights: dequantized values that can be read and refuse to be written."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping
+from typing import Any, NoReturn
+
+import torch
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+from ..errors import InvalidProblemError
+
+Tensor = torch.Tensor
+aten = torch.ops.aten
+_REMEDY = "dequantize() the weight, change the floats and quantize them again, or copy_ a whole QuantizedWeight into it"
+_OF_MEMORY = (aten.record_stream,)
+"""Functions that torch declares to write, and that change no number."""
+_SHARING = (aten.set_, aten.set_data)
+"""Functions that give the memory of a tensor they read to the tensor that they write."""
+
+
+class HasNoMemory(Tensor):
+    """A tensor whose numbers are not in memory of its own: what hands out its memory to be written is refused.
+
+    Each subclass says in ``_instead`` what to call for a tensor that has memory.
+    """
+
+    _instead: str
+
+    def share_memory_(self) -> NoReturn:
+        """Raise InvalidProblemError."""
+        raise InvalidProblemError(self._without_memory("share_memory_"))
+
+    def numpy(self, *, force: bool = False) -> Any:
+        """Raise InvalidProblemError."""
+        raise InvalidProblemError(self._without_memory("numpy"))
+
+    def __dlpack__(self, *_: Any, **__: Any) -> NoReturn:
+        """Raise InvalidProblemError."""
+        raise InvalidProblemError(self._without_memory("__dlpack__"))
+
+    @property
+    def __cuda_array_interface__(self) -> NoReturn:
+        """Raise AttributeError, by which other libraries learn that there is none."""
+        raise AttributeError(self._without_memory("__cuda_array_interface__"))
+
+    def _without_memory(self, name: str) -> str:
+        got = f"a {type(self).__name__} of shape {list(self.shape)}"
+        return f"{name}: got {got}, expected a tensor with memory of its own; {self._instead}"
+
+
+class DequantizedView(HasNoMemory):
+    """The dequantized values of a view of a QuantizedWeight, such as ``weight[3]``.
+
+    Every function that reads takes it for a plain tensor and returns plain tensors. Its views are of its own kind. A function that
+    would write into it raises InvalidProblemError: the values are a copy, and the weight would never see the change.
+    """
+
+    plain: Tensor
+    """The values, as a tensor that torch's functions read."""
+
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+    _instead = "give clone() of it, a copy of its values"
+
+    def __new__(cls, plain: Tensor) -> DequantizedView:
+        if type(plain) is Tensor:  # real memory, for what reads it without torch's functions
+            self = Tensor._make_subclass(cls, plain)
+        else:  # torch traces, and each of its tensors is a wrapper, too
+            self = Tensor._make_wrapper_subclass(
+                cls, plain.shape, plain.stride(), plain.storage_offset(), dtype=plain.dtype, device=plain.device
+            )
+        self.plain = plain
+        return self
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
+        kwargs = kwargs or {}
+        if (composed := func.decompose(*args, **kwargs)) is not NotImplemented:
+            return composed  # inference mode hands on whole what is made of others
+        check_unwritten(cls, func, args, kwargs)
+        plain_args, plain_kwargs = tree_map_only(cls, lambda x: x.plain, (args, dict(kwargs)))
+        if not is_view_of(cls, func, args, kwargs):
+            return func(*plain_args, **plain_kwargs)
+        with counting_versions_as(args[0]):
+            return read_only(func(*plain_args, **plain_kwargs))
+
+    def __tensor_flatten__(self) -> tuple[list[str], None]:
+        return ["plain"], None
+
+    @classmethod
+    def __tensor_unflatten__(cls, parts: dict[str, Tensor], _: object, size: object, stride: object) -> DequantizedView:  # noqa: ARG003
+        return cls(parts["plain"])
+
+    def numpy(self, *, force: bool = False) -> Any:
+        """Return the values as an array that cannot be written."""
+        array = self.plain.numpy(force=force)
+        array.flags.writeable = False
+        return array
+
+    def tolist(self) -> Any:
+        """Return the values as numbers of Python."""
+        return self.plain.tolist()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
+        memo[id(self)] = copied = self.plain.clone()
+        return copied
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return self.plain.clone().__reduce_ex__(protocol)
+
+    def __repr__(self, **_: object) -> str:  # type: ignore[override]
+        return f"DequantizedView({self.plain!r})"
+
+
+def read_only(result: Any) -> Any:
+    """Make every tensor of a result, which is one or a list of them, a DequantizedView."""
+    return tree_map_only(Tensor, DequantizedView, result)
+
+
+def check_unwritten(cls: type[Tensor], func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+    """Raise InvalidProblemError if ``func`` writes into a tensor of this class, or makes a tensor share memory with one."""
+    if not func._schema.is_mutable or func.overloadpacket in _OF_MEMORY:
+        return
+    given = (args, kwargs) if func.overloadpacket in _SHARING else _arguments(func, args, kwargs, written=True)
+    if any(isinstance(x, cls) for x in tree_leaves(given)):
+        got, more = ("view of a QuantizedWeight", "; clone() copies a view") if cls is DequantizedView else (cls.__name__, "")
+        raise InvalidProblemError(f"{func}: got a {got}, expected a tensor that can be changed in place; {_REMEDY}{more}")
+
+
+def is_view_of(cls: type[Tensor], func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+    """Return whether the result of ``func`` is a view of a tensor of this class."""
+    return func.is_view and any(isinstance(x, cls) for x in tree_leaves(_arguments(func, args, kwargs, written=False)))
+
+
+def _arguments(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, written: bool) -> list[Any]:
+    """Return the arguments that ``func`` writes, or those that its result is a view of."""
+    schema = func._schema.arguments
+    given = dict(zip((x.name for x in schema), args, strict=False)) | dict(kwargs)
+    return [given.get(x.name) for x in schema if x.alias_info is not None and x.alias_info.is_write == written]
+
+
+def counting_versions_as(base: Tensor) -> contextlib.AbstractContextManager[Any]:
+    """Return a context in which a view of ``base`` counts versions where ``base`` does, in inference mode as well."""
+    return torch.inference_mode(base.is_inference()) if torch.is_inference_mode_enabled() else contextlib.nullcontext()
