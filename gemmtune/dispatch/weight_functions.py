@@ -45,7 +45,7 @@ def _performed(cls: Any, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, 
     if (composed := func.decompose(*args, **kwargs)) is not NotImplemented:
         return composed  # inference mode hands on whole what is made of others, such as .to(dtype)
     check_unwritten(cls, func, args, kwargs)
-    if is_view_of(cls, func, args, kwargs):
+    if is_view_of(cls, func, args):
         plain_args, plain_kwargs = tree_map_only(cls, _laid_out, (args, dict(kwargs)))
         return read_only(func(*plain_args, **plain_kwargs))
     plain_args, plain_kwargs = tree_map_only(cls, lambda w: w.dequantize(), (args, dict(kwargs)))
@@ -57,7 +57,7 @@ def _laid_out(w: QuantizedWeight) -> Tensor:
     values: Tensor = w.dequantize()
     if values.stride() == w.stride():
         return values
-    return torch.empty_strided(w.shape, w.stride(), dtype=w.dtype, device=w.device).copy_(values)
+    return values.new_empty_strided(w.shape, w.stride()).copy_(values)
 
 
 def _same(_cls: Any, w: QuantizedWeight) -> Any:
@@ -78,6 +78,17 @@ def _permuted(cls: Any, w: QuantizedWeight, dims: Sequence[int]) -> Any:
     if [dim % w.dim() for dim in dims] != ([1, 0] if w.dim() == 2 else [0, 2, 1]):
         return NotImplemented
     return _transposed(cls, w)
+
+
+def _strided(cls: Any, w: QuantizedWeight, size: Sequence[int], stride: Sequence[int], offset: int | None = None) -> Any:
+    """Return the weight, or its transpose, where these are its strides: so torch makes views that a compiled graph returns."""
+    asked = (tuple(size), tuple(stride))
+    if offset in (None, 0):
+        if asked == (w.shape, w.stride()):
+            return _same(cls, w)
+        if asked == (w.mT.shape, w.mT.stride()):
+            return _transposed(cls, w)
+    return NotImplemented
 
 
 def _expert(_cls: Any, w: QuantizedWeight, dim: int, index: int) -> Any:
@@ -147,6 +158,7 @@ _RULES: dict[Any, Callable[..., Any]] = {
     aten.t.default: _transposed,
     aten.transpose.int: _transposed,
     aten.permute.default: _permuted,
+    aten.as_strided.default: _strided,
     aten.select.int: _expert,
     aten.index.Tensor: _chosen_experts,
     aten._to_copy.default: _moved,

@@ -80,7 +80,7 @@ class DequantizedView(HasNoMemory):
             return composed  # inference mode hands on whole what is made of others
         check_unwritten(cls, func, args, kwargs)
         plain_args, plain_kwargs = tree_map_only(cls, lambda x: x.plain, (args, dict(kwargs)))
-        if not is_view_of(cls, func, args, kwargs):
+        if not is_view_of(cls, func, args):
             return func(*plain_args, **plain_kwargs)
         with counting_versions_as(args[0]):
             return read_only(func(*plain_args, **plain_kwargs))
@@ -91,6 +91,11 @@ class DequantizedView(HasNoMemory):
     @classmethod
     def __tensor_unflatten__(cls, parts: dict[str, Tensor], _: object, size: object, stride: object) -> DequantizedView:  # noqa: ARG003
         return cls(parts["plain"])
+
+    def _stable_hash_for_caching(self) -> str:
+        """Return text that is the same in every process: torch keeps compiled graphs by it."""
+        plain = self.plain
+        return repr((type(self).__name__, tuple(plain.shape), plain.stride(), plain.dtype, str(plain.device)))
 
     def numpy(self, *, force: bool = False) -> Any:
         """Return the values as an array that cannot be written."""
@@ -109,6 +114,9 @@ class DequantizedView(HasNoMemory):
     def __reduce_ex__(self, protocol: Any) -> Any:
         return self.plain.clone().__reduce_ex__(protocol)
 
+    def __format__(self, spec: str) -> str:
+        return self.plain.__format__(spec)
+
     def __repr__(self, **_: object) -> str:  # type: ignore[override]
         return f"DequantizedView({self.plain!r})"
 
@@ -122,22 +130,22 @@ def check_unwritten(cls: type[Tensor], func: Any, args: tuple[Any, ...], kwargs:
     """Raise InvalidProblemError if ``func`` writes into a tensor of this class, or makes a tensor share memory with one."""
     if not func._schema.is_mutable or func.overloadpacket in _OF_MEMORY:
         return
-    given = (args, kwargs) if func.overloadpacket in _SHARING else _arguments(func, args, kwargs, written=True)
+    given = (args, kwargs) if func.overloadpacket in _SHARING else _written(func, args, kwargs)
     if any(isinstance(x, cls) for x in tree_leaves(given)):
         got, more = ("view of a QuantizedWeight", "; clone() copies a view") if cls is DequantizedView else (cls.__name__, "")
         raise InvalidProblemError(f"{func}: got a {got}, expected a tensor that can be changed in place; {_REMEDY}{more}")
 
 
-def is_view_of(cls: type[Tensor], func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+def is_view_of(cls: type[Tensor], func: Any, args: tuple[Any, ...]) -> bool:
     """Return whether the result of ``func`` is a view of a tensor of this class."""
-    return func.is_view and any(isinstance(x, cls) for x in tree_leaves(_arguments(func, args, kwargs, written=False)))
+    return func.is_view and isinstance(args[0], cls)  # every function of views has what it views first
 
 
-def _arguments(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, written: bool) -> list[Any]:
-    """Return the arguments that ``func`` writes, or those that its result is a view of."""
+def _written(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any]:
+    """Return the arguments that ``func`` writes."""
     schema = func._schema.arguments
     given = dict(zip((x.name for x in schema), args, strict=False)) | dict(kwargs)
-    return [given.get(x.name) for x in schema if x.alias_info is not None and x.alias_info.is_write == written]
+    return [given.get(x.name) for x in schema if x.alias_info is not None and x.alias_info.is_write]
 
 
 def counting_versions_as(base: Tensor) -> contextlib.AbstractContextManager[Any]:
