@@ -64,8 +64,19 @@ def _same(_cls: Any, w: QuantizedWeight) -> Any:
     return w.map_parts(lambda part: part.detach())
 
 
-def _cloned(_cls: Any, w: QuantizedWeight, *, memory_format: object = None) -> Any:  # noqa: ARG001
-    return w.map_parts(torch.clone)
+def _cloned(_cls: Any, w: QuantizedWeight, *, memory_format: object = None) -> Any:
+    """Copy the weight. Where it is to be contiguous, the numbers of a row of it lie next to each other."""
+    if memory_format is not torch.contiguous_format or w.is_contiguous():
+        return w.map_parts(torch.clone)
+
+    def clone(part: Tensor) -> Tensor:
+        if part is not w.tensor:
+            return part.clone()
+        rows = part.mT if w.transposed else part
+        copied = rows.clone(memory_format=torch.contiguous_format)
+        return copied.mT if w.transposed else copied
+
+    return w.map_parts(clone)
 
 
 def _transposed(_cls: Any, w: QuantizedWeight, *dims: int) -> Any:
@@ -121,6 +132,12 @@ def _reshaped(_cls: Any, w: QuantizedWeight, size: Sequence[int]) -> Tensor:
     return values
 
 
+def _dequantized(_cls: Any, w: QuantizedWeight) -> Tensor:
+    """Return float32, as torch does."""
+    values: Tensor = w.dequantize(torch.float32)
+    return values
+
+
 def _viewed(cls: Any, w: QuantizedWeight, size: Sequence[int]) -> Any:
     return read_only(_reshaped(cls, w, size))
 
@@ -153,7 +170,9 @@ _aliasing: Callable[..., Any] = return_and_correct_aliasing
 _RULES: dict[Any, Callable[..., Any]] = {
     aten.detach.default: _same,
     aten.alias.default: _same,
+    aten.lift.default: _same,
     aten.lift_fresh.default: _same,
+    aten.dequantize.self: _dequantized,
     aten.clone.default: _cloned,
     aten.t.default: _transposed,
     aten.transpose.int: _transposed,

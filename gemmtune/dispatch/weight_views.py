@@ -16,8 +16,10 @@ aten = torch.ops.aten
 _REMEDY = "dequantize() the weight, change the floats and quantize them again, or copy_ a whole QuantizedWeight into it"
 _OF_MEMORY = (aten.record_stream,)
 """Functions that torch declares to write, and that change no number."""
-_SHARING = (aten.set_, aten.set_data)
-"""Functions that give the memory of a tensor they read to the tensor that they write."""
+_SHARING = (aten.set_, aten.set)
+"""Functions that give the memory of a tensor that they read to another one."""
+_UNDECLARED_VIEWS = (aten.unsafe_chunk, aten.unsafe_split, aten.unsafe_split_with_sizes, aten.dequantize, aten.lift)
+"""Functions whose results may share memory with their operand though torch declares new memory."""
 
 
 class HasNoMemory(Tensor):
@@ -72,6 +74,15 @@ class DequantizedView(HasNoMemory):
             )
         self.plain = plain
         return self
+
+    @property
+    def data(self) -> Tensor:
+        """The values for autograd to know nothing of. They cannot be replaced."""
+        return super().data
+
+    @data.setter
+    def data(self, other: object) -> None:
+        raise InvalidProblemError(f"data: got a view of a QuantizedWeight, expected a tensor of its own; {_REMEDY}")
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
@@ -128,9 +139,10 @@ def read_only(result: Any) -> Any:
 
 def check_unwritten(cls: type[Tensor], func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
     """Raise InvalidProblemError if ``func`` writes into a tensor of this class, or makes a tensor share memory with one."""
-    if not func._schema.is_mutable or func.overloadpacket in _OF_MEMORY:
+    is_sharing = func.overloadpacket in _SHARING
+    if not (func._schema.is_mutable or is_sharing) or func.overloadpacket in _OF_MEMORY:
         return
-    given = (args, kwargs) if func.overloadpacket in _SHARING else _written(func, args, kwargs)
+    given = (args, kwargs) if is_sharing else _written(func, args, kwargs)
     if any(isinstance(x, cls) for x in tree_leaves(given)):
         got, more = ("view of a QuantizedWeight", "; clone() copies a view") if cls is DequantizedView else (cls.__name__, "")
         raise InvalidProblemError(f"{func}: got a {got}, expected a tensor that can be changed in place; {_REMEDY}{more}")
@@ -138,7 +150,8 @@ def check_unwritten(cls: type[Tensor], func: Any, args: tuple[Any, ...], kwargs:
 
 def is_view_of(cls: type[Tensor], func: Any, args: tuple[Any, ...]) -> bool:
     """Return whether the result of ``func`` is a view of a tensor of this class."""
-    return func.is_view and isinstance(args[0], cls)  # every function of views has what it views first
+    # Every function of views has what it views first.
+    return (func.is_view or func.overloadpacket in _UNDECLARED_VIEWS) and isinstance(args[0], cls)
 
 
 def _written(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any]:
