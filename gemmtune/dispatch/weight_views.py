@@ -34,7 +34,7 @@ class HasNoMemory(Tensor):
         """Raise InvalidProblemError."""
         raise InvalidProblemError(self._without_memory("share_memory_"))
 
-    def numpy(self, *, force: bool = False) -> Any:
+    def numpy(self, *, force: bool = False) -> Any:  # noqa: ARG002
         """Raise InvalidProblemError."""
         raise InvalidProblemError(self._without_memory("numpy"))
 
@@ -81,7 +81,7 @@ class DequantizedView(HasNoMemory):
         return super().data
 
     @data.setter
-    def data(self, other: object) -> None:
+    def data(self, other: object) -> None:  # noqa: ARG002
         raise InvalidProblemError(f"data: got a view of a QuantizedWeight, expected a tensor of its own; {_REMEDY}")
 
     @classmethod
@@ -100,7 +100,7 @@ class DequantizedView(HasNoMemory):
         return ["plain"], None
 
     @classmethod
-    def __tensor_unflatten__(cls, parts: dict[str, Tensor], _: object, size: object, stride: object) -> DequantizedView:  # noqa: ARG003
+    def __tensor_unflatten__(cls, parts: dict[str, Tensor], _: object, size: object, stride: object) -> DequantizedView:
         return cls(parts["plain"])
 
     def _stable_hash_for_caching(self) -> str:

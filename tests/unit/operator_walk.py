@@ -14,7 +14,6 @@ import sys
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from operator_arguments import CHOICES, SIDE, Case, cases
@@ -26,6 +25,8 @@ from gemmtune.errors import InvalidProblemError
 
 Tensor = torch.Tensor
 MODES = {"no_grad": torch.no_grad, "inference": torch.inference_mode}
+ERRORS = (ArithmeticError, AssertionError, AttributeError, ImportError, LookupError, RuntimeError, TypeError, ValueError)
+"""Everything that torch raises where arguments do not fit."""
 SHARING = ("set_", "set")
 """Operators that share the memory of an operand which their schema calls one that is read."""
 
@@ -70,7 +71,7 @@ def judged(case: Case, kind: str, subject: str) -> str:
             args, kwargs = case.arguments(choice, plain.plain, VALUES.clone)
             before = [x.clone() for x in plain.floats]
             results = tree_leaves(case.operator(*args, **kwargs))
-        except Exception as caught:  # whatever torch raises where arguments do not fit
+        except ERRORS as caught:
             error = f"{type(caught).__name__}: {str(caught).strip().partition(chr(10))[0]}"
             continue
         written = [not _same(x, y) for x, y in zip(before, plain.floats, strict=True)]
@@ -89,7 +90,7 @@ def _judged(case: Case, choice: int, subject: Subject, written: list[bool], shar
         unchanged = all(map(torch.equal, before, map(_bits, subject.weights)))
         rightly = case.is_written or any(written) or case.operator.overloadpacket.__name__ in SHARING
         return "refused" if unchanged and rightly else "FAULT: a read is refused" if unchanged else "FAULT: refused too late"
-    except Exception as caught:
+    except ERRORS as caught:
         return f"FAULT: floats can be read, a weight cannot: {type(caught).__name__}: {caught}"
     for x, y, was_written, bits in zip(subject.weights, floats, written, before, strict=True):
         if was_written and not torch.allclose(x.dequantize(), y):
@@ -117,7 +118,7 @@ def _refused(case: Case, subject: Subject) -> bool:
     try:
         args, kwargs = case.arguments(0, subject.weight, VALUES.clone)
         case.operator(*args, **kwargs)
-    except Exception:  # torch may find other arguments wrong first
+    except ERRORS:  # torch may find other arguments wrong first
         return True
     return not subject.weights
 

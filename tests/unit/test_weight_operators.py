@@ -34,7 +34,7 @@ EXCEPTIONS = {
     r"dropout": "in inference mode torch clones a subclass of Tensor before",
     r"(linalg_)?matrix_power": "torch fills a clone of its operand, which is a weight too: refused aloud",
     r"set_data|set_": "torch works below __torch_dispatch__, on storages; `weight.data = ` is refused in Python",
-    r"_(fw_primal_copy|make_dual_copy|unpack_dual)": "within a level of forward-mode differentiation; torch raises in inference mode",
+    r"_(fw_primal_copy|make_dual_copy|unpack_dual)": "in inference mode torch raises outside of forward mode",
     r"_saturate_weight_to_fp16|choose_qparams_optimized|fbgemm_.*": "torch reads the memory below __torch_dispatch__, and raises",
 }
 """Operators of which a walk may find a fault, and the reason for which it stays."""
