@@ -43,7 +43,7 @@ def _performed(cls: Any, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, 
         if result is not NotImplemented:
             return _aliasing(func, args, dict(kwargs), result) if func.is_view and isinstance(result, cls) else result
     if (composed := func.decompose(*args, **kwargs)) is not NotImplemented:
-        return composed  # inference mode hands on whole what is made of others, such as .to(dtype)
+        return composed  # inference mode passes composite functions on undecomposed, such as .to(dtype)
     check_unwritten(cls, func, args, kwargs)
     if is_view_of(cls, func, args):
         plain_args, plain_kwargs = tree_map_only(cls, _laid_out, (args, dict(kwargs)))
@@ -57,7 +57,8 @@ def _laid_out(w: QuantizedWeight) -> Tensor:
     values: Tensor = w.dequantize()
     if values.stride() == w.stride():
         return values
-    return values.new_empty_strided(w.shape, w.stride()).copy_(values)
+    laid_out: Tensor = values.new_empty_strided(w.shape, w.stride()).copy_(values)
+    return laid_out
 
 
 def _same(_cls: Any, w: QuantizedWeight) -> Any:
@@ -72,8 +73,8 @@ def _cloned(_cls: Any, w: QuantizedWeight, *, memory_format: object = None) -> A
     def clone(part: Tensor) -> Tensor:
         if part is not w.tensor:
             return part.clone()
-        rows = part.mT if w.transposed else part
-        copied = rows.clone(memory_format=torch.contiguous_format)
+        rows: Tensor = part.mT if w.transposed else part
+        copied: Tensor = rows.clone(memory_format=torch.contiguous_format)
         return copied.mT if w.transposed else copied
 
     return w.map_parts(clone)
@@ -92,7 +93,10 @@ def _permuted(cls: Any, w: QuantizedWeight, dims: Sequence[int]) -> Any:
 
 
 def _strided(cls: Any, w: QuantizedWeight, size: Sequence[int], stride: Sequence[int], offset: int | None = None) -> Any:
-    """Return the weight, or its transpose, where these are its strides: so torch makes views that a compiled graph returns."""
+    """Return the weight, or its transpose, where these are its strides.
+
+    torch remakes a view of a weight in this way where a compiled graph returns it.
+    """
     asked = (tuple(size), tuple(stride))
     if offset in (None, 0):
         if asked == (w.shape, w.stride()):

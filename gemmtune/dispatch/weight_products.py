@@ -65,7 +65,7 @@ def sum_and_product(cls: Any, inp: Any, a: Any, w: Any, *, beta: float = 1, alph
 
 
 def linear(cls: Any, x: Any, w: Any, bias: Tensor | None = None) -> Any:
-    """Return a whole linear, which inference mode hands on."""
+    """Return x @ w.t() + bias: inference mode passes ``linear`` on undecomposed."""
     if isinstance(x, cls) or not isinstance(w, cls) or w.dim() != 2 or not w.transposed:
         return NotImplemented
     result = product(cls, x.reshape(-1, x.shape[-1]), w.t())
@@ -76,7 +76,7 @@ def linear(cls: Any, x: Any, w: Any, bias: Tensor | None = None) -> Any:
 
 
 def matmul(cls: Any, x: Any, w: Any) -> Any:
-    """Return x @ w for x of any number of dimensions, which inference mode hands on."""
+    """Return x @ w for x of any number of dimensions: inference mode passes ``matmul`` on undecomposed."""
     if isinstance(x, cls) or not isinstance(w, cls) or x.dim() < 2:
         return NotImplemented
     result = product(cls, x.reshape(-1, x.shape[-1]), w)

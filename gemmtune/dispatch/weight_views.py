@@ -1,4 +1,4 @@
-"""Views of a QuantizedWeight that are no weights: dequantized values that can be read and refuse to be written."""
+"""Views of a QuantizedWeight as dequantized values: they can be read, and writes into them are refused."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ _UNDECLARED_VIEWS = (aten.unsafe_chunk, aten.unsafe_split, aten.unsafe_split_wit
 
 
 class HasNoMemory(Tensor):
-    """A tensor whose numbers are not in memory of its own: what hands out its memory to be written is refused.
+    """A tensor whose numbers are not in memory of its own. Functions that hand out its memory for writing are refused.
 
-    Each subclass says in ``_instead`` what to call for a tensor that has memory.
+    Each subclass names in ``_instead`` the call that returns a tensor with memory.
     """
 
     _instead: str
@@ -55,8 +55,8 @@ class HasNoMemory(Tensor):
 class DequantizedView(HasNoMemory):
     """The dequantized values of a view of a QuantizedWeight, such as ``weight[3]``.
 
-    Every function that reads takes it for a plain tensor and returns plain tensors. Its views are of its own kind. A function that
-    would write into it raises InvalidProblemError: the values are a copy, and the weight would never see the change.
+    Functions that read it return plain tensors, and its views are of its own kind. A function that would write into it raises
+    InvalidProblemError: the values are a copy, and the write would not reach the weight.
     """
 
     plain: Tensor
@@ -66,9 +66,9 @@ class DequantizedView(HasNoMemory):
     _instead = "give clone() of it, a copy of its values"
 
     def __new__(cls, plain: Tensor) -> DequantizedView:
-        if type(plain) is Tensor:  # real memory, for what reads it without torch's functions
+        if type(plain) is Tensor:  # it keeps the memory: some readers, such as safetensors, go past torch's functions
             self = Tensor._make_subclass(cls, plain)
-        else:  # torch traces, and each of its tensors is a wrapper, too
+        else:  # torch traces, and its own tensors are wrappers
             self = Tensor._make_wrapper_subclass(
                 cls, plain.shape, plain.stride(), plain.storage_offset(), dtype=plain.dtype, device=plain.device
             )
@@ -77,7 +77,7 @@ class DequantizedView(HasNoMemory):
 
     @property
     def data(self) -> Tensor:
-        """The values for autograd to know nothing of. They cannot be replaced."""
+        """The values without their history in autograd. They cannot be replaced."""
         return super().data
 
     @data.setter
@@ -88,7 +88,7 @@ class DequantizedView(HasNoMemory):
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
         kwargs = kwargs or {}
         if (composed := func.decompose(*args, **kwargs)) is not NotImplemented:
-            return composed  # inference mode hands on whole what is made of others
+            return composed  # inference mode passes composite functions on undecomposed
         check_unwritten(cls, func, args, kwargs)
         plain_args, plain_kwargs = tree_map_only(cls, lambda x: x.plain, (args, dict(kwargs)))
         if not is_view_of(cls, func, args):
@@ -123,10 +123,10 @@ class DequantizedView(HasNoMemory):
         return copied
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        return self.plain.clone().__reduce_ex__(protocol)
+        return self.plain.clone().__reduce_ex__(protocol)  # type: ignore[no-untyped-call]
 
     def __format__(self, spec: str) -> str:
-        return self.plain.__format__(spec)
+        return format(self.plain, spec)
 
     def __repr__(self, **_: object) -> str:  # type: ignore[override]
         return f"DequantizedView({self.plain!r})"
@@ -150,7 +150,7 @@ def check_unwritten(cls: type[Tensor], func: Any, args: tuple[Any, ...], kwargs:
 
 def is_view_of(cls: type[Tensor], func: Any, args: tuple[Any, ...]) -> bool:
     """Return whether the result of ``func`` is a view of a tensor of this class."""
-    # Every function of views has what it views first.
+    # The viewed tensor is the first argument of every function of views.
     return (func.is_view or func.overloadpacket in _UNDECLARED_VIEWS) and isinstance(args[0], cls)
 
 
@@ -162,5 +162,5 @@ def _written(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> lis
 
 
 def counting_versions_as(base: Tensor) -> contextlib.AbstractContextManager[Any]:
-    """Return a context in which a view of ``base`` counts versions where ``base`` does, in inference mode as well."""
+    """Return a context in which a view of ``base`` counts versions exactly if ``base`` does, in inference mode as well."""
     return torch.inference_mode(base.is_inference()) if torch.is_inference_mode_enabled() else contextlib.nullcontext()
