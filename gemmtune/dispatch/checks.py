@@ -58,7 +58,7 @@ def why_composed(tensors: Sequence[torch.Tensor], *, floats: bool = True) -> str
     if forward_ad._current_level >= 0:
         return "forward-mode differentiation is active"
     for x in tensors:
-        if type(x) not in _KNOWN_TYPES and type(x).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
+        if type(x) not in _KNOWN_TYPES and _dispatches(x):
             return f"{type(x).__name__} is a subclass of Tensor with a dispatch of its own"
         if x.layout != torch.strided:
             return f"the layout is {x.layout}"
@@ -67,6 +67,11 @@ def why_composed(tensors: Sequence[torch.Tensor], *, floats: bool = True) -> str
     if floats and tensors[0].dtype not in DTYPES:
         return f"the dtype is {tensors[0].dtype}"
     return None
+
+
+def _dispatches(x: torch.Tensor) -> bool:
+    """Return whether the class of a tensor has a dispatch of its own: its numbers need not be in its memory."""
+    return type(x).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__
 
 
 def why_not_ours(tensors: Sequence[torch.Tensor], *, floats: bool = True) -> str | None:
@@ -117,8 +122,10 @@ def check_out(
     """Raises InvalidProblemError unless ``out`` can take the result: right shape, dtype and device, and no memory that is read."""
     if not isinstance(out, torch.Tensor):
         raise InvalidProblemError(f"{op}: out must be a torch.Tensor, got {type(out).__name__}")
-    if out.layout != torch.strided or type(out).__name__ == "FakeTensor":
-        raise InvalidProblemError(f"{op}: out must be a dense tensor with memory, got {type(out).__name__} of layout {out.layout}")
+    if out.layout != torch.strided or _dispatches(out):
+        raise InvalidProblemError(
+            f"{op}: out must be a dense tensor with memory, got {type(out).__name__} of layout {out.layout}; give a plain tensor"
+        )
     if tuple(out.shape) != tuple(size):
         raise InvalidProblemError(f"{op}: out must have shape {list(size)}, got {list(out.shape)}")
     if out.dtype != dtype:

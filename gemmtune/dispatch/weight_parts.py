@@ -1,4 +1,4 @@
-"""What the parts of a QuantizedWeight are: which numbers, and which scales and zero points belong to them."""
+"""Parts of a QuantizedWeight: the legal numbers, and the scales and zero points that fit them."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ Tensor = torch.Tensor
 
 
 def size_of(tensor: Tensor, encoding: str) -> tuple[int, int]:
-    """K and N of numbers, which may be packed two to a byte along K."""
+    """Return K and N of numbers, which may be packed two to a byte along K."""
     rows, cols = tensor.shape[-2:]
     return (rows * 2 if encoding else rows, cols)
 
 
 def blocks_of(tensor: Tensor) -> Blocks:
-    """The blocks that the scales of numbers may be for."""
+    """Return the blocks of numbers that one scale may serve."""
     return tuple(dict.fromkeys((*BLOCKS_OF_WEIGHTS, *BLOCKS_OF_B))) if tensor.dtype in FLOAT8 else BLOCKS_OF_WEIGHTS
 
 
@@ -42,7 +42,7 @@ def check_part(name: str, part: object, tensor: Tensor, encoding: str) -> None:
 
 
 def _check_part_of_experts(name: str, part: Tensor, tensor: Tensor, size: tuple[int, int]) -> None:
-    """What ``mixed_grouped_mm`` and ``scaled_grouped_mm`` take."""
+    """Raise InvalidProblemError for a part that ``mixed_grouped_mm`` and ``scaled_grouped_mm`` do not take."""
     if name == "zero_points":
         raise InvalidProblemError("QuantizedWeight: zero_points: got some for experts, expected None: grouped products have none")
     (k, n), groups = size, tensor.shape[0]
@@ -56,7 +56,7 @@ def _check_part_of_experts(name: str, part: Tensor, tensor: Tensor, size: tuple[
 
 
 def check_numbers(numbers: object, encoding: str) -> None:
-    """Raise InvalidProblemError for numbers of another dtype or encoding than weights have."""
+    """Raise InvalidProblemError for numbers of a dtype or an encoding that no weight has."""
     if encoding not in ENCODINGS:
         expected = ", ".join(map(repr, ENCODINGS))
         raise InvalidProblemError(f"QuantizedWeight: encoding: got {encoding!r}, expected one of {expected}")

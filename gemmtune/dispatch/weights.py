@@ -1,4 +1,4 @@
-"""A weight of few bits with all that belongs to it, as one tensor."""
+"""A weight of few bits, its scales and its zero points, as one tensor."""
 
 from __future__ import annotations
 
@@ -17,27 +17,31 @@ from .prepack import PackedOperand
 from .rounding import Kind, rounded
 from .weight_functions import performed
 from .weight_parts import blocks_of, check_numbers, check_part, size_of
+from .weight_views import HasNoMemory
 
 Tensor = torch.Tensor
 
 
-class QuantizedWeight(Tensor):
+class QuantizedWeight(HasNoMemory):
     """The weight (numbers − zero_points) · scales of shape [K, N], which ``mixed_mm`` and ``scaled_mm`` take in place of ``b``.
 
-    To the rest of torch it is a tensor of ``dtype``: ``t()`` is the weight [N, K] of an ``nn.Linear``, whose products with it are
-    ``mixed_mm`` or ``scaled_mm``; it can be copied, moved, saved, compiled, and be a Parameter. What has no rule of its own gets
-    the dequantized weight, and what would change it in place is refused. One of shape [G, K, N] has the weights of G experts:
-    torch's grouped products with it are ``mixed_grouped_mm`` or ``scaled_grouped_mm``, and an expert's weight is one [K, N].
+    The rest of torch sees a tensor of ``dtype``. ``t()`` is the weight [N, K] of an ``nn.Linear``, whose products with it are
+    ``mixed_mm`` or ``scaled_mm``. It can be copied, moved, saved, compiled, and be a Parameter. Functions without a rule of their
+    own read the dequantized weight. A function that writes into it, or into a view of it, raises InvalidProblemError; ``copy_`` of
+    a QuantizedWeight of the same kind is done.
+
+    A weight of shape [G, K, N] has the weights of G experts. torch's grouped products with it are ``mixed_grouped_mm`` or
+    ``scaled_grouped_mm``, and ``weight[i]`` is the weight [K, N] of one expert.
 
     Args:
         numbers: [K, N] int8, uint8, float8_e4m3fn or float8_e5m2, or with an ``encoding`` uint8 [K/2, N] as ``pack_int4`` makes it,
             any strides; or ``prepack`` of that. For experts [G, K, N] or uint8 [G, K/2, N].
-        scales: float32, float16 or bfloat16: one element, [1, N], or [⌈K/g⌉, N] with a number for each g = 32, 64 or 128 elements
-            along K of a column; of 8-bit floats also [⌈K/128⌉, ⌈N/128⌉]. None means 1. For experts [G, 1, N], or of integers
+        scales: float32, float16 or bfloat16: one element, [1, N], or [⌈K/g⌉, N] with a scale for each g = 32, 64 or 128 elements
+            along K of a column; for 8-bit floats also [⌈K/128⌉, ⌈N/128⌉]. None means 1. For experts [G, 1, N], or for integers
             [G, K/g, N].
-        zero_points: as ``scales``, for integers; needs scales. None means 0, which is all that experts have.
+        zero_points: as ``scales``, for integers; needs scales. None means 0. Experts have none.
         encoding: ``int4`` (two's complement) or ``uint4`` for packed numbers.
-        dtype: of what it stands for; by default that of the scales, or float32 without any.
+        dtype: the dtype of the dequantized weight; by default that of the scales, or float32 without scales.
 
     Raises:
         InvalidProblemError: the parts do not fit together.
@@ -46,7 +50,7 @@ class QuantizedWeight(Tensor):
     tensor: Tensor
     """The numbers as a tensor, also where they are prepacked."""
     packed: PackedOperand | None
-    """The numbers as ``prepack`` made them, if it did."""
+    """The operand that ``prepack`` made of the numbers, or None."""
     scales: Tensor | None
     zero_points: Tensor | None
     encoding: Encoding
@@ -54,6 +58,7 @@ class QuantizedWeight(Tensor):
     """The shape is [N, K], as that of an ``nn.Linear``'s weight; the parts are always those of [K, N]."""
 
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+    _instead = "give its parts, or dequantize() of it"
 
     def __new__(
         cls,
@@ -92,7 +97,7 @@ class QuantizedWeight(Tensor):
         transposed: bool = False,
         packed: PackedOperand | None = None,
     ) -> QuantizedWeight:
-        """A weight of parts that are known to fit together."""
+        """Make a weight of parts that are known to fit together."""
         (k, n), row_major = size_of(tensor, encoding), tensor.stride(-1) == 1
         size, stride = ((k, n), (n, 1) if row_major else (1, k))
         if transposed:
@@ -115,16 +120,16 @@ class QuantizedWeight(Tensor):
             weight: [K, N] of a float dtype, all finite, such as ``linear.weight.t()``; K even for four bits. The numbers are
                 row- or column-major as it is. Or [G, K, N] for experts, K a multiple of the elements that share a scale.
             kind: signed integers are around zero; unsigned ones have zero points; 8-bit floats have neither.
-            scales: what has a number of its own: ``tensor``, ``column``, ``group_32``, ``group_64`` or ``group_128`` elements along
-                K of a column, or for 8-bit floats ``block_128x128``.
-            scale_dtype: of scales and zero points; by default that of ``weight``, and float32 for 8-bit floats, as ``scaled_mm``
-                wants it.
+            scales: the part with a scale of its own: ``tensor``, ``column``, ``group_32``, ``group_64`` or ``group_128`` elements
+                along K of a column, or for 8-bit floats ``block_128x128``.
+            scale_dtype: the dtype of scales and zero points; by default that of ``weight``, and float32 for 8-bit floats, which
+                ``scaled_mm`` expects.
 
         Returns:
-            A weight that stands for one of the dtype of ``weight``.
+            A weight with the dtype of ``weight``.
 
         Raises:
-            InvalidProblemError: a weight, kind or block that is not one of these.
+            InvalidProblemError: the weight, the kind or the block is not one of these.
         """
         parts = rounded(weight, kind, scales, scale_dtype)
         return cls(*parts, dtype=weight.dtype)
@@ -146,10 +151,10 @@ class QuantizedWeight(Tensor):
         return cls._of(parts["tensor"], scales, zero_points, encoding, dtype, transposed=transposed)
 
     def _stable_hash_for_caching(self) -> str:
-        """Return what a compiled graph depends on, the same in every process: torch keeps graphs by it.
+        """Return text for torch's caches of compiled graphs, the same in every process.
 
-        Where a part lies in its memory counts: graphs join neighbours, and read aligned memory. So does this version, which says
-        what becomes of operations with the weight.
+        The memory of the parts counts, because graphs fuse neighbours and read aligned memory. The version counts too: it decides
+        how operations with the weight are done.
         """
         parts = (self.tensor, self.scales, self.zero_points)
         looks = [None if x is None else _look_of(x) for x in parts]
@@ -159,14 +164,14 @@ class QuantizedWeight(Tensor):
         ))  # fmt: skip
 
     def __reduce_ex__(self, protocol: object) -> tuple[Any, ...]:
-        # Without torch's own way: that saves 8-bit floats so that pickle cannot load them.
+        # torch's own __reduce_ex__ saves 8-bit floats so that pickle cannot load them.
         tensor = self.tensor.view(torch.uint8) if self.tensor.dtype in FLOAT8 else self.tensor
         parts = (tensor, self.tensor.dtype, self.scales, self.zero_points, self.encoding)
         return _saved, (*parts, self.dtype, self.transposed, self.packed is not None, isinstance(self, torch.nn.Parameter))
 
     @property
     def data(self) -> Tensor:
-        """The weight for autograd to know nothing of. One that is assigned takes its place; other tensors are refused."""
+        """The weight without its history in autograd. Assigning a QuantizedWeight replaces it; other tensors are refused."""
         return super().data
 
     @data.setter
@@ -181,13 +186,13 @@ class QuantizedWeight(Tensor):
         self.encoding, self.transposed = other.encoding, other.transposed
 
     def _use_count(self) -> int:
-        # torch.utils.swap_tensors, by which Module.to replaces the weight, refuses where this is more: a gradient might be summed
-        # up in what is replaced. Without a gradient whoever else has the weight, such as a graph until backward, keeps the old one.
+        # Module.to replaces the weight by torch.utils.swap_tensors, which refuses a larger count: a gradient might be summed up in
+        # the replaced tensor. Without a gradient every other holder, such as a graph until backward, keeps the old weight.
         return int(super()._use_count()) if self.requires_grad else 1  # type: ignore[misc]
 
     @property
     def numbers(self) -> Tensor | PackedOperand:
-        """The numbers as they were given: a tensor, or what ``prepack`` made of one."""
+        """The numbers as they were given: a tensor, or the operand that ``prepack`` made of one."""
         return self.tensor if self.packed is None else self.packed
 
     @property
@@ -201,7 +206,7 @@ class QuantizedWeight(Tensor):
         return blocks_of(self.tensor)
 
     def dequantize(self, dtype: torch.dtype | None = None) -> Tensor:
-        """The weight in ``dtype``, by default its own."""
+        """Return the floats of the weight in ``dtype``, by default its own."""
         dtype = dtype or self.dtype
         if self.dim() == 3:
             assert self.scales is not None
@@ -211,12 +216,12 @@ class QuantizedWeight(Tensor):
         return result.mT if self.transposed else result
 
     def map_parts(self, function: Any, dtype: torch.dtype | None = None, *, transposed: bool | None = None) -> QuantizedWeight:
-        """The weight whose parts are what ``function`` makes of these; prepacked numbers stay prepacked."""
+        """Apply ``function`` to each part and make a weight of the results; prepacked numbers stay prepacked."""
         tensor = function(self.tensor)
         scales, zero_points = (None if x is None else function(x) for x in (self.scales, self.zero_points))
         packed = None if self.packed is None else self.packed if tensor is self.tensor else PackedOperand(tensor)
-        turned = self.transposed if transposed is None else transposed
-        return self._of(tensor, scales, zero_points, self.encoding, dtype or self.dtype, transposed=turned, packed=packed)
+        transposed = self.transposed if transposed is None else transposed
+        return self._of(tensor, scales, zero_points, self.encoding, dtype or self.dtype, transposed=transposed, packed=packed)
 
     def __repr__(self, **_: object) -> str:  # type: ignore[override]
         kind = self.encoding or dtype_name(self.tensor.dtype)
@@ -236,11 +241,11 @@ def _saved(
     tensor: Tensor, numbers_dtype: torch.dtype, scales: Tensor | None, zero_points: Tensor | None, encoding: Encoding,
     dtype: torch.dtype, transposed: bool, prepacked: bool, parameter: bool,
 ) -> Tensor:  # fmt: skip
-    """A weight as it was when it was saved."""
+    """Make the weight of its saved parts."""
     numbers = tensor.view(numbers_dtype)
     weight = QuantizedWeight(PackedOperand(numbers) if prepacked else numbers, scales, zero_points, encoding, dtype=dtype)
-    turned: Tensor = weight.t() if transposed else weight
-    return torch.nn.Parameter(turned, requires_grad=False) if parameter else turned
+    result: Tensor = weight.mT if transposed else weight
+    return torch.nn.Parameter(result, requires_grad=False) if parameter else result
 
 
 torch.serialization.add_safe_globals([_saved])
@@ -253,7 +258,7 @@ def parts_of(
     zero_b: Tensor | None = None,
     encoding: Encoding = "",
 ) -> tuple[Tensor | PackedOperand, Tensor | None, Tensor | None, Encoding]:
-    """b, scale_b, zero_b and encoding of a call. Raises InvalidProblemError where a QuantizedWeight is not given alone."""
+    """Return b, scale_b, zero_b and encoding of a call. Raises InvalidProblemError unless a QuantizedWeight is given alone."""
     if not isinstance(b, QuantizedWeight):
         return b, scale_b, zero_b, encoding
     parts = {"scale_b": scale_b, "zero_b": zero_b, "encoding": encoding or None}
@@ -273,7 +278,7 @@ def parts_of(
 def float8_parts(
     name: str, b: Tensor | PackedOperand | QuantizedWeight, scale_b: Tensor | None
 ) -> tuple[Tensor | PackedOperand, Tensor]:
-    """b and scale_b of a product of 8-bit floats. Raises InvalidProblemError for a weight of integers, or one without a scale."""
+    """Return b and scale_b of a product of 8-bit floats. Raises InvalidProblemError for integers, and without a scale."""
     b, scale_b, zero_b, encoding = parts_of(name, b, scale_b)
     if scale_b is None:
         raise InvalidProblemError(f"{name}: scale_b: got None, expected a tensor, or b as a QuantizedWeight with scales")

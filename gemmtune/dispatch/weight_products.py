@@ -1,0 +1,116 @@
+"""Products with a QuantizedWeight: the rules by which torch's products become gemmtune's operators."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+import torch
+
+from .. import settings
+from ..problem.dtypes import FLOAT8
+from ..problem.grouped_compositions import added_by_token, gated_columns
+from ..problem.scales import SCALE_BLOCK
+from .rounding import SCALE_DTYPES
+
+Tensor = torch.Tensor
+QuantizedWeight = Any
+"""The class, which hands itself over as ``cls``: its module is above this one."""
+
+
+def product(cls: Any, a: Any, w: Any) -> Any:
+    """Return a @ w for a weight [K, N] on the right, NotImplemented where no operator does it."""
+    fits = isinstance(w, cls) and w.dim() == 2 and not isinstance(a, cls) and not w.transposed and a.dtype in SCALE_DTYPES
+    if not fits:
+        return NotImplemented
+    if w.tensor.dtype in FLOAT8 and w.scales is not None and (block := _block(w)) is not None:
+        numbers, scale = rows_in_float8(a, block)
+        return _operator("scaled_mm", numbers, w.tensor, scale, w.scales.float(), out_dtype=a.dtype)
+    scales, zeros = (x if x is None or x.dtype in (torch.float32, a.dtype) else x.float() for x in (w.scales, w.zero_points))
+    return _operator("mixed_mm", a, w.tensor, scales, zeros, encoding=w.encoding)
+
+
+def grouped_product(
+    cls: Any, a: Any, w: Any, offs: Tensor | None = None, bias: Tensor | None = None, out_dtype: torch.dtype | None = None
+) -> Any:
+    """Return a @ w[g] for each group of rows."""
+    fits = isinstance(w, cls) and w.dim() == 3 and not isinstance(a, cls) and not w.transposed and offs is not None and bias is None
+    if not fits or a.dim() != 2 or a.dtype not in SCALE_DTYPES or out_dtype not in (None, a.dtype):
+        return NotImplemented
+    if w.tensor.dtype in FLOAT8:
+        numbers, scale = rows_in_float8(a, a.shape[1])
+        return _operator("scaled_grouped_mm", numbers, w.tensor, scale, w.scales.float(), offs, out_dtype=a.dtype)
+    scales = w.scales if w.scales.dtype in (torch.float32, a.dtype) else w.scales.float()
+    return _operator("mixed_grouped_mm", a, w.tensor, scales, offs, encoding=w.encoding)
+
+
+def routed_product(cls: Any, a: Any, w: Any, offs: Tensor, rows: Tensor | None = None, *, gated: str = "") -> Any:
+    """Return the grouped product of the chosen rows of a, gated where that is asked for."""
+    result = grouped_product(cls, a if rows is None else a.index_select(0, rows), w, offs)
+    return gated_columns(result, gated) if gated and result is not NotImplemented else result
+
+
+def combined_product(cls: Any, a: Any, w: Any, offs: Tensor, slots: Tensor, weights: Tensor) -> Any:
+    """Return the grouped product, summed up over the experts of each token."""
+    result = grouped_product(cls, a, w, offs)
+    return result if result is NotImplemented else added_by_token(result, offs, slots, weights)
+
+
+def sum_and_product(cls: Any, inp: Any, a: Any, w: Any, *, beta: float = 1, alpha: float = 1) -> Any:
+    """Return beta · inp + alpha · a @ w."""
+    if isinstance(inp, cls) or (result := product(cls, a, w)) is NotImplemented:
+        return NotImplemented
+    result = result if alpha == 1 else result * alpha
+    return result if beta == 0 else result + (inp if beta == 1 else inp * beta)
+
+
+def linear(cls: Any, x: Any, w: Any, bias: Tensor | None = None) -> Any:
+    """Return x @ w.t() + bias: inference mode passes ``linear`` on undecomposed."""
+    if isinstance(x, cls) or not isinstance(w, cls) or w.dim() != 2 or not w.transposed:
+        return NotImplemented
+    result = product(cls, x.reshape(-1, x.shape[-1]), w.t())
+    if result is NotImplemented:
+        return NotImplemented
+    result = result.reshape(*x.shape[:-1], w.shape[0])
+    return result if bias is None else result + bias
+
+
+def matmul(cls: Any, x: Any, w: Any) -> Any:
+    """Return x @ w for x of any number of dimensions: inference mode passes ``matmul`` on undecomposed."""
+    if isinstance(x, cls) or not isinstance(w, cls) or x.dim() < 2:
+        return NotImplemented
+    result = product(cls, x.reshape(-1, x.shape[-1]), w)
+    return result if result is NotImplemented else result.reshape(*x.shape[:-1], w.shape[1])
+
+
+def _block(w: QuantizedWeight) -> int | None:
+    """Return how many elements of a row of a share a scale in scaled_mm; None where only mixed_mm takes the scales of w."""
+    k, n = int(w.tensor.shape[0]), int(w.tensor.shape[1])
+    shape = tuple(w.scales.shape) if w.scales is not None else ()
+    if shape == (1, n):
+        return k
+    blocks = (-(-k // SCALE_BLOCK), -(-n // SCALE_BLOCK))
+    return SCALE_BLOCK if shape == blocks and w.scales is not None and w.scales.numel() > 1 else None
+
+
+def rows_in_float8(a: Tensor, block: int) -> tuple[Tensor, Tensor]:
+    """Round a [M, K] to float8_e4m3fn, with a scale for each ``block`` elements of a row: [M, ⌈K/block⌉], float32."""
+    if a.is_cuda and not torch._C._len_torch_dispatch_stack():
+        kernel = importlib.import_module("gemmtune.backends.triton.float8_rows")  # where there is CUDA there is Triton
+        if kernel.serves(a):
+            numbers, scales = kernel.round_rows(a, block)
+            return numbers, scales
+    m, k = a.shape
+    whole = a if k % block == 0 else torch.nn.functional.pad(a, (0, -k % block))
+    parts = whole.reshape(m, whole.shape[1] // block, block).float()
+    scale = (parts.abs().amax(-1) / torch.finfo(torch.float8_e4m3fn).max).clamp(min=torch.finfo(torch.float32).tiny)
+    numbers = (parts / scale[:, :, None]).to(torch.float8_e4m3fn)
+    return numbers.flatten(1)[:, :k], scale
+
+
+def _operator(name: str, *tensors: Tensor | None, **words: Any) -> Tensor:
+    """Call an operator of gemmtune: a node of a traced graph, else a launch. It never tunes for the weight of a model."""
+    importlib.import_module("gemmtune.operators.library")  # is above this module, and a weight may be loaded before it
+    with settings.patch(tune="never"):
+        result: Tensor = getattr(torch.ops.gemmtune, name)(*tensors, **words)
+    return result

@@ -1,0 +1,109 @@
+"""No operator of torch writes into a QuantizedWeight, or into a view of one, without effect."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import operator_walk
+import pytest
+import torch
+from operator_arguments import Case, cases
+
+from gemmtune.dispatch import weight_functions
+
+aten = torch.ops.aten
+
+UNCALLED_VIEWS = {
+    r"_?(indices|values)|[a-z]+_indices|coalesce|_sparse_broadcast_to": "of sparse tensors",
+    r"_nested_.*": "of nested tensors",
+    r"_conj|imag|view_as_real|view_as_complex": "of complex numbers",
+    r"dsplit": "of three dimensions",
+    r"_make_dual": "within a level of forward-mode differentiation",
+    r"pin_memory": "of a machine with an accelerator",
+}
+"""Functions of views that a matrix of floats cannot be given to, and of what they are."""
+
+EXCEPTIONS = {
+    r"_foobar|_test_.*": "torch's own tests, which return their operand and declare new memory",
+    r"_unsafe_view": "torch promises that its operand is a temporary",
+    r"dequantize": "the floats of a weight are new memory, and torch returns floats that are given",
+    r"dropout": "in inference mode torch clones a subclass of Tensor before",
+    r"(linalg_)?matrix_power": "torch fills a clone of its operand, which is a weight too: refused aloud",
+    r"set_data|set_": "torch works below __torch_dispatch__, on storages; `weight.data = ` is refused in Python",
+    r"_(fw_primal_copy|make_dual_copy|unpack_dual)": "in inference mode torch raises outside of forward mode",
+    r"_saturate_weight_to_fp16|choose_qparams_optimized|fbgemm_.*": "torch reads the memory below __torch_dispatch__, and raises",
+}
+"""Operators of which a walk may find a fault, and the reason for which it stays."""
+
+
+@pytest.mark.parametrize(
+    ("kind", "subject", "mode"),
+    [("int8", "weight", "no_grad"), ("int4", "weight", "inference"), ("int4", "view", "no_grad")],
+)
+def test_every_operator_reads_refuses_or_writes(kind, subject, mode):
+    program = [sys.executable, str(Path(operator_walk.__file__)), kind, subject, mode]
+    done = subprocess.run(program, capture_output=True, text=True, check=True, timeout=300)
+    found = [json.loads(line) for line in done.stdout.splitlines()]
+    assert len(found) == len(list(cases())) > 5000
+    count = {word: sum(verdict.startswith(word) for *_, verdict in found) for word in ("read", "view", "refused", "uncalled")}
+    assert count["read"] > 1500, count
+    assert count["view"] > 80, count
+    assert count["refused"] > 800, count
+    faults = [f"{case}: {verdict}" for case, _, _, verdict in found if verdict.startswith("FAULT") and not known(EXCEPTIONS, case)]
+    assert not faults, "\n".join(faults)
+    views = [f"{case}: {verdict}" for case, viewed, _, verdict in found if viewed and verdict.startswith("uncalled")]
+    views = [line for line in views if not known(UNCALLED_VIEWS, line)]
+    assert not views, "give them arguments, or a reason in UNCALLED_VIEWS:\n" + "\n".join(views)
+
+
+def known(table: dict[str, str], case: str) -> bool:
+    """The table has the operator of a case, written as ``aten.name.overload[argument]``."""
+    return any(re.fullmatch(pattern, case.split(".")[1]) for pattern in table)
+
+
+def test_views_are_of_the_first_argument():
+    """On this ``weight_views`` relies."""
+    assert {case.place for case in cases() if case.is_viewed} == {0}
+
+
+class TestTheWalkItself:
+    """A walk that finds nothing proves nothing: functions that fall through are found."""
+
+    @pytest.fixture
+    def judge(self):
+        def judge(operator, place=0, kind="int8", subject="weight"):
+            with torch.no_grad():
+                return operator_walk.judged(Case(operator, place), kind, subject)
+
+        return judge
+
+    def test_verdicts(self, judge):
+        assert judge(aten.sum.default) == "read"
+        assert judge(aten.select.int) == judge(aten.t.default) == judge(aten.t.default, subject="view") == "view"
+        assert judge(aten.zero_.default) == judge(aten.zero_.default, subject="view") == "refused"
+        assert judge(aten.add.out, 3) == "refused"
+        assert judge(aten.imag.default).startswith("uncalled: RuntimeError: imag is not implemented")
+
+    def test_a_write_that_vanishes(self, judge, monkeypatch):
+        monkeypatch.setattr("gemmtune.dispatch.weight_functions.check_unwritten", lambda *_: None)
+        assert judge(aten.zero_.default) == "FAULT: a write vanishes"
+
+    def test_a_writable_temporary(self, judge, monkeypatch):
+        monkeypatch.setattr("gemmtune.dispatch.weight_functions.read_only", lambda result: result)
+        assert judge(aten.select.int) == "FAULT: a view of the weight is a temporary that can be written"
+
+    def test_a_read_that_is_refused(self, judge, monkeypatch):
+        monkeypatch.setattr("gemmtune.dispatch.weight_views._SHARING", (aten.sum,))
+        assert judge(aten.sum.default) == "FAULT: a read is refused"
+
+    def test_a_rule_that_writes(self, judge, monkeypatch):
+        def zero(_, weight):
+            weight.scales.zero_()
+            return weight
+
+        monkeypatch.setitem(weight_functions._RULES, aten.zero_.default, zero)
+        assert judge(aten.zero_.default) == "written by a rule"
