@@ -37,7 +37,7 @@ class Candidates:
     known: Mapping[str, Outcome]
     """Known outcomes by content hash."""
     closed: bool = False
-    """True if only the offers count, whatever else the store knows."""
+    """True if only the offers and their variants count, whatever else the store knows."""
     host_us: float = 0.0
     """Host time that gemmtune adds to a call, if times are those of whole calls; otherwise 0."""
 
@@ -87,6 +87,7 @@ class Candidates:
         rows = {digest: row for digest, row in rows.items() if not (reliable and row.info.get(DISTURBED))}
         choices = dict(self.choices)
         if self.closed:
+            choices |= known_variants(self.offers.choices, rows.keys() - choices, self.settings)
             rows = {digest: row for digest, row in rows.items() if digest in choices}
         # Find the choice of each row: among offers, their variants and moves along axes, then in the widest search.
         choices |= known_variants(self.offers.choices, rows.keys() - choices, self.settings)

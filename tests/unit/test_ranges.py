@@ -66,13 +66,28 @@ class Rowed(Fake):
     def batch_invariant(self) -> bool:
         return not self.baseline and not self.varies
 
+    @property
+    def compile_key(self) -> str | None:
+        return self.name if VARIANTS else None
+
+    @property
+    def compiled(self) -> bool:
+        return True
+
+    def launch_variants(self) -> list[Choice]:
+        return [made(kind, self.problem) for kind in VARIANTS.get(self.name.removeprefix("fake:"), ())]
+
     def bind(self, loaded: object) -> Kernel:
         return Kernel(run=RUNS["wrong" if self.problem.m == self.wrong_at else "multiply"])
 
 
 KINDS: dict[str, dict[str, int]] = {
-    "torch": {}, "low": {}, "high": {}, "narrow": {"lo": 6, "hi": 10}, "bad": {"wrong_at": 33}, "loose": {"varies": True},
+    "torch": {}, "low": {}, "high": {}, "raster": {}, "narrow": {"lo": 6, "hi": 10}, "bad": {"wrong_at": 33}, "loose": {"varies": True},
 }  # fmt: skip
+
+
+VARIANTS: dict[str, tuple[str, ...]] = {}
+"""Kinds that are launch variants of another kind."""
 
 
 def made(kind: str, problem: Problem) -> Rowed:
@@ -105,6 +120,7 @@ TIMES_US: dict[str, Callable[[int], float]] = {
     "fake:low": lambda m: 10.0 if m < CROSSING else 50.0,
     "fake:high": lambda m: 40.0 if m < CROSSING else 20.0,
     "fake:narrow": lambda m: 5.0,
+    "fake:raster": lambda m: 4.0,
     "fake:loose": lambda m: 7.0,
     "fake:bad": lambda m: 1.0,
 }
@@ -429,6 +445,13 @@ def test_a_batch_invariant_table_has_one_choice(backend: RowedBackend, monkeypat
     assert intervals(tuned()) == [(1, 5, "loose"), (6, 10, "narrow"), (11, 64, "loose")], "the table for speed is another one"
     with settings.patch(batch_invariant=True):
         assert {call(m) for m in (1, 7, 33, 64, 100)} == {"fake:low"}
+
+
+def test_a_launch_variant_may_be_the_batch_invariant_choice(backend: RowedBackend, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(VARIANTS, "low", ("raster",))
+    monkeypatch.setattr(Session, "same_rows", lambda *_: Sample(status=Status.OK))
+    (result,) = gemmtune.tune(problem(2), m=range(1, 65), batch_invariant=True, progress=False)
+    assert [x.name for x in result.table.segments] == ["fake:raster"]
 
 
 def test_a_first_call_looks_for_the_batch_invariant_choice(
