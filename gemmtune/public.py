@@ -2,7 +2,6 @@
 
 from . import sparse
 from .dispatch.prepack import PackedOperand
-from .dispatch.weights import QuantizedWeight
 from .errors import (
     CompileError,
     EpilogueError,
@@ -29,6 +28,7 @@ from .ops.grouped import grouped_mm, mixed_grouped_mm, scaled_grouped_mm
 from .ops.packing import pack_int4, prepack, unpack_int4
 from .ops.products import addmm, baddbmm, bmm, int_mm, int_mm_mul, mixed_mm, mm, mm_plus_mm, scaled_mm
 from .problem import Epilogue, Layout, Precision, Problem
+from .quantized.weight import QuantizedWeight
 from .selector.tuning_result import TuningResult
 from .tuning.multi import Multi, multi
 from .tuning.tune import tune

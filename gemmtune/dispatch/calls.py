@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import numbers
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
@@ -13,10 +12,8 @@ from ..errors import InvalidProblemError
 from ..problem.dtypes import dtype_name
 from ..problem.fused import BROUGHT, NAMES, RESULT_DTYPES, Then, factor_dtype
 from ..problem.operation import Operation
-from ..problem.operations import OPTIONS
 from .arguments import Call
 from .prepack import PackedOperand
-from .weights import float8_parts, parts_of
 
 Tensor = torch.Tensor
 EpilogueFunction = Callable[..., Tensor]
@@ -98,50 +95,3 @@ def _check_result(name: str, dtype: object) -> None:
     if dtype is not None and dtype not in RESULT_DTYPES:
         expected = ", ".join(map(dtype_name, RESULT_DTYPES))
         raise InvalidProblemError(f"{name}: out_dtype: got {dtype!r}, expected one of {expected}")
-
-
-def signature_of(name: str) -> inspect.Signature:
-    """The parameters of the public function ``name``, as its row and what it brings along have them."""
-    row, own = NAMES[name], BROUGHT.get(name)
-    optional = [operand.role for operand in row.operands if not operand.required]
-    positional = [role for role in row.arguments if role not in optional]
-    keywords: dict[str, object] = {**dict.fromkeys(optional), **dict.fromkeys(row.scalars, 1)}
-    keywords |= {option: OPTIONS[option] for option in row.options}
-    if own is not None:
-        positional += [own.argument] * own.required
-        keywords |= {} if own.required else {own.argument: None}
-    if own is not None or row.names_result:
-        keywords |= {"out_dtype": None}
-    keywords |= {"out": None} if own is not None and own.required else {"out": None, "epilogue": None, "epilogue_args": ()}
-    kind = inspect.Parameter
-    return inspect.Signature(
-        # A QuantizedWeight brings its scale along.
-        [
-            kind(role, kind.POSITIONAL_OR_KEYWORD, default=None if role == "scale_b" and not row.grouped else kind.empty)
-            for role in positional
-        ]
-        + [kind(word, kind.KEYWORD_ONLY, default=value) for word, value in keywords.items()]
-    )
-
-
-def bound_call(name: str, operands: Sequence[object], arguments: Mapping[str, Any]) -> Call:
-    """The call of the public function ``name`` with these arguments. Raises TypeError for arguments that it does not take."""
-    row, own = NAMES[name], BROUGHT.get(name)
-    bound = signature_of(name).bind(*operands, **arguments)
-    bound.apply_defaults()
-    given = bound.arguments
-    if row.grouped:
-        pass  # nothing brings its scales along
-    elif "encoding" in row.options:
-        parts = parts_of(name, given["b"], given["scale_b"], given["zero_b"], given["encoding"])
-        given |= dict(zip(("b", "scale_b", "zero_b", "encoding"), parts, strict=True))
-    elif row.operand("scale_b") is not None:
-        given["b"], given["scale_b"] = float8_parts(name, given["b"], given["scale_b"])
-    return call_of(
-        name,
-        given,
-        scalars=[given[scalar] for scalar in row.scalars],
-        options=[given[option] for option in row.options],
-        brought=given[own.argument] if own is not None else None,
-        **{word: given[word] for word in ("out_dtype", "out", "epilogue", "epilogue_args") if word in given},
-    )

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..dispatch.weights import QuantizedWeight
 from ..problem.layout import ALIGNED_BYTES
+from ..quantized.weight import QuantizedWeight
 from .modules import is_linear
 from .own_storage import Rows, are_consecutive, is_sole
 

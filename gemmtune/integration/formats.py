@@ -8,9 +8,9 @@ from typing import Any, Literal
 
 import torch
 
-from ..dispatch.weights import QuantizedWeight
 from ..errors import InvalidProblemError
 from ..problem.compositions import packed, unpacked
+from ..quantized.weight import QuantizedWeight
 
 Tensor = torch.Tensor
 Bits = Literal[4, 8]

@@ -12,7 +12,7 @@ from transformers.core_model_loading import WeightConverter
 from transformers.quantizers import HfQuantizer, register_quantization_config, register_quantizer
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
-from ..dispatch.weights import QuantizedWeight
+from ..quantized.weight import QuantizedWeight
 from .quantize import Bits, check_kind, flat_parts, flatten_state_dict, is_part, names_of, quantize_, unflatten_state_dict
 
 METHOD = "gemmtune"

@@ -18,10 +18,10 @@ from .. import settings
 from ..dispatch.native_rows import served_rows
 from ..dispatch.plan import Plan
 from ..dispatch.ready import generation
-from ..dispatch.weights import QuantizedWeight
 from ..errors import InvalidProblemError
 from ..native.lookup import keep_layer, native, prepare
 from ..ops.operate import FOR_NATIVE
+from ..quantized.weight import QuantizedWeight
 from ..toolchain.driver import find_driver
 from .eager import Bound, bound_for, plain_here, scalars_of
 from .picks import table_for

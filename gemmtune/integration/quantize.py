@@ -12,9 +12,9 @@ from typing import Literal, TypeVar
 import torch
 from torch import nn
 
-from ..dispatch.weights import QuantizedWeight
 from ..errors import InvalidProblemError
 from ..problem.dtypes import dtype_name
+from ..quantized.weight import QuantizedWeight
 from .modules import check_model, is_conv1d, is_experts, is_linear
 
 log = logging.getLogger("gemmtune")

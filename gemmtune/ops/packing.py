@@ -7,12 +7,12 @@ from typing import overload
 import torch
 
 from ..dispatch.prepack import PackedOperand
-from ..dispatch.weights import QuantizedWeight
 from ..errors import InvalidProblemError
 from ..problem.compositions import packed, unpacked
 from ..problem.dtypes import dtype_name
 from ..problem.fused import NAMES
 from ..problem.operations import ENCODINGS, OPERATIONS, Encoding
+from ..quantized.weight import QuantizedWeight
 
 _DTYPES = {name: row.dtypes_of_b for name, row in (OPERATIONS | NAMES).items() if row.prepacks}
 """The operations that take a prepacked operand, and the dtypes that it may have."""

@@ -11,9 +11,9 @@ import torch
 
 from ..dispatch.keys import NOTHING
 from ..dispatch.prepack import PackedOperand
-from ..dispatch.weights import QuantizedWeight, float8_parts, parts_of
 from ..native.lookup import native
 from ..problem.operations import Encoding
+from ..quantized.weight import QuantizedWeight, float8_parts, parts_of
 from .operate import is_traced_by_dynamo, operate
 
 Tensor = torch.Tensor

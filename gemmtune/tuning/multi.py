@@ -14,7 +14,6 @@ from .. import settings as settings_module
 from ..choice import Choice, Status
 from ..device import DeviceInfo, detect
 from ..dispatch.call import bring_scalars, check_call, current_device, prepare_out
-from ..dispatch.calls import bound_call
 from ..dispatch.checks import why_not_ours
 from ..dispatch.fallback import by_torch
 from ..dispatch.host import host_us
@@ -37,6 +36,7 @@ from ..store.store import Ranged, open_store
 from .forced import Forced
 from .members import Wanted, candidates_of, held, in_worker, place_of, refuse_choices
 from .named import Operand, Operation, stated_problem
+from .signatures import bound_call
 
 log = logging.getLogger("gemmtune")
 
@@ -253,8 +253,7 @@ def multi(
             arguments: operands by role (a, b, inp, …), epilogue operands as x0, x1, …, alpha, beta, and ``out`` if it writes there.
             Other parameters keep their defaults. No name may occur twice.
         m: the range of M to decide. The default is the M of the problem.
-        decide: ``ranges`` decides now, unless the store has the decision. ``first_call`` decides at the first call of an M. The
-            store keeps decisions.
+        decide: ``ranges`` decides now, ``first_call`` at the first call of each M, unless the store has the decision.
         force: the kernel to run, by name or index, like the setting ``multi_kernel``. It is verified before its first run at each
             M, unless it is torch's own or the setting ``verify`` is off.
         subprocess: measure in a worker process. The default follows the settings if all functions can be imported there.

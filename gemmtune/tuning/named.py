@@ -9,16 +9,16 @@ import torch
 
 from ..dispatch.arguments import Call
 from ..dispatch.block_calls import bound_block_call, problem_of_blocks, turned
-from ..dispatch.calls import bound_call
 from ..dispatch.checks import check_operands, why_not_ours
 from ..dispatch.grouped import form_of
 from ..dispatch.prepack import PackedOperand
 from ..dispatch.statement import epilogue_of, problem_of
-from ..dispatch.weights import QuantizedWeight
 from ..errors import InvalidProblemError
 from ..problem import Problem
 from ..problem.fused import NAMES
 from ..problem.operations import OPERATIONS, SPARSE_OPS
+from ..quantized.weight import QuantizedWeight
+from .signatures import bound_call
 
 Operation = str | Callable[..., object]
 """Name of an operation, such as ``"mm"``, or the operation itself, such as ``gemmtune.scaled_mm``."""

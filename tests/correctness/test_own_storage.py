@@ -19,10 +19,10 @@ from torch import nn
 
 import gemmtune
 from gemmtune import settings
-from gemmtune.dispatch.weights import QuantizedWeight
 from gemmtune.integration.adjacent import lay_out, same_inputs
 from gemmtune.integration.own_storage import Rows, are_consecutive, is_sole
 from gemmtune.integration.quantize import flatten_state_dict, unflatten_state_dict
+from gemmtune.quantized.weight import QuantizedWeight
 
 Tensor = torch.Tensor
 safetensors = Needed("safetensors.torch")

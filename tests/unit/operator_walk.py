@@ -20,8 +20,8 @@ from operator_arguments import CHOICES, SIDE, Case, cases
 from torch.utils._pytree import tree_leaves
 
 from gemmtune import QuantizedWeight
-from gemmtune.dispatch.weight_views import DequantizedView
 from gemmtune.errors import InvalidProblemError
+from gemmtune.quantized.views import DequantizedView
 
 Tensor = torch.Tensor
 MODES = {"no_grad": torch.no_grad, "inference": torch.inference_mode}

@@ -16,8 +16,8 @@ import torch
 
 import gemmtune
 from gemmtune import QuantizedWeight, settings
-from gemmtune.dispatch.rounding import Kind
 from gemmtune.errors import InvalidProblemError
+from gemmtune.quantized.rounding import Kind
 
 WEIGHT = torch.randn(256, 96, generator=torch.Generator().manual_seed(1))
 A = torch.randn(5, 256, generator=torch.Generator().manual_seed(2))

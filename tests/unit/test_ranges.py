@@ -82,7 +82,8 @@ class Rowed(Fake):
 
 
 KINDS: dict[str, dict[str, int]] = {
-    "torch": {}, "low": {}, "high": {}, "raster": {}, "narrow": {"lo": 6, "hi": 10}, "bad": {"wrong_at": 33}, "loose": {"varies": True},
+    "torch": {}, "low": {}, "high": {}, "raster": {},
+    "narrow": {"lo": 6, "hi": 10}, "bad": {"wrong_at": 33}, "loose": {"varies": True},
 }  # fmt: skip
 
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 from operator_arguments import Case, cases
 
-from gemmtune.dispatch import weight_functions
+from gemmtune.quantized import functions as weight_functions
 
 aten = torch.ops.aten
 
@@ -89,15 +89,15 @@ class TestTheWalkItself:
         assert judge(aten.imag.default).startswith("uncalled: RuntimeError: imag is not implemented")
 
     def test_a_write_that_vanishes(self, judge, monkeypatch):
-        monkeypatch.setattr("gemmtune.dispatch.weight_functions.check_unwritten", lambda *_: None)
+        monkeypatch.setattr("gemmtune.quantized.functions.check_unwritten", lambda *_: None)
         assert judge(aten.zero_.default) == "FAULT: a write vanishes"
 
     def test_a_writable_temporary(self, judge, monkeypatch):
-        monkeypatch.setattr("gemmtune.dispatch.weight_functions.read_only", lambda result: result)
+        monkeypatch.setattr("gemmtune.quantized.functions.read_only", lambda result: result)
         assert judge(aten.select.int) == "FAULT: a view of the weight is a temporary that can be written"
 
     def test_a_read_that_is_refused(self, judge, monkeypatch):
-        monkeypatch.setattr("gemmtune.dispatch.weight_views._SHARING", (aten.sum,))
+        monkeypatch.setattr("gemmtune.quantized.views._SHARING", (aten.sum,))
         assert judge(aten.sum.default) == "FAULT: a read is refused"
 
     def test_a_rule_that_writes(self, judge, monkeypatch):

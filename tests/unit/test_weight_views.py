@@ -13,7 +13,7 @@ from torch import nn
 
 import gemmtune
 from gemmtune import QuantizedWeight, settings
-from gemmtune.dispatch.weight_views import DequantizedView
+from gemmtune.quantized.views import DequantizedView
 
 
 @pytest.fixture(autouse=True)

@@ -215,7 +215,7 @@ def test_no_write_is_lost(kind, experts, prepacked, mode):
 
 
 def test_lost_writes_are_found(monkeypatch):
-    monkeypatch.setattr("gemmtune.dispatch.weight_functions.read_only", lambda result: result)
+    monkeypatch.setattr("gemmtune.quantized.functions.read_only", lambda result: result)
     lost = lost_writes(of_kind("int8", experts=False, prepacked=False), lambda w: w, torch.no_grad)
     assert {"int: lost", "select: lost", "data: lost", "init: lost", "w[0] += 1: lost", "foreach: lost"} <= set(lost)
 

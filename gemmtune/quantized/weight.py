@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from ..dispatch.prepack import PackedOperand
 from ..errors import InvalidProblemError
 from ..problem.compositions import dequantized
 from ..problem.dtypes import FLOAT8, dtype_name
@@ -13,11 +14,10 @@ from ..problem.grouped_compositions import widened
 from ..problem.operations import Encoding
 from ..problem.scales import Blocks
 from ..version import __version__
-from .prepack import PackedOperand
+from .functions import performed
+from .parts import blocks_of, check_numbers, check_part, size_of
 from .rounding import Kind, rounded
-from .weight_functions import performed
-from .weight_parts import blocks_of, check_numbers, check_part, size_of
-from .weight_views import HasNoMemory
+from .views import HasNoMemory
 
 Tensor = torch.Tensor
 

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from .. import settings
+from ..operators import library as _operators  # noqa: F401 - defines the operators
 from ..problem.dtypes import FLOAT8
 from ..problem.grouped_compositions import added_by_token, gated_columns
 from ..problem.scales import SCALE_BLOCK
@@ -110,7 +111,6 @@ def rows_in_float8(a: Tensor, block: int) -> tuple[Tensor, Tensor]:
 
 def _operator(name: str, *tensors: Tensor | None, **words: Any) -> Tensor:
     """Call an operator of gemmtune: a node of a traced graph, else a launch. It never tunes for the weight of a model."""
-    importlib.import_module("gemmtune.operators.library")  # is above this module, and a weight may be loaded before it
     with settings.patch(tune="never"):
         result: Tensor = getattr(torch.ops.gemmtune, name)(*tensors, **words)
     return result

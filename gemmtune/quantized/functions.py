@@ -20,9 +20,9 @@ from torch.utils._python_dispatch import return_and_correct_aliasing
 from torch.utils._pytree import tree_map_only
 
 from ..errors import InvalidProblemError
+from .products import combined_product, grouped_product, linear, matmul, product, routed_product, sum_and_product
 from .rounding import SCALE_DTYPES
-from .weight_products import combined_product, grouped_product, linear, matmul, product, routed_product, sum_and_product
-from .weight_views import check_unwritten, counting_versions_as, is_view_of, read_only
+from .views import check_unwritten, counting_versions_as, is_view_of, read_only
 
 Tensor = torch.Tensor
 aten = torch.ops.aten
