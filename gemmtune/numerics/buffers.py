@@ -32,15 +32,18 @@ _BYTE_NAN: dict[torch.dtype, int] = {
 """Bits of the ordinary NaN, because not every torch version fills 8-bit floats with numbers."""
 
 
-def allocate(layout: Layout, device: torch.device, *, guard_bytes: int = GUARD_BYTES) -> torch.Tensor:
+def allocate(layout: Layout, device: torch.device, *, guard_bytes: int = GUARD_BYTES, room: int = 0) -> torch.Tensor:
     """Allocate an uninitialised tensor with exactly this size, stride and offset.
 
     ``data_ptr() % 16`` equals ``offset · itemsize % 16``. The tensor has a separate buffer with guard bands of
-    ``guard_bytes`` on both sides, and ``storage_bits`` shows all of it. Strides may be 0 and elements may overlap.
+    ``guard_bytes`` on both sides, and ``storage_bits`` shows all of it. Strides may be 0 and elements may overlap. ``room``
+    elements follow the tensor.
     """
     itemsize = layout.dtype.itemsize
     guard = -(-guard_bytes // GUARD_BYTES) * GUARD_BYTES // itemsize
-    words = -(-(guard + layout.offset + layout.span + guard) * itemsize // 8)  # whole 8-byte words, because checksums read those
+    words = -(
+        -(guard + layout.offset + layout.span + room + guard) * itemsize // 8
+    )  # whole 8-byte words, because checksums read those
     buffer = torch.empty(words, dtype=torch.int64, device=device).view(layout.dtype)
     return buffer.as_strided(layout.size, layout.stride, guard + layout.offset)
 

@@ -11,8 +11,8 @@ import torch
 from ..choice import Choice
 from ..device import MIB, DeviceInfo
 from ..numerics.block_sparse import copied
-from ..numerics.buffers import allocate, flat
 from ..numerics.operands import Operands, random_operands
+from ..numerics.slots import Slots, copy_elements
 from ..numerics.some_rows import some_rows
 from ..problem import Layout, Problem
 
@@ -52,6 +52,7 @@ class Rotation:
         self._least_bytes = int((CPU_CACHES if on_cpu else GPU_CACHES) * device.last_level_cache_bytes)
         self._most = int(budget_bytes) // max(problem.bytes, 1)
         self._made = [given or random_operands(problem, target, seed=SEED)]
+        self._slots: dict[str, Slots] = {}
         self._packed: dict[str, list[torch.Tensor]] = {}
         self.sets: Sequence[Operands] = self._as_many_as_take(problem)
 
@@ -61,7 +62,7 @@ class Rotation:
 
     def _as_many_as_take(self, problem: Problem) -> Sequence[Operands]:
         count = set_count(problem.bytes, self._least_bytes, self._most * problem.bytes)
-        self._made += [_copy(self._made[0]) for _ in range(count - len(self._made))]
+        self._made += [self._copy(self._made[0]) for _ in range(count - len(self._made))]
         return self._made[:count]
 
     def packed(self, sets: Sequence[Operands], choice: Choice) -> Sequence[Operands]:
@@ -75,26 +76,26 @@ class Rotation:
         known = self._packed.setdefault(name, [])
         if not known:
             known.append(choice.pack(self._made[0].named["b"]))  # packing costs more than copying the result
-        known += [_copy_tensor(known[0]) for _ in range(len(sets) - len(known))]
+        known += [self._copy_tensor(name, known[0]) for _ in range(len(sets) - len(known))]
         return [_with_b(s, b) for s, b in zip(sets, known, strict=False)]
 
+    def _copy(self, operands: Operands) -> Operands:
+        given: dict[str, Any] = {role: self._copy_tensor(role, tensor) for role, tensor in operands.named.items()}
+        extra = tuple(self._copy_tensor(f"extra {i}", x) for i, x in enumerate(operands.extra))
+        b = given.pop("b")
+        return _with_b(dataclasses.replace(operands, out=self._copy_tensor("out", operands.out), extra=extra, **given), b)
 
-def _copy(operands: Operands) -> Operands:
-    given: dict[str, Any] = {role: _copy_tensor(tensor) for role, tensor in operands.named.items()}
-    extra = tuple(map(_copy_tensor, operands.extra))
-    b = given.pop("b")
-    return _with_b(dataclasses.replace(operands, out=_copy_tensor(operands.out), extra=extra, **given), b)
+    def _copy_tensor(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
+        """Copy a tensor with its layout. Copies under one name share buffers."""
+        if tensor.layout == torch.sparse_bsr:
+            return copied(tensor)
+        if name not in self._slots:
+            self._slots[name] = Slots(Layout.of(tensor), tensor.device)
+        copy = self._slots[name].take()
+        copy_elements(copy, tensor)
+        return copy
 
 
 def _with_b(operands: Operands, b: torch.Tensor) -> Operands:
     """Return the operands with the given b, in the place from which kernels read it."""
     return dataclasses.replace(operands, b=b) if operands.weight is None else dataclasses.replace(operands, weight=b)
-
-
-def _copy_tensor(tensor: torch.Tensor) -> torch.Tensor:
-    """Copy a tensor with its layout. The memory is copied, because a stride of 0 cannot be written element by element."""
-    if tensor.layout == torch.sparse_bsr:
-        return copied(tensor)
-    copy = allocate(Layout.of(tensor), tensor.device)
-    flat(copy).copy_(flat(tensor))
-    return copy

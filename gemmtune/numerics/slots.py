@@ -1,0 +1,68 @@
+"""Copies of one operand that share buffers: each lies in gaps that the others leave.
+
+A view such as ``h[:, -1]`` of (4, 4096, 512) has 2048 elements in a span of six million. A buffer for each copy would take
+thousands of times the memory of its elements.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from ..problem import Layout
+from .buffers import GUARD_BYTES, allocate, distinct, fill_nan, flat, overlapping
+
+NAN_BYTES = 4096
+"""Gap between the operands of two probes in one buffer, as wide as a tile that reads past the end of a row."""
+
+
+class Slots:
+    """Tensors of one layout whose elements do not share memory, in as few buffers as the layout's gaps allow.
+
+    With ``nan``, at least NAN_BYTES of NaN follow each run of elements, and all other gaps are NaN too.
+    """
+
+    def __init__(self, layout: Layout, device: torch.device, *, nan: bool = False) -> None:
+        self._layout, self._device, self._nan = layout, device, nan
+        self._count, self._pitch = slots_of(layout, NAN_BYTES if nan else 0)
+        self._whole: torch.Tensor | None = None
+        self._used = 0
+
+    def take(self) -> torch.Tensor:
+        """Return the next tensor, uninitialised or NaN. Its address has the layout's alignment."""
+        if self._whole is None:
+            self._whole = allocate(self._layout, self._device, room=(self._count - 1) * self._pitch)
+            self._used = 0
+            if self._nan:
+                fill_nan(self._whole)
+        x, place = self._whole, self._used
+        self._used += 1
+        if self._used == self._count:
+            self._whole = None  # full: only its tensors keep it
+        return x.as_strided(x.size(), x.stride(), x.storage_offset() + place * self._pitch)
+
+
+def slots_of(layout: Layout, apart_bytes: int = 0) -> tuple[int, int]:
+    """Return how many tensors of the layout fit into the gaps of one, ``apart_bytes`` apart, and the elements between their starts.
+
+    Addresses differ by multiples of GUARD_BYTES, so that every tensor has the alignment of the first.
+    """
+    if overlapping(layout):
+        return 1, 0
+    unit = GUARD_BYTES // layout.dtype.itemsize
+    dims = sorted((s, n) for n, s in zip(layout.size, layout.stride, strict=True) if n > 1 and s > 0)
+    best, extent = (1, 0), 1
+    for i, (stride, size) in enumerate(dims):
+        pitch = -(-(extent + apart_bytes // layout.dtype.itemsize) // unit) * unit
+        reach = (size - 1) * stride
+        room = min(stride, dims[i + 1][0] - reach) if i + 1 < len(dims) else stride
+        best = max(best, (room // pitch, pitch))
+        extent += reach
+    return best
+
+
+def copy_elements(target: torch.Tensor, source: torch.Tensor) -> None:
+    """Copy the elements of a tensor into one of the same layout, and no gaps."""
+    if overlapping(Layout.of(source)):
+        flat(target).copy_(flat(source))
+    else:
+        distinct(target).copy_(distinct(source))
