@@ -92,7 +92,8 @@ class ErrorFromChoice(GemmtuneError, RuntimeError):
         return (type(self), (self.choice, self.problem, self.reason))
 
 
-ELSE_TORCH = "Enable more backends (settings.backends), or set fallback_to_aten to run torch instead."
+MORE_BACKENDS = "Enable more backends (settings.backends)"
+ELSE_TORCH = f"{MORE_BACKENDS}, or set fallback_to_aten to run torch instead."
 """Remedy if torch may run the call."""
 
 

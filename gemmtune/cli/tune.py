@@ -13,7 +13,7 @@ from ..errors import NoValidChoicesError
 from ..integration.measured import in_models
 from ..problem import Problem
 from ..selector.range_result import RangeResult
-from ..selector.result import Outcome
+from ..selector.result import Outcome, remedy_for
 from ..selector.table import pick_line, renderables
 from ..selector.tuning_result import TuningResult
 from ..tuning.tune import tune as run_tuning
@@ -69,7 +69,7 @@ def tune(
     for problem in result:
         if problem.pick is None and not problem.problem.empty:
             left_out = [(o.name, o.status.value, o.reason) for o in (*problem.outcomes, *map(Outcome.of_refusal, problem.refusals))]
-            raise NoValidChoicesError(str(problem.problem), left_out)
+            raise NoValidChoicesError(str(problem.problem), left_out, remedy_for(problem.outcomes, chosen))
 
 
 def _problems_and_ranges(

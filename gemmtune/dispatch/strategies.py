@@ -30,6 +30,7 @@ from ..problem.rows import row_classes
 from ..selector.candidates import Candidates, candidates_for
 from ..selector.progress import FirstCall
 from ..selector.ranges import tune_rows
+from ..selector.result import remedy_for
 from ..selector.select import select
 from ..settings import Settings
 from ..store.key import fingerprint_text
@@ -164,7 +165,7 @@ def tuned_pick(request: Request) -> Plan | None:
     if choice is None:
         left_out = [(o.name, str(o.status), o.reason) for o in result.outcomes]
         left_out += [(r.name, "refused", r.reason) for r in result.refusals]
-        request.failed = NoValidChoicesError(str(request.problem), left_out)
+        request.failed = NoValidChoicesError(str(request.problem), left_out, remedy_for(result.outcomes, request.settings))
         return None
     origin: Origin = "store" if result.source == "store" else "tuned"
     return bound(request.problem, choice, origin, request.device, request.settings)

@@ -79,12 +79,12 @@ class Candidates:
 
         ``search`` and ``max_profiling_configs`` limit the trials, not the pick: a choice that an earlier, wider search measured
         remains a candidate. Every choice has its current name, whatever its name was when it was measured, because the regexes of
-        the settings match current names. With ``tune="force"`` stored outcomes do not count. With ``reliable``, outcomes from a
-        busy machine do not count.
+        the settings match current names. With ``tune="force"`` stored outcomes do not count. With ``reliable``, outcomes that the
+        machine disturbed do not count.
         """
         # Select the rows that count.
         rows = {} if self.settings.tune == "force" else store.rows(self.problem.key, self.fingerprint)
-        rows = {digest: row for digest, row in rows.items() if not (reliable and row.info.get(DISTURBED))}
+        rows = without_accidents({digest: row for digest, row in rows.items() if not (reliable and row.info.get(DISTURBED))})
         choices = dict(self.choices)
         if self.closed:
             choices |= known_variants(self.offers.choices, rows.keys() - choices, self.settings)
@@ -176,6 +176,19 @@ def choice_of(
     found = candidates_for(problem, device, dataclasses.replace(settings, backends=(backend,)))
     choice = found.choices.get(content_hash) or known_variants(found.offers.choices, {content_hash}, settings).get(content_hash)
     return choice or found.stored(store).choices.get(content_hash)
+
+
+def without_accidents(rows: Mapping[str, Row]) -> dict[str, Row]:
+    """Return the rows without failures that the machine caused, if one of them would decide the pick.
+
+    Torch's own operation is measured again, so that no kernel is picked unopposed. All are, if nothing else is known to work.
+    """
+    works = any(row.status is Status.OK for row in rows.values())
+    return {
+        digest: row
+        for digest, row in rows.items()
+        if row.status is Status.OK or not row.info.get(DISTURBED) or (works and not row.baseline)
+    }
 
 
 def outcome_of(row: Row) -> Outcome:

@@ -190,8 +190,9 @@ def play_final_rounds(
     ranked = ranking.times
     for o in (*fresh, *incumbents):
         if failure := ranking.failures.get(o.name):
+            info = o.info | ({DISTURBED: why} if (why := done_by_machine(failure)) else {})
             outcomes[o.content_hash] = dataclasses.replace(
-                o, status=failure.status, reason=failure.reason, time_us=None, error_over_bound=None, finalist=False
+                o, status=failure.status, reason=failure.reason, time_us=None, error_over_bound=None, finalist=False, info=info
             )
     # Scale the new times by the drift of the incumbents.
     drift = [o.time_us / ranked[o.name].time_us for o in incumbents if o.time_us and o.name in ranked]
@@ -216,12 +217,22 @@ def play_final_rounds(
                 outcomes[digest] = dataclasses.replace(o, info=o.info | {DISTURBED: why})
 
 
-def _shortage(sample: Sample) -> str:
-    """Return the shortage that kept a choice from running and may be over at the next tuning; empty if there was none."""
+KILLED = ("SIGKILL", "SIGTERM", "SIGINT", "SIGHUP")
+"""Signals that other processes send, such as an OOM killer. A choice that crashes dies by another one."""
+
+
+def done_by_machine(sample: Sample) -> str:
+    """Return what the machine did to keep a choice from running; empty if the choice itself failed.
+
+    Such a failure is no property of the choice, and may be over at the next tuning.
+    """
     if sample.status is Status.COMPILE_ERROR and os.strerror(errno.ENOSPC) in sample.reason:
         return "the disk was full"
-    short = sample.status is Status.OUT_OF_RESOURCES and any(words in sample.reason for words in NO_MEMORY)
-    return "memory was short" if short else ""
+    if sample.status is Status.OUT_OF_RESOURCES and any(words in sample.reason for words in NO_MEMORY):
+        return "memory was short"
+    if sample.status is Status.CRASHED and any(f"died by {name}" in sample.reason for name in KILLED):
+        return "the process was killed"
+    return "it ran out of time" if sample.status is Status.TIMED_OUT else ""
 
 
 def outcome(choice: Choice, candidates: Candidates, sample: Sample) -> Outcome:
@@ -232,8 +243,8 @@ def outcome(choice: Choice, candidates: Candidates, sample: Sample) -> Outcome:
         info[PLACE] = place
     if candidates.host_us:
         info[HOST_US] = candidates.host_us
-    if short := _shortage(sample):
-        info[DISTURBED] = short
+    if why := done_by_machine(sample):
+        info[DISTURBED] = why
     return Outcome(
         name=choice.name,
         backend=choice.backend,

@@ -31,7 +31,7 @@ from .proof import failures_of, legal_runs, rows_to_check, tile_rows
 from .range_result import RangeResult
 from .range_work import SEED, Source, Work, measured, segment_of, uncompiled, with_kernels
 from .remote import prepare_measuring
-from .result import ProblemResult
+from .result import ProblemResult, remedy_for
 from .segments import INVARIANT, TABLE, Segment, Table, merged
 from .select import ensure_limits, select
 
@@ -205,7 +205,7 @@ def _tune(work: Work, store: Store, sampled: Sequence[int], *, limits: bool) -> 
             work.sampled.append(m)
             if picked is None:
                 left_out = [(o.name, str(o.status), o.reason) for o in result.outcomes]
-                raise NoValidChoicesError(str(result.problem), left_out)
+                raise NoValidChoicesError(str(result.problem), left_out, remedy_for(result.outcomes, work.settings))
             _take(work, m, each.stored(store), result)
 
 

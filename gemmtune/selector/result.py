@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from ..choice import Refusal, Status
+from ..errors import ELSE_TORCH, MORE_BACKENDS
 from ..problem import Problem
+from ..settings import Settings
 
 DISTURBED = "disturbed"
 """Key of an outcome's ``info`` for the disturbance of its measurement. A later tuning measures such an outcome again."""
@@ -132,3 +135,12 @@ class ProblemResult:
             "choices": [dataclasses.asdict(o) for o in self.outcomes]
             + [dataclasses.asdict(Outcome.of_refusal(r)) | {"count": r.count} for r in self.refusals],
         }
+
+
+def remedy_for(outcomes: Iterable[Outcome], settings: Settings) -> str:
+    """Return the sentence that says what helps a problem without a pick."""
+    failed = [o for o in outcomes if o.disturbed]
+    if failed:
+        slow = ", or raise choice_timeout_s" if any(o.status is Status.TIMED_OUT for o in failed) else ""
+        return f"Tune it again on an idle machine{slow}: {', '.join(sorted({o.disturbed for o in failed}))}."
+    return f"{MORE_BACKENDS}." if settings.fallback_to_aten else ELSE_TORCH

@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
+import pytest
 from fake_choices import CLAIMS, PROBLEM, Fake
 
 from gemmtune.choice import Offers, Status
 from gemmtune.device import detect
 from gemmtune.selector.candidates import Candidates, row_of
-from gemmtune.selector.result import SETTLED, Outcome
-from gemmtune.settings import current
+from gemmtune.selector.result import DISTURBED, SETTLED, Outcome, remedy_for
+from gemmtune.settings import Settings, current
 
 TIMES = {"aten:mm": 20.0, "fake:multiply": 10.0, "fake:dropped": 12.0, "fake:slow": 30.0}
 
 
 class Known:
-    """A store in which torch and the fastest choice were ranked, and the others were dropped before."""
+    """A store in which torch and the fastest choice were ranked, and the others were dropped before. Some then failed."""
+
+    def __init__(self, **failed: dict[str, object]) -> None:
+        self.failed = {name.replace("_", ":"): fields for name, fields in failed.items()}
 
     def rows(self, key: str, fingerprint: str) -> dict[str, object]:
         found = {}
@@ -25,7 +30,7 @@ class Known:
                 name=name, backend=name.partition(":")[0], content_hash=name, status=Status.OK, time_us=time_us,
                 finalist=time_us in (10.0, 20.0), baseline=name == "aten:mm", info={SETTLED: True},
             )  # fmt: skip
-            found[name] = row_of(one, PROBLEM, fingerprint)
+            found[name] = row_of(dataclasses.replace(one, **self.failed.get(name, {})), PROBLEM, fingerprint)
         return found
 
 
@@ -37,14 +42,14 @@ class Named(Fake):
         return self.name
 
 
-def stored(*names: str) -> Candidates:
+def stored(*names: str, store: Known | None = None, reliable: bool = False) -> Candidates:
     """Return the stored candidates if only these choices may run."""
     offered = [Named(name=name, backend=name.partition(":")[0], problem=PROBLEM, claims=CLAIMS, run="multiply") for name in names]
     empty = Candidates(
         problem=PROBLEM, device=detect("cpu"), settings=current(), offers=Offers(choices=offered),
         choices={c.content_hash: c for c in offered}, known={},
     )  # fmt: skip
-    return empty.stored(Known())
+    return empty.stored(store or Known(), reliable=reliable)
 
 
 def test_ranked_candidates_are_complete() -> None:
@@ -59,6 +64,50 @@ def test_losers_to_an_excluded_choice_are_ranked_again() -> None:
 
 def test_torch_alone_is_complete_if_nothing_looked_faster() -> None:
     assert stored("aten:mm", "fake:slow").complete
+
+
+KILLED = {"status": Status.CRASHED, "time_us": None, "finalist": False, "info": {DISTURBED: "the process was killed"}}
+WRONG = {"status": Status.WRONG_RESULT, "time_us": None, "finalist": False, "info": {}}
+
+
+def test_torch_is_measured_again_after_an_accident() -> None:
+    """No kernel is picked unopposed because torch's worker was once killed."""
+    found = stored(*TIMES, store=Known(aten_mm=KILLED))
+    assert [c.name for c in found.missing] == ["aten:mm"]
+    assert not found.complete
+
+
+def test_a_kernel_that_had_an_accident_waits_for_the_next_tuning() -> None:
+    store = Known(fake_multiply=KILLED)
+    assert not stored(*TIMES, store=store).missing
+    assert [c.name for c in stored(*TIMES, store=store, reliable=True).missing] == ["fake:multiply"]
+
+
+def test_all_are_measured_again_if_accidents_left_nothing() -> None:
+    found = stored("aten:mm", "fake:multiply", store=Known(**{name.replace(":", "_"): KILLED for name in TIMES}))
+    assert [c.name for c in found.missing] == ["aten:mm", "fake:multiply"]
+
+
+def test_failures_of_a_choice_stay() -> None:
+    assert stored("aten:mm", "fake:multiply", store=Known(aten_mm=WRONG, fake_multiply=WRONG)).complete
+
+
+@pytest.mark.parametrize(
+    ("failures", "fallback", "remedy"),
+    [
+        ([KILLED], True, "Tune it again on an idle machine: the process was killed."),
+        (
+            [KILLED, KILLED | {"status": Status.TIMED_OUT, "info": {DISTURBED: "it ran out of time"}}],
+            True,
+            "Tune it again on an idle machine, or raise choice_timeout_s: it ran out of time, the process was killed.",
+        ),
+        ([WRONG], True, "Enable more backends (settings.backends)."),
+        ([WRONG], False, "Enable more backends (settings.backends), or set fallback_to_aten to run torch instead."),
+    ],
+)
+def test_remedy_names_what_helps(failures: list[dict[str, Any]], fallback: bool, remedy: str) -> None:
+    outcomes = [Outcome(name="x", backend="x", content_hash="x", **failed) for failed in failures]
+    assert remedy_for(outcomes, Settings(fallback_to_aten=fallback)) == remedy
 
 
 class Compiled(Named):

@@ -248,9 +248,14 @@ def test_an_outcome_stores_its_position_and_host_time() -> None:
         (Status.COMPILE_ERROR, "a wrong name", None),
         (*failure_of(torch.OutOfMemoryError("CUDA out of memory.")), "memory was short"),
         (Status.OUT_OF_RESOURCES, "OutOfResources: shared memory, Required: 300000, Hardware limit: 232448", None),
+        (Status.CRASHED, "the worker died by SIGKILL", "the process was killed"),
+        (Status.CRASHED, "the worker died by SIGTERM", "the process was killed"),
+        (Status.CRASHED, "the worker died by SIGSEGV", None),
+        (Status.CRASHED, "the worker exited with status 4", None),
+        (Status.TIMED_OUT, "no answer in 60 s", "it ran out of time"),
     ],
 )
-def test_retries_choices_after_a_full_disk_or_memory(status: Status, reason: str, disturbed: str | None) -> None:
+def test_marks_failures_that_the_machine_caused(status: Status, reason: str, disturbed: str | None) -> None:
     failed = outcome(CHOICES["fake-fake:a"], candidates(offered=("a",)), Sample(status=status, reason=reason))
     assert failed.info.get(DISTURBED) == disturbed
 
