@@ -39,7 +39,6 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("architectures", "sparse"),
     ("integration", "conformance"),
     ("perf_gate",),
-    ("public",),
     ("",),  # gemmtune/__init__.py: the public surface
     ("cli",),
     ("__main__",),
