@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from typing import Literal
 
 import torch
 
 from ..errors import InvalidProblemError
+from ..operand_kinds import BiasShape as BiasShape
 from .dtypes import is_float8
 from .layout import Layout
 
@@ -15,8 +15,6 @@ MOST = 2**31 - 1
 """The largest size of a dimension: the libraries count in 32 bits."""
 MOST_ELEMENTS = 2**46
 """The limit on the elements of one operand, larger than an address space."""
-
-BiasShape = Literal["n", "mn", "m1", "1n", "scalar"]
 
 
 def operand_layouts(
