@@ -19,7 +19,7 @@ class Kind:
 
     expected: str
     check: Callable[[Any], bool]
-    type: click.ParamType | type | None = None
+    type: click.ParamType[Any] | type | None = None
     """None for a flag."""
 
 

@@ -34,8 +34,8 @@ def operand_layouts(
     Raises:
         InvalidProblemError: ``letters`` is illegal for the row, or a size is out of range.
     """
-    for symbol, size in sizes.items():
-        check_size(_NAMES.get(symbol, symbol.lower()), size)
+    for symbol, extent in sizes.items():
+        check_size(_NAMES.get(symbol, symbol.lower()), extent)
     if row.sparse and letters not in ("nt", "tt"):
         raise InvalidProblemError(f"layout: got {letters!r}, expected nt or tt: b is the transpose of a weight [N, K]")
     if len(letters) != 2 or set(letters) - {"n", "t"}:

@@ -58,13 +58,14 @@ class StructuredConstructors:
             else:
                 fields |= scaled
         if added is not None:
-            bias, alpha, beta = added
-            inp = inp_layout(sizes[:-3], *sizes[-3:-1], bias, dtype)
+            (bias, alpha, beta), (*lead, m, n, _) = added, sizes
+            inp = inp_layout(tuple(lead), m, n, bias, dtype)
             fields |= {"inp": inp, "alpha": scalar_class(alpha), "beta": scalar_class(beta)}
         encoded = bool(fields.get("encoding"))
         fields |= operand_layouts(row.given(given, gated=gated), known, layout, given, encoded=encoded)
         kind = device_type or ("cuda" if torch.cuda.is_available() else "cpu")
-        return cls(op=op, device_type=kind, precision=precision or precision_of(dtype, kind), **fields)
+        fields |= {"op": op, "device_type": kind, "precision": precision or precision_of(dtype, kind)}
+        return cls(**fields)
 
     @classmethod
     def bsr_mm(
@@ -113,7 +114,7 @@ class StructuredConstructors:
         prepacked: bool = False,
     ) -> Self:
         """Return out[M, N] = alpha · a[M, K] @ b[K, N] + beta · inp, with b as in ``bsr_mm`` and inp as in ``addmm``."""
-        sparse = {"sparsity": _sparsity(block, density, imbalance, wide_index), "prepacked": prepacked}
+        sparse: dict[str, Any] = {"sparsity": _sparsity(block, density, imbalance, wide_index), "prepacked": prepacked}
         return cls._of("bsr_addmm", (m, n, k), dtype, layout, device_type, precision, added=(bias, alpha, beta), **sparse)
 
     @classmethod
@@ -152,11 +153,9 @@ class StructuredConstructors:
         precision: Precision | None = None,
     ) -> Self:
         """Return ``grouped_mm`` with int8 weights b, or uint8 [G, K/2, N] with an ``encoding``, and scales of a's dtype."""
-        weight = {"dtypes": {"b": torch.uint8 if encoding else torch.int8}, "scales": scales, "scale_dtype": scale_dtype}
-        symbols = {"G": groups}
-        return cls._of(
-            "mixed_grouped_mm", (m, n, k), dtype, layout, device_type, precision, symbols=symbols, encoding=encoding, **weight
-        )
+        weight: dict[str, Any] = {"scales": scales, "scale_dtype": scale_dtype, "encoding": encoding}
+        weight["dtypes"] = {"b": torch.uint8 if encoding else torch.int8}
+        return cls._of("mixed_grouped_mm", (m, n, k), dtype, layout, device_type, precision, symbols={"G": groups}, **weight)
 
     @classmethod
     def routed_grouped_mm(
@@ -177,12 +176,10 @@ class StructuredConstructors:
 
         out has N columns. If the product is ``gated``, b has 2 · N columns.
         """
-        symbols, dtypes = {"G": groups}, {}
+        routed: dict[str, Any] = {"symbols": {"G": groups}, "gated": gated}
         if tokens is not None:
-            symbols, dtypes = symbols | {"T": tokens}, {"rows": torch.int64}
-        return cls._of(
-            "routed_grouped_mm", (m, n, k), dtype, layout, device_type, precision, symbols=symbols, dtypes=dtypes, gated=gated
-        )
+            routed |= {"symbols": {"G": groups, "T": tokens}, "dtypes": {"rows": torch.int64}}
+        return cls._of("routed_grouped_mm", (m, n, k), dtype, layout, device_type, precision, **routed)
 
     @classmethod
     def combined_grouped_mm(
