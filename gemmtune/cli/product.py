@@ -32,35 +32,19 @@ class _WeightDtype(click.Choice[str]):
         return super().convert(value, param, ctx)
 
 
-def _one_of(*legal: str) -> Kind:
-    return Kind(type=click.Choice(legal), check=lambda value: value in legal, expected=f"one of {', '.join(legal)}")
+def _one_of(*legal: str, hint: str = "", type: click.ParamType[Any] | None = None) -> Kind:
+    return Kind(type=type or click.Choice(legal), check=legal.__contains__, expected=f"one of {', '.join(legal)}{hint}")
 
 
-def _is_whole(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
-
-
-WHOLE = Kind(type=click.IntRange(min=0), check=_is_whole, expected="a whole number")
-_COUNT = Kind(type=click.IntRange(1), check=lambda value: _is_whole(value) and value >= 1, expected="a whole number from 1 on")
-_NUMBER = Kind(type=float, check=_is_number, expected="a number")
-_SHARE = Kind(
-    type=click.FloatRange(0, 1), check=lambda value: _is_number(value) and 0 <= value <= 1, expected="a number from 0 to 1"
-)
-_FLAG = Kind(check=lambda value: isinstance(value, bool), expected="true or false")
-_BLOCK = Kind(
-    type=str,
-    check=lambda value: re.fullmatch(r"\d+(x\d+)?", str(value)) is not None,
-    expected='a side such as 64, or rows and columns such as "64x32"',
-)
-_DTYPE_OF_B = Kind(
-    type=_WeightDtype(words.B_DTYPES),
-    check=lambda value: value in words.B_DTYPES,
-    expected=f"one of {', '.join(words.B_DTYPES)}; four bits are an encoding, int4 or uint4",
-)
+_TEXT = 'a side such as 64, or rows and columns such as "64x32"'
+_FLAG = Kind(expected="true or false", check=lambda x: isinstance(x, bool))
+_NUMBER = Kind(expected="a number", check=lambda x: type(x) in (int, float), type=float)
+_SHARE = Kind(expected="a number from 0 to 1", check=lambda x: _NUMBER.check(x) and 0 <= x <= 1, type=click.FloatRange(0, 1))
+WHOLE = Kind(expected="a whole number", check=lambda x: type(x) is int and x >= 0, type=click.IntRange(min=0))
+_COUNT = Kind(expected="a whole number from 1 on", check=lambda x: type(x) is int and x >= 1, type=click.IntRange(1))
+_BLOCK = Kind(expected=_TEXT, check=lambda x: re.fullmatch(r"\d+(x\d+)?", str(x)) is not None, type=str)
+_HINT = "; four bits are an encoding, int4 or uint4"
+_DTYPE_OF_B = _one_of(*words.B_DTYPES, hint=_HINT, type=_WeightDtype(words.B_DTYPES))
 _RESULT = _one_of(*words.RESULT_DTYPES)
 
 
@@ -80,11 +64,9 @@ class Product:
         "Dtype of a, and of a dense b; by default bfloat16, int8 for int_mm and float8_e4m3fn for scaled_mm.",
     )
     layout: str = _option(
-        _one_of(*words.LAYOUTS),
-        "BLAS letters of a and b: n is row-major, t column-major, so nt stores b like an nn.Linear weight.",
-        default="nt",
-        show_default=True,
-    )
+        _one_of(*words.LAYOUTS), default="nt", show_default=True,
+        text="BLAS letters of a and b: n is row-major, t column-major, so nt stores b like an nn.Linear weight.",
+    )  # fmt: skip
     bias: str | None = _option(
         _one_of(*words.BIASES), "Shape of the added operand; makes the operation addmm or baddbmm, except for scaled_mm."
     )
@@ -97,11 +79,10 @@ class Product:
     )
     encoding: str | None = _option(_one_of(*words.ENCODINGS), "b has two 4-bit numbers in each byte (mixed_mm).")
     scales: str | None = _option(
-        _one_of(*words.SCALES),
-        f"Part of an operand that shares a scale. scaled_mm:  {', '.join(words.SCALES_OF_SCALED_MM)}; mixed_mm: "
+        _one_of(*words.SCALES), metavar="KIND",
+        text=f"Part of an operand that shares a scale. scaled_mm:  {', '.join(words.SCALES_OF_SCALED_MM)}; mixed_mm: "
         f"{', '.join(words.SCALES_OF_WEIGHTS)}; int_mm_mul: {', '.join(words.FACTORS)}.",
-        metavar="KIND",
-    )
+    )  # fmt: skip
     zeros: bool = _option(_FLAG, "b has zero points in the shape of its scales (mixed_mm).")
     scale_dtype: str | None = _option(_RESULT, "Dtype of the scales (int_mm_mul, mixed_mm).")
     out_dtype: str | None = _option(_RESULT, "Dtype of the result (int_mm_mul, scaled_mm).")
@@ -122,11 +103,5 @@ KINDS: dict[str, Kind] = {field.name: field.metadata["kind"] for field in datacl
 
 def click_options() -> list[Callable[..., Any]]:
     """Return the decorators that add the options to a command."""
-    return [
-        click.option(
-            f"--{field.name.replace('_', '-')}",
-            **({"is_flag": True} if field.metadata["kind"].type is None else {"type": field.metadata["kind"].type}),
-            **field.metadata["click"],
-        )
-        for field in dataclasses.fields(Product)
-    ]
+    fields = [(f"--{field.name.replace('_', '-')}", field.metadata) for field in dataclasses.fields(Product)]
+    return [click.option(name, type=found["kind"].type, is_flag=found["kind"] is _FLAG, **found["click"]) for name, found in fields]
