@@ -1,74 +1,24 @@
-"""Library that finds the fastest correct GEMM for a shape on this machine, remembers it, and proves it."""
+"""Library that finds the fastest correct GEMM for a shape on this machine, remembers it, and proves it.
+
+``__init__.pyi`` lists the public names.
+"""
 
 import importlib
-from typing import TYPE_CHECKING
 
-from . import settings
-from .version import __version__
+import lazy_loader
 
-if TYPE_CHECKING:
-    from .public import *  # noqa: F403
+from . import settings as settings
+from .version import __version__ as __version__
 
-__all__ = [  # noqa: F405
-    "CompileError",
-    "Epilogue",
-    "EpilogueError",
-    "ErrorFromChoice",
-    "GemmtuneError",
-    "InvalidProblemError",
-    "Layout",
-    "Multi",
-    "NoValidChoicesError",
-    "PackedOperand",
-    "Precision",
-    "Problem",
-    "QuantizedWeight",
-    "Recording",
-    "SettingsError",
-    "StoreError",
-    "TuningResult",
-    "UnavailableError",
-    "__version__",
-    "addmm",
-    "baddbmm",
-    "bmm",
-    "bsr_addmm",
-    "bsr_mm",
-    "explain",
-    "grouped_mm",
-    "int_bsr_addmm",
-    "int_mm",
-    "int_mm_mul",
-    "mixed_grouped_mm",
-    "mixed_mm",
-    "mm",
-    "mm_plus_mm",
-    "multi",
-    "optimize",
-    "pack_int4",
-    "prepack",
-    "quantize_",
-    "record",
-    "restore",
-    "sampled_addmm_bsr",
-    "scaled_grouped_mm",
-    "scaled_mm",
-    "settings",
-    "sparse",
-    "sparsify_",
-    "tune",
-    "unpack_int4",
-    "use",
-]
+_imported, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
 
 
-if not TYPE_CHECKING:
+def __getattr__(name: str) -> object:
+    """Import a public name at its first use, because the command's help needs no torch.
 
-    def __getattr__(name: str) -> object:
-        """Import torch and the other dependencies at the first use of a public name, because the command's help needs none of
-        them."""
-        if name not in __all__:
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        public = importlib.import_module(".public", __name__)
-        globals().update({known: getattr(public, known) for known in public.__all__})
-        return globals()[name]
+    The first use of any name also defines the operators of torch, of which saved graphs may consist.
+    """
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    importlib.import_module(".integration.compile.extern", __name__)
+    return _imported(name)

@@ -15,7 +15,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 from gemmtune.conformance.cases.scope import Level, Scope
-from gemmtune.conformance.gemms import own
+from gemmtune.conformance.gemms import backends
 from gemmtune.conformance.properties.table import PROPERTIES
 from gemmtune.declaration.labels import GROUPED, ONE_PRODUCT, OPS, SPARSE
 
@@ -57,7 +57,7 @@ def wanted() -> set[Note]:
     """Return the notes that a run without a GPU must have."""
     found: set[Note] = {("gemmtune", name) for name in WITHOUT_PRODUCTS}
     for backend, operations in OPERATIONS.items():
-        scope = Scope(traits=getattr(own, backend).traits, device_type="cpu", level=Level.SMOKE)
+        scope = Scope(traits=getattr(backends, backend).traits, device_type="cpu", level=Level.SMOKE)
         left_out = (*WITHOUT_PRODUCTS, *WITHOUT_ANYTHING.get(backend, ()))
         names = [p.name for p in PROPERTIES if p.needs(scope) is None and p.name not in left_out]
         found |= {(backend, name) for name in (*names, *operations)}

@@ -11,10 +11,10 @@ from typing import get_args
 
 import torch
 
+from ..operand_kinds import BiasShape, Scales, WeightScales
 from ..problem import Layout, Precision, Problem
 from ..problem.dtypes import FLOAT8_FNUZ
 from ..problem.operations import BATCHED_OPS, DENSE_OPS, OPERATIONS, Encoding
-from ..problem.problem import BiasShape, Scales, WeightScales
 from ..problem.trace import trace
 
 DTYPES: dict[str, torch.dtype] = {
@@ -23,7 +23,7 @@ DTYPES: dict[str, torch.dtype] = {
 LAYOUTS = ("nn", "nt", "tn", "tt")
 SHAPES = ((512, 6144, 4096), (16, 6144, 4096), (1000, 1001, 999), (128, 128, 65536), (500, 504, 1000))
 """M, N, K: large, few rows, nothing aligned, a long sum, sizes that no tile divides."""
-BIASES: tuple[BiasShape, ...] = ("n", "mn", "m1", "1n", "scalar")
+BIASES: tuple[BiasShape, ...] = get_args(BiasShape)
 SCALARS = ((2.0, 0.5), (1.0, 1.0), (2.0, 1.0), (1.0, 0.0))
 """Values of alpha and beta."""
 BATCH = 3

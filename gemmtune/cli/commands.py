@@ -205,7 +205,7 @@ def conformance(**given: Any) -> None:
     gemmtune conformance mypkg.ops:matmul --repro bound:mm-bf16-127x64x33-seed.7 --in-process
     gemmtune conformance mypkg.ops:matmul --html report.html -- -n 2
     gemmtune conformance mypkg.ops:slow_to_compile --max-cases 100 --max-seconds 120
-    gemmtune conformance own:triton
+    gemmtune conformance backend:triton
     gemmtune conformance --sm 80
     """  # fmt: skip
     _run("conformance.conformance", given)

@@ -12,18 +12,18 @@ from pathlib import Path
 import click
 from click.shell_completion import CompletionItem
 
-OWN = Path(__file__).parents[1] / "conformance" / "gemms" / "own.py"
-"""Source of our backends, which are named like ``own:triton``."""
+BACKENDS = Path(__file__).parents[1] / "conformance" / "gemms" / "backends.py"
+"""Source of our backends, which are named like ``backend:triton``."""
 
 
 def complete_gemm(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:  # noqa: ARG001 - click's
-    """Return modules here and installed, and ``own:`` for our backends, or after the colon a module's public names."""
+    """Return modules here and installed, and ``backend:`` for our backends, or after the colon a module's public names."""
     module, colon, name = incomplete.partition(":")
     if colon:
-        path = OWN if module == "own" else _file_of(module)
+        path = BACKENDS if module == "backend" else _file_of(module)
         names = _public_names(path) if path is not None else []
         return [CompletionItem(f"{module}:{found}") for found in names if found.startswith(name)]
-    found = ["own:"] if "own".startswith(module) else []
+    found = ["backend:"] if "backend".startswith(module) else []
     return [CompletionItem(word) for word in [*found, *sorted(_modules(module))]]
 
 

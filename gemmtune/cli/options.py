@@ -10,17 +10,9 @@ import click
 from ..backends.table import BACKENDS
 from ..settings import Search, Timing
 from . import words
+from .product import click_options
 
 F = TypeVar("F", bound=Callable[..., Any])
-
-
-class _WeightDtype(click.Choice[str]):
-    """Name of a dtype of b. Four-bit numbers are an encoding instead."""
-
-    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        if value in words.ENCODINGS:
-            self.fail(f"got {value!r}, which is a way to pack b and not a dtype; give --encoding {value}", param, ctx)
-        return super().convert(value, param, ctx)
 
 
 arch_option = click.option(
@@ -39,49 +31,7 @@ timing_option = click.option(
 
 def problem_options(function: F) -> F:
     """Add the options that apply to every shape of the command line."""
-    return _all(
-        function,
-        click.option("--op", type=click.Choice(words.OPS), help="Operation; by default mm, or bmm for BxMxNxK."),
-        click.option(
-            "--dtype", type=click.Choice(words.DTYPES),
-            help="Dtype of a, and of a dense b; by default bfloat16, int8 for int_mm and float8_e4m3fn for scaled_mm.",
-        ),
-        click.option(
-            "--layout", type=click.Choice(words.LAYOUTS), default="nt", show_default=True,
-            help="BLAS letters of a and b: n is row-major, t column-major, so nt stores b like an nn.Linear weight.",
-        ),
-        click.option(
-            "--bias", type=click.Choice(words.BIASES),
-            help="Shape of the added operand; makes the operation addmm or baddbmm, except for scaled_mm.",
-        ),
-        click.option("--alpha", type=float, default=1.0, help="Factor of the product (addmm, baddbmm)."),
-        click.option("--beta", type=float, help="Factor of the added operand (addmm, baddbmm)."),
-        click.option("--k2", type=click.IntRange(min=0), help="Columns of c; by default K (mm_plus_mm)."),
-        click.option("--prepacked", is_flag=True, help="b is packed by gemmtune.prepack (not for batches)."),
-        click.option(
-            "--dtype-b", type=_WeightDtype(words.B_DTYPES),
-            help="Dtype of b; by default int8 (mixed_mm; uint8 with --encoding), or that of a (scaled_mm).",
-        ),
-        click.option("--encoding", type=click.Choice(words.ENCODINGS), help="b has two 4-bit numbers in each byte (mixed_mm)."),
-        click.option(
-            "--scales", type=click.Choice(words.SCALES), metavar="KIND",
-            help=f"Part of an operand that shares a scale. scaled_mm:  {', '.join(words.SCALES_OF_SCALED_MM)}; mixed_mm: "
-            f"{', '.join(words.SCALES_OF_WEIGHTS)}; int_mm_mul: {', '.join(words.FACTORS)}.",
-        ),
-        click.option("--zeros", is_flag=True, help="b has zero points in the shape of its scales (mixed_mm)."),
-        click.option("--scale-dtype", type=click.Choice(words.RESULT_DTYPES), help="Dtype of the scales (int_mm_mul, mixed_mm)."),
-        click.option("--out-dtype", type=click.Choice(words.RESULT_DTYPES), help="Dtype of the result (int_mm_mul, scaled_mm)."),
-        click.option("--block", metavar="SIDE", help="Side of the blocks of bsr, or ROWSxCOLUMNS; by default 64 (bsr_mm)."),
-        click.option("--density", type=click.FloatRange(0, 1), help="Share of the blocks that exist; by default 0.5 (bsr_mm)."),
-        click.option("--imbalance", type=click.Choice(words.IMBALANCES), help="Spread of the blocks over rows of bsr (bsr_mm)."),
-        click.option("--groups", type=click.IntRange(1), help="Groups of rows, or of terms; by default 8 (grouped_mm)."),
-        click.option("--gated", type=click.Choice(words.GATES), help="Half of b's columns are gates (routed_grouped_mm)."),
-        click.option(
-            "--tokens", type=click.IntRange(1),
-            help="Rows of a, from which an index picks M (routed_grouped_mm); rows of the sum of M rows (combined_grouped_mm).",
-        ),
-        click.option("--fast-accum", is_flag=True, help="8-bit tensor cores may keep their narrow sum (scaled_mm)."),
-    )  # fmt: skip
+    return _all(function, *click_options())
 
 
 def search_options(function: F) -> F:

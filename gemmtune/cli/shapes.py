@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from ..problem import Problem
 from ..selector.segments import rows_of
 from . import words
 from .output import note
+from .product import KINDS, WHOLE, Kind
 from .spec import TF32_ON_CPU, Spec
 
 LATER_OPS = ("scatter_mm", "bsr_scatter_mm")
@@ -161,9 +162,8 @@ def problem_of_entry(entry: Mapping[str, Any], where: str, options: Spec) -> Pro
     for field, value in entry.items():
         if field not in FIELDS:
             raise InvalidProblemError(f"{where}: {field}: unknown field, expected {', '.join(FIELDS)}")
-        check, expected = FIELDS[field]
-        if not check(value):
-            raise InvalidProblemError(f"{where}: {field}: got {_show(value)}, expected {expected}")
+        if not FIELDS[field].check(value):
+            raise InvalidProblemError(f"{where}: {field}: got {_show(value)}, expected {FIELDS[field].expected}")
     sizes = [field for field in ("batch", "m", "n", "k") if field != "batch" or "batch" in entry]
     for field in sizes:
         if field not in entry:
@@ -178,39 +178,15 @@ def _show(value: Any) -> str:
     return text if len(text) <= 60 else text[:59] + "…"
 
 
-def _one_of(*legal: str, hint: str = "") -> tuple[Callable[[Any], bool], str]:
-    return (lambda value: value in legal, f"one of {', '.join(legal)}{hint}")
-
-
-_WHOLE = (lambda value: isinstance(value, int) and not isinstance(value, bool) and value >= 0, "a whole number")
-_NUMBER = (lambda value: isinstance(value, (int, float)) and not isinstance(value, bool), "a number")
-_BLOCK = re.compile(r"\d+(x\d+)?")
-_TRUTH = (lambda value: isinstance(value, bool), "true or false")
-_WEIGHT_DTYPE = _one_of(*words.B_DTYPES, hint="; four bits are an encoding, int4 or uint4")
-FIELDS: dict[str, tuple[Callable[[Any], bool], str]] = {
-    "name": (lambda value: isinstance(value, str), "a text"),
-    "op": _one_of(*words.OPS),
-    **dict.fromkeys(("batch", "m", "n", "k", "k2"), _WHOLE),
-    "dtype": _one_of(*words.DTYPES),
-    "layout": _one_of(*words.LAYOUTS),
-    "bias": _one_of(*words.BIASES),
-    **dict.fromkeys(("alpha", "beta"), _NUMBER),
-    "prepacked": _TRUTH,
-    **dict.fromkeys(("dtype_b", "b_dtype"), _WEIGHT_DTYPE),
-    "encoding": _one_of(*words.ENCODINGS),
-    "scales": _one_of(*words.SCALES),
-    "zeros": _TRUTH,
-    **dict.fromkeys(("scale_dtype", "out_dtype"), _one_of(*words.RESULT_DTYPES)),
-    "fast_accum": _TRUTH,
-    "block": (lambda value: _BLOCK.fullmatch(str(value)) is not None, 'a side such as 64, or rows and columns such as "64x32"'),
-    "density": (lambda value: _NUMBER[0](value) and 0 <= value <= 1, "a number from 0 to 1"),
-    "groups": (lambda value: _WHOLE[0](value) and value >= 1, "a whole number from 1 on"),
-    "gated": _one_of(*words.GATES),
-    "tokens": (lambda value: _WHOLE[0](value) and value >= 1, "a whole number from 1 on"),
-    "imbalance": _one_of(*words.IMBALANCES),
-    "pattern": _one_of("banded"),
+FIELDS: dict[str, Kind] = {
+    "name": Kind(check=lambda value: isinstance(value, str), expected="a text"),
+    "op": KINDS["op"],
+    **dict.fromkeys(("batch", "m", "n", "k"), WHOLE),
+    **KINDS,
+    "b_dtype": KINDS["dtype_b"],
+    "pattern": Kind(check=lambda value: value == "banded", expected="one of banded"),
 }
-"""Field of an entry, the check of its value, and a description of legal values.
+"""Fields of an entry with the kinds of their values.
 
 ``b_dtype`` is another name of ``dtype_b``. ``pattern``, the places of a weight's blocks, is for benchmarks only: a problem
 does not include it.

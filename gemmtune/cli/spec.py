@@ -20,6 +20,7 @@ from ..problem.fused import BROUGHT, NAMES, bias_epilogue, factor_dtype, factor_
 from ..problem.operation import Operation
 from ..problem.operations import OPERATIONS, SPARSE_OPS
 from . import words
+from .product import Product
 
 ROWS: dict[str, Operation] = {**NAMES, **{op: OPERATIONS[op] for op in SPARSE_OPS}}
 """Operations by public function name."""
@@ -27,30 +28,9 @@ TF32_ON_CPU = "tf32 is a precision of GPUs; use --device cuda, or float32"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Spec:
-    """Options that apply to every shape, which adds its sizes. None selects the default of the shape or the operation."""
+class Spec(Product):
+    """Options of a product and the device, as a Problem for the sizes of a shape."""
 
-    op: str | None = None
-    dtype: str | None = None
-    layout: str = "nt"
-    bias: str | None = None
-    alpha: float = 1.0
-    beta: float | None = None
-    prepacked: bool = False
-    dtype_b: str | None = None
-    encoding: str | None = None
-    scales: str | None = None
-    zeros: bool = False
-    scale_dtype: str | None = None
-    out_dtype: str | None = None
-    fast_accum: bool = False
-    k2: int | None = None
-    block: str | int | None = None
-    density: float | None = None
-    imbalance: str | None = None
-    groups: int | None = None
-    gated: str | None = None
-    tokens: int | None = None
     device_type: str = "cpu"
 
     def problem(self, sizes: Sequence[int], where: str) -> Problem:

@@ -1,20 +1,32 @@
 """Legal words of options and files of shapes. Plain data, so that help needs no torch, and a test compares it with the package."""
 
-OPS = (
-    "mm", "addmm", "bmm", "baddbmm", "mm_plus_mm", "int_mm", "int_mm_mul", "mixed_mm", "scaled_mm", "bsr_mm", "bsr_addmm",
-    "grouped_mm", "mixed_grouped_mm", "scaled_grouped_mm", "routed_grouped_mm", "combined_grouped_mm", "grouped_k_mm",
-)  # fmt: skip
+import re
+from pathlib import Path
+from typing import get_args
+
+from ..operand_kinds import BiasShape, Encoding, Gate, Imbalance, Scales, WeightScales
+
+
+def _operations() -> tuple[str, ...]:
+    """Return the public functions of the table of operations, read from its source, because its import needs torch."""
+    problem = Path(__file__).parents[1] / "problem"
+    rows = re.findall(r'\bOperation\(\s*name="(\w+)"', (problem / "operations.py").read_text(encoding="utf-8"))
+    more = re.findall(r'"(\w+)": Brought\(op="(\w+)"', (problem / "fused.py").read_text(encoding="utf-8"))
+    return tuple(name for row in rows for name in (row, *(other for other, op in more if op == row != other)))
+
+
+OPS = _operations()
 """Operations that can be tuned. int_mm_mul is int_mm with an epilogue."""
 LAYOUTS = ("nn", "nt", "tn", "tt")
-BIASES = ("n", "mn", "m1", "1n", "scalar")
+BIASES = get_args(BiasShape)
 FACTORS = ("tensor", "row", "column")
 """Part of the result that shares a scale in int_mm_mul: all of it, or each row or column."""
-SCALES_OF_SCALED_MM = ("tensor", "row", "block_1x128", "block_128x128")
-SCALES_OF_WEIGHTS = ("none", "tensor", "column", "group_32", "group_64", "group_128")
+SCALES_OF_SCALED_MM = get_args(Scales)
+SCALES_OF_WEIGHTS = get_args(WeightScales)
 SCALES = tuple(dict.fromkeys((*SCALES_OF_SCALED_MM, *SCALES_OF_WEIGHTS, *FACTORS)))
-IMBALANCES = ("even", "skewed")
-GATES = ("silu", "gelu", "gelu_tanh")
-ENCODINGS = ("int4", "uint4")
+IMBALANCES = get_args(Imbalance)
+GATES = get_args(Gate)[1:]
+ENCODINGS = get_args(Encoding)[1:]
 WEIGHT_DTYPES = ("int8", "uint8", "float8_e4m3fn", "float8_e5m2")
 FLOAT8 = ("float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz")
 """float8 dtypes of scaled_mm. The last two are for AMD's gfx942."""

@@ -13,9 +13,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import importlib
-import os
-import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -29,6 +26,7 @@ from ..errors import ErrorFromChoice, SubjectError
 from ..problem import Problem
 from ..problem.flags import precision_scope
 from ..problem.fused import BROUGHT
+from .found import found_at
 from .labels import OPS, ROWS
 from .traits import ATTRIBUTE, Traits
 
@@ -113,8 +111,6 @@ class _Wrapped(Subject):
 
 FUSED = {own.op: name for name, own in BROUGHT.items() if own.required}
 """Operations to the names of their functions with a built-in epilogue."""
-OURS = "gemmtune.conformance.gemms.own"
-"""Module of ``own:triton`` and the like."""
 NAMED_OPS = tuple(op for op in OPS if ROWS[op].operand("inp") is None)
 """Operations that an undeclared function computes if it has their name. addmm is not among them: only functions of a namespace have
 torch's order of arguments."""
@@ -245,33 +241,6 @@ def _refuse_class_of_methods(target: str, found: type) -> None:
     code = [getattr(function, "__code__", None) for function in functions]
     if not functions or any(x is not None and x.co_varnames[:1] == ("self",) for x in code):
         raise SubjectError(f"{target}: got a class, expected an object of it; name one, as in gemm = {found.__name__}()")
-
-
-def found_at(target: str) -> object:
-    """Return the object at ``package.module:name``, or the module. Imports the module. Raises SubjectError if that fails."""
-    module_name, _, path = target.partition(":")
-    module_name = OURS if module_name == "own" else module_name
-    if not module_name:
-        raise SubjectError(f"GEMM: got {target!r}, expected package.module:function, for instance mypkg.ops:matmul")
-    if os.getcwd() not in sys.path and "" not in sys.path:
-        sys.path.insert(0, os.getcwd())
-    try:
-        module = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        if error.name and (module_name == error.name or module_name.startswith(error.name + ".")):
-            raise SubjectError(
-                f"{target}: there is no module {error.name!r} here; is it installed, or in the working folder?"
-            ) from error
-        raise SubjectError(f"{target}: {module_name} cannot be imported: {error}") from error
-    except (Exception, SystemExit) as error:
-        raise SubjectError(f"{target}: {module_name} cannot be imported: {type(error).__name__}: {error}") from error
-    ours = [name for name, value in vars(module).items() if module_name == OURS and isinstance(value, Subject)]
-    if ours and path not in ours:
-        raise SubjectError(f"GEMM: got {target!r}, expected own: and one of {', '.join(ours)}")
-    try:
-        return functools.reduce(getattr, path.split("."), module) if path else module
-    except AttributeError as error:
-        raise SubjectError(f"{target}: {error}") from error
 
 
 _STICKY = (

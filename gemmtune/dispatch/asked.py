@@ -5,9 +5,10 @@ from __future__ import annotations
 import atexit
 import logging
 from dataclasses import dataclass, field
+from typing import get_args
 
+from ..operand_kinds import BiasShape
 from ..problem import Problem
-from ..problem.contiguous import BiasShape
 from ..problem.operations import DENSE_OPS
 from ..problem.rows import RowClass
 from ..store.store import Ranged, Store
@@ -82,15 +83,12 @@ def command(rows_class: RowClass, most: int) -> str:
     return " ".join(words) if _plain(p) else f"gemmtune.tune({p.op!r}, <its operands>, m=range(1, {most + 1}))"
 
 
-_BIASES: tuple[BiasShape, ...] = ("n", "mn", "m1", "1n", "scalar")
-
-
 def _bias_of(p: Problem) -> BiasShape | None:
     if p.inp is None:
         return None
     make = Problem.baddbmm if p.batched else Problem.addmm
     sizes = (p.batch, p.m, p.n, p.k) if p.batched else (p.m, p.n, p.k)
-    made = ((bias, make(*sizes, dtype=p.dtype, bias=bias, device_type=p.device_type)) for bias in _BIASES)
+    made = ((bias, make(*sizes, dtype=p.dtype, bias=bias, device_type=p.device_type)) for bias in get_args(BiasShape))
     return next((bias for bias, other in made if other.inp == p.inp), None)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Literal
 
 import torch
 
@@ -11,13 +10,13 @@ from ..dispatch.block_calls import turned
 from ..dispatch.grouped import Form, form_of
 from ..dispatch.keys import NOTHING
 from ..errors import InvalidProblemError
+from ..operand_kinds import Encoding, Gate
 from ..problem.grouped_compositions import added_by_token, gated_columns
-from ..problem.operations import OPERATIONS, Encoding
+from ..problem.operations import OPERATIONS
 from .operate import is_compiling, operate
 
 Tensor = torch.Tensor
 EpilogueFunction = Callable[..., Tensor]
-Gate = Literal["", "silu", "gelu", "gelu_tanh"]
 
 
 def grouped_mm(

@@ -5,13 +5,15 @@ from __future__ import annotations
 import collections
 import hashlib
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 
 from ..backends.table import BACKENDS
-from ..choice import Choice, Kernel, Scalars, Tensors
-from ..declaration.subject import Call, Subject, SubjectSpec, load
+from ..choice import Choice
+from ..declaration.called import CalledChoice
+from ..declaration.subject import Subject, SubjectSpec, load
 from ..declaration.traits import Traits
 from ..device import DeviceInfo
 from ..dispatch.ready import plan_for
@@ -31,7 +33,7 @@ def subject_for(name: str, problem: Problem, device: DeviceInfo, settings: Setti
 
     ``pick`` is what ``gemmtune`` runs. It is tuned now if it is not stored and the settings allow it. ``torch`` is torch's own
     operation. A name that begins with a backend, such as ``cpp:…``, is that choice. Anything else is a function to import, as
-    ``package.module:function``.
+    ``package.module:function``, or one of our backends, as ``backend:triton``.
 
     Raises:
         GateError: the product is empty, or there is no such choice.
@@ -44,10 +46,8 @@ def subject_for(name: str, problem: Problem, device: DeviceInfo, settings: Setti
         return fallback(problem, device, settings).choice
     backend = name.partition(":")[0]
     if backend not in BACKENDS:
-        return FunctionChoice.of(name, problem, device)
+        return TargetChoice.of(name, problem, device)
     choices = {choice.name: choice for choice in widest_offers_for(problem, device, settings).choices}
-    if name not in choices and backend == "own":  # ``own:triton`` is a GEMM of the conformance suite
-        return FunctionChoice.of(name, problem, device)
     if name not in choices:
         known = ", ".join(list(choices)[:20]) + (f" and {len(choices) - 20} more" if len(choices) > 20 else "")
         raise GateError(f"choice: got {name!r}, expected one of {known or 'none, for the settings offer nothing here'}")
@@ -55,7 +55,7 @@ def subject_for(name: str, problem: Problem, device: DeviceInfo, settings: Setti
 
 
 @dataclass(frozen=True, kw_only=True)
-class FunctionChoice(Choice):
+class TargetChoice(CalledChoice):
     """A GEMM under test (see declaration/subject.py) as a choice. It is imported when built, and never verified."""
 
     target: str
@@ -64,7 +64,7 @@ class FunctionChoice(Choice):
     single result would stay in the cache."""
 
     @classmethod
-    def of(cls, target: str, problem: Problem, device: DeviceInfo) -> FunctionChoice:
+    def of(cls, target: str, problem: Problem, device: DeviceInfo) -> TargetChoice:
         """Return the choice for a function by name. Raises GateError for an epilogue or a packed b, which no function takes."""
         if problem.epilogue is not None or problem.prepacked:
             raise GateError(f"{target}: got {problem}, expected a problem without an epilogue and without a packed b")
@@ -87,17 +87,7 @@ class FunctionChoice(Choice):
         """Import the function. Raises SubjectError if that fails."""
         return load(SubjectSpec(target=self.target))
 
-    def bind(self, loaded: Subject) -> Kernel:
-        """Return the kernel that calls the function."""
+    def keeper(self) -> Callable[[object, torch.Tensor], object]:
+        """Return the function that only keeps results, so that no check and no copy is timed."""
         kept: collections.deque[object] = collections.deque(maxlen=max(self.results_kept, 1))
-
-        def run(out: torch.Tensor, tensors: Tensors, scalars: Scalars) -> None:
-            into = out if loaded.traits.out else None
-            kept.append(loaded(Call(problem=self.problem, tensors=tensors, scalars=scalars, out=into)))
-
-        def run_new(tensors: Tensors, scalars: Scalars) -> torch.Tensor:
-            result = loaded(Call(problem=self.problem, tensors=tensors, scalars=scalars))
-            assert isinstance(result, torch.Tensor)
-            return result
-
-        return Kernel(run=run, run_new=run_new)
+        return lambda result, out: kept.append(result)  # noqa: ARG005 - nothing is written to out

@@ -3,67 +3,81 @@
 from __future__ import annotations
 
 import math
-from typing import Literal
+from collections.abc import Mapping, Sequence
+from typing import cast, get_args
 
 import torch
 
 from ..errors import InvalidProblemError
-from .dtypes import is_float8
+from ..operand_kinds import BiasShape as BiasShape
 from .layout import Layout
+from .operation import Operation
+from .scales import Scales, WeightScales, scale_layouts, weight_scale_layout
 
 MOST = 2**31 - 1
 """The largest size of a dimension: the libraries count in 32 bits."""
 MOST_ELEMENTS = 2**46
 """The limit on the elements of one operand, larger than an address space."""
-
-BiasShape = Literal["n", "mn", "m1", "1n", "scalar"]
+_NAMES = {"B": "batch", "G": "groups", "T": "tokens"}
+"""Names of sizes in messages, if they are not the symbol in lower case."""
 
 
 def operand_layouts(
-    lead: tuple[int, ...],
-    m: int,
-    n: int,
-    k: int,
-    letters: str,
-    a: torch.dtype,
-    b: torch.dtype | None = None,
-    out: torch.dtype | None = None,
-) -> tuple[Layout, Layout, Layout]:
-    """Return the layouts of a, b and out for these sizes and dtypes. b and out default to the dtype of a.
+    row: Operation, sizes: Mapping[str, int], letters: str, dtypes: Mapping[str, torch.dtype], *, encoded: bool = False
+) -> dict[str, Layout]:
+    """Return the layouts of a row's matrices and of out, by role.
 
-    ``letters`` has one letter for a and one for b: ``n`` is row-major, ``t`` is stored transposed.
+    ``sizes`` has the sizes by symbol, and ``dtypes`` the dtypes by role: a's, those of optional matrices that are given, and those
+    that are not the row's first legal dtype. ``letters`` has one letter for a and c, and one for b and d: ``n`` is row-major,
+    ``t`` is stored transposed. An ``encoded`` b has two elements of K in each byte.
 
     Raises:
-        InvalidProblemError: ``letters`` is not one of nn, nt, tn, tt, or a size is out of range.
+        InvalidProblemError: ``letters`` is illegal for the row, or a size is out of range.
     """
-    for name, size in (*((("batch", lead[0]),) if lead else ()), ("m", m), ("n", n), ("k", k)):
-        check_size(name, size)
+    for symbol, extent in sizes.items():
+        check_size(_NAMES.get(symbol, symbol.lower()), extent)
+    if row.sparse and letters not in ("nt", "tt"):
+        raise InvalidProblemError(f"layout: got {letters!r}, expected nt or tt: b is the transpose of a weight [N, K]")
     if len(letters) != 2 or set(letters) - {"n", "t"}:
         raise InvalidProblemError(f"layout: got {letters!r}, expected one of nn, nt, tn, tt")
-    first, second = (letter == "t" for letter in letters)
-    return (
-        _layout((*lead, m, k), a, transposed=first),
-        _layout((*lead, k, n), b or a, transposed=second),
-        Layout.contiguous((*lead, m, n), out or a),
-    )
+    layouts = {}
+    for operand in row.matrices:
+        if operand.required or operand.role in dtypes:
+            known = {**sizes, "1": 1, "K": -(-sizes["K"] // 2)} if encoded and operand.role == "b" else {**sizes, "1": 1}
+            size = tuple(known[symbol] for symbol in row.symbols(operand))
+            dtype = dtypes.get(operand.role) or (operand.dtypes or (dtypes["a"],))[0]
+            letter = letters[operand.role in ("b", "d")] if operand.role in ("a", "b", "c", "d") else "n"
+            layouts[operand.role] = _layout(size, dtype, transposed=letter == "t")
+    size = tuple(row.extent(symbol, sizes) for symbol in row.out_symbols)
+    dtype = dtypes.get("out") or row.result_dtype(dtypes["a"], epilogue=False)
+    transposed = row.sparse and letters == "tt"
+    return layouts | {"out": _layout(size, dtype, transposed=True) if transposed else Layout.contiguous(size, dtype)}
 
 
-def blocked_layouts(m: int, n: int, k: int, letters: str, dtype: torch.dtype) -> tuple[Layout, Layout, Layout]:
-    """Return the layouts of a, b and out for a block-sparse b."""
-    if letters not in ("nt", "tt"):
-        raise InvalidProblemError(f"layout: got {letters!r}, expected nt or tt: b is the transpose of a weight [N, K]")
-    result = torch.bfloat16 if is_float8(dtype) else dtype if dtype.is_floating_point else torch.int32
-    a, b, out = operand_layouts((), m, n, k, letters, dtype, out=result)
-    return a, b, out if letters == "nt" else _layout((m, n), result, transposed=True)
+def scale_fields(
+    row: Operation, sizes: Mapping[str, int], scales: str, dtype: torch.dtype, *, zeros: bool = False
+) -> dict[str, Layout | None]:
+    """Return the scales of a row, and its zero points, by role: of one product, without groups.
+
+    Raises:
+        InvalidProblemError: ``scales`` is unknown or illegal for groups, or ``zeros`` is set without scales.
+    """
+    m, n, k = (sizes[symbol] for symbol in "MNK")
+    if row.operand("scale_a") is not None:
+        kinds, (scale_a, scale_b) = get_args(Scales), scale_layouts(m, n, k, cast(Scales, scales))
+        return {"scale_a": scale_a, "scale_b": _of_groups(row, scales, scale_b, kinds)}
+    kinds, scale = get_args(WeightScales), weight_scale_layout(n, k, cast(WeightScales, scales), dtype)
+    if zeros and scale is None:
+        raise InvalidProblemError(f"zeros: got no scales, expected one of {', '.join(kinds[1:])}")
+    return {"scale_b": _of_groups(row, scales, scale, kinds), "zero_b": scale if zeros else None}
 
 
-def grouped_layouts(
-    groups: int, m: int, n: int, k: int, letters: str, a: torch.dtype, b: torch.dtype | None = None, out: torch.dtype | None = None
-) -> tuple[Layout, Layout, Layout, Layout]:
-    """Return the layouts of a, b, out and offs for groups of rows: as ``operand_layouts``, with one matrix of b for each group."""
-    rows, _, result = operand_layouts((), m, n, k, letters, a, b, out)
-    _, matrices, _ = operand_layouts((groups,), m, n, k, letters, a, b, out)
-    return rows, matrices, result, Layout.contiguous((groups,), torch.int32)
+def _of_groups(row: Operation, scales: str, scale: Layout | None, kinds: Sequence[str]) -> Layout | None:
+    """Return the scale of b. Raise InvalidProblemError if groups need one for each column or block, and it has none."""
+    if row.grouped and (scale is None or len(scale.size) != 2):
+        *others, last = [kind for kind in kinds if kind not in ("none", "tensor")]
+        raise InvalidProblemError(f"scales: got {scales!r}, expected {', '.join(others)} or {last}")
+    return scale
 
 
 def bias_shapes(out: tuple[int, ...]) -> dict[str, tuple[int, ...]]:

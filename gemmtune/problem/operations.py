@@ -7,10 +7,11 @@ an error bound, a public function, and backends that support it: see "Adding an 
 from __future__ import annotations
 
 import functools
-from typing import Literal
+from typing import get_args
 
 import torch
 
+from ..operand_kinds import Encoding as Encoding
 from .compositions import (
     added,
     block_added,
@@ -26,9 +27,7 @@ from .grouped_compositions import combined, grouped_by_terms, grouped_product, m
 from .operation import Op, Operand, Operation, Result
 from .scales import BLOCKS_OF_A, BLOCKS_OF_B, BLOCKS_OF_WEIGHTS
 
-Encoding = Literal["", "int4", "uint4"]
-"""The encoding of b: its dtype alone, or two numbers in each uint8, with the number of the even k in the low four bits."""
-ENCODINGS: tuple[Encoding, ...] = ("", "int4", "uint4")
+ENCODINGS: tuple[Encoding, ...] = get_args(Encoding)
 
 ROLES = ("a", "b", "inp", "c", "d", "scale_a", "scale_b", "zero_b", "offs", "rows", "slots", "weights")
 """The roles of operands. Each is a field of Problem; the order is the order of tensors in a kernel call."""

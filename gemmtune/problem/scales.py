@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal
 
 import torch
 
 from ..errors import InvalidProblemError
+from ..operand_kinds import Scales as Scales
+from ..operand_kinds import WeightScales as WeightScales
 from .layout import Layout
 
-Scales = Literal["tensor", "row", "block_1x128", "block_128x128"]
-"""The scales of scaled_mm: one for each operand; one for each row of a and each column of b; one for each 128 elements along K
-of a row or column; or for b one for each 128×128 block."""
-WeightScales = Literal["none", "tensor", "column", "group_32", "group_64", "group_128"]
-"""The scales of b in mixed_mm: none, one number, one for each column, or one for each 32, 64 or 128 elements of a column."""
 SCALE_BLOCK = 128
 """Elements along K that one scale of a block-scaled operand covers. Square blocks cover as many along M or N."""
 GROUPS = (32, 64, 128)

@@ -5,12 +5,11 @@ from __future__ import annotations
 import functools
 import math
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import get_args
 
 from ..errors import InvalidProblemError
+from ..operand_kinds import Imbalance as Imbalance
 
-Imbalance = Literal["even", "skewed"]
-"""Balance of the blocks: ``even`` if the longest block row has at most SKEWED times the mean number of blocks, plus one."""
 SKEWED = 2.0
 DENSITIES = (0.0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
 """Densities that distinguish classes of problems: shares of the blocks that exist."""

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Self
 
 import torch
 
 from ..errors import InvalidProblemError
-from .contiguous import BiasShape, blocked_layouts, check_size, grouped_layouts, inp_layout, operand_layouts
+from .contiguous import BiasShape, check_size, inp_layout, operand_layouts, scale_fields
 from .fields import scalar_class
-from .layout import Layout
-from .operations import Encoding
+from .operation import Op
+from .operations import OPERATIONS, Encoding
 from .precision import Precision, precision_of
-from .scales import Scales, WeightScales, scale_layouts, weight_scale_layout
+from .scales import Scales, WeightScales
 from .sparsity import Imbalance, Sparsity, density_class, sides_of
 
 
@@ -22,10 +23,48 @@ class StructuredConstructors:
     __slots__ = ()
 
     @classmethod
-    def _of(cls, device_type: str | None, precision: Precision | None = None, **fields: Any) -> Self:
-        """Return the problem with these fields, which the dataclass ``Problem`` defines. This base class does not know it."""
+    def _of(
+        cls,
+        op: Op,
+        sizes: tuple[int, ...],
+        dtype: torch.dtype,
+        layout: str,
+        device_type: str | None,
+        precision: Precision | None = None,
+        *,
+        dtypes: Mapping[str, torch.dtype | None] | None = None,
+        symbols: Mapping[str, int] | None = None,
+        added: tuple[BiasShape, float, float] | None = None,
+        scales: str | None = None,
+        scale_dtype: torch.dtype | None = None,
+        zeros: bool = False,
+        **fields: Any,
+    ) -> Self:
+        """Return the problem of an operation's row for ``sizes`` ([batch,] m, n, k), with contiguous operands.
+
+        ``dtypes`` by role and sizes by symbol are for ``operand_layouts``. ``added`` is the shape of inp, alpha and beta.
+        ``fields`` are further fields of ``Problem``, which this base class does not know.
+        """
+        row, gated = OPERATIONS[op], fields.get("gated", "")
+        for name, size in zip(("batch", "m", "n", "k")[-len(sizes) :], sizes, strict=True):
+            check_size(name, size)
+        known = dict(zip("BMNK"[-len(sizes) :], sizes, strict=True)) | dict(symbols or {})
+        known["N"] *= 2 if gated else 1
+        given = {"a": dtype} | {role: x for role, x in (dtypes or {}).items() if x is not None}
+        if scales is not None:
+            scaled = scale_fields(row, known, scales, scale_dtype or dtype, zeros=zeros)
+            if row.grouped and (scale := scaled["scale_b"]) is not None:
+                known, given = known | {"S": scale.size[0], "T": scale.size[1]}, given | {"scale_b": scale.dtype}
+            else:
+                fields |= scaled
+        if added is not None:
+            (bias, alpha, beta), (*lead, m, n, _) = added, sizes
+            inp = inp_layout(tuple(lead), m, n, bias, dtype)
+            fields |= {"inp": inp, "alpha": scalar_class(alpha), "beta": scalar_class(beta)}
+        encoded = bool(fields.get("encoding"))
+        fields |= operand_layouts(row.given(given, gated=gated), known, layout, given, encoded=encoded)
         kind = device_type or ("cuda" if torch.cuda.is_available() else "cpu")
-        fields |= {"device_type": kind, "precision": precision or precision_of(fields["a"].dtype, kind)}
+        fields |= {"op": op, "device_type": kind, "precision": precision or precision_of(dtype, kind)}
         return cls(**fields)
 
     @classmethod
@@ -52,8 +91,7 @@ class StructuredConstructors:
         transposes of x and the result of ``bsr_mm(bsr, x)``.
         """
         blocks = _sparsity(block, density, imbalance, wide_index)
-        a, b, out = blocked_layouts(m, n, k, layout, dtype)
-        return cls._of(device_type, precision, op="bsr_mm", a=a, b=b, out=out, sparsity=blocks, prepacked=prepacked)
+        return cls._of("bsr_mm", (m, n, k), dtype, layout, device_type, precision, sparsity=blocks, prepacked=prepacked)
 
     @classmethod
     def bsr_addmm(
@@ -76,10 +114,8 @@ class StructuredConstructors:
         prepacked: bool = False,
     ) -> Self:
         """Return out[M, N] = alpha · a[M, K] @ b[K, N] + beta · inp, with b as in ``bsr_mm`` and inp as in ``addmm``."""
-        blocks = _sparsity(block, density, imbalance, wide_index)
-        a, b, out = blocked_layouts(m, n, k, layout, dtype)
-        more = {"inp": inp_layout((), m, n, bias, dtype), "alpha": scalar_class(alpha), "beta": scalar_class(beta)}
-        return cls._of(device_type, precision, op="bsr_addmm", a=a, b=b, out=out, sparsity=blocks, prepacked=prepacked, **more)
+        sparse: dict[str, Any] = {"sparsity": _sparsity(block, density, imbalance, wide_index), "prepacked": prepacked}
+        return cls._of("bsr_addmm", (m, n, k), dtype, layout, device_type, precision, added=(bias, alpha, beta), **sparse)
 
     @classmethod
     def grouped_mm(
@@ -98,8 +134,7 @@ class StructuredConstructors:
 
         ``layout`` applies to a and to each matrix of b: ``nt`` stores b as [G, N, K], like the weights of experts.
         """
-        a, b, out, offs = grouped_layouts(groups, m, n, k, layout, dtype)
-        return cls._of(device_type, precision, op="grouped_mm", a=a, b=b, out=out, offs=offs)
+        return cls._of("grouped_mm", (m, n, k), dtype, layout, device_type, precision, symbols={"G": groups})
 
     @classmethod
     def mixed_grouped_mm(
@@ -118,15 +153,9 @@ class StructuredConstructors:
         precision: Precision | None = None,
     ) -> Self:
         """Return ``grouped_mm`` with int8 weights b, or uint8 [G, K/2, N] with an ``encoding``, and scales of a's dtype."""
-        a, b, out, offs = grouped_layouts(groups, m, n, k, layout, dtype, torch.int8)
-        if encoding:
-            _, b, *_ = grouped_layouts(groups, m, n, -(-k // 2), layout, dtype, torch.uint8)
-        scale = weight_scale_layout(n, k, scales, scale_dtype or dtype)
-        if scale is None or len(scale.size) != 2:
-            raise InvalidProblemError(f"scales: got {scales!r}, expected column, group_32, group_64 or group_128")
-        scale = Layout.contiguous((groups, *scale.size), scale.dtype)
-        more: dict[str, Any] = {"scale_b": scale, "encoding": encoding}
-        return cls._of(device_type, precision, op="mixed_grouped_mm", a=a, b=b, out=out, offs=offs, **more)
+        weight: dict[str, Any] = {"scales": scales, "scale_dtype": scale_dtype, "encoding": encoding}
+        weight["dtypes"] = {"b": torch.uint8 if encoding else torch.int8}
+        return cls._of("mixed_grouped_mm", (m, n, k), dtype, layout, device_type, precision, symbols={"G": groups}, **weight)
 
     @classmethod
     def routed_grouped_mm(
@@ -147,14 +176,10 @@ class StructuredConstructors:
 
         out has N columns. If the product is ``gated``, b has 2 · N columns.
         """
-        a, b, out, offs = grouped_layouts(groups, m, n, k, layout, dtype)
-        if gated:
-            _, b, *_ = grouped_layouts(groups, m, 2 * n, k, layout, dtype)
-        rows = None
+        routed: dict[str, Any] = {"symbols": {"G": groups}, "gated": gated}
         if tokens is not None:
-            a, *_ = operand_layouts((), tokens, n, k, layout, dtype)
-            rows = Layout.contiguous((m,), torch.int64)
-        return cls._of(device_type, precision, op="routed_grouped_mm", a=a, b=b, out=out, offs=offs, rows=rows, gated=gated)
+            routed |= {"symbols": {"G": groups, "T": tokens}, "dtypes": {"rows": torch.int64}}
+        return cls._of("routed_grouped_mm", (m, n, k), dtype, layout, device_type, precision, **routed)
 
     @classmethod
     def combined_grouped_mm(
@@ -171,13 +196,13 @@ class StructuredConstructors:
         precision: Precision | None = None,
     ) -> Self:
         """Return ``grouped_mm`` of M rows, weighted and added up to ``tokens`` rows of out (default M), M / tokens for each."""
-        a, b, _, offs = grouped_layouts(groups, m, n, k, layout, dtype)
+        check_size("m", m)
         count = m if tokens is None else tokens
         if count < 1 or m % count:
             raise InvalidProblemError(f"tokens: got {count} for {m} rows, expected a number that divides them")
-        slots, weights = Layout.contiguous((m,), torch.int64), Layout.contiguous((count, m // count), torch.float32)
-        out, more = Layout.contiguous((count, n), dtype), {"slots": slots, "weights": weights}
-        return cls._of(device_type, precision, op="combined_grouped_mm", a=a, b=b, out=out, offs=offs, **more)
+        symbols = {"G": groups, "T": count, "C": m // count}
+        slots = {"slots": torch.int64}
+        return cls._of("combined_grouped_mm", (m, n, k), dtype, layout, device_type, precision, symbols=symbols, dtypes=slots)
 
     @classmethod
     def scaled_grouped_mm(
@@ -196,12 +221,9 @@ class StructuredConstructors:
         device_type: str | None = None,
     ) -> Self:
         """Return ``grouped_mm`` of 8-bit floats, with the scales of ``scaled_mm`` except ``tensor``."""
-        a, b, out, offs = grouped_layouts(groups, m, n, k, layout, dtype, dtype_b, out_dtype)
-        if scales == "tensor":
-            raise InvalidProblemError("scales: got 'tensor', expected row, block_1x128 or block_128x128")
-        scale_a, scale_b = scale_layouts(m, n, k, scales)
-        more: dict[str, Any] = {"scale_a": scale_a, "scale_b": Layout.contiguous((groups, *scale_b.size), scale_b.dtype)}
-        return cls._of(device_type, op="scaled_grouped_mm", a=a, b=b, out=out, offs=offs, fast_accum=fast_accum, **more)
+        dtypes = {"b": dtype_b or dtype, "out": out_dtype}
+        more: dict[str, Any] = {"scales": scales, "fast_accum": fast_accum}
+        return cls._of("scaled_grouped_mm", (m, n, k), dtype, layout, device_type, symbols={"G": groups}, dtypes=dtypes, **more)
 
     @classmethod
     def grouped_k_mm(
@@ -220,10 +242,7 @@ class StructuredConstructors:
 
         ``layout`` is ``tn`` for gradients of weights, where a is the transpose of rows.
         """
-        a, b, _ = operand_layouts((), m, n, k, layout, dtype)
-        check_size("groups", groups)
-        out, offs = Layout.contiguous((groups, m, n), dtype), Layout.contiguous((groups,), torch.int32)
-        return cls._of(device_type, precision, op="grouped_k_mm", a=a, b=b, out=out, offs=offs)
+        return cls._of("grouped_k_mm", (m, n, k), dtype, layout, device_type, precision, symbols={"G": groups})
 
 
 def _sparsity(block: int | tuple[int, int], density: float, imbalance: Imbalance, wide_index: bool) -> Sparsity:

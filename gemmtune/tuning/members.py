@@ -14,6 +14,9 @@ import torch
 
 from ..backends.table import load
 from ..choice import Choice, Claims, Kernel, Offers, Scalars, Tensors
+from ..declaration.called import CalledChoice
+from ..declaration.subject import Call, Caller, Subject
+from ..declaration.traits import Traits
 from ..device import DeviceInfo
 from ..dispatch.host import host_us
 from ..errors import InvalidProblemError
@@ -28,7 +31,7 @@ Wanted = str | Callable[..., Any]
 
 
 @dataclass(frozen=True, kw_only=True)
-class FunctionChoice(Choice):
+class FunctionChoice(CalledChoice):
     """A function of the caller as a choice. It is called with the arguments that it has parameters for, and returns the result.
 
     With a parameter ``out`` it writes the result there. Verification holds it to the arithmetic of torch's own operation.
@@ -64,21 +67,37 @@ class FunctionChoice(Choice):
         """Return the function for another M."""
         return dataclasses.replace(self, problem=problem, claims=_claims(problem, device))
 
-    def bind(self, loaded: None) -> Kernel:  # noqa: ARG002
-        """Return the kernel that passes the arguments that the function takes."""
-        names, function = arguments_of(self.problem), self.function
+    def load(self) -> Subject:
+        """Return the function as a subject."""
+        return _Function(self.function)
+
+    def bind(self, loaded: Subject) -> Kernel:
+        """Return the kernel of the calls. Each result is copied, because a function may return the same memory again."""
+        return Kernel(run=super().bind(loaded).run)
+
+
+class _Function(Subject):
+    """Function of the caller's. A call passes the arguments that the function has parameters for."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.name, self._function = name_of(function), function
+        self.traits = Traits(out=any(x.name == "out" for x in _parameters(function)), threads=True)
+
+    def __call__(self, call: Call) -> object:
+        return self.caller(call.problem)(call.tensors, call.scalars, call.out)
+
+    def caller(self, problem: Problem) -> Caller:
+        """Return the function ``call(tensors, scalars, out)`` for a problem."""
+        names, function = arguments_of(problem), self._function
         parameters = [x for x in _parameters(function) if x.name in (*names, "out")]
         by_place = [x.name for x in parameters if x.kind is x.POSITIONAL_ONLY]
         by_name = [x.name for x in parameters if x.kind is not x.POSITIONAL_ONLY]
-        into = "out" in (*by_place, *by_name)
 
-        def run(out: torch.Tensor, tensors: Tensors, scalars: Scalars) -> None:
-            values = dict(zip(names, (*tensors, *scalars), strict=False), out=out)
-            result = function(*[values[x] for x in by_place], **{x: values[x] for x in by_name})
-            if not into:
-                out.copy_(result)
+        def call(tensors: Tensors, scalars: Scalars, out: torch.Tensor | None) -> object:
+            values: dict[str, Any] = dict(zip(names, (*tensors, *scalars), strict=False), out=out)
+            return function(*[values[x] for x in by_place], **{x: values[x] for x in by_name})
 
-        return Kernel(run=run)
+        return call
 
 
 def name_of(wanted: Wanted) -> str:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 from conformance_gemms import one_thread, subject_of
@@ -14,6 +17,7 @@ from gemmtune.conformance.options import RunOptions
 from gemmtune.conformance.report.summary import UNEXAMINED, UNKNOWN, Summary, summarise
 from gemmtune.conformance.runs.run import EXAMINED, Run
 from gemmtune.declaration.subject import SubjectSpec, load
+from gemmtune.errors import SubjectError
 from gemmtune.problem.dtypes import accumulator_dtype
 
 SAMPLED = 60
@@ -116,4 +120,14 @@ def test_a_kind_omits_places_and_sizes(text: str, kind: str) -> None:
 
 
 def test_our_backends_have_a_short_name() -> None:
-    assert load(SubjectSpec(target="own:cpp")).name == "gemmtune backend cpp"
+    assert load(SubjectSpec(target="backend:cpp")).name == "gemmtune backend cpp"
+    with pytest.raises(SubjectError, match="got 'own:cpp', expected backend:cpp; own: is the prefix of choices"):
+        load(SubjectSpec(target="own:cpp"))
+
+
+def test_a_module_named_backend_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "backend.py").write_text("def matmul(a, b):\n    return a @ b\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert load(SubjectSpec(target="backend:matmul")).name == "backend:matmul"
+    assert load(SubjectSpec(target="backend:cpp")).name == "gemmtune backend cpp"
+    del sys.modules["backend"]

@@ -21,7 +21,7 @@ from gemmtune import settings
 from gemmtune.conformance.bench.outcome import Outcome, Verdict
 from gemmtune.conformance.cases.case import Case
 from gemmtune.conformance.cases.scope import Level, Scope
-from gemmtune.conformance.gemms import own
+from gemmtune.conformance.gemms import backends as ours
 from gemmtune.conformance.properties.table import PROPERTIES, property_named
 from gemmtune.conformance.runs.isolation import InProcessRunner
 from gemmtune.declaration.labels import GROUPED, OPS, SCALES, SINGLE, WEIGHTS
@@ -48,12 +48,12 @@ FORWARD = ("sm75", "sm80")
 EVERY_FORWARD = 7
 """Number of parts for older architectures, where each case compiles and translates a kernel. Each commit takes one."""
 EVERY = 64
-"""Number of parts on a CPU. They differ between properties and commits. `gemmtune conformance own:cpp` runs all."""
+"""Number of parts on a CPU. They differ between properties and commits. `gemmtune conformance backend:cpp` runs all."""
 
 
 @functools.cache
 def runner(backend: str, device: str) -> InProcessRunner:
-    return InProcessRunner(SubjectSpec(target=f"gemmtune.conformance.gemms.own:{backend}"), device)
+    return InProcessRunner(SubjectSpec(target=f"gemmtune.conformance.gemms.backends:{backend}"), device)
 
 
 def cases_of(name: str, backend: str, device: str) -> list[Case]:
@@ -125,7 +125,7 @@ def test_compiled_backend_conforms_on_a_gpu(backend: str, name: str, part: int) 
 
 @pytest.mark.parametrize("arch", FORWARD)
 def test_subjects_for_an_older_architecture_use_its_kernels(arch: str) -> None:
-    subject = getattr(own, f"triton_{arch}")
+    subject = getattr(ours, f"triton_{arch}")
     choice = subject.choice(Problem.mm(64, 64, 64, dtype=torch.float16, device_type="cuda"))
     assert choice.arch == arch
     assert arch in subject.name
@@ -145,15 +145,15 @@ def test_subjects_for_an_older_architecture_use_its_kernels(arch: str) -> None:
     ],
 )
 def test_a_backend_declares_its_operations(backend: str, arch: str | None, lacks: set[str]) -> None:
-    traits = own.BackendSubject(backend, own.cpp.traits if arch is None and backend == "cpp" else own.EVERYTHING, arch).traits
+    traits = ours.BackendSubject(backend, ours.cpp.traits if arch is None and backend == "cpp" else ours.EVERYTHING, arch).traits
     assert set(OPS) - set(traits.ops or ()) == lacks
 
 
 def test_a_backend_declares_equal_bits_only_if_the_settings_do() -> None:
-    promised = own.triton.traits
-    assert own.BackendSubject("triton", promised).traits.deterministic
+    promised = ours.triton.traits
+    assert ours.BackendSubject("triton", promised).traits.deterministic
     with settings.patch(deterministic=False):
-        assert not own.BackendSubject("triton", promised).traits.deterministic
+        assert not ours.BackendSubject("triton", promised).traits.deterministic
 
 
 @pytest.mark.gpu

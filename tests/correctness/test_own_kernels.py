@@ -166,7 +166,8 @@ def test_filtered_names_have_a_reason(own_store: Path):
     [
         ("no_such_package.ops:mm", "there is no module 'no_such_package' here"),
         ("own_script:mm", "own_script cannot be imported: SystemExit: 3"),
-        ("own:cud", "got 'own:cud', expected own: and one of aten, cublaslt, triton"),
+        ("backend:cud", "got 'backend:cud', expected backend: and one of aten, cublaslt, triton"),
+        ("backend:cpp", "got 'backend:cpp', which is gemmtune's own, expected one of yours"),
         ("own_gemms:no_such_gemm", "has no attribute 'no_such_gemm'"),
         ("own_gemms:BROKEN", "got dict, expected a function"),
         ("mutants.gemm:Gemm", r"got a class, expected an object of it; name one, as in gemm = Gemm\(\)"),

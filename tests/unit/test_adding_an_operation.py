@@ -1,12 +1,14 @@
-"""An operation that is added by the recipe of docs/architecture.md is one like the others.
+"""Adding an operation by the recipe of docs/architecture.md gives it everything that the others have.
 
-The steps are done to a copy of the package, and another process uses the copy: ``outer_mm``, a product with an outer product added.
+The steps change a copy of the package, and another process uses the copy. The operation is ``outer_mm``, a product with an outer
+product added, which has a composition and a gradient of its own.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -15,6 +17,20 @@ from typing import Any
 
 import gemmtune
 
+COMPOSITION = '''
+
+def with_outer_product(a: Tensor, b: Tensor, c: Tensor, d: Tensor) -> Tensor:
+    """Return a @ b + c @ d for a column c and a row d."""
+    return torch.addmm(c * d, a, b)
+'''
+GRADIENT = '''
+of_outer_product: Gradient = {
+    **of_product,
+    "c": Rule(("d",), lambda g, x, numbers, product: (g * x["d"]).sum(1, keepdim=True)),  # noqa: ARG005
+    "d": Rule(("c",), lambda g, x, numbers, product: (g * x["c"]).sum(0, keepdim=True)),  # noqa: ARG005
+}
+"""The gradients of a @ b + c @ d for a column c and a row d."""
+'''
 ROW = """\
     Operation(
         name="outer_mm",
@@ -25,35 +41,59 @@ ROW = """\
             Operand(role="d", shape=("1", "N"), like_a=True),
         ),
         result=_DENSE,
-        compose=two_products,
-        gradient=of_two_products,
+        compose=with_outer_product,
+        gradient=of_outer_product,
     ),
 """
-CONSTRUCTOR = '''\
+CONSTRUCTOR = '''
     @classmethod
-    def outer_mm(cls, m, n, k, *, dtype=torch.bfloat16, layout="nt", device_type=None, precision=None):
-        """out[M, N] = a[M, K] @ b[K, N] + c[M, 1] @ d[1, N]"""
-        a, b, out = operand_layouts((), m, n, k, layout, dtype)
-        c, d, _ = operand_layouts((), m, n, 1, layout, dtype)
-        return cls._of(device_type, precision, op="outer_mm", a=a, b=b, c=c, d=d, out=out)
-
+    def outer_mm(
+        cls,
+        m: int,
+        n: int,
+        k: int,
+        *,
+        dtype: torch.dtype = torch.bfloat16,
+        layout: str = "nt",
+        device_type: str | None = None,
+        precision: Precision | None = None,
+    ) -> Self:
+        """Return out[M, N] = a[M, K] @ b[K, N] + c[M, 1] @ d[1, N]."""
+        return cls._of("outer_mm", (m, n, k), dtype, layout, device_type, precision)
 '''
 FUNCTION = '''
 
-def outer_mm(a, b, c, d, *, out=None, epilogue=None, epilogue_args=NOTHING):
+def outer_mm(
+    a: Tensor,
+    b: Tensor,
+    c: Tensor,
+    d: Tensor,
+    *,
+    out: Tensor | None = None,
+    epilogue: EpilogueFunction | None = None,
+    epilogue_args: Sequence[Tensor] = NOTHING,
+) -> Tensor:
     """out = epilogue(a @ b + c @ d, *epilogue_args) for a column c [M, 1] and a row d [1, N]"""
     return operate("outer_mm", (a, b, c, d), out, epilogue, epilogue_args)
 '''
-NAMED = '"mm_plus_mm",', '"mm_plus_mm", "outer_mm",'
+IMPORTS = (
+    "from .compositions import with_outer_product\nfrom .gradients import of_outer_product\nfrom .operation import Op, Operand, "
+)
 STEPS = {
-    "problem/operations.py": [('    Operation(\n        name="int_mm",', ROW + '    Operation(\n        name="int_mm",')],
-    "problem/constructors.py": [("    @classmethod\n    def int_mm(", CONSTRUCTOR + "    @classmethod\n    def int_mm(")],
+    "problem/compositions.py": [(None, COMPOSITION)],
+    "problem/gradients.py": [(None, GRADIENT)],
+    "problem/operations.py": [
+        ("_ROWS = (\n", f"_ROWS = (\n{ROW}"),
+        ("from .operation import Op, Operand, ", IMPORTS),
+    ],
+    "problem/constructors.py": [(None, CONSTRUCTOR)],
     "ops/products.py": [(None, FUNCTION)],
-    "public.py": [NAMED, ("from .problem import", "from .ops.products import outer_mm\nfrom .problem import")],
-    "__init__.py": [NAMED],
-    "cli/words.py": [NAMED],
+    "__init__.pyi": [(None, "from .ops.products import outer_mm as outer_mm\n")],
 }
-"""File to what is put in the place of what in it; None is its end."""
+"""Files to their changes: a text, and its replacement. None stands for the end of the file."""
+MOST_FILES = 12
+"""Files that an operation may touch. They include tests, documents, and numerics that this operation does not need."""
+ROOT = Path(__file__).parents[2]
 
 USE = """
 import json, torch, gemmtune
@@ -61,7 +101,8 @@ from gemmtune import cli, settings
 from gemmtune.problem import Problem
 
 a, b, c, d = torch.randn(33, 48), torch.randn(48, 40), torch.randn(33, 1), torch.randn(1, 40)
-exact = (a.double() @ b.double() + c.double() @ d.double()).float()
+
+def exact(a, b, c, d): return (a.double() @ b.double() + c.double() @ d.double()).float()
 
 def near(x, y): return bool(torch.allclose(x, y, rtol=1e-4, atol=1e-4))
 
@@ -69,19 +110,34 @@ def message(*operands):
     try: gemmtune.outer_mm(*operands)
     except gemmtune.InvalidProblemError as error: return str(error)
 
+def gradients(function, operands):
+    wanted = [x.clone().requires_grad_() for x in operands]
+    return torch.autograd.grad(function(*wanted).square().sum(), wanted)
+
 told = {}
-[tuned] = gemmtune.tune(Problem.outer_mm(33, 40, 48, dtype=torch.float32, layout="nn", device_type="cpu"), progress=False)
+problem = Problem.outer_mm(33, 40, 48, dtype=torch.float32, layout="nn", device_type="cpu")
+[tuned] = gemmtune.tune(problem, progress=False)
 told["tuned"] = {o.name: str(o.status) for o in tuned.outcomes}
+[ranges] = gemmtune.tune(problem, m=(1, 40), progress=False)
+told["over M"] = sorted({x.name for x in ranges.table.segments})
 told["explained"] = gemmtune.explain("outer_mm", a, b, c, d).pick
 out = torch.empty(33, 40)
 gemmtune.outer_mm(a, b, c, d, out=out)
-told["right"] = [near(x, exact) for x in (gemmtune.outer_mm(a, b, c, d), gemmtune.outer_mm(a, b, c, d), out)]
-told["epilogue"] = near(gemmtune.outer_mm(a, b, c, d, epilogue=torch.relu), exact.relu())
-told["operator"] = near(torch.ops.gemmtune.outer_mm(a, b, c, d), exact)
-wanted = [x.clone().requires_grad_() for x in (a, b, c, d)]
-ours = torch.autograd.grad(gemmtune.outer_mm(*wanted).sum(), wanted)
-theirs = torch.autograd.grad((wanted[0] @ wanted[1] + wanted[2] @ wanted[3]).sum(), wanted)
+told["right"] = [near(x, exact(a, b, c, d)) for x in (gemmtune.outer_mm(a, b, c, d), gemmtune.outer_mm(a, b, c, d), out)]
+told["epilogue"] = near(gemmtune.outer_mm(a, b, c, d, epilogue=torch.relu), exact(a, b, c, d).relu())
+told["operator"] = near(torch.ops.gemmtune.outer_mm(a, b, c, d), exact(a, b, c, d))
+ours, theirs = gradients(gemmtune.outer_mm, (a, b, c, d)), gradients(exact, (a, b, c, d))
 told["gradients"] = [near(x, y) for x, y in zip(ours, theirs)]
+compiled = torch.compile(gemmtune.outer_mm, backend="gemmtune", fullgraph=True)
+traced = torch.compile(gemmtune.outer_mm, backend="aot_eager", fullgraph=True)
+told["compiled"] = [near(compiled(a, b, c, d), exact(a, b, c, d))]
+told["compiled"] += [near(x, y) for x, y in zip(gradients(traced, (a, b, c, d)), theirs)]
+with gemmtune.record("recorded.json") as recording:
+    gemmtune.outer_mm(a, b, c, d)
+told["recorded"] = [str(x) for x in recording.counts] == [str(problem)]
+told["tuned from the recording"] = cli.run(["tune", "--recorded", "recorded.json", "--quiet"])
+weight = gemmtune.QuantizedWeight.quantize(b.t().contiguous()).t()
+told["quantized"] = near(gemmtune.outer_mm(a, weight, c, d), exact(a, weight.dequantize(), c, d))
 told["messages"] = [message(a, b, a, b), message(a, b, c, d[0])]
 told["command"] = cli.run(["tune", "8x8x8", "--op", "outer_mm", "--dtype", "float32", "--device", "cpu", "--quiet"])
 told["conformance"] = cli.run(
@@ -93,7 +149,7 @@ print("told:" + json.dumps(told))
 
 
 def use_of_a_copy(folder: Path) -> dict[str, Any]:
-    """The recipe's steps on a copy of the package, and what the program found out there."""
+    """Do the recipe's steps on a copy of the package, run the program there, and return its findings."""
     package = folder / "gemmtune"
     shutil.copytree(Path(gemmtune.__file__).parent, package)  # with what Python has compiled already
     for name, changes in STEPS.items():
@@ -111,11 +167,14 @@ def use_of_a_copy(folder: Path) -> dict[str, Any]:
     return found
 
 
-def test_it_is_tuned_called_differentiated_and_tested_like_the_others(tmp_path: Path) -> None:
+def test_it_is_tuned_called_differentiated_recorded_compiled_and_tested(tmp_path: Path) -> None:
     told = use_of_a_copy(tmp_path)
     assert told["tuned"] == {"aten:outer_mm": "ok"}
+    assert told["over M"] == ["aten:outer_mm"]
     assert told["explained"] == "aten:outer_mm"
     assert (told["right"], told["epilogue"], told["operator"], told["gradients"]) == ([True] * 3, True, True, [True] * 4)
+    assert told["compiled"] == [True] * 5
+    assert (told["recorded"], told["tuned from the recording"], told["quantized"]) == (True, 0, True)
     assert told["messages"] == [
         "outer_mm: shapes do not fit, got a [33, 48], b [48, 40], c [33, 48] and d [48, 40]; "
         "expected a [M, K], b [K, N], c [M, 1] and d [1, N]",
@@ -125,3 +184,13 @@ def test_it_is_tuned_called_differentiated_and_tested_like_the_others(tmp_path: 
     *verdict, executed = told["report"]
     assert verdict == ["CONFORMS", 0]
     assert executed > 20
+
+
+def test_an_operation_touches_few_files() -> None:
+    """Compare the files that the recipe names with those that the steps above change."""
+    texts = [(ROOT / name).read_text() for name in ("CONTRIBUTING.md", "docs/architecture.md") if (ROOT / name).exists()]
+    recipe = "\n".join(text.partition("## Adding an operation\n")[2].partition("\n## ")[0] for text in texts)
+    named = set(re.findall(r"^\| `(.*?)` \|", recipe, re.MULTILINE))
+    assert len(named) <= MOST_FILES
+    assert {f"gemmtune/{name}" for name in STEPS} <= named
+    assert not [name for name in named if not (ROOT / name).exists()]

@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import warnings
-from typing import get_args
 
 import pytest
 import torch
@@ -17,10 +16,10 @@ from gemmtune.cli import commands, words
 from gemmtune.cli.output import warnings_as_lines
 from gemmtune.device import PRESETS
 from gemmtune.errors import StoreError
-from gemmtune.problem.contiguous import BiasShape
 from gemmtune.problem.dtypes import DTYPES, FLOAT8, FLOAT8_FNUZ, dtype_name
-from gemmtune.problem.operations import ENCODINGS, OPS
-from gemmtune.problem.scales import Scales, WeightScales
+from gemmtune.problem.fused import NAMES
+from gemmtune.problem.grouped_compositions import GATES
+from gemmtune.problem.operations import OPS
 from gemmtune.selector.table import DEFAULT_ROWS
 
 
@@ -42,11 +41,9 @@ def test_help_imports_no_torch():
 
 def test_option_words_match_the_package():
     assert tuple(PRESETS) == words.ARCHITECTURES
-    assert get_args(BiasShape) == words.BIASES
-    assert ("", *words.ENCODINGS) == ENCODINGS
-    assert set(words.OPS) == set(OPS) | {"int_mm_mul"}
-    assert get_args(Scales) == words.SCALES_OF_SCALED_MM
-    assert get_args(WeightScales) == words.SCALES_OF_WEIGHTS
+    assert [op for op in words.OPS if op != "int_mm_mul"] == list(OPS)
+    assert set(words.OPS) == {*OPS, *NAMES}
+    assert tuple(GATES) == words.GATES
     assert tuple(map(dtype_name, (torch.int8, torch.uint8, *FLOAT8))) == words.WEIGHT_DTYPES
     assert (*map(dtype_name, DTYPES), "tf32", "int8", *map(dtype_name, (*FLOAT8, *FLOAT8_FNUZ))) == words.DTYPES
     assert commands.TABLE_ROWS == DEFAULT_ROWS

@@ -143,9 +143,9 @@ def test_operations_of_other_versions_are_skipped_with_a_line(tmp_path):
         ({"n": 1, "k": 1}, "entry 2: m: missing, expected a whole number"),
         ({**ENTRY, "op": "bmm"}, "entry 2 (a): got 3 sizes for bmm, expected BxMxNxK"),
         ({**ENTRY, "layuot": "nt"},
-         "entry 2 (a): layuot: unknown field, expected name, op, batch, m, n, k, k2, dtype, layout, bias, alpha, beta, "
-         "prepacked, dtype_b, b_dtype, encoding, scales, zeros, scale_dtype, out_dtype, fast_accum, block, density, groups, "
-         "gated, tokens, imbalance, pattern"),
+         "entry 2 (a): layuot: unknown field, expected name, op, batch, m, n, k, dtype, layout, bias, alpha, beta, k2, "
+         "prepacked, dtype_b, encoding, scales, zeros, scale_dtype, out_dtype, block, density, imbalance, groups, gated, "
+         "tokens, fast_accum, b_dtype, pattern"),
         (7, "entry 2: got 7, expected an object with m, n and k"),
     ],
     ids=["text", "negative", "bool", "dtype", "layout", "op", "dtype_b", "missing", "bmm-without-batch", "unknown-field",

@@ -16,8 +16,8 @@ TESTS = Path(__file__).parents[1]
 @pytest.mark.parametrize(
     ("word", "some", "none"),
     [
-        ("ow", {"own:"}, {"own"}),
-        ("own:c", {"own:cpp", "own:cublaslt", "own:cuda", "own:cutlass_sm75"}, {"own:triton", "own:call"}),
+        ("backen", {"backend:"}, {"backend"}),
+        ("backend:c", {"backend:cpp", "backend:cublaslt", "backend:cuda"}, {"backend:triton", "backend:call"}),
         ("mutants.su", {"mutants.sums"}, {"mutants.table"}),
         ("mutants.sums:last", {"mutants.sums:last_k_block_dropped"}, {"mutants.sums:zeros_skipped", "mutants.sums:_Racing"}),
         ("no_such_module:", set(), set()),

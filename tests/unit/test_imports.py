@@ -17,7 +17,7 @@ ROOT = Path(gemmtune.__file__).parent
 
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("errors", "version"),
-    ("setting_types",),
+    ("setting_types", "operand_kinds"),
     ("settings",),
     ("cache", "effort"),
     ("problem",),
@@ -40,7 +40,6 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("architectures", "sparse"),
     ("integration", "conformance"),
     ("perf_gate",),
-    ("public",),
     ("",),  # gemmtune/__init__.py: the public surface
     ("cli",),
     ("__main__",),

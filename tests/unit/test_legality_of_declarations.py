@@ -12,7 +12,7 @@ import torch
 from gemmtune.conformance.cases.case import Case
 from gemmtune.conformance.cases.scope import Scope
 from gemmtune.conformance.cases.statement import problem_of
-from gemmtune.conformance.gemms.own import EVERYTHING
+from gemmtune.conformance.gemms.backends import EVERYTHING
 from gemmtune.conformance.properties.table import PROPERTIES
 from gemmtune.declaration.layouts import OperandLayout, kinds_of
 from gemmtune.declaration.legality import why_not

@@ -212,6 +212,21 @@ def test_a_wrong_member_is_left_out_and_told_of_once(backend: RowedBackend, capl
         gemmtune.multi(problem(9), choices=[wrong])
 
 
+def one_row(a, b):
+    return (a @ b)[0]
+
+
+def narrow(a, b):
+    return (a @ b).half()
+
+
+@pytest.mark.parametrize(("member", "returned"), [(one_row, r"float32\[24\]"), (narrow, r"float16\[9, 24\]")])
+def test_a_result_of_another_shape_or_dtype_is_named(backend: RowedBackend, member: Callable[..., torch.Tensor], returned: str):
+    """Neither is broadcast or cast into the result."""
+    with pytest.raises(NoValidChoicesError, match=rf"returned {returned} on cpu, expected float32\[9, 24\] on cpu"):
+        gemmtune.multi(problem(9), choices=[member])
+
+
 def test_operands_of_an_epilogue_are_arguments_too(own_store: Path):
     a, bias = torch.randn(6, K), torch.randn(N)
     given = {"epilogue": torch.add, "epilogue_args": (bias,)}

@@ -13,7 +13,7 @@ from gemmtune.dispatch.ready import plan_for
 from gemmtune.errors import GateError, SubjectError
 from gemmtune.numerics.operands import random_operands
 from gemmtune.perf_gate.options import PICK
-from gemmtune.perf_gate.subjects import TORCH, FunctionChoice, subject_for
+from gemmtune.perf_gate.subjects import TORCH, TargetChoice, subject_for
 from gemmtune.problem import Problem
 
 CPU = detect("cpu")
@@ -52,10 +52,10 @@ def test_a_function_writes_to_out_or_to_new_memory(target):
 
 
 def test_results_are_kept_so_that_calls_write_to_different_memory():
-    choice = FunctionChoice.of("perf_functions:matmul", PROBLEM, CPU)
+    choice = TargetChoice.of("perf_functions:matmul", PROBLEM, CPU)
     assert choice.results_kept == 64
     large = Problem.mm(2048, 2048, 8, dtype=torch.float32, device_type="cpu")
-    assert FunctionChoice.of("perf_functions:matmul", large, dataclasses.replace(CPU, l3_bytes=2**25)).results_kept == 4
+    assert TargetChoice.of("perf_functions:matmul", large, dataclasses.replace(CPU, l3_bytes=2**25)).results_kept == 4
 
 
 def test_rejects_an_empty_product():

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import json
 import pickle
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -13,7 +15,7 @@ import torch
 from gemmtune.errors import InvalidProblemError
 from gemmtune.problem import Epilogue, Layout, Precision, Problem, precision_of
 from gemmtune.problem.dtypes import DTYPES, accumulator_dtype, dtype_info, dtype_name, parse_dtype
-from gemmtune.problem.operations import OPERATIONS
+from gemmtune.problem.operations import OPERATIONS, OPS
 from gemmtune.problem.problem import scalar_class
 from gemmtune.problem.trace import trace
 
@@ -96,6 +98,17 @@ BAD: dict[str, tuple[Callable[[], Problem], str]] = {
     ),
     "device type": (lambda: Problem.mm(8, 8, 8, device_type="tpu"), "device_type: got 'tpu', expected one of cpu, cuda"),
 }
+
+
+@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("size", [-1, "4", True, 1.5])
+def test_every_constructor_names_an_illegal_size(op: str, size: Any) -> None:
+    make, sizes = getattr(Problem, op), inspect.signature(getattr(Problem, op)).parameters
+    names = [name for name in ("batch", "m", "n", "k") if name in sizes]
+    for name in (*names, *(["groups"] if "groups" in sizes else [])):
+        given = {"device_type": "cpu", **dict.fromkeys(names, 8), name: size}
+        with pytest.raises(InvalidProblemError, match=f"^{name}: got {size!r}, expected an integer from 0 to 2147483647$"):
+            make(**given)
 
 
 @pytest.mark.parametrize("name", BAD)

@@ -16,7 +16,9 @@ from types import ModuleType
 from typing import TypeGuard
 
 from ...choice import Backend
-from ...declaration.subject import Subject, SubjectSpec, found_at, wrapped
+from ...declaration.found import found_at
+from ...declaration.subject import Subject, SubjectSpec, wrapped
+from ...errors import SubjectError
 from ...settings import Settings
 
 GROUP = "gemmtune.backends"
@@ -74,7 +76,9 @@ def loaded(target: str, folder: str = "") -> Loaded:
 def _loaded(target: str) -> Loaded:
     object_ = found_at(target)
     found = object_ if is_backend(object_) else wrapped(SubjectSpec(target=target), object_)
-    module = sys.modules[target.partition(":")[0]]
+    module = sys.modules.get(target.partition(":")[0])
+    if module is None:
+        raise SubjectError(f"GEMM: got {target!r}, which is gemmtune's own, expected one of yours; --backends selects gemmtune's")
     version = _version(module)
     digest = _digest(module, object_, found, version)
     return Loaded(target=target, found=found, folder=_folder_of(module), version=version, digest=digest)

@@ -1,4 +1,4 @@
-"""Our own backends as GEMMs under test: ``gemmtune conformance own:triton``.
+"""Our own backends as GEMMs under test: ``gemmtune conformance backend:triton``.
 
 Each call runs one of the choices that the backend offers for the problem. Another problem gets another choice, so a run goes
 through many configs. ``gemmtune conformance gemmtune`` tests the public operations, with tuning. ``triton_sm80``,
@@ -156,3 +156,5 @@ cutlass_sm75, cutlass_sm80 = (BackendSubject("cutlass", _ON_CUDA, arch) for arch
 cpp = BackendSubject(
     "cpp", dataclasses.replace(EVERYTHING, devices=("cpu",), streams=False, capturable=False, threads=True, deterministic=True)
 )
+BACKENDS = {name: value for name, value in globals().items() if isinstance(value, BackendSubject)}
+"""GEMMs under test by the name after ``backend:``."""
