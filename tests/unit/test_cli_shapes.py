@@ -14,11 +14,11 @@ from gemmtune import Problem
 from gemmtune.cli.shapes import parse_shape, problems_of_file
 from gemmtune.cli.spec import Spec
 from gemmtune.cli.stores import machine_text, problem_text
-from gemmtune.dispatch.calls import bound_call
 from gemmtune.dispatch.statement import epilogue_of, problem_of
 from gemmtune.errors import InvalidProblemError
 from gemmtune.problem import Layout, Precision
 from gemmtune.problem.trace import trace
+from gemmtune.tuning.signatures import bound_call
 
 CPU = Spec(dtype="float32")
 CUDA = Spec(dtype="float32", device_type="cuda")
