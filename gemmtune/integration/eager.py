@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Hashable
 
 import torch
 from torch.autograd import forward_ad
 
+from ..operators.torch_products import BY_NAME
 from ..ops.autograd import Differentiable
 from ..problem.operations import DENSE_OPS, OPERATIONS
 from ..problem.precision import flags_token
@@ -15,7 +16,8 @@ from .picks import Pick, pick_for
 Tensor = torch.Tensor
 GRADIENT_US = 50.0
 """What a step of autograd that is written in Python costs the host, backward pass included: a pick has to save more."""
-_TORCH: dict[str, Callable[..., Tensor]] = {op: getattr(torch, op) for op in DENSE_OPS}
+_TORCH = {op: BY_NAME[f"aten::{op}"].functions[0] for op in DENSE_OPS}
+"""torch's functions for the dense operations, which gradients are written for."""
 
 
 def plain_here() -> bool:

@@ -20,24 +20,17 @@ from ..dispatch.statement import epilogue_of, problem_of
 from ..errors import GemmtuneError, InvalidProblemError
 from ..numerics.block_sparse import assembled
 from ..operators.schema import NAMESPACE, OPERATORS
+from ..operators.torch_products import TORCH_PRODUCTS, Statement, torch_product, with_dimensions
 from ..ops.block_operators import BODIES
 from ..problem import Problem
+from ..problem.operations import OPERATIONS, OPTIONS
 from .recording import Recording
-from .scaled_groups import SCALES, stated
-from .scaled_groups import TARGETS as SCALED_GROUPS
 from .sparsify import prepacked_problem
 
 Tensor = torch.Tensor
-aten = torch.ops.aten
-_OPERATIONS: dict[Any, str] = {
-    aten.mm: "mm", aten.bmm: "bmm", aten.addmm: "addmm", aten.baddbmm: "baddbmm", aten.addmm_: "addmm",
-    aten.baddbmm_: "baddbmm", aten._int_mm: "int_mm", aten._scaled_mm: "scaled_mm", aten._grouped_mm: "grouped_mm",
-    **{target.overloadpacket: "scaled_grouped_mm" for target in SCALED_GROUPS},
-}  # fmt: skip
-"""torch's products, and the operations that they are."""
 _BLOCKED = (torch.sparse_bsr, torch.sparse_bsc)
-_COMPOSED = (aten.linear.default, aten.matmul.default, aten.einsum.default)
-"""What inference mode hands on whole, and is made of products."""
+_COMPOSITES = (torch.ops.aten.einsum.default, *(row.overload for row in TORCH_PRODUCTS if row.composite))
+"""Operators that inference mode does not decompose into products."""
 
 
 @contextmanager
@@ -112,13 +105,13 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kwargs = kwargs or {}
         if any(kind not in (Tensor, torch.nn.Parameter) for kind in types):
             return NotImplemented  # a subclass does it first, and what that is made of comes here again
-        if func in _COMPOSED:
+        if func in _COMPOSITES:
             with self:
                 return func.decompose(*args, **kwargs)
         if func.namespace == NAMESPACE and (body := BODIES.get(func.overloadpacket.__name__)) is not None:
             with self:
                 return body(*args, **kwargs)
-        if not self._whole and (func.overloadpacket in _OPERATIONS or _is_ours(func)):
+        if not self._whole and (torch_product(func) is not None or _is_ours(func)):
             self._note(func, args, kwargs)
         return func(*args, **kwargs)
 
@@ -127,7 +120,7 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if _is_blocked(given):
             problem = _problem(func, given)  # which depends on where its blocks are
         else:
-            key = (func, *(_look(value) for value in given.values()))
+            key = (func, *((name, _look(value)) for name, value in given.items()))
             if key not in self._problems:
                 self._problems[key] = _problem(func, given)
             problem = self._problems[key]
@@ -147,9 +140,9 @@ def _look(value: Any) -> Hashable:
 def _problem(func: Any, given: Mapping[str, Any]) -> Problem | None:
     """The Problem of an operator's arguments; None where it is none of ours."""
     try:
-        if _is_blocked(given):
-            return _of_blocks(_OPERATIONS[func.overloadpacket], given)
-        call = _own_call(func, given) if _is_ours(func) else _call(_OPERATIONS[func.overloadpacket], given)
+        call = _own_call(func, given) if _is_ours(func) else _torchs_call(func, given)
+        if call is None or isinstance(call, Problem):
+            return call
         tensors = [x for _, x in call.inputs]
         if why_not_ours(tensors, floats=not call.operation.quantized) is not None:
             return None
@@ -162,11 +155,10 @@ def _is_blocked(given: Mapping[str, Any]) -> bool:
     return any(isinstance(x, Tensor) and x.layout in _BLOCKED for x in given.values())
 
 
-def _of_blocks(name: str, given: Mapping[str, Any]) -> Problem:
+def _of_blocks(found: Statement) -> Problem:
     """What torch's product with a block-sparse weight is: bsr @ x, or as ``linear`` has it, x @ bsrᵀ."""
-    a, b = (given[x] for x in _factors(given))
-    scalars = (given.get("alpha", 1), given.get("beta", 1))
-    inp = given["self"] if name == "addmm" else None
+    name, a, b, inp = found.op, found.operands["a"], found.operands["b"], found.operands.get("inp")
+    scalars = (found.numbers.get("alpha", 1), found.numbers.get("beta", 1))
     if name in ("mm", "addmm") and (a.layout, b.layout) == (torch.sparse_bsr, torch.strided):
         return prepacked_problem(a, b, inp, scalars, by_rows=b.t().is_contiguous())
     if name in ("mm", "addmm") and (a.layout, b.layout) == (torch.strided, torch.sparse_bsc):
@@ -174,10 +166,6 @@ def _of_blocks(name: str, given: Mapping[str, Any]) -> Problem:
         weight = assembled(b.ccol_indices(), b.row_indices(), b.values().mT, (b.shape[1], b.shape[0]))
         return prepacked_problem(weight, a.t(), turned(inp), scalars, by_rows=True)
     raise InvalidProblemError(f"{name}: torch alone has it of {a.layout} and {b.layout}")
-
-
-def _factors(given: Mapping[str, Any]) -> tuple[str, str]:
-    return ("mat1", "mat2") if "mat1" in given else ("batch1", "batch2") if "batch1" in given else ("self", "mat2")
 
 
 def _is_ours(func: Any) -> bool:
@@ -191,30 +179,26 @@ def _own_call(func: Any, given: Mapping[str, Any]) -> Call:
     return operator.call(tensors, {name: x for name, x in given.items() if name not in operator.tensors and name != "out"})
 
 
-def _call(name: str, given: Mapping[str, Any]) -> Call:
-    if name == "scaled_grouped_mm":
-        return _scaled_grouped(given)
-    a, b = _factors(given)
-    operands = {"a": given[a], "b": given[b]}
-    if name in ("addmm", "baddbmm"):
-        return call_of(name, operands | {"inp": given["self"]}, scalars=(given.get("alpha", 1), given.get("beta", 1)))
-    if name == "grouped_mm":
-        if given.get("bias") is not None or given.get("out_dtype") not in (None, given["self"].dtype):
-            raise InvalidProblemError("grouped_mm: torch alone has a bias and other dtypes")
-        form = form_of(name, given["self"], given["mat2"], given.get("offs"))
-        return call_of(form.op, dict(zip(("a", "b", "offs"), form.operands, strict=False)))
-    if name == "scaled_mm":
-        return call_of(
-            name, operands | {"scale_a": given["scale_a"], "scale_b": given["scale_b"]}, brought=given.get("bias"),
-            options=(bool(given.get("use_fast_accum", False)),), out_dtype=given.get("out_dtype"),
-        )  # fmt: skip
-    return call_of(name, operands)
-
-
-def _scaled_grouped(given: Mapping[str, Any]) -> Call:
-    found = stated({name: value for name, value in given.items() if value is not None and value is not False and value != []})
-    if isinstance(found, str) or any(x.dim() != dims for x, dims in ((found[0]["a"], 2), (found[0]["b"], 3))):
-        raise InvalidProblemError("scaled_grouped_mm: torch alone has its bias, its other scales and its other forms")
-    operands, numbers = found
-    operands |= {name: operands[name].unsqueeze(1) for name in SCALES}
-    return call_of("scaled_grouped_mm", operands, options=(numbers["fast_accum"],), out_dtype=numbers["out_dtype"])
+def _torchs_call(func: Any, given: Mapping[str, Any]) -> Call | Problem | None:
+    """Return the call of ours that torch's product states, the Problem of a block-sparse product, or None if only torch has it."""
+    row = torch_product(func)
+    assert row is not None
+    found = row.stated((), {name: value for name, value in given.items() if name != "out"})
+    if isinstance(found, str):
+        return None
+    if _is_blocked(given):
+        return _of_blocks(found)
+    if found.op == "grouped_mm":
+        a, b = found.operands["a"], found.operands["b"]
+        form = form_of(found.op, a, b, found.operands.get("offs"))
+        operands = dict(zip(("a", "b", "offs"), form.operands, strict=False))
+        return call_of(form.op, operands) if found.out_dtype in (None, a.dtype) else None
+    operation = OPERATIONS[found.op]
+    return call_of(
+        found.op,
+        {role: with_dimensions(found.op, role, x) for role, x in found.operands.items()},
+        scalars=[found.numbers.get(name, 1) for name in operation.scalars],
+        options=[found.numbers.get(name, OPTIONS[name]) for name in operation.options],
+        brought=found.bias,
+        out_dtype=found.out_dtype,
+    )

@@ -102,6 +102,13 @@ def test_torch_s_products_are_noted_with_what_they_give(name, mode):
     assert all(torch.equal(x, plain) if exact else torch.allclose(x, plain, atol=1e-6) for x in noted)
 
 
+def test_equal_values_of_different_arguments_are_different_problems():
+    with gemmtune.record() as recording:
+        torch.addmm(C, A, B, alpha=2)
+        torch.addmm(C, A, B, beta=2)
+    assert recording.counts == {problem("addmm", 4, 6, 8, alpha=2): 1, problem("addmm", 4, 6, 8, beta=2): 1}
+
+
 def test_sparse_layers_are_noted_as_what_optimize_tunes():
     model, x = torch.nn.Sequential(torch.nn.Linear(64, 32), torch.nn.ReLU(), torch.nn.Linear(32, 64, bias=False)), torch.ones(3, 64)
     gemmtune.sparsify_(model, block=16)

@@ -14,29 +14,25 @@ from torch import fx
 from ...errors import InvalidProblemError
 from ...operators.library import by_operator  # noqa: F401 - with which torch has the operators
 from ...operators.schema import OPERATORS
+from ...operators.torch_products import TORCH_PRODUCTS, TorchProduct, with_dimensions
 from ...problem import Epilogue, Layout, Problem, precision_of
 from ...problem.dtypes import DTYPES
 from ...problem.fields import scalar_class
 from ...problem.gradients import grouped_op
 from ...problem.layout import ALIGNED_BYTES
-from ...problem.operations import OPERATIONS
-from ..scaled_groups import SCALES, named, stated
-from ..scaled_groups import TARGETS as SCALED_GROUPS
+from ...problem.operations import DENSE_OPS, OPERATIONS
 from .gates import gated_problem, gating_of
 from .tails import CONVERT, VIEWS, Extra, Tail, tail_of
 
-aten = torch.ops.aten
-
-TORCHS: dict[Any, tuple[str, ...]] = {
-    aten.mm.default: ("a", "b"),
-    aten.addmm.default: ("inp", "a", "b"),
-    aten.bmm.default: ("a", "b"),
-    aten.baddbmm.default: ("inp", "a", "b"),
-    aten._grouped_mm.default: ("a", "b", "offs"),
+_REWRITTEN = (*DENSE_OPS, "grouped_mm", "scaled_grouped_mm")
+TORCHS = {
+    row.overload: row
+    for row in TORCH_PRODUCTS
+    if row.op in _REWRITTEN and not (row.in_place or row.composite) and row.overload is not None
 }
-"""torch's operators, which have the names of operations: the roles of their first arguments."""
+"""torch's operators that the pass rewrites. In-place and composite ones are decomposed before."""
 OURS = {operator.overload: operator for operator in OPERATORS.values()}
-PRODUCTS = frozenset((*TORCHS, *SCALED_GROUPS, *OURS))
+PRODUCTS = frozenset((*TORCHS, *OURS))
 """The targets of nodes that are GEMMs: torch's operators and gemmtune's."""
 _REDUCTIONS = frozenset({
     "mean", "sum", "amax", "amin", "max", "min", "var_mean", "var", "prod", "_softmax", "native_layer_norm", "argmax", "logsumexp",
@@ -68,7 +64,7 @@ class Product:
     @property
     def torchs(self) -> bool:
         """It is one of torch's operators, and not one of ours that another way of torch would do."""
-        return self.gemm.target in TORCHS or self.gemm.target in SCALED_GROUPS
+        return self.gemm.target in TORCHS
 
     @property
     def shape(self) -> str:
@@ -89,7 +85,7 @@ def product_of(node: fx.Node, order: Mapping[fx.Node, int]) -> Product | str:
     scalars = [numbers.get(name, 1) for name in ("alpha", "beta")]
     if not all(isinstance(x, (int, float)) for x in scalars):
         return "alpha or beta is only known when it runs"
-    fields: dict[str, Any] = {role: _layout(as_operand(op, role, x.meta["val"])) for role, x in nodes.items()}
+    fields: dict[str, Any] = {role: _layout(with_dimensions(op, role, x.meta["val"])) for role, x in nodes.items()}
     result = _layout(out)
     if result is None or None in fields.values():
         return "its sizes are only known when it runs"
@@ -126,17 +122,9 @@ def product_of(node: fx.Node, order: Mapping[fx.Node, int]) -> Product | str:
 
 def _stated(node: fx.Node) -> tuple[str, dict[str, fx.Node], dict[str, Any]] | str:
     """The operation of a node, its operands by role, and its numbers and options; or why it is none of these."""
-    if node.target in SCALED_GROUPS:
-        return _scaled_groups(node)
+    if (row := TORCHS.get(node.target)) is not None:
+        return _stated_by_torch(row, node)
     words = dict(node.kwargs)
-    if (roles := TORCHS.get(node.target)) is not None:
-        nodes = {role: x for role, x in zip(roles, node.args, strict=False) if isinstance(x, fx.Node)}
-        dtype = nodes["a"].meta["val"].dtype
-        if dtype not in DTYPES or words.keys() - {"alpha", "beta"}:
-            return f"torch alone has products of {dtype} with {', '.join(words) or 'no keywords'}"
-        if "offs" in roles:
-            return _grouped(node, nodes)
-        return str(node.target._schema.name).removeprefix("aten::"), nodes, words  # type: ignore[union-attr]
     operator = OURS[node.target]  # type: ignore[index]
     given = dict(zip(operator.tensors, node.args, strict=False)) | words
     nodes = {name: x for name in operator.tensors if isinstance(x := given.get(name), fx.Node)}
@@ -145,31 +133,21 @@ def _stated(node: fx.Node) -> tuple[str, dict[str, fx.Node], dict[str, Any]] | s
     return operator.row.name, nodes, operator.numbers({name: x for name, x in words.items() if name not in nodes})
 
 
-def as_operand(op: str, role: str, value: Any) -> Any:
-    """A tensor, or node's value, with the dimensions that the operation has: torch has scales of a grouped product as vectors."""
-    return value.unsqueeze(1) if op == "scaled_grouped_mm" and role in SCALES and value.dim() == 1 + (role == "scale_b") else value
-
-
-def _scaled_groups(node: fx.Node) -> tuple[str, dict[str, fx.Node], dict[str, Any]] | str:
-    """torch's grouped product of 8-bit floats, groups of rows alone."""
-    found = stated(named(node.target, node.args, node.kwargs))
+def _stated_by_torch(row: TorchProduct, node: fx.Node) -> tuple[str, dict[str, fx.Node], dict[str, Any]] | str:
+    found = row.stated(node.args, node.kwargs, lambda x: x.meta["val"])
     if isinstance(found, str):
         return found
-    nodes, numbers = found
-    value = node.meta["val"]
-    if nodes["a"].meta["val"].dim() != 2 or nodes["b"].meta["val"].dim() != 3 or not value.is_contiguous():
-        return "torch alone has its other forms, and pads the rows of its result"
-    return "scaled_grouped_mm", nodes, numbers
-
-
-def _grouped(node: fx.Node, nodes: dict[str, fx.Node]) -> tuple[str, dict[str, fx.Node], dict[str, Any]] | str:
-    """The operation of torch's grouped product: groups of rows or of terms, into a result without padding."""
-    rest = [x for x in node.args[3:] if x is not None]
-    if rest or nodes["a"].meta["val"].dim() != 2 or "offs" not in nodes:
-        return "torch alone has its bias and its other forms"
-    if not node.meta["val"].is_contiguous():
+    a, b = (found.operands[role].meta["val"] for role in ("a", "b"))
+    operation = OPERATIONS[found.op]
+    if not operation.quantized and a.dtype not in DTYPES:
+        return f"torch alone has products of {a.dtype}"
+    if operation.grouped and (a.dim() != 2 or "offs" not in found.operands):
+        return "torch alone has its other forms"
+    if operation.grouped and not node.meta["val"].is_contiguous():
         return "torch pads the rows of its result"
-    return grouped_op(nodes["b"].meta["val"]), nodes, {}
+    if not operation.names_result and found.out_dtype not in (None, a.dtype):
+        return f"torch alone has results of {found.out_dtype}"
+    return grouped_op(b) if found.op == "grouped_mm" else found.op, found.operands, found.numbers
 
 
 def _with_tail(alone: Problem, tail: Tail) -> Problem:

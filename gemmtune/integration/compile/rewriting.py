@@ -14,6 +14,7 @@ from torch import fx
 from torch._guards import CompileContext
 from torch._inductor.custom_graph_pass import CustomGraphPass
 
+from ...operators.torch_products import with_dimensions
 from ...problem import Problem
 from ...version import __version__
 from .addresses import neighbours
@@ -23,7 +24,7 @@ from .judging import Judge, Verdict
 from .planned import OPERATOR, ready_plan
 from .planned_join import OPERATOR as JOIN
 from .planned_join import ready_join
-from .products import PRODUCTS, Product, as_operand, product_of
+from .products import PRODUCTS, Product, product_of
 from .report import Decision, Graph, keep
 from .tails import Extra
 
@@ -172,7 +173,7 @@ def _move_before(first: fx.Node, node: fx.Node, order: dict[fx.Node, int]) -> No
 def _with_dimensions(graph: fx.Graph, problem: Problem, role: str, node: fx.Node) -> fx.Node:
     """An operand with the dimensions that the Problem has."""
     value = node.meta["val"]
-    shaped = as_operand(problem.op, role, value)
+    shaped = with_dimensions(problem.op, role, value)
     if shaped is value:
         return node
     made = graph.call_function(aten.unsqueeze.default, (node, 1))
