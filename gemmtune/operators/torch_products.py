@@ -6,6 +6,7 @@ Each reader decides what follows: ``record()`` counts the Problem, the compile p
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -14,7 +15,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from ..problem.operations import ROLES
+from ..problem.operations import OPERATIONS, ROLES
 
 Tensor = torch.Tensor
 ROW_WISE = 1
@@ -42,7 +43,7 @@ class Statement:
     """Scalars and options that the call passes."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class TorchProduct:
     """One operator of torch that computes ``op``.
 
@@ -79,29 +80,53 @@ class TorchProduct:
 
         ``value_of`` returns the tensor of an operand, such as the example value of a graph's node.
         """
-        # Name each argument, and drop those that say nothing.
-        positional = [name for name in self.arguments if name not in SCALARS]
-        given = dict(zip(positional, args, strict=False))
-        given |= {name if name in self.arguments else _OTHER_NAMES.get(name, name): x for name, x in kwargs.items()}
-        given = {name: x for name, x in given.items() if not (x is None or x is False or (isinstance(x, (list, tuple)) and not x))}
-        # Refuse what our operation lacks.
-        other = [name for name, x in given.items() if _is_torch_only(self.arguments.get(name, TORCH_ONLY), x)]
-        if other or len(args) > len(positional):
-            return f"torch alone has {self.name} with {', '.join(other) or 'more arguments'}"
-        # Sort the values by what they mean.
-        found = {self.arguments[name]: x[0] if isinstance(x, (list, tuple)) else x for name, x in given.items()}
+        found: dict[str, Any] = {}
+        for (name, meaning), value in zip(_bound(self.name, len(args), tuple(kwargs)), (*args, *kwargs.values()), strict=True):
+            several = isinstance(value, (list, tuple))
+            if value is None or value is False or (several and not value):
+                continue
+            if meaning == TORCH_ONLY or (several and len(value) > 1) or (meaning == RECIPE and list(value) != [ROW_WISE]):
+                return f"torch alone has {self.name} with {name}"
+            found[meaning] = value[0] if several else value
         found.pop(RECIPE, None)
-        operands = {role: found.pop(role) for role in ROLES if role in found}
-        if not {"a", "b", *self.dims} <= operands.keys() or any(value_of(operands[x]).dim() != n for x, n in self.dims.items()):
-            return f"torch alone has the other forms of {self.name}"
-        op = "addmm" if self.composite and "inp" in operands else self.op
-        bias, out_dtype = found.pop("bias", None), found.pop("out_dtype", None)
-        return Statement(op=op, operands=operands, bias=bias, out_dtype=out_dtype, numbers=found)
+        operands = {role: found.pop(role) for role in _roles(self.name) if role in found}
+        if "a" not in operands or "b" not in operands:
+            return f"torch alone has {self.name} without one of its operands"
+        for role, count in self.dims.items():
+            if role not in operands or value_of(operands[role]).dim() != count:
+                return f"torch alone has the other forms of {self.name}"
+        return Statement(
+            op="addmm" if self.composite and "inp" in operands else self.op,
+            operands=operands,
+            bias=found.pop("bias", None),
+            out_dtype=found.pop("out_dtype", None),
+            numbers=found,
+        )
 
 
-def _is_torch_only(meaning: str, value: Any) -> bool:
-    values = value if isinstance(value, (list, tuple)) else [value]
-    return meaning == TORCH_ONLY or len(values) > 1 or (meaning == RECIPE and values[0] != ROW_WISE)
+@functools.cache
+def _bound(name: str, positional: int, keywords: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
+    """Return the name and the meaning of each argument of a call: positional ones, then keywords."""
+    arguments = BY_NAME[name].arguments
+    names = [argument for argument in arguments if argument not in SCALARS][:positional]
+    names += [f"argument {place + 1}" for place in range(len(names), positional)]
+    names += [keyword if keyword in arguments else _OTHER_NAMES.get(keyword, keyword) for keyword in keywords]
+    return tuple((argument, arguments.get(argument, TORCH_ONLY)) for argument in names)
+
+
+@functools.cache
+def positional_order(row: TorchProduct, count: int) -> tuple[int, ...] | None:
+    """Return the places of our operands among ``count`` positional arguments, or None if some are no operands or one is missing."""
+    meanings = [meaning for _, meaning in _bound(row.name, count, ())]
+    order = tuple(meanings.index(role) for role in _roles(row.name) if role in meanings)
+    required = {x.role for x in OPERATIONS[row.op].operands if x.required}
+    return order if len(order) == count and required <= {*meanings} else None
+
+
+@functools.cache
+def _roles(name: str) -> tuple[str, ...]:
+    """Return the roles of a row's operands, in the order of our operation."""
+    return tuple(role for role in ROLES if role in BY_NAME[name].arguments.values())
 
 
 def with_dimensions(op: str, role: str, x: Tensor) -> Tensor:

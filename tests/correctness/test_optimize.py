@@ -226,6 +226,8 @@ FUNCTIONS = {
     "baddbmm": (lambda: torch.baddbmm(C, A, B), "baddbmm"),
     "linear": (lambda: functional.linear(A, B[0].t(), C), "addmm"),
     "no bias": (lambda: functional.linear(input=A, weight=B[0].t()), "mm"),
+    "a bias of None": (lambda: functional.linear(A, B[0].t(), None), "mm"),
+    "keywords": (lambda: torch.addmm(C, mat1=A[0], mat2=B[0], beta=1), "addmm"),
     "groups of rows": (lambda: functional.grouped_mm(A[0], B, offs=ENDS), "grouped_mm"),
     "groups of terms": (lambda: torch._grouped_mm(A[0].t(), A[0], ENDS), "grouped_k_mm"),
     "groups of columns": (lambda: torch._grouped_mm(A, B[0], offs=COLUMN_ENDS), None),
