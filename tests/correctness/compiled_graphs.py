@@ -17,8 +17,8 @@ from torch._inductor.decomposition import select_decomp_table
 
 from gemmtune import settings
 from gemmtune.integration.compile import rewriting
-from gemmtune.integration.compile.judging import Always, Judge
-from gemmtune.integration.compile.report import Decision, Graph
+from gemmtune.integration.compile.decisions import FixedPolicy, RewritePolicy
+from gemmtune.integration.compile.report import GemmDecision, Graph
 
 
 class Mlp(nn.Module):
@@ -53,11 +53,11 @@ class Block(nn.Module):
         return x + self.down(F.silu(self.gate(h)) * self.up(h))
 
 
-def rewriting_backend(judge: Judge) -> Callable[..., Any]:
+def rewriting_backend(policy: RewritePolicy) -> Callable[..., Any]:
     """A backend that decomposes and rewrites as Inductor with our pass does, and runs the graph as it is."""
 
     def compiled(graph: torch.fx.GraphModule, inputs: Any) -> Any:
-        rewriting.RewriteProducts(judge)(graph.graph)
+        rewriting.RewriteProducts(policy)(graph.graph)
         graph.graph.lint()
         graph.recompile()
         return make_boxed_func(graph.forward)
@@ -66,9 +66,9 @@ def rewriting_backend(judge: Judge) -> Callable[..., Any]:
 
 
 @contextlib.contextmanager
-def decided() -> Iterator[list[Decision]]:
+def decided() -> Iterator[list[GemmDecision]]:
     """The decisions that are made in the block. The store is not asked: torch runs what is rewritten."""
-    made: list[Decision] = []
+    made: list[GemmDecision] = []
     keep = rewriting.keep
 
     def noted(graph: Graph) -> None:
@@ -108,8 +108,8 @@ def in_float64(model: nn.Module) -> nn.Module:
 
 
 __all__ = [
-    "Always",
     "Block",
+    "FixedPolicy",
     "Mlp",
     "assert_as_good",
     "decided",

@@ -92,8 +92,8 @@ def compiled(folder: Path) -> Report:
     saved = torch.compiler.save_cache_artifacts()
     assert saved is not None
     (folder / "artifacts").write_bytes(saved[0])
-    judging = importlib.import_module("gemmtune.integration.compile.judging")
-    importlib.import_module("gemmtune.integration.compile.backend").install(judge=judging.Always("alone"))
+    decisions = importlib.import_module("gemmtune.integration.compile.decisions")
+    importlib.import_module("gemmtune.integration.compile.backend").install(policy=decisions.FixedPolicy("alone"))
     with torch.no_grad():
         ahead = torch.compile(pair, fullgraph=True).aot_compile(((example(), *weights()), {}))
     ahead.save_compiled_function(str(folder / "package"))

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from compiled_graphs import Always
+from compiled_graphs import FixedPolicy
 from torch import fx
 from torch._inductor.decomposition import select_decomp_table
 from torch._subclasses import FakeTensorMode
@@ -58,7 +58,7 @@ def test_a_compiled_mixture_is_right() -> None:
 
 
 def assert_right_as_compiled(x: Tensor, scores: Tensor, w: Tensor) -> None:
-    watching = Watching(Always("alone"))
+    watching = Watching(FixedPolicy("alone"))
     with torch.no_grad():
         compiled = torch.compile(mixture, fullgraph=True, dynamic=False, options={"post_grad_custom_post_pass": watching})
         got = compiled(x, scores, w, 8).float()

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from compiled_graphs import Always, Block, Mlp, assert_as_good, decided, in_float64, outputs_and_gradients
+from compiled_graphs import Block, FixedPolicy, Mlp, assert_as_good, decided, in_float64, outputs_and_gradients
 from torch._dynamo.utils import counters
 from torch._inductor import config as inductor_config
 from torch._inductor.utils import fresh_cache, run_and_get_code
@@ -23,8 +23,9 @@ from gemmtune.backends.aten import BACKEND
 from gemmtune.choice import Status
 from gemmtune.device import PRESETS, detect
 from gemmtune.integration.compile import backend, planned
+from gemmtune.integration.compile.store_policy import StorePolicy
+from gemmtune.integration.compile.stored_decisions import StoredDecisions
 from gemmtune.integration.compile.variants import CompiledVariant
-from gemmtune.integration.compile.verdicts import Knowledge, StoreJudge
 from gemmtune.integration.measured import in_models, inductor_overlaps
 from gemmtune.problem.trace import trace
 from gemmtune.selector.candidates import row_of
@@ -38,7 +39,7 @@ ROOT = Path(__file__).parents[2]
 @pytest.fixture
 def fused() -> Iterator[None]:
     """Every GEMM that Inductor compiles is rewritten, with its tail."""
-    backend.install(judge=Always("fused"))
+    backend.install(policy=FixedPolicy("fused"))
     with decided():
         yield
     backend.uninstall()
@@ -109,7 +110,7 @@ def test_graphs_of_the_cache_answer_only_while_the_store_is_the_same(own_store):
         torch._dynamo.reset()
         planned.forget_launches()
         before = counters["inductor"]["fxgraph_cache_hit"]
-        with torch.no_grad(), inductor_config.patch(post_grad_custom_post_pass=backend.with_pass(None, StoreJudge())):
+        with torch.no_grad(), inductor_config.patch(post_grad_custom_post_pass=backend.with_pass(None, StorePolicy())):
             torch.testing.assert_close(torch.compile(model)(x), model(x))
         return counters["inductor"]["fxgraph_cache_hit"] - before
 
@@ -179,7 +180,7 @@ def test_a_gemm_is_rewritten_where_its_measured_way_is_the_fastest(own_store):
     with torch.no_grad(), settings.patch(backends=("aten", "cpp"), search="quick", max_profiling_configs=1):
         for tunes in (False, True, False):
             torch._dynamo.reset()
-            with inductor_config.patch(post_grad_custom_post_pass=backend.with_pass(None, StoreJudge(tunes=tunes))):
+            with inductor_config.patch(post_grad_custom_post_pass=backend.with_pass(None, StorePolicy(tunes=tunes))):
                 compiled = torch.compile(model)
                 torch.testing.assert_close(compiled(x), model(x))
             told += gemmtune.explain(compiled).decisions
@@ -205,7 +206,7 @@ def test_the_parts_tell_where_fusing_must_pay(own_store, torch_us, alone_us, fus
     alone = gemmtune.Problem.addmm(6, 8, 5, dtype=torch.float32, device_type="cpu")
     fused = dataclasses.replace(alone, epilogue=trace(torch.relu, torch.float32, ()))
     with settings.patch(backends=("aten", "cpp"), max_profiling_configs=1) as chosen:
-        known = Knowledge(device=detect("cpu"), settings=chosen, store=open_store(chosen))
+        known = StoredDecisions(device=detect("cpu"), settings=chosen, store=open_store(chosen))
         for problem, ours_us in ((alone, alone_us), (fused, fused_us)):
             candidates = known._candidates(problem)
             rows = [
@@ -220,8 +221,8 @@ def test_the_parts_tell_where_fusing_must_pay(own_store, torch_us, alone_us, fus
             ]  # fmt: skip
             known.store.put(rows)
         known._found.clear()
-        verdict = known.verdict(alone, fused)
-    assert (verdict.taken, "fused" in dict(verdict.times_us)) == (taken, taken == "fused")
+        decision = known.decide(alone, fused)
+    assert (decision.taken, "fused" in dict(decision.times_us)) == (taken, taken == "fused")
 
 
 def test_explain_tells_what_it_cannot_know():

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from compiled_graphs import Always, Mlp, assert_as_good, decided, in_float64
+from compiled_graphs import FixedPolicy, Mlp, assert_as_good, decided, in_float64
 from models import made as made_model
 from models import result
 from rotation import rotated
@@ -43,7 +43,7 @@ def gpt2() -> Any:
 @pytest.fixture
 def fused(monkeypatch: pytest.MonkeyPatch):
     """Every GEMM that Inductor compiles is rewritten, with its tail."""
-    backend.install(judge=Always("fused"))
+    backend.install(policy=FixedPolicy("fused"))
     with decided() as made:
         yield made
     backend.uninstall()

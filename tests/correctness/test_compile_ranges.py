@@ -10,7 +10,7 @@ from test_ranges import RowedBackend, W, backend, problem
 import gemmtune
 from gemmtune.dispatch import ready as plans
 from gemmtune.integration.compile import planned
-from gemmtune.integration.compile.verdicts import StoreJudge
+from gemmtune.integration.compile.store_policy import StorePolicy
 
 __all__ = ["backend"]
 
@@ -35,7 +35,7 @@ def test_a_table_is_enough_to_take_a_product(backend: RowedBackend, dynamic: boo
     linear = torch.nn.Linear(W.shape[0], W.shape[1], bias=False)
     linear.weight = torch.nn.Parameter(W.t(), requires_grad=False)
     torch._dynamo.reset()
-    compiled = torch.compile(linear, fullgraph=True, dynamic=dynamic, backend=rewriting_backend(StoreJudge()))
+    compiled = torch.compile(linear, fullgraph=True, dynamic=dynamic, backend=rewriting_backend(StorePolicy()))
     for m in (7, 37, 100):
         a = torch.randn(m, W.shape[0])
         torch.testing.assert_close(compiled(a), a @ W)

@@ -8,8 +8,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 from compiled_graphs import (
-    Always,
     Block,
+    FixedPolicy,
     Mlp,
     assert_as_good,
     decided,
@@ -28,7 +28,7 @@ Tensor = torch.Tensor
 def tails(function: Callable[..., Tensor], *inputs: Tensor, dynamic: bool = False) -> list[str]:
     """What each GEMM of a function is fused with, empty where it is rewritten alone; the result is as good as eager torch's."""
     with decided() as made, torch.no_grad():
-        compiled = torch.compile(function, backend=rewriting_backend(Always("fused")), fullgraph=True, dynamic=dynamic)
+        compiled = torch.compile(function, backend=rewriting_backend(FixedPolicy("fused")), fullgraph=True, dynamic=dynamic)
         got = compiled(*inputs)
         wide = [x.double() if x.is_floating_point() else x for x in inputs]
         assert_as_good([got], [function(*inputs)], [function(*wide)])
@@ -105,16 +105,18 @@ def test_a_reduction_behind_the_tail_is_noticed():
 
     with decided(), torch.no_grad():
         seen: list[bool] = []
-        judge = Always("fused", only=lambda product: seen.append(product.before_reduction) or True)
-        torch.compile(normed, backend=rewriting_backend(judge))(A, B, RESULT)
-        torch.compile(lambda a, b, c: a @ b + c, backend=rewriting_backend(judge))(A, B, RESULT)
+        policy = FixedPolicy("fused", only=lambda product: seen.append(product.before_reduction) or True)
+        torch.compile(normed, backend=rewriting_backend(policy))(A, B, RESULT)
+        torch.compile(lambda a, b, c: a @ b + c, backend=rewriting_backend(policy))(A, B, RESULT)
     assert seen == [True, False]
 
 
 @pytest.mark.parametrize("size", [(0, 8), (6, 0)])
 def test_nothing_to_multiply_is_torchs(size):
     with decided() as made, torch.no_grad():
-        torch.compile(torch.mm, backend=rewriting_backend(Always("fused")), dynamic=False)(torch.ones(size), torch.ones(size[1], 4))
+        torch.compile(torch.mm, backend=rewriting_backend(FixedPolicy("fused")), dynamic=False)(
+            torch.ones(size), torch.ones(size[1], 4)
+        )
     assert [(d.taken, d.reason) for d in made] == [("", "nothing to multiply")]
 
 
@@ -125,7 +127,7 @@ def test_results_and_gradients_of_models(model, gemms, dtype, dynamic):
     model = model.to(dtype)
     width = next(model.parameters()).shape[-1]
     with decided() as made:
-        compiled = torch.compile(model, backend=rewriting_backend(Always("fused")), fullgraph=True, dynamic=dynamic)
+        compiled = torch.compile(model, backend=rewriting_backend(FixedPolicy("fused")), fullgraph=True, dynamic=dynamic)
         exact = in_float64(model)
         for length in (5, 8) if dynamic else (5,):
             x = normal(2, length, width, dtype=dtype)
@@ -139,7 +141,7 @@ def test_results_and_gradients_of_models(model, gemms, dtype, dynamic):
 
 def test_operands_elsewhere_than_the_compiler_was_told_are_multiplied_right():
     with decided(), torch.no_grad():
-        compiled = torch.compile(lambda a, b: (a @ b).relu(), backend=rewriting_backend(Always("fused")), dynamic=False)
+        compiled = torch.compile(lambda a, b: (a @ b).relu(), backend=rewriting_backend(FixedPolicy("fused")), dynamic=False)
         compiled(A, B)
         shifted = torch.empty(A.numel() + 1)[1:].view(A.shape).copy_(A)
         torch.testing.assert_close(compiled(shifted, B), (A @ B).relu())
@@ -162,7 +164,7 @@ def test_operands_elsewhere_than_the_compiler_was_told_are_multiplied_right():
 )
 def test_operators_of_our_own_are_fused_too(function, inputs, expected):
     with decided() as made, torch.no_grad():
-        compiled = torch.compile(function, backend=rewriting_backend(Always("fused")), fullgraph=True, dynamic=False)
+        compiled = torch.compile(function, backend=rewriting_backend(FixedPolicy("fused")), fullgraph=True, dynamic=False)
         torch.testing.assert_close(compiled(*inputs), function(*inputs))
     assert [(d.taken, str(d.fused and d.fused.epilogue)) for d in made] == [("fused", expected)]
 
@@ -192,7 +194,7 @@ def test_torchs_scaled_grouped_products_become_ours(name: str):
     product.meta["val"] = torch.empty(8, 16, dtype=torch.bfloat16)
     graph.output(product)
     with decided() as made:
-        RewriteProducts(Always("alone"))(graph)
+        RewriteProducts(FixedPolicy("alone"))(graph)
     [decision] = made
     assert (decision.taken, decision.alone.op, str(decision.alone.scale_b.size)) == ("alone", "scaled_grouped_mm", "(3, 1, 16)")
     got = torch.fx.GraphModule(torch.nn.Module(), graph)(*values.values())
@@ -223,7 +225,7 @@ def test_gated_columns_become_part_of_a_grouped_product(name: str):
         return GATES[name](torch._grouped_mm(x, w, offs=offs))
 
     with decided() as made, torch.no_grad():
-        got = torch.compile(experts, backend=rewriting_backend(Always("fused")), fullgraph=True, dynamic=False)(x, w, offs)
+        got = torch.compile(experts, backend=rewriting_backend(FixedPolicy("fused")), fullgraph=True, dynamic=False)(x, w, offs)
         want = experts(x.double().float(), w.double().float(), offs)
     torch.testing.assert_close(got.float(), want, atol=0.2, rtol=0.02)
     fused = name in ("chunk", "slices", "float32", "masked")
@@ -245,7 +247,7 @@ def test_torchs_grouped_products_become_ours():
     want = experts(*given, offs)
     grads = torch.autograd.grad(want.sum(), given)
     with decided() as made:
-        compiled = torch.compile(experts, backend=rewriting_backend(Always("fused")), fullgraph=True)
+        compiled = torch.compile(experts, backend=rewriting_backend(FixedPolicy("fused")), fullgraph=True)
         got = compiled(*given, offs)
         found = torch.autograd.grad(got.sum(), given)
     assert torch.allclose(got, want, atol=0.1)
@@ -253,8 +255,8 @@ def test_torchs_grouped_products_become_ours():
     taken = {d.alone.op: d for d in made if d.taken and d.alone is not None}
     assert taken.keys() == {"grouped_mm", "grouped_k_mm"}
     with decided() as made, torch.no_grad():
-        torch.compile(experts, backend=rewriting_backend(Always("fused")), fullgraph=True)(x, w, offs)
-        torch.compile(lambda a, b, o: torch._grouped_mm(a, b, offs=o), backend=rewriting_backend(Always("fused")))(
+        torch.compile(experts, backend=rewriting_backend(FixedPolicy("fused")), fullgraph=True)(x, w, offs)
+        torch.compile(lambda a, b, o: torch._grouped_mm(a, b, offs=o), backend=rewriting_backend(FixedPolicy("fused")))(
             w.mT, x.t(), offs
         )
     first, second = made

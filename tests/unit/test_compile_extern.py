@@ -13,9 +13,9 @@ import torch
 import gemmtune
 from gemmtune import QuantizedWeight, settings
 from gemmtune.integration.compile import extern
-from gemmtune.integration.compile.judging import Always
+from gemmtune.integration.compile.decisions import FixedPolicy
 from gemmtune.integration.compile.rewriting import RewriteProducts
-from gemmtune.integration.compile.verdicts import StoreJudge
+from gemmtune.integration.compile.store_policy import StorePolicy
 
 INTERFACE = (
     1,
@@ -68,12 +68,12 @@ def test_nothing_is_made_ready_for_a_gpu_that_is_not_here(monkeypatch: pytest.Mo
 def test_the_key_of_a_graph_has_what_decides_and_not_where_files_lie(tmp_path: Path) -> None:
     def token(**changed: Any) -> object:
         with settings.patch(cache_dir=str(tmp_path / "one"), **changed):
-            return StoreJudge().token()
+            return StorePolicy().token()
 
     usual = token()
     assert token(store_path=str(tmp_path / "two" / "store.sqlite"), log_file=str(tmp_path / "log")) == usual
     assert token(backends=("aten",)) != usual
-    assert StoreJudge(tunes=True).token() != StoreJudge().token()
+    assert StorePolicy(tunes=True).token() != StorePolicy().token()
     threads = torch.get_num_threads()
     torch.set_num_threads(threads + 1)
     try:
@@ -83,8 +83,8 @@ def test_the_key_of_a_graph_has_what_decides_and_not_where_files_lie(tmp_path: P
 
 
 def test_a_judge_that_asks_a_function_keeps_graphs_out_of_the_cache() -> None:
-    assert RewriteProducts(Always("alone")).uuid() is not None
-    assert RewriteProducts(Always("alone", only=lambda product: True)).uuid() is None
+    assert RewriteProducts(FixedPolicy("alone")).uuid() is not None
+    assert RewriteProducts(FixedPolicy("alone", only=lambda product: True)).uuid() is None
 
 
 def weight(kind: str = "int8", *, begin: int = 0, **options: Any) -> QuantizedWeight:

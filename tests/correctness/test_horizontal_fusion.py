@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from compiled_graphs import Always, decided, outputs_and_gradients, rewriting_backend
+from compiled_graphs import FixedPolicy, decided, outputs_and_gradients, rewriting_backend
 from models import made, result, transformers
 from rotation import rotated
 from torch import nn
@@ -20,12 +20,12 @@ import gemmtune
 from gemmtune import QuantizedWeight, settings
 from gemmtune.integration import compile as compile_pass
 from gemmtune.integration.adjacent import lay_out, same_inputs
-from gemmtune.integration.compile import backend, planned_join, rewriting, verdicts
-from gemmtune.integration.compile.addresses import neighbours as neighbour_inputs
-from gemmtune.integration.compile.judging import Verdict
-from gemmtune.integration.compile.knowledge import Knowledge
-from gemmtune.integration.compile.variants import BACKEND_NAME, JoinedVariant
-from gemmtune.integration.compile.verdicts import StoreJudge, _parts
+from gemmtune.integration.compile import backend, planned_horizontal, rewriting, store_policy
+from gemmtune.integration.compile.horizontal import adjacent_inputs
+from gemmtune.integration.compile.report import Decision
+from gemmtune.integration.compile.store_policy import StorePolicy, _parts
+from gemmtune.integration.compile.stored_decisions import StoredDecisions
+from gemmtune.integration.compile.variants import BACKEND_NAME, HorizontalVariant
 from gemmtune.numerics.bounds import Claims
 from gemmtune.problem import Layout, Problem
 from gemmtune.problem.trace import trace
@@ -51,7 +51,7 @@ X = torch.randn(2, 5, 64, generator=torch.Generator().manual_seed(2))
 @pytest.fixture
 def joined():
     """Whatever can be joined is; every other GEMM is rewritten alone."""
-    backend.install(judge=Always("alone"))
+    backend.install(policy=FixedPolicy("alone"))
     with decided() as told:
         yield told
     compile_pass.uninstall()
@@ -151,7 +151,7 @@ def test_one_product_does_what_several_did(kind, joined):
 def test_models(name, joined):
     model, inputs = made(name)
     laid_out(model, inputs)
-    compiled = torch.compile(model, fullgraph=True, dynamic=False, backend=rewriting_backend(Always("alone")))
+    compiled = torch.compile(model, fullgraph=True, dynamic=False, backend=rewriting_backend(FixedPolicy("alone")))
     with torch.no_grad():
         torch.testing.assert_close(result(compiled, inputs), result(model, inputs), rtol=1e-4, atol=1e-4)
     widths = [d.problem.n for d in joined if d.taken == "joined"]
@@ -175,13 +175,13 @@ def test_weights_that_were_moved_since_are_multiplied_one_by_one(kind, move, joi
     compiled = torch.compile(model, fullgraph=True, dynamic=False)
     runs: list[int] = []
     for name in ("run_planned", "run_as_laid_out"):
-        run = getattr(planned_join, name)
+        run = getattr(planned_horizontal, name)
 
         def noted(*tensors, out, problem, run=run):
             runs.append(out.shape[1])
             run(*tensors, out=out, problem=problem)
 
-        monkeypatch.setattr(planned_join, name, noted)
+        monkeypatch.setattr(planned_horizontal, name, noted)
     with torch.no_grad():
         expected = model(X)
         torch.testing.assert_close(compiled(X), expected, rtol=1e-4, atol=1e-4)
@@ -197,7 +197,7 @@ def test_the_time_of_one_product_includes_gathering_scales(joined, monkeypatch):
         torch.compile(model, fullgraph=True, dynamic=False)(X)
     whole, parts = joined[0].joined, tuple(decision.alone for decision in joined)
     words = {"name": "joined", "backend": BACKEND_NAME, "problem": whole, "claims": Claims(accumulate=torch.float32), "runs": ()}
-    kernel = JoinedVariant(parts=parts, variant="joined", **words).bind(None)
+    kernel = HorizontalVariant(parts=parts, variant="joined", **words).bind(None)
     tensors = [torch.randint(0, 9, x.size).to(x.dtype).as_strided(x.size, x.stride) for _, x in whole.operands]
     seen: list[list[int]] = []
     cat = torch.cat
@@ -212,9 +212,9 @@ def test_the_time_of_one_product_includes_gathering_scales(joined, monkeypatch):
 
 def test_graphs_of_joined_and_of_separate_weights_are_kept_apart(monkeypatch):
     found: list[Any] = []
-    monkeypatch.setattr(rewriting.RewriteProducts, "__call__", lambda self, graph: found.append(neighbour_inputs()))
+    monkeypatch.setattr(rewriting.RewriteProducts, "__call__", lambda self, graph: found.append(adjacent_inputs()))
     with torch.no_grad():
-        backend.install(judge=Always(""))
+        backend.install(policy=FixedPolicy(""))
         try:
             for model in (heads(), laid_out(heads(), {"x": X})):
                 torch._dynamo.reset()
@@ -222,7 +222,7 @@ def test_graphs_of_joined_and_of_separate_weights_are_kept_apart(monkeypatch):
                     torch.compile(model, fullgraph=True, dynamic=False)(X)
         finally:
             compile_pass.uninstall()
-    assert neighbour_inputs() == ()
+    assert adjacent_inputs() == ()
     apart, joined = found
     assert apart == ()
     assert len(joined) == 4  # of three weights and of three biases
@@ -232,7 +232,7 @@ def test_graphs_of_joined_and_of_separate_weights_are_kept_apart(monkeypatch):
 def test_what_is_not_side_by_side_or_has_no_fixed_size_stays_apart(dynamic, joined):
     model = heads()
     model = laid_out(model, {"x": X}) if dynamic else model
-    compiled = torch.compile(model, dynamic=dynamic, backend=rewriting_backend(Always("alone")))
+    compiled = torch.compile(model, dynamic=dynamic, backend=rewriting_backend(FixedPolicy("alone")))
     with torch.no_grad():
         torch.testing.assert_close(compiled(X), model(X))
     assert [d.taken for d in joined] == ["alone"] * 3
@@ -244,8 +244,8 @@ def test_the_operator_is_one_of_torchs(own_store):
     with settings.patch(backends=("aten",), tune="never"):
         for pieces in (whole.split((4, 8), 1), [x.clone() for x in whole.split((4, 8), 1)]):
             arguments = ([a, *pieces], problem.key, [4, 8])
-            torch.library.opcheck(planned_join.OPERATOR, arguments)
-            torch.testing.assert_close(planned_join.OPERATOR(*arguments), a @ whole)
+            torch.library.opcheck(planned_horizontal.OPERATOR, arguments)
+            torch.testing.assert_close(planned_horizontal.OPERATOR(*arguments), a @ whole)
 
 
 class Gated(nn.Module):
@@ -276,7 +276,7 @@ def test_measured_times_decide(own_store, monkeypatch):
         [*first] = compiled_decisions(model)
         join = tuple((d.alone, None) for d in first)
         whole = dataclasses.replace(first[0].alone, **widened(first))
-        told = dict(Knowledge.here(torch.device("cpu")).join_verdict(whole, join).times_us)
+        told = dict(StoredDecisions.here(torch.device("cpu")).decide_horizontal(whole, join).times_us)
         assert told.keys() == {"apart", "joined"}
         better = told["joined"] < (1 - TIE) * told["apart"]
         assert [d.taken for d in first] == ["joined" if better else ""] * 3
@@ -285,8 +285,8 @@ def test_measured_times_decide(own_store, monkeypatch):
             ({"apart": 50.0, "joined": 49.9}, 0.0, ""),
             ({"apart": 50.0, "joined": 40.0}, 9.5, ""),
         ):
-            monkeypatch.setattr(Knowledge, "_times", lambda *_, times=times: times)
-            monkeypatch.setattr(Knowledge, "_saved_by_tail", lambda self, _, fused, saved=saved: saved if fused else 0.0)
+            monkeypatch.setattr(StoredDecisions, "_times", lambda *_, times=times: times)
+            monkeypatch.setattr(StoredDecisions, "_saved_by_epilogue", lambda self, _, fused, saved=saved: saved if fused else 0.0)
             assert [d.taken for d in compiled_decisions(model)] == [taken] * 3
     gemmtune.restore(model)
 
@@ -301,7 +301,9 @@ def widened(decisions: Any) -> dict[str, Any]:
 
 def test_a_tail_counts_for_the_first_that_has_it(monkeypatch):
     seen: list[Any] = []
-    monkeypatch.setattr(StoreJudge, "joined", lambda _, join: seen.append(_parts(join)) or Verdict(taken="", reason="seen"))
+    monkeypatch.setattr(
+        StorePolicy, "decide_horizontal", lambda _, join: seen.append(_parts(join)) or Decision(taken="", reason="seen")
+    )
     with torch.no_grad(), settings.patch(backends=("aten",), tune="never"):
         backend.install()
         compiled_decisions(laid_out(Gated(), {"x": X}))
@@ -314,16 +316,16 @@ def test_tails_that_are_fused_are_compared_with_inductors_kernels(own_store, mon
     alone = gemmtune.Problem.mm(10, 64, 64, dtype=torch.float32, device_type="cpu")
     fused = dataclasses.replace(alone, epilogue=trace(torch.relu, torch.float32, ()))
     with settings.patch(backends=("aten",), search="quick"):
-        known = Knowledge.here(torch.device("cpu"))
+        known = StoredDecisions.here(torch.device("cpu"))
         gemmtune.tune([alone, fused], progress=False)
-        assert known._saved_by_tail(alone, None) == 0
-        monkeypatch.setattr(Knowledge, "verdict", lambda *_: Verdict(taken="fused", reason="by its parts"))
-        assert known._saved_by_tail(alone, fused) == math.inf
-        ways = known._ways(alone, fused)
-        known._rank_tails([(alone, fused), (alone, None)])
-        assert known._times(fused, ways).keys() == {way.variant for way in ways}
-        monkeypatch.setattr(Knowledge, "_times", lambda *_: {"untouched": 9.0, "alone": 8.0, "fused": 5.0})
-        assert known._saved_by_tail(alone, fused) == 3.0
+        assert known._saved_by_epilogue(alone, None) == 0
+        monkeypatch.setattr(StoredDecisions, "decide", lambda *_: Decision(taken="fused", reason="by its parts"))
+        assert known._saved_by_epilogue(alone, fused) == math.inf
+        variants = known._variants(alone, fused)
+        known._rank_epilogues([(alone, fused), (alone, None)])
+        assert known._times(fused, variants).keys() == {variant.variant for variant in variants}
+        monkeypatch.setattr(StoredDecisions, "_times", lambda *_: {"untouched": 9.0, "alone": 8.0, "fused": 5.0})
+        assert known._saved_by_epilogue(alone, fused) == 3.0
 
 
 def test_problems_are_tuned_for_graphs_with_and_without_their_epilogues(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -332,8 +334,8 @@ def test_problems_are_tuned_for_graphs_with_and_without_their_epilogues(monkeypa
     def here(device: torch.device) -> Any:
         return SimpleNamespace(measure=lambda compared: measured.append((device.type, compared)))
 
-    monkeypatch.setattr(verdicts.Knowledge, "here", here)
+    monkeypatch.setattr(store_policy.StoredDecisions, "here", here)
     plain = Problem.mm(4, 5, 6, dtype=torch.float32, device_type="cpu")
     fused = dataclasses.replace(plain, epilogue=trace(torch.relu, torch.float32, []))
-    verdicts.tune_for_compile([plain, fused])
+    store_policy.tune_for_compile([plain, fused])
     assert measured == [("cpu", [(plain, None), (plain, fused)])]
