@@ -1,4 +1,4 @@
-"""Recording the products of a run: which Problems it asks for, while everything runs as before."""
+"""``record()``: count the Problems of a run, without changing what runs."""
 
 from __future__ import annotations
 
@@ -35,24 +35,24 @@ _COMPOSITES = (torch.ops.aten.einsum.default, *(row.overload for row in TORCH_PR
 
 @contextmanager
 def record(file: Path | str | None = None) -> Iterator[Recording]:
-    """Note every product in a ``with`` block, torch's own and gemmtune's, and write them to ``file`` at its end.
+    """Count every product in a ``with`` block, torch's and gemmtune's, and write them to ``file`` at its end.
 
         with gemmtune.record("shapes.json"):
             model(x).sum().backward()
 
-    What runs, runs as before, with the same results; forward and backward passes are seen, in this thread and in the threads of
-    its backward passes. Compiled functions run uncompiled within the block, so that each of their products is seen with its sizes;
-    with which epilogues they would be fused is not recorded. Calls of ours with an epilogue, ``out`` or a prepacked operand are
-    noted as they are stated, unless a gradient is wanted. torch's products with a sparse_bsr weight are noted as layers of
-    ``optimize`` have them: of a prepacked weight. Processes that the block starts are not seen.
+    The program runs unchanged, with the same results. The recording covers forward and backward passes of this thread, including
+    the threads of its backward passes, but no other processes. Compiled functions run uncompiled in the block, so that each product
+    has its sizes. The epilogues that compilation would fuse are not recorded. A gemmtune call with an epilogue, ``out`` or a
+    prepacked operand counts as a whole, unless it needs a gradient. torch's products with a sparse_bsr weight count with a
+    prepacked weight, as layers of ``optimize`` run them.
 
     Args:
-        file: what ``gemmtune tune --recorded`` reads: each distinct Problem with its count, and histograms of M. Written also when
-            the block ends by an error; not at all if it is None, if nothing was recorded, nor by processes that are forked within
-            the block.
+        file: the file for ``gemmtune tune --recorded``: each distinct Problem with its count, and histograms of M. It is also
+            written if the block ends with an exception. It is not written if it is None or nothing was recorded, nor by a process
+            that the block forks.
 
     Yields:
-        The Recording, which fills up.
+        The Recording, which fills up as the block runs.
 
     Raises:
         InvalidProblemError: ``file`` is a folder, or its folder does not exist.
@@ -71,14 +71,16 @@ def record(file: Path | str | None = None) -> Iterator[Recording]:
 
 
 def _write(recording: Recording, file: Path | str, process: int) -> None:
-    """Write what this process has recorded. A fork of it would write its own part over the file, and a program that ended before
-    its first product would write nothing over what an earlier run recorded."""
+    """Write the recording of this process, unless it is empty.
+
+    A forked process would overwrite the file with its own part. An empty recording would overwrite that of an earlier run.
+    """
     if os.getpid() == process and recording.counts:
         recording.write(file)
 
 
 class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Notes the products that it sees below autograd."""
+    """Counts the products that run below autograd."""
 
     def __init__(self, recording: Recording) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -88,10 +90,10 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     @contextmanager
     def note_call(self, problem: Callable[[], Problem | None]) -> Iterator[None]:
-        """A block that does a call of ours, noted as it is stated without the recording, and not by its parts."""
+        """Count a gemmtune call as a whole, as it would run without the recording, and not the parts that run in the block."""
         try:
             stated_whole = problem()
-        except GemmtuneError:  # the call says so itself, or torch does it
+        except GemmtuneError:  # the call itself raises, or torch runs it
             stated_whole = None
         if stated_whole is not None:
             self._recording.note(stated_whole)
@@ -104,7 +106,7 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(self, func: Any, types: Sequence[type], args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if any(kind not in (Tensor, torch.nn.Parameter) for kind in types):
-            return NotImplemented  # a subclass does it first, and what that is made of comes here again
+            return NotImplemented  # the subclass runs first, and its inner operations come here
         if func in _COMPOSITES:
             with self:
                 return func.decompose(*args, **kwargs)
@@ -118,7 +120,7 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _note(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         given = dict(zip((argument.name for argument in func._schema.arguments), args, strict=False)) | dict(kwargs)
         if _is_blocked(given):
-            problem = _problem(func, given)  # which depends on where its blocks are
+            problem = _problem(func, given)  # it depends on the positions of the blocks
         else:
             key = (func, *((name, _look(value)) for name, value in given.items()))
             if key not in self._problems:
@@ -129,7 +131,7 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _look(value: Any) -> Hashable:
-    """Everything that a Problem may depend on."""
+    """Return all properties of an argument on which a Problem may depend."""
     if isinstance(value, Tensor) and value.layout is not torch.strided:
         return (value.shape, value.layout)
     if isinstance(value, Tensor):
@@ -138,7 +140,7 @@ def _look(value: Any) -> Hashable:
 
 
 def _problem(func: Any, given: Mapping[str, Any]) -> Problem | None:
-    """The Problem of an operator's arguments; None where it is none of ours."""
+    """Return the Problem of an operator's arguments, or None if only torch has it."""
     try:
         call = _own_call(func, given) if _is_ours(func) else _torchs_call(func, given)
         if call is None or isinstance(call, Problem):
@@ -148,7 +150,7 @@ def _problem(func: Any, given: Mapping[str, Any]) -> Problem | None:
             return None
         return problem_of(call, epilogue_of(call))
     except InvalidProblemError:
-        return None  # torch has more products than we do: the call is its business
+        return None  # a product that only torch has
 
 
 def _is_blocked(given: Mapping[str, Any]) -> bool:
@@ -156,24 +158,25 @@ def _is_blocked(given: Mapping[str, Any]) -> bool:
 
 
 def _of_blocks(found: Statement) -> Problem:
-    """What torch's product with a block-sparse weight is: bsr @ x, or as ``linear`` has it, x @ bsrᵀ."""
+    """Return the Problem of torch's product with a block-sparse weight: bsr @ x, or x @ bsrᵀ from ``linear``."""
     name, a, b, inp = found.op, found.operands["a"], found.operands["b"], found.operands.get("inp")
     scalars = (found.numbers.get("alpha", 1), found.numbers.get("beta", 1))
     if name in ("mm", "addmm") and (a.layout, b.layout) == (torch.sparse_bsr, torch.strided):
         return prepacked_problem(a, b, inp, scalars, by_rows=b.t().is_contiguous())
     if name in ("mm", "addmm") and (a.layout, b.layout) == (torch.strided, torch.sparse_bsc):
-        # Made of parts: in inference mode torch transposes no weight that was made outside of it.
+        # Assemble bsr from its parts: in inference mode torch cannot transpose a weight from outside it.
         weight = assembled(b.ccol_indices(), b.row_indices(), b.values().mT, (b.shape[1], b.shape[0]))
         return prepacked_problem(weight, a.t(), turned(inp), scalars, by_rows=True)
-    raise InvalidProblemError(f"{name}: torch alone has it of {a.layout} and {b.layout}")
+    raise InvalidProblemError(f"{name}: torch alone has products of {a.layout} and {b.layout}")
 
 
 def _is_ours(func: Any) -> bool:
-    """An operator of a row of the table whose operands are strided."""
+    """Return True for an operator of gemmtune with strided operands."""
     return func.namespace == NAMESPACE and func.overloadpacket.__name__ in OPERATORS
 
 
 def _own_call(func: Any, given: Mapping[str, Any]) -> Call:
+    """Return the call of one of gemmtune's operators."""
     operator = OPERATORS[func.overloadpacket.__name__]
     tensors = [given.get(name) for name in operator.tensors]
     return operator.call(tensors, {name: x for name, x in given.items() if name not in operator.tensors and name != "out"})

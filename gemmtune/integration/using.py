@@ -1,4 +1,4 @@
-"""Stored picks for code without modules: torch's products within a ``with`` block."""
+"""``use()``: stored picks for torch's products in a ``with`` block."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ Tensor = torch.Tensor
 
 
 class use(TorchFunctionMode):
-    """``with gemmtune.use():`` torch's products of tensors run by stored picks where these are faster.
+    """A block in which torch's products run by stored picks where these are faster: ``with gemmtune.use():``.
 
-    ``torch.mm``, ``addmm``, ``bmm``, ``baddbmm``, ``matmul``, ``@``, ``F.linear`` and ``F.grouped_mm`` (groups of rows or terms,
-    without gradients), in this thread. Nothing is tuned. Every function of torch costs the host a microsecond or two more within
-    the block; for modules ``gemmtune.optimize`` costs nothing.
+    Covers ``torch.mm``, ``addmm``, ``bmm``, ``baddbmm``, ``matmul``, ``@``, ``F.linear`` and ``F.grouped_mm`` (groups of rows or
+    terms, without gradients) in this thread. Nothing is tuned. Every function of torch costs the host 1 to 2 µs more in the block.
+    For modules ``gemmtune.optimize`` has no such cost.
     """
 
     def __init__(self) -> None:
@@ -40,6 +40,7 @@ class use(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
     def _run(self, op: str, tensors: tuple[Tensor, ...], shape: tuple[int, ...]) -> Tensor | None:
+        """Return the product by its pick with this shape, or None for torch."""
         key = (op, settings.token(), generation.number, *((x.shape, x.stride(), x.dtype, x.device) for x in tensors))
         found = self._picks[key] if key in self._picks else self._picks.find(key, op, tensors)
         result = found.run(op, tensors) if isinstance(found, Bound) else None
@@ -47,7 +48,7 @@ class use(TorchFunctionMode):
 
 
 Stated = tuple[str, tuple[Tensor, ...], tuple[int, ...]]
-"""The operation, its operands, and the shape of the result."""
+"""An operation, its operands, and the shape of the result."""
 
 
 def _stated(row: TorchProduct, args: Any, kwargs: Mapping[str, Any]) -> Stated | None:

@@ -227,7 +227,7 @@ def test_the_parts_tell_where_fusing_must_pay(own_store, torch_us, alone_us, fus
 
 def test_explain_tells_what_it_cannot_know():
     assert "no graph was compiled" in str(gemmtune.explain(torch.compile(lambda x: x + 1)))
-    with pytest.raises(gemmtune.InvalidProblemError, match="beside a compiled function"):
+    with pytest.raises(gemmtune.InvalidProblemError, match="in addition to a compiled function"):
         gemmtune.explain(torch.compile(torch.mm), torch.ones(2, 2))
 
 

@@ -342,7 +342,7 @@ def test_what_is_skipped_filtered_and_refused():
     gemmtune.quantize_(other, "int8", skip="down_proj")
     assert not isinstance(other.model.layers[0].mlp.down_proj.weight, QuantizedWeight), "one name stands for itself"
     assert isinstance(other.lm_head.weight, QuantizedWeight)
-    with pytest.raises(InvalidProblemError, match=r"got 'int4', but .*q_proj is int8 already, expected .*; load the model anew"):
+    with pytest.raises(InvalidProblemError, match=r"got 'int4', but .*q_proj is already int8, expected .*; load the model again"):
         gemmtune.quantize_(other, "int4")
 
 
@@ -372,7 +372,7 @@ class Tied(nn.Module):
 
 def test_what_is_tied_to_floats_stays_and_is_told():
     model = Tied()
-    with pytest.warns(RuntimeWarning, match="quantize_: head stays as it is: its weight is embedding.weight too, which keeps"):
+    with pytest.warns(RuntimeWarning, match="quantize_: head stays as it is: its weight is also embedding.weight, which keeps"):
         gemmtune.quantize_(model, "int8", skip=())
     assert type(model.head.weight) is nn.Parameter
     assert model.head.weight is model.embedding.weight
@@ -383,7 +383,7 @@ def test_what_is_tied_to_floats_stays_and_is_told():
     with pytest.warns(RuntimeWarning) as told:
         gemmtune.quantize_(model := Tied(), "int8", skip=("head", "other"))
     assert [str(x.message)[:70] for x in told] == [
-        "quantize_: one stays as it is: its weight is other.weight too, which k",
+        "quantize_: one stays as it is: its weight is also other.weight, which ",
         "quantize_: nothing is quantized: of nn.Linear, Conv1D and the experts ",
     ]
     assert model.one.weight is model.other.weight
@@ -398,7 +398,7 @@ def test_what_was_quantized_is_told(name, count, caplog):
     gemmtune.quantize_(model, "int8")
     first, second = (told.getMessage() for told in caplog.records if told.name == "gemmtune")
     assert first.startswith(f"quantize_: {count} experts are int8 now: ")
-    assert first.endswith("0 weights were so before, 1 stay as they are")
+    assert first.endswith("0 weights were quantized before, 1 keep their floats")
     assert second.startswith("quantize_: 0 layers and 0 experts")
 
 
@@ -449,7 +449,7 @@ def test_transformers_load_a_saved_model_with_a_tied_head(tmp_path):
     llama = transformers.LlamaForCausalLM(transformers.LlamaConfig(**SMALL, tie_word_embeddings=True)).eval()
     llama.save_pretrained(tmp_path / "plain")
     config = huggingface.GemmtuneConfig("int8", skip=())
-    with pytest.warns(RuntimeWarning, match="lm_head stays as it is: its weight is model.embed_tokens.weight too"):
+    with pytest.warns(RuntimeWarning, match="lm_head stays as it is: its weight is also model.embed_tokens.weight"):
         loaded = transformers.LlamaForCausalLM.from_pretrained(tmp_path / "plain", quantization_config=config)
     loaded.save_pretrained(tmp_path / "few")
     with pytest.warns(RuntimeWarning, match="lm_head stays as it is"):
@@ -500,7 +500,7 @@ def test_gptq(bits, less_one):
     if bits == 4:
         back = to_gptq(weight, zeros_less_one=less_one)
         assert all(torch.equal(x, y) for x, y in zip(back, (*given, g_idx), strict=True))
-    with pytest.raises(InvalidProblemError, match="groups of rows that are no neighbours"):
+    with pytest.raises(InvalidProblemError, match="groups whose rows are not adjacent"):
         from_gptq(*given, g_idx.flip(0), bits=bits)
 
 
