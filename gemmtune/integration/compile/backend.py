@@ -18,12 +18,12 @@ OPTION = "post_grad_custom_post_pass"
 
 
 def install(*, tune: bool = False, policy: RewritePolicy | None = None) -> None:
-    """``gemmtune.integration.compile.install``, with ``policy`` instead of the store's if given."""
+    """Install the pass as ``gemmtune.integration.compile.install`` does. A ``policy`` replaces that of the store."""
     setattr(inductor_config, OPTION, with_pass(getattr(inductor_config, OPTION), policy or StorePolicy(tunes=tune)))
 
 
 def uninstall() -> None:
-    """``gemmtune.integration.compile.uninstall``."""
+    """Remove the pass as ``gemmtune.integration.compile.uninstall`` does."""
     installed = getattr(inductor_config, OPTION)
     if isinstance(installed, RewriteProducts):
         setattr(inductor_config, OPTION, installed.others[0] if len(installed.others) == 1 else list(installed.others) or None)
@@ -44,7 +44,10 @@ def gemmtune(
     mode: str | None = None,
     options: Mapping[str, Any] | None = None,
 ) -> Callable[..., Any]:
-    """``torch.compile(model, backend="gemmtune")``: Inductor with our pass. ``mode`` and ``options`` are Inductor's."""
+    """Compile by Inductor with our pass: the backend of ``torch.compile(model, backend="gemmtune")``.
+
+    ``mode`` and ``options`` are Inductor's.
+    """
     chosen: dict[str, Any] = {**(list_mode_options(mode) if mode else {}), **(options or {})}
     chosen = {name.replace("-", "_"): value for name, value in chosen.items()}
     installed = chosen.get(OPTION, getattr(inductor_config, OPTION))
