@@ -1,4 +1,4 @@
-"""The pass on graphs of torch.compile: which nodes it takes, what it puts in their place, and that results stay right."""
+"""The pass on graphs of torch.compile: the nodes it replaces, their replacements, and the results."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from gemmtune.integration.compile.rewriting import RewriteProducts
 Tensor = torch.Tensor
 
 
-def tails(function: Callable[..., Tensor], *inputs: Tensor, dynamic: bool = False) -> list[str]:
-    """What each GEMM of a function is fused with, empty where it is rewritten alone; the result is as good as eager torch's."""
+def epilogues(function: Callable[..., Tensor], *inputs: Tensor, dynamic: bool = False) -> list[str]:
+    """Return the epilogue of each GEMM, empty for one rewritten alone. Check that the result is as accurate as eager torch's."""
     with decided() as made, torch.no_grad():
         compiled = torch.compile(function, backend=rewriting_backend(FixedPolicy("fused")), fullgraph=True, dynamic=dynamic)
         got = compiled(*inputs)
@@ -60,7 +60,7 @@ A, B, ROW, RESULT = normal(6, 8), normal(8, 4), normal(4), normal(6, 4)
     ],
 )  # fmt: skip
 def test_pointwise_nodes_behind_a_gemm_become_its_epilogue(function, inputs, expected):
-    assert tails(function, *inputs) == expected
+    assert epilogues(function, *inputs) == expected
 
 
 @pytest.mark.parametrize(
@@ -75,31 +75,31 @@ def test_pointwise_nodes_behind_a_gemm_become_its_epilogue(function, inputs, exp
         lambda a, b: (a @ b) + torch.ones(6, 1),  # a column for each row
     ],
 )
-def test_what_is_no_epilogue_stays_behind(function):
-    assert tails(function, A, B) == [""]
+def test_other_nodes_behind_a_gemm_stay(function):
+    assert epilogues(function, A, B) == [""]
 
 
-def test_the_longest_tail_that_alone_reads_the_product_is_taken():
-    assert tails(lambda a, b, c: torch.stack([x := a @ b + c, x.relu()]), A, B, ROW) == ["add(acc, x0)"]
+def test_the_longest_epilogue_without_other_readers_is_fused():
+    assert epilogues(lambda a, b, c: torch.stack([x := a @ b + c, x.relu()]), A, B, ROW) == ["add(acc, x0)"]
 
 
 @pytest.mark.parametrize("dynamic", [False, True])
-def test_views_that_put_rows_in_a_grid_are_looked_through(dynamic):
+def test_an_epilogue_continues_behind_views_of_the_rows(dynamic):
     x, weight, residual = normal(2, 3, 8), torch.nn.Parameter(normal(4, 8)), normal(2, 3, 4)
-    found = tails(lambda x, w, r: r + F.gelu(F.linear(x, w)), x, weight, residual, dynamic=dynamic)
+    found = epilogues(lambda x, w, r: r + F.gelu(F.linear(x, w)), x, weight, residual, dynamic=dynamic)
     assert found == ["add(x0, mul(mul(acc, 0.5), add(erf(mul(acc, 0.7071067811865476)), 1)))"]
 
 
-def test_roundings_of_a_bfloat16_model_are_kept_but_the_first():
+def test_an_epilogue_keeps_all_bfloat16_roundings_except_the_first():
     a, b, c = (x.to(torch.bfloat16) for x in (A, B, RESULT))
-    assert tails(lambda a, b, c: c + F.silu(a @ b), a, b, c) == ["add(x0, div(acc, add(exp(neg(acc)), 1)).to(bfloat16))"]
+    assert epilogues(lambda a, b, c: c + F.silu(a @ b), a, b, c) == ["add(x0, div(acc, add(exp(neg(acc)), 1)).to(bfloat16))"]
 
 
-def test_a_reduction_behind_the_tail_is_noticed():
+def test_a_reduction_behind_the_epilogue_is_found():
     def normed(a: Tensor, b: Tensor, c: Tensor) -> Tensor:
         x = a @ b + c
         y = x * torch.rsqrt(x.square().mean(-1, keepdim=True))
-        for _ in range(40):  # the residual goes on, farther than is looked
+        for _ in range(40):  # the residual continues farther than the search
             x = x + c * y
         return x
 
@@ -112,7 +112,7 @@ def test_a_reduction_behind_the_tail_is_noticed():
 
 
 @pytest.mark.parametrize("size", [(0, 8), (6, 0)])
-def test_nothing_to_multiply_is_torchs(size):
+def test_an_empty_product_stays_torchs(size):
     with decided() as made, torch.no_grad():
         torch.compile(torch.mm, backend=rewriting_backend(FixedPolicy("fused")), dynamic=False)(
             torch.ones(size), torch.ones(size[1], 4)
@@ -123,7 +123,7 @@ def test_nothing_to_multiply_is_torchs(size):
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("dtype", rotated([torch.float32, torch.bfloat16], 2, "rewritten models"))
 @pytest.mark.parametrize(("model", "gemms"), [(Mlp(), 6), (Block(), 15)])
-def test_results_and_gradients_of_models(model, gemms, dtype, dynamic):
+def test_rewritten_models_have_right_results_and_gradients(model, gemms, dtype, dynamic):
     model = model.to(dtype)
     width = next(model.parameters()).shape[-1]
     with decided() as made:
@@ -139,7 +139,7 @@ def test_results_and_gradients_of_models(model, gemms, dtype, dynamic):
     assert {d.taken for d in made} == {"alone", "fused"}
 
 
-def test_operands_elsewhere_than_the_compiler_was_told_are_multiplied_right():
+def test_operands_with_another_alignment_than_at_compile_time():
     with decided(), torch.no_grad():
         compiled = torch.compile(lambda a, b: (a @ b).relu(), backend=rewriting_backend(FixedPolicy("fused")), dynamic=False)
         compiled(A, B)
@@ -162,7 +162,7 @@ def test_operands_elsewhere_than_the_compiler_was_told_are_multiplied_right():
         ),
     ],
 )
-def test_operators_of_our_own_are_fused_too(function, inputs, expected):
+def test_epilogues_of_gemmtunes_operators_are_fused(function, inputs, expected):
     with decided() as made, torch.no_grad():
         compiled = torch.compile(function, backend=rewriting_backend(FixedPolicy("fused")), fullgraph=True, dynamic=False)
         torch.testing.assert_close(compiled(*inputs), function(*inputs))
@@ -170,8 +170,8 @@ def test_operators_of_our_own_are_fused_too(function, inputs, expected):
 
 
 @pytest.mark.parametrize("name", ["_scaled_grouped_mm", "_scaled_grouped_mm_v2"])
-def test_torchs_scaled_grouped_products_become_ours(name: str):
-    """A graph as a GPU would have it: a CPU has no kernel of torch's operator."""
+def test_torchs_scaled_grouped_products_are_replaced(name: str):
+    """Rewrite a graph as traced on a GPU, because torch's operator has no CPU kernel."""
     target = getattr(torch.ops.aten, name, None)
     if target is None:
         assert torch.__version__ < "2.11"
@@ -217,7 +217,7 @@ MASK = torch.arange(8).unsqueeze(-1) > 5
 
 
 @pytest.mark.parametrize("name", GATES)
-def test_gated_columns_become_part_of_a_grouped_product(name: str):
+def test_swiglu_is_fused_into_a_grouped_product(name: str):
     x, w = normal(8, 16, dtype=torch.bfloat16), normal(3, 16, 16, dtype=torch.bfloat16).mT
     offs = torch.tensor([2, 2, 8], dtype=torch.int32)
 
@@ -233,7 +233,7 @@ def test_gated_columns_become_part_of_a_grouped_product(name: str):
     assert (decision.taken, bool(decision.fused and decision.fused.gated)) == (("fused", True) if fused else ("alone", False))
 
 
-def test_torchs_grouped_products_become_ours():
+def test_torchs_grouped_products_are_replaced():
     x, w, offs = (
         normal(8, 8, dtype=torch.bfloat16),
         normal(3, 8, 8, dtype=torch.bfloat16).mT,
