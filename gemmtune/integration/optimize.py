@@ -54,21 +54,7 @@ def optimize(model: M, *, tune: Any = None, progress: bool = True) -> M:
     """
     check_model("optimize", model, "; for functions there is gemmtune.use()")
     if tune is not None:
-        # Start the tuning processes, which import while the model runs.
-        device = detect(next((x.device.type for x in model.parameters()), "cpu"))
-        prepare_tuning(device, settings.current())
-        # Move the weights of layers with the same input together. torch lacks sparse products of some dtypes.
-        optimized(model, sparse_only=True)
-        with torch.no_grad(), _state_kept(model), same_inputs(model) as groups, sparse_problems(model) as of_blocks:
-            _run(model, tune)
-        lay_out(model, groups)
-        # Tune every product of a run.
-        with torch.no_grad(), _state_kept(model), record() as recording:
-            _run(model, tune)
-        chosen = in_models(settings.current(), device)
-        tune_products(recording.problems(), device, chosen, progress_for() if progress else Progress())
-        if of_blocks:
-            run_tuning(of_blocks, progress=progress)
+        _tune(model, tune, progress)
     # Give each layer our forward, and torch.compile our pass.
     optimized(model)
     _models.add(model)
@@ -87,6 +73,25 @@ def restore(model: M) -> M:
     if not _models:
         compile_pass.uninstall()
     return model
+
+
+def _tune(model: nn.Module, example: Any, progress: bool) -> None:
+    """Tune the products of the model on example inputs, with the weights of layers with the same input moved together."""
+    # Start the tuning processes, which import while the model runs.
+    device = detect(next((x.device.type for x in model.parameters()), "cpu"))
+    prepare_tuning(device, settings.current())
+    # Move the weights of layers with the same input together. torch lacks sparse products of some dtypes.
+    optimized(model, sparse_only=True)
+    with torch.no_grad(), _state_kept(model), same_inputs(model) as groups, sparse_problems(model) as of_blocks:
+        _run(model, example)
+    lay_out(model, groups)
+    # Tune every product of a run.
+    with torch.no_grad(), _state_kept(model), record() as recording:
+        _run(model, example)
+    chosen = in_models(settings.current(), device)
+    tune_products(recording.problems(), device, chosen, progress_for() if progress else Progress())
+    if of_blocks:
+        run_tuning(of_blocks, progress=progress)
 
 
 @contextmanager

@@ -61,11 +61,7 @@ def quantize_(
     """
     check_model("quantize_", model)
     check_kind(kind, group)
-    weights = {
-        place if name == "weight" else f"{place}.{name}".removeprefix("."): (module, name)
-        for place, module in model.named_modules()
-        for name in _weights_of(module)
-    }
+    weights = _weights_by_name(model)
     chosen = _chosen(model, weights, names_of(skip), filter_fn)
     todo = {whole: (module, name) for whole, (module, name) in chosen.items() if not _is_already(whole, module, name, kind)}
     if chosen:
@@ -155,6 +151,15 @@ def names_of(skip: str | Collection[str]) -> list[str]:
 
 def _warn(text: str) -> None:
     warnings.warn(f"quantize_: {text}", RuntimeWarning, stacklevel=4)
+
+
+def _weights_by_name(model: nn.Module) -> Weights:
+    """Return the weights that can be quantized or already are, by the name of the layer, for experts of the Parameter."""
+    return {
+        place if name == "weight" else f"{place}.{name}".removeprefix("."): (module, name)
+        for place, module in model.named_modules()
+        for name in _weights_of(module)
+    }
 
 
 def _weights_of(module: nn.Module) -> list[str]:

@@ -99,9 +99,7 @@ def test_other_sorts_keep_their_dtype(how: dict[str, Any]) -> None:
     assert sorted_as == [torch.int64]
 
 
-@pytest.mark.parametrize(
-    ("chosen", "how", "unrolled"), [(2, {}, False), (8, {}, True), (40, {}, False), (8, {"over": 2}, False)]
-)
+@pytest.mark.parametrize(("chosen", "how", "unrolled"), [(2, {}, False), (8, {}, True), (40, {}, False), (8, {"over": 2}, False)])
 def test_a_sum_over_several_experts_is_unrolled(chosen: int, how: dict[str, Any], unrolled: bool) -> None:
     traced, _ = changed(48, chosen, **how)
     assert (SUM in {node.target for node in traced.graph.nodes}) is unrolled

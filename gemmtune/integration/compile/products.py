@@ -80,29 +80,9 @@ def product_of(node: fx.Node, order: Mapping[fx.Node, int]) -> Product | str:
     if isinstance(stated, str):
         return stated
     op, nodes, numbers = stated
-    # Refuse what has no Problem.
-    a, out = nodes["a"].meta["val"], node.meta["val"]
-    if a.device.type not in ("cpu", "cuda"):
-        return "its operands are on another device"
-    scalars = [numbers.get(name, 1) for name in ("alpha", "beta")]
-    if not all(isinstance(x, (int, float)) for x in scalars):
-        return "alpha or beta is only known when it runs"
-    fields: dict[str, Any] = {role: _layout(with_dimensions(op, role, x.meta["val"])) for role, x in nodes.items()}
-    result = _layout(out)
-    if result is None or None in fields.values():
-        return "its sizes are only known when it runs"
-    if 0 in (*result.size, a.shape[-1]):
-        return "nothing to multiply"
-    if a.shape[-1] == 1:
-        return "K is 1: there is nothing to add up"
-    # State the Problem, then the Problem with the epilogue.
-    row = OPERATIONS[op]
-    fields |= {name: scalar_class(numbers.get(name, 1)) for name in row.scalars}
-    fields |= {name: numbers[name] for name in row.options if name in numbers}
-    kind = a.device.type
     try:
-        plain = Layout.contiguous(result.size, result.dtype)
-        alone = Problem(op=op, out=plain, device_type=kind, precision=precision_of(a.dtype, kind), **fields)
+        # State the Problem, then the Problem with the epilogue or the SwiGLU behind it.
+        alone = _problem(node, op, nodes, numbers)
         match = match_epilogue(node, order)
         fused = None if match is None else _with_epilogue(alone, match)
         swiglu = match_swiglu(node) if op == "grouped_mm" else None
@@ -116,11 +96,36 @@ def product_of(node: fx.Node, order: Mapping[fx.Node, int]) -> Product | str:
         fused=fused,
         match=match,
         tensors=tuple(nodes[role] for role, _ in alone.operands),
-        scalars=(float(scalars[0]), float(scalars[1])),
-        dynamic=any(isinstance(size, torch.SymInt) for size in (*out.shape, *a.shape)),
+        scalars=(float(numbers.get("alpha", 1)), float(numbers.get("beta", 1))),
+        dynamic=any(isinstance(size, torch.SymInt) for size in (*node.meta["val"].shape, *nodes["a"].meta["val"].shape)),
         before_reduction=match is not None and swiglu is None and _reduction_follows(match.last),
         masked=None if swiglu is None else swiglu.masked,
     )
+
+
+def _problem(node: fx.Node, op: str, nodes: Mapping[str, fx.Node], numbers: Mapping[str, Any]) -> Problem:
+    """Return the Problem of a node without its epilogue.
+
+    Raises:
+        InvalidProblemError: the node has no Problem that could run. The message is the reason for the report.
+    """
+    a, row = nodes["a"].meta["val"], OPERATIONS[op]
+    if (kind := a.device.type) not in ("cpu", "cuda"):
+        raise InvalidProblemError("its operands are on another device")
+    if not all(isinstance(numbers.get(name, 1), (int, float)) for name in ("alpha", "beta")):
+        raise InvalidProblemError("alpha or beta is only known when it runs")
+    fields: dict[str, Any] = {role: _layout(with_dimensions(op, role, x.meta["val"])) for role, x in nodes.items()}
+    out = _layout(node.meta["val"])
+    if out is None or None in fields.values():
+        raise InvalidProblemError("its sizes are only known when it runs")
+    if 0 in (*out.size, a.shape[-1]):
+        raise InvalidProblemError("nothing to multiply")
+    if a.shape[-1] == 1:
+        raise InvalidProblemError("K is 1: there is nothing to add up")
+    fields |= {name: scalar_class(numbers.get(name, 1)) for name in row.scalars}
+    fields |= {name: numbers[name] for name in row.options if name in numbers}
+    plain = Layout.contiguous(out.size, out.dtype)
+    return Problem(op=op, out=plain, device_type=kind, precision=precision_of(a.dtype, kind), **fields)
 
 
 def _stated(node: fx.Node) -> tuple[str, dict[str, fx.Node], dict[str, Any]] | str:
