@@ -1,4 +1,4 @@
-"""Weights of layers that read the same input, laid next to each other in memory, so that one product can replace several."""
+"""Weights of layers with the same input, moved next to each other in memory so that one product can replace several."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ _SHARED = "several modules have them, or a view, a state_dict, a graph of an ear
 
 @contextlib.contextmanager
 def same_inputs(model: nn.Module) -> Iterator[list[list[nn.Module]]]:
-    """List the layers that are called one after the other with the same input, in the block.
+    """Yield groups of layers that the block calls one after the other with the same input. The list fills up as it runs.
 
-    Compiled functions run uncompiled there.
+    Compiled functions run uncompiled in the block.
     """
     found: list[list[nn.Module]] = []
     last: tuple[object, int] | None = None
 
-    def noticed(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def note_call(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         nonlocal last
         x = args[0] if args else kwargs.get("input")
         if not isinstance(x, Tensor):
@@ -43,7 +43,7 @@ def same_inputs(model: nn.Module) -> Iterator[list[list[nn.Module]]]:
             found.append([module])
         last = here
 
-    hooks = [m.register_forward_pre_hook(noticed, with_kwargs=True) for m in model.modules() if is_linear(m)]
+    hooks = [m.register_forward_pre_hook(note_call, with_kwargs=True) for m in model.modules() if is_linear(m)]
     try:
         with torch.compiler.set_stance("force_eager"):
             yield found
@@ -55,9 +55,9 @@ def same_inputs(model: nn.Module) -> Iterator[list[list[nn.Module]]]:
 def lay_out(model: nn.Module, groups: Sequence[Sequence[nn.Module]]) -> None:
     """Move the weights of each group of layers, and their biases, next to each other in memory.
 
-    Every Parameter stays the object that it is, with its values and with a storage of its own. It stays where it is if several
-    modules have it, if another tensor or process has its memory too, if that is pinned, or if there is no memory in a row.
-    A group exists twice while it is moved. On a CPU its memory is freed with the last of its weights.
+    Each Parameter keeps its identity, its values and a separate storage. A Parameter does not move if several modules share it, if
+    another tensor or process shares its memory, if the memory is pinned, or if there is no contiguous memory for the group.
+    A group exists twice while it moves. On a CPU its memory is freed with the last of its weights.
     """
     holders = Counter(x for module in model.modules() for x in module._parameters.values() if x is not None)
     rows, stay = Rows(), 0
@@ -76,7 +76,7 @@ def lay_out(model: nn.Module, groups: Sequence[Sequence[nn.Module]]) -> None:
 
 
 def _kind(x: Tensor) -> Hashable | None:
-    """Return a key that is equal for tensors that can be columns of one operand, or None for one that cannot be moved."""
+    """Return a key that is equal for tensors that can be columns of one operand, or None if the tensor cannot move."""
     if isinstance(x, QuantizedWeight):
         n, scales = x.shape[0], [part for part in (x.scales, x.zero_points) if part is not None]
         columns = x.transposed and x.packed is None and x.tensor.dim() == 2 and x.tensor.t().is_contiguous()
@@ -92,9 +92,9 @@ def _kind(x: Tensor) -> Hashable | None:
 
 
 def _moved_parts(x: Tensor) -> dict[str, Tensor]:
-    """Return what is moved of a Parameter, by the names of its attributes.
+    """Return the parts of a Parameter that move, by attribute.
 
-    Scales and zero points of groups along K stay: their columns cannot follow each other and be whole storages.
+    Scales and zero points of groups along K do not move. Their columns cannot be both adjacent and separate storages.
     """
     if not isinstance(x, QuantizedWeight):
         return {"data": x}
@@ -103,7 +103,7 @@ def _moved_parts(x: Tensor) -> dict[str, Tensor]:
 
 
 def _move(alike: Sequence[Tensor], rows: Rows) -> None:
-    """Lay tensors of one kind next to each other, all of their parts or none."""
+    """Move tensors of one kind next to each other, with all their parts. Move none if one part finds no memory."""
     if len(alike) < 2:
         return
     parts = [_moved_parts(x) for x in alike]

@@ -1,12 +1,13 @@
-"""Doing a product by a stored pick outside of compiled graphs, with gradients; by torch where anything else listens in."""
+"""Products by stored picks outside of compiled graphs, with gradients. torch runs them under modes, transforms and autocast."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Hashable
 
 import torch
 from torch.autograd import forward_ad
 
+from ..operators.torch_products import BY_NAME
 from ..ops.autograd import Differentiable
 from ..problem.operations import DENSE_OPS, OPERATIONS
 from ..problem.precision import flags_token
@@ -14,12 +15,13 @@ from .picks import Pick, pick_for
 
 Tensor = torch.Tensor
 GRADIENT_US = 50.0
-"""What a step of autograd that is written in Python costs the host, backward pass included: a pick has to save more."""
-_TORCH: dict[str, Callable[..., Tensor]] = {op: getattr(torch, op) for op in DENSE_OPS}
+"""Host time of an autograd function in Python, backward pass included. A pick must save more."""
+_TORCH = {op: BY_NAME[f"aten::{op}"].functions[0] for op in DENSE_OPS}
+"""torch's functions for the dense operations, which have gradients here."""
 
 
 def plain_here() -> bool:
-    """Nothing but torch's kernels would see a call: no mode, transform, autocast or tracer is active."""
+    """Return True if only torch's kernels would see a call: no mode, transform, autocast or tracer is active."""
     return (
         not torch._C._len_torch_dispatch_stack()
         and not torch._C._len_torch_function_stack()
@@ -31,7 +33,7 @@ def plain_here() -> bool:
 
 
 class Bound:
-    """A pick for operands of one kind: ``fits`` says whether others are of that kind, in about a microsecond."""
+    """A pick for operands with certain shapes, strides and alignment. ``fits`` checks further operands in about a microsecond."""
 
     __slots__ = ("_alike", "_device", "_flags", "pick")
 
@@ -42,7 +44,7 @@ class Bound:
         self._flags = self._flags_now(tensors[0].dtype)
 
     def fits(self, tensors: tuple[Tensor, ...]) -> bool:
-        """The operands are laid out as those of the problem, on the current device, under the same precision flags."""
+        """Return True if the operands have the problem's layouts, on the current device and under the same precision flags."""
         if self._device >= 0 and self._device != torch._C._cuda_getDevice():
             return False
         return self._alike == tuple(map(_kind, tensors)) and self._flags == self._flags_now(tensors[0].dtype)
@@ -51,7 +53,7 @@ class Bound:
         return flags_token(dtype) if self._device >= 0 else None
 
     def run(self, op: str, tensors: tuple[Tensor, ...]) -> Tensor | None:
-        """The result, differentiable where that is asked for; None where torch is to do it. Called where ``plain_here``."""
+        """Return the result, differentiable if an operand requires a gradient, or None for torch. Needs ``plain_here()``."""
         if not self.pick.serves_now or not self.fits(tensors):
             return None
         if torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
@@ -65,13 +67,13 @@ class Bound:
 
 
 def bound_for(op: str, tensors: tuple[Tensor, ...], options: tuple[Hashable, ...] = ()) -> Bound | None:
-    """The stored pick for operands (a, b), or (a, b, inp) of addmm and baddbmm with factors of 1; None where torch is to do it."""
+    """Return the stored pick for operands (a, b), or (a, b, inp) with alpha = beta = 1, or None for torch."""
     pick = pick_for(op, tensors, scalars_of(op), options)
     return None if pick is None else Bound(pick, tensors)
 
 
 def multiplied(op: str, *tensors: Tensor) -> Tensor:
-    """The product by the stored pick, or by torch."""
+    """Return the product by the stored pick, or by torch."""
     bound = bound_for(op, tensors) if plain_here() and not torch.is_grad_enabled() else None
     result = bound.run(op, tensors) if bound is not None else None
     if result is not None:
@@ -85,10 +87,10 @@ def _kind(x: Tensor) -> tuple[object, ...]:
 
 
 def scalars_of(op: str) -> tuple[float, ...]:
-    """The factors of an operation that a model does: ones."""
+    """Return the scalars of an operation in a model, which are 1."""
     return (1,) * len(OPERATIONS[op].scalars)
 
 
 def _operate(op: str, tensors: tuple[Tensor, ...], *_: object) -> Tensor:
-    """Products that a backward pass does, by stored picks too; their own gradients are torch's."""
+    """Return a product of the backward pass, also by a stored pick. Its own gradients are torch's."""
     return multiplied(op, *tensors)

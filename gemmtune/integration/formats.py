@@ -1,4 +1,4 @@
-"""Weights as other libraries keep them: AWQ and GPTQ checkpoints, torchao's tensors."""
+"""Conversions of quantized weights from and to AWQ and GPTQ checkpoints and torchao's tensors."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from ..quantized.weight import QuantizedWeight
 Tensor = torch.Tensor
 Bits = Literal[4, 8]
 _AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
-"""Which column of eight AWQ's GEMM layout has in each four bits of a word, the lowest first."""
+"""The column of each four bits of a word in AWQ's GEMM layout, the lowest bits first."""
 
 
 def from_awq(qweight: Tensor, qzeros: Tensor, scales: Tensor) -> QuantizedWeight:
-    """The weight [K, N] of AWQ's GEMM layout: (q − z) · s.
+    """Return the weight [K, N] = (q − z) · s of AWQ's GEMM layout.
 
     Args:
         qweight: int32 [K, N/8], eight columns in each word.
@@ -27,7 +27,7 @@ def from_awq(qweight: Tensor, qzeros: Tensor, scales: Tensor) -> QuantizedWeight
         scales: [K/g, N].
 
     Raises:
-        InvalidProblemError: parts that do not fit together, or groups other than 32, 64 or 128 elements.
+        InvalidProblemError: the shapes of the parts do not fit, or a group has other than 32, 64 or 128 elements.
     """
     _check("from_awq", qweight, qzeros, scales)
     numbers, zeros = (_unpacked_words(x, _AWQ_ORDER) for x in (qweight, qzeros))
@@ -35,7 +35,11 @@ def from_awq(qweight: Tensor, qzeros: Tensor, scales: Tensor) -> QuantizedWeight
 
 
 def to_awq(weight: QuantizedWeight) -> tuple[Tensor, Tensor, Tensor]:
-    """qweight, qzeros and scales of AWQ's GEMM layout. Raises InvalidProblemError unless the weight is uint4 or int4 in groups."""
+    """Return qweight, qzeros and scales in AWQ's GEMM layout.
+
+    Raises:
+        InvalidProblemError: the weight is not uint4 or int4 in groups.
+    """
     numbers, zeros, scales = _unsigned("to_awq", weight)
     return _packed_words(numbers, _AWQ_ORDER), _packed_words(zeros, _AWQ_ORDER), scales
 
@@ -43,18 +47,18 @@ def to_awq(weight: QuantizedWeight) -> tuple[Tensor, Tensor, Tensor]:
 def from_gptq(
     qweight: Tensor, qzeros: Tensor, scales: Tensor, g_idx: Tensor | None = None, *, bits: Bits = 4, zeros_less_one: bool = True
 ) -> QuantizedWeight:
-    """The weight [K, N] of a GPTQ checkpoint: (q − z) · s.
+    """Return the weight [K, N] = (q − z) · s of a GPTQ checkpoint.
 
     Args:
-        qweight: int32 [K·bits/32, N], neighbours along K in each word.
-        qzeros: int32 [K/g, N·bits/32], neighbouring columns in each word.
+        qweight: int32 [K·bits/32, N], adjacent elements along K in each word.
+        qzeros: int32 [K/g, N·bits/32], adjacent columns in each word.
         scales: [K/g, N].
         g_idx: [K], the group of each row, if the checkpoint has it.
-        zeros_less_one: z − 1 is what is stored, as in all checkpoints but those of ``gptq_v2``.
+        zeros_less_one: the checkpoint stores z − 1, as every format except ``gptq_v2`` does.
 
     Raises:
-        InvalidProblemError: parts that do not fit together, groups other than 32, 64 or 128 elements, or groups whose rows are no
-            neighbours (``desc_act``).
+        InvalidProblemError: the shapes of the parts do not fit, a group has other than 32, 64 or 128 elements, or the rows of a
+            group are not adjacent (``desc_act``).
     """
     _check("from_gptq", qweight, qzeros, scales)
     order = tuple(range(32 // bits))
@@ -64,22 +68,22 @@ def from_gptq(
         expected = torch.arange(len(g_idx), device=g_idx.device) // (-(-len(g_idx) // scales.shape[0]))
         if not torch.equal(g_idx.to(expected.dtype), expected):
             raise InvalidProblemError(
-                "from_gptq: g_idx: got groups of rows that are no neighbours (desc_act), expected rows in order; dequantize the "
-                "weight and quantize it anew"
+                "from_gptq: g_idx: got groups whose rows are not adjacent (desc_act), expected rows in order; dequantize the "
+                "weight and quantize it again"
             )
     encoding: Literal["", "uint4"] = "uint4" if bits == 4 else ""
     return QuantizedWeight(packed(numbers) if bits == 4 else numbers, scales, zeros.to(scales.dtype), encoding)
 
 
 def to_gptq(weight: QuantizedWeight, *, zeros_less_one: bool = True) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """qweight, qzeros, scales and g_idx of a GPTQ checkpoint.
+    """Return qweight, qzeros, scales and g_idx of a GPTQ checkpoint.
 
     Raises:
-        InvalidProblemError: the weight is neither uint4 nor int4 in groups, or has a zero point of 0, which z − 1 cannot be.
+        InvalidProblemError: the weight is not uint4 or int4 in groups, or has a zero point of 0, for which z − 1 is negative.
     """
     numbers, zeros, scales = _unsigned("to_gptq", weight)
     if zeros_less_one and bool((zeros == 0).any()):
-        raise InvalidProblemError("to_gptq: got a zero point of 0, expected 1 or more; give zeros_less_one=False (gptq_v2)")
+        raise InvalidProblemError("to_gptq: got a zero point of 0, expected 1 or more; pass zeros_less_one=False (gptq_v2)")
     order = tuple(range(8))
     g_idx = torch.arange(numbers.shape[0], device=numbers.device) // (-(-numbers.shape[0] // scales.shape[0]))
     qzeros = _packed_words(zeros - int(zeros_less_one), order)
@@ -87,54 +91,54 @@ def to_gptq(weight: QuantizedWeight, *, zeros_less_one: bool = True) -> tuple[Te
 
 
 def from_torchao(tensor: Tensor) -> QuantizedWeight:
-    """The weight [N, K] of torchao's Int4Tensor, Int8Tensor, IntxUnpackedToInt8Tensor or Float8Tensor, quantized along rows.
+    """Return the weight [N, K] of torchao's Int4Tensor, Int8Tensor, IntxUnpackedToInt8Tensor or Float8Tensor, quantized by rows.
 
-    What torchao had before these, an AffineQuantizedTensor, is read where it holds plain numbers and whole zero points.
+    The older AffineQuantizedTensor is supported with plain numbers and integer zero points.
 
     Raises:
-        InvalidProblemError: another kind of tensor, or other blocks.
+        InvalidProblemError: another type of tensor, or blocks of several rows.
     """
     kind, given = type(tensor).__name__, getattr(tensor, "__dict__", {})
     if kind == "Int4Tensor":
         scale, zero = given["scale"].float(), given["zero_point"].float()
-        # torchao adds a zero point after scaling, we take one from the numbers before.
+        # torchao adds the zero point after scaling. We subtract it from the numbers before scaling.
         return QuantizedWeight(given["qdata"].t(), scale, -zero / scale, "int4", dtype=tensor.dtype).t()  # type: ignore[return-value]
     if kind in ("Int8Tensor", "IntxUnpackedToInt8Tensor", "Float8Tensor"):
-        return _of_rows(given["qdata"], given["scale"], given.get("zero_point"), tensor.dtype)
+        return _by_rows(given["qdata"], given["scale"], given.get("zero_point"), tensor.dtype)
     if kind == "AffineQuantizedTensor":
         held, domain = given["tensor_impl"], getattr(given["zero_point_domain"], "name", "NONE")
         if type(held).__name__ != "PlainAQTTensorImpl" or domain == "FLOAT" or given["block_size"][0] != 1:
             raise InvalidProblemError(
                 f"from_torchao: got an {kind} in {type(held).__name__} with zero points of domain {domain} and blocks "
                 f"{given['block_size']}, expected PlainLayout, INT or NONE, and blocks of one row; dequantize() it, and quantize "
-                "that"
+                "the result"
             )
         numbers, scale, zero = held.get_plain()
-        return _of_rows(numbers, scale, zero, tensor.dtype)
+        return _by_rows(numbers, scale, zero, tensor.dtype)
     raise InvalidProblemError(
         f"from_torchao: got {kind}, expected an Int4Tensor, Int8Tensor, IntxUnpackedToInt8Tensor, Float8Tensor or "
-        "AffineQuantizedTensor; dequantize() it, and quantize that"
+        "AffineQuantizedTensor; dequantize() it, and quantize the result"
     )
 
 
-def _of_rows(numbers: Tensor, scale: Tensor, zero: Tensor | None, dtype: torch.dtype) -> QuantizedWeight:
-    """The weight of numbers [N, K], with a scale and perhaps a zero point for each row, or for each group in it."""
+def _by_rows(numbers: Tensor, scale: Tensor, zero: Tensor | None, dtype: torch.dtype) -> QuantizedWeight:
+    """Return the weight of numbers [N, K], with a scale and an optional zero point for each row or each group of a row."""
     scales = scale.reshape(scale.shape[0], -1).t()
     zeros = None if zero is None or not bool(zero.any()) else zero.reshape(zero.shape[0], -1).t().to(scale.dtype)
     return QuantizedWeight(numbers.t(), scales, zeros, dtype=dtype).t()  # type: ignore[return-value]
 
 
 def to_torchao(weight: QuantizedWeight) -> Tensor:
-    """torchao's Int4Tensor of a weight [N, K] of int4 in groups.
+    """Return a weight [N, K] of int4 in groups as torchao's Int4Tensor.
 
     Raises:
-        InvalidProblemError: another weight.
+        InvalidProblemError: the weight is not int4 in groups, or is [K, N].
         ImportError: torchao is not installed.
     """
     scales = _scales_of_groups(weight, ("int4",))
     if scales is None or not weight.transposed:
         raise InvalidProblemError(
-            f"to_torchao: got {_shown(weight)}, expected a QuantizedWeight [N, K] of int4 in groups; of one [K, N] give .mT"
+            f"to_torchao: got {_shown(weight)}, expected a QuantizedWeight [N, K] of int4 in groups; pass .mT of a weight [K, N]"
         )
     int4: Any = importlib.import_module("torchao.quantization").Int4Tensor
     k = weight.shape[1]
@@ -146,17 +150,19 @@ def to_torchao(weight: QuantizedWeight) -> Tensor:
 
 
 def _check(name: str, qweight: Tensor, qzeros: Tensor, scales: Tensor) -> None:
+    """Raise InvalidProblemError if the words are no matrices of int32, or scales and zero points differ in groups."""
     for what, x in (("qweight", qweight), ("qzeros", qzeros)):
         if x.dtype != torch.int32 or x.dim() != 2:
             raise InvalidProblemError(f"{name}: {what}: got {x.dtype} of shape {list(x.shape)}, expected a matrix of int32")
     if scales.shape[0] != qzeros.shape[0]:
         raise InvalidProblemError(
-            f"{name}: got {scales.shape[0]} groups of scales and {qzeros.shape[0]} of qzeros, expected as many"
+            f"{name}: got {scales.shape[0]} groups of scales and {qzeros.shape[0]} of qzeros, expected the same number; pass both "
+            "parts of one layer"
         )
 
 
 def _unsigned(name: str, weight: QuantizedWeight) -> tuple[Tensor, Tensor, Tensor]:
-    """Numbers [K, N] of 0 … 15, whole zero points and scales: those of int4 are moved up by 8."""
+    """Return numbers [K, N] of 0 … 15, integer zero points and scales. Numbers and zero points of int4 are increased by 8."""
     scales = _scales_of_groups(weight, ("int4", "uint4"))
     if scales is None or weight.tensor.shape[1] % 8:
         got = _shown(weight)
@@ -168,7 +174,7 @@ def _unsigned(name: str, weight: QuantizedWeight) -> tuple[Tensor, Tensor, Tenso
 
 
 def _scales_of_groups(weight: object, encodings: Sequence[str]) -> Tensor | None:
-    """The scales of a weight of such numbers in groups, None of anything else."""
+    """Return the scales of a weight that has one of these encodings in groups, or None for anything else."""
     if not isinstance(weight, QuantizedWeight) or weight.encoding not in encodings or weight.scales is None:
         return None
     return weight.scales if weight.scales.dim() == 2 else None
@@ -179,7 +185,7 @@ def _shown(weight: object) -> str:
 
 
 def _unpacked_words(words: Tensor, order: Sequence[int]) -> Tensor:
-    """int32 [R, C] as uint8 [R, C·len(order)]: the j-th lowest bits of a word are its column order[j]."""
+    """Return int32 [R, C] as uint8 [R, C·len(order)]. The j-th lowest bits of a word are its column order[j]."""
     bits = 32 // len(order)
     columns: list[Tensor] = [words] * len(order)
     for place, column in enumerate(order):
@@ -188,7 +194,7 @@ def _unpacked_words(words: Tensor, order: Sequence[int]) -> Tensor:
 
 
 def _packed_words(numbers: Tensor, order: Sequence[int]) -> Tensor:
-    """The inverse of ``_unpacked_words``."""
+    """Return uint8 [R, C·len(order)] as int32 [R, C], the inverse of ``_unpacked_words``."""
     bits, wide = 32 // len(order), numbers.to(torch.int64).reshape(numbers.shape[0], -1, len(order))
     words = sum((wide[:, :, column] << (bits * place) for place, column in enumerate(order)), torch.zeros_like(wide[:, :, 0]))
     return torch.where(words >= 2**31, words - 2**32, words).to(torch.int32)

@@ -1,4 +1,4 @@
-"""``from_pretrained(..., quantization_config=...)`` of transformers. Imported by who uses it, since it imports transformers."""
+"""``from_pretrained(..., quantization_config=...)`` of transformers. Users import this module, because it imports transformers."""
 
 from __future__ import annotations
 
@@ -20,9 +20,11 @@ METHOD = "gemmtune"
 
 @register_quantization_config(METHOD)
 class GemmtuneConfig(QuantizationConfigMixin):  # type: ignore[misc]
-    """``AutoModel.from_pretrained(name, quantization_config=GemmtuneConfig("int4"))``: ``quantize_`` on what was loaded.
+    """Configuration to quantize a model while it is loaded, with the arguments of ``quantize_``.
 
-    The arguments are those of ``quantize_``. ``save_pretrained`` saves the quantized weights, and ``from_pretrained`` loads them.
+        AutoModel.from_pretrained(name, quantization_config=GemmtuneConfig("int4"))
+
+    ``save_pretrained`` saves the quantized weights, and ``from_pretrained`` loads them.
     """
 
     def __init__(self, kind: Bits = "int4", group: int = 128, skip: Any = ("lm_head",), **_: Any) -> None:
@@ -33,34 +35,34 @@ class GemmtuneConfig(QuantizationConfigMixin):  # type: ignore[misc]
 
 @register_quantizer(METHOD)
 class GemmtuneQuantizer(HfQuantizer):  # type: ignore[misc]
-    """What transformers asks while it loads and saves a model with a ``GemmtuneConfig``."""
+    """Hooks that transformers calls while it loads and saves a model with a ``GemmtuneConfig``."""
 
     requires_calibration = False
     is_compileable = True
     is_trainable = False
 
     def is_serializable(self, **_: Any) -> bool:
-        """Weights are saved as plain tensors."""
+        """Return True: the weights are saved as plain tensors."""
         return True
 
     def _process_model_before_weight_loading(self, model: nn.Module, checkpoint_files: Any = None, **_: Any) -> nn.Module:
         if not self.pre_quantized:
             return model
         ties: Any = model.all_tied_weights_keys
-        for target, source in ties.items():  # transformers ties them when all is loaded
+        for target, source in ties.items():  # transformers ties them after loading
             place, _, name = target.rpartition(".")
             setattr(model.get_submodule(place), name, model.get_parameter(source))
         self._dtypes = {name: x.dtype for name, x in self._quantized(model).named_parameters()}
-        return _taken_apart(model, _saved_names(checkpoint_files or ()))
+        return _split(model, _saved_names(checkpoint_files or ()))
 
     def _process_model_after_weight_loading(self, model: nn.Module, **_: Any) -> nn.Module:
-        # Some checkpoints have a matrix for each expert. Experts of few bits are saved as they are, not taken apart again.
+        # Some checkpoints have a matrix for each expert. Quantized experts are saved together, not split again.
         conversions = getattr(model, "_weight_conversions", None) or []
         model._weight_conversions = [x for x in conversions if not isinstance(x, WeightConverter)]  # type: ignore[assignment]
         return _put_together(model, self._dtypes) if self.pre_quantized else self._quantized(model)
 
     def get_state_dict_and_metadata(self, model: nn.Module) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
-        """What is saved."""
+        """Return the saved tensors by name, and no metadata."""
         return flatten_state_dict(model.state_dict()), {}
 
     def _quantized(self, model: nn.Module) -> nn.Module:
@@ -69,7 +71,7 @@ class GemmtuneQuantizer(HfQuantizer):  # type: ignore[misc]
 
 
 def _saved_names(files: Sequence[str]) -> list[str]:
-    """The names of the tensors in files of safetensors."""
+    """Return the names of all tensors in the safetensors files."""
     names: list[str] = []
     for file in files:
         if str(file).endswith(".safetensors"):
@@ -78,21 +80,21 @@ def _saved_names(files: Sequence[str]) -> list[str]:
     return names
 
 
-def _taken_apart(model: nn.Module, saved: Sequence[str]) -> nn.Module:
-    """The model with Parameters for the parts of its weights, which transformers loads as any others.
+def _split(model: nn.Module, saved: Sequence[str]) -> nn.Module:
+    """Replace each quantized weight by Parameters for its parts, which transformers loads like any others. Return the model.
 
-    The numbers have the name that they have in the file, which tells the dtype of the weight that was saved.
+    The numbers get the name that they have in the file, which includes the dtype of the saved weight.
     """
     prefix = f"{getattr(model, 'base_model_prefix', '')}."
     known = {name.removeprefix(prefix).partition("_as_")[0]: name.rpartition(".")[2] for name in saved if "_as_" in name}
-    # Modules may have had other names when the checkpoint was made: then what any module has is taken.
+    # Modules may have had other names when the checkpoint was saved. Then the name in any module counts.
     known = {stem.rpartition(".")[2]: name for stem, name in known.items()} | known
     for place, module in model.named_modules():
         for own, weight in list(module._parameters.items()):
             if not isinstance(weight, QuantizedWeight):
                 continue
             module._parameters[own] = None
-            if own != "weight":  # the initialization of experts does not ask whether they are there
+            if own != "weight":  # experts are otherwise initialized, though their weight is None
                 module._is_hf_initialized = True
             for part, x in flat_parts(weight).items():
                 name = f"{own}_{part}"
@@ -103,7 +105,7 @@ def _taken_apart(model: nn.Module, saved: Sequence[str]) -> nn.Module:
 
 
 def _put_together(model: nn.Module, dtypes: Mapping[str, torch.dtype]) -> nn.Module:
-    """Undo ``_taken_apart``. Parameters have the dtype that the model was asked for, which transformers leaves out for some."""
+    """Undo ``_split``, and cast Parameters to the requested dtype, which transformers omits for some. Return the model."""
     for place, module in model.named_modules():
         for own in [name for name, x in module._parameters.items() if x is None]:
             parts = {name: x.detach() for name, x in module._parameters.items() if x is not None and is_part(name, own)}

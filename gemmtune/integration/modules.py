@@ -1,6 +1,6 @@
-"""What the forward of a Linear, and of HF's Conv1D, becomes: the stored pick where it beats torch, else torch without detours.
+"""The forwards that ``optimize`` gives to ``nn.Linear`` and HF's Conv1D: the stored pick if it beats torch, otherwise torch.
 
-The forward stands in the module's ``__dict__`` as a partial of a function here. The module's type, Parameters and hooks stay.
+A forward is stored in the module's ``__dict__`` as a partial of a function below. The module's type, Parameters and hooks stay.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ from .sparsify import Kept, is_sparse, sparse_linear
 
 Tensor = torch.Tensor
 is_compiling = torch.compiler.is_compiling
-_MOST = 4096
+_CAPACITY = 4096
 _CONV1D = "transformers.pytorch_utils"
-"""The module of HF's Conv1D, which only a program with such layers has imported."""
+"""The module of HF's Conv1D. Only a program with such layers has imported it."""
 
 
 class Picks(dict[Hashable, "Bound | None"]):
-    """What runs a layer, by what its input looks like. A copy of it begins empty: picks are this process's, for these weights."""
+    """Cache of a layer's picks, by the properties of its input. A copy begins empty: picks belong to this process and weights."""
 
     def __reduce__(self) -> tuple[type[Picks], tuple[()]]:
         return Picks, ()
 
     def find(self, key: Hashable, op: str, tensors: tuple[Tensor, ...], options: tuple[Hashable, ...] = ()) -> Bound | None:
-        """Look for the pick, and keep what was found."""
-        if len(self) >= _MOST:
+        """Look up the pick, and keep the result, which is None if torch is faster."""
+        if len(self) >= _CAPACITY:
             self.clear()
         found = self[key] = bound_for(op, tensors, options)
         prepare(FOR_NATIVE)
@@ -50,7 +50,7 @@ class Picks(dict[Hashable, "Bound | None"]):
 
 
 def linear(module: nn.Linear, picks: Picks, input: Tensor) -> Tensor:
-    """The forward of an ``nn.Linear``."""
+    """Run the forward of an ``nn.Linear``."""
     if is_compiling():
         return functional.linear(input, module.weight, module.bias)
     own = module._parameters
@@ -68,7 +68,7 @@ def linear(module: nn.Linear, picks: Picks, input: Tensor) -> Tensor:
 
 
 def _rows_served(number: int, input: Tensor, weight: Tensor | None, bias: Tensor | None) -> bool:
-    """Whether the native look-up serves any number of rows from now on, by the table of the weight."""
+    """Return True if the native look-up now serves every number of rows, by the table of the weight."""
     if weight is None:
         return False
     op, tensors = _stated(input, weight.t(), bias)
@@ -77,23 +77,23 @@ def _rows_served(number: int, input: Tensor, weight: Tensor | None, bias: Tensor
 
 
 def _stated(x: Tensor, b: Tensor, bias: Tensor | None) -> tuple[str, tuple[Tensor, ...]]:
-    """The operation that a layer is, and its operands."""
+    """Return the operation of a layer, and its operands with the rows of x as a matrix."""
     rows = x if x.dim() == 2 else x.view(-1, x.shape[-1])
     return ("mm", (rows, b)) if bias is None else ("addmm", (rows, b, bias))
 
 
 def _linear(picks: Picks, input: Tensor, weight: Tensor | None, bias: Tensor | None) -> tuple[Tensor, Bound | Picks | None]:
-    """The product, and what did it: None for torch, ``picks`` where nobody has asked for a pick."""
+    """Return the product, and the pick that ran: None for torch, ``picks`` itself if no pick was looked up."""
     if not isinstance(input, Tensor):
         return functional.linear(input, weight, bias), picks  # type: ignore[unreachable]
-    result, bound = _by_pick(picks, input, weight, bias, turned=True)
+    result, bound = _by_pick(picks, input, weight, bias, transposed=True)
     return functional.linear(input, weight, bias) if result is None else result, bound  # type: ignore[arg-type]
 
 
 def _by_pick(
-    picks: Picks, x: Tensor, weight: Tensor | None, bias: Tensor | None, *, turned: bool
+    picks: Picks, x: Tensor, weight: Tensor | None, bias: Tensor | None, *, transposed: bool
 ) -> tuple[Tensor | None, Bound | Picks | None]:
-    """The product by the pick, None where torch is to do it, and what is known of a pick; ``turned``: the weight is bᵀ."""
+    """Return the product by the pick, or None for torch, and the pick. With ``transposed`` the weight is bᵀ."""
     key = (x.shape, x.dtype, x.get_device(), settings.token(), generation.number)
     bound = picks.get(key, picks)
     served = bound is picks or (isinstance(bound, Bound) and bound.pick.serves_now)
@@ -102,14 +102,15 @@ def _by_pick(
     if weight.__class__ is QuantizedWeight:
         result = _quantized_product(key, picks, bound, x, weight, bias)
     else:
-        result = _product(key, picks, bound, x, weight.t() if turned else weight, bias)
+        result = _product(key, picks, bound, x, weight.t() if transposed else weight, bias)
     return result, picks.get(key, picks)
 
 
 def _native_of(bound: Bound | Picks | None) -> tuple[Plan | None, int]:
-    """What the native look-up keeps for a layer: a plan or torch's operation, and what tells whether a graph is captured.
+    """Return what the native look-up keeps for a layer: its plan or None for torch, and a driver function or 0.
 
-    A launch that it does itself costs the host less than torch's, so that such a pick serves outside of graphs too.
+    With the driver's function, which reports a capture, the pick runs in CUDA graphs only. A pick that the native look-up launches
+    itself costs the host less than torch, and also runs outside of graphs.
     """
     if not isinstance(bound, Bound):
         return None, 0
@@ -120,19 +121,19 @@ def _native_of(bound: Bound | Picks | None) -> tuple[Plan | None, int]:
 
 
 def conv1d(module: Any, picks: Picks, x: Tensor) -> Tensor:
-    """The forward of HF's Conv1D: x @ weight + bias."""
+    """Run the forward of HF's Conv1D: x @ weight + bias."""
     if is_compiling():
         return type(module).forward(module, x)  # type: ignore[no-any-return]
     own = module._parameters
     weight, bias = (own["weight"], own["bias"]) if "weight" in own else (module.weight, module.bias)
-    result, _ = _by_pick(picks, x, weight, bias, turned=False)
+    result, _ = _by_pick(picks, x, weight, bias, transposed=False)
     if result is not None:
         return result
     return torch.addmm(bias, x.view(-1, x.size(-1)), weight).view(*x.shape[:-1], -1)
 
 
 def _product(key: Hashable, picks: Picks, bound: Bound | Picks, x: Tensor, b: Tensor, bias: Tensor | None) -> Tensor | None:
-    """x @ b + bias by the pick; None where torch is to do it. ``bound`` is ``picks`` itself where nobody has looked yet."""
+    """Return x @ b + bias by the pick, or None for torch. ``bound`` is ``picks`` itself if no pick was looked up."""
     if not plain_here():
         return None
     op, tensors = _stated(x, b, bias)
@@ -146,7 +147,7 @@ def _product(key: Hashable, picks: Picks, bound: Bound | Picks, x: Tensor, b: Te
 def _quantized_product(
     key: Hashable, picks: Picks, bound: Bound | Picks, x: Tensor, weight: QuantizedWeight, bias: Tensor | None
 ) -> Tensor | None:
-    """x @ the weight + bias by the pick for mixed_mm; None where torch is to find its way."""
+    """Return x @ weightᵀ + bias by the pick for mixed_mm, or None for torch."""
     if not plain_here() or weight.tensor.dtype.is_floating_point or not weight.transposed:
         return None
     rows = x if x.dim() == 2 else x.view(-1, x.shape[-1])
@@ -160,15 +161,16 @@ def _quantized_product(
 
 
 def check_model(name: str, model: object, instead: str = "") -> None:
-    """Raises InvalidProblemError for what is no module."""
+    """Raise InvalidProblemError if ``model`` is not an nn.Module. The message ends with ``instead``."""
     if not isinstance(model, nn.Module):
         raise InvalidProblemError(f"{name}: got {type(model).__name__}, expected an nn.Module{instead}")
 
 
 def optimized(model: nn.Module, *, sparse_only: bool = False) -> int:
-    """Give every layer that we know our forward, and return how many have it now; ``sparse_only``: those with block-sparse weights.
+    """Give every supported layer our forward, and return the number of layers that have it.
 
-    A layer whose forward is another one, in its class or in the object, is left as it is.
+    With ``sparse_only`` only layers with block-sparse weights count. A layer with another forward, in its class or in the object,
+    does not change.
     """
     count = 0
     for module in model.modules():
@@ -181,14 +183,14 @@ def optimized(model: nn.Module, *, sparse_only: bool = False) -> int:
 
 
 def restored(model: nn.Module) -> None:
-    """Take back our forwards."""
+    """Remove our forwards."""
     for module in model.modules():
         if _is_ours(module):
             del module.__dict__["forward"]
 
 
 def is_optimized(module: nn.Module) -> bool:
-    """Whether the forward of this module is ours, and not that of a module of which this is a shallow copy."""
+    """Return True if the forward of this module is ours. False for a shallow copy of such a module."""
     return _is_ours(module) and module.__dict__["forward"].args[0] is module
 
 
@@ -198,18 +200,18 @@ def _is_ours(module: nn.Module) -> bool:
 
 
 def is_linear(module: nn.Module) -> bool:
-    """It does what an ``nn.Linear`` does, in the way that this does it."""
+    """Return True if the module's class has the forward of ``nn.Linear``."""
     return getattr(type(module), "forward", None) is nn.Linear.forward
 
 
 def is_conv1d(module: nn.Module) -> bool:
-    """It is HF's Conv1D."""
+    """Return True if the module's class has the forward of HF's Conv1D."""
     kind = getattr(sys.modules.get(_CONV1D), "Conv1D", None)
     return kind is not None and getattr(type(module), "forward", None) is kind.forward
 
 
 def is_experts(module: nn.Module) -> bool:
-    """It has weights of experts as transformers keeps them: Parameters [G, N, K], or with ``is_transposed`` [G, K, N]."""
+    """Return True for experts of transformers: their weights are Parameters [G, N, K], or with ``is_transposed`` [G, K, N]."""
     return isinstance(getattr(module, "num_experts", None), int) and isinstance(getattr(module, "is_transposed", None), bool)
 
 

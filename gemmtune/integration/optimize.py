@@ -1,4 +1,4 @@
-"""gemmtune in a model: its layers run stored picks. Parameters, their storages, hooks and types stay what they are."""
+"""``optimize`` lets the layers of a model run stored picks. Parameters, storages, hooks and types do not change."""
 
 from __future__ import annotations
 
@@ -24,27 +24,27 @@ from .sparsify import sparse_problems
 
 M = TypeVar("M", bound=nn.Module)
 _models: weakref.WeakSet[nn.Module] = weakref.WeakSet()
-"""Optimized models, for which the pass of torch.compile is installed."""
+"""Optimized models. The pass of torch.compile is installed while there are any."""
 
 
 def optimize(model: M, *, tune: Any = None, progress: bool = True) -> M:
-    """Let the layers of a model run by stored picks, in place, wherever these are faster than torch.
+    """Let the layers of a model run stored picks, in place, wherever these are faster than torch.
 
-    The forward of every ``nn.Linear``, block-sparse ones too, and of HF's Conv1D, asks for the pick. Parameters, ``state_dict``,
-    hooks and types stay, and ``restore`` undoes it. A problem without a pick costs what it costs in torch: only ``tune`` tunes.
-    Graphs that ``torch.compile`` makes from now on have our pass.
+    The forward of every ``nn.Linear``, including block-sparse ones, and of HF's Conv1D looks up the pick. Parameters,
+    ``state_dict``, hooks and types do not change. A problem without a pick runs by torch, because only ``tune`` tunes. Later
+    compilations by ``torch.compile`` include our pass. ``restore`` undoes all of this.
 
     Args:
         model: any module.
-        tune: example inputs: a tensor, a tuple of positional or a mapping of keyword arguments. The model runs on them, and every
-            product that it asks for is tuned. Products that ``torch.compile`` fuses or joins are tuned while it compiles.
-            Before that, weights of layers that read the same input move next to each other, so that one product can replace
-            several. Each Parameter keeps a storage of its own, of exactly its bytes: saved files, tied weights and sharding are
-            those of a model that is not optimized. Weights whose memory another tensor has too stay apart, such as those of a
-            ``state_dict`` that you hold. On a CPU the memory of such weights is freed with the last of them, and torch cannot
-            resize their storages. One group of weights exists twice while it moves.
-            Running statistics and random numbers, which a forward in training mode changes, are restored afterwards.
-        progress: show the progress of that tuning on standard error.
+        tune: example inputs, as a tensor, a tuple of positional arguments or a mapping of keyword arguments. The model runs on
+            them, and each of its products is tuned. Fused products of ``torch.compile`` are tuned while it compiles.
+            First, the weights of layers with the same input move next to each other, so that one product can replace several.
+            Each Parameter keeps a separate storage of exactly its bytes, so that saved files, tied weights and sharding do not
+            change. Weights that share memory with another tensor, such as an entry of a ``state_dict`` that you hold, do not move.
+            On a CPU the memory of moved weights is freed with the last of them, and torch cannot resize their storages. One group
+            of weights exists twice while it moves.
+            Afterwards the running statistics and random numbers that a forward in training mode changes are restored.
+        progress: show the progress of the tuning on standard error.
 
     Returns:
         The model.
@@ -54,18 +54,8 @@ def optimize(model: M, *, tune: Any = None, progress: bool = True) -> M:
     """
     check_model("optimize", model, "; for functions there is gemmtune.use()")
     if tune is not None:
-        device = detect(next((x.device.type for x in model.parameters()), "cpu"))
-        prepare_tuning(device, settings.current())
-        optimized(model, sparse_only=True)  # torch has no sparse product of some dtypes
-        with torch.no_grad(), _state_kept(model), same_inputs(model) as groups, sparse_problems(model) as of_blocks:
-            _run(model, tune)
-        lay_out(model, groups)
-        with torch.no_grad(), _state_kept(model), record() as recording:
-            _run(model, tune)
-        chosen = in_models(settings.current(), device)
-        tune_products(recording.problems(), device, chosen, progress_for() if progress else Progress())
-        if of_blocks:
-            run_tuning(of_blocks, progress=progress)
+        _tune(model, tune, progress)
+    # Give each layer our forward, and torch.compile our pass.
     optimized(model)
     _models.add(model)
     compile_pass.install(tune=tune is not None)
@@ -75,7 +65,7 @@ def optimize(model: M, *, tune: Any = None, progress: bool = True) -> M:
 def restore(model: M) -> M:
     """Undo ``optimize``: give every layer torch's forward, and remove the pass with the last model. Return the model.
 
-    Weights stay where they lie, each in a storage of its own.
+    Weights keep their places in memory, each with a separate storage.
     """
     check_model("restore", model)
     restored(model)
@@ -85,9 +75,28 @@ def restore(model: M) -> M:
     return model
 
 
+def _tune(model: nn.Module, example: Any, progress: bool) -> None:
+    """Tune the products of the model on example inputs, with the weights of layers with the same input moved together."""
+    # Start the tuning processes, which import while the model runs.
+    device = detect(next((x.device.type for x in model.parameters()), "cpu"))
+    prepare_tuning(device, settings.current())
+    # Move the weights of layers with the same input together. torch lacks sparse products of some dtypes.
+    optimized(model, sparse_only=True)
+    with torch.no_grad(), _state_kept(model), same_inputs(model) as groups, sparse_problems(model) as of_blocks:
+        _run(model, example)
+    lay_out(model, groups)
+    # Tune every product of a run.
+    with torch.no_grad(), _state_kept(model), record() as recording:
+        _run(model, example)
+    chosen = in_models(settings.current(), device)
+    tune_products(recording.problems(), device, chosen, progress_for() if progress else Progress())
+    if of_blocks:
+        run_tuning(of_blocks, progress=progress)
+
+
 @contextmanager
 def _state_kept(model: nn.Module) -> Iterator[None]:
-    """Restore, at the end, buffers of modules in training mode, such as running statistics, and the state of random numbers."""
+    """Restore at the end the buffers of modules in training mode, such as running statistics, and the random number generators."""
     training = (x for module in model.modules() if module.training for x in module.buffers(recurse=False))
     buffers = [(x, x.clone()) for x in training if not x.is_inference()]
     devices = sorted({x.device.index for x in model.parameters() if x.device.type == "cuda"})
@@ -96,11 +105,12 @@ def _state_kept(model: nn.Module) -> Iterator[None]:
             yield
         finally:
             for buffer, before in buffers:
-                if not torch.equal(buffer, before):  # an unchanged buffer may be expanded, and takes no copy
+                if not torch.equal(buffer, before):  # an unchanged buffer may be expanded, and cannot be copied into
                     buffer.copy_(before)
 
 
 def _run(model: nn.Module, example: Any) -> None:
+    """Call the model on example inputs. Raise InvalidProblemError for inputs of another type."""
     if isinstance(example, torch.Tensor):
         model(example)
     elif isinstance(example, Mapping):

@@ -1,13 +1,13 @@
-"""Tensors that follow each other in memory, each with a storage of its own.
+"""Adjacent tensors in memory, each with a separate storage.
 
 A storage begins at its tensor's first element and has exactly the tensor's bytes, so that saving, sharding and the detection of
 tied weights see separate tensors.
 
 CPU: the storages are pieces of one allocation, which lives as long as any of them. torch refuses to resize such a storage
-(``untyped_storage().resize_``), as it does for memory that came from numpy.
+(``untyped_storage().resize_``), like memory from numpy.
 CUDA: the storages are separate blocks of torch's allocator at consecutive addresses. Each can be freed, resized, shared with
-another process and recorded on a stream. Two blocks are consecutive only where the first has a multiple of 512 bytes, and where the
-allocator cuts both out of one segment: it has other segments for blocks of up to 1 MiB than for larger ones.
+another process and recorded on a stream. Two blocks can be consecutive only if the first has a multiple of 512 bytes and the
+allocator takes both from one segment. It keeps separate segments for blocks of up to 1 MiB and for larger ones.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from torch.utils.dlpack import from_dlpack
 
 Tensor = torch.Tensor
 _TRIES = 4
-"""Attempts to get consecutive blocks. Each failed one uses up free blocks elsewhere that the allocator prefers."""
+"""Attempts to get consecutive blocks. Each failure uses up other free blocks that the allocator prefers."""
 
 
 class Rows:
-    """Memory for tensors in a row. The GPU blocks of one object come out of one pool of torch's allocator for each device."""
+    """Allocator of adjacent tensors. On a GPU, one object has one memory pool of torch for each device."""
 
     def __init__(self) -> None:
         self._pools: dict[torch.device, torch.cuda.MemPool] = {}
 
     def copies(self, tensors: Sequence[Tensor]) -> list[Tensor] | None:
-        """Return copies of contiguous tensors of one device that follow each other, or None where there is no such memory.
+        """Return adjacent copies of contiguous tensors of one device, or None if there is no such memory.
 
-        The copies are inference tensors where the first tensor is one, whatever mode is active.
+        The copies are inference tensors if the first tensor is one, whatever mode is active.
         """
         with torch.inference_mode(tensors[0].is_inference()), torch.no_grad():
             pieces = self._pieces([x.nbytes for x in tensors], tensors[0].device)
@@ -52,7 +52,7 @@ class Rows:
         return None
 
     def _blocks(self, sizes: Sequence[int], device: torch.device) -> list[Tensor] | None:
-        """Free one block of all bytes, then ask for the pieces: the allocator cuts them out of it, front to back."""
+        """Free one block of all bytes, then allocate the pieces. The allocator splits the block from front to back."""
         held: list[list[Tensor]] = []
         with torch.cuda.device(device):
             pool = self._pools[device] = self._pools.get(device) or torch.cuda.MemPool()
@@ -68,14 +68,14 @@ class Rows:
 
 
 def are_consecutive(tensors: Sequence[Tensor]) -> bool:
-    """Return whether each of several contiguous tensors begins where the one before ends."""
+    """Return True if each of several contiguous tensors begins where the previous one ends."""
     return all(y.data_ptr() == x.data_ptr() + x.nbytes for x, y in pairwise(tensors))
 
 
 def is_sole(x: Tensor) -> bool:
-    """Return whether the tensor is all of its storage, and no other tensor or process has that.
+    """Return True if the tensor covers its storage, and no other tensor or process shares it.
 
-    Other tensors are views in the model or elsewhere, those of a ``state_dict`` and those that a graph keeps for its backward.
+    Other tensors may be views, entries of a ``state_dict``, or tensors that a graph keeps for its backward pass.
     """
     if x.layout is not torch.strided or x.is_meta or not x.numel():
         return False

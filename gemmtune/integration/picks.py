@@ -1,4 +1,4 @@
-"""Stored picks that beat torch, for calls that never tune: what runs instead of torch's operation, if anything."""
+"""Stored picks that beat torch, for calls that never tune."""
 
 from __future__ import annotations
 
@@ -35,8 +35,11 @@ from .measured import in_models
 
 Tensor = torch.Tensor
 LAUNCH_US = 140.0
-"""A faster product without a CUDA graph pays only where the host keeps up: a layer of a Llama takes it a
-millisecond to launch, and has seven products. Measured on an H200: eight layers take 7.9 ms at one token, 2.2 ms in a graph."""
+"""Minimum torch time of a product for which a pick pays outside of CUDA graphs. Below it the host is the bottleneck.
+
+The host needs 1 ms to launch a layer of a Llama, which has seven products. Measured on an H200: eight layers take 7.9 ms at one
+token, and 2.2 ms in a graph.
+"""
 _CAPACITY = 4096
 
 
@@ -46,21 +49,20 @@ class Pick:
 
     plan: Plan
     saves_us: float
-    """Torch's time less that of the pick, as they were measured."""
+    """Measured time of torch's operation minus that of the pick."""
     in_graph_only: bool
-    """Torch's is shorter than what the host does for it: this is faster where a CUDA graph replays it, and elsewhere not."""
+    """True if torch's kernel is shorter than its launch on the host. The pick is then faster only when a CUDA graph replays it."""
 
     @property
     def serves_now(self) -> bool:
-        """It is worth running as things are."""
+        """True if the pick is faster now: during a capture, or in general."""
         return not self.in_graph_only or torch.cuda.is_current_stream_capturing()
 
 
 def pick_for(op: str, tensors: Sequence[Tensor], scalars: Scalars = (), options: Sequence[Hashable] = ()) -> Pick | None:
-    """The pick for a call on these tensors, in the order of the operation's row; None where torch is to do it.
+    """Return the pick for a call on these tensors, in the order of the operation's row, or None for torch.
 
-    Where this M was not measured, it is that of the weight's table. Nothing is tuned, and nothing compiled that the store does not
-    have as the fastest.
+    For an M that was not measured, the pick comes from the weight's table. Nothing is tuned, and only stored picks are compiled.
     """
     info, settings = _where(tensors), settings_module.current()
     problem = _stated(op, tensors, scalars, options)
@@ -73,23 +75,24 @@ def pick_for(op: str, tensors: Sequence[Tensor], scalars: Scalars = (), options:
     if not isinstance(found, Found) or found.choice.baseline:
         return None
     plan = Plan(problem=problem, choice=found.choice, kernel=found.kernel, origin=found.origin, shared=shared)
-    # What torch takes was measured for few Ms: a product of a GPU counts as short.
+    # torch's time is known for few values of M only, so that every product of a GPU counts as short.
     return Pick(plan=plan, saves_us=0.0, in_graph_only=info.type != "cpu" and settings.timing != "eager" and op in DENSE_OPS)
 
 
 def table_for(op: str, tensors: Sequence[Tensor], scalars: Scalars = ()) -> RangePlan | None:
-    """The table for calls that differ from one on these tensors in M alone, if the store has one."""
+    """Return the stored table for calls that differ from this one only in M, or None without a table."""
     problem = _stated(op, tensors, scalars, ())
     return None if problem is None else _table_of(problem, _where(tensors), settings_module.current())
 
 
 def _where(tensors: Sequence[Tensor]) -> DeviceInfo:
+    """Return the device of the tensors."""
     index = tensors[0].get_device()
     return detect("cpu" if index < 0 else torch.device("cuda", index))
 
 
 def _stated(op: str, tensors: Sequence[Tensor], scalars: Scalars, options: Sequence[Hashable]) -> Problem | None:
-    """The problem of a call; None where torch has to do it, or to say what is wrong with it."""
+    """Return the problem of a call, or None if torch must run it or report its error."""
     row = NAMES[op]
     if why_not_ours(tensors, floats=not row.quantized) is not None or not all(x.numel() for x in tensors[:2]):
         return None
@@ -108,7 +111,7 @@ def _table_of(problem: Problem, info: DeviceInfo, settings: Settings) -> RangePl
 
 @functools.lru_cache(_CAPACITY)
 def _known(info: DeviceInfo, token: int, _generation: int) -> frozenset[tuple[str, int, int, int]]:
-    """(op, M, N, K) of every problem that the store has measured on the device."""
+    """Return (op, M, N, K) of every problem that the store has for the device."""
     settings = settings_module.current()
     assert settings.token == token
     timings = {settings.timing, in_models(settings, info).timing}
@@ -118,7 +121,7 @@ def _known(info: DeviceInfo, token: int, _generation: int) -> frozenset[tuple[st
 
 @functools.lru_cache(_CAPACITY)
 def stored_pick(problem: Problem, info: DeviceInfo, settings: Settings, _generation: int) -> Pick | None:
-    """The fastest that the store knows for a problem, ready to run, if that is not torch's operation."""
+    """Return the stored pick for a problem, ready to run, or None if torch's operation is the fastest."""
     settings = in_models(dataclasses.replace(settings, tune="never"), info)
     candidates = candidates_for(problem, info, settings, host_us=host_us(info, settings)).stored_anyhow(open_store(settings))
     chosen, outcome = candidates.picked, pick(list(candidates.known.values()))
@@ -129,6 +132,6 @@ def stored_pick(problem: Problem, info: DeviceInfo, settings: Settings, _generat
     if torch_us is None or time_us is None or torch_us <= time_us:
         return None
     plan = bound(problem, chosen, "store", info, settings)
-    # What torch does by several kernels costs the host more than ours.
+    # Operations that torch runs as several kernels cost the host more than ours.
     short = info.type != "cpu" and settings.timing != "eager" and problem.op in DENSE_OPS and torch_us < LAUNCH_US
     return None if plan.choice.baseline else Pick(plan=plan, saves_us=torch_us - time_us, in_graph_only=short)

@@ -1,4 +1,4 @@
-"""Whole models with weights of few bits, and their state as plain tensors, for files that know no others."""
+"""Quantization of whole models, and their state as plain tensors for file formats such as safetensors."""
 
 from __future__ import annotations
 
@@ -34,53 +34,51 @@ def quantize_(
     skip: str | Collection[str] = _SKIP,
     filter_fn: Callable[[nn.Module, str], bool] | None = None,
 ) -> M:
-    """Make the weight of each ``nn.Linear``, each HF Conv1D, and the experts of transformers, a ``QuantizedWeight``, in place.
+    """Quantize the weights of each ``nn.Linear``, each HF Conv1D and the experts of transformers, in place.
 
-    Products of float inputs with it are then ``mixed_mm``; those with 8-bit floats round each row of the input with a scale of its
-    own and are ``scaled_mm``; grouped products with experts are ``mixed_grouped_mm`` or ``scaled_grouped_mm``. The weights are
-    Parameters without a gradient; inputs and biases have theirs. A line of the log, at level INFO, says how many were made and what
-    they take; weights that are of that kind already stay. Layers that share a Parameter share one afterwards. A layer stays
-    as it is where something has that Parameter too that keeps its floats, such as an ``nn.Embedding`` or a layer that is skipped.
-    Warns of such layers, of names that skip nothing, and where nothing is quantized.
+    Each weight becomes a ``QuantizedWeight``, a Parameter without a gradient. Inputs and biases keep theirs. Products of float
+    inputs with it are ``mixed_mm``. With 8-bit floats each row of the input is rounded with its own scale, and the product is
+    ``scaled_mm``. Grouped products with experts are ``mixed_grouped_mm`` or ``scaled_grouped_mm``.
+
+    Layers that share a Parameter share the quantized one. Weights that already have this kind do not change. A layer is skipped
+    with a warning if its Parameter also belongs to a module that keeps floats, such as an ``nn.Embedding``. Further warnings name
+    entries of ``skip`` that match nothing, and a model without quantized weights. The log, at level INFO, has counts and sizes.
 
     Args:
-        model: any module; its weights are of a float dtype, and finite.
+        model: any module with finite weights of a float dtype.
         kind: ``int4`` has a scale for each ``group`` elements along K, ``int8`` and ``float8`` one for each output.
-        group: 32, 64 or 128; of ``int4`` alone. Experts have the largest of these up to ``group`` that divides K.
-        skip: names of layers, or of Parameters of experts, whole or their end, that stay as they are; one name may stand alone.
-        filter_fn: called with a layer and its name, for experts with their module and the Parameter's name: whether to quantize it.
+        group: 32, 64 or 128, for ``int4`` only. Experts use the largest of these up to ``group`` that divides K.
+        skip: name or names of layers, or of Parameters of experts, that keep their floats. The end of a name is enough.
+        filter_fn: called with each layer and its name, for experts with their module and the Parameter's name. Returns True to
+            quantize it.
 
     Returns:
         The model.
 
     Raises:
-        InvalidProblemError: not a module, another kind or group, a weight that is of another kind of few bits already, or one that
-            cannot be quantized, named by its layer.
+        InvalidProblemError: not a module, an unknown kind or group, a weight that is already quantized in another kind, or one
+            that cannot be quantized, named by its layer.
     """
     check_model("quantize_", model)
     check_kind(kind, group)
-    weights = {
-        place if name == "weight" else f"{place}.{name}".removeprefix("."): (module, name)
-        for place, module in model.named_modules()
-        for name in _weights_of(module)
-    }
+    weights = _weights_by_name(model)
     chosen = _chosen(model, weights, names_of(skip), filter_fn)
     todo = {whole: (module, name) for whole, (module, name) in chosen.items() if not _is_already(whole, module, name, kind)}
     if chosen:
-        so_before, others = len(chosen) - len(todo), len(weights) - len(chosen)
-        told = _replaced(todo, kind, group)
-        log.info("quantize_: %s; %d weights were so before, %d stay as they are", told, so_before, others)
+        before, others = len(chosen) - len(todo), len(weights) - len(chosen)
+        made = _replaced(todo, kind, group)
+        log.info("quantize_: %s; %d weights were quantized before, %d keep their floats", made, before, others)
     return model
 
 
 Weights = Mapping[str, tuple[nn.Module, str]]
-"""Modules and the names of their Parameters, by the whole name."""
+"""Modules and the names of their Parameters, by the qualified name."""
 
 
 def _chosen(model: nn.Module, weights: Weights, skip: Sequence[str], filter_fn: Callable[[nn.Module, str], bool] | None) -> Weights:
-    """The weights that are neither skipped, filtered out nor tied to floats.
+    """Return the weights that are neither skipped, filtered out nor tied to floats.
 
-    Warns of ties, of names that skip nothing, and if there is none.
+    Warn about ties, about names that skip nothing, and if no weight remains.
     """
     for word in skip:
         if word not in _SKIP and not any(_is_skipped(whole, (word,)) for whole in weights):
@@ -93,7 +91,7 @@ def _chosen(model: nn.Module, weights: Weights, skip: Sequence[str], filter_fn: 
     }
     for whole, other in _ties(model, chosen).items():
         _warn(
-            f"{whole} stays as it is: its weight is {other} too, which keeps its floats; give the layer a weight of its own to "
+            f"{whole} stays as it is: its weight is also {other}, which keeps its floats; give the layer a separate weight to "
             "quantize it, or name it in skip="
         )
         del chosen[whole]
@@ -104,7 +102,7 @@ def _chosen(model: nn.Module, weights: Weights, skip: Sequence[str], filter_fn: 
 
 
 def _ties(model: nn.Module, chosen: Weights) -> dict[str, str]:
-    """Weights of floats that are a Parameter of something else, too, that is not chosen: what that is called."""
+    """Return the chosen float weights that are also a Parameter of a module that is not chosen, with that Parameter's name."""
     own = set(chosen.values())
     others = {
         x: f"{place}.{name}".removeprefix(".")
@@ -116,9 +114,9 @@ def _ties(model: nn.Module, chosen: Weights) -> dict[str, str]:
 
 
 def _replaced(todo: Weights, kind: Bits, group: int) -> str:
-    """Quantize the weights; what there is of them now. Raises InvalidProblemError for one that cannot be quantized."""
+    """Quantize the weights, and return their counts and sizes as text. Raise InvalidProblemError if one cannot be quantized."""
     before_bytes, after_bytes, made = 0, 0, dict[nn.Module, Tensor]()
-    holders = defaultdict[int, list[str]](list)  # by identities: Parameters as keys would keep all floats until the end
+    holders = defaultdict[int, list[str]](list)  # by identity: Parameters as keys would keep all floats until the end
     for whole, (module, name) in todo.items():
         holders[id(module._parameters[name])].append(whole)
     for whole, *others in holders.values():
@@ -139,7 +137,7 @@ def _replaced(todo: Weights, kind: Bits, group: int) -> str:
 
 
 def check_kind(kind: str, group: int) -> None:
-    """Raises InvalidProblemError for a kind or group that ``quantize_`` does not have."""
+    """Raise InvalidProblemError for a kind or group that ``quantize_`` lacks."""
     if kind not in _KINDS:
         raise InvalidProblemError(f"quantize_: kind: got {kind!r}, expected one of {', '.join(_KINDS)}")
     if group not in _GROUPS:
@@ -147,7 +145,7 @@ def check_kind(kind: str, group: int) -> None:
 
 
 def names_of(skip: str | Collection[str]) -> list[str]:
-    """The names that ``skip`` has."""
+    """Return ``skip`` as a list of names."""
     return [skip] if isinstance(skip, str) else list(skip)
 
 
@@ -155,8 +153,17 @@ def _warn(text: str) -> None:
     warnings.warn(f"quantize_: {text}", RuntimeWarning, stacklevel=4)
 
 
+def _weights_by_name(model: nn.Module) -> Weights:
+    """Return the weights that can be quantized or already are, by the name of the layer, for experts of the Parameter."""
+    return {
+        place if name == "weight" else f"{place}.{name}".removeprefix("."): (module, name)
+        for place, module in model.named_modules()
+        for name in _weights_of(module)
+    }
+
+
 def _weights_of(module: nn.Module) -> list[str]:
-    """The Parameters of a module that are weights which can be quantized, or are."""
+    """Return the names of a module's Parameters that can be quantized or already are."""
     if is_linear(module) or is_conv1d(module):
         names = ["weight"]
     elif is_experts(module):
@@ -168,15 +175,15 @@ def _weights_of(module: nn.Module) -> list[str]:
 
 
 def _is_already(whole: str, module: nn.Module, name: str, kind: Bits) -> bool:
-    """The weight is of that kind. Raises InvalidProblemError where it is of another one: its float values are gone."""
+    """Return True if the weight has this kind. Raise InvalidProblemError for another kind, whose float values are lost."""
     weight = getattr(module, name)
     if not isinstance(weight, QuantizedWeight):
         return False
     found = weight.encoding or dtype_name(weight.tensor.dtype)
     if found != _KINDS[kind]:
         raise InvalidProblemError(
-            f"quantize_: kind: got {kind!r}, but {whole or 'the weight'} is {found} already, expected a weight of floats or of "
-            f"{kind}; load the model anew, or name it in skip="
+            f"quantize_: kind: got {kind!r}, but {whole or 'the weight'} is already {found}, expected a weight of floats or of "
+            f"{kind}; load the model again, or name it in skip="
         )
     return True
 
@@ -186,23 +193,23 @@ def _is_skipped(name: str, skip: Collection[str]) -> bool:
 
 
 def _quantized(module: nn.Module, name: str, kind: Bits, group: int) -> Tensor:
-    """The weight of that name, as the module has it: [N, K] in an ``nn.Linear`` and most experts, else [K, N]."""
-    turned = is_linear(module) or getattr(module, "is_transposed", True) is False
+    """Return the quantized weight in the module's form: [N, K] in an ``nn.Linear`` and most experts, otherwise [K, N]."""
+    transposed = is_linear(module) or getattr(module, "is_transposed", True) is False
     weight = module._parameters[name]
     assert weight is not None
-    whole = weight.detach().mT if turned else weight.detach()
-    if whole.dim() == 3:  # groups of experts have all as many elements
+    whole = weight.detach().mT if transposed else weight.detach()
+    if whole.dim() == 3:  # all groups of experts have the same number of elements
         group = max((g for g in _GROUPS if g <= group and whole.shape[1] % g == 0), default=group)
     scales = f"group_{group}" if kind == "int4" else "column"
     found = QuantizedWeight.quantize(whole, _KINDS[kind], scales=scales)  # type: ignore[arg-type]
-    return found.mT if turned else found
+    return found.mT if transposed else found
 
 
 def flatten_state_dict(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """A ``state_dict`` of plain tensors, such as safetensors saves: each ``QuantizedWeight`` becomes its parts.
+    """Return a ``state_dict`` of plain tensors, for example for safetensors. Each ``QuantizedWeight`` becomes its parts.
 
-    The weight ``fc.weight`` is ``fc.weight_int4_as_bfloat16_t``, its numbers, with ``fc.weight_scales`` and
-    ``fc.weight_zero_points``. ``unflatten_state_dict`` undoes it.
+    The weight ``fc.weight`` becomes its numbers ``fc.weight_int4_as_bfloat16_t``, ``fc.weight_scales`` and
+    ``fc.weight_zero_points``. ``unflatten_state_dict`` is the inverse.
     """
     plain: dict[str, Tensor] = {}
     for name, x in state.items():
@@ -214,25 +221,26 @@ def flatten_state_dict(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def flat_parts(weight: QuantizedWeight) -> dict[str, Tensor]:
-    """The parts of a weight as contiguous tensors, by names that say what they are."""
+    """Return the parts of a weight as contiguous tensors. The names state their dtypes."""
     kind = weight.encoding or dtype_name(weight.tensor.dtype)
-    turned = weight.transposed
-    parts = {f"{kind}_as_{dtype_name(weight.dtype)}{'_t' * turned}": weight.tensor.mT if turned else weight.tensor}
+    transposed = weight.transposed
+    parts = {f"{kind}_as_{dtype_name(weight.dtype)}{'_t' * transposed}": weight.tensor.mT if transposed else weight.tensor}
     parts |= {name: x for name in ("scales", "zero_points") if (x := getattr(weight, name)) is not None}
     return {name: x.detach().contiguous() for name, x in parts.items()}
 
 
 _NUMBERS = re.compile(r"(.+)_(u?int[48]|float8_e4m3fn|float8_e5m2)_as_(float64|float32|float16|bfloat16)(_t)?")
+"""The name of a weight's numbers: the weight, their encoding, the weight's dtype, and ``_t`` if the weight is transposed."""
 
 
 def is_part(name: str, weight: str) -> bool:
-    """It is the name of one of the parts of the weight of that name, as ``flatten_state_dict`` makes it."""
+    """Return True if ``name`` is a part of the weight ``weight``, as ``flatten_state_dict`` names it."""
     found = _NUMBERS.fullmatch(name)
     return found[1] == weight if found else name in (f"{weight}_scales", f"{weight}_zero_points")
 
 
 def unflatten_state_dict(plain: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The ``state_dict`` of which ``flatten_state_dict`` made plain tensors."""
+    """Return the ``state_dict`` from the plain tensors of ``flatten_state_dict``."""
     found = {match.string: match for match in map(_NUMBERS.fullmatch, plain) if match}
     parts = {f"{match[1]}_{part}" for match in found.values() for part in ("scales", "zero_points")}
     state: dict[str, Tensor] = {}
@@ -246,7 +254,8 @@ def unflatten_state_dict(plain: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _put_together(match: re.Match[str], numbers: Tensor, scales: Tensor | None, zero_points: Tensor | None) -> Tensor:
-    _, kind, dtype, turned = match.groups()
+    """Return the QuantizedWeight from its parts. ``match`` is the name of the numbers."""
+    _, kind, dtype, transposed = match.groups()
     encoding: Literal["", "int4", "uint4"] = kind if kind in ("int4", "uint4") else ""  # type: ignore[assignment]
-    weight = QuantizedWeight(numbers.mT if turned else numbers, scales, zero_points, encoding, dtype=getattr(torch, dtype))
-    return weight.mT if turned else weight
+    weight = QuantizedWeight(numbers.mT if transposed else numbers, scales, zero_points, encoding, dtype=getattr(torch, dtype))
+    return weight.mT if transposed else weight

@@ -1,4 +1,4 @@
-"""Recording the products of a run: which Problems it asks for, while everything runs as before."""
+"""``record()``: count the Problems of a run, without changing what runs."""
 
 from __future__ import annotations
 
@@ -20,46 +20,39 @@ from ..dispatch.statement import epilogue_of, problem_of
 from ..errors import GemmtuneError, InvalidProblemError
 from ..numerics.block_sparse import assembled
 from ..operators.schema import NAMESPACE, OPERATORS
+from ..operators.torch_products import TORCH_PRODUCTS, Statement, torch_product, with_dimensions
 from ..ops.block_operators import BODIES
 from ..problem import Problem
+from ..problem.operations import OPERATIONS, OPTIONS
 from .recording import Recording
-from .scaled_groups import SCALES, stated
-from .scaled_groups import TARGETS as SCALED_GROUPS
 from .sparsify import prepacked_problem
 
 Tensor = torch.Tensor
-aten = torch.ops.aten
-_OPERATIONS: dict[Any, str] = {
-    aten.mm: "mm", aten.bmm: "bmm", aten.addmm: "addmm", aten.baddbmm: "baddbmm", aten.addmm_: "addmm",
-    aten.baddbmm_: "baddbmm", aten._int_mm: "int_mm", aten._scaled_mm: "scaled_mm", aten._grouped_mm: "grouped_mm",
-    **{target.overloadpacket: "scaled_grouped_mm" for target in SCALED_GROUPS},
-}  # fmt: skip
-"""torch's products, and the operations that they are."""
 _BLOCKED = (torch.sparse_bsr, torch.sparse_bsc)
-_COMPOSED = (aten.linear.default, aten.matmul.default, aten.einsum.default)
-"""What inference mode hands on whole, and is made of products."""
+_COMPOSITES = (torch.ops.aten.einsum.default, *(row.overload for row in TORCH_PRODUCTS if row.composite))
+"""Operators that inference mode does not decompose into products."""
 
 
 @contextmanager
 def record(file: Path | str | None = None) -> Iterator[Recording]:
-    """Note every product in a ``with`` block, torch's own and gemmtune's, and write them to ``file`` at its end.
+    """Count every product in a ``with`` block, torch's and gemmtune's, and write them to ``file`` at its end.
 
         with gemmtune.record("shapes.json"):
             model(x).sum().backward()
 
-    What runs, runs as before, with the same results; forward and backward passes are seen, in this thread and in the threads of
-    its backward passes. Compiled functions run uncompiled within the block, so that each of their products is seen with its sizes;
-    with which epilogues they would be fused is not recorded. Calls of ours with an epilogue, ``out`` or a prepacked operand are
-    noted as they are stated, unless a gradient is wanted. torch's products with a sparse_bsr weight are noted as layers of
-    ``optimize`` have them: of a prepacked weight. Processes that the block starts are not seen.
+    The program runs unchanged, with the same results. The recording covers forward and backward passes of this thread, including
+    the threads of its backward passes, but no other processes. Compiled functions run uncompiled in the block, so that each product
+    has its sizes. The epilogues that compilation would fuse are not recorded. A gemmtune call with an epilogue, ``out`` or a
+    prepacked operand counts as a whole, unless it needs a gradient. torch's products with a sparse_bsr weight count with a
+    prepacked weight, as layers of ``optimize`` run them.
 
     Args:
-        file: what ``gemmtune tune --recorded`` reads: each distinct Problem with its count, and histograms of M. Written also when
-            the block ends by an error; not at all if it is None, if nothing was recorded, nor by processes that are forked within
-            the block.
+        file: the file for ``gemmtune tune --recorded``: each distinct Problem with its count, and histograms of M. It is also
+            written if the block ends with an exception. It is not written if it is None or nothing was recorded, nor by a process
+            that the block forks.
 
     Yields:
-        The Recording, which fills up.
+        The Recording, which fills up as the block runs.
 
     Raises:
         InvalidProblemError: ``file`` is a folder, or its folder does not exist.
@@ -78,14 +71,16 @@ def record(file: Path | str | None = None) -> Iterator[Recording]:
 
 
 def _write(recording: Recording, file: Path | str, process: int) -> None:
-    """Write what this process has recorded. A fork of it would write its own part over the file, and a program that ended before
-    its first product would write nothing over what an earlier run recorded."""
+    """Write the recording of this process, unless it is empty.
+
+    A forked process would overwrite the file with its own part. An empty recording would overwrite that of an earlier run.
+    """
     if os.getpid() == process and recording.counts:
         recording.write(file)
 
 
 class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Notes the products that it sees below autograd."""
+    """Counts the products that run below autograd."""
 
     def __init__(self, recording: Recording) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -95,10 +90,10 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     @contextmanager
     def note_call(self, problem: Callable[[], Problem | None]) -> Iterator[None]:
-        """A block that does a call of ours, noted as it is stated without the recording, and not by its parts."""
+        """Count a gemmtune call as a whole, as it would run without the recording, and not the parts that run in the block."""
         try:
             stated_whole = problem()
-        except GemmtuneError:  # the call says so itself, or torch does it
+        except GemmtuneError:  # the call itself raises, or torch runs it
             stated_whole = None
         if stated_whole is not None:
             self._recording.note(stated_whole)
@@ -111,23 +106,23 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(self, func: Any, types: Sequence[type], args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if any(kind not in (Tensor, torch.nn.Parameter) for kind in types):
-            return NotImplemented  # a subclass does it first, and what that is made of comes here again
-        if func in _COMPOSED:
+            return NotImplemented  # the subclass runs first, and its inner operations come here
+        if func in _COMPOSITES:
             with self:
                 return func.decompose(*args, **kwargs)
         if func.namespace == NAMESPACE and (body := BODIES.get(func.overloadpacket.__name__)) is not None:
             with self:
                 return body(*args, **kwargs)
-        if not self._whole and (func.overloadpacket in _OPERATIONS or _is_ours(func)):
+        if not self._whole and (torch_product(func) is not None or _is_ours(func)):
             self._note(func, args, kwargs)
         return func(*args, **kwargs)
 
     def _note(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         given = dict(zip((argument.name for argument in func._schema.arguments), args, strict=False)) | dict(kwargs)
         if _is_blocked(given):
-            problem = _problem(func, given)  # which depends on where its blocks are
+            problem = _problem(func, given)  # it depends on the positions of the blocks
         else:
-            key = (func, *(_look(value) for value in given.values()))
+            key = (func, *((name, _look(value)) for name, value in given.items()))
             if key not in self._problems:
                 self._problems[key] = _problem(func, given)
             problem = self._problems[key]
@@ -136,7 +131,7 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _look(value: Any) -> Hashable:
-    """Everything that a Problem may depend on."""
+    """Return all properties of an argument on which a Problem may depend."""
     if isinstance(value, Tensor) and value.layout is not torch.strided:
         return (value.shape, value.layout)
     if isinstance(value, Tensor):
@@ -145,76 +140,68 @@ def _look(value: Any) -> Hashable:
 
 
 def _problem(func: Any, given: Mapping[str, Any]) -> Problem | None:
-    """The Problem of an operator's arguments; None where it is none of ours."""
+    """Return the Problem of an operator's arguments, or None if only torch has it."""
     try:
-        if _is_blocked(given):
-            return _of_blocks(_OPERATIONS[func.overloadpacket], given)
-        call = _own_call(func, given) if _is_ours(func) else _call(_OPERATIONS[func.overloadpacket], given)
+        call = _own_call(func, given) if _is_ours(func) else _torchs_call(func, given)
+        if call is None or isinstance(call, Problem):
+            return call
         tensors = [x for _, x in call.inputs]
         if why_not_ours(tensors, floats=not call.operation.quantized) is not None:
             return None
         return problem_of(call, epilogue_of(call))
     except InvalidProblemError:
-        return None  # torch has more products than we do: the call is its business
+        return None  # a product that only torch has
 
 
 def _is_blocked(given: Mapping[str, Any]) -> bool:
     return any(isinstance(x, Tensor) and x.layout in _BLOCKED for x in given.values())
 
 
-def _of_blocks(name: str, given: Mapping[str, Any]) -> Problem:
-    """What torch's product with a block-sparse weight is: bsr @ x, or as ``linear`` has it, x @ bsrᵀ."""
-    a, b = (given[x] for x in _factors(given))
-    scalars = (given.get("alpha", 1), given.get("beta", 1))
-    inp = given["self"] if name == "addmm" else None
+def _of_blocks(found: Statement) -> Problem:
+    """Return the Problem of torch's product with a block-sparse weight: bsr @ x, or x @ bsrᵀ from ``linear``."""
+    name, a, b, inp = found.op, found.operands["a"], found.operands["b"], found.operands.get("inp")
+    scalars = (found.numbers.get("alpha", 1), found.numbers.get("beta", 1))
     if name in ("mm", "addmm") and (a.layout, b.layout) == (torch.sparse_bsr, torch.strided):
         return prepacked_problem(a, b, inp, scalars, by_rows=b.t().is_contiguous())
     if name in ("mm", "addmm") and (a.layout, b.layout) == (torch.strided, torch.sparse_bsc):
-        # Made of parts: in inference mode torch transposes no weight that was made outside of it.
+        # Assemble bsr from its parts: in inference mode torch cannot transpose a weight from outside it.
         weight = assembled(b.ccol_indices(), b.row_indices(), b.values().mT, (b.shape[1], b.shape[0]))
         return prepacked_problem(weight, a.t(), turned(inp), scalars, by_rows=True)
-    raise InvalidProblemError(f"{name}: torch alone has it of {a.layout} and {b.layout}")
-
-
-def _factors(given: Mapping[str, Any]) -> tuple[str, str]:
-    return ("mat1", "mat2") if "mat1" in given else ("batch1", "batch2") if "batch1" in given else ("self", "mat2")
+    raise InvalidProblemError(f"{name}: torch alone has products of {a.layout} and {b.layout}")
 
 
 def _is_ours(func: Any) -> bool:
-    """An operator of a row of the table whose operands are strided."""
+    """Return True for an operator of gemmtune with strided operands."""
     return func.namespace == NAMESPACE and func.overloadpacket.__name__ in OPERATORS
 
 
 def _own_call(func: Any, given: Mapping[str, Any]) -> Call:
+    """Return the call of one of gemmtune's operators."""
     operator = OPERATORS[func.overloadpacket.__name__]
     tensors = [given.get(name) for name in operator.tensors]
     return operator.call(tensors, {name: x for name, x in given.items() if name not in operator.tensors and name != "out"})
 
 
-def _call(name: str, given: Mapping[str, Any]) -> Call:
-    if name == "scaled_grouped_mm":
-        return _scaled_grouped(given)
-    a, b = _factors(given)
-    operands = {"a": given[a], "b": given[b]}
-    if name in ("addmm", "baddbmm"):
-        return call_of(name, operands | {"inp": given["self"]}, scalars=(given.get("alpha", 1), given.get("beta", 1)))
-    if name == "grouped_mm":
-        if given.get("bias") is not None or given.get("out_dtype") not in (None, given["self"].dtype):
-            raise InvalidProblemError("grouped_mm: torch alone has a bias and other dtypes")
-        form = form_of(name, given["self"], given["mat2"], given.get("offs"))
-        return call_of(form.op, dict(zip(("a", "b", "offs"), form.operands, strict=False)))
-    if name == "scaled_mm":
-        return call_of(
-            name, operands | {"scale_a": given["scale_a"], "scale_b": given["scale_b"]}, brought=given.get("bias"),
-            options=(bool(given.get("use_fast_accum", False)),), out_dtype=given.get("out_dtype"),
-        )  # fmt: skip
-    return call_of(name, operands)
-
-
-def _scaled_grouped(given: Mapping[str, Any]) -> Call:
-    found = stated({name: value for name, value in given.items() if value is not None and value is not False and value != []})
-    if isinstance(found, str) or any(x.dim() != dims for x, dims in ((found[0]["a"], 2), (found[0]["b"], 3))):
-        raise InvalidProblemError("scaled_grouped_mm: torch alone has its bias, its other scales and its other forms")
-    operands, numbers = found
-    operands |= {name: operands[name].unsqueeze(1) for name in SCALES}
-    return call_of("scaled_grouped_mm", operands, options=(numbers["fast_accum"],), out_dtype=numbers["out_dtype"])
+def _torchs_call(func: Any, given: Mapping[str, Any]) -> Call | Problem | None:
+    """Return the call of ours that torch's product states, the Problem of a block-sparse product, or None if only torch has it."""
+    row = torch_product(func)
+    assert row is not None
+    found = row.stated((), {name: value for name, value in given.items() if name != "out"})
+    if isinstance(found, str):
+        return None
+    if _is_blocked(given):
+        return _of_blocks(found)
+    if found.op == "grouped_mm":
+        a, b = found.operands["a"], found.operands["b"]
+        form = form_of(found.op, a, b, found.operands.get("offs"))
+        operands = dict(zip(("a", "b", "offs"), form.operands, strict=False))
+        return call_of(form.op, operands) if found.out_dtype in (None, a.dtype) else None
+    operation = OPERATIONS[found.op]
+    return call_of(
+        found.op,
+        {role: with_dimensions(found.op, role, x) for role, x in found.operands.items()},
+        scalars=[found.numbers.get(name, 1) for name in operation.scalars],
+        options=[found.numbers.get(name, OPTIONS[name]) for name in operation.options],
+        brought=found.bias,
+        out_dtype=found.out_dtype,
+    )

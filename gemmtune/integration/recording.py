@@ -1,4 +1,4 @@
-"""What was recorded of a run: each distinct Problem with its count, as a file that ``gemmtune tune --recorded`` reads."""
+"""The Recording of a run: each distinct Problem with its count. ``gemmtune tune --recorded`` reads its file."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ VERSION = 1
 
 @dataclasses.dataclass(slots=True)
 class Recording:
-    """Problems and how often each was asked for."""
+    """Distinct problems with their numbers of calls."""
 
     counts: Counter[Problem] = dataclasses.field(default_factory=Counter)
 
@@ -25,27 +25,27 @@ class Recording:
         return f"<Recording of {len(self.counts)} problems in {self.counts.total()} calls>"
 
     def note(self, problem: Problem, count: int = 1) -> None:
-        """Count a problem."""
+        """Add ``count`` calls of a problem."""
         self.counts[problem] += count
 
     def problems(self, device_type: str | None = None) -> list[Problem]:
-        """The distinct problems, those with the most arithmetic in all first, so that what is cut short has tuned what matters.
+        """Return the distinct problems, ordered by their total FLOPs, so that an interrupted tuning has tuned the largest.
 
-        With ``device_type`` all are for such a device, at the precision that torch's flags allow there now.
+        With ``device_type`` all are for such a device, at the precision of torch's current flags there.
         """
         ordered = sorted(self.counts, key=lambda p: (-p.flops * self.counts[p], p.key))
         return list(dict.fromkeys(ordered if device_type is None else (_on(p, device_type) for p in ordered)))
 
     def rows(self) -> dict[str, dict[int, int]]:
-        """The histogram of M for each problem but its number of rows: how often it was asked for with how many rows."""
+        """Return a histogram of M for each problem without its M: the number of calls for each number of rows."""
         found: dict[str, dict[int, int]] = {}
         for problem, count in self.counts.items():
-            rows = found.setdefault(_but_for_rows(problem), {})
+            rows = found.setdefault(_without_m(problem), {})
             rows[problem.m] = rows.get(problem.m, 0) + count
         return {text: dict(sorted(found[text].items())) for text in sorted(found)}
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values."""
+        """Return the recording as plain values."""
         return {
             "format": FORMAT,
             "version": VERSION,
@@ -55,10 +55,10 @@ class Recording:
 
     @classmethod
     def from_json(cls, data: object, source: str) -> Recording:
-        """The inverse of ``to_json``. Raises InvalidProblemError for anything else; the message names ``source`` and the entry."""
+        """Return the recording from ``to_json``. Raise InvalidProblemError for other data, with ``source`` and the entry."""
         if not isinstance(data, dict) or data.get("format") != FORMAT or data.get("version") != VERSION:
-            told = [f"{x} {data.get(x)!r}" for x in ("format", "version")] if isinstance(data, dict) else [type(data).__name__]
-            got = ", ".join(told)
+            found = [f"{x} {data.get(x)!r}" for x in ("format", "version")] if isinstance(data, dict) else [type(data).__name__]
+            got = ", ".join(found)
             raise InvalidProblemError(
                 f"{source}: got {got}, expected a file that gemmtune record has written, {FORMAT!r} of version {VERSION}"
             )
@@ -71,7 +71,7 @@ class Recording:
         return recording
 
     def write(self, path: Path | str) -> None:
-        """``to_json`` into a file, which is there whole or not at all."""
+        """Write ``to_json`` to a file, which replaces an old one only when it is complete."""
         path = Path(path)
         new = path.with_name(path.name + ".new")
         new.write_text(json.dumps(self.to_json(), indent=1) + "\n", encoding="utf-8")
@@ -79,11 +79,11 @@ class Recording:
 
     @classmethod
     def read(cls, path: Path | str) -> Recording:
-        """``from_json`` of a file.
+        """Read a file of ``write``.
 
         Raises:
-            InvalidProblemError: it is not what ``write`` writes.
-            OSError: it cannot be read.
+            InvalidProblemError: the file has other content.
+            OSError: the file cannot be read.
         """
         try:
             data = json.loads(Path(path).read_text(encoding="utf-8"))
@@ -98,6 +98,6 @@ def _on(problem: Problem, device_type: str) -> Problem:
     return dataclasses.replace(problem, device_type=device_type, precision=precision_of(problem.dtype, device_type))
 
 
-def _but_for_rows(problem: Problem) -> str:
+def _without_m(problem: Problem) -> str:
     sizes = f"{problem.batch}x" * problem.batched + f"{problem.m}x"
     return str(problem).replace(f" {sizes}", f" {sizes.removesuffix(f'{problem.m}x')}Mx", 1)

@@ -1,4 +1,4 @@
-"""Block-sparse weights in a model: for a trial of what they cost, and layers that run them."""
+"""Block-sparse weights in a model: their creation for a trial, and the forward of layers that have them."""
 
 from __future__ import annotations
 
@@ -32,20 +32,20 @@ is_compiling = torch.compiler.is_compiling
 def sparsify_(model: M, *, block: int | tuple[int, int] = 64, density: float = 0.5) -> M:
     """Make the weights of every ``nn.Linear`` block-sparse, in place, keeping the blocks with the largest norm.
 
-    It is for a trial of what such a model costs: what it is worth has to be trained. Layers whose weights do not consist of whole
-    blocks stay dense; layers that share a weight go on sharing it. ``optimize`` lets sparse ones run by our choices, in dtypes too
-    for which torch has no sparse product.
+    Use it to measure the speed of such a model. Its accuracy needs training. Layers whose weights do not consist of whole blocks
+    stay dense. Layers that share a weight still share it. ``optimize`` lets sparse layers run our choices, also in dtypes for which
+    torch has no sparse product.
 
     Args:
         model: any module.
         block: the side of a block, or (rows, columns).
-        density: the share of the blocks of each weight that stays.
+        density: the fraction of each weight's blocks to keep.
 
     Returns:
         The model.
 
     Raises:
-        InvalidProblemError: not a module, another density, or no layer with such blocks.
+        InvalidProblemError: not a module, a density outside 0 … 1, or no layer with such blocks.
     """
     if not isinstance(model, nn.Module):
         raise InvalidProblemError(f"sparsify_: got {type(model).__name__}, expected an nn.Module")
@@ -66,7 +66,7 @@ def sparsify_(model: M, *, block: int | tuple[int, int] = 64, density: float = 0
 
 
 def _largest(weight: Tensor, kind: Sparsity, density: float) -> Tensor:
-    """The sparse_bsr tensor of that share of the blocks, those with the largest norm."""
+    """Return the sparse_bsr tensor of this fraction of the blocks, the ones with the largest norm."""
     norms = by_blocks(weight.float(), kind).square().sum(dim=(2, 3))
     kept = torch.zeros(norms.numel(), dtype=torch.bool, device=weight.device)
     kept[norms.flatten().topk(round(density * norms.numel())).indices] = True
@@ -74,12 +74,13 @@ def _largest(weight: Tensor, kind: Sparsity, density: float) -> Tensor:
 
 
 def _has_blocks(weight: Tensor, kind: Sparsity) -> bool:
+    """Return True if a dense float weight consists of whole blocks."""
     plain = type(weight) is nn.Parameter and weight.layout is torch.strided and weight.is_floating_point()
     return plain and not weight.shape[0] % kind.block_n and not weight.shape[1] % kind.block_k
 
 
 class Kept:
-    """The prepacked weight of a layer. A copy of it begins empty: packed copies are this process's, for this weight."""
+    """Cache of a layer's prepacked weight. A copy begins empty, because packed copies belong to this process and weight."""
 
     def __init__(self) -> None:
         self.packed: PackedOperand | None = None
@@ -88,16 +89,16 @@ class Kept:
         return Kept, ()
 
     def of(self, weight: Tensor) -> PackedOperand:
-        """The weight, with room for packed copies."""
+        """Return the weight as an operand that keeps packed copies."""
         if self.packed is None or self.packed.tensor is not weight:
             self.packed = PackedOperand(weight)
         return self.packed
 
 
 def sparse_linear(module: nn.Linear, kept: Kept, input: Tensor) -> Tensor:
-    """The forward of an ``nn.Linear`` with a block-sparse weight: by the stored pick, or as torch would do it. Never tunes.
+    """Run the forward of an ``nn.Linear`` with a block-sparse weight, by the stored pick or by torch. Never tunes.
 
-    Where a mode, a transform or autocast is active it is the dense product, which all of these know.
+    Under a mode, a transform or autocast it is the dense product, which all of these support.
     """
     weight, bias = module.weight, module.bias
     if is_compiling() or weight.layout is not torch.sparse_bsr:
@@ -111,12 +112,12 @@ def sparse_linear(module: nn.Linear, kept: Kept, input: Tensor) -> Tensor:
 
 @functools.lru_cache(maxsize=64)
 def _never(chosen: Settings) -> Settings:
-    """The same settings without tuning."""
+    """Return the same settings without tuning."""
     return dataclasses.replace(chosen, tune="never")
 
 
 def is_sparse(module: nn.Module) -> bool:
-    """It is a linear layer with a block-sparse weight."""
+    """Return True for a linear layer with a block-sparse weight."""
     weight = module._parameters.get("weight")
     linear_layer = getattr(type(module), "forward", None) is nn.Linear.forward
     return linear_layer and weight is not None and weight.layout is torch.sparse_bsr
@@ -124,16 +125,16 @@ def is_sparse(module: nn.Module) -> bool:
 
 @contextmanager
 def sparse_problems(model: nn.Module) -> Iterator[list[Problem]]:
-    """The problems of the block-sparse layers, for what runs in the block; each once."""
+    """Yield the distinct problems of the block-sparse layers that run in the block. The list fills up at its end."""
     found: dict[Problem, None] = {}
     listed: list[Problem] = []
 
-    def noticed(module: nn.Module, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+    def note_call(module: nn.Module, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
         x = args[0] if args else kwargs.get("input")
         if isinstance(x, Tensor):
             found[_problem_of(module, x)] = None
 
-    hooks = [m.register_forward_pre_hook(noticed, with_kwargs=True) for m in model.modules() if is_sparse(m)]
+    hooks = [m.register_forward_pre_hook(note_call, with_kwargs=True) for m in model.modules() if is_sparse(m)]
     try:
         yield listed
         listed += found
@@ -143,7 +144,7 @@ def sparse_problems(model: nn.Module) -> Iterator[list[Problem]]:
 
 
 def _problem_of(module: Any, x: Tensor) -> Problem:
-    """The problem that the forward of a layer states for an input."""
+    """Return the problem of a layer's forward for an input."""
     rows, bias = x.detach().reshape(-1, x.shape[-1]), module.bias
     return prepacked_problem(module.weight.detach(), rows.t(), None if bias is None else bias.detach().unsqueeze(-1), by_rows=True)
 
@@ -151,8 +152,10 @@ def _problem_of(module: Any, x: Tensor) -> Problem:
 def prepacked_problem(
     weight: Tensor, x: Tensor, inp: Tensor | None, scalars: Sequence[float] = (1.0, 1.0), *, by_rows: bool
 ) -> Problem:
-    """What a product alpha · weight @ x + beta · inp states where the weight is prepacked; ``by_rows``: the result is column-major,
-    so that tokens are its rows in memory."""
+    """Return the Problem of alpha · weight @ x + beta · inp for a prepacked weight.
+
+    With ``by_rows`` the result is column-major, so that the rows in memory are tokens.
+    """
     name, numbers = ("bsr_mm", ()) if inp is None else ("bsr_addmm", scalars)
     out = x.new_empty((x.shape[1], weight.shape[0])).t() if by_rows else None
     return problem_of_blocks(bound_block_call(name, PackedOperand(weight), x, inp, scalars=numbers, out=out), None)

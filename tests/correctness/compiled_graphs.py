@@ -1,4 +1,4 @@
-"""Models small enough to compile in a test, and a backend of torch.compile that rewrites graphs without generating code."""
+"""Small models to compile in tests, and a backend of torch.compile that rewrites graphs without generating code."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from torch._inductor.decomposition import select_decomp_table
 
 from gemmtune import settings
 from gemmtune.integration.compile import rewriting
-from gemmtune.integration.compile.judging import Always, Judge
-from gemmtune.integration.compile.report import Decision, Graph
+from gemmtune.integration.compile.decisions import FixedPolicy, RewritePolicy
+from gemmtune.integration.compile.report import GemmDecision, Graph
 
 
 class Mlp(nn.Module):
-    """Linear, gelu, Linear: with dropout of nothing, so that training saves what it saves in a model."""
+    """Two Linears with gelu in between."""
 
     def __init__(self, width: int = 24) -> None:
         super().__init__()
@@ -33,7 +33,7 @@ class Mlp(nn.Module):
 
 
 class Block(nn.Module):
-    """A transformer's block: RMSNorm, attention, residuals, silu · up."""
+    """A transformer block: RMSNorm, attention, residuals and SwiGLU."""
 
     def __init__(self, width: int = 32, heads: int = 4) -> None:
         super().__init__()
@@ -53,11 +53,11 @@ class Block(nn.Module):
         return x + self.down(F.silu(self.gate(h)) * self.up(h))
 
 
-def rewriting_backend(judge: Judge) -> Callable[..., Any]:
-    """A backend that decomposes and rewrites as Inductor with our pass does, and runs the graph as it is."""
+def rewriting_backend(policy: RewritePolicy) -> Callable[..., Any]:
+    """Return a backend that decomposes and rewrites as Inductor with our pass does, and runs the graph without lowering."""
 
     def compiled(graph: torch.fx.GraphModule, inputs: Any) -> Any:
-        rewriting.RewriteProducts(judge)(graph.graph)
+        rewriting.RewriteProducts(policy)(graph.graph)
         graph.graph.lint()
         graph.recompile()
         return make_boxed_func(graph.forward)
@@ -66,9 +66,9 @@ def rewriting_backend(judge: Judge) -> Callable[..., Any]:
 
 
 @contextlib.contextmanager
-def decided() -> Iterator[list[Decision]]:
-    """The decisions that are made in the block. The store is not asked: torch runs what is rewritten."""
-    made: list[Decision] = []
+def decided() -> Iterator[list[GemmDecision]]:
+    """Yield the decisions of the block. Rewritten products run by torch, without the store."""
+    made: list[GemmDecision] = []
     keep = rewriting.keep
 
     def noted(graph: Graph) -> None:
@@ -85,7 +85,7 @@ def decided() -> Iterator[list[Decision]]:
 
 
 def outputs_and_gradients(model: Callable[..., Any], parameters: Any, x: torch.Tensor) -> list[torch.Tensor]:
-    """The result of a call, and the gradients of its input and of the parameters."""
+    """Return the result of a call, and the gradients of its input and of the parameters."""
     x = x.detach().clone().requires_grad_()
     y = model(x)
     found = torch.autograd.grad(y.float().square().mean(), [x, *parameters])
@@ -93,7 +93,7 @@ def outputs_and_gradients(model: Callable[..., Any], parameters: Any, x: torch.T
 
 
 def assert_as_good(got: list[torch.Tensor], eager: list[torch.Tensor], exact: list[torch.Tensor]) -> None:
-    """Each result is as near to the one in float64 as eager torch's, up to a factor for luck and a rounding."""
+    """Check that each error against float64 is at most twice that of eager torch plus four roundings."""
     for ours, theirs, truth in zip(got, eager, exact, strict=True):
         assert ours.dtype == theirs.dtype
         assert ours.shape == theirs.shape
@@ -103,13 +103,13 @@ def assert_as_good(got: list[torch.Tensor], eager: list[torch.Tensor], exact: li
 
 
 def in_float64(model: nn.Module) -> nn.Module:
-    """A copy of a model that computes in float64."""
+    """Return a copy of a model in float64."""
     return copy.deepcopy(model).double()
 
 
 __all__ = [
-    "Always",
     "Block",
+    "FixedPolicy",
     "Mlp",
     "assert_as_good",
     "decided",

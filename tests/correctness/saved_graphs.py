@@ -25,7 +25,7 @@ Tensor = torch.Tensor
 
 
 class Model(nn.Module):
-    """Two products, of which the second has a weight of eight bits; no pointwise nodes, whose code would need a compiler."""
+    """Two products, the second with an int8 weight. There are no pointwise nodes, whose code would need a compiler."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -59,7 +59,7 @@ def pair(x: Tensor, first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def called(compiled: Callable[[Tensor], Tensor], eager: nn.Module) -> Report:
-    """Call a compiled model, and report its error and how often each cache answered."""
+    """Call a compiled model, and report its error and the hits of each cache."""
     names = (("aot_autograd", "autograd_cache_hit"), ("inductor", "fxgraph_cache_hit"), ("inductor", "fxgraph_cache_miss"))
     before = [counters[group][name] for group, name in names]
     with torch.no_grad():
@@ -87,13 +87,13 @@ def ran(folder: Path) -> Report:
 
 
 def compiled(folder: Path) -> Report:
-    """Run the model, whose graph is compiled now, and save what the caches got, and a function compiled ahead of time."""
+    """Compile and run the model. Save the caches' entries, and a function compiled ahead of time."""
     report = ran(folder)
     saved = torch.compiler.save_cache_artifacts()
     assert saved is not None
     (folder / "artifacts").write_bytes(saved[0])
-    judging = importlib.import_module("gemmtune.integration.compile.judging")
-    importlib.import_module("gemmtune.integration.compile.backend").install(judge=judging.Always("alone"))
+    decisions = importlib.import_module("gemmtune.integration.compile.decisions")
+    importlib.import_module("gemmtune.integration.compile.backend").install(policy=decisions.FixedPolicy("alone"))
     with torch.no_grad():
         ahead = torch.compile(pair, fullgraph=True).aot_compile(((example(), *weights()), {}))
     ahead.save_compiled_function(str(folder / "package"))
@@ -124,11 +124,11 @@ def loaded(folder: Path) -> Callable[..., Any]:
 
 
 def ahead_of_time(folder: Path) -> Report:
-    """Load the function that was compiled ahead of time, before anything of gemmtune, where nothing is stored."""
+    """Load the function compiled ahead of time, before any import of gemmtune and with an empty store."""
     imported, function = "gemmtune" in sys.modules, loaded(folder)
     x, (first, second) = example(), weights()
     errors = []
-    for second_weight in (second, second.clone()):  # next to the first, and where a moved model has it
+    for second_weight in (second, second.clone()):  # adjacent to the first, and elsewhere as in a moved model
         with torch.no_grad():
             results = function(x, first, second_weight)
         expected = pair(x, first, second)
@@ -140,7 +140,7 @@ def ahead_of_time(folder: Path) -> Report:
 
 
 class Missing(MetaPathFinder):
-    """Lets gemmtune be missing."""
+    """Import hook that makes gemmtune missing."""
 
     def find_spec(self, name: str, path: Any, target: Any = None) -> None:
         if name.split(".")[0] == "gemmtune":

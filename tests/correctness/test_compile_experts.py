@@ -1,4 +1,4 @@
-"""What is changed around the grouped products of compiled mixtures of experts: the sort by expert, the sum of a token's rows."""
+"""Changes around the grouped products of compiled mixtures of experts: the sort by expert and the sum of a token's rows."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from compiled_graphs import Always
+from compiled_graphs import FixedPolicy
 from torch import fx
 from torch._inductor.decomposition import select_decomp_table
 from torch._subclasses import FakeTensorMode
@@ -22,18 +22,18 @@ GROUPED = aten._grouped_mm.default
 
 
 class Watching(RewriteProducts):
-    """The pass, which tells what is called afterwards."""
+    """The pass, which keeps the targets of the rewritten graph."""
 
     def __call__(self, graph: fx.Graph) -> None:
         super().__call__(graph)
         self.targets = [node.target for node in graph.nodes]
 
     def uuid(self) -> None:
-        """Graphs are not kept, so that each is passed here."""
+        """Return no key, so that Inductor's cache keeps no graph."""
 
 
 def mixture(x: Tensor, scores: Tensor, w: Tensor, chosen: int, **how: Any) -> Tensor:
-    """As transformers has it, with rows of a w for each expert in the place of two products with a gate between."""
+    """Return a mixture as in transformers, with one product for each expert instead of two around a gate."""
     weights, experts = torch.topk(scores.softmax(-1), chosen)
     numbers = experts.reshape(-1) if how.get("placed", True) else experts.reshape(-1) * 3
     sorted_numbers, order = torch.sort(numbers, descending=how.get("descending", False))
@@ -53,12 +53,12 @@ def given(tokens: int, experts: int, device: str = "cpu", dtype: torch.dtype = t
     return x.to(device, dtype), scores.to(device), w.to(device, dtype)
 
 
-def test_a_compiled_mixture_is_right() -> None:
+def test_a_compiled_mixture_has_right_results() -> None:
     assert_right_as_compiled(*given(24, 48))
 
 
 def assert_right_as_compiled(x: Tensor, scores: Tensor, w: Tensor) -> None:
-    watching = Watching(Always("alone"))
+    watching = Watching(FixedPolicy("alone"))
     with torch.no_grad():
         compiled = torch.compile(mixture, fullgraph=True, dynamic=False, options={"post_grad_custom_post_pass": watching})
         got = compiled(x, scores, w, 8).float()
@@ -69,7 +69,7 @@ def assert_right_as_compiled(x: Tensor, scores: Tensor, w: Tensor) -> None:
 
 
 def changed(experts: int, chosen: int = 8, **how: Any) -> tuple[fx.GraphModule, list[torch.dtype]]:
-    """A graph of the mixture as changed, and what its sorts sort."""
+    """Return the changed graph of a mixture, and the dtypes that it sorts."""
     with FakeTensorMode():
         inputs = (
             torch.empty(16, 32, dtype=torch.bfloat16),
@@ -88,23 +88,21 @@ def changed(experts: int, chosen: int = 8, **how: Any) -> tuple[fx.GraphModule, 
 @pytest.mark.parametrize(
     ("experts", "dtype"), [(128, torch.uint8), (129, torch.int16), (2**15, torch.int16), (2**15 + 8, torch.int64)]
 )
-def test_numbers_of_experts_are_sorted_in_a_type_that_holds_them(experts: int, dtype: torch.dtype) -> None:
+def test_indices_of_experts_are_sorted_in_a_narrow_dtype(experts: int, dtype: torch.dtype) -> None:
     _, sorted_as = changed(experts)
     assert sorted_as == [dtype]
 
 
 @pytest.mark.parametrize("how", [{"placed": False}, {"descending": True}], ids=str)
-def test_other_sorts_stay(how: dict[str, Any]) -> None:
+def test_other_sorts_keep_their_dtype(how: dict[str, Any]) -> None:
     _, sorted_as = changed(128, **how)
     assert sorted_as == [torch.int64]
 
 
-@pytest.mark.parametrize(
-    ("chosen", "how", "written_out"), [(2, {}, False), (8, {}, True), (40, {}, False), (8, {"over": 2}, False)]
-)
-def test_a_sum_over_experts_that_inductor_would_reduce_is_written_out(chosen: int, how: dict[str, Any], written_out: bool) -> None:
+@pytest.mark.parametrize(("chosen", "how", "unrolled"), [(2, {}, False), (8, {}, True), (40, {}, False), (8, {"over": 2}, False)])
+def test_a_sum_over_several_experts_is_unrolled(chosen: int, how: dict[str, Any], unrolled: bool) -> None:
     traced, _ = changed(48, chosen, **how)
-    assert (SUM in {node.target for node in traced.graph.nodes}) is written_out
+    assert (SUM in {node.target for node in traced.graph.nodes}) is unrolled
 
 
 def test_the_changed_graph_gives_the_same_numbers() -> None:
@@ -118,5 +116,5 @@ def test_the_changed_graph_gives_the_same_numbers() -> None:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("tokens", [4, 64, 1024])
-def test_a_compiled_mixture_is_right_on_a_gpu(tokens: int) -> None:
+def test_a_compiled_mixture_has_right_results_on_a_gpu(tokens: int) -> None:
     assert_right_as_compiled(*given(tokens, 64, "cuda"))

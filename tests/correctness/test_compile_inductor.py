@@ -1,4 +1,4 @@
-"""Models compiled by Inductor with the pass: generated code, gradients, its cache, the backend's options, and what explain says."""
+"""Models compiled by Inductor with the pass: generated code, gradients, Inductor's cache, the backend's options, and explain."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from compiled_graphs import Always, Block, Mlp, assert_as_good, decided, in_float64, outputs_and_gradients
+from compiled_graphs import Block, FixedPolicy, Mlp, assert_as_good, decided, in_float64, outputs_and_gradients
 from torch._dynamo.utils import counters
 from torch._inductor import config as inductor_config
 from torch._inductor.utils import fresh_cache, run_and_get_code
@@ -23,8 +23,9 @@ from gemmtune.backends.aten import BACKEND
 from gemmtune.choice import Status
 from gemmtune.device import PRESETS, detect
 from gemmtune.integration.compile import backend, planned
+from gemmtune.integration.compile.store_policy import StorePolicy
+from gemmtune.integration.compile.stored_decisions import StoredDecisions
 from gemmtune.integration.compile.variants import CompiledVariant
-from gemmtune.integration.compile.verdicts import Knowledge, StoreJudge
 from gemmtune.integration.measured import in_models, inductor_overlaps
 from gemmtune.problem.trace import trace
 from gemmtune.selector.candidates import row_of
@@ -37,8 +38,8 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture
 def fused() -> Iterator[None]:
-    """Every GEMM that Inductor compiles is rewritten, with its tail."""
-    backend.install(judge=Always("fused"))
+    """Install a policy that rewrites every GEMM with its epilogue."""
+    backend.install(policy=FixedPolicy("fused"))
     with decided():
         yield
     backend.uninstall()
@@ -57,12 +58,12 @@ def test_training_with_dynamic_sizes(fused):
         eager = outputs_and_gradients(model, list(model.parameters()), x)
         got = outputs_and_gradients(compiled, list(model.parameters()), x)
         assert_as_good(got, eager, outputs_and_gradients(exact, list(exact.parameters()), x.double()))
-    told = gemmtune.explain(compiled)
-    assert [len(graph.decisions) for graph in told.graphs] == [2, 4]
-    assert all(d.taken for d in told.decisions)
+    decisions = gemmtune.explain(compiled)
+    assert [len(graph.decisions) for graph in decisions.graphs] == [2, 4]
+    assert all(d.taken for d in decisions.decisions)
 
 
-def test_no_gradient_is_written_once_more_as_its_transpose(fused):
+def test_the_backward_pass_copies_no_transpose_of_a_gradient(fused):
     def gated(x: Tensor) -> Tensor:
         return torch.nn.functional.silu(x @ gate.t()) * (x @ up.t())
 
@@ -72,7 +73,7 @@ def test_no_gradient_is_written_once_more_as_its_transpose(fused):
     assert not re.search(r"empty_strided_cpu\([^()]*\([^()]*\), \(1, ", backward)
 
 
-def test_a_block_runs_planned_products_with_memory_of_inductor(fused):
+def test_a_transformer_block_calls_planned_products(fused):
     model = Block()
     x = rows(5, 32)
     with torch.no_grad():
@@ -87,7 +88,7 @@ def test_a_block_runs_planned_products_with_memory_of_inductor(fused):
     assert "mm 10x64x32 float32 nt then mul(" in text
 
 
-def test_branches_call_what_their_module_imports(fused):
+def test_branches_call_functions_that_their_module_imports(fused):
     def chosen(first: Tensor, x: Tensor) -> Tensor:
         return torch.cond(first, lambda x: x @ x.t(), lambda x: x.t() @ x, (x,))
 
@@ -101,7 +102,7 @@ def test_branches_call_what_their_module_imports(fused):
     assert code.count("gemmtune_extern_kernels.ready(") == 2
 
 
-def test_graphs_of_the_cache_answer_only_while_the_store_is_the_same(own_store):
+def test_a_change_of_the_store_invalidates_cached_graphs(own_store):
     x = rows(3, 24)
     model = Mlp()
 
@@ -109,7 +110,7 @@ def test_graphs_of_the_cache_answer_only_while_the_store_is_the_same(own_store):
         torch._dynamo.reset()
         planned.forget_launches()
         before = counters["inductor"]["fxgraph_cache_hit"]
-        with torch.no_grad(), inductor_config.patch(post_grad_custom_post_pass=backend.with_pass(None, StoreJudge())):
+        with torch.no_grad(), inductor_config.patch(post_grad_custom_post_pass=backend.with_pass(None, StorePolicy())):
             torch.testing.assert_close(torch.compile(model)(x), model(x))
         return counters["inductor"]["fxgraph_cache_hit"] - before
 
@@ -120,7 +121,7 @@ def test_graphs_of_the_cache_answer_only_while_the_store_is_the_same(own_store):
         assert hits() == 0
 
 
-def test_the_entry_point_is_inductor_with_the_pass(fused, own_store):
+def test_the_entry_point_compiles_by_inductor_with_the_pass(fused, own_store):
     [value] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"]["torch_dynamo_backends"].values()
     module, name = value.split(":")
     chosen = getattr(import_module(module), name)
@@ -133,7 +134,7 @@ def test_the_entry_point_is_inductor_with_the_pass(fused, own_store):
 
 
 def test_a_computed_weight_serves_a_batch_of_matrices_with_gaps(fused):
-    """Such as a quantized weight that torch dequantizes: the product is of matrices, all of which have the one weight."""
+    """A quantized weight that torch dequantizes, for example. One weight then serves each matrix of a batch."""
     x, weight = rows(5, 24), rows(24, 16)[0].t()
     compiled = torch.compile(lambda x, w: torch.nn.functional.linear(x, w * 2), dynamic=True)
     with torch.no_grad():
@@ -165,47 +166,47 @@ def compiled_in_place() -> torch.nn.Module:
     ],
     ids=["modules of one class", "functions of one statement", "in place"],
 )
-def test_explain_tells_apart_what_shares_its_code(fused, make):
+def test_explain_distinguishes_functions_and_modules_that_share_code(fused, make):
     made = [make() for _ in range(2)]
     for width, compiled in zip((24, 40), made, strict=True):
         compiled(rows(3, width)[0])
-    told = [[d.alone.k for d in gemmtune.explain(compiled).decisions] for compiled in made]
-    assert told == [[24], [40]]
+    decisions = [[d.alone.k for d in gemmtune.explain(compiled).decisions] for compiled in made]
+    assert decisions == [[24], [40]]
 
 
-def test_a_gemm_is_rewritten_where_its_measured_way_is_the_fastest(own_store):
+def test_the_fastest_measured_variant_of_a_gemm_runs(own_store):
     model, x = torch.nn.Sequential(torch.nn.Linear(64, 96), torch.nn.GELU(approximate="tanh")), rows(8, 64)[0]
-    told = []
+    decisions = []
     with torch.no_grad(), settings.patch(backends=("aten", "cpp"), search="quick", max_profiling_configs=1):
         for tunes in (False, True, False):
             torch._dynamo.reset()
-            with inductor_config.patch(post_grad_custom_post_pass=backend.with_pass(None, StoreJudge(tunes=tunes))):
+            with inductor_config.patch(post_grad_custom_post_pass=backend.with_pass(None, StorePolicy(tunes=tunes))):
                 compiled = torch.compile(model)
                 torch.testing.assert_close(compiled(x), model(x))
-            told += gemmtune.explain(compiled).decisions
-    assert [(told[0].taken, told[0].reason), told[1]] == [("", "not tuned"), told[2]]
-    times = dict(told[1].times_us)
-    if "torch alone" in times:  # the parts told
-        assert told[1].taken == "fused"
+            decisions += gemmtune.explain(compiled).decisions
+    assert [(decisions[0].taken, decisions[0].reason), decisions[1]] == [("", "not tuned"), decisions[2]]
+    times = dict(decisions[1].times_us)
+    if "torch alone" in times:  # the separate times decided
+        assert decisions[1].taken == "fused"
         assert times["fused"] <= min(0.95 * times["torch alone"], 1.02 * times["alone"])
-    elif times:  # ours was the pick with the tail or without it: then the ways were compared
+    elif times:  # ours was a pick, and the variants were compared
         best = min(times, key=times.__getitem__)
         assert "untouched" in times
-        assert told[1].taken == ("" if times[best] > 0.98 * times["untouched"] else best)
+        assert decisions[1].taken == ("" if times[best] > 0.98 * times["untouched"] else best)
     else:
-        assert told[1].reason == "torch's own is as fast"
+        assert decisions[1].reason == "torch's own is as fast"
 
 
 @pytest.mark.parametrize(
     ("torch_us", "alone_us", "fused_us", "taken"),
     [(10.0, 8.0, 8.1, "fused"), (10.0, 8.0, 8.3, "alone"), (8.4, 8.0, 8.1, "alone"), (8.0, 9.0, 7.0, "")],
 )
-def test_the_parts_tell_where_fusing_must_pay(own_store, torch_us, alone_us, fused_us, taken):
-    """A fused choice that beats torch's GEMM without the tail needs no comparison with torch's GEMM and Inductor's kernel."""
+def test_separate_times_decide_where_fusing_must_pay(own_store, torch_us, alone_us, fused_us, taken):
+    """A fused choice that beats torch's GEMM without the epilogue is not compared with Inductor's kernel."""
     alone = gemmtune.Problem.addmm(6, 8, 5, dtype=torch.float32, device_type="cpu")
     fused = dataclasses.replace(alone, epilogue=trace(torch.relu, torch.float32, ()))
     with settings.patch(backends=("aten", "cpp"), max_profiling_configs=1) as chosen:
-        known = Knowledge(device=detect("cpu"), settings=chosen, store=open_store(chosen))
+        known = StoredDecisions(device=detect("cpu"), settings=chosen, store=open_store(chosen))
         for problem, ours_us in ((alone, alone_us), (fused, fused_us)):
             candidates = known._candidates(problem)
             rows = [
@@ -220,17 +221,17 @@ def test_the_parts_tell_where_fusing_must_pay(own_store, torch_us, alone_us, fus
             ]  # fmt: skip
             known.store.put(rows)
         known._found.clear()
-        verdict = known.verdict(alone, fused)
-    assert (verdict.taken, "fused" in dict(verdict.times_us)) == (taken, taken == "fused")
+        decision = known.decide(alone, fused)
+    assert (decision.taken, "fused" in dict(decision.times_us)) == (taken, taken == "fused")
 
 
-def test_explain_tells_what_it_cannot_know():
+def test_explain_reports_an_uncompiled_function():
     assert "no graph was compiled" in str(gemmtune.explain(torch.compile(lambda x: x + 1)))
-    with pytest.raises(gemmtune.InvalidProblemError, match="beside a compiled function"):
+    with pytest.raises(gemmtune.InvalidProblemError, match="in addition to a compiled function"):
         gemmtune.explain(torch.compile(torch.mm), torch.ones(2, 2))
 
 
-def test_the_operator_is_one_of_torchs():
+def test_the_planned_operator_passes_torchs_checks():
     a, b, c = torch.randn(3, 5), torch.randn(5, 4), torch.randn(3, 4)
     problem = gemmtune.Problem.addmm(3, 4, 5, dtype=torch.float32, bias="mn", layout="nn", device_type="cpu")
     with settings.patch(backends=("aten",), tune="never"):
@@ -238,36 +239,36 @@ def test_the_operator_is_one_of_torchs():
         torch.testing.assert_close(planned.OPERATOR([a, b, c], problem.key), torch.addmm(c, a, b))
 
 
-def way_of(alone: gemmtune.Problem, problem: gemmtune.Problem, **options: Any) -> CompiledVariant:
+def variant_of(alone: gemmtune.Problem, problem: gemmtune.Problem, **options: Any) -> CompiledVariant:
     [claims] = {choice.claims for choice in BACKEND.enumerate(alone, detect("cpu"), settings.current()).choices}
-    return CompiledVariant(name="way", backend="compiled", problem=problem, claims=claims, runs=(), alone=alone, **options)
+    return CompiledVariant(name="variant", backend="compiled", problem=problem, claims=claims, runs=(), alone=alone, **options)
 
 
 @pytest.mark.parametrize("variant", ["untouched", "alone"])
-def test_ways_that_are_timed_write_into_out(variant):
+def test_timed_variants_write_into_out(variant):
     alone = gemmtune.Problem.addmm(6, 8, 5, dtype=torch.float32, device_type="cpu")
     a, b, c, out = torch.randn(6, 5), torch.randn(8, 5).t(), torch.randn(8), torch.empty(6, 8)
     epilogue = trace(torch.relu, torch.float32, ())
-    way = way_of(alone, dataclasses.replace(alone, epilogue=epilogue), variant=variant)
+    chosen = variant_of(alone, dataclasses.replace(alone, epilogue=epilogue), variant=variant)
     with settings.patch(backends=("aten",), tune="never"):
-        way._compiled(into_out=True)([out, a, b, c])
+        chosen._compiled(into_out=True)([out, a, b, c])
         torch.testing.assert_close(out, torch.relu(torch.addmm(c, a, b)))
 
 
 @pytest.mark.parametrize(("preset", "pdl", "overlapping"), [("sm90", True, True), ("sm90", False, False), ("sm80", True, False)])
-def test_products_are_timed_as_inductors_kernels_let_them_begin(preset, pdl, overlapping):
+def test_timing_overlaps_kernels_only_if_inductors_do(preset, pdl, overlapping):
     with inductor_config.patch({"triton.enable_pdl": pdl}):
         assert in_models(settings.current(), PRESETS[preset]).timing == ("graph" if overlapping else "spaced")
         assert in_models(settings.current(), detect("cpu")).timing == "graph"
         assert inductor_overlaps(PRESETS[preset]) == overlapping
     alone = gemmtune.Problem.mm(6, 8, 5, dtype=torch.float32, device_type="cpu")
-    way = way_of(alone, alone, variant="untouched", overlapping=overlapping)
-    assert (way.content_hash != dataclasses.replace(way, overlapping=False).content_hash) == overlapping
+    chosen = variant_of(alone, alone, variant="untouched", overlapping=overlapping)
+    assert (chosen.content_hash != dataclasses.replace(chosen, overlapping=False).content_hash) == overlapping
     seen: list[bool] = []
 
     def note(graph: torch.fx.Graph) -> None:
         seen.append(inductor_config.triton.enable_pdl)
 
     with inductor_config.patch({"post_grad_custom_pre_pass": note}), fresh_cache():
-        way._compiled(into_out=True)
+        chosen._compiled(into_out=True)
     assert seen == [overlapping]

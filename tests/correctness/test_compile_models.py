@@ -1,4 +1,4 @@
-"""Models of transformers, small and with random weights, and a package compiled ahead of time: one of them in each run."""
+"""Small models of transformers with random weights, and a package compiled ahead of time. Each run tests one of them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from compiled_graphs import Always, Mlp, assert_as_good, decided, in_float64
+from compiled_graphs import FixedPolicy, Mlp, assert_as_good, decided, in_float64
 from models import made as made_model
 from models import result
 from rotation import rotated
@@ -42,15 +42,15 @@ def gpt2() -> Any:
 
 @pytest.fixture
 def fused(monkeypatch: pytest.MonkeyPatch):
-    """Every GEMM that Inductor compiles is rewritten, with its tail."""
-    backend.install(judge=Always("fused"))
+    """Install a policy that rewrites every GEMM with its epilogue. Yield the decisions."""
+    backend.install(policy=FixedPolicy("fused"))
     with decided() as made:
         yield made
     backend.uninstall()
 
 
 def compiled_is_right(build: Callable[[], Any], made: list[Any], folder: Path) -> None:
-    """Logits of two lengths in one dynamic graph, against eager torch and float64; every product of the graph is ours."""
+    """Compare logits of two lengths in one dynamic graph with eager torch and float64. Every product must be ours."""
     torch.manual_seed(0)
     model = build().eval().bfloat16()
     exact = in_float64(model)
@@ -68,7 +68,7 @@ def compiled_is_right(build: Callable[[], Any], made: list[Any], folder: Path) -
 
 
 def ahead_of_time(made: list[Any], folder: Path) -> None:
-    """A package that Inductor compiled to C++ calls the operator."""
+    """Check that a package that Inductor compiled to C++ calls the operator."""
     model, x = Mlp(), torch.randn(2, 3, 24)
     with torch.no_grad():
         path = torch._inductor.aoti_compile_and_package(torch.export.export(model, (x,)), package_path=str(folder / "mlp.pt2"))
@@ -77,7 +77,7 @@ def ahead_of_time(made: list[Any], folder: Path) -> None:
 
 
 def quantized(name: str, made: list[Any], folder: Path) -> None:
-    """With weights of four bits a compiled model gives what it gives uncompiled."""
+    """Check that a model with int4 weights has the same result compiled and uncompiled."""
     model, inputs = made_model(name)
     gemmtune.quantize_(model, "int4", group=32)
     with torch.no_grad():
@@ -85,16 +85,16 @@ def quantized(name: str, made: list[Any], folder: Path) -> None:
         assert torch.allclose(result(compiled, inputs), result(model, inputs), atol=1e-5)
 
 
-WAYS: dict[str, Callable[[list[Any], Path], None]] = {
+CHECKS: dict[str, Callable[[list[Any], Path], None]] = {
     **{build.__name__: functools.partial(compiled_is_right, build) for build in (llama, qwen2, bert, gpt2)},
     **{f"{name}-int4": functools.partial(quantized, name) for name in ("llama", "qwen2", "gpt2")},
     "ahead_of_time": ahead_of_time,
 }
 
 
-PICKED = rotated(tuple(WAYS), every=len(WAYS), name="models")
+PICKED = rotated(tuple(CHECKS), every=len(CHECKS), name="models")
 
 
-@pytest.mark.parametrize("check", [WAYS[name] for name in PICKED], ids=PICKED)
+@pytest.mark.parametrize("check", [CHECKS[name] for name in PICKED], ids=PICKED)
 def test_models(check, fused, tmp_path):
     check(fused, tmp_path)

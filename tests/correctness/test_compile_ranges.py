@@ -1,4 +1,4 @@
-"""Compiled graphs of dynamic shapes, and the tables of their weights."""
+"""Compiled graphs with dynamic shapes, and the tables of M of their weights."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from test_ranges import RowedBackend, W, backend, problem
 import gemmtune
 from gemmtune.dispatch import ready as plans
 from gemmtune.integration.compile import planned
-from gemmtune.integration.compile.verdicts import StoreJudge
+from gemmtune.integration.compile.store_policy import StorePolicy
 
 __all__ = ["backend"]
 
 
-def test_a_dynamic_graph_takes_the_table_of_its_weight(backend: RowedBackend, monkeypatch: pytest.MonkeyPatch):
-    """Every M that a graph meets has the choice of its segment, from the one text that was compiled."""
+def test_a_dynamic_graph_runs_the_table_of_its_weight(backend: RowedBackend, monkeypatch: pytest.MonkeyPatch):
+    """Each M runs the choice of its segment, though the graph was compiled for one M."""
     gemmtune.tune(problem(2), m=(1, 64), progress=False)
     text, ran = problem(8).key, []
     original = planned.plan_for
@@ -29,13 +29,13 @@ def test_a_dynamic_graph_takes_the_table_of_its_weight(backend: RowedBackend, mo
 
 
 @pytest.mark.parametrize("dynamic", [True, False])
-def test_a_table_is_enough_to_take_a_product(backend: RowedBackend, dynamic: bool):
-    """No M that the graph is compiled for was tuned for itself."""
+def test_a_table_suffices_to_rewrite_a_product(backend: RowedBackend, dynamic: bool):
+    """No M of the graph was tuned separately."""
     gemmtune.tune(problem(2), m=(1, 64), progress=False)
     linear = torch.nn.Linear(W.shape[0], W.shape[1], bias=False)
     linear.weight = torch.nn.Parameter(W.t(), requires_grad=False)
     torch._dynamo.reset()
-    compiled = torch.compile(linear, fullgraph=True, dynamic=dynamic, backend=rewriting_backend(StoreJudge()))
+    compiled = torch.compile(linear, fullgraph=True, dynamic=dynamic, backend=rewriting_backend(StorePolicy()))
     for m in (7, 37, 100):
         a = torch.randn(m, W.shape[0])
         torch.testing.assert_close(compiled(a), a @ W)

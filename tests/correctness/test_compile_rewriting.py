@@ -1,4 +1,4 @@
-"""The pass on graphs of torch.compile: which nodes it takes, what it puts in their place, and that results stay right."""
+"""The pass on graphs of torch.compile: the nodes it replaces, their replacements, and the results."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 from compiled_graphs import (
-    Always,
     Block,
+    FixedPolicy,
     Mlp,
     assert_as_good,
     decided,
@@ -25,10 +25,10 @@ from gemmtune.integration.compile.rewriting import RewriteProducts
 Tensor = torch.Tensor
 
 
-def tails(function: Callable[..., Tensor], *inputs: Tensor, dynamic: bool = False) -> list[str]:
-    """What each GEMM of a function is fused with, empty where it is rewritten alone; the result is as good as eager torch's."""
+def epilogues(function: Callable[..., Tensor], *inputs: Tensor, dynamic: bool = False) -> list[str]:
+    """Return the epilogue of each GEMM, empty for one rewritten alone. Check that the result is as accurate as eager torch's."""
     with decided() as made, torch.no_grad():
-        compiled = torch.compile(function, backend=rewriting_backend(Always("fused")), fullgraph=True, dynamic=dynamic)
+        compiled = torch.compile(function, backend=rewriting_backend(FixedPolicy("fused")), fullgraph=True, dynamic=dynamic)
         got = compiled(*inputs)
         wide = [x.double() if x.is_floating_point() else x for x in inputs]
         assert_as_good([got], [function(*inputs)], [function(*wide)])
@@ -60,7 +60,7 @@ A, B, ROW, RESULT = normal(6, 8), normal(8, 4), normal(4), normal(6, 4)
     ],
 )  # fmt: skip
 def test_pointwise_nodes_behind_a_gemm_become_its_epilogue(function, inputs, expected):
-    assert tails(function, *inputs) == expected
+    assert epilogues(function, *inputs) == expected
 
 
 @pytest.mark.parametrize(
@@ -75,57 +75,59 @@ def test_pointwise_nodes_behind_a_gemm_become_its_epilogue(function, inputs, exp
         lambda a, b: (a @ b) + torch.ones(6, 1),  # a column for each row
     ],
 )
-def test_what_is_no_epilogue_stays_behind(function):
-    assert tails(function, A, B) == [""]
+def test_other_nodes_behind_a_gemm_stay(function):
+    assert epilogues(function, A, B) == [""]
 
 
-def test_the_longest_tail_that_alone_reads_the_product_is_taken():
-    assert tails(lambda a, b, c: torch.stack([x := a @ b + c, x.relu()]), A, B, ROW) == ["add(acc, x0)"]
+def test_the_longest_epilogue_without_other_readers_is_fused():
+    assert epilogues(lambda a, b, c: torch.stack([x := a @ b + c, x.relu()]), A, B, ROW) == ["add(acc, x0)"]
 
 
 @pytest.mark.parametrize("dynamic", [False, True])
-def test_views_that_put_rows_in_a_grid_are_looked_through(dynamic):
+def test_an_epilogue_continues_behind_views_of_the_rows(dynamic):
     x, weight, residual = normal(2, 3, 8), torch.nn.Parameter(normal(4, 8)), normal(2, 3, 4)
-    found = tails(lambda x, w, r: r + F.gelu(F.linear(x, w)), x, weight, residual, dynamic=dynamic)
+    found = epilogues(lambda x, w, r: r + F.gelu(F.linear(x, w)), x, weight, residual, dynamic=dynamic)
     assert found == ["add(x0, mul(mul(acc, 0.5), add(erf(mul(acc, 0.7071067811865476)), 1)))"]
 
 
-def test_roundings_of_a_bfloat16_model_are_kept_but_the_first():
+def test_an_epilogue_keeps_all_bfloat16_roundings_except_the_first():
     a, b, c = (x.to(torch.bfloat16) for x in (A, B, RESULT))
-    assert tails(lambda a, b, c: c + F.silu(a @ b), a, b, c) == ["add(x0, div(acc, add(exp(neg(acc)), 1)).to(bfloat16))"]
+    assert epilogues(lambda a, b, c: c + F.silu(a @ b), a, b, c) == ["add(x0, div(acc, add(exp(neg(acc)), 1)).to(bfloat16))"]
 
 
-def test_a_reduction_behind_the_tail_is_noticed():
+def test_a_reduction_behind_the_epilogue_is_found():
     def normed(a: Tensor, b: Tensor, c: Tensor) -> Tensor:
         x = a @ b + c
         y = x * torch.rsqrt(x.square().mean(-1, keepdim=True))
-        for _ in range(40):  # the residual goes on, farther than is looked
+        for _ in range(40):  # the residual continues farther than the search
             x = x + c * y
         return x
 
     with decided(), torch.no_grad():
         seen: list[bool] = []
-        judge = Always("fused", only=lambda product: seen.append(product.before_reduction) or True)
-        torch.compile(normed, backend=rewriting_backend(judge))(A, B, RESULT)
-        torch.compile(lambda a, b, c: a @ b + c, backend=rewriting_backend(judge))(A, B, RESULT)
+        policy = FixedPolicy("fused", only=lambda product: seen.append(product.before_reduction) or True)
+        torch.compile(normed, backend=rewriting_backend(policy))(A, B, RESULT)
+        torch.compile(lambda a, b, c: a @ b + c, backend=rewriting_backend(policy))(A, B, RESULT)
     assert seen == [True, False]
 
 
 @pytest.mark.parametrize("size", [(0, 8), (6, 0)])
-def test_nothing_to_multiply_is_torchs(size):
+def test_an_empty_product_stays_torchs(size):
     with decided() as made, torch.no_grad():
-        torch.compile(torch.mm, backend=rewriting_backend(Always("fused")), dynamic=False)(torch.ones(size), torch.ones(size[1], 4))
+        torch.compile(torch.mm, backend=rewriting_backend(FixedPolicy("fused")), dynamic=False)(
+            torch.ones(size), torch.ones(size[1], 4)
+        )
     assert [(d.taken, d.reason) for d in made] == [("", "nothing to multiply")]
 
 
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("dtype", rotated([torch.float32, torch.bfloat16], 2, "rewritten models"))
 @pytest.mark.parametrize(("model", "gemms"), [(Mlp(), 6), (Block(), 15)])
-def test_results_and_gradients_of_models(model, gemms, dtype, dynamic):
+def test_rewritten_models_have_right_results_and_gradients(model, gemms, dtype, dynamic):
     model = model.to(dtype)
     width = next(model.parameters()).shape[-1]
     with decided() as made:
-        compiled = torch.compile(model, backend=rewriting_backend(Always("fused")), fullgraph=True, dynamic=dynamic)
+        compiled = torch.compile(model, backend=rewriting_backend(FixedPolicy("fused")), fullgraph=True, dynamic=dynamic)
         exact = in_float64(model)
         for length in (5, 8) if dynamic else (5,):
             x = normal(2, length, width, dtype=dtype)
@@ -137,9 +139,9 @@ def test_results_and_gradients_of_models(model, gemms, dtype, dynamic):
     assert {d.taken for d in made} == {"alone", "fused"}
 
 
-def test_operands_elsewhere_than_the_compiler_was_told_are_multiplied_right():
+def test_operands_with_another_alignment_than_at_compile_time():
     with decided(), torch.no_grad():
-        compiled = torch.compile(lambda a, b: (a @ b).relu(), backend=rewriting_backend(Always("fused")), dynamic=False)
+        compiled = torch.compile(lambda a, b: (a @ b).relu(), backend=rewriting_backend(FixedPolicy("fused")), dynamic=False)
         compiled(A, B)
         shifted = torch.empty(A.numel() + 1)[1:].view(A.shape).copy_(A)
         torch.testing.assert_close(compiled(shifted, B), (A @ B).relu())
@@ -160,16 +162,16 @@ def test_operands_elsewhere_than_the_compiler_was_told_are_multiplied_right():
         ),
     ],
 )
-def test_operators_of_our_own_are_fused_too(function, inputs, expected):
+def test_epilogues_of_gemmtunes_operators_are_fused(function, inputs, expected):
     with decided() as made, torch.no_grad():
-        compiled = torch.compile(function, backend=rewriting_backend(Always("fused")), fullgraph=True, dynamic=False)
+        compiled = torch.compile(function, backend=rewriting_backend(FixedPolicy("fused")), fullgraph=True, dynamic=False)
         torch.testing.assert_close(compiled(*inputs), function(*inputs))
     assert [(d.taken, str(d.fused and d.fused.epilogue)) for d in made] == [("fused", expected)]
 
 
 @pytest.mark.parametrize("name", ["_scaled_grouped_mm", "_scaled_grouped_mm_v2"])
-def test_torchs_scaled_grouped_products_become_ours(name: str):
-    """A graph as a GPU would have it: a CPU has no kernel of torch's operator."""
+def test_torchs_scaled_grouped_products_are_replaced(name: str):
+    """Rewrite a graph as traced on a GPU, because torch's operator has no CPU kernel."""
     target = getattr(torch.ops.aten, name, None)
     if target is None:
         assert torch.__version__ < "2.11"
@@ -192,7 +194,7 @@ def test_torchs_scaled_grouped_products_become_ours(name: str):
     product.meta["val"] = torch.empty(8, 16, dtype=torch.bfloat16)
     graph.output(product)
     with decided() as made:
-        RewriteProducts(Always("alone"))(graph)
+        RewriteProducts(FixedPolicy("alone"))(graph)
     [decision] = made
     assert (decision.taken, decision.alone.op, str(decision.alone.scale_b.size)) == ("alone", "scaled_grouped_mm", "(3, 1, 16)")
     got = torch.fx.GraphModule(torch.nn.Module(), graph)(*values.values())
@@ -215,7 +217,7 @@ MASK = torch.arange(8).unsqueeze(-1) > 5
 
 
 @pytest.mark.parametrize("name", GATES)
-def test_gated_columns_become_part_of_a_grouped_product(name: str):
+def test_swiglu_is_fused_into_a_grouped_product(name: str):
     x, w = normal(8, 16, dtype=torch.bfloat16), normal(3, 16, 16, dtype=torch.bfloat16).mT
     offs = torch.tensor([2, 2, 8], dtype=torch.int32)
 
@@ -223,7 +225,7 @@ def test_gated_columns_become_part_of_a_grouped_product(name: str):
         return GATES[name](torch._grouped_mm(x, w, offs=offs))
 
     with decided() as made, torch.no_grad():
-        got = torch.compile(experts, backend=rewriting_backend(Always("fused")), fullgraph=True, dynamic=False)(x, w, offs)
+        got = torch.compile(experts, backend=rewriting_backend(FixedPolicy("fused")), fullgraph=True, dynamic=False)(x, w, offs)
         want = experts(x.double().float(), w.double().float(), offs)
     torch.testing.assert_close(got.float(), want, atol=0.2, rtol=0.02)
     fused = name in ("chunk", "slices", "float32", "masked")
@@ -231,7 +233,7 @@ def test_gated_columns_become_part_of_a_grouped_product(name: str):
     assert (decision.taken, bool(decision.fused and decision.fused.gated)) == (("fused", True) if fused else ("alone", False))
 
 
-def test_torchs_grouped_products_become_ours():
+def test_torchs_grouped_products_are_replaced():
     x, w, offs = (
         normal(8, 8, dtype=torch.bfloat16),
         normal(3, 8, 8, dtype=torch.bfloat16).mT,
@@ -245,7 +247,7 @@ def test_torchs_grouped_products_become_ours():
     want = experts(*given, offs)
     grads = torch.autograd.grad(want.sum(), given)
     with decided() as made:
-        compiled = torch.compile(experts, backend=rewriting_backend(Always("fused")), fullgraph=True)
+        compiled = torch.compile(experts, backend=rewriting_backend(FixedPolicy("fused")), fullgraph=True)
         got = compiled(*given, offs)
         found = torch.autograd.grad(got.sum(), given)
     assert torch.allclose(got, want, atol=0.1)
@@ -253,10 +255,10 @@ def test_torchs_grouped_products_become_ours():
     taken = {d.alone.op: d for d in made if d.taken and d.alone is not None}
     assert taken.keys() == {"grouped_mm", "grouped_k_mm"}
     with decided() as made, torch.no_grad():
-        torch.compile(experts, backend=rewriting_backend(Always("fused")), fullgraph=True)(x, w, offs)
-        torch.compile(lambda a, b, o: torch._grouped_mm(a, b, offs=o), backend=rewriting_backend(Always("fused")))(
+        torch.compile(experts, backend=rewriting_backend(FixedPolicy("fused")), fullgraph=True)(x, w, offs)
+        torch.compile(lambda a, b, o: torch._grouped_mm(a, b, offs=o), backend=rewriting_backend(FixedPolicy("fused")))(
             w.mT, x.t(), offs
         )
     first, second = made
     assert str(first.fused.epilogue) == "mul(div(acc, add(exp(neg(acc)), 1)).to(bfloat16), 2)"
-    assert second.reason == "torch alone has its bias and its other forms"
+    assert second.reason == "torch alone has its other forms"

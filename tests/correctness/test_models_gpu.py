@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 import torch
-from compiled_graphs import Always, Block, Mlp, assert_as_good, in_float64, outputs_and_gradients
+from compiled_graphs import Block, FixedPolicy, Mlp, assert_as_good, in_float64, outputs_and_gradients
 from rotation import rotated
 from test_operators import DIFFERENTIABLE, arguments
 from torch import nn
@@ -125,7 +125,7 @@ def test_layers_of_one_input_are_one_product(kind, mode, rows):
         )
         gemmtune.restore(model)
         torch._dynamo.reset()
-        backend.install(judge=Always("alone"))
+        backend.install(policy=FixedPolicy("alone"))
         with torch._inductor.config.patch(fx_graph_cache=False), torch._functorch.config.patch(enable_autograd_cache=False):
             compiled = torch.compile(model, mode=mode)
             for _ in range(4):
@@ -142,7 +142,7 @@ def test_layers_of_one_input_are_one_product(kind, mode, rows):
 def test_a_graph_out_of_the_cache_is_ready_before_it_is_captured(monkeypatch):
     """The pass does not run then: what it does for a capture, the code does when it is loaded."""
     model, x = Heads().to("cuda", BF16), torch.randn(16, 256, device="cuda", dtype=BF16)
-    backend.install(judge=Always("alone"))
+    backend.install(policy=FixedPolicy("alone"))
     try:
         with (
             torch.no_grad(),

@@ -1,4 +1,4 @@
-"""optimize, restore and use: picks run where they are faster, torch elsewhere, and nothing else of a model changes."""
+"""optimize, restore and use: picks run where they are faster, otherwise torch, and nothing else of a model changes."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def quick(own_store):
 
 @pytest.fixture
 def done(monkeypatch) -> list[str]:
-    """The products that picks have done, by operation."""
+    """Return the list of operations that picks ran, which fills up."""
     names: list[str] = []
     run = eager.Bound.run
 
@@ -70,7 +70,7 @@ def layers(model: nn.Module) -> int:
 
 
 @pytest.mark.parametrize("name", ["mlp", *rotated([name for name in MODELS if name != "mlp"], 3, "optimize")])
-def test_values_and_gradients_are_those_of_the_model(name, done):
+def test_an_optimized_model_keeps_values_and_gradients(name, done):
     model, inputs = made(name)
     state = {key: x.clone() for key, x in model.state_dict().items()}
     names = {key: (id(x), type(x)) for key, x in model.named_parameters()}
@@ -131,7 +131,7 @@ def test_copies_hooks_compilation_and_new_picks(done):
     ],
     ids=["vmap", "jvp", "functionalize", "trace", "strided"],
 )
-def test_where_anything_listens_in_torch_does_it(listener):
+def test_torch_runs_under_modes_and_transforms(listener):
     model, inputs = made("mlp")
     with torch.no_grad():
         expected = result(model, inputs)
@@ -141,7 +141,7 @@ def test_where_anything_listens_in_torch_does_it(listener):
         assert torch.allclose(listener(model, inputs["input"]), expected, atol=1e-5)
 
 
-def test_tune_records_tunes_and_deploys_in_one_go(done):
+def test_optimize_with_tune_records_tunes_and_uses_picks(done):
     model, inputs = made("mlp")
     expected = result(model, inputs)
     for example in (inputs, inputs["input"], (inputs["input"],)):
@@ -161,7 +161,7 @@ def test_tune_records_tunes_and_deploys_in_one_go(done):
         model[0](None)
 
 
-def test_tuning_changes_no_statistics_and_no_random_numbers(monkeypatch):
+def test_tuning_restores_statistics_and_random_numbers(monkeypatch):
     monkeypatch.setattr("gemmtune.integration.optimize.tune_products", lambda *_: None)
     model = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Dropout(0.5))
     before, state = {name: x.clone() for name, x in model.state_dict().items()}, torch.get_rng_state()
@@ -170,7 +170,7 @@ def test_tuning_changes_no_statistics_and_no_random_numbers(monkeypatch):
     assert all(torch.equal(x, before[name]) for name, x in model.state_dict().items())
 
 
-def test_a_shallow_copy_of_a_layer_can_be_optimized_and_restored_by_itself():
+def test_a_shallow_copy_of_a_layer_is_optimized_and_restored_separately():
     layer = gemmtune.optimize(nn.Linear(8, 4))
     for of_copy in (gemmtune.optimize, gemmtune.restore):
         other = copy.copy(layer)
@@ -181,7 +181,7 @@ def test_a_shallow_copy_of_a_layer_can_be_optimized_and_restored_by_itself():
     assert is_optimized(layer)
 
 
-def test_weights_of_few_bits_run_by_their_own_picks(done):
+def test_quantized_weights_run_their_own_picks(done):
     model, inputs = made("mlp")
     gemmtune.optimize(gemmtune.quantize_(model, "int4", group=32))
     with torch.no_grad():
@@ -198,8 +198,8 @@ def test_weights_of_few_bits_run_by_their_own_picks(done):
     assert model[0].bias.grad is not None
 
 
-def test_the_pass_of_torch_compile_is_there_while_a_model_is_optimized(monkeypatch: pytest.MonkeyPatch):
-    # Models of other tests may be alive yet, in cycles.
+def test_the_compile_pass_is_installed_while_a_model_is_optimized(monkeypatch: pytest.MonkeyPatch):
+    # Models of other tests may still be alive in reference cycles.
     monkeypatch.setattr("gemmtune.integration.optimize._models", weakref.WeakSet())
 
     def installed() -> bool:
@@ -226,6 +226,8 @@ FUNCTIONS = {
     "baddbmm": (lambda: torch.baddbmm(C, A, B), "baddbmm"),
     "linear": (lambda: functional.linear(A, B[0].t(), C), "addmm"),
     "no bias": (lambda: functional.linear(input=A, weight=B[0].t()), "mm"),
+    "a bias of None": (lambda: functional.linear(A, B[0].t(), None), "mm"),
+    "keywords": (lambda: torch.addmm(C, mat1=A[0], mat2=B[0], beta=1), "addmm"),
     "groups of rows": (lambda: functional.grouped_mm(A[0], B, offs=ENDS), "grouped_mm"),
     "groups of terms": (lambda: torch._grouped_mm(A[0].t(), A[0], ENDS), "grouped_k_mm"),
     "groups of columns": (lambda: torch._grouped_mm(A, B[0], offs=COLUMN_ENDS), None),
@@ -237,7 +239,7 @@ FUNCTIONS = {
 }
 
 
-def test_use_does_torch_s_products_by_picks_and_leaves_the_rest(done):
+def test_use_runs_picks_for_torchs_products_only(done):
     with gemmtune.record() as recording:
         expected = {name: call() for name, (call, _) in FUNCTIONS.items()}
     gemmtune.tune(recording.problems(), progress=False)
@@ -256,7 +258,7 @@ def test_use_does_torch_s_products_by_picks_and_leaves_the_rest(done):
     assert not done
 
 
-def test_nothing_is_tuned(monkeypatch):
+def test_optimized_models_and_use_never_tune(monkeypatch):
     monkeypatch.setattr("gemmtune.dispatch.strategies.select", None)
     model, inputs = made("mlp")
     gemmtune.optimize(model)

@@ -21,7 +21,7 @@ from gemmtune import cli, settings
 from gemmtune.backends.own import targets
 from gemmtune.declaration.labels import OPS
 from gemmtune.dispatch.ready import forget_plans
-from gemmtune.integration.compile.verdicts import StoreJudge
+from gemmtune.integration.compile.store_policy import StorePolicy
 from gemmtune.problem import Problem
 from gemmtune.selector.offers import offers_for
 from gemmtune.workers.pool import WORKERS
@@ -132,7 +132,7 @@ def test_a_gemm_is_picked_called_explained_stored_and_imported_by_another_store(
 
 def test_graphs_of_torch_compile_call_it(own_store: Path):
     with only("own_gemms:right", choice_denylist_regex="^aten"), decided() as made:
-        compiled = torch.compile(lambda a, b: a @ b, backend=rewriting_backend(StoreJudge(tunes=True)), fullgraph=True)
+        compiled = torch.compile(lambda a, b: a @ b, backend=rewriting_backend(StorePolicy(tunes=True)), fullgraph=True)
         with torch.no_grad():
             assert torch.equal(compiled(A, B), A @ B)
     assert [decision.taken for decision in made] == ["alone"]

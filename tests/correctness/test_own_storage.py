@@ -1,4 +1,4 @@
-"""Weights that lie next to each other: whatever looks at storages sees separate tensors, as before ``optimize``."""
+"""Adjacent weights have separate storages, so that saving, ties, sharding and training work as before ``optimize``."""
 
 from __future__ import annotations
 
@@ -48,14 +48,14 @@ def inputs(kind: str, rows: int = 5) -> Tensor:
 
 
 def heads(kind: str, seed: int = 3) -> nn.Module:
-    """A model whose weights are not joined."""
+    """Return a model whose weights are not adjacent."""
     torch.manual_seed(seed)
     model = Heads()
     return model.to(getattr(torch, kind)) if kind in FLOATS else gemmtune.quantize_(model, kind, group=32)
 
 
-def joined(model: nn.Module, *args: Any, **kwargs: Any) -> nn.Module:
-    """The model as ``optimize(tune=)`` lays out its weights, without the tuning."""
+def moved_together(model: nn.Module, *args: Any, **kwargs: Any) -> nn.Module:
+    """Move the weights as ``optimize(tune=)`` does, without tuning, and return the model."""
     with torch.no_grad(), same_inputs(model) as groups:
         model(*args, **kwargs)
     lay_out(model, groups)
@@ -63,11 +63,11 @@ def joined(model: nn.Module, *args: Any, **kwargs: Any) -> nn.Module:
 
 
 def optimized(kind: str) -> nn.Module:
-    return joined(heads(kind), inputs(kind))
+    return moved_together(heads(kind), inputs(kind))
 
 
 def parts(model: nn.Module) -> dict[str, Tensor]:
-    """The tensors that the Parameters consist of, by name."""
+    """Return the tensors that the Parameters consist of, by name."""
     found = {}
     for name, x in model.named_parameters():
         if isinstance(x, QuantizedWeight):
@@ -77,8 +77,8 @@ def parts(model: nn.Module) -> dict[str, Tensor]:
     return found
 
 
-def are_joined(model: nn.Module, kind: str = "float32") -> bool:
-    """Whether weights and biases of q, k and v follow each other in memory."""
+def are_adjacent(model: nn.Module, kind: str = "float32") -> bool:
+    """Return True if the weights and biases of q, k and v are adjacent in memory."""
     found = parts(model)
     names = ["bias", "weight"] if kind in FLOATS else ["bias", "weight.tensor", *(["weight.scales"] if kind != "int4" else [])]
     rows = [[found[f"{layer}.{name}"] for layer in WIDTHS] for name in names]
@@ -86,12 +86,12 @@ def are_joined(model: nn.Module, kind: str = "float32") -> bool:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_each_part_is_the_whole_of_a_storage_of_its_own(kind):
+def test_each_part_covers_a_separate_storage(kind):
     plain, model = heads(kind), heads(kind)
     versions = [x._version for x in parts(model).values()]
-    joined(model, inputs(kind))
-    assert are_joined(model, kind)
-    assert not are_joined(plain, kind)
+    moved_together(model, inputs(kind))
+    assert are_adjacent(model, kind)
+    assert not are_adjacent(plain, kind)
     found = parts(model)
     assert all(is_sole(x) and x.storage_offset() == 0 for x in found.values())
     assert len({x.untyped_storage().data_ptr() for x in found.values()}) == len(found)
@@ -106,10 +106,10 @@ def test_each_part_is_the_whole_of_a_storage_of_its_own(kind):
     assert torch.equal(model(inputs(kind)), plain(inputs(kind)))
 
 
-def test_joining_again_moves_nothing():
+def test_a_second_move_changes_nothing():
     model = optimized("float32")
     places = {name: x.data_ptr() for name, x in parts(model).items()}
-    joined(model, inputs("float32"))
+    moved_together(model, inputs("float32"))
     assert {name: x.data_ptr() for name, x in parts(model).items()} == places
 
 
@@ -182,7 +182,7 @@ def test_a_model_of_transformers_is_saved_and_loaded_with_equal_logits(tmp_path)
     model, given = made("llama")
     with torch.no_grad():
         expected = result(model, given)
-    joined(model, **given)
+    moved_together(model, **given)
     attention = model.model.layers[0].self_attn
     assert are_consecutive([attention.q_proj.weight, attention.k_proj.weight, attention.v_proj.weight])
     model.save_pretrained(tmp_path)
@@ -192,7 +192,7 @@ def test_a_model_of_transformers_is_saved_and_loaded_with_equal_logits(tmp_path)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_saved_sizes_are_those_of_their_own_bytes(kind):
+def test_saved_sizes_are_those_of_the_tensors(kind):
     def saved_bytes(value: object) -> int:
         file = io.BytesIO()
         torch.save(value, file)
@@ -229,17 +229,17 @@ def test_ties_are_found_as_before(ties, tied):
         model.other = nn.Linear(64, WIDTHS["v"])
         model.other.weight = model.v.weight
     before = ties(model)
-    joined(model, inputs("float32"))
+    moved_together(model, inputs("float32"))
     assert bool(before) is tied
     assert ties(model) == before
 
 
-def test_tied_weights_stay_tied_and_where_they_are():
+def test_tied_weights_do_not_move():
     model = heads("float32")
     model.other = nn.Linear(64, WIDTHS["k"])
     model.other.weight = model.k.weight
     place = model.k.weight.data_ptr()
-    joined(model, inputs("float32"))
+    moved_together(model, inputs("float32"))
     assert model.other.weight is model.k.weight
     assert model.k.weight.data_ptr() == place
     assert are_consecutive([model.q.weight, model.v.weight])
@@ -253,13 +253,13 @@ def test_tied_weights_stay_tied_and_where_they_are():
     lambda model: setattr(model.k.weight, "data", torch.empty(2, *model.k.weight.shape)[0]),
     lambda model: model(inputs("float32").requires_grad_()),
 ], ids=["view", "numpy", "state_dict", "shared", "part", "graph"])  # fmt: skip
-def test_memory_that_something_else_has_stays(hold, caplog):
+def test_shared_memory_does_not_move(hold, caplog):
     model = heads("float32")
     held, place = hold(model), model.k.weight.data_ptr()
     with caplog.at_level("INFO", logger="gemmtune"):
-        joined(model, inputs("float32"))
+        moved_together(model, inputs("float32"))
     assert model.k.weight.data_ptr() == place
-    assert not are_joined(model)
+    assert not are_adjacent(model)
     assert "stay apart: several modules have them, or a view, a state_dict" in caplog.text
     del held
 
@@ -296,14 +296,14 @@ CHANGES: dict[str, tuple[Callable[[nn.Module], nn.Module], bool]] = {
     "restore": (gemmtune.restore, True),
     "requires_grad_": (lambda model: model.requires_grad_(False), True),
 }
-"""Changes of a model, and whether its weights lie next to each other afterwards."""
+"""Changes of a model, and True if its weights are adjacent afterwards."""
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_changes_do_what_they_do_to_separate_weights(change):
+def test_changes_act_as_on_separate_weights(change):
     apply, still = CHANGES[change]
     model, plain = apply(optimized("float32")), apply(heads("float32"))
-    assert are_joined(model) is still
+    assert are_adjacent(model) is still
     for (name, x), (_, y) in zip(model.named_parameters(), plain.named_parameters(), strict=True):
         assert torch.equal(x, y), name
         assert (x.dtype, x.requires_grad, x.is_shared()) == (y.dtype, y.requires_grad, y.is_shared())
@@ -311,12 +311,12 @@ def test_changes_do_what_they_do_to_separate_weights(change):
 
 
 @pytest.mark.parametrize("made_in_inference", [False, True])
-def test_inference_mode_leaves_parameters_what_they_are(made_in_inference):
+def test_moves_in_inference_mode_keep_the_kind_of_parameters(made_in_inference):
     with torch.inference_mode(made_in_inference):
         model = heads("float32")
     with torch.inference_mode():
-        joined(model, inputs("float32"))
-    assert are_joined(model)
+        moved_together(model, inputs("float32"))
+    assert are_adjacent(model)
     assert all(x.is_inference() is made_in_inference for x in model.parameters())
 
 
@@ -330,11 +330,11 @@ def test_torch_refuses_to_resize_a_storage_on_a_cpu():
 
 
 def train(rank: int, folder: str, wrapper: str) -> list[Tensor]:
-    """One of two processes: a step of an optimized model, whose weights differ before torch makes them equal."""
+    """Run one of two processes: a step of an optimized model, whose weights differ before torch makes them equal."""
     torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/{wrapper}", rank=rank, world_size=2)
     try:
-        model = joined(heads("float32", seed=3 + (rank if wrapper == "ddp" else 0)), inputs("float32"))
-        assert are_joined(model)
+        model = moved_together(heads("float32", seed=3 + (rank if wrapper == "ddp" else 0)), inputs("float32"))
+        assert are_adjacent(model)
         if wrapper == "ddp":
             wrapped: Any = nn.parallel.DistributedDataParallel(model)
         else:
@@ -372,7 +372,7 @@ def test_optimize_and_restore_keep_storages_apart(own_store, tmp_path):
     with settings.patch(backends=("aten",), search="quick"):
         gemmtune.optimize(model, tune=x, progress=False)
     try:
-        assert are_joined(model)
+        assert are_adjacent(model)
         torch.testing.assert_close(model(x), expected)
         assert safetensors_model(model, tmp_path).keys() == model.state_dict().keys()
     finally:
@@ -426,15 +426,15 @@ def test_copies_on_a_gpu_are_blocks_of_torchs_allocator(sizes):
 
 
 @pytest.mark.gpu
-def test_blocks_of_a_gpu_that_cannot_follow_each_other_are_not_taken():
+def test_gpu_blocks_that_cannot_be_adjacent_give_none():
     assert Rows().copies([torch.zeros(100, dtype=torch.uint8, device="cuda") for _ in range(2)]) is None
 
 
 @pytest.mark.gpu
-def test_pinned_weights_stay():
+def test_pinned_weights_do_not_move():
     model = heads("float32")
     for x in model.parameters():
         x.data = x.data.pin_memory()
-    joined(model, inputs("float32"))
-    assert not are_joined(model)
+    moved_together(model, inputs("float32"))
+    assert not are_adjacent(model)
     assert all(x.is_pinned() for x in model.parameters())

@@ -1,4 +1,4 @@
-"""quantize_: models with weights of few bits, whatever happens to them; other libraries' layouts of such weights."""
+"""quantize_: models with quantized weights through changes, saving and loading, and conversions to other libraries."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def never(own_store):
 
 
 def dequantized(model: nn.Module) -> nn.Module:
-    """The same model with plain weights of the same values."""
+    """Return a copy of the model with plain weights of the same values."""
     plain = copy.deepcopy(model)
     for module in plain.modules():
         for name, weight in list(module._parameters.items()):
@@ -50,12 +50,12 @@ def dequantized(model: nn.Module) -> nn.Module:
 
 
 def close(x: torch.Tensor, y: torch.Tensor, kind: str) -> bool:
-    """Products of the same numbers; 8-bit floats round the other operand too, to three bits."""
+    """Compare products of equal numbers. With 8-bit floats the other operand is also rounded, to three bits."""
     return (x - y).norm() <= (0.06 if kind == "float8" else 1e-5) * y.norm()
 
 
 def through_file(model: nn.Module) -> nn.Module:
-    """Saved by safetensors, and loaded into a model that has not been quantized."""
+    """Save by safetensors, and load into a model that is not quantized."""
     safetensors = pytest.importorskip("safetensors.torch", reason="the extra 'models' installs it")
     tensors = safetensors.load(safetensors.save(flatten_state_dict(model.state_dict())))
     other = dequantized(model).requires_grad_(False)
@@ -66,7 +66,7 @@ def through_file(model: nn.Module) -> nn.Module:
 
 
 def through_checkpoint(model: nn.Module) -> nn.Module:
-    """Saved by torch.save, and loaded into another quantized model without leave to run code."""
+    """Save by torch.save, and load into another quantized model with weights_only."""
     file = io.BytesIO()
     torch.save(model.state_dict(), file)
     file.seek(0)
@@ -90,7 +90,7 @@ WAYS = {
 
 
 @pytest.mark.parametrize(("kind", "way"), rotated([*itertools.product(KINDS, WAYS)], 2, "survives"))
-def test_a_quantized_model_survives(kind, way):
+def test_a_quantized_model_keeps_its_results(kind, way):
     model, inputs = made("mlp")
     gemmtune.quantize_(model, kind, group=32)
     expected = result(model, inputs)
@@ -128,7 +128,7 @@ def test_gradients_and_other_dtypes(kind):
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("moved_after", [False, True])
 def test_float64(kind, moved_after):
-    """Other kernels than torch's have no float64: the weights are dequantized, and stay in few bits."""
+    """Only torch has float64 kernels. Products dequantize the weights, which stay quantized."""
     model = nn.Linear(64, 32)
     model = gemmtune.quantize_(model, kind).double() if moved_after else gemmtune.quantize_(model.double(), kind)
     x = torch.randn(3, 64, dtype=torch.float64)
@@ -147,7 +147,7 @@ MOVES = {
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("way", MOVES)
-def test_moved_while_a_graph_waits_for_its_backward_pass(kind, way):
+def test_a_model_moves_between_forward_and_backward(kind, way):
     model = gemmtune.quantize_(nn.Sequential(nn.Linear(64, 32), nn.GELU(), nn.Linear(32, 64)), kind, group=32)
     weight, dense = model[0].weight, model[0].weight.dequantize()
     x = noise(3, 64).requires_grad_()
@@ -185,7 +185,7 @@ def test_views_have_the_dequantized_values(kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_data_is_that_of_a_weight_of_few_bits(kind):
+def test_data_is_a_quantized_weight(kind):
     model = gemmtune.quantize_(nn.Sequential(nn.Linear(64, 32)), kind, group=32)
     other = gemmtune.quantize_(nn.Linear(64, 32), "int8").weight
     weight, dense = model[0].weight, model[0].weight.dequantize()
@@ -202,12 +202,12 @@ def test_data_is_that_of_a_weight_of_few_bits(kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_no_rows(kind):
+def test_an_input_without_rows(kind):
     model = gemmtune.quantize_(nn.Linear(256, 32), kind)
     assert model(torch.randn(2, 0, 256)).shape == (2, 0, 32)
 
 
-def test_floats_are_not_loaded_into_a_quantized_model():
+def test_loading_floats_into_a_quantized_model_raises():
     model = gemmtune.quantize_(nn.Linear(64, 32), "int8")
     with pytest.raises(RuntimeError, match=r"copy_: got a tensor of torch.float32 for .*; load floats before quantize_"):
         model.load_state_dict(nn.Linear(64, 32).state_dict())
@@ -297,7 +297,7 @@ def test_parts_of_experts():
 
 
 @pytest.mark.parametrize("name", rotated(["mixtral", "gpt_oss"], 2, "experts-saved"))
-def test_experts_are_saved_as_they_are(name, tmp_path):
+def test_experts_are_saved_quantized(name, tmp_path):
     model, inputs = made(name)
     model.save_pretrained(tmp_path / "plain")
     config = importlib.import_module("gemmtune.integration.huggingface").GemmtuneConfig("int8", skip="lm_head")
@@ -311,7 +311,7 @@ def test_experts_are_saved_as_they_are(name, tmp_path):
     assert sum(isinstance(x, QuantizedWeight) and x.dim() == 3 for x in half.parameters()) == 4
 
 
-def test_what_is_skipped_filtered_and_refused():
+def test_skipped_filtered_and_rejected_layers():
     model, _ = made("llama")
     gemmtune.quantize_(model, "int8", skip=("lm_head", "down_proj"), filter_fn=lambda _, name: "layers.1" in name)
     found = {n.rpartition(".")[2] for n, x in model.named_modules() if isinstance(x._parameters.get("weight"), QuantizedWeight)}
@@ -342,11 +342,11 @@ def test_what_is_skipped_filtered_and_refused():
     gemmtune.quantize_(other, "int8", skip="down_proj")
     assert not isinstance(other.model.layers[0].mlp.down_proj.weight, QuantizedWeight), "one name stands for itself"
     assert isinstance(other.lm_head.weight, QuantizedWeight)
-    with pytest.raises(InvalidProblemError, match=r"got 'int4', but .*q_proj is int8 already, expected .*; load the model anew"):
+    with pytest.raises(InvalidProblemError, match=r"got 'int4', but .*q_proj is already int8, expected .*; load the model again"):
         gemmtune.quantize_(other, "int4")
 
 
-def test_layers_that_share_a_parameter_share_one_afterwards(caplog):
+def test_layers_that_share_a_parameter_share_the_quantized_one(caplog):
     model = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64), nn.Linear(64, 64))
     model[2].weight = model[0].weight
     alone = gemmtune.quantize_(copy.deepcopy(model[0]), "int8").weight.nbytes
@@ -361,7 +361,7 @@ def test_layers_that_share_a_parameter_share_one_afterwards(caplog):
 
 
 class Tied(nn.Module):
-    """A head that shares its weight with an embedding, and a layer that shares another with a layer."""
+    """A head that shares its weight with an embedding, and two layers that share another."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -370,20 +370,20 @@ class Tied(nn.Module):
         self.head.weight, self.other.weight = self.embedding.weight, self.one.weight
 
 
-def test_what_is_tied_to_floats_stays_and_is_told():
+def test_weights_tied_to_floats_are_skipped_with_a_warning():
     model = Tied()
-    with pytest.warns(RuntimeWarning, match="quantize_: head stays as it is: its weight is embedding.weight too, which keeps"):
+    with pytest.warns(RuntimeWarning, match="quantize_: head stays as it is: its weight is also embedding.weight, which keeps"):
         gemmtune.quantize_(model, "int8", skip=())
     assert type(model.head.weight) is nn.Parameter
     assert model.head.weight is model.embedding.weight
     assert isinstance(model.one.weight, QuantizedWeight)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        gemmtune.quantize_(model, "int8", skip=("head", "other"))  # few bits already, and so no tie to floats
+        gemmtune.quantize_(model, "int8", skip=("head", "other"))  # already quantized, and so not tied to floats
     with pytest.warns(RuntimeWarning) as told:
         gemmtune.quantize_(model := Tied(), "int8", skip=("head", "other"))
     assert [str(x.message)[:70] for x in told] == [
-        "quantize_: one stays as it is: its weight is other.weight too, which k",
+        "quantize_: one stays as it is: its weight is also other.weight, which ",
         "quantize_: nothing is quantized: of nn.Linear, Conv1D and the experts ",
     ]
     assert model.one.weight is model.other.weight
@@ -391,14 +391,14 @@ def test_what_is_tied_to_floats_stays_and_is_told():
 
 
 @pytest.mark.parametrize(("name", "count"), [("llama", "14 layers and 0"), ("mixtral", "8 layers and 8")])
-def test_what_was_quantized_is_told(name, count, caplog):
+def test_the_log_counts_quantized_weights(name, count, caplog):
     model, _ = made(name)
     caplog.set_level("INFO", "gemmtune")
     gemmtune.quantize_(model, "int8")
     gemmtune.quantize_(model, "int8")
     first, second = (told.getMessage() for told in caplog.records if told.name == "gemmtune")
     assert first.startswith(f"quantize_: {count} experts are int8 now: ")
-    assert first.endswith("0 weights were so before, 1 stay as they are")
+    assert first.endswith("0 weights were quantized before, 1 keep their floats")
     assert second.startswith("quantize_: 0 layers and 0 experts")
 
 
@@ -411,7 +411,7 @@ def test_what_was_quantized_is_told(name, count, caplog):
         (nn.Sequential(nn.Linear(2, 2)), ("lm_hed",), "skip: got 'lm_hed', which skips nothing; expected .*, such as '0'"),
     ],
 )
-def test_what_does_nothing_warns(model, skip, message):
+def test_useless_arguments_warn(model, skip, message):
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
         gemmtune.quantize_(model, "int8", skip=skip)
@@ -449,7 +449,7 @@ def test_transformers_load_a_saved_model_with_a_tied_head(tmp_path):
     llama = transformers.LlamaForCausalLM(transformers.LlamaConfig(**SMALL, tie_word_embeddings=True)).eval()
     llama.save_pretrained(tmp_path / "plain")
     config = huggingface.GemmtuneConfig("int8", skip=())
-    with pytest.warns(RuntimeWarning, match="lm_head stays as it is: its weight is model.embed_tokens.weight too"):
+    with pytest.warns(RuntimeWarning, match="lm_head stays as it is: its weight is also model.embed_tokens.weight"):
         loaded = transformers.LlamaForCausalLM.from_pretrained(tmp_path / "plain", quantization_config=config)
     loaded.save_pretrained(tmp_path / "few")
     with pytest.warns(RuntimeWarning, match="lm_head stays as it is"):
@@ -500,7 +500,7 @@ def test_gptq(bits, less_one):
     if bits == 4:
         back = to_gptq(weight, zeros_less_one=less_one)
         assert all(torch.equal(x, y) for x, y in zip(back, (*given, g_idx), strict=True))
-    with pytest.raises(InvalidProblemError, match="groups of rows that are no neighbours"):
+    with pytest.raises(InvalidProblemError, match="groups whose rows are not adjacent"):
         from_gptq(*given, g_idx.flip(0), bits=bits)
 
 
@@ -521,7 +521,7 @@ def test_torchao():
 
 
 class AffineQuantizedTensor:
-    """What torchao had until 0.16: asymmetric bytes with a scale and a zero point for each 64 elements of a row."""
+    """torchao's class before 0.16: asymmetric bytes with a scale and a zero point for each 64 elements of a row."""
 
     dtype = torch.float32
 
@@ -539,7 +539,7 @@ def test_older_tensors_of_torchao():
         from_torchao(AffineQuantizedTensor("FLOAT"))
 
 
-def test_conv1d_of_transformers_has_its_weight_the_other_way_round():
+def test_conv1d_of_transformers_has_a_transposed_weight():
     layer = transformers.pytorch_utils.Conv1D(96, 64)
     x = torch.randn(2, 3, 64)
     gemmtune.quantize_(layer, "int8")

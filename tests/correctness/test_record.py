@@ -1,4 +1,4 @@
-"""record: what a run asks for is noted, nothing else changes, and another process tunes and uses it."""
+"""record: the products of a run are counted without changing it, and other processes tune and use them."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def problem(op: str, *sizes: int, **options: object) -> Problem:
 
 
 def stated(name: str, *operands: object, **arguments: object) -> Problem:
-    """The problem of a call that nothing watches."""
+    """Return the problem that a call states outside of record()."""
     return gemmtune.explain(name, *operands, **arguments).problem
 
 
@@ -90,7 +90,7 @@ CALLS = {
 
 @pytest.mark.parametrize("name", CALLS)
 @pytest.mark.parametrize("mode", [torch.enable_grad, torch.inference_mode])
-def test_torch_s_products_are_noted_with_what_they_give(name, mode):
+def test_products_are_counted_and_keep_their_results(name, mode):
     call, expected = CALLS[name]
     with mode():
         plain = call()
@@ -98,11 +98,18 @@ def test_torch_s_products_are_noted_with_what_they_give(name, mode):
             noted = [call(), call()]
     assert recording.counts == {expected: 2}
     assert repr(recording) == "<Recording of 1 problems in 2 calls>"
-    exact = not name.startswith("ours")  # while a mode is active, torch does these
+    exact = not name.startswith("ours")  # torch runs these while a mode is active
     assert all(torch.equal(x, plain) if exact else torch.allclose(x, plain, atol=1e-6) for x in noted)
 
 
-def test_sparse_layers_are_noted_as_what_optimize_tunes():
+def test_equal_values_of_different_arguments_are_different_problems():
+    with gemmtune.record() as recording:
+        torch.addmm(C, A, B, alpha=2)
+        torch.addmm(C, A, B, beta=2)
+    assert recording.counts == {problem("addmm", 4, 6, 8, alpha=2): 1, problem("addmm", 4, 6, 8, beta=2): 1}
+
+
+def test_sparse_layers_are_counted_as_optimize_tunes_them():
     model, x = torch.nn.Sequential(torch.nn.Linear(64, 32), torch.nn.ReLU(), torch.nn.Linear(32, 64, bias=False)), torch.ones(3, 64)
     gemmtune.sparsify_(model, block=16)
     with torch.inference_mode(), gemmtune.record() as by_torch:
@@ -117,11 +124,11 @@ def test_sparse_layers_are_noted_as_what_optimize_tunes():
             functional.linear(x, BLOCKS, FEW)
         assert recording.counts == {expected: 1}
     with contextlib.suppress(RuntimeError), gemmtune.record() as recording:
-        torch.mm(B.t(), B.to_sparse_bsr((2, 2)))  # torch has no such product on a CPU, and neither have we
+        torch.mm(B.t(), B.to_sparse_bsr((2, 2)))  # neither torch nor gemmtune has this product on a CPU
     assert not recording.counts
 
 
-def test_backward_passes_are_noted_and_other_dtypes_are_not_ours():
+def test_backward_passes_are_counted_and_unsupported_dtypes_are_not():
     weight = B.clone().requires_grad_()
     with gemmtune.record() as recording:
         (A @ weight).relu().mul(2).sum().backward()
@@ -163,7 +170,7 @@ def test_the_file_has_counts_and_a_histogram_and_can_be_read(tmp_path):
         ),
     ],
 )
-def test_messages_of_files(text, message, tmp_path, capsys):
+def test_invalid_files_are_rejected_with_the_reason(text, message, tmp_path, capsys):
     file = tmp_path / "shapes.json"
     file.write_text(text)
     with pytest.raises(InvalidProblemError, match=message):
@@ -173,7 +180,7 @@ def test_messages_of_files(text, message, tmp_path, capsys):
 
 
 @pytest.mark.parametrize("name", rotated(["llama", "qwen2", "bert", "gpt2", "vit", "whisper", "t5"], 2, "record"))
-def test_every_product_of_a_model_is_noted(name):
+def test_every_product_of_a_model_is_counted(name):
     model, inputs = made(name)
     with torch.no_grad():
         expected = result(model, inputs)
@@ -214,8 +221,8 @@ with torch.no_grad():
 """
 
 
-def test_record_tune_export_import_and_use_in_processes_of_their_own(own_store, tmp_path, capsys, monkeypatch):
-    """The whole way: a script is recorded as it is, this process tunes, another one with its own store only uses."""
+def test_record_tune_export_import_and_use_in_separate_processes(own_store, tmp_path, capsys, monkeypatch):
+    """Record an unchanged script, tune in this process, and use the result in another process with its own store."""
     (tmp_path / "program.py").write_text(PROGRAM)
     monkeypatch.chdir(tmp_path)
     environment = {
@@ -253,7 +260,7 @@ torch.mm(torch.ones(6, 8), torch.ones(8, 4))
 """
 
 
-def test_a_program_that_forks_and_is_terminated(tmp_path):
+def test_a_program_that_forks_and_is_terminated_is_recorded(tmp_path):
     (tmp_path / "program.py").write_text(ENDED)
     command = [sys.executable, "-m", "gemmtune", "record", "-o", "shapes.json", "--", "program.py"]
     path = os.pathsep.join([str(Path(gemmtune.__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
@@ -265,7 +272,7 @@ def test_a_program_that_forks_and_is_terminated(tmp_path):
     assert [problem.m for problem in Recording.read(tmp_path / "shapes.json").problems()] == [4]
 
 
-def test_a_program_without_products_leaves_what_another_run_recorded(capsys, tmp_path):
+def test_a_program_without_products_keeps_an_older_file(capsys, tmp_path):
     (program := tmp_path / "program.py").write_text("raise SystemExit('no GPU')")
     (file := tmp_path / "shapes.json").write_text("of an earlier run")
     assert run(["record", "-o", str(file), "--", str(program)]) == 1
@@ -273,7 +280,7 @@ def test_a_program_without_products_leaves_what_another_run_recorded(capsys, tmp
     assert file.read_text() == "of an earlier run"
 
 
-def test_scripts_that_are_not_there_and_files_that_are_no_recordings_are_told(capsys, tmp_path):
+def test_missing_scripts_and_invalid_recordings_are_errors(capsys, tmp_path):
     assert run(["record", "nowhere.py"]) == 2
     assert "record: got nowhere.py, which is not a file, expected a Python script" in capsys.readouterr().err
     other = tmp_path / "other.json"
@@ -303,7 +310,7 @@ MODULES = {
 
 
 @pytest.mark.parametrize("name", [*PROGRAM_ENDS, *MODULES])
-def test_a_program_ends_as_by_itself(name, tmp_path, capsys, monkeypatch):
+def test_a_recorded_program_ends_as_it_does_unrecorded(name, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.delitem(sys.modules, "parts", raising=False)
     monkeypatch.setattr(sys, "excepthook", sys.excepthook)
@@ -323,12 +330,12 @@ def test_a_program_ends_as_by_itself(name, tmp_path, capsys, monkeypatch):
 
 
 @pytest.mark.parametrize(("file", "message"), [("no/shapes.json", "its folder does not exist"), (".", "which is a folder")])
-def test_files_that_cannot_be_written_are_told_before_the_block_runs(file, message, tmp_path):
+def test_unwritable_files_are_errors_before_the_block_runs(file, message, tmp_path):
     with pytest.raises(InvalidProblemError, match=message), gemmtune.record(tmp_path / file):
         pytest.fail("the block runs, and what it records is lost")
 
 
-def test_other_programs_are_refused(capsys):
+def test_programs_that_are_not_python_are_rejected(capsys):
     assert run(["record", "--", "torchrun", "train.py"]) == 2
     assert (
         "record: got 'torchrun train.py', expected a script, or python with a script or -m and a module" in capsys.readouterr().err

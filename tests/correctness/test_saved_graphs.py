@@ -1,4 +1,4 @@
-"""Compiled graphs out of a cache, in processes that did not compile them: they find what they call."""
+"""Compiled graphs from a cache run in processes that did not compile them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from gemmtune.version import __version__
 
 pytestmark = [needs_compiler, pytest.mark.slow]
 SETTINGS = {"BACKENDS": "cpp", "SEARCH": "quick", "MAX_PROFILING_CONFIGS": "1", "TUNE_IN_SUBPROCESS": "0"}
-"""One kernel of ours for each product, and not torch's: so that graphs are rewritten, whatever is fastest here."""
+"""One kernel of ours for each product and none of torch's, so that graphs are rewritten whatever is fastest."""
 NEAR = 1e-5
 Step = Callable[..., dict[str, Any]]
 
@@ -31,7 +31,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def step(folder: Path) -> Step:
-    """Do a step of ``saved_graphs`` in a process, and return its report. Without other names all share their caches."""
+    """Return a function that runs a step of ``saved_graphs`` in a process and returns its report. Steps share caches by default."""
 
     def done(name: str, *, inductor: str = "inductor", store: str = "gemmtune") -> dict[str, Any]:
         environment = {
@@ -52,17 +52,17 @@ def step(folder: Path) -> Step:
 
 @pytest.fixture(scope="module")
 def compiled(step: Step) -> dict[str, Any]:
-    """The report of the process that compiles, after one that tuned."""
+    """Return the report of the process that compiles, after one that tuned."""
     step("tuned")
     return step("compiled")
 
 
 def ours(report: dict[str, Any]) -> bool:
-    """Whether kernels of ours are planned for both products."""
+    """Return True if both products run our kernels."""
     return len(report["picks"]) == 2 and all(name.startswith("cpp:") for name in report["picks"])
 
 
-def test_the_third_process_runs_the_graph_that_the_second_compiled(compiled: dict[str, Any], step: Step) -> None:
+def test_a_third_process_runs_the_cached_graph_of_the_second(compiled: dict[str, Any], step: Step) -> None:
     assert (compiled["autograd_cache_hit"], compiled["fxgraph_cache_miss"]) == (0, 1)
     assert ours(compiled)
     report = step("ran")
@@ -72,21 +72,21 @@ def test_the_third_process_runs_the_graph_that_the_second_compiled(compiled: dic
     assert (report["launches"], report["loaded_in_calls"]) == (2, 0)
 
 
-def test_a_graph_is_taken_from_another_cache_only_for_the_same_pass(compiled: dict[str, Any], step: Step) -> None:
+def test_a_cached_graph_serves_only_the_same_pass(compiled: dict[str, Any], step: Step) -> None:
     reports = step("elsewhere", inductor="another_inductor")
     hits = {name: (report["autograd_cache_hit"], report["fxgraph_cache_hit"]) for name, report in reports.items()}
     assert hits == {"same": (1, 1), "without_pass": (0, 0), "another_version": (0, 0), "another_source": (0, 0)}
     assert all(report["error"] < NEAR for report in reports.values())
 
 
-def test_a_function_compiled_ahead_of_time_brings_gemmtune_and_needs_no_store(compiled: dict[str, Any], step: Step) -> None:
+def test_a_function_compiled_ahead_of_time_imports_gemmtune_and_needs_no_store(compiled: dict[str, Any], step: Step) -> None:
     report = step("ahead_of_time", inductor="third_inductor", store="empty")
     assert not report["imported"]
     assert max(report["errors"]) < NEAR
     assert report["operators"] == ["planned", "planned_join", "sum_of_experts", "mm", "bsr_mm"]
 
 
-def test_code_that_cannot_run_here_says_what_is_missing(compiled: dict[str, Any], step: Step) -> None:
+def test_code_that_cannot_run_reports_what_is_missing(compiled: dict[str, Any], step: Step) -> None:
     without, another = step("incompatible", inductor="third_inductor", store="empty")["said"]
     assert without == (
         f"ImportError: a compiled graph calls functions of gemmtune {__version__}, which cannot be imported here. "
@@ -98,7 +98,7 @@ def test_code_that_cannot_run_here_says_what_is_missing(compiled: dict[str, Any]
     )
 
 
-def test_a_graph_runs_right_where_its_kernels_cannot_be_loaded(compiled: dict[str, Any], step: Step, folder: Path) -> None:
+def test_a_graph_without_loadable_kernels_runs_right(compiled: dict[str, Any], step: Step, folder: Path) -> None:
     kernels = list((folder / "gemmtune" / "cpp").glob("*.so"))
     assert kernels
     for path in kernels:

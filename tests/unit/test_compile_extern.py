@@ -1,4 +1,4 @@
-"""What graphs in caches rely on, and what their keys tell apart."""
+"""The interface of cached graphs to gemmtune, and their keys."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ import torch
 import gemmtune
 from gemmtune import QuantizedWeight, settings
 from gemmtune.integration.compile import extern
-from gemmtune.integration.compile.judging import Always
+from gemmtune.integration.compile.decisions import FixedPolicy
 from gemmtune.integration.compile.rewriting import RewriteProducts
-from gemmtune.integration.compile.verdicts import StoreJudge
+from gemmtune.integration.compile.store_policy import StorePolicy
 
 INTERFACE = (
     1,
@@ -26,14 +26,14 @@ INTERFACE = (
         "ready_join": "(problem, widths, index)",
     },
 )
-"""A number of the interface, and the functions and arguments that it stands for."""
+"""The interface number, with its functions and their arguments."""
 TEXT = (
     '{"a":{"dtype":"float32","offset":0,"size":[4,6],"stride":[6,1]},"alpha":"one","b":{"dtype":"float32","offset":0,"size":[6,5],'
     '"stride":[1,6]},"batch":1,"beta":"one","device_type":"cpu","epilogue":null,"inp":{"dtype":"float32","offset":0,"size":[5],'
     '"stride":[1]},"k":6,"m":4,"n":5,"op":"addmm","out":{"dtype":"float32","offset":0,"size":[4,5],"stride":[5,1]},'
     '"precision":{"input_mode":"ieee","reduced_partials":false},"prepacked":false}'
 )
-"""A problem as code that was generated for this interface has it."""
+"""The text of a problem in code that was generated for this interface."""
 
 
 def arguments(function: Any) -> str:
@@ -41,12 +41,12 @@ def arguments(function: Any) -> str:
     return str(inspect.Signature(parameters)).replace("*, ", "")
 
 
-def test_another_interface_has_another_number() -> None:
+def test_a_changed_interface_needs_another_number() -> None:
     functions = {name: arguments(getattr(extern.functions(extern.INTERFACE, ""), name)) for name in extern.Functions.__slots__}
     assert (extern.INTERFACE, functions) == INTERFACE
 
 
-def test_code_that_was_generated_before_runs() -> None:
+def test_older_generated_code_runs() -> None:
     functions = extern.functions(INTERFACE[0], "")
     a, b, c, out = torch.randn(4, 6), torch.randn(5, 6).t(), torch.randn(5), torch.empty(4, 5)
     with settings.patch(tune="never", backends=("aten",)):
@@ -55,7 +55,7 @@ def test_code_that_was_generated_before_runs() -> None:
     torch.testing.assert_close(out, torch.addmm(c, a, b))
 
 
-def test_nothing_is_made_ready_for_a_gpu_that_is_not_here(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_launch_is_prepared_for_an_absent_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     ready = Mock()
     monkeypatch.setattr(extern, "ready_launch", ready)
     monkeypatch.setattr(extern, "ready_pieces", ready)
@@ -65,15 +65,15 @@ def test_nothing_is_made_ready_for_a_gpu_that_is_not_here(monkeypatch: pytest.Mo
     assert not ready.called
 
 
-def test_the_key_of_a_graph_has_what_decides_and_not_where_files_lie(tmp_path: Path) -> None:
+def test_the_key_of_a_graph_depends_on_settings_but_not_on_paths(tmp_path: Path) -> None:
     def token(**changed: Any) -> object:
         with settings.patch(cache_dir=str(tmp_path / "one"), **changed):
-            return StoreJudge().token()
+            return StorePolicy().token()
 
     usual = token()
     assert token(store_path=str(tmp_path / "two" / "store.sqlite"), log_file=str(tmp_path / "log")) == usual
     assert token(backends=("aten",)) != usual
-    assert StoreJudge(tunes=True).token() != StoreJudge().token()
+    assert StorePolicy(tunes=True).token() != StorePolicy().token()
     threads = torch.get_num_threads()
     torch.set_num_threads(threads + 1)
     try:
@@ -82,9 +82,9 @@ def test_the_key_of_a_graph_has_what_decides_and_not_where_files_lie(tmp_path: P
         torch.set_num_threads(threads)
 
 
-def test_a_judge_that_asks_a_function_keeps_graphs_out_of_the_cache() -> None:
-    assert RewriteProducts(Always("alone")).uuid() is not None
-    assert RewriteProducts(Always("alone", only=lambda product: True)).uuid() is None
+def test_a_policy_with_a_function_keeps_graphs_out_of_the_cache() -> None:
+    assert RewriteProducts(FixedPolicy("alone")).uuid() is not None
+    assert RewriteProducts(FixedPolicy("alone", only=lambda product: True)).uuid() is None
 
 
 def weight(kind: str = "int8", *, begin: int = 0, **options: Any) -> QuantizedWeight:
@@ -92,7 +92,7 @@ def weight(kind: str = "int8", *, begin: int = 0, **options: Any) -> QuantizedWe
     return whole.map_parts(lambda part: part[:, begin : begin + 32])
 
 
-def test_quantized_weights_share_graphs_only_where_they_look_alike() -> None:
+def test_quantized_weights_of_different_layouts_share_no_graphs() -> None:
     def key(x: QuantizedWeight) -> str:
         return x._stable_hash_for_caching()
 

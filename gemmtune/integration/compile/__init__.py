@@ -1,10 +1,15 @@
-"""torch.compile: GEMMs with the pointwise nodes behind them become our choices where these are faster.
+"""torch.compile: GEMMs and the pointwise nodes behind them become our choices where these are faster.
 
-``backend`` is what Dynamo calls; ``rewriting`` the pass, which goes node by node through ``products`` (which nodes are GEMMs),
-``tails`` (what is behind them), ``joins`` (which may be one), a judge (``judging``, ``verdicts``, ``knowledge``, ``variants``) and
-``planned`` and ``planned_join`` (what is called instead, which ``lowering`` teaches Inductor). ``experts`` changes what is around
-grouped products. ``report`` keeps what was decided. ``library`` defines operators, and ``extern`` has what generated code imports.
-``report``, ``extern`` and what they import need no module of Inductor; all else is imported when it is used.
+- ``backend`` is what Dynamo calls, and ``rewriting`` is the pass, with its steps in order.
+- ``products`` states the GEMMs of a graph as Problems. ``epilogues`` and ``swiglu`` match the nodes behind a GEMM, ``horizontal``
+  finds GEMMs of one input with adjacent weights, and ``experts`` changes the nodes around grouped products.
+- ``decisions`` defines the policies that decide. ``store_policy`` is the default, by the times in ``stored_decisions``, which come
+  from ``variants`` of a graph.
+- ``planned`` and ``planned_horizontal`` are the products that a rewritten graph calls. ``lowering`` teaches them to Inductor,
+  ``library`` defines their operators, and ``extern`` has the functions that generated code imports.
+- ``report`` keeps the decisions for ``explain``.
+
+``report``, ``extern`` and their imports need no module of Inductor. The other modules are imported when they are used.
 """
 
 from __future__ import annotations
@@ -15,14 +20,14 @@ __all__ = ["install", "uninstall"]
 
 
 def install(*, tune: bool = False) -> None:
-    """Let Inductor ask us about every GEMM that it compiles from now on, in ``torch.compile`` with whatever options.
+    """Add our pass to every later compilation by Inductor, including ``torch.compile`` with any options.
 
-    With ``tune`` what the store does not know is tuned while a graph compiles; else it is left to torch. Passes that are installed
-    already stay and run first. Graphs that were compiled before stay as they are: ``torch._dynamo.reset()`` drops them.
+    With ``tune`` unknown GEMMs are tuned while a graph compiles. Without it they stay torch's. Passes that are already installed
+    stay and run first. Graphs that are already compiled do not change: ``torch._dynamo.reset()`` drops them.
     """
     importlib.import_module(".backend", __name__).install(tune=tune)
 
 
 def uninstall() -> None:
-    """Take back what ``install`` did."""
+    """Remove our pass. Other passes stay."""
     importlib.import_module(".backend", __name__).uninstall()

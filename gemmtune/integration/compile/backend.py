@@ -1,4 +1,4 @@
-"""torch.compile with our pass: a backend of Dynamo, and what switches the pass on for every use of Inductor."""
+"""torch.compile with our pass: a backend of Dynamo, and the switch that adds the pass to every use of Inductor."""
 
 from __future__ import annotations
 
@@ -10,31 +10,31 @@ from torch import fx
 from torch._inductor import config as inductor_config
 from torch._inductor import list_mode_options
 
-from .judging import Judge
+from .decisions import RewritePolicy
 from .rewriting import RewriteProducts
-from .verdicts import StoreJudge
+from .store_policy import StorePolicy
 
 OPTION = "post_grad_custom_post_pass"
 
 
-def install(*, tune: bool = False, judge: Judge | None = None) -> None:
-    """``gemmtune.integration.compile.install``, with another judge than the store if one is given."""
-    setattr(inductor_config, OPTION, with_pass(getattr(inductor_config, OPTION), judge or StoreJudge(tunes=tune)))
+def install(*, tune: bool = False, policy: RewritePolicy | None = None) -> None:
+    """Install the pass as ``gemmtune.integration.compile.install`` does. A ``policy`` replaces that of the store."""
+    setattr(inductor_config, OPTION, with_pass(getattr(inductor_config, OPTION), policy or StorePolicy(tunes=tune)))
 
 
 def uninstall() -> None:
-    """``gemmtune.integration.compile.uninstall``."""
+    """Remove the pass as ``gemmtune.integration.compile.uninstall`` does."""
     installed = getattr(inductor_config, OPTION)
     if isinstance(installed, RewriteProducts):
         setattr(inductor_config, OPTION, installed.others[0] if len(installed.others) == 1 else list(installed.others) or None)
 
 
-def with_pass(installed: Any, judge: Judge) -> RewriteProducts:
-    """Our pass after those that are installed, in the place of an earlier one of ours."""
+def with_pass(installed: Any, policy: RewritePolicy) -> RewriteProducts:
+    """Return our pass, after the installed passes. It replaces an earlier one of ours."""
     if isinstance(installed, RewriteProducts):
-        return RewriteProducts(judge, installed.others)
+        return RewriteProducts(policy, installed.others)
     others = installed if isinstance(installed, (list, tuple)) else [] if installed is None else [installed]
-    return RewriteProducts(judge, others)
+    return RewriteProducts(policy, others)
 
 
 def gemmtune(
@@ -44,19 +44,22 @@ def gemmtune(
     mode: str | None = None,
     options: Mapping[str, Any] | None = None,
 ) -> Callable[..., Any]:
-    """``torch.compile(model, backend="gemmtune")``: Inductor with our pass. ``mode`` and ``options`` are Inductor's."""
+    """Compile by Inductor with our pass: the backend of ``torch.compile(model, backend="gemmtune")``.
+
+    ``mode`` and ``options`` are Inductor's.
+    """
     chosen: dict[str, Any] = {**(list_mode_options(mode) if mode else {}), **(options or {})}
     chosen = {name.replace("-", "_"): value for name, value in chosen.items()}
     installed = chosen.get(OPTION, getattr(inductor_config, OPTION))
-    chosen[OPTION] = installed if isinstance(installed, RewriteProducts) else with_pass(installed, StoreJudge())
-    from torch._inductor.compile_fx import compile_fx  # noqa: PLC0415 - seconds, of which installing the pass needs none
+    chosen[OPTION] = installed if isinstance(installed, RewriteProducts) else with_pass(installed, StorePolicy())
+    from torch._inductor.compile_fx import compile_fx  # noqa: PLC0415 - takes seconds, which installing the pass does not need
 
     compiled: Any = compile_fx(graph, example_inputs, config_patches=chosen)
     return compiled  # type: ignore[no-any-return]
 
 
 def reset() -> None:
-    """What Dynamo calls at ``torch._dynamo.reset()``: the graphs of ``mode="reduce-overhead"`` are dropped."""
+    """Drop the CUDA graphs of ``mode="reduce-overhead"``. Dynamo calls this at ``torch._dynamo.reset()``."""
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         from torch._inductor.cudagraph_trees import reset_cudagraph_trees  # noqa: PLC0415 - only where there is CUDA
 

@@ -1,8 +1,8 @@
-"""What is around grouped products in a compiled mixture of experts: a sort by experts, and the sum of a token's rows.
+"""Changes around the grouped products of a compiled mixture of experts: the sort by experts, and the sum of a token's rows.
 
-Both become the same numbers at less cost. A sort of 64-bit numbers goes over them eight times, one of bytes once. The sum over
-eight or more experts of a token is a reduction to Inductor, whose threads each read from eight rows; written out, as it does
-with fewer, neighbours read neighbours.
+Both give the same numbers at less cost. A radix sort of 64-bit numbers makes eight passes, and one of bytes makes one. Inductor
+compiles the sum over eight or more experts of a token as a reduction, whose threads each read from eight rows. Unrolled, which is
+what it does with fewer experts, adjacent threads read adjacent elements.
 """
 
 from __future__ import annotations
@@ -15,25 +15,27 @@ import torch
 from torch import fx
 from torch._inductor import config as inductor_config
 
+from .epilogues import CONVERT, VIEWS
 from .library import SUM
-from .tails import CONVERT, VIEWS
 
 aten = torch.ops.aten
 
 MOST_EXPERTS = 32
-"""Of a token: a thread holds a number of each."""
+"""Maximum experts of a token whose sum is unrolled. A thread holds one number of each expert."""
 DEEPEST = 6
-"""Nodes between the offsets of groups and the sort in whose result they are counted."""
+"""Maximum nodes between the offsets of the groups and the sort whose result they count."""
 NARROW = ((2**7, torch.uint8), (2**15, torch.int16))
-"""How many experts there are, and a type for their numbers, whose highest bit stays 0."""
+"""Number of experts, and a dtype for their indices whose highest bit stays 0."""
 _BETWEEN = (*VIEWS, CONVERT, aten.where.self, aten.mul.Tensor, aten.index.Tensor)
+"""Operators between a grouped product and the sum over a token's experts."""
 _ASCENDING = ((), (-1,), (0,), (-1, False), (0, False))
+"""Arguments of an ascending sort of a vector."""
 
 Change = Callable[[], None]
 
 
 def changes_around(products: Iterable[fx.Node]) -> list[Change]:
-    """What there is to change around grouped products, to be done when they have been looked at."""
+    """Return the changes around grouped products. The caller applies them when it has rewritten the products."""
     found: dict[fx.Node, Change] = {}
     for product in products:
         offs = next((x for x in product.all_input_nodes if _is_offsets(x)), None)
@@ -43,7 +45,7 @@ def changes_around(products: Iterable[fx.Node]) -> list[Change]:
         if sort is not None and (dtype := _narrow_type(sort)) is not None:
             found[sort] = functools.partial(_sort_narrowly, sort, dtype)
         if (total := _sum_behind(product)) is not None:
-            found[total] = functools.partial(_write_out, total)
+            found[total] = functools.partial(_unroll, total)
     return list(found.values())
 
 
@@ -53,7 +55,7 @@ def _is_offsets(node: fx.Node) -> bool:
 
 
 def _sort_before(node: fx.Node, depth: int) -> fx.Node | None:
-    """The sort whose values a node is made of."""
+    """Return the sort whose values a node is computed from, at most ``depth`` nodes before it."""
     if node.target is operator.getitem and node.args[1] == 0:
         source = node.args[0]
         return source if isinstance(source, fx.Node) and source.target is aten.sort.default else None
@@ -63,7 +65,7 @@ def _sort_before(node: fx.Node, depth: int) -> fx.Node | None:
 
 
 def _narrow_type(sort: fx.Node) -> torch.dtype | None:
-    """The type that holds the numbers that are sorted, where they are places among the experts; else None."""
+    """Return a narrow dtype for the sorted numbers if they are indices of experts from topk, or None."""
     numbers = sort.args[0]
     while isinstance(numbers, fx.Node) and numbers.target in VIEWS:
         numbers = numbers.args[0]
@@ -84,6 +86,7 @@ def _narrow_type(sort: fx.Node) -> torch.dtype | None:
 
 
 def _sort_narrowly(sort: fx.Node, dtype: torch.dtype) -> None:
+    """Replace a sort by one of numbers in ``dtype``, whose values are converted back."""
     graph, (numbers, *way) = sort.graph, sort.args
     values, places = sort.meta["val"]
     with graph.inserting_before(sort):
@@ -96,27 +99,28 @@ def _sort_narrowly(sort: fx.Node, dtype: torch.dtype) -> None:
 
 
 def _sum_behind(product: fx.Node) -> fx.Node | None:
-    """The sum over the rows of each token, if a product becomes nothing else: weighted, and back in the order of the tokens."""
+    """Return the sum over each token's rows if it alone reads a product, weighted and gathered into the order of the tokens."""
     node, gathered = product, False
     while len(node.users) == 1:
         user = next(iter(node.users))
         if user.target is aten.sum.dim_IntList:
-            return user if gathered and _few(user) else None
+            return user if gathered and _is_unrollable(user) else None
         if user.target not in _BETWEEN or (user.target is aten.index.Tensor and user.args[0] is not node):
             return None
         node, gathered = user, gathered or user.target is aten.index.Tensor
     return None
 
 
-def _few(total: fx.Node) -> bool:
-    """A sum over dimension 1 of 3, of rows that are few, and more than Inductor writes out by itself."""
+def _is_unrollable(total: fx.Node) -> bool:
+    """Return True for a sum over dimension 1 of 3 that is small enough to unroll, and that Inductor does not unroll by default."""
     value = total.args[0].meta["val"]  # type: ignore[union-attr]
     if value.dim() != 3 or not value.is_floating_point() or total.args[1:] != ([1],) or total.kwargs:
         return False
     return isinstance(value.shape[1], int) and inductor_config.unroll_reductions_threshold <= value.shape[1] <= MOST_EXPERTS
 
 
-def _write_out(total: fx.Node) -> None:
+def _unroll(total: fx.Node) -> None:
+    """Replace a sum by the operator whose lowering unrolls it."""
     with total.graph.inserting_before(total):
         total.replace_all_uses_with(_call(total.graph, SUM, total.args[:1], total.meta["val"]))
 

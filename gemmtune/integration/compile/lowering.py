@@ -1,6 +1,6 @@
-"""How Inductor generates code for planned products: a call with ``out=``, whose memory Inductor plans. And for sums behind them.
+"""Inductor's lowerings for planned products, as calls with ``out=`` whose memory Inductor plans, and for the sums behind them.
 
-The code imports what it calls (``extern``), so that it runs in every process that gets it out of a cache.
+The generated code imports the functions that it calls (``extern``), so that it runs in every process that loads it from a cache.
 """
 
 from __future__ import annotations
@@ -14,26 +14,28 @@ from torch._inductor import ir
 from torch._inductor.lowering import fallback_handler, lowerings, register_lowering
 from torch._inductor.virtualized import V
 
-from . import experts, extern, library, planned, planned_join
+from . import experts, extern, library, planned, planned_horizontal
 
 
 def register() -> None:
-    """Teach Inductor the operators."""
+    """Register the lowerings with Inductor."""
     if planned.OPERATOR not in lowerings:
         register_lowering(planned.OPERATOR, type_promotion_kind=None)(_lowered)
-        register_lowering(planned_join.OPERATOR, type_promotion_kind=None)(_lowered_join)
+        register_lowering(planned_horizontal.OPERATOR, type_promotion_kind=None)(_lowered_horizontal)
         register_lowering(library.SUM, type_promotion_kind=None)(_lowered_sum)
 
 
-class CallOfOurs(ir.ExternKernelOut):
-    """A call of one of our functions. ``needs`` are the statements that its module executes when it is loaded."""
+class PlannedCall(ir.ExternKernelOut):
+    """A call of one of our functions. ``needs`` are statements that the generated module executes when it is loaded."""
 
     needs: tuple[str, ...] = ()
 
     def codegen(self, wrapper: Any) -> None:
-        """Add what the module needs, once, then the call."""
+        """Add the statements that the module needs, once, then the call."""
         root = wrapper
-        while (parent := getattr(root, "parent_wrapper", None)) is not None:  # a branch, or a part between CUDA graphs
+        while (
+            parent := getattr(root, "parent_wrapper", None)
+        ) is not None:  # the code of a branch, or of a part between CUDA graphs
             root = parent
         for statement in self.needs:
             root.add_import_once(statement)
@@ -42,7 +44,7 @@ class CallOfOurs(ir.ExternKernelOut):
 
 def _lowered(tensors: Sequence[Any], problem: str, *, dynamic: bool = False, alpha: float = 1.0, beta: float = 1.0) -> Any:
     keywords = {"dynamic": dynamic, "alpha": alpha, "beta": beta}
-    if _no_python():
+    if _only_operators():
         return fallback_handler(planned.OPERATOR, add_to_fallback_set=False)(tensors, problem, **keywords)  # type: ignore[no-untyped-call]
     inputs = _inputs(tensors)
     size = planned.out_size(planned.problem_of_text(problem), [x.get_size() for x in inputs])
@@ -50,41 +52,41 @@ def _lowered(tensors: Sequence[Any], problem: str, *, dynamic: bool = False, alp
     return _call("planned", planned.OPERATOR, inputs, size, {"problem": problem, **keywords}, ready)
 
 
-def _lowered_join(tensors: Sequence[Any], problem: str, widths: Sequence[int]) -> Any:
-    if _no_python():
-        return fallback_handler(planned_join.OPERATOR, add_to_fallback_set=False)(tensors, problem, widths)  # type: ignore[no-untyped-call]
+def _lowered_horizontal(tensors: Sequence[Any], problem: str, widths: Sequence[int]) -> Any:
+    if _only_operators():
+        return fallback_handler(planned_horizontal.OPERATOR, add_to_fallback_set=False)(tensors, problem, widths)  # type: ignore[no-untyped-call]
     inputs = _inputs(tensors)
     size = [inputs[0].get_size()[0], sum(widths)]
     ready = (f"ready_join({problem!r}, {list(widths)}, {_index()})",)
-    return _call("planned_join", planned_join.OPERATOR, inputs, size, {"problem": problem, "widths": list(widths)}, ready)
+    return _call("planned_join", planned_horizontal.OPERATOR, inputs, size, {"problem": problem, "widths": list(widths)}, ready)
 
 
 def _lowered_sum(rows: Any) -> Any:
-    """Inductor's own sum, whose terms it writes out."""
+    """Lower to Inductor's own sum, unrolled."""
     with inductor_config.patch(unroll_reductions_threshold=experts.MOST_EXPERTS + 1):
         return lowerings[torch.ops.aten.sum.dim_IntList](rows, [1])
 
 
-def _no_python() -> bool:
-    """The generated code can only call operators, by the dispatcher."""
+def _only_operators() -> bool:
+    """Return True if the generated code can only call operators, through the dispatcher."""
     return bool(V.graph.cpp_wrapper or V.graph.aot_mode or V.graph.fx_wrapper)
 
 
 def _index() -> int:
-    """The index of the device of the node that is lowered; -1 for the CPU."""
+    """Return the device index of the node that is lowered, -1 for the CPU."""
     device: torch.device = V.graph.current_node.meta["val"].device
     return -1 if device.type == "cpu" else device.index
 
 
 def _inputs(tensors: Sequence[Any]) -> list[Any]:
     nodes: Any = V.graph.current_node.args[0]
-    return [_as_told(x, node.meta["val"].stride()) for x, node in zip(tensors, nodes, strict=True)]
+    return [_with_strides(x, node.meta["val"].stride()) for x, node in zip(tensors, nodes, strict=True)]
 
 
-def _as_told(x: Any, strides: Sequence[Any]) -> Any:
-    """An operand in memory with the strides that the graph told, to which a plan is bound, whatever Inductor would choose."""
-    # In memory first: a view of what is to be computed, such as the transpose of a gradient, is otherwise computed once more.
-    # What is repeated, as one weight for all matrices of a batch, would be written as often as that.
+def _with_strides(x: Any, strides: Sequence[Any]) -> Any:
+    """Return an operand in memory with the graph's strides, for which the plan is bound. Inductor might choose others."""
+    # Realize the source first. Otherwise Inductor computes a view of it, such as the transpose of a gradient, once more.
+    # Do not realize an expanded tensor, such as one weight for all matrices of a batch: its copies would be written to memory.
     if not any(isinstance(stride, int) and stride == 0 for stride in strides):
         x = ir.ExternKernel.realize_input(x)
     return ir.ExternKernel.realize_input(ir.ExternKernel.require_exact_strides(x, strides)) if strides else x
@@ -93,7 +95,7 @@ def _as_told(x: Any, strides: Sequence[Any]) -> Any:
 def _call(name: str, operator: Any, inputs: list[Any], size: list[Any], keywords: dict[str, Any], ready: tuple[str, ...]) -> Any:
     value = V.graph.current_node.meta["val"]
     called = f"{extern.NAME}_{name}"
-    made = CallOfOurs(
+    made = PlannedCall(
         layout=ir.FixedLayout(value.device, value.dtype, size),
         inputs=inputs,
         kwargs=keywords,

@@ -1,8 +1,8 @@
-"""The product that takes the place of a GEMM in a compiled graph: a function that writes into ``out``, and an operator of torch.
+"""The product that replaces a GEMM in a compiled graph: a function that writes into ``out``, and an operator of torch.
 
-Code that Inductor generates calls ``run_planned`` with memory that Inductor planned; no dispatcher is between. Where only operators
-can be called (AOTInductor) it is ``torch.ops.gemmtune.planned``. A call never tunes: the store's pick runs, or torch.
-Nothing here imports Inductor: a graph may run without it.
+Code that Inductor generates calls ``run_planned`` directly, with memory that Inductor planned. AOTInductor can only call operators,
+and calls ``torch.ops.gemmtune.planned``. A call never tunes: it runs the store's pick or torch.
+This module does not import Inductor, because a graph may run without it.
 """
 
 from __future__ import annotations
@@ -33,15 +33,17 @@ Tensor = torch.Tensor
 
 LIBRARY.define("planned(Tensor[] tensors, str problem, *, bool dynamic=False, float alpha=1.0, float beta=1.0) -> Tensor")  # type: ignore[no-untyped-call]
 OPERATOR = torch.ops.gemmtune.planned.default
-"""``tensors`` are those of ``Problem.operands`` and then the epilogue's, ``problem`` is ``Problem.key``. With ``dynamic`` the sizes
-in it are only those of the example that was compiled, and each call looks for the plan of its own."""
+"""Operator of a planned product. ``tensors`` are ``Problem.operands``, then the epilogue's operands.
+
+``problem`` is ``Problem.key``. With ``dynamic`` its sizes are an example, and each call looks up the plan for its own sizes.
+"""
 
 _CAPACITY = 4096
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launch:
-    """A bound kernel, and where its operands lie in memory: the remainder of each address by 16 bytes."""
+    """A bound kernel, and the remainder of each operand's address by 16 bytes for which it is bound."""
 
     run: Run
     remainders: tuple[int, ...]
@@ -49,24 +51,24 @@ class Launch:
 
 
 _launches: dict[tuple[str, int], Launch] = {}
-"""Kernels for exactly the layouts of the problem, by its text and the device's index."""
+"""Launches for the exact layouts of a problem, by its text and the device's index."""
 _by_layout: dict[Hashable, tuple[Run, bool]] = {}
-"""Kernels by the problem's text and the layouts that a call has."""
+"""Kernels for other layouts, by the problem's text and the layouts of the call."""
 
 
 @functools.lru_cache(_CAPACITY)
 def problem_of_text(text: str) -> Problem:
-    """The Problem whose ``key`` this is."""
+    """Return the Problem whose ``key`` is ``text``."""
     return Problem.from_json(json.loads(text))
 
 
 def ready_plan(problem: Problem, index: int) -> Plan:
-    """Make the plan of a problem now: kernels are loaded and launches bound before the first call, and so before any capture."""
+    """Make the plan of a problem: load its kernels and bind its launch before the first call, and so before any capture."""
     return _ready(problem, index)[0]
 
 
 def ready_launch(text: str, index: int) -> Launch:
-    """Return the launch of the problem with this text, made now unless there is one: code out of a cache comes without a plan."""
+    """Return the launch of the problem with this text. Make it if there is none: code from a cache comes without a plan."""
     found = _launches.get((text, index))
     if found is None:
         found = _launches[text, index] = _ready(problem_of_text(text), index)[1]
@@ -85,7 +87,7 @@ def _ready(problem: Problem, index: int) -> tuple[Plan, Launch]:
 
 
 def _graph_stream(index: int) -> torch.cuda.Stream:
-    """The stream on which the compiled graph will be captured, where Inductor makes CUDA graphs; else the current one."""
+    """Return the stream on which Inductor will capture the graph, or the current stream if it makes no CUDA graphs."""
     inductor_config = sys.modules.get("torch._inductor.config")
     if inductor_config is None or not inductor_config.triton.cudagraphs:
         return torch.cuda.current_stream(index)
@@ -99,9 +101,9 @@ def _graph_stream(index: int) -> torch.cuda.Stream:
 
 
 def _take_memory(plan: Plan, index: int, stream: torch.cuda.Stream) -> None:
-    """Run the plan once on a stream, so that what it keeps for that is there, and lies in no graph's memory pool.
+    """Run the plan once on a stream, so that it allocates the memory it keeps for that stream outside any graph's pool.
 
-    In a thread of its own: what one thread allocates while Inductor warms a graph up goes to the graph's pool, and may not stay.
+    The caller runs this in a new thread. While Inductor warms up a graph, its thread allocates from the graph's pool.
     """
     problem, device = plan.problem, torch.device("cuda", index)
     layouts = [layout for _, layout in problem.operands] + [*(problem.epilogue.operands if problem.epilogue else ())]
@@ -119,7 +121,7 @@ def _zeros(layout: Layout, device: torch.device) -> Tensor:
 def run_planned(*tensors: Tensor, out: Tensor, problem: str, dynamic: bool = False, alpha: float = 1.0, beta: float = 1.0) -> None:
     """Write the problem's result into ``out``.
 
-    Operands that lie at other addresses than the problem says, which a compiler cannot always know, go to the plan for theirs.
+    The compiler does not always know the alignment of operands. A call with another alignment runs the plan for its own.
     """
     if not dynamic:
         index = out.get_device()
@@ -168,7 +170,7 @@ def _plan(problem: Problem, index: int) -> Plan:
 
 
 def forget_launches() -> None:
-    """Drop every launch, so that the next call asks the store again."""
+    """Drop every launch, so that the next call reads the store again."""
     _launches.clear()
     _by_layout.clear()
 
@@ -185,7 +187,7 @@ def _empty(tensors: Sequence[Tensor], problem: str, **_: object) -> Tensor:
 
 
 def out_size(problem: Problem, shapes: Sequence[Sequence[Any]]) -> list[Any]:
-    """The size of the result for tensors of these shapes, which may be symbols."""
+    """Return the size of the result for tensors of these shapes, which may be symbols."""
     given = {role: shape for (role, _), shape in zip(problem.operands, shapes, strict=False)}
     return list(problem.operation.given(given, gated=problem.gated).out_size(given))
 

@@ -1,4 +1,4 @@
-"""GEMMs of a compiled graph as Problems: which nodes are products, and what each asks for with and without the tail behind it."""
+"""The GEMMs of a compiled graph as Problems, with and without the epilogue that follows them."""
 
 from __future__ import annotations
 
@@ -12,131 +12,127 @@ import torch
 from torch import fx
 
 from ...errors import InvalidProblemError
-from ...operators.library import by_operator  # noqa: F401 - with which torch has the operators
+from ...operators.library import by_operator  # noqa: F401 - defines the operators of torch
 from ...operators.schema import OPERATORS
+from ...operators.torch_products import TORCH_PRODUCTS, TorchProduct, with_dimensions
 from ...problem import Epilogue, Layout, Problem, precision_of
 from ...problem.dtypes import DTYPES
 from ...problem.fields import scalar_class
 from ...problem.gradients import grouped_op
 from ...problem.layout import ALIGNED_BYTES
-from ...problem.operations import OPERATIONS
-from ..scaled_groups import SCALES, named, stated
-from ..scaled_groups import TARGETS as SCALED_GROUPS
-from .gates import gated_problem, gating_of
-from .tails import CONVERT, VIEWS, Extra, Tail, tail_of
+from ...problem.operations import DENSE_OPS, OPERATIONS
+from .epilogues import CONVERT, VIEWS, EpilogueMatch, EpilogueOperand, match_epilogue
+from .swiglu import gated_problem, match_swiglu
 
-aten = torch.ops.aten
-
-TORCHS: dict[Any, tuple[str, ...]] = {
-    aten.mm.default: ("a", "b"),
-    aten.addmm.default: ("inp", "a", "b"),
-    aten.bmm.default: ("a", "b"),
-    aten.baddbmm.default: ("inp", "a", "b"),
-    aten._grouped_mm.default: ("a", "b", "offs"),
+_REWRITTEN = (*DENSE_OPS, "grouped_mm", "scaled_grouped_mm")
+TORCHS = {
+    row.overload: row
+    for row in TORCH_PRODUCTS
+    if row.op in _REWRITTEN and not (row.in_place or row.composite) and row.overload is not None
 }
-"""torch's operators, which have the names of operations: the roles of their first arguments."""
+"""torch's operators that the pass rewrites. In-place and composite ones are decomposed before."""
 OURS = {operator.overload: operator for operator in OPERATORS.values()}
-PRODUCTS = frozenset((*TORCHS, *SCALED_GROUPS, *OURS))
+PRODUCTS = frozenset((*TORCHS, *OURS))
 """The targets of nodes that are GEMMs: torch's operators and gemmtune's."""
 _REDUCTIONS = frozenset({
     "mean", "sum", "amax", "amin", "max", "min", "var_mean", "var", "prod", "_softmax", "native_layer_norm", "argmax", "logsumexp",
 })  # fmt: skip
 _STEPS = 32
-"""How many pointwise nodes are looked at on the way from a tail to a reduction."""
+"""Maximum pointwise nodes that the search for a reduction behind an epilogue visits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Product:
     """A GEMM of the graph.
 
-    ``alone`` is its Problem; ``fused`` that with ``tail`` as its epilogue, None where there is no tail. For a graph with dynamic
-    sizes these have the sizes of the example, and ``dynamic`` is set. ``tensors`` are the nodes of ``alone.operands``.
-    ``before_reduction`` tells that a reduction follows the tail, into which Inductor would take it for nothing.
+    ``alone`` is its Problem, and ``fused`` its Problem with the epilogue ``match``, or None without one. In a graph with dynamic
+    sizes both have the sizes of the example, and ``dynamic`` is set. ``tensors`` are the nodes of ``alone.operands``.
+    ``before_reduction`` means that a reduction follows the epilogue. Inductor would fuse the epilogue into it at no cost.
     """
 
     gemm: fx.Node
     alone: Problem
     fused: Problem | None
-    tail: Tail | None
+    match: EpilogueMatch | None
     tensors: tuple[fx.Node, ...]
     scalars: tuple[float, float]
     dynamic: bool
     before_reduction: bool
     masked: fx.Node | None = None
-    """Where gated columns are the tail: the node that sets rows of the product to zero before, which is done behind instead."""
+    """The mask between a product and its SwiGLU, which the rewritten graph applies behind it instead."""
 
     @property
     def torchs(self) -> bool:
-        """It is one of torch's operators, and not one of ours that another way of torch would do."""
-        return self.gemm.target in TORCHS or self.gemm.target in SCALED_GROUPS
+        """True for one of torch's operators, False for one of gemmtune's."""
+        return self.gemm.target in TORCHS
 
     @property
     def shape(self) -> str:
-        """B×M×N×K, dynamic sizes by their names."""
+        """B×M×N×K as text, with dynamic sizes by their names."""
         value, a = self.gemm.meta["val"], self.tensors[0].meta["val"]
         return "x".join(str(size) for size in (*value.shape, a.shape[-1]))
 
 
 def product_of(node: fx.Node, order: Mapping[fx.Node, int]) -> Product | str:
-    """The GEMM that a node of the table is, or why it is left as it is."""
+    """Return the GEMM of a node whose target is in PRODUCTS, or the reason why the node stays."""
+    # Translate the node into an operation with operands by role.
     stated = _stated(node)
     if isinstance(stated, str):
         return stated
     op, nodes, numbers = stated
-    a, out = nodes["a"].meta["val"], node.meta["val"]
-    if a.device.type not in ("cpu", "cuda"):
-        return "its operands are on another device"
-    scalars = [numbers.get(name, 1) for name in ("alpha", "beta")]
-    if not all(isinstance(x, (int, float)) for x in scalars):
-        return "alpha or beta is only known when it runs"
-    fields: dict[str, Any] = {role: _layout(as_operand(op, role, x.meta["val"])) for role, x in nodes.items()}
-    result = _layout(out)
-    if result is None or None in fields.values():
-        return "its sizes are only known when it runs"
-    if 0 in (*result.size, a.shape[-1]):
-        return "nothing to multiply"
-    if a.shape[-1] == 1:
-        return "K is 1: there is nothing to add up"
-    row = OPERATIONS[op]
-    fields |= {name: scalar_class(numbers.get(name, 1)) for name in row.scalars}
-    fields |= {name: numbers[name] for name in row.options if name in numbers}
-    kind = a.device.type
     try:
-        plain = Layout.contiguous(result.size, result.dtype)
-        alone = Problem(op=op, out=plain, device_type=kind, precision=precision_of(a.dtype, kind), **fields)
-        tail = tail_of(node, order)
-        fused = None if tail is None else _with_tail(alone, tail)
-        gating = gating_of(node) if op == "grouped_mm" else None
-        if gating is not None:
-            tail, fused = Tail(last=gating.last, nodes=(), extra=(), sizes=None), gated_problem(alone)
+        # State the Problem, then the Problem with the epilogue or the SwiGLU behind it.
+        alone = _problem(node, op, nodes, numbers)
+        match = match_epilogue(node, order)
+        fused = None if match is None else _with_epilogue(alone, match)
+        swiglu = match_swiglu(node) if op == "grouped_mm" else None
+        if swiglu is not None:
+            match, fused = EpilogueMatch(last=swiglu.last, nodes=(), operands=(), sizes=None), gated_problem(alone)
     except InvalidProblemError as error:
         return str(error)
     return Product(
         gemm=node,
         alone=alone,
         fused=fused,
-        tail=tail,
+        match=match,
         tensors=tuple(nodes[role] for role, _ in alone.operands),
-        scalars=(float(scalars[0]), float(scalars[1])),
-        dynamic=any(isinstance(size, torch.SymInt) for size in (*out.shape, *a.shape)),
-        before_reduction=tail is not None and gating is None and _reduction_follows(tail.last),
-        masked=None if gating is None else gating.masked,
+        scalars=(float(numbers.get("alpha", 1)), float(numbers.get("beta", 1))),
+        dynamic=any(isinstance(size, torch.SymInt) for size in (*node.meta["val"].shape, *nodes["a"].meta["val"].shape)),
+        before_reduction=match is not None and swiglu is None and _reduction_follows(match.last),
+        masked=None if swiglu is None else swiglu.masked,
     )
 
 
+def _problem(node: fx.Node, op: str, nodes: Mapping[str, fx.Node], numbers: Mapping[str, Any]) -> Problem:
+    """Return the Problem of a node without its epilogue.
+
+    Raises:
+        InvalidProblemError: the node has no Problem that could run. The message is the reason for the report.
+    """
+    a, row = nodes["a"].meta["val"], OPERATIONS[op]
+    if (kind := a.device.type) not in ("cpu", "cuda"):
+        raise InvalidProblemError("its operands are on another device")
+    if not all(isinstance(numbers.get(name, 1), (int, float)) for name in ("alpha", "beta")):
+        raise InvalidProblemError("alpha or beta is only known when it runs")
+    fields: dict[str, Any] = {role: _layout(with_dimensions(op, role, x.meta["val"])) for role, x in nodes.items()}
+    out = _layout(node.meta["val"])
+    if out is None or None in fields.values():
+        raise InvalidProblemError("its sizes are only known when it runs")
+    if 0 in (*out.size, a.shape[-1]):
+        raise InvalidProblemError("nothing to multiply")
+    if a.shape[-1] == 1:
+        raise InvalidProblemError("K is 1: there is nothing to add up")
+    fields |= {name: scalar_class(numbers.get(name, 1)) for name in row.scalars}
+    fields |= {name: numbers[name] for name in row.options if name in numbers}
+    plain = Layout.contiguous(out.size, out.dtype)
+    return Problem(op=op, out=plain, device_type=kind, precision=precision_of(a.dtype, kind), **fields)
+
+
 def _stated(node: fx.Node) -> tuple[str, dict[str, fx.Node], dict[str, Any]] | str:
-    """The operation of a node, its operands by role, and its numbers and options; or why it is none of these."""
-    if node.target in SCALED_GROUPS:
-        return _scaled_groups(node)
+    """Return a node's operation, its operands by role, and its scalars and options, or the reason why the node stays."""
+    if (row := TORCHS.get(node.target)) is not None:
+        return _stated_by_torch(row, node)
     words = dict(node.kwargs)
-    if (roles := TORCHS.get(node.target)) is not None:
-        nodes = {role: x for role, x in zip(roles, node.args, strict=False) if isinstance(x, fx.Node)}
-        dtype = nodes["a"].meta["val"].dtype
-        if dtype not in DTYPES or words.keys() - {"alpha", "beta"}:
-            return f"torch alone has products of {dtype} with {', '.join(words) or 'no keywords'}"
-        if "offs" in roles:
-            return _grouped(node, nodes)
-        return str(node.target._schema.name).removeprefix("aten::"), nodes, words  # type: ignore[union-attr]
     operator = OURS[node.target]  # type: ignore[index]
     given = dict(zip(operator.tensors, node.args, strict=False)) | words
     nodes = {name: x for name in operator.tensors if isinstance(x := given.get(name), fx.Node)}
@@ -145,53 +141,44 @@ def _stated(node: fx.Node) -> tuple[str, dict[str, fx.Node], dict[str, Any]] | s
     return operator.row.name, nodes, operator.numbers({name: x for name, x in words.items() if name not in nodes})
 
 
-def as_operand(op: str, role: str, value: Any) -> Any:
-    """A tensor, or node's value, with the dimensions that the operation has: torch has scales of a grouped product as vectors."""
-    return value.unsqueeze(1) if op == "scaled_grouped_mm" and role in SCALES and value.dim() == 1 + (role == "scale_b") else value
-
-
-def _scaled_groups(node: fx.Node) -> tuple[str, dict[str, fx.Node], dict[str, Any]] | str:
-    """torch's grouped product of 8-bit floats, groups of rows alone."""
-    found = stated(named(node.target, node.args, node.kwargs))
+def _stated_by_torch(row: TorchProduct, node: fx.Node) -> tuple[str, dict[str, fx.Node], dict[str, Any]] | str:
+    """Return ``_stated`` for a node of torch. Grouped products need groups of rows or terms, and a result without padding."""
+    found = row.stated(node.args, node.kwargs, lambda x: x.meta["val"])
     if isinstance(found, str):
         return found
-    nodes, numbers = found
-    value = node.meta["val"]
-    if nodes["a"].meta["val"].dim() != 2 or nodes["b"].meta["val"].dim() != 3 or not value.is_contiguous():
-        return "torch alone has its other forms, and pads the rows of its result"
-    return "scaled_grouped_mm", nodes, numbers
-
-
-def _grouped(node: fx.Node, nodes: dict[str, fx.Node]) -> tuple[str, dict[str, fx.Node], dict[str, Any]] | str:
-    """The operation of torch's grouped product: groups of rows or of terms, into a result without padding."""
-    rest = [x for x in node.args[3:] if x is not None]
-    if rest or nodes["a"].meta["val"].dim() != 2 or "offs" not in nodes:
-        return "torch alone has its bias and its other forms"
-    if not node.meta["val"].is_contiguous():
+    a, b = (found.operands[role].meta["val"] for role in ("a", "b"))
+    operation = OPERATIONS[found.op]
+    if not operation.quantized and a.dtype not in DTYPES:
+        return f"torch alone has products of {a.dtype}"
+    if operation.grouped and (a.dim() != 2 or "offs" not in found.operands):
+        return "torch alone has its other forms"
+    if operation.grouped and not node.meta["val"].is_contiguous():
         return "torch pads the rows of its result"
-    return grouped_op(nodes["b"].meta["val"]), nodes, {}
+    if not operation.names_result and found.out_dtype not in (None, a.dtype):
+        return f"torch alone has results of {found.out_dtype}"
+    return grouped_op(b) if found.op == "grouped_mm" else found.op, found.operands, found.numbers
 
 
-def _with_tail(alone: Problem, tail: Tail) -> Problem:
-    layouts = [_operand_layout(x, alone) for x in tail.extra]
-    epilogue = Epilogue(nodes=tail.nodes, operands=tuple(layouts))
+def _with_epilogue(alone: Problem, match: EpilogueMatch) -> Problem:
+    layouts = [_operand_layout(x, alone) for x in match.operands]
+    epilogue = Epilogue(nodes=match.nodes, operands=tuple(layouts))
     out = Layout.contiguous(alone.out.size, epilogue.result_dtype or alone.out.dtype)
     return dataclasses.replace(alone, out=out, epilogue=epilogue)
 
 
-def _operand_layout(extra: Extra, problem: Problem) -> Layout:
-    """The layout in which the rewritten graph hands an operand of the epilogue over."""
-    layout = _layout(extra.node.meta["val"])
+def _operand_layout(operand: EpilogueOperand, problem: Problem) -> Layout:
+    """Return the layout in which the rewritten graph passes an operand of the epilogue."""
+    layout = _layout(operand.node.meta["val"])
     if layout is None:
-        raise InvalidProblemError("the sizes of an operand of its tail are only known when it runs")
-    if extra.sizes is None:
+        raise InvalidProblemError("the sizes of an operand of its epilogue are only known when it runs")
+    if operand.sizes is None:
         return layout
-    size = problem.out.size if extra.rank > 1 else (problem.n,)
+    size = problem.out.size if operand.rank > 1 else (problem.n,)
     return dataclasses.replace(Layout.contiguous(size, layout.dtype), offset=layout.offset)
 
 
 def _layout(value: torch.Tensor) -> Layout | None:
-    """The layout that the compiler knows, sizes that are symbols by their example; None where there is none."""
+    """Return the layout at compile time, with the example size of each symbol, or None if a size has no example."""
     numbers = [*map(_number, value.shape), *map(_number, value.stride()), _number(value.storage_offset())]
     if None in numbers:
         return None
@@ -212,9 +199,9 @@ def _number(size: int | torch.SymInt) -> int | None:
 
 
 def _reduction_follows(node: fx.Node) -> bool:
-    """Whether a reduction reads the node's value, perhaps through pointwise nodes that Inductor fuses with it."""
+    """Return True if a reduction reads the node's value, directly or through pointwise nodes that Inductor fuses into it."""
     waiting, seen = deque([node]), {node}
-    while waiting and len(seen) < _STEPS:  # the nearest first: a residual goes on through all layers behind
+    while waiting and len(seen) < _STEPS:  # nearest nodes first: a residual continues through all further layers
         for user in waiting.popleft().users:
             name = user.target._schema.name.rpartition("::")[2] if isinstance(user.target, torch._ops.OpOverload) else ""
             if name in _REDUCTIONS:

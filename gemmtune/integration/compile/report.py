@@ -1,4 +1,4 @@
-"""What became of the GEMMs of compiled graphs: one decision each, kept for ``explain``."""
+"""Decisions on the GEMMs of compiled graphs, kept for ``explain``."""
 
 from __future__ import annotations
 
@@ -6,37 +6,48 @@ import inspect
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
 from ...problem import Problem
 
+Taken = Literal["", "alone", "fused", "joined"]
 _CAPACITY = 1024
 _graphs: deque[Graph] = deque(maxlen=_CAPACITY)
+"""The graphs that were compiled last."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """What became of one GEMM.
+    """How a GEMM is rewritten, and why.
 
-    ``taken`` is ``fused`` (with the pointwise nodes behind it), ``alone``, ``joined`` (one product with others of the same input),
-    or empty where torch's node stayed; ``reason`` says why. ``pick`` is the choice that runs. ``times_us`` are those that decided,
-    by variant. ``alone`` is the GEMM's Problem, ``fused`` that with its tail, ``joined`` that of all columns, where there are such.
+    ``taken`` is ``fused`` (with its epilogue), ``alone``, ``joined`` (horizontally fused with GEMMs of the same input), or empty if
+    torch's node stays. ``times_us`` are the measured times behind the decision, by variant.
+    """
+
+    taken: Taken
+    reason: str
+    times_us: tuple[tuple[str, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GemmDecision(Decision):
+    """The decision on one GEMM of a graph.
+
+    ``pick`` is the name of the choice that runs. ``alone`` is the GEMM's Problem, ``fused`` the Problem with its epilogue, and
+    ``joined`` the Problem of a horizontal fusion.
     """
 
     shape: str
-    taken: str
-    reason: str
     pick: str | None = None
-    times_us: tuple[tuple[str, float], ...] = ()
     alone: Problem | None = None
     fused: Problem | None = None
     joined: Problem | None = None
 
     @property
     def problem(self) -> Problem | None:
-        """The Problem that runs, or would."""
+        """The Problem that runs, or would run if it were faster than torch."""
         return {"fused": self.fused, "joined": self.joined}.get(self.taken, self.alone)
 
     def __str__(self) -> str:
@@ -44,22 +55,22 @@ class Decision:
         text = f"{self.alone.op} {self.shape} {self.alone.dtype_label} {self.alone.layout_letters}" if self.alone else self.shape
         gated = self.fused.gated if self.fused else ""
         behind = f" then {epilogue}" if epilogue else f" gated by {gated}" if gated else ""
-        alone = f"{self.pick}, the tail is Inductor's" if epilogue else f"{self.pick}"
+        alone = f"{self.pick}, the epilogue is Inductor's" if epilogue else f"{self.pick}"
         joined = f"joined to {self.joined.n if self.joined else ''} columns, {alone}"
-        verdict = {"fused": f"fused, {self.pick}", "alone": alone, "joined": joined}.get(self.taken, "left to torch")
+        outcome = {"fused": f"fused, {self.pick}", "alone": alone, "joined": joined}.get(self.taken, "left to torch")
         times = ", ".join(f"{name} {time_us:.1f} µs" for name, time_us in self.times_us)
-        return f"{text}{behind}: {verdict}; {self.reason}" + (f" ({times})" if times else "")
+        return f"{text}{behind}: {outcome}; {self.reason}" + (f" ({times})" if times else "")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Graph:
     """The decisions for one graph that Inductor compiled.
 
-    ``compile_id`` is Dynamo's own object for the compilation of the frame, None outside of one. Its text comes again after a reset.
+    ``compile_id`` is Dynamo's own object for the compilation of the frame, or None outside of one. Its text repeats after a reset.
     """
 
     compile_id: object
-    decisions: tuple[Decision, ...]
+    decisions: tuple[GemmDecision, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,15 +80,15 @@ class CompiledExplanation:
     graphs: tuple[Graph, ...]
 
     @property
-    def decisions(self) -> tuple[Decision, ...]:
-        """Those of all graphs."""
+    def decisions(self) -> tuple[GemmDecision, ...]:
+        """The decisions of all graphs."""
         return tuple(d for graph in self.graphs for d in graph.decisions)
 
     def __str__(self) -> str:
         if not self.graphs:
             return (
-                "no graph was compiled with gemmtune's pass: call it once after gemmtune.integration.compile.install(). Graphs out "
-                "of Inductor's cache on disk are as they were decided when they were compiled, which is not told again."
+                "no graph was compiled with gemmtune's pass: call it once after gemmtune.integration.compile.install(). Graphs "
+                "from Inductor's cache on disk keep the decisions of their compilation, which are not reported again."
             )
         lines = []
         for number, graph in enumerate(self.graphs):
@@ -88,20 +99,20 @@ class CompiledExplanation:
 
 
 def keep(graph: Graph) -> None:
-    """Remember what became of a graph."""
+    """Keep the decisions of a graph for ``explain``."""
     _graphs.append(graph)
 
 
 def is_compiled(what: object) -> bool:
-    """Whether torch.compile made it: a function, a module, or a module compiled in place."""
+    """Return True if torch.compile made it: a function, a module, or a module compiled in place."""
     marks = ("_torchdynamo_orig_callable", "_orig_mod", "_compiled_call_impl")
     return any(getattr(what, mark, None) is not None for mark in marks)
 
 
 def explain_compiled(compiled: Any) -> CompiledExplanation:
-    """What became of each GEMM of a compiled function or module: what it was fused with, what runs, or why it was left.
+    """Return the decision on each GEMM of a compiled function or module: what it is fused with, and what runs or why torch's stays.
 
-    Only graphs that were compiled in this process are known, not those out of a cache on disk.
+    Only graphs that this process compiled are known, not graphs from a cache on disk.
     """
     entries_of = torch._dynamo.eval_frame._debug_get_cache_entry_list
     entries = [entry for code in _codes(compiled) for entry in entries_of(code)]
@@ -110,13 +121,13 @@ def explain_compiled(compiled: Any) -> CompiledExplanation:
 
 
 def _of_its_own(compiled: Any, entries: Sequence[Any]) -> Sequence[Any]:
-    """Those entries that its own ``torch.compile`` made: the modules of a class share its code, and so its entries, as functions do
-    that were defined by one statement.
+    """Return the cache entries that this call of ``torch.compile`` made.
 
-    Dynamo tells them apart by their backends, of which equal ones serve each other's modules.
+    Modules of one class share their code and so its entries, and functions that one statement defines do too. Dynamo distinguishes
+    the entries by their backends. Equal backends serve each other's modules.
     """
     backend = getattr(getattr(compiled, "dynamo_ctx", None), "callback", None)
-    if backend is None:  # a function, or a module compiled in place, which has one: the backend is what that closes over
+    if backend is None:  # a function or a module compiled in place: its closure has the backend
         function = getattr(compiled, "_compiled_call_impl", None) or compiled
         backend = inspect.getclosurevars(function).nonlocals.get("callback") if inspect.isfunction(function) else None
     if not hasattr(backend, "_torchdynamo_orig_backend"):
@@ -128,10 +139,10 @@ def _of_its_own(compiled: Any, entries: Sequence[Any]) -> Sequence[Any]:
 
 
 def _codes(compiled: Any) -> Iterator[Any]:
-    """Code objects whose frames Dynamo may have compiled for it: its own, and those of its modules."""
+    """Yield the code objects whose frames Dynamo may have compiled: its own and those of its modules."""
     inner = getattr(compiled, "_orig_mod", None) or getattr(compiled, "_torchdynamo_orig_callable", compiled)
     owner = inner if isinstance(inner, torch.nn.Module) else getattr(inner, "__self__", None)
-    # Dynamo compiles a function of its own around a module of torch.nn: all such modules share its code.
+    # Around a module of torch.nn Dynamo compiles a function of its own, whose code all such modules share.
     around = getattr(getattr(compiled, "forward", None), "_torchdynamo_orig_callable", None)
     functions = [inner, around, getattr(inner, "__func__", None)]
     if isinstance(owner, torch.nn.Module):

@@ -1,4 +1,7 @@
-"""The pass: GEMMs of a graph that Inductor is about to lower, with the pointwise nodes behind them, become planned products."""
+"""The pass: before Inductor lowers a graph, GEMMs with their epilogues become planned products.
+
+``RewriteProducts.__call__`` has the steps in their order.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import functools
 import hashlib
 import importlib
 from collections.abc import Callable, Hashable, Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -14,111 +18,126 @@ from torch import fx
 from torch._guards import CompileContext
 from torch._inductor.custom_graph_pass import CustomGraphPass
 
+from ...operators.torch_products import with_dimensions
 from ...problem import Problem
 from ...version import __version__
-from .addresses import neighbours
+from .decisions import RewritePolicy
+from .epilogues import EpilogueOperand
 from .experts import changes_around
-from .joins import Join, joins_of
-from .judging import Judge, Verdict
+from .horizontal import HorizontalFusion, adjacent_inputs, find_horizontal_fusions
 from .planned import OPERATOR, ready_plan
-from .planned_join import OPERATOR as JOIN
-from .planned_join import ready_join
-from .products import PRODUCTS, Product, as_operand, product_of
-from .report import Decision, Graph, keep
-from .tails import Extra
+from .planned_horizontal import OPERATOR as HORIZONTAL_OPERATOR
+from .planned_horizontal import ready_horizontal
+from .products import PRODUCTS, Product, product_of
+from .report import Decision, GemmDecision, Graph, keep
 
 aten = torch.ops.aten
 _ORIGIN = ("stack_trace", "nn_module_stack", "original_aten")
-"""What a node tells of where it came from."""
+"""Metadata that names the source of a node."""
 AnyPass = Callable[[fx.Graph], None]
 
 
 class RewriteProducts(CustomGraphPass):
-    """Rewrites each GEMM as the judge says. ``others`` are passes that were installed before, and run first."""
+    """Rewrites each GEMM as ``policy`` decides. ``others`` are passes that were installed before, and run first."""
 
-    def __init__(self, judge: Judge, others: Sequence[AnyPass] = ()) -> None:
-        self.judge = judge
+    def __init__(self, policy: RewritePolicy, others: Sequence[AnyPass] = ()) -> None:
+        self.policy = policy
         self.others = tuple(others)
 
     def __call__(self, graph: fx.Graph) -> None:
+        # Run the passes that were installed before.
         for other in self.others:
             other(graph)
+        # Find the GEMMs and those that may become one, and measure what the policy needs for all of them at once.
         order = {node: place for place, node in enumerate(graph.nodes)}
         nodes = [node for node in graph.nodes if node.target in PRODUCTS]
-        # Rewriting one changes what the next one reads, so that each is looked at again then.
         products = [product for node in nodes if not isinstance(product := product_of(node, order), str)]
-        joins = joins_of(products)
-        self.judge.prepare(products, joins)
-        verdicts: dict[Hashable, Verdict] = {}
+        fusions = find_horizontal_fusions(products)
+        self.policy.prepare(products, fusions)
+        # Find the changes around grouped products while the original nodes are there.
         changes = changes_around(nodes)
-        joined = {node: decision for join in joins for node, decision in self._joined(graph, join, order, verdicts)}
-        decided = [joined[node] if node in joined else self._decided(graph, node, order, verdicts) for node in nodes]
+        # Rewrite horizontal fusions first, then each remaining GEMM.
+        rewriting = _Rewriting(graph=graph, policy=self.policy, order=order)
+        fused = {node: decision for fusion in fusions for node, decision in rewriting.rewrite_fusion(fusion)}
+        decided = [fused[node] if node in fused else rewriting.rewrite_node(node) for node in nodes]
+        # Keep the decisions for ``explain``.
         if decided:
             keep(Graph(compile_id=CompileContext.current_compile_id(), decisions=tuple(decided)))
+        # Apply the changes, and teach Inductor the operators that the graph has now.
         for change in changes:
             change()
         if changes or any(decision.taken for decision in decided):
-            _register_lowering()
+            importlib.import_module(".lowering", __package__).register()
             graph.eliminate_dead_code()
 
     def uuid(self) -> Any:
-        """Return the key of a graph in Inductor's cache: our code, the judge with its store, the inputs' memory, other passes.
+        """Return our part of a graph's key in Inductor's cache: our source, the policy, adjacent inputs and the other passes.
 
-        None, which keeps graphs out of the cache, where the judge or another pass has no key.
+        None if the policy or another pass has no key. Inductor then does not cache the graph.
         """
         reported = [other.uuid() if isinstance(other, CustomGraphPass) else None for other in self.others]
-        known = (self.judge.token(), *reported)
-        return None if None in known else (_source_digest(), __version__, neighbours(), *known)
+        known = (self.policy.token(), *reported)
+        return None if None in known else (_source_digest(), __version__, adjacent_inputs(), *known)
 
-    def _joined(
-        self, graph: fx.Graph, join: Join, order: dict[fx.Node, int], verdicts: dict[Hashable, Verdict]
-    ) -> Iterator[tuple[fx.Node, Decision]]:
-        """What became of the GEMMs of a join; nothing where they stay apart."""
-        alike = tuple((product.alone, product.fused, product.before_reduction) for product in join.products)
-        verdict = verdicts.get(alike)
-        if verdict is None:
-            verdict = verdicts[alike] = self.judge.joined(join)
-        if not verdict.taken:
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Rewriting:
+    """The rewriting of one graph. Equal GEMMs of a graph, such as a model's layers, share one decision."""
+
+    graph: fx.Graph
+    policy: RewritePolicy
+    order: dict[fx.Node, int]
+    """The place of each node in the original graph."""
+    decisions: dict[Hashable, Decision] = field(default_factory=dict)
+
+    def rewrite_fusion(self, fusion: HorizontalFusion) -> Iterator[tuple[fx.Node, GemmDecision]]:
+        """Replace the GEMMs of a fusion and yield their decisions. Yield nothing if they stay apart."""
+        key = tuple((product.alone, product.fused, product.before_reduction) for product in fusion.products)
+        if key not in self.decisions:
+            self.decisions[key] = self.policy.decide_horizontal(fusion)
+        decision = self.decisions[key]
+        if not decision.taken:
             return
-        pick = _rewrite_join(graph, join, order)
-        for product in join.products:
-            yield product.gemm, _decision(product, verdict, pick, join.problem)
+        pick = _replace_fusion(self.graph, fusion, self.order)
+        for product in fusion.products:
+            yield product.gemm, _report(product, decision, pick, fusion.problem)
 
-    def _decided(self, graph: fx.Graph, node: fx.Node, order: dict[fx.Node, int], verdicts: dict[Hashable, Verdict]) -> Decision:
-        """What became of one GEMM. Layers of a model are alike: what was decided for one holds for all of its graph."""
-        product = product_of(node, order)
+    def rewrite_node(self, node: fx.Node) -> GemmDecision:
+        """Replace a GEMM if the policy decides so. Its Problem is stated again: another replacement may have changed its inputs."""
+        product = product_of(node, self.order)
         if isinstance(product, str):
-            return Decision(shape="x".join(map(str, node.meta["val"].shape)), taken="", reason=product)
-        alike = (product.alone, product.fused, product.before_reduction, product.torchs)
-        verdict = verdicts.get(alike)
-        if verdict is None:
-            verdict = verdicts[alike] = self.judge.verdict(product)
-        return _decision(product, verdict, _rewrite(graph, product, verdict) if verdict.taken else None)
+            return GemmDecision(shape="x".join(map(str, node.meta["val"].shape)), taken="", reason=product)
+        key = (product.alone, product.fused, product.before_reduction, product.torchs)
+        if key not in self.decisions:
+            self.decisions[key] = self.policy.decide(product)
+        decision = self.decisions[key]
+        return _report(product, decision, _replace(self.graph, product, decision) if decision.taken else None)
 
 
-def _decision(product: Product, verdict: Verdict, pick: str | None, joined: Problem | None = None) -> Decision:
-    return Decision(
+def _report(product: Product, decision: Decision, pick: str | None, joined: Problem | None = None) -> GemmDecision:
+    return GemmDecision(
         shape=product.shape,
-        taken=verdict.taken,
-        reason=verdict.reason,
+        taken=decision.taken,
+        reason=decision.reason,
+        times_us=decision.times_us,
         pick=pick,
-        times_us=verdict.times_us,
         alone=product.alone,
         fused=product.fused,
         joined=joined,
     )
 
 
-def _rewrite(graph: fx.Graph, product: Product, verdict: Verdict) -> str:
-    """Put a planned product in the place of the GEMM, or of the last node of its tail. Returns the name of what it runs."""
-    tail = product.tail if verdict.taken == "fused" else None
-    problem = product.alone if tail is None else product.fused
+def _replace(graph: fx.Graph, product: Product, decision: Decision) -> str:
+    """Replace the GEMM, up to the last node of a fused epilogue, by a planned product. Return the name of the choice that runs."""
+    match = product.match if decision.taken == "fused" else None
+    problem = product.alone if match is None else product.fused
     assert problem is not None
-    last = product.gemm if tail is None else tail.last
+    last = product.gemm if match is None else match.last
     value, result = product.gemm.meta["val"], last.meta["val"]
     plan = ready_plan(problem, -1 if value.device.type == "cpu" else value.device.index)
     with graph.inserting_before(last):
-        extra = [_as_operand(graph, x, value) for x in tail.extra] if tail else []
+        # Call the planned product on operands shaped as the Problem has them.
+        extra = [_with_sizes(graph, x, value) for x in match.operands] if match else []
         alpha, beta = product.scalars
         keywords: dict[str, Any] = {"dynamic": product.dynamic, "alpha": alpha, "beta": beta}
         operands = [
@@ -128,41 +147,43 @@ def _rewrite(graph: fx.Graph, product: Product, verdict: Verdict) -> str:
         new = graph.call_function(OPERATOR, ([*operands, *extra], problem.key), keywords)
         new.meta.update({name: last.meta[name] for name in _ORIGIN if name in last.meta})
         new.meta["val"] = result if problem.gated else result.new_empty(value.shape)
+        # Apply a mask that was between the product and its SwiGLU, then a view that was in the epilogue.
         if problem.gated and product.masked is not None:
             mask, zero, _ = product.masked.args
             new = graph.call_function(aten.where.self, (mask, zero, new))
             new.meta["val"] = result
-        if tail is not None and tail.sizes is not None:
-            new = graph.call_function(aten.reshape.default, (new, tail.sizes))
+        if match is not None and match.sizes is not None:
+            new = graph.call_function(aten.reshape.default, (new, match.sizes))
             new.meta["val"] = result
     last.replace_all_uses_with(new)
     return plan.choice.name
 
 
-def _rewrite_join(graph: fx.Graph, join: Join, order: dict[fx.Node, int]) -> str:
-    """Put one planned product in the place of several GEMMs, where the first was. Returns the name of what it runs."""
-    first = min(join.products, key=lambda product: order[product.gemm])
-    a, value = first.tensors[0], first.gemm.meta["val"]
-    plan = ready_join(join.problem, join.widths, -1 if value.device.type == "cpu" else value.device.index)
-    for node in join.pieces:
-        _move_before(first.gemm, node, order)
-    with graph.inserting_before(first.gemm):
-        new = graph.call_function(JOIN, ([a, *join.pieces], join.problem.key, list(join.widths)))
-        new.meta.update({name: first.gemm.meta[name] for name in _ORIGIN if name in first.gemm.meta})
-        new.meta["val"] = value.new_empty(join.problem.out.size)
+def _replace_fusion(graph: fx.Graph, fusion: HorizontalFusion, order: dict[fx.Node, int]) -> str:
+    """Replace several GEMMs by one planned product at the place of the first. Return the name of the choice that runs."""
+    earliest = min(fusion.products, key=lambda product: order[product.gemm])
+    first, a = earliest.gemm, earliest.tensors[0]
+    value = first.meta["val"]
+    plan = ready_horizontal(fusion.problem, fusion.widths, -1 if value.device.type == "cpu" else value.device.index)
+    for node in fusion.pieces:
+        _move_before(first, node, order)
+    with graph.inserting_before(first):
+        new = graph.call_function(HORIZONTAL_OPERATOR, ([a, *fusion.pieces], fusion.problem.key, list(fusion.widths)))
+        new.meta.update({name: first.meta[name] for name in _ORIGIN if name in first.meta})
+        new.meta["val"] = value.new_empty(fusion.problem.out.size)
         begin = 0
-        for product, width in zip(join.products, join.widths, strict=True):
+        for product, width in zip(fusion.products, fusion.widths, strict=True):
             columns = graph.call_function(aten.slice.Tensor, (new, 1, begin, begin + width))
             columns.meta["val"] = new.meta["val"][:, begin : begin + width]
             product.gemm.replace_all_uses_with(columns)
             begin += width
-    for product in join.products:
+    for product in fusion.products:
         graph.erase_node(product.gemm)
     return plan.choice.name
 
 
 def _move_before(first: fx.Node, node: fx.Node, order: dict[fx.Node, int]) -> None:
-    """Let a view of an input of the graph be made before another node, with all that it is made of."""
+    """Move a view of a graph's input before the node ``first``, with the nodes that it is computed from."""
     if node.op == "call_function" and order[node] > order[first]:
         for source in node.all_input_nodes:
             _move_before(first, source, order)
@@ -170,9 +191,9 @@ def _move_before(first: fx.Node, node: fx.Node, order: dict[fx.Node, int]) -> No
 
 
 def _with_dimensions(graph: fx.Graph, problem: Problem, role: str, node: fx.Node) -> fx.Node:
-    """An operand with the dimensions that the Problem has."""
+    """Return an operand with the dimensions of the Problem, as a new node if torch's differ."""
     value = node.meta["val"]
-    shaped = as_operand(problem.op, role, value)
+    shaped = with_dimensions(problem.op, role, value)
     if shaped is value:
         return node
     made = graph.call_function(aten.unsqueeze.default, (node, 1))
@@ -180,23 +201,18 @@ def _with_dimensions(graph: fx.Graph, problem: Problem, role: str, node: fx.Node
     return made
 
 
-def _as_operand(graph: fx.Graph, extra: Extra, gemm: torch.Tensor) -> fx.Node:
-    """An operand of the epilogue shaped as the Problem has it."""
-    if extra.sizes is None:
-        return extra.node
-    made = graph.call_function(aten.reshape.default, (extra.node, extra.sizes))
-    made.meta["val"] = extra.node.meta["val"].reshape(gemm.shape if extra.rank > 1 else extra.sizes)
+def _with_sizes(graph: fx.Graph, operand: EpilogueOperand, gemm: torch.Tensor) -> fx.Node:
+    """Return an epilogue's operand with the shape of the Problem, as a new node if it needs a view."""
+    if operand.sizes is None:
+        return operand.node
+    made = graph.call_function(aten.reshape.default, (operand.node, operand.sizes))
+    made.meta["val"] = operand.node.meta["val"].reshape(gemm.shape if operand.rank > 1 else operand.sizes)
     return made
-
-
-def _register_lowering() -> None:
-    """Inductor's lowerings are imported when it lowers: by now."""
-    importlib.import_module(".lowering", __package__).register()
 
 
 @functools.cache
 def _source_digest() -> str:
-    """Return a digest of the source of gemmtune: what rewrites a graph, what its code calls, and what both go by."""
+    """Return a digest of gemmtune's source: the pass, the functions that compiled code calls, and the search behind both."""
     digest = hashlib.sha256()
     for path in sorted(Path(__file__).parents[2].rglob("*.py")):
         digest.update(path.read_bytes())

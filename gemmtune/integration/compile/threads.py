@@ -1,4 +1,4 @@
-"""Work in the middle of a compilation or a capture that these must not see."""
+"""Threads for work that a compilation or a capture of the caller must not see."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ __all__ = ["in_a_thread"]
 
 
 def in_a_thread(work: Callable[[], Any]) -> None:
-    """Do work to its end in a thread of its own.
+    """Run ``work`` to its end in a new thread, and raise what it raises.
 
-    What torch keeps for a thread, such as modes and the pool that it allocates from, is not that of the caller there.
+    torch's state of the caller's thread, such as its modes and its memory pool, does not apply there.
     """
     raised: list[BaseException] = []
 
     def guarded() -> None:
         try:
             work()
-        except BaseException as error:  # noqa: BLE001 - raised again where it is waited for
+        except BaseException as error:  # noqa: BLE001 - raised again below
             raised.append(error)
 
     context = contextvars.copy_context()

@@ -1,7 +1,8 @@
-"""Ways to run a GEMM and its tail in a compiled graph, as choices that are timed against each other.
+"""Variants of a GEMM and its epilogue in a compiled graph, as choices that are timed against each other.
 
-``untouched`` is torch's GEMM followed by Inductor's own kernel, ``alone`` our GEMM followed by Inductor's, ``fused`` our GEMM with
-the tail in it. The first two are compiled by Inductor as it compiles them in a model.
+- ``untouched``: torch's GEMM, then Inductor's kernel for the epilogue. Inductor compiles this and ``alone`` as it does in a model.
+- ``alone``: our GEMM, then Inductor's kernel. ``fused``: our GEMM with the epilogue in it.
+- ``joined``: one product of adjacent weights. ``apart``: the separate products.
 """
 
 from __future__ import annotations
@@ -27,44 +28,45 @@ from ...problem import Layout, Problem
 from ...problem.epilogue import evaluate
 from ...problem.grouped_compositions import gated_columns
 from ...problem.operations import DENSE_OPS
-from .judging import Always
-from .planned_join import gathered_roles
+from .decisions import FixedPolicy
+from .planned_horizontal import gathered_roles
 from .rewriting import RewriteProducts
 
 BACKEND_NAME = "compiled"
-Variant = Literal["untouched", "alone", "fused", "apart", "joined"]
+VariantName = Literal["untouched", "alone", "fused", "apart", "joined"]
 _EXAMPLES = {"zero": 0.0, "one": 1.0, "general": 0.5}
+"""A scalar of each class."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Way(Choice):
-    """One of the ways to do ``problem`` in a compiled graph.
+class GraphVariant(Choice):
+    """A variant of ``problem`` in a compiled graph.
 
-    ``runs`` are the content hashes of our choices that it runs, whose change makes its time worthless. ``overlapping``: kernels of
-    Inductor begin while the one before ends.
+    ``runs`` are the content hashes of our choices that it runs. A stored time counts only as long as they are the same.
+    ``overlapping`` means that Inductor's kernels begin while the previous kernel ends.
     """
 
-    variant: Variant
+    variant: VariantName
     runs: tuple[str, ...]
     overlapping: bool = False
 
     @property
     def content_hash(self) -> str:
-        """A hash over the way and what it runs."""
+        """Hash of the variant and the choices that it runs."""
         return hashlib.sha256(json.dumps([self.name, self.runs, self.overlapping]).encode()).hexdigest()
 
 
 @dataclass(frozen=True, kw_only=True)
-class JoinedVariant(Way):
-    """``problem`` as one product, or ``apart``: as the ``parts`` of which it consists, each by its own pick.
+class HorizontalVariant(GraphVariant):
+    """``problem`` as one product (``joined``), or as its separate ``parts`` by their own picks (``apart``).
 
-    The time of one product includes gathering the scales that it needs.
+    The time of ``joined`` includes the concatenation of the scales that it needs.
     """
 
     parts: tuple[Problem, ...]
 
-    def bind(self, loaded: None) -> Kernel:  # noqa: ARG002 - nothing is loaded apart
-        """The kernels. Apart, results go into memory of their own, as in a graph, and ``out`` is left as it is."""
+    def bind(self, loaded: None) -> Kernel:  # noqa: ARG002 - there is nothing to load
+        """Return the kernel. ``apart`` writes into separate memory, as in a graph, and does not touch ``out``."""
         index = torch.cuda.current_device() if self.problem.device_type == "cuda" else -1
         with settings_module.patch(tune="never"):
             if self.variant == "joined":
@@ -82,7 +84,7 @@ class JoinedVariant(Way):
         return Kernel(run=run)
 
     def _gathering(self, kernel: Kernel) -> Kernel:
-        """Return the kernel behind the copies that a graph makes of scales, as ``planned_join`` does."""
+        """Return the kernel preceded by the concatenation of its scales, as ``run_horizontal`` does it."""
         gathered, widths = gathered_roles(self.problem), [part.n for part in self.parts]
         if not gathered:
             return kernel
@@ -98,13 +100,13 @@ class JoinedVariant(Way):
 
 
 @dataclass(frozen=True, kw_only=True)
-class CompiledVariant(Way):
-    """One of the ways to do ``problem``, of which ``alone`` is the GEMM without the tail."""
+class CompiledVariant(GraphVariant):
+    """A variant of ``problem``. ``alone`` is its GEMM without the epilogue."""
 
     alone: Problem
 
-    def bind(self, loaded: None) -> Kernel:  # noqa: ARG002 - nothing is loaded apart
-        """The kernel, compiled now unless Inductor has it in its cache."""
+    def bind(self, loaded: None) -> Kernel:  # noqa: ARG002 - there is nothing to load
+        """Return the kernel. Inductor compiles it unless its cache has it."""
         problem = self.problem
         index = torch.cuda.current_device() if problem.device_type == "cuda" else -1
         if self.variant == "fused":
@@ -125,14 +127,14 @@ class CompiledVariant(Way):
         return Kernel(run=run, run_new=None if index >= 0 else run_new)
 
     def _compiled(self, *, into_out: bool) -> Any:
-        """What Inductor makes of it, as a function of a list of tensors; with ``into_out`` the first is written into."""
+        """Return Inductor's function of a list of tensors. With ``into_out`` it writes into the first of them."""
         from torch._inductor.compile_fx import compile_fx_inner  # noqa: PLC0415 - seconds, of which installing the pass needs none
         from torch._inductor.decomposition import select_decomp_table  # noqa: PLC0415
 
         problem, device = self.problem, torch.device(self.problem.device_type)
         count = len(problem.operands)
 
-        def way(out: torch.Tensor | None, *tensors: torch.Tensor) -> tuple[torch.Tensor]:
+        def variant(out: torch.Tensor | None, *tensors: torch.Tensor) -> tuple[torch.Tensor]:
             result = self._gemm(tensors[:count])
             if problem.gated and not self.alone.gated:
                 result = gated_columns(result, problem.gated)
@@ -144,9 +146,9 @@ class CompiledVariant(Way):
         layouts = [layout for _, layout in problem.operands] + [*(problem.epilogue.operands if problem.epilogue else ())]
         with unset_fake_temporarily(), FakeTensorMode():
             inputs = [_example(layout, device) for layout in ([problem.out] if into_out else []) + layouts]
-            function = way if into_out else functools.partial(way, None)
+            function = variant if into_out else functools.partial(variant, None)
             graph = make_fx(function, decomposition_table=select_decomp_table())(*inputs)
-        graph_pass = RewriteProducts(Always("alone")) if self.variant == "alone" else None
+        graph_pass = RewriteProducts(FixedPolicy("alone")) if self.variant == "alone" else None
         options = {
             "post_grad_custom_post_pass": graph_pass,
             "triton.cudagraphs": False,
@@ -156,7 +158,7 @@ class CompiledVariant(Way):
             return compile_fx_inner(graph, inputs, is_inference=True)
 
     def _gemm(self, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-        """The GEMM as it stands in a graph: by torch's operations, or by the operator that only we have."""
+        """Return the GEMM as it stands in a graph: torch's operations, or gemmtune's operator where torch has none."""
         alone = self.alone
         row = alone.operation
         given = dict(zip((role for role, _ in alone.operands), tensors, strict=True))

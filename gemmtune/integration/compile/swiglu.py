@@ -1,4 +1,4 @@
-"""Gated columns behind a grouped product in a compiled graph, as mixtures of experts have them: silu(gates) · the other half."""
+"""SwiGLU behind a grouped product in a compiled mixture of experts: silu(first half of the columns) · second half."""
 
 from __future__ import annotations
 
@@ -10,27 +10,31 @@ import torch
 from torch import fx
 
 from ...problem import Layout, Problem
-from .tails import CONVERT, constant
+from .epilogues import CONVERT, constant
 
 aten = torch.ops.aten
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Gating:
-    """``last`` is silu of the first half of a product's columns times the other half. ``masked`` is the node between that sets rows
-    to zero, which does the same behind: where(mask, 0, product)."""
+class SwigluMatch:
+    """A product whose columns are gated, up to the node ``last``.
+
+    ``masked`` is where(mask, 0, product) between them, which sets rows to zero. It has the same effect behind ``last``.
+    """
 
     last: fx.Node
     masked: fx.Node | None
 
 
-def gating_of(gemm: fx.Node) -> Gating | None:
-    """What gates the columns of a product, None if nobody does or somebody reads what is between."""
+def match_swiglu(gemm: fx.Node) -> SwigluMatch | None:
+    """Return the SwiGLU behind a product, or None if there is none or another node reads a value in between."""
+    # Skip a mask between the product and its gates.
     product, masked = gemm, None
     if (user := _only_user(gemm)) is not None and user.target is aten.where.self and user.args[2] is gemm:
         rows = user.args[0].meta["val"]  # type: ignore[union-attr]
         if isinstance(user.args[1], fx.Node) and constant(user.args[1]) == 0 and rows.dim() == 2 and rows.shape[1] == 1:
             product, masked = user, user
+    # Find silu(gates) · others.
     halves = _halves(product)
     if halves is None:
         return None
@@ -41,12 +45,12 @@ def gating_of(gemm: fx.Node) -> Gating | None:
         seen = {last, *_conversions(last)}
         if isinstance(act, fx.Node) and _silu(act, gates, seen) and _closed(gates, seen) and _closed(others, seen):
             end = _rounded(last, gemm.meta["val"].dtype)
-            return None if end is None else Gating(last=end, masked=masked)
+            return None if end is None else SwigluMatch(last=end, masked=masked)
     return None
 
 
 def gated_problem(alone: Problem) -> Problem:
-    """The product with gated columns."""
+    """Return the Problem of the product with gated columns."""
     out = Layout.contiguous((alone.m, alone.n // 2), alone.out.dtype)
     return replace(alone, op="routed_grouped_mm", out=out, gated="silu")
 
@@ -56,7 +60,7 @@ def _only_user(node: fx.Node) -> fx.Node | None:
 
 
 def _halves(product: fx.Node) -> tuple[fx.Node, fx.Node] | None:
-    """The two halves of the columns, if they are all that is read."""
+    """Return the two halves of the columns, or None if anything else of the product is read."""
     width = product.meta["val"].shape[-1]
     if not isinstance(width, int) or width % 2:
         return None
@@ -75,7 +79,7 @@ def _halves(product: fx.Node) -> tuple[fx.Node, fx.Node] | None:
 
 
 def _products_of(node: fx.Node) -> list[fx.Node]:
-    """Multiplications that read a node, be it converted."""
+    """Return the multiplications that read a node or a conversion of it."""
     readers = [user for x in (node, *(y for y in node.users if y.target is CONVERT)) for user in x.users]
     return [user for user in readers if user.target is aten.mul.Tensor]
 
@@ -87,7 +91,7 @@ def _unconverted(node: Any) -> Any:
 
 
 def _conversions(node: fx.Node) -> set[fx.Node]:
-    """The conversions between a node's arguments and what these were made of."""
+    """Return the dtype conversions between a node and the values it is computed from."""
     found: set[fx.Node] = set()
     waiting = list(node.all_input_nodes)
     while waiting:
@@ -99,23 +103,23 @@ def _conversions(node: fx.Node) -> set[fx.Node]:
 
 
 def _silu(value: fx.Node, gates: fx.Node, seen: set[fx.Node]) -> bool:
-    """Whether a value is silu(gates), as one node or as torch decomposes it; its nodes are added to ``seen``."""
+    """Return True if a value is silu(gates), as one node or as torch decomposes it. Its nodes are added to ``seen``."""
     node = _unconverted(value)
 
     def is_gates(x: Any) -> bool:
         return _unconverted(x) is gates
 
-    def takes(*nodes: Any) -> bool:
+    def add(*nodes: Any) -> bool:
         for x in nodes:
             seen.update({x, *_conversions(x)})
         return True
 
     if node.target is aten.silu.default and is_gates(node.args[0]):
-        return takes(node)
+        return add(node)
     if node.target is aten.div.Tensor and is_gates(node.args[0]) and isinstance(one := _unconverted(node.args[1]), fx.Node):
         exp = _unconverted(one.args[0]) if one.target is aten.add.Tensor and one.args[1:] == (1,) else None
         neg = _unconverted(exp.args[0]) if isinstance(exp, fx.Node) and exp.target is aten.exp.default else None
-        return isinstance(neg, fx.Node) and neg.target is aten.neg.default and is_gates(neg.args[0]) and takes(node, one, exp, neg)
+        return isinstance(neg, fx.Node) and neg.target is aten.neg.default and is_gates(neg.args[0]) and add(node, one, exp, neg)
     if node.target is aten.mul.Tensor:
         for x, other in (node.args[:2], node.args[1::-1]):
             sigmoid = _unconverted(other)
@@ -125,18 +129,18 @@ def _silu(value: fx.Node, gates: fx.Node, seen: set[fx.Node]) -> bool:
                 and sigmoid.target is aten.sigmoid.default
                 and is_gates(sigmoid.args[0])
             ):
-                return takes(node, sigmoid)
+                return add(node, sigmoid)
     return False
 
 
 def _closed(half: fx.Node, seen: set[fx.Node]) -> bool:
-    """Nobody else reads a half of the columns, nor what is between it and the result, which is the last of ``seen``."""
+    """Return True if only nodes of ``seen`` read this half of the columns and the values between it and the result."""
     inner = [half, *(node for node in seen if node.target is CONVERT or node.target is not aten.mul.Tensor)]
     return all(user in seen for node in inner for user in node.users)
 
 
 def _rounded(last: fx.Node, dtype: torch.dtype) -> fx.Node | None:
-    """The product, or its conversion if that alone reads it, in the dtype that the grouped product has."""
+    """Return the gated value in the grouped product's dtype: the node itself, or the conversion that alone reads it."""
     if last.meta["val"].dtype == dtype:
         return last
     user = _only_user(last)

@@ -1,4 +1,4 @@
-"""Layers that read the same input: their weights next to each other in memory, and one product of a compiled graph for them."""
+"""Horizontal fusion: weights of layers with the same input move together, and compiled graphs compute one product for them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from compiled_graphs import Always, decided, outputs_and_gradients, rewriting_backend
+from compiled_graphs import FixedPolicy, decided, outputs_and_gradients, rewriting_backend
 from models import made, result, transformers
 from rotation import rotated
 from torch import nn
@@ -20,12 +20,12 @@ import gemmtune
 from gemmtune import QuantizedWeight, settings
 from gemmtune.integration import compile as compile_pass
 from gemmtune.integration.adjacent import lay_out, same_inputs
-from gemmtune.integration.compile import backend, planned_join, rewriting, verdicts
-from gemmtune.integration.compile.addresses import neighbours as neighbour_inputs
-from gemmtune.integration.compile.judging import Verdict
-from gemmtune.integration.compile.knowledge import Knowledge
-from gemmtune.integration.compile.variants import BACKEND_NAME, JoinedVariant
-from gemmtune.integration.compile.verdicts import StoreJudge, _parts
+from gemmtune.integration.compile import backend, planned_horizontal, rewriting, store_policy
+from gemmtune.integration.compile.horizontal import adjacent_inputs
+from gemmtune.integration.compile.report import Decision
+from gemmtune.integration.compile.store_policy import StorePolicy, _parts
+from gemmtune.integration.compile.stored_decisions import StoredDecisions
+from gemmtune.integration.compile.variants import BACKEND_NAME, HorizontalVariant
 from gemmtune.numerics.bounds import Claims
 from gemmtune.problem import Layout, Problem
 from gemmtune.problem.trace import trace
@@ -35,7 +35,7 @@ Tensor = torch.Tensor
 
 
 class Heads(nn.Module):
-    """Three layers that read one input, the last of them without a bias where ``mixed``."""
+    """Three layers that read one input."""
 
     def __init__(self, bias: bool = True) -> None:
         super().__init__()
@@ -50,10 +50,10 @@ X = torch.randn(2, 5, 64, generator=torch.Generator().manual_seed(2))
 
 @pytest.fixture
 def joined():
-    """Whatever can be joined is; every other GEMM is rewritten alone."""
-    backend.install(judge=Always("alone"))
-    with decided() as told:
-        yield told
+    """Install a policy that fuses GEMMs horizontally, and rewrites every other GEMM alone. Yield the decisions."""
+    backend.install(policy=FixedPolicy("alone"))
+    with decided() as made:
+        yield made
     compile_pass.uninstall()
 
 
@@ -70,20 +70,20 @@ def heads(kind: str = "float") -> nn.Module:
     return model if kind == "float" else gemmtune.quantize_(model, kind, group=32)
 
 
-def neighbours(model: nn.Module) -> bool:
-    """Whether the weights of k and v follow that of q in memory."""
+def are_adjacent(model: nn.Module) -> bool:
+    """Return True if the weight of k follows that of q in memory."""
     first, second = (getattr(x.weight, "tensor", x.weight) for x in (model.q, model.k))
     return second.data_ptr() == first.data_ptr() + first.nbytes
 
 
 @pytest.mark.parametrize("kind", ["float", "int4", "int8"])
-def test_parameters_stay_what_they_are(kind, tmp_path):
+def test_moved_parameters_keep_identity_and_values(kind, tmp_path):
     model = heads(kind)
     model.tied, model.buffer = model.v, model.q.bias.data
     objects, plain = {name: id(x) for name, x in model.named_parameters()}, copy.deepcopy(model)
-    assert not neighbours(model)
+    assert not are_adjacent(model)
     laid_out(model, {"x": X})
-    assert neighbours(model)
+    assert are_adjacent(model)
     assert {name: id(x) for name, x in model.named_parameters()} == objects
     for x, y in zip(model.parameters(), plain.parameters(), strict=True):
         assert (type(x), x.shape, x.stride(), x.dtype, x.requires_grad) == (type(y), y.shape, y.stride(), y.dtype, y.requires_grad)
@@ -104,10 +104,10 @@ def test_parameters_stay_what_they_are(kind, tmp_path):
                 each(X).square().sum().backward()
                 optimizer.step()
         torch.testing.assert_close(model.state_dict(), plain.state_dict())
-        assert neighbours(model)
+        assert are_adjacent(model)
 
 
-def test_a_saved_model_is_the_same(tmp_path):
+def test_a_model_with_moved_weights_saves_and_loads(tmp_path):
     model, inputs = made("llama")
     expected = result(model, inputs)
     laid_out(model, inputs).save_pretrained(tmp_path)
@@ -115,27 +115,27 @@ def test_a_saved_model_is_the_same(tmp_path):
     torch.testing.assert_close(result(again.eval(), inputs), expected)
 
 
-def test_a_model_that_is_compiled_already_is_seen_too():
+def test_weights_of_a_compiled_model_move_too():
     model = heads()
     compiled = torch.compile(model, backend="eager")
     with torch.no_grad():
         expected = compiled(X)
         laid_out(compiled, {"x": X})
-        assert neighbours(model)
+        assert are_adjacent(model)
         assert torch.equal(compiled(X), expected)
 
 
-def test_memory_that_something_else_has_too_stays():
+def test_shared_memory_does_not_move():
     model = heads()
     model.q.weight.data = torch.empty(2, 64, 64)[0]
     model.register_buffer("view", model.v.weight.data[:2])
     laid_out(model, {"x": X})
-    assert not neighbours(model)
+    assert not are_adjacent(model)
     assert model.view.data_ptr() == model.v.weight.data_ptr()
 
 
 @pytest.mark.parametrize("kind", ["float", *rotated(["int4", "int8"], every=2, name="joined weights")])
-def test_one_product_does_what_several_did(kind, joined):
+def test_a_fused_product_equals_the_separate_ones(kind, joined):
     model = laid_out(heads(kind), {"x": X})
     compiled = torch.compile(model, fullgraph=True, dynamic=False)
     with torch.no_grad():
@@ -151,7 +151,7 @@ def test_one_product_does_what_several_did(kind, joined):
 def test_models(name, joined):
     model, inputs = made(name)
     laid_out(model, inputs)
-    compiled = torch.compile(model, fullgraph=True, dynamic=False, backend=rewriting_backend(Always("alone")))
+    compiled = torch.compile(model, fullgraph=True, dynamic=False, backend=rewriting_backend(FixedPolicy("alone")))
     with torch.no_grad():
         torch.testing.assert_close(result(compiled, inputs), result(model, inputs), rtol=1e-4, atol=1e-4)
     widths = [d.problem.n for d in joined if d.taken == "joined"]
@@ -170,18 +170,18 @@ def converted(model: nn.Module) -> None:
 
 @pytest.mark.parametrize("kind", ["float", "int4", "int8"])
 @pytest.mark.parametrize("move", [cloned, converted])
-def test_weights_that_were_moved_since_are_multiplied_one_by_one(kind, move, joined, monkeypatch):
+def test_weights_that_are_no_longer_adjacent_are_multiplied_separately(kind, move, joined, monkeypatch):
     model = laid_out(heads(kind), {"x": X})
     compiled = torch.compile(model, fullgraph=True, dynamic=False)
     runs: list[int] = []
     for name in ("run_planned", "run_as_laid_out"):
-        run = getattr(planned_join, name)
+        run = getattr(planned_horizontal, name)
 
         def noted(*tensors, out, problem, run=run):
             runs.append(out.shape[1])
             run(*tensors, out=out, problem=problem)
 
-        monkeypatch.setattr(planned_join, name, noted)
+        monkeypatch.setattr(planned_horizontal, name, noted)
     with torch.no_grad():
         expected = model(X)
         torch.testing.assert_close(compiled(X), expected, rtol=1e-4, atol=1e-4)
@@ -191,13 +191,13 @@ def test_weights_that_were_moved_since_are_multiplied_one_by_one(kind, move, joi
     assert len(joined) == 3
 
 
-def test_the_time_of_one_product_includes_gathering_scales(joined, monkeypatch):
+def test_the_time_of_a_fused_product_includes_concatenating_scales(joined, monkeypatch):
     model = laid_out(heads("int4"), {"x": X})
     with torch.no_grad():
         torch.compile(model, fullgraph=True, dynamic=False)(X)
     whole, parts = joined[0].joined, tuple(decision.alone for decision in joined)
     words = {"name": "joined", "backend": BACKEND_NAME, "problem": whole, "claims": Claims(accumulate=torch.float32), "runs": ()}
-    kernel = JoinedVariant(parts=parts, variant="joined", **words).bind(None)
+    kernel = HorizontalVariant(parts=parts, variant="joined", **words).bind(None)
     tensors = [torch.randint(0, 9, x.size).to(x.dtype).as_strided(x.size, x.stride) for _, x in whole.operands]
     seen: list[list[int]] = []
     cat = torch.cat
@@ -210,11 +210,11 @@ def test_the_time_of_one_product_includes_gathering_scales(joined, monkeypatch):
     torch.testing.assert_close(out, a @ QuantizedWeight(b, scales, encoding="int4").dequantize())
 
 
-def test_graphs_of_joined_and_of_separate_weights_are_kept_apart(monkeypatch):
+def test_graphs_of_adjacent_and_separate_weights_have_different_keys(monkeypatch):
     found: list[Any] = []
-    monkeypatch.setattr(rewriting.RewriteProducts, "__call__", lambda self, graph: found.append(neighbour_inputs()))
+    monkeypatch.setattr(rewriting.RewriteProducts, "__call__", lambda self, graph: found.append(adjacent_inputs()))
     with torch.no_grad():
-        backend.install(judge=Always(""))
+        backend.install(policy=FixedPolicy(""))
         try:
             for model in (heads(), laid_out(heads(), {"x": X})):
                 torch._dynamo.reset()
@@ -222,34 +222,34 @@ def test_graphs_of_joined_and_of_separate_weights_are_kept_apart(monkeypatch):
                     torch.compile(model, fullgraph=True, dynamic=False)(X)
         finally:
             compile_pass.uninstall()
-    assert neighbour_inputs() == ()
+    assert adjacent_inputs() == ()
     apart, joined = found
     assert apart == ()
     assert len(joined) == 4  # of three weights and of three biases
 
 
 @pytest.mark.parametrize("dynamic", [True, False])
-def test_what_is_not_side_by_side_or_has_no_fixed_size_stays_apart(dynamic, joined):
+def test_separate_weights_and_dynamic_sizes_are_not_fused(dynamic, joined):
     model = heads()
     model = laid_out(model, {"x": X}) if dynamic else model
-    compiled = torch.compile(model, dynamic=dynamic, backend=rewriting_backend(Always("alone")))
+    compiled = torch.compile(model, dynamic=dynamic, backend=rewriting_backend(FixedPolicy("alone")))
     with torch.no_grad():
         torch.testing.assert_close(compiled(X), model(X))
     assert [d.taken for d in joined] == ["alone"] * 3
 
 
-def test_the_operator_is_one_of_torchs(own_store):
+def test_the_fused_operator_passes_torchs_checks(own_store):
     a, whole = torch.randn(3, 8), torch.randn(12, 8).t()
     problem = gemmtune.Problem.mm(3, 12, 8, dtype=torch.float32, device_type="cpu")
     with settings.patch(backends=("aten",), tune="never"):
         for pieces in (whole.split((4, 8), 1), [x.clone() for x in whole.split((4, 8), 1)]):
             arguments = ([a, *pieces], problem.key, [4, 8])
-            torch.library.opcheck(planned_join.OPERATOR, arguments)
-            torch.testing.assert_close(planned_join.OPERATOR(*arguments), a @ whole)
+            torch.library.opcheck(planned_horizontal.OPERATOR, arguments)
+            torch.testing.assert_close(planned_horizontal.OPERATOR(*arguments), a @ whole)
 
 
 class Gated(nn.Module):
-    """silu(gate) · up, the tail of either."""
+    """SwiGLU of two layers, whose GEMMs share an epilogue."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -260,7 +260,7 @@ class Gated(nn.Module):
 
 
 def compiled_decisions(model: nn.Module) -> tuple[Any, ...]:
-    """What becomes of the GEMMs of a model that is compiled anew, and runs right."""
+    """Compile a model again, check its result, and return the decisions on its GEMMs."""
     torch._dynamo.reset()
     no_cache = torch._inductor.config.patch(fx_graph_cache=False)
     with no_cache, torch._functorch.config.patch(enable_autograd_cache=False):
@@ -269,39 +269,41 @@ def compiled_decisions(model: nn.Module) -> tuple[Any, ...]:
     return gemmtune.explain(compiled).decisions
 
 
-def test_measured_times_decide(own_store, monkeypatch):
+def test_measured_times_decide_on_fusion(own_store, monkeypatch):
     model = Heads()
     with torch.no_grad(), settings.patch(backends=("aten",), search="quick"):
         gemmtune.optimize(model, tune={"x": X}, progress=False)
         [*first] = compiled_decisions(model)
         join = tuple((d.alone, None) for d in first)
         whole = dataclasses.replace(first[0].alone, **widened(first))
-        told = dict(Knowledge.here(torch.device("cpu")).join_verdict(whole, join).times_us)
-        assert told.keys() == {"apart", "joined"}
-        better = told["joined"] < (1 - TIE) * told["apart"]
+        times = dict(StoredDecisions.here(torch.device("cpu")).decide_horizontal(whole, join).times_us)
+        assert times.keys() == {"apart", "joined"}
+        better = times["joined"] < (1 - TIE) * times["apart"]
         assert [d.taken for d in first] == ["joined" if better else ""] * 3
         for times, saved, taken in (
             ({"apart": 50.0, "joined": 40.0}, 0.0, "joined"),
             ({"apart": 50.0, "joined": 49.9}, 0.0, ""),
             ({"apart": 50.0, "joined": 40.0}, 9.5, ""),
         ):
-            monkeypatch.setattr(Knowledge, "_times", lambda *_, times=times: times)
-            monkeypatch.setattr(Knowledge, "_saved_by_tail", lambda self, _, fused, saved=saved: saved if fused else 0.0)
+            monkeypatch.setattr(StoredDecisions, "_times", lambda *_, times=times: times)
+            monkeypatch.setattr(StoredDecisions, "_saved_by_epilogue", lambda self, _, fused, saved=saved: saved if fused else 0.0)
             assert [d.taken for d in compiled_decisions(model)] == [taken] * 3
     gemmtune.restore(model)
 
 
 def widened(decisions: Any) -> dict[str, Any]:
-    """The fields of the Problem of all columns."""
+    """Return the fields of the Problem of all columns."""
     alone, n = decisions[0].alone, sum(d.alone.n for d in decisions)
     wide = {role: x for role in ("b", "inp", "out") if (x := getattr(alone, role)) is not None}
     wide["out"] = Layout.contiguous((alone.m, n), alone.out.dtype)
     return {role: x if role == "out" else dataclasses.replace(x, size=(*x.size[:-1], n)) for role, x in wide.items()}
 
 
-def test_a_tail_counts_for_the_first_that_has_it(monkeypatch):
+def test_a_shared_epilogue_counts_for_the_first_product(monkeypatch):
     seen: list[Any] = []
-    monkeypatch.setattr(StoreJudge, "joined", lambda _, join: seen.append(_parts(join)) or Verdict(taken="", reason="seen"))
+    monkeypatch.setattr(
+        StorePolicy, "decide_horizontal", lambda _, join: seen.append(_parts(join)) or Decision(taken="", reason="seen")
+    )
     with torch.no_grad(), settings.patch(backends=("aten",), tune="never"):
         backend.install()
         compiled_decisions(laid_out(Gated(), {"x": X}))
@@ -310,20 +312,20 @@ def test_a_tail_counts_for_the_first_that_has_it(monkeypatch):
     assert (whole.n, [fused is None for _, fused in pairs]) == (128, [False, True])
 
 
-def test_tails_that_are_fused_are_compared_with_inductors_kernels(own_store, monkeypatch):
+def test_fused_epilogues_are_timed_against_inductors_kernels(own_store, monkeypatch):
     alone = gemmtune.Problem.mm(10, 64, 64, dtype=torch.float32, device_type="cpu")
     fused = dataclasses.replace(alone, epilogue=trace(torch.relu, torch.float32, ()))
     with settings.patch(backends=("aten",), search="quick"):
-        known = Knowledge.here(torch.device("cpu"))
+        known = StoredDecisions.here(torch.device("cpu"))
         gemmtune.tune([alone, fused], progress=False)
-        assert known._saved_by_tail(alone, None) == 0
-        monkeypatch.setattr(Knowledge, "verdict", lambda *_: Verdict(taken="fused", reason="by its parts"))
-        assert known._saved_by_tail(alone, fused) == math.inf
-        ways = known._ways(alone, fused)
-        known._rank_tails([(alone, fused), (alone, None)])
-        assert known._times(fused, ways).keys() == {way.variant for way in ways}
-        monkeypatch.setattr(Knowledge, "_times", lambda *_: {"untouched": 9.0, "alone": 8.0, "fused": 5.0})
-        assert known._saved_by_tail(alone, fused) == 3.0
+        assert known._saved_by_epilogue(alone, None) == 0
+        monkeypatch.setattr(StoredDecisions, "decide", lambda *_: Decision(taken="fused", reason="by its parts"))
+        assert known._saved_by_epilogue(alone, fused) == math.inf
+        variants = known._variants(alone, fused)
+        known._rank_epilogues([(alone, fused), (alone, None)])
+        assert known._times(fused, variants).keys() == {variant.variant for variant in variants}
+        monkeypatch.setattr(StoredDecisions, "_times", lambda *_: {"untouched": 9.0, "alone": 8.0, "fused": 5.0})
+        assert known._saved_by_epilogue(alone, fused) == 3.0
 
 
 def test_problems_are_tuned_for_graphs_with_and_without_their_epilogues(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -332,8 +334,8 @@ def test_problems_are_tuned_for_graphs_with_and_without_their_epilogues(monkeypa
     def here(device: torch.device) -> Any:
         return SimpleNamespace(measure=lambda compared: measured.append((device.type, compared)))
 
-    monkeypatch.setattr(verdicts.Knowledge, "here", here)
+    monkeypatch.setattr(store_policy.StoredDecisions, "here", here)
     plain = Problem.mm(4, 5, 6, dtype=torch.float32, device_type="cpu")
     fused = dataclasses.replace(plain, epilogue=trace(torch.relu, torch.float32, []))
-    verdicts.tune_for_compile([plain, fused])
+    store_policy.tune_for_compile([plain, fused])
     assert measured == [("cpu", [(plain, None), (plain, fused)])]

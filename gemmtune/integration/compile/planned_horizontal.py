@@ -1,7 +1,7 @@
-"""One product in the place of several: a function that writes into ``out``, and an operator of torch.
+"""One product that replaces several of the same input: a function that writes into ``out``, and an operator of torch.
 
-The weights lie next to each other when the graph is compiled. Each call compares their addresses. Where they no longer follow each
-other, because the model was copied or moved, each weight is multiplied separately into its columns of ``out``.
+The weights are adjacent in memory when the graph is compiled. Each call compares their addresses. If the model was copied or moved
+since, so that they are no longer adjacent, each weight is multiplied separately into its columns of ``out``.
 """
 
 from __future__ import annotations
@@ -24,26 +24,26 @@ Tensor = torch.Tensor
 
 LIBRARY.define("planned_join(Tensor[] tensors, str problem, int[] widths) -> Tensor")  # type: ignore[no-untyped-call]
 OPERATOR = torch.ops.gemmtune.planned_join.default
-"""``tensors`` are a, then for each further one of ``Problem.operands`` the pieces that it consists of, ``widths`` their columns."""
+"""Operator of a horizontal fusion. ``tensors`` are a, then the pieces of each further operand. ``widths`` are their columns."""
 SCALES = ("scale_b", "zero_b")
 _CAPACITY = 4096
 _wholes: dict[Hashable, Tensor] = {}
-"""Tensors over the memory of several, which they do not keep alive. A call compares the pieces' addresses before it uses one."""
+"""Tensors over the memory of adjacent pieces, which they do not keep alive. Each call compares the pieces' addresses first."""
 
 
-def ready_join(problem: Problem, widths: Sequence[int], index: int) -> Plan:
-    """Make the plans of the whole and of its pieces, before any capture. Return that of the whole."""
+def ready_horizontal(problem: Problem, widths: Sequence[int], index: int) -> Plan:
+    """Make the plans of the whole product and of its parts before any capture, and return the plan of the whole."""
     ready_pieces(problem.key, widths, index)
     return ready_plan(problem, index)
 
 
 def ready_pieces(problem: str, widths: Sequence[int], index: int) -> None:
-    """Make the launches of the single products now."""
+    """Make the launches of the separate products."""
     for part in _parts(problem, tuple(widths)):
         ready_launch(part, index)
 
 
-def run_join(*tensors: Tensor, out: Tensor, problem: str, widths: Sequence[int]) -> None:
+def run_horizontal(*tensors: Tensor, out: Tensor, problem: str, widths: Sequence[int]) -> None:
     """Write the products of a with all pieces into ``out``."""
     a, count = tensors[0], len(widths)
     roles = [tensors[begin : begin + count] for begin in range(1, len(tensors), count)]
@@ -61,16 +61,16 @@ def run_join(*tensors: Tensor, out: Tensor, problem: str, widths: Sequence[int])
 
 @functools.lru_cache(_CAPACITY)
 def gathered_roles(problem: Problem) -> tuple[str, ...]:
-    """Return the operands that each call gathers into one: scales and zero points of groups along K.
+    """Return the operands whose pieces each call concatenates: scales and zero points of groups along K.
 
-    Each weight has them in a storage of its own, row by row, so that the columns of several do not follow each other in memory.
+    Each weight stores them row by row, so that the columns of several weights are not adjacent in memory.
     """
     return tuple(role for role, layout in problem.operands if role in SCALES and len(layout.size) == 2 and layout.size[0] > 1)
 
 
 @functools.lru_cache(_CAPACITY)
 def _gathered(problem: str) -> tuple[bool, ...]:
-    """Return for each operand but a whether each call gathers its pieces into one."""
+    """Return for each operand except a True if each call concatenates its pieces."""
     known = problem_of_text(problem)
     gathered = gathered_roles(known)
     return tuple(role in gathered for role, _ in known.operands if role != "a")
@@ -78,14 +78,14 @@ def _gathered(problem: str) -> tuple[bool, ...]:
 
 @functools.lru_cache(_CAPACITY)
 def _parts(problem: str, widths: tuple[int, ...]) -> tuple[str, ...]:
-    """Return the products of the single pieces, into columns of the whole result."""
+    """Return the keys of the separate products, each into its columns of the whole result."""
     ends = itertools.accumulate(widths)
     whole = problem_of_text(problem)
     return tuple(_part_of(whole, end - width, end).key for width, end in zip(widths, ends, strict=True))
 
 
 def _part_of(problem: Problem, begin: int, end: int) -> Problem:
-    """Return the product of some columns alone, into these columns of the whole result."""
+    """Return the Problem of columns ``begin`` to ``end``, whose result is these columns of the whole result."""
     gathered = gathered_roles(problem)
 
     def columns(role: str, whole: Layout) -> Layout:
@@ -101,7 +101,7 @@ def _part_of(problem: Problem, begin: int, end: int) -> Problem:
 
 
 def _fits(part: str, pieces: Sequence[Tensor]) -> bool:
-    """Return whether the operands but a have the strides that the problem has."""
+    """Return True if the operands except a have the strides of the problem."""
     layouts = [layout for role, layout in problem_of_text(part).operands if role != "a"]
     return all(_strides(layout) == _strides(Layout.of(x)) for layout, x in zip(layouts, pieces, strict=True))
 
@@ -111,7 +111,7 @@ def _strides(layout: Layout) -> list[int]:
 
 
 def _whole(pieces: Sequence[Tensor]) -> Tensor | None:
-    """Return the tensor whose columns these are, or None where they do not follow each other in memory."""
+    """Return the tensor whose columns the pieces are, or None if they are not adjacent in memory."""
     first = pieces[0]
     stride, address, columns = first.stride(), first.data_ptr(), 0
     step = stride[-1] * first.element_size()
@@ -129,7 +129,7 @@ def _whole(pieces: Sequence[Tensor]) -> Tensor | None:
 
 
 def _over(first: Tensor, columns: int) -> Tensor:
-    """Return a tensor of ``columns`` columns that begins where the first piece does, past the end of its storage."""
+    """Return a tensor of ``columns`` columns that begins with the first piece and extends past its storage."""
     size = (*first.shape[:-1], columns)
     span = 1 + sum((n - 1) * s for n, s in zip(size, first.stride(), strict=True))
     storage = torch._C._construct_storage_from_data_pointer(first.data_ptr(), first.device, span * first.element_size())
@@ -139,7 +139,7 @@ def _over(first: Tensor, columns: int) -> Tensor:
 
 def _new(tensors: Sequence[Tensor], problem: str, widths: Sequence[int]) -> Tensor:
     out = _empty(tensors, problem, widths)
-    run_join(*tensors, out=out, problem=problem, widths=widths)
+    run_horizontal(*tensors, out=out, problem=problem, widths=widths)
     return out
 
 

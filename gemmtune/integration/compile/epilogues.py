@@ -1,4 +1,4 @@
-"""Pointwise nodes of a compiled graph as an epilogue: the region behind a GEMM, and its graph in our own terms."""
+"""Epilogue matching: the pointwise nodes that follow a GEMM in a compiled graph, translated into an Epilogue."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ aten, prims = torch.ops.aten, torch.ops.prims
 VIEWS = (aten.view.default, aten.reshape.default, aten._unsafe_view.default)
 CONVERT = prims.convert_element_type.default
 _CONSTANTS: dict[Any, int] = {aten.full.default: 1, aten.scalar_tensor.default: 0}
-"""Nodes that make a tensor of one number: where the number stands among their arguments."""
+"""Nodes that make a tensor of one number, with the position of that number among their arguments."""
 _NAMES = frozenset({
     "neg", "abs", "exp", "sqrt", "rsqrt", "sigmoid", "tanh", "erf", "relu", "relu6", "silu", "gelu", "mul", "add", "sub", "rsub",
     "div", "pow", "reciprocal", "square", "lt", "le", "gt", "ge", "eq", "ne", "clamp", "clamp_min", "clamp_max", "hardtanh",
     "minimum", "maximum", "where", "leaky_relu",
 })  # fmt: skip
-"""Operators of ATen that are the function of that name in ``FUNCTIONS``."""
+"""Operators of ATen that equal the function of the same name in ``FUNCTIONS``."""
 MOST_NODES = 64
-"""More in one epilogue would cost registers without end."""
+"""Maximum nodes of one epilogue. Each value occupies registers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Extra:
-    """A node outside of the region that an epilogue reads: a number (``rank`` 0), a row of N (1), or a matrix like the result.
+class EpilogueOperand:
+    """A node outside the region that the epilogue reads: a number (``rank`` 0), a row [N] (1), or a matrix shaped as the result.
 
-    ``sizes`` are those that a view has to give it before, -1 among them for a size that only the run tells; None if none has to.
+    ``sizes`` is the shape that a view must give it first, with -1 for a size that is only known at run time. None means no view.
     """
 
     node: fx.Node
@@ -46,56 +46,57 @@ class Extra:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Tail:
-    """The pointwise nodes behind a GEMM whose only exit is ``last``, and their graph.
+class EpilogueMatch:
+    """The pointwise nodes behind a GEMM whose only exit is ``last``, and their epilogue.
 
-    ``extra`` are the operands of the graph, in its order. ``sizes`` are those of the value of ``last``, numbers and nodes, or None
-    where it has the shape of the GEMM's result.
+    ``operands`` are the operands of the epilogue, in its order. ``sizes`` is the shape of ``last``, as numbers and nodes, or None
+    if it is the shape of the GEMM's result.
     """
 
     last: fx.Node
     nodes: tuple[Node, ...]
-    extra: tuple[Extra, ...]
+    operands: tuple[EpilogueOperand, ...]
     sizes: Sequence[Any] | None
 
 
 @dataclass(slots=True)
 class _Region:
-    """Nodes computed from the GEMM so far: each with those that it is made of, and the sizes that the last view gave it."""
+    """The nodes computed from the GEMM. ``parts`` has the nodes behind each value, ``view_sizes`` the shape by its last view."""
 
     gemm: fx.Node
     parts: dict[fx.Node, frozenset[fx.Node]] = field(default_factory=dict)
     view_sizes: dict[fx.Node, Sequence[Any] | None] = field(default_factory=dict)
 
     def closed(self, last: fx.Node) -> bool:
-        """Nobody outside reads what ``last`` is made of: the GEMM's own result is not needed then."""
+        """Return True if no node outside reads the values behind ``last``, so that the GEMM's own result is not needed."""
         parts = self.parts[last]
         return all(user in parts for part in parts if part is not last for user in part.users)
 
 
-def tail_of(gemm: fx.Node, order: Mapping[fx.Node, int]) -> Tail | None:
-    """The longest tail of a GEMM, None if no pointwise node alone reads it. ``order`` is the place of each node in the graph."""
+def match_epilogue(gemm: fx.Node, order: Mapping[fx.Node, int]) -> EpilogueMatch | None:
+    """Return the longest epilogue of a GEMM, or None if it has none. ``order`` is the place of each node in the graph."""
     region = _grown(gemm, order)
     for last in reversed(region.parts):
         if last is not gemm and last.target not in VIEWS and region.closed(last):
-            tail = _traced(region, last, order)
-            if tail is not None:
-                return tail
+            match = _traced(region, last, order)
+            if match is not None:
+                return match
     return None
 
 
 def _grown(gemm: fx.Node, order: Mapping[fx.Node, int]) -> _Region:
+    """Return the region of all pointwise nodes that depend on the GEMM, visited in the order of the graph."""
     region = _Region(gemm, {gemm: frozenset((gemm,))}, {gemm: None})
     waiting: list[tuple[int, fx.Node]] = []
     seen: set[fx.Node] = set()
 
-    def look_at_readers(node: fx.Node) -> None:
+    def push_readers(node: fx.Node) -> None:
         for user in node.users:
             if user not in seen and user in order:
                 seen.add(user)
                 heapq.heappush(waiting, (order[user], user))
 
-    look_at_readers(gemm)
+    push_readers(gemm)
     while waiting and len(region.parts) < MOST_NODES:
         _, node = heapq.heappop(waiting)
         if _fits(node, region):
@@ -103,12 +104,12 @@ def _grown(gemm: fx.Node, order: Mapping[fx.Node, int]) -> _Region:
             region.parts[node] = frozenset((node,)).union(*(region.parts[x] for x in inside))
             viewed = (sizes for x in inside if (sizes := region.view_sizes[x]) is not None)
             region.view_sizes[node] = node.args[1] if node.target in VIEWS else next(viewed, None)  # type: ignore[assignment]
-            look_at_readers(node)
+            push_readers(node)
     return region
 
 
 def _fits(node: fx.Node, region: _Region) -> bool:
-    """Whether a node is a pointwise function of the region's values and of operands that an epilogue can read."""
+    """Return True if a node is a pointwise function of the region's values and of operands that an epilogue can read."""
     value, gemm = node.meta.get("val"), region.gemm.meta["val"]
     if node.op != "call_function" or not isinstance(value, torch.Tensor) or not _like(value, gemm):
         return False
@@ -116,7 +117,7 @@ def _fits(node: fx.Node, region: _Region) -> bool:
         return node.args[0] in region.parts
     if _name_of(node) is None or value.dtype not in (*DTYPES, torch.bool):
         return False
-    return all(x in region.parts or constant(x) is not None or _extra(x, region) for x in node.all_input_nodes)
+    return all(x in region.parts or constant(x) is not None or _operand_of(x, region) for x in node.all_input_nodes)
 
 
 def _name_of(node: fx.Node) -> str | None:
@@ -129,7 +130,7 @@ def _name_of(node: fx.Node) -> str | None:
 
 
 def _like(value: torch.Tensor, gemm: torch.Tensor) -> bool:
-    """Whether a value has the elements of the GEMM's result in rows of the same length, perhaps with its rows in a grid."""
+    """Return True if a value has the elements of the GEMM's result in rows of the same length, under any leading dimensions."""
     return (
         value.dim() >= 2
         and statically_known_true(value.shape[-1] == gemm.shape[-1])
@@ -138,27 +139,27 @@ def _like(value: torch.Tensor, gemm: torch.Tensor) -> bool:
     )
 
 
-def _extra(node: fx.Node, region: _Region) -> Extra | None:
-    """A node outside as an operand of the epilogue, None if it cannot be one. Rows may have leading dimensions of one."""
+def _operand_of(node: fx.Node, region: _Region) -> EpilogueOperand | None:
+    """Return a node outside the region as an operand, or None if it cannot be one. A row may have leading dimensions of 1."""
     value, gemm = node.meta.get("val"), region.gemm.meta["val"]
     if not isinstance(value, torch.Tensor) or value.device != gemm.device or value.dtype not in (*DTYPES, torch.bool):
         return None
     if value.dim() == 0 or _same_shape(value, gemm):
-        return Extra(node=node, rank=value.dim())
+        return EpilogueOperand(node=node, rank=value.dim())
     inner = gemm.shape[1:]
     if _like(value, gemm):
         known = all(isinstance(size, int) for size in inner)
-        return Extra(node=node, rank=gemm.dim(), sizes=(-1, *map(int, inner))) if known else None
+        return EpilogueOperand(node=node, rank=gemm.dim(), sizes=(-1, *map(int, inner))) if known else None
     length = gemm.shape[-1]
     if not (statically_known_true(value.shape[-1] == length) and statically_known_true(value.numel() == length)):
         return None
     if value.dim() == 1:
-        return Extra(node=node, rank=1)
-    return Extra(node=node, rank=1, sizes=(length,)) if isinstance(length, int) and value.is_contiguous() else None
+        return EpilogueOperand(node=node, rank=1)
+    return EpilogueOperand(node=node, rank=1, sizes=(length,)) if isinstance(length, int) and value.is_contiguous() else None
 
 
 def constant(node: fx.Node) -> float | int | bool | None:
-    """The number of a node that makes a 0-D tensor of it, else None."""
+    """Return the number from which a node makes a 0-D tensor, or None for another node."""
     place = _CONSTANTS.get(node.target)
     if place is None or node.meta["val"].dim() != 0:
         return None
@@ -166,13 +167,13 @@ def constant(node: fx.Node) -> float | int | bool | None:
     return number if isinstance(number, (int, float)) else None
 
 
-def _traced(region: _Region, last: fx.Node, order: Mapping[fx.Node, int]) -> Tail | None:
-    """The tail that ends in ``last``; None where a node of it has no equal among our functions."""
+def _traced(region: _Region, last: fx.Node, order: Mapping[fx.Node, int]) -> EpilogueMatch | None:
+    """Return the epilogue that ends in ``last``, or None if ``FUNCTIONS`` lacks one of its nodes."""
     members = sorted(region.parts[last], key=order.__getitem__)
-    outside = dict.fromkeys(x for node in members[1:] for x in _operands(node, region))
-    extra = tuple(operand for x in outside if (operand := _extra(x, region)) is not None)
+    outside = dict.fromkeys(x for node in members[1:] for x in _outer_inputs(node, region))
+    operands = tuple(operand for x in outside if (operand := _operand_of(x, region)) is not None)
     gemm = region.gemm.meta["val"]
-    samples = [torch.empty((1,) * x.rank, dtype=x.node.meta["val"].dtype, device="meta") for x in extra]
+    samples = [torch.empty((1,) * x.rank, dtype=x.node.meta["val"].dtype, device="meta") for x in operands]
     builder = GraphBuilder(accumulator_dtype(gemm.dtype), samples)
     values: dict[fx.Node, Any] = {region.gemm: builder.acc, **dict(zip(outside, builder.operands, strict=True))}
     try:
@@ -180,18 +181,18 @@ def _traced(region: _Region, last: fx.Node, order: Mapping[fx.Node, int]) -> Tai
             values[node] = _value(builder, node, values)
         result = _rounded(builder, values[last], last.meta["val"].dtype, gemm.dtype)
     except (EpilogueError, TypeError, RuntimeError, ValueError):
-        return None  # what FUNCTIONS does not have in this form stays Inductor's
+        return None  # FUNCTIONS lacks this form, which Inductor compiles
     nodes = needed(builder.nodes, result)
     value = last.meta["val"]
     sizes = None if _same_shape(value, gemm) else _sizes_of(value) or region.view_sizes[last]
     lost = sizes is None and not _same_shape(value, gemm)
     if nodes[0].op != "acc" or nodes[-1].dtype == torch.bool or lost:
         return None
-    return Tail(last=last, nodes=nodes, extra=extra, sizes=sizes)
+    return EpilogueMatch(last=last, nodes=nodes, operands=operands, sizes=sizes)
 
 
 def _same_shape(x: torch.Tensor, y: torch.Tensor) -> bool:
-    """Whether two values are known to have the same sizes."""
+    """Return True if two values are known to have the same shape."""
     return x.dim() == y.dim() and all(statically_known_true(m == n) for m, n in zip(x.shape, y.shape, strict=True))
 
 
@@ -199,12 +200,15 @@ def _sizes_of(value: torch.Tensor) -> list[int] | None:
     return [int(size) for size in value.shape] if all(isinstance(size, int) for size in value.shape) else None
 
 
-def _operands(node: fx.Node, region: _Region) -> Iterator[fx.Node]:
+def _outer_inputs(node: fx.Node, region: _Region) -> Iterator[fx.Node]:
+    """Yield the inputs of a node that the epilogue reads as operands."""
     if node.target not in VIEWS:
         yield from (x for x in node.all_input_nodes if x not in region.parts and constant(x) is None)
 
 
 def _value(builder: GraphBuilder, node: fx.Node, values: Mapping[fx.Node, Any]) -> Any:
+    """Add a node to the epilogue's graph and return its value there."""
+
     def argument(x: Any) -> Any:
         if not isinstance(x, fx.Node):
             return x
@@ -222,7 +226,7 @@ def _value(builder: GraphBuilder, node: fx.Node, values: Mapping[fx.Node, Any]) 
 
 
 def _rounded(builder: GraphBuilder, value: Ref, dtype: torch.dtype, default: torch.dtype) -> Ref:
-    """The result as ``dtype``: written as a cast only where the operation would give another one by itself."""
+    """Return the result as ``dtype``, with a cast only if the operation's default would differ."""
     node = builder.nodes[value.index]
     if dtype != default:
         return value if node.op == "cast" and node.dtype == dtype else builder.cast(value, dtype)

@@ -1,0 +1,174 @@
+"""Horizontal fusion: GEMMs of a compiled graph that share an input, and whose weights are adjacent in memory, as one product.
+
+The graph has fake tensors. The addresses come from the real inputs for which Dynamo traced it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+from torch._guards import TracingContext
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from ...problem import Layout, Problem
+from .epilogues import VIEWS
+from .planned_horizontal import gathered_roles
+from .products import Product
+
+Tensor = torch.Tensor
+aten = torch.ops.aten
+OPS = ("mm", "addmm", "mixed_mm")
+_TRANSPOSES = (aten.permute.default, aten.t.default, aten.transpose.int, *VIEWS)
+"""Operators between a weight and the operand b."""
+
+
+Addresses = Mapping[StorageWeakRef, int]
+"""Addresses of real storages, by the storage of the fake tensor."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HorizontalFusion:
+    """Products of one ``a`` whose other operands follow each other in memory, in this order. ``problem`` has all their columns."""
+
+    products: tuple[Product, ...]
+    problem: Problem
+
+    @property
+    def widths(self) -> tuple[int, ...]:
+        """The number of columns of each product."""
+        return tuple(product.alone.n for product in self.products)
+
+    @property
+    def pieces(self) -> tuple[fx.Node, ...]:
+        """The nodes of all operands except a, grouped by role."""
+        return tuple(x for role in zip(*(product.tensors[1:] for product in self.products), strict=True) for x in role)
+
+
+def find_horizontal_fusions(products: Sequence[Product]) -> list[HorizontalFusion]:
+    """Return the horizontal fusions among the GEMMs of the graph that is being compiled."""
+    alike: dict[Hashable, list[Product]] = {}
+    known = input_addresses()
+    for product in products:
+        if (key := _key(product, known)) is not None:
+            alike.setdefault(key, []).append(product)
+    return [fusion for group in alike.values() for fusion in _runs(group, known)]
+
+
+def is_graph_input(node: fx.Node) -> bool:
+    """Return True if a node is an input of the graph or a view of one, which every node of the graph can read."""
+    while node.target in _TRANSPOSES and isinstance(node.args[0], fx.Node):
+        node = node.args[0]
+    return node.op in ("placeholder", "get_attr")
+
+
+def _key(product: Product, known: Addresses) -> Hashable | None:
+    """Return a key that is equal for GEMMs that may be fused: the same operation on the same a, with weights of one dtype."""
+    alone = product.alone
+    if alone.op not in OPS or product.dynamic or product.scalars != (1.0, 1.0) or not all(map(is_graph_input, product.tensors[1:])):
+        return None
+    source = product.tensors[0]
+    while source.target in VIEWS and isinstance(source.args[0], fx.Node):
+        source = source.args[0]
+    b = product.tensors[1].meta["val"]
+    if address_of(b, known) is None:
+        return None
+    return (alone.op, alone.encoding, source, alone.a, b.dtype, b.device, tuple(role for role, _ in alone.operands))
+
+
+def _runs(group: Sequence[Product], known: Addresses) -> Iterator[HorizontalFusion]:
+    """Yield a fusion for each run of products whose weights are adjacent."""
+    run: list[Product] = []
+    for product in sorted(group, key=lambda product: address_of(product.tensors[1].meta["val"], known) or 0):
+        if run and not _adjacent(run[-1], product, known):
+            yield from _fused(run)
+            run = []
+        run.append(product)
+    yield from _fused(run)
+
+
+def _adjacent(left: Product, right: Product, known: Addresses) -> bool:
+    """Return True if each operand of the right product begins where that of the left ends, or if calls gather the two."""
+    gathered = gathered_roles(left.alone)
+    for (role, _), first, second in list(zip(left.alone.operands, left.tensors, right.tensors, strict=True))[1:]:
+        x, y = first.meta["val"], second.meta["val"]
+        if x.shape[:-1] != y.shape[:-1] or x.dtype != y.dtype or (x.shape[-1], y.shape[-1]) != (left.alone.n, right.alone.n):
+            return False
+        if role in gathered:
+            if not (x.is_contiguous() and y.is_contiguous()):
+                return False
+            continue
+        begin, end = address_of(y, known), address_of(x, known)
+        if begin is None or end is None or begin != end + x.shape[-1] * x.stride(-1) * x.element_size():
+            return False
+        if any(size > 1 and s != t for size, s, t in zip(x.shape, x.stride(), y.stride(), strict=True)):
+            return False
+    return True
+
+
+def _fused(run: Sequence[Product]) -> Iterator[HorizontalFusion]:
+    """Yield the fusion of a run of two or more products."""
+    if len(run) > 1:
+        first = run[0].alone
+        n, gathered = sum(product.alone.n for product in run), gathered_roles(first)
+        fields: dict[str, Any] = {"out": Layout.contiguous((first.m, n), first.out.dtype)}
+        for role, layout in first.operands:
+            if role != "a":
+                fields[role] = _widened(layout, n, gathered=role in gathered)
+        yield HorizontalFusion(products=tuple(run), problem=dataclasses.replace(first, **fields))
+
+
+def _widened(layout: Layout, n: int, *, gathered: bool) -> Layout:
+    """Return the layout of the same rows with n columns. A single row has the stride of a contiguous tensor."""
+    size = (*layout.size[:-1], n)
+    whole = Layout.contiguous(size, layout.dtype)
+    if gathered:
+        return whole
+    return dataclasses.replace(whole if size[:-1] == (1,) else dataclasses.replace(layout, size=size), offset=layout.offset)
+
+
+def input_addresses() -> Addresses:
+    """Return the addresses of all inputs of the graph that is being compiled. Empty if Dynamo did not trace it."""
+    return {_storage(fake): real.untyped_storage().data_ptr() for real, fake in _inputs()}
+
+
+def address_of(x: Tensor, known: Addresses) -> int | None:
+    """Return the address of a graph's input or of a view of one, or None for anything else."""
+    begin, offset = known.get(_storage(x)), x.storage_offset()
+    return begin + offset * x.element_size() if begin is not None and isinstance(offset, int) else None
+
+
+def adjacent_inputs() -> tuple[tuple[int, int], ...]:
+    """Return the pairs of inputs that could be fused: the second begins in memory where the first ends.
+
+    They depend on the memory of this process, and so does the compiled graph.
+    """
+    inputs = [real for real, _ in _inputs()]
+    begins = {(x.data_ptr(), x.dtype): place for place, x in enumerate(inputs)}
+    ends = [(place, begins.get((x.data_ptr() + x.nbytes, x.dtype))) for place, x in enumerate(inputs)]
+    return tuple((place, next_) for place, next_ in ends if next_ is not None and _alike(inputs[place], inputs[next_]))
+
+
+def _alike(x: Tensor, y: Tensor) -> bool:
+    """Return True if two tensors differ in the size of at most one dimension, like the weights of one input."""
+    return x.dim() == y.dim() and sum(a != b for a, b in zip(x.shape, y.shape, strict=True)) <= 1
+
+
+def _inputs() -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield each real tensor that Dynamo found with its fake tensor, in Dynamo's order. Parts of a subclass are separate."""
+    context = TracingContext.try_get()
+    mode = None if context is None else context.fake_mode
+    if context is None or mode is None:
+        return
+    for real in list(context.tensor_to_context):
+        fake = mode.fake_tensor_converter._get_memo(real)
+        if type(real) in (Tensor, torch.nn.Parameter) and real.layout is torch.strided and fake is not None:
+            yield real, fake
+
+
+def _storage(x: Tensor) -> StorageWeakRef:
+    return StorageWeakRef(x.untyped_storage())  # type: ignore[no-untyped-call]

@@ -1,0 +1,100 @@
+"""The default policy: rewrite a GEMM if the store says that ours beats torch's GEMM followed by Inductor's kernel."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import fx
+
+from ... import settings as settings_module
+from ...device import detect
+from ...problem import Problem
+from ...store.key import canonical, fingerprint
+from ...store.store import open_store
+from ..measured import without_epilogue
+from .horizontal import HorizontalFusion
+from .products import Product
+from .report import Decision
+from .stored_decisions import GemmPair, StoredDecisions, WholeAndParts
+from .threads import in_a_thread
+
+
+@dataclass(frozen=True, slots=True)
+class StorePolicy:
+    """Decides by the times in the store. With ``tunes`` it tunes unknown GEMMs while the graph compiles."""
+
+    tunes: bool = False
+
+    def prepare(self, products: Iterable[Product], fusions: Iterable[HorizontalFusion]) -> None:
+        """Tune all unknown problems of a graph together, so that one compiles while another is measured."""
+        if not self.tunes:
+            return
+        wanted: dict[torch.device, tuple[dict[GemmPair, None], dict[WholeAndParts, None]]] = {}
+        for product in products:
+            wanted.setdefault(product.gemm.meta["val"].device, ({}, {}))[0][_pair(product)] = None
+        for fusion in fusions:
+            wanted[fusion.products[0].gemm.meta["val"].device][1][_parts(fusion)] = None
+        for device, (pairs, wholes) in wanted.items():
+            in_a_thread(functools.partial(StoredDecisions.here(device).measure, list(pairs), list(wholes)))
+
+    def decide_horizontal(self, fusion: HorizontalFusion) -> Decision:
+        """Return ``joined`` if one product beats the separate ones by more than fused epilogues of these save."""
+        return StoredDecisions.here(fusion.products[0].gemm.meta["val"].device).decide_horizontal(*_parts(fusion))
+
+    def decide(self, product: Product) -> Decision:
+        """Return the fastest measured variant: torch's GEMM, ours alone, or ours with the epilogue."""
+        stored, pair = StoredDecisions.here(product.gemm.meta["val"].device), _pair(product)
+        by_table = stored.decide_every_m(*pair) if product.dynamic else None
+        if by_table is not None:
+            return by_table
+        decision = stored.decide(*pair)
+        if not decision.taken and not product.torchs and stored.has_pick(product.alone):
+            return Decision(taken="alone", reason="the stored pick, without the operator's look-up", times_us=decision.times_us)
+        if product.before_reduction:
+            return dataclasses.replace(decision, reason=f"{decision.reason}; the reduction behind it takes its epilogue")
+        return decision
+
+    def token(self) -> object:
+        """Return the settings, the machine with its GPUs, a digest of the store, and ``tunes``.
+
+        Paths are left out: they do not affect decisions, and may differ in another process.
+        """
+        settings = settings_module.current()
+        devices = ["cpu", *(f"cuda:{index}" for index in range(torch.cuda.device_count()))]
+        machines = [fingerprint(detect(device), settings.timing) for device in devices]
+        chosen = dataclasses.replace(settings, cache_dir=None, store_path=None, log_file=None)
+        return repr(chosen), canonical(machines), open_store(settings).digest(), self.tunes
+
+
+def _parts(fusion: HorizontalFusion) -> WholeAndParts:
+    """Return the Problems of a fusion. An epilogue that two GEMMs share counts for the first of them only."""
+    pairs: list[GemmPair] = []
+    taken: set[fx.Node] = set()
+    for product in fusion.products:
+        last = None if product.match is None else product.match.last
+        alone, fused = _pair(product)
+        pairs.append((alone, None if last in taken else fused))
+        taken |= {last} if last is not None else set()
+    return fusion.problem, tuple(pairs)
+
+
+def _pair(product: Product) -> GemmPair:
+    """Return the Problems to compare. Before a reduction, which fuses the epilogue at no cost, only the GEMM alone counts."""
+    return product.alone, None if product.before_reduction else product.fused
+
+
+def tune_for_compile(problems: Iterable[Problem]) -> None:
+    """Tune problems for compiled graphs.
+
+    Each problem is tuned with and without its epilogue. Both are timed against torch's GEMM followed by Inductor's kernel.
+    """
+    pairs: dict[str, list[GemmPair]] = {}
+    for problem in problems:
+        pair = (problem, None) if problem.epilogue is None else (without_epilogue(problem), problem)
+        pairs.setdefault(problem.device_type, []).append(pair)
+    for device_type, compared in pairs.items():
+        StoredDecisions.here(detect(device_type).torch_device).measure(compared)
