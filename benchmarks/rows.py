@@ -38,6 +38,7 @@ from gemmtune import Problem, settings
 from gemmtune.choice import Choice
 from gemmtune.device import DeviceInfo, detect
 from gemmtune.dispatch import ready as plans
+from gemmtune.dispatch import strategies
 from gemmtune.dispatch.ranges import range_plan_for
 from gemmtune.dispatch.ready import forget_plans
 from gemmtune.dispatch.strategies import fallback
@@ -170,13 +171,13 @@ def watched() -> Iterator[Counter[str]]:
     """Counts the tunings and the compilations within calls."""
     with counted() as counts, contextlib.ExitStack() as stack:
         for name in ("select", "tune_rows"):
-            original = getattr(plans, name)
+            original = getattr(strategies, name)
 
             def counting(*args: Any, _original: Callable[..., Any] = original, **kwargs: Any) -> Any:
                 counts["tunings"] += 1
                 return _original(*args, **kwargs)
 
-            stack.enter_context(mock.patch.object(plans, name, counting))
+            stack.enter_context(mock.patch.object(strategies, name, counting))
         yield counts
 
 
