@@ -6,13 +6,15 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import saved_graphs
 from cpp_kernels import needs_compiler
+from worker_server import Server
 
 import gemmtune
 from gemmtune.version import __version__
@@ -20,6 +22,8 @@ from gemmtune.version import __version__
 pytestmark = [needs_compiler, pytest.mark.slow]
 SETTINGS = {"BACKENDS": "cpp", "SEARCH": "quick", "MAX_PROFILING_CONFIGS": "1", "TUNE_IN_SUBPROCESS": "0"}
 """One kernel of ours for each product, and not torch's: so that graphs are rewritten, whatever is fastest here."""
+INDUCTOR = {"TORCHINDUCTOR_VEC_ISA_OK": "1", "TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS": "0"}
+"""Inductor does not compile programs that try instructions, nor headers for later graphs."""
 NEAR = 1e-5
 Step = Callable[..., dict[str, Any]]
 
@@ -30,21 +34,34 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def step(folder: Path) -> Step:
+def server() -> Iterator[Server]:
+    """Yield a server whose forks have imported torch and its compiler, which takes most of a step, and nothing of gemmtune."""
+    with patch.dict(os.environ, INDUCTOR):
+        server = Server("torch._inductor.compile_fx")
+        yield server
+    server.forget()
+
+
+@pytest.fixture(scope="module")
+def step(folder: Path, server: Server) -> Step:
     """Do a step of ``saved_graphs`` in a process, and return its report. Without other names all share their caches."""
 
-    def done(name: str, *, inductor: str = "inductor", store: str = "gemmtune") -> dict[str, Any]:
+    def done(name: str, *, inductor: str = "inductor", store: str = "gemmtune", started: bool = False) -> dict[str, Any]:
         environment = {
-            **os.environ,
             **{f"GEMMTUNE_{setting}": value for setting, value in SETTINGS.items()},
             "GEMMTUNE_CACHE_DIR": str(folder / store),
             "TORCHINDUCTOR_CACHE_DIR": str(folder / inductor),
             "PYTHONPATH": os.pathsep.join([str(Path(gemmtune.__file__).parents[1]), os.environ.get("PYTHONPATH", "")]),
         }
-        command = [sys.executable, str(Path(saved_graphs.__file__)), name, str(folder)]
-        process = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-        assert process.returncode == 0, process.stderr[-4000:]
-        report: dict[str, Any] = json.loads(process.stdout.splitlines()[-1])
+        with patch.dict(os.environ, environment), (folder / "out").open("wb") as out, (folder / "err").open("wb") as err:
+            if started:  # as by a user
+                command = [sys.executable, str(Path(saved_graphs.__file__)), name, str(folder)]
+                status = subprocess.run(command, stdout=out, stderr=err, check=False).returncode
+            else:
+                code = f"import saved_graphs; saved_graphs.main({name!r}, {str(folder)!r})"
+                status = server.fork(code, {1: out.fileno(), 2: err.fileno()}).wait()
+        assert status == 0, (folder / "err").read_text()[-4000:]
+        report: dict[str, Any] = json.loads((folder / "out").read_text().splitlines()[-1])
         return report
 
     return done
@@ -79,15 +96,20 @@ def test_a_graph_is_taken_from_another_cache_only_for_the_same_pass(compiled: di
     assert all(report["error"] < NEAR for report in reports.values())
 
 
-def test_a_function_compiled_ahead_of_time_brings_gemmtune_and_needs_no_store(compiled: dict[str, Any], step: Step) -> None:
-    report = step("ahead_of_time", inductor="third_inductor", store="empty")
-    assert not report["imported"]
-    assert max(report["errors"]) < NEAR
-    assert report["operators"] == ["planned", "planned_join", "sum_of_experts", "mm", "bsr_mm"]
+@pytest.fixture(scope="module")
+def ahead_of_time(compiled: dict[str, Any], step: Step) -> dict[str, Any]:
+    """The report of a process that loads what another one compiled ahead of time."""
+    return step("ahead_of_time", inductor="third_inductor", store="empty", started=True)
 
 
-def test_code_that_cannot_run_here_says_what_is_missing(compiled: dict[str, Any], step: Step) -> None:
-    without, another = step("incompatible", inductor="third_inductor", store="empty")["said"]
+def test_a_function_compiled_ahead_of_time_brings_gemmtune_and_needs_no_store(ahead_of_time: dict[str, Any]) -> None:
+    assert not ahead_of_time["imported"]
+    assert max(ahead_of_time["errors"]) < NEAR
+    assert ahead_of_time["operators"] == ["planned", "planned_join", "sum_of_experts", "mm", "bsr_mm"]
+
+
+def test_code_that_cannot_run_here_says_what_is_missing(ahead_of_time: dict[str, Any]) -> None:
+    without, another = ahead_of_time["said"]
     assert without == (
         f"ImportError: a compiled graph calls functions of gemmtune {__version__}, which cannot be imported here. "
         "Install that version, or compile the model again without gemmtune."
