@@ -18,6 +18,7 @@ import subprocess
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -28,7 +29,7 @@ __all__ = ["ForkedProcess", "Server", "popen_of", "serve"]
 PR_SET_CHILD_SUBREAPER = 36
 START_TIMEOUT_S = 180.0
 ADOPTION_S = 30.0
-PROGRAM = "import sys; sys.path[:] = sys.argv[2:]; import worker_server; worker_server.serve(int(sys.argv[1]))"
+PROGRAM = "import sys; sys.path[:] = sys.argv[3:]; import worker_server; worker_server.serve(int(sys.argv[1]), sys.argv[2])"
 FREE_NUMBER = 500
 """First file descriptor of the server, above those of a worker."""
 
@@ -48,9 +49,10 @@ class ForkedProcess:
 
 
 class Server:
-    """Server of this process, started by the first request."""
+    """Server of this process, started by the first request. Its forks begin with ``imported``, a module that imports torch."""
 
-    def __init__(self) -> None:
+    def __init__(self, imported: str = "gemmtune.selector.session") -> None:
+        self._imported = imported
         self._lock = threading.Lock()
         self._connection: socket.socket | None = None
 
@@ -69,15 +71,20 @@ class Server:
             self._connection, other = socket.socketpair()
             self._connection.settimeout(START_TIMEOUT_S)
             with other:
-                command = [sys.executable, "-c", PROGRAM, str(other.fileno()), str(Path(__file__).parent), *sys.path]
-                subprocess.Popen(command, pass_fds=(other.fileno(),), stdin=subprocess.DEVNULL, start_new_session=True)
+                arguments = [str(other.fileno()), self._imported, str(Path(__file__).parent), *sys.path]
+                subprocess.Popen(
+                    [sys.executable, "-c", PROGRAM, *arguments],
+                    pass_fds=(other.fileno(),),
+                    stdin=subprocess.DEVNULL,
+                    start_new_session=True,
+                )
         return self._connection
 
     def forget(self) -> None:
-        """Drop the connection in a fork of this process, which would not be the parent of new workers."""
+        """Drop the connection, and so end an unshared server. A fork of this process would not be the parent of new workers."""
         if self._connection is not None:
             self._connection.close()
-        self.__init__()  # type: ignore[misc]
+        self.__init__(self._imported)  # type: ignore[misc]
 
 
 @contextlib.contextmanager
@@ -112,9 +119,9 @@ def _exactly(connection: socket.socket, size: int) -> bytes:
     return data
 
 
-def serve(number: int) -> None:
-    """Fork a worker for each request on the socket with that number, until it is closed."""
-    importlib.import_module("gemmtune.selector.session")  # imports torch too
+def serve(number: int, imported: str) -> None:
+    """Import a module. Fork a worker for each request on the socket with that number, until it is closed."""
+    importlib.import_module(imported)
     connection = socket.socket(fileno=os.dup2(number, FREE_NUMBER, inheritable=False))
     os.close(number)
     while True:
@@ -159,5 +166,7 @@ def _work(job: dict[str, Any], files: Sequence[int]) -> NoReturn:
         os.environ.update(job["environment"])
         exec(compile(job["code"], "<string>", "exec"), {"__name__": "__main__"})
         status = 0
+    except Exception:
+        traceback.print_exc()
     finally:
         os._exit(status)

@@ -1,6 +1,6 @@
 """Steps of programs that share caches: ``python saved_graphs.py STEP FOLDER`` does one in a process and prints its report as JSON.
 
-Nothing of gemmtune is imported at the top: some steps load a graph in a process that has not imported it.
+Nothing of gemmtune is imported at the top: one step loads a graph in a process that has not imported it.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ Tensor = torch.Tensor
 
 
 class Model(nn.Module):
-    """Two products, the second with an int8 weight. There are no pointwise nodes, whose code would need a compiler."""
+    """Two products, of which the second has a weight of eight bits; no pointwise nodes, whose code would need a compiler."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.first, self.second = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.first, self.second = (nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(2))
 
     def forward(self, x: Tensor) -> Tensor:
         return self.second(self.first(x))
@@ -59,7 +59,7 @@ def pair(x: Tensor, first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def called(compiled: Callable[[Tensor], Tensor], eager: nn.Module) -> Report:
-    """Call a compiled model, and report its error and the hits of each cache."""
+    """Call a compiled model, and report its error and how often each cache answered."""
     names = (("aot_autograd", "autograd_cache_hit"), ("inductor", "fxgraph_cache_hit"), ("inductor", "fxgraph_cache_miss"))
     before = [counters[group][name] for group, name in names]
     with torch.no_grad():
@@ -87,7 +87,7 @@ def ran(folder: Path) -> Report:
 
 
 def compiled(folder: Path) -> Report:
-    """Compile and run the model. Save the caches' entries, and a function compiled ahead of time."""
+    """Run the model, whose graph is compiled now, and save what the caches got, and a function compiled ahead of time."""
     report = ran(folder)
     saved = torch.compiler.save_cache_artifacts()
     assert saved is not None
@@ -123,24 +123,8 @@ def loaded(folder: Path) -> Callable[..., Any]:
     return function
 
 
-def ahead_of_time(folder: Path) -> Report:
-    """Load the function compiled ahead of time, before any import of gemmtune and with an empty store."""
-    imported, function = "gemmtune" in sys.modules, loaded(folder)
-    x, (first, second) = example(), weights()
-    errors = []
-    for second_weight in (second, second.clone()):  # adjacent to the first, and elsewhere as in a moved model
-        with torch.no_grad():
-            results = function(x, first, second_weight)
-        expected = pair(x, first, second)
-        errors.append(max(float((got - want).abs().max()) for got, want in zip(results, expected, strict=True)))
-    operators = [
-        name for name in ("planned", "planned_join", "sum_of_experts", "mm", "bsr_mm") if hasattr(torch.ops.gemmtune, name)
-    ]
-    return {"imported": imported, "errors": errors, "operators": operators}
-
-
 class Missing(MetaPathFinder):
-    """Import hook that makes gemmtune missing."""
+    """Lets gemmtune be missing."""
 
     def find_spec(self, name: str, path: Any, target: Any = None) -> None:
         if name.split(".")[0] == "gemmtune":
@@ -157,16 +141,28 @@ def missing() -> Iterator[None]:
         sys.meta_path.remove(finder)
 
 
-def incompatible(folder: Path) -> Report:
-    """Load the function without gemmtune, then with one of another interface."""
+def ahead_of_time(folder: Path) -> Report:
+    """Load the function that was compiled ahead of time, where nothing is stored: without gemmtune, before anything of it is
+    imported, and with one of another interface."""
     said = []
     with missing():
         said.append(refusal(folder))
+    imported, function = "gemmtune" in sys.modules, loaded(folder)
+    x, (first, second) = example(), weights()
+    errors = []
+    for second_weight in (second, second.clone()):  # next to the first, and where a moved model has it
+        with torch.no_grad():
+            results = function(x, first, second_weight)
+        expected = pair(x, first, second)
+        errors.append(max(float((got - want).abs().max()) for got, want in zip(results, expected, strict=True)))
+    operators = [
+        name for name in ("planned", "planned_join", "sum_of_experts", "mm", "bsr_mm") if hasattr(torch.ops.gemmtune, name)
+    ]
     extern = importlib.import_module("gemmtune.integration.compile.extern")
     with patch.object(extern, "INTERFACE", 999):
         said.append(refusal(folder))
     loaded(folder)
-    return {"said": said}
+    return {"imported": imported, "errors": errors, "operators": operators, "said": said}
 
 
 def refusal(folder: Path) -> str:
@@ -177,8 +173,14 @@ def refusal(folder: Path) -> str:
     return "nothing"
 
 
-STEPS = {step.__name__: step for step in (tuned, compiled, ran, elsewhere, ahead_of_time, incompatible)}
+STEPS = {step.__name__: step for step in (tuned, compiled, ran, elsewhere, ahead_of_time)}
+
+
+def main(name: str, folder: str) -> None:
+    """Do a step and print its report."""
+    torch.set_num_threads(1)
+    print(json.dumps(STEPS[name](Path(folder))), flush=True)
+
 
 if __name__ == "__main__":
-    torch.set_num_threads(1)
-    print(json.dumps(STEPS[sys.argv[1]](Path(sys.argv[2]))))
+    main(*sys.argv[1:])

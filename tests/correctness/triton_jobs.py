@@ -29,7 +29,7 @@ from gemmtune.numerics.operands import Operands, random_operands
 from gemmtune.problem import Problem
 from gemmtune.problem.dtypes import dtype_info
 from gemmtune.problem.epilogue import evaluate
-from gemmtune.selector.verify import Verdict, Verifier
+from gemmtune.selector.verify import Verification, Verifier
 from gemmtune.settings import Settings
 from gemmtune.toolchain.compiled import CompiledChoice
 
@@ -153,7 +153,7 @@ def errors(problem: Problem, configs: list[Config], *, nan_inp: bool = False, fa
     return [error_over_bound(problem, family(problem, config).build(), nan_inp=nan_inp) for config in configs]
 
 
-def verdicts(problem: Problem, configs: list[Config], *, family: Family = direct) -> list[Verdict]:
+def verdicts(problem: Problem, configs: list[Config], *, family: Family = direct) -> list[Verification]:
     """Return the verification result of each config."""
     verifier = Verifier(problem, torch.device("cpu"))
     choices = [family(problem, config) for config in configs]
