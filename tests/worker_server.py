@@ -166,7 +166,7 @@ def _work(job: dict[str, Any], files: Sequence[int]) -> NoReturn:
         os.environ.update(job["environment"])
         exec(compile(job["code"], "<string>", "exec"), {"__name__": "__main__"})
         status = 0
-    except Exception:
+    except Exception:  # noqa: BLE001 - printed, as an interpreter prints it
         traceback.print_exc()
     finally:
         os._exit(status)
