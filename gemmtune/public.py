@@ -22,14 +22,14 @@ from .integration.record import record
 from .integration.recording import Recording
 from .integration.sparsify import sparsify_
 from .integration.using import use
-from .ops import block_operators as _block_operators  # noqa: F401 - defines operators of torch
-from .ops.block_products import bsr_addmm, bsr_mm, int_bsr_addmm
-from .ops.block_sampled import sampled_addmm_bsr
 from .ops.grouped import grouped_mm, mixed_grouped_mm, scaled_grouped_mm
 from .ops.packing import pack_int4, prepack, unpack_int4
 from .ops.products import addmm, baddbmm, bmm, int_mm, int_mm_mul, mixed_mm, mm, mm_plus_mm, scaled_mm
 from .problem import Epilogue, Layout, Precision, Problem
 from .selector.tuning_result import TuningResult
+from .sparse import operators as _block_operators  # noqa: F401 - defines operators of torch
+from .sparse.products import bsr_addmm, bsr_mm, int_bsr_addmm
+from .sparse.sampled import sampled_addmm_bsr
 from .tuning.multi import Multi, multi
 from .tuning.tune import tune
 

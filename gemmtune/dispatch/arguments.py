@@ -62,3 +62,15 @@ class Call:
         if not torch.is_grad_enabled():
             return []
         return [name for name, x in self.inputs if isinstance(x, torch.Tensor) and x.requires_grad]
+
+
+def transposed_operand(x: Any) -> Any:
+    """Return x, which broadcasts to a matrix, such that it broadcasts to the transposed matrix.
+
+    Return anything else unchanged: the checks of the call refuse it.
+    """
+    if not isinstance(x, torch.Tensor) or x.dim() == 0 or x.dim() > 2:
+        return x
+    if x.dim() == 1:
+        return x.unsqueeze(-1)
+    return x.squeeze(-1) if x.shape[1] == 1 and x.shape[0] != 1 else x.t()

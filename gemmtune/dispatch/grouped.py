@@ -19,11 +19,11 @@ FORMS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Form:
-    """``op`` on ``operands``; with ``turned`` its result is the transpose of what was asked for."""
+    """A grouped product as ``op`` on ``operands``. With ``transposed``, the caller's result is the transpose of its result."""
 
     op: str
     operands: tuple[Any, ...]
-    turned: bool = False
+    transposed: bool = False
     options: tuple[str, ...] = ()
 
 
@@ -47,7 +47,7 @@ def form_of(name: str, a: Any, b: Any, offs: Any, *, rows: Any = None, gated: st
     if offs is None:
         return Form(op="bmm", operands=(a, b))
     if dims == (3, 2):
-        return Form(op="grouped_mm", operands=(b.mT, a.mT, offs), turned=True)
+        return Form(op="grouped_mm", operands=(b.mT, a.mT, offs), transposed=True)
     return Form(op=grouped_op(b), operands=(a, b, offs))
 
 

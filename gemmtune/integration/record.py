@@ -11,8 +11,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ..dispatch.arguments import Call
-from ..dispatch.block_calls import turned
+from ..dispatch.arguments import Call, transposed_operand
 from ..dispatch.calls import call_of
 from ..dispatch.checks import why_not_ours
 from ..dispatch.grouped import form_of
@@ -20,8 +19,8 @@ from ..dispatch.statement import epilogue_of, problem_of
 from ..errors import GemmtuneError, InvalidProblemError
 from ..numerics.block_sparse import assembled
 from ..operators.schema import NAMESPACE, OPERATORS
-from ..ops.block_operators import BODIES
 from ..problem import Problem
+from ..sparse.operators import BODIES
 from .recording import Recording
 from .scaled_groups import SCALES, stated
 from .scaled_groups import TARGETS as SCALED_GROUPS
@@ -172,7 +171,7 @@ def _of_blocks(name: str, given: Mapping[str, Any]) -> Problem:
     if name in ("mm", "addmm") and (a.layout, b.layout) == (torch.strided, torch.sparse_bsc):
         # Made of parts: in inference mode torch transposes no weight that was made outside of it.
         weight = assembled(b.ccol_indices(), b.row_indices(), b.values().mT, (b.shape[1], b.shape[0]))
-        return prepacked_problem(weight, a.t(), turned(inp), scalars, by_rows=True)
+        return prepacked_problem(weight, a.t(), transposed_operand(inp), scalars, by_rows=True)
     raise InvalidProblemError(f"{name}: torch alone has it of {a.layout} and {b.layout}")
 
 

@@ -13,15 +13,15 @@ from torch import nn
 from torch.nn import functional
 
 from .. import settings
-from ..dispatch.block_calls import bound_block_call, problem_of_blocks
 from ..dispatch.noting import noted
 from ..dispatch.prepack import PackedOperand
 from ..errors import InvalidProblemError
 from ..numerics.block_sparse import by_blocks, sparse_of
-from ..ops.block_linear import linear
 from ..problem import Problem
 from ..problem.sparsity import Sparsity, sides_of
 from ..settings import Settings
+from ..sparse.calls import bound_block_call, problem_of_blocks
+from ..sparse.layers import linear
 from .eager import plain_here
 
 Tensor = torch.Tensor

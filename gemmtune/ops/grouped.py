@@ -7,7 +7,7 @@ from typing import Literal
 
 import torch
 
-from ..dispatch.block_calls import turned
+from ..dispatch.arguments import transposed_operand
 from ..dispatch.grouped import Form, form_of
 from ..dispatch.keys import NOTHING
 from ..errors import InvalidProblemError
@@ -59,8 +59,8 @@ def grouped_mm(
         InvalidProblemError, EpilogueError: as by ``mm``.
     """
     form = form_of("grouped_mm", a, b, offs, rows=rows, gated=gated, scatter=scatter)
-    if form.turned:
-        return _turned(form, out, epilogue, tuple(map(turned, epilogue_args)) if epilogue_args else NOTHING)
+    if form.transposed:
+        return _transposed(form, out, epilogue, tuple(map(transposed_operand, epilogue_args)) if epilogue_args else NOTHING)
     if OPERATIONS[form.op].gradient is None and out is None and _has_gradient(form, epilogue_args):
         return _followed(form, epilogue, epilogue_args)
     return operate(form.op, form.operands, out, epilogue, epilogue_args, (), form.options)
@@ -70,7 +70,7 @@ def _has_gradient(form: Form, epilogue_args: Sequence[Tensor]) -> bool:
     return torch.is_grad_enabled() and any(x.requires_grad for x in (*form.operands, *epilogue_args))
 
 
-def _turned(form: Form, out: Tensor | None, epilogue: EpilogueFunction | None, extra: Sequence[Tensor]) -> Tensor:
+def _transposed(form: Form, out: Tensor | None, epilogue: EpilogueFunction | None, extra: Sequence[Tensor]) -> Tensor:
     """The transpose of what ``form`` gives, contiguous where it is new."""
     if out is None and (epilogue is not None or is_compiling() or _has_gradient(form, extra)):
         return operate(form.op, form.operands, None, epilogue, extra).t().contiguous()

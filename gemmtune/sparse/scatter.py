@@ -10,7 +10,7 @@ import torch
 from ..dispatch.checks import check_out
 from ..errors import InvalidProblemError
 from ..numerics.block_sparse import assembled, rows_of
-from ..ops.block_products import bsr_mm
+from .products import bsr_mm
 
 Tensor = torch.Tensor
 FORMATS = {"scatter_mm": 3, "bsr_strided_mm": 6, "bsr_strided_mm_compressed": 5}

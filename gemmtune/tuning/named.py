@@ -7,8 +7,7 @@ from typing import Any
 
 import torch
 
-from ..dispatch.arguments import Call
-from ..dispatch.block_calls import bound_block_call, problem_of_blocks, turned
+from ..dispatch.arguments import Call, transposed_operand
 from ..dispatch.calls import bound_call
 from ..dispatch.checks import check_operands, why_not_ours
 from ..dispatch.grouped import form_of
@@ -19,6 +18,7 @@ from ..errors import InvalidProblemError
 from ..problem import Problem
 from ..problem.fused import NAMES
 from ..problem.operations import OPERATIONS, SPARSE_OPS
+from ..sparse.calls import bound_block_call, problem_of_blocks
 
 Operation = str | Callable[..., object]
 """The name of an operation, such as ``"mm"``, or the operation itself, such as ``gemmtune.scaled_mm``."""
@@ -71,9 +71,9 @@ def _grouped(
     more = dict(arguments)
     offs, what = ends[0] if ends else more.pop("offs", None), f"{asker}: grouped_mm"
     form = form_of(what, a, b, offs, **{word: more.pop(word) for word in ("rows", "gated", "scatter") if word in more})
-    if form.turned:
-        more |= {"out": turned(more["out"])} if more.get("out") is not None else {}
-        more |= {"epilogue_args": tuple(map(turned, more["epilogue_args"]))} if more.get("epilogue_args") else {}
+    if form.transposed:
+        more |= {"out": transposed_operand(more["out"])} if more.get("out") is not None else {}
+        more |= {"epilogue_args": tuple(map(transposed_operand, more["epilogue_args"]))} if more.get("epilogue_args") else {}
     row = OPERATIONS[form.op]
     more |= zip(row.options, form.options, strict=False)
     more |= zip((x.role for x in row.operands), form.operands, strict=False)

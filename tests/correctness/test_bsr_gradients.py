@@ -10,11 +10,10 @@ from torch import nn
 
 import gemmtune
 from gemmtune import settings
-from gemmtune.dispatch import block_weights
 from gemmtune.dispatch.ready import forget_plans
 from gemmtune.numerics.block_sparse import mask_of, parts
-from gemmtune.ops.block_gradients import sampled_product, transposed
-from gemmtune.sparse import create_blocked_tensor, linear
+from gemmtune.sparse import create_blocked_tensor, linear, weights
+from gemmtune.sparse.gradients import sampled_product, transposed
 
 SPARSE = create_blocked_tensor(32, 48, block=16)
 pytestmark = pytest.mark.filterwarnings("ignore:Sparse BSR tensor support", "ignore:Sparse invariant checks")
@@ -39,8 +38,8 @@ def test_the_transpose_and_the_sampled_product() -> None:
 
 def test_indices_are_read_once_for_all_backward_passes(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
-    checked = block_weights._checked
-    monkeypatch.setattr(block_weights, "_checked", lambda name, weight: asked.append(name) or checked(name, weight))
+    checked = weights._checked
+    monkeypatch.setattr(weights, "_checked", lambda name, weight: asked.append(name) or checked(name, weight))
     bsr = create_blocked_tensor(32, 48, block=(16, 8), density=0.5, imbalance="skewed")
     values, crow, col = (part.clone() for part in parts(bsr))
     for factor in (1, -2):
@@ -51,7 +50,7 @@ def test_indices_are_read_once_for_all_backward_passes(monkeypatch: pytest.Monke
         assert torch.allclose(x.grad, (1 + factor) * bsr.to_dense().t() @ torch.ones(32, 3), atol=1e-4)
     assert asked == ["bsr_mm"] * 2
     turned = transposed(bsr)
-    assert block_weights.sparsity_of("mm", turned) == checked("mm", turned)
+    assert weights.sparsity_of("mm", turned) == checked("mm", turned)
     bsr.col_indices()[:2] = torch.tensor([0, 1])
     assert torch.equal(transposed(bsr).to_dense(), bsr.to_dense().t())
 

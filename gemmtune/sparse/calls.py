@@ -7,27 +7,18 @@ from typing import Any
 
 import torch
 
+from ..dispatch.arguments import Call, transposed_operand
+from ..dispatch.checks import check_extra, check_operands
+from ..dispatch.prepack import PackedOperand
 from ..errors import InvalidProblemError
 from ..numerics.block_sparse import parts
 from ..problem import Epilogue, Layout, Problem, precision_of
 from ..problem.dtypes import dtype_name
 from ..problem.fields import scalar_class
 from ..problem.operations import OPERATIONS
-from .arguments import Call
-from .block_weights import sparsity_of
-from .checks import check_extra, check_operands
-from .prepack import PackedOperand
+from .weights import sparsity_of
 
 Tensor = torch.Tensor
-
-
-def turned(x: Any) -> Any:
-    """What broadcasts to a matrix so that it broadcasts to the transpose; anything else as it is, for the checks to say."""
-    if not isinstance(x, Tensor) or x.dim() == 0 or x.dim() > 2:
-        return x
-    if x.dim() == 1:
-        return x.unsqueeze(-1)
-    return x.squeeze(-1) if x.shape[1] == 1 and x.shape[0] != 1 else x.t()
 
 
 def bound_block_call(
@@ -62,13 +53,13 @@ def bound_block_call(
     return Call(
         name=name,
         operation=row,
-        operands={"a": x.t(), "b": weight} | {role: turned(x) for role, x in added.items()},
+        operands={"a": x.t(), "b": weight} | {role: transposed_operand(x) for role, x in added.items()},
         scalars=tuple(scalars),
         options={"sparsity": sparsity},
         packed=packed,
         out=None if out is None else out.t(),
         epilogue=epilogue,
-        extra=tuple(map(turned, epilogue_args)),
+        extra=tuple(map(transposed_operand, epilogue_args)),
         extra_names=names,
     )
 

@@ -8,10 +8,10 @@ import torch
 from torch.autograd import forward_ad
 from torch.utils.weak import WeakIdKeyDictionary
 
+from ..dispatch.freshness import Stamp
 from ..errors import InvalidProblemError
 from ..numerics.block_sparse import parts
 from ..problem.sparsity import Sparsity, density_class, imbalance_of
-from .freshness import Stamp
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

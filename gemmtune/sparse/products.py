@@ -13,9 +13,7 @@ from typing import Any
 
 import torch
 
-from ..dispatch.arguments import Call
-from ..dispatch.block_calls import bound_block_call, problem_of_blocks, read_beside_inp, turned
-from ..dispatch.block_weights import sparsity_of
+from ..dispatch.arguments import Call, transposed_operand
 from ..dispatch.call import attempted, bring_scalars, prepare_out, refuse_out, run_planned
 from ..dispatch.calls import number
 from ..dispatch.checks import check_extra, check_operands, check_out, watched, why_not_ours
@@ -30,9 +28,11 @@ from ..errors import InvalidProblemError
 from ..problem.dtypes import is_float8
 from ..problem.fields import scalar_class
 from ..problem.fused import Then
-from .block_batches import batched_product, is_batch
-from .block_factors import check_factors, check_integers, integer, scaling
-from .block_gradients import BlockProduct
+from .batches import batched_product, is_batch
+from .calls import bound_block_call, problem_of_blocks, read_beside_inp
+from .factors import check_factors, check_integers, integer, scaling
+from .gradients import BlockProduct
+from .weights import sparsity_of
 
 Tensor = torch.Tensor
 B_PLACE = 2
@@ -216,7 +216,7 @@ def _multiplied(
     fits = out is None or (isinstance(out, Tensor) and out.dim() == 2)
     if fits and epilogue is None and isinstance(x, Tensor) and x.dim() == 2 and not epilogue_args:
         sparsity = sparsity_of(name, weight)
-        given: tuple[Any, ...] = (x.t(), weight.values(), *(() if inp is None else (turned(inp),)))
+        given: tuple[Any, ...] = (x.t(), weight.values(), *(() if inp is None else (transposed_operand(inp),)))
         asked = (sparsity, weight.shape, weight is not bsr, out is None, *map(scalar_class, scalars))
         into = None if out is None else out.t()
         key = None if watched((x,)) else key_of(name, given if into is None else (*given, into), asked)

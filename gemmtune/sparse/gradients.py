@@ -10,13 +10,13 @@ import torch
 from torch.autograd.function import once_differentiable
 from torch.utils.weak import WeakIdKeyDictionary
 
-from ..dispatch.block_weights import changing_indices, declare, sparsity_of
 from ..dispatch.freshness import Stamp
 from ..numerics.block_sparse import assembled, parts, rows_of
 from ..problem.dtypes import accumulator_dtype
 from ..problem.gradients import epilogue_gradients
 from ..problem.sparsity import Sparsity, imbalance_of
-from .block_sampled import sampled_blocks
+from .sampled import sampled_blocks
+from .weights import changing_indices, declare, sparsity_of
 
 Tensor = torch.Tensor
 Product = Callable[[Tensor, Tensor], Tensor]

@@ -18,11 +18,12 @@ import torch
 
 from .. import settings as settings_module
 from ..device import detect
-from ..dispatch.block_weights import sparsity_of
 from ..dispatch.checks import check_operands, why_not_ours
 from ..dispatch.host import host_us
 from ..errors import InvalidProblemError
 from ..numerics.block_sparse import assembled, by_blocks, parts, rows_of
+from ..ops.grouped import grouped_mm
+from ..ops.products import bmm, mm
 from ..problem import Layout, Problem, precision_of
 from ..problem.dtypes import DTYPES
 from ..problem.operations import OPERATIONS
@@ -33,8 +34,7 @@ from ..selector.pick import pick
 from ..selector.progress import Progress
 from ..selector.select import select
 from ..store.store import open_store
-from .grouped import grouped_mm
-from .products import bmm, mm
+from .weights import sparsity_of
 
 Tensor = torch.Tensor
 MOST_GATHERED = 2**26

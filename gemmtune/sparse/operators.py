@@ -20,16 +20,16 @@ from weakref import ReferenceType, ref
 import torch
 from torch.utils.weak import WeakIdKeyDictionary
 
-from ..dispatch.block_weights import declare, sparsity_of
 from ..dispatch.freshness import Stamp
 from ..dispatch.prepack import PackedOperand
 from ..numerics.block_sparse import assembled
 from ..operators.schema import NAMESPACE
 from ..problem.operations import OPERATIONS
-from .block_gradients import transposed
-from .block_linear import linear
-from .block_products import multiplied
-from .block_sampled import sampled_blocks
+from .gradients import transposed
+from .layers import linear
+from .products import multiplied
+from .sampled import sampled_blocks
+from .weights import declare, sparsity_of
 
 if TYPE_CHECKING:
     from torch._library.custom_ops import CustomOpDef

@@ -7,7 +7,7 @@ import torch
 from ..dispatch.prepack import PackedOperand
 from ..errors import InvalidProblemError
 from ..problem.operations import OPERATIONS
-from .block_products import multiplied, weight_of
+from .products import multiplied, weight_of
 
 Tensor = torch.Tensor
 
