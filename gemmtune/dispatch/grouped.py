@@ -1,4 +1,4 @@
-"""The four forms of a grouped product, as torch has them, and the operation that each is."""
+"""The four forms of torch's grouped product, and the operation for each."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ class Form:
 
 
 def form_of(name: str, a: Any, b: Any, offs: Any, *, rows: Any = None, gated: str = "", scatter: Any = None) -> Form:
-    """Which operation a grouped product is. Groups of columns are groups of rows of the transposes.
+    """Return the operation for a grouped product. Groups of columns become groups of rows of the transposes.
 
     Raises:
-        InvalidProblemError: dimensions that no form has, offsets with a form that takes none, or none with one that needs them,
-            rows that are picked, gated or added up in another form than groups of rows, or what does not go together.
+        InvalidProblemError: no form has these dimensions, offsets are missing or not taken, or rows, gated or scatter do not go
+            with the form or with each other.
     """
     for role, x in (("a", a), ("b", b), *((("offs", offs),) if offs is not None else ())):
         _check_tensor(name, role, x)
@@ -52,7 +52,7 @@ def form_of(name: str, a: Any, b: Any, offs: Any, *, rows: Any = None, gated: st
 
 
 def _routed(name: str, operands: tuple[Tensor, ...], rows: Any, gated: str, scatter: Any) -> Form:
-    """The form of a product whose rows are picked by an index, gated, or weighted and added up."""
+    """Return the form of a product with rows that an index picks, with gated columns, or with weighted sums of rows."""
     a, b, _ = operands
     if (a.dim(), b.dim()) != (2, 3):
         raise InvalidProblemError(

@@ -91,7 +91,7 @@ def _where(tensors: Sequence[Tensor]) -> DeviceInfo:
 def _stated(op: str, tensors: Sequence[Tensor], scalars: Scalars, options: Sequence[Hashable]) -> Problem | None:
     """The problem of a call; None where torch has to do it, or to say what is wrong with it."""
     row = NAMES[op]
-    if why_not_ours(tensors, floats=not row.quantized) is not None or not all(x.numel() for x in tensors[:2]):
+    if why_not_ours(tensors, floats=row.floats) is not None or not all(x.numel() for x in tensors[:2]):
         return None
     try:
         call = call_of(op, dict(zip((x.role for x in row.operands), tensors, strict=False)), scalars=scalars, options=options)

@@ -150,7 +150,7 @@ def _problem(func: Any, given: Mapping[str, Any]) -> Problem | None:
             return _of_blocks(_OPERATIONS[func.overloadpacket], given)
         call = _own_call(func, given) if _is_ours(func) else _call(_OPERATIONS[func.overloadpacket], given)
         tensors = [x for _, x in call.inputs]
-        if why_not_ours(tensors, floats=not call.operation.quantized) is not None:
+        if why_not_ours(tensors, floats=call.operation.floats) is not None:
             return None
         return problem_of(call, epilogue_of(call))
     except InvalidProblemError:

@@ -1,4 +1,4 @@
-"""Grouped products: several products of different sizes in one call, as mixtures of experts have them."""
+"""Grouped products: several products of different sizes in one call, as in mixtures of experts."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def _has_gradient(form: Form, epilogue_args: Sequence[Tensor]) -> bool:
 
 
 def _transposed(form: Form, out: Tensor | None, epilogue: EpilogueFunction | None, extra: Sequence[Tensor]) -> Tensor:
-    """The transpose of what ``form`` gives, contiguous where it is new."""
+    """Return the transposed result of ``form``, contiguous unless it is ``out``."""
     if out is None and (epilogue is not None or is_compiling() or _has_gradient(form, extra)):
         return operate(form.op, form.operands, None, epilogue, extra).t().contiguous()
     first, second, _ = form.operands
@@ -81,8 +81,7 @@ def _transposed(form: Form, out: Tensor | None, epilogue: EpilogueFunction | Non
 
 
 def _followed(form: Form, epilogue: EpilogueFunction | None, epilogue_args: Sequence[Tensor]) -> Tensor:
-    """Rows that are picked, gated or added up, made of a grouped product and steps that autograd follows: it has to keep what is
-    between them."""
+    """Do a product with picked, gated or summed rows by a grouped product and separate steps. Autograd keeps their results."""
     a, b, offs, *rest = form.operands
     if form.op == "combined_grouped_mm":
         if epilogue is not None:

@@ -1,4 +1,4 @@
-"""Block-sparse weights: tensors to try, linear layers, scattered products, parameters of torch's kernels, and a search for such."""
+"""Block-sparse weights: example tensors, linear layers, scattered products, and parameters of torch's kernel with their search."""
 
 from ..backends.aten.metas import Family, Found, MetaTable, Shape
 from ..backends.aten.metas import torch_table as import_torch_meta

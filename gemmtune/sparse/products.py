@@ -1,42 +1,32 @@
-"""Products with a block-sparse weight.
-
-bsr [M, K] @ x [K, N] is stated as its transpose, a @ b with a = xᵀ and b = bsrᵀ, as ``nn.Linear`` has it: the weight is what may be
-prepacked, and its blocks are rows and columns of b.
-"""
+"""Products with a block-sparse weight."""
 
 from __future__ import annotations
 
-import functools
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
-from ..dispatch.arguments import Call, transposed_operand
-from ..dispatch.call import attempted, bring_scalars, prepare_out, refuse_out, run_planned
+from ..dispatch.arguments import transposed_operand
+from ..dispatch.call import no_gradient
 from ..dispatch.calls import number
-from ..dispatch.checks import check_extra, check_operands, check_out, watched, why_not_ours
-from ..dispatch.fallback import by_torch
-from ..dispatch.keys import NOTHING, key_of
-from ..dispatch.noting import noted
-from ..dispatch.plan import Plan
+from ..dispatch.checks import check_extra, check_operands, check_out
+from ..dispatch.keys import NOTHING
 from ..dispatch.prepack import PackedOperand
-from ..dispatch.ready import keep_ready, ready
-from ..dispatch.statement import epilogue_of
 from ..errors import InvalidProblemError
+from ..ops.autograd import Backward
+from ..ops.operate import in_python
 from ..problem.dtypes import is_float8
-from ..problem.fields import scalar_class
 from ..problem.fused import Then
+from ..problem.sparsity import Sparsity
 from .batches import batched_product, is_batch
-from .calls import bound_block_call, problem_of_blocks, read_beside_inp
+from .calls import operands_of, weight_of
 from .factors import check_factors, check_integers, integer, scaling
-from .gradients import BlockProduct
+from .gradients import transposed, weight_gradient
 from .weights import sparsity_of
 
 Tensor = torch.Tensor
-B_PLACE = 2
-"""The place of b among ``Plan.spans``, behind out and a."""
 EpilogueFunction = Callable[..., Tensor]
 
 
@@ -51,22 +41,22 @@ def bsr_mm(
     """out = epilogue(bsr @ x, *epilogue_args)
 
     Args:
-        bsr: [M, K], a sparse_bsr tensor with blocks of any size, or ``prepack`` of one: of float64, float32, float16, bfloat16,
-            int8, float8_e4m3fn or float8_e5m2. Column indices of a block row must rise. They are read when the tensor is first
-            seen, and again after a change that was made through it.
-        x: [K, N], any strides, of the dtype of ``bsr``. Both may have a batch in front, without an epilogue.
-        out: [M, N] of the dtype of ``bsr`` (int32 for int8, bfloat16 for 8-bit floats), any strides without overlap, sharing no
-            memory with what is read.
-        epilogue: as for ``mm``; it gets float32 for int8.
+        bsr: [M, K], a sparse_bsr tensor with blocks of any size, or ``prepack`` of one. Its dtype is float64, float32, float16,
+            bfloat16, int8, float8_e4m3fn or float8_e5m2. Column indices of a block row must rise. They are read in the first call
+            with the tensor, and again after a change that was made through it.
+        x: [K, N], any strides, of the dtype of ``bsr``. Both may have leading batch dimensions, without an epilogue.
+        out: [M, N] of the dtype of ``bsr`` (int32 for int8, bfloat16 for 8-bit floats). It has any strides without overlap, and
+            shares no memory with the operands.
+        epilogue: as for ``mm``. It gets float32 for int8.
         epilogue_args: tensors that broadcast to [M, N].
 
     Returns:
-        [M, N]; ``out`` if it was given. Where a block does not exist, NaN and infinity of ``x`` need not show, unless the setting
-        ``absent_blocks`` says that they must not. It has that dtype under autocast too, which casts no sparse tensors.
+        [M, N], or ``out`` if it was given. NaN and infinity of ``x`` may be lost where a block does not exist. With the setting
+        ``absent_blocks`` they must be. The dtype is the same under autocast, which casts no sparse tensors.
 
     Raises:
-        InvalidProblemError: operands that do not fit together, or indices out of range, unsorted or repeated.
-        EpilogueError: an epilogue that is not a pointwise function of known parts.
+        InvalidProblemError: the operands do not fit together, or indices are out of range, unsorted or repeated.
+        EpilogueError: the epilogue is no pointwise function of known parts.
     """
     return multiplied("bsr_mm", bsr, x, out=out, epilogue=epilogue, epilogue_args=epilogue_args)
 
@@ -86,10 +76,11 @@ def bsr_addmm(
 ) -> Tensor:
     """out = epilogue(beta · inp + left_alpha[:, None] · (alpha · bsr @ x) · right_alpha[None, :], *epilogue_args)
 
-    ``left_alpha`` [M] and ``right_alpha`` [N] are of a float dtype, and ones where they are None: of 8-bit floats the scales of the
-    rows of ``bsr`` and of the columns of ``x``. ``inp`` broadcasts to [M, N] and has the dtype of ``bsr``, which is no integer, or
-    beside 8-bit floats any wider one; without those two, ``out`` may be ``inp`` itself. With ``beta`` zero, NaN and infinity in
-    ``inp`` do not reach the result, with ``alpha`` zero those in ``x`` do not, but of 8-bit floats. The rest is as for ``bsr_mm``.
+    ``left_alpha`` [M] and ``right_alpha`` [N] have a float dtype, and are ones by default. For 8-bit floats they are the scales of
+    the rows of ``bsr`` and of the columns of ``x``. ``inp`` broadcasts to [M, N] and has the dtype of ``bsr``, which is no integer,
+    or for 8-bit floats any wider one. Without the two factors, ``out`` may be ``inp`` itself. With ``beta`` zero, NaN and infinity
+    in ``inp`` do not reach the result. With ``alpha`` zero, those in ``x`` do not, except for 8-bit floats. The rest is as for
+    ``bsr_mm``.
     """
     name = "bsr_addmm"
     alpha, beta = number(name, "alpha", alpha), number(name, "beta", beta)
@@ -99,7 +90,7 @@ def bsr_addmm(
         check_operands(name, [("bsr", weight), ("x", x)])
         check_factors(name, {"left_alpha": (left_alpha, weight.shape[-2]), "right_alpha": (right_alpha, x.shape[-1:].numel())})
     if not is_float8(weight.dtype):
-        plain = plain or alpha == 0  # then nothing of the product is left that factors would scale
+        plain = plain or alpha == 0  # the product is zero, which no factor changes
     elif plain:
         plain, right_alpha = False, torch.ones((), device=x.device)
     if plain:
@@ -126,11 +117,11 @@ def int_bsr_addmm(
 ) -> Tensor:
     """out = beta · inp + left_alpha[:, None] · (alpha · bsr @ x) · right_alpha[None, :] of int8 ``bsr`` and ``x``, in int32.
 
-    ``inp`` broadcasts to [M, N] and is int32, as are ``left_alpha`` [M] and ``right_alpha`` [N], or narrower integers.
-    The product is that of ``bsr_mm``; what comes after it is torch's, exact as far as int32 goes.
+    ``inp`` broadcasts to [M, N]. It, ``left_alpha`` [M] and ``right_alpha`` [N] are int32 or narrower integers. ``bsr_mm`` makes
+    the product and torch does the rest, which is exact in the range of int32.
 
     Raises:
-        InvalidProblemError: another dtype than int8, factors that are no integers, or what ``bsr_mm`` refuses.
+        InvalidProblemError: ``bsr`` is not int8, a factor is no integer, or ``bsr_mm`` refuses the operands.
     """
     name = "int_bsr_addmm"
     alpha, beta = integer(name, "alpha", alpha), integer(name, "beta", beta)
@@ -154,14 +145,6 @@ def int_bsr_addmm(
     return result if out is None else out.copy_(result)
 
 
-def weight_of(name: str, bsr: object) -> Tensor:
-    """The weight of a call, prepacked or not."""
-    weight = bsr.tensor if isinstance(bsr, PackedOperand) else bsr
-    if not isinstance(weight, Tensor):
-        sparsity_of(name, weight)  # which says what is expected
-    return weight  # type: ignore[return-value]
-
-
 def multiplied(
     name: str,
     bsr: Tensor | PackedOperand,
@@ -173,7 +156,7 @@ def multiplied(
     epilogue: EpilogueFunction | None = None,
     epilogue_args: Sequence[Tensor] = NOTHING,
 ) -> Tensor:
-    """Do a call of ``bsr_mm`` or ``bsr_addmm``. Dynamo, which knows no sparse_bsr tensors, runs it as it is."""
+    """Do a call of ``bsr_mm`` or ``bsr_addmm``. Dynamo, which does not trace sparse_bsr tensors, runs it untraced."""
     do = _outside_of_dynamo() if "torch._dynamo" in sys.modules else _multiplied
     return do(name, bsr, x, inp, scalars, out, epilogue, epilogue_args)
 
@@ -182,7 +165,7 @@ _outside: list[Callable[..., Tensor]] = []
 
 
 def _outside_of_dynamo() -> Callable[..., Tensor]:
-    """``_multiplied``, left alone by Dynamo; kept in a list, since Dynamo warns of a cache of functools."""
+    """Return ``_multiplied`` for calls that Dynamo leaves untraced. A list keeps it: Dynamo warns of a cache of functools."""
     if not _outside:
         _outside.append(torch.compiler.disable(_multiplied))  # type: ignore[no-untyped-call]
     return _outside[0]
@@ -198,53 +181,47 @@ def _multiplied(
     epilogue: EpilogueFunction | None,
     epilogue_args: Sequence[Tensor],
 ) -> Tensor:
-    weight = bsr.tensor if isinstance(bsr, PackedOperand) else bsr
-    if is_batch(weight, x):
+    if is_batch(bsr, x):
         if epilogue is not None:
             raise InvalidProblemError(
                 f"{name}: got an epilogue, left_alpha or right_alpha with a batch, expected matrices; apply them to the result"
             )
         return _of_batches(name, bsr, x, inp, scalars, out)
-    if torch.is_grad_enabled() and any(isinstance(t, Tensor) and t.requires_grad for t in (weight, x, inp, *epilogue_args)):
-        refuse_out(bound_block_call(name, bsr, x, inp, scalars=scalars, out=out, epilogue=epilogue, epilogue_args=epilogue_args))
-        whole = functools.partial(multiplied, name, bsr, x, inp, scalars, epilogue=epilogue, epilogue_args=epilogue_args)
-        before = functools.partial(multiplied, name, scalars=scalars)
-        return BlockProduct.apply(  # type: ignore[no-untyped-call,no-any-return]
-            whole, functools.partial(multiplied, "bsr_mm"), before, tuple(scalars), epilogue, weight, x, inp, *epilogue_args
-        )
-    key = None
-    fits = out is None or (isinstance(out, Tensor) and out.dim() == 2)
-    if fits and epilogue is None and isinstance(x, Tensor) and x.dim() == 2 and not epilogue_args:
-        sparsity = sparsity_of(name, weight)
-        given: tuple[Any, ...] = (x.t(), weight.values(), *(() if inp is None else (transposed_operand(inp),)))
-        asked = (sparsity, weight.shape, weight is not bsr, out is None, *map(scalar_class, scalars))
-        into = None if out is None else out.t()
-        key = None if watched((x,)) else key_of(name, given if into is None else (*given, into), asked)
-        if key is not None and (entry := ready.get(key)) is not None:
-            b = bsr.for_choice(entry.plan.choice) if isinstance(bsr, PackedOperand) else weight
-            if out is None or into is None:
-                return entry.new((given[0], b, *given[2:]), scalars).t()
-            if _is_apart(entry.plan, into, given, weight):
-                entry.plan.into(into, (given[0], b, *given[2:]), scalars)
-                return out
-    call = bound_block_call(name, bsr, x, inp, scalars=scalars, out=out, epilogue=epilogue, epilogue_args=epilogue_args)
-    done = _run(key, call)
-    return done.t() if out is None else out
+    operands, sparsity = operands_of(name, bsr, x, inp, out, epilogue, epilogue_args)
+    extra = tuple(map(transposed_operand, epilogue_args))
+    result = transposed_product(name, operands, None if out is None else out.t(), epilogue, extra, scalars, (sparsity,))
+    return result.t() if out is None else out
 
 
-def _is_apart(plan: Plan, out: Tensor, given: tuple[Any, ...], weight: Tensor) -> bool:
-    """``Plan.apart``, where b has the memory of the blocks that exist, and of their indices, not that of a matrix."""
-    first = out.data_ptr()
-    end = first + plan.spans[0]
-    for i, x in enumerate(given, 1):
-        address = x.data_ptr()
-        if address < end and first < address + (plan.spans[i] if i != B_PLACE else x.nbytes):
-            return False
-    for x in (weight.crow_indices(), weight.col_indices()):
-        address = x.data_ptr()
-        if address < end and first < address + x.nbytes:
-            return False
-    return True
+def transposed_product(
+    name: str,
+    operands: tuple[Any, ...],
+    out: Tensor | None,
+    epilogue: EpilogueFunction | None,
+    epilogue_args: Sequence[Tensor],
+    scalars: tuple[float, ...] = (),
+    options: tuple[Sparsity, ...] = (),
+) -> Tensor:
+    """Do a call that is stated as its transpose, with the products of this module in its backward pass."""
+    return in_python(False, name, out, epilogue, epilogue_args, scalars, options, None, None, *operands, backward=BACKWARD)
+
+
+def _product(a: Tensor, b: Tensor, like: Tensor | None = None) -> Tensor:
+    """Return a @ b for a block-sparse b, or a @ b at the blocks of ``like``: the products of a backward pass.
+
+    Raises:
+        InvalidProblemError: the operands are 8-bit floats, whose products have no gradient.
+    """
+    if is_float8(b.dtype):
+        raise no_gradient("bsr_mm", "x" if like is None else "bsr")
+    if like is not None:
+        return weight_gradient(like, a, b.mT)
+    weight = transposed(b)
+    return transposed_product("bsr_mm", (a, weight), None, None, NOTHING, (), (sparsity_of("bsr_mm", weight),))
+
+
+BACKWARD = Backward(operate=transposed_product, product=_product)
+"""Products of the backward pass of a call with a block-sparse weight."""
 
 
 def _of_batches(
@@ -258,23 +235,3 @@ def _of_batches(
         raise InvalidProblemError(f"{name}: a call with out= is not differentiable; leave out out=, or use torch.no_grad()")
     check_out(name, out, result.shape, result.dtype, result.device, [])
     return out.copy_(result)
-
-
-def _run(key: Any, call: Call) -> Tensor:
-    """Do a call without a plan at hand; the result is the transpose of the caller's."""
-    strided = [x for name, x in call.inputs if name != "b"]
-    reason = why_not_ours(strided, floats=False)
-    if reason is not None:
-        return attempted(by_torch, call, reason)
-    kind = call.a.device.type
-    if torch.is_autocast_enabled(kind):
-        with torch.autocast(kind, enabled=False):  # what is sparse keeps its dtype, and torch has no product of other ones
-            return _run(key, call)
-    bring_scalars(call)
-    problem = problem_of_blocks(call, epilogue_of(call))
-    if call.out is not None:
-        prepare_out(call, problem, read_beside_inp(call))
-    with noted(lambda: problem):
-        result, plan = run_planned(call, problem)
-    keep_ready(key, plan)
-    return result

@@ -21,7 +21,7 @@ from gemmtune.problem import Problem
 from gemmtune.selector.offers import offers_for
 from gemmtune.selector.verify import Verification, Verifier
 from gemmtune.settings import Settings
-from gemmtune.sparse import create_blocked_tensor, products
+from gemmtune.sparse import create_blocked_tensor
 
 CPU = torch.device("cpu")
 PARTS = (torch.Tensor.crow_indices, torch.Tensor.col_indices, torch.Tensor.values)
@@ -387,7 +387,7 @@ def test_a_warm_call_into_memory_beside_the_blocks_is_not_stated_again(monkeypat
     x, out = numbers(64, 16, dtype=torch.float32), memory[count:].view(64, 16)
     weight, want = gemmtune.prepack(bsr), made.to_dense().double() @ x.double()
     gemmtune.bsr_mm(weight, x, out=out)
-    monkeypatch.setattr(products, "bound_block_call", lambda *_, **__: pytest.fail("stated again"))
+    monkeypatch.setattr("gemmtune.ops.operate.call_of", lambda *_, **__: pytest.fail("stated again"))
     assert close(gemmtune.bsr_mm(weight, x, out=out.zero_()), want, torch.float32)
     monkeypatch.undo()
     with pytest.raises(gemmtune.InvalidProblemError, match="out shares memory with bsr"):

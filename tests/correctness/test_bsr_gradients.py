@@ -45,8 +45,8 @@ def test_indices_are_read_once_for_all_backward_passes(monkeypatch: pytest.Monke
     for factor in (1, -2):
         x = torch.randn(48, 3, requires_grad=True)
         values.mul_(factor)
+        gemmtune.bsr_mm(bsr, x).sum().backward()  # defines the operators, too
         torch.ops.gemmtune.bsr_mm(crow, col, values, x).sum().backward()
-        gemmtune.bsr_mm(bsr, x).sum().backward()
         assert torch.allclose(x.grad, (1 + factor) * bsr.to_dense().t() @ torch.ones(32, 3), atol=1e-4)
     assert asked == ["bsr_mm"] * 2
     turned = transposed(bsr)
@@ -100,6 +100,46 @@ def test_gradients_through_an_epilogue_and_factors_of_rows_and_columns() -> None
         torch.autograd.grad(constant, (values, left), g), torch.autograd.grad(want, (values, left), g), strict=True
     ):
         assert torch.allclose(one, other)
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("epilogue", [None, torch.sigmoid])
+def test_second_derivatives_of_what_is_dense(packed: bool, epilogue: Any) -> None:
+    bsr = create_blocked_tensor(8, 12, block=4, density=0.5, dtype=torch.float64)
+    weight = gemmtune.prepack(bsr) if packed else bsr
+    x, inp = torch.randn(12, 2).double().requires_grad_(), torch.randn(8, 1).double().requires_grad_()
+
+    def product(x: torch.Tensor, inp: torch.Tensor) -> torch.Tensor:
+        return gemmtune.bsr_addmm(inp, weight, x, alpha=2, beta=0.5, epilogue=epilogue).square()
+
+    assert torch.autograd.gradcheck(product, (x, inp))
+    assert torch.autograd.gradgradcheck(product, (x, inp))
+
+
+def test_another_weight_of_the_same_kind_gets_its_own_gradient() -> None:
+    x = torch.randn(48, 3, requires_grad=True)
+    for seed in range(3):
+        weight = nn.Parameter(create_blocked_tensor(32, 48, block=16, density=0.5, seed=seed))
+        g_x, g_w = torch.autograd.grad(gemmtune.bsr_mm(gemmtune.prepack(weight), x).sum(), (x, weight))
+        dense = weight.detach().to_dense()
+        exists = mask_of(weight.detach()).repeat_interleave(16, 0).repeat_interleave(16, 1)
+        assert torch.allclose(g_x, dense.t() @ torch.ones(32, 3), atol=1e-5)
+        assert torch.allclose(g_w, (torch.ones(32, 3) @ x.detach().t()) * exists, atol=1e-5)
+
+
+@pytest.mark.parametrize("tokens", [torch.ones(0, 48), torch._neg_view(torch.ones(3, 48))], ids=["no tokens", "negated"])
+def test_a_parameter_has_a_dense_gradient_where_torch_does_the_product(tokens: torch.Tensor) -> None:
+    weight = nn.Parameter(create_blocked_tensor(32, 48, block=16, density=0.5))
+    linear(tokens, weight).sum().backward()
+    exists = mask_of(weight.detach()).repeat_interleave(16, 0).repeat_interleave(16, 1)
+    assert torch.equal(weight.grad, -len(tokens) * exists.float())
+
+
+def test_8_bit_floats_have_no_gradient() -> None:
+    bsr = create_blocked_tensor(32, 48, block=16, dtype=torch.float8_e4m3fn)
+    x = torch.ones(48, 3).to(torch.float8_e4m3fn).requires_grad_()
+    with pytest.raises(gemmtune.InvalidProblemError, match="bsr_mm: x requires grad, but the operation has no gradient"):
+        gemmtune.bsr_mm(bsr, x).sum().backward()
 
 
 def test_no_gradient_through_out() -> None:
