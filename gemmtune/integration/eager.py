@@ -7,7 +7,7 @@ from collections.abc import Callable, Hashable
 import torch
 from torch.autograd import forward_ad
 
-from ..ops.autograd import Differentiable
+from ..ops.autograd import Backward, Differentiable
 from ..problem.operations import DENSE_OPS, OPERATIONS
 from ..problem.precision import flags_token
 from .picks import Pick, pick_for
@@ -59,7 +59,7 @@ class Bound:
                 return None
             row = OPERATIONS[op]
             roles = tuple(operand.role for operand in row.operands)
-            followed = Differentiable(plan=self.pick.plan, row=row, roles=roles, options=(), operate=_operate)
+            followed = Differentiable(plan=self.pick.plan, row=row, roles=roles, options=(), backward=_BACKWARD)
             return followed.new(tensors, scalars_of(op))
         return self.pick.plan.new(tensors, scalars_of(op))
 
@@ -92,3 +92,7 @@ def scalars_of(op: str) -> tuple[float, ...]:
 def _operate(op: str, tensors: tuple[Tensor, ...], *_: object) -> Tensor:
     """Products that a backward pass does, by stored picks too; their own gradients are torch's."""
     return multiplied(op, *tensors)
+
+
+_BACKWARD = Backward.strided(_operate)
+"""Products of a backward pass, by stored picks."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -35,8 +36,13 @@ class Backward:
     operate: Operate
     product: Product
 
+    @classmethod
+    def strided(cls, operate: Operate) -> Backward:
+        """Return the products of strided operands by ``operate``."""
+        return cls(operate=operate, product=functools.partial(_product, operate))
 
-def product(operate: Operate, a: torch.Tensor, b: torch.Tensor, *offs: torch.Tensor) -> torch.Tensor:
+
+def _product(operate: Operate, a: torch.Tensor, b: torch.Tensor, *offs: torch.Tensor) -> torch.Tensor:
     """Multiply strided operands in a backward pass: by mm, bmm, or with offsets by a grouped product."""
     op = grouped_op(b) if offs else "bmm" if a.dim() == 3 else "mm"
     return operate(op, (a, b, *offs), None, None, NOTHING)

@@ -7,7 +7,6 @@ through the operator of the same name.
 
 from __future__ import annotations
 
-import functools
 import logging
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
@@ -33,7 +32,7 @@ from ..operators.library import by_operator
 from ..problem.fields import scalar_class
 from ..problem.fused import NAMES
 from ..problem.operations import DENSE_OPS, SPARSE_OPS
-from .autograd import Backward, differentiated, product
+from .autograd import Backward, differentiated
 
 log = logging.getLogger("gemmtune")
 Tensor = torch.Tensor
@@ -207,7 +206,7 @@ def _routed(key: Hashable | None, call: Call, backward: Backward) -> tuple[Tenso
     return result, entry
 
 
-DENSE = Backward(operate=operate, product=functools.partial(product, operate))
+DENSE = Backward.strided(operate)
 """Products of the backward pass of a call with strided operands."""
 
 
