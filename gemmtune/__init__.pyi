@@ -20,8 +20,6 @@ from .integration.record import record as record
 from .integration.recording import Recording as Recording
 from .integration.sparsify import sparsify_ as sparsify_
 from .integration.using import use as use
-from .ops.block_products import bsr_addmm as bsr_addmm, bsr_mm as bsr_mm, int_bsr_addmm as int_bsr_addmm
-from .ops.block_sampled import sampled_addmm_bsr as sampled_addmm_bsr
 from .ops.grouped import grouped_mm as grouped_mm, mixed_grouped_mm as mixed_grouped_mm, scaled_grouped_mm as scaled_grouped_mm
 from .ops.packing import pack_int4 as pack_int4, prepack as prepack, unpack_int4 as unpack_int4
 from .ops.products import (
@@ -38,6 +36,8 @@ from .ops.products import (
 from .problem import Epilogue as Epilogue, Layout as Layout, Precision as Precision, Problem as Problem
 from .quantized.weight import QuantizedWeight as QuantizedWeight
 from .selector.tuning_result import TuningResult as TuningResult
+from .sparse.products import bsr_addmm as bsr_addmm, bsr_mm as bsr_mm, int_bsr_addmm as int_bsr_addmm
+from .sparse.sampled import sampled_addmm_bsr as sampled_addmm_bsr
 from .tuning.multi import Multi as Multi, multi as multi
 from .tuning.tune import tune as tune
 from .version import __version__ as __version__

@@ -18,12 +18,9 @@ from ..problem.contiguous import BiasShape, inp_layout
 from ..problem.dtypes import dtype_name, parse_dtype
 from ..problem.fused import BROUGHT, NAMES, bias_epilogue, factor_dtype, factor_epilogue, factor_shapes
 from ..problem.operation import Operation
-from ..problem.operations import OPERATIONS, SPARSE_OPS
 from . import words
 from .product import Product
 
-ROWS: dict[str, Operation] = {**NAMES, **{op: OPERATIONS[op] for op in SPARSE_OPS}}
-"""Operations by public function name."""
 TF32_ON_CPU = "tf32 is a precision of GPUs; use --device cuda, or float32"
 
 
@@ -51,14 +48,14 @@ class Spec(Product):
         op = self.op or implied
         if op not in words.OPS:
             raise InvalidProblemError(f"op: got {op!r}, expected one of {', '.join(words.OPS)}")
-        row = ROWS[op]
+        row = NAMES[op]
         if row.batched != batched:
             form = "BxMxNxK" if row.batched else "MxNxK"
             raise InvalidProblemError(f"got {len(sizes)} sizes for {op}, expected {form}")
         given = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         for field in dataclasses.fields(self):
             if given[field.name] != field.default and field.name not in _taken_by(op):
-                takers = [name for name in ROWS if field.name in _taken_by(name)]
+                takers = [name for name in NAMES if field.name in _taken_by(name)]
                 raise InvalidProblemError(f"{field.name}: not for {op}, expected {_listed(takers)}")
         if self.encoding and self.dtype_b not in (None, "uint8"):
             raise InvalidProblemError(f"dtype_b: got {self.dtype_b!r} with encoding {self.encoding}, expected uint8 or nothing")
@@ -111,7 +108,7 @@ def _taken_by(name: str) -> set[str]:
     """Return the options of a public function: those of its operation's constructor and of its factor or bias."""
     brought = BROUGHT.get(name)
     more = () if brought is None else ("scales", "scale_dtype", "out_dtype") if brought.required else ("bias",)
-    return {"op", "dtype", *_parameters(ROWS[name].name), *more}
+    return {"op", "dtype", *_parameters(NAMES[name].name), *more}
 
 
 def _block(text: str | int) -> tuple[int, int]:

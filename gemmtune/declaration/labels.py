@@ -10,10 +10,10 @@ from ..problem.contiguous import BiasShape
 from ..problem.dtypes import dtype_info
 from ..problem.fused import NAMES, factor_shapes
 from ..problem.operation import Operation
-from ..problem.operations import OPERATIONS, SPARSE_OPS, Encoding
+from ..problem.operations import SPARSE_OPS, Encoding
 from ..problem.scales import Scales, WeightScales
 
-STRIDED = tuple(name for name, row in NAMES.items() if not row.grouped)
+STRIDED = tuple(name for name, row in NAMES.items() if not row.grouped and not row.sparse)
 """Operations with strided operands, without grouped ones."""
 GROUPED = ("grouped_mm", "grouped_k_mm")
 """Operations with one product for each group of rows of a, or of terms: torch's grouped_mm with a 3-D and with a 2-D b."""
@@ -21,7 +21,7 @@ SPARSE = SPARSE_OPS
 """Operations with a block-sparse weight."""
 SINGLE = (*STRIDED, *SPARSE)
 """Operations with one product, or with two that are added."""
-ROWS: dict[str, Operation] = {**{op: NAMES[op] for op in (*STRIDED, *GROUPED)}, **{op: OPERATIONS[op] for op in SPARSE}}
+ROWS: dict[str, Operation] = {op: NAMES[op] for op in (*STRIDED, *GROUPED, *SPARSE)}
 """Operations to their rows of the table of operations."""
 OPS = tuple(ROWS)
 ONE_PRODUCT = tuple(op for op in STRIDED if not NAMES[op].second)

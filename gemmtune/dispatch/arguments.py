@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from ..choice import Choice
+from ..numerics.block_sparse import parts
 from ..problem.operation import Operation
 from .prepack import PackedOperand
 
@@ -19,9 +20,9 @@ EpilogueFunction = Callable[..., torch.Tensor]
 class Call:
     """The arguments of one call of an operation, as the caller gave them.
 
-    ``operands`` are by role, in the row's order; ``scalars`` and ``options`` those of the row. ``name`` is what the caller called,
-    ``extra_names`` are the arguments that ``extra``, the epilogue's operands, came from. ``out_dtype`` is that of the result,
-    unless the epilogue ends in a cast; None leaves it to the operation.
+    ``name`` is the public function's. ``operands`` are by role, in the row's order. ``scalars`` and ``options`` are those of the
+    row. ``extra`` has the epilogue's operands, and ``extra_names`` their arguments. ``out_dtype`` is the dtype of the result unless
+    the epilogue ends in a cast. None leaves it to the operation.
     """
 
     name: str
@@ -48,17 +49,35 @@ class Call:
 
     @property
     def inputs(self) -> list[tuple[str, torch.Tensor]]:
-        """Every tensor that is read, by the name of its argument."""
-        return [*self.operands.items(), *zip(self.extra_names, self.extra, strict=True)]
+        """Every tensor that is read, by the name of its argument. A block-sparse weight is read by its parts."""
+        row = self.operation
+        read = [
+            (row.argument(role), part)
+            for role, x in self.operands.items()
+            for part in (parts(x) if row.sparse and role == "b" else (x,))
+        ]
+        return [*read, *zip(self.extra_names, self.extra, strict=True)]
 
     def tensors_for(self, choice: Choice) -> tuple[torch.Tensor, ...]:
-        """What a kernel of the choice is given: all operands, a prepacked b as the choice packed it."""
+        """Return the tensors for a kernel of the choice: all operands, a prepacked b in the choice's own format."""
         b = self.packed.for_choice(choice) if self.packed is not None else self.b
         return (*(self.operands | {"b": b}).values(), *self.extra)
 
     @property
     def wants_grad(self) -> list[str]:
-        """The arguments that ask for a gradient; none where gradients are off."""
+        """Names of the arguments that require a gradient. Empty if gradients are off."""
         if not torch.is_grad_enabled():
             return []
         return [name for name, x in self.inputs if isinstance(x, torch.Tensor) and x.requires_grad]
+
+
+def transposed_operand(x: Any) -> Any:
+    """Return x, which broadcasts to a matrix, such that it broadcasts to the transposed matrix.
+
+    Return anything else unchanged: the checks of the call refuse it.
+    """
+    if not isinstance(x, torch.Tensor) or x.dim() == 0 or x.dim() > 2:
+        return x
+    if x.dim() == 1:
+        return x.unsqueeze(-1)
+    return x.squeeze(-1) if x.shape[1] == 1 and x.shape[0] != 1 else x.t()

@@ -1,9 +1,9 @@
-"""The path of a call that has no plan at hand, once it is checked: describe, plan, run."""
+"""Path of a checked call without a plan: describe it, make a plan, run it."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import torch
 
@@ -19,14 +19,14 @@ from .statement import epilogue_of, problem_of
 
 
 def run_unchecked(call: Call) -> tuple[torch.Tensor, Plan | None]:
-    """Check a call of an operator, which torch may make with any tensors, and ``run`` it; or have torch do it."""
+    """Check a call of an operator and ``run`` it. Torch does the call if no choice can read its tensors."""
     check_call(call)
-    reason = why_not_ours([x for _, x in call.inputs], floats=not call.operation.quantized)
+    reason = why_not_ours([x for _, x in call.inputs], floats=call.operation.floats)
     return run(call) if reason is None else (attempted(by_torch, call, reason), None)
 
 
 def run(call: Call) -> tuple[torch.Tensor, Plan | None]:
-    """Do a checked call without a gradient. Return the result, and the plan that made it (None if torch had to).
+    """Run a checked call without a gradient. Return the result and its plan, which is None if torch computed it.
 
     Raises:
         InvalidProblemError: the operands do not fit together, or ``out`` cannot take the result.
@@ -36,11 +36,6 @@ def run(call: Call) -> tuple[torch.Tensor, Plan | None]:
     problem = problem_of(call, epilogue_of(call))
     if call.out is not None:
         prepare_out(call, problem)
-    return run_planned(call, problem)
-
-
-def run_planned(call: Call, problem: Problem) -> tuple[torch.Tensor, Plan | None]:
-    """Do a call whose problem is known and whose ``out`` is prepared: the result, and the plan that made it."""
     if problem.empty:
         return new_output(problem.out, call.a) if call.out is None else call.out, None
     if 0 in problem.summed:
@@ -54,19 +49,19 @@ def run_planned(call: Call, problem: Problem) -> tuple[torch.Tensor, Plan | None
 
 
 def check_call(call: Call) -> None:
-    """Raises InvalidProblemError unless all arguments are tensors on one device."""
+    """Raise InvalidProblemError unless all arguments are tensors on one device."""
     check_operands(call.name, [*call.inputs, *([("out", call.out)] if call.out is not None else [])])
 
 
 def current_device(like: torch.Tensor) -> contextlib.AbstractContextManager[object]:
-    """A block in which the device of ``like`` is the current one."""
+    """Return a context in which the device of ``like`` is the current one."""
     index = like.get_device()
     elsewhere = index >= 0 and index != torch.cuda.current_device()
     return torch.cuda.device(index) if elsewhere else contextlib.nullcontext()
 
 
 def attempted(do: Callable[[Call], torch.Tensor], call: Call, reason: str) -> torch.Tensor:
-    """Do a call that is torch's for ``reason``. Raises InvalidProblemError where torch would say neither call nor remedy."""
+    """Do a call that ``reason`` leaves to torch. Raise InvalidProblemError where torch's error has neither call nor remedy."""
     try:
         return do(call)
     except (RuntimeError, AssertionError) as error:
@@ -81,14 +76,14 @@ def attempted(do: Callable[[Call], torch.Tensor], call: Call, reason: str) -> to
 
 
 def no_gradient(name: str, argument: str) -> InvalidProblemError:
-    """The error of a gradient that is wanted of an operation without one."""
+    """Return the error for an argument that requires a gradient of an operation without one."""
     return InvalidProblemError(
         f"{name}: {argument} requires grad, but the operation has no gradient; detach it, or use torch.no_grad()"
     )
 
 
 def refuse_out(call: Call) -> None:
-    """Raises InvalidProblemError for a call with out= that has to be differentiable."""
+    """Raise InvalidProblemError for a differentiable call with out=."""
     if call.out is not None:
         raise InvalidProblemError(
             f"{call.name}: a call with out= is not differentiable, but an input requires grad; leave out out=, "
@@ -97,17 +92,14 @@ def refuse_out(call: Call) -> None:
 
 
 def bring_scalars(call: Call) -> None:
-    """Move scalars of another device to that of a, as torch does."""
+    """Move 0-D tensors of another device to the device of a, as torch does."""
     device = call.a.device
     call.operands |= {role: x.to(device) for role, x in call.operands.items() if x.device != device}
     call.extra = tuple(x.to(device) for x in call.extra)
 
 
-def prepare_out(call: Call, problem: Problem, read: Sequence[tuple[str, torch.Tensor]] | None = None) -> None:
-    """Check ``out``; where it is the added operand itself, as torch allows, read that from a copy.
-
-    ``read`` are the tensors that are read beside it, where the caller has other names for them.
-    """
+def prepare_out(call: Call, problem: Problem) -> None:
+    """Check ``out``. If it overlaps the added operand, as torch allows, read that operand from a copy."""
     assert call.out is not None
     if call.out.requires_grad and torch.is_grad_enabled():
         raise InvalidProblemError(
@@ -116,12 +108,14 @@ def prepare_out(call: Call, problem: Problem, read: Sequence[tuple[str, torch.Te
     inp = call.operands.get("inp")
     if inp is not None and overlaps(call.out, inp):
         call.operands["inp"] = apart(inp)
-    others = [(name, x) for name, x in (call.inputs if read is None else read) if name != "inp"]
+    others = [(name, x) for name, x in call.inputs if name != "inp"]
     check_out(call.name, call.out, problem.out.size, problem.out.dtype, call.a.device, others)
 
 
 def cast_for_autocast(call: Call) -> None:
-    """Products of floats run in the autocast dtype under autocast, as torch's do."""
+    """Cast the operands to the autocast dtype, as torch does. Block-sparse products keep theirs: torch casts no sparse tensor."""
+    if call.operation.sparse:
+        return
     kind = call.a.device.type
     dtype = torch.get_autocast_dtype(kind)
     eligible = (torch.float32, torch.float16, torch.bfloat16)

@@ -37,7 +37,7 @@ def call_of(
         InvalidProblemError: an argument that no call of the operation can have.
     """
     row, own = NAMES[name], BROUGHT.get(name)
-    _check_epilogue(name, epilogue, epilogue_args)
+    check_epilogue(name, epilogue, epilogue_args)
     given: dict[str, Any] = {x.role: operands.get(x.role) for x in row.operands if x.required or operands.get(x.role) is not None}
     packed = given["b"] if isinstance(given["b"], PackedOperand) else None
     if packed is not None:
@@ -79,11 +79,12 @@ def number(name: str, what: str, value: object) -> float:
 
 def _check_packs(name: str, row: Operation) -> None:
     if not row.prepacks:
-        takers = ", ".join(other for other, x in NAMES.items() if x.prepacks)
+        takers = ", ".join(other for other, x in NAMES.items() if x.prepacks and not x.sparse)
         raise InvalidProblemError(f"{name}: b must be a torch.Tensor, got a prepacked operand, which these take: {takers}")
 
 
-def _check_epilogue(name: str, epilogue: EpilogueFunction | None, epilogue_args: Sequence[Tensor]) -> None:
+def check_epilogue(name: str, epilogue: EpilogueFunction | None, epilogue_args: Sequence[Tensor]) -> None:
+    """Raise InvalidProblemError if the operands of an epilogue are no tuple or list, or have no function."""
     if not isinstance(epilogue_args, (tuple, list)):
         got = type(epilogue_args).__name__
         raise InvalidProblemError(f"{name}: epilogue_args: got {got}, expected a tuple or list of tensors, such as (bias,)")

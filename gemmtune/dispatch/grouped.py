@@ -1,4 +1,4 @@
-"""The four forms of a grouped product, as torch has them, and the operation that each is."""
+"""The four forms of torch's grouped product, and the operation for each."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ FORMS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Form:
-    """``op`` on ``operands``; with ``turned`` its result is the transpose of what was asked for."""
+    """A grouped product as ``op`` on ``operands``. With ``transposed``, the caller's result is the transpose of its result."""
 
     op: str
     operands: tuple[Any, ...]
-    turned: bool = False
+    transposed: bool = False
     options: tuple[str, ...] = ()
 
 
 def form_of(name: str, a: Any, b: Any, offs: Any, *, rows: Any = None, gated: str = "", scatter: Any = None) -> Form:
-    """Which operation a grouped product is. Groups of columns are groups of rows of the transposes.
+    """Return the operation for a grouped product. Groups of columns become groups of rows of the transposes.
 
     Raises:
-        InvalidProblemError: dimensions that no form has, offsets with a form that takes none, or none with one that needs them,
-            rows that are picked, gated or added up in another form than groups of rows, or what does not go together.
+        InvalidProblemError: no form has these dimensions, offsets are missing or not taken, or rows, gated or scatter do not go
+            with the form or with each other.
     """
     for role, x in (("a", a), ("b", b), *((("offs", offs),) if offs is not None else ())):
         _check_tensor(name, role, x)
@@ -47,12 +47,12 @@ def form_of(name: str, a: Any, b: Any, offs: Any, *, rows: Any = None, gated: st
     if offs is None:
         return Form(op="bmm", operands=(a, b))
     if dims == (3, 2):
-        return Form(op="grouped_mm", operands=(b.mT, a.mT, offs), turned=True)
+        return Form(op="grouped_mm", operands=(b.mT, a.mT, offs), transposed=True)
     return Form(op=grouped_op(b), operands=(a, b, offs))
 
 
 def _routed(name: str, operands: tuple[Tensor, ...], rows: Any, gated: str, scatter: Any) -> Form:
-    """The form of a product whose rows are picked by an index, gated, or weighted and added up."""
+    """Return the form of a product with rows that an index picks, with gated columns, or with weighted sums of rows."""
     a, b, _ = operands
     if (a.dim(), b.dim()) != (2, 3):
         raise InvalidProblemError(

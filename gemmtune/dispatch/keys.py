@@ -1,4 +1,4 @@
-"""What a call can read off its operands in about a microsecond: the key under which its plan is kept."""
+"""Keys of plans, which a call reads off its operands in about a microsecond."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ Parameter = torch.nn.Parameter
 any_autocast: Callable[[], bool] = torch._C._is_any_autocast_enabled
 torch_is_deterministic: Callable[[], bool] = torch._C._get_deterministic_algorithms
 NOTHING: tuple[Tensor, ...] = ()
-"""No ``epilogue_args``. A quick look compares with it by identity, which no wrong argument can make fail."""
+"""Default of ``epilogue_args``. Calls compare with it by identity, which works for wrong arguments too."""
 
 
 def key_of(name: str, tensors: tuple[Any, ...], options: Hashable = None) -> Hashable | None:
-    """Everything that a plan depends on; None for a call that must be looked at more closely.
+    """Return everything that a plan depends on, or None for a call that needs the full checks.
 
-    ``tensors`` are what the call reads, then ``out`` if there is one, which of them is which being told by ``name``, their number
-    and ``options``, which is what else the caller asked for. Every call pays for this, and each attribute of a tensor costs 50 to
-    100 ns: nothing is read that is not needed.
+    ``tensors`` are the tensors that the call reads, then ``out`` if there is one. ``name``, their number and ``options`` determine
+    the role of each. ``options`` also holds all other arguments. Every call pays for this, and each attribute of a tensor costs 50
+    to 100 ns, so it reads only what it needs.
     """
     a, b = tensors[0], tensors[1]
     packed = b.__class__ is PackedOperand
@@ -52,26 +52,34 @@ def key_of(name: str, tensors: tuple[Any, ...], options: Hashable = None) -> Has
             t.get_device(), token(torch_is_deterministic()), flags, name, packed, options, wants_grad,
         )  # fmt: skip
         for x in tensors[2:] if len(tensors) > 2 else NOTHING:
-            # A scalar of another device is moved, which no plan does.
+            # A plan cannot move a 0-D tensor from another device.
             if x.__class__ not in (Tensor, Parameter) or x.is_neg() or x.get_device() != index or not (address := x.data_ptr()):
                 return None
             key += (x.shape, x.stride(), x.dtype, address & 15, x.requires_grad and torch.is_grad_enabled())
         return key
     except (AttributeError, RuntimeError):
-        # No tensor at all, or one without memory of its own (a torch.func transform): the checks say what is wrong.
+        # No tensor, or one without memory, as in a torch.func transform. The checks handle it.
         return None
+
+
+def with_values(tensors: tuple[Any, ...], options: Hashable) -> tuple[tuple[Any, ...], Hashable]:
+    """Return the tensors and options of the key for a product with a block-sparse weight: its values take its place."""
+    a, b, *more = tensors
+    packed = b.__class__ is PackedOperand
+    weight: Tensor = b.tensor if packed else b
+    return (a, weight.values(), *more), (options, weight.shape, packed)
 
 
 _SHAPE_A, _NAME, _WANTS_GRAD, _FIRST = 0, 11, 14, 15
 """Places in a key: the shape of a, the operation, whether a gradient is wanted, and the shape of the third tensor."""
 _FIRST_HAS_ROWS = ("addmm", "scaled_mm")
-"""Operations whose third tensor may have a row for each row of a."""
+"""Operations whose third tensor can have a row for each row of a."""
 
 
 def without_rows(key: Any) -> tuple[Hashable, int] | None:
-    """What of a key is the same for every M of a weight, and M; None where M is not the rows of a matrix alone, or 1.
+    """Return the part of a key that is equal for every M of a weight, and M. Return None for a batch, a gradient, or M = 1.
 
-    A tensor whose rows follow M in a way that is not known here keeps M in its part of the key.
+    The part of a tensor whose rows follow M in another way still contains M.
     """
     shape = key[_SHAPE_A]
     if len(shape) != 2 or shape[0] < 2 or key[_WANTS_GRAD]:

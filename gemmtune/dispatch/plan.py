@@ -8,6 +8,7 @@ from typing import Literal, Protocol
 import torch
 
 from ..choice import Choice, Kernel, RunNew, Scalars, Tensors
+from ..numerics.block_sparse import PARTS, parts
 from ..problem import Layout, Problem
 from ..problem.operations import ROLES
 from .allocate import new_output
@@ -37,14 +38,19 @@ class Plan:
     new: RunNew = field(init=False)
     """``new(tensors, scalars)`` runs and returns a new tensor."""
 
-    spans: tuple[int, ...] = field(init=False)
-    """Bytes from the first to just past the last element of out and of each tensor that is read."""
+    spans: tuple[int | None, ...] = field(init=False)
+    """Bytes from the first to just past the last element of out and of each tensor that is read.
+
+    The parts of a block-sparse weight come last. Their size differs from call to call, so they have None.
+    """
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "new", self.kernel.run_new or _into_new(self.kernel, self.problem.out))
         p = self.problem
-        read = [x for role in ROLES if (x := getattr(p, role)) is not None] + list(p.epilogue.operands if p.epilogue else ())
-        object.__setattr__(self, "spans", tuple(x.span * x.dtype.itemsize for x in (p.out, *read)))
+        sparse = p.sparsity is not None
+        read = [x for role in ROLES if (x := getattr(p, role)) is not None and not (sparse and role == "b")]
+        spans = [x.span * x.dtype.itemsize for x in (p.out, *read, *(p.epilogue.operands if p.epilogue else ()))]
+        object.__setattr__(self, "spans", (*spans, *[None] * (PARTS * sparse)))
 
     @property
     def plan(self) -> Plan:
@@ -52,13 +58,16 @@ class Plan:
         return self
 
     def apart(self, out: torch.Tensor, tensors: Tensors) -> bool:
-        """Return True if ``out`` lies wholly before or behind each tensor that is read."""
+        """Return True if the memory of ``out`` lies wholly before or after that of each tensor that is read."""
+        spans = self.spans
+        if spans[-1] is None:
+            tensors = (tensors[0], *tensors[2:], *parts(tensors[1]))
         first = out.data_ptr()
-        end = first + self.spans[0]
+        end = first + spans[0]  # type: ignore[operator]
         i = 1
         for x in tensors:
-            address = x.data_ptr()
-            if address < end and first < address + self.spans[i]:
+            address, span = x.data_ptr(), spans[i]
+            if address < end and first < address + (x.nbytes if span is None else span):
                 return False
             i += 1
         return True

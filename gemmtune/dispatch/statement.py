@@ -1,4 +1,4 @@
-"""The Problem that the arguments of a call state."""
+"""Problems of calls: the values that a call's arguments have, without its tensors."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import torch
 from ..errors import InvalidProblemError
 from ..problem import Epilogue, Layout, Problem, precision_of
 from ..problem.dtypes import accumulator_dtype
+from ..problem.operation import Operation
 from ..problem.problem import scalar_class
 from .arguments import Call
 from .checks import check_extra
@@ -16,32 +17,42 @@ from .epilogues import traced
 
 
 def epilogue_of(call: Call) -> Epilogue | None:
-    """The graph of the call's epilogue. Raises EpilogueError if it has none."""
+    """Return the graph of the call's epilogue, or None without one.
+
+    Raises:
+        EpilogueError: the epilogue is no pointwise function of known parts.
+    """
     return traced(call.epilogue, epilogue_dtype(call.a.dtype), call.extra) if call.epilogue else None
 
 
 def epilogue_dtype(dtype: torch.dtype) -> torch.dtype:
-    """The dtype of what an epilogue gets after a product of ``dtype`` (see ``Problem.epilogue_dtype``)."""
+    """Return the dtype in which an epilogue gets a product of ``dtype`` operands (see ``Problem.epilogue_dtype``)."""
     accumulator = accumulator_dtype(dtype)
     return torch.float32 if accumulator == torch.int32 else accumulator
 
 
 def problem_of(call: Call, epilogue: Epilogue | None) -> Problem:
-    """The Problem that a call states. Raises InvalidProblemError if the operands do not fit together."""
+    """Return the Problem of a call.
+
+    Raises:
+        InvalidProblemError: the operands do not fit together.
+    """
     row, a = call.operation.given(call.operands, gated=str(call.options.get("gated", ""))), call.a
     for operand in row.matrices:
         x = call.operands[operand.role]
         dims = len(row.symbols(operand))
         if x.dim() != dims:
             raise InvalidProblemError(f"{call.name}: {operand.role} must be a {dims}-D tensor, got shape {list(x.shape)}")
+    fields: dict[str, Any] = {role: _layout_of(row, role, x) for role, x in call.operands.items()}
     cast = epilogue.result_dtype if epilogue else None
     dtype = cast or call.out_dtype or row.result_dtype(a.dtype, epilogue=epilogue is not None)
-    size = row.out_size({role: x.shape for role, x in call.operands.items()})
+    size = row.out_size({role: x.size for role, x in fields.items()})
     check_extra(call.name, zip(call.extra_names, call.extra, strict=True), size)
     wanted = (size, dtype, torch.strided)
     fits = call.out is not None and (tuple(call.out.shape), call.out.dtype, call.out.layout) == wanted
-    out = Layout.of(call.out) if call.out is not None and fits else Layout.contiguous(size, dtype)
-    fields: dict[str, Any] = {role: Layout.of(x) for role, x in call.operands.items()}
+    # The caller of a block-sparse product gets the transpose of the result, which is contiguous then.
+    new = Layout.contiguous(size[::-1], dtype).transposed if row.sparse else Layout.contiguous(size, dtype)
+    out = Layout.of(call.out) if call.out is not None and fits else new
     fields |= {name: scalar_class(value) for name, value in zip(row.scalars, call.scalars, strict=True)}
     return Problem(
         op=row.name,
@@ -53,3 +64,10 @@ def problem_of(call: Call, epilogue: Epilogue | None) -> Problem:
         **fields,
         **call.options,
     )
+
+
+def _layout_of(row: Operation, role: str, x: torch.Tensor) -> Layout:
+    """Return the layout of an operand. A block-sparse weight is passed as the transpose of b."""
+    if row.sparse and role == "b":
+        return Layout.contiguous(tuple(x.shape), x.dtype).transposed
+    return Layout.of(x)

@@ -8,7 +8,7 @@ import torch
 from torch.autograd import forward_ad
 
 from ..operators.torch_products import BY_NAME
-from ..ops.autograd import Differentiable
+from ..ops.autograd import Backward, Differentiable
 from ..problem.operations import DENSE_OPS, OPERATIONS
 from ..problem.precision import flags_token
 from .picks import Pick, pick_for
@@ -61,7 +61,7 @@ class Bound:
                 return None
             row = OPERATIONS[op]
             roles = tuple(operand.role for operand in row.operands)
-            followed = Differentiable(plan=self.pick.plan, row=row, roles=roles, options=(), operate=_operate)
+            followed = Differentiable(plan=self.pick.plan, row=row, roles=roles, options=(), backward=_BACKWARD)
             return followed.new(tensors, scalars_of(op))
         return self.pick.plan.new(tensors, scalars_of(op))
 
@@ -94,3 +94,7 @@ def scalars_of(op: str) -> tuple[float, ...]:
 def _operate(op: str, tensors: tuple[Tensor, ...], *_: object) -> Tensor:
     """Return a product of the backward pass, also by a stored pick. Its own gradients are torch's."""
     return multiplied(op, *tensors)
+
+
+_BACKWARD = Backward.strided(_operate)
+"""Products of a backward pass, by stored picks."""

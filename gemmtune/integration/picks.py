@@ -94,7 +94,7 @@ def _where(tensors: Sequence[Tensor]) -> DeviceInfo:
 def _stated(op: str, tensors: Sequence[Tensor], scalars: Scalars, options: Sequence[Hashable]) -> Problem | None:
     """Return the problem of a call, or None if torch must run it or report its error."""
     row = NAMES[op]
-    if why_not_ours(tensors, floats=not row.quantized) is not None or not all(x.numel() for x in tensors[:2]):
+    if why_not_ours(tensors, floats=row.floats) is not None or not all(x.numel() for x in tensors[:2]):
         return None
     try:
         call = call_of(op, dict(zip((x.role for x in row.operands), tensors, strict=False)), scalars=scalars, options=options)

@@ -11,8 +11,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ..dispatch.arguments import Call
-from ..dispatch.block_calls import turned
+from ..dispatch.arguments import Call, transposed_operand
 from ..dispatch.calls import call_of
 from ..dispatch.checks import why_not_ours
 from ..dispatch.grouped import form_of
@@ -21,9 +20,9 @@ from ..errors import GemmtuneError, InvalidProblemError
 from ..numerics.block_sparse import assembled
 from ..operators.schema import NAMESPACE, OPERATORS
 from ..operators.torch_products import TORCH_PRODUCTS, Statement, torch_product, with_dimensions
-from ..ops.block_operators import BODIES
 from ..problem import Problem
 from ..problem.operations import OPERATIONS, OPTIONS
+from ..sparse.operators import BODIES
 from .recording import Recording
 from .sparsify import prepacked_problem
 
@@ -146,7 +145,7 @@ def _problem(func: Any, given: Mapping[str, Any]) -> Problem | None:
         if call is None or isinstance(call, Problem):
             return call
         tensors = [x for _, x in call.inputs]
-        if why_not_ours(tensors, floats=not call.operation.quantized) is not None:
+        if why_not_ours(tensors, floats=call.operation.floats) is not None:
             return None
         return problem_of(call, epilogue_of(call))
     except InvalidProblemError:
@@ -166,7 +165,7 @@ def _of_blocks(found: Statement) -> Problem:
     if name in ("mm", "addmm") and (a.layout, b.layout) == (torch.strided, torch.sparse_bsc):
         # Assemble bsr from its parts: in inference mode torch cannot transpose a weight from outside it.
         weight = assembled(b.ccol_indices(), b.row_indices(), b.values().mT, (b.shape[1], b.shape[0]))
-        return prepacked_problem(weight, a.t(), turned(inp), scalars, by_rows=True)
+        return prepacked_problem(weight, a.t(), transposed_operand(inp), scalars, by_rows=True)
     raise InvalidProblemError(f"{name}: torch alone has products of {a.layout} and {b.layout}")
 
 

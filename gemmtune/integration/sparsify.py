@@ -13,15 +13,16 @@ from torch import nn
 from torch.nn import functional
 
 from .. import settings
-from ..dispatch.block_calls import bound_block_call, problem_of_blocks
 from ..dispatch.noting import noted
 from ..dispatch.prepack import PackedOperand
+from ..dispatch.statement import problem_of
 from ..errors import InvalidProblemError
 from ..numerics.block_sparse import by_blocks, sparse_of
-from ..ops.block_linear import linear
 from ..problem import Problem
 from ..problem.sparsity import Sparsity, sides_of
 from ..settings import Settings
+from ..sparse.calls import block_call
+from ..sparse.layers import linear
 from .eager import plain_here
 
 Tensor = torch.Tensor
@@ -158,4 +159,4 @@ def prepacked_problem(
     """
     name, numbers = ("bsr_mm", ()) if inp is None else ("bsr_addmm", scalars)
     out = x.new_empty((x.shape[1], weight.shape[0])).t() if by_rows else None
-    return problem_of_blocks(bound_block_call(name, PackedOperand(weight), x, inp, scalars=numbers, out=out), None)
+    return problem_of(block_call(name, PackedOperand(weight), x, inp, scalars=numbers, out=out), None)

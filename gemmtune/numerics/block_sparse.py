@@ -13,6 +13,8 @@ from ..problem.sparsity import Sparsity
 
 SKEW = 1.5
 """Exponent of the power law by which the block rows of a skewed pattern get shorter, longest first."""
+PARTS = 3
+"""Number of dense tensors that hold a sparse_bsr tensor."""
 
 
 def parts(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:

@@ -58,5 +58,5 @@ def by_operator(call: Call) -> torch.Tensor:
 
 def _problem_of(call: Call) -> Problem | None:
     """The problem that a call states where nothing watches; None where it is torch's."""
-    reason = why_not_ours([x for _, x in call.inputs], floats=not call.operation.quantized)
+    reason = why_not_ours([x for _, x in call.inputs], floats=call.operation.floats)
     return problem_of(call, epilogue_of(call)) if reason is None else None

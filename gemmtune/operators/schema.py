@@ -111,5 +111,5 @@ def _literal(value: object) -> str:
     return f"'{value}'" if isinstance(value, str) else str(value)
 
 
-OPERATORS = {name: Operator(name=name, row=row, brought=BROUGHT.get(name)) for name, row in NAMES.items()}
-"""The operators by the name of the public function."""
+OPERATORS = {name: Operator(name=name, row=row, brought=BROUGHT.get(name)) for name, row in NAMES.items() if not row.sparse}
+"""The operators of products of strided tensors, by the name of the public function."""

@@ -1,8 +1,9 @@
-"""Gradients of plain calls whose row has rules for them, through the same operations."""
+"""Gradients of plain calls, by the rules of the operation's row and by the same operations."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,31 +20,55 @@ from ..dispatch.ready import plan_for
 from ..dispatch.statement import epilogue_of, problem_of
 from ..problem.dtypes import accumulator_dtype
 from ..problem.epilogue import evaluate
-from ..problem.gradients import epilogue_gradients, gradients, grouped_op, read_by
+from ..problem.gradients import Product, epilogue_gradients, gradients, grouped_op, read_by
 from ..problem.operation import Operation
 
 Operate = Callable[..., torch.Tensor]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Backward:
+    """Products of a backward pass, which are differentiable again.
+
+    ``operate`` runs the operation again, for the result before the epilogue. ``product`` is that of ``problem.gradients``.
+    """
+
+    operate: Operate
+    product: Product
+
+    @classmethod
+    def strided(cls, operate: Operate) -> Backward:
+        """Return the products of strided operands by ``operate``."""
+        return cls(operate=operate, product=functools.partial(_product, operate))
+
+
+def _product(operate: Operate, a: torch.Tensor, b: torch.Tensor, *offs: torch.Tensor) -> torch.Tensor:
+    """Multiply strided operands in a backward pass: by mm, bmm, or with offsets by a grouped product."""
+    op = grouped_op(b) if offs else "bmm" if a.dim() == 3 else "mm"
+    return operate(op, (a, b, *offs), None, None, NOTHING)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Differentiable:
-    """A plan that autograd follows. ``operate`` is what its backward pass does products with, which are differentiable again."""
+    """A plan that autograd follows."""
 
     plan: Plan
     row: Operation
     roles: tuple[str, ...]
     options: tuple[Any, ...]
-    operate: Operate
-    packed: PackedOperand | None = None
+    backward: Backward
     _kept: dict[tuple[bool, ...], tuple[int, ...]] = field(default_factory=dict)
 
-    def new(self, tensors: Tensors, scalars: Scalars) -> torch.Tensor:
-        """Run into a result of its own, which has a gradient."""
-        result: torch.Tensor = _Following.apply(self, scalars, *tensors)  # type: ignore[no-untyped-call]
+    def new(self, tensors: Sequence[Any], scalars: Scalars) -> torch.Tensor:
+        """Run into a new result, which has a gradient. A prepacked b is passed as such: its tensor gets the gradient."""
+        a, b, *more = tensors
+        packed = b if b.__class__ is PackedOperand else None
+        given = tensors if packed is None else (a, packed.tensor, *more)
+        result: torch.Tensor = _Following.apply(self, packed, scalars, *given)  # type: ignore[no-untyped-call]
         return result
 
     def kept(self, needs: tuple[bool, ...]) -> tuple[int, ...]:
-        """Which tensors the backward pass reads, if it is asked for these gradients."""
+        """Return the indices of the tensors that the backward pass reads for these gradients."""
         kept = self._kept.get(needs)
         if kept is None:
             reads = read_by(self.row.gradient or {}, (role for role, wants in zip(self.roles, needs, strict=False) if wants))
@@ -53,8 +78,8 @@ class Differentiable:
         return kept
 
 
-def differentiated(call: Call, operate: Operate) -> tuple[torch.Tensor, Differentiable | None]:
-    """Do a plain call of which a gradient is wanted. Returns the result, and what does so again (None if torch had to)."""
+def differentiated(call: Call, backward: Backward) -> tuple[torch.Tensor, Differentiable | None]:
+    """Run a plain call whose gradient is wanted. Return the result, and the entry that runs it again (None if torch ran it)."""
     bring_scalars(call)
     problem = problem_of(call, epilogue_of(call))
     if problem.empty or 0 in problem.summed:
@@ -65,24 +90,30 @@ def differentiated(call: Call, operate: Operate) -> tuple[torch.Tensor, Differen
             row=call.operation,
             roles=tuple(call.operands),
             options=tuple(call.options.values()),
-            operate=operate,
-            packed=call.packed,
+            backward=backward,
         )
-        return entry.new((*call.operands.values(), *call.extra), call.scalars), entry
+        operands: dict[str, Any] = call.operands if call.packed is None else {**call.operands, "b": call.packed}
+        return entry.new((*operands.values(), *call.extra), call.scalars), entry
+
+
+_FIRST_TENSOR = 3
+"""Index of the first tensor among the arguments of ``_Following``."""
 
 
 class _Following(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, entry: Differentiable, scalars: Scalars, *tensors: torch.Tensor) -> torch.Tensor:
+    def forward(
+        ctx: Any, entry: Differentiable, packed: PackedOperand | None, scalars: Scalars, *tensors: torch.Tensor
+    ) -> torch.Tensor:
         ctx.entry, ctx.scalars = entry, scalars
-        ctx.save_for_backward(*(tensors[i] for i in entry.kept(ctx.needs_input_grad[2:])))
-        if entry.packed is not None:
-            tensors = (tensors[0], entry.packed.for_choice(entry.plan.choice), *tensors[2:])
+        ctx.save_for_backward(*(tensors[i] for i in entry.kept(ctx.needs_input_grad[_FIRST_TENSOR:])))
+        if packed is not None:
+            tensors = (tensors[0], packed.for_choice(entry.plan.choice), *tensors[2:])
         return entry.plan.new(tensors, scalars)
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
-        entry, needs, problem = ctx.entry, ctx.needs_input_grad[2:], ctx.entry.plan.problem
+        entry, needs, problem = ctx.entry, ctx.needs_input_grad[_FIRST_TENSOR:], ctx.entry.plan.problem
         count = len(entry.roles)
         kept = ctx.saved_tensors  # read once: a checkpoint computes them again for each reading
         saved = dict(zip(entry.kept(needs), kept, strict=True))
@@ -92,21 +123,18 @@ class _Following(torch.autograd.Function):
         if problem.epilogue is not None:
             grad, of_extra = through_epilogue(entry, ctx.scalars, operands, kept[count:], needs[count:], grad)
 
-        def product(a: torch.Tensor, b: torch.Tensor, *offs: torch.Tensor) -> torch.Tensor:
-            op = grouped_op(b) if offs else "bmm" if a.dim() == 3 else "mm"
-            result: torch.Tensor = entry.operate(op, (a, b, *offs), None, None, NOTHING)
-            return result
-
+        # A sparse weight has not the size of b. It is saved, since its own gradient reads it.
+        shapes = {role: operands[role].shape if role in operands else getattr(problem, role).size for role in entry.roles}
         found = gradients(
             entry.row.gradient,
             grad.to(problem.a.dtype),
             operands,
-            {role: getattr(problem, role).size for role in entry.roles},
+            shapes,
             dict(zip((*entry.row.scalars, *entry.row.options), (*ctx.scalars, *entry.options), strict=True)),
             [role for role, wants in zip(entry.roles, needs, strict=False) if wants],
-            product,
+            entry.backward.product,
         )
-        return (None, None, *(found.get(role) for role in entry.roles), *of_extra)
+        return (*[None] * _FIRST_TENSOR, *(found.get(role) for role in entry.roles), *of_extra)
 
 
 def through_epilogue(
@@ -120,6 +148,6 @@ def through_epilogue(
     """Return the gradient of the accumulator, which is computed again, and of each extra operand that ``wants`` one."""
     epilogue = entry.plan.problem.epilogue
     assert epilogue is not None
-    acc = entry.operate(entry.row.name, tuple(operands.values()), None, None, NOTHING, scalars, entry.options)
+    acc = entry.backward.operate(entry.row.name, tuple(operands.values()), None, None, NOTHING, scalars, entry.options)
     acc = acc.to(accumulator_dtype(operands["a"].dtype))
     return epilogue_gradients(lambda acc, *extra: evaluate(epilogue, acc, extra), acc, extra, wants, grad)

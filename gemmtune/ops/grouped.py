@@ -1,4 +1,4 @@
-"""Grouped products: several products of different sizes in one call, as mixtures of experts have them."""
+"""Grouped products: several products of different sizes in one call, as in mixtures of experts."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from ..dispatch.block_calls import turned
+from ..dispatch.arguments import transposed_operand
 from ..dispatch.grouped import Form, form_of
 from ..dispatch.keys import NOTHING
 from ..errors import InvalidProblemError
@@ -58,8 +58,8 @@ def grouped_mm(
         InvalidProblemError, EpilogueError: as by ``mm``.
     """
     form = form_of("grouped_mm", a, b, offs, rows=rows, gated=gated, scatter=scatter)
-    if form.turned:
-        return _turned(form, out, epilogue, tuple(map(turned, epilogue_args)) if epilogue_args else NOTHING)
+    if form.transposed:
+        return _transposed(form, out, epilogue, tuple(map(transposed_operand, epilogue_args)) if epilogue_args else NOTHING)
     if OPERATIONS[form.op].gradient is None and out is None and _has_gradient(form, epilogue_args):
         return _followed(form, epilogue, epilogue_args)
     return operate(form.op, form.operands, out, epilogue, epilogue_args, (), form.options)
@@ -69,8 +69,8 @@ def _has_gradient(form: Form, epilogue_args: Sequence[Tensor]) -> bool:
     return torch.is_grad_enabled() and any(x.requires_grad for x in (*form.operands, *epilogue_args))
 
 
-def _turned(form: Form, out: Tensor | None, epilogue: EpilogueFunction | None, extra: Sequence[Tensor]) -> Tensor:
-    """The transpose of what ``form`` gives, contiguous where it is new."""
+def _transposed(form: Form, out: Tensor | None, epilogue: EpilogueFunction | None, extra: Sequence[Tensor]) -> Tensor:
+    """Return the transposed result of ``form``, contiguous unless it is ``out``."""
     if out is None and (epilogue is not None or is_compiling() or _has_gradient(form, extra)):
         return operate(form.op, form.operands, None, epilogue, extra).t().contiguous()
     first, second, _ = form.operands
@@ -80,8 +80,7 @@ def _turned(form: Form, out: Tensor | None, epilogue: EpilogueFunction | None, e
 
 
 def _followed(form: Form, epilogue: EpilogueFunction | None, epilogue_args: Sequence[Tensor]) -> Tensor:
-    """Rows that are picked, gated or added up, made of a grouped product and steps that autograd follows: it has to keep what is
-    between them."""
+    """Do a product with picked, gated or summed rows by a grouped product and separate steps. Autograd keeps their results."""
     a, b, offs, *rest = form.operands
     if form.op == "combined_grouped_mm":
         if epilogue is not None:

@@ -1,8 +1,8 @@
-"""The path of every public operation, from its arguments to a launch.
+"""Path of every public operation, from its arguments to a launch.
 
-A plain call on plain tensors looks for a plan under a key that it can read off the operands in about a microsecond. A plain call
-that has no plan yet is checked, planned, and run. Everything that torch has to see (its transforms, modes, traces, the profiler,
-subclasses) goes through the operator of the same name.
+A plain call on plain tensors looks for a plan under a key, which it reads off the operands in about a microsecond. A plain call
+without a plan is checked, planned and run. A call that torch has to see (transforms, modes, traces, the profiler, subclasses) goes
+through the operator of the same name.
 """
 
 from __future__ import annotations
@@ -17,20 +17,22 @@ from torch.autograd import profiler
 from ..dispatch.arguments import Call
 from ..dispatch.call import attempted, cast_for_autocast, check_call, no_gradient, refuse_out, run
 from ..dispatch.calls import call_of
-from ..dispatch.checks import watched, why_composed, why_not_plain, why_unreadable
+from ..dispatch.checks import watched, why_composed, why_not_ours, why_not_plain, why_unreadable
 from ..dispatch.epilogues import meaning_of
 from ..dispatch.fallback import by_torch
-from ..dispatch.keys import NOTHING, key_of
+from ..dispatch.keys import NOTHING, key_of, with_values
 from ..dispatch.native_rows import served_rows
+from ..dispatch.noting import noted
 from ..dispatch.plan import Ready
 from ..dispatch.prepack import PackedOperand
 from ..dispatch.ready import generation, keep_ready, ready, ready_for_rows
+from ..dispatch.statement import epilogue_of, problem_of
 from ..native.lookup import Above, keep, native, prepare
 from ..operators.library import by_operator
 from ..problem.fields import scalar_class
 from ..problem.fused import NAMES
-from ..problem.operations import DENSE_OPS
-from .autograd import differentiated
+from ..problem.operations import DENSE_OPS, SPARSE_OPS
+from .autograd import Backward, differentiated
 
 log = logging.getLogger("gemmtune")
 Tensor = torch.Tensor
@@ -62,11 +64,15 @@ def operate(
     if not is_traced_by_dynamo() and (look_up := native.call) is not None:
         result: Tensor = look_up(name, out, epilogue, epilogue_args, scalars, options, brought, out_dtype, *operands)
         return result
-    return _in_python(False, name, out, epilogue, epilogue_args, scalars, options, brought, out_dtype, *operands)
+    return in_python(False, name, out, epilogue, epilogue_args, scalars, options, brought, out_dtype, *operands)
 
 
-def _in_python(missing: bool, *arguments: Any) -> Tensor:
-    """``operate`` without the native look-up, which is told of the plan if it only is ``missing`` there. Operands come last."""
+def in_python(missing: bool, *arguments: Any, backward: Backward | None = None) -> Tensor:
+    """Do what ``operate`` does without the native look-up. Operands come last.
+
+    The native look-up gets the plan if it lacks one for the call (``missing``). ``backward`` has the products of the backward pass,
+    which are ``DENSE`` by default.
+    """
     name, out, epilogue, epilogue_args, scalars, options, brought, out_dtype = arguments[:_BEFORE_OPERANDS]
     operands = arguments[_BEFORE_OPERANDS:]
     key = None
@@ -75,12 +81,14 @@ def _in_python(missing: bool, *arguments: Any) -> Tensor:
         asked: Hashable = options if out_dtype is None else (options, out_dtype)
         if scalars:
             known = scalars[0].__class__ in _NUMBERS and scalars[1].__class__ in _NUMBERS
-            asked = (scalar_class(scalars[0]), scalar_class(scalars[1])) if known else None
+            asked = (scalar_class(scalars[0]), scalar_class(scalars[1]), *options) if known else None
         if asked is not None:
+            keyed, asked = with_values(given, asked) if name in SPARSE_OPS else (given, asked)
             if out is None and epilogue is None and epilogue_args is NOTHING:
-                key = key_of(name, given, asked)
+                key = key_of(name, keyed, asked)
             else:
-                key, given = _key_of_more(name, given, asked, out, epilogue, epilogue_args)
+                key = _key_of_more(name, keyed, asked, out, epilogue, epilogue_args)
+                given = given if key is None else (*given, *epilogue_args)
             number = generation.number
             found = ready.get(key) if key is not None else None
             entry = ready_for_rows(key) if found is None and key is not None else found
@@ -89,15 +97,22 @@ def _in_python(missing: bool, *arguments: Any) -> Tensor:
             if entry is not None:
                 b = given[1]
                 packed = b.__class__ is PackedOperand
-                tensors = (given[0], b.for_choice(entry.plan.choice), *given[2:]) if packed else given
+                tensors = (given[0], b.for_choice(entry.plan.choice), *given[2:]) if packed and entry is entry.plan else given
                 if out is None:
                     return entry.new(tensors, scalars)
                 if entry.plan.apart(out, (given[0], b.tensor, *given[2:]) if packed else given):
                     return entry.plan.into(out, tensors, scalars)
+    return _without_plan(missing, key, backward or DENSE, arguments)
+
+
+def _without_plan(missing: bool, key: Hashable | None, backward: Backward, arguments: tuple[Any, ...]) -> Tensor:
+    """Do a call of ``in_python`` that has no plan under its key."""
+    name, out, epilogue, epilogue_args, scalars, options, brought, out_dtype = arguments[:_BEFORE_OPERANDS]
     roles = (operand.role for operand in NAMES[name].operands)
+    given = dict(zip(roles, arguments[_BEFORE_OPERANDS:], strict=False))
     call = call_of(
-        name, dict(zip(roles, operands, strict=False)), scalars=scalars, options=options, brought=brought, out_dtype=out_dtype,
-        out=out, epilogue=epilogue, epilogue_args=epilogue_args,
+        name, given, scalars=scalars, options=options, brought=brought, out_dtype=out_dtype, out=out, epilogue=epilogue,
+        epilogue_args=epilogue_args,
     )  # fmt: skip
     if is_compiling():
         kind = call.a.device.type
@@ -106,19 +121,19 @@ def _in_python(missing: bool, *arguments: Any) -> Tensor:
                 return _in_a_graph(call)
         return _in_a_graph(call)
     number = generation.number
-    result, made = _considered(key, call)
+    result, made = _carry_out(key, call, backward)
     if missing and key is not None and made is not None:
         _served_rows(number, made, arguments)
     return result
 
 
 def _in_a_graph(call: Call) -> Tensor:
-    """What torch has is its own operation there, which its compiler knows; the rest is an operator in the graph."""
-    return by_torch(call) if call.operation.name in DENSE_OPS else by_operator(call)
+    """Add a call to the graph of torch's compiler: an operation of torch if torch has it, otherwise an operator."""
+    return by_torch(call) if call.operation.name in (*DENSE_OPS, *SPARSE_OPS) else by_operator(call)
 
 
 def _served_rows(number: int, entry: Ready, call: tuple[Any, ...]) -> bool:
-    """Whether the native look-up serves calls like this one with any M from now on: those by a table, without a gradient."""
+    """Return True if the native look-up serves calls like this one with any M from now on, by a table and without a gradient."""
     shared = entry.plan.shared if entry is entry.plan else None
     return shared is not None and served_rows(number, shared, call)
 
@@ -130,25 +145,28 @@ def _key_of_more(
     out: Tensor | None,
     epilogue: Callable[..., Tensor] | None,
     epilogue_args: Sequence[Tensor],
-) -> tuple[Hashable | None, tuple[Any, ...]]:
-    """The key of a call with ``out`` or an epilogue, and all that it reads."""
+) -> Hashable | None:
+    """Return the key of a call with ``out`` or an epilogue."""
     meaning = None
     if epilogue is not None:
         meaning = meaning_of(epilogue)
         if meaning is None or epilogue_args.__class__ not in (tuple, list):
-            return None, given
+            return None
         asked = (asked, len(given), meaning)
         given = (*given, *epilogue_args)
     elif epilogue_args is not NOTHING and epilogue_args != ():
-        return None, given
+        return None
     if out is None:
-        return key_of(name, given, asked), given
-    return key_of(name, (*given, out), (asked, "out")), given
+        return key_of(name, given, asked)
+    return key_of(name, (*given, out), (asked, "out"))
 
 
-def _considered(key: Hashable | None, call: Call) -> tuple[Tensor, Ready | None]:
-    """Do a call without a plan at hand. Return its result, and the plan that was made for it if there is one."""
-    # Check the arguments, once for whatever does the call.
+def _carry_out(key: Hashable | None, call: Call, backward: Backward) -> tuple[Tensor, Ready | None]:
+    """Check and run a call that has no plan under its key. Return the result, and the new plan if there is one.
+
+    ``backward`` has the products of its backward pass, if a gradient is wanted.
+    """
+    # Check the arguments, whoever runs the call.
     wanting = call.wants_grad
     if wanting and call.operation.gradient is None:
         raise no_gradient(call.name, wanting[0])
@@ -162,30 +180,35 @@ def _considered(key: Hashable | None, call: Call) -> tuple[Tensor, Ready | None]
             cast_for_autocast(call)
         # Without this, a product of float32 within a kernel would be cast once more.
         with torch.autocast(kind, enabled=False):
-            return _routed(None, call)
-    return _routed(key, call)
+            return _routed(None, call, backward)
+    return _routed(key, call, backward)
 
 
-def _routed(key: Hashable | None, call: Call) -> tuple[Tensor, Ready | None]:
-    """Have a checked call done by torch's composition, by the operator, or by a plan."""
-    # Tensors that only torch's own operations know.
-    tensors, floats = [x for _, x in call.inputs], not call.operation.quantized
-    reason = why_composed(tensors, floats=floats)
+def _routed(key: Hashable | None, call: Call, backward: Backward) -> tuple[Tensor, Ready | None]:
+    """Run a checked call by torch's composition, by the operator, or by a plan."""
+    # Tensors that torch's own operations alone support. No operator takes a sparse tensor.
+    tensors, row = [x for _, x in call.inputs], call.operation
+    reason = (why_not_ours if row.sparse else why_composed)(tensors, floats=row.floats)
     if reason is not None:
         log.debug("%s runs by torch: %s", call.name, reason)
         return attempted(by_torch, call, reason), None
-    # Tensors without readable memory, and whoever watches torch's operators.
+    # Tensors without readable memory, and modes that see torch's operators.
     reason = why_not_plain(tensors)
     if reason is None and call.out is not None and call.out.layout == torch.strided:
         reason = why_unreadable(call.out)
-    if reason is not None or watched(tensors):
+    if not row.sparse and (reason is not None or watched(tensors)):
         return attempted(by_operator, call, reason or "a mode, a trace or the profiler is on"), None
-    # All others: by a plan, which the next call finds.
-    result, entry = differentiated(call, operate) if call.wants_grad else run(call)
+    # All other tensors: by a plan, which the next call finds.
+    with noted(lambda: problem_of(call, epilogue_of(call))):
+        result, entry = differentiated(call, backward) if call.wants_grad else run(call)
     keep_ready(key, entry)
     prepare(FOR_NATIVE)
     return result, entry
 
 
-FOR_NATIVE = Above(in_python=_in_python, meaning_of=meaning_of, packed_type=PackedOperand)
-"""What ``native.lookup.prepare`` and ``load`` are given, whoever calls them."""
+DENSE = Backward.strided(operate)
+"""Products of the backward pass of a call with strided operands."""
+
+
+FOR_NATIVE = Above(in_python=in_python, meaning_of=meaning_of, packed_type=PackedOperand)
+"""Arguments of ``native.lookup.prepare`` and ``load``."""

@@ -11,10 +11,10 @@ from ..errors import InvalidProblemError
 from ..problem.compositions import packed, unpacked
 from ..problem.dtypes import dtype_name
 from ..problem.fused import NAMES
-from ..problem.operations import ENCODINGS, OPERATIONS, Encoding
+from ..problem.operations import ENCODINGS, Encoding
 from ..quantized.weight import QuantizedWeight
 
-_DTYPES = {name: row.dtypes_of_b for name, row in (OPERATIONS | NAMES).items() if row.prepacks}
+_DTYPES = {name: row.dtypes_of_b for name, row in NAMES.items() if row.prepacks}
 """The operations that take a prepacked operand, and the dtypes that it may have."""
 _RANGES = {"int4": (-8, 7), "uint4": (0, 15)}
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
@@ -145,17 +146,42 @@ def added(function: Callable[..., Tensor], a: Tensor, b: Tensor, inp: Tensor, al
     return function(inp, a, b, alpha=alpha, beta=beta)
 
 
+class _DenseLeaf(torch.autograd.Function):
+    """The dense matrix of a sparse_bsr leaf, whose gradient is dense: torch accumulates no sparse_bsr gradients."""
+
+    @staticmethod
+    def forward(b: Tensor) -> Tensor:
+        return b.to_dense()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:  # noqa: ARG004
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Tensor:
+        (b,) = ctx.saved_tensors
+        ones = torch.ones_like(b.values())
+        return grads[0] * torch.sparse_bsr_tensor(b.crow_indices(), b.col_indices(), ones, size=b.shape).to_dense()
+
+
+def _dense(b: Tensor) -> Tensor:
+    """Return the dense matrix of a sparse_bsr weight, differentiable."""
+    if b.is_leaf and b.requires_grad and torch.is_grad_enabled():
+        return _DenseLeaf.apply(b)  # type: ignore[no-any-return,no-untyped-call]
+    return b.to_dense()
+
+
 def block_product(a: Tensor, b: Tensor, sparsity: object = None) -> Tensor:  # noqa: ARG001 - b carries its sparsity
     """Return a @ bᵀ for a sparse_bsr b [N, K] by a dense product: int32 for int8, bfloat16 for 8-bit floats."""
     if a.is_floating_point() and a.element_size() == 1:
         return torch.mm(a.float(), b.to(torch.float32).to_dense().t()).to(torch.bfloat16)
-    dense = b.to_dense().t()
+    dense = _dense(b).t()
     return torch.mm(a, dense) if a.is_floating_point() else int_composed(a, dense)
 
 
 def block_added(a: Tensor, b: Tensor, inp: Tensor, alpha: float, beta: float, sparsity: object = None) -> Tensor:  # noqa: ARG001
     """Return beta · inp + alpha · a @ bᵀ for a sparse_bsr b [N, K] by a dense product."""
-    return torch.addmm(inp, a, b.to_dense().t(), alpha=alpha, beta=beta)
+    return torch.addmm(inp, a, _dense(b).t(), alpha=alpha, beta=beta)
 
 
 def two_products(a: Tensor, b: Tensor, c: Tensor, d: Tensor) -> Tensor:

@@ -67,12 +67,9 @@ BROUGHT = {
 }
 """The built-in epilogue operands, by the name of the public function."""
 NAMES: dict[str, Operation] = {
-    name: row
-    for op, row in OPERATIONS.items()
-    if not row.sparse
-    for name in (op, *(other for other, x in BROUGHT.items() if x.op == op != other))
+    name: row for op, row in OPERATIONS.items() for name in (op, *(other for other, x in BROUGHT.items() if x.op == op != other))
 }
-"""Every public function of a product of strided operands, with its operation."""
+"""Every public function of a product, with its operation."""
 
 
 def factor_shapes(m: int, n: int) -> dict[str, tuple[int, ...]]:

@@ -11,7 +11,11 @@ from .compositions import dequantized
 
 Tensor = torch.Tensor
 Product = Callable[..., Tensor]
-"""A differentiable product: mm or bmm of two operands, or with offsets the grouped product that fits their dimensions."""
+"""A differentiable product: mm or bmm of two operands, or with offsets the grouped product that fits their dimensions.
+
+The rules of a block-sparse product pass sparse_bsr tensors: ``product(g, weight)`` is g @ weight, and ``product(x, y, weight)`` is
+x @ y at the blocks of the weight, which is a gradient of the weight.
+"""
 
 
 class Rule(NamedTuple):
@@ -86,6 +90,15 @@ of_grouped_terms: Gradient = {
 by one matrix for each group."""
 
 
+of_blocks: Gradient = {
+    "a": Rule(("b",), lambda g, x, numbers, product: product(_scaled(g, numbers), x["b"])),
+    "b": Rule(("a", "b"), lambda g, x, numbers, product: product(_scaled(g, numbers).mT, x["a"], x["b"])),
+}
+"""The gradients of a @ wᵀ for a block-sparse w, which takes the place of b: grad a = g @ w, grad w = gᵀ @ a at the blocks of w."""
+of_block_sum: Gradient = {**of_blocks, "inp": of_sum["inp"]}
+"""The gradients of alpha · a @ wᵀ + beta · inp for a block-sparse w."""
+
+
 def grouped_op(b: Tensor) -> str:
     """Return the grouped operation for a right operand ``b``: 3-D means a matrix for each group of rows, 2-D groups of terms."""
     return "grouped_mm" if b.dim() == 3 else "grouped_k_mm"
@@ -106,9 +119,8 @@ def gradients(
     product: Product,
 ) -> dict[str, Tensor]:
     """Return the gradients of the operands in ``wanted``, by role, each with its shape in ``shapes``."""
-    return {
-        role: rule.of(g, operands, numbers, product).sum_to_size(shapes[role]) for role, rule in rules.items() if role in wanted
-    }
+    found = {role: rule.of(g, operands, numbers, product) for role, rule in rules.items() if role in wanted}
+    return {role: x if x.shape == shapes[role] else x.sum_to_size(shapes[role]) for role, x in found.items()}
 
 
 def epilogue_gradients(

@@ -22,10 +22,12 @@ class Operand:
 
     ``shape`` has the dimensions as symbols, without the batch. Equal symbols in a row of the table are equal sizes, and ``1``
     is a size of 1. An operand without a shape broadcasts to out. With ``blocks`` it instead scales blocks of the matrix ``of``,
-    which determine its legal shapes. ``dtypes`` are legal, and ``like_a`` adds the dtype of a.
+    which determine its legal shapes. ``dtypes`` are legal, and ``like_a`` adds the dtype of a. ``argument`` is the parameter's name
+    in the public function if it is not the role.
     """
 
     role: str
+    argument: str = ""
     shape: tuple[str, ...] | None = None
     dtypes: tuple[torch.dtype, ...] = ()
     like_a: bool = False
@@ -154,6 +156,11 @@ class Operation:
         return not self.sparse and any(dtype.itemsize == 1 for operand in self.matrices for dtype in operand.dtypes)
 
     @property
+    def floats(self) -> bool:
+        """True if a and b share one float dtype. Other dtypes of such an operation are supported by torch alone."""
+        return not self.quantized and not self.sparse
+
+    @property
     def arguments(self) -> tuple[str, ...]:
         """The roles in the argument order of the public function: an added operand first, as in torch."""
         roles = [operand.role for operand in self.operands]
@@ -184,6 +191,11 @@ class Operation:
     def operand(self, role: str) -> Operand | None:
         """Return the operand with that role, or None if the operation has none."""
         return next((operand for operand in self.operands if operand.role == role), None)
+
+    def argument(self, role: str) -> str:
+        """Return the name of the public function's parameter for the operand with that role."""
+        operand = self.operand(role)
+        return operand.argument or role if operand is not None else role
 
     def result_of(self, *, epilogue: bool) -> Result:
         """Return the legal results with or without an epilogue."""

@@ -6,6 +6,7 @@ an error bound, a public function, and backends that support it: see "Adding an 
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from typing import get_args
 
@@ -22,7 +23,7 @@ from .compositions import (
     two_products,
 )
 from .dtypes import DTYPES, FLOAT8, FLOAT8_FNUZ
-from .gradients import of_grouped, of_grouped_terms, of_product, of_sum, of_two_products, of_widened
+from .gradients import of_block_sum, of_blocks, of_grouped, of_grouped_terms, of_product, of_sum, of_two_products, of_widened
 from .grouped_compositions import combined, grouped_by_terms, grouped_product, mixed_grouped, routed, scaled_grouped
 from .operation import Op, Operand, Operation, Result
 from .scales import BLOCKS_OF_A, BLOCKS_OF_B, BLOCKS_OF_WEIGHTS
@@ -45,6 +46,12 @@ def _product(dtypes: tuple[torch.dtype, ...], b: tuple[torch.dtype, ...] = (), *
         Operand(role="a", shape=("M", "K"), dtypes=dtypes),
         Operand(role="b", shape=("G", "K", "N") if grouped else ("K", "N"), dtypes=b, like_a=not b),
     )
+
+
+def _blocks(dtypes: tuple[torch.dtype, ...]) -> tuple[Operand, Operand]:
+    """Return the operands of a block-sparse product as the caller names them: it is stated as the transpose of bsr @ x."""
+    a, b = _product(dtypes)
+    return dataclasses.replace(a, argument="x"), dataclasses.replace(b, argument="bsr")
 
 
 _SECOND = (Operand(role="c", shape=("M", "K2"), like_a=True), Operand(role="d", shape=("K2", "N"), like_a=True))
@@ -135,9 +142,10 @@ _ROWS = (
     Operation(
         name="bsr_mm",
         formula="a @ b for a block-sparse b",
-        operands=_product((*_FLOATS, torch.int8, *FLOAT8)),
+        operands=_blocks((*_FLOATS, torch.int8, *FLOAT8)),
         options=("sparsity",),
         compose=block_product,
+        gradient=of_blocks,
         result=Result(dtypes=(*_FLOATS, torch.int32), of_integers=torch.int32, of_float8=torch.bfloat16),
         fused=Result(dtypes=_FLOATS, of_integers=torch.float32, of_float8=torch.bfloat16),
         prepacks=True,
@@ -145,10 +153,11 @@ _ROWS = (
     Operation(
         name="bsr_addmm",
         formula="beta · inp + alpha · a @ b for a block-sparse b",
-        operands=(*_product(_FLOATS), _INP),
+        operands=(*_blocks(_FLOATS), _INP),
         scalars=("alpha", "beta"),
         options=("sparsity",),
         compose=block_added,
+        gradient=of_block_sum,
         result=_DENSE,
         prepacks=True,
     ),
@@ -230,7 +239,7 @@ SPARSE_OPS = tuple(row.name for row in _ROWS if row.sparse)
 """Operations with a block-sparse b."""
 GROUPED_OPS = tuple(row.name for row in _ROWS if row.grouped)
 """Operations of several products, one for each group of rows or terms."""
-FLOAT_OPS = tuple(row.name for row in _ROWS if not row.quantized and not row.sparse)
+FLOAT_OPS = tuple(row.name for row in _ROWS if row.floats)
 """Operations whose operands share one float dtype."""
 DENSE_OPS = tuple(name for name in FLOAT_OPS if len(OPERATIONS[name].matrices) == 2)
 """Operations of one product whose operands share one float dtype."""

@@ -1,9 +1,9 @@
-"""Block-sparse weights: tensors to try, linear layers, scattered products, parameters of torch's kernels, and a search for such."""
+"""Block-sparse weights: example tensors, linear layers, scattered products, and parameters of torch's kernel with their search."""
 
 from ..backends.aten.metas import Family, Found, MetaTable, Shape
 from ..backends.aten.metas import torch_table as import_torch_meta
-from ..ops.block_linear import linear
 from ..selector.minimize import Minimum, minimize
+from .layers import linear
 from .learned import measured_metas
 from .scatter import bsr_scatter_mm, scatter_mm
 from .tensors import create_blocked_tensor

@@ -1,4 +1,4 @@
-"""Tables of parameters made of what a tuning has measured."""
+"""Tables of parameters for torch's kernel, from the measurements of a tuning."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from ..selector.result import ProblemResult
 
 
 def measured_metas(results: Iterable[ProblemResult], *, device: str | None = None, table: MetaTable | None = None) -> MetaTable:
-    """A table with the fastest parameters of torch's kernel for each block-sparse problem that was tuned.
+    """Return a table with the fastest parameters of torch's kernel for each tuned block-sparse problem.
 
-    table = measured_metas(gemmtune.tune(problems)); table.dump("metas.json"), which the setting ``meta_table`` may name.
+    ``measured_metas(gemmtune.tune(problems)).dump("metas.json")`` writes a file for the setting ``meta_table``.
 
     Args:
-        results: as ``gemmtune.tune`` gives them.
-        device: where they were measured; by default the current device of the problems' type.
-        table: that to which rows are added, a new one by default.
+        results: the result of ``gemmtune.tune``.
+        device: the device of the measurements. The default is the current device of the problems' type.
+        table: the table that gets the rows. The default is a new one.
     """
     table = MetaTable() if table is None else table
     for result in results:

@@ -1,4 +1,4 @@
-"""torch's scattered products: sums of products of listed blocks and matrices, in each of its three formats of indices."""
+"""Scattered products of torch, in its three index formats: sums of products of listed blocks and matrices."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ import torch
 from ..dispatch.checks import check_out
 from ..errors import InvalidProblemError
 from ..numerics.block_sparse import assembled, rows_of
-from ..ops.block_products import bsr_mm
+from .products import bsr_mm
 
 Tensor = torch.Tensor
 FORMATS = {"scatter_mm": 3, "bsr_strided_mm": 6, "bsr_strided_mm_compressed": 5}
-"""How many parts ``indices_data`` has, its name included."""
+"""Number of parts of ``indices_data``, its name included, by format."""
 
 
 class Terms(NamedTuple):
-    """The products of a sum: of block ``p`` and matrix ``q``, added to result ``r``; int64, each of one length."""
+    """Products of block ``p`` and matrix ``q``, each added to result ``r``. All three are int64 of one length."""
 
     r: Tensor
     p: Tensor
@@ -26,23 +26,23 @@ class Terms(NamedTuple):
 
 
 def scatter_mm(blocks: Tensor, others: Tensor, indices_data: Sequence[Any], *, accumulators: Tensor | None = None) -> Tensor:
-    """Sums of blocks[p] @ others[q] for listed p and q, by the kernels of ``bsr_mm``.
+    """Return sums of blocks[p] @ others[q] for listed p and q, by the kernels of ``bsr_mm``.
 
-    ``indices_data`` begins with the name of its format, and is what ``torch.sparse._triton_ops.bsr_scatter_mm_indices_data`` gives:
+    ``indices_data`` begins with the name of its format. ``torch.sparse._triton_ops.bsr_scatter_mm_indices_data`` makes it:
 
     - ``scatter_mm``, c_offsets [R + 1], pq [G, 2]: result r is the sum over g from c_offsets[r] to c_offsets[r + 1] of
       blocks[p_g] @ others[q_g]; others is [Q, Ks, Ns], the result [R, Ms, Ns].
     - ``bsr_strided_mm``, c_indices, r_offsets, p_offsets, q_offsets, meta: tiles of others [..., K, N] and of the result
       [..., M, N], of Ns = N / meta["SPLIT_N"] columns, given by the offset of their first element in a row-major matrix.
-    - ``bsr_strided_mm_compressed``, c_indices, r_offsets, q_offsets, meta: the same with the blocks of a block row one after the
-      other, whose results may come in any order.
+    - ``bsr_strided_mm_compressed``, c_indices, r_offsets, q_offsets, meta: the same, with consecutive blocks for each block row.
+      The results may come in any order.
 
     Args:
         blocks: [P, Ms, Ks].
-        accumulators: what the sums are added to, in place, and returned; zeros where it is None.
+        accumulators: tensor to which the sums are added in place, and which is returned. None means zeros.
 
     Raises:
-        InvalidProblemError: another format, or shapes and offsets that do not fit it.
+        InvalidProblemError: the format is unknown, or shapes or offsets do not fit it.
     """
     _check_format("scatter_mm", indices_data)
     if blocks.dim() != 3 or others.dim() < 2 or (indices_data[0] == "scatter_mm" and others.dim() != 3):
@@ -58,10 +58,10 @@ def scatter_mm(blocks: Tensor, others: Tensor, indices_data: Sequence[Any], *, a
 
 
 def bsr_scatter_mm(bsr: Tensor, other: Tensor, indices_data: Sequence[Any] | None = None, out: Tensor | None = None) -> Tensor:
-    """bsr @ other for other [..., K, N], by ``bsr_mm``: what ``indices_data`` lists is known from ``bsr`` and not read.
+    """Return bsr @ other for other [..., K, N], by ``bsr_mm``. The lists of ``indices_data`` follow from ``bsr`` and are not read.
 
     Raises:
-        InvalidProblemError: as ``bsr_mm``, or another format of indices.
+        InvalidProblemError: ``bsr_mm`` refuses the operands, or the index format is unknown.
     """
     if indices_data is not None:
         _check_format("bsr_scatter_mm", indices_data)
@@ -111,7 +111,7 @@ def _check_places(label: str, places: Tensor, count: int) -> None:
 
 
 def _of_tiles(blocks: Tensor, others: Tensor, indices_data: Sequence[Any], accumulators: Tensor | None) -> Tensor:
-    """Offsets of tiles as lists of tiles, for each matrix of the batch."""
+    """Return the sums for offsets of tiles, for each matrix of the batch."""
     *_, meta = indices_data
     (_, rows, depth), (*batch, k, n) = blocks.shape, others.shape
     splits = int(meta.get("SPLIT_N", 0))
@@ -137,7 +137,7 @@ def _of_tiles(blocks: Tensor, others: Tensor, indices_data: Sequence[Any], accum
 
 
 def _terms_of_tiles(data: Sequence[Any], n: int, tile: tuple[int, int, int], splits: int) -> tuple[Tensor, Terms]:
-    """The offsets of the results, and the products by the numbers of tiles, row by row of tiles."""
+    """Return the offsets of the results, and the products by tile numbers. Tiles are numbered row by row."""
     rows, depth, columns = tile
     starts, offsets = data[1].long(), data[2].long()
 
@@ -162,7 +162,7 @@ def _terms_of_tiles(data: Sequence[Any], n: int, tile: tuple[int, int, int], spl
 
 
 def _added_up(blocks: Tensor, others: Tensor, terms: Terms, count: int) -> Tensor:
-    """The results [count, Ms, Ns]: a block-sparse product with the matrices one below the other."""
+    """Return the results [count, Ms, Ns], by a block-sparse product with the stacked matrices."""
     (held, rows, depth), (matrices, height, columns) = blocks.shape, others.shape
     if height != depth:
         raise InvalidProblemError(f"scatter_mm: got blocks of {depth} columns and others of {height} rows, expected as many")
@@ -170,7 +170,7 @@ def _added_up(blocks: Tensor, others: Tensor, terms: Terms, count: int) -> Tenso
         _check_places(label, places, most)
     order = torch.argsort(terms.r * max(matrices, 1) + terms.q, stable=True)
     r, p, q = (part[order] for part in terms)
-    if bool(((r[1:] == r[:-1]) & (q[1:] == q[:-1])).any()):  # one matrix twice in a sum: each product gets a copy of its own
+    if bool(((r[1:] == r[:-1]) & (q[1:] == q[:-1])).any()):  # a sum has one matrix twice: each product gets a copy
         others, q = others[q], torch.arange(len(q), device=q.device)
     starts = torch.nn.functional.pad(torch.bincount(r, minlength=count).cumsum(0), (1, 0))
     weight = assembled(starts.int(), q.int(), blocks[p].contiguous(), (count * rows, len(others) * depth))

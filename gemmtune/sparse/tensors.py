@@ -1,4 +1,4 @@
-"""Block-sparse tensors of given size and density, for tests and measurements."""
+"""Block-sparse tensors of a given size and density, for tests and measurements."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ def create_blocked_tensor(
     device: torch.device | str = "cpu",
     seed: int = 0,
 ) -> torch.Tensor:
-    """A sparse_bsr tensor [M, K] with random blocks of random numbers.
+    """Return a sparse_bsr tensor [M, K] with random blocks of random numbers.
 
     Args:
         block: the side of a block, or (rows, columns), which divide M and K.
-        density: the share of blocks that exist: as many in each block row (rounded), or with ``imbalance="skewed"`` falling from
-            row to row by a power law, in random order.
-        dtype: of the values: standard normal numbers, or for int8 any.
+        density: the share of blocks that exist. Each block row has the same number (rounded). With ``imbalance="skewed"`` the
+            numbers follow a power law, in random order.
+        dtype: dtype of the values. They are standard normal, or for int8 uniform over its range.
         index_dtype: int32 or int64.
-        seed: of generators of its own; torch's global state is not touched. It means the same pattern on every device.
+        seed: seed of separate generators, so that torch's global state does not change. The pattern is equal on every device.
 
     Raises:
-        InvalidProblemError: blocks that do not divide the matrix, another density, or a dtype that no product takes.
+        InvalidProblemError: the blocks do not divide the matrix, the density is illegal, or no product takes the dtype.
     """
     block_n, block_k = sides_of(block)
     _refuse((m, k), (block_n, block_k), density, dtype, index_dtype)
@@ -54,7 +54,7 @@ def create_blocked_tensor(
 
 
 def _refuse(size: tuple[int, int], block: tuple[int, int], density: float, dtype: torch.dtype, index_dtype: torch.dtype) -> None:
-    """Raise InvalidProblemError for what ``create_blocked_tensor`` cannot make."""
+    """Raise InvalidProblemError if ``create_blocked_tensor`` cannot make such a tensor."""
     (m, k), (block_n, block_k) = size, block
     if index_dtype not in (torch.int32, torch.int64):
         raise InvalidProblemError(f"create_blocked_tensor: index_dtype: got {index_dtype}, expected torch.int32 or torch.int64")

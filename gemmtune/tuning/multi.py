@@ -110,7 +110,7 @@ class Multi:
     def _considered(self, key: Hashable | None, operands: Sequence[Any], arguments: dict[str, Any]) -> torch.Tensor:
         call = bound_call(self.name, operands, arguments)
         check_call(call)
-        reason = why_not_ours([x for _, x in call.inputs], floats=not call.operation.quantized)
+        reason = why_not_ours([x for _, x in call.inputs], floats=call.operation.floats)
         if reason is None and call.wants_grad:
             reason = f"{call.wants_grad[0]} requires grad"
         if reason is not None:
@@ -289,7 +289,8 @@ def _asked(
         return what, what.op, detect(device or what.device_type)
     problem, place = stated_problem("multi", what, operands, arguments)
     name = getattr(what, "__name__", what)
-    if name not in NAMES:
-        raise InvalidProblemError(f"multi: got {name}, whose weight is block-sparse, expected one of {', '.join(NAMES)}")
     assert isinstance(name, str)
+    if NAMES[name].sparse:
+        expected = ", ".join(other for other, row in NAMES.items() if not row.sparse)
+        raise InvalidProblemError(f"multi: got {name}, whose weight is block-sparse, expected one of {expected}")
     return problem, name, detect(device or str(place))

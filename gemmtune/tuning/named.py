@@ -7,8 +7,7 @@ from typing import Any
 
 import torch
 
-from ..dispatch.arguments import Call
-from ..dispatch.block_calls import bound_block_call, problem_of_blocks, turned
+from ..dispatch.arguments import Call, transposed_operand
 from ..dispatch.checks import check_operands, why_not_ours
 from ..dispatch.grouped import form_of
 from ..dispatch.prepack import PackedOperand
@@ -18,6 +17,7 @@ from ..problem import Problem
 from ..problem.fused import NAMES
 from ..problem.operations import OPERATIONS, SPARSE_OPS
 from ..quantized.weight import QuantizedWeight
+from ..sparse.calls import block_call
 from .signatures import bound_call
 
 Operation = str | Callable[..., object]
@@ -37,20 +37,17 @@ def stated(
         EpilogueError: an epilogue that is not a pointwise function of known parts.
     """
     name = getattr(op, "__name__", op)
-    if name in SPARSE_OPS:
-        return _stated_with_blocks(asker, str(name), operands, arguments)
     if name == "grouped_mm" and len(operands) in (2, 3):
         op, operands, arguments = _grouped(asker, operands, arguments)
-    call = _call(asker, op, operands, arguments)
+    sparse = name in SPARSE_OPS
+    call = _call_with_blocks(asker, str(name), operands, arguments) if sparse else _call(asker, op, operands, arguments)
     check_operands(call.name, call.inputs)
-    reason = why_not_ours([x for _, x in call.inputs], floats=not call.operation.quantized)
+    reason = why_not_ours([x for _, x in call.inputs], floats=call.operation.floats)
     return problem_of(call, epilogue_of(call)) if reason is None else reason, call.a.device
 
 
-def _stated_with_blocks(
-    asker: str, name: str, operands: Sequence[Operand], arguments: Mapping[str, Any]
-) -> tuple[Problem | str, torch.device]:
-    """Do ``stated`` for bsr_mm(bsr, x) and bsr_addmm(inp, bsr, x)."""
+def _call_with_blocks(asker: str, name: str, operands: Sequence[Operand], arguments: Mapping[str, Any]) -> Call:
+    """Return the call of bsr_mm(bsr, x) or bsr_addmm(inp, bsr, x)."""
     scalars = ("alpha", "beta") if name == "bsr_addmm" else ()
     words = (*scalars, "out", "epilogue", "epilogue_args")
     roles = ("inp", "bsr", "x") if name == "bsr_addmm" else ("bsr", "x")
@@ -60,9 +57,7 @@ def _stated_with_blocks(
         raise InvalidProblemError(f"{asker}: {name}: got {len(operands)} operands, expected {', '.join(roles)}")
     *inp, bsr, x = operands
     more = {word: arguments[word] for word in ("out", "epilogue", "epilogue_args") if arguments.get(word) is not None}
-    call = bound_block_call(name, bsr, x, *inp, scalars=[arguments.get(scalar, 1) for scalar in scalars], **more)
-    reason = why_not_ours([tensor for role, tensor in call.inputs if role != "b"], floats=False)
-    return problem_of_blocks(call, epilogue_of(call)) if reason is None else reason, call.a.device
+    return block_call(name, bsr, x, *inp, scalars=[arguments.get(scalar, 1) for scalar in scalars], **more)
 
 
 def _grouped(
@@ -73,9 +68,9 @@ def _grouped(
     more = dict(arguments)
     offs, what = ends[0] if ends else more.pop("offs", None), f"{asker}: grouped_mm"
     form = form_of(what, a, b, offs, **{word: more.pop(word) for word in ("rows", "gated", "scatter") if word in more})
-    if form.turned:
-        more |= {"out": turned(more["out"])} if more.get("out") is not None else {}
-        more |= {"epilogue_args": tuple(map(turned, more["epilogue_args"]))} if more.get("epilogue_args") else {}
+    if form.transposed:
+        more |= {"out": transposed_operand(more["out"])} if more.get("out") is not None else {}
+        more |= {"epilogue_args": tuple(map(transposed_operand, more["epilogue_args"]))} if more.get("epilogue_args") else {}
     row = OPERATIONS[form.op]
     more |= zip(row.options, form.options, strict=False)
     more |= zip((x.role for x in row.operands), form.operands, strict=False)

@@ -17,7 +17,6 @@ from gemmtune.choice import Choice, Kernel, Status, Tensors
 from gemmtune.device import detect, preset
 from gemmtune.dispatch.ready import forget_plans
 from gemmtune.numerics.block_sparse import densified, parts, random_mask
-from gemmtune.ops import block_products
 from gemmtune.problem import Problem
 from gemmtune.selector.offers import offers_for
 from gemmtune.selector.verify import Verification, Verifier
@@ -388,7 +387,7 @@ def test_a_warm_call_into_memory_beside_the_blocks_is_not_stated_again(monkeypat
     x, out = numbers(64, 16, dtype=torch.float32), memory[count:].view(64, 16)
     weight, want = gemmtune.prepack(bsr), made.to_dense().double() @ x.double()
     gemmtune.bsr_mm(weight, x, out=out)
-    monkeypatch.setattr(block_products, "bound_block_call", lambda *_, **__: pytest.fail("stated again"))
+    monkeypatch.setattr("gemmtune.ops.operate.call_of", lambda *_, **__: pytest.fail("stated again"))
     assert close(gemmtune.bsr_mm(weight, x, out=out.zero_()), want, torch.float32)
     monkeypatch.undo()
     with pytest.raises(gemmtune.InvalidProblemError, match="out shares memory with bsr"):

@@ -21,14 +21,13 @@ from gemmtune.declaration.traits import Traits
 from gemmtune.device import detect
 from gemmtune.dispatch.ready import forget_plans
 from gemmtune.numerics.block_sparse import mask_of, parts, random_mask, spread
-from gemmtune.ops import block_sampled
-from gemmtune.ops.block_gradients import sampled_product
 from gemmtune.problem import Problem
 from gemmtune.problem.sparsity import Sparsity
 from gemmtune.selector.offers import offers_for
 from gemmtune.selector.verify import Verifier
 from gemmtune.settings import Settings
-from gemmtune.sparse import bsr_scatter_mm, create_blocked_tensor, scatter_mm
+from gemmtune.sparse import bsr_scatter_mm, create_blocked_tensor, sampled, scatter_mm
+from gemmtune.sparse.gradients import sampled_product
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore:Sparse BSR tensor support", "ignore:Sparse invariant checks")]
 CUDA = "cuda"
@@ -184,9 +183,9 @@ def test_gradients(dtype: torch.dtype) -> None:
         through = torch.autograd.grad(gemmtune.bsr_mm(bsr, x.t(), epilogue=lambda acc: acc * 2), (x, values), g.t())
     wide = x.detach().double().requires_grad_()
     want_x, want_w = torch.autograd.grad(nn.functional.linear(wide, dense), (wide, dense), g.double())
-    sampled = torch.sparse_bsr_tensor(crow, col, got[1], size=(64, 96)).to_dense()
+    at_blocks = torch.sparse_bsr_tensor(crow, col, got[1], size=(64, 96)).to_dense()
     assert close(got[0], want_x)
-    assert close(sampled, want_w * (sampled != 0))
+    assert close(at_blocks, want_w * (at_blocks != 0))
     assert close(got[2], g.double().sum(0))
     assert close(through[0], 2 * want_x)
     assert close(through[1], 2 * sampled_product(made.detach(), g.t(), x.detach().t()).double())
@@ -266,9 +265,9 @@ def test_indices_that_are_not_known_cannot_be_read_in_a_capture() -> None:
 
 @pytest.mark.parametrize("way", ["dense", "batched", "grouped", "measured"])
 def test_sampled_products_by_every_way(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(block_sampled, "SMALL_FLOPS", 0)
+    monkeypatch.setattr(sampled, "SMALL_FLOPS", 0)
     if way != "measured":
-        monkeypatch.setattr(block_sampled, "_way_for", lambda *_: way)
+        monkeypatch.setattr(sampled, "_way_for", lambda *_: way)
     inp, a, b = weight(256, 512, block=(32, 64), density=0.3), numbers(256, 128), numbers(128, 512)
     with settings.patch(backends=("aten", "triton"), search="quick"):
         got = gemmtune.sampled_addmm_bsr(inp, a, b, beta=2, alpha=0.5)

@@ -10,11 +10,10 @@ from torch import nn
 
 import gemmtune
 from gemmtune import settings
-from gemmtune.dispatch import block_weights
 from gemmtune.dispatch.ready import forget_plans
 from gemmtune.numerics.block_sparse import mask_of, parts
-from gemmtune.ops.block_gradients import sampled_product, transposed
-from gemmtune.sparse import create_blocked_tensor, linear
+from gemmtune.sparse import create_blocked_tensor, linear, weights
+from gemmtune.sparse.gradients import sampled_product, transposed
 
 SPARSE = create_blocked_tensor(32, 48, block=16)
 pytestmark = pytest.mark.filterwarnings("ignore:Sparse BSR tensor support", "ignore:Sparse invariant checks")
@@ -39,19 +38,19 @@ def test_the_transpose_and_the_sampled_product() -> None:
 
 def test_indices_are_read_once_for_all_backward_passes(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
-    checked = block_weights._checked
-    monkeypatch.setattr(block_weights, "_checked", lambda name, weight: asked.append(name) or checked(name, weight))
+    checked = weights._checked
+    monkeypatch.setattr(weights, "_checked", lambda name, weight: asked.append(name) or checked(name, weight))
     bsr = create_blocked_tensor(32, 48, block=(16, 8), density=0.5, imbalance="skewed")
     values, crow, col = (part.clone() for part in parts(bsr))
     for factor in (1, -2):
         x = torch.randn(48, 3, requires_grad=True)
         values.mul_(factor)
+        gemmtune.bsr_mm(bsr, x).sum().backward()  # defines the operators, too
         torch.ops.gemmtune.bsr_mm(crow, col, values, x).sum().backward()
-        gemmtune.bsr_mm(bsr, x).sum().backward()
         assert torch.allclose(x.grad, (1 + factor) * bsr.to_dense().t() @ torch.ones(32, 3), atol=1e-4)
     assert asked == ["bsr_mm"] * 2
     turned = transposed(bsr)
-    assert block_weights.sparsity_of("mm", turned) == checked("mm", turned)
+    assert weights.sparsity_of("mm", turned) == checked("mm", turned)
     bsr.col_indices()[:2] = torch.tensor([0, 1])
     assert torch.equal(transposed(bsr).to_dense(), bsr.to_dense().t())
 
@@ -101,6 +100,46 @@ def test_gradients_through_an_epilogue_and_factors_of_rows_and_columns() -> None
         torch.autograd.grad(constant, (values, left), g), torch.autograd.grad(want, (values, left), g), strict=True
     ):
         assert torch.allclose(one, other)
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("epilogue", [None, torch.sigmoid])
+def test_second_derivatives_of_what_is_dense(packed: bool, epilogue: Any) -> None:
+    bsr = create_blocked_tensor(8, 12, block=4, density=0.5, dtype=torch.float64)
+    weight = gemmtune.prepack(bsr) if packed else bsr
+    x, inp = torch.randn(12, 2).double().requires_grad_(), torch.randn(8, 1).double().requires_grad_()
+
+    def product(x: torch.Tensor, inp: torch.Tensor) -> torch.Tensor:
+        return gemmtune.bsr_addmm(inp, weight, x, alpha=2, beta=0.5, epilogue=epilogue).square()
+
+    assert torch.autograd.gradcheck(product, (x, inp))
+    assert torch.autograd.gradgradcheck(product, (x, inp))
+
+
+def test_another_weight_of_the_same_kind_gets_its_own_gradient() -> None:
+    x = torch.randn(48, 3, requires_grad=True)
+    for seed in range(3):
+        weight = nn.Parameter(create_blocked_tensor(32, 48, block=16, density=0.5, seed=seed))
+        g_x, g_w = torch.autograd.grad(gemmtune.bsr_mm(gemmtune.prepack(weight), x).sum(), (x, weight))
+        dense = weight.detach().to_dense()
+        exists = mask_of(weight.detach()).repeat_interleave(16, 0).repeat_interleave(16, 1)
+        assert torch.allclose(g_x, dense.t() @ torch.ones(32, 3), atol=1e-5)
+        assert torch.allclose(g_w, (torch.ones(32, 3) @ x.detach().t()) * exists, atol=1e-5)
+
+
+@pytest.mark.parametrize("tokens", [torch.ones(0, 48), torch._neg_view(torch.ones(3, 48))], ids=["no tokens", "negated"])
+def test_a_parameter_has_a_dense_gradient_where_torch_does_the_product(tokens: torch.Tensor) -> None:
+    weight = nn.Parameter(create_blocked_tensor(32, 48, block=16, density=0.5))
+    linear(tokens, weight).sum().backward()
+    exists = mask_of(weight.detach()).repeat_interleave(16, 0).repeat_interleave(16, 1)
+    assert torch.equal(weight.grad, -len(tokens) * exists.float())
+
+
+def test_8_bit_floats_have_no_gradient() -> None:
+    bsr = create_blocked_tensor(32, 48, block=16, dtype=torch.float8_e4m3fn)
+    x = torch.ones(48, 3).to(torch.float8_e4m3fn).requires_grad_()
+    with pytest.raises(gemmtune.InvalidProblemError, match="bsr_mm: x requires grad, but the operation has no gradient"):
+        gemmtune.bsr_mm(bsr, x).sum().backward()
 
 
 def test_no_gradient_through_out() -> None:

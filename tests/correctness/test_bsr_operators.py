@@ -12,12 +12,11 @@ from gemmtune import settings
 from gemmtune.device import detect
 from gemmtune.dispatch.ready import forget_plans
 from gemmtune.numerics.block_sparse import mask_of, parts, spread
-from gemmtune.ops import block_operators
 from gemmtune.problem import Problem
 from gemmtune.problem.sparsity import Sparsity
 from gemmtune.selector.offers import offers_for
 from gemmtune.settings import Settings
-from gemmtune.sparse import create_blocked_tensor
+from gemmtune.sparse import create_blocked_tensor, operators
 
 OPS = torch.ops.gemmtune
 pytestmark = pytest.mark.filterwarnings("ignore:Sparse BSR tensor support", "ignore:Sparse invariant checks")
@@ -100,21 +99,21 @@ def test_packed_copies_follow_values_that_are_changed_in_place() -> None:
         values.mul_(factor)
         dense = factor * dense
         assert torch.allclose(OPS.bsr_mm(crow, col, values, x), dense @ x)
-        assert torch.equal(block_operators.weight_of(crow, col, values, 48).for_choice(packs), dense.t())
+        assert torch.equal(operators.weight_of(crow, col, values, 48).for_choice(packs), dense.t())
 
 
 def test_a_weight_is_kept_as_long_as_its_values_and_noticed_when_changed() -> None:
     dense, (crow, col, values), x = made()
     values = values.detach()
     OPS.bsr_mm(crow, col, values, x)
-    first = block_operators.weight_of(crow, col, values, 48)
-    assert block_operators.weight_of(crow, col, values, 48) is first
+    first = operators.weight_of(crow, col, values, 48)
+    assert operators.weight_of(crow, col, values, 48) is first
     values.mul_(-2)
     assert torch.allclose(OPS.bsr_mm(crow, col, values, x), -2 * dense @ x)
     col[0] = 7
     with pytest.raises(gemmtune.InvalidProblemError, match="expected 0 to 2"):
         OPS.bsr_mm(crow, col, values, x)
-    count = len(block_operators._weights)
+    count = len(operators._weights)
     del values
     gc.collect()
-    assert len(block_operators._weights) == count - 1
+    assert len(operators._weights) == count - 1

@@ -10,9 +10,8 @@ import torch
 import gemmtune
 from gemmtune import settings
 from gemmtune.numerics.block_sparse import mask_of, spread
-from gemmtune.ops import block_sampled
 from gemmtune.problem.sparsity import Sparsity
-from gemmtune.sparse import create_blocked_tensor
+from gemmtune.sparse import create_blocked_tensor, sampled
 
 pytestmark = [
     pytest.mark.usefixtures("own_store"),
@@ -37,13 +36,13 @@ def drawn(dtype: torch.dtype, density: float = 0.4) -> tuple[torch.Tensor, torch
 def test_every_way_has_the_blocks_that_exist(way: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     inp, a, b = drawn(dtype)
     if way == "grouped" and dtype == torch.float64:
-        listed = block_sampled._listed(4, len(inp.values()), a, b.t(), BLOCK)
+        listed = sampled._listed(4, len(inp.values()), a, b.t(), BLOCK)
         assert listed.keys() == {"dense", "batched"}
         return
     if way != "torch":
-        monkeypatch.setattr(block_sampled, "SMALL_FLOPS", 0)
-        monkeypatch.setattr(block_sampled, "_way_for", lambda *_: way)
-    monkeypatch.setattr(block_sampled, "MOST_GATHERED", 5000)
+        monkeypatch.setattr(sampled, "SMALL_FLOPS", 0)
+        monkeypatch.setattr(sampled, "_way_for", lambda *_: way)
+    monkeypatch.setattr(sampled, "MOST_GATHERED", 5000)
     with settings.patch(tune="never"):
         got = gemmtune.sampled_addmm_bsr(inp, a, b, beta=2, alpha=0.5)
     assert torch.equal(got.col_indices(), inp.col_indices())
@@ -54,30 +53,30 @@ def test_every_way_has_the_blocks_that_exist(way: str, dtype: torch.dtype, monke
 
 
 def test_the_way_is_that_of_the_least_time_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(block_sampled, "SMALL_FLOPS", 0)
+    monkeypatch.setattr(sampled, "SMALL_FLOPS", 0)
     inp, a, b = drawn(torch.float32)
     count = len(inp.values())
-    ways = block_sampled._listed(4, count, a, b.t(), BLOCK)
+    ways = sampled._listed(4, count, a, b.t(), BLOCK)
     assert ways["grouped"].problem.flops == ways["batched"].times * ways["batched"].problem.flops < ways["dense"].problem.flops
     cpu = torch.device("cpu")
-    monkeypatch.setattr(block_sampled, "FAR", 1e9)
+    monkeypatch.setattr(sampled, "FAR", 1e9)
     for fastest in ways:
         times = {name: 1.0 if name == fastest else 2.0 for name in ways}
-        monkeypatch.setattr(block_sampled, "_time_us", lambda way, *_, t=times, **__: t[next(n for n in ways if ways[n] is way)])
-        assert block_sampled._fastest(ways, cpu, tunes=True) == fastest
-    monkeypatch.setattr(block_sampled, "_time_us", lambda *_, **__: None)
-    monkeypatch.setattr(block_sampled, "FAR", 4.0)
+        monkeypatch.setattr(sampled, "_time_us", lambda way, *_, t=times, **__: t[next(n for n in ways if ways[n] is way)])
+        assert sampled._fastest(ways, cpu, tunes=True) == fastest
+    monkeypatch.setattr(sampled, "_time_us", lambda *_, **__: None)
+    monkeypatch.setattr(sampled, "FAR", 4.0)
     far = ways | {"dense": dataclasses.replace(ways["dense"], copied_bytes=10**9)}
-    assert block_sampled._fastest(far, cpu, tunes=True) != "dense"
+    assert sampled._fastest(far, cpu, tunes=True) != "dense"
 
 
 def test_what_is_measured_is_stored_and_gradients_take_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(block_sampled, "SMALL_FLOPS", 0)
+    monkeypatch.setattr(sampled, "SMALL_FLOPS", 0)
     inp, a, b = drawn(torch.float32)
     weight = inp.detach().clone()
     asked: list[str] = []
-    original = block_sampled._way_for
-    monkeypatch.setattr(block_sampled, "_way_for", lambda *given: asked.append(original(*given)) or asked[-1])
+    original = sampled._way_for
+    monkeypatch.setattr(sampled, "_way_for", lambda *given: asked.append(original(*given)) or asked[-1])
     with settings.patch(backends=("aten",), tune="on_miss", search="quick"):
         gemmtune.sampled_addmm_bsr(inp, a, b)
         with settings.patch(tune="never"):

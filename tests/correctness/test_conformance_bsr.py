@@ -20,7 +20,7 @@ from gemmtune.declaration.subject import FunctionSubject, NamespaceSubject
 from gemmtune.declaration.traits import Traits
 from gemmtune.errors import CaseError, TraitsError
 from gemmtune.numerics.block_sparse import parts
-from gemmtune.ops.block_products import bsr_addmm
+from gemmtune.sparse.products import bsr_addmm
 
 CPU = torch.device("cpu")
 TRAITS = Traits(ops=("bsr_mm",), dtypes=("float32",), out=True, empty=True, skips_absent=True, blocks=("16x16", "8x24"))

@@ -66,7 +66,7 @@ def known_to_python(call: Arguments) -> Any:
     if out is None and epilogue is None and epilogue_args is NOTHING:
         key = key_of(name, given, asked)
     else:
-        key, _ = path._key_of_more(name, given, asked, out, epilogue, epilogue_args)
+        key = path._key_of_more(name, given, asked, out, epilogue, epilogue_args)
     return None if key is None else ready.get(key)
 
 

@@ -13,9 +13,9 @@ import torch
 
 import gemmtune
 from gemmtune import settings
-from gemmtune.dispatch.block_weights import sparsity_of
 from gemmtune.dispatch.freshness import SAMPLE, Stamp
-from gemmtune.ops import block_batches, block_gradients, block_operators
+from gemmtune.sparse import batches, gradients, operators
+from gemmtune.sparse.weights import sparsity_of
 
 Tensor = torch.Tensor
 PACKS: Any = SimpleNamespace(packed_format="copied", pack=torch.clone)
@@ -204,9 +204,9 @@ def test_block_sparse_weights_follow(way: str, own_store: object):
 
 def test_values_with_other_memory_are_another_weight():
     crow, col, values = (lambda b: (b.crow_indices(), b.col_indices(), b.values().clone()))(blocks())
-    first = block_operators.weight_of(crow, col, values, 48).tensor
+    first = operators.weight_of(crow, col, values, 48).tensor
     assigned(values)
-    second = block_operators.weight_of(crow, col, values, 48).tensor
+    second = operators.weight_of(crow, col, values, 48).tensor
     assert torch.equal(second.values(), values)
     assert not torch.equal(first.values(), values)
 
@@ -214,9 +214,9 @@ def test_values_with_other_memory_are_another_weight():
 def test_indices_that_nothing_counts_are_read_again():
     bsr = torch.eye(32).to_sparse_bsr((8, 8))
     sparsity_of("bsr_mm", bsr)
-    before = block_gradients.transposed(bsr).to_dense()
+    before = gradients.transposed(bsr).to_dense()
     torch.from_dlpack(bsr.col_indices()).copy_(torch.tensor([3, 2, 1, 0]))
-    assert torch.equal(block_gradients.transposed(bsr).to_dense(), bsr.to_dense().t())
+    assert torch.equal(gradients.transposed(bsr).to_dense(), bsr.to_dense().t())
     assert not torch.equal(before, bsr.to_dense().t())
     torch.from_dlpack(bsr.col_indices()).fill_(7)
     with pytest.raises(gemmtune.InvalidProblemError, match=r"col_indices\[0\] of bsr is 7, expected 0 to 3"):
@@ -225,10 +225,10 @@ def test_indices_that_nothing_counts_are_read_again():
 
 def test_batches_follow_their_indices():
     batch = torch.eye(32).expand(2, 32, 32).contiguous().to_sparse_bsr((8, 8))
-    kept: Any = block_batches._stacked
-    block_batches._joined(batch, kept, diagonal=False)
+    kept: Any = batches._stacked
+    batches._joined(batch, kept, diagonal=False)
     torch.from_dlpack(batch.col_indices()).copy_(batch.col_indices().flip(-1))
-    assert torch.equal(block_batches._joined(batch, kept, diagonal=False).to_dense(), batch.to_dense().reshape(64, 32))
+    assert torch.equal(batches._joined(batch, kept, diagonal=False).to_dense(), batch.to_dense().reshape(64, 32))
 
 
 @pytest.mark.parametrize("fused", [False, True])

@@ -36,8 +36,9 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("dispatch",),
     ("operators",),
     ("quantized",),
-    ("tuning", "ops"),
-    ("architectures", "sparse"),
+    ("ops",),
+    ("sparse",),
+    ("tuning", "architectures"),
     ("integration", "conformance"),
     ("perf_gate",),
     ("",),  # gemmtune/__init__.py: the public surface

@@ -47,7 +47,7 @@ def counted_python() -> Iterator[list[str]]:
 
     def in_python(missing: bool, name: str, *rest: Any) -> Tensor:
         seen.append(name)
-        return path._in_python(missing, name, *rest)
+        return path.in_python(missing, name, *rest)
 
     def surround(function: Callable[..., Tensor]) -> None:
         above = path.FOR_NATIVE
@@ -57,7 +57,7 @@ def counted_python() -> Iterator[list[str]]:
     try:
         yield seen
     finally:
-        surround(path._in_python)
+        surround(path.in_python)
 
 
 def by_relu(acc: Tensor, bias: Tensor, rows: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ import torch
 
 from ...errors import UnavailableError
 from ...operators import library as _operators  # noqa: F401 - defines operators of torch
-from ...ops import block_operators as _block_operators  # noqa: F401 - defines operators of torch
+from ...sparse import operators as _block_operators  # noqa: F401 - defines operators of torch
 from ...version import __version__
 from .planned import ready_launch, run_planned
 from .planned_horizontal import ready_pieces, run_horizontal

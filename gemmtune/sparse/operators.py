@@ -1,10 +1,13 @@
-"""Block-sparse products as operators of torch, on the tensors that a weight consists of: torch's compiler knows no sparse_bsr ones.
+"""Block-sparse products as operators of torch. They take the parts of a weight, because Dynamo traces no sparse_bsr tensors.
 
-``torch.ops.gemmtune.bsr_mm(crow, col, values, x)`` is ``bsr_mm`` of the weight [M, K] with these parts, M = (len(crow) − 1) · block
-rows, K the rows of ``x``; ``bsr_addmm(inp, crow, col, values, x, *, beta, alpha)`` adds to it; ``bsr_sampled(crow, col, g, x,
-block_m, block_k)`` gives those blocks of g @ xᵀ that exist.
-``bsr_linear(x, crow, col, values, bias)`` is ``torch.nn.functional.linear``, x and the result row-major. All
-but ``bsr_sampled`` have gradients.
+``torch.ops.gemmtune.bsr_mm(crow, col, values, x)`` is ``bsr_mm`` of the weight [M, K] with these parts: M = (len(crow) − 1) · block
+rows, and K is the number of rows of ``x``. ``bsr_addmm(inp, crow, col, values, x, *, beta, alpha)`` is ``bsr_addmm``.
+``bsr_linear(x, crow, col, values, bias)`` is ``torch.nn.functional.linear``, with row-major x and result. These have gradients.
+``bsr_sampled(crow, col, g, x, block_m, block_k)`` returns the blocks of g @ xᵀ that exist.
+
+``operators/`` makes the other operators from the table of operations. They have one tensor for each operand of a row, and its shape
+gives the sizes. Here one operand is three tensors, the sizes follow from their lengths and block sides, and three of the five
+operators have no row.
 """
 
 # ruff: noqa: ARG001 - a fake result has the arguments of its operator
@@ -20,16 +23,16 @@ from weakref import ReferenceType, ref
 import torch
 from torch.utils.weak import WeakIdKeyDictionary
 
-from ..dispatch.block_weights import declare, sparsity_of
 from ..dispatch.freshness import Stamp
 from ..dispatch.prepack import PackedOperand
 from ..numerics.block_sparse import assembled
 from ..operators.schema import NAMESPACE
 from ..problem.operations import OPERATIONS
-from .block_gradients import transposed
-from .block_linear import linear
-from .block_products import multiplied
-from .block_sampled import sampled_blocks
+from .gradients import transposed
+from .layers import linear
+from .products import multiplied
+from .sampled import sampled_blocks
+from .weights import declare, sparsity_of
 
 if TYPE_CHECKING:
     from torch._library.custom_ops import CustomOpDef
@@ -39,7 +42,7 @@ Tensor = torch.Tensor
 
 @dataclass(frozen=True, slots=True)
 class _Weight:
-    """The weight whose values are the key, with its index tensors and their stamp."""
+    """A kept weight, with its index tensors and their stamp."""
 
     crow: ReferenceType[Tensor]
     col: ReferenceType[Tensor]
@@ -48,13 +51,13 @@ class _Weight:
 
 
 _weights: WeakIdKeyDictionary = WeakIdKeyDictionary()
-"""The weights by their tensor of values, so that indices are read and packed copies made once."""
+"""Kept weights by their tensor of values, so that indices are read and packed copies are made once."""
 
 
 def weight_of(crow: Tensor, col: Tensor, values: Tensor, columns: int) -> PackedOperand:
-    """Return the weight with these parts, kept as long as ``values`` and its memory, which it shares.
+    """Return the weight with these parts. It shares the memory of ``values`` and is kept as long as that tensor.
 
-    ``values`` is watched for changes: below autograd, where operators run, a sparse tensor that aliases it shows none.
+    Changes are read off ``values``, because operators run below autograd, where a sparse tensor that aliases it shows no change.
     """
     known: _Weight | None = _weights.get(values)  # type: ignore[no-untyped-call]
     same = known is not None and known.crow() is crow and known.col() is col and known.indices.holds((crow, col))
@@ -68,12 +71,12 @@ def weight_of(crow: Tensor, col: Tensor, values: Tensor, columns: int) -> Packed
 
 
 def _fits(weight: Tensor, values: Tensor, columns: int) -> bool:
-    """Return True if the weight has so many columns and still lies where ``values`` does, which ``values.data = …`` moves."""
+    """Return True if the weight has this number of columns and the memory of ``values``, which ``values.data = …`` replaces."""
     return weight.shape[1] == columns and weight.values().data_ptr() == values.data_ptr()
 
 
 BODIES: dict[str, Callable[..., Tensor]] = {}
-"""What each operator does, for who listens to what it is made of: modes of torch do not see below an operator."""
+"""Python function of each operator, for modes that watch its parts: torch's modes see no call below an operator."""
 
 
 def _operator(body: Callable[..., Tensor]) -> CustomOpDef:
@@ -83,7 +86,7 @@ def _operator(body: Callable[..., Tensor]) -> CustomOpDef:
 
 @_operator
 def bsr_mm(crow: Tensor, col: Tensor, values: Tensor, x: Tensor) -> Tensor:
-    """bsr @ x."""
+    """Return bsr @ x."""
     return multiplied("bsr_mm", weight_of(crow, col, values, x.shape[0]), x)
 
 
@@ -91,28 +94,27 @@ def bsr_mm(crow: Tensor, col: Tensor, values: Tensor, x: Tensor) -> Tensor:
 def bsr_addmm(
     inp: Tensor, crow: Tensor, col: Tensor, values: Tensor, x: Tensor, *, beta: float = 1.0, alpha: float = 1.0
 ) -> Tensor:
-    """beta · inp + alpha · bsr @ x."""
+    """Return beta · inp + alpha · bsr @ x."""
     weight = weight_of(crow, col, values, x.shape[0])
     return multiplied("bsr_addmm", weight, x, inp, (alpha, beta))
 
 
 @_operator
 def bsr_linear(x: Tensor, crow: Tensor, col: Tensor, values: Tensor, bias: Tensor | None = None) -> Tensor:
-    """x @ bsrᵀ + bias for x [..., K]."""
+    """Return x @ bsrᵀ + bias for x [..., K]."""
     return linear(x, weight_of(crow, col, values, x.shape[-1]), bias)
 
 
 @_operator
 def bsr_sampled(crow: Tensor, col: Tensor, g: Tensor, x: Tensor, block_m: int, block_k: int) -> Tensor:
-    """The blocks of g [M, N] @ xᵀ [N, K] that exist: [blocks, block_m, block_k]."""
+    """Return the blocks of g [M, N] @ xᵀ [N, K] that exist: [blocks, block_m, block_k]."""
     return sampled_blocks(crow, col, g, x, (block_m, block_k))
 
 
 @_operator
 def bsr_turned_mm(crow: Tensor, col: Tensor, values: Tensor, g: Tensor, columns: int) -> Tensor:
-    """bsrᵀ @ g, for a weight of ``columns`` columns."""
-    turned = transposed(weight_of(crow, col, values, columns).tensor)
-    return multiplied("bsr_mm", turned, g)
+    """Return bsrᵀ @ g, for a weight of ``columns`` columns."""
+    return multiplied("bsr_mm", transposed(weight_of(crow, col, values, columns).tensor), g)
 
 
 @bsr_mm.register_fake

@@ -1,4 +1,7 @@
-"""Batches of block-sparse products as one: matrices side by side, weights one below the other, or along a diagonal."""
+"""Batches of block-sparse products as one product.
+
+Matrices stand side by side. Weights are stacked, or stand along a diagonal.
+"""
 
 from __future__ import annotations
 
@@ -17,37 +20,40 @@ from ..numerics.block_sparse import assembled, parts
 
 Tensor = torch.Tensor
 Multiply = Callable[[Tensor | PackedOperand, Tensor, Tensor | None], Tensor]
-"""The operation on bsr [M, K], x [K, N], and inp [M, N] or None."""
+"""Function that does the operation on bsr [M, K], x [K, N], and inp [M, N] or None."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Joined:
-    """A batch of weights as one weight, and the stamp of the batch."""
+    """One weight made of a batch of weights, and the stamp of the batch."""
 
     stamp: Stamp
     weight: Tensor
 
 
 _stacked: WeakIdKeyDictionary = WeakIdKeyDictionary()
+"""Stacked weights by the batch they are made of. A change of the batch makes a new one."""
 _diagonal: WeakIdKeyDictionary = WeakIdKeyDictionary()
-"""The diagonals by the identity of their tensor, each made again after a change of the batch."""
+"""Diagonals of weights by the batch they are made of."""
 
 
 def is_batch(weight: object, x: object) -> bool:
-    """Whether either has a batch in front."""
+    """Return True if the weight, prepacked or not, or x has leading batch dimensions."""
+    if isinstance(weight, PackedOperand):
+        weight = weight.tensor
     if not isinstance(weight, Tensor) or not isinstance(x, Tensor) or weight.layout != torch.sparse_bsr:
         return False
     return x.dim() > 2 or (weight.dim() > 2 and x.dim() == 2)
 
 
 def batched_product(name: str, bsr: Tensor | PackedOperand, x: Tensor, inp: Tensor | None, multiply: Multiply) -> Tensor:
-    """bsr [..., M, K] @ x [..., K, N] for batches that broadcast, with what is added to it, by one product of matrices.
+    """Return bsr [..., M, K] @ x [..., K, N] plus ``inp`` by one product of matrices. The batches broadcast.
 
-    A batch of ``x`` alone becomes further columns. A batch of weights with one ``x`` is one weight of more rows; with a batch of
-    ``x`` it is one along a diagonal, whose absent blocks cost nothing where they are skipped.
+    A batch of ``x`` alone becomes further columns. A batch of weights with one ``x`` becomes one weight of more rows. With a batch
+    of ``x`` it becomes one weight with the batch along its diagonal, whose absent blocks a kernel can skip at no cost.
 
     Raises:
-        InvalidProblemError: sizes that do not fit, or batches that do not broadcast.
+        InvalidProblemError: the sizes do not fit, or the batches do not broadcast.
     """
     weight = bsr.tensor if isinstance(bsr, PackedOperand) else bsr
     (*lead, m, k), (*batch, inner, n) = weight.shape, x.shape
@@ -81,7 +87,7 @@ def _broadcast(name: str, lead: Sequence[int], batch: Sequence[int]) -> tuple[in
 
 
 def _joined(weight: Tensor, known: WeakIdKeyDictionary, *, diagonal: bool) -> Tensor:
-    """The batch as one weight, kept until it is changed; made in each call where a gradient is wanted."""
+    """Return the batch as one weight. It is kept until the batch changes, and made in each call if a gradient is wanted."""
     follows = torch.is_grad_enabled() and weight.requires_grad
     watched = parts(weight)
     if not follows and weight in known and known[weight].stamp.holds(watched):

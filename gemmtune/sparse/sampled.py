@@ -1,11 +1,11 @@
-"""Sampled products: those blocks of a dense product that a block-sparse matrix has, by the way that is measured to be fastest.
+"""Sampled products: the blocks of a dense product that exist in a block-sparse matrix, by the fastest measured way.
 
-Three ways lead there, each by products that are chosen, proved and stored like any other:
+There are three ways. The products of each are picked, proved and stored like all others:
 
 ===========  =====================================================================================================
-``dense``    ``mm`` of everything, of which the blocks are taken: without copies of operands, for many blocks.
-``batched``  ``bmm`` of the rows and columns of each block, which are copied for it.
-``grouped``  ``grouped_mm`` of the columns of all blocks, which are copied, with the rows of each block row.
+``dense``    ``mm`` of the whole operands, then a selection of blocks. It copies no operands and suits many blocks.
+``batched``  ``bmm`` of copies of the rows and columns of each block.
+``grouped``  ``grouped_mm`` of copies of the columns of all blocks with the rows of each block row.
 ===========  =====================================================================================================
 """
 
@@ -18,11 +18,12 @@ import torch
 
 from .. import settings as settings_module
 from ..device import detect
-from ..dispatch.block_weights import sparsity_of
 from ..dispatch.checks import check_operands, why_not_ours
 from ..dispatch.host import host_us
 from ..errors import InvalidProblemError
 from ..numerics.block_sparse import assembled, by_blocks, parts, rows_of
+from ..ops.grouped import grouped_mm
+from ..ops.products import bmm, mm
 from ..problem import Layout, Problem, precision_of
 from ..problem.dtypes import DTYPES
 from ..problem.operations import OPERATIONS
@@ -33,58 +34,58 @@ from ..selector.pick import pick
 from ..selector.progress import Progress
 from ..selector.select import select
 from ..store.store import open_store
-from .grouped import grouped_mm
-from .products import bmm, mm
+from .weights import sparsity_of
 
 Tensor = torch.Tensor
 MOST_GATHERED = 2**26
-"""Elements of operands that are copied at a time."""
+"""Maximum elements of operands that are copied at a time."""
 SMALL_FLOPS = 2**24
-"""A product of so few operations is torch's: which way it goes hardly matters."""
+"""Operations below which torch does the product, because the choice of a way hardly matters."""
 FAR = 4.0
-"""A way that is expected to be slower than the best by this factor is not measured."""
+"""Expected slowdown against the best way from which a way is not measured."""
 FLOPS_PER_US: Mapping[str, float] = {"cpu": 1e5, "cuda": 3e8}
 BYTES_PER_US: Mapping[str, float] = {"cpu": 1e4, "cuda": 2e6}
-"""What a device does in a microsecond, roughly: for what is not measured, and for the copies beside a product."""
+"""Rough speeds of a device, for ways without a measurement and for the copies of operands."""
 WHOLE_TILE = 64
-"""Sides of blocks below which a product of blocks leaves a part of the device's multipliers idle."""
+"""Block side below which a product of blocks leaves some multipliers of the device idle."""
 _CAPACITY = 4096
 _ways: dict[object, str] = {}
 
 
 @dataclass(frozen=True, slots=True)
 class _Way:
-    """A way to do it: ``times`` products of ``problem``, and bytes that are copied beside."""
+    """A way to compute a sampled product: ``times`` products of ``problem``, and the bytes that it copies."""
 
     problem: Problem
     times: int
     copied_bytes: int
     share: float = 1.0
-    """The share of the device that such a product keeps busy, as far as is expected."""
+    """Expected share of the device that such a product keeps busy."""
 
     @property
     def copies_us(self) -> float:
-        """The time of what is copied."""
+        """Expected time of the copies."""
         return self.copied_bytes / BYTES_PER_US[self.problem.device_type]
 
     @property
     def expected_us(self) -> float:
-        """The time where nothing is measured."""
+        """Expected time of the products and copies, without a measurement."""
         return self.times * self.problem.flops / (self.share * FLOPS_PER_US[self.problem.device_type]) + self.copies_us
 
 
 def sampled_addmm_bsr(inp: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
-    """The blocks of beta · inp + alpha · a @ b that exist in ``inp``
+    """Return the blocks of beta · inp + alpha · a @ b that exist in ``inp``.
 
     Args:
         inp: [M, N], a sparse_bsr tensor of float64, float32, float16 or bfloat16. With ``beta`` zero its numbers are not read.
-        a, b: [M, K] and [K, N] of its dtype, any strides.
+        a, b: [M, K] and [K, N] of the dtype of ``inp``, any strides.
 
     Returns:
-        A sparse_bsr tensor with the indices of ``inp``. Through ``a`` and ``b`` there are gradients.
+        A sparse_bsr tensor with the indices of ``inp``. ``a`` and ``b`` have gradients.
 
     Raises:
-        InvalidProblemError: operands that do not fit together, another dtype, or indices that are not those of such a tensor.
+        InvalidProblemError: the operands do not fit together, their dtype is another one, or the indices are out of range,
+            unsorted or repeated.
     """
     name = "sampled_addmm_bsr"
     check_operands(name, [("inp", inp), ("a", a), ("b", b)])
@@ -103,7 +104,7 @@ def sampled_addmm_bsr(inp: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alp
 
 
 def sampled_blocks(crow: Tensor, col: Tensor, g: Tensor, x: Tensor, block: tuple[int, int]) -> Tensor:
-    """The blocks of g [M, T] @ x [K, T]ᵀ that exist: [blocks, block rows, block columns]."""
+    """Return the blocks of g [M, T] @ x [K, T]ᵀ that exist: [blocks, block rows, block columns]."""
     block_m, block_k = block
     count, tokens = len(col), g.shape[1]
     if tokens == 0:
@@ -130,18 +131,18 @@ def _taken(whole: Tensor, crow: Tensor, col: Tensor, block: tuple[int, int]) -> 
 
 
 def _blocks_of(g: Tensor, block_m: int) -> Tensor:
-    """[block rows, block_m, T], a view."""
+    """Return g [M, T] as a view [block rows, block_m, T]."""
     return g.unflatten(0, (-1, block_m))  # type: ignore[no-untyped-call, no-any-return]
 
 
 def _step(count: int, tokens: int, block: tuple[int, int]) -> int:
-    """Blocks that are multiplied at a time, as many each time."""
+    """Return the number of blocks to multiply at a time."""
     most = max(MOST_GATHERED // max(sum(block) * tokens, 1), 1)
     return -(-count // max(-(-count // most), 1))
 
 
 def _by_blocks(crow: Tensor, col: Tensor, g: Tensor, x: Tensor, block: tuple[int, int], product: Callable[..., Tensor]) -> Tensor:
-    """The blocks by batched products of equally many each time: the last ones may be done twice."""
+    """Return the blocks by batched products of equal size. Blocks near the end may be computed twice."""
     rows, count, tokens = rows_of(crow), len(col), g.shape[1]
     left, right = g.reshape(-1, block[0], tokens), x.reshape(-1, block[1], tokens)
     out, step = g.new_empty(count, *block), _step(count, tokens, block)
@@ -152,7 +153,7 @@ def _by_blocks(crow: Tensor, col: Tensor, g: Tensor, x: Tensor, block: tuple[int
 
 
 def _way_for(block_rows: int, count: int, g: Tensor, x: Tensor, block: tuple[int, int]) -> str:
-    """The name of the way that is fastest by what the store knows, measured now where the settings allow it."""
+    """Return the name of the fastest way by the store's measurements. It is measured now if the settings allow it."""
     key = (block_rows, count, Layout.of(g), Layout.of(x), block, g.device, settings_module.current().token)
     found = _ways.get(key)
     if found is None:
@@ -166,7 +167,7 @@ def _way_for(block_rows: int, count: int, g: Tensor, x: Tensor, block: tuple[int
 
 
 def _listed(block_rows: int, count: int, g: Tensor, x: Tensor, block: tuple[int, int]) -> dict[str, _Way]:
-    """The ways that there are for these operands."""
+    """Return the ways for these operands, by name."""
     (block_m, block_k), (m, tokens), k, dtype = block, g.shape, x.shape[0], g.dtype
     words = {"device_type": g.device.type, "precision": precision_of(dtype, g.device.type)}
 
@@ -207,7 +208,7 @@ def _fastest(ways: Mapping[str, _Way], device: torch.device, *, tunes: bool) -> 
 
 
 def _time_us(way: _Way, device: torch.device, *, tunes: bool) -> float | None:
-    """The time by what the store knows of its product, which is tuned where the settings allow it; None where nothing is known."""
+    """Return the time by the store's measurement of the product, or None without one. Tune it if the settings allow it."""
     settings, info = settings_module.current(), detect(device)
     candidates = candidates_for(way.problem, info, settings, host_us=host_us(info, settings))
     store = open_store(settings)

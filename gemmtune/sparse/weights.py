@@ -1,4 +1,4 @@
-"""Block-sparse weights of calls: checked and classed once, and again after their indices were changed in place."""
+"""Block-sparse weights of calls, checked and classified once, and again after a change of their indices in place."""
 
 from __future__ import annotations
 
@@ -8,32 +8,39 @@ import torch
 from torch.autograd import forward_ad
 from torch.utils.weak import WeakIdKeyDictionary
 
+from ..dispatch.freshness import Stamp
 from ..errors import InvalidProblemError
 from ..numerics.block_sparse import parts
 from ..problem.sparsity import Sparsity, density_class, imbalance_of
-from .freshness import Stamp
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Known:
-    """The class of a weight, and the stamp of the indices that were checked; None where nobody changes them."""
+    """The class of a weight of a dtype, and the stamp of its checked indices. The stamp is None if nothing changes them."""
 
     indices: Stamp | None
+    dtype: torch.dtype
     sparsity: Sparsity
+
+    def holds(self, weight: torch.Tensor) -> bool:
+        """Return True if neither the dtype nor the indices of the weight changed."""
+        if self.dtype is not weight.dtype:
+            return False
+        return self.indices is None or self.indices.holds((weight.crow_indices(), weight.col_indices()))
 
 
 _known: WeakIdKeyDictionary = WeakIdKeyDictionary()
-"""Weights by identity: an address may be that of another tensor by now."""
+"""Known weights by identity, because another tensor can get the address of a weight that is gone."""
 
 
 def sparsity_of(name: str, weight: object) -> Sparsity:
-    """The class of a sparse_bsr weight, whose indices are read if that was not done since they were changed.
+    """Return the class of a sparse_bsr weight. Its indices are read once, and again after a change.
 
-    Changes count that are made through the weight (``weight.col_indices()``): torch does not tell of those to the tensors that it
-    was made of.
+    A change counts if it is made through the weight (``weight.col_indices()``). torch reports no changes that are made through the
+    tensors that a weight was made of.
 
     Raises:
-        InvalidProblemError: it is no such tensor, or its indices are not those of one: out of range, unsorted or repeated.
+        InvalidProblemError: ``weight`` is no sparse_bsr matrix, or its indices are out of range, unsorted or repeated.
     """
     if forward_ad._current_level >= 0:
         raise InvalidProblemError(
@@ -41,7 +48,7 @@ def sparsity_of(name: str, weight: object) -> Sparsity:
         )
     if isinstance(weight, torch.Tensor):
         known: _Known | None = _known.get(weight)  # type: ignore[no-untyped-call]
-        if known is not None and (known.indices is None or known.indices.holds(parts(weight)[1:])):
+        if known is not None and known.holds(weight):
             return known.sparsity
     if not isinstance(weight, torch.Tensor) or weight.layout != torch.sparse_bsr:
         got = f"a tensor of layout {weight.layout}" if isinstance(weight, torch.Tensor) else type(weight).__name__
@@ -54,19 +61,24 @@ def sparsity_of(name: str, weight: object) -> Sparsity:
         raise InvalidProblemError(
             f"{name}: the indices of bsr are not known yet, and cannot be read while a CUDA graph is captured; call it once before"
         )
+    if weight.values().dtype != weight.dtype:
+        raise InvalidProblemError(
+            f"{name}: got bsr of {weight.dtype} with values of {weight.values().dtype}, which torch makes of sparse_bsr weights of "
+            "a module by half() or to(dtype); convert the dense module, and make its weights sparse then"
+        )
     stamp = Stamp.of(parts(weight)[1:])
     found = _checked(name, weight)
-    _known[weight] = _Known(indices=stamp, sparsity=found)
+    _known[weight] = _Known(indices=stamp, dtype=weight.dtype, sparsity=found)
     return found
 
 
 def declare(weight: torch.Tensor, sparsity: Sparsity) -> None:
-    """Make known the class of a weight with right indices that nobody changes, so that they are not read."""
-    _known[weight] = _Known(indices=None, sparsity=sparsity)
+    """Record the class of a weight whose indices are right and never change, so that they are not read."""
+    _known[weight] = _Known(indices=None, dtype=weight.dtype, sparsity=sparsity)
 
 
 def changing_indices(weight: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """Return the indices of a weight whose changes matter: none where ``declare`` said that nobody changes them."""
+    """Return the indices of a weight that can change: none after ``declare``."""
     known: _Known | None = _known.get(weight)  # type: ignore[no-untyped-call]
     return () if known is not None and known.indices is None else parts(weight)[1:]
 

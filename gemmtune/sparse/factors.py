@@ -1,4 +1,4 @@
-"""What a block-sparse product is multiplied with and added to: numbers, and factors of its rows and columns."""
+"""Factors of block-sparse products: alpha and beta, and a factor for each row or column."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Tensor = torch.Tensor
 
 
 def integer(name: str, label: str, value: object) -> int:
-    """A factor as a number of 32 bits."""
+    """Return a factor as an integer of 32 bits. Raise InvalidProblemError if it is none."""
     given = number(name, label, value)
     if not (math.isfinite(given) and given == int(given) and -(2**31) <= given < 2**31):
         raise InvalidProblemError(f"{name}: {label}: got {given}, expected an integer of 32 bits")
@@ -24,13 +24,17 @@ def integer(name: str, label: str, value: object) -> int:
 
 
 def check_integers(name: str, label: str, x: Tensor) -> None:
-    """Raises InvalidProblemError unless a tensor has integers of 32 bits at most."""
+    """Raise InvalidProblemError unless a tensor has integers of 32 bits or fewer."""
     if x.dtype.is_floating_point or x.dtype.is_complex or x.dtype.itemsize > torch.int32.itemsize:
         raise InvalidProblemError(f"{name}: dtype of {label}: got {x.dtype}, expected torch.int32")
 
 
 def check_factors(name: str, factors: Mapping[str, tuple[Tensor | None, int]], *, integers: bool = False) -> None:
-    """Raises InvalidProblemError unless each factor has so many elements, or one for all, of such a dtype."""
+    """Raise InvalidProblemError unless each factor is a tensor of its length, or of one element, with a legal dtype.
+
+    ``factors`` has the tensor and its length by the name of the argument. The dtype is a float, or with ``integers`` an integer of
+    32 bits or fewer.
+    """
     for label, (given, length) in factors.items():
         if given is None:
             continue
@@ -45,7 +49,10 @@ def check_factors(name: str, factors: Mapping[str, tuple[Tensor | None, int]], *
 
 @functools.lru_cache(maxsize=256)
 def scaling(both: bool, alpha: float, beta: float) -> Callable[..., Tensor]:
-    """beta · inp + first · (alpha · acc) · second, as a function of acc, one factor or both, and inp unless beta is zero."""
+    """Return the epilogue beta · inp + first · (alpha · acc) · second.
+
+    Its operands are the first factor, the second with ``both``, and ``inp`` unless beta is zero.
+    """
 
     def scaled(acc: Tensor, *given: Tensor) -> Tensor:
         result = given[0] * (acc if alpha == 1 else acc * alpha)

@@ -1,4 +1,4 @@
-"""The product of rows of tokens with a block-sparse weight, as layers have it."""
+"""Linear layers with a block-sparse weight."""
 
 from __future__ import annotations
 
@@ -7,24 +7,25 @@ import torch
 from ..dispatch.prepack import PackedOperand
 from ..errors import InvalidProblemError
 from ..problem.operations import OPERATIONS
-from .block_products import multiplied, weight_of
+from .calls import weight_of
+from .products import multiplied
 
 Tensor = torch.Tensor
 
 
 def linear(x: Tensor, bsr: Tensor | PackedOperand, bias: Tensor | None = None) -> Tensor:
-    """x @ bsrᵀ + bias, as ``torch.nn.functional.linear`` has it. All is row-major, so that nothing is transposed in memory.
+    """Return x @ bsrᵀ + bias, as ``torch.nn.functional.linear`` does. Nothing is transposed in memory.
 
     Args:
         x: [..., K] of one dimension or more, of the dtype of ``bsr``.
-        bsr: [N, K], as for ``bsr_mm``, ``prepack`` of one included.
-        bias: [N], of the dtype of ``bsr``, which is float64, float32, float16 or bfloat16 then.
+        bsr: [N, K], a weight for ``bsr_mm``, prepacked or not.
+        bias: [N], of the dtype of ``bsr``. That dtype is then float64, float32, float16 or bfloat16.
 
     Returns:
-        [..., N], contiguous, of the dtype that ``bsr_mm`` has. ``x``, ``bsr`` and ``bias`` have gradients.
+        [..., N], contiguous, of the dtype that ``bsr_mm`` returns. ``x``, ``bsr`` and ``bias`` have gradients.
 
     Raises:
-        InvalidProblemError: shapes that do not fit together, or what ``bsr_mm`` and ``bsr_addmm`` refuse.
+        InvalidProblemError: the shapes do not fit together, or ``bsr_mm`` or ``bsr_addmm`` refuses the operands.
     """
     weight = weight_of("linear", bsr)
     columns, size = weight.shape[1:], getattr(x, "shape", ())
