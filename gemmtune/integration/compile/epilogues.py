@@ -169,10 +169,12 @@ def constant(node: fx.Node) -> float | int | bool | None:
 
 def _traced(region: _Region, last: fx.Node, order: Mapping[fx.Node, int]) -> EpilogueMatch | None:
     """Return the epilogue that ends in ``last``, or None if ``FUNCTIONS`` lacks one of its nodes."""
+    # Collect the operands that the nodes read from outside.
     members = sorted(region.parts[last], key=order.__getitem__)
     outside = dict.fromkeys(x for node in members[1:] for x in _outer_inputs(node, region))
     operands = tuple(operand for x in outside if (operand := _operand_of(x, region)) is not None)
     gemm = region.gemm.meta["val"]
+    # Translate each node into a function of ours, and round the result as the graph does.
     samples = [torch.empty((1,) * x.rank, dtype=x.node.meta["val"].dtype, device="meta") for x in operands]
     builder = GraphBuilder(accumulator_dtype(gemm.dtype), samples)
     values: dict[fx.Node, Any] = {region.gemm: builder.acc, **dict(zip(outside, builder.operands, strict=True))}
@@ -182,6 +184,7 @@ def _traced(region: _Region, last: fx.Node, order: Mapping[fx.Node, int]) -> Epi
         result = _rounded(builder, values[last], last.meta["val"].dtype, gemm.dtype)
     except (EpilogueError, TypeError, RuntimeError, ValueError):
         return None  # FUNCTIONS lacks this form, which Inductor compiles
+    # Refuse an epilogue that does not read the product, gives booleans, or has an unknown shape.
     nodes = needed(builder.nodes, result)
     value = last.meta["val"]
     sizes = None if _same_shape(value, gemm) else _sizes_of(value) or region.view_sizes[last]

@@ -13,6 +13,7 @@ import torch
 from ...problem import Problem
 
 Taken = Literal["", "alone", "fused", "joined"]
+"""How a GEMM is rewritten. Empty if torch's node stays."""
 _CAPACITY = 1024
 _graphs: deque[Graph] = deque(maxlen=_CAPACITY)
 """The graphs that were compiled last."""
