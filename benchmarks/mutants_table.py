@@ -2,7 +2,7 @@
 
     export PYTHONPATH=tests:examples
     python benchmarks/mutants_table.py                       # prints the table; those in plain torch, on the CPU
-    python benchmarks/mutants_table.py --device cuda --write # those that need a GPU too; puts the rows into docs/conformance.md
+    python benchmarks/mutants_table.py --device cuda --write # those that need a GPU too; puts the rows into docs/mutants.md
 
 Each mutant is brought before every property at level smoke, and before the one that must reject it at level full too. For
 assert_close it computes what a test of a GEMM usually has: operands without gaps, 128×128×128 and an odd size, N(0, 1) or U[0, 1),
@@ -28,7 +28,7 @@ from gemmtune.conformance.cases.scope import Level
 from gemmtune.conformance.properties.table import PROPERTIES
 from gemmtune.conformance.runs.isolation import InProcessRunner, IsolatedRunner, Runner
 
-DOCUMENT = Path(__file__).parents[1] / "docs" / "conformance.md"
+DOCUMENT = Path(__file__).parents[1] / "docs" / "mutants.md"
 BEGIN, END = "<!-- mutants: made by benchmarks/mutants_table.py -->", "<!-- end of mutants -->"
 HEAD = (
     "mutant", "bug", "rejected by", "diagnosis", "assert_close, N(0, 1)", "assert_close 0.1, N(0, 1)", "assert_close 0.1, U[0, 1)"
@@ -43,7 +43,7 @@ USUAL = ((None, torch.randn), (0.1, torch.randn), (0.1, torch.rand))
 @click.command()
 @click.option("--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True)
 @click.option("--only", default="", help="Part of a mutant's name.")
-@click.option("--write", is_flag=True, help="Put the rows into docs/conformance.md; those that were not made now stay.")
+@click.option("--write", is_flag=True, help="Put the rows into docs/mutants.md; those that were not made now stay.")
 def main(device: str, only: str, write: bool) -> None:
     """Make the table of mutants."""
     torch.set_num_threads(1)

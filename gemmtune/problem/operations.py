@@ -1,7 +1,7 @@
 """The table of operations: one row holds everything that an operation's name stands for.
 
 All code reads an operation's operands, shapes, dtypes, scalars and results here. A new operation needs a new row, a reference with
-an error bound, a public function, and backends that support it: see "Adding an operation" in docs/architecture.md.
+an error bound, a public function, and backends that support it: see "Adding an operation" in CONTRIBUTING.md.
 """
 
 from __future__ import annotations

@@ -103,7 +103,7 @@ def test_mutant_is_right_for_simple_cases(mutant: Mutant) -> None:
 
 def test_the_documented_table_of_mutants_matches_the_tests() -> None:
     """Compare the rows with the table. Rows of mutants for a GPU are empty until they are made on one."""
-    text = (Path(__file__).parents[2] / "docs" / "conformance.md").read_text()
+    text = (Path(__file__).parents[2] / "docs" / "mutants.md").read_text()
     body = text.split("<!-- mutants:")[1].split("<!-- end of mutants -->")[0]
     lines = [line for line in body.splitlines() if line.startswith("| `")]
     rows = [[cell.strip() for cell in line.split(" | ")] for line in lines]

@@ -1,225 +1,309 @@
-"""What README, CHANGELOG and docs say is true."""
+"""What README, CONTRIBUTING, CHANGELOG and docs say is true."""
 
 from __future__ import annotations
 
-import ast
 import contextlib
 import dataclasses
+import importlib.util
 import io
-import itertools
+import json
 import re
+import tomllib
 from pathlib import Path
 
+import click
 import pytest
 import torch
 from click.testing import CliRunner
+from documents import DOCS, PAGES, README, ROOT, Block, blocks, commands, makers, section, table
 
 import gemmtune
-import gemmtune.backends.ck.legality as ck
-import gemmtune.backends.cpp.configs as cpp
-import gemmtune.backends.cutlass.configs as cutlass
-import gemmtune.backends.triton.legality as triton
 from gemmtune import cli, settings
-from gemmtune.backends.cublaslt.gemm import gemm_of
-from gemmtune.backends.cuda.backend import CLUSTER, SKINNY
+from gemmtune.backends.cuda.backend import FAMILIES
 from gemmtune.backends.table import BACKENDS
+from gemmtune.cli.shapes import problems_of_file
 from gemmtune.cli.spec import Spec
 from gemmtune.cli.words import OPS
-from gemmtune.device import preset
-from gemmtune.errors import InvalidProblemError
-from gemmtune.problem.operations import BATCHED_OPS
+from gemmtune.declaration.traits import Traits
+from gemmtune.integration.compile import uninstall
+from gemmtune.problem.operations import OPERATIONS
 from gemmtune.settings import Settings
 
-ROOT = Path(__file__).parents[2]
-README, USAGE, SETTINGS, WORDS = (ROOT / name for name in ("README.md", "docs/usage.md", "docs/settings.md", "docs/words.md"))
-MODELS = ROOT / "docs/models.md"
-TOOLS = ("tox.ini", "constraints.txt", ".ci/run")
-DOCUMENTS = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
+TOOLS = ("tox.ini", "constraints.txt", "mkdocs.yml", "MANIFEST.in", ".ci/run")
+DOCUMENTS = [*PAGES, ROOT / "CHANGELOG.md"]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+FILLED, MAKERS = makers()
+OUTSIDE = {"cd", "cp", "rm", "export", "eval", "git", "ruff", "mypy", "python3"}
+"""Programs of other people in blocks of shell, whose arguments are not looked at."""
+REAL_BACKENDS = {"README.md", "batch-invariant.md", "debugging.md", "every-m.md", "first-tune.md", "index.md"}
+"""Pages whose examples need more than torch's kernels; the others are quicker without."""
 
 
-def section(path: Path, title: str) -> str:
-    """The text below a heading, up to the next one."""
-    return path.read_text().split(f"\n## {title}\n")[1].split("\n## ")[0]
+def python_blocks(page: Path, *, gpu: bool) -> list[Block]:
+    return [block for block in blocks(page, "python") if (block.mark == "gpu") == gpu]
 
 
-def table(text: str) -> list[list[str]]:
-    """The rows of the first table in a text, without its head."""
-    lines = itertools.dropwhile(lambda line: not line.startswith("|"), text.splitlines())
-    rows = itertools.takewhile(lambda line: line.startswith("|"), lines)
-    return [[cell.strip() for cell in row.strip("|").split("|")] for row in rows][2:]
+def cases() -> list[object]:
+    found = []
+    for page in PAGES:
+        code = python_blocks(page, gpu=False)
+        slow = any(block.mark == "slow" for block in code) or "torch.compile(" in "".join(block.text for block in code)
+        if code:
+            found.append(pytest.param(page, id=page.name, marks=[pytest.mark.slow] if slow else []))
+    return found
 
 
-def docstrings_of_settings() -> dict[str, str]:
-    tree = ast.parse((ROOT / "gemmtune" / "settings.py").read_text())
-    [body] = [node.body for node in tree.body if isinstance(node, ast.ClassDef) and node.name == "Settings"]
-    return {
-        field.target.id: re.sub(r"\s+", " ", text.value.value).replace("``", "`")
-        for field, text in itertools.pairwise(body)
-        if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr)
-    }
+@pytest.mark.parametrize("page", cases())
+def test_the_python_blocks_of_a_page_run_and_print_what_they_say(page: Path, own_store: Path) -> None:
+    """The blocks of a page are one program: a later one may use what an earlier one made."""
+    names: dict[str, object] = {}
+    changes = {"search": "quick", "max_profiling_configs": 1, "rows": "shared"} | (
+        {} if page.name in REAL_BACKENDS else {"backends": ("aten",)}
+    )
+    try:
+        for block in python_blocks(page, gpu=False):
+            if block.mark == "needs" and not all(importlib.util.find_spec(name.strip()) for name in block.rest.split(",")):
+                continue
+            printed = io.StringIO()
+            with settings.patch(**changes), contextlib.redirect_stdout(printed):
+                exec(compile(block.text, page.name, "exec"), names)
+            if block.printed is not None:
+                assert any_machine(printed.getvalue()) == any_machine(block.printed)
+    finally:
+        uninstall()
 
 
-def test_the_table_of_settings_is_that_of_the_code():
-    defaults, meanings = Settings(), docstrings_of_settings()
-    expected = [
-        [f"`{field.name}`", f"`{getattr(defaults, field.name)!r}`", meanings[field.name]] for field in dataclasses.fields(Settings)
-    ]
-    groups = SETTINGS.read_text().split("\n## ")[1:]
-    assert sorted(row for group in groups for row in table(group)) == sorted(expected)
+@pytest.mark.gpu
+@pytest.mark.parametrize("block", [pytest.param(x, id=page.name) for page in PAGES for x in python_blocks(page, gpu=True)])
+def test_the_blocks_for_a_gpu_run_on_a_small_model(block: Block, own_store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    transformers = pytest.importorskip("transformers")
+    small = transformers.LlamaConfig(
+        hidden_size=256, intermediate_size=512, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, vocab_size=512
+    )
+    model = transformers.AutoModelForCausalLM.from_config(small, dtype=torch.bfloat16).eval()
+    monkeypatch.setattr(transformers.AutoModelForCausalLM, "from_pretrained", lambda *_, **__: model)
+    printed = io.StringIO()
+    try:
+        with settings.patch(search="quick", max_profiling_configs=1), contextlib.redirect_stdout(printed):
+            exec(compile(block.text, block.page.name, "exec"), {})
+    finally:
+        uninstall()
+    assert re.match(r"graph 0: \d+ of \d+ GEMMs\n", printed.getvalue())
 
 
-def test_the_glossary_names_the_backends_and_has_each_word_once():
-    words = dict(table(WORDS.read_text()))
-    assert len(words) == len(table(WORDS.read_text()))
+def any_machine(text: str) -> str:
+    """Return a text without what differs between machines: the names of picks, times and speed-ups."""
+    text = re.sub(rf"\b({'|'.join(BACKENDS)}):\S+", "PICK", text)
+    return re.sub(r"\d+ µs, \d+\.\d+ times", "TIME", text)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_the_made_parts_of_a_page_are_those_of_the_code_and_the_results(page: Path) -> None:
+    """``python docs/tables`` writes them."""
+    text = page.read_text(encoding="utf-8")
+    assert FILLED(text, MAKERS) == text
+
+
+def test_every_made_part_stands_on_a_page() -> None:
+    texts = "".join(page.read_text(encoding="utf-8") for page in PAGES)
+    assert set(re.findall(r"<!-- made: ([\w-]+) -->", texts)) == set(MAKERS)
+
+
+def test_every_setting_stands_on_the_page_once() -> None:
+    groups = (DOCS / "settings.md").read_text(encoding="utf-8").split("\n## ")[1:]
+    names = [row[0].strip("`") for group in groups for row in table(group)]
+    assert sorted(names) == sorted(field.name for field in dataclasses.fields(Settings))
+
+
+def test_the_glossary_names_the_backends_and_has_each_word_once() -> None:
+    rows = table((DOCS / "words.md").read_text(encoding="utf-8"))
+    words = {row[0]: row[1] for row in rows}
+    assert len(words) == len(rows)
     assert re.findall(r"`(\w+)`", words["Backend"]) == list(BACKENDS)
     for word in ("Layout", "Problem", "Epilogue"):
         assert hasattr(gemmtune.problem, word)
 
 
-def test_the_support_table_has_the_operations_and_backends():
-    rows = {name.strip("`"): (cpu, cuda) for name, cpu, cuda in table(section(USAGE, "Where kernels run"))}
-    assert rows["operations"] == ("all", "all")
-    assert [name for name in rows if name in BACKENDS] == list(BACKENDS)
-    assert [row[0].strip("`") for row in table(section(README, "Support"))] == list(BACKENDS)
+def test_the_backends_of_the_document_are_those_of_the_table() -> None:
+    assert [row[0].strip("`") for row in table(section(DOCS / "support.md", "Backends"))] == list(BACKENDS)
 
 
-def test_the_operations_and_their_backends_are_those_of_the_code():
-    told: dict[str, set[str]] = {}
-    for operations, _, backends in table(section(USAGE, "Operations")):
-        told |= {name: set(re.findall(r"`(\w+)`", backends)) for name in re.findall(r"`(\w+)", operations)}
-    assert set(told) == set(OPS) - {"grouped_k_mm", "routed_grouped_mm", "combined_grouped_mm"}  # forms of grouped_mm
-    assert set(told) <= set(gemmtune.__all__)
-    assert set(told) == {name for row in table(section(README, "In Python")) for name in re.findall(r"`(\w+)", row[0])}
-    for name in told:
-        assert {backend for backend in BACKENDS if backend not in ("aten", "own") and serves(backend, name)} == told[name], name
+def test_the_matrix_of_support_knows_what_kernels_there_are() -> None:
+    """Every family of the CUDA backend serves an operation that the matrix shows, and torch serves all."""
+    rows = {row[0].strip("`"): row[1:] for row in table(section(DOCS / "support.md", "Operations and dtypes"))}
+    assert list(rows) == list(OPS)
+    assert all(row[0] for row in rows.values())
+    column = [name for name in BACKENDS if name != "own"].index("cuda")
+    served = {name for name, row in rows.items() if row[column]}
+    assert {"mm", "mixed_mm", "bsr_mm", "grouped_mm", "grouped_k_mm", "mixed_grouped_mm"} <= served
+    assert len(FAMILIES) == 8
 
 
-def serves(backend: str, operation: str) -> bool:
-    """Whether a backend has something for the operation, by its own predicate."""
-    sizes = (2, 256, 256, 256) if operation in BATCHED_OPS else (256, 256, 256)
-    cpu, gpu = (Spec(op=operation, device_type=kind).problem(sizes, "test") for kind in ("cpu", "cuda"))
-    few_rows = Spec(op=operation, device_type="cuda").problem((*sizes[:-3], 16, 256, 256), "test")
-    if backend == "cublaslt":
-        with contextlib.suppress(InvalidProblemError):
-            return bool(gemm_of(gpu))
-        return False
-    reason = {
-        "triton": lambda: triton.check_problem(gpu, preset("sm90")),
-        "ck": lambda: ck.check_problem(gpu, preset("gfx942")),
-        "cutlass": lambda: cutlass.check_problem(gpu, preset("sm90")),
-        "cuda": lambda: CLUSTER.why_not(gpu, preset("sm90")) and SKINNY.why_not(few_rows, preset("sm90")),
-        "cpp": lambda: cpp.unsupported(cpu),
-    }[backend]()
-    return reason is None
+def test_every_public_name_is_in_the_reference() -> None:
+    told = set(re.findall(r"^::: gemmtune\.(\w+)", (DOCS / "api.md").read_text(encoding="utf-8"), re.MULTILINE))
+    errors = {name for name in gemmtune.__all__ if isinstance(getattr(gemmtune, name), type) and name.endswith(("Error", "Choice"))}
+    assert set(gemmtune.__all__) - {"__version__"} - errors <= told
+    forms = {"grouped_k_mm", "routed_grouped_mm", "combined_grouped_mm"}
+    assert (set(OPERATIONS) | set(OPS)) - forms <= told
 
 
-def test_the_commands_are_those_of_the_command_line():
-    commands = [re.match(r"`gemmtune ([\w-]+)", row[0]).group(1) for row in table(section(USAGE, "Command line"))]
-    assert sorted(commands) == sorted(cli.cli.commands)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_the_commands_of_a_page_can_be_given(page: Path) -> None:
+    for program, *arguments in commands(page):
+        check_command(program, arguments)
 
 
-def test_the_first_python_example_is_short():
-    [code] = re.findall(r"```python\n(.*?)```", section(README, "In Python"), re.DOTALL)
-    assert len([line for line in code.splitlines() if line]) <= 6
+def check_command(program: str, arguments: list[str]) -> None:
+    """Check a command of a page, as far as is quick: it parses, and what it names exists."""
+    if program == "gemmtune":
+        check_own(arguments)
+    elif program == "environment":
+        name = arguments[0].partition("=")[0]
+        assert not name.startswith("GEMMTUNE_") or name[9:].lower() in {f.name for f in dataclasses.fields(Settings)}, name
+    elif program == "pip":
+        for extra in re.findall(r"\[([\w,]+)\]", " ".join(arguments)):
+            assert set(extra.split(",")) <= set(PROJECT["optional-dependencies"]), arguments
+    elif program == "tox":
+        check_tox(arguments)
+    elif program == "pytest":
+        check_pytest(arguments)
+    elif program == "python":
+        check_script(arguments)
+    else:
+        assert program in OUTSIDE or (ROOT / program).exists(), program
 
 
-EXAMPLES = [
-    (path, code, printed)
-    for path in (README, USAGE)
-    for code, printed in re.findall(r"```python\n(.*?)```\n\n```text\n(.*?)```", path.read_text(), re.DOTALL)
-]
-[OF_MODELS] = re.findall(r"\A# Models\n.*?```python\n(.*?)```\n\n```text\n(.*?)```", MODELS.read_text(), re.DOTALL)
-"""Without that of torch.compile, which takes the compiler's time."""
+def check_own(arguments: list[str]) -> None:
+    """Check a command of gemmtune. Its problem is stated, and choices are listed with torch's kernels alone."""
+    if arguments[0].startswith("-"):
+        arguments = ["doctor", *arguments]
+    name, *rest = arguments
+    command = cli.cli.commands[name]
+    with contextlib.suppress(click.exceptions.Exit):
+        context = command.make_context(name, [word for word in rest if word != "--version"])
+        shapes = context.params.get("shapes") or filter(None, [context.params.get("shape")])
+        known = {field.name for field in dataclasses.fields(Spec)}
+        for shape in (x for x in shapes if re.match(r"\d", x)):
+            words = [str(shape).replace("1..", "")]
+            for option in command.params:
+                if option.name in known and context.get_parameter_source(option.name) is click.core.ParameterSource.COMMANDLINE:
+                    value = context.params[option.name]
+                    words += [option.opts[0], *([] if getattr(option, "is_flag", False) else [str(value)])]
+            done = CliRunner().invoke(cli.cli, ["choices", *words, "--arch", "sm90", "--backends", "aten"])
+            assert done.exit_code == 0, (words, done.output)
 
 
-@pytest.mark.parametrize(
-    ("path", "code", "expected"), [*EXAMPLES, (MODELS, *OF_MODELS)], ids=[*(path.name for path, _, _ in EXAMPLES), MODELS.name]
-)
-def test_the_python_examples_print_what_they_say(path: Path, code: str, expected: str, own_store):
-    printed = io.StringIO()
-    with settings.patch(search="quick", max_profiling_configs=1), contextlib.redirect_stdout(printed):
-        exec(compile(code, path.name, "exec"), {})
-    gemmtune.integration.compile.uninstall()
-    assert any_machine(printed.getvalue()) == any_machine(expected)
+def check_tox(arguments: list[str]) -> None:
+    """Check that the named environments exist."""
+    text = (ROOT / "tox.ini").read_text(encoding="utf-8")
+    known = {name for found in re.findall(r"^\[testenv:\{?([\w,]+)\}?\]", text, re.MULTILINE) for name in found.split(",")}
+    assert set(arguments[arguments.index("-e") + 1].split(",")) <= known, arguments
 
 
-def test_a_mixture_of_experts_is_what_the_example_says(own_store):
-    _, code = re.findall(r"```python\n(.*?)```", (ROOT / "docs/grouped.md").read_text(), re.DOTALL)
-    x, gate_up, down = torch.randn(9, 8), torch.randn(4, 12, 8), torch.randn(4, 8, 6)
-    weights, index = torch.randn(9, 4).softmax(-1).topk(2)
-    names = {"torch": torch, "gemmtune": gemmtune, "G": 4, "C": 2, "x": x, "gate_up": gate_up, "down": down}
-    with settings.patch(tune="never"):
-        exec(code, names | (found := {"top_k_index": index, "top_k_weights": weights}), found)
-    halves = torch.einsum("tk,gnk->tgn", x, gate_up).chunk(2, dim=-1)
-    every = torch.einsum("tgi,gki->tgk", torch.nn.functional.silu(halves[0]) * halves[1], down)
-    torch.testing.assert_close(found["y"], torch.einsum("tc,tck->tk", weights, every[torch.arange(9)[:, None], index]))
+def check_pytest(arguments: list[str]) -> None:
+    """Check that named files and markers exist."""
+    text = (ROOT / "tox.ini").read_text(encoding="utf-8")
+    for word in arguments:
+        assert not word.startswith("tests/") or (ROOT / word).exists(), word
+    if "-m" in arguments:
+        assert re.search(rf"^    {arguments[arguments.index('-m') + 1]}:", text, re.MULTILINE), arguments
 
 
-def any_machine(text: str) -> str:
-    """A text without what differs between machines: the names of picks, times and speed-ups."""
-    text = re.sub(rf"\b({'|'.join(BACKENDS)}):\S+", "PICK", text)
-    return re.sub(r"\d+ µs, \d+\.\d+ times", "TIME", text)
+def check_script(arguments: list[str]) -> None:
+    """Check that a script exists and knows its options."""
+    script = ROOT / arguments[0]
+    folder = script if script.is_dir() else script.parent
+    assert script.exists(), script
+    text = "".join(path.read_text(encoding="utf-8") for path in ([script] if script.is_file() else folder.glob("*.py")))
+    for option in (word for word in arguments[1:] if word.startswith("--") and word != "--help"):
+        assert f'"{option}' in text or f'/{option}"' in text, option
 
 
-def test_every_example_is_tested():
-    assert len(EXAMPLES) == sum(path.read_text().count("```python") for path in (README, USAGE, SETTINGS, WORDS)) == 3
+def test_the_files_of_the_documents_are_read(tmp_path: Path) -> None:
+    """Examples of JSON are files of shapes, those of TOML declarations or entry points."""
+    for page in PAGES:
+        for block in blocks(page, "json"):
+            path = tmp_path / "shapes.json"
+            path.write_text(json.dumps(json.loads(block.text)))
+            assert problems_of_file(str(path), Spec(device_type="cuda"))[0]
+        for block in blocks(page, "toml"):
+            data = tomllib.loads(block.text)
+            assert "project" in data or Traits.of(data)
 
 
-def test_the_commands_for_quantized_operations_are_right():
-    lines = re.findall(r"^gemmtune (choices|tune) (.*)$", section(USAGE, "Quantized weights"), re.MULTILINE)
-    assert len(lines) == 2
-    for _, arguments in lines:
-        words = ["choices", *arguments.split(), *([] if "--arch" in arguments else ["--arch", "sm90"]), "--backends", "aten"]
-        assert CliRunner().invoke(cli.cli, words).exit_code == 0, words
+def test_the_first_python_example_is_short() -> None:
+    for block in blocks(README, "python"):
+        assert len([line for line in block.text.splitlines() if line and not re.match(r"import |from ", line)]) <= 6
 
 
-@pytest.mark.parametrize("path", [README, USAGE, SETTINGS, MODELS], ids=lambda path: path.name)
-def test_the_names_that_the_documents_use_exist(path: Path):
-    for name in re.findall(r"\bgemmtune\.([a-z]\w+)(?!\w*\.md)", path.read_text()):
-        assert hasattr(gemmtune, name), name
+def test_the_readme_is_read_in_three_minutes() -> None:
+    assert len(README.read_text(encoding="utf-8").splitlines()) <= 110
 
 
-def test_the_readme_is_read_in_three_minutes():
-    assert len(README.read_text().splitlines()) <= 130
+def test_the_readme_installs_the_package_first() -> None:
+    first, *_ = [words for words in commands(README) if words[0] == "pip"]
+    assert first == ["pip", "install", "."]
 
 
-def test_the_install_line_has_the_main_job_and_the_constraints():
-    [line] = [line for line in section(README, "Install and tune").splitlines() if line.startswith("python3 -m venv")]
-    assert "pip install -c constraints.txt -e '.[dev]'" in line
-    assert line.endswith("gemmtune tune 1x4096x4096 16x4096x4096 256x1024x1024 500x501x499 --dtype float32")
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_the_names_that_the_documents_use_exist(page: Path) -> None:
+    for name in re.findall(r"\bgemmtune\.([a-z]\w+)(?!\w*\.md)\b(?!\")", page.read_text(encoding="utf-8")):
+        assert hasattr(gemmtune, name) or importlib.util.find_spec(f"gemmtune.{name}"), name
 
 
-def test_the_constraints_pin_everything_that_the_package_asks_for():
-    pinned = {re.split(r"[=<>]", line)[0].lower().replace("_", "-") for line in (ROOT / "constraints.txt").read_text().splitlines()}
-    project = (ROOT / "pyproject.toml").read_text()
-    lists = re.findall(r"^(?:dependencies|triton|test|dev) = \[(.*?)\]$", project, re.DOTALL | re.MULTILINE)
-    assert len(lists) == 4
-    wanted = {name.lower() for text in lists for name in re.findall(r'"([A-Za-z0-9_-]+)[>\["]', text)} - {"gemmtune"}
-    assert wanted <= pinned
+def test_the_constraints_pin_everything_that_the_package_asks_for() -> None:
+    lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    pinned = {re.split(r"[=<>]", line)[0].lower().replace("_", "-") for line in lines if not line.startswith("#")}
+    wanted = [*PROJECT["dependencies"], *(name for extra in PROJECT["optional-dependencies"].values() for name in extra)]
+    names = {re.split(r"[^\w-]", line)[0].lower() for line in wanted} - {"gemmtune"}
+    assert names <= pinned, names - pinned
+
+
+def test_an_extra_brings_what_the_suite_imports() -> None:
+    assert {re.split(r"\W", x)[0] for x in PROJECT["optional-dependencies"]["conformance"]} == {"pytest", "hypothesis"}
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
-def test_links_lead_somewhere(path):
-    for target in re.findall(r"\]\(([^)#]+)", path.read_text()):
+def test_links_lead_somewhere(path: Path) -> None:
+    for target in re.findall(r"\]\(([^)#\s]+)", path.read_text(encoding="utf-8")):
         assert target.startswith("https://") or (path.parent / target).exists(), target
 
 
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
+def test_links_to_headings_lead_to_one(path: Path) -> None:
+    for page, heading in re.findall(r"\]\(([\w-]*(?:\.md)?)#([\w-]+)\)", path.read_text(encoding="utf-8")):
+        text = (path.parent / page if page else path).read_text(encoding="utf-8")
+        if text.startswith("--8<--"):
+            text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+        slugs = {re.sub(r"[^\w\- ]", "", line.lower()).replace(" ", "-") for line in re.findall(r"^#+ (.*)$", text, re.MULTILINE)}
+        assert heading in slugs, (page, heading)
+
+
+def test_every_page_is_in_the_navigation_of_the_site() -> None:
+    text = (ROOT / "mkdocs.yml").read_text(encoding="utf-8").split("\nnav:\n")[1]
+    assert sorted(re.findall(r"- ([\w-]+\.md)", text)) == sorted(page.name for page in DOCS.glob("*.md"))
+
+
 @pytest.mark.parametrize("path", [*DOCUMENTS, *(ROOT / name for name in TOOLS)], ids=lambda path: path.name)
-def test_nothing_names_a_path_outside_the_repository(path):
-    text = path.read_text().removeprefix("#!/usr/bin/env bash")
-    # An absolute path, or one that leaves the repository, stands by itself: not in a word, an address or a variable.
-    assert not re.findall(r"(?<![\w.:/$}])/\w+/\S+|(?<!\w)\.\./\S+", text)
+def test_nothing_names_a_path_outside_the_repository(path: Path) -> None:
+    text = re.sub(r"^```dockerfile\n.*?^```$", "", path.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
+    # An absolute path, or one that leaves the repository, stands alone: not in a word, an address or a variable.
+    assert not re.findall(r"(?<![\w.:/$}~])/\w+/\S+|(?<!\w)\.\./\S+", text.removeprefix("#!/usr/bin/env bash"))
 
 
-def test_the_triton_families_of_the_document_are_the_templates():
-    text = (ROOT / "docs" / "kernels.md").read_text().split("\n## The Triton families\n")[1]
-    places = {Path(row[0].strip("`")).parts[0] for row in table(text)}
+def test_the_triton_families_of_the_document_are_the_templates() -> None:
+    places = {Path(row[0].strip("`")).parts[0] for row in table(section(DOCS / "kernels.md", "The Triton families"))}
     folder = ROOT / "gemmtune" / "backends" / "triton"
     assert all((folder / place).exists() for place in places)
     assert {path.parent.name for path in folder.glob("*/*.jinja")} <= places
 
 
-def test_the_house_in_the_architecture_is_the_package():
-    parts = [row[0].strip("`").rstrip("/") for row in table((ROOT / "docs" / "architecture.md").read_text())]
+def test_the_cuda_families_of_the_document_are_those_of_the_table() -> None:
+    places = [row[0].strip("`/") for row in table(section(DOCS / "kernels.md", "The CUDA families"))]
+    assert places == sorted(type(family).__module__.split(".")[-2] for family in FAMILIES)
+
+
+def test_the_house_in_the_architecture_is_the_package() -> None:
+    parts = [row[0].strip("`").rstrip("/") for row in table(section(DOCS / "architecture.md", "The house"))]
     package = {p.stem for p in (ROOT / "gemmtune").iterdir() if (p.suffix == ".py" or (p / "__init__.py").exists())}
     assert set(parts) == package - {"__init__", "__main__", "version"}

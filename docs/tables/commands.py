@@ -1,0 +1,65 @@
+"""The command line, as click has it."""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from collections.abc import Callable
+
+import click
+
+from gemmtune.cli import cli
+
+from . import table
+
+SUBCOMMANDS = sorted(cli.commands)
+
+
+def command_table() -> str:
+    """Return what each command does, in a sentence."""
+    return table(["command", "effect"], [[f"[`gemmtune {name}`](#gemmtune-{name})", sentence(name)] for name in SUBCOMMANDS])
+
+
+def sentence(name: str) -> str:
+    """Return the first sentence of a command's help."""
+    text = " ".join((cli.commands[name].help or "").replace("\b", "").split("\n\n")[0].split())
+    return re.split(r"(?<=\.)\s", text)[0]
+
+
+def every_command() -> str:
+    """Return a section for each command: its help, its arguments and its options."""
+    return "\n".join(section(name) for name in SUBCOMMANDS)
+
+
+def section(name: str) -> str:
+    """Return the section of one command."""
+    command = cli.commands[name]
+    context = click.Context(command, info_name=f"gemmtune {name}")
+    usage = command.get_usage(context).removeprefix("Usage: ")
+    help_text = "\n\n".join(paragraph(part) for part in (command.help or "").split("\n\n"))
+    options = [x for x in command.get_params(context) if isinstance(x, click.Option) and not x.hidden]
+    rows = table(["option", "value", "meaning"], [row(option, context) for option in options])
+    return f"## gemmtune {name}\n\n```text\n{' '.join(usage.split())}\n```\n\n{help_text}\n\n{rows}"
+
+
+def paragraph(text: str) -> str:
+    """Return a paragraph of help; examples, which click keeps as they are, become a block."""
+    if "\b" in text:
+        return "```text\n" + "\n".join(line.strip() for line in text.replace("\b", "").strip().splitlines()) + "\n```"
+    return textwrap.fill(" ".join(text.split()), 100)
+
+
+def row(option: click.Option, context: click.Context) -> list[str]:
+    """Return name, values and meaning of an option."""
+    names = ", ".join(f"`{name}`" for name in (*option.opts, *option.secondary_opts))
+    if isinstance(option.type, click.Choice):
+        value = ", ".join(f"`{choice}`" for choice in option.type.choices)
+    elif option.is_flag or option.count:
+        value = ""
+    else:
+        value = f"`{option.make_metavar(context)}`"
+    record = option.get_help_record(context)
+    return [names, value, record[1] if record else ""]
+
+
+MAKERS: dict[str, Callable[[], str]] = {"commands": command_table, "command-sections": every_command}

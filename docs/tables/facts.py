@@ -1,0 +1,103 @@
+"""Tables of settings, declarations, properties, statuses, and fields of a file of shapes."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import functools
+import itertools
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import gemmtune
+from gemmtune.choice import Status
+from gemmtune.cli.shapes import FIELDS
+from gemmtune.conformance.properties.table import PROPERTIES
+from gemmtune.declaration.traits import Traits
+from gemmtune.settings import Settings
+
+from . import table
+
+PACKAGE = Path(gemmtune.__file__).parent
+GROUPS = {
+    "tried": (
+        "backends", "extra_choices", "search", "choice_allowlist_regex", "choice_denylist_regex", "template_min_gemm_size",
+        "max_profiling_configs", "float32_by_parts", "deterministic", "absent_blocks", "mixed_mm_choice", "cublaslt_top_k",
+    ),
+    "cutlass": (
+        "cutlass_dir", "cutlass_min_gemm_size", "cutlass_op_allowlist_regex", "cutlass_op_denylist_regex",
+        "cutlass_max_profiling_configs",
+    ),
+    "ck": (
+        "ck_dir", "ck_min_gemm_size", "ck_op_allowlist_regex", "ck_op_denylist_regex", "ck_max_profiling_instances",
+    ),
+    "tuned": (
+        "tune", "fallback_to_aten", "timing", "verify", "rows", "batch_invariant", "multi_kernel", "tune_in_subprocess",
+        "compile_threads", "compile_timeout_s", "choice_timeout_s",
+    ),
+}  # fmt: skip
+"""Settings by the heading under which they stand; all others are about files."""
+STATUSES = {
+    "ok": "verified and measured",
+    "refused": "not legal for this problem and device, or left out by a setting; it was not compiled",
+    "compile_error": "the compiler refused the kernel",
+    "compile_timeout": "the compilation took longer than `compile_timeout_s`",
+    "out_of_resources": "shared memory, registers or device memory were not enough",
+    "wrong_result": "a probe or the error bound was violated, or memory outside of the result was written",
+    "runtime_error": "the launch raised an error",
+    "timed_out": "verification or measurement took longer than `choice_timeout_s`",
+    "crashed": "the worker process died, or its device became unusable",
+}
+
+
+def documented(module: str, name: str) -> dict[str, str]:
+    """Return the docstrings of the fields of a class, as one line each."""
+    tree = ast.parse((PACKAGE / module).read_text(encoding="utf-8"))
+    [body] = [node.body for node in tree.body if isinstance(node, ast.ClassDef) and node.name == name]
+    found = {}
+    for field, text in itertools.pairwise(body):
+        if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant):
+            found[ast.unparse(field.target)] = re.sub(r"\s+", " ", str(text.value.value)).replace("``", "`")
+    return found
+
+
+def settings_table(group: str) -> str:
+    """Return the settings of a group, with defaults and docstrings."""
+    named = [name for names in GROUPS.values() for name in names]
+    names = GROUPS.get(group) or [f.name for f in dataclasses.fields(Settings) if f.name not in named]
+    defaults, meanings = Settings(), documented("settings.py", "Settings")
+    rows = [[f"`{name}`", f"`{getattr(defaults, name)!r}`", meanings[name]] for name in names]
+    return table(["setting", "default", "meaning"], rows)
+
+
+def declarations() -> str:
+    """Return the traits that a GEMM may declare."""
+    meanings = documented("declaration/traits.py", "Traits") | {"devices": "Devices on which it runs."}
+    defaults = Traits()
+    rows = [[f"`{f.name}`", f"`{getattr(defaults, f.name)!r}`", meanings[f.name]] for f in dataclasses.fields(Traits)]
+    return table(["declaration", "default", "meaning"], rows)
+
+
+def properties() -> str:
+    """Return what the suite asserts."""
+    return table(["property", "asserted"], [[f"`{x.name}`", x.meaning] for x in PROPERTIES])
+
+
+def statuses() -> str:
+    """Return the statuses of a choice."""
+    return table(["status", "meaning"], [[f"`{status.value}`", STATUSES[status.value]] for status in Status])
+
+
+def fields() -> str:
+    """Return the fields of an entry in a file of shapes."""
+    return table(["field", "value"], [[f"`{name}`", expected] for name, (_, expected) in FIELDS.items()])
+
+
+MAKERS: dict[str, Callable[[], str]] = {
+    **{f"settings-{group}": functools.partial(settings_table, group) for group in (*GROUPS, "files")},
+    "declarations": declarations,
+    "properties": properties,
+    "statuses": statuses,
+    "shape-fields": fields,
+}

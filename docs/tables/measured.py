@@ -1,0 +1,294 @@
+"""Tables of ``benchmarks/results``: products that ``benchmarks/run.py`` measured, calls, and tables for every M."""
+
+from __future__ import annotations
+
+import functools
+import json
+import re
+import shlex
+import statistics
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from . import DOCS, shell, table
+
+ROOT = DOCS.parent
+RESULTS = ROOT / "benchmarks" / "results"
+SHAPES = ROOT / "benchmarks" / "shapes"
+ABOUT = {
+    "bsr-best": "block-sparse products",
+    "bsr-blocks": "block-sparse products, blocks of 16 to 128",
+    "bsr-dense": "block-sparse products by Triton",
+    "bsr-large": "block-sparse products, 4096 tokens",
+    "bsr-ordered": "block-sparse product, half of the blocks of 64",
+    "bsr-skinny": "block-sparse products, few tokens",
+    "bsr-small": "block-sparse products, blocks of 16 to 64",
+    "bsr": "block-sparse products, patterns",
+    "cpu": "float32 and float16 on a CPU",
+    "few-rows": "1 to 64 rows, bfloat16",
+    "float32": "float32 by bfloat16 parts",
+    "grouped-words": "experts with weights of 4 and 8 bits",
+    "grouped": "grouped products",
+    "long-sums": "small results of long sums, bfloat16",
+    "mixed-prepacked": "prepacked weights of few bits",
+    "models": "layers of public models, four dtypes",
+    "picks": "products of a test for equal picks",
+    "quantized-cutlass": "quantized products, with CUTLASS",
+    "quantized": "quantized products",
+    "reference18-cutlass-cold": "18 common shapes, with CUTLASS, cold",
+    "reference18-cutlass": "18 common shapes, with CUTLASS",
+    "reference18-inductor-rest": "4 of the 18 common shapes",
+    "reference18-inductor": "14 of the 18 common shapes",
+    "reference18": "18 common shapes, bfloat16",
+    "sums": "sums of two products",
+    "unaligned-inductor-rest": "unaligned sizes, 9 shapes",
+    "unaligned-inductor": "unaligned sizes, 5 shapes",
+}
+BASELINES = {
+    "torch": "torch",
+    "torch-best": "torch, best parameters",
+    "torch-default": "torch, default parameters",
+    "dense": "dense product by torch",
+    "inductor": "Inductor, max-autotune",
+}
+
+
+@functools.cache
+def results(folder: str, name: str) -> Any:
+    """Return the content of a file of results."""
+    return json.loads((RESULTS / folder / f"{name}.json").read_text(encoding="utf-8"))
+
+
+def runs() -> Iterator[tuple[str, str, dict[str, Any]]]:
+    """Yield folder, name and content of each file that ``benchmarks/run.py`` wrote."""
+    for path in sorted(RESULTS.glob("*/*.json")):
+        content = results(path.parent.name, path.stem)
+        if isinstance(content, dict) and "graph" in content.get("summary", {}) and "against" in content.get("options", {}):
+            yield path.parent.name, path.stem, content
+
+
+@functools.cache
+def shapes_with(name: str) -> str | None:
+    """Return the file of shapes that has a name, relative to the repository."""
+    for path in sorted(SHAPES.glob("*.json")):
+        data = json.loads(path.read_text(encoding="utf-8"))
+        if any(entry.get("name") == name for entry in (data["shapes"] if isinstance(data, dict) else data)):
+            return path.relative_to(ROOT).as_posix()
+    return None
+
+
+def command(content: dict[str, Any]) -> str:
+    """Return the command that measures the shapes of a file."""
+    options = content["options"]
+    words = [
+        "python",
+        "benchmarks/run.py",
+        "--shapes",
+        shapes_with(content["shapes"][0]["name"]) or "FILE",
+        "--device",
+        options["device"],
+    ]
+    words += ["--against", ",".join(options["against"])]
+    words += ["--only", options["names"]] if options["names"] else []
+    words += ["--backends", ",".join(options["backends"])] if options["backends"] else []
+    words += ["--search", options["search"]] if options["search"] != "default" else []
+    return shell(shlex.join(words))
+
+
+def device(content: dict[str, Any]) -> str:
+    """Return the device of a file of results, in short."""
+    return str(content["environment"]["device"]).removeprefix("NVIDIA ")
+
+
+def summary() -> str:
+    """Return one row for each file and baseline: geometric mean, least and most of the ratios."""
+    rows = []
+    for _, name, content in runs():
+        for baseline, found in content["summary"]["graph"].items():
+            ratios = [
+                row["regimes"]["graph"]["references"][baseline]["ratio"] for row in content["shapes"] if baseline in references(row)
+            ]
+            numbers = [f"{found['geomean']:.2f}", f"{min(ratios):.3f}", f"{max(ratios):.2f}"]
+            what = f"[{ABOUT[name]}](measured-shapes.md#{name})"
+            rows.append([what, device(content), str(found["shapes"]), BASELINES[baseline], *numbers])
+    return table(["products", "device", "shapes", "baseline", "geometric mean", "least", "most"], rows)
+
+
+def references(row: dict[str, Any]) -> dict[str, Any]:
+    """Return what a shape was compared with."""
+    found: dict[str, Any] = row["regimes"].get("graph", {}).get("references", {})
+    return found
+
+
+def every_shape() -> str:
+    """Return a section for each file: what it was measured on, the command, a table of its shapes."""
+    parts = []
+    for _, name, content in runs():
+        environment = content["environment"]
+        versions = {key: value for key, value in environment["versions"].items() if key in ("torch", "triton") and value}
+        on = f"{environment['device']}, " + ", ".join(f"{key} {value}" for key, value in versions.items())
+        parts.append(f"## {name}\n\n{ABOUT[name].capitalize()}. {on}.\n\n```sh\n{command(content)}\n```\n\n{shape_table(content)}")
+    return "\n".join(parts)
+
+
+def shape_table(content: dict[str, Any]) -> str:
+    """Return the shapes of a file: pick, time, share of the machine's limit, ratio to each baseline."""
+    baselines = list(content["summary"]["graph"])
+    rows = []
+    for row in content["shapes"]:
+        ours = row["regimes"]["graph"]["gemmtune_us"]
+        limit = f"{100 * row['limit_us'] / ours:.0f}" if row["limit_us"] else ""
+        ratios = [f"{found[name]['ratio']:.3f}" if name in (found := references(row)) else "" for name in baselines]
+        rows.append([f"`{row['problem']}`", f"`{row['pick']}`", f"{ours:.2f}", limit, *ratios])
+    heads = [f"× {BASELINES[name]}" for name in baselines]
+    return table(["problem", "pick", "µs", "% of limit", *heads], rows)
+
+
+def host() -> str:
+    """Return the host's cost of warm calls as a share of torch's."""
+    rows = []
+    for folder in ("nvidia-h200", "cpu-amd-epyc"):
+        content = results(folder, "host")
+        for row in content["rows"]:
+            numbers = [f"{row[name]:.2f}" for name in ("torch_us", "native_us", "native_ratio", "python_ratio")]
+            rows.append([device(content), row["backend"], str(row["size"]), *numbers])
+    return table(["device", "pick of", "M = N = K", "torch µs", "gemmtune µs", "share of torch", "share by Python alone"], rows)
+
+
+def ranges() -> str:
+    """Return the time that a table for every M takes."""
+    rows = []
+    for folder, name in (
+        ("nvidia-h200", "rows-between"),
+        ("nvidia-h200", "rows-steps"),
+        ("nvidia-h200", "rows-int4"),
+        ("cpu-amd-epyc", "rows"),
+    ):
+        content = results(folder, name)
+        for row in content["tuning"]:
+            rows.append([device(content), row["weight"], f"{row['seconds']:.1f}", str(row["segments"])])
+    return table(["device", "weight", "seconds", "segments"], rows)
+
+
+def regret() -> str:
+    """Return how much slower the pick of a table is than that of a tuning for the M alone."""
+    rows = []
+    for name in ("rows-between", "rows-steps", "rows-int4"):
+        for row in results("nvidia-h200", name)["regret"]:
+            rows.append(
+                [row["weight"], str(row["m"]), f"`{row['choice'][:40]}`", f"{100 * row['regret']:.1f}", f"{row['of_torch']:.3f}"]
+            )
+    return table(["weight", "M", "choice of the table", "% slower than tuned for this M", "× torch"], rows)
+
+
+def look_ups() -> str:
+    """Return times of calls with random M, up to the launch."""
+    rows = []
+    for folder in ("nvidia-h200", "cpu-amd-epyc"):
+        content = results(folder, "rows")
+        for row in content["trace"]:
+            if row["trace"] == "looking up":
+                numbers = [f"{row[key]:.2f}" for key in ("new_p50_us", "new_p99_us", "one_p50_us", "one_p99_us")]
+                rows.append([device(content), row["dtype"], str(row["calls"]), *numbers])
+    return table(["device", "dtype", "calls", "random M, median µs", "random M, 99% µs", "one M, median µs", "one M, 99% µs"], rows)
+
+
+def exactness() -> str:
+    """Return the largest error of float32 by parts over torch's, by whether such a kernel is offered."""
+    rows = []
+    for allowed in (True, False):
+        cases = [row for row in results("nvidia-h200", "exactness")["rows"] if row["allowed"] is allowed]
+        largest = max(row["either_sign"] for row in cases if row["either_sign"] is not None)
+        rows.append(["yes" if allowed else "no", str(len(cases)), f"{largest:.2f}"])
+    return table(["offered", "cases", "largest error ÷ torch's"], rows)
+
+
+def experts_around() -> str:
+    """Return times of the steps around grouped products."""
+    content = results("nvidia-h200", "experts-around")
+    rows = [
+        [str(x["tokens"]), str(x["experts_of_a_token"]), str(x["columns"]), "yes" if x["written_out"] else "no", f"{x['us']:.1f}"]
+        for x in content["sums"]
+    ]
+    return table(["tokens", "experts of a token", "columns", "sum written out", "µs"], rows)
+
+
+def picks() -> str:
+    """Return how often cold processes picked the same choice."""
+    rows = []
+    for folder in ("nvidia-h200", "cpu-amd-epyc"):
+        content = results(folder, "picks")
+        for name, found in content["repeat_picks"]["shapes"].items():
+            rows.append([device(content), name, str(content["repeat_picks"]["processes"]), f"{100 * found['share']:.0f}"])
+    return table(["device", "shape", "processes", "% with the commonest pick"], rows)
+
+
+def mean(ratios: Iterable[float]) -> str:
+    """Return a geometric mean as text."""
+    return f"{statistics.geometric_mean(ratios):.2f}"
+
+
+def ratios(folder: str, name: str, baseline: str = "torch", only: str = "") -> list[float]:
+    """Return the ratios of a file to a baseline, of problems whose text begins with the expression ``only``."""
+    rows = [row for row in results(folder, name)["shapes"] if re.match(only, row["problem"])]
+    return [references(row)[baseline]["ratio"] for row in rows if baseline in references(row)]
+
+
+def first_calls() -> str:
+    """Return what tuning and first calls took."""
+    cpu, common = results("cpu-amd-epyc", "cpu"), results("nvidia-h200", "reference18")
+    cold = results("nvidia-h200", "reference18-cutlass-cold")
+    tables = [row["seconds"] for row in results("nvidia-h200", "rows-between")["tuning"]]
+    ways = next(x for x in results("nvidia-h200", "model")["scenarios"] if x["name"] == "decode-1")["ways"]
+    stored = ways["optimize+compile, timing=graph"]["first_call_from_store_s"]
+    model = "first call of 8 layers of Llama-3-8B, one sequence"
+    rows = [
+        [f"tune {len(cpu['shapes'])} shapes", "AMD EPYC, 2 cores", f"{cpu['tuning_s']:.0f}"],
+        [f"tune {len(common['shapes'])} shapes in bfloat16", "H200", f"{common['tuning_s']:.0f}"],
+        ["the same with CUTLASS, nothing compiled yet", "H200", f"{cold['tuning_s']:.0f}"],
+        ["a table for M = 1 to 8192, the quickest of five weights", "H200", f"{min(tables):.0f}"],
+        ["the slowest of them", "H200", f"{max(tables):.0f}"],
+        [f"{model}, torch.compile", "H200", f"{ways['compile']['first_call_s']:.0f}"],
+        [f"{model}, torch.compile with max-autotune", "H200", f"{ways['max-autotune']['first_call_s']:.0f}"],
+        [f"{model}, `optimize` and torch.compile", "H200", f"{ways['optimize+compile']['first_call_s']:.0f}"],
+        ["the same from the store (ranked by `graph`)", "H200", f"{stored:.0f}"],
+    ]
+    return table(["what", "device", "seconds"], rows)
+
+
+def gains() -> str:
+    """Return the table of README: one number for each kind of product."""
+    model = next(x for x in results("nvidia-h200", "model")["scenarios"] if x["name"] == "decode-1")["ways"]
+    common, single = ratios("nvidia-h200", "reference18-cutlass"), ratios("nvidia-h200", "float32")
+    experts = ratios("nvidia-h200", "grouped", only=r"grouped_\w*mm .* bfloat16 .*")
+    blocks, cpu = ratios("nvidia-h200", "bsr-best", "dense"), ratios("cpu-amd-epyc", "cpu")
+    rows = [
+        [f"{len(common)} common shapes, bfloat16, with CUTLASS", "H200", "torch", mean(common)],
+        [f"{len(single)} shapes in float32", "H200", "torch", mean(single)],
+        [f"{len(experts)} grouped products (experts), bfloat16", "H200", "torch", mean(experts)],
+        [f"{len(blocks)} block-sparse products", "H200", "dense product by torch", mean(blocks)],
+        [f"{len(cpu)} shapes in float32 and float16", "AMD EPYC, 2 cores", "torch", mean(cpu)],
+        [
+            "Llama-3-8B, 8 layers, decoding one sequence, bfloat16",
+            "H200",
+            "torch.compile",
+            f"{model['optimize+compile']['over_compile']:.2f}",
+        ],
+        ["the same with int4 weights", "H200", "torch.compile", f"{model['int4+compile']['over_compile']:.2f}"],
+    ]
+    return table(["products", "device", "baseline", "speed-up"], rows)
+
+
+MAKERS: dict[str, Callable[[], str]] = {
+    "first-calls": first_calls,
+    "gains": gains,
+    "measured-summary": summary,
+    "measured-shapes": every_shape,
+    "measured-host": host,
+    "measured-ranges": ranges,
+    "measured-regret": regret,
+    "measured-look-ups": look_ups,
+    "measured-exactness": exactness,
+    "measured-experts-around": experts_around,
+    "measured-picks": picks,
+}
