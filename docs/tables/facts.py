@@ -91,7 +91,7 @@ def statuses() -> str:
 
 def fields() -> str:
     """Return the fields of an entry in a file of shapes."""
-    return table(["field", "value"], [[f"`{name}`", expected] for name, (_, expected) in FIELDS.items()])
+    return table(["field", "value"], [[f"`{name}`", kind.expected] for name, kind in FIELDS.items()])
 
 
 MAKERS: dict[str, Callable[[], str]] = {
