@@ -392,3 +392,27 @@ def test_a_warm_call_into_memory_beside_the_blocks_is_not_stated_again(monkeypat
     monkeypatch.undo()
     with pytest.raises(gemmtune.InvalidProblemError, match="out shares memory with bsr"):
         gemmtune.bsr_mm(weight, x, out=memory[16 : 16 + 64 * 16].view(64, 16))
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_warm_calls_with_an_epilogue_or_a_gradient_are_not_stated_again(packed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[torch.Tensor] = []
+    for seed in range(2):
+        bsr = create_blocked_tensor(64, 64, block=16, density=0.25, seed=seed)
+        weight = gemmtune.prepack(bsr) if packed else bsr
+        x, ones = numbers(64, 16, dtype=torch.float32).requires_grad_(), torch.ones(64, 1)
+        for _ in range(2):
+            with torch.no_grad():
+                calls.append(gemmtune.bsr_mm(weight, x, epilogue=torch.relu))
+            calls.append(
+                gemmtune.bsr_addmm(ones, weight, x, epilogue=lambda acc, y: torch.relu(acc) * y, epilogue_args=(2 * ones,))
+            )
+            calls.append(gemmtune.bsr_mm(weight, x))
+        product = bsr.to_dense().double() @ x.double()
+        for got, want in zip(calls, (product.relu(), 2 * (product + 1).relu(), product) * 2, strict=True):
+            assert close(got, want, torch.float32)
+        (g_x,) = torch.autograd.grad(calls[-1].sum(), x)
+        assert close(g_x, bsr.to_dense().double().t() @ torch.ones(64, 16).double(), torch.float32)
+        calls.clear()
+        # The second weight is of the same kind as the first, whose plans it finds.
+        monkeypatch.setattr("gemmtune.ops.operate.call_of", lambda *_, **__: pytest.fail("stated again"))
