@@ -34,7 +34,7 @@ def every_command() -> str:
 def section(name: str) -> str:
     """Return the section of one command."""
     command = cli.commands[name]
-    context = click.Context(command, info_name=f"gemmtune {name}")
+    context = click.Context(command, info_name=f"gemmtune {name}", **cli.context_settings)
     usage = command.get_usage(context).removeprefix("Usage: ")
     help_text = "\n\n".join(paragraph(part) for part in (command.help or "").split("\n\n"))
     options = [x for x in command.get_params(context) if isinstance(x, click.Option) and not x.hidden]
