@@ -32,11 +32,18 @@ class Operand:
     required: bool = True
     of: str = ""
     blocks: Blocks = ()
+    argument: str = ""
+    """The keyword of the public function that takes it, in a tuple with others of that keyword; empty: its role."""
 
     @property
     def scales(self) -> bool:
         """It is a scale, a zero point, or a weight of a row of the result: autocast leaves it wide."""
         return self.role in ("scale_a", "scale_b", "zero_b", "weights")
+
+    @property
+    def indexes(self) -> bool:
+        """It holds numbers of rows, which it picks or places."""
+        return set(self.dtypes) == {torch.int32, torch.int64}
 
     def legal(self, dtype: torch.dtype) -> tuple[torch.dtype, ...]:
         """The dtypes that it may have beside an a of ``dtype``."""
@@ -86,6 +93,8 @@ class Operation:
     """The dimensions of out in symbols, without the batch."""
     prepacks: bool = False
     """b may be given through ``prepack``."""
+    function: str = ""
+    """The public function that does it, where that has the name of another operation."""
 
     @property
     def sparse(self) -> bool:

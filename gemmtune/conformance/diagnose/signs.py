@@ -115,14 +115,14 @@ def place(bad: torch.Tensor) -> str:
     if not wrong or wrong < DENSE * within:
         return ""
     parts = [
-        _lines(batches, "batch", "batches", tail=False) if batch > 1 else "",
-        _lines(rows, "row", "rows") if m > 1 else "",
-        _lines(cols, "column", "columns") if n > 1 else "",
+        lines_in_words(batches, "batch", "batches", tail=False) if batch > 1 else "",
+        lines_in_words(rows, "row", "rows") if m > 1 else "",
+        lines_in_words(cols, "column", "columns") if n > 1 else "",
     ]
     return ", ".join(part for part in parts if part)
 
 
-def _lines(mask: torch.Tensor, one: str, many: str, *, tail: bool = True) -> str:
+def lines_in_words(mask: torch.Tensor, one: str, many: str, *, tail: bool = True) -> str:
     """Return the True lines of a dimension in words, or an empty text if all are True or they are scattered."""
     size, found = len(mask), mask.nonzero().flatten().tolist()
     first, last, count = found[0], found[-1], len(found)
