@@ -112,7 +112,7 @@ def _of_precision(traits: Traits, problem: Problem) -> Iterator[str]:
     wanted = dtype_info(problem.accumulator)
     if dtype_info(claims.accumulate).unit_roundoff > wanted.unit_roundoff:
         yield f"accumulate: declares {dtype_name(claims.accumulate)}, expected {dtype_name(problem.accumulator)} or wider"
-    reduced = problem.precision.reduced_partials or problem.c is not None
+    reduced = problem.precision.reduced_partials or problem.c is not None or problem.weights is not None
     if dtype_info(claims.partials).unit_roundoff > wanted.unit_roundoff and not reduced:
         yield f"partials: declares {dtype_name(claims.partials)}, which torch's flags for reduced precision do not allow here"
     if traits.fast_accum and problem.float8 and not problem.fast_accum:
@@ -133,7 +133,7 @@ def _of_the_added(traits: Traits, problem: Problem) -> Iterator[str]:
 
 
 def _of_scales(traits: Traits, problem: Problem, op: str) -> Iterator[str]:
-    kinds = [kind for kind in SCALES_OF.get(op, ()) if kind in traits.scales and _has_scales(problem, kind)]
+    kinds = [kind for kind in traits.scales_of(op) if _has_scales(problem, kind)]
     if op in SCALES_OF and not kinds:
         yield f"scales: got {_scales_text(problem)}, but scales declares {', '.join(traits.scales)}"
     if problem.zero_b is not None and not traits.zeros:

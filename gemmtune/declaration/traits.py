@@ -17,7 +17,7 @@ from ..numerics.routed import by_steps
 from ..problem import Problem
 from ..problem.dtypes import dtype_name
 from .blocks import is_sides
-from .labels import BIASES, DTYPES, GATES, INDEX_DTYPES, NARROW_FLOATS, OPS, SCALES, WEIGHTS
+from .labels import BIASES, DTYPES, GATES, INDEX_DTYPES, NARROW_FLOATS, OPS, SCALES, SCALES_OF, WEIGHTS, plain_scales
 from .layouts import KINDS
 
 ATTRIBUTE = "gemm_traits"
@@ -51,7 +51,8 @@ class Traits:
     bias: tuple[str, ...] = ("n",)
     """Shapes of the added operand of addmm and baddbmm: n, mn, m1, 1n, scalar."""
     scales: tuple[str, ...] = ("tensor",)
-    """Granularities of one scale, among those of an operation (``labels.SCALES_OF``): tensor, row, column, group_32, …"""
+    """Granularities of one scale, among those of an operation (``labels.SCALES_OF``): tensor, row, column, group_32, … For an
+    operation without ``tensor``, that stands for its first one."""
     scale_dtypes: tuple[str, ...] = ()
     """Dtypes of scales accepted in addition to the usual one: the dtype of a for narrow weights and for weights of rows that are
     added up, float32 for int_mm_mul."""
@@ -166,6 +167,12 @@ class Traits:
             raise TraitsError(f"traits: got {', '.join(unknown)}, expected names out of {', '.join(sorted(known))}")
         values: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in declared.items()}
         return dataclasses.replace(self, **values)
+
+    def scales_of(self, op: str) -> tuple[str, ...]:
+        """Return the declared granularities of scales of an operation. If it has no ``tensor``, that stands for its first one."""
+        words = SCALES_OF.get(op, ())
+        declared = {plain_scales(op) if word == "tensor" else word for word in self.scales}
+        return tuple(word for word in words if word in declared)
 
     def claims(self, problem: Problem) -> Claims:
         """Return the arithmetic declared for a problem."""

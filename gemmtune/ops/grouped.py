@@ -7,6 +7,7 @@ from typing import Literal
 
 import torch
 
+from ..declaration.traits import gemm
 from ..dispatch.block_calls import turned
 from ..dispatch.grouped import Form, form_of
 from ..dispatch.keys import NOTHING
@@ -20,6 +21,7 @@ EpilogueFunction = Callable[..., Tensor]
 Gate = Literal["", "silu", "gelu", "gelu_tanh"]
 
 
+@gemm(ops=tuple(op for op, row in OPERATIONS.items() if "grouped_mm" in (op, row.function)))
 def grouped_mm(
     a: Tensor,
     b: Tensor,

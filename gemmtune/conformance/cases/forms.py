@@ -62,7 +62,7 @@ def forms_of(op: str, traits: Traits) -> tuple[Form, ...]:
 
     Return none if no kind of scales, of weights, or of routes is declared.
     """
-    scales = tuple(word for word in SCALES_OF.get(op, ()) if word in traits.scales)
+    scales = traits.scales_of(op)
     weights = tuple(word for word in traits.weights if word in weights_of(op))
     ways = tuple(_ways(op, traits.gates, traits.index_dtypes))
     return _forms(op, scales, traits.scale_dtypes, weights, traits.zeros, traits.float8_pairs, traits.results, ways)

@@ -34,9 +34,9 @@ def changes(
     problem: Problem, operands: Operands, pieces: Pieces, earlier_ends: Sequence[Sequence[int]], total: int
 ) -> Iterator[Change]:
     """Yield the change of each known bug, certain and cheap ones first."""
-    yield from _of_offsets(problem, operands, pieces, earlier_ends, total)
     if not problem.divides_terms:
         yield from _of_matrices(operands, pieces)
+    yield from _of_offsets(problem, operands, pieces, earlier_ends, total)
     yield from _of_scales(problem, operands, pieces)
     yield from _of_encodings(operands, pieces)
     yield from _of_routes(problem, operands, pieces)

@@ -17,7 +17,7 @@ from ...problem import Layout, Problem
 from ...problem.grouped_compositions import spans
 from ...problem.operations import OPERATIONS
 from .evidence import Evidence
-from .group_suspects import Change, changes
+from .group_suspects import changes
 from .match import Fit, Suspect, fitting
 from .signs import TILES, first_sign, last_sign, lines_in_words, place
 
@@ -31,7 +31,7 @@ MOST_MACS = 2**26
 """Maximum multiplications of a product whose suspects are tried."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class GroupEvidence:
     """Evidence for a grouped product, with the reference that suspects go through and the offsets of earlier calls."""
 
@@ -79,15 +79,12 @@ class GroupView:
         """Yield the result of each change of operands, offsets or problem that a known bug amounts to."""
         known = self.known
         for change in changes(self.problem, known.evidence.operands, known.pieces, known.earlier_ends, known.total):
-            result = self._result(change)
-            if result is not None:
-                yield Suspect(change.text, result.masked_fill(self._free, 0))
-
-    def _result(self, change: Change) -> torch.Tensor | None:
-        problem = change.problem or self.problem
-        other = expectation_of(problem, change.operands, change.pieces, name=change.text)
-        whole = self.known.whole(problem, other)
-        return None if whole is None else torch.where(whole.error.isinf(), 0, whole.value)
+            problem = change.problem or self.problem
+            other = expectation_of(problem, change.operands, change.pieces, name=change.text)
+            whole = known.whole(problem, other)
+            if whole is not None:
+                free = self._free | whole.error.isinf()
+                yield Suspect(change.text, whole.value.masked_fill(free, 0), error=whole.error.masked_fill(free, 0))
 
 
 def diagnose_groups(known: GroupEvidence, diagnose: OfOne) -> Named:
@@ -109,11 +106,19 @@ def diagnose_groups(known: GroupEvidence, diagnose: OfOne) -> Named:
     if not text and confined and where:
         text = f"{confined[0]} in {where}"
     also = [other for other in (*everywhere, *(fit.suspect.text for fit in found if not fit.certain)) if other != text]
+    text = text or _nan_of_others(evidence)
     if not text:
         text, further = _of_one_group(known, diagnose)
         also += further
     text = text or last_sign(evidence) or (f"errors only in {where}" if where else "")
     return text, tuple(dict.fromkeys(also))
+
+
+def _nan_of_others(evidence: Evidence) -> str:
+    """Return the diagnosis of NaN or infinities where they come from operands that the element does not depend on."""
+    spoilt = bool((~evidence.got.isfinite() | ~evidence.bad).all())
+    finite = all(bool(x.double().isfinite().all()) for x in (evidence.operands.a, evidence.operands.b))
+    return "what another group may read spoils this one" if spoilt and not finite else ""
 
 
 def place_in_groups(known: GroupEvidence, mask: torch.Tensor) -> str:
@@ -180,7 +185,7 @@ def _of_one_group(known: GroupEvidence, diagnose: OfOne) -> Named:
         unwritten=part(evidence.unwritten),
     )
     text, also = diagnose(single)
-    return (f"{text} in the product of a group" if text else ""), also
+    return (f"{text} in the product of a group" if text and not text.startswith("errors only") else ""), also
 
 
 def _worst(known: GroupEvidence) -> int:

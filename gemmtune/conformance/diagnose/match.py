@@ -29,7 +29,8 @@ class Suspect(NamedTuple):
     """Result that a bug would give: float64, of a view, not rounded to the output dtype.
 
     ``tried`` is the number of variants of the bug. ``share`` is the share of wrong elements that the bug has to explain.
-    ``along_k`` marks a bug of K alone, which spoils rows and columns alike.
+    ``along_k`` marks a bug of K alone, which spoils rows and columns alike. ``error`` is the allowed error of the result. Without it,
+    that of the expectation applies.
     """
 
     text: str
@@ -37,6 +38,7 @@ class Suspect(NamedTuple):
     tried: int = 1
     share: float = 1.0
     along_k: bool = False
+    error: torch.Tensor | None = None
 
 
 class Seen(Protocol):
@@ -77,7 +79,8 @@ def _fit(view: Seen, suspect: Suspect) -> Fit | None:
     """Match a suspect with the result. Return None if it does not explain it, or if it spoils other elements and may be chance."""
     result, info = suspect.result, dtype_info(view.problem.out.dtype)
     # Margin of a kernel with this bug: the tolerance, rounding to the output dtype, rounding on the way.
-    margin = view.tolerance.nan_to_num(0, 0) + 1.01 * info.unit_roundoff * result.abs() + info.smallest_subnormal + view.allowance
+    tolerance = view.tolerance if suspect.error is None else suspect.error
+    margin = tolerance.nan_to_num(0, 0) + 1.01 * info.unit_roundoff * result.abs() + info.smallest_subnormal + view.allowance
     same = ((view.got - result).abs() <= margin) | (view.got.isnan() & result.isnan()) | (view.got == _stored(view, result))
     # At wrong elements the suspect must be much closer to the result than the expectation is.
     before, after = ((view.got - x).abs()[view.bad] for x in (view.expected, result))

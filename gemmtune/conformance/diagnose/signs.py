@@ -144,7 +144,7 @@ def lines_in_words(mask: torch.Tensor, one: str, many: str, *, tail: bool = True
         if first - step < 0 and last + step >= size:
             ending = "th" if 10 <= step % 100 <= 20 else {1: "st", 2: "nd", 3: "rd"}.get(step % 10, "th")
             return f"every {step}{ending} {one} from {first}"
-    for tile in reversed(TILES):  # the same part of each tile
+    for tile in reversed(TILES) if tail else ():  # the same part of each tile
         if tile <= size // 2 and bool((mask[tile:] == mask[:-tile]).all()):
             part = [line for line in found if line < tile]
             return f"{many} {part[0]}–{part[-1]} of every {tile}" if part[-1] - part[0] + 1 == len(part) else ""
