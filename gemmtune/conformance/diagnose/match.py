@@ -28,9 +28,9 @@ MOST_LEFT = 0.5
 class Suspect(NamedTuple):
     """Result that a bug would give: float64, of a view, not rounded to the output dtype.
 
-    ``tried`` is the number of variants of the bug. ``share`` is the share of wrong elements that the bug has to explain.
-    ``along_k`` marks a bug of K alone, which spoils rows and columns alike. ``error`` is the allowed error of the result. Without it,
-    that of the expectation applies.
+       ``tried`` is the number of variants of the bug. ``share`` is the share of wrong elements that the bug has to explain.
+       ``along_k`` marks a bug of K alone, which spoils rows and columns alike. ``error`` is the allowed error of the result.
+    Without it, the tolerance of the expectation applies.
     """
 
     text: str
