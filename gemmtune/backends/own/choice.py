@@ -9,8 +9,9 @@ from dataclasses import dataclass, field
 import torch
 
 from ...choice import Choice, Kernel, Scalars, Tensors
+from ...declaration.calling import Caller
 from ...declaration.legality import why_not
-from ...declaration.subject import Caller, Subject
+from ...declaration.subject import Subject
 from ...device import DeviceInfo
 from ...errors import ErrorFromChoice, UnavailableError
 from ...problem import Problem

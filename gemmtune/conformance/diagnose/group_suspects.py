@@ -11,6 +11,7 @@ import torch
 
 from ...numerics.operands import Operands
 from ...problem import Problem
+from ...problem.dtypes import dtype_name
 from ...problem.grouped_compositions import GATES, spans
 
 Tensor = torch.Tensor
@@ -211,9 +212,7 @@ def _of_numbers(operands: Operands, pieces: Pieces) -> Iterator[Change]:
             continue
         for dtype in (torch.bfloat16, torch.float16, torch.float8_e4m3fn, torch.float8_e5m2):
             narrow = x.to(dtype).to(x.dtype)
-            yield Change(
-                text=f"{name} read as {str(dtype)[6:]}", operands=dataclasses.replace(operands, **{name: narrow}), pieces=pieces
-            )
+            yield _with(operands, pieces, f"{name} read as {dtype_name(dtype)}", **{name: narrow})
         if x.dtype == torch.float32:
             cut = (x.contiguous().view(torch.int32) & -(2**13)).view(torch.float32)
             yield _with(operands, pieces, f"{name} read as tf32", **{name: cut})
