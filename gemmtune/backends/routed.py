@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from ..choice import Choice, Claims, Kernel, Offers, Scalars, Tensors
-from ..numerics.routed import grouped_problem
+from ..numerics.routed import by_steps, grouped_problem
 from ..problem import Problem
 from ..problem.epilogue import evaluate
 from ..problem.grouped_compositions import added_by_token, gated_columns
@@ -42,9 +42,9 @@ class RoutedChoice(AroundChoice):
     @staticmethod
     def claimed(problem: Problem, inner: Choice) -> Claims:
         """Return the claims of ``inner`` with a rounding to the dtype of the operands in each step."""
-        if problem.weights is not None:
-            return replace(inner.claims, partials=problem.dtype, splits=inner.claims.splits + 1)
-        return replace(inner.claims, epilogue_input=problem.dtype)
+        if problem.weights is None and not problem.gated:
+            return replace(inner.claims, epilogue_input=problem.dtype)  # the rows are rounded before an epilogue
+        return by_steps(problem, inner.claims)
 
     @property
     def content_hash(self) -> str:

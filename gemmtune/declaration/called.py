@@ -12,7 +12,8 @@ import torch
 from ..choice import Choice, Kernel, Scalars, Tensors
 from ..errors import ErrorFromChoice
 from ..problem.dtypes import dtype_name
-from .subject import Caller, Subject
+from .calling import Caller
+from .subject import Subject
 
 
 @dataclass(frozen=True, kw_only=True)

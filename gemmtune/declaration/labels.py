@@ -8,15 +8,16 @@ import torch
 
 from ..problem.contiguous import BiasShape
 from ..problem.dtypes import dtype_info
-from ..problem.fused import NAMES, factor_shapes
+from ..problem.fused import BROUGHT, NAMES, factor_shapes
+from ..problem.grouped_compositions import GATES as FUNCTIONS
 from ..problem.operation import Operation
-from ..problem.operations import SPARSE_OPS, Encoding
+from ..problem.operations import GROUPED_OPS, SPARSE_OPS, Encoding
 from ..problem.scales import Scales, WeightScales
 
 STRIDED = tuple(name for name, row in NAMES.items() if not row.grouped and not row.sparse)
 """Operations with strided operands, without grouped ones."""
-GROUPED = ("grouped_mm", "grouped_k_mm")
-"""Operations with one product for each group of rows of a, or of terms: torch's grouped_mm with a 3-D and with a 2-D b."""
+GROUPED = GROUPED_OPS
+"""Operations with one product for each group of rows of a, or of terms."""
 SPARSE = SPARSE_OPS
 """Operations with a block-sparse weight."""
 SINGLE = (*STRIDED, *SPARSE)
@@ -29,12 +30,24 @@ ONE_PRODUCT = tuple(op for op in STRIDED if not NAMES[op].second)
 QUANTIZED = tuple(op for op in STRIDED if NAMES[op].quantized)
 """Operations on 2-D operands of 8 bits or fewer, without an added operand."""
 BIASES = get_args(BiasShape)
+GATES = tuple(FUNCTIONS)
+"""Functions of gates."""
 
-SCALES_OF: dict[str, tuple[str, ...]] = {
-    "int_mm_mul": tuple(factor_shapes(1, 1)),
-    "mixed_mm": get_args(WeightScales),
-    "scaled_mm": get_args(Scales),
-}
+
+def _scales_of(op: str) -> tuple[str, ...]:
+    """Return the granularities of one scale that an operation's row allows, none if it has no scales."""
+    if op in BROUGHT and BROUGHT[op].required:
+        return tuple(factor_shapes(1, 1))
+    row = ROWS[op]
+    scale = row.operand("scale_b")
+    if scale is None:
+        return ()
+    words = get_args(Scales if row.operand("scale_a") is not None else WeightScales)
+    absent = {"none": scale.required, "tensor": (None, None) not in scale.blocks}
+    return tuple(word for word in words if not absent.get(word, False))
+
+
+SCALES_OF = {op: words for op in ROWS if (words := _scales_of(op))}
 """Granularities of one scale, by operation."""
 SCALES = tuple(dict.fromkeys(word for words in SCALES_OF.values() for word in words))
 
@@ -58,4 +71,26 @@ WEIGHTS: dict[str, tuple[torch.dtype, Encoding]] = {
     "float8_e4m3fn": (torch.float8_e4m3fn, ""),
     "float8_e5m2": (torch.float8_e5m2, ""),
 }
-"""Types of b of mixed_mm: the tensor's dtype, and the encoding that packs two numbers into each byte."""
+"""Types of a widened b: the tensor's dtype, and the encoding that packs two numbers into each byte."""
+INDEX_DTYPES = ("int64", "int32")
+"""Dtypes of the index operands that pick rows or place them."""
+
+
+def plain_scales(op: str) -> str:
+    """Return the granularity of scales of a case that names none."""
+    words = SCALES_OF.get(op, ("tensor",))
+    return "tensor" if "tensor" in words else words[0]
+
+
+def weights_of(op: str) -> tuple[str, ...]:
+    """Return the types of b that an operation allows besides that of a: narrow weights, or the other 8-bit float."""
+    row = ROWS[op]
+    if row.widens_b:
+        legal, packs = row.dtypes_of_b, "encoding" in row.options
+        return tuple(word for word, (dtype, encoding) in WEIGHTS.items() if dtype in legal and (packs or not encoding))
+    return FLOAT8 if row.float8 else ()
+
+
+def function_of(op: str) -> str:
+    """Return the name of the public function that does an operation."""
+    return ROWS[op].function or op

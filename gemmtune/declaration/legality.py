@@ -56,6 +56,7 @@ def _reasons(traits: Traits, problem: Problem, device: DeviceInfo) -> Iterator[s
     yield from _of_precision(traits, problem)
     yield from _of_the_added(traits, problem)
     yield from _of_scales(traits, problem, op)
+    yield from _of_routes(traits, problem)
     yield from _of_blocks(traits, problem)
     yield from _of_layouts(traits, problem)
 
@@ -111,7 +112,7 @@ def _of_precision(traits: Traits, problem: Problem) -> Iterator[str]:
     wanted = dtype_info(problem.accumulator)
     if dtype_info(claims.accumulate).unit_roundoff > wanted.unit_roundoff:
         yield f"accumulate: declares {dtype_name(claims.accumulate)}, expected {dtype_name(problem.accumulator)} or wider"
-    reduced = problem.precision.reduced_partials or problem.c is not None
+    reduced = problem.precision.reduced_partials or problem.c is not None or problem.weights is not None
     if dtype_info(claims.partials).unit_roundoff > wanted.unit_roundoff and not reduced:
         yield f"partials: declares {dtype_name(claims.partials)}, which torch's flags for reduced precision do not allow here"
     if traits.fast_accum and problem.float8 and not problem.fast_accum:
@@ -132,38 +133,55 @@ def _of_the_added(traits: Traits, problem: Problem) -> Iterator[str]:
 
 
 def _of_scales(traits: Traits, problem: Problem, op: str) -> Iterator[str]:
-    kinds = [kind for kind in SCALES_OF.get(op, ()) if kind in traits.scales and _has_scales(problem, op, kind)]
+    kinds = [kind for kind in traits.scales_of(op) if _has_scales(problem, kind)]
     if op in SCALES_OF and not kinds:
         yield f"scales: got {_scales_text(problem)}, but scales declares {', '.join(traits.scales)}"
     if problem.zero_b is not None and not traits.zeros:
         yield "zero_b: given, but zeros is not declared"
-    usual = torch.float32 if op == "int_mm_mul" else problem.dtype
-    given = problem.epilogue.operands if problem.epilogue else tuple(x for x in (problem.scale_b, problem.zero_b) if x is not None)
-    for layout in given if op in ("int_mm_mul", "mixed_mm") else ():
+    usual = torch.float32 if problem.epilogue else problem.dtype
+    given = problem.epilogue.operands if problem.epilogue else _like_a(problem)
+    for layout in given:
         if layout.dtype != usual and dtype_name(layout.dtype) not in traits.scale_dtypes:
             yield f"scales: got {dtype_name(layout.dtype)}, but scale_dtypes declares {', '.join(traits.scale_dtypes) or 'none'}"
 
 
-def _has_scales(problem: Problem, op: str, kind: str) -> bool:
+def _like_a(problem: Problem) -> tuple[Layout, ...]:
+    """Return the scales, zero points and weights that usually have the dtype of a."""
+    own = problem.operation.operands
+    given = (getattr(problem, operand.role) for operand in own if operand.scales and operand.like_a)
+    return tuple(layout for layout in given if layout is not None)
+
+
+def _of_routes(traits: Traits, problem: Problem) -> Iterator[str]:
+    if problem.gated and problem.gated not in traits.gates:
+        yield f"gated: got {problem.gated}, but gates declares {', '.join(traits.gates) or 'none'}"
+    for operand in problem.operation.operands:
+        layout = getattr(problem, operand.role)
+        if operand.indexes and layout is not None and dtype_name(layout.dtype) not in traits.index_dtypes:
+            yield f"{operand.role}: got {dtype_name(layout.dtype)}, but index_dtypes declares {', '.join(traits.index_dtypes)}"
+
+
+def _has_scales(problem: Problem, kind: str) -> bool:
     """Return True if the scales are of that kind. A single number may have any shape of one element."""
     given = [x for x in (problem.scale_a, problem.scale_b, problem.zero_b) if x is not None]
-    if op == "int_mm_mul":
-        assert problem.epilogue is not None
+    if problem.epilogue is not None:
         given = [problem.epilogue.operands[0]]
     if kind == "tensor":
         return bool(given) and all(x.numel == 1 for x in given)
-    return bool(given) == (kind != "none") and [x.size for x in given] == _scale_sizes(problem, op, kind, len(given))
+    return bool(given) == (kind != "none") and [x.size for x in given] == _scale_sizes(problem, kind, len(given))
 
 
-def _scale_sizes(problem: Problem, op: str, kind: str, count: int) -> list[tuple[int, ...]]:
+def _scale_sizes(problem: Problem, kind: str, count: int) -> list[tuple[int, ...]]:
     """Return the expected sizes of ``count`` scales of a kind other than ``tensor``."""
     m, n, k = problem.m, problem.n, problem.k
-    if op == "int_mm_mul":
+    lead = (problem.groups,) if problem.groups else ()
+    if problem.epilogue is not None:
         return [factor_shapes(m, n)[kind]]
-    if op == "mixed_mm":
+    if problem.widens_b:
         expected = weight_scale_layout(n, k, kind, problem.dtype)  # type: ignore[arg-type]
-        return [expected.size] * count if expected is not None else []
-    return [x.size for x in scale_layouts(m, n, k, kind)]  # type: ignore[arg-type]
+        return [(*lead, *expected.size)] * count if expected is not None else []
+    scale_a, scale_b = scale_layouts(m, n, k, kind)  # type: ignore[arg-type]
+    return [scale_a.size, (*lead, *scale_b.size)]
 
 
 def _scales_text(problem: Problem) -> str:
@@ -180,7 +198,8 @@ def _of_blocks(traits: Traits, problem: Problem) -> Iterator[str]:
 def _of_layouts(traits: Traits, problem: Problem) -> Iterator[str]:
     given = [(role, x) for role, x in problem.operands if role != "b" or problem.sparsity is None]
     multiplied = [(role, x) for role, x in given if role in ("a", "b", "c", "d")]
-    strided = [(role, x) for role, x in given if len(x.size) > 0 and role != "offs"]
+    dense = (*("offs", "rows", "slots", "weights"), *(("scale_b",) if problem.groups else ()))
+    strided = [(role, x) for role, x in given if len(x.size) > 0 and role not in dense]
     if traits.layouts is not None:
         allowed = {PLAIN, *traits.layouts}
         for role, layout in strided:

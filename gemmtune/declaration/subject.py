@@ -6,7 +6,9 @@ signature: ``mm(a, b)``, ``addmm(inp, a, b, *, beta, alpha)``, and so on.
 The other operations have gemmtune's signatures in both conventions: ``int_mm_mul(a, b, scale)``,
 ``mixed_mm(a, b, *, scale_b, zero_b, encoding)`` with those of the last three that exist,
 ``scaled_mm(a, b, *, scale_a, scale_b, out_dtype)``, ``mm_plus_mm(a, b, c, d)``, ``bsr_mm(bsr, x)`` for torch's sparse_bsr tensors,
-``grouped_mm(a, b, *, offs)`` for groups of rows and, if ``grouped_k_mm`` is declared or found too, for groups of terms.
+``grouped_mm(a, b, *, offs)`` for groups of rows and ``mixed_grouped_mm`` and ``scaled_grouped_mm`` with their scales. If they are
+declared, ``grouped_mm`` also serves ``grouped_k_mm`` (groups of terms), ``routed_grouped_mm`` (``rows=``, ``gated=``) and
+``combined_grouped_mm`` (``scatter=``). The row of an operation names its function and the keywords.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,8 +28,9 @@ from ..errors import ErrorFromChoice, SubjectError
 from ..problem import Problem
 from ..problem.flags import precision_scope
 from ..problem.fused import BROUGHT
+from .calling import Caller, caller_of
 from .found import found_at
-from .labels import OPS, ROWS
+from .labels import OPS, ROWS, function_of
 from .traits import ATTRIBUTE, Traits
 
 
@@ -53,10 +56,6 @@ class Call:
         out = self.out if self.out is not None else torch.empty(layout.size, dtype=layout.dtype, device=self.tensors[0].device)
         kernel.run(out, self.tensors, self.scalars)
         return out
-
-
-Caller = Callable[[Tensors, Scalars, torch.Tensor | None], object]
-"""Function ``caller(tensors, scalars, out)`` that calls a GEMM for one problem and returns its result."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,83 +125,39 @@ class FunctionSubject(_Wrapped):
 
     def caller(self, problem: Problem) -> Caller:
         """Return the caller for a problem, which passes the added operand as a keyword."""
-        return _caller(self._function, problem, self.traits, self.traits.bias_name)
+        return caller_of(self._function, problem, self.traits, self.traits.bias_name)
 
 
 class NamespaceSubject(_Wrapped):
     """A namespace with a function of torch's signature for each operation."""
 
     def __init__(self, name: str, namespace: object, traits: Traits) -> None:
-        had = [op for op in OPS if callable(getattr(namespace, op, None))]
+        had = _found_in(namespace, traits.ops or ())
         if traits.ops is not None and (missing := [op for op in traits.ops if op not in had]):
             raise SubjectError(f"{name}: declares {', '.join(missing)}, but has only {', '.join(had) or 'none of the operations'}")
         super().__init__(name, traits if traits.ops is not None else traits.changed({"ops": had}))
-        self._functions: dict[str, Callable[..., object]] = {op: getattr(namespace, op) for op in had}
+        self._functions = {op: _function(namespace, op) for op in had}
 
     def caller(self, problem: Problem) -> Caller:
         """Return the caller for a problem, which passes the added operand first."""
-        return _caller(self._functions[FUSED[problem.op] if problem.epilogue else problem.op], problem, self.traits, None)
+        return caller_of(self._functions[FUSED[problem.op] if problem.epilogue else problem.op], problem, self.traits, None)
 
 
-_MULTIPLIED = ("a", "b", "c", "d")
+def _found_in(namespace: object, declared: Collection[str]) -> list[str]:
+    """Return the operations of a namespace: those of its functions' names, and others that it or a function declares."""
+    found: list[str] = []
+    for op in OPS:
+        function = _function(namespace, op)
+        own = getattr(function, ATTRIBUTE, None)
+        named = callable(getattr(namespace, op, None)) or op in declared
+        if callable(function) and (named or (own is not None and op in (Traits.of(own).ops or ()))):
+            found.append(op)
+    return found
 
 
-def _caller(function: Callable[..., object], problem: Problem, traits: Traits, added: str | None) -> Caller:
-    """Return a caller that passes factors and the operands of an epilogue by position, and the rest as keywords.
-
-    ``added`` is the keyword of the added operand. None: it comes first, as in torch.
-    """
-    if problem.sparsity is not None:
-        return _sparse_caller(function, traits, added)
-    places = {role: place for place, (role, _) in enumerate(problem.operands)}
-    first = () if added is not None or "inp" not in places else (places["inp"],)
-    by_position = (*first, *(places[role] for role in _MULTIPLIED if role in places))
-    by_name = {role: place for role, place in places.items() if role not in (*_MULTIPLIED, "inp")}
-    if added is not None and "inp" in places:
-        by_name[added] = places["inp"]
-    scalars_taken = tuple((i, name) for i, name in enumerate(("alpha", "beta")) if getattr(traits, name))
-    fixed: dict[str, Any] = {"encoding": problem.encoding} if problem.encoding else {}
-    if problem.float8:
-        fixed["out_dtype"] = problem.out.dtype
-    operands = len(places)
-
-    def call(tensors: Tensors, scalars: Scalars, out: torch.Tensor | None) -> object:
-        keywords = dict(fixed)
-        for name, place in by_name.items():
-            keywords[name] = tensors[place]
-        if out is not None:
-            keywords["out"] = out
-        if scalars:
-            for i, name in scalars_taken:
-                keywords[name] = scalars[i]
-        return function(*[tensors[place] for place in by_position], *tensors[operands:], **keywords)
-
-    return call
-
-
-def _sparse_caller(function: Callable[..., object], traits: Traits, added: str | None) -> Caller:
-    """Return a caller of bsr @ x, the transpose of the problem: x = aᵀ, bsr is the weight, inp and out are transposed."""
-    scalars_taken = tuple((i, name) for i, name in enumerate(("alpha", "beta")) if getattr(traits, name))
-
-    def call(tensors: Tensors, scalars: Scalars, out: torch.Tensor | None) -> object:
-        a, weight, *inp = tensors
-        keywords: dict[str, Any] = {name: scalars[i] for i, name in scalars_taken} if scalars else {}
-        given = [weight, a.t()]
-        if inp and added is not None:
-            keywords[added] = _transposed(inp[0])
-        elif inp:
-            given.insert(0, _transposed(inp[0]))
-        if out is not None:
-            keywords["out"] = out.t()
-        result = function(*given, **keywords)
-        return result.t() if isinstance(result, torch.Tensor) and result.dim() == 2 else result
-
-    return call
-
-
-def _transposed(inp: torch.Tensor) -> torch.Tensor:
-    """Return ``inp``, which broadcasts to a matrix, in a form that broadcasts to the transposed matrix."""
-    return inp.unsqueeze(-1) if inp.dim() == 1 else inp.t() if inp.dim() == 2 else inp
+def _function(namespace: object, op: str) -> Callable[..., object]:
+    """Return the function of a namespace for an operation: that of its name, else the public one. It may be None."""
+    return getattr(namespace, op, None) or getattr(namespace, function_of(op), None)  # type: ignore[return-value]
 
 
 def load(spec: SubjectSpec) -> Subject:

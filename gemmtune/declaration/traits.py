@@ -13,10 +13,11 @@ import torch
 
 from ..choice import Claims
 from ..errors import TraitsError
+from ..numerics.routed import by_steps
 from ..problem import Problem
 from ..problem.dtypes import dtype_name
 from .blocks import is_sides
-from .labels import BIASES, DTYPES, NARROW_FLOATS, OPS, SCALES, WEIGHTS
+from .labels import BIASES, DTYPES, GATES, INDEX_DTYPES, NARROW_FLOATS, OPS, SCALES, SCALES_OF, WEIGHTS, plain_scales
 from .layouts import KINDS
 
 ATTRIBUTE = "gemm_traits"
@@ -34,8 +35,8 @@ class Traits:
     """
 
     ops: tuple[str, ...] | None = None
-    """Operations: mm, addmm, bmm, baddbmm, mm_plus_mm, int_mm, int_mm_mul, mixed_mm, scaled_mm, bsr_mm, bsr_addmm, grouped_mm,
-    grouped_k_mm (groups of terms). None: the name of a function or else mm, and the functions of a namespace."""
+    """Operations, out of ``labels.OPS``: those of the table of operations, and int_mm_mul. None: the name of a function or else mm,
+    and the functions of a namespace."""
     dtypes: tuple[str, ...] | None = None
     """Input dtypes such as ``bfloat16``. ``tf32`` is float32 under torch's tf32 setting. None: floats are tried, may be refused."""
     layouts: tuple[str, ...] | None = None
@@ -50,17 +51,23 @@ class Traits:
     bias: tuple[str, ...] = ("n",)
     """Shapes of the added operand of addmm and baddbmm: n, mn, m1, 1n, scalar."""
     scales: tuple[str, ...] = ("tensor",)
-    """Granularities of one scale, among those of an operation (``labels.SCALES_OF``): tensor, row, column, group_32, …"""
+    """Granularities of one scale, among those of an operation (``labels.SCALES_OF``): tensor, row, column, group_32, … For an
+    operation without ``tensor``, that stands for its first one."""
     scale_dtypes: tuple[str, ...] = ()
-    """Dtypes of scales accepted in addition to the usual one: the dtype of a for mixed_mm, float32 for int_mm_mul."""
+    """Dtypes of scales accepted in addition to the usual one: the dtype of a for narrow weights and for weights of rows that are
+    added up, float32 for int_mm_mul."""
     weights: tuple[str, ...] = ("int8",)
-    """Types of b of mixed_mm: int8, uint8, int4 and uint4 (two in each byte), float8_e4m3fn, float8_e5m2."""
+    """Types of b of mixed_mm and mixed_grouped_mm: int8, uint8, int4 and uint4 (two in each byte), float8_e4m3fn, float8_e5m2."""
     zeros: bool = False
     """Accepts ``zero_b=`` (mixed_mm with scales)."""
     float8_pairs: bool = False
-    """Accepts a and b of scaled_mm in different 8-bit floats."""
+    """Accepts a and b of scaled_mm and scaled_grouped_mm in different 8-bit floats."""
     results: tuple[str, ...] = ("bfloat16",)
-    """Dtypes of the result of scaled_mm."""
+    """Dtypes of the result of scaled_mm and scaled_grouped_mm."""
+    gates: tuple[str, ...] = ()
+    """Functions of gates of routed_grouped_mm: silu, gelu, gelu_tanh."""
+    index_dtypes: tuple[str, ...] = ("int64",)
+    """Dtypes of the operands that pick rows of a, or place rows of the result: int64, int32."""
     blocks: tuple[str, ...] | None = None
     """Rows x columns of a block of bsr_mm and bsr_addmm, such as 32x32. None: several are tried and may be refused."""
     skips_absent: bool = False
@@ -108,7 +115,7 @@ class Traits:
     def __post_init__(self) -> None:
         legal: dict[str, Iterable[str]] = {
             "ops": OPS, "dtypes": DTYPES, "layouts": KINDS, "bias": BIASES, "scales": SCALES, "scale_dtypes": NARROW_FLOATS,
-            "weights": WEIGHTS, "results": NARROW_FLOATS, "devices": ("cpu", "cuda"),
+            "weights": WEIGHTS, "results": NARROW_FLOATS, "devices": ("cpu", "cuda"), "gates": GATES, "index_dtypes": INDEX_DTYPES,
         }  # fmt: skip
         for name, words in legal.items():
             _check_words(name, getattr(self, name), tuple(words))
@@ -161,6 +168,12 @@ class Traits:
         values: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in declared.items()}
         return dataclasses.replace(self, **values)
 
+    def scales_of(self, op: str) -> tuple[str, ...]:
+        """Return the declared granularities of scales of an operation. If it has no ``tensor``, that stands for its first one."""
+        words = SCALES_OF.get(op, ())
+        declared = {plain_scales(op) if word == "tensor" else word for word in self.scales}
+        return tuple(word for word in words if word in declared)
+
     def claims(self, problem: Problem) -> Claims:
         """Return the arithmetic declared for a problem."""
         name = dtype_name(problem.dtype)
@@ -168,7 +181,7 @@ class Traits:
         single = problem.dtype == torch.float32
         input_mode = "tf32" if problem.precision.input_mode == "tf32" else self.input_mode
         two = problem.c is not None
-        return Claims(
+        claims = Claims(
             accumulate=accumulate,
             partials=DTYPES[self.partials[name]] if name in self.partials else problem.dtype if two else accumulate,
             epilogue_input=problem.epilogue_dtype if problem.epilogue else problem.accumulator,
@@ -180,6 +193,7 @@ class Traits:
             skips_zeros=self.skips_zeros,
             skips_absent=self.skips_absent,
         )
+        return by_steps(problem, claims)
 
     def as_json(self) -> dict[str, Any]:
         """Return plain values by name, as ``changed`` takes them."""

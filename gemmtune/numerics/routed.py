@@ -10,6 +10,7 @@ import torch
 from ..problem import Epilogue, Layout, Problem
 from ..problem.grouped_compositions import GATES
 from ..problem.trace import trace
+from .bounds import Claims
 from .operands import Operands
 from .propagate import Approximate, propagate, rounded
 from .reference import Region
@@ -24,6 +25,13 @@ def grouped_problem(problem: Problem) -> Problem:
     a = problem.a if problem.rows is None else Layout.contiguous((problem.m, problem.k), dtype)
     out = Layout.contiguous((problem.m, problem.b.size[-1]), dtype)
     return replace(problem, op="grouped_mm", a=a, out=out, rows=None, slots=None, weights=None, gated="", epilogue=None)
+
+
+def by_steps(problem: Problem, claims: Claims) -> Claims:
+    """Return the claims of a product whose gating, weighting and adding are steps of their own, each rounded to the dtype of a."""
+    if problem.weights is not None:
+        return replace(claims, partials=problem.dtype, splits=claims.splits + 1)
+    return replace(claims, epilogue_input=problem.dtype) if problem.gated else claims
 
 
 def rows_of(problem: Problem, operands: Operands, region: Region) -> Region:

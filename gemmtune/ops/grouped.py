@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from ..declaration.traits import gemm
 from ..dispatch.arguments import transposed_operand
 from ..dispatch.grouped import Form, form_of
 from ..dispatch.keys import NOTHING
@@ -19,6 +20,7 @@ Tensor = torch.Tensor
 EpilogueFunction = Callable[..., Tensor]
 
 
+@gemm(ops=tuple(op for op, row in OPERATIONS.items() if "grouped_mm" in (op, row.function)))
 def grouped_mm(
     a: Tensor,
     b: Tensor,

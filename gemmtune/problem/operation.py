@@ -34,11 +34,18 @@ class Operand:
     required: bool = True
     of: str = ""
     blocks: Blocks = ()
+    keyword: str = ""
+    """Keyword of the public function that takes the operand in a tuple, together with others of that keyword."""
 
     @property
     def scales(self) -> bool:
         """True for a scale, a zero point or a weight of a result row. Autocast does not narrow these."""
         return self.role in ("scale_a", "scale_b", "zero_b", "weights")
+
+    @property
+    def indexes(self) -> bool:
+        """True for row indices, which pick or place rows."""
+        return set(self.dtypes) == {torch.int32, torch.int64}
 
     def legal(self, dtype: torch.dtype) -> tuple[torch.dtype, ...]:
         """Return the legal dtypes of this operand if a has ``dtype``."""
@@ -88,6 +95,8 @@ class Operation:
     """The dimensions of out as symbols, without the batch."""
     prepacks: bool = False
     """True if b may be passed through ``prepack``."""
+    function: str = ""
+    """Name of the public function, if another operation has that name too."""
 
     @property
     def sparse(self) -> bool:

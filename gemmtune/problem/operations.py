@@ -205,6 +205,7 @@ _ROWS = (
         options=("gated",),
         result=_NARROW,
         compose=routed,
+        function="grouped_mm",
     ),
     Operation(
         name="combined_grouped_mm",
@@ -212,12 +213,13 @@ _ROWS = (
         operands=(
             *_product(_NARROW_FLOATS, grouped=True),
             _OFFS,
-            Operand(role="slots", shape=("M",), dtypes=_INDEX),
-            Operand(role="weights", shape=("T", "C"), dtypes=_SCALE, like_a=True),
+            Operand(role="slots", shape=("M",), dtypes=_INDEX, keyword="scatter"),
+            Operand(role="weights", shape=("T", "C"), dtypes=_SCALE, like_a=True, keyword="scatter"),
         ),
         out=("T", "N"),
         result=_NARROW,
         compose=combined,
+        function="grouped_mm",
     ),
     Operation(
         name="grouped_k_mm",
@@ -227,6 +229,7 @@ _ROWS = (
         result=_NARROW,
         compose=grouped_by_terms,
         gradient=of_grouped_terms,
+        function="grouped_mm",
     ),
 )
 OPERATIONS: dict[Op, Operation] = {row.name: row for row in _ROWS}

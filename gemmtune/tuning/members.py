@@ -15,7 +15,8 @@ import torch
 from ..backends.table import load
 from ..choice import Choice, Claims, Kernel, Offers, Scalars, Tensors
 from ..declaration.called import CalledChoice
-from ..declaration.subject import Call, Caller, Subject
+from ..declaration.calling import Caller
+from ..declaration.subject import Call, Subject
 from ..declaration.traits import Traits
 from ..device import DeviceInfo
 from ..dispatch.host import host_us

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import functools
+from collections import Counter
+from types import SimpleNamespace
 
 import pytest
 import torch
+from grouped_gemms import MUTANTS, Grouped, Mutant
+from grouped_gemms import TRAITS as EVERY
 from grouped_mutants import ROWS, TERMS, of_rows, of_terms
 
 import gemmtune
@@ -23,10 +27,12 @@ from gemmtune.declaration.traits import Traits
 from gemmtune.device import preset
 from gemmtune.errors import CaseError
 from gemmtune.problem import Problem
+from gemmtune.problem.operations import OPERATIONS
 
 Tensor = torch.Tensor
 CPU = torch.device("cpu")
-TRAITS = Traits(ops=GROUPED, dtypes=("float32",), out=True, deterministic=True, threads=True)
+PLAIN = ("grouped_mm", "grouped_k_mm")
+TRAITS = Traits(ops=PLAIN, dtypes=("float32",), out=True, deterministic=True, threads=True)
 
 
 def subject(rows: str, terms: str = "right") -> FunctionSubject:
@@ -69,7 +75,7 @@ def test_an_id_has_the_number_of_groups() -> None:
 
 def test_cases_have_both_forms_and_include_memory_and_calls() -> None:
     cases = some_cases()
-    assert {case.op for case in cases} == set(GROUPED)
+    assert {case.op for case in cases} == set(PLAIN)
     assert {case.groups for case in cases} == {"", "1", "7", "33"}
     named = {case.property_name for case in cases}
     assert named >= {"group-ends", "group-one-hot", "beside-groups", "group-bound", "changed-groups", "out-of-bounds", "unwritten"}
@@ -104,13 +110,14 @@ def test_cached_offsets_are_found() -> None:
     assert stale().traits.ops == ("grouped_mm",)
     with settings.patch(tune="never", backends=("aten",)):
         cases = [case for case in some_cases() if case.property_name == "changed-groups" and case.op == "grouped_mm"]
-        judged = {judge(stale(), case, CPU).verdict for case in cases if case.groups != "1"}
-    assert judged == {Verdict.FAILED}
+        judged = [judge(stale(), case, CPU) for case in cases if case.groups != "1"]
+    assert {outcome.verdict for outcome in judged} == {Verdict.FAILED}
+    assert any(failure.diagnosis == "offsets of an earlier call" for outcome in judged for failure in outcome.failures)
 
 
 def test_our_operation_and_torchs_pass_and_are_found_by_name() -> None:
     ours = NamespaceSubject("ours", gemmtune, Traits(ops=("grouped_mm",), dtypes=("float32",), out=True))
-    theirs = FunctionSubject("torch", torch.nn.functional.grouped_mm, Traits(ops=GROUPED, dtypes=("float32",)))
+    theirs = FunctionSubject("torch", torch.nn.functional.grouped_mm, Traits(ops=PLAIN, dtypes=("float32",)))
     cases = [case for case in some_cases()[::4] if case.op == "grouped_mm" and case.a == case.b == "row"]
     with settings.patch(tune="never", backends=("aten",)):
         assert {judge(ours, case, CPU).verdict for case in cases} == {Verdict.PASSED}
@@ -123,4 +130,94 @@ def test_a_declared_gemm_is_offered_for_grouped_problems() -> None:
     assert why_not(TRAITS, problem, preset("portable")) is None
     assert "ops declares grouped_k_mm" in str(why_not(TRAITS.changed({"ops": ["grouped_k_mm"]}), problem, preset("portable")))
     mixed = Problem.mixed_grouped_mm(16, 32, 32, device_type="cpu")
-    assert "which no declaration covers" in str(why_not(TRAITS, mixed, preset("portable")))
+    assert "ops declares grouped_mm" in str(why_not(TRAITS, mixed, preset("portable")))
+    routed = Problem.routed_grouped_mm(16, 32, 32, tokens=5, gated="silu", dtype=torch.float32, device_type="cpu")
+    narrow = EVERY.changed({"gates": ["gelu"]})
+    assert why_not(EVERY, routed, preset("portable")) is None
+    assert why_not(narrow, routed, preset("portable")) == "gated: got silu, but gates declares gelu"
+    other = EVERY.changed({"index_dtypes": ["int32"]})
+    assert why_not(other, routed, preset("portable")) == "rows: got int64, but index_dtypes declares int32"
+
+
+def every_case(op: str) -> list[Case]:
+    """Return the cases of the properties of groups for an operation in every dtype and form, small ones first."""
+    scope = Scope(traits=EVERY, ops=(op,))
+    cases = [case for p in PROPERTIES if "group" in p.name and p.needs(scope) is None for case in p.cases(scope)]
+    return sorted(cases, key=lambda case: case.m * case.n * case.k)
+
+
+@pytest.mark.parametrize("op", GROUPED)
+def test_each_grouped_operation_has_cases_that_a_right_product_passes(op: str) -> None:
+    cases, gemm = every_case(op), NamespaceSubject("right", Grouped(), EVERY)
+    assert {case.property_name for case in cases} >= {"group-ends", "group-one-hot", "beside-groups", "group-bound"}
+    assert all(Case.parse(case.id) == case for case in cases)
+    for name in ("scales", "weights", "gated", "index", "each"):
+        words = {getattr(case, name) for case in cases}
+        assert len(words) > 1 or not has(op, name), (name, words)
+    judged = {case.id: judge(gemm, case, CPU) for case in cases[::3]}
+    assert not {name: outcome.failures for name, outcome in judged.items() if outcome.verdict is not Verdict.PASSED}
+
+
+def has(op: str, name: str) -> bool:
+    """Return True if the row of an operation has what a field of a case chooses."""
+    row = OPERATIONS[op]
+    given = {
+        "scales": row.operand("scale_b") is not None,
+        "weights": row.widens_b or row.float8,
+        "gated": "gated" in row.options,
+        "index": any(operand.indexes for operand in row.operands),
+        "each": row.operand("weights") is not None,
+    }
+    return given[name]
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: f"{mutant.op}-{mutant.diagnosis}".replace(" ", "_"))
+def test_mutants_of_each_operation_are_killed_with_their_diagnosis(mutant: Mutant) -> None:
+    wrong, diagnoses = NamespaceSubject("mutant", mutant.gemm, EVERY), set()
+    for case in every_case(mutant.op):
+        diagnoses |= {failure.diagnosis for failure in judge(wrong, case, CPU).failures}
+        if any(mutant.diagnosis in text for text in diagnoses):
+            return
+    raise AssertionError(f"{mutant.diagnosis!r} is none of {diagnoses}")
+
+
+def test_each_operation_of_the_table_has_mutants() -> None:
+    counts = Counter(mutant.op for mutant in MUTANTS)
+    assert all(counts[op] >= 2 for op in GROUPED if op not in PLAIN)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("matrix of the neighbour", "matrix of the next group"),
+        ("matrix of the last group for all", "matrix of the last group used for all"),
+        ("matrix of the group before at a boundary", "matrix of the group before where a group begins within a tile of 4"),
+        ("last row of a group lost", "elements left unwritten in the last row of groups"),
+        ("last group left out", "elements left unwritten in the last group"),
+        ("groups begin at tiles", "groups begin at multiples of 4"),
+        ("offsets read as sizes", "offsets read as sizes of groups"),
+        ("next group's matrix times zero", "what another group may read spoils this one"),
+    ],
+)
+def test_wrong_groups_have_their_diagnosis(name: str, words: str) -> None:
+    cases = [case for case in some_cases() if case.op == "grouped_mm" and "group" in case.property_name]
+    found = (failure.diagnosis for case in cases for failure in judge(subject(name), case, CPU).failures)
+    assert any(words in text for text in found)
+
+
+def test_functions_with_our_signatures_are_found_by_name_and_tested() -> None:
+    for op, more in (
+        ("mixed_grouped_mm", {}),
+        ("scaled_grouped_mm", {}),
+        ("grouped_mm", {"ops": ["routed_grouped_mm", "combined_grouped_mm", "grouped_k_mm"], "gates": ["silu"]}),
+    ):
+        gemm = FunctionSubject(op, getattr(gemmtune, op), Traits().changed(more))
+        assert gemm.traits.ops == tuple(more.get("ops", [op]))
+        with settings.patch(tune="never", backends=("aten",)):
+            scope = Scope(traits=gemm.traits)
+            cases = [case for p in PROPERTIES if p.name == "group-bound" for case in p.cases(scope)]
+            assert {case.op for case in cases} == set(gemm.traits.ops)
+            assert {judge(gemm, case, CPU).verdict for case in cases[::4]} == {Verdict.PASSED}
+    assert set(NamespaceSubject("gemmtune", gemmtune, Traits()).traits.ops or ()) >= set(GROUPED)
+    theirs = SimpleNamespace(grouped_mm=torch.nn.functional.grouped_mm)
+    assert NamespaceSubject("theirs", theirs, Traits()).traits.ops == ("grouped_mm",)  # the others are not declared

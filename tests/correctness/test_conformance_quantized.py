@@ -54,9 +54,11 @@ def test_cases_are_allowed_and_have_ids(name: str) -> None:
 
 
 def test_the_scales_property_has_every_form_at_level_full() -> None:
-    found = cases_of("scales", plain(), Level.FULL)
+    traits = ALL_OPS.changed({"ops": tuple(SCALES_OF)})
+    scope = Scope(traits=traits, level=Level.FULL)
+    found = [case for name in ("scales", "group-scales") for case in property_named(name).cases(scope)]
     for op in SCALES_OF:
-        forms = forms_of(op, QUANTIZED_ONLY)
+        forms = forms_of(op, traits)
         held = [case for case in found if case.op == op]
         assert {form for form in forms if any(form.fits(case) for case in held)} == set(forms)
 

@@ -134,8 +134,8 @@ def everywhere(check: Callable[[str], Iterator[str]]) -> None:
 
 ROOMS = (
     "option_table",
-    "gemms",
     "cases",
+    "gemms",
     "diagnose",
     "bench",
     "properties",

@@ -13,6 +13,7 @@ from ...numerics.buffers import POISONS, is_poison
 from ...numerics.compare import BadElement, is_right
 from ...numerics.expectation import Expectation, OneHotExpectation, referenced
 from ...numerics.grouped import GroupedProbes
+from ...numerics.grouped_expectation import GroupedExpectation
 from ...numerics.guards import Watch, guarded_out, poison_free_memory
 from ...numerics.joined import joined, side_by_side
 from ...numerics.judging import Judge
@@ -24,7 +25,8 @@ from ...problem import Problem
 from ...problem.dtypes import dtype_name
 from ..cases.case import Case
 from ..cases.statement import problem_of
-from ..diagnose import DIFFERS, FIRST_CALL, WRONG_DTYPE, Diagnosis, Evidence, diagnose
+from ..diagnose import DIFFERS, FIRST_CALL, WRONG_DTYPE, Diagnosis, Evidence, GroupEvidence, diagnose, diagnose_grouped
+from .expected import Expected, NoResult
 from .outcome import Failure, error_text, heat_map
 
 MOST_REMEMBERED = 2**20
@@ -33,21 +35,6 @@ CALLED_AGAIN = 3
 """Times that a wrong call is repeated, to see if it is wrong each time."""
 MOST_EXPLAINED = 2**28
 """Maximum elements of a wrong result that is diagnosed. float64 copies of larger ones take too much memory."""
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Expected:
-    """All elements of the right result, float64 (B, M, N), and the operands that they came from."""
-
-    name: str
-    operands: Operands
-    right: Approximate
-    known: bool = True
-    """False if ``right`` may itself be wrong. Then no bug is named as the explanation."""
-
-
-class NoResult(Exception):
-    """The call returned nothing that can be judged further. The failure has been recorded."""
 
 
 class Bench:
@@ -72,6 +59,7 @@ class Bench:
         self._judge = Judge(self.problem, self.claims, self.extra)
         self._calls = 0
         self._results: list[torch.Tensor] = []
+        self._ends: list[tuple[int, ...]] = []
         self._latest: tuple[torch.Tensor | None, bool] = (None, False)
         """Result of the latest call, and True if that was the first call of the problem in this process."""
 
@@ -108,6 +96,8 @@ class Bench:
             out, guards = guarded_out(self.problem.out, self.device, payload)
         elif out is None:
             kept = poison_free_memory(self.problem.out, self.device, payload)
+        if operands.offs is not None:
+            self._ends = [*self._ends[-2:], tuple(operands.offs.tolist())]
         first = self.problem not in self.subject.called
         result = self.launch(operands, out, wait=wait)
         del kept
@@ -198,6 +188,7 @@ class Bench:
             return True, ratio
         whole = self._judge.whole(expectation) if result.numel() <= MOST_EXPLAINED else None
         if whole is not None:
+            known = known or isinstance(expectation, GroupedExpectation)
             self.explain(result, Expected(name=expectation.name, operands=expectation.operands, right=whole, known=known))
         else:
             origin = expectation.origin(bad.index, batched=self.problem.batched)
@@ -232,7 +223,7 @@ class Bench:
         place = tuple(int(i) for i in torch.unravel_index(bad.flatten().to(torch.uint8).argmax(), bad.shape))
         unwritten = is_poison(result).reshape(bad.shape)
         element = BadElement(
-            index=place if self.problem.batched else place[1:],
+            index=place[-result.dim() :],
             got=float(got[place]),
             expected=float(value[place]),
             tolerance=float(tolerance[place]),
@@ -258,7 +249,7 @@ class Bench:
         latest, first = self._latest
         if result is not latest:
             return None
-        noted, results, operands = len(self.failures), self._results, self.given(expected.operands)
+        noted, results, ends, operands = len(self.failures), self._results, self._ends, self.given(expected.operands)
         try:
             for _ in range(CALLED_AGAIN):
                 other = self.call(operands, watch=False)
@@ -268,26 +259,31 @@ class Bench:
             return Diagnosis(DIFFERS)
         finally:
             del self.failures[noted:]
-            self._results = results
+            self._results, self._ends = results, ends
         return None
 
     def _diagnosis(
         self, got: torch.Tensor, expected: Expected, bad: torch.Tensor, unwritten: torch.Tensor, *, left: bool
     ) -> Diagnosis:
         changed = any(failure.property_name == "inputs-unchanged" for failure in self.failures)  # it falsifies the expectation
-        if self.problem.groups or (not left and (changed or not expected.known)):
-            return Diagnosis("elements left unwritten" if left else "")
-        return diagnose(
-            Evidence(
-                problem=joined(self.problem), operands=side_by_side(self.given(expected.operands)), got=got,
-                expected=expected.right.value, tolerance=expected.right.error, bad=bad, unwritten=unwritten,
-                earlier=tuple(self._results[:-1]),
-            )
+        if not left and (changed or not expected.known):
+            return Diagnosis("")
+        evidence = Evidence(
+            problem=joined(self.problem), operands=side_by_side(self.given(expected.operands)), got=got,
+            expected=expected.right.value, tolerance=expected.right.error, bad=bad, unwritten=unwritten,
+            earlier=tuple(self._results[:-1]),
         )  # fmt: skip
+        if not self.problem.groups:
+            return diagnose(evidence)
+        return diagnose_grouped(GroupEvidence(evidence=evidence, whole=self._whole, earlier_ends=tuple(self._ends[:-1])))
+
+    def _whole(self, problem: Problem, expectation: Expectation) -> Approximate | None:
+        """Return all elements of an expectation for a problem with the operands of this one."""
+        return Judge(problem, self.claims, self.extra).whole(expectation)
 
     def _wide(self, result: torch.Tensor) -> torch.Tensor:
         """Return a copy in float64 (B, M, N)."""
-        return result.to(torch.float64, copy=True).reshape(self.problem.batch, self.problem.m, self.problem.n)
+        return result.to(torch.float64, copy=True).reshape(self.problem.batch, *self.problem.out.size[-2:])
 
 
 def _claimed(subject: Subject, problem: Problem) -> tuple[Problem, Claims]:

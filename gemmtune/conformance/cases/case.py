@@ -13,15 +13,16 @@ from ...declaration.blocks import sparsity_of_text
 from ...declaration.labels import (
     BIASES,
     DTYPES,
-    FLOAT8,
+    GATES,
+    INDEX_DTYPES,
     NARROW_FLOATS,
     OPS,
-    QUANTIZED,
     ROWS,
     SCALES,
     SCALES_OF,
     SHORT_DTYPES,
     WEIGHTS,
+    weights_of,
 )
 from ...declaration.layouts import PLAIN, OperandLayout, kinds_of_texts
 from ...errors import CaseError
@@ -29,6 +30,8 @@ from ...problem.operation import Operation
 from ...problem.rules import MOST_GROUPS
 from ...problem.sparsity import Sparsity
 
+PLAIN_GROUPS = 4
+"""Groups of a case that gives no number."""
 SCALARS = ("zero", "one", "general")
 YES_NO = ("no", "yes")
 _LONG_DTYPES = {short: name for name, short in SHORT_DTYPES.items()}
@@ -36,9 +39,9 @@ _SIZES = re.compile(r"(?:(\d+)x)?(\d+)x(\d+)x(\d+)")
 _PROPERTY, _VARIANT = re.compile(r"[a-z][a-z0-9-]*"), re.compile(r"[A-Za-z0-9_.+]+")
 _LEGAL: dict[str, tuple[str, ...]] = {
     "op": OPS, "dtype": tuple(DTYPES), "bias": BIASES, "alpha": SCALARS, "beta": SCALARS, "scales": SCALES,
-    "scale_dtype": ("", *NARROW_FLOATS), "zeros": YES_NO, "result": ("", *NARROW_FLOATS),
+    "scale_dtype": ("", *NARROW_FLOATS), "zeros": YES_NO, "result": ("", *NARROW_FLOATS), "gated": ("", *GATES),
+    "index": ("", *INDEX_DTYPES),
 }  # fmt: skip
-_LEGAL_WEIGHTS = {"mixed_mm": ("", *WEIGHTS), "scaled_mm": ("", *FLOAT8)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,13 +70,13 @@ class Case:
     scales: str = "tensor"
     """Granularity of one scale, a word of ``labels.SCALES_OF``."""
     scale_dtype: str = ""
-    """Dtype of the scales. Empty: the dtype of a for mixed_mm, float32 for the other operations."""
+    """Dtype of scales, and of the weights of rows that are added up. Empty: that of a if the operation allows it, else float32."""
     weights: str = ""
-    """Dtype of the elements of b. Empty: int8 for mixed_mm, the dtype of a otherwise. scaled_mm may have the other 8-bit float."""
+    """Dtype of the elements of b. Empty: int8 if b is widened, else the dtype of a. b of 8-bit floats may be the other one."""
     zeros: str = "no"
     """Presence of zero points, ``yes`` or ``no``."""
     result: str = ""
-    """Dtype of the result of scaled_mm. Empty: bfloat16."""
+    """Dtype of the result, for operations whose calls may name it. Empty: the default of the operation."""
     k2: str = ""
     """K of the second product c @ d of mm_plus_mm.
 
@@ -83,13 +86,21 @@ class Case:
     """Class of a block-sparse weight, as ``declaration.blocks`` spells it. Empty: 16x16 blocks, half of them present."""
     groups: str = ""
     """Number of groups of a grouped product. Empty: 4."""
+    tokens: str = ""
+    """Number of rows of a, of which an index picks M. Empty: a has M rows and no index."""
+    each: str = ""
+    """Number of rows of the product that are weighted and added up to each of the M rows of the result. Empty: 1."""
+    gated: str = ""
+    """Function of gates, for operations whose columns may be gated."""
+    index: str = ""
+    """Dtype of the index operands. Empty: int64."""
     variant: str = ""
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name, legal in (*_LEGAL.items(), ("weights", _LEGAL_WEIGHTS.get(self.op, ("",)))):
-            if (value := getattr(self, name)) not in legal:
-                raise CaseError(f"{name}: got {value!r}, expected one of {', '.join(legal)}")
+        for name, legal in _LEGAL.items():
+            _check_word(name, getattr(self, name), legal)
+        _check_word("weights", self.weights, ("", *weights_of(self.op)))
         if not _PROPERTY.fullmatch(self.property_name):
             raise CaseError(f"property: got {self.property_name!r}, expected lower-case words joined by hyphens")
         if self.variant and not _VARIANT.fullmatch(self.variant):
@@ -100,12 +111,25 @@ class Case:
             raise CaseError(f"blocks: got {self.blocks!r} for {self.op}, expected nothing: its operands are dense")
         if self.groups and not (self.row.grouped and self.groups.isdecimal() and 1 <= int(self.groups) <= MOST_GROUPS):
             raise CaseError(f"groups: got {self.groups!r} for {self.op}, expected 1 to {MOST_GROUPS}, and a grouped operation")
+        self._check_routes()
         if (sparsity := self.sparsity) is not None and (self.n % sparsity.block_n or self.k % sparsity.block_k):
             raise CaseError(f"blocks: got {sparsity} for N = {self.n}, K = {self.k}, expected blocks that divide them")
         for text in (self.a, self.b, self.inp, *([self.out] if self.out else [])):
             OperandLayout.parse(text)
         if self.op in SCALES_OF and self.scales not in SCALES_OF[self.op]:
             raise CaseError(f"scales: got {self.scales!r}, expected for {self.op} one of {', '.join(SCALES_OF[self.op])}")
+
+    def _check_routes(self) -> None:
+        """Raise CaseError for a field of routes whose operand or option the operation lacks."""
+        row = self.row
+        for name, role in (("tokens", "rows"), ("each", "weights")):
+            value = getattr(self, name)
+            if value and (row.operand(role) is None or not value.isdecimal() or not int(value)):
+                raise CaseError(f"{name}: got {value!r} for {self.op}, expected 1 or more, and an operation with {role}")
+        if self.gated and "gated" not in row.options:
+            raise CaseError(f"gated: got {self.gated!r} for {self.op}, expected nothing: its columns are not gated")
+        if self.index and not self.index_roles:
+            raise CaseError(f"index: got {self.index!r} for {self.op}, expected nothing: no index picks or places its rows")
 
     @property
     def id(self) -> str:
@@ -171,14 +195,29 @@ class Case:
         return self.row.operand("inp") is not None
 
     @property
-    def quantized(self) -> bool:
-        """True if an operand has 8 bits or fewer."""
-        return self.op in QUANTIZED
+    def index_roles(self) -> tuple[str, ...]:
+        """Roles of the index operands that pick or place rows."""
+        return tuple(operand.role for operand in self.row.operands if operand.indexes)
+
+    @property
+    def extents(self) -> dict[str, int]:
+        """Sizes by the symbols of the row. K counts numbers, also of a packed b."""
+        each = int(self.each or 1)
+        return {
+            "1": 1, "B": self.batch, "M": self.m * each, "N": self.n * (2 if self.gated else 1), "K": self.k, "K2": self.summed[-1],
+            "G": int(self.groups or PLAIN_GROUPS), "T": int(self.tokens or self.m), "C": each,
+        }  # fmt: skip
 
     @property
     def packed(self) -> bool:
         """True if b packs two numbers into each byte, so that K must be even."""
         return self.row.widens_b and bool(WEIGHTS[self.weights or "int8"][1])
+
+    @property
+    def step_of_k(self) -> int:
+        """Number that divides K: the terms that share a scale of a group's matrix, or two that share a byte."""
+        word, _, terms = self.scales.partition("group_")
+        return int(terms) if self.row.grouped and not word and terms else 2 if self.packed else 1
 
     @property
     def b_dtype(self) -> torch.dtype:
@@ -190,11 +229,16 @@ class Case:
     @property
     def kinds(self) -> frozenset[str]:
         """Kinds of strides of a, b, and the added operand or scales."""
-        return kinds_of_texts(self.a, self.b, *([self.inp] if self.added or self.quantized else []))
+        return kinds_of_texts(self.a, self.b, *([self.inp] if self.added or self.op in SCALES_OF else []))
 
 
 _DEFAULTS = {f.name: f.default for f in dataclasses.fields(Case)}
 _OPTIONAL = (
     "a", "b", "out", "inp", "bias", "alpha", "beta", "scales", "scale_dtype", "weights", "zeros", "result", "k2", "blocks",
-    "groups", "variant", "seed",
+    "groups", "tokens", "each", "gated", "index", "variant", "seed",
 )  # fmt: skip
+
+
+def _check_word(name: str, value: str, legal: tuple[str, ...]) -> None:
+    if value not in legal:
+        raise CaseError(f"{name}: got {value!r}, expected one of {', '.join(legal)}")

@@ -1,14 +1,15 @@
-"""Forms of a quantized operation: the declared kinds of scales, weights, zero points and results."""
+"""Forms of an operation: the declared kinds of scales, weights, zero points, results, gates and index operands."""
 
 from __future__ import annotations
 
 import functools
 import itertools
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ...declaration.labels import FLOAT8, ROWS, SCALES_OF
+from ...declaration.labels import FLOAT8, ROWS, SCALES_OF, plain_scales, weights_of
 
 if TYPE_CHECKING:
     from ...declaration.traits import Traits
@@ -19,7 +20,10 @@ _GOLDEN = 0.6180339887498949
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Form:
-    """Fields of a case that describe its quantization. ``other`` means that b of scaled_mm has the 8-bit float that a has not."""
+    """Fields of a case that choose among the forms of its operation.
+
+    ``other`` means that b has the 8-bit float that a has not, ``picks`` that an index picks rows of a.
+    """
 
     scales: str = "tensor"
     scale_dtype: str = ""
@@ -27,31 +31,45 @@ class Form:
     zeros: str = "no"
     result: str = ""
     other: bool = False
+    picks: bool = False
+    gated: str = ""
+    index: str = ""
 
     def fits(self, case: Case) -> bool:
         """Return True if ``case`` has this form."""
         other = case.row.float8 and bool(case.weights)
         weights, other = "" if other else case.weights, other and case.weights != case.dtype
         return self == Form(
-            scales=case.scales, scale_dtype=case.scale_dtype, weights=weights, zeros=case.zeros, result=case.result, other=other
-        )
+            scales=case.scales, scale_dtype=case.scale_dtype, weights=weights, zeros=case.zeros, result=case.result, other=other,
+            picks=bool(case.tokens), gated=case.gated, index=case.index,
+        )  # fmt: skip
 
     def of(self, case: Case) -> Case:
-        """Return ``case`` in this form."""
+        """Return ``case`` in this form. An a of which rows are picked gets as many rows as the case has."""
         weights = FLOAT8[case.dtype == FLOAT8[0]] if self.other else self.weights
-        return case.changed(scales=self.scales, scale_dtype=self.scale_dtype, weights=weights, zeros=self.zeros, result=self.result)
+        return case.changed(
+            scales=self.scales, scale_dtype=self.scale_dtype, weights=weights, zeros=self.zeros, result=self.result,
+            tokens=str(max(case.m, 1)) if self.picks else "", gated=self.gated, index=self.index,
+        )  # fmt: skip
+
+
+PLAIN_FORMS = (Form(),)
+"""Forms of an operation that has just one."""
 
 
 def forms_of(op: str, traits: Traits) -> tuple[Form, ...]:
-    """Return the forms that an operation may have: one empty form if it is dense, none if no kind of scales is declared."""
-    if op not in SCALES_OF:
-        return (Form(),)
-    scales = tuple(word for word in SCALES_OF[op] if word in traits.scales)
-    return _combined(op, scales, traits.scale_dtypes, traits.weights, traits.zeros, traits.float8_pairs, traits.results)
+    """Return the forms that the traits declare of an operation: ``PLAIN_FORMS`` if its row leaves no choice.
+
+    Return none if no kind of scales, of weights, or of routes is declared.
+    """
+    scales = traits.scales_of(op)
+    weights = tuple(word for word in traits.weights if word in weights_of(op))
+    ways = tuple(_ways(op, traits.gates, traits.index_dtypes))
+    return _forms(op, scales, traits.scale_dtypes, weights, traits.zeros, traits.float8_pairs, traits.results, ways)
 
 
 @functools.cache
-def _combined(
+def _forms(
     op: str,
     scales: tuple[str, ...],
     scale_dtypes: tuple[str, ...],
@@ -59,21 +77,52 @@ def _combined(
     zeros: bool,
     pairs: bool,
     results: tuple[str, ...],
+    ways: tuple[tuple[bool, str, str], ...],
 ) -> tuple[Form, ...]:
-    if ROWS[op].integers:
-        others = ("", *(name for name in scale_dtypes if name != "float32"))
-        return tuple(Form(scales=kind, scale_dtype=dtype) for kind, dtype in itertools.product(scales, others))
-    if ROWS[op].widens_b:
-        return tuple(
-            Form(scales=kind, scale_dtype=dtype, weights=_unless("int8", held), zeros=zero)
-            for kind, held in itertools.product(scales, weights)
-            for dtype in ("",) + ("float32",) * ("float32" in scale_dtypes and kind != "none")
-            for zero in ("no",) + ("yes",) * (zeros and kind != "none")
-        )
+    """Return every combination of what the row has and the traits declare, in the order of these arguments."""
+    row = ROWS[op]
+    kinds = scales if op in SCALES_OF else (plain_scales(op),)
+    held = tuple(_unless("int8", word) for word in weights) if row.widens_b else ("",)
+    given = tuple(_unless("bfloat16", word) for word in results) if row.names_result else ("",)
     return tuple(
-        Form(scales=kind, result=_unless("bfloat16", result), other=other)
-        for kind, result, other in itertools.product(scales, results, (False, True) if pairs else (False,))
+        Form(
+            scales=kind,
+            scale_dtype=dtype,
+            weights=word,
+            zeros=zero,
+            result=result,
+            other=other,
+            picks=picks,
+            gated=gated,
+            index=index,
+        )
+        for kind, word in itertools.product(kinds, held)
+        for dtype in _scale_dtypes(op, kind, scale_dtypes)
+        for zero in ("no",) + ("yes",) * (zeros and kind != "none" and row.operand("zero_b") is not None)
+        for result, other in itertools.product(given, (False, True) if pairs and row.float8 else (False,))
+        for picks, gated, index in ways
     )
+
+
+def _scale_dtypes(op: str, kind: str, declared: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the dtypes of scales: the usual one as "", then declared others that the operation allows."""
+    row = ROWS[op]
+    if op != row.name:  # a factor, which may have any declared dtype
+        return ("", *(name for name in declared if name != "float32"))
+    like_a = any(operand.scales and operand.like_a for operand in row.operands)
+    return ("",) + ("float32",) * (like_a and "float32" in declared and kind != "none")
+
+
+def _ways(op: str, gates: tuple[str, ...], indices: tuple[str, ...]) -> Iterator[tuple[bool, str, str]]:
+    """Yield (an index picks rows, function of gates, dtype of index operands)."""
+    row = ROWS[op]
+    words = tuple(_unless("int64", word) for word in indices) if any(operand.indexes for operand in row.operands) else ("",)
+    may_pick = row.operand("rows") is not None
+    for index in words:
+        yield may_pick, "", index
+    if "gated" in row.options:
+        for gate, picks in itertools.product(gates, (True, False)):
+            yield from ((picks, gate, index) for index in (words if picks else ("",)))
 
 
 def _unless(default: str, word: str) -> str:

@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from ...declaration.blocks import KINDS, SIDES, sparsity_of_text
-from ...declaration.labels import DTYPES, ROWS, STRIDED
+from ...declaration.labels import DTYPES, ROWS, STRIDED, plain_scales
 from ...declaration.layouts import PLAIN
 from .case import Case
-from .forms import form_number, forms_of
+from .forms import PLAIN_FORMS, form_number, forms_of
 from .scope import Level, Scope
 
 T = TypeVar("T")
@@ -48,6 +48,8 @@ UNUSUAL = ("row+8", "col+17", "col@3", "every2", "every3", "rows0", "cols0", "wi
 BATCHES = (3, 2)
 GROUPS = ("", "1", "7", "33")
 """Numbers of groups. The largest one exceeds the rows of small cases."""
+EACH = ("2", "", "3")
+"""Numbers of rows that are added up to one."""
 
 
 def shapes(scope: Scope) -> tuple[Size, ...]:
@@ -108,7 +110,7 @@ class Sample:
     """Enumeration of the cases of a property. Fields that depend on the scope may be functions of it.
 
     ``budget`` is the approximate number of cases at smoke, full and exhaustive, for any number of operations and dtypes. Each
-    operation with each dtype gets at least one. With ``every_pair`` it gets every pair of strides, above smoke. Sizes grow to
+    operation with each dtype gets at least ``least``. With ``every_pair`` it gets every pair of strides, above smoke. Sizes grow to
     what the traits allow. A variant is the field of that name, or a mapping of several fields of a case. ``admits`` drops cases.
     ``finish`` changes the others before the scope checks them, together with the ``further`` cases that a check derives.
     """
@@ -120,6 +122,7 @@ class Sample:
     ops: tuple[str, ...] = STRIDED
     dtypes: tuple[str, ...] = tuple(DTYPES)
     every_pair: bool = False
+    least: int = 1
     admits: Callable[[Case], bool] = lambda _: True
     finish: Callable[[Case], Case] = lambda case: case
     further: Callable[[Case], Iterable[Case]] = lambda _: ()
@@ -132,12 +135,12 @@ class Sample:
         pairs = self.pairs(scope) if callable(self.pairs) else self.pairs
         variants = self.variants(scope) if callable(self.variants) else self.variants
         sizes = list(dict.fromkeys(fitting(scope, *size) for size in wanted))
-        count = max(1, self.budget[scope.level - 1] // max(len(contexts), 1))
+        count = max(self.least, self.budget[scope.level - 1] // max(len(contexts), 1))
         if self.every_pair and scope.level > Level.SMOKE:
             count = max(count, len(pairs))
         for number, (op, dtype) in enumerate(contexts):
             start = number * count
-            plain = Case(property_name=name, op=op, dtype=dtype, m=0, n=0, k=0)
+            plain = Case(property_name=name, op=op, dtype=dtype, m=0, n=0, k=0, scales=plain_scales(op))
             allowed = (
                 case
                 for i, (size, pair, variant) in enumerate(covering(len(sizes), len(pairs), len(variants), start=start))
@@ -165,12 +168,13 @@ class Sample:
                 alpha="general" if traits.alpha else "one",
                 beta="general" if traits.beta else "one",
             )
-        if case.quantized:
-            forms = forms_of(case.op, traits)
-            if not forms:
-                return None
+        forms = forms_of(case.op, traits)
+        if not forms:
+            return None
+        if forms != PLAIN_FORMS:
             case = forms[form_number(number + zlib.crc32(case.property_name.encode()), len(forms))].of(case)
-            case = case.changed(k=case.k + case.k % 2) if case.packed else case
+            case = _routed(case, number // len(forms))
+            case = case.changed(k=k + -k % case.step_of_k)
         if case.row.second == "K2" and k:  # K2 cycles through equal to K, longer than K and shorter than K
             by = traits.multiples[2]
             case = case.changed(k2=("", str(2 * k + by), str(max(k // 2 // by * by, by)))[number % 3])
@@ -180,6 +184,13 @@ class Sample:
         if "~" in case.a + case.b + case.out + case.inp and not case.batched:
             return None
         return case if all(scope.allows(x) for x in (case, *self.further(case))) else None
+
+
+def _routed(case: Case, number: int) -> Case:
+    """Return ``case`` with the ``number``-th count of rows that are picked from, fewer or more than M, or added up."""
+    if case.tokens:
+        return case.changed(tokens=str((max(case.m // 2, 1), case.m, 2 * case.m + 3)[number % 3]))
+    return case.changed(each=EACH[number % len(EACH)]) if case.row.operand("weights") is not None else case
 
 
 def sample_order(cases: Iterable[Case], *, seed: int) -> list[Case]:

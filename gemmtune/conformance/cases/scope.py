@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import IntEnum
 
-from ...declaration.labels import DTYPES, FLOAT8, FLOATS, NARROW_FLOATS, OPS, ROWS
+from ...declaration.labels import DTYPES, FLOAT8, FLOATS, OPS, ROWS
 from ...declaration.layouts import KINDS, PLAIN
 from ...declaration.traits import Traits
 from .case import Case
@@ -49,21 +49,13 @@ class Scope:
         """Return the input dtypes to test for one operation. Without declared dtypes these are its default ones."""
         declared = self.traits.dtypes
         row = ROWS[op]
-        if row.integers:
-            legal: tuple[str, ...] = ("int8",)
+        legal = tuple(name for name, dtype in DTYPES.items() if dtype in row.operands[0].dtypes)
+        if row.integers or (row.float8 and declared is None):
             offered = legal
         elif row.float8:
-            legal = FLOAT8
-            offered = tuple(name for name in declared if name in legal) or FLOAT8[:1] if declared is not None else legal
-        elif row.grouped:
-            legal = (*NARROW_FLOATS, "tf32")
-            offered = declared if declared is not None else NARROW_FLOATS
-        elif row.sparse:
-            legal = tuple(name for name, dtype in DTYPES.items() if dtype in row.operands[0].dtypes)
-            offered = declared if declared is not None else (*FLOATS, "int8")
+            offered = tuple(name for name in declared or () if name in legal) or FLOAT8[:1]
         else:
-            legal = (*NARROW_FLOATS, "tf32") if row.widens_b else tuple(d for d in DTYPES if d not in ("int8", *FLOAT8))
-            offered = declared if declared is not None else FLOATS
+            offered = declared if declared is not None else (*FLOATS, "int8")
         kept = [name for name in offered if name in legal and (not self.dtypes or name in self.dtypes)]
         return tuple(name for name in kept if name != "tf32" or self.device_type == "cuda")
 
@@ -92,9 +84,7 @@ class Scope:
             return False
         if case.out and not traits.out:
             return False
-        if case.packed and case.k % 2:
-            return False
-        if case.quantized and not any(form.fits(case) for form in forms_of(case.op, traits)):
+        if case.k % case.step_of_k or not any(form.fits(case) for form in forms_of(case.op, traits)):
             return False
         undeclared = [name for name in ("alpha", "beta") if getattr(case, name) != "one" and not getattr(traits, name)]
         if case.added and (case.bias not in traits.bias or undeclared):

@@ -1,4 +1,4 @@
-"""The Problem of a case."""
+"""The Problem of a case: an operand for each of the row's, with sizes by their symbols."""
 
 from __future__ import annotations
 
@@ -12,70 +12,89 @@ from ...declaration.layouts import PLAIN, OperandLayout
 from ...problem import Layout, Precision, Problem
 from ...problem.contiguous import bias_shapes
 from ...problem.fused import factor_shapes, multiply
+from ...problem.operation import Operand
 from ...problem.scales import scale_layouts, weight_scale_layout
 from ...problem.trace import trace
 from .case import Case
 
-PLAIN_GROUPS = 4
-"""Groups of a case that gives no number."""
-
 
 def problem_of(case: Case, device_type: str) -> Problem:
     """Return the problem of ``case``. It has an epilogue for int_mm_mul only: the sum times a factor."""
-    dtype = DTYPES[case.dtype]
-    strides_a, strides_b, strides = (OperandLayout.parse(text) for text in (case.a, case.b, case.inp))
-    lead = (case.batch,) if case.batched else ()
-    encoding = WEIGHTS[case.weights or "int8"][1] if case.row.widens_b else ""
-    result = DTYPES[case.result] if case.result else case.row.result_dtype(dtype, epilogue=False)
-    more: dict[str, Any] = {}
-    if case.sparsity is not None:
-        more["sparsity"] = case.sparsity
-    if case.row.grouped:
-        groups = int(case.groups or PLAIN_GROUPS)
-        lead_b, lead_out = ((groups,), ()) if case.op == "grouped_mm" else ((), (groups,))
-        more["offs"] = Layout.contiguous((groups,), torch.int32)
-    else:
-        lead_b, lead_out = lead, lead
-    if case.row.second:
-        _, k2 = case.summed
-        strides_c, strides_d = (strides_b, strides_a) if case.k2 else (strides_a, strides_b)
-        more |= {"c": strides_c.layout((case.m, k2), dtype), "d": strides_d.layout((k2, case.n), dtype)}
-    if case.op != case.row.name:
+    dtype, sizes = DTYPES[case.dtype], case.extents
+    strides = OperandLayout.parse(case.inp)
+    row = case.row.given(["rows"] if case.tokens else [], gated=case.gated)
+    result = DTYPES[case.result] if case.result else row.result_dtype(dtype, epilogue=False)
+    fields: dict[str, Any] = {operand.role: _layout(case, operand) for operand in row.matrices}
+    if case.op != row.name:
         result = DTYPES[case.scale_dtype or "float32"]
         factor = strides.layout(factor_shapes(case.m, case.n)[case.scales], result)
         like = torch.empty_strided(factor.size, factor.stride, dtype=factor.dtype, device="meta")
-        more["epilogue"] = dataclasses.replace(trace(multiply, torch.float32, [like]), operands=(factor,))
+        fields["epilogue"] = dataclasses.replace(trace(multiply, torch.float32, [like]), operands=(factor,))
+    if "encoding" in row.options:
+        fields["encoding"] = _encoding(case)
+    out = tuple(row.extent(symbol, sizes) for symbol in row.out_symbols)
+    if case.added:
+        inp = strides.layout(bias_shapes(out)[case.bias], dtype)
+        fields |= {"inp": inp, "alpha": case.alpha, "beta": case.beta}
     return Problem(
-        op=case.row.name,
-        a=strides_a.layout((*lead, case.m, case.k), dtype),
-        b=_weight(case)
-        if case.sparsity is not None
-        else strides_b.layout((*lead_b, case.k >> bool(encoding), case.n), case.b_dtype),
-        out=OperandLayout.parse(case.out or PLAIN).layout((*lead_out, case.m, case.n), result),
-        inp=strides.layout(bias_shapes((*lead, case.m, case.n))[case.bias], dtype) if case.added else None,
-        alpha=case.alpha if case.added else "one",  # type: ignore[arg-type]
-        beta=case.beta if case.added else "zero",  # type: ignore[arg-type]
+        op=row.name,
+        out=OperandLayout.parse(case.out or PLAIN).layout(out, result),
         device_type=device_type,
-        encoding=encoding,
         precision=Precision(input_mode="tf32" if case.dtype == "tf32" else "ieee"),
-        **more,
-        **_scales(case, strides),
+        sparsity=case.sparsity,
+        gated=case.gated,
+        **(fields | _scales(case, strides)),
     )
 
 
-def _weight(case: Case) -> Layout:
-    """Return the layout of b (K, N), the transpose of a weight (N, K)."""
-    return Layout.contiguous((case.n, case.k), case.b_dtype).transposed
+def _encoding(case: Case) -> str:
+    return WEIGHTS[case.weights or "int8"][1]
+
+
+def _layout(case: Case, operand: Operand) -> Layout | None:
+    """Return the layout of an operand whose size the row gives in symbols. ``_scales`` has those of scales."""
+    role = operand.role
+    if "S" in (operand.shape or ()):
+        return None
+    if role == "b" and case.sparsity is not None:
+        return Layout.contiguous((case.n, case.k), case.b_dtype).transposed  # (K, N), the transpose of a weight (N, K)
+    size = tuple(case.extents[symbol] for symbol in case.row.symbols(operand))
+    if role == "b" and case.packed:
+        size = (*size[:-2], size[-2] // 2, size[-1])
+    return _strides_of(case, role).layout(size, _dtype_of(case, operand))
+
+
+def _strides_of(case: Case, role: str) -> OperandLayout:
+    """Return the strides of an operand. c and d have those of b and a if K2 is given, else those of a and b."""
+    first, second = (case.b, case.a) if case.k2 else (case.a, case.b)
+    return OperandLayout.parse({"a": case.a, "b": case.b, "c": first, "d": second}.get(role, PLAIN))
+
+
+def _dtype_of(case: Case, operand: Operand) -> torch.dtype:
+    if operand.role == "b":
+        return case.b_dtype
+    if operand.role in case.index_roles:
+        return getattr(torch, case.index or "int64")  # type: ignore[no-any-return]
+    if operand.scales:
+        return DTYPES[case.scale_dtype or case.dtype]
+    return DTYPES[case.dtype] if operand.like_a or operand.role == "a" else operand.dtypes[0]
 
 
 def _scales(case: Case, strides: OperandLayout) -> dict[str, Any]:
-    """Return the layouts of scale_a, scale_b and zero_b, by name."""
+    """Return the layouts of scale_a, scale_b and zero_b, by name. Those of groups' matrices lie side by side, without gaps."""
     kind: Any = case.scales
+    lead = (case.extents["G"],) if case.row.grouped else ()
     if case.row.float8:
-        layouts = zip(("scale_a", "scale_b"), scale_layouts(case.m, case.n, case.k, kind), strict=True)
-        return {name: strides.layout(layout.size, layout.dtype) for name, layout in layouts}
+        scale_a, scale_b = scale_layouts(case.extents["M"], case.n, case.k, kind)
+        return {"scale_a": strides.layout(scale_a.size, scale_a.dtype), "scale_b": _scale_b(scale_b, lead, strides)}
     scale = weight_scale_layout(case.n, case.k, kind, DTYPES[case.scale_dtype or case.dtype]) if case.row.widens_b else None
     if scale is None:
         return {}
-    layout = strides.layout(scale.size, scale.dtype)
+    layout = _scale_b(scale, lead, strides)
     return {"scale_b": layout, "zero_b": layout if case.zeros == "yes" else None}
+
+
+def _scale_b(scale: Layout, lead: tuple[int, ...], strides: OperandLayout) -> Layout:
+    if lead:
+        return Layout.contiguous((*lead, *scale.size), scale.dtype)
+    return strides.layout(scale.size, scale.dtype)

@@ -14,10 +14,22 @@ import torch
 
 from . import addressing, epilogue, k_ranges, quantized, rounding
 from .evidence import Evidence, View
+from .groups import GroupEvidence, diagnose_groups
 from .match import DIFFERS, FIRST_CALL, WRONG_DTYPE, Bug, Diagnosis, fitting, kind_of
 from .signs import errors_in, first_sign, last_sign, place
 
-__all__ = ["BUGS", "DIFFERS", "FIRST_CALL", "WRONG_DTYPE", "Diagnosis", "Evidence", "diagnose", "kind_of"]
+__all__ = [
+    "BUGS",
+    "DIFFERS",
+    "FIRST_CALL",
+    "WRONG_DTYPE",
+    "Diagnosis",
+    "Evidence",
+    "GroupEvidence",
+    "diagnose",
+    "diagnose_grouped",
+    "kind_of",
+]
 
 BUGS: tuple[Bug, ...] = (
     epilogue.missing,
@@ -62,6 +74,14 @@ def diagnose(evidence: Evidence) -> Diagnosis:
         # Without a matching bug, describe the errors.
         text = text or rounding.overflow(view) or last_sign(evidence) or rounding.round_off(view) or errors_in(evidence)
     return Diagnosis(text, tuple(dict.fromkeys(other for other in (*everywhere, *possible) if other != text)))
+
+
+def diagnose_grouped(known: GroupEvidence) -> Diagnosis:
+    """Return the diagnosis of a wrong grouped product, such as ``matrix of the next group``, or one with an empty text."""
+    if known.problem.empty:
+        return Diagnosis()
+    with _one_thread():
+        return Diagnosis(*diagnose_groups(known, diagnose))
 
 
 @contextlib.contextmanager

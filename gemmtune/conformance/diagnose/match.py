@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterator
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple, Protocol, TypeAlias, TypeVar
 
 import torch
 
+from ...problem import Problem
 from ...problem.dtypes import dtype_info
 from .evidence import View
 
@@ -27,8 +28,9 @@ MOST_LEFT = 0.5
 class Suspect(NamedTuple):
     """Result that a bug would give: float64, of a view, not rounded to the output dtype.
 
-    ``tried`` is the number of variants of the bug. ``share`` is the share of wrong elements that the bug has to explain.
-    ``along_k`` marks a bug of K alone, which spoils rows and columns alike.
+       ``tried`` is the number of variants of the bug. ``share`` is the share of wrong elements that the bug has to explain.
+       ``along_k`` marks a bug of K alone, which spoils rows and columns alike. ``error`` is the allowed error of the result.
+    Without it, the tolerance of the expectation applies.
     """
 
     text: str
@@ -36,8 +38,31 @@ class Suspect(NamedTuple):
     tried: int = 1
     share: float = 1.0
     along_k: bool = False
+    error: torch.Tensor | None = None
 
 
+class Seen(Protocol):
+    """What matching needs of a view: elements of the result, float64, of one shape."""
+
+    @property
+    def problem(self) -> Problem:
+        """Problem of the call."""
+
+    got: torch.Tensor
+    expected: torch.Tensor
+    tolerance: torch.Tensor
+    bad: torch.Tensor
+
+    @property
+    def allowance(self) -> torch.Tensor:
+        """Typical rounding error of sums."""
+
+    @property
+    def integral(self) -> bool:
+        """True if all finite numbers are integers."""
+
+
+S = TypeVar("S", bound=Seen)
 Bug: TypeAlias = Callable[[View], Iterator[Suspect]]
 """Generator of the suspects of one kind of bug, the likeliest first. A suspect that changes nothing explains nothing."""
 
@@ -50,11 +75,12 @@ class Fit(NamedTuple):
     certain: bool
 
 
-def _fit(view: View, suspect: Suspect) -> Fit | None:
+def _fit(view: Seen, suspect: Suspect) -> Fit | None:
     """Match a suspect with the result. Return None if it does not explain it, or if it spoils other elements and may be chance."""
     result, info = suspect.result, dtype_info(view.problem.out.dtype)
     # Margin of a kernel with this bug: the tolerance, rounding to the output dtype, rounding on the way.
-    margin = view.tolerance.nan_to_num(0, 0) + 1.01 * info.unit_roundoff * result.abs() + info.smallest_subnormal + view.allowance
+    tolerance = view.tolerance if suspect.error is None else suspect.error
+    margin = tolerance.nan_to_num(0, 0) + 1.01 * info.unit_roundoff * result.abs() + info.smallest_subnormal + view.allowance
     same = ((view.got - result).abs() <= margin) | (view.got.isnan() & result.isnan()) | (view.got == _stored(view, result))
     # At wrong elements the suspect must be much closer to the result than the expectation is.
     before, after = ((view.got - x).abs()[view.bad] for x in (view.expected, result))
@@ -68,18 +94,18 @@ def _fit(view: View, suspect: Suspect) -> Fit | None:
     return Fit(suspect, everywhere=False, certain=True) if bits >= CONFINED_BITS else None
 
 
-def fitting(view: View, bug: Bug) -> Iterator[Fit]:
+def fitting(view: S, bug: Callable[[S], Iterator[Suspect]]) -> Iterator[Fit]:
     """Yield the matches among the suspects of a bug."""
     return (found for suspect in bug(view) if (found := _fit(view, suspect)) is not None)
 
 
-def _stored(view: View, result: torch.Tensor) -> torch.Tensor:
+def _stored(view: Seen, result: torch.Tensor) -> torch.Tensor:
     """Return ``result`` rounded to the output dtype. Integers stay as they are."""
     dtype = view.problem.out.dtype
     return result if dtype_info(dtype).is_integer else result.to(dtype).double()
 
 
-def _evidence(view: View, result: torch.Tensor, margin: torch.Tensor, same: torch.Tensor) -> float:
+def _evidence(view: Seen, result: torch.Tensor, margin: torch.Tensor, same: torch.Tensor) -> float:
     """Return the evidence in bits: the size of the explained errors, measured in margins.
 
     If the suspect gives an element to the last bit, the margin is half a unit in the last place, or 0.5 for integers.

@@ -115,14 +115,14 @@ def place(bad: torch.Tensor) -> str:
     if not wrong or wrong < DENSE * within:
         return ""
     parts = [
-        _lines(batches, "batch", "batches", tail=False) if batch > 1 else "",
-        _lines(rows, "row", "rows") if m > 1 else "",
-        _lines(cols, "column", "columns") if n > 1 else "",
+        lines_in_words(batches, "batch", "batches", tail=False) if batch > 1 else "",
+        lines_in_words(rows, "row", "rows") if m > 1 else "",
+        lines_in_words(cols, "column", "columns") if n > 1 else "",
     ]
     return ", ".join(part for part in parts if part)
 
 
-def _lines(mask: torch.Tensor, one: str, many: str, *, tail: bool = True) -> str:
+def lines_in_words(mask: torch.Tensor, one: str, many: str, *, tail: bool = True) -> str:
     """Return the True lines of a dimension in words, or an empty text if all are True or they are scattered."""
     size, found = len(mask), mask.nonzero().flatten().tolist()
     first, last, count = found[0], found[-1], len(found)
@@ -144,7 +144,7 @@ def _lines(mask: torch.Tensor, one: str, many: str, *, tail: bool = True) -> str
         if first - step < 0 and last + step >= size:
             ending = "th" if 10 <= step % 100 <= 20 else {1: "st", 2: "nd", 3: "rd"}.get(step % 10, "th")
             return f"every {step}{ending} {one} from {first}"
-    for tile in reversed(TILES):  # the same part of each tile
+    for tile in reversed(TILES) if tail else ():  # the same part of each tile
         if tile <= size // 2 and bool((mask[tile:] == mask[:-tile]).all()):
             part = [line for line in found if line < tile]
             return f"{many} {part[0]}–{part[-1]} of every {tile}" if part[-1] - part[0] + 1 == len(part) else ""

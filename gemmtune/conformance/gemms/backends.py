@@ -10,14 +10,16 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import itertools
 import zlib
+from collections.abc import Iterator
 
 import torch
 
 from ... import settings
 from ...architectures import how_to_run
 from ...choice import Choice, Claims, Kernel
-from ...declaration.labels import BIASES, NARROW_FLOATS, OPS, ROWS, SCALES, WEIGHTS
+from ...declaration.labels import BIASES, GATES, INDEX_DTYPES, NARROW_FLOATS, OPS, SCALES, WEIGHTS, plain_scales
 from ...declaration.subject import Call, Subject
 from ...declaration.traits import Traits
 from ...device import DeviceInfo, detect, preset
@@ -25,6 +27,10 @@ from ...problem import Problem
 from ...problem.flags import precision_scope
 from ...selector.offers import legal_offers, offers_for
 from ...toolchain.compiled import CompiledChoice
+from ..cases.case import Case
+from ..cases.forms import forms_of
+from ..cases.scope import Scope
+from ..cases.statement import problem_of
 
 MOST_KERNELS = 256
 """Kernels kept bound, for cases that repeat a problem."""
@@ -40,6 +46,8 @@ EVERYTHING = Traits(
     zeros=True,
     float8_pairs=True,
     results=NARROW_FLOATS,
+    gates=GATES,
+    index_dtypes=INDEX_DTYPES,
     streams=True,
     capturable=True,
     splits=64,
@@ -72,11 +80,9 @@ class BackendSubject(Subject):
 
     def _has(self, op: str, device: DeviceInfo) -> bool:
         """Return True if there is a choice for a large product of this kind with aligned rows."""
-        row, kind = ROWS[op], "cpu" if device.type == "cpu" else "cuda"
-        make, sizes = getattr(Problem, row.name), (*(4,) * row.batched, 256, 256, 256)
-        dtypes = [{}] if row.quantized else [{"dtype": torch.float16}, {"dtype": torch.float32}]
+        kind = "cpu" if device.type == "cpu" else "cuda"
         chosen = dataclasses.replace(settings.current(), backends=(self.backend,), extra_choices=None, search="quick")
-        problems = (given for dtype in dtypes for given in _ways(make(*sizes, device_type=kind, **dtype)))
+        problems = (given for problem in _large(op, self._requested, kind) for given in _ways(problem))
         return any(legal_offers(problem, device, chosen, on_this_machine=False).choices for problem in problems)
 
     def __call__(self, call: Call) -> torch.Tensor:
@@ -137,6 +143,15 @@ class BackendSubject(Subject):
                 raise NotImplementedError(f"{self.backend}: {way.reason}")
             made = choice.forward() if way.mode == "forward" else choice
         return choice, made.build()
+
+
+def _large(op: str, traits: Traits, device_type: str) -> Iterator[Problem]:
+    """Yield large aligned problems of an operation in each declared dtype and form, with weights as nn.Linear stores them first."""
+    scope = Scope(traits=traits, device_type=device_type)
+    plain = Case(property_name="offers", op=op, m=256, n=256, k=256, scales=plain_scales(op))
+    for a, b in (("row", "row"),) if plain.row.sparse else (("row", "col"), ("col", "row")):
+        for dtype, form in itertools.product(scope.tested_dtypes(op), forms_of(op, traits)):
+            yield problem_of(form.of(plain.changed(dtype=dtype, a=a, b=b, batch=4 if plain.batched else 1)), device_type)
 
 
 def _ways(problem: Problem) -> tuple[Problem, ...]:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from ...errors import CaseError
-from . import blocks, calls, edges, groups, large, memory, metamorphic, scalars, special, strides, values
+from . import blocks, calls, edges, groups, large, memory, metamorphic, scalars, special, strides, tiles, values
 from .property import Property
 
 PROPERTIES: tuple[Property, ...] = (
     *values.PROPERTIES,
     *edges.PROPERTIES,
+    *tiles.PROPERTIES,
     *scalars.PROPERTIES,
     *special.PROPERTIES,
     *strides.PROPERTIES,

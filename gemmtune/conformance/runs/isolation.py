@@ -13,7 +13,8 @@ from ...declaration.subject import Impossible, Refused, Subject, SubjectSpec, is
 from ...declaration.traits import Traits
 from ...errors import GemmtuneError, SubjectError, TraitsError
 from ...workers.worker import Worker, WorkerCrashed, WorkerTimedOut
-from ..bench.bench import Bench, NoResult
+from ..bench.bench import Bench
+from ..bench.expected import NoResult
 from ..bench.outcome import Failure, Outcome, Verdict
 from ..cases.case import Case
 from ..cases.scope import Scope
