@@ -57,7 +57,7 @@ class GroupEvidence:
 
 
 class GroupView:
-    """Elements of the result. Those that may be anything, behind the last group, are 0 everywhere."""
+    """Elements of the result, on the CPU. Those that may be anything, behind the last group, are 0 everywhere."""
 
     allowance = torch.zeros((), dtype=torch.float64)
 
@@ -65,10 +65,11 @@ class GroupView:
         evidence = known.evidence
         self.known = known
         self.problem = evidence.problem
-        self._free = evidence.tolerance.isinf()
-        self.got, self.expected = (x.masked_fill(self._free, 0) for x in (evidence.got, evidence.expected))
-        self.tolerance = evidence.tolerance.masked_fill(self._free, 0)
-        self.bad = evidence.bad & ~self._free
+        tolerance = evidence.tolerance.cpu()
+        self._free = tolerance.isinf()
+        self.got, self.expected = (x.cpu().masked_fill(self._free, 0) for x in (evidence.got, evidence.expected))
+        self.tolerance = tolerance.masked_fill(self._free, 0)
+        self.bad = evidence.bad.cpu() & ~self._free
 
     @functools.cached_property
     def integral(self) -> bool:
@@ -83,8 +84,9 @@ class GroupView:
             other = expectation_of(problem, change.operands, change.pieces, name=change.text)
             whole = known.whole(problem, other)
             if whole is not None:
-                free = self._free | whole.error.isinf()
-                yield Suspect(change.text, whole.value.masked_fill(free, 0), error=whole.error.masked_fill(free, 0))
+                value, error = whole.value.cpu(), whole.error.cpu()
+                free = self._free | error.isinf()
+                yield Suspect(change.text, value.masked_fill(free, 0), error=error.masked_fill(free, 0))
 
 
 def diagnose_groups(known: GroupEvidence, diagnose: OfOne) -> Named:
