@@ -14,6 +14,7 @@ from ..dispatch.host import host_us
 from ..dispatch.ready import forget_plans
 from ..errors import InvalidProblemError
 from ..problem import Problem
+from ..problem.operations import ROLES
 from ..problem.rows import RowClass, classes_over
 from ..selector.candidates import Candidates, candidates_for
 from ..selector.precompile import Compilation
@@ -132,7 +133,7 @@ def _asked(
 ) -> tuple[list[Problem], DeviceInfo]:
     """Return the problems to tune, and their device."""
     for name in arguments:
-        if name in SETTINGS:
+        if name in SETTINGS and name not in ROLES:  # grouped_mm has rows=
             raise InvalidProblemError(f"tune: {name} is a setting; gemmtune.settings.patch({name}=...) sets it for a while")
     if isinstance(what, str) or callable(what):
         problem, place = stated_problem("tune", what, operands, arguments)

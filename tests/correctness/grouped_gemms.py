@@ -136,6 +136,10 @@ class Grouped:
         return stored(self.multiply(left, right, pieces), out_dtype, out)
 
 
+every_group = Grouped()
+"""The right GEMM, by name."""
+
+
 def stored(product: Tensor, dtype: torch.dtype, out: Tensor | None) -> Tensor:
     """Return the product rounded to ``dtype``, in ``out`` if that is given."""
     return product.to(dtype) if out is None else out.copy_(product)
