@@ -72,7 +72,12 @@ class Server:
             self._connection.settimeout(START_TIMEOUT_S)
             with other:
                 arguments = [str(other.fileno()), self._imported, str(Path(__file__).parent), *sys.path]
-                subprocess.Popen([sys.executable, "-c", PROGRAM, *arguments], pass_fds=(other.fileno(),), stdin=subprocess.DEVNULL, start_new_session=True)
+                subprocess.Popen(
+                    [sys.executable, "-c", PROGRAM, *arguments],
+                    pass_fds=(other.fileno(),),
+                    stdin=subprocess.DEVNULL,
+                    start_new_session=True,
+                )
         return self._connection
 
     def forget(self) -> None:
@@ -80,6 +85,7 @@ class Server:
         if self._connection is not None:
             self._connection.close()
         self.__init__(self._imported)  # type: ignore[misc]
+
 
 @contextlib.contextmanager
 def _adopting() -> Iterator[None]:
@@ -160,7 +166,7 @@ def _work(job: dict[str, Any], files: Sequence[int]) -> NoReturn:
         os.environ.update(job["environment"])
         exec(compile(job["code"], "<string>", "exec"), {"__name__": "__main__"})
         status = 0
-    except Exception:
+    except Exception:  # noqa: BLE001 - the process ends here, and says why
         traceback.print_exc()
     finally:
         os._exit(status)
