@@ -28,7 +28,7 @@ from gemmtune.problem.trace import trace
 from gemmtune.settings import Settings
 from gemmtune.toolchain.compiled import CompiledChoice
 
-pytestmark = pytest.mark.rotates(2)
+pytestmark = pytest.mark.rotates(3)
 
 CUDA: dict[str, Any] = {"device_type": "cuda"}
 E4M3 = torch.float8_e4m3fn
