@@ -27,8 +27,6 @@ from gemmtune.problem import Layout, Problem
 from gemmtune.problem.layout import ALIGNED_BYTES
 from gemmtune.settings import Settings
 
-pytestmark = pytest.mark.rotates(2)
-
 QUICK = Settings(search="quick")
 GPUS = ("sm75", "sm80", "sm90", "gfx942")
 

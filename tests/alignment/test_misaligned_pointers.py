@@ -21,8 +21,6 @@ from gemmtune.dispatch.ready import forget_plans, ready
 from gemmtune.numerics.buffers import POISONS, allocate, poison, storage_bits
 from gemmtune.problem import Layout
 
-pytestmark = pytest.mark.rotates(2)
-
 CPU = torch.device("cpu")
 CASES = [("mm", torch.bfloat16), ("mm", torch.float32), ("addmm", torch.float32), ("bmm", torch.float32), ("addmm", torch.float64)]
 backends = pytest.mark.parametrize("backend", ["aten", pytest.param("cpp", marks=needs_compiler)])
