@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TypeVar
 
 import pytest
+import rotation
 import torch
 
 from gemmtune.cache import make_private
@@ -24,6 +25,7 @@ __all__ = [
     "pytest_xdist_auto_num_workers",
     "share_kernels",
     "spread",
+    "thins",
     "turn",
 ]
 
@@ -82,9 +84,20 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return True
 
 
+def thins(config: pytest.Config) -> bool:
+    """Return True unless the caller names single tests or a marker."""
+    named = bool(config.option.keyword) or any("::" in argument for argument in config.args)
+    return not named and "not gpu" in config.option.markexpr
+
+
 @pytest.hookimpl(trylast=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Move slow tests to the front if there are several processes. At the end, the other processes would idle."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out other commits' cases. Move slow tests to the front if there are several processes, which would idle at the end."""
+    if thins(config):
+        kept = rotation.thinned(items)
+        if len(kept) < len(items):
+            config.hook.pytest_deselected(items=sorted(set(items) - set(kept), key=lambda item: item.nodeid))
+            items[:] = kept
     count = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "0"))
     if count:
         slow, alone = ({item for item in items if item.get_closest_marker(name)} for name in ("slow", "alone"))

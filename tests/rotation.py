@@ -9,12 +9,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
-__all__ = ["HEAVY", "VARIABLE", "choose", "header", "rotated", "takes"]
+import pytest
+
+__all__ = ["HEAVY", "VARIABLE", "WHOLE", "choose", "header", "number", "rotated", "takes", "thinned"]
 
 T = TypeVar("T")
 
 VARIABLE = "TEST_ROTATION"
 """Environment variable with the number of the part. ``TEST_ROTATION=7 pytest`` repeats the run that printed 7."""
+WHOLE = "all"
+"""Value of the variable for a run of all cases, for example each night."""
 _DIGITS = 7
 HEAVY: Mapping[str, int] = {
     "CUTLASS 3.x": 1,
@@ -36,7 +40,12 @@ def choose() -> None:
             commit = "0"
         os.environ[VARIABLE] = str(int(commit[:_DIGITS], 16))
     # Processes of a run must give tests the same names, some of which are printed sets.
-    os.environ.setdefault("PYTHONHASHSEED", str(int(os.environ[VARIABLE]) % 2**32))
+    os.environ.setdefault("PYTHONHASHSEED", str(number() % 2**32))
+
+
+def number() -> int:
+    """Return the number of the part, which is 0 in a run of all cases."""
+    return 0 if os.environ[VARIABLE] == WHOLE else int(os.environ[VARIABLE])
 
 
 def header() -> str:
@@ -49,12 +58,27 @@ def rotated(cases: Sequence[T], every: int, name: str = "") -> Sequence[T]:
 
     Starts of different names are independent, so that parts of two lists meet in every combination.
     """
-    number = int(os.environ[VARIABLE])
-    start = (number + random.Random(f"{number // every} {name}").randrange(every)) % every
+    if os.environ[VARIABLE] == WHOLE:
+        return cases
+    start = (number() + random.Random(f"{number() // every} {name}").randrange(every)) % every
     return cases[start::every] or cases[:1]
 
 
 def takes(heavy: str) -> bool:
     """Return True if this run takes that one of ``HEAVY``."""
     turns = [name for name, count in HEAVY.items() for _ in range(count)]
-    return rotated(turns, len(turns), "heavy")[0] == heavy
+    return heavy in rotated(turns, len(turns), "heavy")
+
+
+def thinned(items: Sequence[pytest.Item]) -> list[pytest.Item]:
+    """Return the items without cases whose turn it is not: of each test marked ``rotates(every)`` one part, and at least a case."""
+    cases: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        if item.get_closest_marker("rotates"):
+            cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    left_out: set[pytest.Item] = set()
+    for name, all_of_test in cases.items():
+        marker = all_of_test[0].get_closest_marker("rotates")
+        assert marker is not None
+        left_out |= set(all_of_test) - set(rotated(all_of_test, *marker.args, name))
+    return [item for item in items if item not in left_out]

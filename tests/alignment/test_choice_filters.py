@@ -20,6 +20,8 @@ from gemmtune.problem import Problem
 from gemmtune.selector.offers import offers_for
 from gemmtune.settings import Settings
 
+pytestmark = pytest.mark.rotates(2)
+
 lists = st.sampled_from(sorted(PROBLEMS))
 SOME = rotated(sorted(PROBLEMS), 8, "filters")
 

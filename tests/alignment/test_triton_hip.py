@@ -21,6 +21,8 @@ from gemmtune.device import preset
 from gemmtune.problem import Problem
 from gemmtune.settings import Settings
 
+pytestmark = pytest.mark.rotates(3)
+
 ARCHS = ("gfx90a", "gfx942")
 LARGE = Problem.mm(4096, 4096, 4096, device_type="cuda")
 WIDE = HipConfig(block_m=256, block_n=128, block_k=64, stages=2, warps=8)

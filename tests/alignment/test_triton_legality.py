@@ -26,6 +26,8 @@ from gemmtune.effort import EFFORT
 from gemmtune.problem import Layout, Precision, Problem
 from gemmtune.settings import Settings
 
+pytestmark = pytest.mark.rotates(2)
+
 GPUS = sorted(name for name, info in PRESETS.items() if info.type != "cpu")
 BACKEND = load("triton")
 QUICK = Settings(search="quick")

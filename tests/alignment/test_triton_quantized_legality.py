@@ -28,6 +28,8 @@ from gemmtune.problem.trace import trace
 from gemmtune.settings import Settings
 from gemmtune.toolchain.compiled import CompiledChoice
 
+pytestmark = pytest.mark.rotates(3)
+
 CUDA: dict[str, Any] = {"device_type": "cuda"}
 E4M3 = torch.float8_e4m3fn
 TILE = Config(block_m=64, block_n=64, block_k=64, stages=3, warps=4)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import dataclasses
 import hashlib
+import os
 import re
 import subprocess
 from pathlib import Path
@@ -22,7 +23,7 @@ from gemmtune.toolchain.launcher import Launcher
 FOLDER = Path(__file__).parent / "cuda_on_cpu"
 BITS = {torch.float16: (5, 10), torch.bfloat16: (8, 7), torch.float32: (8, 7)}
 """Exponent and significand bits of the multiplied numbers."""
-FLAGS = ("-std=c++20", "-O1", "-w", "-pthread", "-shared", "-fPIC", "-fno-gnu-unique")
+FLAGS = ("-std=c++20", "-O1", "-w", "-pthread", "-fPIC", "-fno-gnu-unique")
 """Compiler flags. With unique symbols, all kernels would share those of the kernel loaded first."""
 SHARED = "extern __shared__ __align__(1024) unsigned char shared[];"
 STATIC = re.compile(r"__shared__ (\w+) (\w+);")
@@ -49,10 +50,27 @@ def compiled(choice: CudaChoice) -> Driver:
     if not path.exists():
         code = path.with_suffix(".cpp")
         code.write_text(text)
-        command = ["g++", *FLAGS, f"-I{FOLDER}", str(code), "-o", str(path)]
-        made = subprocess.run(command, capture_output=True, text=True, check=False)
-        assert made.returncode == 0, made.stderr
+        _compile("-shared", "-include", str(precompiled()), f"-I{FOLDER}", str(code), "-o", str(path))
     return Driver(ctypes.CDLL(str(path)))
+
+
+def precompiled() -> Path:
+    """Return a header with the standard library's that kernels include. Its compiled form stands beside it, for all of them."""
+    lines = (FOLDER / "cuda.h").read_text().splitlines(keepends=True)
+    text = "".join(line for line in lines if line.startswith("#include <"))
+    header = cache_dir("cuda") / f"{hashlib.sha256((text + ' '.join(FLAGS)).encode()).hexdigest()}.h"
+    compiled_header = header.with_name(f"{header.name}.gch")
+    if not compiled_header.exists():
+        header.write_text(text)
+        part = header.with_name(f"{os.getpid()}.gch")
+        _compile("-x", "c++-header", str(header), "-o", str(part))
+        part.replace(compiled_header)
+    return header
+
+
+def _compile(*arguments: str) -> None:
+    made = subprocess.run(["g++", *FLAGS, *arguments], capture_output=True, text=True, check=False)
+    assert made.returncode == 0, made.stderr
 
 
 def kernel(choice: CudaChoice) -> Kernel:

@@ -45,6 +45,7 @@ from gemmtune.selector.samples import Sample
 from gemmtune.toolchain.compiled import Artifact, CompiledChoice, cubin_usage
 
 pytest.importorskip("triton", reason="compiles with Triton")
+pytestmark = pytest.mark.rotates(2)
 
 FEW = {name: matrix_problems()[name] for name in ("mm-bf16-nt", "mm-f32-nt", "baddbmm-f64-tt")}
 

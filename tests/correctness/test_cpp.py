@@ -39,7 +39,7 @@ from gemmtune.selector.verify import Verifier
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 
-pytestmark = needs_compiler
+pytestmark = [needs_compiler, pytest.mark.rotates(3)]
 
 
 @pytest.fixture(autouse=True)

@@ -17,7 +17,7 @@ from gemmtune.problem.epilogue import evaluate
 from gemmtune.problem.trace import trace
 from gemmtune.selector.verify import Verifier
 
-pytestmark = needs_compiler
+pytestmark = [needs_compiler, pytest.mark.rotates(2)]
 NAN, INFINITY = float("nan"), float("inf")
 SPECIAL = (0.0, -0.0, 1.0, -1.0, NAN, INFINITY, -INFINITY, 1e-40, -1e-40, 65504.0, 65520.0, -7e4, 1e38, 6e-8, -3e-8)
 GRID = (

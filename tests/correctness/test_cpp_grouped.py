@@ -21,7 +21,7 @@ from gemmtune.selector.offers import legal_offers
 from gemmtune.selector.verify import Verifier
 from gemmtune.settings import Settings
 
-pytestmark = needs_compiler
+pytestmark = [needs_compiler, pytest.mark.rotates(2)]
 F32, F16, BF16 = torch.float32, torch.float16, torch.bfloat16
 WAYS = [{"mode": mode, "direct": direct} for mode in ("columns", "dots") for direct in (False, True)]
 G = 5

@@ -35,7 +35,7 @@ from gemmtune.problem import Layout, Problem
 from gemmtune.problem.trace import trace
 from gemmtune.selector.verify import Verifier
 
-pytestmark = needs_compiler
+pytestmark = [needs_compiler, pytest.mark.rotates(3)]
 WAYS = [
     *({"mode": mode, "prepacked": False} for mode in ("steps", "columns", "dots")),
     *({"mode": mode, "prepacked": True, "direct": True} for mode in ("steps", "columns")),

@@ -36,7 +36,7 @@ from gemmtune.problem import Layout, Problem
 from gemmtune.problem.trace import trace
 from gemmtune.selector.verify import Verifier
 
-pytestmark = needs_compiler
+pytestmark = [needs_compiler, pytest.mark.rotates(3)]
 WEIGHTS = {
     "int8": (torch.int8, ""), "uint8": (torch.uint8, ""), "e4m3": (torch.float8_e4m3fn, ""), "e5m2": (torch.float8_e5m2, ""),
     "int4": (torch.uint8, "int4"), "uint4": (torch.uint8, "uint4"),

@@ -15,7 +15,7 @@ from gemmtune.problem import Layout, Problem
 from gemmtune.problem.trace import trace
 from gemmtune.selector.verify import Verifier
 
-pytestmark = needs_compiler
+pytestmark = [needs_compiler, pytest.mark.rotates(2)]
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 WAYS = [{"mr": 3, "mode": mode, "direct": direct} for mode in ("steps", "columns", "dots") for direct in (False, True)]
 SCALES = ("tensor", "row", "block_1x128", "block_128x128")

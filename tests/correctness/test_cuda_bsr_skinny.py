@@ -20,7 +20,7 @@ from gemmtune.numerics.block_sparse import parts, sparse_of
 from gemmtune.problem import Layout, Problem
 from gemmtune.sparse import create_blocked_tensor
 
-pytestmark = pytest.mark.filterwarnings("ignore:Sparse BSR tensor support")
+pytestmark = [pytest.mark.filterwarnings("ignore:Sparse BSR tensor support"), pytest.mark.rotates(2)]
 
 
 def shape(block_n: int, warps: int = 2, stages: int = 2, stage_fragments: int = 2) -> Shape:

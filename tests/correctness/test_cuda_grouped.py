@@ -61,13 +61,6 @@ CASES: dict[str, tuple[Problem, Any, dict[str, Any]]] = {
 }
 
 
-@needs_compiler
-@pytest.mark.parametrize("name", rotated([*CASES], len(CASES), "grouped"))
-def test_groups_of_all_sizes_pass_verification(name: str) -> None:
-    problem, shape, told = CASES[name]
-    assert_right(choice(problem, shape, **told))
-
-
 NARROW = wgmma_shape(32, 1, 1, 64, 2)
 WIDENED: dict[str, tuple[Problem, Any, dict[str, Any]]] = {
     "int4-group-32": (mixed_groups(80, 72, 288, 3, **INT4, scales="group_32"), wgmma_shape(40, 2, 1, 64, 2), {}),
@@ -94,10 +87,13 @@ WIDENED: dict[str, tuple[Problem, Any, dict[str, Any]]] = {
 """Cases with signed and unsigned 4-bit and 8-bit weights, column and group scales, remainders of all sizes, and divided K."""
 
 
+VERIFIED = {f"{kind}{name}": case for kind, cases in (("", CASES), ("widened-", WIDENED)) for name, case in cases.items()}
+
+
 @needs_compiler
-@pytest.mark.parametrize("name", rotated([*WIDENED], len(WIDENED), "widened"))
-def test_narrow_weight_groups_of_all_sizes_pass_verification(name: str) -> None:
-    problem, shape, told = WIDENED[name]
+@pytest.mark.parametrize("name", rotated([*VERIFIED], len(VERIFIED), "grouped"))
+def test_groups_of_all_sizes_pass_verification(name: str) -> None:
+    problem, shape, told = VERIFIED[name]
     assert_right(choice(problem, shape, **told))
 
 

@@ -25,6 +25,8 @@ from gemmtune.problem.trace import trace
 from gemmtune.toolchain.nvcc import find_compiler
 from gemmtune.toolchain.structs import Strides
 
+pytestmark = pytest.mark.rotates(2)
+
 MISALIGNED, BAD_LAYOUT, BAD_PROBLEM, NOT_SUPPORTED = 1, 3, 4, 5
 """Values of cutlass::Status."""
 ADDRESS = 0x1000

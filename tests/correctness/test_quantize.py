@@ -28,6 +28,8 @@ from gemmtune.errors import InvalidProblemError
 from gemmtune.integration.formats import from_awq, from_gptq, from_torchao, to_awq, to_gptq, to_torchao
 from gemmtune.integration.quantize import flatten_state_dict, unflatten_state_dict
 
+pytestmark = pytest.mark.rotates(2)
+
 transformers = Needed("transformers")
 KINDS = ("int4", "int8", "float8")
 WEIGHT = torch.randn(256, 96, generator=torch.Generator().manual_seed(1))

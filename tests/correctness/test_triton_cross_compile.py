@@ -18,6 +18,7 @@ from gemmtune.errors import CompileError
 from gemmtune.problem.dtypes import FLOAT8_FNUZ
 
 pytest.importorskip("triton", reason="compiles with Triton")
+pytestmark = pytest.mark.rotates(2)
 
 SAMPLED = ("mm-bf16-nt", "addmm-f16-tn", "mm-f32-nt", "bmm-tf32-nn", "baddbmm-f64-tt", "mm-bf16-nt-silu-mul", "mm_plus_mm-f16-tn")
 

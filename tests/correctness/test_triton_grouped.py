@@ -24,6 +24,8 @@ import triton_jobs
 from interpreter import Run
 from rotation import rotated
 
+pytestmark = pytest.mark.rotates(2)
+
 SMALL = GroupedConfig(block_m=16, block_n=16, block_k=16, stages=1, warps=1)
 WORDS = WordsConfig(block_m=16, block_n=16, block_k=64, stages=1, warps=1)
 SWAPPED = replace(SMALL, block_m=32, block_k=32, described=True, swap=True)

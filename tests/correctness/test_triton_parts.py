@@ -24,6 +24,8 @@ pytest.importorskip("triton", reason="the interpreter is Triton's")
 import triton_jobs
 from interpreter import Run
 
+pytestmark = pytest.mark.rotates(2)
+
 VERIFIED = {
     "mm-nt": Problem.mm(33, 20, 70, dtype=torch.float32, layout="nt", device_type="cpu"),
     "addmm-tn": Problem.addmm(17, 35, 128, dtype=torch.float32, layout="tn", bias="n", alpha=2.0, beta=0.5, device_type="cpu"),

@@ -24,6 +24,8 @@ pytest.importorskip("triton", reason="the interpreter and the compiler are Trito
 import triton_jobs
 from interpreter import Run
 
+pytestmark = pytest.mark.rotates(2)
+
 CONFIGS = [
     Config(block_m=32, block_n=16, block_k=16, stages=2, warps=4, group_m=2),
     Config(block_m=128, block_n=256, block_k=64, stages=2, warps=8),

@@ -26,6 +26,8 @@ pytest.importorskip("triton", reason="the interpreter and the compiler are Trito
 import triton_jobs
 from interpreter import Run
 
+pytestmark = pytest.mark.rotates(3)
+
 SWAPPED = [
     Config(block_m=64, block_n=16, block_k=32, stages=1, warps=4),
     Config(block_m=32, block_n=16, block_k=16, stages=1, warps=4, split_k=3),

@@ -22,6 +22,8 @@ pytest.importorskip("triton", reason="the interpreter is Triton's")
 import triton_jobs
 from interpreter import Run
 
+pytestmark = pytest.mark.rotates(2)
+
 PLAIN = Config(block_m=16, block_n=16, block_k=16, stages=1, warps=1)
 WIDE = Config(block_m=32, block_n=32, block_k=32, stages=2, warps=4, group_m=2)
 SPLITS = tuple(Config(block_m=16, block_n=32, block_k=16, stages=1, warps=1, split_k=split) for split in (2, 3, 5))

@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 import rotation
-from rotation import HEAVY, VARIABLE, choose, header, rotated, takes
+from rotation import HEAVY, VARIABLE, WHOLE, choose, header, rotated, takes
+
+pytest_plugins = ["pytester"]
 
 
 def test_the_parts_cover_all_cases(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -46,6 +48,73 @@ def test_a_commit_takes_one_heavy_case_and_each_case_has_its_turns(monkeypatch: 
         (one,) = (heavy for heavy in HEAVY if takes(heavy))
         taken[one] += 1
     assert taken == HEAVY
+
+
+def test_a_run_of_all_cases_takes_everything(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(VARIABLE, WHOLE)
+    assert rotated([1, 2, 3], 3, "any") == [1, 2, 3]
+    assert all(takes(heavy) for heavy in HEAVY)
+    assert rotation.number() == 0
+
+
+MARKED = """
+import pytest
+
+@pytest.mark.rotates(3)
+@pytest.mark.parametrize("i", range(6))
+def test_some(i): pass
+
+@pytest.mark.rotates(3)
+def test_one(): pass
+
+@pytest.mark.parametrize("i", range(4))
+def test_all(i): pass
+"""
+PLUGIN = """
+import pytest
+from parallel import pytest_collection_modifyitems
+
+def pytest_configure(config):
+    config.addinivalue_line("markers", "rotates(every): part")
+    config.addinivalue_line("markers", "gpu: GPU")
+"""
+
+
+def collected(pytester: pytest.Pytester, *arguments: str) -> list[str]:
+    """Return the ids of the collected tests."""
+    done = pytester.runpytest_inprocess("--collect-only", "-q", "-p", "no:cacheprovider", *arguments)
+    return [line.partition("::")[2] for line in done.outlines if "::" in line]
+
+
+def test_marked_tests_keep_a_part_of_their_cases(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytester.makeconftest(PLUGIN)
+    pytester.makepyfile(MARKED)
+    found: list[str] = []
+    for turn in range(3):
+        monkeypatch.setenv(VARIABLE, str(turn))
+        names = collected(pytester, "-m", "not gpu")
+        assert len(names) == 2 + 1 + 4, "every third case, at least one, and all of a test without the mark"
+        found += [name for name in names if name.startswith("test_some")]
+    assert sorted(found) == [f"test_some[{i}]" for i in range(6)]
+
+
+@pytest.mark.parametrize(
+    ("turn", "arguments", "count"),
+    [
+        (WHOLE, ("-m", "not gpu"), 11),
+        ("1", ("-m", "rotates"), 7),
+        ("1", ("-m", "not gpu", "-k", "test_some"), 6),
+        ("1", ("-m", "not gpu", "test_marked.py::test_some"), 6),
+    ],
+    ids=["whole", "marker", "keyword", "name"],
+)
+def test_who_names_tests_gets_all_their_cases(
+    turn: str, arguments: tuple[str, ...], count: int, pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(VARIABLE, turn)
+    pytester.makeconftest(PLUGIN)
+    pytester.makepyfile(test_marked=MARKED)
+    assert len(collected(pytester, *arguments)) == count
 
 
 def test_the_number_comes_from_the_commit_and_is_printed(monkeypatch: pytest.MonkeyPatch) -> None:
