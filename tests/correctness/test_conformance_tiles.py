@@ -8,13 +8,13 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from gemmtune.conformance.gemms.own import EVERYTHING
 from grouped_gemms import TRAITS, Grouped
 from mutants.gemm import DENSE, Gemm
 
 from gemmtune.conformance.bench.outcome import Verdict
 from gemmtune.conformance.cases.case import Case
 from gemmtune.conformance.cases.scope import Level, Scope
+from gemmtune.conformance.gemms.backends import EVERYTHING
 from gemmtune.conformance.properties.property import Property
 from gemmtune.conformance.properties.table import property_named
 from gemmtune.conformance.runs.isolation import judge

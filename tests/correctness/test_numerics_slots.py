@@ -31,7 +31,7 @@ LAYOUTS = {
 SHARED = ("a position of each sequence", "a batch of those", "a column", "columns", "interleaved batches", "blocks of close rows")
 
 
-@pytest.mark.parametrize(("name", "nan"), itertools.product(LAYOUTS, [False, True]))
+@pytest.mark.parametrize(("name", "nan"), [*itertools.product(LAYOUTS, [False, True])])
 def test_tensors_share_no_elements(name: str, nan: bool):
     layout = LAYOUTS[name]
     made = Slots(layout, CPU, nan=nan)
