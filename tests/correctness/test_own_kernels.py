@@ -85,7 +85,7 @@ def _calls() -> dict[str, tuple[tuple[torch.Tensor, ...], dict[str, object]]]:
         "bsr_addmm": ((b[:32], bsr, b), {"alpha": 2.0}),
         "grouped_mm": ((a, torch.stack([b, -b]), ends), {}),
         "mixed_grouped_mm": (
-            (a, torch.stack([j[:32], -j[:32]]).view(torch.uint8), scale.expand(2, 1, 32), ends),
+            (a, torch.stack([j[:32], -j[:32]]).view(torch.uint8), columns, ends),
             {"encoding": "int4"},
         ),
         "scaled_grouped_mm": ((narrow, narrow.t().expand(2, 64, 32), scale[:, None], columns, ends), {}),
