@@ -14,7 +14,7 @@ from ..problem.dtypes import dtype_info, dtype_name
 from ..problem.fused import factor_epilogue, factor_shapes
 from ..problem.layout import ALIGNED_BYTES, Layout
 from ..problem.scales import scale_layouts, weight_scale_layout
-from .labels import FLOAT8, OPS, ROWS, SCALES_OF, WEIGHTS
+from .labels import FLOAT8, SCALES_OF, WEIGHTS
 from .layouts import PLAIN, kinds_of
 from .traits import Traits
 
@@ -39,9 +39,6 @@ def operation_of(problem: Problem) -> str | None:
 
 
 def _reasons(traits: Traits, problem: Problem, device: DeviceInfo) -> Iterator[str]:
-    if problem.op not in ROWS:
-        yield f"op: got {problem.op}, which no declaration covers; expected one of {', '.join(OPS)}"
-        return
     op = operation_of(problem)
     if op is None:
         yield f"epilogue: got {problem.epilogue}, expected none: a declared GEMM computes the product only"

@@ -9,6 +9,7 @@ from typing import ClassVar
 import torch
 
 from gemmtune.conformance import gemm
+from gemmtune.problem.grouped_compositions import added_by_token, gated_columns
 
 Tensor = torch.Tensor
 declared = gemm(deterministic=True, dtypes=("float32",), devices=("cpu",), threads=True)
@@ -80,7 +81,7 @@ class EveryOperation:
 
     gemm_traits: ClassVar = {
         "deterministic": True, "alpha": True, "beta": True, "bias": ["n", "mn"],
-        "weights": ["int4"], "scales": ["tensor", "column"],
+        "weights": ["int4"], "scales": ["tensor", "column"], "gates": ["silu"],
     }  # fmt: skip
     mm, addmm, bmm, baddbmm = torch.mm, torch.addmm, torch.bmm, torch.baddbmm
     int_mm = torch._int_mm
@@ -95,9 +96,14 @@ class EveryOperation:
 
     @staticmethod
     def mixed_mm(a: Tensor, b: Tensor, *, scale_b: Tensor, encoding: str) -> Tensor:
+        return a @ (EveryOperation.unpacked(b, encoding) * scale_b)
+
+    @staticmethod
+    def unpacked(b: Tensor, encoding: str) -> Tensor:
+        """Return the numbers of a packed matrix."""
         low, high = (b << 4).view(torch.int8) >> 4, b.view(torch.int8) >> 4
         assert encoding == "int4"
-        return a @ (torch.stack([low, high], 1).flatten(0, 1) * scale_b)
+        return torch.stack([low, high], 1).flatten(0, 1)
 
     @staticmethod
     def scaled_mm(a: Tensor, b: Tensor, *, scale_a: Tensor, scale_b: Tensor, out_dtype: torch.dtype) -> Tensor:
@@ -121,6 +127,25 @@ class EveryOperation:
     def grouped_k_mm(a: Tensor, b: Tensor, *, offs: Tensor) -> Tensor:
         ends = offs.tolist()
         return torch.stack([a[:, begin:end] @ b[begin:end] for begin, end in zip([0, *ends], ends, strict=False)])
+
+    @classmethod
+    def mixed_grouped_mm(cls, a: Tensor, b: Tensor, *, scale_b: Tensor, offs: Tensor, encoding: str) -> Tensor:
+        return cls.grouped_mm(a, torch.stack([cls.unpacked(x, encoding) for x in b]) * scale_b, offs=offs)
+
+    @classmethod
+    def scaled_grouped_mm(
+        cls, a: Tensor, b: Tensor, *, scale_a: Tensor, scale_b: Tensor, offs: Tensor, out_dtype: torch.dtype
+    ) -> Tensor:
+        return cls.grouped_mm(a.float() * scale_a, b.float() * scale_b, offs=offs).to(out_dtype)
+
+    @classmethod
+    def routed_grouped_mm(cls, a: Tensor, b: Tensor, *, offs: Tensor, gated: str) -> Tensor:
+        return gated_columns(cls.grouped_mm(a, b, offs=offs), gated)
+
+    @classmethod
+    def combined_grouped_mm(cls, a: Tensor, b: Tensor, *, offs: Tensor, scatter: tuple[Tensor, Tensor]) -> Tensor:
+        slots, weights = scatter
+        return added_by_token(cls.grouped_mm(a, b, offs=offs), offs, slots, weights)
 
 
 every_operation = EveryOperation()
