@@ -176,7 +176,14 @@ def test_explain_tells_apart_what_shares_its_code(fused, make):
 def test_a_gemm_is_rewritten_where_its_measured_way_is_the_fastest(own_store):
     model, x = torch.nn.Sequential(torch.nn.Linear(64, 96), torch.nn.GELU(approximate="tanh")), rows(8, 64)[0]
     told = []
-    with torch.no_grad(), settings.patch(backends=("aten", "cpp"), search="quick", max_profiling_configs=1):
+    # A graph out of the cache of an earlier run would decide nothing.
+    no_cache = inductor_config.patch(fx_graph_cache=False), torch._functorch.config.patch(enable_autograd_cache=False)
+    with (
+        torch.no_grad(),
+        settings.patch(backends=("aten", "cpp"), search="quick", max_profiling_configs=1),
+        no_cache[0],
+        no_cache[1],
+    ):
         for tunes in (False, True, False):
             torch._dynamo.reset()
             with inductor_config.patch(post_grad_custom_post_pass=backend.with_pass(None, StoreJudge(tunes=tunes))):
