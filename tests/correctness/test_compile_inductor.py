@@ -177,7 +177,14 @@ def test_explain_distinguishes_functions_and_modules_that_share_code(fused, make
 def test_the_fastest_measured_variant_of_a_gemm_runs(own_store):
     model, x = torch.nn.Sequential(torch.nn.Linear(64, 96), torch.nn.GELU(approximate="tanh")), rows(8, 64)[0]
     decisions = []
-    with torch.no_grad(), settings.patch(backends=("aten", "cpp"), search="quick", max_profiling_configs=1):
+    # A graph out of the cache of an earlier run would decide nothing.
+    no_cache = inductor_config.patch(fx_graph_cache=False), torch._functorch.config.patch(enable_autograd_cache=False)
+    with (
+        torch.no_grad(),
+        settings.patch(backends=("aten", "cpp"), search="quick", max_profiling_configs=1),
+        no_cache[0],
+        no_cache[1],
+    ):
         for tunes in (False, True, False):
             torch._dynamo.reset()
             with inductor_config.patch(post_grad_custom_post_pass=backend.with_pass(None, StorePolicy(tunes=tunes))):

@@ -101,7 +101,7 @@ def test_it_is_offered_for_ieee_float32_on_tensor_cores() -> None:
     assert "triton:parts" in names(LARGE, "sm80")
     assert "triton:parts" not in names(LARGE, "sm75")
     assert "triton:parts" not in names(dataclasses.replace(LARGE, precision=Precision(input_mode="tf32")), "sm90")
-    assert "no tensor cores" in str(why_not_parts(LARGE, preset("gfx942")))
+    assert "no CUDA tensor cores" in str(why_not_parts(LARGE, preset("gfx942")))
     few_terms = Problem.mm(512, 512, 48, dtype=torch.float32, device_type="cuda", precision=Precision())
     assert "more exact without parts" in str(why_not_parts(few_terms, preset("sm90")))
     assert all(choice.claims.deterministic for choice in parts_choices(LARGE, preset("sm90"), 6))
