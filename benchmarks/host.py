@@ -66,7 +66,7 @@ def counted_python() -> Iterator[list[str]]:
 
     def in_python(missing: bool, name: str, *rest: Any) -> Any:
         seen.append(name)
-        return path._in_python(missing, name, *rest)
+        return path.in_python(missing, name, *rest)
 
     def surround(function: Callable[..., Any]) -> None:
         if native.module is not None:
@@ -77,7 +77,7 @@ def counted_python() -> Iterator[list[str]]:
     try:
         yield seen
     finally:
-        surround(path._in_python)
+        surround(path.in_python)
 
 
 def by_python(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:

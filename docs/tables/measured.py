@@ -67,6 +67,12 @@ def runs() -> Iterator[tuple[str, str, dict[str, Any]]]:
             yield path.parent.name, path.stem, content
 
 
+def section(folder: str, name: str) -> str:
+    """Return the heading of a file's shapes: its name, with the GPU's if the first GPU has such a file too."""
+    first = next(other for other, other_name, _ in runs() if other_name == name)
+    return name if first == folder else f"{name}-{folder}"
+
+
 @functools.cache
 def shapes_with(name: str) -> str | None:
     """Return the file of shapes that has a name, relative to the repository."""
@@ -103,13 +109,13 @@ def device(content: dict[str, Any]) -> str:
 def summary() -> str:
     """Return one row for each file and baseline: geometric mean, least and most of the ratios."""
     rows = []
-    for _, name, content in runs():
+    for folder, name, content in runs():
         for baseline, found in content["summary"]["graph"].items():
             ratios = [
                 row["regimes"]["graph"]["references"][baseline]["ratio"] for row in content["shapes"] if baseline in references(row)
             ]
             numbers = [f"{found['geomean']:.2f}", f"{min(ratios):.3f}", f"{max(ratios):.2f}"]
-            what = f"[{ABOUT[name]}](measured-shapes.md#{name})"
+            what = f"[{ABOUT[name]}](measured-shapes.md#{section(folder, name)})"
             rows.append([what, device(content), str(found["shapes"]), BASELINES[baseline], *numbers])
     return table(["products", "device", "shapes", "baseline", "geometric mean", "least", "most"], rows)
 
@@ -123,11 +129,14 @@ def references(row: dict[str, Any]) -> dict[str, Any]:
 def every_shape() -> str:
     """Return a section for each file: what it was measured on, the command, a table of its shapes."""
     parts = []
-    for _, name, content in runs():
+    for folder, name, content in runs():
         environment = content["environment"]
         versions = {key: value for key, value in environment["versions"].items() if key in ("torch", "triton") and value}
         on = f"{environment['device']}, " + ", ".join(f"{key} {value}" for key, value in versions.items())
-        parts.append(f"## {name}\n\n{ABOUT[name].capitalize()}. {on}.\n\n```sh\n{command(content)}\n```\n\n{shape_table(content)}")
+        heading = section(folder, name)
+        parts.append(
+            f"## {heading}\n\n{ABOUT[name].capitalize()}. {on}.\n\n```sh\n{command(content)}\n```\n\n{shape_table(content)}"
+        )
     return "\n".join(parts)
 
 

@@ -102,7 +102,7 @@ def why_unreadable(x: torch.Tensor) -> str | None:
 
 
 def watched(tensors: Sequence[torch.Tensor]) -> bool:
-    """Whether torch has to see a call as one of its operators: a mode, a trace or the profiler is on."""
+    """Return True if torch has to see a call as one of its operators: a mode, a trace or the profiler is on."""
     return bool(
         torch._C._len_torch_dispatch_stack()
         or torch._C._has_torch_function(tuple(tensors))
@@ -142,7 +142,7 @@ def check_out(
 
 
 def overlaps(x: torch.Tensor, y: torch.Tensor) -> bool:
-    """Whether any element of ``x`` and any of ``y`` lie in the same memory. Exact, also for interleaved views of one buffer."""
+    """Return True if an element of ``x`` and one of ``y`` share memory. Exact, also for interleaved views of one buffer."""
     if x.device != y.device or not x.numel() or not y.numel():
         return False
     (x_low, x_high), (y_low, y_high) = _byte_range(x), _byte_range(y)
@@ -174,7 +174,7 @@ def _bytes_of(window: torch.Tensor, x: torch.Tensor, offset: int) -> torch.Tenso
 
 
 def _overlaps_itself(x: torch.Tensor) -> bool:
-    """Whether elements of ``x`` share memory.
+    """Return True if elements of ``x`` share memory.
 
     Exact for every view that indexing makes: each stride, in order, must step over all that lies below it.
     """

@@ -50,7 +50,7 @@ def into(operator: Operator) -> Callable[..., None]:
 
 
 def refusing(operator: Operator) -> Callable[..., None]:
-    """What comes before ``into`` where gradients may be wanted, which a call with out= does not have."""
+    """Return the kernel before ``into`` that refuses gradients, which a call with out= does not have."""
     overload = getattr(torch.ops.gemmtune, operator.name).out
 
     def below(*tensors: Tensor | None, **words: Any) -> None:
@@ -66,7 +66,7 @@ def refusing(operator: Operator) -> Callable[..., None]:
 
 
 def autocast(operator: Operator, kind: str) -> Callable[..., Any]:
-    """What comes first under autocast: operands cast as torch casts those of a product, then the operator without autocast."""
+    """Return the autocast kernel: cast the operands as torch does for a product, then call the operator without autocast."""
 
     def casting(*tensors: Tensor | None, **words: Any) -> Any:
         call = operator.call(tensors, words)

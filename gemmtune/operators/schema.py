@@ -42,7 +42,7 @@ class Operator:
 
     @property
     def overload(self) -> Callable[..., Any]:
-        """What ``torch.ops`` has: the form that returns a new tensor."""
+        """The overload in ``torch.ops`` that returns a new tensor."""
         return getattr(torch.ops.gemmtune, self.name).default  # type: ignore[no-any-return]
 
     @property

@@ -108,7 +108,7 @@ def test_each_operation_is_raced_and_called(op: str, own_store: Path):
     with settings.patch(backends=("aten",), tune="never"):
         right = expected(*operands, **keywords)
     with only(target_of(gemm), choice_denylist_regex="^aten", tune="never"):
-        assert gemmtune.explain(named, *operands, **keywords).pick == name_of(gemm)
+        assert gemmtune.explain(named, *operands, **keywords).pick in (name_of(gemm), f"{name_of(gemm)}+routed")
         torch.testing.assert_close(expected(*operands, **keywords), right, rtol=1e-2, atol=1e-2)
 
 

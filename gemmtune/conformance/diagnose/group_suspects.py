@@ -23,7 +23,7 @@ TAILS = (1, 2, *TILES)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """What a bug makes of a call: the right product of other operands, with other beginnings and ends of groups."""
+    """Call as a bug sees it: the right product of other operands, with other beginnings and ends of groups."""
 
     text: str
     operands: Operands

@@ -42,7 +42,7 @@ class Suspect(NamedTuple):
 
 
 class Seen(Protocol):
-    """What matching needs of a view: elements of the result, float64, of one shape."""
+    """Elements of the result for matching: float64 views of one shape."""
 
     @property
     def problem(self) -> Problem:

@@ -21,7 +21,7 @@ _graphs: deque[Graph] = deque(maxlen=_CAPACITY)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """How a GEMM is rewritten, and why.
+    """Rewrite of a GEMM, and its reasons.
 
     ``taken`` is ``fused`` (with its epilogue), ``alone``, ``joined`` (horizontally fused with GEMMs of the same input), or empty if
     torch's node stays. ``times_us`` are the measured times behind the decision, by variant.
