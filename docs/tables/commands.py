@@ -34,10 +34,10 @@ def every_command() -> str:
 def section(name: str) -> str:
     """Return the section of one command."""
     command = cli.commands[name]
-    context = click.Context(command, info_name=f"gemmtune {name}", **cli.context_settings)
+    context = click.Context(command, info_name=f"gemmtune {name}")
     usage = command.get_usage(context).removeprefix("Usage: ")
     help_text = "\n\n".join(paragraph(part) for part in (command.help or "").split("\n\n"))
-    options = [x for x in command.get_params(context) if isinstance(x, click.Option) and not x.hidden]
+    options = [x for x in command.get_params(context) if isinstance(x, click.Option) and not x.hidden and "--help" not in x.opts]
     rows = table(["option", "value", "meaning"], [row(option, context) for option in options])
     return f"## gemmtune {name}\n\n```text\n{' '.join(usage.split())}\n```\n\n{help_text}\n\n{rows}"
 

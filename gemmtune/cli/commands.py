@@ -230,6 +230,7 @@ def conformance(**given: Any) -> None:
 @click.option(
     "--require-baseline", "--gemm-require-baseline", is_flag=True, help="Fail without a baseline; implies --anchor baseline."
 )
+@click.option("--strict", is_flag=True, help="Fail if a problem is INCONCLUSIVE, not only if all are.")
 @click.option("--update-baseline", is_flag=True, help="Write the measured ratios as the new baselines.")
 @click.option(
     "--processes",
@@ -244,7 +245,7 @@ def perf_gate(**given: Any) -> None:
     """Check if a SHAPE takes over 2% longer than torch or than its baseline.
 
     A SHAPE is MxNxK, or BxMxNxK for a batch. The default is the shapes of the baselines if --anchor is baseline, else a small set.
-    Exit status: 0 nothing is slower, 1 a regression or a missing required baseline, 2 it could not be measured.
+    Exit status: 0 nothing is slower, 1 a regression or a missing required baseline, 2 not measured, 3 nothing was judged.
 
     \b
     gemmtune perf-gate 512x512x512 --dtype float32

@@ -81,7 +81,7 @@ def _suite(options: RunOptions, keyword: str | None, further: Sequence[str]) -> 
     """Return the exit status of the suite, which runs in pytest."""
     missing = [name for name in ("pytest", "hypothesis") if importlib.util.find_spec(name) is None]
     if missing:
-        raise CouldNotTest(f"this needs {' and '.join(missing)}: pip install 'gemmtune[test]'")
+        raise CouldNotTest(f"this needs {' and '.join(missing)}: pip install 'gemmtune[conformance]'")
     with _clean():
         run = Run.open(options)
         if options.json != STDOUT:

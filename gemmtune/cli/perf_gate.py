@@ -23,7 +23,7 @@ from .printing import show, watched
 from .shapes import problems_of
 from .spec import Spec
 
-GATE_OPTIONS = ("device", "candidate", "anchor", "baselines", "require_baseline", "update_baseline", "processes")
+GATE_OPTIONS = ("device", "candidate", "anchor", "baselines", "require_baseline", "strict", "update_baseline", "processes")
 """Options of the command that belong to the gate. The others are for settings and problems."""
 
 

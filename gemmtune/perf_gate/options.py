@@ -35,6 +35,8 @@ class GateOptions:
     baselines: str = FOLDER
     require_baseline: bool = False
     """Fail for a problem without a baseline, instead of calling it INCONCLUSIVE. Needs ``anchor="baseline"``."""
+    strict: bool = False
+    """Fail if a problem is INCONCLUSIVE. Otherwise the gate fails only if all are."""
     update_baseline: bool = False
     """Write the measurements as new baselines."""
     processes: int = PROCESSES

@@ -107,10 +107,17 @@ class GateResult:
 
     @property
     def exit_status(self) -> int:
-        """1 for a regression or a missing required baseline, else 2 if a problem could not be measured, else 0."""
+        """1 for a regression or a missing required baseline, else 2 if a problem could not be measured.
+
+        Else 3 if no problem was judged, or with ``strict`` if one was not. Else 0. A run that writes new baselines need not judge.
+        """
         if self.verdict is Verdict.REGRESSED or (self.options.require_baseline and self.missing):
             return 1
-        return 2 if self.failed else 0
+        if self.failed:
+            return 2
+        judged = [e for e in self.entries if e.judgement and e.judgement.verdict is not Verdict.INCONCLUSIVE]
+        enough = len(judged) == len(self.entries) if self.options.strict else bool(judged)
+        return 0 if enough or self.options.update_baseline else 3
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values: the options, the rule, every problem."""

@@ -65,6 +65,16 @@ def test_a_problem_that_cannot_be_measured(finds):
     assert (result.verdict, result.exit_status) == (Verdict.INCONCLUSIVE, 2)
 
 
+@pytest.mark.parametrize(("strict", "status"), [(False, 0), (True, 3)])
+def test_strict_fails_if_one_problem_is_not_judged(finds, strict: bool, status: int):
+    finds({16: -0.4})
+    run_gate([ONE], GateOptions(device="cpu", update_baseline=True))
+    finds({16: -0.4, 48: -0.1})
+    result = run_gate([ONE, TWO], GateOptions(device="cpu", anchor="baseline", strict=strict))
+    assert [entry.judgement.verdict for entry in result.entries] == [Verdict.PASS, Verdict.INCONCLUSIVE]
+    assert result.exit_status == status
+
+
 def test_writes_a_baseline_and_compares_with_it(finds):
     finds({16: -0.4, 48: -0.1})
     options = GateOptions(device="cpu", update_baseline=True)
@@ -119,7 +129,7 @@ def test_a_missing_baseline_is_inconclusive_and_not_measured(finds):
     [entry] = result.entries
     assert entry.judgement.verdict is Verdict.INCONCLUSIVE
     assert entry.judgement.reason.startswith("no baseline in benchmarks/baselines/cpu-")
-    assert result.exit_status == 0
+    assert result.exit_status == 3, "nothing was judged"
     required = GateOptions(device="cpu", anchor="baseline", require_baseline=True)
     assert run_gate([ONE], required).exit_status == 1
 
@@ -173,9 +183,9 @@ class TestCommand:
         assert [len(batch) for batch in data["problems"][1]["log_ratios"]] == [7, 7]
         assert data["problems"][1]["judged"]["lower"] > 1.02
 
-    def test_an_inconclusive_result_is_a_warning(self, capsys, finds):
+    def test_a_run_that_judges_nothing_has_a_status_of_its_own(self, capsys, finds):
         finds({})
-        assert cli.run([*self.SHAPES, "--anchor", "baseline"]) == 0
+        assert cli.run([*self.SHAPES, "--anchor", "baseline"]) == 3
         assert "warning: INCONCLUSIVE: 2 of 2 problems were NOT judged; the reasons are above" in capsys.readouterr().err
 
     def test_required_baselines(self, capsys, finds):
