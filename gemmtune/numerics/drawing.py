@@ -7,7 +7,7 @@ import torch
 from ..problem import Layout, Problem
 from ..problem.dtypes import FLOAT8, dtype_info, is_float8
 from .block_sparse import random_mask, spread
-from .buffers import allocate, distinct, distinct_size, held_size, overlapping, placed
+from .buffers import allocate, distinct_size, held_size, overlapping, placed
 from .fills import filled
 from .integers import MOST_ADDED, MOST_ZERO, most_factor
 from .joined import joined, parted
@@ -16,13 +16,9 @@ from .operands import BETA as GENERAL_BETA
 from .operands import Operands, fill_random, scalar_value
 from .quantized import number_range, packed, scale_at
 from .scaling import Scaling, exact_scaling, random_scaling
-from .slots import Slots
 
 ALPHA, BETA = 2.0, -3.0
 """Scalars of class ``general`` in exact probes: a power of two, which scales exactly, and a small integer."""
-
-LEAST_SHARED_BYTES = 1 << 20
-"""Span from which operands of several probes share a buffer if their gaps allow."""
 
 _FINITE: dict[torch.dtype, tuple[int, int]] = {torch.float8_e4m3fn: (0, 0x7E), torch.float8_e5m2: (0x08, 0x6F)}
 """Range of the bits of weight magnitudes.
@@ -50,7 +46,6 @@ class Drawing:
         self.size_b = (batch, 2 * rows if problem.encoding else rows, cols)
         self.work_a = torch.float32 if is_float8(problem.dtype) else problem.dtype
         self.work_b = torch.float32 if problem.widens_b else self.work_a
-        self._slots: dict[Layout, Slots] = {}
 
     def integers(self, size: tuple[int, ...], low: int, high: int, dtype: torch.dtype | None = None) -> torch.Tensor:
         """Draw integers from ``low`` to ``high``, of a's working dtype by default."""
@@ -111,17 +106,8 @@ class Drawing:
         return self.placed(layout, bits.to(torch.uint8).view(layout.dtype))
 
     def placed(self, layout: Layout, values: torch.Tensor | None) -> torch.Tensor:
-        """Return a tensor of the layout with these values, or with NaN for None. Everything around it is NaN.
-
-        Tensors with large gaps share a buffer. One for each probe would take many times the memory of their elements.
-        """
-        if layout.span * layout.dtype.itemsize < LEAST_SHARED_BYTES or overlapping(layout):
-            return placed(layout, self.device, values)
-        made = self._slots.setdefault(layout, Slots(layout, self.device, nan=True)).take()
-        if values is not None:
-            target = distinct(made)
-            target.copy_(values.reshape(target.shape))
-        return made
+        """Return a buffer of the layout with these values, or with NaN everywhere for None."""
+        return placed(layout, self.device, values)
 
     def placed_a(self, values: torch.Tensor) -> torch.Tensor:
         """Return a with the numbers ``values`` (of ``size_a``)."""

@@ -9,31 +9,26 @@ from __future__ import annotations
 import torch
 
 from ..problem import Layout
-from .buffers import GUARD_BYTES, allocate, distinct, fill_nan, flat, overlapping
-
-NAN_BYTES = 4096
-"""Gap between the operands of two probes in one buffer, as wide as a tile that reads past the end of a row."""
+from .buffers import GUARD_BYTES, allocate, distinct, flat, overlapping
 
 
 class Slots:
     """Tensors of one layout whose elements do not share memory, in as few buffers as the layout's gaps allow.
 
-    With ``nan``, at least NAN_BYTES of NaN follow each run of elements, and all other gaps are NaN too.
+    They are for timing. The verifier compares the whole buffer of an operand before and after a call, and needs one for each.
     """
 
-    def __init__(self, layout: Layout, device: torch.device, *, nan: bool = False) -> None:
-        self._layout, self._device, self._nan = layout, device, nan
-        self._count, self._pitch = slots_of(layout, NAN_BYTES if nan else 0)
+    def __init__(self, layout: Layout, device: torch.device) -> None:
+        self._layout, self._device = layout, device
+        self._count, self._pitch = slots_of(layout)
         self._whole: torch.Tensor | None = None
         self._used = 0
 
     def take(self) -> torch.Tensor:
-        """Return the next tensor, uninitialised or NaN. Its address has the layout's alignment."""
+        """Return the next tensor, uninitialised. Its address has the layout's alignment."""
         if self._whole is None:
             self._whole = allocate(self._layout, self._device, room=(self._count - 1) * self._pitch)
             self._used = 0
-            if self._nan:
-                fill_nan(self._whole)
         x, place = self._whole, self._used
         self._used += 1
         if self._used == self._count:
@@ -41,8 +36,8 @@ class Slots:
         return x.as_strided(x.size(), x.stride(), x.storage_offset() + place * self._pitch)
 
 
-def slots_of(layout: Layout, apart_bytes: int = 0) -> tuple[int, int]:
-    """Return how many tensors of the layout fit into the gaps of one, ``apart_bytes`` apart, and the elements between their starts.
+def slots_of(layout: Layout) -> tuple[int, int]:
+    """Return how many tensors of the layout fit into the gaps of one, and the elements from the start of each to the next.
 
     Addresses differ by multiples of GUARD_BYTES, so that every tensor has the alignment of the first.
     """
@@ -52,7 +47,7 @@ def slots_of(layout: Layout, apart_bytes: int = 0) -> tuple[int, int]:
     dims = sorted((s, n) for n, s in zip(layout.size, layout.stride, strict=True) if n > 1 and s > 0)
     best, extent = (1, 0), 1
     for i, (stride, size) in enumerate(dims):
-        pitch = -(-(extent + apart_bytes // layout.dtype.itemsize) // unit) * unit
+        pitch = -(-extent // unit) * unit
         reach = (size - 1) * stride
         room = min(stride, dims[i + 1][0] - reach) if i + 1 < len(dims) else stride
         best = max(best, (room // pitch, pitch))

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import itertools
-
 import pytest
 import torch
 
 import gemmtune
 from gemmtune import settings
+from gemmtune.choice import Status
 from gemmtune.numerics import buffers, slots
 from gemmtune.numerics.buffers import distinct, overlapping
 from gemmtune.numerics.slots import Slots, copy_elements, slots_of
@@ -31,24 +30,17 @@ LAYOUTS = {
 SHARED = ("a position of each sequence", "a batch of those", "a column", "columns", "interleaved batches", "blocks of close rows")
 
 
-@pytest.mark.parametrize(("name", "nan"), [*itertools.product(LAYOUTS, [False, True])])
-def test_tensors_share_no_elements(name: str, nan: bool):
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_tensors_share_no_elements(name: str):
     layout = LAYOUTS[name]
-    made = Slots(layout, CPU, nan=nan)
-    count = min(slots_of(layout, slots.NAN_BYTES if nan else 0)[0], 20) + 2
+    made = Slots(layout, CPU)
+    count = min(slots_of(layout)[0], 20) + 2
     taken = [made.take() for _ in range(count)]
     for i, x in enumerate(taken):
         assert (tuple(x.shape), x.stride(), Layout.of(x).offset) == (layout.size, layout.stride, layout.offset)
         distinct(x).fill_(i)
     if not overlapping(layout):
         assert [x.float().unique().tolist() for x in taken] == [[float(i)] for i in range(count)]
-    if nan and layout.dtype.is_floating_point:
-        inside = torch.zeros(taken[0].untyped_storage().nbytes() // layout.dtype.itemsize, dtype=torch.bool)
-        whole = buffers.storage_bits(taken[0], layout.dtype)
-        for x in taken:
-            if x.untyped_storage().data_ptr() == whole.data_ptr():
-                inside.as_strided(x.shape, x.stride(), x.storage_offset()).fill_(True)
-        assert whole[~inside].isnan().all()
 
 
 def test_layouts_with_large_gaps_share_a_buffer():
@@ -85,7 +77,9 @@ def test_tuning_of_a_view_takes_few_spans(own_store: object, monkeypatch: pytest
 
     for module in (buffers, slots):
         monkeypatch.setattr(module, "allocate", counted)
-    with settings.patch(backends=("aten",), search="quick", tune="force"):
-        torch.testing.assert_close(gemmtune.mm(h[:, -1], w), h[:, -1] @ w)
+    with settings.patch(backends=("aten", "cpp"), search="quick", max_profiling_configs=1):
+        [found] = gemmtune.tune("mm", h[:, -1], w, progress=False)
+        assert {o.status for o in found.outcomes} == {Status.OK}
+        torch.testing.assert_close(gemmtune.mm(h[:, -1], w), h[:, -1] @ w, rtol=1e-4, atol=1e-3)
     span_bytes = Layout.of(h[:, -1]).span * 4
-    assert 0 < taken[0] < 6 * span_bytes, f"{taken[0] / span_bytes:.1f} spans"
+    assert 0 < taken[0] < 16 * span_bytes, f"{taken[0] / span_bytes:.1f} spans"
