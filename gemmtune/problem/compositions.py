@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from ..errors import InvalidProblemError
+from ..passes import unwatched
 from .layout import ALIGNED_BYTES
 from .scales import BLOCKS_OF_A, BLOCKS_OF_B, BLOCKS_OF_WEIGHTS, SCALE_BLOCK, Blocks, block_of
 
@@ -58,6 +59,12 @@ def dequantized(
 
     The computation uses the wider of ``dtype`` and the scale's dtype and rounds each step, as eager torch does.
     """
+    if (
+        scale is not None
+        and unwatched(b, scale, zero)
+        and (made := _in_one_pass(b, scale, zero, encoding, dtype, legal)) is not None
+    ):
+        return made
     numbers = unpacked(b, encoding)
     if scale is None:
         return numbers.to(dtype)
@@ -68,6 +75,17 @@ def dequantized(
     if zero is not None:
         values = values - over_blocks(zero.to(wide), size, legal, "zero_b")
     return (values * over_blocks(scale.to(wide), size, legal, "scale_b")).to(dtype)
+
+
+def _in_one_pass(b: Tensor, scale: Tensor, zero: Tensor | None, encoding: str, dtype: torch.dtype, legal: Blocks) -> Tensor | None:
+    """Return ``dequantized`` by one kernel on a GPU, or None where it does not fit."""
+    from ..passes import dequantize  # noqa: PLC0415 - needs Triton
+
+    size = (b.shape[0] * (2 if encoding else 1), b.shape[1])
+    blocks = [block_of(tuple(x.shape), size, legal) for x in (scale, scale if zero is None else zero)]
+    if blocks[0] is None or blocks[1] is None or not dequantize.serves(b, scale, zero, dtype):
+        return None
+    return dequantize.dequantize(b, scale, zero, encoding, dtype, (blocks[0], blocks[1]))
 
 
 def int_product(a: Tensor, b: Tensor) -> Tensor:

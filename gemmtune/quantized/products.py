@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
 from typing import Any
 
 import torch
 
 from .. import settings
 from ..operators import library as _operators  # noqa: F401 - defines the operators
+from ..passes import unwatched
 from ..problem.dtypes import FLOAT8
 from ..problem.grouped_compositions import added_by_token, gated_columns
 from ..problem.scales import SCALE_BLOCK
@@ -96,11 +96,11 @@ def _block(w: QuantizedWeight) -> int | None:
 
 def rows_in_float8(a: Tensor, block: int) -> tuple[Tensor, Tensor]:
     """Round a [M, K] to float8_e4m3fn, with a scale for each ``block`` elements of a row: [M, ⌈K/block⌉], float32."""
-    if a.is_cuda and not torch._C._len_torch_dispatch_stack():
-        kernel = importlib.import_module("gemmtune.backends.triton.float8_rows")  # where there is CUDA there is Triton
-        if kernel.serves(a):
-            numbers, scales = kernel.round_rows(a, block)
-            return numbers, scales
+    if unwatched(a):
+        from ..passes import float8_rows  # noqa: PLC0415 - needs Triton
+
+        if float8_rows.serves(a):
+            return float8_rows.round_rows(a, block)
     m, k = a.shape
     whole = a if k % block == 0 else torch.nn.functional.pad(a, (0, -k % block))
     parts = whole.reshape(m, whole.shape[1] // block, block).float()

@@ -17,9 +17,9 @@ from torch.library import opcheck
 
 import gemmtune
 from gemmtune import QuantizedWeight, settings
-from gemmtune.backends.triton.float8_rows import LEAST_CAPABILITY, serves
 from gemmtune.integration.compile import backend, install, planned, uninstall
 from gemmtune.operators.library import OPERATORS
+from gemmtune.passes.float8_rows import LEAST_CAPABILITY, serves
 from gemmtune.quantized.products import rows_in_float8
 
 pytestmark = pytest.mark.gpu

@@ -20,6 +20,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("setting_types", "operand_kinds"),
     ("settings",),
     ("cache", "effort"),
+    ("passes",),
     ("problem",),
     ("device",),
     ("numerics",),
