@@ -148,6 +148,11 @@ class Settings:
         """These settings with ``deterministic`` on."""
         return dataclasses.replace(self, deterministic=True)
 
+    @functools.cached_property
+    def never_tuning(self) -> Settings:
+        """These settings with ``tune="never"``. Every product with a quantized weight of a model asks for them."""
+        return dataclasses.replace(self, tune="never")
+
     @property
     def folder(self) -> Path:
         """Cache folder of compiled kernels, locks and, by default, the store."""

@@ -21,6 +21,8 @@ from ..dispatch.ready import generation
 from ..errors import InvalidProblemError
 from ..native.lookup import keep_layer, native, prepare
 from ..ops.operate import FOR_NATIVE
+from ..problem.compositions import mixed_composed
+from ..quantized.rounding import SCALE_DTYPES
 from ..quantized.weight import QuantizedWeight
 from ..toolchain.driver import find_driver
 from .eager import Bound, bound_for, plain_here, scalars_of
@@ -96,11 +98,12 @@ def _by_pick(
     """Return the product by the pick, or None for torch, and the pick. With ``transposed`` the weight is bᵀ."""
     key = (x.shape, x.dtype, x.get_device(), settings.token(), generation.number)
     bound = picks.get(key, picks)
-    served = bound is picks or (isinstance(bound, Bound) and bound.pick.serves_now)
-    if bound is None or not served or weight is None or not x.is_contiguous() or x.dim() < 2 or weight.dim() != 2:
+    if weight is None or not x.is_contiguous() or x.dim() < 2 or weight.dim() != 2:
         return None, bound
-    if weight.__class__ is QuantizedWeight:
+    if isinstance(weight, QuantizedWeight):
         result = _quantized_product(key, picks, bound, x, weight, bias)
+    elif bound is None or (isinstance(bound, Bound) and not bound.pick.serves_now):
+        return None, bound
     else:
         result = _product(key, picks, bound, x, weight.t() if transposed else weight, bias)
     return result, picks.get(key, picks)
@@ -145,17 +148,22 @@ def _product(key: Hashable, picks: Picks, bound: Bound | Picks, x: Tensor, b: Te
 
 
 def _quantized_product(
-    key: Hashable, picks: Picks, bound: Bound | Picks, x: Tensor, weight: QuantizedWeight, bias: Tensor | None
+    key: Hashable, picks: Picks, bound: Bound | Picks | None, x: Tensor, weight: QuantizedWeight, bias: Tensor | None
 ) -> Tensor | None:
-    """Return x @ weightᵀ + bias by the pick for mixed_mm, or None for torch."""
-    if not plain_here() or weight.tensor.dtype.is_floating_point or not weight.transposed:
+    """Return x @ weightᵀ + bias by the pick for mixed_mm, else by torch's product with the dequantized weight.
+
+    The operator would compute the same. Its host time is several times that of the product. Return None for a call that needs it.
+    """
+    if not plain_here() or weight.tensor.dtype.is_floating_point or not weight.transposed or x.dtype not in SCALE_DTYPES:
         return None
     rows = x if x.dim() == 2 else x.view(-1, x.shape[-1])
     tensors = tuple(part for part in (rows, weight.tensor, weight.scales, weight.zero_points) if part is not None)
     found = picks.find(key, "mixed_mm", tensors, (weight.encoding,)) if bound is picks else bound
-    result = found.run("mixed_mm", tensors) if isinstance(found, Bound) else None
-    if result is None or (bias is not None and bias.requires_grad and torch.is_grad_enabled()):
+    if torch.is_grad_enabled() and any(part.requires_grad for part in (*tensors, *([] if bias is None else [bias]))):
         return None
+    result = found.run("mixed_mm", tensors) if isinstance(found, Bound) else None
+    if result is None:
+        result = mixed_composed(rows, weight.tensor, weight.scales, weight.zero_points, weight.encoding)
     result = result if bias is None else result.add_(bias)
     return result if x.dim() == 2 else result.view(*x.shape[:-1], result.shape[1])
 

@@ -1,13 +1,15 @@
 """Kernels that read an operand once and write another form of it, for products that torch then multiplies.
 
-They need Triton and a GPU, so a caller imports a module of this folder only where ``unwatched`` tensors are on one. Each computes
-the same numbers, rounded in the same steps, as the calls of torch that it replaces.
+They need Triton and a GPU, so a caller loads a module of this folder only for ``unwatched`` tensors. Each computes the same
+numbers, rounded in the same steps, as the calls of torch that it replaces.
 """
 
 from __future__ import annotations
 
 import functools
+import importlib
 import importlib.util
+from typing import Any
 
 import torch
 
@@ -30,3 +32,9 @@ def _plain(x: torch.Tensor) -> bool:
 @functools.cache
 def _triton() -> bool:
     return torch.version.hip is None and importlib.util.find_spec("triton") is not None
+
+
+@functools.cache
+def load(name: str) -> Any:
+    """Return the module of this folder with that name. It imports Triton."""
+    return importlib.import_module(f"{__name__}.{name}")

@@ -14,7 +14,7 @@ import triton.language as tl
 NUMBERS = (torch.int8, torch.uint8, torch.float8_e4m3fn, torch.float8_e5m2)
 FLOATS = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}
 """Dtypes of scales, zero points and results."""
-ROWS, BYTES, WARPS = 16, 128, 4
+ROWS, BYTES, WARPS = 8, 256, 4
 """Tile of one program: rows of contiguous bytes."""
 Block = tuple[int, int]
 _jit: Any = triton.jit
@@ -55,7 +55,7 @@ def _dequantize(  # type: ignore[no-untyped-def]
     scale, zero, out = scale + group * s_group, zero + group * z_group, out + group * out_group
     o, i = (row + tl.arange(0, rows))[:, None], (column + tl.arange(0, columns))[None, :]
     inside = (o < outer) & (i < inner)
-    x = tl.load(b + group * b_group + o * b_outer + i, mask=inside, other=0)
+    x = tl.load(b + group * b_group + o * b_outer + i, mask=inside)
     # A byte has one number, or two with consecutive k.
     if encoding == "":
         k, n = o, i

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from ..errors import InvalidProblemError
-from ..passes import unwatched
+from ..passes import load, unwatched
 from .layout import ALIGNED_BYTES
 from .scales import BLOCKS_OF_A, BLOCKS_OF_B, BLOCKS_OF_WEIGHTS, SCALE_BLOCK, Blocks, block_of
 
@@ -79,13 +79,12 @@ def dequantized(
 
 def _in_one_pass(b: Tensor, scale: Tensor, zero: Tensor | None, encoding: str, dtype: torch.dtype, legal: Blocks) -> Tensor | None:
     """Return ``dequantized`` by one kernel on a GPU, or None where it does not fit."""
-    from ..passes import dequantize  # noqa: PLC0415 - needs Triton
-
-    size = (b.shape[0] * (2 if encoding else 1), b.shape[1])
+    kernel, size = load("dequantize"), (b.shape[0] * (2 if encoding else 1), b.shape[1])
     blocks = [block_of(tuple(x.shape), size, legal) for x in (scale, scale if zero is None else zero)]
-    if blocks[0] is None or blocks[1] is None or not dequantize.serves(b, scale, zero, dtype):
+    if blocks[0] is None or blocks[1] is None or not kernel.serves(b, scale, zero, dtype):
         return None
-    return dequantize.dequantize(b, scale, zero, encoding, dtype, (blocks[0], blocks[1]))
+    made: Tensor = kernel.dequantize(b, scale, zero, encoding, dtype, (blocks[0], blocks[1]))
+    return made
 
 
 def int_product(a: Tensor, b: Tensor) -> Tensor:

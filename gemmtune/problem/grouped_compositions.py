@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from ..passes import unwatched
+from ..passes import load, unwatched
 from .compositions import scaled_composed, unpacked
 from .layout import ALIGNED_BYTES
 
@@ -95,12 +95,10 @@ def grouped_by_torch(size: Sequence[int], stride: Sequence[int], itemsize: int) 
 
 def widened(b: Tensor, scale: Tensor, encoding: str, dtype: torch.dtype) -> Tensor:
     """Return b · scale_b for the weights of all groups: [G, K, N] of ``dtype``, each step rounded as eager torch does."""
-    if b.dim() == scale.dim() == 3 and unwatched(b, scale):
-        from ..passes import dequantize  # noqa: PLC0415 - needs Triton
-
-        if dequantize.serves(b, scale, None, dtype) and scale.numel() > 0:
-            block = (b.shape[1] * (2 if encoding else 1) // scale.shape[1], 1)
-            return dequantize.dequantize(b, scale, None, encoding, dtype, (block, block))
+    if scale.numel() > 0 and unwatched(b, scale) and (kernel := load("dequantize")).serves(b, scale, None, dtype):
+        block = (b.shape[1] * (2 if encoding else 1) // scale.shape[1], 1)
+        made: Tensor = kernel.dequantize(b, scale, None, encoding, dtype, (block, block))
+        return made
     numbers = torch.stack([unpacked(matrix, encoding) for matrix in b]) if encoding else b
     wide = torch.promote_types(dtype, scale.dtype)
     times = scale.to(wide).repeat_interleave(numbers.shape[1] // max(scale.shape[1], 1), 1)

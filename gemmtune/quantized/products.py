@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import torch
 
 from .. import settings
 from ..operators import library as _operators  # noqa: F401 - defines the operators
-from ..passes import unwatched
+from ..passes import load, unwatched
 from ..problem.dtypes import FLOAT8
 from ..problem.grouped_compositions import added_by_token, gated_columns
 from ..problem.scales import SCALE_BLOCK
@@ -96,11 +96,8 @@ def _block(w: QuantizedWeight) -> int | None:
 
 def rows_in_float8(a: Tensor, block: int) -> tuple[Tensor, Tensor]:
     """Round a [M, K] to float8_e4m3fn, with a scale for each ``block`` elements of a row: [M, ⌈K/block⌉], float32."""
-    if unwatched(a):
-        from ..passes import float8_rows  # noqa: PLC0415 - needs Triton
-
-        if float8_rows.serves(a):
-            return float8_rows.round_rows(a, block)
+    if unwatched(a) and (kernel := load("float8_rows")).serves(a):
+        return cast("tuple[Tensor, Tensor]", kernel.round_rows(a, block))
     m, k = a.shape
     whole = a if k % block == 0 else torch.nn.functional.pad(a, (0, -k % block))
     parts = whole.reshape(m, whole.shape[1] // block, block).float()
@@ -111,6 +108,6 @@ def rows_in_float8(a: Tensor, block: int) -> tuple[Tensor, Tensor]:
 
 def _operator(name: str, *tensors: Tensor | None, **words: Any) -> Tensor:
     """Call an operator of gemmtune: a node of a traced graph, else a launch. It never tunes for the weight of a model."""
-    with settings.patch(tune="never"):
+    with settings.use(settings.current().never_tuning):
         result: Tensor = getattr(torch.ops.gemmtune, name)(*tensors, **words)
     return result

@@ -198,6 +198,21 @@ def test_quantized_weights_run_their_own_picks(done):
     assert model[0].bias.grad is not None
 
 
+def test_quantized_layers_without_a_pick_compute_what_the_operator_does(own_store):
+    for kind, bias in (("int4", True), ("int8", False), ("float8", True)):
+        layer = nn.Linear(64, 40, bias=bias)
+        gemmtune.quantize_(nn.Sequential(layer), kind)
+        x = torch.randn(3, 5, 64)
+        with torch.no_grad():
+            expected = layer(x)
+            gemmtune.optimize(layer)
+            for _ in range(2):
+                assert torch.equal(layer(x), expected), kind
+        wanted = x.clone().requires_grad_()
+        layer(wanted).sum().backward()
+        assert torch.allclose(wanted.grad, layer.weight.dequantize().sum(0).expand_as(x), atol=1e-4)
+
+
 def test_the_compile_pass_is_installed_while_a_model_is_optimized(monkeypatch: pytest.MonkeyPatch):
     # Models of other tests may still be alive in reference cycles.
     monkeypatch.setattr("gemmtune.integration.optimize._models", weakref.WeakSet())

@@ -19,7 +19,8 @@ from gemmtune.problem.scales import BLOCKS_OF_WEIGHTS, block_of
 torch.cuda.device = lambda device: contextlib.nullcontext()
 floats = (torch.float16, torch.float32)  # bfloat16 is wrong in the interpreter
 done = 0
-for kind, scales, dtype, rows_first in itertools.product(("int8", "uint8", "int4", "uint4"), ("tensor", "column", "group_32"), floats, (True, False)):
+kinds, blocks = ("int8", "uint8", "int4", "uint4"), ("tensor", "column", "group_32")
+for kind, scales, dtype, rows_first in itertools.product(kinds, blocks, floats, (True, False)):
     weight = (torch.randn(72, 40) if rows_first else torch.randn(40, 72).t()).to(dtype)
     made = gemmtune.QuantizedWeight.quantize(weight, kind, scales=scales, scale_dtype=floats[done % 2])
     parts = (made.scales, made.zero_points if made.zero_points is not None else made.scales)
