@@ -36,17 +36,30 @@ _CONV1D = "transformers.pytorch_utils"
 """The module of HF's Conv1D. Only a program with such layers has imported it."""
 
 
-class Picks(dict[Hashable, "Bound | None"]):
-    """Cache of a layer's picks, by the properties of its input. A copy begins empty: picks belong to this process and weights."""
+class Picks:
+    """Cache of a layer's picks, by the properties of its input. A copy begins empty: picks belong to this process and weights.
+
+    It is no dict itself: torch.compile guards the length of a dict that a layer's forward holds, so every new number of rows in an
+    eager call would compile the model again.
+    """
+
+    __slots__ = ("_found",)
+
+    def __init__(self) -> None:
+        self._found: dict[Hashable, Bound | None] = {}
 
     def __reduce__(self) -> tuple[type[Picks], tuple[()]]:
         return Picks, ()
 
+    def get(self, key: Hashable) -> Bound | Picks | None:
+        """Return the pick that was found for the key: None for torch, and these picks themselves if none was looked up."""
+        return self._found.get(key, self)
+
     def find(self, key: Hashable, op: str, tensors: tuple[Tensor, ...], options: tuple[Hashable, ...] = ()) -> Bound | None:
         """Look up the pick, and keep the result, which is None if torch is faster."""
-        if len(self) >= _CAPACITY:
-            self.clear()
-        found = self[key] = bound_for(op, tensors, options)
+        if len(self._found) >= _CAPACITY:
+            self._found.clear()
+        found = self._found[key] = bound_for(op, tensors, options)
         prepare(FOR_NATIVE)
         return found
 
@@ -97,7 +110,7 @@ def _by_pick(
 ) -> tuple[Tensor | None, Bound | Picks | None]:
     """Return the product by the pick, or None for torch, and the pick. With ``transposed`` the weight is bᵀ."""
     key = (x.shape, x.dtype, x.get_device(), settings.token(), generation.number)
-    bound = picks.get(key, picks)
+    bound = picks.get(key)
     if weight is None or not x.is_contiguous() or x.dim() < 2 or weight.dim() != 2:
         return None, bound
     if isinstance(weight, QuantizedWeight):
@@ -106,7 +119,7 @@ def _by_pick(
         return None, bound
     else:
         result = _product(key, picks, bound, x, weight.t() if transposed else weight, bias)
-    return result, picks.get(key, picks)
+    return result, picks.get(key)
 
 
 def _native_of(bound: Bound | Picks | None) -> tuple[Plan | None, int]:

@@ -42,7 +42,8 @@ class use(TorchFunctionMode):
     def _run(self, op: str, tensors: tuple[Tensor, ...], shape: tuple[int, ...]) -> Tensor | None:
         """Return the product by its pick with this shape, or None for torch."""
         key = (op, settings.token(), generation.number, *((x.shape, x.stride(), x.dtype, x.device) for x in tensors))
-        found = self._picks[key] if key in self._picks else self._picks.find(key, op, tensors)
+        known = self._picks.get(key)
+        found = self._picks.find(key, op, tensors) if known is self._picks else known
         result = found.run(op, tensors) if isinstance(found, Bound) else None
         return None if result is None else result.view(shape)
 

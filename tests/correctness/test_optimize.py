@@ -12,6 +12,7 @@ import torch
 from models import MODELS, made, result
 from rotation import rotated
 from torch import nn
+from torch._dynamo.testing import CompileCounterWithBackend
 from torch.nn import functional
 
 import gemmtune
@@ -196,6 +197,25 @@ def test_quantized_weights_run_their_own_picks(done):
     model(x).sum().backward()
     assert x.grad.isfinite().all()
     assert model[0].bias.grad is not None
+
+
+@pytest.mark.parametrize("kind", ["", "int4", "sparse"])
+def test_eager_calls_with_new_sizes_compile_nothing_again(kind, own_store):
+    torch._dynamo.reset()
+    model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64))
+    if kind == "sparse":
+        gemmtune.sparsify_(model, block=16)
+    elif kind:
+        gemmtune.quantize_(model, kind)
+    counter = CompileCounterWithBackend("eager")
+    compiled = torch.compile(gemmtune.optimize(model), backend=counter)
+    with torch.no_grad():
+        compiled(torch.randn(1, 64))
+        before = counter.frame_count
+        for rows in (37, 190):
+            model(torch.randn(rows, 64))
+            compiled(torch.randn(1, 64))
+    assert counter.frame_count == before
 
 
 def test_quantized_layers_without_a_pick_compute_what_the_operator_does(own_store):
