@@ -28,10 +28,15 @@ def packed(weight: Tensor) -> Tensor:
 
 
 def unpacked(b: Tensor, encoding: str) -> Tensor:
-    """Unpack b [K/2, N] to [K, N]: int8 for ``int4``, uint8 for ``uint4``. Return b itself without an encoding."""
+    """Unpack b […, K/2, N] to […, K, N]: int8 for ``int4``, uint8 for ``uint4``. Return b itself without an encoding."""
     if not encoding:
         return b
-    numbers = torch.stack([b & 15, b >> 4], dim=1).flatten(0, 1)
+    low, high = b & 15, b >> 4
+    # Each dimension stays as near in memory as it is: b is read and written once, in order.
+    if b.stride(-2) == 1:
+        numbers = torch.stack([low.mT, high.mT], dim=-1).flatten(-2).mT
+    else:
+        numbers = torch.stack([low, high], dim=-2).flatten(-3, -2)
     return (numbers.to(torch.int8) ^ 8) - 8 if encoding == "int4" else numbers
 
 
@@ -70,11 +75,19 @@ def dequantized(
         return numbers.to(dtype)
     wide = torch.promote_types(dtype, scale.dtype)
     wide = wide if zero is None else torch.promote_types(wide, zero.dtype)
-    size = (numbers.shape[0], numbers.shape[1])
     values = numbers.to(wide)
     if zero is not None:
-        values = values - over_blocks(zero.to(wide), size, legal, "zero_b")
-    return (values * over_blocks(scale.to(wide), size, legal, "scale_b")).to(dtype)
+        values = _with_blocks(torch.sub, values, zero.to(wide), legal, "zero_b")
+    return _with_blocks(torch.mul, values, scale.to(wide), legal, "scale_b").to(dtype)
+
+
+def _with_blocks(do: Callable[[Tensor, Tensor], Tensor], values: Tensor, scale: Tensor, legal: Blocks, name: str) -> Tensor:
+    """Return ``do(values, scale)`` with each number of the scale for the values of its block."""
+    size = (values.shape[0], values.shape[1])
+    block = block_of(tuple(scale.shape), size, legal)
+    if block is None or scale.dim() < 2 or scale.shape[0] == 1 or block[1] != 1 or size[0] % block[0]:
+        return do(values, over_blocks(scale, size, legal, name))
+    return do(values.unflatten(0, (scale.shape[0], block[0])), scale.unsqueeze(1)).flatten(0, 1)  # broadcast: nothing is repeated
 
 
 def _in_one_pass(b: Tensor, scale: Tensor, zero: Tensor | None, encoding: str, dtype: torch.dtype, legal: Blocks) -> Tensor | None:

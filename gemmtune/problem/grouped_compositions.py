@@ -99,10 +99,11 @@ def widened(b: Tensor, scale: Tensor, encoding: str, dtype: torch.dtype) -> Tens
         block = (b.shape[1] * (2 if encoding else 1) // scale.shape[1], 1)
         made: Tensor = kernel.dequantize(b, scale, None, encoding, dtype, (block, block))
         return made
-    numbers = torch.stack([unpacked(matrix, encoding) for matrix in b]) if encoding else b
     wide = torch.promote_types(dtype, scale.dtype)
-    times = scale.to(wide).repeat_interleave(numbers.shape[1] // max(scale.shape[1], 1), 1)
-    return (numbers.to(wide) * times).to(dtype)
+    numbers = unpacked(b, encoding).to(wide)
+    if scale.shape[1] > 1:  # a number for each group along K
+        return (numbers.unflatten(1, (scale.shape[1], -1)) * scale.to(wide).unsqueeze(2)).flatten(1, 2).to(dtype)
+    return (numbers * scale.to(wide)).to(dtype)
 
 
 def mixed_grouped(a: Tensor, b: Tensor, scale: Tensor, offs: Tensor, encoding: str = "") -> Tensor:
