@@ -14,15 +14,15 @@ from ..problem.operations import ROLES
 from .allocate import new_output
 from .ranges import RangePlan
 
-Origin = Literal["store", "tuned", "only choice", "range", "nearest", "fallback"]
+Origin = Literal["store", "tuned", "only choice", "range", "default", "nearest", "fallback"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     """A choice made ready for operands of exactly the problem's layouts.
 
-    ``origin`` is the source of the choice: the store, a tuning in this call, the only choice, the table of its range of M, the pick
-    of the nearest tuned M, or torch as the fallback.
+    ``origin`` is the source of the choice: the store, a tuning in this call, the only choice, the table of its range of M, a
+    table by rule (``selector.defaults``), the pick of the nearest tuned M, or torch as the fallback.
     """
 
     problem: Problem

@@ -20,7 +20,7 @@ from ..problem import Problem
 from ..problem.rows import Relaid, RowClass, row_classes
 from ..selector.candidates import candidates_for, choice_of
 from ..selector.ranges import kind_of, stored_table
-from ..selector.segments import Segment, Table
+from ..selector.segments import DEFAULT, Segment, Table
 from ..settings import Settings, Timing
 from ..store.key import fingerprint_text
 from ..store.store import Store, open_store
@@ -104,25 +104,31 @@ class Member:
         return self._loaded[key]
 
 
+Origin = Literal["range", "default", "nearest"]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
     """Choice and kernel of a call, and their origin."""
 
     choice: Choice
     kernel: Kernel
-    origin: Literal["range", "nearest"]
+    origin: Origin
 
 
 class RangePlan:
     """Members for intervals of M of one class of problems, and the M that were tuned individually.
 
     With a ``table``, the member of its segment serves an M, and beyond the table that of the last segment. Without one, the member
-    that was tuned for the nearest M does. ``tuned`` are the M whose own picks take precedence: all without a table, and those
-    measured after it.
+    that was tuned for the nearest M does. ``tuned`` are the M whose own picks take precedence: all without a measured table, and
+    those measured after it. ``by_rule`` is True for a table whose choices were verified and not measured.
     """
 
-    def __init__(self, rows_class: RowClass, members: Sequence[Member], table: Table | None, tuned: frozenset[int]) -> None:
+    def __init__(
+        self, rows_class: RowClass, members: Sequence[Member], table: Table | None, tuned: frozenset[int], *, by_rule: bool = False
+    ) -> None:
         self.rows_class = rows_class
+        self.by_rule = by_rule
         self.table = table
         self.tuned = tuned
         self.members = members
@@ -151,7 +157,8 @@ class RangePlan:
             found = member.bound(problem)
             if not isinstance(found, str):
                 choice, kernel = found
-                return Found(choice=choice, kernel=kernel, origin="nearest" if self.table is None else "range")
+                origin: Origin = "nearest" if self.table is None else "default" if self.by_rule else "range"
+                return Found(choice=choice, kernel=kernel, origin=origin)
             reason = found
         return reason
 
@@ -223,11 +230,21 @@ def _made(rows_class: RowClass, device: DeviceInfo, settings: Settings, store: S
         known = stored_table(rows_class, fingerprint_text(device, timing), store, kind_of(settings))
         if known is not None:
             return _of(known, rows_class, device, dataclasses.replace(settings, timing=timing), store)
+    for timing in timings if not settings.batch_invariant else ():
+        known = stored_table(rows_class, fingerprint_text(device, timing), store, DEFAULT)
+        if known is not None:
+            return _of(known, rows_class, device, dataclasses.replace(settings, timing=timing), store, by_rule=True)
     return _of(None, rows_class, device, settings, store)
 
 
 def _of(
-    known: tuple[Table, str] | None, rows_class: RowClass, device: DeviceInfo, settings: Settings, store: Store
+    known: tuple[Table, str] | None,
+    rows_class: RowClass,
+    device: DeviceInfo,
+    settings: Settings,
+    store: Store,
+    *,
+    by_rule: bool = False,
 ) -> RangePlan | None:
     machine = fingerprint_text(device, settings.timing)
     tuned = {} if settings.batch_invariant else tuned_rows(rows_class, machine, store)
@@ -241,12 +258,13 @@ def _of(
         members = [Member(rows_class, m, device, picked) for m in tuned]
         return RangePlan(rows_class, members, None, frozenset(tuned)) if members else None
     table, measured_at = known
-    later = (m for m, key in tuned.items() if any(row.measured_at > measured_at for row in store.rows(key, machine).values()))
+    measured_after = "" if by_rule else measured_at
+    later = (m for m, key in tuned.items() if any(row.measured_at > measured_after for row in store.rows(key, machine).values()))
 
     def found(x: Segment, problem: Problem) -> Choice | None:
         return choice_of(x.content_hash, x.backend, problem, device, settings, store)
 
-    return RangePlan(rows_class, members_of(table, rows_class, device, found), table, frozenset(later))
+    return RangePlan(rows_class, members_of(table, rows_class, device, found), table, frozenset(later), by_rule=by_rule)
 
 
 def members_of(

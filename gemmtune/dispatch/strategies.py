@@ -108,12 +108,15 @@ def one_choice_of_all_rows(request: Request) -> Plan | None:
 
 
 def known_of_other_rows(request: Request) -> Plan | None:
-    """Plan by the table of the weight, or by the pick of the nearest M. A weight with a table is never tuned in a call."""
+    """Plan by the table of the weight, or by the pick of the nearest M.
+
+    A weight with a measured table is never tuned in a call. A table by rule serves calls that may not tune.
+    """
     problem, device, settings = request.problem, request.device, request.settings
     if settings.rows != "shared" or settings.tune == "force":
         return None
     known = range_plan_for(problem, device, settings)
-    if known is None:
+    if known is None or (known.by_rule and request.may_tune):
         return None
     if problem.m in known.tuned:  # this M was measured, which tells more
         request.may_tune &= known.table is None

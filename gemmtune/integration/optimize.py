@@ -17,6 +17,7 @@ from ..selector.progress import Progress, progress_for
 from ..tuning.tune import tune as run_tuning
 from . import compile as compile_pass
 from .adjacent import lay_out, same_inputs
+from .defaults import verify_defaults
 from .measured import in_models, prepare_tuning, tune_products
 from .modules import check_model, optimized, restored
 from .record import record
@@ -31,7 +32,8 @@ def optimize(model: M, *, tune: Any = None, progress: bool = True) -> M:
     """Let the layers of a model run stored picks, in place, wherever these are faster than torch.
 
     The forward of every ``nn.Linear``, including block-sparse ones, and of HF's Conv1D looks up the pick. Parameters,
-    ``state_dict``, hooks and types do not change. A problem without a pick runs by torch, because only ``tune`` tunes. Later
+    ``state_dict``, hooks and types do not change. A problem without a pick runs by torch, because only ``tune`` tunes. A weight of
+    4 or 8 bits on a GPU runs a default kernel for its number of rows, verified now if this machine has not done it before. Later
     compilations by ``torch.compile`` include our pass. ``restore`` undoes all of this.
 
     Args:
@@ -55,6 +57,7 @@ def optimize(model: M, *, tune: Any = None, progress: bool = True) -> M:
     check_model("optimize", model, "; for functions there is gemmtune.use()")
     if tune is not None:
         _tune(model, tune, progress)
+    verify_defaults(model, progress=progress)
     # Give each layer our forward, and torch.compile our pass.
     optimized(model)
     _models.add(model)

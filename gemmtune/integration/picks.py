@@ -65,7 +65,7 @@ def pick_for(op: str, tensors: Sequence[Tensor], scalars: Scalars = (), options:
     For an M that was not measured, the pick comes from the weight's table. Nothing is tuned, and only stored picks are compiled.
     """
     info, settings = _where(tensors), settings_module.current()
-    problem = _stated(op, tensors, scalars, options)
+    problem = stated(op, tensors, scalars, options)
     if problem is None:
         return None
     if (op, tensors[0].shape[-2], tensors[1].shape[-1], tensors[0].shape[-1]) in _known(info, settings.token, generation.number):
@@ -81,7 +81,7 @@ def pick_for(op: str, tensors: Sequence[Tensor], scalars: Scalars = (), options:
 
 def table_for(op: str, tensors: Sequence[Tensor], scalars: Scalars = ()) -> RangePlan | None:
     """Return the stored table for calls that differ from this one only in M, or None without a table."""
-    problem = _stated(op, tensors, scalars, ())
+    problem = stated(op, tensors, scalars, ())
     return None if problem is None else _table_of(problem, _where(tensors), settings_module.current())
 
 
@@ -91,7 +91,7 @@ def _where(tensors: Sequence[Tensor]) -> DeviceInfo:
     return detect("cpu" if index < 0 else torch.device("cuda", index))
 
 
-def _stated(op: str, tensors: Sequence[Tensor], scalars: Scalars, options: Sequence[Hashable]) -> Problem | None:
+def stated(op: str, tensors: Sequence[Tensor], scalars: Scalars, options: Sequence[Hashable]) -> Problem | None:
     """Return the problem of a call, or None if torch must run it or report its error."""
     row = NAMES[op]
     if why_not_ours(tensors, floats=row.floats) is not None or not all(x.numel() for x in tensors[:2]):

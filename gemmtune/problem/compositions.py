@@ -87,7 +87,7 @@ def _with_blocks(do: Callable[[Tensor, Tensor], Tensor], values: Tensor, scale: 
     block = block_of(tuple(scale.shape), size, legal)
     if block is None or scale.dim() < 2 or scale.shape[0] == 1 or block[1] != 1 or size[0] % block[0]:
         return do(values, over_blocks(scale, size, legal, name))
-    return do(values.unflatten(0, (scale.shape[0], block[0])), scale.unsqueeze(1)).flatten(0, 1)  # broadcast: nothing is repeated
+    return do(values.view(scale.shape[0], block[0], size[1]), scale.unsqueeze(1)).flatten(0, 1)  # broadcast: nothing is repeated
 
 
 def _in_one_pass(b: Tensor, scale: Tensor, zero: Tensor | None, encoding: str, dtype: torch.dtype, legal: Blocks) -> Tensor | None:

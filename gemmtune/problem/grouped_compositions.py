@@ -102,7 +102,9 @@ def widened(b: Tensor, scale: Tensor, encoding: str, dtype: torch.dtype) -> Tens
     wide = torch.promote_types(dtype, scale.dtype)
     numbers = unpacked(b, encoding).to(wide)
     if scale.shape[1] > 1:  # a number for each group along K
-        return (numbers.unflatten(1, (scale.shape[1], -1)) * scale.to(wide).unsqueeze(2)).flatten(1, 2).to(dtype)
+        return (
+            (numbers.view(len(numbers), scale.shape[1], -1, numbers.shape[2]) * scale.to(wide).unsqueeze(2)).flatten(1, 2).to(dtype)
+        )
     return (numbers * scale.to(wide)).to(dtype)
 
 

@@ -9,7 +9,7 @@ import logging
 import math
 import random
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from ..choice import Choice, Status
@@ -100,7 +100,7 @@ def tune_rows(
             return RangeResult(rows_class=rows_class, table=known[0], seconds=time.perf_counter() - begun, source="store")
         with contextlib.closing(work):
             _measure_samples(work, store, recorded, limits=limits)
-            table = one_for_all(work) if settings.batch_invariant else _proved(work)
+            table = one_for_all(work) if settings.batch_invariant else proved(work, lambda: _legal(work, _segments(work)))
         store.put_ranged(Ranged(key=rows_class.key, fingerprint=work.fingerprint, kind=kind, value=table.to_json()))
     return _measured(work, table, time.perf_counter() - begun)
 
@@ -221,12 +221,25 @@ def _take(work: Work, m: int, candidates: Candidates, result: ProblemResult) -> 
         work.times.setdefault(m, {})[name] = outcome.time_us or 0.0
 
 
-def _proved(work: Work) -> Table:
-    """Return the table with each choice proved over its intervals. Exclude choices that are wrong somewhere, and repeat."""
+def _checked(work: Work) -> Callable[[Segment, random.Random], tuple[int, ...]]:
+    """Return the function that draws the Ms at which the choice of a segment is verified."""
+    return lambda x, generator: rows_to_check(x, work.rows_class, tile_rows(work.choices[x.name]), generator)
+
+
+def proved(
+    work: Work,
+    intervals: Callable[[], Sequence[Segment]],
+    rows_of: Callable[[Segment, random.Random], tuple[int, ...]] | None = None,
+) -> Table:
+    """Return the table with each choice proved over its intervals. Exclude choices that are wrong somewhere, and repeat.
+
+    ``intervals`` gives the segments of the choices that are not known to be wrong. ``rows_of`` gives the Ms to verify.
+    """
+    rows_of = rows_of or _checked(work)
     while True:
-        segments = [with_kernels(work, x) for x in _legal(work, _segments(work))]
+        segments = [with_kernels(work, x) for x in intervals()]
         generator = random.Random(SEED)
-        checked = [rows_to_check(x, work.rows_class, tile_rows(work.choices[x.name]), generator) for x in segments]
+        checked = [rows_of(x, generator) for x in segments]
         jobs = [(work.choices[x.name], rows) for x, rows in zip(segments, checked, strict=True)]
         work.progress.stage("prove", 0, len(jobs))
         work.close()

@@ -20,7 +20,9 @@ _ROWS = ("checked", "kernels")
 """Fields of a segment that are tuples of Ms."""
 TABLE = "segments"
 INVARIANT = "invariant"
-"""Kinds of records: the fastest choice of each interval, and the single choice whose rows do not depend on their batch."""
+DEFAULT = "default"
+"""Kinds of records: the fastest choice of each interval, the single choice whose rows do not depend on their batch, and choices by
+rule, which were verified and not measured."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

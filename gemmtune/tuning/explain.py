@@ -89,7 +89,8 @@ def _explain(problem: Problem, device: DeviceInfo, settings: Settings, store: St
     pick_name, origin = _pick(candidates, settings)
     sharing = settings.batch_invariant or (settings.rows == "shared" and settings.tune != "force")
     shared = range_plan_for(problem, device, settings) if sharing else None
-    if shared is not None and problem.m not in shared.tuned:
+    unsure = shared is None or (shared.by_rule and settings.tune != "never")
+    if shared is not None and not unsure and problem.m not in shared.tuned:
         pick_name, origin = _shared_pick(shared, problem)
     return Explanation(
         problem=problem,
@@ -110,6 +111,8 @@ def _shared_pick(shared: RangePlan, problem: Problem) -> tuple[str | None, str]:
         return None, f"torch, because {found}"
     if found.origin == "nearest":
         return found.choice.name, "of the nearest M that was tuned"
+    if found.origin == "default":
+        return found.choice.name, "by the rule for weights of few bits: verified here, not measured"
     within = shared.serves(problem.m)
     return found.choice.name, "from the table of its range" if within else "of the last segment of the table, which ends before"
 

@@ -1,0 +1,82 @@
+"""Tables of quantized weights by rule, for weights that nobody tuned: no time is measured, every choice is verified here first.
+
+torch has no product of a weight of 4 or 8 bits. What it does instead dequantizes the whole weight in each call, which takes longer
+than the product itself up to some 500 rows.
+"""
+
+from __future__ import annotations
+
+from ..choice import Choice
+from ..device import DeviceInfo
+from ..problem.rows import RowClass
+from ..settings import Settings
+from .offers import offers_for
+from .progress import Progress
+from .proof import legal_runs
+from .range_work import Work, segment_of
+from .ranges import proved
+from .segments import Segment, Table, merged
+
+FEW_ROWS = ("cuda:skinny", "triton:mixed_words")
+SOME_ROWS = ("cuda:wgmma", "triton:mixed_words")
+RULE: tuple[tuple[int, tuple[str, ...]], ...] = (
+    (1, ("cuda:gemv", *FEW_ROWS)),
+    (16, FEW_ROWS),
+    (32, FEW_ROWS),
+    (64, SOME_ROWS),
+    (128, SOME_ROWS),
+    (192, SOME_ROWS),
+    (256, SOME_ROWS),
+    (384, SOME_ROWS),
+    (512, SOME_ROWS),
+    (2048, ("cuda:wgmma",)),
+    (8192, ("cuda:wgmma",)),
+)
+"""The last M of each interval, and the families whose likeliest config serves it, the preferred first; then torch.
+
+On an H200, for weights of 4 and 8 bits of 4096 x 4096 to 12288 x 4096 in bfloat16, the likeliest config of the first family takes
+0.4 to 0.9 of the time of the bfloat16 product at up to 32 rows, and 0.7 to 1.25 above. Dequantizing in one pass before torch's
+product takes 1.05 to 2.9.
+"""
+
+
+def default_table(rows_class: RowClass, device: DeviceInfo, settings: Settings, progress: Progress) -> Table | None:
+    """Return the table that the rule gives for a weight, each choice verified at both ends of its interval and for each kernel.
+
+    A choice that is wrong, or cannot be compiled, is left out. Return None if only torch is left.
+
+    Raises:
+        NoWorkerError: no process can be started to verify the choices.
+    """
+    work = Work(rows_class, range(1, RULE[-1][0] + 1), device, settings, 0.0, progress)
+    orders = [(m, _order(work, m, prefixes)) for m, prefixes in RULE]
+
+    def segments() -> list[Segment]:
+        found, lo = [], 1
+        for hi, names in orders:
+            found += _served(work, range(lo, hi + 1), [name for name in names if name not in work.wrong])
+            lo = hi + 1
+        return list(merged(found))
+
+    table = proved(work, segments, lambda x, _: tuple(sorted({x.lo, x.hi, *x.kernels})))
+    return table if any(x.name != work.baseline for x in table.segments) else None
+
+
+def _order(work: Work, m: int, prefixes: tuple[str, ...]) -> list[str]:
+    """Return the names of the choices for an M, the preferred first and torch's own operation last."""
+    offered = offers_for(work.rows_class.at(m), work.device, work.settings).choices
+    likeliest = (next((c for c in offered if c.name.startswith(prefix)), None) for prefix in prefixes)
+    torch = next(c for c in offered if c.baseline)
+    return [work.take(m, choice) for choice in (*likeliest, torch) if isinstance(choice, Choice)]
+
+
+def _served(work: Work, rows: range, names: list[str]) -> list[Segment]:
+    """Return the segments for an interval: each M has the first of the choices that is legal there."""
+    name, *others = names
+    found: list[Segment] = []
+    for part, reason in legal_runs(work.choices[name], rows, work.rows_class, work.device):
+        if reason is None:
+            found.append(segment_of(work, name, part[0], part[-1]))
+        elif others:
+            found += _served(work, part, others)
+    return found

@@ -1,0 +1,65 @@
+"""Default kernels of quantized weights on a GPU: without any tuning, for every number of rows."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import gemmtune
+from gemmtune import settings
+from gemmtune.selector.defaults import RULE
+from gemmtune.selector.segments import DEFAULT
+from gemmtune.store.store import open_store
+
+pytestmark = pytest.mark.gpu
+
+
+@pytest.fixture(autouse=True)
+def own(own_store):
+    with settings.patch(tune="never", rows="shared"):
+        yield
+
+
+@pytest.mark.parametrize("kind", ["int4", "int8"])
+def test_every_number_of_rows_has_a_verified_kernel(kind):
+    model = nn.Sequential(nn.Linear(1024, 2048), nn.Linear(2048, 1024, bias=False)).to("cuda", torch.bfloat16)
+    gemmtune.quantize_(model, kind)
+    plain = [layer.weight.dequantize().float() for layer in model]
+    gemmtune.optimize(model, progress=False)
+    facts = [fact for fact in open_store(settings.current()).every_ranged() if fact.kind == DEFAULT]
+    assert len(facts) == 2
+    for rows in (1, 7, 16, 33, 190, 513, 3000, RULE[-1][0] + 5):
+        x = torch.randn(rows, 1024, device="cuda", dtype=torch.bfloat16)
+        with torch.no_grad():
+            got = model[0](x).float()
+        expected = x.float() @ plain[0].t() + model[0].bias.float()
+        assert (got - expected).abs().max() <= 0.02 * expected.abs().max(), rows
+
+
+def test_it_is_verified_once_and_measured_picks_come_first(monkeypatch):
+    model = gemmtune.quantize_(nn.Sequential(nn.Linear(1024, 1024)).to("cuda", torch.bfloat16), "int4")
+    gemmtune.optimize(model, progress=False)
+    monkeypatch.setattr("gemmtune.integration.defaults.default_table", pytest.fail)
+    gemmtune.optimize(gemmtune.restore(model), progress=False)
+    x = torch.randn(24, 1024, device="cuda", dtype=torch.bfloat16)
+    weight = model[0].weight
+    given = {"scale_b": weight.scales, "encoding": weight.encoding}
+    assert "by the rule" in str(gemmtune.explain("mixed_mm", x, weight.tensor, **given))
+    with settings.patch(tune="on_miss", search="quick"):
+        assert "by the rule" not in str(gemmtune.explain("mixed_mm", x, weight.tensor, **given))
+
+
+def test_a_compiled_graph_runs_them():
+    model = gemmtune.quantize_(nn.Sequential(nn.Linear(1024, 1024, bias=False)).to("cuda", torch.bfloat16), "int4")
+    expected = model[0].weight.dequantize().float()
+    torch._dynamo.reset()
+    compiled = torch.compile(gemmtune.optimize(model, progress=False))
+    for rows in (1, 40):
+        x = torch.randn(rows, 1024, device="cuda", dtype=torch.bfloat16)
+        with torch.no_grad(), torch.profiler.profile() as profile:
+            got = compiled(x).float()
+            torch.cuda.synchronize()
+        assert (got - x.float() @ expected.t()).abs().max() <= 0.02 * got.abs().max()
+        names = {event.name for event in profile.events() if event.device_type == torch.autograd.DeviceType.CUDA}
+        assert not any("_dequantize" in name for name in names), names

@@ -1,0 +1,76 @@
+"""Tables by rule: what serves which M, what is left out, and which calls run by one."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import gemmtune
+from gemmtune import settings
+from gemmtune.device import detect
+from gemmtune.dispatch.ready import forget_plans
+from gemmtune.problem import Problem
+from gemmtune.problem.rows import row_classes
+from gemmtune.selector import defaults
+from gemmtune.selector.progress import Progress
+from gemmtune.selector.segments import DEFAULT, Table
+from gemmtune.store.key import fingerprint_text
+from gemmtune.store.store import Ranged, open_store
+
+PROBLEM = Problem.mixed_mm(16, 32, 64, dtype=torch.float32, scales="column", scale_dtype=torch.float32, device_type="cpu")
+
+
+@pytest.fixture(autouse=True)
+def rule(own_store, monkeypatch):
+    """Give a CPU a rule, which it has none of."""
+    monkeypatch.setattr(defaults, "RULE", ((1, ("nobody:",)), (8, ("nobody:", "cpp:")), (20, ("cpp:",))))
+    with settings.patch(backends=("aten", "cpp"), search="quick", rows="shared", tune_in_subprocess=False, tune="never"):
+        yield
+
+
+def table() -> Table | None:
+    (rows_class,) = row_classes(PROBLEM)
+    return defaults.default_table(rows_class, detect("cpu"), settings.current(), Progress())
+
+
+def store(made: Table) -> None:
+    (rows_class,) = row_classes(PROBLEM)
+    machine = fingerprint_text(detect("cpu"), settings.current().timing)
+    open_store(settings.current()).put_ranged(Ranged(key=rows_class.key, fingerprint=machine, kind=DEFAULT, value=made.to_json()))
+    forget_plans()
+
+
+def test_each_interval_has_its_first_legal_choice_verified_at_both_ends():
+    made = table()
+    assert next((x.lo, x.hi, x.backend, x.time_us) for x in made.segments) == (1, 1, "aten", None)
+    assert made.hi == 20
+    assert {x.backend for x in made.segments[1:]} == {"cpp"}
+    assert all({x.lo, x.hi} <= set(x.checked) for x in made.segments)
+
+
+def test_wrong_choices_are_left_out(monkeypatch):
+    proofs = []
+
+    def failures(jobs, *_):
+        proofs.append([choice.name for choice, _ in jobs])
+        return {choice.name: "planted" for choice, _ in jobs if not choice.baseline}
+
+    monkeypatch.setattr("gemmtune.selector.ranges.failures_of", failures)
+    assert table() is None
+    assert len(proofs) == 2  # with the wrong ones, then torch alone
+
+
+def test_calls_that_may_not_tune_run_by_the_rule_and_measured_picks_come_first():
+    store(table())
+    a, b, scale = torch.randn(10, 64), torch.randint(-9, 9, (32, 64), dtype=torch.int8).t(), torch.rand(1, 32)
+    expected = a @ (b.float() * scale)
+    for rows in (1, 5, 10):
+        assert torch.allclose(gemmtune.mixed_mm(a[:rows], b, scale_b=scale), expected[:rows], atol=1e-3)
+    said = str(gemmtune.explain("mixed_mm", a, b, scale_b=scale))
+    assert "cpp:" in said
+    assert "by the rule" in said
+    with settings.patch(tune="on_miss"):
+        assert "not tuned yet" in str(gemmtune.explain("mixed_mm", a, b, scale_b=scale))
+        gemmtune.tune("mixed_mm", a, b, scale_b=scale, progress=False)
+    assert "from the store" in str(gemmtune.explain("mixed_mm", a, b, scale_b=scale))
+    assert "by the rule" in str(gemmtune.explain("mixed_mm", a[:5], b, scale_b=scale))
