@@ -2,20 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import torch
-from safetensors import safe_open
 from torch import nn
-from transformers.core_model_loading import WeightConverter
+from transformers.core_model_loading import (
+    ConversionOps,
+    WeightConverter,
+    WeightRenaming,
+    build_glob_alternation,
+    rename_source_key,
+)
 from transformers.quantizers import HfQuantizer, register_quantization_config, register_quantizer
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
-from ..quantized.weight import QuantizedWeight
-from .quantize import Bits, check_kind, flat_parts, flatten_state_dict, is_part, names_of, quantize_, unflatten_state_dict
+from ..errors import InvalidProblemError
+from .flat_state import PARTS, flatten_state_dict, unflatten_state_dict
+from .quantize import Bits, check_kind, is_skipped, names_of, quantized, weights_by_name
 
 METHOD = "gemmtune"
+_PATTERNS = {rf"\.([^.]+)_{part}$": part for part in PARTS}
+"""Parts of a weight, by the pattern of their names in a file. Its group is the name of the weight."""
+_ANY_PART = re.compile(f"(.+)_({'|'.join(PARTS)})")
+_BYTES = {"int4": 0.5, "int8": 1.0, "float8": 1.0}
 
 
 @register_quantization_config(METHOD)
@@ -33,6 +44,58 @@ class GemmtuneConfig(QuantizationConfigMixin):  # type: ignore[misc]
         self.kind, self.group, self.skip = kind, group, names_of(skip)
 
 
+class Assembly(ConversionOps):  # type: ignore[misc]
+    """Conversion of the parts in a file to the weight of a module, by transformers while it loads.
+
+    Until then the module has its float weight on the meta device, which models read when they initialize what the file lacks.
+    """
+
+    def convert(
+        self, input_dict: Mapping[str, list[torch.Tensor]], *, full_layer_name: str, model: nn.Module, **_: Any
+    ) -> dict[str, nn.Parameter]:
+        """Return the weight by its name.
+
+        Raises:
+            InvalidProblemError: a part is missing, or the weight of the model has another shape.
+        """
+        parts = {_PATTERNS[pattern]: tensors[0] for pattern, tensors in input_dict.items()}
+        weight = unflatten_state_dict({f"weight_{part}": x for part, x in parts.items()}).get("weight")
+        if weight is None or "scales" not in parts:
+            raise InvalidProblemError(
+                f"{full_layer_name}: got only {', '.join(parts)} in the file, expected numbers and scales; save the model again"
+            )
+        expected = model.get_parameter(full_layer_name).shape
+        if weight.shape != expected:
+            raise InvalidProblemError(
+                f"{full_layer_name}: got {list(weight.shape)} in the file, expected {list(expected)}; load the model with the "
+                "configuration that it was saved with, and without tp_plan"
+            )
+        return {full_layer_name: nn.Parameter(weight, requires_grad=False)}
+
+
+class PartRenaming(WeightRenaming):  # type: ignore[misc]
+    """Renamings of a model, in which each part gets the name that its weight would get.
+
+    Some renamings fit names that they should leave. transformers undoes them where the name in the file is that of a weight in
+    the model, which a part is not.
+    """
+
+    __slots__ = ("names", "others", "prefix")
+
+    def __init__(self, others: list[WeightRenaming], prefix: str, names: Collection[str]) -> None:
+        super().__init__("^$", "")
+        self.others, self.prefix, self.names = others, prefix, dict.fromkeys(names, True)
+
+    def rename_source_key(self, source_key: str) -> tuple[str, str | None]:
+        """Return the name in the model for a name in the file, and None for the pattern."""
+        found = _ANY_PART.fullmatch(source_key)
+        name = found[1] if found else source_key
+        renamed = rename_source_key(name, self.others, [], self.prefix, self.names)[0]
+        if found and renamed not in self.names:
+            renamed = rename_source_key(name, [], [], self.prefix, self.names)[0]
+        return f"{renamed}_{found[2]}" if found else renamed, None
+
+
 @register_quantizer(METHOD)
 class GemmtuneQuantizer(HfQuantizer):  # type: ignore[misc]
     """Hooks that transformers calls while it loads and saves a model with a ``GemmtuneConfig``."""
@@ -45,78 +108,59 @@ class GemmtuneQuantizer(HfQuantizer):  # type: ignore[misc]
         """Return True: the weights are saved as plain tensors."""
         return True
 
-    def _process_model_before_weight_loading(self, model: nn.Module, checkpoint_files: Any = None, **_: Any) -> nn.Module:
+    def update_weight_conversions(self, weight_conversions: list[Any]) -> list[Any]:
+        """Return the conversions from tensors in the file to those of the model.
+
+        A quantized model is saved in the shapes of its modules, so that of the model's own conversions only renamings apply.
+        """
         if not self.pre_quantized:
-            return model
-        ties: Any = model.all_tied_weights_keys
-        for target, source in ties.items():  # transformers ties them after loading
-            place, _, name = target.rpartition(".")
-            setattr(model.get_submodule(place), name, model.get_parameter(source))
-        self._dtypes = {name: x.dtype for name, x in self._quantized(model).named_parameters()}
-        return _split(model, _saved_names(checkpoint_files or ()))
+            return weight_conversions
+        weights = WeightConverter(list(_PATTERNS), r".\1", [Assembly()])
+        return [weights, PartRenaming(_renamings(weight_conversions), self._prefix, self._dtypes)]
+
+    def param_element_size(self, model: nn.Module, param_name: str, param: torch.Tensor) -> float:  # noqa: ARG002
+        """Return the bytes of one element in the file. transformers plans the devices of modules by them."""
+        return _BYTES[self.quantization_config.kind] if param_name in self._few else param.element_size()
+
+    def _process_model_before_weight_loading(self, model: nn.Module, **_: Any) -> nn.Module:
+        self._dtypes, self._prefix, self._few = _dtypes(model), str(model.base_model_prefix), set[str]()
+        if self.pre_quantized:
+            weights, skip = weights_by_name(model), self.quantization_config.skip
+            self._few = {
+                f"{whole}.weight" if own == "weight" else whole
+                for whole, (_, own) in weights.items()
+                if not is_skipped(whole, skip)
+            }
+        return model
 
     def _process_model_after_weight_loading(self, model: nn.Module, **_: Any) -> nn.Module:
-        # Some checkpoints have a matrix for each expert. Quantized experts are saved together, not split again.
-        conversions = getattr(model, "_weight_conversions", None) or []
-        model._weight_conversions = [x for x in conversions if not isinstance(x, WeightConverter)]  # type: ignore[assignment]
-        return _put_together(model, self._dtypes) if self.pre_quantized else self._quantized(model)
+        model._weight_conversions = _renamings(getattr(model, "_weight_conversions", None) or [])  # type: ignore[assignment]
+        if not self.pre_quantized:
+            config = self.quantization_config
+            return quantized(model, config.kind, config.group, config.skip, all_or_none=False)
+        # transformers omits the requested dtype for tensors with another name in the file.
+        for name, x in (*model.named_parameters(), *model.named_buffers()):
+            if x.dtype != (dtype := self._dtypes.get(name, x.dtype)):
+                x.data = x.data.to(dtype)
+        return model
 
     def get_state_dict_and_metadata(self, model: nn.Module) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
         """Return the saved tensors by name, and no metadata."""
         return flatten_state_dict(model.state_dict()), {}
 
-    def _quantized(self, model: nn.Module) -> nn.Module:
-        config = self.quantization_config
-        return quantize_(model, config.kind, group=config.group, skip=config.skip)
+
+def _renamings(conversions: list[Any]) -> list[Any]:
+    """Return the conversions of a model that change names only, without those such as of a matrix for each expert to experts."""
+    each = [y for x in conversions for y in (filter(WeightRenaming.was_used, x.others) if isinstance(x, PartRenaming) else [x])]
+    return [x for x in each if not isinstance(x, WeightConverter)]
 
 
-def _saved_names(files: Sequence[str]) -> list[str]:
-    """Return the names of all tensors in the safetensors files."""
-    names: list[str] = []
-    for file in files:
-        if str(file).endswith(".safetensors"):
-            with safe_open(file, framework="pt") as opened:
-                names += opened.keys()
-    return names
-
-
-def _split(model: nn.Module, saved: Sequence[str]) -> nn.Module:
-    """Replace each quantized weight by Parameters for its parts, which transformers loads like any others. Return the model.
-
-    The numbers get the name that they have in the file, which includes the dtype of the saved weight.
-    """
-    prefix = f"{getattr(model, 'base_model_prefix', '')}."
-    known = {name.removeprefix(prefix).partition("_as_")[0]: name.rpartition(".")[2] for name in saved if "_as_" in name}
-    # Modules may have had other names when the checkpoint was saved. Then the name in any module counts.
-    known = {stem.rpartition(".")[2]: name for stem, name in known.items()} | known
-    for place, module in model.named_modules():
-        for own, weight in list(module._parameters.items()):
-            if not isinstance(weight, QuantizedWeight):
-                continue
-            module._parameters[own] = None
-            if own != "weight":  # experts are otherwise initialized, though their weight is None
-                module._is_hf_initialized = True
-            for part, x in flat_parts(weight).items():
-                name = f"{own}_{part}"
-                stem = f"{place}.{name}".removeprefix(prefix).partition("_as_")[0]
-                found = known.get(stem) or known.get(stem.rpartition(".")[2], name)
-                module.register_parameter(found, nn.Parameter(x, requires_grad=False))
-    return model
-
-
-def _put_together(model: nn.Module, dtypes: Mapping[str, torch.dtype]) -> nn.Module:
-    """Undo ``_split``, and cast Parameters to the requested dtype, which transformers omits for some. Return the model."""
-    for place, module in model.named_modules():
-        for own in [name for name, x in module._parameters.items() if x is None]:
-            parts = {name: x.detach() for name, x in module._parameters.items() if x is not None and is_part(name, own)}
-            weight: Any = unflatten_state_dict(parts).get(own)
-            if not isinstance(weight, QuantizedWeight):
-                continue
-            for name in parts:
-                del module._parameters[name]
-            dtype = dtypes[f"{place}.{own}" if place else own]
-            module._parameters[own] = nn.Parameter(weight.to(dtype), requires_grad=False)
-    for name, x in model.named_parameters():
-        if x.dtype != dtypes.get(name, x.dtype):
-            x.data = x.data.to(dtypes[name])
-    return model
+def _dtypes(model: Any) -> dict[str, torch.dtype]:
+    """Return the dtypes that transformers gives to tensors of the model, some of which it keeps in float32."""
+    plan = model._get_dtype_plan(model.dtype)
+    kept, globs, _ = build_glob_alternation(list(plan)) if plan else (None, {}, {})
+    found = {name: x.dtype for name, x in model.state_dict().items() if x.is_floating_point()}
+    for name in found:
+        if kept is not None and (match := kept.search(name)):
+            found[name] = plan[globs[match.lastgroup]]
+    return found

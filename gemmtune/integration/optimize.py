@@ -19,7 +19,7 @@ from . import compile as compile_pass
 from .adjacent import lay_out, same_inputs
 from .defaults import verify_defaults
 from .measured import in_models, prepare_tuning, tune_products
-from .modules import check_model, optimized, restored
+from .modules import check_model, is_optimized, optimized, restored
 from .record import record
 from .sparsify import sparse_problems
 
@@ -49,20 +49,34 @@ def optimize(model: M, *, tune: Any = None, progress: bool = True) -> M:
         progress: show the progress of the tuning on standard error.
 
     Returns:
-        The model.
+        The model. If the call fails or is interrupted, its layers keep the forwards that they had.
 
     Raises:
         InvalidProblemError: not a module, or no example inputs.
     """
     check_model("optimize", model, "; for functions there is gemmtune.use()")
-    if tune is not None:
-        _tune(model, tune, progress)
-    verify_defaults(model, progress=progress)
-    # Give each layer our forward, and torch.compile our pass.
-    optimized(model)
+    with _all_or_none(model):
+        if tune is not None:
+            _tune(model, tune, progress)
+        verify_defaults(model, progress=progress)
+        # Give each layer our forward, and torch.compile our pass.
+        optimized(model)
+        compile_pass.install(tune=tune is not None)
     _models.add(model)
-    compile_pass.install(tune=tune is not None)
     return model
+
+
+@contextmanager
+def _all_or_none(model: nn.Module) -> Iterator[None]:
+    """Remove the forwards that the block gives to layers if it fails."""
+    before = {module for module in model.modules() if is_optimized(module)}
+    try:
+        yield
+    except BaseException:
+        for module in model.modules():
+            if is_optimized(module) and module not in before:
+                del module.__dict__["forward"]
+        raise
 
 
 def restore(model: M) -> M:

@@ -6,7 +6,7 @@ import logging
 import re
 import warnings
 from collections import defaultdict
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Literal, TypeVar
 
 import torch
@@ -15,7 +15,11 @@ from torch import nn
 from ..errors import InvalidProblemError
 from ..problem.dtypes import dtype_name
 from ..quantized.weight import QuantizedWeight
+from .flat_state import flatten_state_dict, unflatten_state_dict
 from .modules import check_model, is_conv1d, is_experts, is_linear
+from .replaced import replacing
+
+__all__ = ["flatten_state_dict", "quantize_", "unflatten_state_dict"]
 
 log = logging.getLogger("gemmtune")
 Tensor = torch.Tensor
@@ -24,6 +28,7 @@ M = TypeVar("M", bound=nn.Module)
 _GROUPS = (32, 64, 128)
 _KINDS = {"int4": "int4", "int8": "int8", "float8": "float8_e4m3fn"}
 _SKIP = ("lm_head",)
+_ROUTER = re.compile("(.*_)?router|gate|gating|.*expert_gate")
 
 
 def quantize_(
@@ -41,8 +46,12 @@ def quantize_(
     ``scaled_mm``. Grouped products with experts are ``mixed_grouped_mm`` or ``scaled_grouped_mm``.
 
     Layers that share a Parameter share the quantized one. Weights that already have this kind do not change. A layer is skipped
-    with a warning if its Parameter also belongs to a module that keeps floats, such as an ``nn.Embedding``. Further warnings name
-    entries of ``skip`` that match nothing, and a model without quantized weights. The log, at level INFO, has counts and sizes.
+    with a warning if its Parameter also belongs to a module that keeps floats, such as an ``nn.Embedding``, or if its shape has
+    no such kind. Further warnings name entries of ``skip`` that match nothing, and a model without quantized weights. The log, at
+    level INFO, has counts and sizes.
+
+    Routers of mixtures of experts keep their floats. If a weight fails, or the call is interrupted, all weights do. So the floats
+    stay in memory until the end.
 
     Args:
         model: any module with finite weights of a float dtype.
@@ -57,37 +66,57 @@ def quantize_(
 
     Raises:
         InvalidProblemError: not a module, an unknown kind or group, a weight that is already quantized in another kind, or one
-            that cannot be quantized, named by its layer.
+            with infinity or NaN, named by its layer.
     """
+    return quantized(model, kind, group, names_of(skip), filter_fn)
+
+
+def quantized(
+    model: M,
+    kind: Bits,
+    group: int,
+    skip: Sequence[str],
+    filter_fn: Callable[[nn.Module, str], bool] | None = None,
+    *,
+    all_or_none: bool = True,
+) -> M:
+    """Do what ``quantize_`` does. Without ``all_or_none`` the floats of a weight are freed at once, and a failure leaves some."""
     check_model("quantize_", model)
     check_kind(kind, group)
-    weights = _weights_by_name(model)
-    chosen = _chosen(model, weights, names_of(skip), filter_fn)
+    weights = weights_by_name(model)
+    chosen = _chosen(model, weights, kind, skip, filter_fn)
     todo = {whole: (module, name) for whole, (module, name) in chosen.items() if not _is_already(whole, module, name, kind)}
     if chosen:
         before, others = len(chosen) - len(todo), len(weights) - len(chosen)
-        made = _replaced(todo, kind, group)
+        made = _replaced(todo, kind, group, all_or_none)
         log.info("quantize_: %s; %d weights were quantized before, %d keep their floats", made, before, others)
     return model
 
 
-Weights = Mapping[str, tuple[nn.Module, str]]
+Weights = dict[str, tuple[nn.Module, str]]
 """Modules and the names of their Parameters, by the qualified name."""
 
 
-def _chosen(model: nn.Module, weights: Weights, skip: Sequence[str], filter_fn: Callable[[nn.Module, str], bool] | None) -> Weights:
-    """Return the weights that are neither skipped, filtered out nor tied to floats.
+def _chosen(
+    model: nn.Module,
+    weights: Weights,
+    kind: Bits,
+    skip: Sequence[str],
+    filter_fn: Callable[[nn.Module, str], bool] | None,
+) -> Weights:
+    """Return the weights that are neither skipped, filtered out, a router's, tied to floats nor of a shape without this kind.
 
-    Warn about ties, about names that skip nothing, and if no weight remains.
+    Warn about ties and shapes, about names that skip nothing, and if no weight remains.
     """
     for word in skip:
-        if word not in _SKIP and not any(_is_skipped(whole, (word,)) for whole in weights):
+        if word not in _SKIP and not any(is_skipped(whole, (word,)) for whole in weights):
             example = next(iter(weights), "") or "fc1"
             _warn(f"skip: got {word!r}, which skips nothing; expected a layer's name or the end of one, such as {example!r}")
+    routers = _routers(model)
     chosen = {
         whole: (module, name)
         for whole, (module, name) in weights.items()
-        if not _is_skipped(whole, skip) and (filter_fn is None or filter_fn(module, whole))
+        if module not in routers and not is_skipped(whole, skip) and (filter_fn is None or filter_fn(module, whole))
     }
     for whole, other in _ties(model, chosen).items():
         _warn(
@@ -95,10 +124,29 @@ def _chosen(model: nn.Module, weights: Weights, skip: Sequence[str], filter_fn: 
             "quantize it, or name it in skip="
         )
         del chosen[whole]
+    for reason, (first, *others) in _unfit(chosen, kind).items():
+        more = f" and {len(others)} more stay as they are" if others else " stays as it is"
+        _warn(f"{first or 'the weight'}{more}: {reason}; name it in skip=")
+        for whole in (first, *others):
+            del chosen[whole]
     if not chosen:
-        why = "each is skipped, filtered out or tied" if weights else "the model has none"
+        why = "each is skipped, filtered out, tied, a router or of another shape" if weights else "the model has none"
         _warn(f"nothing is quantized: of nn.Linear, Conv1D and the experts of transformers, {why}")
     return chosen
+
+
+def _unfit(chosen: Weights, kind: Bits) -> dict[str, list[str]]:
+    """Return the names of weights that have no such kind, by the reason: their layout or their shape."""
+    unfit = defaultdict[str, list[str]](list)
+    for whole, (module, name) in chosen.items():
+        weight = getattr(module, name)
+        if weight.layout is not torch.strided:
+            unfit[f"got a weight of {weight.layout}, expected a dense one"].append(whole)
+        elif not weight.numel():
+            unfit[f"got a weight {list(weight.shape)}, expected one with elements"].append(whole)
+        elif kind == "int4" and (inputs := _matrix(module, name).shape[-2]) % (even := 2 if weight.dim() == 2 else _GROUPS[0]):
+            unfit[f"got {inputs} inputs in a weight {list(weight.shape)}, expected a multiple of {even} for int4"].append(whole)
+    return unfit
 
 
 def _ties(model: nn.Module, chosen: Weights) -> dict[str, str]:
@@ -113,24 +161,25 @@ def _ties(model: nn.Module, chosen: Weights) -> dict[str, str]:
     return {whole: others[x] for whole, (module, name) in chosen.items() if (x := module._parameters[name]) in others}
 
 
-def _replaced(todo: Weights, kind: Bits, group: int) -> str:
+def _replaced(todo: Weights, kind: Bits, group: int, all_or_none: bool) -> str:
     """Quantize the weights, and return their counts and sizes as text. Raise InvalidProblemError if one cannot be quantized."""
     before_bytes, after_bytes, made = 0, 0, dict[nn.Module, Tensor]()
     holders = defaultdict[int, list[str]](list)  # by identity: Parameters as keys would keep all floats until the end
     for whole, (module, name) in todo.items():
         holders[id(module._parameters[name])].append(whole)
-    for whole, *others in holders.values():
-        module, name = todo[whole]
-        try:
-            quantized = _quantized(module, name, kind, group)
-        except InvalidProblemError as error:
-            remedy = f"{whole}: {error}; name it in skip=" if whole else str(error)
-            raise InvalidProblemError(f"quantize_: {remedy}") from error
-        before_bytes, after_bytes = before_bytes + getattr(module, name).nbytes, after_bytes + quantized.nbytes
-        weight = nn.Parameter(quantized, requires_grad=False)
-        for module, name in (todo[holder] for holder in (whole, *others)):
-            made[module] = weight
-            setattr(module, name, weight)
+    with replacing(undo=all_or_none) as replace:
+        for whole, *others in holders.values():
+            before_bytes += getattr(*todo[whole]).nbytes
+            try:
+                few = _quantized(*todo[whole], kind, group)
+            except InvalidProblemError as error:
+                remedy = f"{whole}: {error}; name it in skip=" if whole else str(error)
+                raise InvalidProblemError(f"quantize_: {remedy}") from error
+            after_bytes += few.nbytes
+            weight = nn.Parameter(few, requires_grad=False)
+            for module, name in (todo[holder] for holder in (whole, *others)):
+                made[module] = weight
+                replace(module, name, weight)
     experts = [len(weight) for weight in made.values() if weight.dim() == 3]
     what = f"{len(made) - len(experts)} layers and {sum(experts)} experts are {kind} now"
     return f"{what}: {after_bytes / 1e6:.1f} MB instead of {before_bytes / 1e6:.1f}"
@@ -150,16 +199,26 @@ def names_of(skip: str | Collection[str]) -> list[str]:
 
 
 def _warn(text: str) -> None:
-    warnings.warn(f"quantize_: {text}", RuntimeWarning, stacklevel=4)
+    warnings.warn(f"quantize_: {text}", RuntimeWarning, stacklevel=5)
 
 
-def _weights_by_name(model: nn.Module) -> Weights:
+def weights_by_name(model: nn.Module) -> Weights:
     """Return the weights that can be quantized or already are, by the name of the layer, for experts of the Parameter."""
     return {
         place if name == "weight" else f"{place}.{name}".removeprefix("."): (module, name)
         for place, module in model.named_modules()
         for name in _weights_of(module)
     }
+
+
+def _routers(model: nn.Module) -> set[nn.Module]:
+    """Return the modules that choose experts, by their names next to experts. A rounded choice costs more than it saves."""
+    found = set[nn.Module]()
+    for module in model.modules():
+        children = dict(module.named_children())
+        if any("experts" in name or "Experts" in type(child).__name__ for name, child in children.items()):
+            found.update(x for name, child in children.items() if _ROUTER.fullmatch(name) for x in child.modules())
+    return found
 
 
 def _weights_of(module: nn.Module) -> list[str]:
@@ -188,74 +247,27 @@ def _is_already(whole: str, module: nn.Module, name: str, kind: Bits) -> bool:
     return True
 
 
-def _is_skipped(name: str, skip: Collection[str]) -> bool:
+def is_skipped(name: str, skip: Collection[str]) -> bool:
+    """Return True if the name, or the end of it, is in ``skip``."""
     return any(name == word or name.endswith(f".{word}") for word in skip)
 
 
-def _quantized(module: nn.Module, name: str, kind: Bits, group: int) -> Tensor:
-    """Return the quantized weight in the module's form: [N, K] in an ``nn.Linear`` and most experts, otherwise [K, N]."""
-    transposed = is_linear(module) or getattr(module, "is_transposed", True) is False
+def _matrix(module: nn.Module, name: str) -> Tensor:
+    """Return the weight as [K, N], or [G, K, N] of experts. An ``nn.Linear`` and most experts have [N, K]."""
     weight = module._parameters[name]
     assert weight is not None
-    whole = weight.detach().mT if transposed else weight.detach()
+    return weight.detach().mT if _is_transposed(module) else weight.detach()
+
+
+def _is_transposed(module: nn.Module) -> bool:
+    return is_linear(module) or getattr(module, "is_transposed", True) is False
+
+
+def _quantized(module: nn.Module, name: str, kind: Bits, group: int) -> Tensor:
+    """Return the quantized weight in the module's form."""
+    whole = _matrix(module, name)
     if whole.dim() == 3:  # all groups of experts have the same number of elements
         group = max((g for g in _GROUPS if g <= group and whole.shape[1] % g == 0), default=group)
     scales = f"group_{group}" if kind == "int4" else "column"
     found = QuantizedWeight.quantize(whole, _KINDS[kind], scales=scales)  # type: ignore[arg-type]
-    return found.mT if transposed else found
-
-
-def flatten_state_dict(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return a ``state_dict`` of plain tensors, for example for safetensors. Each ``QuantizedWeight`` becomes its parts.
-
-    The weight ``fc.weight`` becomes its numbers ``fc.weight_int4_as_bfloat16_t``, ``fc.weight_scales`` and
-    ``fc.weight_zero_points``. ``unflatten_state_dict`` is the inverse.
-    """
-    plain: dict[str, Tensor] = {}
-    for name, x in state.items():
-        if isinstance(x, QuantizedWeight):
-            plain |= {f"{name}_{part}": tensor for part, tensor in flat_parts(x).items()}
-        else:
-            plain[name] = x
-    return plain
-
-
-def flat_parts(weight: QuantizedWeight) -> dict[str, Tensor]:
-    """Return the parts of a weight as contiguous tensors. The names state their dtypes."""
-    kind = weight.encoding or dtype_name(weight.tensor.dtype)
-    transposed = weight.transposed
-    parts = {f"{kind}_as_{dtype_name(weight.dtype)}{'_t' * transposed}": weight.tensor.mT if transposed else weight.tensor}
-    parts |= {name: x for name in ("scales", "zero_points") if (x := getattr(weight, name)) is not None}
-    return {name: x.detach().contiguous() for name, x in parts.items()}
-
-
-_NUMBERS = re.compile(r"(.+)_(u?int[48]|float8_e4m3fn|float8_e5m2)_as_(float64|float32|float16|bfloat16)(_t)?")
-"""The name of a weight's numbers: the weight, their encoding, the weight's dtype, and ``_t`` if the weight is transposed."""
-
-
-def is_part(name: str, weight: str) -> bool:
-    """Return True if ``name`` is a part of the weight ``weight``, as ``flatten_state_dict`` names it."""
-    found = _NUMBERS.fullmatch(name)
-    return found[1] == weight if found else name in (f"{weight}_scales", f"{weight}_zero_points")
-
-
-def unflatten_state_dict(plain: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the ``state_dict`` from the plain tensors of ``flatten_state_dict``."""
-    found = {match.string: match for match in map(_NUMBERS.fullmatch, plain) if match}
-    parts = {f"{match[1]}_{part}" for match in found.values() for part in ("scales", "zero_points")}
-    state: dict[str, Tensor] = {}
-    for name, x in plain.items():
-        if name in found:
-            base = found[name][1]
-            state[base] = _put_together(found[name], x, plain.get(f"{base}_scales"), plain.get(f"{base}_zero_points"))
-        elif name not in parts:
-            state[name] = x
-    return state
-
-
-def _put_together(match: re.Match[str], numbers: Tensor, scales: Tensor | None, zero_points: Tensor | None) -> Tensor:
-    """Return the QuantizedWeight from its parts. ``match`` is the name of the numbers."""
-    _, kind, dtype, transposed = match.groups()
-    encoding: Literal["", "int4", "uint4"] = kind if kind in ("int4", "uint4") else ""  # type: ignore[assignment]
-    weight = QuantizedWeight(numbers.mT if transposed else numbers, scales, zero_points, encoding, dtype=getattr(torch, dtype))
-    return weight.mT if transposed else weight
+    return found.mT if _is_transposed(module) else found

@@ -24,6 +24,7 @@ from ..settings import Settings
 from ..sparse.calls import block_call
 from ..sparse.layers import linear
 from .eager import plain_here
+from .replaced import replacing
 
 Tensor = torch.Tensor
 M = TypeVar("M", bound=nn.Module)
@@ -34,8 +35,8 @@ def sparsify_(model: M, *, block: int | tuple[int, int] = 64, density: float = 0
     """Make the weights of every ``nn.Linear`` block-sparse, in place, keeping the blocks with the largest norm.
 
     Use it to measure the speed of such a model. Its accuracy needs training. Layers whose weights do not consist of whole blocks
-    stay dense. Layers that share a weight still share it. ``optimize`` lets sparse layers run our choices, also in dtypes for which
-    torch has no sparse product.
+    stay dense. Layers that share a weight still share it. If one layer fails, or the call is interrupted, all stay dense.
+    ``optimize`` lets sparse layers run our choices, also in dtypes for which torch has no sparse product.
 
     Args:
         model: any module.
@@ -58,11 +59,12 @@ def sparsify_(model: M, *, block: int | tuple[int, int] = 64, density: float = 0
     if not layers:
         raise InvalidProblemError(f"sparsify_: got a model with no layer whose weight consists of whole blocks of {rows}x{cols}")
     made: dict[Tensor, nn.Parameter] = {}
-    for layer in layers:
-        dense = layer.weight
-        if dense not in made:
-            made[dense] = nn.Parameter(_largest(dense.detach(), kind, density), requires_grad=dense.requires_grad)
-        layer.weight = made[dense]
+    with replacing() as replace:
+        for layer in layers:
+            dense = layer.weight
+            if dense not in made:
+                made[dense] = nn.Parameter(_largest(dense.detach(), kind, density), requires_grad=dense.requires_grad)
+            replace(layer, "weight", made[dense])
     return model
 
 

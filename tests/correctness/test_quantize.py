@@ -5,14 +5,11 @@ from __future__ import annotations
 import collections
 import copy
 import gc
-import importlib
 import io
 import itertools
-import json
 import pickle
 import re
 import warnings
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -25,7 +22,6 @@ from torch._dynamo.backends.common import aot_autograd
 import gemmtune
 from gemmtune import QuantizedWeight, settings
 from gemmtune.errors import InvalidProblemError
-from gemmtune.integration.formats import from_awq, from_gptq, from_torchao, to_awq, to_gptq, to_torchao
 from gemmtune.integration.quantize import flatten_state_dict, unflatten_state_dict
 
 pytestmark = pytest.mark.rotates(2)
@@ -298,19 +294,12 @@ def test_parts_of_experts():
             call()
 
 
-@pytest.mark.parametrize("name", rotated(["mixtral", "gpt_oss"], 2, "experts-saved"))
-def test_experts_are_saved_quantized(name, tmp_path):
-    model, inputs = made(name)
-    model.save_pretrained(tmp_path / "plain")
-    config = importlib.import_module("gemmtune.integration.huggingface").GemmtuneConfig("int8", skip="lm_head")
-    loaded = type(model).from_pretrained(tmp_path / "plain", quantization_config=config)
-    loaded.save_pretrained(tmp_path / "few")
-    again = type(model).from_pretrained(tmp_path / "few")
-    half = type(model).from_pretrained(tmp_path / "few", dtype=torch.bfloat16)
+def with_nan(name: str) -> nn.Sequential:
+    """Three layers, of which one has a weight that cannot be quantized."""
+    layers = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64), nn.Linear(64, 64))
     with torch.no_grad():
-        assert torch.equal(result(again, inputs), result(loaded, inputs))
-        assert close(result(half, inputs).float(), result(loaded, inputs), "float8")
-    assert sum(isinstance(x, QuantizedWeight) and x.dim() == 3 for x in half.parameters()) == 4
+        layers.get_submodule(name).weight[3, 5] = torch.nan
+    return layers
 
 
 def test_skipped_filtered_and_rejected_layers():
@@ -322,15 +311,9 @@ def test_skipped_filtered_and_rejected_layers():
     for call, message in (
         (lambda: gemmtune.quantize_(model, "int3"), "quantize_: kind: got 'int3', expected one of int4, int8, float8"),
         (lambda: gemmtune.quantize_(model, group=16), "quantize_: group: got 16, expected one of 32, 64, 128"),
-        (
-            lambda: gemmtune.quantize_(nn.Sequential(nn.Linear(5, 2)), "int4"),
-            "quantize_: 0: quantize: weight: got 5 rows.*; name it",
-        ),
-        (lambda: gemmtune.quantize_(nn.Linear(5, 2), "int4"), "quantize_: quantize: weight: got 5 rows.*zeros$"),
+        (lambda: gemmtune.quantize_(with_nan("0"), "int4"), "quantize_: 0: quantize: weight: got infinity or NaN.*; name it"),
+        (lambda: gemmtune.quantize_(with_nan("0")[0], "int4"), "quantize_: quantize: weight: got infinity or NaN.*numbers$"),
         (lambda: gemmtune.quantize_(len), "quantize_: got builtin_function_or_method, expected an nn.Module"),
-        (lambda: from_torchao(3), "from_torchao: got int, expected an Int4Tensor"),
-        (lambda: to_torchao(torch.ones(2, 2)), "to_torchao: got Tensor, expected a QuantizedWeight"),
-        (lambda: to_gptq(weight), "to_gptq: got QuantizedWeight.*expected a QuantizedWeight of uint4"),
         (lambda: weight.data.mul_(2), "aten.mul_.Tensor: got a QuantizedWeight, expected a tensor that can be changed in place"),
         (lambda: weight.data.copy_(weight.t().clone().data), "copy_: got QuantizedWeight.*, expected one of the same kind"),
         (lambda: gemmtune.mixed_mm(torch.ones(2, 64), weight), r"b: got a QuantizedWeight \[64, 64\], expected one \[K, N\]; give"),
@@ -409,7 +392,7 @@ def test_the_log_counts_quantized_weights(name, count, caplog):
     [
         (nn.ReLU(), (), "nothing is quantized: .* the model has none"),
         (nn.Linear(2, 2), "lm_head", None),
-        (nn.Sequential(nn.Linear(2, 2)), ("0",), "nothing is quantized: .* each is skipped, filtered out or tied"),
+        (nn.Sequential(nn.Linear(2, 2)), ("0",), "nothing is quantized: .* each is skipped, filtered out, tied, .*"),
         (nn.Sequential(nn.Linear(2, 2)), ("lm_hed",), "skip: got 'lm_hed', which skips nothing; expected .*, such as '0'"),
     ],
 )
@@ -421,124 +404,34 @@ def test_useless_arguments_warn(model, skip, message):
     assert all(re.fullmatch(f"quantize_: {message}", str(w.message)) for w in told)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_transformers_quantize_save_and_load(kind, tmp_path):
-    model, inputs = made("llama")
-    model.save_pretrained(tmp_path / "plain")
-    huggingface = importlib.import_module("gemmtune.integration.huggingface")
-    config = huggingface.GemmtuneConfig(kind, group=32)
-    loaded = transformers.LlamaForCausalLM.from_pretrained(tmp_path / "plain", quantization_config=config)
-    gemmtune.quantize_(model, kind, group=32)
-    with torch.no_grad():
-        expected = result(model, inputs)
-        assert torch.equal(result(loaded, inputs), expected)
-        loaded.save_pretrained(tmp_path / "few")
-        assert json.loads((tmp_path / "few/config.json").read_text())["quantization_config"]["kind"] == kind
-        again = transformers.LlamaForCausalLM.from_pretrained(tmp_path / "few")
-        assert torch.equal(result(again, inputs), expected)
-        for load in (transformers.LlamaForCausalLM.from_pretrained, transformers.LlamaModel.from_pretrained):
-            half = load(tmp_path / "few", dtype=torch.bfloat16)
-            weight = getattr(half, "model", half).layers[0].mlp.up_proj.weight
-            assert isinstance(weight, QuantizedWeight)
-            assert {x.dtype for x in half.parameters()} == {torch.bfloat16}
-            saved = again.model.layers[0].mlp.up_proj.weight
-            assert torch.equal(weight.tensor.view(torch.uint8), saved.tensor.view(torch.uint8)), "another dtype is asked for"
-    assert isinstance(again.model.layers[0].mlp.up_proj.weight, QuantizedWeight)
+UNFIT = (
+    ("int4", "odd", r"odd stays as it is: got 5 inputs in a weight \[2, 5\], expected a multiple of 2 for int4"),
+    ("int4", "one", r"one stays as it is: got 1 inputs in a weight \[4, 1\], expected a multiple of 2 for int4"),
+    ("int8", "one", None),
+    ("float8", "odd", None),
+    *((kind, name, rf"{name} stays as it is: got a weight {size}, expected one with elements")
+      for kind in KINDS for name, size in (("empty", r"\[0, 8\]"), ("no_inputs", r"\[8, 0\]"))),
+    *((kind, "sparse", "sparse stays as it is: got a weight of torch.sparse_bsr, expected a dense one") for kind in KINDS),
+)  # fmt: skip
+"""Layers that have no such kind, with the warning, and layers that do."""
 
 
-def test_transformers_load_a_saved_model_with_a_tied_head(tmp_path):
-    huggingface = importlib.import_module("gemmtune.integration.huggingface")
-    llama = transformers.LlamaForCausalLM(transformers.LlamaConfig(**SMALL, tie_word_embeddings=True)).eval()
-    llama.save_pretrained(tmp_path / "plain")
-    config = huggingface.GemmtuneConfig("int8", skip=())
-    with pytest.warns(RuntimeWarning, match="lm_head stays as it is: its weight is also model.embed_tokens.weight"):
-        loaded = transformers.LlamaForCausalLM.from_pretrained(tmp_path / "plain", quantization_config=config)
-    loaded.save_pretrained(tmp_path / "few")
-    with pytest.warns(RuntimeWarning, match="lm_head stays as it is"):
-        again = transformers.LlamaForCausalLM.from_pretrained(tmp_path / "few")
-    assert type(again.lm_head.weight) is nn.Parameter
-    assert again.lm_head.weight is again.model.embed_tokens.weight
-    assert isinstance(again.model.layers[0].mlp.up_proj.weight, QuantizedWeight)
-    with torch.no_grad():
-        inputs = {"input_ids": torch.arange(7)[None]}
-        assert torch.equal(result(again, inputs), result(loaded, inputs))
-
-
-def numbers(*size: int, most: int = 15) -> torch.Tensor:
-    return torch.randint(0, most + 1, size, generator=torch.Generator().manual_seed(2))
-
-
-def test_awq():
-    q, z, s = numbers(256, 16), numbers(2, 16), torch.rand(2, 16) + 0.5
-    columns = [0, 2, 4, 6, 1, 3, 5, 7]  # column of each four bits, the lowest first
-
-    def words(x: torch.Tensor) -> torch.Tensor:
-        rows = [[sum(int(row[8 * w + c]) << (4 * i) for i, c in enumerate(columns)) for w in range(2)] for row in x]
-        return torch.tensor(rows).to(torch.int32)
-
-    weight = from_awq(words(q), words(z), s)
-    assert torch.equal(weight.dequantize(), (q - z.repeat_interleave(128, 0)) * s.repeat_interleave(128, 0))
-    assert all(torch.equal(x, y) for x, y in zip(to_awq(weight), (words(q), words(z), s), strict=True))
-    signed = QuantizedWeight.quantize(WEIGHT, "int4", scales="group_64")
-    assert torch.equal(from_awq(*to_awq(signed)).dequantize(), signed.dequantize())
-
-
-@pytest.mark.parametrize("bits", [4, 8])
-@pytest.mark.parametrize("less_one", [True, False])
-def test_gptq(bits, less_one):
-    most, per = 2**bits - 1, 32 // bits
-    q, z, s = numbers(256, 16, most=most), numbers(4, 16, most=most - 1) + 1, torch.rand(4, 16) + 0.5
-
-    def words(x: torch.Tensor) -> torch.Tensor:
-        columns = [
-            [sum(int(v) << (bits * i) for i, v in enumerate(row[j : j + per])) for j in range(0, len(row), per)] for row in x
-        ]
-        return torch.tensor(columns).to(torch.int32)
-
-    g_idx = torch.arange(256) // 64
-    given = words(q.t()).t(), words(z - int(less_one)), s
-    weight = from_gptq(*given, g_idx, bits=bits, zeros_less_one=less_one)
-    assert torch.equal(weight.dequantize(), (q - z[g_idx]) * s[g_idx])
-    if bits == 4:
-        back = to_gptq(weight, zeros_less_one=less_one)
-        assert all(torch.equal(x, y) for x, y in zip(back, (*given, g_idx), strict=True))
-    with pytest.raises(InvalidProblemError, match="groups whose rows are not adjacent"):
-        from_gptq(*given, g_idx.flip(0), bits=bits)
-
-
-def test_torchao():
-    quantization = pytest.importorskip("torchao.quantization")
-    layer = nn.Linear(256, 96)
-    for config in (quantization.Int8WeightOnlyConfig(), quantization.Float8WeightOnlyConfig()):
-        other = copy.deepcopy(layer)
-        quantization.quantize_(other, config)
-        weight = from_torchao(other.weight)
-        assert weight.shape == (96, 256)
-        assert torch.allclose(weight.dequantize(), other.weight.dequantize(), atol=1e-6)
-    ours = QuantizedWeight.quantize(WEIGHT, "int4", scales="group_64").t()
-    assert type(to_torchao(ours)).__name__ == "Int4Tensor"
-    assert torch.equal(from_torchao(to_torchao(ours)).dequantize(), ours.dequantize())
-    with pytest.raises(InvalidProblemError, match="from_torchao: got Tensor, expected an Int4Tensor"):
-        from_torchao(WEIGHT)
-
-
-class AffineQuantizedTensor:
-    """torchao's class before 0.16: asymmetric bytes with a scale and a zero point for each 64 elements of a row."""
-
-    dtype = torch.float32
-
-    def __init__(self, domain: str) -> None:
-        self.block_size, self.zero_point_domain = (1, 64), SimpleNamespace(name=domain)
-        self.parts = numbers(96, 256, most=127).to(torch.int8), torch.rand(96, 4) + 0.5, numbers(96, 4) - 8
-        self.tensor_impl = type("PlainAQTTensorImpl", (), {"get_plain": lambda _: self.parts})()
-
-
-def test_older_tensors_of_torchao():
-    given = AffineQuantizedTensor("INT")
-    q, scale, zero = (x if x.shape[1] == 256 else x.repeat_interleave(64, 1) for x in given.parts)
-    assert torch.equal(from_torchao(given).dequantize(), (q - zero) * scale)
-    with pytest.raises(InvalidProblemError, match=r"zero points of domain FLOAT.*expected PlainLayout, INT or NONE, and blocks of"):
-        from_torchao(AffineQuantizedTensor("FLOAT"))
+def test_weights_without_such_a_kind_are_skipped_with_a_warning():
+    sizes = {"odd": (5, 2), "one": (1, 4), "empty": (8, 0), "no_inputs": (0, 8), "sparse": (32, 32)}
+    for kind, name, message in UNFIT:
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            model = nn.ModuleDict({"good": nn.Linear(64, 32), name: nn.Linear(*sizes[name])})
+            if name == "sparse":
+                gemmtune.sparsify_(model[name], block=16)
+            told.clear()
+            gemmtune.quantize_(model, kind)
+        assert [w.filename for w in told] == [__file__] * (message is not None), (kind, name)
+        assert all(re.fullmatch(f"quantize_: {message}; name it in skip=", str(w.message)) for w in told), (kind, name)
+        assert isinstance(model["good"].weight, QuantizedWeight)
+        assert isinstance(model[name].weight, QuantizedWeight) == (message is None), (kind, name)
+    with pytest.warns(RuntimeWarning, match="0 and 2 more stay as they are: got 5 inputs"):
+        gemmtune.quantize_(nn.Sequential(*(nn.Linear(5, 2) for _ in range(3)), nn.Linear(64, 2)), "int4")
 
 
 def test_conv1d_of_transformers_has_a_transposed_weight():

@@ -1,0 +1,69 @@
+"""The state of a quantized model as plain tensors, for file formats such as safetensors."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Literal
+
+import torch
+
+from ..problem.dtypes import dtype_name
+from ..quantized.weight import QuantizedWeight
+
+Tensor = torch.Tensor
+_KINDS = ("int4", "uint4", "int8", "uint8", "float8_e4m3fn", "float8_e5m2")
+_DTYPES = ("float64", "float32", "float16", "bfloat16")
+PARTS = (
+    *(f"{kind}_as_{dtype}{turn}" for kind in _KINDS for dtype in _DTYPES for turn in ("", "_t")),
+    "scales",
+    "zero_points",
+)
+"""Parts of a weight in a file. The name of the numbers has their encoding, the weight's dtype, and ``_t`` if it is transposed."""
+_NUMBERS = re.compile(f"(.+)_({'|'.join(_KINDS)})_as_({'|'.join(_DTYPES)})(_t)?")
+
+
+def flatten_state_dict(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return a ``state_dict`` of plain tensors, for example for safetensors. Each ``QuantizedWeight`` becomes its parts.
+
+    The weight ``fc.weight`` becomes its numbers ``fc.weight_int4_as_bfloat16_t``, ``fc.weight_scales`` and
+    ``fc.weight_zero_points``. ``unflatten_state_dict`` is the inverse.
+    """
+    plain: dict[str, Tensor] = {}
+    for name, x in state.items():
+        if isinstance(x, QuantizedWeight):
+            plain |= {f"{name}_{part}": tensor for part, tensor in flat_parts(x).items()}
+        else:
+            plain[name] = x
+    return plain
+
+
+def flat_parts(weight: QuantizedWeight) -> dict[str, Tensor]:
+    """Return the parts of a weight as contiguous tensors. The names state their dtypes."""
+    kind = weight.encoding or dtype_name(weight.tensor.dtype)
+    transposed = weight.transposed
+    parts = {f"{kind}_as_{dtype_name(weight.dtype)}{'_t' * transposed}": weight.tensor.mT if transposed else weight.tensor}
+    parts |= {name: x for name in ("scales", "zero_points") if (x := getattr(weight, name)) is not None}
+    return {name: x.detach().contiguous() for name, x in parts.items()}
+
+
+def unflatten_state_dict(plain: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the ``state_dict`` from the plain tensors of ``flatten_state_dict``."""
+    found = {match.string: match for match in map(_NUMBERS.fullmatch, plain) if match}
+    parts = {f"{match[1]}_{part}" for match in found.values() for part in ("scales", "zero_points")}
+    state: dict[str, Tensor] = {}
+    for name, x in plain.items():
+        if name in found:
+            base = found[name][1]
+            state[base] = _put_together(found[name], x, plain.get(f"{base}_scales"), plain.get(f"{base}_zero_points"))
+        elif name not in parts:
+            state[name] = x
+    return state
+
+
+def _put_together(match: re.Match[str], numbers: Tensor, scales: Tensor | None, zero_points: Tensor | None) -> Tensor:
+    """Return the QuantizedWeight from its parts. ``match`` is the name of the numbers."""
+    _, kind, dtype, transposed = match.groups()
+    encoding: Literal["", "int4", "uint4"] = kind if kind in ("int4", "uint4") else ""  # type: ignore[assignment]
+    weight = QuantizedWeight(numbers.mT if transposed else numbers, scales, zero_points, encoding, dtype=getattr(torch, dtype))
+    return weight.mT if transposed else weight
