@@ -14,12 +14,13 @@ from fake_choices import PROBLEM, Fake, fake
 
 from gemmtune.choice import Choice, Offers, Status
 from gemmtune.device import DeviceInfo, detect, preset
+from gemmtune.selector import finals
 from gemmtune.selector import measure as measuring
 from gemmtune.selector.candidates import Candidates, _reopened
 from gemmtune.selector.measure import drift_since, examine_all, measure, outcome, rank
 from gemmtune.selector.precompile import CompileFailure
 from gemmtune.selector.progress import Progress
-from gemmtune.selector.result import DISTURBED, HOST_US, PLACE, SETTLED, Outcome
+from gemmtune.selector.result import ALONE, DISTURBED, HOST_US, PLACE, SETTLED, Outcome
 from gemmtune.selector.samples import Ranking, Sample, failure_of
 from gemmtune.settings import Settings
 from gemmtune.timing.rounds import Ranked
@@ -54,6 +55,8 @@ class FakeSession:
         self.times = times
         self.spreads: dict[str, float] = {}
         self.asked: list[tuple[Any, ...]] = []
+        self.rechecked: list[list[str]] = []
+        self.stale: set[str] = set()
         self.seen = ""
 
     def examine(self, choice: Choice, best_us: float | None) -> Sample:
@@ -61,6 +64,11 @@ class FakeSession:
         self.asked.append((name, best_us))
         time_us = self.times[name]
         return Sample(status=Status.WRONG_RESULT if time_us is None else Status.OK, time_us=time_us)
+
+    def recheck(self, choices: Sequence[Choice]) -> dict[str, Sample]:
+        self.rechecked.append([c.name.removeprefix("fake:") for c in choices])
+        stale = Sample(status=Status.WRONG_RESULT, reason="stale")
+        return {c.name: stale for c in choices if c.name.removeprefix("fake:") in self.stale}
 
     def rank(self, choices: Sequence[Choice]) -> Ranking:
         names = [c.name.removeprefix("fake:") for c in choices]
@@ -157,11 +165,14 @@ def test_new_choices_are_ranked_and_settled() -> None:
     assert found["fake-fake:a"].info["margin_us"] == 1.0
 
 
-def test_a_single_choice_is_not_ranked() -> None:
-    session = FakeSession()
-    assert ranked(session, known("a", 1.0))["fake-fake:a"].finalist is False
-    ranked(session, known("a", 1.0, finalist=True), known("b", 2.0, finalist=True))
-    assert session.asked == []
+def test_a_single_choice_is_ranked_and_checked_once() -> None:
+    session = FakeSession(a=10.0)
+    found = ranked(session, known("a", 1.0))["fake-fake:a"]
+    assert (found.finalist, found.time_us, found.info[SETTLED]) == (True, 10.0, ALONE)
+    assert (session.asked, session.rechecked) == ([("a",)], [["a"]])
+    again = FakeSession()
+    ranked(again, known("a", 1.0, finalist=True), known("b", 2.0, finalist=True))
+    assert again.asked == []
 
 
 def test_a_new_choice_runs_against_the_fastest_two_and_is_scaled_to_their_earlier_times() -> None:
@@ -215,7 +226,7 @@ def test_ranks_near_choices_on_a_gpu_and_all_on_a_cpu() -> None:
 
 def test_marks_outcomes_of_a_busy_machine(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     told: list[tuple[str, float, float]] = []
-    monkeypatch.setattr(measuring, "disturbance", lambda device, *facts: told.append(facts) or facts[0])
+    monkeypatch.setattr(finals, "disturbance", lambda device, *facts: told.append(facts) or facts[0])
     session = FakeSession(torch=50.0, a=10.0)
     session.seen = "a neighbour"
     stored = known("b", 20.0, from_store=True, finalist=True)
@@ -226,9 +237,12 @@ def test_marks_outcomes_of_a_busy_machine(monkeypatch: pytest.MonkeyPatch, caplo
         session.asked, session.spreads, session.times["torch"] = [], {"torch": 0.3, "a": 0.9}, torch_us
         ranked(session, known("a", 1.0), known("b", 2.0), known("torch", 5.0))
     facts = [("a neighbour", 0.0, 1.0), ("a neighbour", 0.3, 1.0), ("a neighbour", 0.0, 1.0)]
-    assert told == facts, "the spread of torch's own times, and how much longer what was known takes"
+    assert told[::2] == facts, "the spread of torch's own times, and how much longer what was known takes"
+    assert told[1::2] == facts, "each is played once more"
     assert [o.info.get(DISTURBED) for o in found.values()] == ["a neighbour", "a neighbour", None, None]
-    assert "was measured on a busy machine (a neighbour): tune it again when the machine is idle" in caplog.text
+    assert (
+        "was measured on a busy machine (a neighbour): measure it again on a quiet machine, by tune(…, again=True)" in caplog.text
+    )
 
 
 def test_an_outcome_stores_its_position_and_host_time() -> None:

@@ -28,6 +28,7 @@ from gemmtune.problem import Problem
 from gemmtune.problem.rows import row_classes
 from gemmtune.selector import offers, ranges, session
 from gemmtune.selector.crossover import sampled_rows
+from gemmtune.selector.machine_limits import MachineLimits
 from gemmtune.selector.progress import Progress
 from gemmtune.selector.proof import legal_runs
 from gemmtune.selector.ranges import stored_table
@@ -136,7 +137,9 @@ def untimed(monkeypatch: pytest.MonkeyPatch, time_us: Callable[[str, int], float
     monkeypatch.setattr(Session, "rank", rank)
     monkeypatch.setattr(session, "short_measurement", lambda contender, best_us: 1.0)
     monkeypatch.setattr(session, "Timer", lambda *_, **__: types.SimpleNamespace(contender=lambda choice, kernel: None))
-    monkeypatch.setattr(ranges, "ensure_limits", lambda *_: None)
+    monkeypatch.setattr(Session, "recheck", lambda *_: {})
+    monkeypatch.setattr(MachineLimits, "ensure", lambda *_: None)
+    monkeypatch.setattr(MachineLimits, "too_fast", lambda *_: {})
 
 
 @pytest.fixture

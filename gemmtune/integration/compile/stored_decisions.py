@@ -19,11 +19,13 @@ from ...problem import Problem
 from ...selector.candidates import Candidates
 from ...selector.progress import Progress
 from ...selector.remote import open_session
+from ...selector.result import DISTURBED
 from ...selector.segments import Table
 from ...settings import Settings
 from ...store.key import canonical, fingerprint_text, now
 from ...store.store import Row, Store, open_store
-from ...timing.rounds import TIE
+from ...timing.neighbours import disturbance
+from ...timing.rounds import TIE, tie
 from ..measured import candidates_in_models, in_models, inductor_overlaps, tune_products
 from .planned_horizontal import gathered_roles
 from .report import Decision, Taken
@@ -67,7 +69,7 @@ class StoredDecisions:
             return dataclasses.replace(of_gemm, reason=f"{of_gemm.reason}; its epilogue was not compared with Inductor's kernel")
         shown = tuple(times.items())
         best = min(times, key=times.__getitem__)
-        if best == "untouched" or times[best] > (1 - TIE) * times["untouched"]:
+        if best == "untouched" or times[best] > (1 - self._tie(fused, variants)) * times["untouched"]:
             return Decision(taken="", reason="torch's GEMM with Inductor's kernel is as fast", times_us=shown)
         taken: Taken = "fused" if best == "fused" else "alone"
         return Decision(taken=taken, reason="faster than torch's GEMM with Inductor's kernel", times_us=shown)
@@ -127,7 +129,7 @@ class StoredDecisions:
             return Decision(taken="", reason="not compared with one product of all columns")
         saved = sum(self._saved_by_epilogue(*pair) for pair in pairs)
         shown = (*times.items(), *([("saved by epilogues", saved)] if saved else []))
-        if times["joined"] + saved > (1 - TIE) * times["apart"]:
+        if times["joined"] + saved > (1 - self._tie(whole, variants)) * times["apart"]:
             return Decision(taken="", reason="one product of all columns is no faster", times_us=shown)
         return Decision(taken="joined", reason=f"one product beats {len(pairs)} of the same input", times_us=shown)
 
@@ -143,7 +145,10 @@ class StoredDecisions:
     def _rank(self, problem: Problem, variants: Sequence[GraphVariant]) -> None:
         """Time the variants against each other, and store their times."""
         with open_session(problem, self.device, self.settings, host_us(self.device, self.settings)) as session:
-            ranked = session.rank(variants).times
+            ranking = session.rank(variants)
+        ranked = ranking.times
+        first = next((x for x in ranked.values()), None)
+        why = disturbance(self.device, ranking.seen, first.spread if first else 0.0)
         measured_at = now()
         rows = [
             Row(
@@ -156,6 +161,7 @@ class StoredDecisions:
                 time_us=ranked[variant.name].time_us if variant.name in ranked else None,
                 finalist=variant.name in ranked,
                 reason="" if variant.name in ranked else "it failed when it was timed; the log of that time says how",
+                info={DISTURBED: why} if why else {},
                 measured_at=measured_at,
             )
             for variant in variants
@@ -263,6 +269,11 @@ class StoredDecisions:
         """Return True if the store has a time or a failure for each variant."""
         rows = self.store.rows(_key(fused), fingerprint_text(self.device, self.settings.timing))
         return all(variant.content_hash in rows for variant in variants)
+
+    def _tie(self, problem: Problem, variants: Sequence[GraphVariant]) -> float:
+        """Return the gain that a variant has to exceed, which is larger for times of a busy machine."""
+        rows = self.store.rows(_key(problem), fingerprint_text(self.device, self.settings.timing))
+        return tie(any(rows[x.content_hash].info.get(DISTURBED) for x in variants if x.content_hash in rows))
 
     def _times(self, fused: Problem, variants: Sequence[GraphVariant]) -> dict[VariantName, float]:
         """Return the variants' stored times from one measurement: the last one that included the first variant."""
