@@ -51,7 +51,7 @@ def pick(outcomes: Sequence[Outcome]) -> Outcome | None:
         return TIE if best.host_us else KERNEL_TIE
 
     tied = [o for o in candidates if _time(o) <= (1 + margin(o)) * _time(best)]
-    launch_bound = _time(best) < LAUNCH_BOUND_US and not best.host_us and not best.disturbed
+    launch_bound = _time(best) < LAUNCH_BOUND_US and not best.host_us and not any(o.disturbed for o in tied)
     ours = [o for o in tied if o.backend in TEMPLATES] if launch_bound else []
     order = {name: number for number, name in enumerate(BACKENDS)}  # backends of other packages come last
     return min(ours or tied, key=lambda o: (order.get(o.backend, len(order)), o.place, o.name))

@@ -13,9 +13,7 @@ import torch
 from ..choice import Choice, Kernel, Status
 from ..device import DeviceInfo
 from ..effort import EFFORT
-from ..numerics.buffers import allocate
 from ..numerics.expectation import Expectation
-from ..numerics.operands import Operands
 from ..numerics.probes import Probes
 from ..numerics.some_rows import same_rows, some_rows
 from ..problem import Problem
@@ -28,7 +26,7 @@ from ..timing.rounds import play
 from ..timing.timer import Timer, collection_paused
 from .recheck import AFTER, recheck_all
 from .samples import HOPELESS, SLOWER, Ranking, Sample, failure_of, scaled_first_samples, short_measurement
-from .some_rows import RowsVerifier
+from .some_rows import RowsVerifier, result_of
 from .verify import Verification, Verifier, random_expectation
 
 log = logging.getLogger("gemmtune")
@@ -140,10 +138,10 @@ class Session:
                 device = self._device.torch_device
                 probes = Probes(self._problem, device)
                 operands = dataclasses.replace(probes.random(), extra=probes.extra())
-                whole = _run(choice, operands)
+                whole = result_of(choice, operands)
                 for part in parts:
                     for begin in (0, self._problem.m - part.problem.m):
-                        if not same_rows(whole, _run(part, some_rows(operands, part.problem, begin)), begin):
+                        if not same_rows(whole, result_of(part, some_rows(operands, part.problem, begin)), begin):
                             rows = f"rows {begin} to {begin + part.problem.m - 1}"
                             reason = f"{rows} have other bits alone than among {self._problem.m} rows"
                             return Sample(status=Status.WRONG_RESULT, reason=reason)
@@ -209,8 +207,15 @@ class Session:
         if not choices or not self._settings.verify:
             return {}
         with self._in_force():
-            timer, expectation = self._time(choices[0].problem), self._expected(choices[0].problem)
-            found = recheck_all(choices, self._repeats, timer, expectation)
+            try:
+                timer, expectation = self._time(choices[0].problem), self._expected(choices[0].problem)
+                found = recheck_all(choices, self._repeats, timer, expectation)
+            except Exception as error:
+                status, reason = self._failure(error)
+                if self.dead or status is not Status.OUT_OF_RESOURCES:
+                    raise
+                log.warning("%s was not checked after the timing: %s", self._problem, reason)
+                return {}
             failed = {name: self._failure(x) if isinstance(x, Exception) else x for name, x in found.items()}
         return {name: x if isinstance(x, Sample) else Sample(status=x[0], reason=f"{AFTER}: {x[1]}") for name, x in failed.items()}
 
@@ -289,11 +294,3 @@ class Session:
             self.dead = True
             return Status.CRASHED, f"{reason} (the GPU context is lost)"
         return status, reason
-
-
-def _run(choice: Choice, operands: Operands) -> torch.Tensor:
-    """Return the result of a choice in newly allocated memory."""
-    a, b, *rest = operands.tensors
-    out = allocate(choice.problem.out, a.device)
-    choice.build().run(out, (a, choice.pack(b) if choice.packed_format else b, *rest), operands.scalars)
-    return out

@@ -39,8 +39,10 @@ SURE = 2.0
 
 The largest ratio in benchmarks/results is 1.03. Caches that keep a quarter of the operands, and threads that start late, add to it.
 """
-UNSURE = 2.0
-"""Further factor for a limit that was measured on a busy machine, and for a rate that is that of torch's product.
+BUSY = 10.0
+"""Further factor for a limit that was measured on a busy machine: others may leave it a tenth of the cores, as a choice has all."""
+OF_PRODUCT = 2.0
+"""Further factor for a rate that is that of torch's product.
 
 Kernels may use other instructions than torch. Those of float32 by parts of bfloat16 reach 2.3 times torch's rate on an H200.
 """
@@ -80,11 +82,11 @@ class Limits:
 
     def _uncertainty(self, name: str, device: DeviceInfo) -> float:
         """Return the ratio by which the hardware may exceed a measured limit."""
-        factor = SURE * (UNSURE if name in self.disturbed else 1.0)
+        factor = SURE * (BUSY if name in self.disturbed else 1.0)
         if name == BANDWIDTH:
             return factor
         if device.type != "cpu":
-            return factor * UNSURE
+            return factor * OF_PRODUCT
         rates = INSTRUCTIONS.get(name.removesuffix("_gflops"), {})
         return factor * max((rate for flag, rate in rates.items() if flag in device.isa), default=1.0)
 

@@ -42,11 +42,11 @@ class Watch:
         self._device = device
         self._root = root or os.getpid()
         self._begun_us = time.time_ns() // 1000
-        self._before = cores.read(self._root)
+        self._before = cores.read(self._root) if device.type == "cpu" else None
 
     def seen(self) -> str:
         """Describe the other work as part of a sentence, or return "" if there was none. Takes LEAST_WATCH_S if that is left."""
-        if self._device.type != "cpu":
+        if self._before is None:
             return self._seen_on_gpu()
         time.sleep(max(0.0, LEAST_WATCH_S - (time.monotonic() - self._before.wall_s)))
         now = cores.read(self._root)

@@ -18,6 +18,7 @@ from gemmtune.selector import finals
 from gemmtune.selector import measure as measuring
 from gemmtune.selector.candidates import Candidates, _reopened
 from gemmtune.selector.measure import drift_since, examine_all, measure, outcome, rank
+from gemmtune.selector.pick import pick
 from gemmtune.selector.precompile import CompileFailure
 from gemmtune.selector.progress import Progress
 from gemmtune.selector.result import ALONE, DISTURBED, HOST_US, PLACE, SETTLED, Outcome
@@ -155,6 +156,50 @@ def ranked(session: FakeSession, *outcomes: Outcome, entrants: int = 8, **fields
     count = len(session.asked[0]) if session.asked else 0
     assert progress.told == ([("final rounds", 0, count), ("final rounds", count, count)] if count else [])
     return found
+
+
+def test_after_a_refusal_the_others_are_ranked_again_and_nothing_is_settled() -> None:
+    """A time that was none has dropped others: from the rounds, and on a GPU from the entrants."""
+    gpu = preset("sm90")
+    session = FakeSession(torch=50.0, a=1.0, b=35.0, c=30.0)
+    session.stale = {"a"}
+    found = by_hash(known("torch", 50.0), known("a", 1.0), known("b", 35.0), known("c", 30.0))
+    assert rank(session, 8, candidates(device=gpu), found, Stages())  # type: ignore[arg-type]
+    assert session.asked == [("a", "torch"), ("torch",)]
+    assert session.rechecked == [["a", "torch"], ["torch"]]
+    refused = found["fake-fake:a"]
+    assert (refused.status, refused.time_us, refused.reason) == (Status.WRONG_RESULT, None, "stale")
+    assert [o.settled for o in found.values()] == [False, True, False, False]
+    assert not rank(session, 8, candidates(device=gpu), found, Stages())  # type: ignore[arg-type]
+    assert session.asked[2] == ("c", "b", "torch"), "those near the next best"
+    assert all(o.settled for o in found.values())
+    assert pick(list(found.values())).name == "fake:c"  # type: ignore[union-attr]
+
+
+def test_a_busy_machine_is_measured_once_if_it_is_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
+    for busy, plays, waits in (("repeat", 2, 0), ("wait", 2, 1), ("accept", 1, 0)):
+        waited: list[object] = []
+        monkeypatch.setattr(finals, "disturbance", lambda *_: "a neighbour")
+        monkeypatch.setattr(measuring, "wait_until_quiet", lambda device, tell, waited=waited: waited.append(device))
+        session = FakeSession(torch=50.0, a=10.0)
+        found = by_hash(known("torch", 5.0), known("a", 1.0))
+        rank(session, 8, candidates(settings=Settings(busy=busy)), found, Stages())  # type: ignore[arg-type]
+        assert (len(session.asked), len(waited)) == (plays, waits)
+        assert all(o.disturbed == "a neighbour" for o in found.values()), "marked in any case"
+
+
+def test_a_quiet_repetition_replaces_disturbed_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = iter(["a neighbour", ""])
+    monkeypatch.setattr(finals, "disturbance", lambda *_: next(seen))
+
+    class Hurried(FakeSession):
+        def rank(self, choices: Sequence[Choice]) -> Ranking:
+            ranking = super().rank(choices)
+            self.times = {name: time_us and time_us / 2 for name, time_us in self.times.items()}
+            return ranking
+
+    found = ranked(Hurried(torch=50.0, a=10.0), known("torch", 5.0), known("a", 1.0))
+    assert [(o.time_us, o.disturbed) for o in found.values()] == [(25.0, ""), (5.0, "")]
 
 
 def test_new_choices_are_ranked_and_settled() -> None:
