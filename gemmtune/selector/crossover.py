@@ -70,7 +70,9 @@ def _cheapest(times: Times, penalty: float, baseline: str, margin: float) -> dic
         losses = {name: math.log(time_us / best_us) for name, time_us in times[m].items()}
         if baseline in losses:
             of_torch = losses[baseline]
-            losses = {name: loss + SLOWER_THAN_TORCH * max(0.0, loss - of_torch) for name, loss in losses.items()}
+            # A gain within the margin of a busy machine may be none.
+            doubts = {name: max(0.0, min(margin - TIE, margin - of_torch + loss)) for name, loss in losses.items()}
+            losses = {name: loss + doubts[name] + SLOWER_THAN_TORCH * max(0.0, loss - of_torch) for name, loss in losses.items()}
             losses[baseline] = max(0.0, of_torch - margin)
         if not came_from:
             costs, back = losses, {}

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ..choice import Choice, Status
-from ..timing.neighbours import disturbance
+from ..timing import neighbours
 from ..timing.rounds import BUSY_MARK, Ranked
 from .candidates import Candidates
 from .machine_limits import MachineLimits
@@ -76,7 +76,7 @@ def _play(
     drift = [o.time_us / times[o.name].time_us for o in incumbents if o.time_us and o.name in times]
     scale = statistics.median(drift) if drift else 1.0
     torch = next((times[o.name] for o in entrants if o.baseline), None)
-    why = disturbance(candidates.device, ranking.seen, torch.spread if torch else 0.0, 1 / scale)
+    why = neighbours.disturbance(candidates.device, ranking.seen, torch.spread if torch else 0.0, 1 / scale)
     return Finals(times=times, failures=failures, refused=refused, scale=scale, why=why)
 
 

@@ -14,7 +14,6 @@ from fake_choices import PROBLEM, Fake, fake
 
 from gemmtune.choice import Choice, Offers, Status
 from gemmtune.device import DeviceInfo, detect, preset
-from gemmtune.selector import finals
 from gemmtune.selector import measure as measuring
 from gemmtune.selector.candidates import Candidates, _reopened
 from gemmtune.selector.measure import drift_since, examine_all, measure, outcome, rank
@@ -24,6 +23,7 @@ from gemmtune.selector.progress import Progress
 from gemmtune.selector.result import ALONE, DISTURBED, HOST_US, PLACE, SETTLED, Outcome
 from gemmtune.selector.samples import Ranking, Sample, failure_of
 from gemmtune.settings import Settings
+from gemmtune.timing import neighbours
 from gemmtune.timing.rounds import Ranked
 
 CPU = detect("cpu")
@@ -179,7 +179,7 @@ def test_after_a_refusal_the_others_are_ranked_again_and_nothing_is_settled() ->
 def test_a_busy_machine_is_measured_once_if_it_is_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
     for busy, plays, waits in (("repeat", 2, 0), ("wait", 2, 1), ("accept", 1, 0)):
         waited: list[object] = []
-        monkeypatch.setattr(finals, "disturbance", lambda *_: "a neighbour")
+        monkeypatch.setattr(neighbours, "disturbance", lambda *_: "a neighbour")
         monkeypatch.setattr(measuring, "wait_until_quiet", lambda device, tell, waited=waited: waited.append(device))
         session = FakeSession(torch=50.0, a=10.0)
         found = by_hash(known("torch", 5.0), known("a", 1.0))
@@ -190,7 +190,7 @@ def test_a_busy_machine_is_measured_once_if_it_is_accepted(monkeypatch: pytest.M
 
 def test_a_quiet_repetition_replaces_disturbed_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = iter(["a neighbour", ""])
-    monkeypatch.setattr(finals, "disturbance", lambda *_: next(seen))
+    monkeypatch.setattr(neighbours, "disturbance", lambda *_: next(seen))
 
     class Hurried(FakeSession):
         def rank(self, choices: Sequence[Choice]) -> Ranking:
@@ -271,7 +271,7 @@ def test_ranks_near_choices_on_a_gpu_and_all_on_a_cpu() -> None:
 
 def test_marks_outcomes_of_a_busy_machine(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     told: list[tuple[str, float, float]] = []
-    monkeypatch.setattr(finals, "disturbance", lambda device, *facts: told.append(facts) or facts[0])
+    monkeypatch.setattr(neighbours, "disturbance", lambda device, *facts: told.append(facts) or facts[0])
     session = FakeSession(torch=50.0, a=10.0)
     session.seen = "a neighbour"
     stored = known("b", 20.0, from_store=True, finalist=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import re
 import types
 import warnings
 from collections.abc import Callable, Iterable, Iterator
@@ -244,6 +245,55 @@ def test_second_tuning_comes_from_the_store(backend: RowedBackend):
     assert tuned(range(1, 90)).source == "measured"
     with settings.patch(tune="force"):
         assert tuned().source == "measured"
+
+
+def test_a_table_of_a_busy_machine_is_marked_and_measured_again_if_asked_for(
+    backend: RowedBackend, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("gemmtune.timing.neighbours.disturbance", lambda *_: "a neighbour")
+    TIMES_US["fake:high"], kept = (lambda m: 40.0 if m < CROSSING else 90.0), TIMES_US["fake:high"]
+    try:
+        marked = tuned()
+    finally:
+        TIMES_US["fake:high"] = kept
+    assert marked.table.disturbed == "a neighbour"
+    assert {name for _, hi, name in intervals(marked) if hi == 64} == {"low"}, "twice as fast as torch"
+    assert tuned().source == "store"
+    monkeypatch.setattr("gemmtune.timing.neighbours.disturbance", lambda *_: "")
+    (again,) = gemmtune.tune(problem(2), m=range(1, 65), progress=False, again=True)
+    assert (again.source, again.table.disturbed) == ("measured", "")
+    assert intervals(again)[-1][2] == "high"
+
+
+@pytest.mark.parametrize(("busy", "last"), [("", "low"), ("a neighbour", "torch")])
+def test_a_table_of_a_busy_machine_leaves_torch_for_large_gains_only(
+    busy: str, last: str, backend: RowedBackend, monkeypatch: pytest.MonkeyPatch
+):
+    backend.kinds = ("torch", "low")
+    monkeypatch.setattr("gemmtune.timing.neighbours.disturbance", lambda *_: busy)
+    monkeypatch.setitem(TIMES_US, "fake:low", lambda m: 10.0 if m < CROSSING else 85.0)
+    assert intervals(tuned())[-1][2] == last
+
+
+def test_a_choice_that_is_wrong_after_the_timing_is_in_no_table(backend: RowedBackend, monkeypatch: pytest.MonkeyPatch):
+    """It is wrong only where few choices compete, or impossibly fast there."""
+
+    def recheck(self: Session, choices: list[Choice]) -> dict[str, Sample]:
+        stale = Sample(status=Status.WRONG_RESULT, reason="stale")
+        return {c.name: stale for c in choices if c.name == "fake:low" and c.problem.m not in (1, 8, 64)}
+
+    monkeypatch.setattr(Session, "recheck", recheck)
+    result = tuned()
+    assert "low" not in {name for *_, name in intervals(result)}
+    assert re.fullmatch(r"M = \d+: wrong_result: stale", result.wrong["fake:low"])
+    monkeypatch.setattr(Session, "recheck", lambda *_: {})
+    monkeypatch.setattr(
+        MachineLimits,
+        "too_fast",
+        lambda self, session, at, times, torch_us: {x: "too fast" for x in times if x == "fake:high" and at.m == 16},
+    )
+    with settings.patch(tune="force"):
+        assert tuned().wrong == {"fake:high": "M = 16: too fast"}
 
 
 def test_a_missing_choice_retunes_but_narrower_settings_do_not(backend: RowedBackend):

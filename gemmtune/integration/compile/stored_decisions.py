@@ -24,7 +24,7 @@ from ...selector.segments import Table
 from ...settings import Settings
 from ...store.key import canonical, fingerprint_text, now
 from ...store.store import Row, Store, open_store
-from ...timing.neighbours import disturbance
+from ...timing import neighbours
 from ...timing.rounds import TIE, tie
 from ..measured import candidates_in_models, in_models, inductor_overlaps, tune_products
 from .planned_horizontal import gathered_roles
@@ -147,7 +147,7 @@ class StoredDecisions:
         with open_session(problem, self.device, self.settings, host_us(self.device, self.settings)) as session:
             ranking = session.rank(variants)
         ranked = ranking.times
-        why = disturbance(self.device, ranking.seen, min((x.spread for x in ranked.values()), default=0.0))
+        why = neighbours.disturbance(self.device, ranking.seen, min((x.spread for x in ranked.values()), default=0.0))
         measured_at = now()
         rows = [
             Row(
