@@ -46,6 +46,8 @@ class Status(StrEnum):
     OUT_OF_RESOURCES = "out_of_resources"
     """Shared memory, registers or device memory were not enough at launch."""
     WRONG_RESULT = "wrong_result"
+    TOO_FAST = "too_fast"
+    """Its time is shorter than the measured limits of the hardware allow."""
     RUNTIME_ERROR = "runtime_error"
     TIMED_OUT = "timed_out"
     CRASHED = "crashed"

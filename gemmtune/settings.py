@@ -32,6 +32,7 @@ Timing = Literal["graph", "spaced", "eager"]
 Rows = Literal["shared", "exact"]
 MixedMmChoice = Literal["default", "triton", "aten", "heuristic"]
 AbsentBlocks = Literal["any", "skipped"]
+Busy = Literal["repeat", "wait", "accept"]
 
 ENVIRONMENT_PREFIX = "GEMMTUNE_"
 
@@ -69,6 +70,9 @@ class Settings:
     """Time limit in seconds for the verification or measurement of one choice (subprocess only)."""
     search: Search = "default"
     """Number of configurations that each template offers."""
+    busy: Busy = "repeat"
+    """Treatment of a busy machine, whose results are marked. ``repeat`` measures once more what other work disturbed, and
+    disturbed limits at their next use. ``wait`` also waits up to two minutes for a quiet machine. ``accept`` does neither."""
     timing: Timing = "graph"
     """``graph`` ranks by kernel time alone (a CUDA graph on a GPU). ``spaced`` does the same with a small unrelated kernel
     between two calls, as in a model, so that calls do not overlap. ``eager`` includes the host's cost of each call."""

@@ -124,7 +124,8 @@ def _limits(device: DeviceInfo, dtype_label: str) -> Mapping[str, float]:
 @pytest.fixture(autouse=True)
 def _quiet_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     """Treat the machine as quiet, although tests run in parallel. Measure its limits once, not for the store of each test."""
-    monkeypatch.setattr("gemmtune.selector.measure.disturbance", lambda *_: "")
+    monkeypatch.setattr("gemmtune.timing.neighbours.disturbance", lambda *_: "")
+    monkeypatch.setattr("gemmtune.timing.neighbours.LEAST_WATCH_S", 0.0)
     monkeypatch.setattr(
         "gemmtune.selector.session.measure_limits",
         lambda device, label, known: {name: value for name, value in _limits(device, label).items() if name not in known},

@@ -33,7 +33,7 @@ GROUPS = {
         "ck_dir", "ck_min_gemm_size", "ck_op_allowlist_regex", "ck_op_denylist_regex", "ck_max_profiling_instances",
     ),
     "tuned": (
-        "tune", "fallback_to_aten", "timing", "verify", "rows", "batch_invariant", "multi_kernel", "tune_in_subprocess",
+        "tune", "fallback_to_aten", "busy", "timing", "verify", "rows", "batch_invariant", "multi_kernel", "tune_in_subprocess",
         "compile_threads", "compile_timeout_s", "choice_timeout_s",
     ),
 }  # fmt: skip
@@ -45,6 +45,7 @@ STATUSES = {
     "compile_timeout": "the compilation took longer than `compile_timeout_s`",
     "out_of_resources": "shared memory, registers or device memory were not enough",
     "wrong_result": "a probe or the error bound was violated, or memory outside of the result was written",
+    "too_fast": "its time is shorter than the measured limits of the hardware allow",
     "runtime_error": "the launch raised an error",
     "timed_out": "verification or measurement took longer than `choice_timeout_s`",
     "crashed": "the worker process died, or its device became unusable",

@@ -45,6 +45,9 @@ def _run(command: str, given: dict[str, Any]) -> Any:
     "--batch-invariant", is_flag=True, help="Use one choice for every M of a range, so that rows have equal bits in every batch."
 )
 @click.option("--force", is_flag=True, help="Measure choices again that are in the store.")
+@click.option("--again", is_flag=True, help="Measure again what was measured on a busy machine.")
+@click.option("--wait-quiet", is_flag=True, help="Wait up to two minutes for a quiet machine before measuring.")
+@click.option("--accept-busy", is_flag=True, help="Measure once on a busy machine, too. Results are marked all the same.")
 @click.option("--recorded", metavar="FILE", help="A file of gemmtune record. Its heaviest problems come first.")
 @click.option(
     "--rows", type=click.IntRange(min=0), default=TABLE_ROWS, show_default=True, help="Number of choices to show; 0 shows all."

@@ -23,9 +23,11 @@ from ..cache import make_private, why_not_private
 from ..device import DeviceInfo, detect
 from ..errors import GemmtuneError, UnavailableError
 from ..native import build
+from ..selector.machine_limits import MachineLimits
 from ..selector.offers import enabled_backends
+from ..selector.result import busy
 from ..settings import Settings
-from ..store.key import driver_version, fingerprint_text
+from ..store.key import driver_version
 from ..store.store import open_store
 from ..toolchain.codeobject import find_hip_compiler
 from ..toolchain.cubin import find_nvrtc
@@ -208,8 +210,10 @@ def _store(chosen: Settings, devices: list[DeviceInfo]) -> dict[str, Any]:
     health = store.health()
     problem = health.detail if health.state == "memory" else None
     facts = dataclasses.asdict(health) | {"path": str(health.path)}
-    limits = {str(d.torch_device): store.limits(fingerprint_text(d, "limits")) for d in devices}
-    return facts | {"problem": problem, "limits": limits}
+    known = {str(d.torch_device): MachineLimits(d, chosen, store).known() for d in devices}
+    limits = {device: dict(found.values) for device, found in known.items()}
+    disturbed = {device: sorted(found.disturbed) for device, found in known.items()}
+    return facts | {"problem": problem, "limits": limits, "disturbed_limits": disturbed}
 
 
 def _sections(data: dict[str, Any]) -> Iterator[tuple[str, list[str]]]:
@@ -258,6 +262,7 @@ def _store_lines(store: dict[str, Any]) -> list[str]:
         f"{store['size_bytes'] / MIB:.1f} MiB, journal {store['journal_mode']}"
     ]
     for device, limits in store["limits"].items():
-        text = ", ".join(f"{name} {value:.1f}" for name, value in limits.items())
+        marks = {name: busy(name) for name in store["disturbed_limits"][device]}
+        text = ", ".join(f"{name} {value:.1f}{marks.get(name, '')}" for name, value in limits.items())
         lines.append(f"measured limits of {device}: {text or 'none yet; the first tuning measures them'}")
     return lines

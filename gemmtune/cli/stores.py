@@ -21,7 +21,7 @@ from ..problem.rows import RowClass
 from ..selector.candidates import outcome_of
 from ..selector.pick import pick, right
 from ..selector.range_result import table_lines
-from ..selector.result import Outcome
+from ..selector.result import Outcome, busy
 from ..selector.segments import INVARIANT, TABLE
 from ..selector.segments import Table as Segments
 from ..selector.table import new_table
@@ -55,6 +55,11 @@ class Known:
         best_us = self.outcomes[0].time_us if self.outcomes else None
         return torch_us / best_us if torch_us and best_us else None
 
+    @property
+    def disturbed(self) -> str:
+        """The disturbance of the pick's measurement, or of torch's; empty if none was seen."""
+        return next((o.disturbed for i, o in enumerate(self.outcomes) if (i == 0 or o.baseline) and o.disturbed), "")
+
     def to_json(self) -> dict[str, Any]:
         """Return plain values, with all fields of the choices' rows."""
         return {
@@ -62,6 +67,7 @@ class Known:
             "machine": json.loads(self.fingerprint),
             "pick": self.outcomes[0].name if self.outcomes else None,
             "speedup_over_torch": self.speedup_over_torch,
+            "disturbed": self.disturbed,
             "choices": [row.to_json() for row in self.rows],
         }
 
@@ -161,15 +167,15 @@ def _table(known: list[Known], rows: int) -> Table:
         cells = (
             textwrap.shorten(problem_text(k.key), PROBLEM_CHARS, placeholder=" …"),
             first.name if first else "none",
-            f"{first.time_us:.1f}" if first else "–",
-            f"{speedup:.2f}" if speedup else "–",
+            f"{first.time_us:.1f}{busy(first.disturbed)}" if first else "–",
+            f"{speedup:.2f}{busy(k.disturbed)}" if speedup else "–",
             str(len(outcomes)),
             str(len(k.rows) - len(outcomes)),
             latest[:16].replace("T", " "),
         )
         table.add_row(*map(Text, cells))
         for outcome in outcomes[1:rows]:
-            table.add_row("", Text(outcome.name), f"{outcome.time_us:.1f}")
+            table.add_row("", Text(outcome.name), f"{outcome.time_us:.1f}{busy(outcome.disturbed)}")
     return table
 
 

@@ -34,6 +34,9 @@ def tune(
     batch_invariant: bool,
     device: str | None,
     force: bool,
+    again: bool,
+    wait_quiet: bool,
+    accept_busy: bool,
     rows: int,
     quiet: bool,
     json_file: str | None,
@@ -41,7 +44,10 @@ def tune(
 ) -> None:
     """Find the fastest correct choice for each shape and remember it. ``options`` hold those for settings and for problems."""
     info = device_of(device)
+    if wait_quiet and accept_busy:
+        raise click.UsageError("--wait-quiet: got --accept-busy too, expected one of them")
     changes = settings_changes(options) | {"tune": "force" if force or settings.current().tune == "force" else "on_miss"}
+    changes |= {"busy": "wait"} if wait_quiet else {"busy": "accept"} if accept_busy else {}
     problems, ranges = _problems_and_ranges(
         Spec(device_type=info.torch_device.type, **options), shapes, shapes_file, recorded, m_range
     )
@@ -54,11 +60,13 @@ def tune(
         watched(quiet=quiet, kept=f"measurements are kept in {chosen.store_file}") as progress,
     ):
         place = str(info.torch_device)
-        result = run_tuning(problems, settings=chosen, progress=progress, device=place)
+        result = run_tuning(problems, settings=chosen, progress=progress, device=place, again=again)
         tables = [
             found
             for problem, m in ranges
-            for found in run_tuning(problem, m=m, settings=chosen, progress=progress, device=place, batch_invariant=batch_invariant)
+            for found in run_tuning(
+                problem, m=m, settings=chosen, progress=progress, device=place, batch_invariant=batch_invariant, again=again
+            )
         ]
     if json_file != STDOUT and quiet:
         _print_lines(result, tables)

@@ -6,19 +6,25 @@ the other, thus cancel in the ratio. Blocks alternate in which contender comes f
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from ..choice import Choice
+from ..choice import Choice, Kernel
+from ..declaration.called import CalledChoice
 from ..device import DeviceInfo
+from ..errors import ErrorFromChoice
 from ..problem import Problem
+from ..selector.recheck import recheck_all
+from ..selector.samples import Sample
+from ..selector.verify import random_expectation
 from ..settings import Settings, use
 from ..timing.conditions import conditions
-from ..timing.contenders import CPU_US, Contender
+from ..timing.contenders import CPU_US, Call, Contender
 from ..timing.timer import Timer, collection_paused
 
 CPU_SAMPLE_US = 2000.0
@@ -81,6 +87,9 @@ class Steady(Contender):
     def result_us(self) -> float:
         return statistics.median(self._times_us)
 
+    def repeats(self) -> Sequence[Call]:
+        return self._contender.repeats()
+
 
 def sample_match(match: Match, device: DeviceInfo, settings: Settings, sampling: Sampling, turn: int) -> ProcessSample:
     """Measure a match in this process. ``turn`` is the number of the process: odd ones prepare and measure the anchor first.
@@ -91,12 +100,29 @@ def sample_match(match: Match, device: DeviceInfo, settings: Settings, sampling:
         timer = Timer(match.problem, device, settings.timing)
         choices = {"candidate": match.candidate, "anchor": match.anchor}
         order = list(choices)[:: -1 if turn % 2 else 1]
-        made = {role: timer.contender(choices[role], choices[role].build()) for role in order}
+        kernels = {role: choices[role].build() for role in order}
+        made = {role: timer.contender(choices[role], kernels[role]) for role in order}
         for contender in made.values():
             contender.sample_us()  # captures a graph on a GPU
         if device.type == "cpu":
             made = {role: Steady(contender, CPU_SAMPLE_US, CPU_US) for role, contender in made.items()}
-        return compare(made["candidate"], made["anchor"], sampling, turn=turn)
+        sample = compare(made["candidate"], made["anchor"], sampling, turn=turn)
+        if turn == 0:
+            _check(match.candidate, kernels["candidate"], timer, device)
+        return sample
+
+
+def _check(choice: Choice, kernel: Kernel, timer: Timer, device: DeviceInfo) -> None:
+    """Raise ErrorFromChoice if the candidate is wrong with other values in the memory of the timing.
+
+    A time of results that were kept from earlier calls says nothing. A function is held to the arithmetic that it declares.
+    """
+    if isinstance(choice, CalledChoice):
+        choice = dataclasses.replace(choice, claims=choice.load().traits.claims(choice.problem))
+    expectation = random_expectation(choice.problem, device.torch_device)
+    for failure in recheck_all([choice], lambda c: [timer.call(c, kernel)], timer, expectation).values():
+        reason = failure.reason if isinstance(failure, Sample) else f"{type(failure).__name__}: {failure}"
+        raise ErrorFromChoice(choice.name, str(choice.problem), f"is wrong {reason}")
 
 
 def compare(candidate: Contender, anchor: Contender, sampling: Sampling, *, turn: int = 0) -> ProcessSample:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 from ..choice import Choice, Offers, Status
 from ..device import DeviceInfo
@@ -16,6 +17,13 @@ from ..store.store import Row, Store
 from .offers import enabled_backends, known_variants, moved_choices, offers_for, widest_offers_for
 from .pick import pick
 from .result import ALONE, DISTURBED, SETTLED, Outcome
+
+Retry = Literal["needed", "failed", "disturbed"]
+"""Stored outcomes of a busy machine that do not count, so that they are measured again.
+
+``needed``: failures that the machine caused, if one of them would decide the pick. ``failed``: all of these failures.
+``disturbed``: times, too.
+"""
 
 NEAR = 1.25
 """Slowdown beyond which a kernel is dropped before the epilogue is tuned: the epilogue would not make it the fastest."""
@@ -74,17 +82,16 @@ class Candidates:
         """The machine and the timing mode under which outcomes compare, in the store's format."""
         return fingerprint_text(self.device, self.settings.timing)
 
-    def stored(self, store: Store, *, reliable: bool = False) -> Candidates:
+    def stored(self, store: Store, *, retry: Retry = "needed") -> Candidates:
         """Return the candidates with the store's current outcomes. Enumerate again only to find choices of a wider search.
 
         ``search`` and ``max_profiling_configs`` limit the trials, not the pick: a choice that an earlier, wider search measured
         remains a candidate. Every choice has its current name, whatever its name was when it was measured, because the regexes of
-        the settings match current names. With ``tune="force"`` stored outcomes do not count. With ``reliable``, outcomes that the
-        machine disturbed do not count.
+        the settings match current names. With ``tune="force"`` stored outcomes do not count.
         """
         # Select the rows that count.
         rows = {} if self.settings.tune == "force" else store.rows(self.problem.key, self.fingerprint)
-        rows = without_accidents({digest: row for digest, row in rows.items() if not (reliable and row.info.get(DISTURBED))})
+        rows = without_accidents({digest: row for digest, row in rows.items() if not _retried(row, retry)})
         choices = dict(self.choices)
         if self.closed:
             choices |= known_variants(self.offers.choices, rows.keys() - choices, self.settings)
@@ -176,6 +183,11 @@ def choice_of(
     found = candidates_for(problem, device, dataclasses.replace(settings, backends=(backend,)))
     choice = found.choices.get(content_hash) or known_variants(found.offers.choices, {content_hash}, settings).get(content_hash)
     return choice or found.stored(store).choices.get(content_hash)
+
+
+def _retried(row: Row, retry: Retry) -> bool:
+    """Return True if the row is of a busy machine and is to be measured again."""
+    return bool(row.info.get(DISTURBED)) and (retry == "disturbed" or (retry == "failed" and row.status is not Status.OK))
 
 
 def without_accidents(rows: Mapping[str, Row]) -> dict[str, Row]:

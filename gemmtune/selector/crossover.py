@@ -46,20 +46,20 @@ STEP = 64
 lie there, to a choice that does not begin a row of tiles at that M."""
 
 
-def assigned(times: Times, baseline: str = "") -> dict[int, str]:
+def assigned(times: Times, baseline: str = "", margin: float = TIE) -> dict[int, str]:
     """Return the choice for each sampled M that minimizes the sum of relative losses plus a penalty for each change of choice.
 
-    Losses against ``baseline``, torch's own operation, count more. Torch's operation also wins ties within TIE.
+    Losses against ``baseline``, torch's own operation, count more. Torch's operation also wins ties within ``margin``.
     """
     penalty = SWITCH
     while True:
-        names = _cheapest(times, penalty, baseline)
+        names = _cheapest(times, penalty, baseline, margin)
         if sum(x != y for x, y in pairwise(names.values())) < MOST_SEGMENTS:
             return names
         penalty *= 2
 
 
-def _cheapest(times: Times, penalty: float, baseline: str) -> dict[int, str]:
+def _cheapest(times: Times, penalty: float, baseline: str, margin: float) -> dict[int, str]:
     """Return the sequence of least cost, computed from the first sampled M to the last (Viterbi's algorithm)."""
     sampled = sorted(times)
     costs: dict[str, float] = {}
@@ -70,8 +70,10 @@ def _cheapest(times: Times, penalty: float, baseline: str) -> dict[int, str]:
         losses = {name: math.log(time_us / best_us) for name, time_us in times[m].items()}
         if baseline in losses:
             of_torch = losses[baseline]
-            losses = {name: loss + SLOWER_THAN_TORCH * max(0.0, loss - of_torch) for name, loss in losses.items()}
-            losses[baseline] = max(0.0, of_torch - TIE)
+            # A gain within the margin of a busy machine may be none.
+            doubts = {name: max(0.0, min(margin - TIE, margin - of_torch + loss)) for name, loss in losses.items()}
+            losses = {name: loss + doubts[name] + SLOWER_THAN_TORCH * max(0.0, loss - of_torch) for name, loss in losses.items()}
+            losses[baseline] = max(0.0, of_torch - margin)
         if not came_from:
             costs, back = losses, {}
         else:
@@ -95,14 +97,15 @@ def find_crossover(
     measure: Measure,
     apart: int = 1,
     baseline: str = "",
+    margin: float = TIE,
 ) -> int:
     """Return the first M of the second choice, above ``lower`` and at most ``upper``, the sampled Ms of the two choices.
 
     New measurements, at Ms that are a multiple of ``apart`` above ``lower``, are added to ``times``. If one of the two is
-    ``baseline``, torch's own operation, it wins ties within TIE.
+    ``baseline``, torch's own operation, it wins ties within ``margin``.
     """
     first, second = names
-    lean = TIE * ((second == baseline) - (first == baseline))
+    lean = margin * ((second == baseline) - (first == baseline))
     for m in (lower, upper):
         complete(m, names, times, measure)
     while True:

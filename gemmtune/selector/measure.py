@@ -8,33 +8,39 @@ import functools
 import logging
 import math
 import os
-import statistics
 from collections.abc import Mapping, Sequence
 
 from ..choice import Choice, Status
 from ..effort import EFFORT
-from ..timing.neighbours import disturbance, drifts_too_far
+from ..timing.neighbours import drifts_too_far, wait_until_quiet
+from ..timing.rounds import BUSY_MARK
 from .axes import origins, search_axes
 from .candidates import Candidates
+from .finals import play_finals
+from .machine_limits import MachineLimits
 from .offers import untried_variants
 from .pick import right, shortlist
 from .precompile import Compilation, precompile
 from .progress import Progress
 from .remote import AnySession, open_session
-from .result import ALONE, DISTURBED, HOST_US, MOVED, PLACE, SETTLED, Outcome
+from .result import AGAIN, ALONE, DISTURBED, HOST_US, MOVED, PLACE, SETTLED, Outcome
 from .samples import NO_MEMORY, Sample
 
 log = logging.getLogger("gemmtune")
 
 
 def measure(
-    candidates: Candidates, outcomes: dict[str, Outcome], progress: Progress, compilation: Compilation | None = None
+    candidates: Candidates,
+    outcomes: dict[str, Outcome],
+    progress: Progress,
+    compilation: Compilation | None = None,
+    limits: MachineLimits | None = None,
 ) -> Candidates:
     """Add an outcome for every offer without one and for variants of the fastest, then rank the fastest against each other.
 
     ``outcomes``, by content hash, is filled as the work proceeds, so that an interruption loses only the current measurement.
-    ``compilation`` runs in the background; choices that it does not include are compiled here. Return the candidates, the tried
-    variants included.
+    ``compilation`` runs in the background; choices that it does not include are compiled here. ``limits`` rule out times that the
+    hardware cannot reach. Return the candidates, the tried variants included.
     """
     todo, settings = candidates.missing, candidates.settings
     effort = EFFORT[settings.search]
@@ -46,17 +52,22 @@ def measure(
             examine_all(session, sorted(choices, key=lambda c: not c.baseline), drift, outcomes, progress, candidates)
 
         # Offers first: those that need no compilation, then the compiled ones.
+        if settings.busy == "wait":
+            wait_until_quiet(candidates.device, progress.message)
         new = todo or untried_variants(candidates.choices, outcomes, settings)
         drift = drift_since(session, candidates, outcomes) if new else 1.0
         # Compilers on the CPU do not change kernel times on a GPU, but they do change the time of a whole call.
         unaffected_by_compilers = candidates.device.type != "cpu" and settings.timing != "eager"
         examine([c for c in todo if unaffected_by_compilers and (c.compile_key is None or c.compiled)])
         examine(_compiled([c for c in todo if c.content_hash not in outcomes], candidates, outcomes, progress, compilation))
-        # Then choices near the fastest: launch variants, and points along their axes.
-        for _ in range(effort.variant_rounds):
-            examine(untried_variants(candidates.choices, outcomes, settings))
-        candidates = search_all_axes(session, drift, outcomes, progress, candidates)
-        rank(session, effort.entrants, candidates, outcomes, progress)
+        # Then choices near the fastest: launch variants, and points along their axes. If one of them is refused, choices near the
+        # next best one.
+        refused = True
+        while refused:
+            for _ in range(effort.variant_rounds):
+                examine(untried_variants(candidates.choices, outcomes, settings))
+            candidates = search_all_axes(session, drift, outcomes, progress, candidates)
+            refused = rank(session, effort.entrants, candidates, outcomes, progress, limits)
     return candidates
 
 
@@ -147,11 +158,19 @@ def drift_since(session: AnySession, candidates: Candidates, outcomes: Mapping[s
     return 1.0 if drifts_too_far(candidates.device, drift) else drift
 
 
-def rank(session: AnySession, entrants: int, candidates: Candidates, outcomes: dict[str, Outcome], progress: Progress) -> None:
+def rank(
+    session: AnySession,
+    entrants: int,
+    candidates: Candidates,
+    outcomes: dict[str, Outcome],
+    progress: Progress,
+    limits: MachineLimits | None = None,
+) -> bool:
     """Give the fastest choices, at most ``entrants``, comparable times by interleaved final rounds.
 
     Choices from earlier rankings take no part, except the fastest two. New times are scaled by the drift of these two. One new
-    choice then costs one measurement and still compares with the old ones.
+    choice then costs one measurement and still compares with the old ones. Return True if a choice was refused after it was timed:
+    others may have been dropped because of its time, and nothing is settled.
     """
     # Short measurements compare with each other and, roughly, with ranked times. A choice that lost once is out.
     running = [o for o in outcomes.values() if o.finalist or not o.settled]
@@ -162,12 +181,13 @@ def rank(session: AnySession, entrants: int, candidates: Candidates, outcomes: d
     fresh = [o for o in finalists if not o.finalist]
     # Choices that are far faster than all earlier finalists still run against the best of them: only ranked times decide.
     incumbents = [o for o in finalists if o.finalist][:2] or right(o for o in running if o.finalist)[:1]
-    if fresh and len(fresh) + len(incumbents) > 1:
-        play_final_rounds(session, fresh, incumbents, candidates, outcomes, progress)
+    if fresh and play_final_rounds(session, fresh, incumbents, candidates, outcomes, progress, limits):
+        return True
     settled = ALONE if len(right(outcomes.values())) == 1 else True
     for digest, o in outcomes.items():
         if not o.settled:
             outcomes[digest] = dataclasses.replace(o, info=o.info | {SETTLED: settled})
+    return False
 
 
 def play_final_rounds(
@@ -177,44 +197,43 @@ def play_final_rounds(
     candidates: Candidates,
     outcomes: dict[str, Outcome],
     progress: Progress,
-) -> None:
+    limits: MachineLimits | None = None,
+) -> bool:
     """Rank the fresh finalists together with the incumbents, which give the scale. Mark all new outcomes on a busy machine.
 
     If the incumbents differ by a factor that clocks do not explain, one of their times is wrong. Nothing is then scaled, and the
-    incumbents get new times too.
+    incumbents get new times too. Return True if a choice was refused after it was timed.
     """
-    # Run the rounds, and record the choices that failed in them.
     count = len(fresh) + len(incumbents)
+    if candidates.settings.busy == "wait":
+        wait_until_quiet(candidates.device, progress.message)
     progress.stage("final rounds", 0, count)
-    ranking = session.rank([candidates.choices[o.content_hash] for o in (*fresh, *incumbents)])
-    ranked = ranking.times
+    finals = play_finals(session, fresh, incumbents, candidates, limits)
+    # Record the choices that failed.
     for o in (*fresh, *incumbents):
-        if failure := ranking.failures.get(o.name):
+        if failure := finals.failures.get(o.name):
             info = o.info | ({DISTURBED: why} if (why := done_by_machine(failure)) else {})
             outcomes[o.content_hash] = dataclasses.replace(
                 o, status=failure.status, reason=failure.reason, time_us=None, error_over_bound=None, finalist=False, info=info
             )
     # Scale the new times by the drift of the incumbents.
-    drift = [o.time_us / ranked[o.name].time_us for o in incumbents if o.time_us and o.name in ranked]
-    scale = statistics.median(drift) if drift else 1.0
-    anew = drifts_too_far(candidates.device, scale)
-    factor = 1.0 if anew else scale
+    anew = drifts_too_far(candidates.device, finals.scale)
+    factor = 1.0 if anew else finals.scale
     for o in (*fresh, *incumbents) if anew else fresh:
-        if o.name in ranked:
-            time_us, margin_us = ranked[o.name].time_us * factor, ranked[o.name].margin_us * factor
-            info = o.info | {"margin_us": margin_us}
+        if o.name in finals.times:
+            time_us, margin_us = finals.times[o.name].time_us * factor, finals.times[o.name].margin_us * factor
+            info = {name: value for name, value in o.info.items() if name != DISTURBED} | {"margin_us": margin_us}
             outcomes[o.content_hash] = dataclasses.replace(
                 o, time_us=time_us, finalist=True, from_store=o.from_store and not anew, info=info
             )
     progress.stage("final rounds", count, count)
     # Mark the new outcomes if other work disturbed them.
-    torch = next((ranked[o.name] for o in (*fresh, *incumbents) if o.baseline and o.name in ranked), None)
-    why = disturbance(candidates.device, ranking.seen, torch.spread if torch else 0.0, 1 / scale)
-    if why:
-        log.warning("%s was measured on a busy machine (%s): tune it again when the machine is idle", candidates.problem, why)
+    if finals.why:
+        log.warning("%s was measured %s (%s): %s", candidates.problem, BUSY_MARK, finals.why, AGAIN)
         for digest, o in outcomes.items():
             if o.status is Status.OK and not o.from_store:
-                outcomes[digest] = dataclasses.replace(o, info=o.info | {DISTURBED: why})
+                outcomes[digest] = dataclasses.replace(o, info=o.info | {DISTURBED: finals.why})
+    return finals.refused
 
 
 KILLED = ("SIGKILL", "SIGTERM", "SIGINT", "SIGHUP")
@@ -230,6 +249,8 @@ def done_by_machine(sample: Sample) -> str:
         return "the disk was full"
     if sample.status is Status.OUT_OF_RESOURCES and any(words in sample.reason for words in NO_MEMORY):
         return "memory was short"
+    if sample.status is Status.TOO_FAST and BUSY_MARK in sample.reason:
+        return f"the limits were measured {BUSY_MARK}"
     if sample.status is Status.CRASHED and any(f"died by {name}" in sample.reason for name in KILLED):
         return "the process was killed"
     return "it ran out of time" if sample.status is Status.TIMED_OUT else ""

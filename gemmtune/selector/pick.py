@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from ..backends.table import BACKENDS, TEMPLATES
 from ..choice import Status
-from ..timing.rounds import TIE
+from ..timing.rounds import TIE, tie
 from .result import Outcome
 
 LAUNCH_BOUND_US = 10.0
@@ -36,7 +36,7 @@ def pick(outcomes: Sequence[Outcome]) -> Outcome | None:
 
     Backends follow the order of their table, library calls first. Within a backend, offers keep their order, the
     best by its model first. Times of the final rounds compare only with each other. If there were final rounds, all other choices
-    are excluded.
+    are excluded. Times of a busy machine are tied with that of torch's operation within a larger margin (``tie``).
     """
     candidates = right(outcomes)
     if any(o.finalist for o in candidates):
@@ -44,8 +44,15 @@ def pick(outcomes: Sequence[Outcome]) -> Outcome | None:
     if not candidates:
         return None
     best = candidates[0]
-    tied = [o for o in candidates if _time(o) <= (1 + (TIE if o.baseline or best.host_us else KERNEL_TIE)) * _time(best)]
-    ours = [o for o in tied if o.backend in TEMPLATES] if _time(best) < LAUNCH_BOUND_US and not best.host_us else []
+
+    def margin(o: Outcome) -> float:
+        if o.baseline:
+            return tie(o.disturbed or best.disturbed)
+        return TIE if best.host_us else KERNEL_TIE
+
+    tied = [o for o in candidates if _time(o) <= (1 + margin(o)) * _time(best)]
+    launch_bound = _time(best) < LAUNCH_BOUND_US and not best.host_us and not any(o.disturbed for o in tied)
+    ours = [o for o in tied if o.backend in TEMPLATES] if launch_bound else []
     order = {name: number for number, name in enumerate(BACKENDS)}  # backends of other packages come last
     return min(ours or tied, key=lambda o: (order.get(o.backend, len(order)), o.place, o.name))
 

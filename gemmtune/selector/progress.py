@@ -11,7 +11,7 @@ import time
 from typing import TYPE_CHECKING, TextIO
 
 from ..problem import Problem
-from .result import ProblemResult
+from .result import ProblemResult, busy
 from .table import pick_line
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ class FirstCall(Progress):
 
     def end(self, result: ProblemResult) -> None:
         """Log ``tuned mm 16x4096x4096 float32 nt on cpu in 4.2 s: cpp:…, 1.83x torch``."""
-        speedup = f", {result.speedup_over_torch:.2f}x torch" if result.speedup_over_torch else ""
+        speedup = f", {result.speedup_over_torch:.2f}x torch{busy(result.disturbed)}" if result.speedup_over_torch else ""
         notify(f"tuned {result.problem} in {result.seconds:.1f} s: {result.pick}{speedup}")
 
 

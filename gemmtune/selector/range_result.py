@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from ..problem.rows import RowClass
-from .result import ProblemResult
+from ..timing.rounds import BUSY_MARK
+from .result import AGAIN, ProblemResult, busy
 from .segments import Segment, Table
 
 BAR_WIDTH = 64
@@ -64,7 +65,9 @@ def table_lines(table: Table) -> list[str]:
     """Return a bar of the segments on a logarithmic scale of M, and a line for each segment."""
     lines = [f"  {table.lo} {bar(table)} {table.hi}"]
     for i, x in enumerate(table.segments):
-        lines.append(f"  {mark(i)} {_rows(x):>13}  {x.name:44} {_time(x)}".rstrip())
+        lines.append(f"  {mark(i)} {_rows(x):>13}  {x.name:44} {_time(x)}{busy(table.disturbed) if x.time_us else ''}".rstrip())
+    if table.disturbed:
+        lines.append(f"  measured {BUSY_MARK} ({table.disturbed}): {AGAIN}")
     return lines
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from ..choice import Choice
@@ -15,6 +17,7 @@ from ..settings import Settings
 from ..store.key import fingerprint_text
 from ..store.store import Store
 from .candidates import Candidates, candidates_for, choice_of
+from .machine_limits import MachineLimits
 from .offers import enabled_backends, libraries_of, offers_for
 from .precompile import precompile
 from .progress import Progress
@@ -22,6 +25,8 @@ from .proof import kernels_of
 from .remote import AnySession, open_session
 from .result import ProblemResult
 from .segments import Segment
+
+log = logging.getLogger("gemmtune")
 
 ROUNDS_S = 0.03
 """Duration of the rounds in s at an M where few choices compete: a few samples of each, after half as long for clocks to settle."""
@@ -60,6 +65,9 @@ class Work:
     times: dict[int, dict[str, float]] = dataclasses.field(default_factory=dict)
     wrong: dict[str, str] = dataclasses.field(default_factory=dict)
     """The wrong choices by name, with the M and the reason."""
+    rechecked: set[str] = dataclasses.field(default_factory=set)
+    """The names of the choices that were right after they were timed."""
+    limits: MachineLimits | None = None
     _session: AnySession | None = None
 
     @property
@@ -89,6 +97,11 @@ class Work:
         if self.source is not None:
             return self.source(problem).stored(store).choices.get(x.content_hash)
         return choice_of(x.content_hash, x.backend, problem, self.device, self.settings, store)
+
+    @property
+    def disturbed(self) -> str:
+        """The disturbance of the measurements at tuned Ms; empty if none was seen."""
+        return next((result.disturbed for result in self.results.values() if result.disturbed), "")
 
     @property
     def baseline(self) -> str:
@@ -159,8 +172,29 @@ def measured(work: Work, m: int, names: Iterable[str]) -> Mapping[str, float]:
     right = {name: choice for name, choice in here.items() if name not in work.wrong}
     if not right:
         return {}
-    times = work.session().rank(list(right.values()), ROUNDS_S).times
-    return {name: times[choice.name].time_us for name, choice in right.items() if choice.name in times}
+    ranked = work.session().rank(list(right.values()), ROUNDS_S).times
+    times = {name: ranked[choice.name].time_us for name, choice in right.items() if choice.name in ranked}
+    refused = _refused(work, m, {name: right[name] for name in times}, times)
+    if not refused:
+        return times
+    work.wrong |= refused
+    return measured(work, m, names)  # others were dropped because they are slower
+
+
+def _refused(work: Work, m: int, choices: Mapping[str, Choice], times: Mapping[str, float]) -> dict[str, str]:
+    """Return the reasons against choices that are wrong after the timing, checked once, or faster than the hardware, by name."""
+    new = {choice.name: name for name, choice in choices.items() if name not in work.rechecked and not choice.baseline}
+    found = work.session().recheck([choices[name] for name in new.values()])
+    refused = {new[name]: f"M = {m}: {sample.status}: {sample.reason}" for name, sample in found.items()}
+    work.rechecked |= new.keys() - found.keys()
+    if work.limits is not None:
+        direct = {name: time_us - work.host_us for name, time_us in times.items() if name not in refused}
+        torch_us = next((direct.pop(name) for name in list(direct) if choices[name].baseline), None)
+        reasons = work.limits.too_fast(work.session(), work.rows_class.at(m), direct, torch_us)
+        refused |= {name: f"M = {m}: {reason}" for name, reason in reasons.items()}
+    for name, reason in refused.items():
+        log.warning("%s: excluding %s: %s", work.rows_class, name, reason)
+    return refused
 
 
 def with_kernels(work: Work, x: Segment) -> Segment:
@@ -174,3 +208,15 @@ def uncompiled(work: Work, segments: Sequence[Segment]) -> dict[str, str]:
     needed = [(x.name, at) for x in segments for m in x.kernels if isinstance(at := work.at(x.name, m), Choice)]
     failures = precompile([at for _, at in needed], work.settings)
     return {name: failures[at.name].reason for name, at in needed if at.name in failures}
+
+
+def ready_ahead(work: Work, rows: Sequence[int]) -> Iterator[list[Choice]]:
+    """Yield the compiled choices for each M.
+
+    On a GPU a thread looks them up during the previous measurement. On a CPU the thread would disturb that measurement.
+    """
+    if work.device.type == "cpu":
+        yield from map(work.ready, rows)
+    else:
+        with ThreadPoolExecutor(1, thread_name_prefix="gemmtune-ready") as executor:
+            yield from executor.map(work.ready, rows)

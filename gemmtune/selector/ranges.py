@@ -9,8 +9,7 @@ import logging
 import math
 import random
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Sequence
 
 from ..choice import Choice, Status
 from ..device import DeviceInfo
@@ -20,20 +19,22 @@ from ..filters import why_not_named
 from ..problem.rows import RowClass
 from ..settings import Settings
 from ..store.store import Ranged, Store
+from ..timing.rounds import tie
 from ..workers.locks import tuning_lock
-from .candidates import Candidates
+from .candidates import Candidates, Retry
 from .crossover import MOST_SEGMENTS, assigned, complete, find_crossover, sampled_rows, spread
 from .invariant import competing_rows, one_for_all
+from .machine_limits import MachineLimits
 from .offers import enabled_backends
 from .precompile import Compilation, precompile
 from .progress import Progress
 from .proof import failures_of, legal_runs, rows_to_check, tile_rows
 from .range_result import RangeResult
-from .range_work import SEED, Source, Work, measured, segment_of, uncompiled, with_kernels
+from .range_work import SEED, Source, Work, measured, ready_ahead, segment_of, uncompiled, with_kernels
 from .remote import prepare_measuring
 from .result import ProblemResult, remedy_for
 from .segments import INVARIANT, TABLE, Segment, Table, merged
-from .select import ensure_limits, select
+from .select import select
 
 log = logging.getLogger("gemmtune")
 
@@ -73,13 +74,14 @@ def tune_rows(
     source: Source | None = None,
     kind: str | None = None,
     limits: bool = False,
+    retry: Retry = "needed",
 ) -> RangeResult:
     """Return the table of a class for a range of M.
 
     A stored table is used if it covers the range and its choices still exist. Otherwise the range is measured and the table stored.
     ``recorded`` are Ms that are sampled in addition to the grid. ``source`` replaces the choices of the settings; the table is then
-    stored as another ``kind``. With ``limits``, the limits of the machine are measured if the store has none. An interrupted tuning
-    keeps its measurements at the tuned Ms.
+    stored as another ``kind``. With ``limits``, the limits of the machine are measured if the store has none. ``retry`` says what
+    is measured again of a busy machine. An interrupted tuning keeps its measurements at the tuned Ms.
 
     Raises:
         InvalidProblemError: the class has none of the ``rows``.
@@ -88,7 +90,7 @@ def tune_rows(
     if not rows_class.within(rows):
         raise InvalidProblemError(f"m: got {rows[0]}..{rows[-1]}, none of which is an M of {rows_class}")
     begun = time.perf_counter()
-    work = Work(rows_class, rows, device, settings, host_us, progress, source)
+    work = Work(rows_class, rows, device, settings, host_us, progress, source, limits=MachineLimits(device, settings, store))
 
     def waiting() -> None:
         progress.message("another process tunes this range: waiting for it")
@@ -96,11 +98,13 @@ def tune_rows(
     kind = kind or kind_of(settings)
     with tuning_lock(settings, f"{kind} {rows_class.key}", work.fingerprint, waiting):
         known = stored_table(rows_class, work.fingerprint, store, kind) if settings.tune != "force" else None
-        if known is not None and known[0].covers(filter(rows_class.has, rows)) and _serves(known[0], work, store):
+        spoiled = known is not None and bool(known[0].disturbed) and retry == "disturbed"
+        if known is not None and not spoiled and known[0].covers(filter(rows_class.has, rows)) and _serves(known[0], work, store):
             return RangeResult(rows_class=rows_class, table=known[0], seconds=time.perf_counter() - begun, source="store")
         with contextlib.closing(work):
-            _measure_samples(work, store, recorded, limits=limits)
+            _measure_samples(work, store, recorded, limits=limits, retry=retry)
             table = one_for_all(work) if settings.batch_invariant else proved(work, lambda: _legal(work, _segments(work)))
+            table = dataclasses.replace(table, disturbed=work.disturbed)
         store.put_ranged(Ranged(key=rows_class.key, fingerprint=work.fingerprint, kind=kind, value=table.to_json()))
     return _measured(work, table, time.perf_counter() - begun)
 
@@ -134,7 +138,7 @@ def _serves(table: Table, work: Work, store: Store) -> bool:
     return not precompile(needed, work.settings)
 
 
-def _measure_samples(work: Work, store: Store, recorded: Sequence[int], *, limits: bool) -> None:
+def _measure_samples(work: Work, store: Store, recorded: Sequence[int], *, limits: bool, retry: Retry) -> None:
     """Tune some Ms far apart as independent problems, then measure the Ms between them.
 
     On a GPU all kernels compile in the background while the first Ms are measured. At each M between, the best choices of its
@@ -143,9 +147,9 @@ def _measure_samples(work: Work, store: Store, recorded: Sequence[int], *, limit
     sampled = sampled_rows(work.rows, work.rows_class.has, recorded)
     narrow, invariant = work.rows_class.at(sampled[0]).widens_b, work.settings.batch_invariant
     tuned = competing_rows(sampled) if invariant else spread(sampled, EFFORT[work.settings.search].rows_apart, narrow)
-    _tune(work, store, tuned, limits=limits)
+    _tune(work, store, tuned, limits=limits, retry=retry)
     others = [m for m in sampled if m not in tuned] if len(work.choices) > 1 and not invariant else []
-    for i, (m, ready) in enumerate(zip(others, _ready_ahead(work, others), strict=True)):
+    for i, (m, ready) in enumerate(zip(others, ready_ahead(work, others), strict=True)):
         work.progress.stage("sampled M", i, len(others))
         times = measured(work, m, _entrants(work, m, ready))
         if times:
@@ -164,18 +168,6 @@ def _look_back(work: Work) -> None:
             complete(m, (best, best_above), work.times, lambda m, names: measured(work, m, names))
 
 
-def _ready_ahead(work: Work, rows: Sequence[int]) -> Iterator[list[Choice]]:
-    """Yield the compiled choices for each M.
-
-    On a GPU a thread looks them up during the previous measurement. On a CPU the thread would disturb that measurement.
-    """
-    if work.device.type == "cpu":
-        yield from map(work.ready, rows)
-    else:
-        with ThreadPoolExecutor(1, thread_name_prefix="gemmtune-ready") as executor:
-            yield from executor.map(work.ready, rows)
-
-
 def _entrants(work: Work, m: int, ready: Iterable[Choice]) -> list[str]:
     """Return the names that compete at an M that is not fully tuned: its neighbours' best legal ones, and those in ``ready``."""
     found = [work.baseline] if work.baseline else []
@@ -188,18 +180,18 @@ def _entrants(work: Work, m: int, ready: Iterable[Choice]) -> list[str]:
     return list(dict.fromkeys(found))
 
 
-def _tune(work: Work, store: Store, sampled: Sequence[int], *, limits: bool) -> None:
+def _tune(work: Work, store: Store, sampled: Sequence[int], *, limits: bool, retry: Retry) -> None:
     on_cpu = work.device.type == "cpu"
     if not on_cpu and work.settings.tune_in_subprocess:
         prepare_measuring(work.device, work.settings)
     candidates = {m: work.candidates(m) for m in sampled}
-    missing = [c for each in candidates.values() for c in each.stored(store, reliable=True).missing]
+    missing = [c for each in candidates.values() for c in each.stored(store, retry=retry).missing]
     with Compilation(() if on_cpu else missing, work.settings) as compilation:
-        if limits:
-            ensure_limits(work.rows_class.problem, work.device, work.settings, store, work.progress)
+        if limits and work.limits is not None:
+            work.limits.ensure(work.rows_class.problem, work.progress)
         for m, each in candidates.items():
             work.progress.begin(each.problem, len(sampled))
-            picked, result = select(each, store, work.progress, compilation, reliable=True)
+            picked, result = select(each, store, work.progress, compilation, retry=retry, limits=work.limits)
             work.progress.end(result)
             work.results[m] = result
             work.sampled.append(m)
@@ -258,14 +250,17 @@ def proved(
 def _segments(work: Work) -> list[Segment]:
     """Return the intervals by time alone, from the sampled Ms and the crossovers between them."""
     times = {m: right for m in sorted(work.sampled) if (right := work.right(m))}
-    names = assigned(times, work.baseline)
+    margin = tie(work.disturbed)
+    names = assigned(times, work.baseline, margin)
     runs = [(name, [m for m, _ in run]) for name, run in itertools.groupby(names.items(), key=lambda item: item[1])]
     starts = [work.rows[0]]
     for i, ((first, before), (second, after)) in enumerate(itertools.pairwise(runs)):
         work.progress.stage("crossovers", i, len(runs) - 1)
         between = before[-1], after[0]
-        pair, apart = (first, second), work.rows_class.apart
-        starts.append(find_crossover(*between, pair, work.times, lambda m, names: measured(work, m, names), apart, work.baseline))
+        pair, apart, baseline = (first, second), work.rows_class.apart, work.baseline
+        starts.append(
+            find_crossover(*between, pair, work.times, lambda m, names: measured(work, m, names), apart, baseline, margin)
+        )
     ends = [*(start - 1 for start in starts[1:]), work.rows[-1]]
     return [segment_of(work, name, lo, hi) for (name, _), lo, hi in zip(runs, starts, ends, strict=True)]
 

@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import importlib
 import logging
+import os
 from collections.abc import Mapping, Sequence
 from typing import Any, Self, cast
 
@@ -16,6 +17,7 @@ from ..settings import Settings
 from ..workers.pool import WORKERS
 from ..workers.worker import START_TIMEOUT_S, NoWorkerError, Worker, WorkerCrashed, WorkerTimedOut
 from .offers import libraries_of, offers_for
+from .recheck import AFTER
 from .samples import Ranking, Sample
 from .session import Session
 
@@ -99,14 +101,30 @@ class RemoteSession:
             return dataclasses.replace(ranking, failures=failures | dict(ranking.failures))
         return Ranking(times={}, failures=failures)
 
-    def limits(self, known: Mapping[str, float]) -> dict[str, float]:
+    def recheck(self, choices: Sequence[Choice]) -> dict[str, Sample]:
+        """Run ``Session.recheck`` in the worker. If the worker dies, check each choice in isolation."""
+        try:
+            found, dead = self._opened().call(_do, "recheck", choices, timeout_s=self._timeout_s * max(1, len(choices)))
+        except (WorkerCrashed, WorkerTimedOut) as error:
+            if len(choices) > 1:
+                return {name: sample for c in choices for name, sample in self.recheck([c]).items()}
+            status = Status.CRASHED if isinstance(error, WorkerCrashed) else Status.TIMED_OUT
+            return {c.name: Sample(status=status, reason=f"{AFTER}: {error.reason}") for c in choices}
+        if dead:
+            self._discard()
+            if len(choices) > 1:
+                return {name: sample for c in choices for name, sample in self.recheck([c]).items()}
+            return {c.name: Sample(status=Status.CRASHED, reason=f"{AFTER}: the GPU context is lost") for c in choices}
+        return cast(dict[str, Sample], found)
+
+    def limits(self, known: Mapping[str, float]) -> tuple[dict[str, float], str]:
         """Run ``Session.limits`` in the worker. Return nothing if the worker dies."""
         try:
             found, _ = self._opened().call(_do, "limits", dict(known), timeout_s=self._timeout_s)
         except (WorkerCrashed, WorkerTimedOut) as error:
             log.warning("the limits of %s could not be measured: %s", self._arguments[1].name, error.reason)
-            return {}
-        return cast(dict[str, float], found)
+            return {}, ""
+        return cast(tuple[dict[str, float], str], found)
 
     def _rank(self, choices: Sequence[Choice], rounds_s: float | None) -> Ranking | Sample:
         """Return the ranking, or a failed sample if the worker died."""
@@ -182,7 +200,7 @@ def _warm_up(device: DeviceInfo, settings: Settings) -> None:
 
 def _open(problem: Problem, device: DeviceInfo, settings: Settings, host_us: float) -> None:
     _close()
-    _sessions.append(Session(problem, device, settings, host_us))
+    _sessions.append(Session(problem, device, settings, host_us, root=os.getppid()))
 
 
 def _close() -> None:

@@ -12,9 +12,12 @@ from ..choice import Refusal, Status
 from ..errors import ELSE_TORCH, MORE_BACKENDS
 from ..problem import Problem
 from ..settings import Settings
+from ..timing.rounds import BUSY_MARK
 
 DISTURBED = "disturbed"
-"""Key of an outcome's ``info`` for the disturbance of its measurement. A later tuning measures such an outcome again."""
+"""Key of an outcome's ``info`` for the disturbance of its measurement. ``tune(again=True)`` measures such an outcome again."""
+AGAIN = "measure it again on a quiet machine, by tune(…, again=True) or gemmtune tune --again"
+"""Remedy for results of a busy machine."""
 HOST_US = "host_us"
 """Key for gemmtune's own host time in ``time_us``, if that is the time of a whole call."""
 MOVED = "moved"
@@ -86,7 +89,7 @@ class ProblemResult:
     """All findings for one problem. ``pick`` is the name of the chosen outcome, None if no choice is valid.
 
     ``limit_us`` is the shortest time that the measured memory bandwidth and arithmetic rate allow, None if they were not measured.
-    ``source`` is ``store`` if nothing had to be measured.
+    ``limit_disturbed`` is True if one of them was measured on a busy machine. ``source`` is ``store`` if nothing was measured.
     """
 
     problem: Problem
@@ -94,11 +97,12 @@ class ProblemResult:
     refusals: tuple[Refusal, ...]
     pick: str | None
     limit_us: float | None
+    limit_disturbed: bool = False
     seconds: float
     source: Literal["measured", "store"]
 
     def __str__(self) -> str:
-        time = f", {self.picked.time_us:.1f} µs" if self.picked and self.picked.time_us else ""
+        time = f", {self.picked.time_us:.1f} µs{busy(self.disturbed)}" if self.picked and self.picked.time_us else ""
         return f"{self.problem}: {self.pick or 'no pick'}{time}, tried: {len(self.outcomes)}"
 
     @property
@@ -120,8 +124,8 @@ class ProblemResult:
 
     @property
     def disturbed(self) -> str:
-        """The disturbance of the pick's measurement by other work on the machine; empty if none was seen."""
-        return self.picked.disturbed if self.picked else ""
+        """The disturbance of the pick's measurement, or of torch's, by other work on the machine; empty if none was seen."""
+        return next((o.disturbed for o in (self.picked, self.baseline) if o and o.disturbed), "")
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values: problem, pick, speedup_over_torch, and all choices, the refused ones included."""
@@ -130,11 +134,18 @@ class ProblemResult:
             "pick": self.pick,
             "speedup_over_torch": self.speedup_over_torch,
             "limit_us": self.limit_us,
+            "limit_disturbed": self.limit_disturbed,
+            "disturbed": self.disturbed,
             "seconds": self.seconds,
             "source": self.source,
             "choices": [dataclasses.asdict(o) for o in self.outcomes]
             + [dataclasses.asdict(Outcome.of_refusal(r)) | {"count": r.count} for r in self.refusals],
         }
+
+
+def busy(disturbed: str) -> str:
+    """Return the mark that stands behind a time or a ratio of a busy machine, and "" for a quiet one."""
+    return f" ({BUSY_MARK})" if disturbed else ""
 
 
 def remedy_for(outcomes: Iterable[Outcome], settings: Settings) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from ..choice import Status
@@ -79,3 +79,12 @@ def samples_of(contender: Contender, most: int) -> list[float]:
     while len(samples) < most and time.perf_counter() - begun < STAGE_S:
         samples.append(contender.sample_us())
     return samples
+
+
+def scaled_first_samples(times: Mapping[str, Ranked], first_us: Mapping[str, float], slower: Iterable[str]) -> dict[str, Ranked]:
+    """Return times for choices that skipped the rounds: their first samples, scaled by that of the fastest."""
+    if not times:
+        return {}
+    fastest = min(times, key=lambda name: times[name].time_us)
+    scaled = {name: first_us[name] / first_us[fastest] * times[fastest].time_us for name in slower}
+    return {name: Ranked(time_us=time_us, margin_us=time_us) for name, time_us in scaled.items()}

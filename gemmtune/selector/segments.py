@@ -59,6 +59,7 @@ class Segment:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Table:
     """Ordered segments without overlap. Gaps between them, and Ms beyond them, have no choice. ``seed`` drew the random Ms checked.
+    ``disturbed`` says how other work disturbed the measurements; empty if none was seen.
 
     Raises:
         InvalidProblemError: there is no segment, one is empty, or two overlap.
@@ -66,6 +67,7 @@ class Table:
 
     segments: tuple[Segment, ...]
     seed: int = 0
+    disturbed: str = ""
 
     def __post_init__(self) -> None:
         if not self.segments:
@@ -102,7 +104,7 @@ class Table:
         """Return plain values."""
         names = Segment.__dataclass_fields__
         segments = [{name: getattr(x, name) for name in names} for x in self.segments]
-        return {"version": VERSION, "seed": self.seed, "segments": segments}
+        return {"version": VERSION, "seed": self.seed, "disturbed": self.disturbed, "segments": segments}
 
     @classmethod
     def of(cls, fact: Ranged) -> Table:
@@ -116,7 +118,7 @@ class Table:
             raise StoreError(f"segments: got a table of version {version!r}, expected {VERSION}; tune the range again")
         try:
             segments = tuple(Segment(**x | {name: tuple(x[name]) for name in _ROWS}) for x in fact.value["segments"])
-            return cls(segments=segments, seed=int(fact.value["seed"]))
+            return cls(segments=segments, seed=int(fact.value["seed"]), disturbed=str(fact.value.get("disturbed", "")))
         except (KeyError, TypeError, ValueError) as error:
             raise StoreError(f"segments: got a table that is damaged ({error}); tune the range again") from error
 

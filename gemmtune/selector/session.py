@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Self
 
 import torch
@@ -13,21 +13,21 @@ import torch
 from ..choice import Choice, Kernel, Status
 from ..device import DeviceInfo
 from ..effort import EFFORT
-from ..numerics.buffers import allocate
-from ..numerics.operands import Operands
+from ..numerics.expectation import Expectation
 from ..numerics.probes import Probes
 from ..numerics.some_rows import same_rows, some_rows
 from ..problem import Problem
 from ..settings import Settings, use
 from ..timing.conditions import conditions, device_to_itself
-from ..timing.contenders import Contender
+from ..timing.contenders import Call, Contender
 from ..timing.limits import measure_limits
 from ..timing.neighbours import Watch
-from ..timing.rounds import Ranked, play
+from ..timing.rounds import play
 from ..timing.timer import Timer, collection_paused
-from .samples import HOPELESS, SLOWER, Ranking, Sample, failure_of, short_measurement
-from .some_rows import RowsVerifier
-from .verify import Verification, Verifier
+from .recheck import AFTER, recheck_all
+from .samples import HOPELESS, SLOWER, Ranking, Sample, failure_of, scaled_first_samples, short_measurement
+from .some_rows import RowsVerifier, result_of
+from .verify import Verification, Verifier, random_expectation
 
 log = logging.getLogger("gemmtune")
 
@@ -39,13 +39,16 @@ class Session:
     """Verifier and timer of the choices for one problem. As a context manager, it frees the operands on exit.
 
     It restores the caller's random number generators and precision flags. ``dead`` is True if the GPU context is corrupted: nothing
-    can run in this process any more.
+    can run in this process any more. ``root`` is the process whose children are not other work on the machine, by default this one.
     """
 
-    def __init__(self, problem: Problem, device: DeviceInfo, settings: Settings, host_us: float = 0.0) -> None:
+    def __init__(
+        self, problem: Problem, device: DeviceInfo, settings: Settings, host_us: float = 0.0, root: int | None = None
+    ) -> None:
         self.dead = False
         self._host_us = host_us
-        self._watch = Watch(device)
+        self._root = root
+        self._watch = Watch(device, root)
         self._problem = problem
         self._device = device
         self._settings = settings
@@ -55,6 +58,8 @@ class Session:
         self._rows_verifier: RowsVerifier | None = None
         self._timer: Timer | None = None
         self._part: tuple[Problem, Timer] | None = None
+        self._timed: dict[str, Contender] = {}
+        self._random: tuple[Problem, Expectation] | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -66,7 +71,8 @@ class Session:
         """Free the operands, the references and the kernels."""
         self._kernels.clear()
         self._loaded.clear()
-        self._verifier = None
+        self._timed.clear()
+        self._verifier = self._random = None
         self._rows_verifier = None
         self._timer = self._part = None
         if self._device.type != "cpu" and not self.dead:
@@ -132,10 +138,10 @@ class Session:
                 device = self._device.torch_device
                 probes = Probes(self._problem, device)
                 operands = dataclasses.replace(probes.random(), extra=probes.extra())
-                whole = _run(choice, operands)
+                whole = result_of(choice, operands)
                 for part in parts:
                     for begin in (0, self._problem.m - part.problem.m):
-                        if not same_rows(whole, _run(part, some_rows(operands, part.problem, begin)), begin):
+                        if not same_rows(whole, result_of(part, some_rows(operands, part.problem, begin)), begin):
                             rows = f"rows {begin} to {begin + part.problem.m - 1}"
                             reason = f"{rows} have other bits alone than among {self._problem.m} rows"
                             return Sample(status=Status.WRONG_RESULT, reason=reason)
@@ -153,6 +159,7 @@ class Session:
         keep the time of that sample.
         """
         failures: dict[str, Sample] = {}
+        self._timed.clear()
 
         def failed(name: str, error: Exception) -> None:
             status, reason = self._failure(error)
@@ -173,6 +180,7 @@ class Session:
                 except Exception as error:  # noqa: BLE001 - a kernel may raise anything; it fails alone
                     contenders.pop(choice.name, None)
                     failed(choice.name, error)
+            made = contenders
             keep = {c.name for c in choices if c.baseline}
             slower: set[str] = set()
             short = rounds_s is not None
@@ -187,13 +195,56 @@ class Session:
             warm_up_s = 0.0 if on_cpu else min(0.2, rounds_s / 2)
             budget_s = CPU_ROUNDS * rounds_s if on_cpu else rounds_s
             times = play(contenders, budget_s=budget_s, warm_up_s=warm_up_s, keep=keep, failed=failed)
-            times |= _scaled_first_samples(times, first_us, slower)
-            return Ranking(times=times, seen="" if short else self._watch.seen(), failures=failures)
+            times |= scaled_first_samples(times, first_us, slower)
+            self._timed = made
+            return Ranking(times=times, seen="" if short else self._seen(), failures=failures)
 
-    def limits(self, known: Mapping[str, float]) -> dict[str, float]:
-        """Return the limits of the machine that the problem needs and ``known`` lacks (see limits.py)."""
+    def recheck(self, choices: Sequence[Choice]) -> dict[str, Sample]:
+        """Return the choices that fail when what was timed is repeated with other values in the same memory, by name.
+
+        All are for one problem, that of the session or one with fewer rows. Without verification none is checked.
+        """
+        if not choices or not self._settings.verify:
+            return {}
+        with self._in_force():
+            try:
+                timer, expectation = self._time(choices[0].problem), self._expected(choices[0].problem)
+                found = recheck_all(choices, self._repeats, timer, expectation)
+            except Exception as error:
+                status, reason = self._failure(error)
+                if self.dead or status is not Status.OUT_OF_RESOURCES:
+                    raise
+                log.warning("%s was not checked after the timing: %s", self._problem, reason)
+                return {}
+            failed = {name: self._failure(x) if isinstance(x, Exception) else x for name, x in found.items()}
+        return {name: x if isinstance(x, Sample) else Sample(status=x[0], reason=f"{AFTER}: {x[1]}") for name, x in failed.items()}
+
+    def _repeats(self, choice: Choice) -> Sequence[Call]:
+        """Return the calls that repeat what was timed."""
+        contender = self._timed.get(choice.name) or self._time(choice.problem).contender(choice, self._kernel(choice))
+        return contender.repeats()
+
+    def _expected(self, problem: Problem) -> Expectation:
+        """Return random operands and their result, for fewer rows too. All rows share one expectation, unless there are groups."""
+        whole = problem if problem.groups else self._problem
+        if self._random is None or self._random[0] != whole:
+            made = whole == self._problem and self._verifier is not None
+            self._random = whole, self._verify().random if made else random_expectation(whole, self._device.torch_device)
+        expectation = self._random[1]
+        if problem.m == whole.m:
+            return expectation
+        return dataclasses.replace(expectation.of_first_rows(problem.m), operands=some_rows(expectation.operands, problem, 0))
+
+    def limits(self, known: Mapping[str, float]) -> tuple[dict[str, float], str]:
+        """Return the limits of the machine that the problem needs and ``known`` lacks (see limits.py), and what disturbed them."""
         with self._in_force(), device_to_itself(self._settings, self._device):
-            return measure_limits(self._device, self._problem.dtype_label, known)
+            watch = Watch(self._device, self._root)
+            return measure_limits(self._device, self._problem.dtype_label, known), watch.seen()
+
+    def _seen(self) -> str:
+        """Return the other work on the machine since the last question."""
+        seen, self._watch = self._watch.seen(), Watch(self._device, self._root)
+        return seen
 
     @contextlib.contextmanager
     def _in_force(self) -> Iterator[None]:
@@ -243,20 +294,3 @@ class Session:
             self.dead = True
             return Status.CRASHED, f"{reason} (the GPU context is lost)"
         return status, reason
-
-
-def _run(choice: Choice, operands: Operands) -> torch.Tensor:
-    """Return the result of a choice in newly allocated memory."""
-    a, b, *rest = operands.tensors
-    out = allocate(choice.problem.out, a.device)
-    choice.build().run(out, (a, choice.pack(b) if choice.packed_format else b, *rest), operands.scalars)
-    return out
-
-
-def _scaled_first_samples(times: Mapping[str, Ranked], first_us: Mapping[str, float], slower: Iterable[str]) -> dict[str, Ranked]:
-    """Return times for choices that skipped the rounds: their first samples, scaled by that of the fastest."""
-    if not times:
-        return {}
-    fastest = min(times, key=lambda name: times[name].time_us)
-    scaled = {name: first_us[name] / first_us[fastest] * times[fastest].time_us for name in slower}
-    return {name: Ranked(time_us=time_us, margin_us=time_us) for name, time_us in scaled.items()}

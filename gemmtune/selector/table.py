@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 from ..backends.own.choice import NAME as OWN
 from ..choice import Refusal, Status
 from ..filters import FILTERS
+from ..timing.rounds import BUSY_MARK
+from .result import AGAIN, busy
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -50,12 +52,27 @@ def renderables(result: Sequence[ProblemResult], *, max_rows: int | None = DEFAU
         hidden = len(_timed(problem)) - len(_shown(problem, max_rows))
         slower = [f"… and {counted(hidden, 'slower choice')}"] if hidden else []
         yield from (Text(line, style="dim") for line in (*slower, *left_out_lines(problem)))
-        if problem.disturbed:
-            yield Text(f"measured on a busy machine ({problem.disturbed}): tune it again when the machine is idle", style="yellow")
+        yield from (Text(line, style="yellow") for line in busy_lines(problem))
         yield Text(pick_line(problem), style="bold green" if problem.pick else "bold red")
     if len(result) > 1:
         yield Text("")
         yield Text(summary_line(result), style="bold")
+
+
+def busy_lines(result: ProblemResult) -> list[str]:
+    """Return a line for each kind of disturbance of a result, with the choices and limits that it concerns."""
+    by_reason: dict[str, list[str]] = {}
+    for outcome, _ in _timed(result):
+        if outcome.disturbed:
+            by_reason.setdefault(outcome.disturbed, []).append(outcome.name)
+    whole = len(_timed(result))
+    lines = [
+        f"{'all times' if len(names) == whole else ', '.join(names)}: measured {BUSY_MARK} ({reason}): {AGAIN}"
+        for reason, names in by_reason.items()
+    ]
+    if result.limit_disturbed:
+        lines.append(f"% limit: the limits of this machine were measured {BUSY_MARK}. A later tuning measures them again")
+    return lines
 
 
 def new_table(*, texts: Sequence[str], numbers: Sequence[str] = (), last: str) -> Table:
@@ -103,13 +120,13 @@ def pick_line(result: ProblemResult) -> str:
         return "pick: none needed"
     if picked is None:
         return f"pick: {result.pick}" if result.pick else "pick: none, every choice was left out"
-    text = f"pick: {picked.name}"
+    text, mark = f"pick: {picked.name}", busy(result.disturbed)
     if picked.time_us is not None:
         text += f", {_number(picked.time_us)} µs"
     if result.speedup_over_torch is None:
-        return f"{text}; torch was not measured"
+        return f"{text}{mark}; torch was not measured"
     assert baseline is not None
-    return f"{text}, {result.speedup_over_torch:.2f}× torch ({baseline.name} {_number(baseline.direct_us or 0.0)} µs)"
+    return f"{text}, {result.speedup_over_torch:.2f}× torch ({baseline.name} {_number(baseline.direct_us or 0.0)} µs){mark}"
 
 
 def summary_line(result: Sequence[ProblemResult]) -> str:
@@ -121,7 +138,9 @@ def summary_line(result: Sequence[ProblemResult]) -> str:
     if not speedups:
         return text
     mean = math.exp(sum(map(math.log, speedups)) / len(speedups))
-    return f"{text}; over torch: geometric mean {mean:.2f}×, least {min(speedups):.2f}×, most {max(speedups):.2f}×"
+    disturbed = sum(1 for p in result if p.disturbed)
+    mark = f"; {disturbed} of them {BUSY_MARK}" if disturbed else ""
+    return f"{text}; over torch: geometric mean {mean:.2f}×, least {min(speedups):.2f}×, most {max(speedups):.2f}×{mark}"
 
 
 def left_out_lines(result: ProblemResult) -> list[str]:
@@ -216,14 +235,19 @@ def _choices_table(result: ProblemResult, max_rows: int | None) -> Table:
     for outcome, time_us in _shown(result, max_rows):
         # Too slow for the final rounds that took place: its time is from a shorter measurement.
         dropped = not outcome.finalist and any(o.finalist for o in result.outcomes)
-        notes = {"pick": outcome.name == result.pick, "torch": outcome.baseline, "dropped": dropped}
+        notes = {
+            "pick": outcome.name == result.pick,
+            "torch": outcome.baseline,
+            "dropped": dropped,
+            BUSY_MARK: bool(outcome.disturbed),
+        }
         cells = (
             outcome.name,
             outcome.backend,
             "~" * dropped + _number(time_us),
             _number(result.problem.flops / time_us / 1e3),
             f"{100 * best_us / time_us:.1f}",
-            f"{100 * result.limit_us / time_us:.1f}" if result.limit_us else "–",
+            f"{'~' * result.limit_disturbed}{100 * result.limit_us / time_us:.1f}" if result.limit_us else "–",
             "–" if outcome.error_over_bound is None else f"{outcome.error_over_bound:.3f}",
             ", ".join(note for note, holds in notes.items() if holds),
         )

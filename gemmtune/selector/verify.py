@@ -18,7 +18,7 @@ from ..numerics.bounds import exact_limit
 from ..numerics.buffers import POISONS, poison
 from ..numerics.compare import BadElement, Finding
 from ..numerics.expectation import Expectation, OneHotExpectation, referenced
-from ..numerics.grouped import grouped_expectations
+from ..numerics.grouped import GroupedProbes, grouped_expectations
 from ..numerics.guards import Watch, guarded_out, poison_free_memory
 from ..numerics.judging import Judge
 from ..numerics.one_hot import OneHotProbe
@@ -52,6 +52,22 @@ class _Call:
     guards: torch.Tensor
 
 
+def with_extra(expectation: Expectation, extra: tuple[torch.Tensor, ...]) -> Expectation:
+    """Return the expectation with operands for the epilogue."""
+    return dataclasses.replace(expectation, operands=dataclasses.replace(expectation.operands, extra=extra))
+
+
+def random_expectation(problem: Problem, device: torch.device) -> Expectation:
+    """Return an expectation of random data, with the epilogue's operands, without the probes of a ``Verifier``."""
+    probes = Probes(problem, device)
+    made: Expectation
+    if problem.groups:
+        made = GroupedProbes(problem, device).random()
+    else:
+        made = referenced(problem, probes.random(), name="random")
+    return with_extra(made, probes.extra())
+
+
 class Verifier:
     """Verifier of choices for one problem on one device. All choices share its probes and references."""
 
@@ -74,6 +90,11 @@ class Verifier:
         for i, tensor in enumerate(self._extra):
             self._inputs.add(f"epilogue_args[{i}]", tensor)
         self._shared = [self._watched(expectation) for expectation in self._made_once()]
+
+    @property
+    def random(self) -> Expectation:
+        """The expectation of random data, with the epilogue's operands."""
+        return with_extra(self._shared[-1], self._extra)
 
     def check(self, choice: Choice, kernel: Kernel) -> Verification:
         """Run the kernel on every probe and on random data. Propagate its exceptions; synchronize with the device at the end."""

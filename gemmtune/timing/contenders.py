@@ -7,6 +7,7 @@ read, so that the device never idles between them.
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import math
 import time
@@ -53,6 +54,13 @@ class Contender(ABC):
     def result_us(self) -> float:
         """Return the time of one call in µs, in the latest sample."""
 
+    @abstractmethod
+    def repeats(self) -> Sequence[Call]:
+        """Return the ways in which a sample computes with the first operand set, each as a call that waits for the result.
+
+        A call returns the result, or None if the result is in the set's output.
+        """
+
     def sample_us(self) -> float:
         """Begin a sample and wait for it."""
         self.begin()
@@ -89,6 +97,9 @@ class CpuContender(Contender):
     def result_us(self) -> float:
         return self._elapsed_ns / 1e3 / self._count + self._host_us
 
+    def repeats(self) -> Sequence[Call]:
+        return self._calls[:1]
+
 
 class EagerContender(Contender):
     """Calls from Python, with the host's cost included.
@@ -120,6 +131,9 @@ class EagerContender(Contender):
 
     def result_us(self) -> float:
         return self._elapsed_ns / 1e3 / self._count
+
+    def repeats(self) -> Sequence[Call]:
+        return [functools.partial(_awaited, self._calls[0], self._stream)]
 
 
 class GraphContender(Contender):
@@ -180,6 +194,11 @@ class GraphContender(Contender):
         self._end.synchronize()
         return float(self._start.elapsed_time(self._end)) * 1e3 / self._count
 
+    def repeats(self) -> Sequence[Call]:
+        if not self._graphs:
+            self.sample_us()
+        return [functools.partial(_awaited, call, self._stream) for call in (self._graphs[0].replay, self._calls[0])]
+
     def _single_us(self, call: Call) -> float:
         self._start.record()
         call()
@@ -221,6 +240,14 @@ def renew_generator() -> None:
     if torch.cuda.is_available():
         generator = torch.cuda.default_generators[torch.cuda.current_device()]
         generator.graphsafe_set_state(generator.clone_state())
+
+
+def _awaited(call: Call, stream: torch.cuda.Stream) -> object:
+    """Return the result of a call on a stream after waiting for it."""
+    with torch.cuda.stream(stream):
+        result = call()
+    stream.synchronize()
+    return result
 
 
 def _later(call: Call, host_us: float) -> Call:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 import torch
 
@@ -21,6 +22,7 @@ from ..problem.flags import precision_scope
 from ..settings import current
 from .contenders import timing_event
 from .fma import fma_gflops
+from .rotation import leaves_caches
 
 SAMPLES_S = 0.15
 """Duration of the sampling of each limit."""
@@ -31,17 +33,105 @@ LARGEST_GPU_SIZE = 8192
 CPU_SIZE = 1024
 
 
+BANDWIDTH = "bandwidth_gbps"
+SURE = 2.0
+"""Ratio by which a quiet machine may exceed a limit that was measured on it.
+
+The largest ratio in benchmarks/results is 1.03. Caches that keep a quarter of the operands, and threads that start late, add to it.
+"""
+BUSY = 10.0
+"""Further factor for a limit that was measured on a busy machine: others may leave it a tenth of the cores, as a choice has all."""
+OF_PRODUCT = 2.0
+"""Further factor for a rate that is that of torch's product.
+
+Kernels may use other instructions than torch. Those of float32 by parts of bfloat16 reach 2.3 times torch's rate on an H200.
+"""
+INSTRUCTIONS: Mapping[str, Mapping[str, float]] = {
+    "bfloat16": {"avx512_bf16": 2.0, "amx_bf16": 16.0},
+    "float16": {"avx512_fp16": 2.0, "amx_fp16": 16.0},
+    "int8": {"avx512_vnni": 4.0, "avx_vnni": 4.0, "amx_int8": 32.0},
+}
+"""Rates of a CPU's instructions for narrow numbers, as multiples of the float32 rate that stands for them.
+
+Source: operations per instruction in Intel's Architecture Instruction Set Extensions Programming Reference.
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """Measured limits of a machine by name. ``disturbed`` are those that were measured on a busy machine."""
+
+    values: Mapping[str, float]
+    disturbed: frozenset[str] = frozenset()
+
+    def us(self, problem: Problem, device: DeviceInfo) -> float | None:
+        """Return ``limit_us``."""
+        return limit_us(problem, self.values, device)
+
+    def disturbed_for(self, problem: Problem) -> bool:
+        """Return True if a limit of this problem was measured on a busy machine."""
+        return not self.disturbed.isdisjoint(limit_names(problem.dtype_label))
+
+    def least_us(self, problem: Problem, device: DeviceInfo) -> float | None:
+        """Return the time in µs below which a result cannot have been computed, or None if a limit is missing.
+
+        It is the least time by the limits, each with its uncertainty.
+        """
+        sure = {name: value * self._uncertainty(name, device) for name, value in self.values.items()}
+        return limit_us(problem, sure, device)
+
+    def _uncertainty(self, name: str, device: DeviceInfo) -> float:
+        """Return the ratio by which the hardware may exceed a measured limit."""
+        factor = SURE * (BUSY if name in self.disturbed else 1.0)
+        if name == BANDWIDTH:
+            return factor
+        if device.type != "cpu":
+            return factor * OF_PRODUCT
+        rates = INSTRUCTIONS.get(name.removesuffix("_gflops"), {})
+        return factor * max((rate for flag, rate in rates.items() if flag in device.isa), default=1.0)
+
+    def raised(self, problem: Problem, device: DeviceInfo, time_us: float) -> dict[str, float]:
+        """Return the limits that a correct result in this time exceeds, with the values that it shows."""
+        least_bytes, flops = least_work(problem, device)
+        shown = dict(zip(limit_names(problem.dtype_label), (least_bytes / time_us / 1e3, flops / time_us / 1e3), strict=True))
+        return {name: value for name, value in shown.items() if value > self.values.get(name, value)}
+
+
 def limit_names(dtype_label: str) -> tuple[str, str]:
     """Return the names of the limits that apply to a problem with that ``Problem.dtype_label``."""
-    return ("bandwidth_gbps", f"{dtype_label}_gflops")
+    return (BANDWIDTH, f"{dtype_label}_gflops")
 
 
-def limit_us(problem: Problem, limits: Mapping[str, float]) -> float | None:
-    """Return the least time of a problem in µs: max(bytes / bandwidth, flops / rate), or None if a limit is missing."""
+def limit_us(problem: Problem, limits: Mapping[str, float], device: DeviceInfo | None = None) -> float | None:
+    """Return the least time of a problem in µs: max(bytes / bandwidth, flops / rate), or None if a limit is missing.
+
+    With ``device``, operands that stay in its caches while they are timed need no bandwidth of the memory.
+    """
     bandwidth, rate = (limits.get(name) for name in limit_names(problem.dtype_label))
     if not bandwidth or not rate:
         return None
-    return max(problem.bytes / bandwidth, problem.flops / rate) / 1e3
+    least_bytes, flops = least_work(problem, device)
+    return max(least_bytes / bandwidth, flops / rate) / 1e3
+
+
+def least_work(problem: Problem, device: DeviceInfo | None = None) -> tuple[float, float]:
+    """Return the bytes to read and write, and the operations, that no correct call can avoid.
+
+    A group without rows is not read. A density is rounded to whole blocks. A product times zero needs neither.
+    """
+    least_bytes, flops = float(problem.bytes), float(problem.flops)
+    if problem.groups and not problem.divides_terms:
+        read = min(problem.groups, problem.m) / problem.groups
+        least_bytes -= (1 - read) * problem.b.numel * problem.b.dtype.itemsize
+        if problem.rows is not None:  # any rows of a, with repetitions
+            least_bytes -= problem.a.numel * problem.a.dtype.itemsize
+    if problem.sparsity is not None:
+        missing = min(problem.density, problem.sparsity.block_k / problem.k)
+        least_bytes -= missing * problem.b.numel * problem.b.dtype.itemsize
+        flops *= 1 - missing / problem.density if problem.density else 0.0
+    if problem.alpha == "zero":
+        return 0.0, 0.0
+    return (0.0 if device is not None and not leaves_caches(problem, device) else max(least_bytes, 0.0)), flops
 
 
 def measure_limits(device: DeviceInfo, dtype_label: str, known: Mapping[str, float] | None = None) -> dict[str, float]:

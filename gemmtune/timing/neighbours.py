@@ -1,4 +1,4 @@
-"""Detection of other work on the machine during a measurement."""
+"""Detection of other work on the machine during a measurement, and the wait for a quiet machine."""
 
 from __future__ import annotations
 
@@ -6,14 +6,15 @@ import contextlib
 import importlib
 import os
 import time
-from pathlib import Path
+from collections.abc import Callable
 
 import torch
 
 from ..device import DeviceInfo
+from . import cores
 
 MOST_OF_THE_CORES = 0.15
-"""Share of a CPU's time that other processes may use without a report, because a system always does some work."""
+"""Share of the usable cores, or of a quota's periods, that may be lost without a report. A system always does some work."""
 MOST_SPREAD = {"cpu": 0.1, "cuda": 0.04}
 """Largest spread of the samples of torch's operation, as a share of their median: four times that of quiet machines."""
 MOST_DRIFT = 3.0
@@ -23,33 +24,61 @@ Clocks change by less. Times scaled by a larger ratio may be wrong by that ratio
 """
 BUSY_PERCENT = 10
 """Share of a GPU's multiprocessors below which a process does not count."""
+LEAST_WATCH_S = 0.3
+"""Shortest time that a ``Watch`` looks at, because Linux counts in steps of 10 ms."""
+MOST_WAIT_S = 120.0
+"""Longest wait for a quiet machine."""
 
 
 class Watch:
     """Observer of other processes from its construction until ``seen`` is called.
 
-    On a CPU it measures the share of time that others used and a hypervisor took, as Linux counts it. On a GPU it counts the
-    processes that used the multiprocessors, if nvidia-ml-py and the driver report them.
+    On a CPU it looks at the cores that this process may use: the share that others had of them, and the periods in which its
+    cgroup had used up its quota. On a GPU it counts the processes that used the multiprocessors, if nvidia-ml-py and the driver
+    report them. ``root`` and its descendants are never others. By default they are this process and its children.
     """
 
-    def __init__(self, device: DeviceInfo) -> None:
+    def __init__(self, device: DeviceInfo, root: int | None = None) -> None:
         self._device = device
+        self._root = root or os.getpid()
         self._begun_us = time.time_ns() // 1000
-        self._begun_s = _times()
+        self._before = cores.read(self._root) if device.type == "cpu" else None
 
     def seen(self) -> str:
-        """Describe the other work as part of a sentence, or return "" if there was none."""
-        if self._device.type == "cpu":
-            wall_s, busy_s = (now - then for now, then in zip(_times(), self._begun_s, strict=True))
-            share = busy_s / max(wall_s * (os.cpu_count() or 1), 1e-9)
-            return f"other processes used {100 * min(share, 1):.0f}% of the cores" if share > MOST_OF_THE_CORES else ""
+        """Describe the other work as part of a sentence, or return "" if there was none. Takes LEAST_WATCH_S if that is left."""
+        if self._before is None:
+            return self._seen_on_gpu()
+        time.sleep(max(0.0, LEAST_WATCH_S - (time.monotonic() - self._before.wall_s)))
+        now = cores.read(self._root)
+        others, throttled = now.others_share(self._before), now.throttled_share(self._before)
+        reasons = {
+            f"other processes used {100 * others:.0f}% of the cores": others > MOST_OF_THE_CORES,
+            f"the CPU quota was used up in {100 * throttled:.0f}% of its periods": throttled > MOST_OF_THE_CORES,
+        }
+        return "; ".join(reason for reason, holds in reasons.items() if holds)
+
+    def _seen_on_gpu(self) -> str:
         count = 0
         with contextlib.suppress(ImportError, RuntimeError):
             nvml = importlib.import_module("pynvml")
             with contextlib.suppress(nvml.NVMLError):
                 samples = nvml.nvmlDeviceGetProcessUtilization(torch.cuda._get_pynvml_handler(self._device.index), self._begun_us)
-                count = len({sample.pid for sample in samples if sample.smUtil >= BUSY_PERCENT})
-        return f"{count} processes used the GPU" if count > 1 else ""
+                users = {sample.pid for sample in samples if sample.smUtil >= BUSY_PERCENT}
+                # In a container the driver's process ids differ from ours. Then one of them is this process.
+                ours = users & cores.tree(self._root).keys()
+                count = len(users - ours) if ours else len(users) - 1
+        return f"{count + 1} processes used the GPU" if count > 0 else ""
+
+
+def wait_until_quiet(device: DeviceInfo, tell: Callable[[str], None]) -> None:
+    """Wait until others leave the machine alone, at most MOST_WAIT_S. ``tell`` gets a line if that takes a while."""
+    deadline = time.monotonic() + MOST_WAIT_S
+    told = False
+    while (seen := Watch(device).seen()) and time.monotonic() < deadline:
+        if not told:
+            tell(f"waiting up to {MOST_WAIT_S:.0f} s for a quiet machine: {seen}")
+            told = True
+        time.sleep(1.0)
 
 
 def drifts_too_far(device: DeviceInfo, drift: float) -> bool:
@@ -71,14 +100,3 @@ def disturbance(device: DeviceInfo, seen: str, spread: float, drift: float = 1.0
         f"a choice took {drift:.{1 if drift < 10 else 0}f} times as long as when it was ranked": drifted,
     }
     return "; ".join(reason for reason, holds in reasons.items() if holds)
-
-
-def _times() -> tuple[float, float]:
-    """Return the current time and the seconds that all cores worked for other processes, 0 if the system does not report it."""
-    try:
-        fields = [int(word) for word in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
-    except (OSError, ValueError):
-        return time.monotonic(), 0.0
-    user, nice, system, _idle, _waiting, irq, softirq, stolen = fields
-    busy_s = (user + nice + system + irq + softirq + stolen) / os.sysconf("SC_CLK_TCK")
-    return time.monotonic(), busy_s - time.process_time()

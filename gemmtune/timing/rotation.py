@@ -40,6 +40,16 @@ def set_count(set_bytes: int, least_bytes: int, budget_bytes: int) -> int:
     return max(1, min(wanted, MOST_SETS, budget_bytes // max(set_bytes, 1)))
 
 
+def least_bytes(device: DeviceInfo) -> int:
+    """Return the size of all sets together that no cache of the device keeps."""
+    return int((CPU_CACHES if device.type == "cpu" else GPU_CACHES) * device.last_level_cache_bytes)
+
+
+def leaves_caches(problem: Problem, device: DeviceInfo) -> bool:
+    """Return True if the sets of a problem are so large that calls read them from memory."""
+    return MOST_SETS * problem.bytes >= least_bytes(device)
+
+
 class Rotation:
     """Operand sets of one problem on one device, and of the same problem with fewer rows.
 
@@ -49,7 +59,7 @@ class Rotation:
     def __init__(self, problem: Problem, device: DeviceInfo, given: Operands | None = None) -> None:
         target, on_cpu = device.torch_device, device.type == "cpu"
         budget_bytes = CPU_BUDGET_BYTES if on_cpu else GPU_BUDGET_SHARE * torch.cuda.mem_get_info(target)[0]
-        self._least_bytes = int((CPU_CACHES if on_cpu else GPU_CACHES) * device.last_level_cache_bytes)
+        self._least_bytes = least_bytes(device)
         self._most = int(budget_bytes) // max(problem.bytes, 1)
         self._made = [given or random_operands(problem, target, seed=SEED)]
         self._slots: dict[str, Slots] = {}

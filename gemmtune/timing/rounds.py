@@ -23,12 +23,22 @@ SURE = 1.3
 """Factor on the 95% interval. With many contenders and a check after every other round, one in twenty would often be wrong."""
 DISTURBED = 1.25
 """Ratio to a contender's shortest sample above which a sample was disturbed: clocks change by less."""
+BUSY_MARK = "on a busy machine"
+"""Words that stand beside every time and ratio of a disturbed measurement."""
 LEAST_ROUNDS = 4
 """Least number of rounds, even so that each contender runs early and late equally often. With fewer the spread is unknown."""
 MORE_IF_SLOW = 3.0
 """Multiple of the budget by which rounds may exceed it until there are LEAST_ROUNDS."""
 LEAST_ROUNDS_TO_SETTLE = 10
 """Least number of rounds before the ranking may settle: the spread of a handful of samples is too often small by chance."""
+
+
+def tie(disturbed: object = "") -> float:
+    """Return the largest gain that does not justify leaving torch's operation: TIE, and DISTURBED - 1 on a busy machine.
+
+    A sample counts although it is off by as much as DISTURBED, and so may be a median of samples on a busy machine.
+    """
+    return DISTURBED - 1 if disturbed else TIE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -25,6 +25,7 @@ from ..numerics.operands import Operands
 from ..problem import Problem
 from ..settings import Timing
 from .contenders import GRAPH_US, Call, Contender, CpuContender, EagerContender, GraphContender
+from .overwritten import Overwritten
 from .rotation import Rotation
 
 PLACES = 2
@@ -101,6 +102,21 @@ class Timer:
             calls = [functools.partial(_spaced, call, self._spacer) for call in calls]
         return GraphContender(calls, *self._streams, flush=self._flush, sample_us=self._sample_us)
 
+    def call(self, choice: Choice, kernel: Kernel) -> Call:
+        """Return a call with the first operand set, as a user makes it. It returns the result, or None if that is in the output."""
+        s = self._rotation.packed(self._sets[:1], choice)[0]
+        run = functools.partial(kernel.run, s.out) if kernel.run_new is None else kernel.run_new
+        return functools.partial(run, s.tensors, s.scalars)
+
+    @contextlib.contextmanager
+    def overwritten(self, new: Operands) -> Iterator[Overwritten]:
+        """Let the first operand set get the values of ``new`` within the block, in the same memory."""
+        live = Overwritten(self._sets[0], new, lambda choice: self._rotation.packed(self._sets, choice)[0].named["b"])
+        try:
+            yield live
+        finally:
+            live.restore()
+
     def _flush(self) -> None:
         """Fill the L2 with other numbers by reading, because written lines would leave the L2 while the kernel runs."""
         self._flushed_by.sum()
@@ -126,7 +142,13 @@ def _eager_calls(problem: Problem, kernel: Kernel, sets: Sequence[Operands]) -> 
 
     def bound(s: Operands) -> Call:
         run, a, tensors, scalars, size, dtype = kernel.run, s.a, s.tensors, s.scalars, s.out.size(), s.out.dtype
-        return lambda: run(a.new_empty(size, dtype=dtype), tensors, scalars)
+
+        def call() -> torch.Tensor:
+            out = a.new_empty(size, dtype=dtype)
+            run(out, tensors, scalars)
+            return out
+
+        return call
 
     return [bound(s) for s in sets]
 

@@ -15,12 +15,13 @@ from ..problem import Problem
 from ..selector.candidates import Candidates, candidates_for
 from ..selector.pick import right
 from ..selector.range_result import table_lines
-from ..selector.result import Outcome
+from ..selector.result import AGAIN, Outcome, busy
 from ..selector.segments import Table
 from ..selector.table import refusal_lines, short_reason
 from ..settings import Settings
 from ..store.key import difference, fingerprint
 from ..store.store import Store, open_store
+from ..timing.rounds import BUSY_MARK
 from .named import Operand, Operation, stated
 
 
@@ -48,6 +49,8 @@ class Explanation:
         if self.table is not None:
             lines += table_lines(self.table)
         lines += [self._line(o) for o in self.outcomes]
+        reasons = dict.fromkeys(o.disturbed for o in self.outcomes if o.disturbed and o.time_us is not None)
+        lines += [f"   measured {BUSY_MARK} ({reason}): {AGAIN}" for reason in reasons]
         if self.missing:
             noun = "offered choice is" if self.missing == 1 else "offered choices are"
             lines.append(f"   {self.missing} {noun} not measured yet")
@@ -61,7 +64,7 @@ class Explanation:
         if o.time_us is None:
             return f" {mark} {o.name:44} {o.status}: {short_reason(o.reason)}"
         rough = "" if o.finalist else ", from a short measurement"
-        return f" {mark} {o.name:44} {o.time_us:10.2f} µs{rough}"
+        return f" {mark} {o.name:44} {o.time_us:10.2f} µs{rough}{busy(o.disturbed)}"
 
 
 def explain(what: Problem | Operation, *operands: Operand, **arguments: Any) -> Explanation:

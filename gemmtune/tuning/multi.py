@@ -178,7 +178,8 @@ class Multi:
             there = (x for x, member in zip(known[0].segments, self._planned(known[0]).members, strict=True) if member.found)
             others = (part for x in there for part in outside(x, result.table))
             segments = merged(sorted((*others, *result.table.segments), key=lambda x: x.lo))
-            self.table = Table(segments=segments, seed=result.table.seed)
+            disturbed = result.table.disturbed or known[0].disturbed
+            self.table = Table(segments=segments, seed=result.table.seed, disturbed=disturbed)
             store.put_ranged(Ranged(key=self._class.key, fingerprint=machine, kind=self._kind, value=self.table.to_json()))
         self._ready.clear()
         return self.table

@@ -16,7 +16,8 @@ from ..errors import InvalidProblemError
 from ..problem import Problem
 from ..problem.operations import ROLES
 from ..problem.rows import RowClass, classes_over
-from ..selector.candidates import Candidates, candidates_for
+from ..selector.candidates import Candidates, Retry, candidates_for
+from ..selector.machine_limits import MachineLimits
 from ..selector.precompile import Compilation
 from ..selector.progress import Progress, progress_for
 from ..selector.range_result import RangeResult, RangesResult
@@ -24,7 +25,7 @@ from ..selector.ranges import tune_rows
 from ..selector.remote import prepare_measuring
 from ..selector.result import ProblemResult
 from ..selector.segments import rows_of
-from ..selector.select import ensure_limits, select
+from ..selector.select import select
 from ..selector.tuning_result import TuningResult
 from ..settings import Settings
 from ..store.key import fingerprint_text
@@ -44,6 +45,7 @@ def tune(
     settings: Settings | None = None,
     progress: bool | Progress = True,
     device: str | None = None,
+    again: bool = False,
     **arguments: Any,
 ) -> TuningResult: ...
 
@@ -57,6 +59,7 @@ def tune(
     progress: bool | Progress = True,
     device: str | None = None,
     batch_invariant: bool = False,
+    again: bool = False,
     **arguments: Any,
 ) -> RangesResult: ...
 
@@ -69,6 +72,7 @@ def tune(
     progress: bool | Progress = True,
     device: str | None = None,
     batch_invariant: bool = False,
+    again: bool = False,
     **arguments: Any,
 ) -> TuningResult | RangesResult:
     """Find and store the fastest correct choice for problems, or for a range of M.
@@ -76,6 +80,7 @@ def tune(
         tune("mm", a, b)    tune(gemmtune.mixed_mm, a, weight)    tune(Problem.mm(16, 4096, 4096))    tune([problem, …])
 
     Stored measurements are not repeated, unless the settings say ``tune="force"``. An interrupted tuning keeps its measurements.
+    Results of a busy machine are marked (``disturbed``). The setting ``busy`` says what happens on one.
 
     Args:
         what: one Problem or several for one device type. Or an operation or its name: then the problem is that of a call with these
@@ -86,6 +91,7 @@ def tune(
         progress: True prints progress on standard error, False prints none. Or a Progress of your own.
         device: a device such as ``cuda:1``. The default is that of the operands, or the current one.
         batch_invariant: with ``m``, pick one choice for the whole range, like the setting of that name.
+        again: measure again what was measured on a busy machine.
 
     Returns:
         One result for each problem, in order. It prints as a table, or with ``m`` as bars of segments.
@@ -102,30 +108,31 @@ def tune(
     chosen = dataclasses.replace(chosen, batch_invariant=batch_invariant or chosen.batch_invariant)
     try:
         with settings_module.use(chosen):
-            return _tuned_problems(problems, None if m is None else rows_of(m), info, chosen, listener)
+            retry: Retry = "disturbed" if again else "failed"
+            return _tuned_problems(problems, None if m is None else rows_of(m), info, chosen, listener, retry)
     finally:
         listener.close()
         forget_plans()
 
 
 def _tuned_problems(
-    problems: Sequence[Problem], rows: range | None, device: DeviceInfo, settings: Settings, progress: Progress
+    problems: Sequence[Problem], rows: range | None, device: DeviceInfo, settings: Settings, progress: Progress, retry: Retry
 ) -> TuningResult | RangesResult:
     store = open_store(settings)
     if rows is None:
         candidates = [candidates_for(p, device, settings, host_us=host_us(device, settings)) for p in problems]
-        return TuningResult(tuple(tuned(candidates, store, progress)))
+        return TuningResult(tuple(tuned(candidates, store, progress, retry=retry)))
     classes = dict.fromkeys(x for p in problems for x in classes_over(p, rows))
-    return RangesResult(tuple(_tuned_rows(x, rows, device, settings, store, progress) for x in classes))
+    return RangesResult(tuple(_tuned_rows(x, rows, device, settings, store, progress, retry) for x in classes))
 
 
 def _tuned_rows(
-    rows_class: RowClass, rows: range, device: DeviceInfo, settings: Settings, store: Store, progress: Progress
+    rows_class: RowClass, rows: range, device: DeviceInfo, settings: Settings, store: Store, progress: Progress, retry: Retry
 ) -> RangeResult:
     """Make the table of a class. Recorded values of M are among the samples."""
     recorded = asked_rows(rows_class, fingerprint_text(device, settings.timing), store)[:MOST_RECORDED]
     host = host_us(device, settings)
-    return tune_rows(rows_class, rows, device, settings, store, progress, host_us=host, recorded=recorded, limits=True)
+    return tune_rows(rows_class, rows, device, settings, store, progress, host_us=host, recorded=recorded, limits=True, retry=retry)
 
 
 def _asked(
@@ -159,24 +166,27 @@ def _device_for(problems: Sequence[Problem], name: str | None) -> DeviceInfo:
     return device
 
 
-def tuned(candidates: Sequence[Candidates], store: Store, progress: Progress, *, limits: bool = True) -> Iterable[ProblemResult]:
+def tuned(
+    candidates: Sequence[Candidates], store: Store, progress: Progress, *, limits: bool = True, retry: Retry = "failed"
+) -> Iterable[ProblemResult]:
     """Yield the results in order. All problems compile in the background, for a GPU while the first ones are measured.
 
-    Without ``limits``, the limits of the machine are not measured. Only printed tables need them.
+    Without ``limits``, the limits of the machine are measured only if a time looks impossible. Printed tables need them.
     """
-    missing = [c for each in candidates if not each.problem.empty for c in each.stored(store, reliable=True).missing]
+    missing = [c for each in candidates if not each.problem.empty for c in each.stored(store, retry=retry).missing]
     if not candidates:
         return
     device, settings = candidates[0].device, candidates[0].settings
     if missing and settings.tune_in_subprocess:
         prepare_measuring(device, settings)
+    machine = MachineLimits(device, settings, store)
     with Compilation(missing, settings) as compilation:
         for place, each in enumerate(candidates):
             progress.begin(each.problem, len(candidates))
             if device.type == "cpu" and not place:  # compilers would disturb the measurements
                 compilation.wait_for_all(functools.partial(progress.stage, "compile"))
             if limits and not each.problem.empty:
-                ensure_limits(each.problem, device, settings, store, progress)
-            _, result = select(each, store, progress, compilation, reliable=True)
+                machine.ensure(each.problem, progress)
+            _, result = select(each, store, progress, compilation, retry=retry, limits=machine)
             progress.end(result)
             yield result

@@ -10,7 +10,7 @@ from fake_choices import CLAIMS, PROBLEM, Fake
 
 from gemmtune.choice import Offers, Status
 from gemmtune.device import detect
-from gemmtune.selector.candidates import Candidates, row_of
+from gemmtune.selector.candidates import Candidates, Retry, row_of
 from gemmtune.selector.result import DISTURBED, SETTLED, Outcome, remedy_for
 from gemmtune.settings import Settings, current
 
@@ -42,14 +42,14 @@ class Named(Fake):
         return self.name
 
 
-def stored(*names: str, store: Known | None = None, reliable: bool = False) -> Candidates:
+def stored(*names: str, store: Known | None = None, retry: Retry = "needed") -> Candidates:
     """Return the stored candidates if only these choices may run."""
     offered = [Named(name=name, backend=name.partition(":")[0], problem=PROBLEM, claims=CLAIMS, run="multiply") for name in names]
     empty = Candidates(
         problem=PROBLEM, device=detect("cpu"), settings=current(), offers=Offers(choices=offered),
         choices={c.content_hash: c for c in offered}, known={},
     )  # fmt: skip
-    return empty.stored(store or Known(), reliable=reliable)
+    return empty.stored(store or Known(), retry=retry)
 
 
 def test_ranked_candidates_are_complete() -> None:
@@ -80,7 +80,13 @@ def test_torch_is_measured_again_after_an_accident() -> None:
 def test_a_kernel_that_had_an_accident_waits_for_the_next_tuning() -> None:
     store = Known(fake_multiply=KILLED)
     assert not stored(*TIMES, store=store).missing
-    assert [c.name for c in stored(*TIMES, store=store, reliable=True).missing] == ["fake:multiply"]
+    assert [c.name for c in stored(*TIMES, store=store, retry="failed").missing] == ["fake:multiply"]
+
+
+def test_times_of_a_busy_machine_stay_until_they_are_asked_for() -> None:
+    store = Known(fake_multiply={"info": {DISTURBED: "a neighbour", SETTLED: True}})
+    for retry, missing in (("needed", []), ("failed", []), ("disturbed", ["fake:multiply"])):
+        assert [c.name for c in stored(*TIMES, store=store, retry=retry).missing] == missing  # type: ignore[arg-type]
 
 
 def test_all_are_measured_again_if_accidents_left_nothing() -> None:

@@ -12,6 +12,7 @@ from gemmtune import __version__, cli, settings
 from gemmtune.backends.table import BACKENDS
 from gemmtune.choice import Availability
 from gemmtune.device import detect
+from gemmtune.selector.machine_limits import LIMITS
 from gemmtune.store.key import fingerprint_text
 from gemmtune.store.store import Store
 
@@ -64,7 +65,7 @@ def test_an_amd_gpu_is_one_of_rocm(monkeypatch, capsys, own_store):
 
 
 def test_measured_limits_are_shown(capsys, own_store):
-    Store.open(own_store).put_limits(fingerprint_text(detect("cpu"), "limits"), {"bandwidth_gbps": 48.25})
+    Store.open(own_store).put_limits(fingerprint_text(detect("cpu"), LIMITS), {"bandwidth_gbps": 48.25})
     assert cli.run(["doctor"]) == 0
     assert "measured limits of cpu: bandwidth_gbps 48.2\n" in capsys.readouterr().out
 

@@ -52,6 +52,19 @@ def filled(own_store):
     return own_store
 
 
+def test_show_marks_times_and_ratios_of_a_busy_machine(capsys, own_store):
+    why = {"disturbed": "other processes used 80% of the cores"}
+    store = Store.open(own_store)
+    store.put([row("aten:mm", 50.0, baseline=True), row("cpp:fast", 20.0, info=why), row("cpp:slow", 30.0)])
+    store.close()
+    assert cli.run(["show", "--json", "-"]) == 0
+    assert [known["disturbed"] for known in json.loads(capsys.readouterr().out)] == [why["disturbed"]]
+    assert cli.run(["show"]) == 0
+    text = capsys.readouterr().out
+    assert "20.0 (on a busy machine)  2.50 (on a busy machine)" in text
+    assert "30.0 (on a" not in text
+
+
 def test_show_has_the_best_rows_of_each_problem_and_machine(capsys, filled):
     assert cli.run(["show"]) == 0
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 
 import pytest
@@ -23,8 +24,8 @@ def tuner(monkeypatch):
 
         result = TuningResult((problem_result(FAST, TORCH),))
 
-        def __call__(self, problems, *, settings, progress, device):
-            self.problems, self.settings, self.progress, self.device = problems, settings, progress, device
+        def __call__(self, problems, *, settings, progress, device, again):
+            self.problems, self.settings, self.progress, self.device, self.again = problems, settings, progress, device, again
             return self.result
 
     tuner = Tuner()
@@ -42,6 +43,35 @@ def test_options_reach_the_tuner(tuner, own_store):
     assert tuner.device == "cpu"
     chosen = tuner.settings
     assert (chosen.backends, chosen.search, chosen.timing, chosen.tune) == (("aten", "cpp"), "quick", "eager", "force")
+
+
+def test_options_for_a_busy_machine_reach_the_tuner(tuner, own_store, capsys):
+    for words, again, busy in (
+        ("", False, "repeat"),
+        ("--again", True, "repeat"),
+        ("--wait-quiet --again", True, "wait"),
+        ("--accept-busy", False, "accept"),
+    ):
+        assert cli.run(["tune", "2x3x4", "--device", "cpu", *words.split()]) == 0
+        assert (tuner.again, tuner.settings.busy) == (again, busy)
+    assert cli.run(["tune", "2x3x4", "--wait-quiet", "--accept-busy"]) == 2
+    assert "--wait-quiet: got --accept-busy too, expected one of them" in capsys.readouterr().err
+
+
+def test_times_and_ratios_of_a_busy_machine_carry_a_mark(tuner, own_store, capsys):
+    why = {"disturbed": "other processes used 80% of the cores"}
+    slow = dataclasses.replace(TORCH, info=why)
+    tuner.result = TuningResult((problem_result(dataclasses.replace(FAST, info=why), slow), problem_result(FAST, slow)))
+    assert cli.run(["tune", "2x3x4", "--device", "cpu"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    rows = [line for line in lines if line.startswith((FAST.name, TORCH.name)) and "--again" not in line]
+    assert [line.endswith("on a busy machine") for line in rows] == [True, True, False, True]
+    assert all(line.endswith("(on a busy machine)") for line in lines if line.startswith("pick: "))
+    said = [line.split(": ")[0] for line in lines if "gemmtune tune --again" in line]
+    assert said == ["all times", TORCH.name]
+    assert lines[-1].endswith("2 of them on a busy machine")
+    assert cli.run(["tune", "2x3x4", "--device", "cpu", "--quiet"]) == 0
+    assert all("on a busy machine" in line for line in capsys.readouterr().out.splitlines())
 
 
 def test_settings_hold_where_no_option_is_given(tuner, own_store):

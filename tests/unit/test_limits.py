@@ -3,27 +3,31 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import re
 import time
+import types
 from collections.abc import Mapping
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pytest
 import torch
 from rotation import rotated
 
 from gemmtune import settings
-from gemmtune.device import detect
+from gemmtune.device import MIB, detect, preset
 from gemmtune.problem import Precision, Problem
+from gemmtune.selector import machine_limits
+from gemmtune.selector.machine_limits import LIMITS, MachineLimits
 from gemmtune.selector.progress import Progress
-from gemmtune.selector.select import ensure_limits
 from gemmtune.settings import Settings
 from gemmtune.store.key import fingerprint_text
 from gemmtune.store.store import Store
 from gemmtune.timing.fma import fma_gflops
-from gemmtune.timing.limits import limit_names, limit_us, measure_limits
+from gemmtune.timing.limits import Limits, least_work, limit_names, limit_us, measure_limits
 
-LIMITS = {"bandwidth_gbps": 50.0, "float32_gflops": 500.0}
+VALUES = {"bandwidth_gbps": 50.0, "float32_gflops": 500.0}
 
 
 @pytest.mark.parametrize(
@@ -35,11 +39,11 @@ LIMITS = {"bandwidth_gbps": 50.0, "float32_gflops": 500.0}
     ids=["memory-bound", "compute-bound"],
 )
 def test_limit_us_is_the_slower_of_memory_and_arithmetic(m: int, n: int, k: int, expected_us: float) -> None:
-    assert limit_us(Problem.mm(m, n, k, dtype=torch.float32, device_type="cpu"), LIMITS) == pytest.approx(expected_us)
+    assert limit_us(Problem.mm(m, n, k, dtype=torch.float32, device_type="cpu"), VALUES) == pytest.approx(expected_us)
 
 
 def test_limit_us_without_a_measurement_is_none() -> None:
-    assert limit_us(Problem.mm(8, 8, 8, dtype=torch.bfloat16, device_type="cpu"), LIMITS) is None
+    assert limit_us(Problem.mm(8, 8, 8, dtype=torch.bfloat16, device_type="cpu"), VALUES) is None
     assert limit_us(Problem.mm(8, 8, 8, dtype=torch.float32, device_type="cpu"), {}) is None
 
 
@@ -66,7 +70,7 @@ def test_measure_limits_gives_plausible_numbers_quickly(label: str, tmp_path: Pa
 
 
 def test_known_limits_are_not_measured_again() -> None:
-    assert measure_limits(detect("cpu"), "float32", LIMITS) == {}
+    assert measure_limits(detect("cpu"), "float32", VALUES) == {}
 
 
 def test_fma_loop_is_compiled_once(tmp_path: Path) -> None:
@@ -87,21 +91,136 @@ def test_rate_comes_from_torch_without_a_compiler(tmp_path: Path, monkeypatch: p
         assert measure_limits(detect("cpu"), "float32", {"bandwidth_gbps": 1.0})["float32_gflops"] > 0.5
 
 
-def test_limits_are_measured_once_and_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    class Session:
-        def limits(self, known: Mapping[str, float]) -> dict[str, float]:
-            return {"bandwidth_gbps": 12.0, "float32_gflops": 34.0}
+class FakeSession:
+    """Session that measures given limits, in the order of its calls, on a machine that is busy or not."""
 
+    def __init__(self, *found: tuple[float, float, str]) -> None:
+        self.found = list(found)
+        self.asked: list[set[str]] = []
+
+    def limits(self, known: Mapping[str, float]) -> tuple[dict[str, float], str]:
+        bandwidth, rate, why = self.found.pop(0)
+        values = {"bandwidth_gbps": bandwidth, "float32_gflops": rate}
+        self.asked.append(values.keys() - known.keys())
+        return {name: value for name, value in values.items() if name not in known}, why
+
+
+CPU = dataclasses.replace(detect("cpu"), type="cpu", l3_bytes=32 * MIB, isa=("avx2", "fma"))
+PROBLEM = Problem.mm(1, 4096, 4096, dtype=torch.float32, device_type="cpu")
+BOTH = {"bandwidth_gbps", "float32_gflops"}
+
+
+def machine(monkeypatch: pytest.MonkeyPatch, store: Store, session: FakeSession, seen: str = "", **changes: Any) -> MachineLimits:
+    """Return the limits of a new tuning. ``seen`` is what others do while it looks at the machine."""
+    monkeypatch.setattr(machine_limits, "open_session", lambda *_: contextlib.nullcontext(session))
+    monkeypatch.setattr(machine_limits, "Watch", lambda *_: types.SimpleNamespace(seen=lambda: seen))
+    return MachineLimits(CPU, Settings(**changes), store)
+
+
+def test_limits_are_measured_once_and_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     class Told(Progress):
         stages: ClassVar[list[tuple[str, int, int]]] = []
 
         def stage(self, name: str, done: int, total: int) -> None:
             self.stages.append((name, done, total))
 
-    monkeypatch.setattr("gemmtune.selector.select.open_session", lambda *_: contextlib.nullcontext(Session()))
-    problem, device, chosen = Problem.mm(8, 8, 8, dtype=torch.float32, device_type="cpu"), detect("cpu"), Settings()
-    store = Store.open(tmp_path / "store.sqlite")
+    store, session = Store.open(tmp_path / "store.sqlite"), FakeSession((12.0, 34.0, ""))
     for _ in range(2):
-        ensure_limits(problem, device, chosen, store, Told())
-    assert store.limits(fingerprint_text(device, "limits")) == {"bandwidth_gbps": 12.0, "float32_gflops": 34.0}
+        machine(monkeypatch, store, session).ensure(PROBLEM, Told())
+    assert store.limits(fingerprint_text(CPU, LIMITS)) == {"bandwidth_gbps": 12.0, "float32_gflops": 34.0}
     assert Told.stages == [("limits of this machine", 0, 1), ("limits of this machine", 1, 1)]
+
+
+def test_disturbed_limits_are_marked_and_measured_again_once_it_is_quiet(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    store, session = Store.open(tmp_path / "store.sqlite"), FakeSession((2.9, 40.0, "a neighbour"), (30.0, 100.0, ""))
+    first = machine(monkeypatch, store, session)
+    first.ensure(PROBLEM, Progress())
+    assert first.known() == Limits(values={"bandwidth_gbps": 2.9, "float32_gflops": 40.0}, disturbed=frozenset(BOTH))
+    first.ensure(PROBLEM, Progress())
+    for seen, changes in (("a neighbour", {}), ("", {"busy": "accept"})):
+        machine(monkeypatch, store, session, seen, **changes).ensure(PROBLEM, Progress())
+    assert len(session.asked) == 1, "not in the same tuning, not while it is busy, not if busy machines are accepted"
+    later = machine(monkeypatch, store, session)
+    later.ensure(PROBLEM, Progress())
+    assert later.known() == Limits(values={"bandwidth_gbps": 30.0, "float32_gflops": 100.0})
+    assert not later.known().disturbed_for(PROBLEM)
+
+
+def test_force_measures_limits_again_once_a_tuning(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    store = Store.open(tmp_path / "store.sqlite")
+    session = FakeSession((30.0, 100.0, ""), (20.0, 90.0, ""), (5.0, 120.0, "a neighbour"))
+    machine(monkeypatch, store, session).ensure(PROBLEM, Progress())
+    forced = machine(monkeypatch, store, session, tune="force")
+    for _ in range(2):
+        forced.ensure(PROBLEM, Progress())
+    assert forced.known().values == {"bandwidth_gbps": 20.0, "float32_gflops": 90.0}
+    busy = machine(monkeypatch, store, session, tune="force")
+    busy.ensure(PROBLEM, Progress())
+    assert busy.known() == Limits(values={"bandwidth_gbps": 20.0, "float32_gflops": 120.0}), "other work only lowers a limit"
+    assert session.asked == [BOTH] * 3
+
+
+SURE_US = limit_us(PROBLEM, {"bandwidth_gbps": 30.0, "float32_gflops": 100.0}) or 0.0
+
+
+@pytest.mark.parametrize(
+    ("found", "times", "torch_us", "refused", "bandwidth"),
+    [
+        # A time at the limit is right, and one that beats it a little raises it.
+        ([(30, 100, "")], {"a": SURE_US}, 2 * SURE_US, [], 30),
+        ([(30, 100, "")], {"a": SURE_US / 1.5}, 2 * SURE_US, [], 45),
+        # Far below, the limits are measured again, once.
+        ([(30, 100, ""), (31, 100, "")], {"a": SURE_US / 10, "b": SURE_US}, 2 * SURE_US, ["a"], 31),
+        ([(30, 100, ""), (200, 100, "")], {"a": SURE_US / 5}, 2 * SURE_US, [], 200),
+        # Limits of a busy machine have a larger margin.
+        ([(30, 100, "x"), (30, 100, "x")], {"a": SURE_US / 15}, 2 * SURE_US, [], 450),
+        ([(30, 100, "x"), (30, 100, "x")], {"a": SURE_US / 30}, 2 * SURE_US, ["a"], 30),
+        # Torch's own operation is believed.
+        ([(3, 100, "")], {"a": SURE_US}, SURE_US, [], 30),
+        ([(30, 100, ""), (30, 100, "")], {"a": 0.01}, None, ["a"], 30),
+    ],
+)
+def test_times_below_the_limits_are_refused_and_others_raise_them(
+    found: list[tuple[float, float, str]], times: dict[str, float], torch_us: float | None, refused: list[str], bandwidth: float,
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path,
+) -> None:  # fmt: skip
+    store, session = Store.open(tmp_path / "store.sqlite"), FakeSession(*found)
+    machine(monkeypatch, store, session).ensure(PROBLEM, Progress())
+    limits = machine(monkeypatch, store, session)
+    reasons = limits.too_fast(session, PROBLEM, times, torch_us)  # type: ignore[arg-type]
+    assert list(reasons) == refused
+    for reason in reasons.values():
+        assert re.search(r"took .* µs, which no hardware with these limits can: at least .* µs by bandwidth_gbps", reason)
+    assert limits.known().values["bandwidth_gbps"] == pytest.approx(bandwidth, rel=1e-3)
+
+
+def test_without_limits_only_a_suspect_time_has_them_measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    store, session = Store.open(tmp_path / "store.sqlite"), FakeSession((30.0, 100.0, ""))
+    limits = machine(monkeypatch, store, session)
+    assert limits.too_fast(session, PROBLEM, {"a": SURE_US}, 1.5 * SURE_US) == {}  # type: ignore[arg-type]
+    assert session.asked == []
+    assert list(limits.too_fast(session, PROBLEM, {"a": SURE_US / 100}, 3 * SURE_US)) == ["a"]  # type: ignore[arg-type]
+    assert session.asked == [BOTH], "measured in this tuning, so not again"
+
+
+def test_no_limit_rules_out_what_a_product_does_not_need() -> None:
+    """Bandwidth of operands in a cache, of groups without rows and of absent blocks, and rates of other instructions."""
+    gpu = preset("sm90")
+    small, large = (Problem.mm(64, 64, k, dtype=torch.float32, device_type="cpu") for k in (64, 65536))
+    assert (limit_us(small, VALUES, CPU), limit_us(small, VALUES)) == (
+        pytest.approx(small.flops / 500e3), pytest.approx(max(small.bytes / 50e3, small.flops / 500e3))
+    )  # fmt: skip
+    assert limit_us(large, VALUES, CPU) == limit_us(large, VALUES)
+    grouped = Problem.grouped_mm(16, 768, 2048, groups=128, dtype=torch.bfloat16, device_type="cuda")
+    assert least_work(grouped)[0] < grouped.bytes / 7
+    sparse = Problem.bsr_mm(64, 256, 256, dtype=torch.float32, block=64, density=0.05, device_type="cpu")
+    assert least_work(sparse)[1] == 0
+    zero = dataclasses.replace(Problem.addmm(64, 64, 64, dtype=torch.float32, device_type="cpu"), alpha="zero")
+    assert least_work(zero) == (0, 0)
+    known = Limits(values={"bandwidth_gbps": 50.0, "float32_gflops": 500.0, "int8_gflops": 500.0, "bfloat16_gflops": 500.0})
+    square = Problem.mm(1024, 1024, 1024, dtype=torch.float32, device_type="cpu")
+    assert known.least_us(square, CPU) == pytest.approx(square.flops / 1e6)
+    assert known.least_us(square, gpu) == pytest.approx(square.flops / 2e6), "tensor cores by parts"
+    integers = Problem.int_mm(1024, 1024, 1024, device_type="cpu")
+    fast = dataclasses.replace(CPU, isa=("avx512_vnni",))
+    assert known.least_us(integers, fast) == pytest.approx((known.least_us(integers, CPU) or 0) / 4)

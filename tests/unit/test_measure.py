@@ -17,11 +17,13 @@ from gemmtune.device import DeviceInfo, detect, preset
 from gemmtune.selector import measure as measuring
 from gemmtune.selector.candidates import Candidates, _reopened
 from gemmtune.selector.measure import drift_since, examine_all, measure, outcome, rank
+from gemmtune.selector.pick import pick
 from gemmtune.selector.precompile import CompileFailure
 from gemmtune.selector.progress import Progress
-from gemmtune.selector.result import DISTURBED, HOST_US, PLACE, SETTLED, Outcome
+from gemmtune.selector.result import ALONE, DISTURBED, HOST_US, PLACE, SETTLED, Outcome
 from gemmtune.selector.samples import Ranking, Sample, failure_of
 from gemmtune.settings import Settings
+from gemmtune.timing import neighbours
 from gemmtune.timing.rounds import Ranked
 
 CPU = detect("cpu")
@@ -54,6 +56,8 @@ class FakeSession:
         self.times = times
         self.spreads: dict[str, float] = {}
         self.asked: list[tuple[Any, ...]] = []
+        self.rechecked: list[list[str]] = []
+        self.stale: set[str] = set()
         self.seen = ""
 
     def examine(self, choice: Choice, best_us: float | None) -> Sample:
@@ -61,6 +65,11 @@ class FakeSession:
         self.asked.append((name, best_us))
         time_us = self.times[name]
         return Sample(status=Status.WRONG_RESULT if time_us is None else Status.OK, time_us=time_us)
+
+    def recheck(self, choices: Sequence[Choice]) -> dict[str, Sample]:
+        self.rechecked.append([c.name.removeprefix("fake:") for c in choices])
+        stale = Sample(status=Status.WRONG_RESULT, reason="stale")
+        return {c.name: stale for c in choices if c.name.removeprefix("fake:") in self.stale}
 
     def rank(self, choices: Sequence[Choice]) -> Ranking:
         names = [c.name.removeprefix("fake:") for c in choices]
@@ -149,6 +158,50 @@ def ranked(session: FakeSession, *outcomes: Outcome, entrants: int = 8, **fields
     return found
 
 
+def test_after_a_refusal_the_others_are_ranked_again_and_nothing_is_settled() -> None:
+    """A time that was none has dropped others: from the rounds, and on a GPU from the entrants."""
+    gpu = preset("sm90")
+    session = FakeSession(torch=50.0, a=1.0, b=35.0, c=30.0)
+    session.stale = {"a"}
+    found = by_hash(known("torch", 50.0), known("a", 1.0), known("b", 35.0), known("c", 30.0))
+    assert rank(session, 8, candidates(device=gpu), found, Stages())  # type: ignore[arg-type]
+    assert session.asked == [("a", "torch"), ("torch",)]
+    assert session.rechecked == [["a", "torch"], ["torch"]]
+    refused = found["fake-fake:a"]
+    assert (refused.status, refused.time_us, refused.reason) == (Status.WRONG_RESULT, None, "stale")
+    assert [o.settled for o in found.values()] == [False, True, False, False]
+    assert not rank(session, 8, candidates(device=gpu), found, Stages())  # type: ignore[arg-type]
+    assert session.asked[2] == ("c", "b", "torch"), "those near the next best"
+    assert all(o.settled for o in found.values())
+    assert pick(list(found.values())).name == "fake:c"  # type: ignore[union-attr]
+
+
+def test_a_busy_machine_is_measured_once_if_it_is_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
+    for busy, plays, waits in (("repeat", 2, 0), ("wait", 2, 1), ("accept", 1, 0)):
+        waited: list[object] = []
+        monkeypatch.setattr(neighbours, "disturbance", lambda *_: "a neighbour")
+        monkeypatch.setattr(measuring, "wait_until_quiet", lambda device, tell, waited=waited: waited.append(device))
+        session = FakeSession(torch=50.0, a=10.0)
+        found = by_hash(known("torch", 5.0), known("a", 1.0))
+        rank(session, 8, candidates(settings=Settings(busy=busy)), found, Stages())  # type: ignore[arg-type]
+        assert (len(session.asked), len(waited)) == (plays, waits)
+        assert all(o.disturbed == "a neighbour" for o in found.values()), "marked in any case"
+
+
+def test_a_quiet_repetition_replaces_disturbed_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = iter(["a neighbour", ""])
+    monkeypatch.setattr(neighbours, "disturbance", lambda *_: next(seen))
+
+    class Hurried(FakeSession):
+        def rank(self, choices: Sequence[Choice]) -> Ranking:
+            ranking = super().rank(choices)
+            self.times = {name: time_us and time_us / 2 for name, time_us in self.times.items()}
+            return ranking
+
+    found = ranked(Hurried(torch=50.0, a=10.0), known("torch", 5.0), known("a", 1.0))
+    assert [(o.time_us, o.disturbed) for o in found.values()] == [(25.0, ""), (5.0, "")]
+
+
 def test_new_choices_are_ranked_and_settled() -> None:
     session = FakeSession(torch=50.0, a=10.0, b=20.0)
     found = ranked(session, known("torch", 5.0), known("a", 1.0), known("b", 2.0), known("c"))
@@ -157,11 +210,14 @@ def test_new_choices_are_ranked_and_settled() -> None:
     assert found["fake-fake:a"].info["margin_us"] == 1.0
 
 
-def test_a_single_choice_is_not_ranked() -> None:
-    session = FakeSession()
-    assert ranked(session, known("a", 1.0))["fake-fake:a"].finalist is False
-    ranked(session, known("a", 1.0, finalist=True), known("b", 2.0, finalist=True))
-    assert session.asked == []
+def test_a_single_choice_is_ranked_and_checked_once() -> None:
+    session = FakeSession(a=10.0)
+    found = ranked(session, known("a", 1.0))["fake-fake:a"]
+    assert (found.finalist, found.time_us, found.info[SETTLED]) == (True, 10.0, ALONE)
+    assert (session.asked, session.rechecked) == ([("a",)], [["a"]])
+    again = FakeSession()
+    ranked(again, known("a", 1.0, finalist=True), known("b", 2.0, finalist=True))
+    assert again.asked == []
 
 
 def test_a_new_choice_runs_against_the_fastest_two_and_is_scaled_to_their_earlier_times() -> None:
@@ -215,7 +271,7 @@ def test_ranks_near_choices_on_a_gpu_and_all_on_a_cpu() -> None:
 
 def test_marks_outcomes_of_a_busy_machine(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     told: list[tuple[str, float, float]] = []
-    monkeypatch.setattr(measuring, "disturbance", lambda device, *facts: told.append(facts) or facts[0])
+    monkeypatch.setattr(neighbours, "disturbance", lambda device, *facts: told.append(facts) or facts[0])
     session = FakeSession(torch=50.0, a=10.0)
     session.seen = "a neighbour"
     stored = known("b", 20.0, from_store=True, finalist=True)
@@ -226,9 +282,12 @@ def test_marks_outcomes_of_a_busy_machine(monkeypatch: pytest.MonkeyPatch, caplo
         session.asked, session.spreads, session.times["torch"] = [], {"torch": 0.3, "a": 0.9}, torch_us
         ranked(session, known("a", 1.0), known("b", 2.0), known("torch", 5.0))
     facts = [("a neighbour", 0.0, 1.0), ("a neighbour", 0.3, 1.0), ("a neighbour", 0.0, 1.0)]
-    assert told == facts, "the spread of torch's own times, and how much longer what was known takes"
+    assert told[::2] == facts, "the spread of torch's own times, and how much longer what was known takes"
+    assert told[1::2] == facts, "each is played once more"
     assert [o.info.get(DISTURBED) for o in found.values()] == ["a neighbour", "a neighbour", None, None]
-    assert "was measured on a busy machine (a neighbour): tune it again when the machine is idle" in caplog.text
+    assert (
+        "was measured on a busy machine (a neighbour): measure it again on a quiet machine, by tune(…, again=True)" in caplog.text
+    )
 
 
 def test_an_outcome_stores_its_position_and_host_time() -> None:

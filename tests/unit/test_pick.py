@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from gemmtune.backends.table import BACKENDS
 from gemmtune.choice import Status
 from gemmtune.selector.pick import KERNEL_TIE, NEAR, pick, shortlist
-from gemmtune.selector.result import HOST_US, PLACE, Outcome
+from gemmtune.selector.result import DISTURBED, HOST_US, PLACE, Outcome
 from gemmtune.timing.rounds import TIE
 
 
@@ -55,6 +55,16 @@ def test_a_tie_goes_to_the_library():
 
 def test_just_outside_a_tie_the_fastest_wins():
     assert pick([outcome("triton:a", 20.0), outcome("aten:mm", 20.0 * (1 + 1.5 * KERNEL_TIE))]).name == "triton:a"
+
+
+def test_torch_stays_unless_the_gain_is_large_on_a_busy_machine():
+    for disturbed, picked in (((), "triton:a"), (("triton:a",), "aten:mm"), (("aten:mm",), "aten:mm")):
+        for time_us in (20.0, 5.0):  # a launch takes longer than the second
+            pair = [outcome("triton:a", time_us), outcome("aten:mm", 1.2 * time_us, baseline=True)]
+            pair = [dataclasses.replace(o, info={DISTURBED: "a neighbour"}) if o.name in disturbed else o for o in pair]
+            assert pick(pair).name == picked
+    far = [outcome("triton:a", 20.0), dataclasses.replace(outcome("aten:mm", 26.0, baseline=True), info={DISTURBED: "x"})]
+    assert pick(far).name == "triton:a"
 
 
 def test_whole_calls_use_the_tie_of_torch():

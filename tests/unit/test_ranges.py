@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import re
 import types
 import warnings
 from collections.abc import Callable, Iterable, Iterator
@@ -28,6 +29,7 @@ from gemmtune.problem import Problem
 from gemmtune.problem.rows import row_classes
 from gemmtune.selector import offers, ranges, session
 from gemmtune.selector.crossover import sampled_rows
+from gemmtune.selector.machine_limits import MachineLimits
 from gemmtune.selector.progress import Progress
 from gemmtune.selector.proof import legal_runs
 from gemmtune.selector.ranges import stored_table
@@ -136,7 +138,9 @@ def untimed(monkeypatch: pytest.MonkeyPatch, time_us: Callable[[str, int], float
     monkeypatch.setattr(Session, "rank", rank)
     monkeypatch.setattr(session, "short_measurement", lambda contender, best_us: 1.0)
     monkeypatch.setattr(session, "Timer", lambda *_, **__: types.SimpleNamespace(contender=lambda choice, kernel: None))
-    monkeypatch.setattr(ranges, "ensure_limits", lambda *_: None)
+    monkeypatch.setattr(Session, "recheck", lambda *_: {})
+    monkeypatch.setattr(MachineLimits, "ensure", lambda *_: None)
+    monkeypatch.setattr(MachineLimits, "too_fast", lambda *_: {})
 
 
 @pytest.fixture
@@ -145,7 +149,7 @@ def backend(own_store: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[RowedB
     backend = RowedBackend(("torch", "low", "high"))
     install(monkeypatch, backend)  # type: ignore[arg-type]
 
-    untimed(monkeypatch, lambda name, m: TIMES_US[name](m))
+    untimed(monkeypatch, lambda name, m: TIMES_US.get(name, TIMES_US["aten:mm"])(m))
     with settings.patch(rows="shared"):
         yield backend
     forget_plans()
@@ -241,6 +245,55 @@ def test_second_tuning_comes_from_the_store(backend: RowedBackend):
     assert tuned(range(1, 90)).source == "measured"
     with settings.patch(tune="force"):
         assert tuned().source == "measured"
+
+
+def test_a_table_of_a_busy_machine_is_marked_and_measured_again_if_asked_for(
+    backend: RowedBackend, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("gemmtune.timing.neighbours.disturbance", lambda *_: "a neighbour")
+    TIMES_US["fake:high"], kept = (lambda m: 40.0 if m < CROSSING else 90.0), TIMES_US["fake:high"]
+    try:
+        marked = tuned()
+    finally:
+        TIMES_US["fake:high"] = kept
+    assert marked.table.disturbed == "a neighbour"
+    assert {name for _, hi, name in intervals(marked) if hi == 64} == {"low"}, "twice as fast as torch"
+    assert tuned().source == "store"
+    monkeypatch.setattr("gemmtune.timing.neighbours.disturbance", lambda *_: "")
+    (again,) = gemmtune.tune(problem(2), m=range(1, 65), progress=False, again=True)
+    assert (again.source, again.table.disturbed) == ("measured", "")
+    assert intervals(again)[-1][2] == "high"
+
+
+@pytest.mark.parametrize(("busy", "last"), [("", "low"), ("a neighbour", "torch")])
+def test_a_table_of_a_busy_machine_leaves_torch_for_large_gains_only(
+    busy: str, last: str, backend: RowedBackend, monkeypatch: pytest.MonkeyPatch
+):
+    backend.kinds = ("torch", "low")
+    monkeypatch.setattr("gemmtune.timing.neighbours.disturbance", lambda *_: busy)
+    monkeypatch.setitem(TIMES_US, "fake:low", lambda m: 10.0 if m < CROSSING else 85.0)
+    assert intervals(tuned())[-1][2] == last
+
+
+def test_a_choice_that_is_wrong_after_the_timing_is_in_no_table(backend: RowedBackend, monkeypatch: pytest.MonkeyPatch):
+    """It is wrong only where few choices compete, or impossibly fast there."""
+
+    def recheck(self: Session, choices: list[Choice]) -> dict[str, Sample]:
+        stale = Sample(status=Status.WRONG_RESULT, reason="stale")
+        return {c.name: stale for c in choices if c.name == "fake:low" and c.problem.m not in (1, 8, 64)}
+
+    monkeypatch.setattr(Session, "recheck", recheck)
+    result = tuned()
+    assert "low" not in {name for *_, name in intervals(result)}
+    assert re.fullmatch(r"M = \d+: wrong_result: stale", result.wrong["fake:low"])
+    monkeypatch.setattr(Session, "recheck", lambda *_: {})
+    monkeypatch.setattr(
+        MachineLimits,
+        "too_fast",
+        lambda self, session, at, times, torch_us: {x: "too fast" for x in times if x == "fake:high" and at.m == 16},
+    )
+    with settings.patch(tune="force"):
+        assert tuned().wrong == {"fake:high": "M = 16: too fast"}
 
 
 def test_a_missing_choice_retunes_but_narrower_settings_do_not(backend: RowedBackend):

@@ -60,9 +60,14 @@ def test_ranges_are_python_ranges_or_ends():
 
 
 def test_a_table_survives_the_store():
-    table = Table(segments=(segment(1, 4, time_us=1.5, checked=(1, 4)), segment(5, 9, "y")), seed=7)
+    segments = (segment(1, 4, time_us=1.5, checked=(1, 4)), segment(5, 9, "y"))
+    table = Table(segments=segments, seed=7, disturbed="a neighbour")
     fact = Ranged(key="{}", fingerprint="{}", kind="segments", value=table.to_json())
     assert Table.of(Ranged.of_record("{}", "{}", *fact.record)) == table
+    assert [line.endswith("on a busy machine)") for line in table_lines(table)] == [False, True, False, False]
+    assert table_lines(table)[-1].startswith("  measured on a busy machine (a neighbour): measure it again")
+    unmarked = {name: value for name, value in table.to_json().items() if name != "disturbed"}
+    assert Table.of(Ranged(key="{}", fingerprint="{}", kind="segments", value=unmarked)).disturbed == ""
 
 
 @pytest.mark.parametrize(

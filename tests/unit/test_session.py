@@ -32,6 +32,7 @@ from gemmtune.problem import Problem
 from gemmtune.problem.rows import with_rows
 from gemmtune.selector import samples
 from gemmtune.selector import session as sessions
+from gemmtune.selector.recheck import AFTER
 from gemmtune.selector.remote import RemoteSession, measuring_kind, open_session
 from gemmtune.selector.samples import Ranking, Sample, failure_of
 from gemmtune.selector.session import Session
@@ -39,6 +40,7 @@ from gemmtune.selector.verify import Verification
 from gemmtune.settings import Settings
 from gemmtune.timing.rounds import Ranked
 from gemmtune.workers.pool import WORKERS
+from gemmtune.workers.worker import WorkerCrashed
 
 DEVICE = dataclasses.replace(detect("cpu"), threads=1)
 """One thread: those of a parallel operation wait for each other, for milliseconds if the machine is busy."""
@@ -193,6 +195,36 @@ def test_ranks_the_survivor_of_two_choices_that_die_together(settings: Settings,
     both, alone = session.rank([good, bad]), session.rank([bad])
     assert (set(both.times), both.failures) == ({good.name}, {bad.name: died})
     assert (alone.times, alone.failures) == ({}, {bad.name: died})
+
+
+def test_a_worker_that_dies_after_the_timing_costs_only_the_choice(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The others are checked in new workers."""
+    good, bad, stale = fake("multiply"), fake("segfault"), fake("wrong")
+    wrong = Sample(status=Status.WRONG_RESULT, reason="stale")
+
+    def call(_do: object, method: str, choices: Sequence[Choice], *, timeout_s: float) -> tuple[dict[str, Sample], bool]:
+        if bad in choices:
+            raise WorkerCrashed("died by SIGSEGV")
+        return {c.name: wrong for c in choices if c == stale}, False
+
+    session = RemoteSession(PROBLEM, DEVICE, settings)
+    monkeypatch.setattr(session, "_opened", lambda: types.SimpleNamespace(call=call))
+    died = Sample(status=Status.CRASHED, reason=f"{AFTER}: died by SIGSEGV")
+    assert session.recheck([good, bad, stale]) == {bad.name: died, stale.name: wrong}
+    assert session.recheck([]) == {}
+
+
+def test_memory_that_is_short_after_the_timing_refuses_nothing(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def none_left(*_: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory.")
+
+    with Session(PROBLEM, DEVICE, settings) as session:
+        session.rank([running("multiply")])
+        monkeypatch.setattr(sessions, "recheck_all", none_left)
+        assert session.recheck([running("multiply")]) == {}
+    assert "was not checked after the timing: OutOfMemoryError" in caplog.text
 
 
 def test_the_worker_stays_warm_for_the_next_session(settings: Settings) -> None:
@@ -422,8 +454,9 @@ def test_a_closed_session_holds_no_memory(settings: Settings) -> None:
 
 
 def test_limits_of_the_problems_dtype(session: Session | RemoteSession) -> None:
-    assert set(session.limits({})) == {"bandwidth_gbps", "float32_gflops"}
-    assert session.limits({"bandwidth_gbps": 1.0, "float32_gflops": 1.0}) == {}
+    found, _disturbance = session.limits({})
+    assert set(found) == {"bandwidth_gbps", "float32_gflops"}
+    assert session.limits({"bandwidth_gbps": 1.0, "float32_gflops": 1.0})[0] == {}
 
 
 def test_without_verification_a_wrong_choice_is_measured(settings: Settings) -> None:

@@ -147,10 +147,10 @@ def test_an_interruption_keeps_what_was_measured(backend: FixedBackend, own_stor
     assert tuned().source == "store"
 
 
-def test_what_was_measured_on_a_busy_machine_is_marked_and_measured_again(
+def test_what_was_measured_on_a_busy_machine_is_marked_and_measured_again_if_asked_for(
     backend: FixedBackend, examined: list[str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
-    monkeypatch.setattr("gemmtune.selector.measure.disturbance", lambda *_: "other processes used 80% of the cores")
+    monkeypatch.setattr("gemmtune.timing.neighbours.disturbance", lambda *_: "other processes used 80% of the cores")
     first = gemmtune.tune(PROBLEM, progress=False)
     assert first[0].disturbed == "other processes used 80% of the cores"
     assert "measured on a busy machine (other processes used 80% of the cores)" in str(first)
@@ -161,8 +161,14 @@ def test_what_was_measured_on_a_busy_machine_is_marked_and_measured_again(
         patch.setattr("gemmtune.selector.select.tuning_lock", lambda *_: nullcontext(True))
         assert tuned().source == "store"
     assert not examined
-    monkeypatch.setattr("gemmtune.selector.measure.disturbance", lambda *_: "")
-    again = tuned()
+    second = gemmtune.tune(PROBLEM, progress=False)
+    assert second[0].source == "store"
+    assert not examined
+    for text in (str(second), str(gemmtune.explain(PROBLEM)), str(second[0])):
+        assert "on a busy machine" in text
+    assert "gemmtune tune --again" in str(second)
+    monkeypatch.setattr("gemmtune.timing.neighbours.disturbance", lambda *_: "")
+    [again] = gemmtune.tune(PROBLEM, progress=False, again=True)
     assert set(examined) == {"fake:multiply", "fake:slow"}
     assert again.disturbed == ""
     assert tuned().source == "store"

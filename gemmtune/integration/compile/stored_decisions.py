@@ -19,11 +19,13 @@ from ...problem import Problem
 from ...selector.candidates import Candidates
 from ...selector.progress import Progress
 from ...selector.remote import open_session
+from ...selector.result import DISTURBED, busy
 from ...selector.segments import Table
 from ...settings import Settings
 from ...store.key import canonical, fingerprint_text, now
 from ...store.store import Row, Store, open_store
-from ...timing.rounds import TIE
+from ...timing import neighbours
+from ...timing.rounds import TIE, tie
 from ..measured import candidates_in_models, in_models, inductor_overlaps, tune_products
 from .planned_horizontal import gathered_roles
 from .report import Decision, Taken
@@ -66,11 +68,11 @@ class StoredDecisions:
         if "untouched" not in times:
             return dataclasses.replace(of_gemm, reason=f"{of_gemm.reason}; its epilogue was not compared with Inductor's kernel")
         shown = tuple(times.items())
-        best = min(times, key=times.__getitem__)
-        if best == "untouched" or times[best] > (1 - TIE) * times["untouched"]:
-            return Decision(taken="", reason="torch's GEMM with Inductor's kernel is as fast", times_us=shown)
+        best, why = min(times, key=times.__getitem__), self._disturbance(fused, variants)
+        if best == "untouched" or times[best] > (1 - tie(why)) * times["untouched"]:
+            return Decision(taken="", reason=f"torch's GEMM with Inductor's kernel is as fast{busy(why)}", times_us=shown)
         taken: Taken = "fused" if best == "fused" else "alone"
-        return Decision(taken=taken, reason="faster than torch's GEMM with Inductor's kernel", times_us=shown)
+        return Decision(taken=taken, reason=f"faster than torch's GEMM with Inductor's kernel{busy(why)}", times_us=shown)
 
     def decide_every_m(self, alone: Problem, fused: Problem | None) -> Decision | None:
         """Return the decision for a dynamic M: ours unless torch has every segment of the table. None without a table."""
@@ -126,10 +128,10 @@ class StoredDecisions:
         if len(times) < 2:
             return Decision(taken="", reason="not compared with one product of all columns")
         saved = sum(self._saved_by_epilogue(*pair) for pair in pairs)
-        shown = (*times.items(), *([("saved by epilogues", saved)] if saved else []))
-        if times["joined"] + saved > (1 - TIE) * times["apart"]:
-            return Decision(taken="", reason="one product of all columns is no faster", times_us=shown)
-        return Decision(taken="joined", reason=f"one product beats {len(pairs)} of the same input", times_us=shown)
+        shown, why = (*times.items(), *([("saved by epilogues", saved)] if saved else [])), self._disturbance(whole, variants)
+        if times["joined"] + saved > (1 - tie(why)) * times["apart"]:
+            return Decision(taken="", reason=f"one product of all columns is no faster{busy(why)}", times_us=shown)
+        return Decision(taken="joined", reason=f"one product beats {len(pairs)} of the same input{busy(why)}", times_us=shown)
 
     def _saved_by_epilogue(self, alone: Problem, fused: Problem | None) -> float:
         """Return the µs that a fused epilogue saves over Inductor's kernel. Infinite if it was not measured."""
@@ -143,7 +145,9 @@ class StoredDecisions:
     def _rank(self, problem: Problem, variants: Sequence[GraphVariant]) -> None:
         """Time the variants against each other, and store their times."""
         with open_session(problem, self.device, self.settings, host_us(self.device, self.settings)) as session:
-            ranked = session.rank(variants).times
+            ranking = session.rank(variants)
+        ranked = ranking.times
+        why = neighbours.disturbance(self.device, ranking.seen, min((x.spread for x in ranked.values()), default=0.0))
         measured_at = now()
         rows = [
             Row(
@@ -156,6 +160,7 @@ class StoredDecisions:
                 time_us=ranked[variant.name].time_us if variant.name in ranked else None,
                 finalist=variant.name in ranked,
                 reason="" if variant.name in ranked else "it failed when it was timed; the log of that time says how",
+                info={DISTURBED: why} if why else {},
                 measured_at=measured_at,
             )
             for variant in variants
@@ -184,7 +189,7 @@ class StoredDecisions:
             return Decision(taken="", reason="torch's own is as fast")
         torch_us, ours_us = self._times_of(problem)
         times = tuple((name, time_us) for name, time_us in (("torch", torch_us), ("alone", ours_us)) if time_us is not None)
-        return Decision(taken="alone", reason="faster than torch's own", times_us=times)
+        return Decision(taken="alone", reason=f"faster than torch's own{busy(self._disturbed(problem))}", times_us=times)
 
     def _decide_by_table(self, problem: Problem) -> Decision | None:
         """Return the decision of the table of every M, for a problem that was not tuned itself. None without a table."""
@@ -211,10 +216,11 @@ class StoredDecisions:
         (torch_us, alone_us), (_, fused_us) = self._times_of(alone), self._times_of(fused)
         if torch_us is None or alone_us is None or fused_us is None:
             return None
-        if fused_us > (1 - APART) * torch_us or fused_us > (1 + TIE) * alone_us:
+        why = self._disturbed(alone) or self._disturbed(fused)
+        if fused_us > (1 - max(APART, tie(why))) * torch_us or fused_us > (1 + TIE) * alone_us:
             return None
         times = (("torch alone", torch_us), ("alone", alone_us), ("fused", fused_us))
-        return Decision(taken="fused", reason="faster with its epilogue than torch's GEMM without it", times_us=times)
+        return Decision(taken="fused", reason=f"faster with its epilogue than torch's GEMM without it{busy(why)}", times_us=times)
 
     def _undecided(self, alone: Problem, fused: Problem | None) -> list[CompiledVariant]:
         """Return the variants to time against each other. None if there is only one, or if the separate times decide."""
@@ -263,6 +269,20 @@ class StoredDecisions:
         """Return True if the store has a time or a failure for each variant."""
         rows = self.store.rows(_key(fused), fingerprint_text(self.device, self.settings.timing))
         return all(variant.content_hash in rows for variant in variants)
+
+    def _disturbance(self, problem: Problem, variants: Sequence[GraphVariant]) -> str:
+        """Return the disturbance of the variants' measurement by other work on the machine; empty if none was seen."""
+        rows = self.store.rows(_key(problem), fingerprint_text(self.device, self.settings.timing))
+        found = (rows[x.content_hash].info.get(DISTURBED) for x in variants if x.content_hash in rows)
+        return next((str(why) for why in found if why), "")
+
+    def _disturbed(self, problem: Problem) -> str:
+        """Return the disturbance of the pick's measurement, or of torch's."""
+        candidates = self._candidates(problem)
+        pick = candidates.picked
+        of_pick = [candidates.known[pick.content_hash]] if pick is not None else []
+        found = (o.disturbed for o in (*of_pick, *(o for o in candidates.known.values() if o.baseline)))
+        return next((why for why in found if why), "")
 
     def _times(self, fused: Problem, variants: Sequence[GraphVariant]) -> dict[VariantName, float]:
         """Return the variants' stored times from one measurement: the last one that included the first variant."""

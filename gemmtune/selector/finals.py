@@ -1,0 +1,100 @@
+"""Final rounds of one problem: comparable times, results checked after the timing, and a repetition on a busy machine."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from ..choice import Choice, Status
+from ..timing import neighbours
+from ..timing.rounds import BUSY_MARK, Ranked
+from .candidates import Candidates
+from .machine_limits import MachineLimits
+from .remote import AnySession
+from .result import Outcome
+from .samples import Sample
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finals:
+    """Result of the final rounds by the name of the choice."""
+
+    times: Mapping[str, Ranked]
+    failures: Mapping[str, Sample]
+    refused: bool
+    """True if a choice failed that had a time: others may have been dropped because of it."""
+    scale: float
+    """Earlier time of the incumbents divided by their time now."""
+    why: str
+    """Reason why the times are unreliable, or ""."""
+
+
+def play_finals(
+    session: AnySession,
+    fresh: Sequence[Outcome],
+    incumbents: Sequence[Outcome],
+    candidates: Candidates,
+    limits: MachineLimits | None,
+) -> Finals:
+    """Rank the choices. Rounds that other work disturbed are played once more, unless the settings accept a busy machine."""
+    first = _play(session, [*fresh, *incumbents], incumbents, candidates, limits)
+    if not (first.why and first.times) or candidates.settings.busy == "accept":
+        return first
+    second = _play(session, [o for o in (*fresh, *incumbents) if o.name in first.times], incumbents, candidates, limits)
+    failures = {**first.failures, **second.failures}
+    better = first if second.why and not second.failures and _is_faster(first, second) else second
+    return dataclasses.replace(better, failures=failures, refused=first.refused or second.refused)
+
+
+def _is_faster(one: Finals, other: Finals) -> bool:
+    """Return True if the choices took less time in one result than in the other: other work only adds to it."""
+    return sum(math.log(one.times[name].time_us / x.time_us) for name, x in other.times.items()) < 0
+
+
+def _play(
+    session: AnySession,
+    entrants: Sequence[Outcome],
+    incumbents: Sequence[Outcome],
+    candidates: Candidates,
+    limits: MachineLimits | None,
+) -> Finals:
+    """Rank the choices and check their results. After a refusal rank the others again: rounds drop whatever is slower."""
+    failures: dict[str, Sample] = {}
+    refused = False
+    while True:
+        ranking = session.rank([candidates.choices[o.content_hash] for o in entrants])
+        late = _refusals(session, [o for o in entrants if o.name in ranking.times], candidates, ranking.times, limits)
+        failures |= {**ranking.failures, **late}
+        entrants = [o for o in entrants if o.name in ranking.times and o.name not in late]
+        refused = refused or bool(late)
+        if not late or not entrants:
+            break
+    times = {o.name: ranking.times[o.name] for o in entrants}
+    drift = [o.time_us / times[o.name].time_us for o in incumbents if o.time_us and o.name in times]
+    scale = statistics.median(drift) if drift else 1.0
+    torch = next((times[o.name] for o in entrants if o.baseline), None)
+    why = neighbours.disturbance(candidates.device, ranking.seen, torch.spread if torch else 0.0, 1 / scale)
+    return Finals(times=times, failures=failures, refused=refused, scale=scale, why=why)
+
+
+def _refusals(
+    session: AnySession,
+    ranked: Sequence[Outcome],
+    candidates: Candidates,
+    times: Mapping[str, Ranked],
+    limits: MachineLimits | None,
+) -> dict[str, Sample]:
+    """Return the choices that are wrong after the timing, or took less time than the hardware can, by name."""
+    choices: list[Choice] = [candidates.choices[o.content_hash] for o in ranked]
+    found = session.recheck(choices)
+    if limits is None:
+        return found
+    problem = candidates.problem
+    direct = {o.name: times[o.name].time_us - candidates.host_us for o in ranked if o.name not in found}
+    torch_us = next((direct.pop(o.name) for o in ranked if o.baseline and o.name in direct), None)
+    reasons = limits.too_fast(session, problem, direct, torch_us)
+    mark = f" ({BUSY_MARK})" if reasons and limits.known().disturbed_for(problem) else ""
+    return found | {name: Sample(status=Status.TOO_FAST, reason=reason + mark) for name, reason in reasons.items()}

@@ -1,0 +1,117 @@
+"""Check of choices after they were timed, on the operands of the timing with other values in the same memory.
+
+A GEMM that returns what it computed before, or is right for a number of calls, passes every check that comes before the timing.
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Callable, Sequence
+
+import torch
+
+from ..choice import Choice, Status
+from ..numerics.buffers import POISONS, allocate, poison
+from ..numerics.expectation import Expectation
+from ..numerics.judging import Judge
+from ..timing.contenders import Call
+from ..timing.overwritten import Side
+from ..timing.timer import Timer
+from .samples import Sample
+
+AFTER = "after the timing, with other values in the same memory"
+CALLS = 100
+"""Calls before the operands change, so that a GEMM that is right for a number of calls has made them."""
+MOST_S, MOST_OF_FUNCTIONS_S = 0.02, 0.5
+"""Limits on the duration of these calls: of kernels, which do not count them, and of Python functions, which may."""
+STAGES: tuple[tuple[Side, bool, bool], ...] = (
+    ("b", True, False),
+    ("a", False, False),
+    ("a", True, True),
+    ("b", False, False),
+    ("b", True, True),
+)
+"""Changes of the operands: the side, True if all of it changes, and True if the result of the next call is judged.
+
+Before a judged call the other side, and the first and the last number, already have their final values. What knows its operands by
+these then finds nothing new.
+"""
+
+
+def recheck_all(
+    choices: Sequence[Choice],
+    repeats_of: Callable[[Choice], Sequence[Call]],
+    timer: Timer,
+    expectation: Expectation,
+) -> dict[str, Sample | Exception]:
+    """Repeat what was timed while the operands change, and judge the results by ``expectation``.
+
+    ``repeats_of`` returns the calls of a choice with the first operand set of the timer. A choice that needs other memory for the
+    new operands, such as that of more blocks, is called with new memory. Return the failures by name, as a sample or as what the
+    choice raised.
+    """
+    found: dict[str, Sample | Exception] = {}
+    repeats: dict[str, Sequence[Call]] = {}
+
+    def attempt(choice: Choice, work: Callable[[], Sample]) -> None:
+        try:
+            sample = work()
+        except Exception as error:  # noqa: BLE001 - a kernel may raise anything; the caller records it
+            found[choice.name] = error
+        else:
+            if sample.status is not Status.OK:
+                found[choice.name] = sample
+
+    def begin(choice: Choice) -> Sample:
+        repeats[choice.name] = repeats_of(choice)
+        end = time.perf_counter() + (MOST_S if choice.own_results else MOST_OF_FUNCTIONS_S)
+        for number in range(CALLS):  # a sample need not have used the first operand set
+            if number and time.perf_counter() > end:
+                break
+            _called(choice, repeats[choice.name])
+        return Sample(status=Status.OK)
+
+    for choice in choices:
+        attempt(choice, functools.partial(begin, choice))
+    with timer.overwritten(expectation.operands) as live:
+        staying = {choice.name: choice for choice in choices if live.holds(choice)}
+        for side, whole, judged in STAGES:
+            live.write(side, whole=whole)
+            for name in [name for name in staying if name not in found]:
+                end = (live.out, expectation) if judged else ()
+                attempt(staying[name], functools.partial(_called, staying[name], repeats[name], *end))
+    for choice in choices:
+        if choice.name not in staying and choice.name not in found:
+            attempt(choice, functools.partial(_in_new_memory, choice, expectation))
+    return found
+
+
+def _in_new_memory(choice: Choice, expectation: Expectation) -> Sample:
+    """Call a choice once with the operands of ``expectation``, and judge the result."""
+    a, b, *rest = expectation.operands.tensors
+    tensors = (a, choice.pack(b) if choice.packed_format is not None else b, *rest)
+    out, kernel = allocate(choice.problem.out, a.device), choice.build()
+    run = functools.partial(kernel.run, out) if kernel.run_new is None else kernel.run_new
+    return _called(choice, [functools.partial(run, tensors, expectation.operands.scalars)], out, expectation)
+
+
+def _called(
+    choice: Choice, calls: Sequence[Call], out: torch.Tensor | None = None, expectation: Expectation | None = None
+) -> Sample:
+    """Make the calls, whose results are new tensors or in ``out``, and judge them if there is an expectation."""
+    for number, call in enumerate(calls):
+        if out is None or expectation is None:
+            call()
+            continue
+        payload = POISONS[out.dtype][number % 2]
+        poison(out, payload)
+        if out.is_cuda:
+            torch.cuda.synchronize(out.device)  # the call may be on another stream
+        result = call()
+        judge = Judge(choice.problem, choice.claims, expectation.operands.extra)
+        finding = judge.find(result if isinstance(result, torch.Tensor) else out, expectation, payload)
+        bad = finding.bad_element(finding.state.tolist(), batched=len(choice.problem.out.size) == 3)
+        if bad is not None:
+            return Sample(status=Status.WRONG_RESULT, reason=f"{AFTER}: {bad.text()}")
+    return Sample(status=Status.OK)

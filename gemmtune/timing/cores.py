@@ -1,0 +1,138 @@
+"""Cores that this process may use, and the work of others on them: affinity, CPU quota and throttling, as Linux counts them."""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+PROC = Path("/proc")
+CGROUPS = Path("/sys/fs/cgroup")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reading:
+    """Counters of the cores at one moment. Their differences describe the time between two readings."""
+
+    wall_s: float
+    cores: int
+    """Number of cores that the affinity allows."""
+    quota: float
+    """Number of cores that the cgroups allow, infinite without a limit."""
+    busy_s: float
+    """Seconds that the allowed cores worked for anyone, with those that a hypervisor took."""
+    ours_s: float
+    """Seconds that the process tree worked."""
+    periods: tuple[tuple[int, int], ...] = field(default=())
+    """Periods of each cgroup with a quota, and those in which it was throttled."""
+
+    def others_share(self, before: Reading) -> float:
+        """Return the share that others had of the cores that this process can use at a time.
+
+        A quota below the number of allowed cores leaves room for others.
+        """
+        wall_s = max(self.wall_s - before.wall_s, 1e-9)
+        usable = min(self.cores, self.quota)
+        others = max((self.busy_s - before.busy_s) - (self.ours_s - before.ours_s), 0.0) / wall_s
+        return min(max(others - (self.cores - usable), 0.0) / max(usable, 1e-9), 1.0)
+
+    def throttled_share(self, before: Reading) -> float:
+        """Return the largest share of its periods in which a cgroup was throttled."""
+        parts = [(n - n0, x - x0) for (n, x), (n0, x0) in zip(self.periods, before.periods, strict=False)]
+        return max((throttled / count for count, throttled in parts if count > 0), default=0.0)
+
+
+def read(root: int) -> Reading:
+    """Read the counters. ``root`` is the process whose tree counts as ours, and to which this process belongs."""
+    allowed = os.sched_getaffinity(0)
+    cgroups = list(_cgroups())
+    return Reading(
+        wall_s=time.monotonic(),
+        cores=len(allowed),
+        quota=min((cores for cores, _ in cgroups), default=math.inf),
+        busy_s=_busy_s(allowed),
+        ours_s=sum(tree(root).values()) or time.process_time(),
+        periods=tuple(periods for _, periods in cgroups),
+    )
+
+
+def _busy_s(allowed: set[int]) -> float:
+    """Return the seconds that these cores worked. Where /proc/stat numbers the cores differently, all of its cores count."""
+    try:
+        lines = [line.split() for line in (PROC / "stat").read_text().splitlines() if line.startswith("cpu")]
+        cores = {int(words[0][3:]): [int(word) for word in words[1:9]] for words in lines if words[0] != "cpu"}
+    except (OSError, ValueError):
+        return 0.0
+    ticks = 0
+    for fields in [cores[number] for number in allowed if number in cores] or cores.values():
+        user, nice, system, _idle, _waiting, irq, softirq, stolen = fields
+        ticks += user + nice + system + irq + softirq + stolen
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
+def tree(root: int) -> dict[int, float]:
+    """Return ``root`` and its descendants, with the seconds that each worked. The children that it has waited for count as its own.
+
+    The result is empty if the system lists no processes.
+    """
+    children: dict[int, list[int]] = {}
+    seconds: dict[int, float] = {}
+    for path in PROC.glob("[0-9]*/stat"):
+        try:
+            words = path.read_text().rpartition(")")[2].split()
+        except OSError:
+            continue  # it has ended
+        number = int(path.parent.name)
+        children.setdefault(int(words[1]), []).append(number)
+        seconds[number] = sum(map(int, words[11:15])) / os.sysconf("SC_CLK_TCK")
+    found: dict[int, float] = {}
+    pending = [root]
+    while pending:
+        number = pending.pop()
+        if number in seconds and number not in found:
+            found[number] = seconds[number]
+            pending += children.get(number, ())
+    return found
+
+
+def _cgroups() -> Iterator[tuple[float, tuple[int, int]]]:
+    """Yield the quota in cores and the periods of each cgroup of this process that has a quota, the innermost first."""
+    for folder in _folders():
+        limit, period = _words(folder / "cpu.max") or [
+            *_words(folder / "cpu.cfs_quota_us")[:1], *_words(folder / "cpu.cfs_period_us")[:1],
+        ] or ["max", "1"]  # fmt: skip
+        if limit not in ("max", "-1"):
+            words = _words(folder / "cpu.stat")
+            facts = dict(zip(words[::2], words[1::2], strict=False))
+            yield int(limit) / int(period), (int(facts.get("nr_periods", 0)), int(facts.get("nr_throttled", 0)))
+
+
+def _folders() -> Iterator[Path]:
+    """Yield the folders of the CPU controller for the cgroup of this process and those around it.
+
+    In a container /proc may name the cgroup as the host sees it. Its folder is then the root of the mount.
+    """
+    try:
+        lines = (PROC / "self/cgroup").read_text().splitlines()
+    except OSError:
+        return
+    for line in lines:
+        _number, controllers, path = line.split(":", 2)
+        if controllers and "cpu" not in controllers.split(","):
+            continue
+        mounts = (CGROUPS / controllers, CGROUPS / "cpu") if controllers else (CGROUPS, CGROUPS / "unified")
+        mount = next((folder for folder in mounts if folder.is_dir()), None)
+        if mount is None:
+            continue
+        here = mount / path.strip("/")
+        yield from (folder for folder in (here, *here.parents) if folder.is_relative_to(mount) and folder.is_dir())
+
+
+def _words(path: Path) -> list[str]:
+    try:
+        return path.read_text().split()
+    except OSError:
+        return []
