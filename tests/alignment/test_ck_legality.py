@@ -176,7 +176,11 @@ REASONS = [
     (Problem.scaled_mm(64, 64, 64, device_type="cuda"), "gfx90a", "gfx90a has no matrix instruction for float8_e4m3fn"),
     (
         Problem.scaled_mm(256, 256, 256, scales="block_1x128", device_type="cuda"), "gfx942",
-        "scales change along K: these kernels scale only the final sums",
+        "scale_a is for 1x128 elements, expected one per whole row or one for all, which scales sums",
+    ),
+    (
+        Problem.scaled_mm(256, 256, 128, dtype=E4M3FNUZ, scales="block_128x128", device_type="cuda"), "gfx942",
+        "scale_b is for 128x128 elements, expected one per whole column or one for all, which scales sums",
     ),
     (
         Problem.scaled_mm(64, 64, 64, dtype=E4M3FNUZ, dtype_b=E5M2FNUZ, device_type="cuda"), "gfx942",
