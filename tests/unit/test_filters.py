@@ -120,11 +120,13 @@ def test_the_cap_holds_for_one_backend() -> None:
 
 def test_nondeterministic_choices_need_permission() -> None:
     claims = dataclasses.replace(OFFERS.choices[1].claims, deterministic=False)
-    unordered = dataclasses.replace(OFFERS, choices=(*OFFERS.choices, dataclasses.replace(choice("triton:atomic"), claims=claims)))
+    unordered = dataclasses.replace(
+        OFFERS, choices=(*OFFERS.choices, dataclasses.replace(choice("triton:free"), claims=claims))
+    )
     kept = filtered(unordered, Settings())
     assert kept.choices == OFFERS.choices
     assert kept.refusals[-1] == Refusal(
-        name="triton:atomic",
+        name="triton:free",
         reason="equal inputs need not give equal bits: deterministic forbids it "
         "(GEMMTUNE_DETERMINISTIC=0 allows it where torch does)",
     )
