@@ -54,7 +54,6 @@ _CONFIGS: Mapping[str, tuple[int, int, int | None]] = {
     "triton:grouped": (8, 24, None),
     "triton:padded": (3, 8, 24),
     "triton:padded_persistent": (1, 3, 12),
-    "triton:atomic": (1, 3, 24),
     "cutlass": (3, 8, None),
     "ck": (2, 4, None),
     "cuda:bsr": (2, 6, None),

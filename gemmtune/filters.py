@@ -1,7 +1,7 @@
 """Filters of legal choices: determinism, size threshold, allow regex, deny regex and cap, in this order.
 
-A table assigns the filter settings to backends. Every filter takes offers and returns offers, with a refusal for each choice
-that it removes. A backend that ranks many operations before it makes choices calls ``why_not_named`` first.
+Every filter takes offers and returns offers, with a refusal for each choice that it removes. A backend that ranks many operations
+before it makes choices calls ``why_not_named`` first.
 """
 
 from __future__ import annotations
@@ -11,54 +11,29 @@ import re
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Hashable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from .choice import Choice, Offers, Refusal
 from .settings import ENVIRONMENT_PREFIX, Settings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FilterSettings:
-    """Names of the settings that filter the choices of some backends (None: of all).
+class Regexes:
+    """Names of the settings whose regular expressions filter the choices of ``backend`` (None: of all)."""
 
-    ``min_size`` and ``cap`` apply to templates only.
-    """
-
-    backends: Collection[str] | None
-    min_size: str
     allow: str
     deny: str
-    cap: str
+    backend: str | None = None
 
     def covers(self, backend: str) -> bool:
         """Return True if the row applies to the choices of that backend."""
-        return self.backends is None or backend in self.backends
+        return self.backend in (None, backend)
 
 
-FILTERS: tuple[FilterSettings, ...] = (
-    FilterSettings(
-        backends=None,
-        min_size="template_min_gemm_size",
-        allow="choice_allowlist_regex",
-        deny="choice_denylist_regex",
-        cap="max_profiling_configs",
-    ),
-    FilterSettings(
-        backends=("cutlass",),
-        min_size="cutlass_min_gemm_size",
-        allow="cutlass_op_allowlist_regex",
-        deny="cutlass_op_denylist_regex",
-        cap="cutlass_max_profiling_configs",
-    ),
-    FilterSettings(
-        backends=("ck",),
-        min_size="ck_min_gemm_size",
-        allow="ck_op_allowlist_regex",
-        deny="ck_op_denylist_regex",
-        cap="ck_max_profiling_instances",
-    ),
+REGEXES: tuple[Regexes, ...] = (
+    Regexes(allow="choice_allowlist_regex", deny="choice_denylist_regex"),
+    Regexes(allow="cutlass_op_allowlist_regex", deny="cutlass_op_denylist_regex", backend="cutlass"),
 )
-"""Rows of filter settings. A choice has to pass every row of its backend. A backend with separate filters has a separate row."""
+"""Pairs of regexes. A choice has to pass every pair of its backend."""
 
 
 HEURISTIC = "heuristic"
@@ -73,27 +48,24 @@ A choice that splits K has a different schedule from one that does not.
 """
 
 
-def filtered(offers: Offers, settings: Settings, rows: Sequence[FilterSettings] = FILTERS, *, templates: Collection[str]) -> Offers:
+def filtered(offers: Offers, settings: Settings, *, templates: Collection[str]) -> Offers:
     """Return the offers that pass the filters, in order, with a refusal for every other one.
 
     ``templates`` are the backends whose kernels are made from templates, in the order of their table.
     """
     offers = by_absent_blocks(by_determinism(by_mixed_mm_choice(offers, settings), settings), settings)
-    offers = _large_enough(offers, settings, rows, templates)
-    offers = without(offers, lambda choice: why_not_named(choice.name, choice.backend, settings, rows))
-    for row in rows:
-        for backend in filter(row.covers, templates):
-            offers = by_cap(offers, getattr(settings, row.cap), setting=row.cap, backend=backend)
+    offers = by_size(offers, settings.template_min_gemm_size, templates)
+    offers = without(offers, lambda choice: why_not_named(choice.name, choice.backend, settings))
+    for backend in templates:
+        offers = by_cap(offers, settings.max_profiling_configs, backend)
     return offers
 
 
-def nothing_left(
-    offers: Offers, settings: Settings, rows: Sequence[FilterSettings] = FILTERS, *, templates: Collection[str]
-) -> list[str]:
+def nothing_left(offers: Offers, settings: Settings, *, templates: Collection[str]) -> list[str]:
     """Return a sentence for each regex that excludes all choices of its backends, with the setting and how to change it."""
-    offers = _large_enough(offers, settings, rows, templates)
+    offers = by_size(offers, settings.template_min_gemm_size, templates)
     texts = []
-    for row in rows:
+    for row in REGEXES:
         offered = [choice for choice in offers.choices if row.covers(choice.backend)]
         allow, deny = getattr(settings, row.allow), getattr(settings, row.deny)
         allowed = [choice for choice in offered if not allow or re.search(allow, choice.name)]
@@ -107,17 +79,9 @@ def nothing_left(
     return texts
 
 
-def _large_enough(offers: Offers, settings: Settings, rows: Sequence[FilterSettings], templates: Collection[str]) -> Offers:
-    for row in rows:
-        least = getattr(settings, row.min_size)
-        offers = by_size(offers, least, setting=row.min_size, backends=[*filter(row.covers, templates)])
-    return offers
-
-
 def uncapped(settings: Settings) -> Settings:
-    """Return the settings without their caps."""
-    none: dict[str, Any] = dict.fromkeys(row.cap for row in FILTERS)
-    return dataclasses.replace(settings, **none)
+    """Return the settings without their cap."""
+    return dataclasses.replace(settings, max_profiling_configs=None)
 
 
 def by_determinism(offers: Offers, settings: Settings) -> Offers:
@@ -141,13 +105,13 @@ def why_not_skipping(choice: Choice) -> str | None:
     return "NaN and infinity may show at absent blocks: absent_blocks is 'skipped'"
 
 
-def by_size(offers: Offers, least: int, *, setting: str, backends: Collection[str]) -> Offers:
+def by_size(offers: Offers, least: int, backends: Collection[str]) -> Offers:
     """Remove the choices of ``backends`` for products whose M·N·K (of one matrix of a batch) is below ``least``."""
 
     def reason(choice: Choice) -> str | None:
         problem = choice.problem
         size = problem.m * problem.n * problem.terms
-        return f"M·N·K = {size} is below {setting} = {least}" if choice.backend in backends and size < least else None
+        return f"M·N·K = {size} is below template_min_gemm_size = {least}" if choice.backend in backends and size < least else None
 
     return without(offers, reason)
 
@@ -170,9 +134,9 @@ def by_mixed_mm_choice(offers: Offers, settings: Settings) -> Offers:
     return Offers(choices=tuple(kept), refusals=(*offers.refusals, *refused))
 
 
-def why_not_named(name: str, backend: str, settings: Settings, rows: Sequence[FilterSettings] = FILTERS) -> str | None:
+def why_not_named(name: str, backend: str, settings: Settings) -> str | None:
     """Return why the regexes of the settings exclude the backend's choice of this name, or None. Empty ones exclude nothing."""
-    for row in filter(lambda row: row.covers(backend), rows):
+    for row in filter(lambda row: row.covers(backend), REGEXES):
         allow, deny = getattr(settings, row.allow), getattr(settings, row.deny)
         if allow and not re.search(allow, name):
             return f"{row.allow} {allow!r} does not match the name"
@@ -181,7 +145,7 @@ def why_not_named(name: str, backend: str, settings: Settings, rows: Sequence[Fi
     return None
 
 
-def by_cap(offers: Offers, cap: int | None, *, setting: str, backend: str) -> Offers:
+def by_cap(offers: Offers, cap: int | None, backend: str) -> Offers:
     """Keep at most ``cap`` choices of a backend (None: all), selected by ``diverse``."""
     own = [choice for choice in offers.choices if choice.backend == backend]
     if cap is None or len(own) <= cap:
@@ -190,7 +154,7 @@ def by_cap(offers: Offers, cap: int | None, *, setting: str, backend: str) -> Of
 
     def reason(choice: Choice) -> str | None:
         out = choice.backend == backend and choice.name not in taken
-        return f"not among the {cap} of {len(own)} that {setting} allows" if out else None
+        return f"not among the {cap} of {len(own)} that max_profiling_configs allows" if out else None
 
     return without(offers, reason)
 

@@ -92,24 +92,12 @@ class Settings:
     decides."""
     cutlass_dir: str | None = None
     """Checkout of CUTLASS to use instead of the nvidia-cutlass package."""
-    cutlass_min_gemm_size: Natural = 0
-    """Least M·N·K of a product for which CUTLASS offers choices."""
     cutlass_op_allowlist_regex: Regex = None
     """Like `choice_allowlist_regex`, but for CUTLASS's choices only, such as `stream_k`."""
     cutlass_op_denylist_regex: Regex = None
     """Like `choice_denylist_regex`, but for CUTLASS's choices only, such as `pingpong`."""
-    cutlass_max_profiling_configs: Most = None
-    """Largest number of CUTLASS choices for a problem, spread over different tiles and schedules; None: the search decides."""
     ck_dir: str | None = None
     """Checkout of Composable Kernel (AMD) to use instead of the amd-aiter package's headers."""
-    ck_min_gemm_size: Natural = 0
-    """Least M·N·K of a product for which Composable Kernel offers choices."""
-    ck_op_allowlist_regex: Regex = None
-    """Like `choice_allowlist_regex`, but for Composable Kernel's choices only, such as `_v3_`."""
-    ck_op_denylist_regex: Regex = None
-    """Like `choice_denylist_regex`, but for Composable Kernel's choices only, such as `interwave`."""
-    ck_max_profiling_instances: Most = None
-    """Largest number of Composable Kernel choices for a problem, spread over tiles and schedules; None: the search decides."""
     float32_by_parts: bool = True
     """Allow float32 products on tensor cores, as six products of bfloat16 parts, if torch's float32 precision is `ieee`. This
     is equally exact. Off uses float32 instructions only."""

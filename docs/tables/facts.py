@@ -25,13 +25,8 @@ GROUPS = {
         "backends", "extra_choices", "search", "choice_allowlist_regex", "choice_denylist_regex", "template_min_gemm_size",
         "max_profiling_configs", "float32_by_parts", "deterministic", "absent_blocks", "mixed_mm_choice", "cublaslt_top_k",
     ),
-    "cutlass": (
-        "cutlass_dir", "cutlass_min_gemm_size", "cutlass_op_allowlist_regex", "cutlass_op_denylist_regex",
-        "cutlass_max_profiling_configs",
-    ),
-    "ck": (
-        "ck_dir", "ck_min_gemm_size", "ck_op_allowlist_regex", "ck_op_denylist_regex", "ck_max_profiling_instances",
-    ),
+    "cutlass": ("cutlass_dir", "cutlass_op_allowlist_regex", "cutlass_op_denylist_regex"),
+    "ck": ("ck_dir",),
     "tuned": (
         "tune", "fallback_to_aten", "busy", "timing", "verify", "rows", "batch_invariant", "multi_kernel", "tune_in_subprocess",
         "compile_threads", "compile_timeout_s", "choice_timeout_s",

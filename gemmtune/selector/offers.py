@@ -16,7 +16,7 @@ from ..backends.table import BACKENDS, TEMPLATES, check_names, load
 from ..choice import Choice, Offers, Refusal
 from ..device import DeviceInfo
 from ..effort import EFFORT
-from ..filters import FILTERS, filtered, nothing_left, uncapped, without
+from ..filters import filtered, nothing_left, uncapped, without
 from ..problem import Problem
 from ..settings import Settings, use
 from ..store.store import Row
@@ -126,7 +126,7 @@ def moved_choices(
 def untried_variants(choices: Mapping[str, Choice], outcomes: Mapping[str, Outcome], settings: Settings) -> list[Choice]:
     """Return variants of the fastest kernels that pass the settings and have no outcome, those of the fastest first.
 
-    ``choices`` and ``outcomes`` are by content hash. The caps of the settings include the choices already tried.
+    ``choices`` and ``outcomes`` are by content hash. The cap of the settings includes the choices already tried.
     """
     ranked, effort = right(outcomes.values()), EFFORT[settings.search]
     fastest: dict[str, Choice] = {}
@@ -142,8 +142,7 @@ def untried_variants(choices: Mapping[str, Choice], outcomes: Mapping[str, Outco
     tried = Counter(outcome.backend for outcome in outcomes.values())
     kept: list[Choice] = []
     for choice in passed:
-        caps = [getattr(settings, row.cap) for row in FILTERS if row.covers(choice.backend)]
-        if all(cap is None or tried[choice.backend] < cap for cap in caps):
+        if settings.max_profiling_configs is None or tried[choice.backend] < settings.max_profiling_configs:
             tried[choice.backend] += 1
             kept.append(choice)
     return kept

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from ..backends.own.choice import NAME as OWN
 from ..choice import Refusal, Status
-from ..filters import FILTERS
+from ..filters import REGEXES
 from ..timing.rounds import BUSY_MARK
 from .result import AGAIN, busy
 
@@ -164,7 +164,7 @@ def refusal_lines(refusals: Iterable[Refusal]) -> list[str]:
 
 def _by_regexes(refusals: Iterable[Refusal]) -> tuple[list[Refusal], list[Refusal]]:
     """Return the refusals by a regex of the settings, and the others."""
-    settings = tuple(f"{name} " for row in FILTERS for name in (row.allow, row.deny))
+    settings = tuple(f"{name} " for row in REGEXES for name in (row.allow, row.deny))
     parts: tuple[list[Refusal], list[Refusal]] = ([], [])
     for refusal in refusals:
         parts[not refusal.reason.startswith(settings)].append(refusal)

@@ -16,22 +16,19 @@ class Oriented:
     b: Layout
     out: Layout
     added: tuple[Layout, ...]
-    """Further inputs: inp if there is one, or the scales, followed by the operands of the epilogue. All are broadcast to out
-    except scales of blocks and groups."""
+    """Further inputs, broadcast to out: inp if there is one, or the scales, followed by the operands of the epilogue."""
 
     @property
     def sizes(self) -> tuple[int, int, int]:
-        """M, N and K. An operand with two elements in a byte has half the size along K."""
-        return self.a.size[-2], self.b.size[-1], max(self.a.size[-1], self.b.size[-2])
+        """M, N and K."""
+        return self.a.size[-2], self.b.size[-1], self.a.size[-1]
 
 
 def orient(problem: Problem, *, swap_ab: bool) -> Oriented:
-    """Return the layouts of the problem, or of its transpose if ``swap_ab`` is set."""
+    """Return the layouts of the problem, or of its transpose if ``swap_ab`` is set. Scales pass ``why_not_scaled_sums``."""
     inp = problem.inp_read
-    added = [inp.expanded(problem.out.size)] if inp is not None else []
-    as_they_are = block_scaled(problem) or scales_weights(problem)
-    added += list(problem.scales) if as_they_are else [x.expanded(problem.out.size) for x in problem.scales]
-    added += [x.expanded(problem.out.size) for x in (problem.epilogue.operands if problem.epilogue else ())]
+    operands = problem.epilogue.operands if problem.epilogue else ()
+    added = [x.expanded(problem.out.size) for x in (*((inp,) if inp is not None else ()), *problem.scales, *operands)]
     if not swap_ab:
         return Oriented(swap_ab=False, a=problem.a, b=problem.b, out=problem.out, added=tuple(added))
     return Oriented(
@@ -43,18 +40,16 @@ def orient(problem: Problem, *, swap_ab: bool) -> Oriented:
     )
 
 
-def block_scaled(problem: Problem) -> bool:
-    """Return True if the scales of both operands change along K."""
-    if not problem.float8:
-        return False
-    return max(problem.scale_block("scale_a")[1], problem.scale_block("scale_b")[0]) < problem.k
-
-
-def scales_weights(problem: Problem) -> bool:
-    """Return True if weights must be scaled before multiplication: scales change along K, or zero points are subtracted."""
-    if not problem.widens_b or problem.scale_b is None:
-        return False
-    return problem.zero_b is not None or problem.scale_block("scale_b")[0] < problem.k
+def why_not_scaled_sums(problem: Problem) -> str | None:
+    """Return why the scales cannot multiply sums, or None. They have one value for each line along K, or one for all."""
+    for name in ("scale_a", "scale_b"):
+        if getattr(problem, name) is None:
+            continue
+        rows, cols = problem.scale_block(name)
+        line, along_k, across, extent = ("row", cols, rows, problem.m) if name == "scale_a" else ("column", rows, cols, problem.n)
+        if along_k < problem.k or 1 < across < extent:
+            return f"{name} is for {rows}x{cols} elements, expected one per whole {line} or one for all, which scales sums"
+    return None
 
 
 def letter(layout: Layout) -> str | None:

@@ -112,7 +112,7 @@ SAMPLED = rotated([f"{arch}-{name}" for arch in ("gfx90a", "gfx942") for name in
 def first(name: str) -> CkChoice:
     arch, problem, allow = CASES[name]
     allow = allow if "_k" in allow else rf"^(?!.*_k\d).*{allow}"  # K is in one part unless a case says otherwise
-    with settings.patch(ck_op_allowlist_regex=allow) as chosen:
+    with settings.patch(choice_allowlist_regex=allow) as chosen:
         found = BACKEND.enumerate(problem, preset(arch), chosen).choices[0]
     assert isinstance(found, CkChoice)
     assert re.search(allow, found.name)

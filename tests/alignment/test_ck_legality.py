@@ -176,7 +176,11 @@ REASONS = [
     (Problem.scaled_mm(64, 64, 64, device_type="cuda"), "gfx90a", "gfx90a has no matrix instruction for float8_e4m3fn"),
     (
         Problem.scaled_mm(256, 256, 256, scales="block_1x128", device_type="cuda"), "gfx942",
-        "scales change along K: these kernels scale only the final sums",
+        "scale_a is for 1x128 elements, expected one per whole row or one for all, which scales sums",
+    ),
+    (
+        Problem.scaled_mm(256, 256, 128, dtype=E4M3FNUZ, scales="block_128x128", device_type="cuda"), "gfx942",
+        "scale_b is for 128x128 elements, expected one per whole column or one for all, which scales sums",
     ),
     (
         Problem.scaled_mm(64, 64, 64, dtype=E4M3FNUZ, dtype_b=E5M2FNUZ, device_type="cuda"), "gfx942",
@@ -309,24 +313,24 @@ def test_large_products_have_large_tiles_first_and_few_rows_small_ones() -> None
     assert all(tile.startswith(("16x", "32x")) for tile in tiles(16))
 
 
-def test_cap_threshold_and_names_filter_only_these_choices() -> None:
+def test_cap_threshold_and_names_filter() -> None:
     problem, device = mm(512, 512, 512), preset("gfx942")
 
     def kept(**changes: object) -> Offers:
         chosen = Settings(**changes)  # type: ignore[arg-type]
         return filtered(BACKEND.enumerate(problem, device, chosen), chosen, templates=("ck",))
 
-    assert len(kept(ck_max_profiling_instances=2).choices) == 2
-    [refusal] = {refusal.reason for refusal in kept(ck_min_gemm_size=512**3 + 1).refusals if "is below" in refusal.reason}
-    assert refusal == f"M·N·K = {512**3} is below ck_min_gemm_size = {512**3 + 1}"
-    assert all("_v4_" in choice.name for choice in kept(ck_op_allowlist_regex="_v4_").choices)
-    assert not any("intrawave" in choice.name for choice in kept(ck_op_denylist_regex="intrawave").choices)
-    assert kept(ck_op_allowlist_regex="nothing like that").choices == ()
+    assert len(kept(max_profiling_configs=2).choices) == 2
+    [refusal] = {refusal.reason for refusal in kept(template_min_gemm_size=512**3 + 1).refusals if "is below" in refusal.reason}
+    assert refusal == f"M·N·K = {512**3} is below template_min_gemm_size = {512**3 + 1}"
+    assert all("_v4_" in choice.name for choice in kept(choice_allowlist_regex="_v4_").choices)
+    assert not any("intrawave" in choice.name for choice in kept(choice_denylist_regex="intrawave").choices)
+    assert kept(choice_allowlist_regex="nothing like that").choices == ()
 
 
 def test_sizes_share_a_compilation_where_their_paths_do() -> None:
     def key(m: int, n: int, k: int) -> str:
-        settings = Settings(ck_op_allowlist_regex="_128x128x64_x32_w2x2_v4_.*(even|odd)$")
+        settings = Settings(choice_allowlist_regex="_128x128x64_x32_w2x2_v4_.*(even|odd)$")
         return BACKEND.enumerate(mm(m, n, k), preset("gfx942"), settings).choices[0].compile_key
 
     assert key(512, 512, 512) == key(1024, 2048, 4096)

@@ -10,7 +10,7 @@ import torch
 
 from gemmtune.backends.cutlass import BACKEND
 from gemmtune.backends.cutlass.build import CutlassChoice
-from gemmtune.backends.cutlass.operation import ELEMENTS, BlockScales
+from gemmtune.backends.cutlass.operation import ELEMENTS
 from gemmtune.choice import Offers
 from gemmtune.device import preset
 from gemmtune.problem import Layout, Problem
@@ -36,28 +36,16 @@ def int_mm_mul(dtype: torch.dtype, *shape: int) -> Problem:
     return dataclasses.replace(problem, epilogue=epilogue, out=dataclasses.replace(problem.out, dtype=dtype))
 
 
-def scaled_mm(*shape: int, columns: bool = False, **fields: Any) -> Problem:
-    """Return a scaled_mm problem. ``columns``: scale_a is column-major."""
-    problem = Problem.scaled_mm(*(shape or SHAPE), **CUDA, **fields)
-    assert problem.scale_a is not None
-    return dataclasses.replace(problem, scale_a=dataclasses.replace(problem.scale_a, stride=(1, problem.m))) if columns else problem
-
-
-def strided_scales() -> Problem:
-    problem = scaled_mm(scales="block_1x128")
-    return dataclasses.replace(problem, scale_a=Layout(size=(512, 8), stride=(16, 2), dtype=F32))
+def scaled_mm(*shape: int, **fields: Any) -> Problem:
+    return Problem.scaled_mm(*(shape or SHAPE), **CUDA, **fields)
 
 
 def transposed_out(problem: Problem) -> Problem:
     return dataclasses.replace(problem, out=dataclasses.replace(problem.out, stride=(1, problem.m)))
 
 
-def mixed_mm(*shape: int, prepacked: bool = False, **fields: Any) -> Problem:
-    return dataclasses.replace(Problem.mixed_mm(*(shape or SHAPE), **CUDA, **fields), prepacked=prepacked)
-
-
-def with_scale(problem: Problem, name: str, **changes: Any) -> Problem:
-    return dataclasses.replace(problem, **{name: dataclasses.replace(getattr(problem, name), **changes)})
+def mixed_mm(*shape: int, **fields: Any) -> Problem:
+    return Problem.mixed_mm(*(shape or SHAPE), **CUDA, **fields)
 
 
 SERVED: dict[str, Problem] = {
@@ -67,20 +55,11 @@ SERVED: dict[str, Problem] = {
     "scaled_mm-tensor": scaled_mm(scales="tensor"),
     "scaled_mm-row-fast": scaled_mm(scales="row", fast_accum=True),
     "scaled_mm-e5m2-e4m3-f32": scaled_mm(dtype=E5M2, dtype_b=E4M3, out_dtype=F32, scales="row"),
-    "scaled_mm-blocks-1x128": scaled_mm(scales="block_1x128", dtype_b=E5M2),
-    "scaled_mm-blocks-128x128": scaled_mm(scales="block_128x128", columns=True),
     "mixed_mm-s8": mixed_mm(dtype=BF16, dtype_b=torch.int8, scales="column"),
     "mixed_mm-u8": mixed_mm(dtype=F16, dtype_b=torch.uint8, scales="none"),
     "mixed_mm-e4m3": mixed_mm(dtype=BF16, dtype_b=E4M3, scales="tensor"),
     "mixed_mm-e5m2": mixed_mm(dtype=F16, dtype_b=E5M2, scales="column"),
-    "mixed_mm-s4": mixed_mm(dtype=F16, encoding="int4", scales="column"),
-    "mixed_mm-s4-groups": mixed_mm(dtype=BF16, encoding="int4", scales="group_128"),
-    "mixed_mm-u4-groups": mixed_mm(dtype=F16, encoding="uint4", scales="group_64"),
-    "mixed_mm-s8-groups": mixed_mm(dtype=F16, scales="group_128"),
-    "mixed_mm-s4-groups-32": mixed_mm(dtype=BF16, encoding="int4", scales="group_32"),
-    "mixed_mm-s8-packed-groups-32": mixed_mm(dtype=F16, prepacked=True, scales="group_32", zeros=True),
     "mixed_mm-s8-packed": mixed_mm(dtype=BF16, prepacked=True, scales="column"),
-    "mixed_mm-u4-packed-zeros": mixed_mm(dtype=F16, prepacked=True, encoding="uint4", scales="group_128", zeros=True),
 }
 
 
@@ -103,7 +82,7 @@ def test_operation_elements_match_problem(name: str) -> None:
             how.a.dtype, how.b.dtype, problem.out.dtype, problem.accumulator,
         ]  # fmt: skip
         assert (op.layout_a, op.layout_b, op.layout_d) == (letter(how.a), letter(how.b), letter(how.out))
-        assert op.alignment_a <= how.a.alignment * (2 if problem.encoding else 1)
+        assert op.alignment_a <= how.a.alignment
         assert op.alignment_b <= how.b.alignment
         assert op.alignment_d * problem.out.dtype.itemsize <= 16
 
@@ -115,10 +94,7 @@ def test_names_are_unique_and_contain_elements(name: str) -> None:
     for choice in found:
         op = choice.config.operation
         if op.modern:
-            scales = [f"{x.extent}x128f32x" if x else "" for x in (op.scales_a, op.scales_b)]
-            if op.weights:
-                scales[0] = f"{op.weights.element}{'z' * op.weights.zero}x"
-            assert f"_gemm_{scales[0]}{op.a}_{scales[1]}{op.b}_{op.accumulator}_" in choice.name
+            assert f"_gemm_{op.a}_{op.b}_{op.accumulator}_" in choice.name
 
 
 @pytest.mark.parametrize("arch", ["sm75", "sm80"])
@@ -163,15 +139,9 @@ def test_only_fast_accum_keeps_sums_in_tensor_cores(*, fast_accum: bool) -> None
 
 def test_sums_are_promoted_every_128_elements() -> None:
     """Check tile depths: CUTLASS promotes after four instructions of 32 elements, and a deeper tile would need more."""
-    for scales in ("tensor", "row", "block_1x128", "block_128x128"):
+    for scales in ("tensor", "row"):
         assert {choice.config.operation.tile[2] for choice in choices(scaled_mm(scales=scales), search="exhaustive")} == {128}
     assert {choice.config.operation.tile[2] for choice in choices(scaled_mm(fast_accum=True), search="exhaustive")} > {128}
-
-
-def test_block_scales_need_registers() -> None:
-    tiles = {c.config.operation.tile[:2] for c in choices(scaled_mm(scales="block_1x128"), search="exhaustive")}
-    assert (256, 96) in tiles
-    assert not tiles & {(128, 192), (64, 192)}
 
 
 def test_promoted_sums_double_registers() -> None:
@@ -189,12 +159,11 @@ def test_narrower_operand_is_first_and_exact(name: str) -> None:
         assert ELEMENTS[op.a].itemsize == 1
         assert ELEMENTS[op.b].itemsize == 2
         assert op.multiplied == op.b
-        scaled = "groups" in name or "zeros" in name
-        assert choice.claims.weights == (SERVED[name].dtype if scaled else None)
-        assert bool(op.weights) == scaled
+        assert choice.claims.weights is None
+        assert choice.packed_format is None
 
 
-SUMS_SCALED = [name for name in SERVED if name != "int_mm" and not any(x in name for x in ("block", "groups", "zeros"))]
+SUMS_SCALED = [name for name in SERVED if name != "int_mm"]
 
 
 @pytest.mark.parametrize("name", SUMS_SCALED)
@@ -216,34 +185,16 @@ REFUSED: dict[str, tuple[Problem, str, str]] = {
     "block-scales-of-a-alone": (
         dataclasses.replace(scaled_mm(scales="block_1x128"), scale_b=Layout.contiguous((1, 768), F32)), "sm90",
         "scale_a is for 1x128 elements, expected one per whole row or one for all, which scales sums"),
-    "strided-block-scales": (strided_scales(), "sm90", "scale_a is strided, expected contiguous rows or columns"),
-    "unaligned-block-scales": (
-        scaled_mm(510, 768, 1024, scales="block_1x128", columns=True), "sm90",
-        "scale_a has lines across K aligned to 2 elements, expected 4"),
-    "column-major-result-of-block-scales": (
-        transposed_out(scaled_mm(scales="block_128x128")), "sm90",
-        "out is t, expected n"),
-    "small-groups-of-four-bits-with-zero-points": (
-        mixed_mm(prepacked=True, encoding="uint4", scales="group_32", zeros=True), "sm90",
-        "zero_b is for groups of 32, expected at least 64 with prepacked 4-bit weights"),
-    "wide-scales-of-groups": (mixed_mm(scales="group_64", scale_dtype=F32), "sm90",
-                              "scale_b is float32, expected a's float16, in which weights are scaled"),
-    "column-major-scales-of-groups": (
-        with_scale(mixed_mm(scales="group_64"), "scale_b", stride=(1, 16)), "sm90",
-        "scale_b is float16[16x768](1,16), expected rows across K aligned to 16 bytes, which TMA reads"),
-    "unaligned-scales-of-groups": (
-        mixed_mm(512, 516, 1024, prepacked=True, scales="group_64"), "sm90",
-        "scale_b is float16[16x516](516,1), expected rows across K aligned to 16 bytes, which TMA reads"),
+    "block-scales": (
+        scaled_mm(scales="block_128x128"), "sm90",
+        "scale_a is for 1x128 elements, expected one per whole row or one for all, which scales sums"),
+    "scales-of-groups": (
+        mixed_mm(scales="group_64"), "sm90",
+        "scale_b is for 64x1 elements, expected one per whole column or one for all, which scales sums"),
     "zero-points": (mixed_mm(dtype_b=torch.uint8, scales="column", zeros=True), "sm90",
-                    "b has zero points but is not prepacked (gemmtune.prepack): CUTLASS would add zero points to scaled weights"),
-    "one-zero-point": (mixed_mm(prepacked=True, scales="tensor", zeros=True), "sm90",
-                       "scale_b is one for all columns, expected one per column with zero points"),
-    "zero-points-of-floats": (mixed_mm(prepacked=True, dtype_b=E4M3, scales="column", zeros=True), "sm90",
-                              "b is float8_e4m3fn, expected integers with zero points"),
-    "other-zero-points": (
-        with_scale(mixed_mm(prepacked=True, scales="group_128", zeros=True), "zero_b", stride=(1536, 1)), "sm90",
-        "zero_b is [8, 768] in lines of 1536, expected the layout of scale_b: [8, 768] in lines of 768"),
-    "unaligned-int4": (mixed_mm(512, 768, 1008, encoding="int4"), "sm90", "a is aligned to 16 elements, expected 32"),
+                    "b has zero points, expected none: a scale multiplies sums"),
+    "four-bits": (mixed_mm(encoding="uint4", scales="column"), "sm90",
+                  "b has uint4 numbers, two in a byte, expected 8 bits for each"),
     "float32": (mixed_mm(dtype=F32, scales="column"), "sm90", "a is float32, expected float16 or bfloat16 with a narrower b"),
     "older": (scaled_mm(), "sm80", "scaled_mm is served only on sm90, not on sm80"),
     "newer": (mixed_mm(), "sm100", "mixed_mm is served only on sm90, not on sm100"),
@@ -259,23 +210,6 @@ def test_refuses_with_reason(name: str) -> None:
     found = offers(problem, arch)
     assert not found.choices
     assert reason in {refusal.reason for refusal in found.refusals}
-
-
-@pytest.mark.parametrize("columns", [False, True])
-@pytest.mark.parametrize(("scales", "extent"), [("block_1x128", 1), ("block_128x128", 128)])
-def test_block_scales_keep_their_layout(scales: str, extent: int, *, columns: bool) -> None:
-    """Check the transpose, where b is the first operand. Its scales [K / 128, N or N / 128] are contiguous here."""
-    for choice in choices(scaled_mm(scales=scales, columns=columns), search="exhaustive"):
-        op = choice.config.operation
-        assert choice.swap_ab
-        assert op.scales_a == BlockScales(extent=extent, along_k=False)
-        assert op.scales_b == BlockScales(extent=1, along_k=not columns)
-        assert op.tile[0] % extent == 0
-        assert not op.stream_k
-        assert op.kernel_schedule.endswith("FP8Blockwise")
-        assert op.overlaps == ("pingpong" in choice.name)
-        assert choice.source.first == 2
-        assert not choice.source.fused
 
 
 def test_single_block_along_k_is_row_or_column_scale() -> None:

@@ -12,7 +12,7 @@ import torch
 from gemmtune.backends.cutlass import BACKEND
 from gemmtune.backends.cutlass.build import CutlassChoice
 from gemmtune.backends.cutlass.configs import MOST_ACCUMULATORS
-from gemmtune.backends.cutlass.tiles import KINDS, SHARED, SLICED, TILES, Tile, is_shared, own_operations
+from gemmtune.backends.cutlass.tiles import KINDS, SHARED, SHARED_CONVERTING, TILES, Tile, is_shared, own_operations
 from gemmtune.backends.cutlass.toolkit import find_toolkit, operations
 from gemmtune.device import preset
 from gemmtune.problem import Problem
@@ -83,9 +83,10 @@ def test_tile_depth_in_bytes_is_independent_of_element(element: str) -> None:
 
 
 def test_tiles_respect_schedule_limits() -> None:
-    for tile in (*TILES, *SLICED):
+    for tile in TILES:
         groups = 2 if tile.kind in ("cooperative", "stream_k") else 1
         assert tile.rows % (64 * groups) == 0
         assert tile.cols % 8 == 0
         assert tile.rows * tile.cols / (128 * groups) <= MOST_ACCUMULATORS
-    assert set(KINDS) == {tile.kind for tile in (*TILES, *SLICED)}
+    assert set(KINDS) == {tile.kind for tile in TILES}
+    assert set(TILES) >= SHARED_CONVERTING

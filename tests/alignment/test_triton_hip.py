@@ -59,7 +59,7 @@ def test_offers_have_hip_options_and_fit_the_device(arch: str, problem: Problem)
 def test_offers_need_neither_tma_nor_overlapping_launches() -> None:
     for choice in BACKEND.enumerate(LARGE, preset("gfx942"), Settings()).choices:
         assert isinstance(choice, KernelChoice)
-        assert choice.family in ("mm", "atomic")
+        assert choice.family == "mm"
         assert not choice.config.pdl
         assert choice.kernels[0].target is not None
         assert (choice.kernels[0].target.backend, choice.kernels[0].target.warp_size) == ("hip", 64)

@@ -149,7 +149,7 @@ def assert_tuned_and_captured(backend: str) -> None:
     """Calls by a backend alone: what a capture has follows offsets that changed."""
     a, b, offs = grouped_operands(Problem.grouped_mm(64, 128, 256, groups=4, device_type="cuda"))
     out = torch.empty(64, 128, dtype=a.dtype, device=GPU)
-    with settings.patch(backends=(backend,), search="quick", cutlass_max_profiling_configs=1, tune_in_subprocess=False):
+    with settings.patch(backends=(backend,), search="quick", max_profiling_configs=1, tune_in_subprocess=False):
         gemmtune.grouped_mm(a, b, offs, out=out)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):

@@ -1,8 +1,7 @@
-"""Atomic split-K and decompose-K on a GPU."""
+"""Decompose-K on a GPU."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -11,7 +10,6 @@ from rotation import rotated
 
 from gemmtune.backends.triton.configs import Config
 from gemmtune.backends.triton.splits.decompose import decomposed_choice, why_not_decomposed
-from gemmtune.backends.triton.splits.offers import AtomicChoice
 from gemmtune.choice import Choice, Kernel, Status
 from gemmtune.device import detect
 from gemmtune.numerics.operands import Operands, random_operands
@@ -31,27 +29,17 @@ def _tile(problem: Problem) -> Config:
     return Config(block_m=64, block_n=64, block_k=128 // problem.dtype.itemsize, stages=3, warps=4)
 
 
-def _atomic(problem: Problem) -> list[Choice]:
-    return [AtomicChoice.of(problem, detect("cuda"), replace(_tile(problem), split_k=SPLITS))]
-
-
 def _decomposed(problem: Problem) -> list[Choice]:
-    """Return the choices by our template and by torch; none if K is too short."""
+    """Return the choices by our template and by torch."""
     device = detect("cuda")
-    if why_not_decomposed(problem, device) is not None:
-        return []
+    assert why_not_decomposed(problem, device) is None
     return [decomposed_choice(problem, device, SPLITS, inner, pdl=False) for inner in (_tile(problem), None)]
 
 
-FAMILIES: dict[str, Callable[[Problem], list[Choice]]] = {"atomic": _atomic, "decompose": _decomposed}
-families = pytest.mark.parametrize("family", FAMILIES)
-
-
-def _choices(family: str, problem: Problem) -> list[Choice]:
-    """Return the choices with their variants, compiled; none of them skips the test."""
-    choices = FAMILIES[family](problem)
-    if not choices:
-        pytest.skip(f"{family} has nothing for {problem} on this GPU")
+def _choices(problem: Problem) -> list[Choice]:
+    """Return the choices with their variants, compiled."""
+    choices = _decomposed(problem)
+    assert choices
     choices += [variant for choice in choices for variant in choice.launch_variants()]
     assert not precompile(choices, current())
     return choices
@@ -64,7 +52,6 @@ def _silu(acc: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
 LONG = Problem.mm(192, 128, 16384, dtype=torch.float16, device_type="cuda")
 PROBLEMS = {
     "f16-nt": LONG,
-    "bf16-nt-last-wave": Problem.mm(1536, 3072, 512, device_type="cuda"),
     "f16-nn-edges": Problem.mm(201, 264, 9000, dtype=torch.float16, layout="nn", device_type="cuda"),
     "bf16-tn": Problem.mm(128, 264, 16384, layout="tn", device_type="cuda"),
     "f32-tt": Problem.mm(256, 256, 8192, dtype=torch.float32, layout="tt", device_type="cuda"),
@@ -72,21 +59,18 @@ PROBLEMS = {
     "f64-nn": Problem.mm(100, 128, 4096, dtype=torch.float64, layout="nn", device_type="cuda"),
     "addmm-bf16-n": Problem.addmm(136, 128, 8192, bias="n", alpha=2, beta=0.5, device_type="cuda"),
     "addmm-f16-mn": Problem.addmm(136, 128, 8192, dtype=torch.float16, bias="mn", device_type="cuda"),
-    "baddbmm-bf16": Problem.baddbmm(3, 136, 128, 2048, bias="n", alpha=2, beta=0.5, device_type="cuda"),
     "silu-mul": replace(
         Problem.mm(128, 128, 8192, device_type="cuda"),
         epilogue=trace(_silu, torch.float32, [torch.zeros(128, 128, dtype=torch.bfloat16)]),
     ),
-    "int8-nt": Problem.int_mm(256, 256, 8192, layout="nt", device_type="cuda"),
 }
 
 
-@families
 @pytest.mark.parametrize("name", PROBLEMS)
-def test_verification_accepts_every_choice_with_its_own_claims(name: str, family: str) -> None:
+def test_verification_accepts_every_choice_with_its_own_claims(name: str) -> None:
     problem = PROBLEMS[name]
     verifier = Verifier(problem, CUDA)
-    for choice in rotated(_choices(family, problem), 2, name):
+    for choice in rotated(_choices(problem), 2, name):
         verdict = verifier.check(choice, choice.build())
         assert verdict.status is Status.OK, (choice.name, verdict.reason)
 
@@ -103,16 +87,15 @@ def _assert_right(x: Operands) -> None:
 
 
 def test_results_repeat_bit_by_bit() -> None:
-    for choice in _choices("decompose", LONG):
+    for choice in _choices(LONG):
         kernel, operands = choice.build(), random_operands(LONG, CUDA, seed=0)
         first = _run(kernel, operands)
         _assert_right(operands)
         assert all(torch.equal(_run(kernel, operands), first) for _ in range(20)), choice.name
 
 
-@families
-def test_a_capture_may_be_the_first_call_and_replays_run_concurrently(family: str) -> None:
-    for choice in _choices(family, LONG):
+def test_a_capture_may_be_the_first_call_and_replays_run_concurrently() -> None:
+    for choice in _choices(LONG):
         kernel, sets = choice.build(), [random_operands(LONG, CUDA, seed=seed) for seed in range(2)]
         streams = [torch.cuda.Stream() for _ in sets]  # type: ignore[no-untyped-call]
         graphs = []
@@ -132,9 +115,8 @@ def test_a_capture_may_be_the_first_call_and_replays_run_concurrently(family: st
             _assert_right(x)
 
 
-@families
-def test_concurrent_streams(family: str) -> None:
-    for choice in _choices(family, LONG):
+def test_concurrent_streams() -> None:
+    for choice in _choices(LONG):
         kernel, sets = choice.build(), [random_operands(LONG, CUDA, seed=seed) for seed in range(3)]
         streams = [torch.cuda.Stream() for _ in sets]  # type: ignore[no-untyped-call]
         torch.cuda.synchronize()
@@ -147,11 +129,10 @@ def test_concurrent_streams(family: str) -> None:
             _assert_right(x)
 
 
-@families
-def test_alternating_problems(family: str) -> None:
+def test_alternating_problems() -> None:
     """One kernel's workspace contents do not affect another kernel."""
     problems = [LONG, Problem.mm(128, 192, 16384, dtype=torch.float16, device_type="cuda")]
-    kernels = [(choice.build(), random_operands(p, CUDA, seed=1)) for p in problems for choice in _choices(family, p)]
+    kernels = [(choice.build(), random_operands(p, CUDA, seed=1)) for p in problems for choice in _choices(p)]
     for _ in range(5):
         for kernel, operands in kernels:
             _run(kernel, operands)

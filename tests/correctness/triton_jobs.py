@@ -17,7 +17,6 @@ from gemmtune.backends.triton.mixed.words import WordsConfig
 from gemmtune.backends.triton.parts import PartsChoice
 from gemmtune.backends.triton.persistent import PersistentChoice
 from gemmtune.backends.triton.splits.decompose import decomposed_choice
-from gemmtune.backends.triton.splits.offers import AtomicChoice
 from gemmtune.backends.triton.sums import SumChoice
 from gemmtune.backends.triton.swap import SwappedChoice, transposed
 from gemmtune.backends.triton.vec import VectorChoice
@@ -93,11 +92,6 @@ def persistent(problem: Problem, config: Config) -> CompiledChoice:
     """Return the persistent choice with three programs, which compute different numbers of tiles."""
     choice = PersistentChoice.of(problem, CPU, config)
     return replace(choice, where=replace(choice.where, programs=min(choice.where.grid[0], 3)))
-
-
-def atomic(problem: Problem, config: Config) -> CompiledChoice:
-    """Return the split-K choice that adds up in memory."""
-    return AtomicChoice.of(problem, CPU, config)
 
 
 def decomposed(problem: Problem, config: Config) -> CompiledChoice:

@@ -15,7 +15,7 @@ from gemmtune import filters
 from gemmtune.backends.table import TEMPLATES
 from gemmtune.choice import Choice, Offers, Refusal
 from gemmtune.device import preset
-from gemmtune.filters import FILTERS, FilterSettings, by_cap, by_determinism, by_size, diverse
+from gemmtune.filters import by_cap, by_determinism, by_size, diverse
 from gemmtune.problem import Problem
 from gemmtune.selector.offers import offers_for, widest_offers_for
 from gemmtune.settings import Settings
@@ -40,16 +40,16 @@ OFFERS = Offers(
 
 
 def test_templates_below_the_size_go_and_library_calls_stay() -> None:
-    kept = by_size(OFFERS, 121, setting="template_min_gemm_size", backends=("triton", "cpp"))
+    kept = by_size(OFFERS, 121, ("triton", "cpp"))
     assert names(kept) == ["aten:mm"]
     assert kept.refusals[0] == OFFERS.refusals[0]
     assert {r.reason for r in kept.refusals[1:]} == {"M·N·K = 120 is below template_min_gemm_size = 121"}
-    assert by_size(OFFERS, 120, setting="template_min_gemm_size", backends=("triton", "cpp")) == OFFERS
+    assert by_size(OFFERS, 120, ("triton", "cpp")) == OFFERS
 
 
 def test_size_threshold_counts_one_matrix_of_a_batch() -> None:
     batch = Offers(choices=(choice("triton:a", problem=Problem.bmm(10, 4, 5, 6, device_type="cpu")),))
-    assert not by_size(batch, 121, setting="s", backends=("triton",)).choices
+    assert not by_size(batch, 121, ("triton",)).choices
 
 
 @pytest.mark.parametrize(
@@ -111,20 +111,20 @@ def test_without_tiles_and_schedules_the_best_ranked_are_taken() -> None:
 
 
 def test_the_cap_holds_for_one_backend() -> None:
-    kept = by_cap(OFFERS, 1, setting="max_profiling_configs", backend="triton")
+    kept = by_cap(OFFERS, 1, "triton")
     assert names(kept) == ["aten:mm", "triton:a", "cpp:a"]
     assert kept.refusals[-1] == Refusal(name="triton:b", reason="not among the 1 of 2 that max_profiling_configs allows")
-    assert by_cap(OFFERS, 2, setting="max_profiling_configs", backend="triton") is OFFERS
-    assert by_cap(OFFERS, None, setting="max_profiling_configs", backend="triton") is OFFERS
+    assert by_cap(OFFERS, 2, "triton") is OFFERS
+    assert by_cap(OFFERS, None, "triton") is OFFERS
 
 
 def test_nondeterministic_choices_need_permission() -> None:
     claims = dataclasses.replace(OFFERS.choices[1].claims, deterministic=False)
-    unordered = dataclasses.replace(OFFERS, choices=(*OFFERS.choices, dataclasses.replace(choice("triton:atomic"), claims=claims)))
+    unordered = dataclasses.replace(OFFERS, choices=(*OFFERS.choices, dataclasses.replace(choice("triton:free"), claims=claims)))
     kept = filtered(unordered, Settings())
     assert kept.choices == OFFERS.choices
     assert kept.refusals[-1] == Refusal(
-        name="triton:atomic",
+        name="triton:free",
         reason="equal inputs need not give equal bits: deterministic forbids it "
         "(GEMMTUNE_DETERMINISTIC=0 allows it where torch does)",
     )
@@ -142,27 +142,18 @@ def test_all_filters_in_their_order() -> None:
     assert {r.name: r.reason[:5] for r in below.refusals}["triton:a"] == "M·N·K"
 
 
-def test_backend_row_filters_in_addition_to_the_common_row() -> None:
-    common = dataclasses.replace(FILTERS[0], allow="log_file", deny="store_path", cap="compile_threads", min_size="cublaslt_top_k")
-    own = FilterSettings(
-        backends=("triton",),
-        min_size="template_min_gemm_size",
-        allow="choice_allowlist_regex",
-        deny="choice_denylist_regex",
-        cap="max_profiling_configs",
-    )
-    settings = Settings(choice_denylist_regex="a", log_file="^[^c]", compile_threads=5)
-    kept = filtered(OFFERS, settings, (common, own))
-    assert names(kept) == ["aten:mm", "triton:b"]
-    assert {r.name: r.reason.split()[0] for r in kept.refusals} == {
-        "cublaslt": "no",
-        "cpp:a": "log_file",
-        "triton:a": "choice_denylist_regex",
+def test_regexes_of_a_backend_filter_in_addition_to_the_common_ones() -> None:
+    offers = dataclasses.replace(OFFERS, choices=(*OFFERS.choices, *(choice(f"cutlass:{x}", "cutlass") for x in ("ab", "ac", "c"))))
+    settings = Settings(choice_denylist_regex="b$", cutlass_op_allowlist_regex=":a", cutlass_op_denylist_regex="nothing")
+    kept = filtered(offers, settings)
+    assert names(kept) == ["aten:mm", "triton:a", "cpp:a", "cutlass:ac"]
+    assert {r.name: r.reason.split()[0] for r in kept.refusals[1:]} == {
+        "triton:b": "choice_denylist_regex",
+        "cutlass:ab": "choice_denylist_regex",
+        "cutlass:c": "cutlass_op_allowlist_regex",
     }
-    assert [text.split(":")[0] for text in nothing_left(OFFERS, Settings(choice_denylist_regex="triton"), (own,))] == [
-        "choice_denylist_regex"
-    ]
-    assert names(filtered(OFFERS, Settings(template_min_gemm_size=1000), (own,))) == ["aten:mm", "cpp:a"]
+    [text] = nothing_left(offers, Settings(cutlass_op_denylist_regex="cutlass"))
+    assert text.startswith("cutlass_op_denylist_regex: got 'cutlass', which matches the name of every choice")
 
 
 @pytest.mark.parametrize(

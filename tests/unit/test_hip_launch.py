@@ -42,7 +42,7 @@ def fake(library: Path, tmp_path: Path) -> FakeHip:
 
 
 def choice(problem: Problem, allow: str | None = None) -> CkChoice:
-    found = BACKEND.enumerate(problem, preset("gfx942"), Settings(ck_op_allowlist_regex=allow)).choices[0]
+    found = BACKEND.enumerate(problem, preset("gfx942"), Settings(choice_allowlist_regex=allow)).choices[0]
     assert isinstance(found, CkChoice)
     return found
 

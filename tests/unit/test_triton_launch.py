@@ -153,8 +153,7 @@ def test_bias_extra_operands_and_scalars_come_in_the_signatures_order(
     assert record.calls == [(*GRID, stream, *((values,) if packed else values))]
 
 
-@pytest.mark.parametrize("sums", [0, 6])
-def test_buffers_are_passed_by_name(stream: int, monkeypatch: pytest.MonkeyPatch, sums: int) -> None:
+def test_buffers_are_passed_by_name(stream: int, monkeypatch: pytest.MonkeyPatch) -> None:
     partials, zeros = torch.zeros(3, dtype=torch.uint8), torch.zeros(9, dtype=torch.int32)
     asked: list[dict[str, int]] = []
 
@@ -163,9 +162,9 @@ def test_buffers_are_passed_by_name(stream: int, monkeypatch: pytest.MonkeyPatch
         return Mock(acquire=lambda _stream: (partials, zeros))
 
     monkeypatch.setattr("gemmtune.backends.triton.workspace.Workspace", workspace)
-    acquired = Buffers(dtype=torch.float32, partials=5, sums=sums, counters=3).on(1, object())(stream)
-    assert asked == [{"device": 1, "size_bytes": 32, "counters": 16 if sums else 4}], "powers of two, which several Ms share"
-    assert [x.data_ptr() for x in acquired] == [partials.data_ptr(), zeros.data_ptr(), zeros[sums:].data_ptr()]
+    acquired = Buffers(dtype=torch.float32, partials=5, counters=3).on(1, object())(stream)
+    assert asked == [{"device": 1, "size_bytes": 32, "counters": 4}], "powers of two, which several Ms share"
+    assert [x.data_ptr() for x in acquired] == [partials.data_ptr(), zeros.data_ptr()]
     record, out = _Recorder(), torch.zeros(4)
     arguments = [Argument(name=name, type="", source=("pointer", name)) for name in ("b", "out", "counters", "workspace")]
     where, need = geometry(PROBLEM, _config()), Buffers(dtype=torch.float32)
@@ -173,7 +172,7 @@ def test_buffers_are_passed_by_name(stream: int, monkeypatch: pytest.MonkeyPatch
     assert launched.buffers is need
     how = Launcher(function=record, grid=GRID, middle=(), packed=False)
     launch._bind_general(how, 3, launched, [None] * 4, lambda _stream: acquired)(out, (out, zeros, zeros), (2.0, 3.0))
-    assert record.calls == [(*GRID, stream, *(x.data_ptr() for x in (zeros, out, acquired[2], partials)))]
+    assert record.calls == [(*GRID, stream, *(x.data_ptr() for x in (zeros, out, acquired[1], partials)))]
 
 
 PROBLEMS = {
@@ -205,8 +204,7 @@ def test_each_family_passes_its_declared_arguments(stream: int, monkeypatch: pyt
     assert families
     for choice in families.values():
         arguments = choice.source.arguments
-        words = choice.buffers.sums * choice.buffers.dtype.itemsize // 4
-        known: dict[str, Any] = {"workspace": partials, "sums": zeros, "counters": zeros[words:], **tensors}
+        known: dict[str, Any] = {"workspace": partials, "counters": zeros, **tensors}
         expected: list[Any] = []
         for argument in arguments:
             match argument.source:

@@ -10,7 +10,7 @@ from ...device import DeviceInfo
 from ...problem import Layout, Problem
 from ...problem.dtypes import dtype_name
 from ...problem.rules import why_not
-from ...toolchain.orientation import Oriented, block_scaled, letter, orient
+from ...toolchain.orientation import Oriented, letter, orient, why_not_scaled_sums
 from ...toolchain.structs import MOST_OPERANDS, why_not_epilogue
 from .configs import Config, Read, read_of, store_of
 from .instances import INSTANCES, WAVE, Instance
@@ -54,9 +54,8 @@ def check_problem(problem: Problem, device: DeviceInfo) -> str | None:
         return f"the result is {dtype_name(problem.out.dtype)}, expected one of {', '.join(map(dtype_name, RESULTS))}"
     if problem.batch > MOST_BATCH:
         return f"batch {problem.batch}: a grid has at most {MOST_BATCH} products"
-    if problem.scales and block_scaled(problem):
-        return "scales change along K: these kernels scale only the final sums"
-    return why_not_epilogue(problem, MOST_OPERANDS - (problem.inp_read is not None) - len(problem.scales), RESULTS)
+    most = MOST_OPERANDS - (problem.inp_read is not None) - len(problem.scales)
+    return why_not_scaled_sums(problem) or why_not_epilogue(problem, most, RESULTS)
 
 
 class Predicate:

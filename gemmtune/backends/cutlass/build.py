@@ -22,8 +22,6 @@ from ...toolchain.nvcc import find_compiler
 from ...toolchain.orientation import Oriented, orient
 from .configs import Config, Legality, check_problem
 from .launch import Library, bind, load
-from .operation import bits_of
-from .shuffle import format_name, shuffled
 from .source import Source, flags
 from .toolkit import Toolkit
 from .variants import Grid, Variant, legal_variants, most_splits, neighbours
@@ -83,7 +81,6 @@ class CutlassChoice(FileChoice):
                 partials=accumulator,
                 epilogue_input=problem.epilogue_dtype if problem.epilogue else accumulator,
                 splits=most_splits(config.variant, operation, grid),
-                weights=problem.dtype if operation.weights else None,
                 input_mode="tf32" if operation.a == "tf32" and problem.dtype == torch.float32 else "ieee",
             ),
             info=_info(config, swap_ab=swap_ab),
@@ -181,16 +178,6 @@ class CutlassChoice(FileChoice):
         kernel, expected = self.config.operation.name, self.config.operation.sass
         threads, shared_bytes = library.threads, library.shared_bytes
         return (self.artifact(path, kernel=kernel, threads=threads, shared_bytes=shared_bytes, expected=expected),)
-
-    @property
-    def packed_format(self) -> str | None:
-        """Layout name of a prepacked b in register order, the same for every tile, or None."""
-        operation = self.config.operation
-        return format_name(bits_of(operation.a)) if operation.shuffled else None
-
-    def pack(self, b: torch.Tensor) -> torch.Tensor:
-        """Return b [K, N], or [K/2, N] with two numbers in a byte, in ``packed_format``: reordered bytes as 1-D uint8."""
-        return shuffled(b, bits_of(self.config.operation.a)) if self.config.operation.shuffled else b
 
     @property
     def arch(self) -> str:

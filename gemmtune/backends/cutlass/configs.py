@@ -13,15 +13,13 @@ from ...problem.rules import why_not, why_not_fnuz
 from ...toolchain.orientation import Oriented, letter, orient
 from ...toolchain.structs import MOST_OPERANDS, why_not_epilogue
 from .groups import OPERATION, why_not_groups
-from .operation import ELEMENTS, ENCODED, Operation
-from .quantized import why_not_grouped, why_not_quantized
+from .operation import ELEMENTS, Operation
+from .quantized import why_not_quantized
 from .variants import Variant
 
 INT32_LIMIT = 2**31
 MOST_ACCUMULATORS = 208
 """Maximum accumulators of a thread. With more, its 255 registers spill, because everything else needs a share."""
-MOST_SCALED = 216
-"""Maximum accumulators and block scales of a thread. 192 accumulators and 24 scales fit; with 48 scales the main loop spills."""
 MOST_SATURATED = (2**31 - 1) >> 14
 """Maximum K of a saturating int8 product: the sum of so many int8 products always fits int32."""
 OPERAND_ELEMENTS: dict[torch.dtype, str] = {
@@ -93,8 +91,7 @@ class Legality:
             return reason
         op = operation
         key = (
-            op.a, op.b, bool(op.scales_a), op.shuffled, op.columns_grouped, op.layout_a, op.layout_b, op.layout_d,
-            op.alignment_a, op.alignment_b, op.alignment_d,
+            op.a, op.b, op.columns_grouped, op.layout_a, op.layout_b, op.layout_d, op.alignment_a, op.alignment_b, op.alignment_d,
         )  # fmt: skip
         if key not in self._known:
             ways = [x for x in self._orientations if not op.grouped or x.swap_ab == op.columns_grouped]
@@ -121,19 +118,14 @@ def _arithmetic(operation: Operation, problem: Problem, device: DeviceInfo) -> s
         return f"its tiles take {operation.mainloop_bytes} bytes of shared memory, a block has {device.smem_per_block_bytes}"
     if operation.accumulators_per_thread > MOST_ACCUMULATORS:
         return f"{operation.accumulators_per_thread} accumulators of a thread would spill"
-    held = operation.accumulators_per_thread + operation.scales_per_thread
-    if operation.scales_per_thread and held > MOST_SCALED:
-        return f"{held} accumulators and scales of a thread would spill"
     fused = problem.alpha != "one" or problem.inp_read is not None or bool(problem.scales) or problem.epilogue is not None
     if fused and operation.modern and not operation.tma_store:
         return "its epilogue stores without shared memory and cannot be a visitor tree"
-    return why_not_grouped(operation, problem)
+    return None
 
 
 def _why_not_operands(operation: Operation, oriented: Oriented) -> str | None:
     """Return the reason why the operation cannot read the operands or store the result in this orientation, or None."""
-    if operation.scales_a and not oriented.swap_ab:
-        return "block scales need b as the first operand (swap_ab)"
     if (ELEMENTS[operation.a], ELEMENTS[operation.b]) != (oriented.a.dtype, oriented.b.dtype):
         order = "swap_ab" if oriented.swap_ab else "as they are"
         return f"reads {operation.a} and {operation.b}, which does not fit a and b {order}"
@@ -142,11 +134,8 @@ def _why_not_operands(operation: Operation, oriented: Oriented) -> str | None:
         ("b", oriented.b, operation.layout_b, operation.alignment_b),
         ("out", oriented.out, operation.layout_d, operation.alignment_d),
     ):
-        if name == "a" and operation.shuffled:
-            continue
         if not (layout.row_major if wanted == "t" else layout.column_major):
             return f"{name} is {letter(layout) or 'strided'}, expected {wanted}"
-        elements = layout.alignment * (2 if name == "a" and operation.a in ENCODED else 1)
-        if elements < alignment:
-            return f"{name} is aligned to {elements} elements, expected {alignment}"
+        if layout.alignment < alignment:
+            return f"{name} is aligned to {layout.alignment} elements, expected {alignment}"
     return None

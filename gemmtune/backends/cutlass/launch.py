@@ -22,7 +22,7 @@ from ...toolchain.prepared import DeviceFunction
 from ...toolchain.render import template
 from ...toolchain.structs import MOST_OPERANDS, Strides, declared, fields_of, strides_of
 from .configs import Config
-from .operation import ENCODED, bytes_of
+from .operation import bytes_of
 from .variants import DECOMPOSITIONS
 
 GIVEN = "5P2d"
@@ -43,7 +43,7 @@ class Launch(ctypes.Structure):
         ("out_strides", Strides), ("a_strides", Strides), ("b_strides", Strides), ("x_strides", Strides * MOST_OPERANDS),
         ("m", ctypes.c_int), ("n", ctypes.c_int), ("k", ctypes.c_int), ("batch", ctypes.c_int),
         ("raster", ctypes.c_int), ("swizzle", ctypes.c_int), ("decomposition", ctypes.c_int), ("splits", ctypes.c_int),
-        ("device", ctypes.c_int), ("multiprocessors", ctypes.c_int), ("overlaps", ctypes.c_int), ("group", ctypes.c_int),
+        ("device", ctypes.c_int), ("multiprocessors", ctypes.c_int), ("overlaps", ctypes.c_int),
     )  # fmt: skip
 
 
@@ -53,7 +53,7 @@ def launch_text(passed: int) -> str:
     return template(__package__, "launch.h.jinja").render(
         fields=[declared(name, kind, WRITTEN) for name, kind in fields_of(Launch)],
         size=ctypes.sizeof(Launch),
-        used=Launch.group.offset + Launch.group.size,
+        used=Launch.overlaps.offset + Launch.overlaps.size,
         passed=passed,
     )
 
@@ -163,8 +163,6 @@ def _planned(config: Config, problem: Problem, oriented: Oriented, device: int) 
     words.alpha = 1.0
     words.out_strides, words.b_strides = strides_of(oriented.out), strides_of(oriented.b)
     words.a_strides = strides_of(oriented.a)
-    if config.operation.a in ENCODED:  # the two numbers of a byte are neighbours in a row
-        words.a_strides.row *= 2
     for i, layout in enumerate(oriented.added, int(problem.offs is not None)):
         words.x_strides[i] = strides_of(layout)
     variant = config.variant
@@ -172,6 +170,5 @@ def _planned(config: Config, problem: Problem, oriented: Oriented, device: int) 
     words.decomposition, words.splits = DECOMPOSITIONS.index(variant.decomposition), variant.splits
     words.device = device
     words.overlaps = int(config.operation.overlaps)
-    words.group = problem.scale_block("scale_b")[0] if config.operation.weights else 0
     words.multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count
     return words

@@ -18,48 +18,17 @@ ELEMENTS: dict[str, torch.dtype] = {
     "s32": torch.int32,
     "e4m3": torch.float8_e4m3fn,
     "e5m2": torch.float8_e5m2,
-    "s4": torch.uint8,
-    "u4": torch.uint8,
 }
 """Torch dtypes by CUTLASS's element names."""
-ENCODED: dict[str, str] = {"s4": "int4", "u4": "uint4"}
-"""Encodings by CUTLASS's names of 4-bit elements. Torch stores two of them in a uint8."""
 FAST_ACCUM = "FP8FastAccum"
 """Schedule suffix for sums of 8-bit floats that stay in the tensor cores."""
-BLOCKWISE = "FP8Blockwise"
-"""Schedule suffix for sums of 8-bit floats that are scaled before they are added to others."""
-
 SASS_SUFFIX = {"bf16": ".BF16", "tf32": ".TF32", "e4m3": ".E4M3", "e5m2": ".E5M2"}
 """Suffix after the accumulator type in an instruction's name, by operand element."""
 
 
-def bits_of(element: str) -> int:
-    """Return the bits of an element."""
-    return 4 if element in ENCODED else 8 * ELEMENTS[element].itemsize
-
-
-def bytes_of(element: str, count: int) -> int:
+def bytes_of(element: str, count: int = 1) -> int:
     """Return the bytes of ``count`` elements."""
-    return bits_of(element) * count // 8
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BlockScales:
-    """Block scales of an operand. A block has ``extent`` rows of a or columns of b by SCALE_BLOCK along K.
-
-    ``along_k``: scales adjacent in memory are neighbours along K, otherwise across it.
-    """
-
-    extent: int
-    along_k: bool
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WeightScales:
-    """Group scales along K of the rows of the first operand: (a − zero) · scale, both of type ``element``."""
-
-    element: str
-    zero: bool
+    return ELEMENTS[element].itemsize * count
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,15 +63,6 @@ class Operation:
     kernel_schedule: str
     epilogue_schedule: str
     scheduler: str
-    scales_a: BlockScales | None = None
-    scales_b: BlockScales | None = None
-    """Block scales of a and b, both or none. The main loop multiplies sums over SCALE_BLOCK elements by them."""
-    weights: WeightScales | None = None
-    """Scales of a. The main loop applies them when it converts a."""
-    shuffled: bool = False
-    """True if a is prepacked in register order: ``shuffle.py``."""
-    slices: int = 1
-    """Consumer warp groups of a block that alternate on the steps of one tile and add up their sums."""
     grouped: bool = False
     """True for products of groups of rows. The device reads where each group is, and how many rows it has."""
 
@@ -135,22 +95,20 @@ class Operation:
     @property
     def multiplied(self) -> str:
         """Element that tensor cores read. If the operands differ, the narrower one is converted to the wider."""
-        return self.a if bits_of(self.a) >= bits_of(self.b) else self.b
+        return self.a if bytes_of(self.a) >= bytes_of(self.b) else self.b
 
     @property
     def converts(self) -> bool:
         """True if the first operand is converted in registers to the type of the second one."""
-        return bits_of(self.a) < bits_of(self.b)
+        return bytes_of(self.a) < bytes_of(self.b)
 
     @property
     def overlaps(self) -> bool:
         """True if a launch may begin before the previous kernel ends.
 
-        Not so if the ``cooperative`` kernel loads block scales: in CUTLASS 4.2, its loading warp does not wait for the previous
-        kernel (``sm90_gemm_tma_warpspecialized_cooperative.hpp``). Grouped kernels do not wait either, and read what the previous
-        kernel wrote (``sm90_gemm_array_tma_warpspecialized_*.hpp``).
+        Grouped kernels do not wait for it, and read what it wrote (``sm90_gemm_array_tma_warpspecialized_*.hpp``).
         """
-        return not self.grouped and not (self.scales_a and self.cooperative)
+        return not self.grouped
 
     @property
     def columns_grouped(self) -> bool:
@@ -177,11 +135,6 @@ class Operation:
         return sets * self.tile[0] * self.tile[1] * ELEMENTS[self.accumulator].itemsize // 4 // threads
 
     @property
-    def scales_per_thread(self) -> int:
-        """Registers of block scales in the main loop. Each thread has sums of every fourth column."""
-        return self.tile[1] // 4 if self.scales_b and self.scales_b.extent == 1 else 0
-
-    @property
     def sass(self) -> str:
         """SASS name of the multiplying instruction, with ``*`` for its shape: CUDA Binary Utilities, sm75 to sm90."""
         if self.opcode == "Simt":
@@ -191,6 +144,6 @@ class Operation:
         group = "G" if self.modern else ""
         if self.multiplied == "s8":
             return f"I{group}MMA.*.S8.S8*"
-        letter = "Q" if bits_of(self.multiplied) == 8 else "H"
+        letter = "Q" if bytes_of(self.multiplied) == 1 else "H"
         suffix = [SASS_SUFFIX.get(x, "") for x in ((self.a, self.b) if letter == "Q" else (self.multiplied,))]
         return f"{letter}{group}MMA.*.F32{''.join(suffix)}"

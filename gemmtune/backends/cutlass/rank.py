@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from ...device import DeviceInfo
 from ...problem import Problem
 from ...toolchain.orientation import Oriented
-from .operation import Operation, bits_of, bytes_of
+from .operation import Operation, bytes_of
 from .tiles import is_shared
 
 SM_TFLOPS: dict[int, float] = {75: 1.6, 80: 2.9, 90: 6.2}
@@ -49,11 +49,7 @@ CP_ASYNC = 1.5
 OWN_SHARE = 6
 """Fraction of operations specific to the problem: one in OWN_SHARE. The others come from ``tiles.SHARED``."""
 CONVERTED_PS = 28.0
-"""Time per element that a warp group converts in registers in CUTLASS's main loop. It multiplies nothing at that time."""
-SHUFFLED_PS = 13.0
-"""Time per element in our main loop, whose loads are wider, and whose tensor cores multiply concurrently."""
-SCALED = 0.3
-"""Share of the conversion time that scales and zero points each add."""
+"""Time per element that a warp group converts in registers. It multiplies nothing at that time."""
 PROMOTED = 0.8
 """Rate that remains if sums of 8-bit floats are added to others."""
 AS_IT_IS = 1.02
@@ -79,7 +75,7 @@ def estimate_us(operation: Operation, oriented: Oriented, problem: Problem, devi
     tiles = math.ceil(m / (tile_m * cluster_m)) * math.ceil(n / (tile_n * cluster_n)) * blocks * products
     usable = max(device.sm_count // blocks * blocks, blocks)
     compute, busy = _compute_us(operation, tiles, usable, math.ceil(k / tile_k), device)
-    a_bytes, b_bytes = (bits_of(x) / 8 for x in (operation.a, operation.b))
+    a_bytes, b_bytes = (bytes_of(x) for x in (operation.a, operation.b))
     traffic = tiles * k * (a_bytes * tile_m / cluster_n + b_bytes * tile_n / cluster_m)
     l2_us = traffic / (_of(L2_GBPS_PER_SM, device.capability) * device.sm_count * 1e3)
     gbps = min(_of(DRAM_GBPS, device.capability), DRAM_GBPS_PER_SM * busy)
@@ -104,7 +100,7 @@ def _compute_us(operation: Operation, tiles: int, usable: int, steps: int, devic
         step_us *= CP_ASYNC
     waves = math.ceil(tiles / usable)
     stored_us = EPILOGUE_US * area
-    hidden = HIDDEN if "Pingpong" in operation.kernel_schedule and operation.slices == 1 else 1.0
+    hidden = HIDDEN if "Pingpong" in operation.kernel_schedule else 1.0
     whole = waves * steps * step_us + stored_us * (1 + hidden * (waves - 1))
     tail = tiles % usable
     if operation.stream_k and tail:
@@ -120,10 +116,7 @@ def _converts_us(operation: Operation) -> float:
     """Return the time to convert the first operand of a step. Warp groups divide it; those of ``pingpong`` alternate."""
     if not operation.converts:
         return 0.0
-    groups = 2 if operation.cooperative else operation.slices
-    factors = 0 if operation.weights is None else 1 + operation.weights.zero
-    each_ps = (SHUFFLED_PS if operation.shuffled else CONVERTED_PS) * (1 + SCALED * factors)
-    return operation.tile[0] * operation.tile[2] / groups * each_ps / 1e6
+    return operation.tile[0] * operation.tile[2] / (2 if operation.cooperative else 1) * CONVERTED_PS / 1e6
 
 
 def _of(table: dict[int, float], capability: int) -> float:
@@ -135,16 +128,14 @@ def select(timed: Sequence[tuple[float, Operation]], count: int | None) -> list[
     """Return the ``count`` operations to try, or all of them, best first, if ``count`` is None.
 
     The shared operations with the least times come first and leave one place in OWN_SHARE. The best of all remaining ones follow,
-    spread over different tiles and schedules. Operations more than SLACK times slower than the best are dropped. So are those that
-    convert an unpacked operand if a prepacked one is possible.
+    spread over different tiles and schedules. Operations more than SLACK times slower than the best are dropped.
     """
     ordered = sorted(
         timed, key=lambda item: (item[0], not item[1].tma_store, -item[1].alignment_a - item[1].alignment_b, item[1].name)
     )
     if count is None:
         return [op for _, op in ordered]
-    packed = {_place(op) for _, op in ordered if op.shuffled}
-    near = [op for time_us, op in ordered if time_us <= SLACK * ordered[0][0] and (op.shuffled or _place(op) not in packed)]
+    near = [op for time_us, op in ordered if time_us <= SLACK * ordered[0][0]]
     shared = [op for op in near if is_shared(op)][: count - count // OWN_SHARE]
     return _diverse(near, count, shared)
 
@@ -165,10 +156,5 @@ def _diverse(ordered: Sequence[Operation], count: int, first: Sequence[Operation
     return chosen
 
 
-def _place(operation: Operation) -> tuple[object, ...]:
-    """Return the operation's identity without the order of its first operand."""
-    return _kind(operation), operation.cluster
-
-
 def _kind(operation: Operation) -> tuple[object, ...]:
-    return operation.tile, operation.kernel_schedule, operation.scheduler, operation.slices
+    return operation.tile, operation.kernel_schedule, operation.scheduler

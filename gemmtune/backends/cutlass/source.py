@@ -11,7 +11,6 @@ import torch
 
 from ...problem import Epilogue
 from ...problem.problem import ScalarClass
-from ...problem.scales import SCALE_BLOCK
 from ...toolchain.render import epilogue_functions, template, template_digest
 from ..cpp.printer import print_epilogue
 from .configs import OPERAND_ELEMENTS
@@ -21,17 +20,14 @@ from .operation import Operation
 CPP_ELEMENTS = {
     "f16": "cutlass::half_t", "bf16": "cutlass::bfloat16_t", "tf32": "cutlass::tfloat32_t", "f32": "float", "f64": "double",
     "s8": "int8_t", "u8": "uint8_t", "s32": "int32_t", "e4m3": "cutlass::float_e4m3_t", "e5m2": "cutlass::float_e5m2_t",
-    "s4": "cutlass::int4b_t", "u4": "cutlass::uint4b_t",
 }  # fmt: skip
 LAYOUTS = {"t": "cutlass::layout::RowMajor", "n": "cutlass::layout::ColumnMajor"}
 SCHEDULERS = {
-    "Default": "cutlass::gemm::PersistentScheduler", "StreamK": "cutlass::gemm::kernel::detail::StreamK", "SlicedK": "",
+    "Default": "cutlass::gemm::PersistentScheduler", "StreamK": "cutlass::gemm::kernel::detail::StreamK",
     "Group": "cutlass::gemm::GroupScheduler", "": "",
 }  # fmt: skip
 STREAM_K = "stream_k.cuh.jinja"
 GROUPS = "groups.cuh.jinja"
-SPECIAL = ("order.cuh.jinja", "shuffled.cuh.jinja", "sliced.cuh.jinja")
-"""Headers that are ours and not CUTLASS's."""
 FLAGS = ("-std=c++17", "-O3", "-DNDEBUG", "--expt-relaxed-constexpr", "-shared", "-Xcompiler", "-fPIC", "-w")
 
 
@@ -57,12 +53,12 @@ class Source:
     operands: tuple[torch.dtype, ...]
     """Dtypes of inp, if it is read, or of the scales, and of the epilogue's operands."""
     scales: int = 0
-    """Number of leading operands that scale sums, scale parts in the main loop, or hold group offsets."""
+    """Number of leading operands that scale sums or hold group offsets."""
 
     @property
     def first(self) -> int:
-        """Index of the first operand that the epilogue reads. The main loop reads block and weight scales, and group offsets."""
-        return self.scales if self.operation.scales_a or self.operation.weights or self.operation.grouped else 0
+        """Index of the first operand that the epilogue reads. Group offsets are read before the main loop."""
+        return self.scales if self.operation.grouped else 0
 
     @property
     def fused(self) -> bool:
@@ -107,8 +103,7 @@ class Source:
 def _digest(source: Source) -> str:
     operation = source.operation
     name = "gemm3x.cu.jinja" if operation.modern else "gemm2x.cu.jinja"
-    headers = [*((STREAM_K,) if operation.stream_k else ()), *(SPECIAL if operation.shuffled or operation.slices > 1 else ())]
-    headers += [GROUPS] if operation.grouped else []
+    headers = [*((STREAM_K,) if operation.stream_k else ()), *((GROUPS,) if operation.grouped else ())]
     files = (name, "pointwise.cuh.jinja", "driver.h.jinja", *headers)
     made_of = [template_digest(__package__, file) for file in files]
     return hashlib.blake2b(
@@ -124,11 +119,7 @@ def _render(source: Source) -> str:
         "compute": source.compute,
         "operands": [OPERAND_ELEMENTS[dtype] for dtype in source.operands[source.first :]],
         "first": source.first,
-        "scale_block": SCALE_BLOCK,
-        "element_scale": CPP_ELEMENTS[operation.weights.element] if operation.weights else "",
-        "shuffled": _text("order.cuh.jinja") + "\n" + _text("shuffled.cuh.jinja") if operation.shuffled else "",
         "stream_k_scheduler": _text(STREAM_K) if operation.stream_k else "",
-        "sliced": _text("sliced.cuh.jinja") if operation.slices > 1 else "",
         "launch": launch_text(len(source.operands)),
         "driver": _text("driver.h.jinja"),
         "pointwise": source.pointwise if source.fused else "",

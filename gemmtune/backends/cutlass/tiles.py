@@ -13,10 +13,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from ...problem.scales import SCALE_BLOCK
-from .operation import BLOCKWISE, FAST_ACCUM, Operation, bytes_of
+from .operation import FAST_ACCUM, Operation, bytes_of
 
-Kind = Literal["pingpong", "cooperative", "stream_k", "sliced2", "sliced3"]
+Kind = Literal["pingpong", "cooperative", "stream_k"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,16 +26,14 @@ class Schedule:
     kernel: str
     epilogue: str
     scheduler: str
-    slices: int = 1
 
 
-def _schedule(label: str, kind: str, scheduler: str, slices: int = 1) -> Schedule:
+def _schedule(label: str, kind: str, scheduler: str) -> Schedule:
     return Schedule(
         label=label,
         kernel=f"cutlass::gemm::KernelTmaWarpSpecialized{kind}",
         epilogue=f"cutlass::epilogue::TmaWarpSpecialized{kind.removesuffix('Pingpong')}",
         scheduler=scheduler,
-        slices=slices,
     )
 
 
@@ -44,44 +41,33 @@ KINDS: dict[Kind, Schedule] = {
     "pingpong": _schedule("warpspecialized_pingpong", "Pingpong", "Default"),
     "cooperative": _schedule("warpspecialized_cooperative", "Cooperative", "Default"),
     "stream_k": _schedule("stream_k_warpspecialized_cooperative", "Cooperative", "StreamK"),
-    "sliced2": _schedule("warpspecialized_slicedk2", "Pingpong", "SlicedK", 2),
-    "sliced3": _schedule("warpspecialized_slicedk3", "Pingpong", "SlicedK", 3),
 }
-"""Schedules by kind. The sliced ones run CUTLASS's main loop and epilogue in a kernel of ours, whose warp groups share a tile."""
+"""Schedules by kind."""
 LINE_BYTES = 128
 """Unit of a tile's depth: bytes of a row in TMA's widest swizzle."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tile:
-    """Tile of ``rows`` × ``cols``, ``lines`` × 128 bytes deep. Its block is one of a cluster of ``cluster`` rows × columns.
-
-    Half a line is 32 elements of two bytes, the size of the smallest group of weights that shares a scale.
-    """
+    """Tile of ``rows`` × ``cols``, ``lines`` × 128 bytes deep. Its block is one of a cluster of ``cluster`` rows × columns."""
 
     kind: Kind
     rows: int
     cols: int
-    lines: float
+    lines: int
     cluster: tuple[int, int]
 
     def depth(self, element_bytes: int) -> int:
         """Return the elements along K."""
-        return int(self.lines * LINE_BYTES) // element_bytes
-
-    @property
-    def halved(self) -> Tile:
-        """Same tile with half a line."""
-        return dataclasses.replace(self, lines=0.5)
+        return self.lines * LINE_BYTES // element_bytes
 
     @classmethod
     def of(cls, operation: Operation) -> Tile | None:
         """Return the tile of ``operation``, or None if its schedule or depth is not one of ours."""
-        lines = operation.tile[2] * bytes_of(operation.multiplied, 1) / LINE_BYTES
-        kernel = operation.kernel_schedule.removesuffix(FAST_ACCUM).removesuffix(BLOCKWISE)
-        schedules = (kernel, operation.epilogue_schedule, operation.scheduler, operation.slices)
+        lines, rest = divmod(operation.tile[2] * bytes_of(operation.multiplied), LINE_BYTES)
+        schedules = (operation.kernel_schedule.removesuffix(FAST_ACCUM), operation.epilogue_schedule, operation.scheduler)
         for kind, schedule in KINDS.items():
-            if schedules == (schedule.kernel, schedule.epilogue, schedule.scheduler, schedule.slices) and 2 * lines % 1 == 0:
+            if schedules == (schedule.kernel, schedule.epilogue, schedule.scheduler) and rest == 0:
                 rows, cols, _ = operation.tile
                 return cls(kind=kind, rows=rows, cols=cols, lines=lines, cluster=operation.cluster[:2])
         return None
@@ -124,12 +110,6 @@ Clusters of four appear only if every tile of weights reads the same few rows. F
 rows). Four does not divide the number of multiprocessors in every part of a GPU, so some stay idle.
 """
 
-SLICED: tuple[Tile, ...] = (
-    *_tiles("sliced2", "64x8x2:1x1 64x16x2:1x1 64x32x2:1x1 64x64x2:1x1"),
-    *_tiles("sliced3", "64x16x2:1x1"),
-)
-"""Tiles of few columns, whose weights are read once. All warp groups of a multiprocessor convert them."""
-
 GROUPED: tuple[Tile, ...] = (
     *_tiles("pingpong", "64x128x1:1x1,2x1 128x128x1:1x1,2x1"),
     *_tiles("cooperative", "128x256x1:1x1,2x1 256x128x1:2x1"),
@@ -159,20 +139,17 @@ to run. One serves 64 rows.
 
 SHARED_CONVERTING: frozenset[Tile] = frozenset(
     (
-        *SLICED,
         *_tiles("pingpong", "64x8x2:1x1 64x16x2:1x1 64x32x2:1x1 64x64x2:1x1 64x256x1:2x1"),
         *_tiles("cooperative", "128x128x1:2x1"),
         *_tiles("stream_k", "128x16x2:1x1 128x64x2:1x1 128x128x1:1x2 128x256x1:2x1"),
     )
 )
 """Tiles that a search tries first if the first operand is converted in registers."""
-SHARED_HALVED = frozenset(tile.halved for tile in SHARED_CONVERTING - frozenset(SLICED))
-"""Tiles that a search tries first for groups of 32 weights."""
 
 
 def is_shared(operation: Operation) -> bool:
     """Return True if a search tries the operation's tile first."""
-    return Tile.of(operation) in (SHARED_CONVERTING | SHARED_HALVED if operation.converts else SHARED)
+    return Tile.of(operation) in (SHARED_CONVERTING if operation.converts else SHARED)
 
 
 def own_operations(found: Iterable[Operation]) -> Iterator[Operation]:
@@ -185,32 +162,23 @@ def own_operations(found: Iterable[Operation]) -> Iterator[Operation]:
         yield from tiled(model, TILES)
 
 
-SUFFIXES = {"": "", FAST_ACCUM: "_fp8_fastaccum", BLOCKWISE: "_fp8_blockwise"}
-"""Suffix in CUTLASS's operation names, by schedule suffix."""
-
-
-def tiled(model: Operation, tiles: Iterable[Tile], suffix: str = "") -> Iterator[Operation]:
-    """Yield ``model`` with each of ``tiles``, in the tile's schedule with ``suffix``."""
+def tiled(model: Operation, tiles: Iterable[Tile], *, fast_accum: bool = False) -> Iterator[Operation]:
+    """Yield ``model`` with each of ``tiles``, in the tile's schedule. ``fast_accum`` is for sums of 8-bit floats."""
+    suffix, named = (FAST_ACCUM, "_fp8_fastaccum") if fast_accum else ("", "")
     for tile in tiles:
         schedule = KINDS[tile.kind]
-        sizes = (tile.rows, tile.cols, tile.depth(bytes_of(model.multiplied, 1)))
+        sizes = (tile.rows, tile.cols, tile.depth(bytes_of(model.multiplied)))
         cluster = (*tile.cluster, 1)
-        label = schedule.label + SUFFIXES[suffix]
         yield dataclasses.replace(
-            model, name=_name(model, sizes, cluster, label), tile=sizes, cluster=cluster,
+            model, name=_name(model, sizes, cluster, schedule.label + named), tile=sizes, cluster=cluster,
             kernel_schedule=schedule.kernel + suffix, epilogue_schedule=schedule.epilogue, scheduler=schedule.scheduler,
-            slices=schedule.slices,
         )  # fmt: skip
 
 
 def _name(model: Operation, tile: tuple[int, ...], cluster: tuple[int, ...], label: str) -> str:
     """Return the name of an operation by CUTLASS's scheme."""
     sizes = "_".join("x".join(map(str, values)) for values in (tile, cluster))
-    scales = [f"{x.extent}x{SCALE_BLOCK}f32x" if x else "" for x in (model.scales_a, model.scales_b)]
-    if model.weights:
-        scales[0] = f"{model.weights.element}{'z' if model.weights.zero else ''}x"
-    elements = "_".join((scales[0] + model.a, scales[1] + model.b, model.accumulator, model.c, model.d))
+    elements = "_".join((model.a, model.b, model.accumulator, model.c, model.d))
     layouts = model.layout_a + model.layout_b + model.layout_d
     kind = "gemm_grouped" if model.grouped else "gemm"
-    shuffled = "_shuffled" if model.shuffled else ""
-    return f"cutlass3x_sm90_tensorop_{kind}_{elements}_{sizes}_0_{layouts}_align{model.alignment_a}_{label}_epi_tma{shuffled}"
+    return f"cutlass3x_sm90_tensorop_{kind}_{elements}_{sizes}_0_{layouts}_align{model.alignment_a}_{label}_epi_tma"

@@ -24,7 +24,7 @@ from .parts import parts_choices
 from .persistent import persistent_choices
 from .rank import select
 from .resources import Resources
-from .splits.offers import choices_for_long_sums
+from .splits.offers import decomposed_choices
 from .sums import kernel_for, predicate_for
 from .swap import swapped_choices
 from .vec import vector_choices, words_vector_choices
@@ -121,7 +121,7 @@ def offered(problem: Problem, device: DeviceInfo, search: str) -> Iterator[Choic
     places = None if most is None else max(most - len(weights) - len(others), 0)
     yield from (kernel_for(problem, device, config) for config in configs[:places])
     yield from others
-    yield from choices_for_long_sums(problem, device, search, lambda divided: chosen_configs(divided, device, search))
+    yield from decomposed_choices(problem, device, search, lambda divided: chosen_configs(divided, device, search))
 
     def on_copies(aligned: Problem) -> Sequence[KernelChoice]:
         direct = chosen_configs(aligned, device, search)[: counts["triton:padded"]]

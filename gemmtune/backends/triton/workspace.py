@@ -56,7 +56,7 @@ class Workspace:
 
 
 _workspaces: weakref.WeakValueDictionary[tuple[int, int, int, int], Workspace] = weakref.WeakValueDictionary()
-BUFFERS = ("workspace", "sums", "counters")
+BUFFERS = ("workspace", "counters")
 """Kernel argument names of the memory in ``Buffers``, in the order in which it is acquired."""
 Acquire = Callable[[int], Sequence[torch.Tensor]]
 """Function from a stream's handle to the buffers of a launch on it. They must stay alive until the launch."""
@@ -66,26 +66,23 @@ Acquire = Callable[[int], Sequence[torch.Tensor]]
 class Buffers:
     """Memory that a kernel needs in addition to its operands.
 
-    ``partials`` counts the elements of the workspace, ``sums`` the elements that are zero between launches; both have type
-    ``dtype``. ``counters`` are also zero between launches.
+    ``partials`` counts the elements of the workspace, which have type ``dtype``. ``counters`` are zero between launches.
     """
 
     dtype: torch.dtype
     partials: int = 0
-    sums: int = 0
     counters: int = 0
 
     @property
     def size_bytes(self) -> int:
         """Total size."""
-        return (self.partials + self.sums) * self.dtype.itemsize + self.counters * COUNTER_BYTES
+        return self.partials * self.dtype.itemsize + self.counters * COUNTER_BYTES
 
     def interpreted(self) -> Sequence[torch.Tensor]:
         """Return the buffers on the CPU. Partial sums start with a value that shows in a result if it was never overwritten."""
         unwritten = torch.nan if self.dtype.is_floating_point else torch.iinfo(self.dtype).max // 3
         return (
             torch.full((self.partials,), unwritten, dtype=self.dtype, device="cpu"),
-            torch.zeros(self.sums, dtype=self.dtype, device="cpu"),
             torch.zeros(self.counters, dtype=torch.int32, device="cpu"),
         )
 
@@ -94,18 +91,12 @@ class Buffers:
 
         All launches bound from this kernel share them if they need about the same size, whatever their M.
         """
-        words = self.sums * self.dtype.itemsize // COUNTER_BYTES
-        size_bytes, counters = (_power_of_two(x) for x in (self.partials * self.dtype.itemsize, words + self.counters))
+        size_bytes, counters = (_power_of_two(x) for x in (self.partials * self.dtype.itemsize, self.counters))
         workspace = _workspaces.get((id(kernel), device, size_bytes, counters))
         if workspace is None:
             workspace = Workspace(device=device, size_bytes=size_bytes, counters=counters)
             _workspaces[id(kernel), device, size_bytes, counters] = workspace
-
-        def acquire(stream: int) -> Sequence[torch.Tensor]:
-            partials, zeros = workspace.acquire(stream)
-            return partials, zeros, zeros[words:] if words else zeros
-
-        return acquire
+        return workspace.acquire
 
 
 def _power_of_two(size: int) -> int:

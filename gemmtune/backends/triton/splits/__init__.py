@@ -1,1 +1,1 @@
-"""Products with few tiles and a long K: alternatives to the mm template's split-K that occupy every multiprocessor."""
+"""Products with few tiles and a long K: an alternative to the mm template's split-K that occupies every multiprocessor."""
