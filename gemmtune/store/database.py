@@ -12,6 +12,7 @@ import threading
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
+from ..locking import file_lock
 from .ranged import COLUMNS as RANGED_COLUMNS
 from .ranged import Ranged
 from .row import COLUMNS, LIMIT_COLUMNS, Limit, Row, checksum
@@ -24,7 +25,6 @@ from .storefile import (
     connect,
     corrupt,
     create,
-    file_lock,
     is_corruption,
     move_aside,
 )
@@ -272,7 +272,7 @@ class Database:
         """
         assert self.path is not None
         self.close()
-        with file_lock(self.path, self.busy_timeout_s):
+        with file_lock(Path(f"{self.path}.lock"), self.busy_timeout_s):
             if not self.path.exists():
                 return None
             with contextlib.closing(Database(self.path, read_only=True, busy_timeout_s=self.busy_timeout_s)) as now:

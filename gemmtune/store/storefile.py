@@ -7,10 +7,9 @@ import os
 import sqlite3
 from pathlib import Path
 
-import filelock
-
 from ..cache import make_private
 from ..errors import StoreError
+from ..locking import file_lock
 
 APPLICATION_ID = 0x67656D74
 """``gemt``, which distinguishes our files from other SQLite databases."""
@@ -139,7 +138,7 @@ def create(path: Path, busy_timeout_s: float) -> None:
     if _has_content(path):
         return
     make_private(path.parent)
-    with file_lock(path, busy_timeout_s):
+    with file_lock(Path(f"{path}.lock"), busy_timeout_s):
         if _has_content(path):
             return
         new = path.with_name(f"{path.name}.new-{os.getpid()}")
@@ -159,18 +158,6 @@ def create(path: Path, busy_timeout_s: float) -> None:
         finally:
             connection.close()
             new.unlink(missing_ok=True)
-
-
-def file_lock(path: Path, timeout_s: float) -> filelock.BaseFileLock:
-    """Return the lock under which the file at the path is made or moved away.
-
-    Raises filelock.Timeout, an OSError, after ``timeout_s``.
-
-    Raises:
-        OSError: no file can be made in the folder. filelock would wait for such a file.
-    """
-    Path(f"{path}.lock").touch()
-    return filelock.FileLock(f"{path}.lock", timeout=timeout_s)
 
 
 def move_aside(path: Path) -> Path:
