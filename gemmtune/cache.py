@@ -17,10 +17,9 @@ from pathlib import Path
 
 from .errors import UnavailableError
 from .ownership import trusted_file, why_not_trusted
-from .settings import current
+from .settings import Settings, current
 
 REMEDY = "set cache_dir (GEMMTUNE_CACHE_DIR) to a folder of yours on a file system that allows execution"
-NO_COPY = "compiled kernels cannot be kept here, so torch runs where one is missing"
 
 _warned: set[Path] = set()
 _refused: set[tuple[int, ...]] = set()
@@ -31,14 +30,14 @@ _refused: set[tuple[int, ...]] = set()
 class Place:
     """A folder of compiled files and what it can be used for.
 
-    ``problem`` is the reason why new files do not go there, None if they do. ``readable`` is True if its files may be used.
-    ``lost`` is True if it exists and they may not.
+    ``problem`` is the reason why new files do not go there; empty if they do. ``lost`` is True if its own files are not used
+    either, and ``untrusted`` if that is because other users could change them.
     """
 
     folder: Path
-    problem: str | None = None
-    readable: bool = True
+    problem: str = ""
     lost: bool = False
+    untrusted: bool = False
 
 
 def cached(*parts: str) -> Path:
@@ -47,10 +46,10 @@ def cached(*parts: str) -> Path:
     Folders are made if missing. The last part is the file's name.
     """
     *folders, name = parts
-    place = place_of(tuple(folders))
+    place = folder_of(current(), *folders)
     if place.lost:
-        _announce(place)
-    if place.problem is None or (place.readable and present(place.folder / name)):
+        announce(place, current())
+    if not place.problem or (not place.lost and present(place.folder / name)):
         return place.folder / name
     own = _own_folder(tuple(folders))
     return (own or place.folder) / name
@@ -62,10 +61,11 @@ def cache_dir(*parts: str) -> Path:
     Raises:
         UnavailableError: no folder of this machine can be used.
     """
-    place = place_of(parts)
-    if place.problem is None:
+    place = folder_of(current(), *parts)
+    if not place.problem:
+        make_private(place.folder)  # it may have been removed
         return place.folder
-    _announce(place)
+    announce(place, current())
     own = _own_folder(parts)
     if own is None:
         raise UnavailableError(why_nothing_new(*parts) or "")
@@ -74,8 +74,8 @@ def cache_dir(*parts: str) -> Path:
 
 def why_nothing_new(*parts: str) -> str | None:
     """Return why no compiled file can be added below the cache folder, with a remedy; None if one can."""
-    place = place_of(parts)
-    if place.problem is None or _own_folder(parts) is not None:
+    place = folder_of(current(), *parts)
+    if not place.problem or _own_folder(parts) is not None:
         return None
     return f"{place.problem}, and no temporary folder can be used instead: {REMEDY}"
 
@@ -92,9 +92,18 @@ def refuse(path: Path) -> None:
         _refused.add(_identity(path.stat()))
 
 
-def place_of(parts: tuple[str, ...] = ()) -> Place:
+def folder_of(settings: Settings, *parts: str) -> Place:
     """Return the folder of the settings, or one below it, and what it can be used for."""
-    return _place(current().folder, parts, os.geteuid())
+    return _place(settings.folder, parts, os.geteuid())
+
+
+def announce(place: Place, settings: Settings) -> None:
+    """Warn once that the folder of the settings is not used, or not for new files."""
+    if settings.folder not in _warned:
+        _warned.add(settings.folder)
+        own = _own_folder(())
+        instead = "no kernel can be compiled" if own is None else f"new compiled kernels go to {own} for now"
+        warnings.warn(f"{place.problem}; {instead}. Otherwise {REMEDY}.", RuntimeWarning, stacklevel=4)
 
 
 def make_private(folder: Path) -> None:
@@ -129,28 +138,17 @@ def _place(folder: Path, parts: tuple[str, ...], user: int) -> Place:  # noqa: A
     real = Path(os.path.realpath(path))
     got = f"cache_dir: got {folder}"
     if not real.is_dir():
-        return Place(folder=real, problem=f"{got}, expected a writable folder ({missing or 'it is a file'})", readable=False)
+        return Place(folder=real, problem=f"{got}, expected a writable folder ({missing or f'{real} is a file'})")
     if (distrust := why_not_trusted(real)) is not None:
         expected = "expected a folder that only this user and root can change, because kernels are loaded from it"
-        return Place(folder=real, problem=f"{got}, {expected}: {distrust}", readable=False, lost=True)
+        return Place(folder=real, problem=f"{got}, which is not used, {expected}: {distrust}", lost=True, untrusted=True)
     if os.statvfs(real).f_flag & os.ST_NOEXEC:
         expected = "expected a file system that kernels can be loaded from"
-        return Place(folder=real, problem=f"{got}, {expected}: it is mounted noexec", readable=False, lost=True)
+        return Place(folder=real, problem=f"{got}, {expected}: it is mounted noexec", lost=True)
     if not os.access(real, os.R_OK | os.X_OK):
-        return Place(folder=real, problem=f"{got}, expected a folder that this user can read", readable=False, lost=True)
+        return Place(folder=real, problem=f"{got}, expected a folder that this user can read", lost=True)
     writable = os.access(real, os.W_OK)
-    return Place(folder=real, problem=None if writable else f"{got}, expected a writable folder (it is read-only)")
-
-
-def _announce(place: Place) -> None:
-    """Warn once that the folder of the settings is not used, or not for new files."""
-    folder = current().folder
-    if folder in _warned:
-        return
-    _warned.add(folder)
-    own = _own_folder(())
-    instead = NO_COPY if own is None else f"new compiled kernels go to {own} for now"
-    warnings.warn(f"{place.problem}; {instead}. Otherwise {REMEDY}.", RuntimeWarning, stacklevel=4)
+    return Place(folder=real, problem="" if writable else f"{got}, expected a writable folder (it is read-only)")
 
 
 def _own_folder(parts: tuple[str, ...]) -> Path | None:

@@ -14,27 +14,34 @@ import filelock
 
 NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
 """Errors of ``flock`` on a file system without locks."""
+_warned: set[int] = set()
+
+
+NO_LOCKS_WARNING = (
+    "locks: got {error} in {folder}, expected a file system with locks. Without them two processes may do the same work, and the "
+    "store is not written. Set cache_dir (GEMMTUNE_CACHE_DIR) to a folder on a local file system."
+)
+
+
+def has_locks(folder: Path) -> bool:
+    """Return True unless files in the folder cannot be locked, as on some network file systems. Warn once of each of these."""
+    try:
+        return _has_locks(folder.stat().st_dev, folder)
+    except OSError:  # nothing can be made there, so nothing is locked there
+        return True
 
 
 @functools.cache
-def has_locks(folder: Path) -> bool:
-    """Return True if files in the folder can be locked. Warn once if they cannot, as on some network file systems.
-
-    Raises:
-        OSError: no file can be made in the folder.
-    """
+def _has_locks(device: int, folder: Path) -> bool:
     with tempfile.TemporaryFile(dir=folder) as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             if error.errno not in NO_LOCKS:
                 raise
-            warnings.warn(
-                f"locks: got {error} in {folder}, expected a file system with locks. Without them two processes may do the same "
-                "work. Set cache_dir (GEMMTUNE_CACHE_DIR) to a folder on a local file system.",
-                RuntimeWarning,
-                stacklevel=3,
-            )
+            if device not in _warned:
+                _warned.add(device)
+                warnings.warn(NO_LOCKS_WARNING.format(error=error, folder=folder), RuntimeWarning, stacklevel=4)
             return False
     return True
 

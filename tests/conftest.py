@@ -148,6 +148,9 @@ def interpreted() -> Iterator[Run]:
 
 
 @pytest.fixture
-def shipped_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Compile C++ fully optimized, as users do, without the tests' own compiler."""
+def shipped_compiler(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Compile C++ fully optimized, as users do, without the tests' own compiler and its kernels."""
     monkeypatch.setenv("PATH", quick_compiler.shipped_path())
+    now = settings.current()
+    with settings.patch(cache_dir=str(now.folder / "shipped"), store_path=str(now.store_file)):
+        yield

@@ -6,13 +6,15 @@ Errors of sqlite3 and the system pass through unchanged, and ``store.py`` decide
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import sqlite3
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from ..locking import file_lock
+from ..cache import make_private
+from ..locking import file_lock, has_locks
 from .ranged import COLUMNS as RANGED_COLUMNS
 from .ranged import Ranged
 from .row import COLUMNS, LIMIT_COLUMNS, Limit, Row, checksum
@@ -111,8 +113,15 @@ class Database:
             connection.executescript(SCHEMA)
             return connection
         if not self.read_only:
-            create(self.path, self.busy_timeout_s)
-            return self._opened(self.path, "mode=rw")
+            make_private(self.path.parent)
+            if has_locks(self.path.parent):
+                create(self.path, self.busy_timeout_s)
+                return self._opened(self.path, "mode=rw")
+            # SQLite would wait for a lock until its time-out.
+            if not self.path.exists():
+                raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+            self.read_only = True
+            return self._opened(self.path, "immutable=1")
         try:
             return self._opened(self.path, "mode=ro")
         except sqlite3.OperationalError as error:

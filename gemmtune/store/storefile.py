@@ -7,7 +7,6 @@ import os
 import sqlite3
 from pathlib import Path
 
-from ..cache import make_private
 from ..errors import StoreError
 from ..locking import file_lock
 
@@ -137,7 +136,6 @@ def create(path: Path, busy_timeout_s: float) -> None:
     """
     if _has_content(path):
         return
-    make_private(path.parent)
     with file_lock(Path(f"{path}.lock"), busy_timeout_s):
         if _has_content(path):
             return
@@ -216,6 +214,8 @@ def explain(path: Path | None, error: Exception, elsewhere: str = ELSEWHERE) -> 
     code, system = code_of(error), getattr(error, "errno", None)
     if code == sqlite3.SQLITE_FULL or system in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
         remedy = "Free some space there"
+    elif system == errno.ENOLCK:
+        remedy = "Use a local file system"
     elif code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED) or isinstance(error, TimeoutError):
         remedy = "End the process that keeps it locked"
     elif is_corruption(error):
