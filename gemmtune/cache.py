@@ -137,7 +137,7 @@ def _place(folder: Path, parts: tuple[str, ...], user: int) -> Place:  # noqa: A
         missing = str(error)
     real = Path(os.path.realpath(path))
     got = f"cache_dir: got {folder}"
-    if not real.is_dir():
+    if not os.path.isdir(real):  # False if it cannot be reached
         return Place(folder=real, problem=f"{got}, expected a writable folder ({missing or f'{real} is a file'})")
     if (distrust := why_not_trusted(real)) is not None:
         expected = "expected a folder that only this user and root can change, because kernels are loaded from it"

@@ -36,6 +36,7 @@ from gemmtune.workers.pool import WORKERS
 
 __all__ = [
     "interpreted",
+    "open_folder",
     "own_store",
     "pytest_collection_modifyitems",
     "pytest_ignore_collect",
@@ -137,6 +138,15 @@ def own_store(tmp_path: Path) -> Iterator[Path]:
     path = tmp_path / "store.sqlite"
     with settings.patch(store_path=str(path), tune_in_subprocess=False):
         yield path
+
+
+@pytest.fixture
+def open_folder() -> Iterator[Path]:
+    """Yield a folder that every user can reach. pytest's own is its user's alone."""
+    folder = Path(tempfile.mkdtemp(prefix="gemmtune-test-"))
+    folder.chmod(0o755)
+    yield folder
+    shutil.rmtree(folder)
 
 
 @pytest.fixture(scope="session")

@@ -31,7 +31,7 @@ _WRAPPER = """\
 #!/bin/sh
 case "$*" in
 *--version*) echo "{version}, not optimizing"; exit;;
-*-shared*) ;;
+*-O*-shared*) ;;
 *) exec {compiler} "$@";;
 esac
 flags=

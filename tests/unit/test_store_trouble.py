@@ -28,15 +28,6 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "store.sqlite"
 
 
-@pytest.fixture
-def open_folder() -> Iterator[Path]:
-    """A folder that every user can reach; pytest's own is root's alone."""
-    folder = Path(tempfile.mkdtemp(prefix="gemmtune-test-"))
-    folder.chmod(0o755)
-    yield folder
-    shutil.rmtree(folder)
-
-
 def filled(path: Path, count: int = 3) -> None:
     """A store with rows, all of them in the main file."""
     store = Store.open(path)
