@@ -81,17 +81,24 @@ def opened(make: Callable[[], Path], load: Callable[[Path], T]) -> T:
     """
     path = make()
     try:
-        require_whole(path)
-        return load(path)
+        return _loaded(path, load)
     except (OSError, DamagedError) as error:
         refuse(path)
         first = error
     try:
-        return load(make())
+        return _loaded(make(), load)
     except UnavailableError as error:
         if isinstance(error, DamagedError):
             raise
         raise UnavailableError(f"{path} cannot be loaded ({first}) and not be made anew: {error}") from first
+
+
+def _loaded(path: Path, load: Callable[[Path], T]) -> T:
+    require_whole(path)
+    try:
+        return load(path)
+    except AttributeError as error:  # of ctypes: the library lacks a function
+        raise OSError(str(error)) from error
 
 
 def require_whole(path: Path) -> None:

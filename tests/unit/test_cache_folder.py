@@ -64,7 +64,9 @@ def test_new_files_go_to_a_temporary_folder_with_one_warning(unusable: Path, tem
 
 
 @pytest.mark.parametrize("taken", ["file", "link", "open to all", "everything"])
-def test_whoever_makes_the_temporary_folder_first_stops_nothing(unusable: Path, temporary: Path, tmp_path: Path, taken: str) -> None:
+def test_whoever_makes_the_temporary_folder_first_stops_nothing(
+    unusable: Path, temporary: Path, tmp_path: Path, taken: str
+) -> None:
     name = f"gemmtune-{os.getuid()}"
     (tmp_path / "elsewhere").mkdir()
     if taken == "file":
@@ -72,13 +74,15 @@ def test_whoever_makes_the_temporary_folder_first_stops_nothing(unusable: Path, 
     elif taken == "link":
         (temporary / name).symlink_to(tmp_path / "elsewhere")
     else:
-        untrusted(temporary / name) if (temporary / name).mkdir() else untrusted(temporary / name)
+        (temporary / name).mkdir()
+        untrusted(temporary / name)
     if taken == "everything":
         for i in range(3):
             (temporary / f"{name}-{i}").mkdir()
             untrusted(temporary / f"{name}-{i}")
-    with settings.patch(cache_dir=str(unusable)), pytest.warns(RuntimeWarning, match="new compiled kernels go to"):
-        folder = cache_dir("cpp")
+    with settings.patch(cache_dir=str(unusable)):
+        with pytest.warns(RuntimeWarning, match="new compiled kernels go to"):
+            folder = cache_dir("cpp")
         assert cache_dir("cpp") == folder  # every process finds it
     assert folder.parent.parent == temporary
     assert folder.parent.name.startswith(f"{name}-")
@@ -237,8 +241,9 @@ def test_a_call_tunes_and_runs_without_it(unusable: Path) -> None:
 
 
 def test_other_processes_of_this_user_find_the_temporary_folder(unusable: Path) -> None:
-    with settings.patch(cache_dir=str(unusable)), pytest.warns(RuntimeWarning):
-        folder = cache_dir("cpp")
+    with settings.patch(cache_dir=str(unusable)):
+        with pytest.warns(RuntimeWarning):
+            folder = cache_dir("cpp")
 
         def work() -> None:
             cache._warned.clear()

@@ -128,7 +128,9 @@ def test_recompiles_damaged_shared_object(nvcc: FakeNvcc, damage: str) -> None:
 
 def test_reports_shared_object_that_stays_damaged(nvcc: FakeNvcc) -> None:
     nvcc.does('for last; do :; done\necho none > "$last"')
-    with pytest.raises(UnavailableError, match=r"cutlass:.*: the compiled file cannot be loaded here: .*\.so: file too short"):
+    with pytest.raises(
+        UnavailableError, match=r"cutlass:.*: the compiled file cannot be loaded here: .*\.so: .* expected an ELF file"
+    ):
         choices()[0].build()
 
 

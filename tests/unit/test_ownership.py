@@ -63,7 +63,9 @@ def test_group_counts_unless_it_is_the_owners_own(tmp_path: Path, monkeypatch: p
         status = file.stat()
         owner = pwd.struct_passwd(("one", "x", status.st_uid, status.st_gid, "", "/", "/bin/sh"))
         monkeypatch.setattr("pwd.getpwuid", lambda _, owner=owner: owner)
-        monkeypatch.setattr("grp.getgrgid", lambda _, name=name, members=members: type("G", (), {"gr_name": name, "gr_mem": members}))
+        monkeypatch.setattr(
+            "grp.getgrgid", lambda _, name=name, members=members: type("G", (), {"gr_name": name, "gr_mem": members})
+        )
         assert others_write(file.stat(), file) is not alone, (members, name)
         assert (trusted_file(file) is not None) is alone
     monkeypatch.setattr("os.listxattr", lambda _: [ownership.ACCESS_LIST])

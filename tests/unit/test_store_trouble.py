@@ -5,11 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 import resource
-import shutil
 import sqlite3
-import tempfile
 import warnings
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest

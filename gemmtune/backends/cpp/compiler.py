@@ -81,7 +81,7 @@ def _why_broken(compiler: Compiler, modified_ns: int, folder: Path) -> str | Non
 
     try:
         opened(lambda: made_once((FOLDER, f"trial-{digest}.so"), make, name), lambda path: ctypes.CDLL(str(path)).gemmtune_trial)
-    except (GemmtuneError, OSError, AttributeError) as error:
+    except (GemmtuneError, OSError) as error:
         reason = f"{compiler.path} makes no library that can be loaded: {error}; repair it, or put another compiler first on PATH"
         warnings.warn(f"{reason}. Until then torch runs where no compiled kernel is in the cache.", RuntimeWarning, stacklevel=2)
         return reason
