@@ -39,6 +39,11 @@ class Place:
     lost: bool = False
     untrusted: bool = False
 
+    @property
+    def advice(self) -> str:
+        """The problem and its remedy."""
+        return f"{self.problem}; {REMEDY}"
+
 
 def cached(*parts: str) -> Path:
     """Return the path of a file of the cache: its place if it exists, else the place where it is to be made.

@@ -17,7 +17,7 @@ from rich.text import Text
 
 from .. import __version__, settings
 from ..backends.table import BACKENDS, load
-from ..cache import REMEDY, folder_of
+from ..cache import folder_of
 from ..device import DeviceInfo, detect
 from ..errors import GemmtuneError, UnavailableError
 from ..native import build
@@ -193,7 +193,7 @@ def _cache_folder(chosen: Settings) -> dict[str, Any]:
                 sizes.append(path.lstat().st_size)
                 if trusted_file(path) is None and path.suffix != ".lock":
                     unsafe.append(path)
-    problem = f"{place.problem}; {REMEDY}" if place.lost or not os.path.isdir(place.folder) else None
+    problem = place.advice if place.lost or not os.path.isdir(place.folder) else None
     if unsafe and problem is None:
         count = f"{len(unsafe)} files are" if len(unsafe) > 1 else "one file is"
         problem = (

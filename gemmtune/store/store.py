@@ -258,7 +258,7 @@ def open_store(settings: Settings) -> Store:
         store = _stores.get(path)
         if store is None and settings.store_path is None and (place := folder_of(settings)).untrusted:
             announce(place, settings)
-            store = _stores[path] = Store(trouble=place.problem)
+            store = _stores[path] = Store(trouble=place.advice)
         if store is None:
             store = _stores[path] = Store(Database(path, read_only=_is_read_only(path)))
             store._with_file(Database.connection, writing=False)

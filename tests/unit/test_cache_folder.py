@@ -129,7 +129,7 @@ def test_store_of_a_folder_that_others_can_write_is_not_read(tmp_path: Path) -> 
         with one_warning("cache_dir: got .*mine, which is not used"):
             health = open_store(chosen).health()
             cached("cpp", "kernel.so")
-        assert (health.state, health.detail) == ("memory", folder_of(chosen).problem)
+        assert (health.state, health.detail) == ("memory", folder_of(chosen).advice)
         assert chosen.store_file.read_text() == "whatever somebody else wrote"
 
 
