@@ -23,7 +23,7 @@ from ..store.store import Store
 from .output import STDOUT, write_json
 
 ARCHIVES = (".tar.gz", ".tgz")
-NOT_PACKED = ("hypothesis", "limits", "locks")
+NOT_PACKED = ("hypothesis", "limits", "locks", "trials")
 """Folders of the cache that no call reads."""
 STORE = "store.sqlite"
 MIB = 1024 * 1024
@@ -85,7 +85,7 @@ def _kernels(folder: Path) -> Iterator[tuple[str, Path]]:
         folders[:] = [x for x in folders if not x.startswith("tmp") and not (Path(parent) == folder and x in NOT_PACKED)]
         for name in names if Path(parent) != folder else ():
             path = Path(parent, name)
-            if path.suffix != ".lock" and not name.startswith("trial-") and present(path):
+            if path.suffix != ".lock" and present(path):
                 yield (below / name).as_posix(), path
 
 

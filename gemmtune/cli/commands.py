@@ -196,7 +196,7 @@ def bundle(**given: Any) -> None:
 
     \b
     gemmtune bundle
-    gemmtune bundle --output /mnt/image/opt/gemmtune
+    gemmtune bundle --output image/gemmtune
     """
     _run("bundle.bundle", given)
 

@@ -19,7 +19,7 @@ from ...errors import GemmtuneError, UnavailableError
 from ...toolchain.made_once import compile_text, made_once, opened
 from ...toolchain.tool import version_text
 
-FOLDER = "cpp"
+FOLDER, TRIALS = "cpp", "trials"
 TRIAL = 'extern "C" void gemmtune_trial() {}\n'
 TRIAL_TIMEOUT_S = 20.0
 
@@ -67,7 +67,7 @@ def why_no_compiler() -> str | None:
     compiler = find_compiler()
     if compiler is None:
         return f"no C++ compiler on PATH ({', '.join(COMPILERS)}); install g++ or clang++"
-    return why_nothing_new(FOLDER) or _why_broken(compiler, os.stat(compiler.path).st_mtime_ns, cache_dir(FOLDER))
+    return why_nothing_new(TRIALS) or _why_broken(compiler, os.stat(compiler.path).st_mtime_ns, cache_dir(TRIALS))
 
 
 @functools.cache
@@ -80,7 +80,7 @@ def _why_broken(compiler: Compiler, modified_ns: int, folder: Path) -> str | Non
         compile_text(command, TRIAL, ".cpp", made, name, timeout_s=TRIAL_TIMEOUT_S)
 
     try:
-        opened(lambda: made_once((FOLDER, f"trial-{digest}.so"), make, name), lambda path: ctypes.CDLL(str(path)).gemmtune_trial)
+        opened(lambda: made_once((TRIALS, f"{digest}.so"), make, name), lambda path: ctypes.CDLL(str(path)).gemmtune_trial)
     except (GemmtuneError, OSError) as error:
         reason = f"{compiler.path} makes no library that can be loaded: {error}; repair it, or put another compiler first on PATH"
         warnings.warn(f"{reason}. Until then torch runs where no compiled kernel is in the cache.", RuntimeWarning, stacklevel=2)
