@@ -36,6 +36,7 @@ from gemmtune.workers.pool import WORKERS
 
 __all__ = [
     "interpreted",
+    "open_folder",
     "own_store",
     "pytest_collection_modifyitems",
     "pytest_ignore_collect",
@@ -140,6 +141,15 @@ def own_store(tmp_path: Path) -> Iterator[Path]:
         yield path
 
 
+@pytest.fixture
+def open_folder() -> Iterator[Path]:
+    """Yield a folder that every user can reach. pytest's own is its user's alone."""
+    folder = Path(tempfile.mkdtemp(prefix="gemmtune-test-"))
+    folder.chmod(0o755)
+    yield folder
+    shutil.rmtree(folder)
+
+
 @pytest.fixture(scope="session")
 def interpreted() -> Iterator[Run]:
     """Yield ``interpreted(function, *args, **kwargs)``: it calls an importable function in a process with Triton's interpreter."""
@@ -149,6 +159,9 @@ def interpreted() -> Iterator[Run]:
 
 
 @pytest.fixture
-def shipped_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Compile C++ fully optimized, as users do, without the tests' own compiler."""
+def shipped_compiler(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Compile C++ fully optimized, as users do, without the tests' own compiler and its kernels."""
     monkeypatch.setenv("PATH", quick_compiler.shipped_path())
+    now = settings.current()
+    with settings.patch(cache_dir=str(now.folder / "shipped"), store_path=str(now.store_file)):
+        yield

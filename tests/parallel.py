@@ -33,8 +33,10 @@ T = TypeVar("T")
 
 WORKER = os.environ.get("PYTEST_XDIST_WORKER")
 """Name of this process among pytest-xdist's workers. None in the process that starts them, or that runs the tests itself."""
-COMPILED = ("cpp", "cuda", "cutlass", "limits", "native", "triton")
-"""Subfolders of a cache folder for compiled kernels, which are named by the hash of their source and compiler."""
+COMPILED = ("cpp", "cuda", "cutlass", "limits", "native", "shipped", "triton")
+"""Subfolders of a cache folder for compiled kernels, which are named by the hash of their source."""
+UNOPTIMIZED = ("cpp", "limits", "native")
+"""Those that the tests' own compiler fills. They lie below ``tests``, where no user of the folder finds them."""
 MOST_PROCESSES = 16
 GPU_BYTES = 6 << 30
 """GPU memory that one process may need."""
@@ -46,8 +48,9 @@ def share_kernels(folder: Path, kernels: Path) -> None:
     """Make ``folder`` a cache folder with a new store and with the compiled kernels of ``kernels``."""
     make_private(folder)
     for name in COMPILED:
-        make_private(kernels / name)
-        (folder / name).symlink_to((kernels / name).resolve(), target_is_directory=True)
+        place = kernels / "tests" / name if name in UNOPTIMIZED else kernels / name
+        make_private(place)
+        (folder / name).symlink_to(place.resolve(), target_is_directory=True)
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:

@@ -1,7 +1,7 @@
 """A C++ compiler for the tests: the machine's compiler, without optimization and with precompiled headers.
 
-Optimization takes most of a kernel's compile time, and does not change which elements a kernel multiplies. The digest of a compiled
-kernel contains the name of this compiler. A test with the fixture ``shipped_compiler`` compiles as users do.
+Optimization takes most of a kernel's compile time, and does not change which elements a kernel multiplies. Its kernels lie in
+folders of their own. A test with the fixture ``shipped_compiler`` compiles as users do, into the folder ``shipped``.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _WRAPPER = """\
 #!/bin/sh
 case "$*" in
 *--version*) echo "{version}, not optimizing"; exit;;
-*-shared*) ;;
+*-O*-shared*) ;;
 *) exec {compiler} "$@";;
 esac
 flags=

@@ -181,6 +181,29 @@ def doctor(**given: Any) -> int:
     return int(_run("doctor.doctor", given))
 
 
+@click.command()
+@click.option(
+    "-o",
+    "--output",
+    metavar="FILE.tar.gz|DIR",
+    default="gemmtune-bundle.tar.gz",
+    show_default=True,
+    help="The archive, or the new or empty folder, to write.",
+)
+@json_option
+def bundle(**given: Any) -> None:
+    """Pack the store, the kernels and the native look-up for a container image.
+
+    The look-up is compiled if it is missing. In the image, GEMMTUNE_CACHE_DIR names the folder with the unpacked files. It may be
+    read-only, and needs no compiler.
+
+    \b
+    gemmtune bundle
+    gemmtune bundle --output image/gemmtune
+    """
+    _run("bundle.bundle", given)
+
+
 def _conformance_options(function: Any) -> Any:
     for option in reversed(OPTIONS):
         more: dict[str, Any] = {"is_flag": True}
@@ -259,5 +282,5 @@ def perf_gate(**given: Any) -> None:
 
 
 COMMANDS: tuple[click.Command, ...] = (
-    tune, record, choices, build, show, export_store, import_store, merge, doctor, conformance, perf_gate,
+    tune, record, choices, build, show, export_store, import_store, merge, doctor, bundle, conformance, perf_gate,
 )  # fmt: skip

@@ -7,8 +7,6 @@ import dataclasses
 import os
 import platform
 import shutil
-import subprocess
-import tempfile
 from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
@@ -19,10 +17,11 @@ from rich.text import Text
 
 from .. import __version__, settings
 from ..backends.table import BACKENDS, load
-from ..cache import make_private, why_not_private
+from ..cache import folder_of
 from ..device import DeviceInfo, detect
 from ..errors import GemmtuneError, UnavailableError
 from ..native import build
+from ..ownership import trusted_file
 from ..selector.machine_limits import MachineLimits
 from ..selector.offers import enabled_backends
 from ..selector.result import busy
@@ -31,6 +30,7 @@ from ..store.key import driver_version
 from ..store.store import open_store
 from ..toolchain.codeobject import find_hip_compiler
 from ..toolchain.cubin import find_nvrtc
+from ..toolchain.tool import version_text
 from .output import STDOUT, write_json
 from .printing import show
 
@@ -65,9 +65,9 @@ def report(chosen: Settings, *, build_native: bool = False) -> dict[str, Any]:
     """Return everything that ``doctor`` shows as plain values. ``problems`` lists what keeps gemmtune from working."""
     devices = [detect("cpu"), *(detect(f"cuda:{i}") for i in range(torch.cuda.device_count()))]
     backends = {name: _backend(name, devices) for name in BACKENDS}
-    cache, store = _cache_folder(chosen.folder), _store(chosen, devices)
+    cache, store = _cache_folder(chosen), _store(chosen, devices)
     native = _native(chosen, build_native=build_native)
-    problems = [entry["problem"] for entry in (cache, store, native) if entry["problem"]]
+    problems = list(dict.fromkeys(entry["problem"] for entry in (cache, store, native) if entry["problem"]))
     if not any(entry["ok"] for entry in backends.values()):
         problems.append("no backend works on any device of this machine")
     interpreted = any(seen["ok"] for seen in backends["triton"]["devices"] if seen["device"] == "cpu")
@@ -107,10 +107,9 @@ def _compiler(names: tuple[str, ...]) -> dict[str, str] | None:
     if path is None:
         return None
     try:
-        done = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=20, check=False)
-    except (OSError, subprocess.TimeoutExpired) as error:
-        return {"path": path, "version": f"does not run: {error}"}
-    lines = [line for line in done.stdout.splitlines() if line.strip()]
+        lines = [line for line in version_text(path).splitlines() if line.strip()]
+    except UnavailableError as error:
+        return {"path": path, "version": str(error)}
     # nvcc's first line is its name, and a later one has the release.
     version = next((line for line in lines if "release" in line), lines[0] if lines else "no version given")
     return {"path": path, "version": version.strip()}
@@ -187,21 +186,29 @@ def _native(chosen: Settings, *, build_native: bool) -> dict[str, Any]:
     return {"path": str(path) if path is not None else None, "detail": detail, "problem": problem}
 
 
-def _cache_folder(folder: Path) -> dict[str, Any]:
-    """Return the state and size of the folder. Writing a file tests that this user, and nobody else, can write it."""
-    problem = None
-    try:
-        make_private(folder)
-        with tempfile.NamedTemporaryFile(dir=folder):
-            problem = why_not_private(folder)
-    except OSError as error:
-        problem = f"the cache folder {folder} cannot be written ({error.strerror}); set GEMMTUNE_CACHE_DIR to a writable one"
-    sizes = []
-    for parent, _, names in os.walk(folder):
-        for name in names:
+def _cache_folder(chosen: Settings) -> dict[str, Any]:
+    """Return the state and size of the cache folder. It may be read-only, but nobody else may be able to change what is in it."""
+    place, sizes, unsafe = folder_of(chosen), [], []
+    for parent, _, names in os.walk(chosen.folder):
+        for path in (Path(parent, name) for name in names):
             with contextlib.suppress(FileNotFoundError):  # other processes may be changing the folder
-                sizes.append(Path(parent, name).lstat().st_size)
-    return {"path": str(folder), "problem": problem, "files": len(sizes), "mib": round(sum(sizes) / MIB, 1)}
+                sizes.append(path.lstat().st_size)
+                if trusted_file(path) is None and path.suffix != ".lock":
+                    unsafe.append(path)
+    problem = place.advice if place.lost or not os.path.isdir(place.folder) else None
+    if unsafe and problem is None:
+        count = f"{len(unsafe)} files are" if len(unsafe) > 1 else "one file is"
+        problem = (
+            f"cache_dir: {count} not used, expected files that only this user and root can change, got {unsafe[0]}. If you trust "
+            "them, chown them to this user and chmod go-w"
+        )
+    return {
+        "path": str(chosen.folder),
+        "problem": problem,
+        "writable": not place.problem,
+        "files": len(sizes),
+        "mib": round(sum(sizes) / MIB, 1),
+    }
 
 
 def _store(chosen: Settings, devices: list[DeviceInfo]) -> dict[str, Any]:
@@ -229,7 +236,8 @@ def _sections(data: dict[str, Any]) -> Iterator[tuple[str, list[str]]]:
     yield "triton interpreter", [data["triton_interpreter"]]
     yield "store", _store_lines(data["store"])
     cache = data["cache_folder"]
-    yield "cache folder", [f"{cache['path']}: {cache['files']} files, {cache['mib']} MiB"]
+    state = "" if cache["writable"] else ", read-only: what is in it is used"
+    yield "cache folder", [f"{cache['path']}: {cache['files']} files, {cache['mib']} MiB{'' if cache['problem'] else state}"]
     yield "settings that differ from the defaults", [f"{k} = {v!r}" for k, v in data["settings"].items()] or ["none"]
 
 

@@ -36,6 +36,7 @@ from ..settings import Settings
 from ..store.key import fingerprint_text
 from ..store.store import Store, open_store
 from ..workers.worker import NoWorkerError
+from .absent import announce_absent, announce_if_absent
 from .asked import USUAL_ROWS, command, note
 from .host import host_us
 from .plan import Origin, Plan
@@ -78,7 +79,10 @@ def make_plan(problem: Problem, device: DeviceInfo, settings: Settings) -> Plan:
         settings = dataclasses.replace(settings, tune="never")
     request = Request(problem=problem, device=device, settings=settings, capturing=capturing, may_tune=settings.tune != "never")
     plans = (strategy(request) for strategy in STRATEGIES)
-    return next(plan for plan in plans if plan is not None)
+    plan = next(plan for plan in plans if plan is not None)
+    if "candidates" in vars(request) and plan.origin != "tuned":
+        announce_if_absent(request.candidates, plan.choice)
+    return plan
 
 
 def one_choice_of_all_rows(request: Request) -> Plan | None:
@@ -126,7 +130,10 @@ def known_of_other_rows(request: Request) -> Plan | None:
         runs = f"torch runs it ({found})" if isinstance(found, str) else f"{found.choice.name} runs it"
         note(known.rows_class, problem.m, fingerprint_text(device, settings.timing), request.store, runs)
     if isinstance(found, str):
-        return fallback(problem, device, settings)
+        plan = fallback(problem, device, settings)
+        if known.serves(problem.m):
+            announce_absent(problem, found, plan.choice)
+        return plan
     shared = known if known.table is not None else None
     return Plan(problem=problem, choice=found.choice, kernel=found.kernel, origin=found.origin, shared=shared)
 

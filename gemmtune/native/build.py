@@ -1,4 +1,4 @@
-"""The extension module: compiled once for a version of torch, Python and the compiler, and kept in the cache folder."""
+"""The extension module: compiled once for a version of torch and Python, and kept in the cache folder."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
-from ..backends.cpp.compiler import COMPILERS, Compiler, find_compiler
-from ..cache import cache_dir
+from ..backends.cpp.compiler import find_compiler, why_no_compiler
+from ..cache import cached, present
 from ..errors import UnavailableError
 from ..toolchain.made_once import compile_text, made_once, opened
 
@@ -46,30 +46,26 @@ def python_include() -> str:
 
 @functools.cache
 def source_digest() -> str:
-    """Return a hash over the sources and everything that the module is built against, except the compiler."""
+    """Return a hash over the sources and everything that the module is built against."""
     made_of = [*((HERE / name).read_text() for name in SOURCES), *FLAGS, torch.__version__, str(torch.version.git_version)]
     made_of += [str(sysconfig.get_config_var("SOABI")), str(torch.compiled_with_cxx11_abi())]
     return hashlib.blake2b("\n".join(made_of).encode(), digest_size=16).hexdigest()
 
 
-def module_path(compiler: Compiler) -> Path:
-    """Return the path of the module, which may not exist yet."""
-    digest = hashlib.blake2b(f"{compiler.version}\n{source_digest()}".encode(), digest_size=16).hexdigest()
-    return cache_dir("native") / f"{digest}.so"
+def module_file() -> tuple[str, ...]:
+    """Return the module's place in the cache. It omits the compiler: what another machine has compiled runs here too."""
+    return "native", f"{source_digest()}.so"
 
 
 def why_impossible() -> str | None:
-    """Return why the module can neither be found nor built here, with a remedy. None if it can."""
-    if find_compiler() is None:
-        return f"no C++ compiler on PATH ({', '.join(COMPILERS)}); install g++ or clang++"
-    return headers_missing()
+    """Return why the module cannot be built here, with a remedy. None if it can."""
+    return why_no_compiler() or headers_missing()
 
 
 def made() -> Path | None:
     """Return the path of the module if it exists."""
-    compiler = find_compiler()
-    path = module_path(compiler) if compiler is not None else None
-    return path if path is not None and path.exists() else None
+    path = cached(*module_file())
+    return path if present(path) else None
 
 
 def make(*, quietly: bool = False) -> Path:
@@ -77,8 +73,12 @@ def make(*, quietly: bool = False) -> Path:
 
     Raises:
         CompileError: the compiler rejected the source.
-        UnavailableError: there is no compiler, or there are no headers.
+        UnavailableError: it is missing, and there is no compiler, or there are no headers.
     """
+    return made_once(module_file(), functools.partial(_compile, quietly=quietly), NAME)
+
+
+def _compile(to: Path, *, quietly: bool) -> None:
     reason, compiler = why_impossible(), find_compiler()
     if reason is not None or compiler is None:
         raise UnavailableError(f"the native look-up cannot be built: {reason}")
@@ -88,7 +88,7 @@ def make(*, quietly: bool = False) -> Path:
         f"-I{python_include()}", f"-L{libraries}", *(f"-l{name}" for name in LIBRARIES),
     ]  # fmt: skip
     text = f'#include "{SOURCES[-1]}"\n'
-    return made_once(lambda: module_path(compiler), lambda to: compile_text(command, text, ".cpp", to, NAME), NAME)
+    compile_text(command, text, ".cpp", to, NAME)
 
 
 def load() -> Any:

@@ -84,13 +84,7 @@ def prepare(above: Above) -> None:
     with native.lock:
         if native.begun:
             return
-        try:
-            made = build.made()
-        except (GemmtuneError, OSError) as error:  # an unusable cache folder must not make a call fail
-            native.begun = True
-            _fail(error)
-            return
-        if made is not None:
+        if build.made() is not None:
             load(above)
         elif chosen.tune != "never" and build.why_impossible() is None:
             native.begun, native.state = True, "being compiled in the background"

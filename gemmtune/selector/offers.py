@@ -57,13 +57,13 @@ def offers_for(problem: Problem, device: DeviceInfo, settings: Settings, *, on_t
     return filtered(legal, settings, templates=TEMPLATES)
 
 
-def widest_offers_for(problem: Problem, device: DeviceInfo, settings: Settings) -> Offers:
+def widest_offers_for(problem: Problem, device: DeviceInfo, settings: Settings, *, on_this_machine: bool = True) -> Offers:
     """Return the offers of the exhaustive search without a cap: everything that may be picked if the store knows it.
 
     Search effort and cap limit the trials. The size threshold and the regexes limit what may run, so they apply here too.
     """
     widest = dataclasses.replace(uncapped(settings), search="exhaustive")
-    return filtered(legal_offers(problem, device, widest), widest, templates=TEMPLATES)
+    return filtered(legal_offers(problem, device, widest, on_this_machine=on_this_machine), widest, templates=TEMPLATES)
 
 
 def legal_offers(problem: Problem, device: DeviceInfo, settings: Settings, *, on_this_machine: bool = True) -> Offers:

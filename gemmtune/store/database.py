@@ -6,12 +6,15 @@ Errors of sqlite3 and the system pass through unchanged, and ``store.py`` decide
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import sqlite3
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
+from ..cache import make_private
+from ..locking import file_lock, has_locks
 from .ranged import COLUMNS as RANGED_COLUMNS
 from .ranged import Ranged
 from .row import COLUMNS, LIMIT_COLUMNS, Limit, Row, checksum
@@ -24,7 +27,6 @@ from .storefile import (
     connect,
     corrupt,
     create,
-    file_lock,
     is_corruption,
     move_aside,
 )
@@ -111,8 +113,15 @@ class Database:
             connection.executescript(SCHEMA)
             return connection
         if not self.read_only:
-            create(self.path, self.busy_timeout_s)
-            return self._opened(self.path, "mode=rw")
+            make_private(self.path.parent)
+            if has_locks(self.path.parent):
+                create(self.path, self.busy_timeout_s)
+                return self._opened(self.path, "mode=rw")
+            # SQLite would wait for a lock until its time-out.
+            if not self.path.exists():
+                raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+            self.read_only = True
+            return self._opened(self.path, "immutable=1")
         try:
             return self._opened(self.path, "mode=ro")
         except sqlite3.OperationalError as error:
@@ -272,7 +281,7 @@ class Database:
         """
         assert self.path is not None
         self.close()
-        with file_lock(self.path, self.busy_timeout_s):
+        with file_lock(Path(f"{self.path}.lock"), self.busy_timeout_s):
             if not self.path.exists():
                 return None
             with contextlib.closing(Database(self.path, read_only=True, busy_timeout_s=self.busy_timeout_s)) as now:

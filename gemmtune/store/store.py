@@ -15,7 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
+from ..cache import announce, folder_of
 from ..errors import StoreError
+from ..locking import has_locks
 from ..settings import Settings
 from .database import BUSY_TIMEOUT_S, LOCK, Database
 from .exchange import Absorbed, absorb, read_json, write_json
@@ -48,12 +50,12 @@ class Health:
 class Store:
     """Rows by problem, machine and choice, and limits by machine. It may be used from several threads and across forks."""
 
-    def __init__(self, file: Database | None = None) -> None:
-        """Make a store over a file, or in memory only. Use ``open`` or ``open_store`` for files."""
+    def __init__(self, file: Database | None = None, *, trouble: str = "") -> None:
+        """Make a store over a file, or in memory only due to ``trouble``. Use ``open`` or ``open_store`` for files."""
         self._file = file
         self._path = file.path if file else None
         self._memory = Database(None)
-        self._trouble = ""
+        self._trouble = trouble
 
     @classmethod
     def open(cls, path: Path | str, *, read_only: bool = False, busy_timeout_s: float = BUSY_TIMEOUT_S) -> Store:
@@ -254,6 +256,9 @@ def open_store(settings: Settings) -> Store:
     path = settings.store_file.absolute()
     with LOCK:
         store = _stores.get(path)
+        if store is None and settings.store_path is None and (place := folder_of(settings)).untrusted:
+            announce(place, settings)
+            store = _stores[path] = Store(trouble=place.advice)
         if store is None:
             store = _stores[path] = Store(Database(path, read_only=_is_read_only(path)))
             store._with_file(Database.connection, writing=False)
@@ -279,10 +284,11 @@ def _look(database: Database) -> tuple[int, int, str]:
 
 
 def _read_only_message(path: Path | None) -> str:
-    return (
-        f"store: got {path}, which can be read but not written, expected a writable file in a writable folder. "
-        f"Give this user permission for both, {ELSEWHERE}."
-    )
+    if path is not None and not has_locks(path.parent):
+        expected, remedy = "a file system with locks", "Use a local file system"
+    else:
+        expected, remedy = "a writable file in a writable folder", "Give this user permission for both"
+    return f"store: got {path}, which can be read but not written, expected {expected}. {remedy}, {ELSEWHERE}."
 
 
 def _is_read_only(path: Path) -> bool:

@@ -7,10 +7,8 @@ import os
 import sqlite3
 from pathlib import Path
 
-import filelock
-
-from ..cache import make_private
 from ..errors import StoreError
+from ..locking import file_lock
 
 APPLICATION_ID = 0x67656D74
 """``gemt``, which distinguishes our files from other SQLite databases."""
@@ -138,8 +136,7 @@ def create(path: Path, busy_timeout_s: float) -> None:
     """
     if _has_content(path):
         return
-    make_private(path.parent)
-    with file_lock(path, busy_timeout_s):
+    with file_lock(Path(f"{path}.lock"), busy_timeout_s):
         if _has_content(path):
             return
         new = path.with_name(f"{path.name}.new-{os.getpid()}")
@@ -159,18 +156,6 @@ def create(path: Path, busy_timeout_s: float) -> None:
         finally:
             connection.close()
             new.unlink(missing_ok=True)
-
-
-def file_lock(path: Path, timeout_s: float) -> filelock.BaseFileLock:
-    """Return the lock under which the file at the path is made or moved away.
-
-    Raises filelock.Timeout, an OSError, after ``timeout_s``.
-
-    Raises:
-        OSError: no file can be made in the folder. filelock would wait for such a file.
-    """
-    Path(f"{path}.lock").touch()
-    return filelock.FileLock(f"{path}.lock", timeout=timeout_s)
 
 
 def move_aside(path: Path) -> Path:
@@ -229,6 +214,8 @@ def explain(path: Path | None, error: Exception, elsewhere: str = ELSEWHERE) -> 
     code, system = code_of(error), getattr(error, "errno", None)
     if code == sqlite3.SQLITE_FULL or system in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
         remedy = "Free some space there"
+    elif system == errno.ENOLCK:
+        remedy = "Use a local file system"
     elif code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED) or isinstance(error, TimeoutError):
         remedy = "End the process that keeps it locked"
     elif is_corruption(error):

@@ -6,11 +6,12 @@ import contextlib
 import logging
 from collections.abc import Iterator
 
-import filelock
 import torch
 
-from ..cache import make_private
+from ..cache import cache_dir
 from ..device import DeviceInfo
+from ..errors import UnavailableError
+from ..locking import file_lock
 from ..problem import Problem
 from ..problem.flags import precision_scope
 from ..settings import Settings
@@ -39,16 +40,10 @@ def conditions(problem: Problem, device: DeviceInfo) -> Iterator[None]:
 @contextlib.contextmanager
 def device_to_itself(settings: Settings, device: DeviceInfo) -> Iterator[None]:
     """Keep other gemmtune processes from measuring on this device at the same time, if the lock can be acquired."""
-    folder = settings.folder / "locks"
-    try:
-        make_private(folder)
-        lock = filelock.FileLock(folder / f"measure-{device.type}{device.index}.lock")
-        lock.acquire(timeout=LOCK_SHARE * settings.choice_timeout_s, poll_interval=0.01)
-    except (OSError, filelock.Timeout) as error:
-        log.debug("cannot acquire the measurement lock, measuring without it: %s", error)
+    with contextlib.ExitStack() as stack:
+        try:
+            path = cache_dir("locks") / f"measure-{device.type}{device.index}.lock"
+            stack.enter_context(file_lock(path, LOCK_SHARE * settings.choice_timeout_s))
+        except (OSError, UnavailableError) as error:
+            log.debug("cannot acquire the measurement lock, measuring without it: %s", error)
         yield
-        return
-    try:
-        yield
-    finally:
-        lock.release()

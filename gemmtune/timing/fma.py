@@ -5,10 +5,6 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import logging
-import os
-import shutil
-import subprocess
-import tempfile
 import threading
 import time
 from importlib import resources
@@ -17,8 +13,10 @@ from typing import Literal
 
 import jinja2
 
-from ..cache import cache_dir
+from ..backends.cpp.compiler import find_compiler, why_no_compiler
 from ..device import DeviceInfo
+from ..errors import GemmtuneError, UnavailableError
+from ..toolchain.made_once import compile_text, made_once, opened
 
 log = logging.getLogger("gemmtune")
 
@@ -32,17 +30,19 @@ SAMPLE_S = 0.004
 """Duration of one sample, short so that on a busy machine some samples have all cores."""
 SAMPLES = 40
 COMPILE_TIMEOUT_S = 60.0
+FLAGS = ("-O3", "-march=native", "-ffp-contract=fast", "-shared", "-fPIC")
 
 
 def fma_gflops(device: DeviceInfo, kind: Literal["float", "double"]) -> float | None:
-    """Return the rate of all threads together in 1e9 operations/s, or None if the loop cannot be compiled.
+    """Return the rate of all threads together in 1e9 operations/s, or None if the loop cannot be compiled and loaded.
 
     A fused multiply-add counts as two operations.
     """
-    library = _compiled(device, kind)
-    if library is None:
+    try:
+        run = opened(lambda: _compiled(device, kind), lambda path: ctypes.CDLL(str(path)).run)
+    except (GemmtuneError, OSError) as error:
+        log.debug("no loop measures the arithmetic rate: %s", error)
         return None
-    run = ctypes.CDLL(str(library)).run
     run.argtypes, run.restype = [ctypes.c_long], ctypes.c_double
     lanes = VECTOR_BYTES.get(device.arch, 16) // (4 if kind == "float" else 8)
     iterations = 10_000
@@ -63,26 +63,18 @@ def _in_threads(run: ctypes._NamedFuncPointer, iterations: int, count: int) -> f
     return time.perf_counter() - begun
 
 
-def _compiled(device: DeviceInfo, kind: str) -> Path | None:
-    """Return the loop as a shared library, cached by the hash of source and compiler, or None without a compiler."""
-    compiler = next((path for name in ("c++", "g++", "clang++") if (path := shutil.which(name))), None)
-    if compiler is None:
-        return None
+def _compiled(device: DeviceInfo, kind: str) -> Path:
+    """Return the loop as a shared library, compiled if it is missing."""
     text = resources.files(__package__).joinpath("fma.cpp.jinja").read_text()
     environment = jinja2.Environment(undefined=jinja2.StrictUndefined, autoescape=False)
     source = environment.from_string(text).render(type=kind, vector_bytes=VECTOR_BYTES.get(device.arch, 16), chains=CHAINS)
-    command = [compiler, "-O3", "-march=native", "-ffp-contract=fast", "-shared", "-fPIC", "-x", "c++", "-"]
-    digest = hashlib.blake2b(f"{source}{command}{device.name}{device.isa}".encode(), digest_size=16).hexdigest()
-    try:
-        library = cache_dir("limits") / f"fma-{digest}.so"
-        if not library.exists():
-            with tempfile.TemporaryDirectory(dir=library.parent) as folder:
-                made = Path(folder) / "fma.so"
-                subprocess.run(
-                    [*command, "-o", str(made)], input=source, text=True, capture_output=True, check=True, timeout=COMPILE_TIMEOUT_S
-                )
-                os.replace(made, library)  # another process may do the same concurrently
-    except (OSError, subprocess.SubprocessError) as error:
-        log.debug("cannot compile the loop that measures the arithmetic rate: %s", error)
-        return None
-    return library
+    digest = hashlib.blake2b(f"{source}{FLAGS}{device.name}{device.isa}".encode(), digest_size=16).hexdigest()
+    name = f"fma-{digest}"
+
+    def make(made: Path) -> None:
+        reason, compiler = why_no_compiler(), find_compiler()
+        if reason is not None or compiler is None:
+            raise UnavailableError(f"{name}: {reason}")
+        compile_text([compiler.path, *FLAGS], source, ".cpp", made, name, timeout_s=COMPILE_TIMEOUT_S)
+
+    return made_once(("limits", f"{name}.so"), make, name)

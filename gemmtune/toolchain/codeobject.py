@@ -6,19 +6,17 @@ are needed, which Triton's package also contains. The assembly text is kept next
 
 from __future__ import annotations
 
-import functools
 import importlib.util
 import os
 import re
 import shutil
-import subprocess
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..cache import cache_dir
 from ..errors import CompileError, UnavailableError
 from .made_once import compile_text, made_once
+from .tool import run_tool, version_text
 
 FLAGS = ("-x", "hip", "--offload-device-only", "-nogpulib", "-O3", "-std=c++17", "-D__HIP_PLATFORM_AMD__", "-DNDEBUG", "-w")
 LEAST_CLANG = 19
@@ -26,6 +24,7 @@ LEAST_CLANG = 19
 NEWEST_CLANG = 25
 ROCM = Path("/opt/rocm")
 REMEDY = "install clang (apt-get install clang-19 lld-19) or ROCm, or compile on a machine that has one of them (gemmtune build)"
+END_OF_ASSEMBLY = ".end_amdgpu_metadata"
 HEADER = Path("hip/hip_runtime.h")
 HEADERS_REMEDY = "install Triton, whose package has them, or ROCm, or libamdhip64-dev"
 
@@ -53,7 +52,7 @@ def find_hip_compiler() -> HipCompiler:
         if not os.access(path, os.X_OK):
             continue
         try:
-            release = _release(str(path), path.stat().st_mtime_ns)
+            release = _release(str(path))
         except UnavailableError as error:
             reasons.append(str(error))
             continue
@@ -75,12 +74,8 @@ def _candidates() -> list[Path]:
     return own + ([Path(plain)] if plain else [])
 
 
-@functools.cache
-def _release(path: str, modified_ns: int) -> int:  # noqa: ARG001 - cache key: a replaced compiler is queried again
-    try:
-        printed = subprocess.run([path, "--version"], capture_output=True, text=True, check=True, timeout=60).stdout
-    except (OSError, subprocess.SubprocessError) as error:
-        raise UnavailableError(f"{path} does not run: {error}") from error
+def _release(path: str) -> int:
+    printed = version_text(path)
     found = re.search(r"clang version (\d+)", printed)
     if found is None:
         raise UnavailableError(f"{path} --version: got {printed!r}, expected a version of clang")
@@ -96,20 +91,25 @@ def _headers() -> Path:
     raise UnavailableError(f"HIP's headers: found no {HEADER}: {HEADERS_REMEDY}")
 
 
-def code_object_path(folder: str, digest: str) -> Path:
-    """Return the path of a source's code object, which may not exist. It omits the compiler: any machine's file is valid."""
-    return cache_dir(folder) / f"{digest}.hsaco"
-
-
 def assembly_path(path: Path) -> Path:
     """Return the path of the assembly text for the code object at ``path``."""
     return path.with_suffix(".s")
 
 
+def assembly_text(path: Path) -> str:
+    """Return the assembly text for the code object at ``path``. Raise OSError if it is missing or incomplete."""
+    text = assembly_path(path).read_text()
+    if END_OF_ASSEMBLY not in text:
+        raise OSError(f"{assembly_path(path)}: got a text without {END_OF_ASSEMBLY}, expected a whole one")
+    return text
+
+
 def make_code_object(
-    path: Callable[[], Path], text: Callable[[], str], arch: str, includes: Callable[[], Sequence[Path]], name: str
+    file: Sequence[str], text: Callable[[], str], arch: str, includes: Callable[[], Sequence[Path]], name: str
 ) -> Path:
-    """Return the code object at ``path()``. If it is missing, one of the processes that need it compiles ``text()``.
+    """Return the code object ``file`` of the cache. If it is missing, one of the processes that need it compiles ``text()``.
+
+    The name of the file omits the compiler: any machine's file is valid.
 
     Raises:
         CompileError: the compiler rejected the source, or the cache folder is not writable.
@@ -121,9 +121,9 @@ def make_code_object(
         folders = [f"-I{folder}" for folder in (*includes(), compiler.headers)]
         compile_text([compiler.path, *FLAGS, f"--offload-arch={arch}", *folders, "-S"], text(), ".hip", assembly, name)
         linked = [compiler.path, "-target", "amdgcn-amd-amdhsa", f"-mcpu={arch}", "-x", "assembler", str(assembly), "-o", str(made)]
-        finished = subprocess.run(linked, capture_output=True, text=True, check=False)
+        finished = run_tool(linked)
         if finished.returncode != 0:
             raise CompileError(name, finished.stderr or f"{compiler.path} ended with {finished.returncode}")
-        os.replace(assembly, assembly_path(path()))
+        os.replace(assembly, made.parent.parent / assembly.name)  # next to the code object, which follows it
 
-    return made_once(path, make, name)
+    return made_once(file, make, name)

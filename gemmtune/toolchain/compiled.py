@@ -14,10 +14,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol, TypeVar
 
+from ..cache import cached, present, why_nothing_new
 from ..choice import Choice
 from ..device import DeviceInfo
 from ..errors import UnavailableError
-from .made_once import opened
+from .made_once import DamagedError, opened
 
 T = TypeVar("T")
 
@@ -98,8 +99,13 @@ class FileChoice(CompiledChoice):
 
     @property
     @abstractmethod
+    def file(self) -> tuple[str, ...]:
+        """The folders below the cache folder, and the name of the file."""
+
+    @property
     def path(self) -> Path:
         """The path of the file, which may not exist yet."""
+        return cached(*self.file)
 
     @abstractmethod
     def make(self) -> Path:
@@ -113,16 +119,19 @@ class FileChoice(CompiledChoice):
     @property
     def compiled(self) -> bool:
         """True if the file is in the cache."""
-        return self.path.exists()
+        return present(self.path)
 
     @property
     def obstacle(self) -> str | None:
-        """The reason why the choice cannot run here: it is not compiled, and there is no compiler. None if there is no obstacle."""
+        """The reason why the choice cannot run here: it is not compiled, and there is no compiler or no folder for a new file.
+        None if there is no obstacle."""
+        if self.compiled:
+            return None
         try:
             self.compiler()
         except UnavailableError as error:
-            return None if self.compiled else str(error)
-        return None
+            return str(error)
+        return why_nothing_new(*self.file[:-1])
 
     def compile(self) -> None:
         """Compile the file unless it exists. The exceptions are those of ``make``."""
@@ -137,7 +146,7 @@ class FileChoice(CompiledChoice):
         """
         try:
             return opened(self.make, load)
-        except OSError as error:
+        except (OSError, DamagedError) as error:
             raise UnavailableError(f"{self.name}: the compiled file cannot be loaded here: {error}") from error
 
     def artifact(

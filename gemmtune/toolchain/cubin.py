@@ -17,7 +17,6 @@ from typing import Any
 
 import torch
 
-from ..cache import cache_dir
 from ..errors import CompileError, UnavailableError
 from .made_once import compile_text, made_once
 from .nvcc import LEAST_CUDA, find_compiler, toolkit_folders
@@ -67,19 +66,16 @@ def _nvcc() -> CubinCompiler:
     return CubinCompiler(name=f"nvcc {found.cuda}", compile=compile_with_nvcc)
 
 
-def cubin_path(folder: str, digest: str) -> Path:
-    """Return the path of a source's cubin, which may not exist. It omits the compiler: any machine's file is valid."""
-    return cache_dir(folder) / f"{digest}.cubin"
+def make_cubin(file: Sequence[str], text: Callable[[], str], arch: str, name: str) -> Path:
+    """Return the cubin ``file`` of the cache. If it is missing, one of the processes that need it compiles ``text()``.
 
-
-def make_cubin(path: Callable[[], Path], text: Callable[[], str], arch: str, name: str) -> Path:
-    """Return the cubin at ``path()``. If it is missing, one of the processes that need it compiles ``text()``.
+    The name of the file omits the compiler: any machine's file is valid.
 
     Raises:
         CompileError: the compiler rejected the source, or the cache folder is not writable.
         UnavailableError: the file is missing, and there is no compiler.
     """
-    return made_once(path, lambda made: find_cubin_compiler().compile(text(), arch, made, name), name)
+    return made_once(file, lambda made: find_cubin_compiler().compile(text(), arch, made, name), name)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

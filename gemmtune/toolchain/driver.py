@@ -11,6 +11,7 @@ from ctypes import POINTER, c_char_p, c_int, c_uint, c_uint32, c_uint64, c_void_
 from typing import Any, ClassVar
 
 from ..errors import UnavailableError
+from .made_once import DAMAGED, DamagedError
 from .record import TensorMap
 
 CLUSTER_DIMENSION, PROGRAMMATIC_STREAM_SERIALIZATION = 4, 6
@@ -124,7 +125,7 @@ class Driver:
             self.call.cuCtxPopCurrent_v2(ctypes.byref(before))
 
     def load(self, cubin: bytes, kernel: str, device: int) -> LoadedKernel:
-        """Load the cubin on the device and return its kernel of that name. Raise UnavailableError if the driver refuses it."""
+        """Load the cubin on the device and return its kernel of that name. Raise DamagedError if the driver refuses it."""
         context, module, function = self.context(device), c_void_p(), c_void_p()
         with self.current(context):
             self._require(self.call.cuModuleLoadData(ctypes.byref(module), cubin))
@@ -154,7 +155,7 @@ class Driver:
 
     def _require(self, status: int) -> None:
         if status:
-            raise UnavailableError(f"the CUDA driver: {self.message(status)}")
+            raise (DamagedError if status in DAMAGED else UnavailableError)(f"the CUDA driver: {self.message(status)}")
 
 
 @functools.cache

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import torch
 
 from ..errors import UnavailableError
+from .made_once import DAMAGED, DamagedError
 
 T = TypeVar("T")
 
@@ -55,7 +56,7 @@ class Hip:
         return f"HIP error {status}" + (f": {text.decode()}" if text else "")
 
     def load(self, code: bytes, kernel: str, device: int) -> LoadedHipKernel:
-        """Load the code object on the device and return its kernel of that name. Raise UnavailableError if HIP refuses it."""
+        """Load the code object on the device and return its kernel of that name. Raise DamagedError if HIP refuses it."""
 
         def loaded() -> int:
             module, function = c_void_p(), c_void_p()
@@ -83,7 +84,7 @@ class Hip:
 
     def _require(self, status: int) -> None:
         if status:
-            raise UnavailableError(f"the HIP runtime: {self.message(status)}")
+            raise (DamagedError if status in DAMAGED else UnavailableError)(f"the HIP runtime: {self.message(status)}")
 
 
 @functools.cache

@@ -3,37 +3,50 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from filelock import FileLock
-
-from ..errors import CompileError
+from ..cache import cache_dir, cached, present, refuse
+from ..errors import CompileError, UnavailableError
+from ..locking import file_lock
+from .tool import run_tool
 
 T = TypeVar("T")
 
 ELF_MAGIC = b"\x7fELF"
 ELF_HEADER_BYTES = 64
 
+DAMAGED = (200, 209, 218, 300, 500)
+"""Errors of CUDA's driver and of HIP, which share numbers, for code that is damaged or for another GPU, or lacks the kernel."""
 
-def made_once(path_of: Callable[[], Path], make: Callable[[Path], None], name: str) -> Path:
-    """Return the file at ``path_of()``. If it is missing, one process lets ``make(path)`` write it to a temporary folder.
+
+class DamagedError(UnavailableError):
+    """Refusal of a driver to load a compiled file."""
+
+
+def made_once(file: Sequence[str], make: Callable[[Path], None], name: str) -> Path:
+    """Return the path of a file of the cache, ``cached(*file)``.
+
+    If it is missing or cannot be used, one process lets ``make(path)`` write a temporary file, which then takes its place.
 
     Raises:
         CompileError: for ``name``: the cache folder is unusable. Exceptions of ``make`` propagate.
+        UnavailableError: the file is missing, and there is no folder for a new one.
     """
+    path = cached(*file)
+    if present(path):
+        return path
+    *folders, last = file
     try:
-        path = path_of()
-        if path.exists():
-            return path
-        with FileLock(path.with_suffix(".lock")):
-            if not path.exists():
+        path = cache_dir(*folders) / last
+        with file_lock(path.with_suffix(".lock")):
+            if not present(path):
                 with tempfile.TemporaryDirectory(dir=path.parent) as folder:
-                    made = Path(folder) / path.name
+                    made = Path(folder) / last
                     make(made)
+                    made.chmod(made.stat().st_mode & ~0o022)  # ``present`` accepts no file that others can write
                     os.replace(made, path)
     except OSError as error:
         raise CompileError(
@@ -42,35 +55,53 @@ def made_once(path_of: Callable[[], Path], make: Callable[[Path], None], name: s
     return path
 
 
-def compile_text(command: Sequence[str], text: str, suffix: str, made: Path, name: str) -> None:
+def compile_text(command: Sequence[str], text: str, suffix: str, made: Path, name: str, *, timeout_s: float | None = None) -> None:
     """Run a compiler as ``command source -o made``, where the file ``source`` next to ``made`` holds ``text``.
 
     Raises:
-        CompileError: for ``name``: the compiler rejected the text. It contains the compiler's output.
+        CompileError: for ``name``: the compiler rejected the text, with its output, or did not end within ``timeout_s``.
     """
     source = made.with_suffix(suffix)
     source.write_text(text)
-    finished = subprocess.run([*command, str(source), "-o", str(made)], capture_output=True, text=True, check=False)
-    if finished.returncode != 0:
-        raise CompileError(name, finished.stderr or finished.stdout or f"{command[0]} ended with {finished.returncode}")
+    try:
+        finished = run_tool([*command, str(source), "-o", str(made)], timeout_s=timeout_s)
+    except TimeoutError as error:
+        raise CompileError(name, str(error)) from error
+    if finished.returncode != 0 or not made.exists():
+        said = finished.stderr or finished.stdout
+        raise CompileError(name, said or f"{command[0]} ended with {finished.returncode}, expected 0 and a file")
 
 
 def opened(make: Callable[[], Path], load: Callable[[Path], T]) -> T:
-    """Return ``load(path)`` of the file from ``make``. Delete a damaged file and make it again, once.
+    """Return ``load(path)`` of the file from ``make``. Let a file that cannot be loaded be made anew, once.
 
     Raises:
-        OSError: the new file cannot be loaded either.
+        OSError: the new file cannot be loaded either. DamagedError if it is a driver that refuses it.
+        UnavailableError: the file cannot be loaded and not be made anew.
     """
     path = make()
     try:
-        _require_whole(path)
+        return _loaded(path, load)
+    except (OSError, DamagedError) as error:
+        refuse(path)
+        first = error
+    try:
+        return _loaded(make(), load)
+    except UnavailableError as error:
+        if isinstance(error, DamagedError):
+            raise
+        raise UnavailableError(f"{path} cannot be loaded ({first}) and not be made anew: {error}") from first
+
+
+def _loaded(path: Path, load: Callable[[Path], T]) -> T:
+    require_whole(path)
+    try:
         return load(path)
-    except OSError:
-        path.unlink(missing_ok=True)
-    return load(make())
+    except AttributeError as error:  # of ctypes: the library lacks a function
+        raise OSError(str(error)) from error
 
 
-def _require_whole(path: Path) -> None:
+def require_whole(path: Path) -> None:
     """Raise OSError for a truncated file: the process would die when it reads the missing pages."""
     with path.open("rb") as file:
         header = file.read(ELF_HEADER_BYTES)

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import functools
 import os
 import re
 import shutil
-import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import UnavailableError
+from .tool import version_text
 
 LEAST_CUDA = (12, 3)
 """The first CUDA version that compiles our kernels for SM90."""
@@ -35,7 +34,7 @@ def find_compiler() -> Compiler:
     """
     for candidate in (shutil.which("nvcc"), *WHERE_NVCC):
         if candidate and os.access(candidate, os.X_OK):
-            return _compiler(candidate, os.stat(candidate).st_mtime_ns)
+            return _compiler(candidate, version_text(candidate))
     raise UnavailableError("nvcc is not on PATH: install the CUDA toolkit, or compile on a machine that has it (gemmtune build)")
 
 
@@ -44,12 +43,7 @@ def toolkit_folders() -> list[Path]:
     return [Path(nvcc).resolve().parent.parent for nvcc in (shutil.which("nvcc"), *WHERE_NVCC) if nvcc]
 
 
-@functools.cache
-def _compiler(path: str, modified_ns: int) -> Compiler:  # noqa: ARG001 - cache key: a replaced compiler is queried again
-    try:
-        printed = subprocess.run([path, "--version"], capture_output=True, text=True, check=True, timeout=60).stdout
-    except (OSError, subprocess.SubprocessError) as error:
-        raise UnavailableError(f"{path} does not run: {error}") from error
+def _compiler(path: str, printed: str) -> Compiler:
     found = re.search(r"release (\d+)\.(\d+)", printed)
     if found is None:
         raise UnavailableError(f"{path} --version: got {printed!r}, expected a release number")

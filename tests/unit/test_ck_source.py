@@ -20,7 +20,7 @@ from gemmtune.problem import Problem
 from gemmtune.problem.trace import trace
 from gemmtune.settings import patch
 from gemmtune.toolchain import codeobject
-from gemmtune.toolchain.codeobject import assembly_path, code_object_path, find_hip_compiler, make_code_object
+from gemmtune.toolchain.codeobject import assembly_path, find_hip_compiler, make_code_object
 
 STUBS = """
 #include <cmath>
@@ -202,7 +202,7 @@ def test_a_code_object_is_stored_with_its_assembly(monkeypatch: pytest.MonkeyPat
     with patch(cache_dir=str(tmp_path / "cache")):
 
         def make(digest: str) -> Path:
-            return make_code_object(lambda: code_object_path("ck", digest), lambda: "text", "gfx942", lambda: [tmp_path], "ck:one")
+            return make_code_object(("ck", f"{digest}.hsaco"), lambda: "text", "gfx942", lambda: [tmp_path], "ck:one")
 
         path = make("abc")
         assert path == tmp_path / "cache/ck/abc.hsaco"
@@ -211,4 +211,4 @@ def test_a_code_object_is_stored_with_its_assembly(monkeypatch: pytest.MonkeyPat
         monkeypatch.setenv("REFUSES", "1")
         with pytest.raises(CompileError, match="undefined symbol"):
             make("def")
-        assert not code_object_path("ck", "def").exists()
+        assert not (tmp_path / "cache/ck/def.hsaco").exists()

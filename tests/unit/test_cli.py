@@ -49,7 +49,7 @@ def test_option_words_match_the_package():
     assert commands.TABLE_ROWS == DEFAULT_ROWS
 
 
-@pytest.mark.parametrize("name", ["tune", "choices", "show", "export", "import", "merge", "doctor"])
+@pytest.mark.parametrize("name", ["tune", "choices", "show", "export", "import", "merge", "doctor", "bundle"])
 def test_every_command_has_help_and_json(capsys, name):
     assert cli.run([name, "--help"]) == 0
     assert "--json FILE" in capsys.readouterr().out

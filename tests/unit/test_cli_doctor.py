@@ -7,6 +7,7 @@ import platform
 
 import pytest
 import torch
+from namespaces import MS_RDONLY, mounted
 
 from gemmtune import __version__, cli, settings
 from gemmtune.backends.table import BACKENDS
@@ -86,9 +87,39 @@ def test_a_store_and_cache_folder_that_cannot_be_used_are_problems(capsys, tmp_p
     assert status == 1
     cache, store = data["problems"]
     assert cache == (
-        f"the cache folder {tmp_path}/file/cache cannot be written (Not a directory); set GEMMTUNE_CACHE_DIR to a writable one"
+        f"cache_dir: got {tmp_path}/file/cache, expected a writable folder ([Errno 20] Not a directory: '{tmp_path}/file/cache'); "
+        "set cache_dir (GEMMTUNE_CACHE_DIR) to a folder of yours on a file system that allows execution"
     )
     assert store.startswith("store: got ")
+
+
+def test_what_others_can_change_is_a_problem(capsys, tmp_path):
+    (tmp_path / "cache" / "cpp").mkdir(parents=True)
+    for name in ("one.so", "two.so", "two.lock"):
+        (tmp_path / "cache" / "cpp" / name).touch()
+        (tmp_path / "cache" / "cpp" / name).chmod(0o666)
+    with settings.patch(cache_dir=str(tmp_path / "cache"), store_path=str(tmp_path / "store.sqlite")):
+        [problem] = doctor(capsys)[0]["problems"]
+        assert problem.startswith("cache_dir: 2 files are not used, expected files that only this user and root can change, got ")
+        assert problem.endswith(".so. If you trust them, chown them to this user and chmod go-w")
+    (tmp_path / "cache").chmod(0o777)
+    (tmp_path / "link").symlink_to(tmp_path / "cache")
+    with settings.patch(cache_dir=f"{tmp_path}/link", store_path=None):
+        [problem] = doctor(capsys)[0]["problems"]
+    assert f"others than its owner can write {tmp_path}/cache (mode 777). If you trust its contents, chmod go-w" in problem
+
+
+def test_a_read_only_cache_folder_is_no_problem(capsys, tmp_path, own_store):
+    (tmp_path / "cache" / "cpp").mkdir(parents=True)
+
+    def work():
+        with settings.patch(cache_dir=str(tmp_path / "cache")):
+            data, status = doctor(capsys)
+            assert (status, data["problems"], data["cache_folder"]["writable"]) == (0, [], False)
+            cli.run(["doctor"])
+        assert "/cache: 0 files, 0.0 MiB, read-only: what is in it is used\n" in capsys.readouterr().out
+
+    mounted(work, {tmp_path / "cache": MS_RDONLY})
 
 
 def test_no_working_backend_is_a_problem(capsys, own_store, monkeypatch):

@@ -2,23 +2,33 @@
 
 from __future__ import annotations
 
+import dataclasses
+import errno
 import os
-import subprocess
+import re
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
-from store_cases import fork, status_of
+from store_cases import fork, one_warning, status_of
 
+import gemmtune
 from gemmtune import settings
 from gemmtune.backends.cpp import BACKEND, compiler, source
 from gemmtune.backends.cpp.build import CppChoice
+from gemmtune.backends.cpp.compiler import find_compiler
 from gemmtune.backends.cpp.configs import Config
+from gemmtune.cache import cache_dir, present
+from gemmtune.choice import Availability
 from gemmtune.device import detect
 from gemmtune.errors import CompileError, UnavailableError
 from gemmtune.problem import Problem
+from gemmtune.timing import fma
+from gemmtune.toolchain import made_once
+from gemmtune.toolchain.tool import run_tool
 
-needs_compiler = pytest.mark.skipif(not BACKEND.available(detect("cpu")).ok, reason="needs a C++ compiler")
+needs_compiler = pytest.mark.skipif(find_compiler() is None, reason="needs a C++ compiler")
 SMALL = Config(mr=2, nv=1, mode="steps", kc=64, task_m=1, task_n=1)
 
 
@@ -38,14 +48,12 @@ def cache(tmp_path: Path):
 def compiles(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     """Record the commands of the compilations."""
     commands: list[list[str]] = []
-    run = subprocess.run
 
-    def counting(command, *args, **kwargs):
-        if "-shared" in command:
-            commands.append(command)
-        return run(command, *args, **kwargs)
+    def counting(command, **kwargs):
+        commands.append(command)
+        return run_tool(command, **kwargs)
 
-    monkeypatch.setattr(subprocess, "run", counting)
+    monkeypatch.setattr(made_once, "run_tool", counting)
     return commands
 
 
@@ -67,14 +75,48 @@ def test_a_second_build_compiles_nothing(cache: Path, compiles: list[list[str]])
     assert [p.suffix for p in sorted((cache / "cpp").iterdir()) if p.suffix != ".lock"] == [".so"]
 
 
+DAMAGED: dict[str, Callable[[bytes], bytes]] = {
+    "empty": lambda _: b"",
+    "a few bytes": lambda whole: whole[:30],
+    "half of it": lambda whole: whole[: len(whole) // 2],
+    "a text": lambda _: b"not a shared object, but longer than the header of one" * 100,
+    "wrong ELF class": lambda whole: whole[:4] + b"\x01" + whole[5:],
+    "of another machine": lambda whole: whole[:18] + b"\xf3\x00" + whole[20:],
+}
+
+
 @needs_compiler
-def test_a_damaged_artifact_is_recompiled(cache: Path, compiles: list[list[str]]) -> None:
-    choice = small_choice()
-    choice.compile()
-    (artifact,) = (cache / "cpp").glob("*.so")
-    artifact.write_bytes(b"not a shared object")
-    assert torch.equal(result_of(choice), torch.arange(64.0).reshape(8, 8).t())
-    assert len(compiles) == 2
+def test_damaged_artifacts_are_made_anew(tmp_path: Path, compiles: list[list[str]], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The loop that measures the machine's rate is loaded by tune itself, so that an exception there would end it.
+
+    Each damage has a folder of its own, because the loader knows a path that it has loaded.
+    """
+    whole: dict[str, bytes] = {}
+    for what, damage in {"none": bytes, **DAMAGED}.items():
+        with settings.patch(cache_dir=str(tmp_path / what)):
+            for name, content in whole.items():
+                (cache_dir(Path(name).parent.name) / Path(name).name).write_bytes(damage(content))
+            compiles.clear()
+            assert torch.equal(result_of(small_choice()), torch.arange(64.0).reshape(8, 8).t()), what
+            assert fma.fma_gflops(detect("cpu"), "float"), what
+            made = sum("/trials/" not in command[-1] for command in compiles)
+            assert made == 2, what
+        files = [path for path in (tmp_path / what).rglob("*.*") if path.suffix != ".lock" and path.parent.name != "trials"]
+        assert all(present(path) for path in files)
+        whole = {str(path.relative_to(tmp_path / what)): path.read_bytes() for path in files}
+        assert len(whole) == 2, whole.keys()
+
+
+@needs_compiler
+def test_damaged_artifact_without_a_compiler_is_named(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    small_choice().compile()
+    next((cache / "cpp").glob("*.so")).write_bytes(b"")
+    monkeypatch.setenv("PATH", str(cache))
+    with pytest.raises(
+        UnavailableError, match=r"\.so cannot be loaded \(.*expected an ELF file\) and not be made anew: .*no C\+\+ comp"
+    ):
+        small_choice().load()
+    assert fma.fma_gflops(detect("cpu"), "float") is None
 
 
 @needs_compiler
@@ -88,17 +130,53 @@ def test_a_refused_source_is_a_compile_error_with_the_compilers_words(cache: Pat
     assert not list((cache / "cpp").glob("*.so"))
 
 
-def test_without_a_compiler_nothing_is_available(cache: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+@needs_compiler
+def test_without_a_compiler_what_was_compiled_runs(cache: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    none = "no C++ compiler on PATH (c++, g++, clang++); install g++ or clang++"
+    small_choice().compile()
     monkeypatch.setenv("PATH", str(tmp_path))
-    available = BACKEND.available(detect("cpu"))
-    assert not available.ok
-    assert available.detail == "no C++ compiler on PATH (c++, g++, clang++); install g++ or clang++"
+    assert BACKEND.available(detect("cpu")) == Availability(ok=True, detail=f"only kernels that were compiled before: {none}")
     choice = small_choice()
-    assert not choice.compiled
-    with pytest.raises(
-        UnavailableError, match="no C\\+\\+ compiler on PATH, expected one of c\\+\\+, g\\+\\+, clang\\+\\+; install"
-    ):
-        choice.compile()
+    assert choice.compiled
+    assert choice.obstacle is None
+    assert torch.equal(result_of(choice), torch.arange(64.0).reshape(8, 8).t())
+    (other,) = BACKEND.choices_of((dataclasses.replace(SMALL, mr=1),), choice.problem, detect("cpu")).choices
+    assert (other.compiled, other.obstacle) == (False, none)
+    with pytest.raises(UnavailableError, match=re.escape(none)):
+        other.compile()
+
+
+BROKEN = {
+    "exit 1": "refused, as it does everything",
+    "sleep 100 & wait": "did not end within 0.5 s",
+    'echo garbage > "$last"': "expected an ELF file",
+    "exit 0": "ended with 0, expected 0 and a file",
+    'head -c 5000 /dev/zero > "$last"': "expected an ELF file",
+}
+
+
+@pytest.mark.parametrize(("does", "reason"), BROKEN.items(), ids=["refuses", "hangs", "garbage", "nothing", "zeros"])
+def test_broken_compiler_costs_one_warning(
+    cache: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, does: str, reason: str
+) -> None:
+    broken = tmp_path / "c++"
+    broken.write_text(
+        f'#!/bin/sh\n[ "$1" = --version ] && echo "c++ 1" && exit\nfor last; do :; done\n'
+        f"[ '{does}' = 'exit 1' ] && echo 'refused, as it does everything' >&2\n{does}\n"
+    )
+    broken.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    monkeypatch.setattr(compiler, "TRIAL_TIMEOUT_S", 0.5)
+    a, b = torch.randn(40, 24), torch.randn(24, 56)
+    words = f"{re.escape(str(broken))} makes no library that can be loaded: .*{reason}.*; repair it, or put another compiler first"
+    with one_warning(f"(?s)^{words} on PATH"):
+        assert torch.equal(gemmtune.mm(a, b), a @ b)
+        result = gemmtune.tune("mm", a, b, progress=False)[0]
+        reasons = {refusal.reason for refusal in result.refusals if refusal.name.startswith("cpp:")}
+        assert compiler.why_no_compiler() in reasons
+        assert fma.fma_gflops(detect("cpu"), "float") is None
+    assert result.pick == "aten:mm"
+    assert "makes no library" in BACKEND.available(detect("cpu")).detail
 
 
 def test_ignores_a_compiler_that_does_not_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -111,11 +189,16 @@ def test_ignores_a_compiler_that_does_not_run(monkeypatch: pytest.MonkeyPatch, t
 
 
 @needs_compiler
-def test_a_cache_folder_that_cannot_be_used_is_a_compile_error(tmp_path: Path) -> None:
-    (tmp_path / "cpp").write_text("a file where the folder of kernels should be")
+def test_a_full_disk_is_a_compile_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "replace", full)
     with (
         settings.patch(cache_dir=str(tmp_path)),
-        pytest.raises(CompileError, match=r"the cache folder cannot be used: .*; set GEMMTUNE_CACHE_DIR to a folder of yours"),
+        pytest.raises(
+            CompileError, match=r"the cache folder cannot be used: .*No space.*; set GEMMTUNE_CACHE_DIR to a folder of yours"
+        ),
     ):
         small_choice().compile()
 
@@ -141,12 +224,13 @@ def test_only_one_of_two_processes_compiles(tmp_path: Path) -> None:
     assert len(list((tmp_path / "cache" / "cpp").glob("*.so"))) == 1
 
 
-@needs_compiler
-def test_artifacts_depend_on_the_compiler(cache: Path) -> None:
-    found = compiler.find_compiler()
-    assert found is not None
-    other = compiler.Compiler(path=found.path, version="another version")
-    assert compiler.artifact_path(small_choice().source, found) != compiler.artifact_path(small_choice().source, other)
+def test_artifacts_depend_on_the_machine_and_not_on_the_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    source = small_choice().source
+    file = compiler.artifact_file(source)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert compiler.artifact_file(source) == file
+    monkeypatch.setattr("platform.machine", lambda: "another")
+    assert compiler.artifact_file(source) != file
 
 
 def test_source_has_no_unrendered_text() -> None:

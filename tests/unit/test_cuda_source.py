@@ -38,6 +38,7 @@ from cuda_cases import (
 
 from gemmtune import settings
 from gemmtune.backends.cuda import BACKEND
+from gemmtune.backends.cuda import choice as cuda_choice
 from gemmtune.backends.cuda.bsr.configs import SHAPES as BSR
 from gemmtune.backends.cuda.bsr.family import Work as BsrWork
 from gemmtune.backends.cuda.bsr_skinny.configs import Shape as BsrSkinnyShape
@@ -53,6 +54,7 @@ from gemmtune.problem import Problem
 from gemmtune.selector.offers import offers_for
 from gemmtune.toolchain import cubin
 from gemmtune.toolchain.cubin import CubinCompiler
+from gemmtune.toolchain.made_once import DamagedError
 from gemmtune.toolchain.record import MAP_BYTES, OUT, WORKSPACE, A, B, Record, operand_at
 
 LONG, SKINNY, WGMMA = cluster_shape("64x64x64_s6_k2_2x2"), skinny_shape(16, 128, 4, 2, 4), wgmma_shape(128, 2, 1, 128, 4)
@@ -358,6 +360,25 @@ def test_recompiles_damaged_cubin(compiler: FakeCompiler, monkeypatch: pytest.Mo
     one.artifacts(SM90)
     assert len(compiler.texts) == 2
     assert one.path.read_bytes().startswith(b"\x7fELF")
+
+
+def test_recompiles_cubin_that_the_driver_refuses(compiler: FakeCompiler, monkeypatch: pytest.MonkeyPatch) -> None:
+    one, refused = choice(mm(), LONG), [1]
+
+    def loaded(driver: object, path: Path, kernel: str, device: int) -> str:
+        if refused[0]:
+            refused[0] -= 1
+            raise DamagedError("the CUDA driver: CUDA error 209: no kernel image is available")
+        return kernel
+
+    monkeypatch.setattr(cuda_choice, "find_driver", object)
+    monkeypatch.setattr(cuda_choice, "loaded_kernel", loaded)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    assert one.load() == {name: name for name in one.source.kernels}
+    assert len(compiler.texts) == 2
+    refused[0] = 2
+    with pytest.raises(UnavailableError, match="the compiled file cannot be loaded here: the CUDA driver: CUDA error 209"):
+        one.load()
 
 
 def test_without_compiler_uses_existing_cubins_and_refuses_others(compiler: FakeCompiler, monkeypatch: pytest.MonkeyPatch) -> None:

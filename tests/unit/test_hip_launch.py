@@ -25,6 +25,7 @@ from gemmtune.toolchain import hip_launcher
 from gemmtune.toolchain.hip import Hip
 from gemmtune.toolchain.hip_launcher import HipLauncher, loaded_hip_kernel
 from gemmtune.toolchain.launcher import bind
+from gemmtune.toolchain.made_once import DamagedError
 from gemmtune.toolchain.record import Record
 
 ADDRESSES = tuple(0x7F0000000000 + i * 0x10000000 for i in range(8))
@@ -165,7 +166,7 @@ def test_runtime_errors_are_reported(fake: FakeHip) -> None:
     fake.refuses("hipModuleLaunchKernel")
     with pytest.raises(ErrorFromChoice, match="HIP error 719: out of order"):
         one.launch(7, ADDRESSES, 1.0, 0.0)
-    with pytest.raises(UnavailableError, match="the HIP runtime: HIP error 200: device kernel image is invalid"):
+    with pytest.raises(DamagedError, match="the HIP runtime: HIP error 200: device kernel image is invalid"):
         fake.hip.load(b"no code object", "k", 0)
 
 

@@ -24,6 +24,7 @@ from gemmtune.toolchain import driver as driver_module
 from gemmtune.toolchain import launcher as launcher_module
 from gemmtune.toolchain.driver import Attribute, Config, Driver
 from gemmtune.toolchain.launcher import Launcher, bind
+from gemmtune.toolchain.made_once import DamagedError
 from gemmtune.toolchain.record import OUT, A, Record, with_maps
 from gemmtune.toolchain.structs import fields_of, struct_text
 
@@ -129,7 +130,7 @@ def test_driver_errors_are_reported(cuda: FakeCuda) -> None:
         launcher.launch(7, (OUT_AT, 0, A_AT + 2, B_AT, X_AT), 1.0, 0.0)
     with pytest.raises(ErrorFromChoice, match="CUDA error 1"):
         launcher_of(cuda, dataclasses.replace(SKINNY.record, shared_bytes=228 * 1024))
-    with pytest.raises(UnavailableError, match="the CUDA driver: CUDA error 200"):
+    with pytest.raises(DamagedError, match="the CUDA driver: CUDA error 200"):
         cuda.driver.load(b"text", "kernel", 0)
 
 

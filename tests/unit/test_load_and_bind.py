@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from gemmtune.backends.cpp import build
+from gemmtune.backends.cpp import library
 from gemmtune.backends.table import load
 from gemmtune.choice import Choice
 from gemmtune.device import detect
@@ -36,8 +36,8 @@ def test_what_was_loaded_once_serves_every_number_of_rows(backend: str, monkeypa
     same = [by_rows[m][name] for m in ROWS]
     assert len({choice.compile_key for choice in same}) == 1
     loaded = same[0].load()
-    monkeypatch.setattr(build, "compile_source", lambda *_: pytest.fail("bind compiled something"))
-    monkeypatch.setattr(build, "load", lambda *_: pytest.fail("bind loaded something"))
+    monkeypatch.setattr(library, "compile_source", lambda *_: pytest.fail("bind compiled something"))
+    monkeypatch.setattr(library, "load", lambda *_: pytest.fail("bind loaded something"))
     for choice in same:
         got, expected = sum_of(choice, loaded)
         torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)

@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import logging
 import os
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from store_cases import KEYS, MACHINES, fork, kill, one_warning, status_of
+from store_cases import KEYS, MACHINES, fork, kill, one_warning, row, status_of
 
-from gemmtune.settings import Settings
+from gemmtune import locking
+from gemmtune.device import detect
+from gemmtune.errors import StoreError
+from gemmtune.settings import Settings, use
+from gemmtune.store.store import Store
+from gemmtune.timing.conditions import device_to_itself
+from gemmtune.toolchain.made_once import made_once
 from gemmtune.workers.locks import tuning_lock
 
 
@@ -115,10 +124,57 @@ def test_error_of_the_block_is_not_mistaken_for_a_lock_error(settings: Settings)
         raise OSError("of the block")
 
 
-def test_folder_without_locks_warns_once(tmp_path: Path) -> None:
+def test_folder_that_cannot_be_made_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").touch()
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     settings = Settings(cache_dir=str(tmp_path / "file"))
-    with one_warning(r"locks: got .*Not a directory.* in .*locks, expected a folder that supports lock files\. .* set cache_dir"):
+    with one_warning(r"cache_dir: got .*, expected a writable folder \(.*Not a directory.*\); new compiled kernels go to"):
         for _ in range(2):
             with tuning_lock(settings, KEYS[0], MACHINES[0]) as waited:
                 assert not waited
+
+
+@pytest.fixture(params=[errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS])
+def no_locks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """A file system without locks, as far as ``flock`` goes. The message of its error."""
+
+    def flock(*_: object) -> None:
+        raise OSError(request.param, os.strerror(request.param))
+
+    monkeypatch.setattr("fcntl.flock", flock)
+    monkeypatch.setattr(locking, "_warned", set())
+    locking._has_locks.cache_clear()
+    yield os.strerror(request.param)
+    locking._has_locks.cache_clear()
+
+
+def test_without_locks_everything_goes_on_with_one_warning(settings: Settings, tmp_path: Path, no_locks: str) -> None:
+    words = rf"locks: got \[Errno \d+\] {no_locks} in .*, expected a file system with locks\. .* local file system\."
+    with one_warning(words), use(settings):
+        for number in range(2):
+            with tuning_lock(settings, KEYS[0], MACHINES[0]) as waited, device_to_itself(settings, detect("cpu")):
+                assert not waited
+            path = made_once(("cpp", f"{number}.so"), lambda made: made.write_text("compiled") and None, "a kernel")
+            assert path.read_text() == "compiled"
+            assert not [x for x in path.parent.iterdir() if x.suffix not in (".so", ".lock")]
+
+
+def test_new_store_without_locks_is_refused_at_once(tmp_path: Path, no_locks: str) -> None:
+    """SQLite would wait for a lock until its time-out."""
+    words = "No locks available.*Use a local file system, or set store_path"
+    with one_warning("locks: got "), pytest.raises(StoreError, match=words):
+        Store.open(tmp_path / "store.sqlite")
+
+
+def test_store_without_locks_is_read_and_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "store.sqlite"
+    with contextlib.closing(Store.open(path)) as store:
+        store.put([row()])
+    for module in ("database", "store"):
+        monkeypatch.setattr(f"gemmtune.store.{module}.has_locks", lambda _: False)
+    store = Store.open(path)
+    assert set(store.rows(KEYS[0], MACHINES[0])) == {"hash0"}
+    assert not store.writable
+    with one_warning("which can be read but not written, expected a file system with locks. Use a local file system, or"):
+        store.put([row(1)])
+    assert set(store.rows(KEYS[0], MACHINES[0])) == {"hash0", "hash1"}

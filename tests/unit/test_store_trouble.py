@@ -5,11 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 import resource
-import shutil
 import sqlite3
-import tempfile
 import warnings
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -26,15 +23,6 @@ from gemmtune.store.store import Store, open_store
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     return tmp_path / "store.sqlite"
-
-
-@pytest.fixture
-def open_folder() -> Iterator[Path]:
-    """A folder that every user can reach; pytest's own is root's alone."""
-    folder = Path(tempfile.mkdtemp(prefix="gemmtune-test-"))
-    folder.chmod(0o755)
-    yield folder
-    shutil.rmtree(folder)
 
 
 def filled(path: Path, count: int = 3) -> None:

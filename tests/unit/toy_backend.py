@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from gemmtune.cache import cache_dir
+from gemmtune.cache import cached, present
 from gemmtune.choice import Availability, Choice, Claims, Kernel, Offers, Refusal
 from gemmtune.device import DeviceInfo
 from gemmtune.problem import Problem
@@ -63,15 +63,16 @@ class ToyChoice(Choice):
 
     @property
     def compiled(self) -> bool:
-        return self._path().exists()
+        return present(cached(*self._file))
 
-    def _path(self) -> Path:
-        return cache_dir("toy") / f"{self.content_hash}.so"
+    @property
+    def _file(self) -> tuple[str, str]:
+        return "toy", f"{self.content_hash}.so"
 
     def _made(self) -> Path:
         text = f"#define BLOCK_N {self.block_n}\n#define SIGN {self.sign}\n{SOURCE}"
         command = ["c++", "-O1", "-shared", "-fPIC"]
-        return made_once(self._path, lambda made: compile_text(command, text, ".cpp", made, self.name), self.name)
+        return made_once(self._file, lambda made: compile_text(command, text, ".cpp", made, self.name), self.name)
 
     def compile(self) -> None:
         self._made()

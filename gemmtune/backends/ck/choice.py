@@ -9,12 +9,12 @@ from typing import Any
 
 import torch
 
-from ...cache import cache_dir
+from ...cache import cache_dir, why_nothing_new
 from ...choice import Claims, Kernel
 from ...device import DeviceInfo
 from ...errors import ErrorFromChoice, UnavailableError
 from ...problem.dtypes import dtype_info
-from ...toolchain.codeobject import HipCompiler, assembly_path, code_object_path, find_hip_compiler, make_code_object
+from ...toolchain.codeobject import HipCompiler, assembly_text, find_hip_compiler, make_code_object
 from ...toolchain.compiled import Artifact, FileChoice, amdgcn_usage
 from ...toolchain.hip import LoadedHipKernel, find_hip
 from ...toolchain.hip_launcher import HipLauncher, loaded_hip_kernel
@@ -83,7 +83,7 @@ class CkChoice(FileChoice):
             find_toolkit(self.checkout)
         except UnavailableError as error:
             return str(error)
-        return None
+        return why_nothing_new(NAME)
 
     @functools.cached_property
     def predicate(self) -> Predicate:
@@ -101,9 +101,9 @@ class CkChoice(FileChoice):
         return record_of(self.predicate, self.config)
 
     @property
-    def path(self) -> Path:
-        """Path of the code object, whether it exists or not."""
-        return code_object_path(NAME, self.source.digest)
+    def file(self) -> tuple[str, ...]:
+        """Place of the code object in the cache."""
+        return NAME, f"{self.source.digest}.hsaco"
 
     def make(self) -> Path:
         """Return the code object, compiled if missing. Raises the errors of ``compile``."""
@@ -111,12 +111,12 @@ class CkChoice(FileChoice):
         def includes() -> tuple[Path, ...]:
             return find_toolkit(self.checkout).includes(cache_dir(NAME))
 
-        return make_code_object(lambda: self.path, lambda: self.source.text, self.arch, includes, self.name)
+        return make_code_object(self.file, lambda: self.source.text, self.arch, includes, self.name)
 
     def load(self) -> LoadedHipKernel:
         """Load the kernel on the current device. Raises the errors of ``opened``, or UnavailableError if HIP cannot load it."""
-        path = self.opened(lambda path: path)
-        return loaded_hip_kernel(find_hip(), path, self.record.kernel, torch.cuda.current_device())
+        hip, device = find_hip(), torch.cuda.current_device()
+        return self.opened(lambda path: loaded_hip_kernel(hip, path, self.record.kernel, device))
 
     def bind(self, loaded: LoadedHipKernel) -> Kernel:
         """Bind the launch to the problem."""
@@ -125,7 +125,7 @@ class CkChoice(FileChoice):
 
     def artifacts(self, device: DeviceInfo) -> tuple[Artifact, ...]:  # noqa: ARG002 - enumeration checked its facts
         """Return the multiplying kernel's artifact, parsed from its assembly."""
-        text = assembly_path(self.opened(lambda path: path)).read_text()
+        text = self.opened(assembly_text)
         usage = amdgcn_usage(text)
         artifact = Artifact(
             kernel=self.record.kernel,

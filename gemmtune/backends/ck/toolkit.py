@@ -7,6 +7,7 @@ import importlib.util
 from dataclasses import dataclass
 from pathlib import Path
 
+from ...cache import write_once
 from ...errors import UnavailableError
 
 HEADER = Path("ck/tensor_operation/gpu/grid/gridwise_gemm_xdl_cshuffle_v3_multi_d.hpp")
@@ -33,9 +34,7 @@ class Toolkit:
         """Return the folders to search for headers. If the copy has no configuration header, write one below ``folder``."""
         if (self.include / CONFIG).is_file():
             return (self.include,)
-        written = folder / CONFIG
-        written.parent.mkdir(parents=True, exist_ok=True)
-        written.write_text(CONFIG_TEXT)
+        write_once(folder / CONFIG, CONFIG_TEXT)
         return (folder, self.include)
 
 

@@ -10,7 +10,7 @@ from ...problem import Problem
 from ...settings import Settings
 from .bsr import block_offers
 from .build import NAME, CppChoice, name_of
-from .compiler import COMPILERS, find_compiler
+from .compiler import find_compiler, why_no_compiler
 from .configs import VECTOR_BYTES, Config, configs, refusal, unsupported
 
 
@@ -20,12 +20,12 @@ class CppBackend:
     name = NAME
 
     def available(self, device: DeviceInfo) -> Availability:
-        """Return if the backend can run: on a CPU with a C++ compiler."""
+        """Return if the backend can run: on a CPU. Without a C++ compiler, only kernels compiled before can run."""
         if device.type != "cpu":
             return Availability(ok=False, detail=f"works on a CPU, not on {device.type}")
-        compiler = find_compiler()
-        if compiler is None:
-            return Availability(ok=False, detail=f"no C++ compiler on PATH ({', '.join(COMPILERS)}); install g++ or clang++")
+        reason, compiler = why_no_compiler(), find_compiler()
+        if reason is not None or compiler is None:
+            return Availability(ok=True, detail=f"only kernels that were compiled before: {reason}")
         return Availability(ok=True, detail=f"{compiler.version}, {device.arch} kernels")
 
     def serves_by_default(self, device: DeviceInfo) -> bool:

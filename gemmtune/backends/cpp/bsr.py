@@ -16,11 +16,10 @@ from ...device import DeviceInfo
 from ...numerics.block_sparse import assembled, parts
 from ...problem import Epilogue, Layout, Problem
 from ...problem.dtypes import FLOAT8, accumulator_dtype, dtype_info
-from ...toolchain.made_once import opened
 from ..panels import panels_of
-from .build import NAME, load
-from .compiler import artifact_path, compile_source, find_compiler
+from .build import NAME
 from .configs import VECTOR_BYTES, VECTOR_REGISTERS, why_not_epilogue
+from .library import SourceChoice
 from .operands import Side, numbers_per_step, uses_vnni
 from .plan import thread_count
 from .source import epilogue_values, flags, operand_values, rendered
@@ -103,7 +102,7 @@ def _render(source: BlockSource) -> str:
 
 
 @dataclass(frozen=True, kw_only=True)
-class BlockChoice(Choice):
+class BlockChoice(SourceChoice):
     """Kernel with panels of ``nv`` vectors, for a prepacked weight."""
 
     source: BlockSource
@@ -142,27 +141,13 @@ class BlockChoice(Choice):
         return self.source.digest
 
     @property
-    def compile_key(self) -> str:
-        """Hash of source and flags: one shared object serves every size."""
-        return self.source.digest
-
-    @property
-    def compiled(self) -> bool:
-        """True if the shared object is in the cache."""
-        compiler = find_compiler()
-        return compiler is not None and artifact_path(self.source, compiler).exists()
-
-    def compile(self) -> None:
-        """Compile the shared object if it is missing. Raises CompileError, or UnavailableError without a compiler."""
-        compile_source(self.source, self.name)
+    def compilable(self) -> BlockSource:
+        """Source to compile."""
+        return self.source
 
     def at(self, problem: Problem, device: DeviceInfo) -> Choice | str:
         """Return the same kernel for ``problem``, or why it does not serve it. It takes any number of tokens."""
         return why_not_blocks(problem, device) or dataclasses.replace(self, problem=problem)
-
-    def load(self) -> ctypes.CDLL:
-        """Return the compiled function. Raises CompileError, OSError, or UnavailableError without a compiler."""
-        return opened(lambda: compile_source(self.source, self.name), load)
 
     @property
     def packed_format(self) -> str:

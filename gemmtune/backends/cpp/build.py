@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
-import functools
 import hashlib
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import NoReturn, Self
 
 import torch
@@ -18,21 +15,19 @@ from ...choice import Choice, Claims, Kernel, Run, Scalars, Tensors
 from ...device import DeviceInfo
 from ...problem import Problem
 from ...problem.dtypes import dtype_info
-from ...toolchain.made_once import opened
 from ...toolchain.prepared import HostFunction
-from .compiler import artifact_path, compile_source, find_compiler
+from .compiler import Compilable
 from .configs import Config, refusal
+from .library import SourceChoice
 from .operands import divided, numbers_per_step, oriented, sides, uses_vnni
 from .plan import Plan, make_plan, packed_shape
 from .source import Source
 
 NAME = "cpp"
 
-_OPENMP_ENTRIES = ("GOMP_parallel", "GOMP_barrier", "omp_get_thread_num", "omp_get_num_threads")
-
 
 @dataclass(frozen=True, kw_only=True)
-class CppChoice(Choice):
+class CppChoice(SourceChoice):
     """One configuration of the packed GEMM for one problem."""
 
     arch: str
@@ -70,6 +65,11 @@ class CppChoice(Choice):
         )  # fmt: skip
 
     @property
+    def compilable(self) -> Compilable:
+        """Source to compile."""
+        return self.source
+
+    @property
     def source(self) -> Source:
         """Source to compile, shared by all problems that differ only in sizes, strides and blocking."""
         a, b = sides(self.problem, swapped=oriented(self.problem, self.nr).swapped)
@@ -96,21 +96,6 @@ class CppChoice(Choice):
         """Hash of source, flags and configuration."""
         return hashlib.blake2b(f"{self.source.digest} {self.config}".encode(), digest_size=16).hexdigest()
 
-    @property
-    def compile_key(self) -> str:
-        """Hash of source and flags."""
-        return self.source.digest
-
-    @property
-    def compiled(self) -> bool:
-        """True if the shared object is in the cache. False without a compiler, whose version is part of the file's name."""
-        compiler = find_compiler()
-        return compiler is not None and artifact_path(self.source, compiler).exists()
-
-    def compile(self) -> None:
-        """Compile the shared object if it is missing. Raises CompileError, or UnavailableError without a compiler."""
-        compile_source(self.source, self.name)
-
     def at(self, problem: Problem, device: DeviceInfo) -> Choice | str:
         """Return this configuration for ``problem``, or why it is illegal."""
         return refusal(self.config, problem, device) or self.of(self.config, problem, device)
@@ -132,10 +117,6 @@ class CppChoice(Choice):
         rows are data.
         """
         return not (self.problem.groups and self.problem.encoding)
-
-    def load(self) -> ctypes.CDLL:
-        """Return the compiled functions. Raises CompileError, OSError, or UnavailableError without a compiler."""
-        return opened(lambda: compile_source(self.source, self.name), load)
 
     def bind(self, loaded: ctypes.CDLL) -> Kernel:
         """Bind the compiled function to its plan. Calls release the GIL and use up to ``torch.get_num_threads()`` threads."""
@@ -182,41 +163,6 @@ def name_of(config: Config, problem: Problem, device: DeviceInfo) -> str:
     groups = {"": "", "rows": "grouped_", "terms": "grouped_k_"}[divided(problem)]
     name = f"{NAME}:{groups}{isa}_{tile}_{config.mode}_kc{config.kc}_t{config.task_m}x{config.task_n}"
     return f"{name}_direct" if config.direct else name
-
-
-@functools.cache
-def load(path: Path) -> ctypes.CDLL:
-    """Load the library at ``path`` with the threads of torch's OpenMP runtime, if there is one. Raises OSError."""
-    library = ctypes.CDLL(str(path))
-    library.gemmtune_runtime.argtypes = [ctypes.c_void_p] * len(_OPENMP_ENTRIES)
-    library.gemmtune_runtime.restype = None
-    library.gemmtune_runtime(*_openmp_entries())
-    return library
-
-
-def _openmp_entries() -> list[int | None]:
-    """Return addresses in the OpenMP runtime. Loading by name finds the one that torch loaded, from any folder."""
-    none: list[int | None] = [None] * len(_OPENMP_ENTRIES)
-    if _process.forked:
-        return none
-    try:
-        runtime = ctypes.CDLL("libgomp.so.1")
-        return [ctypes.cast(getattr(runtime, name), ctypes.c_void_p).value for name in _OPENMP_ENTRIES]
-    except (OSError, AttributeError):  # torch uses another runtime
-        return none
-
-
-class _Process:
-    """Marker of a forked child, which lost the threads of the OpenMP runtime. That runtime would wait for them forever."""
-
-    forked = False
-
-    def mark(self) -> None:
-        self.forked = True
-
-
-_process = _Process()
-os.register_at_fork(after_in_child=_process.mark)
 
 
 _POINTER = ctypes.c_void_p

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import functools
 import hashlib
 import os
+import platform
 import shutil
-import subprocess
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from ...cache import cache_dir
-from ...errors import UnavailableError
-from ...toolchain.made_once import compile_text, made_once
+from ...cache import cache_dir, why_nothing_new
+from ...errors import GemmtuneError, UnavailableError
+from ...toolchain.made_once import compile_text, made_once, opened
+from ...toolchain.tool import version_text
+
+FOLDER, TRIALS = "cpp", "trials"
+TRIAL = 'extern "C" void gemmtune_trial() {}\n'
+TRIAL_TIMEOUT_S = 20.0
 
 COMPILERS = ("c++", "g++", "clang++")
 """Compiler names to look for on PATH, in this order."""
@@ -47,25 +55,46 @@ def find_compiler() -> Compiler | None:
     """Return the first of COMPILERS that exists and prints its version; None if there is none."""
     for name in COMPILERS:
         path = shutil.which(name)
-        version = _version(path, os.stat(path).st_mtime_ns) if path else None
-        if path and version:
-            return Compiler(path=path, version=version)
+        if path is None:
+            continue
+        with contextlib.suppress(UnavailableError):
+            return Compiler(path=path, version=(version_text(path).splitlines() or [path])[0])
     return None
 
 
+def why_no_compiler() -> str | None:
+    """Return why nothing can be compiled here, with a remedy. None if the compiler made a library that can be loaded."""
+    compiler = find_compiler()
+    if compiler is None:
+        return f"no C++ compiler on PATH ({', '.join(COMPILERS)}); install g++ or clang++"
+    return why_nothing_new(TRIALS) or _why_broken(compiler, os.stat(compiler.path).st_mtime_ns, cache_dir(TRIALS))
+
+
 @functools.cache
-def _version(path: str, modified_ns: int) -> str | None:  # noqa: ARG001 - a replaced compiler needs a new look-up
+def _why_broken(compiler: Compiler, modified_ns: int, folder: Path) -> str | None:  # noqa: ARG001 - another folder, another trial
+    """Return why the compiler makes no library that can be loaded from the folder, after one warning; None if it does."""
+    digest = hashlib.blake2b(f"{compiler}{modified_ns}".encode(), digest_size=16).hexdigest()
+    command, name = [compiler.path, "-shared", "-fPIC"], f"a trial of {compiler.path}"
+
+    def make(made: Path) -> None:
+        compile_text(command, TRIAL, ".cpp", made, name, timeout_s=TRIAL_TIMEOUT_S)
+
     try:
-        printed = subprocess.run([path, "--version"], capture_output=True, text=True, check=True, timeout=30).stdout
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return (printed.splitlines() or [path])[0]
+        opened(lambda: made_once((TRIALS, f"{digest}.so"), make, name), lambda path: ctypes.CDLL(str(path)).gemmtune_trial)
+    except (GemmtuneError, OSError) as error:
+        reason = f"{compiler.path} makes no library that can be loaded: {error}; repair it, or put another compiler first on PATH"
+        warnings.warn(f"{reason}. Until then torch runs where no compiled kernel is in the cache.", RuntimeWarning, stacklevel=2)
+        return reason
+    return None
 
 
-def artifact_path(source: Compilable, compiler: Compiler) -> Path:
-    """Return the path of the shared object for ``source``, whether it exists or not."""
-    digest = hashlib.blake2b(f"{compiler.version}\n{source.digest}".encode(), digest_size=16).hexdigest()
-    return cache_dir("cpp") / f"{digest}.so"
+def artifact_file(source: Compilable) -> tuple[str, ...]:
+    """Return the place of the shared object in the cache.
+
+    The compiler is not in its name: what another machine has compiled runs here too.
+    """
+    digest = hashlib.blake2b(f"{platform.machine()}\n{source.digest}".encode(), digest_size=16).hexdigest()
+    return FOLDER, f"{digest}.so"
 
 
 def compile_source(source: Compilable, name: str) -> Path:
@@ -75,12 +104,13 @@ def compile_source(source: Compilable, name: str) -> Path:
 
     Raises:
         CompileError: the compiler refused the source, or the cache folder cannot be written.
-        UnavailableError: there is no compiler.
+        UnavailableError: it is missing, and there is no compiler.
     """
-    compiler = find_compiler()
-    if compiler is None:
-        raise UnavailableError(f"{name}: no C++ compiler on PATH, expected one of {', '.join(COMPILERS)}; install g++ or clang++")
-    command = [compiler.path, *source.flags]
-    return made_once(
-        lambda: artifact_path(source, compiler), lambda made: compile_text(command, source.text, ".cpp", made, name), name
-    )
+
+    def make(made: Path) -> None:
+        compiler = find_compiler()
+        if compiler is None:
+            raise UnavailableError(f"{name}: {why_no_compiler()}")
+        compile_text([compiler.path, *source.flags], source.text, ".cpp", made, name)
+
+    return made_once(artifact_file(source), make, name)

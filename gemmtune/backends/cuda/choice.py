@@ -18,7 +18,7 @@ from ...errors import ErrorFromChoice, UnavailableError
 from ...problem import Problem
 from ...settings import Settings
 from ...toolchain.compiled import Artifact, FileChoice
-from ...toolchain.cubin import cubin_path, find_cubin_compiler, make_cubin
+from ...toolchain.cubin import find_cubin_compiler, make_cubin
 from ...toolchain.driver import LoadedKernel, find_driver
 from ...toolchain.launcher import Launcher, bind, loaded_kernel, prepared, workspace_of
 from ...toolchain.record import Record
@@ -98,21 +98,21 @@ class CudaChoice(FileChoice):
         return self.family.record(self.problem, self.config)
 
     @property
-    def path(self) -> Path:
-        """Path of the cubin file, which may not exist yet."""
-        return cubin_path(NAME, self.source.digest)
+    def file(self) -> tuple[str, ...]:
+        """Place of the cubin in the cache."""
+        return NAME, f"{self.source.digest}.cubin"
 
     def make(self) -> Path:
         """Compile the cubin if it is missing, and return its path. Raises what ``compile`` does."""
-        return make_cubin(lambda: self.path, lambda: self.source.text, ARCH, self.name)
+        return make_cubin(self.file, lambda: self.source.text, ARCH, self.name)
 
     def load(self) -> Mapping[str, LoadedKernel]:
         """Load the source's kernels on the current device and return them by name.
 
         Raises what ``opened`` does; UnavailableError: the driver cannot load them.
         """
-        path, driver, device = self.opened(lambda path: path), find_driver(), torch.cuda.current_device()
-        return {name: loaded_kernel(driver, path, name, device) for name in self.source.kernels}
+        driver, device, names = find_driver(), torch.cuda.current_device(), self.source.kernels
+        return self.opened(lambda path: {name: loaded_kernel(driver, path, name, device) for name in names})
 
     def bind(self, loaded: Mapping[str, LoadedKernel]) -> Kernel:
         """Return the launches for the problem. Raises ErrorFromChoice: the device cannot run them."""

@@ -11,7 +11,6 @@ from typing import Any, Self
 
 import torch
 
-from ...cache import cache_dir
 from ...choice import Claims, Kernel
 from ...device import DeviceInfo
 from ...errors import UnavailableError
@@ -29,11 +28,11 @@ from .variants import Grid, Variant, legal_variants, most_splits, neighbours
 NAME = "cutlass"
 
 
-def artifact_path(source: Source, toolkit: Toolkit, capability: int) -> Path:
-    """Return the path of the shared object. The compiler is not in its name, so another machine's build is used unchanged."""
+def artifact_file(source: Source, toolkit: Toolkit, capability: int) -> tuple[str, ...]:
+    """Return the shared object's place in the cache. The compiler is not in its name: another machine's build is used unchanged."""
     parts = (source.digest, toolkit.version, *flags(source.operation, capability))
     digest = hashlib.blake2b("\n".join(parts).encode(), digest_size=16).hexdigest()
-    return cache_dir(NAME) / f"{digest}.so"
+    return NAME, f"{digest}.so"
 
 
 def compile_source(source: Source, toolkit: Toolkit, capability: int, name: str) -> Path:
@@ -48,7 +47,7 @@ def compile_source(source: Source, toolkit: Toolkit, capability: int, name: str)
         command = [find_compiler().path, *flags(source.operation, capability), *(f"-I{include}" for include in toolkit.include)]
         compile_text(command, source.text, ".cu", made, name)
 
-    return made_once(lambda: artifact_path(source, toolkit, capability), make, name)
+    return made_once(artifact_file(source, toolkit, capability), make, name)
 
 
 def name_of(config: Config) -> str:
@@ -156,9 +155,9 @@ class CutlassChoice(FileChoice):
         return f"cutlass-{self.source.digest}-{self.toolkit.version}-{self.capability}"
 
     @property
-    def path(self) -> Path:
-        """Path of the shared object, which may not exist yet."""
-        return artifact_path(self.source, self.toolkit, self.capability)
+    def file(self) -> tuple[str, ...]:
+        """Place of the shared object in the cache."""
+        return artifact_file(self.source, self.toolkit, self.capability)
 
     def make(self) -> Path:
         """Compile the shared object if it is missing, and return its path. Raises CompileError; UnavailableError without nvcc."""

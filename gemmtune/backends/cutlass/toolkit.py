@@ -5,21 +5,20 @@ CUTLASS's own generator lists them once. The cache folder keeps the list.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import hashlib
 import importlib.util
 import json
-import os
 import re
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from ...cache import cache_dir
+from ...cache import cache_dir, cached, present, write_once
 from ...errors import UnavailableError
 from .operation import Operation
 from .tiles import own_operations
@@ -78,15 +77,15 @@ def operations(toolkit: Toolkit, capability: int, element: str) -> tuple[Operati
     Raises UnavailableError: the generator of this copy failed, with what it printed.
     """
     program = hashlib.blake2b(LISTING.read_bytes(), digest_size=8).hexdigest()
-    path = cache_dir("cutlass") / f"operations-{toolkit.digest}-{program}-sm{capability}-{element}.json"
+    name = f"operations-{toolkit.digest}-{program}-sm{capability}-{element}.json"
+    path = cached("cutlass", name)
     try:
-        plain = json.loads(path.read_text())
-    except (FileNotFoundError, ValueError):  # missing or damaged
+        plain = json.loads(path.read_text() if present(path) else "")
+    except ValueError:  # missing or damaged
         text = _listed(toolkit, capability, element)
         plain = json.loads(text)
-        with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False) as file:
-            file.write(text)
-        os.replace(file.name, path)
+        with contextlib.suppress(OSError, UnavailableError):  # the next process lists them again
+            write_once(cache_dir("cutlass") / name, text)
     listed = [Operation.of(values) for values in plain]
     names = {op.name for op in listed}
     return tuple(listed + [op for op in own_operations(listed) if op.name not in names])

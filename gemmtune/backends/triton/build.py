@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Self
 
+from ...cache import why_nothing_new
 from ...choice import Claims, Kernel
 from ...device import DeviceInfo
 from ...errors import UnavailableError
@@ -58,6 +59,11 @@ class KernelsChoice(CompiledChoice):
     def compiled(self) -> bool:
         """True if the installed version of Triton has already compiled every kernel here."""
         return all(kernel.compiled for kernel in self.kernels)
+
+    @property
+    def obstacle(self) -> str | None:
+        """Reason why the kernels cannot run here: they are not compiled, and there is no folder for new files."""
+        return None if self.compiled else why_nothing_new("triton")
 
     @property
     def arch(self) -> str:

@@ -6,11 +6,8 @@ import contextlib
 import functools
 import hashlib
 import importlib
-import importlib.util
-import os
 import re
 import threading
-import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,9 +16,10 @@ from typing import Any
 
 import torch
 
-from ...cache import cache_dir
+from ...cache import cache_dir, cached, present, write_once
 from ...device import DeviceInfo
 from ...errors import CompileError, UnavailableError
+from .artifacts import FOLDER, manager
 from .classes import Source
 
 _cache_lock = threading.RLock()
@@ -54,28 +52,28 @@ def toolchain() -> Any:
     return importlib.import_module("triton")
 
 
-def _folder() -> Path:
-    return cache_dir("triton", f"triton-{toolchain().__version__}")
+def _file(name: str) -> tuple[str, ...]:
+    """Return the place of one of our own files in the cache."""
+    return "triton", f"triton-{toolchain().__version__}", name
+
+
+def _written(name: str, text: str) -> Path:
+    """Return the path of one of our own files, written unless it has this text already."""
+    file = _file(name)
+    path = cached(*file)
+    if not present(path) or path.read_text(encoding="utf-8") != text:
+        path = cache_dir(*file[:-1]) / name
+        write_once(path, text)
+    return path
 
 
 @functools.lru_cache(maxsize=1024)
-def _load_module(text: str, folder: Path, interpret: bool) -> ModuleType:  # noqa: ARG001 - decorators in the module read it
-    digest = hashlib.sha256(text.encode()).hexdigest()
-    path = folder / f"{digest}.py"
-    if not path.exists():
-        _write_atomically(path, text)
-    spec = importlib.util.spec_from_file_location(f"gemmtune_triton_{digest[:16]}", path)
-    if spec is None or spec.loader is None:
-        raise ImportError(f"cannot load the kernel source {path}")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+def _load_module(text: str, path: Path, interpret: bool) -> ModuleType:  # noqa: ARG001 - decorators in the module read it
+    """Return the module of a kernel's source, which Triton reads from the file at ``path``. No bytecode is kept."""
+    module = ModuleType(f"gemmtune_triton_{path.stem[:16]}")
+    module.__file__ = str(path)
+    exec(compile(text, str(path), "exec"), module.__dict__)
     return module
-
-
-def _write_atomically(path: Path, text: str) -> None:
-    temporary = path.with_suffix(f".{uuid.uuid4().hex}.tmp")
-    temporary.write_text(text, encoding="utf-8")
-    os.replace(temporary, path)
 
 
 @contextlib.contextmanager
@@ -83,7 +81,10 @@ def _own_cache() -> Iterator[None]:
     """Redirect Triton's artifacts below our cache folder during one compilation or load."""
     cache = toolchain().knobs.cache
     with _cache_lock, cache.scope():
-        cache.dir = str(cache_dir("triton", "artifacts"))
+        if cache.manager_class is None:
+            cache.manager_class = manager
+        else:
+            cache.dir = str(cache_dir(*FOLDER))
         yield
 
 
@@ -109,14 +110,16 @@ class Compilation:
     @property
     def compiled(self) -> bool:
         """True if the installed version of Triton has compiled this kernel here before. The interpreter compiles nothing: True."""
-        return self.target is None or self._marker(self.target).exists()
+        return self.target is None or present(cached(*_file(self._marker(self.target))))
 
-    def _marker(self, target: Target) -> Path:
-        return _folder() / f"{self.key}.{target.backend}{target.arch}.ok"
+    def _marker(self, target: Target) -> str:
+        return f"{self.key}.{target.backend}{target.arch}.ok"
 
     def function(self) -> Any:
         """Return the kernel function. Its module is written to a content-addressed file, which Triton reads."""
-        return getattr(_load_module(self.source.text, _folder(), bool(toolchain().knobs.runtime.interpret)), self.source.function)
+        text = self.source.text
+        path = _written(f"{hashlib.sha256(text.encode()).hexdigest()}.py", text)
+        return getattr(_load_module(text, path, bool(toolchain().knobs.runtime.interpret)), self.source.function)
 
     def compile(self) -> Any:
         """Return Triton's CompiledKernel, compiled or from its cache below our cache folder. Touches no GPU.
@@ -141,8 +144,7 @@ class Compilation:
             except Exception as error:
                 # MLIR, LLVM and ptxas raise many exception types, which all mean a failed compilation here.
                 raise CompileError(self.name, f"{type(error).__name__}: {error}") from error
-        if not self._marker(self.target).exists():
-            _write_atomically(self._marker(self.target), compiled.hash)
+        _written(self._marker(self.target), compiled.hash)
         return compiled
 
     def load(self, *, from_ptx: bool) -> Any:

@@ -1,0 +1,139 @@
+"""``gemmtune bundle``: store, kernels and the native look-up of this machine, packed for an image of the same versions."""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import os
+import shutil
+import sqlite3
+import tarfile
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path, PurePosixPath
+
+import click
+
+from .. import settings
+from ..cache import announce, folder_of, present
+from ..errors import GemmtuneError, SettingsError
+from ..native import build
+from ..settings import Settings
+from ..store.store import Store
+from .output import STDOUT, write_json
+
+ARCHIVES = (".tar.gz", ".tgz")
+NOT_PACKED = ("hypothesis", "limits", "locks", "trials")
+"""Folders of the cache that no call reads."""
+STORE = "store.sqlite"
+MIB = 1024 * 1024
+COMPRESSION = 6
+
+
+def bundle(output: str, json_file: str | None) -> None:
+    """Pack what the cache folder and the store have into an archive, or into a folder that is new or empty."""
+    chosen, target = settings.current(), Path(output)
+    place = folder_of(chosen)
+    if place.lost:
+        raise SettingsError(place.problem)
+    if place.problem:
+        announce(place, chosen)
+    if not output.endswith(ARCHIVES) and target.exists() and (not target.is_dir() or any(target.iterdir())):
+        raise click.ClickException(f"--output: got {output}, expected a new or empty folder, or a name that ends with .tar.gz")
+    missing = _native_missing(chosen)
+    with tempfile.TemporaryDirectory() as folder:
+        files = dict(_kernels(place.folder))
+        rows = _copied_store(chosen, Path(folder, STORE))
+        if rows is not None:
+            files[STORE] = Path(folder, STORE)
+        mib = sum(path.stat().st_size for path in files.values()) / MIB
+        try:
+            _write(files, target, archive=output.endswith(ARCHIVES))
+        except OSError as error:
+            raise click.ClickException(f"--output: cannot write {output}: {error.strerror}") from error
+    data = {
+        "output": output,
+        "files": len(files),
+        "mib": round(mib, 1),
+        "rows": rows,
+        "native_lookup": missing is None,
+    }
+    if json_file != STDOUT:
+        click.echo(
+            f"{output}: {data['files']} files, {data['mib']} MiB; {'no store' if rows is None else f'{rows} rows of the store'}"
+        )
+        if missing is not None:
+            click.echo(f"without the native look-up: {missing}")
+    write_json(json_file, data)
+
+
+def _native_missing(chosen: Settings) -> str | None:
+    """Build the native look-up if it is missing. Return why it is not packed, None if it is."""
+    if not chosen.native:
+        return "the setting native is off"
+    try:
+        build.make()
+    except GemmtuneError as error:
+        return str(error)
+    return None
+
+
+def _kernels(folder: Path) -> Iterator[tuple[str, Path]]:
+    """Yield the names in the bundle and the paths of all compiled files."""
+    for parent, folders, names in os.walk(folder, followlinks=True):
+        below = Path(parent).relative_to(folder)
+        folders[:] = [x for x in folders if not x.startswith("tmp") and not (Path(parent) == folder and x in NOT_PACKED)]
+        for name in names if Path(parent) != folder else ():
+            path = Path(parent, name)
+            if path.suffix != ".lock" and present(path):
+                yield (below / name).as_posix(), path
+
+
+def _copied_store(chosen: Settings, path: Path) -> int | None:
+    """Copy the store to a file that readers need not write to, and return the number of its rows. None if there is no store."""
+    if not chosen.store_file.exists():
+        return None
+    with contextlib.closing(Store.open(path)) as store:
+        rows = store.merge(chosen.store_file).total
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        connection.execute("PRAGMA journal_mode = DELETE")
+    return rows
+
+
+def _write(files: Mapping[str, Path], target: Path, *, archive: bool) -> None:
+    """Write the files for everyone to read and for their owner alone to change. An archive is complete or not there at all."""
+    if archive:
+        with tempfile.TemporaryDirectory(dir=target.absolute().parent) as folder:
+            new = Path(folder, target.name)
+            _write_archive(files, new)
+            new.replace(target)
+        return
+    for name in ("", *_folders(files)):
+        (target / name).mkdir(exist_ok=True, parents=True)
+        (target / name).chmod(0o755)
+    for name, path in files.items():
+        shutil.copyfile(path, target / name)
+        (target / name).chmod(0o644)
+
+
+def _write_archive(files: Mapping[str, Path], path: Path) -> None:
+    """Write an archive whose bytes depend on the files alone. They belong to root where root unpacks them."""
+    with (
+        path.open("wb") as raw,
+        gzip.GzipFile(fileobj=raw, mode="wb", mtime=0, filename="", compresslevel=COMPRESSION) as packed,
+        tarfile.open(fileobj=packed, mode="w", format=tarfile.PAX_FORMAT) as made,
+    ):
+        for name in _folders(files):
+            entry = tarfile.TarInfo(name)
+            entry.type, entry.mode = tarfile.DIRTYPE, 0o755
+            made.addfile(entry)
+        for name in sorted(files):
+            entry = tarfile.TarInfo(name)
+            entry.mode, entry.size = 0o644, files[name].stat().st_size
+            with files[name].open("rb") as content:
+                made.addfile(entry, content)
+
+
+def _folders(files: Iterable[str]) -> list[str]:
+    """Return the folders of the files, each after the one above it."""
+    return sorted({str(parent) for name in files for parent in PurePosixPath(name).parents if str(parent) != "."})

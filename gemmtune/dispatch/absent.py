@@ -1,0 +1,61 @@
+"""Stored picks that cannot run on this machine, such as kernels that are not in its cache folder where there is no compiler."""
+
+from __future__ import annotations
+
+import dataclasses
+import warnings
+
+from ..choice import Choice, Status
+from ..device import DeviceInfo
+from ..problem import Problem
+from ..selector.candidates import Candidates
+from ..selector.offers import enabled_backends, known_variants, widest_offers_for
+from ..settings import Settings
+from ..store.store import Row, open_store
+from ..timing.rounds import TIE
+
+REMEDY = "bring the cache folder of the machine that tuned (gemmtune bundle), or install what is missing and tune again"
+
+_said: list[str] = []
+
+
+def announce_absent(problem: Problem, reason: str, runs: Choice) -> None:
+    """Warn once in a process that the stored pick for a problem cannot run."""
+    if not _said:
+        _said.append(reason)
+        warnings.warn(
+            f"{problem}: the stored pick cannot run here: {reason}. {runs.name} runs instead; other problems may be affected too, "
+            f"without a warning. To use what was tuned, {REMEDY}.",
+            RuntimeWarning,
+            stacklevel=6,
+        )
+
+
+def announce_if_absent(candidates: Candidates, runs: Choice) -> None:
+    """Warn once in a process if a stored choice is faster than the one that runs, and cannot run on this machine."""
+    problem, device, settings = candidates.problem, candidates.device, candidates.settings
+    if _said or problem.empty or settings.tune == "force" or not candidates.offers.refusals:
+        return
+    rows = open_store(settings).rows(problem.key, candidates.fingerprint)
+    own = rows.get(runs.content_hash)
+    right = [row for row in rows.values() if row.status is Status.OK and row.time_us and row.content_hash not in candidates.choices]
+    best = min(right, key=lambda row: row.time_us or 0.0, default=None)
+    if best is None or (own is not None and own.time_us and own.time_us <= (1 + TIE) * (best.time_us or 0.0)):
+        return
+    reason = why_absent(best, problem, device, settings, candidates)
+    if reason is not None:
+        announce_absent(problem, f"{best.name}: {reason}", runs)
+
+
+def why_absent(row: Row, problem: Problem, device: DeviceInfo, settings: Settings, candidates: Candidates) -> str | None:
+    """Return what this machine lacks for a stored choice. None if the choice exists, or if the settings leave it out."""
+    if row.backend not in enabled_backends(device, settings):
+        return None
+    missing = next((refusal.reason for refusal in candidates.offers.refusals if refusal.name == row.backend), None)
+    if missing is not None:
+        return missing
+    alone = dataclasses.replace(settings, backends=(row.backend,))
+    choices = widest_offers_for(problem, device, alone, on_this_machine=False).choices
+    found = known_variants(choices, {row.content_hash}, alone) | {c.content_hash: c for c in choices}
+    choice = found.get(row.content_hash)
+    return choice.obstacle if choice is not None else None

@@ -1,0 +1,140 @@
+"""``gemmtune bundle``: what one machine tuned runs from a read-only folder, without a compiler and without a word."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import shutil
+import stat
+import tarfile
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from namespaces import MS_RDONLY, mounted
+from store_cases import one_warning
+
+import gemmtune
+from gemmtune import cli, settings
+from gemmtune.backends.cpp.compiler import find_compiler
+from gemmtune.cache import cache_dir
+from gemmtune.dispatch import absent
+from gemmtune.dispatch.ready import forget_plans
+from gemmtune.native import build
+from gemmtune.store.store import Store, open_store
+
+A, B = torch.randn(40, 24), torch.randn(24, 56)
+
+
+@pytest.fixture
+def tuned(tmp_path: Path) -> Iterator[Path]:
+    """A cache folder in which a kernel of cpp is the pick for A @ B. The native look-up is the one of this run of tests."""
+    native = settings.current().folder / "native"
+    with settings.patch(
+        cache_dir=str(tmp_path / "cache"), store_path=None, native=True, tune_in_subprocess=False, max_profiling_configs=1
+    ) as chosen:
+        cache_dir()
+        (chosen.folder / "native").symlink_to(native.resolve(), target_is_directory=True)
+        gemmtune.tune("mm", A, B, progress=False)
+        store = open_store(chosen)
+        picked = [dataclasses.replace(row, time_us=0.001) for row in store.every_row() if row.backend == "cpp"]
+        assert len(picked) == 1
+        store.put(picked)
+        (chosen.folder / "cpp" / "left.lock").touch()
+        (chosen.folder / "locks" / "some.lock").touch()
+        yield chosen.folder
+    forget_plans()
+
+
+def bundled(capsys: pytest.CaptureFixture[str], output: Path) -> dict[str, object]:
+    assert cli.run(["bundle", "--output", str(output), "--json", "-"]) == 0
+    result: dict[str, object] = json.loads(capsys.readouterr().out)
+    return result
+
+
+def modes(folder: Path) -> dict[str, int]:
+    """The files and folders below a folder, with their modes."""
+    return {str(path.relative_to(folder)): stat.S_IMODE(path.stat().st_mode) for path in folder.rglob("*")}
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(find_compiler() is None, reason="no C++ compiler")
+def test_image_runs_what_was_tuned(
+    tuned: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Pack an archive and a folder, which have the same contents for everyone to read.
+    archive, folder, unpacked = tmp_path / "one.tar.gz", tmp_path / "folder", tmp_path / "unpacked"
+    data = bundled(capsys, archive)
+    assert (data["files"], data["rows"], data["native_lookup"]) == (3, len(open_store(settings.current()).every_row()), True)
+    bytes_before = archive.read_bytes()
+    assert bundled(capsys, folder)["files"] == 3
+    with tarfile.open(archive) as opened:
+        assert {(member.uid, member.gid, member.mtime) for member in opened} == {(0, 0, 0)}
+        opened.extractall(unpacked, filter="tar")
+    native = str(Path(*build.module_file()))
+    kernel = next(str(path.relative_to(tuned)) for path in (tuned / "cpp").glob("*.so"))
+    expected = {"cpp": 0o755, "native": 0o755, kernel: 0o644, native: 0o644, "store.sqlite": 0o644}
+    assert modes(unpacked) == modes(folder) == expected
+    bundled(capsys, archive)
+    assert archive.read_bytes() == bytes_before
+
+    # Run from it, mounted read-only, without a compiler.
+    def image() -> None:
+        os.environ["PATH"] = str(tmp_path)
+        forget_plans()
+        with settings.patch(cache_dir=str(unpacked), tune="never"), warnings.catch_warnings():
+            warnings.simplefilter("error")
+            assert torch.allclose(gemmtune.mm(A, B), A @ B, atol=1e-4)
+            assert "cpp:" in str(gemmtune.explain("mm", A, B)).partition("\n")[0]
+            assert build.made() == unpacked / native
+            assert build.load().look_up is not None
+        assert not list((tmp_path / "temporary").iterdir())
+
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temporary"))
+    mounted(image, {unpacked: MS_RDONLY})
+
+
+def test_one_warning_says_what_cannot_run(tuned: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shutil.rmtree(tuned / "cpp")
+    (tuned / "native").unlink()
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(absent, "_said", [])
+    for tune in ("never", "on_miss"):
+        forget_plans()
+        absent._said.clear()
+        missing = r"the stored pick cannot run here: cpp:.*: no C\+\+ compiler on PATH .*aten:mm runs instead.*gemmtune bundle"
+        with settings.patch(tune=tune), one_warning(rf"^mm 40x56x24 .*: {missing}"):
+            for rows in (40, 39):
+                assert torch.equal(gemmtune.mm(A[:rows], B), A[:rows] @ B)
+    forget_plans()
+    absent._said.clear()
+    with settings.patch(choice_denylist_regex="^cpp:", tune="never"), warnings.catch_warnings():
+        warnings.simplefilter("error")  # the settings leave it out
+        gemmtune.mm(A, B)
+
+
+def test_what_cannot_be_packed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with settings.patch(cache_dir=str(tmp_path / "cache"), store_path=None):
+        (tmp_path / "full").mkdir()
+        (tmp_path / "full" / "file").touch()
+        for output, words in (
+            (tmp_path / "full", "expected a new or empty folder, or a name that ends with .tar.gz"),
+            (tmp_path / "missing" / "x.tar.gz", "cannot write"),
+        ):
+            assert cli.run(["bundle", "--output", str(output)]) == 1
+            assert words in capsys.readouterr().err
+        assert cli.run(["bundle", "--output", str(tmp_path / "x.tgz")]) == 0
+        text = capsys.readouterr().out
+        assert text == f"{tmp_path}/x.tgz: 0 files, 0.0 MiB; no store\nwithout the native look-up: the setting native is off\n"
+        (tmp_path / "cache").chmod(0o777)
+    with settings.patch(cache_dir=f"{tmp_path}/full/../cache", store_path=None):
+        assert cli.run(["bundle", "--output", str(tmp_path / "y.tgz")]) == 1
+        assert "others than its owner can write" in capsys.readouterr().err
+    Store.open(tmp_path / "store.sqlite").close()
+    with settings.patch(cache_dir=str(tmp_path / "other"), store_path=str(tmp_path / "store.sqlite")):
+        assert cli.run(["bundle", "--output", str(tmp_path / "new" / "folder")]) == 0
+        assert modes(tmp_path / "new") == {"folder": 0o755, "folder/store.sqlite": 0o644}
