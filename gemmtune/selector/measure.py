@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from ..choice import Choice, Status
 from ..effort import EFFORT
 from ..timing.neighbours import disturbance, drifts_too_far
+from ..workers.worker import GARBLED
 from .axes import origins, search_axes
 from .candidates import Candidates
 from .offers import untried_variants
@@ -232,6 +233,8 @@ def done_by_machine(sample: Sample) -> str:
         return "memory was short"
     if sample.status is Status.CRASHED and any(f"died by {name}" in sample.reason for name in KILLED):
         return "the process was killed"
+    if sample.status is Status.CRASHED and GARBLED in sample.reason:
+        return "its answer was garbled"
     return "it ran out of time" if sample.status is Status.TIMED_OUT else ""
 
 

@@ -103,7 +103,7 @@ WRONG: dict[str, tuple[Problem, Callable[..., Any], str]] = {
     "an element of b changed": (GAPS, changed(kernel(GAPS), lambda out, a, b: spoil(b, 0)), "the call changed its input: b of "),
     "a gap of a changed": (GAPS, changed(kernel(GAPS), lambda out, a, b: spoil(a, 200)), "the call changed its input: a"),
     "memory before b changed": (GAPS, changed(kernel(GAPS), lambda out, a, b: spoil(b, -1)), "the call changed its input: b"),
-    "a gap of out changed": (GAPS_OUT, changed(kernel(GAPS_OUT), lambda out, a, b: spoil(out, 41)), "wrote into the padding of out, 41 "),
+    "a gap of out changed": (GAPS_OUT, changed(kernel(GAPS_OUT), lambda out, a, b: spoil(out, 41)), "into the padding of out"),
     "memory after out changed": (
         GAPS_OUT, changed(kernel(GAPS_OUT), lambda out, a, b: spoil(out, 160 * 32 + 40)), "wrote outside of out, 1 elements after",
     ),
