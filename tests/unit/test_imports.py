@@ -17,7 +17,7 @@ ROOT = Path(gemmtune.__file__).parent
 
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("errors", "version"),
-    ("setting_types", "operand_kinds"),
+    ("setting_types", "operand_kinds", "forks"),
     ("settings",),
     ("cache", "effort"),
     ("problem",),
