@@ -13,7 +13,7 @@ from typing import Any
 SOFT = 1
 """``omp_pause_soft``: end the threads, and start them again when they are needed."""
 NOT_GNU = "__kmpc_fork_call"
-"""Function of LLVM's and Intel's runtimes, which start new threads in a child by themselves."""
+"""Function of LLVM's and Intel's runtimes, which start new threads in a child without help."""
 
 
 class _Threads:
