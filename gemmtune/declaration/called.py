@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
+from .. import forks
 from ..choice import Choice, Kernel, Scalars, Tensors
 from ..errors import ErrorFromChoice
 from ..problem.dtypes import dtype_name
@@ -33,7 +34,7 @@ class CalledChoice(Choice):
         """Return the kernel of the function's calls, one thread at a time unless it declares ``threads``."""
         takes_out, call, keep = loaded.traits.out, loaded.caller(self.problem), self.keeper()
         if not loaded.traits.threads:
-            call = _in_turn(call, _locks.setdefault(loaded.name, threading.Lock()))
+            call = _in_turn(call, _locks.setdefault(loaded.name, forks.lock()))
 
         def run(out: torch.Tensor, tensors: Tensors, scalars: Scalars) -> None:
             result = call(tensors, scalars, out if takes_out else None)

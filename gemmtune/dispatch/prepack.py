@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Sequence
 from weakref import ref
 
 import torch
 
+from .. import forks
 from ..choice import Choice
 from ..numerics.block_sparse import parts
 from .freshness import Stamp, is_uncounted
@@ -33,7 +33,7 @@ class PackedOperand:
         self.tensor = tensor
         self._sources = None if sources is None else tuple(ref(x) for x in sources)
         self._copies: dict[str, tuple[Stamp, torch.Tensor]] = {}
-        self._lock = threading.Lock()
+        self._lock = forks.lock()
         if is_uncounted(tensor):
             log.warning(
                 "prepack: torch counts no changes of an inference tensor, so it is packed again for each call; "

@@ -55,6 +55,11 @@ def storage_bits(tensor: torch.Tensor, dtype: torch.dtype | None = None) -> torc
     return torch.empty(0, dtype=dtype, device=tensor.device).set_(storage, 0, (storage.nbytes() // dtype.itemsize,), (1,))
 
 
+def element_bits(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the elements of ``tensor`` as integers of their width, which are equal only if every bit is: a view."""
+    return tensor.view(_BITS[tensor.element_size()])
+
+
 def poison(tensor: torch.Tensor, payload: int) -> None:
     """Fill the whole buffer behind ``tensor`` with the bit pattern ``payload`` (see POISONS)."""
     storage_bits(tensor).fill_(payload)
@@ -62,7 +67,7 @@ def poison(tensor: torch.Tensor, payload: int) -> None:
 
 def is_poison(tensor: torch.Tensor) -> torch.Tensor:
     """Return a mask of the elements that hold one of the bit patterns of POISONS."""
-    bits, (first, second) = tensor.view(_BITS[tensor.element_size()]), POISONS[tensor.dtype]
+    bits, (first, second) = element_bits(tensor), POISONS[tensor.dtype]
     return (bits == first) | (bits == second)
 
 
@@ -78,18 +83,6 @@ def fill_nan(tensor: torch.Tensor) -> None:
         storage_bits(tensor, tensor.dtype).fill_(bounds.min or bounds.max)
     else:
         storage_bits(tensor, tensor.dtype).fill_(math.nan)
-
-
-def guard_mask(tensor: torch.Tensor) -> torch.Tensor | None:
-    """Return True for every element of the buffer that does not belong to ``tensor``.
-
-    Return None if only the two guard bands do not belong to it.
-    """
-    if tensor.numel() == Layout.of(tensor).span:
-        return None
-    mask = torch.ones_like(storage_bits(tensor), dtype=torch.bool)
-    distinct(mask.as_strided(tensor.size(), tensor.stride(), tensor.storage_offset())).fill_(False)
-    return mask
 
 
 def flat(tensor: torch.Tensor) -> torch.Tensor:

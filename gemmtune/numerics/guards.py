@@ -11,7 +11,7 @@ import torch
 
 from ..problem import Layout
 from .block_sparse import parts
-from .buffers import allocate, guard_mask, poison, storage_bits
+from .buffers import allocate, distinct, element_bits, poison, storage_bits
 
 GUARD_TILE = 256
 """Rows and columns of out that the guard band has room for on each side: the largest tile in use."""
@@ -28,6 +28,8 @@ ALWAYS_FRESH_BYTES = {"cpu": 2**25, "cuda": 2**32}
 """Size above which results get fresh memory: glibc maps it anew, and GPU memory is scarce."""
 WEIGHT_PARTS = ("values", "row starts", "column indices")
 """Names of the three tensors of a block-sparse operand."""
+COMPARED_ELEMENTS = 2**24
+"""Elements of a buffer that are compared at a time."""
 LANES = 251
 """Number of separate sums, by position modulo this prime, so that exchanged elements show."""
 
@@ -39,18 +41,29 @@ class Guards:
         self._bits = storage_bits(out)
         self._first = out.storage_offset()
         self._span = Layout.of(out).span
-        self._mask = guard_mask(out)
+        self._elements = None if out.numel() == self._span else element_bits(distinct(out))
 
     def broken(self, payload: int) -> torch.Tensor:
         """Return float64 [2]: a flag that a guard no longer holds ``payload``, and its position in the buffer."""
-        if self._mask is not None:
-            changed = (self._bits != payload) & self._mask
-            return torch.stack([changed.any(), changed.to(torch.uint8).argmax()]).double()
+        if self._elements is not None:
+            return self._broken_between(self._elements, payload)
         end = self._first + self._span
         changed = torch.cat([self._bits[: self._first], self._bits[end:]]) != payload
         position = changed.to(torch.uint8).argmax()
         position += (position >= self._first) * self._span
         return torch.stack([changed.any(), position]).double()
+
+    def _broken_between(self, elements: torch.Tensor, payload: int) -> torch.Tensor:
+        """Compare the whole buffer while the elements hold ``payload`` too: no mask as large as the buffer is needed."""
+        kept = elements.clone()
+        elements.fill_(payload)
+        found = []
+        for start in range(0, len(self._bits), COMPARED_ELEMENTS):
+            changed = self._bits[start : start + COMPARED_ELEMENTS] != payload
+            found.append(torch.stack([changed.any(), changed.view(torch.uint8).argmax() + start]).double())
+        elements.copy_(kept)
+        pieces = torch.stack(found)
+        return pieces[pieces[:, 0].argmax()]
 
     def describe(self, position: int) -> str:
         """Describe ``position`` in the buffer relative to out."""

@@ -15,7 +15,7 @@ import torch
 from ..problem import Problem
 from ..problem.dtypes import dtype_info
 from .bounds import Claims, epilogue_input, underflow
-from .buffers import storage_bits
+from .buffers import element_bits
 from .compare import Chunk, Finding, is_right
 from .expectation import Expectation, Part
 from .propagate import Approximate, propagate, rounded
@@ -60,7 +60,7 @@ class Judge:
 
     def _compare(self, out: torch.Tensor, part: Part, finding: Finding) -> None:
         region = part.region
-        matrix, bits = region.of(as_batches(out)), region.of(as_batches(out.view(storage_bits(out).dtype)))
+        matrix, bits = region.of(as_batches(out)), region.of(as_batches(element_bits(out)))
         extra = [region.of(x) for x in self._extra]
         for batches, rows in _blocks(matrix.shape, out.device):
             got, held = matrix[batches, rows], bits[batches, rows]

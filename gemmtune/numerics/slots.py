@@ -6,16 +6,25 @@ thousands of times the memory of its elements.
 
 from __future__ import annotations
 
+import dataclasses
+import math
+from typing import Any
+
 import torch
 
-from ..problem import Layout
-from .buffers import GUARD_BYTES, allocate, distinct, flat, overlapping
+from ..problem import Layout, Problem
+from .buffers import GUARD_BYTES, allocate, distinct, distinct_size, flat, overlapping
+
+LEAST_SPAN_BYTES = 2**20
+"""Span from which gaps count as large."""
+LEAST_GAPS = 2
+"""Span from which gaps count as large, in multiples of the elements."""
 
 
 class Slots:
     """Tensors of one layout whose elements do not share memory, in as few buffers as the layout's gaps allow.
 
-    They are for timing. The verifier compares the whole buffer of an operand before and after a call, and needs one for each.
+    They are for timing. The verifier compares the whole buffer of an operand before and after a call, and has a ``Stage``.
     """
 
     def __init__(self, layout: Layout, device: torch.device) -> None:
@@ -61,3 +70,22 @@ def copy_elements(target: torch.Tensor, source: torch.Tensor) -> None:
         flat(target).copy_(flat(source))
     else:
         distinct(target).copy_(distinct(source))
+
+
+def tight(layout: Layout) -> Layout:
+    """Return the layout without its gaps if they are large, else the layout. The order of dimensions in memory stays."""
+    elements = math.prod(distinct_size(layout))
+    if layout.span * layout.dtype.itemsize < LEAST_SPAN_BYTES or layout.span < LEAST_GAPS * elements or overlapping(layout):
+        return layout
+    stride, extent = list(layout.stride), 1
+    for dim in sorted(range(len(stride)), key=lambda dim: layout.stride[dim]):
+        if layout.size[dim] > 1 and layout.stride[dim] > 0:
+            stride[dim] = extent
+            extent *= layout.size[dim]
+    return dataclasses.replace(layout, stride=tuple(stride))
+
+
+def tight_problem(problem: Problem) -> Problem:
+    """Return the problem without large gaps in operands and result. Numbers for it need no more memory than their elements."""
+    layouts: dict[str, Any] = {role: tight(layout) for role, layout in (*problem.operands, ("out", problem.out))}
+    return dataclasses.replace(problem, **layouts)

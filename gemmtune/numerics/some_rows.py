@@ -3,44 +3,43 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from ..problem import Layout, Problem
-from .buffers import allocate, placed, storage_bits
+from .buffers import allocate, element_bits, placed
 from .operands import Operands
 
 
-def some_rows(operands: Operands, part: Problem, begin: int) -> Operands:
+def some_rows(operands: Operands, part: Problem, begin: int, make: Callable[[str, Layout], torch.Tensor] | None = None) -> Operands:
     """Return the operands of ``part``, a problem with fewer rows, cut from the call's operands at row ``begin``.
 
     An operand with one line for each row of the call loses the other rows. An operand for all rows, or not laid out along
-    them, stays. If scales of a are for blocks of rows, ``begin`` is 0.
+    them, stays, unless it has no gaps where that of ``part`` has (``tight_problem``). If scales of a are for blocks of rows,
+    ``begin`` is 0. ``make`` returns memory for an operand of a role, by default a buffer of its own with NaN around it.
     """
+    device = operands.a.device
 
-    def cut(layout: Layout | None, tensor: torch.Tensor | None) -> torch.Tensor | None:
-        if layout is None or tensor is None or layout.size == tuple(tensor.shape):
+    def cut(role: str, layout: Layout | None, tensor: torch.Tensor | None) -> torch.Tensor | None:
+        if layout is None or tensor is None or (layout.size == tuple(tensor.shape) and layout.span == Layout.of(tensor).span):
             return tensor
-        made = placed(layout, tensor.device, None)
-        _bits(made).copy_(_bits(tensor)[..., begin : begin + layout.size[-2], :])
+        made = placed(layout, device, None) if make is None else make(role, layout)
+        element_bits(made).copy_(element_bits(tensor)[..., begin : begin + layout.size[-2], :])
         return made
 
     epilogue = part.epilogue.operands if part.epilogue is not None else ()
-    named: dict[str, Any] = {role: cut(layout, getattr(operands, role)) for role, layout in part.operands}
+    named: dict[str, Any] = {role: cut(role, layout, getattr(operands, role)) for role, layout in part.operands}
+    extra = [cut(f"extra {i}", layout, x) for i, (layout, x) in enumerate(zip(epilogue, operands.extra, strict=True))]
     return dataclasses.replace(
         operands,
         **named,
-        out=allocate(part.out, operands.a.device),
-        extra=tuple(x for layout, tensor in zip(epilogue, operands.extra, strict=True) if (x := cut(layout, tensor)) is not None),
+        out=allocate(part.out, device) if make is None else make("out", part.out),
+        extra=tuple(x for x in extra if x is not None),
     )
 
 
 def same_rows(whole: torch.Tensor, part: torch.Tensor, begin: int) -> bool:
     """Return True if ``part`` has the bits of the result ``whole`` from row ``begin`` on."""
-    return torch.equal(_bits(whole)[..., begin : begin + part.shape[-2], :], _bits(part))
-
-
-def _bits(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the elements as integers, which are equal only if every bit is."""
-    return tensor.view(storage_bits(tensor).dtype)
+    return torch.equal(element_bits(whole)[..., begin : begin + part.shape[-2], :], element_bits(part))

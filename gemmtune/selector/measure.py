@@ -14,6 +14,7 @@ from ..choice import Choice, Status
 from ..effort import EFFORT
 from ..timing.neighbours import drifts_too_far, wait_until_quiet
 from ..timing.rounds import BUSY_MARK
+from ..workers.worker import GARBLED
 from .axes import origins, search_axes
 from .candidates import Candidates
 from .finals import play_finals
@@ -253,6 +254,8 @@ def done_by_machine(sample: Sample) -> str:
         return f"the limits were measured {BUSY_MARK}"
     if sample.status is Status.CRASHED and any(f"died by {name}" in sample.reason for name in KILLED):
         return "the process was killed"
+    if sample.status is Status.CRASHED and GARBLED in sample.reason:
+        return "its answer was garbled"
     return "it ran out of time" if sample.status is Status.TIMED_OUT else ""
 
 

@@ -15,6 +15,7 @@ from ..device import DeviceInfo
 from ..effort import EFFORT
 from ..numerics.expectation import Expectation
 from ..numerics.probes import Probes
+from ..numerics.slots import tight_problem
 from ..numerics.some_rows import same_rows, some_rows
 from ..problem import Problem
 from ..settings import Settings, use
@@ -136,9 +137,9 @@ class Session:
         try:
             with self._in_force():
                 device = self._device.torch_device
-                probes = Probes(self._problem, device)
+                probes = Probes(tight_problem(self._problem), device)
                 operands = dataclasses.replace(probes.random(), extra=probes.extra())
-                whole = result_of(choice, operands)
+                whole = result_of(choice, some_rows(operands, self._problem, 0))
                 for part in parts:
                     for begin in (0, self._problem.m - part.problem.m):
                         if not same_rows(whole, result_of(part, some_rows(operands, part.problem, begin)), begin):

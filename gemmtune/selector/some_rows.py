@@ -14,6 +14,7 @@ from ..numerics.guards import Watch, guarded_out
 from ..numerics.judging import Judge
 from ..numerics.operands import Operands
 from ..numerics.probes import Probes
+from ..numerics.slots import tight_problem
 from ..numerics.some_rows import some_rows
 from ..problem import Problem
 from .verify import Verification
@@ -28,7 +29,7 @@ class RowsVerifier:
 
     def __init__(self, problem: Problem, device: torch.device) -> None:
         self._problem = problem
-        self._probes = Probes(problem, device)
+        self._probes = Probes(tight_problem(problem), device)
         self._free = self._probes.free_a and self._probes.free_b
         self._extra = self._probes.extra()
         self._random = referenced(problem, self._probes.random(), name="random")

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -23,6 +24,8 @@ from ..numerics.guards import Watch, guarded_out, poison_free_memory
 from ..numerics.judging import Judge
 from ..numerics.one_hot import OneHotProbe
 from ..numerics.probes import Probes
+from ..numerics.slots import tight_problem
+from ..numerics.stage import Stage
 from ..problem import Problem
 
 SEPARATE_PROBES_MACS = 2**33
@@ -45,11 +48,15 @@ class Verification:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Call:
-    """The result of one call, still on the device. ``guards`` comes from ``Guards.broken``."""
+    """The result of one call, still on the device.
+
+    ``guards`` comes from ``Guards.broken``, and ``changed`` has a flag for each operand on the stage.
+    """
 
     expectation: Expectation
     finding: Finding
     guards: torch.Tensor
+    changed: Mapping[str, torch.Tensor]
 
 
 def with_extra(expectation: Expectation, extra: tuple[torch.Tensor, ...]) -> Expectation:
@@ -69,10 +76,15 @@ def random_expectation(problem: Problem, device: torch.device) -> Expectation:
 
 
 class Verifier:
-    """Verifier of choices for one problem on one device. All choices share its probes and references."""
+    """Verifier of choices for one problem on one device. All choices share its probes and references.
+
+    Operands with large gaps are drawn without them, and share a stage on which each call has its own. So they take one span
+    of memory each, and not one for each probe.
+    """
 
     def __init__(self, problem: Problem, device: torch.device) -> None:
         self._problem = problem
+        self._drawn = tight_problem(problem)
         self._device = device
         self._out, self._guards = guarded_out(problem.out, device, POISONS[problem.out.dtype][0])
         self._expensive = device.type == "cpu" and problem.flops > 2 * SEPARATE_PROBES_MACS
@@ -85,7 +97,8 @@ class Verifier:
         self._inputs = Watch()
         if self._problem.empty:
             return
-        self._probes = Probes(self._problem, self._device)
+        self._stage = Stage(self._problem, self._device)
+        self._probes = Probes(self._drawn, self._device)
         self._extra = self._probes.extra()
         for i, tensor in enumerate(self._extra):
             self._inputs.add(f"epilogue_args[{i}]", tensor)
@@ -119,7 +132,8 @@ class Verifier:
         poison(self._out, payload)
         kernel.run(self._out, self._tensors(expectation, choice), expectation.operands.scalars)
         finding = judge.find(self._out, expectation, payload)
-        return _Call(expectation=expectation, finding=finding, guards=self._guards.broken(payload))
+        guards, changed = self._guards.broken(payload), self._stage.changed()
+        return _Call(expectation=expectation, finding=finding, guards=guards, changed=changed)
 
     def _call_new(self, expectation: Expectation, choice: Choice, kernel: Kernel, judge: Judge) -> _Call:
         assert kernel.run_new is not None
@@ -135,7 +149,8 @@ class Verifier:
             reason = f"run_new gave {got[1]} of shape {got[0]}, expected {expected[1]} of shape {expected[0]}"
             raise ErrorFromChoice(choice.name, str(self._problem), reason)
         finding = judge.find(result, expectation, payload)
-        return _Call(expectation=expectation, finding=finding, guards=torch.zeros(2, dtype=torch.float64, device=self._device))
+        guards, changed = torch.zeros(2, dtype=torch.float64, device=self._device), self._stage.changed()
+        return _Call(expectation=expectation, finding=finding, guards=guards, changed=changed)
 
     def _check_memory(self, choice: Choice, result: torch.Tensor, again: torch.Tensor, tensors: Tensors) -> None:
         """Raise ErrorFromChoice if a result shares memory with the next call's result or with an operand."""
@@ -148,25 +163,27 @@ class Verifier:
 
     def _tensors(self, expectation: Expectation, choice: Choice) -> Tensors:
         """Return the tensors for the kernel. Every call has the same epilogue operands."""
-        a, _, *rest = dataclasses.replace(expectation.operands, extra=self._extra).tensors
-        return (a, self._b(expectation, choice), *rest)
+        a, b, *rest = self._stage.place(dataclasses.replace(expectation.operands, extra=self._extra)).tensors
+        return (a, self._packed_b(b, expectation, choice), *rest)
 
-    def _b(self, expectation: Expectation, choice: Choice) -> torch.Tensor:
+    def _packed_b(self, b: torch.Tensor, expectation: Expectation, choice: Choice) -> torch.Tensor:
         """Return b, packed if the choice needs it. The packed b is kept for the next choice with the same format."""
         name = choice.packed_format
         if name is None:
-            return expectation.operands.named["b"]
+            return b
         if self._packed[0] != name:
             self._packed = (name, {})
             self._inputs.forget("packed b")
         cache = self._packed[1]
         if id(expectation) not in cache:
-            cache[id(expectation)] = choice.pack(expectation.operands.named["b"])
+            cache[id(expectation)] = choice.pack(self._stage.of_its_own("b", b))
             self._inputs.add(f"packed b of {expectation.name}", cache[id(expectation)])
         return cache[id(expectation)]
 
     def _verification(self, calls: list[_Call]) -> Verification:
-        names, changed = self._inputs.names, self._inputs.changed()
+        flags = [(f"{role} of {call.expectation.name}", flag) for call in calls for role, flag in call.changed.items()]
+        flags += [*self._stage.gaps_changed().items(), *zip(self._inputs.names, self._inputs.changed(), strict=True)]
+        names, changed = [name for name, _ in flags], [flag for _, flag in flags]
         parts = [torch.cat([call.finding.state, call.finding.ratio.reshape(1), call.guards]) for call in calls]
         numbers = torch.cat([*parts, *(flag.double().reshape(1) for flag in changed)]).tolist()  # the only synchronization
         width = (len(numbers) - len(names)) // len(calls)
@@ -213,7 +230,7 @@ class Verifier:
         """Return the expectations that suit every choice, random data last."""
         problem, probes = self._problem, self._probes
         if problem.groups:
-            return grouped_expectations(problem, self._device)
+            return grouped_expectations(self._drawn, self._device)
         random = probes.random()
         # One-hot probes: exact results that show each element of a and b.
         known: list[OneHotProbe] = []

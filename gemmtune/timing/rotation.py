@@ -12,7 +12,7 @@ from ..choice import Choice
 from ..device import MIB, DeviceInfo
 from ..numerics.block_sparse import copied
 from ..numerics.operands import Operands, random_operands
-from ..numerics.slots import Slots, copy_elements
+from ..numerics.slots import Slots, copy_elements, tight, tight_problem
 from ..numerics.some_rows import some_rows
 from ..problem import Layout, Problem
 
@@ -61,14 +61,21 @@ class Rotation:
         budget_bytes = CPU_BUDGET_BYTES if on_cpu else GPU_BUDGET_SHARE * torch.cuda.mem_get_info(target)[0]
         self._least_bytes = least_bytes(device)
         self._most = int(budget_bytes) // max(problem.bytes, 1)
-        self._made = [given or random_operands(problem, target, seed=SEED)]
+        self._device = target
+        self._layouts = dict(problem.operands) | {"out": problem.out}
         self._slots: dict[str, Slots] = {}
+        self._made = [given or self._spread(random_operands(tight_problem(problem), target, seed=SEED))]
         self._packed: dict[str, list[torch.Tensor]] = {}
         self.sets: Sequence[Operands] = self._as_many_as_take(problem)
 
     def of_rows(self, part: Problem) -> Sequence[Operands]:
         """Return the sets of a problem with fewer rows, cut from these sets. Operands that depend on M get separate memory."""
-        return [some_rows(s, part, 0) for s in self._as_many_as_take(part)]
+        slots: dict[str, Slots] = {}
+
+        def make(role: str, layout: Layout) -> torch.Tensor:
+            return slots.setdefault(role, Slots(layout, self._device)).take()
+
+        return [some_rows(s, part, 0, make) for s in self._as_many_as_take(part)]
 
     def _as_many_as_take(self, problem: Problem) -> Sequence[Operands]:
         count = set_count(problem.bytes, self._least_bytes, self._most * problem.bytes)
@@ -86,8 +93,14 @@ class Rotation:
         known = self._packed.setdefault(name, [])
         if not known:
             known.append(choice.pack(self._made[0].named["b"]))  # packing costs more than copying the result
-        known += [self._copy_tensor(name, known[0]) for _ in range(len(sets) - len(known))]
+        known += [self._copy_tensor(f"packed {name}", known[0]) for _ in range(len(sets) - len(known))]
         return [_with_b(s, b) for s, b in zip(sets, known, strict=False)]
+
+    def _spread(self, operands: Operands) -> Operands:
+        """Return operands of ``tight_problem`` in the problem's layouts."""
+        gaps = [role for role, layout in self._layouts.items() if tight(layout) != layout]
+        copies: dict[str, Any] = {role: self._copy_tensor(role, getattr(operands, role)) for role in gaps}
+        return dataclasses.replace(operands, **copies)
 
     def _copy(self, operands: Operands) -> Operands:
         given: dict[str, Any] = {role: self._copy_tensor(role, tensor) for role, tensor in operands.named.items()}
@@ -100,7 +113,7 @@ class Rotation:
         if tensor.layout == torch.sparse_bsr:
             return copied(tensor)
         if name not in self._slots:
-            self._slots[name] = Slots(Layout.of(tensor), tensor.device)
+            self._slots[name] = Slots(self._layouts.get(name) or Layout.of(tensor), tensor.device)
         copy = self._slots[name].take()
         copy_elements(copy, tensor)
         return copy

@@ -13,6 +13,8 @@ import time
 from collections.abc import Sequence
 from multiprocessing.connection import Connection
 
+from .pipe import READY
+
 PARENT_CHECK_S = 0.25
 GRACE_S = 10.0
 
@@ -27,7 +29,7 @@ def main(fd: int, parent: int, modules: Sequence[str] = ()) -> None:
     for name in modules:
         importlib.import_module(name)
     connection = Connection(fd)
-    connection.send_bytes(b"ready")
+    connection.send_bytes(READY)
     while True:
         try:
             job = connection.recv_bytes()

@@ -11,27 +11,34 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import logging
 import os
 import pickle
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
 import threading
 import time
 from collections.abc import Callable, Sequence
-from multiprocessing.connection import Pipe
 from typing import Any, TypeVar
 
 from ..errors import GemmtuneError, UnavailableError
+from .pipe import READY, GarbledError, Pipe
 
 T = TypeVar("T")
+log = logging.getLogger("gemmtune")
 
 START_TIMEOUT_S = 180.0
 """Time limit of the start. Importing torch takes seconds, and many seconds if every core is importing it."""
 POSTED_S = 60.0
-DEATH_CHECK_S = 0.25
-"""Interval at which a waiting parent checks that the child lives: another process may keep the child's end of the pipe open."""
+POSTING_S = 2.0
+"""Time limit for handing over a posted function, which a worker reads only after the previous ones."""
+ENDING_S = 10.0
+"""Time limit for the end of a killed process. The system may keep it longer, in a driver for example."""
+GARBLED = "garbled its answer"
+"""Words in the reason of a WorkerCrashed whose answer is none."""
 TAIL_BYTES = 4000
 """Size of the end of the child's stderr that becomes part of a crash's reason."""
 
@@ -90,7 +97,8 @@ class Worker:
         self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the worker
         # Appending lets the parent empty the file before each job, so that its contents belong to the current job.
         fcntl.fcntl(self._stderr, fcntl.F_SETFL, fcntl.fcntl(self._stderr, fcntl.F_GETFL) | os.O_APPEND)
-        self._connection, child_end = Pipe()
+        own_end, child_end = socket.socketpair()
+        self._pipe = Pipe(own_end, self._exited)
         # The child hides GPUs before it imports torch, and finds modules where the parent finds them.
         path = [str(entry) or os.getcwd() for entry in sys.path]
         hide = "" if gpu else "os.environ.update(CUDA_VISIBLE_DEVICES='', HIP_VISIBLE_DEVICES='', ROCR_VISIBLE_DEVICES=''); "
@@ -106,7 +114,7 @@ class Worker:
                     start_new_session=True,
                 )
             except OSError as error:
-                self._connection.close()
+                self._pipe.close()
                 self._stderr.close()
                 raise NoWorkerError(str(error)) from error
         self.alive = True
@@ -120,17 +128,23 @@ class Worker:
     def post(self, function: Callable[[], object]) -> None:
         """Run a function in the child before the next call, without waiting. Its exceptions are not reported."""
         job = pickle.dumps((function, (), POSTED_S))
-        with self._lock, contextlib.suppress(OSError):  # the next call reports a child that has ended
-            if self.alive:
-                self._connection.send_bytes(job)  # waits in the pipe until it is read
+        with self._lock:
+            if not self.alive:
+                return
+            try:
+                self._pipe.send(job, POSTING_S)  # waits in the pipe until it is read
                 self._awaited.append(POSTED_S)
+            except TimeoutError:
+                self.close()  # half of a message is in the pipe
+            except (EOFError, OSError):
+                return  # the next call reports a child that has ended
 
     def call(self, function: Callable[..., T], *args: object, timeout_s: float) -> T:
         """Return ``function(*args)``, run in the child.
 
         Raises:
-            WorkerTimedOut: no answer within ``timeout_s`` seconds. The child and all its processes were killed.
-            WorkerCrashed: the child died.
+            WorkerTimedOut: no whole answer within ``timeout_s`` seconds. The child and all its processes were killed.
+            WorkerCrashed: the child died, or sent something that is no answer and was killed.
             NoWorkerError: it died before it could take a job.
             Exception: the exception of the function (a RuntimeError with its type and text, if it cannot be pickled).
         """
@@ -139,21 +153,30 @@ class Worker:
         with self._lock:
             if not self.alive:
                 raise WorkerCrashed("the worker process has ended already")
+            limit_s = timeout_s
             try:
                 while self._awaited:
-                    self._receive(self._awaited[0])
-                    self._started = True
-                    del self._awaited[0]
+                    limit_s = self._awaited[0]
+                    self._await()
                 os.ftruncate(self._stderr.fileno(), 0)
-                self._connection.send_bytes(job)
-                answer = self._receive(timeout_s)
+                limit_s, begun = timeout_s, time.monotonic()
+                self._pipe.send(job, limit_s)
+                answer = _parts(self._pipe.receive(limit_s + begun - time.monotonic()))
+            except TimeoutError as error:
+                self.close()
+                raise WorkerTimedOut(f"no answer within {limit_s:g} s") from error
+            except GarbledError as error:
+                self.close()
+                raise (WorkerCrashed if self._started else NoWorkerError)(
+                    f"worker process {GARBLED} and was killed: {error}"
+                ) from error
             except (EOFError, OSError) as error:
                 reason = self._bury()
                 raise (WorkerCrashed if self._started else NoWorkerError)(reason) from error
-            except BaseException:  # time-outs and Ctrl-C: the child is still running the job
+            except BaseException:  # Ctrl-C: the child is still running the job
                 self.close()
                 raise
-        result: T = _unpack(answer)
+        result: T = _unpack(*answer)
         return result
 
     def close(self) -> None:
@@ -161,8 +184,14 @@ class Worker:
         self.abort()
         if self._owner == os.getpid():
             with self._ending:
-                self._process.wait()
-            self._connection.close()
+                deadline = time.monotonic() + ENDING_S
+                while not self._exited() and time.monotonic() < deadline:
+                    time.sleep(0.002)
+                if self._exited():
+                    self._process.wait()
+                else:
+                    log.warning("process %d was killed and does not end: the system still holds it", self._process.pid)
+            self._pipe.close()
             self._stderr.close()
 
     def abort(self) -> None:
@@ -174,17 +203,20 @@ class Worker:
             if self._process.returncode is None:  # not reaped, so the group's number is still in use
                 os.killpg(self._process.pid, signal.SIGKILL)
 
-    def _receive(self, timeout_s: float) -> bytes:
-        deadline = time.monotonic() + timeout_s
-        while not self._connection.poll(min(DEATH_CHECK_S, max(0.0, deadline - time.monotonic()))):
-            if self._exited() and not self._connection.poll():
-                raise EOFError
-            if time.monotonic() >= deadline:
-                raise WorkerTimedOut(f"no answer within {timeout_s:g} s")
-        return self._connection.recv_bytes()
+    def _await(self) -> None:
+        """Take the first of the messages before the answer: that the child is ready, or the answer to a posted function."""
+        message = self._pipe.receive(self._awaited[0])
+        if self._started:
+            _parts(message)
+        elif message != READY:
+            raise GarbledError(f"got {message[:20]!r}, expected {READY!r}")
+        self._started = True
+        del self._awaited[0]
 
     def _exited(self) -> bool:
         """Return True if the process has exited. It is not reaped, so that its group's number stays taken until ``close``."""
+        if self._process.returncode is not None:
+            return True
         return os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
     def _bury(self) -> str:
@@ -196,12 +228,24 @@ class Worker:
         tail = os.pread(self._stderr.fileno(), TAIL_BYTES, max(0, size - TAIL_BYTES)).decode(errors="replace").strip()
         self.close()
         status = self._process.returncode
+        if status is None:
+            return f"worker process {self._process.pid} closed its pipe and does not end"
         died = f"died by {signal.Signals(-status).name}" if status < 0 else f"exited with status {status}"
         return f"worker process {died}" + (f"; the end of its output:\n{tail}" if tail else "")
 
 
-def _unpack(answer: bytes) -> Any:
-    ok, payload, text = pickle.loads(answer)
+def _parts(answer: bytes) -> tuple[bool, bytes, str]:
+    """Return the parts of an answer as the child made it. Raises GarbledError for other bytes."""
+    try:
+        parts = pickle.loads(answer)
+    except Exception as error:
+        raise GarbledError(f"got {answer[:20]!r}, expected an answer ({type(error).__name__})") from error
+    if not (isinstance(parts, tuple) and [type(part) for part in parts] == [bool, bytes, str]):
+        raise GarbledError(f"got {str(parts)[:80]}, expected an answer")
+    return parts
+
+
+def _unpack(ok: bool, payload: bytes, text: str) -> Any:
     try:
         value = pickle.loads(payload)
     except Exception as error:

@@ -9,6 +9,8 @@ import torch
 from broken_kernels import choice_of, claims_of
 from quantized_kernels import on_sums, on_terms
 
+import gemmtune
+from gemmtune import settings
 from gemmtune.backends.aten import BACKEND
 from gemmtune.choice import Status
 from gemmtune.device import detect
@@ -46,6 +48,19 @@ def test_torch_addmm_passes(cuda: torch.device, bias: str, dtype: torch.dtype) -
     for choice in BACKEND.enumerate(problem, detect(cuda), Settings()).choices:
         result = verifier.check(choice, choice.build())
         assert result.status == Status.OK, result.reason
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=str)
+@pytest.mark.parametrize("op", ["mm", "bmm"])
+def test_choices_pass_on_views_with_large_gaps(cuda: torch.device, op: str, dtype: torch.dtype, own_store: object) -> None:
+    """All operands of a view share one buffer while kernels still run: no call may see those of another."""
+    h, w = torch.randn(4, 4096, 512, device=cuda, dtype=dtype), torch.randn(512, 64, device=cuda, dtype=dtype)
+    operands = (h[:, -1], w) if op == "mm" else (h[:, -16:, :256], w[:256].expand(4, 256, 64))
+    with settings.patch(tune="force", tune_in_subprocess=False):
+        [found] = gemmtune.tune(op, *operands, progress=False)
+    wrong = [(outcome.name, outcome.reason) for outcome in found.outcomes if outcome.status == Status.WRONG_RESULT]
+    assert not wrong
+    assert any(outcome.status == Status.OK for outcome in found.outcomes)
 
 
 F8 = torch.float8_e4m3fn

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import os
+import signal
+import stat
 import subprocess
 import sys
 import time
@@ -26,6 +28,27 @@ LIMITS_S = (1.5, 60.0)
 
 def segfault(*_: object) -> None:
     ctypes.string_at(0)
+
+
+def is_socket(path: str) -> bool:
+    return os.path.exists(path) and stat.S_ISSOCK(os.stat(path).st_mode)
+
+
+def write_to_pipe(data: bytes, pause_s: float = 0.0) -> None:
+    """Write bytes into the pipe of answers, one at a time with a pause, and answer never."""
+    pipe = next(int(number) for number in os.listdir("/proc/self/fd") if is_socket(f"/proc/self/fd/{number}"))
+    for place in range(len(data) if pause_s else 1):
+        os.write(pipe, data[place : place + 1] if pause_s else data)
+        time.sleep(pause_s)
+    hang()
+
+
+def garble(*_: object) -> None:
+    write_to_pipe(b"no answer " * 10)
+
+
+def stop() -> None:
+    os.kill(os.getpid(), signal.SIGSTOP)
 
 
 def hang(*_: object) -> None:
@@ -85,7 +108,20 @@ def packed(out: torch.Tensor, tensors: tuple[torch.Tensor, ...], _: object) -> N
 
 RUNS: dict[str, Callable[..., None]] = {
     f.__name__: f
-    for f in (segfault, hang, hang_with_gil, fail, fail_later, out_of_memory, out_of_resources, multiply, wrong, slow, packed)
+    for f in (
+        segfault,
+        hang,
+        hang_with_gil,
+        garble,
+        fail,
+        fail_later,
+        out_of_memory,
+        out_of_resources,
+        multiply,
+        wrong,
+        slow,
+        packed,
+    )
 }
 
 

@@ -17,7 +17,7 @@ ROOT = Path(gemmtune.__file__).parent
 
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("errors", "version"),
-    ("setting_types", "operand_kinds", "ownership", "locking"),
+    ("setting_types", "operand_kinds", "ownership", "locking", "forks"),
     ("settings",),
     ("cache", "effort"),
     ("passes",),

@@ -25,6 +25,7 @@ from gemmtune.selector.samples import Ranking, Sample, failure_of
 from gemmtune.settings import Settings
 from gemmtune.timing import neighbours
 from gemmtune.timing.rounds import Ranked
+from gemmtune.workers.worker import GARBLED
 
 CPU = detect("cpu")
 NAMES = ("torch", "a", "b", "c", "d")
@@ -311,6 +312,7 @@ def test_an_outcome_stores_its_position_and_host_time() -> None:
         (Status.CRASHED, "the worker died by SIGTERM", "the process was killed"),
         (Status.CRASHED, "the worker died by SIGSEGV", None),
         (Status.CRASHED, "the worker exited with status 4", None),
+        (Status.CRASHED, f"worker process {GARBLED} and was killed: got a message of -5 bytes", "its answer was garbled"),
         (Status.TIMED_OUT, "no answer in 60 s", "it ran out of time"),
     ],
 )

@@ -32,6 +32,7 @@ from gemmtune.problem import Problem
 from gemmtune.problem.rows import with_rows
 from gemmtune.selector import samples
 from gemmtune.selector import session as sessions
+from gemmtune.selector.measure import done_by_machine
 from gemmtune.selector.recheck import AFTER
 from gemmtune.selector.remote import RemoteSession, measuring_kind, open_session
 from gemmtune.selector.samples import Ranking, Sample, failure_of
@@ -98,16 +99,17 @@ def test_failures_are_typed_and_the_next_choice_works(
 
 
 def test_crash_and_hang_cost_one_choice_each(settings: Settings) -> None:
-    expected = [Status.OK, Status.CRASHED, Status.OK, Status.TIMED_OUT, Status.OK]
+    expected = [Status.OK, Status.CRASHED, Status.OK, Status.TIMED_OUT, Status.OK, Status.CRASHED, Status.OK]
     for limit_s in LIMITS_S:
         with RemoteSession(PROBLEM, DEVICE, dataclasses.replace(settings, choice_timeout_s=limit_s)) as session:
-            runs = ("multiply", "segfault", "multiply", "hang", "multiply")
+            runs = ("multiply", "segfault", "multiply", "hang", "multiply", "garble", "multiply")
             samples = [session.examine(running(run), None) for run in runs]
         if [sample.status for sample in samples] == expected:
             break
     assert [sample.status for sample in samples] == expected
     assert "SIGSEGV" in samples[1].reason
     assert samples[3].reason == f"no answer within {limit_s:g} s; the limit is the setting choice_timeout_s"
+    assert done_by_machine(samples[5]) == "its answer was garbled"
 
 
 def test_choices_for_fewer_rows_are_timed_by_the_same_session(session: Session | RemoteSession) -> None:

@@ -7,6 +7,7 @@ import operator
 import os
 import pickle
 import signal
+import struct
 import subprocess
 import sys
 import textwrap
@@ -21,7 +22,7 @@ from rotation import rotated
 
 from gemmtune.errors import GemmtuneError
 from gemmtune.workers.pool import Pool
-from gemmtune.workers.worker import NoWorkerError, Worker, WorkerCrashed, WorkerTimedOut
+from gemmtune.workers.worker import GARBLED, NoWorkerError, Worker, WorkerCrashed, WorkerTimedOut
 
 
 @pytest.fixture(scope="module")
@@ -112,6 +113,72 @@ def test_hang_is_killed_at_the_time_limit(job: object) -> None:
         worker.call(job, timeout_s=0.3)  # type: ignore[arg-type]
     assert time.monotonic() - begun < 5
     assert not jobs.wait_until_gone(worker.pid)
+
+
+def _frame(message: bytes) -> bytes:
+    return struct.pack("!i", len(message)) + message
+
+
+GARBAGE = {
+    "text": b"Warning: something\n" * 50,
+    "a negative size": struct.pack("!i", -5),
+    "the form of 4 GB and more": struct.pack("!i", -1),
+    "a huge size": struct.pack("!i", 2**31 - 1) + bytes(10),
+    "an empty message": _frame(b""),
+    "no pickle": _frame(bytes(range(256))),
+    "an unknown class": _frame(b"cnowhere\nNothing\n."),
+    "other values": _frame(pickle.dumps((True, b""))),
+    "other types": _frame(pickle.dumps((b"", True, 3))),
+}
+
+
+def test_garbage_is_an_error_at_once_and_ends_the_worker() -> None:
+    for name, data in GARBAGE.items():
+        worker = Worker()
+        worker.call(jobs.add, 1, 1, timeout_s=60)
+        begun = time.monotonic()
+        with pytest.raises(WorkerCrashed, match=GARBLED):
+            worker.call(jobs.write_to_pipe, data, timeout_s=50)
+        assert time.monotonic() - begun < 20, name
+        assert not worker.alive, name
+        assert not jobs.wait_until_gone(worker.pid), name
+
+
+@pytest.mark.parametrize("how", ["half a header", "half a message", "drop by drop", "stopped", "takes no job"])
+def test_a_pipe_that_stalls_is_given_up_at_the_time_limit(how: str) -> None:
+    worker = Worker()
+    worker.call(jobs.add, 1, 1, timeout_s=60)
+    job: tuple[object, ...] = {
+        "half a header": (jobs.write_to_pipe, b"\0\0"),
+        "half a message": (jobs.write_to_pipe, struct.pack("!i", 1000) + b"abc"),
+        "drop by drop": (jobs.write_to_pipe, struct.pack("!i", 1000) + bytes(1000), 0.01),
+        "stopped": (jobs.stop,),
+        "takes no job": (jobs.add, bytes(10_000_000), b""),
+    }[how]
+    if how == "takes no job":
+        os.kill(worker.pid, signal.SIGSTOP)
+    begun = time.monotonic()
+    with pytest.raises(WorkerTimedOut, match=r"no answer within 0\.5 s"):
+        worker.call(*job, timeout_s=0.5)  # type: ignore[arg-type]
+    assert time.monotonic() - begun < 5
+    assert not jobs.wait_until_gone(worker.pid)
+
+
+def test_a_process_that_never_gets_ready_is_no_crash_of_a_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gemmtune.workers.pipe.READY", b"other")
+    monkeypatch.setattr("gemmtune.workers.worker.READY", b"other")
+    with pytest.raises(NoWorkerError, match=GARBLED):
+        Worker().call(jobs.add, 1, 1, timeout_s=60)
+
+
+def test_functions_posted_to_a_stopped_worker_do_not_block() -> None:
+    worker = Worker()
+    worker.call(jobs.add, 1, 1, timeout_s=60)
+    os.kill(worker.pid, signal.SIGSTOP)
+    begun = time.monotonic()
+    worker.post(functools.partial(len, bytes(10_000_000)))
+    assert time.monotonic() - begun < 15
+    assert not worker.alive
 
 
 def test_close_kills_processes_of_the_worker() -> None:

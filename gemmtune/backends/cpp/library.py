@@ -8,6 +8,7 @@ import os
 from abc import abstractmethod
 from pathlib import Path
 
+from ... import forks
 from ...cache import cached, present
 from ...choice import Choice
 from ...toolchain.made_once import opened
@@ -55,29 +56,24 @@ def load(path: Path) -> ctypes.CDLL:
     library.gemmtune_runtime.argtypes = [ctypes.c_void_p] * len(_OPENMP_ENTRIES)
     library.gemmtune_runtime.restype = None
     library.gemmtune_runtime(*_openmp_entries())
+    _loaded.append(library)
     return library
 
 
 def _openmp_entries() -> list[int | None]:
-    """Return addresses in the OpenMP runtime. Loading by name finds the one that torch loaded, from any folder."""
-    none: list[int | None] = [None] * len(_OPENMP_ENTRIES)
-    if _process.forked:
-        return none
-    try:
-        runtime = ctypes.CDLL("libgomp.so.1")
-        return [ctypes.cast(getattr(runtime, name), ctypes.c_void_p).value for name in _OPENMP_ENTRIES]
-    except (OSError, AttributeError):  # torch uses another runtime
-        return none
+    """Return addresses in torch's OpenMP runtime, or nulls if it has none of GNU's functions."""
+    runtime = forks.openmp()
+    if not all(hasattr(runtime, name) for name in _OPENMP_ENTRIES):
+        return [None] * len(_OPENMP_ENTRIES)
+    return [ctypes.cast(getattr(runtime, name), ctypes.c_void_p).value for name in _OPENMP_ENTRIES]
 
 
-class _Process:
-    """Marker of a forked child, which lost the threads of the OpenMP runtime. That runtime would wait for them forever."""
-
-    forked = False
-
-    def mark(self) -> None:
-        self.forked = True
+def _use_openmp_again() -> None:
+    """Give the libraries the runtime in a forked child, where it starts new threads. They stop using it at a fork."""
+    if forks.threads.usable:
+        for library in _loaded:
+            library.gemmtune_runtime(*_openmp_entries())
 
 
-_process = _Process()
-os.register_at_fork(after_in_child=_process.mark)
+_loaded: list[ctypes.CDLL] = []
+os.register_at_fork(after_in_child=_use_openmp_again)

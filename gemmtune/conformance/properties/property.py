@@ -12,7 +12,7 @@ import torch
 
 from ...numerics.block_sparse import parts
 from ...numerics.bounds import exact_limit
-from ...numerics.buffers import placed, storage_bits
+from ...numerics.buffers import element_bits, placed, storage_bits
 from ...numerics.expectation import Expectation
 from ...numerics.one_hot import OneHotProbe
 from ...numerics.operands import Operands
@@ -165,13 +165,12 @@ def overwrite(operands: Operands, new: Operands) -> None:
 
 def fill_bits(tensor: torch.Tensor, payload: int) -> None:
     """Fill every element of ``tensor`` with the bit pattern ``payload``. Gaps between elements are left alone."""
-    tensor.view(storage_bits(tensor).dtype).fill_(payload)
+    element_bits(tensor).fill_(payload)
 
 
 def same_bits(x: torch.Tensor, y: torch.Tensor) -> bool:
     """Return True if two tensors of one size and dtype are equal bit by bit. Strides may differ."""
-    bits = storage_bits(x).dtype
-    return torch.equal(x.contiguous().view(bits), y.contiguous().view(bits))
+    return torch.equal(element_bits(x.contiguous()), element_bits(y.contiguous()))
 
 
 @contextmanager
