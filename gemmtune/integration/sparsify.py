@@ -13,6 +13,7 @@ from torch import nn
 from torch.nn import functional
 
 from .. import settings
+from ..dispatch.checks import is_dense
 from ..dispatch.noting import noted
 from ..dispatch.prepack import PackedOperand
 from ..dispatch.statement import problem_of
@@ -99,10 +100,10 @@ class Kept:
 def sparse_linear(module: nn.Linear, kept: Kept, input: Tensor) -> Tensor:
     """Run the forward of an ``nn.Linear`` with a block-sparse weight, by the stored pick or by torch. Never tunes.
 
-    Under a mode, a transform or autocast it is the dense product, which all of these support.
+    Inputs other than dense tensors, and compiled graphs, get torch's own sparse product. Under a mode, a transform or autocast it is the dense product, which all of these support.
     """
     weight, bias = module.weight, module.bias
-    if is_compiling() or weight.layout is not torch.sparse_bsr:
+    if is_compiling() or weight.layout is not torch.sparse_bsr or not is_dense(input) or input.dim() == 0:
         return functional.linear(input, weight, bias)
     if not plain_here():
         with noted(lambda: _problem_of(module, input)):
