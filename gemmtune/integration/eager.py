@@ -83,7 +83,7 @@ def multiplied(op: str, *tensors: Tensor) -> Tensor:
 
 
 def _kind(x: Tensor) -> tuple[object, ...]:
-    """Return the properties by which a pick fits. A tensor without memory, such as one of the meta device, has an address like none."""
+    """Return the properties that a pick needs. No pick fits a tensor without memory, such as one of the meta device."""
     address = x.data_ptr()
     return (x.__class__, x.shape, x.stride(), x.dtype, x.get_device(), address & 15 if address else None, x.is_neg())
 

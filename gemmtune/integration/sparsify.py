@@ -100,7 +100,8 @@ class Kept:
 def sparse_linear(module: nn.Linear, kept: Kept, input: Tensor) -> Tensor:
     """Run the forward of an ``nn.Linear`` with a block-sparse weight, by the stored pick or by torch. Never tunes.
 
-    Inputs other than dense tensors, and compiled graphs, get torch's own sparse product. Under a mode, a transform or autocast it is the dense product, which all of these support.
+    Other inputs than dense tensors and compiled graphs get torch's own sparse product. Under a mode, a transform or autocast it is
+    the dense product, which all of these support.
     """
     weight, bias = module.weight, module.bias
     if is_compiling() or weight.layout is not torch.sparse_bsr or not is_dense(input) or input.dim() == 0:

@@ -12,7 +12,7 @@ from .. import settings
 from ..dispatch.call import cast_for_autocast, run_unchecked
 from ..dispatch.keys import key_of
 from ..dispatch.ready import keep_ready, ready
-from ..problem.fields import scalar_class
+from ..dispatch.scalars import usual_classes
 from .schema import Operator
 
 Tensor = torch.Tensor
@@ -30,8 +30,9 @@ def kernel(operator: Operator) -> Callable[..., Tensor]:
         numbers = operator.numbers(words)
         scalars = tuple(numbers[scalar] for scalar in row.scalars)
         left_out = tuple(x is None for x in tensors)
-        options = (may_tune, left_out, *map(scalar_class, scalars), *(numbers[x] for x in row.options), words.get("out_dtype"))
-        key = key_of(name, given, options)
+        classes = usual_classes(*scalars) if scalars else ()
+        options = (may_tune, left_out, classes, *(numbers[x] for x in row.options), words.get("out_dtype"))
+        key = key_of(name, given, options) if classes is not None else None
         if key is not None and (plan := ready.get(key)) is not None:
             return plan.new(given, scalars)
         with _tuning(may_tune):

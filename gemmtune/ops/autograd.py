@@ -12,7 +12,7 @@ import torch
 from .. import settings
 from ..choice import Scalars, Tensors
 from ..dispatch.arguments import Call
-from ..dispatch.call import bring_scalars, current_device
+from ..dispatch.call import bring_scalars, current_device, torch_alone_has
 from ..dispatch.fallback import by_torch
 from ..dispatch.keys import NOTHING
 from ..dispatch.plan import Plan
@@ -83,7 +83,7 @@ def differentiated(call: Call, backward: Backward) -> tuple[torch.Tensor, Differ
     """Run a plain call whose gradient is wanted. Return the result, and the entry that runs it again (None if torch ran it)."""
     bring_scalars(call)
     problem = problem_of(call, epilogue_of(call))
-    if problem.empty or 0 in problem.summed:
+    if problem.empty or torch_alone_has(call, problem):
         return by_torch(call), None
     with current_device(call.a):
         entry = Differentiable(
