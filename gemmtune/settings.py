@@ -142,7 +142,7 @@ class Settings:
 
     @functools.cached_property
     def never_tuning(self) -> Settings:
-        """These settings with ``tune="never"``. Every product with a quantized weight of a model asks for them."""
+        """These settings with ``tune="never"``. Calls of models ask for them."""
         return dataclasses.replace(self, tune="never")
 
     @property
@@ -198,13 +198,14 @@ def patch(**changes: object) -> Iterator[Settings]:
     Raises:
         SettingsError: an unknown field or an illegal value. The settings are unchanged then.
     """
-    with use(_replace(current(), changes)) as settings:
-        yield settings
+    changed = _replace(current(), changes)
+    with use(changed):
+        yield changed
 
 
 @contextmanager
-def use(settings: Settings) -> Iterator[Settings]:
-    """Activate complete settings for a ``with`` block, in this thread or task only."""
+def use(settings: Settings | None) -> Iterator[Settings | None]:
+    """Activate complete settings for a ``with`` block, in this thread or task only. None means those of the environment."""
     reset = patched.set(settings)
     try:
         yield settings

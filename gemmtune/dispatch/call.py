@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable
 
 import torch
@@ -38,7 +39,7 @@ def run(call: Call) -> tuple[torch.Tensor, Plan | None]:
         prepare_out(call, problem)
     if problem.empty:
         return new_output(problem.out, call.a) if call.out is None else call.out, None
-    if 0 in problem.summed:
+    if torch_alone_has(call, problem):
         return by_torch(call), None
     with current_device(call.a):
         plan = plan_for(problem, call.a.get_device())
@@ -46,6 +47,11 @@ def run(call: Call) -> tuple[torch.Tensor, Plan | None]:
         if call.out is None:
             return plan.new(tensors, call.scalars), plan
         return plan.into(call.out, tensors, call.scalars), plan
+
+
+def torch_alone_has(call: Call, problem: Problem) -> bool:
+    """Return True for a product without terms, or with NaN or infinity as a scalar, where the order of the steps shows."""
+    return 0 in problem.summed or not all(map(math.isfinite, call.scalars))
 
 
 def check_call(call: Call) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numbers
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
@@ -14,6 +13,7 @@ from ..problem.fused import BROUGHT, NAMES, RESULT_DTYPES, Then, factor_dtype
 from ..problem.operation import Operation
 from .arguments import Call
 from .prepack import PackedOperand
+from .scalars import number
 
 Tensor = torch.Tensor
 EpilogueFunction = Callable[..., Tensor]
@@ -44,6 +44,7 @@ def call_of(
         _check_packs(name, row)
         given["b"] = packed.tensor
     _check_result(name, out_dtype)
+    of_complex = isinstance(given["a"], Tensor) and given["a"].is_complex()
     names: tuple[str, ...] = ()
     if own is not None and (own.required or brought is not None):
         names = (own.argument,)
@@ -55,7 +56,7 @@ def call_of(
         name=name,
         operation=row,
         operands=given,
-        scalars=tuple(number(name, what, value) for what, value in zip(row.scalars, scalars, strict=True)),
+        scalars=tuple(number(name, what, x, of_complex=of_complex) for what, x in zip(row.scalars, scalars, strict=True)),
         options=dict(zip(row.options, options, strict=True)),
         packed=packed,
         out=out,
@@ -64,17 +65,6 @@ def call_of(
         extra_names=(*names, *(f"epilogue_args[{i}]" for i in range(len(epilogue_args)))),
         out_dtype=out_dtype,
     )
-
-
-def number(name: str, what: str, value: object) -> float:
-    """A factor as a number: torch takes a tensor of one element too."""
-    if isinstance(value, numbers.Real):
-        return value  # type: ignore[return-value]
-    single = isinstance(value, Tensor) and value.numel() == 1 and not value.is_complex() and not value.requires_grad
-    if not single:
-        got = f"a tensor of shape {list(value.shape)}" if isinstance(value, Tensor) else repr(value)
-        raise InvalidProblemError(f"{name}: {what}: got {got}, expected a number, or a real tensor of one element without gradient")
-    return value.item()  # type: ignore[attr-defined,no-any-return]
 
 
 def _check_packs(name: str, row: Operation) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Any, TypeGuard
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
@@ -13,8 +14,15 @@ from ..errors import InvalidProblemError
 from ..problem.dtypes import DTYPES
 
 _PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter)
-_KNOWN_TYPES = (*_PLAIN_TYPES, FakeTensor, FunctionalTensor)
+TRACED_TYPES = (FakeTensor, FunctionalTensor)
+"""Types by which torch traces. They have no memory of their own."""
+_KNOWN_TYPES = (*_PLAIN_TYPES, *TRACED_TYPES)
 """Types for which every operator can be called."""
+
+
+def is_dense(x: Any) -> TypeGuard[torch.Tensor]:
+    """Return True for a plain dense tensor. Only these have a shape, strides and an address that can be read without an error."""
+    return x.__class__ in _PLAIN_TYPES and x.layout is torch.strided and not x.is_nested
 
 
 def check_operands(op: str, named: Sequence[tuple[str, object]]) -> None:

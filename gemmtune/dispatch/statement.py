@@ -14,6 +14,7 @@ from ..problem.problem import scalar_class
 from .arguments import Call
 from .checks import check_extra
 from .epilogues import traced
+from .scalars import check_scalars
 
 
 def epilogue_of(call: Call) -> Epilogue | None:
@@ -35,7 +36,7 @@ def problem_of(call: Call, epilogue: Epilogue | None) -> Problem:
     """Return the Problem of a call.
 
     Raises:
-        InvalidProblemError: the operands do not fit together.
+        InvalidProblemError: the operands do not fit together, or a scalar overflows.
     """
     row, a = call.operation.given(call.operands, gated=str(call.options.get("gated", ""))), call.a
     for operand in row.matrices:
@@ -54,7 +55,7 @@ def problem_of(call: Call, epilogue: Epilogue | None) -> Problem:
     new = Layout.contiguous(size[::-1], dtype).transposed if row.sparse else Layout.contiguous(size, dtype)
     out = Layout.of(call.out) if call.out is not None and fits else new
     fields |= {name: scalar_class(value) for name, value in zip(row.scalars, call.scalars, strict=True)}
-    return Problem(
+    problem = Problem(
         op=row.name,
         out=out,
         epilogue=epilogue,
@@ -64,6 +65,9 @@ def problem_of(call: Call, epilogue: Epilogue | None) -> Problem:
         **fields,
         **call.options,
     )
+    if not (problem.empty or 0 in problem.summed):  # torch reads no scalars of a product without terms
+        check_scalars(call.name, zip(row.scalars, call.scalars, strict=True), a.dtype)
+    return problem
 
 
 def _layout_of(row: Operation, role: str, x: torch.Tensor) -> Layout:

@@ -76,7 +76,7 @@ def make_plan(problem: Problem, device: DeviceInfo, settings: Settings) -> Plan:
     """Make a new plan by the first strategy that has one."""
     capturing = device.type == "cuda" and torch.cuda.is_current_stream_capturing()
     if capturing:
-        settings = dataclasses.replace(settings, tune="never")
+        settings = settings.never_tuning
     request = Request(problem=problem, device=device, settings=settings, capturing=capturing, may_tune=settings.tune != "never")
     plans = (strategy(request) for strategy in STRATEGIES)
     plan = next(plan for plan in plans if plan is not None)

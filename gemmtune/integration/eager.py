@@ -83,7 +83,9 @@ def multiplied(op: str, *tensors: Tensor) -> Tensor:
 
 
 def _kind(x: Tensor) -> tuple[object, ...]:
-    return (x.__class__, x.shape, x.stride(), x.dtype, x.get_device(), x.data_ptr() & 15, x.is_neg())
+    """Return the properties that a pick needs. No pick fits a tensor without memory, such as one of the meta device."""
+    address = x.data_ptr()
+    return (x.__class__, x.shape, x.stride(), x.dtype, x.get_device(), address & 15 if address else None, x.is_neg())
 
 
 def scalars_of(op: str) -> tuple[float, ...]:

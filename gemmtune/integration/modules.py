@@ -15,6 +15,7 @@ from torch import nn
 from torch.nn import functional
 
 from .. import settings
+from ..dispatch.checks import is_dense
 from ..dispatch.native_rows import served_rows
 from ..dispatch.plan import Plan
 from ..dispatch.ready import generation
@@ -93,14 +94,17 @@ def _rows_served(number: int, input: Tensor, weight: Tensor | None, bias: Tensor
 
 def _stated(x: Tensor, b: Tensor, bias: Tensor | None) -> tuple[str, tuple[Tensor, ...]]:
     """Return the operation of a layer, and its operands with the rows of x as a matrix."""
-    rows = x if x.dim() == 2 else x.view(-1, x.shape[-1])
+    rows = _as_matrix(x)
     return ("mm", (rows, b)) if bias is None else ("addmm", (rows, b, bias))
+
+
+def _as_matrix(x: Tensor) -> Tensor:
+    """Return the rows of x as a matrix. ``view`` could not infer the number of rows without elements."""
+    return x if x.dim() == 2 else x.flatten(0, -2)
 
 
 def _linear(picks: Picks, input: Tensor, weight: Tensor | None, bias: Tensor | None) -> tuple[Tensor, Bound | Picks | None]:
     """Return the product, and the pick that ran: None for torch, ``picks`` itself if no pick was looked up."""
-    if not isinstance(input, Tensor):
-        return functional.linear(input, weight, bias), picks  # type: ignore[unreachable]
     result, bound = _by_pick(picks, input, weight, bias, transposed=True)
     return functional.linear(input, weight, bias) if result is None else result, bound  # type: ignore[arg-type]
 
@@ -109,6 +113,8 @@ def _by_pick(
     picks: Picks, x: Tensor, weight: Tensor | None, bias: Tensor | None, *, transposed: bool
 ) -> tuple[Tensor | None, Bound | Picks | None]:
     """Return the product by the pick, or None for torch, and the pick. With ``transposed`` the weight is bᵀ."""
+    if not is_dense(x):
+        return None, picks
     key = (x.shape, x.dtype, x.get_device(), settings.token(), generation.number)
     bound = picks.get(key)
     if weight is None or not x.is_contiguous() or x.dim() < 2 or weight.dim() != 2:
@@ -143,9 +149,7 @@ def conv1d(module: Any, picks: Picks, x: Tensor) -> Tensor:
     own = module._parameters
     weight, bias = (own["weight"], own["bias"]) if "weight" in own else (module.weight, module.bias)
     result, _ = _by_pick(picks, x, weight, bias, transposed=False)
-    if result is not None:
-        return result
-    return torch.addmm(bias, x.view(-1, x.size(-1)), weight).view(*x.shape[:-1], -1)
+    return type(module).forward(module, x) if result is None else result
 
 
 def _product(key: Hashable, picks: Picks, bound: Bound | Picks, x: Tensor, b: Tensor, bias: Tensor | None) -> Tensor | None:
@@ -169,14 +173,13 @@ def _quantized_product(
     """
     if not plain_here() or weight.tensor.dtype.is_floating_point or not weight.transposed or x.dtype not in SCALE_DTYPES:
         return None
-    rows = x if x.dim() == 2 else x.view(-1, x.shape[-1])
-    tensors = tuple(part for part in (rows, weight.tensor, weight.scales, weight.zero_points) if part is not None)
+    tensors = tuple(part for part in (_as_matrix(x), weight.tensor, weight.scales, weight.zero_points) if part is not None)
     found = picks.find(key, "mixed_mm", tensors, (weight.encoding,)) if bound is picks else bound
     if torch.is_grad_enabled() and any(part.requires_grad for part in (*tensors, *([] if bias is None else [bias]))):
         return None
     result = found.run("mixed_mm", tensors) if isinstance(found, Bound) else None
     if result is None:
-        result = mixed_composed(rows, weight.tensor, weight.scales, weight.zero_points, weight.encoding)
+        result = mixed_composed(tensors[0], weight.tensor, weight.scales, weight.zero_points, weight.encoding)
     result = result if bias is None else result.add_(bias)
     return result if x.dim() == 2 else result.view(*x.shape[:-1], result.shape[1])
 

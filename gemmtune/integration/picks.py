@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import json
 from collections.abc import Hashable, Sequence
@@ -122,7 +121,7 @@ def _known(info: DeviceInfo, token: int, _generation: int) -> frozenset[tuple[st
 @functools.lru_cache(_CAPACITY)
 def stored_pick(problem: Problem, info: DeviceInfo, settings: Settings, _generation: int) -> Pick | None:
     """Return the stored pick for a problem, ready to run, or None if torch's operation is the fastest."""
-    settings = in_models(dataclasses.replace(settings, tune="never"), info)
+    settings = in_models(settings.never_tuning, info)
     candidates = candidates_for(problem, info, settings, host_us=host_us(info, settings)).stored_anyhow(open_store(settings))
     chosen, outcome = candidates.picked, pick(list(candidates.known.values()))
     if chosen is None or outcome is None or chosen.baseline:

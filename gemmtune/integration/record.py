@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..dispatch.arguments import Call, transposed_operand
 from ..dispatch.calls import call_of
-from ..dispatch.checks import why_not_ours
+from ..dispatch.checks import TRACED_TYPES, why_not_ours
 from ..dispatch.grouped import form_of
 from ..dispatch.statement import epilogue_of, problem_of
 from ..errors import GemmtuneError, InvalidProblemError
@@ -104,11 +104,15 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Sequence[type], args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if any(issubclass(kind, TRACED_TYPES) for kind in types):
+            return func(*args, **kwargs)  # such a type returns NotImplemented as long as another mode is active
         if any(kind not in (Tensor, torch.nn.Parameter) for kind in types):
             return NotImplemented  # the subclass runs first, and its inner operations come here
+        if any(isinstance(x, Tensor) and x.is_nested for x in (*args, *kwargs.values())):
+            return func(*args, **kwargs)  # only torch has products of nested tensors of plain type
         if func in _COMPOSITES:
-            with self:
-                return func.decompose(*args, **kwargs)
+            with self:  # by torch's kernel: ``decompose`` may find a Python function with other strides and errors
+                return func._op_dk(torch._C.DispatchKey.CompositeImplicitAutograd, *args, **kwargs)
         if func.namespace == NAMESPACE and (body := BODIES.get(func.overloadpacket.__name__)) is not None:
             with self:
                 return body(*args, **kwargs)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -13,6 +12,7 @@ from torch import nn
 from torch.nn import functional
 
 from .. import settings
+from ..dispatch.checks import is_dense
 from ..dispatch.noting import noted
 from ..dispatch.prepack import PackedOperand
 from ..dispatch.statement import problem_of
@@ -101,10 +101,11 @@ class Kept:
 def sparse_linear(module: nn.Linear, kept: Kept, input: Tensor) -> Tensor:
     """Run the forward of an ``nn.Linear`` with a block-sparse weight, by the stored pick or by torch. Never tunes.
 
-    Under a mode, a transform or autocast it is the dense product, which all of these support.
+    Other inputs than dense tensors and compiled graphs get torch's own sparse product. Under a mode, a transform or autocast it is
+    the dense product, which all of these support.
     """
     weight, bias = module.weight, module.bias
-    if is_compiling() or weight.layout is not torch.sparse_bsr:
+    if is_compiling() or weight.layout is not torch.sparse_bsr or not is_dense(input) or input.dim() == 0:
         return functional.linear(input, weight, bias)
     if not plain_here():
         with noted(lambda: _problem_of(module, input)):
@@ -116,7 +117,7 @@ def sparse_linear(module: nn.Linear, kept: Kept, input: Tensor) -> Tensor:
 @functools.lru_cache(maxsize=64)
 def _never(chosen: Settings) -> Settings:
     """Return the same settings without tuning."""
-    return dataclasses.replace(chosen, tune="never")
+    return chosen.never_tuning
 
 
 def is_sparse(module: nn.Module) -> bool:

@@ -9,6 +9,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from .. import settings
+from ..dispatch.checks import is_dense
 from ..dispatch.ready import generation
 from ..operators.torch_products import BY_FUNCTION, TorchProduct, positional_order
 from ..problem.gradients import grouped_op
@@ -62,9 +63,8 @@ def _stated(row: TorchProduct, args: Any, kwargs: Mapping[str, Any]) -> Stated |
         if isinstance(found, str) or found.out_dtype is not None or any(x != 1 for x in found.numbers.values()):
             return None
         op, operands = found.op, list(found.operands.values())
-    for x in operands:
-        if not isinstance(x, Tensor):
-            return None
+    if not all(map(is_dense, operands)):
+        return None
     a, b, *others = operands
     if row.transposed:
         return _flattened(op, a, b.t(), others) if b.dim() == 2 else None
@@ -82,7 +82,7 @@ def _flattened(op: str, a: Tensor, b: Tensor, others: list[Tensor]) -> Stated | 
     one = b.dim() == 2 and a.dim() >= 2 and (a.dim() == 2 or a.is_contiguous())
     if not one and not (a.dim() == b.dim() == 3 and a.shape[0] == b.shape[0]):
         return None
-    operands = (a.view(-1, a.shape[-1]) if one and a.dim() > 2 else a, b, *others)
+    operands = (a.flatten(0, -2) if one and a.dim() > 2 else a, b, *others)
     return op if one else "bmm", operands, (*a.shape[:-1], b.shape[-1])
 
 

@@ -13,6 +13,7 @@
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/autograd/variable.h>
 
+#include <cmath>
 #include <cstring>
 #include <numeric>
 
@@ -249,7 +250,9 @@ inline uint64_t state_word(at::Tensor const& a, int64_t flags) {
          static_cast<uint64_t>(a.get_device() + 1) << 32 | static_cast<uint64_t>(a.device().type()) << 48;
 }
 
-// Read the classes of alpha and beta as in Problem: zero, one, general. False if they are not plain numbers.
+constexpr double kMostScalar = 0x1p62;  // as in dispatch/scalars.py: every dtype takes alpha and beta up to this size
+
+// Read the classes of alpha and beta as in Problem: zero, one, general. False if they are not plain numbers that every dtype takes.
 inline bool read_scalars(PyObject* scalars, Call& call, uint64_t& classes) {
   const Py_ssize_t count = PyTuple_GET_SIZE(scalars);
   if (count != 0 && count != 2) return false;
@@ -261,6 +264,7 @@ inline bool read_scalars(PyObject* scalars, Call& call, uint64_t& classes) {
       PyErr_Clear();
       return false;
     }
+    if (!(std::fabs(value) <= kMostScalar)) return false;  // also NaN
     call.scalars[i] = value;
     classes = classes << 2 | (value == 0 ? 1 : value == 1 ? 2 : 3);
   }

@@ -9,6 +9,7 @@ import torch
 from torch._functorch import autograd_function
 from torch.autograd.function import _SingleLevelFunction
 
+from .. import settings
 from ..dispatch.call import no_gradient
 from ..problem.gradients import gradients, grouped_op, read_by
 from .schema import Operator
@@ -36,6 +37,7 @@ class Following(_SingleLevelFunction):
         reads = read_by(operator.row.gradient or {}, ctx.wanted)
         ctx.kept = [name for name in given if name in reads]
         ctx.save_for_backward(*(given[name] for name in ctx.kept))
+        ctx.settings = settings.patched.get()
         return result
 
     @staticmethod
@@ -46,7 +48,8 @@ class Following(_SingleLevelFunction):
         if rules is None:
             raise no_gradient(operator.name, ctx.wanted[0])
         operands = dict(zip(ctx.kept, ctx.saved_tensors, strict=True))
-        found = gradients(rules, grads[0].to(ctx.dtype), operands, ctx.shapes, ctx.numbers, ctx.wanted, product)
+        with settings.use(ctx.settings):  # those of the forward pass, which autograd's threads do not have
+            found = gradients(rules, grads[0].to(ctx.dtype), operands, ctx.shapes, ctx.numbers, ctx.wanted, product)
         return (None, None, None, *(found.get(name) for name in operator.tensors[: ctx.count]))
 
 

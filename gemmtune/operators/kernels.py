@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
+from .. import settings
 from ..dispatch.call import cast_for_autocast, run_unchecked
 from ..dispatch.keys import key_of
 from ..dispatch.ready import keep_ready, ready
-from ..problem.fields import scalar_class
+from ..dispatch.scalars import usual_classes
 from .schema import Operator
 
 Tensor = torch.Tensor
@@ -23,16 +25,18 @@ def kernel(operator: Operator) -> Callable[..., Tensor]:
     order = [operator.tensors.index(operand.role) for operand in row.operands]
     order += [len(order)] * (operator.brought is not None)  # what is brought comes last in both
 
-    def run_kernel(*tensors: Tensor | None, **words: Any) -> Tensor:
+    def run_kernel(*tensors: Tensor | None, may_tune: bool = True, **words: Any) -> Tensor:
         given = tuple(x for i in order if i < len(tensors) and (x := tensors[i]) is not None)
         numbers = operator.numbers(words)
         scalars = tuple(numbers[scalar] for scalar in row.scalars)
         left_out = tuple(x is None for x in tensors)
-        options = (left_out, *map(scalar_class, scalars), *(numbers[x] for x in row.options), words.get("out_dtype"))
-        key = key_of(name, given, options)
+        classes = usual_classes(*scalars) if scalars else ()
+        options = (may_tune, left_out, classes, *(numbers[x] for x in row.options), words.get("out_dtype"))
+        key = key_of(name, given, options) if classes is not None else None
         if key is not None and (plan := ready.get(key)) is not None:
             return plan.new(given, scalars)
-        result, made = run_unchecked(operator.call(tensors, words))
+        with _tuning(may_tune):
+            result, made = run_unchecked(operator.call(tensors, words))
         if key is not None and made is not None:
             keep_ready(key, made)
         return result
@@ -43,10 +47,16 @@ def kernel(operator: Operator) -> Callable[..., Tensor]:
 def into(operator: Operator) -> Callable[..., None]:
     """The kernel of the form that writes into ``out``, whose version it counts up."""
 
-    def run_into(*tensors: Tensor | None, out: Tensor, **words: Any) -> None:
-        run_unchecked(operator.call(tensors, words, out))
+    def run_into(*tensors: Tensor | None, out: Tensor, may_tune: bool = True, **words: Any) -> None:
+        with _tuning(may_tune):
+            run_unchecked(operator.call(tensors, words, out))
 
     return run_into
+
+
+def _tuning(may_tune: bool) -> contextlib.AbstractContextManager[object]:
+    """Return a context with the settings of a call."""
+    return contextlib.nullcontext() if may_tune else settings.use(settings.current().never_tuning)
 
 
 def refusing(operator: Operator) -> Callable[..., None]:

@@ -23,6 +23,7 @@ _TYPES: dict[type, str] = {str: "str", bool: "bool"}
 class Operator:
     """One public function as an operator: its tensors are positional, numbers and options are keywords.
 
+    With ``may_tune=False`` it never tunes, also when a compiled graph runs it outside of the settings that it was traced under.
     Epilogues are Python functions, for which schemas have no type: a call with one is the operator followed by the function.
     """
 
@@ -58,8 +59,8 @@ class Operator:
         tensors = [f"Tensor? {name}=None" if name in optional else f"Tensor {name}" for name in self.tensors]
         words = [f"float {scalar}=1.0" for scalar in self.row.scalars]
         words += [f"{_TYPES[type(OPTIONS[x])]} {x}={_literal(OPTIONS[x])}" for x in self.row.options]
-        words += ["ScalarType? out_dtype=None"] * self.names_result + ["Tensor(a!) out"] * out
-        arguments = ", ".join([*tensors, *(["*"] if words else []), *words])
+        words += ["ScalarType? out_dtype=None"] * self.names_result + ["bool may_tune=True"] + ["Tensor(a!) out"] * out
+        arguments = ", ".join([*tensors, "*", *words])
         return f"{self.name}{'.out' if out else ''}({arguments}) -> {'()' if out else 'Tensor'}"
 
     def numbers(self, words: Mapping[str, Any]) -> dict[str, Any]:

@@ -9,9 +9,10 @@ from typing import Any
 
 import torch
 
+from .. import settings
 from ..choice import Scalars, Tensors
 from ..dispatch.arguments import Call
-from ..dispatch.call import bring_scalars, current_device
+from ..dispatch.call import bring_scalars, current_device, torch_alone_has
 from ..dispatch.fallback import by_torch
 from ..dispatch.keys import NOTHING
 from ..dispatch.plan import Plan
@@ -82,7 +83,7 @@ def differentiated(call: Call, backward: Backward) -> tuple[torch.Tensor, Differ
     """Run a plain call whose gradient is wanted. Return the result, and the entry that runs it again (None if torch ran it)."""
     bring_scalars(call)
     problem = problem_of(call, epilogue_of(call))
-    if problem.empty or 0 in problem.summed:
+    if problem.empty or torch_alone_has(call, problem):
         return by_torch(call), None
     with current_device(call.a):
         entry = Differentiable(
@@ -105,7 +106,7 @@ class _Following(torch.autograd.Function):
     def forward(
         ctx: Any, entry: Differentiable, packed: PackedOperand | None, scalars: Scalars, *tensors: torch.Tensor
     ) -> torch.Tensor:
-        ctx.entry, ctx.scalars = entry, scalars
+        ctx.entry, ctx.scalars, ctx.settings = entry, scalars, settings.patched.get()
         ctx.save_for_backward(*(tensors[i] for i in entry.kept(ctx.needs_input_grad[_FIRST_TENSOR:])))
         if packed is not None:
             tensors = (tensors[0], packed.for_choice(entry.plan.choice), *tensors[2:])
@@ -113,28 +114,33 @@ class _Following(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
-        entry, needs, problem = ctx.entry, ctx.needs_input_grad[_FIRST_TENSOR:], ctx.entry.plan.problem
-        count = len(entry.roles)
-        kept = ctx.saved_tensors  # read once: a checkpoint computes them again for each reading
-        saved = dict(zip(entry.kept(needs), kept, strict=True))
-        operands = {role: saved[i] for i, role in enumerate(entry.roles) if i in saved}
-        grad: torch.Tensor = grads[0]
-        of_extra: list[torch.Tensor | None] = [None] * (len(needs) - count)
-        if problem.epilogue is not None:
-            grad, of_extra = through_epilogue(entry, ctx.scalars, operands, kept[count:], needs[count:], grad)
+        with settings.use(ctx.settings):  # those of the forward pass, which autograd's threads do not have
+            return _gradients(ctx, grads[0])
 
-        # A sparse weight has not the size of b. It is saved, since its own gradient reads it.
-        shapes = {role: operands[role].shape if role in operands else getattr(problem, role).size for role in entry.roles}
-        found = gradients(
-            entry.row.gradient,
-            grad.to(problem.a.dtype),
-            operands,
-            shapes,
-            dict(zip((*entry.row.scalars, *entry.row.options), (*ctx.scalars, *entry.options), strict=True)),
-            [role for role, wants in zip(entry.roles, needs, strict=False) if wants],
-            entry.backward.product,
-        )
-        return (*[None] * _FIRST_TENSOR, *(found.get(role) for role in entry.roles), *of_extra)
+
+def _gradients(ctx: Any, grad: torch.Tensor) -> Any:
+    """Return a gradient for each argument of ``_Following.forward``."""
+    entry, needs, problem = ctx.entry, ctx.needs_input_grad[_FIRST_TENSOR:], ctx.entry.plan.problem
+    count = len(entry.roles)
+    kept = ctx.saved_tensors  # read once: a checkpoint computes them again for each reading
+    saved = dict(zip(entry.kept(needs), kept, strict=True))
+    operands = {role: saved[i] for i, role in enumerate(entry.roles) if i in saved}
+    of_extra: list[torch.Tensor | None] = [None] * (len(needs) - count)
+    if problem.epilogue is not None:
+        grad, of_extra = through_epilogue(entry, ctx.scalars, operands, kept[count:], needs[count:], grad)
+
+    # A sparse weight has not the size of b. It is saved, since its own gradient reads it.
+    shapes = {role: operands[role].shape if role in operands else getattr(problem, role).size for role in entry.roles}
+    found = gradients(
+        entry.row.gradient,
+        grad.to(problem.a.dtype),
+        operands,
+        shapes,
+        dict(zip((*entry.row.scalars, *entry.row.options), (*ctx.scalars, *entry.options), strict=True)),
+        [role for role, wants in zip(entry.roles, needs, strict=False) if wants],
+        entry.backward.product,
+    )
+    return (*[None] * _FIRST_TENSOR, *(found.get(role) for role in entry.roles), *of_extra)
 
 
 def through_epilogue(

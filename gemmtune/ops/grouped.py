@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 
@@ -43,8 +44,8 @@ def grouped_mm(
     Args:
         a, b: any strides; float32, float16 or bfloat16, both the same.
         offs: int32 [G], where each group ends; group g begins where the one before it ends. It stays on the device and is never
-            read by the host, so a CUDA graph that captured the call sees offsets that changed. Groups may be empty. Of offsets that
-            fall or pass the end the numbers are anything, but nothing outside of the operands is touched.
+            read by the host, so a CUDA graph that captured the call sees offsets that changed. Groups may be empty, and there may
+            be none. Of offsets that fall or pass the end the numbers are anything, but nothing outside of the operands is touched.
         rows: int32 or int64 [M], for groups of rows: row r of the product is made of a[rows[r]], a having any number of rows.
         gated: ``silu``, ``gelu`` or ``gelu_tanh``, for groups of rows: the first half of the product's columns are gates, and the
             result is act(gates) · the other half, computed in float32 where one kernel does it.
@@ -59,12 +60,36 @@ def grouped_mm(
     Raises:
         InvalidProblemError, EpilogueError: as by ``mm``.
     """
+    if _lacks_groups(a, b, offs):
+        words = {"rows": rows, "gated": gated, "scatter": scatter, "epilogue": epilogue, "epilogue_args": epilogue_args}
+        return _without_groups(a, b, out, words)
     form = form_of("grouped_mm", a, b, offs, rows=rows, gated=gated, scatter=scatter)
     if form.transposed:
         return _transposed(form, out, epilogue, tuple(map(transposed_operand, epilogue_args)) if epilogue_args else NOTHING)
     if OPERATIONS[form.op].gradient is None and out is None and _has_gradient(form, epilogue_args):
         return _followed(form, epilogue, epilogue_args)
     return operate(form.op, form.operands, out, epilogue, epilogue_args, (), form.options)
+
+
+def _lacks_groups(a: Tensor, b: Tensor, offs: Tensor | None) -> bool:
+    """Return True for a product without a group, in all operands that have a dimension for groups."""
+    if not all(isinstance(x, Tensor) and x.layout is torch.strided and not x.is_nested for x in (a, b, offs)):
+        return False
+    assert offs is not None
+    return offs.dim() == 1 and not any(x.shape[0] for x in (a, b, offs) if x.dim() in (1, 3)) and {a.dim(), b.dim()} <= {2, 3}
+
+
+def _without_groups(a: Tensor, b: Tensor, out: Tensor | None, words: dict[str, Any]) -> Tensor:
+    """Do a product without groups as one with a group of zeros, so that its result and its gradients are zeros."""
+    of_terms = a.dim() == b.dim() == 2
+    counted = words["rows"] if words["rows"] is not None else a
+    end = a.shape[1] if of_terms else b.shape[1] if a.dim() == 3 else counted.shape[0]
+    a, b = (torch.cat([x, x.new_zeros((1, *x.shape[1:]))]) if x.dim() == 3 else x for x in (a, b))
+    offs = torch.full((1,), end, dtype=torch.int32, device=a.device)
+    result = grouped_mm(a, b, offs, out=None if of_terms else out, **words)
+    if not of_terms:
+        return result
+    return result[:0].clone() if out is None else out.copy_(result[:0])
 
 
 def _has_gradient(form: Form, epilogue_args: Sequence[Tensor]) -> bool:

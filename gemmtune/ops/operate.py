@@ -26,17 +26,16 @@ from ..dispatch.noting import noted
 from ..dispatch.plan import Ready
 from ..dispatch.prepack import PackedOperand
 from ..dispatch.ready import generation, keep_ready, ready, ready_for_rows
+from ..dispatch.scalars import usual_classes
 from ..dispatch.statement import epilogue_of, problem_of
 from ..native.lookup import Above, keep, native, prepare
 from ..operators.library import by_operator
-from ..problem.fields import scalar_class
 from ..problem.fused import NAMES
 from ..problem.operations import DENSE_OPS, SPARSE_OPS
 from .autograd import Backward, differentiated
 
 log = logging.getLogger("gemmtune")
 Tensor = torch.Tensor
-_NUMBERS = (int, float)
 _BEFORE_OPERANDS = 8
 is_traced_by_dynamo = torch.compiler.is_dynamo_compiling
 is_compiling = torch.compiler.is_compiling
@@ -80,8 +79,8 @@ def in_python(missing: bool, *arguments: Any, backward: Backward | None = None) 
         given = operands if brought is None else (*operands, brought)
         asked: Hashable = options if out_dtype is None else (options, out_dtype)
         if scalars:
-            known = scalars[0].__class__ in _NUMBERS and scalars[1].__class__ in _NUMBERS
-            asked = (scalar_class(scalars[0]), scalar_class(scalars[1]), *options) if known else None
+            classes = usual_classes(*scalars)
+            asked = (*classes, *options) if classes is not None else None
         if asked is not None:
             keyed, asked = with_values(given, asked) if name in SPARSE_OPS else (given, asked)
             if out is None and epilogue is None and epilogue_args is NOTHING:

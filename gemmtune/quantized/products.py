@@ -6,7 +6,6 @@ from typing import Any, cast
 
 import torch
 
-from .. import settings
 from ..operators import library as _operators  # noqa: F401 - defines the operators
 from ..passes import load, unwatched
 from ..problem.dtypes import FLOAT8
@@ -22,7 +21,7 @@ QuantizedWeight = Any
 def product(cls: Any, a: Any, w: Any) -> Any:
     """Return a @ w for a weight [K, N] on the right, NotImplemented where no operator does it."""
     fits = isinstance(w, cls) and w.dim() == 2 and not isinstance(a, cls) and not w.transposed and a.dtype in SCALE_DTYPES
-    if not fits:
+    if not fits or not _is_strided(a):
         return NotImplemented
     if w.tensor.dtype in FLOAT8 and w.scales is not None and (block := _block(w)) is not None:
         numbers, scale = rows_in_float8(a, block)
@@ -69,7 +68,9 @@ def linear(cls: Any, x: Any, w: Any, bias: Tensor | None = None) -> Any:
     """Return x @ w.t() + bias: inference mode passes ``linear`` on undecomposed."""
     if isinstance(x, cls) or not isinstance(w, cls) or w.dim() != 2 or not w.transposed:
         return NotImplemented
-    result = product(cls, x.reshape(-1, x.shape[-1]), w.t())
+    if not _is_strided(x) or x.dim() == 0:
+        return torch.nn.functional.linear(x, w.dequantize(), bias)
+    result = product(cls, _as_matrix(x), w.t())
     if result is NotImplemented:
         return NotImplemented
     result = result.reshape(*x.shape[:-1], w.shape[0])
@@ -78,10 +79,24 @@ def linear(cls: Any, x: Any, w: Any, bias: Tensor | None = None) -> Any:
 
 def matmul(cls: Any, x: Any, w: Any) -> Any:
     """Return x @ w for x of any number of dimensions: inference mode passes ``matmul`` on undecomposed."""
-    if isinstance(x, cls) or not isinstance(w, cls) or x.dim() < 2:
+    if isinstance(x, cls) or not isinstance(w, cls):
         return NotImplemented
-    result = product(cls, x.reshape(-1, x.shape[-1]), w)
+    if not _is_strided(x):
+        return torch.matmul(x, w.dequantize())
+    if x.dim() < 2:
+        return NotImplemented
+    result = product(cls, _as_matrix(x), w)
     return result if result is NotImplemented else result.reshape(*x.shape[:-1], w.shape[1])
+
+
+def _is_strided(x: Tensor) -> bool:
+    """Return False for nested tensors and other layouts, for which torch alone has products."""
+    return x.layout is torch.strided and not x.is_nested
+
+
+def _as_matrix(x: Tensor) -> Tensor:
+    """Return the rows of x as a matrix. ``reshape`` could not infer the number of rows without elements."""
+    return x.flatten(0, -2) if x.dim() > 1 else x.unsqueeze(0)
 
 
 def _block(w: QuantizedWeight) -> int | None:
@@ -108,6 +123,5 @@ def rows_in_float8(a: Tensor, block: int) -> tuple[Tensor, Tensor]:
 
 def _operator(name: str, *tensors: Tensor | None, **words: Any) -> Tensor:
     """Call an operator of gemmtune: a node of a traced graph, else a launch. It never tunes for the weight of a model."""
-    with settings.use(settings.current().never_tuning):
-        result: Tensor = getattr(torch.ops.gemmtune, name)(*tensors, **words)
+    result: Tensor = getattr(torch.ops.gemmtune, name)(*tensors, may_tune=False, **words)
     return result

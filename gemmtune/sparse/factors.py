@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping
 
 import torch
 
-from ..dispatch.calls import number
 from ..dispatch.checks import check_operands
+from ..dispatch.scalars import number
 from ..errors import InvalidProblemError
 
 Tensor = torch.Tensor

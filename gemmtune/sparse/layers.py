@@ -38,7 +38,7 @@ def linear(x: Tensor, bsr: Tensor | PackedOperand, bias: Tensor | None = None) -
     added = None if bias is None else bias.unsqueeze(-1)
     name, scalars = ("bsr_mm", ()) if bias is None else ("bsr_addmm", (1.0, 1.0))
     if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (x, weight, bias)):
-        result = multiplied(name, bsr, rows.t(), added, scalars).t()
+        result = multiplied(name, bsr, rows.t(), added, scalars).t().contiguous()
     else:
         dtype = OPERATIONS[name].result_dtype(weight.dtype, epilogue=False)
         result = x.new_empty((rows.shape[0], weight.shape[0]), dtype=dtype)

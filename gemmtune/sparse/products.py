@@ -10,10 +10,10 @@ import torch
 
 from ..dispatch.arguments import transposed_operand
 from ..dispatch.call import no_gradient
-from ..dispatch.calls import number
 from ..dispatch.checks import check_extra, check_operands, check_out
 from ..dispatch.keys import NOTHING
 from ..dispatch.prepack import PackedOperand
+from ..dispatch.scalars import number
 from ..errors import InvalidProblemError
 from ..ops.autograd import Backward
 from ..ops.operate import in_python

@@ -305,7 +305,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "int64": (times((M, K), (G, K, N), torch.arange(G)), "dtype of offs: got torch.int64, expected int32"),
     "other groups": (times((M, K), (G, K, N), offsets([1, M])), r"offs \[2\]; expected a \[M, K\], b \[G, K, N\] and offs \[G\]"),
     "other terms": (times((M, K), (K + 1, N), offsets([1, M])), "shapes do not fit"),
-    "no group": (times((M, K), (0, K, N), offsets([])), "got offs of 0 groups, expected 1 to 1024"),
+    "no group": (times((M, K), (G, K, N), offsets([])), r"offs \[0\]; expected a \[M, K\], b \[G, K, N\] and offs \[G\]"),
     "a list": (times((M, K), (G, K, N), [1, 2, 3, M]), "offs must be a torch.Tensor, got list"),
     "scales": (
         lambda: gemmtune.mixed_grouped_mm(numbers(M, 64), torch.ones(G, 64, N).char(), torch.ones(G, 4, N), offsets([M] * G)),

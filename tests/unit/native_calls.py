@@ -11,10 +11,10 @@ import torch
 from gemmtune import settings
 from gemmtune.dispatch.keys import NOTHING, key_of
 from gemmtune.dispatch.ready import forget_plans, ready
+from gemmtune.dispatch.scalars import usual_classes
 from gemmtune.native import lookup
 from gemmtune.native.lookup import native
 from gemmtune.ops import operate as path
-from gemmtune.problem.fields import scalar_class
 
 __all__ = ["Arguments", "arguments", "found", "in_place", "known_to_python"]
 
@@ -62,7 +62,7 @@ def known_to_python(call: Arguments) -> Any:
     given = given if brought is None else (*given, brought)
     asked: Any = options if out_dtype is None else (options, out_dtype)
     if scalars:
-        asked = tuple(map(scalar_class, scalars))
+        asked = usual_classes(*scalars)
     if out is None and epilogue is None and epilogue_args is NOTHING:
         key = key_of(name, given, asked)
     else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import threading
 from collections.abc import Callable, Iterator
@@ -192,6 +193,8 @@ UNUSUAL: dict[str, Case] = {
     "alpha is a tensor": (nothing, lambda a, b: arguments("addmm", a, b, torch.ones(6), scalars=(torch.ones(()), 1))),
     "alpha is a truth value": (nothing, lambda a, b: arguments("addmm", a, b, torch.ones(6), scalars=(True, 1))),
     "alpha is too large": (nothing, lambda a, b: arguments("addmm", a, b, torch.ones(6), scalars=(10**400, 1))),
+    "alpha overflows float32": (nothing, lambda a, b: arguments("addmm", a, b, torch.ones(6), scalars=(1e39, 1))),
+    "beta is not finite": (nothing, lambda a, b: arguments("addmm", a, b, torch.ones(6), scalars=(1, float("nan")))),
     "operands without an epilogue": (nothing, lambda a, b: arguments("mm", a, b, epilogue_args=(a,))),
     "an epilogue that reads the world": (nothing, lambda a, b: arguments("mm", a, b, epilogue=unreadable)),
     "epilogue_args is a set": (nothing, lambda a, b: arguments("mm", a, b, epilogue=torch.relu, epilogue_args=set())),
@@ -375,7 +378,7 @@ def calls(draw: st.DrawFn) -> tuple[Arguments, bool, str | None]:
     read = [operand(draw, (*batch, *size), dtype) for size in ((m, k), (k, n))]
     if "add" in name:
         read.append(operand(draw, draw(st.sampled_from([(n,), (m, n), (1, 1), ()])), dtype))
-    scalars = draw(st.tuples(*[st.sampled_from([0, 1, 1.0, 2, 2.5])] * 2)) if "add" in name else ()
+    scalars = draw(st.tuples(*[st.sampled_from([0, 1, 1.0, 2, 2.5, -(2.0**62), 1e39, math.inf])] * 2)) if "add" in name else ()
     epilogue = draw(st.sampled_from(EPILOGUES))
     out = operand(draw, (*batch, m, n), dtype) if draw(st.booleans()) else None
     if draw(st.integers(0, 5)) == 0:

@@ -6,6 +6,7 @@ The graph has fake tensors. The addresses come from the real inputs for which Dy
 from __future__ import annotations
 
 import dataclasses
+import operator
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,9 +15,11 @@ import torch
 from torch import fx
 from torch._guards import TracingContext
 from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._pytree import tree_leaves
 
+from ...operators.schema import NAMESPACE
 from ...problem import Layout, Problem
-from .epilogues import VIEWS
+from .epilogues import CONVERT, VIEWS
 from .planned_horizontal import gathered_roles
 from .products import Product
 
@@ -66,10 +69,45 @@ def is_graph_input(node: fx.Node) -> bool:
     return node.op in ("placeholder", "get_attr")
 
 
+def leaves_graph(node: fx.Node) -> bool:
+    """Return True if a node's result, or an alias of it, is an output of the graph, or an input of an operator of others.
+
+    Such an operator may return its input, keep it, or read memory by strides that are constants of the graph.
+    """
+    waiting, seen = [node], {node}
+    while waiting:
+        source = waiting.pop()
+        for user in source.users:
+            if user.target is not operator.getitem and not _is_torchs(user.target):
+                return True
+            if user not in seen and _may_alias(user, source):
+                seen.add(user)
+                waiting.append(user)
+    return False
+
+
+def _is_torchs(target: Any) -> bool:
+    return isinstance(target, torch._ops.OpOverload) and target.namespace in ("aten", "prims", NAMESPACE)
+
+
+def _may_alias(user: fx.Node, source: fx.Node) -> bool:
+    """Return True if the result of ``user`` can share memory with ``source``, by its schema or because nothing is to be done."""
+    if user.target is CONVERT:
+        return bool(user.meta["val"].dtype == source.meta["val"].dtype)
+    if user.target is operator.getitem or user.target in VIEWS:
+        return True
+    arguments = user.target._schema.arguments  # type: ignore[union-attr]
+    given = [*zip((x.name for x in arguments), user.args, strict=False), *user.kwargs.items()]
+    aliased = {x.name for x in arguments if x.alias_info is not None}
+    return any(name in aliased and source in tree_leaves(value) for name, value in given)
+
+
 def _key(product: Product, known: Addresses) -> Hashable | None:
     """Return a key that is equal for GEMMs that may be fused: the same operation on the same a, with weights of one dtype."""
     alone = product.alone
     if alone.op not in OPS or product.dynamic or product.scalars != (1.0, 1.0) or not all(map(is_graph_input, product.tensors[1:])):
+        return None
+    if leaves_graph(product.gemm):  # as columns of a joined result it would have other strides, and keep all of its memory
         return None
     source = product.tensors[0]
     while source.target in VIEWS and isinstance(source.args[0], fx.Node):

@@ -164,7 +164,7 @@ def _as_laid_out(problem: Problem, tensors: Sequence[Tensor], out: Tensor) -> Pr
 
 def _plan(problem: Problem, index: int) -> Plan:
     device = detect("cpu" if index < 0 else torch.device("cuda", index))
-    settings = in_models(replace(settings_module.current(), tune="never"), device)
+    settings = in_models(settings_module.current().never_tuning, device)
     with settings_module.use(settings):
         return fallback(problem, device, settings) if 0 in problem.summed else plan_for(problem, index)
 

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from ...dispatch.scalars import check_scalars
 from ...errors import InvalidProblemError
 from ...operators.library import by_operator  # noqa: F401 - defines the operators of torch
 from ...operators.schema import OPERATORS
@@ -122,6 +123,7 @@ def _problem(node: fx.Node, op: str, nodes: Mapping[str, fx.Node], numbers: Mapp
         raise InvalidProblemError("nothing to multiply")
     if a.shape[-1] == 1:
         raise InvalidProblemError("K is 1: there is nothing to add up")
+    check_scalars(op, [(name, numbers.get(name, 1)) for name in row.scalars], a.dtype)
     fields |= {name: scalar_class(numbers.get(name, 1)) for name in row.scalars}
     fields |= {name: numbers[name] for name in row.options if name in numbers}
     plain = Layout.contiguous(out.size, out.dtype)

@@ -68,7 +68,7 @@ class HorizontalVariant(GraphVariant):
     def bind(self, loaded: None) -> Kernel:  # noqa: ARG002 - there is nothing to load
         """Return the kernel. ``apart`` writes into separate memory, as in a graph, and does not touch ``out``."""
         index = torch.cuda.current_device() if self.problem.device_type == "cuda" else -1
-        with settings_module.patch(tune="never"):
+        with settings_module.use(settings_module.current().never_tuning):
             if self.variant == "joined":
                 return self._gathering(plan_for(self.problem, index).kernel)
             kernels = [plan_for(part, index).kernel for part in self.parts]
@@ -110,7 +110,7 @@ class CompiledVariant(GraphVariant):
         problem = self.problem
         index = torch.cuda.current_device() if problem.device_type == "cuda" else -1
         if self.variant == "fused":
-            with settings_module.patch(tune="never"):
+            with settings_module.use(settings_module.current().never_tuning):
                 return plan_for(problem, index).kernel
         compiled = self._compiled(into_out=index >= 0)
 

@@ -1,0 +1,232 @@
+"""Layers and functions of every kind give torch's result, strides, storage and errors for inputs of every kind."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import functools
+import math
+from collections.abc import Callable, Iterator
+from fractions import Fraction
+from typing import Any
+
+import numpy
+import pytest
+import torch
+from input_kinds import TOLERANCE, difference, input_kinds, outcome
+from models import transformers
+from torch import nn
+from torch.nn import functional
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import gemmtune
+from gemmtune import settings
+from gemmtune.choice import Kernel
+from gemmtune.dispatch import call
+from gemmtune.dispatch.plan import Plan
+from gemmtune.dispatch.ready import plan_for
+from gemmtune.errors import InvalidProblemError
+from gemmtune.integration import eager, picks
+from gemmtune.integration.picks import Pick
+
+Tensor = torch.Tensor
+Runs = Callable[[Any], Any]
+K, N = 4, 6
+NARROW = {"rtol": 0.2, "atol": 0.2}
+"""Tolerance for layers that round the rows of their input to eight bits."""
+GARBAGE = ("meta",)
+"""Inputs for which torch returns memory that nothing was written to."""
+
+
+@pytest.fixture(autouse=True)
+def picked(own_store: object, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """Let a pick run every product that a pick can run. Yield the operations of these products."""
+    found: list[str] = []
+
+    def pick_for(op: str, tensors: Any, scalars: Any = (), options: Any = ()) -> Pick | None:
+        problem = picks._stated(op, tensors, scalars, options)
+        if problem is None or problem.empty or 0 in problem.summed:
+            return None
+        found.append(op)
+        return Pick(plan=plan_for(problem, tensors[0].get_device()), saves_us=1e9, in_graph_only=False)
+
+    monkeypatch.setattr(eager, "pick_for", pick_for)
+    with settings.patch(tune="never", backends=("aten",)):
+        yield found
+
+
+def differences(ours: Runs, torchs: Runs, *, without: tuple[str, ...] = (), tolerance: Any = TOLERANCE) -> dict[str, str]:
+    """Return the differences between two callables by the kind of input. Ours is called twice with each."""
+    found = {}
+    inputs = [(kind, x) for kind, x in input_kinds(K) if kind not in without]
+    for mode in (torch.enable_grad, torch.inference_mode):
+        for kind, x in inputs:
+            with mode():
+                expected = outcome(lambda x=x: torchs(x))
+                for _ in range(2):
+                    why = difference(outcome(lambda x=x: ours(x)), expected, values=kind not in GARBAGE, tolerance=tolerance)
+                    found |= {} if why is None else {f"{kind}, {mode.__name__}": why}
+    return found
+
+
+def recorded(runs: Runs) -> Runs:
+    """Return a callable that runs while gemmtune records."""
+
+    def run(x: Any) -> Any:
+        with gemmtune.record():
+            return runs(x)
+
+    return run
+
+
+def used(runs: Runs) -> Runs:
+    """Return a callable that runs in a block of ``gemmtune.use()``."""
+    block = gemmtune.use()
+
+    def run(x: Any) -> Any:
+        with block:
+            return runs(x)
+
+    return run
+
+
+def test_optimized_layers(picked):
+    conv1d = transformers.pytorch_utils.Conv1D
+    layers = {
+        "Linear": nn.Linear(K, N),
+        "Linear without bias": nn.Linear(K, N, bias=False),
+        "Linear of float16": nn.Linear(K, N).requires_grad_(False).half(),
+        "Linear without outputs": nn.Linear(K, 0),
+        "Linear without inputs": nn.Linear(0, N),
+        "Linear without inputs or bias": nn.Linear(0, N, bias=False),
+        "Conv1D": conv1d(N, K),
+        "Conv1D without outputs": conv1d(0, K),
+    }
+    found = {name: differences(gemmtune.optimize(copy.deepcopy(layer)), layer) for name, layer in layers.items()}
+    assert not any(found.values()), found
+    assert {*picked} == {"mm", "addmm"}
+
+
+def test_layers_with_a_block_sparse_weight():
+    dense, sparse = nn.Linear(K, N).requires_grad_(False), nn.Linear(K, N)
+    sparse.weight, sparse.bias = nn.Parameter(dense.weight.to_sparse_bsr((2, 2)), requires_grad=False), dense.bias
+    of_torch = differences(gemmtune.optimize(sparse), lambda x: functional.linear(x, sparse.weight, sparse.bias))
+    of_dense = differences(sparse, dense)
+    # torch's sparse product has transposed strides for a batch, and refuses inputs that the dense one and ours take.
+    assert not of_torch.keys() & of_dense.keys(), of_dense
+
+
+def test_quantized_layers():
+    for kind, bias in (("int8", True), ("int4", False), ("float8", True)):
+        quantized = gemmtune.quantize_(nn.Linear(K, N, bias=bias), kind, group=32)
+        layer = copy.deepcopy(quantized)
+        layer.weight = nn.Parameter(quantized.weight.dequantize(), requires_grad=False)
+        for ours in (quantized, gemmtune.optimize(copy.deepcopy(quantized)), recorded(quantized)):
+            # Inputs keep their dtype, while torch has no product of mixed ones.
+            mixed = ("torch.float16", "torch.bfloat16", "nested torch.jagged of float16")
+            found = differences(ours, layer, without=mixed, tolerance=NARROW)
+            assert not found, (kind, found)
+
+
+def functions() -> dict[str, Runs]:
+    """Return calls of torch's products, with an input as one of their operands."""
+    numbers = torch.Generator().manual_seed(5)
+
+    def new(*size: int) -> Tensor:
+        return torch.randn(size, generator=numbers)
+
+    weight, bias, b, bs, inp, inps = new(N, K), new(N), new(K, N), new(2, K, N), new(3, N), new(2, 3, N)
+    left, lefts, vector, none = new(5, 3), new(2, 5, 3), new(K), new(K, 0)
+    trained = new(N, K).requires_grad_()
+    return {
+        "linear": lambda x: functional.linear(x, weight, bias),
+        "linear by name": lambda x: functional.linear(input=x, weight=weight),
+        "linear with a trained weight": lambda x: functional.linear(x, trained, bias),
+        "linear of a vector": lambda x: functional.linear(x, vector),
+        "linear with a matrix of biases": lambda x: functional.linear(x, weight, inp),
+        "linear without outputs": lambda x: functional.linear(x, weight[:0]),
+        "mm": lambda x: torch.mm(x, b),
+        "x.mm": lambda x: x.mm(b),
+        "mm from the right": lambda x: torch.mm(left, x),
+        "mm without columns": lambda x: torch.mm(x, none),
+        "matmul": lambda x: torch.matmul(x, b),
+        "@": lambda x: x @ bs,
+        "@ from the right": lambda x: lefts @ x,
+        "@ of itself": lambda x: x @ x.transpose(-1, -2),
+        "@ with a vector": lambda x: x @ vector,
+        "addmm": lambda x: torch.addmm(inp, x, b),
+        "addmm of a vector": lambda x: torch.addmm(bias, x, b, alpha=1, beta=1),
+        "addmm of x": lambda x: torch.addmm(x, left[:3], left[:3]),
+        "addmm with scalars": lambda x: torch.addmm(inp, x, b, alpha=0.5, beta=2),
+        "addmm with a scalar that overflows": lambda x: torch.addmm(inp, x, b, alpha=1e39),
+        "addmm with a complex scalar": lambda x: torch.addmm(inp, x, b, beta=1j),
+        "bmm": lambda x: torch.bmm(x, bs),
+        "bmm from the right": lambda x: torch.bmm(lefts, x),
+        "baddbmm": lambda x: torch.baddbmm(inps, x, bs),
+        "baddbmm of a matrix": lambda x: torch.baddbmm(inp, x, bs),
+    }
+
+
+def test_functions_in_use(picked):
+    found = {name: differences(used(runs), runs) for name, runs in functions().items()}
+    assert not any(found.values()), found
+    assert {*picked} == {"mm", "addmm", "bmm", "baddbmm"}
+
+
+class Unchanged(TorchDispatchMode):
+    """A mode that changes nothing. torch's own kernels for some inputs differ under any mode."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return func(*args, **(kwargs or {}))
+
+
+def test_functions_while_recording():
+    def watched(runs: Runs) -> Runs:
+        def run(x: Any) -> Any:
+            with Unchanged():
+                return runs(x)
+
+        return run
+
+    calls = functions()
+    del calls["linear with a matrix of biases"]  # torch refuses it by an addition in place, which no mode sees
+    plain = {name: differences(recorded(runs), runs) for name, runs in calls.items()}
+    other = {name: differences(recorded(calls[name]), watched(calls[name])) for name, found in plain.items() if found}
+    assert not any(plain[name].keys() & other[name].keys() for name in other), other
+
+
+SCALARS = (
+    1e39, -3.5e38, 3.4028235e38, 3.40282357e38, 1e308, float("nan"), float("inf"), -float("inf"), 10**400, 10**30, 2**64, 2**63,
+    -(2**63) - 1, True, False, 0, 2, 1e5, 65520.0, 1e-50, 2 + 0j, 1j, None, "1", torch.tensor(2.0), torch.tensor(1j),
+    torch.tensor(1e39, dtype=torch.float64), numpy.float32(2), numpy.float64(1e39), numpy.int64(3), numpy.bool_(True),
+    Fraction(1, 2),
+)  # fmt: skip
+OVERFLOWING = (3.4028235e38, 1e308)
+"""Finite scalars whose result depends on the order of the steps: one of them overflows."""
+
+
+def by_a_kernel_of_any_scalars(problem: Any, index: int) -> Plan:
+    """Return a plan whose kernel refuses no scalar."""
+
+    def run(out: Tensor, tensors: Any, scalars: Any) -> None:
+        a, b, inp = (x.double() for x in tensors)
+        out.copy_(scalars[0] * (a @ b) + (scalars[1] * inp if scalars[1] else 0))
+
+    return dataclasses.replace(plan_for(problem, index), kernel=Kernel(run=run))
+
+
+@pytest.mark.parametrize("planned", [plan_for, by_a_kernel_of_any_scalars], ids=["torch's kernel", "another kernel"])
+def test_scalars(planned, monkeypatch):
+    monkeypatch.setattr(call, "plan_for", planned)
+    found = []
+    for dtype in (torch.float32, torch.float16, torch.float64):
+        for name, inp, a, b in (("addmm", (3, N), (3, K), (K, N)), ("baddbmm", (1, N), (2, 3, K), (2, K, N))):
+            operands = [(torch.arange(math.prod(size)).reshape(size) % 5).to(dtype) for size in (inp, a, b)]
+            for value in SCALARS:
+                for words in ({"alpha": value}, {"beta": value}):
+                    runs = [functools.partial(getattr(module, name), *operands, **words) for module in (gemmtune, gemmtune, torch)]
+                    *both, expected = map(outcome, runs)
+                    differ = [difference(got, expected, values=not any(value is x for x in OVERFLOWING)) for got in both]
+                    refused = isinstance(expected, Exception) and all(isinstance(got, InvalidProblemError) for got in both)
+                    found += [] if refused or differ == [None, None] else [(dtype, name, words, differ)]
+    assert not found
