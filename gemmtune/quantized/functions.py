@@ -1,12 +1,14 @@
 """Rules of torch's functions for a QuantizedWeight, which its ``__torch_dispatch__`` looks up here.
 
-Every function takes one of five ways:
+Every function takes one of seven ways:
 
-1. It has a rule in the tables below, which works on the parts.
-2. It is made of other functions, and each of those takes its own way.
-3. It would write into the weight: InvalidProblemError.
-4. It returns a view: the dequantized values of it, which can be read and refuse to be written (``weight_views``).
-5. It returns new memory: torch computes it with the dequantized weight.
+1. It is a collective of torch.distributed: the parts move (``collectives``).
+2. It has a rule in the tables below, which works on the parts.
+3. It is made of other functions, and each of those takes its own way.
+4. It would write into the weight: InvalidProblemError.
+5. torch.distributed calls it: a rule of ``sharding`` works on the parts, otherwise InvalidProblemError.
+6. It returns a view: the dequantized values of it, which can be read and refuse to be written (``views``).
+7. It returns new memory: torch computes it with the dequantized weight.
 """
 
 from __future__ import annotations
@@ -20,8 +22,12 @@ from torch.utils._python_dispatch import return_and_correct_aliasing
 from torch.utils._pytree import tree_map_only
 
 from ..errors import InvalidProblemError
-from .products import combined_product, grouped_product, linear, matmul, product, routed_product, sum_and_product
+from ..operators.torch_products import torch_product
+from .asker import asker, refuse
+from .collectives import NAMESPACES, collective
+from .products import combined_product, grouped_product, routed_product, stated_product
 from .rounding import SCALE_DTYPES
+from .sharding import sharded
 from .views import check_unwritten, counting_versions_as, is_view_of, read_only
 
 Tensor = torch.Tensor
@@ -37,19 +43,30 @@ def performed(cls: Any, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, A
 
 
 def _performed(cls: Any, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    rule = _RULES.get(func) or _NAMED_RULES.get(func.name())
-    if rule is not None:
-        result = rule(cls, *args, **kwargs)
-        if result is not NotImplemented:
-            return _aliasing(func, args, dict(kwargs), result) if func.is_view and isinstance(result, cls) else result
+    if func.namespace in NAMESPACES:
+        return collective(func, args, kwargs)
+    result = _ruled(cls, func, args, kwargs)
+    if result is not NotImplemented:
+        return _aliasing(func, args, dict(kwargs), result) if func.is_view and isinstance(result, cls) else result
     if (composed := func.decompose(*args, **kwargs)) is not NotImplemented:
         return composed  # inference mode passes composite functions on undecomposed, such as .to(dtype)
     check_unwritten(cls, func, args, kwargs)
+    if asker():
+        return sharded(cls, func, args, kwargs)
     if is_view_of(cls, func, args):
         plain_args, plain_kwargs = tree_map_only(cls, _laid_out, (args, dict(kwargs)))
         return read_only(func(*plain_args, **plain_kwargs))
     plain_args, plain_kwargs = tree_map_only(cls, lambda w: w.dequantize(), (args, dict(kwargs)))
     return func(*plain_args, **plain_kwargs)
+
+
+def _ruled(cls: Any, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    """Return the result by a rule, or NotImplemented."""
+    rule = _RULES.get(func) or _NAMED_RULES.get(func.name())
+    if rule is not None:
+        return rule(cls, *args, **kwargs)
+    row = torch_product(func)
+    return NotImplemented if row is None else stated_product(cls, row, row.stated(args, kwargs))
 
 
 def _laid_out(w: QuantizedWeight) -> Tensor:
@@ -130,8 +147,18 @@ def _moved(_cls: Any, w: QuantizedWeight, *, dtype: torch.dtype | None = None, d
     return w.map_parts(move, dtype)
 
 
-def _reshaped(_cls: Any, w: QuantizedWeight, size: Sequence[int]) -> Tensor:
+def _pinned(_cls: Any, w: QuantizedWeight, device: Any = None) -> QuantizedWeight:
+    return w.map_parts(lambda part: part.pin_memory(device))
+
+
+def _is_pinned(_cls: Any, w: QuantizedWeight, device: Any = None) -> bool:
+    return all(part.is_pinned(device) for part in w.parts)
+
+
+def _reshaped(_cls: Any, w: QuantizedWeight, size: Sequence[int]) -> Any:
     """Return the dequantized values in another shape: packed columns have no strides that a view could have."""
+    if asker():
+        return NotImplemented
     values: Tensor = w.dequantize().reshape(size)
     return values
 
@@ -143,7 +170,8 @@ def _dequantized(_cls: Any, w: QuantizedWeight) -> Tensor:
 
 
 def _viewed(cls: Any, w: QuantizedWeight, size: Sequence[int]) -> Any:
-    return read_only(_reshaped(cls, w, size))
+    values = _reshaped(cls, w, size)
+    return values if values is NotImplemented else read_only(values)
 
 
 def _recorded(_cls: Any, w: QuantizedWeight, stream: Any) -> None:
@@ -155,6 +183,8 @@ def _overwritten(cls: Any, w: QuantizedWeight, source: Any, non_blocking: bool =
     if not isinstance(w, cls):
         return NotImplemented
     if not isinstance(source, cls):
+        if asker():
+            refuse(aten.copy_.default, w)
         raise InvalidProblemError(
             f"copy_: got a tensor of {source.dtype} for {w!r}, expected a QuantizedWeight of the same kind; load floats before "
             "quantize_, and quantize then"
@@ -186,14 +216,11 @@ _RULES: dict[Any, Callable[..., Any]] = {
     aten.index.Tensor: _chosen_experts,
     aten._to_copy.default: _moved,
     aten.copy_.default: _overwritten,
+    aten._pin_memory.default: _pinned,
+    aten.is_pinned.default: _is_pinned,
     aten.record_stream.default: _recorded,
-    aten.view.default: _viewed,
     aten._unsafe_view.default: _reshaped,
-    aten.mm.default: product,
-    aten.addmm.default: sum_and_product,
-    aten.linear.default: linear,
-    aten.matmul.default: matmul,
-    aten._grouped_mm.default: grouped_product,
+    aten.view.default: _viewed,
 }
 _NAMED_RULES: dict[str, Callable[..., Any]] = {
     "gemmtune::grouped_mm": grouped_product,

@@ -7,6 +7,7 @@ from typing import Any, cast
 import torch
 
 from ..operators import library as _operators  # noqa: F401 - defines the operators
+from ..operators.torch_products import Statement, TorchProduct
 from ..passes import load, unwatched
 from ..problem.dtypes import FLOAT8
 from ..problem.grouped_compositions import added_by_token, gated_columns
@@ -30,11 +31,9 @@ def product(cls: Any, a: Any, w: Any) -> Any:
     return _operator("mixed_mm", a, w.tensor, scales, zeros, encoding=w.encoding)
 
 
-def grouped_product(
-    cls: Any, a: Any, w: Any, offs: Tensor | None = None, bias: Tensor | None = None, out_dtype: torch.dtype | None = None
-) -> Any:
+def grouped_product(cls: Any, a: Any, w: Any, offs: Tensor | None = None, *, out_dtype: torch.dtype | None = None) -> Any:
     """Return a @ w[g] for each group of rows."""
-    fits = isinstance(w, cls) and w.dim() == 3 and not isinstance(a, cls) and not w.transposed and offs is not None and bias is None
+    fits = isinstance(w, cls) and w.dim() == 3 and not isinstance(a, cls) and not w.transposed and offs is not None
     if not fits or a.dim() != 2 or a.dtype not in SCALE_DTYPES or out_dtype not in (None, a.dtype):
         return NotImplemented
     if w.tensor.dtype in FLOAT8:
@@ -56,37 +55,27 @@ def combined_product(cls: Any, a: Any, w: Any, offs: Tensor, slots: Tensor, weig
     return result if result is NotImplemented else added_by_token(result, offs, slots, weights)
 
 
-def sum_and_product(cls: Any, inp: Any, a: Any, w: Any, *, beta: float = 1, alpha: float = 1) -> Any:
-    """Return beta · inp + alpha · a @ w."""
-    if isinstance(inp, cls) or (result := product(cls, a, w)) is NotImplemented:
+def stated_product(cls: Any, row: TorchProduct, stated: Statement | str) -> Any:
+    """Return a call of torch's product whose b is a weight, NotImplemented where no operator does it."""
+    if isinstance(stated, str) or row.in_place or not isinstance(stated.operands["b"], cls):
         return NotImplemented
-    result = result if alpha == 1 else result * alpha
-    return result if beta == 0 else result + (inp if beta == 1 else inp * beta)
-
-
-def linear(cls: Any, x: Any, w: Any, bias: Tensor | None = None) -> Any:
-    """Return x @ w.t() + bias: inference mode passes ``linear`` on undecomposed."""
-    if isinstance(x, cls) or not isinstance(w, cls) or w.dim() != 2 or not w.transposed:
+    a, w, inp = stated.operands["a"], stated.operands["b"], stated.operands.get("inp")
+    if stated.op == "grouped_mm":
+        return grouped_product(cls, a, w, stated.operands.get("offs"), out_dtype=stated.out_dtype)
+    if stated.op not in ("mm", "addmm") or isinstance(a, cls) or isinstance(inp, cls) or w.dim() != 2:
         return NotImplemented
-    if not _is_strided(x) or x.dim() == 0:
-        return torch.nn.functional.linear(x, w.dequantize(), bias)
-    result = product(cls, _as_matrix(x), w.t())
+    if row.composite and (not _is_strided(a) or a.dim() == 0):
+        return torch.nn.functional.linear(a, w.dequantize(), inp) if row.transposed else torch.matmul(a, w.dequantize())
+    if row.composite and not row.transposed and a.dim() < 2:
+        return NotImplemented
+    rows = _as_matrix(a) if row.composite else a  # inference mode passes composite products on undecomposed
+    result = product(cls, rows, w.t() if row.transposed else w)
     if result is NotImplemented:
         return NotImplemented
-    result = result.reshape(*x.shape[:-1], w.shape[0])
-    return result if bias is None else result + bias
-
-
-def matmul(cls: Any, x: Any, w: Any) -> Any:
-    """Return x @ w for x of any number of dimensions: inference mode passes ``matmul`` on undecomposed."""
-    if isinstance(x, cls) or not isinstance(w, cls):
-        return NotImplemented
-    if not _is_strided(x):
-        return torch.matmul(x, w.dequantize())
-    if x.dim() < 2:
-        return NotImplemented
-    result = product(cls, _as_matrix(x), w)
-    return result if result is NotImplemented else result.reshape(*x.shape[:-1], w.shape[1])
+    alpha, beta = (stated.numbers.get(name, 1) for name in ("alpha", "beta"))
+    result = result.reshape(*a.shape[:-1], result.shape[1]) if row.composite else result
+    result = result if alpha == 1 else result * alpha
+    return result if inp is None or beta == 0 else result + (inp if beta == 1 else inp * beta)
 
 
 def _is_strided(x: Tensor) -> bool:

@@ -7,10 +7,12 @@ from typing import Literal, NamedTuple
 
 import torch
 
+from ..dispatch.checks import why_composed
 from ..errors import InvalidProblemError
 from ..problem.compositions import over_blocks, packed
 from ..problem.dtypes import FLOAT8, dtype_name
 from ..problem.operations import Encoding
+from .views import HasNoMemory
 
 Tensor = torch.Tensor
 Kind = Literal["int8", "uint8", "int4", "uint4", "float8_e4m3fn", "float8_e5m2"]
@@ -113,6 +115,8 @@ def _check_weight(weight: object, kind: str) -> None:
         raise InvalidProblemError(
             f"quantize: weight: got {got}, expected a tensor [K, N], or [G, K, N] for experts, of a float dtype, not empty"
         )
+    if not isinstance(weight, HasNoMemory) and (why := why_composed([weight], floats=False)) is not None:
+        raise InvalidProblemError(f"quantize: weight: {why}, expected a plain tensor; quantize a model before it is sharded")
     if _BITS.get(kind) == 4 and weight.shape[0] % 2:
         raise InvalidProblemError(
             f"quantize: weight: got {weight.shape[0]} rows, expected an even number for {kind}; add one of zeros"

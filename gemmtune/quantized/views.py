@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
-from typing import Any, NoReturn
+from collections.abc import Callable, Mapping
+from typing import Any, NoReturn, TypeVar
 
 import torch
 from torch.utils._pytree import tree_leaves, tree_map_only
@@ -12,6 +12,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from ..errors import InvalidProblemError
 
 Tensor = torch.Tensor
+F = TypeVar("F", bound=Callable[..., Any])
 aten = torch.ops.aten
 _REMEDY = "dequantize() the weight, change the floats and quantize them again, or copy_ a whole QuantizedWeight into it"
 _OF_MEMORY = (aten.record_stream,)
@@ -22,6 +23,16 @@ _UNDECLARED_VIEWS = (aten.unsafe_chunk, aten.unsafe_split, aten.unsafe_split_wit
 """Functions whose results may share memory with their operand though torch declares new memory."""
 
 
+def untraced(function: F) -> F:
+    """Let a function, and what it calls, run as it is between graphs of torch.compile. Return the function.
+
+    Dynamo compiles any frame of Python there, and cannot trace how a wrapper is made.
+    """
+    frames = torch._C._dynamo.eval_frame
+    frames.set_code_exec_strategy(function.__code__, frames._FrameExecStrategy(*[frames._FrameAction.SKIP] * 2))
+    return function
+
+
 class HasNoMemory(Tensor):
     """A tensor whose numbers are not in memory of its own. Functions that hand out its memory for writing are refused.
 
@@ -29,6 +40,11 @@ class HasNoMemory(Tensor):
     """
 
     _instead: str
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if (dispatch := cls.__dict__.get("__torch_dispatch__")) is not None:
+            untraced(dispatch.__func__)
 
     def share_memory_(self) -> NoReturn:
         """Raise InvalidProblemError."""
@@ -140,9 +156,10 @@ def read_only(result: Any) -> Any:
 def check_unwritten(cls: type[Tensor], func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
     """Raise InvalidProblemError if ``func`` writes into a tensor of this class, or makes a tensor share memory with one."""
     is_sharing = func.overloadpacket in _SHARING
-    if not (func._schema.is_mutable or is_sharing) or func.overloadpacket in _OF_MEMORY:
+    is_filling = func.namespace == "c10d" and func.overloadpacket.__name__.endswith("_")  # undeclared: the first argument
+    if not (func._schema.is_mutable or is_sharing or is_filling) or func.overloadpacket in _OF_MEMORY:
         return
-    given = (args, kwargs) if is_sharing else _written(func, args, kwargs)
+    given = args[0] if is_filling else (args, kwargs) if is_sharing else _written(func, args, kwargs)
     if any(isinstance(x, cls) for x in tree_leaves(given)):
         got, more = ("view of a QuantizedWeight", "; clone() copies a view") if cls is DequantizedView else (cls.__name__, "")
         raise InvalidProblemError(f"{func}: got a {got}, expected a tensor that can be changed in place; {_REMEDY}{more}")

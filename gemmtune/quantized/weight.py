@@ -14,15 +14,16 @@ from ..problem.grouped_compositions import widened
 from ..problem.operations import Encoding
 from ..problem.scales import Blocks
 from ..version import __version__
+from .fsdp import GatheredByFsdp
 from .functions import performed
 from .parts import blocks_of, check_numbers, check_part, size_of
 from .rounding import Kind, rounded
-from .views import HasNoMemory
+from .views import untraced
 
 Tensor = torch.Tensor
 
 
-class QuantizedWeight(HasNoMemory):
+class QuantizedWeight(GatheredByFsdp):
     """The weight (numbers − zero_points) · scales of shape [K, N], which ``mixed_mm`` and ``scaled_mm`` take in place of ``b``.
 
     The rest of torch sees a tensor of ``dtype``. ``t()`` is the weight [N, K] of an ``nn.Linear``, whose products with it are
@@ -86,6 +87,7 @@ class QuantizedWeight(HasNoMemory):
         return cls._of(tensor, scales, zero_points, encoding, given, packed=packed)
 
     @classmethod
+    @untraced
     def _of(
         cls,
         tensor: Tensor,
@@ -196,9 +198,14 @@ class QuantizedWeight(HasNoMemory):
         return self.tensor if self.packed is None else self.packed
 
     @property
+    def parts(self) -> list[Tensor]:
+        """The numbers, and the scales and zero points if there are any."""
+        return [x for x in (self.tensor, self.scales, self.zero_points) if x is not None]
+
+    @property
     def nbytes(self) -> int:  # type: ignore[override]
         """Bytes of all parts, without packed copies."""
-        return sum(x.nbytes for x in (self.tensor, self.scales, self.zero_points) if x is not None)
+        return sum(x.nbytes for x in self.parts)
 
     @property
     def blocks(self) -> Blocks:

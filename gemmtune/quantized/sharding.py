@@ -1,0 +1,83 @@
+"""Rules for torch.distributed: it shards and gathers the parts of a QuantizedWeight, or is refused. It never gets floats."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_leaves
+
+from .asker import FULLY_SHARD, asker, refuse
+from .collectives import Flat
+from .pieces import joined, padded, piece, split, zeros
+
+Tensor = torch.Tensor
+aten = torch.ops.aten
+QuantizedWeight = Any
+"""The class: its module is above this one."""
+
+
+def sharded(cls: Any, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Do a function for torch.distributed. Raise InvalidProblemError for one that would need floats."""
+    rule = _RULES.get(func)
+    result = None if rule is None else rule(*args, **kwargs)
+    return next(refuse(func, x) for x in tree_leaves((args, kwargs)) if isinstance(x, cls)) if result is None else result
+
+
+def _split(w: QuantizedWeight, size: int, dim: int = 0) -> list[QuantizedWeight] | None:
+    length = w.shape[dim]
+    return _split_into(w, [min(size, length - start) for start in range(0, length, size)], dim)
+
+
+def _split_into(w: QuantizedWeight, sizes: Sequence[int], dim: int = 0) -> list[QuantizedWeight] | None:
+    equal_rows = dim % w.dim() == 0 and len(set(sizes)) == 1
+    return split(w, dim, sizes) if equal_rows or not asker().startswith(FULLY_SHARD) else None
+
+
+def _sliced(
+    w: QuantizedWeight, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1
+) -> QuantizedWeight | None:
+    first, last, step = slice(start, end, step).indices(w.shape[dim])
+    return piece(w, dim, first, max(first, last)) if step == 1 else None
+
+
+def _zeros(w: QuantizedWeight, size: Sequence[int], *, dtype: Any = None, **_: Any) -> QuantizedWeight | None:
+    return zeros(w, size) if len(size) == w.dim() and dtype in (None, w.dtype) else None
+
+
+def _empty(w: QuantizedWeight, *, dtype: Any = None, device: Any = None, **_: Any) -> QuantizedWeight | None:
+    return w.map_parts(lambda part: torch.empty_like(part, device=device)) if dtype in (None, w.dtype) else None
+
+
+def _padded(w: QuantizedWeight, pad: Sequence[int], value: float = 0) -> QuantizedWeight | None:
+    """Return the weight with zeros behind it along one dimension."""
+    behind = {w.dim() - 1 - i // 2: count for i, count in enumerate(pad) if count}
+    if len(behind) != 1 or any(pad[::2]) or value or min(pad) < 0:
+        return None
+    [(dim, count)] = behind.items()
+    return padded(w, dim, count)
+
+
+def _cat(weights: Sequence[Any], dim: int = 0) -> QuantizedWeight | None:
+    kinds = [(x.encoding, x.transposed, x.dtype, x.dim(), len(x.parts)) if hasattr(x, "map_parts") else None for x in weights]
+    return joined(weights, dim) if None not in kinds and len(set(kinds)) == 1 else None
+
+
+def _viewed(w: QuantizedWeight, size: Sequence[int]) -> Any:
+    if tuple(size) == w.shape:
+        return w.map_parts(lambda part: part.detach())
+    return Flat([w]) if list(size) in ([-1], [w.numel()]) else None
+
+
+_RULES: dict[Any, Callable[..., Any]] = {
+    aten.split.Tensor: _split,
+    aten.split_with_sizes.default: _split_into,
+    aten.slice.Tensor: _sliced,
+    aten.new_zeros.default: _zeros,
+    aten.empty_like.default: _empty,
+    aten.constant_pad_nd.default: _padded,
+    aten.cat.default: _cat,
+    aten.view.default: _viewed,
+    aten._unsafe_view.default: _viewed,
+}

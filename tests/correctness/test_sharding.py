@@ -1,0 +1,42 @@
+"""Two processes: models sharded, replicated and saved by torch.distributed, quantized and optimized."""
+
+from __future__ import annotations
+
+import importlib
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+from processes import process
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not torch.distributed.is_available(), reason="torch is built without torch.distributed"),
+]
+CHECKS = (
+    "fully_shard", "fully_shard_of_other_kinds", "fully_shard_of_experts_and_columns", "fully_shard_refuses", "tensor_parallel",
+    "tensor_parallel_of_other_sizes", "distributed_tensors", "data_parallel", "collectives", "state_dicts", "checkpoints",
+    "optimized", "compiled", "quantized_too_late",
+)  # fmt: skip
+"""Checks in ``sharded_models``. That module imports much of torch, so only the processes import it."""
+
+
+def check(rank: int, folder: str, name: str) -> str:
+    """Do a check as one of two processes, and return its traceback if it fails."""
+    module = importlib.import_module("sharded_models")
+    assert {*module.checks()} == {*CHECKS}
+    result: str = module.run(rank, folder, name)
+    return result
+
+
+@pytest.fixture(scope="module")
+def both():
+    """Yield a function that does a check in two processes."""
+    with process() as one, process() as two, ThreadPoolExecutor() as threads:
+        yield lambda *args: list(threads.map(lambda job: job[0](check, job[1], *args), [(one, 0), (two, 1)]))
+
+
+@pytest.mark.parametrize("name", CHECKS)
+def test_on_two_processes(name, both, tmp_path):
+    for rank, failure in enumerate(both(str(tmp_path), name)):
+        assert not failure, f"rank {rank}: {failure}"
