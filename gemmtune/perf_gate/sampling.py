@@ -11,7 +11,7 @@ import itertools
 import math
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from ..choice import Choice, Kernel
@@ -24,7 +24,7 @@ from ..selector.samples import Sample
 from ..selector.verify import random_expectation
 from ..settings import Settings, use
 from ..timing.conditions import conditions
-from ..timing.contenders import CPU_US, Call, Contender
+from ..timing.contenders import CPU_US, Contender
 from ..timing.timer import Timer, collection_paused
 
 CPU_SAMPLE_US = 2000.0
@@ -86,9 +86,6 @@ class Steady(Contender):
 
     def result_us(self) -> float:
         return statistics.median(self._times_us)
-
-    def repeats(self) -> Sequence[Call]:
-        return self._contender.repeats()
 
 
 def sample_match(match: Match, device: DeviceInfo, settings: Settings, sampling: Sampling, turn: int) -> ProcessSample:

@@ -54,12 +54,12 @@ class Contender(ABC):
     def result_us(self) -> float:
         """Return the time of one call in µs, in the latest sample."""
 
-    @abstractmethod
     def repeats(self) -> Sequence[Call]:
         """Return the ways in which a sample computes with the first operand set, each as a call that waits for the result.
 
-        A call returns the result, or None if the result is in the set's output.
+        A call returns the result, or None if the result is in the set's output. A contender that times no kernel has none.
         """
+        raise NotImplementedError(f"{type(self).__name__} cannot repeat its calls")
 
     def sample_us(self) -> float:
         """Begin a sample and wait for it."""

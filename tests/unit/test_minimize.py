@@ -136,6 +136,12 @@ class TimedSession:
         self.examined.append(choice.name)
         return Sample(status=Status.OK, time_us=self.time(choice))
 
+    def recheck(self, choices: Sequence[Choice]) -> dict[str, Sample]:
+        return {}
+
+    def limits(self, known: Mapping[str, float]) -> tuple[dict[str, float], str]:
+        return {}, ""
+
     def rank(self, choices: Sequence[Choice], rounds_s: float | None = None) -> Ranking:
         return Ranking(times={c.name: Ranked(time_us=self.time(c), margin_us=0.0, spread=0.0) for c in choices})
 

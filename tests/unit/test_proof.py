@@ -245,7 +245,7 @@ class Sessions:
             return SimpleNamespace(times={c.name: SimpleNamespace(time_us=x) for c in choices if (x := self.times.get(c.name))})
 
         session = contextlib.nullcontext(SimpleNamespace(prove_rows=prove, rank=rank))
-        session.rank = rank  # type: ignore[attr-defined]
+        session.rank, session.recheck = rank, lambda _: {}  # type: ignore[attr-defined]
         return session
 
 

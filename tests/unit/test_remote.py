@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -172,11 +173,11 @@ def test_choices_that_kill_the_final_rounds_run_in_isolation(how: str, pool: Fak
 
 def test_unmeasurable_limits_are_missing(pool: FakePool, caplog: pytest.LogCaptureFixture) -> None:
     session = RemoteSession(PROBLEM, CPU, SETTINGS)
-    pool.answer = lambda *_: ({"bandwidth_gbps": 5.0}, False)
-    assert session.limits({}) == {"bandwidth_gbps": 5.0}
+    pool.answer = lambda *_: (({"bandwidth_gbps": 5.0}, "a neighbour"), False)
+    assert session.limits({}) == ({"bandwidth_gbps": 5.0}, "a neighbour")
     pool.answer = lambda *_: WorkerTimedOut("no answer in 7 s")
     with caplog.at_level(logging.WARNING, "gemmtune"):
-        assert session.limits({}) == {}
+        assert session.limits({}) == ({}, "")
     assert f"the limits of {CPU.name} could not be measured: no answer in 7 s" in caplog.text
 
 
@@ -184,8 +185,8 @@ def test_a_worker_holds_one_session_and_reports_corruption(monkeypatch: pytest.M
     made: list[Any] = []
 
     class Fake:
-        def __init__(self, *arguments: Any) -> None:
-            self.dead, self.closed, self.arguments = False, False, arguments
+        def __init__(self, *arguments: Any, root: int) -> None:
+            self.dead, self.closed, self.arguments, self.root = False, False, arguments, root
             made.append(self)
 
         def close(self) -> None:
@@ -199,7 +200,7 @@ def test_a_worker_holds_one_session_and_reports_corruption(monkeypatch: pytest.M
 
     monkeypatch.setattr(remote, "Session", Fake)
     remote._open(PROBLEM, CPU, SETTINGS, 2.0)
-    assert made[0].arguments == (PROBLEM, CPU, SETTINGS, 2.0)
+    assert (made[0].arguments, made[0].root) == ((PROBLEM, CPU, SETTINGS, 2.0), os.getppid())
     remote._open(PROBLEM, CPU, SETTINGS, 0.0)
     assert (made[0].closed, made[1].closed) == (True, False)
     assert remote._do("prove", False, None) == (RIGHT, False)

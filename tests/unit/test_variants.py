@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -141,6 +141,12 @@ class FakeSession:
     def examine(self, choice: Point, best_us: float | None) -> Sample:
         self.examined.append(choice.content_hash)
         return Sample(status=Status.OK, time_us=self.time_us(choice))
+
+    def recheck(self, choices: list[Point]) -> dict[str, Sample]:
+        return {}
+
+    def limits(self, known: Mapping[str, float]) -> tuple[dict[str, float], str]:
+        return {}, ""
 
     def rank(self, choices: list[Point]) -> Ranking:
         return Ranking(times={c.name: Ranked(time_us=self.time_us(c), margin_us=0.1) for c in choices})
