@@ -7,9 +7,10 @@ from typing import Any
 
 import click
 
+from ..backends.own.targets import loaded
 from ..backends.table import check_names
 from ..device import DeviceInfo, detect, preset
-from ..errors import SettingsError, UnavailableError
+from ..errors import GemmtuneError, SettingsError, UnavailableError
 from ..settings import Settings
 
 _OPTIONS = {
@@ -48,7 +49,7 @@ def settings_changes(options: dict[str, Any]) -> dict[str, Any]:
     ``settings.patch``.
 
     Raises:
-        click.UsageError: a setting does not accept the value.
+        click.UsageError: a setting does not accept the value, or a GEMM of ``--with`` cannot be imported.
     """
     given = {name: options.pop(name, None) for name in _OPTIONS}
     changes = {name: value for name, value in given.items() if value not in (None, ())}
@@ -59,4 +60,9 @@ def settings_changes(options: dict[str, Any]) -> dict[str, Any]:
             check_names(Settings(**{name: value}).backends or ())
         except SettingsError as error:
             raise click.UsageError(f"{_OPTIONS[name]}: {str(error).partition(': ')[2]}") from error
+    for target in changes.get("extra_choices", ()):
+        try:
+            loaded(target)
+        except GemmtuneError as error:
+            raise click.UsageError(f"--with: {error}") from error
     return changes

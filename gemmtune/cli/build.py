@@ -55,9 +55,7 @@ class Built:
     seconds: float
 
 
-def build(
-    *, shapes: tuple[str, ...], shapes_file: str | None, arch: str | None, quiet: bool, json_file: str | None, **options: Any
-) -> int:
+def build(*, shapes: tuple[str, ...], shapes_file: str | None, arch: str | None, json_file: str | None, **options: Any) -> int:
     """Compile the kernels that tuning each shape would compile. ``options`` hold those for settings and for problems."""
     device = arch_of(arch) or detect()
     changes = settings_changes(options)
@@ -69,7 +67,7 @@ def build(
             expected = f"expected one that compiles kernels: {', '.join(sorted(TEMPLATES))}"
             raise click.UsageError(f"--backends: got {', '.join(enabled)}, {expected}")
         kept = f"compiled kernels are kept in {chosen.folder}"
-        with settings.patch(backends=names) as restricted, watched(quiet=quiet, kept=kept) as progress:
+        with settings.patch(backends=names) as restricted, watched(kept=kept) as progress:
             built = _build(problems, device, restricted, progress)
     if json_file != STDOUT:
         backends = ", ".join(f"{name} ({load(name).available(device).detail})" for name in names)

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import importlib
+from collections.abc import Collection
 from typing import Any
 
 import click
 
 from ..conformance.option_table import OPTIONS
 from ..perf_gate.options import ANCHORS, FOLDER, LEAST_PROCESSES, PICK, PROCESSES
-from .completion import complete_gemm
+from . import words
+from .completion import complete_gemm, complete_of
 from .options import (
     arch_option,
     device_option,
@@ -20,16 +24,35 @@ from .options import (
     shapes_option,
     timing_option,
 )
-from .output import json_option
+from .output import announced, level_options, log_as_notes, output_options
 
+WRONG_USAGE = 2
+"""Exit status of wrong usage, as click has it."""
+GROUP: dict[str, Any] = {"invoke_without_command": True, "subcommand_metavar": "COMMAND [ARGS]..."}
+"""Options of a group of commands, which calls ``help_if_alone``."""
 TABLE_ROWS = 12
 _TYPES: dict[str, Any] = {"integer": int, "seconds": float}
+_PATHS = {"FILE": click.Path(), "DIR": click.Path(file_okay=False)}
+"""Types of options by their metavar, for completion in shells."""
 
 
-def _run(command: str, given: dict[str, Any]) -> Any:
-    """Run ``module.function`` of this folder with the given options. This imports torch, which help does not."""
-    module, _, function = command.partition(".")
-    return getattr(importlib.import_module(f".{module}", __package__), function)(**given)
+def _run(command: str, given: dict[str, Any], logs: bool = True) -> Any:
+    """Run ``module.function`` of this folder with the given options. This imports torch, which help does not.
+
+    Without ``logs`` the log is left to the program that the command runs.
+    """
+    module, _, name = command.partition(".")
+    with announced("loading torch"):
+        function = getattr(importlib.import_module(f".{module}", __package__), name)
+    with log_as_notes() if logs else contextlib.nullcontext():
+        return function(**given)
+
+
+def help_if_alone(context: click.Context) -> None:
+    """Print the help of a group that is called without a command, and exit as wrong usage does."""
+    if context.invoked_subcommand is None:
+        click.echo(context.get_help())
+        context.exit(WRONG_USAGE)
 
 
 @click.command()
@@ -45,14 +68,13 @@ def _run(command: str, given: dict[str, Any]) -> Any:
     "--batch-invariant", is_flag=True, help="Use one choice for every M of a range, so that rows have equal bits in every batch."
 )
 @click.option("--force", is_flag=True, help="Measure choices again that are in the store.")
-@click.option("--recorded", metavar="FILE", help="A file of gemmtune record. Its heaviest problems come first.")
+@click.option("--recorded", metavar="FILE", type=click.Path(), help="A file of gemmtune record. Its heaviest problems come first.")
 @click.option(
     "--rows", type=click.IntRange(min=0), default=TABLE_ROWS, show_default=True, help="Number of choices to show; 0 shows all."
 )
-@click.option("--quiet", is_flag=True, help="Print one line for each shape, without progress and tables.")
-@json_option
+@output_options
 def tune(**given: Any) -> None:
-    """Find the fastest correct choice for each SHAPE and remember it.
+    """Find and store the fastest correct choice for each SHAPE.
 
     A SHAPE is MxNxK, or BxMxNxK for a batch: out[M, N] = a[M, K] @ b[K, N]. Stored results are not measured again. LO..HI instead
     of M makes a table with a choice for each M of the range. Calls within the range then never tune.
@@ -75,14 +97,17 @@ def tune(**given: Any) -> None:
     "--output",
     "file",
     metavar="FILE",
+    type=click.Path(),
     default="shapes.json",
     show_default=True,
     help="The file to write.",
 )
 @click.argument("program", nargs=-1, type=click.UNPROCESSED, required=True, metavar="-- PROGRAM [ARGUMENTS]...")
-@json_option
+@output_options
 def record(**given: Any) -> int:
-    """Run a Python program and record the products that it computes with torch and gemmtune. tune --recorded reads the file.
+    """Run a Python program and record the products it computes.
+
+    These are calls of torch and of gemmtune. tune --recorded reads the file.
 
     PROGRAM is a script, or python with a script or a module. It runs unchanged in this process, except that torch.compile leaves
     functions uncompiled. This command returns its exit status, and always writes the products recorded so far.
@@ -91,7 +116,7 @@ def record(**given: Any) -> int:
     gemmtune record -- python train.py --steps 10
     gemmtune record -o shapes.json -- python -m mypkg.generate
     """  # fmt: skip
-    return int(_run("recording.record", given))
+    return int(_run("recording.record", given, logs=False))
 
 
 @click.command()
@@ -100,9 +125,11 @@ def record(**given: Any) -> int:
 @problem_options
 @search_options
 @filter_options
-@json_option
+@output_options
 def choices(**given: Any) -> None:
-    """List the choices that tuning SHAPE would try, and the refused ones with their reasons.
+    """List the choices that tuning SHAPE would try.
+
+    The refused ones follow, with reasons.
 
     \b
     gemmtune choices 512x512x512 --arch sm80 --backends triton
@@ -118,12 +145,12 @@ def choices(**given: Any) -> None:
 @problem_options
 @search_options
 @filter_options
-@click.option("--quiet", is_flag=True, help="Show no progress.")
-@json_option
+@output_options
 def build(**given: Any) -> int:
-    """Compile the kernels that tuning each SHAPE would compile into the cache folder (GEMMTUNE_CACHE_DIR), and run nothing.
+    """Compile ahead of time the kernels that tuning would compile.
 
-    A machine with this cache folder and the same versions then tunes with the same search without compiling.
+    They go into the cache folder (GEMMTUNE_CACHE_DIR), and nothing runs. A machine with this cache folder and the same
+    versions then tunes with the same search without compiling.
 
     \b
     gemmtune build 4096x4096x4096 --arch sm90 --backends triton,cutlass
@@ -136,46 +163,61 @@ def build(**given: Any) -> int:
 @click.option(
     "--rows", type=click.IntRange(min=1), default=3, show_default=True, help="Number of choices to show for each problem."
 )
-@json_option
+@output_options
 def show(**given: Any) -> None:
-    """Show the contents of the store: the pick and the next best choices of each problem, by machine."""
+    """Show what the store knows of each problem, by machine.
+
+    These are the pick and the next best choices.
+    """
     _run("stores.show", given)
 
 
 @click.command("export")
-@click.argument("file", metavar="FILE")
-@json_option
+@click.argument("file", metavar="FILE", type=click.Path())
+@output_options
 def export_store(**given: Any) -> None:
     """Write the whole store to FILE, as JSON that import reads."""
     _run("stores.export_store", given)
 
 
 @click.command("import")
-@click.argument("file", metavar="FILE")
-@json_option
+@click.argument("file", metavar="FILE", type=click.Path())
+@output_options
 def import_store(**given: Any) -> None:
-    """Merge a FILE that export wrote into the store. If both have a choice, the later measurement stays."""
+    """Merge a FILE that export wrote into the store.
+
+    If both have a choice, the later measurement stays.
+    """
     _run("stores.import_store", given)
 
 
 @click.command()
-@click.argument("other_store", metavar="OTHER_STORE")
-@json_option
+@click.argument("other_store", metavar="OTHER_STORE", type=click.Path())
+@output_options
 def merge(**given: Any) -> None:
-    """Merge another store, an SQLite file, into the store. If both have a choice, the later measurement stays."""
+    """Merge another store, an SQLite file, into the store.
+
+    If both have a choice, the later measurement stays.
+    """
     _run("stores.merge", given)
 
 
 @click.command()
 @click.option("--build", "build_native", is_flag=True, help="Compile the native look-up of warm calls if it is missing.")
-@json_option
+@output_options
 def doctor(**given: Any) -> int:
-    """Show versions, devices, compilers, backends, the native look-up, the store and the cache folder.
+    """Show what gemmtune finds here, and what is missing.
 
-    The exit status is 1 if the store or the cache folder cannot be used, if no backend works on any device, or if --build
+    These are versions, devices, compilers, backends, the native look-up, the store and the cache folder. The exit
+    status is 1 if the store or the cache folder cannot be used, if no backend works on any device, or if --build
     fails.
     """
     return int(_run("doctor.doctor", given))
+
+
+def _words_of(option: str) -> Collection[str]:
+    """Return the legal words of an option of the suite. This imports torch."""
+    return importlib.import_module("..conformance.options", __package__).WORDS[option]  # type: ignore[no-any-return]
 
 
 def _conformance_options(function: Any) -> Any:
@@ -183,7 +225,11 @@ def _conformance_options(function: Any) -> Any:
         more: dict[str, Any] = {"is_flag": True}
         if option.kind != "flag":
             kind = click.Choice(option.choices) if option.choices and not option.repeated else _TYPES.get(option.kind, str)
-            more = {"type": kind, "multiple": option.repeated, "metavar": option.metavar}
+            more = {"type": _PATHS.get(option.metavar or "", kind), "multiple": option.repeated, "metavar": option.metavar}
+        if option.metavar == "DEVICE":
+            more["shell_complete"] = complete_of(words.DEVICES)
+        if option.kind == "words":
+            more["shell_complete"] = complete_of(option.choices or functools.partial(_words_of, option.name), several=True)
         function = click.option(option.spelling, option.name, help=option.help, **more)(function)
     return function
 
@@ -192,11 +238,13 @@ def _conformance_options(function: Any) -> Any:
 @click.argument("gemm", required=False, metavar="[MODULE:NAME]", shell_complete=complete_gemm)
 @_conformance_options
 @click.option("-k", "keyword", metavar="EXPRESSION", help="Run only cases whose id matches, like pytest's -k.")
+@level_options
 @click.argument("pytest_arguments", nargs=-1, type=click.UNPROCESSED, metavar="[-- PYTEST_ARGUMENTS]")
 def conformance(**given: Any) -> None:
-    """Test if a GEMM is correct: MODULE:NAME is a function f(a, b), or a module or object with functions named as in torch.
+    """Test if a GEMM is correct.
 
-    The GEMM may refuse undeclared inputs, but every result must be correct. Each case runs in a worker process, so a crash or a
+    MODULE:NAME is a function f(a, b), or a module or object with functions named as in torch. The GEMM may refuse
+    undeclared inputs, but every result must be correct. Each case runs in a worker process, so a crash or a
     hang is one failure. Exit status of the cases that ran: 0 it conforms, 1 it does not, 2 it could not be tested.
 
     \b
@@ -226,7 +274,14 @@ def conformance(**given: Any) -> None:
     help="The GEMM to judge: gemmtune's pick, a choice such as cpp:…, or a function as package.module:function.",
 )
 @click.option("--anchor", type=click.Choice(ANCHORS), help="Compare with torch (default), or with the stored ratio to torch.")
-@click.option("--baselines", metavar="DIR", default=FOLDER, show_default=True, help="Folder of stored ratios.")
+@click.option(
+    "--baselines",
+    metavar="DIR",
+    type=click.Path(file_okay=False),
+    default=FOLDER,
+    show_default=True,
+    help="Folder of stored ratios.",
+)
 @click.option(
     "--require-baseline", "--gemm-require-baseline", is_flag=True, help="Fail without a baseline; implies --anchor baseline."
 )
@@ -239,11 +294,11 @@ def conformance(**given: Any) -> None:
     show_default=True,
     help="Number of fresh processes in a batch.",
 )
-@click.option("--quiet", is_flag=True, help="Show no progress.")
-@json_option
+@output_options
 def perf_gate(**given: Any) -> None:
-    """Check if a SHAPE takes over 2% longer than torch or than its baseline.
+    """Check that no SHAPE takes over 2% longer than torch.
 
+    With --anchor baseline, the limit is the stored ratio of an earlier run instead.
     A SHAPE is MxNxK, or BxMxNxK for a batch. The default is the shapes of the baselines if --anchor is baseline, else a small set.
     Exit status: 0 nothing is slower, 1 a regression or a missing required baseline, 2 not measured, 3 nothing was judged.
 

@@ -11,7 +11,6 @@ from typing import Any
 
 import click
 from rich.console import RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from .. import settings
@@ -24,7 +23,7 @@ from ..selector.range_result import table_lines
 from ..selector.result import Outcome
 from ..selector.segments import INVARIANT, TABLE
 from ..selector.segments import Table as Segments
-from ..selector.table import new_table
+from ..selector.table import TextTable
 from ..store.store import Absorbed, Row, Store, open_store
 from .output import STDOUT, write_json
 from .printing import show as print_parts
@@ -152,8 +151,13 @@ def class_text(key: str) -> str:
         return key
 
 
-def _table(known: list[Known], rows: int) -> Table:
-    table = new_table(texts=("problem", "choice"), numbers=("time µs", "× torch", "right", "failed"), last="measured (UTC)")
+def _table(known: list[Known], rows: int) -> TextTable:
+    table = TextTable(
+        texts=("problem", "choice"),
+        numbers=("time µs", "× torch", "right", "failed"),
+        last="measured (UTC)",
+        optional=("right", "failed", "measured (UTC)"),
+    )
     for k in known:
         outcomes, speedup = k.outcomes, k.speedup_over_torch
         latest = max(row.measured_at for row in k.rows)

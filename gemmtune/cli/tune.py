@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import click
@@ -14,12 +14,11 @@ from ..integration.measured import in_models
 from ..problem import Problem
 from ..selector.range_result import RangeResult
 from ..selector.result import Outcome, remedy_for
-from ..selector.table import pick_line, renderables
-from ..selector.tuning_result import TuningResult
+from ..selector.table import summary_line
 from ..tuning.tune import tune as run_tuning
 from .asked import device_of, settings_changes
-from .output import STDOUT, write_json
-from .printing import show, watched
+from .output import STDOUT, is_quiet, write_json
+from .printing import Results, show, watched
 from .recording import recorded_problems
 from .shapes import parse_rows, range_of_word, some_problems_of
 from .spec import Spec
@@ -35,7 +34,6 @@ def tune(
     device: str | None,
     force: bool,
     rows: int,
-    quiet: bool,
     json_file: str | None,
     **options: Any,
 ) -> None:
@@ -49,22 +47,21 @@ def tune(
         raise click.UsageError("--batch-invariant: got no range of M, expected one, for instance 1..8192x6144x4096 or --m 1..8192")
     if recorded is not None and changes.get("timing") is None:
         changes["timing"] = in_models(settings.current(), info).timing
-    with (
-        settings.patch(**changes) as chosen,
-        watched(quiet=quiet, kept=f"measurements are kept in {chosen.store_file}") as progress,
-    ):
+    if json_file != STDOUT and not is_quiet():
+        show([f"device: {info.name} ({info.arch})"])
+    with settings.patch(**changes) as chosen, watched(kept=f"measurements are kept in {chosen.store_file}") as progress:
         place = str(info.torch_device)
-        result = run_tuning(problems, settings=chosen, progress=progress, device=place)
+        listener = progress if json_file == STDOUT else Results(progress, rows or None)
+        result = run_tuning(problems, settings=chosen, progress=listener, device=place)
         tables = [
             found
             for problem, m in ranges
             for found in run_tuning(problem, m=m, settings=chosen, progress=progress, device=place, batch_invariant=batch_invariant)
         ]
-    if json_file != STDOUT and quiet:
-        _print_lines(result, tables)
-    elif json_file != STDOUT:
-        parts = [*renderables(result, max_rows=rows or None), *(Text(str(table)) for table in tables)]
-        show([f"device: {info.name} ({info.arch})", *parts])
+    if json_file != STDOUT:
+        if len(result) > 1 and not is_quiet():
+            show([Text(summary_line(result), style="bold")])
+        show([Text(_line(table) if is_quiet() else str(table)) for table in tables])
     write_json(json_file, [*result.to_json(), *(table.to_json() for table in tables)])
     for problem in result:
         if problem.pick is None and not problem.problem.empty:
@@ -88,9 +85,6 @@ def _problems_and_ranges(
     return [], [(problem, wanted) for problem in (*(problem for problem, _ in ranges), *problems)]
 
 
-def _print_lines(result: TuningResult, tables: Iterable[RangeResult]) -> None:
-    """Print a line for each problem and each range."""
-    for problem in result:
-        click.echo(f"{problem.problem}: {pick_line(problem)}")
-    for table in tables:
-        click.echo(f"{table.rows_class}: {len(table.table.segments)} segments of M = {table.table.lo}..{table.table.hi}")
+def _line(found: RangeResult) -> str:
+    """Return the line of a range with ``--quiet``."""
+    return f"{found.rows_class}: {len(found.table.segments)} segments of M = {found.table.lo}..{found.table.hi}"

@@ -59,7 +59,11 @@ class FirstCall(Progress):
 
     def end(self, result: ProblemResult) -> None:
         """Log ``tuned mm 16x4096x4096 float32 nt on cpu in 4.2 s: cpp:…, 1.83x torch``."""
-        speedup = f", {result.speedup_over_torch:.2f}x torch" if result.speedup_over_torch else ""
+        speedup = ""
+        if result.picked is not None and result.picked.baseline:
+            speedup = ", which is torch's own"
+        elif result.speedup_over_torch:
+            speedup = f", {result.speedup_over_torch:.2f}x torch" + " called directly" * (result.speedup_over_torch < 1)
         notify(f"tuned {result.problem} in {result.seconds:.1f} s: {result.pick}{speedup}")
 
 
@@ -115,10 +119,10 @@ class Bar(Progress):
 
     def stage(self, name: str, done: int, total: int) -> None:
         """Show the progress of the stage in the bar."""
-        bar = self._opened()
+        bar, description = self._opened(), f"{self._heading} {name}".strip()
         if self._task is None:
-            self._task = bar.add_task("", total=total)
-        bar.update(self._task, completed=done, total=total, description=f"{self._heading} {name}".strip())
+            self._task = bar.add_task(description, total=total)
+        bar.update(self._task, completed=done, total=total, description=description)
 
     def end(self, result: ProblemResult) -> None:
         """Replace the bar with a line that names the pick."""

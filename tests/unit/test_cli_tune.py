@@ -25,6 +25,8 @@ def tuner(monkeypatch):
 
         def __call__(self, problems, *, settings, progress, device):
             self.problems, self.settings, self.progress, self.device = problems, settings, progress, device
+            for result in self.result:
+                progress.end(result)
             return self.result
 
     tuner = Tuner()
@@ -59,7 +61,7 @@ def test_tables_go_to_standard_output_and_progress_to_the_other(capsys, tuner, o
     printed = capsys.readouterr()
     assert printed.out.splitlines()[0].startswith("device: ")
     assert "pick: cpp:avx512_12x32, 2000 µs, 2.50× torch (aten:mm 5000 µs)" in printed.out
-    assert isinstance(tuner.progress, Lines)
+    assert isinstance(tuner.progress.progress, Lines)
 
 
 def test_quiet_is_one_line_for_each_shape(capsys, tuner, own_store):
@@ -68,7 +70,7 @@ def test_quiet_is_one_line_for_each_shape(capsys, tuner, own_store):
         "mm 16x4096x4096 float32 nt on cpu: pick: cpp:avx512_12x32, 2000 µs, 2.50× torch (aten:mm 5000 µs)\n",
         "",
     )
-    assert type(tuner.progress) is Progress
+    assert type(tuner.progress.progress) is Progress
 
 
 def test_json_has_every_choice_with_its_status(capsys, tuner, own_store, tmp_path):
