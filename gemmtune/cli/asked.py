@@ -10,8 +10,9 @@ import click
 from ..backends.own.targets import loaded
 from ..backends.table import check_names
 from ..device import DeviceInfo, detect, preset
-from ..errors import GemmtuneError, SettingsError, UnavailableError
+from ..errors import DISABLED, GemmtuneError, SettingsError, UnavailableError
 from ..settings import Settings
+from ..settings import given as given_settings
 
 _OPTIONS = {
     "backends": "--backends",
@@ -49,8 +50,10 @@ def settings_changes(options: dict[str, Any]) -> dict[str, Any]:
     ``settings.patch``.
 
     Raises:
-        click.UsageError: a setting does not accept the value, or a GEMM of ``--with`` cannot be imported.
+        click.UsageError: a setting does not accept the value, a GEMM of ``--with`` cannot be imported, or gemmtune is disabled.
     """
+    if given_settings().disable:
+        raise click.UsageError(f"{DISABLED}: this command has nothing to choose from; unset it first")
     given = {name: options.pop(name, None) for name in _OPTIONS}
     changes = {name: value for name, value in given.items() if value not in (None, ())}
     if "backends" in changes:

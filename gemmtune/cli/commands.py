@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import importlib
 from collections.abc import Collection
@@ -12,6 +13,7 @@ import click
 
 from ..conformance.option_table import OPTIONS
 from ..perf_gate.options import ANCHORS, FOLDER, LEAST_PROCESSES, PICK, PROCESSES
+from ..settings import Settings
 from . import words
 from .completion import complete_gemm, complete_of
 from .options import (
@@ -31,6 +33,7 @@ WRONG_USAGE = 2
 GROUP: dict[str, Any] = {"invoke_without_command": True, "subcommand_metavar": "COMMAND [ARGS]..."}
 """Options of a group of commands, which calls ``help_if_alone``."""
 TABLE_ROWS = 12
+SETTINGS = tuple(field.name for field in dataclasses.fields(Settings))
 _TYPES: dict[str, Any] = {"integer": int, "seconds": float}
 _PATHS = {"FILE": click.Path(), "DIR": click.Path(file_okay=False)}
 """Types of options by their metavar, for completion in shells."""
@@ -215,6 +218,22 @@ def doctor(**given: Any) -> int:
     return int(_run("doctor.doctor", given))
 
 
+@click.command("settings")
+@click.argument("names", nargs=-1, metavar="[NAME]...", shell_complete=complete_of(SETTINGS))
+@click.option("--changed", is_flag=True, help="Leave out settings with their default.")
+@output_options
+def show_settings(**given: Any) -> None:
+    """Show the settings in force, and the source of each.
+
+    A variable GEMMTUNE_<NAME> sets one, or else a line of the nearest pyproject.toml with a table [tool.gemmtune].
+
+    \b
+    gemmtune settings --changed
+    gemmtune settings search timing
+    """
+    _run("settings_table.show_settings", given)
+
+
 def _words_of(option: str) -> Collection[str]:
     """Return the legal words of an option of the suite. This imports torch."""
     return importlib.import_module("..conformance.options", __package__).WORDS[option]  # type: ignore[no-any-return]
@@ -311,5 +330,5 @@ def perf_gate(**given: Any) -> None:
 
 
 COMMANDS: tuple[click.Command, ...] = (
-    tune, record, choices, build, show, export_store, import_store, merge, doctor, conformance, perf_gate,
+    tune, record, choices, build, show, export_store, import_store, merge, show_settings, doctor, conformance, perf_gate,
 )  # fmt: skip

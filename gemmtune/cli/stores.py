@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import textwrap
 import warnings
@@ -103,7 +104,7 @@ def _opened() -> Store:
     """Return the store of the settings. Raises StoreError if its file cannot be used, because these commands need the file."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        store = open_store(settings.current())
+        store = open_store(dataclasses.replace(settings.given(), disable=False))
         health = store.health()
     if health.state == "memory":
         # The error repeats the warning.

@@ -53,7 +53,7 @@ def optimize(model: M, *, tune: Any = None, progress: bool = True) -> M:
         InvalidProblemError: not a module, or no example inputs.
     """
     check_model("optimize", model, "; for functions there is gemmtune.use()")
-    if tune is not None:
+    if tune is not None and not settings.current().disable:
         _tune(model, tune, progress)
     # Give each layer our forward, and torch.compile our pass.
     optimized(model)

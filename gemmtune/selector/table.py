@@ -124,7 +124,7 @@ def heading(result: ProblemResult) -> str:
         return f"{result.problem}: an empty result, nothing to run"
     measured = sum(1 for o in result.outcomes if not o.from_store)
     if result.source == "store":
-        return f"{result.problem}: from the store"
+        return f"{result.problem}: {'from the store' if result.outcomes else 'not tuned'}"
     known = f", {len(result.outcomes) - measured} known from the store" if measured < len(result.outcomes) else ""
     return f"{result.problem}: {counted(measured, 'choice')} tried in {result.seconds:.1f} s{known}"
 

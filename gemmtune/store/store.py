@@ -249,8 +249,17 @@ class Store:
 _stores: dict[Path, Store] = {}
 
 
+_NOTHING = Store()
+"""Store of a disabled gemmtune, in which nothing is found."""
+
+
 def open_store(settings: Settings) -> Store:
-    """Return the store of the settings, one for each file and process. An unusable file costs one warning, never an error."""
+    """Return the store of the settings, one for each file and process. An unusable file costs one warning, never an error.
+
+    Where the settings disable gemmtune, it is an empty one in memory.
+    """
+    if settings.disable:
+        return _NOTHING
     path = settings.store_file.absolute()
     with LOCK:
         store = _stores.get(path)

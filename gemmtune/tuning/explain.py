@@ -10,7 +10,7 @@ from .. import settings as settings_module
 from ..choice import Refusal, Status
 from ..device import DeviceInfo, detect
 from ..dispatch.ranges import RangePlan, range_plan_for
-from ..errors import InvalidProblemError
+from ..errors import DISABLED, InvalidProblemError
 from ..problem import Problem
 from ..selector.candidates import Candidates, candidates_for
 from ..selector.pick import right
@@ -76,6 +76,8 @@ def explain(what: Problem | Operation, *operands: Operand, **arguments: Any) -> 
     if 0 in problem.summed:
         return Explanation(problem=problem, pick=None, origin="torch, because one of the products has no terms")
     settings = settings_module.current()
+    if settings.disable:
+        return Explanation(problem=problem, pick=None, origin=f"torch, because {DISABLED}")
     return _explain(problem, detect(device or problem.device_type), settings, open_store(settings))
 
 

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, overload
 
 from .. import settings as settings_module
+from ..choice import Refusal
 from ..device import DeviceInfo, detect
 from ..dispatch.asked import asked_rows
 from ..dispatch.host import host_us
 from ..dispatch.ready import forget_plans
-from ..errors import InvalidProblemError
+from ..errors import DISABLED, InvalidProblemError
 from ..problem import Problem
 from ..problem.operations import ROLES
 from ..problem.rows import RowClass, classes_over
@@ -76,6 +78,7 @@ def tune(
         tune("mm", a, b)    tune(gemmtune.mixed_mm, a, weight)    tune(Problem.mm(16, 4096, 4096))    tune([problem, …])
 
     Stored measurements are not repeated, unless the settings say ``tune="force"``. An interrupted tuning keeps its measurements.
+    Where the settings disable gemmtune, nothing is tuned, with a warning.
 
     Args:
         what: one Problem or several for one device type. Or an operation or its name: then the problem is that of a call with these
@@ -100,12 +103,21 @@ def tune(
     listener = progress if not isinstance(progress, bool) else progress_for() if progress else Progress()
     chosen = settings or settings_module.current()
     chosen = dataclasses.replace(chosen, batch_invariant=batch_invariant or chosen.batch_invariant)
+    if chosen.disable:
+        warnings.warn(f"tune: nothing is tuned, because {DISABLED}", RuntimeWarning, stacklevel=2)
+        return TuningResult(map(_untuned, problems)) if m is None else RangesResult()
     try:
         with settings_module.use(chosen):
             return _tuned_problems(problems, None if m is None else rows_of(m), info, chosen, listener)
     finally:
         listener.close()
         forget_plans()
+
+
+def _untuned(problem: Problem) -> ProblemResult:
+    """Return the result of a problem where the settings disable gemmtune."""
+    refused = (Refusal(name="every choice", reason=f"{DISABLED}: torch runs"),)
+    return ProblemResult(problem=problem, outcomes=(), refusals=refused, pick=None, limit_us=None, seconds=0.0, source="store")
 
 
 def _tuned_problems(

@@ -245,3 +245,17 @@ def test_closed_pipe_prints_no_traceback(own_store, tmp_path):
 def test_json_of_a_command_is_all_there_is_on_standard_output(capsys, own_store):
     assert cli.run(["show", "--json", "-"]) == 0
     assert json.loads(capsys.readouterr().out) == []
+
+
+def test_settings_are_shown_with_their_sources(capsys, own_store):
+    assert cli.run(["settings", "store_path", "GEMMTUNE_SEARCH", "--json", "-"]) == 0
+    assert json.loads(capsys.readouterr().out) == {
+        "store_path": {"value": str(own_store), "source": "program"},
+        "search": {"value": "default", "source": "default"},
+    }
+    assert cli.run(["settings", "--changed"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert any(line.split() == ["store_path", repr(str(own_store)), "program"] for line in lines)
+    assert not any(line.endswith(" default") for line in lines)
+    assert cli.run(["settings", "serch"]) == 2
+    assert "settings: got 'serch', expected names out of backends, " in capsys.readouterr().err

@@ -18,7 +18,7 @@ ROOT = Path(gemmtune.__file__).parent
 
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("errors", "version"),
-    ("setting_types", "operand_kinds"),
+    ("setting_types", "operand_kinds", "project_file"),
     ("settings",),
     ("cache", "effort"),
     ("problem",),
