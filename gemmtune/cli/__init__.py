@@ -13,8 +13,9 @@ import click
 
 from ..errors import GemmtuneError
 from ..version import __version__
-from .commands import COMMANDS, GROUP, help_if_alone
+from .commands import COMMANDS
 from .output import INTERRUPTED, level_options, note, warnings_as_lines
+from .running import GROUP, help_if_alone
 
 __all__ = ["cli", "main", "run"]
 

@@ -23,7 +23,7 @@ from ..selector.precompile import Compilation
 from ..selector.progress import Progress
 from ..selector.table import counted, refusal_lines
 from ..settings import Settings
-from .asked import arch_of, settings_changes
+from .asked import arch_of, refuse_if_disabled, settings_changes
 from .output import STDOUT, write_json
 from .printing import show, watched
 from .shapes import some_problems_of
@@ -57,6 +57,7 @@ class Built:
 
 def build(*, shapes: tuple[str, ...], shapes_file: str | None, arch: str | None, json_file: str | None, **options: Any) -> int:
     """Compile the kernels that tuning each shape would compile. ``options`` hold those for settings and for problems."""
+    refuse_if_disabled()
     device = arch_of(arch) or detect()
     changes = settings_changes(options)
     problems = some_problems_of(shapes, shapes_file, Spec(device_type=device.torch_device.type, **options))

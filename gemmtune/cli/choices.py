@@ -13,7 +13,7 @@ from ..choice import Offers
 from ..device import detect
 from ..selector.offers import enabled_backends, offers_for
 from ..selector.table import TextTable, refusal_lines
-from .asked import arch_of, settings_changes
+from .asked import arch_of, refuse_if_disabled, settings_changes
 from .output import STDOUT, write_json
 from .printing import show
 from .shapes import problem_of_word
@@ -22,6 +22,7 @@ from .spec import Spec
 
 def choices(*, shape: str, arch: str | None, json_file: str | None, **options: Any) -> None:
     """List the choices that tuning a shape would try. ``options`` hold those for settings and for the problem."""
+    refuse_if_disabled()
     device = arch_of(arch) or detect()
     changes = settings_changes(options)
     wanted = problem_of_word(shape, Spec(device_type=device.torch_device.type, **options))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 import importlib
@@ -26,36 +25,15 @@ from .options import (
     shapes_option,
     timing_option,
 )
-from .output import announced, level_options, log_as_notes, output_options
+from .output import level_options, output_options
+from .running import run
+from .store_commands import STORE_COMMANDS
 
-WRONG_USAGE = 2
-"""Exit status of wrong usage, as click has it."""
-GROUP: dict[str, Any] = {"invoke_without_command": True, "subcommand_metavar": "COMMAND [ARGS]..."}
-"""Options of a group of commands, which calls ``help_if_alone``."""
 TABLE_ROWS = 12
 SETTINGS = tuple(field.name for field in dataclasses.fields(Settings))
 _TYPES: dict[str, Any] = {"integer": int, "seconds": float}
 _PATHS = {"FILE": click.Path(), "DIR": click.Path(file_okay=False)}
 """Types of options by their metavar, for completion in shells."""
-
-
-def _run(command: str, given: dict[str, Any], logs: bool = True) -> Any:
-    """Run ``module.function`` of this folder with the given options. This imports torch, which help does not.
-
-    Without ``logs`` the log is left to the program that the command runs.
-    """
-    module, _, name = command.partition(".")
-    with announced("loading torch"):
-        function = getattr(importlib.import_module(f".{module}", __package__), name)
-    with log_as_notes() if logs else contextlib.nullcontext():
-        return function(**given)
-
-
-def help_if_alone(context: click.Context) -> None:
-    """Print the help of a group that is called without a command, and exit as wrong usage does."""
-    if context.invoked_subcommand is None:
-        click.echo(context.get_help())
-        context.exit(WRONG_USAGE)
 
 
 @click.command()
@@ -91,7 +69,7 @@ def tune(**given: Any) -> None:
     gemmtune tune 16x8192x8192 --op mixed_mm --dtype float16 --scales group_128 --encoding int4
     gemmtune tune 512x512x511 --allow '^aten|_pad' --deny _k
     """
-    _run("tune.tune", given)
+    run("tune.tune", given)
 
 
 @click.command(context_settings={"ignore_unknown_options": True})
@@ -119,7 +97,7 @@ def record(**given: Any) -> int:
     gemmtune record -- python train.py --steps 10
     gemmtune record -o shapes.json -- python -m mypkg.generate
     """  # fmt: skip
-    return int(_run("recording.record", given, logs=False))
+    return int(run("recording.record", given, logs=False))
 
 
 @click.command()
@@ -138,7 +116,26 @@ def choices(**given: Any) -> None:
     gemmtune choices 512x512x512 --arch sm80 --backends triton
     gemmtune choices 512x512x512 --arch sm90 --allow 'triton:mm_128x'
     """
-    _run("choices.choices", given)
+    run("choices.choices", given)
+
+
+@click.command()
+@click.argument("shape")
+@problem_options
+@device_option
+@search_options
+@filter_options
+@timing_option
+@output_options
+def explain(**given: Any) -> None:
+    """Show which choice a call of SHAPE runs, and why.
+
+    The measured choices follow, with those that were refused or failed. Nothing is measured.
+
+    \b
+    gemmtune explain 16x4096x4096 --dtype bfloat16
+    """
+    run("explain.explain", given)
 
 
 @click.command()
@@ -159,50 +156,7 @@ def build(**given: Any) -> int:
     gemmtune build 4096x4096x4096 --arch sm90 --backends triton,cutlass
     gemmtune build --shapes models.json --arch sm80 --search quick
     """
-    return int(_run("build.build", given))
-
-
-@click.command()
-@click.option(
-    "--rows", type=click.IntRange(min=1), default=3, show_default=True, help="Number of choices to show for each problem."
-)
-@output_options
-def show(**given: Any) -> None:
-    """Show what the store knows of each problem, by machine.
-
-    These are the pick and the next best choices.
-    """
-    _run("stores.show", given)
-
-
-@click.command("export")
-@click.argument("file", metavar="FILE", type=click.Path())
-@output_options
-def export_store(**given: Any) -> None:
-    """Write the whole store to FILE, as JSON that import reads."""
-    _run("stores.export_store", given)
-
-
-@click.command("import")
-@click.argument("file", metavar="FILE", type=click.Path())
-@output_options
-def import_store(**given: Any) -> None:
-    """Merge a FILE that export wrote into the store.
-
-    If both have a choice, the later measurement stays.
-    """
-    _run("stores.import_store", given)
-
-
-@click.command()
-@click.argument("other_store", metavar="OTHER_STORE", type=click.Path())
-@output_options
-def merge(**given: Any) -> None:
-    """Merge another store, an SQLite file, into the store.
-
-    If both have a choice, the later measurement stays.
-    """
-    _run("stores.merge", given)
+    return int(run("build.build", given))
 
 
 @click.command()
@@ -215,7 +169,7 @@ def doctor(**given: Any) -> int:
     status is 1 if the store or the cache folder cannot be used, if no backend works on any device, or if --build
     fails.
     """
-    return int(_run("doctor.doctor", given))
+    return int(run("doctor.doctor", given))
 
 
 @click.command("settings")
@@ -231,7 +185,7 @@ def show_settings(**given: Any) -> None:
     gemmtune settings --changed
     gemmtune settings search timing
     """
-    _run("settings_table.show_settings", given)
+    run("settings_table.show_settings", given)
 
 
 def _words_of(option: str) -> Collection[str]:
@@ -275,7 +229,7 @@ def conformance(**given: Any) -> None:
     gemmtune conformance backend:triton
     gemmtune conformance --sm 80
     """  # fmt: skip
-    _run("conformance.conformance", given)
+    run("conformance.conformance", given)
 
 
 @click.command("perf-gate")
@@ -326,9 +280,9 @@ def perf_gate(**given: Any) -> None:
     gemmtune perf-gate --shapes models.json --update-baseline
     gemmtune perf-gate --require-baseline
     """  # fmt: skip
-    _run("perf_gate.perf_gate", given)
+    run("perf_gate.perf_gate", given)
 
 
 COMMANDS: tuple[click.Command, ...] = (
-    tune, record, choices, build, show, export_store, import_store, merge, show_settings, doctor, conformance, perf_gate,
+    tune, explain, record, choices, build, *STORE_COMMANDS, show_settings, doctor, conformance, perf_gate,
 )  # fmt: skip

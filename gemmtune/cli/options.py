@@ -40,6 +40,18 @@ timing_option = click.option(
 )
 
 
+def selection_options(function: F) -> F:
+    """Add the options that select problems of the store."""
+    return _all(
+        function,
+        shapes_argument,
+        click.option(
+            "--match", metavar="REGEX", help="Only problems whose text matches REGEX (re.search), such as '^bmm .* float16'."
+        ),
+        click.option("--here", is_flag=True, help="Only measurements that count on this machine."),
+    )
+
+
 def problem_options(function: F) -> F:
     """Add the options that apply to every shape of the command line."""
     return _all(function, *click_options())

@@ -17,7 +17,7 @@ from ..perf_gate.gate import problems_without_names, run_gate
 from ..perf_gate.options import GateOptions
 from ..perf_gate.result import renderables, warnings
 from ..problem import Problem
-from .asked import device_of, settings_changes
+from .asked import device_of, refuse_if_disabled, settings_changes
 from .output import LOG, STDOUT, CouldNotTest, is_quiet, note, write_json
 from .printing import show, watched
 from .shapes import problems_of
@@ -29,6 +29,7 @@ GATE_OPTIONS = ("device", "candidate", "anchor", "baselines", "require_baseline"
 
 def perf_gate(*, shapes: tuple[str, ...], shapes_file: str | None, json_file: str | None, **options: Any) -> None:
     """Check if a shape takes longer than allowed. ``options`` hold those for settings, the gate and problems."""
+    refuse_if_disabled()
     try:
         given = {name: options.pop(name) for name in GATE_OPTIONS}
         given["anchor"] = given["anchor"] or ("baseline" if given["require_baseline"] else "torch")

@@ -16,7 +16,7 @@ from ..selector.range_result import RangeResult
 from ..selector.result import Outcome, remedy_for
 from ..selector.table import summary_line
 from ..tuning.tune import tune as run_tuning
-from .asked import device_of, settings_changes
+from .asked import device_of, refuse_if_disabled, settings_changes
 from .output import STDOUT, is_quiet, write_json
 from .printing import Results, show, watched
 from .recording import recorded_problems
@@ -38,6 +38,7 @@ def tune(
     **options: Any,
 ) -> None:
     """Find the fastest correct choice for each shape and remember it. ``options`` hold those for settings and for problems."""
+    refuse_if_disabled()
     info = device_of(device)
     changes = settings_changes(options) | {"tune": "force" if force or settings.current().tune == "force" else "on_miss"}
     problems, ranges = _problems_and_ranges(

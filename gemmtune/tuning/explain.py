@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from dataclasses import dataclass
 from typing import Any
@@ -63,6 +64,12 @@ class Explanation:
         rough = "" if o.finalist else ", from a short measurement"
         return f" {mark} {o.name:44} {o.time_us:10.2f} µs{rough}"
 
+    def to_json(self) -> dict[str, Any]:
+        """Return plain values of every field."""
+        plain = dataclasses.asdict(dataclasses.replace(self, problem=None, table=None))
+        problem = None if self.problem is None else {"text": str(self.problem)} | self.problem.to_json()
+        return plain | {"problem": problem, "table": None if self.table is None else self.table.to_json()}
+
 
 def explain(what: Problem | Operation, *operands: Operand, **arguments: Any) -> Explanation:
     """Explain a Problem or a call. ``integration/explain.py`` has the public function."""
@@ -71,6 +78,11 @@ def explain(what: Problem | Operation, *operands: Operand, **arguments: Any) -> 
         return Explanation(problem=None, pick=None, origin=f"torch, because {problem}")
     if isinstance(what, Problem) and (operands or arguments):
         raise InvalidProblemError("explain: got operands beside a Problem, which has their layouts; expected the Problem alone")
+    return explain_problem(problem, detect(device or problem.device_type))
+
+
+def explain_problem(problem: Problem, device: DeviceInfo) -> Explanation:
+    """Explain a problem on a device."""
     if problem.empty or problem.terms == 0:
         return Explanation(problem=problem, pick=None, origin="nothing to multiply")
     if 0 in problem.summed:
@@ -78,7 +90,7 @@ def explain(what: Problem | Operation, *operands: Operand, **arguments: Any) -> 
     settings = settings_module.current()
     if settings.disable:
         return Explanation(problem=problem, pick=None, origin=f"torch, because {DISABLED}")
-    return _explain(problem, detect(device or problem.device_type), settings, open_store(settings))
+    return _explain(problem, device, settings, open_store(settings))
 
 
 def _explain(problem: Problem, device: DeviceInfo, settings: Settings, store: Store) -> Explanation:
@@ -98,7 +110,7 @@ def _explain(problem: Problem, device: DeviceInfo, settings: Settings, store: St
         pick=pick_name,
         origin=origin,
         outcomes=outcomes,
-        missing=len(candidates.missing),
+        missing=0 if candidates.only is not None else len(candidates.missing),
         refusals=tuple(candidates.offers.refusals),
         elsewhere=elsewhere,
         table=shared.table if shared is not None else None,
