@@ -33,7 +33,8 @@ GROUPS = {
         "ck_dir", "ck_min_gemm_size", "ck_op_allowlist_regex", "ck_op_denylist_regex", "ck_max_profiling_instances",
     ),
     "tuned": (
-        "disable", "tune", "first_call_budget_s", "fallback_to_aten", "timing", "verify", "rows", "batch_invariant", "multi_kernel", "tune_in_subprocess",
+        "disable", "tune", "first_call_budget_s",
+        "fallback_to_aten", "timing", "verify", "rows", "batch_invariant", "multi_kernel", "tune_in_subprocess",
         "compile_threads", "compile_timeout_s", "choice_timeout_s",
     ),
 }  # fmt: skip

@@ -49,6 +49,13 @@ _PATHS = {"FILE": click.Path(), "DIR": click.Path(file_okay=False)}
     "--batch-invariant", is_flag=True, help="Use one choice for every M of a range, so that rows have equal bits in every batch."
 )
 @click.option("--force", is_flag=True, help="Measure choices again that are in the store.")
+@click.option(
+    "--budget",
+    "budget_s",
+    type=click.FloatRange(min=0, min_open=True),
+    metavar="SECONDS",
+    help="Seconds for all shapes. What is measured by then is kept and picked from; another tune goes on.",
+)
 @click.option("--recorded", metavar="FILE", type=click.Path(), help="A file of gemmtune record. Its heaviest problems come first.")
 @click.option(
     "--rows", type=click.IntRange(min=0), default=TABLE_ROWS, show_default=True, help="Number of choices to show; 0 shows all."

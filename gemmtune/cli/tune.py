@@ -33,6 +33,7 @@ def tune(
     batch_invariant: bool,
     device: str | None,
     force: bool,
+    budget_s: float | None,
     rows: int,
     json_file: str | None,
     **options: Any,
@@ -46,6 +47,8 @@ def tune(
     )
     if batch_invariant and not ranges:
         raise click.UsageError("--batch-invariant: got no range of M, expected one, for instance 1..8192x6144x4096 or --m 1..8192")
+    if budget_s is not None and ranges:
+        raise click.UsageError("--budget: got a range of M too, expected single shapes: a table needs all its measurements")
     if recorded is not None and changes.get("timing") is None:
         changes["timing"] = in_models(settings.current(), info).timing
     if json_file != STDOUT and not is_quiet():
@@ -53,7 +56,7 @@ def tune(
     with settings.patch(**changes) as chosen, watched(kept=f"measurements are kept in {chosen.store_file}") as progress:
         place = str(info.torch_device)
         listener = progress if json_file == STDOUT else Results(progress, rows or None)
-        result = run_tuning(problems, settings=chosen, progress=listener, device=place)
+        result = run_tuning(problems, settings=chosen, progress=listener, device=place, budget_s=budget_s)
         tables = [
             found
             for problem, m in ranges

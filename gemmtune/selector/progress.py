@@ -64,7 +64,8 @@ class FirstCall(Progress):
             speedup = ", which is torch's own"
         elif result.speedup_over_torch:
             speedup = f", {result.speedup_over_torch:.2f}x torch" + " called directly" * (result.speedup_over_torch < 1)
-        notify(f"tuned {result.problem} in {result.seconds:.1f} s: {result.pick}{speedup}")
+        partial = f"; partial, {result.partial} (first_call_budget_s)" if result.partial else ""
+        notify(f"tuned {result.problem} in {result.seconds:.1f} s: {result.pick}{speedup}{partial}")
 
 
 class Lines(Progress):

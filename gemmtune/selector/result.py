@@ -86,7 +86,7 @@ class ProblemResult:
     """All findings for one problem. ``pick`` is the name of the chosen outcome, None if no choice is valid.
 
     ``limit_us`` is the shortest time that the measured memory bandwidth and arithmetic rate allow, None if they were not measured.
-    ``source`` is ``store`` if nothing had to be measured.
+    ``source`` is ``store`` if nothing had to be measured. ``partial`` says what was not measured for want of time.
     """
 
     problem: Problem
@@ -96,6 +96,7 @@ class ProblemResult:
     limit_us: float | None
     seconds: float
     source: Literal["measured", "store"]
+    partial: str = ""
 
     def __str__(self) -> str:
         time = f", {self.picked.time_us:.1f} µs" if self.picked and self.picked.time_us else ""
@@ -132,6 +133,7 @@ class ProblemResult:
             "limit_us": self.limit_us,
             "seconds": self.seconds,
             "source": self.source,
+            "partial": self.partial,
             "choices": [dataclasses.asdict(o) for o in self.outcomes]
             + [dataclasses.asdict(Outcome.of_refusal(r)) | {"count": r.count} for r in self.refusals],
         }

@@ -14,7 +14,7 @@ from ..store.key import fingerprint_text
 from ..store.store import Store
 from ..timing.limits import limit_names, limit_us
 from ..workers.locks import tuning_lock
-from .candidates import Candidates, row_of
+from .candidates import Candidates, opened, row_of
 from .log import append_log
 from .measure import measure
 from .pick import right
@@ -56,6 +56,8 @@ def select(
         outcomes = dict(candidates.known)
         try:
             tried = measure(candidates, outcomes, progress, compilation)
+            if tried.late:  # what was not reached is compared at the next tuning
+                outcomes |= {digest: opened(o) for digest, o in outcomes.items() if not o.from_store}
         finally:  # even an interrupted tuning stores its outcomes
             fresh = [o for digest, o in outcomes.items() if o is not candidates.known.get(digest)]
             store.put([row_of(o, problem, candidates.fingerprint) for o in fresh])
@@ -77,6 +79,7 @@ def _result(candidates: Candidates, store: Store, begun: float, source: Literal[
         limit_us=limit_us(candidates.problem, store.limits(fingerprint_text(candidates.device, LIMITS))),
         seconds=time.perf_counter() - begun,
         source=source,
+        partial="" if candidates.problem.empty else candidates.partial(),
     )
 
 

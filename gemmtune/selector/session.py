@@ -12,7 +12,7 @@ import torch
 
 from ..choice import Choice, Kernel, Status
 from ..device import DeviceInfo
-from ..effort import EFFORT
+from ..effort import CPU_ROUNDS, EFFORT
 from ..numerics.buffers import allocate
 from ..numerics.operands import Operands
 from ..numerics.probes import Probes
@@ -30,9 +30,6 @@ from .some_rows import RowsVerifier
 from .verify import Verification, Verifier
 
 log = logging.getLogger("gemmtune")
-
-CPU_ROUNDS = 2.5
-"""Factor on the duration of rounds on a CPU: its samples vary more, and every correct choice takes part."""
 
 
 class Session:

@@ -55,6 +55,8 @@ def renderables(result: Sequence[ProblemResult], *, max_rows: int | None = DEFAU
         yield from (Text(line, style="dim") for line in (*slower, *left_out_lines(problem)))
         if problem.disturbed:
             yield Text(f"measured on a busy machine ({problem.disturbed}): tune it again when the machine is idle", style="yellow")
+        if problem.partial:
+            yield Text(f"partial: {problem.partial}; tune it again to go on", style="yellow")
         yield Text(pick_line(problem), style="bold green" if problem.pick else "bold red")
     if len(result) > 1:
         yield Text("")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import time
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, overload
@@ -46,6 +47,7 @@ def tune(
     settings: Settings | None = None,
     progress: bool | Progress = True,
     device: str | None = None,
+    budget_s: float | None = None,
     **arguments: Any,
 ) -> TuningResult: ...
 
@@ -71,6 +73,7 @@ def tune(
     progress: bool | Progress = True,
     device: str | None = None,
     batch_invariant: bool = False,
+    budget_s: float | None = None,
     **arguments: Any,
 ) -> TuningResult | RangesResult:
     """Find and store the fastest correct choice for problems, or for a range of M.
@@ -89,17 +92,24 @@ def tune(
         progress: True prints progress on standard error, False prints none. Or a Progress of your own.
         device: a device such as ``cuda:1``. The default is that of the operands, or the current one.
         batch_invariant: with ``m``, pick one choice for the whole range, like the setting of that name.
+        budget_s: seconds for all problems, without ``m``. Each problem gets an equal share of the rest, and torch's own operation
+            is always measured. What is measured by then is kept and picked from. ``ProblemResult.partial`` says what is missing,
+            and another tuning goes on with that.
 
     Returns:
         One result for each problem, in order. It prints as a table, or with ``m`` as bars of segments.
 
     Raises:
         UnavailableError: this machine lacks the device.
-        InvalidProblemError: a problem for another device type, an object that is no Problem, or a call that only torch supports.
+        InvalidProblemError: a problem for another device type, an object that is no Problem, a call that only torch supports, or a
+            budget for a range of M.
     """
     problems, info = _asked(what, operands, arguments, device)
     if batch_invariant and m is None:
         raise InvalidProblemError("tune: got batch_invariant without m, expected the numbers of rows too, such as m=range(1, 8193)")
+    if budget_s is not None and (m is not None or not budget_s > 0):
+        expected = "a number of seconds above 0" if m is None else "none for a range of M, whose table needs all its measurements"
+        raise InvalidProblemError(f"tune: budget_s: got {budget_s}, expected {expected}")
     listener = progress if not isinstance(progress, bool) else progress_for() if progress else Progress()
     chosen = settings or settings_module.current()
     chosen = dataclasses.replace(chosen, batch_invariant=batch_invariant or chosen.batch_invariant)
@@ -108,7 +118,7 @@ def tune(
         return TuningResult(map(_untuned, problems)) if m is None else RangesResult()
     try:
         with settings_module.use(chosen):
-            return _tuned_problems(problems, None if m is None else rows_of(m), info, chosen, listener)
+            return _tuned_problems(problems, None if m is None else rows_of(m), info, chosen, listener, budget_s)
     finally:
         listener.close()
         forget_plans()
@@ -121,12 +131,21 @@ def _untuned(problem: Problem) -> ProblemResult:
 
 
 def _tuned_problems(
-    problems: Sequence[Problem], rows: range | None, device: DeviceInfo, settings: Settings, progress: Progress
+    problems: Sequence[Problem],
+    rows: range | None,
+    device: DeviceInfo,
+    settings: Settings,
+    progress: Progress,
+    budget_s: float | None = None,
 ) -> TuningResult | RangesResult:
+    ends = None if budget_s is None else time.monotonic() + budget_s
     store = open_store(settings)
     if rows is None:
-        candidates = [candidates_for(p, device, settings, host_us=host_us(device, settings)) for p in problems]
-        return TuningResult(tuple(tuned(candidates, store, progress)))
+        candidates = []
+        for place, p in enumerate(problems):
+            progress.stage("list choices", place, len(problems))
+            candidates.append(candidates_for(p, device, settings, host_us=host_us(device, settings)))
+        return TuningResult(tuple(tuned(candidates, store, progress, ends=ends)))
     classes = dict.fromkeys(x for p in problems for x in classes_over(p, rows))
     return RangesResult(tuple(_tuned_rows(x, rows, device, settings, store, progress) for x in classes))
 
@@ -171,10 +190,13 @@ def _device_for(problems: Sequence[Problem], name: str | None) -> DeviceInfo:
     return device
 
 
-def tuned(candidates: Sequence[Candidates], store: Store, progress: Progress, *, limits: bool = True) -> Iterable[ProblemResult]:
+def tuned(
+    candidates: Sequence[Candidates], store: Store, progress: Progress, *, limits: bool = True, ends: float | None = None
+) -> Iterable[ProblemResult]:
     """Yield the results in order. All problems compile in the background, for a GPU while the first ones are measured.
 
-    Without ``limits``, the limits of the machine are not measured. Only printed tables need them.
+    Without ``limits``, the limits of the machine are not measured. Only printed tables need them. Before the time ``ends``, each
+    problem has an equal share of the rest, in which a CPU also compiles its kernels.
     """
     missing = [c for each in candidates if not each.problem.empty for c in each.stored(store, reliable=True).missing]
     if not candidates:
@@ -182,12 +204,14 @@ def tuned(candidates: Sequence[Candidates], store: Store, progress: Progress, *,
     device, settings = candidates[0].device, candidates[0].settings
     if missing and settings.tune_in_subprocess:
         prepare_measuring(device, settings)
-    with Compilation(missing, settings) as compilation:
+    with Compilation(() if ends is not None and device.type == "cpu" else missing, settings) as compilation:
         for place, each in enumerate(candidates):
             progress.begin(each.problem, len(candidates))
+            if ends is not None:
+                each = each.within((ends - time.monotonic()) / (len(candidates) - place))  # noqa: PLW2901 - with its deadline
             if device.type == "cpu" and not place:  # compilers would disturb the measurements
                 compilation.wait_for_all(functools.partial(progress.stage, "compile"))
-            if limits and not each.problem.empty:
+            if limits and not each.problem.empty and not each.late:
                 ensure_limits(each.problem, device, settings, store, progress)
             _, result = select(each, store, progress, compilation, reliable=True)
             progress.end(result)

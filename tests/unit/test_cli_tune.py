@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 
 import pytest
@@ -23,8 +24,9 @@ def tuner(monkeypatch):
 
         result = TuningResult((problem_result(FAST, TORCH),))
 
-        def __call__(self, problems, *, settings, progress, device):
+        def __call__(self, problems, *, settings, progress, device, budget_s):
             self.problems, self.settings, self.progress, self.device = problems, settings, progress, device
+            self.budget_s = budget_s
             for result in self.result:
                 progress.end(result)
             return self.result
@@ -44,6 +46,15 @@ def test_options_reach_the_tuner(tuner, own_store):
     assert tuner.device == "cpu"
     chosen = tuner.settings
     assert (chosen.backends, chosen.search, chosen.timing, chosen.tune) == (("aten", "cpp"), "quick", "eager", "force")
+
+
+def test_a_budget_reaches_the_tuner_and_is_not_for_ranges(capsys, tuner, own_store):
+    tuner.result = TuningResult((dataclasses.replace(problem_result(FAST, TORCH), partial="3 of 5 choices are not measured yet"),))
+    assert cli.run(["tune", "2x3x4", "--device", "cpu", "--budget", "5"]) == 0
+    assert tuner.budget_s == 5.0
+    assert "partial: 3 of 5 choices are not measured yet; tune it again to go on" in capsys.readouterr().out
+    assert cli.run(["tune", "1..8x3x4", "--device", "cpu", "--budget", "5"]) == 2
+    assert cli.run(["tune", "2x3x4", "--device", "cpu", "--budget", "0"]) == 2
 
 
 def test_settings_hold_where_no_option_is_given(tuner, own_store):
