@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from ..backends.own.choice import NAME as OWN
+from ..backends.own.choice import UNDECLARED
 from ..choice import Refusal, Status
 from ..filters import FILTERS
 
@@ -259,7 +260,8 @@ def _choices_table(result: ProblemResult, max_rows: int | None) -> TextTable:
     for outcome, time_us in _shown(result, max_rows):
         # Too slow for the final rounds that took place: its time is from a shorter measurement.
         dropped = not outcome.finalist and any(o.finalist for o in result.outcomes)
-        notes = {"pick": outcome.name == result.pick, "torch": outcome.baseline, "dropped": dropped}
+        undeclared = bool(outcome.info.get(UNDECLARED))
+        notes = {"pick": outcome.name == result.pick, "torch": outcome.baseline, "dropped": dropped, UNDECLARED: undeclared}
         cells = (
             outcome.name,
             outcome.backend,
