@@ -15,12 +15,12 @@ from ..errors import GemmtuneError
 from ..version import __version__
 from .commands import COMMANDS
 from .output import INTERRUPTED, level_options, note, warnings_as_lines
-from .running import GROUP, help_if_alone
+from .running import SUBCOMMAND, help_if_alone
 
 __all__ = ["cli", "main", "run"]
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]}, **GROUP)
+@click.group(context_settings={"help_option_names": ["-h", "--help"]}, invoke_without_command=True, subcommand_metavar=SUBCOMMAND)
 @level_options
 @click.version_option(__version__, prog_name="gemmtune")
 @click.pass_context

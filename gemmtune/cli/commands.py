@@ -278,7 +278,7 @@ def conformance(**given: Any) -> None:
 def perf_gate(**given: Any) -> None:
     """Check that no SHAPE takes over 2% longer than torch.
 
-    With --anchor baseline, the limit is the stored ratio of an earlier run instead.
+    The limit may also be the stored ratio of an earlier run.
     A SHAPE is MxNxK, or BxMxNxK for a batch. The default is the shapes of the baselines if --anchor is baseline, else a small set.
     Exit status: 0 nothing is slower, 1 a regression or a missing required baseline, 2 not measured, 3 nothing was judged.
 

@@ -12,8 +12,8 @@ from .output import announced, log_as_notes
 
 WRONG_USAGE = 2
 """Exit status of wrong usage, as click has it."""
-GROUP: dict[str, Any] = {"invoke_without_command": True, "subcommand_metavar": "COMMAND [ARGS]..."}
-"""Options of a group of commands, which calls ``help_if_alone``."""
+SUBCOMMAND = "COMMAND [ARGS]..."
+"""Metavar of a group of commands, which calls ``help_if_alone``."""
 
 
 def run(command: str, given: dict[str, Any], logs: bool = True) -> Any:

@@ -8,7 +8,7 @@ import click
 
 from .options import selection_options
 from .output import level_options, output_options
-from .running import GROUP, help_if_alone, run
+from .running import SUBCOMMAND, help_if_alone, run
 
 
 @click.command()
@@ -77,7 +77,7 @@ def diff(**given: Any) -> None:
     run("diff.diff", given)
 
 
-@click.group(**GROUP)
+@click.group(invoke_without_command=True, subcommand_metavar=SUBCOMMAND)
 @level_options
 @click.pass_context
 def store(context: click.Context) -> None:
@@ -119,8 +119,8 @@ def forget(**given: Any) -> None:
 def prune(**given: Any) -> None:
     """Remove what an update has made useless.
 
-    These are measurements of this machine's devices under other versions of torch, Triton, CUDA or the driver, and problems that
-    this version of gemmtune cannot read. Measurements of other machines stay.
+    These are measurements of this machine's devices under other versions of torch, Triton, CUDA or the driver. Problems that
+    this version of gemmtune cannot read go too. Measurements of other machines stay.
     """
     run("removal.prune", given)
 

@@ -100,9 +100,10 @@ class TextTable:
         shown = [place for place, title in enumerate(titles) if title not in without]
         table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), show_edge=False)
         for title in (titles[place] for place in shown):
-            number = title in self.numbers
-            folds = {} if number else {"overflow": "fold"}
-            table.add_column(title, justify="right" if number else "left", no_wrap=number or (whole and title == NAMES), **folds)
+            if title in self.numbers:
+                table.add_column(title, justify="right", no_wrap=True)
+            else:
+                table.add_column(title, overflow="fold", no_wrap=whole and title == NAMES)
         for cells, style in self.rows:
             table.add_row(*(cells[place] for place in shown if place < len(cells)), style=style)
         return table

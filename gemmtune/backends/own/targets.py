@@ -80,9 +80,9 @@ def loaded(target: str, folder: str = "") -> Loaded:
 def _loaded(target: str) -> Loaded:
     object_ = found_at(target)
     found = object_ if is_backend(object_) else wrapped(SubjectSpec(target=target), object_)
-    undeclared = isinstance(found, Subject) and found is not object_ and getattr(object_, ATTRIBUTE, None) is None
-    if undeclared:
-        found.traits = _assumed(found.traits)
+    undeclared = False
+    if isinstance(found, Subject) and found is not object_ and getattr(object_, ATTRIBUTE, None) is None:
+        undeclared, found.traits = True, _assumed(found.traits)
     module = sys.modules.get(target.partition(":")[0])
     if module is None:
         raise SubjectError(f"GEMM: got {target!r}, which is gemmtune's own, expected one of yours; --backends selects gemmtune's")
