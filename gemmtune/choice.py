@@ -208,6 +208,11 @@ class Choice(ABC):
         """
         return False
 
+    @property
+    def undeclared(self) -> bool:
+        """True if its claims are assumed, because its author declares nothing. Its calls are observed before it is used."""
+        return False
+
     def why_unordered(self, allowing: str) -> str:
         """Return why its claims are not ``deterministic`` although the settings require it. ``allowing`` names the setting to
         change."""

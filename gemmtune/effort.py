@@ -8,6 +8,9 @@ from types import MappingProxyType
 
 from .settings import Search
 
+CPU_ROUNDS = 2.5
+"""Factor on the duration of rounds on a CPU: its samples vary more, and every correct choice takes part."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Effort:

@@ -93,6 +93,8 @@ class ErrorFromChoice(GemmtuneError, RuntimeError):
 
 
 MORE_BACKENDS = "Enable more backends (settings.backends)"
+DISABLED = "the setting disable is on (GEMMTUNE_DISABLE)"
+"""Reason why torch runs everything."""
 ELSE_TORCH = f"{MORE_BACKENDS}, or set fallback_to_aten to run torch instead."
 """Remedy if torch may run the call."""
 

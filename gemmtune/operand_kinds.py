@@ -15,5 +15,24 @@ Encoding = Literal["", "int4", "uint4"]
 """The encoding of b: its dtype alone, or two numbers in each uint8, with the number of the even k in the low four bits."""
 Imbalance = Literal["even", "skewed"]
 """Balance of the blocks: ``even`` if the longest block row has at most SKEWED times the mean number of blocks, plus one."""
+_NAMES = {
+    "float64": ("double", "fp64", "f64"), "float32": ("float", "fp32", "f32"), "float16": ("half", "fp16", "f16"),
+    "bfloat16": ("bf16",), "int8": ("i8",), "uint8": ("u8",), "int32": ("i32",), "int64": ("i64",),
+    "float8_e4m3fn": ("e4m3fn", "e4m3"), "float8_e5m2": ("e5m2",),
+    "float8_e4m3fnuz": ("e4m3fnuz",), "float8_e5m2fnuz": ("e5m2fnuz",),
+}  # fmt: skip
+"""Dtypes of torch to their other names."""
+_FULL_NAMES = {short: name for name, others in _NAMES.items() for short in others}
+
+
+def full_dtype_name(text: str) -> str:
+    """Return torch's name of a dtype that has another one too: ``bf16``, ``torch.bfloat16`` and ``BF16`` are ``bfloat16``.
+
+    Every other text returns unchanged, for the caller to judge.
+    """
+    plain = text.strip().lower().removeprefix("torch.")
+    return plain if plain in _NAMES or plain == "tf32" else _FULL_NAMES.get(plain, text)
+
+
 Gate = Literal["", "silu", "gelu", "gelu_tanh"]
 """Activation of the half of b's columns that are gates; empty for a product without gates."""

@@ -1,11 +1,14 @@
-"""Types of settings: the legal values of a field, and the parsing of an environment variable."""
+"""Types of settings: the legal values of a field, and the reading of a variable or of a line of TOML."""
 
 from __future__ import annotations
 
 import inspect
+import os
 import re
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin
 
 from .errors import SettingsError
@@ -37,6 +40,11 @@ def _check_names(field: str, value: object) -> None:
         raise SettingsError(f"{field}: got nothing, expected at least one name of the table of backends, or None for all")
 
 
+def _check_file(field: str, value: object) -> None:
+    if not isinstance(value, str | os.PathLike):
+        raise SettingsError(f"{field}: got {value!r}, expected a path as text, or None")
+
+
 def _at_least(least: float, otherwise: str = "") -> Callable[[str, object], None]:
     kinds, name = (int, "whole number") if isinstance(least, int) else ((int, float), "number")
 
@@ -54,6 +62,9 @@ Natural = Annotated[int, _at_least(0)]
 Place = Annotated[int | None, _at_least(0, ", or None")]
 Most = Annotated[int | None, _at_least(1, ", or None")]
 Seconds = Annotated[float, _at_least(0.1)]
+Budget = Annotated[float | None, _at_least(0.1, ", or None")]
+File = Annotated[str | None, _check_file]
+"""Path of a file or folder."""
 
 
 def check(field: str, hint: Any, value: object) -> None:
@@ -63,9 +74,20 @@ def check(field: str, hint: Any, value: object) -> None:
         raise SettingsError(f"{field}: got {value!r}, expected one of {', '.join(get_args(kind))}")
     if kind is bool and not isinstance(value, bool):
         raise SettingsError(f"{field}: got {value!r}, expected True or False")
+    if value is not None and not isinstance(value, tuple) and any(get_origin(x) is tuple for x in get_args(kind)):
+        raise SettingsError(f"{field}: got {value!r}, expected a list of texts, or None")
     if value is not None or types.NoneType not in get_args(kind):
         for one in checks:
             one(field, value)
+
+
+@contextmanager
+def blamed_on(source: str, field: str) -> Iterator[None]:
+    """Begin an error about a field with the source of its value."""
+    try:
+        yield
+    except SettingsError as error:
+        raise SettingsError(f"{source}: {str(error).removeprefix(f'{field}: ')}") from None
 
 
 def parse(text: str, hint: Any) -> object:
@@ -87,6 +109,13 @@ def parse(text: str, hint: Any) -> object:
     if any(get_origin(x) is tuple for x in kinds):
         return tuple(word.strip() for word in text.split(",") if word.strip()) or None
     return text
+
+
+def from_toml(value: object, hint: Any, folder: Path) -> object:
+    """Return a value of a TOML file as a field takes it: lists are tuples, and paths are relative to the file's ``folder``."""
+    if hint == File and isinstance(value, str) and value:
+        return str(folder / Path(value).expanduser())
+    return tuple(value) if isinstance(value, list) else value
 
 
 def target_of(value: object) -> object:

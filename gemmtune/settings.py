@@ -1,6 +1,4 @@
-"""Settings: one frozen value with an environment variable GEMMTUNE_* for each field, which can be patched for a block of
-code.
-
+"""Settings: one frozen value with a variable GEMMTUNE_* and a line of pyproject.toml for each field, patched for a block of code.
 This is the only module that reads the environment.
 
     with gemmtune.settings.patch(backends=("aten", "triton"), search="quick"):
@@ -23,8 +21,9 @@ from typing import Literal
 
 import platformdirs
 
+from . import setting_types as kinds
 from .errors import SettingsError
-from .setting_types import Most, Names, Natural, Place, Regex, Seconds, Targets, check, parse, target_of
+from .project_file import find_table
 
 Tune = Literal["on_miss", "never", "force"]
 Search = Literal["quick", "default", "exhaustive"]
@@ -34,21 +33,24 @@ MixedMmChoice = Literal["default", "triton", "aten", "heuristic"]
 AbsentBlocks = Literal["any", "skipped"]
 Busy = Literal["repeat", "wait", "accept"]
 
-ENVIRONMENT_PREFIX = "GEMMTUNE_"
+ENVIRONMENT_PREFIX, DEFAULT = "GEMMTUNE_", "default"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
     """Settings of searching, measuring and remembering choices.
 
-    ``GEMMTUNE_<FIELD IN CAPITALS>`` sets a field: tuples as comma-separated words, booleans as 0 or 1.
+    ``GEMMTUNE_<FIELD IN CAPITALS>`` sets a field: tuples as comma-separated words, booleans as 0 or 1. A line of
+    ``[tool.gemmtune]`` in pyproject.toml sets it where no variable does.
     """
 
-    backends: Names = None
+    backends: kinds.Names = None
     """Backends that may offer choices; None means every backend that serves the problem's device by default."""
-    extra_choices: Targets = None
+    extra_choices: kinds.Targets = None
     """Your own GEMMs, each as `package.module:function`, which compete regardless of `backends` for the problems that they
     declare. None: only those of installed packages (entry point `gemmtune.backends`)."""
+    disable: bool = False
+    """Run torch's own operation for every product. Nothing is tuned, compiled, or read from the store."""
     fallback_to_aten: bool = True
     """True runs torch, with a warning, if no valid choice remains. False raises NoValidChoicesError instead."""
     tune: Tune = "on_miss"
@@ -58,16 +60,19 @@ class Settings:
     tuned for the nearest M. It tunes nothing. ``exact`` tunes each M separately."""
     batch_invariant: bool = False
     """Use one choice and one split of K for every number of rows, so that the bits of a row do not depend on its batch."""
-    multi_kernel: Place = None
+    multi_kernel: kinds.Place = None
     """Index, from 0 on, of the choice that every ``gemmtune.multi`` runs; None: the choice that it has decided on."""
     tune_in_subprocess: bool = True
     """Verify and measure in a worker process, which a crash or hang of a choice cannot take down with the caller."""
-    compile_threads: Natural = 0
+    compile_threads: kinds.Natural = 0
     """Processes that compile at the same time; 0 means one for each core this process may use."""
-    compile_timeout_s: Seconds = 120.0
+    compile_timeout_s: kinds.Seconds = 120.0
     """Time limit in seconds for the compilation of one choice."""
-    choice_timeout_s: Seconds = 60.0
+    choice_timeout_s: kinds.Seconds = 60.0
     """Time limit in seconds for the verification or measurement of one choice (subprocess only)."""
+    first_call_budget_s: kinds.Budget = None
+    """Seconds for the tuning of one problem in a call; None: as many as it takes. The fastest choice measured by then runs, and
+    later processes measure the rest."""
     search: Search = "default"
     """Number of configurations that each template offers."""
     busy: Busy = "repeat"
@@ -76,27 +81,27 @@ class Settings:
     timing: Timing = "graph"
     """``graph`` ranks by kernel time alone (a CUDA graph on a GPU). ``spaced`` does the same with a small unrelated kernel
     between two calls, as in a model, so that calls do not overlap. ``eager`` includes the host's cost of each call."""
-    cublaslt_top_k: Natural = 8
+    cublaslt_top_k: kinds.Natural = 8
     """Number of algorithms of cuBLASLt's heuristic query to offer."""
     mixed_mm_choice: MixedMmChoice = "default"
     """Choices for mixed_mm: ``default`` uses the fastest of all, ``triton`` the fastest of Triton, ``aten`` torch.
     ``heuristic`` uses a fixed Triton config for the shape without measuring. torch runs if Triton has no choice."""
-    choice_allowlist_regex: Regex = None
+    choice_allowlist_regex: kinds.Regex = None
     """Regular expression (`re.search`) that the name of a choice must match to be tried and run; None or empty: no restriction."""
-    choice_denylist_regex: Regex = None
+    choice_denylist_regex: kinds.Regex = None
     """Regular expression of names of choices that are never tried or run, even if allowed or torch's own; None or empty: none."""
-    template_min_gemm_size: Natural = 0
+    template_min_gemm_size: kinds.Natural = 0
     """Least M·N·K of a product for which templates offer choices."""
-    max_profiling_configs: Most = None
+    max_profiling_configs: kinds.Most = None
     """Largest number of configs of each template for a problem, spread over different tiles and schedules; None: the search
     decides."""
-    cutlass_dir: str | None = None
+    cutlass_dir: kinds.File = None
     """Checkout of CUTLASS to use instead of the nvidia-cutlass package."""
-    cutlass_op_allowlist_regex: Regex = None
+    cutlass_op_allowlist_regex: kinds.Regex = None
     """Like `choice_allowlist_regex`, but for CUTLASS's choices only, such as `stream_k`."""
-    cutlass_op_denylist_regex: Regex = None
+    cutlass_op_denylist_regex: kinds.Regex = None
     """Like `choice_denylist_regex`, but for CUTLASS's choices only, such as `pingpong`."""
-    ck_dir: str | None = None
+    ck_dir: kinds.File = None
     """Checkout of Composable Kernel (AMD) to use instead of the amd-aiter package's headers."""
     float32_by_parts: bool = True
     """Allow float32 products on tensor cores, as six products of bfloat16 parts, if torch's float32 precision is `ieee`. This
@@ -112,23 +117,23 @@ class Settings:
     native: bool = True
     """Look up warm calls in C++, in a module that is compiled during the first tuning of a process or by `gemmtune doctor
     --build`."""
-    meta_table: str | None = None
+    meta_table: kinds.File = None
     """JSON file of ``gemmtune.sparse.MetaTable.dump``, whose parameters for torch's block-sparse kernel are tried before
     torch's own table."""
-    log_file: str | None = None
+    log_file: kinds.File = None
     """File to which one JSON line for each choice and problem is appended."""
-    store_path: str | None = None
+    store_path: kinds.File = None
     """SQLite file of measurements; None means ``store.sqlite`` in the cache folder."""
-    cache_dir: str | None = None
+    cache_dir: kinds.File = None
     """Folder of compiled kernels, locks and the store; None means the user's cache folder."""
 
     def __post_init__(self) -> None:
         for field, hint in _HINTS.items():
-            check(field, hint, getattr(self, field))
+            kinds.check(field, hint, getattr(self, field))
 
     def __getstate__(self) -> dict[str, object]:
         """Return the fields without ``token``, which is valid in this process only."""
-        return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        return {field: getattr(self, field) for field in _HINTS}
 
     @functools.cached_property
     def token(self) -> int:
@@ -144,6 +149,12 @@ class Settings:
     def never_tuning(self) -> Settings:
         """These settings with ``tune="never"``. Calls of models ask for them."""
         return dataclasses.replace(self, tune="never")
+
+    @functools.cached_property
+    def by_torch(self) -> Settings:
+        """The settings that run torch's own operations, which hold while ``disable`` is on."""
+        kept = {name: getattr(self, name) for name in ("deterministic", "log_file", "store_path", "cache_dir")}
+        return Settings(disable=True, tune="never", backends=("aten",), native=False, **kept)
 
     @property
     def folder(self) -> Path:
@@ -163,18 +174,24 @@ class Settings:
 
 _HINTS = typing.get_type_hints(Settings, include_extras=True)
 _LISTS = ("backends", "extra_choices")
+_named: dict[str, str] = {}
+"""Sources of the settings that ``from_environment`` has read."""
 _tokens: dict[Settings, int] = {}
 _token_counter = itertools.count()
 patched: contextvars.ContextVar[Settings | None] = contextvars.ContextVar("gemmtune_settings", default=None)
 """Settings of the innermost ``patch``, or None outside of any."""
 
 
-def current() -> Settings:
-    """Return the current settings: the innermost ``patch``, else those of the environment.
+def given() -> Settings:
+    """Return the settings of the innermost ``patch``, else those of the environment and of pyproject.toml."""
+    return patched.get() or from_environment()
 
-    They are deterministic if torch has to be.
-    """
-    settings = patched.get() or from_environment()
+
+def current() -> Settings:
+    """Return the settings in force: the given ones, deterministic if torch has to be, or ``by_torch`` if they disable gemmtune."""
+    settings = given()
+    if settings.disable:
+        return settings.by_torch
     if not settings.deterministic:
         import torch  # noqa: PLC0415 - it takes seconds, and the command's help does not need it
 
@@ -185,8 +202,8 @@ def current() -> Settings:
 
 def token(deterministic: bool | None = None) -> int:
     """Return ``current().token`` quickly enough for every call. ``deterministic`` says if torch has to be deterministic."""
-    settings = patched.get() or from_environment()
-    if settings.deterministic or deterministic is False:
+    settings = given()
+    if not settings.disable and (settings.deterministic or deterministic is False):
         return settings.token
     return current().token
 
@@ -198,7 +215,7 @@ def patch(**changes: object) -> Iterator[Settings]:
     Raises:
         SettingsError: an unknown field or an illegal value. The settings are unchanged then.
     """
-    changed = _replace(current(), changes)
+    changed = _replace(given(), changes)
     with use(changed):
         yield changed
 
@@ -214,35 +231,47 @@ def use(settings: Settings | None) -> Iterator[Settings | None]:
 
 
 def _replace(base: Settings, changes: Mapping[str, object]) -> Settings:
-    known = [f.name for f in dataclasses.fields(Settings)]
-    for name in changes.keys() - known:
-        raise SettingsError(f"unknown setting {name!r}; the settings are {', '.join(known)}")
+    for name in changes.keys() - _HINTS.keys():
+        raise SettingsError(f"unknown setting {name!r}; the settings are {', '.join(_HINTS)}")
     values = {k: tuple(v) if k in _LISTS and isinstance(v, list) else v for k, v in changes.items()}
     if (extra := values.get("extra_choices")) is not None:
-        values["extra_choices"] = tuple(target_of(x) for x in (extra if isinstance(extra, tuple) else (extra,)))
+        values["extra_choices"] = tuple(kinds.target_of(x) for x in (extra if isinstance(extra, tuple) else (extra,)))
     return dataclasses.replace(base, **values)  # type: ignore[arg-type]
 
 
 @functools.cache
 def from_environment() -> Settings:
-    """Return the settings of the GEMMTUNE_* variables, read once.
+    """Return the settings of the GEMMTUNE_* variables, else of pyproject.toml, read once.
 
     Raises:
-        SettingsError: a variable names no setting, or its value is illegal.
+        SettingsError: a variable or a line names no setting, or its value is illegal.
     """
-    settings = Settings()
+    settings, table = Settings(), find_table()
+    _named.clear()
+    for field, value in table.values.items():
+        if field not in _HINTS:
+            raise SettingsError(f"{table.source}: unknown setting {field!r}; the settings are {', '.join(_HINTS)}")
+        with kinds.blamed_on(f"{table.source}: {field}", field):
+            settings = _replace(settings, {field: kinds.from_toml(value, _HINTS[field], table.folder)})
+        _named[field] = str(table.path)
     for variable, text in os.environ.items():
         if not variable.startswith(ENVIRONMENT_PREFIX):
             continue
         field = variable.removeprefix(ENVIRONMENT_PREFIX).lower()
         if field not in _HINTS:
-            known = ", ".join(ENVIRONMENT_PREFIX + f.name.upper() for f in dataclasses.fields(Settings))
+            known = ", ".join(ENVIRONMENT_PREFIX + name.upper() for name in _HINTS)
             raise SettingsError(f"unknown environment variable {variable}; the known ones are {known}")
-        try:
-            settings = _replace(settings, {field: parse(text, _HINTS[field])})
-        except SettingsError as error:
-            raise SettingsError(f"{variable}: {str(error).removeprefix(f'{field}: ')}") from None
+        with kinds.blamed_on(variable, field):
+            settings = _replace(settings, {field: kinds.parse(text, _HINTS[field])})
+        _named[field] = variable
     return settings
+
+
+def sources() -> dict[str, str]:
+    """Return the source of each setting in force: its variable, a file, DEFAULT, or what changed it in this process."""
+    outside, now = from_environment(), current()
+    same = (field for field in _HINTS if getattr(now, field) == getattr(outside, field))
+    return dict.fromkeys(_HINTS, "disable" if now.disable else "program") | {field: _named.get(field, DEFAULT) for field in same}
 
 
 @contextmanager

@@ -12,17 +12,28 @@ from gemmtune.cli import cli
 
 from . import table
 
-SUBCOMMANDS = sorted(cli.commands)
+
+def found_in(group: click.Group, before: str = "") -> dict[str, click.Command]:
+    """Return the commands of a group and of the groups within it, by their words."""
+    found: dict[str, click.Command] = {}
+    for name, command in sorted(group.commands.items()):
+        inner = isinstance(command, click.Group)
+        found |= found_in(command, f"{before}{name} ") if inner else {before + name: command}
+    return found
+
+
+SUBCOMMANDS = found_in(cli)
 
 
 def command_table() -> str:
     """Return what each command does, in a sentence."""
-    return table(["command", "effect"], [[f"[`gemmtune {name}`](#gemmtune-{name})", sentence(name)] for name in SUBCOMMANDS])
+    rows = [[f"[`gemmtune {name}`](#gemmtune-{name.replace(' ', '-')})", sentence(x)] for name, x in SUBCOMMANDS.items()]
+    return table(["command", "effect"], rows)
 
 
-def sentence(name: str) -> str:
+def sentence(command: click.Command) -> str:
     """Return the first sentence of a command's help."""
-    text = " ".join((cli.commands[name].help or "").replace("\b", "").split("\n\n")[0].split())
+    text = " ".join((command.help or "").replace("\b", "").split("\n\n")[0].split())
     return re.split(r"(?<=\.)\s", text)[0]
 
 
@@ -33,7 +44,7 @@ def every_command() -> str:
 
 def section(name: str) -> str:
     """Return the section of one command."""
-    command = cli.commands[name]
+    command = SUBCOMMANDS[name]
     context = click.Context(command, info_name=f"gemmtune {name}")
     usage = command.get_usage(context).removeprefix("Usage: ")
     help_text = "\n\n".join(paragraph(part) for part in (command.help or "").split("\n\n"))

@@ -28,7 +28,8 @@ GROUPS = {
     "cutlass": ("cutlass_dir", "cutlass_op_allowlist_regex", "cutlass_op_denylist_regex"),
     "ck": ("ck_dir",),
     "tuned": (
-        "tune", "fallback_to_aten", "busy", "timing", "verify", "rows", "batch_invariant", "multi_kernel", "tune_in_subprocess",
+        "disable", "tune", "first_call_budget_s", "fallback_to_aten", "busy", "timing", "verify", "rows", "batch_invariant",
+        "multi_kernel", "tune_in_subprocess",
         "compile_threads", "compile_timeout_s", "choice_timeout_s",
     ),
 }  # fmt: skip

@@ -1,4 +1,4 @@
-"""Command line: ``gemmtune tune | choices | build | show | export | import | merge | doctor | conformance | perf-gate``.
+"""Command line: ``gemmtune COMMAND``. ``commands.COMMANDS`` lists them.
 
 Exit status: 0 done, 1 failed, 2 wrong usage, 130 interrupted.
 """
@@ -14,18 +14,22 @@ import click
 from ..errors import GemmtuneError
 from ..version import __version__
 from .commands import COMMANDS
-from .output import INTERRUPTED, note, warnings_as_lines
+from .output import INTERRUPTED, level_options, note, warnings_as_lines
+from .running import SUBCOMMAND, help_if_alone
 
 __all__ = ["cli", "main", "run"]
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(context_settings={"help_option_names": ["-h", "--help"]}, invoke_without_command=True, subcommand_metavar=SUBCOMMAND)
+@level_options
 @click.version_option(__version__, prog_name="gemmtune")
-def cli() -> None:
+@click.pass_context
+def cli(context: click.Context) -> None:
     """Find the fastest correct GEMM for a shape on this machine, remember it, and prove it.
 
-    Settings that have no option here are GEMMTUNE_* environment variables; docs/settings.md lists them.
+    Settings that have no option here are GEMMTUNE_* environment variables or lines of pyproject.toml: see gemmtune settings.
     """
+    help_if_alone(context)
 
 
 for command in COMMANDS:

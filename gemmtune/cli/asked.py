@@ -7,10 +7,11 @@ from typing import Any
 
 import click
 
+from ..backends.own.targets import loaded
 from ..backends.table import check_names
 from ..device import DeviceInfo, detect, preset
-from ..errors import SettingsError, UnavailableError
-from ..settings import Settings
+from ..errors import DISABLED, GemmtuneError, SettingsError, UnavailableError
+from ..settings import Settings, given
 
 _OPTIONS = {
     "backends": "--backends",
@@ -43,15 +44,20 @@ def arch_of(text: str | None) -> DeviceInfo | None:
         raise click.UsageError(f"--{error}") from error
 
 
+def refuse_if_disabled() -> None:
+    """Raise click.UsageError where the settings disable gemmtune."""
+    if given().disable:
+        raise click.UsageError(f"{DISABLED}: this command has nothing to choose from; unset it first")
+
+
 def settings_changes(options: dict[str, Any]) -> dict[str, Any]:
     """Remove the options that stand for settings from ``options`` and return the given ones as changes for
     ``settings.patch``.
 
     Raises:
-        click.UsageError: a setting does not accept the value.
+        click.UsageError: a setting does not accept the value, or a GEMM of ``--with`` cannot be imported.
     """
-    given = {name: options.pop(name, None) for name in _OPTIONS}
-    changes = {name: value for name, value in given.items() if value not in (None, ())}
+    changes = {name: value for name in _OPTIONS if (value := options.pop(name, None)) not in (None, ())}
     if "backends" in changes:
         changes["backends"] = tuple(word.strip() for word in changes["backends"].split(",") if word.strip())
     for name, value in changes.items():
@@ -59,4 +65,9 @@ def settings_changes(options: dict[str, Any]) -> dict[str, Any]:
             check_names(Settings(**{name: value}).backends or ())
         except SettingsError as error:
             raise click.UsageError(f"{_OPTIONS[name]}: {str(error).partition(': ')[2]}") from error
+    for target in changes.get("extra_choices", ()):
+        try:
+            loaded(target)
+        except GemmtuneError as error:
+            raise click.UsageError(f"--with: {error}") from error
     return changes

@@ -23,7 +23,7 @@ from ..selector.precompile import Compilation
 from ..selector.progress import Progress
 from ..selector.table import counted, refusal_lines
 from ..settings import Settings
-from .asked import arch_of, settings_changes
+from .asked import arch_of, refuse_if_disabled, settings_changes
 from .output import STDOUT, write_json
 from .printing import show, watched
 from .shapes import some_problems_of
@@ -55,10 +55,9 @@ class Built:
     seconds: float
 
 
-def build(
-    *, shapes: tuple[str, ...], shapes_file: str | None, arch: str | None, quiet: bool, json_file: str | None, **options: Any
-) -> int:
+def build(*, shapes: tuple[str, ...], shapes_file: str | None, arch: str | None, json_file: str | None, **options: Any) -> int:
     """Compile the kernels that tuning each shape would compile. ``options`` hold those for settings and for problems."""
+    refuse_if_disabled()
     device = arch_of(arch) or detect()
     changes = settings_changes(options)
     problems = some_problems_of(shapes, shapes_file, Spec(device_type=device.torch_device.type, **options))
@@ -69,7 +68,7 @@ def build(
             expected = f"expected one that compiles kernels: {', '.join(sorted(TEMPLATES))}"
             raise click.UsageError(f"--backends: got {', '.join(enabled)}, {expected}")
         kept = f"compiled kernels are kept in {chosen.folder}"
-        with settings.patch(backends=names) as restricted, watched(quiet=quiet, kept=kept) as progress:
+        with settings.patch(backends=names) as restricted, watched(kept=kept) as progress:
             built = _build(problems, device, restricted, progress)
     if json_file != STDOUT:
         backends = ", ".join(f"{name} ({load(name).available(device).detail})" for name in names)

@@ -12,8 +12,8 @@ from .. import settings
 from ..choice import Offers
 from ..device import detect
 from ..selector.offers import enabled_backends, offers_for
-from ..selector.table import new_table, refusal_lines
-from .asked import arch_of, settings_changes
+from ..selector.table import TextTable, refusal_lines
+from .asked import arch_of, refuse_if_disabled, settings_changes
 from .output import STDOUT, write_json
 from .printing import show
 from .shapes import problem_of_word
@@ -22,6 +22,7 @@ from .spec import Spec
 
 def choices(*, shape: str, arch: str | None, json_file: str | None, **options: Any) -> None:
     """List the choices that tuning a shape would try. ``options`` hold those for settings and for the problem."""
+    refuse_if_disabled()
     device = arch_of(arch) or detect()
     changes = settings_changes(options)
     wanted = problem_of_word(shape, Spec(device_type=device.torch_device.type, **options))
@@ -50,7 +51,7 @@ def choices(*, shape: str, arch: str | None, json_file: str | None, **options: A
 
 def _parts(heading: str, offers: Offers) -> Iterator[RenderableType]:
     yield Text(heading, style="bold")
-    table = new_table(texts=("choice", "backend"), last="config")
+    table = TextTable(texts=("choice", "backend"), last="config", optional=("backend",))
     for choice in offers.choices:
         config = " ".join(f"{key}={value}" for key, value in choice.info.items())
         table.add_row(Text(choice.name), Text(choice.backend), Text(config))

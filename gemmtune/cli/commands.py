@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import importlib
+from collections.abc import Collection
 from typing import Any
 
 import click
 
 from ..conformance.option_table import OPTIONS
 from ..perf_gate.options import ANCHORS, FOLDER, LEAST_PROCESSES, PICK, PROCESSES
-from .completion import complete_gemm
+from ..settings import Settings
+from . import words
+from .completion import complete_gemm, complete_of
 from .options import (
     arch_option,
     device_option,
@@ -20,16 +25,15 @@ from .options import (
     shapes_option,
     timing_option,
 )
-from .output import json_option
+from .output import level_options, output_options
+from .running import run
+from .store_commands import STORE_COMMANDS
 
 TABLE_ROWS = 12
+SETTINGS = tuple(field.name for field in dataclasses.fields(Settings))
 _TYPES: dict[str, Any] = {"integer": int, "seconds": float}
-
-
-def _run(command: str, given: dict[str, Any]) -> Any:
-    """Run ``module.function`` of this folder with the given options. This imports torch, which help does not."""
-    module, _, function = command.partition(".")
-    return getattr(importlib.import_module(f".{module}", __package__), function)(**given)
+_PATHS = {"FILE": click.Path(), "DIR": click.Path(file_okay=False)}
+"""Types of options by their metavar, for completion in shells."""
 
 
 @click.command()
@@ -48,14 +52,20 @@ def _run(command: str, given: dict[str, Any]) -> Any:
 @click.option("--again", is_flag=True, help="Measure again what was measured on a busy machine.")
 @click.option("--wait-quiet", is_flag=True, help="Wait up to two minutes for a quiet machine before measuring.")
 @click.option("--accept-busy", is_flag=True, help="Measure once on a busy machine, too. Results are marked all the same.")
-@click.option("--recorded", metavar="FILE", help="A file of gemmtune record. Its heaviest problems come first.")
+@click.option(
+    "--budget",
+    "budget_s",
+    type=click.FloatRange(min=0, min_open=True),
+    metavar="SECONDS",
+    help="Seconds for all shapes. What is measured by then is kept and picked from; another tune goes on.",
+)
+@click.option("--recorded", metavar="FILE", type=click.Path(), help="A file of gemmtune record. Its heaviest problems come first.")
 @click.option(
     "--rows", type=click.IntRange(min=0), default=TABLE_ROWS, show_default=True, help="Number of choices to show; 0 shows all."
 )
-@click.option("--quiet", is_flag=True, help="Print one line for each shape, without progress and tables.")
-@json_option
+@output_options
 def tune(**given: Any) -> None:
-    """Find the fastest correct choice for each SHAPE and remember it.
+    """Find and store the fastest correct choice for each SHAPE.
 
     A SHAPE is MxNxK, or BxMxNxK for a batch: out[M, N] = a[M, K] @ b[K, N]. Stored results are not measured again. LO..HI instead
     of M makes a table with a choice for each M of the range. Calls within the range then never tune.
@@ -69,7 +79,7 @@ def tune(**given: Any) -> None:
     gemmtune tune 16x8192x8192 --op mixed_mm --dtype float16 --scales group_128 --encoding int4
     gemmtune tune 512x512x511 --allow '^aten|_pad' --deny _k
     """
-    _run("tune.tune", given)
+    run("tune.tune", given)
 
 
 @click.command(context_settings={"ignore_unknown_options": True})
@@ -78,14 +88,17 @@ def tune(**given: Any) -> None:
     "--output",
     "file",
     metavar="FILE",
+    type=click.Path(),
     default="shapes.json",
     show_default=True,
     help="The file to write.",
 )
 @click.argument("program", nargs=-1, type=click.UNPROCESSED, required=True, metavar="-- PROGRAM [ARGUMENTS]...")
-@json_option
+@output_options
 def record(**given: Any) -> int:
-    """Run a Python program and record the products that it computes with torch and gemmtune. tune --recorded reads the file.
+    """Run a Python program and record the products it computes.
+
+    These are calls of torch and of gemmtune. tune --recorded reads the file.
 
     PROGRAM is a script, or python with a script or a module. It runs unchanged in this process, except that torch.compile leaves
     functions uncompiled. This command returns its exit status, and always writes the products recorded so far.
@@ -94,7 +107,7 @@ def record(**given: Any) -> int:
     gemmtune record -- python train.py --steps 10
     gemmtune record -o shapes.json -- python -m mypkg.generate
     """  # fmt: skip
-    return int(_run("recording.record", given))
+    return int(run("recording.record", given, logs=False))
 
 
 @click.command()
@@ -103,15 +116,36 @@ def record(**given: Any) -> int:
 @problem_options
 @search_options
 @filter_options
-@json_option
+@output_options
 def choices(**given: Any) -> None:
-    """List the choices that tuning SHAPE would try, and the refused ones with their reasons.
+    """List the choices that tuning SHAPE would try.
+
+    The refused ones follow, with reasons.
 
     \b
     gemmtune choices 512x512x512 --arch sm80 --backends triton
     gemmtune choices 512x512x512 --arch sm90 --allow 'triton:mm_128x'
     """
-    _run("choices.choices", given)
+    run("choices.choices", given)
+
+
+@click.command()
+@click.argument("shape")
+@problem_options
+@device_option
+@search_options
+@filter_options
+@timing_option
+@output_options
+def explain(**given: Any) -> None:
+    """Show which choice a call of SHAPE runs, and why.
+
+    The measured choices follow, with those that were refused or failed. Nothing is measured.
+
+    \b
+    gemmtune explain 16x4096x4096 --dtype bfloat16
+    """
+    run("explain.explain", given)
 
 
 @click.command()
@@ -121,64 +155,52 @@ def choices(**given: Any) -> None:
 @problem_options
 @search_options
 @filter_options
-@click.option("--quiet", is_flag=True, help="Show no progress.")
-@json_option
+@output_options
 def build(**given: Any) -> int:
-    """Compile the kernels that tuning each SHAPE would compile into the cache folder (GEMMTUNE_CACHE_DIR), and run nothing.
+    """Compile ahead of time the kernels that tuning would compile.
 
-    A machine with this cache folder and the same versions then tunes with the same search without compiling.
+    They go into the cache folder (GEMMTUNE_CACHE_DIR), and nothing runs. A machine with this cache folder and the same
+    versions then tunes with the same search without compiling.
 
     \b
     gemmtune build 4096x4096x4096 --arch sm90 --backends triton,cutlass
     gemmtune build --shapes models.json --arch sm80 --search quick
     """
-    return int(_run("build.build", given))
-
-
-@click.command()
-@click.option(
-    "--rows", type=click.IntRange(min=1), default=3, show_default=True, help="Number of choices to show for each problem."
-)
-@json_option
-def show(**given: Any) -> None:
-    """Show the contents of the store: the pick and the next best choices of each problem, by machine."""
-    _run("stores.show", given)
-
-
-@click.command("export")
-@click.argument("file", metavar="FILE")
-@json_option
-def export_store(**given: Any) -> None:
-    """Write the whole store to FILE, as JSON that import reads."""
-    _run("stores.export_store", given)
-
-
-@click.command("import")
-@click.argument("file", metavar="FILE")
-@json_option
-def import_store(**given: Any) -> None:
-    """Merge a FILE that export wrote into the store. If both have a choice, the later measurement stays."""
-    _run("stores.import_store", given)
-
-
-@click.command()
-@click.argument("other_store", metavar="OTHER_STORE")
-@json_option
-def merge(**given: Any) -> None:
-    """Merge another store, an SQLite file, into the store. If both have a choice, the later measurement stays."""
-    _run("stores.merge", given)
+    return int(run("build.build", given))
 
 
 @click.command()
 @click.option("--build", "build_native", is_flag=True, help="Compile the native look-up of warm calls if it is missing.")
-@json_option
+@output_options
 def doctor(**given: Any) -> int:
-    """Show versions, devices, compilers, backends, the native look-up, the store and the cache folder.
+    """Show what gemmtune finds here, and what is missing.
 
-    The exit status is 1 if the store or the cache folder cannot be used, if no backend works on any device, or if --build
+    These are versions, devices, compilers, backends, the native look-up, the store and the cache folder. The exit
+    status is 1 if the store or the cache folder cannot be used, if no backend works on any device, or if --build
     fails.
     """
-    return int(_run("doctor.doctor", given))
+    return int(run("doctor.doctor", given))
+
+
+@click.command("settings")
+@click.argument("names", nargs=-1, metavar="[NAME]...", shell_complete=complete_of(SETTINGS))
+@click.option("--changed", is_flag=True, help="Leave out settings with their default.")
+@output_options
+def show_settings(**given: Any) -> None:
+    """Show the settings in force, and the source of each.
+
+    A variable GEMMTUNE_<NAME> sets one, or else a line of the nearest pyproject.toml with a table [tool.gemmtune].
+
+    \b
+    gemmtune settings --changed
+    gemmtune settings search timing
+    """
+    run("settings_table.show_settings", given)
+
+
+def _words_of(option: str) -> Collection[str]:
+    """Return the legal words of an option of the suite. This imports torch."""
+    return importlib.import_module("..conformance.options", __package__).WORDS[option]  # type: ignore[no-any-return]
 
 
 @click.command()
@@ -190,7 +212,7 @@ def doctor(**given: Any) -> int:
     show_default=True,
     help="The archive, or the new or empty folder, to write.",
 )
-@json_option
+@output_options
 def bundle(**given: Any) -> None:
     """Pack the store, the kernels and the native look-up for a container image.
 
@@ -201,7 +223,7 @@ def bundle(**given: Any) -> None:
     gemmtune bundle
     gemmtune bundle --output image/gemmtune
     """
-    _run("bundle.bundle", given)
+    run("bundle.bundle", given)
 
 
 def _conformance_options(function: Any) -> Any:
@@ -209,7 +231,11 @@ def _conformance_options(function: Any) -> Any:
         more: dict[str, Any] = {"is_flag": True}
         if option.kind != "flag":
             kind = click.Choice(option.choices) if option.choices and not option.repeated else _TYPES.get(option.kind, str)
-            more = {"type": kind, "multiple": option.repeated, "metavar": option.metavar}
+            more = {"type": _PATHS.get(option.metavar or "", kind), "multiple": option.repeated, "metavar": option.metavar}
+        if option.metavar == "DEVICE":
+            more["shell_complete"] = complete_of(words.DEVICES)
+        if option.kind == "words":
+            more["shell_complete"] = complete_of(option.choices or functools.partial(_words_of, option.name), several=True)
         function = click.option(option.spelling, option.name, help=option.help, **more)(function)
     return function
 
@@ -218,11 +244,13 @@ def _conformance_options(function: Any) -> Any:
 @click.argument("gemm", required=False, metavar="[MODULE:NAME]", shell_complete=complete_gemm)
 @_conformance_options
 @click.option("-k", "keyword", metavar="EXPRESSION", help="Run only cases whose id matches, like pytest's -k.")
+@level_options
 @click.argument("pytest_arguments", nargs=-1, type=click.UNPROCESSED, metavar="[-- PYTEST_ARGUMENTS]")
 def conformance(**given: Any) -> None:
-    """Test if a GEMM is correct: MODULE:NAME is a function f(a, b), or a module or object with functions named as in torch.
+    """Test if a GEMM is correct.
 
-    The GEMM may refuse undeclared inputs, but every result must be correct. Each case runs in a worker process, so a crash or a
+    MODULE:NAME is a function f(a, b), or a module or object with functions named as in torch. The GEMM may refuse
+    undeclared inputs, but every result must be correct. Each case runs in a worker process, so a crash or a
     hang is one failure. Exit status of the cases that ran: 0 it conforms, 1 it does not, 2 it could not be tested.
 
     \b
@@ -234,7 +262,7 @@ def conformance(**given: Any) -> None:
     gemmtune conformance backend:triton
     gemmtune conformance --sm 80
     """  # fmt: skip
-    _run("conformance.conformance", given)
+    run("conformance.conformance", given)
 
 
 @click.command("perf-gate")
@@ -252,7 +280,14 @@ def conformance(**given: Any) -> None:
     help="The GEMM to judge: gemmtune's pick, a choice such as cpp:…, or a function as package.module:function.",
 )
 @click.option("--anchor", type=click.Choice(ANCHORS), help="Compare with torch (default), or with the stored ratio to torch.")
-@click.option("--baselines", metavar="DIR", default=FOLDER, show_default=True, help="Folder of stored ratios.")
+@click.option(
+    "--baselines",
+    metavar="DIR",
+    type=click.Path(file_okay=False),
+    default=FOLDER,
+    show_default=True,
+    help="Folder of stored ratios.",
+)
 @click.option(
     "--require-baseline", "--gemm-require-baseline", is_flag=True, help="Fail without a baseline; implies --anchor baseline."
 )
@@ -265,11 +300,11 @@ def conformance(**given: Any) -> None:
     show_default=True,
     help="Number of fresh processes in a batch.",
 )
-@click.option("--quiet", is_flag=True, help="Show no progress.")
-@json_option
+@output_options
 def perf_gate(**given: Any) -> None:
-    """Check if a SHAPE takes over 2% longer than torch or than its baseline.
+    """Check that no SHAPE takes over 2% longer than torch.
 
+    The limit may also be the stored ratio of an earlier run.
     A SHAPE is MxNxK, or BxMxNxK for a batch. The default is the shapes of the baselines if --anchor is baseline, else a small set.
     Exit status: 0 nothing is slower, 1 a regression or a missing required baseline, 2 not measured, 3 nothing was judged.
 
@@ -278,9 +313,9 @@ def perf_gate(**given: Any) -> None:
     gemmtune perf-gate --shapes models.json --update-baseline
     gemmtune perf-gate --require-baseline
     """  # fmt: skip
-    _run("perf_gate.perf_gate", given)
+    run("perf_gate.perf_gate", given)
 
 
 COMMANDS: tuple[click.Command, ...] = (
-    tune, record, choices, build, show, export_store, import_store, merge, doctor, bundle, conformance, perf_gate,
+    tune, explain, record, choices, build, *STORE_COMMANDS, show_settings, doctor, bundle, conformance, perf_gate,
 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Shell completion of MODULE:NAME from files alone, importing only what finds modules."""
+"""Shell completion of lists of words, and of MODULE:NAME from files alone, importing only what finds modules."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import ast
 import os
 import pkgutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 
 import click
@@ -14,6 +14,24 @@ from click.shell_completion import CompletionItem
 
 BACKENDS = Path(__file__).parents[1] / "conformance" / "gemms" / "backends.py"
 """Source of our backends, which are named like ``backend:triton``."""
+
+
+Complete = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]
+
+
+def complete_of(words: Collection[str] | Callable[[], Collection[str]], *, several: bool = False) -> Complete:
+    """Return the completion of a word of a list, or with ``several`` of the last of words that are joined by commas.
+
+    A function returns a list that takes long to import.
+    """
+
+    def complete(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:  # noqa: ARG001 - click's
+        *before, last = incomplete.split(",") if several else [incomplete]
+        given = "".join(f"{word}," for word in before)
+        known = words() if callable(words) else words
+        return [CompletionItem(given + word) for word in known if word.startswith(last) and word not in before]
+
+    return complete
 
 
 def complete_gemm(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:  # noqa: ARG001 - click's

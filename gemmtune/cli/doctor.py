@@ -50,7 +50,7 @@ def doctor(json_file: str | None, *, build_native: bool = False) -> int:
     Return 1 if the store or the cache folder cannot be used, or if no backend works on any device. Return 1 also if a
     requested build of the native look-up fails.
     """
-    data = report(settings.current(), build_native=build_native)
+    data = report(settings.given(), build_native=build_native)
     if json_file != STDOUT:
         parts: list[Text] = []
         for title, lines in _sections(data):
@@ -213,7 +213,7 @@ def _cache_folder(chosen: Settings) -> dict[str, Any]:
 
 def _store(chosen: Settings, devices: list[DeviceInfo]) -> dict[str, Any]:
     """Return the state and contents of the store, and its limits for the devices."""
-    store = open_store(chosen)
+    store = open_store(dataclasses.replace(chosen, disable=False))
     health = store.health()
     problem = health.detail if health.state == "memory" else None
     facts = dataclasses.asdict(health) | {"path": str(health.path)}

@@ -10,23 +10,46 @@ import click
 from ..backends.table import BACKENDS
 from ..settings import Search, Timing
 from . import words
+from .completion import complete_gemm, complete_of
 from .product import click_options
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 
 arch_option = click.option(
-    "--arch", metavar="ARCH", help=f"One of {', '.join(words.ARCHITECTURES)}; this machine's device by default."
+    "--arch",
+    metavar="ARCH",
+    shell_complete=complete_of(words.ARCHITECTURES),
+    help=f"One of {', '.join(words.ARCHITECTURES)}; this machine's device by default.",
 )
 """Architecture for which the command answers."""
 shapes_argument = click.argument("shapes", nargs=-1, metavar="[SHAPE]...")
-shapes_option = click.option("--shapes", "shapes_file", metavar="FILE", help="A JSON file with a list of shapes.")
-device_option = click.option("--device", metavar="DEVICE", help="cpu, cuda or cuda:N; by default cuda if there is a GPU.")
+shapes_option = click.option(
+    "--shapes", "shapes_file", metavar="FILE", type=click.Path(), help="A JSON file with a list of shapes."
+)
+device_option = click.option(
+    "--device",
+    metavar="DEVICE",
+    shell_complete=complete_of(words.DEVICES),
+    help="cpu, cuda or cuda:N; by default cuda if there is a GPU.",
+)
 timing_option = click.option(
     "--timing",
     type=click.Choice(get_args(Timing)),
     help="graph: kernel time alone; spaced: between other kernels; eager: with the host's cost.",
 )
+
+
+def selection_options(function: F) -> F:
+    """Add the options that select problems of the store."""
+    return _all(
+        function,
+        shapes_argument,
+        click.option(
+            "--match", metavar="REGEX", help="Only problems whose text matches REGEX (re.search), such as '^bmm .* float16'."
+        ),
+        click.option("--here", is_flag=True, help="Only measurements that count on this machine."),
+    )
 
 
 def problem_options(function: F) -> F:
@@ -39,12 +62,12 @@ def search_options(function: F) -> F:
     return _all(
         function,
         click.option(
-            "--backends", metavar="NAMES",
+            "--backends", metavar="NAMES", shell_complete=complete_of(BACKENDS, several=True),
             help=f"Comma-separated names of {', '.join(BACKENDS)}; by default all that serve the device.",
         ),
         click.option("--search", type=click.Choice(get_args(Search)), help="How many configs each template offers."),
         click.option(
-            "--with", "extra_choices", multiple=True, metavar="MODULE:FUNCTION",
+            "--with", "extra_choices", multiple=True, metavar="MODULE:FUNCTION", shell_complete=complete_gemm,
             help="Your own GEMM to include, such as mylib.ops:matmul; may be given several times.",
         ),
     )  # fmt: skip

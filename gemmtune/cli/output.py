@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import json
+import logging
+import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import click
 
 STDOUT = "-"
+LOG = logging.getLogger("gemmtune")
+LEVEL = "gemmtune.level"
+"""Key of a click context's ``meta`` for the least level of messages, as in ``logging``."""
+F = TypeVar("F", bound=Callable[..., Any])
 INTERRUPTED = 130
 """Exit status of a command that Ctrl-C ended: 128 + SIGINT, as shells report it."""
 
@@ -27,8 +33,8 @@ class CouldNotTest(click.ClickException):
 
 
 def note(text: str) -> None:
-    """Print a line for the user on standard error."""
-    click.echo(text, err=True)
+    """Print a line for the user on standard error, above a bar of progress there."""
+    print(text, file=sys.stderr)
 
 
 def write_json(path: str | None, data: Any) -> None:
@@ -61,16 +67,6 @@ def _checked_path(_context: click.Context, _parameter: click.Parameter, value: s
     return value
 
 
-json_option = click.option(
-    "--json",
-    "json_file",
-    metavar="FILE",
-    callback=_checked_path,
-    help="Write the result as JSON to FILE; - is standard output, which then gets nothing else.",
-)
-"""Option of every command."""
-
-
 @contextmanager
 def warnings_as_lines() -> Iterator[None]:
     """Print warnings within the block as one line each, without the source line that raised them."""
@@ -79,7 +75,79 @@ def warnings_as_lines() -> Iterator[None]:
         yield
 
 
+def message_level() -> int:
+    """Return the least level of messages that the command prints: INFO, or what ``--quiet`` and ``--verbose`` select."""
+    context = click.get_current_context(silent=True)
+    return logging.INFO if context is None else int(context.meta.get(LEVEL, logging.INFO))
+
+
+def is_quiet() -> bool:
+    """Return True with ``--quiet``: results and errors are printed, and neither progress nor warnings."""
+    return message_level() > logging.WARNING
+
+
+def _set_level(context: click.Context, parameter: click.Parameter, value: bool) -> None:
+    if value:
+        context.meta[LEVEL] = logging.ERROR if parameter.name == "quiet" else logging.DEBUG
+
+
+def level_options(function: F) -> F:
+    """Add the options of every command that select its messages. The last one given holds."""
+    options = (("-q", "--quiet", "Print results and errors only."), ("-v", "--verbose", "Print messages for debugging too."))
+    for *names, text in reversed(options):
+        function = click.option(*names, is_flag=True, expose_value=False, callback=_set_level, help=text)(function)
+    return function
+
+
+def output_options(function: F) -> F:
+    """Add the options of every command about its output."""
+    json_option = click.option(
+        "--json",
+        "json_file",
+        metavar="FILE",
+        type=click.Path(),
+        callback=_checked_path,
+        help="Write the result as JSON to FILE; - is standard output, which then gets nothing else.",
+    )
+    return json_option(level_options(function))
+
+
+class _Notes(logging.Handler):
+    """Handler that prints records as notes."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        note("warning: " * (record.levelno >= logging.WARNING) + record.getMessage())
+
+
+@contextmanager
+def log_as_notes() -> Iterator[None]:
+    """Print gemmtune's log within the block as notes, from ``message_level`` on."""
+    before, handler = LOG.level, _Notes()
+    LOG.setLevel(message_level())
+    LOG.addHandler(handler)
+    try:
+        yield
+    finally:
+        LOG.removeHandler(handler)
+        LOG.setLevel(before)
+
+
+@contextmanager
+def announced(text: str) -> Iterator[None]:
+    """Show a text on a terminal during the block, unless the command is quiet."""
+    shown = sys.stderr.isatty() and not is_quiet()
+    if shown:
+        click.echo(f"{text} …\r", nl=False, err=True)
+    try:
+        yield
+    finally:
+        if shown:
+            click.echo(" " * (len(text) + 2) + "\r", nl=False, err=True)
+
+
 def _note_warning(message: Warning | str, category: type[Warning], *_: object, **__: object) -> None:
-    """Print a warning, as a replacement for ``warnings.showwarning``."""
+    """Print a warning unless the command is quiet, as a replacement for ``warnings.showwarning``. It may come from any thread."""
+    if not LOG.isEnabledFor(logging.WARNING):
+        return
     kind = "" if issubclass(category, (UserWarning, RuntimeWarning)) else f" ({category.__name__})"
     note(f"warning: {message}{kind}")

@@ -17,8 +17,8 @@ from ..perf_gate.gate import problems_without_names, run_gate
 from ..perf_gate.options import GateOptions
 from ..perf_gate.result import renderables, warnings
 from ..problem import Problem
-from .asked import device_of, settings_changes
-from .output import STDOUT, CouldNotTest, note, write_json
+from .asked import device_of, refuse_if_disabled, settings_changes
+from .output import LOG, STDOUT, CouldNotTest, is_quiet, note, write_json
 from .printing import show, watched
 from .shapes import problems_of
 from .spec import Spec
@@ -27,24 +27,25 @@ GATE_OPTIONS = ("device", "candidate", "anchor", "baselines", "require_baseline"
 """Options of the command that belong to the gate. The others are for settings and problems."""
 
 
-def perf_gate(*, shapes: tuple[str, ...], shapes_file: str | None, quiet: bool, json_file: str | None, **options: Any) -> None:
+def perf_gate(*, shapes: tuple[str, ...], shapes_file: str | None, json_file: str | None, **options: Any) -> None:
     """Check if a shape takes longer than allowed. ``options`` hold those for settings, the gate and problems."""
+    refuse_if_disabled()
     try:
         given = {name: options.pop(name) for name in GATE_OPTIONS}
         given["anchor"] = given["anchor"] or ("baseline" if given["require_baseline"] else "torch")
         gate = GateOptions(**given)
         info = device_of(gate.device)
-        with settings.patch(**settings_changes(options)), watched(quiet=quiet) as progress:
+        with settings.patch(**settings_changes(options)), watched() as progress:
             spec = Spec(device_type=info.torch_device.type, **options)
             problems = problems_of(shapes, shapes_file, spec) or _unnamed(gate, options)
-            result = run_gate(problems, gate, tell=(lambda _: None) if quiet else note, progress=progress)
+            result = run_gate(problems, gate, tell=(lambda _: None) if is_quiet() else note, progress=progress)
     except GemmtuneError as error:
         raise CouldNotTest(str(error)) from error
     if json_file != STDOUT:
         show(renderables(result))
     write_json(json_file, result.to_json())
     for line in warnings(result):
-        note(f"warning: {line}")
+        LOG.warning(line)
     if result.exit_status:
         raise click.exceptions.Exit(result.exit_status)
 

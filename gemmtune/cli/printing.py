@@ -8,10 +8,13 @@ from collections.abc import Iterable, Iterator
 
 import click
 from rich.console import Console, RenderableType
+from rich.text import Text
 
+from ..problem import Problem
 from ..selector.progress import Progress, progress_for
-from ..selector.table import plain_text
-from .output import INTERRUPTED, note
+from ..selector.result import ProblemResult
+from ..selector.table import pick_line, plain_text, renderables
+from .output import INTERRUPTED, is_quiet, note
 
 
 def show(parts: Iterable[RenderableType]) -> None:
@@ -20,14 +23,51 @@ def show(parts: Iterable[RenderableType]) -> None:
         console = Console(file=sys.stdout, highlight=False, markup=False, emoji=False)
         for part in parts:
             console.print(part)
-    else:
-        click.echo(plain_text(parts))
+    elif text := plain_text(parts):
+        click.echo(text)
+
+
+class Results(Progress):
+    """Listener that prints each result on standard output as soon as it is known, and passes on everything else.
+
+    With ``--quiet`` a result is one line.
+    """
+
+    def __init__(self, progress: Progress, max_rows: int | None) -> None:
+        self.progress = progress
+        self._max_rows = max_rows
+        self._count = 0
+
+    def begin(self, problem: Problem, total_problems: int) -> None:
+        """Pass on the start of a problem."""
+        self.progress.begin(problem, total_problems)
+
+    def stage(self, name: str, done: int, total: int) -> None:
+        """Pass on the progress of a stage."""
+        self.progress.stage(name, done, total)
+
+    def end(self, result: ProblemResult) -> None:
+        """Print the result."""
+        self.progress.close()
+        if is_quiet():
+            show([Text(f"{result.problem}: {pick_line(result)}")])
+        else:
+            show([*([Text("")] if self._count else []), *renderables([result], max_rows=self._max_rows)])
+        self._count += 1
+
+    def message(self, text: str) -> None:
+        """Pass on a text."""
+        self.progress.message(text)
+
+    def close(self) -> None:
+        """End the reports."""
+        self.progress.close()
 
 
 @contextlib.contextmanager
-def watched(*, quiet: bool = False, kept: str = "") -> Iterator[Progress]:
-    """Show the progress of the block unless it is ``quiet``. ``kept`` says what remains of its work after Ctrl-C."""
-    progress = Progress() if quiet else progress_for()
+def watched(*, kept: str = "") -> Iterator[Progress]:
+    """Show the progress of the block unless the command is quiet. ``kept`` says what remains of its work after Ctrl-C."""
+    progress = Progress() if is_quiet() else progress_for()
     try:
         yield progress
     except KeyboardInterrupt:

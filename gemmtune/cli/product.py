@@ -10,6 +10,7 @@ from typing import Any
 
 import click
 
+from ..operand_kinds import full_dtype_name
 from . import words
 
 
@@ -23,17 +24,24 @@ class Kind:
     """None for a flag."""
 
 
-class _WeightDtype(click.Choice[str]):
-    """Name of a dtype of b. Four-bit numbers are an encoding instead."""
+class _Dtype(click.Choice[str]):
+    """Name of a dtype, such as bfloat16 or bf16. Four-bit numbers are an encoding instead."""
 
     def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
         if value in words.ENCODINGS:
             self.fail(f"got {value!r}, which is a way to pack b and not a dtype; give --encoding {value}", param, ctx)
-        return super().convert(value, param, ctx)
+        return super().convert(full_dtype_name(value), param, ctx)
 
 
-def _one_of(*legal: str, hint: str = "", type: click.ParamType[Any] | None = None) -> Kind:
-    return Kind(type=type or click.Choice(legal), check=legal.__contains__, expected=f"one of {', '.join(legal)}{hint}")
+def _one_of(*legal: str) -> Kind:
+    return Kind(type=click.Choice(legal), check=legal.__contains__, expected=f"one of {', '.join(legal)}")
+
+
+def _dtype_of(*legal: str, hint: str = "") -> Kind:
+    def check(value: Any) -> bool:
+        return isinstance(value, str) and full_dtype_name(value) in legal
+
+    return Kind(type=_Dtype(legal), check=check, expected=f"one of {', '.join(legal)}{hint}")
 
 
 _TEXT = 'a side such as 64, or rows and columns such as "64x32"'
@@ -44,8 +52,8 @@ WHOLE = Kind(expected="a whole number", check=lambda x: type(x) is int and x >= 
 _COUNT = Kind(expected="a whole number from 1 on", check=lambda x: type(x) is int and x >= 1, type=click.IntRange(1))
 _BLOCK = Kind(expected=_TEXT, check=lambda x: re.fullmatch(r"\d+(x\d+)?", str(x)) is not None, type=str)
 _HINT = "; four bits are an encoding, int4 or uint4"
-_DTYPE_OF_B = _one_of(*words.B_DTYPES, hint=_HINT, type=_WeightDtype(words.B_DTYPES))
-_RESULT = _one_of(*words.RESULT_DTYPES)
+_DTYPE_OF_B = _dtype_of(*words.B_DTYPES, hint=_HINT)
+_RESULT = _dtype_of(*words.RESULT_DTYPES)
 
 
 def _option(kind: Kind, text: str, default: Any = None, **more: Any) -> Any:
@@ -60,7 +68,7 @@ class Product:
 
     op: str | None = _option(_one_of(*words.OPS), "Operation; by default mm, or bmm for BxMxNxK.")
     dtype: str | None = _option(
-        _one_of(*words.DTYPES),
+        _dtype_of(*words.DTYPES),
         "Dtype of a, and of a dense b; by default bfloat16, int8 for int_mm and float8_e4m3fn for scaled_mm.",
     )
     layout: str = _option(

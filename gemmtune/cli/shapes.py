@@ -13,6 +13,7 @@ from typing import Any
 import click
 
 from ..errors import InvalidProblemError
+from ..operand_kinds import full_dtype_name
 from ..problem import Problem
 from ..selector.segments import rows_of
 from . import words
@@ -152,7 +153,7 @@ def why_skipped(entry: Mapping[str, Any], options: Spec) -> str | None:
     """Return why a well-formed entry cannot be tuned here, or None."""
     if entry.get("op") in LATER_OPS:
         return f"{entry['op']} is not an operation of this version, which has {', '.join(words.OPS)}"
-    if entry.get("dtype", options.dtype) == "tf32" and options.device_type != "cuda":
+    if full_dtype_name(str(entry.get("dtype", options.dtype))) == "tf32" and options.device_type != "cuda":
         return TF32_ON_CPU
     return None
 

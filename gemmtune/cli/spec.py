@@ -13,6 +13,7 @@ from typing import Any, cast
 import torch
 
 from ..errors import InvalidProblemError
+from ..operand_kinds import full_dtype_name
 from ..problem import Layout, Precision, Problem
 from ..problem.contiguous import BiasShape, inp_layout
 from ..problem.dtypes import dtype_name, parse_dtype
@@ -29,6 +30,11 @@ class Spec(Product):
     """Options of a product and the device, as a Problem for the sizes of a shape."""
 
     device_type: str = "cpu"
+
+    def __post_init__(self) -> None:
+        for name in ("dtype", "dtype_b", "scale_dtype", "out_dtype"):
+            if isinstance(text := getattr(self, name), str):
+                object.__setattr__(self, name, full_dtype_name(text))
 
     def problem(self, sizes: Sequence[int], where: str) -> Problem:
         """Return the problem of sizes (M, N, K) or (B, M, N, K). ``where`` is at the start of an error message.

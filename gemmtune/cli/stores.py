@@ -2,32 +2,31 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import textwrap
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import click
 from rich.console import RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from .. import settings
 from ..errors import InvalidProblemError, StoreError
-from ..problem import Problem
-from ..problem.rows import RowClass
 from ..selector.candidates import outcome_of
 from ..selector.pick import pick, right
 from ..selector.range_result import table_lines
 from ..selector.result import Outcome, busy
 from ..selector.segments import INVARIANT, TABLE
 from ..selector.segments import Table as Segments
-from ..selector.table import new_table
-from ..store.store import Absorbed, Row, Store, open_store
+from ..selector.table import TextTable
+from ..store.store import Absorbed, Ranged, Row, Store, open_store
 from .output import STDOUT, write_json
 from .printing import show as print_parts
+from .selection import Selection, class_text, machine_text, problem_text
 
 PROBLEM_CHARS = 120
 """Length at which a table cuts a problem's text: an epilogue may have a thousand characters."""
@@ -72,22 +71,25 @@ class Known:
         }
 
 
-def show(rows: int, json_file: str | None) -> None:
+def show(shapes: Sequence[str], match: str | None, here: bool, rows: int, json_file: str | None) -> None:
     """Show the contents of the store: the pick and the next best choices by machine and problem, and the tables for every M."""
-    store = _opened()
+    store, wanted = opened(), Selection.of(shapes, match, here)
     groups: dict[tuple[str, str], list[Row]] = {}
     for row in store.every_row():
         groups.setdefault(row.scope, []).append(row)
+    groups = {scope: group for scope, group in groups.items() if wanted.has(*scope)}
+    tables = [fact for fact in store.every_ranged() if wanted.has_table(fact.key, fact.fingerprint)]
     known = [Known(key=key, fingerprint=machine, rows=tuple(group)) for (key, machine), group in groups.items()]
     known.sort(key=lambda k: (k.fingerprint, problem_text(k.key)))
     if json_file != STDOUT:
-        print_parts((*_parts(store, known, rows), *_tables(store)))
-    write_json(json_file, [*(k.to_json() for k in known), *(fact.to_json() for fact in store.every_ranged())])
+        nothing = "empty; gemmtune tune fills it" if wanted.empty else "nothing of what was asked for"
+        print_parts((f"store: {store.path}", *(_parts(known, rows) if known or tables else [nothing]), *_tables(tables)))
+    write_json(json_file, [*(k.to_json() for k in known), *(fact.to_json() for fact in tables)])
 
 
 def export_store(file: str, json_file: str | None) -> None:
     """Write the whole store to FILE, as JSON that import reads."""
-    store = _opened()
+    store = opened()
     count = store.export_file(file)
     if json_file != STDOUT:
         click.echo(f"{count} rows of {store.path} written to {file}")
@@ -96,21 +98,21 @@ def export_store(file: str, json_file: str | None) -> None:
 
 def import_store(file: str, json_file: str | None) -> None:
     """Merge a FILE that export wrote into the store. If both have a choice, the later measurement stays."""
-    store = _opened()
+    store = opened()
     _report(store, store.import_file(file), file, json_file)
 
 
 def merge(other_store: str, json_file: str | None) -> None:
     """Merge another store, an SQLite file, into the store. If both have a choice, the later measurement stays."""
-    store = _opened()
+    store = opened()
     _report(store, store.merge(other_store), other_store, json_file)
 
 
-def _opened() -> Store:
+def opened() -> Store:
     """Return the store of the settings. Raises StoreError if its file cannot be used, because these commands need the file."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        store = open_store(settings.current())
+        store = open_store(dataclasses.replace(settings.given(), disable=False))
         health = store.health()
     if health.state == "memory":
         # The error repeats the warning.
@@ -130,18 +132,15 @@ def _report(store: Store, absorbed: Absorbed, source: str, json_file: str | None
     write_json(json_file, data | {"store": str(store.path), "source": source})
 
 
-def _parts(store: Store, known: list[Known], rows: int) -> Iterator[RenderableType]:
-    yield f"store: {store.path}"
-    if not known:
-        yield "empty; gemmtune tune fills it"
+def _parts(known: list[Known], rows: int) -> Iterator[RenderableType]:
     for fingerprint in dict.fromkeys(k.fingerprint for k in known):
         yield Text(f"\n{machine_text(fingerprint)}", style="bold")
         yield _table([k for k in known if k.fingerprint == fingerprint], rows)
 
 
-def _tables(store: Store) -> Iterator[RenderableType]:
+def _tables(facts: Iterable[Ranged]) -> Iterator[RenderableType]:
     """Yield a bar of the segments of each table, under its class of problems."""
-    facts = [fact for fact in store.every_ranged() if fact.kind in (TABLE, INVARIANT)]
+    facts = [fact for fact in facts if fact.kind in (TABLE, INVARIANT)]
     for fact in sorted(facts, key=lambda fact: (fact.fingerprint, class_text(fact.key), fact.kind)):
         yield Text(f"\n{class_text(fact.key)}" + ", one choice for every M" * (fact.kind == INVARIANT), style="bold")
         try:
@@ -150,16 +149,13 @@ def _tables(store: Store) -> Iterator[RenderableType]:
             yield Text(f"  {error}")
 
 
-def class_text(key: str) -> str:
-    """Return the text of the class with this key, or the key itself if another version wrote it."""
-    try:
-        return str(RowClass(problem=Problem.from_json(json.loads(key))))
-    except (KeyError, TypeError, ValueError, AttributeError):
-        return key
-
-
-def _table(known: list[Known], rows: int) -> Table:
-    table = new_table(texts=("problem", "choice"), numbers=("time µs", "× torch", "right", "failed"), last="measured (UTC)")
+def _table(known: list[Known], rows: int) -> TextTable:
+    table = TextTable(
+        texts=("problem", "choice"),
+        numbers=("time µs", "× torch", "right", "failed"),
+        last="measured (UTC)",
+        optional=("right", "failed", "measured (UTC)"),
+    )
     for k in known:
         outcomes, speedup = k.outcomes, k.speedup_over_torch
         latest = max(row.measured_at for row in k.rows)
@@ -177,20 +173,3 @@ def _table(known: list[Known], rows: int) -> Table:
         for outcome in outcomes[1:rows]:
             table.add_row("", Text(outcome.name), f"{outcome.time_us:.1f}{busy(outcome.disturbed)}")
     return table
-
-
-def problem_text(key: str) -> str:
-    """Return the text of the problem with this key, or the key itself if another version wrote it."""
-    try:
-        return str(Problem.from_json(json.loads(key)))
-    except (KeyError, TypeError, ValueError, AttributeError):
-        return key
-
-
-def machine_text(fingerprint: str) -> str:
-    """Return the fields of a fingerprint on one line without instruction sets, or the text itself if it is not JSON."""
-    try:
-        fields: dict[str, Any] = json.loads(fingerprint)
-        return ", ".join(f"{name}={value}" for name, value in fields.items() if name != "isa")
-    except (ValueError, AttributeError):
-        return fingerprint

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import click
@@ -14,12 +14,11 @@ from ..integration.measured import in_models
 from ..problem import Problem
 from ..selector.range_result import RangeResult
 from ..selector.result import Outcome, remedy_for
-from ..selector.table import pick_line, renderables
-from ..selector.tuning_result import TuningResult
+from ..selector.table import summary_line
 from ..tuning.tune import tune as run_tuning
-from .asked import device_of, settings_changes
-from .output import STDOUT, write_json
-from .printing import show, watched
+from .asked import device_of, refuse_if_disabled, settings_changes
+from .output import STDOUT, is_quiet, write_json
+from .printing import Results, show, watched
 from .recording import recorded_problems
 from .shapes import parse_rows, range_of_word, some_problems_of
 from .spec import Spec
@@ -37,12 +36,13 @@ def tune(
     again: bool,
     wait_quiet: bool,
     accept_busy: bool,
+    budget_s: float | None,
     rows: int,
-    quiet: bool,
     json_file: str | None,
     **options: Any,
 ) -> None:
     """Find the fastest correct choice for each shape and remember it. ``options`` hold those for settings and for problems."""
+    refuse_if_disabled()
     info = device_of(device)
     if wait_quiet and accept_busy:
         raise click.UsageError("--wait-quiet: got --accept-busy too, expected one of them")
@@ -53,14 +53,16 @@ def tune(
     )
     if batch_invariant and not ranges:
         raise click.UsageError("--batch-invariant: got no range of M, expected one, for instance 1..8192x6144x4096 or --m 1..8192")
+    if budget_s is not None and ranges:
+        raise click.UsageError("--budget: got a range of M too, expected single shapes: a table needs all its measurements")
     if recorded is not None and changes.get("timing") is None:
         changes["timing"] = in_models(settings.current(), info).timing
-    with (
-        settings.patch(**changes) as chosen,
-        watched(quiet=quiet, kept=f"measurements are kept in {chosen.store_file}") as progress,
-    ):
+    if json_file != STDOUT and not is_quiet():
+        show([f"device: {info.name} ({info.arch})"])
+    with settings.patch(**changes) as chosen, watched(kept=f"measurements are kept in {chosen.store_file}") as progress:
         place = str(info.torch_device)
-        result = run_tuning(problems, settings=chosen, progress=progress, device=place, again=again)
+        listener = progress if json_file == STDOUT else Results(progress, rows or None)
+        result = run_tuning(problems, settings=chosen, progress=listener, device=place, again=again, budget_s=budget_s)
         tables = [
             found
             for problem, m in ranges
@@ -68,11 +70,10 @@ def tune(
                 problem, m=m, settings=chosen, progress=progress, device=place, batch_invariant=batch_invariant, again=again
             )
         ]
-    if json_file != STDOUT and quiet:
-        _print_lines(result, tables)
-    elif json_file != STDOUT:
-        parts = [*renderables(result, max_rows=rows or None), *(Text(str(table)) for table in tables)]
-        show([f"device: {info.name} ({info.arch})", *parts])
+    if json_file != STDOUT:
+        if len(result) > 1 and not is_quiet():
+            show([Text(summary_line(result), style="bold")])
+        show([Text(_line(table) if is_quiet() else str(table)) for table in tables])
     write_json(json_file, [*result.to_json(), *(table.to_json() for table in tables)])
     for problem in result:
         if problem.pick is None and not problem.problem.empty:
@@ -96,9 +97,6 @@ def _problems_and_ranges(
     return [], [(problem, wanted) for problem in (*(problem for problem, _ in ranges), *problems)]
 
 
-def _print_lines(result: TuningResult, tables: Iterable[RangeResult]) -> None:
-    """Print a line for each problem and each range."""
-    for problem in result:
-        click.echo(f"{problem.problem}: {pick_line(problem)}")
-    for table in tables:
-        click.echo(f"{table.rows_class}: {len(table.table.segments)} segments of M = {table.table.lo}..{table.table.hi}")
+def _line(found: RangeResult) -> str:
+    """Return the line of a range with ``--quiet``."""
+    return f"{found.rows_class}: {len(found.table.segments)} segments of M = {found.table.lo}..{found.table.hi}"

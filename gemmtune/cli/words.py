@@ -17,6 +17,8 @@ def _operations() -> tuple[str, ...]:
 
 OPS = _operations()
 """Operations that can be tuned. int_mm_mul is int_mm with an epilogue."""
+DEVICES = ("cpu", "cuda", "cuda:0")
+"""Devices that a shell completes. Others are cuda:N."""
 LAYOUTS = ("nn", "nt", "tn", "tt")
 BIASES = get_args(BiasShape)
 FACTORS = ("tensor", "row", "column")

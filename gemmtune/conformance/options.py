@@ -9,17 +9,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..declaration.labels import DTYPES, OPS, SHORT_DTYPES
+from ..declaration.labels import DTYPES, OPS
 from ..declaration.layouts import KINDS
 from ..declaration.subject import SubjectSpec
 from ..declaration.traits import Traits
 from ..errors import ConformanceError
+from ..operand_kinds import full_dtype_name
 from .option_table import OPTIONS, STDOUT, Values
 from .properties.table import PROPERTIES
 
-_WORDS = {"op": OPS, "dtype": tuple(DTYPES), "layout": tuple(KINDS), "properties": tuple(p.name for p in PROPERTIES)}
+WORDS = {"op": OPS, "dtype": tuple(DTYPES), "layout": tuple(KINDS), "properties": tuple(p.name for p in PROPERTIES)}
 """Legal values of the options whose table entry does not list them."""
-_LONG_DTYPES = {short: name for name, short in SHORT_DTYPES.items()}
 _LEAST = {"max_examples": 1, "max_cases": 1, "seed": 0, "min_executed": 1}
 
 
@@ -42,13 +42,13 @@ class RunOptions(Values):
         for option in OPTIONS:
             if option.repeated and option.name in given:
                 words = [word for text in given[option.name] for word in (text.split(",") if option.kind == "words" else [text])]
-                given[option.name] = tuple(_LONG_DTYPES.get(word, word) if option.name == "dtype" else word for word in words)
+                given[option.name] = tuple(full_dtype_name(word) if option.name == "dtype" else word for word in words)
         return cls(**given)
 
     def __post_init__(self) -> None:
         # Words of a closed list.
         for option in OPTIONS:
-            value, legal = getattr(self, option.name), option.choices or _WORDS.get(option.name)
+            value, legal = getattr(self, option.name), option.choices or WORDS.get(option.name)
             for word in value if option.repeated else (value,):
                 if legal and word is not None and word not in legal:
                     raise ConformanceError(f"{option.word}: got {word!r}, expected one of {', '.join(legal)}")

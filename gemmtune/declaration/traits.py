@@ -14,6 +14,7 @@ import torch
 from ..choice import Claims
 from ..errors import TraitsError
 from ..numerics.routed import by_steps
+from ..operand_kinds import full_dtype_name
 from ..problem import Problem
 from ..problem.dtypes import dtype_name
 from .blocks import is_sides
@@ -166,6 +167,7 @@ class Traits:
         if unknown:
             raise TraitsError(f"traits: got {', '.join(unknown)}, expected names out of {', '.join(sorted(known))}")
         values: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in declared.items()}
+        values |= {name: _full_names(values[name]) for name in _OF_DTYPES & values.keys()}
         return dataclasses.replace(self, **values)
 
     def scales_of(self, op: str) -> tuple[str, ...]:
@@ -201,6 +203,18 @@ class Traits:
             name: list(value) if isinstance(value, tuple) else dict(value) if isinstance(value, Mapping) else value
             for name, value in ((trait.name, getattr(self, trait.name)) for trait in dataclasses.fields(self))
         }
+
+
+_OF_DTYPES = {"dtypes", "scale_dtypes", "weights", "results", "index_dtypes", "accumulate", "partials"}
+"""Declarations of dtypes. Each may be torch's, or any name that ``full_dtype_name`` reads."""
+
+
+def _full_names(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return tuple(map(_full_names, value))
+    if isinstance(value, Mapping):
+        return {_full_names(key): _full_names(x) for key, x in value.items()}
+    return full_dtype_name(str(value)) if isinstance(value, str | torch.dtype) else value
 
 
 def gemm(**declared: Any) -> Callable[[F], F]:

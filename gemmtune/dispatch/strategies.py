@@ -163,9 +163,10 @@ def stored_pick(request: Request) -> Plan | None:
 
 def tuned_pick(request: Request) -> Plan | None:
     """Plan the pick of the store, or of a tuning now if the store does not know every choice."""
-    listener = FirstCall(request.problem)
+    listener, candidates, budget_s = FirstCall(request.problem), request.candidates, request.settings.first_call_budget_s
     try:
-        choice, result = select(request.candidates, request.store, listener)
+        candidates = candidates if budget_s is None else candidates.within(budget_s)
+        choice, result = select(candidates, request.store, listener)
     except NoWorkerError as missing:
         request.failed = missing
         return None

@@ -69,8 +69,11 @@ def candidates_in_models(problem: Problem, device: DeviceInfo, settings: Setting
 def tune_products(problems: Iterable[Problem], device: DeviceInfo, settings: Settings, progress: Progress) -> None:
     """Tune products of a model on a device, products with an epilogue last. Stored times are not measured again.
 
-    Products with K = 1 stay torch's: they sum nothing, and Inductor compiles them as pointwise operations.
+    Products with K = 1 stay torch's: they sum nothing, and Inductor compiles them as pointwise operations. Nothing is tuned where
+    the settings disable gemmtune.
     """
+    if settings.disable:
+        return
     distinct = [p for p in dict.fromkeys(problems) if p.device_type == device.type and p.k > 1]
     with use(settings):
         store = open_store(settings)

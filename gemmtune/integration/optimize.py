@@ -56,9 +56,10 @@ def optimize(model: M, *, tune: Any = None, progress: bool = True) -> M:
     """
     check_model("optimize", model, "; for functions there is gemmtune.use()")
     with _all_or_none(model):
-        if tune is not None:
-            _tune(model, tune, progress)
-        verify_defaults(model, progress=progress)
+        if not settings.current().disable:
+            if tune is not None:
+                _tune(model, tune, progress)
+            verify_defaults(model, progress=progress)
         # Give each layer our forward, and torch.compile our pass.
         optimized(model)
         compile_pass.install(tune=tune is not None)

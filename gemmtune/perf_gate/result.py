@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ..problem import Problem
-from ..selector.table import new_table
+from ..selector.table import TextTable
 from .baselines import Baseline
 from .collect import Series
 from .options import GateOptions
@@ -18,7 +18,6 @@ from .statistics import Judgement, Rule, Verdict
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
-    from rich.table import Table
 
 
 @dataclass(slots=True, kw_only=True)
@@ -177,12 +176,12 @@ def _anchor(result: GateResult) -> str:
     return "torch" if result.options.anchor == "torch" else f"the baseline in {result.baselines_file}"
 
 
-def _table(result: GateResult) -> Table:
+def _table(result: GateResult) -> TextTable:
     from rich.text import Text  # noqa: PLC0415 - see renderables
 
     with_baseline = result.options.anchor == "baseline"
     numbers = ("µs", "torch µs", "ratio", *(("baseline", "change") if with_baseline else ()), "±")
-    table = new_table(texts=("problem", "choice"), numbers=numbers, last="verdict")
+    table = TextTable(texts=("problem", "choice"), numbers=numbers, last="verdict", optional=("torch µs", "µs"))
     for entry in result.entries:
         bounds = entry.judgement.bounds if entry.judgement else None
         cells = [

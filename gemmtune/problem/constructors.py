@@ -7,6 +7,7 @@ from typing import Any, Self
 import torch
 
 from .contiguous import BiasShape
+from .dtypes import DType
 from .operations import Encoding
 from .precision import Precision
 from .scales import Scales, WeightScales
@@ -14,7 +15,10 @@ from .structured import StructuredConstructors
 
 
 class Constructors(StructuredConstructors):
-    """Base class with the constructors of ``Problem``. ``device_type`` defaults to cuda if there is a GPU, otherwise to cpu."""
+    """Base class with the constructors of ``Problem``. ``device_type`` defaults to cuda if there is a GPU, otherwise to cpu.
+
+    A dtype is torch's, or a name such as ``bfloat16`` or ``bf16``.
+    """
 
     __slots__ = ()
 
@@ -25,7 +29,7 @@ class Constructors(StructuredConstructors):
         n: int,
         k: int,
         *,
-        dtype: torch.dtype = torch.bfloat16,
+        dtype: DType = torch.bfloat16,
         layout: str = "nt",
         device_type: str | None = None,
         precision: Precision | None = None,
@@ -45,7 +49,7 @@ class Constructors(StructuredConstructors):
         n: int,
         k: int,
         *,
-        dtype: torch.dtype = torch.bfloat16,
+        dtype: DType = torch.bfloat16,
         layout: str = "nt",
         bias: BiasShape = "n",
         alpha: float = 1,
@@ -66,7 +70,7 @@ class Constructors(StructuredConstructors):
         n: int,
         k: int,
         *,
-        dtype: torch.dtype = torch.bfloat16,
+        dtype: DType = torch.bfloat16,
         layout: str = "nt",
         device_type: str | None = None,
         precision: Precision | None = None,
@@ -82,7 +86,7 @@ class Constructors(StructuredConstructors):
         n: int,
         k: int,
         *,
-        dtype: torch.dtype = torch.bfloat16,
+        dtype: DType = torch.bfloat16,
         layout: str = "nt",
         bias: BiasShape = "mn",
         alpha: float = 1,
@@ -101,7 +105,7 @@ class Constructors(StructuredConstructors):
         k: int,
         k2: int | None = None,
         *,
-        dtype: torch.dtype = torch.bfloat16,
+        dtype: DType = torch.bfloat16,
         layout: str = "nt",
         device_type: str | None = None,
         precision: Precision | None = None,
@@ -122,9 +126,9 @@ class Constructors(StructuredConstructors):
         n: int,
         k: int,
         *,
-        dtype: torch.dtype = torch.float8_e4m3fn,
-        dtype_b: torch.dtype | None = None,
-        out_dtype: torch.dtype = torch.bfloat16,
+        dtype: DType = torch.float8_e4m3fn,
+        dtype_b: DType | None = None,
+        out_dtype: DType = torch.bfloat16,
         scales: Scales = "tensor",
         fast_accum: bool = False,
         layout: str = "nt",
@@ -143,12 +147,12 @@ class Constructors(StructuredConstructors):
         n: int,
         k: int,
         *,
-        dtype: torch.dtype = torch.float16,
-        dtype_b: torch.dtype = torch.int8,
+        dtype: DType = torch.float16,
+        dtype_b: DType = torch.int8,
         encoding: Encoding = "",
         scales: WeightScales = "none",
         zeros: bool = False,
-        scale_dtype: torch.dtype | None = None,
+        scale_dtype: DType | None = None,
         layout: str = "nt",
         device_type: str | None = None,
         precision: Precision | None = None,

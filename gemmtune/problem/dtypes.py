@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from ..errors import InvalidProblemError
+from ..operand_kinds import full_dtype_name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,12 +97,8 @@ _OTHERS: dict[torch.dtype, DTypeInfo] = {
 floats: e4m3fn has no infinity and one NaN for each sign. "8-bit Numerical Formats for Deep Neural Networks" (Noune et al., 2022)
 defines the other two."""
 
-_ALIASES = {
-    "fp64": "float64", "double": "float64", "f64": "float64",
-    "fp32": "float32", "float": "float32", "f32": "float32",
-    "fp16": "float16", "half": "float16", "f16": "float16",
-    "bf16": "bfloat16",
-}  # fmt: skip
+DType = torch.dtype | str
+"""Dtype, or a name of one."""
 
 
 def dtype_info(dtype: torch.dtype) -> DTypeInfo:
@@ -124,14 +121,18 @@ def is_float8(dtype: torch.dtype) -> bool:
 
 
 def parse_dtype(name: str) -> torch.dtype:
-    """Return the dtype for a name such as ``bfloat16`` or ``bf16``. Raise InvalidProblemError if no dense operation supports it."""
-    full = _ALIASES.get(name.lower(), name.lower())
-    for dtype, info in DTYPES.items():
-        if info.name == full:
-            return dtype
-    raise InvalidProblemError(
-        f"dtype: got {name!r}, expected one of {', '.join(i.name for i in DTYPES.values())}, or tf32 for float32 in tf32 precision"
-    )
+    """Return the dtype for a name such as ``bfloat16`` or ``bf16``. Raise InvalidProblemError if no operation supports it."""
+    full = full_dtype_name(name)
+    known = {info.name: dtype for dtype, info in (*DTYPES.items(), *_OTHERS.items())}
+    if full not in known:
+        hint = "; for float32 in tf32 precision give precision=Precision(input_mode='tf32')" if full == "tf32" else ""
+        raise InvalidProblemError(f"dtype: got {name!r}, expected one of {', '.join(known)}{hint}")
+    return known[full]
+
+
+def as_dtype(dtype: DType) -> torch.dtype:
+    """Return a dtype that is given as such or by name."""
+    return parse_dtype(dtype) if isinstance(dtype, str) else dtype
 
 
 def accumulator_dtype(dtype: torch.dtype) -> torch.dtype:

@@ -9,6 +9,7 @@ import torch
 
 from ..errors import InvalidProblemError
 from .contiguous import BiasShape, check_size, inp_layout, operand_layouts, scale_fields
+from .dtypes import DType, as_dtype
 from .fields import scalar_class
 from .operation import Op
 from .operations import OPERATIONS, Encoding
@@ -27,16 +28,16 @@ class StructuredConstructors:
         cls,
         op: Op,
         sizes: tuple[int, ...],
-        dtype: torch.dtype,
+        dtype: DType,
         layout: str,
         device_type: str | None,
         precision: Precision | None = None,
         *,
-        dtypes: Mapping[str, torch.dtype | None] | None = None,
+        dtypes: Mapping[str, DType | None] | None = None,
         symbols: Mapping[str, int] | None = None,
         added: tuple[BiasShape, float, float] | None = None,
         scales: str | None = None,
-        scale_dtype: torch.dtype | None = None,
+        scale_dtype: DType | None = None,
         zeros: bool = False,
         **fields: Any,
     ) -> Self:
@@ -46,13 +47,14 @@ class StructuredConstructors:
         ``fields`` are further fields of ``Problem``, which this base class does not know.
         """
         row, gated = OPERATIONS[op], fields.get("gated", "")
+        dtype = as_dtype(dtype)
         for name, size in zip(("batch", "m", "n", "k")[-len(sizes) :], sizes, strict=True):
             check_size(name, size)
         known = dict(zip("BMNK"[-len(sizes) :], sizes, strict=True)) | dict(symbols or {})
         known["N"] *= 2 if gated else 1
-        given = {"a": dtype} | {role: x for role, x in (dtypes or {}).items() if x is not None}
+        given = {"a": dtype} | {role: as_dtype(x) for role, x in (dtypes or {}).items() if x is not None}
         if scales is not None:
-            scaled = scale_fields(row, known, scales, scale_dtype or dtype, zeros=zeros)
+            scaled = scale_fields(row, known, scales, as_dtype(scale_dtype or dtype), zeros=zeros)
             if row.grouped and (scale := scaled["scale_b"]) is not None:
                 known, given = known | {"S": scale.size[0], "T": scale.size[1]}, given | {"scale_b": scale.dtype}
             else:
@@ -74,7 +76,7 @@ class StructuredConstructors:
         n: int,
         k: int,
         *,
-        dtype: torch.dtype = torch.bfloat16,
+        dtype: DType = torch.bfloat16,
         block: int | tuple[int, int] = 64,
         density: float = 0.5,
         imbalance: Imbalance = "even",
@@ -100,7 +102,7 @@ class StructuredConstructors:
         n: int,
         k: int,
         *,
-        dtype: torch.dtype = torch.bfloat16,
+        dtype: DType = torch.bfloat16,
         block: int | tuple[int, int] = 64,
         density: float = 0.5,
         imbalance: Imbalance = "even",
@@ -125,7 +127,7 @@ class StructuredConstructors:
         k: int,
         *,
         groups: int = 8,
-        dtype: torch.dtype = torch.bfloat16,
+        dtype: DType = torch.bfloat16,
         layout: str = "nt",
         device_type: str | None = None,
         precision: Precision | None = None,
@@ -144,10 +146,10 @@ class StructuredConstructors:
         k: int,
         *,
         groups: int = 8,
-        dtype: torch.dtype = torch.bfloat16,
+        dtype: DType = torch.bfloat16,
         encoding: Encoding = "",
         scales: WeightScales = "column",
-        scale_dtype: torch.dtype | None = None,
+        scale_dtype: DType | None = None,
         layout: str = "nt",
         device_type: str | None = None,
         precision: Precision | None = None,
@@ -167,7 +169,7 @@ class StructuredConstructors:
         groups: int = 8,
         tokens: int | None = None,
         gated: str = "",
-        dtype: torch.dtype = torch.bfloat16,
+        dtype: DType = torch.bfloat16,
         layout: str = "nt",
         device_type: str | None = None,
         precision: Precision | None = None,
@@ -190,7 +192,7 @@ class StructuredConstructors:
         *,
         groups: int = 8,
         tokens: int | None = None,
-        dtype: torch.dtype = torch.bfloat16,
+        dtype: DType = torch.bfloat16,
         layout: str = "nt",
         device_type: str | None = None,
         precision: Precision | None = None,
@@ -212,9 +214,9 @@ class StructuredConstructors:
         k: int,
         *,
         groups: int = 8,
-        dtype: torch.dtype = torch.float8_e4m3fn,
-        dtype_b: torch.dtype | None = None,
-        out_dtype: torch.dtype = torch.bfloat16,
+        dtype: DType = torch.float8_e4m3fn,
+        dtype_b: DType | None = None,
+        out_dtype: DType = torch.bfloat16,
         scales: Scales = "row",
         fast_accum: bool = False,
         layout: str = "nt",
@@ -233,7 +235,7 @@ class StructuredConstructors:
         k: int,
         *,
         groups: int = 8,
-        dtype: torch.dtype = torch.bfloat16,
+        dtype: DType = torch.bfloat16,
         layout: str = "tn",
         device_type: str | None = None,
         precision: Precision | None = None,

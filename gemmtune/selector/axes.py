@@ -63,10 +63,12 @@ class _Walk:
             raise GemmtuneError(choice)
         outcome = self._outcomes.get(choice.content_hash)
         if outcome is None:
-            if self._left <= 0:
-                raise GemmtuneError("the search has used up its points")
+            if self._left <= 0 or self._candidates.late:
+                raise GemmtuneError("the search has used up its points or its time")
             if not choice.compiled:
                 self._compile()
+            if self._candidates.late:
+                raise GemmtuneError("the search has used up its time")
             self._left -= 1
             outcome = self._try(choice, self._origin)
         if outcome.status is not Status.OK or outcome.time_us is None:

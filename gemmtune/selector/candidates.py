@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import math
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
 from ..choice import Choice, Offers, Status
 from ..device import DeviceInfo
+from ..effort import CPU_ROUNDS, EFFORT
 from ..filters import HEURISTIC
 from ..problem import Problem
 from ..settings import Settings, Timing
@@ -48,6 +51,8 @@ class Candidates:
     """True if only the offers and their variants count, whatever else the store knows."""
     host_us: float = 0.0
     """Host time that gemmtune adds to a call, if times are those of whole calls; otherwise 0."""
+    deadline: float = math.inf
+    """Time of ``time.monotonic`` after which no choice is examined except torch's own."""
 
     @property
     def only(self) -> Choice | None:
@@ -76,6 +81,16 @@ class Candidates:
     def complete(self) -> bool:
         """True if nothing remains to measure: every offer has an outcome that was compared with the others."""
         return not self.missing and all(o.settled for o in self.known.values())
+
+    @property
+    def late(self) -> bool:
+        """True after the deadline."""
+        return time.monotonic() > self.deadline
+
+    def within(self, seconds: float) -> Candidates:
+        """Return the candidates with a deadline, so that the final rounds end within about so many seconds from now."""
+        rounds_s = EFFORT[self.settings.search].rounds_s * (CPU_ROUNDS if self.device.type == "cpu" else 1.0)
+        return dataclasses.replace(self, deadline=time.monotonic() + max(seconds / 2, seconds - rounds_s))
 
     @property
     def fingerprint(self) -> str:
@@ -113,6 +128,12 @@ class Candidates:
         missing = any(choice.content_hash not in known for choice in self.offers.choices)
         return dataclasses.replace(self, choices=choices, known=_reopened(_compared(known, missing=missing)))
 
+    def partial(self) -> str:
+        """Return the part of the offers that is not measured or compared yet, as text; empty if nothing is missing."""
+        if self.missing:
+            return f"{len(self.missing)} of {len(self.offers.choices)} choices are not measured yet"
+        return "" if self.complete else "the choices near the fastest are not all measured yet"
+
     def narrowed(self, alone: Candidates) -> Candidates:
         """Return the candidates with only those compiled offers that were near the fastest without an epilogue.
 
@@ -142,10 +163,11 @@ _OTHER_TIMING: Mapping[Timing, Timing] = {"graph": "spaced", "spaced": "graph"}
 def _compared(known: Mapping[str, Outcome], *, missing: bool) -> dict[str, Outcome]:
     """Return the outcomes. Unsettle the outcome that was the only correct one if there are others now, or some are ``missing``."""
     others = missing or sum(o.status is Status.OK for o in known.values()) > 1
-    return {digest: _opened(o) if others and o.info.get(SETTLED) == ALONE else o for digest, o in known.items()}
+    return {digest: opened(o) if others and o.info.get(SETTLED) == ALONE else o for digest, o in known.items()}
 
 
-def _opened(o: Outcome) -> Outcome:
+def opened(o: Outcome) -> Outcome:
+    """Return an outcome that is still to be compared with others."""
     return dataclasses.replace(o, info={key: value for key, value in o.info.items() if key != SETTLED})
 
 
@@ -158,9 +180,7 @@ def _reopened(known: dict[str, Outcome]) -> dict[str, Outcome]:
     torch_us = [o.time_us for o in known.values() if o.baseline and o.time_us]
     if not torch_us or any(o.finalist and not o.baseline for o in known.values()):
         return known
-    return {
-        digest: o if o.baseline or o.time_us is None or o.time_us > min(torch_us) else _opened(o) for digest, o in known.items()
-    }
+    return {digest: o if o.baseline or o.time_us is None or o.time_us > min(torch_us) else opened(o) for digest, o in known.items()}
 
 
 def candidates_for(problem: Problem, device: DeviceInfo, settings: Settings, *, host_us: float = 0.0) -> Candidates:

@@ -8,6 +8,7 @@ import functools
 import logging
 import math
 import os
+import time
 from collections.abc import Mapping, Sequence
 
 from ..choice import Choice, Status
@@ -43,6 +44,8 @@ def measure(
     ``compilation`` runs in the background; choices that it does not include are compiled here. ``limits`` rule out times that the
     hardware cannot reach. Return the candidates, the tried variants included.
     """
+    if candidates.late and candidates.picked is not None:
+        return candidates
     todo, settings = candidates.missing, candidates.settings
     effort = EFFORT[settings.search]
     with open_session(candidates.problem, candidates.device, settings, candidates.host_us) as session:
@@ -89,15 +92,16 @@ def _compiled(
     progress: Progress,
     compilation: Compilation | None,
 ) -> Sequence[Choice]:
-    """Return the choices that compile. Give each of the others an outcome."""
+    """Return the choices that compile in time. Give each that fails to compile an outcome."""
     report = functools.partial(progress.stage, "compile")
-    failures = compilation.wait(choices, report) if compilation else {}
-    failures |= precompile([c for c in choices if c.name not in failures], candidates.settings, report)
+    until = (time.monotonic() + candidates.deadline) / 2  # the rest is for measuring
+    failures = compilation.wait(choices, report, until) if compilation else {}
+    failures |= precompile([c for c in choices if c.name not in failures], candidates.settings, report, until)
     for choice in choices:
         if choice.name in failures:
             failure = failures[choice.name]
             outcomes[choice.content_hash] = outcome(choice, candidates, Sample(status=failure.status, reason=failure.reason))
-    return [c for c in choices if c.name not in failures]
+    return [c for c in choices if c.name not in failures and (until == math.inf or c.compile_key is None or c.compiled)]
 
 
 def examine_all(
@@ -112,6 +116,8 @@ def examine_all(
     if not choices:
         return
     for done, choice in enumerate(choices):
+        if candidates.late and not choice.baseline:
+            break
         progress.stage("verify and measure", done, len(choices))
         known = right(outcomes.values())
         best_us = known[0].time_us if known else None
@@ -137,7 +143,7 @@ def search_all_axes(
         return known
 
     def ready(choices: Sequence[Choice]) -> None:
-        precompile(choices, candidates.settings, functools.partial(progress.stage, "compile"))
+        precompile(choices, candidates.settings, functools.partial(progress.stage, "compile"), candidates.deadline)
 
     for origin in origins(candidates, outcomes) if any(not o.settled for o in outcomes.values()) else ():
         search_axes(origin, candidates, outcomes, try_one, ready)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
+import math
 import threading
+import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
@@ -35,14 +38,19 @@ class CompileFailure:
     reason: str
 
 
-def precompile(choices: Sequence[Choice], settings: Settings, progress: Progress | None = None) -> dict[str, CompileFailure]:
+def precompile(
+    choices: Sequence[Choice], settings: Settings, progress: Progress | None = None, until: float = math.inf
+) -> dict[str, CompileFailure]:
     """Compile the kernels that the cache lacks, ``settings.compile_processes`` at a time, and wait for all of them.
 
     Each distinct ``compile_key`` is compiled once. ``progress(done, total)`` is called in this thread, first with done = 0.
-    Return the failures by the name of each choice that shares the key. An interrupt kills the compilers.
+    Return the failures by the name of each choice that shares the key. An interrupt kills the compilers, and so does the time
+    ``until`` of ``time.monotonic``.
     """
+    if time.monotonic() > until:
+        return {}
     with Compilation(choices, settings) as compilation:
-        return compilation.wait(choices, progress)
+        return compilation.wait(choices, progress, until)
 
 
 class Compilation:
@@ -67,12 +75,13 @@ class Compilation:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def wait(self, choices: Iterable[Choice], progress: Progress | None = None) -> dict[str, CompileFailure]:
-        """Wait until the kernels of these choices exist. Return the failures by the name of the choice."""
+    def wait(
+        self, choices: Iterable[Choice], progress: Progress | None = None, until: float = math.inf
+    ) -> dict[str, CompileFailure]:
+        """Wait until the kernels of these choices exist, or ``until`` that time. Return the failures by the name of the choice."""
         outcomes = {c.name: self._outcomes[c.compile_key] for c in choices if c.compile_key in self._outcomes}
-        if progress:
-            _follow(set(outcomes.values()), progress)
-        failures = {name: outcome.result() for name, outcome in outcomes.items()}
+        _follow(set(outcomes.values()), progress or _silent, until)
+        failures = {name: outcome.result() for name, outcome in outcomes.items() if outcome.done()}
         return {name: failure for name, failure in failures.items() if failure}
 
     def wait_for_all(self, progress: Progress) -> None:
@@ -129,12 +138,18 @@ class Compilation:
         return None
 
 
-def _follow(wanted: set[Future[CompileFailure | None]], progress: Progress) -> None:
-    """Report the progress of compilations until all have ended."""
+def _follow(wanted: set[Future[CompileFailure | None]], progress: Progress, until: float = math.inf) -> None:
+    """Report the progress of compilations until all have ended, or ``until`` that time."""
     if wanted:
         progress(0, len(wanted))
-        for done, _ in enumerate(as_completed(wanted), 1):
-            progress(done, len(wanted))
+        rest_s = None if until == math.inf else max(until - time.monotonic(), 0.0)
+        with contextlib.suppress(TimeoutError):
+            for done, _ in enumerate(as_completed(wanted, rest_s), 1):
+                progress(done, len(wanted))
+
+
+def _silent(done: int, total: int) -> None:
+    """Report nothing."""
 
 
 def compile_choice(choice: Choice, settings: Settings) -> None:

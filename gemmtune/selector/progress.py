@@ -59,8 +59,14 @@ class FirstCall(Progress):
 
     def end(self, result: ProblemResult) -> None:
         """Log ``tuned mm 16x4096x4096 float32 nt on cpu in 4.2 s: cpp:…, 1.83x torch``."""
-        speedup = f", {result.speedup_over_torch:.2f}x torch{busy(result.disturbed)}" if result.speedup_over_torch else ""
-        notify(f"tuned {result.problem} in {result.seconds:.1f} s: {result.pick}{speedup}")
+        speedup = ""
+        if result.picked is not None and result.picked.baseline:
+            speedup = ", which is torch's own"
+        elif result.speedup_over_torch:
+            directly = " called directly" * (result.speedup_over_torch < 1)
+            speedup = f", {result.speedup_over_torch:.2f}x torch{directly}{busy(result.disturbed)}"
+        partial = f"; partial, {result.partial} (first_call_budget_s)" if result.partial else ""
+        notify(f"tuned {result.problem} in {result.seconds:.1f} s: {result.pick}{speedup}{partial}")
 
 
 class Lines(Progress):
@@ -115,10 +121,10 @@ class Bar(Progress):
 
     def stage(self, name: str, done: int, total: int) -> None:
         """Show the progress of the stage in the bar."""
-        bar = self._opened()
+        bar, description = self._opened(), f"{self._heading} {name}".strip()
         if self._task is None:
-            self._task = bar.add_task("", total=total)
-        bar.update(self._task, completed=done, total=total, description=f"{self._heading} {name}".strip())
+            self._task = bar.add_task(description, total=total)
+        bar.update(self._task, completed=done, total=total, description=description)
 
     def end(self, result: ProblemResult) -> None:
         """Replace the bar with a line that names the pick."""

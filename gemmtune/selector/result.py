@@ -90,6 +90,7 @@ class ProblemResult:
 
     ``limit_us`` is the shortest time that the measured memory bandwidth and arithmetic rate allow, None if they were not measured.
     ``limit_disturbed`` is True if one of them was measured on a busy machine. ``source`` is ``store`` if nothing was measured.
+    ``partial`` says what was not measured for want of time.
     """
 
     problem: Problem
@@ -100,6 +101,7 @@ class ProblemResult:
     limit_disturbed: bool = False
     seconds: float
     source: Literal["measured", "store"]
+    partial: str = ""
 
     def __str__(self) -> str:
         time = f", {self.picked.time_us:.1f} µs{busy(self.disturbed)}" if self.picked and self.picked.time_us else ""
@@ -138,6 +140,7 @@ class ProblemResult:
             "disturbed": self.disturbed,
             "seconds": self.seconds,
             "source": self.source,
+            "partial": self.partial,
             "choices": [dataclasses.asdict(o) for o in self.outcomes]
             + [dataclasses.asdict(Outcome.of_refusal(r)) | {"count": r.count} for r in self.refusals],
         }

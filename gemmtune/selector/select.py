@@ -9,7 +9,7 @@ from typing import Literal
 from ..choice import Choice, Status
 from ..store.store import Store
 from ..workers.locks import tuning_lock
-from .candidates import Candidates, Retry, row_of
+from .candidates import Candidates, Retry, opened, row_of
 from .log import append_log
 from .machine_limits import MachineLimits
 from .measure import measure
@@ -50,6 +50,8 @@ def select(
         outcomes = dict(candidates.known)
         try:
             tried = measure(candidates, outcomes, progress, compilation, limits)
+            if tried.late:  # what was not reached is compared at the next tuning
+                outcomes |= {digest: opened(o) for digest, o in outcomes.items() if not o.from_store}
         finally:  # even an interrupted tuning stores its outcomes
             fresh = [o for digest, o in outcomes.items() if o is not candidates.known.get(digest)]
             store.put([row_of(o, problem, candidates.fingerprint) for o in fresh])
@@ -72,4 +74,5 @@ def _result(candidates: Candidates, limits: MachineLimits, begun: float, source:
         limit_disturbed=known.disturbed_for(problem),
         seconds=time.perf_counter() - begun,
         source=source,
+        partial="" if candidates.problem.empty else candidates.partial(),
     )

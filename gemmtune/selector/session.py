@@ -12,7 +12,7 @@ import torch
 
 from ..choice import Choice, Kernel, Status
 from ..device import DeviceInfo
-from ..effort import EFFORT
+from ..effort import CPU_ROUNDS, EFFORT
 from ..numerics.expectation import Expectation
 from ..numerics.probes import Probes
 from ..numerics.slots import tight_problem
@@ -25,15 +25,13 @@ from ..timing.limits import measure_limits
 from ..timing.neighbours import Watch
 from ..timing.rounds import play
 from ..timing.timer import Timer, collection_paused
+from .observed import contradiction
 from .recheck import AFTER, recheck_all
 from .samples import HOPELESS, SLOWER, Ranking, Sample, failure_of, scaled_first_samples, short_measurement
 from .some_rows import RowsVerifier, result_of
 from .verify import Verification, Verifier, random_expectation
 
 log = logging.getLogger("gemmtune")
-
-CPU_ROUNDS = 2.5
-"""Factor on the duration of rounds on a CPU: its samples vary more, and every correct choice takes part."""
 
 
 class Session:
@@ -93,7 +91,7 @@ class Session:
                 with device_to_itself(self._settings, self._device), collection_paused():
                     time_us = short_measurement(self._time(choice.problem).contender(choice, kernel), best_us)
         except Exception as error:  # noqa: BLE001 - a kernel may raise anything; the type is recorded
-            status, reason = self._failure(error)
+            status, reason = self._failure(error, choice)
             return dataclasses.replace(sample, status=status, reason=reason)
         return dataclasses.replace(sample, time_us=time_us)
 
@@ -105,8 +103,12 @@ class Session:
                 if not self._settings.verify:
                     return Sample(status=Status.OK)
                 verification = self._verify().check(choice, kernel)
+                if verification.status is Status.OK and choice.undeclared:
+                    found = contradiction(choice, kernel, self._device.torch_device)
+                    if found:
+                        return Sample(status=Status.REFUSED, reason=f"undeclared: {found}")
         except Exception as error:  # noqa: BLE001 - as in ``examine``
-            status, reason = self._failure(error)
+            status, reason = self._failure(error, choice)
             return Sample(status=status, reason=reason)
         return Sample(status=verification.status, error_over_bound=verification.error_over_bound, reason=verification.reason)
 
@@ -285,8 +287,11 @@ class Session:
             self._loaded[key] = choice.load()
         return choice.bind(self._loaded[key])
 
-    def _failure(self, error: Exception) -> tuple[Status, str]:
+    def _failure(self, error: Exception, choice: Choice | None = None) -> tuple[Status, str]:
+        """Return the status and the reason of an error. One of a choice that declares nothing says what it does not take."""
         status, reason = failure_of(error)
+        if status is Status.RUNTIME_ERROR and choice is not None and choice.undeclared:
+            status, reason = Status.REFUSED, f"not for this problem: {reason}"
         if self._device.type == "cpu":
             return status, reason
         try:  # after some errors, such as an illegal address, every later call in the process fails too

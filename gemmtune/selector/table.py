@@ -7,16 +7,18 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from ..backends.own.choice import NAME as OWN
+from ..backends.own.choice import UNDECLARED
 from ..choice import Refusal, Status
 from ..filters import REGEXES
 from ..timing.rounds import BUSY_MARK
 from .result import AGAIN, busy
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
+    from rich.console import Console, ConsoleOptions, RenderableType
     from rich.table import Table
 
     from .result import Outcome, ProblemResult
@@ -26,6 +28,8 @@ DEFAULT_ROWS = 12
 REASON_CHARS = 160
 REASONS = 3
 """Number of reasons shown for the choices that a backend refused, the most frequent first."""
+NAMES = "choice"
+"""Title of the column with names of choices."""
 NATURAL_WIDTH = 10_000
 """Width beyond any table, so that text for pipes and files is not folded."""
 
@@ -53,6 +57,8 @@ def renderables(result: Sequence[ProblemResult], *, max_rows: int | None = DEFAU
         slower = [f"… and {counted(hidden, 'slower choice')}"] if hidden else []
         yield from (Text(line, style="dim") for line in (*slower, *left_out_lines(problem)))
         yield from (Text(line, style="yellow") for line in busy_lines(problem))
+        if problem.partial:
+            yield Text(f"partial: {problem.partial}; tune it again to go on", style="yellow")
         yield Text(pick_line(problem), style="bold green" if problem.pick else "bold red")
     if len(result) > 1:
         yield Text("")
@@ -75,18 +81,49 @@ def busy_lines(result: ProblemResult) -> list[str]:
     return lines
 
 
-def new_table(*, texts: Sequence[str], numbers: Sequence[str] = (), last: str) -> Table:
-    """Return an empty table in the common style: foldable text columns, number columns, and a last text column."""
-    from rich import box  # noqa: PLC0415 - see renderables
-    from rich.table import Table  # noqa: PLC0415
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextTable:
+    """Table in the common style: foldable text columns, number columns, and a last text column.
 
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), show_edge=False)
-    for title in texts:
-        table.add_column(title, overflow="fold")
-    for title in numbers:
-        table.add_column(title, justify="right", no_wrap=True)
-    table.add_column(last, overflow="fold")
-    return table
+    On a narrow terminal it leaves out its ``optional`` columns, the first ones first, until the rest fits. Names of choices stay
+    whole while there is room for them.
+    """
+
+    texts: Sequence[str]
+    numbers: Sequence[str] = ()
+    last: str
+    optional: Sequence[str] = ()
+    rows: list[tuple[Sequence[RenderableType], str | None]] = field(default_factory=list)
+
+    def add_row(self, *cells: RenderableType, style: str | None = None) -> None:
+        """Add a row. Missing cells at its end are empty."""
+        self.rows.append((cells, style))
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
+        wide = options.update(max_width=NATURAL_WIDTH)
+        for count in range(len(self.optional) + 1):
+            table = self._made(self.optional[:count], whole=True)
+            measured = table.__rich_measure__(console, wide)
+            if measured.maximum <= options.max_width:
+                break
+        yield table if measured.minimum <= options.max_width else self._made(self.optional, whole=False)
+
+    def _made(self, without: Sequence[str], *, whole: bool) -> Table:
+        """Return the table without some columns. ``whole`` forbids to fold names."""
+        from rich import box  # noqa: PLC0415 - see renderables
+        from rich.table import Table  # noqa: PLC0415
+
+        titles = (*self.texts, *self.numbers, self.last)
+        shown = [place for place, title in enumerate(titles) if title not in without]
+        table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), show_edge=False)
+        for title in (titles[place] for place in shown):
+            if title in self.numbers:
+                table.add_column(title, justify="right", no_wrap=True)
+            else:
+                table.add_column(title, overflow="fold", no_wrap=whole and title == NAMES)
+        for cells, style in self.rows:
+            table.add_row(*(cells[place] for place in shown if place < len(cells)), style=style)
+        return table
 
 
 def plain_text(parts: Iterable[RenderableType], width: int | None = None) -> str:
@@ -108,7 +145,7 @@ def heading(result: ProblemResult) -> str:
         return f"{result.problem}: an empty result, nothing to run"
     measured = sum(1 for o in result.outcomes if not o.from_store)
     if result.source == "store":
-        return f"{result.problem}: from the store"
+        return f"{result.problem}: {'from the store' if result.outcomes else 'not tuned'}"
     known = f", {len(result.outcomes) - measured} known from the store" if measured < len(result.outcomes) else ""
     return f"{result.problem}: {counted(measured, 'choice')} tried in {result.seconds:.1f} s{known}"
 
@@ -126,7 +163,10 @@ def pick_line(result: ProblemResult) -> str:
     if result.speedup_over_torch is None:
         return f"{text}{mark}; torch was not measured"
     assert baseline is not None
-    return f"{text}, {result.speedup_over_torch:.2f}× torch ({baseline.name} {_number(baseline.direct_us or 0.0)} µs){mark}"
+    ratio = f"{result.speedup_over_torch:.2f}"
+    by_gemmtune = (baseline.time_us or 0.0) / (picked.time_us or 1.0)
+    directly = f" called directly, without gemmtune's {_number(baseline.host_us)} µs" if ratio != f"{by_gemmtune:.2f}" else ""
+    return f"{text}, {ratio}× torch ({baseline.name} {_number(baseline.direct_us or 0.0)} µs{directly}){mark}"
 
 
 def summary_line(result: Sequence[ProblemResult]) -> str:
@@ -227,10 +267,15 @@ def _shown(result: ProblemResult, max_rows: int | None) -> Sequence[tuple[Outcom
     return [pair for i, pair in enumerate(timed) if i < max_rows or pair[0].baseline or pair[0].name == result.pick]
 
 
-def _choices_table(result: ProblemResult, max_rows: int | None) -> Table:
+def _choices_table(result: ProblemResult, max_rows: int | None) -> TextTable:
     from rich.text import Text  # noqa: PLC0415 - see renderables
 
-    table = new_table(texts=("choice", "backend"), numbers=("time µs", "GFLOP/s", "% best", "% limit", "verified"), last="note")
+    table = TextTable(
+        texts=(NAMES, "backend"),
+        numbers=("time µs", "GFLOP/s", "% best", "% limit", "verified"),
+        last="note",
+        optional=("backend", "GFLOP/s", "% limit", "verified"),
+    )
     best_us = _timed(result)[0][1]
     for outcome, time_us in _shown(result, max_rows):
         # Too slow for the final rounds that took place: its time is from a shorter measurement.
@@ -239,6 +284,7 @@ def _choices_table(result: ProblemResult, max_rows: int | None) -> Table:
             "pick": outcome.name == result.pick,
             "torch": outcome.baseline,
             "dropped": dropped,
+            UNDECLARED: bool(outcome.info.get(UNDECLARED)),
             BUSY_MARK: bool(outcome.disturbed),
         }
         cells = (

@@ -243,6 +243,19 @@ class Database:
         for fact in ranged:
             connection.execute(_UPSERT_RANGED, (fact.key, fact.fingerprint, *fact.record, fact.checksum))
 
+    def delete(self, rows: Iterable[Row], limits: Iterable[Limit], ranged: Iterable[Ranged]) -> None:
+        """Delete records, and problems without rows. Call inside ``transaction``."""
+        connection = self.connection()
+        for row in rows:
+            where = (self._scope(*row.scope), row.content_hash)
+            connection.execute("DELETE FROM measurements WHERE scope = ? AND content_hash = ?", where)
+        connection.execute("DELETE FROM scopes WHERE id NOT IN (SELECT scope FROM measurements)")
+        for limit in limits:
+            connection.execute("DELETE FROM limits WHERE fingerprint = ? AND name = ?", (limit.fingerprint, limit.name))
+        for fact in ranged:
+            connection.execute("DELETE FROM ranged WHERE key = ? AND fingerprint = ? AND kind = ?", fact.identity)
+        self._cache.clear()
+
     def _scope(self, key: str, fingerprint: str) -> int:
         connection = self.connection()
         found = connection.execute("SELECT id FROM scopes WHERE key = ? AND fingerprint = ?", (key, fingerprint)).fetchone()

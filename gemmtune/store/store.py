@@ -192,11 +192,15 @@ class Store:
                 write(self._memory)
 
     def _absorb(self, rows: list[Row], limits: list[Limit], ranged: list[Ranged]) -> Absorbed:
+        return self.change(lambda file: absorb(file, rows, limits, ranged))
+
+    def change(self, change: Callable[[Database], T]) -> T:
+        """Return the result of a change of the file. Raises StoreError if the store cannot be written."""
         with LOCK:
             if self._file is None or self._file.read_only:
                 raise StoreError(self._trouble or _read_only_message(self._path))
             with _said_of(self._path):
-                return absorb(self._file, rows, limits, ranged)
+                return change(self._file)
 
     def _with_file(self, work: Callable[[Database], T], *, writing: bool) -> T | None:
         """Return the result of ``work`` on the file, or warn and return None if the file cannot be used for it."""
@@ -251,8 +255,15 @@ class Store:
 _stores: dict[Path, Store] = {}
 
 
+_NOTHING = Store()
+"""Store of a disabled gemmtune, in which nothing is found."""
+
+
 def open_store(settings: Settings) -> Store:
-    """Return the store of the settings, one for each file and process. An unusable file costs one warning, never an error."""
+    """Return the store of the settings, one for each file and process, or an empty one where they disable gemmtune. An unusable
+    file costs one warning, never an error."""
+    if settings.disable:
+        return _NOTHING
     path = settings.store_file.absolute()
     with LOCK:
         store = _stores.get(path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from dataclasses import dataclass
 from typing import Any
@@ -10,7 +11,7 @@ from .. import settings as settings_module
 from ..choice import Refusal, Status
 from ..device import DeviceInfo, detect
 from ..dispatch.ranges import RangePlan, range_plan_for
-from ..errors import InvalidProblemError
+from ..errors import DISABLED, InvalidProblemError
 from ..problem import Problem
 from ..selector.candidates import Candidates, candidates_for
 from ..selector.pick import right
@@ -66,6 +67,12 @@ class Explanation:
         rough = "" if o.finalist else ", from a short measurement"
         return f" {mark} {o.name:44} {o.time_us:10.2f} µs{rough}{busy(o.disturbed)}"
 
+    def to_json(self) -> dict[str, Any]:
+        """Return plain values of every field."""
+        plain = dataclasses.asdict(dataclasses.replace(self, problem=None, table=None))
+        problem = None if self.problem is None else {"text": str(self.problem)} | self.problem.to_json()
+        return plain | {"problem": problem, "table": None if self.table is None else self.table.to_json()}
+
 
 def explain(what: Problem | Operation, *operands: Operand, **arguments: Any) -> Explanation:
     """Explain a Problem or a call. ``integration/explain.py`` has the public function."""
@@ -74,12 +81,19 @@ def explain(what: Problem | Operation, *operands: Operand, **arguments: Any) -> 
         return Explanation(problem=None, pick=None, origin=f"torch, because {problem}")
     if isinstance(what, Problem) and (operands or arguments):
         raise InvalidProblemError("explain: got operands beside a Problem, which has their layouts; expected the Problem alone")
+    return explain_problem(problem, detect(device or problem.device_type))
+
+
+def explain_problem(problem: Problem, device: DeviceInfo) -> Explanation:
+    """Explain a problem on a device."""
     if problem.empty or problem.terms == 0:
         return Explanation(problem=problem, pick=None, origin="nothing to multiply")
     if 0 in problem.summed:
         return Explanation(problem=problem, pick=None, origin="torch, because one of the products has no terms")
     settings = settings_module.current()
-    return _explain(problem, detect(device or problem.device_type), settings, open_store(settings))
+    if settings.disable:
+        return Explanation(problem=problem, pick=None, origin=f"torch, because {DISABLED}")
+    return _explain(problem, device, settings, open_store(settings))
 
 
 def _explain(problem: Problem, device: DeviceInfo, settings: Settings, store: Store) -> Explanation:
@@ -100,7 +114,7 @@ def _explain(problem: Problem, device: DeviceInfo, settings: Settings, store: St
         pick=pick_name,
         origin=origin,
         outcomes=outcomes,
-        missing=len(candidates.missing),
+        missing=0 if candidates.only is not None else len(candidates.missing),
         refusals=tuple(candidates.offers.refusals),
         elsewhere=elsewhere,
         table=shared.table if shared is not None else None,

@@ -21,7 +21,8 @@ from ..dispatch.keys import key_of
 from ..dispatch.plan import Plan
 from ..dispatch.ranges import RangePlan, members_of
 from ..dispatch.statement import epilogue_of, problem_of
-from ..errors import InvalidProblemError, NoValidChoicesError
+from ..dispatch.strategies import fallback
+from ..errors import DISABLED, InvalidProblemError, NoValidChoicesError, SettingsError
 from ..problem import Problem
 from ..problem.fused import NAMES
 from ..problem.rows import RowClass, row_classes
@@ -140,8 +141,10 @@ class Multi:
 
     def plan(self, problem: Problem) -> Plan:
         """Return the plan of a call. With ``decide="first_call"``, a new M is measured now."""
-        index = self._forced
-        if index is None and (named := (self._given or settings_module.current()).multi_kernel) is not None:
+        index, settings = self._forced, self._given or settings_module.current()
+        if settings.disable:
+            return fallback(problem, self._device, settings.by_torch)
+        if index is None and (named := settings.multi_kernel) is not None:
             index = place_of(named, self.choices, "multi_kernel")
         if index is not None:
             range_plan = self._alone.plan(self._held[index], problem)
@@ -161,6 +164,8 @@ class Multi:
 
     def decide(self, rows: range) -> Table:
         """Measure and verify the kernels for these M, unless the store has them. Decisions for other M stay."""
+        if (self._given or settings_module.current()).disable:
+            raise SettingsError(f"decide: nothing is measured, because {DISABLED}")
         store = open_store(self._settings)
         machine = fingerprint_text(self._device, self._settings.timing)
         known = stored_table(self._class, machine, store, self._kind) if self._settings.tune != "force" else None
@@ -266,14 +271,14 @@ def multi(
     """
     refuse_choices(choices)
     problem, name, info = _asked(what, operands, arguments, device)
-    chosen = settings or settings_module.current()
+    chosen = settings or replace(settings_module.given(), deterministic=settings_module.current().deterministic)
     measuring = replace(chosen, verify=True, batch_invariant=False, tune_in_subprocess=in_worker(choices, subprocess, chosen))
     rows = rows_of(m) if m is not None else range(problem.m, problem.m + 1)
     asked = name, held(choices, problem, rows, info, measuring), row_classes(problem)[0], info, measuring, decide, rows
     made = Multi(*asked, given=settings, verify_forced=chosen.verify)
     if force is not None:
         made.force(force)
-    elif decide == "ranges" and chosen.multi_kernel is None:
+    elif decide == "ranges" and chosen.multi_kernel is None and not chosen.disable:
         made.decide(rows)
     return made
 

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import time
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, overload
 
 from .. import settings as settings_module
+from ..choice import Refusal
 from ..device import DeviceInfo, detect
 from ..dispatch.asked import asked_rows
 from ..dispatch.host import host_us
 from ..dispatch.ready import forget_plans
-from ..errors import InvalidProblemError
+from ..errors import DISABLED, InvalidProblemError
 from ..problem import Problem
 from ..problem.operations import ROLES
 from ..problem.rows import RowClass, classes_over
@@ -46,6 +49,7 @@ def tune(
     progress: bool | Progress = True,
     device: str | None = None,
     again: bool = False,
+    budget_s: float | None = None,
     **arguments: Any,
 ) -> TuningResult: ...
 
@@ -73,6 +77,7 @@ def tune(
     device: str | None = None,
     batch_invariant: bool = False,
     again: bool = False,
+    budget_s: float | None = None,
     **arguments: Any,
 ) -> TuningResult | RangesResult:
     """Find and store the fastest correct choice for problems, or for a range of M.
@@ -81,6 +86,7 @@ def tune(
 
     Stored measurements are not repeated, unless the settings say ``tune="force"``. An interrupted tuning keeps its measurements.
     Results of a busy machine are marked (``disturbed``). The setting ``busy`` says what happens on one.
+    Where the settings disable gemmtune, nothing is tuned, with a warning.
 
     Args:
         what: one Problem or several for one device type. Or an operation or its name: then the problem is that of a call with these
@@ -92,36 +98,62 @@ def tune(
         device: a device such as ``cuda:1``. The default is that of the operands, or the current one.
         batch_invariant: with ``m``, pick one choice for the whole range, like the setting of that name.
         again: measure again what was measured on a busy machine.
+        budget_s: seconds for all problems, without ``m``. Each problem gets an equal share of the rest, and torch's own operation
+            is always measured. What is measured by then is kept and picked from. ``ProblemResult.partial`` says what is missing,
+            and another tuning goes on with that.
 
     Returns:
         One result for each problem, in order. It prints as a table, or with ``m`` as bars of segments.
 
     Raises:
         UnavailableError: this machine lacks the device.
-        InvalidProblemError: a problem for another device type, an object that is no Problem, or a call that only torch supports.
+        InvalidProblemError: a problem for another device type, an object that is no Problem, a call that only torch supports, or a
+            budget for a range of M.
     """
     problems, info = _asked(what, operands, arguments, device)
     if batch_invariant and m is None:
         raise InvalidProblemError("tune: got batch_invariant without m, expected the numbers of rows too, such as m=range(1, 8193)")
+    if budget_s is not None and (m is not None or not budget_s > 0):
+        expected = "a number of seconds above 0" if m is None else "none for a range of M, whose table needs all its measurements"
+        raise InvalidProblemError(f"tune: budget_s: got {budget_s}, expected {expected}")
     listener = progress if not isinstance(progress, bool) else progress_for() if progress else Progress()
     chosen = settings or settings_module.current()
     chosen = dataclasses.replace(chosen, batch_invariant=batch_invariant or chosen.batch_invariant)
+    if chosen.disable:
+        warnings.warn(f"tune: nothing is tuned, because {DISABLED}", RuntimeWarning, stacklevel=2)
+        return TuningResult(map(_untuned, problems)) if m is None else RangesResult()
     try:
         with settings_module.use(chosen):
             retry: Retry = "disturbed" if again else "failed"
-            return _tuned_problems(problems, None if m is None else rows_of(m), info, chosen, listener, retry)
+            return _tuned_problems(problems, None if m is None else rows_of(m), info, chosen, listener, retry, budget_s)
     finally:
         listener.close()
         forget_plans()
 
 
+def _untuned(problem: Problem) -> ProblemResult:
+    """Return the result of a problem where the settings disable gemmtune."""
+    refused = (Refusal(name="every choice", reason=f"{DISABLED}: torch runs"),)
+    return ProblemResult(problem=problem, outcomes=(), refusals=refused, pick=None, limit_us=None, seconds=0.0, source="store")
+
+
 def _tuned_problems(
-    problems: Sequence[Problem], rows: range | None, device: DeviceInfo, settings: Settings, progress: Progress, retry: Retry
+    problems: Sequence[Problem],
+    rows: range | None,
+    device: DeviceInfo,
+    settings: Settings,
+    progress: Progress,
+    retry: Retry,
+    budget_s: float | None = None,
 ) -> TuningResult | RangesResult:
+    ends = None if budget_s is None else time.monotonic() + budget_s
     store = open_store(settings)
     if rows is None:
-        candidates = [candidates_for(p, device, settings, host_us=host_us(device, settings)) for p in problems]
-        return TuningResult(tuple(tuned(candidates, store, progress, retry=retry)))
+        candidates = []
+        for place, p in enumerate(problems):
+            progress.stage("list choices", place, len(problems))
+            candidates.append(candidates_for(p, device, settings, host_us=host_us(device, settings)))
+        return TuningResult(tuple(tuned(candidates, store, progress, retry=retry, ends=ends)))
     classes = dict.fromkeys(x for p in problems for x in classes_over(p, rows))
     return RangesResult(tuple(_tuned_rows(x, rows, device, settings, store, progress, retry) for x in classes))
 
@@ -167,11 +199,18 @@ def _device_for(problems: Sequence[Problem], name: str | None) -> DeviceInfo:
 
 
 def tuned(
-    candidates: Sequence[Candidates], store: Store, progress: Progress, *, limits: bool = True, retry: Retry = "failed"
+    candidates: Sequence[Candidates],
+    store: Store,
+    progress: Progress,
+    *,
+    limits: bool = True,
+    retry: Retry = "failed",
+    ends: float | None = None,
 ) -> Iterable[ProblemResult]:
     """Yield the results in order. All problems compile in the background, for a GPU while the first ones are measured.
 
-    Without ``limits``, the limits of the machine are measured only if a time looks impossible. Printed tables need them.
+    Without ``limits``, the limits of the machine are measured only if a time looks impossible. Printed tables need them. Before the
+    time ``ends``, each problem has an equal share of the rest, in which a CPU also compiles its kernels.
     """
     missing = [c for each in candidates if not each.problem.empty for c in each.stored(store, retry=retry).missing]
     if not candidates:
@@ -180,12 +219,14 @@ def tuned(
     if missing and settings.tune_in_subprocess:
         prepare_measuring(device, settings)
     machine = MachineLimits(device, settings, store)
-    with Compilation(missing, settings) as compilation:
+    with Compilation(() if ends is not None and device.type == "cpu" else missing, settings) as compilation:
         for place, each in enumerate(candidates):
             progress.begin(each.problem, len(candidates))
+            if ends is not None:
+                each = each.within((ends - time.monotonic()) / (len(candidates) - place))  # noqa: PLW2901 - with its deadline
             if device.type == "cpu" and not place:  # compilers would disturb the measurements
                 compilation.wait_for_all(functools.partial(progress.stage, "compile"))
-            if limits and not each.problem.empty:
+            if limits and not each.problem.empty and not each.late:
                 machine.ensure(each.problem, progress)
             _, result = select(each, store, progress, compilation, retry=retry, limits=machine)
             progress.end(result)

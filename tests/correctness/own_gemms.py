@@ -72,8 +72,54 @@ def changes_its_input(a: Tensor, b: Tensor) -> Tensor:
     return result
 
 
-def undeclared(a: Tensor, b: Tensor) -> Tensor:
+@gemm(dtypes=("float32",))
+def unordered(a: Tensor, b: Tensor) -> Tensor:
     return torch.mm(a, b)
+
+
+def undeclared(a: Tensor, b: Tensor) -> Tensor:
+    return torch.matmul(a, b)
+
+
+def undeclared_float32(a: Tensor, b: Tensor) -> Tensor:
+    if a.dtype != torch.float32 or a.dim() != 2:
+        raise NotImplementedError("float32 matrices alone")
+    return torch.mm(a, b)
+
+
+def undeclared_in_random_order(a: Tensor, b: Tensor) -> Tensor:
+    order = torch.randperm(a.shape[-1])
+    return a[..., order] @ b[..., order, :]
+
+
+def undeclared_wrong(a: Tensor, b: Tensor) -> Tensor:
+    return torch.matmul(a, b) * 1.01
+
+
+def undeclared_tf32(a: Tensor, b: Tensor) -> Tensor:
+    return a @ (b.view(torch.int32) & -8192).view(torch.float32)
+
+
+def undeclared_crash(a: Tensor, b: Tensor) -> Tensor:
+    os.abort()
+
+
+def undeclared_on_another_stream(a: Tensor, b: Tensor) -> Tensor:
+    stream = _streams.setdefault(a.get_device(), torch.cuda.Stream(a.device))
+    with torch.cuda.stream(stream):
+        return torch.matmul(a, b)
+
+
+_streams: dict[int, torch.cuda.Stream] = {}
+UNDECLARED = {
+    "undeclared": ("ok", "^$"),
+    "undeclared_float32": ("ok", "^$"),
+    "undeclared_in_random_order": ("refused", "^undeclared: equal inputs gave other bits, which deterministic forbids"),
+    "undeclared_wrong": ("wrong_result", "out"),
+    "undeclared_tf32": ("wrong_result", "out"),
+    "undeclared_crash": ("crashed", "SIGABRT"),
+}
+"""Functions without declarations, with the status and the reason of a float32 product."""
 
 
 class EveryOperation:

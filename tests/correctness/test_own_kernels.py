@@ -154,14 +154,63 @@ def test_scalars_and_out_are_passed_as_declared(own_store: Path):
             assert gemmtune.explain("addmm", bias, A, B, beta=2.0).pick == "aten:addmm"
 
 
+def test_a_function_without_declarations_is_observed(own_store: Path):
+    gemms = [target_of(gemm) for gemm in own_gemms.UNDECLARED]
+    with only(*gemms, tune_in_subprocess=True, search="quick"):
+        [found] = gemmtune.tune(MM, progress=False)
+        outcomes = {o.name: o for o in found.outcomes}
+        for gemm, (status, reason) in own_gemms.UNDECLARED.items():
+            outcome = outcomes[name_of(gemm)]
+            assert (outcome.status, bool(re.search(reason, outcome.reason))) == (status, True), outcome
+            assert outcome.info["undeclared"] is True
+        assert re.search(r"own_gemms:undeclared .* (pick, )?undeclared$", str(gemmtune.TuningResult((found,))), re.MULTILINE)
+        assert all(o.from_store for o in gemmtune.tune(MM, progress=False)[0].outcomes)
+
+
+def test_errors_of_a_function_without_declarations_say_what_it_does_not_take(own_store: Path):
+    products = {
+        "bmm": Problem.bmm(2, 4, 5, 33, dtype=torch.float32, device_type="cpu"),
+        "bfloat16": Problem.mm(4, 5, 33, dtype=torch.bfloat16, device_type="cpu"),
+    }
+    with only(own_gemms.undeclared, own_gemms.undeclared_float32, tune_in_subprocess=True, search="quick"):
+        for found in gemmtune.tune(products.values(), progress=False):
+            outcomes = {o.name: o for o in found.outcomes}
+            assert outcomes[name_of("undeclared")].status == "ok", found.problem
+            refused = outcomes[name_of("undeclared_float32")]
+            assert refused.status == "refused", found.problem
+            assert refused.reason == "not for this problem: NotImplementedError: float32 matrices alone"
+
+
+def test_an_undeclared_function_may_sum_in_any_order_where_that_is_allowed(own_store: Path):
+    with only(own_gemms.undeclared_in_random_order, tune_in_subprocess=True, search="quick"):
+        [strict] = gemmtune.tune(MM, progress=False)
+        with settings.patch(deterministic=False):
+            [free] = gemmtune.tune(MM, progress=False)
+    statuses = [{o.name: o.status for o in found.outcomes}[name_of("undeclared_in_random_order")] for found in (strict, free)]
+    assert statuses == ["refused", "ok"]
+
+
+@pytest.mark.gpu
+def test_an_undeclared_function_on_another_stream_is_no_pick_on_a_gpu(own_store: Path):
+    problem = Problem.mm(256, 256, 256, dtype=torch.float16, device_type="cuda")
+    with only(own_gemms.undeclared, own_gemms.undeclared_on_another_stream, tune_in_subprocess=True, search="quick"):
+        [found] = gemmtune.tune(problem, progress=False)
+        outcomes = {o.name: o for o in found.outcomes}
+        assert outcomes[name_of("undeclared")].status == "ok"
+        assert outcomes[name_of("undeclared_on_another_stream")].status in ("refused", "wrong_result", "crashed")
+        with settings.patch(timing="eager"):
+            [eager] = gemmtune.tune(problem, progress=False)
+        assert [r.name for r in eager.refusals] == [name_of("undeclared"), name_of("undeclared_on_another_stream")]
+
+
 def test_filtered_names_have_a_reason(own_store: Path):
     device = gemmtune.device.detect("cpu")
-    with only("own_gemms:right", "own_gemms:undeclared", "own_gemms:right_addmm", choice_denylist_regex="right$") as chosen:
+    with only("own_gemms:right", "own_gemms:unordered", "own_gemms:right_addmm", choice_denylist_regex="right$") as chosen:
         offers = offers_for(MM, device, chosen)
     reasons = {refusal.name: refusal.reason for refusal in offers.refusals}
     assert [choice.name for choice in offers.choices] == ["aten:mm"]
     assert reasons[name_of("right")] == "choice_denylist_regex 'right$' matches the name"
-    assert reasons[name_of("undeclared")] == (
+    assert reasons[name_of("unordered")] == (
         "got no deterministic, expected deterministic=True: declare it if equal inputs give equal bits, "
         "else set GEMMTUNE_DETERMINISTIC=0"
     )

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import logging
 import signal
 import subprocess
 import sys
 import warnings
 
+import click
 import pytest
 import torch
 
@@ -16,7 +18,7 @@ from gemmtune.cli import commands, words
 from gemmtune.cli.output import warnings_as_lines
 from gemmtune.device import PRESETS
 from gemmtune.errors import StoreError
-from gemmtune.problem.dtypes import DTYPES, FLOAT8, FLOAT8_FNUZ, dtype_name
+from gemmtune.problem.dtypes import DTYPES, FLOAT8, FLOAT8_FNUZ, dtype_info, dtype_name
 from gemmtune.problem.fused import NAMES
 from gemmtune.problem.grouped_compositions import GATES
 from gemmtune.problem.operations import OPS
@@ -37,6 +39,63 @@ def test_help_imports_no_torch():
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=120)
     assert done.stdout.splitlines()[-1] == "True False"
+
+
+@pytest.mark.parametrize("words", [[], ["-q"], ["--"]])
+def test_a_group_without_a_command_prints_its_help_once(capsys, words):
+    assert cli.run(words) == 2
+    printed = capsys.readouterr()
+    assert (printed.out.count("Usage:"), printed.err) == (1, "")
+
+
+def every_command():
+    """Every command with its words, those of groups included."""
+
+    def within(words, command):
+        yield words, command
+        for name, inner in getattr(command, "commands", {}).items():
+            yield from within([*words, name], inner)
+
+    return [found for found in within([], cli.cli) if found[0]]
+
+
+def test_every_command_has_the_options_about_its_output():
+    for words_, command in every_command():
+        names = {name for parameter in command.params for name in parameter.opts}
+        assert {"-q", "--quiet", "-v", "--verbose"} <= names, words_
+        assert "--json" in names or isinstance(command, click.Group), words_
+
+
+def test_each_command_has_a_short_first_sentence():
+    """The list of commands has 60 columns for it on a terminal of 80."""
+    for words_, command in every_command():
+        assert not command.get_short_help_str(60).endswith("..."), words_
+
+
+def test_every_dtype_option_takes_every_name_of_a_dtype():
+    for words_, command in every_command():
+        for option in (x for x in command.params if "dtype" in x.name and isinstance(x.type, click.Choice)):
+            legal = option.type.choices
+            for name in (n for n in legal if n != "tf32"):
+                dtype = getattr(torch, name)
+                for other in (name.upper(), str(dtype), dtype_info(dtype).short):
+                    assert option.type.convert(other, option, None) == name, (words_, other)
+
+
+@pytest.mark.parametrize(
+    ("level", "shown"), [([], "warning: old\n"), (["-q"], ""), (["-v"], "warning: old\ndetail\n"), (["-v", "-q"], "")]
+)
+def test_quiet_silences_warnings_and_the_log(capsys, own_store, monkeypatch, level, shown):
+    def warn(**_):
+        warnings.warn("old", UserWarning, stacklevel=1)
+        logging.getLogger("gemmtune").debug("detail")
+        return 0
+
+    monkeypatch.setattr("gemmtune.cli.stores.show", warn)
+    before = logging.getLogger("gemmtune").level
+    assert cli.run(["show", *level]) == 0
+    assert capsys.readouterr().err == shown
+    assert logging.getLogger("gemmtune").level == before
 
 
 def test_option_words_match_the_package():
@@ -79,14 +138,15 @@ def test_every_command_has_help_and_json(capsys, name):
          "Invalid value for '--dtype-b': got 'int4', which is a way to pack b and not a dtype; give --encoding int4"),
         (["choices", "1x2x4", "--op", "mixed_mm", "--encoding", "int4", "--dtype-b", "int8"],
          "shape 1x2x4: dtype_b: got 'int8' with encoding int4, expected uint8 or nothing"),
+        (["choices", "1x2x3", "--with", "nosuch:fn"], "--with: nosuch:fn: there is no module 'nosuch' here"),
         (["tune", "-4x64x64"], "shape: got one that begins with '-4', expected whole numbers, such as 16x4096x4096"),
-        (["choices", "1x2x3", "-q"], "No such option"),
+        (["choices", "1x2x3", "-Q"], "No such option"),
         (["frobnicate"], "No such command 'frobnicate'."),
         (["export"], "Missing argument 'FILE'."),
     ],
     ids=["no-shape", "two-sizes", "bmm-3", "choices", "dtype", "json-folder",
          "json-is-folder", "device", "backend", "no-backend", "arch",
-         "arch-to-build", "allow", "deny", "dtype-int4", "int4-in-int8", "minus", "option", "command", "argument"],
+         "arch-to-build", "allow", "deny", "dtype-int4", "int4-in-int8", "with", "minus", "option", "command", "argument"],
 )  # fmt: skip
 def test_wrong_usage_exits_with_2_and_names_the_expected_input(capsys, arguments, message):
     assert cli.run(arguments) == 2
@@ -185,3 +245,17 @@ def test_closed_pipe_prints_no_traceback(own_store, tmp_path):
 def test_json_of_a_command_is_all_there_is_on_standard_output(capsys, own_store):
     assert cli.run(["show", "--json", "-"]) == 0
     assert json.loads(capsys.readouterr().out) == []
+
+
+def test_settings_are_shown_with_their_sources(capsys, own_store):
+    assert cli.run(["settings", "store_path", "GEMMTUNE_SEARCH", "--json", "-"]) == 0
+    assert json.loads(capsys.readouterr().out) == {
+        "store_path": {"value": str(own_store), "source": "program"},
+        "search": {"value": "default", "source": "default"},
+    }
+    assert cli.run(["settings", "--changed"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert any(line.split() == ["store_path", repr(str(own_store)), "program"] for line in lines)
+    assert not any(line.endswith(" default") for line in lines)
+    assert cli.run(["settings", "serch"]) == 2
+    assert "settings: got 'serch', expected names out of backends, " in capsys.readouterr().err

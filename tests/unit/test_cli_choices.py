@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from gemmtune import cli
+from gemmtune import cli, settings
 
 ARCHS = ["sm75", "sm80", "sm90", "sm100", "gfx942", "avx512", "avx2", "portable"]
 
@@ -51,3 +51,15 @@ def test_without_an_architecture_it_is_this_machine(capsys):
     assert cli.run(["choices", "64x64x64", "--dtype", "float32", "--backends", "aten", "--json", "-"]) == 0
     data = json.loads(capsys.readouterr().out)
     assert [c["name"] for c in data["choices"] if c["baseline"]] == ["aten:mm"]
+
+
+def test_explain_tells_the_pick_and_the_reasons(capsys, own_store):
+    words = ["explain", "16x32x64", "--dtype", "f32", "--device", "cpu"]
+    assert cli.run([*words, "--backends", "aten"]) == 0
+    assert capsys.readouterr().out == "mm 16x32x64 float32 nt on cpu: aten:mm (the only choice)\n"
+    with settings.patch(disable=True):
+        assert cli.run([*words, "--json", "-"]) == 0
+    data = json.loads(capsys.readouterr().out)
+    assert (data["problem"]["text"], data["pick"]) == ("mm 16x32x64 float32 nt on cpu", None)
+    assert data["origin"] == "torch, because the setting disable is on (GEMMTUNE_DISABLE)"
+    assert cli.run(["explain", "16x32"]) == 2

@@ -62,7 +62,7 @@ def test_an_amd_gpu_is_one_of_rocm(monkeypatch, capsys, own_store):
     assert cli.run(["doctor"]) == 0
     text = capsys.readouterr().out
     assert "torch is built for ROCm 6.4.43483; driver " in text
-    assert "compiled and inspected, and never run on an AMD GPU: docs/rocm.md" in text
+    assert "compiled and inspected, and never run on an AMD GPU" in text
 
 
 def test_measured_limits_are_shown(capsys, own_store):

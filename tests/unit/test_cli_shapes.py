@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from gemmtune import Problem
+from gemmtune.cli.selection import machine_text, problem_text
 from gemmtune.cli.shapes import parse_shape, problems_of_file
 from gemmtune.cli.spec import Spec
-from gemmtune.cli.stores import machine_text, problem_text
 from gemmtune.dispatch.statement import epilogue_of, problem_of
 from gemmtune.errors import InvalidProblemError
 from gemmtune.problem import Layout, Precision

@@ -1,4 +1,4 @@
-"""``gemmtune show``, ``export``, ``import`` and ``merge``."""
+"""``gemmtune show``, ``export``, ``import``, ``merge``, ``diff`` and ``store``."""
 
 from __future__ import annotations
 
@@ -7,17 +7,23 @@ import json
 
 import pytest
 import torch
+from tuning_results import outcome, problem_result
 
 from gemmtune import Problem, cli, settings
 from gemmtune.choice import Status
+from gemmtune.device import detect
+from gemmtune.problem.rows import row_classes
 from gemmtune.problem.trace import trace
 from gemmtune.selector.result import HOST_US
-from gemmtune.store.key import canonical
-from gemmtune.store.store import Row, Store
+from gemmtune.store.key import canonical, fingerprint_text
+from gemmtune.store.store import Ranged, Row, Store
 
 PROBLEM = Problem.mm(16, 4096, 4096, dtype=torch.float32, device_type="cpu")
 MACHINE = canonical({"device": "a CPU", "threads": "2"})
 OTHER_MACHINE = canonical({"device": "a GPU"})
+HERE = fingerprint_text(detect("cpu"), "graph")
+OLD = canonical(json.loads(HERE) | {"torch": "1.0"})
+"""This machine before an update of torch."""
 
 
 def row(name, time_us=None, **fields):
@@ -89,6 +95,110 @@ def test_show_counts_torch_without_the_look_up_and_cuts_long_epilogues(capsys, o
     assert " … " in line
     assert len(line) < 200
     assert line.split("aten:mm")[1].split()[:2] == ["50.0", "0.80"]
+
+
+OTHER = Problem.bmm(2, 8, 16, 32, dtype=torch.float16, device_type="cpu")
+TABLE = Ranged(key=row_classes(PROBLEM)[0].key, fingerprint=MACHINE, kind="table", value={"seed": 0, "segments": []})
+
+
+@pytest.fixture
+def varied(filled):
+    """The filled store with another problem, a table, and a limit."""
+    store = Store.open(filled)
+    store.put([row("aten:bmm", 7.0, key=OTHER.key, baseline=True), row("aten:mm", 9.0, fingerprint=HERE, baseline=True)])
+    store.put_ranged(TABLE)
+    store.put_limits(OLD, {"bandwidth_gbps": 10.0})
+    store.put([row("aten:mm", 8.0, fingerprint=OLD, baseline=True)])
+    store.close()
+    return filled
+
+
+@pytest.mark.parametrize(
+    ("conditions", "shown", "tables"),
+    [
+        ([], [PROBLEM] * 4 + [OTHER], 1),
+        (["16x4096x4096"], [PROBLEM] * 4, 1),
+        (["2x8x16x32"], [OTHER], 0),
+        (["8x16x32"], [], 0),
+        (["8x4096x4096"], [], 1),
+        (["--match", "^bmm .*float16"], [OTHER], 0),
+        (["--here"], [PROBLEM], 0),
+    ],
+)
+def test_show_selects_by_shape_text_and_machine(capsys, varied, conditions, shown, tables):
+    assert cli.run(["show", *conditions, "--json", "-"]) == 0
+    data = json.loads(capsys.readouterr().out)
+    assert sorted(x["problem"]["text"] for x in data if "problem" in x) == sorted(map(str, shown))
+    assert sum("kind" in x for x in data) == tables
+    assert cli.run(["show", *conditions]) == 0
+    assert ("nothing of what was asked for" in capsys.readouterr().out) == (not shown and not tables)
+
+
+@pytest.mark.parametrize(
+    ("command", "left", "tables", "limits"),
+    [
+        (["forget", "16x4096x4096"], {"aten:bmm"}, 0, 1),
+        (["forget", "--match", "^bmm"], {"aten:mm", "cpp:fast", "cpp:slow", "cpp:slower", "cpp:bad"}, 1, 1),
+        (["forget", "--all"], set(), 0, 0),
+        (["forget", "--all", "--dry-run"], {row.name for row in ROWS} | {"aten:bmm"}, 1, 1),
+        (["prune"], {row.name for row in ROWS} | {"aten:bmm"}, 1, 0),
+        (["prune", "--older", "0"], set(), 0, 0),
+    ],
+)
+def test_rows_tables_and_limits_are_removed(capsys, varied, command, left, tables, limits):
+    before = [dataclasses.replace(r, measured_at="2020-01-01T00:00:00.000000+00:00") for r in Store.open(varied).every_row()]
+    Store.open(varied).put(before)
+    assert cli.run(["store", *command]) == 0
+    out = capsys.readouterr().out
+    assert ("would be removed from" in out) == ("--dry-run" in command)
+    store = Store.open(varied)
+    assert {r.name for r in store.every_row()} == left
+    assert len(store.every_ranged()) == tables
+    assert len(store.limits(OLD)) == limits
+    assert any(r.fingerprint == OLD for r in store.every_row()) == (command[0] == "forget" and bool(left) and left != {"aten:bmm"})
+    assert set(store.keys(MACHINE)) == {r.key for r in store.every_row() if r.fingerprint == MACHINE}
+
+
+def test_forget_needs_a_condition_or_all(capsys, filled):
+    for words in (["forget"], ["forget", "--all", "16x4096x4096"]):
+        assert cli.run(["store", *words]) == 2
+        assert "expected SHAPE, --match or --here, or else --all alone" in capsys.readouterr().err
+    assert cli.run(["show", "--match", "("]) == 2
+    assert "--match: got '(', expected a regular expression" in capsys.readouterr().err
+
+
+def test_the_path_of_the_store(capsys, own_store):
+    assert cli.run(["store", "path"]) == 0
+    assert capsys.readouterr().out == f"{own_store}\n"
+
+
+def test_diff_of_a_store_an_export_and_a_result(capsys, filled, tmp_path):
+    export, later, result = tmp_path / "a.json", tmp_path / "later.sqlite", tmp_path / "result.json"
+    assert cli.run(["export", str(export)]) == 0
+    newer = canonical(json.loads(MACHINE) | {"torch": "9"})
+    Store.open(later).put([row("cpp:slow", 25.0, fingerprint=newer), row("aten:bmm", 7.0, key=OTHER.key)])
+    found = problem_result(outcome("cpp:fast", 10.0), problem=PROBLEM)
+    result.write_text(json.dumps([found.to_json(), {"table": {}}]))
+    capsys.readouterr()
+    assert cli.run(["diff", str(export), str(later)]) == 0
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert [*str(PROBLEM).split(), "cpp:slow", "20.0", "25.0", "1.25", "cpp:fast"] in lines
+    assert ["only", "before:", *str(PROBLEM).split()] in lines  # on the other machine
+    assert ["only", "after:", *str(OTHER).split()] in lines
+    assert lines[-1][:6] == ["1", "problem", "on", "both", "sides:", "1"]
+    assert cli.run(["diff", str(later), str(result), "--json", "-"]) == 0
+    one, other = json.loads(capsys.readouterr().out)
+    pair = next(x for x in (one, other) if x["ratio"])
+    assert (pair["before"]["pick"], pair["after"], pair["ratio"]) == ("cpp:slow", {"pick": "cpp:fast", "time_us": 10.0}, 0.4)
+    assert cli.run(["diff", str(export), str(export)]) == 0
+    assert capsys.readouterr().out == "2 problems on both sides: 0 slower, 0 faster by over 2%\n"
+
+
+@pytest.mark.parametrize("text", ["{", "[1]", "{}", "SQLite format 3 or not"])
+def test_diff_of_other_files_is_an_error(capsys, tmp_path, text):
+    (tmp_path / "x").write_text(text)
+    assert cli.run(["diff", str(tmp_path / "x"), str(tmp_path / "x")]) == 1
+    assert str(tmp_path / "x") in capsys.readouterr().err
 
 
 def test_show_json_has_every_row(capsys, filled):

@@ -24,8 +24,11 @@ def tuner(monkeypatch):
 
         result = TuningResult((problem_result(FAST, TORCH),))
 
-        def __call__(self, problems, *, settings, progress, device, again):
+        def __call__(self, problems, *, settings, progress, device, again, budget_s):
             self.problems, self.settings, self.progress, self.device, self.again = problems, settings, progress, device, again
+            self.budget_s = budget_s
+            for result in self.result:
+                progress.end(result)
             return self.result
 
     tuner = Tuner()
@@ -74,6 +77,15 @@ def test_times_and_ratios_of_a_busy_machine_carry_a_mark(tuner, own_store, capsy
     assert all("on a busy machine" in line for line in capsys.readouterr().out.splitlines())
 
 
+def test_a_budget_reaches_the_tuner_and_is_not_for_ranges(capsys, tuner, own_store):
+    tuner.result = TuningResult((dataclasses.replace(problem_result(FAST, TORCH), partial="3 of 5 choices are not measured yet"),))
+    assert cli.run(["tune", "2x3x4", "--device", "cpu", "--budget", "5"]) == 0
+    assert tuner.budget_s == 5.0
+    assert "partial: 3 of 5 choices are not measured yet; tune it again to go on" in capsys.readouterr().out
+    assert cli.run(["tune", "1..8x3x4", "--device", "cpu", "--budget", "5"]) == 2
+    assert cli.run(["tune", "2x3x4", "--device", "cpu", "--budget", "0"]) == 2
+
+
 def test_settings_hold_where_no_option_is_given(tuner, own_store):
     assert cli.run(["tune", "2x3x4", "--device", "cpu"]) == 0
     assert tuner.settings.store_file == own_store
@@ -89,7 +101,7 @@ def test_tables_go_to_standard_output_and_progress_to_the_other(capsys, tuner, o
     printed = capsys.readouterr()
     assert printed.out.splitlines()[0].startswith("device: ")
     assert "pick: cpp:avx512_12x32, 2000 µs, 2.50× torch (aten:mm 5000 µs)" in printed.out
-    assert isinstance(tuner.progress, Lines)
+    assert isinstance(tuner.progress.progress, Lines)
 
 
 def test_quiet_is_one_line_for_each_shape(capsys, tuner, own_store):
@@ -98,7 +110,7 @@ def test_quiet_is_one_line_for_each_shape(capsys, tuner, own_store):
         "mm 16x4096x4096 float32 nt on cpu: pick: cpp:avx512_12x32, 2000 µs, 2.50× torch (aten:mm 5000 µs)\n",
         "",
     )
-    assert type(tuner.progress) is Progress
+    assert type(tuner.progress.progress) is Progress
 
 
 def test_json_has_every_choice_with_its_status(capsys, tuner, own_store, tmp_path):

@@ -27,6 +27,7 @@ from gemmtune.cli.words import OPS
 from gemmtune.declaration.traits import Traits
 from gemmtune.integration.compile import uninstall
 from gemmtune.problem.operations import OPERATIONS
+from gemmtune.setting_types import from_toml
 from gemmtune.settings import Settings
 
 TOOLS = ("tox.ini", "constraints.txt", "mkdocs.yml", "MANIFEST.in", ".ci/run")
@@ -177,8 +178,10 @@ def check_own(arguments: list[str]) -> None:
     """Check a command of gemmtune. Its problem is stated, and choices are listed with torch's kernels alone."""
     if arguments[0].startswith("-"):
         arguments = ["doctor", *arguments]
-    name, *rest = arguments
-    command = cli.cli.commands[name]
+    command, rest = cli.cli, arguments
+    while isinstance(command, click.Group):
+        name, *rest = rest
+        command = command.commands[name]
     with contextlib.suppress(click.exceptions.Exit):
         context = command.make_context(name, [word for word in rest if word != "--version"])
         shapes = context.params.get("shapes") or filter(None, [context.params.get("shape")])
@@ -220,7 +223,7 @@ def check_script(arguments: list[str]) -> None:
 
 
 def test_the_files_of_the_documents_are_read(tmp_path: Path) -> None:
-    """Examples of JSON are files of shapes, those of TOML declarations or entry points."""
+    """Examples of JSON are files of shapes, those of TOML settings, declarations or entry points."""
     for page in PAGES:
         for block in blocks(page, "json"):
             path = tmp_path / "shapes.json"
@@ -228,7 +231,11 @@ def test_the_files_of_the_documents_are_read(tmp_path: Path) -> None:
             assert problems_of_file(str(path), Spec(device_type="cuda"))[0]
         for block in blocks(page, "toml"):
             data = tomllib.loads(block.text)
-            assert "project" in data or Traits.of(data)
+            if "tool" in data:
+                values = data["tool"]["gemmtune"].items()
+                assert Settings(**{name: from_toml(value, None, tmp_path) for name, value in values}) != Settings()
+            else:
+                assert "project" in data or Traits.of(data)
 
 
 def test_the_first_python_example_is_short() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -17,7 +18,7 @@ ROOT = Path(gemmtune.__file__).parent
 
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("errors", "version"),
-    ("setting_types", "operand_kinds", "ownership", "locking", "forks"),
+    ("setting_types", "operand_kinds", "ownership", "locking", "forks", "project_file"),
     ("settings",),
     ("cache", "effort"),
     ("passes",),
@@ -192,6 +193,24 @@ def test_only_settings_reads_the_environment() -> None:
             by_name = isinstance(node, ast.ImportFrom) and node.module == "os" and names & {alias.name for alias in node.names}
             if by_name or (isinstance(node, ast.Attribute) and node.attr in names):
                 yield f"{SOURCES[module]}:{node.lineno}: reads the environment; settings.py does that"
+
+    everywhere(check)
+
+
+def test_no_text_names_a_file_that_is_not_installed() -> None:
+    """A message may name only what a user of the wheel has. Docstrings of code speak to readers of the repository."""
+
+    def check(module: str) -> Iterator[str]:
+        tree = tree_of(module)
+        bare = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+        if module == "cli.commands":  # whose docstrings are printed as help
+            bare -= {id(getattr(node.body[0], "value", None)) for node in tree.body if isinstance(node, ast.FunctionDef)}
+        for node in ast.walk(tree):
+            text = node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else ""
+            if id(node) not in bare and re.search(
+                r"\b(docs|tests|examples|benchmarks)/\w+\.\w+|\b[A-Z]{3,}\.md\b|\b\w+\.md\b", text
+            ):
+                yield f"{SOURCES[module]}:{node.lineno}: names a file that the wheel lacks: {text[:80]!r}"
 
     everywhere(check)
 

@@ -105,3 +105,18 @@ def test_weaker_arithmetic_than_torchs_is_not_offered():
     assert why_not(rounding, single, GPU) == "input_mode: declares tf32, which torch's float32 precision does not allow here"
     assert why_not(rounding, tf32, GPU) is None
     assert why_not(Traits(**on_a_gpu, dtypes=("float32",)), tf32, GPU) is None
+
+
+def test_a_declaration_takes_every_name_of_a_dtype():
+    declared = {
+        "dtypes": ["bf16", torch.float16, "e4m3"],
+        "accumulate": {"half": "FP16"},
+        "weights": ["int4", "i8"],
+        "results": ["f32"],
+    }
+    assert Traits.of(declared) == Traits(
+        dtypes=("bfloat16", "float16", "float8_e4m3fn"),
+        accumulate={"float16": "float16"},
+        weights=("int4", "int8"),
+        results=("float32",),
+    )

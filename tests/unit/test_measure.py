@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import logging
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,6 +15,7 @@ from fake_choices import PROBLEM, Fake, fake
 
 from gemmtune.choice import Choice, Offers, Status
 from gemmtune.device import DeviceInfo, detect, preset
+from gemmtune.effort import EFFORT
 from gemmtune.selector import measure as measuring
 from gemmtune.selector.candidates import Candidates, _reopened
 from gemmtune.selector.measure import drift_since, examine_all, measure, outcome, rank
@@ -114,7 +116,7 @@ def test_measures_compiled_kernels_while_others_compile(
     session, offered = FakeSession(a=5.0, b=4.0), (fake("b", artifact="nowhere"), fake("a"))
     compiled: list[tuple[int, list[str]]] = []
 
-    def precompile(choices: Sequence[Choice], settings: Settings, progress: object) -> dict[str, CompileFailure]:
+    def precompile(choices: Sequence[Choice], settings: Settings, *_: object) -> dict[str, CompileFailure]:
         compiled.append((len(session.asked), [c.name for c in choices]))
         return {}
 
@@ -127,6 +129,26 @@ def test_measures_compiled_kernels_while_others_compile(
     assert compiled[0] == (compiled_at, ["fake:b"] if compiled_at else ["fake:b", "fake:a"])
     assert [name for name, *_ in session.asked[:2]] == (["a", "b"] if compiled_at else ["b", "a"])
     assert {o.name: o.time_us for o in found.values()} == {"fake:a": 5.0, "fake:b": 4.0}
+
+
+def test_after_the_deadline_torch_alone_is_measured() -> None:
+    session, outcomes = FakeSession(torch=5.0, a=4.0), dict[str, Outcome]()
+    choices = [CHOICES["fake-fake:a"], dataclasses.replace(CHOICES["fake-fake:torch"], baseline=True)]
+    late = candidates(offered=("a", "torch")).within(0.0)
+    assert late.late
+    examine_all(session, sorted(choices, key=lambda c: not c.baseline), 1.0, outcomes, Progress(), late)  # type: ignore[arg-type]
+    assert [name for name, _ in session.asked] == ["torch"]
+    assert dataclasses.replace(late, known=outcomes).partial() == "1 of 2 choices are not measured yet"
+
+
+def test_the_final_rounds_have_their_share_of_a_budget() -> None:
+    now = time.monotonic()
+    assert candidates().within(100.0).deadline - now == pytest.approx(100.0 - 2.5 * EFFORT["default"].rounds_s, abs=0.5)
+    assert candidates(device=preset("sm90")).within(100.0).deadline - now == pytest.approx(
+        100.0 - EFFORT["default"].rounds_s, abs=0.5
+    )
+    assert candidates().within(2.0).deadline - now == pytest.approx(1.0, abs=0.5)
+    assert not candidates().late
 
 
 @pytest.mark.parametrize(

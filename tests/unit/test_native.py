@@ -76,6 +76,17 @@ def test_a_call_is_found_after_python_has_planned_it() -> None:
     assert torch.equal(run(call), python)
 
 
+def test_a_disabled_gemmtune_leaves_the_look_up_alone() -> None:
+    call = arguments("mm", *operands())
+    entry = kept(call)
+    with settings.patch(disable=True):
+        assert found(call) is False
+        for _ in range(3):
+            assert torch.equal(run(call), run(call))
+        assert found(call) is False
+    assert found(call) is entry
+
+
 def relu_of_sum(acc: Tensor, bias: Tensor) -> Tensor:
     return torch.relu(acc + bias)
 

@@ -108,6 +108,15 @@ def test_an_exception_in_the_progress_callback_ends_compilation(tmp_path: Path) 
     assert time.monotonic() - begun < 20
 
 
+def test_a_deadline_ends_the_waiting_and_kills_the_compilers(tmp_path: Path) -> None:
+    made, hanging = fake("made", artifact=str(tmp_path / "made")), fake("hanging", compiling="hang")
+    (tmp_path / "made").write_text("")
+    begun = time.monotonic()
+    assert precompile([made, hanging], SETTINGS, None, begun + 1.0) == {}
+    assert precompile([hanging], SETTINGS, None, begun) == {}
+    assert time.monotonic() - begun < SETTINGS.compile_timeout_s / 2
+
+
 def test_compilation_goes_on_in_the_background_and_in_order(tmp_path: Path) -> None:
     first, second = (fake(name, artifact=str(tmp_path / name)) for name in ("first", "second"))
     stuck = fake("stuck", compiling="hang")

@@ -240,17 +240,31 @@ def test_dtype_facts_match_torch(dtype: torch.dtype) -> None:
         ("float", F32),
         ("double", torch.float64),
         ("f32", F32),
+        ("torch.bfloat16", torch.bfloat16),
+        ("e4m3", torch.float8_e4m3fn),
     ],
 )
 def test_parse_dtype(name: str, dtype: torch.dtype) -> None:
     assert parse_dtype(name) == dtype
 
 
+def test_constructors_take_every_name_of_a_dtype() -> None:
+    for dtype, info in DTYPES.items():
+        for name in (info.name, info.short, str(dtype), info.short.upper()):
+            assert Problem.mm(2, 3, 4, dtype=name, device_type="cpu") == Problem.mm(2, 3, 4, dtype=dtype, device_type="cpu")
+    by_name = {"dtype": "fp16", "dtype_b": "e4m3", "scale_dtype": "f16", "scales": "column", "device_type": "cpu"}
+    plain = {"dtype": torch.float16, "dtype_b": torch.float8_e4m3fn, "scale_dtype": torch.float16}
+    assert Problem.mixed_mm(2, 3, 4, **by_name) == Problem.mixed_mm(2, 3, 4, **(by_name | plain))
+    with pytest.raises(InvalidProblemError, match=r"dtype: got .tf32., expected one of .*; for float32 in tf32 precision give"):
+        Problem.mm(2, 3, 4, dtype="tf32")
+
+
 def test_parse_dtype_lists_known_names() -> None:
     with pytest.raises(InvalidProblemError) as caught:
-        parse_dtype("int8")
+        parse_dtype("int3")
     assert str(caught.value) == (
-        "dtype: got 'int8', expected one of float64, float32, float16, bfloat16, or tf32 for float32 in tf32 precision"
+        "dtype: got 'int3', expected one of float64, float32, float16, bfloat16, int8, uint8, int32, float8_e4m3fn, float8_e5m2, "
+        "float8_e4m3fnuz, float8_e5m2fnuz"
     )
 
 

@@ -8,6 +8,7 @@ import pickle
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -247,6 +248,98 @@ def test_bad_variables(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     finally:
         monkeypatch.undo()
         settings.from_environment.cache_clear()
+
+
+@pytest.fixture
+def outside(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
+    """A working folder whose pyproject.toml counts, without variables."""
+    for variable in [name for name in os.environ if name.startswith("GEMMTUNE_")]:
+        monkeypatch.delenv(variable)
+    (tmp_path / "inner").mkdir()
+    monkeypatch.chdir(tmp_path / "inner")
+    settings.from_environment.cache_clear()
+    yield tmp_path / "pyproject.toml"
+    monkeypatch.undo()
+    settings.from_environment.cache_clear()
+
+
+TABLE = """
+[tool.gemmtune]
+backends = ["aten", "cpp"]
+search = "quick"
+verify = false
+choice_timeout_s = 5
+store_path = "picks/store.sqlite"
+cache_dir = "/somewhere"
+"""
+
+
+def test_a_table_of_pyproject_toml_sets_what_no_variable_does(outside: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    outside.write_text(TABLE)
+    monkeypatch.setenv("GEMMTUNE_SEARCH", "exhaustive")
+    assert settings.current() == Settings(
+        backends=("aten", "cpp"), search="exhaustive", verify=False, choice_timeout_s=5, cache_dir="/somewhere",
+        store_path=str(outside.parent / "picks/store.sqlite"),
+    )  # fmt: skip
+    with settings.patch(rows="exact"):
+        sources = settings.sources()
+    named = {name: source for name, source in sources.items() if source != settings.DEFAULT}
+    assert named == dict.fromkeys(("backends", "verify", "choice_timeout_s", "store_path", "cache_dir"), str(outside)) | {
+        "search": "GEMMTUNE_SEARCH",
+        "rows": "program",
+    }
+
+
+def test_the_nearest_table_counts_alone(outside: Path) -> None:
+    outside.write_text(TABLE)
+    inner = outside.parent / "inner" / "pyproject.toml"
+    inner.write_text('[project]\nname = "gemmtune-user"\n')  # it has no table
+    assert settings.current().search == "quick"
+    inner.write_text("[tool.gemmtune]\nnative = false\n")
+    settings.from_environment.cache_clear()
+    assert settings.current() == Settings(native=False)
+
+
+BAD_TABLES = {
+    "serch = 'quick'": " [tool.gemmtune]: unknown setting 'serch'; the settings are backends, ",
+    "search = 'fast'": " [tool.gemmtune]: search: got 'fast', expected one of quick, default, exhaustive",
+    "backends = 'aten'": " [tool.gemmtune]: backends: got 'aten', expected a list of texts, or None",
+    "store_path = 3": " [tool.gemmtune]: store_path: got 3, expected a path as text, or None",
+    "verify = 1": " [tool.gemmtune]: verify: got 1, expected True or False",
+    "first_call_budget_s = 0": " [tool.gemmtune]: first_call_budget_s: got 0, expected a number of at least 0.1, or None",
+    "search quick": ": got text that is not TOML (",
+}
+
+
+@pytest.mark.parametrize("line", BAD_TABLES)
+def test_a_wrong_line_is_an_error_that_names_the_file(outside: Path, line: str) -> None:
+    outside.write_text(f"[tool.gemmtune]\n{line}\n")
+    with pytest.raises(SettingsError) as caught:
+        settings.current()
+    assert str(caught.value).startswith(f"{outside}{BAD_TABLES[line]}")
+
+
+def test_a_file_that_others_can_change_is_ignored_with_a_warning(outside: Path) -> None:
+    outside.write_text(TABLE)
+    outside.chmod(0o666)
+    with pytest.warns(RuntimeWarning, match="is ignored, because others than you can change the file"):
+        assert settings.current() == Settings()
+
+
+def test_other_files_that_are_not_toml_do_not_matter(outside: Path) -> None:
+    outside.write_text("gemmtune, but no TOML")
+    assert settings.current() == Settings()
+
+
+def test_disable_is_torch_for_every_other_setting(outside: Path) -> None:
+    with settings.patch(search="quick", choice_denylist_regex="aten", cache_dir="/x", disable=True) as given:
+        now = settings.current()
+        assert (now.tune, now.backends, now.native, now.choice_denylist_regex) == ("never", ("aten",), False, None)
+        assert (now.cache_dir, settings.given()) == ("/x", given)
+        assert settings.token() == now.token
+        assert {settings.sources()[name] for name in ("tune", "backends", "native")} == {"disable"}
+        with settings.patch(disable=False):
+            assert settings.current().search == "quick"
 
 
 @pytest.mark.parametrize(("text", "value"), [("1", True), ("true", True), ("0", False), ("False", False)])

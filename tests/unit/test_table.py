@@ -10,6 +10,7 @@ from tuning_results import FAST, TORCH, failure, outcome, problem_result
 
 from gemmtune import Problem
 from gemmtune.choice import Refusal, Status
+from gemmtune.selector.result import HOST_US
 from gemmtune.selector.table import pick_line, render, renderables
 from gemmtune.selector.tuning_result import TuningResult
 
@@ -41,7 +42,7 @@ def test_the_pick_is_green_on_a_terminal():
     heading, table, *others = renderables(
         TuningResult((problem_result(FAST, TORCH, refusals=(Refusal(name="cpp:a", reason="no"),)),))
     )
-    assert [row.style for row in table.rows] == ["green", None]
+    assert [style for _, style in table.rows] == ["green", None]
     assert [text.style for text in (heading, *others)] == ["bold", "dim", "dim", "bold green"]
     assert [text.style for text in renderables(TuningResult((problem_result(),)))] == ["bold", "bold red"]
 
@@ -69,6 +70,12 @@ def test_heading_and_pick_line():
 )
 def test_pick_line_without_a_comparison(result, expected):
     assert pick_line(result) == expected
+
+
+def test_pick_line_explains_a_ratio_below_1():
+    slow_host = {HOST_US: 1.0}
+    result = problem_result(outcome("cpp:a", 10.0, info=slow_host), outcome("aten:mm", 10.5, baseline=True, info=slow_host))
+    assert pick_line(result) == "pick: cpp:a, 10.0 µs, 0.95× torch (aten:mm 9.50 µs called directly, without gemmtune's 1.00 µs)"
 
 
 def test_an_empty_problem_needs_no_pick():
@@ -191,11 +198,29 @@ def test_nothing_tuned_gives_no_text():
     assert text_of() == ""
 
 
-def test_wide_names_fit_into_100_columns_without_losing_a_number():
+@pytest.mark.parametrize(
+    ("width", "cells"),
+    [
+        (130, ["triton", "12346", "43.5", "40.5", "8.1", "0.031", "pick"]),
+        (116, ["12346", "43.5", "40.5", "8.1", "0.031", "pick"]),
+        (107, ["12346", "40.5", "8.1", "0.031", "pick"]),
+        (98, ["12346", "40.5", "0.031", "pick"]),
+        (88, ["12346", "40.5", "pick"]),
+    ],
+)
+def test_narrow_tables_leave_out_columns_before_they_fold_a_name(width, cells):
     name = "triton:mm_128x256x64_s4_w8_group8_splitk16_persistent_tma_evenk"
-    text = text_of(problem_result(outcome(name, 12345.6), TORCH), width=100)
-    assert max(map(len, text.splitlines())) <= 100
-    assert row_of(text, name[:20])[1:] == ["triton", "12346", "43.5", "40.5", "8.1", "0.031", "pick"]
+    text = text_of(problem_result(outcome(name, 12345.6), TORCH), width=width)
+    assert max(map(len, text.splitlines())) <= width
+    assert row_of(text, name) == [name, *cells]
+
+
+def test_a_name_folds_where_it_does_not_fit_at_all():
+    name = "triton:" + "x" * 200
+    lines = text_of(problem_result(outcome(name, 12345.6), TORCH), width=60).splitlines()
+    assert max(map(len, lines)) <= 60
+    first = next(i for i, line in enumerate(lines) if line.startswith("triton:"))
+    assert "".join(line.split()[0] for line in lines[first : first + 10] if set(line.split()[0]) & set("x"))[:207].count("x") == 200
 
 
 def test_without_a_width_no_line_is_folded():

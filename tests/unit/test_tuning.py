@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import sys
 import warnings
 from collections.abc import Iterator
@@ -20,7 +21,9 @@ import gemmtune
 from gemmtune import settings
 from gemmtune.choice import Offers, Refusal, Status
 from gemmtune.dispatch.ready import forget_plans
+from gemmtune.errors import InvalidProblemError
 from gemmtune.problem import Problem
+from gemmtune.selector.candidates import Candidates
 from gemmtune.selector.result import Outcome
 from gemmtune.selector.session import Session
 from gemmtune.store.store import Store, open_store
@@ -145,6 +148,29 @@ def test_an_interruption_keeps_what_was_measured(backend: FixedBackend, own_stor
     assert {o.name for o in result.outcomes if o.from_store} <= {"fake:multiply", "fake:slow"}
     assert result.pick == "fake:multiply"
     assert tuned().source == "store"
+
+
+def test_a_budget_keeps_and_picks_what_was_measured_and_a_later_tuning_goes_on(
+    backend: FixedBackend, examined: list[str], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(Candidates, "late", property(lambda self: self.deadline < math.inf and len(examined) >= 2))
+    [first] = gemmtune.tune(PROBLEM, progress=False, budget_s=100.0)
+    assert len(examined) == 2
+    assert first.partial == f"{len(backend.kinds) - 2} of {len(backend.kinds)} choices are not measured yet"
+    assert first.pick in {o.name for o in first.outcomes}
+    assert "; tune it again to go on" in str(gemmtune.TuningResult((first,)))
+    with settings.patch(first_call_budget_s=100.0):  # what is missing is still late, so nothing is measured
+        assert torch.equal(gemmtune.mm(A, B), A @ B)
+    assert len(examined) == 2
+    second = tuned()
+    assert second.partial == ""
+    assert {o.name for o in second.outcomes} == {f"fake:{kind}" for kind in backend.kinds}
+
+
+def test_a_budget_is_for_single_problems(backend: FixedBackend):
+    for more in ({"m": range(1, 9), "budget_s": 1.0}, {"budget_s": 0.0}):
+        with pytest.raises(InvalidProblemError, match="tune: budget_s: got"):
+            gemmtune.tune(PROBLEM, progress=False, **more)
 
 
 def test_what_was_measured_on_a_busy_machine_is_marked_and_measured_again_if_asked_for(
@@ -391,6 +417,6 @@ def test_progress_hears_of_every_problem(backend: FixedBackend):
             heard.append("close")
 
     gemmtune.tune([PROBLEM], progress=Listener())
-    assert heard[0] == "begin 1"
+    assert heard[:2] == ["list choices", "begin 1"]
     assert "verify and measure" in heard
     assert heard[-2:] == ["end", "close"]

@@ -17,7 +17,7 @@ from .products import MFMA_K
 from .rank import estimate_us, select
 from .toolkit import find_toolkit
 
-NOT_RUN = "its kernels were compiled and inspected, and never run on an AMD GPU: docs/rocm.md"
+NOT_RUN = "its kernels were compiled and inspected, and never run on an AMD GPU"
 """Notice shown wherever the backend appears."""
 
 

@@ -56,9 +56,11 @@ def _offers_of(target: str, problem: Problem, device: DeviceInfo, settings: Sett
     if not isinstance(source.found, Subject):
         return _of_a_backend(source.found, name, problem, device, settings)
     reason = why_not(source.found.traits, problem, device)
+    if reason is None and source.undeclared and device.type != "cpu" and settings.timing == "eager":
+        reason = "it declares no streams and capturable, which CUDA graphs show and timing='eager' does not"
     if reason is not None:
         return Offers(refusals=(Refusal(name=name, reason=reason),))
-    return Offers(choices=(OwnChoice.of(source, source.found, problem),))
+    return Offers(choices=(OwnChoice.of(source, source.found, problem, deterministic=settings.deterministic),))
 
 
 def _of_a_backend(backend: Backend, name: str, problem: Problem, device: DeviceInfo, settings: Settings) -> Offers:

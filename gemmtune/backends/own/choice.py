@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 from dataclasses import dataclass, field
 
@@ -14,25 +15,31 @@ from ...problem import Problem
 from .targets import Loaded, loaded
 
 NAME = "own"
+UNDECLARED = "undeclared"
+"""Key of ``info`` for a GEMM that declares nothing."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class OwnChoice(CalledChoice):
-    """Declared GEMM for one problem. It is passed to other processes by its target's name and imported where it runs."""
+    """GEMM for one problem. It is passed to other processes by its target's name and imported where it runs."""
 
     target: str
     digest: str = field(repr=False)
     folder: str = field(repr=False)
 
     @classmethod
-    def of(cls, source: Loaded, subject: Subject, problem: Problem) -> OwnChoice:
-        """Return the choice for a problem that the declarations cover."""
+    def of(cls, source: Loaded, subject: Subject, problem: Problem, *, deterministic: bool = True) -> OwnChoice:
+        """Return the choice for a problem that the declarations cover.
+
+        A GEMM without declarations is assumed to give equal bits for equal inputs if it has to be ``deterministic``.
+        """
+        claims = subject.traits.claims(problem)
         return cls(
             name=f"{NAME}:{source.target}",
             backend=NAME,
             problem=problem,
-            claims=subject.traits.claims(problem),
-            info={"version": source.version} if source.version else {},
+            claims=dataclasses.replace(claims, deterministic=claims.deterministic and (deterministic or not source.undeclared)),
+            info=({"version": source.version} if source.version else {}) | ({UNDECLARED: True} if source.undeclared else {}),
             target=source.target,
             digest=source.digest,
             folder=source.folder,
@@ -40,8 +47,14 @@ class OwnChoice(CalledChoice):
 
     @property
     def content_hash(self) -> str:
-        """Hash of the name and the digest of sources, version and declarations."""
-        return hashlib.sha256(f"{self.name}\0{self.digest}".encode()).hexdigest()
+        """Hash of the name and the digest of sources, version and declarations, and of what is assumed instead of them."""
+        assumed = f"\0{self.claims.deterministic}" if self.undeclared else ""
+        return hashlib.sha256(f"{self.name}\0{self.digest}{assumed}".encode()).hexdigest()
+
+    @property
+    def undeclared(self) -> bool:
+        """True for a GEMM without declarations."""
+        return bool(self.info.get(UNDECLARED))
 
     def why_unordered(self, allowing: str) -> str:
         """Explain that determinism is not declared, although the GEMM may well be deterministic."""
@@ -52,7 +65,8 @@ class OwnChoice(CalledChoice):
         source = loaded(self.target, self.folder)
         if not isinstance(source.found, Subject):
             return f"{self.target} is no longer a GEMM"
-        return why_not(source.found.traits, problem, device) or self.of(source, source.found, problem)
+        deterministic = self.claims.deterministic
+        return why_not(source.found.traits, problem, device) or self.of(source, source.found, problem, deterministic=deterministic)
 
     @property
     def batch_invariant(self) -> bool:

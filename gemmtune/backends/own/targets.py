@@ -18,11 +18,14 @@ from typing import TypeGuard
 from ...choice import Backend
 from ...declaration.found import found_at
 from ...declaration.subject import Subject, SubjectSpec, wrapped
+from ...declaration.traits import ATTRIBUTE, Traits
 from ...errors import SubjectError
 from ...settings import Settings
 
 GROUP = "gemmtune.backends"
 """Group of entry points by which packages supply GEMMs."""
+ASSUMED = {"deterministic": True, "streams": True, "capturable": True}
+"""Declarations that a GEMM without any needs to be offered. Its calls are observed (``selector.observed``)."""
 MOST_FILES = 256
 MOST_BYTES = 64 * 2**20
 """Largest size of a package that is hashed file by file.
@@ -36,7 +39,7 @@ class Loaded:
     """Target in the state in which this process imported it.
 
     ``folder`` is the folder on the module path with its package. ``digest`` is a hash of its sources, version and
-    declarations.
+    declarations. ``undeclared`` is True for a GEMM without declarations, which has ``ASSUMED`` instead.
     """
 
     target: str
@@ -44,6 +47,7 @@ class Loaded:
     folder: str
     version: str
     digest: str
+    undeclared: bool = False
 
 
 def targets_of(settings: Settings) -> tuple[str, ...]:
@@ -76,12 +80,20 @@ def loaded(target: str, folder: str = "") -> Loaded:
 def _loaded(target: str) -> Loaded:
     object_ = found_at(target)
     found = object_ if is_backend(object_) else wrapped(SubjectSpec(target=target), object_)
+    undeclared = False
+    if isinstance(found, Subject) and found is not object_ and getattr(object_, ATTRIBUTE, None) is None:
+        undeclared, found.traits = True, _assumed(found.traits)
     module = sys.modules.get(target.partition(":")[0])
     if module is None:
         raise SubjectError(f"GEMM: got {target!r}, which is gemmtune's own, expected one of yours; --backends selects gemmtune's")
     version = _version(module)
     digest = _digest(module, object_, found, version)
-    return Loaded(target=target, found=found, folder=_folder_of(module), version=version, digest=digest)
+    return Loaded(target=target, found=found, folder=_folder_of(module), version=version, digest=digest, undeclared=undeclared)
+
+
+def _assumed(traits: Traits) -> Traits:
+    """Return the traits of a GEMM without declarations. A function f(a, b) is tried for batches too."""
+    return traits.changed(ASSUMED | ({"ops": ["mm", "bmm"]} if traits.ops == ("mm",) else {}))
 
 
 def is_backend(found: object) -> TypeGuard[Backend]:

@@ -40,7 +40,7 @@ INTERPRETER_CONFIGS = (
 
 
 NOTES = {
-    "cpu": ", interpreter", "hip": "; its kernels were compiled and inspected, and never run on an AMD GPU: docs/rocm.md"
+    "cpu": ", interpreter", "hip": "; its kernels were compiled and inspected, and never run on an AMD GPU"
 }  # fmt: skip
 """Text after Triton's version in the availability detail, by device type."""
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from ...declaration.traits import Traits
-from ...selector.table import new_table
+from ...selector.table import TextTable
 from ..bench.outcome import HeatMap
 from ..options import RunOptions
 from ..runs.files import command, pytest_command
@@ -18,7 +18,6 @@ from .summary import NOT_ASKED, FailureGroup, PropertySummary, Standing, Summary
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
-    from rich.table import Table
     from rich.text import Text
 
 MOST_GROUPS = 12
@@ -134,7 +133,7 @@ def _unfolded(text: str, style: str) -> Text:
     return line
 
 
-def _table(properties: tuple[PropertySummary, ...], *, page: bool) -> Table:
+def _table(properties: tuple[PropertySummary, ...], *, page: bool) -> TextTable:
     columns = {
         "executed": [str(p.executed) for p in properties],
         "failed": [str(p.failed) for p in properties],
@@ -147,7 +146,7 @@ def _table(properties: tuple[PropertySummary, ...], *, page: bool) -> Table:
     if page:
         errors = [p.error_over_bound for p in properties]
         columns["error / bound"] = ["" if x is None else "> 1" if x > 1 else f"{x:.2f}" for x in errors]
-    table = new_table(texts=("property", "meaning"), numbers=tuple(columns), last="verdict")
+    table = TextTable(texts=("property", "meaning"), numbers=tuple(columns), last="verdict")
     for p, *numbers in zip(properties, *columns.values(), strict=True):
         verdict = f"{p.standing}: {_short(p.reason)}" if p.reason else str(p.standing)
         table.add_row(_line(p.name), _line(p.meaning), *numbers, _line(verdict, _STYLES[p.standing]))

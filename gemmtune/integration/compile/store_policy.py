@@ -31,7 +31,7 @@ class StorePolicy:
 
     def prepare(self, products: Iterable[Product], fusions: Iterable[HorizontalFusion]) -> None:
         """Tune all unknown problems of a graph together, so that one compiles while another is measured."""
-        if not self.tunes:
+        if not self.tunes or settings_module.current().disable:
             return
         wanted: dict[torch.device, tuple[dict[GemmPair, None], dict[WholeAndParts, None]]] = {}
         for product in products:

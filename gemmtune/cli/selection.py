@@ -1,0 +1,111 @@
+"""Selection of problems of the store: by shape, by a regular expression of their text, and by machine."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, get_args
+
+import click
+import torch
+
+from ..device import DeviceInfo, detect
+from ..errors import InvalidProblemError
+from ..problem import Problem
+from ..problem.rows import RowClass
+from ..selector.machine_limits import DISTURBED_LIMITS, LIMITS
+from ..settings import Timing
+from ..store.key import fingerprint_text
+from .shapes import parse_shape
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Selection:
+    """Conditions that a stored problem must meet. Without any, all problems do."""
+
+    shapes: tuple[tuple[int, ...], ...] = ()
+    """(M, N, K) or (B, M, N, K)."""
+    pattern: re.Pattern[str] | None = None
+    machines: frozenset[str] | None = None
+
+    @classmethod
+    def of(cls, shapes: Sequence[str], match: str | None, here: bool) -> Selection:
+        """Return the selection of the options. Raises click.UsageError for a malformed one."""
+        try:
+            sizes = tuple(map(parse_shape, shapes))
+            pattern = None if match is None else re.compile(match)
+        except InvalidProblemError as error:
+            raise click.UsageError(str(error)) from error
+        except (re.error, OverflowError, RecursionError) as error:
+            raise click.UsageError(
+                f"--match: got {match!r}, expected a regular expression of Python's re module ({error})"
+            ) from error
+        return cls(shapes=sizes, pattern=pattern, machines=machines_here() if here else None)
+
+    @property
+    def empty(self) -> bool:
+        """True without any condition."""
+        return not self.shapes and self.pattern is None and self.machines is None
+
+    def has(self, key: str, fingerprint: str) -> bool:
+        """Return True for the problem with this key on this machine."""
+        return self._fits(problem_text(key), fingerprint) and (not self.shapes or _sizes(key) in self.shapes)
+
+    def has_table(self, key: str, fingerprint: str) -> bool:
+        """Return True for the class with this key: a shape selects the tables that have its M."""
+        *batch, _, n, k = _sizes(key) or (0, 0, 0)
+        of_shape = not self.shapes or any([*shape[:-3], *shape[-2:]] == [*batch, n, k] for shape in self.shapes)
+        return of_shape and self._fits(class_text(key), fingerprint)
+
+    def _fits(self, text: str, fingerprint: str) -> bool:
+        here = self.machines is None or fingerprint in self.machines
+        return here and (self.pattern is None or self.pattern.search(text) is not None)
+
+
+def devices_here() -> list[DeviceInfo]:
+    """Return the CPU and every GPU of this machine."""
+    return [detect("cpu"), *(detect(f"cuda:{index}") for index in range(torch.cuda.device_count()))]
+
+
+def machines_here() -> frozenset[str]:
+    """Return the fingerprints of this machine's devices, for every timing mode and for limits."""
+    modes = (*get_args(Timing), LIMITS, DISTURBED_LIMITS)
+    return frozenset(fingerprint_text(device, mode) for device in devices_here() for mode in modes)
+
+
+def _sizes(key: str) -> tuple[int, ...] | None:
+    """Return the sizes in a key as a shape has them, or None if another version wrote it."""
+    try:
+        data: dict[str, Any] = json.loads(key)
+        sizes = data["m"], data["n"], data["k"]
+        batched = len(data["out"]["size"]) == 3
+    except (KeyError, TypeError, ValueError):
+        return None
+    return (data.get("batch", 1), *sizes) if batched else sizes
+
+
+def problem_text(key: str) -> str:
+    """Return the text of the problem with this key, or the key itself if another version wrote it."""
+    try:
+        return str(Problem.from_json(json.loads(key)))
+    except (KeyError, TypeError, ValueError, AttributeError):
+        return key
+
+
+def class_text(key: str) -> str:
+    """Return the text of the class with this key, or the key itself if another version wrote it."""
+    try:
+        return str(RowClass(problem=Problem.from_json(json.loads(key))))
+    except (KeyError, TypeError, ValueError, AttributeError):
+        return key
+
+
+def machine_text(fingerprint: str) -> str:
+    """Return the fields of a fingerprint on one line without instruction sets, or the text itself if it is not JSON."""
+    try:
+        fields: dict[str, Any] = json.loads(fingerprint)
+        return ", ".join(f"{name}={value}" for name, value in fields.items() if name != "isa")
+    except (ValueError, AttributeError):
+        return fingerprint

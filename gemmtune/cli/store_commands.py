@@ -1,0 +1,128 @@
+"""Commands about stores as users see them: arguments, options and help."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from .options import selection_options
+from .output import level_options, output_options
+from .running import SUBCOMMAND, help_if_alone, run
+
+
+@click.command()
+@selection_options
+@click.option(
+    "--rows", type=click.IntRange(min=1), default=3, show_default=True, help="Number of choices to show for each problem."
+)
+@output_options
+def show(**given: Any) -> None:
+    """Show what the store knows of each problem, by machine.
+
+    These are the pick and the next best choices. Without a condition all problems are shown.
+
+    \b
+    gemmtune show 16x4096x4096
+    gemmtune show --match 'mm .* bfloat16' --here
+    """
+    run("stores.show", given)
+
+
+@click.command("export")
+@click.argument("file", metavar="FILE", type=click.Path())
+@output_options
+def export_store(**given: Any) -> None:
+    """Write the whole store to FILE, as JSON that import reads."""
+    run("stores.export_store", given)
+
+
+@click.command("import")
+@click.argument("file", metavar="FILE", type=click.Path())
+@output_options
+def import_store(**given: Any) -> None:
+    """Merge a FILE that export wrote into the store.
+
+    If both have a choice, the later measurement stays.
+    """
+    run("stores.import_store", given)
+
+
+@click.command()
+@click.argument("other_store", metavar="OTHER_STORE", type=click.Path())
+@output_options
+def merge(**given: Any) -> None:
+    """Merge another store, an SQLite file, into the store.
+
+    If both have a choice, the later measurement stays.
+    """
+    run("stores.merge", given)
+
+
+@click.command()
+@click.argument("before", type=click.Path())
+@click.argument("after", type=click.Path())
+@click.option("--all", "every", is_flag=True, help="Show problems with equal picks and times too.")
+@output_options
+def diff(**given: Any) -> None:
+    """Compare the picks of two stores or results.
+
+    Each side is a store, a file of export, or one of tune --json. Machines are compared by device, threads and timing mode, so
+    that the sides may differ in versions. Where a side names no machine, the latest measurement of a problem counts.
+
+    \b
+    gemmtune diff before.json after.json
+    gemmtune diff old/store.sqlite new/store.sqlite --all
+    """
+    run("diff.diff", given)
+
+
+@click.group(invoke_without_command=True, subcommand_metavar=SUBCOMMAND)
+@level_options
+@click.pass_context
+def store(context: click.Context) -> None:
+    """Find the store, and remove measurements from it."""
+    help_if_alone(context)
+
+
+dry_run_option = click.option("--dry-run", is_flag=True, help="Only print what would be removed.")
+
+
+@store.command()
+@output_options
+def path(**given: Any) -> None:
+    """Print the path of the store's file."""
+    run("removal.path", given)
+
+
+@store.command()
+@selection_options
+@click.option("--all", "every", is_flag=True, help="Forget everything.")
+@dry_run_option
+@output_options
+def forget(**given: Any) -> None:
+    """Remove the measurements of problems.
+
+    The tables of their weights for every M go too. The next tuning measures them again.
+
+    \b
+    gemmtune store forget 16x4096x4096
+    gemmtune store forget --match '^bmm ' --dry-run
+    """
+    run("removal.forget", given)
+
+
+@store.command()
+@click.option("--older", type=click.FloatRange(min=0), metavar="DAYS", help="Remove also what is older, of any machine.")
+@dry_run_option
+@output_options
+def prune(**given: Any) -> None:
+    """Remove what an update has made useless.
+
+    These are measurements of this machine's devices under other versions of torch, Triton, CUDA or the driver. Problems that
+    this version of gemmtune cannot read go too. Measurements of other machines stay.
+    """
+    run("removal.prune", given)
+
+
+STORE_COMMANDS: tuple[click.Command, ...] = (show, export_store, import_store, merge, diff, store)
