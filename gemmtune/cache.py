@@ -60,8 +60,10 @@ def cached(*parts: str) -> Path:
     return (own or place.folder) / name
 
 
-def cache_dir(*parts: str) -> Path:
-    """Return a folder for new files below the cache folder, or below a temporary one with one warning. It is made if missing.
+def cache_dir(*parts: str, quietly: bool = False) -> Path:
+    """Return a folder for new files below the cache folder, or below a temporary one. It is made if missing.
+
+    Warn once of a temporary folder, unless the files are to be used ``quietly``: they are no kernels.
 
     Raises:
         UnavailableError: no folder of this machine can be used.
@@ -70,7 +72,8 @@ def cache_dir(*parts: str) -> Path:
     if not place.problem:
         make_private(place.folder)  # it may have been removed
         return place.folder
-    announce(place, current())
+    if not quietly:
+        announce(place, current())
     own = _own_folder(parts)
     if own is None:
         raise UnavailableError(why_nothing_new(*parts) or "")

@@ -103,7 +103,7 @@ def _clean() -> Iterator[None]:
     before = sys.dont_write_bytecode
     sys.dont_write_bytecode = True
     try:
-        with settings.environment(CLEAN | {"HYPOTHESIS_STORAGE_DIRECTORY": str(cache_dir("hypothesis"))}):
+        with settings.environment(CLEAN | {"HYPOTHESIS_STORAGE_DIRECTORY": str(cache_dir("hypothesis", quietly=True))}):
             yield
     finally:
         sys.dont_write_bytecode = before

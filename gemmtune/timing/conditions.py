@@ -42,7 +42,7 @@ def device_to_itself(settings: Settings, device: DeviceInfo) -> Iterator[None]:
     """Keep other gemmtune processes from measuring on this device at the same time, if the lock can be acquired."""
     with contextlib.ExitStack() as stack:
         try:
-            path = cache_dir("locks") / f"measure-{device.type}{device.index}.lock"
+            path = cache_dir("locks", quietly=True) / f"measure-{device.type}{device.index}.lock"
             stack.enter_context(file_lock(path, LOCK_SHARE * settings.choice_timeout_s))
         except (OSError, UnavailableError) as error:
             log.debug("cannot acquire the measurement lock, measuring without it: %s", error)

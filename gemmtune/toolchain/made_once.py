@@ -26,10 +26,11 @@ class DamagedError(UnavailableError):
     """Refusal of a driver to load a compiled file."""
 
 
-def made_once(file: Sequence[str], make: Callable[[Path], None], name: str) -> Path:
+def made_once(file: Sequence[str], make: Callable[[Path], None], name: str, *, quietly: bool = False) -> Path:
     """Return the path of a file of the cache, ``cached(*file)``.
 
     If it is missing or cannot be used, one process lets ``make(path)`` write a temporary file, which then takes its place.
+    ``quietly`` is that of ``cache_dir``.
 
     Raises:
         CompileError: for ``name``: the cache folder is unusable. Exceptions of ``make`` propagate.
@@ -40,7 +41,7 @@ def made_once(file: Sequence[str], make: Callable[[Path], None], name: str) -> P
         return path
     *folders, last = file
     try:
-        path = cache_dir(*folders) / last
+        path = cache_dir(*folders, quietly=quietly) / last
         with file_lock(path.with_suffix(".lock")):
             if not present(path):
                 with tempfile.TemporaryDirectory(dir=path.parent) as folder:

@@ -31,7 +31,7 @@ def tuning_lock(settings: Settings, key: str, fingerprint: str, on_wait: Callabl
         waited = False
         try:
             with use(settings):
-                path = cache_dir("locks") / f"{name}.lock"
+                path = cache_dir("locks", quietly=True) / f"{name}.lock"
             try:
                 stack.enter_context(file_lock(path, 0))
             except filelock.Timeout:

@@ -94,7 +94,10 @@ class Worker:
         self._owner = os.getpid()
         self._awaited = [START_TIMEOUT_S]
         """Time limits of the messages before the answer to the next call: the ready message and the answers to posted functions."""
-        self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the worker
+        try:
+            self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the worker
+        except OSError as error:
+            raise NoWorkerError(f"its output has no temporary file: {error}") from error
         # Appending lets the parent empty the file before each job, so that its contents belong to the current job.
         fcntl.fcntl(self._stderr, fcntl.F_SETFL, fcntl.fcntl(self._stderr, fcntl.F_GETFL) | os.O_APPEND)
         own_end, child_end = socket.socketpair()

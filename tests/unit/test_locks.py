@@ -124,14 +124,16 @@ def test_error_of_the_block_is_not_mistaken_for_a_lock_error(settings: Settings)
         raise OSError("of the block")
 
 
-def test_folder_that_cannot_be_made_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("temporary", ["", "missing"])
+def test_without_a_cache_folder_a_temporary_one_or_nothing_is_locked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, temporary: str
+) -> None:
     (tmp_path / "file").touch()
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / temporary))
     settings = Settings(cache_dir=str(tmp_path / "file"))
-    with one_warning(r"cache_dir: got .*, expected a writable folder \(.*Not a directory.*\); new compiled kernels go to"):
-        for _ in range(2):
-            with tuning_lock(settings, KEYS[0], MACHINES[0]) as waited:
-                assert not waited
+    with tuning_lock(settings, KEYS[0], MACHINES[0]) as waited:
+        assert not waited
+        assert len(list(tmp_path.glob("gemmtune-*/locks/*.lock"))) == (not temporary)
 
 
 @pytest.fixture(params=[errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS])

@@ -8,6 +8,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -468,17 +469,16 @@ def test_a_failed_build_is_logged_once_and_python_serves(monkeypatch: pytest.Mon
     native.state = "in use"
 
 
-def test_an_unusable_cache_folder_fails_no_call(monkeypatch: pytest.MonkeyPatch, caplog: Any) -> None:
-    def refuse() -> None:
-        raise gemmtune.errors.SettingsError("others can write the folder")
-
+def test_an_unusable_cache_folder_fails_no_call(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "missing"))
     monkeypatch.setattr(native, "call", None)
     monkeypatch.setattr(native, "begun", False)
-    monkeypatch.setattr(build, "made", refuse)
     a, b = operands(9, 9, 9)
-    assert torch.allclose(gemmtune.mm(a, b), a @ b, atol=1e-5)
-    assert "others can write the folder" in caplog.text
-    native.state = "in use"
+    with settings.patch(cache_dir=str(tmp_path / "file"), tune="never"):
+        assert torch.allclose(gemmtune.mm(a, b), a @ b, atol=1e-5)
+        assert "no temporary folder can be used instead" in str(build.why_impossible())
+    assert native.call is None
 
 
 def test_the_background_build_waits_and_installs_the_module(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -39,6 +39,12 @@ def test_call_returns_the_result(worker: Worker) -> None:
     assert worker.call(jobs.add, 1, 2, timeout_s=60) == 3
 
 
+def test_without_temporary_files_there_is_no_worker(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "missing"))
+    with pytest.raises(NoWorkerError, match=r"its output has no temporary file: .*missing"):
+        Worker()
+
+
 def test_call_runs_in_another_process(worker: Worker) -> None:
     assert worker.call(os.getpid, timeout_s=60) == worker.pid != os.getpid()
 

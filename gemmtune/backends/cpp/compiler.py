@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from ...cache import cache_dir, why_nothing_new
+from ...cache import cached, why_nothing_new
 from ...errors import GemmtuneError, UnavailableError
 from ...toolchain.made_once import compile_text, made_once, opened
 from ...toolchain.tool import version_text
@@ -67,20 +67,23 @@ def why_no_compiler() -> str | None:
     compiler = find_compiler()
     if compiler is None:
         return f"no C++ compiler on PATH ({', '.join(COMPILERS)}); install g++ or clang++"
-    return why_nothing_new(TRIALS) or _why_broken(compiler, os.stat(compiler.path).st_mtime_ns, cache_dir(TRIALS))
+    digest = hashlib.blake2b(f"{compiler}{os.stat(compiler.path).st_mtime_ns}".encode(), digest_size=16).hexdigest()
+    return why_nothing_new(TRIALS) or _why_broken(compiler, cached(TRIALS, f"{digest}.so"))
 
 
 @functools.cache
-def _why_broken(compiler: Compiler, modified_ns: int, folder: Path) -> str | None:  # noqa: ARG001 - another folder, another trial
-    """Return why the compiler makes no library that can be loaded from the folder, after one warning; None if it does."""
-    digest = hashlib.blake2b(f"{compiler}{modified_ns}".encode(), digest_size=16).hexdigest()
-    command, name = [compiler.path, "-shared", "-fPIC"], f"a trial of {compiler.path}"
+def _why_broken(compiler: Compiler, path: Path) -> str | None:
+    """Return why the compiler makes no library that can be loaded from ``path``, after one warning; None if it does."""
+    name = f"a trial of {compiler.path}"
 
     def make(made: Path) -> None:
-        compile_text(command, TRIAL, ".cpp", made, name, timeout_s=TRIAL_TIMEOUT_S)
+        compile_text([compiler.path, "-shared", "-fPIC"], TRIAL, ".cpp", made, name, timeout_s=TRIAL_TIMEOUT_S)
 
     try:
-        opened(lambda: made_once((TRIALS, f"{digest}.so"), make, name), lambda path: ctypes.CDLL(str(path)).gemmtune_trial)
+        opened(
+            lambda: made_once((TRIALS, path.name), make, name, quietly=True),
+            lambda library: ctypes.CDLL(str(library)).gemmtune_trial,
+        )
     except (GemmtuneError, OSError) as error:
         reason = f"{compiler.path} makes no library that can be loaded: {error}; repair it, or put another compiler first on PATH"
         warnings.warn(f"{reason}. Until then torch runs where no compiled kernel is in the cache.", RuntimeWarning, stacklevel=2)

@@ -85,7 +85,7 @@ def operations(toolkit: Toolkit, capability: int, element: str) -> tuple[Operati
         text = _listed(toolkit, capability, element)
         plain = json.loads(text)
         with contextlib.suppress(OSError, UnavailableError):  # the next process lists them again
-            write_once(cache_dir("cutlass") / name, text)
+            write_once(cache_dir("cutlass", quietly=True) / name, text)
     listed = [Operation.of(values) for values in plain]
     names = {op.name for op in listed}
     return tuple(listed + [op for op in own_operations(listed) if op.name not in names])
