@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any, TypeGuard
+from typing import Any, Literal, TypeGuard
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
@@ -12,12 +12,60 @@ from torch.autograd import forward_ad, profiler
 
 from ..errors import InvalidProblemError
 from ..problem.dtypes import DTYPES
+from .arguments import Call
 
 _PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter)
 TRACED_TYPES = (FakeTensor, FunctionalTensor)
 """Types by which torch traces. They have no memory of their own."""
 _KNOWN_TYPES = (*_PLAIN_TYPES, *TRACED_TYPES)
 """Types for which every operator can be called."""
+
+Road = Literal["torch", "operator", "plan"]
+
+
+def check_call(call: Call) -> None:
+    """Check the arguments of a call, whoever runs it.
+
+    Raises:
+        InvalidProblemError: they are not all tensors on one device, or a gradient is wanted that there is not.
+    """
+    wanting = call.wants_grad
+    if wanting and call.operation.gradient is None:
+        raise no_gradient(call.name, wanting[0])
+    if wanting and call.out is not None:
+        raise InvalidProblemError(
+            f"{call.name}: a call with out= is not differentiable, but an input requires grad; leave out out=, "
+            "or use torch.no_grad()"
+        )
+    check_tensors(call)
+
+
+def no_gradient(name: str, argument: str) -> InvalidProblemError:
+    """Return the error for an argument that requires a gradient of an operation without one."""
+    return InvalidProblemError(
+        f"{name}: {argument} requires grad, but the operation has no gradient; detach it, or use torch.no_grad()"
+    )
+
+
+def check_tensors(call: Call) -> None:
+    """Raise InvalidProblemError unless all arguments are tensors on one device."""
+    check_operands(call.name, [*call.inputs, *([("out", call.out)] if call.out is not None else [])])
+
+
+def road_of(call: Call) -> tuple[Road, str]:
+    """Return who runs a checked call, and why: torch's composition, the operator that torch's modes see, or a plan."""
+    tensors, row = [x for _, x in call.inputs], call.operation
+    # Tensors that torch's own operations alone support. No operator takes a sparse tensor.
+    reason = (why_not_ours if row.sparse else why_composed)(tensors, floats=row.floats)
+    if reason is not None:
+        return "torch", reason
+    # Tensors without readable memory, and modes that see torch's operators.
+    reason = why_not_plain(tensors)
+    if reason is None and call.out is not None and call.out.layout == torch.strided:
+        reason = why_unreadable(call.out)
+    if not row.sparse and (reason is not None or watched(tensors)):
+        return "operator", reason or "a mode, a trace or the profiler is on"
+    return "plan", ""
 
 
 def is_dense(x: Any) -> TypeGuard[torch.Tensor]:

@@ -2,12 +2,34 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 import torch
 
-from ..errors import InvalidProblemError
+from ..errors import GemmtuneError, InvalidProblemError
+from ..problem import Problem
 from .arguments import Call
+
+
+def attempted(do: Callable[[Call], torch.Tensor], call: Call, reason: str) -> torch.Tensor:
+    """Do a call that ``reason`` leaves to torch. Raise InvalidProblemError where torch's error has neither call nor remedy."""
+    try:
+        return do(call)
+    except (RuntimeError, AssertionError) as error:
+        # FakeTensors outside of their mode are an AssertionError of torch.
+        dense = all(x.layout == torch.strided for _, x in call.inputs)
+        if isinstance(error, GemmtuneError) or (dense and not isinstance(error, AssertionError)):
+            raise
+        raise InvalidProblemError(
+            f"{call.name}: torch has to do it, because {reason}, and refuses: {str(error).splitlines()[0]}; give dense tensors, "
+            "and fake ones only inside of their mode"
+        ) from error
+
+
+def torch_alone_has(call: Call, problem: Problem) -> bool:
+    """Return True for a product without terms, or with NaN or infinity as a scalar, where the order of the steps shows."""
+    return 0 in problem.summed or not all(map(math.isfinite, call.scalars))
 
 
 def by_torch(call: Call) -> torch.Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import TypeVar
@@ -88,6 +89,13 @@ def plan_for(problem: Problem, index: int) -> Plan:
         if plan.lasting:
             _put(_plans, key, plan)
     return plan
+
+
+def current_device(like: torch.Tensor) -> contextlib.AbstractContextManager[object]:
+    """Return a context in which the device of ``like`` is the current one."""
+    index = like.get_device()
+    elsewhere = index >= 0 and index != torch.cuda.current_device()
+    return torch.cuda.device(index) if elsewhere else contextlib.nullcontext()
 
 
 def _put(table: dict[K, V], key: K, value: V) -> None:

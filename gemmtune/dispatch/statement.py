@@ -12,9 +12,44 @@ from ..problem.dtypes import accumulator_dtype
 from ..problem.operation import Operation
 from ..problem.problem import scalar_class
 from .arguments import Call
-from .checks import check_extra
+from .checks import apart, check_extra, check_out, overlaps
 from .epilogues import traced
 from .scalars import check_scalars
+
+
+def stated(call: Call) -> Problem:
+    """Return the Problem of a checked call that is about to run. Its tensors are brought to one device, and ``out`` is checked.
+
+    Raises:
+        InvalidProblemError: the operands do not fit together, or ``out`` cannot take the result.
+        EpilogueError: the epilogue is no pointwise function.
+    """
+    _bring_scalars(call)
+    problem = problem_of(call, epilogue_of(call))
+    if call.out is not None:
+        _prepare_out(call, problem)
+    return problem
+
+
+def _bring_scalars(call: Call) -> None:
+    """Move 0-D tensors of another device to the device of a, as torch does."""
+    device = call.a.device
+    call.operands |= {role: x.to(device) for role, x in call.operands.items() if x.device != device}
+    call.extra = tuple(x.to(device) for x in call.extra)
+
+
+def _prepare_out(call: Call, problem: Problem) -> None:
+    """Check ``out``. If it overlaps the added operand, as torch allows, read that operand from a copy."""
+    assert call.out is not None
+    if call.out.requires_grad and torch.is_grad_enabled():
+        raise InvalidProblemError(
+            f"{call.name}: out requires grad, but a call with out= is not differentiable; detach it or leave out out="
+        )
+    inp = call.operands.get("inp")
+    if inp is not None and overlaps(call.out, inp):
+        call.operands["inp"] = apart(inp)
+    others = [(name, x) for name, x in call.inputs if name != "inp"]
+    check_out(call.name, call.out, problem.out.size, problem.out.dtype, call.a.device, others)
 
 
 def epilogue_of(call: Call) -> Epilogue | None:

@@ -12,14 +12,13 @@ import torch
 from .. import settings as settings_module
 from ..choice import Scalars
 from ..device import DeviceInfo, detect
-from ..dispatch.call import bring_scalars
 from ..dispatch.calls import call_of
 from ..dispatch.checks import why_not_ours
 from ..dispatch.host import host_us
 from ..dispatch.plan import Plan
 from ..dispatch.ranges import Found, RangePlan, range_plan_for
 from ..dispatch.ready import generation
-from ..dispatch.statement import problem_of
+from ..dispatch.statement import stated as stated_call
 from ..dispatch.strategies import bound
 from ..errors import InvalidProblemError
 from ..problem import Problem
@@ -97,8 +96,7 @@ def stated(op: str, tensors: Sequence[Tensor], scalars: Scalars, options: Sequen
         return None
     try:
         call = call_of(op, dict(zip((x.role for x in row.operands), tensors, strict=False)), scalars=scalars, options=options)
-        bring_scalars(call)
-        return problem_of(call, None)
+        return stated_call(call)
     except InvalidProblemError:
         return None
 

@@ -10,7 +10,7 @@ from torch._functorch import autograd_function
 from torch.autograd.function import _SingleLevelFunction
 
 from .. import settings
-from ..dispatch.call import no_gradient
+from ..dispatch.checks import no_gradient
 from ..problem.gradients import gradients, grouped_op, read_by
 from .schema import Operator
 

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 
 from .. import settings
-from ..dispatch.call import cast_for_autocast, run_unchecked
+from ..dispatch.autocast import cast_for_autocast
+from ..dispatch.call import run_unchecked
 from ..dispatch.keys import key_of
 from ..dispatch.ready import keep_ready, ready
 from ..dispatch.scalars import usual_classes

@@ -12,13 +12,12 @@ import torch
 from .. import settings
 from ..choice import Scalars, Tensors
 from ..dispatch.arguments import Call
-from ..dispatch.call import bring_scalars, current_device, torch_alone_has
-from ..dispatch.fallback import by_torch
+from ..dispatch.fallback import by_torch, torch_alone_has
 from ..dispatch.keys import NOTHING
 from ..dispatch.plan import Plan
 from ..dispatch.prepack import PackedOperand
-from ..dispatch.ready import plan_for
-from ..dispatch.statement import epilogue_of, problem_of
+from ..dispatch.ready import current_device, plan_for
+from ..problem import Problem
 from ..problem.dtypes import accumulator_dtype
 from ..problem.epilogue import evaluate
 from ..problem.gradients import Product, epilogue_gradients, gradients, grouped_op, read_by
@@ -79,10 +78,8 @@ class Differentiable:
         return kept
 
 
-def differentiated(call: Call, backward: Backward) -> tuple[torch.Tensor, Differentiable | None]:
+def differentiated(call: Call, problem: Problem, backward: Backward) -> tuple[torch.Tensor, Differentiable | None]:
     """Run a plain call whose gradient is wanted. Return the result, and the entry that runs it again (None if torch ran it)."""
-    bring_scalars(call)
-    problem = problem_of(call, epilogue_of(call))
     if problem.empty or torch_alone_has(call, problem):
         return by_torch(call), None
     with current_device(call.a):

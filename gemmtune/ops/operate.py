@@ -15,11 +15,12 @@ import torch
 from torch.autograd import profiler
 
 from ..dispatch.arguments import Call
-from ..dispatch.call import attempted, cast_for_autocast, check_call, no_gradient, refuse_out, run
+from ..dispatch.autocast import autocast_done
+from ..dispatch.call import run
 from ..dispatch.calls import call_of
-from ..dispatch.checks import watched, why_composed, why_not_ours, why_not_plain, why_unreadable
+from ..dispatch.checks import check_call, road_of
 from ..dispatch.epilogues import meaning_of
-from ..dispatch.fallback import by_torch
+from ..dispatch.fallback import attempted, by_torch
 from ..dispatch.keys import NOTHING, key_of, with_values
 from ..dispatch.native_rows import served_rows
 from ..dispatch.noting import noted
@@ -27,7 +28,7 @@ from ..dispatch.plan import Ready
 from ..dispatch.prepack import PackedOperand
 from ..dispatch.ready import generation, keep_ready, ready, ready_for_rows
 from ..dispatch.scalars import usual_classes
-from ..dispatch.statement import epilogue_of, problem_of
+from ..dispatch.statement import stated
 from ..native.lookup import Above, keep, native, prepare
 from ..operators.library import by_operator
 from ..problem.fused import NAMES
@@ -165,42 +166,19 @@ def _carry_out(key: Hashable | None, call: Call, backward: Backward) -> tuple[Te
 
     ``backward`` has the products of its backward pass, if a gradient is wanted.
     """
-    # Check the arguments, whoever runs the call.
-    wanting = call.wants_grad
-    if wanting and call.operation.gradient is None:
-        raise no_gradient(call.name, wanting[0])
-    if wanting:
-        refuse_out(call)
     check_call(call)
-    # Cast as autocast does.
-    kind = call.a.device.type
-    if torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind):
-        if call.out is None:  # torch casts nothing where out= is given
-            cast_for_autocast(call)
-        # Without this, a product of float32 within a kernel would be cast once more.
-        with torch.autocast(kind, enabled=False):
-            return _routed(None, call, backward)
-    return _routed(key, call, backward)
-
-
-def _routed(key: Hashable | None, call: Call, backward: Backward) -> tuple[Tensor, Ready | None]:
-    """Run a checked call by torch's composition, by the operator, or by a plan."""
-    # Tensors that torch's own operations alone support. No operator takes a sparse tensor.
-    tensors, row = [x for _, x in call.inputs], call.operation
-    reason = (why_not_ours if row.sparse else why_composed)(tensors, floats=row.floats)
-    if reason is not None:
-        log.debug("%s runs by torch: %s", call.name, reason)
-        return attempted(by_torch, call, reason), None
-    # Tensors without readable memory, and modes that see torch's operators.
-    reason = why_not_plain(tensors)
-    if reason is None and call.out is not None and call.out.layout == torch.strided:
-        reason = why_unreadable(call.out)
-    if not row.sparse and (reason is not None or watched(tensors)):
-        return attempted(by_operator, call, reason or "a mode, a trace or the profiler is on"), None
-    # All other tensors: by a plan, which the next call finds.
-    with noted(lambda: problem_of(call, epilogue_of(call))):
-        result, entry = differentiated(call, backward) if call.wants_grad else run(call)
-    keep_ready(key, entry)
+    with autocast_done(call) as cast:
+        road, reason = road_of(call)
+        if road == "torch":
+            log.debug("%s runs by torch: %s", call.name, reason)
+            return attempted(by_torch, call, reason), None
+        if road == "operator":
+            return attempted(by_operator, call, reason), None
+        # By a plan, which the next call finds under its key.
+        problem = stated(call)
+        with noted(lambda: problem):
+            result, entry = differentiated(call, problem, backward) if call.wants_grad else run(call, problem)
+        keep_ready(None if cast else key, entry)
     prepare(FOR_NATIVE)
     return result, entry
 

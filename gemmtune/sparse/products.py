@@ -9,8 +9,7 @@ from typing import Any
 import torch
 
 from ..dispatch.arguments import transposed_operand
-from ..dispatch.call import no_gradient
-from ..dispatch.checks import check_extra, check_operands, check_out
+from ..dispatch.checks import check_extra, check_operands, check_out, no_gradient
 from ..dispatch.keys import NOTHING
 from ..dispatch.prepack import PackedOperand
 from ..dispatch.scalars import number

@@ -13,14 +13,14 @@ import torch
 from .. import settings as settings_module
 from ..choice import Choice, Status
 from ..device import DeviceInfo, detect
-from ..dispatch.call import bring_scalars, check_call, current_device, prepare_out
-from ..dispatch.checks import why_not_ours
+from ..dispatch.checks import check_tensors, why_not_ours
 from ..dispatch.fallback import by_torch
 from ..dispatch.host import host_us
 from ..dispatch.keys import key_of
 from ..dispatch.plan import Plan
 from ..dispatch.ranges import RangePlan, members_of
-from ..dispatch.statement import epilogue_of, problem_of
+from ..dispatch.ready import current_device
+from ..dispatch.statement import stated
 from ..dispatch.strategies import fallback
 from ..errors import DISABLED, InvalidProblemError, NoValidChoicesError, SettingsError
 from ..problem import Problem
@@ -110,7 +110,7 @@ class Multi:
 
     def _considered(self, key: Hashable | None, operands: Sequence[Any], arguments: dict[str, Any]) -> torch.Tensor:
         call = bound_call(self.name, operands, arguments)
-        check_call(call)
+        check_tensors(call)
         reason = why_not_ours([x for _, x in call.inputs], floats=call.operation.floats)
         if reason is None and call.wants_grad:
             reason = f"{call.wants_grad[0]} requires grad"
@@ -118,15 +118,12 @@ class Multi:
             raise InvalidProblemError(
                 f"multi: {reason}, expected plain tensors without a gradient; call gemmtune.{self.name} instead"
             )
-        bring_scalars(call)
-        problem = problem_of(call, epilogue_of(call))
+        problem = stated(call)
         if problem.empty:
             self.picked = None
             return by_torch(call)
         if self._class not in row_classes(problem):
             raise InvalidProblemError(f"multi: got {problem}, expected a problem of {self._class}, for which it was made")
-        if call.out is not None:
-            prepare_out(call, problem)
         with current_device(call.a):
             plan = self.plan(problem)
             tensors = call.tensors_for(plan.choice)
