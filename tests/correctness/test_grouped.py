@@ -371,6 +371,27 @@ def test_empty_sizes() -> None:
     assert torch.equal(gemmtune.grouped_mm(torch.ones(3, 0), torch.ones(0, 2), offsets([0, 0])), torch.zeros(2, 3, 2))
 
 
+def test_no_groups() -> None:
+    no_offs = torch.empty(0, dtype=torch.int32)
+    for left, right in (((M, K), (0, K, N)), ((M, K), (K, N)), ((0, M, K), (K, N))):
+        a, b = numbers(*left).requires_grad_(), numbers(*right).requires_grad_()
+        expected = torch.nn.functional.grouped_mm(a.detach(), b.detach(), offs=no_offs)
+        for call in (gemmtune.grouped_mm, torch.compile(gemmtune.grouped_mm, backend="aot_eager", fullgraph=True)):
+            got = call(a, b, no_offs)
+            assert (got.shape, got.stride(), got.dtype) == (expected.shape, expected.stride(), expected.dtype)
+            assert got.untyped_storage().nbytes() == got.nbytes
+            assert not got.any()
+            for x, gradient in zip((a, b), torch.autograd.grad(got, (a, b), torch.ones_like(got)), strict=True):
+                assert torch.equal(gradient, torch.zeros_like(x))
+        out = torch.ones_like(expected)
+        assert gemmtune.grouped_mm(a.detach(), b.detach(), no_offs, out=out) is out
+        assert not out.any()
+    rows = numbers(M, K), torch.empty(0, K, N)
+    assert gemmtune.grouped_mm(*rows, no_offs, gated="silu").shape == (M, N // 2)
+    assert gemmtune.grouped_mm(*rows, no_offs, rows=torch.zeros(3, dtype=torch.int64), epilogue=torch.exp).eq(1).all()
+    assert not gemmtune.grouped_mm(*rows, no_offs, scatter=(torch.arange(M), torch.ones(M, 1))).any()
+
+
 def test_tuning_finds_a_right_choice_and_explain_knows_it() -> None:
     a, b, offs = numbers(M, K), numbers(G, N, K).mT, offsets(ENDS["once"])
     stated = Problem.grouped_mm(M, N, K, groups=G, dtype=torch.float32, device_type="cpu")
