@@ -146,7 +146,7 @@ def _table(properties: tuple[PropertySummary, ...], *, page: bool) -> TextTable:
     if page:
         errors = [p.error_over_bound for p in properties]
         columns["error / bound"] = ["" if x is None else "> 1" if x > 1 else f"{x:.2f}" for x in errors]
-    table = TextTable(texts=("property", "meaning"), numbers=tuple(columns), last="verdict")
+    table = TextTable(texts=("property", "meaning"), numbers=tuple(columns), last="verdict", optional=() if page else ("meaning",))
     for p, *numbers in zip(properties, *columns.values(), strict=True):
         verdict = f"{p.standing}: {_short(p.reason)}" if p.reason else str(p.standing)
         table.add_row(_line(p.name), _line(p.meaning), *numbers, _line(verdict, _STYLES[p.standing]))
