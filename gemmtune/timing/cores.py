@@ -66,10 +66,9 @@ def _busy_s(allowed: set[int]) -> float:
         cores = {int(words[0][3:]): [int(word) for word in words[1:9]] for words in lines if words[0] != "cpu"}
     except (OSError, ValueError):
         return 0.0
-    ticks = 0
-    for fields in [cores[number] for number in allowed if number in cores] or cores.values():
-        user, nice, system, _idle, _waiting, irq, softirq, stolen = fields
-        ticks += user + nice + system + irq + softirq + stolen
+    wanted = [cores[number] for number in allowed if number in cores] or cores.values()
+    # user, nice and system; irq, softirq and stolen. Between them it is idle or waits.
+    ticks = sum(sum(fields[:3]) + sum(fields[5:8]) for fields in wanted)
     return ticks / os.sysconf("SC_CLK_TCK")
 
 
@@ -83,11 +82,12 @@ def tree(root: int) -> dict[int, float]:
     for path in PROC.glob("[0-9]*/stat"):
         try:
             words = path.read_text().rpartition(")")[2].split()
-        except OSError:
+            parent, ticks = int(words[1]), sum(map(int, words[11:15]))
+        except (OSError, ValueError, IndexError):
             continue  # it has ended
         number = int(path.parent.name)
-        children.setdefault(int(words[1]), []).append(number)
-        seconds[number] = sum(map(int, words[11:15])) / os.sysconf("SC_CLK_TCK")
+        children.setdefault(parent, []).append(number)
+        seconds[number] = ticks / os.sysconf("SC_CLK_TCK")
     found: dict[int, float] = {}
     pending = [root]
     while pending:
@@ -101,13 +101,11 @@ def tree(root: int) -> dict[int, float]:
 def _cgroups() -> Iterator[tuple[float, tuple[int, int]]]:
     """Yield the quota in cores and the periods of each cgroup of this process that has a quota, the innermost first."""
     for folder in _folders():
-        limit, period = _words(folder / "cpu.max") or [
-            *_words(folder / "cpu.cfs_quota_us")[:1], *_words(folder / "cpu.cfs_period_us")[:1],
-        ] or ["max", "1"]  # fmt: skip
-        if limit not in ("max", "-1"):
-            words = _words(folder / "cpu.stat")
-            facts = dict(zip(words[::2], words[1::2], strict=False))
-            yield int(limit) / int(period), (int(facts.get("nr_periods", 0)), int(facts.get("nr_throttled", 0)))
+        words = _words(folder / "cpu.max") or _words(folder / "cpu.cfs_quota_us") + _words(folder / "cpu.cfs_period_us")
+        if len(words) == 2 and all(word.isdecimal() and int(word) for word in words):  # "max" and -1 are no quota
+            stat = _words(folder / "cpu.stat")
+            facts = dict(zip(stat[::2], stat[1::2], strict=False))
+            yield int(words[0]) / int(words[1]), (int(facts.get("nr_periods", 0)), int(facts.get("nr_throttled", 0)))
 
 
 def _folders() -> Iterator[Path]:
@@ -120,7 +118,8 @@ def _folders() -> Iterator[Path]:
     except OSError:
         return
     for line in lines:
-        _number, controllers, path = line.split(":", 2)
+        _number, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
         if controllers and "cpu" not in controllers.split(","):
             continue
         mounts = (CGROUPS / controllers, CGROUPS / "cpu") if controllers else (CGROUPS, CGROUPS / "unified")
