@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -13,28 +14,32 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from ..errors import StoreError
+from ..selector.result import busy
 from ..selector.table import NAMES, TextTable, counted
 from ..store.exchange import from_json
 from ..store.key import canonical
 from ..store.store import Row, Store
+from ..timing.rounds import BUSY_MARK, tie
 from .output import STDOUT, write_json
 from .printing import show
 from .selection import problem_text
 from .stores import Known
 
-TIE = 0.02
-"""Change of a time below which two picks count as equally fast."""
 PLACE = ("device", "arch", "threads", "timing")
 """Fields of a machine that both sides must share. Versions may differ: their effect is what a comparison shows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Side:
-    """Pick of a problem in one of two files; ``name`` is None if no choice is correct."""
+    """Pick of a problem in one of two files; ``name`` is None if no choice is correct.
+
+    ``disturbed`` says what disturbed the measurement, "" on a quiet machine.
+    """
 
     name: str | None
     time_us: float | None
     measured_at: str = ""
+    disturbed: str = ""
 
 
 Picks = Mapping[tuple[str, str], Side]
@@ -50,6 +55,11 @@ class Pair:
     after: Side | None
 
     @property
+    def disturbed(self) -> str:
+        """What disturbed the measurement of one side, "" if both were quiet."""
+        return next((side.disturbed for side in (self.before, self.after) if side is not None and side.disturbed), "")
+
+    @property
     def ratio(self) -> float | None:
         """Time after, divided by the time before."""
         times = [side.time_us if side else None for side in (self.before, self.after)]
@@ -58,7 +68,7 @@ class Pair:
     def to_json(self) -> dict[str, Any]:
         """Return plain values."""
         sides = {
-            name: None if side is None else {"pick": side.name, "time_us": side.time_us}
+            name: None if side is None else {"pick": side.name, "time_us": side.time_us, "disturbed": side.disturbed}
             for name, side in (("before", self.before), ("after", self.after))
         }
         return {"problem": {"text": problem_text(self.key)} | json.loads(self.key), **sides, "ratio": self.ratio}
@@ -107,7 +117,9 @@ def _of_rows(rows: Iterable[Row]) -> Picks:
     for (key, machine), group in groups.items():
         first = next(iter(Known(key=key, fingerprint=machine, rows=tuple(group)).outcomes), None)
         latest = max(row.measured_at for row in group)
-        side = Side(name=first.name if first else None, time_us=first.time_us if first else None, measured_at=latest)
+        side = Side(name=None, time_us=None, measured_at=latest)
+        if first is not None:
+            side = dataclasses.replace(side, name=first.name, time_us=first.time_us, disturbed=first.disturbed)
         fields = json.loads(machine)
         scope = key, canonical({name: fields.get(name) for name in PLACE})
         if scope not in found or found[scope].measured_at < latest:
@@ -121,7 +133,8 @@ def _of_results(data: list[Any], path: Path) -> Picks:
         for entry in (x for x in data if "table" not in x):
             problem = {name: value for name, value in entry["problem"].items() if name != "text"}
             times = {choice["name"]: choice["time_us"] for choice in entry["choices"]}
-            found[canonical(problem), ""] = Side(name=entry["pick"], time_us=times.get(entry["pick"]))
+            disturbed = str(entry.get("disturbed") or "")
+            found[canonical(problem), ""] = Side(name=entry["pick"], time_us=times.get(entry["pick"]), disturbed=disturbed)
     except (KeyError, TypeError, AttributeError):
         raise StoreError(f"{path}: got another list, {_EXPECTED}") from None
     return found
@@ -138,20 +151,25 @@ def _parts(pairs: list[Pair], every: bool) -> Iterator[RenderableType]:
     table = TextTable(texts=("problem", NAMES), numbers=("µs before", "µs after", "ratio"), last="was", optional=("was",))
     for pair in both:
         if (every or _differs(pair)) and pair.before and pair.after:
-            was = "" if pair.before.name == pair.after.name else pair.before.name or "none"
+            was = ("" if pair.before.name == pair.after.name else pair.before.name or "none") + busy(pair.disturbed)
             numbers = (f"{pair.before.time_us:.1f}", f"{pair.after.time_us:.1f}", f"{pair.ratio:.3g}")
             cells = (problem_text(pair.key), pair.after.name or "none", *numbers, was)
-            table.add_row(*map(Text, cells), style="red" if (pair.ratio or 0) > 1 + TIE else None)
+            table.add_row(*map(Text, cells), style="red" if (pair.ratio or 0) > 1 + _tie(pair) else None)
     if table.rows:
         yield table
     for name, alone in (("before", [p for p in pairs if p.after is None]), ("after", [p for p in pairs if p.before is None])):
         yield from (Text(f"only {name}: {problem_text(pair.key)}") for pair in alone)
-    slower = sum((pair.ratio or 0) > 1 + TIE for pair in both)
-    faster = sum((pair.ratio or 0) < 1 - TIE for pair in both)
-    yield Text(f"{counted(len(both), 'problem')} on both sides: {slower} slower, {faster} faster by over {TIE:.0%}", style="bold")
+    slower = sum((pair.ratio or 0) > 1 + _tie(pair) for pair in both)
+    faster = sum((pair.ratio or 0) < 1 - _tie(pair) for pair in both)
+    by = f"by over {tie(''):.0%}" + (f", {tie(BUSY_MARK):.0%} {BUSY_MARK}" if any(pair.disturbed for pair in both) else "")
+    yield Text(f"{counted(len(both), 'problem')} on both sides: {slower} slower, {faster} faster {by}", style="bold")
 
 
 def _differs(pair: Pair) -> bool:
     """Return True for another pick, or a time that differs by more than a tie."""
     other = pair.before is not None and pair.after is not None and pair.before.name != pair.after.name
-    return other or abs((pair.ratio or 1) - 1) > TIE
+    return other or abs((pair.ratio or 1) - 1) > _tie(pair)
+
+
+def _tie(pair: Pair) -> float:
+    return tie(pair.disturbed)
