@@ -189,9 +189,16 @@ def test_diff_of_a_store_an_export_and_a_result(capsys, filled, tmp_path):
     assert cli.run(["diff", str(later), str(result), "--json", "-"]) == 0
     one, other = json.loads(capsys.readouterr().out)
     pair = next(x for x in (one, other) if x["ratio"])
-    assert (pair["before"]["pick"], pair["after"], pair["ratio"]) == ("cpp:slow", {"pick": "cpp:fast", "time_us": 10.0}, 0.4)
+    after = {"pick": "cpp:fast", "time_us": 10.0, "disturbed": ""}
+    assert (pair["before"]["pick"], pair["after"], pair["ratio"]) == ("cpp:slow", after, 0.4)
     assert cli.run(["diff", str(export), str(export)]) == 0
     assert capsys.readouterr().out == "2 problems on both sides: 0 slower, 0 faster by over 2%\n"
+    busy = problem_result(dataclasses.replace(outcome("cpp:fast", 12.0), info={"disturbed": "other work"}), problem=PROBLEM)
+    (tmp_path / "busy.json").write_text(json.dumps([busy.to_json()]))
+    assert cli.run(["diff", str(result), str(tmp_path / "busy.json"), "--all"]) == 0
+    out = capsys.readouterr().out
+    assert "1.2 (on a busy machine)" in " ".join(out.split())
+    assert "0 slower, 0 faster by over 2%, 25% on a busy machine" in out
 
 
 @pytest.mark.parametrize("text", ["{", "[1]", "{}", "SQLite format 3 or not"])
