@@ -139,7 +139,7 @@ class Multi:
     def plan(self, problem: Problem) -> Plan:
         """Return the plan of a call. With ``decide="first_call"``, a new M is measured now."""
         index, settings = self._forced, self._given or settings_module.current()
-        if settings.disable:
+        if settings.disable or not self._held:
             return fallback(problem, self._device, settings.by_torch)
         if index is None and (named := settings.multi_kernel) is not None:
             index = place_of(named, self.choices, "multi_kernel")
@@ -268,14 +268,15 @@ def multi(
     """
     refuse_choices(choices)
     problem, name, info = _asked(what, operands, arguments, device)
-    chosen = settings or replace(settings_module.given(), deterministic=settings_module.current().deterministic)
+    chosen = settings or settings_module.current()
     measuring = replace(chosen, verify=True, batch_invariant=False, tune_in_subprocess=in_worker(choices, subprocess, chosen))
     rows = rows_of(m) if m is not None else range(problem.m, problem.m + 1)
-    asked = name, held(choices, problem, rows, info, measuring), row_classes(problem)[0], info, measuring, decide, rows
-    made = Multi(*asked, given=settings, verify_forced=chosen.verify)
-    if force is not None:
+    found = () if chosen.disable else held(choices, problem, rows, info, measuring)
+    asked = row_classes(problem)[0], info, measuring, decide, rows
+    made = Multi(name, found, *asked, given=settings, verify_forced=chosen.verify)
+    if force is not None and found:
         made.force(force)
-    elif decide == "ranges" and chosen.multi_kernel is None and not chosen.disable:
+    elif decide == "ranges" and chosen.multi_kernel is None and found:
         made.decide(rows)
     return made
 

@@ -24,7 +24,7 @@ PRODUCTS: dict[str, tuple[Callable[[], torch.Tensor], Callable[[], torch.Tensor]
         lambda: gemmtune.grouped_mm(A.bfloat16(), B.bfloat16()[None], torch.tensor([32], dtype=torch.int32)),
         lambda: A.bfloat16() @ B.bfloat16(),
     ),
-    "multi": (lambda: gemmtune.multi("mm", A, B, choices=["aten:mm"])(A, B), lambda: A @ B),
+    "multi": (lambda: gemmtune.multi("mm", A, B, choices=["aten:mm", "cpp:one of any"])(A, B), lambda: A @ B),
 }
 
 
