@@ -208,16 +208,17 @@ def _words_of(option: str) -> Collection[str]:
     "-o",
     "--output",
     metavar="FILE.tar.gz|DIR",
+    type=click.Path(),
     default="gemmtune-bundle.tar.gz",
     show_default=True,
     help="The archive, or the new or empty folder, to write.",
 )
 @output_options
 def bundle(**given: Any) -> None:
-    """Pack the store, the kernels and the native look-up for a container image.
+    """Pack what a container image needs.
 
-    The look-up is compiled if it is missing. In the image, GEMMTUNE_CACHE_DIR names the folder with the unpacked files. It may be
-    read-only, and needs no compiler.
+    These are the store, the kernels and the native look-up. The look-up is compiled if it is missing. In the image,
+    GEMMTUNE_CACHE_DIR names the folder with the unpacked files. It may be read-only, and needs no compiler.
 
     \b
     gemmtune bundle
