@@ -13,6 +13,7 @@ MODULES = {
     "models": "transformers",
     "torchao": "torchao",
     "accelerate": "accelerate",
+    "peft": "peft",
 }
 """Module of each extra, by the name that tests give: an extra of gemmtune, or a package of the extra ``models``."""
 

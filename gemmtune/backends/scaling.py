@@ -23,7 +23,7 @@ def _one(scale: Tensor, grow: int) -> Tensor:  # noqa: ARG001 - one number for a
 
 def _rows(scale: Tensor, grow: int) -> Tensor:
     """Return [M, 1], contiguous, with ``grow`` more rows. torch expects a stride of 1 along the only column."""
-    return pad(scale, (0, 0, 0, grow)) if grow else scale.contiguous()
+    return pad(scale, (0, 0, 0, grow)) if grow else scale.contiguous().view(-1).unsqueeze(1)  # for torch any stride is contiguous
 
 
 def _packed(scale: Tensor, grow: int) -> Tensor:

@@ -102,7 +102,8 @@ class GemmtuneQuantizer(HfQuantizer):  # type: ignore[misc]
 
     requires_calibration = False
     is_compileable = True
-    is_trainable = False
+    is_trainable = True
+    """True because adapters can be trained. Without any, transformers' Trainer refuses a quantized model."""
 
     def is_serializable(self, **_: Any) -> bool:
         """Return True: the weights are saved as plain tensors."""

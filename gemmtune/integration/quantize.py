@@ -185,6 +185,22 @@ def _replaced(todo: Weights, kind: Bits, group: int, all_or_none: bool) -> str:
     return f"{what}: {after_bytes / 1e6:.1f} MB instead of {before_bytes / 1e6:.1f}"
 
 
+def dequantize_(model: M) -> M:
+    """Give each quantized weight of a model its dequantized values as a Parameter without a gradient, in place. Return the model.
+
+    Libraries that change weights, such as peft where it merges adapters, can change these. Shared Parameters stay shared.
+    """
+    check_model("dequantize_", model)
+    made = dict[Tensor, nn.Parameter]()
+    for module in model.modules():
+        for name, x in module._parameters.items():
+            if isinstance(x, QuantizedWeight):
+                if x not in made:
+                    made[x] = nn.Parameter(x.dequantize().contiguous(), requires_grad=False)
+                module._parameters[name] = made[x]
+    return model
+
+
 def check_kind(kind: str, group: int) -> None:
     """Raise InvalidProblemError for a kind or group that ``quantize_`` lacks."""
     if kind not in _KINDS:

@@ -13,7 +13,8 @@ from ..dispatch.keys import NOTHING
 from ..dispatch.prepack import PackedOperand
 from ..native.lookup import native
 from ..problem.operations import Encoding
-from ..quantized.weight import QuantizedWeight, float8_parts, parts_of
+from ..quantized.arguments import float8_parts, parts_of
+from ..quantized.weight import QuantizedWeight
 from .operate import is_traced_by_dynamo, operate
 
 Tensor = torch.Tensor

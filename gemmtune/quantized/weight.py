@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import torch
@@ -21,6 +22,8 @@ from .rounding import Kind, rounded
 from .views import untraced
 
 Tensor = torch.Tensor
+_NO_ADDRESS = 1 << 63
+"""A bit that no address has: reading there fails, where that of the numbers would give them for floats."""
 
 
 class QuantizedWeight(GatheredByFsdp):
@@ -43,6 +46,7 @@ class QuantizedWeight(GatheredByFsdp):
         zero_points: as ``scales``, for integers; needs scales. None means 0. Experts have none.
         encoding: ``int4`` (two's complement) or ``uint4`` for packed numbers.
         dtype: the dtype of the dequantized weight; by default that of the scales, or float32 without scales.
+        requires_grad: for a QuantizedWeight as ``numbers`` alone: makes a Parameter of it, as a Parameter's type does elsewhere.
 
     Raises:
         InvalidProblemError: the parts do not fit together.
@@ -59,7 +63,10 @@ class QuantizedWeight(GatheredByFsdp):
     """The shape is [N, K], as that of an ``nn.Linear``'s weight; the parts are always those of [K, N]."""
 
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
-    _instead = "give its parts, or dequantize() of it"
+    _instead = (
+        "give its parts, or dequantize() of it; flatten_state_dict of gemmtune.integration.quantize makes plain tensors of a "
+        "state_dict, and torch.save needs none"
+    )
 
     def __new__(
         cls,
@@ -69,7 +76,16 @@ class QuantizedWeight(GatheredByFsdp):
         encoding: Encoding = "",
         *,
         dtype: torch.dtype | None = None,
+        requires_grad: bool | None = None,
     ) -> QuantizedWeight:
+        if requires_grad is not None:
+            if not isinstance(numbers, QuantizedWeight) or scales is not None or zero_points is not None or encoding or dtype:
+                raise InvalidProblemError(
+                    f"QuantizedWeight: requires_grad: got {requires_grad} with parts of a weight, expected a QuantizedWeight; "
+                    "make the weight, and give it to nn.Parameter"
+                )
+            parameter: Any = torch.nn.Parameter(numbers, requires_grad)
+            return parameter  # type: ignore[no-any-return]
         packed = numbers if isinstance(numbers, PackedOperand) else None
         tensor = packed.tensor if packed is not None else numbers
         check_numbers(tensor, encoding)
@@ -187,6 +203,14 @@ class QuantizedWeight(GatheredByFsdp):
         self.tensor, self.scales, self.zero_points, self.packed = other.tensor, other.scales, other.zero_points, other.packed
         self.encoding, self.transposed = other.encoding, other.transposed
 
+    def data_ptr(self) -> int:
+        """Return a number of this weight's memory, by which libraries find weights that share it. It is no address.
+
+        torch asks for memory of the weight's own: 0.
+        """
+        is_torch = sys._getframe(1).f_globals["__name__"].startswith("torch.")
+        return 0 if is_torch or self.is_meta else self.tensor.data_ptr() | _NO_ADDRESS
+
     def _use_count(self) -> int:
         # Module.to replaces the weight by torch.utils.swap_tensors, which refuses a larger count: a gradient might be summed up in
         # the replaced tensor. Without a gradient every other holder, such as a graph until backward, keeps the old weight.
@@ -256,41 +280,3 @@ def _saved(
 
 
 torch.serialization.add_safe_globals([_saved])
-
-
-def parts_of(
-    name: str,
-    b: Tensor | PackedOperand | QuantizedWeight,
-    scale_b: Tensor | None,
-    zero_b: Tensor | None = None,
-    encoding: Encoding = "",
-) -> tuple[Tensor | PackedOperand, Tensor | None, Tensor | None, Encoding]:
-    """Return b, scale_b, zero_b and encoding of a call. Raises InvalidProblemError unless a QuantizedWeight is given alone."""
-    if not isinstance(b, QuantizedWeight):
-        return b, scale_b, zero_b, encoding
-    parts = {"scale_b": scale_b, "zero_b": zero_b, "encoding": encoding or None}
-    given = [part for part, value in parts.items() if value is not None]
-    if given:
-        raise InvalidProblemError(f"{name}: got {' and '.join(given)} beside a QuantizedWeight, expected it alone: it has its own")
-    if b.dim() != 2:
-        raise InvalidProblemError(
-            f"{name}: b: got experts {list(b.shape)}, expected one weight [K, N]; grouped_mm multiplies by several"
-        )
-    if b.transposed:
-        k, n = reversed(b.shape)
-        raise InvalidProblemError(f"{name}: b: got a QuantizedWeight [{n}, {k}], expected one [K, N]; give its t()")
-    return b.numbers, b.scales, b.zero_points, b.encoding
-
-
-def float8_parts(
-    name: str, b: Tensor | PackedOperand | QuantizedWeight, scale_b: Tensor | None
-) -> tuple[Tensor | PackedOperand, Tensor]:
-    """Return b and scale_b of a product of 8-bit floats. Raises InvalidProblemError for integers, and without a scale."""
-    b, scale_b, zero_b, encoding = parts_of(name, b, scale_b)
-    if scale_b is None:
-        raise InvalidProblemError(f"{name}: scale_b: got None, expected a tensor, or b as a QuantizedWeight with scales")
-    if encoding or zero_b is not None:
-        raise InvalidProblemError(
-            f"{name}: b: got {encoding or 'zero points'}, expected 8-bit floats; mixed_mm multiplies integers"
-        )
-    return b, scale_b

@@ -10,7 +10,7 @@ from ..dispatch.arguments import Call
 from ..dispatch.calls import call_of
 from ..problem.fused import BROUGHT, NAMES
 from ..problem.operations import OPTIONS
-from ..quantized.weight import float8_parts, parts_of
+from ..quantized.arguments import float8_parts, parts_of
 
 
 def signature_of(name: str) -> inspect.Signature:

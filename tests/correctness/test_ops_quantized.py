@@ -127,6 +127,17 @@ def test_scaled_mm(scales: tuple[str, str], out_dtype: torch.dtype):
                 assert_close(got, want + bias.double(), magnitude + 3, rounding, out_dtype)
 
 
+@pytest.mark.parametrize("scales", [("row", "column"), ("1x128", "128x128")], ids="-".join)
+def test_scaled_mm_with_any_strides_of_dimensions_of_one(scales: tuple[str, str]):
+    a, b, scale_a, scale_b, want, magnitude = float8_operands(scales)
+    odd_a, odd_b = (
+        x.as_strided(x.shape, [77 if size == 1 else stride for size, stride in zip(x.shape, x.stride(), strict=True)])
+        for x in (scale_a, scale_b)
+    )
+    assert odd_a.stride() != scale_a.stride()
+    assert_close(gemmtune.scaled_mm(a, b, odd_a, odd_b, out_dtype=F32), want, magnitude, dtype=F32)
+
+
 def test_scaled_mm_with_a_bias_and_an_epilogue():
     a, b, scale_a, scale_b, want, magnitude = float8_operands()
     bias, factor = floats((N,), F32, 5), positive((M, 1), F32, 6)
