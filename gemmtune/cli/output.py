@@ -11,6 +11,8 @@ from typing import Any
 
 import click
 
+from ..foreign import visible
+
 STDOUT = "-"
 INTERRUPTED = 130
 """Exit status of a command that Ctrl-C ended: 128 + SIGINT, as shells report it."""
@@ -27,8 +29,8 @@ class CouldNotTest(click.ClickException):
 
 
 def note(text: str) -> None:
-    """Print a line for the user on standard error."""
-    click.echo(text, err=True)
+    """Print a line for the user on standard error, with control codes as escapes."""
+    click.echo(visible(text), err=True)
 
 
 def write_json(path: str | None, data: Any) -> None:
@@ -39,7 +41,7 @@ def write_json(path: str | None, data: Any) -> None:
     """
     if path is None:
         return
-    text = json.dumps(data, indent=2, ensure_ascii=False, default=str, allow_nan=False)
+    text = visible(json.dumps(data, indent=2, ensure_ascii=False, default=str, allow_nan=False), as_json=True)
     if path == STDOUT:
         click.echo(text)
         return

@@ -16,7 +16,7 @@ import gemmtune
 ROOT = Path(gemmtune.__file__).parent
 
 LAYERS: tuple[tuple[str, ...], ...] = (
-    ("errors", "version"),
+    ("errors", "version", "foreign"),
     ("setting_types", "operand_kinds", "forks"),
     ("settings",),
     ("cache", "effort"),
