@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 
 from .errors import SettingsError
 from .foreign import shown
+from .regex import compiled
 
 MOST = 10**12
 """Largest number of a setting. Timers of the system take no more seconds."""
@@ -19,12 +20,14 @@ def _check_regex(field: str, value: object) -> None:
     if not isinstance(value, str):
         raise SettingsError(f"{field}: got {value!r}, expected a regular expression as text, or None")
     try:
-        re.compile(value)
+        compiled(value)
     except (re.error, OverflowError, RecursionError) as error:
         raise SettingsError(
-            f"{field}: got {value!r}, expected a regular expression of Python's re module ({error}); "
+            f"{field}: got {shown(value)}, expected a regular expression of Python's re module ({error}); "
             "put a backslash before a literal special character"
         ) from error
+    except ValueError as error:
+        raise SettingsError(f"{field}: got {shown(value)}, expected a regular expression that matches quickly; {error}") from error
 
 
 def _check_targets(field: str, value: Any) -> None:

@@ -16,7 +16,7 @@ import gemmtune
 ROOT = Path(gemmtune.__file__).parent
 
 LAYERS: tuple[tuple[str, ...], ...] = (
-    ("errors", "version", "foreign"),
+    ("errors", "version", "foreign", "regex"),
     ("setting_types", "operand_kinds", "forks"),
     ("settings",),
     ("cache", "effort"),
