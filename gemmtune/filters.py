@@ -7,12 +7,13 @@ before it makes choices calls ``why_not_named`` first.
 from __future__ import annotations
 
 import dataclasses
-import re
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Hashable, Sequence
 from dataclasses import dataclass
 
 from .choice import Choice, Offers, Refusal
+from .errors import SettingsError
+from .regex import compiled
 from .settings import ENVIRONMENT_PREFIX, Settings
 
 
@@ -68,11 +69,11 @@ def nothing_left(offers: Offers, settings: Settings, *, templates: Collection[st
     for row in REGEXES:
         offered = [choice for choice in offers.choices if row.covers(choice.backend)]
         allow, deny = getattr(settings, row.allow), getattr(settings, row.deny)
-        allowed = [choice for choice in offered if not allow or re.search(allow, choice.name)]
+        allowed = [choice for choice in offered if not allow or _found(row.allow, allow, choice.name)]
         if offered and not allowed:
             what = f"{row.allow}: got {allow!r}, which matches no choice's name, such as {offered[0].name}"
             texts.append(f"{what}; change or unset it ({ENVIRONMENT_PREFIX}{row.allow.upper()})")
-        elif deny and allowed and all(re.search(deny, choice.name) for choice in allowed):
+        elif deny and allowed and all(_found(row.deny, deny, choice.name) for choice in allowed):
             which = f"every choice that {row.allow} {allow!r} allows" if allow else "every choice"
             what = f"{row.deny}: got {deny!r}, which matches the name of {which}, such as {allowed[0].name}"
             texts.append(f"{what}; change or unset it ({ENVIRONMENT_PREFIX}{row.deny.upper()})")
@@ -138,11 +139,19 @@ def why_not_named(name: str, backend: str, settings: Settings) -> str | None:
     """Return why the regexes of the settings exclude the backend's choice of this name, or None. Empty ones exclude nothing."""
     for row in filter(lambda row: row.covers(backend), REGEXES):
         allow, deny = getattr(settings, row.allow), getattr(settings, row.deny)
-        if allow and not re.search(allow, name):
+        if allow and not _found(row.allow, allow, name):
             return f"{row.allow} {allow!r} does not match the name"
-        if deny and re.search(deny, name):
+        if deny and _found(row.deny, deny, name):
             return f"{row.deny} {deny!r} matches the name"
     return None
+
+
+def _found(setting: str, pattern: str, name: str) -> bool:
+    """Return True if the regex of a setting matches in a name. Raises SettingsError if it takes too long."""
+    try:
+        return compiled(pattern).found(name)
+    except ValueError as error:
+        raise SettingsError(f"{setting}: got {pattern!r}, expected a regular expression that matches quickly; {error}") from error
 
 
 def by_cap(offers: Offers, cap: int | None, backend: str) -> Offers:

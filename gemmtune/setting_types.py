@@ -12,18 +12,25 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin
 
 from .errors import SettingsError
+from .foreign import shown
+from .regex import compiled
+
+MOST = 10**12
+"""Largest number of a setting. Timers of the system take no more seconds."""
 
 
 def _check_regex(field: str, value: object) -> None:
     if not isinstance(value, str):
         raise SettingsError(f"{field}: got {value!r}, expected a regular expression as text, or None")
     try:
-        re.compile(value)
+        compiled(value)
     except (re.error, OverflowError, RecursionError) as error:
         raise SettingsError(
-            f"{field}: got {value!r}, expected a regular expression of Python's re module ({error}); "
+            f"{field}: got {shown(value)}, expected a regular expression of Python's re module ({error}); "
             "put a backslash before a literal special character"
         ) from error
+    except ValueError as error:
+        raise SettingsError(f"{field}: got {shown(value)}, expected a regular expression that matches quickly; {error}") from error
 
 
 def _check_targets(field: str, value: Any) -> None:
@@ -49,8 +56,9 @@ def _at_least(least: float, otherwise: str = "") -> Callable[[str, object], None
     kinds, name = (int, "whole number") if isinstance(least, int) else ((int, float), "number")
 
     def check_number(field: str, value: object) -> None:
-        if not isinstance(value, kinds) or isinstance(value, bool) or not value >= least:
-            raise SettingsError(f"{field}: got {value!r}, expected a {name} of at least {least}{otherwise}")
+        if not isinstance(value, kinds) or isinstance(value, bool) or not least <= value <= MOST:
+            most = f" and at most {MOST}" if isinstance(value, kinds) and value > MOST else ""
+            raise SettingsError(f"{field}: got {shown(value)}, expected a {name} of at least {least}{most}{otherwise}")
 
     return check_number
 

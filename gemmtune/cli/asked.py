@@ -31,7 +31,7 @@ def device_of(text: str | None) -> DeviceInfo:
         click.UsageError: the text names no device.
         UnavailableError: this machine does not have the device.
     """
-    if text is not None and not re.fullmatch(r"cpu|cuda(:\d+)?", text):
+    if text is not None and not re.fullmatch(r"cpu|cuda(:\d{1,4})?", text):
         raise click.UsageError(f"--device: got {text!r}, expected cpu, cuda or cuda:N, for instance cuda:1")
     return detect(text)
 

@@ -56,7 +56,7 @@ class Pair:
 
     @property
     def disturbed(self) -> str:
-        """What disturbed the measurement of one side, "" if both were quiet."""
+        """The disturbance of one side's measurement, "" if both were quiet."""
         return next((side.disturbed for side in (self.before, self.after) if side is not None and side.disturbed), "")
 
     @property

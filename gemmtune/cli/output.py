@@ -13,6 +13,8 @@ from typing import Any, TypeVar
 
 import click
 
+from ..foreign import visible
+
 STDOUT = "-"
 LOG = logging.getLogger("gemmtune")
 LEVEL = "gemmtune.level"
@@ -33,8 +35,8 @@ class CouldNotTest(click.ClickException):
 
 
 def note(text: str) -> None:
-    """Print a line for the user on standard error, above a bar of progress there."""
-    print(text, file=sys.stderr)
+    """Print a line for the user on standard error, above a bar of progress there, with control codes as escapes."""
+    print(visible(text), file=sys.stderr)
 
 
 def write_json(path: str | None, data: Any) -> None:
@@ -45,7 +47,7 @@ def write_json(path: str | None, data: Any) -> None:
     """
     if path is None:
         return
-    text = json.dumps(data, indent=2, ensure_ascii=False, default=str, allow_nan=False)
+    text = visible(json.dumps(data, indent=2, ensure_ascii=False, default=str, allow_nan=False), as_json=True)
     if path == STDOUT:
         click.echo(text)
         return

@@ -7,9 +7,11 @@ import sys
 from collections.abc import Iterable, Iterator
 
 import click
-from rich.console import Console, RenderableType
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+from rich.segment import Segment
 from rich.text import Text
 
+from ..foreign import visible
 from ..problem import Problem
 from ..selector.progress import Progress, progress_for
 from ..selector.result import ProblemResult
@@ -18,13 +20,16 @@ from .output import INTERRUPTED, is_quiet, note
 
 
 def show(parts: Iterable[RenderableType]) -> None:
-    """Print to standard output: colours and folded lines on a terminal, plain unfolded lines in a pipe."""
+    """Print to standard output: colours and folded lines on a terminal, plain unfolded lines in a pipe.
+
+    Control codes in a text, which others may have put into a store, become escapes.
+    """
     if sys.stdout.isatty():
         console = Console(file=sys.stdout, highlight=False, markup=False, emoji=False)
         for part in parts:
-            console.print(part)
+            console.print(_Visible(part))
     elif text := plain_text(parts):
-        click.echo(text)
+        click.echo(visible(text))
 
 
 class Results(Progress):
@@ -62,6 +67,17 @@ class Results(Progress):
     def close(self) -> None:
         """End the reports."""
         self.progress.close()
+
+
+class _Visible:
+    """Part whose text has escapes instead of control codes. The console adds its own codes later."""
+
+    def __init__(self, part: RenderableType) -> None:
+        self._part = part
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        for segment in console.render(self._part, options):
+            yield segment if segment.control else Segment(visible(segment.text), segment.style)
 
 
 @contextlib.contextmanager

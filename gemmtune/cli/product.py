@@ -50,7 +50,7 @@ _NUMBER = Kind(expected="a number", check=lambda x: type(x) in (int, float), typ
 _SHARE = Kind(expected="a number from 0 to 1", check=lambda x: _NUMBER.check(x) and 0 <= x <= 1, type=click.FloatRange(0, 1))
 WHOLE = Kind(expected="a whole number", check=lambda x: type(x) is int and x >= 0, type=click.IntRange(min=0))
 _COUNT = Kind(expected="a whole number from 1 on", check=lambda x: type(x) is int and x >= 1, type=click.IntRange(1))
-_BLOCK = Kind(expected=_TEXT, check=lambda x: re.fullmatch(r"\d+(x\d+)?", str(x)) is not None, type=str)
+_BLOCK = Kind(expected=_TEXT, check=lambda x: re.fullmatch(r"\d{1,18}(x\d{1,18})?", str(x)) is not None, type=str)
 _HINT = "; four bits are an encoding, int4 or uint4"
 _DTYPE_OF_B = _dtype_of(*words.B_DTYPES, hint=_HINT)
 _RESULT = _dtype_of(*words.RESULT_DTYPES)

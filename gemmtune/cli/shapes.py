@@ -7,12 +7,12 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import click
 
 from ..errors import InvalidProblemError
+from ..foreign import read_json
 from ..operand_kinds import full_dtype_name
 from ..problem import Problem
 from ..selector.segments import rows_of
@@ -27,13 +27,13 @@ OTHER_NAMES = {"b_dtype": "dtype_b"}
 """Alternative names of an entry's fields."""
 
 
-RANGE = re.compile(r"(?:(?P<batch>\d+)x)?(?P<lo>\d+)\.\.(?P<hi>\d+)(?P<rest>(?:x\d+){2})")
+RANGE = re.compile(r"(?:(?P<batch>\d{1,18})x)?(?P<lo>\d{1,18})\.\.(?P<hi>\d{1,18})(?P<rest>(?:x\d{1,18}){2})")
 """Shape with a range of M."""
 
 
 def parse_rows(text: str, where: str = "--m") -> range:
     """Parse ``1..8192`` as a range of rows. Raises click.UsageError for any other text, an empty range, or M = 0."""
-    found = re.fullmatch(r"(\d+)\.\.(\d+)", text)
+    found = re.fullmatch(r"(\d{1,18})\.\.(\d{1,18})", text)
     if found is None:
         raise click.UsageError(f"--m: got {text!r}, expected LO..HI with whole numbers, for instance 1..8192")
     try:
@@ -64,7 +64,7 @@ def problem_of_word(text: str, options: Spec) -> Problem:
 
 def parse_shape(text: str) -> tuple[int, ...]:
     """Parse ``16x4096x4096`` as (16, 4096, 4096). Raises InvalidProblemError unless it is three or four whole numbers."""
-    if not re.fullmatch(r"\d+(x\d+){2,3}", text):
+    if not re.fullmatch(r"\d{1,18}(x\d{1,18}){2,3}", text):
         raise InvalidProblemError(f"shape: got {text!r}, expected MxNxK or BxMxNxK with whole numbers, for instance 16x4096x4096")
     return tuple(map(int, text.split("x")))
 
@@ -135,7 +135,7 @@ def problems_of_file(path: str, options: Spec) -> tuple[list[Problem], list[Skip
 
 def _entries(path: str) -> list[Any]:
     try:
-        data = json.loads(Path(path).read_text(encoding="utf-8"))
+        data = read_json(path)
     except OSError as error:
         raise click.ClickException(f"--shapes: cannot read {path}: {error.strerror}") from error
     except ValueError as error:

@@ -119,7 +119,7 @@ def _taken_by(name: str) -> set[str]:
 
 def _block(text: str | int) -> tuple[int, int]:
     """Parse a block's side or ``ROWSxCOLUMNS`` as rows and columns."""
-    sides = re.fullmatch(r"(\d+)(?:x(\d+))?", str(text))
+    sides = re.fullmatch(r"(\d{1,18})(?:x(\d{1,18}))?", str(text))
     if sides is None:
         raise InvalidProblemError(f"block: got {text!r}, expected a side such as 64, or rows and columns such as 64x32")
     return int(sides[1]), int(sides[2] or sides[1])

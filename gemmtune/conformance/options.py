@@ -136,5 +136,5 @@ def _plain(text: str) -> Any:
     """Parse ``text`` as a TOML value. Return the text itself if it is none."""
     try:
         return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):
         return text.strip()

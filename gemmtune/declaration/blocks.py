@@ -12,8 +12,8 @@ SIDES = ("16x16", "32x32", "8x24", "64x16", "48x4")
 KINDS = ("@0.5", "@0.2+skewed", "@0.3+int64", "@0")
 """Density of blocks, their distribution if not even, and the width of their indices if not 32 bits."""
 PLAIN = SIDES[0] + KINDS[0]
-_TEXT = re.compile(r"(\d+)x(\d+)@(\d+(?:\.\d+)?)(\+skewed)?(\+int64)?")
-_SIDES = re.compile(r"[1-9]\d*x[1-9]\d*")
+_TEXT = re.compile(r"(\d{1,18})x(\d{1,18})@(\d{1,18}(?:\.\d{1,18})?)(\+skewed)?(\+int64)?")
+_SIDES = re.compile(r"[1-9]\d{0,17}x[1-9]\d{0,17}")
 
 
 def is_sides(text: str) -> bool:

@@ -42,7 +42,7 @@ WINDOW_STEP = 3
 """Distance in elements between overlapping rows."""
 BATCH_GAP = 24
 _PATTERN = re.compile(
-    r"(?!(?:every|rows0|cols0|window).*i$)(row|col|every2|every3|rows0|cols0|window)(?:\+(\d+))?(?:@(\d+))?(?:~([01i]))?"
+    r"(?!(?:every|rows0|cols0|window).*i$)(row|col|every2|every3|rows0|cols0|window)(?:\+(\d{1,18}))?(?:@(\d{1,18}))?(?:~([01i]))?"
 )
 
 

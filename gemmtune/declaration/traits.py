@@ -13,6 +13,7 @@ import torch
 
 from ..choice import Claims
 from ..errors import TraitsError
+from ..foreign import shorter
 from ..numerics.routed import by_steps
 from ..operand_kinds import full_dtype_name
 from ..problem import Problem
@@ -154,10 +155,10 @@ class Traits:
     def from_file(cls, path: Path) -> dict[str, Any]:
         """Return the declarations of a TOML file, as ``changed`` takes them."""
         try:
-            return tomllib.loads(path.read_text())
+            return tomllib.loads(path.read_text(encoding="utf-8"))
         except FileNotFoundError:
             raise TraitsError(f"traits file: got {str(path)!r}, which does not exist") from None
-        except tomllib.TOMLDecodeError as error:
+        except (OSError, ValueError, RecursionError) as error:  # tomllib has no limit of nesting
             raise TraitsError(f"traits file {path}: got {error}, expected TOML such as: dtypes = ['float16']") from None
 
     def changed(self, declared: Mapping[str, Any]) -> Traits:
@@ -165,7 +166,7 @@ class Traits:
         known = {trait.name for trait in dataclasses.fields(self)}
         unknown = sorted(set(declared) - known)
         if unknown:
-            raise TraitsError(f"traits: got {', '.join(unknown)}, expected names out of {', '.join(sorted(known))}")
+            raise TraitsError(f"traits: got {shorter(', '.join(unknown))}, expected names out of {', '.join(sorted(known))}")
         values: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in declared.items()}
         values |= {name: _full_names(values[name]) for name in _OF_DTYPES & values.keys()}
         return dataclasses.replace(self, **values)

@@ -290,7 +290,7 @@ def tuned_rows(rows_class: RowClass, machine: str, store: Store) -> dict[int, st
         if all(text in key for text in fields):
             try:
                 problem = Problem.from_json(json.loads(key))
-            except (KeyError, TypeError, ValueError):  # of another version
+            except (KeyError, TypeError, ValueError, AttributeError):  # of another version
                 continue
             if rows_class in row_classes(problem):
                 found[problem.m] = key

@@ -113,7 +113,8 @@ def _known(info: DeviceInfo, token: int, _generation: int) -> frozenset[tuple[st
     assert settings.token == token
     timings = {settings.timing, in_models(settings, info).timing}
     keys = [json.loads(key) for timing in timings for key in open_store(settings).keys(fingerprint_text(info, timing))]
-    return frozenset((key["op"], key["m"], key["n"], key["k"]) for key in keys)
+    fields = ("op", "m", "n", "k")
+    return frozenset(tuple(key[x] for x in fields) for key in keys if all(isinstance(key.get(x), (int, str)) for x in fields))
 
 
 @functools.lru_cache(_CAPACITY)

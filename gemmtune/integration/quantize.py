@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from ..errors import InvalidProblemError
+from ..foreign import shown
 from ..problem.dtypes import dtype_name
 from ..quantized.weight import QuantizedWeight
 from .flat_state import flatten_state_dict, unflatten_state_dict
@@ -193,7 +194,8 @@ def dequantize_(model: M) -> M:
     check_model("dequantize_", model)
     made = dict[Tensor, nn.Parameter]()
     for module in model.modules():
-        for name, x in module._parameters.items():
+        for name, weight in module._parameters.items():
+            x: Tensor | None = weight
             if isinstance(x, QuantizedWeight):
                 if x not in made:
                     made[x] = nn.Parameter(x.dequantize().contiguous(), requires_grad=False)
@@ -203,15 +205,19 @@ def dequantize_(model: M) -> M:
 
 def check_kind(kind: str, group: int) -> None:
     """Raise InvalidProblemError for a kind or group that ``quantize_`` lacks."""
-    if kind not in _KINDS:
-        raise InvalidProblemError(f"quantize_: kind: got {kind!r}, expected one of {', '.join(_KINDS)}")
-    if group not in _GROUPS:
-        raise InvalidProblemError(f"quantize_: group: got {group!r}, expected one of {', '.join(map(str, _GROUPS))}")
+    if not isinstance(kind, str) or kind not in _KINDS:
+        raise InvalidProblemError(f"quantize_: kind: got {shown(kind)}, expected one of {', '.join(_KINDS)}")
+    if type(group) is not int or group not in _GROUPS:
+        raise InvalidProblemError(f"quantize_: group: got {shown(group)}, expected one of {', '.join(map(str, _GROUPS))}")
 
 
 def names_of(skip: str | Collection[str]) -> list[str]:
-    """Return ``skip`` as a list of names."""
-    return [skip] if isinstance(skip, str) else list(skip)
+    """Return ``skip`` as a list of names. Raises InvalidProblemError for other values, which a checkpoint may have."""
+    names = [skip] if isinstance(skip, str) else list(skip) if isinstance(skip, Collection) else [skip]
+    for name in names:
+        if not isinstance(name, str):
+            raise InvalidProblemError(f"quantize_: skip: got {shown(name)}, expected the name of a layer, or several")
+    return names
 
 
 def _warn(text: str) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import InvalidProblemError
+from ..foreign import read_json, shown
 from ..problem import Problem, precision_of
 
 FORMAT = "gemmtune-recording"
@@ -57,15 +58,21 @@ class Recording:
     def from_json(cls, data: object, source: str) -> Recording:
         """Return the recording from ``to_json``. Raise InvalidProblemError for other data, with ``source`` and the entry."""
         if not isinstance(data, dict) or data.get("format") != FORMAT or data.get("version") != VERSION:
-            found = [f"{x} {data.get(x)!r}" for x in ("format", "version")] if isinstance(data, dict) else [type(data).__name__]
+            found = (
+                [f"{x} {shown(data.get(x))}" for x in ("format", "version")] if isinstance(data, dict) else [type(data).__name__]
+            )
             got = ", ".join(found)
             raise InvalidProblemError(
                 f"{source}: got {got}, expected a file that gemmtune record has written, {FORMAT!r} of version {VERSION}"
             )
         recording = cls()
+        if not isinstance(data.get("problems"), list):
+            raise InvalidProblemError(f"{source}: problems: got {shown(data.get('problems'))}, expected a list; record it again")
         for index, entry in enumerate(data["problems"]):
             try:
-                recording.note(Problem.from_json(entry["problem"]), int(entry["count"]))
+                if type(entry["count"]) is not int or entry["count"] < 1:
+                    raise InvalidProblemError(f"count: got {shown(entry['count'])}, expected a whole number from 1 on")
+                recording.note(Problem.from_json(entry["problem"]), entry["count"])
             except (KeyError, TypeError, ValueError, AttributeError) as error:
                 raise InvalidProblemError(f"{source}: problems[{index}]: {error}; record it again") from error
         return recording
@@ -86,7 +93,7 @@ class Recording:
             OSError: the file cannot be read.
         """
         try:
-            data = json.loads(Path(path).read_text(encoding="utf-8"))
+            data = read_json(path)
         except ValueError as error:
             raise InvalidProblemError(f"{path}: got text that is not JSON ({error}), expected a file of gemmtune record") from error
         return cls.from_json(data, str(path))

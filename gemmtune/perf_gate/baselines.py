@@ -13,15 +13,18 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from ..device import DeviceInfo
 from ..errors import GateError
+from ..foreign import read_json, shown, visible
 from ..problem import Problem
 from ..settings import Timing
 from .statistics import Estimate
 
 FORMAT = 1
+MOST_LOG_RATIO = 100.0
+"""Largest logarithm of a ratio of two times."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,11 +44,17 @@ class Baseline:
     """Fingerprint of the machine: torch, driver, …"""
 
     def __post_init__(self) -> None:
+        texts = (
+            (self.problem, self.pick, *self.versions, *self.versions.values()) if isinstance(self.versions, Mapping) else (None,)
+        )
+        if not all(isinstance(x, str) and visible(x) == x for x in texts) or self.timing not in get_args(Timing):
+            raise GateError(f"{shown(self.problem)}: got {shown(texts)} and timing {shown(self.timing)}, expected plain texts")
         numbers = (self.log_ratio, self.spread)
-        if not all(isinstance(x, (int, float)) and math.isfinite(x) for x in numbers) or self.spread < 0:
-            raise GateError(f"{self.problem}: got log_ratio {self.log_ratio!r} and spread {self.spread!r}, expected finite numbers")
-        if not isinstance(self.processes, int) or self.processes < 2:
-            raise GateError(f"{self.problem}: processes: got {self.processes!r}, expected a whole number of at least 2")
+        if not all(type(x) in (int, float) and abs(x) <= MOST_LOG_RATIO for x in numbers) or self.spread < 0:
+            got = f"log_ratio {shown(self.log_ratio)} and spread {shown(self.spread)}"
+            raise GateError(f"{self.problem}: got {got}, expected finite numbers up to {MOST_LOG_RATIO:g}")
+        if type(self.processes) is not int or self.processes < 2:
+            raise GateError(f"{self.problem}: processes: got {shown(self.processes)}, expected a whole number of at least 2")
 
     @property
     def ratio(self) -> float:
@@ -83,7 +92,7 @@ class Baselines:
         if not path.exists():
             return found
         try:
-            data = json.loads(path.read_text(encoding="utf-8"))
+            data = read_json(path)
         except (OSError, ValueError) as error:
             raise GateError(f"baselines: {path} cannot be read: {error}; repair it, or remove it") from error
         if not isinstance(data, dict) or data.get("format") != FORMAT or not isinstance(data.get("entries"), list):

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, get_args
 
 import torch
 
 from ..errors import InvalidProblemError
+from ..foreign import LARGEST_INTEGER, shown
 from .dtypes import dtype_name
-from .epilogue import Epilogue, Node, Ref
-from .fields import ProblemFields
+from .epilogue import Epilogue, Node, Ref, evaluate
+from .fields import ProblemFields, ScalarClass
 from .layout import Layout
-from .precision import Precision
+from .precision import InputMode, Precision
 from .sparsity import Sparsity
 
 DERIVED = ("batch", "m", "n", "k", "k2")
@@ -80,7 +81,10 @@ def fields_of(data: Mapping[str, Any]) -> dict[str, Any]:
             raise InvalidProblemError(
                 f"problem: the field {name} = {given[name]!r} is unknown to this version; use the version that wrote it"
             )
-    read = {"precision": lambda value: Precision(**value), "sparsity": lambda value: Sparsity(**value), "epilogue": _epilogue}
+    for name, legal in _LEGAL.items():
+        if name in given and given[name] not in legal:
+            raise InvalidProblemError(f"problem: {name}: got {shown(given[name])}, expected one of {', '.join(map(str, legal))}")
+    read = {"precision": _precision, "sparsity": _sparsity, "epilogue": _epilogue}
     return {
         name: read.get(name, _layout)(value) if isinstance(value, Mapping) else value
         for name, value in given.items()
@@ -88,21 +92,66 @@ def fields_of(data: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+_LEGAL: dict[str, tuple[Any, ...]] = {
+    **dict.fromkeys(("alpha", "beta"), get_args(ScalarClass)), **dict.fromkeys(("prepacked", "fast_accum"), (False, True)),
+}  # fmt: skip
+"""Legal values of fields that ``rules.check`` takes as they are. Templates print some of them into sources."""
+
+
 def _layout(data: Mapping[str, Any]) -> Layout:
+    for name in ("size", "stride"):
+        _check_integers(name, *data[name])
+    _check_integers("offset", data["offset"])
     return Layout(size=tuple(data["size"]), stride=tuple(data["stride"]), dtype=_dtype(data["dtype"]), offset=data["offset"])
 
 
-def _epilogue(data: Mapping[str, Any]) -> Epilogue:
-    def argument(value: Any) -> Any:
-        is_reference = isinstance(value, str) and value.startswith("%")
-        return Ref(int(value[1:])) if is_reference else value
+def _check_integers(name: str, *values: object) -> None:
+    for value in values:
+        if type(value) is not int or abs(value) > LARGEST_INTEGER:
+            raise InvalidProblemError(f"problem: {name}: got {shown(value)}, expected whole numbers of at most 64 bits")
 
-    nodes = [Node(op=node["op"], args=tuple(map(argument, node["args"])), dtype=_dtype(node["dtype"])) for node in data["nodes"]]
-    return Epilogue(nodes=tuple(nodes), operands=tuple(_layout(layout) for layout in data["operands"]))
+
+def _precision(data: Mapping[str, Any]) -> Precision:
+    made = Precision(**data)
+    if made.input_mode not in get_args(InputMode) or not isinstance(made.reduced_partials, bool):
+        raise InvalidProblemError(f"problem: precision: got {shown(made)}, expected an input mode and true or false")
+    return made
+
+
+def _sparsity(data: Mapping[str, Any]) -> Sparsity:
+    _check_integers("sides of blocks", data["block_n"], data["block_k"])
+    return Sparsity(**data)
+
+
+def _epilogue(data: Mapping[str, Any]) -> Epilogue:
+    """Return the epilogue, whose graph must be one that ``trace`` can make: templates print its words into sources."""
+
+    def argument(value: Any, below: int) -> Any:
+        if isinstance(value, str) and value.startswith("%") and value[1:].isdecimal() and int(value[1:]) < below:
+            return Ref(int(value[1:]))
+        if type(value) not in (bool, int, float):
+            raise InvalidProblemError(f"epilogue: got the argument {shown(value)}, expected a number or an earlier node such as %0")
+        return value
+
+    nodes: list[Node] = []
+    for node in data["nodes"]:
+        args = tuple(argument(value, len(nodes)) for value in node["args"])
+        if node["op"] == "operand" and not (len(args) == 1 and args[0] in range(len(data["operands"]))):
+            raise InvalidProblemError(f"epilogue: got the operand {shown(args)}, expected one of {len(data['operands'])}")
+        nodes.append(Node(op=node["op"], args=args, dtype=_dtype(node["dtype"])))
+    made = Epilogue(nodes=tuple(nodes), operands=tuple(_layout(layout) for layout in data["operands"]))
+    operands = [torch.empty((1, 1), dtype=layout.dtype, device="meta") for layout in made.operands]
+    try:
+        evaluate(made, torch.empty((1, 1), device="meta"), operands)
+    except Exception as error:  # torch raises many kinds
+        raise InvalidProblemError(
+            f"epilogue: got a graph that cannot be evaluated ({error}), expected one that was traced"
+        ) from error
+    return made
 
 
 def _dtype(name: str) -> torch.dtype:
-    dtype = getattr(torch, name)
+    dtype = getattr(torch, name, None)
     if not isinstance(dtype, torch.dtype):
-        raise ValueError(f"{name!r} is no dtype")
+        raise InvalidProblemError(f"problem: dtype: got {shown(name)}, expected the name of a dtype such as float32")
     return dtype

@@ -61,7 +61,7 @@ class Outcome:
     @property
     def host_us(self) -> float:
         """gemmtune's own host time in ``time_us``; 0 if that is the time of the kernel alone."""
-        return float(self.info.get(HOST_US, 0.0))
+        return _figure(self.info.get(HOST_US), 0.0)
 
     @property
     def direct_us(self) -> float | None:
@@ -71,7 +71,7 @@ class Outcome:
     @property
     def place(self) -> float:
         """The choice's position among the offers. Variants come after them."""
-        return float(self.info.get(PLACE, math.inf))
+        return _figure(self.info.get(PLACE), math.inf)
 
     @property
     def disturbed(self) -> str:
@@ -82,6 +82,11 @@ class Outcome:
     def settled(self) -> bool:
         """True if nothing remains to measure: the choice failed, or was ranked in the final rounds or dropped before them."""
         return self.status is not Status.OK or bool(self.info.get(SETTLED))
+
+
+def _figure(value: object, otherwise: float) -> float:
+    """Return a number of ``info`` that is 0 or more, and ``otherwise`` for anything else that a store may hold."""
+    return float(value) if isinstance(value, (int, float)) and 0 <= value < math.inf else otherwise
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -117,10 +117,21 @@ class Table:
         if version != VERSION:
             raise StoreError(f"segments: got a table of version {version!r}, expected {VERSION}; tune the range again")
         try:
-            segments = tuple(Segment(**x | {name: tuple(x[name]) for name in _ROWS}) for x in fact.value["segments"])
+            segments = tuple(_segment(x) for x in fact.value["segments"])
             return cls(segments=segments, seed=int(fact.value["seed"]), disturbed=str(fact.value.get("disturbed", "")))
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise StoreError(f"segments: got a table that is damaged ({error}); tune the range again") from error
+
+
+def _segment(data: Mapping[str, Any]) -> Segment:
+    """Return a segment from plain values. Raises TypeError for values of other types."""
+    made = Segment(**{**data, **{name: tuple(data[name]) for name in _ROWS}})
+    texts, rows = (made.name, made.backend, made.content_hash), (made.anchor, *made.checked, *made.kernels)
+    if not all(isinstance(x, str) for x in texts) or not all(type(x) is int and 1 <= x <= MOST_ROWS for x in rows):
+        raise TypeError("a name is no text, or an M is no whole number")
+    if not (made.time_us is None or isinstance(made.time_us, (int, float))):
+        raise TypeError("a time is no number")
+    return made
 
 
 def check_interval(lo: object, hi: object) -> None:

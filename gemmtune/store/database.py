@@ -212,7 +212,9 @@ class Database:
             of = machine if fingerprint is None else fingerprint
             if checksum(of, *record[:-1]) != record[-1]:
                 raise corrupt("a measured limit does not match its checksum")
-            yield Limit(fingerprint=of, **dict(zip(LIMIT_COLUMNS, record[:-1], strict=True)))
+            limit = Limit.of_record(of, record[:-1])
+            if limit is not None:
+                yield limit
 
     def ranged(self, key: str | None = None, fingerprint: str | None = None) -> Iterator[Ranged]:
         """Yield the records for all M, of one class on one machine, or of all."""
@@ -221,7 +223,9 @@ class Database:
         for *record, found in connection.execute(_SELECT_RANGED + where, values) if self._has_ranged else ():
             if checksum(*record) != found:
                 raise corrupt("a record for all M does not match its checksum")
-            yield Ranged.of_record(*record)
+            fact = Ranged.of_record(*record)
+            if fact is not None:
+                yield fact
 
     def checksums(self) -> list[str]:
         """Return the checksums of all measurements and records for all M, sorted within each table."""

@@ -2,20 +2,33 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
+from .. import foreign
 from ..errors import StoreError
+from ..foreign import parse_json
+from ..problem import Problem
 from .database import Database
 from .ranged import Ranged
 from .row import Limit, Row
 
 FORMAT = "gemmtune-store"
 VERSION = 1
+MOST_BYTES = 2**30
+"""Largest file of ``write_json`` that is read."""
+CLOCKS_APART_HOURS = 24
+"""Most hours by which the clocks of two machines differ."""
+LEAST_TIME_US, MOST_TIME_US = 1e-2, 1e12
+"""Times of a call that are possible: from some clock ticks to days."""
+LEAST_LIMIT, MOST_GFLOPS = 1e-6, 1e9
+"""Rates of a machine that are possible, in 1e9 operations or bytes per second: up to an exaflop."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,28 +51,81 @@ class Absorbed:
 def absorb(database: Database, rows: Iterable[Row], limits: Iterable[Limit], ranged: Iterable[Ranged]) -> Absorbed:
     """Merge rows, limits and records for all M into the database in one transaction.
 
-    If two have the same identity, the later measurement stays.
+    If two have the same identity, the later measurement stays. One of the database that is dated in the future is replaced.
+
+    Raises:
+        StoreError: one of them cannot have been measured: see ``check_measured``. Nothing is merged then.
     """
     newest: dict[tuple[str, str, str], Row] = {}
-    rows = sorted(rows, key=attrgetter("measured_at"))
+    rows, limits = sorted(rows, key=attrgetter("measured_at")), sorted(limits, key=attrgetter("measured_at"))
+    ranged = sorted(ranged, key=attrgetter("measured_at"))
+    latest = latest_time()
+    check_measured(rows, limits, ranged, latest)
     taken_limits, taken_ranged = [], []
     with database.transaction():
         present = {r.identity: database.rows(*r.scope).get(r.content_hash) for r in rows}
         for row in rows:
             old = newest.get(row.identity) or present[row.identity]
-            if old is None or old.measured_at < row.measured_at:
+            if old is None or not row.measured_at <= old.measured_at <= latest:
                 newest[row.identity] = row
-        for limit in sorted(limits, key=attrgetter("measured_at")):
-            there = {x.name: x.measured_at for x in database.limits(limit.fingerprint)}
+        for limit in limits:
+            there = {x.name: x.measured_at for x in database.limits(limit.fingerprint) if x.measured_at <= latest}
             if limit.measured_at > there.get(limit.name, ""):
                 taken_limits.append(limit)
-        for fact in sorted(ranged, key=attrgetter("measured_at")):
-            known = {x.identity: x.measured_at for x in database.ranged(fact.key, fact.fingerprint)}
+        for fact in ranged:
+            found = database.ranged(fact.key, fact.fingerprint)
+            known = {x.identity: x.measured_at for x in found if x.measured_at <= latest}
             if fact.measured_at > known.get(fact.identity, ""):
                 taken_ranged.append(fact)
         database.write(newest.values(), taken_limits, taken_ranged)
     added = sum(1 for identity in newest if present[identity] is None)
     return Absorbed(added=added, replaced=len(newest) - added, kept=len(rows) - len(newest))
+
+
+def latest_time() -> str:
+    """Return the latest date of a measurement that another machine can have made by now."""
+    return (datetime.now(UTC) + timedelta(hours=CLOCKS_APART_HOURS)).isoformat(timespec="microseconds")
+
+
+def check_measured(rows: Iterable[Row], limits: Iterable[Limit], ranged: Iterable[Ranged], latest: str) -> None:
+    """Raise StoreError if one of these cannot have been measured.
+
+    Its date is after ``latest``, or its time or value is beyond any machine. Such a value would win every comparison.
+    """
+    for row in rows:
+        problem = _problem(row.key)
+        what = f"{row.name} of {foreign.shorter(str(problem or row.key))}"
+        if row.time_us is not None:
+            least_us = max(LEAST_TIME_US, problem.flops / MOST_GFLOPS / 1e3 if problem else 0.0)
+            if not least_us <= row.time_us <= MOST_TIME_US:
+                raise StoreError(
+                    f"time_us of {what}: got {row.time_us:g}, expected {least_us:g} to {MOST_TIME_US:g}: no machine takes less; "
+                    "measure it again"
+                )
+        _check_date(what, row.measured_at, latest)
+    for limit in limits:
+        if not LEAST_LIMIT <= limit.value <= MOST_GFLOPS:
+            raise StoreError(f"limit {limit.name}: got {limit.value:g}, expected {LEAST_LIMIT:g} to {MOST_GFLOPS:g}")
+        _check_date(f"limit {limit.name}", limit.measured_at, latest)
+    for fact in ranged:
+        _check_date(f"{fact.kind} of {foreign.shorter(fact.key)}", fact.measured_at, latest)
+
+
+def _check_date(what: str, measured_at: str, latest: str) -> None:
+    if measured_at > latest:
+        raise StoreError(
+            f"measured_at of {what}: got {measured_at}, expected a time before {latest}: set the clock of the machine that "
+            "measured it, and measure it again there"
+        )
+
+
+@functools.lru_cache(maxsize=1024)  # a problem has many rows
+def _problem(key: str) -> Problem | None:
+    """Return the problem with this key, or None if another version wrote it."""
+    try:
+        return Problem.from_json(parse_json(key))
+    except (KeyError, TypeError, ValueError, AttributeError):
+        return None
 
 
 def to_json(rows: Sequence[Row], limits: Sequence[Limit], ranged: Sequence[Ranged] = ()) -> dict[str, Any]:
@@ -142,17 +208,17 @@ def write_json(path: Path, rows: Sequence[Row], limits: Sequence[Limit], ranged:
 def read_json(path: Path) -> tuple[list[Row], list[Limit], list[Ranged]]:
     """Read a file with ``from_json``. Raises StoreError if it cannot be read or ``write_json`` did not write it."""
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
+        data = foreign.read_json(path, most_bytes=MOST_BYTES)
     except OSError as error:
         raise StoreError(f"import: got {error}, expected a readable file written by gemmtune export") from error
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise StoreError(f"{path}: got text that is not JSON ({error}), expected a file written by gemmtune export") from error
     return from_json(data, str(path))
 
 
 def _object(value: object, place: str, fields: tuple[str, ...] = (), optional: tuple[str, ...] = ()) -> dict[str, Any]:
     if not isinstance(value, dict):
-        raise StoreError(f"{place}: got {_short(value)}, expected an object" + f" with {', '.join(fields)}" * bool(fields))
+        raise StoreError(f"{place}: got {foreign.shown(value)}, expected an object" + f" with {', '.join(fields)}" * bool(fields))
     if fields and set(value) - set(optional) != set(fields):
         raise StoreError(
             f"{place}: got an object with {', '.join(sorted(value)) or 'nothing'}, expected one with {', '.join(fields)}"
@@ -162,7 +228,7 @@ def _object(value: object, place: str, fields: tuple[str, ...] = (), optional: t
 
 def _list(value: object, place: str) -> list[Any]:
     if not isinstance(value, list):
-        raise StoreError(f"{place}: got {_short(value)}, expected a list")
+        raise StoreError(f"{place}: got {foreign.shown(value)}, expected a list")
     return value
 
 
@@ -172,15 +238,10 @@ def _check_canonical(value: object, place: str) -> None:
     Keys and fingerprints are compared as texts, so another spelling would never be found again.
     """
     try:
-        plain = json.loads(value) if isinstance(value, str) else None
-    except (ValueError, RecursionError):
+        plain = parse_json(value) if isinstance(value, str) else None
+    except ValueError:
         plain = None
     if not isinstance(plain, dict) or json.dumps(plain, sort_keys=True, separators=(",", ":")) != value:
         raise StoreError(
-            f"{place}: got {_short(value)}, expected the canonical JSON text of an object, as gemmtune export writes it"
+            f"{place}: got {foreign.shown(value)}, expected the canonical JSON text of an object, as gemmtune export writes it"
         )
-
-
-def _short(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else f"{text[:77]}..."

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from ..errors import StoreError
+from ..foreign import parse_json, shown
 from .key import canonical, now
 from .row import check_texts, check_time_of_day, checksum, plain
 
@@ -36,7 +36,7 @@ class Ranged:
         check_texts(self, "key", "fingerprint", "kind")
         object.__setattr__(self, "value", plain(self.value))
         if not isinstance(self.value, dict):
-            raise StoreError(f"{self.kind}: got {self.value!r}, expected a mapping of names to plain values")
+            raise StoreError(f"{self.kind}: got {shown(self.value)}, expected a mapping of names to plain values")
         check_time_of_day(self.measured_at)
 
     @property
@@ -55,9 +55,12 @@ class Ranged:
         return checksum(self.key, self.fingerprint, *self.record)
 
     @classmethod
-    def of_record(cls, key: str, fingerprint: str, kind: str, value: str, measured_at: str) -> Ranged:
-        """Build the fact from a record, the inverse of ``record``."""
-        return cls(key=key, fingerprint=fingerprint, kind=kind, value=json.loads(value), measured_at=measured_at)
+    def of_record(cls, key: str, fingerprint: str, kind: str, value: str, measured_at: str) -> Ranged | None:
+        """Return the fact of a whole record, or None if it breaks this version's rules."""
+        try:
+            return cls(key=key, fingerprint=fingerprint, kind=kind, value=parse_json(value), measured_at=measured_at)
+        except (StoreError, TypeError, ValueError):
+            return None
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values of every field."""

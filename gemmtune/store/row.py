@@ -12,6 +12,7 @@ from typing import Any
 
 from ..choice import Status
 from ..errors import StoreError
+from ..foreign import LARGEST_INTEGER, parse_json, shown, visible
 from .key import canonical, now
 
 
@@ -51,17 +52,17 @@ class Row:
             raise StoreError(f"status: got {self.status!r}, expected one of {', '.join(Status)}") from None
         self._set("finalist", bool(self.finalist))
         self._set("baseline", bool(self.baseline))
-        # A compiler's output may hold bytes that are not text, and SQLite would refuse the row.
-        self._set("reason", str(self.reason).encode("utf-8", "replace").decode())
+        # A compiler's output may hold bytes that are not text, which SQLite would refuse, and codes that a terminal obeys.
+        self._set("reason", visible(str(self.reason)))
         self._set("info", plain(self.info))
         if not isinstance(self.info, dict):
-            raise StoreError(f"info of {self.name}: got {self.info!r}, expected a mapping of names to plain values")
+            raise StoreError(f"info of {self.name}: got {shown(self.info)}, expected a mapping of names to plain values")
         check_time_of_day(self.measured_at)
         self._check_figures()
 
     def _check_figures(self) -> None:
         ok = self.status is Status.OK
-        time_us, error = _number("time_us", self.time_us), _number("error_over_bound", self.error_over_bound)
+        time_us, error = number("time_us", self.time_us), number("error_over_bound", self.error_over_bound)
         if ok and (time_us is None or not math.isfinite(time_us) or time_us <= 0):
             raise StoreError(f"time_us of {self.name}: got {self.time_us!r} with status ok, expected a finite number above 0")
         if not ok and time_us is not None:
@@ -110,10 +111,9 @@ class Row:
         A version with other rules wrote such a record, and a new measurement replaces it.
         """
         values = dict(zip(COLUMNS, record, strict=True))
-        values["info"] = json.loads(values["info"])
         try:
-            return cls(key=key, fingerprint=fingerprint, **values)
-        except StoreError:
+            return cls(key=key, fingerprint=fingerprint, **values | {"info": parse_json(values["info"])})
+        except (StoreError, TypeError, ValueError):
             return None
 
     def to_json(self) -> dict[str, Any]:
@@ -142,11 +142,19 @@ class Limit:
 
     def __post_init__(self) -> None:
         check_texts(self, "fingerprint", "name")
-        value = _number(f"limit {self.name}", self.value)
+        value = number(f"limit {self.name}", self.value)
         if value is None or not math.isfinite(value) or value <= 0:
             raise StoreError(f"limit {self.name}: got {self.value!r}, expected a finite number above 0")
         object.__setattr__(self, "value", value)
         check_time_of_day(self.measured_at)
+
+    @classmethod
+    def of_record(cls, fingerprint: str, record: Sequence[Any]) -> Limit | None:
+        """Return the limit of a whole record, or None if it breaks this version's rules."""
+        try:
+            return cls(fingerprint=fingerprint, **dict(zip(LIMIT_COLUMNS, record, strict=True)))
+        except StoreError:
+            return None
 
     @property
     def record(self) -> tuple[Any, ...]:
@@ -173,31 +181,39 @@ def checksum(*values: Any) -> str:
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
 
-def _number(name: str, value: object) -> float | None:
+def number(name: str, value: object) -> float | None:
+    """Return a number as a float, and None for None. Raises StoreError for other values."""
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise StoreError(f"{name}: got {value!r}, expected a number or nothing")
-    return float(value)
+        raise StoreError(f"{name}: got {shown(value)}, expected a number or nothing")
+    try:
+        return float(value)
+    except OverflowError:
+        raise StoreError(f"{name}: got {shown(value)}, expected a number that a float holds") from None
 
 
 def check_texts(record: object, *names: str) -> None:
-    """Raise StoreError unless these fields are nonempty strings that UTF-8 can encode."""
+    """Raise StoreError unless these fields are nonempty strings of characters that a terminal shows."""
     for name in names:
         value: object = getattr(record, name)
-        if not isinstance(value, str) or not value or value.encode(errors="replace").decode() != value:
-            raise StoreError(f"{name}: got {value!r}, expected a text of at least one character")
+        if not isinstance(value, str) or not value or visible(value) != value:
+            raise StoreError(f"{name}: got {shown(value)}, expected a text of at least one character, without control codes")
 
 
 def plain(value: Any) -> Any:
     """Return the value in JSON's types: nested mappings and sequences, and the text of any other object."""
     match value:
-        case None | bool() | str():
+        case None | bool():
             return value
-        case int() | float():
+        case str():
+            return visible(value)
+        case int():
+            return value if abs(value) <= LARGEST_INTEGER else str(value)
+        case float():
             return value if math.isfinite(value) else str(value)
         case Mapping():
-            return {str(k): plain(v) for k, v in value.items()}
+            return {visible(str(k)): plain(v) for k, v in value.items()}
         case list() | tuple() | set() | frozenset():
             return [plain(v) for v in value]
         case _:
@@ -211,4 +227,4 @@ def check_time_of_day(text: object) -> None:
     except ValueError:
         moment = None
     if moment is None or moment.utcoffset() != timedelta(0) or moment.isoformat(timespec="microseconds") != text:
-        raise StoreError(f"measured_at: got {text!r}, expected a time in UTC such as {now()}")
+        raise StoreError(f"measured_at: got {shown(text)}, expected a time in UTC such as {now()}")

@@ -34,7 +34,7 @@ def row(name, time_us=None, **fields):
         "content_hash": name,
         "status": Status.OK if time_us else Status.CRASHED,
         "finalist": bool(time_us),
-        "measured_at": "2030-01-02T03:04:05.000006+00:00",
+        "measured_at": "2020-01-02T03:04:05.000006+00:00",
     }
     return Row(name=name, time_us=time_us, **(defaults | fields))
 
@@ -77,12 +77,12 @@ def test_show_has_the_best_rows_of_each_problem_and_machine(capsys, filled):
     text = ["mm", "16x4096x4096", "float32", "nt", "on", "cpu"]
     assert lines[0] == ["store:", str(filled)]
     assert ["device=a", "CPU,", "threads=2"] in lines
-    assert [*text, "cpp:fast", "20.0", "2.50", "4", "1", "2030-01-02", "03:04"] in lines
+    assert [*text, "cpp:fast", "20.0", "2.50", "4", "1", "2020-01-02", "03:04"] in lines
     assert ["cpp:slow", "30.0"] in lines
     assert ["cpp:slower", "31.0"] in lines
     assert ["aten:mm", "50.0"] not in lines
     assert ["device=a", "GPU"] in lines
-    assert [*text, "aten:mm", "5.0", "1.00", "1", "0", "2030-01-02", "03:04"] in lines
+    assert [*text, "aten:mm", "5.0", "1.00", "1", "0", "2020-01-02", "03:04"] in lines
 
 
 def test_show_counts_torch_without_the_look_up_and_cuts_long_epilogues(capsys, own_store):
@@ -247,8 +247,8 @@ def test_export_and_import_into_another_store(capsys, filled, tmp_path):
 
 def test_merge_keeps_the_later_measurement(capsys, filled, tmp_path):
     other = tmp_path / "other.sqlite"
-    later = dataclasses.replace(ROWS[1], time_us=19.0, measured_at="2031-01-01T00:00:00.000000+00:00")
-    earlier = dataclasses.replace(ROWS[2], time_us=1.0, measured_at="2029-01-01T00:00:00.000000+00:00")
+    later = dataclasses.replace(ROWS[1], time_us=19.0, measured_at="2021-01-01T00:00:00.000000+00:00")
+    earlier = dataclasses.replace(ROWS[2], time_us=1.0, measured_at="2019-01-01T00:00:00.000000+00:00")
     Store.open(other).put([later, earlier, row("cpp:new", 40.0)])
     assert cli.run(["merge", str(other)]) == 0
     assert "3 rows of" in (out := capsys.readouterr().out)

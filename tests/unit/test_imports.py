@@ -17,7 +17,7 @@ import gemmtune
 ROOT = Path(gemmtune.__file__).parent
 
 LAYERS: tuple[tuple[str, ...], ...] = (
-    ("errors", "version"),
+    ("errors", "version", "foreign", "regex"),
     ("setting_types", "operand_kinds", "ownership", "locking", "forks", "project_file"),
     ("settings",),
     ("cache", "effort"),

@@ -195,7 +195,7 @@ def test_info_and_reason_keep_what_json_and_text_allow(store: Store) -> None:
     (found,) = store.rows(KEYS[0], MACHINES[0]).values()
     assert found == kept
     assert found.info == {"tile": [64, 32], "acc": "torch.float32", "ratio": "inf", "deep": {"x": None}}
-    assert found.reason == "bad ? byte \0"
+    assert found.reason == r"bad \udcff byte \x00"
 
 
 def test_open_store_is_one_for_each_file(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ...errors import InvalidProblemError
+from ...foreign import read_json
 from ...problem.dtypes import dtype_name
 
 PARAMETERS: dict[str, tuple[str, ...]] = {
@@ -139,11 +140,13 @@ class MetaTable:
         """
         table, sizes = cls(), len(Shape._fields)
         try:
-            data = json.loads(Path(path).read_text(encoding="utf-8"))
+            data = read_json(path)
             for entry in data["families"]:
-                family = Family(*(entry[name] for name in Family._fields))
+                words: list[Any] = [*(str(entry[name]) for name in Family._fields[:-1]), float(entry["sparsity"])]
+                family = Family(*words)
                 for row in entry["rows"]:
-                    table.update(family, Shape(*row[:5], *map(bool, row[5:sizes])), tuple(row[sizes:]))
+                    shape: list[Any] = [*map(int, row[:5]), *map(bool, row[5:sizes])]
+                    table.update(family, Shape(*shape), tuple(row[sizes:]))
         except (KeyError, TypeError, ValueError) as error:
             raise InvalidProblemError(f"load: {path}: got {error}, expected a file written by MetaTable.dump") from error
         return table

@@ -26,6 +26,7 @@ from ...declaration.labels import (
 )
 from ...declaration.layouts import PLAIN, OperandLayout, kinds_of_texts
 from ...errors import CaseError
+from ...foreign import shown
 from ...problem.operation import Operation
 from ...problem.rules import MOST_GROUPS
 from ...problem.sparsity import Sparsity
@@ -35,7 +36,7 @@ PLAIN_GROUPS = 4
 SCALARS = ("zero", "one", "general")
 YES_NO = ("no", "yes")
 _LONG_DTYPES = {short: name for name, short in SHORT_DTYPES.items()}
-_SIZES = re.compile(r"(?:(\d+)x)?(\d+)x(\d+)x(\d+)")
+_SIZES = re.compile(r"(?:(\d{1,18})x)?(\d{1,18})x(\d{1,18})x(\d{1,18})")
 _PROPERTY, _VARIANT = re.compile(r"[a-z][a-z0-9-]*"), re.compile(r"[A-Za-z0-9_.+]+")
 _LEGAL: dict[str, tuple[str, ...]] = {
     "op": OPS, "dtype": tuple(DTYPES), "bias": BIASES, "alpha": SCALARS, "beta": SCALARS, "scales": SCALES,
@@ -150,14 +151,14 @@ class Case:
         sizes = _SIZES.fullmatch(parts[2]) if len(parts) >= 3 else None
         if sizes is None or parts[1] not in _LONG_DTYPES:
             raise CaseError(
-                f"case id: got {text!r}, expected property:op-dtype-[Bx]MxNxK[-name.value]... "
+                f"case id: got {shown(text)}, expected property:op-dtype-[Bx]MxNxK[-name.value]... "
                 "such as bound:mm-bf16-127x64x33-seed.7"
             )
         batch, m, n, k = sizes.groups()
         values: dict[str, str] = dict(part.partition(".")[::2] for part in parts[3:])
         unknown = sorted(set(values) - set(_OPTIONAL))
-        if unknown or not values.get("seed", "0").isdecimal():
-            raise CaseError(f"case id: got {', '.join(unknown) or values['seed']!r} in {text!r}, expected {', '.join(_OPTIONAL)}")
+        if unknown or not re.fullmatch(r"\d{1,18}", values.get("seed", "0")):
+            raise CaseError(f"case id: got {shown(unknown or values['seed'])} in {shown(text)}, expected {', '.join(_OPTIONAL)}")
         seed = int(values.pop("seed", "0"))
         return cls(
             property_name=name, op=parts[0], dtype=_LONG_DTYPES[parts[1]], batch=int(batch or 1), m=int(m), n=int(n), k=int(k),

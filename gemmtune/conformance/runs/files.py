@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import ConformanceError
+from ...foreign import parse_json
 from ..bench.outcome import Record
 from ..cases.case import Case
 from ..option_table import OPTIONS
@@ -160,9 +161,9 @@ def _ids_of_file(path: Path) -> list[str]:
     if not text.lstrip().startswith("{"):
         return [line.partition("#")[0].strip() for line in text.splitlines() if line.partition("#")[0].strip()]
     try:
-        data = json.loads(text)
+        data = parse_json(text)
         return [data["case"]] if "case" in data else [failure["case"] for failure in data["failures"]]
-    except (json.JSONDecodeError, KeyError, TypeError) as error:
+    except (KeyError, TypeError, ValueError) as error:
         raise ConformanceError(f"repro: got {path}, without a case ({error}), expected one of --save-failing or --json") from error
 
 
