@@ -15,6 +15,7 @@ from ..choice import Choice, Status
 from ..numerics.buffers import POISONS, allocate, poison
 from ..numerics.expectation import Expectation
 from ..numerics.judging import Judge
+from ..numerics.stage import Stage
 from ..timing.contenders import Call
 from ..timing.overwritten import Side
 from ..timing.timer import Timer
@@ -89,7 +90,8 @@ def recheck_all(
 
 def _in_new_memory(choice: Choice, expectation: Expectation) -> Sample:
     """Call a choice once with the operands of ``expectation``, and judge the result."""
-    a, b, *rest = expectation.operands.tensors
+    device = expectation.operands.named["a"].device
+    a, b, *rest = Stage(choice.problem, device).place(expectation.operands).tensors
     tensors = (a, choice.pack(b) if choice.packed_format is not None else b, *rest)
     out, kernel = allocate(choice.problem.out, a.device), choice.build()
     run = functools.partial(kernel.run, out) if kernel.run_new is None else kernel.run_new

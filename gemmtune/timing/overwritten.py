@@ -74,12 +74,19 @@ class Overwritten:
         if old.layout != new.layout or old.dtype != new.dtype:
             return False
         pairs = list(zip(parts(old), parts(new), strict=True))
-        if any(x.shape != y.shape or x.stride() != y.stride() for x, y in pairs):
+        if not all(_alike(x, y) for x, y in pairs):
             return False
         for x, y in pairs:
             memory = _memory(_unnoticed(x))
             self._places[side].append((memory, memory.clone(), _memory(y)))
         return True
+
+
+def _alike(old: torch.Tensor, new: torch.Tensor) -> bool:
+    """Return True if the elements of one can take those of the other: new values are drawn without the gaps of large spans."""
+    if old.shape != new.shape:
+        return False
+    return old.stride() == new.stride() or not (overlapping(Layout.of(old)) or overlapping(Layout.of(new)))
 
 
 def _unnoticed(tensor: torch.Tensor) -> torch.Tensor:

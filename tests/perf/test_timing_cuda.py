@@ -136,7 +136,7 @@ def test_a_lost_context_costs_one_choice(problem: Problem, settings: Settings) -
 def test_limits_of_the_gpu(settings: Settings) -> None:
     problem = Problem.mm(64, 64, 64, dtype=torch.bfloat16, device_type="cuda")
     with Session(problem, detect("cuda"), settings) as session:
-        limits = session.limits({})
+        limits, _ = session.limits({})
     assert limits["bandwidth_gbps"] > 50
     assert limits["bfloat16_gflops"] > 500
 

@@ -160,3 +160,11 @@ def test_a_packed_form_of_another_size_is_checked_in_new_memory() -> None:
     other = Timer(Problem.mm(64, 49, 32, dtype=torch.float32, device_type="cpu"), DEVICE, "graph")
     with timer.overwritten(other._sets[0]) as live:
         assert not live.holds(fake("multiply"))
+
+
+def test_honest_choices_pass_on_operands_with_large_gaps(own_store: Path) -> None:
+    h, w = torch.randn(4, 4096, 512), torch.randn(512, 4096, 24)
+    with settings.patch(backends=("aten", "cpp"), search="quick", tune="force", tune_in_subprocess=False):
+        [found] = gemmtune.tune("mm", h[:, -1], w[:, 7], progress=False)
+    assert {outcome.status for outcome in found.outcomes} == {Status.OK}
+    assert len(found.outcomes) > 1
