@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -114,7 +115,10 @@ def _tune(model: nn.Module, example: Any, progress: bool) -> None:
 
 @contextmanager
 def _state_kept(model: nn.Module) -> Iterator[None]:
-    """Restore at the end the buffers of modules in training mode, such as running statistics, and the random number generators."""
+    """Restore at the end the buffers of modules in training mode, such as running statistics, and the random number generators.
+
+    Modules of ``fully_shard`` have shards again, which optimizers take. After a forward without gradients the outermost has none.
+    """
     training = (x for module in model.modules() if module.training for x in module.buffers(recurse=False))
     buffers = [(x, x.clone()) for x in training if not x.is_inference()]
     devices = sorted({x.device.index for x in model.parameters() if x.device.type == "cuda"})
@@ -125,6 +129,10 @@ def _state_kept(model: nn.Module) -> Iterator[None]:
             for buffer, before in buffers:
                 if not torch.equal(buffer, before):  # an unchanged buffer may be expanded, and cannot be copied into
                     buffer.copy_(before)
+            sharded = getattr(sys.modules.get("torch.distributed.fsdp"), "FSDPModule", ())
+            for module in model.modules():
+                if isinstance(module, sharded):
+                    module.reshard()
 
 
 def _run(model: nn.Module, example: Any) -> None:

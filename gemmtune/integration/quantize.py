@@ -7,7 +7,7 @@ import re
 import warnings
 from collections import defaultdict
 from collections.abc import Callable, Collection, Sequence
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch import nn
@@ -194,12 +194,11 @@ def dequantize_(model: M) -> M:
     check_model("dequantize_", model)
     made = dict[Tensor, nn.Parameter]()
     for module in model.modules():
-        for name, weight in module._parameters.items():
-            x: Tensor | None = weight
-            if isinstance(x, QuantizedWeight):
-                if x not in made:
-                    made[x] = nn.Parameter(x.dequantize().contiguous(), requires_grad=False)
-                module._parameters[name] = made[x]
+        weights: dict[str, Any] = {name: x for name, x in module._parameters.items() if isinstance(x, QuantizedWeight)}
+        for name, x in weights.items():
+            if x not in made:
+                made[x] = nn.Parameter(x.dequantize().contiguous(), requires_grad=False)
+            module._parameters[name] = made[x]
     return model
 
 

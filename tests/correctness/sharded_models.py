@@ -17,7 +17,7 @@ from torch import nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict, set_model_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FullyShardedDataParallel, MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import Replicate, Shard, distribute_module, distribute_tensor
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_module, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 import gemmtune
@@ -261,6 +261,21 @@ class Rank:
                     assert torch.allclose(before(x), expected, atol=1e-5), wrap
                     for model in (before, after):
                         gemmtune.restore(model)
+
+    def optimized_and_trained(self) -> None:
+        x, plain = inputs("float32"), heads("float32")
+        model = self.fully_sharded(heads("float32"))
+        with settings.patch(backends=("aten",), search="quick", tune_in_subprocess=False):
+            gemmtune.optimize(model, tune=x, progress=False)
+        assert all(isinstance(parameter, DTensor) for parameter in model.parameters()), "an optimizer would miss the shards"
+        for each in (model, plain):
+            optimizer = torch.optim.SGD(each.parameters(), lr=0.01)
+            for _ in range(2):
+                each(x).square().sum().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+        torch.testing.assert_close(model(x), plain(x))
+        gemmtune.restore(model)
 
     def compiled(self) -> None:
         for wrap in (self.fully_sharded, self.parallel, nn.parallel.DistributedDataParallel):

@@ -22,7 +22,7 @@ from torch._dynamo.backends.common import aot_autograd
 import gemmtune
 from gemmtune import QuantizedWeight, settings
 from gemmtune.errors import InvalidProblemError
-from gemmtune.integration.quantize import flatten_state_dict, unflatten_state_dict
+from gemmtune.integration.quantize import dequantize_, flatten_state_dict, unflatten_state_dict
 
 pytestmark = pytest.mark.rotates(2)
 
@@ -343,6 +343,24 @@ def test_layers_that_share_a_parameter_share_the_quantized_one(caplog):
     again = copy.deepcopy(model).half()
     assert again[0].weight is again[2].weight
     assert again[0].weight.dtype == torch.float16
+
+
+def test_dequantize_gives_floats_that_can_be_changed():
+    model = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64), nn.Linear(64, 64))
+    model[2].weight = model[0].weight
+    gemmtune.quantize_(model[:2], "int4", group=32)
+    model[2].weight = model[0].weight
+    x = torch.randn(3, 64)
+    expected = model(x)
+    assert dequantize_(model) is model
+    assert model[0].weight is model[2].weight is not model[1].weight
+    assert torch.allclose(model(x), expected, atol=1e-5)
+    for layer in model:
+        assert (type(layer.weight), layer.weight.requires_grad, layer.weight.is_contiguous()) == (nn.Parameter, False, True)
+        layer.weight.data += 1
+    assert not torch.allclose(model(x), expected, atol=1e-1)
+    with pytest.raises(InvalidProblemError, match=r"dequantize_: got int, expected an nn\.Module"):
+        dequantize_(3)
 
 
 class Tied(nn.Module):

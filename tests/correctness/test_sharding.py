@@ -16,7 +16,7 @@ pytestmark = [
 CHECKS = (
     "fully_shard", "fully_shard_of_other_kinds", "fully_shard_of_experts_and_columns", "fully_shard_refuses", "tensor_parallel",
     "tensor_parallel_of_other_sizes", "distributed_tensors", "data_parallel", "collectives", "state_dicts", "checkpoints",
-    "optimized", "compiled", "quantized_too_late",
+    "optimized", "optimized_and_trained", "compiled", "quantized_too_late",
 )  # fmt: skip
 """Checks in ``sharded_models``. That module imports much of torch, so only the processes import it."""
 

@@ -100,6 +100,22 @@ def test_it_can_be_copied_moved_saved_and_prepacked(again, prepacked):
     assert repr(copied) == f"QuantizedWeight([256, 96] uint4, scales [8, 96] float32, zero points{text}, cpu)"
 
 
+def test_the_type_of_a_parameter_makes_a_parameter():
+    weight = torch.nn.Parameter(QuantizedWeight.quantize(WEIGHT), requires_grad=False)
+    again = type(weight)(weight.to("meta"), requires_grad=weight.requires_grad)
+    assert isinstance(again, torch.nn.Parameter)
+    assert (type(again), again.requires_grad, again.device.type) == (QuantizedWeight, False, "meta")
+
+
+def test_the_place_of_a_weight_tells_it_from_others():
+    weight, other = QuantizedWeight.quantize(WEIGHT), QuantizedWeight.quantize(WEIGHT)
+    assert weight.data_ptr() == weight.t().data_ptr() != other.data_ptr()
+    assert weight.data_ptr() >> 63 == 1, "no address"
+    assert weight.to("meta").data_ptr() == 0
+    with pytest.raises(InvalidProblemError, match=r"storage: got a QuantizedWeight of shape \[256, 96\], .*flatten_state_dict"):
+        weight.storage()
+
+
 def test_gradients_of_the_other_operand_and_explanations():
     weight, a = QuantizedWeight.quantize(WEIGHT, "int8"), A.clone().requires_grad_()
     gemmtune.mixed_mm(a, weight).sum().backward()
@@ -140,6 +156,10 @@ BAD = {
     "infinite": (lambda: QuantizedWeight.quantize(WEIGHT / 0), "quantize: weight: got infinity or NaN, expected finite numbers"),
     "scales": (lambda: QuantizedWeight.quantize(WEIGHT, scales="row"), "quantize: scales: got 'row' for int8, expected one of"),
     "blocks": (lambda: QuantizedWeight.quantize(WEIGHT, scales="block_128x128"), "scales: got 'block_128x128' for int8"),
+    "requires_grad": (
+        lambda: QuantizedWeight(INT8, requires_grad=False),
+        "requires_grad: got False with parts of a weight, expected a QuantizedWeight; make the weight, and give it to nn.Parameter",
+    ),
     "beside it": (
         lambda: gemmtune.mixed_mm(A, QuantizedWeight.quantize(WEIGHT), scale_b=ONE, encoding="int4"),
         "mixed_mm: got scale_b and encoding beside a QuantizedWeight, expected it alone: it has its own",

@@ -115,3 +115,18 @@ def test_in_compiled_graphs(kind):
     assert torch.equal(transposed.dequantize(), dense.t())
     compiled(lambda x: nn.functional.linear(x, weight[:2]).sum())(x).backward()
     assert torch.allclose(x.grad, dense[:2].sum(0).expand(3, 64))
+
+
+def test_between_compiled_graphs():
+    """Functions that run there make weights, which Dynamo cannot trace."""
+    layer = nn.Linear(64, 16, bias=False)
+    layer.weight = nn.Parameter(layer_weight("int4"), requires_grad=False)
+    copies = []
+    layer.register_forward_pre_hook(torch._dynamo.disable(lambda module, _: copies.append(module.weight.t().clone())))
+    x = torch.rand(3, 64)
+    torch._dynamo.reset()
+    with torch.no_grad():
+        assert torch.allclose(
+            torch.compile(nn.Sequential(layer), backend="aot_eager")(x), x @ layer.weight.dequantize().t(), atol=1e-5
+        )
+    assert type(copies[0]) is QuantizedWeight
