@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,6 +13,7 @@ from typing import Any
 import click
 
 from ..foreign import visible
+from ..interrupts import Terminated
 
 STDOUT = "-"
 INTERRUPTED = 130
@@ -31,6 +33,16 @@ class CouldNotTest(click.ClickException):
 def note(text: str) -> None:
     """Print a line for the user on standard error, with control codes as escapes."""
     click.echo(visible(text), err=True)
+
+
+def interruption(error: BaseException | None) -> str:
+    """Return what ended a command early."""
+    return f"interrupted by {signal.Signals(error.number).name}" if isinstance(error, Terminated) else "interrupted"
+
+
+def status_of(error: BaseException | None) -> int:
+    """Return the exit status of a command that Ctrl-C or a signal ended."""
+    return error.status if isinstance(error, Terminated) else INTERRUPTED
 
 
 def write_json(path: str | None, data: Any) -> None:

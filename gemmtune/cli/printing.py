@@ -11,9 +11,10 @@ from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.segment import Segment
 
 from ..foreign import visible
+from ..interrupts import raising
 from ..selector.progress import Progress, progress_for
 from ..selector.table import plain_text
-from .output import INTERRUPTED, note
+from .output import interruption, note, status_of
 
 
 def show(parts: Iterable[RenderableType]) -> None:
@@ -42,15 +43,16 @@ class _Visible:
 
 @contextlib.contextmanager
 def watched(*, quiet: bool = False, kept: str = "") -> Iterator[Progress]:
-    """Show the progress of the block unless it is ``quiet``. ``kept`` says what remains of its work after Ctrl-C."""
+    """Show the progress of the block unless it is ``quiet``. ``kept`` says what remains of its work after Ctrl-C or SIGTERM."""
     progress = Progress() if quiet else progress_for()
     try:
-        yield progress
-    except KeyboardInterrupt:
+        with raising():
+            yield progress
+    except KeyboardInterrupt as error:
         if not kept:
             raise
         progress.close()
-        note(f"interrupted: {kept}")
-        raise click.exceptions.Exit(INTERRUPTED) from None
+        note(f"{interruption(error)}: {kept}")
+        raise click.exceptions.Exit(status_of(error)) from None
     finally:
         progress.close()

@@ -8,6 +8,7 @@ from typing import Literal
 
 from ..choice import Choice, Status
 from ..device import DeviceInfo
+from ..interrupts import finishing
 from ..problem import Problem
 from ..settings import Settings
 from ..store.key import fingerprint_text
@@ -54,11 +55,12 @@ def select(
         if candidates.complete:
             return candidates.picked, _result(candidates, store, begun, "store")
         outcomes = dict(candidates.known)
-        try:
-            tried = measure(candidates, outcomes, progress, compilation)
-        finally:  # even an interrupted tuning stores its outcomes
-            fresh = [o for digest, o in outcomes.items() if o is not candidates.known.get(digest)]
-            store.put([row_of(o, problem, candidates.fingerprint) for o in fresh])
+        with finishing():
+            try:
+                tried = measure(candidates, outcomes, progress, compilation)
+            finally:  # even an interrupted tuning stores its outcomes
+                fresh = [o for digest, o in outcomes.items() if o is not candidates.known.get(digest)]
+                store.put([row_of(o, problem, candidates.fingerprint) for o in fresh])
         candidates = dataclasses.replace(tried, known=outcomes)
     result = _result(candidates, store, begun, "measured")
     if settings.log_file:

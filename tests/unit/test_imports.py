@@ -17,7 +17,7 @@ ROOT = Path(gemmtune.__file__).parent
 
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("errors", "version", "foreign", "regex"),
-    ("setting_types", "operand_kinds", "forks"),
+    ("setting_types", "operand_kinds", "forks", "interrupts"),
     ("settings",),
     ("cache", "effort"),
     ("problem",),
