@@ -14,7 +14,7 @@ import click
 from ..errors import GemmtuneError
 from ..version import __version__
 from .commands import COMMANDS
-from .output import interruption, note, status_of, warnings_as_lines
+from .output import interruption, note, seal_stdout, status_of, warnings_as_lines
 
 __all__ = ["cli", "main", "run"]
 
@@ -56,4 +56,6 @@ def run(arguments: Sequence[str] | None = None) -> int:
 
 def main() -> None:
     """Run the ``gemmtune`` command."""
-    sys.exit(run())
+    status = run()
+    seal_stdout()
+    sys.exit(status)

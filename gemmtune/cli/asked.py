@@ -7,10 +7,12 @@ from typing import Any
 
 import click
 
+from .. import settings
 from ..backends.table import check_names
 from ..device import DeviceInfo, detect, preset
 from ..errors import SettingsError, UnavailableError
 from ..settings import Settings
+from ..tuning.brought import surviving
 
 _OPTIONS = {
     "backends": "--backends",
@@ -59,4 +61,7 @@ def settings_changes(options: dict[str, Any]) -> dict[str, Any]:
             check_names(Settings(**{name: value}).backends or ())
         except SettingsError as error:
             raise click.UsageError(f"{_OPTIONS[name]}: {str(error).partition(': ')[2]}") from error
+    targets = changes.get("extra_choices", settings.current().extra_choices)
+    if targets and settings.current().tune_in_subprocess:
+        changes["extra_choices"] = surviving(targets) or None
     return changes

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 from typing import Any
 
@@ -20,7 +21,7 @@ from .options import (
     shapes_option,
     timing_option,
 )
-from .output import json_option
+from .output import STDOUT, json_option, reserved_stdout
 
 TABLE_ROWS = 12
 _TYPES: dict[str, Any] = {"integer": int, "seconds": float}
@@ -29,7 +30,8 @@ _TYPES: dict[str, Any] = {"integer": int, "seconds": float}
 def _run(command: str, given: dict[str, Any]) -> Any:
     """Run ``module.function`` of this folder with the given options. This imports torch, which help does not."""
     module, _, function = command.partition(".")
-    return getattr(importlib.import_module(f".{module}", __package__), function)(**given)
+    with reserved_stdout() if STDOUT in (given.get("json_file"), given.get("json")) else contextlib.nullcontext():
+        return getattr(importlib.import_module(f".{module}", __package__), function)(**given)
 
 
 @click.command()

@@ -29,6 +29,7 @@ from ..selector.tuning_result import TuningResult
 from ..settings import Settings
 from ..store.key import fingerprint_text
 from ..store.store import Store, open_store
+from .brought import with_surviving
 from .named import Operand, Operation, stated_problem
 
 SETTINGS = {field.name for field in dataclasses.fields(Settings)}
@@ -98,7 +99,7 @@ def tune(
     if batch_invariant and m is None:
         raise InvalidProblemError("tune: got batch_invariant without m, expected the numbers of rows too, such as m=range(1, 8193)")
     listener = progress if not isinstance(progress, bool) else progress_for() if progress else Progress()
-    chosen = settings or settings_module.current()
+    chosen = with_surviving(settings or settings_module.current())
     chosen = dataclasses.replace(chosen, batch_invariant=batch_invariant or chosen.batch_invariant)
     try:
         with settings_module.use(chosen):
