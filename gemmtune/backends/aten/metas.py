@@ -142,9 +142,11 @@ class MetaTable:
         try:
             data = read_json(path)
             for entry in data["families"]:
-                family = Family(*(str(entry[name]) for name in Family._fields[:-1]), float(entry["sparsity"]))
+                op, device, dtype, sparsity = (entry[name] for name in Family._fields)
+                family = Family(str(op), str(device), str(dtype), float(sparsity))
                 for row in entry["rows"]:
-                    table.update(family, Shape(*map(int, row[:5]), *map(bool, row[5:sizes])), tuple(row[sizes:]))
+                    m, k, n, block_m, block_k = map(int, row[:5])
+                    table.update(family, Shape(m, k, n, block_m, block_k, *map(bool, row[5:sizes])), tuple(row[sizes:]))
         except (KeyError, TypeError, ValueError) as error:
             raise InvalidProblemError(f"load: {path}: got {error}, expected a file written by MetaTable.dump") from error
         return table
