@@ -1,6 +1,6 @@
 """Command line: ``gemmtune COMMAND``. ``commands.COMMANDS`` lists them.
 
-Exit status: 0 done, 1 failed, 2 wrong usage, 130 interrupted.
+Exit status: 0 done, 1 failed, 2 wrong usage, 130 interrupted, 143 ended by SIGTERM.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import click
 from ..errors import GemmtuneError
 from ..version import __version__
 from .commands import COMMANDS
-from .output import INTERRUPTED, level_options, note, warnings_as_lines
+from .output import interruption, level_options, note, seal_stdout, status_of, warnings_as_lines
 from .running import SUBCOMMAND, help_if_alone
 
 __all__ = ["cli", "main", "run"]
@@ -52,12 +52,14 @@ def run(arguments: Sequence[str] | None = None) -> int:
         except GemmtuneError as error:
             note(f"error: {error}")
             return 1
-        except click.Abort:
-            note("interrupted")
-            return INTERRUPTED
+        except click.Abort as end:
+            note(interruption(end.__cause__))
+            return status_of(end.__cause__)
     return status if isinstance(status, int) else 0
 
 
 def main() -> None:
     """Run the ``gemmtune`` command."""
-    sys.exit(run())
+    status = run()
+    seal_stdout()
+    sys.exit(status)

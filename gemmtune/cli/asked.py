@@ -7,11 +7,13 @@ from typing import Any
 
 import click
 
+from .. import settings
 from ..backends.own.targets import loaded
 from ..backends.table import check_names
 from ..device import DeviceInfo, detect, preset
 from ..errors import DISABLED, GemmtuneError, SettingsError, UnavailableError
 from ..settings import Settings, given
+from ..tuning.brought import surviving
 
 _OPTIONS = {
     "backends": "--backends",
@@ -65,7 +67,12 @@ def settings_changes(options: dict[str, Any]) -> dict[str, Any]:
             check_names(Settings(**{name: value}).backends or ())
         except SettingsError as error:
             raise click.UsageError(f"{_OPTIONS[name]}: {str(error).partition(': ')[2]}") from error
-    for target in changes.get("extra_choices", ()):
+    asked = changes.get("extra_choices", ())
+    targets = asked or settings.current().extra_choices or ()
+    if targets and settings.current().tune_in_subprocess:
+        targets = surviving(targets)
+        changes["extra_choices"] = targets or None
+    for target in targets if asked else ():
         try:
             loaded(target)
         except GemmtuneError as error:

@@ -30,7 +30,7 @@ from ..conformance.runs.matrices import exit_status, matrix
 from ..conformance.runs.run import Run
 from ..errors import GemmtuneError
 from ..selector.progress import Progress
-from .output import INTERRUPTED, UNTESTED, CouldNotTest
+from .output import INTERRUPTED, UNTESTED, CouldNotTest, print_json
 from .printing import show, watched
 
 QUIET = ("-qq", "--no-header", "--tb=no", "-rE", "--capture=no", "-p", "no:gemm-terminal", "-p", "no:cacheprovider")
@@ -69,7 +69,7 @@ def _matrices(options: RunOptions) -> int:
         reports = [matrix(options, sm, progress=progress) for sm in options.sm]
     text = json_text([report.as_json() for report in reports])
     if options.json == STDOUT:
-        click.echo(text)
+        print_json(text)
         return exit_status(reports)
     show([Text(report.text()) for report in reports])
     if options.json is not None:
@@ -91,7 +91,7 @@ def _suite(options: RunOptions, keyword: str | None, further: Sequence[str]) -> 
             status = _run_pytest(options, keyword, further, output)
     if output.summary is not None:
         if options.json == STDOUT:
-            click.echo(as_json_text(output.summary))
+            print_json(as_json_text(output.summary))
         else:
             show(renderables(output.summary))
     return status if status in (0, 1, INTERRUPTED) else UNTESTED

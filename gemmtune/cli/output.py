@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import json
 import logging
+import os
+import signal
 import sys
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TextIO, TypeVar
 
 import click
 
 from ..foreign import visible
+from ..interrupts import Terminated
 
 STDOUT = "-"
 LOG = logging.getLogger("gemmtune")
@@ -39,6 +42,16 @@ def note(text: str) -> None:
     print(visible(text), file=sys.stderr)
 
 
+def interruption(error: BaseException | None) -> str:
+    """Return what ended a command early."""
+    return f"interrupted by {signal.Signals(error.number).name}" if isinstance(error, Terminated) else "interrupted"
+
+
+def status_of(error: BaseException | None) -> int:
+    """Return the exit status of a command that Ctrl-C or a signal ended."""
+    return error.status if isinstance(error, Terminated) else INTERRUPTED
+
+
 def write_json(path: str | None, data: Any) -> None:
     """Write ``data`` to ``path`` (``-``: standard output, None: nowhere).
 
@@ -49,12 +62,64 @@ def write_json(path: str | None, data: Any) -> None:
         return
     text = visible(json.dumps(data, indent=2, ensure_ascii=False, default=str, allow_nan=False), as_json=True)
     if path == STDOUT:
-        click.echo(text)
+        print_json(text)
         return
     try:
         Path(path).write_text(text + "\n", encoding="utf-8")
     except OSError as error:
         raise click.ClickException(f"--json: cannot write {path}: {error.strerror}") from error
+
+
+def print_json(text: str) -> None:
+    """Print a JSON text to standard output, reserved or not."""
+    click.echo(text, file=_reserved[-1] if _reserved else None)
+
+
+@contextmanager
+def reserved_stdout() -> Iterator[None]:
+    """Keep standard output for ``print_json``. All else that is printed within the block goes to standard error.
+
+    User-supplied modules may print when they are imported, from Python or not.
+    """
+    if _reserved:
+        yield
+        return
+    printed = sys.stdout
+    printed.flush()
+    kept = os.dup(1) if _is_file(printed, 1) and _is_file(sys.stderr, 2) else None
+    _reserved.append(printed if kept is None else os.fdopen(kept, "w", encoding=printed.encoding))
+    sys.stdout = sys.stderr
+    if kept is not None:
+        os.dup2(2, 1)
+    try:
+        yield
+    finally:
+        stream = _reserved.pop()
+        stream.flush()
+        _sealed.append(True)
+        sys.stdout = printed
+        if kept is not None:
+            os.dup2(kept, 1)
+            stream.close()
+
+
+def _is_file(stream: TextIO, number: int) -> bool:
+    """Return True if a stream writes to the file of this number, and not into a buffer of a test."""
+    try:
+        return stream.fileno() == number
+    except (OSError, ValueError):
+        return False
+
+
+_reserved: list[TextIO] = []
+_sealed: list[bool] = []
+
+
+def seal_stdout() -> None:
+    """Send all further output to standard error if standard output had JSON: modules may print when the process ends."""
+    if _sealed and _is_file(sys.stdout, 1) and _is_file(sys.stderr, 2):
+        sys.stdout.flush()
+        os.dup2(2, 1)
 
 
 def _checked_path(_context: click.Context, _parameter: click.Parameter, value: str | None) -> str | None:

@@ -12,11 +12,12 @@ from rich.segment import Segment
 from rich.text import Text
 
 from ..foreign import visible
+from ..interrupts import raising
 from ..problem import Problem
 from ..selector.progress import Progress, progress_for
 from ..selector.result import ProblemResult
 from ..selector.table import pick_line, plain_text, renderables
-from .output import INTERRUPTED, is_quiet, note
+from .output import interruption, is_quiet, note, status_of
 
 
 def show(parts: Iterable[RenderableType]) -> None:
@@ -82,15 +83,19 @@ class _Visible:
 
 @contextlib.contextmanager
 def watched(*, kept: str = "") -> Iterator[Progress]:
-    """Show the progress of the block unless the command is quiet. ``kept`` says what remains of its work after Ctrl-C."""
+    """Show the progress of the block unless the command is quiet.
+
+    ``kept`` says what remains of its work after Ctrl-C or SIGTERM.
+    """
     progress = Progress() if is_quiet() else progress_for()
     try:
-        yield progress
-    except KeyboardInterrupt:
+        with raising():
+            yield progress
+    except KeyboardInterrupt as error:
         if not kept:
             raise
         progress.close()
-        note(f"interrupted: {kept}")
-        raise click.exceptions.Exit(INTERRUPTED) from None
+        note(f"{interruption(error)}: {kept}")
+        raise click.exceptions.Exit(status_of(error)) from None
     finally:
         progress.close()

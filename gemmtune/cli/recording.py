@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import os
 import runpy
-import signal
 import sys
-import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,6 +14,7 @@ import click
 from ..errors import InvalidProblemError
 from ..integration.record import record as recording
 from ..integration.recording import Recording
+from ..interrupts import raising
 from ..problem import Problem
 from .output import INTERRUPTED, STDOUT, note, write_json
 
@@ -28,7 +27,7 @@ def record(file: str, program: Sequence[str], json_file: str | None) -> int:
     status, process = 0, os.getpid()
     with recording(file) as found:
         try:
-            with _exit_on_sigterm(process), _command_line(arguments, module):
+            with raising(_exit), _command_line(arguments, module):
                 if module:
                     runpy.run_module(arguments[0], run_name="__main__", alter_sys=True)
                 else:
@@ -99,24 +98,9 @@ def _parsed(program: Sequence[str]) -> tuple[bool, list[str]]:
     )
 
 
-@contextmanager
-def _exit_on_sigterm(process: int) -> Iterator[None]:
-    """Exit on SIGTERM like an exit of the program, so that recorded products are written. Forks of this process die."""
-
-    def end(number: int, _: object) -> None:
-        if os.getpid() == process:
-            raise SystemExit(128 + number)
-        signal.signal(number, signal.SIG_DFL)
-        os.kill(os.getpid(), number)
-
-    before = signal.getsignal(signal.SIGTERM)
-    if before is signal.SIG_DFL and threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGTERM, end)
-    try:
-        yield
-    finally:
-        if signal.getsignal(signal.SIGTERM) is end:
-            signal.signal(signal.SIGTERM, before)
+def _exit(number: int) -> SystemExit:
+    """Return the exit of a program that a signal ends, so that recorded products are written."""
+    return SystemExit(128 + number)
 
 
 @contextmanager

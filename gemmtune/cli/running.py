@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from .output import announced, log_as_notes
+from .output import STDOUT, announced, log_as_notes, reserved_stdout
 
 WRONG_USAGE = 2
 """Exit status of wrong usage, as click has it."""
@@ -24,7 +24,8 @@ def run(command: str, given: dict[str, Any], logs: bool = True) -> Any:
     module, _, name = command.partition(".")
     with announced("loading torch"):
         function = getattr(importlib.import_module(f".{module}", __package__), name)
-    with log_as_notes() if logs else contextlib.nullcontext():
+    to_stdout = STDOUT in (given.get("json_file"), given.get("json"))
+    with log_as_notes() if logs else contextlib.nullcontext(), reserved_stdout() if to_stdout else contextlib.nullcontext():
         return function(**given)
 
 

@@ -7,6 +7,7 @@ import time
 from typing import Literal
 
 from ..choice import Choice, Status
+from ..interrupts import finishing
 from ..store.store import Store
 from ..workers.locks import tuning_lock
 from .candidates import Candidates, Retry, opened, row_of
@@ -48,13 +49,14 @@ def select(
         if candidates.complete:
             return candidates.picked, _result(candidates, limits, begun, "store")
         outcomes = dict(candidates.known)
-        try:
-            tried = measure(candidates, outcomes, progress, compilation, limits)
-            if tried.late:  # what was not reached is compared at the next tuning
-                outcomes |= {digest: opened(o) for digest, o in outcomes.items() if not o.from_store}
-        finally:  # even an interrupted tuning stores its outcomes
-            fresh = [o for digest, o in outcomes.items() if o is not candidates.known.get(digest)]
-            store.put([row_of(o, problem, candidates.fingerprint) for o in fresh])
+        with finishing():
+            try:
+                tried = measure(candidates, outcomes, progress, compilation, limits)
+                if tried.late:  # what was not reached is compared at the next tuning
+                    outcomes |= {digest: opened(o) for digest, o in outcomes.items() if not o.from_store}
+            finally:  # even an interrupted tuning stores its outcomes
+                fresh = [o for digest, o in outcomes.items() if o is not candidates.known.get(digest)]
+                store.put([row_of(o, problem, candidates.fingerprint) for o in fresh])
         candidates = dataclasses.replace(tried, known=outcomes)
     result = _result(candidates, limits, begun, "measured")
     if settings.log_file:

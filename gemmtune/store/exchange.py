@@ -57,8 +57,8 @@ def absorb(database: Database, rows: Iterable[Row], limits: Iterable[Limit], ran
         StoreError: one of them cannot have been measured: see ``check_measured``. Nothing is merged then.
     """
     newest: dict[tuple[str, str, str], Row] = {}
-    rows, limits = sorted(rows, key=attrgetter("measured_at")), sorted(limits, key=attrgetter("measured_at"))
-    ranged = sorted(ranged, key=attrgetter("measured_at"))
+    by_date = attrgetter("measured_at")
+    rows, limits, ranged = sorted(rows, key=by_date), sorted(limits, key=by_date), sorted(ranged, key=by_date)
     latest = latest_time()
     check_measured(rows, limits, ranged, latest)
     taken_limits, taken_ranged = [], []

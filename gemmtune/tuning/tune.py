@@ -33,6 +33,7 @@ from ..selector.tuning_result import TuningResult
 from ..settings import Settings
 from ..store.key import fingerprint_text
 from ..store.store import Store, open_store
+from .brought import with_surviving
 from .named import Operand, Operation, stated_problem
 
 SETTINGS = {field.name for field in dataclasses.fields(Settings)}
@@ -117,7 +118,7 @@ def tune(
         expected = "a number of seconds above 0" if m is None else "none for a range of M, whose table needs all its measurements"
         raise InvalidProblemError(f"tune: budget_s: got {budget_s}, expected {expected}")
     listener = progress if not isinstance(progress, bool) else progress_for() if progress else Progress()
-    chosen = settings or settings_module.current()
+    chosen = with_surviving(settings or settings_module.current())
     chosen = dataclasses.replace(chosen, batch_invariant=batch_invariant or chosen.batch_invariant)
     if chosen.disable:
         warnings.warn(f"tune: nothing is tuned, because {DISABLED}", RuntimeWarning, stacklevel=2)

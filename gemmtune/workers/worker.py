@@ -25,6 +25,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from ..errors import GemmtuneError, UnavailableError
+from ..foreign import shown
 from .pipe import READY, GarbledError, Pipe
 
 T = TypeVar("T")
@@ -244,7 +245,7 @@ def _parts(answer: bytes) -> tuple[bool, bytes, str]:
     except Exception as error:
         raise GarbledError(f"got {answer[:20]!r}, expected an answer ({type(error).__name__})") from error
     if not (isinstance(parts, tuple) and [type(part) for part in parts] == [bool, bytes, str]):
-        raise GarbledError(f"got {str(parts)[:80]}, expected an answer")
+        raise GarbledError(f"got {shown(parts)}, expected an answer")
     return parts
 
 

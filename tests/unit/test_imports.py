@@ -18,7 +18,7 @@ ROOT = Path(gemmtune.__file__).parent
 
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("errors", "version", "foreign", "regex"),
-    ("setting_types", "operand_kinds", "ownership", "locking", "forks", "project_file"),
+    ("setting_types", "operand_kinds", "ownership", "locking", "forks", "interrupts", "project_file"),
     ("settings",),
     ("cache", "effort"),
     ("passes",),

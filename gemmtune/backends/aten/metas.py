@@ -142,11 +142,11 @@ class MetaTable:
         try:
             data = read_json(path)
             for entry in data["families"]:
-                words: list[Any] = [*(str(entry[name]) for name in Family._fields[:-1]), float(entry["sparsity"])]
-                family = Family(*words)
+                op, device, dtype, sparsity = (entry[name] for name in Family._fields)
+                family = Family(str(op), str(device), str(dtype), float(sparsity))
                 for row in entry["rows"]:
-                    shape: list[Any] = [*map(int, row[:5]), *map(bool, row[5:sizes])]
-                    table.update(family, Shape(*shape), tuple(row[sizes:]))
+                    m, k, n, block_m, block_k = map(int, row[:5])
+                    table.update(family, Shape(m, k, n, block_m, block_k, *map(bool, row[5:sizes])), tuple(row[sizes:]))
         except (KeyError, TypeError, ValueError) as error:
             raise InvalidProblemError(f"load: {path}: got {error}, expected a file written by MetaTable.dump") from error
         return table
