@@ -44,23 +44,23 @@ class Picks:
     eager call would compile the model again.
     """
 
-    __slots__ = ("_found",)
+    __slots__ = ("found",)
 
     def __init__(self) -> None:
-        self._found: dict[Hashable, Bound | None] = {}
+        self.found: dict[Hashable, Bound | None] = {}
 
     def __reduce__(self) -> tuple[type[Picks], tuple[()]]:
         return Picks, ()
 
     def get(self, key: Hashable) -> Bound | Picks | None:
         """Return the pick that was found for the key: None for torch, and these picks themselves if none was looked up."""
-        return self._found.get(key, self)
+        return self.found.get(key, self)
 
     def find(self, key: Hashable, op: str, tensors: tuple[Tensor, ...], options: tuple[Hashable, ...] = ()) -> Bound | None:
         """Look up the pick, and keep the result, which is None if torch is faster."""
-        if len(self._found) >= _CAPACITY:
-            self._found.clear()
-        found = self._found[key] = bound_for(op, tensors, options)
+        if len(self.found) >= _CAPACITY:
+            self.found.clear()
+        found = self.found[key] = bound_for(op, tensors, options)
         prepare(FOR_NATIVE)
         return found
 
@@ -178,6 +178,8 @@ def _quantized_product(
     if torch.is_grad_enabled() and any(part.requires_grad for part in (*tensors, *([] if bias is None else [bias]))):
         return None
     result = found.run("mixed_mm", tensors) if isinstance(found, Bound) else None
+    if result is None and x.device != weight.device:
+        return None
     if result is None:
         result = mixed_composed(tensors[0], weight.tensor, weight.scales, weight.zero_points, weight.encoding)
     result = result if bias is None else result.add_(bias)

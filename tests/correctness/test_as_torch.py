@@ -44,7 +44,7 @@ def picked(own_store: object, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[
     found: list[str] = []
 
     def pick_for(op: str, tensors: Any, scalars: Any = (), options: Any = ()) -> Pick | None:
-        problem = picks._stated(op, tensors, scalars, options)
+        problem = picks.stated(op, tensors, scalars, options)
         if problem is None or problem.empty or 0 in problem.summed:
             return None
         found.append(op)

@@ -213,7 +213,7 @@ with torch.no_grad():
     for known in (False, True):
         gemmtune.optimize(layer)
         assert torch.allclose(layer(x), plain, atol=1e-5)
-        [bound] = layer.forward.args[1].values()
+        [bound] = layer.forward.args[1].found.values()
         print(gemmtune.explain("addmm", layer.bias, x, layer.weight.t()).origin, bound and bound.pick.plan.choice.name)
         gemmtune.restore(layer)
         assert known or run(["import", "store.json"]) == 0

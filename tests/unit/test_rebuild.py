@@ -27,5 +27,5 @@ def test_an_unknown_field_that_says_something_is_refused():
 
 def test_a_name_of_torch_that_is_no_dtype_is_refused():
     data = PROBLEM.to_json()
-    with pytest.raises(ValueError, match="'matmul' is no dtype"):
+    with pytest.raises(ValueError, match="got 'matmul', expected the name of a dtype"):
         Problem.from_json(data | {"out": data["out"] | {"dtype": "matmul"}})
