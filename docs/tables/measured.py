@@ -265,6 +265,21 @@ def first_calls() -> str:
     return table(["what", "device", "seconds"], rows)
 
 
+def defaults() -> str:
+    """Return the speed of quantized layers that nobody tuned, relative to bfloat16, by ranges of rows."""
+    content = results("nvidia-h100", "quantized-defaults")
+    rows = []
+    for low, high in ((1, 32), (33, 128), (129, 512), (513, 4096)):
+        for kind in ("int4", "int8"):
+            found = [row for row in content["rows"] if row["kind"] == kind and low <= row["rows"] <= high]
+            cells = []
+            for way in ("pass", "rule"):
+                ratios = [row["bfloat16"] / row[way] for row in found]
+                cells += [f"{statistics.geometric_mean(ratios):.2f}", f"{min(ratios):.2f}"]
+            rows.append([kind, f"{low} to {high}", str(len(found)), *cells])
+    return table(["weights", "rows", "layers", "one pass", "least", "by the rule", "least"], rows)
+
+
 def gains() -> str:
     """Return the table of README: one number for each kind of product."""
     model = next(x for x in results("nvidia-h200", "model")["scenarios"] if x["name"] == "decode-1")["ways"]
@@ -290,6 +305,7 @@ def gains() -> str:
 
 MAKERS: dict[str, Callable[[], str]] = {
     "first-calls": first_calls,
+    "measured-defaults": defaults,
     "gains": gains,
     "measured-summary": summary,
     "measured-shapes": every_shape,
