@@ -30,6 +30,7 @@ from processes import Run
 
 from gemmtune import settings
 from gemmtune.device import DeviceInfo
+from gemmtune.store.store import _stores as opened_stores
 from gemmtune.timing.limits import measure_limits
 from gemmtune.workers import worker
 from gemmtune.workers.pool import WORKERS
@@ -139,6 +140,9 @@ def own_store(tmp_path: Path) -> Iterator[Path]:
     path = tmp_path / "store.sqlite"
     with settings.patch(store_path=str(path), tune_in_subprocess=False):
         yield path
+    # A process keeps every store open. A thousand tests would run out of file descriptors.
+    for opened in [known for known in opened_stores if known.is_relative_to(tmp_path)]:
+        opened_stores.pop(opened).close()
 
 
 @pytest.fixture

@@ -82,7 +82,9 @@ def test_kills_leave_a_whole_store(tmp_path: Path) -> None:
 
         child = fork(work)
         os.close(write)
-        select.select([read], [], [], 10 if chance.random() < 0.8 else 0)
+        readable = select.poll()  # select takes only low numbers of descriptors
+        readable.register(read, select.POLLIN)
+        readable.poll(10_000 if chance.random() < 0.8 else 0)
         time.sleep(chance.random() * 0.01)
         kill(child)
         with os.fdopen(read, "rb") as pipe:
