@@ -26,6 +26,7 @@ HEAVY: Mapping[str, int] = {
     "CUTLASS 2.x fused": 4,
     "a refusal of nvcc": 4,
     "a bug of long sums": 4,
+    "AOTInductor": 4,
 }
 """Cases of many seconds, with their numbers of turns. A commit takes one of them, so that no run has several."""
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from cpp_kernels import needs_compiler
+from rotation import takes
 from torch import nn
 
 import gemmtune
@@ -48,7 +49,8 @@ def test_export(exported, tmp_path: Path):
 
 @pytest.mark.slow
 @needs_compiler
-def test_aot_inductor(exported, tmp_path: Path):
+@pytest.mark.parametrize("package", ["whole"] if takes("AOTInductor") else [])
+def test_aot_inductor(exported, package, tmp_path: Path):
     model, program = exported
     path = torch._inductor.aoti_compile_and_package(program, package_path=str(tmp_path / "model.pt2"))
     check(model, torch._inductor.aoti_load_package(path))

@@ -40,6 +40,7 @@ EXCEPTIONS = {
 """Operators of which a walk may find a fault, and the reason for which it stays."""
 
 
+@pytest.mark.rotates(3)
 @pytest.mark.parametrize(
     ("kind", "subject", "mode"),
     [("int8", "weight", "no_grad"), ("int4", "weight", "inference"), ("int4", "view", "no_grad")],
