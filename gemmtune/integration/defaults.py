@@ -11,6 +11,7 @@ from .. import settings
 from ..device import detect
 from ..dispatch.ranges import forget_range_plans, range_plan_for
 from ..dispatch.ready import forget_plans
+from ..errors import NoValidChoicesError
 from ..problem.rows import RowClass, row_classes
 from ..quantized.weight import QuantizedWeight
 from ..selector.defaults import default_table
@@ -30,7 +31,7 @@ ROWS = 16
 def verify_defaults(model: nn.Module, *, progress: bool) -> None:
     """Make a table by rule for each class of quantized weights of a model on a GPU that has no table yet, and store it.
 
-    Every choice is compiled and verified here, once for a machine. Where no process can verify them, torch runs.
+    Every choice is compiled and verified here, once for a machine. Torch runs a weight whose table cannot be made.
     """
     classes = _classes(model)
     if not classes:
@@ -39,10 +40,11 @@ def verify_defaults(model: nn.Module, *, progress: bool) -> None:
     try:
         for number, rows_class in enumerate(classes):
             shown.stage("default kernels of quantized weights", number, len(classes))
-            _verify(rows_class, shown)
+            try:
+                _verify(rows_class, shown)
+            except (NoValidChoicesError, NoWorkerError) as error:
+                log.warning("torch runs %s where it is not tuned: %s", rows_class, error)
         shown.stage("default kernels of quantized weights", len(classes), len(classes))
-    except NoWorkerError as error:
-        log.warning("quantized weights run by torch where they are not tuned: %s", error)
     finally:
         shown.close()
         forget_plans()

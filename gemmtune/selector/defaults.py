@@ -6,7 +6,6 @@ than the product itself up to some 500 rows.
 
 from __future__ import annotations
 
-from ..choice import Choice
 from ..device import DeviceInfo
 from ..problem.rows import RowClass
 from ..settings import Settings
@@ -43,9 +42,11 @@ Dequantizing in one pass before torch's product reaches 0.50, 0.49, 0.53 and 0.8
 def default_table(rows_class: RowClass, device: DeviceInfo, settings: Settings, progress: Progress) -> Table | None:
     """Return the table that the rule gives for a weight, each choice verified at both ends of its interval and for each kernel.
 
-    A choice that is wrong, or cannot be compiled, is left out. Return None if only torch is left.
+    A choice that is wrong, or cannot be compiled, is left out. Torch serves the rest, unless the settings exclude it. Return None
+    if nothing is left.
 
     Raises:
+        NoValidChoicesError: torch's own operation fails here, for example for lack of memory, or every choice does.
         NoWorkerError: no process can be started to verify the choices.
     """
     work = Work(rows_class, range(1, RULE[-1][0] + 1), device, settings, 0.0, progress)
@@ -58,25 +59,24 @@ def default_table(rows_class: RowClass, device: DeviceInfo, settings: Settings, 
             lo = hi + 1
         return list(merged(found))
 
-    table = proved(work, segments, lambda x, _: tuple(sorted({x.lo, x.hi, *x.kernels})))
-    return table if any(x.name != work.baseline for x in table.segments) else None
+    if not segments():
+        return None
+    return proved(work, segments, lambda x, _: tuple(sorted({x.lo, x.hi, *x.kernels})))
 
 
 def _order(work: Work, m: int, prefixes: tuple[str, ...]) -> list[str]:
     """Return the names of the choices for an M, the preferred first and torch's own operation last."""
     offered = offers_for(work.rows_class.at(m), work.device, work.settings).choices
     likeliest = (next((c for c in offered if c.name.startswith(prefix)), None) for prefix in prefixes)
-    torch = next(c for c in offered if c.baseline)
-    return [work.take(m, choice) for choice in (*likeliest, torch) if isinstance(choice, Choice)]
+    return [work.take(m, choice) for choice in (*likeliest, *(c for c in offered if c.baseline)) if choice is not None]
 
 
 def _served(work: Work, rows: range, names: list[str]) -> list[Segment]:
     """Return the segments for an interval: each M has the first of the choices that is legal there."""
-    name, *others = names
     found: list[Segment] = []
-    for part, reason in legal_runs(work.choices[name], rows, work.rows_class, work.device):
+    for part, reason in legal_runs(work.choices[names[0]], rows, work.rows_class, work.device) if names else ():
         if reason is None:
-            found.append(segment_of(work, name, part[0], part[-1]))
-        elif others:
-            found += _served(work, part, others)
+            found.append(segment_of(work, names[0], part[0], part[-1]))
+        else:
+            found += _served(work, part, names[1:])
     return found

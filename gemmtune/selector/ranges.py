@@ -230,6 +230,8 @@ def proved(
     rows_of = rows_of or _checked(work)
     while True:
         segments = [with_kernels(work, x) for x in intervals()]
+        if not segments:
+            raise NoValidChoicesError(str(work.rows_class), [(name, "wrong", reason) for name, reason in work.wrong.items()])
         generator = random.Random(SEED)
         checked = [rows_of(x, generator) for x in segments]
         jobs = [(work.choices[x.name], rows) for x, rows in zip(segments, checked, strict=True)]

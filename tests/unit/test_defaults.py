@@ -9,6 +9,7 @@ import gemmtune
 from gemmtune import settings
 from gemmtune.device import detect
 from gemmtune.dispatch.ready import forget_plans
+from gemmtune.errors import NoValidChoicesError
 from gemmtune.problem import Problem
 from gemmtune.problem.rows import row_classes
 from gemmtune.selector import defaults
@@ -56,8 +57,18 @@ def test_wrong_choices_are_left_out(monkeypatch):
         return {choice.name: "planted" for choice, _ in jobs if not choice.baseline}
 
     monkeypatch.setattr("gemmtune.selector.ranges.failures_of", failures)
-    assert table() is None
+    assert {x.backend for x in table().segments} == {"aten"}
     assert len(proofs) == 2  # with the wrong ones, then torch alone
+    with settings.patch(backends=("cpp",)), pytest.raises(NoValidChoicesError, match="planted"):
+        table()
+
+
+def test_settings_without_torch_or_without_anything(monkeypatch):
+    with settings.patch(backends=("cpp",)):
+        assert {(x.lo, x.backend) for x in table().segments} >= {(2, "cpp")}
+        assert table().index(1) is None
+    with settings.patch(choice_denylist_regex="."):
+        assert table() is None
 
 
 def test_calls_that_may_not_tune_run_by_the_rule_and_measured_picks_come_first():
