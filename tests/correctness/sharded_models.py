@@ -12,7 +12,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from test_own_storage import are_adjacent, heads, inputs, moved_together
+from test_own_storage import are_adjacent, heads, moved_together
 from torch import nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict, set_model_state_dict
 from torch.distributed.device_mesh import init_device_mesh
@@ -26,7 +26,16 @@ from gemmtune.errors import InvalidProblemError
 
 Tensor = torch.Tensor
 KINDS = ("int8", "int4", "float8")
-X = torch.randn(8, 64, generator=torch.Generator().manual_seed(2))
+
+
+def drawn(*size: int, seed: int = 1) -> Tensor:
+    """Return random numbers, equal in every process, on the default device."""
+    return torch.randn(*size, generator=torch.Generator().manual_seed(seed), device="cpu").to(torch.get_default_device())
+
+
+def batch() -> Tensor:
+    """Return the input of the models."""
+    return drawn(8, 64, seed=2)
 
 
 def mlp(kind: str, seed: int = 0) -> nn.Sequential:
@@ -37,7 +46,7 @@ def mlp(kind: str, seed: int = 0) -> nn.Sequential:
 
 
 def layer(n: int, k: int, kind: str = "int8", scales: str = "column") -> nn.Linear:
-    values = torch.randn(n, k, generator=torch.Generator().manual_seed(1))
+    values = drawn(n, k)
     made = nn.Linear(k, n, bias=False)
     made.weight = nn.Parameter(QuantizedWeight.quantize(values.t(), kind, scales=scales).t(), requires_grad=False)
     return made
@@ -55,11 +64,12 @@ class Holder(nn.Module):
 
 
 class Rank:
-    """One of two processes, with a check in each method. Both do each check."""
+    """One of two processes, with a check in each method. Both do each check, on the default device."""
 
     def __init__(self, rank: int, folder: Path) -> None:
         self.rank, self.folder = rank, folder
-        self.mesh = init_device_mesh("cpu", (2,))
+        self.device = torch.get_default_device()
+        self.mesh = init_device_mesh(self.device.type, (2,))
 
     def fully_sharded(self, model: nn.Module, **options: Any) -> nn.Module:
         return fully_shard(model, mesh=self.mesh, **options)
@@ -85,7 +95,7 @@ class Rank:
             whole, shards = self.shards_of(plain), self.shards_of(model)
             assert [2 * x.nbytes for x in shards] == [x.nbytes for x in whole]
             for _ in range(2):
-                x, y = X.clone().requires_grad_(), X.clone().requires_grad_()
+                x, y = batch().clone().requires_grad_(), batch().clone().requires_grad_()
                 found, expected = model(x), plain(y)
                 assert torch.equal(found, expected)
                 found.square().sum().backward()
@@ -96,7 +106,7 @@ class Rank:
     def fully_shard_of_other_kinds(self) -> None:
         policies = (
             {}, {"mp_policy": MixedPrecisionPolicy(param_dtype=torch.bfloat16)}, {"reshard_after_forward": False},
-            {"offload_policy": CPUOffloadPolicy(pin_memory=False)},
+            {"offload_policy": CPUOffloadPolicy(pin_memory=self.device.type == "cuda")},
         )  # fmt: skip
         for kind, scales, k in (
             ("uint4", "group_64", 256),
@@ -111,7 +121,7 @@ class Rank:
                 assert torch.equal(model(x), plain.to(dtype)(x.to(dtype))), (kind, scales, options)
         packed = layer(64, 64, "int4", "group_32")
         packed.weight = nn.Parameter(gemmtune.prepack(packed.weight, op="mixed_mm"), requires_grad=False)
-        assert torch.equal(self.fully_sharded(packed)(X), layer(64, 64, "int4", "group_32")(X))
+        assert torch.equal(self.fully_sharded(packed)(batch()), layer(64, 64, "int4", "group_32")(batch()))
 
     def fully_shard_refuses(self) -> None:
         for model, options in (
@@ -121,18 +131,18 @@ class Rank:
         ):
             self.refused(lambda m=model, o=options: self.fully_sharded(m, **o), r"fully_shard makes equal shards .* ignored_params")
         model = nn.Sequential(nn.Linear(64, 64), layer(65, 64))
-        assert self.fully_sharded(model, ignored_params={model[1].weight})(X).shape == (8, 65)
+        assert self.fully_sharded(model, ignored_params={model[1].weight})(batch()).shape == (8, 65)
         flat = nn.Sequential(nn.Linear(64, 64), layer(65, 64))
         self.refused(
-            lambda: FullyShardedDataParallel(flat, device_id=torch.device("cpu"), use_orig_params=True),
+            lambda: FullyShardedDataParallel(flat, device_id=self.device, use_orig_params=True),
             "fully_shard, .*ignored_states",
         )
         flat = nn.Sequential(nn.Linear(64, 64), layer(65, 64))
-        ignored = FullyShardedDataParallel(flat, device_id=torch.device("cpu"), ignored_states=[flat[1].weight])
-        assert ignored(X).shape == (8, 65)
+        ignored = FullyShardedDataParallel(flat, device_id=self.device, ignored_states=[flat[1].weight])
+        assert ignored(batch()).shape == (8, 65)
 
     def fully_shard_of_experts_and_columns(self) -> None:
-        values = torch.randn(4, 64, 256, generator=torch.Generator().manual_seed(1))
+        values = drawn(4, 64, 256)
         for kind in ("int8", "int4", "float8_e4m3fn"):
             scales = "group_32" if kind == "int4" else "column"
             for given in (values.mT, values, values[0]):  # experts like those of Mixtral and of GPT-OSS, and a weight of a Conv1D
@@ -147,7 +157,7 @@ class Rank:
             plain, model = mlp(kind), self.parallel(mlp(kind))
             rows, columns = self.shards_of(model)
             assert (rows.shape, columns.shape) == ((64, 64), (64, 64))
-            x, y = X.clone().requires_grad_(), X.clone().requires_grad_()
+            x, y = batch().clone().requires_grad_(), batch().clone().requires_grad_()
             found, expected = model(x), plain(y)
             near = {"atol": 0.05 if kind == "float8" else 1e-5}  # a shard's rows are rounded by their own largest number
             assert torch.allclose(found, expected, **near)
@@ -189,9 +199,9 @@ class Rank:
         for kind in KINDS:
             model, plain = mlp(kind, seed=self.rank), mlp(kind)
             wrapped = nn.parallel.DistributedDataParallel(model)
-            assert torch.equal(wrapped(X), plain(X)), "the weights of rank 0"
-            wrapped(X[4 * self.rank :][:4]).sum().backward()
-            plain(X).sum().backward()
+            assert torch.equal(wrapped(batch()), plain(batch())), "the weights of rank 0"
+            wrapped(batch()[4 * self.rank :][:4]).sum().backward()
+            plain(batch()).sum().backward()
             assert torch.allclose(model[0].bias.grad, plain[0].bias.grad / 2, rtol=1e-4)
 
     def collectives(self) -> None:
@@ -214,24 +224,24 @@ class Rank:
 
     def state_dicts(self) -> None:
         whole = StateDictOptions(full_state_dict=True)
-        expected = mlp("int4")(X)
+        expected = mlp("int4")(batch())
         state = get_model_state_dict(self.fully_sharded(mlp("int4")), options=whole)
         for other, assign in ((mlp("int4", seed=3), False), (mlp("int4", seed=3), True)):
             other.load_state_dict(state, assign=assign)
-            assert torch.equal(other(X), expected)
+            assert torch.equal(other(batch()), expected)
         sharded = self.fully_sharded(mlp("int4", seed=3))
         set_model_state_dict(sharded, state, options=whole)
-        assert torch.equal(sharded(X), expected)
+        assert torch.equal(sharded(batch()), expected)
         for assign in (False, True):
             other = self.fully_sharded(mlp("int4", seed=4))
             other.load_state_dict(self.fully_sharded(mlp("int4")).state_dict(), assign=assign)
-            assert torch.equal(other(X), expected)
+            assert torch.equal(other(batch()), expected)
 
     def checkpoints(self) -> None:
         layouts: dict[str, Callable[[nn.Module], nn.Module]] = {
             "fully_shard": self.fully_sharded, "tensor_parallel": self.parallel, "whole": lambda model: model,
         }  # fmt: skip
-        expected = mlp("int4")(X)
+        expected = mlp("int4")(batch())
         for name, before in layouts.items():
             dcp.save({"model": get_model_state_dict(before(mlp("int4")))}, checkpoint_id=self.folder / name)
             for after in layouts.values():
@@ -239,7 +249,7 @@ class Rank:
                 state = {"model": get_model_state_dict(model)}
                 dcp.load(state, checkpoint_id=self.folder / name)
                 set_model_state_dict(model, state["model"])
-                assert torch.allclose(model(X), expected, atol=1e-5), (name, after)
+                assert torch.allclose(model(batch()), expected, atol=1e-5), (name, after)
             nbytes = sum(file.stat().st_size for file in (self.folder / name).iterdir())
             assert nbytes < 2**15, "floats would be 64 KiB"
 
@@ -247,11 +257,12 @@ class Rank:
         styles = {name: ColwiseParallel(output_layouts=Replicate()) for name in ("q", "k", "v")}
         wrappers = (
             self.fully_sharded, nn.parallel.DistributedDataParallel, lambda model: parallelize_module(model, self.mesh, styles),
-            lambda model: FullyShardedDataParallel(model, device_id=torch.device("cpu")),
+            lambda model: FullyShardedDataParallel(model, device_id=self.device),
         )  # fmt: skip
         with torch.no_grad(), settings.patch(backends=("aten",), search="quick", tune_in_subprocess=False):
             for kind in ("float32", "int4"):
-                x, expected = inputs(kind), heads(kind)(inputs(kind))
+                x = drawn(5, 64, seed=2)
+                expected = heads(kind)(x)
                 for wrap in wrappers[: None if kind == "float32" else 3]:
                     after = gemmtune.optimize(wrap(heads(kind)), tune=x, progress=False)
                     assert torch.allclose(after(x), expected, atol=1e-5), wrap
@@ -263,7 +274,7 @@ class Rank:
                         gemmtune.restore(model)
 
     def optimized_and_trained(self) -> None:
-        x, plain = inputs("float32"), heads("float32")
+        x, plain = drawn(5, 64, seed=2), heads("float32")
         model = self.fully_sharded(heads("float32"))
         with settings.patch(backends=("aten",), search="quick", tune_in_subprocess=False):
             gemmtune.optimize(model, tune=x, progress=False)
@@ -283,7 +294,7 @@ class Rank:
             model = torch.compile(wrap(mlp("int4")), backend="aot_eager")
             with torch.no_grad(), settings.patch(tune="never"):
                 for _ in range(2):
-                    assert torch.allclose(model(X), mlp("int4")(X), atol=1e-5), wrap
+                    assert torch.allclose(model(batch()), mlp("int4")(batch()), atol=1e-5), wrap
 
     def quantized_too_late(self) -> None:
         for wrap in (self.fully_sharded, self.parallel):
@@ -297,9 +308,15 @@ def checks() -> list[str]:
     return [name for name, check in vars(Rank).items() if name[0] != "_" and check.__code__.co_argcount == 1]
 
 
-def run(rank: int, folder: str, name: str) -> str:
+def run(rank: int, folder: str, name: str, device_type: str) -> str:
     """Do a check as one rank, and return its traceback if it fails."""
-    dist.init_process_group("gloo", init_method=f"file://{folder}/ranks", rank=rank, world_size=2, timeout=timedelta(seconds=60))
+    backend = "gloo"
+    torch.set_default_device(device_type)
+    if device_type == "cuda":
+        torch.cuda.set_device(rank)
+        torch.set_default_device(f"cuda:{rank}")
+        backend = "cpu:gloo,cuda:nccl"
+    dist.init_process_group(backend, init_method=f"file://{folder}/ranks", rank=rank, world_size=2, timeout=timedelta(seconds=60))
     try:
         getattr(Rank(rank, Path(folder)), name)()
     except Exception:  # noqa: BLE001 - the test shows it

@@ -22,11 +22,11 @@ CHECKS = (
 """Checks in ``sharded_models``. That module imports much of torch, so only the processes import it."""
 
 
-def check(rank: int, folder: str, name: str) -> str:
+def check(rank: int, folder: str, name: str, device_type: str) -> str:
     """Do a check as one of two processes, and return its traceback if it fails."""
     module = importlib.import_module("sharded_models")
     assert {*module.checks()} == {*CHECKS}
-    result: str = module.run(rank, folder, name)
+    result: str = module.run(rank, folder, name, device_type)
     return result
 
 
@@ -39,5 +39,13 @@ def both():
 
 @pytest.mark.parametrize("name", CHECKS)
 def test_on_two_processes(name, both, tmp_path):
-    for rank, failure in enumerate(both(str(tmp_path), name)):
+    for rank, failure in enumerate(both(str(tmp_path), name, "cpu")):
+        assert not failure, f"rank {rank}: {failure}"
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+@pytest.mark.parametrize("name", CHECKS)
+def test_on_two_gpus(name, both, tmp_path):
+    for rank, failure in enumerate(both(str(tmp_path), name, "cuda")):
         assert not failure, f"rank {rank}: {failure}"
