@@ -10,11 +10,12 @@ import click
 
 from .. import settings
 from ..problem import Problem
+from ..report.names import problem_text
 from ..selector.table import counted
 from ..store.removal import Removable, remove
 from ..store.row import Limit, Row
 from .output import STDOUT, write_json
-from .selection import Selection, machines_here, problem_text
+from .selection import Selection, machines_here
 from .stores import opened
 
 VERSIONS = ("torch", "driver", "cuda", "hip", "cublas", "rocm", "triton", "method")

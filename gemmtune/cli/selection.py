@@ -13,8 +13,7 @@ import torch
 
 from ..device import DeviceInfo, detect
 from ..errors import InvalidProblemError
-from ..problem import Problem
-from ..problem.rows import RowClass
+from ..report.names import class_text, problem_text
 from ..selector.machine_limits import DISTURBED_LIMITS, LIMITS
 from ..settings import Timing
 from ..store.key import fingerprint_text
@@ -84,28 +83,3 @@ def _sizes(key: str) -> tuple[int, ...] | None:
     except (KeyError, TypeError, ValueError):
         return None
     return (data.get("batch", 1), *sizes) if batched else sizes
-
-
-def problem_text(key: str) -> str:
-    """Return the text of the problem with this key, or the key itself if another version wrote it."""
-    try:
-        return str(Problem.from_json(json.loads(key)))
-    except (KeyError, TypeError, ValueError, AttributeError):
-        return key
-
-
-def class_text(key: str) -> str:
-    """Return the text of the class with this key, or the key itself if another version wrote it."""
-    try:
-        return str(RowClass(problem=Problem.from_json(json.loads(key))))
-    except (KeyError, TypeError, ValueError, AttributeError):
-        return key
-
-
-def machine_text(fingerprint: str) -> str:
-    """Return the fields of a fingerprint on one line without instruction sets, or the text itself if it is not JSON."""
-    try:
-        fields: dict[str, Any] = json.loads(fingerprint)
-        return ", ".join(f"{name}={value}" for name, value in fields.items() if name != "isa")
-    except (ValueError, AttributeError):
-        return fingerprint

@@ -29,6 +29,25 @@ def show(**given: Any) -> None:
     run("stores.show", given)
 
 
+@click.command()
+@click.argument("files", nargs=-1, metavar="[FILE]...", type=click.Path())
+@click.option("--html", metavar="FILE", type=click.Path(dir_okay=False), help="Write one page without external resources.")
+@click.option("--md", metavar="FILE", type=click.Path(dir_okay=False), help="Write Markdown, for instance for a pull request.")
+@click.option("--png", metavar="FILE", type=click.Path(dir_okay=False), help="Write a picture (needs matplotlib).")
+@output_options
+def report(**given: Any) -> None:
+    """Show what was measured, as a page, Markdown or picture.
+
+    A FILE is a store, an export of one, a result of tune --json, or one of the project's benchmark. The default is the store
+    in force. Of two files the second is compared with the first. Without an option, Markdown is printed.
+
+    \b
+    gemmtune report --html report.html
+    gemmtune report before.json after.json --html report.html --md comment.md
+    """
+    run("report.report", given)
+
+
 @click.command("export")
 @click.argument("file", metavar="FILE", type=click.Path())
 @output_options
@@ -125,4 +144,4 @@ def prune(**given: Any) -> None:
     run("removal.prune", given)
 
 
-STORE_COMMANDS: tuple[click.Command, ...] = (show, export_store, import_store, merge, diff, store)
+STORE_COMMANDS: tuple[click.Command, ...] = (show, report, export_store, import_store, merge, diff, store)

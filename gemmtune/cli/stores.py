@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import textwrap
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any
 
 import click
 from rich.console import RenderableType
@@ -16,70 +13,27 @@ from rich.text import Text
 
 from .. import settings
 from ..errors import InvalidProblemError, StoreError
-from ..selector.candidates import outcome_of
-from ..selector.pick import pick, right
+from ..report.known import Known, known_of
+from ..report.names import class_text, machine_text, problem_text
 from ..selector.range_result import table_lines
-from ..selector.result import Outcome, busy
+from ..selector.result import busy
 from ..selector.segments import INVARIANT, TABLE
 from ..selector.segments import Table as Segments
 from ..selector.table import TextTable
-from ..store.store import Absorbed, Ranged, Row, Store, open_store
+from ..store.store import Absorbed, Ranged, Store, open_store
 from .output import STDOUT, write_json
 from .printing import show as print_parts
-from .selection import Selection, class_text, machine_text, problem_text
+from .selection import Selection
 
 PROBLEM_CHARS = 120
 """Length at which a table cuts a problem's text: an epilogue may have a thousand characters."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Known:
-    """Stored results of one problem on one machine."""
-
-    key: str
-    fingerprint: str
-    rows: tuple[Row, ...]
-
-    @property
-    def outcomes(self) -> list[Outcome]:
-        """Correct choices, the pick first and the others by time."""
-        ordered = right(map(outcome_of, self.rows))
-        chosen = pick(ordered)
-        return sorted(ordered, key=lambda o: o is not chosen)
-
-    @property
-    def speedup_over_torch(self) -> float | None:
-        """Direct time of torch's operation, divided by the time of the pick, as in ``ProblemResult``."""
-        torch_us = next((o.direct_us for o in self.outcomes if o.baseline), None)
-        best_us = self.outcomes[0].time_us if self.outcomes else None
-        return torch_us / best_us if torch_us and best_us else None
-
-    @property
-    def disturbed(self) -> str:
-        """The disturbance of the pick's measurement, or of torch's; empty if none was seen."""
-        return next((o.disturbed for i, o in enumerate(self.outcomes) if (i == 0 or o.baseline) and o.disturbed), "")
-
-    def to_json(self) -> dict[str, Any]:
-        """Return plain values, with all fields of the choices' rows."""
-        return {
-            "problem": {"text": problem_text(self.key)} | json.loads(self.key),
-            "machine": json.loads(self.fingerprint),
-            "pick": self.outcomes[0].name if self.outcomes else None,
-            "speedup_over_torch": self.speedup_over_torch,
-            "disturbed": self.disturbed,
-            "choices": [row.to_json() for row in self.rows],
-        }
-
-
 def show(shapes: Sequence[str], match: str | None, here: bool, rows: int, json_file: str | None) -> None:
     """Show the contents of the store: the pick and the next best choices by machine and problem, and the tables for every M."""
     store, wanted = opened(), Selection.of(shapes, match, here)
-    groups: dict[tuple[str, str], list[Row]] = {}
-    for row in store.every_row():
-        groups.setdefault(row.scope, []).append(row)
-    groups = {scope: group for scope, group in groups.items() if wanted.has(*scope)}
+    known = [found for found in known_of(store.every_row()) if wanted.has(found.key, found.fingerprint)]
     tables = [fact for fact in store.every_ranged() if wanted.has_table(fact.key, fact.fingerprint)]
-    known = [Known(key=key, fingerprint=machine, rows=tuple(group)) for (key, machine), group in groups.items()]
     known.sort(key=lambda k: (k.fingerprint, problem_text(k.key)))
     if json_file != STDOUT:
         nothing = "empty; gemmtune tune fills it" if wanted.empty else "nothing of what was asked for"

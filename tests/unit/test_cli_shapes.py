@@ -11,13 +11,13 @@ import pytest
 import torch
 
 from gemmtune import Problem
-from gemmtune.cli.selection import machine_text, problem_text
 from gemmtune.cli.shapes import parse_shape, problems_of_file
 from gemmtune.cli.spec import Spec
 from gemmtune.dispatch.statement import epilogue_of, problem_of
 from gemmtune.errors import InvalidProblemError
 from gemmtune.problem import Layout, Precision
 from gemmtune.problem.trace import trace
+from gemmtune.report.names import machine_text, problem_text
 from gemmtune.tuning.signatures import bound_call
 
 CPU = Spec(dtype="float32")

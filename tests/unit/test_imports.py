@@ -17,7 +17,7 @@ import gemmtune
 ROOT = Path(gemmtune.__file__).parent
 
 LAYERS: tuple[tuple[str, ...], ...] = (
-    ("errors", "version", "foreign", "regex"),
+    ("errors", "version", "foreign", "regex", "page"),
     ("setting_types", "operand_kinds", "ownership", "locking", "forks", "interrupts", "project_file"),
     ("settings",),
     ("cache", "effort"),
@@ -43,6 +43,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("tuning", "architectures"),
     ("integration", "conformance"),
     ("perf_gate",),
+    ("report",),
     ("",),  # gemmtune/__init__.py: the public surface
     ("cli",),
     ("__main__",),

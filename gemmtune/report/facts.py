@@ -1,0 +1,65 @@
+"""Numbers that a report states: totals, counts by backend and by reason, and how long tuning took."""
+
+from __future__ import annotations
+
+import math
+import re
+import statistics
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+from ..foreign import shorter
+from .entries import Entry, Pair
+
+
+def geomean(values: Iterable[float]) -> float | None:
+    """Return the geometric mean, None of nothing."""
+    logs = [math.log(value) for value in values]
+    return math.exp(sum(logs) / len(logs)) if logs else None
+
+
+def natural(text: str) -> list[tuple[int, str]]:
+    """Return a key that sorts texts with their numbers by size."""
+    return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", text)]
+
+
+def totals(entries: Sequence[Entry]) -> list[tuple[str, str]]:
+    """Return the numbers at the head of a report, each with its name."""
+    ratios = [entry.speedup for entry in entries if entry.speedup]
+    shares = [entry.share for entry in entries if entry.share]
+    mean, disturbed = geomean(ratios), sum(bool(entry.disturbed) for entry in entries)
+    found = [(str(len(entries)), "problems")]
+    if mean is not None:
+        found.append((f"{mean:.2f} ×", "torch's speed, geometric mean"))
+        found.append((f"{min(ratios):.2f} ×", "the least"))
+    if shares:
+        found.append((f"{statistics.median(shares):.0%}", "of the machine's limit, median"))
+    if disturbed:
+        found.append((str(disturbed), "measured on a busy machine"))
+    return found
+
+
+def by_backend(entries: Iterable[Entry]) -> list[tuple[str, int, float | None]]:
+    """Return for each backend the number of its picks and their geometric mean of speed over torch."""
+    groups: dict[str, list[Entry]] = {}
+    for entry in entries:
+        groups.setdefault(entry.backend, []).append(entry)
+    found = [(name, len(group), geomean(x.speedup for x in group if x.speedup)) for name, group in groups.items()]
+    return sorted(found, key=lambda row: -row[1])
+
+
+def by_reason(entries: Iterable[Entry]) -> list[tuple[str, str, int]]:
+    """Return (status, reason, number of choices), the most frequent first. Numbers in a reason do not tell reasons apart."""
+    counts: Counter[tuple[str, str]] = Counter()
+    for entry in entries:
+        for _, status, reason in entry.failures:
+            line = reason.strip().partition("\n")[0]
+            counts[status, shorter(re.sub(r"\d+(\.\d+)?", "#", line))] += 1
+    return [(status, reason, count) for (status, reason), count in counts.most_common()]
+
+
+def sides(pairs: Iterable[Pair]) -> tuple[list[Pair], list[Pair], list[Pair]]:
+    """Return the pairs that became slower, those that became faster, and those that only changed their pick."""
+    both = sorted((pair for pair in pairs if pair.ratio), key=lambda pair: -(pair.ratio or 0))
+    slower, faster = [pair for pair in both if pair.slower], [pair for pair in both if pair.faster][::-1]
+    return slower, faster, [pair for pair in both if pair.differs and not pair.slower and not pair.faster]

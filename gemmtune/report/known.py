@@ -1,0 +1,61 @@
+"""Stored results of one problem on one machine, with the pick that calls would take."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from ..selector.candidates import outcome_of
+from ..selector.pick import pick, right
+from ..selector.result import Outcome
+from ..store.store import Row
+from .names import problem_text
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Known:
+    """Stored results of one problem on one machine."""
+
+    key: str
+    fingerprint: str
+    rows: tuple[Row, ...]
+
+    @property
+    def outcomes(self) -> list[Outcome]:
+        """Correct choices, the pick first and the others by time."""
+        ordered = right(map(outcome_of, self.rows))
+        chosen = pick(ordered)
+        return sorted(ordered, key=lambda o: o is not chosen)
+
+    @property
+    def speedup_over_torch(self) -> float | None:
+        """Direct time of torch's operation, divided by the time of the pick, as in ``ProblemResult``."""
+        torch_us = next((o.direct_us for o in self.outcomes if o.baseline), None)
+        best_us = self.outcomes[0].time_us if self.outcomes else None
+        return torch_us / best_us if torch_us and best_us else None
+
+    @property
+    def disturbed(self) -> str:
+        """The disturbance of the pick's measurement, or of torch's; empty if none was seen."""
+        return next((o.disturbed for i, o in enumerate(self.outcomes) if (i == 0 or o.baseline) and o.disturbed), "")
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain values, with all fields of the choices' rows."""
+        return {
+            "problem": {"text": problem_text(self.key)} | json.loads(self.key),
+            "machine": json.loads(self.fingerprint),
+            "pick": self.outcomes[0].name if self.outcomes else None,
+            "speedup_over_torch": self.speedup_over_torch,
+            "disturbed": self.disturbed,
+            "choices": [row.to_json() for row in self.rows],
+        }
+
+
+def known_of(rows: Iterable[Row]) -> list[Known]:
+    """Return the results by problem and machine, in the order of the rows."""
+    groups: dict[tuple[str, str], list[Row]] = {}
+    for row in rows:
+        groups.setdefault(row.scope, []).append(row)
+    return [Known(key=key, fingerprint=machine, rows=tuple(group)) for (key, machine), group in groups.items()]

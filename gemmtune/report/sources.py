@@ -1,0 +1,189 @@
+"""Files that reports read: stores, their exports, results of ``tune --json`` and of the project's benchmark."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ..choice import Status
+from ..errors import StoreError
+from ..foreign import parse_json
+from ..problem import Problem
+from ..selector.machine_limits import DISTURBED_LIMITS, LIMITS
+from ..store.exchange import from_json
+from ..store.key import canonical
+from ..store.ranged import Ranged
+from ..store.store import Row, Store
+from ..timing.limits import limit_us
+from .entries import Entry
+from .known import Known, known_of
+from .names import problem_text
+
+EXPECTED = "expected a store, a file of gemmtune export, one of gemmtune tune --json, or a result of the project's benchmark"
+PLACE = ("device", "arch", "threads", "timing")
+"""Fields of a machine that both sides of a comparison must share. Versions may differ: their effect is what it shows."""
+MOST_OTHERS = 8
+Limits = Mapping[str, Mapping[str, float]]
+"""Limits by machine without its timing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """Contents of one file."""
+
+    name: str
+    entries: tuple[Entry, ...]
+    tables: tuple[Ranged, ...] = ()
+    limits: Limits = field(default_factory=dict)
+    machine: str = ""
+    """Machine of all entries as one line, for files that name one."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain values: the name, and the entries with their gains."""
+        entries = [dataclasses.asdict(x) | {"speedup_over_torch": x.speedup, "share_of_limit": x.share} for x in self.entries]
+        return {"name": self.name, "machine": self.machine, "problems": entries}
+
+
+def read(path: Path) -> Source:
+    """Return the contents of a file.
+
+    Raises:
+        StoreError: it cannot be read, or is none of the files that reports know.
+    """
+    try:
+        text = path.read_bytes()
+    except OSError as error:
+        raise StoreError(f"cannot read {path}: {error.strerror}, {EXPECTED}") from error
+    if text.startswith(b"SQLite format 3"):
+        return of_store(Store.open(path, read_only=True), path.name)
+    try:
+        data = parse_json(text.decode())
+    except (ValueError, RecursionError):
+        raise StoreError(f"{path}: got no JSON, {EXPECTED}") from None
+    try:
+        if isinstance(data, list):
+            return Source(name=path.name, entries=tuple(_of_results(data)))
+        if isinstance(data, dict) and "shapes" in data and "environment" in data:
+            return _of_benchmark(data, path.name)
+    except (KeyError, TypeError, AttributeError):
+        raise StoreError(f"{path}: got other JSON, {EXPECTED}") from None
+    rows, limits, ranged = from_json(data, str(path))
+    return _of_rows(rows, ((x.fingerprint, x.name, x.value) for x in limits), ranged, path.name)
+
+
+def of_store(store: Store, name: str) -> Source:
+    """Return the contents of a store."""
+    rows, ranged = store.every_row(), store.every_ranged()
+    machines = dict.fromkeys(_with_timing(row.fingerprint, mode) for row in rows for mode in (DISTURBED_LIMITS, LIMITS))
+    limits = ((machine, limit, value) for machine in machines for limit, value in store.limits(machine).items())
+    return _of_rows(rows, limits, ranged, name)
+
+
+def _of_rows(rows: Iterable[Row], limits: Iterable[tuple[str, str, float]], ranged: Iterable[Ranged], name: str) -> Source:
+    found: dict[str, dict[str, float]] = {}
+    for machine, limit, value in limits:  # the quiet ones come last
+        found.setdefault(_without_timing(machine), {})[limit] = value
+    entries = (_of_known(known, found.get(_without_timing(known.fingerprint), {})) for known in known_of(rows))
+    return Source(name=name, entries=tuple(entries), tables=tuple(ranged), limits=found)
+
+
+def _of_known(known: Known, limits: Mapping[str, float]) -> Entry:
+    outcomes, fields = known.outcomes, _fields(known.fingerprint)
+    torch_us = next((o.direct_us for o in outcomes if o.baseline), None)
+    failed = tuple((row.name, str(row.status), row.reason) for row in known.rows if row.status is not Status.OK)
+    entry = Entry(
+        text=problem_text(known.key),
+        key=known.key,
+        place=canonical({name: fields.get(name) for name in PLACE}),
+        machine=known.fingerprint,
+        torch_us=torch_us,
+        disturbed=known.disturbed,
+        measured_at=max(row.measured_at for row in known.rows),
+        others=tuple((o.name, o.time_us) for o in outcomes[1 : MOST_OTHERS + 1] if o.time_us),
+        failures=failed,
+    )
+    problem = entry.problem
+    limit = limit_us(problem, limits) if problem is not None else None
+    first = outcomes[0] if outcomes else None
+    return dataclasses.replace(
+        entry, limit_us=limit, name=first.name if first else None, time_us=first.time_us if first else None
+    )  # fmt: skip
+
+
+def _of_results(data: list[Any]) -> Iterator[Entry]:
+    for result in (x for x in data if "table" not in x):
+        key = canonical({name: value for name, value in result["problem"].items() if name != "text"})
+        choices = result["choices"]
+        times = {choice["name"]: choice["time_us"] for choice in choices if choice["time_us"]}
+        ordered = sorted((item for item in times.items() if item[0] != result["pick"]), key=lambda item: item[1])
+        pick_us, ratio = times.get(result["pick"]), result.get("speedup_over_torch")
+        yield Entry(
+            text=problem_text(key),
+            key=key,
+            name=result["pick"],
+            time_us=pick_us,
+            torch_us=pick_us * ratio if pick_us and ratio else None,
+            limit_us=result.get("limit_us"),
+            disturbed=str(result.get("disturbed") or ""),
+            seconds=result.get("seconds"),
+            others=tuple(ordered[:MOST_OTHERS]),
+            failures=tuple((c["name"], c["status"], c["reason"]) for c in choices if c["status"] != Status.OK),
+        )
+
+
+def _of_benchmark(data: dict[str, Any], name: str) -> Source:
+    environment = data["environment"]
+    versions = ", ".join(f"{package} {version}" for package, version in environment["versions"].items())
+    entries = []
+    for row in data["shapes"]:
+        measured = row["regimes"].get("graph") or next(iter(row["regimes"].values()))
+        torch = measured["references"].get("torch")
+        others = [(x["name"], x["time_us"]) for x in row.get("finalists", ()) if x["name"] != row["pick"] and x["time_us"]]
+        entries.append(
+            Entry(
+                text=row["problem"],
+                key=_key_of(row["problem"]),
+                name=row["pick"],
+                time_us=measured["gemmtune_us"],
+                torch_us=torch["time_us"] if torch else None,
+                limit_us=row["limit_us"],
+                seconds=row["tuning_s"].get("gemmtune"),
+                others=tuple(sorted(others, key=lambda x: x[1])[:MOST_OTHERS]),
+                failures=tuple((reference, "failed", reason) for reference, reason in row["errors"].items()),
+            )
+        )
+    limits = {"": {key: float(value) for key, value in (data.get("limits") or {}).items()}}
+    return Source(name=name, entries=tuple(entries), limits=limits, machine=f"{environment['device']}, {versions}")
+
+
+def _key_of(text: str) -> str:
+    """Return the key of a plain product of two matrices by its text, "" for any other problem."""
+    words = text.split()
+    if len(words) != 6 or words[0] != "mm" or words[4] != "on":
+        return ""
+    try:
+        m, n, k = map(int, words[1].split("x"))
+        problem = Problem.mm(m, n, k, dtype=words[2], layout=words[3], device_type=words[5])
+    except ValueError:
+        return ""
+    return problem.key if str(problem) == text else ""
+
+
+def _fields(fingerprint: str) -> dict[str, Any]:
+    try:
+        fields = json.loads(fingerprint)
+    except ValueError:
+        return {}
+    return fields if isinstance(fields, dict) else {}
+
+
+def _with_timing(fingerprint: str, timing: str) -> str:
+    return canonical(_fields(fingerprint) | {"timing": timing})
+
+
+def _without_timing(fingerprint: str) -> str:
+    return canonical({name: value for name, value in _fields(fingerprint).items() if name != "timing"})

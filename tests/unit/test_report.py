@@ -1,0 +1,265 @@
+"""``gemmtune report``: pages, Markdown and pictures of stores, exports and results."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from store_cases import KEYS, MACHINES, failure, row
+
+from gemmtune import cli
+from gemmtune.problem import Problem
+from gemmtune.report.sources import read
+from gemmtune.selector.machine_limits import DISTURBED_LIMITS, LIMITS
+from gemmtune.selector.segments import TABLE, Segment, Table
+from gemmtune.store.key import canonical
+from gemmtune.store.ranged import Ranged
+from gemmtune.store.row import Limit
+from gemmtune.store.store import Store
+
+ROOT = Path(__file__).parents[2]
+CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
+ATTACK = "<script>alert()</script>"
+EMPTY = {"meta", "input", "br"}
+VOID_BY_SLASH = {"line", "path"}
+
+
+class Page(HTMLParser):
+    """A page's elements. It fails on an element that is closed out of order, and on a resource from elsewhere."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.rows = 0
+        self.ids: list[str] = []
+        self.links: list[str] = []
+        self.text = ""
+        self.feed(text)
+        assert not self.open, f"never closed: {self.open}"
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        values = dict(attrs)
+        assert not {"src", "onclick", "onload"} & values.keys(), (tag, values)
+        assert tag != "link"
+        self.rows += tag == "tr"
+        self.ids += [values["id"] or ""] if "id" in values else []
+        self.links += [values["href"] or ""] if "href" in values else []
+        if tag not in EMPTY:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        assert tag in VOID_BY_SLASH
+
+    def handle_endtag(self, tag: str) -> None:
+        while self.open and self.open[-1] == "option" != tag:
+            self.open.pop()
+        assert self.open.pop() == tag, tag
+
+    def handle_data(self, data: str) -> None:
+        if not {"style", "script"} & set(self.open):
+            self.text += data
+
+
+def limits(mode: str, bandwidth: float) -> list[Limit]:
+    machine = canonical(json.loads(MACHINES[0]) | {"timing": mode})
+    return [Limit(fingerprint=machine, name=n, value=x) for n, x in (("bandwidth_gbps", bandwidth), ("float32_gflops", 2.0))]
+
+
+@pytest.fixture
+def filled(own_store):
+    """A store with two problems of which one has failures, limits, and a table."""
+    store = Store.open(own_store)
+    store.put([row(0, name="aten:mm", backend="aten", time_us=40.0, baseline=True), row(1, time_us=20.0)])
+    store.put([failure(2, reason=f"{ATTACK} after 12 s"), failure(3, reason=f"{ATTACK} after 13 s")])
+    store.put([row(4, key=KEYS[2], info={"disturbed": "a neighbour"})])
+    for limit in (*limits(DISTURBED_LIMITS, 1.0), *limits(LIMITS, 4.0)):
+        store.put_limits(limit.fingerprint, {limit.name: limit.value})
+    store.close()
+    return own_store
+
+
+def test_page_of_the_store(capsys, filled, tmp_path):
+    assert cli.run(["report", "--html", str(tmp_path / "page.html")]) == 0
+    assert capsys.readouterr().out == f"wrote {tmp_path / 'page.html'}\n"
+    text = (tmp_path / "page.html").read_text()
+    page = Page(text)
+    assert len(set(page.ids)) == len(page.ids)
+    assert {"#p0", "#p1"} == set(page.links), "a point for each problem"
+    assert {"p0", "p1"} <= set(page.ids)
+    assert ATTACK not in text
+    assert f"2 choices timed_out: {ATTACK} after # s" in page.text, "reasons that differ in a number are one"
+    for shown in ("2.00 ×", "20.0", "40.0", "a neighbour", "float32", "2 rows"):
+        assert shown in page.text, shown
+    assert "http" not in text.replace("http-equiv", "")
+
+
+def test_limits_are_the_quiet_ones(filled):
+    first, _ = read(filled).entries
+    nbytes, flops = first.work()
+    assert first.limit_us == pytest.approx(max(nbytes / 4.0, flops / 2.0) / 1e3)
+    assert first.share == pytest.approx(first.limit_us / 20.0)
+
+
+def test_an_export_and_a_result_tell_the_same(filled, tmp_path):
+    export = tmp_path / "export.json"
+    assert cli.run(["export", str(export)]) == 0
+    assert read(export).entries == read(filled).entries
+    assert read(export).limits == read(filled).limits
+
+
+def test_two_files_side_by_side(filled, tmp_path):
+    later = tmp_path / "later.sqlite"
+    Store.open(later).put(
+        [
+            row(0, name="aten:mm", backend="aten", time_us=40.0, baseline=True),
+            row(1, time_us=30.0),
+            row(5, key=KEYS[2], time_us=14.05),
+        ]
+    )
+    html, md = tmp_path / "page.html", tmp_path / "page.md"
+    assert cli.run(["report", str(filled), str(later), "--html", str(html), "--md", str(md)]) == 0
+    page, text = Page(html.read_text()), md.read_text()
+    for shown in ("1slower", "0faster", "1another pick, equal time", "1.50"):
+        assert shown in page.text, shown
+    assert "**1** slower, **0** faster, **1** with another pick in equal time." in text
+    assert re.search(r"\| mm 16x64x32 .* \| 20\.0 \| 30\.0 \| 1\.50 \| `triton:mm_1` \| `triton:mm_1` \|", text)
+
+
+def test_markdown_is_printed_and_no_cell_breaks_a_row(capsys, filled):
+    store = Store.open(filled)
+    store.put([row(9, name="x:`|<b>", backend="x", time_us=1.0)])
+    store.close()
+    assert cli.run(["report"]) == 0
+    out = capsys.readouterr().out
+    tables = [line for line in out.splitlines() if line.startswith("|")]
+    assert all(len(re.findall(r"(?<!\\)\|", line)) in (4, 5) for line in tables)
+    assert "<b>" not in out.replace("\\<", "")
+
+
+@pytest.mark.parametrize("name", ["reference18.json", "quantized.json"])
+def test_results_of_the_benchmark(tmp_path, name):
+    source = read(ROOT / "benchmarks/results/nvidia-h200" / name)
+    assert len(source.entries) >= 18
+    assert all(entry.time_us and entry.speedup for entry in source.entries)
+    assert "NVIDIA H200" in source.machine
+    assert cli.run(["report", str(ROOT / "benchmarks/results/nvidia-h200" / name), "--html", str(tmp_path / "page.html")]) == 0
+    assert "NVIDIA H200" in Page((tmp_path / "page.html").read_text()).text
+
+
+def test_a_table_has_a_bar_of_its_segments(own_store, tmp_path):
+    segments = (
+        Segment(lo=1, hi=16, name="triton:a", backend="triton", content_hash="a", anchor=1),
+        Segment(lo=17, hi=64, name="aten:mm", backend="aten", content_hash="b", anchor=32),
+    )
+    store = Store.open(own_store)
+    store.put_ranged(Ranged(key=KEYS[0], fingerprint=MACHINES[0], kind=TABLE, value=Table(segments=segments, seed=0).to_json()))
+    store.close()
+    assert cli.run(["report", "--html", str(tmp_path / "page.html")]) == 0
+    assert 'aria-label="M = 1..16: triton:a, M = 17..64: aten:mm"' in (tmp_path / "page.html").read_text()
+
+
+@pytest.mark.parametrize("text", ["{", "[1]", "{}", '{"shapes": [1], "environment": {}}', "SQLite format 3 or not"])
+def test_other_files_are_an_error(capsys, tmp_path, text):
+    (tmp_path / "x").write_text(text)
+    assert cli.run(["report", str(tmp_path / "x")]) == 1
+    assert str(tmp_path / "x") in capsys.readouterr().err
+
+
+def test_bad_arguments(capsys, own_store, filled, tmp_path):
+    assert cli.run(["report", "a", "b", "c"]) == 2
+    assert "got 3, expected one, or two" in capsys.readouterr().err
+    assert cli.run(["report", str(tmp_path / "none")]) == 1
+    assert "No such file" in capsys.readouterr().err
+    assert cli.run(["report", "--html", str(tmp_path / "none" / "x.html")]) == 1
+    assert "cannot write" in capsys.readouterr().err
+    filled.unlink()
+    assert cli.run(["report"]) == 1
+    assert "got no measurement; gemmtune tune makes some" in capsys.readouterr().err
+
+
+def test_picture(filled, tmp_path):
+    pytest.importorskip("matplotlib", reason="matplotlib draws pictures")
+    assert cli.run(["report", "--png", str(tmp_path / "x.png")]) == 0
+    assert (tmp_path / "x.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_picture_without_matplotlib(capsys, filled, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    assert cli.run(["report", "--png", str(tmp_path / "x.png")]) == 1
+    assert "pip install matplotlib" in capsys.readouterr().err
+
+
+SCRIPT = """
+<script>
+addEventListener("load", () => {
+  const opened = performance.now(), table = document.querySelector("#problems"), rows = () => [...table.tBodies[0].rows];
+  const plain = () => rows().filter((row) => !row.classList.contains("detail"));
+  const head = [...table.tHead.rows[0].cells].find((cell) => cell.textContent.trim() === "µs").firstElementChild;
+  head.focus();
+  const focused = document.activeElement === head;
+  head.click();
+  const down = plain().map((row) => Number(row.cells[[...head.parentElement.parentElement.cells].indexOf(head.parentElement)].dataset.order));
+  const find = document.querySelector("form input");
+  find.value = "mm 900017x";
+  find.dispatchEvent(new Event("input", { bubbles: true }));
+  const kept = plain().filter((row) => !row.hidden).length;
+  plain()[0].querySelector("button")?.click();
+  const luminance = (color) => color.match(/[\\d.]+/g).slice(0, 3).map((x) => (x /= 255) <= .03928 ? x / 12.92 : ((x + .055) / 1.055) ** 2.4)
+    .reduce((sum, x, i) => sum + x * [.2126, .7152, .0722][i], 0);
+  const behind = (node) => {
+    for (; node; node = node.parentElement) {
+      const color = getComputedStyle(node).backgroundColor;
+      if (!/, 0\\)$/.test(color)) return color;
+    }
+    return "rgb(255, 255, 255)";
+  };
+  let contrast = 21;
+  for (const node of document.querySelectorAll("main *")) {
+    if (!node.childElementCount && node.textContent.trim() && !node.closest("svg")) {
+      const [a, b] = [luminance(getComputedStyle(node).color), luminance(behind(node))].sort((x, y) => y - x);
+      contrast = Math.min(contrast, (a + .05) / (b + .05));
+    }
+  }
+  const wide = document.documentElement.scrollWidth > document.documentElement.clientWidth;
+  const out = document.createElement("pre");
+  out.id = "seen";
+  const page = getComputedStyle(document.body).backgroundColor;
+  out.textContent = JSON.stringify({ page, opened, focused, sorted: down.every((x, i) => !i || down[i - 1] >= x), rows: down.length, kept, contrast, wide });
+  document.body.append(out);
+});
+</script>
+"""  # noqa: E501
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium")
+@pytest.mark.parametrize("dark", [False, True])
+@pytest.mark.parametrize("width", [1280, 390])
+def test_page_in_a_browser(own_store, tmp_path, dark, width):
+    count = 5000 if width == 1280 and not dark else 50
+    store = Store.open(own_store)
+    rows = []
+    for number in range(count):
+        key = Problem.mm(900017 if number == 3 else 1000 + number, 64, 32, device_type="cpu").key
+        rows.append(row(0, key=key, name="aten:mm", backend="aten", time_us=40.0 + number % 7, baseline=True))
+        rows.append(row(1, key=key, time_us=20.0 + number % 11))
+    store.put(rows)
+    store.close()
+    file = tmp_path / "page.html"
+    assert cli.run(["report", "--html", str(file)]) == 0
+    file.write_text(file.read_text().replace("</main>", "</main>" + SCRIPT, 1))
+    flags = ["--headless", "--no-sandbox", "--disable-gpu", f"--window-size={width},900", f"--user-data-dir={tmp_path / 'profile'}"]
+    flags += ["--virtual-time-budget=20000", *(["--blink-settings=preferredColorScheme=0"] if dark else [])]
+    done = subprocess.run([CHROMIUM, *flags, "--dump-dom", file.as_uri()], capture_output=True, text=True, timeout=120, check=True)
+    seen = json.loads(re.search(r'<pre id="seen">(.*?)</pre>', done.stdout)[1])
+    assert (seen["focused"], seen["sorted"], seen["rows"], seen["kept"], seen["wide"]) == (True, True, count, 1, False), seen
+    assert seen["page"] == ("rgb(13, 17, 23)" if dark else "rgb(255, 255, 255)")
+    assert seen["contrast"] >= 4.5, seen
+    quiet = os.getloadavg()[0] <= (os.cpu_count() or 1)
+    assert seen["opened"] < (2000 if quiet else 10_000), seen
