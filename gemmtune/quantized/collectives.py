@@ -92,13 +92,19 @@ def collective(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any
     buffers = {x: _bytes(x) for x in tensors}
     if len({*map(len, buffers.values())}) > 1:
         return refuse(func, tensors[0])
-    result = func(*tree_map_only(Tensor, buffers.__getitem__, tuple(args)), **kwargs)
+    result = func(*_awaited(func, tree_map_only(Tensor, buffers.__getitem__, tuple(args))), **kwargs)
     work = result[-1] if isinstance(result, tuple) else result
     work.wait()
     for x in tree_leaves(args[0]):
         for part, numbers in zip(_parts(x), _numbers(buffers[x], _parts(x)), strict=True):
             part.copy_(numbers)
     return (args[0], work) if isinstance(result, tuple) else work
+
+
+def _awaited(func: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Return the arguments with ``async_op`` true. NCCL returns a null Work otherwise, and waiting for that ends the process."""
+    place = [argument.name for argument in func._schema.arguments].index("async_op")
+    return (*args[:place], True, *args[place + 1 :]) if len(args) > place else args
 
 
 def _all_gathered(func: Any, w: QuantizedWeight, count: int, group: Any) -> Any:
