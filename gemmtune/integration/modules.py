@@ -1,13 +1,15 @@
 """The forwards that ``optimize`` gives to ``nn.Linear`` and HF's Conv1D: the stored pick if it beats torch, otherwise torch.
 
-A forward is stored in the module's ``__dict__`` as a partial of a function below. The module's type, Parameters and hooks stay.
+A forward is a method of the module, stored in its ``__dict__``. The module's type, Parameters and hooks stay. It is a method, as
+torch.compile skips the guards of unchanged modules only if they have nothing but tensors, modules and methods.
 """
 
 from __future__ import annotations
 
-import functools
 import sys
+import weakref
 from collections.abc import Callable, Hashable
+from types import MethodType
 from typing import Any
 
 import torch
@@ -28,7 +30,7 @@ from ..quantized.weight import QuantizedWeight
 from ..toolchain.driver import find_driver
 from .eager import Bound, bound_for, plain_here, scalars_of
 from .picks import table_for
-from .sparsify import Kept, is_sparse, sparse_linear
+from .sparsify import is_sparse, sparse_linear
 
 Tensor = torch.Tensor
 is_compiling = torch.compiler.is_compiling
@@ -38,19 +40,12 @@ _CONV1D = "transformers.pytorch_utils"
 
 
 class Picks:
-    """Cache of a layer's picks, by the properties of its input. A copy begins empty: picks belong to this process and weights.
-
-    It is no dict itself: torch.compile guards the length of a dict that a layer's forward holds, so every new number of rows in an
-    eager call would compile the model again.
-    """
+    """Cache of a layer's picks, by the properties of its input."""
 
     __slots__ = ("found",)
 
     def __init__(self) -> None:
         self.found: dict[Hashable, Bound | None] = {}
-
-    def __reduce__(self) -> tuple[type[Picks], tuple[()]]:
-        return Picks, ()
 
     def get(self, key: Hashable) -> Bound | Picks | None:
         """Return the pick that was found for the key: None for torch, and these picks themselves if none was looked up."""
@@ -65,18 +60,27 @@ class Picks:
         return found
 
 
-def linear(module: nn.Linear, picks: Picks, input: Tensor) -> Tensor:
+_picks: weakref.WeakKeyDictionary[nn.Module, Picks] = weakref.WeakKeyDictionary()
+"""Picks of layers. A copy of a layer begins without any: they belong to this process and its weight."""
+
+
+def _picks_of(module: nn.Module) -> Picks:
+    picks = _picks.get(module)
+    return _picks.setdefault(module, Picks()) if picks is None else picks
+
+
+def linear(module: nn.Linear, input: Tensor) -> Tensor:
     """Run the forward of an ``nn.Linear``."""
     if is_compiling():
         return functional.linear(input, module.weight, module.bias)
     own = module._parameters
     weight, bias = (own["weight"], own["bias"]) if "weight" in own else (module.weight, module.bias)
     if native.layer is None:
-        return _linear(picks, input, weight, bias)[0]
+        return _linear(_picks_of(module), input, weight, bias)[0]
     found = native.layer(input, weight, bias)
     if found is not None and found is not False:
         return found  # type: ignore[no-any-return]
-    number = generation.number
+    number, picks = generation.number, _picks_of(module)
     result, bound = _linear(picks, input, weight, bias)
     if found is False and bound is not picks and not _rows_served(number, input, weight, bias):
         keep_layer(number, *_native_of(bound), (input, weight, bias))
@@ -142,14 +146,19 @@ def _native_of(bound: Bound | Picks | None) -> tuple[Plan | None, int]:
     return pick.plan, 0
 
 
-def conv1d(module: Any, picks: Picks, x: Tensor) -> Tensor:
+def conv1d(module: Any, x: Tensor) -> Tensor:
     """Run the forward of HF's Conv1D: x @ weight + bias."""
     if is_compiling():
         return type(module).forward(module, x)  # type: ignore[no-any-return]
     own = module._parameters
     weight, bias = (own["weight"], own["bias"]) if "weight" in own else (module.weight, module.bias)
-    result, _ = _by_pick(picks, x, weight, bias, transposed=False)
+    result, _ = _by_pick(_picks_of(module), x, weight, bias, transposed=False)
     return type(module).forward(module, x) if result is None else result
+
+
+FORWARDS = (linear, conv1d, sparse_linear)
+for _forward in FORWARDS:
+    _forward.__name__ = "forward"  # the name by which pickle finds a method again: that of the module's class
 
 
 def _product(key: Hashable, picks: Picks, bound: Bound | Picks, x: Tensor, b: Tensor, bias: Tensor | None) -> Tensor | None:
@@ -201,9 +210,9 @@ def optimized(model: nn.Module, *, sparse_only: bool = False) -> int:
     count = 0
     for module in model.modules():
         forward = _forward_for(module)
-        free = "forward" not in module.__dict__ or _is_ours(module)
+        free = "forward" not in module.__dict__ or _is_ours(module) or _is_its_class(module)
         if forward is not None and free and not is_optimized(module) and (forward is sparse_linear or not sparse_only):
-            module.__dict__["forward"] = functools.partial(forward, module, Kept() if forward is sparse_linear else Picks())
+            module.__dict__["forward"] = MethodType(forward, module)
         count += is_optimized(module)
     return count
 
@@ -217,12 +226,18 @@ def restored(model: nn.Module) -> None:
 
 def is_optimized(module: nn.Module) -> bool:
     """Return True if the forward of this module is ours. False for a shallow copy of such a module."""
-    return _is_ours(module) and module.__dict__["forward"].args[0] is module
+    return _is_ours(module) and module.__dict__["forward"].__self__ is module
 
 
 def _is_ours(module: nn.Module) -> bool:
     forward = module.__dict__.get("forward")
-    return isinstance(forward, functools.partial) and forward.func in (linear, conv1d, sparse_linear)
+    return isinstance(forward, MethodType) and forward.__func__ in FORWARDS
+
+
+def _is_its_class(module: nn.Module) -> bool:
+    """Return True if the object has the forward of its class, as a pickle of an optimized layer has when it is read."""
+    forward = module.__dict__.get("forward")
+    return isinstance(forward, MethodType) and forward.__func__ is getattr(type(module), "forward", None)
 
 
 def is_linear(module: nn.Module) -> bool:

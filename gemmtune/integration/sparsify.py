@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
@@ -82,23 +83,18 @@ def _has_blocks(weight: Tensor, kind: Sparsity) -> bool:
     return plain and not weight.shape[0] % kind.block_n and not weight.shape[1] % kind.block_k
 
 
-class Kept:
-    """Cache of a layer's prepacked weight. A copy begins empty, because packed copies belong to this process and weight."""
-
-    def __init__(self) -> None:
-        self.packed: PackedOperand | None = None
-
-    def __reduce__(self) -> tuple[type[Kept], tuple[()]]:
-        return Kept, ()
-
-    def of(self, weight: Tensor) -> PackedOperand:
-        """Return the weight as an operand that keeps packed copies."""
-        if self.packed is None or self.packed.tensor is not weight:
-            self.packed = PackedOperand(weight)
-        return self.packed
+_packed: weakref.WeakKeyDictionary[nn.Module, PackedOperand] = weakref.WeakKeyDictionary()
+"""Weights of layers as operands that keep packed copies. A copy of a layer has none: they belong to this process and weight."""
 
 
-def sparse_linear(module: nn.Linear, kept: Kept, input: Tensor) -> Tensor:
+def _packed_of(module: nn.Module, weight: Tensor) -> PackedOperand:
+    packed = _packed.get(module)
+    if packed is None or packed.tensor is not weight:
+        packed = _packed[module] = PackedOperand(weight)
+    return packed
+
+
+def sparse_linear(module: nn.Linear, input: Tensor) -> Tensor:
     """Run the forward of an ``nn.Linear`` with a block-sparse weight, by the stored pick or by torch. Never tunes.
 
     Other inputs than dense tensors and compiled graphs get torch's own sparse product. Under a mode, a transform or autocast it is
@@ -111,7 +107,7 @@ def sparse_linear(module: nn.Linear, kept: Kept, input: Tensor) -> Tensor:
         with noted(lambda: _problem_of(module, input)):
             return functional.linear(input, weight.to_dense(), bias)
     with settings.use(_never(settings.current())):
-        return linear(input, kept.of(weight), bias)
+        return linear(input, _packed_of(module, weight), bias)
 
 
 @functools.lru_cache(maxsize=64)
