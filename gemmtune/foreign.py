@@ -22,18 +22,23 @@ _HIDDEN = re.compile(
 
 
 def read_json(path: Path | str, *, most_bytes: int = MOST_BYTES) -> Any:
-    """Return the value in a file of JSON, as ``parse_json`` does.
+    """Return the value in a file of JSON, as ``parse_json`` does. Raises what ``read_text`` and ``parse_json`` raise."""
+    return parse_json(read_text(path, most_bytes=most_bytes))
+
+
+def read_text(path: Path | str, *, most_bytes: int = MOST_BYTES) -> str:
+    """Return the text of a file in UTF-8.
 
     Raises:
         OSError: the file cannot be read.
-        ValueError: its content is not JSON, or out of bounds.
+        ValueError: its content is no such text, or out of bounds.
     """
     with open(path, "rb") as file:
         size = os.fstat(file.fileno()).st_size
         data = file.read(most_bytes + 1)
     if len(data) > most_bytes:
         raise ValueError(f"got {max(size, len(data))} bytes, expected at most {most_bytes}")
-    return parse_json(data.decode("utf-8"))
+    return data.decode("utf-8")
 
 
 def parse_json(text: str | bytes) -> Any:

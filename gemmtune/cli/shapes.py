@@ -12,7 +12,7 @@ from typing import Any
 import click
 
 from ..errors import InvalidProblemError
-from ..foreign import read_json
+from ..foreign import parse_json, read_text
 from ..operand_kinds import full_dtype_name
 from ..problem import Problem
 from ..selector.segments import rows_of
@@ -20,6 +20,7 @@ from . import words
 from .output import note
 from .product import KINDS, WHOLE, Kind
 from .spec import TF32_ON_CPU, Spec
+from .tunableop import entries_of, is_tunableop
 
 LATER_OPS = ("scatter_mm", "bsr_scatter_mm")
 """Operations that files of shapes may name and that this version does not tune."""
@@ -112,7 +113,7 @@ def problems_of_file(path: str, options: Spec) -> tuple[list[Problem], list[Skip
     """Return the problems of a file of shapes, and the entries that this version or device cannot tune.
 
     The file holds a JSON list of entries, or an object with such a list as ``shapes``. An entry has ``m``, ``n`` and ``k``,
-    and may have the other fields of ``FIELDS``. ``options`` give the rest.
+    and may have the other fields of ``FIELDS``. ``options`` give the rest. A file of torch's TunableOp is read too.
 
     Raises:
         InvalidProblemError: the file or an entry is malformed. The message names the entry and the field.
@@ -120,33 +121,37 @@ def problems_of_file(path: str, options: Spec) -> tuple[list[Problem], list[Skip
     """
     problems: list[Problem] = []
     skipped: list[Skipped] = []
-    for index, entry in enumerate(_entries(path)):
+    for index, (entry, refused) in enumerate(_entries(path)):
         name = entry.get("name") if isinstance(entry, dict) else None
         where = f"{path}: entry {index + 1}" + (f" ({name})" if name else "")
         if not isinstance(entry, dict):
             raise InvalidProblemError(f"{where}: got {_show(entry)}, expected an object with m, n and k")
-        reason = why_skipped(entry, options)
-        if reason is not None:
+        reason = refused or why_skipped(entry, options)
+        if reason:
             skipped.append(Skipped(where=where, reason=reason))
         else:
             problems.append(problem_of_entry(entry, where, options))
     return problems, skipped
 
 
-def _entries(path: str) -> list[Any]:
+def _entries(path: str) -> list[tuple[Any, str]]:
+    """Return the entries of a file, each with the reason why it cannot be tuned, or ""."""
     try:
-        data = read_json(path)
+        text = read_text(path)
+        if is_tunableop(text):
+            return entries_of(text)
+        data = parse_json(text)
     except OSError as error:
         raise click.ClickException(f"--shapes: cannot read {path}: {error.strerror}") from error
     except ValueError as error:
-        raise InvalidProblemError(f"--shapes: {path} is not JSON: {error}") from error
+        raise InvalidProblemError(f"--shapes: {path} is not JSON, nor a file of TunableOp: {error}") from error
     entries = data.get("shapes") if isinstance(data, dict) else data
     if not isinstance(entries, list) or not entries:
         raise InvalidProblemError(
             f"--shapes: {path}: got {_show(data)}, expected a list of entries such as "
             '{"op": "mm", "m": 16, "n": 4096, "k": 4096}, or an object that has one as "shapes"'
         )
-    return entries
+    return [(entry, "") for entry in entries]
 
 
 def why_skipped(entry: Mapping[str, Any], options: Spec) -> str | None:

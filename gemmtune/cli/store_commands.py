@@ -50,6 +50,14 @@ def report(**given: Any) -> None:
 
 @click.command("export")
 @click.argument("file", metavar="FILE", type=click.Path())
+@click.option(
+    "--format",
+    "file_format",
+    type=click.Choice(("gemmtune", "t4")),
+    default="gemmtune",
+    show_default=True,
+    help="gemmtune: JSON that import reads; t4: the format of other auto-tuners.",
+)
 @output_options
 def export_store(**given: Any) -> None:
     """Write the whole store to FILE, as JSON that import reads."""

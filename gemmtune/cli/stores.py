@@ -15,6 +15,7 @@ from .. import settings
 from ..errors import InvalidProblemError, StoreError
 from ..report.known import Known, known_of
 from ..report.names import class_text, machine_text, problem_text
+from ..report.t4 import to_t4
 from ..selector.range_result import table_lines
 from ..selector.result import busy
 from ..selector.segments import INVARIANT, TABLE
@@ -41,10 +42,15 @@ def show(shapes: Sequence[str], match: str | None, here: bool, rows: int, json_f
     write_json(json_file, [*(k.to_json() for k in known), *(fact.to_json() for fact in tables)])
 
 
-def export_store(file: str, json_file: str | None) -> None:
-    """Write the whole store to FILE, as JSON that import reads."""
+def export_store(file: str, file_format: str, json_file: str | None) -> None:
+    """Write the whole store to FILE, as JSON that import reads, or as T4 that other tuners read."""
     store = opened()
-    count = store.export_file(file)
+    if file_format == "t4":
+        rows = store.every_row()
+        write_json(file, to_t4(rows))
+        count = len(rows)
+    else:
+        count = store.export_file(file)
     if json_file != STDOUT:
         click.echo(f"{count} rows of {store.path} written to {file}")
     write_json(json_file, {"rows": count, "store": str(store.path), "file": file})

@@ -172,6 +172,20 @@ def test_the_path_of_the_store(capsys, own_store):
     assert capsys.readouterr().out == f"{own_store}\n"
 
 
+def test_export_as_t4(filled, tmp_path):
+    file = tmp_path / "t4.json"
+    assert cli.run(["export", str(file), "--format", "t4"]) == 0
+    data = json.loads(file.read_text())
+    assert data["schema_version"] == "1.0.0"
+    required = {"configuration", "times", "invalidity", "correctness"}
+    assert all(required <= result.keys() for result in data["results"])
+    assert len(data["results"]) == len(ROWS)
+    found = {result["configuration"]["choice"]: result for result in data["results"] if "CPU" in result["configuration"]["machine"]}
+    assert (found["cpp:fast"]["invalidity"], found["cpp:fast"]["correctness"]) == ("correct", 1.0)
+    assert found["cpp:fast"]["times"]["runtimes"] == [0.02]
+    assert (found["cpp:bad"]["invalidity"], found["cpp:bad"]["correctness"]) == ("runtime", 0.0)
+
+
 def test_diff_of_a_store_an_export_and_a_result(capsys, filled, tmp_path):
     export, later, result = tmp_path / "a.json", tmp_path / "later.sqlite", tmp_path / "result.json"
     assert cli.run(["export", str(export)]) == 0
