@@ -9,7 +9,7 @@ import torch
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from .asker import STATE_DICTS, asker, refuse
-from .pieces import joined
+from .pieces import joined, split
 from .views import HasNoMemory
 
 Tensor = torch.Tensor
@@ -87,6 +87,8 @@ def collective(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any
         return args[0]
     if name == "all_gather_into_tensor":
         return _all_gathered(func, *args)
+    if name == "shard_dim_alltoall":
+        return _other_shard(func, *args)
     if name not in _MOVING or not all(hasattr(x, "parts") for x in tensors) or asker() == STATE_DICTS:  # others receive floats
         return refuse(func, tensors[0])
     buffers = {x: _bytes(x) for x in tensors}
@@ -107,15 +109,26 @@ def _awaited(func: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
     return (*args[:place], True, *args[place + 1 :]) if len(args) > place else args
 
 
-def _all_gathered(func: Any, w: QuantizedWeight, count: int, group: Any) -> Any:
-    """Return the weights of all ranks, next to each other along dimension 0."""
-    gathered = torch.ops._c10d_functional.wait_tensor(func(_bytes(w), count, group))
+def _all_gathered(func: Any, w: QuantizedWeight, count: int, group: Any, dim: int = 0) -> Any:
+    """Return the weights of all ranks, next to each other along a dimension."""
+    gather = torch.ops._c10d_functional.all_gather_into_tensor
+    gathered = torch.ops._c10d_functional.wait_tensor(gather(_bytes(w), count, group))
     weights = []
     for data in gathered.chunk(count):
         numbers = _numbers(data, w.parts)
         weights.append(w.map_parts(lambda _, numbers=numbers: next(numbers)))
-    whole = joined(weights, 0)
+    whole = joined(weights, dim)
     return refuse(func, w) if whole is None else whole
+
+
+def _other_shard(func: Any, w: QuantizedWeight, gathered: int, sharded: int, name: str) -> QuantizedWeight:
+    """Return this rank's shard along another dimension: gather the weight, and keep a piece, as torch does on CPUs."""
+    group = torch.distributed.distributed_c10d._resolve_process_group(name)
+    whole, count = _all_gathered(func, w, group.size(), name, gathered), group.size()
+    share = -(-whole.shape[sharded] // count)
+    sizes = [max(min(share, whole.shape[sharded] - share * rank), 0) for rank in range(count)]
+    pieces = split(whole, sharded, sizes)
+    return refuse(func, w) if pieces is None else pieces[group.rank()].clone()
 
 
 def _parts(x: Any) -> list[Tensor]:

@@ -20,8 +20,8 @@ IMAGE = """
 import sys, warnings
 warnings.simplefilter("error")
 import torch, gemmtune
-a, b = torch.ones(16, 512, device="cuda", dtype=torch.bfloat16), torch.ones(768, 512, device="cuda", dtype=torch.bfloat16).t()
-assert torch.equal(gemmtune.mm(a, b), torch.full((16, 768), 512.0, device="cuda", dtype=torch.bfloat16))
+a, b = torch.ones(1, 4096, device="cuda", dtype=torch.bfloat16), torch.ones(4096, 4096, device="cuda", dtype=torch.bfloat16).t()
+assert torch.equal(gemmtune.mm(a, b), torch.full((1, 4096), 4096.0, device="cuda", dtype=torch.bfloat16))
 first = str(gemmtune.explain("mm", a, b)).partition("\\n")[0]
 assert f" on cuda: {sys.argv[1]}:" in first, first
 """
@@ -35,7 +35,8 @@ def contents(folder: Path) -> dict[str, tuple[int, int]]:
 
 @pytest.mark.parametrize("backend", ["triton", "cuda"])
 def test_image_runs_kernels_of(backend, tmp_path):
-    a, b = torch.randn(16, 512, device="cuda", dtype=torch.bfloat16), torch.randn(768, 512, device="cuda", dtype=torch.bfloat16).t()
+    a, weight = (torch.randn(rows, 4096, device="cuda", dtype=torch.bfloat16) for rows in (1, 4096))
+    b = weight.t()
     image = tmp_path / "image"
     with settings.patch(
         cache_dir=str(tmp_path / "cache"), store_path=None, backends=(backend,), search="quick", tune_in_subprocess=False
