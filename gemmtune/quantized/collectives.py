@@ -121,9 +121,10 @@ def _all_gathered(func: Any, w: QuantizedWeight, count: int, group: Any, dim: in
     return refuse(func, w) if whole is None else whole
 
 
-def _other_shard(func: Any, w: QuantizedWeight, gathered: int, sharded: int, name: str) -> QuantizedWeight:
+def _other_shard(func: Any, w: QuantizedWeight, gathered: int, sharded: int, name: Any) -> QuantizedWeight:
     """Return this rank's shard along another dimension: gather the weight, and keep a piece, as torch does on CPUs."""
-    group = torch.distributed.distributed_c10d._resolve_process_group(name)
+    c10d: Any = torch.distributed.distributed_c10d
+    group = c10d._resolve_process_group(name)
     whole, count = _all_gathered(func, w, group.size(), name, gathered), group.size()
     share = -(-whole.shape[sharded] // count)
     sizes = [max(min(share, whole.shape[sharded] - share * rank), 0) for rank in range(count)]
