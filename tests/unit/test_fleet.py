@@ -1,0 +1,355 @@
+"""Fleet: jobs dealt to devices, whose processes may die, and one store for all of them."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import heapq
+import itertools
+import random
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import fleet_jobs as pretended
+import pytest
+
+from gemmtune import Problem, settings
+from gemmtune.errors import StoreError, UnavailableError
+from gemmtune.fleet.dealer import MOST_KILLS, MOST_LOST_SEATS, Dealer, Task, makespan
+from gemmtune.fleet.estimate import GPU, STORED_S, Estimator, is_stored, remember
+from gemmtune.fleet.host import HostRoster, devices_of, writable
+from gemmtune.fleet.job import Job
+from gemmtune.fleet.probe import disagreements
+from gemmtune.fleet.result import FleetResult, duration
+from gemmtune.fleet.run import Fleet
+from gemmtune.fleet.seat import Device, LocalSeat, Report, SeatGone
+from gemmtune.selector.progress import Progress
+from gemmtune.store.exchange import to_json
+from gemmtune.store.key import fingerprint_text
+from gemmtune.store.store import Store, open_store
+
+KIND = fingerprint_text(pretended.DEVICE, "graph")
+
+
+def tasks(times: Sequence[float], kind: str = KIND) -> list[Task]:
+    return [Task(job=job, kind=kind, expected_s=t) for job, t in zip(pretended.jobs(len(times)), times, strict=True)]
+
+
+class Messages(Progress):
+    """Listener that keeps the messages."""
+
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+
+    def message(self, text: str) -> None:
+        self.texts.append(text)
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Iterator[Path]:
+    """A file to which each process that measures a job adds a line, with a store of the test's own."""
+    file = tmp_path / "log"
+    file.touch()
+    with settings.patch(store_path=str(tmp_path / "store.sqlite"), log_file=str(file)):
+        yield file
+    open_store(settings.Settings(store_path=str(tmp_path / "store.sqlite"))).close()
+
+
+def run(jobs: Sequence[Job], seats: int = 2, progress: Progress | None = None) -> FleetResult:
+    """Run jobs on several worker processes, whose measurements are pretended."""
+    chosen = settings.current()
+    made = [LocalSeat(f"device {i}", pretended.DEVICE, pretended.pretend, chosen, probed=False) for i in range(seats)]
+    roster = HostRoster([], pretended.pretend, chosen)
+    roster._seats = list(made)
+    return Fleet(jobs, roster, open_store(chosen), chosen, progress or Progress()).run()
+
+
+def measured(log: Path) -> dict[int, int]:
+    """Return how many processes began to measure each job, by N."""
+    return collections.Counter(int(line.split()[0]) for line in log.read_text().splitlines())
+
+
+class TestDealer:
+    """The dealer alone, which knows no clock and no process."""
+
+    def test_the_longest_task_is_dealt_first_and_once(self) -> None:
+        dealer = Dealer()
+        dealer.join("a", KIND)
+        dealer.join("b", KIND)
+        dealer.join("c", "another kind")
+        dealer.add(tasks([1.0, 3.0, 2.0]))
+        first, second = dealer.next("a", 0.0), dealer.next("b", 0.0)
+        assert first is not None
+        assert second is not None
+        assert [first.task.expected_s, second.task.expected_s] == [3.0, 2.0]
+        assert dealer.next("c", 0.0) is None
+        assert dealer.done(first, 3.0)
+        assert not dealer.done(first, 3.0), "a second answer counts"
+
+    def test_a_lost_task_goes_to_another_seat_and_a_late_answer_is_refused(self) -> None:
+        dealer = Dealer()
+        for seat in "ab":
+            dealer.join(seat, KIND)
+        dealer.add(tasks([1.0]))
+        deal = dealer.next("a", 0.0)
+        assert deal is not None
+        assert dealer.lost(deal, killed=True)
+        assert dealer.next("a", 1.0) is None, "the seat that lost it gets it again"
+        again = dealer.next("b", 1.0)
+        assert again is not None
+        assert again.task == deal.task
+        assert dealer.dealt_again == 1
+        assert not dealer.done(deal, 9.0)
+        assert dealer.done(again, 1.0)
+        assert dealer.finished
+
+    @pytest.mark.parametrize(("killed", "most"), [(True, MOST_KILLS), (False, MOST_LOST_SEATS)])
+    def test_a_task_is_lost_so_often_and_no_more(self, killed: bool, most: int) -> None:
+        dealer = Dealer()
+        dealer.join("a", KIND)
+        dealer.add(tasks([1.0]))
+        for count in range(1, most + 1):
+            deal = dealer.next("a", 0.0)
+            assert deal is not None
+            assert dealer.lost(deal, killed=killed) == (count < most)
+        assert dealer.finished
+
+    def test_tasks_without_a_seat_of_their_kind_are_orphans(self) -> None:
+        dealer = Dealer()
+        dealer.join("a", KIND)
+        dealer.add(tasks([1.0]))
+        assert dealer.orphans() == []
+        dealer.leave("a")
+        assert len(dealer.orphans()) == 1
+        assert dealer.finished
+
+    def test_the_rest_of_the_time_follows_the_pace(self) -> None:
+        dealer = Dealer()
+        for seat in "ab":
+            dealer.join(seat, KIND)
+        dealer.add(tasks([4.0, 4.0, 4.0, 4.0]))
+        assert dealer.remaining_s(0.0) == 8.0
+        deal = dealer.next("a", 0.0)
+        assert deal is not None
+        dealer.next("b", 0.0)
+        assert dealer.done(deal, 8.0)  # twice as long as expected, like the others now
+        assert dealer.remaining_s(4.0) == pytest.approx(12.0)
+        assert makespan([3, 3, 2, 2, 2], [0.0, 0.0]) == 7
+
+
+def simulated(count: int, seats: int, failing: float, spread: float, seed: int) -> tuple[float, collections.Counter[Job], int]:
+    """Run tasks of random length on seats that fail at random, by events, without a clock.
+
+    Return the time it takes, the accepted answers to each job, and the number of answers that were refused.
+    """
+    rng = random.Random(seed)
+    expected = [rng.uniform(15.0, 45.0) for _ in range(count)]
+    actual = {task.job: task.expected_s * rng.lognormvariate(0, spread) for task in tasks(expected)}
+    dealer, events, number = Dealer(), list[tuple[float, int, str, object]](), itertools.count()
+    dealer.add(tasks(expected))
+    answers: collections.Counter[Job] = collections.Counter()
+    refused, now_s = 0, 0.0
+    for i in range(seats):
+        dealer.join(f"seat {i}", KIND)
+    while not dealer.finished:
+        for seat in dealer.seats:
+            if dealer.running_on(seat) is None and (deal := dealer.next(seat, now_s)) is not None:
+                length = actual[deal.task.job]
+                if rng.random() < failing:  # half of the failing nodes are only cut off, and answer late
+                    heapq.heappush(events, (now_s + rng.random() * length, next(number), "dies", deal))
+                    if rng.random() < 0.5:
+                        heapq.heappush(events, (now_s + 3 * length, next(number), "answers", deal))
+                else:
+                    heapq.heappush(events, (now_s + length, next(number), "answers", deal))
+        now_s, _, what, deal = heapq.heappop(events)
+        if what == "dies":
+            dealer.leave(deal.seat)
+            assert dealer.lost(deal, killed=False), f"{deal.task.job} counts as failed"
+            dealer.join(f"seat {next(number)} again", KIND)
+        elif dealer.done(deal, now_s - deal.begun_s):
+            answers[deal.task.job] += 1
+        else:
+            refused += 1
+    return now_s, answers, refused
+
+
+def test_200_nodes_of_which_some_die_lose_and_double_nothing() -> None:
+    _, answers, refused = simulated(4000, 200, failing=0.05, spread=0.3, seed=1)
+    assert len(answers) == 4000
+    assert set(answers.values()) == {1}
+    assert refused > 20
+
+
+def test_four_devices_tune_60_weights_3_5_times_as_fast_as_one() -> None:
+    """Each weight takes between half and twice as long as expected."""
+    ratios = [simulated(60, 1, 0, 0.3, seed)[0] / simulated(60, 4, 0, 0.3, seed)[0] for seed in range(20)]
+    assert min(ratios) > 3.5
+
+
+class NodeSeat:
+    """Stand-in for a node of a cluster: it answers with rows, and one in twenty dies."""
+
+    def __init__(self, name: str, rng: random.Random, deaths: list[str]) -> None:
+        self.name = name
+        self._rng = rng
+        self._deaths = deaths
+
+    def open(self) -> Device:
+        return Device(info=pretended.DEVICE, fingerprint=KIND)
+
+    def run(self, task: Task) -> Report:
+        time.sleep(self._rng.random() * 0.01)
+        if self._rng.random() < 0.05:
+            self._deaths.append(self.name)
+            raise SeatGone("the node is gone")
+        row = pretended.row_of(task.job, KIND, self.name)
+        return Report(status="done", seconds=0.01, result=pretended.result_of(task.job), rows=to_json([row], []))
+
+    def stop(self) -> None:
+        """Nothing runs."""
+
+    def abort(self) -> None:
+        """Nothing runs."""
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+class NodeRoster:
+    """Roster in which a node joins for each that has died."""
+
+    def __init__(self, count: int) -> None:
+        self.deaths: list[str] = []
+        self._numbers = itertools.count()
+        self._count = count
+
+    def joining(self, present: Sequence[str]) -> list[NodeSeat]:
+        numbers = itertools.islice(self._numbers, self._count - len(present))
+        return [NodeSeat(f"node {i}", random.Random(i), self.deaths) for i in numbers]
+
+    def ahead(self, upcoming: Sequence[Task], device: Device) -> None:
+        assert all(task.kind == device.fingerprint for task in upcoming)
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+def test_rows_of_200_nodes_are_stored_once(log: Path) -> None:
+    roster, store = NodeRoster(200), open_store(settings.current())
+    result = Fleet(pretended.jobs(600), roster, store, settings.current(), Progress(), keep=False).run()
+    assert not result.failures
+    assert result.dealt_again == len(roster.deaths) > 10
+    assert sorted(result.left) == sorted(roster.deaths)
+    assert len(result.done) == len(store.every_row()) == len({row.key for row in store.every_row()}) == 600
+
+
+class TestLocal:
+    """Real worker processes of this machine, whose measurements are pretended."""
+
+    def test_a_killed_process_loses_its_job_alone_and_a_second_run_measures_nothing(self, log: Path) -> None:
+        jobs, said = [*pretended.jobs(6), *pretended.jobs(1, pretended.ONCE)], Messages()
+        result = run(jobs, progress=said)
+        assert not result.failures
+        assert (len(result.done), result.dealt_again, result.measured) == (7, 1, 7)
+        assert sum(measured(log).values()) == 8, "only the killed job is measured again"
+        assert sum("died by SIGKILL; dealt again" in text for text in said.texts) == 1
+        store = open_store(settings.current())
+        assert len({row.key for row in store.every_row()}) == 7
+        before = log.read_text()
+        again = run(jobs)
+        assert (again.measured, log.read_text()) == (0, before)
+        assert {one.task.expected_s for one in again.done} == {STORED_S}
+
+    def test_failures_name_their_reason_and_all_others_are_done(self, log: Path) -> None:
+        jobs = [*pretended.jobs(3), *pretended.jobs(1, pretended.KILL), *pretended.jobs(1, pretended.FAIL)]
+        result = run(jobs)
+        reasons = {one.task.job.problem.k: one.reason for one in result.failures}
+        assert reasons.keys() == {pretended.KILL, pretended.FAIL}
+        assert reasons[pretended.FAIL] == "no such product: N = 1"
+        assert reasons[pretended.KILL].startswith("ended its process again: worker process died by SIGKILL")
+        assert len(result.done) == 5
+        assert sum(k == pretended.KILL for k in (one.task.job.problem.k for one in result.done)) == 1
+
+    def test_an_interruption_keeps_what_was_measured(self, log: Path) -> None:
+        class Interrupting(Progress):
+            """Interrupts once both processes measure the slow jobs."""
+
+            def stage(self, name: str, done: int, total: int) -> None:
+                if len(measured(log)) == 2:
+                    raise KeyboardInterrupt
+
+        begun = time.monotonic()
+        with pytest.raises(KeyboardInterrupt):
+            run([*pretended.jobs(2, pretended.SLOW)], progress=Interrupting())
+        assert time.monotonic() - begun < 30, "the processes were waited for in vain"
+        rows = open_store(settings.current()).every_row()
+        assert [row.name for row in rows] == ["part cpu"] * 2
+        assert not [t for t in threading.enumerate() if t.name.startswith("gemmtune-device")]
+
+
+def test_words_for_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+    [cpu] = devices_of("cpu")
+    assert cpu.type == "cpu"
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    with pytest.raises(UnavailableError, match=r"got 'all', but torch sees no GPU .* use devices cpu .* or ray"):
+        devices_of("all")
+    for words in ("gpu", "0,,1", "cuda:x", ["cpu", "0"]):
+        with pytest.raises(UnavailableError, match="expected all, cpu, or numbers of GPUs such as 0,1"):
+            devices_of(words)
+    with pytest.raises(UnavailableError, match="expected each GPU once"):
+        devices_of("0,cuda:0")
+    monkeypatch.setattr("gemmtune.fleet.host.detect", lambda place: place)
+    assert devices_of("0, cuda:1") == devices_of([0, 1]) == ["cuda:0", "cuda:1"]
+
+
+def test_a_store_that_only_this_process_has_is_refused() -> None:
+    with pytest.raises(StoreError, match="expected one that every process can write"):
+        writable(Store())
+
+
+class TestEstimate:
+    """Expected durations."""
+
+    JOB = Job(problem=Problem.mm(16, 4096, 4096, device_type="cpu"))
+
+    def test_a_formula_then_the_durations_in_the_store(self, own_store: Path) -> None:
+        chosen, store = settings.current(), open_store(settings.current())
+        other = dataclasses.replace(self.JOB, problem=Problem.mm(32, 4096, 4096, device_type="cpu"))
+        before = Estimator(pretended.DEVICE, chosen, store)
+        assert "by a formula" in before.source
+        slow = dataclasses.replace(pretended.result_of(self.JOB), seconds=10 * before.seconds(self.JOB))
+        remember(store, self.JOB, dataclasses.replace(slow, source="store"), KIND, chosen.search)
+        assert Estimator(pretended.DEVICE, chosen, store).seconds(other) == before.seconds(other)
+        remember(store, self.JOB, slow, KIND, chosen.search)
+        after = Estimator(pretended.DEVICE, chosen, store)
+        assert after.source == "from 1 durations in the store"
+        assert after.seconds(self.JOB) == pytest.approx(slow.seconds, abs=0.01)
+        assert after.seconds(other) == pytest.approx(10 * before.seconds(other), rel=0.01)
+
+    def test_a_table_of_a_larger_weight_takes_longer(self) -> None:
+        small, large = (Job.tables([Problem.mm(16, n, 4096)], range(1, 8193))[0] for n in (4096, 128256))
+        chosen = settings.Settings()
+        assert 20 < GPU.seconds(small, chosen) < 30 < GPU.seconds(large, chosen) < 60
+        assert GPU.seconds(small, dataclasses.replace(chosen, search="exhaustive")) > 5 * GPU.seconds(small, chosen)
+
+    def test_a_stored_answer_is_seen(self, own_store: Path) -> None:
+        chosen, store = settings.current(), open_store(settings.current())
+        assert not is_stored(self.JOB, KIND, chosen, store)
+        store.put([pretended.row_of(self.JOB, KIND, "aten:mm")])
+        assert is_stored(self.JOB, KIND, chosen, store)
+        assert not is_stored(self.JOB, KIND, dataclasses.replace(chosen, tune="force"), store)
+
+
+def test_devices_that_are_slower_than_their_equals_are_named() -> None:
+    quick, noisy, slow = ({"bandwidth_gbps": pair} for pair in ((3000.0, 3010.0), (3000.0, 2700.0), (2700.0, 2690.0)))
+    assert disagreements({"a": ("x", quick), "b": ("x", quick), "c": ("y", slow)}) == []
+    [line] = disagreements({"a": ("x", quick), "b": ("x", slow), "c": ("x", quick)})
+    assert line.startswith("b: got bandwidth_gbps 2700, expected about 3010, the median of 3 equal devices: it is 10% slower")
+    assert len(disagreements({"a": ("x", quick), "b": ("x", slow)})) == 1
+    assert disagreements({"a": ("x", noisy), "b": ("x", slow), "c": ("x", quick)}) == []
+
+
+def test_durations_as_text() -> None:
+    assert [duration(s) for s in (0.5, 12.4, 200, 9000)] == ["0.5 s", "12 s", "3 min", "2.5 h"]
