@@ -130,14 +130,9 @@ def _show_dry_run(jobs: Sequence[Job], devices: Mapping[str, Device], chosen: Se
             show([Text(f"expected durations: {Estimator(device.info, chosen, store).source}")])
         show([Text(f"about {duration(seconds)} on {counted(len(devices), 'device')}", style="bold")])
     listed = [
-        {
-            "job": str(task.job),
-            "expected_s": task.expected_s,
-            "stored": task.expected_s == STORED_S,
-            "device": by_kind[kind].info.name,
-        }
+        {"job": str(x.job), "expected_s": x.expected_s, "stored": x.expected_s == STORED_S, "device": by_kind[kind].info.name}
         for kind, found in tasks.items()
-        for task in found
+        for x in found
     ]
     write_json(json_file, {"devices": list(devices), "seconds": seconds, "jobs": listed})
 

@@ -23,9 +23,7 @@ ray_option = click.option(
 @shapes_argument
 @shapes_option
 @click.option("--recorded", metavar="FILE", type=click.Path(), help="A file of gemmtune record.")
-@click.option(
-    "--models", metavar="NAMES", help="Weights of public models: all, or names and patterns such as llama-3.1-8b,qwen3-*."
-)
+@click.option("--models", metavar="NAMES", help="Public models whose weights to tune: all, or names such as llama-3.1-8b,qwen3-*.")
 @click.option(
     "--dtypes",
     metavar="NAMES",

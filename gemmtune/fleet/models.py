@@ -1,4 +1,4 @@
-"""Weights of public models by name, for tuning ahead of any model: sizes from their public configurations, and the problems they make."""
+"""Weights of public models by name: sizes from their public configurations, and the problems that calls of the models make."""
 
 from __future__ import annotations
 
@@ -212,9 +212,8 @@ def models_of(words: Sequence[str]) -> dict[str, Model]:
     for word in words:
         names = fnmatch.filter(MODELS, "*" if word == "all" else word.lower())
         if not names:
-            raise InvalidProblemError(
-                f"models: got {word!r}, expected all, patterns such as qwen3-*, or some of {', '.join(MODELS)}"
-            )
+            known = ", ".join(MODELS)
+            raise InvalidProblemError(f"models: got {word!r}, expected all, patterns such as qwen3-*, or some of {known}")
         found |= {name: MODELS[name] for name in names}
     return found
 
