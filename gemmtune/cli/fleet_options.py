@@ -2,31 +2,52 @@
 
 from __future__ import annotations
 
+import importlib
+from collections.abc import Collection
 from typing import Any, get_args
 
 import click
 
 from ..operand_kinds import ModelDtype
+from . import words
+from .completion import complete_of
 from .options import filter_options, problem_options, search_options, shapes_argument, shapes_option, timing_option
 from .output import output_options
 from .running import run
 
 devices_option = click.option(
-    "--devices", metavar="DEVICES", help="Devices to tune on at once: all GPUs of this host, their numbers such as 0,1, or cpu."
+    "--devices",
+    metavar="DEVICES",
+    shell_complete=complete_of(words.SEVERAL_DEVICES),
+    help="Devices to tune on at once: all GPUs of this host, their numbers such as 0,1, or cpu.",
 )
 ray_option = click.option(
-    "--ray", metavar="ADDRESS", help="Tune on the GPUs of a Ray cluster: auto, or its address. Needs the extra gemmtune[fleet]."
+    "--ray",
+    metavar="ADDRESS",
+    shell_complete=complete_of(("auto",)),
+    help="Tune on the GPUs of a Ray cluster: auto, or its address. Needs the extra gemmtune[fleet].",
 )
+
+
+def _models() -> Collection[str]:
+    """Return the names of the models. This imports torch."""
+    return importlib.import_module("..fleet.models", __package__).MODELS  # type: ignore[no-any-return]
 
 
 @click.command()
 @shapes_argument
 @shapes_option
 @click.option("--recorded", metavar="FILE", type=click.Path(), help="A file of gemmtune record.")
-@click.option("--models", metavar="NAMES", help="Public models whose weights to tune: all, or names such as llama-3.1-8b,qwen3-*.")
+@click.option(
+    "--models",
+    metavar="NAMES",
+    shell_complete=complete_of(_models, several=True),
+    help="Public models whose weights to tune: all, or names such as llama-3.1-8b,qwen3-*.",
+)
 @click.option(
     "--dtypes",
     metavar="NAMES",
+    shell_complete=complete_of(get_args(ModelDtype), several=True),
     default="bf16",
     show_default=True,
     help=f"Dtypes of the weights of --models: some of {', '.join(get_args(ModelDtype))}.",

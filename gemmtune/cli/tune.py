@@ -10,6 +10,7 @@ import click
 from rich.text import Text
 
 from .. import settings
+from ..device import DeviceInfo
 from ..errors import NoValidChoicesError
 from ..integration.measured import in_models
 from ..problem import Problem
@@ -73,23 +74,32 @@ def tune(
             if json_file != STDOUT:
                 show(renderables(result, max_rows=rows or None))
         else:
-            with watched(kept=f"measurements are kept in {chosen.store_file}") as progress:
-                listener = progress if json_file == STDOUT else Results(progress, rows or None)
-                place = str(info.torch_device)
-                result = run_tuning(problems, settings=chosen, progress=listener, device=place, again=again, budget_s=budget_s)
-                found = (
-                    run_tuning(
-                        problem, m=m, settings=chosen, progress=progress, device=place, batch_invariant=batch_invariant, again=again
-                    )
-                    for problem, m in ranges
-                )
-                tables = [table for each in found for table in each]
+            shown = None if json_file == STDOUT else rows
+            result, tables = _one_by_one(problems, ranges, chosen, info, shown, again, budget_s)
     if json_file != STDOUT:
         if len(result) > 1 and not is_quiet():
             show([Text(summary_line(result), style="bold")])
         show([Text(_line(table) if is_quiet() else str(table)) for table in tables])
     write_json(json_file, [*result.to_json(), *(table.to_json() for table in tables)])
     _require_picks(result, chosen)
+
+
+def _one_by_one(
+    problems: Sequence[Problem],
+    ranges: Sequence[tuple[Problem, range]],
+    chosen: Settings,
+    info: DeviceInfo,
+    rows: int | None,
+    again: bool,
+    budget_s: float | None,
+) -> tuple[TuningResult, list[RangeResult]]:
+    """Tune on one device. With ``rows``, print so many choices of each result as soon as it is known, all for 0."""
+    place = str(info.torch_device)
+    with watched(kept=f"measurements are kept in {chosen.store_file}") as progress:
+        listener = progress if rows is None else Results(progress, rows or None)
+        result = run_tuning(problems, settings=chosen, progress=listener, device=place, again=again, budget_s=budget_s)
+        found = (run_tuning(problem, m=m, settings=chosen, progress=progress, device=place, again=again) for problem, m in ranges)
+        return result, [table for each in found for table in each]
 
 
 def _together(

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import getpass
+import os
 import re
+import shutil
 import tempfile
+import time
 from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 
@@ -22,6 +26,10 @@ from .job import Job
 
 Kernels = Mapping[str, bytes]
 """Contents of compiled files, by their names below the cache folder."""
+PREFIX = "gemmtune-fleet-"
+"""Beginning of the names of temporary folders of a fleet."""
+KEPT_S = 7 * 24 * 3600.0
+"""Age at which a temporary folder that a killed process has left is removed."""
 
 
 def compiled_for(job: Job, device: DeviceInfo, settings: Settings, run: str) -> Kernels:
@@ -30,7 +38,8 @@ def compiled_for(job: Job, device: DeviceInfo, settings: Settings, run: str) -> 
     They lie in a temporary folder of the ``run``, so that a later job compiles only what is new. A kernel that cannot be compiled
     here is left to the device's own machine.
     """
-    folder = Path(tempfile.gettempdir(), f"gemmtune-fleet-{getpass.getuser()}-{run}")
+    folder = Path(tempfile.gettempdir(), f"{PREFIX}{getpass.getuser()}-{run}")
+    remove_old()
     with use(dataclasses.replace(settings, cache_dir=str(folder))) as here:
         assert here is not None
         make_private(folder)
@@ -48,6 +57,15 @@ def tuned_problems(job: Job, settings: Settings) -> list[Problem]:
     sampled = sampled_rows(job.rows, rows_class.has)
     narrow = rows_class.at(sampled[0]).widens_b
     return [rows_class.at(m) for m in spread(sampled, EFFORT[settings.search].rows_apart, narrow)]
+
+
+def remove_old() -> None:
+    """Remove temporary folders of this user that fleets have left long ago."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
+        with contextlib.suppress(OSError):
+            status = folder.lstat()
+            if status.st_uid == os.geteuid() and time.time() - status.st_mtime > KEPT_S:
+                shutil.rmtree(folder, ignore_errors=True)
 
 
 def unpack(kernels: Kernels, settings: Settings) -> int:

@@ -15,7 +15,7 @@ from ..store.exchange import from_json, to_json
 from ..store.row import Row
 from ..store.store import Ranged, Store
 from .dealer import Task
-from .kernels import Kernels, unpack
+from .kernels import PREFIX, Kernels, unpack
 from .seat import Device, JobFunction, LocalSeat, Report, compiling_share
 
 Stamp = tuple[str, ...]
@@ -29,7 +29,7 @@ class Post:
     """
 
     def __init__(self, place: str, function: JobFunction, settings: Settings, seats: int, *, probed: bool) -> None:
-        self._folder = tempfile.TemporaryDirectory(prefix="gemmtune-fleet-")
+        self._folder = tempfile.TemporaryDirectory(prefix=PREFIX)
         path = Path(self._folder.name, "store.sqlite")
         self._settings = dataclasses.replace(compiling_share(settings, seats), store_path=str(path))
         self._store = Store.open(path)

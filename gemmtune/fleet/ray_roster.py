@@ -20,7 +20,7 @@ from ..store.store import Store
 from ..version import __version__
 from .dealer import Task
 from .job import Job
-from .kernels import Kernels, compiled_for
+from .kernels import Kernels
 from .post import Post
 from .seat import Device, JobFunction, Report, Seat, SeatGone
 
@@ -40,8 +40,8 @@ WAIT_S = 1.0
 class RayRoster:
     """Roster of the GPUs of a Ray cluster, or with ``kind`` cpu of its nodes. Nodes may join and leave.
 
-    Each job is compiled on any node with idle cores, while earlier jobs are measured. ``compiler`` does it, None for CPUs, whose
-    kernels are compiled where they run.
+    Each job is compiled on any node with idle cores, while earlier jobs are measured. The first one is compiled where it runs.
+    ``compiler`` compiles a job, see ``compiled_for``. Without one, kernels are compiled where they run.
 
     Raises:
         UnavailableError: Ray is not installed, there is no cluster, or the cluster has no such device.
@@ -54,7 +54,7 @@ class RayRoster:
         function: JobFunction,
         settings: Settings,
         store: Store,
-        compiler: Callable[..., Kernels] = compiled_for,
+        compiler: Callable[..., Kernels] | None = None,
     ) -> None:
         self._ray, self._joined = _connected(address)
         self._gpus = kind != "cpu"
@@ -62,12 +62,13 @@ class RayRoster:
         self._settings = settings
         self._store = store
         self._run = uuid.uuid4().hex[:12]
-        self._compiler: Any = self._ray.remote(num_cpus=COMPILING_CPUS, num_returns=2)(_named(compiler)) if self._gpus else None
+        self._compiler: Any = self._ray.remote(num_cpus=COMPILING_CPUS, num_returns=2)(_named(compiler)) if compiler else None
         self._kernels: dict[Task, tuple[Any, Any]] = {}
         """References to the end of a compilation and to its files."""
         self._made: dict[tuple[str, int], int] = {}
         self._looked_s = -LOOK_S
         if not self._slots():
+            self.close()
             what = "GPU" if self._gpus else "node"
             raise UnavailableError(f"ray: got a cluster without a {what}, expected at least one; see ray status")
 
@@ -77,13 +78,13 @@ class RayRoster:
             return []
         self._looked_s = time.monotonic()
         found: list[Seat] = []
-        for host, node, index, count in self._slots():
+        for host, node, index, count, cores in self._slots():
             names = [f"{host} {node[:6]} {'gpu' if self._gpus else 'cpu'}{index}"]
             names += [f"{names[0]} ({again})" for again in range(2, MOST_POSTS + 1)]
             made = self._made.get((node, index), 0)
             if made < MOST_POSTS and not any(name in present for name in names):
                 self._made[node, index] = made + 1
-                found.append(RaySeat(names[made], self, node, count))
+                found.append(RaySeat(names[made], self.post(node, count, cores), self))
         return found
 
     def ahead(self, tasks: Sequence[Task], device: Device) -> None:
@@ -125,10 +126,10 @@ class RayRoster:
         ranged = self._store.ranged(job.problem.key, kind).values() if job.rows is not None else ()
         return to_json(rows, self._store.every_limit(), list(ranged))
 
-    def post(self, node: str, count: int) -> Any:
-        """Start a post on a node, which has ``count`` devices."""
+    def post(self, node: str, count: int, cores: int) -> Any:
+        """Start a post on a node, which has ``count`` devices. A CPU is taken whole: torch has a thread for each core of a post."""
         strategy = self._ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(node, soft=False)
-        resources = {"num_gpus": 1, "num_cpus": 1} if self._gpus else {"num_cpus": 1}
+        resources = {"num_gpus": 1, "num_cpus": 1} if self._gpus else {"num_cpus": cores}
         actor = self._ray.remote(max_concurrency=2, max_restarts=0, scheduling_strategy=strategy, **resources)(Post)
         # Ray shows an actor its own GPU alone, as cuda:0.
         place = "cuda:0" if self._gpus else "cpu"
@@ -151,23 +152,24 @@ class RayRoster:
             self.get(actor.close.remote(), CLOSE_S)
         self._ray.kill(actor)
 
-    def _slots(self) -> list[tuple[str, str, int, int]]:
-        """Return host, node, index and the node's number of devices, for each device of the living nodes."""
+    def _slots(self) -> list[tuple[str, str, int, int, int]]:
+        """Return host, node, index and the node's numbers of devices and cores, for each device of the living nodes."""
         found = []
         for node in self._ray.nodes():
             resources = node["Resources"] if node["Alive"] else {}
-            count = int(resources.get("GPU", 0)) if self._gpus else int(resources.get("CPU", 0) >= 1)
-            found += [(node["NodeManagerHostname"], node["NodeID"], index, count) for index in range(count)]
+            cores = int(resources.get("CPU", 0))
+            count = int(resources.get("GPU", 0)) if self._gpus else min(cores, 1)
+            found += [(node["NodeManagerHostname"], node["NodeID"], index, count, cores) for index in range(count)]
         return found
 
 
 class RaySeat:
     """Seat in a post on a node of the cluster."""
 
-    def __init__(self, name: str, roster: RayRoster, node: str, count: int) -> None:
+    def __init__(self, name: str, actor: Any, roster: RayRoster) -> None:
         self.name = name
         self._roster = roster
-        self._actor = roster.post(node, count)
+        self._actor = actor
         self._sent: set[Any] = set()
         self._stopping = False
 

@@ -12,6 +12,7 @@ from ..store.key import fingerprint_text
 from ..store.store import open_store
 from .host import Devices, HostRoster, devices_of, writable
 from .job import Job
+from .kernels import compiled_for
 from .ray_roster import RayRoster
 from .result import FleetResult
 from .run import Fleet, Roster
@@ -43,7 +44,8 @@ def run_fleet(
         found = _checked_devices(devices, jobs)
         roster = HostRoster(found, function, settings)
     else:
-        roster = RayRoster(ray, _kind_of(devices, jobs), function, settings, store)
+        kind = _kind_of(devices, jobs)
+        roster = RayRoster(ray, kind, function, settings, store, None if kind == "cpu" else compiled_for)
     return Fleet(jobs, roster, store, settings, progress, keep=keep).run()
 
 
@@ -89,6 +91,5 @@ def _kind_of(devices: Devices | None, jobs: Sequence[Job]) -> str:
 def _check_type(kind: str, jobs: Sequence[Job]) -> None:
     for job in jobs:
         if job.problem.device_type != kind:
-            raise InvalidProblemError(
-                f"fleet: got a problem for {job.problem.device_type} ({job.problem}), expected one for {kind}"
-            )
+            got = f"{job.problem.device_type} ({job.problem})"
+            raise InvalidProblemError(f"fleet: got a problem for {got}, expected one for {kind}, the type of the devices")

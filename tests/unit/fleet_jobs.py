@@ -10,7 +10,7 @@ from pathlib import Path
 
 from gemmtune import Problem
 from gemmtune.choice import Status
-from gemmtune.device import preset
+from gemmtune.device import DeviceInfo, detect
 from gemmtune.errors import InvalidProblemError
 from gemmtune.fleet.job import Job
 from gemmtune.selector.result import Outcome, ProblemResult
@@ -18,10 +18,14 @@ from gemmtune.settings import Settings
 from gemmtune.store.key import fingerprint_text
 from gemmtune.store.store import Row, open_store
 
-DEVICE = preset("portable")
+DEVICE = detect("cpu")
 """Device of the stand-in seats."""
-KILL, FAIL, SLOW, ONCE = 1001, 1002, 1003, 1004
-"""K of a job that kills its process, raises, waits for a signal, or kills the first process."""
+KILL, FAIL, SLOW, ONCE, WAITS_ONCE = 1001, 1002, 1003, 1004, 1005
+"""K of a job that kills its process, raises, waits for a signal, kills the first process, or waits in the first process."""
+WAITING = 12
+"""N of the job that waits in the first process."""
+FAILS_TO_COMPILE = 3
+KERNEL = "pretended/kernel.so"
 
 
 def jobs(count: int, k: int = 8) -> list[Job]:
@@ -47,7 +51,7 @@ def result_of(job: Job, source: str = "measured") -> ProblemResult:
 
 def pretend(job: Job, place: str, settings: Settings) -> ProblemResult:
     """Store a row of a job as a tuning does, or fail as its K says. A stored job is not measured again."""
-    store, fingerprint, log = open_store(settings), fingerprint_text(DEVICE, settings.timing), settings.log_file
+    store, fingerprint, log = open_store(settings), fingerprint_text(detect(place), settings.timing), settings.log_file
     if store.rows(job.problem.key, fingerprint):
         return result_of(job, "store")
     if log is not None:
@@ -60,6 +64,8 @@ def pretend(job: Job, place: str, settings: Settings) -> ProblemResult:
             os.kill(os.getpid(), signal.SIGKILL)
         case k if k == ONCE and log is not None and Path(log).read_text().count(f"{job.problem.n} ") == 1:
             os.kill(os.getpid(), signal.SIGKILL)
+        case k if k == WAITS_ONCE and job.problem.n == WAITING and log and Path(log).read_text().count(f"{WAITING} ") == 1:
+            threading.Event().wait(60)
         case k if k == SLOW:
             try:
                 threading.Event().wait(60)
@@ -69,3 +75,15 @@ def pretend(job: Job, place: str, settings: Settings) -> ProblemResult:
             time.sleep(0.002)
     store.put([row_of(job, fingerprint, place)])
     return result_of(job)
+
+
+def compiled(job: Job, device: DeviceInfo, settings: Settings, run: str) -> dict[str, bytes]:
+    """Compile a kernel for a job, in pretence."""
+    if job.problem.n == FAILS_TO_COMPILE:
+        raise OSError("no compiler")
+    return {f"{KERNEL}.{job.problem.n}": run.encode()}
+
+
+def refuse(job: Job, place: str, settings: Settings, retry: str) -> ProblemResult:
+    """Fail."""
+    raise InvalidProblemError("no such product")
