@@ -140,8 +140,10 @@ class Dealer:
         return found
 
     def remaining_s(self, now_s: float) -> float:
-        """Return the expected time until everything is done, corrected by the tasks that are done."""
-        pace = self._spent_s / self._planned_s if self._planned_s else 1.0
+        """Return the expected time until everything is done, corrected by tasks that are done or take longer than expected."""
+        late = [(now_s - x.begun_s, x.task.expected_s) for x in self._running.values() if now_s - x.begun_s > x.task.expected_s]
+        spent, planned = self._spent_s + sum(x for x, _ in late), self._planned_s + sum(y for _, y in late)
+        pace = spent / planned if planned else 1.0
         times = [0.0]
         for kind in {task.kind for task in self._waiting} | {deal.task.kind for deal in self._running.values()}:
             running = [deal for deal in self._running.values() if deal.task.kind == kind]

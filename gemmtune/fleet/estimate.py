@@ -53,8 +53,8 @@ class Rates:
 
 GPU = Rates(table_s=24.0, problem_s=5.0, table_s_per_tflop=2.0, problem_s_per_tflop=1.0)
 """Durations on a GPU. Source: ``tuning`` of benchmarks/results/nvidia-h200/rows.json and rows-int4.json."""
-CPU = Rates(table_s=6.0, problem_s=3.0, table_s_per_tflop=300.0, problem_s_per_tflop=60.0)
-"""Durations on a CPU. Source: ``tuning`` of benchmarks/results/cpu-amd-epyc/rows.json."""
+CPU = Rates(table_s=30.0, problem_s=8.0, table_s_per_tflop=300.0, problem_s_per_tflop=60.0)
+"""Durations on a CPU: those of benchmarks/results/cpu-amd-epyc/rows.json, and the C++ compiler's on two cores."""
 
 
 class Estimator:

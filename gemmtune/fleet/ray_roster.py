@@ -115,7 +115,7 @@ class RayRoster:
         try:
             self._ray.get(ended)
         except self._ray.exceptions.RayError as error:
-            log.warning("kernels are compiled where they run: %s", " ".join(str(error).split()))
+            log.warning("kernels are compiled where they run: %s", getattr(error, "cause", None) or error)
             return False
         return True
 

@@ -52,19 +52,20 @@ def result_of(job: Job, source: str = "measured") -> ProblemResult:
 def pretend(job: Job, place: str, settings: Settings) -> ProblemResult:
     """Store a row of a job as a tuning does, or fail as its K says. A stored job is not measured again."""
     store, fingerprint, log = open_store(settings), fingerprint_text(detect(place), settings.timing), settings.log_file
+    name = f"{job.problem.n}x{job.problem.k}"
     if store.rows(job.problem.key, fingerprint):
         return result_of(job, "store")
     if log is not None:
         with Path(log).open("a") as file:
-            file.write(f"{job.problem.n} {os.getpid()}\n")
+            file.write(f"{name} {os.getpid()}\n")
     match job.problem.k:
         case k if k == FAIL:
             raise InvalidProblemError(f"no such product: N = {job.problem.n}")
         case k if k == KILL:
             os.kill(os.getpid(), signal.SIGKILL)
-        case k if k == ONCE and log is not None and Path(log).read_text().count(f"{job.problem.n} ") == 1:
+        case k if k == ONCE and log is not None and Path(log).read_text().count(f"{name} ") == 1:
             os.kill(os.getpid(), signal.SIGKILL)
-        case k if k == WAITS_ONCE and job.problem.n == WAITING and log and Path(log).read_text().count(f"{WAITING} ") == 1:
+        case k if k == WAITS_ONCE and job.problem.n == WAITING and log and Path(log).read_text().count(f"{name} ") == 1:
             threading.Event().wait(60)
         case k if k == SLOW:
             try:

@@ -75,9 +75,9 @@ def run(jobs: Sequence[Job], seats: int = 2, progress: Progress | None = None) -
     return Fleet(jobs, roster, open_store(chosen), chosen, progress or Progress()).run()
 
 
-def measured(log: Path) -> dict[int, int]:
-    """Return how many processes began to measure each job, by N."""
-    return collections.Counter(int(line.split()[0]) for line in log.read_text().splitlines())
+def measured(log: Path) -> dict[str, int]:
+    """Return how many processes began to measure each job, by N and K."""
+    return collections.Counter(line.split()[0] for line in log.read_text().splitlines())
 
 
 class TestDealer:
@@ -145,6 +145,7 @@ class TestDealer:
         dealer.next("b", 0.0)
         assert dealer.done(deal, 8.0)  # twice as long as expected, like the others now
         assert dealer.remaining_s(4.0) == pytest.approx(12.0)
+        assert dealer.remaining_s(32.0) == pytest.approx(20.0), "a task that takes long slows the expected pace"
         assert makespan([3, 3, 2, 2, 2], [0.0, 0.0]) == 7
 
 
@@ -185,10 +186,10 @@ def simulated(count: int, seats: int, failing: float, spread: float, seed: int) 
 
 
 def test_200_nodes_of_which_some_die_lose_and_double_nothing() -> None:
-    _, answers, refused = simulated(4000, 200, failing=0.05, spread=0.3, seed=1)
-    assert len(answers) == 4000
+    _, answers, refused = simulated(2000, 200, failing=0.05, spread=0.3, seed=1)
+    assert len(answers) == 2000
     assert set(answers.values()) == {1}
-    assert refused > 20
+    assert refused > 10
 
 
 def test_four_devices_tune_60_weights_3_5_times_as_fast_as_one() -> None:
@@ -247,11 +248,11 @@ class NodeRoster:
 
 def test_rows_of_200_nodes_are_stored_once(log: Path) -> None:
     roster, store = NodeRoster(200), open_store(settings.current())
-    result = Fleet(pretended.jobs(600), roster, store, settings.current(), Progress(), keep=False).run()
+    result = Fleet(pretended.jobs(400), roster, store, settings.current(), Progress(), keep=False).run()
     assert not result.failures
     assert result.dealt_again == len(roster.deaths) > 10
     assert sorted(result.left) == sorted(roster.deaths)
-    assert len(result.done) == len(store.every_row()) == len({row.key for row in store.every_row()}) == 600
+    assert len(result.done) == len(store.every_row()) == len({row.key for row in store.every_row()}) == 400
 
 
 class TestLocal:
@@ -445,7 +446,7 @@ class TestCommand:
         assert cli.run([*words, "--dry-run"]) == 0
         before = capsys.readouterr().out
         assert re.search(r"^1 × .*: 2 jobs, 0 stored\n", before)
-        assert re.search(r"mm 32x64x64 .* 1\.5 s\n(.|\n)*by a formula.*\nabout 3\.0 s on 1 device", before)
+        assert re.search(r"mm 32x64x64 .* 4\.0 s\n(.|\n)*by a formula.*\nabout 8\.0 s on 1 device", before)
         assert not open_store(settings.current()).every_row()
         assert cli.run(words) == 0
         assert "2 jobs on 1 device in" in (said := capsys.readouterr()).out

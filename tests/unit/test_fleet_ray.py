@@ -33,6 +33,7 @@ def cluster() -> Iterator[Any]:
         patch.setenv("PYTHONPATH", os.pathsep.join([*sys.path, str(Path(__file__).parent)]))
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
         patch.setenv("OMP_NUM_THREADS", "1")
+        patch.setenv("RAY_memory_monitor_refresh_ms", "0")  # other work of this machine must not end nodes
         made = cluster_utils.Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
         yield made
         made.shutdown()
@@ -111,7 +112,7 @@ def test_a_node_that_dies_loses_its_job_alone_and_nothing_is_stored_twice(cluste
         killed = False
 
         def stage(self, name: str, done: int, total: int) -> None:
-            waiting = [line.split()[1] for line in log.read_text().splitlines() if line.startswith(f"{pretended.WAITING} ")]
+            waiting = [line.split()[1] for line in log.read_text().splitlines() if line.startswith(f"{pretended.WAITING}x")]
             if done == total - 1 and not self.killed:
                 self.killed = True
                 cluster.remove_node(node_of(int(waiting[0]), nodes), allow_graceful=False)
