@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from ..device import DeviceInfo
-from ..errors import InvalidProblemError, StoreError
+from ..errors import InvalidProblemError
 from ..foreign import parse_json
 from ..problem import Problem
 from ..selector.candidates import outcome_of
@@ -120,13 +120,15 @@ def remember(store: Store, job: Job, result: JobResult, fingerprint: str, search
 
 def is_stored(job: Job, fingerprint: str, settings: Settings, store: Store) -> bool:
     """Return True if the store seems to have a job's answer. Cheap: the choices are not enumerated, which the seat does."""
-    if settings.tune == "force":
+    if settings.tune == "force" or not has_answer(job, fingerprint, settings, store):
         return False
+    outcomes = [outcome_of(row) for row in store.rows(job.problem.key, fingerprint).values()] if job.rows is None else []
+    return all(o.settled for o in outcomes)
+
+
+def has_answer(job: Job, fingerprint: str, settings: Settings, store: Store) -> bool:
+    """Return True if the store has rows for a job's problem, or a table for its range."""
     if job.rows is None:
-        outcomes = [outcome_of(row) for row in store.rows(job.problem.key, fingerprint).values()]
-        return any(o.time_us for o in outcomes) and all(o.settled for o in outcomes)
-    try:
-        known = stored_table(job.rows_class, fingerprint, store, kind_of(settings))
-    except StoreError:
-        return False
+        return job.problem.empty or bool(store.rows(job.problem.key, fingerprint))
+    known = stored_table(job.rows_class, fingerprint, store, kind_of(settings))
     return known is not None and known[0].covers(filter(job.rows_class.has, job.rows))

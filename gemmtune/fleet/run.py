@@ -13,12 +13,13 @@ from typing import Protocol
 from ..errors import StoreError, UnavailableError
 from ..interrupts import finishing
 from ..selector.progress import Progress
+from ..selector.result import ProblemResult
 from ..selector.table import counted
 from ..settings import Settings
 from ..store.exchange import from_json
 from ..store.store import Store
 from .dealer import Deal, Dealer, Task
-from .estimate import STORED_S, Estimator, is_stored, remember
+from .estimate import STORED_S, Estimator, has_answer, is_stored, remember
 from .job import Job, JobResult
 from .probe import disagreements
 from .result import Done, FleetResult, duration, summary, without_details
@@ -78,6 +79,7 @@ class Fleet:
         self._deaths: dict[str, int] = {}
         self._result = FleetResult()
         self._count = 0
+        self._stopping = False
         self._shown: tuple[int, int] | None = None
         self._shown_s = 0.0
 
@@ -182,10 +184,12 @@ class Fleet:
                     self._leave(seat, f"its last {MOST_DEATHS} jobs ended with the death of their process: {report.reason}")
             case "done" | "failed":
                 if self._dealer.done(deal, report.seconds):
-                    failed = reason or report.reason
+                    failed = reason or report.reason or self._why_not_stored(deal.task, report.result)
                     self._note(deal.task, seat.name, report.seconds, None if failed else report.result, failed)
-            case "stopped":
+            case "stopped" if self._stopping:
                 self._dealer.lost(deal, killed=False)
+            case "stopped":
+                self._lost(deal, "its process got SIGTERM", killed=False)
 
     def _has_equals(self, seat: str) -> bool:
         kinds = self._dealer.seats
@@ -200,6 +204,13 @@ class Fleet:
         except StoreError as error:
             return str(error)
         return ""
+
+    def _why_not_stored(self, task: Task, result: JobResult | None) -> str:
+        """Return why a task's answer cannot be found in the store, or "" if it can, or if there was nothing to try."""
+        tried = not isinstance(result, ProblemResult) or bool(result.outcomes)
+        if not tried or has_answer(task.job, task.kind, self._settings, self._store):
+            return ""
+        return f"its results are not in the store {self._store.path}: see that this file can be written, and that the disk has room"
 
     def _note(self, task: Task, seat: str, seconds: float, result: JobResult | None, reason: str = "") -> None:
         self._count += 1
@@ -232,6 +243,7 @@ class Fleet:
     def _stop(self) -> None:
         """Let running jobs keep what they measured, at most STOP_S."""
         deadline = time.monotonic() + STOP_S
+        self._stopping = True
         for seat in self._seats.values():
             seat.stop()
         busy = {name for name in self._dealer.seats if self._dealer.running_on(name) is not None}

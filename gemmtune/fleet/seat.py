@@ -6,6 +6,7 @@ import dataclasses
 import logging
 import os
 import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -107,7 +108,8 @@ class LocalSeat:
             except NoWorkerError as error:
                 raise SeatGone(str(error)) from error
             except Exception as error:  # noqa: BLE001 - a device that cannot be probed may still tune
-                log.warning("%s could not be compared with the other devices: %s", self.name, error)
+                if not self._stopping:
+                    log.warning("%s could not be compared with the other devices: %s", self.name, error)
         return Device(info=self._info, fingerprint=fingerprint_text(self._info, self._settings.timing), limits=limits)
 
     def run(self, task: Task) -> Report:
@@ -155,38 +157,42 @@ class LocalSeat:
 
 def until_stopped(function: JobFunction, job: Job, place: str, settings: Settings) -> Report:
     """Run a job in this process, and report what came out. SIGTERM ends it, and its measurements are kept."""
-    with _warnings_of_log() as messages:
+    messages: list[str] = []
+    report = Report(status="stopped", seconds=0.0)
+    with _warnings_of(messages):
         try:
             with raising():
-                result = function(job, place, settings)
+                report = Report(status="done", seconds=0.0, result=function(job, place, settings))
         except Terminated:
-            return Report(status="stopped", seconds=0.0, messages=tuple(messages))
+            log.debug("%s was stopped", job)
         except Exception as error:  # noqa: BLE001 - a job that fails must not end the fleet
             reason = str(error) if isinstance(error, GemmtuneError) else f"{type(error).__name__}: {error}"
-            return Report(status="failed", seconds=0.0, reason=reason, messages=tuple(messages))
-    return Report(status="done", seconds=0.0, result=result, messages=tuple(messages))
+            report = Report(status="failed", seconds=0.0, reason=reason)
+    return dataclasses.replace(report, messages=tuple(dict.fromkeys(messages)))
 
 
 @contextmanager
-def _warnings_of_log() -> Iterator[list[str]]:
-    """Collect the warnings of gemmtune's log within the block."""
-    handler = _Texts(logging.WARNING)
+def _warnings_of(texts: list[str]) -> Iterator[None]:
+    """Collect the warnings within the block, and those of gemmtune's log."""
+    handler = _Texts(texts)
     log.addHandler(handler)
     try:
-        yield handler.texts
+        with warnings.catch_warnings(record=True) as caught:
+            yield
     finally:
         log.removeHandler(handler)
+        texts += [str(warning.message) for warning in caught]
 
 
 class _Texts(logging.Handler):
     """Handler that keeps the texts of records."""
 
-    def __init__(self, level: int) -> None:
-        super().__init__(level)
-        self.texts: list[str] = []
+    def __init__(self, texts: list[str]) -> None:
+        super().__init__(logging.WARNING)
+        self._texts = texts
 
     def emit(self, record: logging.LogRecord) -> None:
-        self.texts.append(record.getMessage())
+        self._texts.append(record.getMessage())
 
 
 def compiling_share(settings: Settings, seats: int) -> Settings:

@@ -6,6 +6,7 @@ import os
 import signal
 import threading
 import time
+import warnings
 from pathlib import Path
 
 from gemmtune import Problem
@@ -60,6 +61,7 @@ def pretend(job: Job, place: str, settings: Settings) -> ProblemResult:
             file.write(f"{name} {os.getpid()}\n")
     match job.problem.k:
         case k if k == FAIL:
+            warnings.warn("it will fail", RuntimeWarning, stacklevel=1)
             raise InvalidProblemError(f"no such product: N = {job.problem.n}")
         case k if k == KILL:
             os.kill(os.getpid(), signal.SIGKILL)
@@ -88,3 +90,8 @@ def compiled(job: Job, device: DeviceInfo, settings: Settings, run: str) -> dict
 def refuse(job: Job, place: str, settings: Settings, retry: str) -> ProblemResult:
     """Fail."""
     raise InvalidProblemError("no such product")
+
+
+def limits(place: str, settings: Settings) -> dict[str, tuple[float, float]]:
+    """Return limits of a device, in pretence."""
+    return {"bandwidth_gbps": (1.0, 2.0)}

@@ -10,7 +10,6 @@ import json
 import os
 import random
 import re
-import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -29,7 +28,8 @@ from gemmtune.fleet.estimate import GPU, STORED_S, Estimator, is_stored, remembe
 from gemmtune.fleet.host import HostRoster, devices_of, writable
 from gemmtune.fleet.job import Job
 from gemmtune.fleet.kernels import compiled_for, tuned_problems, unpack
-from gemmtune.fleet.probe import disagreements
+from gemmtune.fleet.post import Post
+from gemmtune.fleet.probe import disagreements, measured_twice
 from gemmtune.fleet.result import FleetResult, duration
 from gemmtune.fleet.run import Fleet
 from gemmtune.fleet.seat import Device, LocalSeat, Report, SeatGone
@@ -61,9 +61,9 @@ def log(tmp_path: Path) -> Iterator[Path]:
     """A file to which each process that measures a job adds a line, with a store of the test's own."""
     file = tmp_path / "log"
     file.touch()
-    with settings.patch(store_path=str(tmp_path / "store.sqlite"), log_file=str(file)):
+    with settings.patch(store_path=str(tmp_path / "store.sqlite"), cache_dir=str(tmp_path / "cache"), log_file=str(file)):
         yield file
-    open_store(settings.Settings(store_path=str(tmp_path / "store.sqlite"))).close()
+        open_store(settings.current()).close()
 
 
 def run(jobs: Sequence[Job], seats: int = 2, progress: Progress | None = None) -> FleetResult:
@@ -255,6 +255,101 @@ def test_rows_of_200_nodes_are_stored_once(log: Path) -> None:
     assert len(result.done) == len(store.every_row()) == len({row.key for row in store.every_row()}) == 400
 
 
+class StubSeat(NodeSeat):
+    """Stand-in for a seat that answers each task with ``report``, or leaves if that is None."""
+
+    def __init__(self, name: str, report: Report | None, kind: str = KIND) -> None:
+        super().__init__(name, random.Random(0), [])
+        self._report = report
+        self._kind = kind
+
+    def open(self) -> Device:
+        return Device(info=pretended.DEVICE, fingerprint=self._kind)
+
+    def run(self, task: Task) -> Report:
+        if self._report is None:
+            raise SeatGone("no power")
+        if self._report.status != "done":
+            return self._report
+        rows = self._report.rows or to_json([pretended.row_of(task.job, self._kind, self.name)], [])
+        return dataclasses.replace(self._report, result=pretended.result_of(task.job), rows=rows)
+
+
+DONE = Report(status="done", seconds=0.01)
+
+
+def run_on(seats: Sequence[StubSeat], jobs: Sequence[Job]) -> FleetResult:
+    chosen = settings.current()
+    roster = HostRoster([], pretended.pretend, chosen)
+    roster._seats = list(seats)
+    return Fleet(jobs, roster, open_store(chosen), chosen, Progress()).run()
+
+
+def test_a_device_on_which_every_process_dies_leaves_if_it_has_equals(log: Path) -> None:
+    broken = Report(status="died", seconds=0.01, reason="worker process died by SIGSEGV")
+    result = run_on([StubSeat("good", DONE), StubSeat("bad", broken)], pretended.jobs(40))
+    assert not result.failures
+    assert result.left == {"bad": "its last 3 jobs ended with the death of their process: worker process died by SIGSEGV"}
+    assert result.dealt_again == 3
+    alone = run_on([StubSeat("bad", broken)], pretended.jobs(3))
+    assert not alone.left
+    assert len(alone.failures) == 3
+
+
+def test_jobs_of_a_kind_of_device_that_is_gone_fail_at_the_end(log: Path) -> None:
+    result = run_on([StubSeat("a", DONE), StubSeat("b", None, kind='{"device":"another"}')], pretended.jobs(3))
+    assert {one.seat for one in result.done if one.result is not None} == {"a"}
+    assert [one.reason for one in result.failures] == ["no device of its kind is left"] * 3
+    assert result.left == {"b": "no power"}
+
+    class Closed(StubSeat):
+        """Seat that cannot be opened."""
+
+        def open(self) -> Device:
+            raise SeatGone("no driver")
+
+    with pytest.raises(UnavailableError, match=r"got no device that can be opened \(a: no driver\), expected at least one"):
+        run_on([Closed("a", DONE)], pretended.jobs(1))
+
+
+def test_rows_that_cannot_have_been_measured_fail_their_job(log: Path) -> None:
+    [job] = pretended.jobs(1)
+    row = dataclasses.replace(pretended.row_of(job, KIND, "aten:mm"), measured_at="2999-01-01T00:00:00.000000+00:00")
+    result = run_on([StubSeat("a", dataclasses.replace(DONE, rows=to_json([row], [])))], [job])
+    assert [re.search(r"set the clock of the machine", one.reason) is not None for one in result.failures] == [True]
+    assert not open_store(settings.current()).every_row()
+
+
+def test_an_answer_that_is_not_in_the_store_is_a_failure(log: Path) -> None:
+    """The disk of a process may be full."""
+    [job] = pretended.jobs(1)
+    result = run_on([StubSeat("a", dataclasses.replace(DONE, rows=to_json([], [])))], [job])
+    [failed] = result.failures
+    assert failed.reason.startswith(f"its results are not in the store {log.parent / 'store.sqlite'}: see that")
+
+
+def test_a_node_answers_with_what_the_fleet_does_not_have(log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Even the first run of a job that the fleet's store knows measures nothing."""
+    monkeypatch.setattr("gemmtune.fleet.seat.measured_twice", pretended.limits)
+    first, second = tasks([1.0, 1.0])
+    post = Post("cpu", pretended.pretend, settings.current(), 1, probed=True)
+    try:
+        device = post.open()
+        assert (device.fingerprint, device.limits) == (KIND, {"bandwidth_gbps": (1.0, 2.0)})
+        known = to_json([pretended.row_of(first.job, KIND, "known")], [])
+        report = post.run(first, known)
+        assert (report.status, report.rows["measurements"]) == ("done", [])
+        report = post.run(second, to_json([], []), {"some/kernel.so": b"x"})
+        [group] = report.rows["measurements"]
+        assert (group["key"], len(group["rows"])) == (second.job.problem.key, 1)
+        assert post.run(second, to_json([], [])).rows["measurements"] == []
+        assert measured(log) == {f"{second.job.problem.n}x{second.job.problem.k}": 1}
+        assert (settings.current().folder / "some" / "kernel.so").read_bytes() == b"x"
+    finally:
+        post.close()
+    assert not open_store(settings.current()).every_row()
+
+
 class TestLocal:
     """Real worker processes of this machine, whose measurements are pretended."""
 
@@ -273,8 +368,9 @@ class TestLocal:
         assert {one.task.expected_s for one in again.done} == {STORED_S}
 
     def test_failures_name_their_reason_and_all_others_are_done(self, log: Path) -> None:
-        jobs = [*pretended.jobs(3), *pretended.jobs(1, pretended.KILL), *pretended.jobs(1, pretended.FAIL)]
-        result = run(jobs)
+        jobs, said = [*pretended.jobs(3), *pretended.jobs(1, pretended.KILL), *pretended.jobs(1, pretended.FAIL)], Messages()
+        result = run(jobs, progress=said)
+        assert sum(text.endswith(": it will fail") for text in said.texts) == 1, "a warning of the process is lost"
         reasons = {one.task.job.problem.k: one.reason for one in result.failures}
         assert reasons.keys() == {pretended.KILL, pretended.FAIL}
         assert reasons[pretended.FAIL] == "no such product: N = 1"
@@ -352,6 +448,13 @@ class TestEstimate:
         assert not is_stored(self.JOB, KIND, dataclasses.replace(chosen, tune="force"), store)
 
 
+def test_the_limits_of_a_device_are_measured_twice(own_store: Path) -> None:
+    found = measured_twice("cpu", settings.current())
+    assert found.keys() == {"bandwidth_gbps", "bfloat16_gflops"}
+    assert all(min(pair) > 0 for pair in found.values())
+    assert not open_store(settings.current()).every_limit()
+
+
 def test_devices_that_are_slower_than_their_equals_are_named() -> None:
     quick, noisy, slow = ({"bandwidth_gbps": pair} for pair in ((3000.0, 3010.0), (3000.0, 2700.0), (2700.0, 2690.0)))
     assert disagreements({"a": ("x", quick), "b": ("x", quick), "c": ("y", slow)}) == []
@@ -421,14 +524,6 @@ class TestTune:
             gemmtune.tune(Problem.mm(16, 64, 64, device_type="cuda"), devices="cpu")
         with pytest.raises(FleetError, match=r"got 1 jobs that failed(.|\n)*mm 16x1x1002 .*: no such product: N = 1"):
             run(pretended.jobs(1, pretended.FAIL), 1).refuse_failures()
-
-
-def test_without_ray_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch, own_store: Path) -> None:
-    monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(UnavailableError, match=r"expected Ray: pip install 'gemmtune\[fleet\]'"):
-        gemmtune.tune(TestTune.SMALL, devices="cpu", ray="auto", progress=False)
-    with pytest.raises(UnavailableError, match="got '0' with a Ray cluster, expected all"):
-        gemmtune.tune(TestTune.SMALL, devices="0", ray="auto", progress=False)
 
 
 class TestCommand:

@@ -10,9 +10,11 @@ from typing import Any
 
 import fleet_jobs as pretended
 import pytest
+import torch
 from extras import needs
 
-from gemmtune import settings
+import gemmtune
+from gemmtune import Problem, settings
 from gemmtune.errors import UnavailableError
 from gemmtune.fleet.job import Job
 from gemmtune.fleet.ray_roster import RayRoster
@@ -22,6 +24,7 @@ from gemmtune.selector.progress import Progress
 from gemmtune.store.store import open_store
 
 NODES = 3
+SMALL = Problem.mm(16, 64, 64, dtype=torch.float32, device_type="cpu")
 
 
 @pytest.fixture(scope="module")
@@ -134,3 +137,11 @@ def test_without_a_cluster_or_its_devices_the_error_says_what_to_do(cluster: Any
     chosen = settings.current()
     with pytest.raises(UnavailableError, match="ray: got a cluster without a GPU, expected at least one"):
         RayRoster(cluster.address, "cuda", pretended.pretend, chosen, open_store(chosen))
+
+
+def test_without_ray_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch, own_store: Path) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(UnavailableError, match=r"expected Ray: pip install 'gemmtune\[fleet\]'"):
+        gemmtune.tune(SMALL, devices="cpu", ray="auto", progress=False)
+    with pytest.raises(UnavailableError, match="got '0' with a Ray cluster, expected all"):
+        gemmtune.tune(SMALL, devices="0", ray="auto", progress=False)
