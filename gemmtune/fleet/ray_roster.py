@@ -33,6 +33,8 @@ COMPILING_CPUS = 4
 MOST_POSTS = 3
 """Times that a post is made for one device before the device counts as broken."""
 CLOSE_S = 5.0
+MOST_WAIT_S = 120.0
+"""Longest wait for the kernels of a job. After it, no more are compiled ahead: the cluster has no idle cores."""
 WAIT_S = 1.0
 """Interval at which a wait for kernels looks for an interruption."""
 
@@ -104,9 +106,14 @@ class RayRoster:
 
         A job's files are those that no earlier job has made. What could not be compiled is compiled where it runs.
         """
+        ends = time.monotonic() + MOST_WAIT_S
         while (mine := self._kernels.get(task)) is not None and not stopped():
             if self._ray.wait([mine[0]], timeout=WAIT_S)[0]:
                 break
+            if time.monotonic() > ends:
+                log.warning("no node has compiled %s within %g s: kernels are compiled where they run", task.job, MOST_WAIT_S)
+                self._compiler = None
+                self._kernels.clear()
         made = [pair for pair in list(self._kernels.values()) if pair[1] not in sent]
         return [files for ended, files in made if self._ray.wait([ended], timeout=0)[0] and self._succeeded(ended)]
 

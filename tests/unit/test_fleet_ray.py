@@ -88,6 +88,18 @@ def test_kernels_are_compiled_on_nodes_and_unpacked_where_they_run(
 
 
 @needs("fleet")
+def test_compilers_that_find_no_cores_hold_up_no_job(
+    cluster: Any, nodes: list[Any], log: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("gemmtune.fleet.ray_roster.COMPILING_CPUS", 64)
+    monkeypatch.setattr("gemmtune.fleet.ray_roster.MOST_WAIT_S", 2.0)
+    result = run(cluster, pretended.jobs(8), compiler=pretended.compiled)
+    assert not result.failures
+    assert len(result.done) == 8
+    assert "within 2 s: kernels are compiled where they run" in caplog.text
+
+
+@needs("fleet")
 def test_an_interruption_keeps_the_rows_of_running_jobs(
     cluster: Any, nodes: list[Any], log: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
