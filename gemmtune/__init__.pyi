@@ -6,6 +6,7 @@ from .errors import (
     CompileError as CompileError,
     EpilogueError as EpilogueError,
     ErrorFromChoice as ErrorFromChoice,
+    FleetError as FleetError,
     GemmtuneError as GemmtuneError,
     InvalidProblemError as InvalidProblemError,
     NoValidChoicesError as NoValidChoicesError,

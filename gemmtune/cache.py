@@ -12,6 +12,7 @@ import os
 import stat
 import tempfile
 import warnings
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,6 +21,9 @@ from .ownership import trusted_file, why_not_trusted
 from .settings import Settings, current
 
 REMEDY = "set cache_dir (GEMMTUNE_CACHE_DIR) to a folder of yours on a file system that allows execution"
+
+NOT_KERNELS = ("hypothesis", "limits", "locks", "trials")
+"""Folders of the cache that no call reads."""
 
 _warned: set[Path] = set()
 _refused: set[tuple[int, ...]] = set()
@@ -112,6 +116,17 @@ def announce(place: Place, settings: Settings) -> None:
         own = _own_folder(())
         instead = "no kernel can be compiled" if own is None else f"new compiled kernels go to {own} for now"
         warnings.warn(f"{place.problem}; {instead}. Otherwise {REMEDY}.", RuntimeWarning, stacklevel=4)
+
+
+def kernel_files(folder: Path) -> Iterator[tuple[str, Path]]:
+    """Yield the names below a cache folder, and the paths, of all its compiled files."""
+    for parent, folders, names in os.walk(folder, followlinks=True):
+        below = Path(parent).relative_to(folder)
+        folders[:] = [x for x in folders if not x.startswith("tmp") and not (Path(parent) == folder and x in NOT_KERNELS)]
+        for name in names if Path(parent) != folder else ():
+            path = Path(parent, name)
+            if path.suffix != ".lock" and present(path):
+                yield (below / name).as_posix(), path
 
 
 def make_private(folder: Path) -> None:

@@ -12,6 +12,7 @@
     ├── SubjectError (RuntimeError)                      a GEMM under test that cannot be loaded or called at all
     ├── ConformanceError (RuntimeError)                  a run of the conformance suite with impossible options
     ├── GateError (RuntimeError)                         a performance gate with impossible options
+    ├── FleetError (RuntimeError)                        jobs of a fleet that failed, after all others were done
     ├── ErrorFromChoice (RuntimeError)                   a choice that failed while it ran
     └── NoValidChoicesError (RuntimeError)               every choice for a problem was left out
 
@@ -77,6 +78,21 @@ class CompileError(GemmtuneError, RuntimeError):
 
 class GateError(GemmtuneError, RuntimeError):
     """Performance gate that cannot run: a wrong option, or an invalid baseline file."""
+
+
+class FleetError(GemmtuneError, RuntimeError):
+    """Failed jobs of a fleet. ``failures`` holds (job, reason) for each. The measurements of all others are stored."""
+
+    def __init__(self, failures: Sequence[tuple[str, str]]) -> None:
+        self.failures = tuple(failures)
+        lines = "\n".join(f"  {job}: {reason}" for job, reason in self.failures)
+        super().__init__(
+            f"fleet: got {len(self.failures)} jobs that failed, expected none; all others are stored, and the same call tries "
+            f"these again:\n{lines}"
+        )
+
+    def __reduce__(self) -> tuple[type[FleetError], tuple[tuple[tuple[str, str], ...]]]:
+        return (type(self), (self.failures,))
 
 
 class ErrorFromChoice(GemmtuneError, RuntimeError):

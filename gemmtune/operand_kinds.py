@@ -11,6 +11,8 @@ Scales = Literal["tensor", "row", "block_1x128", "block_128x128"]
 of a row or column; or for b one for each 128×128 block."""
 WeightScales = Literal["none", "tensor", "column", "group_32", "group_64", "group_128"]
 """The scales of b in mixed_mm: none, one number, one for each column, or one for each 32, 64 or 128 elements of a column."""
+ModelDtype = Literal["bf16", "fp16", "fp32", "int8", "int4", "fp8"]
+"""The dtypes of a model's weights: floats, or what ``quantize_`` makes of them."""
 Encoding = Literal["", "int4", "uint4"]
 """The encoding of b: its dtype alone, or two numbers in each uint8, with the number of the even k in the low four bits."""
 Imbalance = Literal["even", "skewed"]

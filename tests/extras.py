@@ -10,6 +10,7 @@ MODULES = {
     "triton": "triton",
     "cublaslt": "nvmath",
     "cutlass": "cutlass_library",
+    "fleet": "ray",
     "models": "transformers",
     "torchao": "torchao",
     "accelerate": "accelerate",

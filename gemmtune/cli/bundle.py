@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import gzip
-import os
 import shutil
 import sqlite3
 import tarfile
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path, PurePosixPath
 
 import click
 
 from .. import settings
-from ..cache import announce, folder_of, present
+from ..cache import announce, folder_of, kernel_files
 from ..errors import GemmtuneError, SettingsError
 from ..native import build
 from ..settings import Settings
@@ -23,8 +22,6 @@ from ..store.store import Store
 from .output import STDOUT, write_json
 
 ARCHIVES = (".tar.gz", ".tgz")
-NOT_PACKED = ("hypothesis", "limits", "locks", "trials")
-"""Folders of the cache that no call reads."""
 STORE = "store.sqlite"
 MIB = 1024 * 1024
 COMPRESSION = 6
@@ -42,7 +39,7 @@ def bundle(output: str, json_file: str | None) -> None:
         raise click.ClickException(f"--output: got {output}, expected a new or empty folder, or a name that ends with .tar.gz")
     missing = _native_missing(chosen)
     with tempfile.TemporaryDirectory() as folder:
-        files = dict(_kernels(place.folder))
+        files = dict(kernel_files(place.folder))
         rows = _copied_store(chosen, Path(folder, STORE))
         if rows is not None:
             files[STORE] = Path(folder, STORE)
@@ -76,17 +73,6 @@ def _native_missing(chosen: Settings) -> str | None:
     except GemmtuneError as error:
         return str(error)
     return None
-
-
-def _kernels(folder: Path) -> Iterator[tuple[str, Path]]:
-    """Yield the names in the bundle and the paths of all compiled files."""
-    for parent, folders, names in os.walk(folder, followlinks=True):
-        below = Path(parent).relative_to(folder)
-        folders[:] = [x for x in folders if not x.startswith("tmp") and not (Path(parent) == folder and x in NOT_PACKED)]
-        for name in names if Path(parent) != folder else ():
-            path = Path(parent, name)
-            if path.suffix != ".lock" and present(path):
-                yield (below / name).as_posix(), path
 
 
 def _copied_store(chosen: Settings, path: Path) -> int | None:

@@ -15,6 +15,7 @@ from ..perf_gate.options import ANCHORS, FOLDER, LEAST_PROCESSES, PICK, PROCESSE
 from ..settings import Settings
 from . import words
 from .completion import complete_gemm, complete_of
+from .fleet_options import devices_option, fleet, ray_option
 from .options import (
     arch_option,
     device_option,
@@ -41,6 +42,8 @@ _PATHS = {"FILE": click.Path(), "DIR": click.Path(file_okay=False)}
 @shapes_option
 @problem_options
 @device_option
+@devices_option
+@ray_option
 @search_options
 @filter_options
 @timing_option
@@ -318,5 +321,5 @@ def perf_gate(**given: Any) -> None:
 
 
 COMMANDS: tuple[click.Command, ...] = (
-    tune, explain, record, choices, build, *STORE_COMMANDS, show_settings, doctor, bundle, conformance, perf_gate,
+    tune, fleet, explain, record, choices, build, *STORE_COMMANDS, show_settings, doctor, bundle, conformance, perf_gate,
 )  # fmt: skip

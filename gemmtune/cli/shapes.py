@@ -19,6 +19,7 @@ from ..selector.segments import rows_of
 from . import words
 from .output import note
 from .product import KINDS, WHOLE, Kind
+from .recording import recorded_problems
 from .spec import TF32_ON_CPU, Spec
 from .tunableop import entries_of, is_tunableop
 
@@ -197,3 +198,19 @@ FIELDS: dict[str, Kind] = {
 ``b_dtype`` is another name of ``dtype_b``. ``pattern``, the places of a weight's blocks, is for benchmarks only: a problem
 does not include it.
 """
+
+
+def problems_and_ranges(
+    spec: Spec, shapes: Sequence[str], shapes_file: str | None, recorded: str | None, m_range: str | None
+) -> tuple[list[Problem], list[tuple[Problem, range]]]:
+    """Return the problems to tune, and the problems whose M represents a range."""
+    problems = recorded_problems(recorded, spec.device_type) if recorded is not None else []
+    found = {word: range_of_word(word, spec) for word in shapes}
+    ranges = [one for one in found.values() if one is not None]
+    single = tuple(word for word, one in found.items() if one is None)
+    if single or shapes_file is not None or (recorded is None and not ranges):
+        problems += some_problems_of(single, shapes_file, spec)
+    if m_range is None:
+        return problems, ranges
+    wanted = parse_rows(m_range)
+    return [], [(problem, wanted) for problem in (*(problem for problem, _ in ranges), *problems)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,18 +10,22 @@ import click
 from rich.text import Text
 
 from .. import settings
+from ..device import DeviceInfo
 from ..errors import NoValidChoicesError
 from ..integration.measured import in_models
 from ..problem import Problem
 from ..selector.range_result import RangeResult
-from ..selector.result import Outcome, remedy_for
-from ..selector.table import summary_line
+from ..selector.result import Outcome, ProblemResult, remedy_for
+from ..selector.table import renderables, summary_line
+from ..selector.tuning_result import TuningResult
+from ..settings import Settings
+from ..tuning.tune import retry_of, run_job
 from ..tuning.tune import tune as run_tuning
 from .asked import device_of, refuse_if_disabled, settings_changes
-from .output import STDOUT, is_quiet, write_json
+from .fleet import device_type, jobs_of, run_watched, timing_in_models
+from .output import STDOUT, is_quiet, note, write_json
 from .printing import Results, show, watched
-from .recording import recorded_problems
-from .shapes import parse_rows, range_of_word, some_problems_of
+from .shapes import problems_and_ranges
 from .spec import Spec
 
 
@@ -32,6 +37,8 @@ def tune(
     m_range: str | None,
     batch_invariant: bool,
     device: str | None,
+    devices: str | None = None,
+    ray: str | None = None,
     force: bool,
     again: bool,
     wait_quiet: bool,
@@ -43,58 +50,82 @@ def tune(
 ) -> None:
     """Find the fastest correct choice for each shape and remember it. ``options`` hold those for settings and for problems."""
     refuse_if_disabled()
-    info = device_of(device)
+    together = devices is not None or ray is not None
+    if together and (device is not None or budget_s is not None):
+        raise click.UsageError("--devices and --ray: got --device or --budget too, expected none of them: whole jobs are dealt")
+    info = None if together else device_of(device)
     if wait_quiet and accept_busy:
         raise click.UsageError("--wait-quiet: got --accept-busy too, expected one of them")
     changes = settings_changes(options) | {"tune": "force" if force or settings.current().tune == "force" else "on_miss"}
     changes |= {"busy": "wait"} if wait_quiet else {"busy": "accept"} if accept_busy else {}
-    problems, ranges = _problems_and_ranges(
-        Spec(device_type=info.torch_device.type, **options), shapes, shapes_file, recorded, m_range
-    )
+    kind = device_type(devices, ray) if info is None else info.torch_device.type
+    problems, ranges = problems_and_ranges(Spec(device_type=kind, **options), shapes, shapes_file, recorded, m_range)
     if batch_invariant and not ranges:
         raise click.UsageError("--batch-invariant: got no range of M, expected one, for instance 1..8192x6144x4096 or --m 1..8192")
     if budget_s is not None and ranges:
         raise click.UsageError("--budget: got a range of M too, expected single shapes: a table needs all its measurements")
     if recorded is not None and changes.get("timing") is None:
-        changes["timing"] = in_models(settings.current(), info).timing
-    if json_file != STDOUT and not is_quiet():
+        changes["timing"] = timing_in_models(devices, ray, kind) if info is None else in_models(settings.current(), info).timing
+    if json_file != STDOUT and not is_quiet() and info is not None:
         show([f"device: {info.name} ({info.arch})"])
-    with settings.patch(**changes) as chosen, watched(kept=f"measurements are kept in {chosen.store_file}") as progress:
-        place = str(info.torch_device)
-        listener = progress if json_file == STDOUT else Results(progress, rows or None)
-        result = run_tuning(problems, settings=chosen, progress=listener, device=place, again=again, budget_s=budget_s)
-        tables = [
-            found
-            for problem, m in ranges
-            for found in run_tuning(
-                problem, m=m, settings=chosen, progress=progress, device=place, batch_invariant=batch_invariant, again=again
-            )
-        ]
+    with settings.patch(**changes, **({"batch_invariant": True} if batch_invariant else {})) as chosen:
+        if info is None:
+            result, tables = _together(problems, ranges, chosen, devices, ray, again)
+            if json_file != STDOUT:
+                show(renderables(result, max_rows=rows or None))
+        else:
+            shown = None if json_file == STDOUT else rows
+            result, tables = _one_by_one(problems, ranges, chosen, info, shown, again, budget_s)
     if json_file != STDOUT:
         if len(result) > 1 and not is_quiet():
             show([Text(summary_line(result), style="bold")])
         show([Text(_line(table) if is_quiet() else str(table)) for table in tables])
     write_json(json_file, [*result.to_json(), *(table.to_json() for table in tables)])
+    _require_picks(result, chosen)
+
+
+def _one_by_one(
+    problems: Sequence[Problem],
+    ranges: Sequence[tuple[Problem, range]],
+    chosen: Settings,
+    info: DeviceInfo,
+    rows: int | None,
+    again: bool,
+    budget_s: float | None,
+) -> tuple[TuningResult, list[RangeResult]]:
+    """Tune on one device. With ``rows``, print so many choices of each result as soon as it is known, all for 0."""
+    place = str(info.torch_device)
+    with watched(kept=f"measurements are kept in {chosen.store_file}") as progress:
+        listener = progress if rows is None else Results(progress, rows or None)
+        result = run_tuning(problems, settings=chosen, progress=listener, device=place, again=again, budget_s=budget_s)
+        found = (run_tuning(problem, m=m, settings=chosen, progress=progress, device=place, again=again) for problem, m in ranges)
+        return result, [table for each in found for table in each]
+
+
+def _together(
+    problems: Sequence[Problem],
+    ranges: Sequence[tuple[Problem, range]],
+    chosen: Settings,
+    devices: str | None,
+    ray: str | None,
+    again: bool,
+) -> tuple[TuningResult, list[RangeResult]]:
+    """Tune on several devices. Raises FleetError if jobs failed."""
+    jobs = jobs_of(problems, ranges)
+    result = run_watched(jobs, functools.partial(run_job, retry=retry_of(again=again)), chosen, devices, ray, keep=True)
+    for line in (*result.disagreements, *(f"{name} left: {reason}" for name, reason in result.left.items())):
+        note(f"warning: {line}")
+    result.refuse_failures()
+    found = [one for job in jobs for one in result.results(job)]
+    return TuningResult(x for x in found if isinstance(x, ProblemResult)), [x for x in found if isinstance(x, RangeResult)]
+
+
+def _require_picks(result: TuningResult, chosen: Settings) -> None:
+    """Raise NoValidChoicesError for the first problem without a choice."""
     for problem in result:
         if problem.pick is None and not problem.problem.empty:
             left_out = [(o.name, o.status.value, o.reason) for o in (*problem.outcomes, *map(Outcome.of_refusal, problem.refusals))]
             raise NoValidChoicesError(str(problem.problem), left_out, remedy_for(problem.outcomes, chosen))
-
-
-def _problems_and_ranges(
-    spec: Spec, shapes: Sequence[str], shapes_file: str | None, recorded: str | None, m_range: str | None
-) -> tuple[list[Problem], list[tuple[Problem, range]]]:
-    """Return the problems to tune, and the problems whose M represents a range."""
-    problems = recorded_problems(recorded, spec.device_type) if recorded is not None else []
-    found = {word: range_of_word(word, spec) for word in shapes}
-    ranges = [one for one in found.values() if one is not None]
-    single = tuple(word for word, one in found.items() if one is None)
-    if single or shapes_file is not None or (recorded is None and not ranges):
-        problems += some_problems_of(single, shapes_file, spec)
-    if m_range is None:
-        return problems, ranges
-    wanted = parse_rows(m_range)
-    return [], [(problem, wanted) for problem in (*(problem for problem, _ in ranges), *problems)]
 
 
 def _line(found: RangeResult) -> str:

@@ -19,6 +19,8 @@ OPS = _operations()
 """Operations that can be tuned. int_mm_mul is int_mm with an epilogue."""
 DEVICES = ("cpu", "cuda", "cuda:0")
 """Devices that a shell completes. Others are cuda:N."""
+SEVERAL_DEVICES = ("all", "cpu", "0,1")
+"""Words for several devices that a shell completes."""
 LAYOUTS = ("nn", "nt", "tn", "tt")
 BIASES = get_args(BiasShape)
 FACTORS = ("tensor", "row", "column")

@@ -114,6 +114,10 @@ class Store:
         """Return the measured limits of a machine by name, such as ``bandwidth_gbps``."""
         return {limit.name: limit.value for limit in self._read(lambda database: list(database.limits(fingerprint)))}
 
+    def every_limit(self) -> list[Limit]:
+        """Return the limits of all machines."""
+        return list({(x.fingerprint, x.name): x for x in self._read(lambda database: list(database.limits()))}.values())
+
     def put_limits(self, fingerprint: str, limits: Mapping[str, float]) -> None:
         """Store measured limits of a machine, replacing those with the same name."""
         values = [Limit(fingerprint=fingerprint, name=name, value=value) for name, value in limits.items()]
@@ -135,8 +139,7 @@ class Store:
     def export_file(self, path: Path | str) -> int:
         """Write all rows and limits to a JSON file and return the number of rows. Raises StoreError if it cannot be written."""
         rows = self.every_row()
-        limits = {(x.fingerprint, x.name): x for x in self._read(lambda database: list(database.limits()))}
-        write_json(Path(path), rows, list(limits.values()), self.every_ranged())
+        write_json(Path(path), rows, self.every_limit(), self.every_ranged())
         return len(rows)
 
     def import_file(self, path: Path | str) -> Absorbed:
@@ -145,7 +148,7 @@ class Store:
         Raises:
             StoreError: ``export_file`` did not write the file, or this store cannot be written. Nothing is merged then.
         """
-        return self._absorb(*read_json(Path(path)))
+        return self.absorb(*read_json(Path(path)))
 
     def merge(self, path: Path | str) -> Absorbed:
         """Merge another store, whose file is unchanged. If two rows have the same identity, the later measurement stays.
@@ -157,7 +160,7 @@ class Store:
         assert other is not None
         with LOCK, _said_of(other.path, NAME_ANOTHER), contextlib.closing(other):
             rows, limits, ranged = list(other.every_row()), list(other.limits()), list(other.ranged())
-        return self._absorb(rows, limits, ranged)
+        return self.absorb(rows, limits, ranged)
 
     def health(self) -> Health:
         """Check the whole file, which takes as long as reading it. A corrupt file is set aside, as at any use."""
@@ -191,7 +194,12 @@ class Store:
             if not self._with_file(write, writing=True):
                 write(self._memory)
 
-    def _absorb(self, rows: list[Row], limits: list[Limit], ranged: list[Ranged]) -> Absorbed:
+    def absorb(self, rows: list[Row], limits: list[Limit], ranged: list[Ranged]) -> Absorbed:
+        """Merge records of another store. If two rows have the same identity, the later measurement stays.
+
+        Raises:
+            StoreError: a record cannot have been measured, or this store cannot be written. Nothing is merged then.
+        """
         return self.change(lambda file: absorb(file, rows, limits, ranged))
 
     def change(self, change: Callable[[Database], T]) -> T:

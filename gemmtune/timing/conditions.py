@@ -42,8 +42,15 @@ def device_to_itself(settings: Settings, device: DeviceInfo) -> Iterator[None]:
     """Keep other gemmtune processes from measuring on this device at the same time, if the lock can be acquired."""
     with contextlib.ExitStack() as stack:
         try:
-            path = cache_dir("locks", quietly=True) / f"measure-{device.type}{device.index}.lock"
+            path = cache_dir("locks", quietly=True) / f"measure-{_identity(device)}.lock"
             stack.enter_context(file_lock(path, LOCK_SHARE * settings.choice_timeout_s))
         except (OSError, UnavailableError) as error:
             log.debug("cannot acquire the measurement lock, measuring without it: %s", error)
         yield
+
+
+def _identity(device: DeviceInfo) -> str:
+    """Return a name of the device itself. Its index is another one in a process with other visible devices."""
+    if device.type != "cpu" and torch.cuda.is_available():
+        return str(torch.cuda.get_device_properties(device.index).uuid)
+    return f"{device.type}{device.index}"

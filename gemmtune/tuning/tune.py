@@ -16,6 +16,8 @@ from ..dispatch.asked import asked_rows
 from ..dispatch.host import host_us
 from ..dispatch.ready import forget_plans
 from ..errors import DISABLED, InvalidProblemError
+from ..fleet.job import Job, JobResult
+from ..fleet.rosters import Devices, run_fleet
 from ..problem import Problem
 from ..problem.operations import ROLES
 from ..problem.rows import RowClass, classes_over
@@ -49,6 +51,8 @@ def tune(
     settings: Settings | None = None,
     progress: bool | Progress = True,
     device: str | None = None,
+    devices: Devices | None = None,
+    ray: str | None = None,
     again: bool = False,
     budget_s: float | None = None,
     **arguments: Any,
@@ -63,6 +67,8 @@ def tune(
     settings: Settings | None = None,
     progress: bool | Progress = True,
     device: str | None = None,
+    devices: Devices | None = None,
+    ray: str | None = None,
     batch_invariant: bool = False,
     again: bool = False,
     **arguments: Any,
@@ -76,6 +82,8 @@ def tune(
     settings: Settings | None = None,
     progress: bool | Progress = True,
     device: str | None = None,
+    devices: Devices | None = None,
+    ray: str | None = None,
     batch_invariant: bool = False,
     again: bool = False,
     budget_s: float | None = None,
@@ -97,6 +105,8 @@ def tune(
         settings: settings to use instead of those in force.
         progress: True prints progress on standard error, False prints none. Or a Progress of your own.
         device: a device such as ``cuda:1``. The default is that of the operands, or the current one.
+        devices: tune on several devices at once: ``all`` GPUs of this host, their numbers such as ``0,1``, or ``cpu``.
+        ray: tune on the GPUs of a Ray cluster: its address, or ``auto``. Needs the extra ``gemmtune[fleet]``.
         batch_invariant: with ``m``, pick one choice for the whole range, like the setting of that name.
         again: measure again what was measured on a busy machine.
         budget_s: seconds for all problems, without ``m``. Each problem gets an equal share of the rest, and torch's own operation
@@ -110,8 +120,13 @@ def tune(
         UnavailableError: this machine lacks the device.
         InvalidProblemError: a problem for another device type, an object that is no Problem, a call that only torch supports, or a
             budget for a range of M.
+        FleetError: with several devices, jobs failed. All others are stored.
     """
-    problems, info = _asked(what, operands, arguments, device)
+    together = devices is not None or ray is not None
+    if together and (device is not None or budget_s is not None):
+        raise InvalidProblemError("tune: got device or budget_s beside devices or ray, expected none: a fleet deals whole jobs")
+    problems, place = _asked(what, operands, arguments)
+    info = None if together else _device_for(problems, device or place)
     if batch_invariant and m is None:
         raise InvalidProblemError("tune: got batch_invariant without m, expected the numbers of rows too, such as m=range(1, 8193)")
     if budget_s is not None and (m is not None or not budget_s > 0):
@@ -125,8 +140,10 @@ def tune(
         return TuningResult(map(_untuned, problems)) if m is None else RangesResult()
     try:
         with settings_module.use(chosen):
-            retry: Retry = "disturbed" if again else "failed"
-            return _tuned_problems(problems, None if m is None else rows_of(m), info, chosen, listener, retry, budget_s)
+            rows, retry = None if m is None else rows_of(m), retry_of(again=again)
+            if info is None:
+                return _tuned_together(problems, rows, devices, ray, chosen, listener, retry)
+            return _tuned_problems(problems, rows, info, chosen, listener, retry, budget_s)
     finally:
         listener.close()
         forget_plans()
@@ -168,16 +185,49 @@ def _tuned_rows(
     return tune_rows(rows_class, rows, device, settings, store, progress, host_us=host, recorded=recorded, limits=True, retry=retry)
 
 
+def retry_of(*, again: bool) -> Retry:
+    """Return what a tuning measures again of a busy machine."""
+    return "disturbed" if again else "failed"
+
+
+def _tuned_together(
+    problems: Sequence[Problem],
+    rows: range | None,
+    devices: Devices | None,
+    ray: str | None,
+    settings: Settings,
+    progress: Progress,
+    retry: Retry,
+) -> TuningResult | RangesResult:
+    """Tune on several devices. The results are in the order of the problems."""
+    jobs = Job.alone(problems) if rows is None else Job.tables(problems, rows)
+    found = run_fleet(jobs, functools.partial(run_job, retry=retry), settings, progress, devices=devices, ray=ray)
+    found.refuse_failures()
+    if rows is None:
+        wanted = [Job(problem=problem) for problem in problems]
+        return TuningResult(x for job in wanted for x in found.results(job) if isinstance(x, ProblemResult))
+    return RangesResult(x for job in jobs for x in found.results(job) if isinstance(x, RangeResult))
+
+
+def run_job(job: Job, place: str, settings: Settings, retry: Retry) -> JobResult:
+    """Tune one job of a fleet on a device, such as ``cuda:1``, and store it. It runs in a process of its own."""
+    device, progress = detect(place), Progress()
+    with settings_module.use(settings):
+        if job.rows is not None:
+            return _tuned_rows(job.rows_class, job.rows, device, settings, open_store(settings), progress, retry)
+        return _tuned_problems([job.problem], None, device, settings, progress, retry)[0]
+
+
 def _asked(
-    what: Problem | Iterable[Problem] | Operation, operands: Sequence[Operand], arguments: Mapping[str, Any], device: str | None
-) -> tuple[list[Problem], DeviceInfo]:
-    """Return the problems to tune, and their device."""
+    what: Problem | Iterable[Problem] | Operation, operands: Sequence[Operand], arguments: Mapping[str, Any]
+) -> tuple[list[Problem], str | None]:
+    """Return the problems to tune, and the place of the operands if there are any."""
     for name in arguments:
         if name in SETTINGS and name not in ROLES:  # grouped_mm has rows=
             raise InvalidProblemError(f"tune: {name} is a setting; gemmtune.settings.patch({name}=...) sets it for a while")
     if isinstance(what, str) or callable(what):
         problem, place = stated_problem("tune", what, operands, arguments)
-        return [problem], _device_for([problem], device or str(place))
+        return [problem], str(place)
     if operands or arguments:
         raise InvalidProblemError("tune: got operands beside a Problem, which has their layouts; expected Problems alone")
     problems = [what] if isinstance(what, Problem) or not isinstance(what, Iterable) else list(what)
@@ -187,7 +237,7 @@ def _asked(
                 f"tune: expected a Problem or several, got {type(p).__name__}; make one with gemmtune.Problem.mm(m, n, k), or give "
                 "an operation's name and its tensors"
             )
-    return problems, _device_for(problems, device)
+    return problems, None
 
 
 def _device_for(problems: Sequence[Problem], name: str | None) -> DeviceInfo:

@@ -207,6 +207,13 @@ class Worker:
             if self._process.returncode is None:  # not reaped, so the group's number is still in use
                 os.killpg(self._process.pid, signal.SIGKILL)
 
+    def terminate(self) -> None:
+        """Send SIGTERM to the child from any thread. A job that handles it answers the call; else the child dies of it."""
+        if self._owner == os.getpid():
+            with self._ending, contextlib.suppress(ProcessLookupError, PermissionError):
+                if self._process.returncode is None:
+                    os.kill(self._process.pid, signal.SIGTERM)
+
     def _await(self) -> None:
         """Take the first of the messages before the answer: that the child is ready, or the answer to a posted function."""
         message = self._pipe.receive(self._awaited[0])

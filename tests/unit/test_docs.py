@@ -34,7 +34,7 @@ TOOLS = ("tox.ini", "constraints.txt", "mkdocs.yml", "MANIFEST.in", ".ci/run")
 DOCUMENTS = [*PAGES, ROOT / "CHANGELOG.md"]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 FILLED, MAKERS = makers()
-OUTSIDE = {"cd", "cp", "rm", "export", "eval", "gh", "git", "ruff", "mypy", "python3"}
+OUTSIDE = {"cd", "cp", "rm", "export", "eval", "gh", "git", "ruff", "mypy", "python3", "ray"}
 """Programs of other people in blocks of shell, whose arguments are not looked at."""
 REAL_BACKENDS = {"README.md", "batch-invariant.md", "debugging.md", "every-m.md", "first-tune.md", "index.md"}
 """Pages whose examples need more than torch's kernels; the others are quicker without."""

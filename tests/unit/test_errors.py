@@ -15,6 +15,7 @@ from gemmtune.errors import (
     ConformanceError,
     EpilogueError,
     ErrorFromChoice,
+    FleetError,
     GateError,
     GemmtuneError,
     InvalidProblemError,
@@ -40,6 +41,7 @@ EXAMPLES = [
     ConformanceError("level"),
     SubjectError("mypkg:f"),
     TraitsError("outt"),
+    FleetError([("mm 4x5x6", "ended its process again")]),
 ]
 
 

@@ -40,6 +40,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("quantized",),
     ("ops",),
     ("sparse",),
+    ("fleet",),
     ("tuning", "architectures"),
     ("integration", "conformance"),
     ("perf_gate",),

@@ -38,7 +38,8 @@ from gemmtune.selector.remote import RemoteSession, measuring_kind, open_session
 from gemmtune.selector.samples import Ranking, Sample, failure_of
 from gemmtune.selector.session import Session
 from gemmtune.selector.verify import Verification
-from gemmtune.settings import Settings
+from gemmtune.settings import Settings, use
+from gemmtune.timing.conditions import device_to_itself
 from gemmtune.timing.rounds import Ranked
 from gemmtune.workers.pool import WORKERS
 from gemmtune.workers.worker import WorkerCrashed
@@ -515,6 +516,17 @@ def test_measuring_waits_for_the_lock_but_not_for_ever(settings: Settings) -> No
     finally:
         done.set()
         holder.join()
+
+
+def test_the_lock_of_a_gpu_is_the_same_under_each_index(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that sees the second GPU alone calls it cuda:0."""
+    gpus = [types.SimpleNamespace(uuid=f"GPU-{i}") for i in range(2)]
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    for visible in (gpus, gpus[1:]):
+        monkeypatch.setattr("torch.cuda.get_device_properties", visible.__getitem__)
+        with use(settings), device_to_itself(settings, dataclasses.replace(preset("sm90"), index=len(visible) - 1)):
+            pass
+    assert [path.name for path in (settings.folder / "locks").iterdir()] == ["measure-GPU-1.lock"]
 
 
 @pytest.mark.skipif(os.getuid() == 0, reason="root may write everywhere")
