@@ -34,6 +34,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("workers",),
     ("store",),
     ("timing",),
+    ("untrusted",),
     ("selector",),
     ("dispatch",),
     ("operators",),
@@ -42,7 +43,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("sparse",),
     ("tuning", "architectures"),
     ("integration", "conformance"),
-    ("perf_gate",),
+    ("perf_gate", "judging"),
     ("",),  # gemmtune/__init__.py: the public surface
     ("cli",),
     ("__main__",),
