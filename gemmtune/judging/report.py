@@ -17,10 +17,12 @@ COLOURS = {Standing.RIGHT: "#1a7f37", Standing.WRONG: "#b42318", Standing.DISHON
 PAGE = """<!DOCTYPE html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
 <title>{title}</title><style>
-body {{ font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; color: #1c1c1c; background: #fff }}
+body {{ font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem }}
+body {{ color: #1c1c1c; background: #fff }}
 h1 {{ font-size: 1.3rem; overflow-wrap: anywhere }} h2 {{ font-size: 1.1rem; margin-top: 2rem }}
 .verdict {{ display: inline-block; padding: .1rem .6rem; border-radius: .3rem; color: #fff; font-weight: 600 }}
-.wide {{ overflow-x: auto }} table {{ border-collapse: collapse }} td, th {{ padding: .2rem .8rem .2rem 0; text-align: left; vertical-align: top }}
+.wide {{ overflow-x: auto }} table {{ border-collapse: collapse }}
+td, th {{ padding: .2rem .8rem .2rem 0; text-align: left; vertical-align: top }}
 td.number, th.number {{ text-align: right; white-space: nowrap }} code {{ overflow-wrap: anywhere }} .noted {{ color: #666 }}
 @media (prefers-color-scheme: dark) {{ body {{ color: #eee; background: #161616 }} .noted {{ color: #aaa }} }}
 </style></head><body>{body}</body></html>

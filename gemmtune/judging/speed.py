@@ -12,7 +12,7 @@ from ..device import DeviceInfo, detect
 from ..timing.limits import Limits, measure_limits
 from ..untrusted.candidate import Candidate
 from ..untrusted.conduct import Conduct
-from .calls import Shape
+from ..untrusted.trial import Shape
 
 STUDENT = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26)
 """Student's t of a two-sided 95% interval, from one degree of freedom on."""

@@ -1,10 +1,9 @@
-"""Targets of the judge: functions of modules and files, folders of candidates, models of KernelBench's form, C++ and CUDA sources."""
+"""Targets of the judge: functions of modules and files, folders of them, models of KernelBench's form, C++ and CUDA sources."""
 
 from __future__ import annotations
 
 import ast
 import hashlib
-import importlib.util
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ from ..backends.cpp.compiler import find_compiler, why_no_compiler
 from ..errors import SubjectError
 from ..toolchain import nvcc
 from ..toolchain.made_once import compile_text, made_once
-from ..untrusted.candidate import Target
+from ..untrusted.candidate import Target, roots_of
 
 SOURCES = (".py", ".cpp", ".cc", ".cu")
 CPP_FLAGS = ("-O3", "-march=native", "-std=c++17", "-shared", "-fPIC", "-fopenmp", "-w")
@@ -41,7 +40,7 @@ def targets_of(words: str, device: str) -> list[Target]:
 
 
 def target_of(words: str, device: str = "cpu") -> Target:
-    """Return the target of ``pkg.mod:function``, ``file.py:function``, ``file.cpp:symbol``, ``file.cu:symbol``, or of a file alone."""
+    """Return the target of ``pkg.mod:function``, of ``file.py:function`` or ``file.cpp:symbol``, or of a file alone."""
     path, _, name = words.rpartition(":") if Path(words.rpartition(":")[0]).is_file() else (words, "", "")
     file = Path(path)
     if file.suffix in SOURCES:
@@ -51,7 +50,7 @@ def target_of(words: str, device: str = "cpu") -> Target:
             return _of_python(file.resolve(), name or _named(file), words)
         return _of_source(file.resolve(), name or _symbol(file), words, device)
     module, _, name = words.partition(":")
-    return Target(kind="module", path=module, name=name, roots=_roots(module), words=words)
+    return Target(kind="module", path=module, name=name, roots=roots_of(module), words=words)
 
 
 def _of_python(file: Path, name: str, words: str) -> Target:
@@ -104,13 +103,3 @@ def _of_source(file: Path, name: str, words: str, device: str) -> Target:
     )
     traits = dict(LIBRARY_TRAITS) | {"devices": [kind]}
     return Target(kind="library", path=str(library), name=name, roots=(str(file),), traits=traits, words=words)
-
-
-def _roots(module: str) -> tuple[str, ...]:
-    """Return the file or the folder of a module, without importing it."""
-    try:
-        spec = importlib.util.find_spec(module.partition(".")[0])
-    except (ImportError, ValueError):
-        return ()
-    folders = tuple(spec.submodule_search_locations or ()) if spec else ()
-    return folders or ((spec.origin,) if spec and spec.origin else ())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import re
 import time
 from collections import Counter
@@ -21,10 +20,11 @@ from ..declaration.subject import Impossible, Subject
 from ..declaration.traits import Traits
 from ..errors import CompileError, GemmtuneError
 from ..numerics.operands import random_operands
-from ..untrusted.candidate import CALL_S, TORCH, Candidate, CandidateEnded, RemoteError, Target
+from ..untrusted.candidate import CALL_S, Candidate, CandidateEnded, RemoteError, Target
 from ..untrusted.conduct import Conduct, Finding
-from ..untrusted.subject import subject_of
-from .calls import TIMED_OPS, Calls, Shape, judge_calls
+from ..untrusted.subject import rival, subject_of
+from ..untrusted.trial import Shape, note_calls
+from .calls import legal, timed_calls, timed_op
 from .levels import LEVELS, Level
 from .speed import Speed, judge_speed
 from .targets import targets_of
@@ -35,7 +35,6 @@ PRODUCTS = re.compile(
     r"|mkldnn.*(linear|matmul)|cublas|nvjet|xmma_gemm|cutlass_\d|(ampere|hopper|volta|turing)_\w*gemm"
 )
 """Names of torch's operations, and of cuBLAS's kernels, that multiply matrices."""
-OF_TORCH: dict[str, Any] = {"alpha": True, "beta": True, "out": True}
 
 
 class Standing(StrEnum):
@@ -162,13 +161,6 @@ def _judged(target: Target, options: _Options) -> Verdict:
     return dataclasses.replace(verdict, findings=candidate.findings, seconds=time.perf_counter() - begun)
 
 
-@functools.cache
-def rival(device: str) -> tuple[Subject, Candidate]:
-    """Return torch's operations in a process of their own, which all judgements of this process share."""
-    candidate = Candidate(TORCH, device)
-    return subject_of(candidate, OF_TORCH), candidate
-
-
 def _examined(verdict: Verdict, candidate: Candidate, options: _Options) -> Verdict:
     """Return the verdict with values, calls and speed. The conduct is the candidate's."""
     level = options.level
@@ -181,8 +173,8 @@ def _examined(verdict: Verdict, candidate: Candidate, options: _Options) -> Verd
         return dataclasses.replace(verdict, reason=f"it refused every case, most often with: {why}")
     if any(finding.kind is Conduct.HUNG for finding in candidate.findings):
         return dataclasses.replace(verdict, reason="not timed: it does not answer")
-    shapes = tuple(Calls(subject, candidate, rival(options.device), level).shapes(values.dtypes))
-    judge_calls(candidate, shapes)
+    shapes = tuple(timed_calls(subject, candidate, rival(options.device), level, values.dtypes))
+    note_calls(candidate, shapes)
     work = "" if any(shape.wrong for shape in shapes) else _work_of_torch(subject, candidate, values.executed, level.profiled)
     try:
         candidate.settle()
@@ -194,16 +186,14 @@ def _examined(verdict: Verdict, candidate: Candidate, options: _Options) -> Verd
 
 def _work_of_torch(subject: Subject, candidate: Candidate, outcomes: tuple[Outcome, ...], count: int) -> str:
     """Return in how many calls torch multiplied, and note it unless the GEMM declares that."""
-    ops = [op for op in TIMED_OPS if op in (subject.traits.ops or ("mm",))]
-    cases = [outcome.case for outcome in outcomes if outcome.case.op in ops[:1]]
+    cases = [outcome.case for outcome in outcomes if outcome.case.op == timed_op(subject)]
     if not cases:
         return ""
     seen: Counter[str] = Counter()
     calls = 0
     for number in range(count):
         case = Case(property_name="bound", op=cases[0].op, dtype=cases[0].dtype, m=64, n=96, k=128 if number % 2 else 64)
-        case = _legal(case, subject.traits)
-        problem = problem_of(case, candidate.device.type)
+        problem = problem_of(legal(case, subject), candidate.device.type)
         x = random_operands(problem, candidate.device, seed=number)
         try:
             ran = _profiled(subject, candidate, problem, x)
@@ -218,12 +208,6 @@ def _work_of_torch(subject: Subject, candidate: Candidate, outcomes: tuple[Outco
     if not subject.traits.calls_torch:
         candidate.note(Conduct.TORCH, f"{text}; declare calls_torch if that is meant")
     return text
-
-
-def _legal(case: Case, traits: Traits) -> Case:
-    m, n, k = (max(-(-max(size, least) // by) * by, by) for size, least, by in zip(
-        (case.m, case.n, case.k), traits.least, traits.multiples, strict=True))  # fmt: skip
-    return case.changed(m=m, n=n, k=k, batch=2 if case.op in ("bmm", "baddbmm") else 1)
 
 
 def _profiled(subject: Subject, candidate: Candidate, problem: Any, operands: Any) -> Mapping[str, int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import secrets
@@ -57,13 +58,22 @@ class Target:
         return self.words or f"{self.path}:{self.name}"
 
 
+IMPORT_ONLY = "*"
+"""Name in a target of a module that is only imported."""
 NOTHING = ("nothing",)
 """Function of ``TORCH`` that returns its argument, for the cost of a call alone."""
 TORCH = Target(kind="torch", path="torch")
 
 
 class CandidateEnded(GemmtuneError, Gone):
-    """Error of a process that died, hung or forged an answer. Its conduct is in the candidate's findings."""
+    """Error of a process that died, hung or forged an answer. Its conduct is in the candidate's findings.
+
+    ``reason`` is how it ended.
+    """
+
+    def __init__(self, target: Target, kind: Conduct, reason: str) -> None:
+        self.reason = reason
+        super().__init__(f"{target} {kind}: {reason}")
 
 
 class RemoteError(RuntimeError):
@@ -110,13 +120,7 @@ class Candidate:
     @property
     def findings(self) -> tuple[Finding, ...]:
         """Conduct until now, by kind."""
-        return tuple(
-            Finding(
-                kind=kind,
-                detail="; ".join(details[:SHOWN]) + (f"; and {len(details) - SHOWN} more" if len(details) > SHOWN else ""),
-            )
-            for kind, details in self._details.items()
-        )
+        return tuple(Finding(kind=kind, detail=_listed(details)) for kind, details in self._details.items())
 
     def note(self, kind: Conduct, detail: str = "") -> None:
         """Add a finding. Equal details count once."""
@@ -217,7 +221,7 @@ class Candidate:
             fork.pipe.send(message, self._timeout_s)
             answer = parse_json(fork.pipe.receive(self._timeout_s))
         except TimeoutError:
-            self._end(Conduct.HUNG, f"for {self._timeout_s:g} s")
+            self._end(Conduct.HUNG, f"no answer within {self._timeout_s:g} s")
         except (GarbledError, ValueError, OverflowError) as error:
             self._end(Conduct.FORGED, str(error))
         except (EOFError, OSError):
@@ -237,7 +241,7 @@ class Candidate:
         """Note why the process is of no more use, end it and raise CandidateEnded."""
         self.note(kind, detail.splitlines()[0] if detail else "")
         self.close()
-        raise CandidateEnded(f"{self.target} {kind}: {detail}")
+        raise CandidateEnded(self.target, kind, detail)
 
     def _idle(self) -> None:
         """Count the CPU time since the latest answer."""
@@ -280,6 +284,11 @@ class Candidate:
                     self.note(kind)
 
 
+def _listed(details: Sequence[str]) -> str:
+    more = [f"and {len(details) - SHOWN} more"] if len(details) > SHOWN else []
+    return "; ".join([*details[:SHOWN], *more])
+
+
 def _base(tensor: Any) -> int:
     return tensor.untyped_storage().data_ptr() if isinstance(tensor, torch.Tensor) and tensor.layout == torch.strided else -1
 
@@ -303,3 +312,13 @@ def _word(value: Any, placed: Mapping[int, Placed]) -> Any:
         "at": storage.at if storage else 0, "bytes": storage.own.numel() if storage else 0, "offset": value.storage_offset(),
         "of": str(value.dtype).removeprefix("torch."), "size": list(value.shape), "stride": list(value.stride()),
     }  # fmt: skip
+
+
+def roots_of(module: str) -> tuple[str, ...]:
+    """Return the file or the folder of a module, without importing it."""
+    try:
+        spec = importlib.util.find_spec(module.partition(".")[0])
+    except (ImportError, ValueError):
+        return ()
+    folders = tuple(spec.submodule_search_locations or ()) if spec else ()
+    return folders or ((spec.origin,) if spec and spec.origin else ())

@@ -67,7 +67,9 @@ class First:
 
     def fork(self, fds: list[int]) -> int:
         """Return the process id of a new fork, which gets these files: its pipe, its memory and its output."""
-        request = {"do": "fork", "folder": str(self.folder), "path": [entry or os.getcwd() for entry in sys.path]}
+        here = os.getcwd()
+        path = [entry or here for entry in sys.path]
+        request = {"do": "fork", "folder": str(self.folder), "path": path if here in path else [here, *path]}
         with self._lock:
             socket.send_fds(self._control, [json.dumps(request).encode()], fds)
             pid = int(json.loads(self._said(START_TIMEOUT_S))["pid"])

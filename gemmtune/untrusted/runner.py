@@ -1,8 +1,8 @@
 """Program of the processes in which untrusted GEMMs run. It imports torch, the GEMM and nothing of gemmtune.
 
-The first process imports torch and forks another one for each GEMM. Every message to a fork is a JSON object behind its length. An
-answer repeats the ``nonce`` of its question. Nothing that a fork says is believed: the caller reads results out of its own memory, and
-its own clock.
+The first process imports torch and forks another one for each GEMM. Every message to a fork is a JSON object behind its
+length. An answer repeats the ``nonce`` of its question. Nothing that a fork says is believed: the caller reads results out of
+its own memory, and its own clock.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ from torch.autograd.profiler import profile
 MOST_EVENTS = 100
 """Largest number of events in one answer."""
 PARENT_CHECK_S = 1.0
+IMPORT_ONLY = "*"
 PR_SET_CHILD_SUBREAPER = 36
 SECRETS = re.compile(r"/proc/(self|thread-self|\d+)/(mem|maps|smaps|environ|cmdline|fd)\b")
 """Files that show the memory and the arguments of processes."""
@@ -185,17 +186,20 @@ class Program:
         self.journal = Journal([os.path.abspath(root) for root in target["roots"]])
         self.before = conditions(self._device)
         self.environment = dict(os.environ)
-        self.found = _found(target)
 
-    def described(self, ops: Sequence[str]) -> dict[str, Any]:
-        """Return the functions of the GEMM with their declarations."""
-        found, names = self.found, []
-        for op in ops:
+    def opened(self, question: Mapping[str, Any]) -> dict[str, Any]:
+        """Import the GEMM and return its functions with their declarations."""
+        try:
+            found: Any = _found(question["target"])
+        except SystemExit as error:
+            raise ImportError(f"its import raised SystemExit({error})") from error
+        names = []
+        for op in question["ops"]:
             function = getattr(found, op, None)
             if callable(function):
                 self._functions[op] = function
                 names.append(op)
-        if not names:
+        if not names and question["target"]["name"] != IMPORT_ONLY:
             if not callable(found):
                 raise TypeError(f"got {type(found).__name__}, expected a function f(a, b), or functions named as torch's")
             self._functions[""] = found
@@ -327,6 +331,8 @@ def _found(target: Mapping[str, Any]) -> Any:
         spec.loader.exec_module(module)
     else:
         module = importlib.import_module(path)
+    if name == IMPORT_ONLY:
+        return None
     if not name:
         name = _only_name(module)
     found = functools.reduce(getattr, name.split("."), module) if name else module
@@ -434,7 +440,7 @@ def serve(fd: int, memory: int) -> None:
         try:
             if question["do"] == "open":
                 program = Program(question, memory)
-                answer |= program.described(question["ops"])
+                answer |= program.opened(question)
             else:
                 assert program is not None
                 answer |= program.state() if question["do"] == "state" else getattr(program, question["do"])(question)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any
 
 from ..declaration.subject import Subject, SubjectSpec, wrapped
 from ..errors import SubjectError
-from .candidate import Candidate, CandidateEnded, RemoteError
+from .candidate import TORCH, Candidate, CandidateEnded, RemoteError
 
+OF_TORCH = {"alpha": True, "beta": True, "out": True}
 HERE = {"threads": False, "streams": False, "capturable": False}
 """Declarations that calls of another process cannot show."""
 
@@ -50,3 +52,10 @@ def subject_of(candidate: Candidate, declared: Mapping[str, Any]) -> Subject:
     subject = wrapped(SubjectSpec(target=str(candidate.target), declared=declared), found)
     subject.traits = subject.traits.changed(HERE)
     return subject
+
+
+@functools.cache
+def rival(device: str) -> tuple[Subject, Candidate]:
+    """Return torch's operations in a process of their own, which all judgements of this process share."""
+    candidate = Candidate(TORCH, device)
+    return subject_of(candidate, OF_TORCH), candidate

@@ -56,7 +56,7 @@ SOURCES = {
 }
 """Module name below gemmtune (the package itself is the empty name) to its file."""
 
-ENVIRONMENT_READERS = ("settings",)
+ENVIRONMENT_READERS = ("settings", "untrusted.runner")  # the runner is a program of its own
 
 
 def layer_of(module: str) -> int:

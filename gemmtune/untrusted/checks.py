@@ -1,7 +1,7 @@
 """Checks of the result of a timed call, cheap enough for every call: exact probes, Freivalds' products, rows in full, and accuracy.
 
-Freivalds: for random signs x, out @ x is compared with a @ (b @ x), at a fraction of a product's cost. An error in any element shows.
-Rows in full show where the error of each element lies. The root mean square of their errors shows a narrower accumulator or operand,
+Freivalds: for random signs x, out @ x is compared with a @ (b @ x), at a fraction of a product's cost. An error in any element
+shows. Rows in full show the error of each element. The root mean square of these errors shows a narrower accumulator or operand,
 which the bound of the worst case allows.
 """
 
@@ -15,12 +15,13 @@ import torch
 
 from ..choice import Claims
 from ..numerics.bounds import INPUT_ERROR, accumulation_bound, exact_limit
+from ..numerics.buffers import overlapping
 from ..numerics.expectation import Expectation, OneHotExpectation, Referenced
 from ..numerics.judging import Judge
 from ..numerics.operands import Operands
 from ..numerics.probes import Probes
 from ..numerics.reference import Reference, Region, as_batches, reference
-from ..problem import Problem
+from ..problem import Layout, Problem
 from ..problem.dtypes import dtype_info
 
 WHOLE_MACS = 2**18
@@ -155,7 +156,7 @@ def alike(operands: Operands, seed: int) -> Operands | None:
     Their sums, their first and last numbers, their shapes and their addresses stay.
     """
     a, b = operands.a, operands.b
-    if min(*a.shape[-2:], *b.shape[-2:]) < 4:
+    if min(*a.shape[-2:], *b.shape[-2:]) < 4 or any(overlapping(Layout.of(x)) for x in (a, b)):
         return None
     generator = torch.Generator(device=a.device).manual_seed(seed)
     for x in (a, b):
