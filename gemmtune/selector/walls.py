@@ -6,7 +6,6 @@ is checked in this process, and the time is that of this process's clock.
 
 from __future__ import annotations
 
-import statistics
 import time
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -41,6 +40,7 @@ class _Tried:
 
     reasons: tuple[str, ...] = ()
     own_s: float | None = None
+    """Shortest time of a call, as those below."""
     torch_s: float = 0.0
     call_s: float = 0.0
     """Time of a call that does nothing, with a result of the same size."""
@@ -97,7 +97,7 @@ def _tried(choice: OwnChoice) -> _Tried:
         reasons = [f"raised {shape.refused}"]
     if len(shape.pairs) < LEAST_TIMED:
         return _Tried(reasons=tuple(reasons))
-    own_s, torch_s = (statistics.median(times) for times in zip(*shape.pairs, strict=True))
+    own_s, torch_s = (min(times) for times in zip(*shape.pairs, strict=True))  # other work on the machine only adds to them
     return _Tried(reasons=tuple(reasons), own_s=own_s, torch_s=torch_s, call_s=_call_s(problem, by_torch[1]))
 
 
@@ -106,7 +106,7 @@ def _call_s(problem: Problem, torch_process: Candidate) -> float:
     for _ in range(LEAST_TIMED):
         torch_process.call(NOTHING[0], (out,), {})
         times.append(torch_process.last.wall_s)
-    return statistics.median(times)
+    return min(times)
 
 
 def _slower(tried: _Tried, own_us: float, torch_us: float | None) -> list[str]:
@@ -116,5 +116,5 @@ def _slower(tried: _Tried, own_us: float, torch_us: float | None) -> list[str]:
     own, by_torch = tried.own_s / (own_us / 1e6 + tried.call_s), tried.torch_s / (torch_us / 1e6 + tried.call_s)
     if own < SLOWER * max(1.0, by_torch):
         return []
-    text = f"takes {tried.own_s * 1e6:.0f} µs by a clock out of its reach, with {tried.call_s * 1e6:.0f} µs for the call"
+    text = f"takes at least {tried.own_s * 1e6:.0f} µs by a clock out of its reach, with {tried.call_s * 1e6:.0f} µs for the call"
     return [f"{text}, where it seemed to take {own_us:.4g} µs"]

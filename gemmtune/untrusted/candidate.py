@@ -137,6 +137,8 @@ class Candidate:
             RemoteError: it cannot be imported.
             CandidateEnded: its import ends or hangs.
         """
+        if self._fork is not None and self._fork.ended():
+            self.note(Conduct.ENDED, self._fork.how_ended().splitlines()[0])
         self.close()
         self._fork = Fork(self._memory.fd, gpu=self.device.type != "cpu", sandbox=self._sandbox)
         question = {"do": "open", "device": str(self.device), "bytes": self._memory.size, "handle": self._memory.handle()}
@@ -152,7 +154,7 @@ class Candidate:
             CandidateEnded: its process ended, hung or forged an answer.
             Impossible: the arguments do not fit.
         """
-        if self._fork is None:
+        if self._fork is None or self._fork.ended():
             self.opened()
         tensors = [part for x in (*args, *kwargs.values()) if isinstance(x, torch.Tensor) for part in _parts(x)]
         placed, end = self._memory.place(tensors, self.place)

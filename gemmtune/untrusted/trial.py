@@ -17,6 +17,7 @@ import torch
 from ..choice import Claims
 from ..declaration.calling import Caller
 from ..declaration.subject import Subject
+from ..errors import UnavailableError
 from ..numerics.expectation import Expectation
 from ..numerics.operands import Operands
 from ..problem import Problem
@@ -39,8 +40,8 @@ MOST_WRONG = 3
 SELDOM = 0.02
 """Share of wrong results below which a GEMM is right sometimes."""
 AT_ONCE = 0.5
-"""Time of repeated operands, as a share of the time of new ones, below which they were not computed again."""
-LEAST_REPEATS, LEAST_REPEAT_S = 5, 0.0015
+"""Work for repeated operands, as a share of that for new ones, below which they were not computed again."""
+LEAST_REPEATS, LEAST_REPEAT_S = 5, 0.001
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +55,7 @@ class Shape:
     first_s: float = 0.0
     """Seconds of the first call, in which a GEMM may compile or tune."""
     repeats: tuple[float, ...] = ()
-    """Ratios of the time of repeated operands to that of new ones."""
+    """Ratios of the work for repeated operands to that for new ones."""
     equal: tuple[bool, ...] = ()
     """True for each repetition that gave the same bits."""
     wrong: tuple[tuple[int, Trouble, bool], ...] = ()
@@ -140,14 +141,15 @@ class Trial:
         paired = timed and kind == "fresh"
         before = self._by_torch(run, operands) if paired and number % 2 else 0.0
         own_s = self._called(run, operands, expectation, number)
+        work_s = self._work_s()
         if paired:
             run.pairs.append((own_s, before or self._by_torch(run, operands)))
         if kind == "fresh" and (timed or number == 1) and run.rng.random() < 0.5:
             candidate.place, first = run.rng.choice(PAGES), run.last
-            again_s = self._called(run, operands, expectation, number)
+            self._called(run, operands, expectation, number)
             run.equal.append(run.last == first)
-            if own_s > LEAST_REPEAT_S and number > 1:
-                run.repeats.append(again_s / own_s)
+            if work_s > LEAST_REPEAT_S and number > 1:
+                run.repeats.append(self._work_s() / work_s)
         return operands if expectation is None else kept or operands
 
     def _called(self, run: _Run, operands: Operands, expectation: Expectation | None, number: int) -> float:
@@ -164,8 +166,15 @@ class Trial:
 
     def _by_torch(self, run: _Run, operands: Operands) -> float:
         self._torch.place = self._candidate.place
-        self._rival.caller(run.checker.problem)(operands.tensors, operands.scalars, None)
+        try:
+            self._rival.caller(run.checker.problem)(operands.tensors, operands.scalars, None)
+        except CandidateEnded as error:
+            raise UnavailableError(f"nothing to compare with: {error}") from error
         return self._time_s(self._torch)
+
+    def _work_s(self) -> float:
+        """Return the work of the latest call: CPU time, which other processes do not add to, or time of the GPU."""
+        return self._candidate.last.device_us / 1e6 or self._candidate.last.cpu_s
 
     @staticmethod
     def _time_s(candidate: Candidate) -> float:
@@ -215,5 +224,5 @@ def note_calls(candidate: Candidate, shapes: Sequence[Shape]) -> None:
         if len(shape.repeats) >= LEAST_REPEATS and statistics.median(shape.repeats) < AT_ONCE:
             share = 100 * statistics.median(shape.repeats)
             candidate.note(
-                Conduct.REUSED, f"{shape.problem}: equal operands at other addresses take {share:.0f}% of the time of new ones"
+                Conduct.REUSED, f"{shape.problem}: equal operands at other addresses take {share:.0f}% of the work of new ones"
             )
