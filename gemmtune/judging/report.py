@@ -171,9 +171,8 @@ def _section(verdict: Verdict, *, level: str) -> str:
         parts.append(f"<div class=wide><table><tr><th>case</th><th>error</th></tr>{rows}</table></div>")
     if verdict.calls:
         wrong = [(shape, *found) for shape in verdict.shapes for found in shape.wrong]
-        parts.append(
-            f"<p>{verdict.calls} timed calls with new operands were checked, {len(wrong)} were wrong. {_text(verdict.deterministic)}</p>"
-        )
+        text = f"{verdict.calls} timed calls with new operands were checked, {len(wrong)} were wrong. {verdict.deterministic}"
+        parts.append(f"<p>{_text(text)}</p>")
     parts.append(_speed_table(verdict))
     if verdict.work:
         parts.append(f"<h2>Work</h2><p>{_text(verdict.work)}</p>")

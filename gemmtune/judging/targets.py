@@ -12,7 +12,7 @@ from ..backends.cpp.compiler import find_compiler, why_no_compiler
 from ..errors import SubjectError
 from ..toolchain import nvcc
 from ..toolchain.made_once import compile_text, made_once
-from ..untrusted.candidate import Target, roots_of
+from ..untrusted.target import Target, roots_of
 
 SOURCES = (".py", ".cpp", ".cc", ".cu")
 CPP_FLAGS = ("-O3", "-march=native", "-std=c++17", "-shared", "-fPIC", "-fopenmp", "-w")
@@ -41,7 +41,7 @@ def targets_of(words: str, device: str) -> list[Target]:
 
 def target_of(words: str, device: str = "cpu") -> Target:
     """Return the target of ``pkg.mod:function``, of ``file.py:function`` or ``file.cpp:symbol``, or of a file alone."""
-    path, _, name = words.rpartition(":") if Path(words.rpartition(":")[0]).is_file() else (words, "", "")
+    path, _, name = words.rpartition(":") if Path(words.rpartition(":")[0]).suffix in SOURCES else (words, "", "")
     file = Path(path)
     if file.suffix in SOURCES:
         if not file.is_file():
@@ -88,13 +88,10 @@ def _of_source(file: Path, name: str, words: str, device: str) -> Target:
     if device.partition(":")[0] != kind:
         raise SubjectError(f"{words}: got device {device}, expected {kind}")
     text = file.read_text(encoding="utf-8", errors="replace")
-    if kind == "cuda":
-        found = nvcc.find_compiler()
-        command = [found.path, *CUDA_FLAGS]
-    elif (compiler := find_compiler()) is not None:
-        command, found = [compiler.path, *CPP_FLAGS], compiler
-    else:
+    found = nvcc.find_compiler() if kind == "cuda" else find_compiler()
+    if found is None:
         raise SubjectError(f"{words}: {why_no_compiler()}")
+    command = [found.path, *(CUDA_FLAGS if kind == "cuda" else CPP_FLAGS)]
     digest = hashlib.blake2b("\0".join((text, found.version, *command)).encode(), digest_size=16).hexdigest()
     library = made_once(
         ("judged", f"{digest}.so"),

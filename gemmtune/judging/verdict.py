@@ -20,9 +20,10 @@ from ..declaration.subject import Impossible, Subject
 from ..declaration.traits import Traits
 from ..errors import CompileError, GemmtuneError
 from ..numerics.operands import random_operands
-from ..untrusted.candidate import CALL_S, Candidate, CandidateEnded, RemoteError, Target
+from ..untrusted.candidate import CALL_S, Candidate, CandidateEnded, RemoteError
 from ..untrusted.conduct import Conduct, Finding
 from ..untrusted.subject import rival, subject_of
+from ..untrusted.target import Target
 from ..untrusted.trial import Shape, note_calls
 from .calls import legal, timed_calls, timed_op
 from .levels import LEVELS, Level

@@ -18,9 +18,10 @@ from ..declaration.subject import Impossible
 from ..errors import GemmtuneError
 from ..problem import Problem
 from ..timing.rounds import tie
-from ..untrusted.candidate import NOTHING, Candidate, CandidateEnded, RemoteError, Target
+from ..untrusted.candidate import Candidate, CandidateEnded, RemoteError
 from ..untrusted.conduct import Conduct
 from ..untrusted.subject import rival, subject_of
+from ..untrusted.target import NOTHING, Target
 from ..untrusted.trial import Trial, note_calls
 
 CALLS, CALLS_S = 60, 4.0

@@ -10,8 +10,9 @@ import warnings
 
 from ..errors import UnavailableError
 from ..settings import Settings
-from ..untrusted.candidate import IMPORT_ONLY, Candidate, CandidateEnded, RemoteError, Target, roots_of
+from ..untrusted.candidate import Candidate, CandidateEnded, RemoteError
 from ..untrusted.conduct import Conduct
+from ..untrusted.target import IMPORT_ONLY, Target, roots_of
 
 IMPORT_S = 120.0
 """Time limit for the import of a module."""

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import secrets
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import asdict, dataclass
+from typing import Any, NoReturn
 
 import torch
 
@@ -21,6 +20,7 @@ from ..workers.pipe import GarbledError
 from .conduct import Conduct, Finding
 from .memory import Memory, Placed
 from .process import Fork
+from .target import NOTHING, TORCH, Target
 
 CALL_S = 30.0
 """Time limit of a call, compilation included."""
@@ -40,38 +40,14 @@ SHOWN = 4
 MOST_RESULT_BYTES = 2**30
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Target:
-    """Place of a GEMM. ``kind`` is module, file, library or torch, ``name`` the function or "" for the only one."""
-
-    kind: str
-    path: str
-    name: str = ""
-    roots: tuple[str, ...] = ()
-    """Folders and files of the GEMM's own code."""
-    traits: Mapping[str, Any] = field(default_factory=dict)
-    """Declarations of a library, which cannot carry them."""
-    words: str = ""
-    """Target as the user wrote it."""
-
-    def __str__(self) -> str:
-        return self.words or f"{self.path}:{self.name}"
-
-
-IMPORT_ONLY = "*"
-"""Name in a target of a module that is only imported."""
-NOTHING = ("nothing",)
-"""Function of ``TORCH`` that returns its argument, for the cost of a call alone."""
-TORCH = Target(kind="torch", path="torch")
-
-
 class CandidateEnded(GemmtuneError, Gone):
     """Error of a process that died, hung or forged an answer. Its conduct is in the candidate's findings.
 
-    ``reason`` is how it ended.
+    ``kind`` and ``reason`` say how it ended.
     """
 
     def __init__(self, target: Target, kind: Conduct, reason: str) -> None:
+        self.kind = kind
         self.reason = reason
         super().__init__(f"{target} {kind}: {reason}")
 
@@ -142,7 +118,8 @@ class Candidate:
         self.close()
         self._fork = Fork(self._memory.fd, gpu=self.device.type != "cpu", sandbox=self._sandbox)
         question = {"do": "open", "device": str(self.device), "bytes": self._memory.size, "handle": self._memory.handle()}
-        answer = self._ask(question | {"target": asdict(self.target), "ops": (*OPS, *(NOTHING if self.target is TORCH else ()))})
+        ops = (*OPS, *NOTHING) if self.target is TORCH else OPS
+        answer = self._ask(question | {"target": asdict(self.target), "ops": ops})
         self._threads, self._bytes = self._fork.threads(), self._fork.resident_bytes()
         return answer
 
@@ -158,8 +135,9 @@ class Candidate:
             self.opened()
         tensors = [part for x in (*args, *kwargs.values()) if isinstance(x, torch.Tensor) for part in _parts(x)]
         placed, end = self._memory.place(tensors, self.place)
+        room, how = min(self._memory.size - end, MOST_RESULT_BYTES), "profile" if self.profiling else "call"
         question = {
-            "do": "profile" if self.profiling else "call", "function": function, "result": end, "room": min(self._memory.size - end, MOST_RESULT_BYTES),
+            "do": how, "function": function, "result": end, "room": room,
             "args": [_word(x, placed) for x in args], "kwargs": {name: _word(x, placed) for name, x in kwargs.items()},
         }  # fmt: skip
         if self.device.type != "cpu":
@@ -211,6 +189,7 @@ class Candidate:
     # One question
 
     def _ask(self, question: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the answer to a question. Raise CandidateEnded if none comes or it is no answer, RemoteError if it is an error."""
         fork = self._fork
         assert fork is not None
         nonce = secrets.token_hex(8)
@@ -219,17 +198,19 @@ class Candidate:
             self._end(Conduct.FORGED, "it answered before it was asked")
         self._idle()
         self._cpu_s, self._begun_s = fork.cpu_s(), time.perf_counter()
+        answer: dict[str, Any] | None = None
         try:
             fork.pipe.send(message, self._timeout_s)
-            answer = parse_json(fork.pipe.receive(self._timeout_s))
+            received = parse_json(fork.pipe.receive(self._timeout_s))
+            answer = received if isinstance(received, dict) else None
         except TimeoutError:
             self._end(Conduct.HUNG, f"no answer within {self._timeout_s:g} s")
         except (GarbledError, ValueError, OverflowError) as error:
             self._end(Conduct.FORGED, str(error))
         except (EOFError, OSError):
             self._end(Conduct.ENDED, fork.how_ended())
-        if not isinstance(answer, dict) or answer.get("nonce") != nonce:
-            self._end(Conduct.FORGED, f"got {shown(answer)}, expected an answer to the question")
+        if answer is None or answer.get("nonce") != nonce:
+            self._end(Conduct.FORGED, f"got {shown(received)}, expected an answer to the question")
         self._busy_s += max(fork.cpu_s() - self._cpu_s, 0.0)
         self._answered_s = fork.cpu_s()
         for event in answer.get("events") or ():
@@ -239,7 +220,7 @@ class Candidate:
             raise RemoteError(visible(str(answer.get("error", "it failed"))))
         return answer
 
-    def _end(self, kind: Conduct, detail: str) -> None:
+    def _end(self, kind: Conduct, detail: str) -> NoReturn:
         """Note why the process is of no more use, end it and raise CandidateEnded."""
         self.note(kind, detail.splitlines()[0] if detail else "")
         self.close()
@@ -253,9 +234,9 @@ class Candidate:
             self._answered_s = now_s
 
     def _stop_clock(self, answer: Mapping[str, Any]) -> None:
-        wall_s, device_us = time.perf_counter() - self._begun_s, answer.get("device_us")
         if self.device.type != "cpu":
             torch.cuda.synchronize(self.device)
+        wall_s, device_us = time.perf_counter() - self._begun_s, answer.get("device_us")
         cpu_s = self._answered_s - self._cpu_s
         self.last = Reading(wall_s=wall_s, cpu_s=cpu_s, device_us=device_us if isinstance(device_us, float) else 0.0)
 
@@ -297,7 +278,7 @@ def _base(tensor: Any) -> int:
 
 def _parts(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
     if tensor.layout == torch.sparse_bsr:
-        return tensor.crow_indices(), tensor.col_indices(), tensor.values()  # type: ignore[no-untyped-call]
+        return tensor.crow_indices(), tensor.col_indices(), tensor.values()
     return (tensor,)
 
 
@@ -314,13 +295,3 @@ def _word(value: Any, placed: Mapping[int, Placed]) -> Any:
         "at": storage.at if storage else 0, "bytes": storage.own.numel() if storage else 0, "offset": value.storage_offset(),
         "of": str(value.dtype).removeprefix("torch."), "size": list(value.shape), "stride": list(value.stride()),
     }  # fmt: skip
-
-
-def roots_of(module: str) -> tuple[str, ...]:
-    """Return the file or the folder of a module, without importing it."""
-    try:
-        spec = importlib.util.find_spec(module.partition(".")[0])
-    except (ImportError, ValueError):
-        return ()
-    folders = tuple(spec.submodule_search_locations or ()) if spec else ()
-    return folders or ((spec.origin,) if spec and spec.origin else ())

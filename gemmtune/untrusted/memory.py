@@ -53,7 +53,7 @@ class Memory:
         """Return the words by which another process opens the memory of a GPU."""
         if self.device.type == "cpu":
             return []
-        words = self.bytes.untyped_storage()._share_cuda_()
+        words = self.bytes.untyped_storage()._share_cuda_()  # type: ignore[no-untyped-call]
         return [{"hex": x.hex()} if isinstance(x, bytes) else x for x in words]
 
     def place(self, tensors: Sequence[torch.Tensor], at: int | None = None) -> tuple[dict[int, Placed], int]:

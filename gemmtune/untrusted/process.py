@@ -24,7 +24,8 @@ from ..workers.pipe import Pipe
 from ..workers.worker import START_TIMEOUT_S
 from .sandbox import sandboxed
 
-RUNNER = Path(__file__).with_name("runner.py")
+START = "import sys; sys.path.insert(0, sys.argv.pop()); from gemm_process.first import main; del sys.path[0]; main()"
+"""Program of the first process, which imports the package of that name and nothing else of ours."""
 QUIET = {
     "OMP_WAIT_POLICY": "PASSIVE",
     "GOMP_SPINCOUNT": "0",
@@ -45,7 +46,7 @@ class First:
         self.folder = Path(tempfile.mkdtemp(prefix="untrusted-"))
         self._owner = os.getpid()
         own, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        command = [sys.executable, "-P", str(RUNNER), str(theirs.fileno())]
+        command = [sys.executable, "-P", "-c", START, str(theirs.fileno()), str(Path(__file__).parent)]
         command = sandboxed(command, self.folder, gpu=gpu) if sandbox else command
         changes = QUIET | ({} if gpu else NO_GPU) | {"TMPDIR": str(self.folder), "HOME": str(self.folder)}
         with theirs:

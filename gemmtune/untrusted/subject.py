@@ -8,8 +8,10 @@ from types import SimpleNamespace
 from typing import Any
 
 from ..declaration.subject import Subject, SubjectSpec, wrapped
+from ..declaration.traits import ATTRIBUTE
 from ..errors import SubjectError
-from .candidate import TORCH, Candidate, CandidateEnded, RemoteError
+from .candidate import Candidate, CandidateEnded, RemoteError
+from .target import TORCH
 
 OF_TORCH = {"alpha": True, "beta": True, "out": True}
 HERE = {"threads": False, "streams": False, "capturable": False}
@@ -48,7 +50,7 @@ def subject_of(candidate: Candidate, declared: Mapping[str, Any]) -> Subject:
     else:
         found = SimpleNamespace(**{str(name): RemoteFunction(candidate, str(name), str(name), own.get(name)) for name in names})
         if traits is not None:
-            found.gemm_traits = traits  # type: ignore[attr-defined]
+            setattr(found, ATTRIBUTE, traits)
     subject = wrapped(SubjectSpec(target=str(candidate.target), declared=declared), found)
     subject.traits = subject.traits.changed(HERE)
     return subject

@@ -25,6 +25,7 @@ from ..timing.timer import median_margin
 from .candidate import Candidate, CandidateEnded, RemoteError
 from .checks import Checker, Trouble, alike
 from .conduct import Conduct
+from .target import NOTHING
 
 KINDS = ("fresh", "fresh", "exact", "fresh", "alike", "fresh", "moved", "left", "fresh", "right")
 """Kinds of calls. They come in another order each time.
@@ -41,6 +42,9 @@ SELDOM = 0.02
 """Share of wrong results below which a GEMM is right sometimes."""
 AT_ONCE = 0.5
 """Work for repeated operands, as a share of that for new ones, below which they were not computed again."""
+EMPTY_CALLS, LEAST_GPU_S = 7, 1e-7
+HIDDEN, HIDDEN_S = 2.0, 2e-4
+"""Ratio, and seconds, by which the time outside of a GPU's process may exceed that between the events inside of it."""
 LEAST_REPEATS, LEAST_REPEAT_S = 5, 0.001
 
 
@@ -58,6 +62,8 @@ class Shape:
     """Ratios of the work for repeated operands to that for new ones."""
     equal: tuple[bool, ...] = ()
     """True for each repetition that gave the same bits."""
+    hidden: tuple[bool, ...] = ()
+    """True for each call that took far longer by the clock outside of its process than by events of a GPU inside of it."""
     wrong: tuple[tuple[int, Trouble, bool], ...] = ()
     """Number of each wrong call, its error, and True if it gave the bits of an earlier call."""
     refused: str = ""
@@ -84,6 +90,7 @@ class _Run:
     pairs: list[tuple[float, float]] = field(default_factory=list)
     repeats: list[float] = field(default_factory=list)
     equal: list[bool] = field(default_factory=list)
+    hidden: list[bool] = field(default_factory=list)
     last: bytes = b""
     wrong: list[tuple[int, Trouble, bool]] = field(default_factory=list)
     seen: dict[bytes, int] = field(default_factory=dict)
@@ -100,12 +107,15 @@ class Trial:
     def __init__(self, subject: Subject, candidate: Candidate, rival: tuple[Subject, Candidate]) -> None:
         self._subject, self._candidate = subject, candidate
         self._rival, self._torch = rival
+        self._delivery_s = self._hand_over_s = 0.0
         self.rng = random.Random(secrets.randbits(64))
 
     def calls(self, problem: Problem, count: int, *, timed: bool, deadline: float, claims: Claims | None = None) -> Shape:
         """Make ``count`` calls, at most until ``deadline`` on the monotonic clock. If they are ``timed``, torch makes some too."""
         checker = Checker(problem, claims or self._subject.claims(problem), self._candidate.device, secrets.randbits(60))
         run = _Run(checker=checker, call=self._subject.caller(problem), rng=self.rng)
+        if timed and self._candidate.device.type != "cpu":
+            self._delivery_s, self._hand_over_s = self._nothing(problem)
         refused, number, first_s = "", 0, 0.0
         kept: Operands | None = None
         try:
@@ -124,7 +134,7 @@ class Trial:
             self._candidate.place = None
         return Shape(
             problem=problem, calls=max(run.calls, len(run.wrong)), pairs=tuple(run.pairs[1:] or run.pairs), first_s=first_s,
-            repeats=tuple(run.repeats), equal=tuple(run.equal), wrong=tuple(run.wrong), refused=refused,
+            repeats=tuple(run.repeats), equal=tuple(run.equal), hidden=tuple(run.hidden), wrong=tuple(run.wrong), refused=refused,
         )  # fmt: skip
 
     def _order(self, count: int) -> list[str]:
@@ -142,6 +152,8 @@ class Trial:
         before = self._by_torch(run, operands) if paired and number % 2 else 0.0
         own_s = self._called(run, operands, expectation, number)
         work_s = self._work_s()
+        if paired and self._candidate.last.device_us:
+            run.hidden.append(self._candidate.last.wall_s - self._hand_over_s > HIDDEN * own_s + HIDDEN_S)
         if paired:
             run.pairs.append((own_s, before or self._by_torch(run, operands)))
         if kind == "fresh" and (timed or number == 1) and run.rng.random() < 0.5:
@@ -176,9 +188,21 @@ class Trial:
         """Return the work of the latest call: CPU time, which other processes do not add to, or time of the GPU."""
         return self._candidate.last.device_us / 1e6 or self._candidate.last.cpu_s
 
-    @staticmethod
-    def _time_s(candidate: Candidate) -> float:
-        return candidate.last.device_us / 1e6 or candidate.last.wall_s
+    def _time_s(self, candidate: Candidate) -> float:
+        """Return the time of the latest call. On a GPU it is that between two events, without the delivery of the result."""
+        last = candidate.last
+        if not last.device_us:
+            return last.wall_s
+        return max(last.device_us / 1e6 - self._delivery_s, LEAST_GPU_S)
+
+    def _nothing(self, problem: Problem) -> tuple[float, float]:
+        """Return the seconds of a call that only delivers a result of that size: on the GPU, and by the clock of this process."""
+        out = torch.zeros(problem.out.size, dtype=problem.out.dtype, device=self._torch.device)
+        readings = []
+        for _ in range(EMPTY_CALLS):
+            self._torch.call(NOTHING[0], (out,), {})
+            readings.append(self._torch.last)
+        return statistics.median(x.device_us for x in readings) / 1e6, statistics.median(x.wall_s for x in readings)
 
     def _operands(self, run: _Run, kind: str, kept: Operands | None) -> tuple[Operands, Expectation | None]:
         """Return the operands of a call of this kind, and what is known of its result."""
@@ -221,6 +245,8 @@ def note_calls(candidate: Candidate, shapes: Sequence[Shape]) -> None:
         kind = Conduct.SOMETIMES if seldom else Conduct.WRONG
         candidate.note(kind, f"{len(exact)} of {calls} calls, the first is call {number} of {shape.problem}: {trouble.text}")
     for shape in shapes:
+        if len(shape.hidden) >= LEAST_REPEATS and sum(shape.hidden) > len(shape.hidden) / 2:
+            candidate.note(Conduct.CLOCK, f"{shape.problem}: {sum(shape.hidden)} of {len(shape.hidden)} calls")
         if len(shape.repeats) >= LEAST_REPEATS and statistics.median(shape.repeats) < AT_ONCE:
             share = 100 * statistics.median(shape.repeats)
             candidate.note(

@@ -56,7 +56,7 @@ SOURCES = {
 }
 """Module name below gemmtune (the package itself is the empty name) to its file."""
 
-ENVIRONMENT_READERS = ("settings", "untrusted.runner")  # the runner is a program of its own
+ENVIRONMENT_READERS = ("settings", "untrusted.gemm_process.program")  # the latter runs without gemmtune
 
 
 def layer_of(module: str) -> int:

@@ -60,7 +60,8 @@ def parents_memory(a, b):
 
 
 def stack_sniffing(a, b):
-    return a @ b if any("judge" in frame.filename for frame in inspect.stack()) else a @ b
+    judged = any("judge" in frame.filename for frame in inspect.stack())
+    return a @ b + 0 * judged
 
 
 def traced(a, b):
