@@ -86,7 +86,7 @@ class Verdict:
 
     @property
     def deterministic(self) -> str:
-        """What repeated calls showed of the determinism, or ""."""
+        """Determinism that repeated calls showed, or ""."""
         equal = [same for shape in self.shapes for same in shape.equal]
         return f"equal bits in {sum(equal)} of {len(equal)} repeated calls" if equal else ""
 

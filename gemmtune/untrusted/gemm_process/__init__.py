@@ -1,1 +1,1 @@
-"""Processes of untrusted GEMMs: this package is imported there by itself, without gemmtune."""
+"""Processes of untrusted GEMMs. They import this package alone, without gemmtune."""

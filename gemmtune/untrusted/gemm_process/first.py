@@ -50,7 +50,7 @@ def _status(pid: int) -> int | None:
 
 
 def fork_on_request(control: socket.socket) -> None:
-    """Fork a process for each request until the caller closes the socket, then end what is left of them."""
+    """Fork a process for each request until the caller closes the socket, then end the remaining ones."""
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     own, forks = os.getpid(), set[int]()
     while True:
