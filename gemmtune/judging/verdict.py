@@ -67,7 +67,6 @@ class Verdict:
     work: str = ""
     """Share of the calls in which torch multiplied."""
     seconds: float = 0.0
-    reproduction: str = ""
 
     @property
     def standing(self) -> Standing:

@@ -7,6 +7,7 @@ which the bound of the worst case allows.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import random
 from dataclasses import dataclass
@@ -55,13 +56,18 @@ class Checker:
         self.problem = problem
         self._claims = claims
         self._probes = Probes(problem, device, seed=seed)
-        self._judge = Judge(problem, claims)
+        self._extra = self._probes.extra()
+        self._judge = Judge(problem, claims, self._extra)
         self._random = random.Random(seed)
         self._generator = torch.Generator(device=device).manual_seed(seed)
 
     def fresh(self) -> Operands:
         """Draw operands of random numbers."""
-        return self._probes.random()
+        return self.given(self._probes.random())
+
+    def given(self, operands: Operands) -> Operands:
+        """Return operands with those of the epilogue, which are the same in every call."""
+        return dataclasses.replace(operands, extra=self._extra)
 
     def exact(self) -> OneHotExpectation | None:
         """Draw operands whose result is known bit by bit, or return None if the problem has none."""
@@ -129,7 +135,7 @@ class Checker:
 
     def _rough(self, result: torch.Tensor, known: Reference) -> Trouble | None:
         problem, claims = self.problem, self._claims
-        if dtype_info(problem.dtype).is_integer or problem.scales:
+        if dtype_info(problem.dtype).is_integer or problem.scales or problem.epilogue is not None:
             return None
         got = known.region.of(as_batches(result)).double()
         error, right, magnitude = (_rms(x) for x in (got - known.value, known.value, known.magnitude))

@@ -208,7 +208,7 @@ class Trial:
         """Return the operands of a call of this kind, and what is known of its result."""
         checker = run.checker
         if kind == "exact" and (known := checker.exact()) is not None:
-            return known.operands, known
+            return checker.given(known.operands), known
         if (
             kept is None or kind in ("fresh", "exact") or run.checker.problem.sparsity is not None
         ):  # the numbers of exact probes are of no use to other calls

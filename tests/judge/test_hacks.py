@@ -9,7 +9,7 @@ import pytest
 from hack_table import HACKS, HONEST, KINDS, LONG, TABLE, VALUES
 
 from gemmtune.judging.verdict import Standing, Verdict, judge
-from gemmtune.untrusted.conduct import Conduct
+from gemmtune.untrusted.conduct import NOTED, Conduct
 from gemmtune.untrusted.process import close_all
 
 QUICK_S = 4.0
@@ -74,16 +74,11 @@ def test_table_has_every_hack_of_the_folder() -> None:
     written = {
         line.removeprefix("def ").partition("(")[0]
         for path in Path(HACKS).glob("*.py")
+        if path.stem not in ("gpu", "tuner")
         for line in path.read_text().splitlines()
         if line.startswith("def ") and "(a, b)" in line
     }
     assert written - known == {"macs", "zeros"}
     dishonest = {word for words in (*TABLE.values(), *LONG.values()) for word in words} - {VALUES}
-    untested = set(Conduct) - dishonest - {x for x in Conduct if not _counts(x)}
+    untested = set(Conduct) - dishonest - NOTED
     assert untested == {Conduct.TOO_FAST, Conduct.CLOCK, Conduct.ROUGH}  # these have tests of their own
-
-
-def _counts(kind: Conduct) -> bool:
-    from gemmtune.untrusted.conduct import NOTED
-
-    return kind not in NOTED

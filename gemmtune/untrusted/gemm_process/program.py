@@ -35,6 +35,8 @@ class Program:
         self._copy, self._set = torch.Tensor.copy_, torch.Tensor.set_
         self._type = torch.Tensor
         cuda: Any = torch.cuda
+        self._events: Any = getattr(torch._C, "_CudaEventBase", None)
+        self._wait: Any = getattr(torch._C, "_cuda_synchronize", None)
         self._current_stream, self._on_stream, self._sleep = cuda.current_stream, cuda.stream, cuda._sleep
         self._memory = _shared(opening, memory)
         self._previous: Any = None
@@ -98,7 +100,7 @@ class Program:
         self, function: Callable[..., Any], args: list[Any], kwargs: dict[str, Any], question: Mapping[str, Any]
     ) -> dict[str, Any]:
         """Call the GEMM between two events of its stream, the delivery of its result included, then wait for the whole device."""
-        events = torch._C._CudaEventBase
+        events = self._events
         begun, ended = events(enable_timing=True), events(enable_timing=True)
         stream = self._current_stream()
         self._sleep(SPIN_CYCLES)
@@ -107,7 +109,7 @@ class Program:
         with self._on_stream(stream):
             answer = self._delivered(result, args, question)
         events.record(ended, stream)
-        torch._C._cuda_synchronize()
+        self._wait()
         return answer | {"device_us": events.elapsed_time(begun, ended) * 1e3}
 
     def _delivered(self, result: Any, args: Sequence[Any], question: Mapping[str, Any]) -> dict[str, Any]:

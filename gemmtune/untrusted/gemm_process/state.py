@@ -32,6 +32,7 @@ WATCHED: tuple[tuple[Any, str], ...] = (
     (torch.testing, "assert_close"),
     (torch.autograd.profiler, "profile"),
     *((torch.cuda, name) for name in ("synchronize", "Event", "Stream", "current_stream", "CUDAGraph")),
+    (torch._C, "_CudaEventBase"),
     *((torch.cuda.Event, name) for name in ("record", "elapsed_time", "synchronize", "wait", "query")),
 )  # fmt: skip
 """Functions that a GEMM has no reason to replace."""
@@ -57,6 +58,7 @@ def conditions(device: str) -> dict[str, Any]:
         state[f"torch.backends.cuda.matmul.{name}"] = str(getattr(matmul, name))
     if device != "cpu":
         state["CUDA persisting L2 bytes"] = _persisting_l2()
+        state["CUDA current stream"] = torch.cuda.current_stream().cuda_stream
     return state
 
 
