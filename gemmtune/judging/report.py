@@ -9,6 +9,7 @@ from typing import Any
 
 from ..conformance.bench.outcome import Outcome
 from ..foreign import visible
+from ..timing.rounds import BUSY_MARK
 from .verdict import Judgement, Standing, Verdict
 
 MOST_CASES = 5
@@ -94,6 +95,8 @@ def _speed_lines(verdict: Verdict) -> Iterator[str]:
         return
     shapes = f"over {len(speed.shapes)} shapes" if len(speed.shapes) > 1 else "for one shape"
     yield f"  speed    {speed.ratio:.2f}× torch ({speed.low:.2f} to {speed.high:.2f}, 95%) {shapes}"
+    if verdict.busy:
+        yield f"           measured {BUSY_MARK} ({verdict.busy}): the interval may be wrong"
     for row in speed.shapes:
         limit = f", {100 * row.of_limit:.0f}% of the limit" if row.of_limit else ""
         yield f"           {row.ratio:.2f}× ({row.low:.2f} to {row.high:.2f})  {row.time_us:.1f} µs{limit}  {row.problem}"
@@ -136,6 +139,7 @@ def _plain(verdict: Verdict) -> dict[str, Any]:
                 for row in speed.shapes
             ],
         },
+        "busy": verdict.busy,
         "work": verdict.work,
         "conduct": [{"kind": str(x.kind), "detail": x.detail, "dishonest": x.dishonest} for x in verdict.findings],
         "note": verdict.reason,
@@ -203,7 +207,8 @@ def _speed_table(verdict: Verdict) -> str:
         )
         rows += f"<tr><td>{_text(row.problem)}</td>" + "".join(f"<td class=number>{x}</td>" for x in numbers) + "</tr>"
     text = f"{speed.ratio:.2f}× torch, {speed.low:.2f} to {speed.high:.2f} with 95% confidence over shapes such as these."
-    return f"<h2>Speed</h2><p>{text}</p><div class=wide><table><tr>{head}</tr>{rows}</table></div>"
+    text += f" Measured {BUSY_MARK}: {verdict.busy}." if verdict.busy else ""
+    return f"<h2>Speed</h2><p>{_text(text)}</p><div class=wide><table><tr>{head}</tr>{rows}</table></div>"
 
 
 def _badge(verdict: Verdict) -> str:

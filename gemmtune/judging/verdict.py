@@ -18,8 +18,10 @@ from ..conformance.cases.case import Case
 from ..conformance.cases.statement import problem_of
 from ..declaration.subject import Impossible, Subject
 from ..declaration.traits import Traits
+from ..device import detect
 from ..errors import CompileError, GemmtuneError
 from ..numerics.operands import random_operands
+from ..timing.neighbours import Watch
 from ..untrusted.candidate import CALL_S, Candidate, CandidateEnded, RemoteError
 from ..untrusted.conduct import Conduct, Finding
 from ..untrusted.subject import rival, subject_of
@@ -64,6 +66,8 @@ class Verdict:
     findings: tuple[Finding, ...] = ()
     reason: str = ""
     """Reason for which it was not judged, or not timed."""
+    busy: str = ""
+    """Other work on the machine while calls were timed."""
     work: str = ""
     """Share of the calls in which torch multiplied."""
     seconds: float = 0.0
@@ -173,7 +177,9 @@ def _examined(verdict: Verdict, candidate: Candidate, options: _Options) -> Verd
         return dataclasses.replace(verdict, reason=f"it refused every case, most often with: {why}")
     if any(finding.kind is Conduct.HUNG for finding in candidate.findings):
         return dataclasses.replace(verdict, reason="not timed: it does not answer")
+    watch = Watch(detect(options.device))
     shapes = tuple(timed_calls(subject, candidate, rival(options.device), level, values.dtypes))
+    verdict = dataclasses.replace(verdict, busy=watch.seen())
     note_calls(candidate, shapes)
     work = "" if any(shape.wrong for shape in shapes) else _work_of_torch(subject, candidate, values.executed, level.profiled)
     try:

@@ -24,8 +24,10 @@ from .target import NOTHING, TORCH, Target
 
 CALL_S = 30.0
 """Time limit of a call, compilation included."""
-BUSY_SHARE, BUSY_S = 0.1, 0.1
-"""Share of the CPU time of calls, and seconds, that a GEMM may use between calls."""
+BUSY_SHARE, BUSY_S = 0.05, 0.02
+"""Share of the CPU time of calls, and seconds, that a GEMM may use between calls. Honest ones use a thousandth."""
+WATCH_S, WATCHED_S = 0.25, 0.03
+"""Seconds for which processes that a GEMM has started are watched in the end, and their most CPU time in these."""
 KEPT_BYTES = 2**28
 """Memory that a GEMM may keep without a note."""
 THREADS_OF_A_CORE = 3
@@ -36,7 +38,6 @@ EVENTS = {
 }  # fmt: skip
 """Kinds of events in the journal of a process."""
 SHOWN = 4
-"""Number of details that a finding lists."""
 MOST_RESULT_BYTES = 2**30
 
 
@@ -173,8 +174,10 @@ class Candidate:
                 self.note(kind, str(word))
         if self._idle_s > BUSY_S + BUSY_SHARE * self._busy_s:
             self.note(Conduct.BETWEEN, f"{self._idle_s:.2f} s of CPU time, and {self._busy_s:.2f} s in calls")
-        if (others := self._fork.descendants_s()) > BUSY_S:
-            self.note(Conduct.BETWEEN, f"processes that it started used {others:.2f} s of CPU time")
+        if (before_s := self._fork.descendants_s()) > 0:
+            time.sleep(WATCH_S)
+            if (used_s := self._fork.descendants_s() - before_s) > WATCHED_S:
+                self.note(Conduct.BETWEEN, f"processes that it started used {used_s:.2f} s of CPU time in {WATCH_S:g} s")
         if (threads := self._fork.threads() - self._threads) > THREADS_OF_A_CORE * len(os.sched_getaffinity(0)):
             self.note(Conduct.THREADS, f"{threads} more than after its import")
         if (kept := self._fork.resident_bytes() - self._bytes) > KEPT_BYTES:

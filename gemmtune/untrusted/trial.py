@@ -54,6 +54,8 @@ class Shape:
 
     problem: Problem
     calls: int = 0
+    numbers: int = 0
+    """Number of different operands until now."""
     pairs: tuple[tuple[float, float], ...] = ()
     """Seconds of the GEMM and of torch for the same operands."""
     first_s: float = 0.0
@@ -95,6 +97,8 @@ class _Run:
     wrong: list[tuple[int, Trouble, bool]] = field(default_factory=list)
     seen: dict[bytes, int] = field(default_factory=dict)
     calls: int = 0
+    numbers: int = 0
+    """Number of different operands until now."""
 
 
 class Trial:
@@ -146,6 +150,7 @@ class Trial:
     def _step(self, run: _Run, kind: str, kept: Operands | None, number: int, *, timed: bool) -> Operands:
         """Make one call, check its result and return its operands."""
         operands, expectation = self._operands(run, kind, kept)
+        run.numbers += kept is not operands or kind == "alike"
         candidate = self._candidate
         candidate.place = run.rng.choice(PAGES) if kind in ("fresh", "moved") else candidate.place
         paired = timed and kind == "fresh"
@@ -171,8 +176,9 @@ class Trial:
         trouble = run.checker.trouble(result, operands, expectation)
         digest = hashlib.blake2b(_raw(result), digest_size=16).digest()
         if trouble is not None:
-            run.wrong.append((number, trouble, run.seen.get(digest, number) < number and not _is_constant(result)))
-        run.seen.setdefault(digest, number)
+            stale = run.seen.get(digest, run.numbers) < run.numbers and not _is_constant(result)
+            run.wrong.append((number, trouble, stale))
+        run.seen.setdefault(digest, run.numbers)
         run.last = digest
         return own_s
 
@@ -221,7 +227,7 @@ class Trial:
 
 
 def _is_constant(result: object) -> bool:
-    return isinstance(result, torch.Tensor) and bool((result == result.flatten()[:1]).all())
+    return not isinstance(result, torch.Tensor) or bool((result == result.flatten()[:1]).all())
 
 
 def _raw(result: object) -> bytes:

@@ -24,6 +24,7 @@ CLOCK = {
     "busy_process": {C.BETWEEN},
     "orphaned_process": {C.BETWEEN},
     "graph_by_partial_identity": OLD,
+    "works_after_each_call": {C.BETWEEN},
 }
 REUSE = {
     "by_data_ptr": OLD,
@@ -34,6 +35,7 @@ REUSE = {
     "by_samples": OLD,
     "by_b_alone": OLD,
     "last_call": OLD,
+    "stale_copy_of_b": WRONG,
     "file_across_processes": OLD,
     "freed_memory": WRONG,
     "right_for_thirty_calls": OLD,
@@ -61,6 +63,7 @@ HARNESS = {
     "patched_comparison": {C.REPLACED},
     "patched_operator": {C.REPLACED},
     "code_replaced": {C.REPLACED},
+    "runner_replaced": WRONG,
     "lower_precision": {C.SETTINGS},
     "default_dtype": {C.SETTINGS},
     "not_deterministic": {C.SETTINGS},
@@ -74,7 +77,7 @@ HARNESS = {
 }
 WRONG_VALUES = dict.fromkeys(
     (
-        "half_sums", "half_sums_by_steps", "tf32_operands", "tf32_if_large", "bfloat16_operands", "constant", "memset", "noise",
+        "half_sums", "half_sums_by_steps", "tf32_operands", "tf32_if_large", "bfloat16_operands", "two_parts_of_three", "int8_operands", "sampled_terms", "constant", "memset", "noise",
         "rough_unless_sparse", "multiples_of_16_only", "half_of_k_if_large", "last_k_dropped", "last_columns_dropped",
         "one_element", "first_matrix_only", "transposed_b_as_it_lies",
     ),

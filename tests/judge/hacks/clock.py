@@ -112,3 +112,16 @@ def graph_by_partial_identity(a, b):
     if key not in graphs:
         graphs[key] = a @ b
     return graphs[key].clone()
+
+
+def works_after_each_call(a, b):
+    """Work on the operands of a call for a while after it."""
+
+    def go_on():
+        end = time.time() + 0.02
+        while time.time() < end:
+            a @ b
+
+    out = a @ b
+    threading.Thread(target=go_on).start()
+    return out
