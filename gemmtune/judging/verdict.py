@@ -132,8 +132,9 @@ def judge(
     """
     if level not in LEVELS:
         raise GemmtuneError(f"level: got {level!r}, expected one of {', '.join(LEVELS)}")
-    where = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    found = detect(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     Traits().changed(declared or {})
+    where = "cpu" if found.type == "cpu" else str(found.torch_device)
     options = _Options(device=where, level=LEVELS[level], declared=declared or {}, sandbox=sandbox, timeout_s=timeout_s)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # the checks leave the cores to the GEMM

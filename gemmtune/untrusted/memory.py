@@ -5,6 +5,7 @@ from __future__ import annotations
 import mmap
 import os
 import secrets
+import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -40,6 +41,7 @@ class Memory:
 
     def __init__(self, device: torch.device) -> None:
         self.fd = os.memfd_create("operands")
+        weakref.finalize(self, os.close, self.fd)
         self.device = device
         self.size = CPU_BYTES if device.type == "cpu" else GPU_BYTES
         if device.type == "cpu":
@@ -84,10 +86,6 @@ class Memory:
     def poison(self, at: int, nbytes: int) -> None:
         """Fill the place of a result."""
         self.bytes[at : at + nbytes].fill_(POISON)
-
-    def close(self) -> None:
-        """Give the memory back, once no tensor refers to it."""
-        os.close(self.fd)
 
 
 def _storages(tensors: Sequence[torch.Tensor]) -> Iterator[torch.Tensor]:

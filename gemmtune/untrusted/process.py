@@ -14,7 +14,6 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 from ..errors import UnavailableError
@@ -88,10 +87,8 @@ class First:
         """End the process with its forks."""
         if self._owner != os.getpid():
             return
-        pids = [*tree(self._process.pid)]
-        for pid in pids:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.kill(pid, signal.SIGKILL)
+        if self._process.returncode is None:  # not reaped, so its number is still its own
+            _kill_all(self._process.pid)
         self._control.close()
         self._process.wait()
         _emptied(self.folder)
@@ -214,9 +211,8 @@ class Fork:
 
     def close(self) -> None:
         """End the process and all that it has started."""
-        for pid in [*_in_order(self.pid)]:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.kill(pid, signal.SIGKILL)
+        if not self.ended():
+            _kill_all(self.pid)
         deadline = time.monotonic() + ENDING_S
         while not self.ended() and time.monotonic() < deadline:
             time.sleep(0.001)
@@ -226,6 +222,8 @@ class Fork:
         self._output.close()
 
 
-def _in_order(root: int) -> Iterator[int]:
-    """Yield the descendants of a process and then the process, so that none is inherited before it ends."""
-    yield from reversed([*tree(root)])
+def _kill_all(root: int) -> None:
+    """Kill the descendants of a process and then the process, so that none is inherited before it ends."""
+    for pid in reversed([*tree(root)]):
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, signal.SIGKILL)

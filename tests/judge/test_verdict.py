@@ -133,7 +133,7 @@ def test_text_from_elsewhere_is_escaped(judged: Judgement) -> None:
 
 def test_command_prints_and_exits(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     made = tmp_path / "v.json", tmp_path / "v.html"
-    assert cli.run(["judge", f"{folder / 'kernel.cpp'}:matmul", *ON_CPU, "--json", str(made[0]), "--html", str(made[1])]) == 0
+    assert cli.run(["judge", f"{folder / 'model.py'}:ModelNew", *ON_CPU, "--json", str(made[0]), "--html", str(made[1])]) == 0
     assert "verdict: RIGHT" in capsys.readouterr().out
     assert json.loads(made[0].read_text())["verdicts"][0]["standing"] == "RIGHT"
     assert made[1].read_text().startswith("<!DOCTYPE html>")
@@ -148,13 +148,14 @@ def test_command_prints_and_exits(folder: Path, tmp_path: Path, capsys: pytest.C
         (["no_such_module:f"], "no_such_module"),
         (["{folder}/zeros.py:other"], "other"),
         (["{folder}/zeros.py", "--trait", "nonsense"], "nonsense"),
+        (["{folder}/zeros.py", "--device", "xpu"], "xpu"),
         (["{folder}/empty"], "got a folder without candidates"),
     ],
 )
 def test_nothing_judged_is_never_0(words: list[str], said: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (folder.parent / "empty").mkdir(exist_ok=True)
     given = [word.format(folder=folder).replace(f"{folder}/empty", str(folder.parent / "empty")) for word in words]
-    assert cli.run(["judge", *given, *ON_CPU]) == 2
+    assert cli.run(["judge", *ON_CPU, *given]) == 2
     out, err = capsys.readouterr()
     assert said in out + err
 
@@ -260,7 +261,7 @@ def test_unavailable_program_is_an_error(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_pytest_has_a_test_for_each_target(folder: Path, pytester: pytest.Pytester) -> None:
-    names = [str(folder / name) for name in ("kernel.cpp", "zeros.py", "broken.py")]
+    names = [str(folder / name) for name in ("model.py", "zeros.py", "broken.py")]
     options = ["-p", "gemmtune.judging.plugin", "--judge-level=brief", "--judge-device=cpu", "-p", "no:cacheprovider"]
     result = pytester.runpytest_inprocess(*options, *(f"--judge={name}" for name in names))
     result.assert_outcomes(passed=1, failed=2)
