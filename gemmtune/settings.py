@@ -293,8 +293,9 @@ def _set_environment(values: Mapping[str, str | None]) -> None:
 
 def child_environment(changes: Mapping[str, str]) -> dict[str, str]:
     """Return the environment for a program that must not see who started it, with ``changes``."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith((ENVIRONMENT_PREFIX, "PYTEST_"))}
-    return {**kept, **changes}
+    return {name: value for name, value in os.environ.items() if not name.startswith((ENVIRONMENT_PREFIX, "PYTEST_"))} | dict(
+        changes
+    )
 
 
 def in_continuous_integration() -> bool:
