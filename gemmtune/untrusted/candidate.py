@@ -27,7 +27,7 @@ CALL_S = 30.0
 BUSY_SHARE, BUSY_S = 0.05, 0.02
 """Share of the CPU time of calls, and seconds, that a GEMM may use between calls. Honest ones use a thousandth."""
 WATCH_S, WATCHED_S = 0.25, 0.03
-"""Seconds for which processes that a GEMM has started are watched in the end, and their most CPU time in these."""
+"""Seconds for which a GEMM and what it has started are watched in the end, and their most CPU time in these."""
 KEPT_BYTES = 2**28
 """Memory that a GEMM may keep without a note."""
 THREADS_OF_A_CORE = 3
@@ -174,10 +174,10 @@ class Candidate:
                 self.note(kind, str(word))
         if self._idle_s > BUSY_S + BUSY_SHARE * self._busy_s:
             self.note(Conduct.BETWEEN, f"{self._idle_s:.2f} s of CPU time, and {self._busy_s:.2f} s in calls")
-        if (before_s := self._fork.descendants_s()) > 0:
-            time.sleep(WATCH_S)
-            if (used_s := self._fork.descendants_s() - before_s) > WATCHED_S:
-                self.note(Conduct.BETWEEN, f"processes that it started used {used_s:.2f} s of CPU time in {WATCH_S:g} s")
+        before_s = self._fork.cpu_s() + self._fork.descendants_s()
+        time.sleep(WATCH_S)
+        if (used_s := self._fork.cpu_s() + self._fork.descendants_s() - before_s) > WATCHED_S:
+            self.note(Conduct.BETWEEN, f"{used_s:.2f} s of CPU time, with what it started, in {WATCH_S:g} s without a call")
         if (threads := self._fork.threads() - self._threads) > THREADS_OF_A_CORE * len(os.sched_getaffinity(0)):
             self.note(Conduct.THREADS, f"{threads} more than after its import")
         if (kept := self._fork.resident_bytes() - self._bytes) > KEPT_BYTES:
