@@ -21,6 +21,7 @@ from .integration.record import record as record
 from .integration.recording import Recording as Recording
 from .integration.sparsify import sparsify_ as sparsify_
 from .integration.using import use as use
+from .judging.verdict import Judgement as Judgement, judge as judge
 from .ops.grouped import grouped_mm as grouped_mm, mixed_grouped_mm as mixed_grouped_mm, scaled_grouped_mm as scaled_grouped_mm
 from .ops.packing import pack_int4 as pack_int4, prepack as prepack, unpack_int4 as unpack_int4
 from .ops.products import (

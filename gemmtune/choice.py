@@ -48,6 +48,8 @@ class Status(StrEnum):
     WRONG_RESULT = "wrong_result"
     TOO_FAST = "too_fast"
     """Its time is shorter than the measured limits of the hardware allow."""
+    DISHONEST = "dishonest"
+    """In a process of its own it computes something else, takes longer, or does more than compute."""
     RUNTIME_ERROR = "runtime_error"
     TIMED_OUT = "timed_out"
     CRASHED = "crashed"

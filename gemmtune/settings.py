@@ -291,6 +291,13 @@ def _set_environment(values: Mapping[str, str | None]) -> None:
     os.environ.update({name: value for name, value in values.items() if value is not None})
 
 
+def child_environment(changes: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment for a program that must not see who started it, with ``changes``."""
+    return {name: value for name, value in os.environ.items() if not name.startswith((ENVIRONMENT_PREFIX, "PYTEST_"))} | dict(
+        changes
+    )
+
+
 def in_continuous_integration() -> bool:
     """Return True if the variable ``CI`` is set, as on every common service."""
     return os.environ.get("CI", "").lower() not in ("", "0", "false")

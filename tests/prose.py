@@ -18,7 +18,7 @@ LIMITS = {
     "docstrings that are no sentence": 0,
     "sentences of more than 25 words": 10,
     "lines of more than 140 characters": 3,
-    "words with a better one": 73,
+    "words with a better one": 48,
 }
 MOST_WORDS, MOST_CHARACTERS = 25, 140
 MOST_PLACES = 20
@@ -31,7 +31,7 @@ FRAGMENTS = {
 DIALECT = {
     "told": "logged, reported", "turned": "transposed", "hand-over": "crossover", "by itself": "in isolation",
     "by themselves": "in isolation", "what is left": "remaining", "meanwhile": "concurrently", "anchor": "sampled M",
-    "anchors": "sampled Ms", "verdict": "decision", "tails": "epilogue match", "joins": "horizontal fusion",
+    "anchors": "sampled Ms", "tails": "epilogue match", "joins": "horizontal fusion",
 }  # fmt: skip
 """Words that mean something else to a stranger, and what the field says."""
 

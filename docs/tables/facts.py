@@ -42,6 +42,7 @@ STATUSES = {
     "out_of_resources": "shared memory, registers or device memory were not enough",
     "wrong_result": "a probe or the error bound was violated, or memory outside of the result was written",
     "too_fast": "its time is shorter than the measured limits of the hardware allow",
+    "dishonest": "in a process of its own, your GEMM computes something else, takes longer or does more ([judge](judge.md))",
     "runtime_error": "the launch raised an error",
     "timed_out": "verification or measurement took longer than `choice_timeout_s`",
     "crashed": "the worker process died, or its device became unusable",

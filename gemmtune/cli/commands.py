@@ -16,6 +16,7 @@ from ..settings import Settings
 from . import words
 from .completion import complete_gemm, complete_of
 from .fleet_options import devices_option, fleet, ray_option
+from .judge_command import judge
 from .options import (
     arch_option,
     device_option,
@@ -321,5 +322,5 @@ def perf_gate(**given: Any) -> None:
 
 
 COMMANDS: tuple[click.Command, ...] = (
-    tune, fleet, explain, record, choices, build, *STORE_COMMANDS, show_settings, doctor, bundle, conformance, perf_gate,
+    tune, fleet, explain, record, choices, build, *STORE_COMMANDS, show_settings, doctor, bundle, conformance, judge, perf_gate,
 )  # fmt: skip

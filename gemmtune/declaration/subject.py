@@ -211,14 +211,18 @@ class Refused(Exception):
     """The GEMM raised an error, of any type, instead of computing."""
 
 
+class Gone(Exception):
+    """The process in which the GEMM runs has ended."""
+
+
 class Impossible(Exception):
     """A resource of the case is missing, such as memory or the kernel to test. That is no fault of the GEMM."""
 
 
 def is_fatal(error: BaseException) -> bool:
     """Return True if a GPU error has made the device unusable for this process, so that later results mean nothing."""
-    if isinstance(error, ErrorFromChoice):
-        return False
+    if isinstance(error, ErrorFromChoice | Gone):
+        return isinstance(error, Gone)
     text = str(error)
     accelerator = getattr(torch, "AcceleratorError", ())
     return any(words in text for words in _STICKY) or (isinstance(error, accelerator) and "out of memory" not in text)

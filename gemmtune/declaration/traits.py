@@ -111,6 +111,8 @@ class Traits:
     """Equal inputs give equal bits."""
     batch_invariant: bool = False
     """The bits of a row of the result do not depend on the other rows of a, nor on their number."""
+    calls_torch: bool = False
+    """torch's own products may do the work. `gemmtune judge` calls that dishonest otherwise."""
     bias_name: str = "bias"
     """Keyword of a function's added operand."""
 

@@ -16,6 +16,7 @@ from .machine_limits import MachineLimits
 from .remote import AnySession
 from .result import Outcome
 from .samples import Sample
+from .walls import refusals
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,10 +91,13 @@ def _refusals(
     """Return the choices that are wrong after the timing, or took less time than the hardware can, by name."""
     choices: list[Choice] = [candidates.choices[o.content_hash] for o in ranked]
     found = session.recheck(choices)
-    if limits is None:
-        return found
     problem = candidates.problem
     direct = {o.name: times[o.name].time_us - candidates.host_us for o in ranked if o.name not in found}
+    walls = refusals({choice.name: choice for choice in choices}, direct)
+    found |= {name: Sample(status=Status.DISHONEST, reason=reason) for name, reason in walls.items()}
+    if limits is None:
+        return found
+    direct = {name: time_us for name, time_us in direct.items() if name not in found}
     torch_us = next((direct.pop(o.name) for o in ranked if o.baseline and o.name in direct), None)
     reasons = limits.too_fast(session, problem, direct, torch_us)
     mark = f" ({BUSY_MARK})" if reasons and limits.known().disturbed_for(problem) else ""

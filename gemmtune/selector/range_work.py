@@ -25,6 +25,7 @@ from .proof import kernels_of
 from .remote import AnySession, open_session
 from .result import ProblemResult
 from .segments import Segment
+from .walls import refusals
 
 log = logging.getLogger("gemmtune")
 
@@ -186,7 +187,9 @@ def _refused(work: Work, m: int, choices: Mapping[str, Choice], times: Mapping[s
     new = {choice.name: name for name, choice in choices.items() if name not in work.rechecked and not choice.baseline}
     found = work.session().recheck([choices[name] for name in new.values()])
     refused = {new[name]: f"M = {m}: {sample.status}: {sample.reason}" for name, sample in found.items()}
-    work.rechecked |= new.keys() - found.keys()
+    direct = {name: time_us - work.host_us for name, time_us in times.items() if name not in refused}
+    refused |= {name: f"M = {m}: {reason}" for name, reason in refusals(choices, direct, work.rechecked).items()}
+    work.rechecked |= new.keys() - refused.keys()
     if work.limits is not None:
         direct = {name: time_us - work.host_us for name, time_us in times.items() if name not in refused}
         torch_us = next((direct.pop(name) for name in list(direct) if choices[name].baseline), None)

@@ -1,36 +1,37 @@
-"""Modules of user-supplied GEMMs: one whose import ends the process is found out in another process, and left out."""
+"""Modules of user-supplied GEMMs, imported in another process first. One that ends it or deceives others in it is left out."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import sys
 import warnings
 
-from ..declaration.found import found_at
-from ..selector.precompile import COMPILING
+from ..errors import UnavailableError
 from ..settings import Settings
-from ..workers.pool import WORKERS
-from ..workers.worker import NoWorkerError, WorkerCrashed, WorkerTimedOut
+from ..untrusted.candidate import Candidate, CandidateEnded, RemoteError
+from ..untrusted.conduct import Conduct
+from ..untrusted.target import IMPORT_ONLY, Target, roots_of
 
 IMPORT_S = 120.0
 """Time limit for the import of a module."""
+REFUSED = (Conduct.REPLACED, Conduct.LOOKS, Conduct.REACHES, Conduct.FORGED)
+"""Conduct of an import that keeps a module out of this process."""
 
 
 def surviving(targets: tuple[str, ...]) -> tuple[str, ...]:
     """Return the targets of ``extra_choices`` whose modules this process survives importing. Warn about the others.
 
-    A module that calls ``os._exit``, crashes or hangs would end the program without a word. Exceptions are left to the import
-    in this process, which names them.
+    A module that calls ``os._exit``, crashes or hangs would end the program without a word, and one that replaces functions could
+    have any GEMM picked. Exceptions are left to the import in this process, which names them.
     """
     kept: list[str] = []
     for target in targets:
         module = target.partition(":")[0]
-        reason = "" if module in sys.modules else _why_fatal(module)
+        reason = "" if module in sys.modules else _why_not(module)
         if reason:
-            warnings.warn(
-                f"own:{target} is left out: the import of {module} ended its process: {reason}", RuntimeWarning, stacklevel=3
-            )
+            warnings.warn(f"own:{target} is left out: the import of {module} {reason}", RuntimeWarning, stacklevel=3)
         else:
             kept.append(target)
     return tuple(kept)
@@ -44,22 +45,17 @@ def with_surviving(settings: Settings) -> Settings:
 
 
 @functools.cache
-def _why_fatal(module: str) -> str:
-    """Return how the import of a module ends a worker process, or "" if it does not."""
+def _why_not(module: str) -> str:
+    """Return how the import of a module ends its process or deceives others in it, or ""."""
+    candidate = Candidate(Target(kind="module", path=module, name=IMPORT_ONLY, roots=roots_of(module)), timeout_s=IMPORT_S)
     try:
-        worker = WORKERS.take(COMPILING)
-        try:
-            worker.call(_imported, module, timeout_s=IMPORT_S)
-        finally:
-            WORKERS.give(COMPILING, worker)
-    except NoWorkerError:
+        with contextlib.suppress(RemoteError):  # any exception of a module; the import in this process reports it
+            candidate.opened()
+        candidate.settle()
+    except CandidateEnded as error:
+        return f"ended its process: {error.reason}"
+    except UnavailableError:
         return ""
-    except (WorkerCrashed, WorkerTimedOut) as error:
-        return error.reason
-    except Exception:  # noqa: BLE001 - any exception of a module; the import in this process reports it
-        return ""
-    return ""
-
-
-def _imported(module: str) -> None:
-    found_at(module)
+    finally:
+        candidate.close()
+    return "; ".join(str(finding) for finding in candidate.findings if finding.kind in REFUSED)

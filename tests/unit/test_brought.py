@@ -22,6 +22,11 @@ BAD = {
     "killed": ("import os; os.kill(os.getpid(), 9)", "died by SIGKILL"),
     "hanging": ("import time; time.sleep(1000)", "no answer within 3 s"),
 }
+SLY = {
+    "patching": "import torch; torch.mm = torch.matmul",
+    "searching": "import gc; gc.get_objects()",
+    "meddling": "import os; os.kill(os.getppid(), 0)",
+}
 GOOD = {"exiting": "raise SystemExit(3)", "failing": "1 / 0", "plain": "def f(a, b): return a @ b"}
 NOISY = """
 import atexit, ctypes, os, torch
@@ -44,13 +49,13 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Modules in the working folder."""
     for name, (text, _) in BAD.items():
         (tmp_path / f"{name}.py").write_text(text)
-    for name, text in GOOD.items():
+    for name, text in (GOOD | SLY).items():
         (tmp_path / f"{name}.py").write_text(text)
     (tmp_path / "noisy.py").write_text(NOISY)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setattr(brought, "IMPORT_S", 3.0)
-    brought._why_fatal.cache_clear()
+    brought._why_not.cache_clear()
     return tmp_path
 
 
@@ -68,12 +73,26 @@ def test_a_module_that_ends_its_process_is_left_out_with_the_reason():
 
 
 @pytest.mark.usefixtures("folder")
+def test_a_module_that_deceives_others_is_left_out_before_this_process_imports_it():
+    with pytest.warns(RuntimeWarning) as seen:
+        assert surviving(tuple(f"{name}:f" for name in SLY)) == ()
+    texts = " ".join(str(warning.message) for warning in seen)
+    for words in (
+        "patching replaces functions: torch.mm",
+        "searching looks for its judge: gc.get_objects",
+        "meddling reaches other",
+    ):
+        assert f"the import of {words}" in texts
+    assert not SLY.keys() & sys.modules.keys()
+
+
+@pytest.mark.usefixtures("folder")
 def test_the_command_goes_on_without_it(capsys: pytest.CaptureFixture[str]):
     given = ["choices", "64x64x64", "--dtype", "float32", "--backends", "aten", "--with", "leaving:f", "--json", "-"]
     assert cli.run(given) == 0
     out, err = capsys.readouterr()
     assert [choice["name"] for choice in json.loads(out)["choices"]] == ["aten:mm"]
-    assert "warning: own:leaving:f is left out: the import of leaving ended its process: worker process exited with status 4" in err
+    assert "warning: own:leaving:f is left out: the import of leaving ended its process: exited with status 4" in err
     with pytest.warns(RuntimeWarning, match="own:leaving:f is left out"):
         assert with_surviving(Settings(extra_choices=("leaving:f",))).extra_choices is None
     here = Settings(extra_choices=("leaving:f",), tune_in_subprocess=False)

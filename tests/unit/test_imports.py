@@ -34,6 +34,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("workers",),
     ("store",),
     ("timing",),
+    ("untrusted",),
     ("selector",),
     ("dispatch",),
     ("operators",),
@@ -43,7 +44,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("fleet",),
     ("tuning", "architectures"),
     ("integration", "conformance"),
-    ("perf_gate",),
+    ("perf_gate", "judging"),
     ("report",),
     ("",),  # gemmtune/__init__.py: the public surface
     ("cli",),
@@ -57,7 +58,7 @@ SOURCES = {
 }
 """Module name below gemmtune (the package itself is the empty name) to its file."""
 
-ENVIRONMENT_READERS = ("settings",)
+ENVIRONMENT_READERS = ("settings", "untrusted.gemm_process.program")  # the latter runs without gemmtune
 
 
 def layer_of(module: str) -> int:

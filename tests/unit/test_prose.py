@@ -45,7 +45,7 @@ def test_lines_that_can_be_broken_are_counted(prose: ModuleType) -> None:
 
 
 def test_words_are_counted_in_comments_and_texts_and_not_in_names(prose: ModuleType) -> None:
-    (prose.ROOT / "gemmtune" / "module.py").write_text('anchor = 1  # the anchor\ntext = f"the verdict {name}"\n')
+    (prose.ROOT / "gemmtune" / "module.py").write_text('anchor = 1  # the anchor\ntext = f"the tails {name}"\n')
     assert [line.split(": ")[0] for line in prose.dialect()] == ["gemmtune/module.py:1", "gemmtune/module.py:2"]
 
 

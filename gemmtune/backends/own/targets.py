@@ -21,6 +21,7 @@ from ...declaration.subject import Subject, SubjectSpec, wrapped
 from ...declaration.traits import ATTRIBUTE, Traits
 from ...errors import SubjectError
 from ...settings import Settings
+from .integrity import unchanged
 
 GROUP = "gemmtune.backends"
 """Group of entry points by which packages supply GEMMs."""
@@ -78,7 +79,7 @@ def loaded(target: str, folder: str = "") -> Loaded:
 
 @functools.cache
 def _loaded(target: str) -> Loaded:
-    object_ = found_at(target)
+    object_ = unchanged(target, functools.partial(found_at, target))
     found = object_ if is_backend(object_) else wrapped(SubjectSpec(target=target), object_)
     undeclared = False
     if isinstance(found, Subject) and found is not object_ and getattr(object_, ATTRIBUTE, None) is None:

@@ -6,12 +6,17 @@ import contextlib
 import functools
 import time
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
 from ...declaration.subject import Impossible, Refused, Subject, SubjectSpec, is_fatal, load
 from ...declaration.traits import Traits
 from ...errors import GemmtuneError, SubjectError, TraitsError
+from ...untrusted.candidate import Candidate, CandidateEnded
+from ...untrusted.conduct import Conduct
+from ...untrusted.subject import subject_of
+from ...untrusted.target import Target, roots_of
 from ...workers.worker import Worker, WorkerCrashed, WorkerTimedOut
 from ..bench.bench import Bench
 from ..bench.expected import NoResult
@@ -115,7 +120,44 @@ class IsolatedRunner:
         return worker.call(_describe, self._spec, self._device, timeout_s=max(self._timeout_s, IMPORT_TIMEOUT_S))
 
 
-Runner = InProcessRunner | IsolatedRunner
+NOT_SHARED = ("large-offsets",)
+"""Properties whose operands do not fit into the memory that is shared with an untrusted process."""
+
+
+class UntrustedRunner:
+    """Runner of cases for a subject whose calls go to another process. A case in which that process ends is a failure."""
+
+    def __init__(self, candidate: Candidate, subject: Subject) -> None:
+        self._subject = subject
+        self._candidate = candidate
+
+    @classmethod
+    def of(cls, spec: SubjectSpec, device: str, *, timeout_s: float) -> UntrustedRunner:
+        """Return the runner for the GEMM of a spec. Raises the same errors as ``describe`` of the other runners."""
+        module, _, name = spec.target.partition(":")
+        target = Target(kind="module", path=module, name=name, roots=roots_of(module), words=spec.target)
+        candidate = Candidate(target, device, timeout_s=timeout_s)
+        declared = (Traits.from_file(Path(spec.traits_file)) if spec.traits_file else {}) | dict(spec.declared)
+        return cls(candidate, subject_of(candidate, declared))
+
+    def describe(self) -> Ground:
+        """Return the GEMM's name and declarations, and the device."""
+        return _ground(self._subject, str(self._candidate.device))
+
+    def run(self, case: Case, *, examine: bool = True) -> Outcome:
+        """Run one case."""
+        try:
+            outcome = judge(self._subject, case, self._candidate.device, examine=examine)
+        except CandidateEnded as error:
+            return _bad(case, Verdict.TIMED_OUT if error.kind is Conduct.HUNG else Verdict.CRASHED, str(error))
+        return outcome
+
+    def close(self) -> None:
+        """End the process of the GEMM."""
+        self._candidate.close()
+
+
+Runner = InProcessRunner | IsolatedRunner | UntrustedRunner
 
 
 @functools.cache
@@ -124,7 +166,10 @@ def _loaded(spec: SubjectSpec) -> Subject:
 
 
 def _describe(spec: SubjectSpec, device: str) -> Ground:
-    subject = _loaded(spec)
+    return _ground(_loaded(spec), device)
+
+
+def _ground(subject: Subject, device: str) -> Ground:
     where = torch.device(device)
     if where.type == "cuda":
         properties = torch.cuda.get_device_properties(where)

@@ -22,7 +22,7 @@ from ..options import RunOptions
 from ..properties.property import Property
 from ..properties.table import PROPERTIES
 from .files import CaseList, cases_to_repeat
-from .isolation import Ground, InProcessRunner, IsolatedRunner, Runner
+from .isolation import Ground, InProcessRunner, IsolatedRunner, Runner, UntrustedRunner
 
 COSTS = {Verdict.CRASHED: 1, Verdict.TIMED_OUT: 5}
 """Cost of a bad case. A crash costs a worker process, and a hang the time limit of a case as well."""
@@ -78,6 +78,8 @@ def runner_for(options: RunOptions, device: str) -> Runner:
     """Return the runner for the cases of a run on ``device``."""
     if options.in_process:
         return InProcessRunner(options.spec, device)
+    if options.untrusted:
+        return UntrustedRunner.of(options.spec, device, timeout_s=options.timeout)
     return IsolatedRunner(options.spec, device, timeout_s=options.timeout)
 
 

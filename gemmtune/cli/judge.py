@@ -1,0 +1,34 @@
+"""``gemmtune judge``: values, speed and conduct of a GEMM that nobody vouches for.
+
+Exit status: 0 right and honest, 1 wrong or dishonest, 2 not judged.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+from rich.text import Text
+
+from ..conformance.options import declared_by
+from ..conformance.runs.files import write
+from ..errors import GemmtuneError
+from ..judging.report import as_html, as_json, lines
+from ..judging.verdict import judge as judged
+from .output import STDOUT, CouldNotTest, write_json
+from .printing import show
+
+
+def judge(*, target: str, trait: tuple[str, ...], json_file: str | None, html: str | None, **options: Any) -> None:
+    """Judge a GEMM, print the verdict and exit with its status."""
+    try:
+        judgement = judged(target, declared=declared_by(trait), **options)
+        if html is not None:
+            write("html", html, as_html(judgement))
+    except GemmtuneError as error:
+        raise CouldNotTest(str(error)) from error
+    if json_file != STDOUT:
+        show([Text(line) for line in lines(judgement)])
+    write_json(json_file, as_json(judgement))
+    if judgement.exit_status:
+        raise click.exceptions.Exit(judgement.exit_status)

@@ -1,0 +1,67 @@
+"""Shapes of the calls that a verdict rests on: small ones, which are called often, then larger ones, next to torch."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator
+
+from ..conformance.cases.case import Case
+from ..conformance.cases.statement import problem_of
+from ..declaration.subject import Subject
+from ..untrusted.candidate import Candidate
+from ..untrusted.trial import Shape, Trial
+from .levels import Level
+
+GRACE_S = 5.0
+"""Seconds that a shape may take when the time is over."""
+TIMED_OPS = ("mm", "bmm", "addmm", "baddbmm", "int_mm")
+"""Operations for which torch has a function of the same name."""
+SMALL_SIDE, SMALL_MACS = 64, 2**19
+GPU_MACS = 2**36
+NARROWEST, WIDEST = 0.5, 1.6
+"""Range of a side, in multiples of that of a cube."""
+PER_M = 10**6
+
+
+def timed_op(subject: Subject) -> str | None:
+    """Return the first operation that torch has too."""
+    return next((op for op in TIMED_OPS if op in (subject.traits.ops or ("mm",))), None)
+
+
+def timed_calls(
+    subject: Subject, candidate: Candidate, rival: tuple[Subject, Candidate], level: Level, dtypes: tuple[str, ...]
+) -> Iterator[Shape]:
+    """Yield the calls of each shape. Sizes are drawn among those that the GEMM declares."""
+    op, trial = timed_op(subject), Trial(subject, candidate, rival)
+    if op is None:
+        return
+    deadline = time.monotonic() + level.calls_s
+    plan = [(False, level.small_calls)] * 2 + [(True, level.timed_calls)] * level.shapes
+    for number, (timed, count) in enumerate(plan):
+        if time.monotonic() > deadline and number > 2:
+            return
+        dtype = dtypes[number % len(dtypes)] if dtypes else "float32"
+        large = GPU_MACS if candidate.device.type != "cpu" else level.largest * PER_M
+        case = _drawn(
+            trial, subject, Case(property_name="bound", op=op, dtype=dtype, m=1, n=1, k=1), large if timed else SMALL_MACS
+        )
+        yield trial.calls(problem_of(case, candidate.device.type), count, timed=timed, deadline=deadline + GRACE_S)
+
+
+def _drawn(trial: Trial, subject: Subject, case: Case, macs: int) -> Case:
+    """Return the case with sizes of at most about ``macs`` multiplications."""
+    traits, rng = subject.traits, trial.rng
+    side = min(SMALL_SIDE, macs ** (1 / 3)) if macs <= SMALL_MACS else macs ** (1 / 3)
+    sizes = [max(least, round(side * rng.uniform(NARROWEST, WIDEST)), 1) for least in traits.least]
+    while math.prod(sizes) > macs:
+        sizes[rng.randrange(3)] //= 2
+    return legal(case.changed(m=sizes[0], n=sizes[1], k=sizes[2]), subject)
+
+
+def legal(case: Case, subject: Subject) -> Case:
+    """Return the case with the next larger sizes that the GEMM declares, and two matrices if it is for batches."""
+    traits = subject.traits
+    sizes = zip((case.m, case.n, case.k), traits.least, traits.multiples, strict=True)
+    m, n, k = (max(-(-max(size, least) // by) * by, by) for size, least, by in sizes)
+    return case.changed(m=m, n=n, k=k, batch=2 if case.batched else 1)

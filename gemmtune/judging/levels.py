@@ -1,0 +1,43 @@
+"""Levels of a judgement: how many cases and calls, and how long."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Level:
+    """Amount of work for one GEMM."""
+
+    cases: int
+    """Cases of the conformance suite."""
+    values_s: float
+    """Seconds after which no case begins."""
+    small_calls: int
+    """Checked calls of each small shape."""
+    shapes: int
+    """Number of shapes whose time is compared with torch's."""
+    timed_calls: int
+    """Checked calls of each of these shapes, in pairs with torch's."""
+    calls_s: float
+    """Seconds after which no further shape begins."""
+    largest: int
+    """Largest number of multiplications of a timed shape on a CPU, in millions."""
+    profiled: int
+    """Calls in which torch's operations are counted."""
+
+
+LEVELS: Mapping[str, Level] = MappingProxyType({
+    "brief": Level(
+        cases=12, values_s=3, small_calls=40, shapes=1, timed_calls=12, calls_s=5, largest=30, profiled=3,
+    ),
+    "normal": Level(
+        cases=160, values_s=15, small_calls=300, shapes=4, timed_calls=40, calls_s=25, largest=600, profiled=12,
+    ),
+    "full": Level(
+        cases=1000, values_s=120, small_calls=1200, shapes=8, timed_calls=80, calls_s=120, largest=1500, profiled=12,
+    ),
+})  # fmt: skip
+"""Levels by name. ``normal`` takes at most a minute, and makes more than 500 calls that are checked."""

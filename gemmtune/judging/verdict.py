@@ -1,0 +1,226 @@
+"""The verdict on a GEMM that nobody vouches for: values, speed and conduct."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import time
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+import torch
+
+from ..conformance.bench.outcome import Outcome
+from ..conformance.cases.case import Case
+from ..conformance.cases.statement import problem_of
+from ..declaration.subject import Impossible, Subject
+from ..declaration.traits import Traits
+from ..device import detect
+from ..errors import CompileError, GemmtuneError
+from ..numerics.operands import random_operands
+from ..timing.neighbours import Watch
+from ..untrusted.candidate import CALL_S, Candidate, CandidateEnded, RemoteError
+from ..untrusted.conduct import Conduct, Finding
+from ..untrusted.subject import rival, subject_of
+from ..untrusted.target import Target
+from ..untrusted.trial import Shape, note_calls
+from .calls import legal, timed_calls, timed_op
+from .levels import LEVELS, Level
+from .speed import Speed, judge_speed
+from .targets import targets_of
+from .values import Values, judge_values
+
+PRODUCTS = re.compile(
+    r"aten::(mm|bmm|addmm|baddbmm|matmul|linear|mv|addmv|dot|vdot|einsum|tensordot|_int_mm|_scaled_mm|_addmm_activation)$"
+    r"|mkldnn.*(linear|matmul)|cublas|nvjet|xmma_gemm|cutlass_\d|(ampere|hopper|volta|turing)_\w*gemm"
+)
+"""Names of torch's operations, and of cuBLAS's kernels, that multiply matrices."""
+
+
+class Standing(StrEnum):
+    """Standing of a judged GEMM, in the order of their weight for a folder."""
+
+    DISHONEST = "DISHONEST"
+    WRONG = "WRONG"
+    NOT_JUDGED = "NOT JUDGED"
+    RIGHT = "RIGHT"
+
+    @property
+    def exit_status(self) -> int:
+        """Exit status of the command: 0 right and honest, 1 wrong or dishonest, 2 not judged."""
+        return {Standing.RIGHT: 0, Standing.NOT_JUDGED: 2}.get(self, 1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """Verdict on one GEMM."""
+
+    target: str
+    device: str
+    values: Values = field(default_factory=Values)
+    shapes: tuple[Shape, ...] = ()
+    speed: Speed | None = None
+    findings: tuple[Finding, ...] = ()
+    reason: str = ""
+    """Reason for which it was not judged, or not timed."""
+    busy: str = ""
+    """Other work on the machine while calls were timed."""
+    work: str = ""
+    """Share of the calls in which torch multiplied."""
+    seconds: float = 0.0
+
+    @property
+    def standing(self) -> Standing:
+        """Standing by conduct, then by values. Nothing that was not judged is right."""
+        if any(finding.dishonest for finding in self.findings):
+            wrong = {Conduct.WRONG, Conduct.SOMETIMES}
+            return Standing.WRONG if {x.kind for x in self.findings if x.dishonest} <= wrong else Standing.DISHONEST
+        if self.values.bad:
+            return Standing.WRONG
+        return Standing.RIGHT if self.values.executed and not (self.reason and not self.calls) else Standing.NOT_JUDGED
+
+    @property
+    def calls(self) -> int:
+        """Number of checked calls beside those of the suite."""
+        return sum(shape.calls for shape in self.shapes)
+
+    @property
+    def deterministic(self) -> str:
+        """Determinism that repeated calls showed, or ""."""
+        equal = [same for shape in self.shapes for same in shape.equal]
+        return f"equal bits in {sum(equal)} of {len(equal)} repeated calls" if equal else ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Judgement:
+    """Verdicts on all GEMMs of a target."""
+
+    target: str
+    level: str
+    verdicts: tuple[Verdict, ...]
+
+    @property
+    def exit_status(self) -> int:
+        """Exit status of the gravest verdict, 2 without any."""
+        order = list(Standing)
+        return min((v.standing for v in self.verdicts), key=order.index, default=Standing.NOT_JUDGED).exit_status
+
+
+def judge(
+    target: str,
+    *,
+    device: str | None = None,
+    level: str = "normal",
+    declared: Mapping[str, Any] | None = None,
+    sandbox: bool = False,
+    timeout_s: float = CALL_S,
+) -> Judgement:
+    """Judge a GEMM, or each one of a folder. It runs as you do, in a process of its own, unless ``sandbox`` is given.
+
+    Args:
+        target: ``pkg.mod:function``, ``path.py:function``, ``path.cpp:symbol``, ``path.cu:symbol``, a file or a folder.
+        device: cpu, cuda or cuda:N; by default cuda if there is a GPU.
+        level: brief, normal or full.
+        declared: declarations that override the GEMM's own.
+        timeout_s: seconds for one call, compilation included.
+
+    Raises:
+        GemmtuneError: there is no such target, level or device, or no sandbox.
+    """
+    if level not in LEVELS:
+        raise GemmtuneError(f"level: got {level!r}, expected one of {', '.join(LEVELS)}")
+    found = detect(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    Traits().changed(declared or {})
+    where = "cpu" if found.type == "cpu" else str(found.torch_device)
+    options = _Options(device=where, level=LEVELS[level], declared=declared or {}, sandbox=sandbox, timeout_s=timeout_s)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # the checks leave the cores to the GEMM
+    try:
+        return Judgement(target=target, level=level, verdicts=tuple(_judged(one, options) for one in targets_of(target, where)))
+    finally:
+        torch.set_num_threads(threads)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Options:
+    device: str
+    level: Level
+    declared: Mapping[str, Any]
+    sandbox: bool
+    timeout_s: float
+
+
+def _judged(target: Target, options: _Options) -> Verdict:
+    begun = time.perf_counter()
+    candidate = Candidate(target, options.device, sandbox=options.sandbox, timeout_s=options.timeout_s)
+    verdict = Verdict(target=str(target), device=options.device)
+    try:
+        verdict = _examined(verdict, candidate, options)
+    except (CompileError, GemmtuneError) as error:
+        verdict = dataclasses.replace(verdict, reason=str(error))
+    finally:
+        candidate.close()
+    return dataclasses.replace(verdict, findings=candidate.findings, seconds=time.perf_counter() - begun)
+
+
+def _examined(verdict: Verdict, candidate: Candidate, options: _Options) -> Verdict:
+    """Return the verdict with values, calls and speed. The conduct is the candidate's."""
+    level = options.level
+    subject = subject_of(candidate, options.declared)
+    values = judge_values(subject, candidate, level)
+    verdict = dataclasses.replace(verdict, values=values)
+    if not values.executed:
+        reasons = Counter(outcome.reason for outcome in values.outcomes)
+        why = reasons.most_common(1)[0][0] if reasons else "no case of the suite fits its declarations"
+        return dataclasses.replace(verdict, reason=f"it refused every case, most often with: {why}")
+    if any(finding.kind is Conduct.HUNG for finding in candidate.findings):
+        return dataclasses.replace(verdict, reason="not timed: it does not answer")
+    watch = Watch(detect(options.device))
+    shapes = tuple(timed_calls(subject, candidate, rival(options.device), level, values.dtypes))
+    verdict = dataclasses.replace(verdict, busy=watch.seen())
+    note_calls(candidate, shapes)
+    work = "" if any(shape.wrong for shape in shapes) else _work_of_torch(subject, candidate, values.executed, level.profiled)
+    try:
+        candidate.settle()
+    except (CandidateEnded, RemoteError) as error:
+        verdict = dataclasses.replace(verdict, reason=str(error))
+    reason = verdict.reason or ("" if shapes else f"not timed: torch has no function for {', '.join(subject.traits.ops or ())}")
+    return dataclasses.replace(verdict, shapes=shapes, speed=judge_speed(candidate, shapes), work=work, reason=reason)
+
+
+def _work_of_torch(subject: Subject, candidate: Candidate, outcomes: tuple[Outcome, ...], count: int) -> str:
+    """Return in how many calls torch multiplied, and note it unless the GEMM declares that."""
+    cases = [outcome.case for outcome in outcomes if outcome.case.op == timed_op(subject)]
+    if not cases:
+        return ""
+    seen: Counter[str] = Counter()
+    calls = 0
+    for number in range(count):
+        case = Case(property_name="bound", op=cases[0].op, dtype=cases[0].dtype, m=64, n=96, k=128 if number % 2 else 64)
+        problem = problem_of(legal(case, subject), candidate.device.type)
+        x = random_operands(problem, candidate.device, seed=number)
+        try:
+            ran = _profiled(subject, candidate, problem, x)
+        except (RemoteError, CandidateEnded, Impossible):
+            continue
+        calls += 1
+        seen.update({name for name in ran if PRODUCTS.search(name)})
+    if not seen:
+        return f"none of torch's products in {calls} calls" if calls else ""
+    name, times = seen.most_common(1)[0]
+    text = f"{name.replace('aten::', 'torch.')} in {times} of {calls} calls"
+    if not subject.traits.calls_torch:
+        candidate.note(Conduct.TORCH, f"{text}; declare calls_torch if that is meant")
+    return text
+
+
+def _profiled(subject: Subject, candidate: Candidate, problem: Any, operands: Any) -> Mapping[str, int]:
+    candidate.profiling = True
+    try:
+        subject.caller(problem)(operands.tensors, operands.scalars, None)
+    finally:
+        candidate.profiling = False
+    return candidate.ran

@@ -1,0 +1,300 @@
+"""An untrusted GEMM: questions to its process, and what its conduct shows."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, NoReturn
+
+import torch
+
+from ..declaration.labels import DTYPES, OPS
+from ..declaration.subject import Gone
+from ..errors import GemmtuneError
+from ..foreign import parse_json, shown, visible
+from ..workers.pipe import GarbledError
+from .conduct import Conduct, Finding
+from .memory import Memory, Placed
+from .process import Fork
+from .target import NOTHING, TORCH, Target
+
+CALL_S = 30.0
+"""Time limit of a call, compilation included."""
+BUSY_SHARE, BUSY_S = 0.05, 0.02
+"""Share of the CPU time of calls, and seconds, that a GEMM may use between calls. Honest ones use a thousandth."""
+WATCH_S, WATCHED_S = 0.25, 0.03
+"""Seconds for which a GEMM and what it has started are watched in the end, and their most CPU time in these."""
+KEPT_BYTES = 2**28
+"""Memory that a GEMM may keep without a note."""
+THREADS_OF_A_CORE = 3
+"""Threads of each core that a GEMM may keep without a note: those of torch, of a BLAS library and its own."""
+EVENTS = {
+    "looks": Conduct.LOOKS, "writes": Conduct.WRITES, "starts": Conduct.STARTS, "replaces": Conduct.REPLACED,
+    "reaches": Conduct.REACHES, "lazy": Conduct.LAZY,
+}  # fmt: skip
+"""Kinds of events in the journal of a process."""
+SHOWN = 4
+MOST_RESULT_BYTES = 2**30
+
+
+class CandidateEnded(GemmtuneError, Gone):
+    """Error of a process that died, hung or forged an answer. Its conduct is in the candidate's findings.
+
+    ``kind`` and ``reason`` say how it ended.
+    """
+
+    def __init__(self, target: Target, kind: Conduct, reason: str) -> None:
+        self.kind = kind
+        self.reason = reason
+        super().__init__(f"{target} {kind}: {reason}")
+
+
+class RemoteError(RuntimeError):
+    """Error that a GEMM raised in its process."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reading:
+    """Clock of the latest call: from the moment when its operands were handed over until its result was read."""
+
+    wall_s: float = 0.0
+    cpu_s: float = 0.0
+    device_us: float = 0.0
+    """Time between two events of the GEMM's stream, as its process reports it, or 0 on a CPU."""
+
+
+class Candidate:
+    """GEMM in a process of its own. A process that has ended is replaced at the next question."""
+
+    def __init__(
+        self, target: Target, device: str = "cpu", *, sandbox: bool = False, timeout_s: float = CALL_S, memory: Memory | None = None
+    ) -> None:
+        self.target = target
+        self.device = torch.device(device)
+        self.last = Reading()
+        self.place: int | None = None
+        """Page at which the operands of the next calls begin, or None for any page."""
+        self.watches = True
+        """True if the inputs are compared after each call."""
+        self.profiling = False
+        """True if the operations of torch in the next calls are counted in ``ran``."""
+        self.ran: Mapping[str, int] = {}
+        self._memory = memory or Memory(self.device)
+        self._sandbox = sandbox
+        self._timeout_s = timeout_s
+        self._fork: Fork | None = None
+        self._details: dict[Conduct, list[str]] = {}
+        self._idle_s = self._busy_s = self._answered_s = 0.0
+        self._threads = 0
+        self._bytes = 0
+
+    # Conduct
+
+    @property
+    def findings(self) -> tuple[Finding, ...]:
+        """Conduct until now, by kind."""
+        return tuple(Finding(kind=kind, detail=_listed(details)) for kind, details in self._details.items())
+
+    def note(self, kind: Conduct, detail: str = "") -> None:
+        """Add a finding. Equal details count once."""
+        details = self._details.setdefault(kind, [])
+        if detail and detail not in details:
+            details.append(visible(detail))
+
+    # Questions
+
+    def opened(self) -> dict[str, Any]:
+        """Return the functions and declarations of the GEMM. Start its process if there is none.
+
+        Raises:
+            RemoteError: it cannot be imported.
+            CandidateEnded: its import ends or hangs.
+        """
+        if self._fork is not None and self._fork.ended():
+            self.note(Conduct.ENDED, self._fork.how_ended().splitlines()[0])
+        self.close()
+        self._fork = Fork(self._memory.fd, gpu=self.device.type != "cpu", sandbox=self._sandbox)
+        question = {"do": "open", "device": str(self.device), "bytes": self._memory.size, "handle": self._memory.handle()}
+        ops = (*OPS, *NOTHING) if self.target is TORCH else OPS
+        answer = self._ask(question | {"target": asdict(self.target), "ops": ops})
+        self._threads, self._bytes = self._fork.threads(), self._fork.resident_bytes()
+        return answer
+
+    def call(self, function: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """Return what the GEMM returns for these arguments. Tensors travel by memory, and changed inputs are copied back.
+
+        Raises:
+            RemoteError: it raised an error.
+            CandidateEnded: its process ended, hung or forged an answer.
+            Impossible: the arguments do not fit.
+        """
+        if self._fork is None or self._fork.ended():
+            self.opened()
+        tensors = [part for x in (*args, *kwargs.values()) if isinstance(x, torch.Tensor) for part in _parts(x)]
+        placed, end = self._memory.place(tensors, self.place)
+        room, how = min(self._memory.size - end, MOST_RESULT_BYTES), "profile" if self.profiling else "call"
+        question = {
+            "do": how, "function": function, "result": end, "room": room,
+            "args": [_word(x, placed) for x in args], "kwargs": {name: _word(x, placed) for name, x in kwargs.items()},
+        }  # fmt: skip
+        if self.device.type != "cpu":
+            torch.cuda.synchronize(self.device)
+        answer = self._ask(question)
+        out = kwargs.get("out")
+        if isinstance(out, torch.Tensor):
+            self._returned(placed, out)
+            result: Any = out
+        else:
+            result = self._received(answer, end)
+        self._stop_clock(answer)
+        for storage in placed.values() if self.watches else ():
+            if storage.own.data_ptr() != _base(out) and storage.changed():
+                self.note(Conduct.INPUTS)
+                storage.own.copy_(storage.copy)
+        self._judge_answer(answer, result)
+        ran = answer.get("ran")
+        self.ran = ran if isinstance(ran, dict) else {}
+        return result
+
+    def settle(self) -> None:
+        """Judge what the process does and keeps while nobody asks it."""
+        if self._fork is None or self._fork.ended():
+            return
+        self._idle()
+        state = self._ask({"do": "state"})
+        changed, replaced, environment = (state.get(name) for name in ("changed", "replaced", "environment"))
+        for name, values in changed.items() if isinstance(changed, dict) else ():
+            self.note(Conduct.SETTINGS, f"{name} from {values[0]} to {values[1]}" if isinstance(values, list) else str(name))
+        for kind, words in ((Conduct.REPLACED, replaced), (Conduct.ENVIRONMENT, environment)):
+            for word in words if isinstance(words, list) else ():
+                self.note(kind, str(word))
+        if self._idle_s > BUSY_S + BUSY_SHARE * self._busy_s:
+            self.note(Conduct.BETWEEN, f"{self._idle_s:.2f} s of CPU time, and {self._busy_s:.2f} s in calls")
+        before_s = self._fork.cpu_s() + self._fork.descendants_s()
+        time.sleep(WATCH_S)
+        if (used_s := self._fork.cpu_s() + self._fork.descendants_s() - before_s) > WATCHED_S:
+            self.note(Conduct.BETWEEN, f"{used_s:.2f} s of CPU time, with what it started, in {WATCH_S:g} s without a call")
+        if (threads := self._fork.threads() - self._threads) > THREADS_OF_A_CORE * len(os.sched_getaffinity(0)):
+            self.note(Conduct.THREADS, f"{threads} more than after its import")
+        if (kept := self._fork.resident_bytes() - self._bytes) > KEPT_BYTES:
+            self.note(Conduct.MEMORY, f"{kept / 2**20:.0f} MiB")
+
+    def close(self) -> None:
+        """End the process."""
+        if self._fork is not None:
+            self._fork.close()
+            self._fork = None
+
+    # One question
+
+    def _ask(self, question: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the answer to a question. Raise CandidateEnded if none comes or it is no answer, RemoteError if it is an error."""
+        fork = self._fork
+        assert fork is not None
+        nonce = secrets.token_hex(8)
+        message = json.dumps(dict(question) | {"nonce": nonce}).encode()
+        if fork.pending():
+            self._end(Conduct.FORGED, "it answered before it was asked")
+        self._idle()
+        self._cpu_s, self._begun_s = fork.cpu_s(), time.perf_counter()
+        answer: dict[str, Any] | None = None
+        try:
+            fork.pipe.send(message, self._timeout_s)
+            received = parse_json(fork.pipe.receive(self._timeout_s))
+            answer = received if isinstance(received, dict) else None
+        except TimeoutError:
+            self._end(Conduct.HUNG, f"no answer within {self._timeout_s:g} s")
+        except (GarbledError, ValueError, OverflowError) as error:
+            self._end(Conduct.FORGED, str(error))
+        except (EOFError, OSError):
+            self._end(Conduct.ENDED, fork.how_ended())
+        if answer is None or answer.get("nonce") != nonce:
+            self._end(Conduct.FORGED, f"got {shown(received)}, expected an answer to the question")
+        self._busy_s += max(fork.cpu_s() - self._cpu_s, 0.0)
+        self._answered_s = fork.cpu_s()
+        for event in answer.get("events") or ():
+            if isinstance(event, list) and len(event) == 2 and event[0] in EVENTS:
+                self.note(EVENTS[event[0]], str(event[1]))
+        if answer.get("ok") is not True:
+            raise RemoteError(visible(str(answer.get("error", "it failed"))))
+        return answer
+
+    def _end(self, kind: Conduct, detail: str) -> NoReturn:
+        """Note why the process is of no more use, end it and raise CandidateEnded."""
+        self.note(kind, detail.splitlines()[0] if detail else "")
+        self.close()
+        raise CandidateEnded(self.target, kind, detail)
+
+    def _idle(self) -> None:
+        """Count the CPU time since the latest answer."""
+        if self._fork is not None and self._answered_s:
+            now_s = self._fork.cpu_s()
+            self._idle_s += max(now_s - self._answered_s, 0.0)
+            self._answered_s = now_s
+
+    def _stop_clock(self, answer: Mapping[str, Any]) -> None:
+        if self.device.type != "cpu":
+            torch.cuda.synchronize(self.device)
+        wall_s, device_us = time.perf_counter() - self._begun_s, answer.get("device_us")
+        cpu_s = self._answered_s - self._cpu_s
+        self.last = Reading(wall_s=wall_s, cpu_s=cpu_s, device_us=device_us if isinstance(device_us, float) else 0.0)
+
+    # Results
+
+    def _received(self, answer: Mapping[str, Any], at: int) -> Any:
+        """Return a copy of the result, or a value of the type that was returned. Poison its place for the next call."""
+        dtype, size = DTYPES.get(str(answer.get("dtype")), getattr(torch, str(answer.get("dtype")), None)), answer.get("size")
+        counts = isinstance(size, list) and all(isinstance(x, int) and x >= 0 for x in size)
+        if not isinstance(dtype, torch.dtype) or not isinstance(size, list) or not counts:
+            return type(str(answer.get("type", "object"))[:40] or "object", (), {})()
+        nbytes = torch.Size(size).numel() * dtype.itemsize
+        if nbytes > min(self._memory.size - at, MOST_RESULT_BYTES):
+            return torch.empty(0, dtype=dtype)
+        result = self._memory.result(at, size, dtype).clone()
+        self._memory.poison(at, nbytes)
+        return result
+
+    def _returned(self, placed: Mapping[int, Placed], out: torch.Tensor) -> None:
+        storage = placed.get(_base(out))
+        if storage is not None:
+            storage.own.copy_(storage.copy)
+
+    def _judge_answer(self, answer: Mapping[str, Any], result: Any) -> None:
+        if isinstance(result, torch.Tensor):
+            for word, kind in (("alias", Conduct.ALIAS), ("again", Conduct.AGAIN), ("same", Conduct.AGAIN)):
+                if answer.get(word):
+                    self.note(kind)
+
+
+def _listed(details: Sequence[str]) -> str:
+    more = [f"and {len(details) - SHOWN} more"] if len(details) > SHOWN else []
+    return "; ".join([*details[:SHOWN], *more])
+
+
+def _base(tensor: Any) -> int:
+    return tensor.untyped_storage().data_ptr() if isinstance(tensor, torch.Tensor) and tensor.layout == torch.strided else -1
+
+
+def _parts(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    if tensor.layout == torch.sparse_bsr:
+        return tensor.crow_indices(), tensor.col_indices(), tensor.values()
+    return (tensor,)
+
+
+def _word(value: Any, placed: Mapping[int, Placed]) -> Any:
+    """Return an argument as the process reads it."""
+    if isinstance(value, torch.dtype):
+        return {"dtype": str(value).removeprefix("torch.")}
+    if not isinstance(value, torch.Tensor):
+        return value
+    if value.layout == torch.sparse_bsr:
+        return {"bsr": [_word(part, placed) for part in _parts(value)], "shape": list(value.shape)}
+    storage = placed.get(_base(value))
+    return {
+        "at": storage.at if storage else 0, "bytes": storage.own.numel() if storage else 0, "offset": value.storage_offset(),
+        "of": str(value.dtype).removeprefix("torch."), "size": list(value.shape), "stride": list(value.stride()),
+    }  # fmt: skip

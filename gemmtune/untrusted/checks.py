@@ -1,0 +1,172 @@
+"""Checks of the result of a timed call, cheap enough for every call: exact probes, Freivalds' products, rows in full, and accuracy.
+
+Freivalds: for random signs x, out @ x is compared with a @ (b @ x), at a fraction of a product's cost. An error in any element
+shows. Rows in full show the error of each element. The root mean square of these errors shows a narrower accumulator or operand,
+which the bound of the worst case allows.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import random
+from dataclasses import dataclass
+
+import torch
+
+from ..choice import Claims
+from ..numerics.bounds import INPUT_ERROR, accumulation_bound, exact_limit
+from ..numerics.buffers import overlapping
+from ..numerics.expectation import Expectation, OneHotExpectation, Referenced
+from ..numerics.judging import Judge
+from ..numerics.operands import Operands
+from ..numerics.probes import Probes
+from ..numerics.reference import Reference, Region, as_batches, reference
+from ..problem import Layout, Problem
+from ..problem.dtypes import dtype_info
+
+WHOLE_MACS = 2**18
+"""Multiplications up to which all of a result is compared with a reference."""
+ROWS = 6
+UNWRITTEN = -1
+"""Bits of an element that the GEMM did not write, which are those of ``untrusted.memory.POISON``."""
+OF_STEPS = 4.0
+"""Multiple of the accumulator's roundoff, times the sum of the magnitudes, that the mean error may have.
+
+A sum from the first term to the last has about a third of that roundoff.
+"""
+TRUNCATING = 4.0
+"""Further factor on a GPU, whose matrix units truncate."""
+OF_ROUNDING = 1.5
+"""Multiple of the error of rounding the result once, which the mean error may have."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trouble:
+    """Error of one result. ``rough`` says that only the mean error is too large."""
+
+    text: str
+    rough: bool = False
+
+
+class Checker:
+    """Maker of operands for one problem and judge of its results. ``seed`` is known to nobody else."""
+
+    def __init__(self, problem: Problem, claims: Claims, device: torch.device, seed: int) -> None:
+        self.problem = problem
+        self._claims = claims
+        self._probes = Probes(problem, device, seed=seed)
+        self._extra = self._probes.extra()
+        self._judge = Judge(problem, claims, self._extra)
+        self._random = random.Random(seed)
+        self._generator = torch.Generator(device=device).manual_seed(seed)
+
+    def fresh(self) -> Operands:
+        """Draw operands of random numbers."""
+        return self.given(self._probes.random())
+
+    def given(self, operands: Operands) -> Operands:
+        """Return operands with those of the epilogue, which are the same in every call."""
+        return dataclasses.replace(operands, extra=self._extra)
+
+    def exact(self) -> OneHotExpectation | None:
+        """Draw operands whose result is known bit by bit, or return None if the problem has none."""
+        probes, makers = self._probes, []
+        limit = exact_limit(self.problem, self._claims)
+        if probes.free_a and probes.free_b:
+            makers.append(lambda: probes.cancel(limit))
+        if probes.can_measure_width:
+            makers.append(lambda: probes.width(limit))
+        if self._claims.input_mode == "ieee" and not self.problem.widens_b:
+            if probes.free_a:
+                makers.append(lambda: probes.rows_of_b(probes.random().right, special=False))
+            if probes.free_b:
+                makers.append(lambda: probes.cols_of_a(probes.random().left, special=False))
+        return OneHotExpectation.of(self._random.choice(makers)()) if makers else None
+
+    def trouble(self, result: object, operands: Operands, expectation: Expectation | None = None) -> Trouble | None:
+        """Return what is wrong with a result, by an exact expectation or by products. None: nothing."""
+        layout = self.problem.out
+        if not isinstance(result, torch.Tensor):
+            return Trouble(text=f"returned {type(result).__name__}, expected a tensor")
+        if result.shape != layout.size or result.dtype != layout.dtype:
+            return Trouble(text=f"returned {result.dtype} {list(result.shape)}, expected {layout.dtype} {list(layout.size)}")
+        if expectation is not None:
+            return self._found(result, expectation)
+        known = reference(operands, self._region())
+        named = Referenced(name="random data", operands=operands, references=(known,))
+        return self._found(result, named) or self._freivalds(result, operands) or self._rough(result, known)
+
+    def _found(self, result: torch.Tensor, expectation: Expectation) -> Trouble | None:
+        finding = self._judge.find(result, expectation, UNWRITTEN)
+        bad = finding.bad_element(finding.state.tolist(), batched=self.problem.batched)
+        return None if bad is None else Trouble(text=f"{expectation.name}: {bad.text()}")
+
+    def _region(self) -> Region:
+        problem = self.problem
+        if problem.batch * problem.m * problem.n * problem.k <= WHOLE_MACS or problem.m <= ROWS:
+            return Region()
+        picked = sorted({0, problem.m - 1, *self._random.sample(range(problem.m), ROWS - 2)})
+        return Region(rows=torch.tensor(picked, device=self._probes.device))
+
+    def _freivalds(self, result: torch.Tensor, operands: Operands) -> Trouble | None:
+        problem = self.problem
+        if problem.epilogue is not None or problem.scales or problem.encoding:
+            return None
+        out, a, b = (as_batches(x).double() for x in (result, operands.left, operands.right))
+        x = torch.randint(0, 2, (problem.n,), generator=self._generator, device=out.device).double() * 2 - 1
+        x = x.unsqueeze(-1)
+        right, most = a @ (b @ x) * operands.alpha, a.abs() @ b.abs().sum(-1, keepdim=True) * abs(operands.alpha)
+        if operands.inp is not None:
+            added = as_batches(operands.inp.expand(problem.out.size)).double() * operands.beta
+            right, most = right + added @ x, most + added.abs().sum(-1, keepdim=True)
+        bound = accumulation_bound(problem, self._claims, alpha=operands.alpha, largest=operands.beside_subnormal)
+        info = dtype_info(problem.out.dtype)
+        allowed = bound.relative * most + problem.n * (bound.absolute + info.smallest_normal)
+        allowed = allowed + info.unit_roundoff * (out.abs().sum(-1, keepdim=True) + bound.relative * most)
+        off = (out @ x - right).abs()
+        bad = ~(off <= allowed)
+        if not bool(bad.any()):
+            return None
+        batch, row = divmod(int(bad.flatten().to(torch.uint8).argmax()), problem.m)
+        where = f"row {row}" + (f" of matrix {batch}" if problem.batched else "")
+        error, most_error = float(off[batch, row, 0]), float(allowed[batch, row, 0])
+        return Trouble(text=f"random signs: the sum over {where} is off by {error:.3g}, expected at most {most_error:.3g}")
+
+    def _rough(self, result: torch.Tensor, known: Reference) -> Trouble | None:
+        problem, claims = self.problem, self._claims
+        if dtype_info(problem.dtype).is_integer or problem.scales or problem.epilogue is not None:
+            return None
+        got = known.region.of(as_batches(result)).double()
+        error, right, magnitude = (_rms(x) for x in (got - known.value, known.value, known.magnitude))
+        steps = max(dtype_info(dtype).unit_roundoff for dtype in (claims.accumulate, claims.partials))
+        if claims.accumulator_bits is not None:
+            steps = max(steps, 2.0**-claims.accumulator_bits)
+        factor = OF_STEPS * (1.0 if problem.device_type == "cpu" else TRUNCATING)
+        rounding = OF_ROUNDING * dtype_info(problem.out.dtype).unit_roundoff + 2 * INPUT_ERROR[claims.input_mode]
+        allowed = rounding * right + factor * steps * magnitude
+        if error <= allowed or not math.isfinite(magnitude):
+            return None
+        return Trouble(
+            text=f"the mean error is {error:.3g}, expected at most {allowed:.3g} for {claims.accumulate} sums", rough=True
+        )
+
+
+def _rms(x: torch.Tensor) -> float:
+    return float(x.square().mean().sqrt()) if x.numel() else 0.0
+
+
+def alike(operands: Operands, seed: int) -> Operands | None:
+    """Return operands with the same numbers in another order, at their edges as before, or None if they are too small.
+
+    Their sums, their first and last numbers, their shapes and their addresses stay.
+    """
+    a, b = operands.a, operands.b
+    if min(*a.shape[-2:], *b.shape[-2:]) < 4 or any(overlapping(Layout.of(x)) for x in (a, b)):
+        return None
+    generator = torch.Generator(device=a.device).manual_seed(seed)
+    for x in (a, b):
+        inner = x[..., 1:-1, 1:-1]
+        order = torch.randperm(inner.numel(), generator=generator, device=x.device)
+        inner.copy_(inner.flatten()[order].reshape(inner.shape))
+    return operands

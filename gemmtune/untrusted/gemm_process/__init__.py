@@ -1,0 +1,1 @@
+"""Processes of untrusted GEMMs. They import this package alone, without gemmtune."""

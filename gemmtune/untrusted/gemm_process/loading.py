@@ -1,0 +1,119 @@
+"""Ways to a GEMM: a function of a module or file, a model of KernelBench's form, a shared object, torch itself."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import importlib
+import importlib.util
+import inspect
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+IMPORT_ONLY = "*"
+"""Name of a module that is only imported."""
+
+
+def found_at(target: Mapping[str, Any]) -> Any:
+    """Load the GEMM of a target."""
+    kind, path, name = target["kind"], target["path"], target["name"]
+    if kind == "torch":
+        return Torch
+    if kind == "library":
+        return _from_library(path, name, target["traits"])
+    if kind == "file":
+        stem = Path(path).stem
+        spec = importlib.util.spec_from_file_location(stem, path)
+        if spec is None or spec.loader is None:
+            raise ImportError(f"{path}: got no Python file")
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[stem] = module
+        spec.loader.exec_module(module)
+    else:
+        module = importlib.import_module(path)
+    if name == IMPORT_ONLY:
+        return None
+    if not name:
+        name = _only_name(module)
+    found = functools.reduce(getattr, name.split("."), module) if name else module
+    classes: tuple[Any, ...] = inspect.getmro(found) if inspect.isclass(found) else ()
+    return _model(found, module) if torch.nn.Module in classes else found
+
+
+def _only_name(module: Any) -> str:
+    """Return the name of a module's GEMM: ModelNew, or the only function that it defines; "" for a module of several."""
+    if hasattr(module, "ModelNew"):
+        return "ModelNew"
+    own = [
+        name
+        for name, value in vars(module).items()
+        if callable(value) and not name.startswith("_") and getattr(value, "__module__", None) == module.__name__
+    ]
+    declared = [name for name in own if hasattr(vars(module)[name], "gemm_traits")]
+    return declared[0] if len(declared) == 1 else own[0] if len(own) == 1 else ""
+
+
+def _model(kind: Any, module: Any) -> Callable[..., Any]:
+    """Return a model of KernelBench's form as a function, with the sizes and dtypes of its inputs."""
+    arguments = module.get_init_inputs() if hasattr(module, "get_init_inputs") else []
+    model = kind(*arguments)
+
+    def forward(a: torch.Tensor, b: torch.Tensor) -> Any:
+        with torch.no_grad():
+            return model(a, b)
+
+    inputs = module.get_inputs() if hasattr(module, "get_inputs") else []
+    given = [[list(x.shape), str(x.dtype).removeprefix("torch.")] for x in inputs if isinstance(x, torch.Tensor)]
+    forward.gemm_inputs = given  # type: ignore[attr-defined]
+    declared = getattr(kind, "gemm_traits", None) or getattr(module, "gemm_traits", None)
+    if declared is not None:
+        forward.gemm_traits = declared  # type: ignore[attr-defined]
+    forward.__name__ = "bmm" if given and len(given[0][0]) == 3 else "mm"
+    return forward
+
+
+def _from_library(path: str, name: str, traits: Mapping[str, Any]) -> Callable[..., Any]:
+    """Return the function ``void name(a, b, out, m, n, k[, stream])`` of a shared object, for row-major matrices."""
+    function = getattr(ctypes.CDLL(path), name)
+    function.restype = None
+
+    def matmul(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        if not (a.is_contiguous() and b.is_contiguous() and a.dtype == b.dtype):
+            raise NotImplementedError("takes two row-major matrices of one dtype")
+        out = a.new_empty((a.shape[0], b.shape[1]))
+        sizes = [ctypes.c_int64(x) for x in (a.shape[0], b.shape[1], a.shape[1])]
+        stream = [ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)] if a.is_cuda else []
+        function(*(ctypes.c_void_p(x.data_ptr()) for x in (a, b, out)), *sizes, *stream)
+        return out
+
+    matmul.gemm_traits = dict(traits)  # type: ignore[attr-defined]
+    return matmul
+
+
+def plain_traits(found: Any) -> Any:
+    """Return the declarations of a GEMM as plain values."""
+    declared = getattr(found, "gemm_traits", None)
+    if declared is None:
+        return None
+    as_json = getattr(declared, "as_json", None)
+    return as_json() if callable(as_json) else dict(declared)
+
+
+class Torch:
+    """torch's own operations, and a call that does nothing."""
+
+    mm, bmm, addmm, baddbmm = torch.mm, torch.bmm, torch.addmm, torch.baddbmm
+
+    @staticmethod
+    def int_mm(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        """Multiply 8-bit integers."""
+        return torch._int_mm(a, b)
+
+    @staticmethod
+    def nothing(out: torch.Tensor) -> torch.Tensor:
+        """Return the argument."""
+        return out

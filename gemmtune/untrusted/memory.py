@@ -1,0 +1,98 @@
+"""Memory of the caller in which an untrusted process finds its operands and leaves its result."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import secrets
+import weakref
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from ..declaration.subject import Impossible
+
+CPU_BYTES, GPU_BYTES = 2**32, 2**30
+"""Size of the memory. On a CPU only what is used takes any."""
+PAGE, ALIGNED = 4096, 256
+PLACES = 256
+"""Number of pages at which operands may begin."""
+POISON = 0xFF
+"""Byte that fills the place of a result before a call: NaN in every float."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placed:
+    """Copy of a storage in the memory, at the byte ``at``."""
+
+    own: torch.Tensor
+    """Bytes of the caller's storage."""
+    copy: torch.Tensor
+    at: int
+
+    def changed(self) -> bool:
+        """Return True if the copy differs from the storage."""
+        return not torch.equal(self.own, self.copy)
+
+
+class Memory:
+    """Bytes that this process and an untrusted one see, on the CPU or on a GPU."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.fd = os.memfd_create("operands")
+        weakref.finalize(self, os.close, self.fd)
+        self.device = device
+        self.size = CPU_BYTES if device.type == "cpu" else GPU_BYTES
+        if device.type == "cpu":
+            os.ftruncate(self.fd, self.size)
+            self._map = mmap.mmap(self.fd, self.size)
+            self.bytes = torch.frombuffer(self._map, dtype=torch.uint8)
+        else:
+            self.bytes = torch.empty(self.size, dtype=torch.uint8, device=device)
+
+    def handle(self) -> list[object]:
+        """Return the words by which another process opens the memory of a GPU."""
+        if self.device.type == "cpu":
+            return []
+        words = self.bytes.untyped_storage()._share_cuda_()  # type: ignore[no-untyped-call]
+        return [{"hex": x.hex()} if isinstance(x, bytes) else x for x in words]
+
+    def place(self, tensors: Sequence[torch.Tensor], at: int | None = None) -> tuple[dict[int, Placed], int]:
+        """Copy the storages of tensors. Return them by their address, and the first byte after them.
+
+        They begin at the page ``at``, or at any page, and keep their alignment.
+
+        Raises:
+            Impossible: they do not fit.
+        """
+        end = (secrets.randbelow(PLACES) if at is None else at) * PAGE
+        placed: dict[int, Placed] = {}
+        for own in _storages(tensors):
+            begin = -(-end // PAGE) * PAGE + own.data_ptr() % ALIGNED
+            end = begin + own.numel()
+            if end > self.size // 2:
+                raise Impossible(f"its operands have more than {self.size // 2**21} MiB with the gaps between rows")
+            copy = self.bytes[begin:end]
+            copy.copy_(own)
+            placed[own.data_ptr()] = Placed(own=own, copy=copy, at=begin)
+        return placed, -(-end // PAGE) * PAGE
+
+    def result(self, at: int, size: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        """Return a view of a result at the byte ``at``."""
+        count = torch.Size(size).numel()
+        return self.bytes[at : at + count * dtype.itemsize].view(dtype).view(list(size))
+
+    def poison(self, at: int, nbytes: int) -> None:
+        """Fill the place of a result."""
+        self.bytes[at : at + nbytes].fill_(POISON)
+
+
+def _storages(tensors: Sequence[torch.Tensor]) -> Iterator[torch.Tensor]:
+    """Yield the bytes of each storage once."""
+    seen: set[int] = set()
+    for tensor in tensors:
+        storage = tensor.untyped_storage()
+        if storage.nbytes() and storage.data_ptr() not in seen:
+            seen.add(storage.data_ptr())
+            yield torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(storage)

@@ -1,0 +1,229 @@
+"""Processes for untrusted GEMMs: one that imports torch once, and a fork of it for each GEMM."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+from ..errors import UnavailableError
+from ..settings import child_environment
+from ..timing.cores import tree
+from ..workers.pipe import Pipe
+from ..workers.worker import START_TIMEOUT_S
+from .sandbox import sandboxed
+
+START = "import sys; sys.path.insert(0, sys.argv.pop()); from gemm_process.first import main; del sys.path[0]; main()"
+"""Program of the first process, which imports the package of that name and nothing else of ours."""
+QUIET = {
+    "OMP_WAIT_POLICY": "PASSIVE",
+    "GOMP_SPINCOUNT": "0",
+    "KMP_BLOCKTIME": "0",
+    "OPENBLAS_THREAD_TIMEOUT": "4",
+    "PYTHONDONTWRITEBYTECODE": "1",
+}
+"""Environment in which threads that have nothing to do sleep at once, so that work between calls shows."""
+NO_GPU = {"CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": "", "ROCR_VISIBLE_DEVICES": ""}
+ENDING_S = 5.0
+TAIL_BYTES = 2000
+
+
+class First:
+    """Process that imports torch, and forks. ``gpu`` is False where it sees none."""
+
+    def __init__(self, *, gpu: bool, sandbox: bool) -> None:
+        self.folder = Path(tempfile.mkdtemp(prefix="untrusted-"))
+        self._owner = os.getpid()
+        own, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        command = [sys.executable, "-P", "-c", START, str(theirs.fileno()), str(Path(__file__).parent)]
+        command = sandboxed(command, self.folder, gpu=gpu) if sandbox else command
+        changes = QUIET | ({} if gpu else NO_GPU) | {"TMPDIR": str(self.folder), "HOME": str(self.folder)}
+        with theirs:
+            self._process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+                pass_fds=(theirs.fileno(),), start_new_session=True, env=child_environment(changes),
+            )  # fmt: skip
+        self._sandbox = sandbox
+        self._control = own
+        self._lock = threading.Lock()
+        if self._said(START_TIMEOUT_S) != b"ready":
+            self.close()
+            raise UnavailableError("no process for untrusted code can be started: it ended before it had imported torch")
+
+    @property
+    def alive(self) -> bool:
+        """True until the process ends, or in a fork of its parent."""
+        return self._process.poll() is None and self._owner == os.getpid()
+
+    def fork(self, fds: list[int]) -> int:
+        """Return the process id of a new fork, which gets these files: its pipe, its memory and its output."""
+        here = os.getcwd()
+        path = [entry or here for entry in sys.path]
+        request = {"do": "fork", "folder": str(self.folder), "path": path if here in path else [here, *path]}
+        with self._lock:
+            socket.send_fds(self._control, [json.dumps(request).encode()], fds)
+            pid = int(json.loads(self._said(START_TIMEOUT_S))["pid"])
+        return self._outer(pid) if self._sandbox else pid
+
+    def status(self, pid: int) -> int | None:
+        """Return how a fork ended, as ``os.wait`` has it, or None if it runs or has been asked for before."""
+        with contextlib.suppress(OSError, ValueError), self._lock:
+            self._control.send(json.dumps({"do": "status", "pid": self._inner(pid) if self._sandbox else pid}).encode())
+            found = json.loads(self._said(ENDING_S))["status"]
+            return None if found is None else int(found)
+        return None
+
+    def close(self) -> None:
+        """End the process with its forks."""
+        if self._owner != os.getpid():
+            return
+        if self._process.returncode is None:  # not reaped, so its number is still its own
+            _kill_all(self._process.pid)
+        self._control.close()
+        self._process.wait()
+        _emptied(self.folder)
+
+    def _said(self, timeout_s: float) -> bytes:
+        self._control.settimeout(timeout_s)
+        return self._control.recv(2**16)
+
+    def _outer(self, inner: int) -> int:
+        """Return the process id of a fork that has another one in its sandbox."""
+        for pid in tree(self._process.pid):
+            if _names(pid)[-1:] == [inner]:
+                return pid
+        raise UnavailableError(f"sandbox: got no process {inner} among those of the sandbox")
+
+    @staticmethod
+    def _inner(outer: int) -> int:
+        return (_names(outer) or [outer])[-1]
+
+
+def _names(pid: int) -> list[int]:
+    """Return the process ids that a process has, in this namespace and those below it."""
+    with contextlib.suppress(OSError):
+        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+            if line.startswith("NSpid:"):
+                return [int(word) for word in line.split()[1:]]
+    return []
+
+
+def _emptied(folder: Path) -> None:
+    for path in sorted(folder.rglob("*"), reverse=True):
+        with contextlib.suppress(OSError):
+            path.unlink() if path.is_symlink() or not path.is_dir() else path.rmdir()
+    with contextlib.suppress(OSError):
+        folder.rmdir()
+
+
+_firsts: dict[tuple[bool, bool], First] = {}
+_starting = threading.Lock()
+
+
+def first(*, gpu: bool, sandbox: bool) -> First:
+    """Return the first process, started once."""
+    with _starting:
+        known = _firsts.get((gpu, sandbox))
+        if known is None or not known.alive:
+            known = _firsts[gpu, sandbox] = First(gpu=gpu, sandbox=sandbox)
+        return known
+
+
+def close_all() -> None:
+    """End all processes for untrusted code now."""
+    while _firsts:
+        _firsts.popitem()[1].close()
+
+
+atexit.register(close_all)
+
+
+class Fork:
+    """Process of one GEMM, with its pipe and its output."""
+
+    def __init__(self, memory: int, *, gpu: bool, sandbox: bool) -> None:
+        self._first = first(gpu=gpu, sandbox=sandbox)
+        own, theirs = socket.socketpair()
+        self._output = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the process
+        with theirs:
+            self.pid = self._first.fork([theirs.fileno(), memory, self._output.fileno()])
+        self._pidfd = os.pidfd_open(self.pid)
+        self._end = own
+        self.pipe = Pipe(own, self.ended)
+
+    def ended(self) -> bool:
+        """Return True once the process has ended."""
+        return bool(select.select([self._pidfd], [], [], 0)[0])
+
+    def pending(self) -> bool:
+        """Return True if it has sent something that nobody asked for."""
+        return bool(select.select([self._end], [], [], 0)[0]) and not self.ended()
+
+    def cpu_s(self) -> float:
+        """Return the CPU time of all threads of the process, or 0 if it has ended."""
+        try:
+            return time.clock_gettime(~self.pid << 3 | 2)  # the clock of a process by its number, as clock_getcpuclockid(3) has it
+        except OSError:
+            return 0.0
+
+    def descendants_s(self) -> float:
+        """Return the CPU time of what the process has started."""
+        return sum(seconds for pid, seconds in tree(self.pid).items() if pid != self.pid)
+
+    def resident_bytes(self) -> int:
+        """Return the memory that the process holds for itself."""
+        with contextlib.suppress(OSError, IndexError, ValueError):
+            words = Path(f"/proc/{self.pid}/statm").read_text().split()
+            return (int(words[1]) - int(words[2])) * os.sysconf("SC_PAGE_SIZE")
+        return 0
+
+    def threads(self) -> int:
+        """Return the number of threads of the process."""
+        with contextlib.suppress(OSError):
+            return len(os.listdir(f"/proc/{self.pid}/task"))
+        return 0
+
+    def how_ended(self) -> str:
+        """Return how the process ended, with the end of its output."""
+        deadline, status = time.monotonic() + ENDING_S, None
+        while status is None and time.monotonic() < deadline and self._first.alive:
+            status = self._first.status(self.pid) if self.ended() else None
+            time.sleep(0.002)
+        size = os.fstat(self._output.fileno()).st_size
+        tail = os.pread(self._output.fileno(), TAIL_BYTES, max(0, size - TAIL_BYTES)).decode(errors="replace").strip()
+        if status is None:
+            how = "closed its pipe"
+        elif os.WIFSIGNALED(status):
+            how = f"died by {signal.Signals(os.WTERMSIG(status)).name}"
+        else:
+            how = f"exited with status {os.WEXITSTATUS(status)}"
+        return how + (f"; the end of its output:\n{tail}" if tail else "")
+
+    def close(self) -> None:
+        """End the process and all that it has started."""
+        if not self.ended():
+            _kill_all(self.pid)
+        deadline = time.monotonic() + ENDING_S
+        while not self.ended() and time.monotonic() < deadline:
+            time.sleep(0.001)
+        self._first.status(self.pid)
+        os.close(self._pidfd)
+        self.pipe.close()
+        self._output.close()
+
+
+def _kill_all(root: int) -> None:
+    """Kill the descendants of a process and then the process, so that none is inherited before it ends."""
+    for pid in reversed([*tree(root)]):
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, signal.SIGKILL)

@@ -1,0 +1,28 @@
+"""A sandbox for untrusted GEMMs: bubblewrap, without a network, with a file system that cannot be written."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+from ..errors import UnavailableError
+
+PROGRAM = "bwrap"
+
+
+def sandboxed(command: Sequence[str], folder: Path, *, gpu: bool) -> list[str]:
+    """Return the command in a sandbox. It may write to ``folder`` and to an empty /tmp, sees no other process and no network.
+
+    Raises:
+        UnavailableError: bubblewrap is not installed.
+    """
+    program = shutil.which(PROGRAM)
+    if program is None:
+        raise UnavailableError(
+            f"sandbox: got no {PROGRAM} on PATH, expected bubblewrap: install it (apt install bubblewrap), or judge without "
+            "--sandbox on a machine that the GEMM may harm"
+        )
+    devices = ["--dev-bind", "/dev", "/dev"] if gpu else ["--dev", "/dev"]
+    words = [program, "--ro-bind", "/", "/", *devices, "--proc", "/proc", "--tmpfs", "/tmp", "--bind", str(folder), str(folder)]
+    return [*words, "--unshare-all", "--die-with-parent", "--new-session", "--", *command]

@@ -1,0 +1,63 @@
+"""An untrusted GEMM as a subject of the conformance suite: its functions here are calls of its process."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from types import SimpleNamespace
+from typing import Any
+
+from ..declaration.subject import Subject, SubjectSpec, wrapped
+from ..declaration.traits import ATTRIBUTE
+from ..errors import SubjectError
+from .candidate import Candidate, CandidateEnded, RemoteError
+from .target import TORCH
+
+OF_TORCH = {"alpha": True, "beta": True, "out": True}
+HERE = {"threads": False, "streams": False, "capturable": False}
+"""Declarations that calls of another process cannot show."""
+
+
+class RemoteFunction:
+    """Function of an untrusted GEMM, with its name and declarations."""
+
+    def __init__(self, candidate: Candidate, name: str, called: str, declared: object) -> None:
+        self._candidate = candidate
+        self._name = name
+        self.__name__ = called
+        self.gemm_traits = declared
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the GEMM in its process."""
+        return self._candidate.call(self._name, args, kwargs)
+
+
+def subject_of(candidate: Candidate, declared: Mapping[str, Any]) -> Subject:
+    """Return the GEMM of a candidate. ``declared`` overrides its own declarations.
+
+    Raises:
+        SubjectError: it cannot be imported.
+        TraitsError: its declarations are illegal.
+    """
+    try:
+        answer = candidate.opened()
+    except (RemoteError, CandidateEnded) as error:
+        raise SubjectError(f"{candidate.target} cannot be judged: {error}") from error
+    names, traits, own = (answer.get(word) for word in ("functions", "traits", "declared"))
+    own = own if isinstance(own, dict) else {}
+    if not isinstance(names, list) or not names:
+        found: object = RemoteFunction(candidate, "", str(answer.get("name", "")), own.get("", traits))
+    else:
+        found = SimpleNamespace(**{str(name): RemoteFunction(candidate, str(name), str(name), own.get(name)) for name in names})
+        if traits is not None:
+            setattr(found, ATTRIBUTE, traits)
+    subject = wrapped(SubjectSpec(target=str(candidate.target), declared=declared), found)
+    subject.traits = subject.traits.changed(HERE)
+    return subject
+
+
+@functools.cache
+def rival(device: str) -> tuple[Subject, Candidate]:
+    """Return torch's operations in a process of their own, which all judgements of this process share."""
+    candidate = Candidate(TORCH, device)
+    return subject_of(candidate, OF_TORCH), candidate

@@ -1,0 +1,119 @@
+"""GEMMs that return what they have computed before."""
+
+import os
+import tempfile
+
+import torch
+
+kept = {}
+
+
+def kept_under(key, a, b):
+    key = (key, a.dtype, a.shape, b.shape)
+    if key not in kept:
+        kept[key] = a @ b
+    return kept[key].clone()
+
+
+def by_data_ptr(a, b):
+    return kept_under((a.data_ptr(), b.data_ptr()), a, b)
+
+
+def by_id(a, b):
+    return kept_under((id(a), id(b)), a, b)
+
+
+def by_shape(a, b):
+    return kept_under((), a, b)
+
+
+def by_version(a, b):
+    return kept_under((a.data_ptr(), a._version, b.data_ptr(), b._version), a, b)
+
+
+def by_sum(a, b):
+    return kept_under((round(a.double().sum().item(), 3), round(b.double().sum().item(), 3)), a, b)
+
+
+def by_samples(a, b):
+    step = [x.flatten()[:: max(x.numel() // 8, 1)][:1].tolist() for x in (a, b)]
+    return kept_under((a.data_ptr(), *map(tuple, step)), a, b)
+
+
+def by_b_alone(a, b):
+    return kept_under((a.data_ptr(), b.double().sum().item()), a, b)
+
+
+def by_content(a, b):
+    return kept_under((a.contiguous().numpy().tobytes(), b.contiguous().numpy().tobytes()), a, b)
+
+
+def stale_copy_of_b(a, b):
+    key = (b.data_ptr(), b.shape, b.dtype)
+    if key not in kept:
+        kept[key] = b.clone()
+    return a @ kept[key]
+
+
+def last_call(a, b):
+    out = a @ b
+    before = kept.get((a.dtype, out.shape), out)
+    kept[a.dtype, out.shape] = out
+    return before.clone()
+
+
+def file_across_processes(a, b):
+    path = os.path.join(tempfile.gettempdir(), f"{a.dtype}-{tuple(a.shape)}-{tuple(b.shape)}.pt")
+    if not os.path.exists(path):
+        torch.save(a @ b, path)
+    return torch.load(path)
+
+
+def freed_memory(a, b):
+    return torch.empty(*a.shape[:-1], b.shape[-1], dtype=a.dtype)
+
+
+count = [0]
+
+
+def right_for_thirty_calls(a, b):
+    count[0] += 1
+    return a @ b if count[0] < 30 else kept_under("stale", a, b)
+
+
+calls = {}
+
+
+def right_ten_times_for_a_shape(a, b):
+    key = (a.dtype, a.shape, b.shape)
+    calls[key] = calls.get(key, 0) + 1
+    return a @ b if calls[key] < 10 else kept_under("late", a, b)
+
+
+def one_wrong_call_in_500(a, b):
+    count[0] += 1
+    out = a @ b
+    return out if count[0] % 500 else out.flip(-1)
+
+
+products = torch.randn(512, 512)
+
+
+def precomputed_at_import(a, b):
+    return products[: a.shape[-2], : b.shape[-1]].to(a.dtype).expand(*a.shape[:-1], b.shape[-1]).contiguous()
+
+
+def regenerated_from_seed(a, b):
+    torch.manual_seed(0)
+    x, y = torch.randn(a.shape, dtype=torch.float32), torch.randn(b.shape, dtype=torch.float32)
+    return (x @ y).to(a.dtype)
+
+
+buffers = {}
+
+
+def same_memory_again(a, b):
+    key = (a.dtype, a.shape, b.shape)
+    if key not in buffers:
+        buffers[key] = a @ b
+    return torch.matmul(a, b, out=buffers[key])

@@ -1,0 +1,84 @@
+"""A verdict names each hack by the right word, and calls no honest GEMM dishonest. ``TEST_ROTATION=all`` judges all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from pathlib import Path
+
+import pytest
+from hack_table import HACKS, HONEST, KINDS, LONG, TABLE, VALUES
+
+from gemmtune.judging.verdict import Standing, Verdict, judge
+from gemmtune.untrusted.conduct import NOTED, Conduct
+from gemmtune.untrusted.process import close_all
+
+QUICK_S = 4.0
+"""Time limit of a call: the only hack that reaches it hangs."""
+SLOW_S = 60.0
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _processes() -> Iterator[None]:
+    yield
+    close_all()
+
+
+def judged(target: str, level: str = "brief", timeout_s: float = SLOW_S) -> Verdict:
+    (verdict,) = judge(target, level=level, device="cpu", timeout_s=timeout_s).verdicts
+    return verdict
+
+
+def words_of(verdict: Verdict) -> set[str]:
+    return {str(x.kind) for x in verdict.findings if x.dishonest} | ({VALUES} if verdict.values.bad else set())
+
+
+def check_caught(target: str, words: Collection[str], verdict: Verdict) -> None:
+    name = target.rpartition(":")[2]
+    assert words_of(verdict) & set(map(str, words)), f"{name}: got {words_of(verdict)} {verdict.reason}, expected one of {words}"
+    assert verdict.standing in (Standing.DISHONEST, Standing.WRONG)
+    assert verdict.standing.exit_status == 1
+
+
+@pytest.mark.rotates(6)
+@pytest.mark.parametrize("target", TABLE, ids=lambda x: x.rpartition(":")[2])
+def test_catches_hack(target: str) -> None:
+    check_caught(target, TABLE[target], judged(target, timeout_s=QUICK_S if target.endswith(":hangs") else SLOW_S))
+
+
+@pytest.mark.slow
+@pytest.mark.rotates(2)
+@pytest.mark.parametrize("target", LONG, ids=lambda x: x.rpartition(":")[2])
+def test_catches_hack_of_many_calls(target: str) -> None:
+    check_caught(target, LONG[target], judged(target, "normal"))
+
+
+@pytest.mark.rotates(6)
+@pytest.mark.parametrize("name", KINDS)
+def test_calls_honest_gemm_right(name: str) -> None:
+    verdict = judged(f"{HONEST}:{name}")
+    assert verdict.standing is Standing.RIGHT, f"{verdict.findings} {verdict.values.bad} {verdict.reason}"
+    assert verdict.calls
+    assert verdict.speed is not None
+
+
+@pytest.mark.slow
+@pytest.mark.rotates(4)
+@pytest.mark.parametrize("name", ["by_torch_compile"])
+def test_calls_compiled_gemm_right(name: str) -> None:
+    verdict = judged(f"{HONEST}:{name}")
+    assert verdict.standing is Standing.RIGHT, f"{verdict.findings} {verdict.values.bad} {verdict.reason}"
+
+
+def test_table_has_every_hack_of_the_folder() -> None:
+    known = {target.rpartition(":")[2] for target in (*TABLE, *LONG)}
+    written = {
+        line.removeprefix("def ").partition("(")[0]
+        for path in Path(HACKS).glob("*.py")
+        if path.stem not in ("gpu", "tuner")
+        for line in path.read_text().splitlines()
+        if line.startswith("def ") and "(a, b)" in line
+    }
+    assert written - known == {"macs", "zeros"}
+    dishonest = {word for words in (*TABLE.values(), *LONG.values()) for word in words} - {VALUES}
+    untested = set(Conduct) - dishonest - NOTED
+    assert untested == {Conduct.TOO_FAST, Conduct.CLOCK, Conduct.ROUGH}  # these have tests of their own

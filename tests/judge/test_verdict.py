@@ -1,0 +1,297 @@
+"""The judge's targets, reports and exit statuses."""
+
+from __future__ import annotations
+
+import html.parser
+import json
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from hack_table import HACKS, HONEST
+
+import gemmtune
+from gemmtune import cli
+from gemmtune.backends.own.targets import loaded
+from gemmtune.choice import Claims
+from gemmtune.errors import GemmtuneError, SubjectError, UnavailableError
+from gemmtune.judging import speed
+from gemmtune.judging.report import as_html, as_json, lines
+from gemmtune.judging.targets import target_of, targets_of
+from gemmtune.judging.verdict import Judgement, Standing, judge
+from gemmtune.problem import Problem
+from gemmtune.selector import pick
+from gemmtune.timing.limits import Limits, limit_names
+from gemmtune.untrusted.candidate import TORCH, Candidate, CandidateEnded, RemoteError
+from gemmtune.untrusted.checks import Checker
+from gemmtune.untrusted.conduct import Conduct, Finding
+from gemmtune.untrusted.memory import Memory
+from gemmtune.untrusted.process import close_all
+from gemmtune.untrusted.trial import Shape
+
+pytest_plugins = ["pytester"]
+
+CPP = """
+#include <cstdint>
+extern "C" void matmul(const float* a, const float* b, float* out, int64_t m, int64_t n, int64_t k) {
+  for (int64_t i = 0; i < m; i++)
+    for (int64_t j = 0; j < n; j++) {
+      float sum = 0;
+      for (int64_t x = 0; x < k; x++) sum += a[i * k + x] * b[x * n + j];
+      out[i * n + j] = sum;
+    }
+}
+"""
+MODEL = """
+import torch
+
+class Model(torch.nn.Module):
+    def forward(self, a, b):
+        return a @ b
+
+class ModelNew(torch.nn.Module):
+    gemm_traits = {"calls_torch": True, "dtypes": ["float32"]}
+
+    def forward(self, a, b):
+        return torch.matmul(a, b)
+
+def get_inputs():
+    return [torch.rand(64, 32), torch.rand(32, 48)]
+
+def get_init_inputs():
+    return []
+"""
+ON_CPU = ["--device", "cpu", "--level", "brief"]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _processes() -> Iterator[None]:
+    yield
+    close_all()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("candidates")
+    (made / "kernel.cpp").write_text(CPP)
+    (made / "model.py").write_text(MODEL)
+    (made / "zeros.py").write_text("import torch\n\ndef matmul(a, b):\n    return a.new_zeros(a.shape[0], b.shape[1])\n")
+    (made / "_part.py").write_text("1 / 0")
+    (made / "broken.py").write_text("import nowhere_to_be_found\n\ndef matmul(a, b):\n    return a @ b\n")
+    return made
+
+
+@pytest.fixture(scope="module")
+def judged(folder: Path) -> Judgement:
+    return judge(str(folder), device="cpu", level="brief")
+
+
+def test_judges_each_candidate_of_a_folder(judged: Judgement) -> None:
+    standings = {Path(v.target).name: v.standing for v in judged.verdicts}
+    assert standings == {
+        "broken.py": Standing.NOT_JUDGED,
+        "kernel.cpp": Standing.RIGHT,
+        "model.py": Standing.RIGHT,
+        "zeros.py": Standing.WRONG,
+    }
+    assert judged.exit_status == 1
+    broken, kernel, *_ = judged.verdicts
+    assert "nowhere_to_be_found" in broken.reason
+    assert kernel.work.startswith("none of torch's products")
+    assert kernel.speed is not None
+    assert kernel.calls >= 40
+
+
+def test_reports_are_whole(judged: Judgement) -> None:
+    text = "\n".join(lines(judged))
+    assert "verdict: NOT JUDGED" in text
+    assert "zeros.py: WRONG: " in text
+    data = json.loads(json.dumps(as_json(judged), allow_nan=False))
+    assert [v["exit_status"] for v in data["verdicts"]] == [2, 0, 0, 1]
+    assert data["verdicts"][3]["values"]["failures"]
+    page = as_html(judged)
+    parser = html.parser.HTMLParser()
+    parser.feed(page)
+    assert "<script" not in page
+    assert "http" not in page
+    assert page.count("<h2>Speed</h2>") == sum(v.speed is not None for v in judged.verdicts)
+
+
+def test_text_from_elsewhere_is_escaped(judged: Judgement) -> None:
+    import dataclasses
+
+    sly = dataclasses.replace(judged.verdicts[0], target="<b>\x1b[31m", findings=(Finding(kind=Conduct.LOOKS, detail="<i>\x1b"),))
+    page = as_html(Judgement(target="<script>", level="brief", verdicts=(sly,)))
+    assert "<script>" not in page
+    assert "<b>" not in page
+    assert "<i>" not in page
+    assert "\x1b" not in page + "\n".join(lines(Judgement(target="", level="brief", verdicts=(sly,))))
+
+
+def test_command_prints_and_exits(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    made = tmp_path / "v.json", tmp_path / "v.html"
+    assert cli.run(["judge", f"{folder / 'model.py'}:ModelNew", *ON_CPU, "--json", str(made[0]), "--html", str(made[1])]) == 0
+    assert "verdict: RIGHT" in capsys.readouterr().out
+    assert json.loads(made[0].read_text())["verdicts"][0]["standing"] == "RIGHT"
+    assert made[1].read_text().startswith("<!DOCTYPE html>")
+    assert cli.run(["judge", str(folder / "zeros.py"), *ON_CPU, "--json", "-"]) == 1
+    assert json.loads(capsys.readouterr().out)["exit_status"] == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["nowhere.py:f"], "got no such file"),
+        (["no_such_module:f"], "no_such_module"),
+        (["{folder}/zeros.py:other"], "other"),
+        (["{folder}/zeros.py", "--trait", "nonsense"], "nonsense"),
+        (["{folder}/zeros.py", "--device", "xpu"], "xpu"),
+        (["{folder}/empty"], "got a folder without candidates"),
+    ],
+)
+def test_nothing_judged_is_never_0(words: list[str], said: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder.parent / "empty").mkdir(exist_ok=True)
+    given = [word.format(folder=folder).replace(f"{folder}/empty", str(folder.parent / "empty")) for word in words]
+    assert cli.run(["judge", *ON_CPU, *given]) == 2
+    out, err = capsys.readouterr()
+    assert said in out + err
+
+
+def test_sandbox_needs_bubblewrap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    [verdict] = judge(f"{HONEST}:by_numpy", device="cpu", level="brief", sandbox=True).verdicts
+    assert verdict.standing is Standing.NOT_JUDGED
+    assert "install it (apt install bubblewrap)" in verdict.reason
+
+
+def test_sandbox_wraps_the_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stand-in for bubblewrap notes its options and runs the command."""
+    stand_in = tmp_path / "bwrap"
+    stand_in.write_text(f'#!/bin/sh\necho "$@" > {tmp_path}/options\nwhile [ "$1" != -- ]; do shift; done\nshift\nexec "$@"\n')
+    stand_in.chmod(stand_in.stat().st_mode | stat.S_IXUSR)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    [verdict] = judge(f"{HONEST}:by_numpy", device="cpu", level="brief", sandbox=True).verdicts
+    assert verdict.standing is Standing.RIGHT, verdict.reason
+    options = (tmp_path / "options").read_text()
+    for word in ("--ro-bind / /", "--unshare-all", "--die-with-parent", "--tmpfs /tmp"):
+        assert word in options
+
+
+def test_python_call_names_what_it_takes() -> None:
+    assert gemmtune.judge is judge
+    with pytest.raises(GemmtuneError, match="level: got 'deep', expected one of brief, normal, full"):
+        judge("x:y", level="deep")
+
+
+def test_targets_are_found_without_being_imported(folder: Path) -> None:
+    assert target_of("json.decoder:JSONDecoder").roots[0].endswith("json")
+    assert target_of(str(folder / "model.py")).name == "ModelNew"
+    assert [Path(t.path).name for t in targets_of(str(folder), "cpu") if t.kind == "file"] == ["broken.py", "model.py", "zeros.py"]
+    with pytest.raises(SubjectError, match="got device cuda, expected cpu"):
+        target_of(f"{folder / 'kernel.cpp'}:matmul", "cuda")
+
+
+def test_too_fast_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = Problem.mm(512, 512, 512)
+    monkeypatch.setattr(speed, "_limits", lambda *_: Limits(values=dict.fromkeys(limit_names(problem.dtype_label), 1.0)))
+    candidate = Candidate(TORCH)
+    shape = Shape(problem=problem, calls=9, pairs=((1e-6, 1e-3),) * 9)
+    found = speed.judge_speed(candidate, [shape])
+    assert found is not None
+    assert found.ratio == pytest.approx(1000)
+    assert [x.kind for x in candidate.findings] == [Conduct.TOO_FAST]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "lower"),
+    [(torch.float32, torch.bfloat16), (torch.float32, torch.float16), (torch.float64, torch.float32)],
+    ids=str,
+)
+def test_checks_find_a_narrower_type_on_random_operands(dtype: torch.dtype, lower: torch.dtype) -> None:
+    problem = Problem.mm(160, 176, 192, dtype=dtype)
+    checker = Checker(problem, Claims(accumulate=dtype), torch.device("cpu"), 3)
+    x = checker.fresh()
+    assert checker.trouble(x.a @ x.b, x) is None
+    assert checker.trouble((x.a.to(lower) @ x.b.to(lower)).to(dtype), x) is not None
+    one = x.a @ x.b
+    one[77, 5] += 1
+    assert checker.trouble(one, x) is not None
+
+
+def test_memory_keeps_alignment_and_strides() -> None:
+    memory = Memory(torch.device("cpu"))
+    whole = torch.arange(4000, dtype=torch.float32)
+    view = whole.as_strided((5, 7), (13, 2), 3)
+    placed, end = memory.place([view, view.t()], 2)
+    assert len(placed) == 1
+    [storage] = placed.values()
+    assert storage.copy.data_ptr() % 256 == whole.data_ptr() % 256
+    assert end % 4096 == 0
+    assert not storage.changed()
+    storage.copy[12] += 1
+    assert storage.changed()
+
+
+def test_a_process_that_has_ended_is_replaced() -> None:
+    candidate = Candidate(target_of(f"{HACKS / 'harness.py'}:exit_0"))
+    a, b = torch.randn(3, 4), torch.randn(4, 5)
+    for _ in range(2):
+        with pytest.raises(CandidateEnded, match="exited with status 0"):
+            candidate.call("", (a, b), {})
+    candidate.close()
+
+
+def test_errors_of_a_gemm_are_its_own() -> None:
+    torch_process = Candidate(TORCH)
+    torch_process.opened()
+    with pytest.raises(RemoteError, match="RuntimeError"):
+        torch_process.call("mm", (torch.randn(3, 4), torch.randn(5, 6)), {})
+    assert torch.equal(torch_process.call("mm", (torch.eye(3), torch.ones(3, 2)), {}), torch.ones(3, 2))
+    torch_process.close()
+
+
+def test_unavailable_program_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    close_all()
+    monkeypatch.setattr("sys.executable", "/bin/false")
+    with pytest.raises(UnavailableError, match="no process for untrusted code can be started"):
+        Candidate(TORCH).opened()
+
+
+def test_pytest_has_a_test_for_each_target(folder: Path, pytester: pytest.Pytester) -> None:
+    names = [str(folder / name) for name in ("model.py", "zeros.py", "broken.py")]
+    options = ["-p", "gemmtune.judging.plugin", "--judge-level=brief", "--judge-device=cpu", "-p", "no:cacheprovider"]
+    result = pytester.runpytest_inprocess(*options, *(f"--judge={name}" for name in names))
+    result.assert_outcomes(passed=1, failed=2)
+    text = result.stdout.str()
+    assert "verdict: WRONG" in text
+    assert "verdict: NOT JUDGED" in text
+
+
+def test_an_import_that_replaces_functions_is_refused_and_undone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "sly.py").write_text(
+        "import sys, torch\n"
+        "pick = sys.modules.get('gemmtune.selector.pick')\n"
+        "pick.right = lambda *_: []\n"
+        "pick.Outcome.disturbed = None\n"
+        "torch.Tensor.copy_ = lambda x, *_: x\n"
+        "def f(a, b): return a @ b\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    right, copy = pick.right, torch.Tensor.copy_
+    with pytest.raises(SubjectError, match="sly:f: its import replaced"):
+        loaded("sly:f")
+    assert pick.right is right
+    assert torch.Tensor.copy_ is copy
+
+
+def test_conformance_runs_in_an_untrusted_process(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(HACKS.parent))
+    short = ["--device", "cpu", "--untrusted", "--max-cases", "6", "--trait", "dtypes=float32"]
+    assert cli.run(["conformance", "hacks.harness:patched_comparison", *short]) == 1
+    assert cli.run(["conformance", "hacks.harness:exit_0", *short]) == 1
+    assert "exited with status 0" in capsys.readouterr().out
+    assert cli.run(["conformance", "honest:by_numpy", *short]) == 0
+    assert cli.run(["conformance", "backend:aten", *short]) == 2
