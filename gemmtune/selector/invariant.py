@@ -1,81 +1,222 @@
-"""Selection of one choice for every M of a range, so that the bits of a row do not depend on its batch."""
+"""Selection of the fastest choices of one reduction class, so that the bits of a row do not depend on its batch."""
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 import random
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from ..choice import Choice, Status
 from ..errors import NoValidChoicesError
-from .proof import failures_of, legal_runs, rows_to_check, tile_rows
-from .range_work import SEED, Work, measured, segment_of, uncompiled, with_kernels
+from ..numerics.reduction import Reduction
+from ..timing.rounds import TIE
+from .observed_rows import MOST_OBSERVED, ObservedRows, equal_rows
+from .proof import rows_to_check, tile_rows
+from .range_work import SEED, Work, measured, ready_ahead
 from .remote import open_session
 from .segments import Segment, Table
 
-COMPETING_ROWS = 5
-"""Number of Ms at which choices compete to be the single one."""
-ENTRANTS = 6
-"""Number of choices that are timed at all of these Ms."""
-MOST_COMPARED = 512
-"""Maximum number of rows whose bits are compared."""
+MOST_CLASSES = 3
+"""Number of classes that compete at the sampled Ms."""
+ENTRANTS = 3
+"""Number of choices of each class that are timed at a tuned M. At other Ms each neighbour has as many."""
+MOST_TRIED = 8
+"""Number of classes that are tried until one has a choice for every M."""
+MISSING = 1.0
+"""Loss at an M where a class has no measured choice: a slowdown of e."""
+MOST_FLOPS = 2**36
+"""Operations of the product on a CPU, about a second, whose rows the bits of others are compared with."""
+
+Make = Callable[[Work], Table]
+"""Function that makes the table of the choices that a range in progress has, each legal and proved over its intervals."""
 
 
-def competing_rows(rows: list[int]) -> list[int]:
-    """Return at most COMPETING_ROWS of the Ms for the competition: both ends, and others about the same factor apart."""
-    ratio = rows[-1] / rows[0]
-    wanted = (rows[0] * ratio ** (i / (COMPETING_ROWS - 1)) for i in range(COMPETING_ROWS))
-    return sorted({min(rows, key=lambda m: abs(math.log(m / x))) for x in wanted})
+def class_of(choice: Choice) -> Reduction | None:
+    """Return the class that a choice declares. One that only promises batch invariance has a class of its own. None: nothing."""
+    if not choice.batch_invariant:
+        return None
+    return choice.claims.reduction or Reduction.alone(choice.name)
 
 
-def one_for_all(work: Work) -> Table:
-    """Return a table of one segment: the fastest choice overall that declares batch invariance and passes the check of it.
+def sample_classes(work: Work, others: Sequence[int]) -> None:
+    """Time the best choices of the likeliest classes next to each other, at the tuned Ms and at ``others`` between them."""
+    classes = _ranked(work, work.rough)[:MOST_CLASSES]
+    for m in work.results:
+        _time(work, m, _entrants_at_tuned(work, m, classes))
+    for i, (m, ready) in enumerate(zip(others, ready_ahead(work, others), strict=True)):
+        work.progress.stage("sampled M", i, len(others))
+        _time(work, m, _entrants_between(work, m, classes, ready))
+        if work.times.get(m):
+            work.sampled.append(m)
+    if others:
+        work.progress.stage("sampled M", len(others), len(others))
+
+
+def invariant_table(work: Work, make: Make) -> Table:
+    """Return the table of the class with the least total loss. Every choice gives rows the bits of the class's reference.
+
+    Choices that declare no class join it at the Ms where their bits are equal. A class that proves to be none is left out.
 
     Raises:
-        NoValidChoicesError: there is none.
+        NoValidChoicesError: no class has a choice for every M of the range.
     """
-    rows = range(work.rows[0], work.rows[-1] + 1)
-    refused: dict[str, str] = {}
-    entrants: list[str] = []
-    for name in sorted(work.choices, key=lambda name: _loss(work, name)):
-        choice = work.choices[name]
-        reasons = (reason for _, reason in legal_runs(choice, rows, work.rows_class, work.device) if reason is not None)
-        why_not = "does not declare to be batch-invariant" if not choice.batch_invariant else next(reasons, None)
-        if why_not is not None:
-            refused[name] = why_not
-        elif len(entrants) < ENTRANTS:
-            entrants.append(name)
-    for m in work.results:
-        if any(name not in work.times[m] for name in entrants) and len(entrants) > 1:
-            work.times[m] = dict(measured(work, m, entrants))
     work.close()
-    for name in sorted(entrants, key=lambda name: _loss(work, name)):
-        segment = with_kernels(work, segment_of(work, name, rows[0], rows[-1]))
-        checked = rows_to_check(segment, work.rows_class, tile_rows(work.choices[name]), random.Random(SEED))
-        why_not = _why_not(work, segment, checked)
-        if why_not is None:
-            return Table(segments=(dataclasses.replace(segment, checked=checked),), seed=SEED)
-        work.wrong[name] = refused[name] = why_not
+    choices, times, refused = dict(work.choices), dict(work.times), dict[str, str]()
+    for reduction in _ranked(work, times)[:MOST_TRIED]:
+        work.choices, work.times = choices, times
+        try:
+            return _table_of(work, reduction, make)
+        except NoValidChoicesError as error:
+            refused[str(reduction)] = "; ".join(f"{name}: {reason}" for name, _, reason in error.left_out[:2])
+    undeclared = [name for name, choice in choices.items() if class_of(choice) is None]
+    refused |= {name: work.wrong.get(name, "declares no reduction, and no class has its bits at every M") for name in undeclared}
     left_out = [(name, str(Status.REFUSED), reason) for name, reason in refused.items()]
-    remedy = "Enable more backends (settings.backends). Torch cannot replace them: its bits of a row depend on the batch."
-    raise NoValidChoicesError(f"{work.rows_class}, M = {rows[0]}..{rows[-1]}, batch-invariant", left_out, remedy)
+    where = f"{work.rows_class}, M = {work.rows[0]}..{work.rows[-1]}, batch-invariant"
+    remedy = "Enable more backends (settings.backends), tune a smaller range of M, or declare the reduction of a kernel of yours."
+    raise NoValidChoicesError(where, left_out, f"{remedy} Torch cannot replace them: its bits of a row depend on the batch.")
 
 
-def _loss(work: Work, name: str) -> float:
-    """Return the mean logarithm of the slowdown against the best. An M without a measurement counts as a slowdown of e."""
-    losses = [math.log(times[name] / min(times.values())) if name in times else 1.0 for times in work.times.values()]
-    return sum(losses) / len(losses)
+def _members(work: Work, reduction: Reduction) -> list[str]:
+    return [name for name, choice in work.choices.items() if name not in work.wrong and class_of(choice) == reduction]
 
 
-def _why_not(work: Work, segment: Segment, checked: tuple[int, ...]) -> str | None:
-    """Return why the choice is wrong for some M or gives a row other bits in another batch; None if it passes."""
-    choice = work.choices[segment.name]
-    failed = uncompiled(work, [segment]) or failures_of([(choice, checked)], work.rows_class, work.device, work.settings)
-    if failed:
-        return next(iter(failed.values()))
-    compared = [m for m in checked if m <= max(MOST_COMPARED, checked[0])]
-    whole, *parts = (work.at(segment.name, m) for m in reversed(compared))
+def _ranked(work: Work, times: dict[int, dict[str, float]]) -> list[Reduction]:
+    """Return the declared classes, the one with the least mean loss first."""
+    classes = dict.fromkeys(x for choice in work.choices.values() if (x := class_of(choice)) is not None)
+    return sorted(classes, key=lambda x: (_loss(times, set(_members(work, x))), str(x)))
+
+
+def _loss(times: dict[int, dict[str, float]], members: set[str]) -> float:
+    """Return the mean logarithm of the slowdown of some choices against the best."""
+    losses = []
+    for here in times.values():
+        own = min((us for name, us in here.items() if name in members and us > 0), default=None)
+        best = min((us for us in here.values() if us > 0), default=0.0)
+        losses.append(MISSING if own is None or not best else math.log(own / best))
+    return sum(losses) / max(len(losses), 1)
+
+
+def _time(work: Work, m: int, names: Iterable[str]) -> None:
+    times = measured(work, m, list(dict.fromkeys(names)))
+    if times:
+        work.times[m] = dict(times)
+
+
+def _entrants_at_tuned(work: Work, m: int, classes: Sequence[Reduction]) -> Iterator[str]:
+    """Yield the finalists, and the best of each class: its own measured ones, those of other Ms, and its form of the fastest ones."""
+    rough = work.rough.get(m, {})
+    fastest = sorted(rough, key=rough.__getitem__)
+    yield from itertools.islice((name for name in fastest if name in work.times.get(m, {})), ENTRANTS)
+    yield from ([work.baseline] if work.baseline in rough else [])
+    for reduction in classes:
+        members = set(_members(work, reduction))
+        yield from [name for name in fastest if name in members][:ENTRANTS]
+        elsewhere = sorted(members - rough.keys(), key=lambda name: abs(math.log(work.found_at[name] / m)))
+        yield from [name for name in elsewhere if isinstance(work.at(name, m), Choice)][:ENTRANTS]
+        if reduction.parts:
+            yield from _divided(work, m, reduction, fastest)
+
+
+def _divided(work: Work, m: int, reduction: Reduction, fastest: Sequence[str]) -> list[str]:
+    """Return the fastest choices with K divided as a class does it, where they can be."""
+    found: list[str] = []
+    for name in fastest:
+        at = work.at(name, m)
+        made = at.with_parts(len(reduction.parts), work.device) if isinstance(at, Choice) else at
+        if isinstance(made, Choice) and class_of(made) == reduction and len(found) < ENTRANTS:
+            found.append(work.take(m, made))
+    return found
+
+
+def _entrants_between(work: Work, m: int, classes: Sequence[Reduction], ready: Iterable[Choice]) -> Iterator[str]:
+    """Yield the best choices of each class and of none at the neighbours of an M, the baseline, and what is ready."""
+    yield from ([work.baseline] if work.baseline else [])
+    measured_at = sorted(x for x in work.times if x != m)
+    near = [*[x for x in measured_at if x < m][-1:], *[x for x in measured_at if x > m][:1]]
+    for reduction, x in itertools.product((None, *classes), near):
+        times = work.right(x)
+        of_class = (name for name in sorted(times, key=times.__getitem__) if class_of(work.choices[name]) == reduction)
+        yield from itertools.islice((name for name in of_class if isinstance(work.at(name, m), Choice)), ENTRANTS)
+    yield from (work.take(m, choice) for choice in ready if class_of(choice) in (None, *classes))
+
+
+def _table_of(work: Work, reduction: Reduction, make: Make) -> Table:
+    """Return the proved table of one class."""
+    members = _members(work, reduction)
+    reference = _reference(work, members)
+    if reference is None:
+        reason = f"no choice of the class is legal for M = {work.rows[-1]}"
+        raise NoValidChoicesError(str(work.rows_class), [(str(reduction), str(Status.REFUSED), reason)])
+    whole = work.at(reference, _top(work))
     assert isinstance(whole, Choice)
+    allowed = {name: work.choices[name] for name in members} | _observed(work, whole, members)
+    work.choices = allowed
+    work.times = {m: {name: us for name, us in here.items() if name in allowed} for m, here in work.times.items()}
+    while True:
+        table = make(work)
+        failed = _other_bits(work, whole, reference, table.segments)
+        if not failed:
+            return dataclasses.replace(table, reduction=str(reduction))
+        work.wrong |= failed
+        if reference in failed:
+            raise NoValidChoicesError(str(work.rows_class), [(name, str(Status.WRONG_RESULT), x) for name, x in failed.items()])
+
+
+def _top(work: Work) -> int:
+    """Return the largest M whose rows are compared: the end of the range, on a CPU less if the product takes long."""
+    rows = work.rows_class.within(work.rows)
+    if work.device.type != "cpu":
+        return rows[-1]
+    most = max(MOST_FLOPS // max(work.rows_class.at(rows[0]).flops // rows[0], 1), rows[0])
+    return max(m for m in (rows[0], *rows[:: max(len(rows) // 64, 1)], rows[-1]) if m <= most)
+
+
+def _reference(work: Work, members: Sequence[str]) -> str | None:
+    """Return the choice with whose bits others are compared: one that serves both ends of the range, or else the end."""
+    ends = work.rows_class.within(work.rows)[0], _top(work)
+    legal = [name for name in members if isinstance(work.at(name, ends[1]), Choice)]
+    both = (name for name in legal if isinstance(work.at(name, ends[0]), Choice))
+    return next(both, next(iter(legal), None))
+
+
+def _observed(work: Work, whole: Choice, members: Sequence[str]) -> dict[str, Choice]:
+    """Return the choices that declare nothing, are faster than the class somewhere, and have its bits at every M around there."""
+    gains: dict[str, float] = {}
+    near: dict[str, set[int]] = {}
+    sampled = sorted(work.times)
+    for before, m, after in zip([work.rows[0], *sampled], sampled, [*sampled[1:], work.rows[-1]], strict=False):
+        own = min((us for name, us in work.times[m].items() if name in members), default=math.inf)
+        for name, us in work.right(m).items():
+            if class_of(work.choices[name]) is None and us * (1 + TIE) < own:
+                gains[name] = gains.get(name, 0.0) + min(math.log(own / us), MISSING)
+                near.setdefault(name, set()).update(work.rows_class.within(range(before, after + 1)))
+    found: dict[str, Choice] = {}
+    for name in sorted(gains, key=gains.__getitem__, reverse=True)[:MOST_OBSERVED]:
+        rows = equal_rows(work, whole, work.choices[name], sorted(near[name]))
+        if rows:
+            found[name] = ObservedRows.of(work.choices[name], frozenset(rows))
+        else:
+            work.wrong.setdefault(name, f"its bits are not those of {whole.name} at M = {min(near[name])}..{max(near[name])}")
+    return found
+
+
+def _other_bits(work: Work, whole: Choice, reference: str, segments: Sequence[Segment]) -> dict[str, str]:
+    """Return the choices that give rows other bits than the reference, with the M and the row, by name."""
+    top, generator = whole.problem.m, random.Random(SEED)
+    alone = [work.at(reference, m) for m in (work.rows_class.within(work.rows)[0], top)]
+    failed: dict[str, str] = {}
     with open_session(whole.problem, work.device, work.settings) as session:
-        sample = session.same_rows(whole, [part for part in parts if isinstance(part, Choice)])
-    return None if sample.status is Status.OK else sample.reason
+        parts = [at for at in alone if isinstance(at, Choice)]
+        jobs = [(reference, parts)]
+        for x in segments:
+            rows = (*x.checked, *rows_to_check(x, work.rows_class, tile_rows(work.choices[x.name]), generator))
+            parts = [at for m in dict.fromkeys(rows) if m <= top and isinstance(at := work.at(x.name, m), Choice)]
+            jobs.append((x.name, parts))
+        for i, (name, parts) in enumerate(jobs):
+            work.progress.stage("compare bits", i, len(jobs))
+            sample = session.same_rows(whole, parts)
+            if sample.status is not Status.OK:
+                failed.setdefault(name, sample.reason)
+    return failed

@@ -14,6 +14,7 @@ from ...cache import why_nothing_new
 from ...choice import Claims, Kernel
 from ...device import DeviceInfo
 from ...errors import UnavailableError
+from ...numerics.reduction import Reduction
 from ...problem import Problem
 from ...problem.operations import QUANTIZED_OPS
 from ...toolchain.compiled import Artifact, CompiledChoice
@@ -26,6 +27,7 @@ from .launch import bind
 from .legality import Predicate, check_problem
 from .quantized import rounds_weights
 from .records import Blocks, Record, record_of
+from .reductions import summed_by_steps
 from .source import render_source
 from .spec import KernelSpec, specialise
 from .workspace import Buffers
@@ -117,6 +119,7 @@ class KernelChoice(KernelsChoice):
         claims = cls.claimed(problem, where)
         if arch_of(device).flushes_subnormals and device.type == "hip" and problem.dtype.itemsize <= 2:
             claims = dataclasses.replace(claims, flush_subnormals=True)
+        claims = dataclasses.replace(claims, reduction=cls.reduced(problem, where, config, device))
         return cls(
             name=f"triton:{cls.label(problem)}_{config}",
             backend="triton",
@@ -181,6 +184,11 @@ class KernelChoice(KernelsChoice):
             weights=rounds_weights(problem),
             input_mode=problem.precision.input_mode,
         )
+
+    @classmethod
+    def reduced(cls, problem: Problem, where: Geometry, config: Config, device: DeviceInfo) -> Reduction | None:  # noqa: ARG003
+        """Return how the kernel sums K, a function of config and K. None: the family does not say."""
+        return None
 
     @property
     def spec(self) -> KernelSpec:
@@ -272,6 +280,16 @@ class TritonChoice(KernelChoice):
     def label(cls, problem: Problem) -> str:
         """Return the operation; dense ones are named mm or bmm."""
         return problem.op if problem.op in QUANTIZED_OPS else "bmm" if problem.batched else "mm"
+
+    @classmethod
+    def reduced(cls, problem: Problem, where: Geometry, config: Config, device: DeviceInfo) -> Reduction | None:
+        """Return the sum over steps of block_k, with a partial sum for each split."""
+        return summed_by_steps(problem, where, config, device)
+
+    def with_parts(self, count: int, device: DeviceInfo) -> Self | str:
+        """Return the choice with another number of splits, or why it is illegal."""
+        config = dataclasses.replace(self.config, split_k=count)
+        return self.why_not(self.problem, device, config) or self.of(self.problem, device, config)
 
     @property
     def legal_between(self) -> bool:

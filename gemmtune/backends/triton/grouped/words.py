@@ -51,6 +51,11 @@ class WordRowsChoice(GroupedChoice, WordsKernelChoice):
         """Return the claims; scales multiply sums, so weights are not rounded."""
         return dataclasses.replace(super().claimed(problem, where), weights=None)
 
+    @classmethod
+    def reduced(cls, problem: Problem, where: Geometry, config: Config, device: DeviceInfo) -> Reduction | None:
+        """Return the sum of a row in the order of words."""
+        return words_reduction(problem, where, config, device)
+
     @property
     def values(self) -> Mapping[str, Any]:
         """Template values: group look-up and the words."""
