@@ -109,7 +109,9 @@ def reduction_of(
     if problem.integers:
         return Reduction(unit="exact", own=own)
     wide = problem.dtype.itemsize == 8 or (problem.dtype.itemsize == 4 and problem.precision.input_mode == "ieee")
-    return Reduction(unit=unit or ("fma" if wide else "matrix"), parts=tuple(parts), order=order, promoted_every=promoted_every, own=own)
+    return Reduction(
+        unit=unit or ("fma" if wide else "matrix"), parts=tuple(parts), order=order, promoted_every=promoted_every, own=own
+    )
 
 
 def _rounds_once(problem: Problem) -> bool:

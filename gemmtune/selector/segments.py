@@ -123,7 +123,9 @@ class Table:
             segments = tuple(_segment(x) for x in fact.value["segments"])
             disturbed, reduction = (str(fact.value.get(name, "")) for name in ("disturbed", "reduction"))
             if fact.kind == INVARIANT and not reduction:
-                raise StoreError("segments: got a batch-invariant table without a reduction, of an older version; tune the range again")
+                raise StoreError(
+                    "segments: got a batch-invariant table without a reduction, of an older version; tune the range again"
+                )
             return cls(segments=segments, seed=int(fact.value["seed"]), disturbed=disturbed, reduction=reduction)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise StoreError(f"segments: got a table that is damaged ({error}); tune the range again") from error

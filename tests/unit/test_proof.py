@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import math
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -499,7 +499,9 @@ def test_a_batch_invariant_table_has_one_choice(backend: RowedBackend, monkeypat
         result = one_for_all()
     assert intervals(result) == [(1, 64, "low")], "by the mean of ratios, of what is legal for every M"
     assert result.table.reduction == "sums of fake:low"
-    assert intervals(tuned()) == [(1, 5, "low"), (6, 10, "narrow"), (11, 19, "low"), (20, 64, "high")], "the table for speed is another"
+    assert intervals(tuned()) == [(1, 5, "low"), (6, 10, "narrow"), (11, 19, "low"), (20, 64, "high")], (
+        "the table for speed is another"
+    )
     with settings.patch(batch_invariant=True):
         assert {call(m) for m in (1, 7, 33, 64, 100)} == {"fake:low"}
 
@@ -522,7 +524,10 @@ def test_a_first_call_looks_for_the_batch_invariant_choice(
 
 def test_only_a_batch_invariant_choice_runs(backend: RowedBackend):
     backend.kinds = ("torch",)
-    with settings.patch(batch_invariant=True), pytest.raises(NoValidChoicesError, match="fake:torch: refused: declares no reduction"):
+    with (
+        settings.patch(batch_invariant=True),
+        pytest.raises(NoValidChoicesError, match="fake:torch: refused: declares no reduction"),
+    ):
         gemmtune.mm(torch.randn(3, K), W)
     with (
         settings.patch(batch_invariant=True, tune="never"),

@@ -23,9 +23,9 @@ from .classes import INT32_LIMIT
 from .configs import Config, Geometry, geometry, tiles_of, unalike
 from .descriptors import describable, is_transposed
 from .legality import Predicate, why_overhanging
-from .reductions import summed_by_steps
 from .rank import BLOCK_OVERHEAD_BYTES, LATENCY_US, LAUNCH_US, STORE_US, loop_step_us
 from .records import Blocks
+from .reductions import summed_by_steps
 from .resources import Resources
 
 TILES = (

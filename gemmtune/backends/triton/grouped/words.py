@@ -11,12 +11,13 @@ from typing import Any
 
 from ....choice import Claims
 from ....device import DeviceInfo
+from ....numerics.reduction import Reduction
 from ....problem import Problem
 from ..arch import can_overlap
 from ..artifact import Expected, words_instruction
 from ..classes import INT32_LIMIT
 from ..configs import Config, Geometry
-from ..mixed.words import WordsConfig, WordsKernelChoice, why_not_config, why_not_words, words_resources
+from ..mixed.words import WordsConfig, WordsKernelChoice, why_not_config, why_not_words, words_reduction, words_resources
 from .choice import GroupedChoice, grouped_geometry
 from .configs import most_tiles
 
