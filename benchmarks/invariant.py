@@ -13,6 +13,7 @@ this GPU, and needs no table.
 from __future__ import annotations
 
 import collections
+import dataclasses
 import json
 import math
 import random
@@ -196,21 +197,20 @@ def main(
         raise click.UsageError(f"--part: got {', '.join(sorted(unknown))}, expected some of {', '.join(PARTS)}")
     result: dict[str, Any] = {"environment": describe_environment(info), "tables": [], "times": [], "bits": [], "classes": []}
     rows, generator = range(1, ms[-1] + 1), random.Random(0)
-    with tempfile.TemporaryDirectory() as folder, torch.no_grad():
-        with settings.patch(store_path=store_path or str(Path(folder) / "store.sqlite"), search=search):
-            for kind in kinds.split(","):
-                more = [
-                    w for w in MORE_WEIGHTS.split(",") if weights == WEIGHTS and "bits" in wanted and kind not in ("int4", "float8")
-                ]
-                for weight in [*weights.split(","), *more]:
-                    if time.perf_counter() - begun > seconds:
-                        click.echo(f"{kind} {weight} is left out: {seconds} s are over")
-                        continue
+    with tempfile.TemporaryDirectory() as folder, torch.no_grad(), settings.patch(search=search) as current:
+        chosen = dataclasses.replace(current, store_path=store_path or str(Path(folder) / "store.sqlite"))
+        for kind in kinds.split(","):
+            more = MORE_WEIGHTS.split(",") if weights == WEIGHTS and "bits" in wanted and kind not in ("int4", "float8") else []
+            for weight in [*weights.split(","), *more]:
+                if time.perf_counter() - begun > seconds:
+                    click.echo(f"{kind} {weight} is left out: {seconds} s are over")
+                    continue
+                with settings.use(chosen):
                     _one_weight(
                         weight, kind, rows, ms if weight not in more else [], wanted, count, rounds, info, generator, result
                     )
-                    if out:
-                        Path(out).write_text(json.dumps(result, indent=1) + "\n")
+                if out:
+                    Path(out).write_text(json.dumps(result, indent=1) + "\n")
     if result["times"]:
         result["summary"] = sum_up(result["times"])
         click.echo(json.dumps({"summary": result["summary"]}))

@@ -6,6 +6,7 @@ which partial sums are added. A kernel declares both as a function of its config
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -85,7 +86,7 @@ def even_parts(k: int, step: int, count: int) -> tuple[int, ...]:
     ends = [0]
     for part in range(count):
         ends.append(min(k, ends[-1] + (each + (part < more)) * step))
-    lengths = tuple(end - begin for begin, end in zip(ends, ends[1:], strict=False))
+    lengths = tuple(end - begin for begin, end in itertools.pairwise(ends))
     return lengths if count > 1 else ()
 
 

@@ -105,7 +105,7 @@ def _time(work: Work, m: int, names: Iterable[str]) -> None:
 
 
 def _entrants_at_tuned(work: Work, m: int, classes: Sequence[Reduction]) -> Iterator[str]:
-    """Yield the finalists, and the best of each class: its own measured ones, those of other Ms, and its form of the fastest ones."""
+    """Yield the finalists, and for each class its own measured choices, those of other Ms, and its form of the fastest ones."""
     rough = work.rough.get(m, {})
     fastest = sorted(rough, key=rough.__getitem__)
     yield from itertools.islice((name for name in fastest if name in work.times.get(m, {})), ENTRANTS)

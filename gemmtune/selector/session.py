@@ -133,7 +133,7 @@ class Session:
         return Verifier(choice.problem, self._device.torch_device).check(choice, choice.build())
 
     def same_rows(self, whole: Choice, parts: Sequence[Choice]) -> Sample:
-        """Check that ``parts``, choices with as many rows or fewer, give rows the same bits as ``whole`` gives them among all rows."""
+        """Check that ``parts``, choices with as many rows or fewer, give rows the bits that ``whole`` gives them among all rows."""
         try:
             with self._in_force():
                 reason = self._bits(whole).difference(parts)

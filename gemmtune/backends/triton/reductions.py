@@ -44,7 +44,7 @@ def summed_by_lanes(problem: Problem, config: Config, own: str = "") -> Reductio
 
 
 def _numbers(problem: Problem, quantized: Quantized) -> str:
-    """Return the name of the arithmetic of scaled or converted numbers; empty if every kernel multiplies these numbers as they are."""
+    """Return the name of the arithmetic of scaled or converted numbers; empty if kernels multiply them as they are."""
     scaled = quantized.on_weights or quantized.on_sums or len(quantized.on_result) > 1
     converted = quantized.product != problem.dtype
     return "triton" if scaled or converted else ""
