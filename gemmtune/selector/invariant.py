@@ -16,7 +16,7 @@ from .observed_rows import MOST_OBSERVED, ObservedRows, equal_rows
 from .proof import rows_to_check, tile_rows
 from .range_work import SEED, Work, measured, ready_ahead
 from .remote import open_session
-from .segments import Segment, Table
+from .segments import Table
 
 MOST_CLASSES = 3
 """Number of classes that compete at the sampled Ms."""
@@ -33,9 +33,9 @@ Make = Callable[[Work], Table]
 """Function that makes the table of the choices that a range in progress has, each legal and proved over its intervals."""
 
 
-def class_of(choice: Choice) -> Reduction | None:
+def class_of(choice: Choice | None) -> Reduction | None:
     """Return the class that a choice declares. One that only promises batch invariance has a class of its own. None: nothing."""
-    if not choice.batch_invariant:
+    if choice is None or not choice.batch_invariant:
         return None
     return choice.claims.reduction or Reduction.alone(choice.name)
 
@@ -143,25 +143,43 @@ def _entrants_between(work: Work, m: int, classes: Sequence[Reduction], ready: I
 
 
 def _table_of(work: Work, reduction: Reduction, make: Make) -> Table:
-    """Return the proved table of one class."""
-    members = _members(work, reduction)
-    reference = _reference(work, members)
-    if reference is None:
-        reason = f"no choice of the class is legal for M = {work.rows[-1]}"
-        raise NoValidChoicesError(str(work.rows_class), [(str(reduction), str(Status.REFUSED), reason)])
+    """Return the proved table of one class. A reference that differs from itself is excluded, and another one is taken."""
+    choices, times, known = work.choices, work.times, dict(work.wrong)
+    while True:
+        work.choices, work.times = choices, times
+        reference = _reference(work, _members(work, reduction))
+        if reference is None:
+            reasons = [(name, "wrong", work.wrong[name]) for name in work.wrong if class_of(choices.get(name)) == reduction]
+            here = f"no choice of the class is legal for M = {work.rows[-1]}"
+            raise NoValidChoicesError(str(work.rows_class), reasons or [(str(reduction), str(Status.REFUSED), here)])
+        failed = _joined(work, reduction, reference, make)
+        if isinstance(failed, Table):
+            return dataclasses.replace(failed, reduction=str(reduction))
+        known[reference] = failed
+        work.wrong = dict(known)  # what differs from this reference may be right
+
+
+def _joined(work: Work, reduction: Reduction, reference: str, make: Make) -> Table | str:
+    """Return the table of the choices with the bits of a reference, or why the reference does not have its own bits."""
     whole = work.at(reference, _top(work))
     assert isinstance(whole, Choice)
+    rows = [work.rows_class.within(work.rows)[0], *sorted(work.times), whole.problem.m]
+    if (reason := _other_bits(work, whole, [(reference, rows)]).get(reference)) is not None:
+        return reason
+    members = _members(work, reduction)
+    members += [name for other in _equal_classes(work, whole, reduction) for name in _members(work, other)]
     allowed = {name: work.choices[name] for name in members} | _observed(work, whole, members)
     work.choices = allowed
     work.times = {m: {name: us for name, us in here.items() if name in allowed} for m, here in work.times.items()}
     while True:
-        table = make(work)
-        failed = _other_bits(work, whole, reference, table.segments)
+        table, generator = make(work), random.Random(SEED)
+        more = ((x, rows_to_check(x, work.rows_class, tile_rows(work.choices[x.name]), generator)) for x in table.segments)
+        failed = _other_bits(work, whole, [(x.name, (*x.checked, *rows)) for x, rows in more])
         if not failed:
-            return dataclasses.replace(table, reduction=str(reduction))
-        work.wrong |= failed
+            return table
         if reference in failed:
-            raise NoValidChoicesError(str(work.rows_class), [(name, str(Status.WRONG_RESULT), x) for name, x in failed.items()])
+            return failed[reference]
+        work.wrong |= failed
 
 
 def _top(work: Work) -> int:
@@ -179,6 +197,23 @@ def _reference(work: Work, members: Sequence[str]) -> str | None:
     legal = [name for name in members if isinstance(work.at(name, ends[1]), Choice)]
     both = (name for name in legal if isinstance(work.at(name, ends[0]), Choice))
     return next(both, next(iter(legal), None))
+
+
+def _equal_classes(work: Work, whole: Choice, reduction: Reduction) -> list[Reduction]:
+    """Return the other declared classes whose best choice has the bits of this class wherever it was sampled.
+
+    Declarations separate what nobody knows to be equal, such as the orders in which two kernels convert weights.
+    """
+    found = []
+    with open_session(whole.problem, work.device, work.settings) as session:
+        for other in _ranked(work, work.times)[:MOST_TRIED]:
+            names = _members(work, other) if other != reduction else []
+            best = next((name for m in sorted(work.times) for name in names if name in work.times[m]), None)
+            rows = [m for m in sorted(work.times) if m <= whole.problem.m]
+            parts = [at for m in rows if best is not None and isinstance(at := work.at(best, m), Choice)]
+            if parts and session.same_rows(whole, parts).status is Status.OK:
+                found.append(other)
+    return found
 
 
 def _observed(work: Work, whole: Choice, members: Sequence[str]) -> dict[str, Choice]:
@@ -202,21 +237,14 @@ def _observed(work: Work, whole: Choice, members: Sequence[str]) -> dict[str, Ch
     return found
 
 
-def _other_bits(work: Work, whole: Choice, reference: str, segments: Sequence[Segment]) -> dict[str, str]:
-    """Return the choices that give rows other bits than the reference, with the M and the row, by name."""
-    top, generator = whole.problem.m, random.Random(SEED)
-    alone = [work.at(reference, m) for m in (work.rows_class.within(work.rows)[0], top)]
+def _other_bits(work: Work, whole: Choice, jobs: Sequence[tuple[str, Iterable[int]]]) -> dict[str, str]:
+    """Return the choices that give rows other bits than ``whole`` at some of their Ms, with the M and the row, by name."""
     failed: dict[str, str] = {}
     with open_session(whole.problem, work.device, work.settings) as session:
-        parts = [at for at in alone if isinstance(at, Choice)]
-        jobs = [(reference, parts)]
-        for x in segments:
-            rows = (*x.checked, *rows_to_check(x, work.rows_class, tile_rows(work.choices[x.name]), generator))
-            parts = [at for m in dict.fromkeys(rows) if m <= top and isinstance(at := work.at(x.name, m), Choice)]
-            jobs.append((x.name, parts))
-        for i, (name, parts) in enumerate(jobs):
+        for i, (name, rows) in enumerate(jobs):
             work.progress.stage("compare bits", i, len(jobs))
-            sample = session.same_rows(whole, parts)
+            compared = [m for m in dict.fromkeys(rows) if m <= whole.problem.m]
+            sample = session.same_rows(whole, [at for m in compared if isinstance(at := work.at(name, m), Choice)])
             if sample.status is not Status.OK:
                 failed.setdefault(name, sample.reason)
     return failed

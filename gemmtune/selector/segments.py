@@ -21,8 +21,8 @@ _ROWS = ("checked", "kernels")
 TABLE = "segments"
 INVARIANT = "invariant"
 DEFAULT = "default"
-"""Kinds of records: the fastest choice of each interval, the fastest of one reduction class (so that the bits of a row do not depend
-on its batch), and choices by rule, which were verified and not measured."""
+"""Kinds of records: the fastest choice of each interval, the fastest of one reduction class (the bits of a row do not depend on its
+batch), and choices by rule, which were verified and not measured."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
