@@ -1,45 +1,79 @@
-"""Rows on which another order of summation shows: wide exponents, cancellation, subnormal numbers, NaN and infinities."""
+"""Rows on which another order of summation shows: cancellation, wide exponents, subnormal numbers, NaN and infinities."""
 
 from __future__ import annotations
 
 import dataclasses
+import math
 
 import torch
 
-from ..problem import Problem
-from ..problem.dtypes import dtype_info
-from .buffers import distinct_size, overlapping
+from ..problem import Layout, Problem
+from ..problem.dtypes import FLOAT8, dtype_info
+from .buffers import distinct_size, element_bits, overlapping
 from .operands import Operands
 
-KINDS = 6
-"""Rows of one kind follow each other at this distance: random, wide, cancelling, subnormal, with a NaN, with an infinity."""
-_BITS_OF_EXPONENT = {torch.float16: 5, torch.bfloat16: 20, torch.float32: 20, torch.float64: 60}
+KINDS = ("cancelling", "wide", "subnormal", "nan", "infinite", "random")
+"""Kinds of rows, in turn. The first and the last row are cancelling too, so that every batch has one."""
+_WIDEST = {torch.float16: 5, torch.bfloat16: 20, torch.float32: 20, torch.float64: 60}
+"""Largest exponent of two by which numbers are scaled. 8-bit floats use their whole range."""
+_OF_NORMAL = 3
+"""Bits of exponent that standard normal numbers need themselves."""
 
 
 def with_hard_rows(problem: Problem, operands: Operands) -> Operands | None:
-    """Return the operands with each row of a of the next kind. b has equal neighbours along K, so that terms cancel.
+    """Return the operands with each row of a of the next of KINDS. The tensors are changed in place.
 
-    The tensors are changed in place. Return None if a is no wide float, or its elements share memory.
+    A cancelling row has −x in the second half of K for each x in the first, in another order, and b has equal rows there. Its sums
+    are rounding errors alone, in which any change of order shows. Return None if a is no float, or its elements share memory.
     """
     a, dtype = operands.a, problem.a.dtype
-    if dtype not in _BITS_OF_EXPONENT or overlapping(problem.a) or distinct_size(problem.a) != problem.a.size or not problem.k:
+    if not dtype.is_floating_point or not _separate(problem.a) or not problem.k:
         return None
-    generator = torch.Generator(device=a.device).manual_seed(KINDS)
-    info, most = dtype_info(dtype), _BITS_OF_EXPONENT[dtype]
-    rows = torch.arange(a.shape[-2], device=a.device) % KINDS
+    generator = torch.Generator(device=a.device).manual_seed(len(KINDS))
+    info, widest = dtype_info(dtype), _WIDEST.get(dtype, int(math.log2(torch.finfo(dtype).max)) - _OF_NORMAL)
+    kinds = torch.arange(a.shape[-2], device=a.device) % len(KINDS)
+    kinds[[0, -1]] = KINDS.index("cancelling")
     values = a.to(torch.float64)
-    exponents = torch.randint(-most, most + 1, values.shape, generator=generator, device=a.device)
-    values[..., rows == 1, :] = (values * torch.exp2(exponents.double()))[..., rows == 1, :]
-    pairs = values[..., 0 : problem.k // 2 * 2 : 2]
-    cancelling = torch.stack([pairs, -pairs], -1).flatten(-2)
-    values[..., rows == 2, : cancelling.shape[-1]] = cancelling[..., rows == 2, :]
-    values[..., rows == 3, :] = (values * info.smallest_normal / 4)[..., rows == 3, :]
-    place = problem.k // 2
-    for kind, special in ((4, torch.nan), (5, torch.inf)):
-        values[..., rows == kind, place] = special
-    a.copy_(values.to(dtype))
-    b = operands.b
-    if operands.weight is None and b.dtype == dtype and not overlapping(problem.b) and distinct_size(problem.b) == problem.b.size:
-        even = b[..., 0 : problem.k // 2 * 2 : 2, :].clone()
-        b[..., 1 : problem.k // 2 * 2 : 2, :].copy_(even)
+    exponents = torch.randint(-widest, widest + 1, values.shape, generator=generator, device=a.device)
+    wide = values * torch.exp2(exponents.double())
+    first, second = _pairs(operands, problem, generator)
+    cancelling = wide.clone()
+    cancelling[..., second] = -cancelling[..., first]
+    place, special = problem.k // 2, values.clone()
+    special[..., place] = torch.nan
+    infinite = values.clone()
+    infinite[..., place] = torch.inf
+    made = {
+        "cancelling": cancelling,
+        "wide": wide,
+        "subnormal": values * info.smallest_normal / 4,
+        "nan": special,
+        "infinite": infinite,
+    }
+    for name, rows in made.items():
+        values = torch.where((kinds == KINDS.index(name))[:, None], rows, values)
+    a.copy_(values.float().to(dtype) if dtype in FLOAT8 else values.to(dtype))
     return dataclasses.replace(operands)
+
+
+def _pairs(operands: Operands, problem: Problem, generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
+    """Make rows of b in the second half equal to those of the first, in another order. Return both places along K.
+
+    A row of packed numbers has several of K. Block-sparse weights and operands that share memory stay as they are.
+    """
+    b = operands.b
+    lines = b.shape[-2] // 2
+    order = torch.randperm(lines, generator=generator, device=b.device)
+    second = lines + torch.arange(lines, device=b.device)
+    if operands.weight is None and _separate(problem.b):
+        bits = element_bits(b)
+        bits[..., second, :] = bits[..., order, :]
+    each = max(problem.k // max(b.shape[-2], 1), 1)
+    inside = torch.arange(each, device=b.device)
+    places = ((x[:, None] * each + inside).flatten() for x in (order, second))
+    return tuple(places)  # type: ignore[return-value]
+
+
+def _separate(layout: Layout) -> bool:
+    """Return True if elements of an operand can be chosen freely."""
+    return not overlapping(layout) and distinct_size(layout) == layout.size
