@@ -27,6 +27,7 @@ from ..quantized.rounding import SCALE_DTYPES
 from ..quantized.weight import QuantizedWeight
 from ..toolchain.driver import find_driver
 from .eager import Bound, bound_for, plain_here, scalars_of
+from .invariant import invariant_conv1d, invariant_linear
 from .picks import table_for
 from .sparsify import Kept, is_sparse, sparse_linear
 
@@ -192,17 +193,19 @@ def check_model(name: str, model: object, instead: str = "") -> None:
         raise InvalidProblemError(f"{name}: got {type(model).__name__}, expected an nn.Module{instead}")
 
 
-def optimized(model: nn.Module, *, sparse_only: bool = False) -> int:
+def optimized(model: nn.Module, *, sparse_only: bool = False, batch_invariant: bool = False) -> int:
     """Give every supported layer our forward, and return the number of layers that have it.
 
-    With ``sparse_only`` only layers with block-sparse weights count. A layer with another forward, in its class or in the object,
-    does not change.
+    With ``sparse_only`` only layers with block-sparse weights count. With ``batch_invariant`` layers get the forwards of
+    ``invariant``. A layer with another forward, in its class or in the object, does not change.
     """
     count = 0
     for module in model.modules():
         forward = _forward_for(module)
         free = "forward" not in module.__dict__ or _is_ours(module)
-        if forward is not None and free and not is_optimized(module) and (forward is sparse_linear or not sparse_only):
+        if batch_invariant and free and forward in _INVARIANT:
+            module.__dict__["forward"] = functools.partial(_INVARIANT[forward], module)
+        elif forward is not None and free and not is_optimized(module) and (forward is sparse_linear or not sparse_only):
             module.__dict__["forward"] = functools.partial(forward, module, Kept() if forward is sparse_linear else Picks())
         count += is_optimized(module)
     return count
@@ -222,7 +225,7 @@ def is_optimized(module: nn.Module) -> bool:
 
 def _is_ours(module: nn.Module) -> bool:
     forward = module.__dict__.get("forward")
-    return isinstance(forward, functools.partial) and forward.func in (linear, conv1d, sparse_linear)
+    return isinstance(forward, functools.partial) and forward.func in (linear, conv1d, sparse_linear, *_INVARIANT.values())
 
 
 def is_linear(module: nn.Module) -> bool:
@@ -239,6 +242,10 @@ def is_conv1d(module: nn.Module) -> bool:
 def is_experts(module: nn.Module) -> bool:
     """Return True for experts of transformers: their weights are Parameters [G, N, K], or with ``is_transposed`` [G, K, N]."""
     return isinstance(getattr(module, "num_experts", None), int) and isinstance(getattr(module, "is_transposed", None), bool)
+
+
+_INVARIANT: dict[Any, Callable[..., Tensor]] = {linear: invariant_linear, conv1d: invariant_conv1d}
+"""Forwards to their batch-invariant ones."""
 
 
 def _forward_for(module: nn.Module) -> Callable[..., Tensor] | None:

@@ -30,7 +30,7 @@ from gemmtune.settings import Settings
 from gemmtune.store.ranged import Ranged
 from gemmtune.store.store import open_store
 
-N, K = 24, 48
+N, K = 16, 24
 W = torch.randn(N, K).t()
 FEW = 16
 
@@ -42,9 +42,9 @@ def problem(m: int) -> Problem:
 def summed(a: torch.Tensor, b: torch.Tensor, length: int) -> torch.Tensor:
     """Return a sum in rising order for each part of K, added in rising order. No element depends on the sizes of the others."""
     total = torch.zeros(a.shape[0], b.shape[1])
-    for begin in range(0, K, length):
+    for begin in range(0, a.shape[1], length):
         part = torch.zeros_like(total)
-        for k in range(begin, min(begin + length, K)):
+        for k in range(begin, min(begin + length, a.shape[1])):
             part = part + a[:, k : k + 1] * b[k : k + 1]
         total = total + part
     return total
@@ -167,7 +167,7 @@ def rows_differ(rows: range = range(1, 65)) -> list[int]:
 def test_a_class_has_the_fastest_of_its_choices_for_each_m(backend: SummingBackend):
     result = tuned(backend, "torch", "run", "wide", "narrow", "halves")
     assert intervals(result) == [(1, 64, "halves")], "the least total loss, although narrow is faster for few rows"
-    assert result.table.reduction == "fma, K in 2 parts of 24"
+    assert result.table.reduction == "fma, K in 2 parts of 12"
     with settings.patch(tune="force"):
         result = tuned(backend, "torch", "run", "wide", "narrow")
     assert intervals(result) == [(1, FEW, "narrow"), (FEW + 1, 32, "run"), (33, 64, "wide")]
@@ -332,3 +332,56 @@ def test_texts_of_reductions():
     for text in ("", "tensor", "matrix/0", "matrix/x", "matrix@", "fma /8"):
         with pytest.raises(gemmtune.errors.InvalidProblemError, match="expected matrix or fma"):
             Reduction.declared(text, p, "mine")
+
+
+def layers() -> torch.nn.Module:
+    torch.manual_seed(3)
+    return torch.nn.Sequential(torch.nn.Linear(K, N, bias=False), torch.nn.ReLU(), torch.nn.Linear(N, K, bias=False))
+
+
+def test_layers_of_a_model_keep_the_bits_of_rows(backend: SummingBackend, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("gemmtune.integration.invariant.LEAST_ROWS", 2)
+    backend.kinds = ("torch", "run", "narrow")
+    model, x = layers(), torch.randn(40, K)
+    expected = model(x)
+    gemmtune.optimize(model, tune=x, batch_invariant=True, progress=False)
+    whole = model(x)
+    torch.testing.assert_close(whole, expected, atol=1e-5, rtol=1e-5)
+    shapes = {
+        "rows": lambda f: [f(x[:m]) for m in (1, 5, 17)],
+        "one vector": lambda f: [f(x[0])[None]],
+        "batches": lambda f: [f(x.view(4, 10, K)).view(40, K)],
+        "strided": lambda f: [f(x.t().contiguous().t())],
+        "behind an offset": lambda f: [f(torch.cat([torch.zeros(1), x[:3].flatten()])[1:].view(3, K))],
+    }
+    compiled = torch.compile(model, backend="aot_eager", fullgraph=True, dynamic=True)
+    for name, calls in shapes.items():
+        for f in (model, compiled) if name != "one vector" else (model,):
+            assert all(torch.equal(y, whole[: len(y)]) for y in calls(f)), name
+    with torch.enable_grad():
+        given = x.clone().requires_grad_()
+        model(given).sum().backward()
+    gemmtune.restore(model)
+    assert not any("forward" in module.__dict__ for module in model.modules())
+    other = x.clone().requires_grad_()
+    model(other).sum().backward()
+    torch.testing.assert_close(given.grad, other.grad, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore:Sparse BSR tensor support")
+def test_a_layer_without_a_table_raises(backend: SummingBackend):
+    backend.kinds = ("torch", "run")
+    with settings.patch(batch_invariant=True):
+        model = gemmtune.optimize(layers())
+    with pytest.raises(NoValidChoicesError, match=r"gemmtune tune 1\.\.8192x16x24 .* --device cpu --batch-invariant\."):
+        model(torch.randn(3, K))
+    plain = gemmtune.optimize(layers())
+    with settings.patch(batch_invariant=True), pytest.raises(NoValidChoicesError, match="no batch-invariant table is stored"):
+        plain(torch.randn(3, K))
+    tuned(backend, "torch", "run")
+    with settings.patch(batch_invariant=True):
+        assert torch.equal(plain[0](torch.ones(5, K))[:2], plain[0](torch.ones(2, K)))
+    blocks = torch.nn.Linear(K, N, bias=False)
+    blocks.weight = torch.nn.Parameter(torch.eye(N, K).to_sparse_bsr((8, 8)), requires_grad=False)
+    with pytest.raises(gemmtune.errors.InvalidProblemError, match="block-sparse weight in the model"):
+        gemmtune.optimize(blocks, batch_invariant=True)
