@@ -117,7 +117,7 @@ class Traits:
     """The bits of a row of the result do not depend on the other rows of a, nor on their number."""
     reduction: str = ""
     """How K is summed, for every M: matrix or fma, then /1024 for partial sums of 1024 elements, added in rising order, then @128
-    for a float32 sum every 128 elements. A kernel joins the batch-invariant tables of that class. Empty: nothing is said."""
+    for a float32 sum every 128 elements. A kernel is used in batch-invariant tables of that class. Empty: nothing is said."""
     same_bits: str = ""
     """Another GEMM, as package.module:function, that gives a row the same bits for every M."""
     bias_name: str = "bias"

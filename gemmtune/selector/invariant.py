@@ -187,8 +187,9 @@ def _top(work: Work) -> int:
     rows = work.rows_class.within(work.rows)
     if work.device.type != "cpu":
         return rows[-1]
-    most = max(MOST_FLOPS // max(work.rows_class.at(rows[0]).flops // rows[0], 1), rows[0])
-    return max(m for m in (rows[0], *rows[:: max(len(rows) // 64, 1)], rows[-1]) if m <= most)
+    most: int = max(MOST_FLOPS // max(work.rows_class.at(rows[0]).flops // rows[0], 1), rows[0])
+    tried = [rows[0], *rows[:: max(len(rows) // 64, 1)], rows[-1]]
+    return max(m for m in tried if m <= most)
 
 
 def _reference(work: Work, members: Sequence[str]) -> str | None:
