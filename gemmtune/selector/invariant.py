@@ -121,13 +121,10 @@ def _entrants_at_tuned(work: Work, m: int, classes: Sequence[Reduction]) -> Iter
 
 def _divided(work: Work, m: int, reduction: Reduction, fastest: Sequence[str]) -> list[str]:
     """Return the fastest choices with K divided as a class does it, where they can be."""
-    found: list[str] = []
-    for name in fastest:
-        at = work.at(name, m)
-        made = at.with_parts(len(reduction.parts), work.device) if isinstance(at, Choice) else at
-        if isinstance(made, Choice) and class_of(made) == reduction and len(found) < ENTRANTS:
-            found.append(work.take(m, made))
-    return found
+    possible = (at for name in fastest if isinstance(at := work.at(name, m), Choice))
+    divided = (at.with_parts(len(reduction.parts), work.device) for at in possible)
+    made = (choice for choice in divided if isinstance(choice, Choice) and class_of(choice) == reduction)
+    return [work.take(m, choice) for choice in itertools.islice(made, ENTRANTS)]
 
 
 def _entrants_between(work: Work, m: int, classes: Sequence[Reduction], ready: Iterable[Choice]) -> Iterator[str]:

@@ -299,7 +299,7 @@ def _replacement(work: Work, rows: range, before: Iterable[str] = ()) -> str:
     for name, choice in work.choices.items():
         if choice.baseline and name not in work.wrong:
             return name
-    for name in work.choices.keys() - work.wrong.keys() if work.settings.batch_invariant else ():
+    for name in [x for x in work.choices if x not in work.wrong] if work.settings.batch_invariant else ():
         if all(reason is None for _, reason in legal_runs(work.choices[name], rows, work.rows_class, work.device)):
             return name
     reason = f"none of them is legal for each M of {rows[0]}..{rows[-1]}"

@@ -97,7 +97,7 @@ def tune(
         settings: settings to use instead of those in force.
         progress: True prints progress on standard error, False prints none. Or a Progress of your own.
         device: a device such as ``cuda:1``. The default is that of the operands, or the current one.
-        batch_invariant: with ``m``, pick one choice for the whole range, like the setting of that name.
+        batch_invariant: with ``m``, pick choices of one reduction class for the whole range, like the setting of that name.
         again: measure again what was measured on a busy machine.
         budget_s: seconds for all problems, without ``m``. Each problem gets an equal share of the rest, and torch's own operation
             is always measured. What is measured by then is kept and picked from. ``ProblemResult.partial`` says what is missing,
