@@ -194,9 +194,9 @@ class Choice(ABC):
         """Return the choice with other ``parameters`` and everything else equal, or why it is illegal."""
         return f"{self.name} has no axes"
 
-    def with_parts(self, count: int, device: DeviceInfo) -> Choice | str:  # noqa: ARG002 - subclasses that divide K use them
-        """Return the choice with K divided into ``count`` parts and everything else equal, or why it is illegal."""
-        return f"{self.name} does not divide K otherwise"
+    def with_parts(self, count: int, device: DeviceInfo) -> Sequence[Choice]:  # noqa: ARG002 - subclasses that divide K use them
+        """Return the legal choices with K divided into ``count`` parts and everything else equal."""
+        return ()
 
     @property
     def own_results(self) -> bool:

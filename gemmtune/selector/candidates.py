@@ -210,8 +210,9 @@ def choice_of(
     choice = choice or found.stored(store).choices.get(content_hash)
     if choice is not None or not name:
         return choice
-    divided = (c.with_parts(count, device) for c in found.offers.choices for count in PARTS)
-    return next((c for c in divided if isinstance(c, Choice) and c.name == name and c.content_hash == content_hash), None)
+    divided = (made for c in found.offers.choices for count in PARTS for made in c.with_parts(count, device))
+    named = (x for made in divided for x in (made, *made.launch_variants()) if x.name == name)
+    return next((x for x in named if x.content_hash == content_hash), None)
 
 
 def _retried(row: Row, retry: Retry) -> bool:

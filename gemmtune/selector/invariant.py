@@ -24,6 +24,8 @@ ENTRANTS = 3
 """Number of choices of each class that are timed at a tuned M. At other Ms each neighbour has as many."""
 MOST_TRIED = 8
 """Number of classes that are tried until one has a choice for every M."""
+MOST_OVER_TORCH = 1.08
+"""Slowdown against torch's own operation at one M. A class without such an M is preferred."""
 MISSING = 1.0
 """Loss at an M where a class has no measured choice: a slowdown of e."""
 MOST_FLOPS = 2**36
@@ -83,19 +85,27 @@ def _members(work: Work, reduction: Reduction) -> list[str]:
 
 
 def _ranked(work: Work, times: dict[int, dict[str, float]]) -> list[Reduction]:
-    """Return the declared classes, the one with the least mean loss first."""
+    """Return the declared classes by their mean loss, those that lose too much to torch at some M last."""
     classes = dict.fromkeys(x for choice in work.choices.values() if (x := class_of(choice)) is not None)
-    return sorted(classes, key=lambda x: (_loss(times, set(_members(work, x))), str(x)))
+    members = {x: set(_members(work, x)) for x in classes}
+    worst = {x: max(_losses(times, members[x], work.baseline), default=0.0) > math.log(MOST_OVER_TORCH) for x in classes}
+    return sorted(classes, key=lambda x: (worst[x], _loss(times, members[x]), str(x)))
 
 
 def _loss(times: dict[int, dict[str, float]], members: set[str]) -> float:
     """Return the mean logarithm of the slowdown of some choices against the best."""
+    losses = _losses(times, members)
+    return sum(losses) / max(len(losses), 1)
+
+
+def _losses(times: dict[int, dict[str, float]], members: set[str], against: str = "") -> list[float]:
+    """Return the logarithm of the slowdown of some choices at each M, against the best, or one choice where it was measured."""
     losses = []
     for here in times.values():
         own = min((us for name, us in here.items() if name in members and us > 0), default=None)
-        best = min((us for us in here.values() if us > 0), default=0.0)
-        losses.append(MISSING if own is None or not best else math.log(own / best))
-    return sum(losses) / max(len(losses), 1)
+        best = here.get(against, 0.0) if against else min((us for us in here.values() if us > 0), default=0.0)
+        losses.append(MISSING if own is None else math.log(own / best) if best > 0 else 0.0)
+    return losses
 
 
 def _time(work: Work, m: int, names: Iterable[str]) -> None:
@@ -122,9 +132,9 @@ def _entrants_at_tuned(work: Work, m: int, classes: Sequence[Reduction]) -> Iter
 def _divided(work: Work, m: int, reduction: Reduction, fastest: Sequence[str]) -> list[str]:
     """Return the fastest choices with K divided as a class does it, where they can be."""
     possible = (at for name in fastest if isinstance(at := work.at(name, m), Choice))
-    divided = (at.with_parts(len(reduction.parts), work.device) for at in possible)
-    made = (choice for choice in divided if isinstance(choice, Choice) and class_of(choice) == reduction)
-    return [work.take(m, choice) for choice in itertools.islice(made, ENTRANTS)]
+    divided = (made for at in possible for made in at.with_parts(len(reduction.parts), work.device))
+    made = (choice for choice in divided if class_of(choice) == reduction)
+    return [work.take(m, choice) for choice in itertools.islice(made, 2 * ENTRANTS)]
 
 
 def _entrants_between(work: Work, m: int, classes: Sequence[Reduction], ready: Iterable[Choice]) -> Iterator[str]:

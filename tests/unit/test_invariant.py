@@ -61,9 +61,11 @@ LENGTHS: dict[str, Callable[[int], int]] = {
     "turning": lambda m: K if m > FEW else 8,
     "moved": lambda m: K,
     "twin": lambda m: K,
+    "steep": lambda m: K // 3,
+    "even": lambda m: K,
 }
 """Length of the parts into which each kind divides K, by M."""
-DECLARED = {"run": K, "wide": K, "narrow": K, "halves": K // 2, "liar": K, "moved": K}
+DECLARED = {"run": K, "wide": K, "narrow": K, "halves": K // 2, "liar": K, "moved": K, "steep": K // 3, "even": K}
 TIMES_US: dict[str, Callable[[int], float]] = {
     "torch": lambda m: 10.0,
     "run": lambda m: 20.0,
@@ -75,6 +77,8 @@ TIMES_US: dict[str, Callable[[int], float]] = {
     "turning": lambda m: 5.0,
     "moved": lambda m: 8.0,
     "twin": lambda m: 6.0,
+    "steep": lambda m: 4.0 if m < 48 else 12.0,
+    "even": lambda m: 10.5,
 }
 
 
@@ -176,6 +180,12 @@ def test_a_class_has_the_fastest_of_its_choices_for_each_m(backend: SummingBacke
     assert not rows_differ()
     with settings.patch(batch_invariant=True, rows="shared"):
         assert [plan_for(problem(m), -1).choice.name for m in (5, 20, 1000)] == ["fake:narrow", "fake:run", "fake:wide"]
+
+
+def test_a_class_that_loses_much_to_torch_at_some_m_is_the_last(backend: SummingBackend):
+    assert intervals(tuned(backend, "torch", "steep", "even")) == [(1, 64, "even")], "although steep has the least mean loss"
+    with settings.patch(tune="force"):
+        assert intervals(tuned(backend, "torch", "steep", "run")) == [(1, 64, "steep")], "run loses more"
 
 
 def test_a_declaration_is_proved(backend: SummingBackend):
