@@ -38,7 +38,7 @@ from gemmtune.dispatch.ranges import Found, range_plan_for
 from gemmtune.dispatch.ready import forget_plans
 from gemmtune.dispatch.strategies import fallback
 from gemmtune.selector.candidates import candidates_for
-from gemmtune.selector.invariant import class_of
+from gemmtune.selector.reduction_classes import class_of
 from gemmtune.selector.remote import open_session
 
 WEIGHTS = "4096x4096,6144x4096,4096x14336,28672x4096,1536x7168,5120x13824"

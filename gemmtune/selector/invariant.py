@@ -15,36 +15,37 @@ from ..timing.rounds import TIE
 from .observed_rows import MOST_OBSERVED, ObservedRows, equal_rows
 from .proof import rows_to_check, tile_rows
 from .range_work import SEED, Work, measured, ready_ahead
+from .reduction_classes import (
+    MISSING,
+    MOST_RANKED,
+    class_of,
+    classes_of,
+    mean_loss,
+    members_of,
+    missing_loss,
+    ranked,
+    reference_of,
+    top_row,
+)
 from .remote import open_session
 from .segments import Table
 
-MOST_CLASSES = 3
-"""Number of classes that compete at the sampled Ms."""
 ENTRANTS = 3
 """Number of choices of each class that are timed at a tuned M. At other Ms each neighbour has as many."""
 MOST_TRIED = 8
 """Number of classes that are tried until one has a choice for every M."""
-MOST_OVER_TORCH = 1.08
-"""Slowdown against torch's own operation at one M. A class without such an M is preferred."""
-MISSING = 1.0
-"""Loss at an M where a class has no measured choice: a slowdown of e."""
-MOST_FLOPS = 2**36
-"""Operations of the product on a CPU, about a second, whose rows the bits of others are compared with."""
+MOST_DIVIDED = 12
+"""Number of choices of other classes that are tried at a tuned M with K divided as a class does it."""
 
 Make = Callable[[Work], Table]
 """Function that makes the table of the choices that a range in progress has, each legal and proved over its intervals."""
 
 
-def class_of(choice: Choice | None) -> Reduction | None:
-    """Return the class that a choice declares. One that only promises batch invariance has a class of its own. None: nothing."""
-    if choice is None or not choice.batch_invariant:
-        return None
-    return choice.claims.reduction or Reduction.alone(choice.name)
-
-
 def sample_classes(work: Work, others: Sequence[int]) -> None:
     """Time the best choices of the likeliest classes next to each other, at the tuned Ms and at ``others`` between them."""
-    classes = _ranked(work, work.rough)[:MOST_CLASSES]
+    classes = sorted(classes_of(work), key=lambda x: (mean_loss(work.rough, set(members_of(work, x)), missing_loss(x)), str(x)))[
+        :MOST_RANKED
+    ]
     for m in work.results:
         _time(work, m, _entrants_at_tuned(work, m, classes))
     for i, (m, ready) in enumerate(zip(others, ready_ahead(work, others), strict=True)):
@@ -66,7 +67,7 @@ def invariant_table(work: Work, make: Make) -> Table:
     """
     work.close()
     choices, times, refused = dict(work.choices), dict(work.times), dict[str, str]()
-    for reduction in _ranked(work, times)[:MOST_TRIED]:
+    for reduction in ranked(work)[:MOST_TRIED]:
         work.choices, work.times = choices, times
         try:
             return _table_of(work, reduction, make)
@@ -78,34 +79,6 @@ def invariant_table(work: Work, make: Make) -> Table:
     where = f"{work.rows_class}, M = {work.rows[0]}..{work.rows[-1]}, batch-invariant"
     remedy = "Enable more backends (settings.backends), tune a smaller range of M, or declare the reduction of a kernel of yours."
     raise NoValidChoicesError(where, left_out, f"{remedy} Torch cannot replace them: its bits of a row depend on the batch.")
-
-
-def _members(work: Work, reduction: Reduction) -> list[str]:
-    return [name for name, choice in work.choices.items() if name not in work.wrong and class_of(choice) == reduction]
-
-
-def _ranked(work: Work, times: dict[int, dict[str, float]]) -> list[Reduction]:
-    """Return the declared classes by their mean loss, those that lose too much to torch at some M last."""
-    classes = dict.fromkeys(x for choice in work.choices.values() if (x := class_of(choice)) is not None)
-    members = {x: set(_members(work, x)) for x in classes}
-    worst = {x: max(_losses(times, members[x], work.baseline), default=0.0) > math.log(MOST_OVER_TORCH) for x in classes}
-    return sorted(classes, key=lambda x: (worst[x], _loss(times, members[x]), str(x)))
-
-
-def _loss(times: dict[int, dict[str, float]], members: set[str]) -> float:
-    """Return the mean logarithm of the slowdown of some choices against the best."""
-    losses = _losses(times, members)
-    return sum(losses) / max(len(losses), 1)
-
-
-def _losses(times: dict[int, dict[str, float]], members: set[str], against: str = "") -> list[float]:
-    """Return the logarithm of the slowdown of some choices at each M, against the best, or one choice where it was measured."""
-    losses = []
-    for here in times.values():
-        own = min((us for name, us in here.items() if name in members and us > 0), default=None)
-        best = here.get(against, 0.0) if against else min((us for us in here.values() if us > 0), default=0.0)
-        losses.append(MISSING if own is None else math.log(own / best) if best > 0 else 0.0)
-    return losses
 
 
 def _time(work: Work, m: int, names: Iterable[str]) -> None:
@@ -121,7 +94,7 @@ def _entrants_at_tuned(work: Work, m: int, classes: Sequence[Reduction]) -> Iter
     yield from itertools.islice((name for name in fastest if name in work.times.get(m, {})), ENTRANTS)
     yield from ([work.baseline] if work.baseline in rough else [])
     for reduction in classes:
-        members = set(_members(work, reduction))
+        members = set(members_of(work, reduction))
         yield from [name for name in fastest if name in members][:ENTRANTS]
         elsewhere = sorted(members - rough.keys(), key=lambda name: abs(math.log(work.found_at[name] / m)))
         yield from [name for name in elsewhere if isinstance(work.at(name, m), Choice)][:ENTRANTS]
@@ -134,7 +107,7 @@ def _divided(work: Work, m: int, reduction: Reduction, fastest: Sequence[str]) -
     possible = (at for name in fastest if isinstance(at := work.at(name, m), Choice))
     divided = (made for at in possible for made in at.with_parts(len(reduction.parts), work.device))
     made = (choice for choice in divided if class_of(choice) == reduction)
-    return [work.take(m, choice) for choice in itertools.islice(made, 2 * ENTRANTS)]
+    return [work.take(m, choice) for choice in itertools.islice(made, MOST_DIVIDED)]
 
 
 def _entrants_between(work: Work, m: int, classes: Sequence[Reduction], ready: Iterable[Choice]) -> Iterator[str]:
@@ -154,7 +127,7 @@ def _table_of(work: Work, reduction: Reduction, make: Make) -> Table:
     choices, times, known = work.choices, work.times, dict(work.wrong)
     while True:
         work.choices, work.times = choices, times
-        reference = _reference(work, _members(work, reduction))
+        reference = reference_of(work, members_of(work, reduction))
         if reference is None:
             reasons = [(name, "wrong", work.wrong[name]) for name in work.wrong if class_of(choices.get(name)) == reduction]
             here = f"no choice of the class is legal for M = {work.rows[-1]}"
@@ -168,13 +141,13 @@ def _table_of(work: Work, reduction: Reduction, make: Make) -> Table:
 
 def _joined(work: Work, reduction: Reduction, reference: str, make: Make) -> Table | str:
     """Return the table of the choices with the bits of a reference, or why the reference does not have its own bits."""
-    whole = work.at(reference, _top(work))
+    whole = work.at(reference, top_row(work))
     assert isinstance(whole, Choice)
     rows = [work.rows_class.within(work.rows)[0], *sorted(work.times), whole.problem.m]
     if (reason := _other_bits(work, whole, [(reference, rows)]).get(reference)) is not None:
         return reason
-    members = _members(work, reduction)
-    members += [name for other in _equal_classes(work, whole, reduction) for name in _members(work, other)]
+    members = members_of(work, reduction)
+    members += [name for other in _equal_classes(work, whole, reduction) for name in members_of(work, other)]
     allowed = {name: work.choices[name] for name in members} | _observed(work, whole, members)
     work.choices = allowed
     work.times = {m: {name: us for name, us in here.items() if name in allowed} for m, here in work.times.items()}
@@ -189,24 +162,6 @@ def _joined(work: Work, reduction: Reduction, reference: str, make: Make) -> Tab
         work.wrong |= failed
 
 
-def _top(work: Work) -> int:
-    """Return the largest M whose rows are compared: the end of the range, on a CPU less if the product takes long."""
-    rows = work.rows_class.within(work.rows)
-    if work.device.type != "cpu":
-        return rows[-1]
-    most: int = max(MOST_FLOPS // max(work.rows_class.at(rows[0]).flops // rows[0], 1), rows[0])
-    tried = [rows[0], *rows[:: max(len(rows) // 64, 1)], rows[-1]]
-    return max(m for m in tried if m <= most)
-
-
-def _reference(work: Work, members: Sequence[str]) -> str | None:
-    """Return the choice with whose bits others are compared: one that serves both ends of the range, or else the end."""
-    ends = work.rows_class.within(work.rows)[0], _top(work)
-    legal = [name for name in members if isinstance(work.at(name, ends[1]), Choice)]
-    both = (name for name in legal if isinstance(work.at(name, ends[0]), Choice))
-    return next(both, next(iter(legal), None))
-
-
 def _equal_classes(work: Work, whole: Choice, reduction: Reduction) -> list[Reduction]:
     """Return the other declared classes whose best choice has the bits of this class wherever it was sampled.
 
@@ -214,8 +169,8 @@ def _equal_classes(work: Work, whole: Choice, reduction: Reduction) -> list[Redu
     """
     found = []
     with open_session(whole.problem, work.device, work.settings) as session:
-        for other in _ranked(work, work.times)[:MOST_TRIED]:
-            names = _members(work, other) if other != reduction else []
+        for other in ranked(work)[:MOST_TRIED]:
+            names = members_of(work, other) if other != reduction else []
             best = next((name for m in sorted(work.times) for name in names if name in work.times[m]), None)
             rows = [m for m in sorted(work.times) if m <= whole.problem.m]
             parts = [at for m in rows if best is not None and isinstance(at := work.at(best, m), Choice)]

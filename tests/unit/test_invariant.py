@@ -23,8 +23,8 @@ from gemmtune.errors import NoValidChoicesError
 from gemmtune.numerics.reduction import Reduction, parts_of, reduction_of
 from gemmtune.problem import Problem
 from gemmtune.problem.rows import row_classes
-from gemmtune.selector.invariant import _loss
 from gemmtune.selector.range_result import RangeResult
+from gemmtune.selector.reduction_classes import mean_loss
 from gemmtune.selector.segments import INVARIANT, Table
 from gemmtune.settings import Settings
 from gemmtune.store.ranged import Ranged
@@ -274,8 +274,8 @@ def test_the_class_is_shown(backend: SummingBackend):
 
 def test_loss_is_a_mean_of_logarithms():
     times = {1: {"a": 1.0, "b": 2.0}, 2: {"a": 3.0, "b": 3.0}, 4: {"a": 5.0}}
-    assert _loss(times, {"a"}) == 0
-    assert _loss(times, {"b"}) == pytest.approx((math.log(2) + 0 + 1) / 3)
+    assert mean_loss(times, {"a"}) == 0
+    assert mean_loss(times, {"b"}) == pytest.approx((math.log(2) + 0 + 1) / 3)
 
 
 def test_reductions_are_functions_of_k_alone():
