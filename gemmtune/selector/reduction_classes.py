@@ -103,7 +103,8 @@ def top_row(work: Work) -> int:
         return rows[-1]
     most: int = max(MOST_FLOPS // max(work.rows_class.at(rows[0]).flops // rows[0], 1), rows[0])
     tried = [rows[0], *rows[:: max(len(rows) // 64, 1)], rows[-1]]
-    return max(m for m in tried if m <= most)
+    found: int = max(m for m in tried if m <= most)
+    return found
 
 
 def reference_of(work: Work, members: Sequence[str]) -> str | None:
