@@ -166,13 +166,14 @@ def tuned_pick(request: Request) -> Plan | None:
     listener, candidates, budget_s = FirstCall(request.problem), request.candidates, request.settings.first_call_budget_s
     try:
         candidates = candidates if budget_s is None else candidates.within(budget_s)
-        choice, result = select(candidates, request.store, listener)
+        candidates, result = select(candidates, request.store, listener)
     except NoWorkerError as missing:
         request.failed = missing
         return None
     if result.source == "measured":
         forget_range_plans()  # one of them was that nothing is known
         listener.end(result)
+    choice = candidates.picked
     if choice is None:
         left_out = [(o.name, str(o.status), o.reason) for o in result.outcomes]
         left_out += [(r.name, "refused", r.reason) for r in result.refusals]

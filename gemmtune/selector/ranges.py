@@ -34,7 +34,7 @@ from .range_work import SEED, Source, Work, measured, ready_ahead, segment_of, u
 from .remote import prepare_measuring
 from .result import ProblemResult, remedy_for
 from .segments import INVARIANT, TABLE, Segment, Table, merged
-from .select import selected
+from .select import select
 
 log = logging.getLogger("gemmtune")
 
@@ -193,7 +193,7 @@ def _tune(work: Work, store: Store, sampled: Sequence[int], *, limits: bool, ret
             work.limits.ensure(work.rows_class.problem, work.progress)
         for m, each in candidates.items():
             work.progress.begin(each.problem, len(sampled))
-            found, result = selected(each, store, work.progress, compilation, retry=retry, limits=work.limits)
+            found, result = select(each, store, work.progress, compilation, retry=retry, limits=work.limits)
             work.progress.end(result)
             work.results[m] = result
             work.sampled.append(m)

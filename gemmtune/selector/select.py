@@ -6,7 +6,7 @@ import dataclasses
 import time
 from typing import Literal
 
-from ..choice import Choice, Status
+from ..choice import Status
 from ..interrupts import finishing
 from ..store.store import Store
 from ..workers.locks import tuning_lock
@@ -21,20 +21,6 @@ from .result import ProblemResult
 
 
 def select(
-    candidates: Candidates,
-    store: Store,
-    progress: Progress,
-    compilation: Compilation | None = None,
-    *,
-    retry: Retry = "needed",
-    limits: MachineLimits | None = None,
-) -> tuple[Choice | None, ProblemResult]:
-    """Return the pick for one problem, None if no choice is correct, and all findings. The arguments are those of ``selected``."""
-    found, result = selected(candidates, store, progress, compilation, retry=retry, limits=limits)
-    return found.picked, result
-
-
-def selected(
     candidates: Candidates,
     store: Store,
     progress: Progress,
