@@ -196,6 +196,10 @@ class Choice(ABC):
         """Return the choice with other ``parameters`` and everything else equal, or why it is illegal."""
         return f"{self.name} has no axes"
 
+    def with_parts(self, count: int, device: DeviceInfo) -> Sequence[Choice]:  # noqa: ARG002 - subclasses that divide K use them
+        """Return the legal choices with K divided into ``count`` parts and everything else equal."""
+        return ()
+
     @property
     def own_results(self) -> bool:
         """True if each result of ``run_new`` is known to be separate memory. Otherwise verification calls it twice to find out."""
@@ -206,7 +210,7 @@ class Choice(ABC):
         """True if the bits of a row of the result depend on no other rows and on no number of rows.
 
         This holds for every M where ``at`` finds the choice legal. It is verified before the choice is used for batch
-        invariance.
+        invariance. ``claims.reduction`` says in addition which other choices give the same bits.
         """
         return False
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from . import commands, facts, measured, models, support
+from . import commands, facts, invariant, measured, models, support
 
-MAKERS: dict[str, Callable[[], str]] = {**facts.MAKERS, **commands.MAKERS, **support.MAKERS, **measured.MAKERS, **models.MAKERS}
+MAKERS: dict[str, Callable[[], str]] = {
+    name: make for part in (facts, commands, support, measured, models, invariant) for name, make in part.MAKERS.items()
+}

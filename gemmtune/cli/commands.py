@@ -50,7 +50,7 @@ _PATHS = {"FILE": click.Path(), "DIR": click.Path(file_okay=False)}
 @timing_option
 @click.option("--m", "m_range", metavar="LO..HI", help="Tune a table for all these M instead of each shape's M.")
 @click.option(
-    "--batch-invariant", is_flag=True, help="Use one choice for every M of a range, so that rows have equal bits in every batch."
+    "--batch-invariant", is_flag=True, help="Pick choices that sum K in one order, so that rows have equal bits in every batch."
 )
 @click.option("--force", is_flag=True, help="Measure choices again that are in the store.")
 @click.option("--again", is_flag=True, help="Measure again what was measured on a busy machine.")

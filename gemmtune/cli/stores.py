@@ -102,7 +102,7 @@ def _tables(facts: Iterable[Ranged]) -> Iterator[RenderableType]:
     """Yield a bar of the segments of each table, under its class of problems."""
     facts = [fact for fact in facts if fact.kind in (TABLE, INVARIANT)]
     for fact in sorted(facts, key=lambda fact: (fact.fingerprint, class_text(fact.key), fact.kind)):
-        yield Text(f"\n{class_text(fact.key)}" + ", one choice for every M" * (fact.kind == INVARIANT), style="bold")
+        yield Text(f"\n{class_text(fact.key)}" + ", batch-invariant" * (fact.kind == INVARIANT), style="bold")
         try:
             yield Text("\n".join(table_lines(Segments.of(fact))))
         except (StoreError, InvalidProblemError) as error:

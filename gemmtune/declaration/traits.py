@@ -12,8 +12,9 @@ from typing import Any, TypeVar
 import torch
 
 from ..choice import Claims
-from ..errors import TraitsError
+from ..errors import InvalidProblemError, TraitsError
 from ..foreign import shorter
+from ..numerics.reduction import Reduction, check_text
 from ..numerics.routed import by_steps
 from ..operand_kinds import full_dtype_name
 from ..problem import Problem
@@ -24,6 +25,9 @@ from .layouts import KINDS
 
 ATTRIBUTE = "gemm_traits"
 """Attribute with the traits of a function: a ``Traits`` or a mapping with its field names, which needs no import of gemmtune."""
+
+DECLARED = "declared"
+"""Name of an epilogue in a declared reduction. Whoever has the GEMM's name puts that in its place."""
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -113,6 +117,11 @@ class Traits:
     """The bits of a row of the result do not depend on the other rows of a, nor on their number."""
     calls_torch: bool = False
     """torch's own products may do the work. `gemmtune judge` calls that dishonest otherwise."""
+    reduction: str = ""
+    """How K is summed, for every M: matrix or fma, then /1024 for partial sums of 1024 elements, added in rising order, then @128
+    for a float32 sum every 128 elements. A kernel is used in batch-invariant tables of that class. Empty: nothing is said."""
+    same_bits: str = ""
+    """Another GEMM, as package.module:function, that gives a row the same bits for every M."""
     bias_name: str = "bias"
     """Keyword of a function's added operand."""
 
@@ -124,6 +133,11 @@ class Traits:
         for name, words in legal.items():
             _check_words(name, getattr(self, name), tuple(words))
         _check_words("input_mode", (self.input_mode,), ("ieee", "parts", "tf32"))
+        if self.reduction:
+            try:
+                check_text(self.reduction)
+            except InvalidProblemError as error:
+                raise TraitsError(str(error)) from None
         for text in self.blocks or ():
             if not isinstance(text, str) or not is_sides(text):
                 raise TraitsError(f"blocks: got {text!r}, expected rows x columns of a block, such as 32x32")
@@ -195,6 +209,7 @@ class Traits:
             input_mode=input_mode if single else "ieee",
             flush_subnormals=self.flush_subnormals is not False,
             deterministic=self.deterministic,
+            reduction=Reduction.declared(self.reduction, problem, DECLARED) if self.reduction and not two else None,
             skips_zeros=self.skips_zeros,
             skips_absent=self.skips_absent,
         )

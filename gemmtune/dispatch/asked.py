@@ -73,14 +73,15 @@ def save_asked() -> None:
 atexit.register(save_asked)
 
 
-def command(rows_class: RowClass, most: int) -> str:
+def command(rows_class: RowClass, most: int, *, batch_invariant: bool = False) -> str:
     """Return the shell command that makes the table, or the Python call if the options cannot describe the problem."""
     p = rows_class.problem
     batch = f"{p.batch}x" if p.batched else ""
     words = [f"gemmtune tune {batch}1..{most}x{p.n}x{p.k} --dtype {p.dtype_label} --layout {p.layout_letters}"]
     words += [f"--bias {bias}" for bias in (_bias_of(p),) if bias is not None]
-    words += ["--prepacked"] * p.prepacked + [f"--device {p.device_type}"]
-    return " ".join(words) if _plain(p) else f"gemmtune.tune({p.op!r}, <its operands>, m=range(1, {most + 1}))"
+    words += ["--prepacked"] * p.prepacked + [f"--device {p.device_type}"] + ["--batch-invariant"] * batch_invariant
+    more = ", batch_invariant=True" if batch_invariant else ""
+    return " ".join(words) if _plain(p) else f"gemmtune.tune({p.op!r}, <its operands>, m=range(1, {most + 1}){more})"
 
 
 def _bias_of(p: Problem) -> BiasShape | None:

@@ -152,7 +152,7 @@ class RangePlan:
     def find(self, problem: Problem) -> Found | str:
         """Return the kernel for a problem of the class, or the reason why torch runs."""
         self.load()
-        reason = "no choice is known"
+        reason = "no choice is known" if self.table is None else f"the table has no choice for M = {problem.m}"
         for member in self._candidates(problem.m):
             found = member.bound(problem)
             if not isinstance(found, str):
@@ -194,7 +194,14 @@ class RangePlan:
         place = self.table.index(m)
         if place is None and m < self.table.lo:
             return ()
+        if place is None and self.table.reduction and not self._promises(self.members[-1]):
+            return ()
         return (self.members[-1 if place is None else place],)
+
+    @staticmethod
+    def _promises(member: Member) -> bool:
+        """Return True if a choice promises the bits of its class for every M, and not only where they were compared."""
+        return isinstance(member.choice, Choice) and member.choice.batch_invariant
 
 
 def without(rows: range, others: Collection[int]) -> Iterator[range]:
@@ -262,7 +269,7 @@ def _of(
     later = (m for m, key in tuned.items() if any(row.measured_at > measured_after for row in store.rows(key, machine).values()))
 
     def found(x: Segment, problem: Problem) -> Choice | None:
-        return choice_of(x.content_hash, x.backend, problem, device, settings, store)
+        return choice_of(x.content_hash, x.backend, problem, device, settings, store, x.name)
 
     return RangePlan(rows_class, members_of(table, rows_class, device, found), table, frozenset(later), by_rule=by_rule)
 

@@ -2,7 +2,7 @@
 
 ``STRATEGIES`` is that order. Each strategy returns a plan, or None where it does not apply:
 
-1. ``one_choice_of_all_rows`` where results must not depend on the batch (``batch_invariant``);
+1. ``batch_invariant_choice`` where results must not depend on the batch (``batch_invariant``);
 2. ``known_of_other_rows``: the table of this weight, or the pick of the nearest M that was tuned;
 3. ``the_only_choice``, if there is nothing to choose from;
 4. ``stored_pick``, where nothing may be tuned;
@@ -43,7 +43,7 @@ from .plan import Origin, Plan
 from .ranges import forget_range_plans, range_plan_for
 
 LEAST_INVARIANT_ROWS = 256
-"""Rows for which the first batch-invariant call of a weight looks for one choice, at least. Larger Ms are checked call by call."""
+"""Rows of the table that the first batch-invariant call of a weight makes, at least. Larger Ms are checked call by call."""
 
 
 @dataclass(kw_only=True)
@@ -85,8 +85,8 @@ def make_plan(problem: Problem, device: DeviceInfo, settings: Settings) -> Plan:
     return plan
 
 
-def one_choice_of_all_rows(request: Request) -> Plan | None:
-    """Plan the one choice that serves every M of a weight, which the first call of the weight looks for.
+def batch_invariant_choice(request: Request) -> Plan | None:
+    """Plan the choice of the weight's batch-invariant table, which the first call of the weight makes.
 
     Torch is no way out: its bits differ.
 
@@ -105,7 +105,7 @@ def one_choice_of_all_rows(request: Request) -> Plan | None:
         known = range_plan_for(problem, device, settings)
     found = known.find(problem) if known is not None else "nothing is stored, and tune is 'never'"
     if isinstance(found, str):
-        made_by = f"{command(row_classes(problem)[0], max(USUAL_ROWS, problem.m))} --batch-invariant"
+        made_by = command(row_classes(problem)[0], max(USUAL_ROWS, problem.m), batch_invariant=True)
         remedy = f"Make a table that has it: {made_by}. Torch is no way out: the bits of a row depend on its batch."
         raise NoValidChoicesError(f"{problem}, batch-invariant", [("every choice", "refused", found)], remedy)
     return Plan(problem=problem, choice=found.choice, kernel=found.kernel, origin=found.origin, shared=known)
@@ -166,13 +166,14 @@ def tuned_pick(request: Request) -> Plan | None:
     listener, candidates, budget_s = FirstCall(request.problem), request.candidates, request.settings.first_call_budget_s
     try:
         candidates = candidates if budget_s is None else candidates.within(budget_s)
-        choice, result = select(candidates, request.store, listener)
+        candidates, result = select(candidates, request.store, listener)
     except NoWorkerError as missing:
         request.failed = missing
         return None
     if result.source == "measured":
         forget_range_plans()  # one of them was that nothing is known
         listener.end(result)
+    choice = candidates.picked
     if choice is None:
         left_out = [(o.name, str(o.status), o.reason) for o in result.outcomes]
         left_out += [(r.name, "refused", r.reason) for r in result.refusals]
@@ -193,7 +194,7 @@ def torch_runs(request: Request) -> Plan:
 
 
 STRATEGIES: tuple[Callable[[Request], Plan | None], ...] = (
-    one_choice_of_all_rows,
+    batch_invariant_choice,
     known_of_other_rows,
     the_only_choice,
     stored_pick,

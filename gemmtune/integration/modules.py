@@ -29,6 +29,7 @@ from ..quantized.rounding import SCALE_DTYPES
 from ..quantized.weight import QuantizedWeight
 from ..toolchain.driver import find_driver
 from .eager import Bound, bound_for, plain_here, scalars_of
+from .invariant import invariant_conv1d, invariant_linear
 from .picks import table_for
 from .sparsify import is_sparse, sparse_linear
 
@@ -156,7 +157,9 @@ def conv1d(module: Any, x: Tensor) -> Tensor:
     return type(module).forward(module, x) if result is None else result
 
 
-FORWARDS = (linear, conv1d, sparse_linear)
+_INVARIANT: dict[Any, Callable[..., Tensor]] = {linear: invariant_linear, conv1d: invariant_conv1d}
+"""Forwards to their batch-invariant ones."""
+FORWARDS = (linear, conv1d, sparse_linear, *_INVARIANT.values())
 for _forward in FORWARDS:
     _forward.__name__ = "forward"  # the name by which pickle finds a method again: that of the module's class
 
@@ -201,17 +204,19 @@ def check_model(name: str, model: object, instead: str = "") -> None:
         raise InvalidProblemError(f"{name}: got {type(model).__name__}, expected an nn.Module{instead}")
 
 
-def optimized(model: nn.Module, *, sparse_only: bool = False) -> int:
+def optimized(model: nn.Module, *, sparse_only: bool = False, batch_invariant: bool = False) -> int:
     """Give every supported layer our forward, and return the number of layers that have it.
 
-    With ``sparse_only`` only layers with block-sparse weights count. A layer with another forward, in its class or in the object,
-    does not change.
+    With ``sparse_only`` only layers with block-sparse weights count. With ``batch_invariant`` layers get the forwards of
+    ``invariant``. A layer with another forward, in its class or in the object, does not change.
     """
     count = 0
     for module in model.modules():
         forward = _forward_for(module)
         free = "forward" not in module.__dict__ or _is_ours(module) or _is_its_class(module)
-        if forward is not None and free and not is_optimized(module) and (forward is sparse_linear or not sparse_only):
+        if batch_invariant and free and forward in _INVARIANT:
+            module.__dict__["forward"] = MethodType(_INVARIANT[forward], module)
+        elif forward is not None and free and not is_optimized(module) and (forward is sparse_linear or not sparse_only):
             module.__dict__["forward"] = MethodType(forward, module)
         count += is_optimized(module)
     return count

@@ -19,6 +19,7 @@ from ..tuning.tune import tune as run_tuning
 from . import compile as compile_pass
 from .adjacent import lay_out, same_inputs
 from .defaults import verify_defaults
+from .invariant import check_layers, collecting, tune_layers
 from .measured import in_models, prepare_tuning, tune_products
 from .modules import check_model, is_optimized, optimized, restored
 from .record import record
@@ -29,7 +30,7 @@ _models: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 """Optimized models. The pass of torch.compile is installed while there are any."""
 
 
-def optimize(model: M, *, tune: Any = None, progress: bool = True) -> M:
+def optimize(model: M, *, tune: Any = None, progress: bool = True, batch_invariant: bool = False) -> M:
     """Let the layers of a model run stored picks, in place, wherever these are faster than torch.
 
     The forward of every ``nn.Linear``, including block-sparse ones, and of HF's Conv1D looks up the pick. Parameters,
@@ -48,14 +49,21 @@ def optimize(model: M, *, tune: Any = None, progress: bool = True) -> M:
             of weights exists twice while it moves.
             Afterwards the running statistics and random numbers that a forward in training mode changes are restored.
         progress: show the progress of the tuning on standard error.
+        batch_invariant: run every layer by the batch-invariant table of its weight, so that the bits of a row do not depend on the
+            other rows. ``tune`` makes these tables, for up to 256 rows or those of the example. A layer never falls back to torch:
+            without a table for its rows it raises NoValidChoicesError. Attention, norms and backward passes stay torch's. The
+            setting of that name does the same.
 
     Returns:
         The model. If the call fails or is interrupted, its layers keep the forwards that they had.
 
     Raises:
-        InvalidProblemError: not a module, or no example inputs.
+        InvalidProblemError: not a module, no example inputs, or with ``batch_invariant`` a block-sparse weight.
     """
     check_model("optimize", model, "; for functions there is gemmtune.use()")
+    current = settings.current()
+    if (batch_invariant or current.batch_invariant) and not current.disable:
+        return _invariant(model, tune, progress)
     with _all_or_none(model):
         if not settings.current().disable:
             if tune is not None:
@@ -65,6 +73,18 @@ def optimize(model: M, *, tune: Any = None, progress: bool = True) -> M:
         optimized(model)
         compile_pass.install(tune=tune is not None)
     _models.add(model)
+    return model
+
+
+def _invariant(model: M, example: Any, progress: bool) -> M:
+    """Give every layer a batch-invariant forward. Tables are made on example inputs."""
+    check_layers(model)
+    with _all_or_none(model):
+        optimized(model, batch_invariant=True)
+        if example is not None:
+            with torch.no_grad(), _state_kept(model), collecting() as problems:
+                _run(model, example)
+            tune_layers(problems, progress=progress)
     return model
 
 

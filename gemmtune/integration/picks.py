@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import math
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
@@ -20,7 +21,7 @@ from ..dispatch.ranges import Found, RangePlan, range_plan_for
 from ..dispatch.ready import generation
 from ..dispatch.statement import stated as stated_call
 from ..dispatch.strategies import bound
-from ..errors import InvalidProblemError
+from ..errors import InvalidProblemError, NoValidChoicesError
 from ..problem import Problem
 from ..problem.fused import NAMES
 from ..problem.operations import DENSE_OPS
@@ -66,6 +67,8 @@ def pick_for(op: str, tensors: Sequence[Tensor], scalars: Scalars = (), options:
     problem = stated(op, tensors, scalars, options)
     if problem is None:
         return None
+    if settings.batch_invariant:
+        return _invariant_pick(problem, info, settings)
     if (op, tensors[0].shape[-2], tensors[1].shape[-1], tensors[0].shape[-1]) in _known(info, settings.token, generation.number):
         return stored_pick(problem, info, settings, generation.number)
     shared = _table_of(problem, info, settings)
@@ -75,6 +78,21 @@ def pick_for(op: str, tensors: Sequence[Tensor], scalars: Scalars = (), options:
     plan = Plan(problem=problem, choice=found.choice, kernel=found.kernel, origin=found.origin, shared=shared)
     # torch's time is known for few values of M only, so that every product of a GPU counts as short.
     return Pick(plan=plan, saves_us=0.0, in_graph_only=info.type != "cpu" and settings.timing != "eager" and op in DENSE_OPS)
+
+
+def _invariant_pick(problem: Problem, info: DeviceInfo, settings: Settings) -> Pick:
+    """Return the pick of the batch-invariant table, which also serves where torch is faster.
+
+    Raises:
+        NoValidChoicesError: no such table has a choice for this M.
+    """
+    shared = _table_of(problem, info, settings)
+    found = shared.find(problem) if shared is not None else "no batch-invariant table is stored for this weight"
+    if isinstance(found, str):
+        remedy = "Make it: gemmtune.tune(…, m=range(…), batch_invariant=True), or optimize(model, tune=…, batch_invariant=True)."
+        raise NoValidChoicesError(f"{problem}, batch-invariant", [("every choice", "refused", found)], remedy)
+    plan = Plan(problem=problem, choice=found.choice, kernel=found.kernel, origin=found.origin, shared=shared)
+    return Pick(plan=plan, saves_us=math.inf, in_graph_only=False)
 
 
 def table_for(op: str, tensors: Sequence[Tensor], scalars: Scalars = ()) -> RangePlan | None:

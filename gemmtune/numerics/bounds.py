@@ -39,6 +39,7 @@ from ..problem import Problem
 from ..problem.dtypes import dtype_info
 from .operands import SCALES
 from .quantized import blocks_of_k
+from .reduction import Reduction
 
 INPUT_ERROR: dict[str, float] = {"ieee": 0.0, "parts": 2.0**-22, "tf32": 2.0**-10}
 """Largest relative error of reading one input.
@@ -97,6 +98,8 @@ class Claims:
 
     A NaN or an infinity of a then does not show there. Without the promise it may show.
     """
+    reduction: Reduction | None = None
+    """Order of summation, if the kernel knows it. Kernels with equal reductions give a row equal bits, for every M."""
 
     def __post_init__(self) -> None:
         for name in ("partials", "epilogue_input"):

@@ -43,3 +43,16 @@ def some_rows(operands: Operands, part: Problem, begin: int, make: Callable[[str
 def same_rows(whole: torch.Tensor, part: torch.Tensor, begin: int) -> bool:
     """Return True if ``part`` has the bits of the result ``whole`` from row ``begin`` on."""
     return torch.equal(element_bits(whole)[..., begin : begin + part.shape[-2], :], element_bits(part))
+
+
+def first_other_row(whole: torch.Tensor, part: torch.Tensor, begin: int) -> int | None:
+    """Return the first row of ``part`` without the bits of ``whole`` from row ``begin`` on, or None. Any two NaN are equal."""
+    rows = whole[..., begin : begin + part.shape[-2], :]
+    if torch.equal(element_bits(rows), element_bits(part)):
+        return None
+    other = element_bits(rows) != element_bits(part)
+    if part.is_floating_point():
+        other &= ~(rows.isnan() & part.isnan())
+    found = other.any(-1)
+    found = found.any(0) if found.dim() > 1 else found
+    return begin + int(found.int().argmax()) if bool(found.any()) else None

@@ -28,6 +28,8 @@ Retry = Literal["needed", "failed", "disturbed"]
 ``disturbed``: times, too.
 """
 
+PARTS = (2, 3, 4, 6, 8, 12, 16, 32, 64)
+"""Numbers of parts of K in which a choice may be looked for."""
 NEAR = 1.25
 """Slowdown beyond which a kernel is dropped before the epilogue is tuned: the epilogue would not make it the fastest."""
 MOST_NEAR = 8
@@ -110,6 +112,7 @@ class Candidates:
         choices = dict(self.choices)
         if self.closed:
             choices |= known_variants(self.offers.choices, rows.keys() - choices, self.settings)
+            choices |= moved_choices(choices, rows, self.device, self.settings)
             rows = {digest: row for digest, row in rows.items() if digest in choices}
         # Find the choice of each row: among offers, their variants and moves along axes, then in the widest search.
         choices |= known_variants(self.offers.choices, rows.keys() - choices, self.settings)
@@ -191,9 +194,11 @@ def candidates_for(problem: Problem, device: DeviceInfo, settings: Settings, *, 
 
 
 def choice_of(
-    content_hash: str, backend: str, problem: Problem, device: DeviceInfo, settings: Settings, store: Store
+    content_hash: str, backend: str, problem: Problem, device: DeviceInfo, settings: Settings, store: Store, name: str = ""
 ) -> Choice | None:
     """Return the choice with that hash: an offer of its backend, a variant of one, or a point that an earlier search reached.
+
+    With its ``name`` it may also be an offer with K divided otherwise.
 
     Only this backend enumerates, because enumeration by all backends takes a tenth of a second. Return None if the settings exclude
     the choice.
@@ -202,7 +207,12 @@ def choice_of(
         return None
     found = candidates_for(problem, device, dataclasses.replace(settings, backends=(backend,)))
     choice = found.choices.get(content_hash) or known_variants(found.offers.choices, {content_hash}, settings).get(content_hash)
-    return choice or found.stored(store).choices.get(content_hash)
+    choice = choice or found.stored(store).choices.get(content_hash)
+    if choice is not None or not name:
+        return choice
+    divided = (made for c in found.offers.choices for count in PARTS for made in c.with_parts(count, device))
+    named = (x for made in divided for x in (made, *made.launch_variants()) if x.name == name)
+    return next((x for x in named if x.content_hash == content_hash), None)
 
 
 def _retried(row: Row, retry: Retry) -> bool:

@@ -1,81 +1,213 @@
-"""Selection of one choice for every M of a range, so that the bits of a row do not depend on its batch."""
+"""Selection of the fastest choices of one reduction class, so that the bits of a row do not depend on its batch."""
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 import random
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from ..choice import Choice, Status
 from ..errors import NoValidChoicesError
-from .proof import failures_of, legal_runs, rows_to_check, tile_rows
-from .range_work import SEED, Work, measured, segment_of, uncompiled, with_kernels
+from ..numerics.reduction import Reduction
+from ..timing.rounds import TIE
+from .observed_rows import MOST_OBSERVED, ObservedRows, equal_rows
+from .proof import rows_to_check, tile_rows
+from .range_work import SEED, Work, measured, ready_ahead
+from .reduction_classes import (
+    MISSING,
+    MOST_RANKED,
+    class_of,
+    classes_of,
+    mean_loss,
+    members_of,
+    missing_loss,
+    ranked,
+    reference_of,
+    top_row,
+)
 from .remote import open_session
-from .segments import Segment, Table
+from .segments import Table
 
-COMPETING_ROWS = 5
-"""Number of Ms at which choices compete to be the single one."""
-ENTRANTS = 6
-"""Number of choices that are timed at all of these Ms."""
-MOST_COMPARED = 512
-"""Maximum number of rows whose bits are compared."""
+ENTRANTS = 3
+"""Number of choices of each class that are timed at a tuned M. At other Ms each neighbour has as many."""
+MOST_TRIED = 8
+"""Number of classes that are tried until one has a choice for every M."""
+MOST_DIVIDED = 12
+"""Number of choices of other classes that are tried at a tuned M with K divided as a class does it."""
 
-
-def competing_rows(rows: list[int]) -> list[int]:
-    """Return at most COMPETING_ROWS of the Ms for the competition: both ends, and others about the same factor apart."""
-    ratio = rows[-1] / rows[0]
-    wanted = (rows[0] * ratio ** (i / (COMPETING_ROWS - 1)) for i in range(COMPETING_ROWS))
-    return sorted({min(rows, key=lambda m: abs(math.log(m / x))) for x in wanted})
+Make = Callable[[Work], Table]
+"""Function that makes the table of the choices that a range in progress has, each legal and proved over its intervals."""
 
 
-def one_for_all(work: Work) -> Table:
-    """Return a table of one segment: the fastest choice overall that declares batch invariance and passes the check of it.
+def sample_classes(work: Work, others: Sequence[int]) -> None:
+    """Time the best choices of the likeliest classes next to each other, at the tuned Ms and at ``others`` between them."""
+    classes = sorted(classes_of(work), key=lambda x: (mean_loss(work.rough, set(members_of(work, x)), missing_loss(x)), str(x)))[
+        :MOST_RANKED
+    ]
+    for m in work.results:
+        _time(work, m, _entrants_at_tuned(work, m, classes))
+    for i, (m, ready) in enumerate(zip(others, ready_ahead(work, others), strict=True)):
+        work.progress.stage("sampled M", i, len(others))
+        _time(work, m, _entrants_between(work, m, classes, ready))
+        if work.times.get(m):
+            work.sampled.append(m)
+    if others:
+        work.progress.stage("sampled M", len(others), len(others))
+
+
+def invariant_table(work: Work, make: Make) -> Table:
+    """Return the table of the class with the least total loss. Every choice gives rows the bits of the class's reference.
+
+    Choices that declare no class join it at the Ms where their bits are equal. A class that proves to be none is left out.
 
     Raises:
-        NoValidChoicesError: there is none.
+        NoValidChoicesError: no class has a choice for every M of the range.
     """
-    rows = range(work.rows[0], work.rows[-1] + 1)
-    refused: dict[str, str] = {}
-    entrants: list[str] = []
-    for name in sorted(work.choices, key=lambda name: _loss(work, name)):
-        choice = work.choices[name]
-        reasons = (reason for _, reason in legal_runs(choice, rows, work.rows_class, work.device) if reason is not None)
-        why_not = "does not declare to be batch-invariant" if not choice.batch_invariant else next(reasons, None)
-        if why_not is not None:
-            refused[name] = why_not
-        elif len(entrants) < ENTRANTS:
-            entrants.append(name)
-    for m in work.results:
-        if any(name not in work.times[m] for name in entrants) and len(entrants) > 1:
-            work.times[m] = dict(measured(work, m, entrants))
     work.close()
-    for name in sorted(entrants, key=lambda name: _loss(work, name)):
-        segment = with_kernels(work, segment_of(work, name, rows[0], rows[-1]))
-        checked = rows_to_check(segment, work.rows_class, tile_rows(work.choices[name]), random.Random(SEED))
-        why_not = _why_not(work, segment, checked)
-        if why_not is None:
-            return Table(segments=(dataclasses.replace(segment, checked=checked),), seed=SEED)
-        work.wrong[name] = refused[name] = why_not
+    choices, times, refused = dict(work.choices), dict(work.times), dict[str, str]()
+    for reduction in ranked(work)[:MOST_TRIED]:
+        work.choices, work.times = choices, times
+        try:
+            return _table_of(work, reduction, make)
+        except NoValidChoicesError as error:
+            refused[str(reduction)] = "; ".join(f"{name}: {reason}" for name, _, reason in error.left_out[:2])
+    undeclared = [name for name, choice in choices.items() if class_of(choice) is None]
+    refused |= {name: work.wrong.get(name, "declares no reduction, and no class has its bits at every M") for name in undeclared}
     left_out = [(name, str(Status.REFUSED), reason) for name, reason in refused.items()]
-    remedy = "Enable more backends (settings.backends). Torch cannot replace them: its bits of a row depend on the batch."
-    raise NoValidChoicesError(f"{work.rows_class}, M = {rows[0]}..{rows[-1]}, batch-invariant", left_out, remedy)
+    where = f"{work.rows_class}, M = {work.rows[0]}..{work.rows[-1]}, batch-invariant"
+    remedy = "Enable more backends (settings.backends), tune a smaller range of M, or declare the reduction of a kernel of yours."
+    raise NoValidChoicesError(where, left_out, f"{remedy} Torch cannot replace them: its bits of a row depend on the batch.")
 
 
-def _loss(work: Work, name: str) -> float:
-    """Return the mean logarithm of the slowdown against the best. An M without a measurement counts as a slowdown of e."""
-    losses = [math.log(times[name] / min(times.values())) if name in times else 1.0 for times in work.times.values()]
-    return sum(losses) / len(losses)
+def _time(work: Work, m: int, names: Iterable[str]) -> None:
+    times = measured(work, m, list(dict.fromkeys(names)))
+    if times:
+        work.times[m] = dict(times)
 
 
-def _why_not(work: Work, segment: Segment, checked: tuple[int, ...]) -> str | None:
-    """Return why the choice is wrong for some M or gives a row other bits in another batch; None if it passes."""
-    choice = work.choices[segment.name]
-    failed = uncompiled(work, [segment]) or failures_of([(choice, checked)], work.rows_class, work.device, work.settings)
-    if failed:
-        return next(iter(failed.values()))
-    compared = [m for m in checked if m <= max(MOST_COMPARED, checked[0])]
-    whole, *parts = (work.at(segment.name, m) for m in reversed(compared))
+def _entrants_at_tuned(work: Work, m: int, classes: Sequence[Reduction]) -> Iterator[str]:
+    """Yield the finalists, and for each class its own measured choices, those of other Ms, and its form of the fastest ones."""
+    rough = work.rough.get(m, {})
+    fastest = sorted(rough, key=rough.__getitem__)
+    yield from itertools.islice((name for name in fastest if name in work.times.get(m, {})), ENTRANTS)
+    yield from ([work.baseline] if work.baseline in rough else [])
+    for reduction in classes:
+        members = set(members_of(work, reduction))
+        yield from [name for name in fastest if name in members][:ENTRANTS]
+        elsewhere = sorted(members - rough.keys(), key=lambda name: abs(math.log(work.found_at[name] / m)))
+        yield from [name for name in elsewhere if isinstance(work.at(name, m), Choice)][:ENTRANTS]
+        if reduction.parts:
+            yield from _divided(work, m, reduction, fastest)
+
+
+def _divided(work: Work, m: int, reduction: Reduction, fastest: Sequence[str]) -> list[str]:
+    """Return the fastest choices with K divided as a class does it, where they can be."""
+    possible = (at for name in fastest if isinstance(at := work.at(name, m), Choice))
+    divided = (made for at in possible for made in at.with_parts(len(reduction.parts), work.device))
+    made = (choice for choice in divided if class_of(choice) == reduction)
+    return [work.take(m, choice) for choice in itertools.islice(made, MOST_DIVIDED)]
+
+
+def _entrants_between(work: Work, m: int, classes: Sequence[Reduction], ready: Iterable[Choice]) -> Iterator[str]:
+    """Yield the best choices of each class and of none at the neighbours of an M, the baseline, and what is ready."""
+    yield from ([work.baseline] if work.baseline else [])
+    measured_at = sorted(x for x in work.times if x != m)
+    near = [*[x for x in measured_at if x < m][-1:], *[x for x in measured_at if x > m][:1]]
+    for reduction, x in itertools.product((None, *classes), near):
+        times = work.right(x)
+        of_class = (name for name in sorted(times, key=times.__getitem__) if class_of(work.choices[name]) == reduction)
+        yield from itertools.islice((name for name in of_class if isinstance(work.at(name, m), Choice)), ENTRANTS)
+    yield from (work.take(m, choice) for choice in ready if class_of(choice) in (None, *classes))
+
+
+def _table_of(work: Work, reduction: Reduction, make: Make) -> Table:
+    """Return the proved table of one class. A reference that differs from itself is excluded, and another one is taken."""
+    choices, times, known = work.choices, work.times, dict(work.wrong)
+    while True:
+        work.choices, work.times = choices, times
+        reference = reference_of(work, members_of(work, reduction))
+        if reference is None:
+            reasons = [(name, "wrong", work.wrong[name]) for name in work.wrong if class_of(choices.get(name)) == reduction]
+            here = f"no choice of the class is legal for M = {work.rows[-1]}"
+            raise NoValidChoicesError(str(work.rows_class), reasons or [(str(reduction), str(Status.REFUSED), here)])
+        failed = _joined(work, reduction, reference, make)
+        if isinstance(failed, Table):
+            return dataclasses.replace(failed, reduction=str(reduction))
+        known[reference] = failed
+        work.wrong = dict(known)  # what differs from this reference may be right
+
+
+def _joined(work: Work, reduction: Reduction, reference: str, make: Make) -> Table | str:
+    """Return the table of the choices with the bits of a reference, or why the reference does not have its own bits."""
+    whole = work.at(reference, top_row(work))
     assert isinstance(whole, Choice)
+    rows = [work.rows_class.within(work.rows)[0], *sorted(work.times), whole.problem.m]
+    if (reason := _other_bits(work, whole, [(reference, rows)]).get(reference)) is not None:
+        return reason
+    members = members_of(work, reduction)
+    members += [name for other in _equal_classes(work, whole, reduction) for name in members_of(work, other)]
+    allowed = {name: work.choices[name] for name in members} | _observed(work, whole, members)
+    work.choices = allowed
+    work.times = {m: {name: us for name, us in here.items() if name in allowed} for m, here in work.times.items()}
+    while True:
+        table, generator = make(work), random.Random(SEED)
+        more = ((x, rows_to_check(x, work.rows_class, tile_rows(work.choices[x.name]), generator)) for x in table.segments)
+        failed = _other_bits(work, whole, [(x.name, (*x.checked, *rows)) for x, rows in more])
+        if not failed:
+            return table
+        if reference in failed:
+            return failed[reference]
+        work.wrong |= failed
+
+
+def _equal_classes(work: Work, whole: Choice, reduction: Reduction) -> list[Reduction]:
+    """Return the other declared classes whose best choice has the bits of this class wherever it was sampled.
+
+    Declarations separate what nobody knows to be equal, such as the orders in which two kernels convert weights.
+    """
+    found = []
     with open_session(whole.problem, work.device, work.settings) as session:
-        sample = session.same_rows(whole, [part for part in parts if isinstance(part, Choice)])
-    return None if sample.status is Status.OK else sample.reason
+        for other in ranked(work)[:MOST_TRIED]:
+            names = members_of(work, other) if other != reduction else []
+            best = next((name for m in sorted(work.times) for name in names if name in work.times[m]), None)
+            rows = [m for m in sorted(work.times) if m <= whole.problem.m]
+            parts = [at for m in rows if best is not None and isinstance(at := work.at(best, m), Choice)]
+            if parts and session.same_rows(whole, parts).status is Status.OK:
+                found.append(other)
+    return found
+
+
+def _observed(work: Work, whole: Choice, members: Sequence[str]) -> dict[str, Choice]:
+    """Return the choices that declare nothing, are faster than the class somewhere, and have its bits at every M around there."""
+    gains: dict[str, float] = {}
+    near: dict[str, set[int]] = {}
+    sampled = sorted(work.times)
+    for before, m, after in zip([work.rows[0], *sampled], sampled, [*sampled[1:], work.rows[-1]], strict=False):
+        own = min((us for name, us in work.times[m].items() if name in members), default=math.inf)
+        for name, us in work.right(m).items():
+            if class_of(work.choices[name]) is None and us * (1 + TIE) < own:
+                gains[name] = gains.get(name, 0.0) + min(math.log(own / us), MISSING)
+                near.setdefault(name, set()).update(work.rows_class.within(range(before, after + 1)))
+    found: dict[str, Choice] = {}
+    for name in sorted(gains, key=gains.__getitem__, reverse=True)[:MOST_OBSERVED]:
+        rows = equal_rows(work, whole, work.choices[name], sorted(near[name]))
+        if rows:
+            found[name] = ObservedRows.of(work.choices[name], frozenset(rows))
+        else:
+            work.wrong.setdefault(name, f"its bits are not those of {whole.name} at M = {min(near[name])}..{max(near[name])}")
+    return found
+
+
+def _other_bits(work: Work, whole: Choice, jobs: Sequence[tuple[str, Iterable[int]]]) -> dict[str, str]:
+    """Return the choices that give rows other bits than ``whole`` at some of their Ms, with the M and the row, by name."""
+    failed: dict[str, str] = {}
+    with open_session(whole.problem, work.device, work.settings) as session:
+        for i, (name, rows) in enumerate(jobs):
+            work.progress.stage("compare bits", i, len(jobs))
+            compared = [m for m in dict.fromkeys(rows) if m <= whole.problem.m]
+            sample = session.same_rows(whole, [at for m in compared if isinstance(at := work.at(name, m), Choice)])
+            if sample.status is not Status.OK:
+                failed.setdefault(name, sample.reason)
+    return failed

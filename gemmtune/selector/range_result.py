@@ -66,6 +66,8 @@ def table_lines(table: Table) -> list[str]:
     lines = [f"  {table.lo} {bar(table)} {table.hi}"]
     for i, x in enumerate(table.segments):
         lines.append(f"  {mark(i)} {_rows(x):>13}  {x.name:44} {_time(x)}{busy(table.disturbed) if x.time_us else ''}".rstrip())
+    if table.reduction:
+        lines.append(f"  batch-invariant: {table.reduction}")
     if table.disturbed:
         lines.append(f"  measured {BUSY_MARK} ({table.disturbed}): {AGAIN}")
     return lines

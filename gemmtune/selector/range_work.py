@@ -64,6 +64,8 @@ class Work:
     found_at: dict[str, int] = dataclasses.field(default_factory=dict)
     """The M at which each choice was found, by name. It is found there again later."""
     times: dict[int, dict[str, float]] = dataclasses.field(default_factory=dict)
+    rough: dict[int, dict[str, float]] = dataclasses.field(default_factory=dict)
+    """Times at tuned Ms of all correct choices, those of short measurements included, if a class of them is selected."""
     wrong: dict[str, str] = dataclasses.field(default_factory=dict)
     """The wrong choices by name, with the M and the reason."""
     rechecked: set[str] = dataclasses.field(default_factory=set)
@@ -77,27 +79,16 @@ class Work:
         return fingerprint_text(self.device, self.settings.timing)
 
     def candidates(self, m: int) -> Candidates:
-        """Return the choices that compete at an M.
-
-        If one choice must serve every M, only batch-invariant ones and torch's own compete, so that no other displaces them from
-        the final rounds.
-        """
+        """Return the choices that compete at an M."""
         problem = self.rows_class.at(m)
-        if self.source:
-            return self.source(problem)
-        found = candidates_for(problem, self.device, self.settings, host_us=self.host_us)
-        if not self.settings.batch_invariant or not any(c.batch_invariant for c in found.offers.choices):
-            return found
-        kept = tuple(c for c in found.offers.choices if c.baseline or c.batch_invariant)
-        offers = dataclasses.replace(found.offers, choices=kept)
-        return dataclasses.replace(found, offers=offers, choices={c.content_hash: c for c in kept}, closed=True)
+        return self.source(problem) if self.source else candidates_for(problem, self.device, self.settings, host_us=self.host_us)
 
     def found(self, x: Segment, store: Store) -> Choice | None:
         """Return the choice of a segment at the M where it was found, or None if it no longer exists."""
         problem = self.rows_class.at(x.anchor)
         if self.source is not None:
             return self.source(problem).stored(store).choices.get(x.content_hash)
-        return choice_of(x.content_hash, x.backend, problem, self.device, self.settings, store)
+        return choice_of(x.content_hash, x.backend, problem, self.device, self.settings, store, x.name)
 
     @property
     def disturbed(self) -> str:

@@ -23,7 +23,7 @@ from ..timing.rounds import tie
 from ..workers.locks import tuning_lock
 from .candidates import Candidates, Retry
 from .crossover import MOST_SEGMENTS, assigned, complete, find_crossover, sampled_rows, spread
-from .invariant import competing_rows, one_for_all
+from .invariant import invariant_table, sample_classes
 from .machine_limits import MachineLimits
 from .offers import enabled_backends
 from .precompile import Compilation, precompile
@@ -103,7 +103,7 @@ def tune_rows(
             return RangeResult(rows_class=rows_class, table=known[0], seconds=time.perf_counter() - begun, source="store")
         with contextlib.closing(work):
             _measure_samples(work, store, recorded, limits=limits, retry=retry)
-            table = one_for_all(work) if settings.batch_invariant else proved(work, lambda: _legal(work, _segments(work)))
+            table = invariant_table(work, _table) if settings.batch_invariant else _table(work)
             table = dataclasses.replace(table, disturbed=work.disturbed)
         store.put_ranged(Ranged(key=rows_class.key, fingerprint=work.fingerprint, kind=kind, value=table.to_json()))
     return _measured(work, table, time.perf_counter() - begun)
@@ -145,10 +145,12 @@ def _measure_samples(work: Work, store: Store, recorded: Sequence[int], *, limit
     neighbours compete with those that need no compilation.
     """
     sampled = sampled_rows(work.rows, work.rows_class.has, recorded)
-    narrow, invariant = work.rows_class.at(sampled[0]).widens_b, work.settings.batch_invariant
-    tuned = competing_rows(sampled) if invariant else spread(sampled, EFFORT[work.settings.search].rows_apart, narrow)
+    tuned = spread(sampled, EFFORT[work.settings.search].rows_apart, narrow=work.rows_class.at(sampled[0]).widens_b)
     _tune(work, store, tuned, limits=limits, retry=retry)
-    others = [m for m in sampled if m not in tuned] if len(work.choices) > 1 and not invariant else []
+    others = [m for m in sampled if m not in tuned] if len(work.choices) > 1 else []
+    if work.settings.batch_invariant:
+        sample_classes(work, others)
+        return
     for i, (m, ready) in enumerate(zip(others, ready_ahead(work, others), strict=True)):
         work.progress.stage("sampled M", i, len(others))
         times = measured(work, m, _entrants(work, m, ready))
@@ -191,26 +193,31 @@ def _tune(work: Work, store: Store, sampled: Sequence[int], *, limits: bool, ret
             work.limits.ensure(work.rows_class.problem, work.progress)
         for m, each in candidates.items():
             work.progress.begin(each.problem, len(sampled))
-            picked, result = select(each, store, work.progress, compilation, retry=retry, limits=work.limits)
+            found, result = select(each, store, work.progress, compilation, retry=retry, limits=work.limits)
             work.progress.end(result)
             work.results[m] = result
             work.sampled.append(m)
-            if picked is None:
+            if found.picked is None:
                 left_out = [(o.name, str(o.status), o.reason) for o in result.outcomes]
                 raise NoValidChoicesError(str(result.problem), left_out, remedy_for(result.outcomes, work.settings))
-            _take(work, m, each.stored(store), result)
+            _take(work, m, found, result)
 
 
 def _take(work: Work, m: int, candidates: Candidates, result: ProblemResult) -> None:
-    """Record the times of an M's finalists, or of its only choice."""
-    finalists = [o for o in result.outcomes if o.finalist] or [o for o in result.outcomes if o.status is Status.OK][:1]
-    for outcome in finalists:
-        choice = candidates.choices[outcome.content_hash]
-        name = outcome.name
+    """Record the times of an M's finalists, or of its only choice. A class is selected from all correct choices."""
+    right = [o for o in result.outcomes if o.status is Status.OK]
+    finalists = [o for o in right if o.finalist] or right[:1]
+    for outcome in right if work.settings.batch_invariant else finalists:
         # Torch's own operation may have a different name at each M. ``baseline`` identifies it.
-        work.choices.setdefault(name, choice)
-        work.found_at.setdefault(name, m)
-        work.times.setdefault(m, {})[name] = outcome.time_us or 0.0
+        name = work.take(m, candidates.choices[outcome.content_hash])
+        work.rough.setdefault(m, {})[name] = outcome.time_us or 0.0
+        if outcome in finalists:
+            work.times.setdefault(m, {})[name] = outcome.time_us or 0.0
+
+
+def _table(work: Work) -> Table:
+    """Return the table by times, with each choice legal and proved over its intervals."""
+    return proved(work, lambda: _legal(work, _segments(work)))
 
 
 def _checked(work: Work) -> Callable[[Segment, random.Random], tuple[int, ...]]:
@@ -291,6 +298,9 @@ def _replacement(work: Work, rows: range, before: Iterable[str] = ()) -> str:
             return name
     for name, choice in work.choices.items():
         if choice.baseline and name not in work.wrong:
+            return name
+    for name in [x for x in work.choices if x not in work.wrong] if work.settings.batch_invariant else ():
+        if all(reason is None for _, reason in legal_runs(work.choices[name], rows, work.rows_class, work.device)):
             return name
     reason = f"none of them is legal for each M of {rows[0]}..{rows[-1]}"
     raise NoValidChoicesError(str(work.rows_class), [(name, "refused", reason) for name in work.choices])

@@ -13,6 +13,7 @@ from typing import Any, Self, cast
 from ..choice import Choice, Status
 from ..device import DeviceInfo
 from ..problem import Problem
+from ..problem.rows import RowClass
 from ..settings import Settings
 from ..workers.pool import WORKERS
 from ..workers.worker import START_TIMEOUT_S, NoWorkerError, Worker, WorkerCrashed, WorkerTimedOut
@@ -69,9 +70,20 @@ class RemoteSession:
         """Run ``Session.prove_rows`` in the worker."""
         return self._sample("prove_rows", choice)
 
-    def same_rows(self, choice: Choice, parts: Sequence[Choice]) -> Sample:
+    def same_rows(self, whole: Choice, parts: Sequence[Choice]) -> Sample:
         """Run ``Session.same_rows`` in the worker."""
-        return self._sample("same_rows", choice, parts)
+        return self._sample("same_rows", whole, parts)
+
+    def equal_rows(self, whole: Choice, choice: Choice, rows_class: RowClass, rows: Sequence[int]) -> list[int]:
+        """Run ``Session.equal_rows`` in the worker. Return none if the worker dies."""
+        try:
+            found, dead = self._opened().call(_do, "equal_rows", whole, choice, rows_class, rows, timeout_s=self._timeout_s)
+        except (WorkerCrashed, WorkerTimedOut) as error:
+            log.warning("the bits of %s at M = %d to %d could not be compared: %s", choice.name, rows[0], rows[-1], error.reason)
+            return []
+        if dead:
+            self._discard()
+        return cast(list[int], found or [])
 
     def _sample(self, method: str, *arguments: Any) -> Sample:
         try:

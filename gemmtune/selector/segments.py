@@ -21,8 +21,8 @@ _ROWS = ("checked", "kernels")
 TABLE = "segments"
 INVARIANT = "invariant"
 DEFAULT = "default"
-"""Kinds of records: the fastest choice of each interval, the single choice whose rows do not depend on their batch, and choices by
-rule, which were verified and not measured."""
+"""Kinds of records: the fastest choice of each interval, the fastest of one reduction class (the bits of a row do not depend on its
+batch), and choices by rule, which were verified and not measured."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +59,8 @@ class Segment:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Table:
     """Ordered segments without overlap. Gaps between them, and Ms beyond them, have no choice. ``seed`` drew the random Ms checked.
-    ``disturbed`` says how other work disturbed the measurements; empty if none was seen.
+    ``disturbed`` says how other work disturbed the measurements; empty if none was seen. ``reduction`` is the class of all choices
+    of an INVARIANT table; empty for others.
 
     Raises:
         InvalidProblemError: there is no segment, one is empty, or two overlap.
@@ -68,6 +69,7 @@ class Table:
     segments: tuple[Segment, ...]
     seed: int = 0
     disturbed: str = ""
+    reduction: str = ""
 
     def __post_init__(self) -> None:
         if not self.segments:
@@ -104,7 +106,8 @@ class Table:
         """Return plain values."""
         names = Segment.__dataclass_fields__
         segments = [{name: getattr(x, name) for name in names} for x in self.segments]
-        return {"version": VERSION, "seed": self.seed, "disturbed": self.disturbed, "segments": segments}
+        more = {"reduction": self.reduction} if self.reduction else {}
+        return {"version": VERSION, "seed": self.seed, "disturbed": self.disturbed, "segments": segments} | more
 
     @classmethod
     def of(cls, fact: Ranged) -> Table:
@@ -118,7 +121,12 @@ class Table:
             raise StoreError(f"segments: got a table of version {version!r}, expected {VERSION}; tune the range again")
         try:
             segments = tuple(_segment(x) for x in fact.value["segments"])
-            return cls(segments=segments, seed=int(fact.value["seed"]), disturbed=str(fact.value.get("disturbed", "")))
+            disturbed, reduction = (str(fact.value.get(name, "")) for name in ("disturbed", "reduction"))
+            if fact.kind == INVARIANT and not reduction:
+                raise StoreError(
+                    "segments: got a batch-invariant table without a reduction, of an older version; tune the range again"
+                )
+            return cls(segments=segments, seed=int(fact.value["seed"]), disturbed=disturbed, reduction=reduction)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise StoreError(f"segments: got a table that is damaged ({error}); tune the range again") from error
 

@@ -6,7 +6,7 @@ import dataclasses
 import time
 from typing import Literal
 
-from ..choice import Choice, Status
+from ..choice import Status
 from ..interrupts import finishing
 from ..store.store import Store
 from ..workers.locks import tuning_lock
@@ -28,8 +28,8 @@ def select(
     *,
     retry: Retry = "needed",
     limits: MachineLimits | None = None,
-) -> tuple[Choice | None, ProblemResult]:
-    """Return the pick for one problem, None if no choice is correct, and all findings. Measure only what the store does not know.
+) -> tuple[Candidates, ProblemResult]:
+    """Return the candidates with every choice that has an outcome, and all findings. Measure only what the store does not know.
 
     ``retry`` says what is measured again of a busy machine. If another process tunes the same problem, wait and take its answer,
     even one from a busy machine. An interrupted tuning keeps its measurements. ``limits`` are those of a longer tuning.
@@ -39,7 +39,7 @@ def select(
     problem, settings = candidates.problem, candidates.settings
     limits = limits or MachineLimits(candidates.device, settings, store)
     if problem.empty or candidates.complete:
-        return candidates.picked, _result(candidates, limits, begun, "store")
+        return candidates, _result(candidates, limits, begun, "store")
 
     def waiting() -> None:
         progress.message("another process tunes this problem: waiting for it")
@@ -47,7 +47,7 @@ def select(
     with tuning_lock(settings, problem.key, candidates.fingerprint, waiting) as waited:
         candidates = candidates.stored(store, retry="needed" if waited else retry)
         if candidates.complete:
-            return candidates.picked, _result(candidates, limits, begun, "store")
+            return candidates, _result(candidates, limits, begun, "store")
         outcomes = dict(candidates.known)
         with finishing():
             try:
@@ -61,7 +61,7 @@ def select(
     result = _result(candidates, limits, begun, "measured")
     if settings.log_file:
         append_log(settings.log_file, result)
-    return candidates.picked, result
+    return candidates, result
 
 
 def _result(candidates: Candidates, limits: MachineLimits, begun: float, source: Literal["measured", "store"]) -> ProblemResult:

@@ -14,10 +14,9 @@ from ..choice import Choice, Kernel, Status
 from ..device import DeviceInfo
 from ..effort import CPU_ROUNDS, EFFORT
 from ..numerics.expectation import Expectation
-from ..numerics.probes import Probes
-from ..numerics.slots import tight_problem
-from ..numerics.some_rows import same_rows, some_rows
+from ..numerics.some_rows import some_rows
 from ..problem import Problem
+from ..problem.rows import RowClass
 from ..settings import Settings, use
 from ..timing.conditions import conditions, device_to_itself
 from ..timing.contenders import Call, Contender
@@ -27,8 +26,9 @@ from ..timing.rounds import play
 from ..timing.timer import Timer, collection_paused
 from .observed import contradiction
 from .recheck import AFTER, recheck_all
+from .row_bits import RowBits
 from .samples import HOPELESS, SLOWER, Ranking, Sample, failure_of, scaled_first_samples, short_measurement
-from .some_rows import RowsVerifier, result_of
+from .some_rows import RowsVerifier
 from .verify import Verification, Verifier, random_expectation
 
 log = logging.getLogger("gemmtune")
@@ -59,6 +59,7 @@ class Session:
         self._part: tuple[Problem, Timer] | None = None
         self._timed: dict[str, Contender] = {}
         self._random: tuple[Problem, Expectation] | None = None
+        self._row_bits: tuple[Choice, RowBits] | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -71,7 +72,7 @@ class Session:
         self._kernels.clear()
         self._loaded.clear()
         self._timed.clear()
-        self._verifier = self._random = None
+        self._verifier = self._random = self._row_bits = None
         self._rows_verifier = None
         self._timer = self._part = None
         if self._device.type != "cpu" and not self.dead:
@@ -131,27 +132,27 @@ class Session:
         """Check a grouped product with its own operands: the group of a row depends on the number of rows."""
         return Verifier(choice.problem, self._device.torch_device).check(choice, choice.build())
 
-    def same_rows(self, choice: Choice, parts: Sequence[Choice]) -> Sample:
-        """Check that ``parts``, the choice with fewer rows, give rows the same bits as ``choice`` gives them among all rows.
-
-        For each part the first and the last rows are compared, on random operands.
-        """
+    def same_rows(self, whole: Choice, parts: Sequence[Choice]) -> Sample:
+        """Check that ``parts``, choices with as many rows or fewer, give rows the bits that ``whole`` gives them among all rows."""
         try:
             with self._in_force():
-                device = self._device.torch_device
-                probes = Probes(tight_problem(self._problem), device)
-                operands = dataclasses.replace(probes.random(), extra=probes.extra())
-                whole = result_of(choice, some_rows(operands, self._problem, 0))
-                for part in parts:
-                    for begin in (0, self._problem.m - part.problem.m):
-                        if not same_rows(whole, result_of(part, some_rows(operands, part.problem, begin)), begin):
-                            rows = f"rows {begin} to {begin + part.problem.m - 1}"
-                            reason = f"{rows} have other bits alone than among {self._problem.m} rows"
-                            return Sample(status=Status.WRONG_RESULT, reason=reason)
+                reason = self._bits(whole).difference(parts)
         except Exception as error:  # noqa: BLE001 - as in ``examine``
             status, reason = self._failure(error)
             return Sample(status=status, reason=reason)
-        return Sample(status=Status.OK)
+        return Sample(status=Status.OK) if reason is None else Sample(status=Status.WRONG_RESULT, reason=reason)
+
+    def equal_rows(self, whole: Choice, choice: Choice, rows_class: RowClass, rows: Sequence[int]) -> list[int]:
+        """Return those of ``rows`` for which a choice gives the bits of ``whole``."""
+        samples = ((m, choice.at(rows_class.at(m), self._device)) for m in rows)
+        return [m for m, at in samples if isinstance(at, Choice) and self.same_rows(whole, [at]).status is Status.OK]
+
+    def _bits(self, whole: Choice) -> RowBits:
+        """Return the comparison with one choice. The latest is kept."""
+        if self._row_bits is None or self._row_bits[0] != whole:
+            self._row_bits = None  # frees its operands before the next ones are made
+            self._row_bits = whole, RowBits(whole, self._device.torch_device, self._kernel)
+        return self._row_bits[1]
 
     def rank(self, choices: Sequence[Choice], rounds_s: float | None = None) -> Ranking:
         """Return comparable times: interleaved rounds in alternating order, at sustained clocks.

@@ -8,11 +8,10 @@ import torch
 
 from ..choice import Choice, Kernel, Status
 from ..numerics.bounds import Claims, exact_limit
-from ..numerics.buffers import POISONS, allocate
+from ..numerics.buffers import POISONS
 from ..numerics.expectation import Expectation, OneHotExpectation, referenced
 from ..numerics.guards import Watch, guarded_out
 from ..numerics.judging import Judge
-from ..numerics.operands import Operands
 from ..numerics.probes import Probes
 from ..numerics.slots import tight_problem
 from ..numerics.some_rows import some_rows
@@ -86,11 +85,3 @@ class RowsVerifier:
         if id(expectation) not in packed:
             packed[id(expectation)] = choice.pack(b)
         return packed[id(expectation)]
-
-
-def result_of(choice: Choice, operands: Operands) -> torch.Tensor:
-    """Return the result of a choice in newly allocated memory."""
-    a, b, *rest = operands.tensors
-    out = allocate(choice.problem.out, a.device)
-    choice.build().run(out, (a, choice.pack(b) if choice.packed_format else b, *rest), operands.scalars)
-    return out

@@ -125,7 +125,8 @@ def _shared_pick(shared: RangePlan, problem: Problem) -> tuple[str | None, str]:
     """Return the pick by measurements of other M (None for torch), and its origin."""
     found = shared.find(problem)
     if isinstance(found, str):
-        return None, f"torch, because {found}"
+        invariant = shared.table is not None and shared.table.reduction
+        return None, f"{'no choice: the call raises NoValidChoicesError' if invariant else 'torch'}, because {found}"
     if found.origin == "nearest":
         return found.choice.name, "of the nearest M that was tuned"
     if found.origin == "default":

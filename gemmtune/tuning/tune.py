@@ -107,7 +107,7 @@ def tune(
         device: a device such as ``cuda:1``. The default is that of the operands, or the current one.
         devices: tune on several devices at once: ``all`` GPUs of this host, their numbers such as ``0,1``, or ``cpu``.
         ray: tune on the GPUs of a Ray cluster: its address, or ``auto``. Needs the extra ``gemmtune[fleet]``.
-        batch_invariant: with ``m``, pick one choice for the whole range, like the setting of that name.
+        batch_invariant: with ``m``, pick choices of one reduction class for the whole range, like the setting of that name.
         again: measure again what was measured on a busy machine.
         budget_s: seconds for all problems, without ``m``. Each problem gets an equal share of the rest, and torch's own operation
             is always measured. What is measured by then is kept and picked from. ``ProblemResult.partial`` says what is missing,

@@ -36,6 +36,7 @@ from rotation import rotated
 
 from gemmtune.backends.cuda.choice import CudaChoice
 from gemmtune.problem import Layout, Problem
+from gemmtune.selector.row_bits import RowBits
 
 SMALL, BY_K, WIDE = skinny_shape(8, 32, 2, 2, 1), skinny_shape(8, 16, 2, 1, 4), skinny_shape(16, 32, 1, 1, 2)
 
@@ -167,3 +168,15 @@ def test_hard_to_split_numbers_match_torch() -> None:
     packed = choice(dataclasses.replace(problem, prepacked=True), DIVIDED)
     kernel(packed).run(again, (a, packed.pack(b)), ())
     assert torch.equal(again.nan_to_num(7.0), out.nan_to_num(7.0)), "torch makes the same planes"
+
+
+@needs_compiler
+@pytest.mark.parametrize("blocks", rotated([2, 3], 2, "blocks that divide K"))
+def test_the_place_of_a_row_shows_from_three_blocks_on(blocks: int) -> None:
+    """Each block of a cluster finishes some rows of a tile, beginning with its own sums. Two sums commute, three do not."""
+
+    def made(m: int) -> CudaChoice:
+        return choice(mixed(m, 128, 288, scales="column"), ONE_GROUP, cluster_k=blocks)
+
+    bits = RowBits(made(40), torch.device("cpu"), kernel)
+    assert made(40).batch_invariant == (bits.difference([made(m) for m in (21, 40, 29)]) is None) == (blocks == 2)

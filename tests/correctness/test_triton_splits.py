@@ -13,6 +13,8 @@ from rotation import rotated
 from gemmtune.architectures import inspect_choices
 from gemmtune.backends.triton.build import TritonChoice
 from gemmtune.backends.triton.configs import Config
+from gemmtune.backends.triton.persistent import PersistentChoice
+from gemmtune.backends.triton.runs import RunsChoice
 from gemmtune.backends.triton.splits.decompose import decomposed_choice
 from gemmtune.choice import Status
 from gemmtune.device import preset
@@ -126,6 +128,28 @@ def test_choices_compile_within_predicted_resources_to_the_expected_instructions
     inspections = list(inspect_choices(tuple(found)))
     wrong = [f"{inspection}: {text}" for inspection in inspections for text in inspection.problems]
     assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize(("dtype", "layout"), rotated([(torch.float32, "nn"), (torch.float16, "nt")], 2, "parts"), ids=str)
+def test_parts_in_turn(interpreted: Run, dtype: torch.dtype, layout: str) -> None:
+    problem = Problem.addmm(40, 20, 135, dtype=dtype, layout=layout, bias="n", alpha=2, beta=0.5, device_type="cpu")
+    assert max(interpreted(triton_jobs.errors, problem, WHOLE, family=triton_jobs.in_parts)) <= 1
+    assert interpreted(triton_jobs.difference_in_parts, problem, WHOLE[0], [1, 17, 33]) is None
+
+
+def test_parts_in_turn_are_legal_where_splits_are_whole_blocks() -> None:
+    problem, device = COMPILED["bf16-nt"], preset("sm90")
+    config = Config(block_m=128, block_n=64, block_k=64, stages=3, warps=4)
+    choice = TritonChoice.of(problem, device, config)
+    assert [x.name for x in choice.with_parts(2, device)] == ["triton:mm_128x64x64_s3_w4_k2", "triton:runs_128x64x64_s3_w4_r2"]
+    assert [x.name for x in choice.with_parts(16, device)] == ["triton:mm_128x64x64_s3_w4_k16"]
+    assert not choice.with_parts(300, device)
+    assert not PersistentChoice.of(problem, device, config).with_parts(2, device)
+    (split, runs) = choice.with_parts(2, device)
+    assert split.claims == runs.claims
+    assert isinstance(runs.at(replace(problem, a=problem.a, out=problem.out), device), RunsChoice)
+    (inspection,) = inspect_choices((runs,))
+    assert not inspection.problems
 
 
 def test_the_last_program_sees_the_other_programs_sums() -> None:

@@ -16,6 +16,7 @@ from gemmtune.backends.triton.grouped.words import WordRowsChoice
 from gemmtune.backends.triton.mixed.words import WordsConfig
 from gemmtune.backends.triton.parts import PartsChoice
 from gemmtune.backends.triton.persistent import PersistentChoice
+from gemmtune.backends.triton.runs import RunsChoice, RunsConfig
 from gemmtune.backends.triton.splits.decompose import decomposed_choice
 from gemmtune.backends.triton.sums import SumChoice
 from gemmtune.backends.triton.swap import SwappedChoice, transposed
@@ -28,6 +29,8 @@ from gemmtune.numerics.operands import Operands, random_operands
 from gemmtune.problem import Problem
 from gemmtune.problem.dtypes import dtype_info
 from gemmtune.problem.epilogue import evaluate
+from gemmtune.problem.rows import row_classes
+from gemmtune.selector.row_bits import RowBits
 from gemmtune.selector.verify import Verification, Verifier
 from gemmtune.settings import Settings
 from gemmtune.toolchain.compiled import CompiledChoice
@@ -152,6 +155,19 @@ def verdicts(problem: Problem, configs: list[Config], *, family: Family = direct
     verifier = Verifier(problem, torch.device("cpu"))
     choices = [family(problem, config) for config in configs]
     return [verifier.check(choice, choice.build()) for choice in choices]
+
+
+def in_parts(problem: Problem, config: Config) -> CompiledChoice:
+    """Return the choice whose programs sum three parts of K in turn."""
+    return RunsChoice.of(problem, CPU, RunsConfig.of(config, 3))
+
+
+def difference_in_parts(problem: Problem, config: Config, rows: list[int]) -> str | None:
+    """Return the difference between the bits of programs that split K and of programs that sum its parts in turn."""
+    (rows_class,) = row_classes(problem)
+    made = [x for m in (problem.m, *rows) for x in TritonChoice.of(rows_class.at(m), CPU, config).with_parts(3, CPU)]
+    assert len({choice.claims.reduction for choice in made}) == 1
+    return RowBits(made[0], torch.device("cpu"), lambda choice: choice.build()).difference(made)
 
 
 def result(problem: Problem, config: Config, a: torch.Tensor, b: torch.Tensor, extra: tuple[torch.Tensor, ...]) -> torch.Tensor:

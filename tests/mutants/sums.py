@@ -10,7 +10,7 @@ from collections.abc import Callable
 import torch
 
 from .gemm import ALL_OPS, DENSE, INT8, SCALED, Gemm, Terms, apply_epilogue
-from .products import Product, blocks, narrowed, one_by_one, rounding_blocks, split_k, tf32
+from .products import Product, blocks, narrowed, rounding_blocks, split_k, tf32
 
 __all__ = [
     "alpha_before_the_last_split",
@@ -36,7 +36,6 @@ __all__ = [
     "remainder_of_the_splits_dropped",
     "rows_of_zeros_skipped",
     "scale_before_the_last_split",
-    "split_for_few_rows",
     "wrong_at_the_first_call",
     "wrong_once_in_sixty",
     "zeros_skipped",
@@ -80,17 +79,6 @@ partials_in_the_result_type = dataclasses.replace(_of_dtype("float16"), product=
 """Two splits, whose sums go through memory as float16, undeclared."""
 eight_partials_in_the_result_type = dataclasses.replace(_of_dtype("bfloat16"), product=split_k(torch.bfloat16, 8))
 
-
-def _split_for_few_rows(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """Return the product, splitting K if there are few tiles."""
-    half = a.shape[-1] // 2
-    if a.shape[-2] > FEW_ROWS or half == 0:
-        return one_by_one(a, b)
-    return one_by_one(a[..., :half], b[..., :half, :]) + one_by_one(a[..., half:], b[..., half:, :])
-
-
-split_for_few_rows = Gemm(gemm_traits=DENSE.changed({"batch_invariant": True, "splits": 2}), product=_split_for_few_rows)
-"""Right results, but not batch-invariant as declared."""
 
 b_read_as_bfloat16 = Gemm(
     gemm_traits=dataclasses.replace(DENSE, dtypes=("float32", "float16")), product=narrowed("b", torch.bfloat16)

@@ -40,6 +40,7 @@ KINDS: dict[int, str] = {
     29: "a result of another dtype",
     30: "bits of a row that depend on the rows beside it",
     31: "float32 by parts, but not all of them",
+    32: "bits that are not those of the GEMM that it names",
 }
 """Bugs that the suite must find. Each has one or more mutants."""
 _PACKAGE = "mutants"
@@ -191,7 +192,13 @@ MUTANTS: tuple[Mutant, ...] = (
     _mutant(27, "writing:tiles_past_132_unwritten", "long", "left unwritten"),
     _mutant(28, "sums:wrong_at_the_first_call", "edges", "wrong at the first call"),
     _mutant(29, "writing:result_in_float32", "result", "wrong dtype"),
-    _mutant(30, "sums:split_for_few_rows", "batch-invariance"),
+    _mutant(30, "bits:split_for_few_rows", "batch-invariance"),
+    _mutant(30, "bits:order_of_another_tile", "batch-invariance"),
+    _mutant(30, "bits:stream_k", "batch-invariance"),
+    _mutant(30, "bits:promoted_by_the_tile", "batch-invariance"),
+    _mutant(30, "bits:lanes_for_one_row", "batch-invariance"),
+    _mutant(30, "bits:epilogue_rounded_for_few_rows", "batch-invariance"),
+    _mutant(32, "bits:halves_for_one_run", "reduction"),
     _mutant(31, "parts:middle_product_dropped", "bound"),
     _mutant(31, "parts:low_product_dropped", "one-hot-a"),
     _mutant(31, "parts:rounded_instead_of_cut_off", "overflow", "NaN where there should be none"),
@@ -210,7 +217,7 @@ MUTANTS: tuple[Mutant, ...] = (
 )
 """All mutants, first those in plain torch, then those that need a GPU."""
 
-_OTHERS = ("two_products:one_accumulator", "two_products:second_product_rounded", "parts:right")
+_OTHERS = ("bits:same_run_in_tiles", "two_products:one_accumulator", "two_products:second_product_rounded", "parts:right")
 RIGHT: tuple[Right, ...] = tuple(
     Right(target=f"{_PACKAGE}.{name}")
     for name in (*(f"right:{plain}" for plain in (

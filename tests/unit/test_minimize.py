@@ -160,14 +160,15 @@ def test_tuning_searches_axes_and_reuses_stored_points(
     monkeypatch.setattr(measure_module, "open_session", lambda *_: session)
     chosen = dataclasses.replace(settings.current(), search=search)  # type: ignore[arg-type]
     candidates = candidates_for(PROBLEM, detect("cpu"), chosen)
-    pick, result = select(candidates, open_store(chosen), Progress())
+    found, result = select(candidates, open_store(chosen), Progress())
+    pick = found.picked
     assert pick is not None
     assert pick.name == picked
     assert len(session.examined) == len(set(session.examined))
     assert len(session.examined) == points or search == "exhaustive"
     points = len(session.examined)
     again, known = select(candidates_for(PROBLEM, detect("cpu"), chosen), open_store(chosen), Progress())
-    assert again == pick
+    assert again.picked == pick
     assert (known.source, len(session.examined)) == ("store", points)
     ours = [o for o in known.outcomes if o.backend == "triton"]
     assert min(o.time_us or 0 for o in ours) <= bowl({"stages": 3, "warps": 4})

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import math
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,9 +21,8 @@ from gemmtune.device import DeviceInfo, detect, preset
 from gemmtune.errors import NoValidChoicesError
 from gemmtune.problem import Problem
 from gemmtune.problem.rows import RowClass, row_classes
-from gemmtune.selector import invariant, proof, range_work, ranges
+from gemmtune.selector import proof, range_work, ranges
 from gemmtune.selector.crossover import MOST_SEGMENTS
-from gemmtune.selector.invariant import competing_rows, one_for_all
 from gemmtune.selector.proof import failures_of, kernels_of, legal_runs, rows_to_check, tile_rows
 from gemmtune.selector.range_work import ROUNDS_S, Work, measured, segment_of, uncompiled, with_kernels
 from gemmtune.selector.samples import Sample
@@ -346,62 +344,6 @@ def test_ready_choices_are_limited_for_each_backend(monkeypatch: pytest.MonkeyPa
     assert asked == [("library", "fake")], "Triton's configs would be searched for each M"
     work.source = lambda problem: pytest.fail("what is not of the settings has no more than it gave")
     assert work.ready(16) == []
-
-
-@pytest.mark.parametrize(
-    ("sampled", "expected"),
-    [
-        ([7], [7]), ([3, 9], [3, 9]), ([1, 2, 3, 4, 5], [1, 2, 3, 5]), ([1, 2, 3, 4, 6, 8], [1, 2, 3, 4, 8]),
-        ([1, 2, 3, 4, 6, 8, 12, 16, 24], [1, 2, 4, 12, 24]),
-    ],
-)  # fmt: skip
-def test_competing_rows_spread_from_end_to_end(sampled: list[int], expected: list[int]) -> None:
-    assert competing_rows(sampled) == expected
-
-
-def test_one_for_all_is_the_fastest_legal_invariant_choice(monkeypatch: pytest.MonkeyPatch) -> None:
-    compared: list[str] = []
-
-    def why_not(work: Work, segment: Segment, checked: tuple[int, ...]) -> str | None:
-        compared.append(segment.name)
-        return "row 3 differs" if segment.name == "a" else None
-
-    def everything(work: Work, m: int, names: Sequence[str]) -> dict[str, float]:
-        timed.append((m, tuple(names)))
-        return {"a": 1.0, "b": 4.0, "c": 3.0, "d": 9.0, "e": 9.0, "f": 9.0}
-
-    monkeypatch.setattr(invariant, "_why_not", why_not)
-    monkeypatch.setattr(invariant, "measured", everything)
-    timed: list[tuple[int, tuple[str, ...]]] = []
-    names = {name: 1.0 + i for i, name in enumerate(("varying", "narrow", "a", "b", "c", "d", "e", "f", "g"))}
-    work = work_of(
-        {2: names, 8: {"a": 1.0}, 16: names},
-        varying=stepped("varying", invariant=False), narrow=stepped("narrow", legal=frozenset(range(1, 64))),
-    )  # fmt: skip
-    table = one_for_all(work)
-    assert [(x.lo, x.hi, x.name) for x in table.segments] == [(1, 64, "b")], (
-        "the least mean loss of a, b … f, and a is not invariant"
-    )
-    assert {1, 64} <= set(table.segments[0].checked)
-    assert timed == [(8, ("a", "b", "c", "d", "e", "f"))], "where not all of the six were timed, they are"
-    assert compared == ["a", "b"]
-    assert work.wrong == {"a": "row 3 differs"}
-    timed.clear()
-    one_for_all(work_of({2: {"b": 1.0, "c": 2.0}, 8: {"c": 1.0}}))
-    assert timed == [(8, ("c", "b"))]
-    one_for_all(work_of({2: {"b": 1.0, "varying": 2.0}, 8: {"varying": 1.0}}, varying=stepped("varying", invariant=False)))
-    assert timed == [(8, ("c", "b"))], "one alone is compared with nothing"
-    monkeypatch.setattr(invariant, "_why_not", lambda *_: "none is")
-    with pytest.raises(NoValidChoicesError) as error:
-        one_for_all(work_of({2: {"varying": 1.0, "b": 2.0}}, varying=stepped("varying", invariant=False)))
-    assert "does not declare to be batch-invariant" in str(error.value)
-    assert "none is" in str(error.value)
-
-
-def test_loss_is_a_mean_of_logarithms() -> None:
-    work = work_of({1: {"a": 1.0, "b": 2.0}, 2: {"a": 3.0, "b": 3.0}, 4: {"a": 5.0}})
-    assert invariant._loss(work, "a") == 0
-    assert invariant._loss(work, "b") == pytest.approx((math.log(2) + 0 + 1) / 3)
 
 
 def segment(lo: int, hi: int, name: str) -> Segment:

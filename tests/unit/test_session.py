@@ -307,15 +307,15 @@ def test_operands_are_made_once_except_for_groups(settings: Settings, monkeypatc
     ("wrong_call", "status", "reason"),
     [
         (0, Status.OK, ""),
-        (2, Status.WRONG_RESULT, "rows 0 to 4 have other bits alone than among 64 rows"),
-        (3, Status.WRONG_RESULT, "rows 59 to 63 have other bits alone than among 64 rows"),
-        (5, Status.WRONG_RESULT, "rows 32 to 63 have other bits alone than among 64 rows"),
+        (3, Status.WRONG_RESULT, "M = 5: random rows 0 to 4 have other bits alone than among 64 rows, first row 0"),
+        (4, Status.WRONG_RESULT, "M = 5: random rows 59 to 63 have other bits alone than among 64 rows, first row 59"),
+        (10, Status.WRONG_RESULT, "M = 32: hard rows 32 to 63 have other bits alone than among 64 rows, first row 32"),
     ],
 )
 def test_bits_of_rows_are_compared_at_both_ends(
     wrong_call: int, status: Status, reason: str, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One call covers all rows; each part then has one for the first and one for the last rows."""
+    """Two calls cover all rows, random and hard ones; each part then has two for the first and two for the last rows."""
     sizes: list[int] = []
 
     def packed(out: torch.Tensor, tensors: tuple[torch.Tensor, ...], _: object) -> None:
@@ -332,7 +332,7 @@ def test_bits_of_rows_are_compared_at_both_ends(
         sample = session.same_rows(running("packed"), parts)
         assert (sample.status, sample.reason) == (status, reason)
         assert session.same_rows(running("fail"), parts).status is Status.RUNTIME_ERROR
-    assert sizes == [64, 5, 5, 32, 32][: wrong_call or 5]
+    assert sizes == [64, 64, 5, 5, 5, 5, 32, 32, 32, 32][: wrong_call or 10]
 
 
 class FakeContender:

@@ -13,17 +13,34 @@ import torch
 
 from ...choice import Choice, Claims, Kernel, Run, Scalars, Tensors
 from ...device import DeviceInfo
+from ...numerics.reduction import Reduction, parts_of, reduction_of
 from ...problem import Problem
 from ...problem.dtypes import dtype_info
 from ...toolchain.prepared import HostFunction
 from .compiler import Compilable
 from .configs import Config, refusal
 from .library import SourceChoice
-from .operands import divided, numbers_per_step, oriented, sides, uses_vnni
-from .plan import Plan, make_plan, packed_shape
+from .operands import VECTOR_BYTES, divided, numbers_per_step, oriented, sides, uses_vnni
+from .plan import Plan, block_of_k, make_plan, packed_shape
 from .source import Source
 
 NAME = "cpp"
+
+
+def reduction_for(problem: Problem, config: Config, arch: str, *, vnni: bool) -> Reduction | None:
+    """Return a run of fused multiply-adds for each block of K, added in rising order.
+
+    Dot products have a running sum for each lane of a vector, and pairs of bfloat16 one for each pair. None: few rows of 4-bit
+    numbers use two sums, and the rows of a group are data. Groups may also divide the terms.
+    """
+    if problem.divides_terms or problem.encoding:
+        return None
+    numbers = numbers_per_step(problem.accumulator, arch, vnni=vnni)
+    length = block_of_k(problem, config, numbers) * numbers
+    lanes = config.mode == "dots"
+    order = f"{VECTOR_BYTES[arch] // problem.accumulator.itemsize} lanes" if lanes else "pairs" if vnni else ""
+    own = "cpp" if order or arch == "portable" or problem.scales else ""
+    return reduction_of(problem, "cpp", unit="fma", parts=parts_of(problem.k, length), order=order, own=own)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,6 +71,7 @@ class CppChoice(SourceChoice):
                 splits=max(1, -(-problem.k // terms)),
                 weights=torch.float32 if problem.widens_b and problem.scale_b is not None else None,
                 flush_subnormals=vnni and accumulator == torch.float32,
+                reduction=reduction_for(problem, config, device.arch, vnni=vnni),
             ),
             info={
                 "mode": config.mode, "mr": config.mr, "nr": config.nr(device.arch, accumulator), "kc": config.kc,

@@ -54,6 +54,12 @@ def packed_shape(k: int, n: int, nr: int, numbers: int = 1) -> tuple[int, ...]:
     return (-(-n // nr), -(-k // numbers), nr, *((numbers,) if numbers > 1 else ()))
 
 
+def block_of_k(problem: Problem, config: Config, numbers: int) -> int:
+    """Return the steps of K between two visits of a tile: ``config.kc``, in units that kernels read at a time, or all steps."""
+    whole = (_DOT_STEP if config.mode == "dots" else 1) * (2 if problem.encoding else 1)
+    return min(-(-config.kc // whole) * whole, max(-(-problem.k // numbers), 1))
+
+
 def make_plan(problem: Problem, config: Config, arch: str, *, vnni: bool = False) -> Plan:
     """Return the plan of ``config`` for the problem. The order of the words is that of ``struct Plan`` in the template."""
     nr = config.nr(arch, problem.accumulator)
@@ -61,9 +67,7 @@ def make_plan(problem: Problem, config: Config, arch: str, *, vnni: bool = False
     m, n = x.a.size[-2], x.b.size[-1]
     numbers = numbers_per_step(problem.accumulator, arch, vnni=vnni)
     k = -(-problem.k // numbers)
-    # Round ``config.kc`` up to what the kernels read at a time, or take all steps.
-    whole = (_DOT_STEP if config.mode == "dots" else 1) * (2 if problem.encoding else 1)
-    kc = min(-(-config.kc // whole) * whole, max(k, 1))
+    kc = block_of_k(problem, config, numbers)
     itemsize = problem.accumulator.itemsize
     direct, b_words = _b_words(problem, config, x.b, nr, numbers)
     rows = _even(m, config.rows(arch))

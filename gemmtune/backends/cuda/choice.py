@@ -45,7 +45,7 @@ class CudaChoice(FileChoice):
             name=f"{NAME}:{family.name}_{family.label(problem, config)}",
             backend=NAME,
             problem=problem,
-            claims=family.claims(problem, config),
+            claims=dataclasses.replace(family.claims(problem, config), reduction=family.reduction(problem, config)),
             info=family.info(problem, config),
             family=family,
             config=config,
@@ -77,8 +77,8 @@ class CudaChoice(FileChoice):
 
     @property
     def batch_invariant(self) -> bool:
-        """Always true: the config alone decides how K is divided."""
-        return True
+        """True if the place of a row in its tile does not show. The config alone decides how K is divided."""
+        return self.family.batch_invariant(self.problem, self.config)
 
     def launch_variants(self) -> tuple[CudaChoice, ...]:
         """Return the legal configs that launch the same kernel with other parameters."""

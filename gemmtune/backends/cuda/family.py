@@ -12,6 +12,7 @@ import torch
 
 from ...choice import Claims
 from ...device import DeviceInfo
+from ...numerics.reduction import Reduction
 from ...problem import Problem
 from ...problem.dtypes import dtype_name
 from ...toolchain import structs
@@ -99,6 +100,14 @@ class Family(ABC, Generic[C]):
     @abstractmethod
     def claims(self, problem: Problem, config: C) -> Claims:
         """Return the kernel's arithmetic."""
+
+    def reduction(self, problem: Problem, config: C) -> Reduction | None:  # noqa: ARG002 - most declare nothing
+        """Return how the kernel sums K, a function of config and K. None: the family does not say."""
+        return None
+
+    def batch_invariant(self, problem: Problem, config: C) -> bool:  # noqa: ARG002 - most are
+        """Return True if partial sums of a row are added in the same order wherever the row lies in a tile."""
+        return True
 
     @abstractmethod
     def info(self, problem: Problem, config: C) -> dict[str, Any]:

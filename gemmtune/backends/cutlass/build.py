@@ -14,6 +14,8 @@ import torch
 from ...choice import Claims, Kernel
 from ...device import DeviceInfo
 from ...errors import UnavailableError
+from ...numerics.bounds import PROMOTED_EVERY
+from ...numerics.reduction import Reduction, reduction_of
 from ...problem import Problem
 from ...toolchain.compiled import Artifact, FileChoice
 from ...toolchain.made_once import compile_text, made_once
@@ -55,6 +57,16 @@ def name_of(config: Config) -> str:
     return f"{NAME}:{config.name}"
 
 
+def reduction_for(problem: Problem, config: Config) -> Reduction | None:
+    """Return one run over K, or None if CUTLASS's scheduler divides K or groups divide the terms."""
+    operation = config.operation
+    if (operation.stream_k and config.variant.decomposition != "dataparallel") or problem.divides_terms:
+        return None
+    unit = "fma" if operation.opcode == "Simt" or operation.a == "f64" else "matrix"
+    own = f"cutlass {operation.kernel_schedule}".strip() if problem.float8 or operation.converts else ""
+    return reduction_of(problem, "cutlass", unit=unit, promoted_every=PROMOTED_EVERY if operation.promotes else None, own=own)
+
+
 @dataclass(frozen=True, kw_only=True)
 class CutlassChoice(FileChoice):
     """One operation with one launch variant, compiled for ``capability`` with the CUTLASS copy ``toolkit``."""
@@ -81,6 +93,7 @@ class CutlassChoice(FileChoice):
                 epilogue_input=problem.epilogue_dtype if problem.epilogue else accumulator,
                 splits=most_splits(config.variant, operation, grid),
                 input_mode="tf32" if operation.a == "tf32" and problem.dtype == torch.float32 else "ieee",
+                reduction=reduction_for(problem, config),
             ),
             info=_info(config, swap_ab=swap_ab),
             config=config,
@@ -114,7 +127,8 @@ class CutlassChoice(FileChoice):
 
     def _with(self, variant: Variant, grid: Grid) -> CutlassChoice:
         config = dataclasses.replace(self.config, variant=variant)
-        claims = dataclasses.replace(self.claims, splits=most_splits(variant, config.operation, grid))
+        splits, reduction = most_splits(variant, config.operation, grid), reduction_for(self.problem, config)
+        claims = dataclasses.replace(self.claims, splits=splits, reduction=reduction)
         info = _info(config, swap_ab=self.swap_ab)
         return dataclasses.replace(self, name=name_of(config), config=config, claims=claims, info=info)
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from ...declaration.called import CalledChoice
 from ...declaration.legality import why_not
 from ...declaration.subject import Subject
+from ...declaration.traits import DECLARED
 from ...device import DeviceInfo
 from ...errors import UnavailableError
 from ...problem import Problem
@@ -34,6 +35,9 @@ class OwnChoice(CalledChoice):
         A GEMM without declarations is assumed to give equal bits for equal inputs if it has to be ``deterministic``.
         """
         claims = subject.traits.claims(problem)
+        if claims.reduction is not None:
+            own = claims.reduction.own.replace(DECLARED, source.target)
+            claims = dataclasses.replace(claims, reduction=dataclasses.replace(claims.reduction, own=own))
         return cls(
             name=f"{NAME}:{source.target}",
             backend=NAME,
@@ -70,9 +74,9 @@ class OwnChoice(CalledChoice):
 
     @property
     def batch_invariant(self) -> bool:
-        """Declared batch invariance."""
+        """Declared batch invariance. A declared reduction promises it too."""
         source = loaded(self.target, self.folder)
-        return isinstance(source.found, Subject) and source.found.traits.batch_invariant
+        return isinstance(source.found, Subject) and bool(source.found.traits.batch_invariant or source.found.traits.reduction)
 
     def load(self) -> Subject:
         """Import the GEMM.

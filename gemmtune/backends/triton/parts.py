@@ -21,6 +21,7 @@ import torch
 
 from ...choice import Claims
 from ...device import DeviceInfo
+from ...numerics.reduction import Reduction
 from ...problem import Problem
 from ..by_parts import why_not_one_by_one, why_not_parts
 from .artifact import Expected, expected_of
@@ -28,6 +29,7 @@ from .build import KernelChoice
 from .configs import SPLITS, Config, Geometry, blocks_along_k, pool, splits_for, tiles_of
 from .legality import TENSOR_MEMORY, Predicate
 from .rank import select
+from .reductions import summed_by_steps
 from .resources import Resources, fragment_registers
 from .spec import Staging
 
@@ -98,6 +100,11 @@ class PartsChoice(KernelChoice):
         """Return the choice. Its claims state after how many elements of K a step's sum is rounded into the tile's."""
         choice = super().of(problem, device, config)
         return dataclasses.replace(choice, claims=dataclasses.replace(choice.claims, promoted_every=config.block_k))
+
+    @classmethod
+    def reduced(cls, problem: Problem, where: Geometry, config: Config, device: DeviceInfo) -> Reduction | None:
+        """Return sums of steps, each of six products of parts, that are added to the tile's sum."""
+        return summed_by_steps(problem, where, config, device, promoted_every=config.block_k, own="triton parts")
 
     @classmethod
     def why_not(cls, problem: Problem, device: DeviceInfo, config: Config) -> str | None:

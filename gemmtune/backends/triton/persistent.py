@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from ...device import DeviceInfo
+from ...numerics.reduction import Reduction
 from ...problem import Problem
 from ...problem.layout import ALIGNED_BYTES
 from ...problem.rules import why_not_dense
@@ -24,6 +25,7 @@ from .descriptors import describable, is_transposed
 from .legality import Predicate, why_overhanging
 from .rank import BLOCK_OVERHEAD_BYTES, LATENCY_US, LAUNCH_US, STORE_US, loop_step_us
 from .records import Blocks
+from .reductions import summed_by_steps
 from .resources import Resources
 
 TILES = (
@@ -70,6 +72,11 @@ class PersistentChoice(KernelChoice):
     def divided(cls, problem: Problem, device: DeviceInfo, config: Config) -> Geometry:
         """Return the geometry with the number of resident programs, which compute tile after tile."""
         return dataclasses.replace(geometry(problem, config), programs=programs_of(problem, device, config))
+
+    @classmethod
+    def reduced(cls, problem: Problem, where: Geometry, config: Config, device: DeviceInfo) -> Reduction | None:
+        """Return one run over K: a program sums its tile alone."""
+        return summed_by_steps(problem, where, config, device)
 
     @classmethod
     def why_not(cls, problem: Problem, device: DeviceInfo, config: Config) -> str | None:

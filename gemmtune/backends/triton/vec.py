@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from ...choice import Claims
 from ...device import DeviceInfo
+from ...numerics.reduction import Reduction
 from ...problem import Problem
 from ...problem.rules import why_not_dense
 from .arch import arch_of, can_overlap
@@ -18,6 +19,7 @@ from .classes import INT32_LIMIT
 from .configs import Config, Geometry, tiles_of
 from .legality import Predicate, why_overhanging
 from .mixed.words import WordsKernelChoice, why_not_words
+from .reductions import summed_by_lanes
 from .resources import Resources
 
 MOST_ROWS = 4
@@ -62,6 +64,11 @@ class VectorChoice(KernelChoice):
     def claimed(cls, problem: Problem, where: Geometry) -> Claims:
         """Return the claims of FMAs, which round no operand."""
         return dataclasses.replace(super().claimed(problem, where), input_mode="ieee")
+
+    @classmethod
+    def reduced(cls, problem: Problem, where: Geometry, config: Config, device: DeviceInfo) -> Reduction | None:  # noqa: ARG003
+        """Return a running sum for each lane of block_k. The layout of the tile decides how lanes are added up."""
+        return summed_by_lanes(problem, config)
 
     def expected(self, device: DeviceInfo) -> Expected:
         """Return the predictions for a kernel without tensor cores."""
@@ -160,6 +167,11 @@ class WordsVectorChoice(WordsKernelChoice):
         """Return why the family or this config may not run the problem, or None."""
         reason = why_not_words_vector(problem, device) or why_too_many_rows(problem, config)
         return reason or why_not_words_row(problem, device, config)
+
+    @classmethod
+    def reduced(cls, problem: Problem, where: Geometry, config: Config, device: DeviceInfo) -> Reduction | None:  # noqa: ARG003
+        """Return a running sum for each lane of block_k, of numbers from words."""
+        return summed_by_lanes(problem, config, own="triton words")
 
     def expected(self, device: DeviceInfo) -> Expected:
         """Return the predictions for a kernel without tensor cores."""

@@ -13,7 +13,6 @@ from ...declaration.labels import OPS
 from ...declaration.subject import Refused
 from ...numerics.guards import guarded_out
 from ...numerics.operands import Operands
-from ...numerics.some_rows import same_rows, some_rows
 from ...timing.contenders import renew_generator
 from ..bench.bench import Bench
 from ..cases.sampling import Sample, Size
@@ -44,26 +43,6 @@ def check_determinism(bench: Bench) -> None:
             if bench.expect_equal(result, first, operands, name="the bits of the first call", known=False):
                 bench.fail("the first call gave the same numbers with another sign of 0, or another NaN")
         return
-
-
-def check_batch_invariance(bench: Bench) -> None:
-    """Check that the first row, the last row and the first half keep their bits without the other rows."""
-    operands = bench.probes.random()
-    whole = bench.call(operands)
-    m, traits = bench.problem.m, bench.subject.traits
-    unit = traits.multiples[0]
-    fewest = max(-(-traits.least[0] // unit), 1) * unit
-    half = max(m // 2 // unit * unit, fewest)
-    for begin, count in ((0, fewest), (m - fewest, fewest), (0, half)):
-        part = bench.sibling(m=count)
-        given = some_rows(operands, part.problem, begin)
-        result = part.call(given)
-        if not same_rows(whole, result, begin):
-            with stage(bench, f"rows {begin} to {begin + count - 1} without the others"):
-                expected = whole[..., begin : begin + count, :]
-                if part.expect_equal(result, expected, given, name="the bits among all rows", known=False):
-                    bench.fail("they are the same numbers with another sign of 0, or another NaN")
-            return
 
 
 def check_repeatability(bench: Bench) -> None:
@@ -189,16 +168,6 @@ PROPERTIES = (
     Property(
         "determinism", "equal inputs give equal bits", check_determinism,
         Sample(budget=(18, 72, 300), shapes=SIZES, ops=OPS), needs=declared("deterministic"),
-    ),
-    Property(
-        "batch-invariance", "the bits of a row do not depend on the other rows, nor on their number", check_batch_invariance,
-        Sample(
-            budget=(18, 72, 300),
-            shapes=SIZES,
-            # 128 rows that share a scale cannot be separated. Strides of one row say nothing about the others.
-            admits=lambda case: case.scales != "block_128x128",
-        ),
-        needs=declared("batch_invariant"),
     ),
     Property(
         "repeatability", "the same call is right every time", check_repeatability,

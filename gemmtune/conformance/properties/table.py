@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ...errors import CaseError
-from . import blocks, calls, edges, groups, large, memory, metamorphic, scalars, special, strides, tiles, values
+from . import batches, blocks, calls, edges, groups, large, memory, metamorphic, scalars, special, strides, tiles, values
 from .property import Property
 
 PROPERTIES: tuple[Property, ...] = (
@@ -18,6 +18,7 @@ PROPERTIES: tuple[Property, ...] = (
     *groups.PROPERTIES,
     *metamorphic.PROPERTIES,
     *calls.PROPERTIES,
+    *batches.PROPERTIES,
     *large.PROPERTIES,
 )
 """All properties, in the order of reports."""

@@ -15,6 +15,7 @@ from ...errors import UnavailableError
 from ...operators import library as _operators  # noqa: F401 - defines operators of torch
 from ...sparse import operators as _block_operators  # noqa: F401 - defines operators of torch
 from ...version import __version__
+from .. import invariant as _invariant_operator  # noqa: F401 - defines an operator of torch
 from .planned import ready_launch, run_planned
 from .planned_horizontal import ready_pieces, run_horizontal
 

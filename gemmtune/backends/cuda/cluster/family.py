@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 
 from ....choice import Claims
 from ....device import DeviceInfo
+from ....numerics.reduction import Reduction, even_parts, reduction_of
 from ....problem import Problem
 from ....problem.rules import why_not_dense
 from ....toolchain.record import WORKSPACE, A, Address, B, Record, with_maps
@@ -121,6 +122,24 @@ class Cluster(Family[Config]):
     def claims(self, problem: Problem, config: Config) -> Claims:  # noqa: ARG002 - the same for all problems
         return float32_sums(splits=config.parts)
 
+    def reduction(self, problem: Problem, config: Config) -> Reduction | None:
+        """Return the parts of K, and the order in which blocks and clusters add them."""
+        if not self.batch_invariant(problem, config):
+            return None
+        shape, order = config.shape, ""
+        if shape.cluster_k > 2:  # each block adds its own sums first, and finishes some columns
+            order = f"rotated every {shape.block_n // shape.cluster_k} columns"
+        if config.clusters_per_tile > 1:
+            readers = readers_of(config)
+            order = ", ".join(x for x in (order, f"{config.clusters_per_tile} clusters by {readers} readers") if x)
+        order += f", interleaved by {shape.block_k}" if config.interleaved_k else ""
+        parts = even_parts(problem.k, shape.block_k, config.parts)
+        return reduction_of(problem, "cuda", parts=parts, order=order, own="cuda clusters" if order else "")
+
+    def batch_invariant(self, problem: Problem, config: Config) -> bool:  # noqa: ARG002 - the config decides
+        """Return False if rows of a are the columns that blocks finish, each beginning with its own sums. Two sums commute."""
+        return not (config.swap_ab and config.shape.cluster_k > 2)
+
     def info(self, problem: Problem, config: Config) -> dict[str, Any]:  # noqa: ARG002 - the same for all problems
         shape = config.shape
         return self.facts(config, (shape.block_m, shape.block_n, shape.block_k), cluster=shape.cluster, splits=config.parts)
@@ -147,7 +166,7 @@ class Cluster(Family[Config]):
         work.steps, work.prefetch_stages = -(-problem.k // shape.block_k), config.prefetch_stages
         work.clusters_per_tile, work.interleaved_k = sums.clusters, config.interleaved_k
         # readers_log2: threads that add up the parts of one quad. share: quads of a slice that each cluster finishes.
-        work.readers_log2 = (-(-sums.clusters // shape.in_flight) - 1).bit_length()
+        work.readers_log2 = readers_of(config).bit_length() - 1
         work.share = -(-sums.slice_quads // sums.clusters)
         work.p_batched, work.q_batched = bool(strides_of(p).batch), bool(strides_of(q).batch)
         work.paired, aligned = aligned_out(Work.paired, oriented.out, 2)
@@ -165,3 +184,8 @@ class Cluster(Family[Config]):
         first, second = (B, A) if config.swap_ab else (A, B)
         first_map = staged_map(p, first, shape.block_m, shape.block_k, shape.cluster_n)
         return with_maps(launch, (first_map, staged_map(q, second, shape.block_n, shape.block_k, shape.cluster_m)))
+
+
+def readers_of(config: Config) -> int:
+    """Return the number of threads that add up the clusters' parts of one quad, a power of two."""
+    return 1 << (-(-config.clusters_per_tile // config.shape.in_flight) - 1).bit_length()

@@ -10,6 +10,7 @@ import torch
 
 from ....choice import Claims
 from ....device import DeviceInfo
+from ....numerics.reduction import Reduction, reduction_of
 from ....problem import Problem
 from ....problem.dtypes import dtype_name
 from ....problem.rules import why_not
@@ -79,6 +80,11 @@ class Gemv(Family[Config]):
         The halves of lines are summed separately.
         """
         return float32_sums(splits=2 * config.shape.warps, weights=problem.dtype if stored(problem).zero else None)
+
+    def reduction(self, problem: Problem, config: Config) -> Reduction | None:
+        """Return sums of half lines and warps, added in rising order."""
+        order = f"{2 * config.shape.warps} half lines, {config.shape.block_k(stored(problem))} a stage"
+        return reduction_of(problem, "cuda", order=order, own="cuda gemv")
 
     def info(self, problem: Problem, config: Config) -> dict[str, Any]:
         shape = config.shape

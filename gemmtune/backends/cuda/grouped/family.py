@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 from ....choice import Claims
 from ....device import DeviceInfo
+from ....numerics.reduction import Reduction, reduction_of
 from ....problem import Problem
 from ....problem.rules import why_not
 from ....toolchain.record import A, B, Record, with_maps
@@ -85,6 +86,14 @@ class Grouped(Family[Config]):
 
     def claims(self, problem: Problem, config: Config) -> Claims:  # noqa: ARG002 - the same for all configs
         return float32_sums()
+
+    def reduction(self, problem: Problem, config: Config) -> Reduction | None:  # noqa: ARG002 - the same for all configs
+        """Return one run over K, whatever rows a group has. None: groups divide the terms."""
+        return None if problem.divides_terms else reduction_of(problem, "cuda")
+
+    def batch_invariant(self, problem: Problem, config: Config) -> bool:  # noqa: ARG002 - the problem decides
+        """Return False if groups divide the terms, whose number is data."""
+        return not problem.divides_terms
 
     def info(self, problem: Problem, config: Config) -> dict[str, Any]:  # noqa: ARG002 - the same for all problems
         return self.facts(config, (config.shape.block_m, config.shape.block_n, BLOCK_K), cluster=config.shape.cluster)

@@ -11,6 +11,7 @@ import torch
 
 from ....choice import Claims
 from ....device import DeviceInfo
+from ....numerics.reduction import Reduction, even_parts, reduction_of
 from ....problem import Layout, Problem
 from ....toolchain.record import WORKSPACE, A, Address, B, Record, Swizzle, TensorMap, with_maps
 from ....toolchain.structs import Strides, strides_of, struct_text
@@ -106,6 +107,20 @@ class Parts(Family[Config]):
         """Return the claims. After each step of K, sums of tensor cores are added to float32 sums that round to nearest."""
         claims = float32_sums(splits=config.shape.cluster_k)
         return dataclasses.replace(claims, input_mode="parts", promoted_every=BLOCK_K, flush_subnormals=True)
+
+    def reduction(self, problem: Problem, config: Config) -> Reduction | None:
+        """Return sums of steps that are added to float32 sums, and the order in which blocks add these."""
+        shape = config.shape
+        if not self.batch_invariant(problem, config):
+            return None
+        order = f"rotated every {shape.block_n // shape.cluster_k} columns" if shape.cluster_k > 2 else ""
+        parts = even_parts(problem.k, 2 * BLOCK_K, shape.cluster_k)
+        own = f"cuda parts gathered over {shape.gathered_steps} steps"
+        return reduction_of(problem, "cuda", unit="matrix", parts=parts, order=order, promoted_every=BLOCK_K, own=own)
+
+    def batch_invariant(self, problem: Problem, config: Config) -> bool:  # noqa: ARG002 - the config decides
+        """Return False if rows of a are the columns that blocks finish, each beginning with its own sums. Two sums commute."""
+        return not (config.swap_ab and config.shape.cluster_k > 2)
 
     def info(self, problem: Problem, config: Config) -> dict[str, Any]:
         shape = config.shape

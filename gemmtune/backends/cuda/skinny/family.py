@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 
 from ....choice import Claims
 from ....device import DeviceInfo
+from ....numerics.reduction import Reduction, reduction_of
 from ....problem import Problem
 from ....toolchain.record import A, Aligned, TensorMap
 from ..family import float32_sums
@@ -206,6 +207,12 @@ class Skinny(MixedFamily[Config]):
     def claims(self, problem: Problem, config: Config) -> Claims:
         """Return the claims. Weights are rounded to a's dtype if zero points are subtracted; scales multiply sums."""
         return float32_sums(splits=self.splits(config), weights=problem.dtype if weights_of(problem).zero else None)
+
+    def reduction(self, problem: Problem, config: Config) -> Reduction | None:
+        """Return sums of warps and blocks, added in rising order. Words of weights deal K to threads in an order of their own."""
+        shape, how = config.shape, "interleaved" if config.interleaved_k else "consecutive"
+        order = f"{config.cluster_k} {how} blocks of {shape.warps_k} warps, {shape.block_k(weights_of(problem))} a stage"
+        return reduction_of(problem, "cuda", order=order, own="cuda skinny")
 
     def values(self, weights: Weights, shape: Shape) -> dict[str, Any]:
         shared_bytes = [shape.shared_bytes(weights, cluster_k) for cluster_k in (1, 2)]

@@ -15,6 +15,7 @@ import torch
 
 from ....choice import Claims
 from ....device import DeviceInfo
+from ....numerics.reduction import Reduction, reduction_of
 from ....problem import Problem
 from ....toolchain.record import A, Aligned, Swizzle, TensorMap
 from .. import groups
@@ -138,6 +139,19 @@ class Wgmma(MixedFamily[Config]):
         weights = weights_of(problem)
         rounds = weights.zero is not None or any(factor.group for factor in weights.factors.values())
         return float32_sums(splits=config.cluster_k, weights=problem.dtype if rounds else None)
+
+    def reduction(self, problem: Problem, config: Config) -> Reduction | None:
+        """Return sums of batches of steps. Words of weights deal K to threads in an order of their own."""
+        if not self.batch_invariant(problem, config):
+            return None
+        shape, weights = config.shape, weights_of(problem)
+        how = "interleaved" if config.interleaved_k else "consecutive"
+        order = f"{config.cluster_k} {how} blocks, {shape.block_k(weights)} a stage in batches of {shape.k16_batch_of(weights)}"
+        return reduction_of(problem, "cuda", order=order, own="cuda wgmma")
+
+    def batch_invariant(self, problem: Problem, config: Config) -> bool:
+        """Return False if each of several blocks finishes some rows, beginning with its own sums. Two sums commute."""
+        return config.cluster_k <= 2 and not problem.divides_terms
 
     def source(self, problem: Problem, config: Config) -> KernelSource:
         made = super().source(problem, config)

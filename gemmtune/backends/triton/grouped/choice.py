@@ -11,6 +11,7 @@ import torch
 
 from ....choice import Claims, Kernel, Scalars, Tensors
 from ....device import DeviceInfo
+from ....numerics.reduction import Reduction
 from ....numerics.routed import gate_of
 from ....problem import Epilogue, Layout, Problem
 from ..artifact import Expected, instruction
@@ -21,6 +22,7 @@ from ..legality import Predicate
 from ..persistent import operand_blocks
 from ..printer import TRITON_DTYPES
 from ..records import Blocks
+from ..reductions import summed_by_steps
 from .configs import GroupedConfig, most_tiles, scale_group_of, scale_rows_of, why_not_config
 
 LEAST_GROUPS_BLOCK = 16
@@ -74,8 +76,17 @@ class GroupedChoice(KernelChoice):
 
     @property
     def batch_invariant(self) -> bool:
-        """False: the number of rows or terms of a group is data."""
-        return False
+        """True for groups of rows: each row is summed over all of K. The number of terms of a group is data."""
+        return not self.problem.divides_terms
+
+    @classmethod
+    def reduced(cls, problem: Problem, where: Geometry, config: Config, device: DeviceInfo) -> Reduction | None:
+        """Return the sum of a row over steps of block_k, whatever rows its group has. None: groups divide the terms."""
+        if problem.divides_terms:
+            return None
+        if not scale_group_of(problem):
+            return summed_by_steps(problem, where, config, device)
+        return summed_by_steps(problem, where, config, device, promoted_every=config.block_k, own="triton groups")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,12 +11,13 @@ from typing import Any
 
 from ....choice import Claims
 from ....device import DeviceInfo
+from ....numerics.reduction import Reduction
 from ....problem import Problem
 from ..arch import can_overlap
 from ..artifact import Expected, words_instruction
 from ..classes import INT32_LIMIT
 from ..configs import Config, Geometry
-from ..mixed.words import WordsConfig, WordsKernelChoice, why_not_config, why_not_words, words_resources
+from ..mixed.words import WordsConfig, WordsKernelChoice, why_not_config, why_not_words, words_reduction, words_resources
 from .choice import GroupedChoice, grouped_geometry
 from .configs import most_tiles
 
@@ -50,6 +51,11 @@ class WordRowsChoice(GroupedChoice, WordsKernelChoice):
     def claimed(cls, problem: Problem, where: Geometry) -> Claims:
         """Return the claims; scales multiply sums, so weights are not rounded."""
         return dataclasses.replace(super().claimed(problem, where), weights=None)
+
+    @classmethod
+    def reduced(cls, problem: Problem, where: Geometry, config: Config, device: DeviceInfo) -> Reduction | None:
+        """Return the sum of a row in the order of words."""
+        return words_reduction(problem, where, config, device)
 
     @property
     def values(self) -> Mapping[str, Any]:

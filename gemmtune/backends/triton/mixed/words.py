@@ -16,6 +16,7 @@ import torch
 
 from ....choice import Claims
 from ....device import DeviceInfo
+from ....numerics.reduction import Reduction
 from ....problem import Layout, Problem
 from ....problem.dtypes import dtype_info
 from ....toolchain.render import template
@@ -24,6 +25,7 @@ from ..artifact import Expected, words_instruction
 from ..build import KernelChoice
 from ..classes import SIGNATURE_DTYPES, Source
 from ..configs import Config, Geometry
+from ..reductions import summed_by_steps
 from ..resources import Resources
 from ..source import PACKAGE
 from ..spec import KernelSpec
@@ -67,6 +69,14 @@ def word_format(problem: Problem) -> WordFormat:
     return WordFormat(bits=bits, signed=signed, dtype=problem.dtype)
 
 
+def words_reduction(problem: Problem, where: Geometry, config: Config, device: DeviceInfo) -> Reduction | None:
+    """Return sums of steps in the order in which words deal K to threads. Scales that change along K multiply each step's sum."""
+    order = "fragments" if isinstance(config, WordsConfig) and config.fragments else "threads"
+    block = problem.scale_block("scale_b")[0] if problem.scale_b is not None else problem.k
+    every = config.block_k if block < problem.k else None
+    return summed_by_steps(problem, where, config, device, promoted_every=every, own=f"triton words by {order}")
+
+
 @dataclass(frozen=True, kw_only=True)
 class WordsKernelChoice(KernelChoice):
     """Kernel that reads b as 32-bit words of several weights each."""
@@ -81,6 +91,11 @@ class WordsKernelChoice(KernelChoice):
     def values(self) -> Mapping[str, Any]:
         """Template values: weights per word, and if word offsets need 64 bits."""
         return {"per_word": word_format(self.problem).per_word, "wide_b": self.spec.b.wide}
+
+    @classmethod
+    def reduced(cls, problem: Problem, where: Geometry, config: Config, device: DeviceInfo) -> Reduction | None:
+        """Return sums of steps in the order of words."""
+        return words_reduction(problem, where, config, device)
 
     @property
     def preamble(self) -> str:

@@ -1,0 +1,90 @@
+"""Products whose programs sum parts of K one after the other, with the bits of a kernel that splits K.
+
+Split-K divides the parts among programs, which pays if there are few tiles. With many tiles this kernel gives the same bits without
+partial sums in memory. Both belong to one reduction class.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any, Self
+
+from ...choice import Claims
+from ...device import DeviceInfo
+from ...numerics.reduction import Reduction
+from ...problem import Problem
+from ...problem.rules import why_not_dense
+from .configs import MOST_DIRECT_SPLITS, Config, Geometry, geometry
+from .kernel_choice import KernelChoice
+from .legality import Predicate
+from .reductions import summed_by_steps
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunsConfig(Config):
+    """Config of one instance of the runs template. A program sums K in ``runs`` parts."""
+
+    runs: int = 1
+
+    __str__ = Config.__str__
+
+    @classmethod
+    def of(cls, config: Config, runs: int) -> Self:
+        """Return the config of the mm template with K in ``runs`` parts."""
+        fields: dict[str, Any] = {name: getattr(config, name) for name in Config.__dataclass_fields__}
+        return cls(**fields | {"split_k": 1, "runs": runs})
+
+    @property
+    def variant(self) -> str:
+        """Suffix of the config's name: the number of parts."""
+        return f"_r{self.runs}"
+
+    @property
+    def divided(self) -> Config:
+        """Config of the mm template that splits K into the same parts."""
+        fields: dict[str, Any] = {name: getattr(self, name) for name in Config.__dataclass_fields__}
+        return Config(**fields | {"split_k": self.runs})
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunsChoice(KernelChoice):
+    """Choice of the runs template with one config."""
+
+    family = "runs"
+    template = "runs.py.jinja"
+
+    @classmethod
+    def divided(cls, problem: Problem, device: DeviceInfo, config: Config) -> Geometry:  # noqa: ARG003 - shared signature
+        """Return the geometry without splits, with the length of the parts."""
+        assert isinstance(config, RunsConfig)
+        where = geometry(problem, config.divided)
+        return dataclasses.replace(where, splits=1, splits_per_group=1)
+
+    @classmethod
+    def why_not(cls, problem: Problem, device: DeviceInfo, config: Config) -> str | None:
+        """Return why the template or this config may not run the problem, or None."""
+        assert isinstance(config, RunsConfig)
+        reason = why_not_dense(problem) or Predicate(problem, device).check(dataclasses.replace(config, runs=1))
+        if reason is not None:
+            return reason
+        if problem.alpha == "zero" or not 1 < config.runs <= MOST_DIRECT_SPLITS:
+            return f"{config.runs} parts of K: expected 2 to {MOST_DIRECT_SPLITS}, and an alpha other than 0"
+        parts = geometry(problem, config.divided).splits
+        return None if parts == config.runs else f"K = {problem.k} has {parts} parts of whole blocks of {config.block_k}"
+
+    @classmethod
+    def claimed(cls, problem: Problem, where: Geometry) -> Claims:
+        """Return the claims of the split kernel."""
+        return dataclasses.replace(super().claimed(problem, where), splits=-(-problem.k // where.k_per_split))
+
+    @classmethod
+    def reduced(cls, problem: Problem, where: Geometry, config: Config, device: DeviceInfo) -> Reduction | None:  # noqa: ARG003
+        """Return the reduction of the split kernel: parts are added in rising order."""
+        assert isinstance(config, RunsConfig)
+        return summed_by_steps(problem, geometry(problem, config.divided), config, device)
+
+    @property
+    def legal_between(self) -> bool:
+        """True, because M may be too small or too large for the tile."""
+        return True

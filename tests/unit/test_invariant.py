@@ -1,0 +1,397 @@
+"""Batch-invariant tables: classes by declaration and by observation, over choices that sum K in a known order."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+from fake_choices import CLAIMS, Fake
+from fixed_backend import install
+from test_ranges import intervals, untimed
+
+import gemmtune
+from gemmtune import settings
+from gemmtune.choice import Availability, Choice, Kernel, Offers
+from gemmtune.device import DeviceInfo
+from gemmtune.dispatch.ready import forget_plans, plan_for
+from gemmtune.errors import NoValidChoicesError
+from gemmtune.numerics.reduction import Reduction, parts_of, reduction_of
+from gemmtune.problem import Problem
+from gemmtune.problem.rows import row_classes
+from gemmtune.selector.range_result import RangeResult
+from gemmtune.selector.reduction_classes import mean_loss
+from gemmtune.selector.segments import INVARIANT, Table
+from gemmtune.settings import Settings
+from gemmtune.store.ranged import Ranged
+from gemmtune.store.store import open_store
+
+N, K = 16, 24
+W = torch.randn(N, K).t()
+FEW = 16
+
+
+def problem(m: int) -> Problem:
+    return Problem.mm(m, N, K, dtype=torch.float32, device_type="cpu")
+
+
+def summed(a: torch.Tensor, b: torch.Tensor, length: int) -> torch.Tensor:
+    """Return a sum in rising order for each part of K, added in rising order. No element depends on the sizes of the others."""
+    total = torch.zeros(a.shape[0], b.shape[1])
+    for begin in range(0, a.shape[1], length):
+        part = torch.zeros_like(total)
+        for k in range(begin, min(begin + length, a.shape[1])):
+            part = part + a[:, k : k + 1] * b[k : k + 1]
+        total = total + part
+    return total
+
+
+LENGTHS: dict[str, Callable[[int], int]] = {
+    "torch": lambda m: 6,
+    "run": lambda m: K,
+    "wide": lambda m: K,
+    "narrow": lambda m: K,
+    "halves": lambda m: K // 2,
+    "liar": lambda m: K if m > FEW else K // 2,
+    "silent": lambda m: K,
+    "turning": lambda m: K if m > FEW else 8,
+    "moved": lambda m: K,
+    "twin": lambda m: K,
+    "steep": lambda m: K // 3,
+    "even": lambda m: K,
+}
+"""Length of the parts into which each kind divides K, by M."""
+DECLARED = {"run": K, "wide": K, "narrow": K, "halves": K // 2, "liar": K, "moved": K, "steep": K // 3, "even": K}
+TIMES_US: dict[str, Callable[[int], float]] = {
+    "torch": lambda m: 10.0,
+    "run": lambda m: 20.0,
+    "wide": lambda m: 12.0 if m > 32 else 30.0,
+    "narrow": lambda m: 9.0,
+    "halves": lambda m: 11.0,
+    "liar": lambda m: 1.0,
+    "silent": lambda m: 5.0,
+    "turning": lambda m: 5.0,
+    "moved": lambda m: 8.0,
+    "twin": lambda m: 6.0,
+    "steep": lambda m: 4.0 if m < 48 else 12.0,
+    "even": lambda m: 10.5,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Summing(Fake):
+    """A choice that divides K by LENGTHS. ``narrow`` is legal for few rows only. ``run`` can be moved to ``moved``."""
+
+    kind: str
+    way: int = 0
+
+    def at(self, problem: Problem, device: DeviceInfo) -> Choice | str:
+        return f"m = {problem.m} is too large" if self.kind == "narrow" and problem.m > FEW else made(self.kind, problem)
+
+    @property
+    def batch_invariant(self) -> bool:
+        return self.kind in DECLARED or self.kind == "twin"
+
+    @property
+    def axes(self) -> Mapping[str, Sequence[int]]:
+        return {"way": (0, 1)} if AXES and self.kind in ("run", "moved") else {}
+
+    @property
+    def parameters(self) -> Mapping[str, int]:
+        return {"way": int(self.kind == "moved")} if self.axes else {}
+
+    def moved(self, parameters: Mapping[str, int], device: DeviceInfo) -> Choice | str:
+        return made("moved" if parameters["way"] else "run", self.problem)
+
+    def bind(self, loaded: object) -> Kernel:
+        length = LENGTHS[self.kind](self.problem.m)
+        return Kernel(run=lambda out, tensors, scalars: out.copy_(summed(tensors[0], tensors[1], length)))
+
+
+AXES: list[bool] = []
+
+
+def made(kind: str, problem: Problem) -> Summing:
+    length = DECLARED.get(kind)
+    own = "its own" if kind == "moved" and not AXES else ""
+    reduction = reduction_of(problem, "fake", parts=parts_of(K, length), own=own) if length else None
+    claims = dataclasses.replace(CLAIMS, splits=6, reduction=reduction)
+    return Summing(name=f"fake:{kind}", backend="triton", problem=problem, claims=claims, baseline=kind == "torch", kind=kind)
+
+
+class SummingBackend:
+    """Backend that offers ``kinds`` where they are legal."""
+
+    name = "triton"
+
+    def __init__(self) -> None:
+        self.kinds: tuple[str, ...] = ()
+
+    def available(self, device: DeviceInfo) -> Availability:
+        return Availability(ok=True, detail="always")
+
+    def serves_by_default(self, device: DeviceInfo) -> bool:
+        return True
+
+    def enumerate(self, problem: Problem, device: DeviceInfo, settings: Settings) -> Offers:
+        kinds = (kind for kind in self.kinds if kind != "narrow" or problem.m <= FEW)
+        return Offers(choices=tuple(made(kind, problem) for kind in kinds))
+
+
+@pytest.fixture
+def backend(own_store: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[SummingBackend]:
+    forget_plans()
+    backend = SummingBackend()
+    install(monkeypatch, backend)  # type: ignore[arg-type]
+    untimed(monkeypatch, lambda name, m: TIMES_US[name.removeprefix("fake:")](m))
+    with settings.patch(rows="shared"):
+        yield backend
+    forget_plans()
+
+
+def tuned(backend: SummingBackend, *kinds: str, rows: range = range(1, 65)) -> RangeResult:
+    backend.kinds = kinds
+    (result,) = gemmtune.tune(problem(2), m=rows, batch_invariant=True, progress=False)
+    return result
+
+
+def rows_differ(rows: range = range(1, 65)) -> list[int]:
+    """Return the Ms at which calls give rows other bits than among all rows."""
+    a = torch.randn(rows[-1], K)
+    with settings.patch(batch_invariant=True):
+        whole = gemmtune.mm(a, W)
+        parts = {m: (gemmtune.mm(a[:m], W), gemmtune.mm(a[-m:], W)) for m in rows}
+    return [m for m, (first, last) in parts.items() if not (torch.equal(first, whole[:m]) and torch.equal(last, whole[-m:]))]
+
+
+def test_a_class_has_the_fastest_of_its_choices_for_each_m(backend: SummingBackend):
+    result = tuned(backend, "torch", "run", "wide", "narrow", "halves")
+    assert intervals(result) == [(1, 64, "halves")], "the least total loss, although narrow is faster for few rows"
+    assert result.table.reduction == "fma, K in 2 parts of 12"
+    with settings.patch(tune="force"):
+        result = tuned(backend, "torch", "run", "wide", "narrow")
+    assert intervals(result) == [(1, FEW, "narrow"), (FEW + 1, 32, "run"), (33, 64, "wide")]
+    assert result.table.reduction == "fma, K in one run"
+    assert all({x.lo, x.hi} <= set(x.checked) for x in result.table.segments)
+    assert not rows_differ()
+    with settings.patch(batch_invariant=True, rows="shared"):
+        assert [plan_for(problem(m), -1).choice.name for m in (5, 20, 1000)] == ["fake:narrow", "fake:run", "fake:wide"]
+
+
+def test_a_class_that_loses_much_to_torch_at_some_m_is_the_last(backend: SummingBackend):
+    assert intervals(tuned(backend, "torch", "steep", "even")) == [(1, 64, "even")], "although steep has the least mean loss"
+    with settings.patch(tune="force"):
+        assert intervals(tuned(backend, "torch", "steep", "run")) == [(1, 64, "steep")], "run loses more"
+
+
+def test_a_declaration_is_proved(backend: SummingBackend):
+    result = tuned(backend, "torch", "run", "liar")
+    assert intervals(result) == [(1, 64, "run")]
+    assert "other bits alone than among 64 rows" in result.wrong["fake:liar"]
+    with pytest.raises(NoValidChoicesError, match=r"liar: M = \d+: .*rows 0 to \d+ have other bits alone"):
+        tuned(backend, "torch", "liar", rows=range(1, 65))
+
+
+def test_what_declares_nothing_joins_where_its_bits_are_equal(backend: SummingBackend):
+    result = tuned(backend, "torch", "run", "silent")
+    assert intervals(result) == [(1, 64, "silent")]
+    assert "torch" not in str(result.table)
+    with settings.patch(tune="force"):
+        result = tuned(backend, "torch", "run", "turning")
+    assert intervals(result) == [(1, FEW, "run"), (FEW + 1, 64, "turning")]
+    assert not rows_differ()
+    with settings.patch(batch_invariant=True), pytest.raises(NoValidChoicesError, match="no choice for M = 65"):
+        gemmtune.mm(torch.randn(65, K), W)
+
+
+def test_a_promise_without_a_class_is_a_class_of_one(backend: SummingBackend):
+    result = tuned(backend, "torch", "twin")
+    assert (intervals(result), result.table.reduction) == ([(1, 64, "twin")], "sums of fake:twin")
+    with settings.patch(tune="force"):
+        result = tuned(backend, "torch", "run", "twin", "narrow")
+    assert intervals(result) == [(1, 64, "twin")], "run and twin have equal bits, which no declaration says"
+
+
+def test_classes_that_nobody_knows_to_be_equal_are_joined_by_their_bits(backend: SummingBackend):
+    result = tuned(backend, "torch", "wide", "run", "moved", rows=range(1, 65))
+    assert result.table.reduction == "fma, K in one run, its own"
+    with settings.patch(tune="force"):
+        result = tuned(backend, "torch", "moved", "halves")
+    assert intervals(result) == [(1, 64, "moved")], "their bits differ"
+
+
+def test_choices_that_a_search_reached_compete(backend: SummingBackend, monkeypatch: pytest.MonkeyPatch):
+    """``moved`` is no offer: only the search along axes finds it, at some Ms from the store."""
+    monkeypatch.setattr("test_invariant.AXES", [True])
+    for force in ("tune", "force", "tune"):
+        with settings.patch(tune=force) if force == "force" else settings.patch():
+            result = tuned(backend, "torch", "run", rows=range(1, 65) if force == "force" else range(1, 33))
+        assert {x.name for x in result.table.segments} == {"fake:moved"}
+
+
+def test_no_class_covers_the_range(backend: SummingBackend):
+    with pytest.raises(NoValidChoicesError) as error:
+        tuned(backend, "torch", "narrow")
+    text = str(error.value)
+    assert "M = 1..64, batch-invariant" in text
+    assert "fma, K in one run: refused: fma, K in one run: no choice of the class is legal for M = 64" in text
+    assert "fake:torch: refused: declares no reduction" in text
+    assert "tune a smaller range of M" in text
+    assert intervals(tuned(backend, "torch", "narrow", rows=range(1, 17))) == [(1, FEW, "narrow")]
+
+
+def test_a_table_of_another_version_is_made_anew(backend: SummingBackend, caplog: pytest.LogCaptureFixture):
+    first = tuned(backend, "torch", "run")
+    store = open_store(settings.current())
+    assert tuned(backend, "torch", "run").source == "store"
+    [fact] = [x for x in store.every_ranged() if x.kind == INVARIANT]
+    assert Table.of(fact).reduction == first.table.reduction
+    old = {name: value for name, value in fact.value.items() if name != "reduction"}
+    store.put_ranged(Ranged(key=fact.key, fingerprint=fact.fingerprint, kind=INVARIANT, value=old))
+    assert tuned(backend, "torch", "run").source == "measured"
+    assert "batch-invariant table without a reduction" in caplog.text
+
+
+def test_exported_tables_keep_their_class(backend: SummingBackend, tmp_path: Path):
+    result = tuned(backend, "torch", "run")
+    open_store(settings.current()).export_file(tmp_path / "store.json")
+    with settings.patch(store_path=str(tmp_path / "other.sqlite")):
+        open_store(settings.current()).import_file(tmp_path / "store.json")
+        again = tuned(backend, "torch", "run")
+    assert (again.source, again.table.reduction) == ("store", result.table.reduction)
+
+
+def test_the_class_is_shown(backend: SummingBackend):
+    result = tuned(backend, "torch", "run")
+    assert "batch-invariant: fma, K in one run" in str(result)
+    with settings.patch(batch_invariant=True):
+        assert "batch-invariant: fma, K in one run" in str(gemmtune.explain(problem(7)))
+
+
+def test_loss_is_a_mean_of_logarithms():
+    times = {1: {"a": 1.0, "b": 2.0}, 2: {"a": 3.0, "b": 3.0}, 4: {"a": 5.0}}
+    assert mean_loss(times, {"a"}) == 0
+    assert mean_loss(times, {"b"}) == pytest.approx((math.log(2) + 0 + 1) / 3)
+
+
+def test_reductions_are_functions_of_k_alone():
+    """The declared class of each choice of our backends stays the same at every M where it is legal."""
+    from gemmtune.backends.table import load
+    from gemmtune.device import detect, preset
+
+    cases = (
+        ("triton", Problem.mm(16, 512, 4096, dtype=torch.bfloat16), "sm90"),
+        ("triton", Problem.mm(2, 512, 4096, dtype=torch.bfloat16), "sm80"),
+        ("triton", Problem.mixed_mm(48, 512, 1024, dtype=torch.bfloat16, encoding="int4", scales="group_128"), "sm90"),
+        ("triton", Problem.scaled_mm(64, 512, 1024, scales="row"), "sm90"),
+        ("triton", Problem.grouped_mm(64, 512, 1024, groups=4, dtype=torch.bfloat16), "sm90"),
+        ("triton", Problem.mm(128, 512, 1024, dtype=torch.float32), "sm90"),
+        ("cuda", Problem.mm(16, 512, 8192, dtype=torch.bfloat16), "sm90"),
+        ("cuda", Problem.mixed_mm(48, 512, 1024, dtype=torch.bfloat16, layout="nt"), "sm90"),
+        ("cpp", Problem.mm(40, 96, 700, dtype=torch.float32, device_type="cpu"), ""),
+    )
+    seen = 0
+    for name, p, arch in cases:
+        device = preset(arch) if arch else detect("cpu")
+        (rows_class,) = row_classes(p)
+        for choice in load(name).enumerate(p, device, Settings()).choices:
+            there = [at for m in (1, 2, 8, 33, 64, 500, 4096) if isinstance(at := choice.at(rows_class.at(m), device), Choice)]
+            assert {at.claims.reduction for at in there} <= {choice.claims.reduction}, choice.name
+            assert not (choice.claims.reduction and not choice.batch_invariant), choice.name
+            seen += len(there)
+    assert seen > 500
+
+
+def test_sums_that_begin_where_a_row_lies_are_not_batch_invariant():
+    """Blocks of a cluster begin with their own sums. Three and more do not commute, and swapped tiles have rows of a as columns."""
+    from gemmtune.backends.cuda.cluster.configs import SHAPES, Config
+    from gemmtune.backends.cuda.cluster.family import Cluster
+
+    p, found = Problem.mm(16, 4096, 8192, dtype=torch.bfloat16), {}
+    for shape in SHAPES:
+        for swap in (False, True):
+            config = Config(shape=shape, swap_ab=swap)
+            reduction = Cluster().reduction(p, config)
+            assert (reduction is None) == (not Cluster().batch_invariant(p, config)) == (swap and shape.cluster_k > 2)
+            if reduction is not None:
+                found.setdefault(shape.cluster_k, set()).add(str(reduction))
+    assert found[1] == {"matrix, K in one run"}
+    assert found[2] == {"matrix, K in 2 parts of 4096"}
+    assert all("rotated" in text for text in found[4])
+
+
+def test_texts_of_reductions():
+    p = Problem.mm(4, 8, 100, dtype=torch.bfloat16, device_type="cpu")
+    texts = {
+        "matrix": "matrix, K in one run",
+        "matrix/32": "matrix, K in 4 parts of 32",
+        "fma@8": "fma, K in one run, promoted every 8",
+        "matrix/100": "matrix, K in one run",
+    }
+    assert {text: str(Reduction.declared(text, p, "mine")) for text in texts} == texts
+    assert Reduction.declared("matrix", p, "mine") == reduction_of(p, "triton"), "a kernel of anybody's joins the class of ours"
+    fused = Problem.addmm(4, 8, 100, alpha=2, dtype=torch.bfloat16, device_type="cpu")
+    assert str(Reduction.declared("matrix", fused, "mine")) == "matrix, K in one run, mine", (
+        "who scales the sum belongs to the class"
+    )
+    assert Reduction.declared("fma/8", Problem.int_mm(4, 8, 16), "mine").unit == "exact"
+    for text in ("", "tensor", "matrix/0", "matrix/x", "matrix@", "fma /8"):
+        with pytest.raises(gemmtune.errors.InvalidProblemError, match="expected matrix or fma"):
+            Reduction.declared(text, p, "mine")
+
+
+def layers() -> torch.nn.Module:
+    torch.manual_seed(3)
+    return torch.nn.Sequential(torch.nn.Linear(K, N, bias=False), torch.nn.ReLU(), torch.nn.Linear(N, K, bias=False))
+
+
+def test_layers_of_a_model_keep_the_bits_of_rows(backend: SummingBackend, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("gemmtune.integration.invariant.LEAST_ROWS", 2)
+    backend.kinds = ("torch", "run", "narrow")
+    model, x = layers(), torch.randn(40, K)
+    expected = model(x)
+    gemmtune.optimize(model, tune=x, batch_invariant=True, progress=False)
+    whole = model(x)
+    torch.testing.assert_close(whole, expected, atol=1e-5, rtol=1e-5)
+    shapes = {
+        "rows": lambda f: [f(x[:m]) for m in (1, 5, 17)],
+        "one vector": lambda f: [f(x[0])[None]],
+        "batches": lambda f: [f(x.view(4, 10, K)).view(40, K)],
+        "strided": lambda f: [f(x.t().contiguous().t())],
+        "behind an offset": lambda f: [f(torch.cat([torch.zeros(1), x[:3].flatten()])[1:].view(3, K))],
+    }
+    compiled = torch.compile(model, backend="aot_eager", fullgraph=True, dynamic=True)
+    for name, calls in shapes.items():
+        for f in (model, compiled) if name != "one vector" else (model,):
+            assert all(torch.equal(y, whole[: len(y)]) for y in calls(f)), name
+    with torch.enable_grad():
+        given = x.clone().requires_grad_()
+        model(given).sum().backward()
+    gemmtune.restore(model)
+    assert not any("forward" in module.__dict__ for module in model.modules())
+    other = x.clone().requires_grad_()
+    model(other).sum().backward()
+    torch.testing.assert_close(given.grad, other.grad, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore:Sparse BSR tensor support")
+def test_a_layer_without_a_table_raises(backend: SummingBackend):
+    backend.kinds = ("torch", "run")
+    with settings.patch(batch_invariant=True):
+        model = gemmtune.optimize(layers())
+    with pytest.raises(NoValidChoicesError, match=r"gemmtune tune 1\.\.8192x16x24 .* --device cpu --batch-invariant\."):
+        model(torch.randn(3, K))
+    plain = gemmtune.optimize(layers())
+    with settings.patch(batch_invariant=True), pytest.raises(NoValidChoicesError, match="no batch-invariant table is stored"):
+        plain(torch.randn(3, K))
+    tuned(backend, "torch", "run")
+    with settings.patch(batch_invariant=True):
+        assert torch.equal(plain[0](torch.ones(5, K))[:2], plain[0](torch.ones(2, K)))
+    blocks = torch.nn.Linear(K, N, bias=False)
+    blocks.weight = torch.nn.Parameter(torch.eye(N, K).to_sparse_bsr((8, 8)), requires_grad=False)
+    with pytest.raises(gemmtune.errors.InvalidProblemError, match="block-sparse weight in the model"):
+        gemmtune.optimize(blocks, batch_invariant=True)
