@@ -6,6 +6,7 @@ import ctypes
 import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
+from os.path import commonprefix
 from typing import Any, Generic, Protocol, TypeVar
 
 import torch
@@ -22,6 +23,8 @@ from .kernel import KernelSource
 INT32_LIMIT = 2**31
 FACTORS = (torch.bfloat16, torch.float16)
 """Dtypes of a and b."""
+NAMED_STEPS, NAMED_NEAR = 4, 8
+"""Steps of launch parameters from a candidate to a named config, and configs of the most similar labels that each step varies."""
 RESULTS = (torch.bfloat16, torch.float16, torch.float32)
 """Dtypes of results and of epilogue operands."""
 
@@ -132,6 +135,19 @@ class Family(ABC, Generic[C]):
     def pack(self, b: torch.Tensor) -> torch.Tensor:
         """Return b in the packed format."""
         return b
+
+    def named(self, problem: Problem, device: DeviceInfo, label: str) -> C | None:
+        """Return the legal config with this label: a candidate, or one with other launch parameters. None if there is none."""
+        if self.why_not(problem, device) is not None:
+            return None
+        found = {self.label(problem, config): config for config in self.candidates(problem, device)}
+        for _ in range(NAMED_STEPS):
+            if label in found:
+                break
+            near = sorted(found, key=lambda known: len(commonprefix((known, label))), reverse=True)[:NAMED_NEAR]
+            found |= {self.label(problem, c): c for x in near for c in self.launch_variants(problem, device, found[x])}
+        config = found.get(label)
+        return config if config is not None and self.why_not_config(problem, device, config) is None else None
 
     def likeliest(self, problem: Problem, device: DeviceInfo, ordered: Sequence[C], count: int | None) -> list[C]:
         """Return the first ``count`` likely configs, each shape once. Return all configs if ``count`` is None."""
