@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,7 +11,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..choice import Choice
 from ..device import DeviceInfo
 from ..problem import Problem
 from ..problem.dtypes import dtype_name
@@ -18,7 +18,7 @@ from ..problem.dtypes import dtype_name
 Matrix = NDArray[np.float32]
 
 FAMILIES = (
-    "aten", "cublaslt", "triton:mm", "triton:mm swapped", "triton:persistent", "triton:vec", "triton:mixed_mm",
+    "aten", "triton:mm", "triton:mm swapped", "triton:persistent", "triton:vec", "triton:mixed_mm",
     "triton:mixed_words", "triton:mixed_vec", "cuda:cluster", "cuda:gemv", "cuda:skinny", "cuda:wgmma",
 )  # fmt: skip
 """Families of choices whose times can be predicted. Files hold their indices, so append only."""
@@ -34,9 +34,8 @@ SM_TFLOPS = 7.4
 LAUNCH_US = 2.0
 
 NAMES = (
-    "family", "block_m", "block_n", "block_k", "stages", "warps", "splits", "cluster", "pdl", "group_m", "unrolled", "swap", "place",
-    "algorithm", "library_tile", "library_stages", "library_cluster",
-    "m", "n", "k", "bits", "scale_block", "zero", "bias", "memory_us", "multiply_us", "cache",
+    "family", "block_m", "block_n", "block_k", "stages", "warps", "splits", "cluster", "pdl", "group_m", "unrolled", "swap",
+    "m", "n", "k", "bits", "scale_block", "zero", "memory_us", "multiply_us", "cache",
     "waves", "tail", "filled_m", "filled_n", "steps", "traffic", "partials", "in_flight",
 )  # fmt: skip
 """Features in the order of the columns. A model is valid for these only."""
@@ -67,11 +66,6 @@ class Described:
             block_m, block_n = block_n, block_m
         return cls(family=family, tile=(int(block_m), int(block_n), int(block_k)), info=info)
 
-    @classmethod
-    def of_choice(cls, choice: Choice) -> Described | None:
-        """Return the description of a choice."""
-        return cls.of(choice.name, choice.info)
-
     def number(self, name: str, otherwise: float = 0.0) -> float:
         """Return a number of ``info``."""
         value = self.info.get(name)
@@ -80,7 +74,7 @@ class Described:
 
 def _family(rest: str, info: Mapping[str, Any]) -> str:
     """Return the family in a name without its backend, such as ``mixed_words`` or ``cluster``."""
-    family = rest.split("_")[0]
+    family = rest.split("_", maxsplit=1)[0]
     if family == "mixed":
         family = "_".join(rest.split("_")[:2])
     return "mm swapped" if family == "mm" and info.get("swap_ab") else family
@@ -97,6 +91,14 @@ def why_unknown(problem: Problem, device: DeviceInfo) -> str | None:
     if problem.prepacked or problem.sparsity is not None or problem.b.stride[-2] != 1:
         return "only weights stored as N×K were measured"
     return None
+
+
+def kernel_of(name: str) -> str:
+    """Return the part of a choice's name that states its compiled kernel, without the parameters of its launch."""
+    name = re.sub(r"_g\d+|_pdl\d*|_interleaved", "", name)
+    if name.startswith("cuda:cluster"):
+        return name
+    return re.sub(r"_k\d+", "" if name.startswith("cuda:") else "_k", name)
 
 
 def bits_of(problem: Problem) -> int:
@@ -131,23 +133,21 @@ def features(problem: Problem, device: DeviceInfo, choices: Sequence[Described])
     bits = bits_of(problem)
     same = [
         math.log2(m), math.log2(n), math.log2(k), bits, math.log2(max(scale_block, 1)), problem.zero_b is not None,
-        problem.op == "addmm", math.log2(memory_us + LAUNCH_US), math.log2(multiply_us + LAUNCH_US),
+        math.log2(memory_us + LAUNCH_US), math.log2(multiply_us + LAUNCH_US),
         math.log2(n * k * bits / 8 / device.l2_bytes),
     ]  # fmt: skip
     block_m, block_n, block_k, stages = (own[:, i] for i in range(1, 5))
     splits = np.maximum(own[:, 6], 1)
     tiles_m, tiles_n = np.ceil(m / block_m), np.ceil(n / block_n)
     waves = tiles_m * tiles_n * splits / device.sm_count
-    known = own[:, 1] * own[:, 2] > 1  # library kernels have no known tile
-    waves = np.where(known, waves, [x.number("waves", 1.0) for x in choices])
     line_bytes = block_m * problem.dtype.itemsize + block_n * bits / 8
     traffic = tiles_m * tiles_n * k * line_bytes * 1e-3 / MEMORY_GBPS[device.name]
     partials = np.where(splits > 1, tiles_m * tiles_n * splits * block_m * block_n * 8e-3 / MEMORY_GBPS[device.name], 0.0)
     derived = [
         np.log2(np.maximum(waves, 1e-3)),
         waves / np.ceil(np.maximum(waves, 1e-3)),
-        np.where(known, m / (tiles_m * block_m), 1.0),
-        np.where(known, n / (tiles_n * block_n), 1.0),
+        m / (tiles_m * block_m),
+        n / (tiles_n * block_n),
         np.log2(np.maximum(k / (block_k * splits), 0.25)),
         np.log2(traffic + 0.1),
         np.log2(partials + 0.1),
@@ -159,11 +159,7 @@ def features(problem: Problem, device: DeviceInfo, choices: Sequence[Described])
 
 def _own(x: Described) -> list[float]:
     """Return the features of a choice that do not depend on the problem."""
-    library = x.family == "cublaslt"
-    return [
-        FAMILIES.index(x.family), *x.tile, 1 if library else x.number("stages", 1), x.number("warps", 1),
-        x.number("splitk" if library else "splits", 1), 1 if library else x.number("cluster", 1),
-        2 if x.number("prefetch_stages") else x.number("pdl"), x.number("group_m", 8), x.number("steps", 1),
-        x.number("swap_ab"), x.number("place") if library else 0.0,
-        *((x.number(name) for name in ("id", "tile", "stages", "cluster")) if library else (0.0,) * 4),
-    ]  # fmt: skip
+    numbers = (x.number(name, least) for name, least in (("stages", 1), ("warps", 1), ("splits", 1), ("cluster", 1)))
+    pdl = 2 if x.number("prefetch_stages") else x.number("pdl")
+    more = pdl, x.number("group_m", 8), x.number("steps", 1), x.number("swap_ab")
+    return [FAMILIES.index(x.family), *x.tile, *numbers, *more]

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 class Forest:
     """Ensemble of models, each a sum of complete binary trees of one depth.
 
-    A node sends a row to its right child if ``row[feature] > threshold``. ``value`` has the leaves of each tree, from left to right.
+    A node sends a row to its right child if ``row[feature] > threshold``. ``value`` has the leaves from left to right.
     """
 
     feature: NDArray[np.int8]  # (members, trees, 2^depth - 1)

@@ -59,7 +59,8 @@ class Segment:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Table:
     """Ordered segments without overlap. Gaps between them, and Ms beyond them, have no choice. ``seed`` drew the random Ms checked.
-    ``disturbed`` says how other work disturbed the measurements; empty if none was seen.
+    ``disturbed`` says how other work disturbed the measurements; empty if none was seen. ``origin`` of a table whose times were not
+    measured here says what made it; its first word is ``rule``, ``predicted`` or ``shipped``.
 
     Raises:
         InvalidProblemError: there is no segment, one is empty, or two overlap.
@@ -68,6 +69,7 @@ class Table:
     segments: tuple[Segment, ...]
     seed: int = 0
     disturbed: str = ""
+    origin: str = ""
 
     def __post_init__(self) -> None:
         if not self.segments:
@@ -104,7 +106,7 @@ class Table:
         """Return plain values."""
         names = Segment.__dataclass_fields__
         segments = [{name: getattr(x, name) for name in names} for x in self.segments]
-        return {"version": VERSION, "seed": self.seed, "disturbed": self.disturbed, "segments": segments}
+        return {"version": VERSION, "seed": self.seed, "disturbed": self.disturbed, "origin": self.origin, "segments": segments}
 
     @classmethod
     def of(cls, fact: Ranged) -> Table:
@@ -118,7 +120,8 @@ class Table:
             raise StoreError(f"segments: got a table of version {version!r}, expected {VERSION}; tune the range again")
         try:
             segments = tuple(_segment(x) for x in fact.value["segments"])
-            return cls(segments=segments, seed=int(fact.value["seed"]), disturbed=str(fact.value.get("disturbed", "")))
+            texts = {name: str(fact.value.get(name, "")) for name in ("disturbed", "origin")}
+            return cls(segments=segments, seed=int(fact.value["seed"]), **texts)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise StoreError(f"segments: got a table that is damaged ({error}); tune the range again") from error
 

@@ -14,6 +14,7 @@ from ..dispatch.ranges import RangePlan, range_plan_for
 from ..errors import DISABLED, InvalidProblemError
 from ..problem import Problem
 from ..selector.candidates import Candidates, candidates_for
+from ..selector.defaults import PREDICTED, RULED, SHIPPED
 from ..selector.pick import right
 from ..selector.range_result import table_lines
 from ..selector.result import AGAIN, Outcome, busy
@@ -121,6 +122,14 @@ def _explain(problem: Problem, device: DeviceInfo, settings: Settings, store: St
     )
 
 
+_DEFAULT_ORIGINS = {
+    RULED: "by the rule for weights of few bits: verified here, not measured",
+    PREDICTED: "predicted, verified here, not measured",
+    SHIPPED: "shipped: measured on another machine with this GPU, verified here",
+}
+"""Origins of default tables in words."""
+
+
 def _shared_pick(shared: RangePlan, problem: Problem) -> tuple[str | None, str]:
     """Return the pick by measurements of other M (None for torch), and its origin."""
     found = shared.find(problem)
@@ -129,7 +138,8 @@ def _shared_pick(shared: RangePlan, problem: Problem) -> tuple[str | None, str]:
     if found.origin == "nearest":
         return found.choice.name, "of the nearest M that was tuned"
     if found.origin == "default":
-        return found.choice.name, "by the rule for weights of few bits: verified here, not measured"
+        made_by = shared.table.origin.split(" ")[0] if shared.table is not None else ""
+        return found.choice.name, _DEFAULT_ORIGINS.get(made_by, _DEFAULT_ORIGINS[RULED])
     within = shared.serves(problem.m)
     return found.choice.name, "from the table of its range" if within else "of the last segment of the table, which ends before"
 

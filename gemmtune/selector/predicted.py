@@ -1,0 +1,116 @@
+"""Choices by prediction: gains over torch at some Ms of each class, and the few kernels that serve all classes of a model."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+
+from ..backends.table import load
+from ..choice import Choice
+from ..errors import InvalidProblemError
+from ..problem import Problem
+from .features import kernel_of, kind_of
+from .offers import enabled_backends, named_choice, offers_for
+from .predictor import Predictor
+from .range_work import Work
+from .shipped import Shipped
+
+ROWS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 8192)
+"""The last M of each interval that has one choice. The sizes of tiles are among them."""
+MOST_KERNELS = 12
+"""Kernels that the classes of a model share: as many compile at the same time on a usual machine."""
+LEAST_GAIN = 0.03
+"""Least gain of one more kernel, in octaves summed over the intervals of a class, on average of the classes."""
+LISTED = "cuda"
+"""Backend whose enumeration takes milliseconds, and lists only likely choices."""
+Gains = Mapping[int, Mapping[str, float]]
+"""Likely gain over torch in octaves, by M and name of the choice. Choices without a gain are left out."""
+
+
+def likely_gains(work: Work, predictor: Predictor | None, shipped: Shipped | None) -> Gains:
+    """Return the gains of choices for a class, shipped ones where that M was measured, and record the choices in ``work``."""
+    found: dict[int, dict[str, float]] = {}
+    for m in ROWS:
+        try:
+            problem = work.rows_class.at(m)
+        except InvalidProblemError:  # M is part of a stride
+            continue
+        baseline = baseline_of(work, problem)
+        if baseline is None:
+            continue
+        gains = shipped_gains(work, problem, shipped) if shipped is not None else None
+        if gains is None and predictor is not None and (choices := known_choices(work, problem, predictor)):
+            likely = predictor.gains(problem, work.device, choices, baseline)
+            gains = {choice: float(gain) for choice, gain in zip(choices, likely, strict=True)}
+        if gains is not None:
+            found[m] = {work.take(m, choice): gain for choice, gain in gains.items() if gain > 0}
+    return found
+
+
+def shipped_gains(work: Work, problem: Problem, shipped: Shipped) -> dict[Choice, float] | None:
+    """Return the measured gains of choices that are the same kernels here. None if the problem was not measured."""
+    times = shipped.at(problem)
+    torch_us = next((x.time_us for x in times if x.baseline), None)
+    if torch_us is None:
+        return None
+    found: dict[Choice, float] = {}
+    for x in times:
+        choice = None if x.baseline else named_choice(x.name, x.name.split(":", maxsplit=1)[0], problem, work.device, work.settings)
+        if choice is not None and choice.content_hash.startswith(x.content_hash):
+            found[choice] = math.log2(torch_us / x.time_us)
+    return found
+
+
+def known_choices(work: Work, problem: Problem, predictor: Predictor) -> list[Choice]:
+    """Return the choices for a problem that were measured near it: the predictor's by name, and those that CUDA lists quickly."""
+    portfolio = predictor.portfolios.get(kind_of(problem))
+    if portfolio is None or not predictor.knows(problem, work.device):
+        return []
+    names = [name for name in portfolio.names if portfolio.supports(name, problem)]
+    found = [named_choice(name, name.split(":", maxsplit=1)[0], problem, work.device, work.settings) for name in names]
+    listed: Sequence[Choice] = ()
+    if LISTED in enabled_backends(work.device, work.settings) and any(
+        portfolio.supports(kernel, problem) for kernel in portfolio.measured if kernel.startswith(LISTED)
+    ):
+        listed = offers_for(problem, work.device, dataclasses.replace(work.settings, backends=(LISTED,))).choices
+    both = {c.name: c for c in (*found, *listed) if c is not None and portfolio.supports(c.name, problem)}
+    return list(both.values())
+
+
+def baseline_of(work: Work, problem: Problem) -> Choice | None:
+    """Return torch's own operation. None if the settings exclude it."""
+    if "aten" not in enabled_backends(work.device, work.settings):
+        return None
+    return next((c for c in load("aten").enumerate(problem, work.device, work.settings).choices if c.baseline), None)
+
+
+def kept_kernels(gains: Sequence[Gains]) -> frozenset[str]:
+    """Return the kernels (``kernel_of``) that classes share: one after the other, each the one that adds the most gain."""
+    cells = [_by_kernel(at) for one in gains for at in one.values() if at]
+    reached, kept = [0.0] * len(cells), set[str]()
+    while len(kept) < MOST_KERNELS:
+        added: dict[str, float] = defaultdict(float)
+        for before, at in zip(reached, cells, strict=True):
+            for kernel, gain in at.items():
+                added[kernel] += max(gain - before, 0.0)
+        best = max(sorted(added), key=added.__getitem__, default="")
+        if not best or added[best] < LEAST_GAIN * len(gains):
+            break
+        kept.add(best)
+        reached = [max(before, at.get(best, 0.0)) for before, at in zip(reached, cells, strict=True)]
+    return frozenset(kept)
+
+
+def _by_kernel(gains: Mapping[str, float]) -> Mapping[str, float]:
+    """Return the largest gain of each kernel."""
+    found: dict[str, float] = {}
+    for name, gain in gains.items():
+        found[kernel_of(name)] = max(gain, found.get(kernel_of(name), 0.0))
+    return found
+
+
+def ordered(gains: Mapping[str, float], kept: frozenset[str]) -> list[str]:
+    """Return the names whose kernels are kept, the largest gain first."""
+    return sorted((name for name in gains if kernel_of(name) in kept), key=lambda name: (-gains[name], name))
