@@ -34,15 +34,20 @@ from gemmtune.selector.defaults import LARGE, RULE
 from gemmtune.selector.features import Described, Matrix, features, floor_us, kernel_of, kind_of, why_unknown
 from gemmtune.selector.forest import Forest
 from gemmtune.selector.predictor import NEAR, Portfolio, packed, size_of
+from gemmtune.selector.shipped import HASH_DIGITS, ShippedTime, file_of, weight_of
+from gemmtune.selector.shipped import packed as packed_times
 from gemmtune.store.store import Row, Store
+from gemmtune.version import __version__
 
 FOLDS = (("llama",), ("qwen",), ("gemma",), ("phi", "granite", "olmo"))
 """Beginnings of the families that are left out together."""
 MEMBERS, TREES, DEPTH, RATE = 5, 60, 5, 0.15
 MOST_NAMES = 24
 LEAST_GAIN = 0.0005
-MARGIN, SPREADS = 0.02, 0.5
-"""Octaves and standard deviations of the members that a gain over torch must exceed."""
+MARGINS: dict[str, tuple[float, float]] = {"dense": (0.02, 0.0)}
+"""Octaves and standard deviations of the members that a gain over torch must exceed; none for weights that torch dequantizes."""
+SHIPPED = 3
+"""Choices of each problem that are shipped, besides torch's."""
 OVERLAP = re.compile(r"_pdl\d*")
 
 
@@ -189,7 +194,8 @@ def portfolio(known: Sequence[Measured]) -> Portfolio:
         for kernel in {kernel_of(row.name) for row in x.rows if row.name in names or row.name.startswith("cuda:")}:
             sizes[kernel].append(size_of(x.problem))
     points = {kernel: np.array(found, dtype=np.float32) for kernel, found in sizes.items()}
-    return Portfolio(names=tuple(names), measured=points, margin=MARGIN, spreads=SPREADS)
+    margin, spreads = MARGINS.get(known[0].weight[0], (0.0, 0.0))
+    return Portfolio(names=tuple(names), measured=points, margin=margin, spreads=spreads)
 
 
 def listed(row: Row) -> bool:
@@ -198,13 +204,15 @@ def listed(row: Row) -> bool:
 
 
 def chosen(x: Measured, forest: Forest, known: Portfolio) -> tuple[int, bool]:
-    """Return the index of the choice for a problem, and if it is a predicted one."""
+    """Return the index of the choice for a problem, and if it is a predicted one. Torch serves where no gain is likely."""
     times = forest(x.table).astype(np.float64)
     gains = times[:, x.torch : x.torch + 1] - times
     likely = gains.mean(axis=0) - known.margin - known.spreads * gains.std(axis=0)
-    offered = [(row.name in known.names or listed(row)) and known.supports(row.name, x.problem) for row in x.rows]
+    offered = np.array([(row.name in known.names or listed(row)) and known.supports(row.name, x.problem) for row in x.rows])
     best = int(np.where(offered, likely, -np.inf).argmax())
-    return (best, True) if offered[best] and likely[best] > 0 else (x.ruled(), False)
+    if not offered.any():
+        return x.ruled(), False
+    return (best, True) if likely[best] > 0 else (x.torch, False)
 
 
 def evaluated(problems: Sequence[Measured]) -> list[dict[str, Any]]:
@@ -221,9 +229,11 @@ def evaluated(problems: Sequence[Measured]) -> list[dict[str, Any]]:
             best, torch_us = x.times_us.min(), x.times_us[x.torch]
             names = {"choice": x.rows[index].name, "best": x.rows[int(x.times_us.argmin())].name}
             numbers = {
-                "regret": x.times_us[index] / best - 1, "over_torch": torch_us / x.times_us[index], "tuned_over_torch": torch_us / best,
+                "regret": x.times_us[index] / best - 1,
                 "rule_regret": x.times_us[x.ruled()] / best - 1,
-            }  # fmt: skip
+                "over_torch": torch_us / x.times_us[index],
+                "tuned_over_torch": torch_us / best,
+            }
             record = {
                 "kind": kind,
                 "m": x.problem.m,
@@ -250,12 +260,34 @@ def summary(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return counts | {name: round(float(value), 4) for name, value in numbers.items()}
 
 
+def ship(problems: Sequence[Measured], folder: Path) -> None:
+    """Write the fastest choices of each problem, and torch's, to a file for each GPU."""
+    for device in {x.device for x in problems}:
+        own, times = [x for x in problems if x.device == device], collections.defaultdict[str, dict[int, list[ShippedTime]]](dict)
+        for x in own:
+            order = [i for i in x.times_us.argsort() if x.rows[i].name.startswith(("triton:", "cuda:"))][:SHIPPED]
+            times[weight_of(x.problem)][x.problem.m] = [
+                ShippedTime(
+                    name=x.rows[i].name,
+                    content_hash=x.rows[i].content_hash[:HASH_DIGITS],
+                    time_us=round(float(x.times_us[i]), 2),
+                    baseline=x.rows[i].baseline,
+                )
+                for i in sorted((*order, x.torch), key=lambda i: x.times_us[i])
+            ]
+        dates = sorted(row.measured_at[:10] for x in own for row in x.rows)
+        path = folder / file_of(device.name).name
+        path.write_bytes(packed_times(own[0].origin, {"gemmtune": __version__, "measured": f"{dates[0]} to {dates[-1]}"}, times))
+        click.echo(f"{path}: {len(times)} weights, {path.stat().st_size} bytes")
+
+
 @click.command()
 @click.argument("stores", nargs=-1, required=True)
 @click.option("--families", multiple=True, required=True, help="File with the models that have each weight.")
 @click.option("--json", "report", help="Write the evaluation to this file.")
 @click.option("--out", help="Fit to everything, and write the predictor to this file.")
-def main(stores: Sequence[str], families: Sequence[str], report: str | None, out: str | None) -> None:
+@click.option("--ship", "folder", help="Write the fastest choices to a file for each GPU in this folder.")
+def main(stores: Sequence[str], families: Sequence[str], report: str | None, out: str | None, folder: str | None) -> None:
     """Evaluate on families that are left out, and fit to all."""
     entries = [x for path in families for x in json.loads(Path(path).read_text())]
     problems = measured(stores, {(x["n"], x["k"]): x["families"] for x in entries})
@@ -264,6 +296,8 @@ def main(stores: Sequence[str], families: Sequence[str], report: str | None, out
         "devices": sorted({x["device"] for x in origins}),
         "measured": [dict(x) for x in {tuple(sorted(y.items())) for y in origins}],
     }
+    if folder:
+        ship(problems, Path(folder))
     if report:
         records = evaluated(problems)
         groups = {(x["kind"], x["m"]) for x in records}

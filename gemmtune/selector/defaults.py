@@ -15,13 +15,13 @@ from ..device import DeviceInfo
 from ..problem.rows import RowClass
 from ..settings import Settings
 from ..store.store import Ranged, Store
-from .offers import offers_for
+from .offers import enabled_backends, offers_for
 from .precompile import precompile
 from .predicted import ROWS, Gains, baseline_of, kept_kernels, likely_gains, ordered
 from .predictor import shipped_predictor
 from .progress import Progress
 from .proof import legal_runs
-from .range_work import Work, segment_of, with_kernels
+from .range_work import Work, segment_of
 from .ranges import proved
 from .segments import DEFAULT, Segment, Table, merged
 from .shipped import shipped_for
@@ -73,9 +73,9 @@ class Default:
         return list(merged(found))
 
     def kernels(self) -> list[Choice]:
-        """Return the choices to compile, one for each kernel of each segment."""
-        segments = [with_kernels(self.work, x) for x in self.segments()]
-        return [at for x in segments for m in x.kernels if isinstance(at := self.work.at(x.name, m), Choice)]
+        """Return the choices at both ends of each segment, which need nearly all of its kernels."""
+        ends = [(x.name, m) for x in self.segments() for m in (x.lo, x.hi) if not self.work.choices[x.name].baseline]
+        return [at for name, m in ends if isinstance(at := self.work.at(name, m), Choice)]
 
     def table(self) -> Table | None:
         """Return the table, each choice verified at both ends of its interval and for each kernel, torch's where it begins.
@@ -143,7 +143,11 @@ def _orders(work: Work, gains: Gains, kept: frozenset[str]) -> list[tuple[int, l
 def _ruled(work: Work, m: int) -> list[str]:
     """Return the names of the rule's choices for an M, the preferred first and torch's own operation last."""
     prefixes = next((names for hi, names in RULE if m <= hi), LARGE)
-    offered = offers_for(work.rows_class.at(m), work.device, work.settings).choices
+    named = {"aten", *(prefix.split(":", maxsplit=1)[0] for prefix in prefixes)}
+    backends = tuple(name for name in enabled_backends(work.device, work.settings) if name in named)
+    if not backends:
+        return []
+    offered = offers_for(work.rows_class.at(m), work.device, dataclasses.replace(work.settings, backends=backends)).choices
     likeliest = (next((c for c in offered if c.name.startswith(prefix)), None) for prefix in prefixes)
     return [work.take(m, choice) for choice in (*likeliest, *(c for c in offered if c.baseline)) if choice is not None]
 

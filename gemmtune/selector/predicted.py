@@ -7,9 +7,10 @@ import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
+import numpy as np
+
 from ..backends.table import load
 from ..choice import Choice
-from ..errors import InvalidProblemError
 from ..problem import Problem
 from .features import kernel_of, kind_of
 from .offers import enabled_backends, named_choice, offers_for
@@ -21,7 +22,7 @@ ROWS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 
 """The last M of each interval that has one choice. The sizes of tiles are among them."""
 MOST_KERNELS = 12
 """Kernels that the classes of a model share: as many compile at the same time on a usual machine."""
-LEAST_GAIN = 0.03
+LEAST_GAIN = 0.01
 """Least gain of one more kernel, in octaves summed over the intervals of a class, on average of the classes."""
 LISTED = "cuda"
 """Backend whose enumeration takes milliseconds, and lists only likely choices."""
@@ -30,22 +31,31 @@ Gains = Mapping[int, Mapping[str, float]]
 
 
 def likely_gains(work: Work, predictor: Predictor | None, shipped: Shipped | None) -> Gains:
-    """Return the gains of choices for a class, shipped ones where that M was measured, and record the choices in ``work``."""
+    """Return the gains of choices for a class, shipped ones where that M was measured, and record the choices in ``work``.
+
+    The choices of neighbouring Ms compete as well, so that no interval lacks a kernel that serves both of its neighbours.
+    """
     found: dict[int, dict[str, float]] = {}
-    for m in ROWS:
-        try:
-            problem = work.rows_class.at(m)
-        except InvalidProblemError:  # M is part of a stride
-            continue
+    members = [m for m in ROWS if work.rows_class.has(m)]
+    problems = {m: work.rows_class.at(m) for m in members}
+    listed = {m: known_choices(work, problem, predictor) if predictor is not None else {} for m, problem in problems.items()}
+    for place, (m, problem) in enumerate(problems.items()):
         baseline = baseline_of(work, problem)
-        if baseline is None:
-            continue
-        gains = shipped_gains(work, problem, shipped) if shipped is not None else None
-        if gains is None and predictor is not None and (choices := known_choices(work, problem, predictor)):
-            likely = predictor.gains(problem, work.device, choices, baseline)
-            gains = {choice: float(gain) for choice, gain in zip(choices, likely, strict=True)}
+        gains = shipped_gains(work, problem, shipped) if shipped is not None and baseline is not None else None
         if gains is not None:
             found[m] = {work.take(m, choice): gain for choice, gain in gains.items() if gain > 0}
+        elif predictor is not None and baseline is not None:
+            near = members[max(place - 1, 0) : place + 2]
+            homes = {name: home for home in (*near, m) for name in listed[home]}
+            moved = {name: listed[home][name].at(problem, work.device) for name, home in homes.items()}
+            choices = [choice for choice in moved.values() if isinstance(choice, Choice)]
+            likely = predictor.gains(problem, work.device, choices, baseline)
+            for choice, gain in zip(choices, likely, strict=True):
+                if gain > 0:
+                    home = homes[choice.name]
+                    found.setdefault(m, {})[work.take(home, listed[home][choice.name])] = float(gain)
+            if np.isfinite(likely).any():
+                found.setdefault(m, {})
     return found
 
 
@@ -63,11 +73,11 @@ def shipped_gains(work: Work, problem: Problem, shipped: Shipped) -> dict[Choice
     return found
 
 
-def known_choices(work: Work, problem: Problem, predictor: Predictor) -> list[Choice]:
+def known_choices(work: Work, problem: Problem, predictor: Predictor) -> dict[str, Choice]:
     """Return the choices for a problem that were measured near it: the predictor's by name, and those that CUDA lists quickly."""
     portfolio = predictor.portfolios.get(kind_of(problem))
     if portfolio is None or not predictor.knows(problem, work.device):
-        return []
+        return {}
     names = [name for name in portfolio.names if portfolio.supports(name, problem)]
     found = [named_choice(name, name.split(":", maxsplit=1)[0], problem, work.device, work.settings) for name in names]
     listed: Sequence[Choice] = ()
@@ -75,8 +85,7 @@ def known_choices(work: Work, problem: Problem, predictor: Predictor) -> list[Ch
         portfolio.supports(kernel, problem) for kernel in portfolio.measured if kernel.startswith(LISTED)
     ):
         listed = offers_for(problem, work.device, dataclasses.replace(work.settings, backends=(LISTED,))).choices
-    both = {c.name: c for c in (*found, *listed) if c is not None and portfolio.supports(c.name, problem)}
-    return list(both.values())
+    return {c.name: c for c in (*found, *listed) if c is not None and portfolio.supports(c.name, problem)}
 
 
 def baseline_of(work: Work, problem: Problem) -> Choice | None:

@@ -43,14 +43,18 @@ class ShippedTime:
     baseline: bool
 
 
+Times = Mapping[str, Mapping[int, Sequence[ShippedTime]]]
+"""Times of choices by weight (``weight_of``) and M."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shipped:
     """Shipped measurements of one GPU, by weight (``weight_of``) and M."""
 
     machine: Mapping[str, str]
     versions: Mapping[str, str]
-    """Versions that wrote the file: gemmtune and its date are in it."""
-    times: Mapping[str, Mapping[int, Sequence[ShippedTime]]]
+    """Version of gemmtune and days of the measurements."""
+    times: Times
     digest: str
 
     def at(self, problem: Problem) -> Sequence[ShippedTime]:
@@ -80,9 +84,7 @@ def file_of(device_name: str) -> Path:
     return FOLDER / f"{re.sub(r'[^a-z0-9]+', '-', device_name.lower())}.json.gz"
 
 
-def packed(
-    machine: Mapping[str, str], versions: Mapping[str, str], times: Mapping[str, Mapping[int, Sequence[ShippedTime]]]
-) -> bytes:
+def packed(machine: Mapping[str, str], versions: Mapping[str, str], times: Times) -> bytes:
     """Return the bytes of a file. Equal measurements give equal bytes."""
     weights = {
         weight: {str(m): [[x.name, x.content_hash, x.time_us, x.baseline] for x in found] for m, found in sorted(by_m.items())}

@@ -107,7 +107,7 @@ def _explain(problem: Problem, device: DeviceInfo, settings: Settings, store: St
     pick_name, origin = _pick(candidates, settings)
     sharing = settings.batch_invariant or (settings.rows == "shared" and settings.tune != "force")
     shared = range_plan_for(problem, device, settings) if sharing else None
-    unsure = shared is None or (shared.by_rule and settings.tune != "never")
+    unsure = shared is None or (shared.by_rule and settings.tunes)
     if shared is not None and not unsure and problem.m not in shared.tuned:
         pick_name, origin = _shared_pick(shared, problem)
     return Explanation(
@@ -149,10 +149,12 @@ def _pick(candidates: Candidates, settings: Settings) -> tuple[str | None, str]:
     if candidates.only is not None:
         return candidates.only.name, "the only choice"
     picked = candidates.picked
-    if picked is not None and (candidates.complete or settings.tune == "never"):
+    if picked is not None and (candidates.complete or not settings.tunes):
         return picked.name, "from the store"
     if settings.tune == "never":
         return None, "the store knows no choice, and tune is 'never'"
+    if settings.tune == "predict":
+        return None, "the store knows no choice: a call predicts one where weights like this one were measured"
     if candidates.complete:
         return None, "no choice is left" if settings.fallback_to_aten else "no choice is left: the call raises NoValidChoicesError"
     return None, "not tuned yet: the first call tunes it"

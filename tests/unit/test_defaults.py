@@ -31,7 +31,8 @@ def rule(own_store, monkeypatch):
 
 def table() -> Table | None:
     (rows_class,) = row_classes(PROBLEM)
-    return defaults.default_table(rows_class, detect("cpu"), settings.current(), Progress())
+    (made,) = defaults.defaults_for([rows_class], detect("cpu"), settings.current(), Progress())
+    return made.table()
 
 
 def store(made: Table) -> None:
