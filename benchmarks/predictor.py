@@ -294,7 +294,7 @@ def main(stores: Sequence[str], families: Sequence[str], report: str | None, out
     origins = [dict(x.origin) for x in problems]
     origin = {
         "devices": sorted({x["device"] for x in origins}),
-        "measured": [dict(x) for x in {tuple(sorted(y.items())) for y in origins}],
+        "machines": [dict(x) for x in sorted({tuple(sorted(y.items())) for y in origins})],
     }
     if folder:
         ship(problems, Path(folder))

@@ -32,8 +32,6 @@ FILE = Path(__file__).parents[1] / "data" / "predictor.npz"
 VERSION = 1
 NEAR = (1.0, 2.0, 2.5)
 """Octaves of M, N and K within which a measured problem supports a prediction."""
-OTHER_GPU = 0.03
-"""Further octaves that a gain must exceed on a GPU that has the multiprocessors of the measured one and another memory."""
 STEPS_PER_OCTAVE = 16
 """Steps in which the file keeps the logarithms of measured sizes."""
 
@@ -94,8 +92,7 @@ class Predictor:
             return found
         times = self.forest(features(problem, device, rows)).astype(np.float64)
         gains = times[:, -1:] - times[:, :-1]
-        margin = portfolio.margin + (0.0 if device.name in self.origin["devices"] else OTHER_GPU)
-        found[known] = gains.mean(axis=0) - margin - portfolio.spreads * gains.std(axis=0)
+        found[known] = gains.mean(axis=0) - portfolio.margin - portfolio.spreads * gains.std(axis=0)
         return found
 
 
@@ -130,6 +127,8 @@ def unpacked(data: bytes) -> Predictor:
     Raises:
         ValueError: the bytes are no such file, or one of another version.
     """
+    if not data.startswith(b"PK"):
+        raise ValueError(f"got {len(data)} bytes that are no archive, expected one of version {VERSION}")
     try:
         with np.load(io.BytesIO(data), allow_pickle=False) as arrays:
             meta = json.loads(arrays["meta"].tobytes())
