@@ -45,4 +45,5 @@ class Forest:
             node = root + place
             place = 2 * place + 1 + (flat[row + feature[node]] > threshold[node])
         leaf = self.value.reshape(-1)[np.arange(members * trees)[None, :] * (nodes + 1) + place - nodes]
-        return (leaf.reshape(count, members, trees).sum(axis=2) + self.start).T
+        sums: NDArray[np.float32] = leaf.reshape(count, members, trees).sum(axis=2)
+        return (sums + self.start).T
