@@ -79,9 +79,10 @@ def layers_of(size: tuple[int, int], kind: Any, count: int = 1) -> list[nn.Modul
 def optimize_s(sizes: Sequence[tuple[int, int]], kind: str) -> float:
     """Return the seconds that ``optimize`` takes for the layers of a block: the choice, compilation and verification."""
     model = nn.Sequential(*(layer for size in sizes for layer in layers_of(size, kind)))
-    begun = time.perf_counter()
-    gemmtune.optimize(model, progress=False)
-    return round(time.perf_counter() - begun, 2)
+    with tempfile.TemporaryDirectory() as folder, settings.patch(store_path=f"{folder}/store.sqlite"):
+        begun = time.perf_counter()
+        gemmtune.optimize(model, progress=False)
+        return round(time.perf_counter() - begun, 2)
 
 
 def rows_of(model: str, size: tuple[int, int], kind: str, l2_bytes: int, *, tuned: bool) -> list[dict[str, Any]]:

@@ -22,7 +22,7 @@ from ..settings import Settings
 from ..store.store import open_store
 from ..workers.worker import NoWorkerError
 from .eager import scalars_of
-from .measured import in_models
+from .measured import in_models, prepare_tuning
 from .modules import is_conv1d, is_linear
 from .picks import stated
 
@@ -40,6 +40,7 @@ def verify_defaults(model: nn.Module, *, progress: bool) -> None:
     for device, classes in _classes(model).items():
         shown = progress_for() if progress else Progress()
         chosen = in_models(settings.current(), device)
+        prepare_tuning(device, chosen)  # processes import their modules while choices are listed and compiled
         try:
             shown.stage(STAGE, 0, len(classes))
             for number, default in enumerate(defaults_for(classes, device, chosen, shown), 1):

@@ -106,9 +106,10 @@ def test_a_call_with_predict_makes_the_table_of_a_new_weight_once(monkeypatch):
     assert len(made) == 1
 
 
-@pytest.mark.parametrize(
-    ("origin", "words"), [("predicted 1a", "predicted, verified here, not measured"), ("shipped 2b", "shipped: ")]
-)
+ORIGINS = [("predicted 1a", "predicted, verified here, not measured"), ("shipped 2b", "shipped: ")]
+
+
+@pytest.mark.parametrize(("origin", "words"), ORIGINS)
 def test_explain_names_the_origin_of_a_default_table(origin, words):
     made = dataclasses.replace(table(), origin=origin)
     assert Table.of(Ranged(key="{}", fingerprint="{}", kind=DEFAULT, value=made.to_json())) == made

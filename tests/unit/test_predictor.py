@@ -90,8 +90,10 @@ def test_the_shipped_files_are_small_complete_and_name_their_versions():
         assert all(len(points) and (points >= 0).all() for points in portfolio.measured.values())
     files = sorted(shipped.FOLDER.glob("*.json.gz"))
     assert sum(path.stat().st_size for path in files) <= 4 * 2**20
-    for machine in model.origin["machines"]:
-        found = shipped.unpacked(shipped.file_of(machine["device"]).read_bytes())
+    assert {shipped.file_of(machine["device"]) for machine in model.origin["machines"]} <= set(files)
+    for path in files:
+        found = shipped.unpacked(path.read_bytes())
+        assert shipped.file_of(found.machine["device"]) == path
         assert {"torch", "triton", "cuda", "cublas", "driver", "device"} <= found.machine.keys()
         assert {"gemmtune", "measured"} <= found.versions.keys()
         for by_m in found.times.values():
