@@ -44,8 +44,11 @@ FOLDS = (("llama",), ("qwen",), ("gemma",), ("phi", "granite", "olmo"))
 MEMBERS, TREES, DEPTH, RATE = 5, 60, 5, 0.15
 MOST_NAMES = 24
 LEAST_GAIN = 0.0005
-MARGINS: dict[str, tuple[float, float]] = {"dense": (0.02, 0.0)}
-"""Octaves and standard deviations of the members that a gain over torch must exceed; none for weights that torch dequantizes."""
+MARGINS: dict[str, tuple[float, float]] = {"dense": (-0.06, 1.0)}
+"""Octaves and standard deviations of the members that a gain over torch must exceed; none for weights that torch dequantizes.
+
+The best choices of dense weights that were left out gain 0.06 octaves more than predicted on average.
+"""
 SHIPPED = 3
 """Choices of each problem that are shipped, besides torch's."""
 OVERLAP = re.compile(r"_pdl\d*")

@@ -94,11 +94,13 @@ def named_choice(name: str, backend: str, problem: Problem, device: DeviceInfo, 
 
     None if there is none, or if the backend has to enumerate its choices to find one.
     """
-    find = getattr(load(backend), "named", None)
-    if find is None or backend not in enabled_backends(device, settings):
+    found = load(backend)
+    find = getattr(found, "named", None)
+    if find is None or backend not in enabled_backends(device, settings) or not found.available(device).ok:
         return None
     made = find(name, problem, device)
-    passed = filtered(Offers(choices=() if made is None else (made,)), uncapped(settings), templates=TEMPLATES).choices
+    usable = (made,) if made is not None and made.obstacle is None else ()
+    passed = filtered(Offers(choices=usable), uncapped(settings), templates=TEMPLATES).choices
     return passed[0] if passed else None
 
 
