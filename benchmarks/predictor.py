@@ -45,7 +45,7 @@ MEMBERS, TREES, DEPTH, RATE = 5, 60, 5, 0.15
 MOST_NAMES = 24
 LEAST_GAIN = 0.0005
 MARGINS: dict[str, tuple[float, float]] = {"dense": (-0.06, 1.0)}
-"""Octaves and standard deviations of the members that a gain over torch must exceed; none for weights that torch dequantizes.
+"""Octaves and standard deviations of the members that a gain over torch must exceed at few rows, by kind of weight; else none.
 
 The best choices of dense weights that were left out gain 0.06 octaves more than predicted on average.
 """
@@ -209,8 +209,8 @@ def listed(row: Row) -> bool:
 def chosen(x: Measured, forest: Forest, known: Portfolio) -> tuple[int, bool]:
     """Return the index of the choice for a problem, and if it is a predicted one. Torch serves where no gain is likely."""
     times = forest(x.table).astype(np.float64)
-    gains = times[:, x.torch : x.torch + 1] - times
-    likely = gains.mean(axis=0) - known.margin - known.spreads * gains.std(axis=0)
+    gains: np.ndarray = times[:, x.torch : x.torch + 1] - times
+    likely = known.likely(gains, x.problem.m)
     offered = np.array([(row.name in known.names or listed(row)) and known.supports(row.name, x.problem) for row in x.rows])
     best = int(np.where(offered, likely, -np.inf).argmax())
     if not offered.any():

@@ -32,6 +32,8 @@ FILE = Path(__file__).parents[1] / "data" / "predictor.npz"
 VERSION = 1
 NEAR = (1.0, 2.0, 2.5)
 """Octaves of M, N and K within which a measured problem supports a prediction."""
+FEW_ROWS, MARGIN_OF_MORE = 16, 0.02
+"""Rows up to which the margin and spreads of a portfolio hold, and the least margin above: gains are small there."""
 STEPS_PER_OCTAVE = 16
 """Steps in which the file keeps the logarithms of measured sizes."""
 
@@ -49,6 +51,13 @@ class Portfolio:
     measured: Mapping[str, NDArray[np.float32]]  # (problems, 3)
     margin: float
     spreads: float
+
+    def likely(self, gains: NDArray[np.float64], rows: int) -> NDArray[np.float64]:
+        """Return what remains of predicted gains over torch, by member and choice, for a number of rows: [choices]."""
+        few = rows <= FEW_ROWS
+        margin, spreads = (self.margin, self.spreads) if few else (max(self.margin, MARGIN_OF_MORE), 0.0)
+        least: NDArray[np.float64] = gains.mean(axis=0) - margin - spreads * gains.std(axis=0)
+        return least
 
     def supports(self, name: str, problem: Problem) -> bool:
         """Return True if the choice's kernel was measured near the problem."""
@@ -92,7 +101,7 @@ class Predictor:
             return found
         times = self.forest(features(problem, device, rows)).astype(np.float64)
         gains = times[:, -1:] - times[:, :-1]
-        found[known] = gains.mean(axis=0) - portfolio.margin - portfolio.spreads * gains.std(axis=0)
+        found[known] = portfolio.likely(gains, problem.m)
         return found
 
 
