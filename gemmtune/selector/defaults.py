@@ -15,9 +15,8 @@ from ..device import DeviceInfo
 from ..problem.rows import RowClass
 from ..settings import Settings
 from ..store.store import Ranged, Store
-from .offers import enabled_backends, offers_for
 from .precompile import precompile
-from .predicted import ROWS, Gains, baseline_of, kept_kernels, likely_gains, ordered
+from .predicted import ROWS, Gains, baseline_of, kept_kernels, likely_gains, offered_by, ordered
 from .predictor import shipped_predictor
 from .progress import Progress
 from .proof import legal_runs
@@ -141,15 +140,16 @@ def _orders(work: Work, gains: Gains, kept: frozenset[str]) -> list[tuple[int, l
 
 
 def _ruled(work: Work, m: int) -> list[str]:
-    """Return the names of the rule's choices for an M, the preferred first and torch's own operation last."""
-    prefixes = next((names for hi, names in RULE if m <= hi), LARGE)
-    named = {"aten", *(prefix.split(":", maxsplit=1)[0] for prefix in prefixes)}
-    backends = tuple(name for name in enabled_backends(work.device, work.settings) if name in named)
-    if not backends:
-        return []
-    offered = offers_for(work.rows_class.at(m), work.device, dataclasses.replace(work.settings, backends=backends)).choices
-    likeliest = (next((c for c in offered if c.name.startswith(prefix)), None) for prefix in prefixes)
-    return [work.take(m, choice) for choice in (*likeliest, *(c for c in offered if c.baseline)) if choice is not None]
+    """Return the names of the rule's first choice that is offered for an M, and of torch's own operation.
+
+    A backend enumerates only if the ones before offer nothing: Triton's takes a tenth of a second for each M.
+    """
+    problem, found = work.rows_class.at(m), list[Choice]()
+    for prefix in next((names for hi, names in RULE if m <= hi), LARGE):
+        if not found:
+            offered = offered_by(prefix.split(":", maxsplit=1)[0], work, problem)
+            found += [c for c in offered if c.name.startswith(prefix)][:1]
+    return [work.take(m, choice) for choice in (*found, baseline_of(work, problem)) if choice is not None]
 
 
 def _served(work: Work, rows: range, names: list[str]) -> list[Segment]:

@@ -9,11 +9,12 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from ..backends.table import load
+from ..backends.table import TEMPLATES
 from ..choice import Choice
+from ..filters import filtered
 from ..problem import Problem
 from .features import kernel_of, kind_of
-from .offers import enabled_backends, named_choice, offers_for
+from .offers import enabled_backends, legal_offers, named_choice
 from .predictor import Predictor
 from .range_work import Work
 from .shipped import Shipped
@@ -80,19 +81,23 @@ def known_choices(work: Work, problem: Problem, predictor: Predictor) -> dict[st
         return {}
     names = [name for name in portfolio.names if portfolio.supports(name, problem)]
     found = [named_choice(name, name.split(":", maxsplit=1)[0], problem, work.device, work.settings) for name in names]
-    listed: Sequence[Choice] = ()
-    if LISTED in enabled_backends(work.device, work.settings) and any(
-        portfolio.supports(kernel, problem) for kernel in portfolio.measured if kernel.startswith(LISTED)
-    ):
-        listed = offers_for(problem, work.device, dataclasses.replace(work.settings, backends=(LISTED,))).choices
+    near = any(portfolio.supports(kernel, problem) for kernel in portfolio.measured if kernel.startswith(LISTED))
+    listed = offered_by(LISTED, work, problem) if near else ()
     return {c.name: c for c in (*found, *listed) if c is not None and portfolio.supports(c.name, problem)}
 
 
 def baseline_of(work: Work, problem: Problem) -> Choice | None:
     """Return torch's own operation. None if the settings exclude it."""
-    if "aten" not in enabled_backends(work.device, work.settings):
-        return None
-    return next((c for c in load("aten").enumerate(problem, work.device, work.settings).choices if c.baseline), None)
+    return next((c for c in offered_by("aten", work, problem) if c.baseline), None)
+
+
+def offered_by(backend: str, work: Work, problem: Problem) -> Sequence[Choice]:
+    """Return the choices of one backend that pass the settings. Empty if it is not enabled. A regex without matches is no fault."""
+    if backend not in enabled_backends(work.device, work.settings):
+        return ()
+    alone = dataclasses.replace(work.settings, backends=(backend,))
+    legal = legal_offers(problem, work.device, alone, on_this_machine=backend != "aten")  # torch is always here
+    return filtered(legal, alone, templates=TEMPLATES).choices
 
 
 def kept_kernels(gains: Sequence[Gains]) -> frozenset[str]:
