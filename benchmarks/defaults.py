@@ -1,17 +1,21 @@
-"""What do weights of few bits cost where nobody tuned? Layers in three ways, for every number of rows, in CUDA graphs.
+"""What do layers cost that nobody tuned? Layers of models that the predictor has not seen, in several ways, in CUDA graphs.
 
-    python benchmarks/defaults.py --json defaults.json
+    python benchmarks/defaults.py --json defaults.json                    bfloat16, int4 and int8, half a minute each on an H100
+    python benchmarks/defaults.py --kinds bfloat16 --tuned --json defaults.json
 
-``bfloat16`` is the layer with its own weight. ``pass`` dequantizes the weight in one kernel, and torch multiplies: a quantized
-layer without ``optimize``. ``rule`` is that layer after ``optimize``, whose table by rule (``gemmtune/selector/defaults.py``) is
-verified here and not measured. Random numbers, a fresh store. Microseconds, the median of graphs that run several equal layers
-one after another, so that no weight stays in a cache.
+``torch`` is the layer as it is: with few bits, one kernel dequantizes the weight and torch multiplies. ``bfloat16`` is the layer
+with its own weight. ``default`` is the layer after ``optimize`` without inputs: its kernels are predicted or by rule, verified here
+and not measured. ``tuned`` is the layer after a default search for these rows. Random numbers, a fresh store. Microseconds, the
+median of graphs that run several equal layers one after another, so that no weight stays in a cache. A small kernel runs between
+two layers, as in a model, and its time is subtracted.
 """
 
 from __future__ import annotations
 
+import collections
 import copy
 import json
+import math
 import statistics
 import tempfile
 import time
@@ -25,56 +29,114 @@ from environment import describe_environment
 from torch import nn
 
 import gemmtune
-from gemmtune import settings
+from gemmtune import Problem, settings
 from gemmtune.device import detect
+from gemmtune.dispatch.ready import forget_plans
 
-SIZES = ((4096, 12288), (12288, 4096), (4096, 4096), (2048, 6144))
-"""In- and out-features."""
-KINDS = ("int4", "int8")
-ROWS = (1, 2, 4, 8, 16, 32, 48, 64, 96, 128, 190, 256, 384, 512, 800, 1024, 2048, 4096)
+MODELS = {
+    "mistral-nemo-12b": ((5120, 6144), (4096, 5120), (5120, 28672), (14336, 5120)),
+    "falcon3-7b": ((3072, 5120), (3072, 3072), (3072, 46080), (23040, 3072)),
+}
+"""In- and out-features of the layers of a block, with those of one input as one layer. The predictor's data lacks these models."""
+KINDS = ("bfloat16", "int4", "int8")
+ROWS = (1, 16, 64, 190, 512, 2048)
 CACHES = 2
 """The weights together are so many times the L2 cache."""
-REPLAYS = 21
+REPLAYS = 15
 
 
 @click.command()
 @click.option("--json", "out", help="Write everything to this file.")
-def main(out: str | None) -> None:
-    """Measure layers with weights of few bits that nobody tuned."""
+@click.option("--kinds", default=",".join(KINDS), show_default=True, help="Kinds of weights, separated by commas.")
+@click.option("--models", default=",".join(MODELS), show_default=True, help="Models, separated by commas.")
+@click.option("--tuned", is_flag=True, help="Compare with a search for the same rows, 10 seconds a weight (bfloat16 only).")
+def main(out: str | None, kinds: str, models: str, tuned: bool) -> None:
+    """Measure layers that nobody tuned."""
     if not torch.cuda.is_available():
-        raise click.ClickException("torch sees no GPU here, and the rule is for GPUs")
+        raise click.ClickException("torch sees no GPU here, and default tables are for GPUs")
     device = detect("cuda")
     report: dict[str, Any] = {"environment": describe_environment(device), "rows": [], "optimize_s": []}
     with tempfile.TemporaryDirectory() as folder, settings.patch(store_path=f"{folder}/store.sqlite", tune="never"):
-        for size in SIZES:
-            for kind in KINDS:
-                report["rows"] += _rows(size, kind, device.l2_bytes, report["optimize_s"])
+        for model in models.split(","):
+            for kind in kinds.split(","):
+                seconds = {"first": optimize_s(MODELS[model], kind), "compiled": optimize_s(MODELS[model], kind)}
+                report["optimize_s"].append({"model": model, "kind": kind} | seconds)
+                click.echo(report["optimize_s"][-1])
+                for size in MODELS[model]:
+                    report["rows"] += rows_of(model, size, kind, device.l2_bytes, tuned=tuned)
+    report["summary"] = summary(report["rows"])
+    click.echo(json.dumps(report["summary"], indent=1))
     if out:
         Path(out).write_text(json.dumps(report, indent=1) + "\n")
 
 
-def _rows(size: tuple[int, int], kind: Any, l2_bytes: int, seconds: list[float]) -> list[dict[str, Any]]:
+def layers_of(size: tuple[int, int], kind: Any, count: int = 1) -> list[nn.Module]:
+    """Return equal layers of a kind."""
     layer = nn.Linear(*size, bias=False, device="cuda", dtype=torch.bfloat16)
-    few = gemmtune.quantize_(nn.Sequential(copy.deepcopy(layer)), kind)[0]
-    count = 1 + CACHES * l2_bytes // few.weight.nbytes
-    ways = {"bfloat16": [layer], "pass": [few], "rule": [copy.deepcopy(few)]}
-    ways = {way: [*layers, *(copy.deepcopy(layers[0]) for _ in range(count - 1))] for way, layers in ways.items()}
+    model = nn.Sequential(layer) if kind == "bfloat16" else gemmtune.quantize_(nn.Sequential(layer), kind)
+    return [model[0], *(copy.deepcopy(model[0]) for _ in range(count - 1))]
+
+
+def optimize_s(sizes: Sequence[tuple[int, int]], kind: str) -> float:
+    """Return the seconds that ``optimize`` takes for the layers of a block, without a stored table.
+
+    The first time processes start and kernels compile; then only the choice and the verification are left.
+    """
+    model = nn.Sequential(*(layer for size in sizes for layer in layers_of(size, kind)))
+    with tempfile.TemporaryDirectory() as folder, settings.patch(store_path=f"{folder}/store.sqlite"):
+        begun = time.perf_counter()
+        gemmtune.optimize(model, progress=False)
+        return round(time.perf_counter() - begun, 2)
+
+
+def rows_of(model: str, size: tuple[int, int], kind: str, l2_bytes: int, *, tuned: bool) -> list[dict[str, Any]]:
+    """Return a record for each number of rows, with the time of each way."""
+    plain = layers_of(size, "bfloat16")[0]
+    layers = layers_of(size, kind)
+    layers += [copy.deepcopy(layers[0]) for _ in range(CACHES * l2_bytes // layers[0].weight.nbytes)]
     inputs = [torch.randn(rows, size[0], device="cuda", dtype=torch.bfloat16) for rows in ROWS]
-    times = {way: [_graph_us(ways[way], x) for x in inputs] for way in ("bfloat16", "pass")}  # before there is a table
-    begun = time.perf_counter()
-    gemmtune.optimize(nn.Sequential(*ways["rule"]), progress=False)
-    seconds.append(round(time.perf_counter() - begun, 2))
-    times["rule"] = [_graph_us(ways["rule"], x) for x in inputs]
+    times = {"torch": [graph_us(layers, x) for x in inputs]}
+    if kind != "bfloat16":
+        dense = [plain, *(copy.deepcopy(plain) for _ in range(CACHES * l2_bytes // plain.weight.nbytes))]
+        times["bfloat16"] = [graph_us(dense, x) for x in inputs]
+    gemmtune.optimize(nn.Sequential(*layers), progress=False)
+    times["default"] = [graph_us(layers, x) for x in inputs]
+    names = [pick_of(layers[0], rows) for rows in ROWS]
+    if tuned and kind == "bfloat16":
+        with settings.patch(timing="spaced", tune="on_miss"):
+            gemmtune.tune([Problem.mm(rows, size[1], size[0]) for rows in ROWS], progress=False)
+        forget_plans()
+        times["tuned"] = [graph_us(layers, x) for x in inputs]
     found = []
     for place, rows in enumerate(ROWS):
-        found.append({"size": size, "kind": kind, "rows": rows} | {way: round(us[place], 2) for way, us in times.items()})
+        record = {"model": model, "in": size[0], "out": size[1], "kind": kind, "rows": rows, "choice": names[place]}
+        found.append(record | {way: round(us[place], 2) for way, us in times.items()})
         click.echo("  ".join(f"{name} {value}" for name, value in found[-1].items()))
     return found
 
 
+def pick_of(layer: Any, rows: int) -> str:
+    """Return the choice of the layer's default table and its origin."""
+    x, weight = torch.empty(rows, layer.in_features, device="cuda", dtype=torch.bfloat16), layer.weight
+    with settings.patch(timing="spaced"):
+        if isinstance(weight, gemmtune.QuantizedWeight):
+            given = {"scale_b": weight.scales, "zero_b": weight.zero_points, "encoding": weight.encoding}
+            shown = gemmtune.explain(
+                "mixed_mm", x, weight.tensor, **{key: value for key, value in given.items() if value is not None}
+            )
+        else:
+            shown = gemmtune.explain("mm", x, weight.detach().t())
+    return f"{shown.pick} ({shown.origin})"
+
+
 @torch.no_grad()
-def _graph_us(layers: Sequence[nn.Module], x: torch.Tensor) -> float:
-    """Return the median time of one layer, of graphs of all of them."""
+def graph_us(layers: Sequence[nn.Module], x: torch.Tensor) -> float:
+    """Return the median time of one layer, of graphs of all of them, without the small kernels between them."""
+    spacer = torch.zeros(32, device="cuda")
+    return max(_median_us(layers, x, spacer) - _median_us([nn.Identity()] * len(layers), x, spacer), 0.01)
+
+
+def _median_us(layers: Sequence[nn.Module], x: torch.Tensor, spacer: torch.Tensor) -> float:
     stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
     with torch.cuda.stream(stream):
         for layer in layers:
@@ -82,6 +144,7 @@ def _graph_us(layers: Sequence[nn.Module], x: torch.Tensor) -> float:
         with torch.cuda.graph(graph, stream=stream):
             for layer in layers:
                 layer(x)
+                spacer.add_(1)
     samples = []
     for _ in range(REPLAYS):
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -91,6 +154,23 @@ def _graph_us(layers: Sequence[nn.Module], x: torch.Tensor) -> float:
         torch.cuda.synchronize()
         samples.append(begin.elapsed_time(end) * 1e3 / len(layers))
     return statistics.median(samples)
+
+
+def summary(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the geometric mean and the least of the speed of ``default`` over each other way, by kind and rows."""
+    groups: dict[tuple[str, int], list[dict[str, Any]]] = collections.defaultdict(list)
+    for row in rows:
+        groups[row["kind"], row["rows"]].append(row)
+    found = []
+    for (kind, count), members in groups.items():
+        record: dict[str, Any] = {"kind": kind, "rows": count}
+        for way in ("torch", "bfloat16", "tuned"):
+            speeds = [row[way] / row["default"] for row in members if way in row]
+            if speeds:
+                mean = math.exp(statistics.mean(map(math.log, speeds)))
+                record |= {f"over {way}": round(mean, 3), f"least over {way}": round(min(speeds), 3)}
+        found.append(record)
+    return found
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ from . import setting_types as kinds
 from .errors import SettingsError
 from .project_file import find_table
 
-Tune = Literal["on_miss", "never", "force"]
+Tune = Literal["on_miss", "never", "predict", "force"]
 Search = Literal["quick", "default", "exhaustive"]
 Timing = Literal["graph", "spaced", "eager"]
 Rows = Literal["shared", "exact"]
@@ -54,7 +54,8 @@ class Settings:
     fallback_to_aten: bool = True
     """True runs torch, with a warning, if no valid choice remains. False raises NoValidChoicesError instead."""
     tune: Tune = "on_miss"
-    """``on_miss`` tunes the first call on a new problem, ``never`` uses the store or torch, ``force`` measures again."""
+    """``on_miss`` tunes the first call on a new problem, ``never`` uses the store or torch, ``force`` measures again. ``predict``
+    verifies likely choices for every M of a new weight, and measures nothing."""
     rows: Rows = "shared"
     """``shared`` serves a call with a new number of rows (M) from the table of its range. Without a table it uses the choice
     tuned for the nearest M. It tunes nothing. ``exact`` tunes each M separately."""
@@ -171,13 +172,16 @@ class Settings:
         """Number of processes that compile concurrently: ``compile_threads``, or the usable cores if that is 0."""
         return self.compile_threads or len(os.sched_getaffinity(0))
 
+    @property
+    def tunes(self) -> bool:
+        """True if a call may measure choices."""
+        return self.tune in ("on_miss", "force")
 
-_HINTS = typing.get_type_hints(Settings, include_extras=True)
-_LISTS = ("backends", "extra_choices")
+
+_HINTS, _LISTS = typing.get_type_hints(Settings, include_extras=True), ("backends", "extra_choices")
 _named: dict[str, str] = {}
 """Sources of the settings that ``from_environment`` has read."""
-_tokens: dict[Settings, int] = {}
-_token_counter = itertools.count()
+_tokens, _token_counter = dict[Settings, int](), itertools.count()
 patched: contextvars.ContextVar[Settings | None] = contextvars.ContextVar("gemmtune_settings", default=None)
 """Settings of the innermost ``patch``, or None outside of any."""
 

@@ -273,11 +273,36 @@ def defaults() -> str:
         for kind in ("int4", "int8"):
             found = [row for row in content["rows"] if row["kind"] == kind and low <= row["rows"] <= high]
             cells = []
-            for way in ("pass", "rule"):
+            for way in ("torch", "default"):
                 ratios = [row["bfloat16"] / row[way] for row in found]
                 cells += [f"{statistics.geometric_mean(ratios):.2f}", f"{min(ratios):.2f}"]
             rows.append([kind, f"{low} to {high}", str(len(found)), *cells])
-    return table(["weights", "rows", "layers", "one pass", "least", "by the rule", "least"], rows)
+    return table(["weights", "rows", "layers", "one pass", "least", "default", "least"], rows)
+
+
+def predicted() -> str:
+    """Return the regret of predictions for weights of models that the fit did not see, by ranges of rows."""
+    content, rows = results("nvidia-h200", "predictor"), []
+    for kind in content["kinds"]:
+        for low, high in ((1, 1), (2, 16), (17, 64), (65, 512), (513, 4096)):
+            found = [x for x in content["records"] if x["kind"] == kind and low <= x["m"] <= high]
+            regret = sorted(100 * x["regret"] for x in found)
+            rows.append(
+                [
+                    "bfloat16" if kind == "dense" else kind,
+                    f"{low} to {high}" if high > low else str(low),
+                    str(len(found)),
+                    str(sum(x["predicted"] for x in found)),
+                    f"{statistics.median(regret):.1f}",
+                    f"{statistics.quantiles(regret, n=20, method='inclusive')[-1]:.1f}",
+                    f"{regret[-1]:.1f}",
+                    f"{statistics.geometric_mean(x['over_torch'] for x in found):.2f}",
+                    f"{min(x['over_torch'] for x in found):.2f}",
+                    f"{statistics.geometric_mean(x['tuned_over_torch'] for x in found):.2f}",
+                ]
+            )
+    head = ["weights", "rows", "products", "predicted", "regret %, median", "95th percentile", "largest"]
+    return table([*head, "× torch", "least", "tuned, × torch"], rows)
 
 
 def gains() -> str:
@@ -306,6 +331,7 @@ def gains() -> str:
 MAKERS: dict[str, Callable[[], str]] = {
     "first-calls": first_calls,
     "measured-defaults": defaults,
+    "measured-predicted": predicted,
     "gains": gains,
     "measured-summary": summary,
     "measured-shapes": every_shape,

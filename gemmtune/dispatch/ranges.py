@@ -269,7 +269,7 @@ def _of(
     later = (m for m, key in tuned.items() if any(row.measured_at > measured_after for row in store.rows(key, machine).values()))
 
     def found(x: Segment, problem: Problem) -> Choice | None:
-        return choice_of(x.content_hash, x.backend, problem, device, settings, store, x.name)
+        return choice_of(x.content_hash, x.backend, problem, device, settings, store, name=x.name)
 
     return RangePlan(rows_class, members_of(table, rows_class, device, found), table, frozenset(later), by_rule=by_rule)
 

@@ -4,10 +4,11 @@
 
 1. ``batch_invariant_choice`` where results must not depend on the batch (``batch_invariant``);
 2. ``known_of_other_rows``: the table of this weight, or the pick of the nearest M that was tuned;
-3. ``the_only_choice``, if there is nothing to choose from;
-4. ``stored_pick``, where nothing may be tuned;
-5. ``tuned_pick``: what the store knows of this very problem, or a tuning now;
-6. ``torch_runs``, with a warning that says why.
+3. ``predicted_table``, where new weights get a default table (``tune="predict"``);
+4. ``the_only_choice``, if there is nothing to choose from;
+5. ``stored_pick``, where nothing may be tuned;
+6. ``tuned_pick``: what the store knows of this very problem, or a tuning now;
+7. ``torch_runs``, with a warning that says why.
 """
 
 from __future__ import annotations
@@ -26,9 +27,10 @@ from ..device import DeviceInfo
 from ..errors import ErrorFromChoice, GemmtuneError, NoValidChoicesError
 from ..filters import why_not_skipping
 from ..problem import Problem
-from ..problem.rows import row_classes
+from ..problem.rows import RowClass, row_classes
 from ..selector.candidates import Candidates, candidates_for
-from ..selector.progress import FirstCall
+from ..selector.defaults import defaults_for
+from ..selector.progress import FirstCall, Progress, notify
 from ..selector.ranges import tune_rows
 from ..selector.result import remedy_for
 from ..selector.select import select
@@ -77,7 +79,7 @@ def make_plan(problem: Problem, device: DeviceInfo, settings: Settings) -> Plan:
     capturing = device.type == "cuda" and torch.cuda.is_current_stream_capturing()
     if capturing:
         settings = settings.never_tuning
-    request = Request(problem=problem, device=device, settings=settings, capturing=capturing, may_tune=settings.tune != "never")
+    request = Request(problem=problem, device=device, settings=settings, capturing=capturing, may_tune=settings.tunes)
     plans = (strategy(request) for strategy in STRATEGIES)
     plan = next(plan for plan in plans if plan is not None)
     if "candidates" in vars(request) and plan.origin != "tuned":
@@ -138,6 +140,32 @@ def known_of_other_rows(request: Request) -> Plan | None:
     return Plan(problem=problem, choice=found.choice, kernel=found.kernel, origin=found.origin, shared=shared)
 
 
+def predicted_table(request: Request) -> Plan | None:
+    """Plan by a new default table of the weight, whose choices are verified now and not measured. A weight has one attempt."""
+    problem, device, settings = request.problem, request.device, request.settings
+    if settings.tune != "predict" or settings.rows != "shared" or settings.batch_invariant:
+        return None
+    for rows_class in row_classes(problem)[:1]:
+        attempt = (rows_class, device, settings.token)
+        if attempt in _attempts or range_plan_for(problem, device, settings) is not None:
+            return None
+        _attempts.add(attempt)
+        try:
+            notify(f"verifying likely choices for {rows_class}: once, later calls and processes reuse its table")
+            made = [x.stored(request.store) for x in defaults_for([rows_class], device, settings, Progress())]
+        except (NoValidChoicesError, NoWorkerError) as error:
+            warnings.warn(f"nothing is predicted for {rows_class}: {error}", stacklevel=5)
+            return None
+        if any(made):
+            forget_range_plans()
+            return known_of_other_rows(request)
+    return None
+
+
+_attempts: set[tuple[RowClass, DeviceInfo, int]] = set()
+"""Weights for which a default table was made or found impossible."""
+
+
 def the_only_choice(request: Request) -> Plan | None:
     """Plan the only choice, untimed."""
     only = request.candidates.only
@@ -196,6 +224,7 @@ def torch_runs(request: Request) -> Plan:
 STRATEGIES: tuple[Callable[[Request], Plan | None], ...] = (
     batch_invariant_choice,
     known_of_other_rows,
+    predicted_table,
     the_only_choice,
     stored_pick,
     tuned_pick,

@@ -1,82 +1,107 @@
-"""Tables by rule for the quantized weights of a model, so that no number of rows dequantizes a whole weight in each call."""
+"""Tables for the layers of a model that nobody tuned: shipped, predicted or by rule, and verified on this machine."""
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
 
 import torch
 from torch import nn
 
 from .. import settings
-from ..device import detect
+from ..device import DeviceInfo, detect
 from ..dispatch.ranges import forget_range_plans, range_plan_for
 from ..dispatch.ready import forget_plans
 from ..errors import NoValidChoicesError
+from ..problem import Problem
 from ..problem.rows import RowClass, row_classes
 from ..quantized.weight import QuantizedWeight
-from ..selector.defaults import default_table
+from ..selector.defaults import defaults_for, origin_for
 from ..selector.progress import Progress, progress_for
-from ..selector.segments import DEFAULT
-from ..store.key import fingerprint_text
-from ..store.store import Ranged, open_store
+from ..settings import Settings
+from ..store.store import open_store
 from ..workers.worker import NoWorkerError
-from .measured import in_models
+from .eager import scalars_of
+from .measured import in_models, prepare_tuning
+from .modules import is_conv1d, is_linear
 from .picks import stated
 
 log = logging.getLogger("gemmtune")
 ROWS = 16
 """Rows of the product that states a weight's class: a multiple of 16, like the rows of most batches."""
+STAGE = "default kernels"
 
 
 def verify_defaults(model: nn.Module, *, progress: bool) -> None:
-    """Make a table by rule for each class of quantized weights of a model on a GPU that has no table yet, and store it.
+    """Make a default table for each class of layers of a model on a GPU that has no table yet, and store it.
 
-    Every choice is compiled and verified here, once for a machine. Torch runs a weight whose table cannot be made.
+    Every choice is compiled and verified here, once for a machine. Torch runs a layer whose table cannot be made.
     """
-    classes = _classes(model)
-    if not classes:
-        return
-    shown = progress_for() if progress else Progress()
-    try:
-        for number, rows_class in enumerate(classes):
-            shown.stage("default kernels of quantized weights", number, len(classes))
-            try:
-                _verify(rows_class, shown)
-            except (NoValidChoicesError, NoWorkerError) as error:
-                log.warning("torch runs %s where it is not tuned: %s", rows_class, error)
-        shown.stage("default kernels of quantized weights", len(classes), len(classes))
-    finally:
-        shown.close()
-        forget_plans()
+    for device, classes in _classes(model).items():
+        shown = progress_for() if progress else Progress()
+        chosen = in_models(settings.current(), device)
+        prepare_tuning(device, chosen)  # processes import their modules while choices are listed and compiled
+        try:
+            shown.stage(STAGE, 0, len(classes))
+            for number, default in enumerate(defaults_for(classes, device, chosen, shown), 1):
+                try:
+                    default.stored(open_store(chosen))
+                except (NoValidChoicesError, NoWorkerError) as error:
+                    log.warning("torch runs %s where it is not tuned: %s", default.work.rows_class, error)
+                shown.stage(STAGE, number, len(classes))
+            shown.stage(STAGE, len(classes), len(classes))
+        finally:
+            shown.close()
+            forget_range_plans()
+            forget_plans()
 
 
-def _classes(model: nn.Module) -> list[RowClass]:
-    """Return the classes of the model's quantized layers without a table."""
-    found: dict[RowClass, None] = {}
+def _classes(model: nn.Module) -> dict[DeviceInfo, list[RowClass]]:
+    """Return the classes of the model's layers that have a default table here and no table as good, by device."""
+    current, found = settings.current(), dict[DeviceInfo, dict[RowClass, None]]()
+    if current.batch_invariant or current.rows != "shared":
+        return {}
+    for problem, device in _problems(model):
+        for rows_class in row_classes(problem)[:1]:
+            if origin_for(rows_class, device) and not _has_table(rows_class, device, current):
+                found.setdefault(device, {})[rows_class] = None
+    return {device: list(classes) for device, classes in found.items()}
+
+
+def _problems(model: nn.Module) -> Iterator[tuple[Problem, DeviceInfo]]:
+    """Yield the product of each layer on a GPU, with some rows, and the layer's device."""
     for module in model.modules():
         weight = getattr(module, "weight", None)
-        if not isinstance(weight, QuantizedWeight) or weight.dim() != 2 or not weight.is_cuda or not weight.transposed:
+        if not isinstance(weight, torch.Tensor) or weight.dim() != 2 or not weight.is_cuda:
             continue
         with torch.no_grad():
-            rows = torch.empty(ROWS, weight.shape[1], dtype=weight.dtype, device=weight.device)
-            parts = [part for part in (rows, weight.tensor, weight.scales, weight.zero_points) if part is not None]
-            problem = None if weight.tensor.is_floating_point() else stated("mixed_mm", parts, (), (weight.encoding,))
+            problem = _quantized(weight) if isinstance(weight, QuantizedWeight) else _dense(module, weight)
         if problem is not None:
-            found[row_classes(problem)[0]] = None
-    return [rows_class for rows_class in found if not _has_table(rows_class)]
+            yield problem, detect(weight.device)
 
 
-def _has_table(rows_class: RowClass) -> bool:
-    device = detect(rows_class.problem.device_type)
-    known = range_plan_for(rows_class.problem, device, in_models(settings.current(), device))
-    return known is not None and known.table is not None
+def _quantized(weight: QuantizedWeight) -> Problem | None:
+    """Return the product of a quantized weight with some rows."""
+    if not weight.transposed or weight.tensor.is_floating_point():
+        return None
+    rows = torch.empty(ROWS, weight.shape[1], dtype=weight.dtype, device=weight.device)
+    parts = [part for part in (rows, weight.tensor, weight.scales, weight.zero_points) if part is not None]
+    return stated("mixed_mm", parts, (), (weight.encoding,))
 
 
-def _verify(rows_class: RowClass, progress: Progress) -> None:
-    device = detect(rows_class.problem.device_type)
-    chosen = in_models(settings.current(), device)
-    table = default_table(rows_class, device, chosen, progress)
-    if table is not None:
-        machine = fingerprint_text(device, chosen.timing)
-        open_store(chosen).put_ranged(Ranged(key=rows_class.key, fingerprint=machine, kind=DEFAULT, value=table.to_json()))
-        forget_range_plans()
+def _dense(module: nn.Module, weight: torch.Tensor) -> Problem | None:
+    """Return the product of a Linear or of HF's Conv1D with some rows, as its forward states it."""
+    if not is_linear(module) and not is_conv1d(module):
+        return None
+    b, bias = weight.t() if is_linear(module) else weight, getattr(module, "bias", None)
+    rows = torch.empty(ROWS, b.shape[0], dtype=weight.dtype, device=weight.device)
+    op, parts = ("mm", [rows, b]) if bias is None else ("addmm", [rows, b, bias])
+    return stated(op, parts, scalars_of(op), ())
+
+
+def _has_table(rows_class: RowClass, device: DeviceInfo, current: Settings) -> bool:
+    """Return True for a measured table, and for a default one of the same origin as a new one."""
+    known = range_plan_for(rows_class.problem, device, in_models(current, device))
+    if known is None or known.table is None:
+        return False
+    return not known.by_rule or known.table.origin == origin_for(rows_class, device)

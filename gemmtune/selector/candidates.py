@@ -17,7 +17,7 @@ from ..problem import Problem
 from ..settings import Settings, Timing
 from ..store.key import fingerprint_text
 from ..store.store import Row, Store
-from .offers import enabled_backends, known_variants, moved_choices, offers_for, widest_offers_for
+from .offers import enabled_backends, known_variants, moved_choices, named_choice, offers_for, widest_offers_for
 from .pick import pick
 from .result import ALONE, DISTURBED, SETTLED, Outcome
 
@@ -194,17 +194,18 @@ def candidates_for(problem: Problem, device: DeviceInfo, settings: Settings, *, 
 
 
 def choice_of(
-    content_hash: str, backend: str, problem: Problem, device: DeviceInfo, settings: Settings, store: Store, name: str = ""
+    content_hash: str, backend: str, problem: Problem, device: DeviceInfo, settings: Settings, store: Store, *, name: str = ""
 ) -> Choice | None:
     """Return the choice with that hash: an offer of its backend, a variant of one, or a point that an earlier search reached.
 
-    With its ``name`` it may also be an offer with K divided otherwise.
-
-    Only this backend enumerates, because enumeration by all backends takes a tenth of a second. Return None if the settings exclude
-    the choice.
+    A ``name`` that states the whole config spares the enumeration, which takes a tenth of a second. Else only this backend
+    enumerates. With a name the choice may also be an offer with K divided otherwise. None: the settings exclude the choice.
     """
     if backend not in enabled_backends(device, settings):
         return None
+    made = named_choice(name, backend, problem, device, settings) if name else None
+    if made is not None and made.content_hash == content_hash:
+        return made
     found = candidates_for(problem, device, dataclasses.replace(settings, backends=(backend,)))
     choice = found.choices.get(content_hash) or known_variants(found.offers.choices, {content_hash}, settings).get(content_hash)
     choice = choice or found.stored(store).choices.get(content_hash)

@@ -1,20 +1,29 @@
-"""Tables of quantized weights by rule, for weights that nobody tuned: no time is measured, every choice is verified here first.
+"""Tables for weights that nobody tuned: no time is measured here, and every choice is verified here first.
 
-torch has no product of a weight of 4 or 8 bits. What it does instead dequantizes the whole weight in each call, which takes longer
-than the product itself up to some 500 rows.
+Where the shipped predictor knows the GPU and the kind of weight, it chooses. Elsewhere a rule serves weights of 4 or 8 bits: torch
+has no product of them, and dequantizing the whole weight in each call takes longer than the product itself up to some 500 rows.
 """
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ..choice import Choice
 from ..device import DeviceInfo
 from ..problem.rows import RowClass
 from ..settings import Settings
-from .offers import offers_for
+from ..store.store import Ranged, Store
+from .precompile import precompile
+from .predicted import ROWS, Gains, baseline_of, kept_kernels, likely_gains, offered_by, ordered
+from .predictor import shipped_predictor
 from .progress import Progress
 from .proof import legal_runs
 from .range_work import Work, segment_of
 from .ranges import proved
-from .segments import Segment, Table, merged
+from .segments import DEFAULT, Segment, Table, merged
+from .shipped import shipped_for
 
 FEW_ROWS = ("cuda:skinny", "triton:mixed_words")
 SOME_ROWS = ("cuda:wgmma", "triton:mixed_words")
@@ -39,36 +48,108 @@ Dequantizing in one pass before torch's product reaches 0.50, 0.49, 0.53 and 0.8
 """
 
 
-def default_table(rows_class: RowClass, device: DeviceInfo, settings: Settings, progress: Progress) -> Table | None:
-    """Return the table that the rule gives for a weight, each choice verified at both ends of its interval and for each kernel.
+RULED, PREDICTED, SHIPPED = "rule", "predicted", "shipped"
+"""First words of the ``origin`` of a default table."""
 
-    A choice that is wrong, or cannot be compiled, is left out. Torch serves the rest, unless the settings exclude it. Return None
-    if nothing is left.
 
-    Raises:
-        NoValidChoicesError: torch's own operation fails here, for example for lack of memory, or every choice does.
-        NoWorkerError: no process can be started to verify the choices.
+@dataclass(frozen=True, slots=True)
+class Default:
+    """Default table of one class, before its choices are verified.
+
+    ``orders`` has the last M of each interval, and the names of the choices for it, the preferred first.
     """
-    work = Work(rows_class, range(1, RULE[-1][0] + 1), device, settings, 0.0, progress)
-    orders = [(m, _order(work, m, prefixes)) for m, prefixes in RULE]
 
-    def segments() -> list[Segment]:
+    work: Work
+    origin: str
+    orders: Sequence[tuple[int, Sequence[str]]]
+
+    def segments(self) -> list[Segment]:
+        """Return the segments of the choices that are not known to be wrong."""
         found, lo = [], 1
-        for hi, names in orders:
-            found += _served(work, range(lo, hi + 1), [name for name in names if name not in work.wrong])
+        for hi, names in self.orders:
+            found += _served(self.work, range(lo, hi + 1), [name for name in names if name not in self.work.wrong])
             lo = hi + 1
         return list(merged(found))
 
-    if not segments():
-        return None
-    return proved(work, segments, lambda x, _: tuple(sorted({x.lo, x.hi, *x.kernels})))
+    def kernels(self) -> list[Choice]:
+        """Return the choices at both ends of each segment, which need nearly all of its kernels."""
+        ends = [(x.name, m) for x in self.segments() for m in (x.lo, x.hi) if not self.work.choices[x.name].baseline]
+        return [at for name, m in ends if isinstance(at := self.work.at(name, m), Choice)]
+
+    def table(self) -> Table | None:
+        """Return the table, each choice verified at both ends of its interval and for each kernel, torch's where it begins.
+
+        A choice that is wrong, or cannot be compiled, is left out. Torch serves the rest, unless the settings exclude it. Return
+        None if nothing is left, or only torch, which runs without a table as well.
+
+        Raises:
+            NoValidChoicesError: torch's own operation fails here, for example for lack of memory, or every choice does.
+            NoWorkerError: no process can be started to verify the choices.
+        """
+        segments = self.segments()
+        if all(self.work.choices[x.name].baseline for x in segments):
+            return None
+        made = proved(self.work, self.segments, lambda x, _: self._checked(x))
+        return dataclasses.replace(made, origin=self.origin)
+
+    def _checked(self, x: Segment) -> tuple[int, ...]:
+        return (x.lo,) if self.work.choices[x.name].baseline else tuple(sorted({x.lo, x.hi, *x.kernels}))
+
+    def stored(self, store: Store) -> Table | None:
+        """Make the table and store it. It serves until one is measured. Raises what ``table`` does."""
+        table, work = self.table(), self.work
+        if table is not None:
+            store.put_ranged(Ranged(key=work.rows_class.key, fingerprint=work.fingerprint, kind=DEFAULT, value=table.to_json()))
+        return table
 
 
-def _order(work: Work, m: int, prefixes: tuple[str, ...]) -> list[str]:
-    """Return the names of the choices for an M, the preferred first and torch's own operation last."""
-    offered = offers_for(work.rows_class.at(m), work.device, work.settings).choices
-    likeliest = (next((c for c in offered if c.name.startswith(prefix)), None) for prefix in prefixes)
-    return [work.take(m, choice) for choice in (*likeliest, *(c for c in offered if c.baseline)) if choice is not None]
+def origin_for(rows_class: RowClass, device: DeviceInfo) -> str:
+    """Return the ``origin`` of a class's default table here: empty if torch runs such weights by default."""
+    predictor, shipped, problem = shipped_predictor(), shipped_for(device), rows_class.problem
+    known = [f"{predictor.digest}"] if predictor is not None and predictor.knows(problem, device) else []
+    if shipped is not None and shipped.has(problem):
+        return " ".join([SHIPPED, shipped.digest, *known])
+    return f"{PREDICTED} {known[0]}" if known else RULED if problem.widens_b else ""
+
+
+def defaults_for(classes: Sequence[RowClass], device: DeviceInfo, settings: Settings, progress: Progress) -> list[Default]:
+    """Return the default tables of classes, all kernels compiled. Classes that torch runs by default are left out.
+
+    The classes share few kernels, so that those of a model are compiled within seconds.
+    """
+    works = {x: Work(x, range(1, ROWS[-1] + 1), device, settings, 0.0, progress) for x in classes if origin_for(x, device)}
+    predictor, shipped = shipped_predictor(), shipped_for(device)
+    gains = {x: likely_gains(work, predictor, shipped) for x, work in works.items()}
+    kept = kept_kernels(list(gains.values()))
+    made = [Default(work, origin_for(x, device), _orders(work, gains[x], kept)) for x, work in works.items()]
+    precompile([choice for x in made for choice in x.kernels()], settings)
+    return made
+
+
+def _orders(work: Work, gains: Gains, kept: frozenset[str]) -> list[tuple[int, list[str]]]:
+    """Return the names for each interval: those with a gain over torch, then torch. The rule serves where nothing was measured."""
+    orders = []
+    for m in filter(work.rows_class.has, ROWS if gains else (m for m, _ in RULE)):
+        if m not in gains and work.rows_class.problem.widens_b:
+            orders.append((m, _ruled(work, m)))
+            continue
+        baseline = baseline_of(work, work.rows_class.at(m))
+        names = ordered(gains.get(m, {}), kept)
+        orders.append((m, names if baseline is None else [*names, work.take(m, baseline)]))
+    return orders
+
+
+def _ruled(work: Work, m: int) -> list[str]:
+    """Return the names of the rule's first choice that is offered for an M, and of torch's own operation.
+
+    A backend enumerates only if the ones before offer nothing: Triton's takes a tenth of a second for each M.
+    """
+    problem, found = work.rows_class.at(m), list[Choice]()
+    for prefix in next((names for hi, names in RULE if m <= hi), LARGE):
+        if not found:
+            offered = offered_by(prefix.split(":", maxsplit=1)[0], work, problem)
+            found += [c for c in offered if c.name.startswith(prefix)][:1]
+    return [work.take(m, choice) for choice in (*found, baseline_of(work, problem)) if choice is not None]
 
 
 def _served(work: Work, rows: range, names: list[str]) -> list[Segment]:

@@ -89,6 +89,21 @@ def legal_offers(problem: Problem, device: DeviceInfo, settings: Settings, *, on
         return without(legal, lambda choice: choice.obstacle) if on_this_machine else legal
 
 
+def named_choice(name: str, backend: str, problem: Problem, device: DeviceInfo, settings: Settings) -> Choice | None:
+    """Return the legal choice with this name that passes the settings, without an enumeration where the backend can do that.
+
+    None if there is none, or if the backend has to enumerate its choices to find one.
+    """
+    found = load(backend)
+    find = getattr(found, "named", None)
+    if find is None or backend not in enabled_backends(device, settings) or not found.available(device).ok:
+        return None
+    made = find(name, problem, device)
+    usable = (made,) if made is not None and made.obstacle is None else ()
+    passed = filtered(Offers(choices=usable), uncapped(settings), templates=TEMPLATES).choices
+    return passed[0] if passed else None
+
+
 def known_variants(choices: Iterable[Choice], wanted: Collection[str], settings: Settings) -> dict[str, Choice]:
     """Return the variants of ``choices``, and variants of those, whose content hash is in ``wanted``; by content hash.
 

@@ -42,7 +42,7 @@ def legal_runs(choice: Choice, rows: range, rows_class: RowClass, device: Device
     legal = _legal_rows(why_not, rows, rows_class) if choice.legal_between else None
     begin, fine_before = rows[0], None
     reason: str | None = None
-    for m in filter(rows_class.has, rows):
+    for m in rows_class.within(rows):
         fine = why_not(m) is None if legal is None else m in legal[math.gcd(m, ALIGNED_BYTES)]
         if fine == fine_before:
             continue

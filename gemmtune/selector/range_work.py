@@ -88,7 +88,7 @@ class Work:
         problem = self.rows_class.at(x.anchor)
         if self.source is not None:
             return self.source(problem).stored(store).choices.get(x.content_hash)
-        return choice_of(x.content_hash, x.backend, problem, self.device, self.settings, store, x.name)
+        return choice_of(x.content_hash, x.backend, problem, self.device, self.settings, store, name=x.name)
 
     @property
     def disturbed(self) -> str:

@@ -60,7 +60,8 @@ class Segment:
 class Table:
     """Ordered segments without overlap. Gaps between them, and Ms beyond them, have no choice. ``seed`` drew the random Ms checked.
     ``disturbed`` says how other work disturbed the measurements; empty if none was seen. ``reduction`` is the class of all choices
-    of an INVARIANT table; empty for others.
+    of an INVARIANT table; empty for others. ``origin`` of a table whose times were not measured here says what made it; its first
+    word is ``rule``, ``predicted`` or ``shipped``.
 
     Raises:
         InvalidProblemError: there is no segment, one is empty, or two overlap.
@@ -70,6 +71,7 @@ class Table:
     seed: int = 0
     disturbed: str = ""
     reduction: str = ""
+    origin: str = ""
 
     def __post_init__(self) -> None:
         if not self.segments:
@@ -107,7 +109,8 @@ class Table:
         names = Segment.__dataclass_fields__
         segments = [{name: getattr(x, name) for name in names} for x in self.segments]
         more = {"reduction": self.reduction} if self.reduction else {}
-        return {"version": VERSION, "seed": self.seed, "disturbed": self.disturbed, "segments": segments} | more
+        made = {"version": VERSION, "seed": self.seed, "disturbed": self.disturbed, "origin": self.origin}
+        return made | {"segments": segments} | more
 
     @classmethod
     def of(cls, fact: Ranged) -> Table:
@@ -121,12 +124,12 @@ class Table:
             raise StoreError(f"segments: got a table of version {version!r}, expected {VERSION}; tune the range again")
         try:
             segments = tuple(_segment(x) for x in fact.value["segments"])
-            disturbed, reduction = (str(fact.value.get(name, "")) for name in ("disturbed", "reduction"))
-            if fact.kind == INVARIANT and not reduction:
+            texts = {name: str(fact.value.get(name, "")) for name in ("disturbed", "origin", "reduction")}
+            if fact.kind == INVARIANT and not texts["reduction"]:
                 raise StoreError(
                     "segments: got a batch-invariant table without a reduction, of an older version; tune the range again"
                 )
-            return cls(segments=segments, seed=int(fact.value["seed"]), disturbed=disturbed, reduction=reduction)
+            return cls(segments=segments, seed=int(fact.value["seed"]), **texts)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise StoreError(f"segments: got a table that is damaged ({error}); tune the range again") from error
 

@@ -212,7 +212,7 @@ def _time_us(way: _Way, device: torch.device, *, tunes: bool) -> float | None:
     settings, info = settings_module.current(), detect(device)
     candidates = candidates_for(way.problem, info, settings, host_us=host_us(info, settings))
     store = open_store(settings)
-    if settings.tune == "never" or not tunes:
+    if not settings.tunes or not tunes:
         outcome = pick(list(candidates.stored_anyhow(store).known.values()))
     else:
         outcome = select(candidates, store, Progress())[1].picked

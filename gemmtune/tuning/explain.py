@@ -14,6 +14,7 @@ from ..dispatch.ranges import RangePlan, range_plan_for
 from ..errors import DISABLED, InvalidProblemError
 from ..problem import Problem
 from ..selector.candidates import Candidates, candidates_for
+from ..selector.defaults import PREDICTED, RULED, SHIPPED
 from ..selector.pick import right
 from ..selector.range_result import table_lines
 from ..selector.result import AGAIN, Outcome, busy
@@ -106,7 +107,7 @@ def _explain(problem: Problem, device: DeviceInfo, settings: Settings, store: St
     pick_name, origin = _pick(candidates, settings)
     sharing = settings.batch_invariant or (settings.rows == "shared" and settings.tune != "force")
     shared = range_plan_for(problem, device, settings) if sharing else None
-    unsure = shared is None or (shared.by_rule and settings.tune != "never")
+    unsure = shared is None or (shared.by_rule and settings.tunes)
     if shared is not None and not unsure and problem.m not in shared.tuned:
         pick_name, origin = _shared_pick(shared, problem)
     return Explanation(
@@ -121,6 +122,14 @@ def _explain(problem: Problem, device: DeviceInfo, settings: Settings, store: St
     )
 
 
+_DEFAULT_ORIGINS = {
+    RULED: "by the rule for weights of few bits: verified here, not measured",
+    PREDICTED: "predicted, verified here, not measured",
+    SHIPPED: "shipped: measured on another machine with this GPU, verified here",
+}
+"""Origins of default tables in words."""
+
+
 def _shared_pick(shared: RangePlan, problem: Problem) -> tuple[str | None, str]:
     """Return the pick by measurements of other M (None for torch), and its origin."""
     found = shared.find(problem)
@@ -130,7 +139,8 @@ def _shared_pick(shared: RangePlan, problem: Problem) -> tuple[str | None, str]:
     if found.origin == "nearest":
         return found.choice.name, "of the nearest M that was tuned"
     if found.origin == "default":
-        return found.choice.name, "by the rule for weights of few bits: verified here, not measured"
+        made_by = shared.table.origin.split(" ")[0] if shared.table is not None else ""
+        return found.choice.name, _DEFAULT_ORIGINS.get(made_by, _DEFAULT_ORIGINS[RULED])
     within = shared.serves(problem.m)
     return found.choice.name, "from the table of its range" if within else "of the last segment of the table, which ends before"
 
@@ -140,10 +150,12 @@ def _pick(candidates: Candidates, settings: Settings) -> tuple[str | None, str]:
     if candidates.only is not None:
         return candidates.only.name, "the only choice"
     picked = candidates.picked
-    if picked is not None and (candidates.complete or settings.tune == "never"):
+    if picked is not None and (candidates.complete or not settings.tunes):
         return picked.name, "from the store"
     if settings.tune == "never":
         return None, "the store knows no choice, and tune is 'never'"
+    if settings.tune == "predict":
+        return None, "the store knows no choice: a call predicts one where weights like this one were measured"
     if candidates.complete:
         return None, "no choice is left" if settings.fallback_to_aten else "no choice is left: the call raises NoValidChoicesError"
     return None, "not tuned yet: the first call tunes it"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 import torch
 
@@ -31,7 +33,8 @@ def rule(own_store, monkeypatch):
 
 def table() -> Table | None:
     (rows_class,) = row_classes(PROBLEM)
-    return defaults.default_table(rows_class, detect("cpu"), settings.current(), Progress())
+    (made,) = defaults.defaults_for([rows_class], detect("cpu"), settings.current(), Progress())
+    return made.table()
 
 
 def store(made: Table) -> None:
@@ -85,3 +88,31 @@ def test_calls_that_may_not_tune_run_by_the_rule_and_measured_picks_come_first()
         gemmtune.tune("mixed_mm", a, b, scale_b=scale, progress=False)
     assert "from the store" in str(gemmtune.explain("mixed_mm", a, b, scale_b=scale))
     assert "by the rule" in str(gemmtune.explain("mixed_mm", a[:5], b, scale_b=scale))
+
+
+def test_a_call_with_predict_makes_the_table_of_a_new_weight_once(monkeypatch):
+    a, b, scale = torch.randn(10, 64), torch.randint(-9, 9, (32, 64), dtype=torch.int8).t(), torch.rand(1, 32)
+    expected, made = a @ (b.float() * scale), []
+    measured = defaults.Default.stored
+    monkeypatch.setattr(defaults.Default, "stored", lambda self, store: made.append(self) or measured(self, store))
+    monkeypatch.setattr("gemmtune.selector.select.select", pytest.fail)
+    with settings.patch(tune="predict"):
+        assert "a call predicts one" in str(gemmtune.explain("mixed_mm", a, b, scale_b=scale))
+        for rows in (5, 1, 10):
+            assert torch.allclose(gemmtune.mixed_mm(a[:rows], b, scale_b=scale), expected[:rows], atol=1e-3)
+        assert "by the rule" in str(gemmtune.explain("mixed_mm", a, b, scale_b=scale))
+        dense = torch.randn(64, 16)
+        assert torch.equal(gemmtune.mm(a, dense), a @ dense)  # nothing is known of such weights on a CPU: torch runs
+    assert len(made) == 1
+
+
+ORIGINS = [("predicted 1a", "predicted, verified here, not measured"), ("shipped 2b", "shipped: ")]
+
+
+@pytest.mark.parametrize(("origin", "words"), ORIGINS)
+def test_explain_names_the_origin_of_a_default_table(origin, words):
+    made = dataclasses.replace(table(), origin=origin)
+    assert Table.of(Ranged(key="{}", fingerprint="{}", kind=DEFAULT, value=made.to_json())) == made
+    store(made)
+    a, b, scale = torch.randn(10, 64), torch.randint(-9, 9, (32, 64), dtype=torch.int8).t(), torch.rand(1, 32)
+    assert words in str(gemmtune.explain("mixed_mm", a, b, scale_b=scale))

@@ -26,7 +26,7 @@ ILLEGAL: dict[str, tuple[dict[str, object], str]] = {
         {"backends": ()},
         "backends: got nothing, expected at least one name of the table of backends, or None for all",
     ),
-    "tune": ({"tune": "always"}, "tune: got 'always', expected one of on_miss, never, force"),
+    "tune": ({"tune": "always"}, "tune: got 'always', expected one of on_miss, never, predict, force"),
     "search": ({"search": "fast"}, "search: got 'fast', expected one of quick, default, exhaustive"),
     "timing": ({"timing": None}, "timing: got None, expected one of graph, spaced, eager"),
     "threads": ({"compile_threads": -1}, "compile_threads: got -1, expected a whole number of at least 0"),
@@ -231,7 +231,7 @@ BAD_VARIABLES = {
     "empty number": ("GEMMTUNE_COMPILE_THREADS", "", "GEMMTUNE_COMPILE_THREADS: got '', expected a number"),
     "cap": ("GEMMTUNE_MAX_PROFILING_CONFIGS", "few", "GEMMTUNE_MAX_PROFILING_CONFIGS: got 'few', expected a number"),
     "regex": ("GEMMTUNE_CHOICE_DENYLIST_REGEX", "*", "GEMMTUNE_CHOICE_DENYLIST_REGEX: got '*', expected a regular"),
-    "choice": ("GEMMTUNE_TUNE", "always", "GEMMTUNE_TUNE: got 'always', expected one of on_miss, never, force"),
+    "choice": ("GEMMTUNE_TUNE", "always", "GEMMTUNE_TUNE: got 'always', expected one of on_miss, never, predict, force"),
     "least": ("GEMMTUNE_CUBLASLT_TOP_K", "-1", "GEMMTUNE_CUBLASLT_TOP_K: got -1, expected a whole number of at least 0"),
 }
 

@@ -12,7 +12,7 @@ from ...settings import Settings
 from ...toolchain.cubin import find_cubin_compiler
 from .bsr.family import Bsr
 from .bsr_skinny.family import BsrSkinny
-from .choice import offers
+from .choice import CudaChoice, offers
 from .cluster.family import Cluster
 from .family import Family
 from .gemv.family import Gemv
@@ -50,6 +50,15 @@ class CudaBackend:
     def serves_by_default(self, device: DeviceInfo) -> bool:
         """Return True for compute capability 9.0, which all kernels target."""
         return device.type == "cuda" and device.capability == CAPABILITY
+
+    def named(self, name: str, problem: Problem, device: DeviceInfo) -> CudaChoice | None:
+        """Return the legal choice with this name, or None."""
+        for family in FAMILIES:
+            prefix = f"{self.name}:{family.name}_"
+            config = family.named(problem, device, name.removeprefix(prefix)) if name.startswith(prefix) else None
+            if config is not None:
+                return CudaChoice.of(family, config, problem, device)
+        return None
 
     def enumerate(self, problem: Problem, device: DeviceInfo, settings: Settings) -> Offers:
         """Return the likeliest kernels of each family. Needs neither a compiler nor a GPU."""

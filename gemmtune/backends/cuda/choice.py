@@ -55,7 +55,11 @@ class CudaChoice(FileChoice):
     def at(self, problem: Problem, device: DeviceInfo) -> CudaChoice | str:
         """Return the same config for another problem, or the reason why it is not legal there."""
         reason = self.family.why_not(problem, device) or self.family.why_not_config(problem, device, self.config)
-        return reason or self.of(self.family, self.config, problem, device)
+        if reason is not None:
+            return reason
+        made = self.of(self.family, self.config, problem, device)
+        made.__dict__["source"] = self.source  # sizes do not change it
+        return made
 
     def proved_at(self, problem: Problem, device: DeviceInfo) -> CudaChoice:  # noqa: ARG002 - the device stays the same
         """Return the same config for a problem where its legality is proved."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
+import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Generic, Protocol, TypeVar
@@ -23,6 +24,8 @@ from .kernel import KernelSource
 INT32_LIMIT = 2**31
 FACTORS = (torch.bfloat16, torch.float16)
 """Dtypes of a and b."""
+NAMED_STEPS, NAMED_NEAR = 4, 8
+"""Steps of launch parameters from a candidate to a named config, and configs of the most similar labels that each step varies."""
 RESULTS = (torch.bfloat16, torch.float16, torch.float32)
 """Dtypes of results and of epilogue operands."""
 
@@ -142,6 +145,19 @@ class Family(ABC, Generic[C]):
         """Return b in the packed format."""
         return b
 
+    def named(self, problem: Problem, device: DeviceInfo, label: str) -> C | None:
+        """Return the legal config with this label: a candidate, or one with other launch parameters. None if there is none."""
+        if self.why_not(problem, device) is not None:
+            return None
+        found = {self.label(problem, config): config for config in self.candidates(problem, device)}
+        for _ in range(NAMED_STEPS):
+            if label in found:
+                break
+            near = sorted(found, key=lambda known: _equal_start(known, label), reverse=True)[:NAMED_NEAR]
+            found |= {self.label(problem, c): c for x in near for c in self.launch_variants(problem, device, found[x])}
+        config = found.get(label)
+        return config if config is not None and self.why_not_config(problem, device, config) is None else None
+
     def likeliest(self, problem: Problem, device: DeviceInfo, ordered: Sequence[C], count: int | None) -> list[C]:
         """Return the first ``count`` likely configs, each shape once. Return all configs if ``count`` is None."""
         if count is None:
@@ -151,6 +167,11 @@ class Family(ABC, Generic[C]):
             likeliest.setdefault(config.shape, config)
         times_us = {config: self.estimate_us(problem, device, config) for config in likeliest.values()}
         return [config for config, time_us in times_us.items() if time_us <= self.likely * min(times_us.values())][:count]
+
+
+def _equal_start(x: str, y: str) -> int:
+    """Return the number of characters with which both texts begin."""
+    return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(x, y, strict=False)))
 
 
 def beginnings(config: C, stages: int) -> Iterator[C]:

@@ -19,6 +19,7 @@ from .grouped.offers import grouped_offers
 from .hip import hip_pool, with_modes
 from .legality import Predicate, check_problem
 from .mixed.offers import with_recommendation, words_choices
+from .named import choice_named
 from .padding import padded_choices
 from .parts import parts_choices
 from .persistent import persistent_choices
@@ -71,6 +72,10 @@ class TritonBackend:
     def serves_by_default(self, device: DeviceInfo) -> bool:
         """Return True for a GPU. The interpreter on a CPU only checks values."""
         return device.type != "cpu"
+
+    def named(self, name: str, problem: Problem, device: DeviceInfo) -> Choice | None:
+        """Return the legal choice with this name, or None, also for families that divide a problem into several."""
+        return choice_named(name, problem, device)
 
     def enumerate(self, problem: Problem, device: DeviceInfo, settings: Settings) -> Offers:
         """Return the legal configs of the search, best by the model first. Pure: works for any preset device."""

@@ -1,0 +1,322 @@
+"""How much slower than tuning is a prediction? Fit the predictor of default tables, and hold out families of models.
+
+    python benchmarks/predictor.py store.sqlite --families weights.json --json predictor.json --out gemmtune/data/predictor.npz
+
+A store has the times of a default search for many weights and Ms. ``--families`` is a file with the models that have each weight:
+``[{"n": 6144, "k": 4096, "families": ["llama-3-8b"]}, ...]``. For each fold, the weights of some families are left out of the fit.
+The prediction then chooses for them among the choices that their search measured and that the package could offer, or takes torch.
+Regret is its measured time over that of the fastest, less one. Needs scikit-learn.
+
+Consecutive launches of one kernel overlap in graphs, and kernels of a model hardly do. Therefore the times of choices that overlap
+are raised by what the overlap saves, which the same kernels without it tell.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import json
+import re
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+import numpy as np
+from sklearn.ensemble import HistGradientBoostingRegressor
+
+from gemmtune.device import DeviceInfo, preset
+from gemmtune.errors import InvalidProblemError
+from gemmtune.problem import Problem
+from gemmtune.selector.defaults import LARGE, RULE
+from gemmtune.selector.features import Described, Matrix, features, floor_us, kernel_of, kind_of, why_unknown
+from gemmtune.selector.forest import Forest
+from gemmtune.selector.predictor import NEAR, Portfolio, packed, size_of
+from gemmtune.selector.shipped import HASH_DIGITS, ShippedTime, file_of, weight_of
+from gemmtune.selector.shipped import packed as packed_times
+from gemmtune.store.store import Row, Store
+from gemmtune.version import __version__
+
+FOLDS = (("llama",), ("qwen",), ("gemma",), ("phi", "granite", "olmo"))
+"""Beginnings of the families that are left out together."""
+MEMBERS, TREES, DEPTH, RATE = 5, 60, 5, 0.15
+MOST_NAMES = 24
+LEAST_GAIN = 0.0005
+MARGINS: dict[str, tuple[float, float]] = {"dense": (-0.06, 1.0)}
+"""Octaves and standard deviations of the members that a gain over torch must exceed at few rows, by kind of weight; else none.
+
+The best choices of dense weights that were left out gain 0.06 octaves more than predicted on average.
+"""
+SHIPPED = 3
+"""Choices of each problem that are shipped, besides torch's."""
+OVERLAP = re.compile(r"_pdl\d*")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """The measured choices of one problem. ``times_us`` are those without overlap."""
+
+    problem: Problem
+    device: DeviceInfo
+    families: tuple[str, ...]
+    rows: Sequence[Row]
+    times_us: np.ndarray
+    table: Matrix
+    origin: Mapping[str, str]
+
+    @property
+    def weight(self) -> tuple[str, int, int]:
+        """Kind and sizes of the weight."""
+        return kind_of(self.problem), self.problem.n, self.problem.k
+
+    @property
+    def torch(self) -> int:
+        """Index of torch's own operation."""
+        return next(i for i, row in enumerate(self.rows) if row.baseline)
+
+    def ruled(self) -> int:
+        """Return the index of the choice that the rule takes, else of torch's."""
+        prefixes = next((names for hi, names in RULE if self.problem.m <= hi), LARGE) if self.problem.widens_b else ()
+        for prefix in prefixes:
+            places = {
+                row.info["place"]: i for i, row in enumerate(self.rows) if row.name.startswith(prefix) and "place" in row.info
+            }
+            if places:
+                return places[min(places)]
+        return self.torch
+
+
+def measured(paths: Sequence[str], families: Mapping[tuple[int, int], Sequence[str]]) -> list[Measured]:
+    """Return the problems of the stores that can be predicted."""
+    groups: dict[tuple[str, str], list[Row]] = collections.defaultdict(list)
+    for path in paths:
+        for row in Store.open(path, read_only=True).every_row():
+            if row.time_us is not None and Described.of(row.name, row.info) is not None:
+                groups[row.scope].append(row)
+    saved_us = overlap_us(groups.values())
+    click.echo(f"overlap saves {saved_us:.2f} µs")
+    found = []
+    for (key, machine), rows in groups.items():
+        try:
+            problem, origin = Problem.from_json(json.loads(key)), json.loads(machine)
+        except InvalidProblemError:
+            continue
+        device = dataclasses.replace(preset(origin["arch"]), name=origin["device"], sm_count=int(origin["sm_count"]))
+        if why_unknown(problem, device) is not None or not any(row.baseline for row in rows):
+            continue
+        rows.sort(key=lambda row: (row.info.get("place", 999), row.name))
+        extra = saved_us if origin["timing"] == "graph" else 0.0
+        found.append(
+            Measured(
+                problem=problem,
+                device=device,
+                families=tuple(families.get((problem.n, problem.k), ())),
+                rows=rows,
+                times_us=np.array([row.time_us + extra * bool(OVERLAP.search(row.name)) for row in rows]),
+                table=features(problem, device, [x for row in rows if (x := Described.of(row.name, row.info)) is not None]),
+                origin=origin,
+            )
+        )
+    return found
+
+
+def overlap_us(groups: Any) -> float:
+    """Return the median time that a kernel of up to 50 µs saves by overlap."""
+    saved = []
+    for rows in groups:
+        times = {row.name: row.time_us for row in rows}
+        pairs = ((times.get(OVERLAP.sub("", name)), time_us) for name, time_us in times.items() if OVERLAP.search(name))
+        saved += [alone - time_us for alone, time_us in pairs if alone is not None and alone < 50]
+    return statistics.median(saved) if saved else 0.0
+
+
+def fitted(known: Sequence[Measured]) -> Forest:
+    """Fit each member to weights drawn with replacement. A choice counts by the square of its speed over the fastest."""
+    generator, weights = np.random.default_rng(1), sorted({x.weight for x in known})
+    members = []
+    for seed in range(MEMBERS):
+        drawn = collections.Counter(weights[i] for i in generator.integers(0, len(weights), len(weights)))
+        parts = [x for x in known if drawn[x.weight]]
+        targets = np.concatenate([np.log2(x.times_us / floor_us(x.problem, x.device)) for x in parts])
+        counts = np.concatenate([drawn[x.weight] * (x.times_us.min() / x.times_us) ** 2 for x in parts])
+        model = HistGradientBoostingRegressor(
+            max_iter=TREES, max_depth=DEPTH, max_leaf_nodes=2**DEPTH, learning_rate=RATE, min_samples_leaf=8,
+            early_stopping=False, random_state=seed,
+        )  # fmt: skip
+        members.append(model.fit(np.concatenate([x.table for x in parts]), targets, sample_weight=counts))
+    return as_arrays(members)
+
+
+def as_arrays(members: Sequence[HistGradientBoostingRegressor]) -> Forest:
+    """Return the fitted trees as complete trees."""
+    nodes = 2**DEPTH - 1
+    feature = np.zeros((len(members), TREES, nodes), dtype=np.int8)
+    threshold = np.full(feature.shape, np.inf, dtype=np.float32)
+    value = np.zeros((len(members), TREES, nodes + 1), dtype=np.float32)
+    start = np.array([float(np.squeeze(model._baseline_prediction)) for model in members], dtype=np.float32)
+
+    def fill(tree: Any, at: tuple[int, int], node: int, place: int) -> None:
+        x = tree[node]
+        if place >= nodes:
+            value[(*at, place - nodes)] = x["value"]
+        elif x["is_leaf"]:  # both children of a node without a split are the leaf
+            fill(tree, at, node, 2 * place + 1)
+            fill(tree, at, node, 2 * place + 2)
+        else:
+            feature[(*at, place)], threshold[(*at, place)] = x["feature_idx"], x["num_threshold"]
+            fill(tree, at, int(x["left"]), 2 * place + 1)
+            fill(tree, at, int(x["right"]), 2 * place + 2)
+
+    for i, model in enumerate(members):
+        for j, (tree,) in enumerate(model._predictors):
+            fill(tree.nodes, (i, j), 0, 0)
+    return Forest(feature=feature, threshold=threshold, value=value, start=start)
+
+
+def portfolio(known: Sequence[Measured]) -> Portfolio:
+    """Return Triton's choices that add the most over CUDA's listed ones, and the sizes at which each kernel was measured."""
+    gains, reached, names = [], [], list[str]()
+    for x in known:
+        at = dict(zip((row.name for row in x.rows), np.log2(x.times_us[x.torch] / x.times_us), strict=True))
+        reached.append(max(gain for row, gain in zip(x.rows, at.values(), strict=True) if row.baseline or listed(row)))
+        gains.append({name: gain for name, gain in at.items() if name.startswith("triton:")})
+    while len(names) < MOST_NAMES:
+        added: dict[str, float] = collections.defaultdict(float)
+        for before, at in zip(reached, gains, strict=True):
+            for name, gain in at.items():
+                added[name] += max(gain - before, 0.0)
+        best = max(added, key=added.__getitem__, default="")
+        if not best or added[best] < LEAST_GAIN * len(known):
+            break
+        names.append(best)
+        reached = [max(before, at.get(best, before)) for before, at in zip(reached, gains, strict=True)]
+    sizes: dict[str, list[np.ndarray]] = collections.defaultdict(list)
+    for x in known:
+        for kernel in {kernel_of(row.name) for row in x.rows if row.name in names or row.name.startswith("cuda:")}:
+            sizes[kernel].append(size_of(x.problem))
+    points = {kernel: np.array(found, dtype=np.float32) for kernel, found in sizes.items()}
+    margin, spreads = MARGINS.get(known[0].weight[0], (0.0, 0.0))
+    return Portfolio(names=tuple(names), measured=points, margin=margin, spreads=spreads)
+
+
+def listed(row: Row) -> bool:
+    """Return True for a choice that the backend CUDA offers, and not a variant of one."""
+    return row.name.startswith("cuda:") and "place" in row.info
+
+
+def chosen(x: Measured, forest: Forest, known: Portfolio) -> tuple[int, bool]:
+    """Return the index of the choice for a problem, and if it is a predicted one. Torch serves where no gain is likely."""
+    times = forest(x.table).astype(np.float64)
+    gains: np.ndarray = times[:, x.torch : x.torch + 1] - times
+    likely = known.likely(gains, x.problem.m)
+    offered = np.array([(row.name in known.names or listed(row)) and known.supports(row.name, x.problem) for row in x.rows])
+    best = int(np.where(offered, likely, -np.inf).argmax())
+    if not offered.any():
+        return x.ruled(), False
+    return (best, True) if likely[best] > 0 else (x.torch, False)
+
+
+def evaluated(problems: Sequence[Measured]) -> list[dict[str, Any]]:
+    """Return one record for each problem, predicted by a fit without its family."""
+    found = []
+    for fold in FOLDS:
+        left_out = [x for x in problems if any(name.startswith(fold) for name in x.families)]
+        known = [x for x in problems if x not in left_out]
+        forest = fitted(known)
+        portfolios = {kind: portfolio([x for x in known if kind_of(x.problem) == kind]) for kind in {x.weight[0] for x in known}}
+        for x in left_out:
+            kind, n, k = x.weight
+            index, predicted = chosen(x, forest, portfolios[kind]) if kind in portfolios else (x.ruled(), False)
+            best, torch_us = x.times_us.min(), x.times_us[x.torch]
+            names = {"choice": x.rows[index].name, "best": x.rows[int(x.times_us.argmin())].name}
+            numbers = {
+                "regret": x.times_us[index] / best - 1,
+                "rule_regret": x.times_us[x.ruled()] / best - 1,
+                "over_torch": torch_us / x.times_us[index],
+                "tuned_over_torch": torch_us / best,
+            }
+            record = {
+                "kind": kind,
+                "m": x.problem.m,
+                "n": n,
+                "k": k,
+                "families": x.families,
+                "fold": fold[0],
+                "predicted": predicted,
+            }
+            found.append(record | names | {name: round(float(value), 4) for name, value in numbers.items()})
+    return found
+
+
+def summary(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the quantiles of the regret, and the geometric mean of the speed over torch."""
+    regret, rule = (np.array([x[name] for x in records]) for name in ("regret", "rule_regret"))
+    speed, tuned = (np.log([x[name] for x in records]) for name in ("over_torch", "tuned_over_torch"))
+    numbers = {
+        "regret_median": np.median(regret), "regret_p95": np.quantile(regret, 0.95), "regret_most": regret.max(),
+        "rule_regret_median": np.median(rule), "rule_regret_p95": np.quantile(rule, 0.95),
+        "over_torch": np.exp(speed.mean()), "over_torch_least": np.exp(speed.min()), "tuned_over_torch": np.exp(tuned.mean()),
+    }  # fmt: skip
+    counts = {"problems": len(records), "predicted": sum(x["predicted"] for x in records)}
+    return counts | {name: round(float(value), 4) for name, value in numbers.items()}
+
+
+def ship(problems: Sequence[Measured], folder: Path) -> None:
+    """Write the fastest choices of each problem, and torch's, to a file for each GPU."""
+    for device in {x.device for x in problems}:
+        own, times = [x for x in problems if x.device == device], collections.defaultdict[str, dict[int, list[ShippedTime]]](dict)
+        for x in own:
+            order = [i for i in x.times_us.argsort() if x.rows[i].name.startswith(("triton:", "cuda:"))][:SHIPPED]
+            times[weight_of(x.problem)][x.problem.m] = [
+                ShippedTime(
+                    name=x.rows[i].name,
+                    content_hash=x.rows[i].content_hash[:HASH_DIGITS],
+                    time_us=round(float(x.times_us[i]), 2),
+                    baseline=x.rows[i].baseline,
+                )
+                for i in sorted((*order, x.torch), key=lambda i: x.times_us[i])
+            ]
+        dates = sorted(row.measured_at[:10] for x in own for row in x.rows)
+        path = folder / file_of(device.name).name
+        path.write_bytes(packed_times(own[0].origin, {"gemmtune": __version__, "measured": f"{dates[0]} to {dates[-1]}"}, times))
+        click.echo(f"{path}: {len(times)} weights, {path.stat().st_size} bytes")
+
+
+@click.command()
+@click.argument("stores", nargs=-1, required=True)
+@click.option("--families", multiple=True, required=True, help="File with the models that have each weight.")
+@click.option("--json", "report", help="Write the evaluation to this file.")
+@click.option("--out", help="Fit to everything, and write the predictor to this file.")
+@click.option("--ship", "folder", help="Write the fastest choices to a file for each GPU in this folder.")
+def main(stores: Sequence[str], families: Sequence[str], report: str | None, out: str | None, folder: str | None) -> None:
+    """Evaluate on families that are left out, and fit to all."""
+    entries = [x for path in families for x in json.loads(Path(path).read_text())]
+    problems = measured(stores, {(x["n"], x["k"]): x["families"] for x in entries})
+    origins = [dict(x.origin) for x in problems]
+    origin = {
+        "devices": sorted({x["device"] for x in origins}),
+        "machines": [dict(x) for x in sorted({tuple(sorted(y.items())) for y in origins})],
+    }
+    if folder:
+        ship(problems, Path(folder))
+    if report:
+        records = evaluated(problems)
+        groups = {(x["kind"], x["m"]) for x in records}
+        rows = [
+            {"kind": kind, "m": m} | summary([x for x in records if (x["kind"], x["m"]) == (kind, m)]) for kind, m in sorted(groups)
+        ]
+        kinds = {kind: summary([x for x in records if x["kind"] == kind]) for kind in sorted({kind for kind, _ in groups})}
+        for line in (*kinds.items(), *rows):
+            click.echo(line)
+        Path(report).write_text(json.dumps({"origin": origin, "kinds": kinds, "rows": rows, "records": records}, indent=1) + "\n")
+    if out:
+        by_kind = {kind: [x for x in problems if x.weight[0] == kind] for kind in sorted({x.weight[0] for x in problems})}
+        data = packed(fitted(problems), {kind: portfolio(known) for kind, known in by_kind.items()}, origin)
+        Path(out).write_bytes(data)
+        click.echo(f"{out}: {len(data)} bytes, octaves within {NEAR}")
+
+
+if __name__ == "__main__":
+    main()

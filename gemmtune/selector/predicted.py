@@ -1,0 +1,130 @@
+"""Choices by prediction: gains over torch at some Ms of each class, and the few kernels that serve all classes of a model."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from ..backends.table import TEMPLATES
+from ..choice import Choice
+from ..filters import filtered
+from ..problem import Problem
+from .features import kernel_of, kind_of
+from .offers import enabled_backends, legal_offers, named_choice
+from .predictor import Predictor
+from .range_work import Work
+from .shipped import Shipped
+
+ROWS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 8192)
+"""The last M of each interval that has one choice. The sizes of tiles are among them."""
+MOST_KERNELS = 12
+"""Kernels that the classes of a model share: as many compile at the same time on a usual machine."""
+LEAST_GAIN = 0.01
+"""Least gain of one more kernel, in octaves summed over the intervals of a class, on average of the classes."""
+LISTED = "cuda"
+"""Backend whose enumeration takes milliseconds, and lists only likely choices."""
+Gains = Mapping[int, Mapping[str, float]]
+"""Likely gain over torch in octaves, by M and name of the choice. Choices without a gain are left out."""
+
+
+def likely_gains(work: Work, predictor: Predictor | None, shipped: Shipped | None) -> Gains:
+    """Return the gains of choices for a class, shipped ones where that M was measured, and record the choices in ``work``.
+
+    The choices of neighbouring Ms compete as well, so that no interval lacks a kernel that serves both of its neighbours.
+    """
+    found: dict[int, dict[str, float]] = {}
+    members = [m for m in ROWS if work.rows_class.has(m)]
+    problems = {m: work.rows_class.at(m) for m in members}
+    listed = {m: known_choices(work, problem, predictor) if predictor is not None else {} for m, problem in problems.items()}
+    for place, (m, problem) in enumerate(problems.items()):
+        baseline = baseline_of(work, problem)
+        gains = shipped_gains(work, problem, shipped) if shipped is not None and baseline is not None else None
+        if gains is not None:
+            found[m] = {work.take(m, choice): gain for choice, gain in gains.items() if gain > 0}
+        elif predictor is not None and baseline is not None:
+            near = members[max(place - 1, 0) : place + 2]
+            homes = {name: home for home in (*near, m) for name in listed[home]}
+            moved = {name: listed[home][name].at(problem, work.device) for name, home in homes.items()}
+            choices = [choice for choice in moved.values() if isinstance(choice, Choice)]
+            likely = predictor.gains(problem, work.device, choices, baseline)
+            for choice, gain in zip(choices, likely, strict=True):
+                if gain > 0:
+                    home = homes[choice.name]
+                    found.setdefault(m, {})[work.take(home, listed[home][choice.name])] = float(gain)
+            if np.isfinite(likely).any():
+                found.setdefault(m, {})
+    return found
+
+
+def shipped_gains(work: Work, problem: Problem, shipped: Shipped) -> dict[Choice, float] | None:
+    """Return the measured gains of choices that are the same kernels here. None if the problem was not measured."""
+    times = shipped.at(problem)
+    torch_us = next((x.time_us for x in times if x.baseline), None)
+    if torch_us is None:
+        return None
+    found: dict[Choice, float] = {}
+    for x in times:
+        choice = None if x.baseline else named_choice(x.name, x.name.split(":", maxsplit=1)[0], problem, work.device, work.settings)
+        if choice is not None and choice.content_hash.startswith(x.content_hash):
+            found[choice] = math.log2(torch_us / x.time_us)
+    return found
+
+
+def known_choices(work: Work, problem: Problem, predictor: Predictor) -> dict[str, Choice]:
+    """Return the choices for a problem that were measured near it: the predictor's by name, and those that CUDA lists quickly."""
+    portfolio = predictor.portfolios.get(kind_of(problem))
+    if portfolio is None or not predictor.knows(problem, work.device):
+        return {}
+    names = [name for name in portfolio.names if portfolio.supports(name, problem)]
+    found = [named_choice(name, name.split(":", maxsplit=1)[0], problem, work.device, work.settings) for name in names]
+    near = any(portfolio.supports(kernel, problem) for kernel in portfolio.measured if kernel.startswith(LISTED))
+    listed = offered_by(LISTED, work, problem) if near else ()
+    return {c.name: c for c in (*found, *listed) if c is not None and portfolio.supports(c.name, problem)}
+
+
+def baseline_of(work: Work, problem: Problem) -> Choice | None:
+    """Return torch's own operation. None if the settings exclude it."""
+    return next((c for c in offered_by("aten", work, problem) if c.baseline), None)
+
+
+def offered_by(backend: str, work: Work, problem: Problem) -> Sequence[Choice]:
+    """Return the choices of one backend that pass the settings. Empty if it is not enabled. A regex without matches is no fault."""
+    if backend not in enabled_backends(work.device, work.settings):
+        return ()
+    alone = dataclasses.replace(work.settings, backends=(backend,))
+    legal = legal_offers(problem, work.device, alone, on_this_machine=backend != "aten")  # torch is always here
+    return filtered(legal, alone, templates=TEMPLATES).choices
+
+
+def kept_kernels(gains: Sequence[Gains]) -> frozenset[str]:
+    """Return the kernels (``kernel_of``) that classes share: one after the other, each the one that adds the most gain."""
+    cells = [_by_kernel(at) for one in gains for at in one.values() if at]
+    reached, kept = [0.0] * len(cells), set[str]()
+    while len(kept) < MOST_KERNELS:
+        added: dict[str, float] = defaultdict(float)
+        for before, at in zip(reached, cells, strict=True):
+            for kernel, gain in at.items():
+                added[kernel] += max(gain - before, 0.0)
+        best = max(sorted(added), key=added.__getitem__, default="")
+        if not best or added[best] < LEAST_GAIN * len(gains):
+            break
+        kept.add(best)
+        reached = [max(before, at.get(best, 0.0)) for before, at in zip(reached, cells, strict=True)]
+    return frozenset(kept)
+
+
+def _by_kernel(gains: Mapping[str, float]) -> Mapping[str, float]:
+    """Return the largest gain of each kernel."""
+    found: dict[str, float] = {}
+    for name, gain in gains.items():
+        found[kernel_of(name)] = max(gain, found.get(kernel_of(name), 0.0))
+    return found
+
+
+def ordered(gains: Mapping[str, float], kept: frozenset[str]) -> list[str]:
+    """Return the names whose kernels are kept, the largest gain first."""
+    return sorted((name for name in gains if kernel_of(name) in kept), key=lambda name: (-gains[name], name))

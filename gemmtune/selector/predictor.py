@@ -1,0 +1,178 @@
+"""Prediction of the times of choices that nobody measured on this problem, from measurements of other weights.
+
+An ensemble of boosted trees predicts log2(time / floor) from ``features``. What its members disagree about is uncertain. A choice
+counts only near problems for which it was measured. ``benchmarks/predictor.py`` fits the ensemble and writes the file.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import io
+import json
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from zipfile import BadZipFile
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..choice import Choice
+from ..device import DeviceInfo
+from ..problem import Problem
+from .features import NAMES, Described, features, kernel_of, kind_of, why_unknown
+from .forest import Forest
+
+log = logging.getLogger("gemmtune")
+
+FILE = Path(__file__).parents[1] / "data" / "predictor.npz"
+VERSION = 1
+NEAR = (1.0, 2.0, 2.5)
+"""Octaves of M, N and K within which a measured problem supports a prediction."""
+FEW_ROWS, MARGIN_OF_MORE = 16, 0.02
+"""Rows up to which the margin and spreads of a portfolio hold, and the least margin above: gains are small there."""
+STEPS_PER_OCTAVE = 16
+"""Steps in which the file keeps the logarithms of measured sizes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Portfolio:
+    """Choices for one kind of weight, and where their kernels were measured.
+
+    ``names`` are choices that were the fastest somewhere, and that no cheap enumeration lists. ``measured`` has log2 of M, N and K
+    of the measured problems by kernel (``kernel_of``). A predicted gain over torch must exceed ``margin`` octaves and ``spreads``
+    standard deviations of the members. Held-out weights determine both.
+    """
+
+    names: tuple[str, ...]
+    measured: Mapping[str, NDArray[np.float32]]  # (problems, 3)
+    margin: float
+    spreads: float
+
+    def likely(self, gains: NDArray[np.float64], rows: int) -> NDArray[np.float64]:
+        """Return what remains of predicted gains over torch, by member and choice, for a number of rows: [choices]."""
+        few = rows <= FEW_ROWS
+        margin, spreads = (self.margin, self.spreads) if few else (max(self.margin, MARGIN_OF_MORE), 0.0)
+        least: NDArray[np.float64] = gains.mean(axis=0) - margin - spreads * gains.std(axis=0)
+        return least
+
+    def supports(self, name: str, problem: Problem) -> bool:
+        """Return True if the choice's kernel was measured near the problem."""
+        points = self.measured.get(kernel_of(name))
+        return points is not None and bool((np.abs(points - size_of(problem)) <= NEAR).all(axis=1).any())
+
+
+def size_of(problem: Problem) -> NDArray[np.float64]:
+    """Return log2 of M, N and K: (3,)."""
+    return np.log2([problem.m, problem.n, problem.k])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Predictor:
+    """Fitted model with the kernels that it may recommend, by kind of weight."""
+
+    forest: Forest
+    portfolios: Mapping[str, Portfolio]
+    origin: Mapping[str, Any]
+    """Versions and GPUs of the measurements."""
+    digest: str = ""
+    """First digits of the file's hash. Tables by another file are made anew."""
+
+    def knows(self, problem: Problem, device: DeviceInfo) -> bool:
+        """Return True if weights of the problem's kind were measured, on this GPU or on one of the same multiprocessors."""
+        return kind_of(problem) in self.portfolios and why_unknown(problem, device) is None
+
+    def gains(self, problem: Problem, device: DeviceInfo, choices: Sequence[Choice], baseline: Choice) -> NDArray[np.float64]:
+        """Return the gain of each choice over ``baseline`` that is likely at least, in octaves: [len(choices)].
+
+        It is the mean of the members less the portfolio's margin and spreads, and −inf for a choice that was not measured nearby.
+        """
+        found = np.full(len(choices), -np.inf)
+        if not self.knows(problem, device):
+            return found
+        portfolio = self.portfolios[kind_of(problem)]
+        described = [Described.of(c.name, c.info) for c in (*choices, baseline)]
+        known = [i for i, c in enumerate(choices) if described[i] is not None and portfolio.supports(c.name, problem)]
+        rows = [x for i in (*known, -1) if (x := described[i]) is not None]
+        if len(rows) < 2 or described[-1] is None:
+            return found
+        times = self.forest(features(problem, device, rows)).astype(np.float64)
+        gains = times[:, -1:] - times[:, :-1]
+        found[known] = portfolio.likely(gains, problem.m)
+        return found
+
+
+def packed(forest: Forest, portfolios: Mapping[str, Portfolio], origin: Mapping[str, Any]) -> bytes:
+    """Return the bytes of a file with a predictor."""
+    points = [np.round(x * STEPS_PER_OCTAVE).astype(np.uint16) for p in portfolios.values() for x in p.measured.values()]
+    meta = {
+        "version": VERSION,
+        "features": NAMES,
+        "origin": dict(origin),
+        "portfolios": {
+            kind: {"names": p.names, "counts": {x: len(y) for x, y in p.measured.items()}, "margin": p.margin, "spreads": p.spreads}
+            for kind, p in portfolios.items()
+        },
+    }
+    file = io.BytesIO()
+    np.savez_compressed(
+        file,
+        meta=np.frombuffer(json.dumps(meta).encode(), dtype=np.uint8),
+        feature=forest.feature,
+        threshold=forest.threshold,
+        value=forest.value.astype(np.float16),
+        start=forest.start,
+        points=np.concatenate(points) if points else np.zeros((0, 3), np.uint16),
+    )
+    return file.getvalue()
+
+
+def unpacked(data: bytes) -> Predictor:
+    """Return the predictor of a file.
+
+    Raises:
+        ValueError: the bytes are no such file, or one of another version.
+    """
+    if not data.startswith(b"PK"):
+        raise ValueError(f"got {len(data)} bytes that are no archive, expected one of version {VERSION}")
+    try:
+        with np.load(io.BytesIO(data), allow_pickle=False) as arrays:
+            meta = json.loads(arrays["meta"].tobytes())
+            if meta["version"] != VERSION or tuple(meta["features"]) != NAMES:
+                raise ValueError(f"got version {meta['version']} with {len(meta['features'])} features, expected {VERSION}")
+            forest = Forest(
+                feature=arrays["feature"],
+                threshold=arrays["threshold"],
+                value=arrays["value"].astype(np.float32),
+                start=arrays["start"],
+            )
+            points = arrays["points"].astype(np.float32) / STEPS_PER_OCTAVE
+        if forest.columns > len(NAMES) or int(forest.feature.min()) < 0:
+            raise ValueError(f"got trees over {forest.columns} features, expected {len(NAMES)} at most")
+        portfolios, begin = {}, 0
+        for kind, x in meta["portfolios"].items():
+            measured = {}
+            for kernel, count in x["counts"].items():
+                measured[kernel], begin = points[begin : begin + count], begin + count
+            listed, margin, spreads = tuple(map(str, x["names"])), float(x["margin"]), float(x["spreads"])
+            portfolios[kind] = Portfolio(names=listed, measured=measured, margin=margin, spreads=spreads)
+        if begin != len(points):
+            raise ValueError(f"got {len(points)} measured sizes, expected {begin}")
+    except (BadZipFile, KeyError, TypeError, AttributeError, OSError, EOFError, UnicodeDecodeError) as error:
+        raise ValueError(f"got damaged data ({type(error).__name__}: {error})") from error
+    return Predictor(forest=forest, portfolios=portfolios, origin=meta["origin"], digest=hashlib.sha256(data).hexdigest()[:8])
+
+
+@functools.cache
+def shipped_predictor() -> Predictor | None:
+    """Return the package's predictor. None without its file, or with one that cannot be read, which is logged once."""
+    if not FILE.is_file():
+        return None
+    try:
+        return unpacked(FILE.read_bytes())
+    except (OSError, ValueError) as error:
+        log.warning("%s: %s, expected the predictor of this version; install gemmtune again. Nothing is predicted", FILE, error)
+        return None

@@ -1,0 +1,254 @@
+"""Default tables by prediction: the trees, the shipped files, what counts as measured, and the tables of GPUs that are not here."""
+
+from __future__ import annotations
+
+import dataclasses
+import gzip
+import json
+import logging
+import time
+
+import numpy as np
+import pytest
+import torch
+
+from gemmtune import Problem, settings
+from gemmtune.device import preset
+from gemmtune.errors import StoreError
+from gemmtune.problem.rows import row_classes
+from gemmtune.selector import defaults, predicted, predictor, shipped
+from gemmtune.selector.features import NAMES, Described, features, kernel_of, why_unknown
+from gemmtune.selector.forest import Forest
+from gemmtune.selector.offers import named_choice, offers_for
+from gemmtune.selector.progress import Progress
+
+H200 = dataclasses.replace(preset("sm90"), name="NVIDIA H200", l2_bytes=60 * 2**20)
+H100 = dataclasses.replace(preset("sm90"), name="NVIDIA H100 80GB HBM3")
+UNKNOWN = dataclasses.replace(preset("sm90"), name="NVIDIA H999")
+GPU_BACKENDS = settings.Settings(backends=("aten", "triton", "cuda"), tune_in_subprocess=False)
+
+
+def dense(m: int = 16, n: int = 4096, k: int = 4096, **more) -> Problem:
+    return Problem.mm(m, n, k, device_type="cuda", **more)
+
+
+def few_bits(m: int = 16, n: int = 4096, k: int = 4096, encoding: str = "int4") -> Problem:
+    scales = "group_128" if encoding else "column"
+    return Problem.mixed_mm(m, n, k, dtype=torch.bfloat16, encoding=encoding, scales=scales, device_type="cuda")
+
+
+@pytest.fixture
+def made_for(monkeypatch):
+    """Return the default tables for weights on a GPU, of which nothing is compiled or run."""
+    monkeypatch.setattr(defaults, "precompile", lambda *_: {})
+    monkeypatch.setattr("gemmtune.selector.ranges.uncompiled", lambda *_: {})
+    monkeypatch.setattr("gemmtune.selector.ranges.failures_of", lambda *_: {})
+    machine = predictor.shipped_predictor().origin["machines"][0]
+    monkeypatch.setattr(shipped, "fingerprint", lambda device, _: {**machine, "device": device.name})
+    shipped.shipped_for.cache_clear()
+    yield lambda problems, device: {
+        x.work.rows_class.problem.op: (x, x.table())
+        for x in defaults.defaults_for([row_classes(p)[0] for p in problems], device, GPU_BACKENDS, Progress())
+    }
+    shipped.shipped_for.cache_clear()
+
+
+def test_trees_are_sums_of_the_leaves_that_comparisons_reach():
+    generator = np.random.default_rng(0)
+    shape = (2, 3, 7)
+    forest = Forest(
+        feature=generator.integers(0, 4, shape).astype(np.int8),
+        threshold=generator.normal(size=shape).astype(np.float32),
+        value=generator.normal(size=(2, 3, 8)).astype(np.float32),
+        start=np.array([1.0, -1.0], np.float32),
+    )
+    rows = generator.normal(size=(5, 4)).astype(np.float32)
+    expected = np.zeros((2, 5))
+    for member, row in np.ndindex(2, 5):
+        expected[member, row] = forest.start[member]
+        for tree in range(3):
+            place = 0
+            while place < 7:
+                right = rows[row, forest.feature[member, tree, place]] > forest.threshold[member, tree, place]
+                place = 2 * place + 1 + int(right)
+            expected[member, row] += forest.value[member, tree, place - 7]
+    assert np.allclose(forest(rows), expected, atol=1e-5)
+    assert forest.columns <= 4
+    with pytest.raises(ValueError, match="expected complete trees"):
+        dataclasses.replace(forest, feature=forest.feature[:, :, :6])
+    with pytest.raises(ValueError, match=r"got leaves \(2, 3, 7\)"):
+        dataclasses.replace(forest, value=forest.value[:, :, :7])
+
+
+def test_the_shipped_files_are_small_complete_and_name_their_versions():
+    model = predictor.shipped_predictor()
+    assert predictor.FILE.stat().st_size <= 2**20
+    assert model.forest.columns <= len(NAMES)
+    assert set(model.portfolios) == {"dense", "int4"}
+    for portfolio in model.portfolios.values():
+        assert portfolio.names
+        assert all(len(points) and (points >= 0).all() for points in portfolio.measured.values())
+    files = sorted(shipped.FOLDER.glob("*.json.gz"))
+    assert sum(path.stat().st_size for path in files) <= 4 * 2**20
+    assert {shipped.file_of(machine["device"]) for machine in model.origin["machines"]} <= set(files)
+    for path in files:
+        found = shipped.unpacked(path.read_bytes())
+        assert shipped.file_of(found.machine["device"]) == path
+        assert {"torch", "triton", "cuda", "cublas", "driver", "device"} <= found.machine.keys()
+        assert {"gemmtune", "measured"} <= found.versions.keys()
+        for by_m in found.times.values():
+            for times in by_m.values():
+                assert sum(x.baseline for x in times) == 1
+                assert [x.time_us for x in times] == sorted(x.time_us for x in times)
+    again = predictor.unpacked(predictor.packed(model.forest, model.portfolios, model.origin))
+    assert {kind: x.names for kind, x in again.portfolios.items()} == {kind: x.names for kind, x in model.portfolios.items()}
+
+
+def test_damaged_files_are_named_and_nothing_else_changes(tmp_path, monkeypatch, caplog):
+    whole, times = predictor.FILE.read_bytes(), shipped.file_of("NVIDIA H200").read_bytes()
+    for data in (b"", whole[: len(whole) // 2], b"PK" + whole[2:200], times):
+        with pytest.raises(ValueError, match=r"damaged|expected"):
+            predictor.unpacked(data)
+    other = json.loads(gzip.decompress(times)) | {"version": 99}
+    huge = gzip.compress(b" " * (shipped.MOST_BYTES + 10))
+    for data in (b"", times[:100], whole, gzip.compress(b"[]"), gzip.compress(b'{"format": 1}'), huge):
+        with pytest.raises(StoreError):
+            shipped.unpacked(data)
+    with pytest.raises(StoreError, match="of version 99, expected"):
+        shipped.unpacked(gzip.compress(json.dumps(other).encode()))
+    (tmp_path / "nvidia-h200.json.gz").write_bytes(times[:100])
+    (tmp_path / "predictor.npz").write_bytes(whole[:100])
+    monkeypatch.setattr(shipped, "FOLDER", tmp_path)
+    monkeypatch.setattr(predictor, "FILE", tmp_path / "predictor.npz")
+    predictor.shipped_predictor.cache_clear()
+    shipped.shipped_for.cache_clear()
+    try:
+        with caplog.at_level(logging.WARNING, logger="gemmtune"):
+            assert defaults.origin_for(row_classes(dense())[0], H200) == ""
+            assert defaults.origin_for(row_classes(few_bits())[0], H200) == "rule"
+        assert sum("install gemmtune again" in record.message for record in caplog.records) == 2
+    finally:
+        predictor.shipped_predictor.cache_clear()
+        shipped.shipped_for.cache_clear()
+
+
+def test_shipped_times_count_on_the_same_gpu_and_versions_only(monkeypatch, caplog):
+    found = shipped.unpacked(shipped.file_of("NVIDIA H200").read_bytes())
+    here = {**found.machine, "driver": "999.1", "timing": "spaced"}
+    monkeypatch.setattr(shipped, "fingerprint", lambda *_: here)
+    assert found.why_elsewhere(H200) == ""
+    here["triton"] = "9.9"
+    assert "triton: was" in found.why_elsewhere(H200)
+    shipped.shipped_for.cache_clear()
+    with caplog.at_level(logging.INFO, logger="gemmtune"):
+        assert all(shipped.shipped_for(H200) is None for _ in range(2))
+    shipped.shipped_for.cache_clear()
+    assert sum("are not used here" in record.message for record in caplog.records) == 1
+    assert shipped.shipped_for(UNKNOWN) is None
+
+
+def test_choices_are_found_by_their_names():
+    cases = [dense(m, n, k) for m in (1, 16, 512) for n, k in ((6144, 4096), (1152, 896))]
+    cases += [few_bits(m, encoding=encoding) for m in (1, 16, 200) for encoding in ("int4", "")]
+    cases.append(Problem.addmm(16, 6144, 4096, device_type="cuda"))
+    for problem in cases:
+        offered = offers_for(problem, H200, GPU_BACKENDS, on_this_machine=False).choices
+        ours = [x for c in offered if c.backend != "aten" for x in (c, *c.launch_variants())]
+        assert len(ours) > 20
+        for choice in ours:
+            made = named_choice(choice.name, choice.backend, problem, H200, GPU_BACKENDS)
+            assert made is not None, (problem, choice.name)
+            assert (made.name, made.content_hash) == (choice.name, choice.content_hash)
+    wrong = ("triton:mm_16x64x256", "triton:mm_17x64x256_s4_w4", "triton:vec_1x8x256_s4_w2", "triton:nobody_16x64x64_s4_w4")
+    wrong += ("cuda:cluster_1x2x3_s5_k2_g1", "cuda:nobody_1", "triton:mm_256x256x256_s6_w8", "aten:mm")
+    for name in wrong:
+        assert named_choice(name, name.split(":")[0], dense(64), H200, GPU_BACKENDS) is None, name
+    with settings.patch(choice_denylist_regex="swap"):
+        denying = dataclasses.replace(GPU_BACKENDS, choice_denylist_regex="swap")
+        assert named_choice("triton:mm_64x16x128_s5_w4_pdl_swap", "triton", dense(), H200, denying) is None
+
+
+def test_kernels_are_names_without_the_parameters_of_the_launch():
+    names = {
+        "cuda:skinny_i4_8x128x256_s4_w4x2_k2_interleaved_pdl4": "cuda:skinny_i4_8x128x256_s4_w4x2",
+        "cuda:cluster_64x16x128_s5_k2_g3_swap_pdl": "cuda:cluster_64x16x128_s5_k2_swap",
+        "triton:mm_64x16x128_s5_w4_k3_pdl_swap": "triton:mm_64x16x128_s5_w4_k_swap",
+        "triton:mm_64x16x128_s5_w4_g16": "triton:mm_64x16x128_s5_w4",
+    }
+    assert {name: kernel_of(name) for name in names} == names
+
+
+def test_nothing_is_predicted_that_was_never_measured():
+    model = predictor.shipped_predictor()
+    known = [dense(), few_bits(), Problem.addmm(16, 4096, 4096, device_type="cuda"), dense(dtype="float16")]
+    assert all(model.knows(p, H200) and model.knows(p, H100) for p in known)
+    strange = [dense(dtype="float32"), dense(layout="nn"), few_bits(encoding=""), Problem.bmm(4, 16, 64, 64, device_type="cuda")]
+    assert not any(model.knows(p, H200) for p in strange)
+    assert not any(model.knows(p, UNKNOWN) for p in known)
+    assert why_unknown(dense(), UNKNOWN) == "NVIDIA H999 was never measured"
+    portfolio = model.portfolios["dense"]
+    few_rows = next(name for name in portfolio.names if name.startswith("triton:vec_1x"))
+    assert portfolio.supports(few_rows, dense(1))
+    assert not portfolio.supports(few_rows, dense(8))
+    assert not portfolio.supports(few_rows, dense(1, 2**20, 2**16))
+    assert not portfolio.supports("triton:mm_32x32x32_s1_w8", dense())
+    choices = offers_for(dense(64), H200, GPU_BACKENDS, on_this_machine=False).choices
+    baseline = next(c for c in choices if c.baseline)
+    gains = model.gains(dense(64), H200, choices, baseline)
+    supported = [portfolio.supports(c.name, dense(64)) for c in choices]
+    assert [bool(np.isfinite(x)) for x in gains] == supported
+    assert not np.isfinite(model.gains(dense(64), UNKNOWN, choices, baseline)).any()
+    assert (model.gains(dense(64), H100, choices, baseline)[supported] < np.inf).all()
+
+
+def test_a_prediction_takes_about_a_millisecond():
+    model, problem = predictor.shipped_predictor(), dense(8)
+    choices = offers_for(problem, H200, GPU_BACKENDS, on_this_machine=False).choices
+    described = [x for c in choices if (x := Described.of(c.name, c.info)) is not None]
+    taken = []
+    for _ in range(20):
+        begun = time.process_time()
+        model.forest(features(problem, H200, described))
+        taken.append(time.process_time() - begun)
+    assert min(taken) <= 3e-3, f"{len(described)} choices: {min(taken):.4f} s"
+
+
+def test_default_tables_of_gpus(made_for):
+    tables = made_for([dense(), few_bits(encoding="")], H100)
+    table = tables["mm"][1]
+    assert table.origin.startswith("predicted ")
+    assert not table.segments[0].name.startswith("aten:")  # one row reads the weight at the memory's bandwidth
+    assert table.segments[-1].name.startswith("aten:")
+    assert (table.lo, table.hi) == (1, predicted.ROWS[-1])
+    model = predictor.shipped_predictor()
+    for x in table.segments:
+        made = named_choice(x.name, x.backend, tables["mm"][0].work.rows_class.at(x.anchor), H100, GPU_BACKENDS)
+        assert x.backend == "aten" or made.content_hash == x.content_hash
+        assert x.backend == "aten" or model.portfolios["dense"].supports(x.name, dense(x.anchor))
+    assert tables["mixed_mm"][0].origin == "rule"  # int8 was not measured
+    assert made_for([few_bits()], H100)["mixed_mm"][0].origin.startswith("predicted ")
+    assert made_for([dense()], UNKNOWN) == {}
+    assert made_for([few_bits()], UNKNOWN)["mixed_mm"][0].origin == "rule"
+
+
+def test_a_shipped_weight_gets_its_measured_choices(made_for):
+    found = shipped.unpacked(shipped.file_of("NVIDIA H200").read_bytes())
+    default, table = made_for([dense()], H200)["mm"]
+    assert default.origin.startswith("shipped ")
+    measured = {m: times[0] for m, times in found.times[shipped.weight_of(dense())].items()}
+    for m, best in measured.items():
+        served = table.segments[table.index(m)].name
+        assert served == best.name or kernel_of(best.name) not in {kernel_of(x.name) for x in table.segments}, m
+    elsewhere = made_for([dense()], H100)["mm"][0].origin
+    assert elsewhere.startswith("predicted ")
+
+
+def test_few_kernels_serve_a_model():
+    gains = [{m: {f"triton:mm_{i}x16x16_s1_w1": 0.1 + i / 100 for i in range(40)} for m in (1, 2)} for _ in range(3)]
+    assert len(predicted.kept_kernels(gains)) == 1  # the others add nothing
+    apart = [{m: {f"triton:mm_{m}x16x16_s1_w1_k{i}": 0.5 for i in (2, 4)} for m in range(1, 60)}]
+    kept = predicted.kept_kernels(apart)
+    assert len(kept) == predicted.MOST_KERNELS
+    assert all("_k_" in f"{kernel}_" for kernel in kept)
+    assert predicted.kept_kernels([]) == frozenset()
+    assert predicted.kept_kernels([{1: {"triton:mm_16x16x16_s1_w1": 0.001}}]) == frozenset()
