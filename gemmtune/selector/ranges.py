@@ -75,13 +75,15 @@ def tune_rows(
     kind: str | None = None,
     limits: bool = False,
     retry: Retry = "needed",
+    apart: float | None = None,
 ) -> RangeResult:
     """Return the table of a class for a range of M.
 
     A stored table is used if it covers the range and its choices still exist. Otherwise the range is measured and the table stored.
     ``recorded`` are Ms that are sampled in addition to the grid. ``source`` replaces the choices of the settings; the table is then
     stored as another ``kind``. With ``limits``, the limits of the machine are measured if the store has none. ``retry`` says what
-    is measured again of a busy machine. An interrupted tuning keeps its measurements at the tuned Ms.
+    is measured again of a busy machine. ``apart`` is the factor between two Ms at which all choices compete, by default that of the
+    search effort. An interrupted tuning keeps its measurements at the tuned Ms.
 
     Raises:
         InvalidProblemError: the class has none of the ``rows``.
@@ -102,7 +104,7 @@ def tune_rows(
         if known is not None and not spoiled and known[0].covers(filter(rows_class.has, rows)) and _serves(known[0], work, store):
             return RangeResult(rows_class=rows_class, table=known[0], seconds=time.perf_counter() - begun, source="store")
         with contextlib.closing(work):
-            _measure_samples(work, store, recorded, limits=limits, retry=retry)
+            _measure_samples(work, store, recorded, limits=limits, retry=retry, apart=apart)
             table = one_for_all(work) if settings.batch_invariant else proved(work, lambda: _legal(work, _segments(work)))
             table = dataclasses.replace(table, disturbed=work.disturbed)
         store.put_ranged(Ranged(key=rows_class.key, fingerprint=work.fingerprint, kind=kind, value=table.to_json()))
@@ -138,7 +140,7 @@ def _serves(table: Table, work: Work, store: Store) -> bool:
     return not precompile(needed, work.settings)
 
 
-def _measure_samples(work: Work, store: Store, recorded: Sequence[int], *, limits: bool, retry: Retry) -> None:
+def _measure_samples(work: Work, store: Store, recorded: Sequence[int], *, limits: bool, retry: Retry, apart: float | None) -> None:
     """Tune some Ms far apart as independent problems, then measure the Ms between them.
 
     On a GPU all kernels compile in the background while the first Ms are measured. At each M between, the best choices of its
@@ -146,7 +148,8 @@ def _measure_samples(work: Work, store: Store, recorded: Sequence[int], *, limit
     """
     sampled = sampled_rows(work.rows, work.rows_class.has, recorded)
     narrow, invariant = work.rows_class.at(sampled[0]).widens_b, work.settings.batch_invariant
-    tuned = competing_rows(sampled) if invariant else spread(sampled, EFFORT[work.settings.search].rows_apart, narrow)
+    apart = EFFORT[work.settings.search].rows_apart if apart is None else apart
+    tuned = competing_rows(sampled) if invariant else spread(sampled, apart, narrow)
     _tune(work, store, tuned, limits=limits, retry=retry)
     others = [m for m in sampled if m not in tuned] if len(work.choices) > 1 and not invariant else []
     for i, (m, ready) in enumerate(zip(others, ready_ahead(work, others), strict=True)):

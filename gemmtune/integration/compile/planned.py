@@ -20,6 +20,7 @@ from ... import settings as settings_module
 from ...choice import Run
 from ...device import detect
 from ...dispatch.plan import Plan
+from ...dispatch.ranges import range_plan_for
 from ...dispatch.ready import plan_for
 from ...dispatch.strategies import fallback
 from ...problem import Layout, Problem
@@ -165,8 +166,10 @@ def _as_laid_out(problem: Problem, tensors: Sequence[Tensor], out: Tensor) -> Pr
 def _plan(problem: Problem, index: int) -> Plan:
     device = detect("cpu" if index < 0 else torch.device("cuda", index))
     settings = in_models(settings_module.current().never_tuning, device)
-    with settings_module.use(settings):
-        return fallback(problem, device, settings) if 0 in problem.summed else plan_for(problem, index)
+    shared = range_plan_for(problem, device, settings) if settings.rows == "shared" else None
+    beyond = shared is not None and shared.table is not None and not shared.serves(problem.m) and problem.m not in shared.tuned
+    with settings_module.use(settings):  # beyond its table nobody compared a kernel with torch
+        return fallback(problem, device, settings) if beyond or 0 in problem.summed else plan_for(problem, index)
 
 
 def forget_launches() -> None:
