@@ -8,6 +8,7 @@ kernels. These allow the overlap only if Inductor compiles them with its option 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import logging
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -22,8 +23,9 @@ from ..problem.rows import RowClass
 from ..selector.candidates import Candidates, candidates_for
 from ..selector.precompile import prepare_compiling
 from ..selector.progress import Progress
-from ..selector.ranges import tune_rows
+from ..selector.ranges import missing_kernels, tune_rows
 from ..selector.remote import import_meanwhile, prepare_measuring
+from ..selector.siblings import Siblings
 from ..settings import Settings, use
 from ..store.store import Store, open_store
 from ..tuning.tune import MOST_RECORDED, tuned
@@ -105,24 +107,30 @@ def tune_tables(
     """Make the table of each class of a model's weights for ``rows``, by default from 1 row to more than the class's own Ms.
 
     The Ms of a class are sampled in addition to the grid. A table that the store has, for these Ms or more, is kept. Torch runs a
-    weight for which no choice is correct.
+    weight for which no choice is correct. The kernels of the next class compile while one is measured.
     """
     if settings.disable:
         return
-    with use(settings):
-        store, cost_us = open_store(settings), host_us(device, settings)
-        apart = math.inf if device.type == "cpu" else None  # its kernels take seconds to compile, and few compete
+    asked = [(x, rows or range(1, rounded_up(max(shown, default=1), device) + 1)) for x, shown in tables.items()]
+    with use(settings), Siblings(device, settings) as siblings:
+        store = open_store(settings)
+        tune = functools.partial(tune_rows, host_us=host_us(device, settings), apart=_apart(device), siblings=siblings)
         try:
-            for rows_class, shown in tables.items():
-                asked = rows or range(1, rounded_up(max(shown, default=1), device) + 1)
-                recorded = sorted(set(shown).intersection(asked))[:MOST_RECORDED]
+            for (rows_class, here), following in zip(asked, [*asked[1:], None], strict=True):
+                siblings.then(following and functools.partial(missing_kernels, *following, device, settings, siblings))
+                recorded = sorted(set(tables[rows_class]).intersection(here))[:MOST_RECORDED]
                 try:
-                    tune_rows(rows_class, asked, device, settings, store, progress, host_us=cost_us, recorded=recorded, apart=apart)
+                    tune(rows_class, here, device, settings, store, progress, recorded=recorded)
                 except NoValidChoicesError as error:
                     log.warning("torch runs %s: %s", rows_class, error)
         finally:
             progress.close()
             forget_plans()
+
+
+def _apart(device: DeviceInfo) -> float | None:
+    """Return the factor between the Ms at which all choices compete. Kernels for a CPU take seconds to compile, and are few."""
+    return math.inf if device.type == "cpu" else None
 
 
 def rounded_up(m: int, device: DeviceInfo) -> int:

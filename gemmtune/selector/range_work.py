@@ -25,6 +25,7 @@ from .proof import kernels_of
 from .remote import AnySession, open_session
 from .result import ProblemResult
 from .segments import Segment
+from .siblings import Siblings
 
 log = logging.getLogger("gemmtune")
 
@@ -68,6 +69,10 @@ class Work:
     rechecked: set[str] = dataclasses.field(default_factory=set)
     """The names of the choices that were right after they were timed."""
     limits: MachineLimits | None = None
+    apart: float | None = None
+    """The factor between two Ms at which all choices compete, by default that of the search effort."""
+    siblings: Siblings | None = None
+    """The weights of one model, of which this is one."""
     _session: AnySession | None = None
 
     @property
@@ -85,6 +90,7 @@ class Work:
         if self.source:
             return self.source(problem)
         found = candidates_for(problem, self.device, self.settings, host_us=self.host_us)
+        found = found if self.siblings is None else self.siblings.narrowed(found)
         if not self.settings.batch_invariant or not any(c.batch_invariant for c in found.offers.choices):
             return found
         kept = tuple(c for c in found.offers.choices if c.baseline or c.batch_invariant)
