@@ -114,7 +114,7 @@ def tune_tables(
     asked = [(x, rows or range(1, rounded_up(max(shown, default=1), device) + 1)) for x, shown in tables.items()]
     with use(settings), Siblings(device, settings) as siblings:
         store = open_store(settings)
-        tune = functools.partial(tune_rows, host_us=host_us(device, settings), apart=_apart(device), siblings=siblings)
+        tune = functools.partial(tune_rows, host_us=host_us(device, settings), apart=apart_on(device), siblings=siblings)
         try:
             for (rows_class, here), following in zip(asked, [*asked[1:], None], strict=True):
                 siblings.then(following and functools.partial(missing_kernels, *following, device, settings, siblings))
@@ -128,7 +128,7 @@ def tune_tables(
             forget_plans()
 
 
-def _apart(device: DeviceInfo) -> float | None:
+def apart_on(device: DeviceInfo) -> float | None:
     """Return the factor between the Ms at which all choices compete. Kernels for a CPU take seconds to compile, and are few."""
     return math.inf if device.type == "cpu" else None
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -14,11 +14,13 @@ from torch import nn
 from .. import settings
 from ..device import detect
 from ..errors import InvalidProblemError
+from ..problem.rows import RowClass
 from ..selector.progress import Progress, progress_for
 from ..selector.segments import rows_of
 from ..tuning.tune import tune as run_tuning
 from . import compile as compile_pass
 from .adjacent import lay_out, same_inputs
+from .background import ROWS, Job, tuning_in_background
 from .defaults import verify_defaults
 from .measured import in_models, prepare_tuning, tune_products, tune_tables
 from .modules import check_model, is_optimized, optimized, restored
@@ -51,8 +53,11 @@ def optimize(model: M, *, tune: Any = None, m: range | tuple[int, int] | None = 
             On a CPU the memory of moved weights is freed with the last of them, and torch cannot resize their storages. One group
             of weights exists twice while it moves.
             Afterwards the running statistics and random numbers that a forward in training mode changes are restored.
+            ``"background"`` serves at once by what is known. A process of its own makes the tables of all linear layers while this
+            process is idle, and calls take them over: see ``tuning_in_background``.
         m: the numbers of rows of the tables, as ``range(1, 8193)`` or (1, 8192): tokens of a batch or a prompt, not sequences.
             Without ``tune`` the tables of all linear layers are made and the model does not run. Block-sparse layers have none.
+            The default for the background is 1 to 8192, and 1 to 256 on a CPU.
         progress: show the progress of the tuning on standard error.
 
     Returns:
@@ -62,18 +67,22 @@ def optimize(model: M, *, tune: Any = None, m: range | tuple[int, int] | None = 
         InvalidProblemError: not a module, no example inputs, or ``m`` is no range of rows, or no table can serve it.
     """
     check_model("optimize", model, "; for functions there is gemmtune.use()")
-    rows = None if m is None else _rows(m)
+    rows, later = None if m is None else _rows(m), _in_background(tune)
+    example = None if later else tune
+    classes = _classes(model) if later or (rows is not None and example is None) else []
     with _all_or_none(model):
         if not settings.current().disable:
-            if tune is not None:
-                _tune(model, tune, rows, progress)
-            elif rows is not None:
-                _tune_layers(model, rows, progress)
+            if example is not None:
+                _tune(model, example, rows, progress)
+            elif rows is not None and not later:
+                _tune_layers(classes, rows, progress)
             verify_defaults(model, progress=progress)
         # Give each layer our forward, and torch.compile our pass.
         optimized(model)
-        compile_pass.install(tune=tune is not None)
+        compile_pass.install(tune=example is not None)
     _models.add(model)
+    if later and not settings.current().disable:
+        _tune_in_background(classes, rows)
     return model
 
 
@@ -117,14 +126,43 @@ def _rows(m: object) -> range:
     return rows
 
 
-def _tune_layers(model: nn.Module, rows: range, progress: bool) -> None:
-    """Make the tables of all linear layers, without a run of the model."""
+def _in_background(tune: Any) -> bool:
+    """Return True for ``tune="background"``. Raise InvalidProblemError for another text, or if the settings forbid it."""
+    if not isinstance(tune, str):
+        return False
+    if tune != "background":
+        raise InvalidProblemError(f"optimize: tune: got {tune!r}, expected example inputs or 'background'")
+    chosen = settings.current()
+    if chosen.batch_invariant or chosen.rows != "shared":
+        got = "batch_invariant=True" if chosen.batch_invariant else f"rows={chosen.rows!r}"
+        why = "a table that comes later changes bits" if chosen.batch_invariant else "no table is used"
+        raise InvalidProblemError(
+            f"optimize: tune: got 'background' with the setting {got}, with which {why}; tune before, by tune=inputs"
+        )
+    return True
+
+
+def _classes(model: nn.Module) -> list[RowClass]:
+    """Return the classes of all linear layers. Raise InvalidProblemError if there are none."""
     classes = classes_of(model)
     if not classes:
         raise InvalidProblemError(
-            f"optimize: m: got a {type(model).__name__} without a layer that has a table, expected an nn.Linear or HF's Conv1D "
-            "with a dense or quantized weight in memory; tune other products with tune=inputs"
+            f"optimize: got a {type(model).__name__} without a layer that has a table, expected an nn.Linear or HF's Conv1D with a "
+            "dense or quantized weight in memory; tune other products with tune=inputs"
         )
+    return classes
+
+
+def _tune_in_background(classes: Sequence[RowClass], rows: range | None) -> None:
+    """Begin to make the tables of these classes in a process of its own."""
+    device = detect(classes[0].problem.device_type)
+    chosen = in_models(settings.current(), device)
+    asked = rows or ROWS[device.type]
+    tuning_in_background().add(Job(rows_class=x, rows=asked, device=device, settings=chosen) for x in classes)
+
+
+def _tune_layers(classes: Sequence[RowClass], rows: range, progress: bool) -> None:
+    """Make the tables of these classes, without a run of the model."""
     device = detect(classes[0].problem.device_type)
     chosen = in_models(settings.current(), device)
     prepare_tuning(device, chosen)
@@ -186,5 +224,5 @@ def _run(model: nn.Module, example: Any) -> None:
     else:
         got = type(example).__name__
         raise InvalidProblemError(
-            f"optimize: tune: got {got}, expected a tensor, a tuple of arguments or a mapping of keyword arguments"
+            f"optimize: tune: got {got}, expected a tensor, a tuple of arguments, a mapping of keyword arguments, or 'background'"
         )

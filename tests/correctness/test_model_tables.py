@@ -110,7 +110,7 @@ def test_rows_are_given_without_inputs(backend: RowedBackend, ran: list[tuple[in
         (layer(), {"m": range(4, 4)}, "expected a range with step 1 that is not empty, such as"),
         (layer(), {"m": range(0, 8)}, "optimize: rows: got M = 0, expected a whole number from 1"),
         (layer(), {"m": (9, 3), "tune": torch.ones(2, 16)}, r"optimize: rows: got the empty range 9..3"),
-        (nn.ReLU(), {"m": range(1, 9)}, "optimize: m: got a ReLU without a layer that has a table, expected an nn.Linear or"),
+        (nn.ReLU(), {"m": range(1, 9)}, "optimize: got a ReLU without a layer that has a table, expected an nn.Linear or"),
     ],
     ids=["no range", "step", "empty", "zero", "backwards", "no layer"],
 )

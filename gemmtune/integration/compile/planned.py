@@ -21,12 +21,13 @@ from ...choice import Run
 from ...device import detect
 from ...dispatch.plan import Plan
 from ...dispatch.ranges import range_plan_for
-from ...dispatch.ready import plan_for
+from ...dispatch.ready import generation, plan_for
 from ...dispatch.strategies import fallback
 from ...problem import Layout, Problem
 from ...problem.layout import ALIGNED_BYTES
 from ...toolchain.launcher import ORDERED_STREAMS
 from ..measured import in_models
+from ..swap import swaps
 from .library import LIBRARY
 from .threads import in_a_thread
 
@@ -138,7 +139,9 @@ def run_planned(*tensors: Tensor, out: Tensor, problem: str, dynamic: bool = Fal
 
 def run_as_laid_out(*tensors: Tensor, out: Tensor, problem: str, alpha: float = 1.0, beta: float = 1.0) -> None:
     """Run the plan for the sizes, strides and addresses of these tensors."""
-    key = (problem, *((x.shape, x.stride(), x.data_ptr() % ALIGNED_BYTES) for x in (*tensors, out)))
+    if swaps.pending:
+        swaps.apply()
+    key = (problem, generation.number, *((x.shape, x.stride(), x.data_ptr() % ALIGNED_BYTES) for x in (*tensors, out)))
     found = _by_layout.get(key)
     if found is None:
         here = _as_laid_out(problem_of_text(problem), tensors, out)
