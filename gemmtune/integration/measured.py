@@ -34,6 +34,8 @@ log = logging.getLogger("gemmtune")
 
 LEAST_ROWS = {"cpu": 16, "cuda": 256}
 """Least end of a weight's table by device. A run of one prompt shows a single M, and other prompts and batches follow."""
+MOST_COMPARED = 4
+"""Ms of an example at which all choices of a weight compete: those with the most FLOPs."""
 INDUCTOR = "torch._inductor.compile_fx"
 """The module that the measuring process needs to time Inductor's kernels. Its import takes seconds, while a model is traced."""
 
@@ -106,21 +108,29 @@ def tune_tables(
 ) -> None:
     """Make the table of each class of a model's weights for ``rows``, by default from 1 row to more than the class's own Ms.
 
-    The Ms of a class are sampled in addition to the grid. A table that the store has, for these Ms or more, is kept. Torch runs a
-    weight for which no choice is correct. The kernels of the next class compile while one is measured.
+    The Ms of a class are sampled in addition to the grid, the first of them by all choices. A table that the store has, for these
+    Ms or more, is kept. Torch runs a weight for which no choice is correct. The kernels of the next class compile while one is
+    measured.
     """
     if settings.disable:
         return
-    asked = [(x, rows or range(1, rounded_up(max(shown, default=1), device) + 1)) for x, shown in tables.items()]
+    asked = [
+        (
+            x,
+            here := rows or range(1, rounded_up(max(shown, default=1), device) + 1),
+            [m for m in shown if m in here][:MOST_COMPARED],
+        )
+        for x, shown in tables.items()
+    ]
     with use(settings), Siblings(device, settings) as siblings:
         store = open_store(settings)
         tune = functools.partial(tune_rows, host_us=host_us(device, settings), apart=apart_on(device), siblings=siblings)
         try:
-            for (rows_class, here), following in zip(asked, [*asked[1:], None], strict=True):
+            for (rows_class, here, compared), following in zip(asked, [*asked[1:], None], strict=True):
                 siblings.then(following and functools.partial(missing_kernels, *following, device, settings, siblings))
                 recorded = sorted(set(tables[rows_class]).intersection(here))[:MOST_RECORDED]
                 try:
-                    tune(rows_class, here, device, settings, store, progress, recorded=recorded)
+                    tune(rows_class, here, device, settings, store, progress, recorded=recorded, compared=compared)
                 except NoValidChoicesError as error:
                     log.warning("torch runs %s: %s", rows_class, error)
         finally:

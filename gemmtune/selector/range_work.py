@@ -71,6 +71,8 @@ class Work:
     limits: MachineLimits | None = None
     apart: float | None = None
     """The factor between two Ms at which all choices compete, by default that of the search effort."""
+    compared: Sequence[int] = ()
+    """Further Ms at which all choices compete."""
     siblings: Siblings | None = None
     """The weights of one model, of which this is one."""
     _session: AnySession | None = None

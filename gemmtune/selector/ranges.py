@@ -74,6 +74,7 @@ def tune_rows(
     limits: bool = False,
     retry: Retry = "needed",
     apart: float | None = None,
+    compared: Sequence[int] = (),
     siblings: Siblings | None = None,
 ) -> RangeResult:
     """Return the table of a class for a range of M.
@@ -82,8 +83,8 @@ def tune_rows(
     ``recorded`` are Ms that are sampled in addition to the grid. ``source`` replaces the choices of the settings; the table is then
     stored as another ``kind``. With ``limits``, the limits of the machine are measured if the store has none. ``retry`` says what
     is measured again of a busy machine. ``apart`` is the factor between two Ms at which all choices compete, by default that of the
-    search effort. ``siblings`` are the weights of a model, of which this is the next. An interrupted tuning keeps its measurements
-    at the tuned Ms.
+    search effort. They also compete at the Ms ``compared``. ``siblings`` are the weights of a model, of which this is the next. An
+    interrupted tuning keeps its measurements at the tuned Ms.
 
     Raises:
         InvalidProblemError: the class has none of the ``rows``.
@@ -93,7 +94,7 @@ def tune_rows(
         raise InvalidProblemError(f"m: got {rows[0]}..{rows[-1]}, none of which is an M of {rows_class}")
     begun = time.perf_counter()
     work = Work(rows_class, rows, device, settings, host_us, progress, source, limits=MachineLimits(device, settings, store))
-    work.apart, work.siblings = apart, siblings
+    work.apart, work.compared, work.siblings = apart, compared, siblings
 
     def waiting() -> None:
         progress.message("another process tunes this range: waiting for it")
@@ -105,7 +106,7 @@ def tune_rows(
         if known is not None and not spoiled and known[0].covers(filter(rows_class.has, rows)) and _serves(known[0], work, store):
             return RangeResult(rows_class=rows_class, table=known[0], seconds=time.perf_counter() - begun, source="store")
         with contextlib.closing(work):
-            _measure_samples(work, store, recorded, limits=limits, retry=retry)
+            _measure_samples(work, store, (*recorded, *compared), limits=limits, retry=retry)
             table = one_for_all(work) if settings.batch_invariant else proved(work, lambda: _intervals(work))
             table = dataclasses.replace(table, disturbed=work.disturbed)
         store.put_ranged(Ranged(key=rows_class.key, fingerprint=work.fingerprint, kind=kind, value=table.to_json()))
@@ -124,10 +125,12 @@ def _measured(work: Work, table: Table, seconds: float) -> RangeResult:
     )
 
 
-def missing_kernels(rows_class: RowClass, rows: range, device: DeviceInfo, settings: Settings, siblings: Siblings) -> list[Choice]:
+def missing_kernels(
+    rows_class: RowClass, rows: range, compared: Sequence[int], device: DeviceInfo, settings: Settings, siblings: Siblings
+) -> list[Choice]:
     """Return the kernels that the table of a class needs first, for a compilation ahead."""
-    work = Work(rows_class, rows, device, settings, 0.0, Progress(), siblings=siblings)
-    tuned = _tuned_rows(work, sampled_rows(rows, rows_class.has))
+    work = Work(rows_class, rows, device, settings, 0.0, Progress(), compared=compared, siblings=siblings)
+    tuned = _tuned_rows(work, sampled_rows(rows, rows_class.has, compared))
     return [choice for m in tuned for choice in work.candidates(m).offers.choices]
 
 
@@ -136,7 +139,7 @@ def _tuned_rows(work: Work, sampled: list[int]) -> list[int]:
     if work.settings.batch_invariant:
         return competing_rows(sampled)
     apart = EFFORT[work.settings.search].rows_apart if work.apart is None else work.apart
-    return spread(sampled, apart, work.rows_class.at(sampled[0]).widens_b)
+    return sorted({*spread(sampled, apart, work.rows_class.at(sampled[0]).widens_b), *(m for m in work.compared if m in sampled)})
 
 
 def _intervals(work: Work) -> list[Segment]:

@@ -64,6 +64,13 @@ def test_an_example_makes_a_table_that_serves_other_rows(backend: RowedBackend, 
     assert gemmtune.explain("mm", torch.randn(15, W.shape[0]), W).origin == "from the table of its range"
 
 
+def test_all_choices_compete_at_the_rows_of_the_example(backend: RowedBackend):
+    gemmtune.optimize(layer(), tune=torch.randn(37, W.shape[0]), progress=False)
+    machine = fingerprint_text(detect("cpu"), current().timing)
+    tuned = [m for m in range(1, 65) if problem(m).key in open_store(current()).keys(machine)]
+    assert tuned == [1, 37, 64]
+
+
 def test_a_compiled_model_with_dynamic_shapes_takes_the_table(backend: RowedBackend, monkeypatch: pytest.MonkeyPatch):
     """Nothing is tuned while it compiles, and above the table torch runs."""
     model = gemmtune.optimize(layer(), tune=torch.randn(30, W.shape[0]), progress=False)
