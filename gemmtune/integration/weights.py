@@ -55,9 +55,9 @@ def _look(module: nn.Module) -> Hashable | None:
 
 def _multiply(module: Any) -> None:
     """Multiply some rows by a layer's weight, as its forward does, without its hooks."""
-    weight, turned = module.weight, is_conv1d(module)
-    x = torch.zeros(ROWS, weight.shape[0 if turned else 1], dtype=weight.dtype, device=weight.device)
-    if turned:
+    weight, by_columns = module.weight, is_conv1d(module)
+    x = torch.zeros(ROWS, weight.shape[0 if by_columns else 1], dtype=weight.dtype, device=weight.device)
+    if by_columns:
         type(module).forward(module, x)
     else:
         functional.linear(x, weight, module.bias)

@@ -1,4 +1,4 @@
-"""Weights of one model, tuned one after the other: each tells the next which kernels to try, and those compile meanwhile."""
+"""Weights of one model, tuned one after the other: each tells the next which kernels to try, and those compile ahead."""
 
 from __future__ import annotations
 

@@ -170,7 +170,7 @@ class StoredDecisions:
     def _is_complete(self, problem: Problem) -> bool:
         """Return True if every candidate was measured, with the timing mode for models.
 
-        Where a table serves the M, those suffice that the table compared. Other weights of the model told which.
+        Where a table serves the M, the candidates that the table compared suffice: other weights of the model selected them.
         """
         found = self._candidates(problem)
         if found.settings.timing != self.settings.timing:
