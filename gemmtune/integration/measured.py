@@ -112,7 +112,7 @@ def tune_tables(
     Ms or more, is kept. Torch runs a weight for which no choice is correct. The kernels of the next class compile while one is
     measured.
     """
-    if settings.disable:
+    if settings.disable or not tables:
         return
     asked = [
         (

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextvars
 import dataclasses
+import functools
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -227,4 +229,5 @@ def ready_ahead(work: Work, rows: Sequence[int]) -> Iterator[list[Choice]]:
         yield from map(work.ready, rows)
     else:
         with ThreadPoolExecutor(1, thread_name_prefix="gemmtune-ready") as executor:
-            yield from executor.map(work.ready, rows)
+            context = contextvars.copy_context()  # the cache of kernels depends on the settings of the caller
+            yield from executor.map(functools.partial(context.run, work.ready), rows)

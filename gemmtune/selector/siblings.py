@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import dataclasses
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable
@@ -70,7 +71,8 @@ class Siblings:
             self._near.setdefault(_kind(result.problem), set()).update(near)
         missing, self._missing = self._missing, None
         if missing is not None and self._ahead:
-            self._next = self._executor.submit(lambda: self._compilation.add(missing()))
+            context = contextvars.copy_context()  # the cache of kernels depends on the settings of the caller
+            self._next = self._executor.submit(context.run, lambda: self._compilation.add(missing()))
 
     def then(self, missing: Callable[[], Iterable[Choice]] | None) -> None:
         """Set the function that returns the kernels of the next weight. A thread calls it when the present weight has results."""

@@ -341,7 +341,19 @@ def test_generation_is_compared(script, tmp_path, monkeypatch):
     look_up.parent.mkdir()
     monkeypatch.setattr("gemmtune.native.build.make", lambda: look_up)  # so does its compiler
     out = tmp_path / "generate.json"
-    options = ["--small", "--device", "cpu", "--ways", "transformers,optimize", "--prompts", "37,190", "--new", "3", "--json", str(out)]
+    options = [
+        "--small",
+        "--device",
+        "cpu",
+        "--ways",
+        "transformers,optimize",
+        "--prompts",
+        "37,190",
+        "--new",
+        "3",
+        "--json",
+        str(out),
+    ]
     done = CliRunner().invoke(script("generate").main, options)
     assert done.exit_code == 0, done.output
     ways = json.loads(out.read_text())["ways"]

@@ -5,15 +5,18 @@ from __future__ import annotations
 import dataclasses
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from fake_choices import CLAIMS, Fake
 
-from gemmtune.choice import Offers, Status
+from gemmtune import settings
+from gemmtune.choice import Choice, Offers, Status
 from gemmtune.device import detect
 from gemmtune.problem import Problem
 from gemmtune.selector import siblings as module
 from gemmtune.selector.candidates import Candidates
+from gemmtune.selector.range_work import ready_ahead
 from gemmtune.selector.result import Outcome, ProblemResult
 from gemmtune.selector.siblings import Siblings
 from gemmtune.settings import Settings, current
@@ -116,6 +119,25 @@ def test_the_next_weight_compiles_once_the_present_one_has_results(compiled: lis
         with siblings.compiling(both) as compilation:
             compilation.wait(both)
     assert sorted(compiled) == ["t_1", "x_1", "x_2", "x_3"], "each kernel once"
+
+
+def test_threads_see_the_settings_of_the_caller(tmp_path: Path):
+    """The cache of kernels is that of the settings. Another one would call a kernel compiled or not by mistake."""
+    seen: list[str | None] = []
+
+    class Work(SimpleNamespace):
+        device = GPU
+
+        def ready(self, m: int) -> list[Choice]:
+            seen.append(current().cache_dir)
+            return []
+
+    with settings.patch(cache_dir=str(tmp_path)), Siblings(GPU, current()) as siblings:
+        assert list(ready_ahead(Work(), [1, 2])) == [[], []]
+        siblings.then(lambda: seen.append(current().cache_dir) or ())
+        siblings.learn([])
+        with siblings.compiling(()):
+            assert seen == [str(tmp_path)] * 3
 
 
 def test_a_cpu_compiles_nothing_ahead(compiled: list[str]):
