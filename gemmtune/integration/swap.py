@@ -34,7 +34,8 @@ class Swaps:
 
     def apply(self) -> None:
         """Drop all plans, and load the kernels of the new tables. During the capture of a CUDA graph, do it at a later call."""
-        if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
+        started = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+        if started and torch.cuda.is_current_stream_capturing():
             return
         with self._lock:
             made, self._made = self._made, []

@@ -40,7 +40,8 @@ def classes_of(model: nn.Module) -> list[RowClass]:
 
 def _look(module: nn.Module) -> Hashable | None:
     """Return all properties on which a layer's class may depend, or None for a layer without a class."""
-    weight, bias = module._parameters.get("weight"), module._parameters.get("bias")
+    weight: Any = module._parameters.get("weight")
+    bias = module._parameters.get("bias")
     if isinstance(weight, QuantizedWeight):
         parts = [part for part in (weight.tensor, weight.scales, weight.zero_points) if part is not None]
         kind: tuple[Hashable, ...] = (weight.transposed, weight.dtype, weight.encoding)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextvars
 import dataclasses
-import functools
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -230,4 +229,4 @@ def ready_ahead(work: Work, rows: Sequence[int]) -> Iterator[list[Choice]]:
     else:
         with ThreadPoolExecutor(1, thread_name_prefix="gemmtune-ready") as executor:
             context = contextvars.copy_context()  # the cache of kernels depends on the settings of the caller
-            yield from executor.map(functools.partial(context.run, work.ready), rows)
+            yield from executor.map(lambda m: context.run(work.ready, m), rows)
