@@ -14,6 +14,7 @@ from .errors import (
     StoreError as StoreError,
     UnavailableError as UnavailableError,
 )
+from .integration.background import BackgroundTuning as BackgroundTuning, tuning_in_background as tuning_in_background
 from .integration.explain import explain as explain
 from .integration.optimize import optimize as optimize, restore as restore
 from .integration.quantize import quantize_ as quantize_

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import json
 import logging
 from dataclasses import dataclass, field
 from typing import get_args
@@ -10,7 +11,7 @@ from typing import get_args
 from ..operand_kinds import BiasShape
 from ..problem import Problem
 from ..problem.operations import DENSE_OPS
-from ..problem.rows import RowClass
+from ..problem.rows import RowClass, row_classes
 from ..store.store import Ranged, Store
 
 log = logging.getLogger("gemmtune")
@@ -47,6 +48,21 @@ def asked_rows(rows_class: RowClass, machine: str, store: Store) -> list[int]:
     """Return the stored values of M of a class that calls have asked for without a table."""
     fact = store.ranged(rows_class.key, machine).get(ASKED)
     return [int(m) for m in fact.value.get("rows", ())] if fact is not None else []
+
+
+def tuned_rows(rows_class: RowClass, machine: str, store: Store) -> dict[int, str]:
+    """Return the M of a class that were tuned individually, with the keys of their problems."""
+    p, found = rows_class.problem, {}
+    fields = (f'"op":"{p.op}"', f'"n":{p.n},', f'"k":{p.k},')
+    for key in store.keys(machine):
+        if all(text in key for text in fields):
+            try:
+                problem = Problem.from_json(json.loads(key))
+            except (KeyError, TypeError, ValueError, AttributeError):  # of another version
+                continue
+            if rows_class in row_classes(problem):
+                found[problem.m] = key
+    return found
 
 
 def note(rows_class: RowClass, m: int, machine: str, store: Store, what_runs: str) -> None:

@@ -6,7 +6,6 @@ import bisect
 import contextlib
 import dataclasses
 import functools
-import json
 import math
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
@@ -20,10 +19,11 @@ from ..problem import Problem
 from ..problem.rows import Relaid, RowClass, row_classes
 from ..selector.candidates import candidates_for, choice_of
 from ..selector.ranges import kind_of, stored_table
-from ..selector.segments import DEFAULT, Segment, Table
+from ..selector.segments import DEFAULT, Segment, Table, extended
 from ..settings import Settings, Timing
 from ..store.key import fingerprint_text
 from ..store.store import Store, open_store
+from .asked import tuned_rows
 
 NEAREST = 2
 """Number of tuned M, nearest first, whose choices are tried for another M."""
@@ -121,14 +121,20 @@ class RangePlan:
 
     With a ``table``, the member of its segment serves an M, and beyond the table that of the last segment. Without one, the member
     that was tuned for the nearest M does. ``tuned`` are the M whose own picks take precedence: all without a measured table, and
-    those measured after it. ``by_rule`` is True for a table whose choices were verified and not measured.
+    those measured after it. ``ruled`` are the segments whose choices were verified and not measured.
     """
 
     def __init__(
-        self, rows_class: RowClass, members: Sequence[Member], table: Table | None, tuned: frozenset[int], *, by_rule: bool = False
+        self,
+        rows_class: RowClass,
+        members: Sequence[Member],
+        table: Table | None,
+        tuned: frozenset[int],
+        *,
+        ruled: frozenset[Segment] = frozenset(),
     ) -> None:
         self.rows_class = rows_class
-        self.by_rule = by_rule
+        self.ruled = ruled
         self.table = table
         self.tuned = tuned
         self.members = members
@@ -137,6 +143,11 @@ class RangePlan:
         if table is not None:
             with contextlib.suppress(InvalidProblemError):
                 self._relaid = Relaid(rows_class)
+
+    @property
+    def by_rule(self) -> bool:
+        """True for a table of which nothing was measured."""
+        return self.table is not None and self.ruled.issuperset(self.table.segments)
 
     def load(self) -> None:
         """Load the kernels of all segments, once. The first call of a weight does it, so that no later call has to."""
@@ -157,10 +168,15 @@ class RangePlan:
             found = member.bound(problem)
             if not isinstance(found, str):
                 choice, kernel = found
-                origin: Origin = "nearest" if self.table is None else "default" if self.by_rule else "range"
-                return Found(choice=choice, kernel=kernel, origin=origin)
+                return Found(choice=choice, kernel=kernel, origin=self._origin(problem.m))
             reason = found
         return reason
+
+    def _origin(self, m: int) -> Origin:
+        if self.table is None:
+            return "nearest"
+        place = self.table.index(m)
+        return "default" if self.table.segments[-1 if place is None else place] in self.ruled else "range"
 
     def proved(self, m: int) -> tuple[Problem, Choice, Kernel] | None:
         """Return the kernel for an M within the table, by arithmetic alone, or None if legality needs ``find``."""
@@ -231,17 +247,20 @@ def range_plan_for(problem: Problem, device: DeviceInfo, settings: Settings) -> 
 
 
 def _made(rows_class: RowClass, device: DeviceInfo, settings: Settings, store: Store) -> RangePlan | None:
-    """Make the plan by the table of the settings' timing mode, or else by that of the other mode."""
+    """Make the plan by the table of the settings' timing mode, or else by that of the other mode. The rule serves other Ms."""
     timings = dict.fromkeys((settings.timing, *(KERNEL_TIMINGS if settings.timing in KERNEL_TIMINGS else ())))
-    for timing in timings:
-        known = stored_table(rows_class, fingerprint_text(device, timing), store, kind_of(settings))
-        if known is not None:
-            return _of(known, rows_class, device, dataclasses.replace(settings, timing=timing), store)
-    for timing in timings if not settings.batch_invariant else ():
-        known = stored_table(rows_class, fingerprint_text(device, timing), store, DEFAULT)
-        if known is not None:
-            return _of(known, rows_class, device, dataclasses.replace(settings, timing=timing), store, by_rule=True)
-    return _of(None, rows_class, device, settings, store)
+
+    def stored(kind: str) -> tuple[Timing, tuple[Table, str]] | None:
+        found = ((timing, stored_table(rows_class, fingerprint_text(device, timing), store, kind)) for timing in timings)
+        return next(((timing, table) for timing, table in found if table is not None), None)
+
+    measured, rule = stored(kind_of(settings)), None if settings.batch_invariant else stored(DEFAULT)
+    timing, (table, measured_at) = measured or rule or (settings.timing, (None, ""))
+    ruled = frozenset[Segment]()
+    if rule is not None and table is not None:
+        table, ruled = extended(table if measured else None, rule[1][0])
+    known = None if table is None else (table, measured_at if measured else "")
+    return _of(known, rows_class, device, dataclasses.replace(settings, timing=timing), store, ruled)
 
 
 def _of(
@@ -250,8 +269,7 @@ def _of(
     device: DeviceInfo,
     settings: Settings,
     store: Store,
-    *,
-    by_rule: bool = False,
+    ruled: frozenset[Segment],
 ) -> RangePlan | None:
     machine = fingerprint_text(device, settings.timing)
     tuned = {} if settings.batch_invariant else tuned_rows(rows_class, machine, store)
@@ -265,13 +283,12 @@ def _of(
         members = [Member(rows_class, m, device, picked) for m in tuned]
         return RangePlan(rows_class, members, None, frozenset(tuned)) if members else None
     table, measured_at = known
-    measured_after = "" if by_rule else measured_at
-    later = (m for m, key in tuned.items() if any(row.measured_at > measured_after for row in store.rows(key, machine).values()))
+    later = (m for m, key in tuned.items() if any(row.measured_at > measured_at for row in store.rows(key, machine).values()))
 
     def found(x: Segment, problem: Problem) -> Choice | None:
         return choice_of(x.content_hash, x.backend, problem, device, settings, store, name=x.name)
 
-    return RangePlan(rows_class, members_of(table, rows_class, device, found), table, frozenset(later), by_rule=by_rule)
+    return RangePlan(rows_class, members_of(table, rows_class, device, found), table, frozenset(later), ruled=ruled)
 
 
 def members_of(
@@ -287,18 +304,3 @@ def members_of(
 def _found(x: Segment, found: Callable[[Segment, Problem], Choice | None], problem: Problem) -> Choice | str:
     gone = f"{x.name} is not among the choices for {problem}: the settings leave it out, or another version measured it"
     return found(x, problem) or gone
-
-
-def tuned_rows(rows_class: RowClass, machine: str, store: Store) -> dict[int, str]:
-    """Return the M of a class that were tuned individually, with the keys of their problems."""
-    p, found = rows_class.problem, {}
-    fields = (f'"op":"{p.op}"', f'"n":{p.n},', f'"k":{p.k},')
-    for key in store.keys(machine):
-        if all(text in key for text in fields):
-            try:
-                problem = Problem.from_json(json.loads(key))
-            except (KeyError, TypeError, ValueError, AttributeError):  # of another version
-                continue
-            if rows_class in row_classes(problem):
-                found[problem.m] = key
-    return found

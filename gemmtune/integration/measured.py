@@ -1,4 +1,5 @@
-"""Measurement of the products of a model: between other kernels, and with an epilogue among few candidates.
+"""Measurement of the products of a model: between other kernels, with a table for each weight, and with an epilogue among few
+candidates.
 
 A product that runs repeatedly may begin while the previous run ends, which saves up to 4 µs. In a model it runs between other
 kernels. These allow the overlap only if Inductor compiles them with its option ``triton.enable_pdl``.
@@ -7,21 +8,34 @@ kernels. These allow the overlap only if Inductor compiles them with its option 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
+import functools
+import logging
+import math
+from collections.abc import Iterable, Mapping, Sequence
 
 from ..backends.triton.arch import can_overlap
 from ..device import DeviceInfo
 from ..dispatch.host import host_us
 from ..dispatch.ready import forget_plans
+from ..errors import NoValidChoicesError
 from ..problem import Problem
+from ..problem.rows import RowClass
 from ..selector.candidates import Candidates, candidates_for
 from ..selector.precompile import prepare_compiling
 from ..selector.progress import Progress
+from ..selector.ranges import missing_kernels, tune_rows
 from ..selector.remote import import_meanwhile, prepare_measuring
+from ..selector.siblings import Siblings
 from ..settings import Settings, use
 from ..store.store import Store, open_store
-from ..tuning.tune import tuned
+from ..tuning.tune import MOST_RECORDED, tuned
 
+log = logging.getLogger("gemmtune")
+
+LEAST_ROWS = {"cpu": 16, "cuda": 256}
+"""Least end of a weight's table by device. A run of one prompt shows a single M, and other prompts and batches follow."""
+MOST_COMPARED = 4
+"""Ms of an example at which all choices of a weight compete: those with the most FLOPs."""
 INDUCTOR = "torch._inductor.compile_fx"
 """The module that the measuring process needs to time Inductor's kernels. Its import takes seconds, while a model is traced."""
 
@@ -87,3 +101,48 @@ def tune_products(problems: Iterable[Problem], device: DeviceInfo, settings: Set
             progress.close()
             forget_plans()
             import_meanwhile(device, INDUCTOR)
+
+
+def tune_tables(
+    tables: Mapping[RowClass, Sequence[int]], device: DeviceInfo, settings: Settings, progress: Progress, rows: range | None = None
+) -> None:
+    """Make the table of each class of a model's weights for ``rows``, by default from 1 row to more than the class's own Ms.
+
+    The Ms of a class are sampled in addition to the grid, the first of them by all choices. A table that the store has, for these
+    Ms or more, is kept. Torch runs a weight for which no choice is correct. The kernels of the next class compile while one is
+    measured.
+    """
+    if settings.disable or not tables:
+        return
+    asked = [
+        (
+            x,
+            here := rows or range(1, rounded_up(max(shown, default=1), device) + 1),
+            [m for m in shown if m in here][:MOST_COMPARED],
+        )
+        for x, shown in tables.items()
+    ]
+    with use(settings), Siblings(device, settings) as siblings:
+        store = open_store(settings)
+        tune = functools.partial(tune_rows, host_us=host_us(device, settings), apart=apart_on(device), siblings=siblings)
+        try:
+            for (rows_class, here, compared), following in zip(asked, [*asked[1:], None], strict=True):
+                siblings.then(following and functools.partial(missing_kernels, *following, device, settings, siblings))
+                recorded = sorted(set(tables[rows_class]).intersection(here))[:MOST_RECORDED]
+                try:
+                    tune(rows_class, here, device, settings, store, progress, recorded=recorded, compared=compared)
+                except NoValidChoicesError as error:
+                    log.warning("torch runs %s: %s", rows_class, error)
+        finally:
+            progress.close()
+            forget_plans()
+
+
+def apart_on(device: DeviceInfo) -> float | None:
+    """Return the factor between the Ms at which all choices compete. Kernels for a CPU take seconds to compile, and are few."""
+    return math.inf if device.type == "cpu" else None
+
+
+def rounded_up(m: int, device: DeviceInfo) -> int:
+    """Return the end of the table for an example with ``m`` rows: a power of two, so that similar examples ask for one table."""
+    return max(1 << (m - 1).bit_length(), LEAST_ROWS[device.type])

@@ -32,6 +32,7 @@ from .eager import Bound, bound_for, plain_here, scalars_of
 from .invariant import invariant_conv1d, invariant_linear
 from .picks import table_for
 from .sparsify import is_sparse, sparse_linear
+from .swap import swaps
 
 Tensor = torch.Tensor
 is_compiling = torch.compiler.is_compiling
@@ -74,6 +75,8 @@ def linear(module: nn.Linear, input: Tensor) -> Tensor:
     """Run the forward of an ``nn.Linear``."""
     if is_compiling():
         return functional.linear(input, module.weight, module.bias)
+    if swaps.pending:
+        swaps.apply()
     own = module._parameters
     weight, bias = (own["weight"], own["bias"]) if "weight" in own else (module.weight, module.bias)
     if native.layer is None:
@@ -151,6 +154,8 @@ def conv1d(module: Any, x: Tensor) -> Tensor:
     """Run the forward of HF's Conv1D: x @ weight + bias."""
     if is_compiling():
         return type(module).forward(module, x)  # type: ignore[no-any-return]
+    if swaps.pending:
+        swaps.apply()
     own = module._parameters
     weight, bias = (own["weight"], own["bias"]) if "weight" in own else (module.weight, module.bias)
     result, _ = _by_pick(_picks_of(module), x, weight, bias, transposed=False)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -14,40 +14,58 @@ from torch import nn
 from .. import settings
 from ..device import detect
 from ..errors import InvalidProblemError
+from ..problem.rows import RowClass
 from ..selector.progress import Progress, progress_for
+from ..selector.segments import rows_of
 from ..tuning.tune import tune as run_tuning
 from . import compile as compile_pass
 from .adjacent import lay_out, same_inputs
+from .background import ROWS, Job, tuning_in_background
 from .defaults import verify_defaults
 from .invariant import check_layers, collecting, tune_layers
-from .measured import in_models, prepare_tuning, tune_products
+from .measured import in_models, prepare_tuning, tune_products, tune_tables
 from .modules import check_model, is_optimized, optimized, restored
 from .record import record
 from .sparsify import sparse_problems
+from .weights import classes_of, tables_and_singles
 
 M = TypeVar("M", bound=nn.Module)
 _models: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 """Optimized models. The pass of torch.compile is installed while there are any."""
 
 
-def optimize(model: M, *, tune: Any = None, progress: bool = True, batch_invariant: bool = False) -> M:
+def optimize(
+    model: M,
+    *,
+    tune: Any = None,
+    m: range | tuple[int, int] | None = None,
+    progress: bool = True,
+    batch_invariant: bool = False,
+) -> M:
     """Let the layers of a model run stored picks, in place, wherever these are faster than torch.
 
     The forward of every ``nn.Linear``, including block-sparse ones, and of HF's Conv1D looks up the pick. Parameters,
-    ``state_dict``, hooks and types do not change. A problem without a pick runs by torch, because only ``tune`` tunes. A weight of
-    4 or 8 bits on a GPU runs a default kernel for its number of rows, verified now if this machine has not done it before. Later
-    compilations by ``torch.compile`` include our pass. ``restore`` undoes all of this.
+    ``state_dict``, hooks and types do not change. A problem without a pick runs by torch, because only ``tune`` and ``m`` tune. A
+    weight of 4 or 8 bits on a GPU runs a default kernel for its number of rows, verified now if this machine has not done it
+    before. Later compilations by ``torch.compile`` include our pass. ``restore`` undoes all of this.
 
     Args:
         model: any module.
         tune: example inputs, as a tensor, a tuple of positional arguments or a mapping of keyword arguments. The model runs on
-            them, and each of its products is tuned. Fused products of ``torch.compile`` are tuned while it compiles.
+            them. Each weight gets a table for every number of rows up to that of the example, rounded up, and at least 256 on a
+            GPU. All other products, such as those of attention, are tuned as they are. Fused products of ``torch.compile`` are
+            tuned while it compiles.
             First, the weights of layers with the same input move next to each other, so that one product can replace several.
             Each Parameter keeps a separate storage of exactly its bytes, so that saved files, tied weights and sharding do not
             change. Weights that share memory with another tensor, such as an entry of a ``state_dict`` that you hold, do not move.
             On a CPU the memory of moved weights is freed with the last of them, and torch cannot resize their storages. One group
             of weights exists twice while it moves.
             Afterwards the running statistics and random numbers that a forward in training mode changes are restored.
+            ``"background"`` serves at once by what is known. A process of its own makes the tables of all linear layers while this
+            process is idle, and calls take them over: see ``tuning_in_background``.
+        m: the numbers of rows of the tables, as ``range(1, 8193)`` or (1, 8192): tokens of a batch or a prompt, not sequences.
+            Without ``tune`` the tables of all linear layers are made and the model does not run. Block-sparse layers have none.
+            The default for the background is 1 to 8192, and 1 to 256 on a CPU.
         progress: show the progress of the tuning on standard error.
         batch_invariant: run every layer by the batch-invariant table of its weight, so that the bits of a row do not depend on the
             other rows. ``tune`` makes these tables, for up to 256 rows or those of the example. A layer never falls back to torch:
@@ -58,21 +76,29 @@ def optimize(model: M, *, tune: Any = None, progress: bool = True, batch_invaria
         The model. If the call fails or is interrupted, its layers keep the forwards that they had.
 
     Raises:
-        InvalidProblemError: not a module, no example inputs, or with ``batch_invariant`` a block-sparse weight.
+        InvalidProblemError: not a module, no example inputs, ``m`` is no range of rows, no table can serve it, or with
+            ``batch_invariant`` a block-sparse weight.
     """
     check_model("optimize", model, "; for functions there is gemmtune.use()")
     current = settings.current()
     if (batch_invariant or current.batch_invariant) and not current.disable:
         return _invariant(model, tune, progress)
+    rows, later = None if m is None else _rows(m), _in_background(tune)
+    example = None if later else tune
+    classes = _classes(model) if later or (rows is not None and example is None) else []
     with _all_or_none(model):
         if not settings.current().disable:
-            if tune is not None:
-                _tune(model, tune, progress)
+            if example is not None:
+                _tune(model, example, rows, progress)
+            elif rows is not None and not later:
+                _tune_layers(classes, rows, progress)
             verify_defaults(model, progress=progress)
         # Give each layer our forward, and torch.compile our pass.
         optimized(model)
-        compile_pass.install(tune=tune is not None)
+        compile_pass.install(tune=example is not None)
     _models.add(model)
+    if later and not settings.current().disable:
+        _tune_in_background(classes, rows)
     return model
 
 
@@ -114,7 +140,64 @@ def restore(model: M) -> M:
     return model
 
 
-def _tune(model: nn.Module, example: Any, progress: bool) -> None:
+def _rows(m: object) -> range:
+    """Return the range of rows. Raise InvalidProblemError for another value, or if the settings use no tables."""
+    try:
+        rows = rows_of(m)
+    except InvalidProblemError as error:
+        raise InvalidProblemError(f"optimize: {error}") from error
+    if settings.current().rows != "shared":
+        raise InvalidProblemError(
+            f"optimize: m: got {m!r} with the setting rows={settings.current().rows!r}, which uses no table; set rows='shared', or "
+            "leave out m"
+        )
+    return rows
+
+
+def _in_background(tune: Any) -> bool:
+    """Return True for ``tune="background"``. Raise InvalidProblemError for another text, or if the settings forbid it."""
+    if not isinstance(tune, str):
+        return False
+    if tune != "background":
+        raise InvalidProblemError(f"optimize: tune: got {tune!r}, expected example inputs or 'background'")
+    chosen = settings.current()
+    if chosen.batch_invariant or chosen.rows != "shared":
+        got = "batch_invariant=True" if chosen.batch_invariant else f"rows={chosen.rows!r}"
+        why = "a table that comes later changes bits" if chosen.batch_invariant else "no table is used"
+        raise InvalidProblemError(
+            f"optimize: tune: got 'background' with the setting {got}, with which {why}; tune before, by tune=inputs"
+        )
+    return True
+
+
+def _classes(model: nn.Module) -> list[RowClass]:
+    """Return the classes of all linear layers. Raise InvalidProblemError if there are none."""
+    classes = classes_of(model)
+    if not classes:
+        raise InvalidProblemError(
+            f"optimize: got a {type(model).__name__} without a layer that has a table, expected an nn.Linear or HF's Conv1D with a "
+            "dense or quantized weight in memory; tune other products with tune=inputs"
+        )
+    return classes
+
+
+def _tune_in_background(classes: Sequence[RowClass], rows: range | None) -> None:
+    """Begin to make the tables of these classes in a process of its own."""
+    device = detect(classes[0].problem.device_type)
+    chosen = in_models(settings.current(), device)
+    asked = rows or ROWS[device.type]
+    tuning_in_background().add(Job(rows_class=x, rows=asked, device=device, settings=chosen) for x in classes)
+
+
+def _tune_layers(classes: Sequence[RowClass], rows: range, progress: bool) -> None:
+    """Make the tables of these classes, without a run of the model."""
+    device = detect(classes[0].problem.device_type)
+    chosen = in_models(settings.current(), device)
+    prepare_tuning(device, chosen)
+    tune_tables(dict.fromkeys(classes, ()), device, chosen, progress_for() if progress else Progress(), rows)
+
+
+def _tune(model: nn.Module, example: Any, rows: range | None, progress: bool) -> None:
     """Tune the products of the model on example inputs, with the weights of layers with the same input moved together."""
     # Start the tuning processes, which import while the model runs.
     device = detect(next((x.device.type for x in model.parameters()), "cpu"))
@@ -128,7 +211,10 @@ def _tune(model: nn.Module, example: Any, progress: bool) -> None:
     with torch.no_grad(), _state_kept(model), record() as recording:
         _run(model, example)
     chosen = in_models(settings.current(), device)
-    tune_products(recording.problems(), device, chosen, progress_for() if progress else Progress())
+    tables, singles = tables_and_singles(model, recording.problems())
+    shown = progress_for() if progress else Progress()
+    tune_tables(tables, device, chosen, shown, rows)
+    tune_products(singles, device, chosen, shown)
     if of_blocks:
         run_tuning(of_blocks, progress=progress)
 
@@ -166,5 +252,5 @@ def _run(model: nn.Module, example: Any) -> None:
     else:
         got = type(example).__name__
         raise InvalidProblemError(
-            f"optimize: tune: got {got}, expected a tensor, a tuple of arguments or a mapping of keyword arguments"
+            f"optimize: tune: got {got}, expected a tensor, a tuple of arguments, a mapping of keyword arguments, or 'background'"
         )

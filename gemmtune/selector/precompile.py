@@ -65,15 +65,23 @@ class Compilation:
         self._here = threading.Lock()
         self._stopping = False
         self._busy: set[Worker] = set()
-        jobs = {c.compile_key: c for c in reversed(list(choices)) if c.compile_key is not None and not c.compiled}
         self._executor = ThreadPoolExecutor(settings.compile_processes, thread_name_prefix="gemmtune-compile")
-        self._outcomes = {key: self._executor.submit(self._compile, choice) for key, choice in reversed(jobs.items())}
+        self._outcomes: dict[str | None, Future[CompileFailure | None]] = {}
+        self.add(choices)
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def add(self, choices: Iterable[Choice]) -> None:
+        """Compile further choices after the earlier ones, each kernel once."""
+        jobs = {
+            c.compile_key: c for c in reversed(list(choices)) if c.compile_key not in (None, *self._outcomes) and not c.compiled
+        }
+        for key, choice in reversed(jobs.items()):
+            self._outcomes[key] = self._executor.submit(self._compile, choice)
 
     def wait(
         self, choices: Iterable[Choice], progress: Progress | None = None, until: float = math.inf

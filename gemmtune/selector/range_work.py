@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextvars
 import dataclasses
 import logging
 from collections import Counter
@@ -25,6 +26,7 @@ from .proof import kernels_of
 from .remote import AnySession, open_session
 from .result import ProblemResult
 from .segments import Segment
+from .siblings import Siblings
 from .walls import refusals
 
 log = logging.getLogger("gemmtune")
@@ -71,6 +73,12 @@ class Work:
     rechecked: set[str] = dataclasses.field(default_factory=set)
     """The names of the choices that were right after they were timed."""
     limits: MachineLimits | None = None
+    apart: float | None = None
+    """The factor between two Ms at which all choices compete, by default that of the search effort."""
+    compared: Sequence[int] = ()
+    """Further Ms at which all choices compete."""
+    siblings: Siblings | None = None
+    """The weights of one model, of which this is one."""
     _session: AnySession | None = None
 
     @property
@@ -81,7 +89,10 @@ class Work:
     def candidates(self, m: int) -> Candidates:
         """Return the choices that compete at an M."""
         problem = self.rows_class.at(m)
-        return self.source(problem) if self.source else candidates_for(problem, self.device, self.settings, host_us=self.host_us)
+        if self.source:
+            return self.source(problem)
+        found = candidates_for(problem, self.device, self.settings, host_us=self.host_us)
+        return found if self.siblings is None else self.siblings.narrowed(found)
 
     def found(self, x: Segment, store: Store) -> Choice | None:
         """Return the choice of a segment at the M where it was found, or None if it no longer exists."""
@@ -213,4 +224,5 @@ def ready_ahead(work: Work, rows: Sequence[int]) -> Iterator[list[Choice]]:
         yield from map(work.ready, rows)
     else:
         with ThreadPoolExecutor(1, thread_name_prefix="gemmtune-ready") as executor:
-            yield from executor.map(work.ready, rows)
+            context = contextvars.copy_context()  # the cache of kernels depends on the settings of the caller
+            yield from executor.map(lambda m: context.run(work.ready, m), rows)

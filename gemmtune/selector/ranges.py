@@ -6,7 +6,6 @@ import contextlib
 import dataclasses
 import itertools
 import logging
-import math
 import random
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -19,29 +18,28 @@ from ..filters import why_not_named
 from ..problem.rows import RowClass
 from ..settings import Settings
 from ..store.store import Ranged, Store
-from ..timing.rounds import tie
 from ..workers.locks import tuning_lock
 from .candidates import Candidates, Retry
-from .crossover import MOST_SEGMENTS, assigned, complete, find_crossover, sampled_rows, spread
+from .crossover import complete, sampled_rows, spread
+from .intervals import legal_segments, segments_by_time
 from .invariant import invariant_table, sample_classes
 from .machine_limits import MachineLimits
 from .offers import enabled_backends
 from .precompile import Compilation, precompile
 from .progress import Progress
-from .proof import failures_of, legal_runs, rows_to_check, tile_rows
+from .proof import failures_of, rows_to_check, tile_rows
 from .range_result import RangeResult
-from .range_work import SEED, Source, Work, measured, ready_ahead, segment_of, uncompiled, with_kernels
+from .range_work import SEED, Source, Work, measured, ready_ahead, uncompiled, with_kernels
 from .remote import prepare_measuring
 from .result import ProblemResult, remedy_for
 from .segments import INVARIANT, TABLE, Segment, Table, merged
 from .select import select
+from .siblings import Siblings
 
 log = logging.getLogger("gemmtune")
 
 MOST_OF_NEIGHBOUR = 3
 """Number of the best choices of a neighbouring sample that compete at an M that is not fully tuned."""
-MOST_REPLACEMENTS = 4
-"""Number of choices checked for legality where the fastest is illegal."""
 
 
 def stored_table(rows_class: RowClass, machine: str, store: Store, kind: str = TABLE) -> tuple[Table, str] | None:
@@ -75,13 +73,18 @@ def tune_rows(
     kind: str | None = None,
     limits: bool = False,
     retry: Retry = "needed",
+    apart: float | None = None,
+    compared: Sequence[int] = (),
+    siblings: Siblings | None = None,
 ) -> RangeResult:
     """Return the table of a class for a range of M.
 
     A stored table is used if it covers the range and its choices still exist. Otherwise the range is measured and the table stored.
     ``recorded`` are Ms that are sampled in addition to the grid. ``source`` replaces the choices of the settings; the table is then
     stored as another ``kind``. With ``limits``, the limits of the machine are measured if the store has none. ``retry`` says what
-    is measured again of a busy machine. An interrupted tuning keeps its measurements at the tuned Ms.
+    is measured again of a busy machine. ``apart`` is the factor between two Ms at which all choices compete, by default that of the
+    search effort. They also compete at the Ms ``compared``. ``siblings`` are the weights of a model, of which this is the next. An
+    interrupted tuning keeps its measurements at the tuned Ms.
 
     Raises:
         InvalidProblemError: the class has none of the ``rows``.
@@ -91,6 +94,7 @@ def tune_rows(
         raise InvalidProblemError(f"m: got {rows[0]}..{rows[-1]}, none of which is an M of {rows_class}")
     begun = time.perf_counter()
     work = Work(rows_class, rows, device, settings, host_us, progress, source, limits=MachineLimits(device, settings, store))
+    work.apart, work.compared, work.siblings = apart, compared, siblings
 
     def waiting() -> None:
         progress.message("another process tunes this range: waiting for it")
@@ -102,7 +106,7 @@ def tune_rows(
         if known is not None and not spoiled and known[0].covers(filter(rows_class.has, rows)) and _serves(known[0], work, store):
             return RangeResult(rows_class=rows_class, table=known[0], seconds=time.perf_counter() - begun, source="store")
         with contextlib.closing(work):
-            _measure_samples(work, store, recorded, limits=limits, retry=retry)
+            _measure_samples(work, store, (*recorded, *compared), limits=limits, retry=retry)
             table = invariant_table(work, _table) if settings.batch_invariant else _table(work)
             table = dataclasses.replace(table, disturbed=work.disturbed)
         store.put_ranged(Ranged(key=rows_class.key, fingerprint=work.fingerprint, kind=kind, value=table.to_json()))
@@ -119,6 +123,21 @@ def _measured(work: Work, table: Table, seconds: float) -> RangeResult:
         seconds=seconds,
         source="measured",
     )
+
+
+def missing_kernels(
+    rows_class: RowClass, rows: range, compared: Sequence[int], device: DeviceInfo, settings: Settings, siblings: Siblings
+) -> list[Choice]:
+    """Return the kernels that the table of a class needs first, for a compilation ahead."""
+    work = Work(rows_class, rows, device, settings, 0.0, Progress(), compared=compared, siblings=siblings)
+    tuned = _tuned_rows(work, sampled_rows(rows, rows_class.has, compared))
+    return [choice for m in tuned for choice in work.candidates(m).offers.choices]
+
+
+def _tuned_rows(work: Work, sampled: list[int]) -> list[int]:
+    """Return the sampled Ms at which all choices compete."""
+    apart = EFFORT[work.settings.search].rows_apart if work.apart is None else work.apart
+    return sorted({*spread(sampled, apart, work.rows_class.at(sampled[0]).widens_b), *(m for m in work.compared if m in sampled)})
 
 
 def _serves(table: Table, work: Work, store: Store) -> bool:
@@ -145,7 +164,7 @@ def _measure_samples(work: Work, store: Store, recorded: Sequence[int], *, limit
     neighbours compete with those that need no compilation.
     """
     sampled = sampled_rows(work.rows, work.rows_class.has, recorded)
-    tuned = spread(sampled, EFFORT[work.settings.search].rows_apart, narrow=work.rows_class.at(sampled[0]).widens_b)
+    tuned = _tuned_rows(work, sampled)
     _tune(work, store, tuned, limits=limits, retry=retry)
     others = [m for m in sampled if m not in tuned] if len(work.choices) > 1 else []
     if work.settings.batch_invariant:
@@ -187,8 +206,8 @@ def _tune(work: Work, store: Store, sampled: Sequence[int], *, limits: bool, ret
     if not on_cpu and work.settings.tune_in_subprocess:
         prepare_measuring(work.device, work.settings)
     candidates = {m: work.candidates(m) for m in sampled}
-    missing = [c for each in candidates.values() for c in each.stored(store, retry=retry).missing]
-    with Compilation(() if on_cpu else missing, work.settings) as compilation:
+    missing = [] if on_cpu else [c for each in candidates.values() for c in each.stored(store, retry=retry).missing]
+    with Compilation(missing, work.settings) if work.siblings is None else work.siblings.compiling(missing) as compilation:
         if limits and work.limits is not None:
             work.limits.ensure(work.rows_class.problem, work.progress)
         for m, each in candidates.items():
@@ -201,6 +220,8 @@ def _tune(work: Work, store: Store, sampled: Sequence[int], *, limits: bool, ret
                 left_out = [(o.name, str(o.status), o.reason) for o in result.outcomes]
                 raise NoValidChoicesError(str(result.problem), left_out, remedy_for(result.outcomes, work.settings))
             _take(work, m, found, result)
+    if work.siblings is not None:
+        work.siblings.learn(work.results.values())
 
 
 def _take(work: Work, m: int, candidates: Candidates, result: ProblemResult) -> None:
@@ -217,7 +238,7 @@ def _take(work: Work, m: int, candidates: Candidates, result: ProblemResult) -> 
 
 def _table(work: Work) -> Table:
     """Return the table by times, with each choice legal and proved over its intervals."""
-    return proved(work, lambda: _legal(work, _segments(work)))
+    return proved(work, lambda: legal_segments(work, segments_by_time(work)))
 
 
 def _checked(work: Work) -> Callable[[Segment, random.Random], tuple[int, ...]]:
@@ -254,65 +275,3 @@ def proved(
             if work.choices[name].baseline:
                 raise NoValidChoicesError(f"{work.rows_class} with M in {work.rows[0]}..{work.rows[-1]}", [(name, "wrong", reason)])
         work.wrong |= failed
-
-
-def _segments(work: Work) -> list[Segment]:
-    """Return the intervals by time alone, from the sampled Ms and the crossovers between them."""
-    times = {m: right for m in sorted(work.sampled) if (right := work.right(m))}
-    margin = tie(work.disturbed)
-    names = assigned(times, work.baseline, margin)
-    runs = [(name, [m for m, _ in run]) for name, run in itertools.groupby(names.items(), key=lambda item: item[1])]
-    starts = [work.rows[0]]
-    for i, ((first, before), (second, after)) in enumerate(itertools.pairwise(runs)):
-        work.progress.stage("crossovers", i, len(runs) - 1)
-        between = before[-1], after[0]
-        pair, apart, baseline = (first, second), work.rows_class.apart, work.baseline
-        starts.append(
-            find_crossover(*between, pair, work.times, lambda m, names: measured(work, m, names), apart, baseline, margin)
-        )
-    ends = [*(start - 1 for start in starts[1:]), work.rows[-1]]
-    return [segment_of(work, name, lo, hi) for (name, _), lo, hi in zip(runs, starts, ends, strict=True)]
-
-
-def _legal(work: Work, segments: Sequence[Segment]) -> list[Segment]:
-    """Return the segments. Where a choice is illegal for some M, insert the next best legal one."""
-    found: list[Segment] = []
-    for x in segments:
-        for rows, reason in legal_runs(work.choices[x.name], range(x.lo, x.hi + 1), work.rows_class, work.device):
-            part = dataclasses.replace(x, lo=rows[0], hi=rows[-1])
-            found.append(part if reason is None else segment_of(work, _replacement(work, rows), rows[0], rows[-1]))
-    whole = list(merged(found))
-    while len(whole) > MOST_SEGMENTS:
-        whole = _fewer(work, whole)
-    return whole
-
-
-def _replacement(work: Work, rows: range, before: Iterable[str] = ()) -> str:
-    """Return a choice that is legal for all of ``rows``: one of ``before``, otherwise the fastest at the nearest sample, otherwise
-    torch's own operation."""
-    nearest = min(work.results, key=lambda m: abs(math.log(m / rows[0])))
-    ranked = sorted(work.right(nearest).items(), key=lambda item: item[1])
-    for name in (*before, *(name for name, _ in ranked[:MOST_REPLACEMENTS])):
-        runs = legal_runs(work.choices[name], rows, work.rows_class, work.device)
-        if all(reason is None for _, reason in runs):
-            return name
-    for name, choice in work.choices.items():
-        if choice.baseline and name not in work.wrong:
-            return name
-    for name in [x for x in work.choices if x not in work.wrong] if work.settings.batch_invariant else ():
-        if all(reason is None for _, reason in legal_runs(work.choices[name], rows, work.rows_class, work.device)):
-            return name
-    reason = f"none of them is legal for each M of {rows[0]}..{rows[-1]}"
-    raise NoValidChoicesError(str(work.rows_class), [(name, "refused", reason) for name in work.choices])
-
-
-def _fewer(work: Work, segments: list[Segment]) -> list[Segment]:
-    """Merge the two neighbours with the least ratio of ends.
-
-    The choice of the longer one is preferred, then that of the other, then any legal choice.
-    """
-    place = min(range(len(segments) - 1), key=lambda i: (segments[i + 1].hi + 1) / segments[i].lo)
-    x, y = segments[place : place + 2]
-    longer_first = (x.name, y.name) if (x.hi + 1) / x.lo >= (y.hi + 1) / y.lo else (y.name, x.name)
-    name = _replacement(work, range(x.lo, y.hi + 1), longer_first)
-    return list(merged([*segments[:place], segment_of(work, name, x.lo, y.hi), *segments[place + 2 :]]))

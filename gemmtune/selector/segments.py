@@ -191,6 +191,15 @@ def _joined(x: Segment, y: Segment) -> Segment:
     return Segment(**{**values, "hi": y.hi, **{name: tuple(sorted({*getattr(x, name), *getattr(y, name)})) for name in _ROWS}})
 
 
+def extended(table: Table | None, rule: Table) -> tuple[Table, frozenset[Segment]]:
+    """Return a table with the segments of the ``rule`` before and after it, and these segments. Without a table, the rule."""
+    if table is None:
+        return rule, frozenset(rule.segments)
+    ruled = [part for x in rule.segments for part in outside(x, table)]
+    segments = sorted((*table.segments, *ruled), key=lambda x: x.lo)
+    return dataclasses.replace(table, segments=tuple(segments)), frozenset(ruled)
+
+
 def outside(x: Segment, table: Table) -> list[Segment]:
     """Return the parts of a segment before and after a table."""
     before = dataclasses.replace(x, hi=min(x.hi, table.lo - 1))

@@ -16,7 +16,7 @@ __all__ = ["backend"]
 
 
 def test_a_dynamic_graph_runs_the_table_of_its_weight(backend: RowedBackend, monkeypatch: pytest.MonkeyPatch):
-    """Each M runs the choice of its segment, though the graph was compiled for one M."""
+    """Each M runs the choice of its segment, though the graph was compiled for one M. Above the table torch runs."""
     gemmtune.tune(problem(2), m=(1, 64), progress=False)
     text, ran = problem(8).key, []
     original = planned.plan_for
@@ -25,7 +25,7 @@ def test_a_dynamic_graph_runs_the_table_of_its_weight(backend: RowedBackend, mon
         a, out = torch.randn(m, W.shape[0]), torch.empty(m, W.shape[1])
         planned.run_planned(a, W, out=out, problem=text, dynamic=True)
         torch.testing.assert_close(out, a @ W)
-    assert [(plan.choice.name, plan.origin) for plan in ran] == [("fake:low", "range")] * 2 + [("fake:high", "range")] * 2
+    assert [(plan.choice.name, plan.origin) for plan in ran] == [("fake:low", "range")] * 2 + [("fake:high", "range")]
 
 
 @pytest.mark.parametrize("dynamic", [True, False])
@@ -40,4 +40,4 @@ def test_a_table_suffices_to_rewrite_a_product(backend: RowedBackend, dynamic: b
         a = torch.randn(m, W.shape[0])
         torch.testing.assert_close(compiled(a), a @ W)
     ran = {plan.problem.m: plan.choice.name for plan in plans._plans.values()}
-    assert ran == {7: "fake:low", 37: "fake:high", **({100: "fake:high"} if dynamic else {})}
+    assert ran == {7: "fake:low", 37: "fake:high"}, "above the table torch runs"

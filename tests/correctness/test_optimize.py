@@ -156,7 +156,7 @@ def test_optimize_with_tune_records_tunes_and_uses_picks(done):
     assert done == ["addmm", "mm"]
     for call, message in (
         (lambda: gemmtune.optimize(len), "optimize: got builtin_function_or_method, expected an nn.Module; for functions there is"),
-        (lambda: gemmtune.optimize(model, tune=3), "optimize: tune: got int, expected a tensor, a tuple of arguments or a mapping"),
+        (lambda: gemmtune.optimize(model, tune=3), "optimize: tune: got int, expected a tensor, a tuple of arguments, a mapping"),
         (lambda: gemmtune.restore(len), "restore: got builtin_function_or_method, expected an nn.Module"),
     ):
         with pytest.raises(InvalidProblemError, match=message):

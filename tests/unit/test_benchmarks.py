@@ -332,3 +332,45 @@ def test_a_mixture_of_experts_is_stepped(script):
         wide, own = (scenario.step(model, cpu, dtype) for dtype in (torch.float32, torch.bfloat16))
         assert wide.shape[::2] == (3 if scenario.kind == "decode" else 1, 256)
         assert (own - wide).abs().max() <= 0.1 * wide.abs().max()
+
+
+def test_generation_is_compared(script, tmp_path, monkeypatch):
+    pytest.importorskip("transformers", reason="the extra 'models' installs it")
+    monkeypatch.setattr(torch, "compile", lambda f: f)  # the ways that compile take half a minute
+    look_up = tmp_path / "native" / "look-up.so"
+    look_up.parent.mkdir()
+    monkeypatch.setattr("gemmtune.native.build.make", lambda: look_up)  # so does its compiler
+    out = tmp_path / "generate.json"
+    options = [
+        "--small",
+        "--device",
+        "cpu",
+        "--ways",
+        "transformers,optimize",
+        "--prompts",
+        "37,190",
+        "--new",
+        "3",
+        "--json",
+        str(out),
+    ]
+    done = CliRunner().invoke(script("generate").main, options)
+    assert done.exit_code == 0, done.output
+    ways = json.loads(out.read_text())["ways"]
+    assert list(ways) == ["transformers", "optimize"]
+    for row in ways.values():
+        assert list(row["tokens_per_s"]) == list(row["first_call_s"]) == ["6", "11"]
+        assert 0 < row["first_token_s"] < row["second_token_s"]
+    assert ways["optimize"]["same_tokens"] == {"6": 3, "11": 3}
+    assert "not begun" in str(CliRunner().invoke(script("generate").main, [*options[:3], "--seconds", "-1"]).output)
+
+
+def test_tables_of_a_model_are_timed_by_stage(script, backend: RowedBackend, tmp_path):
+    out = tmp_path / "tables.json"
+    options = ["--device", "cpu", "--kind", "float32", "--weights", "24x16,32x16", "--rows", "1..64", "--json", str(out)]
+    done = CliRunner().invoke(script("tables").main, options)
+    assert done.exit_code == 0, done.output
+    report = json.loads(out.read_text())
+    assert {"24x16", "32x16"} < set(report["cold"]["stages_s"])
+    assert set(report["again"]["stages_s"]) == {"before"}
+    assert CliRunner().invoke(script("tables").main, [*options[:6], "--rows", "9..1"]).exit_code == 2

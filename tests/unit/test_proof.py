@@ -21,7 +21,7 @@ from gemmtune.device import DeviceInfo, detect, preset
 from gemmtune.errors import NoValidChoicesError
 from gemmtune.problem import Problem
 from gemmtune.problem.rows import RowClass, row_classes
-from gemmtune.selector import proof, range_work, ranges
+from gemmtune.selector import intervals, proof, range_work, ranges
 from gemmtune.selector.crossover import MOST_SEGMENTS
 from gemmtune.selector.proof import failures_of, kernels_of, legal_runs, rows_to_check, tile_rows
 from gemmtune.selector.range_work import ROUNDS_S, Work, measured, segment_of, uncompiled, with_kernels
@@ -354,22 +354,22 @@ def test_replaces_an_illegal_choice_by_the_fastest_at_the_nearest_sample() -> No
     slow = {f"slow{i}": 10.0 + i for i in range(3)}
     times = {4: {"x": 1.0, "y": 2.0, "torch": 9.0}, 32: {"x": 1.0, "y": 3.0, "z": 2.0, **slow, "torch": 30.0}}
     work = work_of(times, x=stepped("x", legal=frozenset({4})), torch=stepped("torch", baseline=True))
-    assert ranges._replacement(work, range(5, 8)) == "y"
-    assert ranges._replacement(work, range(11, 14)) == "y", "11 is nearer to 4 than to 32 by its ratio"
-    assert ranges._replacement(work, range(12, 14)) == "z"
-    assert ranges._replacement(work, range(12, 14), ("x", "slow2", "slow1")) == "slow2", "the first legal one of its neighbours"
+    assert intervals._replacement(work, range(5, 8)) == "y"
+    assert intervals._replacement(work, range(11, 14)) == "y", "11 is nearer to 4 than to 32 by its ratio"
+    assert intervals._replacement(work, range(12, 14)) == "z"
+    assert intervals._replacement(work, range(12, 14), ("x", "slow2", "slow1")) == "slow2", "the first legal one of its neighbours"
     work.choices |= {name: stepped(name, legal=frozenset()) for name in ("y", "z")}
-    assert ranges._replacement(work, range(12, 14)) == "slow0", "the fourth"
+    assert intervals._replacement(work, range(12, 14)) == "slow0", "the fourth"
     work.choices["slow0"] = stepped("slow0", legal=frozenset())
-    assert ranges._replacement(work, range(12, 14)) == "torch", "four are checked"
+    assert intervals._replacement(work, range(12, 14)) == "torch", "four are checked"
     work.wrong["torch"] = "off"
     with pytest.raises(NoValidChoicesError, match=r"none of them is legal for each M of 12\.\.13"):
-        ranges._replacement(work, range(12, 14))
+        intervals._replacement(work, range(12, 14))
 
 
 def test_splits_a_segment_where_its_choice_is_illegal() -> None:
     work = work_of({1: {"x": 1.0, "y": 2.0}, 8: {"x": 1.0, "y": 2.0}}, x=stepped("x", legal=frozenset({1, 2, 6, 7, 8})))
-    found = ranges._legal(work, [segment(1, 7, "x"), segment(8, 8, "x"), segment(9, 64, "y")])
+    found = intervals.legal_segments(work, [segment(1, 7, "x"), segment(8, 8, "x"), segment(9, 64, "y")])
     assert [(x.lo, x.hi, x.name) for x in found] == [(1, 2, "x"), (3, 5, "y"), (6, 8, "x"), (9, 64, "y")]
 
 
@@ -377,7 +377,7 @@ def test_merges_the_neighbours_with_the_least_ratio() -> None:
     work = work_of({1: {"x": 1.0, "y": 2.0}})
 
     def fewer(*segments: Segment) -> list[tuple[int, int, str]]:
-        return [(x.lo, x.hi, x.name) for x in ranges._fewer(work, list(segments))]
+        return [(x.lo, x.hi, x.name) for x in intervals._fewer(work, list(segments))]
 
     four = (segment(1, 4, "x"), segment(5, 9, "y"), segment(10, 15, "x"), segment(16, 40, "y"))
     assert fewer(*four) == [(1, 4, "x"), (5, 40, "y")], "16/5 is less than 10/1 and 41/10"
@@ -394,7 +394,7 @@ def test_merges_the_neighbours_with_the_least_ratio() -> None:
 @pytest.mark.parametrize(("most", "count"), [(31, 15), (32, 16), (33, 16), (64, 16)])
 def test_limits_segments_for_often_illegal_choices(most: int, count: int) -> None:
     work = work_of({1: {"x": 1.0, "y": 2.0}}, x=stepped("x", legal=frozenset(m for m in range(1, 65) if m % 4)))
-    found = ranges._legal(work, [segment(1, most, "x")])
+    found = intervals.legal_segments(work, [segment(1, most, "x")])
     assert len(found) == count
     assert (found[0].lo, found[-1].hi) == (1, most)
     assert all(x.hi + 1 == y.lo for x, y in pairwise(found))

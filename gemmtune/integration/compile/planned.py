@@ -20,12 +20,14 @@ from ... import settings as settings_module
 from ...choice import Run
 from ...device import detect
 from ...dispatch.plan import Plan
-from ...dispatch.ready import plan_for
+from ...dispatch.ranges import range_plan_for
+from ...dispatch.ready import generation, plan_for
 from ...dispatch.strategies import fallback
 from ...problem import Layout, Problem
 from ...problem.layout import ALIGNED_BYTES
 from ...toolchain.launcher import ORDERED_STREAMS
 from ..measured import in_models
+from ..swap import swaps
 from .library import LIBRARY
 from .threads import in_a_thread
 
@@ -137,7 +139,9 @@ def run_planned(*tensors: Tensor, out: Tensor, problem: str, dynamic: bool = Fal
 
 def run_as_laid_out(*tensors: Tensor, out: Tensor, problem: str, alpha: float = 1.0, beta: float = 1.0) -> None:
     """Run the plan for the sizes, strides and addresses of these tensors."""
-    key = (problem, *((x.shape, x.stride(), x.data_ptr() % ALIGNED_BYTES) for x in (*tensors, out)))
+    if swaps.pending:
+        swaps.apply()
+    key = (problem, generation.number, *((x.shape, x.stride(), x.data_ptr() % ALIGNED_BYTES) for x in (*tensors, out)))
     found = _by_layout.get(key)
     if found is None:
         here = _as_laid_out(problem_of_text(problem), tensors, out)
@@ -165,8 +169,10 @@ def _as_laid_out(problem: Problem, tensors: Sequence[Tensor], out: Tensor) -> Pr
 def _plan(problem: Problem, index: int) -> Plan:
     device = detect("cpu" if index < 0 else torch.device("cuda", index))
     settings = in_models(settings_module.current().never_tuning, device)
-    with settings_module.use(settings):
-        return fallback(problem, device, settings) if 0 in problem.summed else plan_for(problem, index)
+    shared = range_plan_for(problem, device, settings) if settings.rows == "shared" else None
+    beyond = shared is not None and shared.table is not None and not shared.serves(problem.m) and problem.m not in shared.tuned
+    with settings_module.use(settings):  # beyond its table nobody compared a kernel with torch
+        return fallback(problem, device, settings) if beyond or 0 in problem.summed else plan_for(problem, index)
 
 
 def forget_launches() -> None:

@@ -30,11 +30,16 @@ class StorePolicy:
     tunes: bool = False
 
     def prepare(self, products: Iterable[Product], fusions: Iterable[HorizontalFusion]) -> None:
-        """Tune all unknown problems of a graph together, so that one compiles while another is measured."""
+        """Tune all unknown problems of a graph together, so that one compiles while another is measured.
+
+        A product with a dynamic M has the table of its weight, if there is one.
+        """
         if not self.tunes or settings_module.current().disable:
             return
         wanted: dict[torch.device, tuple[dict[GemmPair, None], dict[WholeAndParts, None]]] = {}
         for product in products:
+            if product.dynamic and StoredDecisions.here(product.gemm.meta["val"].device).decide_every_m(*_pair(product)):
+                continue
             wanted.setdefault(product.gemm.meta["val"].device, ({}, {}))[0][_pair(product)] = None
         for fusion in fusions:
             wanted[fusion.products[0].gemm.meta["val"].device][1][_parts(fusion)] = None

@@ -168,9 +168,15 @@ class StoredDecisions:
         self.store.put(rows)
 
     def _is_complete(self, problem: Problem) -> bool:
-        """Return True if every candidate was measured, with the timing mode for models."""
+        """Return True if every candidate was measured, with the timing mode for models.
+
+        Where a table serves the M, the candidates that the table compared suffice: other weights of the model selected them.
+        """
         found = self._candidates(problem)
-        return found.complete and found.settings.timing == self.settings.timing
+        if found.settings.timing != self.settings.timing:
+            return False
+        shared = range_plan_for(problem, self.device, self.settings) if found.picked is not None and not found.complete else None
+        return found.complete or (shared is not None and not shared.by_rule and shared.serves(problem.m))
 
     def _candidates(self, problem: Problem) -> Candidates:
         found = self._found.get(problem)

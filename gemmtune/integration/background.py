@@ -1,0 +1,267 @@
+"""Tuning in the background: a process of low priority makes tables while this one is idle, and calls take them over."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import logging
+import os
+import signal
+import threading
+import time
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..device import DeviceInfo
+from ..dispatch.host import host_us
+from ..errors import NoValidChoicesError, UnavailableError
+from ..problem import Problem
+from ..problem.rows import RowClass
+from ..selector.progress import Progress
+from ..selector.ranges import stored_table, tune_rows
+from ..selector.result import ProblemResult
+from ..selector.siblings import Siblings
+from ..settings import Settings, use
+from ..store.key import fingerprint_text
+from ..store.store import open_store
+from ..workers.worker import NoWorkerError, Worker, WorkerCrashed, WorkerTimedOut
+from .measured import apart_on
+from .swap import swaps
+
+log = logging.getLogger("gemmtune")
+
+ROWS = {"cpu": range(1, 257), "cuda": range(1, 8193)}
+"""Numbers of rows of a table by device, unless the caller gives others."""
+TABLE_S = 7 * 86400.0
+"""Time limit of one table, which may wait for an idle machine all the time. Each choice has the limit of the settings."""
+WINDOW_S = 0.1
+"""Shortest time over which the work of the model's process is observed. Linux counts in steps of 10 ms."""
+IDLE_SHARE = 0.15
+"""Share of one core below which the model's process counts as idle. A process that launches or awaits kernels uses one."""
+PAUSE_S = 0.5
+"""Time without work of the model's process after which measuring goes on."""
+NICE = 19
+"""Priority of the tuning process and of its compilers, the lowest."""
+ENDING_S = 3.0
+"""Time in which a tuning process stores what it has measured, when it is stopped."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """One table to make."""
+
+    rows_class: RowClass
+    rows: range
+    device: DeviceInfo
+    settings: Settings
+
+    @property
+    def made(self) -> bool:
+        """True if the store has the table."""
+        machine = fingerprint_text(self.device, self.settings.timing)
+        known = stored_table(self.rows_class, machine, open_store(self.settings))
+        return known is not None and known[0].covers(filter(self.rows_class.has, self.rows))
+
+
+class BackgroundTuning:
+    """Tables that a process of its own makes for the models of this process. ``print`` shows how far it is."""
+
+    def __init__(self) -> None:
+        self._reset()
+
+    def _reset(self) -> None:
+        self._changed = threading.Condition()
+        self._jobs: deque[Job] = deque()
+        self._worker: Worker | None = None
+        self._thread: threading.Thread | None = None
+        self._made = 0
+        self._stopped = ""
+
+    def __str__(self) -> str:
+        with self._changed:
+            left = len(self._jobs)
+            why = f" ({self._stopped})" if self._stopped else ""
+        return f"background tuning: {self._made} tables made, {left} left{why}"
+
+    @property
+    def done(self) -> bool:
+        """True if nothing is left to make, or nothing more will be made."""
+        return self._thread is None
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Wait until nothing is left to make, at most ``timeout_s`` seconds. Return True then. Later calls use the tables."""
+        with self._changed:
+            done = self._changed.wait_for(lambda: self._thread is None, timeout_s)
+        swaps.apply()
+        return done
+
+    def stop(self) -> None:
+        """End the tuning process. Finished tables and the measurements so far stay in the store."""
+        with self._changed:
+            self._jobs.clear()
+            self._stopped = "stopped"
+            worker, thread = self._worker, self._thread
+        if worker is not None and worker.alive:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(worker.pid, signal.SIGTERM)
+        if thread is not None and thread is not threading.current_thread():
+            thread.join(ENDING_S)
+            if thread.is_alive() and worker is not None:
+                worker.abort()
+                thread.join(ENDING_S)
+
+    def add(self, jobs: Iterable[Job]) -> None:
+        """Make these tables after the earlier ones, except those that the store has."""
+        wanted = [job for job in jobs if not job.made]
+        with self._changed:
+            self._stopped = ""
+            self._jobs += [job for job in dict.fromkeys(wanted) if job not in self._jobs]
+            if self._jobs and self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="gemmtune-background", daemon=True)
+                self._thread.start()
+
+    def _run(self) -> None:
+        """Make one table after the other, until none is left or the process dies."""
+        while (job := self._next()) is not None:
+            try:
+                self._make(job)
+            except (WorkerCrashed, WorkerTimedOut, NoWorkerError) as error:
+                self._give_up(error)
+        # The process holds memory of the device: it does not outlive its work.
+        worker, self._worker = self._worker, None
+        if worker is not None:
+            worker.close()
+        with self._changed:
+            self._thread = None
+            again = bool(self._jobs)
+            self._changed.notify_all()
+        if again:  # added while the process ended
+            self.add(())
+
+    def _next(self) -> Job | None:
+        with self._changed:
+            return self._jobs[0] if self._jobs else None
+
+    def _make(self, job: Job) -> None:
+        with self._changed:
+            if self._worker is None:
+                self._worker = Worker(modules=(__name__,))
+            worker = self._worker
+        begun = time.monotonic()
+        try:
+            worker.call(make_table, job, timeout_s=TABLE_S)
+            log.info("background tuning: %s in %.0f s", job.rows_class, time.monotonic() - begun)
+            swaps.add((job.rows_class, job.device, job.settings))
+        except NoValidChoicesError as error:
+            log.warning("torch runs %s: %s", job.rows_class, error)
+        except (WorkerCrashed, WorkerTimedOut, NoWorkerError):
+            raise
+        except Exception as error:  # noqa: BLE001 - whatever the tuning of one weight raises must not stop the others
+            log.warning("background tuning: no table of %s: %s: %s", job.rows_class, type(error).__name__, error)
+        with self._changed:
+            self._made += 1
+            if job in self._jobs:
+                self._jobs.remove(job)
+
+    def _give_up(self, error: UnavailableError | WorkerCrashed | WorkerTimedOut) -> None:
+        """Drop all jobs after the end of the tuning process. Say so once, unless it was stopped."""
+        with self._changed:
+            left = len(self._jobs)
+            self._jobs.clear()
+            stopped, self._stopped = self._stopped, self._stopped or str(error).splitlines()[0]
+        if not stopped:
+            log.warning(
+                "background tuning ended with %d tables left, and models run what is known: %s; optimize(model, "
+                'tune="background") begins again',
+                left,
+                error,
+            )
+
+
+_tuning = BackgroundTuning()
+atexit.register(_tuning.stop)
+
+
+def _forget() -> None:
+    """Reset the tuning in a fork of this process, which owns neither the thread nor the process."""
+    _tuning._reset()
+    swaps.forget()
+
+
+os.register_at_fork(after_in_child=_forget)
+
+
+def tuning_in_background() -> BackgroundTuning:
+    """Return the tuning in the background of this process, of all models with ``optimize(model, tune="background")``.
+
+    gemmtune.optimize(model, tune="background")
+    model(x)  # serves at once
+    gemmtune.tuning_in_background().wait()  # or .stop(), or .done
+    """
+    return _tuning
+
+
+# The tuning process's side.
+_siblings: dict[tuple[DeviceInfo, Settings], Siblings] = {}
+
+
+def make_table(job: Job) -> None:
+    """Make a table in the tuning process, between the work of the process that started it."""
+    os.nice(max(0, NICE - os.nice(0)))
+    siblings = _siblings.setdefault((job.device, job.settings), Siblings(job.device, job.settings))
+    with use(job.settings):
+        tune_rows(
+            job.rows_class,
+            job.rows,
+            job.device,
+            job.settings,
+            open_store(job.settings),
+            Patience(os.getppid()),
+            host_us=host_us(job.device, job.settings),
+            apart=apart_on(job.device),
+            siblings=siblings,
+        )
+
+
+class Patience(Progress):
+    """Listener that keeps a tuning waiting at its next step while another process works.
+
+    It sees the time that the process has on the cores. A process that launches kernels or waits for them has such time. Work of
+    other processes shows in the measurements alone, which it marks.
+    """
+
+    def __init__(self, pid: int) -> None:
+        self._stat = Path(f"/proc/{pid}/stat")
+        self._before = time.monotonic(), self._worked_s()
+
+    def begin(self, problem: Problem, total_problems: int) -> None:  # noqa: ARG002 - only the moment counts
+        """Wait before a problem."""
+        self._wait()
+
+    def stage(self, name: str, done: int, total: int) -> None:  # noqa: ARG002 - only the moment counts
+        """Wait before a step."""
+        self._wait()
+
+    def end(self, result: ProblemResult) -> None:  # noqa: ARG002 - only the moment counts
+        """Wait after a problem."""
+        self._wait()
+
+    def _wait(self) -> None:
+        while time.monotonic() - self._before[0] >= WINDOW_S and self._share() > IDLE_SHARE:
+            time.sleep(PAUSE_S)
+
+    def _share(self) -> float:
+        """Return the share of one core that the process had since the last question."""
+        now, worked_s = time.monotonic(), self._worked_s()
+        (since, before_s), self._before = self._before, (now, worked_s)
+        return (worked_s - before_s) / (now - since)
+
+    def _worked_s(self) -> float:
+        """Return the seconds that the process worked, 0 where the system does not say."""
+        try:
+            words = self._stat.read_text().rpartition(")")[2].split()
+            return sum(map(int, words[11:13])) / os.sysconf("SC_CLK_TCK")
+        except (OSError, ValueError):
+            return 0.0
