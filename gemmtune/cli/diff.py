@@ -15,7 +15,7 @@ from rich.text import Text
 
 from ..errors import StoreError
 from ..selector.result import busy
-from ..selector.table import NAMES, TextTable, counted
+from ..selector.text_table import NAMES, TextTable, counted
 from ..store.exchange import from_json
 from ..store.key import canonical
 from ..store.store import Row, Store

@@ -10,7 +10,7 @@ import click
 
 from .. import settings
 from ..problem import Problem
-from ..selector.table import counted
+from ..selector.text_table import counted
 from ..store.removal import Removable, remove
 from ..store.row import Limit, Row
 from .output import STDOUT, write_json

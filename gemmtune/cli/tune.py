@@ -15,6 +15,7 @@ from ..problem import Problem
 from ..selector.range_result import RangeResult
 from ..selector.result import Outcome, remedy_for
 from ..selector.table import summary_line
+from ..selector.tuning_result import TuningResult
 from ..tuning.tune import tune as run_tuning
 from .asked import device_of, refuse_if_disabled, settings_changes
 from .output import STDOUT, is_quiet, write_json
@@ -44,10 +45,8 @@ def tune(
     """Find the fastest correct choice for each shape and remember it. ``options`` hold those for settings and for problems."""
     refuse_if_disabled()
     info = device_of(device)
-    if wait_quiet and accept_busy:
-        raise click.UsageError("--wait-quiet: got --accept-busy too, expected one of them")
     changes = settings_changes(options) | {"tune": "force" if force or settings.current().tune == "force" else "on_miss"}
-    changes |= {"busy": "wait"} if wait_quiet else {"busy": "accept"} if accept_busy else {}
+    changes |= _busy_change(wait_quiet, accept_busy)
     problems, ranges = _problems_and_ranges(
         Spec(device_type=info.torch_device.type, **options), shapes, shapes_file, recorded, m_range
     )
@@ -75,6 +74,18 @@ def tune(
             show([Text(summary_line(result), style="bold")])
         show([Text(_line(table) if is_quiet() else str(table)) for table in tables])
     write_json(json_file, [*result.to_json(), *(table.to_json() for table in tables)])
+    _refuse_without_choices(result, chosen)
+
+
+def _busy_change(wait_quiet: bool, accept_busy: bool) -> dict[str, Any]:
+    """Return the change of settings for a busy machine."""
+    if wait_quiet and accept_busy:
+        raise click.UsageError("--wait-quiet: got --accept-busy too, expected one of them")
+    return {"busy": "wait"} if wait_quiet else {"busy": "accept"} if accept_busy else {}
+
+
+def _refuse_without_choices(result: TuningResult, chosen: settings.Settings) -> None:
+    """Raise NoValidChoicesError for a problem without a pick."""
     for problem in result:
         if problem.pick is None and not problem.problem.empty:
             left_out = [(o.name, o.status.value, o.reason) for o in (*problem.outcomes, *map(Outcome.of_refusal, problem.refusals))]

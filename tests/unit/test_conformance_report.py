@@ -20,7 +20,7 @@ from gemmtune.conformance.report.text import COLOURS, as_html, declarations, hea
 from gemmtune.conformance.runs.isolation import Ground
 from gemmtune.conformance.runs.run import LEAST_EXECUTED, Run
 from gemmtune.declaration.traits import Traits
-from gemmtune.selector.table import plain_text
+from gemmtune.selector.text_table import plain_text
 
 NASTY = "<script>alert('x')</script> & more"
 HEAT = HeatMap(batch=0, rows=4, cols=8, cells=((0.0, 0.5, 2.0, 70.0), (2e4, float("inf"), 1.0, 0.0)))

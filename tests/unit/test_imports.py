@@ -203,7 +203,7 @@ def test_no_text_names_a_file_that_is_not_installed() -> None:
     def check(module: str) -> Iterator[str]:
         tree = tree_of(module)
         bare = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
-        if module == "cli.commands":  # whose docstrings are printed as help
+        if re.fullmatch(r"cli\.\w*commands", module):  # whose docstrings are printed as help
             bare -= {id(getattr(node.body[0], "value", None)) for node in tree.body if isinstance(node, ast.FunctionDef)}
         for node in ast.walk(tree):
             text = node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else ""

@@ -16,6 +16,7 @@ from store_cases import KEYS, MACHINES, fork, kill, row, status_of
 
 from gemmtune.settings import Settings
 from gemmtune.store.database import Database
+from gemmtune.store.health import check
 from gemmtune.store.key import canonical
 from gemmtune.store.row import Row
 from gemmtune.store.store import Store, open_store
@@ -31,7 +32,7 @@ def problem_rows(number: int) -> list[Row]:
 
 def assert_whole(path: Path) -> None:
     """SQLite finds nothing wrong, nor do the checksums; nobody has set anything aside."""
-    Database(path, read_only=True).check_all()
+    check(Database(path, read_only=True))
     assert list(path.parent.glob("*.corrupt-*")) == []
 
 
