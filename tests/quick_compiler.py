@@ -1,8 +1,8 @@
 """C++ compilers for the tests: the machine's compiler, without optimization, and for our kernels with precompiled headers.
 
 Optimization takes most of a kernel's compile time, and does not change which elements a kernel multiplies. Its kernels lie in
-folders of their own. A test with the fixture ``shipped_compiler`` compiles as users do, into the folder ``shipped``. Inductor's code
-is torch's, so it is not optimized either. Its graphs are cached for one run only, since it does not see this compiler.
+folders of their own. A test with the fixture ``shipped_compiler`` compiles as users do, into the folder ``shipped``. Inductor's
+code is torch's, so it is not optimized either. Its graphs are cached for one run only, since it does not see this compiler.
 """
 
 from __future__ import annotations
