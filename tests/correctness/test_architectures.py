@@ -104,6 +104,7 @@ class TestChoices:
             matrix_choices("sm80")
 
 
+@pytest.mark.turn(1, 2)
 @pytest.mark.parametrize("arch", rotated(["sm75", "sm80", "sm90", "sm100"], 4, "clean"))
 def test_the_matrix_of_a_few_choices_is_clean(arch: str) -> None:
     stages: list[tuple[str, int, int]] = []

@@ -180,6 +180,7 @@ class Unchanged(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
+@pytest.mark.turn(1, 2)
 def test_functions_while_recording():
     def watched(runs: Runs) -> Runs:
         def run(x: Any) -> Any:

@@ -92,7 +92,7 @@ def summary_of(target: str) -> Summary:
             ("mutants.sums:partial_sum_lost_sometimes", DIFFERS),
             ("mutants.sums:wrong_at_the_first_call", FIRST_CALL),
         ],
-        2,
+        3,
         "names",
     ),
 )

@@ -60,12 +60,14 @@ Verification adds patterns: ends of rows, empty rows, one long row, no blocks at
 """
 
 
+@pytest.mark.turn(0, 2)
 @needs_compiler
 @pytest.mark.parametrize("name", rotated([*CASES], len(CASES), "bsr_skinny"))
 def test_results_pass_verification(name: str) -> None:
     assert_right(choice(*CASES[name]))
 
 
+@pytest.mark.turn(1, 2)
 @needs_compiler
 @pytest.mark.parametrize("layout", ["nt", "tt"])
 def test_reads_x_only_at_blocks_and_inside_bounds(layout: str) -> None:

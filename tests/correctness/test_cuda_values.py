@@ -150,6 +150,7 @@ PICKED = [
 ]
 
 
+@pytest.mark.turn(0, 2)
 @needs_compiler
 @pytest.mark.parametrize(("kind", "name"), PICKED)
 def test_results_pass_verification(kind: str, name: str) -> None:

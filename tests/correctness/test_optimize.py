@@ -120,6 +120,7 @@ def test_copies_hooks_compilation_and_new_picks(done):
         assert not done, "another dtype was never tuned, and in a graph torch's operations stay"
 
 
+@pytest.mark.rotates(2)
 @pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
 @pytest.mark.parametrize(
     "listener",

@@ -96,6 +96,7 @@ def _calls() -> dict[str, tuple[tuple[torch.Tensor, ...], dict[str, object]]]:
     }
 
 
+@pytest.mark.rotates(2)
 @pytest.mark.parametrize("op", OPS)
 def test_each_operation_is_raced_and_called(op: str, own_store: Path):
     operands, keywords = _calls()[op]
@@ -270,6 +271,7 @@ def test_another_source_or_declaration_is_another_choice(module: Path, own_store
         first.build()
 
 
+@pytest.mark.turn(1, 2)
 def test_a_whole_backend_of_another_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own_store: Path):
     shutil.copy(Path(__file__).parents[1] / "unit" / "toy_backend.py", tmp_path / "toy_of_others.py")
     monkeypatch.syspath_prepend(tmp_path)
@@ -302,6 +304,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     WORKERS.close()
 
 
+@pytest.mark.turn(0, 2)
 def test_the_example_package_is_installed_and_raced(installed: Path, own_store: Path):
     problem = Problem.mm(37, 70, 50, dtype=torch.float32, layout="nt", device_type="cpu")
     with settings.patch(search="quick", max_profiling_configs=1, tune_in_subprocess=True):
@@ -316,6 +319,7 @@ def test_the_example_package_is_installed_and_raced(installed: Path, own_store: 
         assert len(offers_for(problem, gemmtune.device.detect("cpu"), chosen).choices) == 1
 
 
+@pytest.mark.turn(0, 2)
 def test_the_example_in_triton_is_right(installed: Path, interpreted):
     assert interpreted(raced_by_the_interpreter, str(installed)) == {"aten:mm": "ok", "own:own_kernels.tiled:matmul": "ok"}
 

@@ -158,6 +158,7 @@ def offloaded(model: nn.Module, how: str, folder: Any) -> nn.Module:
     return accelerate.dispatch_model(model, places, main_device="cpu", force_hooks=True)
 
 
+@pytest.mark.rotates(3)
 @pytest.mark.parametrize("how", ["cpu", "disk", "map"])
 @pytest.mark.parametrize("kind", ["optimized", "int8", "int4"])
 def test_accelerate_offloads(kind, how, tmp_path):

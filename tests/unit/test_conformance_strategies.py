@@ -26,6 +26,7 @@ QUICK = hypothesis.settings(
 DRAWN = [p.name for p in PROPERTIES if p.drawn]
 
 
+@pytest.mark.rotates(2)
 @pytest.mark.parametrize("name", DRAWN)
 @pytest.mark.parametrize(
     "scope", [SCOPES[name] for name in rotated(list(SCOPES), 2, "drawn")], ids=rotated(list(SCOPES), 2, "drawn")

@@ -171,6 +171,7 @@ def of_cutlass(one: Choice) -> DeviceFunction:
     return DeviceFunction(function=1, need=1, owner=planned, **plan, **places)  # type: ignore[arg-type]
 
 
+@pytest.mark.rotates(2)
 @pytest.mark.parametrize("backend", ["triton", "cutlass"])
 @pytest.mark.parametrize("form", FORMS)
 def test_launch_arguments_follow_m(form: str, backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -382,6 +383,7 @@ assert (told.rank, told.swizzle) == (2, 3)
 """
 
 
+@pytest.mark.turn(0, 2)
 def test_the_bytes_of_tritons_own_descriptors_are_found(cuda: FakeCuda, tmp_path: Path) -> None:
     (tmp_path / "libcuda.so.1").symlink_to(tmp_path / "libcuda.so")
     environment = os.environ | {

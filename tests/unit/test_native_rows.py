@@ -112,6 +112,7 @@ def stated(call: Callable[[int], Tensor]) -> Problem:
     return seen[0]
 
 
+@pytest.mark.rotates(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", calls())
 def test_every_m_of_a_table_is_served_natively(name: str) -> None:
