@@ -56,6 +56,7 @@ def test_opcheck() -> None:
     assert torch.equal(OPS.bsr_mm(crow, col, values, ones), (integers.int() @ ones.int()))
 
 
+@pytest.mark.turn(1, 2)
 @pytest.mark.parametrize("size", [(48,), (2, 3, 48)])
 def test_linear(size: tuple[int, ...]) -> None:
     _, (crow, col, values), _ = made()

@@ -126,6 +126,7 @@ def test_packed_weights_have_an_even_k() -> None:
     assert not scope.allows(found[0].changed(k=7))
 
 
+@pytest.mark.turn(0, 2)
 @given(data=st.data())
 @settings(max_examples=60)
 def test_drawn_cases_state_problems(data: st.DataObject) -> None:

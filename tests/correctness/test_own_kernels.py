@@ -155,6 +155,7 @@ def test_scalars_and_out_are_passed_as_declared(own_store: Path):
             assert gemmtune.explain("addmm", bias, A, B, beta=2.0).pick == "aten:addmm"
 
 
+@pytest.mark.turn(1, 2)
 def test_a_function_without_declarations_is_observed(own_store: Path):
     gemms = [target_of(gemm) for gemm in own_gemms.UNDECLARED]
     with only(*gemms, tune_in_subprocess=True, search="quick"):
@@ -168,6 +169,7 @@ def test_a_function_without_declarations_is_observed(own_store: Path):
         assert all(o.from_store for o in gemmtune.tune(MM, progress=False)[0].outcomes)
 
 
+@pytest.mark.turn(1, 2)
 def test_errors_of_a_function_without_declarations_say_what_it_does_not_take(own_store: Path):
     products = {
         "bmm": Problem.bmm(2, 4, 5, 33, dtype=torch.float32, device_type="cpu"),
@@ -182,6 +184,7 @@ def test_errors_of_a_function_without_declarations_say_what_it_does_not_take(own
             assert refused.reason == "not for this problem: NotImplementedError: float32 matrices alone"
 
 
+@pytest.mark.turn(0, 2)
 def test_an_undeclared_function_may_sum_in_any_order_where_that_is_allowed(own_store: Path):
     with only(own_gemms.undeclared_in_random_order, tune_in_subprocess=True, search="quick"):
         [strict] = gemmtune.tune(MM, progress=False)

@@ -73,6 +73,7 @@ def trained(model: nn.Module, given: dict[str, Tensor], folder: Any) -> tuple[li
     return [entry["loss"] for entry in trainer.state.log_history if "loss" in entry], trainer
 
 
+@pytest.mark.turn(1, 2)
 def test_trainer_trains_and_saves_an_optimized_model(tmp_path):
     expected, _ = trained(*llama("plain"), tmp_path / "plain")
     model, given = llama("optimized")
@@ -128,6 +129,7 @@ def test_adapters_are_found_trained_saved_and_merged(kind, tmp_path):
         assert torch.allclose(result(merged, given), expected, atol=1e-5)
 
 
+@pytest.mark.turn(0, 2)
 def test_accelerate_prepares_optimized_models_and_saves_quantized_ones(tmp_path):
     accelerator = accelerate.Accelerator(cpu=True)
     expected = losses(*llama("plain"))

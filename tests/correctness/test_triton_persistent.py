@@ -122,6 +122,7 @@ COMPILED = {
 }
 
 
+@pytest.mark.turn(1, 2)
 @pytest.mark.parametrize(("name", "arch"), rotated([*itertools.product(COMPILED, ("sm90", "sm100"))], 2, "persistent"))
 def test_choices_compile_within_predicted_resources_to_the_expected_instructions(arch: str, name: str) -> None:
     device, problem = preset(arch), COMPILED[name]

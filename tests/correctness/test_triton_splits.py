@@ -128,6 +128,7 @@ def test_choices_compile_within_predicted_resources_to_the_expected_instructions
     assert not wrong, "\n".join(wrong)
 
 
+@pytest.mark.turn(0, 2)
 def test_the_last_program_sees_the_other_programs_sums() -> None:
     problem, device = COMPILED["bf16-nt"], preset("sm90")
     split = Config(block_m=128, block_n=64, block_k=64, stages=3, warps=4, split_k=8)

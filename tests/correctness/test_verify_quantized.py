@@ -355,6 +355,7 @@ def steps_of(problem: Problem) -> int:
     return 32 if problem.op == "mixed_mm" else 128
 
 
+@pytest.mark.turn(1, 2)
 @given(problem=st.one_of(narrow_problems(), mixed_problems()), order=st.sampled_from([torch.matmul, backwards, pairwise]))
 def test_right_kernels_pass_for_drawn_problems(problem: Problem, order: Any) -> None:
     claims = EXACT if problem.op == "int_mm" else claims_of(problem.dtype)

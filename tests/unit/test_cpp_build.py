@@ -157,6 +157,7 @@ BROKEN = {
 }
 
 
+@pytest.mark.turn(1, 2)
 @pytest.mark.parametrize(("does", "reason"), BROKEN.items(), ids=["refuses", "hangs", "garbage", "nothing", "zeros"])
 def test_broken_compiler_costs_one_warning(
     cache: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, does: str, reason: str

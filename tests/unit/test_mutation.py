@@ -67,6 +67,7 @@ def test_returns_of_other_types() -> None:
     assert edited("return", text) == ["return None", 'return ""', "return (2.5) + 1"]
 
 
+@pytest.mark.turn(0, 2)
 def test_related_tests_are_those_named_after_a_module_first() -> None:
     assert related_tests(ROOT, Path("gemmtune/numerics/bounds.py"))[0].name == "test_numerics_bounds.py"
     for module in rotated(sorted((ROOT / "gemmtune/numerics").glob("*.py")), 4, "related tests"):
@@ -75,6 +76,7 @@ def test_related_tests_are_those_named_after_a_module_first() -> None:
         assert all(test.exists() for test in tests)
 
 
+@pytest.mark.turn(1, 2)
 def test_every_listed_edit_exists_and_has_a_reason() -> None:
     reasons = script.equivalent_edits(ROOT)
     assert reasons

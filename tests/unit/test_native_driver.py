@@ -321,6 +321,7 @@ def described(one: KernelChoice) -> list[int]:
     return [place for place, how in one.record.operands if how is not None]
 
 
+@pytest.mark.turn(0, 2)
 @pytest.mark.parametrize("name", rotated(list(TRITON), 2, "parameters"))
 def test_triton_kernels_have_the_parameters_that_a_launch_fills(name: str) -> None:
     problem, wanted = TRITON[name]

@@ -36,6 +36,7 @@ def assert_whole(path: Path) -> None:
     assert list(path.parent.glob("*.corrupt-*")) == []
 
 
+@pytest.mark.turn(1, 2)
 def test_sixteen_writers_lose_nothing(tmp_path: Path) -> None:
     """They start together on a store that does not exist yet."""
     settings = Settings(cache_dir=str(tmp_path / "cache"))
@@ -58,6 +59,7 @@ def test_sixteen_writers_lose_nothing(tmp_path: Path) -> None:
     assert_whole(path)
 
 
+@pytest.mark.turn(0, 2)
 def test_sixteen_writers_of_one_problem(tmp_path: Path) -> None:
     path = tmp_path / "store.sqlite"
     children = [fork(lambda p=p: Store.open(path).put([row(p)])) for p in range(16)]
