@@ -106,7 +106,7 @@ INTERPRETED = [
 ]
 
 
-@pytest.mark.turn(1, 2)
+@pytest.mark.turn(1, 3)
 @pytest.mark.parametrize(
     ("op", "dtype", "allow"),
     rotated(

@@ -48,7 +48,7 @@ Verification adds patterns: ends of rows, empty rows, one long row, no blocks at
 """
 
 
-@pytest.mark.turn(1, 2)
+@pytest.mark.turn(0, 3)
 @needs_compiler
 @pytest.mark.parametrize("name", rotated([*CASES], len(CASES), "bsr"))
 def test_results_pass_verification(name: str) -> None:

@@ -90,7 +90,7 @@ WIDENED: dict[str, tuple[Problem, Any, dict[str, Any]]] = {
 VERIFIED = {f"{kind}{name}": case for kind, cases in (("", CASES), ("widened-", WIDENED)) for name, case in cases.items()}
 
 
-@pytest.mark.turn(1, 2)
+@pytest.mark.turn(1, 3)
 @needs_compiler
 @pytest.mark.parametrize("name", rotated([*VERIFIED], len(VERIFIED), "grouped"))
 def test_groups_of_all_sizes_pass_verification(name: str) -> None:

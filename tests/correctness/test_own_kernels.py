@@ -307,7 +307,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     WORKERS.close()
 
 
-@pytest.mark.turn(0, 2)
+@pytest.mark.turn(0, 3)
 def test_the_example_package_is_installed_and_raced(installed: Path, own_store: Path):
     problem = Problem.mm(37, 70, 50, dtype=torch.float32, layout="nt", device_type="cpu")
     with settings.patch(search="quick", max_profiling_configs=1, tune_in_subprocess=True):
@@ -322,7 +322,7 @@ def test_the_example_package_is_installed_and_raced(installed: Path, own_store: 
         assert len(offers_for(problem, gemmtune.device.detect("cpu"), chosen).choices) == 1
 
 
-@pytest.mark.turn(0, 2)
+@pytest.mark.turn(0, 3)
 def test_the_example_in_triton_is_right(installed: Path, interpreted):
     assert interpreted(raced_by_the_interpreter, str(installed)) == {"aten:mm": "ok", "own:own_kernels.tiled:matmul": "ok"}
 

@@ -261,7 +261,7 @@ torch.mm(torch.ones(6, 8), torch.ones(8, 4))
 """
 
 
-@pytest.mark.turn(0, 2)
+@pytest.mark.turn(2, 3)
 def test_a_program_that_forks_and_is_terminated_is_recorded(tmp_path):
     (tmp_path / "program.py").write_text(ENDED)
     command = [sys.executable, "-m", "gemmtune", "record", "-o", "shapes.json", "--", "program.py"]
