@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Callable, Container, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
@@ -65,18 +65,26 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     return max(1, count)
 
 
-def spread(names: Sequence[T], count: int, slow: Container[T], alone: Container[T]) -> list[T]:
+def spread(
+    names: Sequence[T], count: int, slow: Container[T], alone: Container[T], file: Callable[[T], Hashable] = lambda name: name
+) -> list[T]:
     """Return the order of ``names`` in which ``count`` processes, with equal shares of the list, begin with the slow ones.
 
-    Those that run in isolation come last, when processes that wait for them have nothing else to do.
+    One process gets all slow tests of a file, whose setup they share. Those that run in isolation come last, when processes that
+    wait for them have nothing else to do.
     """
-    first = [name for name in names if name in slow and name not in alone]
+    files: dict[Hashable, list[T]] = {}
+    for name in names:
+        if name in slow and name not in alone:
+            files.setdefault(file(name), []).append(name)
+    first: list[list[T]] = [[] for _ in range(count)]
+    for together in files.values():
+        min(first, key=len).extend(together)
     rest = iter([name for name in names if name not in slow and name not in alone] + [name for name in names if name in alone])
     found: list[T] = []
     for i in range(count):
         size = (len(names) - len(found)) // (count - i)
-        own = first[i::count]
-        found += own + list(islice(rest, max(0, size - len(own))))
+        found += first[i] + list(islice(rest, max(0, size - len(first[i]))))
     return found + list(rest)
 
 
@@ -104,7 +112,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     count = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "0"))
     if count:
         slow, alone = ({item for item in items if item.get_closest_marker(name)} for name in ("slow", "alone"))
-        items[:] = spread(items, count, slow, alone)
+        items[:] = spread(items, count, slow, alone, lambda item: item.path)
 
 
 @contextmanager

@@ -1,7 +1,8 @@
-"""A C++ compiler for the tests: the machine's compiler, without optimization and with precompiled headers.
+"""C++ compilers for the tests: the machine's compiler, without optimization, and for our kernels with precompiled headers.
 
 Optimization takes most of a kernel's compile time, and does not change which elements a kernel multiplies. Its kernels lie in
-folders of their own. A test with the fixture ``shipped_compiler`` compiles as users do, into the folder ``shipped``.
+folders of their own. A test with the fixture ``shipped_compiler`` compiles as users do, into the folder ``shipped``. Inductor's
+code is torch's, so it is not optimized either. Its graphs are cached for one run only, since it does not see this compiler.
 """
 
 from __future__ import annotations
@@ -45,6 +46,17 @@ exec {compiler} "$@" -O0 -w -include {folder}/headers.h
 """Wrapper script. A compiler tries each file in ``headers.h.gch``, and reads the header itself if none has its flags."""
 
 
+_INDUCTORS = """\
+#!/bin/sh
+case "$*" in
+*-O3*) exec {compiler} "$@" -O0 -w;;
+*) exec {compiler} "$@";;
+esac
+"""
+"""Wrapper script under the name that Inductor looks for, which optimizes nothing, precompiled headers included."""
+INDUCTOR = "g++"
+
+
 def put_on_path(folder: Path) -> None:
     """Create the compiler in ``folder`` and put it first on PATH. Do nothing if the machine has no compiler."""
     found = find_compiler()
@@ -52,9 +64,14 @@ def put_on_path(folder: Path) -> None:
         return
     (folder / "headers.h.gch").mkdir(parents=True)
     (folder / "headers.h").write_text(_HEADERS)
-    wrapper = folder / COMPILERS[0]
-    wrapper.write_text(_WRAPPER.format(compiler=found.path, version=found.version, folder=folder))
-    wrapper.chmod(0o755)
+    for name, text in ((COMPILERS[0], _WRAPPER), (INDUCTOR, _INDUCTORS)):
+        compiler = shutil.which(name)
+        if compiler is not None:
+            wrapper = folder / name
+            wrapper.write_text(text.format(compiler=compiler, version=found.version, folder=folder))
+            wrapper.chmod(0o755)
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder / "inductor")
+    os.environ["TORCHINDUCTOR_VEC_ISA_OK"] = "1"  # it compiles programs that try instructions, seconds each
     os.environ["PATH"] = f"{folder}{os.pathsep}{os.environ['PATH']}"
 
 

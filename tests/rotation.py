@@ -65,6 +65,10 @@ def rotated(cases: Sequence[T], every: int, name: str = "") -> Sequence[T]:
     return cases[start::every] or cases[:1]
 
 
+def _has_turn(turn: int, every: int) -> bool:
+    return os.environ[VARIABLE] == WHOLE or number() % every == turn
+
+
 def takes(heavy: str) -> bool:
     """Return True if this run takes that one of ``HEAVY``."""
     turns = [name for name, count in HEAVY.items() for _ in range(count)]
@@ -72,12 +76,16 @@ def takes(heavy: str) -> bool:
 
 
 def thinned(items: Sequence[pytest.Item]) -> list[pytest.Item]:
-    """Return the items without cases whose turn it is not: of each test marked ``rotates(every)`` one part, and at least a case."""
+    """Return the items without cases whose turn it is not.
+
+    Of each test marked ``rotates(every)`` one part stays, and at least a case. A test marked ``turn(number, every)`` stays whole in
+    one of so many commits.
+    """
     cases: dict[str, list[pytest.Item]] = {}
     for item in items:
         if item.get_closest_marker("rotates"):
             cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
-    left_out: set[pytest.Item] = set()
+    left_out = {item for item in items if (turn := item.get_closest_marker("turn")) and not _has_turn(*turn.args)}
     for name, all_of_test in cases.items():
         marker = all_of_test[0].get_closest_marker("rotates")
         assert marker is not None

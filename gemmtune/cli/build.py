@@ -21,7 +21,8 @@ from ..problem import Problem
 from ..selector.offers import enabled_backends, offers_for
 from ..selector.precompile import Compilation
 from ..selector.progress import Progress
-from ..selector.table import counted, refusal_lines
+from ..selector.table import refusal_lines
+from ..selector.text_table import counted
 from ..settings import Settings
 from .asked import arch_of, refuse_if_disabled, settings_changes
 from .output import STDOUT, write_json

@@ -12,7 +12,8 @@ from .. import settings
 from ..choice import Offers
 from ..device import detect
 from ..selector.offers import enabled_backends, offers_for
-from ..selector.table import TextTable, refusal_lines
+from ..selector.table import refusal_lines
+from ..selector.text_table import TextTable
 from .asked import arch_of, refuse_if_disabled, settings_changes
 from .output import STDOUT, write_json
 from .printing import show

@@ -11,7 +11,7 @@ from rich.text import Text
 from ..report.entries import Pair, pairs_of
 from ..report.sources import read
 from ..selector.result import busy
-from ..selector.table import NAMES, TextTable, counted
+from ..selector.text_table import NAMES, TextTable, counted
 from ..timing.rounds import BUSY_MARK, tie
 from .output import STDOUT, write_json
 from .printing import show

@@ -24,7 +24,7 @@ from ..fleet.seat import Device, JobFunction
 from ..integration.measured import in_models
 from ..operand_kinds import ModelDtype
 from ..problem import Problem
-from ..selector.table import TextTable, counted
+from ..selector.text_table import TextTable, counted
 from ..settings import Settings
 from ..store.store import open_store
 from ..tuning.tune import retry_of, run_job

@@ -16,7 +16,8 @@ from ..interrupts import raising
 from ..problem import Problem
 from ..selector.progress import Progress, progress_for
 from ..selector.result import ProblemResult
-from ..selector.table import pick_line, plain_text, renderables
+from ..selector.table import pick_line, renderables
+from ..selector.text_table import plain_text
 from .output import interruption, is_quiet, note, status_of
 
 

@@ -11,7 +11,7 @@ import click
 from .. import settings
 from ..problem import Problem
 from ..report.names import problem_text
-from ..selector.table import counted
+from ..selector.text_table import counted
 from ..store.removal import Removable, remove
 from ..store.row import Limit, Row
 from .output import STDOUT, write_json

@@ -20,7 +20,7 @@ from ..selector.range_result import table_lines
 from ..selector.result import busy
 from ..selector.segments import INVARIANT, TABLE
 from ..selector.segments import Table as Segments
-from ..selector.table import TextTable
+from ..selector.text_table import TextTable
 from ..store.store import Absorbed, Ranged, Store, open_store
 from .output import STDOUT, write_json
 from .printing import show as print_parts

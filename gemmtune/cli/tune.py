@@ -54,10 +54,8 @@ def tune(
     if together and (device is not None or budget_s is not None):
         raise click.UsageError("--devices and --ray: got --device or --budget too, expected none of them: whole jobs are dealt")
     info = None if together else device_of(device)
-    if wait_quiet and accept_busy:
-        raise click.UsageError("--wait-quiet: got --accept-busy too, expected one of them")
     changes = settings_changes(options) | {"tune": "force" if force or settings.current().tune == "force" else "on_miss"}
-    changes |= {"busy": "wait"} if wait_quiet else {"busy": "accept"} if accept_busy else {}
+    changes |= _busy_change(wait_quiet, accept_busy)
     kind = device_type(devices, ray) if info is None else info.torch_device.type
     problems, ranges = problems_and_ranges(Spec(device_type=kind, **options), shapes, shapes_file, recorded, m_range)
     if batch_invariant and not ranges:
@@ -118,6 +116,13 @@ def _together(
     result.refuse_failures()
     found = [one for job in jobs for one in result.results(job)]
     return TuningResult(x for x in found if isinstance(x, ProblemResult)), [x for x in found if isinstance(x, RangeResult)]
+
+
+def _busy_change(wait_quiet: bool, accept_busy: bool) -> dict[str, Any]:
+    """Return the change of settings for a busy machine."""
+    if wait_quiet and accept_busy:
+        raise click.UsageError("--wait-quiet: got --accept-busy too, expected one of them")
+    return {"busy": "wait"} if wait_quiet else {"busy": "accept"} if accept_busy else {}
 
 
 def _require_picks(result: TuningResult, chosen: Settings) -> None:

@@ -14,7 +14,7 @@ from ..errors import StoreError, UnavailableError
 from ..interrupts import finishing
 from ..selector.progress import Progress
 from ..selector.result import ProblemResult
-from ..selector.table import counted
+from ..selector.text_table import counted
 from ..settings import Settings
 from ..store.exchange import from_json
 from ..store.store import Store

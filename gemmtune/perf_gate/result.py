@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ..problem import Problem
-from ..selector.table import TextTable
+from ..selector.text_table import TextTable
 from .baselines import Baseline
 from .collect import Series
 from .options import GateOptions

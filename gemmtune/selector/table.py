@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import io
 import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from ..backends.own.choice import NAME as OWN
@@ -16,10 +14,10 @@ from ..choice import Refusal, Status
 from ..filters import REGEXES
 from ..timing.rounds import BUSY_MARK
 from .result import AGAIN, busy
+from .text_table import NAMES, TextTable, counted, plain_text
 
 if TYPE_CHECKING:
-    from rich.console import Console, ConsoleOptions, RenderableType
-    from rich.table import Table
+    from rich.console import RenderableType
 
     from .result import Outcome, ProblemResult
 
@@ -28,10 +26,6 @@ DEFAULT_ROWS = 12
 REASON_CHARS = 160
 REASONS = 3
 """Number of reasons shown for the choices that a backend refused, the most frequent first."""
-NAMES = "choice"
-"""Title of the column with names of choices."""
-NATURAL_WIDTH = 10_000
-"""Width beyond any table, so that text for pipes and files is not folded."""
 
 
 def render(result: Sequence[ProblemResult], *, max_rows: int | None = DEFAULT_ROWS, width: int | None = None) -> str:
@@ -79,64 +73,6 @@ def busy_lines(result: ProblemResult) -> list[str]:
     if result.limit_disturbed:
         lines.append(f"% limit: the limits of this machine were measured {BUSY_MARK}. A later tuning measures them again")
     return lines
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TextTable:
-    """Table in the common style: foldable text columns, number columns, and a last text column.
-
-    On a narrow terminal it leaves out its ``optional`` columns, the first ones first, until the rest fits. Names of choices stay
-    whole while there is room for them.
-    """
-
-    texts: Sequence[str]
-    numbers: Sequence[str] = ()
-    last: str
-    optional: Sequence[str] = ()
-    rows: list[tuple[Sequence[RenderableType], str | None]] = field(default_factory=list)
-
-    def add_row(self, *cells: RenderableType, style: str | None = None) -> None:
-        """Add a row. Missing cells at its end are empty."""
-        self.rows.append((cells, style))
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
-        wide = options.update(max_width=NATURAL_WIDTH)
-        for count in range(len(self.optional) + 1):
-            table = self._made(self.optional[:count], whole=True)
-            measured = table.__rich_measure__(console, wide)
-            if measured.maximum <= options.max_width:
-                break
-        yield table if measured.minimum <= options.max_width else self._made(self.optional, whole=False)
-
-    def _made(self, without: Sequence[str], *, whole: bool) -> Table:
-        """Return the table without some columns. ``whole`` forbids to fold names."""
-        from rich import box  # noqa: PLC0415 - see renderables
-        from rich.table import Table  # noqa: PLC0415
-
-        titles = (*self.texts, *self.numbers, self.last)
-        shown = [place for place, title in enumerate(titles) if title not in without]
-        table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), show_edge=False)
-        for title in (titles[place] for place in shown):
-            if title in self.numbers:
-                table.add_column(title, justify="right", no_wrap=True)
-            else:
-                table.add_column(title, overflow="fold", no_wrap=whole and title == NAMES)
-        for cells, style in self.rows:
-            table.add_row(*(cells[place] for place in shown if place < len(cells)), style=style)
-        return table
-
-
-def plain_text(parts: Iterable[RenderableType], width: int | None = None) -> str:
-    """Return the output of a rich console without colours, folded at ``width`` columns (None: never)."""
-    from rich.console import Console  # noqa: PLC0415 - see renderables
-
-    text = io.StringIO()
-    console = Console(
-        file=text, width=width or NATURAL_WIDTH, color_system=None, force_terminal=False, legacy_windows=False, markup=False
-    )
-    for part in parts:
-        console.print(part)
-    return "\n".join(line.rstrip() for line in text.getvalue().splitlines())
 
 
 def heading(result: ProblemResult) -> str:
@@ -314,8 +250,3 @@ def short_reason(reason: str) -> str:
 def _number(value: float) -> str:
     """Format with about four significant digits and no exponent: ``6.18``, ``123.4``, ``12340``."""
     return f"{value:.2f}" if value < 10 else f"{value:.1f}" if value < 1000 else f"{value:.0f}"
-
-
-def counted(number: int, noun: str) -> str:
-    """Return ``1 choice`` or ``2 choices``."""
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

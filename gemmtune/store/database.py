@@ -14,22 +14,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from ..cache import make_private
-from ..locking import file_lock, has_locks
+from ..locking import has_locks
 from .ranged import COLUMNS as RANGED_COLUMNS
 from .ranged import Ranged
 from .row import COLUMNS, LIMIT_COLUMNS, Limit, Row, checksum
-from .storefile import (
-    FAILURES,
-    RANGED_SCHEMA,
-    SCHEMA,
-    check,
-    code_of,
-    connect,
-    corrupt,
-    create,
-    is_corruption,
-    move_aside,
-)
+from .storefile import RANGED_SCHEMA, SCHEMA, check, code_of, connect, corrupt, create
 
 BUSY_TIMEOUT_S = 30.0
 """Longest wait for other writers: far more than any of ours takes, because a transaction writes the rows of one problem."""
@@ -276,36 +265,3 @@ class Database:
     def pragma(self, name: str) -> str:
         """Return the answer of an SQLite PRAGMA such as ``journal_mode``, with its lines joined."""
         return "; ".join(str(line[0]) for line in self.connection().execute(f"PRAGMA {name}"))
-
-    def check_all(self) -> None:
-        """Read the whole file and check it.
-
-        Raises:
-            sqlite3.DatabaseError: SQLite finds damage, or a record does not match its checksum.
-        """
-        if (finding := self.pragma("integrity_check(1)")) != "ok":
-            raise corrupt(finding)
-        for _ in (*self.every_row(), *self.limits(), *self.ranged()):
-            pass
-
-    def set_aside(self) -> Path | None:
-        """Rename a corrupt file, so that the next use makes a new one.
-
-        Return its new path, or None if the file is already gone or whole.
-
-        Raises:
-            one of FAILURES: the file has to stay.
-        """
-        assert self.path is not None
-        self.close()
-        with file_lock(Path(f"{self.path}.lock"), self.busy_timeout_s):
-            if not self.path.exists():
-                return None
-            with contextlib.closing(Database(self.path, read_only=True, busy_timeout_s=self.busy_timeout_s)) as now:
-                try:
-                    now.check_all()
-                    return None
-                except FAILURES as error:
-                    if not is_corruption(error):
-                        raise
-            return move_aside(self.path)

@@ -11,7 +11,6 @@ import hashlib
 import os
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
@@ -21,6 +20,7 @@ from ..locking import has_locks
 from ..settings import Settings
 from .database import BUSY_TIMEOUT_S, LOCK, Database
 from .exchange import Absorbed, absorb, read_json, write_json
+from .health import Health, contents, set_aside
 from .ranged import Ranged
 from .row import Limit, Row
 from .storefile import ELSEWHERE, FAILURES, NAME_ANOTHER, explain, is_corruption
@@ -30,21 +30,6 @@ __all__ = ["Absorbed", "Health", "Limit", "Ranged", "Row", "Store", "open_store"
 T = TypeVar("T")
 
 _IN_MEMORY = "Until then measurements are kept in memory and lost when this process ends."
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Health:
-    """State of a store, for ``gemmtune doctor``. ``state`` is ``file``, ``read-only`` (new measurements stay in memory) or
-    ``memory`` (all measurements do)."""
-
-    path: Path | None
-    state: str
-    detail: str
-    scopes: int
-    """Problems, counted once for each machine."""
-    rows: int
-    size_bytes: int
-    journal_mode: str
 
 
 class Store:
@@ -165,8 +150,8 @@ class Store:
     def health(self) -> Health:
         """Check the whole file, which takes as long as reading it. A corrupt file is set aside, as at any use."""
         with LOCK:
-            looked = self._with_file(_look, writing=False)
-            scopes, rows, journal = looked if looked else _look(self._memory)
+            found = self._with_file(contents, writing=False)
+            scopes, rows, journal = found if found else contents(self._memory)
             state = "memory" if self._file is None else "file" if self.writable else "read-only"
             size = os.path.getsize(self._path) if self._path and os.path.exists(self._path) else 0
         return Health(
@@ -248,7 +233,7 @@ class Store:
         """Move a corrupt file away and warn about it. Return the error that prevents this, or None."""
         assert self._file is not None
         try:
-            moved = self._file.set_aside()
+            moved = set_aside(self._file)
         except FAILURES as second:
             return second
         if moved is not None:
@@ -295,11 +280,6 @@ def _said_of(path: Path | None, elsewhere: str = ELSEWHERE) -> Iterator[None]:
 
 def _warn(message: str) -> None:
     warnings.warn(message, RuntimeWarning, stacklevel=6)
-
-
-def _look(database: Database) -> tuple[int, int, str]:
-    database.check_all()
-    return *database.count(), database.pragma("journal_mode")
 
 
 def _read_only_message(path: Path | None) -> str:

@@ -127,11 +127,7 @@ def tune(
         raise InvalidProblemError("tune: got device or budget_s beside devices or ray, expected none: a fleet deals whole jobs")
     problems, place = _asked(what, operands, arguments)
     info = None if together else _device_for(problems, device or place)
-    if batch_invariant and m is None:
-        raise InvalidProblemError("tune: got batch_invariant without m, expected the numbers of rows too, such as m=range(1, 8193)")
-    if budget_s is not None and (m is not None or not budget_s > 0):
-        expected = "a number of seconds above 0" if m is None else "none for a range of M, whose table needs all its measurements"
-        raise InvalidProblemError(f"tune: budget_s: got {budget_s}, expected {expected}")
+    _check_range(m is not None, batch_invariant, budget_s)
     listener = progress if not isinstance(progress, bool) else progress_for() if progress else Progress()
     chosen = with_surviving(settings or settings_module.current())
     chosen = dataclasses.replace(chosen, batch_invariant=batch_invariant or chosen.batch_invariant)
@@ -147,6 +143,15 @@ def tune(
     finally:
         listener.close()
         forget_plans()
+
+
+def _check_range(has_range: bool, batch_invariant: bool, budget_s: float | None) -> None:
+    """Raise InvalidProblemError for arguments that need a range of M, or that fit none."""
+    if batch_invariant and not has_range:
+        raise InvalidProblemError("tune: got batch_invariant without m, expected the numbers of rows too, such as m=range(1, 8193)")
+    if budget_s is not None and (has_range or not budget_s > 0):
+        expected = "none for a range of M, whose table needs all its measurements" if has_range else "a number of seconds above 0"
+        raise InvalidProblemError(f"tune: budget_s: got {budget_s}, expected {expected}")
 
 
 def _untuned(problem: Problem) -> ProblemResult:

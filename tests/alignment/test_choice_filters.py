@@ -56,6 +56,7 @@ def kept(choices: Sequence[Choice], allow: str | None = None, deny: str | None =
     return names_of(filtered(Offers(choices=choices), settings, templates=TEMPLATES).choices)
 
 
+@pytest.mark.turn(1, 2)
 def test_the_lists_have_every_backend() -> None:
     assert {choice.backend for name in PROBLEMS for choice in choices_of(name)} == set(BACKENDS) - {"own"}
     assert any(choice.name.endswith("_pad") for choice in choices_of("sm90-mm-bf16-odd"))

@@ -40,6 +40,7 @@ def only(backend: str, **changes: object) -> object:
     return settings.patch(backends=(backend,), max_profiling_configs=1, fallback_to_aten=False, verify=False, **changes)
 
 
+@pytest.mark.rotates(2)
 @pytest.mark.parametrize("moved", ["a", "b"])
 @cases
 @backends
@@ -105,6 +106,7 @@ INTERPRETED = [
 ]
 
 
+@pytest.mark.turn(1, 3)
 @pytest.mark.parametrize(
     ("op", "dtype", "allow"),
     rotated(

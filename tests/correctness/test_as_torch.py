@@ -116,6 +116,7 @@ def test_layers_with_a_block_sparse_weight():
     assert not of_torch.keys() & of_dense.keys(), of_dense
 
 
+@pytest.mark.turn(1, 2)
 def test_quantized_layers():
     for kind, bias in (("int8", True), ("int4", False), ("float8", True)):
         quantized = gemmtune.quantize_(nn.Linear(K, N, bias=bias), kind, group=32)
@@ -167,6 +168,7 @@ def functions() -> dict[str, Runs]:
     }
 
 
+@pytest.mark.turn(0, 2)
 def test_functions_in_use(picked):
     found = {name: differences(used(runs), runs) for name, runs in functions().items()}
     assert not any(found.values()), found
@@ -180,6 +182,7 @@ class Unchanged(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
+@pytest.mark.turn(1, 2)
 def test_functions_while_recording():
     def watched(runs: Runs) -> Runs:
         def run(x: Any) -> Any:

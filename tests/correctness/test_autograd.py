@@ -134,7 +134,7 @@ RELATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "a row of it, broadcast": lambda x: x[..., :1, :].expand_as(x),
     "computed from it": torch.tanh,
 }
-"""How the tensor of a later place is made of that of an earlier place."""
+"""How the tensor of one place is made of that of another place."""
 
 
 @pytest.mark.parametrize("op", FUSED)
@@ -144,10 +144,10 @@ def test_an_operand_may_stand_in_two_places(op: str):
     size = 16 if op.startswith("bsr") else SIZE
     places = (*fused.places, "epilogue 0", "epilogue 1")
     twice = not op.startswith("bsr")  # their products have no second derivative
-    for (i, j), relation in itertools.product(itertools.combinations(range(len(places)), 2), RELATIONS):
-        own = leaves(*([(2, size, size)[-fused.dims :]] * len(places)), dtype=dtype)
-        for swapped in (False, True):
-            first, second = (j, i) if swapped else (i, j)
+    for pair, (i, j) in enumerate(itertools.combinations(range(len(places)), 2)):
+        for turn, relation in enumerate(RELATIONS):
+            own = leaves(*([(2, size, size)[-fused.dims :]] * len(places)), dtype=dtype)
+            first, second = (j, i) if (pair + turn) % 2 else (i, j)
             given = [x * 1 if k == first else x for k, x in enumerate(own)]  # a tensor that is no leaf, but an ancestor
             given[second] = RELATIONS[relation](given[first])
             wanted = [x for k, x in enumerate(own) if k != second]

@@ -73,6 +73,7 @@ def joined_heads(inputs: tuple[Tensor, ...]) -> Heads:
     return model
 
 
+@pytest.mark.turn(1, 2)
 @pytest.mark.parametrize("grad", [False, True])
 def test_joined_products(grad):
     inputs = tuple(torch.randn(ROWS, 32, generator=torch.Generator().manual_seed(place)) for place in range(len(ENDS)))
@@ -133,6 +134,7 @@ def forms() -> dict[str, Callable[[], Tensor]]:
     }
 
 
+@pytest.mark.turn(0, 2)
 def test_strides_of_products_with_epilogues():
     calls = forms()
     backend.install(policy=FixedPolicy("fused"))

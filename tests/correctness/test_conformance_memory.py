@@ -196,6 +196,7 @@ def landed() -> dict[tuple[int, int], float]:
     return found
 
 
+@pytest.mark.turn(1, 2)
 def test_results_land_in_poison(landed: dict[tuple[int, int], float]) -> None:
     """Check that nearly all results do. Neither the C library nor torch promises it, and heaps differ between processes."""
     missed = {case: share for case, share in landed.items() if share <= 0.5}

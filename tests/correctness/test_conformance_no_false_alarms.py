@@ -16,7 +16,7 @@ from gemmtune.conformance.cases.scope import Level
 from gemmtune.conformance.properties.table import PROPERTIES
 from gemmtune.conformance.runs.isolation import InProcessRunner
 
-SEEDS, PARTS = 200, 8
+SEEDS, PARTS = 200, 20
 """Number of seeds, and of parts. Each commit takes one part."""
 MOST_WORK = 2**17
 """Maximum multiplications of a case. Small cases allow many."""

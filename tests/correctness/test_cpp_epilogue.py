@@ -71,6 +71,7 @@ def apply_by_column(
     return got, evaluate(graph, acc.expand(-1, n).contiguous(), (which,)).float()
 
 
+@pytest.mark.turn(0, 2)
 @as_shipped
 @on_each_isa
 def test_functions_of_an_epilogue(arch: str) -> None:
@@ -98,6 +99,7 @@ ROUNDED: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 }  # fmt: skip
 
 
+@pytest.mark.turn(1, 2)
 @as_shipped
 @on_each_isa
 def test_16_bit_nodes_round_as_torch_does(arch: str) -> None:

@@ -129,6 +129,7 @@ VERIFIED = {
 }
 
 
+@pytest.mark.turn(0, 2)
 @as_shipped
 @pytest.mark.parametrize("name", rotated(list(VERIFIED), 6, "cpp grouped"))
 def test_verified_with_their_own_claims(name: str) -> None:

@@ -125,6 +125,7 @@ def test_partial_sums_may_overflow_int32(arch: str, way: dict) -> None:
         assert torch.equal(int_mm(arch, way, a, b.t().contiguous().t(), kc=kc).long(), exact(a, b))
 
 
+@pytest.mark.turn(0, 2)
 @as_shipped
 @on_each_int8_isa
 @pytest.mark.parametrize("layout", rotated(["nn", "nt"], 2, "offered"))

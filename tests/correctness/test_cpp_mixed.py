@@ -204,6 +204,7 @@ def random_case(rng: random.Random, arch: str) -> CppChoice | None:
     return next(iter(BACKEND.choices_of((config,), problem, device_for(arch)).choices), None)
 
 
+@pytest.mark.turn(0, 2)
 @on_each_isa
 def test_any_layout_and_size(arch: str) -> None:
     rng = drawing(f"mixed {arch}")
@@ -218,6 +219,7 @@ def test_any_layout_and_size(arch: str) -> None:
         checked += not choice.problem.empty
 
 
+@pytest.mark.turn(1, 2)
 @as_shipped
 @pytest.mark.parametrize("shape", [(1, 300, 512), (40, 131, 300)], ids=str)
 @pytest.mark.parametrize("prepacked", rotated([False, True], 2, "offered"), ids=lambda x: "prepacked" if x else "plain")

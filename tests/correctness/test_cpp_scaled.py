@@ -66,6 +66,7 @@ def test_results_are_rounded_once(arch: str, out_dtype: torch.dtype) -> None:
     assert assert_exact(scaled(9, 70, 200, scales="row", out_dtype=out_dtype), arch) >= 2
 
 
+@pytest.mark.turn(1, 2)
 @as_shipped
 @on_each_isa
 @pytest.mark.parametrize("dtypes", rotated([(E4M3, E4M3), (E5M2, E4M3)], 2, "bias"), ids=str)

@@ -60,12 +60,14 @@ Verification adds patterns: ends of rows, empty rows, one long row, no blocks at
 """
 
 
+@pytest.mark.turn(0, 2)
 @needs_compiler
 @pytest.mark.parametrize("name", rotated([*CASES], len(CASES), "bsr_skinny"))
 def test_results_pass_verification(name: str) -> None:
     assert_right(choice(*CASES[name]))
 
 
+@pytest.mark.turn(1, 2)
 @needs_compiler
 @pytest.mark.parametrize("layout", ["nt", "tt"])
 def test_reads_x_only_at_blocks_and_inside_bounds(layout: str) -> None:
@@ -88,6 +90,7 @@ def test_reads_x_only_at_blocks_and_inside_bounds(layout: str) -> None:
     assert torch.equal(out, expected)
 
 
+@pytest.mark.turn(1, 2)
 @needs_compiler
 def test_weight_without_blocks_returns_added_operand() -> None:
     problem = Problem.bsr_addmm(3, 32, 64, block=32, beta=2, bias="mn", density=0, device_type="cuda", prepacked=True)

@@ -151,6 +151,7 @@ PICKED = [
 ]
 
 
+@pytest.mark.turn(2, 3)
 @needs_compiler
 @pytest.mark.parametrize(("kind", "name"), PICKED)
 def test_results_pass_verification(kind: str, name: str) -> None:

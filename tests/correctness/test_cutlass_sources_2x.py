@@ -134,6 +134,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     metafunc.parametrize("kernel", params)
 
 
+@pytest.mark.turn(0, 2)
 @pytest.mark.slow
 @compiles
 def test_source_compiles_to_three_entry_points_without_workspace(kernel: str) -> None:
@@ -186,6 +187,7 @@ def check(name: str, launch: Launch) -> int:
     return int(library(name).check(ctypes.addressof(launch)))
 
 
+@pytest.mark.turn(0, 2)
 @compiles
 @pytest.mark.parametrize(
     ("changes", "status"),
@@ -210,6 +212,7 @@ def test_refuses_unsupported_launch(changes: dict[str, object], status: int) -> 
     assert check("s8-plain", launch_of(**changes)) == status  # type: ignore[arg-type]
 
 
+@pytest.mark.turn(0, 2)
 @compiles
 @pytest.mark.parametrize(
     ("name", "changes"),

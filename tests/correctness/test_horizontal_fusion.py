@@ -168,6 +168,7 @@ def converted(model: nn.Module) -> None:
     model.double().float()
 
 
+@pytest.mark.rotates(2)
 @pytest.mark.parametrize("kind", ["float", "int4", "int8"])
 @pytest.mark.parametrize("move", [cloned, converted])
 def test_weights_that_are_no_longer_adjacent_are_multiplied_separately(kind, move, joined, monkeypatch):
@@ -269,6 +270,7 @@ def compiled_decisions(model: nn.Module) -> tuple[Any, ...]:
     return gemmtune.explain(compiled).decisions
 
 
+@pytest.mark.turn(0, 2)
 def test_measured_times_decide_on_fusion(own_store, monkeypatch):
     model = Heads()
     with torch.no_grad(), settings.patch(backends=("aten",), search="quick"):

@@ -123,6 +123,7 @@ def test_copies_hooks_compilation_and_new_picks(done):
         assert not done, "another dtype was never tuned, and in a graph torch's operations stay"
 
 
+@pytest.mark.rotates(2)
 @pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
 @pytest.mark.parametrize(
     "listener",
@@ -185,6 +186,7 @@ def test_a_shallow_copy_of_a_layer_is_optimized_and_restored_separately():
     assert is_optimized(layer)
 
 
+@pytest.mark.turn(0, 2)
 def test_quantized_weights_run_their_own_picks(done):
     model, inputs = made("mlp")
     gemmtune.optimize(gemmtune.quantize_(model, "int4", group=32))
@@ -202,6 +204,7 @@ def test_quantized_weights_run_their_own_picks(done):
     assert model[0].bias.grad is not None
 
 
+@pytest.mark.turn(1, 2)
 @pytest.mark.parametrize("kind", ["", "int4", "sparse"])
 def test_eager_calls_with_new_sizes_compile_nothing_again(kind, own_store):
     torch._dynamo.reset()
@@ -277,6 +280,7 @@ FUNCTIONS = {
 }
 
 
+@pytest.mark.turn(1, 2)
 def test_use_runs_picks_for_torchs_products_only(done):
     with gemmtune.record() as recording:
         expected = {name: call() for name, (call, _) in FUNCTIONS.items()}

@@ -47,7 +47,7 @@ FORWARD = ("sm75", "sm80")
 """Older architectures, whose kernels run on a newer GPU as PTX that the driver translates."""
 EVERY_FORWARD = 7
 """Number of parts for older architectures, where each case compiles and translates a kernel. Each commit takes one."""
-EVERY = 64
+EVERY = 128
 """Number of parts on a CPU. They differ between properties and commits. `gemmtune conformance backend:cpp` runs all."""
 
 

@@ -96,6 +96,7 @@ def _calls() -> dict[str, tuple[tuple[torch.Tensor, ...], dict[str, object]]]:
     }
 
 
+@pytest.mark.rotates(2)
 @pytest.mark.parametrize("op", OPS)
 def test_each_operation_is_raced_and_called(op: str, own_store: Path):
     operands, keywords = _calls()[op]
@@ -154,6 +155,7 @@ def test_scalars_and_out_are_passed_as_declared(own_store: Path):
             assert gemmtune.explain("addmm", bias, A, B, beta=2.0).pick == "aten:addmm"
 
 
+@pytest.mark.turn(1, 2)
 def test_a_function_without_declarations_is_observed(own_store: Path):
     gemms = [target_of(gemm) for gemm in own_gemms.UNDECLARED]
     with only(*gemms, tune_in_subprocess=True, search="quick"):
@@ -167,6 +169,7 @@ def test_a_function_without_declarations_is_observed(own_store: Path):
         assert all(o.from_store for o in gemmtune.tune(MM, progress=False)[0].outcomes)
 
 
+@pytest.mark.turn(1, 2)
 def test_errors_of_a_function_without_declarations_say_what_it_does_not_take(own_store: Path):
     products = {
         "bmm": Problem.bmm(2, 4, 5, 33, dtype=torch.float32, device_type="cpu"),
@@ -181,6 +184,7 @@ def test_errors_of_a_function_without_declarations_say_what_it_does_not_take(own
             assert refused.reason == "not for this problem: NotImplementedError: float32 matrices alone"
 
 
+@pytest.mark.turn(0, 2)
 def test_an_undeclared_function_may_sum_in_any_order_where_that_is_allowed(own_store: Path):
     with only(own_gemms.undeclared_in_random_order, tune_in_subprocess=True, search="quick"):
         [strict] = gemmtune.tune(MM, progress=False)
@@ -270,6 +274,7 @@ def test_another_source_or_declaration_is_another_choice(module: Path, own_store
         first.build()
 
 
+@pytest.mark.turn(1, 2)
 def test_a_whole_backend_of_another_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own_store: Path):
     shutil.copy(Path(__file__).parents[1] / "unit" / "toy_backend.py", tmp_path / "toy_of_others.py")
     monkeypatch.syspath_prepend(tmp_path)
@@ -302,6 +307,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     WORKERS.close()
 
 
+@pytest.mark.turn(0, 3)
 def test_the_example_package_is_installed_and_raced(installed: Path, own_store: Path):
     problem = Problem.mm(37, 70, 50, dtype=torch.float32, layout="nt", device_type="cpu")
     with settings.patch(search="quick", max_profiling_configs=1, tune_in_subprocess=True):
@@ -316,6 +322,7 @@ def test_the_example_package_is_installed_and_raced(installed: Path, own_store: 
         assert len(offers_for(problem, gemmtune.device.detect("cpu"), chosen).choices) == 1
 
 
+@pytest.mark.turn(0, 3)
 def test_the_example_in_triton_is_right(installed: Path, interpreted):
     assert interpreted(raced_by_the_interpreter, str(installed)) == {"aten:mm": "ok", "own:own_kernels.tiled:matmul": "ok"}
 

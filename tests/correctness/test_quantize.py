@@ -222,6 +222,7 @@ def test_models(name):
         assert close(result(model, inputs), result(dequantized(model), inputs), "int4")
 
 
+@pytest.mark.turn(1, 2)
 @pytest.mark.parametrize(("name", "kind"), rotated([*itertools.product(["mixtral", "gpt_oss"], KINDS)], 3, "experts"))
 def test_experts(name, kind):
     model, inputs = made(name)

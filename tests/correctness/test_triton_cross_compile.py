@@ -64,6 +64,7 @@ def _best(name: str) -> TritonChoice:
     return choice
 
 
+@pytest.mark.turn(0, 2)
 def test_wide_loads_are_used_where_the_layout_allows_them() -> None:
     aligned, odd = (_best(name).kernels[0].compile() for name in ("mm-bf16-nt", "mm-f16-nt"))
     assert "cp.async.cg.shared.global" in aligned.asm["ptx"]

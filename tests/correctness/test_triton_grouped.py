@@ -82,6 +82,7 @@ VERIFIED = {
 }
 
 
+@pytest.mark.turn(0, 2)
 @pytest.mark.parametrize("name", rotated(list(VERIFIED), 6, "grouped"))
 def test_verification_accepts_the_kernels_with_their_own_claims(interpreted: Run, name: str) -> None:
     problem, config = VERIFIED[name]
@@ -103,6 +104,7 @@ def test_the_grid_has_at_most_one_program_per_tile() -> None:
     assert most_tiles(Problem.grouped_mm(3, 16, 16, groups=9, device_type="cpu"), SMALL) == 3
 
 
+@pytest.mark.turn(1, 2)
 @pytest.mark.parametrize("arch", rotated(["sm80", "sm90"], 2, "grouped"))
 def test_every_config_fits_and_the_best_compile(arch: str) -> None:
     device = preset(arch)

@@ -152,6 +152,7 @@ def test_choices_compile_within_predicted_resources_to_the_expected_instructions
     assert not wrong, "\n".join(wrong)
 
 
+@pytest.mark.turn(0, 2)
 def test_launches_overlap_if_supported_and_kernels_wait_inside() -> None:
     problem = Problem.mm(3, 512, 4096, device_type="cuda")
     for choice in (*vector_choices(problem, preset("sm90"), 1), *swapped_choices(problem, preset("sm90"), 1)):

@@ -152,6 +152,7 @@ def test_parts_in_turn_are_legal_where_splits_are_whole_blocks() -> None:
     assert not inspection.problems
 
 
+@pytest.mark.turn(0, 2)
 def test_the_last_program_sees_the_other_programs_sums() -> None:
     problem, device = COMPILED["bf16-nt"], preset("sm90")
     split = Config(block_m=128, block_n=64, block_k=64, stages=3, warps=4, split_k=8)

@@ -4,9 +4,10 @@
     python tests/mutation/run.py gemmtune/numerics/compare.py --sample 0        # every edit of one module
 
 A seeded sample of the edits of ``edits.py`` is tried, in numerics/, problem/, selector/ and store/, or in the named files. For
-each edit, the related test files run on a copy of the tree until a test fails. The output lists the survivors with their place and
-change, and a summary. The exit status is 1 if fewer than ``--threshold`` percent are killed. Edits without any visible effect are
-listed in ``equivalent.toml``, each with a reason, and do not count.
+each edit, the related test files run on a copy of the tree until a test fails. For those that survive this commit's part of the
+cases, all cases run. The output lists the survivors with their place and change, and a summary. The exit status is 1 if fewer than
+``--threshold`` percent are killed. Edits without any visible effect are listed in ``equivalent.toml``, each with a reason, and do
+not count.
 """
 
 from __future__ import annotations
@@ -132,7 +133,7 @@ class Trees:
         for tree in self.free:
             shutil.copytree(root, tree, ignore=shutil.ignore_patterns(*LEFT_OUT), symlinks=True)
 
-    def start(self, tree: Path, tests: Sequence[str], mutant: Mutant | None, log: Path) -> int:
+    def start(self, tree: Path, job: Job, log: Path) -> int:
         """Run test files in a forked process. Return its id."""
         process = os.fork()
         if process:
@@ -144,20 +145,22 @@ class Trees:
             os.dup2(output, 1)
             os.dup2(output, 2)
             sys.stdout, sys.stderr = os.fdopen(1, "w"), os.fdopen(2, "w")
-            status = self._tested(tree, tests, mutant)
+            status = self._tested(tree, *job)
         except BaseException as error:  # noqa: BLE001 - a forked process must never continue with the parent's code
             print(f"{type(error).__name__}: {error}")
             status = 3
         sys.stdout.flush()
         os._exit(status)
 
-    def _tested(self, tree: Path, tests: Sequence[str], mutant: Mutant | None) -> int:
+    def _tested(self, tree: Path, mutant: Mutant | None, tests: Sequence[str], all_cases: bool) -> int:
         os.chdir(tree)
         sys.path[:] = [str(tree), *(entry for entry in sys.path if Path(entry or ".").resolve() not in (ROOT, ROOT / "tests"))]
         for name, module in list(sys.modules.items()):  # modules that the script itself has imported
             if Path(getattr(module, "__file__", None) or "/").is_relative_to(ROOT):
                 del sys.modules[name]
         os.environ |= {"PYTHONPATH": str(tree), "GEMMTUNE_CACHE_DIR": str(self._folder / "kernels")}
+        if all_cases:
+            os.environ["TEST_ROTATION"] = "all"
         # Leave no compiled module for the next mutant, whose file may have the same time and size.
         sys.dont_write_bytecode = mutant is not None
         if mutant is not None:
@@ -177,22 +180,28 @@ def run(root: Path, mutants: Sequence[Mutant], jobs: int, limit_s: float, say: C
     tests = {path: [str(x.relative_to(root)) for x in related_tests(root, path)] for path in {m.path for m in mutants}}
     results: dict[Mutant, Result] = {}
     broken: dict[str, bool] = {}
+    survivors: list[Mutant] = []
     with tempfile.TemporaryDirectory(prefix="gemmtune-mutation-") as folder:
         trees, todo = Trees(root, jobs, Path(folder)), list(mutants)
         while todo:
             # Exclude a test with all its parameters. They mostly fail for one reason, and each would cost a round.
             left_out = [word for name, failing in broken.items() if failing for word in ("--deselect", name.partition("[")[0])]
-            work: list[Job] = [(mutant, [*tests[mutant.path], *left_out]) for mutant in todo]
+            work: list[Job] = [(mutant, [*tests[mutant.path], *left_out], mutant in survivors) for mutant in todo]
             for number, status, seconds, log in _finished(trees, work, limit_s, folder):
-                result = _result(todo[number], status, seconds, log)
+                all_cases_in_time = status is not None or todo[number] not in survivors
+                result = _result(todo[number], status if all_cases_in_time else 0, seconds, log)
                 results[result.mutant] = result
                 say(result.text())
             killers = sorted({results[mutant].killed_by for mutant in todo} - broken.keys() - {""})
-            for number, status, _, _ in _finished(trees, [(None, [killer]) for killer in killers], limit_s, folder):
+            for number, status, _, _ in _finished(
+                trees, [(None, [killer], bool(survivors)) for killer in killers], limit_s, folder
+            ):
                 broken[killers[number]] = status not in (0, NO_SUCH_TEST)  # an edit may create test cases
                 if broken[killers[number]]:
                     say(f"fails as it is: {killers[number]}")
             todo = [mutant for mutant in todo if broken.get(results[mutant].killed_by)]
+            if not todo and not survivors:
+                todo = survivors = [mutant for mutant in mutants if results[mutant].verdict == "survived"]
     return [results[mutant] for mutant in mutants]
 
 
@@ -201,7 +210,8 @@ def _result(mutant: Mutant, status: int | None, seconds: float, log: str) -> Res
     return Result(mutant=mutant, verdict=verdict, seconds=seconds, killed_by=_first_failure(log) if verdict == "killed" else "")
 
 
-Job = tuple[Mutant | None, list[str]]
+Job = tuple[Mutant | None, list[str], bool]
+"""A mutant or None, the tests to run, and whether all cases run instead of this commit's."""
 
 
 def _finished(trees: Trees, work: Sequence[Job], limit_s: float, folder: str) -> Iterator[tuple[int, int | None, float, str]]:
@@ -210,12 +220,13 @@ def _finished(trees: Trees, work: Sequence[Job], limit_s: float, folder: str) ->
     running: dict[int, tuple[int, float, Path, str]] = {}
     while waiting or running:
         while waiting and trees.free:
-            number, (mutant, tests) = waiting.pop()
+            number, job = waiting.pop()
+            mutant = job[0]
             tree, before = trees.free.pop(), ""
             if mutant is not None:
                 before = (tree / mutant.path).read_text()
                 (tree / mutant.path).write_text(mutant.edit.applied(before))
-            process = trees.start(tree, tests, mutant, Path(folder) / f"{number}.log")
+            process = trees.start(tree, job, Path(folder) / f"{number}.log")
             running[process] = (number, time.monotonic(), tree, before)
         for process, (number, begun, tree, before) in list(running.items()):
             seconds = time.monotonic() - begun
@@ -227,9 +238,9 @@ def _finished(trees: Trees, work: Sequence[Job], limit_s: float, folder: str) ->
             if not ended:
                 os.waitpid(process, 0)
             del running[process]
-            job = work[number][0]
-            if job is not None:
-                (tree / job.path).write_text(before)
+            mutant = work[number][0]
+            if mutant is not None:
+                (tree / mutant.path).write_text(before)
             trees.free.append(tree)
             log = Path(folder) / f"{number}.log"
             yield number, os.waitstatus_to_exitcode(status) if ended else None, seconds, log.read_text(errors="replace")

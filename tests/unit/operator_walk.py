@@ -8,6 +8,7 @@ and which results share its memory.
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import sys
@@ -16,6 +17,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
+import torch.distributed.tensor  # the first call in a child would import it, in each child again
 from operator_arguments import CHOICES, SIDE, Case, cases
 from torch.utils._pytree import tree_leaves
 
@@ -47,16 +49,22 @@ class Subject:
     def weight(self) -> Tensor:
         """Make one more weight."""
         with torch.inference_mode(False):  # a weight is made before
-            made = QuantizedWeight.quantize(VALUES, self.kind, scales="group_32")
+            made = quantized(self.kind).clone()
         self.weights.append(made)
         return made.narrow(0, 0, SIDE) if self.is_view else made
 
     def plain(self) -> Tensor:
         """Make the same as plain floats of the same strides."""
         with torch.inference_mode(False):
-            made = QuantizedWeight.quantize(VALUES, self.kind, scales="group_32").dequantize()
+            made = quantized(self.kind).dequantize()
         self.floats.append(made)
         return made.narrow(0, 0, SIDE) if self.is_view else made
+
+
+@functools.cache
+def quantized(kind: str) -> QuantizedWeight:
+    """Return the weight of which every call gets a clone."""
+    return QuantizedWeight.quantize(VALUES, kind, scales="group_32")
 
 
 VALUES = torch.rand(SIDE, SIDE, generator=torch.Generator().manual_seed(1)) + 0.25

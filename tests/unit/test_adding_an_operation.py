@@ -15,6 +15,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 import gemmtune
 
 COMPOSITION = '''
@@ -167,6 +169,7 @@ def use_of_a_copy(folder: Path) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.turn(0, 3)
 def test_it_is_tuned_called_differentiated_recorded_compiled_and_tested(tmp_path: Path) -> None:
     told = use_of_a_copy(tmp_path)
     assert told["tuned"] == {"aten:outer_mm": "ok"}

@@ -7,8 +7,9 @@ from pathlib import Path
 import click
 import pytest
 
-from gemmtune.cli.commands import COMMANDS, choices, conformance, tune
+from gemmtune.cli.commands import COMMANDS, choices, tune
 from gemmtune.cli.completion import complete_gemm
+from gemmtune.cli.proof_commands import conformance
 
 TESTS = Path(__file__).parents[1]
 

@@ -20,7 +20,7 @@ from gemmtune.conformance.report.text import COLOURS, as_html, declarations, hea
 from gemmtune.conformance.runs.isolation import Ground
 from gemmtune.conformance.runs.run import LEAST_EXECUTED, Run
 from gemmtune.declaration.traits import Traits
-from gemmtune.selector.table import plain_text
+from gemmtune.selector.text_table import plain_text
 
 NASTY = "<script>alert('x')</script> & more"
 HEAT = HeatMap(batch=0, rows=4, cols=8, cells=((0.0, 0.5, 2.0, 70.0), (2e4, float("inf"), 1.0, 0.0)))
@@ -142,6 +142,7 @@ class TestSummary:
             ("wrong values like no known bug", 1, {"bound": 1}),
         ]
 
+    @pytest.mark.turn(1, 2)
     def test_list_lines_without_a_case_warn_or_fail(self, tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
         path = tmp_path / "skips.txt"
         path.write_text("bound:mm-f16-*\nbound:mm-f99-*\n")

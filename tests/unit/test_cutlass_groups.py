@@ -144,6 +144,7 @@ def operands(layout: str) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     return a, b.contiguous() if layout == "nn" else b, torch.full((3 * M, N), 999.0).bfloat16()
 
 
+@pytest.mark.rotates(3)
 @needs_compiler
 @pytest.mark.parametrize("name", ENDS)
 def test_groups_are_described_and_nothing_else_is_written(name: str, launched: tuple[str, Run]) -> None:

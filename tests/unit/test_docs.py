@@ -50,7 +50,8 @@ def cases() -> list[object]:
         code = python_blocks(page, gpu=False)
         slow = any(block.mark == "slow" for block in code) or "torch.compile(" in "".join(block.text for block in code)
         if code:
-            found.append(pytest.param(page, id=page.name, marks=[pytest.mark.slow] if slow else []))
+            in_turn = [pytest.mark.slow, pytest.mark.turn(len(found) % 2, 2)]
+            found.append(pytest.param(page, id=page.name, marks=in_turn if slow else []))
     return found
 
 

@@ -7,7 +7,7 @@ import functools
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -74,11 +74,21 @@ def tree_of(module: str) -> ast.Module:
     return ast.parse(SOURCES[module].read_text(), filename=str(SOURCES[module]))
 
 
-def our_imports(module: str, root: ast.AST) -> Iterator[tuple[str, int]]:
-    """(module below gemmtune, line) of everything of ours that is imported under ``root``, be it for its types alone."""
+@functools.cache
+def nodes_of(module: str) -> tuple[ast.AST, ...]:
+    return tuple(ast.walk(tree_of(module)))
+
+
+@functools.cache
+def all_imports(module: str) -> tuple[tuple[str, int], ...]:
+    return tuple(our_imports(module, nodes_of(module)))
+
+
+def our_imports(module: str, nodes: Iterable[ast.AST], *, by_name: bool = True) -> Iterator[tuple[str, int]]:
+    """(module below gemmtune, line) of everything of ours that these nodes import, be it for its types alone."""
     package = module.split(".") if SOURCES[module].name == "__init__.py" else module.split(".")[:-1]
     package = [p for p in package if p]
-    for node in ast.walk(root):
+    for node in nodes:
         if isinstance(node, ast.Import):
             for alias in node.names:
                 if alias.name.split(".")[0] == "gemmtune":
@@ -95,7 +105,7 @@ def our_imports(module: str, root: ast.AST) -> Iterator[tuple[str, int]]:
             for alias in node.names:
                 submodule = f"{target}.{alias.name}".lstrip(".")
                 yield (submodule if submodule in SOURCES else target), node.lineno
-        elif isinstance(node, ast.Call) and (name := imported_by_name(module, node)) is not None:
+        elif by_name and isinstance(node, ast.Call) and (name := imported_by_name(module, node)) is not None:
             yield name, node.lineno
 
 
@@ -155,14 +165,14 @@ ROOMS = (
 def test_rooms_of_the_suite_import_those_below_them() -> None:
     for module in SOURCES:
         room = module.split(".")[1] if module.startswith("conformance.") else ""
-        for target, line in our_imports(module, tree_of(module)) if room in ROOMS else ():
+        for target, line in all_imports(module) if room in ROOMS else ():
             other = target.split(".")[1] if target.startswith("conformance.") else room
             assert ROOMS.index(other) <= ROOMS.index(room), f"{SOURCES[module]}:{line}: {room} imports {other}, which is above it"
 
 
 def test_imports_point_downwards() -> None:
     def check(module: str) -> Iterator[str]:
-        for target, line in our_imports(module, tree_of(module)):
+        for target, line in all_imports(module):
             if target.split(".")[0] != module.split(".")[0] and layer_of(target) >= layer_of(module):
                 yield f"{SOURCES[module]}:{line}: gemmtune.{module} imports gemmtune.{target}, which is not below it"
 
@@ -171,18 +181,15 @@ def test_imports_point_downwards() -> None:
 
 def test_no_import_is_circular() -> None:
     # A package's __init__ that re-exports its own modules is not a circle: those modules import each other by name.
-    graph = {m: {t for t, _ in our_imports(m, tree_of(m)) if t in SOURCES and t != m} for m in SOURCES}
+    graph = {m: {t for t, _ in all_imports(m) if t in SOURCES and t != m} for m in SOURCES}
     assert not cycles(graph)
 
 
 def test_our_own_modules_are_imported_at_the_top() -> None:
     def check(module: str) -> Iterator[str]:
-        for function in ast.walk(tree_of(module)):
-            if isinstance(function, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
-                by_name = {n.lineno for n in ast.walk(function) if isinstance(n, ast.Call)}  # late on purpose
-                for target, line in our_imports(module, function):
-                    if line in by_name:
-                        continue
+        for function in nodes_of(module):
+            if isinstance(function, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                for target, line in our_imports(module, ast.walk(function), by_name=False):  # those by name are late on purpose
                     yield f"{SOURCES[module]}:{line}: gemmtune.{target} is imported inside of a function"
 
     everywhere(check)
@@ -192,7 +199,7 @@ def test_only_settings_reads_the_environment() -> None:
     names = {"environ", "environb", "getenv", "getenvb", "putenv"}
 
     def check(module: str) -> Iterator[str]:
-        for node in ast.walk(tree_of(module)) if module not in ENVIRONMENT_READERS else ():
+        for node in nodes_of(module) if module not in ENVIRONMENT_READERS else ():
             by_name = isinstance(node, ast.ImportFrom) and node.module == "os" and names & {alias.name for alias in node.names}
             if by_name or (isinstance(node, ast.Attribute) and node.attr in names):
                 yield f"{SOURCES[module]}:{node.lineno}: reads the environment; settings.py does that"
@@ -204,11 +211,10 @@ def test_no_text_names_a_file_that_is_not_installed() -> None:
     """A message may name only what a user of the wheel has. Docstrings of code speak to readers of the repository."""
 
     def check(module: str) -> Iterator[str]:
-        tree = tree_of(module)
-        bare = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
-        if module == "cli.commands":  # whose docstrings are printed as help
-            bare -= {id(getattr(node.body[0], "value", None)) for node in tree.body if isinstance(node, ast.FunctionDef)}
-        for node in ast.walk(tree):
+        bare = {id(node.value) for node in nodes_of(module) if isinstance(node, ast.Expr)}
+        if re.fullmatch(r"cli\.\w*commands", module):  # whose docstrings are printed as help
+            bare -= {id(getattr(node.body[0], "value", None)) for node in tree_of(module).body if isinstance(node, ast.FunctionDef)}
+        for node in nodes_of(module):
             text = node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else ""
             if id(node) not in bare and re.search(
                 r"\b(docs|tests|examples|benchmarks)/\w+\.\w+|\b[A-Z]{3,}\.md\b|\b\w+\.md\b", text
@@ -220,7 +226,7 @@ def test_no_text_names_a_file_that_is_not_installed() -> None:
 
 def test_no_exception_is_swallowed_whole() -> None:
     def check(module: str) -> Iterator[str]:
-        for node in ast.walk(tree_of(module)):
+        for node in nodes_of(module):
             if isinstance(node, ast.ExceptHandler):
                 only_passes = all(isinstance(statement, ast.Pass) for statement in node.body)
                 if node.type is None:
@@ -251,7 +257,7 @@ class TestTheChecksThemselves:
         monkeypatch.setitem(SOURCES, "selector.made_up", ROOT / "selector" / "made_up.py")
 
     def imports(self, source: str) -> set[str]:
-        return {target for target, _ in our_imports("selector.made_up", ast.parse(source))}
+        return {target for target, _ in our_imports("selector.made_up", ast.walk(ast.parse(source)))}
 
     def test_relative_and_absolute_imports(self) -> None:
         assert self.imports("from ..problem import Problem") == {"problem"}

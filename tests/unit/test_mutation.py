@@ -9,7 +9,7 @@ import pytest
 from mutation import run as script
 from mutation.edits import Edit, edits_of
 from mutation.related import related_tests
-from rotation import rotated
+from rotation import VARIABLE, rotated
 
 ROOT = Path(__file__).resolve().parents[2]
 TEXT = '''
@@ -67,6 +67,7 @@ def test_returns_of_other_types() -> None:
     assert edited("return", text) == ["return None", 'return ""', "return (2.5) + 1"]
 
 
+@pytest.mark.turn(0, 2)
 def test_related_tests_are_those_named_after_a_module_first() -> None:
     assert related_tests(ROOT, Path("gemmtune/numerics/bounds.py"))[0].name == "test_numerics_bounds.py"
     for module in rotated(sorted((ROOT / "gemmtune/numerics").glob("*.py")), 4, "related tests"):
@@ -75,6 +76,7 @@ def test_related_tests_are_those_named_after_a_module_first() -> None:
         assert all(test.exists() for test in tests)
 
 
+@pytest.mark.turn(1, 2)
 def test_every_listed_edit_exists_and_has_a_reason() -> None:
     reasons = script.equivalent_edits(ROOT)
     assert reasons
@@ -141,3 +143,10 @@ def test_a_summary_counts_by_package() -> None:
     sample = script.sampled([r.mutant for r in results], 2, 5)
     assert len(sample) == 2
     assert sample == script.sampled([r.mutant for r in results], 2, 5)
+
+
+def test_all_cases_run_for_a_mutant_that_survives_a_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(VARIABLE, "1")
+    mutant = tree_with(tmp_path, f"assert __import__('os').environ['{VARIABLE}'] != 'all' or least(2, 1) == 1")
+    (result,) = script.run(tmp_path, [mutant], 1, 60.0, list[str]().append)
+    assert result.verdict == "killed"

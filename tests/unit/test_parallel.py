@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -112,8 +113,13 @@ def test_each_process_begins_with_slow_tests_and_ends_with_isolated_ones() -> No
     assert spread(names, 2, slow={"S1", "S2", "S3"}, alone={"ALONE"}) == ["S1", "S3", "a", "b", "c", "S2", "d", "e", "f", "ALONE"]
 
 
-@pytest.mark.parametrize("count", [1, 2, 7, 16])
-@pytest.mark.parametrize("slow", [0, 1, 5, 30])
-def test_no_test_is_lost(count: int, slow: int) -> None:
+def test_one_process_gets_the_slow_tests_of_a_file() -> None:
+    names = ["x1", "y1", "x2", "z1", "x3", "z2", "a", "b"]
+    order = spread(names, 2, slow={*names[:6]}, alone=set(), file=lambda name: name[0])
+    assert order == ["x1", "x2", "x3", "a", "y1", "z1", "z2", "b"]
+
+
+def test_no_test_is_lost() -> None:
     names = list(range(30))
-    assert sorted(spread(names, count, set(range(slow)), {3, 29})) == names
+    for count, slow, file in itertools.product((1, 2, 7, 16), (0, 1, 5, 30), (1, 4, 30)):
+        assert sorted(spread(names, count, set(range(slow)), {3, 29}, lambda name, size=file: name // size)) == names

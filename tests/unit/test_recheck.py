@@ -162,6 +162,7 @@ def test_a_packed_form_of_another_size_is_checked_in_new_memory() -> None:
         assert not live.holds(fake("multiply"))
 
 
+@pytest.mark.turn(1, 2)
 def test_honest_choices_pass_on_operands_with_large_gaps(own_store: Path) -> None:
     h, w = torch.randn(4, 4096, 512), torch.randn(512, 4096, 24)
     with settings.patch(backends=("aten", "cpp"), search="quick", tune="force", tune_in_subprocess=False):

@@ -67,6 +67,9 @@ def test_some(i): pass
 @pytest.mark.rotates(3)
 def test_one(): pass
 
+@pytest.mark.turn(1, 3)
+def test_in_turn(): pass
+
 @pytest.mark.parametrize("i", range(4))
 def test_all(i): pass
 """
@@ -76,6 +79,7 @@ from parallel import pytest_collection_modifyitems
 
 def pytest_configure(config):
     config.addinivalue_line("markers", "rotates(every): part")
+    config.addinivalue_line("markers", "turn(number, every): whole")
     config.addinivalue_line("markers", "gpu: GPU")
 """
 
@@ -93,7 +97,8 @@ def test_marked_tests_keep_a_part_of_their_cases(pytester: pytest.Pytester, monk
     for turn in range(3):
         monkeypatch.setenv(VARIABLE, str(turn))
         names = collected(pytester, "-m", "not gpu")
-        assert len(names) == 2 + 1 + 4, "every third case, at least one, and all of a test without the mark"
+        assert len(names) == 2 + 1 + (turn == 1) + 4, "a third of the cases, at least one, and all of a test without the mark"
+        assert ("test_in_turn" in names) == (turn == 1)
         found += [name for name in names if name.startswith("test_some")]
     assert sorted(found) == [f"test_some[{i}]" for i in range(6)]
 
@@ -101,7 +106,7 @@ def test_marked_tests_keep_a_part_of_their_cases(pytester: pytest.Pytester, monk
 @pytest.mark.parametrize(
     ("turn", "arguments", "count"),
     [
-        (WHOLE, ("-m", "not gpu"), 11),
+        (WHOLE, ("-m", "not gpu"), 12),
         ("1", ("-m", "rotates"), 7),
         ("1", ("-m", "not gpu", "-k", "test_some"), 6),
         ("1", ("-m", "not gpu", "test_marked.py::test_some"), 6),

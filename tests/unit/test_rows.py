@@ -46,6 +46,7 @@ def problems(m: int) -> dict[str, Problem]:
     }
 
 
+@pytest.mark.rotates(2)
 @pytest.mark.parametrize("name", problems(2))
 def test_a_class_has_all_problems_that_differ_in_m(name: str):
     for m in SIZES:

@@ -16,6 +16,7 @@ from store_cases import KEYS, MACHINES, fork, kill, row, status_of
 
 from gemmtune.settings import Settings
 from gemmtune.store.database import Database
+from gemmtune.store.health import check
 from gemmtune.store.key import canonical
 from gemmtune.store.row import Row
 from gemmtune.store.store import Store, open_store
@@ -31,10 +32,11 @@ def problem_rows(number: int) -> list[Row]:
 
 def assert_whole(path: Path) -> None:
     """SQLite finds nothing wrong, nor do the checksums; nobody has set anything aside."""
-    Database(path, read_only=True).check_all()
+    check(Database(path, read_only=True))
     assert list(path.parent.glob("*.corrupt-*")) == []
 
 
+@pytest.mark.turn(1, 2)
 def test_sixteen_writers_lose_nothing(tmp_path: Path) -> None:
     """They start together on a store that does not exist yet."""
     settings = Settings(cache_dir=str(tmp_path / "cache"))
@@ -57,6 +59,7 @@ def test_sixteen_writers_lose_nothing(tmp_path: Path) -> None:
     assert_whole(path)
 
 
+@pytest.mark.turn(0, 2)
 def test_sixteen_writers_of_one_problem(tmp_path: Path) -> None:
     path = tmp_path / "store.sqlite"
     children = [fork(lambda p=p: Store.open(path).put([row(p)])) for p in range(16)]

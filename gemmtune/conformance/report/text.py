@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from ...declaration.traits import Traits
-from ...selector.table import TextTable
+from ...selector.text_table import TextTable
 from ..bench.outcome import HeatMap
 from ..options import RunOptions
 from ..runs.files import command, pytest_command

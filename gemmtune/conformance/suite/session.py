@@ -9,7 +9,7 @@ import pytest
 
 from ...architectures import MatrixReport
 from ...errors import ConformanceError, GemmtuneError
-from ...selector.table import plain_text
+from ...selector.text_table import plain_text
 from ..bench.outcome import Record
 from ..option_table import STDOUT
 from ..options import RunOptions

@@ -1,0 +1,121 @@
+"""Commands that prove a GEMM, its values and its speed, as users see them: arguments, options and help."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from collections.abc import Collection
+from typing import Any
+
+import click
+
+from ..conformance.option_table import OPTIONS
+from ..perf_gate.options import ANCHORS, FOLDER, LEAST_PROCESSES, PICK, PROCESSES
+from . import words
+from .completion import complete_gemm, complete_of
+from .judge_command import judge
+from .options import device_option, problem_options, search_options, shapes_argument, shapes_option, timing_option
+from .output import level_options, output_options
+from .running import run
+
+_TYPES: dict[str, Any] = {"integer": int, "seconds": float}
+_PATHS = {"FILE": click.Path(), "DIR": click.Path(file_okay=False)}
+"""Types of options by their metavar, for completion in shells."""
+
+
+def _words_of(option: str) -> Collection[str]:
+    """Return the legal words of an option of the suite. This imports torch."""
+    return importlib.import_module("..conformance.options", __package__).WORDS[option]  # type: ignore[no-any-return]
+
+
+def _conformance_options(function: Any) -> Any:
+    for option in reversed(OPTIONS):
+        more: dict[str, Any] = {"is_flag": True}
+        if option.kind != "flag":
+            kind = click.Choice(option.choices) if option.choices and not option.repeated else _TYPES.get(option.kind, str)
+            more = {"type": _PATHS.get(option.metavar or "", kind), "multiple": option.repeated, "metavar": option.metavar}
+        if option.metavar == "DEVICE":
+            more["shell_complete"] = complete_of(words.DEVICES)
+        if option.kind == "words":
+            more["shell_complete"] = complete_of(option.choices or functools.partial(_words_of, option.name), several=True)
+        function = click.option(option.spelling, option.name, help=option.help, **more)(function)
+    return function
+
+
+@click.command()
+@click.argument("gemm", required=False, metavar="[MODULE:NAME]", shell_complete=complete_gemm)
+@_conformance_options
+@click.option("-k", "keyword", metavar="EXPRESSION", help="Run only cases whose id matches, like pytest's -k.")
+@level_options
+@click.argument("pytest_arguments", nargs=-1, type=click.UNPROCESSED, metavar="[-- PYTEST_ARGUMENTS]")
+def conformance(**given: Any) -> None:
+    """Test if a GEMM is correct.
+
+    MODULE:NAME is a function f(a, b), or a module or object with functions named as in torch. The GEMM may refuse
+    undeclared inputs, but every result must be correct. Each case runs in a worker process, so a crash or a
+    hang is one failure. Exit status of the cases that ran: 0 it conforms, 1 it does not, 2 it could not be tested.
+
+    \b
+    gemmtune conformance mypkg.ops:matmul
+    gemmtune conformance mypkg.ops:matmul --device cuda --trait out --trait dtypes=float16,bfloat16 --level full
+    gemmtune conformance mypkg.ops:matmul --repro bound:mm-bf16-127x64x33-seed.7 --in-process
+    gemmtune conformance mypkg.ops:matmul --html report.html -- -n 2
+    gemmtune conformance mypkg.ops:slow_to_compile --max-cases 100 --max-seconds 120
+    gemmtune conformance backend:triton
+    gemmtune conformance --sm 80
+    """  # fmt: skip
+    run("conformance.conformance", given)
+
+
+@click.command("perf-gate")
+@shapes_argument
+@shapes_option
+@problem_options
+@device_option
+@search_options
+@timing_option
+@click.option(
+    "--candidate",
+    metavar="NAME",
+    default=PICK,
+    show_default=True,
+    help="The GEMM to judge: gemmtune's pick, a choice such as cpp:…, or a function as package.module:function.",
+)
+@click.option("--anchor", type=click.Choice(ANCHORS), help="Compare with torch (default), or with the stored ratio to torch.")
+@click.option(
+    "--baselines",
+    metavar="DIR",
+    type=click.Path(file_okay=False),
+    default=FOLDER,
+    show_default=True,
+    help="Folder of stored ratios.",
+)
+@click.option(
+    "--require-baseline", "--gemm-require-baseline", is_flag=True, help="Fail without a baseline; implies --anchor baseline."
+)
+@click.option("--strict", is_flag=True, help="Fail if a problem is INCONCLUSIVE, not only if all are.")
+@click.option("--update-baseline", is_flag=True, help="Write the measured ratios as the new baselines.")
+@click.option(
+    "--processes",
+    type=click.IntRange(min=LEAST_PROCESSES),
+    default=PROCESSES,
+    show_default=True,
+    help="Number of fresh processes in a batch.",
+)
+@output_options
+def perf_gate(**given: Any) -> None:
+    """Check that no SHAPE takes over 2% longer than torch.
+
+    The limit may also be the stored ratio of an earlier run.
+    A SHAPE is MxNxK, or BxMxNxK for a batch. The default is the shapes of the baselines if --anchor is baseline, else a small set.
+    Exit status: 0 nothing is slower, 1 a regression or a missing required baseline, 2 not measured, 3 nothing was judged.
+
+    \b
+    gemmtune perf-gate 512x512x512 --dtype float32
+    gemmtune perf-gate --shapes models.json --update-baseline
+    gemmtune perf-gate --require-baseline
+    """  # fmt: skip
+    run("perf_gate.perf_gate", given)
+
+
+PROOF_COMMANDS: tuple[click.Command, ...] = (conformance, judge, perf_gate)

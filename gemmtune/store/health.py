@@ -1,0 +1,69 @@
+"""Check of a whole store file, and removal of a corrupt one."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..locking import file_lock
+from .database import Database
+from .storefile import FAILURES, corrupt, is_corruption, move_aside
+
+__all__ = ["Health", "check", "contents", "set_aside"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Health:
+    """State of a store, for ``gemmtune doctor``. ``state`` is ``file``, ``read-only`` (new measurements stay in memory) or
+    ``memory`` (all measurements do)."""
+
+    path: Path | None
+    state: str
+    detail: str
+    scopes: int
+    """Problems, counted once for each machine."""
+    rows: int
+    size_bytes: int
+    journal_mode: str
+
+
+def check(database: Database) -> None:
+    """Read a whole file and check it.
+
+    Raises:
+        sqlite3.DatabaseError: SQLite finds damage, or a record does not match its checksum.
+    """
+    if (finding := database.pragma("integrity_check(1)")) != "ok":
+        raise corrupt(finding)
+    for _ in (*database.every_row(), *database.limits(), *database.ranged()):
+        pass
+
+
+def contents(database: Database) -> tuple[int, int, str]:
+    """Check a whole file, and return its numbers of problems and rows and its journal mode."""
+    check(database)
+    return *database.count(), database.pragma("journal_mode")
+
+
+def set_aside(database: Database) -> Path | None:
+    """Rename a corrupt file, so that the next use makes a new one.
+
+    Return its new path, or None if the file is already gone or whole.
+
+    Raises:
+        one of FAILURES: the file has to stay.
+    """
+    assert database.path is not None
+    database.close()
+    with file_lock(Path(f"{database.path}.lock"), database.busy_timeout_s):
+        if not database.path.exists():
+            return None
+        with contextlib.closing(Database(database.path, read_only=True, busy_timeout_s=database.busy_timeout_s)) as now:
+            try:
+                check(now)
+                return None
+            except FAILURES as error:
+                if not is_corruption(error):
+                    raise
+        return move_aside(database.path)
