@@ -9,7 +9,8 @@ from typing import Any
 
 from ..errors import FleetError
 from ..selector.result import ProblemResult
-from ..selector.text_table import counted, pick_line
+from ..selector.table import pick_line
+from ..selector.text_table import counted
 from .dealer import Task
 from .job import Job, JobResult
 from .seat import Device
