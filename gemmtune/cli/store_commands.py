@@ -38,12 +38,12 @@ def show(**given: Any) -> None:
 def report(**given: Any) -> None:
     """Show what was measured, as a page, Markdown or picture.
 
-    A FILE is a store, an export of one, a result of tune --json, or one of the project's benchmark. The default is the store
+    A FILE is a store, an export of one, or a result of tune --json or of the project's benchmark. The default is the store
     in force. Of two files the second is compared with the first. Without an option, Markdown is printed.
 
     \b
     gemmtune report --html report.html
-    gemmtune report before.json after.json --html report.html --md comment.md
+    gemmtune report before.json after.json --html report.html
     """
     run("report.report", given)
 

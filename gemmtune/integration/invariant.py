@@ -92,15 +92,15 @@ def collecting() -> Iterator[list[Problem]]:
         _collected.reset(token)
 
 
-def tune_layers(problems: list[Problem], *, progress: bool) -> None:
-    """Make the batch-invariant table of each class of problems, for the rows that occurred and at least LEAST_ROWS."""
+def tune_layers(problems: list[Problem], rows: range | None, *, progress: bool) -> None:
+    """Make the batch-invariant table of each class of problems, for ``rows``, or for those that occurred and LEAST_ROWS."""
     most: dict[RowClass, int] = {}
     for problem in problems:
         if not problem.empty:
             (rows_class, *_) = row_classes(problem if problem.m > 1 else _of_two_rows(problem))
             most[rows_class] = max(most.get(rows_class, LEAST_ROWS), problem.m)
     for rows_class, m in most.items():
-        run_tuning(rows_class.problem, m=range(1, m + 1), batch_invariant=True, progress=progress)
+        run_tuning(rows_class.problem, m=rows or range(1, m + 1), batch_invariant=True, progress=progress)
 
 
 def _of_two_rows(problem: Problem) -> Problem:

@@ -66,6 +66,16 @@ _picks: weakref.WeakKeyDictionary[nn.Module, Picks] = weakref.WeakKeyDictionary(
 """Picks of layers. A copy of a layer begins without any: they belong to this process and its weight."""
 
 
+_tuned = "0"
+"""Number of tunings of models, as a text, whose value graphs of torch.compile guard. A number would become a symbol."""
+
+
+def compile_again() -> None:
+    """Let graphs with optimized layers compile again at their next call, since they hold the picks of their compilation."""
+    global _tuned  # noqa: PLW0603 - torch.compile guards a global that the forwards read
+    _tuned = str(int(_tuned) + 1)
+
+
 def _picks_of(module: nn.Module) -> Picks:
     picks = _picks.get(module)
     return _picks.setdefault(module, Picks()) if picks is None else picks
@@ -73,7 +83,7 @@ def _picks_of(module: nn.Module) -> Picks:
 
 def linear(module: nn.Linear, input: Tensor) -> Tensor:
     """Run the forward of an ``nn.Linear``."""
-    if is_compiling():
+    if is_compiling() and _tuned:
         return functional.linear(input, module.weight, module.bias)
     if swaps.pending:
         swaps.apply()
@@ -152,7 +162,7 @@ def _native_of(bound: Bound | Picks | None) -> tuple[Plan | None, int]:
 
 def conv1d(module: Any, x: Tensor) -> Tensor:
     """Run the forward of HF's Conv1D: x @ weight + bias."""
-    if is_compiling():
+    if is_compiling() and _tuned:
         return type(module).forward(module, x)  # type: ignore[no-any-return]
     if swaps.pending:
         swaps.apply()
@@ -232,6 +242,7 @@ def restored(model: nn.Module) -> None:
     for module in model.modules():
         if _is_ours(module):
             del module.__dict__["forward"]
+            _picks.pop(module, None)
 
 
 def is_optimized(module: nn.Module) -> bool:

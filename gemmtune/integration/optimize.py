@@ -24,7 +24,7 @@ from .background import ROWS, Job, tuning_in_background
 from .defaults import verify_defaults
 from .invariant import check_layers, collecting, tune_layers
 from .measured import in_models, prepare_tuning, tune_products, tune_tables
-from .modules import check_model, is_optimized, optimized, restored
+from .modules import check_model, compile_again, is_optimized, optimized, restored
 from .record import record
 from .sparsify import sparse_problems
 from .weights import classes_of, tables_and_singles
@@ -81,9 +81,10 @@ def optimize(
     """
     check_model("optimize", model, "; for functions there is gemmtune.use()")
     current = settings.current()
-    if (batch_invariant or current.batch_invariant) and not current.disable:
-        return _invariant(model, tune, progress)
-    rows, later = None if m is None else _rows(m), _in_background(tune)
+    invariant = (batch_invariant or current.batch_invariant) and not current.disable
+    rows, later = None if m is None else _rows(m), _in_background(tune, batch_invariant=invariant)
+    if invariant:
+        return _invariant(model, tune, rows, progress)
     example = None if later else tune
     classes = _classes(model) if later or (rows is not None and example is None) else []
     with _all_or_none(model):
@@ -96,21 +97,28 @@ def optimize(
         # Give each layer our forward, and torch.compile our pass.
         optimized(model)
         compile_pass.install(tune=example is not None)
+        if tune is not None or m is not None:
+            compile_again()
     _models.add(model)
     if later and not settings.current().disable:
         _tune_in_background(classes, rows)
     return model
 
 
-def _invariant(model: M, example: Any, progress: bool) -> M:
-    """Give every layer a batch-invariant forward. Tables are made on example inputs."""
+def _invariant(model: M, example: Any, rows: range | None, progress: bool) -> M:
+    """Give every layer a batch-invariant forward. Tables are made for the products of example inputs, or for all layers."""
     check_layers(model)
+    classes = _classes(model) if rows is not None and example is None else []
     with _all_or_none(model):
         optimized(model, batch_invariant=True)
         if example is not None:
             with torch.no_grad(), _state_kept(model), collecting() as problems:
                 _run(model, example)
-            tune_layers(problems, progress=progress)
+            tune_layers(problems, rows, progress=progress)
+        elif rows is not None:
+            tune_layers([rows_class.problem for rows_class in classes], rows, progress=progress)
+        if example is not None or rows is not None:
+            compile_again()
     return model
 
 
@@ -154,19 +162,17 @@ def _rows(m: object) -> range:
     return rows
 
 
-def _in_background(tune: Any) -> bool:
+def _in_background(tune: Any, *, batch_invariant: bool) -> bool:
     """Return True for ``tune="background"``. Raise InvalidProblemError for another text, or if the settings forbid it."""
     if not isinstance(tune, str):
         return False
     if tune != "background":
         raise InvalidProblemError(f"optimize: tune: got {tune!r}, expected example inputs or 'background'")
     chosen = settings.current()
-    if chosen.batch_invariant or chosen.rows != "shared":
-        got = "batch_invariant=True" if chosen.batch_invariant else f"rows={chosen.rows!r}"
-        why = "a table that comes later changes bits" if chosen.batch_invariant else "no table is used"
-        raise InvalidProblemError(
-            f"optimize: tune: got 'background' with the setting {got}, with which {why}; tune before, by tune=inputs"
-        )
+    if batch_invariant or chosen.rows != "shared":
+        got = "batch_invariant=True" if batch_invariant else f"the setting rows={chosen.rows!r}"
+        why = "a table that comes later changes bits" if batch_invariant else "no table is used"
+        raise InvalidProblemError(f"optimize: tune: got 'background' with {got}, with which {why}; tune before, by tune=inputs")
     return True
 
 

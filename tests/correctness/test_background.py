@@ -141,7 +141,7 @@ def test_a_weight_that_cannot_be_tuned_does_not_stop_the_others(backend: RowedBa
             layer(),
             "background",
             {"batch_invariant": True},
-            "setting batch_invariant=True, with which a table that comes later chan",
+            "batch_invariant=True, with which a table that comes later chan",
         ),
         (layer(), "background", {"rows": "exact"}, "tune: got 'background' with the setting rows='exact', with which no table is"),
         (layer(), "later", {}, "tune: got 'later', expected example inputs or 'background'"),

@@ -307,3 +307,21 @@ def test_optimized_models_and_use_never_tune(monkeypatch):
     with torch.no_grad(), gemmtune.use():
         result(model, inputs)
     assert not open_store(current()).every_row()
+
+
+def test_graphs_compile_again_once_the_model_is_tuned(own_store):
+    torch._dynamo.reset()
+    graphs = []
+
+    def counted(graph, _):
+        graphs.append(graph)
+        return graph
+
+    layer, x = gemmtune.optimize(torch.nn.Sequential(torch.nn.Linear(24, 16))), torch.randn(5, 24)
+    compiled = torch.compile(layer, backend=counted)
+    with torch.no_grad(), settings.patch(backends=("aten",), tune_in_subprocess=False, rows="shared"):
+        for tuning, count in ({}, 1), ({"tune": x}, 2), ({}, 2), ({"m": range(1, 9)}, 3):
+            gemmtune.optimize(layer, progress=False, **tuning)
+            for _ in range(2):
+                compiled(x)
+            assert len(graphs) == count, tuning

@@ -205,6 +205,7 @@ USE = """
 import sys, torch, gemmtune
 from gemmtune.cli import run
 from gemmtune.dispatch.ready import forget_plans
+from gemmtune.integration import modules
 torch.manual_seed(0)
 layer = torch.nn.Linear(96, 64)
 x = torch.randn(32, 96)
@@ -213,7 +214,7 @@ with torch.no_grad():
     for known in (False, True):
         gemmtune.optimize(layer)
         assert torch.allclose(layer(x), plain, atol=1e-5)
-        [bound] = layer.forward.args[1].found.values()
+        [bound] = modules._picks[layer].found.values()
         print(gemmtune.explain("addmm", layer.bias, x, layer.weight.t()).origin, bound and bound.pick.plan.choice.name)
         gemmtune.restore(layer)
         assert known or run(["import", "store.json"]) == 0

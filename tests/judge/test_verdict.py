@@ -280,11 +280,12 @@ def test_an_import_that_replaces_functions_is_refused_and_undone(tmp_path: Path,
         "def f(a, b): return a @ b\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))
-    right, copy = pick.right, torch.Tensor.copy_
+    right, copy, disturbed = pick.right, torch.Tensor.copy_, vars(pick.Outcome)["disturbed"]
     with pytest.raises(SubjectError, match="sly:f: its import replaced"):
         loaded("sly:f")
     assert pick.right is right
     assert torch.Tensor.copy_ is copy
+    assert vars(pick.Outcome)["disturbed"] is disturbed
 
 
 def test_conformance_runs_in_an_untrusted_process(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -371,9 +371,9 @@ def test_generation_is_compared(script, tmp_path, monkeypatch):
 def test_tables_of_a_model_are_timed_by_stage(script, backend: RowedBackend, tmp_path):
     out = tmp_path / "tables.json"
     options = ["--device", "cpu", "--kind", "float32", "--weights", "24x16,32x16", "--rows", "1..64", "--json", str(out)]
-    done = CliRunner().invoke(script("tables").main, options)
+    done = CliRunner().invoke(script("model_tables").main, options)
     assert done.exit_code == 0, done.output
     report = json.loads(out.read_text())
     assert {"24x16", "32x16"} < set(report["cold"]["stages_s"])
     assert set(report["again"]["stages_s"]) == {"before"}
-    assert CliRunner().invoke(script("tables").main, [*options[:6], "--rows", "9..1"]).exit_code == 2
+    assert CliRunner().invoke(script("model_tables").main, [*options[:6], "--rows", "9..1"]).exit_code == 2

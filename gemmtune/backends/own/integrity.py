@@ -33,7 +33,7 @@ def unchanged(target: str, work: Callable[[], T]) -> T:
     try:
         return work()
     finally:
-        changed = [(owner, name, value) for (_, name), (owner, value) in before.items() if getattr(owner, name, None) is not value]
+        changed = [(owner, name, value) for (_, name), (owner, value) in before.items() if _now(owner, name) is not value]
         for owner, name, value in changed:
             setattr(owner, name, value)
         if changed:
@@ -41,10 +41,16 @@ def unchanged(target: str, work: Callable[[], T]) -> T:
             raise SubjectError(f"{target}: its import replaced {names}, expected that it leaves other modules as they are")
 
 
+def _now(owner: object, name: str) -> object:
+    """Return what an owner has under a name, itself and not what a class makes of it."""
+    own = vars(owner)
+    return own[name] if name in own else getattr(owner, name, None)
+
+
 def _held() -> Iterator[tuple[object, str, object]]:
-    """Yield the functions and methods of gemmtune's modules, and those of KEPT, with their owners and names."""
+    """Yield the functions, methods and properties of gemmtune's modules, and those of KEPT, with their owners and names."""
     for owner, name in KEPT:
-        yield owner, name, getattr(owner, name)
+        yield owner, name, _now(owner, name)
     for key, module in list(sys.modules.items()):
         if key.partition(".")[0] != PACKAGE or module is None:
             continue
@@ -52,7 +58,7 @@ def _held() -> Iterator[tuple[object, str, object]]:
             if callable(value):
                 yield module, name, value
             if isinstance(value, type) and value.__module__ == key:
-                yield from ((value, each, made) for each, made in list(vars(value).items()) if type(made) is _FUNCTION)
+                yield from ((value, each, made) for each, made in list(vars(value).items()) if isinstance(made, _METHODS))
 
 
-_FUNCTION = type(unchanged)
+_METHODS = (type(unchanged), property, staticmethod, classmethod)

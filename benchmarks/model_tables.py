@@ -1,8 +1,8 @@
 """Time the tables of all weights of a model: seconds by stage, for each weight and in all, cold and from the store.
 
-    python benchmarks/tables.py --rows 1..8192 --json tables.json
-    python benchmarks/tables.py --kind int4 --rows 1..2048
-    python benchmarks/tables.py --device cpu --weights 64x96,96x64 --rows 1..32
+    python benchmarks/model_tables.py --rows 1..8192 --json tables.json
+    python benchmarks/model_tables.py --kind int4 --rows 1..2048
+    python benchmarks/model_tables.py --device cpu --weights 64x96,96x64 --rows 1..32
 
 It makes what ``gemmtune.optimize(model, m=range(1, 8193))`` makes, from an empty store and an empty cache of kernels. The weights
 are those of Qwen3-8B: query, key and value, output, gate and up, down, and the head.
