@@ -266,18 +266,17 @@ def first_calls() -> str:
 
 
 def defaults() -> str:
-    """Return the speed of quantized layers that nobody tuned, relative to bfloat16, by ranges of rows."""
-    content = results("nvidia-h100", "quantized-defaults")
-    rows = []
-    for low, high in ((1, 32), (33, 128), (129, 512), (513, 4096)):
-        for kind in ("int4", "int8"):
-            found = [row for row in content["rows"] if row["kind"] == kind and low <= row["rows"] <= high]
+    """Return the speed of layers that nobody tuned, relative to torch's way and to bfloat16, by number of rows."""
+    content, rows = results("nvidia-h100", "defaults"), []
+    for kind in dict.fromkeys(row["kind"] for row in content["rows"]):
+        for count in dict.fromkeys(row["rows"] for row in content["rows"]):
+            found = [row for row in content["rows"] if (row["kind"], row["rows"]) == (kind, count)]
             cells = []
-            for way in ("torch", "default"):
-                ratios = [row["bfloat16"] / row[way] for row in found]
-                cells += [f"{statistics.geometric_mean(ratios):.2f}", f"{min(ratios):.2f}"]
-            rows.append([kind, f"{low} to {high}", str(len(found)), *cells])
-    return table(["weights", "rows", "layers", "one pass", "least", "default", "least"], rows)
+            for way in ("torch", "bfloat16"):
+                ratios = [row[way] / row["default"] for row in found if way in row]
+                cells += [f"{statistics.geometric_mean(ratios):.2f}", f"{min(ratios):.2f}"] if ratios else ["", ""]
+            rows.append([kind, str(count), str(len(found)), *cells])
+    return table(["weights", "rows", "layers", "× torch's way", "least", "× bfloat16", "least"], rows)
 
 
 def predicted() -> str:

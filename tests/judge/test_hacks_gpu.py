@@ -12,7 +12,7 @@ from gemmtune.judging.verdict import Standing, Verdict, judge
 from gemmtune.untrusted.conduct import Conduct as C
 from gemmtune.untrusted.process import close_all
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.alone]
 WRONG = {C.WRONG, C.SOMETIMES, VALUES}
 TABLE = {
     "on_another_stream": WRONG,
