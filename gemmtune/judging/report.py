@@ -1,33 +1,23 @@
-"""Verdicts as lines of text, as plain values, and as one page of HTML without scripts."""
+"""Verdicts as lines of text, as plain values, and as one page of HTML."""
 
 from __future__ import annotations
 
-import html
 import math
 from collections.abc import Iterator
 from typing import Any
 
+from markupsafe import Markup
+
 from ..conformance.bench.outcome import Outcome
 from ..foreign import visible
+from ..page import Cell, Table, page
 from ..timing.rounds import BUSY_MARK
+from .speed import Speed
 from .verdict import Judgement, Standing, Verdict
 
 MOST_CASES = 5
 """Failing cases that the text lists."""
-COLOURS = {Standing.RIGHT: "#1a7f37", Standing.WRONG: "#b42318", Standing.DISHONEST: "#b42318", Standing.NOT_JUDGED: "#6b5b00"}
-PAGE = """<!DOCTYPE html>
-<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
-<title>{title}</title><style>
-body {{ font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem }}
-body {{ color: #1c1c1c; background: #fff }}
-h1 {{ font-size: 1.3rem; overflow-wrap: anywhere }} h2 {{ font-size: 1.1rem; margin-top: 2rem }}
-.verdict {{ display: inline-block; padding: .1rem .6rem; border-radius: .3rem; color: #fff; font-weight: 600 }}
-.wide {{ overflow-x: auto }} table {{ border-collapse: collapse }}
-td, th {{ padding: .2rem .8rem .2rem 0; text-align: left; vertical-align: top }}
-td.number, th.number {{ text-align: right; white-space: nowrap }} code {{ overflow-wrap: anywhere }} .noted {{ color: #666 }}
-@media (prefers-color-scheme: dark) {{ body {{ color: #eee; background: #161616 }} .noted {{ color: #aaa }} }}
-</style></head><body>{body}</body></html>
-"""
+MARKS = {Standing.RIGHT: "good", Standing.WRONG: "bad", Standing.DISHONEST: "bad", Standing.NOT_JUDGED: "soft"}
 
 
 def why(verdict: Verdict) -> str:
@@ -153,67 +143,56 @@ def _finite(value: float) -> float | None:
 
 def as_html(judgement: Judgement) -> str:
     """Return a self-contained page. Text from elsewhere is escaped."""
-    several = len(judgement.verdicts) > 1
-    body = "".join(_section(verdict, level=judgement.level) for verdict in judgement.verdicts)
-    if several:
-        rows = "".join(
-            f"<tr><td><code>{_text(x.target)}</code></td><td>{_badge(x)}</td><td>{_text(why(x))}</td></tr>"
-            for x in judgement.verdicts
+    parts = [
+        Markup('<section><h2><code>{}</code></h2><p><b class="{}">{}</b> {}</p>{}</section>').format(
+            visible(verdict.target), MARKS[verdict.standing], str(verdict.standing), visible(why(verdict)),
+            Markup("").join(_parts(verdict, number, level=judgement.level)),
         )
-        body = f"<h1>{_text(judgement.target)}</h1><div class=wide><table>{rows}</table></div>{body}"
-    return PAGE.format(title=_text(f"Verdict on {judgement.target}"), body=body)
+        for number, verdict in enumerate(judgement.verdicts)
+    ]  # fmt: skip
+    if len(judgement.verdicts) > 1:
+        rows = [(_cell(x.target), _cell(str(x.standing), MARKS[x.standing]), _cell(why(x))) for x in judgement.verdicts]
+        parts.insert(0, Table(name="verdicts", columns=("GEMM", "verdict", "why"), rows=rows, filters=("verdict",)).html)
+    return page(f"Verdict on {visible(judgement.target)}", *parts)
 
 
-def _section(verdict: Verdict, *, level: str) -> str:
-    parts = [f"<h1>{_text(verdict.target)}</h1><p>{_badge(verdict)} {_text(why(verdict))}</p>"]
-    parts.append(f"<p class=noted>on {_text(verdict.device)}, level {_text(level)}, in {verdict.seconds:.1f} s</p>")
-    parts.append(f"<h2>Values</h2><p>{_text(_values(verdict))}.</p>")
+def _parts(verdict: Verdict, number: int, *, level: str) -> Iterator[Markup]:
+    yield _line(f"on {verdict.device}, level {level}, in {verdict.seconds:.1f} s", "soft")
+    yield _headed("Values", _line(f"{_values(verdict)}."))
     if verdict.values.bad:
-        rows = "".join(
-            f"<tr><td><code>{_text(x.case.id)}</code></td><td>{_text(_failure(x))}</td></tr>" for x in verdict.values.bad
-        )
-        parts.append(f"<div class=wide><table><tr><th>case</th><th>error</th></tr>{rows}</table></div>")
+        failed = [(_cell(x.case.id), _cell(_failure(x))) for x in verdict.values.bad]
+        yield Table(name=f"cases{number}", columns=("case", "error"), rows=failed).html
     if verdict.calls:
-        wrong = [(shape, *found) for shape in verdict.shapes for found in shape.wrong]
-        text = f"{verdict.calls} timed calls with new operands were checked, {len(wrong)} were wrong. {verdict.deterministic}"
-        parts.append(f"<p>{_text(text)}</p>")
-    parts.append(_speed_table(verdict))
+        wrong = sum(len(shape.wrong) for shape in verdict.shapes)
+        text = f"{verdict.calls} timed calls with new operands were checked, {wrong} were wrong. {verdict.deterministic}"
+        yield _line(text)
+    if verdict.speed is not None:
+        yield _headed("Speed", *_speed(verdict.speed, verdict.busy, number))
     if verdict.work:
-        parts.append(f"<h2>Work</h2><p>{_text(verdict.work)}</p>")
+        yield _headed("Work", _line(verdict.work))
     if verdict.findings:
-        items = "".join(
-            f"<li{'' if x.dishonest else ' class=noted'}>{_text(str(x))}{'' if x.dishonest else ' (noted)'}</li>"
-            for x in verdict.findings
-        )
-        parts.append(f"<h2>Conduct</h2><ul>{items}</ul>")
-    return "".join(parts)
+        noted = (_line(f"{x}{'' if x.dishonest else ' (noted)'}", "bad" if x.dishonest else "soft") for x in verdict.findings)
+        yield _headed("Conduct", *noted)
 
 
-def _speed_table(verdict: Verdict) -> str:
-    speed = verdict.speed
-    if speed is None:
-        return ""
-    head = "".join(
-        f"<th{'' if x == 'shape' else ' class=number'}>{x}</th>" for x in ("shape", "× torch", "from", "to", "µs", "% of limit")
-    )
-    rows = ""
-    for row in speed.shapes:
-        numbers = (
-            f"{row.ratio:.2f}",
-            f"{row.low:.2f}",
-            f"{row.high:.2f}",
-            f"{row.time_us:.1f}",
-            f"{100 * row.of_limit:.0f}" if row.of_limit else "",
-        )
-        rows += f"<tr><td>{_text(row.problem)}</td>" + "".join(f"<td class=number>{x}</td>" for x in numbers) + "</tr>"
+def _speed(speed: Speed, busy: str, number: int) -> Iterator[Markup]:
     text = f"{speed.ratio:.2f}× torch, {speed.low:.2f} to {speed.high:.2f} with 95% confidence over shapes such as these."
-    text += f" Measured {BUSY_MARK}: {verdict.busy}." if verdict.busy else ""
-    return f"<h2>Speed</h2><p>{_text(text)}</p><div class=wide><table><tr>{head}</tr>{rows}</table></div>"
+    yield _line(text + (f" Measured {BUSY_MARK}: {busy}." if busy else ""))
+    rows = []
+    for x in speed.shapes:
+        numbers = [(x.ratio, f"{x.ratio:.2f}"), (x.low, f"{x.low:.2f}"), (x.high, f"{x.high:.2f}"), (x.time_us, f"{x.time_us:.1f}")]
+        numbers.append((x.of_limit or 0.0, f"{x.of_limit:.0%}" if x.of_limit else ""))
+        rows.append((_cell(x.problem), *(Cell(text=shown, number=value) for value, shown in numbers)))
+    yield Table(name=f"speed{number}", columns=("shape", "× torch", "from", "to", "µs", "of limit"), rows=rows).html
 
 
-def _badge(verdict: Verdict) -> str:
-    return f'<span class=verdict style="background:{COLOURS[verdict.standing]}">{_text(str(verdict.standing))}</span>'
+def _headed(name: str, *parts: Markup) -> Markup:
+    return Markup("<h3>{}</h3>{}").format(name, Markup("").join(parts))
 
 
-def _text(text: str) -> str:
-    return html.escape(visible(text))
+def _line(text: str, mark: str = "") -> Markup:
+    return Markup('<p class="{}">{}</p>').format(mark, visible(text))
+
+
+def _cell(text: str, mark: str = "") -> Cell:
+    return Cell(text=visible(text), mark=mark)
