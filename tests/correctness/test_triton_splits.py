@@ -144,6 +144,8 @@ def test_parts_in_turn_are_legal_where_splits_are_whole_blocks() -> None:
     assert [x.name for x in choice.with_parts(2, device)] == ["triton:mm_128x64x64_s3_w4_k2", "triton:runs_128x64x64_s3_w4_r2"]
     assert [x.name for x in choice.with_parts(16, device)] == ["triton:mm_128x64x64_s3_w4_k16"]
     assert not choice.with_parts(300, device)
+    large = TritonChoice.of(problem, device, replace(config, block_n=256))
+    assert [x.name for x in large.with_parts(2, device)][-1:] == ["triton:runs_128x128x64_s3_w8_r2"], "two sums fit in registers"
     assert not PersistentChoice.of(problem, device, config).with_parts(2, device)
     (split, runs) = choice.with_parts(2, device)
     assert split.claims == runs.claims

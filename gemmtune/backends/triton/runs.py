@@ -20,6 +20,10 @@ from .kernel_choice import KernelChoice
 from .legality import Predicate
 from .reductions import summed_by_steps
 
+SUMS_OF_WARP = 32 * 64
+"""Elements of a tile for each warp: 64 registers of a thread, twice, beside those of the operands."""
+MOST_WARPS = 8
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunsConfig(Config):
@@ -31,9 +35,11 @@ class RunsConfig(Config):
 
     @classmethod
     def of(cls, config: Config, runs: int) -> Self:
-        """Return the config of the mm template with K in ``runs`` parts."""
+        """Return the config of the mm template with K in ``runs`` parts, and a tile of which two sums fit in registers."""
         fields: dict[str, Any] = {name: getattr(config, name) for name in Config.__dataclass_fields__}
-        return cls(**fields | {"split_k": 1, "runs": runs})
+        warps = MOST_WARPS if config.block_m * config.block_n > SUMS_OF_WARP * config.warps else config.warps
+        block_n = min(config.block_n, max(SUMS_OF_WARP * warps // config.block_m, 16))
+        return cls(**fields | {"split_k": 1, "runs": runs, "warps": warps, "block_n": block_n})
 
     @property
     def variant(self) -> str:
