@@ -12,8 +12,11 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path, PurePosixPath
 
 import click
+import torch
 
 from .. import settings
+from ..backends.triton.artifacts import FOLDER as TRITON
+from ..backends.triton.kernels import keep_driver_module
 from ..cache import announce, folder_of, kernel_files
 from ..errors import GemmtuneError, SettingsError
 from ..native import build
@@ -38,6 +41,8 @@ def bundle(output: str, json_file: str | None) -> None:
     if not output.endswith(ARCHIVES) and target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise click.ClickException(f"--output: got {output}, expected a new or empty folder, or a name that ends with .tar.gz")
     missing = _native_missing(chosen)
+    if torch.cuda.is_available() and place.folder.joinpath(*TRITON).exists():
+        keep_driver_module(place.folder)
     with tempfile.TemporaryDirectory() as folder:
         files = dict(kernel_files(place.folder))
         rows = _copied_store(chosen, Path(folder, STORE))

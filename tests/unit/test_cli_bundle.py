@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import json
 import os
 import shutil
@@ -20,9 +21,11 @@ from store_cases import one_warning
 import gemmtune
 from gemmtune import cli, settings
 from gemmtune.backends.cpp.compiler import find_compiler
+from gemmtune.backends.triton import kernels
 from gemmtune.cache import cache_dir
 from gemmtune.dispatch import absent
 from gemmtune.dispatch.ready import forget_plans
+from gemmtune.errors import CompileError
 from gemmtune.native import build
 from gemmtune.store.store import Store, open_store
 
@@ -142,3 +145,21 @@ def test_what_cannot_be_packed(tmp_path: Path, capsys: pytest.CaptureFixture[str
     with settings.patch(cache_dir=str(tmp_path / "other"), store_path=str(tmp_path / "store.sqlite")):
         assert cli.run(["bundle", "--output", str(tmp_path / "new" / "folder")]) == 0
         assert modes(tmp_path / "new") == {"folder": 0o755, "folder/store.sqlite": 0o644}
+
+
+def test_triton_finds_its_modules_without_the_command_file(monkeypatch, tmp_path):
+    """The names of Triton's compiled modules do not depend on that command, which slim images lack."""
+    launchers = importlib.import_module(f"{kernels.toolchain().__name__}.runtime.build")
+    names = []
+    for path in ("/usr/bin:/bin", str(tmp_path)):
+        monkeypatch.setenv("PATH", path)
+        kernels._platform_key.cache_clear()
+        names.append(launchers.platform_key())
+    assert names[0] == names[1]
+
+
+def test_module_that_does_not_compile_is_an_error(monkeypatch, tmp_path):
+    """``bundle`` never packs Triton's kernels without the module that launches them."""
+    monkeypatch.setattr(kernels, "DRIVER", "raise RuntimeError('no compiler')")
+    with pytest.raises(CompileError, match="no compiler"):
+        kernels.keep_driver_module(tmp_path)

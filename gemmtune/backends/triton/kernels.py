@@ -6,7 +6,10 @@ import contextlib
 import functools
 import hashlib
 import importlib
+import platform
 import re
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -16,6 +19,7 @@ from typing import Any
 
 import torch
 
+from ... import settings
 from ...cache import cache_dir, cached, present, write_once
 from ...device import DeviceInfo
 from ...errors import CompileError, UnavailableError
@@ -47,9 +51,23 @@ class Target:
         return cls(backend=device.type, arch=arch, warp_size=device.warp_size)
 
 
+@functools.cache
 def toolchain() -> Any:
     """Import and return ``triton``. Only compiling, loading and cache look-ups need it; enumeration works without it."""
-    return importlib.import_module("triton")
+    triton = importlib.import_module("triton")
+    build = importlib.import_module("triton.runtime.build")
+    if hasattr(build, "platform_key"):
+        build.platform_key = _platform_key
+    return triton
+
+
+@functools.cache
+def _platform_key() -> str:
+    """Return what Triton's own function returns where the command ``file`` is installed.
+
+    Triton names compiled modules by it, and without the command, as in a slim image, it would look for another name.
+    """
+    return ",".join([platform.machine(), platform.system(), platform.architecture()[0], "ELF"])
 
 
 def _file(name: str) -> tuple[str, ...]:
@@ -175,6 +193,26 @@ def initialise(compiled: Any) -> None:
     """Load the binary on the current device. Some Triton versions also compile their launcher into our cache folder."""
     with _own_cache():
         compiled._init_handles()
+
+
+DRIVER = "import sys; from gemmtune.backends.triton import kernels; kernels.load_driver_module(sys.argv[1])"
+
+
+def load_driver_module(folder: str) -> None:
+    """Load the module by which Triton calls the driver, compiled into a cache folder if it is not there."""
+    with settings.patch(cache_dir=folder), _own_cache():
+        _ = toolchain().runtime.driver.active
+
+
+def keep_driver_module(folder: Path) -> None:
+    """Put that module into a cache folder. A new process does it: Triton loads one in each process, from any of its folders.
+
+    Raises:
+        CompileError: it cannot be compiled.
+    """
+    done = subprocess.run([sys.executable, "-c", DRIVER, str(folder)], capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise CompileError("Triton's driver module", done.stderr.strip().rpartition("\n")[2])
 
 
 def assembly(compiled: Any) -> str:
