@@ -31,7 +31,7 @@ from gemmtune.device import DeviceInfo, preset
 from gemmtune.errors import InvalidProblemError
 from gemmtune.problem import Problem
 from gemmtune.selector.defaults import LARGE, RULE
-from gemmtune.selector.features import Described, Matrix, features, floor_us, kernel_of, kind_of, why_unknown
+from gemmtune.selector.features import Described, Matrix, features, floor_us, group_of, kernel_of, kind_of, why_unknown
 from gemmtune.selector.forest import Forest
 from gemmtune.selector.predictor import NEAR, Portfolio, packed, size_of
 from gemmtune.selector.shipped import HASH_DIGITS, ShippedTime, file_of, weight_of
@@ -72,6 +72,11 @@ class Measured:
         return kind_of(self.problem), self.problem.n, self.problem.k
 
     @property
+    def group(self) -> str:
+        """The group of kinds of weights that one forest serves."""
+        return group_of(kind_of(self.problem))
+
+    @property
     def torch(self) -> int:
         """Index of torch's own operation."""
         return next(i for i, row in enumerate(self.rows) if row.baseline)
@@ -89,16 +94,17 @@ class Measured:
 
 
 def measured(paths: Sequence[str], families: Mapping[tuple[int, int], Sequence[str]]) -> list[Measured]:
-    """Return the problems of the stores that can be predicted."""
-    groups: dict[tuple[str, str], list[Row]] = collections.defaultdict(list)
+    """Return the problems of the stores that can be predicted. Of two rows of one choice, the later store's counts."""
+    groups: dict[tuple[str, str], dict[str, Row]] = collections.defaultdict(dict)
     for path in paths:
         for row in Store.open(path, read_only=True).every_row():
             if row.time_us is not None and Described.of(row.name, row.info) is not None:
-                groups[row.scope].append(row)
-    saved_us = overlap_us(groups.values())
+                groups[row.scope][row.name] = row
+    saved_us = overlap_us(x.values() for x in groups.values())
     click.echo(f"overlap saves {saved_us:.2f} µs")
     found = []
-    for (key, machine), rows in groups.items():
+    for (key, machine), by_name in groups.items():
+        rows = list(by_name.values())
         try:
             problem, origin = Problem.from_json(json.loads(key)), json.loads(machine)
         except InvalidProblemError:
@@ -132,7 +138,12 @@ def overlap_us(groups: Any) -> float:
     return statistics.median(saved) if saved else 0.0
 
 
-def fitted(known: Sequence[Measured]) -> Forest:
+def fitted(known: Sequence[Measured]) -> dict[str, Forest]:
+    """Fit a forest to each group of kinds of weights."""
+    return {group: _forest([x for x in known if x.group == group]) for group in sorted({x.group for x in known})}
+
+
+def _forest(known: Sequence[Measured]) -> Forest:
     """Fit each member to weights drawn with replacement. A choice counts by the square of its speed over the fastest."""
     generator, weights = np.random.default_rng(1), sorted({x.weight for x in known})
     members = []
@@ -206,9 +217,9 @@ def listed(row: Row) -> bool:
     return row.name.startswith("cuda:") and "place" in row.info
 
 
-def chosen(x: Measured, forest: Forest, known: Portfolio) -> tuple[int, bool]:
+def chosen(x: Measured, forests: Mapping[str, Forest], known: Portfolio) -> tuple[int, bool]:
     """Return the index of the choice for a problem, and if it is a predicted one. Torch serves where no gain is likely."""
-    times = forest(x.table).astype(np.float64)
+    times = forests[x.group](x.table).astype(np.float64)
     gains: np.ndarray = times[:, x.torch : x.torch + 1] - times
     likely = known.likely(gains, x.problem.m)
     offered = np.array([(row.name in known.names or listed(row)) and known.supports(row.name, x.problem) for row in x.rows])
@@ -224,11 +235,11 @@ def evaluated(problems: Sequence[Measured]) -> list[dict[str, Any]]:
     for fold in FOLDS:
         left_out = [x for x in problems if any(name.startswith(fold) for name in x.families)]
         known = [x for x in problems if x not in left_out]
-        forest = fitted(known)
+        forests = fitted(known)
         portfolios = {kind: portfolio([x for x in known if kind_of(x.problem) == kind]) for kind in {x.weight[0] for x in known}}
         for x in left_out:
             kind, n, k = x.weight
-            index, predicted = chosen(x, forest, portfolios[kind]) if kind in portfolios else (x.ruled(), False)
+            index, predicted = chosen(x, forests, portfolios[kind]) if kind in portfolios else (x.ruled(), False)
             best, torch_us = x.times_us.min(), x.times_us[x.torch]
             names = {"choice": x.rows[index].name, "best": x.rows[int(x.times_us.argmin())].name}
             numbers = {

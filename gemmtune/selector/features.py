@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..backends.cuda.hopper import IDLE_CLUSTERS, clusters_at_a_time
 from ..device import DeviceInfo
 from ..problem import Problem
 from ..problem.dtypes import dtype_name
@@ -111,6 +112,16 @@ def kind_of(problem: Problem) -> str:
     return {4: "int4", 8: "int8"}.get(bits_of(problem), "dense")
 
 
+def placed(sm_count: int, cluster: int) -> int:
+    """Return how many blocks run at once in clusters of ``cluster`` blocks, with one block per multiprocessor."""
+    return cluster * clusters_at_a_time(sm_count, cluster if cluster in IDLE_CLUSTERS else 1)
+
+
+def group_of(kind: str) -> str:
+    """Return the group of kinds of weights whose times one forest predicts: ``dense``, or ``widened`` for 4 and 8 bits."""
+    return kind if kind == "dense" else "widened"
+
+
 def floor_us(problem: Problem, device: DeviceInfo) -> float:
     """Return the time that memory and tensor cores need at the rates of the data sheet, and a launch."""
     memory_us, multiply_us = _floors(problem, device)
@@ -139,7 +150,8 @@ def features(problem: Problem, device: DeviceInfo, choices: Sequence[Described])
     block_m, block_n, block_k, stages = (own[:, i] for i in range(1, 5))
     splits = np.maximum(own[:, 6], 1)
     tiles_m, tiles_n = np.ceil(m / block_m), np.ceil(n / block_n)
-    waves = tiles_m * tiles_n * splits / device.sm_count
+    blocks = np.maximum(own[:, 7], 1)
+    waves = tiles_m * tiles_n * splits / np.array([placed(device.sm_count, int(x)) for x in blocks])
     line_bytes = block_m * problem.dtype.itemsize + block_n * bits / 8
     traffic = tiles_m * tiles_n * k * line_bytes * 1e-3 / MEMORY_GBPS[device.name]
     partials = np.where(splits > 1, tiles_m * tiles_n * splits * block_m * block_n * 8e-3 / MEMORY_GBPS[device.name], 0.0)

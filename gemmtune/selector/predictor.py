@@ -1,7 +1,8 @@
 """Prediction of the times of choices that nobody measured on this problem, from measurements of other weights.
 
-An ensemble of boosted trees predicts log2(time / floor) from ``features``. What its members disagree about is uncertain. A choice
-counts only near problems for which it was measured. ``benchmarks/predictor.py`` fits the ensemble and writes the file.
+Two ensembles of boosted trees predict log2(time / floor) from ``features``, one for dense weights and one for those of 4 or 8 bits.
+What their members disagree about is uncertain. A choice counts only near problems for which it was measured.
+``benchmarks/predictor.py`` fits the ensembles and writes the file.
 """
 
 from __future__ import annotations
@@ -23,13 +24,13 @@ from numpy.typing import NDArray
 from ..choice import Choice
 from ..device import DeviceInfo
 from ..problem import Problem
-from .features import NAMES, Described, features, kernel_of, kind_of, why_unknown
+from .features import NAMES, Described, features, group_of, kernel_of, kind_of, why_unknown
 from .forest import Forest
 
 log = logging.getLogger("gemmtune")
 
 FILE = Path(__file__).parents[1] / "data" / "predictor.npz"
-VERSION = 1
+VERSION = 2
 NEAR = (1.0, 2.0, 2.5)
 """Octaves of M, N and K within which a measured problem supports a prediction."""
 FEW_ROWS, MARGIN_OF_MORE = 16, 0.02
@@ -72,9 +73,9 @@ def size_of(problem: Problem) -> NDArray[np.float64]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Predictor:
-    """Fitted model with the kernels that it may recommend, by kind of weight."""
+    """Fitted models by group of kinds of weights, with the kernels that they may recommend by kind."""
 
-    forest: Forest
+    forests: Mapping[str, Forest]
     portfolios: Mapping[str, Portfolio]
     origin: Mapping[str, Any]
     """Versions and GPUs of the measurements."""
@@ -99,19 +100,20 @@ class Predictor:
         rows = [x for i in (*known, -1) if (x := described[i]) is not None]
         if len(rows) < 2 or described[-1] is None:
             return found
-        times = self.forest(features(problem, device, rows)).astype(np.float64)
+        times = self.forests[group_of(kind_of(problem))](features(problem, device, rows)).astype(np.float64)
         gains = times[:, -1:] - times[:, :-1]
         found[known] = portfolio.likely(gains, problem.m)
         return found
 
 
-def packed(forest: Forest, portfolios: Mapping[str, Portfolio], origin: Mapping[str, Any]) -> bytes:
+def packed(forests: Mapping[str, Forest], portfolios: Mapping[str, Portfolio], origin: Mapping[str, Any]) -> bytes:
     """Return the bytes of a file with a predictor."""
     points = [np.round(x * STEPS_PER_OCTAVE).astype(np.uint16) for p in portfolios.values() for x in p.measured.values()]
     meta = {
         "version": VERSION,
         "features": NAMES,
         "origin": dict(origin),
+        "groups": list(forests),
         "portfolios": {
             kind: {"names": p.names, "counts": {x: len(y) for x, y in p.measured.items()}, "margin": p.margin, "spreads": p.spreads}
             for kind, p in portfolios.items()
@@ -121,10 +123,10 @@ def packed(forest: Forest, portfolios: Mapping[str, Portfolio], origin: Mapping[
     np.savez_compressed(
         file,
         meta=np.frombuffer(json.dumps(meta).encode(), dtype=np.uint8),
-        feature=forest.feature,
-        threshold=forest.threshold,
-        value=forest.value.astype(np.float16),
-        start=forest.start,
+        feature=np.stack([x.feature for x in forests.values()]),
+        threshold=np.stack([x.threshold for x in forests.values()]),
+        value=np.stack([x.value for x in forests.values()]).astype(np.float16),
+        start=np.stack([x.start for x in forests.values()]),
         points=np.concatenate(points) if points else np.zeros((0, 3), np.uint16),
     )
     return file.getvalue()
@@ -143,15 +145,14 @@ def unpacked(data: bytes) -> Predictor:
             meta = json.loads(arrays["meta"].tobytes())
             if meta["version"] != VERSION or tuple(meta["features"]) != NAMES:
                 raise ValueError(f"got version {meta['version']} with {len(meta['features'])} features, expected {VERSION}")
-            forest = Forest(
-                feature=arrays["feature"],
-                threshold=arrays["threshold"],
-                value=arrays["value"].astype(np.float32),
-                start=arrays["start"],
-            )
+            names = ("feature", "threshold", "value", "start")
+            parts = zip(*(arrays[x].astype(np.float32) if x == "value" else arrays[x] for x in names), strict=True)
+            forests = {
+                group: Forest(**dict(zip(names, part, strict=True))) for group, part in zip(meta["groups"], parts, strict=True)
+            }
             points = arrays["points"].astype(np.float32) / STEPS_PER_OCTAVE
-        if forest.columns > len(NAMES) or int(forest.feature.min()) < 0:
-            raise ValueError(f"got trees over {forest.columns} features, expected {len(NAMES)} at most")
+        if any(x.columns > len(NAMES) or int(x.feature.min()) < 0 for x in forests.values()):
+            raise ValueError(f"got trees over other features than {len(NAMES)}")
         portfolios, begin = {}, 0
         for kind, x in meta["portfolios"].items():
             measured = {}
@@ -163,7 +164,7 @@ def unpacked(data: bytes) -> Predictor:
             raise ValueError(f"got {len(points)} measured sizes, expected {begin}")
     except (BadZipFile, KeyError, TypeError, AttributeError, OSError, EOFError, UnicodeDecodeError) as error:
         raise ValueError(f"got damaged data ({type(error).__name__}: {error})") from error
-    return Predictor(forest=forest, portfolios=portfolios, origin=meta["origin"], digest=hashlib.sha256(data).hexdigest()[:8])
+    return Predictor(forests=forests, portfolios=portfolios, origin=meta["origin"], digest=hashlib.sha256(data).hexdigest()[:8])
 
 
 @functools.cache

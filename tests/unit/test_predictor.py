@@ -83,10 +83,11 @@ def test_trees_are_sums_of_the_leaves_that_comparisons_reach():
 def test_the_shipped_files_are_small_complete_and_name_their_versions():
     model = predictor.shipped_predictor()
     assert predictor.FILE.stat().st_size <= 2**20
-    assert model.forest.columns <= len(NAMES)
-    assert set(model.portfolios) == {"dense", "int4"}
+    assert all(forest.columns <= len(NAMES) for forest in model.forests.values())
+    assert set(model.portfolios) == {"dense", "int4", "int8"}
+    assert set(model.forests) == {"dense", "widened"}
+    assert model.portfolios["dense"].names
     for portfolio in model.portfolios.values():
-        assert portfolio.names
         assert all(len(points) and (points >= 0).all() for points in portfolio.measured.values())
     files = sorted(shipped.FOLDER.glob("*.json.gz"))
     assert sum(path.stat().st_size for path in files) <= 4 * 2**20
@@ -100,7 +101,7 @@ def test_the_shipped_files_are_small_complete_and_name_their_versions():
             for times in by_m.values():
                 assert sum(x.baseline for x in times) == 1
                 assert [x.time_us for x in times] == sorted(x.time_us for x in times)
-    again = predictor.unpacked(predictor.packed(model.forest, model.portfolios, model.origin))
+    again = predictor.unpacked(predictor.packed(model.forests, model.portfolios, model.origin))
     assert {kind: x.names for kind, x in again.portfolios.items()} == {kind: x.names for kind, x in model.portfolios.items()}
 
 
@@ -180,9 +181,9 @@ def test_kernels_are_names_without_the_parameters_of_the_launch():
 
 def test_nothing_is_predicted_that_was_never_measured():
     model = predictor.shipped_predictor()
-    known = [dense(), few_bits(), Problem.addmm(16, 4096, 4096, device_type="cuda"), dense(dtype="float16")]
+    known = [dense(), few_bits(), few_bits(encoding=""), Problem.addmm(16, 4096, 4096, device_type="cuda"), dense(dtype="float16")]
     assert all(model.knows(p, H200) and model.knows(p, H100) for p in known)
-    strange = [dense(dtype="float32"), dense(layout="nn"), few_bits(encoding=""), Problem.bmm(4, 16, 64, 64, device_type="cuda")]
+    strange = [dense(dtype="float32"), dense(layout="nn"), Problem.bmm(4, 16, 64, 64, device_type="cuda")]
     assert not any(model.knows(p, H200) for p in strange)
     assert not any(model.knows(p, UNKNOWN) for p in known)
     assert why_unknown(dense(), UNKNOWN) == "NVIDIA H999 was never measured"
@@ -208,7 +209,7 @@ def test_a_prediction_takes_about_a_millisecond():
     taken = []
     for _ in range(20):
         begun = time.process_time()
-        model.forest(features(problem, H200, described))
+        model.forests["dense"](features(problem, H200, described))
         taken.append(time.process_time() - begun)
     assert min(taken) <= 3e-3, f"{len(described)} choices: {min(taken):.4f} s"
 
@@ -225,8 +226,8 @@ def test_default_tables_of_gpus(made_for):
         made = named_choice(x.name, x.backend, tables["mm"][0].work.rows_class.at(x.anchor), H100, GPU_BACKENDS)
         assert x.backend == "aten" or made.content_hash == x.content_hash
         assert x.backend == "aten" or model.portfolios["dense"].supports(x.name, dense(x.anchor))
-    assert tables["mixed_mm"][0].origin == "rule"  # int8 was not measured
-    assert made_for([few_bits()], H100)["mixed_mm"][0].origin.startswith("predicted ")
+    assert tables["mixed_mm"][0].origin.startswith("shipped ")
+    assert made_for([few_bits(n=5120, k=5120)], H100)["mixed_mm"][0].origin.startswith("predicted ")
     assert made_for([dense()], UNKNOWN) == {}
     assert made_for([few_bits()], UNKNOWN)["mixed_mm"][0].origin == "rule"
 

@@ -57,7 +57,7 @@ def toolchain() -> Any:
     triton = importlib.import_module("triton")
     build = importlib.import_module("triton.runtime.build")
     if hasattr(build, "platform_key"):
-        build.platform_key = _platform_key
+        vars(build)["platform_key"] = _platform_key
     return triton
 
 

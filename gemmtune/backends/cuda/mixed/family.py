@@ -104,7 +104,7 @@ class MixedFamily(Family[C]):
     def info(self, problem: Problem, config: C) -> dict[str, Any]:
         shape = config.shape
         tile = (shape.block_m, shape.block_n, shape.block_k(weights_of(problem)))
-        return self.facts(config, tile, cluster=config.cluster_k, splits=self.splits(config))
+        return self.facts(config, tile, cluster=config.cluster, splits=self.splits(config))
 
     @abstractmethod
     def values(self, weights: Weights, shape: Any) -> dict[str, Any]:
@@ -119,6 +119,7 @@ class MixedFamily(Family[C]):
             values=common_values(problem, self.work)
             | {
                 "family": self.name,
+                "cluster_n": 1,
                 "grouped": problem.groups > 0,
                 "line_bytes": shape.line_bytes,
                 "name": f"i{weights.bits}_{shape.label(weights)}",
@@ -183,7 +184,7 @@ class MixedFamily(Family[C]):
             config,
             work,
             grid=self.grid(problem, config),
-            cluster=config.cluster_k,
+            cluster=config.cluster,
             shared_bytes=config.shape.shared_bytes(weights_of(problem), config.cluster_k),
             addresses=addresses_of(len(operands)),
             aligned=aligned,

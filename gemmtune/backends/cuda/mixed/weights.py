@@ -92,6 +92,11 @@ class MixedConfig:
     pdl: bool = False
     prefetch_stages: int = 0
 
+    @property
+    def cluster(self) -> int:
+        """Blocks of a cluster."""
+        return self.cluster_k
+
     def label(self, weights: Weights) -> str:
         """Return a name such as ``i4_16x128x256_s4_w2x2_k2_interleaved_pdl4``."""
         overlap = f"_pdl{self.prefetch_stages or ''}" if self.pdl else ""

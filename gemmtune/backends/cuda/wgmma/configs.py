@@ -30,7 +30,8 @@ class Shape:
     """Tile of ``block_m`` rows of a by 64 columns of b for each of ``col_tiles`` of each of ``warp_groups``.
 
     A stage has ``line_bytes`` of each column. ``blocks_per_sm`` blocks share a multiprocessor. ``k16_batch`` is the number of K
-    steps of 16 issued together, or 0 for a good default.
+    steps of 16 issued together, or 0 for a good default. A cluster has ``cluster_n`` tiles side by side, whose blocks copy the rows
+    of a once (multicast).
     """
 
     block_m: int
@@ -40,6 +41,7 @@ class Shape:
     stages: int
     blocks_per_sm: int = 1
     k16_batch: int = 0
+    cluster_n: int = 1
 
     @property
     def block_n(self) -> int:
@@ -116,6 +118,7 @@ class Shape:
         """Return a name such as ``256x128x64_s5_w2t1b2``: block_m, block_n, block_k, stages, warp groups, col_tiles, k16_batch."""
         tile = f"{self.block_m}x{self.block_n}x{self.block_k(weights)}"
         more = f"_r{self.blocks_per_sm}" if self.blocks_per_sm > 1 else ""
+        more += f"_1x{self.cluster_n}" if self.cluster_n > 1 else ""
         return f"{tile}_s{self.stages}_w{self.warp_groups}t{self.col_tiles}b{self.k16_batch_of(weights)}{more}"
 
 
@@ -126,23 +129,27 @@ SHAPES: dict[int, tuple[Shape, ...]] = {
         Shape(block_m=96, warp_groups=2, col_tiles=1, line_bytes=128, stages=5),
         Shape(block_m=128, warp_groups=2, col_tiles=1, line_bytes=128, stages=4),
         Shape(block_m=256, warp_groups=2, col_tiles=1, line_bytes=64, stages=4),
+        Shape(block_m=192, warp_groups=2, col_tiles=1, line_bytes=128, stages=3, cluster_n=2),
     ),
     4: (
         Shape(block_m=64, warp_groups=2, col_tiles=1, line_bytes=128, stages=4, k16_batch=2),
         Shape(block_m=128, warp_groups=2, col_tiles=1, line_bytes=64, stages=4),
         Shape(block_m=128, warp_groups=2, col_tiles=2, line_bytes=64, stages=4),
         Shape(block_m=192, warp_groups=2, col_tiles=1, line_bytes=64, stages=3),
+        Shape(block_m=256, warp_groups=2, col_tiles=1, line_bytes=64, stages=3),
     ),
 }
 """Shapes by the bits of a weight, from few rows to the largest tile that registers hold.
 
-The smallest 8-bit shape runs two blocks on a multiprocessor.
+The smallest 8-bit shape runs two blocks on a multiprocessor. 192 rows by 128 bytes of a column are 56 KiB for each step: more than
+L2 delivers in the time of the products, unless two blocks share the rows. That raises the speed of an H100 by up to 1.25 from 190
+to 1024 rows. With the smaller 4-bit weights it raises nothing.
 """
 SHAPES_FOR_GROUPS = {
-    8: (*SHAPES[8], Shape(block_m=144, warp_groups=2, col_tiles=1, line_bytes=128, stages=4)),
-    4: (*SHAPES[4], Shape(block_m=144, warp_groups=2, col_tiles=1, line_bytes=64, stages=4)),
+    8: (*SHAPES[8][:-1], Shape(block_m=144, warp_groups=2, col_tiles=1, line_bytes=128, stages=4)),
+    4: (*SHAPES[4][:-1], Shape(block_m=144, warp_groups=2, col_tiles=1, line_bytes=64, stages=4)),
 }
-"""Shapes for grouped products.
+"""Shapes for grouped products, without the last ones for dense products.
 
 If groups have about 128 or 256 rows, half of them have a few more. One or two tiles of 144 rows hold those too.
 """
@@ -153,3 +160,8 @@ class Config(MixedConfig):
     """Shape of this kernel plus launch parameters."""
 
     shape: Shape
+
+    @property
+    def cluster(self) -> int:
+        """Blocks of a cluster: those that divide K, or those with tiles side by side."""
+        return self.cluster_k * self.shape.cluster_n
