@@ -23,8 +23,7 @@ STEP_NS, LATENCY_NS = 4.0, 500.0
 
 def estimate_us(problem: Problem, device: DeviceInfo, config: Config) -> float:
     """Return the model's time of a launch, in microseconds: the bottleneck of one tile, times the waves of tiles."""
-    shape, sparsity = config.shape, problem.sparsity
-    assert sparsity is not None
+    shape, sparsity = config.shape, problem.blocks
     density, block = max(sparsity.density, 0.005), sparsity.block_k
     x_bytes = 2.0 * problem.k * shape.block_n
     weight_bytes = 2.0 * density * problem.k * shape.rows
