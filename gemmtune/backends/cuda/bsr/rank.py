@@ -9,7 +9,7 @@ from ....device import DeviceInfo
 from ....problem import Problem
 from ..boxes import LINE
 from ..hopper import clusters_at_a_time
-from .configs import FRAGMENT, SHAPES, Config, Shape, tiles_of
+from .configs import FRAGMENT, SHAPES, Config, tiles_of
 
 LAUNCH_US, TILE_US = 3.5, 1.5
 """Minimum time of a launch, and the time of a tile's beginning and end."""
@@ -42,9 +42,5 @@ def estimate_us(problem: Problem, device: DeviceInfo, config: Config) -> float:
 
 def candidates(problem: Problem, device: DeviceInfo) -> list[Config]:
     """Return every shape, best first."""
-    found = [_config(shape, device) for shape in SHAPES]
+    found = [Config(shape=shape, blocks=max(device.sm_count, shape.cluster), pdl=True) for shape in SHAPES]
     return sorted(found, key=lambda config: (estimate_us(problem, device, config), str(config)))
-
-
-def _config(shape: Shape, device: DeviceInfo) -> Config:
-    return Config(shape=shape, blocks=max(device.sm_count, shape.cluster), pdl=True)
