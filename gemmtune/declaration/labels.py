@@ -27,8 +27,6 @@ ROWS: dict[str, Operation] = {op: NAMES[op] for op in (*STRIDED, *GROUPED, *SPAR
 OPS = tuple(ROWS)
 ONE_PRODUCT = tuple(op for op in STRIDED if not NAMES[op].second)
 """Operations that multiply two matrices."""
-QUANTIZED = tuple(op for op in STRIDED if NAMES[op].quantized)
-"""Operations on 2-D operands of 8 bits or fewer, without an added operand."""
 BIASES = get_args(BiasShape)
 GATES = tuple(FUNCTIONS)
 """Functions of gates."""

@@ -87,10 +87,7 @@ def spread(mask: torch.Tensor, sparsity: Sparsity) -> torch.Tensor:
 
 
 def sparse_of(weight: torch.Tensor, mask: torch.Tensor, sparsity: Sparsity) -> torch.Tensor:
-    """Return the blocks of ``weight`` [N, K] selected by ``mask`` as a sparse_bsr tensor.
-
-    Zeros inside a selected block stay.
-    """
+    """Return the blocks of ``weight`` [N, K] selected by ``mask`` as a sparse_bsr tensor. Zeros inside a selected block stay."""
     index = torch.int64 if sparsity.wide_index else torch.int32
     row, col = mask.nonzero(as_tuple=True)
     counts = mask.sum(dim=1)
@@ -126,10 +123,7 @@ def rows_of(crow: torch.Tensor) -> torch.Tensor:
 
 
 def densified(weight: torch.Tensor) -> torch.Tensor:
-    """Return the dense matrix of a sparse_bsr tensor.
-
-    torch cannot sum 8-bit floats, so these are moved as bytes.
-    """
+    """Return the dense matrix of a sparse_bsr tensor. torch cannot sum 8-bit floats, so these are moved as bytes."""
     if not is_float8(weight.dtype):
         return weight.to_dense()
     values, crow, col = parts(weight)
@@ -143,10 +137,7 @@ def occupied(weight: torch.Tensor, sparsity: Sparsity) -> torch.Tensor:
 
 
 def dense_problem(problem: Problem) -> Problem:
-    """Return the problem of the dense product with the matrix that a block-sparse b represents.
-
-    8-bit floats get scales of one.
-    """
+    """Return the problem of the dense product with the matrix that a block-sparse b represents. 8-bit floats get scales of one."""
     fields = {name: getattr(problem, name) for name in ("a", "b", "out", "inp", "alpha", "beta", "epilogue", "device_type")}
     op = "int_mm" if problem.integers else problem.op.removeprefix("bsr_")
     if is_float8(problem.dtype):

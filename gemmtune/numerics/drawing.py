@@ -167,8 +167,7 @@ class Drawing:
 
         The mask defaults to a random pattern of the problem's sparsity class.
         """
-        sparsity, (k, n) = self._stated.sparsity, self.problem.b.size
-        assert sparsity is not None
+        sparsity, (k, n) = self._stated.blocks, self.problem.b.size
         mask = random_mask((n, k), sparsity, self.generator) if mask is None else mask
         return self.placed(self.problem.b, torch.where(spread(mask, sparsity).t(), b, torch.zeros_like(b)))
 

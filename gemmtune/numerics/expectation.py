@@ -31,10 +31,7 @@ from .reference import Reference, Region, extended_reference, reference, regions
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """Expected values of a region of the result.
-
-    ``sums(batches, rows)`` are float64, before the epilogue and the last rounding.
-    """
+    """Expected values of a region of the result. ``sums(batches, rows)`` are float64, before the epilogue and the last rounding."""
 
     region: Region
     sums: Callable[[slice, slice], Approximate]

@@ -197,8 +197,7 @@ def _lines(scale: torch.Tensor, lines: Lines) -> torch.Tensor:
 
 def _random_weight(problem: Problem, generator: torch.Generator) -> torch.Tensor:
     """Draw a random block-sparse weight of the problem's class without making the dense one."""
-    sparsity, (k, n) = problem.sparsity, problem.b.size
-    assert sparsity is not None
+    sparsity, (k, n) = problem.blocks, problem.b.size
     mask = random_mask((n, k), sparsity, generator)
     col = mask.nonzero(as_tuple=True)[1]
     values = allocate(Layout.contiguous((len(col), sparsity.block_n, sparsity.block_k), problem.b.dtype), generator.device)

@@ -73,6 +73,12 @@ class ProblemFields:
         return tuple((role, layout) for role in ROLES if (layout := getattr(self, role)) is not None)
 
     @property
+    def blocks(self) -> Sparsity:
+        """The class of b, which must be block-sparse."""
+        assert self.sparsity is not None
+        return self.sparsity
+
+    @property
     def batch(self) -> int:
         """The number of matrices in out; 1 for operations without a batch."""
         return self.out.size[0] if len(self.out.size) == 3 else 1

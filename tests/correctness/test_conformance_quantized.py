@@ -23,12 +23,13 @@ from gemmtune.conformance.cases.statement import problem_of
 from gemmtune.conformance.properties.table import PROPERTIES, property_named
 from gemmtune.conformance.runs.isolation import judge
 from gemmtune.conformance.suite.drawing import cases
-from gemmtune.declaration.labels import QUANTIZED, SCALES_OF
+from gemmtune.declaration.labels import SCALES_OF, STRIDED
 from gemmtune.declaration.subject import NamespaceSubject, Subject
 from gemmtune.declaration.traits import Traits
 from gemmtune.errors import CaseError, TraitsError
+from gemmtune.problem.fused import NAMES as OPERATION_NAMES
 
-QUANTIZED_ONLY = ALL_OPS.changed({"ops": QUANTIZED})
+QUANTIZED_ONLY = ALL_OPS.changed({"ops": tuple(op for op in STRIDED if OPERATION_NAMES[op].quantized)})
 NEEDS_OTHERS = ("grade", "overflow")
 """Properties that have cases of dense operations only."""
 NAMES = [

@@ -9,7 +9,6 @@ from __future__ import annotations
 from unittest import mock
 
 import pytest
-import torch
 from rotation import rotated, takes
 
 from gemmtune import settings
@@ -18,23 +17,14 @@ from gemmtune.backends.cutlass.build import CutlassChoice
 from gemmtune.backends.cutlass.operation import Operation
 from gemmtune.backends.cutlass.toolkit import find_toolkit
 from gemmtune.errors import UnavailableError
-from gemmtune.problem import Problem
 from gemmtune.toolchain.nvcc import find_compiler
 
 FAMILIES = {
     "sm75": ("mm-f16-nt", "mm-f32-nt", "baddbmm-f64-tt"),
     "sm80": ("mm-bf16-nt", "addmm-f16-tn", "mm-tf32-nt", "mm-f32-nt", "baddbmm-f64-tt", "mm-bf16-nt-silu-mul", "mm-f16-nn-padded"),
-    "sm90": (
-        "mm-bf16-nt", "addmm-f16-tn", "mm-tf32-nt", "mm-f32-nt", "baddbmm-f64-tt", "mm-bf16-nt-silu-mul", "mm-f16-nn-padded",
-        "grouped-bf16-nt", "grouped-f16-nn",
-    ),
+    "sm90": ("mm-bf16-nt", "addmm-f16-tn", "mm-tf32-nt", "mm-f32-nt", "baddbmm-f64-tt", "mm-bf16-nt-silu-mul", "mm-f16-nn-padded"),
 }  # fmt: skip
-"""Names of the matrix's problems and GROUPED, by architecture: every element, with and without epilogue, aligned or not."""
-GROUPED = {
-    "grouped-bf16-nt": Problem.grouped_mm(4096, 14336, 4096, groups=8, device_type="cuda"),
-    "grouped-f16-nn": Problem.grouped_mm(16, 768, 2048, groups=128, dtype=torch.float16, layout="nn", device_type="cuda"),
-}
-"""Groups of rows: rows as rows, and as columns for small groups."""
+"""Names of the matrix's problems, by architecture: every element, with and without epilogue, aligned or not."""
 MODERN = [("sm90", name) for name in FAMILIES["sm90"]]
 SAMPLED = (
     *([("sm80", "mm-f16-nn-padded")] if takes("CUTLASS 2.x through the matrix") else ()),
@@ -73,7 +63,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 def test_operations_compile_to_expected_instructions_without_spills(arch: str, name: str) -> None:
     """Check instructions and spills, and that an instruction of an unexpected kind is found."""
-    problems = {name: (matrix_problems() | GROUPED)[name]}
+    problems = {name: matrix_problems()[name]}
     with settings.patch(backends=("cutlass",), compile_timeout_s=250.0):
         report = run_matrix(arch, search="quick", problems=problems, most=1)
         with mock.patch.object(Operation, "sass", "SHFL*"):

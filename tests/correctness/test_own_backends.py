@@ -138,7 +138,7 @@ def test_subjects_for_an_older_architecture_use_its_kernels(arch: str) -> None:
         ("triton", None, set()),
         ("cpp", None, {"mm_plus_mm"}),
         ("cutlass", "sm80", {"mm_plus_mm", "mixed_mm", "scaled_mm", *GROUPED}),
-        ("cutlass", "sm90", {"mm_plus_mm", "mixed_grouped_mm", "scaled_grouped_mm", "grouped_k_mm"}),
+        ("cutlass", "sm90", {"mm_plus_mm", *GROUPED}),
         ("cuda", "sm90", {"mm_plus_mm", "int_mm", "int_mm_mul", "scaled_mm", "scaled_grouped_mm"}),
         ("ck", "gfx942", {"mm_plus_mm", "int_mm", "int_mm_mul", "mixed_mm", *GROUPED}),
         ("cuda", "sm80", set()),  # it has nothing for sm80, and each call gives the reason

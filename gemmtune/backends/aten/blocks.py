@@ -129,8 +129,7 @@ def _metas(problem: Problem, device: DeviceInfo) -> list[Mapping[str, int]]:
 
 def row_of(problem: Problem, device: DeviceInfo) -> tuple[Family, Shape]:
     """Return the problem's family and shape in a table of parameters."""
-    sparsity, beta = problem.sparsity, problem.beta
-    assert sparsity is not None
+    sparsity, beta = problem.blocks, problem.beta
     family = Family("bsr_dense_addmm", device.name, dtype_name(problem.dtype), round(1 - sparsity.density, 2))
     sides, one = (sparsity.block_n, sparsity.block_k), problem.alpha == "one"
     return family, Shape(problem.n, problem.k, problem.m, *sides, beta == "zero", beta == "one", one)
@@ -138,8 +137,7 @@ def row_of(problem: Problem, device: DeviceInfo) -> tuple[Family, Shape]:
 
 def _shared_bytes(problem: Problem, meta: Mapping[str, int]) -> int:
     """Return the bytes of shared memory that torch's kernel uses for a block and its tokens, for all stages but one."""
-    sparsity = problem.sparsity
-    assert sparsity is not None
+    sparsity = problem.blocks
     elements = sparsity.block_k * (sparsity.block_n + problem.m // meta["SPLIT_N"])
     return elements * problem.dtype.itemsize * max(meta["num_stages"] - 1, 1)
 
@@ -165,8 +163,7 @@ def has_sparse_mm(problem: Problem) -> bool:
 
 def why_not_triton(problem: Problem) -> str | None:
     """Return why torch's kernel does not support the problem, or None."""
-    sparsity = problem.sparsity
-    assert sparsity is not None
+    sparsity = problem.blocks
     if problem.dtype not in (torch.float32, torch.float16, torch.bfloat16):
         return f"torch's kernel takes float32, float16 and bfloat16, got {problem.dtype}"
     if any(side < LEAST_BLOCK or side & (side - 1) for side in (sparsity.block_n, sparsity.block_k)):
@@ -181,8 +178,7 @@ def _claims(problem: Problem, *, rounds: bool = False) -> Claims:
 
     ``rounds`` allows a's dtype instead, in which torch's fallback on a GPU may store them.
     """
-    sparsity, accumulate = problem.sparsity, problem.accumulator
-    assert sparsity is not None
+    sparsity, accumulate = problem.blocks, problem.accumulator
     eager = problem.dtype if rounds or problem.device_type != "cpu" else accumulate
     return Claims(
         accumulate=accumulate,
@@ -226,8 +222,7 @@ def _by_mm(problem: Problem) -> RunNew:
 
 def _batched(problem: Problem) -> RunNew:
     """Return a product for each block, summed by block rows, all in the accumulator's dtype."""
-    sparsity, dtype = problem.sparsity, problem.accumulator
-    assert sparsity is not None
+    sparsity, dtype = problem.blocks, problem.accumulator
     m, n, k = problem.m, problem.n, problem.k
     block_n, block_k = sparsity.block_n, sparsity.block_k
 

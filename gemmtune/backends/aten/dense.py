@@ -33,6 +33,16 @@ def copied(run_new: RunNew) -> Kernel:
     return Kernel(run=run, run_new=run_new)
 
 
+def of_sums(sums: RunNew, problem: Problem) -> Kernel:
+    """Return the kernel of sums in a wider dtype than out's, which an epilogue gets unrounded."""
+    kernel, dtype = copied(sums), problem.out.dtype
+
+    def run_new(tensors: Tensors, scalars: Scalars) -> Tensor:
+        return sums(tensors, scalars).to(dtype)
+
+    return with_epilogue(kernel if problem.epilogue is not None else Kernel(run=kernel.run, run_new=run_new), problem)
+
+
 def with_epilogue(kernel: Kernel, problem: Problem, *, fused: bool = False) -> Kernel:
     """Return the product with its epilogue, unless the epilogue is ``fused`` already.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import json
 from collections.abc import Callable
@@ -24,7 +25,7 @@ from ...problem.grouped_compositions import (
     widened,
 )
 from ...problem.layout import ALIGNED_BYTES
-from .dense import copied, with_epilogue
+from .dense import copied, of_sums, with_epilogue
 
 Tensor = torch.Tensor
 NAME = "aten"
@@ -72,18 +73,9 @@ class GroupedChoice(Choice):
 
     def _of_float8(self) -> Kernel:
         """Return the kernel of torch's operation, or of products of wider floats."""
-        problem, native = self.problem, self.way == NATIVE_SCALED
-        composed: Callable[..., Tensor] = scaled_grouped
-        dtype = problem.out.dtype
-
-        def sums(tensors: Tensors, scalars: Scalars) -> Tensor:  # noqa: ARG001
-            return _native_scaled(*tensors, fast=problem.fast_accum) if native else composed(*tensors)
-
-        def run_new(tensors: Tensors, scalars: Scalars) -> Tensor:
-            return sums(tensors, scalars).to(dtype)
-
-        kernel = copied(sums)
-        return with_epilogue(kernel if problem.epilogue is not None else Kernel(run=kernel.run, run_new=run_new), problem)
+        native = functools.partial(_native_scaled, fast=self.problem.fast_accum)
+        function: Callable[..., Tensor] = native if self.way == NATIVE_SCALED else scaled_grouped
+        return of_sums(lambda tensors, _: function(*tensors), self.problem)
 
 
 def _native_scaled(a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor, offs: Tensor, *, fast: bool) -> Tensor:

@@ -16,7 +16,7 @@ from ...problem.compositions import scaled_product
 from ...problem.dtypes import FLOAT8_FNUZ, dtype_name
 from ...problem.layout import ALIGNED_BYTES
 from ..scaling import MODES, Mode, has_plain_bias, mode_of, scale_placer
-from .dense import copied, with_epilogue
+from .dense import of_sums, with_epilogue
 
 Tensor = torch.Tensor
 ScaledCall = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor | None, Tensor | None], Tensor]
@@ -82,16 +82,7 @@ def rows_on_this_cpu() -> bool:
 
 def composed_kernel(problem: Problem) -> Kernel:
     """Return the kernel that multiplies wider floats in torch and scales the sums or, for block scales, the operands."""
-    out_dtype = problem.out.dtype
-
-    def sums(tensors: Tensors, scalars: Scalars) -> Tensor:  # noqa: ARG001
-        return scaled_product(*tensors)
-
-    def run_new(tensors: Tensors, scalars: Scalars) -> Tensor:
-        return sums(tensors, scalars).to(out_dtype)
-
-    kernel = copied(sums)
-    return with_epilogue(kernel if problem.epilogue is not None else Kernel(run=kernel.run, run_new=run_new), problem)
+    return of_sums(lambda tensors, _: scaled_product(*tensors), problem)
 
 
 def kernel_of(problem: Problem) -> Kernel:

@@ -192,10 +192,7 @@ def _why_overhanging(instance: Instance, m: int, n: int) -> str | None:
 
 
 def _padding(m: int, n: int, k: int) -> str:
-    """Return CK's name for the sizes with a remainder.
-
-    M and N are padded together, because padding only one gains nothing.
-    """
+    """Return CK's name for the sizes with a remainder. M and N are padded together, because padding only one gains nothing."""
     return ("MN" if m or n else "") + ("K" if k else "") or "Default"
 
 

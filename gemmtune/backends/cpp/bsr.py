@@ -110,8 +110,7 @@ class BlockChoice(SourceChoice):
     @classmethod
     def of(cls, problem: Problem, device: DeviceInfo, nv: int) -> Self:
         """Return the choice for a problem on a device."""
-        sparsity, accumulator = problem.sparsity, problem.accumulator
-        assert sparsity is not None
+        sparsity, accumulator = problem.blocks, problem.accumulator
         source = BlockSource(
             arch=device.arch,
             dtype=problem.dtype,
@@ -194,8 +193,7 @@ def block_offers(problem: Problem, device: DeviceInfo) -> Offers:
     if reason is not None:
         return Offers(refusals=(Refusal(name=f"{NAME}:bsr", reason=reason),))
     choices = [BlockChoice.of(problem, device, nv) for nv in WIDTHS]
-    sparsity = problem.sparsity
-    assert sparsity is not None
+    sparsity = problem.blocks
     return Offers(
         choices=tuple(
             choice

@@ -96,10 +96,7 @@ def why_not_epilogue(epilogue: Epilogue) -> str | None:
 
 
 def refusal(config: Config, problem: Problem, device: DeviceInfo) -> str | None:
-    """Return why ``config`` is illegal for the problem on the device, or None.
-
-    This is the template's only legality predicate.
-    """
+    """Return why ``config`` is illegal for the problem on the device, or None. This is the template's only legality predicate."""
     reason = unsupported(problem)
     if reason is not None:
         return reason

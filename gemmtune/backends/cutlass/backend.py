@@ -17,7 +17,6 @@ from ...toolchain.nvcc import find_compiler
 from ...toolchain.orientation import Oriented
 from .build import NAME, CutlassChoice, name_of
 from .configs import Config, Legality, check_problem, elements_of
-from .groups import OPERATION, grouped_operations
 from .operation import Operation
 from .quantized import quantized_operations
 from .rank import estimate_us, select
@@ -59,9 +58,7 @@ class CutlassBackend:
             return Offers(refusals=(Refusal(name=NAME, reason=reason),))
         try:
             toolkit = find_toolkit(settings.cutlass_dir)
-            if problem.op == OPERATION:
-                found = list(grouped_operations(problem))
-            elif problem.op in QUANTIZED_OPS:
+            if problem.op in QUANTIZED_OPS:
                 found = without_twins(quantized_operations(problem, toolkit, device.capability))
             else:
                 elements = elements_of(problem)

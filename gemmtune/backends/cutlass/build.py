@@ -58,9 +58,9 @@ def name_of(config: Config) -> str:
 
 
 def reduction_for(problem: Problem, config: Config) -> Reduction | None:
-    """Return one run over K, or None if CUTLASS's scheduler divides K or groups divide the terms."""
+    """Return one run over K, or None if CUTLASS's scheduler divides K."""
     operation = config.operation
-    if (operation.stream_k and config.variant.decomposition != "dataparallel") or problem.divides_terms:
+    if operation.stream_k and config.variant.decomposition != "dataparallel":
         return None
     unit = "fma" if operation.opcode == "Simt" or operation.a == "f64" else "matrix"
     own = f"cutlass {operation.kernel_schedule}".strip() if problem.float8 or operation.converts else ""
@@ -145,15 +145,14 @@ class CutlassChoice(FileChoice):
         """Source to compile. Shapes and launch variants do not change it."""
         problem, inp = self.problem, self.problem.inp_read
         extra = problem.epilogue.operands if problem.epilogue else ()
-        ends = (problem.offs,) if problem.offs is not None else ()
         return Source(
             operation=self.config.operation,
             alpha=problem.alpha,
             beta=problem.beta if inp is not None else "zero",
             added=inp is not None,
             epilogue=problem.epilogue,
-            scales=len(problem.scales) + len(ends),
-            operands=tuple(x.dtype for x in (*((inp,) if inp is not None else ()), *problem.scales, *ends, *extra)),
+            scales=len(problem.scales),
+            operands=tuple(x.dtype for x in (*((inp,) if inp is not None else ()), *problem.scales, *extra)),
         )
 
     @property

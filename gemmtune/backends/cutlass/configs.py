@@ -12,7 +12,6 @@ from ...problem.operations import DENSE_OPS, QUANTIZED_OPS
 from ...problem.rules import why_not, why_not_fnuz
 from ...toolchain.orientation import Oriented, letter, orient
 from ...toolchain.structs import MOST_OPERANDS, why_not_epilogue
-from .groups import OPERATION, why_not_groups
 from .operation import ELEMENTS, Operation
 from .quantized import why_not_quantized
 from .variants import Variant
@@ -55,10 +54,9 @@ def check_problem(problem: Problem, device: DeviceInfo) -> str | None:
     if problem.op in DENSE_OPS and problem.out.dtype != problem.dtype:
         return f"the result is {problem.out.dtype}, expected the operands' own {problem.dtype}"
     reason = (
-        why_not(problem, (*DENSE_OPS, *QUANTIZED_OPS, OPERATION))
+        why_not(problem, (*DENSE_OPS, *QUANTIZED_OPS))
         or why_not_fnuz(problem)
         or why_not_quantized(problem, device)
-        or why_not_groups(problem, device)
         or why_not_epilogue(problem, MOST_OPERANDS - max(1, len(problem.scales)), OPERAND_ELEMENTS)
     )
     if reason is not None:
@@ -90,12 +88,9 @@ class Legality:
         if reason is not None:
             return reason
         op = operation
-        key = (
-            op.a, op.b, op.columns_grouped, op.layout_a, op.layout_b, op.layout_d, op.alignment_a, op.alignment_b, op.alignment_d,
-        )  # fmt: skip
+        key = (op.a, op.b, op.layout_a, op.layout_b, op.layout_d, op.alignment_a, op.alignment_b, op.alignment_d)
         if key not in self._known:
-            ways = [x for x in self._orientations if not op.grouped or x.swap_ab == op.columns_grouped]
-            fits = [(oriented, _why_not_operands(op, oriented)) for oriented in ways]
+            fits = [(oriented, _why_not_operands(op, oriented)) for oriented in self._orientations]
             self._known[key] = next((oriented for oriented, reason in fits if reason is None), str(fits[0][1]))
         return self._known[key]
 

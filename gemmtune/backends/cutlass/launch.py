@@ -34,7 +34,7 @@ WRITTEN = {"out": "void*", "workspace": "void*"}
 class Launch(ctypes.Structure):
     """Launch parameters: addresses and scalars, which each call fills in, and strides, sizes and launch variant.
 
-    ``batch`` is the number of products or groups. In ``x``, group offsets come before the epilogue's operands.
+    ``batch`` is the number of products.
     """
 
     _fields_: ClassVar[Sequence[tuple[str, Any]]] = (
@@ -43,7 +43,7 @@ class Launch(ctypes.Structure):
         ("out_strides", Strides), ("a_strides", Strides), ("b_strides", Strides), ("x_strides", Strides * MOST_OPERANDS),
         ("m", ctypes.c_int), ("n", ctypes.c_int), ("k", ctypes.c_int), ("batch", ctypes.c_int),
         ("raster", ctypes.c_int), ("swizzle", ctypes.c_int), ("decomposition", ctypes.c_int), ("splits", ctypes.c_int),
-        ("device", ctypes.c_int), ("multiprocessors", ctypes.c_int), ("overlaps", ctypes.c_int),
+        ("device", ctypes.c_int), ("multiprocessors", ctypes.c_int),
     )  # fmt: skip
 
 
@@ -53,7 +53,7 @@ def launch_text(passed: int) -> str:
     return template(__package__, "launch.h.jinja").render(
         fields=[declared(name, kind, WRITTEN) for name, kind in fields_of(Launch)],
         size=ctypes.sizeof(Launch),
-        used=Launch.overlaps.offset + Launch.overlaps.size,
+        used=Launch.multiprocessors.offset + Launch.multiprocessors.size,
         passed=passed,
     )
 
@@ -111,7 +111,7 @@ def bind(library: Library, config: Config, problem: Problem, oriented: Oriented,
         left=int(oriented.swap_ab),
         right=int(not oriented.swap_ab),
         first=3 if problem.inp is not None and problem.inp_read is None else 2,
-        count=len(oriented.added) + (problem.offs is not None),
+        count=len(oriented.added),
         alignment=(
             bytes_of(operation.d, operation.alignment_d),
             bytes_of(operation.a, operation.alignment_a),
@@ -159,16 +159,15 @@ def _planned(config: Config, problem: Problem, oriented: Oriented, device: int) 
     """Return the parameters that calls share: all except addresses and scalars."""
     words = Launch()
     words.m, words.n, words.k = oriented.sizes
-    words.batch = problem.groups or problem.batch
+    words.batch = problem.batch
     words.alpha = 1.0
     words.out_strides, words.b_strides = strides_of(oriented.out), strides_of(oriented.b)
     words.a_strides = strides_of(oriented.a)
-    for i, layout in enumerate(oriented.added, int(problem.offs is not None)):
+    for i, layout in enumerate(oriented.added):
         words.x_strides[i] = strides_of(layout)
     variant = config.variant
     words.raster, words.swizzle = "mn".index(variant.raster), variant.swizzle
     words.decomposition, words.splits = DECOMPOSITIONS.index(variant.decomposition), variant.splits
     words.device = device
-    words.overlaps = int(config.operation.overlaps)
     words.multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count
     return words

@@ -63,8 +63,6 @@ class Operation:
     kernel_schedule: str
     epilogue_schedule: str
     scheduler: str
-    grouped: bool = False
-    """True for products of groups of rows. The device reads where each group is, and how many rows it has."""
 
     @classmethod
     def of(cls, plain: dict[str, Any]) -> Operation:
@@ -101,19 +99,6 @@ class Operation:
     def converts(self) -> bool:
         """True if the first operand is converted in registers to the type of the second one."""
         return bytes_of(self.a) < bytes_of(self.b)
-
-    @property
-    def overlaps(self) -> bool:
-        """True if a launch may begin before the previous kernel ends.
-
-        Grouped kernels do not wait for it, and read what it wrote (``sm90_gemm_array_tma_warpspecialized_*.hpp``).
-        """
-        return not self.grouped
-
-    @property
-    def columns_grouped(self) -> bool:
-        """True if groups of rows are columns here: the product is the transpose."""
-        return self.grouped and self.layout_d == "n"
 
     @property
     def promotes(self) -> bool:

@@ -62,17 +62,12 @@ Of two operations that differ in nothing else, the swapped one wins, because mor
 def estimate_us(operation: Operation, oriented: Oriented, problem: Problem, device: DeviceInfo) -> float:
     """Return the model's time of one launch, in microseconds."""
     m, n, k = oriented.sizes
-    products = problem.batch
-    if operation.grouped:  # model: all nonempty groups are equal
-        products = min(problem.groups, problem.m)
-        each = math.ceil(problem.m / products)
-        m, n = (m, each) if operation.columns_grouped else (each, n)
     tile_m, tile_n, tile_k = operation.tile
     if operation.transposes:
         tile_m, tile_n = tile_n, tile_m
     cluster_m, cluster_n = operation.cluster[:2]
     blocks = cluster_m * cluster_n
-    tiles = math.ceil(m / (tile_m * cluster_m)) * math.ceil(n / (tile_n * cluster_n)) * blocks * products
+    tiles = math.ceil(m / (tile_m * cluster_m)) * math.ceil(n / (tile_n * cluster_n)) * blocks * problem.batch
     usable = max(device.sm_count // blocks * blocks, blocks)
     compute, busy = _compute_us(operation, tiles, usable, math.ceil(k / tile_k), device)
     a_bytes, b_bytes = (bytes_of(x) for x in (operation.a, operation.b))

@@ -22,12 +22,8 @@ CPP_ELEMENTS = {
     "s8": "int8_t", "u8": "uint8_t", "s32": "int32_t", "e4m3": "cutlass::float_e4m3_t", "e5m2": "cutlass::float_e5m2_t",
 }  # fmt: skip
 LAYOUTS = {"t": "cutlass::layout::RowMajor", "n": "cutlass::layout::ColumnMajor"}
-SCHEDULERS = {
-    "Default": "cutlass::gemm::PersistentScheduler", "StreamK": "cutlass::gemm::kernel::detail::StreamK",
-    "Group": "cutlass::gemm::GroupScheduler", "": "",
-}  # fmt: skip
+SCHEDULERS = {"Default": "cutlass::gemm::PersistentScheduler", "StreamK": "cutlass::gemm::kernel::detail::StreamK", "": ""}
 STREAM_K = "stream_k.cuh.jinja"
-GROUPS = "groups.cuh.jinja"
 FLAGS = ("-std=c++17", "-O3", "-DNDEBUG", "--expt-relaxed-constexpr", "-shared", "-Xcompiler", "-fPIC", "-w")
 
 
@@ -53,17 +49,12 @@ class Source:
     operands: tuple[torch.dtype, ...]
     """Dtypes of inp, if it is read, or of the scales, and of the epilogue's operands."""
     scales: int = 0
-    """Number of leading operands that scale sums or hold group offsets."""
-
-    @property
-    def first(self) -> int:
-        """Index of the first operand that the epilogue reads. Group offsets are read before the main loop."""
-        return self.scales if self.operation.grouped else 0
+    """Number of leading operands that scale sums."""
 
     @property
     def fused(self) -> bool:
         """True if more than the bare product is stored."""
-        return self.alpha != "one" or len(self.operands) > self.first or self.epilogue is not None
+        return self.alpha != "one" or bool(self.operands) or self.epilogue is not None
 
     @property
     def compute(self) -> str:
@@ -82,8 +73,7 @@ class Source:
             alpha=self.alpha,
             beta=self.beta,
             added=self.added,
-            scales=self.scales - self.first,
-            first=self.first,
+            scales=self.scales,
             operands=len(self.operands),
             statements=print_epilogue(epilogue, "acc", names, "results[i]") if epilogue else ["results[i] = acc;"],
         )
@@ -103,8 +93,7 @@ class Source:
 def _digest(source: Source) -> str:
     operation = source.operation
     name = "gemm3x.cu.jinja" if operation.modern else "gemm2x.cu.jinja"
-    headers = [*((STREAM_K,) if operation.stream_k else ()), *((GROUPS,) if operation.grouped else ())]
-    files = (name, "pointwise.cuh.jinja", "driver.h.jinja", *headers)
+    files = (name, "pointwise.cuh.jinja", "driver.h.jinja", *((STREAM_K,) if operation.stream_k else ()))
     made_of = [template_digest(__package__, file) for file in files]
     return hashlib.blake2b(
         f"{made_of} {source} {source.pointwise} {launch_text(len(source.operands))}".encode(), digest_size=16
@@ -114,11 +103,9 @@ def _digest(source: Source) -> str:
 @functools.lru_cache(maxsize=1024)
 def _render(source: Source) -> str:
     operation = source.operation
-    each = "*" if operation.grouped else ""  # pointer to an array of matrices
     values = dataclasses.asdict(operation) | {
         "compute": source.compute,
-        "operands": [OPERAND_ELEMENTS[dtype] for dtype in source.operands[source.first :]],
-        "first": source.first,
+        "operands": [OPERAND_ELEMENTS[dtype] for dtype in source.operands],
         "stream_k_scheduler": _text(STREAM_K) if operation.stream_k else "",
         "launch": launch_text(len(source.operands)),
         "driver": _text("driver.h.jinja"),
@@ -128,10 +115,9 @@ def _render(source: Source) -> str:
         "element_b": CPP_ELEMENTS[operation.b],
         "element_d": CPP_ELEMENTS[operation.d],
         "accumulator": CPP_ELEMENTS[operation.accumulator],
-        "layout_a": LAYOUTS[operation.layout_a] + each,
-        "layout_b": LAYOUTS[operation.layout_b] + each,
-        "layout_d": LAYOUTS[operation.layout_d] + each,
-        "groups": template(__package__, GROUPS).render(columns_grouped=operation.columns_grouped) if operation.grouped else "",
+        "layout_a": LAYOUTS[operation.layout_a],
+        "layout_b": LAYOUTS[operation.layout_b],
+        "layout_d": LAYOUTS[operation.layout_d],
         "scheduler": SCHEDULERS[operation.scheduler],
         "stream_k": operation.stream_k,
     }

@@ -110,14 +110,6 @@ Clusters of four appear only if every tile of weights reads the same few rows. F
 rows). Four does not divide the number of multiprocessors in every part of a GPU, so some stay idle.
 """
 
-GROUPED: tuple[Tile, ...] = (
-    *_tiles("pingpong", "64x128x1:1x1,2x1 128x128x1:1x1,2x1"),
-    *_tiles("cooperative", "128x256x1:1x1,2x1 256x128x1:2x1"),
-)
-"""Tiles for groups of rows."""
-GROUPED_SWAPPED: tuple[Tile, ...] = _tiles("pingpong", "64x16x2:1x1 64x32x2:1x1 128x64x1:1x1")
-"""Tiles for small groups, whose rows are the tile's columns."""
-
 SHARED: frozenset[Tile] = frozenset(
     (
         *_tiles(
@@ -180,5 +172,4 @@ def _name(model: Operation, tile: tuple[int, ...], cluster: tuple[int, ...], lab
     sizes = "_".join("x".join(map(str, values)) for values in (tile, cluster))
     elements = "_".join((model.a, model.b, model.accumulator, model.c, model.d))
     layouts = model.layout_a + model.layout_b + model.layout_d
-    kind = "gemm_grouped" if model.grouped else "gemm"
-    return f"cutlass3x_sm90_tensorop_{kind}_{elements}_{sizes}_0_{layouts}_align{model.alignment_a}_{label}_epi_tma"
+    return f"cutlass3x_sm90_tensorop_gemm_{elements}_{sizes}_0_{layouts}_align{model.alignment_a}_{label}_epi_tma"

@@ -93,12 +93,10 @@ class Grid:
 
 def legal_variants(operation: Operation, grid: Grid) -> tuple[Variant, ...]:
     """Return all launch variants that make a difference. The first one is tried first, before others are requested."""
-    # The grouped scheduler rounds every group up to whole swizzles. CUTLASS uses a swizzle of 1 if it does not know the sizes.
-    orders = tuple(order for order in _orders(grid) if order[1] == 1 or not operation.grouped)
     divided = tuple(_divided(grid)) if operation.stream_k else (("heuristic", 1),)
     return tuple(
         Variant(raster=raster, swizzle=swizzle, decomposition=decomposition, splits=splits)
-        for (decomposition, splits), (raster, swizzle) in itertools.product(divided, orders)
+        for (decomposition, splits), (raster, swizzle) in itertools.product(divided, _orders(grid))
     )
 
 

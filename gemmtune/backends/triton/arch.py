@@ -85,10 +85,7 @@ ARCHS: dict[str, Arch] = {
 
 
 def arch_of(device: DeviceInfo) -> Arch:
-    """Return the facts for a device.
-
-    An unknown CUDA architecture uses the newest known one that is not newer.
-    """
+    """Return the facts for a device. An unknown CUDA architecture uses the newest known one that is not newer."""
     if device.arch in ARCHS:
         return ARCHS[device.arch]
     if device.type == "hip":

@@ -62,10 +62,7 @@ class OperandClass:
 
     @classmethod
     def of(cls, layout: Layout, shape: tuple[int, int, int], *, broadcast: bool = False) -> OperandClass:
-        """Return the class of ``layout``, broadcast to (batch, rows, columns).
-
-        ``broadcast`` marks an operand of the epilogue.
-        """
+        """Return the class of ``layout``, broadcast to (batch, rows, columns). ``broadcast`` marks an operand of the epilogue."""
         strides = strides_of(layout, shape)
         reach = sum((n - 1) * s for n, s in zip(shape[1:], strides[1:], strict=True))
         # A stride along a dimension of size 1 stays an argument with value 0, so that M = 1 and M = 16 share a kernel.

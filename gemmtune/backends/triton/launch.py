@@ -149,10 +149,7 @@ def _memory(buffers: Buffers | None, acquire: Acquire | None, capture: int) -> M
 
 
 def _metas(loaded: Any, record: Record) -> list[Any]:
-    """Return Triton's metadata of each descriptor operand.
-
-    None stands for a kernel that takes the descriptor's numbers instead.
-    """
+    """Return Triton's metadata of each descriptor operand. None stands for a kernel that takes the descriptor's numbers instead."""
     count = sum(how is not None for _, how in record.operands)
     return list(loaded.metadata.tensordesc_meta or [None] * count) if count else []
 

@@ -144,10 +144,7 @@ def _pool(problem: Problem, device: DeviceInfo) -> Iterator[Config]:
 
 
 def why_not_persistent(problem: Problem, device: DeviceInfo) -> str | None:
-    """Return why the template does not serve the problem on this device, or None.
-
-    ``check_problem`` must have found nothing.
-    """
+    """Return why the template does not serve the problem on this device, or None. ``check_problem`` must have found nothing."""
     reason = why_not_dense(problem)
     if reason is not None:
         return reason

@@ -98,10 +98,7 @@ def products_of(problem: Problem) -> tuple[Problem, Problem]:
 
 
 def as_one(problem: Problem) -> Problem:
-    """Return one product with the terms of both, for ranking.
-
-    Its operands are contiguous and keep the order of a and b.
-    """
+    """Return one product with the terms of both, for ranking. Its operands are contiguous and keep the order of a and b."""
     first, _ = products_of(problem)
 
     def resized(layout: Layout, size: tuple[int, int]) -> Layout:

@@ -31,7 +31,7 @@ def problem_of(case: Case, device_type: str) -> Problem:
         like = torch.empty_strided(factor.size, factor.stride, dtype=factor.dtype, device="meta")
         fields["epilogue"] = dataclasses.replace(trace(multiply, torch.float32, [like]), operands=(factor,))
     if "encoding" in row.options:
-        fields["encoding"] = _encoding(case)
+        fields["encoding"] = WEIGHTS[case.weights or "int8"][1]
     out = tuple(row.extent(symbol, sizes) for symbol in row.out_symbols)
     if case.added:
         inp = strides.layout(bias_shapes(out)[case.bias], dtype)
@@ -45,10 +45,6 @@ def problem_of(case: Case, device_type: str) -> Problem:
         gated=case.gated,
         **(fields | _scales(case, strides)),
     )
-
-
-def _encoding(case: Case) -> str:
-    return WEIGHTS[case.weights or "int8"][1]
 
 
 def _layout(case: Case, operand: Operand) -> Layout | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from dataclasses import dataclass
-from typing import Literal, TypedDict, Unpack
+from typing import Literal, Protocol, TypedDict, Unpack
 
 import torch
 
@@ -55,7 +55,26 @@ class Reading(TypedDict, total=False):
     cols: torch.Tensor
 
 
-class View:
+class Seen(Protocol):
+    """Elements of the result for matching: float64 views of one shape."""
+
+    problem: Problem
+    got: torch.Tensor
+    expected: torch.Tensor
+    tolerance: torch.Tensor
+    bad: torch.Tensor
+
+    @property
+    def allowance(self) -> torch.Tensor:
+        """Typical rounding error of sums."""
+
+    @functools.cached_property
+    def integral(self) -> bool:
+        """True if every finite number of the result and of the expectation is an integer."""
+        return all(bool((x.nan_to_num(0, 0, 0) % 1 == 0).all()) for x in (self.got, self.expected))
+
+
+class View(Seen):
     """Some rows and columns of some batches of the evidence, in float64 on the CPU. A hundred bugs are tried on it.
 
     It contains wrong lines, right lines, the first line and the last lines.
@@ -214,11 +233,6 @@ class View:
         if magnitude.numel() and float(magnitude.max()) <= CANCELLED * info.exact_integer * unit:
             return torch.zeros_like(magnitude)
         return 8 * math.sqrt(self.problem.k + 1) * info.unit_roundoff * magnitude
-
-    @functools.cached_property
-    def integral(self) -> bool:
-        """True if every finite number of the result and of the expectation is an integer."""
-        return all(bool((x.nan_to_num(0, 0, 0) % 1 == 0).all()) for x in (self.got, self.expected))
 
 
 def _unit(values: torch.Tensor) -> float:

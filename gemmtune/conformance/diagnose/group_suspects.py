@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -149,9 +150,7 @@ def _of_encodings(operands: Operands, pieces: Pieces) -> Iterator[Change]:
 
 
 def _of_routes(problem: Problem, operands: Operands, pieces: Pieces) -> Iterator[Change]:
-    def changed(text: str, **fields: Tensor) -> Change:
-        return Change(text=text, operands=dataclasses.replace(operands, **fields), pieces=pieces)  # type: ignore[arg-type]
-
+    changed = functools.partial(_with, operands, pieces)
     if operands.rows is not None:
         last, every = operands.a.shape[0] - 1, torch.arange(problem.m, device=operands.a.device)
         yield changed("row r of a used in place of row rows[r]", rows=every.clamp_max(last))

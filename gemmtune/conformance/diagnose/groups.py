@@ -16,7 +16,7 @@ from ...numerics.propagate import Approximate
 from ...problem import Layout, Problem
 from ...problem.grouped_compositions import spans
 from ...problem.operations import OPERATIONS
-from .evidence import Evidence
+from .evidence import Evidence, Seen
 from .group_suspects import changes
 from .match import Fit, Suspect, fitting
 from .signs import TILES, first_sign, last_sign, lines_in_words, place
@@ -56,7 +56,7 @@ class GroupEvidence:
         return spans(self.evidence.operands.offs.tolist(), self.total)
 
 
-class GroupView:
+class GroupView(Seen):
     """Elements of the result, on the CPU. Those that may be anything, behind the last group, are 0 everywhere."""
 
     allowance = torch.zeros((), dtype=torch.float64)
@@ -70,11 +70,6 @@ class GroupView:
         self.got, self.expected = (x.cpu().masked_fill(self._free, 0) for x in (evidence.got, evidence.expected))
         self.tolerance = tolerance.masked_fill(self._free, 0)
         self.bad = evidence.bad.cpu() & ~self._free
-
-    @functools.cached_property
-    def integral(self) -> bool:
-        """True if every finite number of the result and of the expectation is an integer."""
-        return all(bool((x.nan_to_num(0, 0, 0) % 1 == 0).all()) for x in (self.got, self.expected))
 
     def suspects(self) -> Iterator[Suspect]:
         """Yield the result of each change of operands, offsets or problem that a known bug amounts to."""

@@ -5,13 +5,12 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterator
-from typing import NamedTuple, Protocol, TypeAlias, TypeVar
+from typing import NamedTuple, TypeAlias, TypeVar
 
 import torch
 
-from ...problem import Problem
 from ...problem.dtypes import dtype_info
-from .evidence import View
+from .evidence import Seen, View
 
 LEAST_BITS = 20.0
 """Minimum evidence in bits, in addition to log2 of the number of variants tried. Over a few hundred bugs it leaves a chance of 1 in
@@ -28,8 +27,8 @@ MOST_LEFT = 0.5
 class Suspect(NamedTuple):
     """Result that a bug would give: float64, of a view, not rounded to the output dtype.
 
-       ``tried`` is the number of variants of the bug. ``share`` is the share of wrong elements that the bug has to explain.
-       ``along_k`` marks a bug of K alone, which spoils rows and columns alike. ``error`` is the allowed error of the result.
+    ``tried`` is the number of variants of the bug. ``share`` is the share of wrong elements that the bug has to explain.
+    ``along_k`` marks a bug of K alone, which spoils rows and columns alike. ``error`` is the allowed error of the result.
     Without it, the tolerance of the expectation applies.
     """
 
@@ -39,27 +38,6 @@ class Suspect(NamedTuple):
     share: float = 1.0
     along_k: bool = False
     error: torch.Tensor | None = None
-
-
-class Seen(Protocol):
-    """Elements of the result for matching: float64 views of one shape."""
-
-    @property
-    def problem(self) -> Problem:
-        """Problem of the call."""
-
-    got: torch.Tensor
-    expected: torch.Tensor
-    tolerance: torch.Tensor
-    bad: torch.Tensor
-
-    @property
-    def allowance(self) -> torch.Tensor:
-        """Typical rounding error of sums."""
-
-    @property
-    def integral(self) -> bool:
-        """True if all finite numbers are integers."""
 
 
 S = TypeVar("S", bound=Seen)

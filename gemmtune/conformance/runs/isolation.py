@@ -85,7 +85,6 @@ class IsolatedRunner:
         Raises:
             SubjectError: the GEMM cannot be loaded, or its import crashed or hung.
             TraitsError: its declarations are illegal.
-            TraitsError: its declarations mean nothing.
         """
         try:
             return self._imported(self._ready())

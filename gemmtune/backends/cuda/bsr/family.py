@@ -18,18 +18,7 @@ from .. import kernel
 from ..boxes import LINE, by_k, staged_map
 from ..family import INT32_LIMIT, Family
 from ..hopper import MMA, TMA_BYTES
-from ..kernel import (
-    STAGED_PRODUCTS,
-    STORE,
-    KernelSource,
-    addresses_of,
-    aligned_out,
-    common_values,
-    files_of,
-    fill_common,
-    scalars_of,
-    values_of,
-)
+from ..kernel import KernelSource
 from .configs import GIVEN_REGISTERS, Config, groups_of, tiles_of, units_of, why_not_config
 from .packing import format_of, fragments_at, packed, words_of
 from .rank import candidates, estimate_us
@@ -76,10 +65,9 @@ class Bsr(Family[Config]):
         return None
 
     def why_not_likely(self, problem: Problem, device: DeviceInfo, search: str) -> str | None:  # noqa: ARG002 - device-independent
-        assert problem.sparsity is not None
-        if problem.sparsity.density <= DENSEST or search == "exhaustive":
+        if problem.blocks.density <= DENSEST or search == "exhaustive":
             return None
-        return f"density is {problem.sparsity.density}, at most {DENSEST} is tried: set search to exhaustive to try more"
+        return f"density is {problem.blocks.density}, at most {DENSEST} is tried: set search to exhaustive to try more"
 
     def launch_variants(self, problem: Problem, device: DeviceInfo, config: Config) -> Iterator[Config]:
         """Yield configs with PDL switched, and with and without persistent blocks."""
@@ -105,9 +93,9 @@ class Bsr(Family[Config]):
         return KernelSource(
             kernel=self.kernel,
             unit=(__package__, "bsr.cu.jinja"),
-            files=(*STAGED_PRODUCTS, *STORE, *files_of(__package__, "device", "steps", "results")),
-            values=common_values(problem, Work, {"packed": "unsigned char const*"})
-            | values_of(config.shape, "gives_registers", "left_registers")
+            files=(*kernel.STAGED_PRODUCTS, *kernel.STORE, *kernel.files_of(__package__, "device", "steps", "results")),
+            values=kernel.common_values(problem, Work, {"packed": "unsigned char const*"})
+            | kernel.values_of(config.shape, "gives_registers", "left_registers")
             | {
                 "products_n": [],
                 "block": block_of(problem),
@@ -120,20 +108,20 @@ class Bsr(Family[Config]):
     def record(self, problem: Problem, config: Config) -> Record:
         shape, oriented, block = config.shape, orient(problem, swap_ab=True), block_of(problem)
         work = Work()
-        fill_common(work, oriented.out, oriented.added)
+        kernel.fill_common(work, oriented.out, oriented.added)
         work.rows, work.cols, work.steps = problem.n, problem.m, -(-problem.k // LINE)
         work.units, work.words = units_of(problem.n), words_of(problem.k, block)
         work.fragments_at = fragments_at(problem.n, problem.k, block)
         work.groups, work.tiles = groups_of(problem, shape), tiles_of(problem, shape)
         stored = (problem.out, TRANSPOSED_ELEMENTS) if stores_transposed(problem) else (oriented.out, 2)
-        work.paired, aligned = aligned_out(Work.paired, *stored)
+        work.paired, aligned = kernel.aligned_out(Work.paired, *stored)
         launch = self.launch(
             config,
             work,
             grid=(shape.cluster * min(config.blocks // shape.cluster, work.tiles), 1, 1),
             cluster=shape.cluster,
-            addresses=(*addresses_of(len(oriented.added)), Address(offset=Work.packed.offset, operand=B)),
-            scalars=scalars_of(problem),
+            addresses=(*kernel.addresses_of(len(oriented.added)), Address(offset=Work.packed.offset, operand=B)),
+            scalars=kernel.scalars_of(problem),
             aligned=aligned,
             alignment=((A, TMA_BYTES), (B, TMA_BYTES)),
         )

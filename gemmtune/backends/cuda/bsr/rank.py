@@ -9,7 +9,7 @@ from ....device import DeviceInfo
 from ....problem import Problem
 from ..boxes import LINE
 from ..hopper import clusters_at_a_time
-from .configs import FRAGMENT, SHAPES, Config, Shape, tiles_of
+from .configs import FRAGMENT, SHAPES, Config, tiles_of
 
 LAUNCH_US, TILE_US = 3.5, 1.5
 """Minimum time of a launch, and the time of a tile's beginning and end."""
@@ -23,8 +23,7 @@ STEP_NS, LATENCY_NS = 4.0, 500.0
 
 def estimate_us(problem: Problem, device: DeviceInfo, config: Config) -> float:
     """Return the model's time of a launch, in microseconds: the bottleneck of one tile, times the waves of tiles."""
-    shape, sparsity = config.shape, problem.sparsity
-    assert sparsity is not None
+    shape, sparsity = config.shape, problem.blocks
     density, block = max(sparsity.density, 0.005), sparsity.block_k
     x_bytes = 2.0 * problem.k * shape.block_n
     weight_bytes = 2.0 * density * problem.k * shape.rows
@@ -43,9 +42,5 @@ def estimate_us(problem: Problem, device: DeviceInfo, config: Config) -> float:
 
 def candidates(problem: Problem, device: DeviceInfo) -> list[Config]:
     """Return every shape, best first."""
-    found = [_config(shape, device) for shape in SHAPES]
+    found = [Config(shape=shape, blocks=max(device.sm_count, shape.cluster), pdl=True) for shape in SHAPES]
     return sorted(found, key=lambda config: (estimate_us(problem, device, config), str(config)))
-
-
-def _config(shape: Shape, device: DeviceInfo) -> Config:
-    return Config(shape=shape, blocks=max(device.sm_count, shape.cluster), pdl=True)

@@ -31,8 +31,7 @@ def why_not_weight(problem: Problem, device: DeviceInfo) -> str | None:
 
 def block_of(problem: Problem) -> int:
     """Return the side of a block."""
-    assert problem.sparsity is not None
-    return problem.sparsity.block_k
+    return problem.blocks.block_k
 
 
 def claims_of_blocks(splits: int = 1) -> Claims:

@@ -122,8 +122,7 @@ def loads_along_k(problem: Problem) -> bool | None:
 
 def estimate_us(problem: Problem, device: DeviceInfo, config: Config) -> float:
     """Return the model's time of a launch: bytes over bandwidth, or the longest row, whose loads wait for earlier ones."""
-    shape, sparsity, panels = config.shape, problem.sparsity, panels_of(problem.n)
-    assert sparsity is not None
+    shape, sparsity, panels = config.shape, problem.blocks, panels_of(problem.n)
     most = problem.k / FRAGMENT  # fragments of a panel that has all blocks
     mean = sparsity.density * most
     longest = min(SKEW * mean, most) if sparsity.imbalance == "skewed" else mean

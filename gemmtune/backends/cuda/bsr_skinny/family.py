@@ -19,17 +19,7 @@ from ..bsr.configs import FRAGMENT
 from ..bsr.weights import block_of, claims_of_blocks, why_not_weight
 from ..family import INT32_LIMIT, Family
 from ..hopper import MMA
-from ..kernel import (
-    STORE,
-    KernelSource,
-    addresses_of,
-    aligned_out,
-    common_values,
-    files_of,
-    fill_common,
-    scalars_of,
-    values_of,
-)
+from ..kernel import KernelSource
 from .configs import TOKENS, Config, candidates, estimate_us, loads_along_k, why_not_config
 from .packing import HEAD_WORDS, WORD_BYTES, format_of, fragments_at, packed, panel_words, panels_of
 
@@ -100,9 +90,9 @@ class BsrSkinny(Family[Config]):
         return KernelSource(
             kernel=self.kernel,
             unit=(__package__, "bsr_skinny.cu.jinja"),
-            files=(STORE[0], *files_of(__package__, "device", "sums", "results")),
-            values=common_values(problem, Work, pointers)
-            | values_of(config.shape, "blocks_per_sm")
+            files=(kernel.STORE[0], *kernel.files_of(__package__, "device", "sums", "results")),
+            values=kernel.common_values(problem, Work, pointers)
+            | kernel.values_of(config.shape, "blocks_per_sm")
             | {
                 "block": block_of(problem),
                 "head_bytes": HEAD_WORDS * WORD_BYTES,
@@ -115,21 +105,21 @@ class BsrSkinny(Family[Config]):
         along_k, block = loads_along_k(problem), block_of(problem)
         oriented = orient(problem, swap_ab=not stores_transposed(problem))
         work = Work()
-        fill_common(work, oriented.out, oriented.added)
+        kernel.fill_common(work, oriented.out, oriented.added)
         work.rows, work.cols = oriented.out.size
         work.tokens, work.columns = problem.m, problem.k // block
         work.x_pitch = problem.a.stride[0 if along_k else 1] * problem.dtype.itemsize
         work.panel_bytes = panel_words(problem.k, block) * WORD_BYTES
         work.fragments_at = fragments_at(problem.n, problem.k, block)
-        work.paired, aligned = aligned_out(Work.paired, oriented.out, 2)
+        work.paired, aligned = kernel.aligned_out(Work.paired, oriented.out, 2)
         multiplied = (Address(offset=Work.x.offset, operand=A), Address(offset=Work.packed.offset, operand=B))
         return self.launch(
             config,
             work,
             grid=(panels_of(problem.n), 1, 1),
             cluster=1,
-            addresses=(*addresses_of(len(oriented.added)), *multiplied),
-            scalars=scalars_of(problem),
+            addresses=(*kernel.addresses_of(len(oriented.added)), *multiplied),
+            scalars=kernel.scalars_of(problem),
             aligned=aligned,
             alignment=((A, block // 4 * 2 if along_k else 4), (B, LOAD_BYTES)),
         )

@@ -19,18 +19,7 @@ from .. import kernel
 from ..boxes import by_k, operands_of, staged_map, why_not_boxes
 from ..family import Family, beginnings, float32_sums, why_not_epilogue, why_not_here
 from ..hopper import TMA_BYTES, WGMMA
-from ..kernel import (
-    STAGED_PRODUCTS,
-    TILE_SUMS,
-    KernelSource,
-    addresses_of,
-    aligned_out,
-    common_values,
-    files_of,
-    fill_common,
-    scalars_of,
-    values_of,
-)
+from ..kernel import KernelSource
 from .configs import Config, clusters_of, grid_of, why_not_config
 from .rank import candidates, cluster_counts, estimate_us, why_not_likely
 
@@ -150,9 +139,14 @@ class Cluster(Family[Config]):
         return KernelSource(
             kernel=self.kernel,
             unit=(__package__, "cluster.cu.jinja"),
-            files=(*STAGED_PRODUCTS, *files_of(__package__, "device", "steps"), *TILE_SUMS, *files_of(__package__, "groups")),
-            values=common_values(problem, Work, pointers)
-            | values_of(config.shape, "blocks_per_sm", "in_flight")
+            files=(
+                *kernel.STAGED_PRODUCTS,
+                *kernel.files_of(__package__, "device", "steps"),
+                *kernel.TILE_SUMS,
+                *kernel.files_of(__package__, "groups"),
+            ),
+            values=kernel.common_values(problem, Work, pointers)
+            | kernel.values_of(config.shape, "blocks_per_sm", "in_flight")
             | {"p_by_k": bool(by_k(p)), "q_by_k": bool(by_k(q)), "patience": PATIENCE},
         )
 
@@ -161,7 +155,7 @@ class Cluster(Family[Config]):
         tiles_m, tiles_n = grid_of(problem, config)
         clusters_m, clusters_n = -(-tiles_m // shape.cluster_m), -(-tiles_n // shape.cluster_n)
         work = Work()
-        fill_common(work, oriented.out, oriented.added)
+        kernel.fill_common(work, oriented.out, oriented.added)
         work.rows, work.cols, work.clusters_n = p.size[-2], q.size[-2], clusters_n
         work.steps, work.prefetch_stages = -(-problem.k // shape.block_k), config.prefetch_stages
         work.clusters_per_tile, work.interleaved_k = sums.clusters, config.interleaved_k
@@ -169,14 +163,14 @@ class Cluster(Family[Config]):
         work.readers_log2 = readers_of(config).bit_length() - 1
         work.share = -(-sums.slice_quads // sums.clusters)
         work.p_batched, work.q_batched = bool(strides_of(p).batch), bool(strides_of(q).batch)
-        work.paired, aligned = aligned_out(Work.paired, oriented.out, 2)
+        work.paired, aligned = kernel.aligned_out(Work.paired, oriented.out, 2)
         launch = self.launch(
             config,
             work,
             grid=(shape.cluster * sums.clusters, clusters_m, clusters_n * problem.batch),
             cluster=shape.cluster,
-            addresses=(*addresses_of(len(oriented.added)), *sums.addresses),
-            scalars=scalars_of(problem),
+            addresses=(*kernel.addresses_of(len(oriented.added)), *sums.addresses),
+            scalars=kernel.scalars_of(problem),
             aligned=aligned,
             workspace_bytes=sums.size_bytes,
             alignment=((A, TMA_BYTES), (B, TMA_BYTES)),

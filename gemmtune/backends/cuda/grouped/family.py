@@ -19,17 +19,7 @@ from ..boxes import by_k, operands_of, staged_map, why_not_boxes
 from ..family import Family, float32_sums, why_not_epilogue, why_not_here
 from ..groups import why_not_placed
 from ..hopper import GIVEN_REGISTERS, LEFT_REGISTERS, TMA_BYTES, WGMMA
-from ..kernel import (
-    STAGED_PRODUCTS,
-    TILES,
-    KernelSource,
-    addresses_of,
-    aligned_out,
-    common_values,
-    files_of,
-    fill_common,
-    values_of,
-)
+from ..kernel import KernelSource
 from .configs import (
     BLOCK_K,
     STORED_BYTES,
@@ -103,9 +93,9 @@ class Grouped(Family[Config]):
         return KernelSource(
             kernel=self.kernel,
             unit=(__package__, "grouped.cu.jinja"),
-            files=(*STAGED_PRODUCTS, TILES, *files_of(__package__, "device", "steps", "results")),
-            values=common_values(problem, Work)
-            | values_of(config.shape, "gives_registers", "products_n")
+            files=(*kernel.STAGED_PRODUCTS, kernel.TILES, *kernel.files_of(__package__, "device", "steps", "results")),
+            values=kernel.common_values(problem, Work)
+            | kernel.values_of(config.shape, "gives_registers", "products_n")
             | {
                 "block_k": BLOCK_K,
                 "multiplying": THREADS,
@@ -124,18 +114,18 @@ class Grouped(Family[Config]):
         assert problem.offs is not None
         extra = operands_of(problem, swap_ab=False)[2].added
         work = Work()
-        fill_common(work, problem.out, (problem.offs, *extra))
+        kernel.fill_common(work, problem.out, (problem.offs, *extra))
         work.rows, work.cols, work.terms, work.groups = problem.m, problem.n, problem.k, problem.groups
         work.tiles_n, work.strip, work.steps = clusters_along_n(problem, config), config.strip, -(-problem.k // BLOCK_K)
         work.b_batched = not problem.divides_terms and bool(strides_of(problem.b).batch)
-        work.vectors, aligned = aligned_out(Work.vectors, problem.out, TMA_BYTES // problem.out.dtype.itemsize)
+        work.vectors, aligned = kernel.aligned_out(Work.vectors, problem.out, TMA_BYTES // problem.out.dtype.itemsize)
         clusters = min(config.blocks // shape.cluster, most_clusters(problem, config))
         launch = self.launch(
             config,
             work,
             grid=(shape.cluster * clusters, 1, 1),
             cluster=shape.cluster,
-            addresses=addresses_of(1 + len(extra)),
+            addresses=kernel.addresses_of(1 + len(extra)),
             aligned=aligned,
             alignment=((A, TMA_BYTES), (B, TMA_BYTES)),
         )

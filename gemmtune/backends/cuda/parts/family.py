@@ -20,18 +20,7 @@ from .. import kernel
 from ..boxes import by_k, operands_of
 from ..family import Family, float32_sums, why_not_device, why_not_epilogue, why_not_result
 from ..hopper import GIVEN_REGISTERS, LEFT_REGISTERS, TMA_BYTES, WGMMA
-from ..kernel import (
-    PRODUCTS,
-    TILE_SUMS,
-    KernelSource,
-    addresses_of,
-    aligned_out,
-    common_values,
-    files_of,
-    fill_common,
-    scalars_of,
-    values_of,
-)
+from ..kernel import KernelSource
 from .configs import (
     ALIGNED,
     BLOCK_K,
@@ -136,15 +125,15 @@ class Parts(Family[Config]):
 
     def source(self, problem: Problem, config: Config) -> KernelSource:
         p = operands_of(problem, swap_ab=config.swap_ab)[0]
-        values = common_values(problem, Work, {"planes": "unsigned char const*"})
+        values = kernel.common_values(problem, Work, {"planes": "unsigned char const*"})
         split = [struct_text(Source, {"data": "float const*"}), struct_text(Split, {"planes": "uint4*", "copy": "float*"})]
         return KernelSource(
             kernel=self.kernel,
             helpers=(f"{self.kernel}_split",),
             unit=(__package__, "parts.cu.jinja"),
-            files=(PRODUCTS, *files_of(__package__, "device", "numbers", "split", "sums"), *TILE_SUMS),
+            files=(kernel.PRODUCTS, *kernel.files_of(__package__, "device", "numbers", "split", "sums"), *kernel.TILE_SUMS),
             values=values
-            | values_of(config.shape, "gathered_steps", "gives_registers", "kept_bytes")
+            | kernel.values_of(config.shape, "gathered_steps", "gives_registers", "kept_bytes")
             | {
                 "structs": "\n\n".join([values["structs"], *split]),
                 "block_k": BLOCK_K,
@@ -161,11 +150,11 @@ class Parts(Family[Config]):
         first, second = (B, A) if config.swap_ab else (A, B)
         packed = is_packed(problem, config)
         work = Work()
-        fill_common(work, oriented.out, oriented.added)
+        kernel.fill_common(work, oriented.out, oriented.added)
         work.rows, work.cols, work.tiles_m, work.tiles_n, work.tiles = p.size[-2], q.size[-2], tiles_m, tiles_n, tiles
         work.steps, work.plane_lines = steps_of(problem), lines_of(q)
         work.p_batched, work.q_batched = bool(strides_of(p).batch), bool(strides_of(q).batch)
-        work.paired, aligned = aligned_out(Work.paired, oriented.out, 2)
+        work.paired, aligned = kernel.aligned_out(Work.paired, oriented.out, 2)
         planes_at = Address(offset=Work.planes.offset, operand=second if packed else WORKSPACE, more_bytes=memory.planes_at)
         launch = self.launch(
             config,
@@ -173,8 +162,8 @@ class Parts(Family[Config]):
             grid=(shape.cluster_k * (min(tiles, config.blocks) if config.blocks else tiles), 1, 1),
             cluster=shape.cluster_k,
             pdl=config.pdl or not packed,
-            addresses=(*addresses_of(len(oriented.added)), planes_at),
-            scalars=scalars_of(problem),
+            addresses=(*kernel.addresses_of(len(oriented.added)), planes_at),
+            scalars=kernel.scalars_of(problem),
             aligned=aligned,
             scratch_bytes=memory.size_bytes,
             alignment=((second, TMA_BYTES),) * packed + ((first, TMA_BYTES),) * (not memory.copies),

@@ -54,8 +54,7 @@ class BlocksChoice(KernelChoice):
     @classmethod
     def of(cls, problem: Problem, device: DeviceInfo, config: Config) -> Self:
         """Return the choice that runs ``problem`` with ``config``. It skips absent blocks, unless panels merge several blocks."""
-        choice, sparsity = super().of(problem, device, config), problem.sparsity
-        assert sparsity is not None
+        choice, sparsity = super().of(problem, device, config), problem.blocks
         merges = problem.prepacked and bool(sparsity.block_n % config.block_n or sparsity.block_k % config.block_k)
         return dataclasses.replace(choice, claims=dataclasses.replace(choice.claims, skips_absent=not merges))
 
@@ -84,8 +83,7 @@ class BlocksChoice(KernelChoice):
     @property
     def panel(self) -> tuple[int, int]:
         """Rows and columns of the blocks that the kernel walks: the weight's own, or the panels it is packed into."""
-        sparsity = self.problem.sparsity
-        assert sparsity is not None
+        sparsity = self.problem.blocks
         if self.problem.prepacked:
             return self.config.block_n, self.config.block_k
         return sparsity.block_n, sparsity.block_k
@@ -93,8 +91,7 @@ class BlocksChoice(KernelChoice):
     @property
     def values(self) -> Mapping[str, Any]:
         """Template values: block size, tiles and steps per block, dtype of the indices, and order of the weight."""
-        (panel_n, panel_k), sparsity = self.panel, self.problem.sparsity
-        assert sparsity is not None
+        (panel_n, panel_k), sparsity = self.panel, self.problem.blocks
         return {
             "panel_n": panel_n,
             "panel_k": panel_k,

@@ -69,8 +69,7 @@ def transpose_bytes(problem: Problem, device: DeviceInfo, config: BlocksConfig) 
 
 def why_not_blocks(problem: Problem) -> str | None:
     """Return why the template does not serve the problem, or None."""
-    sparsity = problem.sparsity
-    assert sparsity is not None
+    sparsity = problem.blocks
     if problem.integers and problem.epilogue is not None:
         return "an epilogue on integer products runs in torch"
     sides = (sparsity.block_n, sparsity.block_k)
@@ -81,8 +80,7 @@ def why_not_blocks(problem: Problem) -> str | None:
 
 def why_not_config(problem: Problem, device: DeviceInfo, config: BlocksConfig) -> str | None:
     """Return why ``config`` may not be offered, or None. ``why_not_blocks`` must have found nothing."""
-    sparsity = problem.sparsity
-    assert sparsity is not None
+    sparsity = problem.blocks
     sides = (sparsity.block_n, sparsity.block_k)
     tile = (config.block_n, config.block_k)
     if not problem.prepacked and any(side % step for side, step in zip(sides, tile, strict=True)):
@@ -106,8 +104,7 @@ def _why_not_rows(problem: Problem, config: BlocksConfig) -> str | None:
     """Return why the weight's rows may not be ordered this way, or None."""
     if config.rows == "neighbours":
         return None
-    sparsity = problem.sparsity
-    assert sparsity is not None
+    sparsity = problem.blocks
     if not problem.prepacked:
         return f"rows {config.rows}: only gemmtune.prepack reorders rows"
     if config.rows == "pairs" and config.split_k > 1:

@@ -92,8 +92,7 @@ def cost(problem: Problem, device: DeviceInfo, config: BlocksConfig) -> float:
 
     It is the traffic of the blocks read, with the zeros that panels add, divided by the busy share of the device.
     """
-    sparsity = problem.sparsity
-    assert sparsity is not None
+    sparsity = problem.blocks
     absent = (1 - max(sparsity.density, 0.005)) ** max(config.block_k / sparsity.block_k, 1.0)
     whole = config.whole
 

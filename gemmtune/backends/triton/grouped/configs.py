@@ -120,10 +120,7 @@ def multiplied(problem: Problem, config: GroupedConfig) -> GroupedConfig:
 
 
 def most_tiles(problem: Problem, config: Config) -> int:
-    """Return the maximum number of tiles of all groups for any offsets.
-
-    Each group with rows may have one partial tile.
-    """
+    """Return the maximum number of tiles of all groups for any offsets. Each group with rows may have one partial tile."""
     full = problem.m // config.block_m
     tiles_m = min(problem.m, full + min(problem.groups, problem.m))
     return tiles_m * -(-problem.n // config.block_n)

@@ -201,10 +201,7 @@ def order_source(dtype: torch.dtype, bits: int, *, dependent: bool) -> Source:
 
 
 def why_not_words(problem: Problem, device: DeviceInfo) -> str | None:
-    """Return why the template does not serve the problem on this device, or None.
-
-    ``check_problem`` must have found nothing.
-    """
+    """Return why the template does not serve the problem on this device, or None. ``check_problem`` must have found nothing."""
     if not problem.widens_b:
         return f"{problem.op} has no weights"
     if device.type not in ("cuda", "cpu") or (device.type == "cuda" and not arch_of(device).async_copy):

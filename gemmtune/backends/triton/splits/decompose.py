@@ -165,10 +165,7 @@ def sliced_problem(problem: Problem, slices: int) -> Problem:
 
 
 def why_not_decomposed(problem: Problem, device: DeviceInfo) -> str | None:
-    """Return why decompose-K does not serve the problem on this device, or None.
-
-    ``check_problem`` must have found nothing.
-    """
+    """Return why decompose-K does not serve the problem on this device, or None. ``check_problem`` must have found nothing."""
     reason = why_not(problem, ("mm", "addmm"))
     if reason is not None:
         return reason
