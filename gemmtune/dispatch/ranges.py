@@ -30,8 +30,6 @@ NEAREST = 2
 
 KERNEL_TIMINGS: tuple[Timing, ...] = ("graph", "spaced")
 """Timing modes of kernels, in isolation and next to others. The fastest by one mode is rarely much slower by the other."""
-
-
 Find = Callable[[Problem], Choice | str]
 """Function that returns a member's choice at its sampled M, or the reason why the choice no longer exists."""
 
@@ -88,7 +86,6 @@ class Member:
         return (at, at.bind(run[1])) if run is not None and isinstance(at, Choice) else None
 
     def ready_at(self, start: int) -> bool:
-        """Return True if the kernel for the run of M from ``start`` on is loaded."""
         return start in self._runs
 
     def _at(self, problem: Problem) -> Choice | str:
@@ -210,14 +207,10 @@ class RangePlan:
         place = self.table.index(m)
         if place is None and m < self.table.lo:
             return ()
-        if place is None and self.table.reduction and not self._promises(self.members[-1]):
-            return ()
+        last = self.members[-1].choice
+        if place is None and self.table.reduction and not (isinstance(last, Choice) and last.batch_invariant):
+            return ()  # the bits were compared up to here, and the last choice promises them for no other M
         return (self.members[-1 if place is None else place],)
-
-    @staticmethod
-    def _promises(member: Member) -> bool:
-        """Return True if a choice promises the bits of its class for every M, and not only where they were compared."""
-        return isinstance(member.choice, Choice) and member.choice.batch_invariant
 
 
 def without(rows: range, others: Collection[int]) -> Iterator[range]:

@@ -260,7 +260,6 @@ def multi(
         force: the kernel to run, by name or index, like the setting ``multi_kernel``. It is verified before its first run at each
             M, unless it is torch's own or the setting ``verify`` is off.
         subprocess: measure in a worker process. The default follows the settings if all functions can be imported there.
-        settings: settings to use instead of those in force. Measured kernels are verified in any case.
 
     Raises:
         InvalidProblemError: no choices, a name that does not exist or occurs twice, or a function's parameter that is no argument.
