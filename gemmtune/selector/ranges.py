@@ -111,7 +111,7 @@ def _measured(work: Work, table: Table, seconds: float) -> RangeResult:
     return RangeResult(
         rows_class=work.rows_class,
         table=table,
-        anchors=tuple(work.results.values()),
+        tuned_results=tuple(work.results.values()),
         times={m: work.right(m) for m in sorted(work.times)},
         wrong=work.wrong,
         seconds=seconds,
