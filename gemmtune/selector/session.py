@@ -29,7 +29,7 @@ from .recheck import AFTER, recheck_all
 from .row_bits import RowBits
 from .samples import HOPELESS, SLOWER, Ranking, Sample, failure_of, scaled_first_samples, short_measurement
 from .some_rows import RowsVerifier
-from .verify import Verification, Verifier, random_expectation
+from .verify import Verifier, random_expectation
 
 log = logging.getLogger("gemmtune")
 
@@ -101,30 +101,29 @@ class Session:
                 kernel = self._kernels[choice.name] = choice.build()
                 if not self._settings.verify:
                     return Sample(status=Status.OK)
-                verification = self._verify().check(choice, kernel)
-                if verification.status is Status.OK and choice.undeclared:
+                verified = self._verify().check(choice, kernel)
+                if verified.status is Status.OK and choice.undeclared:
                     found = contradiction(choice, kernel, self._device.torch_device)
                     if found:
                         return Sample(status=Status.REFUSED, reason=f"undeclared: {found}")
+                return verified
         except Exception as error:  # noqa: BLE001 - as in ``examine``
             return self._failure(error, choice)
-        return Sample(status=verification.status, error_over_bound=verification.error_over_bound, reason=verification.reason)
 
     def prove_rows(self, choice: Choice) -> Sample:
         """Build and verify a choice for the session's problem with the same number of rows or fewer. Do not time it."""
         try:
             with self._in_force():
-                verification = self._rows().check(choice, choice.build()) if not choice.problem.groups else self._grouped(choice)
+                return self._rows().check(choice, choice.build()) if not choice.problem.groups else self._grouped(choice)
         except Exception as error:  # noqa: BLE001 - as in ``examine``
             return self._failure(error)
-        return Sample(status=verification.status, error_over_bound=verification.error_over_bound, reason=verification.reason)
 
     def _rows(self) -> RowsVerifier:
         if self._rows_verifier is None:
             self._rows_verifier = RowsVerifier(self._problem, self._device.torch_device)
         return self._rows_verifier
 
-    def _grouped(self, choice: Choice) -> Verification:
+    def _grouped(self, choice: Choice) -> Sample:
         """Check a grouped product with its own operands: the group of a row depends on the number of rows."""
         return Verifier(choice.problem, self._device.torch_device).check(choice, choice.build())
 

@@ -71,7 +71,7 @@ EQUAL, SLOW, FAST = around(0.0), around(0.05), around(-0.05)
 
 
 @pytest.mark.parametrize(
-    ("batches", "verdict", "reason"),
+    ("batches", "decision", "reason"),
     [
         ([EQUAL], Decision.PASS, ""),
         ([EQUAL, EQUAL], Decision.PASS, ""),
