@@ -390,6 +390,7 @@ def test_final_rounds_on_a_gpu_start_at_sustained_clocks(
         played.append(words | {"sampled": {name: x.taken for name, x in contenders.items()}})
         return {}
 
+    monkeypatch.setattr(sessions, "CPU_ROUNDS", 2.5)
     for name in ("conditions", "device_to_itself"):
         monkeypatch.setattr(sessions, name, lambda *_: contextlib.nullcontext())
     monkeypatch.setattr(sessions, "Timer", lambda *_, **__: types.SimpleNamespace(contender=contender))
