@@ -20,13 +20,13 @@ import numpy as np
 import torch
 from environment import describe_environment
 from gate_planted import Slowed
-from gate_simulation import PROCESSES, Noise, rates, verdicts
+from gate_simulation import PROCESSES, Noise, decisions, rates
 
 from gemmtune import Problem, settings
 from gemmtune.device import detect
 from gemmtune.perf_gate.collect import Failed, FreshProcess
 from gemmtune.perf_gate.sampling import Match, Sampling
-from gemmtune.perf_gate.statistics import Rule, Verdict, judge
+from gemmtune.perf_gate.statistics import Decision, Rule, judge
 from gemmtune.perf_gate.subjects import TORCH, subject_for
 
 RESULT = Path(__file__).parent / "results" / "gate-operating-point.json"
@@ -68,8 +68,8 @@ def simulation(suites: int, planted: int, out: str) -> None:
 def _simulated(noise: Noise, suites: int, planted: int, *, baseline: bool) -> dict[str, Any]:
     rule = Rule.for_suite(SUITE)
 
-    def play(slower: float, problems: int, seed: int) -> list[Verdict]:
-        return verdicts([slower] * problems, noise, rule, seed, baseline=baseline)
+    def play(slower: float, problems: int, seed: int) -> list[Decision]:
+        return decisions([slower] * problems, noise, rule, seed, baseline=baseline)
 
     equal = play(0.0, suites * SUITE, 1)
     at_limit = play(math.log(rule.limit), suites * SUITE // 5, 2)
@@ -84,9 +84,9 @@ def _simulated(noise: Noise, suites: int, planted: int, *, baseline: bool) -> di
     }
 
 
-def _suites_with_alarm(found: list[Verdict]) -> float:
+def _suites_with_alarm(found: list[Decision]) -> float:
     suites = [found[i : i + SUITE] for i in range(0, len(found), SUITE)]
-    return sum(Verdict.REGRESSED in suite for suite in suites) / len(suites)
+    return sum(Decision.REGRESSED in suite for suite in suites) / len(suites)
 
 
 @main.command()
@@ -127,12 +127,12 @@ def _measured(process: FreshProcess, matches: list[Match], turn: int) -> list[An
 
 
 def _drawn(problem: str, planted: str, values: list[float]) -> dict[str, Any]:
-    """The verdicts on pairs of batches that are drawn from all processes, each process in at most one of the two."""
+    """The decisions on pairs of batches that are drawn from all processes, each process in at most one of the two."""
     rule, generator = Rule.for_suite(SUITE), np.random.default_rng(5)
     found = []
     for _ in range(DRAWS):
         drawn = generator.choice(values, 2 * PROCESSES, replace=False).tolist()
-        found.append(judge([drawn[:PROCESSES], drawn[PROCESSES:]], rule).verdict)
+        found.append(judge([drawn[:PROCESSES], drawn[PROCESSES:]], rule).decision)
     return {
         "problem": problem,
         "planted": planted,

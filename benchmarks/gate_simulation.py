@@ -15,9 +15,9 @@ import numpy as np
 
 from gemmtune.perf_gate.collect import Series, collect
 from gemmtune.perf_gate.sampling import ProcessSample, Sampling
-from gemmtune.perf_gate.statistics import Estimate, Judgement, Rule, Verdict, judge
+from gemmtune.perf_gate.statistics import Decision, Estimate, Judgement, Rule, judge
 
-__all__ = ["Noise", "rates", "verdicts"]
+__all__ = ["Noise", "decisions", "rates"]
 
 PROCESSES = 7
 CHUNK = 5000
@@ -44,19 +44,19 @@ def medians(slower: np.ndarray, noise: Noise, generator: np.random.Generator) ->
     return slower + noise.process * generator.standard_normal(len(slower)) + np.median(log_ratios, axis=1)
 
 
-def verdicts(slower: Sequence[float], noise: Noise, rule: Rule, seed: int, *, baseline: bool) -> list[Verdict]:
-    """The verdict on a candidate for each of ``slower``, its true log ratio to the anchor.
+def decisions(slower: Sequence[float], noise: Noise, rule: Rule, seed: int, *, baseline: bool) -> list[Decision]:
+    """The decision on a candidate for each of ``slower``, its true log ratio to the anchor.
 
     With ``baseline`` the anchor is what a gate measured and stored when that ratio was 1.
     """
     generator = np.random.default_rng(seed)
-    found: list[Verdict] = []
+    found: list[Decision] = []
     for start in range(0, len(slower), CHUNK):
         found += _chunk(np.array(slower[start : start + CHUNK]), noise, rule, generator, baseline=baseline)
     return found
 
 
-def _chunk(slower: np.ndarray, noise: Noise, rule: Rule, generator: np.random.Generator, *, baseline: bool) -> list[Verdict]:
+def _chunk(slower: np.ndarray, noise: Noise, rule: Rule, generator: np.random.Generator, *, baseline: bool) -> list[Decision]:
     stored: list[Estimate | None] = [None] * len(slower)
     if baseline:
         values = np.stack([medians(np.zeros(len(slower)), noise, generator) for _ in range(2 * PROCESSES)], axis=1)
@@ -71,9 +71,9 @@ def _chunk(slower: np.ndarray, noise: Noise, rule: Rule, generator: np.random.Ge
 
     matches = range(len(slower))
     series = collect(matches, process, judged, processes=PROCESSES, whole=False, tell=lambda _: None)
-    return [judged(i, s).verdict for i, s in enumerate(series)]
+    return [judged(i, s).decision for i, s in enumerate(series)]
 
 
-def rates(found: Sequence[Verdict]) -> dict[str, float]:
-    """The share of each verdict that occurs."""
-    return {str(verdict): found.count(verdict) / len(found) for verdict in Verdict if verdict in found}
+def rates(found: Sequence[Decision]) -> dict[str, float]:
+    """The share of each decision that occurs."""
+    return {str(decision): found.count(decision) / len(found) for decision in Decision if decision in found}

@@ -3,7 +3,7 @@
     python benchmarks/rows.py --device cuda --dtype bfloat16,int4 --json rows.json
     python benchmarks/rows.py --device cpu --weights 96x64,64x128 --rows 1..64 --dtype float32,int4 --unseen 2 --calls 400
 
-Three parts. ``tuning`` makes a table for each weight, and counts what that takes. ``regret`` draws Ms that were no anchors, tunes
+Three parts. ``tuning`` makes a table for each weight, and counts what that takes. ``regret`` draws Ms that were not sampled, tunes
 each for itself in a store of its own, and lets the table's choice, that pick and torch take turns. ``trace`` calls the weights with
 random Ms: nothing may be tuned or compiled, and the host's time of each call is taken while nobody waits for the GPU. On a CPU that
 time has the product in it, which follows M; what the host adds is seen where calls end before their launch (``looking_up``).
@@ -104,19 +104,19 @@ def tuned(weight: Weight) -> dict[str, Any]:
         (result,) = gemmtune.tune(weight.problem(2), m=weight.rows, progress=stages)
         seconds = time.perf_counter() - begun
     row = {"weight": str(weight), "seconds": round(seconds, 2), "segments": len(result.table.segments)}
-    row |= {"anchors": len(result.anchors), **counts, "stages_s": stages.seconds, "wrong": dict(result.wrong)}
+    row |= {"anchors": len(result.tuned_results), **counts, "stages_s": stages.seconds, "wrong": dict(result.wrong)}
     click.echo(json.dumps(row))
     click.echo(str(result))
     return row | {"table": result.table.to_json()}
 
 
 def unseen(weight: Weight, count: int, generator: random.Random) -> list[int]:
-    """Ms by a uniform law of their logarithm, none of which was an anchor, so that the table says nothing of them but by others.
+    """Ms by a uniform law of their logarithm, none of which was sampled, so that the table says nothing of them but by others.
 
     Every other one lies one to eight rows above a multiple of 64, where a kernel that was good below has begun a row of tiles.
     """
     known = range_plan_for(weight.problem(2), weight.device, settings.current())
-    seen = {m for x in known.table.segments for m in (x.anchor, *x.checked)} if known is not None and known.table else set()
+    seen = {m for x in known.table.segments for m in (x.sampled_m, *x.checked)} if known is not None and known.table else set()
     low, high, found = math.log(weight.rows[0]), math.log(weight.rows[-1] + 1), []
     for _ in range(100 * count):
         m = int(math.exp(generator.uniform(low, high)))

@@ -15,6 +15,10 @@ from .errors import SettingsError
 from .foreign import shown
 from .regex import compiled
 
+Rows = Literal["shared", "exact"]
+MixedMmChoice = Literal["default", "triton", "aten", "heuristic"]
+AbsentBlocks = Literal["any", "skipped"]
+Busy = Literal["repeat", "wait", "accept"]
 MOST = 10**12
 """Largest number of a setting. Timers of the system take no more seconds."""
 

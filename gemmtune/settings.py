@@ -28,10 +28,6 @@ from .project_file import find_table
 Tune = Literal["on_miss", "never", "predict", "force"]
 Search = Literal["quick", "default", "exhaustive"]
 Timing = Literal["graph", "spaced", "eager"]
-Rows = Literal["shared", "exact"]
-MixedMmChoice = Literal["default", "triton", "aten", "heuristic"]
-AbsentBlocks = Literal["any", "skipped"]
-Busy = Literal["repeat", "wait", "accept"]
 
 ENVIRONMENT_PREFIX, DEFAULT = "GEMMTUNE_", "default"
 
@@ -56,7 +52,7 @@ class Settings:
     tune: Tune = "on_miss"
     """``on_miss`` tunes the first call on a new problem, ``never`` uses the store or torch, ``force`` measures again. ``predict``
     verifies likely choices for every M of a new weight, and measures nothing."""
-    rows: Rows = "shared"
+    rows: kinds.Rows = "shared"
     """``shared`` serves a call with a new number of rows (M) from the table of its range. Without a table it uses the choice
     tuned for the nearest M. It tunes nothing. ``exact`` tunes each M separately."""
     batch_invariant: bool = False
@@ -76,7 +72,7 @@ class Settings:
     later processes measure the rest."""
     search: Search = "default"
     """Number of configurations that each template offers."""
-    busy: Busy = "repeat"
+    busy: kinds.Busy = "repeat"
     """Treatment of a busy machine, whose results are marked. ``repeat`` measures once more what other work disturbed, and
     disturbed limits at their next use. ``wait`` also waits up to two minutes for a quiet machine. ``accept`` does neither."""
     timing: Timing = "graph"
@@ -84,7 +80,7 @@ class Settings:
     between two calls, as in a model, so that calls do not overlap. ``eager`` includes the host's cost of each call."""
     cublaslt_top_k: kinds.Natural = 8
     """Number of algorithms of cuBLASLt's heuristic query to offer."""
-    mixed_mm_choice: MixedMmChoice = "default"
+    mixed_mm_choice: kinds.MixedMmChoice = "default"
     """Choices for mixed_mm: ``default`` uses the fastest of all, ``triton`` the fastest of Triton, ``aten`` torch.
     ``heuristic`` uses a fixed Triton config for the shape without measuring. torch runs if Triton has no choice."""
     choice_allowlist_regex: kinds.Regex = None
@@ -110,7 +106,7 @@ class Settings:
     deterministic: bool = True
     """Use only choices that give equal bits for equal inputs. Off also allows sums in order of arrival, except while
     `torch.use_deterministic_algorithms` is on."""
-    absent_blocks: AbsentBlocks = "any"
+    absent_blocks: kinds.AbsentBlocks = "any"
     """Treatment of NaN and infinity at absent blocks of a block-sparse weight. ``skipped`` keeps them out of the result, as
     in torch. ``any`` also allows choices that multiply them by zero, such as the dense product."""
     verify: bool = True
@@ -281,25 +277,20 @@ def sources() -> dict[str, str]:
 @contextmanager
 def environment(changes: Mapping[str, str | None]) -> Iterator[None]:
     """Change environment variables of this process and its children for a ``with`` block. None removes a variable."""
-    before = {name: os.environ.get(name) for name in changes}
-    _set_environment(changes)
+    before = {name: os.environ.pop(name, None) for name in changes}
+    os.environ.update({name: value for name, value in changes.items() if value is not None})
     try:
         yield
     finally:
-        _set_environment(before)
-
-
-def _set_environment(values: Mapping[str, str | None]) -> None:
-    for name in values:
-        os.environ.pop(name, None)
-    os.environ.update({name: value for name, value in values.items() if value is not None})
+        for name in changes:
+            os.environ.pop(name, None)
+        os.environ.update({name: value for name, value in before.items() if value is not None})
 
 
 def child_environment(changes: Mapping[str, str]) -> dict[str, str]:
     """Return the environment for a program that must not see who started it, with ``changes``."""
-    return {name: value for name, value in os.environ.items() if not name.startswith((ENVIRONMENT_PREFIX, "PYTEST_"))} | dict(
-        changes
-    )
+    kept = {name: value for name, value in os.environ.items() if not name.startswith((ENVIRONMENT_PREFIX, "PYTEST_"))}
+    return {**kept, **changes}
 
 
 def in_continuous_integration() -> bool:

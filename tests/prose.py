@@ -18,7 +18,7 @@ LIMITS = {
     "docstrings that are no sentence": 0,
     "sentences of more than 25 words": 10,
     "lines of more than 140 characters": 3,
-    "words with a better one": 48,
+    "words with a better one": 43,
 }
 MOST_WORDS, MOST_CHARACTERS = 25, 140
 MOST_PLACES = 20

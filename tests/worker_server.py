@@ -24,12 +24,14 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NoReturn
 
-__all__ = ["ForkedProcess", "Server", "popen_of", "serve"]
+__all__ = ["ForkedProcess", "Server", "popen_of", "serve", "shorten_rounds"]
 
 PR_SET_CHILD_SUBREAPER = 36
 START_TIMEOUT_S = 180.0
 ADOPTION_S = 30.0
 PROGRAM = "import sys; sys.path[:] = sys.argv[3:]; import worker_server; worker_server.serve(int(sys.argv[1]), sys.argv[2])"
+CPU_ROUNDS = 0.5
+"""Factor on the duration of rounds on a CPU, instead of the larger one of ``gemmtune.effort``."""
 FREE_NUMBER = 500
 """First file descriptor of the server, above those of a worker."""
 
@@ -119,9 +121,20 @@ def _exactly(connection: socket.socket, size: int) -> bytes:
     return data
 
 
+def shorten_rounds() -> None:
+    """Shorten the final rounds of choices that differ little: no test needs their order."""
+    importlib.import_module("gemmtune.effort")
+    for name in ("gemmtune.effort", "gemmtune.selector.session", "gemmtune.selector.candidates"):
+        module: Any = sys.modules.get(name)
+        if module is not None:
+            module.CPU_ROUNDS = CPU_ROUNDS
+
+
 def serve(number: int, imported: str) -> None:
     """Import a module. Fork a worker for each request on the socket with that number, until it is closed."""
     importlib.import_module(imported)
+    if imported.startswith("gemmtune."):
+        shorten_rounds()
     connection = socket.socket(fileno=os.dup2(number, FREE_NUMBER, inheritable=False))
     os.close(number)
     while True:

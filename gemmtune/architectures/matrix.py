@@ -148,7 +148,7 @@ def _run(
     with Runner(device, settings) as runner:
         for choice, inspection in able:
             # A newer GPU may have less shared memory.
-            verdict = device.why_no_smem(inspection.shared_bytes or 0) or runner.run(choice)
-            ran.append(Ran(choice=choice.name, problem=str(choice.problem), verdict=verdict))
+            result = device.why_no_smem(inspection.shared_bytes or 0) or runner.run(choice)
+            ran.append(Ran(choice=choice.name, problem=str(choice.problem), result=result))
             listener.stage("run", len(ran), len(able))
     return tuple(ran)

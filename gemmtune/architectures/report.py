@@ -17,11 +17,11 @@ from .running import Way
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ran:
-    """One choice on the GPU: its verdict, or the reason for not running it."""
+    """One choice on the GPU: its result, or the reason for not running it."""
 
     choice: str
     problem: str
-    verdict: Sample | str
+    result: Sample | str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,12 +47,12 @@ class MatrixReport:
     @property
     def executed(self) -> int:
         """Number of checks made: kernels compiled and inspected, and kernels verified on the GPU."""
-        return sum(i.status is Status.OK for i in self.inspections) + len(self.verdicts)
+        return sum(i.status is Status.OK for i in self.inspections) + len(self.results)
 
     @property
-    def verdicts(self) -> tuple[Sample, ...]:
-        """Verdicts of the choices that ran."""
-        return tuple(r.verdict for r in self.ran if isinstance(r.verdict, Sample))
+    def results(self) -> tuple[Sample, ...]:
+        """Results of the choices that ran."""
+        return tuple(r.result for r in self.ran if isinstance(r.result, Sample))
 
     @property
     def failures(self) -> tuple[str, ...]:
@@ -60,12 +60,12 @@ class MatrixReport:
         lines = [] if self.inspections else [f"{self.arch}: no choice to compile; the settings' backends and filters exclude all"]
         lines += [f"{inspection}: {text}" for inspection in self.inspections for text in inspection.problems]
         for ran in self.ran:
-            if isinstance(ran.verdict, Sample) and ran.verdict.status is not Status.OK:
+            if isinstance(ran.result, Sample) and ran.result.status is not Status.OK:
                 where = f"{ran.choice} for {ran.problem}, {self.arch} on {self.device}"
-                lines.append(f"{where}: {ran.verdict.status}: {ran.verdict.reason}")
+                lines.append(f"{where}: {ran.result.status}: {ran.result.reason}")
         if self.run and self.way.mode is None:
             lines.append(f"{self.arch} was to be run, but cannot be: {self.way.reason}")
-        elif self.run and not self.verdicts:
+        elif self.run and not self.results:
             lines.append(f"{self.arch} was to be run on {self.device}, but no kernel could be run")
         return tuple(lines)
 
@@ -91,6 +91,7 @@ class MatrixReport:
     def as_json(self) -> dict[str, Any]:
         """Return everything as plain values."""
         data = dataclasses.asdict(self)
+        data["ran"] = [{"verdict" if name == "result" else name: value for name, value in x.items()} for x in data["ran"]]
         return data | {"executed": self.executed, "failures": list(self.failures), "instructions": dict(self._instructions())}
 
     def _resources(self) -> str:
@@ -125,10 +126,10 @@ class MatrixReport:
         how = "natively" if self.way.mode == "native" else f"from PTX for {self.arch}"
         if not self.run:
             return f"not asked for: {self.device} can, {how}"
-        verdicts = self.verdicts
-        right = sum(verdict.status is Status.OK for verdict in verdicts)
-        text = f"{right} of {len(verdicts)} right on {self.device}, {how}"
-        too_large = len(self.ran) - len(verdicts)
+        results = self.results
+        right = sum(result.status is Status.OK for result in results)
+        text = f"{right} of {len(results)} right on {self.device}, {how}"
+        too_large = len(self.ran) - len(results)
         return text + (f"; {_count(too_large, 'kernel')} left out: not enough shared memory" if too_large else "")
 
 

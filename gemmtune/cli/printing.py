@@ -46,15 +46,12 @@ class Results(Progress):
         self._count = 0
 
     def begin(self, problem: Problem, total_problems: int) -> None:
-        """Pass on the start of a problem."""
         self.progress.begin(problem, total_problems)
 
     def stage(self, name: str, done: int, total: int) -> None:
-        """Pass on the progress of a stage."""
         self.progress.stage(name, done, total)
 
     def end(self, result: ProblemResult) -> None:
-        """Print the result."""
         self.progress.close()
         if is_quiet():
             show([Text(f"{result.problem}: {pick_line(result)}")])
@@ -63,11 +60,9 @@ class Results(Progress):
         self._count += 1
 
     def message(self, text: str) -> None:
-        """Pass on a text."""
         self.progress.message(text)
 
     def close(self) -> None:
-        """End the reports."""
         self.progress.close()
 
 

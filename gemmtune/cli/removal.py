@@ -9,11 +9,10 @@ from datetime import UTC, datetime, timedelta
 import click
 
 from .. import settings
-from ..problem import Problem
 from ..report.names import problem_text
 from ..selector.text_table import counted
 from ..store.removal import Removable, remove
-from ..store.row import Limit, Row
+from ..store.row import Limit, Row, stored_problem
 from .output import STDOUT, write_json
 from .selection import Selection, machines_here
 from .stores import opened
@@ -53,7 +52,7 @@ def prune(older: float | None, dry_run: bool, json_file: str | None) -> None:
     def chosen(x: Removable) -> bool:
         if before is not None and x.measured_at < before:
             return True
-        return _outdated(x.fingerprint, here) or (isinstance(x, Row) and not _readable(x.key))
+        return _outdated(x.fingerprint, here) or (isinstance(x, Row) and stored_problem(x.key) is None)
 
     _remove(chosen, dry_run, json_file)
 
@@ -63,14 +62,6 @@ def _outdated(fingerprint: str, here: Sequence[dict[str, str]]) -> bool:
     fields: dict[str, str] = json.loads(fingerprint)
     same = [x for x in here if all(fields.get(name) == x.get(name) for name in ("device", "arch"))]
     return bool(same) and not any(all(fields.get(name) == x.get(name) for name in VERSIONS) for x in same)
-
-
-def _readable(key: str) -> bool:
-    try:
-        Problem.from_json(json.loads(key))
-    except (KeyError, TypeError, ValueError, AttributeError):
-        return False
-    return True
 
 
 def _remove(chosen: Callable[[Removable], bool], dry_run: bool, json_file: str | None) -> None:

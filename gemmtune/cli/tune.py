@@ -58,21 +58,14 @@ def tune(
     changes |= _busy_change(wait_quiet, accept_busy)
     kind = device_type(devices, ray) if info is None else info.torch_device.type
     problems, ranges = problems_and_ranges(Spec(device_type=kind, **options), shapes, shapes_file, recorded, m_range)
-    if batch_invariant and not ranges:
-        raise click.UsageError("--batch-invariant: got no range of M, expected one, for instance 1..8192x6144x4096 or --m 1..8192")
-    if budget_s is not None and ranges:
-        raise click.UsageError("--budget: got a range of M too, expected single shapes: a table needs all its measurements")
+    _check_ranges(batch_invariant, budget_s, ranges)
     if recorded is not None and changes.get("timing") is None:
         changes["timing"] = timing_in_models(devices, ray, kind) if info is None else in_models(settings.current(), info).timing
-    if json_file != STDOUT and not is_quiet() and info is not None:
-        show([f"device: {info.name} ({info.arch})"])
+    shown = None if json_file == STDOUT else rows
     with settings.patch(**changes, **({"batch_invariant": True} if batch_invariant else {})) as chosen:
         if info is None:
-            result, tables = _together(problems, ranges, chosen, devices, ray, again)
-            if json_file != STDOUT:
-                show(renderables(result, max_rows=rows or None))
+            result, tables = _together(problems, ranges, chosen, devices, ray, shown, again)
         else:
-            shown = None if json_file == STDOUT else rows
             result, tables = _one_by_one(problems, ranges, chosen, info, shown, again, budget_s)
     if json_file != STDOUT:
         if len(result) > 1 and not is_quiet():
@@ -80,6 +73,14 @@ def tune(
         show([Text(_line(table) if is_quiet() else str(table)) for table in tables])
     write_json(json_file, [*result.to_json(), *(table.to_json() for table in tables)])
     _require_picks(result, chosen)
+
+
+def _check_ranges(batch_invariant: bool, budget_s: float | None, ranges: Sequence[object]) -> None:
+    """Raise click.UsageError for options that need a range of M, or that fit none."""
+    if batch_invariant and not ranges:
+        raise click.UsageError("--batch-invariant: got no range of M, expected one, for instance 1..8192x6144x4096 or --m 1..8192")
+    if budget_s is not None and ranges:
+        raise click.UsageError("--budget: got a range of M too, expected single shapes: a table needs all its measurements")
 
 
 def _one_by_one(
@@ -92,6 +93,8 @@ def _one_by_one(
     budget_s: float | None,
 ) -> tuple[TuningResult, list[RangeResult]]:
     """Tune on one device. With ``rows``, print so many choices of each result as soon as it is known, all for 0."""
+    if rows is not None and not is_quiet():
+        show([f"device: {info.name} ({info.arch})"])
     place = str(info.torch_device)
     with watched(kept=f"measurements are kept in {chosen.store_file}") as progress:
         listener = progress if rows is None else Results(progress, rows or None)
@@ -106,16 +109,20 @@ def _together(
     chosen: Settings,
     devices: str | None,
     ray: str | None,
+    rows: int | None,
     again: bool,
 ) -> tuple[TuningResult, list[RangeResult]]:
-    """Tune on several devices. Raises FleetError if jobs failed."""
+    """Tune on several devices. With ``rows``, print the results. Raises FleetError if jobs failed."""
     jobs = jobs_of(problems, ranges)
     result = run_watched(jobs, functools.partial(run_job, retry=retry_of(again=again)), chosen, devices, ray, keep=True)
     for line in (*result.disagreements, *(f"{name} left: {reason}" for name, reason in result.left.items())):
         note(f"warning: {line}")
     result.refuse_failures()
     found = [one for job in jobs for one in result.results(job)]
-    return TuningResult(x for x in found if isinstance(x, ProblemResult)), [x for x in found if isinstance(x, RangeResult)]
+    singles = TuningResult(x for x in found if isinstance(x, ProblemResult))
+    if rows is not None:
+        show(renderables(singles, max_rows=rows or None))
+    return singles, [x for x in found if isinstance(x, RangeResult)]
 
 
 def _busy_change(wait_quiet: bool, accept_busy: bool) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import json
 import logging
 from dataclasses import dataclass, field
 from typing import get_args
@@ -12,6 +11,7 @@ from ..operand_kinds import BiasShape
 from ..problem import Problem
 from ..problem.operations import DENSE_OPS
 from ..problem.rows import RowClass, row_classes
+from ..store.row import stored_problem
 from ..store.store import Ranged, Store
 
 log = logging.getLogger("gemmtune")
@@ -56,11 +56,8 @@ def tuned_rows(rows_class: RowClass, machine: str, store: Store) -> dict[int, st
     fields = (f'"op":"{p.op}"', f'"n":{p.n},', f'"k":{p.k},')
     for key in store.keys(machine):
         if all(text in key for text in fields):
-            try:
-                problem = Problem.from_json(json.loads(key))
-            except (KeyError, TypeError, ValueError, AttributeError):  # of another version
-                continue
-            if rows_class in row_classes(problem):
+            problem = stored_problem(key)
+            if problem is not None and rows_class in row_classes(problem):
                 found[problem.m] = key
     return found
 

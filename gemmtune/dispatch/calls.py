@@ -31,10 +31,9 @@ def call_of(
     epilogue: EpilogueFunction | None = None,
     epilogue_args: Sequence[Tensor] = (),
 ) -> Call:
-    """The call of the public function ``name``. ``brought`` is the argument that becomes an operand of the epilogue.
+    """Return the call of the public function ``name``. ``brought`` is the argument that becomes an operand of the epilogue.
 
-    Raises:
-        InvalidProblemError: an argument that no call of the operation can have.
+    Raises InvalidProblemError for an argument that no call of the operation can have.
     """
     row, own = NAMES[name], BROUGHT.get(name)
     check_epilogue(name, epilogue, epilogue_args)

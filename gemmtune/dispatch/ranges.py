@@ -30,8 +30,6 @@ NEAREST = 2
 
 KERNEL_TIMINGS: tuple[Timing, ...] = ("graph", "spaced")
 """Timing modes of kernels, in isolation and next to others. The fastest by one mode is rarely much slower by the other."""
-
-
 Find = Callable[[Problem], Choice | str]
 """Function that returns a member's choice at its sampled M, or the reason why the choice no longer exists."""
 
@@ -39,11 +37,11 @@ Find = Callable[[Problem], Choice | str]
 class Member:
     """A choice that serves several M. It is found when it is first needed, loaded once for each kernel, and bound for each M.
 
-    ``anchor`` is the sampled M at which it was measured.
+    ``sampled_m`` is the sampled M at which it was measured.
     """
 
-    def __init__(self, rows_class: RowClass, anchor: int, device: DeviceInfo, find: Find) -> None:
-        self.anchor = anchor
+    def __init__(self, rows_class: RowClass, sampled_m: int, device: DeviceInfo, find: Find) -> None:
+        self.sampled_m = sampled_m
         self._class = rows_class
         self._device = device
         self._find = find
@@ -55,7 +53,7 @@ class Member:
     def choice(self) -> Choice | str:
         """The choice at its sampled M, or the reason why it no longer exists."""
         if self._choice is None:
-            self._choice = self._find(self._class.at(self.anchor))
+            self._choice = self._find(self._class.at(self.sampled_m))
         return self._choice
 
     @property
@@ -88,7 +86,6 @@ class Member:
         return (at, at.bind(run[1])) if run is not None and isinstance(at, Choice) else None
 
     def ready_at(self, start: int) -> bool:
-        """Return True if the kernel for the run of M from ``start`` on is loaded."""
         return start in self._runs
 
     def _at(self, problem: Problem) -> Choice | str:
@@ -206,18 +203,14 @@ class RangePlan:
 
     def _candidates(self, m: int) -> Sequence[Member]:
         if self.table is None:
-            return sorted(self.members, key=lambda member: abs(math.log(m / member.anchor)))[:NEAREST]
+            return sorted(self.members, key=lambda member: abs(math.log(m / member.sampled_m)))[:NEAREST]
         place = self.table.index(m)
         if place is None and m < self.table.lo:
             return ()
-        if place is None and self.table.reduction and not self._promises(self.members[-1]):
-            return ()
+        last = self.members[-1].choice
+        if place is None and self.table.reduction and not (isinstance(last, Choice) and last.batch_invariant):
+            return ()  # the bits were compared up to here, and the last choice promises them for no other M
         return (self.members[-1 if place is None else place],)
-
-    @staticmethod
-    def _promises(member: Member) -> bool:
-        """Return True if a choice promises the bits of its class for every M, and not only where they were compared."""
-        return isinstance(member.choice, Choice) and member.choice.batch_invariant
 
 
 def without(rows: range, others: Collection[int]) -> Iterator[range]:
@@ -297,8 +290,8 @@ def members_of(
     """Return a member for each segment of a table. Segments with one choice share it. ``found`` looks it up at the sampled M."""
     made: dict[tuple[str, int], Member] = {}
     for x in table.segments:
-        made.setdefault((x.content_hash, x.anchor), Member(rows_class, x.anchor, device, functools.partial(_found, x, found)))
-    return [made[x.content_hash, x.anchor] for x in table.segments]
+        made.setdefault((x.content_hash, x.sampled_m), Member(rows_class, x.sampled_m, device, functools.partial(_found, x, found)))
+    return [made[x.content_hash, x.sampled_m] for x in table.segments]
 
 
 def _found(x: Segment, found: Callable[[Segment, Problem], Choice | None], problem: Problem) -> Choice | str:

@@ -109,7 +109,7 @@ def durations(store: Store, fingerprint: str, search: str) -> Iterator[tuple[Job
 
 def remember(store: Store, job: Job, result: JobResult, fingerprint: str, search: str) -> None:
     """Store the duration of a job whose every measurement is new. Others took less than the whole job."""
-    parts = (result,) if isinstance(result, ProblemResult) else result.anchors
+    parts = (result,) if isinstance(result, ProblemResult) else result.tuned_results
     if result.source != "measured" or not parts or any(o.from_store for part in parts for o in part.outcomes):
         return
     rows = job.rows

@@ -98,7 +98,7 @@ def without_details(result: JobResult) -> JobResult:
     if isinstance(result, ProblemResult):
         kept = tuple(dict.fromkeys(o for o in (result.picked, result.baseline) if o is not None))
         return dataclasses.replace(result, outcomes=kept, refusals=())
-    return dataclasses.replace(result, anchors=(), times={})
+    return dataclasses.replace(result, tuned_results=(), times={})
 
 
 def duration(seconds: float) -> str:

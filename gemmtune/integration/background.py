@@ -237,15 +237,12 @@ class Patience(Progress):
         self._before = time.monotonic(), self._worked_s()
 
     def begin(self, problem: Problem, total_problems: int) -> None:  # noqa: ARG002 - only the moment counts
-        """Wait before a problem."""
         self._wait()
 
     def stage(self, name: str, done: int, total: int) -> None:  # noqa: ARG002 - only the moment counts
-        """Wait before a step."""
         self._wait()
 
     def end(self, result: ProblemResult) -> None:  # noqa: ARG002 - only the moment counts
-        """Wait after a problem."""
         self._wait()
 
     def _wait(self) -> None:

@@ -85,7 +85,7 @@ def _quantized(weight: QuantizedWeight) -> Problem | None:
     if not weight.transposed or weight.tensor.is_floating_point():
         return None
     rows = torch.empty(ROWS, weight.shape[1], dtype=weight.dtype, device=weight.device)
-    parts = [part for part in (rows, weight.tensor, weight.scales, weight.zero_points) if part is not None]
+    parts = [rows, *weight.parts]
     return stated("mixed_mm", parts, (), (weight.encoding,))
 
 

@@ -42,35 +42,22 @@ def optimize(
     progress: bool = True,
     batch_invariant: bool = False,
 ) -> M:
-    """Let the layers of a model run stored picks, in place, wherever these are faster than torch.
+    """Let the layers of a model run stored picks, in place, wherever these are faster than torch. ``restore`` undoes it.
 
     The forward of every ``nn.Linear``, including block-sparse ones, and of HF's Conv1D looks up the pick. Parameters,
-    ``state_dict``, hooks and types do not change. A problem without a pick runs by torch, because only ``tune`` and ``m`` tune. A
-    weight of 4 or 8 bits on a GPU runs a default kernel for its number of rows, verified now if this machine has not done it
-    before. Later compilations by ``torch.compile`` include our pass. ``restore`` undoes all of this.
+    ``state_dict``, hooks and types do not change. Later compilations by ``torch.compile`` include our pass. Only ``tune`` and ``m``
+    tune. Elsewhere a problem without a pick runs by torch, or a default kernel of a quantized weight, which is verified now.
 
     Args:
         model: any module.
         tune: example inputs, as a tensor, a tuple of positional arguments or a mapping of keyword arguments. The model runs on
-            them. Each weight gets a table for every number of rows up to that of the example, rounded up, and at least 256 on a
-            GPU. All other products, such as those of attention, are tuned as they are. Fused products of ``torch.compile`` are
-            tuned while it compiles.
-            First, the weights of layers with the same input move next to each other, so that one product can replace several.
-            Each Parameter keeps a separate storage of exactly its bytes, so that saved files, tied weights and sharding do not
-            change. Weights that share memory with another tensor, such as an entry of a ``state_dict`` that you hold, do not move.
-            On a CPU the memory of moved weights is freed with the last of them, and torch cannot resize their storages. One group
-            of weights exists twice while it moves.
-            Afterwards the running statistics and random numbers that a forward in training mode changes are restored.
-            ``"background"`` serves at once by what is known. A process of its own makes the tables of all linear layers while this
-            process is idle, and calls take them over: see ``tuning_in_background``.
+            them, each weight gets a table of its numbers of rows, and weights with the same input move next to each other.
+            ``"background"`` serves at once, and makes the tables while this process is idle: see ``tuning_in_background``.
         m: the numbers of rows of the tables, as ``range(1, 8193)`` or (1, 8192): tokens of a batch or a prompt, not sequences.
-            Without ``tune`` the tables of all linear layers are made and the model does not run. Block-sparse layers have none.
-            The default for the background is 1 to 8192, and 1 to 256 on a CPU.
+            Without ``tune`` all linear layers get tables, and the model does not run.
         progress: show the progress of the tuning on standard error.
-        batch_invariant: run every layer by the batch-invariant table of its weight, so that the bits of a row do not depend on the
-            other rows. ``tune`` makes these tables, for up to 256 rows or those of the example. A layer never falls back to torch:
-            without a table for its rows it raises NoValidChoicesError. Attention, norms and backward passes stay torch's. The
-            setting of that name does the same.
+        batch_invariant: run every layer by the batch-invariant table of its weight, and never by torch, like the setting of that
+            name. Without a table for its rows a layer raises NoValidChoicesError.
 
     Returns:
         The model. If the call fails or is interrupted, its layers keep the forwards that they had.
@@ -85,6 +72,11 @@ def optimize(
     rows, later = None if m is None else _rows(m), _in_background(tune, batch_invariant=invariant)
     if invariant:
         return _invariant(model, tune, rows, progress)
+    return _by_picks(model, tune, rows, progress, later=later)
+
+
+def _by_picks(model: M, tune: Any, rows: range | None, progress: bool, *, later: bool) -> M:
+    """Tune what is asked for, now or ``later``, and give every layer a forward that looks up its pick."""
     example = None if later else tune
     classes = _classes(model) if later or (rows is not None and example is None) else []
     with _all_or_none(model):
@@ -97,7 +89,7 @@ def optimize(
         # Give each layer our forward, and torch.compile our pass.
         optimized(model)
         compile_pass.install(tune=example is not None)
-        if tune is not None or m is not None:
+        if tune is not None or rows is not None:
             compile_again()
     _models.add(model)
     if later and not settings.current().disable:

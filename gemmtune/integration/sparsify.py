@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -21,7 +20,6 @@ from ..errors import InvalidProblemError
 from ..numerics.block_sparse import by_blocks, sparse_of
 from ..problem import Problem
 from ..problem.sparsity import Sparsity, sides_of
-from ..settings import Settings
 from ..sparse.calls import block_call
 from ..sparse.layers import linear
 from .eager import plain_here
@@ -106,14 +104,8 @@ def sparse_linear(module: nn.Linear, input: Tensor) -> Tensor:
     if not plain_here():
         with noted(lambda: _problem_of(module, input)):
             return functional.linear(input, weight.to_dense(), bias)
-    with settings.use(_never(settings.current())):
+    with settings.use(settings.current().never_tuning):
         return linear(input, _packed_of(module, weight), bias)
-
-
-@functools.lru_cache(maxsize=64)
-def _never(chosen: Settings) -> Settings:
-    """Return the same settings without tuning."""
-    return chosen.never_tuning
 
 
 def is_sparse(module: nn.Module) -> bool:

@@ -43,7 +43,7 @@ def _look(module: nn.Module) -> Hashable | None:
     weight: Any = module._parameters.get("weight")
     bias = module._parameters.get("bias")
     if isinstance(weight, QuantizedWeight):
-        parts = [part for part in (weight.tensor, weight.scales, weight.zero_points) if part is not None]
+        parts = weight.parts
         kind: tuple[Hashable, ...] = (weight.transposed, weight.dtype, weight.encoding)
     else:
         parts, kind = [x for x in (weight, bias) if x is not None], (is_conv1d(module),)

@@ -6,7 +6,7 @@ import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ..conformance.bench.outcome import Outcome, Verdict
+from ..conformance.bench.outcome import CaseStatus, Outcome
 from ..conformance.cases.case import Case
 from ..conformance.options import RunOptions
 from ..conformance.runs.isolation import NOT_SHARED, UntrustedRunner
@@ -27,12 +27,12 @@ class Values:
     @property
     def executed(self) -> tuple[Outcome, ...]:
         """Outcomes in which the GEMM did not refuse."""
-        return tuple(x for x in self.outcomes if x.verdict is not Verdict.REFUSED)
+        return tuple(x for x in self.outcomes if x.status is not CaseStatus.REFUSED)
 
     @property
     def bad(self) -> tuple[Outcome, ...]:
         """Outcomes that count against the GEMM."""
-        return tuple(x for x in self.outcomes if x.verdict.bad)
+        return tuple(x for x in self.outcomes if x.status.bad)
 
     @property
     def refused(self) -> int:

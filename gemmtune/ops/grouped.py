@@ -43,9 +43,9 @@ def grouped_mm(
 
     Args:
         a, b: any strides; float32, float16 or bfloat16, both the same.
-        offs: int32 [G], where each group ends; group g begins where the one before it ends. It stays on the device and is never
-            read by the host, so a CUDA graph that captured the call sees offsets that changed. Groups may be empty, and there may
-            be none. Of offsets that fall or pass the end the numbers are anything, but nothing outside of the operands is touched.
+        offs: int32 [G], the end of each group, where the next one begins. The host never reads it, so that a CUDA graph that
+            captured the call sees offsets that changed. Groups may be empty, and there may be none. Offsets that fall or pass the
+            end make any numbers, but nothing outside of the operands is touched.
         rows: int32 or int64 [M], for groups of rows: row r of the product is made of a[rows[r]], a having any number of rows.
         gated: ``silu``, ``gelu`` or ``gelu_tanh``, for groups of rows: the first half of the product's columns are gates, and the
             result is act(gates) · the other half, computed in float32 where one kernel does it.
@@ -54,11 +54,7 @@ def grouped_mm(
             fixed order; rows behind the last group count for nothing. No slot is that of two rows. Goes with no epilogue.
         out, epilogue, epilogue_args: as for ``mm``.
 
-    Returns:
-        ``out`` if it was given. Rows (columns) behind the last group hold anything, as torch leaves them.
-
-    Raises:
-        InvalidProblemError, EpilogueError: as by ``mm``.
+    Returns ``out`` if it was given. Rows (columns) behind the last group hold anything, as torch leaves them. Raises as ``mm``.
     """
     if _lacks_groups(a, b, offs):
         words = {"rows": rows, "gated": gated, "scatter": scatter, "epilogue": epilogue, "epilogue_args": epilogue_args}

@@ -11,7 +11,7 @@ from ..settings import Settings
 from ..timing.conditions import device_to_itself
 from ..workers.worker import Worker, WorkerCrashed, WorkerTimedOut
 from .sampling import Match, ProcessSample, Sampling, sample_match
-from .statistics import Judgement, Verdict
+from .statistics import Decision, Judgement
 
 M = TypeVar("M")
 
@@ -64,7 +64,7 @@ def collect(
         open_ = [
             i
             for i, series in enumerate(found)
-            if not series.failure and (batch == 1 or whole or judge(i, series).verdict is Verdict.INCONCLUSIVE)
+            if not series.failure and (batch == 1 or whole or judge(i, series).decision is Decision.INCONCLUSIVE)
         ]
         for i in open_:
             found[i].batches.append([])

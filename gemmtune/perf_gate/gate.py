@@ -1,4 +1,4 @@
-"""One run of the performance gate, from problems to verdicts."""
+"""One run of the performance gate, from problems to decisions."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from .collect import FreshProcess, Series, collect
 from .options import PICK, GateOptions
 from .result import GateResult, ProblemGate
 from .sampling import Match, Sampling
-from .statistics import Estimate, Judgement, Rule, Verdict, bounds, judge
+from .statistics import Decision, Estimate, Judgement, Rule, bounds, judge
 from .subjects import TORCH, subject_for
 
 
@@ -142,7 +142,7 @@ class _Gate:
             if entry.baseline is None and not self.options.update_baseline:
                 entry.missing = True
                 reason = f"no baseline in {self.baselines.path}; make it with --update-baseline"
-                entry.judgement = Judgement(verdict=Verdict.INCONCLUSIVE, bounds=None, reason=reason)
+                entry.judgement = Judgement(decision=Decision.INCONCLUSIVE, bounds=None, reason=reason)
 
     def _note_differences(self, entry: ProblemGate, baseline: Baseline) -> None:
         """Note differences from the baseline's time, which explain a change without a fault of the kernels."""

@@ -14,7 +14,7 @@ from ..selector.text_table import TextTable
 from .baselines import Baseline
 from .collect import Series
 from .options import GateOptions
-from .statistics import Judgement, Rule, Verdict
+from .statistics import Decision, Judgement, Rule
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -64,7 +64,7 @@ class ProblemGate:
             "problem": {"text": str(self.problem)} | self.problem.to_json(),
             "candidate": self.candidate,
             "anchor": self.anchor,
-            "verdict": self.judgement.verdict.value if self.judgement else None,
+            "verdict": self.judgement.decision.value if self.judgement else None,
             "reason": self.judgement.reason if self.judgement else self.series.failure,
             "candidate_us": self.candidate_us,
             "anchor_us": self.anchor_us,
@@ -89,10 +89,10 @@ class GateResult:
     """File from which baselines were read or to which they were written. Empty without any."""
 
     @property
-    def verdict(self) -> Verdict:
-        """Verdict of the suite: the first in ``Verdict``'s order that any problem has. Unmeasured problems are INCONCLUSIVE."""
-        found = {e.judgement.verdict if e.judgement else Verdict.INCONCLUSIVE for e in self.entries}
-        return next(verdict for verdict in Verdict if verdict in found)
+    def decision(self) -> Decision:
+        """Decision of the suite: the first in ``Decision``'s order that any problem has. Unmeasured problems are INCONCLUSIVE."""
+        found = {e.judgement.decision if e.judgement else Decision.INCONCLUSIVE for e in self.entries}
+        return next(decision for decision in Decision if decision in found)
 
     @property
     def failed(self) -> list[ProblemGate]:
@@ -110,18 +110,18 @@ class GateResult:
 
         Else 3 if no problem was judged, or with ``strict`` if one was not. Else 0. A run that writes new baselines need not judge.
         """
-        if self.verdict is Verdict.REGRESSED or (self.options.require_baseline and self.missing):
+        if self.decision is Decision.REGRESSED or (self.options.require_baseline and self.missing):
             return 1
         if self.failed:
             return 2
-        judged = [e for e in self.entries if e.judgement and e.judgement.verdict is not Verdict.INCONCLUSIVE]
+        judged = [e for e in self.entries if e.judgement and e.judgement.decision is not Decision.INCONCLUSIVE]
         enough = len(judged) == len(self.entries) if self.options.strict else bool(judged)
         return 0 if enough or self.options.update_baseline else 3
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values: the options, the rule, every problem."""
         return {
-            "verdict": self.verdict.value,
+            "verdict": self.decision.value,
             "anchor": self.options.anchor,
             "candidate": self.options.candidate,
             "device": self.device,
@@ -131,7 +131,7 @@ class GateResult:
         }
 
 
-STYLES = {Verdict.REGRESSED: "bold red", Verdict.INCONCLUSIVE: "yellow", Verdict.IMPROVED: "green", Verdict.PASS: None}
+STYLES = {Decision.REGRESSED: "bold red", Decision.INCONCLUSIVE: "yellow", Decision.IMPROVED: "green", Decision.PASS: None}
 
 
 def renderables(result: GateResult) -> Iterator[RenderableType]:
@@ -152,12 +152,12 @@ def renderables(result: GateResult) -> Iterator[RenderableType]:
 
 def summary(result: GateResult) -> str:
     """Return a line such as ``PASS: 4 problems, 3 PASS, 1 IMPROVED; the limit is 2% slower than torch, …``."""
-    verdicts = [e.judgement.verdict for e in result.entries if e.judgement]
-    counts = [f"{verdicts.count(v)} {v}" for v in Verdict if v in verdicts]
+    decisions = [e.judgement.decision for e in result.entries if e.judgement]
+    counts = [f"{decisions.count(v)} {v}" for v in Decision if v in decisions]
     counts += [f"{len(result.failed)} could not be measured"] if result.failed else []
     problems = f"{len(result.entries)} problem{'s' * (len(result.entries) != 1)}"
     return (
-        f"{result.verdict}: {problems}, {', '.join(counts)}; the limit is {100 * (result.rule.limit - 1):.0f}% slower than "
+        f"{result.decision}: {problems}, {', '.join(counts)}; the limit is {100 * (result.rule.limit - 1):.0f}% slower than "
         f"{_anchor(result)}, with {result.options.processes} processes in a batch"
     )
 
@@ -165,7 +165,7 @@ def summary(result: GateResult) -> str:
 def warnings(result: GateResult) -> list[str]:
     """Return warnings, which matter even with exit status 0."""
     lines = []
-    if open_ := [e for e in result.entries if e.judgement and e.judgement.verdict is Verdict.INCONCLUSIVE]:
+    if open_ := [e for e in result.entries if e.judgement and e.judgement.decision is Decision.INCONCLUSIVE]:
         lines.append(f"INCONCLUSIVE: {len(open_)} of {len(result.entries)} problems were NOT judged; the reasons are above")
     if result.missing and result.options.require_baseline:
         lines.append(f"{len(result.missing)} required baselines are missing from {result.baselines_file}")
@@ -196,9 +196,9 @@ def _table(result: GateResult) -> TextTable:
             cells += [_number(before, ".3f"), _number(entry.change, ".3f")]
         cells += [
             f"{100 * bounds.margin:.1f}%" if bounds else "–",
-            str(entry.judgement.verdict) if entry.judgement else "not measured",
+            str(entry.judgement.decision) if entry.judgement else "not measured",
         ]
-        table.add_row(*map(Text, cells), style=STYLES[entry.judgement.verdict] if entry.judgement else "bold red")
+        table.add_row(*map(Text, cells), style=STYLES[entry.judgement.decision] if entry.judgement else "bold red")
     return table
 
 

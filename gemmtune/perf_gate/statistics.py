@@ -36,8 +36,8 @@ HALVINGS = 60
 """Bisection steps for an angle, more than the precision of float64."""
 
 
-class Verdict(StrEnum):
-    """Verdict of a gate on one problem, or on all: the first in this order that any problem has."""
+class Decision(StrEnum):
+    """Decision of a gate on one problem, or on all: the first in this order that any problem has."""
 
     REGRESSED = "REGRESSED"
     INCONCLUSIVE = "INCONCLUSIVE"
@@ -98,9 +98,9 @@ class Bounds:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judgement:
-    """A verdict, the bounds from all values, and a reason if the bounds do not explain the verdict."""
+    """A decision, the bounds from all values, and a reason if the bounds do not explain the decision."""
 
-    verdict: Verdict
+    decision: Decision
     bounds: Bounds | None
     reason: str = ""
 
@@ -118,9 +118,9 @@ def bounds(now: Estimate, level: float, before: Estimate | None = None) -> Bound
 
 
 def judge(batches: Sequence[Sequence[float]], rule: Rule, baseline: Estimate | None = None) -> Judgement:
-    """Return the verdict on one or two batches, each with values of two or more processes.
+    """Return the decision on one or two batches, each with values of two or more processes.
 
-    One batch alone is never REGRESSED or IMPROVED: the verdict is INCONCLUSIVE, and the reason asks for a second batch.
+    One batch alone is never REGRESSED or IMPROVED: the decision is INCONCLUSIVE, and the reason asks for a second batch.
     """
     limit, visible = math.log(rule.limit), math.log(rule.visible)
     each = [bounds(Estimate.of(values), rule.level, baseline) for values in batches]
@@ -128,19 +128,19 @@ def judge(batches: Sequence[Sequence[float]], rule: Rule, baseline: Estimate | N
     slower, faster = [b.lower > limit for b in each], [b.upper < -limit for b in each]
     reason = ""
     if len(each) > 1 and (all(slower) or all(faster)):
-        verdict = Verdict.REGRESSED if all(slower) else Verdict.IMPROVED
+        decision = Decision.REGRESSED if all(slower) else Decision.IMPROVED
     elif any(slower):
-        verdict = Verdict.INCONCLUSIVE
+        decision = Decision.INCONCLUSIVE
         reason = "the batches disagree" if len(each) > 1 else "slower in one batch, which a second one must confirm"
     elif len(each) == 1 and any(faster):
-        verdict = Verdict.INCONCLUSIVE
+        decision = Decision.INCONCLUSIVE
         reason = "faster in one batch, which a second one must confirm"
     elif whole.upper < visible:
-        verdict = Verdict.PASS
+        decision = Decision.PASS
     else:
-        verdict = Verdict.INCONCLUSIVE
+        decision = Decision.INCONCLUSIVE
         reason = f"noise of ±{100 * whole.margin:.1f}% cannot exclude a slow-down of {100 * (rule.visible - 1):.0f}%, nor prove one"
-    return Judgement(verdict=verdict, bounds=whole, reason=reason)
+    return Judgement(decision=decision, bounds=whole, reason=reason)
 
 
 @functools.cache

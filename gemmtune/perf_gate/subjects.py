@@ -80,7 +80,6 @@ class TargetChoice(CalledChoice):
 
     @property
     def content_hash(self) -> str:
-        """Hash of the name. The code of the function is unknown."""
         return hashlib.sha256(self.target.encode()).hexdigest()
 
     def load(self) -> Subject:
@@ -88,6 +87,5 @@ class TargetChoice(CalledChoice):
         return load(SubjectSpec(target=self.target))
 
     def keeper(self) -> Callable[[object, torch.Tensor], object]:
-        """Return the function that only keeps results, so that no check and no copy is timed."""
         kept: collections.deque[object] = collections.deque(maxlen=max(self.results_kept, 1))
         return lambda result, out: kept.append(result)  # noqa: ARG005 - nothing is written to out

@@ -132,7 +132,6 @@ class DequantizedView(HasNoMemory):
         return repr((type(self).__name__, tuple(plain.shape), plain.stride(), plain.dtype, str(plain.device)))
 
     def numpy(self, *, force: bool = False) -> Any:
-        """Return the values as an array that cannot be written."""
         array = self.plain.numpy(force=force)
         array.flags.writeable = False
         return array

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..problem import Problem
+from ..store.row import stored_problem
 from ..timing.limits import least_work
 from ..timing.rounds import tie
 
@@ -41,10 +42,7 @@ class Entry:
     @property
     def problem(self) -> Problem | None:
         """The problem, None if another version wrote it or the file has only its text."""
-        try:
-            return Problem.from_json(json.loads(self.key)) if self.key else None
-        except (KeyError, TypeError, ValueError, AttributeError):
-            return None
+        return stored_problem(self.key)
 
     @property
     def backend(self) -> str:

@@ -5,24 +5,19 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from ..problem import Problem
 from ..problem.rows import RowClass
+from ..store.row import stored_problem
 
 
 def problem_text(key: str) -> str:
     """Return the text of the problem with this key, or the key itself if another version wrote it."""
-    try:
-        return str(Problem.from_json(json.loads(key)))
-    except (KeyError, TypeError, ValueError, AttributeError):
-        return key
+    return str(stored_problem(key) or key)
 
 
 def class_text(key: str) -> str:
     """Return the text of the class with this key, or the key itself if another version wrote it."""
-    try:
-        return str(RowClass(problem=Problem.from_json(json.loads(key))))
-    except (KeyError, TypeError, ValueError, AttributeError):
-        return key
+    problem = stored_problem(key)
+    return key if problem is None else str(RowClass(problem=problem))
 
 
 def machine_text(fingerprint: str) -> str:

@@ -110,14 +110,10 @@ class Candidates:
         rows = {} if self.settings.tune == "force" else store.rows(self.problem.key, self.fingerprint)
         rows = without_accidents({digest: row for digest, row in rows.items() if not _retried(row, retry)})
         choices = dict(self.choices)
-        if self.closed:
-            choices |= known_variants(self.offers.choices, rows.keys() - choices, self.settings)
-            choices |= moved_choices(choices, rows, self.device, self.settings)
-            rows = {digest: row for digest, row in rows.items() if digest in choices}
         # Find the choice of each row: among offers, their variants and moves along axes, then in the widest search.
         choices |= known_variants(self.offers.choices, rows.keys() - choices, self.settings)
         choices |= moved_choices(choices, rows, self.device, self.settings)
-        if rows.keys() - choices:
+        if rows.keys() - choices and not self.closed:
             wider = widest_offers_for(self.problem, self.device, self.settings).choices
             choices |= {c.content_hash: c for c in wider if c.content_hash in rows}
             choices |= known_variants(wider, rows.keys() - choices, self.settings)

@@ -99,7 +99,6 @@ class Lines(Progress):
         log.info("  %s (%.1f s)", pick_line(result), result.seconds)
 
     def message(self, text: str) -> None:
-        """Log the text on its own line."""
         log.info("  %s", text)
 
 
@@ -114,13 +113,11 @@ class Bar(Progress):
         self._heading = ""
 
     def begin(self, problem: Problem, total_problems: int) -> None:
-        """Show the problem in the bar."""
         self._count += 1
         self._heading = f"[{self._count}/{total_problems}] {problem}"
         self.stage("", 0, 1)
 
     def stage(self, name: str, done: int, total: int) -> None:
-        """Show the progress of the stage in the bar."""
         bar, description = self._opened(), f"{self._heading} {name}".strip()
         if self._task is None:
             self._task = bar.add_task(description, total=total)
@@ -135,11 +132,9 @@ class Bar(Progress):
         self.close()
 
     def message(self, text: str) -> None:
-        """Show a line above the bar."""
         self._opened().console.print(text, markup=False, highlight=False, soft_wrap=True)
 
     def close(self) -> None:
-        """Remove the bar from the terminal."""
         if self._bar is not None:
             self._bar.stop()
             self._bar = self._task = None

@@ -20,20 +20,20 @@ MARKS = "█▓▒░"
 class RangeResult:
     """The table of one class of problems, with its measurements.
 
-    ``anchors`` are the results at the tuned Ms. ``times`` are microseconds by M and name of a choice. ``wrong`` are the excluded
-    choices with the M at which they failed. All three are empty for a table from the store.
+    ``tuned_results`` are the results at the tuned Ms. ``times`` are microseconds by M and name of a choice. ``wrong`` are the
+    excluded choices with the M at which they failed. All three are empty for a table from the store.
     """
 
     rows_class: RowClass
     table: Table
-    anchors: tuple[ProblemResult, ...] = ()
+    tuned_results: tuple[ProblemResult, ...] = ()
     times: Mapping[int, Mapping[str, float]] = field(default_factory=dict)
     wrong: Mapping[str, str] = field(default_factory=dict)
     seconds: float = 0.0
     source: Literal["measured", "store"] = "store"
 
     def __str__(self) -> str:
-        how = "from the store" if self.source == "store" else f"{len(self.anchors)} tuned values of M in {self.seconds:.1f} s"
+        how = "from the store" if self.source == "store" else f"{len(self.tuned_results)} tuned values of M in {self.seconds:.1f} s"
         return "\n".join([f"{self.rows_class}: {how}", *table_lines(self.table)])
 
     def to_json(self) -> dict[str, Any]:
@@ -41,7 +41,7 @@ class RangeResult:
         return {
             "problem": {"text": str(self.rows_class)} | self.rows_class.problem.to_json(),
             "table": self.table.to_json(),
-            "anchors": [result.to_json() for result in self.anchors],
+            "anchors": [result.to_json() for result in self.tuned_results],
             "wrong": dict(self.wrong),
             "seconds": self.seconds,
             "source": self.source,

@@ -96,7 +96,7 @@ class Work:
 
     def found(self, x: Segment, store: Store) -> Choice | None:
         """Return the choice of a segment at the M where it was found, or None if it no longer exists."""
-        problem = self.rows_class.at(x.anchor)
+        problem = self.rows_class.at(x.sampled_m)
         if self.source is not None:
             return self.source(problem).stored(store).choices.get(x.content_hash)
         return choice_of(x.content_hash, x.backend, problem, self.device, self.settings, store, name=x.name)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import itertools
 import logging
 import random
@@ -38,6 +39,7 @@ from .siblings import Siblings
 
 log = logging.getLogger("gemmtune")
 
+WAITING = "another process tunes this range: waiting for it"
 MOST_OF_NEIGHBOUR = 3
 """Number of the best choices of a neighbouring sample that compete at an M that is not fully tuned."""
 
@@ -81,25 +83,17 @@ def tune_rows(
 
     A stored table is used if it covers the range and its choices still exist. Otherwise the range is measured and the table stored.
     ``recorded`` are Ms that are sampled in addition to the grid. ``source`` replaces the choices of the settings; the table is then
-    stored as another ``kind``. With ``limits``, the limits of the machine are measured if the store has none. ``retry`` says what
-    is measured again of a busy machine. ``apart`` is the factor between two Ms at which all choices compete, by default that of the
-    search effort. They also compete at the Ms ``compared``. ``siblings`` are the weights of a model, of which this is the next. An
-    interrupted tuning keeps its measurements at the tuned Ms.
+    stored as another ``kind``. With ``limits``, the limits of the machine are measured if the store has none. ``apart`` is the
+    factor between two Ms at which all choices compete, by default that of the search effort; they also compete at ``compared``.
 
-    Raises:
-        InvalidProblemError: the class has none of the ``rows``.
-        NoValidChoicesError: no choice is correct at a tuned M.
+    Raises InvalidProblemError if the class has none of the ``rows``, and NoValidChoicesError if nothing is correct at a tuned M.
     """
     if not rows_class.within(rows):
         raise InvalidProblemError(f"m: got {rows[0]}..{rows[-1]}, none of which is an M of {rows_class}")
     begun = time.perf_counter()
     work = Work(rows_class, rows, device, settings, host_us, progress, source, limits=MachineLimits(device, settings, store))
     work.apart, work.compared, work.siblings = apart, compared, siblings
-
-    def waiting() -> None:
-        progress.message("another process tunes this range: waiting for it")
-
-    kind = kind or kind_of(settings)
+    kind, waiting = kind or kind_of(settings), functools.partial(progress.message, WAITING)
     with tuning_lock(settings, f"{kind} {rows_class.key}", work.fingerprint, waiting):
         known = stored_table(rows_class, work.fingerprint, store, kind) if settings.tune != "force" else None
         spoiled = known is not None and bool(known[0].disturbed) and retry == "disturbed"
@@ -117,7 +111,7 @@ def _measured(work: Work, table: Table, seconds: float) -> RangeResult:
     return RangeResult(
         rows_class=work.rows_class,
         table=table,
-        anchors=tuple(work.results.values()),
+        tuned_results=tuple(work.results.values()),
         times={m: work.right(m) for m in sorted(work.times)},
         wrong=work.wrong,
         seconds=seconds,

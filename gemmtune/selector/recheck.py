@@ -64,17 +64,8 @@ def recheck_all(
             if sample.status is not Status.OK:
                 found[choice.name] = sample
 
-    def begin(choice: Choice) -> Sample:
-        repeats[choice.name] = repeats_of(choice)
-        end = time.perf_counter() + (MOST_S if choice.own_results else MOST_OF_FUNCTIONS_S)
-        for number in range(CALLS):  # a sample need not have used the first operand set
-            if number and time.perf_counter() > end:
-                break
-            _called(choice, repeats[choice.name])
-        return Sample(status=Status.OK)
-
     for choice in choices:
-        attempt(choice, functools.partial(begin, choice))
+        attempt(choice, functools.partial(_begun, choice, repeats_of, repeats))
     with timer.overwritten(expectation.operands) as live:
         staying = {choice.name: choice for choice in choices if live.holds(choice)}
         for side, whole, judged in STAGES:
@@ -86,6 +77,17 @@ def recheck_all(
         if choice.name not in staying and choice.name not in found:
             attempt(choice, functools.partial(_in_new_memory, choice, expectation))
     return found
+
+
+def _begun(choice: Choice, repeats_of: Callable[[Choice], Sequence[Call]], repeats: dict[str, Sequence[Call]]) -> Sample:
+    """Note the calls of a choice, and make them: a sample need not have used the first operand set."""
+    repeats[choice.name] = repeats_of(choice)
+    end = time.perf_counter() + (MOST_S if choice.own_results else MOST_OF_FUNCTIONS_S)
+    for number in range(CALLS):
+        if number and time.perf_counter() > end:
+            break
+        _called(choice, repeats[choice.name])
+    return Sample(status=Status.OK)
 
 
 def _in_new_memory(choice: Choice, expectation: Expectation) -> Sample:

@@ -28,7 +28,11 @@ STAGE_S = 0.04
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
-    """The result of one trial. ``time_us`` is from a short measurement, which can drop losers but not rank the best."""
+    """The result of one trial.
+
+    ``time_us`` is from a short measurement, which can drop losers but not rank the best. ``error_over_bound`` is the largest error
+    on random data divided by its bound.
+    """
 
     status: Status
     time_us: float | None = None

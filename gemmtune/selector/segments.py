@@ -16,6 +16,8 @@ from ..store.ranged import Ranged
 VERSION = 3
 """Version of the table format. A table of another version is ignored, and its range is tuned again."""
 MOST_ROWS = 2**31 - 1
+SAMPLED_M = "anchor"
+"""Name of ``sampled_m`` in a stored table."""
 _ROWS = ("checked", "kernels")
 """Fields of a segment that are tuples of Ms."""
 TABLE = "segments"
@@ -29,7 +31,7 @@ batch), and choices by rule, which were verified and not measured."""
 class Segment:
     """The choice for ``lo`` to ``hi`` rows, both included.
 
-    It is found again by ``content_hash`` among its ``backend``'s choices for ``anchor`` rows, an M at which it was measured with
+    It is found again by ``content_hash`` among its ``backend``'s choices for ``sampled_m`` rows, an M at which it was measured with
     ``time_us``. ``checked`` are the Ms at which it was verified. ``kernels`` are the first Ms of each run of Ms that share one
     compiled kernel.
     """
@@ -39,16 +41,16 @@ class Segment:
     name: str
     backend: str
     content_hash: str
-    anchor: int
+    sampled_m: int
     time_us: float | None = None
     checked: tuple[int, ...] = ()
     kernels: tuple[int, ...] = ()
 
     @classmethod
-    def of(cls, choice: Choice, lo: int, hi: int, anchor: int, **more: Any) -> Segment:
-        """Return the segment for ``choice``, which is found again among the choices for ``anchor`` rows."""
+    def of(cls, choice: Choice, lo: int, hi: int, sampled_m: int, **more: Any) -> Segment:
+        """Return the segment for ``choice``, which is found again among the choices for ``sampled_m`` rows."""
         return cls(
-            lo=lo, hi=hi, name=choice.name, backend=choice.backend, content_hash=choice.content_hash, anchor=anchor, **more
+            lo=lo, hi=hi, name=choice.name, backend=choice.backend, content_hash=choice.content_hash, sampled_m=sampled_m, **more
         )  # fmt: skip
 
     def __str__(self) -> str:
@@ -107,7 +109,7 @@ class Table:
     def to_json(self) -> dict[str, Any]:
         """Return plain values."""
         names = Segment.__dataclass_fields__
-        segments = [{name: getattr(x, name) for name in names} for x in self.segments]
+        segments = [{SAMPLED_M if name == "sampled_m" else name: getattr(x, name) for name in names} for x in self.segments]
         more = {"reduction": self.reduction} if self.reduction else {}
         made = {"version": VERSION, "seed": self.seed, "disturbed": self.disturbed, "origin": self.origin}
         return made | {"segments": segments} | more
@@ -136,8 +138,9 @@ class Table:
 
 def _segment(data: Mapping[str, Any]) -> Segment:
     """Return a segment from plain values. Raises TypeError for values of other types."""
-    made = Segment(**{**data, **{name: tuple(data[name]) for name in _ROWS}})
-    texts, rows = (made.name, made.backend, made.content_hash), (made.anchor, *made.checked, *made.kernels)
+    values = {**data, **{name: tuple(data[name]) for name in _ROWS}}
+    made = Segment(sampled_m=values.pop(SAMPLED_M), **values)
+    texts, rows = (made.name, made.backend, made.content_hash), (made.sampled_m, *made.checked, *made.kernels)
     if not all(isinstance(x, str) for x in texts) or not all(type(x) is int and 1 <= x <= MOST_ROWS for x in rows):
         raise TypeError("a name is no text, or an M is no whole number")
     if not (made.time_us is None or isinstance(made.time_us, (int, float))):
@@ -175,7 +178,7 @@ def rows_of(m: object) -> range:
 
 
 def merged(segments: Iterable[Segment]) -> tuple[Segment, ...]:
-    """Merge neighbours with the same choice. The merged segment keeps the first ``anchor`` and all checked Ms."""
+    """Merge neighbours with the same choice. The merged segment keeps the first ``sampled_m`` and all checked Ms."""
     found: list[Segment] = []
     for x in segments:
         last = found[-1] if found else None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Self
 
 import torch
@@ -29,7 +29,7 @@ from .recheck import AFTER, recheck_all
 from .row_bits import RowBits
 from .samples import HOPELESS, SLOWER, Ranking, Sample, failure_of, scaled_first_samples, short_measurement
 from .some_rows import RowsVerifier
-from .verify import Verification, Verifier, random_expectation
+from .verify import Verifier, random_expectation
 
 log = logging.getLogger("gemmtune")
 
@@ -72,9 +72,7 @@ class Session:
         self._kernels.clear()
         self._loaded.clear()
         self._timed.clear()
-        self._verifier = self._random = self._row_bits = None
-        self._rows_verifier = None
-        self._timer = self._part = None
+        self._verifier = self._random = self._row_bits = self._rows_verifier = self._timer = self._part = None
         if self._device.type != "cpu" and not self.dead:
             torch.cuda.empty_cache()  # the private pools of the graphs, which no other code can use
 
@@ -92,8 +90,8 @@ class Session:
                 with device_to_itself(self._settings, self._device), collection_paused():
                     time_us = short_measurement(self._time(choice.problem).contender(choice, kernel), best_us)
         except Exception as error:  # noqa: BLE001 - a kernel may raise anything; the type is recorded
-            status, reason = self._failure(error, choice)
-            return dataclasses.replace(sample, status=status, reason=reason)
+            failure = self._failure(error, choice)
+            return dataclasses.replace(sample, status=failure.status, reason=failure.reason)
         return dataclasses.replace(sample, time_us=time_us)
 
     def prove(self, choice: Choice) -> Sample:
@@ -103,32 +101,29 @@ class Session:
                 kernel = self._kernels[choice.name] = choice.build()
                 if not self._settings.verify:
                     return Sample(status=Status.OK)
-                verification = self._verify().check(choice, kernel)
-                if verification.status is Status.OK and choice.undeclared:
+                verified = self._verify().check(choice, kernel)
+                if verified.status is Status.OK and choice.undeclared:
                     found = contradiction(choice, kernel, self._device.torch_device)
                     if found:
                         return Sample(status=Status.REFUSED, reason=f"undeclared: {found}")
+                return verified
         except Exception as error:  # noqa: BLE001 - as in ``examine``
-            status, reason = self._failure(error, choice)
-            return Sample(status=status, reason=reason)
-        return Sample(status=verification.status, error_over_bound=verification.error_over_bound, reason=verification.reason)
+            return self._failure(error, choice)
 
     def prove_rows(self, choice: Choice) -> Sample:
         """Build and verify a choice for the session's problem with the same number of rows or fewer. Do not time it."""
         try:
             with self._in_force():
-                verification = self._rows().check(choice, choice.build()) if not choice.problem.groups else self._grouped(choice)
+                return self._rows().check(choice, choice.build()) if not choice.problem.groups else self._grouped(choice)
         except Exception as error:  # noqa: BLE001 - as in ``examine``
-            status, reason = self._failure(error)
-            return Sample(status=status, reason=reason)
-        return Sample(status=verification.status, error_over_bound=verification.error_over_bound, reason=verification.reason)
+            return self._failure(error)
 
     def _rows(self) -> RowsVerifier:
         if self._rows_verifier is None:
             self._rows_verifier = RowsVerifier(self._problem, self._device.torch_device)
         return self._rows_verifier
 
-    def _grouped(self, choice: Choice) -> Verification:
+    def _grouped(self, choice: Choice) -> Sample:
         """Check a grouped product with its own operands: the group of a row depends on the number of rows."""
         return Verifier(choice.problem, self._device.torch_device).check(choice, choice.build())
 
@@ -138,8 +133,7 @@ class Session:
             with self._in_force():
                 reason = self._bits(whole).difference(parts)
         except Exception as error:  # noqa: BLE001 - as in ``examine``
-            status, reason = self._failure(error)
-            return Sample(status=status, reason=reason)
+            return self._failure(error)
         return Sample(status=Status.OK) if reason is None else Sample(status=Status.WRONG_RESULT, reason=reason)
 
     def equal_rows(self, whole: Choice, choice: Choice, rows_class: RowClass, rows: Sequence[int]) -> list[int]:
@@ -157,44 +151,27 @@ class Session:
     def rank(self, choices: Sequence[Choice], rounds_s: float | None = None) -> Ranking:
         """Return comparable times: interleaved rounds in alternating order, at sustained clocks.
 
-        The choices are for the session's problem, or all for the same problem with fewer rows, which shares the packed weight. A
-        choice that fails is among the returned failures, and a warning is logged. ``rounds_s`` is the duration of the rounds, by
-        default that of the search effort. If it is given, choices that are clearly slower in the first sample skip the rounds and
-        keep the time of that sample.
+        The choices are for the session's problem, or all for the same problem with fewer rows, which shares the packed weight.
+        ``rounds_s`` is the duration of the rounds, by default that of the search effort. If it is given, choices that are clearly
+        slower in the first sample skip the rounds and keep the time of that sample.
         """
         failures: dict[str, Sample] = {}
         self._timed.clear()
 
         def failed(name: str, error: Exception) -> None:
-            status, reason = self._failure(error)
-            log.warning("%s failed in the final rounds and is left out of them: %s", name, reason)
+            failures[name] = self._failure(error)
+            log.warning("%s failed in the final rounds and is left out of them: %s", name, failures[name].reason)
             if self.dead:
                 raise error
-            failures[name] = Sample(status=status, reason=reason)
 
         with self._in_force(), device_to_itself(self._settings, self._device), collection_paused():
-            # Build the contenders and take a first sample of each.
-            contenders: dict[str, Contender] = {}
-            first_us: dict[str, float] = {}
-            for choice in choices:
-                try:
-                    contenders[choice.name] = contender = self._time(choice.problem).contender(choice, self._kernel(choice))
-                    # The first sample captures the graph, which may fail.
-                    first_us[choice.name] = contender.rough_us if self._device.type == "cpu" else contender.sample_us()
-                except Exception as error:  # noqa: BLE001 - a kernel may raise anything; it fails alone
-                    contenders.pop(choice.name, None)
-                    failed(choice.name, error)
-            made = contenders
+            made, first_us = self._first_samples(choices, failed)
             keep = {c.name for c in choices if c.baseline}
-            slower: set[str] = set()
-            short = rounds_s is not None
-            if short:
-                factor = HOPELESS if self._device.type == "cpu" else SLOWER
-                near_us = factor * min(first_us.values(), default=0.0)
-                slower = {name for name in contenders if first_us[name] > near_us} - keep
-                contenders = {name: x for name, x in contenders.items() if name not in slower}
+            on_cpu, short = self._device.type == "cpu", rounds_s is not None
+            near_us = (HOPELESS if on_cpu else SLOWER) * min(first_us.values(), default=0.0)
+            slower = {name for name in made if first_us[name] > near_us} - keep if short else set[str]()
+            contenders = {name: x for name, x in made.items() if name not in slower}
             rounds_s = EFFORT[self._settings.search].rounds_s if rounds_s is None else rounds_s
-            on_cpu = self._device.type == "cpu"
             # A GPU runs its first tens of milliseconds at boost clocks, which rank kernels differently from sustained clocks.
             warm_up_s = 0.0 if on_cpu else min(0.2, rounds_s / 2)
             budget_s = CPU_ROUNDS * rounds_s if on_cpu else rounds_s
@@ -202,6 +179,21 @@ class Session:
             times |= scaled_first_samples(times, first_us, slower)
             self._timed = made
             return Ranking(times=times, seen="" if short else self._seen(), failures=failures)
+
+    def _first_samples(
+        self, choices: Sequence[Choice], failed: Callable[[str, Exception], None]
+    ) -> tuple[dict[str, Contender], dict[str, float]]:
+        """Return a contender and a first sample of each choice that does not fail. The sample captures the graph, which may."""
+        contenders: dict[str, Contender] = {}
+        first_us: dict[str, float] = {}
+        for choice in choices:
+            try:
+                contender = self._time(choice.problem).contender(choice, self._kernel(choice))
+                first_us[choice.name] = contender.rough_us if self._device.type == "cpu" else contender.sample_us()
+                contenders[choice.name] = contender
+            except Exception as error:  # noqa: BLE001 - a kernel may raise anything; it fails alone
+                failed(choice.name, error)
+        return contenders, first_us
 
     def recheck(self, choices: Sequence[Choice]) -> dict[str, Sample]:
         """Return the choices that fail when what was timed is repeated with other values in the same memory, by name.
@@ -215,13 +207,12 @@ class Session:
                 timer, expectation = self._time(choices[0].problem), self._expected(choices[0].problem)
                 found = recheck_all(choices, self._repeats, timer, expectation)
             except Exception as error:
-                status, reason = self._failure(error)
-                if self.dead or status is not Status.OUT_OF_RESOURCES:
+                failure = self._failure(error)
+                if self.dead or failure.status is not Status.OUT_OF_RESOURCES:
                     raise
-                log.warning("%s was not checked after the timing: %s", self._problem, reason)
+                log.warning("%s was not checked after the timing: %s", self._problem, failure.reason)
                 return {}
-            failed = {name: self._failure(x) if isinstance(x, Exception) else x for name, x in found.items()}
-        return {name: x if isinstance(x, Sample) else Sample(status=x[0], reason=f"{AFTER}: {x[1]}") for name, x in failed.items()}
+            return {name: x if isinstance(x, Sample) else self._failure_after(x) for name, x in found.items()}
 
     def _repeats(self, choice: Choice) -> Sequence[Call]:
         """Return the calls that repeat what was timed."""
@@ -288,16 +279,20 @@ class Session:
             self._loaded[key] = choice.load()
         return choice.bind(self._loaded[key])
 
-    def _failure(self, error: Exception, choice: Choice | None = None) -> tuple[Status, str]:
+    def _failure_after(self, error: Exception) -> Sample:
+        found = self._failure(error)
+        return dataclasses.replace(found, reason=f"{AFTER}: {found.reason}")
+
+    def _failure(self, error: Exception, choice: Choice | None = None) -> Sample:
         """Return the status and the reason of an error. One of a choice that declares nothing says what it does not take."""
         status, reason = failure_of(error)
         if status is Status.RUNTIME_ERROR and choice is not None and choice.undeclared:
             status, reason = Status.REFUSED, f"not for this problem: {reason}"
         if self._device.type == "cpu":
-            return status, reason
+            return Sample(status=status, reason=reason)
         try:  # after some errors, such as an illegal address, every later call in the process fails too
             torch.cuda.synchronize(self._device.torch_device)
         except RuntimeError:
             self.dead = True
-            return Status.CRASHED, f"{reason} (the GPU context is lost)"
-        return status, reason
+            return Sample(status=Status.CRASHED, reason=f"{reason} (the GPU context is lost)")
+        return Sample(status=status, reason=reason)

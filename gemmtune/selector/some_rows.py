@@ -16,7 +16,7 @@ from ..numerics.probes import Probes
 from ..numerics.slots import tight_problem
 from ..numerics.some_rows import some_rows
 from ..problem import Problem
-from .verify import Verification
+from .samples import Sample
 
 
 class RowsVerifier:
@@ -36,21 +36,19 @@ class RowsVerifier:
         self._packed: tuple[str, dict[int, torch.Tensor]] = ("", {})
         self._inputs = Watch(self._random.operands.named)
 
-    def check(self, choice: Choice, kernel: Kernel) -> Verification:
+    def check(self, choice: Choice, kernel: Kernel) -> Sample:
         """Run the kernel of a choice for the same number of rows or fewer. Propagate its exceptions. Synchronize the device."""
         ratio = 0.0
         for number, expectation in enumerate((*self._exact(choice.claims), self._random)):
             found, error_over_bound = self._wrong(number, expectation, choice, kernel)
             ratio = max(ratio, error_over_bound)
             if found:
-                return Verification(status=Status.WRONG_RESULT, error_over_bound=ratio, reason=f"{expectation.name}: {found}")
+                return Sample(status=Status.WRONG_RESULT, error_over_bound=ratio, reason=f"{expectation.name}: {found}")
         changed = [name for name, flag in zip(self._inputs.names, self._inputs.changed(), strict=True) if bool(flag)]
         if changed:
             self._inputs = Watch(self._random.operands.named)
-            return Verification(
-                status=Status.WRONG_RESULT, error_over_bound=ratio, reason=f"the call changed its input: {changed[0]}"
-            )
-        return Verification(status=Status.OK, error_over_bound=ratio)
+            return Sample(status=Status.WRONG_RESULT, error_over_bound=ratio, reason=f"the call changed its input: {changed[0]}")
+        return Sample(status=Status.OK, error_over_bound=ratio)
 
     def _wrong(self, number: int, expectation: Expectation, choice: Choice, kernel: Kernel) -> tuple[str, float]:
         """Return the error of one call, "" for none, and the largest error over its bound."""

@@ -27,6 +27,7 @@ from ..numerics.probes import Probes
 from ..numerics.slots import tight_problem
 from ..numerics.stage import Stage
 from ..problem import Problem
+from .samples import Sample
 
 SEPARATE_PROBES_MACS = 2**33
 """Multiplications above which a CPU saves calls: a and b share a one-hot probe, and ``run_new`` replaces a call of ``run``. Below
@@ -35,15 +36,6 @@ it, a and b have separate probes."""
 MOST_SHARED_MACS = 2**30
 """Maximum multiplications for which a product that may have one tensor as a and b is tried in that form. It needs one more
 reference."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Verification:
-    """The result of a verification. ``error_over_bound`` is the largest error on random data divided by its bound."""
-
-    status: Status
-    error_over_bound: float
-    reason: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,10 +101,10 @@ class Verifier:
         """The expectation of random data, with the epilogue's operands."""
         return with_extra(self._shared[-1], self._extra)
 
-    def check(self, choice: Choice, kernel: Kernel) -> Verification:
+    def check(self, choice: Choice, kernel: Kernel) -> Sample:
         """Run the kernel on every probe and on random data. Propagate its exceptions; synchronize with the device at the end."""
         if self._problem.empty:
-            return Verification(status=Status.OK, error_over_bound=0.0)
+            return Sample(status=Status.OK, error_over_bound=0.0)
         judge = Judge(self._problem, choice.claims, self._extra)
         expectations = self._expectations(choice.claims)
         calls: list[_Call] = []
@@ -180,7 +172,7 @@ class Verifier:
             self._inputs.add(f"packed b of {expectation.name}", cache[id(expectation)])
         return cache[id(expectation)]
 
-    def _verification(self, calls: list[_Call]) -> Verification:
+    def _verification(self, calls: list[_Call]) -> Sample:
         flags = [(f"{role} of {call.expectation.name}", flag) for call in calls for role, flag in call.changed.items()]
         flags += [*self._stage.gaps_changed().items(), *zip(self._inputs.names, self._inputs.changed(), strict=True)]
         names, changed = [name for name, _ in flags], [flag for _, flag in flags]
@@ -203,8 +195,8 @@ class Verifier:
             if not isinstance(expectation, OneHotExpectation):
                 ratio = max(ratio, call_ratio)
         if reasons:
-            return Verification(status=Status.WRONG_RESULT, error_over_bound=ratio, reason=reasons[0])
-        return Verification(status=Status.OK, error_over_bound=ratio)
+            return Sample(status=Status.WRONG_RESULT, error_over_bound=ratio, reason=reasons[0])
+        return Sample(status=Status.OK, error_over_bound=ratio)
 
     def _describe(self, bad: BadElement, expectation: Expectation) -> str:
         text = bad.text(expectation.origin(bad.index, batched=self._problem.batched))

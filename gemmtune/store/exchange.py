@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -14,10 +13,9 @@ from typing import Any
 from .. import foreign
 from ..errors import StoreError
 from ..foreign import parse_json
-from ..problem import Problem
 from .database import Database
 from .ranged import Ranged
-from .row import Limit, Row
+from .row import Limit, Row, stored_problem
 
 FORMAT = "gemmtune-store"
 VERSION = 1
@@ -93,7 +91,7 @@ def check_measured(rows: Iterable[Row], limits: Iterable[Limit], ranged: Iterabl
     Its date is after ``latest``, or its time or value is beyond any machine. Such a value would win every comparison.
     """
     for row in rows:
-        problem = _problem(row.key)
+        problem = stored_problem(row.key)
         what = f"{row.name} of {foreign.shorter(str(problem or row.key))}"
         if row.time_us is not None:
             least_us = max(LEAST_TIME_US, problem.flops / MOST_GFLOPS / 1e3 if problem else 0.0)
@@ -117,15 +115,6 @@ def _check_date(what: str, measured_at: str, latest: str) -> None:
             f"measured_at of {what}: got {measured_at}, expected a time before {latest}: set the clock of the machine that "
             "measured it, and measure it again there"
         )
-
-
-@functools.lru_cache(maxsize=1024)  # a problem has many rows
-def _problem(key: str) -> Problem | None:
-    """Return the problem with this key, or None if another version wrote it."""
-    try:
-        return Problem.from_json(parse_json(key))
-    except (KeyError, TypeError, ValueError, AttributeError):
-        return None
 
 
 def to_json(rows: Sequence[Row], limits: Sequence[Limit], ranged: Sequence[Ranged] = ()) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import math
@@ -13,6 +14,7 @@ from typing import Any
 from ..choice import Status
 from ..errors import StoreError
 from ..foreign import LARGEST_INTEGER, parse_json, shown, visible
+from ..problem import Problem
 from .key import canonical, now
 
 
@@ -228,3 +230,12 @@ def check_time_of_day(text: object) -> None:
         moment = None
     if moment is None or moment.utcoffset() != timedelta(0) or moment.isoformat(timespec="microseconds") != text:
         raise StoreError(f"measured_at: got {shown(text)}, expected a time in UTC such as {now()}")
+
+
+@functools.lru_cache(maxsize=1024)  # a problem has many rows
+def stored_problem(key: str) -> Problem | None:
+    """Return the problem with this key, or None if another version wrote it."""
+    try:
+        return Problem.from_json(parse_json(key))
+    except (KeyError, TypeError, ValueError, AttributeError):
+        return None

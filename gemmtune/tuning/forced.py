@@ -50,7 +50,7 @@ class Forced:
             self.proved.add((at.name, problem))
         if choice.name not in self.plans:
             whole = Segment.of(choice, 1, MOST_ROWS, choice.problem.m)
-            member = Member(self.rows_class, whole.anchor, self.device, lambda _: choice)
+            member = Member(self.rows_class, whole.sampled_m, self.device, lambda _: choice)
             self.plans[choice.name] = RangePlan(self.rows_class, [member], Table(segments=(whole,)), frozenset())
         return self.plans[choice.name]
 

@@ -57,7 +57,6 @@ class FunctionChoice(CalledChoice):
 
     @property
     def content_hash(self) -> str:
-        """Digest of the function's module, name and code."""
         code = getattr(self.function, "__code__", None)
         text = f"{getattr(self.function, '__module__', '')} {self.name} {code.co_code.hex() + repr(code.co_names) if code else ''}"
         constants = repr(code.co_consts) if code and not any(inspect.iscode(x) for x in code.co_consts) else ""
@@ -65,11 +64,9 @@ class FunctionChoice(CalledChoice):
         return hashlib.sha256((text + constants + repr(defaults)).encode()).hexdigest()
 
     def at(self, problem: Problem, device: DeviceInfo) -> Choice | str:
-        """Return the function for another M."""
         return dataclasses.replace(self, problem=problem, claims=_claims(problem, device))
 
     def load(self) -> Subject:
-        """Return the function as a subject."""
         return _Function(self.function)
 
     def bind(self, loaded: Subject) -> Kernel:
@@ -88,7 +85,6 @@ class _Function(Subject):
         return self.caller(call.problem)(call.tensors, call.scalars, call.out)
 
     def caller(self, problem: Problem) -> Caller:
-        """Return the function ``call(tensors, scalars, out)`` for a problem."""
         names, function = arguments_of(problem), self._function
         parameters = [x for x in _parameters(function) if x.name in (*names, "out")]
         by_place = [x.name for x in parameters if x.kind is x.POSITIONAL_ONLY]

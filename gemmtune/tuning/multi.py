@@ -171,10 +171,10 @@ class Multi:
             source=self._candidates, kind=self._kind,
         )  # fmt: skip
         self.table, self._plan = result.table, None
-        found = [(r.problem.m, o) for r in result.anchors for o in r.outcomes]
+        found = [(r.problem.m, o) for r in result.tuned_results for o in r.outcomes]
         if not found:  # the table is the store's
-            anchors = {x.anchor for x in result.table.segments}
-            found = [(m, o) for m in anchors for o in self._candidates(self._class.at(m)).stored(store).known.values()]
+            sampled = {x.sampled_m for x in result.table.segments}
+            found = [(m, o) for m in sampled for o in self._candidates(self._class.at(m)).stored(store).known.values()]
         self._tell_wrong(found)
         if known is not None and result.source == "measured":
             there = (x for x, member in zip(known[0].segments, self._planned(known[0]).members, strict=True) if member.found)
@@ -260,7 +260,6 @@ def multi(
         force: the kernel to run, by name or index, like the setting ``multi_kernel``. It is verified before its first run at each
             M, unless it is torch's own or the setting ``verify`` is off.
         subprocess: measure in a worker process. The default follows the settings if all functions can be imported there.
-        settings: settings to use instead of those in force. Measured kernels are verified in any case.
 
     Raises:
         InvalidProblemError: no choices, a name that does not exist or occurs twice, or a function's parameter that is no argument.

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import time
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, overload
 
 from .. import settings as settings_module
@@ -89,60 +90,53 @@ def tune(
     budget_s: float | None = None,
     **arguments: Any,
 ) -> TuningResult | RangesResult:
-    """Find and store the fastest correct choice for problems, or for a range of M.
+    """Find and store the fastest correct choice for problems, or for a range of M. Stored measurements are not repeated.
 
         tune("mm", a, b)    tune(gemmtune.mixed_mm, a, weight)    tune(Problem.mm(16, 4096, 4096))    tune([problem, …])
 
-    Stored measurements are not repeated, unless the settings say ``tune="force"``. An interrupted tuning keeps its measurements.
-    Results of a busy machine are marked (``disturbed``). The setting ``busy`` says what happens on one.
-    Where the settings disable gemmtune, nothing is tuned, with a warning.
-
     Args:
-        what: one Problem or several for one device type. Or an operation or its name: then the problem is that of a call with these
-            ``operands`` and ``arguments``. The call itself is not made.
-        m: a range of M, as ``range(1, 8193)`` or (1, 8192). The result is a table of intervals of M, each with one choice. Choices
-            are measured at sampled M, and proved over their interval. The table serves every call in the range.
-        settings: settings to use instead of those in force.
+        what: Problems for one device type, or an operation with ``operands`` and ``arguments`` of a call, which is not made.
+        m: a range of M, as ``range(1, 8193)`` or (1, 8192), for one table of intervals of M that serves every call in the range.
         progress: True prints progress on standard error, False prints none. Or a Progress of your own.
-        device: a device such as ``cuda:1``. The default is that of the operands, or the current one.
-        devices: tune on several devices at once: ``all`` GPUs of this host, their numbers such as ``0,1``, or ``cpu``.
-        ray: tune on the GPUs of a Ray cluster: its address, or ``auto``. Needs the extra ``gemmtune[fleet]``.
-        batch_invariant: with ``m``, pick choices of one reduction class for the whole range, like the setting of that name.
-        again: measure again what was measured on a busy machine.
-        budget_s: seconds for all problems, without ``m``. Each problem gets an equal share of the rest, and torch's own operation
-            is always measured. What is measured by then is kept and picked from. ``ProblemResult.partial`` says what is missing,
-            and another tuning goes on with that.
+        device, devices, ray: a device such as ``cuda:1``; ``all`` GPUs of this host, numbers such as ``0,1``, or ``cpu``; or the
+            address of a Ray cluster, or ``auto`` (needs the extra ``gemmtune[fleet]``).
+        batch_invariant, again: choices of one reduction class with ``m``; measure again what was measured on a busy machine.
+        budget_s: seconds for all problems, without ``m``. ``ProblemResult.partial`` says what another tuning adds.
 
-    Returns:
-        One result for each problem, in order. It prints as a table, or with ``m`` as bars of segments.
-
-    Raises:
-        UnavailableError: this machine lacks the device.
-        InvalidProblemError: a problem for another device type, an object that is no Problem, a call that only torch supports, or a
-            budget for a range of M.
-        FleetError: with several devices, jobs failed. All others are stored.
+    Returns one result for each problem, in order, which prints as a table, or with ``m`` as bars of segments. Raises
+    UnavailableError for a missing device, InvalidProblemError for what cannot be tuned, FleetError for jobs that failed.
     """
     together = devices is not None or ray is not None
-    if together and (device is not None or budget_s is not None):
-        raise InvalidProblemError("tune: got device or budget_s beside devices or ray, expected none: a fleet deals whole jobs")
+    _check_fleet(together, device, budget_s)
     problems, place = _asked(what, operands, arguments)
     info = None if together else _device_for(problems, device or place)
     _check_range(m is not None, batch_invariant, budget_s)
-    listener = progress if not isinstance(progress, bool) else progress_for() if progress else Progress()
     chosen = with_surviving(settings or settings_module.current())
     chosen = dataclasses.replace(chosen, batch_invariant=batch_invariant or chosen.batch_invariant)
     if chosen.disable:
         warnings.warn(f"tune: nothing is tuned, because {DISABLED}", RuntimeWarning, stacklevel=2)
         return TuningResult(map(_untuned, problems)) if m is None else RangesResult()
+    rows, retry = None if m is None else rows_of(m), retry_of(again=again)
+    with _listening(progress) as listener, settings_module.use(chosen):
+        if info is None:
+            return _tuned_together(problems, rows, devices, ray, chosen, listener, retry)
+        return _tuned_problems(problems, rows, info, chosen, listener, retry, budget_s)
+
+
+@contextlib.contextmanager
+def _listening(progress: bool | Progress) -> Iterator[Progress]:
+    """Yield the listener of a tuning. At the end, close it and let calls find what was tuned."""
+    listener = progress if not isinstance(progress, bool) else progress_for() if progress else Progress()
     try:
-        with settings_module.use(chosen):
-            rows, retry = None if m is None else rows_of(m), retry_of(again=again)
-            if info is None:
-                return _tuned_together(problems, rows, devices, ray, chosen, listener, retry)
-            return _tuned_problems(problems, rows, info, chosen, listener, retry, budget_s)
+        yield listener
     finally:
         listener.close()
         forget_plans()
+
+
+def _check_fleet(together: bool, device: str | None, budget_s: float | None) -> None:
+    if together and (device is not None or budget_s is not None):
+        raise InvalidProblemError("tune: got device or budget_s beside devices or ray, expected none: a fleet deals whole jobs")
 
 
 def _check_range(has_range: bool, batch_invariant: bool, budget_s: float | None) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from gemmtune.conformance.bench.outcome import Outcome, Verdict
+from gemmtune.conformance.bench.outcome import CaseStatus, Outcome
 from gemmtune.conformance.cases.case import Case
 from gemmtune.conformance.cases.scope import Level, Scope
 from gemmtune.conformance.properties.table import property_named
@@ -54,7 +54,7 @@ def one_thread() -> Iterator[None]:
 def failed(subject: Subject, cases: Iterable[Case], device: torch.device = CPU) -> list[Outcome]:
     """Return the outcomes that count against the GEMM."""
     with one_thread():
-        return [o for o in (judge(subject, case, device) for case in cases) if o.verdict.bad]
+        return [o for o in (judge(subject, case, device) for case in cases) if o.status.bad]
 
 
 def texts(outcomes: Iterable[Outcome]) -> str:
@@ -66,9 +66,9 @@ def assert_conforms(name: str, subject: Subject, *, every: int = 1, device: torc
     """Check that every case of the property, or every ``every``-th one, passes or is refused, and that some pass."""
     with one_thread():
         outcomes = [judge(subject, case, device) for case in cases_of(name, subject, device=device.type)[::every]]
-    bad = [o for o in outcomes if o.verdict.bad]
+    bad = [o for o in outcomes if o.status.bad]
     assert not bad, texts(bad)
-    assert any(o.verdict is Verdict.PASSED for o in outcomes), outcomes[:1]
+    assert any(o.status is CaseStatus.PASSED for o in outcomes), outcomes[:1]
 
 
 def assert_found(text: str, name: str, subject: Subject, *, device: torch.device = CPU) -> None:

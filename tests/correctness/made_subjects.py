@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from conformance_gemms import CPU, subject_of
 
-from gemmtune.conformance.bench.outcome import Outcome, Verdict
+from gemmtune.conformance.bench.outcome import CaseStatus, Outcome
 from gemmtune.conformance.cases.case import Case
 from gemmtune.conformance.runs.isolation import judge
 from gemmtune.declaration.labels import BIASES
@@ -81,6 +81,6 @@ def diagnosis(subject: Subject, case_id: str) -> str:
     """Return the diagnosis under the case's own property, for a GEMM that fails it."""
     outcome = judged(subject, case_id)
     own = [failure for failure in outcome.failures if failure.property_name == outcome.case.property_name]
-    assert outcome.verdict is Verdict.FAILED, f"{case_id}: {outcome.verdict}, {outcome.failures}"
+    assert outcome.status is CaseStatus.FAILED, f"{case_id}: {outcome.status}, {outcome.failures}"
     assert own, f"{case_id}: {outcome.failures}"
     return own[0].diagnosis

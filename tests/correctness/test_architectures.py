@@ -383,11 +383,11 @@ def _report(**changes: Any) -> MatrixReport:
     return replace(base, **changes)
 
 
-RIGHT = Ran(choice="triton:mm_a", problem="mm", verdict=Sample(status=Status.OK, error_over_bound=0.1))
+RIGHT = Ran(choice="triton:mm_a", problem="mm", result=Sample(status=Status.OK, error_over_bound=0.1))
 WRONG = Ran(
-    choice="triton:mm_b", problem="mm", verdict=Sample(status=Status.WRONG_RESULT, error_over_bound=9, reason="out[0, 0] = 1")
+    choice="triton:mm_b", problem="mm", result=Sample(status=Status.WRONG_RESULT, error_over_bound=9, reason="out[0, 0] = 1")
 )
-LARGE = Ran(choice="triton:mm_c", problem="mm", verdict="needs 170000 bytes of shared memory, a block of sm86 has 101376")
+LARGE = Ran(choice="triton:mm_c", problem="mm", result="needs 170000 bytes of shared memory, a block of sm86 has 101376")
 
 
 class TestReport:
@@ -416,7 +416,7 @@ class TestReport:
         assert f"- triton:mm_z for {BF16} on sm80: crashed: SIGSEGV\n    in ptxas" in text
         assert "triton:mm_b for mm, sm80 on NVIDIA H200 (sm90): wrong_result: out[0, 0] = 1" in text
         data = json.loads(json.dumps(report.as_json()))
-        assert (data["executed"], len(data["failures"]), data["ran"][2]["verdict"]) == (3, 2, LARGE.verdict)
+        assert (data["executed"], len(data["failures"]), data["ran"][2]["verdict"]) == (3, 2, LARGE.result)
 
     def test_a_requested_run_that_cannot_happen_is_a_failure(self) -> None:
         cannot = _report(way=how_to_run("sm80", None), device="")

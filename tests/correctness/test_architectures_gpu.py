@@ -62,9 +62,9 @@ def test_choices_give_right_results(arch: str, name: str, gpu: DeviceInfo, runne
         choices = matrix_choices(arch, "quick", problems=problems, most=2)
     wrong = [f"{inspection}: {text}" for inspection in inspect_choices(choices) for text in inspection.problems]
     for choice in choices:
-        verdict = runner.run(choice)
-        if verdict.status is not Status.OK:
-            wrong.append(f"{choice.name} for {name}, {way.mode}: {verdict.status}: {verdict.reason}")
+        result = runner.run(choice)
+        if result.status is not Status.OK:
+            wrong.append(f"{choice.name} for {name}, {way.mode}: {result.status}: {result.reason}")
     assert choices
     assert not wrong, "\n".join(wrong)
 
@@ -77,8 +77,8 @@ def test_forward_makes_an_older_kernel_run(gpu: DeviceInfo) -> None:
     with pytest.raises(RuntimeError, match=r"Triton Error \[CUDA\]"):
         choice.build()
     with Runner(gpu) as runner:
-        verdict = runner.run(choice)
-    assert verdict.status is Status.OK, verdict.reason
+        result = runner.run(choice)
+    assert result.status is Status.OK, result.reason
 
 
 def test_the_report_of_a_run(gpu: DeviceInfo) -> None:

@@ -19,7 +19,8 @@ from gemmtune.dispatch.ready import forget_plans
 from gemmtune.numerics.block_sparse import densified, parts, random_mask
 from gemmtune.problem import Problem
 from gemmtune.selector.offers import offers_for
-from gemmtune.selector.verify import Verification, Verifier
+from gemmtune.selector.samples import Sample
+from gemmtune.selector.verify import Verifier
 from gemmtune.settings import Settings
 from gemmtune.sparse import create_blocked_tensor
 
@@ -304,7 +305,7 @@ def test_verification_finds_what_is_wrong(mutant: str) -> None:
     assert (verdict.status is Status.OK) == (mutant == "right"), verdict
 
 
-def _verdict(problem: Problem, choice: Choice, product: Callable[..., torch.Tensor]) -> Verification:
+def _verdict(problem: Problem, choice: Choice, product: Callable[..., torch.Tensor]) -> Sample:
     def run(out: torch.Tensor, tensors: Tensors, scalars: tuple[float, ...]) -> None:
         a, weight = tensors
         product(out, a, *parts(weight))

@@ -11,7 +11,7 @@ import gemmtune
 from gemmtune import settings
 from gemmtune.backends.table import load
 from gemmtune.choice import Choice, Status
-from gemmtune.conformance.bench.outcome import Verdict
+from gemmtune.conformance.bench.outcome import CaseStatus
 from gemmtune.conformance.cases.case import Case
 from gemmtune.conformance.cases.scope import Scope
 from gemmtune.conformance.properties.table import PROPERTIES
@@ -101,8 +101,8 @@ def test_ordered_rows_are_right(order: str) -> None:
     ):
         found = load("triton").enumerate(problem, device, Settings(search="exhaustive")).choices
         choice = next(c for c in found if order in c.name)
-        verdict = Verifier(problem, device.torch_device).check(choice, choice.build())
-        assert verdict.status is Status.OK, verdict.reason
+        checked = Verifier(problem, device.torch_device).check(choice, choice.build())
+        assert checked.status is Status.OK, checked.reason
 
 
 def test_the_dense_products_of_other_backends_are_offered_for_prepacked_weights() -> None:
@@ -235,7 +235,7 @@ def test_conformance() -> None:
     with settings.patch(tune="never"):
         judged = {case.id: judge(FunctionSubject("ours", gemmtune.bsr_mm, TRAITS), case, torch.device(CUDA)) for case in cases()}
     assert {case.partition(":")[0] for case in judged} >= {"streams", "graph-replay", "block-patterns", "changed-in-place", "bound"}
-    wrong = {name: outcome for name, outcome in judged.items() if outcome.verdict is not Verdict.PASSED}
+    wrong = {name: outcome for name, outcome in judged.items() if outcome.status is not CaseStatus.PASSED}
     assert not wrong
 
 

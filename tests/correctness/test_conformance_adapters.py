@@ -8,7 +8,7 @@ import itertools
 import pytest
 from mutants.trial import cases_of
 
-from gemmtune.conformance.bench.outcome import Verdict
+from gemmtune.conformance.bench.outcome import CaseStatus
 from gemmtune.conformance.cases.scope import Level
 from gemmtune.conformance.properties.table import PROPERTIES
 from gemmtune.conformance.runs.isolation import InProcessRunner
@@ -40,8 +40,8 @@ def test_passes_some_cases_of_each_property(target: str) -> None:
             continue
         for case in itertools.islice(cases_of(judging, traits, "cpu", (Level.SMOKE,)), CASES):
             outcome = runner.run(case)
-            assert outcome.verdict in (Verdict.PASSED, Verdict.REFUSED), f"{case.id}: {outcome.reason} {outcome.failures}"
-            executed += outcome.verdict is Verdict.PASSED
+            assert outcome.status in (CaseStatus.PASSED, CaseStatus.REFUSED), f"{case.id}: {outcome.reason} {outcome.failures}"
+            executed += outcome.status is CaseStatus.PASSED
     assert executed >= CASES * len(PROPERTIES) // 2
 
 

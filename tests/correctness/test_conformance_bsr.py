@@ -9,7 +9,7 @@ import torch
 from bsr_mutants import FAULTS, product
 
 from gemmtune import settings
-from gemmtune.conformance.bench.outcome import Verdict
+from gemmtune.conformance.bench.outcome import CaseStatus
 from gemmtune.conformance.cases.case import Case
 from gemmtune.conformance.cases.scope import Scope
 from gemmtune.conformance.cases.statement import problem_of
@@ -73,14 +73,14 @@ def test_cases_have_the_declared_blocks_and_every_kind_of_weight() -> None:
 
 
 def test_a_right_gemm_passes_every_property_of_block_sparse_products() -> None:
-    judged = {case.id: judge(subject("right"), case, CPU).verdict for case in some_cases()}
+    judged = {case.id: judge(subject("right"), case, CPU).status for case in some_cases()}
     assert len(judged) >= 30
-    assert set(judged.values()) == {Verdict.PASSED}, judged
+    assert set(judged.values()) == {CaseStatus.PASSED}, judged
 
 
 @pytest.mark.parametrize("fault", [name for name in FAULTS if name != "right"])
 def test_wrong_products_are_found(fault: str) -> None:
-    assert any(judge(subject(fault), case, CPU).verdict is Verdict.FAILED for case in reversed(some_cases()))
+    assert any(judge(subject(fault), case, CPU).status is CaseStatus.FAILED for case in reversed(some_cases()))
 
 
 def test_a_stale_copy_of_the_weight_is_found() -> None:
@@ -91,7 +91,7 @@ def test_a_stale_copy_of_the_weight_is_found() -> None:
 
     wrong = FunctionSubject("stale", stale, TRAITS.changed({"out": False}))
     cases = [case for case in some_cases() if case.property_name == "changed-in-place"]
-    assert [judge(wrong, case, CPU).verdict for case in cases] == [Verdict.FAILED] * 2
+    assert [judge(wrong, case, CPU).status for case in cases] == [CaseStatus.FAILED] * 2
 
 
 def test_our_operation_gets_the_added_operand() -> None:
@@ -102,5 +102,5 @@ def test_our_operation_gets_the_added_operand() -> None:
     cases = list(property_named("bias").cases(Scope(traits=namespace.traits)))[::8]
     assert {case.bias for case in cases} > {"n", "mn"}
     with settings.patch(tune="never", backends=("aten",)):
-        assert {judge(namespace, case, CPU).verdict for case in cases} == {Verdict.PASSED}
+        assert {judge(namespace, case, CPU).status for case in cases} == {CaseStatus.PASSED}
     assert set(SPARSE) == {"bsr_mm", "bsr_addmm"}

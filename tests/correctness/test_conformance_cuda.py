@@ -19,7 +19,7 @@ from conformance_gemms import (
     torch_subject,
 )
 
-from gemmtune.conformance.bench.outcome import Outcome, Verdict
+from gemmtune.conformance.bench.outcome import CaseStatus, Outcome
 from gemmtune.conformance.cases.case import Case
 from gemmtune.conformance.cases.scope import Level, Scope
 from gemmtune.conformance.properties.large import FAR, far_layout
@@ -95,7 +95,7 @@ SIZES = {"m": 17, "n": 33, "k": 40}
 )
 def test_around_the_calls(case: Case) -> None:
     right = checked(capturable(torch.matmul), case)
-    assert right.verdict is Verdict.PASSED, texts([right])
+    assert right.status is CaseStatus.PASSED, texts([right])
     wrong = checked(capturable(remembered()), case)
     stage = "side stream" if case.property_name == "streams" else "replay 2 of 3"
     assert f"{case.property_name}: {stage}: P5 cancellation: out[" in texts([wrong])
@@ -123,7 +123,7 @@ def test_a_call_that_cannot_be_captured_is_reported() -> None:
 
     subject = subject_of(not_while_captured, capturable=True, dtypes=("float32",), layouts=("row",))
     outcome = judge(subject, Case(property_name="graph-replay", **SIZES), CPU)
-    assert outcome.verdict is Verdict.RAISED
+    assert outcome.status is CaseStatus.RAISED
     assert "while captured in a CUDA graph: RuntimeError: operation not permitted" in outcome.reason
 
 
@@ -190,7 +190,7 @@ def test_missing_memory_is_no_fault_of_the_gemm(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr("gemmtune.conformance.properties.large.allocate", refuse)
     subject = torch_subject(dtypes=("float16",))
     outcome = judge(subject, cases_of("large-offsets", subject)[0], CPU)
-    assert outcome.verdict is Verdict.REFUSED
+    assert outcome.status is CaseStatus.REFUSED
     assert outcome.reason == "not possible here: 4.0 GiB of memory were refused"
 
 
@@ -222,7 +222,7 @@ def test_torch_conforms_with_large_sizes() -> None:
     subject = subject_of(torch.matmul, dtypes=("bfloat16",))
     cases = cases_of("large-sizes", subject, Level.EXHAUSTIVE, "cuda")[:3]
     outcomes = [judge(subject, case, CUDA) for case in cases]
-    assert [o.verdict for o in outcomes] == [Verdict.PASSED] * 3, texts(outcomes)
+    assert [o.status for o in outcomes] == [CaseStatus.PASSED] * 3, texts(outcomes)
 
 
 def on_the_default_stream(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
@@ -263,5 +263,5 @@ def test_numbers_kept_by_a_graph_are_found() -> None:
 def test_a_call_that_synchronises_with_the_host_cannot_be_captured() -> None:
     subject = subject_of(lambda a, b: (a @ b) * float(a[0, 0].item() * 0 + 1), capturable=True, dtypes=("float32",))
     outcome = judge(subject, cases_of("graph-replay", subject, device="cuda")[0], CUDA)
-    assert outcome.verdict.bad
+    assert outcome.status.bad
     assert "while captured in a CUDA graph" in outcome.reason

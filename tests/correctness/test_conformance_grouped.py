@@ -14,7 +14,7 @@ from grouped_mutants import ROWS, TERMS, of_rows, of_terms
 
 import gemmtune
 from gemmtune import settings
-from gemmtune.conformance.bench.outcome import Verdict
+from gemmtune.conformance.bench.outcome import CaseStatus
 from gemmtune.conformance.cases.case import Case
 from gemmtune.conformance.cases.scope import Scope
 from gemmtune.conformance.cases.statement import problem_of
@@ -84,7 +84,7 @@ def test_cases_have_both_forms_and_include_memory_and_calls() -> None:
 
 def test_a_right_product_passes() -> None:
     judged = {case.id: judge(subject("right"), case, CPU) for case in some_cases()}
-    wrong = {name: outcome.failures for name, outcome in judged.items() if outcome.verdict is not Verdict.PASSED}
+    wrong = {name: outcome.failures for name, outcome in judged.items() if outcome.status is not CaseStatus.PASSED}
     assert not wrong
 
 
@@ -94,7 +94,7 @@ def test_wrong_products_are_found(form: str, name: str) -> None:
         return
     wrong = subject(name) if form == "rows" else subject("right", name)
     cases = [case for case in some_cases() if case.op == ("grouped_mm" if form == "rows" else "grouped_k_mm")]
-    assert any(judge(wrong, case, CPU).verdict is Verdict.FAILED for case in cases)
+    assert any(judge(wrong, case, CPU).status is CaseStatus.FAILED for case in cases)
 
 
 def test_cached_offsets_are_found() -> None:
@@ -111,7 +111,7 @@ def test_cached_offsets_are_found() -> None:
     with settings.patch(tune="never", backends=("aten",)):
         cases = [case for case in some_cases() if case.property_name == "changed-groups" and case.op == "grouped_mm"]
         judged = [judge(stale(), case, CPU) for case in cases if case.groups != "1"]
-    assert {outcome.verdict for outcome in judged} == {Verdict.FAILED}
+    assert {outcome.status for outcome in judged} == {CaseStatus.FAILED}
     assert any(failure.diagnosis == "offsets of an earlier call" for outcome in judged for failure in outcome.failures)
 
 
@@ -120,9 +120,9 @@ def test_our_operation_and_torchs_pass_and_are_found_by_name() -> None:
     theirs = FunctionSubject("torch", torch.nn.functional.grouped_mm, Traits(ops=PLAIN, dtypes=("float32",)))
     cases = [case for case in some_cases()[::4] if case.op == "grouped_mm" and case.a == case.b == "row"]
     with settings.patch(tune="never", backends=("aten",)):
-        assert {judge(ours, case, CPU).verdict for case in cases} == {Verdict.PASSED}
+        assert {judge(ours, case, CPU).status for case in cases} == {CaseStatus.PASSED}
     aligned = [case for case in cases if case.k % 4 == 0 and case.n % 4 == 0 and not case.out]
-    assert {judge(theirs, case, CPU).verdict for case in aligned} == {Verdict.PASSED}
+    assert {judge(theirs, case, CPU).status for case in aligned} == {CaseStatus.PASSED}
 
 
 def test_a_declared_gemm_is_offered_for_grouped_problems() -> None:
@@ -156,7 +156,7 @@ def test_each_grouped_operation_has_cases_that_a_right_product_passes(op: str) -
         words = {getattr(case, name) for case in cases}
         assert len(words) > 1 or not has(op, name), (name, words)
     judged = {case.id: judge(gemm, case, CPU) for case in cases[::3]}
-    assert not {name: outcome.failures for name, outcome in judged.items() if outcome.verdict is not Verdict.PASSED}
+    assert not {name: outcome.failures for name, outcome in judged.items() if outcome.status is not CaseStatus.PASSED}
 
 
 def has(op: str, name: str) -> bool:
@@ -219,7 +219,7 @@ def test_functions_with_our_signatures_are_found_by_name_and_tested() -> None:
             scope = Scope(traits=gemm.traits)
             cases = [case for p in PROPERTIES if p.name == "group-bound" for case in p.cases(scope)]
             assert {case.op for case in cases} == set(gemm.traits.ops)
-            assert {judge(gemm, case, CPU).verdict for case in cases[::4]} == {Verdict.PASSED}
+            assert {judge(gemm, case, CPU).status for case in cases[::4]} == {CaseStatus.PASSED}
     assert set(NamespaceSubject("gemmtune", gemmtune, Traits()).traits.ops or ()) >= set(GROUPED)
     theirs = SimpleNamespace(grouped_mm=torch.nn.functional.grouped_mm)
     assert NamespaceSubject("theirs", theirs, Traits()).traits.ops == ("grouped_mm",)  # the others are not declared

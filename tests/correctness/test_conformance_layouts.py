@@ -18,7 +18,7 @@ from conformance_gemms import (
     torch_subject,
 )
 
-from gemmtune.conformance.bench.outcome import Verdict
+from gemmtune.conformance.bench.outcome import CaseStatus
 from gemmtune.conformance.cases.case import Case
 from gemmtune.conformance.cases.scope import Level
 from gemmtune.conformance.runs.isolation import judge
@@ -124,7 +124,7 @@ def test_a_choice_cached_for_other_strides_is_found() -> None:
 def test_a_choice_cached_for_another_dtype_is_found() -> None:
     subject = subject_of(remembered_dtype(), dtypes=("float32", "float64"))
     case = Case(property_name="relayout", m=64, n=64, k=64, a="col", b="col", variant="float64", seed=3)
-    assert judge(subject, case, CPU).verdict is Verdict.FAILED
+    assert judge(subject, case, CPU).status is CaseStatus.FAILED
     assert "relayout: call 5 of 7, float64 a row b row" in texts([judge(subject_of(remembered_dtype()), case, CPU)])
 
 

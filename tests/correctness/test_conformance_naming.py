@@ -11,7 +11,7 @@ from conformance_gemms import one_thread, subject_of
 from made_subjects import judged, made
 from rotation import rotated
 
-from gemmtune.conformance.bench.outcome import Verdict
+from gemmtune.conformance.bench.outcome import CaseStatus
 from gemmtune.conformance.diagnose import DIFFERS, FIRST_CALL, WRONG_DTYPE, kind_of
 from gemmtune.conformance.options import RunOptions
 from gemmtune.conformance.report.summary import UNEXAMINED, UNKNOWN, Summary, summarise
@@ -34,9 +34,9 @@ def test_any_error_refuses_what_is_undeclared_and_fails_what_is_declared(error: 
         raise error
 
     case_id = "bound:mm-bf16-8x8x8"
-    assert judged(subject_of(gemm), case_id).verdict is Verdict.REFUSED
+    assert judged(subject_of(gemm), case_id).status is CaseStatus.REFUSED
     declared = judged(subject_of(gemm, dtypes=("bfloat16",), layouts=("row",)), case_id)
-    assert declared.verdict is Verdict.RAISED
+    assert declared.status is CaseStatus.RAISED
     assert type(error).__name__ in declared.reason
 
 

@@ -10,7 +10,7 @@ from mutants.table import RIGHT, Right
 from mutants.trial import cases_of
 from rotation import rotated
 
-from gemmtune.conformance.bench.outcome import Verdict
+from gemmtune.conformance.bench.outcome import CaseStatus
 from gemmtune.conformance.cases.case import Case
 from gemmtune.conformance.cases.scope import Level
 from gemmtune.conformance.properties.table import PROPERTIES
@@ -45,7 +45,7 @@ def test_right_gemm_passes(right: Right) -> None:
     shares = rotated([range(begin, begin + share) for begin in range(0, SEEDS, share)], PARTS, right.name)
     seeds = [seed for part in shares for seed in part]
     outcomes = [runner.run(case) for case in sampled(small, seeds)]
-    wrong = [f"{x.case.id}: {x.verdict}: {x.reason} {x.failures}" for x in outcomes if x.verdict is not Verdict.PASSED]
+    wrong = [f"{x.case.id}: {x.status}: {x.reason} {x.failures}" for x in outcomes if x.status is not CaseStatus.PASSED]
     assert len(outcomes) == len(seeds) >= share
     assert not wrong, "\n".join(wrong)
 

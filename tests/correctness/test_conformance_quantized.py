@@ -15,7 +15,7 @@ from rotation import rotated
 
 from gemmtune.choice import Claims
 from gemmtune.conformance.bench.bench import Bench
-from gemmtune.conformance.bench.outcome import Verdict
+from gemmtune.conformance.bench.outcome import CaseStatus
 from gemmtune.conformance.cases.case import Case
 from gemmtune.conformance.cases.forms import form_number, forms_of
 from gemmtune.conformance.cases.scope import Level, Scope
@@ -179,7 +179,7 @@ def test_a_wrong_factor_is_reported_with_the_tolerance() -> None:
         return ((a.double() @ b.double()) * scale * 1.01).float()
 
     outcome = judge(subject_of(gemm, ops=("int_mm_mul",)), Case.parse("bound:int_mm_mul-i8-33x40x65"), CPU)
-    assert outcome.verdict is Verdict.FAILED
+    assert outcome.status is CaseStatus.FAILED
     failure = outcome.failures[0]
     assert failure.expected is not None
     assert failure.tolerance is not None

@@ -11,7 +11,7 @@ import torch
 from grouped_gemms import TRAITS, Grouped
 from mutants.gemm import DENSE, Gemm
 
-from gemmtune.conformance.bench.outcome import Verdict
+from gemmtune.conformance.bench.outcome import CaseStatus
 from gemmtune.conformance.cases.case import Case
 from gemmtune.conformance.cases.scope import Level, Scope
 from gemmtune.conformance.gemms.backends import EVERYTHING
@@ -83,13 +83,13 @@ def test_bugs_of_large_products_are_found(make: Callable[[Product], Subject]) ->
     right = make(torch.matmul)
     cases = cases_of(TILES, right)
     assert {case.op for case in cases} == set(right.traits.ops or ())
-    assert {judge(right, case, torch.device("cpu")).verdict for case in cases} == {Verdict.PASSED}
+    assert {judge(right, case, torch.device("cpu")).status for case in cases} == {CaseStatus.PASSED}
     for product in (half_twice, cut_off):
         # Narrow numbers have no more than ten bits: nothing is cut off.
         exact = {"scaled_grouped_mm", "mixed_grouped_mm"} if product is cut_off else set()
         missed = {case.op: case for case in cases if case.op not in exact}
         for case in cases:
-            if case.op in missed and judge(make(product), case, torch.device("cpu")).verdict is Verdict.FAILED:
+            if case.op in missed and judge(make(product), case, torch.device("cpu")).status is CaseStatus.FAILED:
                 del missed[case.op]
         assert not missed, product
 
@@ -98,7 +98,7 @@ def test_smaller_products_do_not_show_them() -> None:
     for product in (half_twice, cut_off):
         wrong = dense(product)
         cases = [case for name in ("edges", "bound") for case in cases_of(property_named(name), wrong)]
-        assert {judge(wrong, case, torch.device("cpu")).verdict for case in cases[::4]} == {Verdict.PASSED}
+        assert {judge(wrong, case, torch.device("cpu")).status for case in cases[::4]} == {CaseStatus.PASSED}
 
 
 def test_every_operation_and_dtype_has_a_case_at_level_smoke() -> None:

@@ -12,7 +12,7 @@ from conformance_gemms import assert_conforms, assert_found, cases_of, subject_o
 from made_subjects import EVERYTHING, Product, apply_epilogue, judged, made
 from rotation import rotated
 
-from gemmtune.conformance.bench.outcome import Outcome, Verdict
+from gemmtune.conformance.bench.outcome import CaseStatus, Outcome
 from gemmtune.conformance.cases.case import Case
 from gemmtune.conformance.cases.sampling import EDGES, Sample, covering
 from gemmtune.conformance.cases.scope import Level, Scope
@@ -253,18 +253,18 @@ def test_undeclared_operations_are_not_tested_and_have_a_reason() -> None:
     assert [needs[name](addmm) for name in ("bias", "empty", "k-zero", "integers")] == [None] * 4
 
 
-def raises(outcome: Outcome) -> tuple[Verdict, str]:
-    return outcome.verdict, outcome.reason
+def raises(outcome: Outcome) -> tuple[CaseStatus, str]:
+    return outcome.status, outcome.reason
 
 
 def test_an_undeclared_size_of_0_may_be_refused() -> None:
-    assert raises(judged(made(refuses_empty, empty=False), "empty:mm-f32-0x5x7")) == (Verdict.REFUSED, "ValueError: no rows")
-    assert raises(judged(made(refuses_empty), "empty:mm-f32-0x5x7")) == (Verdict.RAISED, "ValueError: no rows")
+    assert raises(judged(made(refuses_empty, empty=False), "empty:mm-f32-0x5x7")) == (CaseStatus.REFUSED, "ValueError: no rows")
+    assert raises(judged(made(refuses_empty), "empty:mm-f32-0x5x7")) == (CaseStatus.RAISED, "ValueError: no rows")
 
 
 @pytest.mark.parametrize("a", ["cols0", "window"])
 def test_probes_fall_back_to_integers_if_strides_fix_elements(a: str) -> None:
     for name in ("one-hot-a", "width", "cancellation"):
         case_id = f"{name}:mm-f32-33x40x65-a.{a}"
-        assert judged(made(), case_id).verdict is Verdict.PASSED
+        assert judged(made(), case_id).status is CaseStatus.PASSED
         assert judged(made(lambda x, y: x @ y + 1), case_id).failures[0].message.startswith("integers: out[0, 0] = ")

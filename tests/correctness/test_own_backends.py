@@ -18,7 +18,7 @@ from rotation import rotated
 from torch_faults import makes_nan_of_infinity
 
 from gemmtune import settings
-from gemmtune.conformance.bench.outcome import Outcome, Verdict
+from gemmtune.conformance.bench.outcome import CaseStatus, Outcome
 from gemmtune.conformance.cases.case import Case
 from gemmtune.conformance.cases.scope import Level, Scope
 from gemmtune.conformance.gemms import backends as ours
@@ -72,11 +72,11 @@ def check(backend: str, name: str, device: str, every: int = 1, part: int = 0, p
     run = runner(backend, device).run
     outcomes = [run(case) for case in cases[part::parts] or cases[:1]]
     for case in everything:  # if the backend refuses this whole part, up to the first case that it accepts
-        if any(outcome.verdict is not Verdict.REFUSED for outcome in outcomes):
+        if any(outcome.status is not CaseStatus.REFUSED for outcome in outcomes):
             break
         outcomes.append(run(case))
     assert_conforming(outcomes)
-    note(backend, {name, *(outcome.case.op for outcome in outcomes if outcome.verdict is Verdict.PASSED)})
+    note(backend, {name, *(outcome.case.op for outcome in outcomes if outcome.status is CaseStatus.PASSED)})
 
 
 def properties_of(backends: Iterable[str]) -> list[tuple[str, str]]:
@@ -85,13 +85,11 @@ def properties_of(backends: Iterable[str]) -> list[tuple[str, str]]:
 
 
 def assert_conforming(outcomes: list[Outcome]) -> None:
-    counts = Counter(o.verdict for o in outcomes)
-    bad = [o for o in outcomes if o.verdict.bad]
-    lines = [
-        f"{o.case.id} ({o.choice}): {o.verdict}: " + "; ".join(f"{f.message} [{f.diagnosis}]" for f in o.failures) for o in bad
-    ]
+    counts = Counter(o.status for o in outcomes)
+    bad = [o for o in outcomes if o.status.bad]
+    lines = [f"{o.case.id} ({o.choice}): {o.status}: " + "; ".join(f"{f.message} [{f.diagnosis}]" for f in o.failures) for o in bad]
     assert not bad, f"{dict(counts)}\n" + "\n".join(lines[:10])
-    assert counts[Verdict.PASSED] > 0, f"nothing was executed: {dict(counts)}; {outcomes[0].reason}"
+    assert counts[CaseStatus.PASSED] > 0, f"nothing was executed: {dict(counts)}; {outcomes[0].reason}"
 
 
 @pytest.mark.slow

@@ -15,8 +15,8 @@ from gemmtune.choice import Choice, Kernel, Status
 from gemmtune.device import detect
 from gemmtune.problem import Layout, Problem, trace
 from gemmtune.problem.rows import row_classes
+from gemmtune.selector.samples import Sample
 from gemmtune.selector.some_rows import RowsVerifier
-from gemmtune.selector.verify import Verification
 from gemmtune.settings import Settings
 
 N, K, MOST = 48, 256, 40
@@ -65,7 +65,7 @@ def test_right_kernels_are_right_at_every_m(name: str):
         assert verdict.status is Status.OK, (m, verdict.reason)
 
 
-def _judged(run: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], None], m: int, problem: str = "mm") -> Verification:
+def _judged(run: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], None], m: int, problem: str = "mm") -> Sample:
     verifier = RowsVerifier(PROBLEMS[problem](MOST), torch.device("cpu"))
     choice = torchs(PROBLEMS[problem](m))
     return verifier.check(choice, Kernel(run=lambda out, tensors, scalars: run(out, *tensors[:2])))

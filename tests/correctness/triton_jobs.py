@@ -31,7 +31,8 @@ from gemmtune.problem.dtypes import dtype_info
 from gemmtune.problem.epilogue import evaluate
 from gemmtune.problem.rows import row_classes
 from gemmtune.selector.row_bits import RowBits
-from gemmtune.selector.verify import Verification, Verifier
+from gemmtune.selector.samples import Sample
+from gemmtune.selector.verify import Verifier
 from gemmtune.settings import Settings
 from gemmtune.toolchain.compiled import CompiledChoice
 
@@ -150,7 +151,7 @@ def errors(problem: Problem, configs: list[Config], *, nan_inp: bool = False, fa
     return [error_over_bound(problem, family(problem, config).build(), nan_inp=nan_inp) for config in configs]
 
 
-def verdicts(problem: Problem, configs: list[Config], *, family: Family = direct) -> list[Verification]:
+def verdicts(problem: Problem, configs: list[Config], *, family: Family = direct) -> list[Sample]:
     """Return the verification result of each config."""
     verifier = Verifier(problem, torch.device("cpu"))
     choices = [family(problem, config) for config in configs]

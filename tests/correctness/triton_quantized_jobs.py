@@ -13,7 +13,8 @@ from gemmtune.backends.triton.vec import WordsVectorChoice
 from gemmtune.choice import Choice
 from gemmtune.device import preset
 from gemmtune.problem import Problem
-from gemmtune.selector.verify import Verification, Verifier
+from gemmtune.selector.samples import Sample
+from gemmtune.selector.verify import Verifier
 
 CPU = preset("portable")
 SMALLEST_TILE = 16
@@ -27,7 +28,7 @@ def _choice(problem: Problem, config: Config) -> Choice:
     return make(problem, CPU, config)
 
 
-def verdicts(problem: Problem, configs: Sequence[Config]) -> list[Verification]:
+def verdicts(problem: Problem, configs: Sequence[Config]) -> list[Sample]:
     """Return the verification result of each config: exact probes, and random data against float64."""
     verifier = Verifier(problem, torch.device("cpu"))
     choices = [_choice(problem, config) for config in configs]

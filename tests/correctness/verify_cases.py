@@ -12,13 +12,14 @@ from broken_kernels import CPU, choice_of
 from gemmtune.choice import Claims
 from gemmtune.problem import Layout, Problem
 from gemmtune.problem.trace import trace
-from gemmtune.selector.verify import Verification, Verifier
+from gemmtune.selector.samples import Sample
+from gemmtune.selector.verify import Verifier
 
 F32, F16, BF16, F64 = torch.float32, torch.float16, torch.bfloat16, torch.float64
 Run = Callable[..., None]
 
 
-def verdict(problem: Problem, run: Run, claims: Claims | None = None, **fields: Any) -> Verification:
+def verdict(problem: Problem, run: Run, claims: Claims | None = None, **fields: Any) -> Sample:
     choice = choice_of(problem, run, claims, **fields)
     return Verifier(problem, CPU).check(choice, choice.build())
 

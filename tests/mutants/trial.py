@@ -36,7 +36,7 @@ def rejections(runner: Runner, cases: Iterator[Case], *, most: int) -> Iterator[
         if found and number >= most:
             return
         outcome = runner.run(case)
-        if outcome.verdict.bad:
+        if outcome.status.bad:
             found = True
             yield outcome
 

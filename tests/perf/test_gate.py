@@ -14,7 +14,7 @@ import torch
 
 from gemmtune.device import preset
 from gemmtune.perf_gate.sampling import Match, Sampling, Steady, compare, in_blocks, sample_match
-from gemmtune.perf_gate.statistics import Rule, Verdict
+from gemmtune.perf_gate.statistics import Decision, Rule
 from gemmtune.perf_gate.subjects import TORCH, subject_for
 from gemmtune.problem import Problem
 from gemmtune.settings import Settings
@@ -38,25 +38,25 @@ class TestOperatingPoint:
     @pytest.mark.rotates(2)
     def test_no_false_alarm_in_100_suites(self, simulation: Any, process_noise: float, baseline: bool) -> None:
         noise = simulation.Noise(process=process_noise)
-        found = simulation.verdicts([0.0] * 100 * SUITE, noise, Rule.for_suite(SUITE), 1, baseline=baseline)
-        assert found.count(Verdict.REGRESSED) == 0
-        assert found.count(Verdict.PASS) >= 0.99 * len(found)
+        found = simulation.decisions([0.0] * 100 * SUITE, noise, Rule.for_suite(SUITE), 1, baseline=baseline)
+        assert found.count(Decision.REGRESSED) == 0
+        assert found.count(Decision.PASS) >= 0.99 * len(found)
 
     def test_a_slow_down_of_5_percent_is_found(self, simulation: Any, process_noise: float, baseline: bool) -> None:
         noise = simulation.Noise(process=process_noise)
-        found = simulation.verdicts([math.log(1.05)] * 400, noise, Rule.for_suite(SUITE), 2, baseline=baseline)
-        assert found.count(Verdict.REGRESSED) >= 0.95 * len(found)
-        assert found.count(Verdict.PASS) == 0
+        found = simulation.decisions([math.log(1.05)] * 400, noise, Rule.for_suite(SUITE), 2, baseline=baseline)
+        assert found.count(Decision.REGRESSED) >= 0.95 * len(found)
+        assert found.count(Decision.PASS) == 0
 
 
 def test_a_speed_up_of_5_percent_is_an_improvement(simulation: Any) -> None:
-    found = simulation.verdicts([-math.log(1.05)] * 200, simulation.Noise(process=0.005), Rule.for_suite(SUITE), 3, baseline=False)
-    assert found.count(Verdict.IMPROVED) >= 0.95 * len(found)
+    found = simulation.decisions([-math.log(1.05)] * 200, simulation.Noise(process=0.005), Rule.for_suite(SUITE), 3, baseline=False)
+    assert found.count(Decision.IMPROVED) >= 0.95 * len(found)
 
 
 def test_noise_that_hides_5_percent_is_inconclusive(simulation: Any) -> None:
-    found = simulation.verdicts([math.log(1.05)] * 300, simulation.Noise(process=0.1), Rule.for_suite(SUITE), 4, baseline=False)
-    assert found.count(Verdict.INCONCLUSIVE) >= 0.95 * len(found)
+    found = simulation.decisions([math.log(1.05)] * 300, simulation.Noise(process=0.1), Rule.for_suite(SUITE), 4, baseline=False)
+    assert found.count(Decision.INCONCLUSIVE) >= 0.95 * len(found)
 
 
 def busy(seconds: float) -> Callable[[], None]:

@@ -1,4 +1,4 @@
-"""The performance gate on a GPU: blocks of graphs, fresh processes, verdicts."""
+"""The performance gate on a GPU: blocks of graphs, fresh processes, decisions."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gemmtune.perf_gate.collect import FreshProcess
 from gemmtune.perf_gate.gate import run_gate
 from gemmtune.perf_gate.options import GateOptions
 from gemmtune.perf_gate.sampling import Match, ProcessSample, Sampling, compare
-from gemmtune.perf_gate.statistics import Verdict
+from gemmtune.perf_gate.statistics import Decision
 from gemmtune.perf_gate.subjects import TORCH, subject_for
 from gemmtune.problem import Problem
 from gemmtune.timing.contenders import Call, GraphContender
@@ -56,6 +56,6 @@ def test_the_pick_is_not_slower_than_torch_and_twice_the_work_is(own_store: Path
         picked = run_gate([PROBLEM], GateOptions(device="cuda", processes=3))
         twice = run_gate([PROBLEM], GateOptions(device="cuda", processes=3, candidate="gate_functions:twice"))
     assert not picked.failed
-    assert picked.verdict is not Verdict.REGRESSED
-    assert twice.verdict is Verdict.REGRESSED
+    assert picked.decision is not Decision.REGRESSED
+    assert twice.decision is Decision.REGRESSED
     assert twice.exit_status == 1

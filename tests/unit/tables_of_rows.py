@@ -27,14 +27,14 @@ def put_table(problem: Problem, parts: Sequence[tuple[int, int, str]]) -> list[C
     device, current = detect(problem.device_type), settings.current()
     segments, chosen = [], []
     for lo, hi, name in parts:
-        anchor = rows_class.within(range(lo, hi + 1))[-1]
-        offered = candidates_for(rows_class.at(anchor), device, current).offers.choices
+        sampled_m = rows_class.within(range(lo, hi + 1))[-1]
+        offered = candidates_for(rows_class.at(sampled_m), device, current).offers.choices
         choice = next(c for c in offered if c.name.startswith(name))
         kernels = kernels_of(choice, range(lo, hi + 1), rows_class, device)
         for kernel in kernels:
             kernel.compile()
         starts = tuple(kernel.problem.m for kernel in kernels)
-        segments.append(Segment.of(choice, lo, hi, anchor, kernels=starts))
+        segments.append(Segment.of(choice, lo, hi, sampled_m, kernels=starts))
         chosen.append(choice)
     value = Table(segments=tuple(segments)).to_json()
     machine = fingerprint_text(device, current.timing)

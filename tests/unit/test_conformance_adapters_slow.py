@@ -9,7 +9,7 @@ from types import ModuleType, SimpleNamespace
 import pytest
 import torch
 
-from gemmtune.conformance.bench.outcome import Verdict
+from gemmtune.conformance.bench.outcome import CaseStatus
 from gemmtune.conformance.cases.case import Case
 from gemmtune.conformance.runs.isolation import judge
 
@@ -58,12 +58,12 @@ class TestInductor:
         )
         for _ in range(2):
             outcome = judge(subject, CASE, torch.device("cpu"))
-            assert outcome.verdict is Verdict.REFUSED
+            assert outcome.status is CaseStatus.REFUSED
             assert outcome.reason == "not possible here: Inductor generates no kernel for this, but calls extern_kernels.mm"
 
     def test_refuses_without_a_kernel_to_choose(self, inductor: ModuleType) -> None:
         outcome = judge(inductor.static, CASE, torch.device("cpu"))
-        assert outcome.verdict is Verdict.REFUSED
+        assert outcome.status is CaseStatus.REFUSED
         assert outcome.reason == "not possible here: Inductor has no Triton kernel to choose from"
 
 

@@ -1,4 +1,4 @@
-"""Findings of a run, summarised and shown: verdicts, groups, exit statuses, text, JSON, HTML."""
+"""Findings of a run, summarised and shown: statuses, groups, exit statuses, text, JSON, HTML."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from html.parser import HTMLParser
 
 import pytest
 
-from gemmtune.conformance.bench.outcome import Failure, HeatMap, Outcome, Record, Verdict
+from gemmtune.conformance.bench.outcome import CaseStatus, Failure, HeatMap, Outcome, Record
 from gemmtune.conformance.cases.case import Case
 from gemmtune.conformance.cases.scope import Level
 from gemmtune.conformance.options import RunOptions
@@ -34,10 +34,10 @@ def run_of(traits: Traits = MM, **options: object) -> Run:
     return Run(given, Ground(name="mypkg:f", traits=traits, device="cpu", device_name="CPU", sm=0))
 
 
-def record(name: str = "bound", verdict: Verdict = Verdict.PASSED, *failures: Failure, k: int = 33, **more: object) -> Record:
+def record(name: str = "bound", status: CaseStatus = CaseStatus.PASSED, *failures: Failure, k: int = 33, **more: object) -> Record:
     case = Case(property_name=name, m=37, n=70, k=k)
-    reason = "NotImplementedError: no" if verdict is Verdict.REFUSED else ""
-    return Record(case=case, outcome=Outcome(case=case, verdict=verdict, failures=failures, reason=reason), **more)  # type: ignore[arg-type]
+    reason = "NotImplementedError: no" if status is CaseStatus.REFUSED else ""
+    return Record(case=case, outcome=Outcome(case=case, status=status, failures=failures, reason=reason), **more)  # type: ignore[arg-type]
 
 
 def failure(diagnosis: str = "", name: str = "bound") -> Failure:
@@ -66,18 +66,18 @@ class TestSummary:
         assert {p.reason for p in narrowed.untested} == {NOT_ASKED}
 
     def test_a_failure_counts_against_the_violated_property(self) -> None:
-        summary = summary_of([record("bound", Verdict.FAILED, failure("", "inputs-unchanged"))])
+        summary = summary_of([record("bound", CaseStatus.FAILED, failure("", "inputs-unchanged"))])
         assert summary.exit_status == 1
         by_name = {p.name: p for p in summary.properties}
         assert (by_name["bound"].standing, by_name["bound"].failed) == (Standing.CONFORMS, 0)
         assert (by_name["inputs-unchanged"].standing, by_name["inputs-unchanged"].failed) == (Standing.FAILS, 1)
 
     def test_a_violated_property_outside_the_table_has_a_row(self) -> None:
-        assert standings(summary_of([record("bound", Verdict.FAILED, failure("", "memcheck"))]))["memcheck"] is Standing.FAILS
+        assert standings(summary_of([record("bound", CaseStatus.FAILED, failure("", "memcheck"))]))["memcheck"] is Standing.FAILS
 
     def test_nothing_executed_is_not_tested(self) -> None:
         assert (summary_of([]).standing, summary_of([]).exit_status) == (Standing.NOT_TESTED, 2)
-        refused = summary_of([record("bound", Verdict.REFUSED)])
+        refused = summary_of([record("bound", CaseStatus.REFUSED)])
         assert (refused.exit_status, refused.refused) == (2, 1)
         [reason] = [p.reason for p in refused.properties if p.name == "bound"]
         assert reason == "every case was refused: NotImplementedError: no"
@@ -101,7 +101,7 @@ class TestSummary:
         assert {p.reason for p in asked.untested} == {NOT_ASKED}
 
     def test_a_finding_of_the_sanitizer_is_no_executed_case(self) -> None:
-        found = summary_of([record("bound", Verdict.FAILED, failure("", "memcheck"), sanitized=True)], sanitized=4)
+        found = summary_of([record("bound", CaseStatus.FAILED, failure("", "memcheck"), sanitized=True)], sanitized=4)
         assert (found.exit_status, found.executed, found.sanitized) == (1, 0, 4)
         assert "0 cases executed, 0 refused, 4 runs under compute-sanitizer, in 1 s" in plain_text(renderables(found))
         assert summary_of([], sanitized=4).exit_status == 0
@@ -115,7 +115,7 @@ class TestSummary:
         assert "ran: x in 1 case" in as_html(summary)
 
     def test_a_known_failure_does_not_count_and_one_that_passes_is_an_error(self) -> None:
-        known = summary_of([record("bound", Verdict.FAILED, failure(), known="issue 12"), record("nan")])
+        known = summary_of([record("bound", CaseStatus.FAILED, failure(), known="issue 12"), record("nan")])
         assert (known.exit_status, known.failed) == (0, 0)
         assert next(p for p in known.properties if p.name == "bound").known == 1
         passes = summary_of([record(known="issue 12")])
@@ -130,10 +130,10 @@ class TestSummary:
 
     def test_failures_are_grouped_by_bug_regardless_of_numbers(self) -> None:
         records = [
-            record("bound", Verdict.FAILED, failure("last K block of 16 (K = 33) dropped"), k=133),
-            record("nan", Verdict.FAILED, failure("last K block of 32 dropped", "nan"), k=64),
-            record("bound", Verdict.FAILED, failure(), k=7),
-            record("bound", Verdict.CRASHED, Failure(property_name="bound", message="died"), k=8),
+            record("bound", CaseStatus.FAILED, failure("last K block of 16 (K = 33) dropped"), k=133),
+            record("nan", CaseStatus.FAILED, failure("last K block of 32 dropped", "nan"), k=64),
+            record("bound", CaseStatus.FAILED, failure(), k=7),
+            record("bound", CaseStatus.CRASHED, Failure(property_name="bound", message="died"), k=8),
         ]
         groups = summary_of(records).groups
         assert [(g.looks_like, g.cases, g.by_property) for g in groups] == [
@@ -162,7 +162,7 @@ class TestSummary:
         early = summary_of([record()], interrupted=True)
         assert (early.exit_status, early.complaints) == (2, ())
         assert "NOT TESTED: interrupted, without a failure until then; 1 case executed" in plain_text(renderables(early))
-        failed = summary_of([record("bound", Verdict.FAILED, failure())], interrupted=True)
+        failed = summary_of([record("bound", CaseStatus.FAILED, failure())], interrupted=True)
         assert failed.exit_status == 1
         assert "interrupted; FAILS: 1 property, 1 case" in plain_text(renderables(failed))
 
@@ -185,7 +185,7 @@ class TestText:
         assert declarations(Traits()) == ""
 
     def test_a_failure_shows_its_place_its_diagnosis_and_two_commands(self) -> None:
-        text = plain_text(renderables(summary_of([record("bound", Verdict.FAILED, failure("last K block of 16 dropped"))])))
+        text = plain_text(renderables(summary_of([record("bound", CaseStatus.FAILED, failure("last K block of 16 dropped"))])))
         for line in (
             "1 case of bound: last K block of 16 dropped",
             "in the tile of 16 (2, 4) at (1, 1), of 32 (1, 2) at (1, 1), of 64 (0, 1) at (33, 1), of 128 (0, 0) at (33, 65)",
@@ -200,7 +200,7 @@ class TestText:
         right = plain_text(renderables(summary_of([record()])))
         assert "CONFORMS in 1 of " in right
         assert "Next: --level full tests more." in right
-        refused = plain_text(renderables(summary_of([record("bound", Verdict.REFUSED)])))
+        refused = plain_text(renderables(summary_of([record("bound", CaseStatus.REFUSED)])))
         assert "NOT TESTED: every case was refused, 1 case, the first with NotImplementedError: no" in refused
         assert "Next: declare what the GEMM takes with --trait" in refused
 
@@ -208,9 +208,9 @@ class TestText:
 class TestJson:
     def test_the_report_is_complete_plain_json(self) -> None:
         records = [
-            record("bound", Verdict.FAILED, failure("x")),
-            record("nan", Verdict.REFUSED),
-            record("width", Verdict.FAILED, failure(), known="issue 12"),
+            record("bound", CaseStatus.FAILED, failure("x")),
+            record("nan", CaseStatus.REFUSED),
+            record("width", CaseStatus.FAILED, failure(), known="issue 12"),
             Record(case=Case(property_name="edges", m=1, n=1, k=1), outcome=None, reason="listed"),
         ]
         data = json.loads(as_json_text(summary_of(records, complaints=["c"], notes=["n"])), parse_constant=pytest.fail)
@@ -257,7 +257,7 @@ class Page(HTMLParser):
 
 class TestHtml:
     def test_the_page_is_self_contained_and_escapes_text(self) -> None:
-        text = as_html(summary_of([record("bound", Verdict.FAILED, failure(NASTY)), record("nan")], complaints=[NASTY]))
+        text = as_html(summary_of([record("bound", CaseStatus.FAILED, failure(NASTY)), record("nan")], complaints=[NASTY]))
         page = Page(text)
         assert page.addresses == []
         assert "script" not in page.tags
@@ -266,8 +266,8 @@ class TestHtml:
         assert "where bound:mm-f32-37x70x33 is wrong, batch 0, 4 by 8:" in text
 
     def test_other_cases_of_a_failure_are_listed_once_each(self) -> None:
-        both = record("bound", Verdict.FAILED, failure("x", "bound"), failure("x", "nan"))
-        text = as_html(summary_of([both, record("bound", Verdict.FAILED, failure("x"), k=34)]))
+        both = record("bound", CaseStatus.FAILED, failure("x", "bound"), failure("x", "nan"))
+        text = as_html(summary_of([both, record("bound", CaseStatus.FAILED, failure("x"), k=34)]))
         assert text.count("and bound:mm-f32-37x70x34") == 1
         assert "and bound:mm-f32-37x70x33" not in text
 

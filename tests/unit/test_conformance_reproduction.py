@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gemmtune.conformance.bench.outcome import Failure, Outcome, Record, Verdict
+from gemmtune.conformance.bench.outcome import CaseStatus, Failure, Outcome, Record
 from gemmtune.conformance.cases.case import Case
 from gemmtune.conformance.options import RunOptions
 from gemmtune.conformance.runs.files import cases_to_repeat, command, pytest_command, save_failing
@@ -38,7 +38,7 @@ def test_a_finding_of_the_sanitizer_is_repeated_with_it() -> None:
 
 def test_a_saved_case_is_repeated_from_its_file_and_its_folder(tmp_path: Path) -> None:
     failure = Failure(property_name="bound", message="wrong", got=float("nan"), expected=float("inf"))
-    outcome = Outcome(case=CASE, verdict=Verdict.FAILED, failures=(failure,))
+    outcome = Outcome(case=CASE, status=CaseStatus.FAILED, failures=(failure,))
     path = save_failing(str(tmp_path), OPTIONS, Record(case=CASE, outcome=outcome))
     data = json.loads(path.read_text())
     assert data["repeat"] == command(OPTIONS, [CASE.id])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gemmtune.conformance.bench.outcome import Outcome, Verdict
+from gemmtune.conformance.bench.outcome import CaseStatus, Outcome
 from gemmtune.conformance.cases.case import Case
 from gemmtune.conformance.options import RunOptions
 from gemmtune.conformance.runs import run as runs
@@ -13,15 +13,15 @@ from gemmtune.declaration.traits import Traits
 
 
 class FixedRunner:
-    """Runner with the same verdict for every case. It records which cases it should examine."""
+    """Runner with the same status for every case. It records which cases it should examine."""
 
-    def __init__(self, verdict: Verdict) -> None:
-        self.verdict = verdict
+    def __init__(self, status: CaseStatus) -> None:
+        self.status = status
         self.examined: list[bool] = []
 
     def run(self, case: Case, *, examine: bool = True) -> Outcome:
         self.examined.append(examine)
-        return Outcome(case=case, verdict=self.verdict)
+        return Outcome(case=case, status=self.status)
 
     def close(self) -> None:
         pass
@@ -37,7 +37,7 @@ def case(name: str = "bound", m: int = 1, dtype: str = "float32") -> Case:
 
 
 def test_three_failures_of_a_property_and_of_a_dtype_are_examined() -> None:
-    runner = FixedRunner(Verdict.FAILED)
+    runner = FixedRunner(CaseStatus.FAILED)
     run = run_of(runner)
     asked = [case(m=m) for m in range(1, 6)] + [case(m=m, dtype="float16") for m in range(1, 6)] + [case("edges"), case("nan")]
     records = [run.judge(one) for one in asked]
@@ -48,11 +48,11 @@ def test_three_failures_of_a_property_and_of_a_dtype_are_examined() -> None:
 
 
 def test_passing_and_repeated_cases_are_always_examined() -> None:
-    runner = FixedRunner(Verdict.PASSED)
+    runner = FixedRunner(CaseStatus.PASSED)
     run = run_of(runner)
     assert all(run.judge(case(m=m)).executed for m in range(1, 9))
     assert all(runner.examined)
-    failing = FixedRunner(Verdict.FAILED)
+    failing = FixedRunner(CaseStatus.FAILED)
     repeated = run_of(failing, repro=tuple(case(m=m).id for m in range(1, 9)))
     for one in repeated.cases():
         repeated.judge(one)
@@ -62,7 +62,7 @@ def test_passing_and_repeated_cases_are_always_examined() -> None:
 @pytest.mark.parametrize(("most", "same"), [("MOST_COSTS", True), ("MOST_COSTS_OF_ALL", False)])
 def test_remaining_cases_are_not_run_after_many_crashes(monkeypatch: pytest.MonkeyPatch, most: str, same: bool) -> None:
     monkeypatch.setattr(runs, most, 2)
-    runner = FixedRunner(Verdict.CRASHED)
+    runner = FixedRunner(CaseStatus.CRASHED)
     run = run_of(runner)
     first, second, third = (run.judge(case("bound" if same else name, m)) for m, name in enumerate(("bound", "edges", "nan"), 1))
     assert first.failed

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from gemmtune.perf_gate.collect import Failed, Series, collect
 from gemmtune.perf_gate.sampling import ProcessSample
-from gemmtune.perf_gate.statistics import Judgement, Rule, Verdict, judge
+from gemmtune.perf_gate.statistics import Decision, Judgement, Rule, judge
 
 
 class Script:
@@ -41,7 +41,7 @@ def test_matches_decided_by_the_first_batch_are_not_measured_again():
     found, told = run(script, [0.0, 0.1])
     assert script.asked == [((0.0, 0.1), turn) for turn in (0, 1, 2)] + [((0.1,), turn) for turn in (3, 4, 5)]
     assert [len(series.batches) for series in found] == [1, 2]
-    assert judge(found[1].values, Rule()).verdict is Verdict.REGRESSED
+    assert judge(found[1].values, Rule()).decision is Decision.REGRESSED
     assert told[0] == "batch 1, process 1 of 3: 2 problems"
     assert told[-1] == "batch 2, process 3 of 3: 1 problem"
 

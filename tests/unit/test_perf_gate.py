@@ -17,7 +17,7 @@ from gemmtune.perf_gate.collect import Failed, FreshProcess
 from gemmtune.perf_gate.gate import problems_without_names, run_gate
 from gemmtune.perf_gate.options import GateOptions
 from gemmtune.perf_gate.sampling import Match, ProcessSample, Sampling
-from gemmtune.perf_gate.statistics import Verdict
+from gemmtune.perf_gate.statistics import Decision
 from gemmtune.perf_gate.subjects import TORCH, subject_for
 from gemmtune.problem import Problem
 
@@ -52,9 +52,9 @@ def finds(monkeypatch, own_store, tmp_path):
 def test_verdicts_of_a_suite(finds):
     finds({16: 0.0, 48: 0.1})
     result = run_gate([ONE, TWO, ONE], GateOptions(device="cpu"))
-    assert [entry.judgement.verdict for entry in result.entries] == [Verdict.PASS, Verdict.REGRESSED]
+    assert [entry.judgement.decision for entry in result.entries] == [Decision.PASS, Decision.REGRESSED]
     assert [entry.candidate for entry in result.entries] == ["aten:mm", "aten:mm"]
-    assert (result.verdict, result.exit_status) == (Verdict.REGRESSED, 1)
+    assert (result.decision, result.exit_status) == (Decision.REGRESSED, 1)
     assert result.entries[1].ratio == pytest.approx(1.106, abs=1e-3)
 
 
@@ -62,7 +62,7 @@ def test_a_problem_that_cannot_be_measured(finds):
     finds({16: "ValueError: no", 48: 0.0})
     result = run_gate([ONE, TWO], GateOptions(device="cpu"))
     assert [entry.series.failure for entry in result.entries] == ["ValueError: no", ""]
-    assert (result.verdict, result.exit_status) == (Verdict.INCONCLUSIVE, 2)
+    assert (result.decision, result.exit_status) == (Decision.INCONCLUSIVE, 2)
 
 
 @pytest.mark.parametrize(("strict", "status"), [(False, 0), (True, 3)])
@@ -71,7 +71,7 @@ def test_strict_fails_if_one_problem_is_not_judged(finds, strict: bool, status: 
     run_gate([ONE], GateOptions(device="cpu", update_baseline=True))
     finds({16: -0.4, 48: -0.1})
     result = run_gate([ONE, TWO], GateOptions(device="cpu", anchor="baseline", strict=strict))
-    assert [entry.judgement.verdict for entry in result.entries] == [Verdict.PASS, Verdict.INCONCLUSIVE]
+    assert [entry.judgement.decision for entry in result.entries] == [Decision.PASS, Decision.INCONCLUSIVE]
     assert result.exit_status == status
 
 
@@ -85,7 +85,7 @@ def test_writes_a_baseline_and_compares_with_it(finds):
     assert run_gate([ONE, TWO], held).exit_status == 0
     finds({16: -0.3, 48: -0.1})
     result = run_gate([ONE, TWO], held)
-    assert [entry.judgement.verdict for entry in result.entries] == [Verdict.REGRESSED, Verdict.PASS]
+    assert [entry.judgement.decision for entry in result.entries] == [Decision.REGRESSED, Decision.PASS]
     assert result.entries[0].change == pytest.approx(1.105, abs=1e-3)
     assert result.exit_status == 1
 
@@ -127,7 +127,7 @@ def test_a_missing_baseline_is_inconclusive_and_not_measured(finds):
     finds({})
     result = run_gate([ONE], GateOptions(device="cpu", anchor="baseline"))
     [entry] = result.entries
-    assert entry.judgement.verdict is Verdict.INCONCLUSIVE
+    assert entry.judgement.decision is Decision.INCONCLUSIVE
     assert entry.judgement.reason.startswith("no baseline in benchmarks/baselines/cpu-")
     assert result.exit_status == 3, "nothing was judged"
     required = GateOptions(device="cpu", anchor="baseline", require_baseline=True)

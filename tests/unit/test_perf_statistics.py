@@ -1,4 +1,4 @@
-"""The gate's rule: quantiles, bounds, verdicts."""
+"""The gate's rule: quantiles, bounds, decisions."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from gemmtune.perf_gate.statistics import Estimate, Rule, Verdict, bounds, judge, student_quantile
+from gemmtune.perf_gate.statistics import Decision, Estimate, Rule, bounds, judge, student_quantile
 
 RULE = Rule()
 
@@ -71,26 +71,26 @@ EQUAL, SLOW, FAST = around(0.0), around(0.05), around(-0.05)
 
 
 @pytest.mark.parametrize(
-    ("batches", "verdict", "reason"),
+    ("batches", "decision", "reason"),
     [
-        ([EQUAL], Verdict.PASS, ""),
-        ([EQUAL, EQUAL], Verdict.PASS, ""),
-        ([SLOW], Verdict.INCONCLUSIVE, "slower in one batch, which a second one must confirm"),
-        ([SLOW, SLOW], Verdict.REGRESSED, ""),
-        ([SLOW, EQUAL], Verdict.INCONCLUSIVE, "the batches disagree"),
-        ([EQUAL, SLOW], Verdict.INCONCLUSIVE, "the batches disagree"),
-        ([FAST], Verdict.INCONCLUSIVE, "faster in one batch, which a second one must confirm"),
-        ([FAST, FAST], Verdict.IMPROVED, ""),
-        ([FAST, EQUAL], Verdict.PASS, ""),
-        ([around(0.015), around(0.015)], Verdict.PASS, ""),
-        ([around(0.03), around(0.03)], Verdict.REGRESSED, ""),
-        ([around(0.0, 0.05)], Verdict.INCONCLUSIVE, "noise of ±12.8% cannot exclude a slow-down of 5%, nor prove one"),
-        ([around(-0.3, 0.05), around(-0.3, 0.05)], Verdict.IMPROVED, ""),
+        ([EQUAL], Decision.PASS, ""),
+        ([EQUAL, EQUAL], Decision.PASS, ""),
+        ([SLOW], Decision.INCONCLUSIVE, "slower in one batch, which a second one must confirm"),
+        ([SLOW, SLOW], Decision.REGRESSED, ""),
+        ([SLOW, EQUAL], Decision.INCONCLUSIVE, "the batches disagree"),
+        ([EQUAL, SLOW], Decision.INCONCLUSIVE, "the batches disagree"),
+        ([FAST], Decision.INCONCLUSIVE, "faster in one batch, which a second one must confirm"),
+        ([FAST, FAST], Decision.IMPROVED, ""),
+        ([FAST, EQUAL], Decision.PASS, ""),
+        ([around(0.015), around(0.015)], Decision.PASS, ""),
+        ([around(0.03), around(0.03)], Decision.REGRESSED, ""),
+        ([around(0.0, 0.05)], Decision.INCONCLUSIVE, "noise of ±12.8% cannot exclude a slow-down of 5%, nor prove one"),
+        ([around(-0.3, 0.05), around(-0.3, 0.05)], Decision.IMPROVED, ""),
     ],
 )
-def test_judge(batches, verdict, reason):
+def test_judge(batches, decision, reason):
     found = judge(batches, RULE)
-    assert (found.verdict, found.reason) == (verdict, reason)
+    assert (found.decision, found.reason) == (decision, reason)
     assert found.bounds is not None
     assert found.bounds.log_ratio == pytest.approx(sum(map(sum, batches)) / sum(map(len, batches)))
 
@@ -99,11 +99,11 @@ def test_judge_against_a_baseline():
     """Check that 30% faster than torch is no success if it was 40% before."""
     before = Estimate(mean=math.log(0.6), spread=0.003, count=14)
     now = around(math.log(0.7))
-    assert judge([now, now], RULE).verdict is Verdict.IMPROVED
-    assert judge([now, now], RULE, before).verdict is Verdict.REGRESSED
-    assert judge([around(math.log(0.6))], RULE, before).verdict is Verdict.PASS
+    assert judge([now, now], RULE).decision is Decision.IMPROVED
+    assert judge([now, now], RULE, before).decision is Decision.REGRESSED
+    assert judge([around(math.log(0.6))], RULE, before).decision is Decision.PASS
 
 
 def test_judge_allows_for_a_noisy_baseline():
     before = Estimate(mean=0.0, spread=0.05, count=3)
-    assert judge([SLOW, SLOW], RULE, before).verdict is Verdict.INCONCLUSIVE
+    assert judge([SLOW, SLOW], RULE, before).decision is Decision.INCONCLUSIVE

@@ -223,9 +223,9 @@ def test_default_tables_of_gpus(made_for):
     assert (table.lo, table.hi) == (1, predicted.ROWS[-1])
     model = predictor.shipped_predictor()
     for x in table.segments:
-        made = named_choice(x.name, x.backend, tables["mm"][0].work.rows_class.at(x.anchor), H100, GPU_BACKENDS)
+        made = named_choice(x.name, x.backend, tables["mm"][0].work.rows_class.at(x.sampled_m), H100, GPU_BACKENDS)
         assert x.backend == "aten" or made.content_hash == x.content_hash
-        assert x.backend == "aten" or model.portfolios["dense"].supports(x.name, dense(x.anchor))
+        assert x.backend == "aten" or model.portfolios["dense"].supports(x.name, dense(x.sampled_m))
     assert tables["mixed_mm"][0].origin.startswith("shipped ")
     assert made_for([few_bits(n=5120, k=5120)], H100)["mixed_mm"][0].origin.startswith("predicted ")
     assert made_for([dense()], UNKNOWN) == {}

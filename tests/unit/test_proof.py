@@ -286,7 +286,7 @@ def test_a_segment_has_the_time_of_the_last_sample_inside() -> None:
     work = work_of({2: {"x": 1.0, "y": 8.0}, 4: {"x": 2.0}, 8: {"x": 3.0}})
     found = segment_of(work, "x", 2, 7)
     assert (found.lo, found.hi, found.name, found.content_hash) == (2, 7, "x", "fake-x")
-    assert (found.anchor, found.time_us, found.checked) == (2, 2.0, ())
+    assert (found.sampled_m, found.time_us, found.checked) == (2, 2.0, ())
     assert [segment_of(work, "x", lo, hi).time_us for lo, hi in ((8, 20), (1, 2), (5, 7), (4, 8))] == [3.0, 1.0, 1.0, 3.0]
     assert segment_of(work, "y", 3, 9).time_us == 8.0
 
@@ -347,7 +347,7 @@ def test_ready_choices_are_limited_for_each_backend(monkeypatch: pytest.MonkeyPa
 
 
 def segment(lo: int, hi: int, name: str) -> Segment:
-    return Segment(lo=lo, hi=hi, name=name, backend="fake", content_hash=f"fake-{name}", anchor=lo)
+    return Segment(lo=lo, hi=hi, name=name, backend="fake", content_hash=f"fake-{name}", sampled_m=lo)
 
 
 def test_replaces_an_illegal_choice_by_the_fastest_at_the_nearest_sample() -> None:

@@ -213,7 +213,7 @@ class Told(Progress):
 def test_progress_reports_every_stage(backend: RowedBackend):
     listener = Told()
     (result,) = gemmtune.tune(problem(2), m=range(1, 65), progress=listener)
-    tuned = [x.problem.m for x in result.anchors]
+    tuned = [x.problem.m for x in result.tuned_results]
     between = [m for m in sampled_rows(range(1, 65), lambda m: True) if m not in tuned]
     assert tuned == [1, 8, 64]
     assert listener.events == [
@@ -348,7 +348,7 @@ def test_an_offer_for_one_sampled_m_competes_at_its_neighbours(backend: RowedBac
     monkeypatch.setattr(offers, "load", lambda name: {"triton": backend, "cublaslt": library}.get(name, absent))
     result = tuned(range(64, 257))
     assert intervals(result) == [(64, 100, "narrow"), (101, 256, "high")]
-    assert result.table.segments[0].anchor in range(66, 74), "where it will be found again"
+    assert result.table.segments[0].sampled_m in range(66, 74), "where it will be found again"
     asked.clear()
     assert call(90) == "fake:narrow"
     assert asked == [("cublaslt",)], "of the others nothing is enumerated"

@@ -155,8 +155,8 @@ def test_results_of_the_benchmark(tmp_path, name):
 
 def test_a_table_has_a_bar_of_its_segments(own_store, tmp_path):
     segments = (
-        Segment(lo=1, hi=16, name="triton:a", backend="triton", content_hash="a", anchor=1),
-        Segment(lo=17, hi=64, name="aten:mm", backend="aten", content_hash="b", anchor=32),
+        Segment(lo=1, hi=16, name="triton:a", backend="triton", content_hash="a", sampled_m=1),
+        Segment(lo=17, hi=64, name="aten:mm", backend="aten", content_hash="b", sampled_m=32),
     )
     store = Store.open(own_store)
     store.put_ranged(Ranged(key=KEYS[0], fingerprint=MACHINES[0], kind=TABLE, value=Table(segments=segments, seed=0).to_json()))

@@ -20,7 +20,7 @@ from gemmtune.store.ranged import Ranged
 
 
 def segment(lo: int, hi: int, name: str = "x", **fields: object) -> Segment:
-    return Segment(lo=lo, hi=hi, name=name, backend="fake", content_hash=f"hash of {name}", anchor=lo, **fields)  # type: ignore[arg-type]
+    return Segment(lo=lo, hi=hi, name=name, backend="fake", content_hash=f"hash of {name}", sampled_m=lo, **fields)  # type: ignore[arg-type]
 
 
 def test_the_segment_of_an_m():
@@ -90,7 +90,7 @@ def test_equal_neighbours_are_merged():
     assert (first.lo, first.hi, first.checked) == (1, 6, (1, 5, 6))
     assert [(x.lo, x.hi) for x in rest] == [(7, 7), (9, 9)], "there is a gap between these"
     last = merged((segment(1, 4), segment(5, 6, "y"), segment(7, 8, "y")))
-    assert [(x.lo, x.hi, x.anchor) for x in last] == [(1, 4, 1), (5, 8, 5)]
+    assert [(x.lo, x.hi, x.sampled_m) for x in last] == [(1, 4, 1), (5, 8, 5)]
 
 
 def test_samples_powers_middles_ends_and_recorded_ms():

@@ -37,7 +37,6 @@ from gemmtune.selector.recheck import AFTER
 from gemmtune.selector.remote import RemoteSession, measuring_kind, open_session
 from gemmtune.selector.samples import Ranking, Sample, failure_of
 from gemmtune.selector.session import Session
-from gemmtune.selector.verify import Verification
 from gemmtune.settings import Settings, use
 from gemmtune.timing.conditions import device_to_itself
 from gemmtune.timing.rounds import Ranked
@@ -288,7 +287,7 @@ def test_operands_are_made_once_except_for_groups(settings: Settings, monkeypatc
     made: list[tuple[str, int]] = []
 
     def spy(kind: str) -> Any:
-        verdict = Verification(status=Status.OK, error_over_bound=0.0)
+        verdict = Sample(status=Status.OK, error_over_bound=0.0)
         return lambda problem, _: made.append((kind, problem.m)) or types.SimpleNamespace(check=lambda *_: verdict)
 
     monkeypatch.setattr(sessions, "RowsVerifier", spy("all"))
@@ -391,6 +390,7 @@ def test_final_rounds_on_a_gpu_start_at_sustained_clocks(
         played.append(words | {"sampled": {name: x.taken for name, x in contenders.items()}})
         return {}
 
+    monkeypatch.setattr(sessions, "CPU_ROUNDS", 2.5)
     for name in ("conditions", "device_to_itself"):
         monkeypatch.setattr(sessions, name, lambda *_: contextlib.nullcontext())
     monkeypatch.setattr(sessions, "Timer", lambda *_, **__: types.SimpleNamespace(contender=contender))

@@ -16,8 +16,8 @@ MOST_LINES, MOST_WIDE = 20, 400
 """Maximum lines and characters of an error message of a GEMM. Some contain the whole output of a compiler."""
 
 
-class Verdict(StrEnum):
-    """Verdict on a case. PASSED and FAILED judge a result. The others mean that there is none, and all but REFUSED are failures."""
+class CaseStatus(StrEnum):
+    """Status of a case. PASSED and FAILED judge a result. The others mean that there is none, and all but REFUSED are failures."""
 
     PASSED = "passed"
     FAILED = "failed"
@@ -31,8 +31,8 @@ class Verdict(StrEnum):
 
     @property
     def bad(self) -> bool:
-        """True if the verdict counts against the GEMM."""
-        return self not in (Verdict.PASSED, Verdict.REFUSED)
+        """True if the status counts against the GEMM."""
+        return self not in (CaseStatus.PASSED, CaseStatus.REFUSED)
 
 
 def error_text(error: Exception) -> str:
@@ -79,10 +79,10 @@ class Failure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """A case with its verdict. ``error_over_bound`` is the largest error as a fraction of the bound, if there was a bound."""
+    """A case with its status. ``error_over_bound`` is the largest error as a fraction of the bound, if there was a bound."""
 
     case: Case
-    verdict: Verdict
+    status: CaseStatus
     failures: tuple[Failure, ...] = ()
     reason: str = ""
     """Reason of a refusal, an error, a crash or a time-out."""
@@ -94,7 +94,8 @@ class Outcome:
 
     def as_json(self) -> dict[str, Any]:
         """Return plain values, with the id of the case."""
-        return dataclasses.asdict(self) | {"case": self.case.id, "property": self.case.property_name}
+        values = dataclasses.asdict(self)
+        return values | {"case": self.case.id, "verdict": values.pop("status"), "property": self.case.property_name}
 
 
 MOST_CELLS = 64
@@ -133,17 +134,17 @@ class Record:
     @property
     def executed(self) -> bool:
         """True if the GEMM was called and did not refuse."""
-        return self.outcome is not None and self.outcome.verdict is not Verdict.REFUSED and not self.sanitized
+        return self.outcome is not None and self.outcome.status is not CaseStatus.REFUSED and not self.sanitized
 
     @property
     def refused(self) -> bool:
         """True if the GEMM refused the case."""
-        return self.outcome is not None and self.outcome.verdict is Verdict.REFUSED
+        return self.outcome is not None and self.outcome.status is CaseStatus.REFUSED
 
     @property
     def bad(self) -> bool:
         """True if the case failed, known or not."""
-        return self.outcome is not None and self.outcome.verdict.bad
+        return self.outcome is not None and self.outcome.status.bad
 
     @property
     def failed(self) -> bool:
@@ -158,4 +159,4 @@ class Record:
     @property
     def surprise(self) -> bool:
         """True if the case is listed as a known failure, but passed."""
-        return self.known is not None and self.outcome is not None and self.outcome.verdict is Verdict.PASSED
+        return self.known is not None and self.outcome is not None and self.outcome.status is CaseStatus.PASSED

@@ -87,7 +87,7 @@ def _failures(summary: Summary, group: FailureGroup) -> list[dict[str, Any]]:
             "case": record.case.id,
             "property": failure.property_name,
             "looks_like": group.looks_like,
-            "verdict": record.outcome.verdict if record.outcome else None,
+            "verdict": record.outcome.status if record.outcome else None,
             "choice": record.outcome.choice if record.outcome else "",
             "tiles": {str(tile): places for tile, places in tile_places(failure.index).items()} if failure.index else None,
             "drawn": record.drawn,

@@ -1,4 +1,4 @@
-"""Findings of a run as data: a verdict for each property, failures grouped by their likely bug, an exit status."""
+"""Findings of a run as data: a standing for each property, failures grouped by their likely bug, an exit status."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from operator import attrgetter
 import torch
 
 from ...version import __version__
-from ..bench.outcome import Failure, Record, Verdict
+from ..bench.outcome import CaseStatus, Failure, Record
 from ..cases.case import Case
 from ..diagnose import kind_of
 from ..properties.table import PROPERTIES
@@ -22,14 +22,18 @@ from ..runs.run import PAST_TIME, Run
 
 TILES = (16, 32, 64, 128)
 """Sizes of tiles in which a wrong element is located."""
-_SORTS = {Verdict.CRASHED: "the process died", Verdict.TIMED_OUT: "no answer in time", Verdict.RAISED: "an error is raised"}
+_SORTS = {
+    CaseStatus.CRASHED: "the process died",
+    CaseStatus.TIMED_OUT: "no answer in time",
+    CaseStatus.RAISED: "an error is raised",
+}
 UNKNOWN = "wrong values like no known bug"
 UNEXAMINED = "wrong as well, not examined further"
 NOT_ASKED = "not asked for"
 
 
 class Standing(StrEnum):
-    """Verdict on one property or on the whole run."""
+    """Standing of one property or on the whole run."""
 
     CONFORMS = "CONFORMS"
     FAILS = "FAILS"
@@ -38,7 +42,7 @@ class Standing(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PropertySummary:
-    """Results of one property: its verdict and how many of its cases were executed, refused by the GEMM, or not run.
+    """Results of one property: its standing and how many of its cases were executed, refused by the GEMM, or not run.
 
     ``failed`` counts the cases that violate the property, including cases of other properties.
     """
@@ -130,7 +134,7 @@ class Summary:
 
     @property
     def standing(self) -> Standing:
-        """Verdict of the run: NOT TESTED if nothing ran, or if the run was interrupted before any failure."""
+        """Standing of the run: NOT TESTED if nothing ran, or if the run was interrupted before any failure."""
         if not (self.executed or self.sanitized) or (self.interrupted and not self.failed):
             return Standing.NOT_TESTED
         return Standing.FAILS if self.failed or self.complaints else Standing.CONFORMS
@@ -262,7 +266,7 @@ def _groups(records: Sequence[Record]) -> list[FailureGroup]:
     larger cases identify. A bug can only be chosen if it is the likely bug of some failure.
     """
     remaining = [
-        (record, failure, tuple(kind_of(text) for text in (_looks_like(record.outcome.verdict, failure), *failure.also)))
+        (record, failure, tuple(kind_of(text) for text in (_looks_like(record.outcome.status, failure), *failure.also)))
         for record in records
         if record.failed and record.outcome is not None
         for failure in _violations(record).values()
@@ -276,15 +280,15 @@ def _groups(records: Sequence[Record]) -> list[FailureGroup]:
         same.sort(key=lambda x: (x[2][0] != kind, _size(x[0].case)))
         remaining = [x for x in remaining if kind not in x[2]]
         first, failure, _ = same[0]
-        verdict = first.outcome.verdict if first.outcome is not None else Verdict.FAILED
-        groups.append(FailureGroup(looks_like=_looks_like(verdict, failure), found=tuple((r, f) for r, f, _ in same)))
+        status = first.outcome.status if first.outcome is not None else CaseStatus.FAILED
+        groups.append(FailureGroup(looks_like=_looks_like(status, failure), found=tuple((r, f) for r, f, _ in same)))
     return sorted(groups, key=lambda group: (group.looks_like in (UNKNOWN, UNEXAMINED), -group.cases))
 
 
-def _looks_like(verdict: Verdict, failure: Failure) -> str:
+def _looks_like(status: CaseStatus, failure: Failure) -> str:
     """Return the diagnosis. Without one, return the fate of the process or the first line of the message."""
-    if failure.diagnosis or verdict in _SORTS:
-        return failure.diagnosis or _SORTS[verdict]
+    if failure.diagnosis or status in _SORTS:
+        return failure.diagnosis or _SORTS[status]
     if not failure.examined:
         return UNEXAMINED
     return UNKNOWN if failure.index is not None else failure.message.splitlines()[0]

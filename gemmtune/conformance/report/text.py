@@ -1,4 +1,4 @@
-"""A run as text for a terminal or an HTML page: the GEMM, verdicts, failures, next steps."""
+"""A run as text for a terminal or an HTML page: the GEMM, standings, failures, next steps."""
 
 from __future__ import annotations
 
@@ -148,8 +148,8 @@ def _table(properties: tuple[PropertySummary, ...], *, page: bool) -> TextTable:
         columns["error / bound"] = ["" if x is None else "> 1" if x > 1 else f"{x:.2f}" for x in errors]
     table = TextTable(texts=("property", "meaning"), numbers=tuple(columns), last="verdict", optional=() if page else ("meaning",))
     for p, *numbers in zip(properties, *columns.values(), strict=True):
-        verdict = f"{p.standing}: {_short(p.reason)}" if p.reason else str(p.standing)
-        table.add_row(_line(p.name), _line(p.meaning), *numbers, _line(verdict, _STYLES[p.standing]))
+        standing = f"{p.standing}: {_short(p.reason)}" if p.reason else str(p.standing)
+        table.add_row(_line(p.name), _line(p.meaning), *numbers, _line(standing, _STYLES[p.standing]))
     return table
 
 

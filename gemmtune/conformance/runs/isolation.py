@@ -20,7 +20,7 @@ from ...untrusted.target import Target, roots_of
 from ...workers.worker import Worker, WorkerCrashed, WorkerTimedOut
 from ..bench.bench import Bench
 from ..bench.expected import NoResult
-from ..bench.outcome import Failure, Outcome, Verdict
+from ..bench.outcome import CaseStatus, Failure, Outcome
 from ..cases.case import Case
 from ..cases.scope import Scope
 from ..properties.table import property_named
@@ -92,14 +92,14 @@ class IsolatedRunner:
             raise SubjectError(f"{self._spec.target}: the process that imported it: {error}") from error
 
     def run(self, case: Case, *, examine: bool = True) -> Outcome:
-        """Run one case. A crash or hang of the worker becomes the verdict. Without ``examine``, nothing is diagnosed."""
+        """Run one case. A crash or hang of the worker becomes the status. Without ``examine``, nothing is diagnosed."""
         try:
             outcome = self._ready().call(_job, self._spec, case, self._device, examine, timeout_s=self._timeout_s)
         except WorkerTimedOut as error:
-            return _bad(case, Verdict.TIMED_OUT, str(error))
+            return _bad(case, CaseStatus.TIMED_OUT, str(error))
         except WorkerCrashed as error:
-            return _bad(case, Verdict.CRASHED, str(error))
-        if outcome.verdict is Verdict.CRASHED:  # the CUDA context is unusable
+            return _bad(case, CaseStatus.CRASHED, str(error))
+        if outcome.status is CaseStatus.CRASHED:  # the CUDA context is unusable
             self.close()
         return outcome
 
@@ -148,7 +148,7 @@ class UntrustedRunner:
         try:
             outcome = judge(self._subject, case, self._candidate.device, examine=examine)
         except CandidateEnded as error:
-            return _bad(case, Verdict.TIMED_OUT if error.kind is Conduct.HUNG else Verdict.CRASHED, str(error))
+            return _bad(case, CaseStatus.TIMED_OUT if error.kind is Conduct.HUNG else CaseStatus.CRASHED, str(error))
         return outcome
 
     def close(self) -> None:
@@ -186,14 +186,14 @@ def _job(spec: SubjectSpec, case: Case, device: str, examine: bool) -> Outcome:
     except Exception as error:
         reason = f"{type(error).__name__}: {error}"
         if is_fatal(error):
-            return _bad(case, Verdict.CRASHED, reason)
+            return _bad(case, CaseStatus.CRASHED, reason)
         if isinstance(error, GemmtuneError):
             raise
-        return _bad(case, Verdict.RAISED, reason)
+        return _bad(case, CaseStatus.RAISED, reason)
 
 
-def _bad(case: Case, verdict: Verdict, reason: str) -> Outcome:
-    return Outcome(case=case, verdict=verdict, reason=reason, failures=(Failure(property_name=case.property_name, message=reason),))
+def _bad(case: Case, status: CaseStatus, reason: str) -> Outcome:
+    return Outcome(case=case, status=status, reason=reason, failures=(Failure(property_name=case.property_name, message=reason),))
 
 
 def judge(subject: Subject, case: Case, device: torch.device, *, examine: bool = True) -> Outcome:
@@ -205,23 +205,23 @@ def judge(subject: Subject, case: Case, device: torch.device, *, examine: bool =
     started = time.perf_counter()
     scope = Scope(traits=subject.traits, device_type=device.type)
     bench = Bench(subject, case, device, examine=examine)
-    verdict, reason = Verdict.PASSED, ""
+    status, reason = CaseStatus.PASSED, ""
     try:
         with subject.conditions(bench.problem), contextlib.suppress(NoResult):
             property_named(case.property_name).check(bench)
     except Refused as refusal:
-        verdict = Verdict.REFUSED if scope.may_refuse(case) else Verdict.RAISED
+        status = CaseStatus.REFUSED if scope.may_refuse(case) else CaseStatus.RAISED
         reason = str(refusal)
     except Impossible as obstacle:
-        verdict, reason = Verdict.REFUSED, f"not possible here: {obstacle}"
+        status, reason = CaseStatus.REFUSED, f"not possible here: {obstacle}"
     failures = tuple(bench.failures)
-    if verdict is Verdict.RAISED:
+    if status is CaseStatus.RAISED:
         failures += (Failure(property_name=case.property_name, message=f"raised for what it declares: {reason}"),)
     elif failures:
-        verdict = Verdict.FAILED
+        status = CaseStatus.FAILED
     return Outcome(
         case=case,
-        verdict=verdict,
+        status=status,
         failures=failures,
         reason=reason,
         choice=bench.choice,

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from ...declaration.subject import SubjectSpec
 from ...errors import GemmtuneError
-from ..bench.outcome import Verdict
+from ..bench.outcome import CaseStatus
 from ..cases.case import Case
 from .isolation import InProcessRunner
 
@@ -37,7 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for case in cases:
             outcome = runner.run(case)
             print(json.dumps(outcome.as_json()), flush=True)
-            if outcome.verdict is Verdict.CRASHED:
+            if outcome.status is CaseStatus.CRASHED:
                 return 1
     except (GemmtuneError, ValueError) as error:
         print(error, file=sys.stderr)

@@ -14,7 +14,7 @@ import torch
 from ... import settings
 from ...device import detect
 from ...errors import ConformanceError, SubjectError
-from ..bench.outcome import Record, Verdict
+from ..bench.outcome import CaseStatus, Record
 from ..cases.case import Case
 from ..cases.sampling import sample_order
 from ..cases.scope import Level, Scope
@@ -24,7 +24,7 @@ from ..properties.table import PROPERTIES
 from .files import CaseList, cases_to_repeat
 from .isolation import Ground, InProcessRunner, IsolatedRunner, Runner, UntrustedRunner
 
-COSTS = {Verdict.CRASHED: 1, Verdict.TIMED_OUT: 5}
+COSTS = {CaseStatus.CRASHED: 1, CaseStatus.TIMED_OUT: 5}
 """Cost of a bad case. A crash costs a worker process, and a hang the time limit of a case as well."""
 MOST_COSTS = 20
 """Cost at which the remaining cases of a property are not run."""
@@ -220,8 +220,8 @@ class Run:
             self._runner = runner_for(self.options, self.ground.device)
         sorts = (case.property_name, (case.op, case.dtype))
         outcome = self._runner.run(case, examine=bool(self._repeated) or any(self._examined[sort] < EXAMINED for sort in sorts))
-        self._costs[case.property_name] += COSTS.get(outcome.verdict, 0)
-        self._examined.update(sorts if outcome.verdict is Verdict.FAILED else ())
+        self._costs[case.property_name] += COSTS.get(outcome.status, 0)
+        self._examined.update(sorts if outcome.status is CaseStatus.FAILED else ())
         return Record(case=case, outcome=outcome, known=self.xfails.reason(case.id), drawn=drawn)
 
     def established(self, property_name: str) -> bool:

@@ -22,7 +22,7 @@ from pathlib import Path
 
 from ...declaration.subject import SubjectSpec
 from ...errors import UnavailableError
-from ..bench.outcome import Failure, Verdict
+from ..bench.outcome import CaseStatus, Failure
 from ..cases.case import Case
 from ..cases.scope import Level, Scope
 from ..properties.table import property_named
@@ -154,10 +154,10 @@ def _run(
         ]  # fmt: skip
         printed, complaints = _completed(command, timeout_s)
         report = log.read_text(errors="replace") if log.exists() else ""
-    verdicts = [Verdict(json.loads(line)["verdict"]) for line in printed.splitlines() if line.startswith("{")]
-    executed = sum(verdict not in (Verdict.REFUSED, Verdict.RAISED) for verdict in verdicts)
+    statuses = [CaseStatus(json.loads(line)["verdict"]) for line in printed.splitlines() if line.startswith("{")]
+    executed = sum(status not in (CaseStatus.REFUSED, CaseStatus.RAISED) for status in statuses)
     counts = [int(count) for count in _SUMMARY.findall(report)]
-    if not counts or not verdicts:
+    if not counts or not statuses:
         end = " | ".join(" ".join((report + "\n" + printed + "\n" + complaints).split("\n")).split(_PREFIX)[-4:])
         raise UnavailableError(f"sanitize: {' '.join(sanitizer)} did not run the cases: {' '.join(end.split())[-600:]}")
     return executed, (_messages(report) or [f"{sum(counts)} errors"]) if any(counts) else []

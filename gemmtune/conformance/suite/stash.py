@@ -68,7 +68,7 @@ def settle(options: RunOptions, records: list[Record]) -> None:
 def _failure_text(options: RunOptions, record: Record) -> str:
     if record.surprise or record.outcome is None:
         return f"{record.case.id} is listed as known to fail ({record.known}), but passes: remove the line"
-    lines = [f"{record.case.id}: {record.outcome.verdict}" + (f", choice {record.outcome.choice}" if record.outcome.choice else "")]
+    lines = [f"{record.case.id}: {record.outcome.status}" + (f", choice {record.outcome.choice}" if record.outcome.choice else "")]
     for failure in record.outcome.failures:
         lines.append(f"  {failure.property_name}: {failure.message}")
         lines += [f"    looks like: {failure.diagnosis}"] if failure.diagnosis else []

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from ..bench.outcome import Outcome, Record, Verdict
+from ..bench.outcome import CaseStatus, Outcome, Record
 from ..cases.case import Case
 from ..properties.property import Property
 from ..runs.matrices import matrix
@@ -32,7 +32,7 @@ def test_sanitizer(gemm_sanitized: tuple[Case, ...], gemm_run: Run, request: pyt
     records = [
         Record(
             case=(case := finding.case or gemm_sanitized[0]),
-            outcome=Outcome(case=case, verdict=Verdict.FAILED, failures=(finding.failure,)),
+            outcome=Outcome(case=case, status=CaseStatus.FAILED, failures=(finding.failure,)),
             known=gemm_run.xfails.reason(case.id),
             sanitized=True,
         )

@@ -14,6 +14,10 @@ from ...problem import Problem
 
 Taken = Literal["", "alone", "fused", "joined"]
 """How a GEMM is rewritten. Empty if torch's node stays."""
+GemmPair = tuple[Problem, Problem | None]
+"""A GEMM alone, and with the epilogue that may be fused into it."""
+WholeAndParts = tuple[Problem, tuple[GemmPair, ...]]
+"""A product of all columns, and its separate products. An epilogue that two of them share belongs to the first."""
 _CAPACITY = 1024
 _graphs: deque[Graph] = deque(maxlen=_CAPACITY)
 """The graphs that were compiled last."""

@@ -18,8 +18,8 @@ from ...store.store import open_store
 from ..measured import without_epilogue
 from .horizontal import HorizontalFusion
 from .products import Product
-from .report import Decision
-from .stored_decisions import GemmPair, StoredDecisions, WholeAndParts
+from .report import Decision, GemmPair, WholeAndParts
+from .stored_decisions import StoredDecisions
 from .threads import in_a_thread
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,15 +28,11 @@ from ...timing import neighbours
 from ...timing.rounds import TIE, tie
 from ..measured import candidates_in_models, in_models, inductor_overlaps, tune_products
 from .planned_horizontal import gathered_roles
-from .report import Decision, Taken
+from .report import Decision, GemmPair, Taken, WholeAndParts
 from .variants import BACKEND_NAME, CompiledVariant, GraphVariant, HorizontalVariant, VariantName
 
 APART = 0.05
 """Fraction by which the times of one kernel differ between two sessions, because clocks drift."""
-GemmPair = tuple[Problem, Problem | None]
-"""A GEMM alone, and with the epilogue that may be fused into it."""
-WholeAndParts = tuple[Problem, tuple[GemmPair, ...]]
-"""A product of all columns, and its separate products. An epilogue that two of them share belongs to the first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,11 +76,10 @@ class StoredDecisions:
         for problem, taken in ways:
             table = self._table(problem) if problem is not None else None
             if table is not None:
-                ours = any(not x.name.startswith("aten:") for x in table.segments)
                 reason = f"by the table of M = {table.lo}..{table.hi}"
-                return (
-                    Decision(taken=taken, reason=reason) if ours else Decision(taken="", reason=f"torch's own is as fast {reason}")
-                )
+                if all(x.name.startswith("aten:") for x in table.segments):
+                    return Decision(taken="", reason=f"torch's own is as fast {reason}")
+                return Decision(taken=taken, reason=reason)
         return None
 
     def _table(self, problem: Problem) -> Table | None:
@@ -148,11 +143,11 @@ class StoredDecisions:
             ranking = session.rank(variants)
         ranked = ranking.times
         why = neighbours.disturbance(self.device, ranking.seen, min((x.spread for x in ranked.values()), default=0.0))
-        measured_at = now()
-        rows = [
+        key, fingerprint, measured_at = _key(problem), fingerprint_text(self.device, self.settings.timing), now()
+        self.store.put(
             Row(
-                key=_key(problem),
-                fingerprint=fingerprint_text(self.device, self.settings.timing),
+                key=key,
+                fingerprint=fingerprint,
                 name=variant.name,
                 backend=BACKEND_NAME,
                 content_hash=variant.content_hash,
@@ -164,8 +159,7 @@ class StoredDecisions:
                 measured_at=measured_at,
             )
             for variant in variants
-        ]
-        self.store.put(rows)
+        )
 
     def _is_complete(self, problem: Problem) -> bool:
         """Return True if every candidate was measured, with the timing mode for models.
@@ -271,31 +265,31 @@ class StoredDecisions:
         name = f"{BACKEND_NAME}:{variant}{behind}"
         return {"name": name, "backend": BACKEND_NAME, "problem": problem, "claims": claims, "variant": variant, "runs": hashes}
 
+    def _rows(self, problem: Problem) -> Mapping[str, Row]:
+        return self.store.rows(_key(problem), fingerprint_text(self.device, self.settings.timing))
+
     def _is_measured(self, fused: Problem, variants: Iterable[GraphVariant]) -> bool:
         """Return True if the store has a time or a failure for each variant."""
-        rows = self.store.rows(_key(fused), fingerprint_text(self.device, self.settings.timing))
+        rows = self._rows(fused)
         return all(variant.content_hash in rows for variant in variants)
 
     def _disturbance(self, problem: Problem, variants: Sequence[GraphVariant]) -> str:
         """Return the disturbance of the variants' measurement by other work on the machine; empty if none was seen."""
-        rows = self.store.rows(_key(problem), fingerprint_text(self.device, self.settings.timing))
+        rows = self._rows(problem)
         found = (rows[x.content_hash].info.get(DISTURBED) for x in variants if x.content_hash in rows)
         return next((str(why) for why in found if why), "")
 
     def _disturbed(self, problem: Problem) -> str:
         """Return the disturbance of the pick's measurement, or of torch's."""
         candidates = self._candidates(problem)
-        pick = candidates.picked
-        of_pick = [candidates.known[pick.content_hash]] if pick is not None else []
-        found = (o.disturbed for o in (*of_pick, *(o for o in candidates.known.values() if o.baseline)))
-        return next((why for why in found if why), "")
+        digest = candidates.picked.content_hash if candidates.picked is not None else None
+        ordered = sorted(candidates.known.items(), key=lambda item: item[0] != digest)  # the pick first
+        return next((o.disturbed for name, o in ordered if (name == digest or o.baseline) and o.disturbed), "")
 
     def _times(self, fused: Problem, variants: Sequence[GraphVariant]) -> dict[VariantName, float]:
         """Return the variants' stored times from one measurement: the last one that included the first variant."""
-        rows = self.store.rows(_key(fused), fingerprint_text(self.device, self.settings.timing))
-        found = {
-            variant.variant: row for variant in variants if (row := rows.get(variant.content_hash)) is not None and row.time_us
-        }
+        rows = self._rows(fused)
+        found = {x.variant: row for x in variants if (row := rows.get(x.content_hash)) is not None and row.time_us}
         first = variants[0].variant
         begun = found[first].measured_at if first in found else ""
         return {variant: row.time_us for variant, row in found.items() if row.measured_at == begun and row.time_us}

@@ -52,7 +52,6 @@ class GraphVariant(Choice):
 
     @property
     def content_hash(self) -> str:
-        """Hash of the variant and the choices that it runs."""
         return hashlib.sha256(json.dumps([self.name, self.runs, self.overlapping]).encode()).hexdigest()
 
 
@@ -106,7 +105,6 @@ class CompiledVariant(GraphVariant):
     alone: Problem
 
     def bind(self, loaded: None) -> Kernel:  # noqa: ARG002 - there is nothing to load
-        """Return the kernel. Inductor compiles it unless its cache has it."""
         problem = self.problem
         index = torch.cuda.current_device() if problem.device_type == "cuda" else -1
         if self.variant == "fused":
