@@ -124,6 +124,13 @@ SHAPES: tuple[Shape, ...] = (
 Most have as many stages as fit with two blocks per multiprocessor, so that a launch can start while the previous one ends. Others
 have twice the bytes, for long parts of K, or if several blocks must release a stage before it is refilled.
 """
+ONE_RUN: tuple[Shape, ...] = tuple(
+    shape
+    for tiles in ((1, 1), (1, 2), (2, 1))
+    for size in ((64, 16, 128, 10), (64, 32, 128, 8), (64, 64, 128, 6))
+    for shape in _shapes(*size, 1, tiles=tiles)
+)
+"""Shapes that sum K in one run, for batch invariance. A multiprocessor has one block, with as many bytes in flight as fit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -31,7 +31,7 @@ from ..kernel import (
     scalars_of,
     values_of,
 )
-from .configs import Config, clusters_of, grid_of, why_not_config
+from .configs import ONE_RUN, Config, clusters_of, grid_of, why_not_config
 from .rank import candidates, cluster_counts, estimate_us, why_not_likely
 
 PATIENCE = 40
@@ -118,6 +118,10 @@ class Cluster(Family[Config]):
         for count in cluster_counts(config.shape, clusters_of(problem, config), problem, device):
             if count != config.clusters_per_tile:
                 yield dataclasses.replace(config, clusters_per_tile=count)
+
+    def likeliest(self, problem: Problem, device: DeviceInfo, ordered: Sequence[Config], count: int | None) -> list[Config]:
+        """Return the likely configs. Only an exhaustive search, and batch invariance, try those with one run of K."""
+        return super().likeliest(problem, device, [x for x in ordered if count is None or x.shape not in ONE_RUN], count)
 
     def claims(self, problem: Problem, config: Config) -> Claims:  # noqa: ARG002 - the same for all problems
         return float32_sums(splits=config.parts)

@@ -10,7 +10,7 @@ import dataclasses
 from ....device import DeviceInfo
 from ....problem import Problem
 from ..hopper import clusters_at_a_time
-from .configs import SHAPES, Config, Shape, clusters_of, tiles_of
+from .configs import ONE_RUN, SHAPES, Config, Shape, clusters_of, tiles_of
 
 LAUNCH_US = 2.4
 DRAM_GBPS = 4300.0
@@ -103,8 +103,13 @@ def estimate_us(problem: Problem, device: DeviceInfo, config: Config) -> float:
 
 
 def candidates(problem: Problem, device: DeviceInfo) -> list[Config]:
-    """Return every shape with and without ``swap_ab``, with the likeliest number of clusters per tile, best first."""
-    found = [_filled(shape, problem, device, swap_ab=swap_ab) for shape in SHAPES for swap_ab in (False, True)]
+    """Return every shape with and without ``swap_ab``, with the likeliest number of clusters per tile, best first.
+
+    The shapes of ONE_RUN have one cluster per tile.
+    """
+    both = (False, True)
+    found = [_filled(shape, problem, device, swap_ab=swap_ab) for shape in SHAPES for swap_ab in both]
+    found += [Config(shape=shape, swap_ab=swap_ab, pdl=True) for shape in ONE_RUN for swap_ab in both]
     # swap_ab ranks lower among equals: it stores columns one by one.
     return sorted(found, key=lambda config: (estimate_us(problem, device, config), config.swap_ab, str(config)))
 
