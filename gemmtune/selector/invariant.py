@@ -37,7 +37,7 @@ ENTRANTS = 3
 """Number of choices of each class that are timed at a tuned M. At other Ms each neighbour has as many."""
 MOST_TRIED = 8
 """Number of classes that are tried until one has a choice for every M."""
-MOST_BETWEEN = 3
+MOST_BETWEEN = 2
 """Number of classes that compete between the tuned Ms."""
 LEAST_LISTED = 16
 """Smallest power of two between the tuned Ms at which the likeliest choices of a class compete."""

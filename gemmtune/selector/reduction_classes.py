@@ -24,7 +24,7 @@ MISSING, DIVIDED = 1.0, 0.15
 """Losses at an M where a class has no measured choice: a slowdown of e. One run and parts in rising order can be had of others."""
 LISTED = ("triton", "cuda")
 """Backends that list every legal config within a second, the likeliest first."""
-LIKELIEST, MOST_ALIKE = 4, 2
+LIKELIEST, MOST_ALIKE = 3, 2
 """Number of choices of each class and family that compete at an M, and of those with one tile."""
 LEAST_IN_RUNS = 128
 """Least M at which programs that sum all parts of a tile compete with split ones. Below, tiles are few."""
@@ -73,7 +73,7 @@ def offered_in(work: Work, m: int, classes: Sequence[Reduction]) -> list[Choice]
         if reduction.parts and not reduction.order and m >= LEAST_IN_RUNS:
             whole = _unalike(by_class[dataclasses.replace(reduction, parts=())])
             divided = (made for choice in whole for made in choice.with_parts(len(reduction.parts), work.device))
-            found += [choice for choice in divided if class_of(choice) == reduction]
+            found += [choice for choice in divided if class_of(choice) == reduction and choice.info.get("splits") == 1]
     return list({choice.name: choice for choice in found}.values())
 
 
