@@ -10,9 +10,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from ..choice import Choice, Status
 from ..errors import NoValidChoicesError
-from ..numerics.reduction import Reduction
+from ..numerics.reduction import ALONE, Reduction
 from ..timing.rounds import TIE
-from .crossover import Times
 from .observed_rows import MOST_OBSERVED, ObservedRows, equal_rows
 from .precompile import precompile
 from .proof import rows_to_check, tile_rows
@@ -51,11 +50,12 @@ def sample_classes(work: Work, others: Sequence[int]) -> None:
 
     At the tuned Ms and at powers of two the likeliest choices of each class compete. At the others the best of both neighbours do.
     """
-    classes = _first(work, work.rough, MOST_RANKED)
+    classes = _likely(work)
     listed = _listed(work, list(work.results), classes)
     for m in work.results:
         _time(work, m, [*_entrants_at_tuned(work, m, classes), *listed[m]])
-    classes = _first(work, work.times, MOST_BETWEEN)
+    work.close()
+    classes = ranked(work)[:MOST_BETWEEN]
     powers = [m for m in others if m >= LEAST_LISTED and m.bit_count() == 1 or m == work.rows[-1]]
     others = [*powers, *(m for m in others if m not in powers)]
     listed = _listed(work, powers, classes)
@@ -68,9 +68,14 @@ def sample_classes(work: Work, others: Sequence[int]) -> None:
         work.progress.stage("sampled M", len(others), len(others))
 
 
-def _first(work: Work, times: Times, count: int) -> list[Reduction]:
-    """Return the declared classes of least mean loss."""
-    return sorted(classes_of(work), key=lambda x: (mean_loss(times, set(members_of(work, x)), missing_loss(x)), str(x)))[:count]
+def _likely(work: Work) -> list[Reduction]:
+    """Return the declared classes that compete at the tuned Ms: one run of K, as libraries sum many rows, then by mean loss."""
+
+    def key(x: Reduction) -> tuple[bool, float, str]:
+        divided = bool(x.parts or x.order) or x.unit == ALONE
+        return divided, mean_loss(work.rough, set(members_of(work, x)), missing_loss(x)), str(x)
+
+    return sorted(classes_of(work), key=key)[:MOST_RANKED]
 
 
 def _listed(work: Work, rows: Iterable[int], classes: Sequence[Reduction]) -> dict[int, list[str]]:
