@@ -182,7 +182,7 @@ def test_blocks_of_a_tile_divide_its_columns_evenly() -> None:
     [
         ("bsr", blocked(512, 4096, 4096), bsr.SHAPES),
         ("bsr_skinny", blocked(9, 4096, 4096, imbalance="skewed"), [shape for shape in bsr_skinny.SHAPES if shape.block_n == 16]),
-        ("cluster", mm(256, 256, 2048), cluster.SHAPES),
+        ("cluster", mm(256, 256, 2048), (*cluster.SHAPES, *cluster.ONE_RUN)),
         ("gemv", mm(1, 8192, 8192), gemv.SHAPES),
         ("skinny", mixed(9, 8192, 8192, **INT4), [shape for shape in skinny.SHAPES if shape.block_m == 16]),
         ("parts", mm(8192, 8192, 8192, dtype=F32), parts.SHAPES),
@@ -205,7 +205,7 @@ def test_illegal_configs_are_counted_by_reason() -> None:
     assert found.choices
     reason = "an operand whose lines run across K is copied in lines of 64, and a tile has {} columns"
     assert {(r.name, r.count, r.reason) for r in found.refusals} == {
-        (f"cuda:cluster:{count} configs", count, reason.format(columns)) for columns, count in ((96, 2), (32, 4), (16, 4))
+        (f"cuda:cluster:{count} configs", count, reason.format(columns)) for columns, count in ((96, 2), (32, 10), (16, 10))
     }
     small = dataclasses.replace(SM90, smem_per_block_bytes=64 * 1024)
     refused = offered("skinny", mixed(32, **INT4), device=small)
