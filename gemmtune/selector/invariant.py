@@ -56,7 +56,7 @@ def sample_classes(work: Work, others: Sequence[int]) -> None:
         _time(work, m, [*_entrants_at_tuned(work, m, classes), *listed[m]])
     work.close()
     classes = ranked(work)[:MOST_BETWEEN]
-    powers = [m for m in others if m >= LEAST_LISTED and m.bit_count() == 1 or m == work.rows[-1]]
+    powers = [m for m in others if (m >= LEAST_LISTED and m.bit_count() == 1) or m == work.rows[-1]]
     others = [*powers, *(m for m in others if m not in powers)]
     listed = _listed(work, powers, classes)
     for i, (m, ready) in enumerate(zip(others, ready_ahead(work, others), strict=True)):

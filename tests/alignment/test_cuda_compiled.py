@@ -65,7 +65,8 @@ def has_compiler() -> bool:
     return find_cuobjdump() is not None
 
 
-CLUSTER = [choice(mm(512, 512, layout=layout), shape) for shape in (*cluster.SHAPES, *cluster.ONE_RUN[:5]) for layout in ("nt", "tn", "nn")
+CLUSTER_SHAPES = (*cluster.SHAPES, *cluster.ONE_RUN[:5])
+CLUSTER = [choice(mm(512, 512, layout=layout), shape) for shape in CLUSTER_SHAPES for layout in ("nt", "tn", "nn")
            if layout == "nt" or (shape.block_n % 64 == 0 and (shape.cluster_tiles > 1 or layout == "tn"))]  # fmt: skip
 FIELDS: list[dict[str, Any]] = [
     INT4 | {"scales": "group_128"}, INT4 | {"scales": "group_32", "zeros": True}, {"scales": "column"},

@@ -1,4 +1,4 @@
-"""Reduction classes on a GPU: the likely choices of a class give each row the same bits, whatever their tile and the rows' number."""
+"""Reduction classes on a GPU: the likely choices of a class give each row the same bits, in a batch of any size."""
 
 from __future__ import annotations
 
