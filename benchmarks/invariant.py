@@ -2,12 +2,14 @@
 
     python benchmarks/invariant.py --json invariant.json
     python benchmarks/invariant.py --part times --weights 4096x4096,6144x4096 --store tables.sqlite
+    python benchmarks/invariant.py --part times --dtype int4,float8 --weights 4096x4096
+    python benchmarks/invariant.py --part times --weights 8x14336x4096,128x1536x2048
     python benchmarks/invariant.py --part classes --dtype bfloat16,float16
 
-``times`` makes two tables for each weight, one of a reduction class and one by time alone. At each M the choices of both, torch.mm
-and one fixed Triton config for all M run in alternating rounds. ``bits`` calls random Ms and counts rows whose bits differ from
-those of the largest batch. ``classes`` compares the bits of all choices that declare one class. It tells if the classes hold on
-this GPU, and needs no table.
+The weights of grouped products have three sizes. ``times`` makes two tables for each weight, one of a reduction class and one by
+time alone. At each M the choices of both, torch's operation and, for dense products, one fixed Triton config for all M run in
+alternating rounds. ``bits`` calls random Ms and counts rows whose bits differ from those of the largest batch. ``classes`` compares
+the bits of all choices that declare one class. It tells if the classes hold on this GPU, and needs no table.
 """
 
 from __future__ import annotations
@@ -53,9 +55,11 @@ CLASS_ROWS = (1, 3, 16, 17, 64, 200)
 
 
 def problem_of(weight: str, m: int, kind: str, device: DeviceInfo) -> Problem:
-    """Return the product of ``m`` rows with a weight N x K."""
-    n, k = (int(x) for x in weight.split("x"))
+    """Return the product of ``m`` rows with a weight N x K, or of ``m`` rows in groups with weights G x N x K."""
+    *groups, n, k = (int(x) for x in weight.split("x"))
     on = "cpu" if device.type == "cpu" else "cuda"
+    if groups:
+        return Problem.grouped_mm(m, n, k, groups=groups[0], dtype=getattr(torch, kind), device_type=on)
     if kind == "int4":
         dtype = torch.bfloat16 if on == "cuda" else torch.float32
         return Problem.mixed_mm(
@@ -94,7 +98,7 @@ def times_at(weight: str, m: int, kind: str, device: DeviceInfo, seconds: float)
     problem = problem_of(weight, m, kind, device)
     ways = {"ours": choice_at(problem, device, invariant=True), "free": choice_at(problem, device, invariant=False)}
     ways["torch"] = fallback(problem, device, settings.current()).choice
-    if device.type != "cpu" and kind not in ("int4", "float8"):
+    if device.type != "cpu" and problem.op == "mm":
         ways["peer"] = TritonChoice.of(problem, device, PEER)
     several = {choice.name: choice for choice in ways.values()}
     with open_session(problem, device, settings.current()) as session:
@@ -173,7 +177,7 @@ def classes_of(weight: str, kind: str, device: DeviceInfo) -> list[dict[str, Any
 
 @click.command()
 @click.option("--device", default="cuda" if torch.cuda.is_available() else "cpu", show_default=True)
-@click.option("--weights", default=WEIGHTS, show_default=True, help="Comma-separated NxK.")
+@click.option("--weights", default=WEIGHTS, show_default=True, help="Comma-separated NxK, or GxNxK for groups.")
 @click.option("--dtype", "kinds", default="bfloat16", show_default=True, help="Comma-separated dtypes, int4 or float8.")
 @click.option(
     "--rows", "sampled", default=ROWS, show_default=True, help="Comma-separated Ms that are timed. The last ends the range."
@@ -232,7 +236,7 @@ def _one_weight(
     forget_plans()
     for m in ms if "times" in wanted else ():
         result["times"].append(times_at(weight, m, kind, device, rounds))
-    if "bits" in wanted and kind not in ("int4", "float8"):
+    if "bits" in wanted and problem_of(weight, 2, kind, device).op == "mm":
         result["bits"].append(differing(weight, kind, rows, count, device, generator))
 
 

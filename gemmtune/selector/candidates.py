@@ -28,8 +28,6 @@ Retry = Literal["needed", "failed", "disturbed"]
 ``disturbed``: times, too.
 """
 
-PARTS = (2, 3, 4, 6, 8, 12, 16, 32, 64)
-"""Numbers of parts of K in which a choice may be looked for."""
 NEAR = 1.25
 """Slowdown beyond which a kernel is dropped before the epilogue is tuned: the epilogue would not make it the fastest."""
 MOST_NEAR = 8
@@ -195,7 +193,7 @@ def choice_of(
     """Return the choice with that hash: an offer of its backend, a variant of one, or a point that an earlier search reached.
 
     A ``name`` that states the whole config spares the enumeration, which takes a tenth of a second. Else only this backend
-    enumerates. With a name the choice may also be an offer with K divided otherwise. None: the settings exclude the choice.
+    enumerates. With a name the choice may also be of an exhaustive search. None: the settings exclude the choice.
     """
     if backend not in enabled_backends(device, settings):
         return None
@@ -207,8 +205,9 @@ def choice_of(
     choice = choice or found.stored(store).choices.get(content_hash)
     if choice is not None or not name:
         return choice
-    divided = (made for c in found.offers.choices for count in PARTS for made in c.with_parts(count, device))
-    named = (x for made in divided for x in (made, *made.launch_variants()) if x.name == name)
+    widest = widest_offers_for(problem, device, dataclasses.replace(settings, backends=(backend,))).choices
+    near = (c for c in widest if c.name.partition("_pdl")[0] == name.partition("_pdl")[0])
+    named = (x for c in near for x in (c, *c.launch_variants()) if x.name == name)
     return next((x for x in named if x.content_hash == content_hash), None)
 
 

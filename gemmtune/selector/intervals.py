@@ -52,7 +52,8 @@ def legal_segments(work: Work, segments: Sequence[Segment]) -> list[Segment]:
 def _replacement(work: Work, rows: range, before: Iterable[str] = ()) -> str:
     """Return a choice that is legal for all of ``rows``: one of ``before``, otherwise the fastest at the nearest sample, otherwise
     torch's own operation."""
-    nearest = min(work.results, key=lambda m: abs(math.log(m / rows[0])))
+    sampled = [m for m in work.times if work.right(m)] or work.results
+    nearest = min(sampled, key=lambda m: abs(math.log(m / rows[0])))
     ranked = sorted(work.right(nearest).items(), key=lambda item: item[1])
     for name in (*before, *(name for name, _ in ranked[:MOST_REPLACEMENTS])):
         runs = legal_runs(work.choices[name], rows, work.rows_class, work.device)

@@ -10,9 +10,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from ..choice import Choice, Status
 from ..errors import NoValidChoicesError
-from ..numerics.reduction import Reduction
+from ..numerics.reduction import ALONE, Reduction
 from ..timing.rounds import TIE
 from .observed_rows import MOST_OBSERVED, ObservedRows, equal_rows
+from .precompile import precompile
 from .proof import rows_to_check, tile_rows
 from .range_work import SEED, Work, measured, ready_ahead
 from .reduction_classes import (
@@ -23,6 +24,7 @@ from .reduction_classes import (
     mean_loss,
     members_of,
     missing_loss,
+    offered_in,
     ranked,
     reference_of,
     top_row,
@@ -34,27 +36,53 @@ ENTRANTS = 3
 """Number of choices of each class that are timed at a tuned M. At other Ms each neighbour has as many."""
 MOST_TRIED = 8
 """Number of classes that are tried until one has a choice for every M."""
-MOST_DIVIDED = 12
-"""Number of choices of other classes that are tried at a tuned M with K divided as a class does it."""
+MOST_BETWEEN = 2
+"""Number of classes that compete between the tuned Ms."""
+LEAST_LISTED = 16
+"""Smallest power of two between the tuned Ms at which the likeliest choices of a class compete."""
 
 Make = Callable[[Work], Table]
 """Function that makes the table of the choices that a range in progress has, each legal and proved over its intervals."""
 
 
 def sample_classes(work: Work, others: Sequence[int]) -> None:
-    """Time the best choices of the likeliest classes next to each other, at the tuned Ms and at ``others`` between them."""
-    classes = sorted(classes_of(work), key=lambda x: (mean_loss(work.rough, set(members_of(work, x)), missing_loss(x)), str(x)))[
-        :MOST_RANKED
-    ]
+    """Time the best choices of the likeliest classes next to each other, at the tuned Ms and at ``others`` between them.
+
+    At the tuned Ms and at powers of two the likeliest choices of each class compete. At the others the best of both neighbours do.
+    """
+    classes = _likely(work)
+    listed = _listed(work, list(work.results), classes)
     for m in work.results:
-        _time(work, m, _entrants_at_tuned(work, m, classes))
+        _time(work, m, [*_entrants_at_tuned(work, m, classes), *listed[m]])
+    work.close()
+    classes = ranked(work)[:MOST_BETWEEN]
+    powers = [m for m in others if (m >= LEAST_LISTED and m.bit_count() == 1) or m == work.rows[-1]]
+    others = [*powers, *(m for m in others if m not in powers)]
+    listed = _listed(work, powers, classes)
     for i, (m, ready) in enumerate(zip(others, ready_ahead(work, others), strict=True)):
         work.progress.stage("sampled M", i, len(others))
-        _time(work, m, _entrants_between(work, m, classes, ready))
+        _time(work, m, [*_entrants_between(work, m, classes, ready), *listed.get(m, ())])
         if work.times.get(m):
             work.sampled.append(m)
     if others:
         work.progress.stage("sampled M", len(others), len(others))
+
+
+def _likely(work: Work) -> list[Reduction]:
+    """Return the declared classes that compete at the tuned Ms: one run of K, as libraries sum many rows, then by mean loss."""
+
+    def key(x: Reduction) -> tuple[bool, float, str]:
+        divided = bool(x.parts or x.order) or x.unit == ALONE
+        return divided, mean_loss(work.rough, set(members_of(work, x)), missing_loss(x)), str(x)
+
+    return sorted(classes_of(work), key=key)[:MOST_RANKED]
+
+
+def _listed(work: Work, rows: Iterable[int], classes: Sequence[Reduction]) -> dict[int, list[str]]:
+    """Return the names of the likeliest choices of the classes by M, compiled together."""
+    found = {m: offered_in(work, m, classes) for m in rows}
+    failures = precompile([choice for choices in found.values() for choice in choices], work.settings)
+    return {m: [work.take(m, choice) for choice in choices if choice.name not in failures] for m, choices in found.items()}
 
 
 def invariant_table(work: Work, make: Make) -> Table:
@@ -88,7 +116,7 @@ def _time(work: Work, m: int, names: Iterable[str]) -> None:
 
 
 def _entrants_at_tuned(work: Work, m: int, classes: Sequence[Reduction]) -> Iterator[str]:
-    """Yield the finalists, and for each class its own measured choices, those of other Ms, and its form of the fastest ones."""
+    """Yield the finalists, and for each class its own measured choices, and those of other Ms."""
     rough = work.rough.get(m, {})
     fastest = sorted(rough, key=rough.__getitem__)
     yield from itertools.islice((name for name in fastest if name in work.times.get(m, {})), ENTRANTS)
@@ -98,16 +126,6 @@ def _entrants_at_tuned(work: Work, m: int, classes: Sequence[Reduction]) -> Iter
         yield from [name for name in fastest if name in members][:ENTRANTS]
         elsewhere = sorted(members - rough.keys(), key=lambda name: abs(math.log(work.found_at[name] / m)))
         yield from [name for name in elsewhere if isinstance(work.at(name, m), Choice)][:ENTRANTS]
-        if reduction.parts:
-            yield from _divided(work, m, reduction, fastest)
-
-
-def _divided(work: Work, m: int, reduction: Reduction, fastest: Sequence[str]) -> list[str]:
-    """Return the fastest choices with K divided as a class does it, where they can be."""
-    possible = (at for name in fastest if isinstance(at := work.at(name, m), Choice))
-    divided = (made for at in possible for made in at.with_parts(len(reduction.parts), work.device))
-    made = (choice for choice in divided if class_of(choice) == reduction)
-    return [work.take(m, choice) for choice in itertools.islice(made, MOST_DIVIDED)]
 
 
 def _entrants_between(work: Work, m: int, classes: Sequence[Reduction], ready: Iterable[Choice]) -> Iterator[str]:

@@ -2,21 +2,32 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 
 from ..choice import Choice, Status
-from ..numerics.reduction import Reduction
+from ..numerics.reduction import ALONE, Reduction
 from .crossover import Times
+from .offers import enabled_backends, widest_offers_for
 from .range_work import Work
 from .remote import open_session
 
 MOST_RANKED = 4
-"""Number of classes that compete at the sampled Ms."""
-MOST_OVER_TORCH = 1.08
-"""Slowdown against torch's own operation at one M. A class without such an M is preferred."""
+"""Number of classes that compete at the tuned Ms."""
+MOST_OVER_TORCH, VIOLATION = 1.07, 0.05
+"""Slowdown against torch's own operation that a class may have at one M. A class beyond it is worse by whole steps of the logarithm
+of VIOLATION, because times vary."""
 MISSING, DIVIDED = 1.0, 0.15
-"""Losses at an M where a class has no measured choice: a slowdown of e. Parts in rising order can be had of other choices."""
+"""Losses at an M where a class has no measured choice: a slowdown of e. One run and parts in rising order can be had of others."""
+LISTED = ("triton", "cuda")
+"""Backends that list every legal config within a second, the likeliest first."""
+LIKELIEST, MOST_ALIKE = 3, 2
+"""Number of choices of each class and family that compete at an M, and of those with one tile."""
+LEAST_IN_RUNS = 128
+"""Least M at which programs that sum all parts of a tile compete with split ones. Below, tiles are few."""
 MOST_FLOPS: int = 2**36
 """Operations of the product on a CPU, about a second, whose rows the bits of others are compared with."""
 
@@ -40,11 +51,50 @@ def classes_of(work: Work) -> list[Reduction]:
 
 def missing_loss(reduction: Reduction) -> float:
     """Return the loss of a class at an M where none of its choices is measured yet."""
-    return DIVIDED if reduction.parts and not reduction.order else MISSING
+    return MISSING if reduction.unit == ALONE or reduction.order else DIVIDED
+
+
+def offered_in(work: Work, m: int, classes: Sequence[Reduction]) -> list[Choice]:
+    """Return the likeliest choices of each class for an M.
+
+    A search lists the likeliest choices of all classes, and may list none of a class. So this takes them from the list of an
+    exhaustive search, and from choices with one run that can divide K as the class does it.
+    """
+    backends = tuple(name for name in enabled_backends(work.device, work.settings) if name in LISTED)
+    if work.source is not None or work.device.type == "cpu" or not backends:
+        return []
+    settings = dataclasses.replace(work.settings, backends=backends)
+    by_class: dict[Reduction | None, list[Choice]] = defaultdict(list)
+    for choice in widest_offers_for(work.rows_class.at(m), work.device, settings).choices:
+        by_class[class_of(choice)].append(choice)
+    found: list[Choice] = []
+    for reduction in classes:
+        found += _unalike(by_class[reduction])
+        if reduction.parts and not reduction.order and m >= LEAST_IN_RUNS:
+            whole = _unalike(by_class[dataclasses.replace(reduction, parts=())])
+            divided = (made for choice in whole for made in choice.with_parts(len(reduction.parts), work.device))
+            found += [choice for choice in divided if class_of(choice) == reduction and choice.info.get("splits") == 1]
+    return list({choice.name: choice for choice in found}.values())
+
+
+def _unalike(choices: Sequence[Choice]) -> Iterator[Choice]:
+    """Yield the first LIKELIEST choices of each family, with MOST_ALIKE of one tile."""
+    alike, counts = Counter[tuple[str, ...]](), Counter[str]()
+    for choice in choices:
+        family = _FAMILY.match(choice.name)[0] + str(choice.info.get("swap_ab"))  # type: ignore[index] # it matches anything
+        tile = family, *map(str, choice.info.get("tile", ())[:2])
+        if alike[tile] < MOST_ALIKE and counts[family] < LIKELIEST:
+            alike[tile] += 1
+            counts[family] += 1
+            yield choice
+
+
+_FAMILY = re.compile(r"\D*")
+"""Start of a choice's name: its backend and family."""
 
 
 def ranked(work: Work) -> list[Reduction]:
-    """Return the declared classes by their mean loss, those that lose too much to torch at some M last.
+    """Return the declared classes by their largest loss to torch beyond a limit, then by their mean loss.
 
     The likeliest are ranked with the choices that declare nothing, at the sampled Ms where these have the bits of the class.
     """
@@ -52,7 +102,8 @@ def ranked(work: Work) -> list[Reduction]:
     best = {x: _best_us(work, x) for x in by_mean[:MOST_RANKED]}
     means = {x: sum(_losses(work.times, own)) for x, own in best.items()}
     worst = {x: max(_losses(work.times, own, work.baseline), default=0.0) for x, own in best.items()}
-    likely = sorted(best, key=lambda x: (worst[x] > math.log(MOST_OVER_TORCH), means[x], str(x)))
+    steps = {x: max(math.ceil((loss - math.log(MOST_OVER_TORCH)) / VIOLATION), 0) for x, loss in worst.items()}
+    likely = sorted(best, key=lambda x: (steps[x], means[x], str(x)))
     return [*likely, *by_mean[MOST_RANKED:]]
 
 

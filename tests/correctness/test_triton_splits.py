@@ -13,8 +13,8 @@ from rotation import rotated
 from gemmtune.architectures import inspect_choices
 from gemmtune.backends.triton.build import TritonChoice
 from gemmtune.backends.triton.configs import Config
+from gemmtune.backends.triton.named import choice_named
 from gemmtune.backends.triton.persistent import PersistentChoice
-from gemmtune.backends.triton.runs import RunsChoice
 from gemmtune.backends.triton.splits.decompose import decomposed_choice
 from gemmtune.choice import Status
 from gemmtune.device import preset
@@ -137,6 +137,15 @@ def test_parts_in_turn(interpreted: Run, dtype: torch.dtype, layout: str) -> Non
     assert interpreted(triton_jobs.difference_in_parts, problem, WHOLE[0], [1, 17, 33]) is None
 
 
+@pytest.mark.parametrize("layout", ["nn", "nt"])
+def test_parts_in_turn_by_persistent_programs(interpreted: Run, layout: str) -> None:
+    """K has parts of equal and of other lengths, and tiles end at other steps than parts."""
+    for k in (48, 136):
+        problem = Problem.addmm(72, 40, k, dtype=torch.float16, layout=layout, bias="n", alpha=2, beta=0.5, device_type="cpu")
+        assert max(interpreted(triton_jobs.errors, problem, WHOLE[:1], family=triton_jobs.persistent_in_parts)) <= 1
+        assert interpreted(triton_jobs.difference_in_parts, problem, WHOLE[0], [1, 17, 33]) is None
+
+
 def test_parts_in_turn_are_legal_where_splits_are_whole_blocks() -> None:
     problem, device = COMPILED["bf16-nt"], preset("sm90")
     config = Config(block_m=128, block_n=64, block_k=64, stages=3, warps=4)
@@ -146,12 +155,20 @@ def test_parts_in_turn_are_legal_where_splits_are_whole_blocks() -> None:
     assert not choice.with_parts(300, device)
     large = TritonChoice.of(problem, device, replace(config, block_n=256))
     assert [x.name for x in large.with_parts(2, device)][-1:] == ["triton:runs_128x128x64_s3_w8_r2"], "two sums fit in registers"
-    assert not PersistentChoice.of(problem, device, config).with_parts(2, device)
     (split, runs) = choice.with_parts(2, device)
     assert split.claims == runs.claims
-    assert isinstance(runs.at(replace(problem, a=problem.a, out=problem.out), device), RunsChoice)
-    (inspection,) = inspect_choices((runs,))
-    assert not inspection.problems
+    problem = Problem.mm(512, 2048, 512, layout="nt", device_type="cuda")
+    (persistent,) = PersistentChoice.of(problem, device, config).with_parts(2, device)
+    assert (persistent.name, persistent.claims.reduction) == (
+        "triton:persistent_128x64x64_s3_w4_r2",
+        TritonChoice.of(problem, device, replace(config, split_k=2)).claims.reduction,
+    )
+    for made in (runs, persistent):
+        assert type(made.at(problem, device)) is type(made)
+        again = choice_named(made.name, made.problem, device)
+        assert again is not None
+        assert again.content_hash == made.content_hash
+    assert [x for inspection in inspect_choices((runs, persistent)) for x in inspection.problems] == []
 
 
 @pytest.mark.turn(0, 2)

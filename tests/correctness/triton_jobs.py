@@ -15,7 +15,7 @@ from gemmtune.backends.triton.grouped.choice import CombinedChoice, RowsChoice, 
 from gemmtune.backends.triton.grouped.words import WordRowsChoice
 from gemmtune.backends.triton.mixed.words import WordsConfig
 from gemmtune.backends.triton.parts import PartsChoice
-from gemmtune.backends.triton.persistent import PersistentChoice
+from gemmtune.backends.triton.persistent import PersistentChoice, PersistentRunsChoice
 from gemmtune.backends.triton.runs import RunsChoice, RunsConfig
 from gemmtune.backends.triton.splits.decompose import decomposed_choice
 from gemmtune.backends.triton.sums import SumChoice
@@ -163,10 +163,18 @@ def in_parts(problem: Problem, config: Config) -> CompiledChoice:
     return RunsChoice.of(problem, CPU, RunsConfig.of(config, 3))
 
 
+def persistent_in_parts(problem: Problem, config: Config) -> CompiledChoice:
+    """Return the persistent choice whose three programs sum three parts of K in turn."""
+    choice = PersistentRunsChoice.of(problem, CPU, RunsConfig.of(config, 3))
+    return replace(choice, where=replace(choice.where, programs=min(choice.where.grid[0], 3)))
+
+
 def difference_in_parts(problem: Problem, config: Config, rows: list[int]) -> str | None:
     """Return the difference between the bits of programs that split K and of programs that sum its parts in turn."""
     (rows_class,) = row_classes(problem)
-    made = [x for m in (problem.m, *rows) for x in TritonChoice.of(rows_class.at(m), CPU, config).with_parts(3, CPU)]
+    problems = [rows_class.at(m) for m in (problem.m, *rows)]
+    families = [family for family in (TritonChoice, PersistentChoice) if family.why_not(problem, CPU, config) is None]
+    made = [x for p in problems for family in families for x in family.of(p, CPU, config).with_parts(3, CPU)]
     assert len({choice.claims.reduction for choice in made}) == 1
     return RowBits(made[0], torch.device("cpu"), lambda choice: choice.build()).difference(made)
 

@@ -308,11 +308,11 @@ def test_reductions_are_functions_of_k_alone():
 
 def test_sums_that_begin_where_a_row_lies_are_not_batch_invariant():
     """Blocks of a cluster begin with their own sums. Three and more do not commute, and swapped tiles have rows of a as columns."""
-    from gemmtune.backends.cuda.cluster.configs import SHAPES, Config
+    from gemmtune.backends.cuda.cluster.configs import ONE_RUN, SHAPES, Config
     from gemmtune.backends.cuda.cluster.family import Cluster
 
     p, found = Problem.mm(16, 4096, 8192, dtype=torch.bfloat16), {}
-    for shape in SHAPES:
+    for shape in (*SHAPES, *ONE_RUN):
         for swap in (False, True):
             config = Config(shape=shape, swap_ab=swap)
             reduction = Cluster().reduction(p, config)
@@ -322,6 +322,31 @@ def test_sums_that_begin_where_a_row_lies_are_not_batch_invariant():
     assert found[1] == {"matrix, K in one run"}
     assert found[2] == {"matrix, K in 2 parts of 4096"}
     assert all("rotated" in text for text in found[4])
+
+
+def test_each_class_has_likely_choices_at_every_m():
+    """A quick search lists none of some classes at some Ms. Tables of these classes need a fast kernel there."""
+    from gemmtune.device import preset
+    from gemmtune.selector.progress import Progress
+    from gemmtune.selector.range_work import Work
+    from gemmtune.selector.reduction_classes import LIKELIEST, class_of, offered_in
+
+    (rows_class,) = row_classes(Problem.mm(2, 1536, 7168, dtype=torch.bfloat16, layout="nt", device_type="cuda"))
+    quick = Settings(search="quick", backends=("aten", "triton", "cuda"))
+    work = Work(rows_class, range(1, 4097), preset("sm90"), quick, 0.0, Progress())
+    whole, halves = Reduction(unit="matrix"), Reduction(unit="matrix", parts=(3584, 3584))
+    offered = {(m, x): offered_in(work, m, [x]) for m in (1, 64, 1024, 4096) for x in (whole, halves)}
+    assert all(class_of(choice) == x for (_, x), choices in offered.items() for choice in choices)
+    names = {key: {choice.name.rsplit("_s", maxsplit=1)[0] for choice in choices} for key, choices in offered.items()}
+    assert {"cuda:cluster_64x16x128", "triton:mm_16x16x256"} <= names[1, whole]
+    assert {"cuda:cluster_64x16x128", "triton:mm_16x32x256"} <= names[1, halves]
+    assert {"triton:persistent_128x128x64", "triton:mm_128x256x64"} <= names[4096, whole]
+    assert {"triton:persistent_128x128x64", "triton:mm_128x256x64", "triton:runs_128x128x64"} <= names[4096, halves]
+    assert {"triton:persistent_128x128x64", "triton:mm_128x256x64"} <= names[1024, halves]
+    families = [choice.name.split("_")[0] for choice in offered[1, whole] if not choice.info.get("swap_ab")]
+    assert max(families.count(x) for x in families) <= LIKELIEST
+    filtered = dataclasses.replace(work, settings=dataclasses.replace(quick, choice_denylist_regex="cuda:.*"))
+    assert {choice.backend for choice in offered_in(filtered, 64, [whole])} == {"triton"}
 
 
 def test_texts_of_reductions():

@@ -13,13 +13,14 @@ from .build import KernelChoice, TritonChoice
 from .configs import GROUP_M, Config
 from .legality import check_problem
 from .mixed.words import OrderedChoice, WordsChoice, WordsConfig, ordered_problem
-from .persistent import PersistentChoice
+from .persistent import PersistentChoice, PersistentRunsChoice
+from .runs import RunsChoice, RunsConfig
 from .swap import SwappedChoice, transposed
 from .vec import VectorChoice, WordsVectorChoice
 
 _NAME = re.compile(
     r"triton:(?P<label>[a-z_]+)_(?P<block_m>\d+)x(?P<block_n>\d+)x(?P<block_k>\d+)_s(?P<stages>\d+)_w(?P<warps>\d+)"
-    r"(?:_g(?P<group_m>\d+))?(?:_k(?P<split_k>\d+))?(?P<variant>_group|_swap)?(?:_u(?P<steps>\d+))?(?P<pdl>_pdl)?(?P<swapped>_swap)?"
+    r"(?:_g(?P<group_m>\d+))?(?:_k(?P<split_k>\d+))?(?:_r(?P<runs>\d+))?(?P<variant>_group|_swap)?(?:_u(?P<steps>\d+))?(?P<pdl>_pdl)?(?P<swapped>_swap)?"
 )
 _FAMILIES: dict[str, type[KernelChoice]] = {
     "mm": TritonChoice,
@@ -29,13 +30,16 @@ _FAMILIES: dict[str, type[KernelChoice]] = {
     "mixed_vec": WordsVectorChoice,
     "mixed_words": WordsChoice,
 }
+_IN_RUNS: dict[str, type[KernelChoice]] = {"runs": RunsChoice, "persistent": PersistentRunsChoice}
+"""Classes by the label of a name that states a number of parts that programs sum in turn."""
 """Classes by the label of a name, without those that divide a problem into several."""
 
 
 def choice_named(name: str, problem: Problem, device: DeviceInfo) -> Choice | None:
     """Return the choice with this name for a problem. None if it is illegal, or its family has no such names."""
     found = _NAME.fullmatch(name)
-    family = _FAMILIES.get(found["label"]) if found is not None else None
+    families = _FAMILIES if found is None or found["runs"] is None else _IN_RUNS
+    family = families.get(found["label"]) if found is not None else None
     if found is None or family is None or problem.groups or problem.sparsity is not None or problem.c is not None:
         return None
     fields = {key: int(found[key]) for key in ("block_m", "block_n", "block_k", "stages", "warps")}
@@ -52,6 +56,8 @@ def _made(
 ) -> Choice | None:
     """Return the choice for the config of a name, or None if it is illegal."""
     config, where = Config(**fields), problem  # type: ignore[arg-type] # pdl is a bool
+    if found["runs"] is not None:
+        config = RunsConfig(**fields, runs=int(found["runs"]))  # type: ignore[arg-type]
     fragments = found["variant"] == "_group"
     swapped = family is TritonChoice and "_swap" in (found["variant"], found["swapped"])
     if config.pdl and not (device.type == "cuda" and can_overlap(device.capability)):

@@ -5,12 +5,13 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
+from ...choice import Choice
 from ...device import DeviceInfo
 from ...numerics.reduction import Reduction
 from ...problem import Problem
@@ -27,6 +28,7 @@ from .rank import BLOCK_OVERHEAD_BYTES, LATENCY_US, LAUNCH_US, STORE_US, loop_st
 from .records import Blocks
 from .reductions import summed_by_steps
 from .resources import Resources
+from .runs import InRuns, RunsConfig, why_not_in_runs
 
 TILES = (
     (128, 256, 64, 8),
@@ -83,13 +85,20 @@ class PersistentChoice(KernelChoice):
         """Return why the family or this config may not run the problem, or None."""
         return why_not_persistent(problem, device) or why_not_config(problem, device, config)
 
+    def with_parts(self, count: int, device: DeviceInfo) -> Sequence[Choice]:
+        """Return the choice whose programs sum the parts of a tile in turn, where it is legal."""
+        config = RunsConfig.of(self.config, count)
+        legal = PersistentRunsChoice.why_not(self.problem, device, config) is None
+        return [PersistentRunsChoice.of(self.problem, device, config)] if legal else []
+
     @property
     def values(self) -> Mapping[str, Any]:
-        """Template values: the order of each operand, and if a tile is stored in two halves."""
+        """Template values: the order of each operand, if a tile is stored in two halves, and if each part of K has a sum."""
         return {
             "a_transposed": is_transposed(self.problem.a),
             "b_transposed": is_transposed(self.problem.b),
             "halved": halved(self.config),
+            "in_parts": isinstance(self.config, RunsConfig),
         }
 
     @property
@@ -102,6 +111,17 @@ class PersistentChoice(KernelChoice):
         """Return the predictions for a warp group fed by the copy engine."""
         need = persistent_resources(self.problem, device, self.config)
         return Expected(instruction=instruction(Predicate(self.problem, device), self.config), smem_bytes=need.smem_bytes)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PersistentRunsChoice(InRuns, PersistentChoice):
+    """Choice of the persistent template whose programs sum the parts of a tile in turn."""
+
+    @classmethod
+    def why_not(cls, problem: Problem, device: DeviceInfo, config: Config) -> str | None:
+        """Return why the family or this config may not run the problem, or None."""
+        assert isinstance(config, RunsConfig)
+        return super().why_not(problem, device, config) or why_not_in_runs(problem, config)
 
 
 def operand_blocks(problem: Problem, config: Config) -> dict[str, tuple[int, int]]:
@@ -202,7 +222,8 @@ def persistent_resources(problem: Problem, device: DeviceInfo, config: Config) -
     added = (problem.inp_read, *(problem.epilogue.operands if problem.epilogue else ()))
     reads = any(x is not None and 0 not in x.expanded((problem.m, problem.n)).stride for x in added)
     tile_bytes = stored * max(problem.out.dtype.itemsize, problem.accumulator.itemsize if reads else 0)
-    registers = BASE_REGISTERS + (whole + (stored if reads else 0)) // (32 * config.warps)
+    sums = 2 * whole if isinstance(config, RunsConfig) else whole
+    registers = BASE_REGISTERS + (sums + (stored if reads else 0)) // (32 * config.warps)
     return Resources(smem_bytes=stages + tile_bytes + arch_of(device).barrier_bytes, registers=registers)
 
 

@@ -54,30 +54,15 @@ class RunsConfig(Config):
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunsChoice(KernelChoice):
-    """Choice of the runs template with one config."""
-
-    family = "runs"
-    template = "runs.py.jinja"
+class InRuns(KernelChoice):
+    """Base of choices whose programs sum each part of K alone, with a RunsConfig."""
 
     @classmethod
-    def divided(cls, problem: Problem, device: DeviceInfo, config: Config) -> Geometry:  # noqa: ARG003 - shared signature
+    def divided(cls, problem: Problem, device: DeviceInfo, config: Config) -> Geometry:
         """Return the geometry without splits, with the length of the parts."""
         assert isinstance(config, RunsConfig)
-        where = geometry(problem, config.divided)
-        return dataclasses.replace(where, splits=1, splits_per_group=1)
-
-    @classmethod
-    def why_not(cls, problem: Problem, device: DeviceInfo, config: Config) -> str | None:
-        """Return why the template or this config may not run the problem, or None."""
-        assert isinstance(config, RunsConfig)
-        reason = why_not_dense(problem) or Predicate(problem, device).check(dataclasses.replace(config, runs=1))
-        if reason is not None:
-            return reason
-        if problem.alpha == "zero" or not 1 < config.runs <= MOST_DIRECT_SPLITS:
-            return f"{config.runs} parts of K: expected 2 to {MOST_DIRECT_SPLITS}, and an alpha other than 0"
-        parts = geometry(problem, config.divided).splits
-        return None if parts == config.runs else f"K = {problem.k} has {parts} parts of whole blocks of {config.block_k}"
+        length = geometry(problem, config.divided).k_per_split
+        return dataclasses.replace(super().divided(problem, device, config), k_per_split=length)
 
     @classmethod
     def claimed(cls, problem: Problem, where: Geometry) -> Claims:
@@ -89,6 +74,29 @@ class RunsChoice(KernelChoice):
         """Return the reduction of the split kernel: parts are added in rising order."""
         assert isinstance(config, RunsConfig)
         return summed_by_steps(problem, geometry(problem, config.divided), config, device)
+
+
+def why_not_in_runs(problem: Problem, config: RunsConfig) -> str | None:
+    """Return why programs may not sum the parts of a config, or None."""
+    if problem.alpha == "zero" or not 1 < config.runs <= MOST_DIRECT_SPLITS:
+        return f"{config.runs} parts of K: expected 2 to {MOST_DIRECT_SPLITS}, and an alpha other than 0"
+    parts = geometry(problem, config.divided).splits
+    return None if parts == config.runs else f"K = {problem.k} has {parts} parts of whole blocks of {config.block_k}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunsChoice(InRuns):
+    """Choice of the runs template with one config."""
+
+    family = "runs"
+    template = "runs.py.jinja"
+
+    @classmethod
+    def why_not(cls, problem: Problem, device: DeviceInfo, config: Config) -> str | None:
+        """Return why the template or this config may not run the problem, or None."""
+        assert isinstance(config, RunsConfig)
+        reason = why_not_dense(problem) or Predicate(problem, device).check(dataclasses.replace(config, runs=1))
+        return reason or why_not_in_runs(problem, config)
 
     @property
     def legal_between(self) -> bool:
