@@ -16,6 +16,7 @@ MODULES = {
     "accelerate": "accelerate",
     "peft": "peft",
     "lightning": "lightning",
+    "vllm": "vllm",
 }
 """Module of each extra, by the name that tests give: an extra of gemmtune, or a package of the extra ``models``."""
 

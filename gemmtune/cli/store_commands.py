@@ -53,14 +53,15 @@ def report(**given: Any) -> None:
 @click.option(
     "--format",
     "file_format",
-    type=click.Choice(("gemmtune", "t4")),
+    type=click.Choice(("gemmtune", "t4", "inductor", "tunableop", "moe")),
     default="gemmtune",
     show_default=True,
-    help="gemmtune: JSON that import reads; t4: the format of other auto-tuners.",
+    help="gemmtune: JSON that import reads; t4: other auto-tuners; inductor: Inductor's look-up table; tunableop: CSV of torch's "
+    "TunableOp; moe: FILE is a folder for vLLM's and SGLang's configs of experts.",
 )
 @output_options
 def export_store(**given: Any) -> None:
-    """Write the whole store to FILE, as JSON that import reads."""
+    """Write the whole store to FILE, as JSON that import reads, or in the format of another tool."""
     run("stores.export_store", given)
 
 

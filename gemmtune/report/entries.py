@@ -10,6 +10,7 @@ from typing import Any
 from ..problem import Problem
 from ..timing.limits import least_work
 from ..timing.rounds import tie
+from .names import problem_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,10 +42,7 @@ class Entry:
     @property
     def problem(self) -> Problem | None:
         """The problem, None if another version wrote it or the file has only its text."""
-        try:
-            return Problem.from_json(json.loads(self.key)) if self.key else None
-        except (KeyError, TypeError, ValueError, AttributeError):
-            return None
+        return problem_of(self.key) if self.key else None
 
     @property
     def backend(self) -> str:

@@ -7,11 +7,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from ..problem import Problem
 from ..selector.candidates import outcome_of
 from ..selector.pick import pick, right
 from ..selector.result import Outcome
 from ..store.store import Row
-from .names import problem_text
+from .names import problem_of, problem_text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,6 +22,11 @@ class Known:
     key: str
     fingerprint: str
     rows: tuple[Row, ...]
+
+    @property
+    def problem(self) -> Problem | None:
+        """The problem, None if another version wrote it."""
+        return problem_of(self.key)
 
     @property
     def outcomes(self) -> list[Outcome]:

@@ -9,12 +9,18 @@ from ..problem import Problem
 from ..problem.rows import RowClass
 
 
+def problem_of(key: str) -> Problem | None:
+    """Return the problem with this key, None if another version wrote it."""
+    try:
+        return Problem.from_json(json.loads(key))
+    except (KeyError, TypeError, ValueError, AttributeError):
+        return None
+
+
 def problem_text(key: str) -> str:
     """Return the text of the problem with this key, or the key itself if another version wrote it."""
-    try:
-        return str(Problem.from_json(json.loads(key)))
-    except (KeyError, TypeError, ValueError, AttributeError):
-        return key
+    problem = problem_of(key)
+    return key if problem is None else str(problem)
 
 
 def class_text(key: str) -> str:
