@@ -61,7 +61,14 @@ def report(**given: Any) -> None:
 )
 @output_options
 def export_store(**given: Any) -> None:
-    """Write the whole store to FILE, as JSON that import reads, or in the format of another tool."""
+    """Write the whole store to FILE.
+
+    import reads the default format. Other formats are for other tools.
+
+    \b
+    gemmtune export store.json
+    gemmtune export table.json --format inductor
+    """
     run("stores.export_store", given)
 
 
