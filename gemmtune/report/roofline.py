@@ -90,12 +90,17 @@ def roofline(points: Sequence[Point], limits: Limits, series: Mapping[str, int])
     y_values = [point.tflops for point in points] + [rate for _, _, rate in tops]
     x = Scale(low=min(x_values) / 1.5, high=max(x_values) * 1.5, start=MARGIN, end=WIDTH - 12)
     y = Scale(low=min(y_values) / 1.5, high=max(y_values) * 1.5, start=HEIGHT - 44, end=12)
-    parts = [_grid(x, y), *(_roof(x, y, *top) for top in tops), *(_dot(x, y, point, series) for point in points)]
+    parts = [
+        grid(x, y, "operations per byte", "Tflop/s"),
+        *(_roof(x, y, *top) for top in tops),
+        *(_dot(x, y, point, series) for point in points),
+    ]
     plot = '<div class=plot><svg viewBox="0 0 {} {}" role=img aria-label="Rate by operations per byte">\n{}\n</svg></div>'
     return Markup(plot).format(WIDTH, HEIGHT, Markup("\n").join(parts))
 
 
-def _grid(x: Scale, y: Scale) -> Markup:
+def grid(x: Scale, y: Scale, x_name: str, y_name: str) -> Markup:
+    """Return lines at the ticks of both axes, with their names."""
     lines = [
         Markup(
             '<line class=grid x1="{0}" x2="{0}" y1="{1}" y2="{2}"/><text x="{0}" y="{3}" text-anchor=middle>{4:g}</text>'
@@ -108,9 +113,9 @@ def _grid(x: Scale, y: Scale) -> Markup:
         for tick in y.ticks()
     ]  # fmt: skip
     names = Markup(
-        '<text x="{}" y="{}" text-anchor=middle>operations per byte</text>'
-        '<text transform="translate(14 {}) rotate(-90)" text-anchor=middle>Tflop/s</text>'
-    ).format((x.start + x.end) / 2, HEIGHT - 8, (y.start + y.end) / 2)
+        '<text x="{}" y="{}" text-anchor=middle>{}</text>'
+        '<text transform="translate(14 {}) rotate(-90)" text-anchor=middle>{}</text>'
+    ).format((x.start + x.end) / 2, HEIGHT - 8, x_name, (y.start + y.end) / 2, y_name)
     return Markup("\n").join([*lines, names])
 
 
