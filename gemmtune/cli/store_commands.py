@@ -64,8 +64,8 @@ def report(**given: Any) -> None:
 def replay(**given: Any) -> None:
     """Replay searches on stored measurements.
 
-    FILE is a store or an export of one, by default the store in force. For each search and order of trial, the table has the
-    regret after so many measured choices: the time of the best one found over the best one stored, less one. Nothing runs.
+    FILE is a store or an export of one, by default the store in force. The table has the regret of each search and order of
+    trial after so many measured choices. That is the time of the best choice found over the best one stored, less one.
 
     \b
     gemmtune replay

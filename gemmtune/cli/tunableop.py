@@ -15,7 +15,7 @@ import torch
 from ..errors import UnavailableError
 from ..problem import Problem
 from ..problem.dtypes import dtype_name
-from ..report.known import known_of
+from ..report.known import known_by_date
 from ..store.row import Row
 
 DTYPES = {"float": "float32", "tf32": "tf32", "double": "float64", "BFloat16": "bfloat16", "Half": "float16"}
@@ -54,9 +54,10 @@ def results_of(rows: Iterable[Row]) -> list[str]:
     """
     if not torch.cuda.is_available():
         raise UnavailableError("tunableop: got a machine without a GPU, expected the one that will read the file: export it there")
-    lines = [f"{VALIDATOR}{name},{value}" for name, value in torch.cuda.tunable.get_validators()]
+    versions: Any = torch.cuda.tunable.get_validators()  # pairs, which torch's annotation denies
+    lines = [f"{VALIDATOR}{name},{value}" for name, value in versions]
     times: dict[str, float] = {}
-    for known in sorted(known_of(rows), key=lambda known: max(row.measured_at for row in known.rows)):
+    for known in known_by_date(rows):
         time_us = next((row.time_us for row in known.rows if row.baseline and row.time_us), None)
         if known.problem is not None and time_us is not None and (signature := signature_of(known.problem)):
             times[signature] = time_us / 1e3
@@ -67,28 +68,29 @@ def signature_of(problem: Problem) -> str:
     """Return the two fields by which TunableOp finds a product, "" for one that it does not have or whose operands have gaps."""
     if problem.op not in ("mm", "bmm") or problem.device_type != "cuda" or problem.epilogue is not None:
         return ""
-    word, layout = _NAMES.get(dtype_name(problem.dtype)), _layout_of(problem)
-    if word is None or not layout or problem.out.dtype != problem.dtype:
+    word, layouts = _NAMES.get(dtype_name(problem.dtype)), _layouts_of(problem)
+    if word is None or layouts is None or problem.out.dtype != problem.dtype:
         return ""
-    a, b = layout
+    a, b = layouts
     m, n, k = problem.m, problem.n, problem.k
     kind, batch = ("GemmStridedBatched", f"_B_{problem.batch}") if problem.op == "bmm" else ("Gemm", "")
     sides = f"{n if b == 'n' else k}_{k if a == 'n' else m}_{n}"
     return f"{kind}TunableOp_{word}_{b.upper()}{a.upper()},{b}{a}_{n}_{m}_{k}{batch}_ld_{sides}"
 
 
-def _layout_of(problem: Problem) -> str:
-    """Return ``n`` or ``t`` for each operand as torch reads it, "" for operands with gaps or a result that is not contiguous."""
-    letters = ""
+def _layouts_of(problem: Problem) -> tuple[str, str] | None:
+    """Return ``n`` or ``t`` for a and b as torch reads them, None for operands with gaps or a result that is not contiguous."""
+    letters = []
     for x in (problem.a, problem.b, problem.out):
         rows, columns = x.size[-2:]
         whole = not x.size[:-2] or x.stride[0] == rows * columns
         row = x.stride[-1] == 1 and x.stride[-2] == columns
         column = x.stride[-2] == 1 and x.stride[-1] == rows
         if not whole or not (row or column):
-            return ""
-        letters += "n" if row else "t"
-    return letters[:2] if letters[2] == "n" else ""
+            return None
+        letters.append("n" if row else "t")
+    a, b, out = letters
+    return (a, b) if out == "n" else None
 
 
 def _entry(line: str) -> tuple[dict[str, Any], str]:

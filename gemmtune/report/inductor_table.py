@@ -8,7 +8,7 @@ from typing import Any
 from ..choice import Status
 from ..problem import Problem
 from ..store.row import Row
-from .known import Known, known_of
+from .known import Known, known_by_date
 
 _FLOATS = ("float32", "float16", "bfloat16")
 Entry = dict[str, Any]
@@ -21,9 +21,8 @@ def inductor_table(rows: Iterable[Row]) -> dict[str, list[Entry]]:
     kernel that has no split-K and no swapped operands. Picks of other kinds have no template in Inductor. The latest measurement
     counts where several machines or versions have one.
     """
-    latest = sorted(known_of(rows), key=lambda known: max(row.measured_at for row in known.rows))
     table: dict[str, list[Entry]] = {}
-    for known in latest:
+    for known in known_by_date(rows):
         problem = known.problem
         if problem is not None and _is_plain(problem) and (entry := _entry(known, problem)) is not None:
             table[key_of(problem)] = [entry]

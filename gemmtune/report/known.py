@@ -59,6 +59,11 @@ class Known:
         }
 
 
+def known_by_date(rows: Iterable[Row]) -> list[Known]:
+    """Return the results by problem and machine, the latest measurement last."""
+    return sorted(known_of(rows), key=lambda known: max(row.measured_at for row in known.rows))
+
+
 def known_of(rows: Iterable[Row]) -> list[Known]:
     """Return the results by problem and machine, in the order of the rows."""
     groups: dict[tuple[str, str], list[Row]] = {}

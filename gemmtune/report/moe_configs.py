@@ -10,7 +10,7 @@ import torch
 
 from ..problem import Problem
 from ..store.row import Row
-from .known import Known, known_of
+from .known import Known, known_by_date
 
 Config = tuple[int, ...]
 _FIELDS = ("BLOCK_SIZE_M", "BLOCK_SIZE_N", "BLOCK_SIZE_K", "GROUP_SIZE_M", "num_warps", "num_stages")
@@ -33,7 +33,7 @@ def moe_configs(rows: Iterable[Row]) -> dict[str, dict[str, Any]]:
     first: dict[tuple[Layer, int], dict[Config, float]] = {}
     second: dict[tuple[Layer, int], dict[Config, float]] = {}
     versions: dict[str, str] = {}
-    for known in sorted(known_of(rows), key=lambda known: max(row.measured_at for row in known.rows)):
+    for known in known_by_date(rows):
         problem = known.problem
         if problem is None or problem.op not in ("routed_grouped_mm", "combined_grouped_mm") or problem.device_type != "cuda":
             continue

@@ -146,8 +146,9 @@ def device_of(fingerprint: str) -> DeviceInfo:
         UnavailableError: there is no preset of the architecture.
     """
     fields = json.loads(fingerprint)
-    numbers = {name: int(fields[name]) for name in ("sm_count", "threads") if name in fields}
-    return dataclasses.replace(preset(fields.get("arch", "")), name=fields.get("device", ""), **numbers)
+    like = preset(fields.get("arch", ""))
+    sm_count, threads = int(fields.get("sm_count", like.sm_count)), int(fields.get("threads", like.threads))
+    return dataclasses.replace(like, name=fields.get("device", ""), sm_count=sm_count, threads=threads)
 
 
 def _trace(known: Known, settings: Settings, order: Order, number: int) -> Trace:

@@ -103,18 +103,17 @@ def grid(x: Scale, y: Scale, x_name: str, y_name: str) -> Markup:
     """Return lines at the ticks of both axes, with their names."""
     lines = [
         Markup(
-            '<line class=grid x1="{0}" x2="{0}" y1="{1}" y2="{2}"/><text x="{0}" y="{3}" text-anchor=middle>{4:g}</text>'
+            '<line class=grid x1="{0}" x2="{0}" y1="{1}" y2="{2}"/><text x="{0}" y="{3}" class=middle>{4:g}</text>'
         ).format(x(tick), y.start, y.end, y.start + 16, tick)
         for tick in x.ticks()
     ] + [
         Markup(
-            '<line class=grid x1="{0}" x2="{1}" y1="{2}" y2="{2}"/><text x="{3}" y="{4}" text-anchor=end>{5:g}</text>'
+            '<line class=grid x1="{0}" x2="{1}" y1="{2}" y2="{2}"/><text x="{3}" y="{4}" class=end>{5:g}</text>'
         ).format(x.start, x.end, y(tick), x.start - 6, y(tick) + 4, tick)
         for tick in y.ticks()
     ]  # fmt: skip
     names = Markup(
-        '<text x="{}" y="{}" text-anchor=middle>{}</text>'
-        '<text transform="translate(14 {}) rotate(-90)" text-anchor=middle>{}</text>'
+        '<text x="{}" y="{}" class=middle>{}</text><text transform="translate(14 {}) rotate(-90)" class=middle>{}</text>'
     ).format((x.start + x.end) / 2, HEIGHT - 8, x_name, (y.start + y.end) / 2, y_name)
     return Markup("\n").join([*lines, names])
 
@@ -124,7 +123,7 @@ def _roof(x: Scale, y: Scale, dtype: str, bandwidth: float, rate: float) -> Mark
     start = max(x.low, y.low / bandwidth)
     line = f"M{x(start)} {y(max(start * bandwidth, y.low))}L{x(corner)} {y(min(corner * bandwidth, rate))}"
     end = f"L{x.end} {y(rate)}" if rate / bandwidth < x.high else ""
-    return Markup('<path class=roof d="{}"/><text x="{}" y="{}" text-anchor=end>{}</text>').format(
+    return Markup('<path class=roof d="{}"/><text x="{}" y="{}" class=end>{}</text>').format(
         line + end, x.end - 4, y(rate) - 5, dtype
     )  # fmt: skip
 

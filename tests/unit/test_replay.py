@@ -121,7 +121,8 @@ def test_the_command_and_the_section_of_a_report(tmp_path, own_store, capsys):
     text = page.read_text()
     assert text.count("<polyline ") == 2 * 3
     assert "Regret by measured choices" in text
-    assert "text-anchor=middle" in text
+    assert "<text class=middle" in text or "class=middle>" in text
+    assert "svg .middle { text-anchor: middle; }" in text
     assert cli.run(["report", str(small), "--replay"]) == 2
     assert "--replay: expected --html too" in capsys.readouterr().err
 
