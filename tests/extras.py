@@ -15,6 +15,8 @@ MODULES = {
     "torchao": "torchao",
     "accelerate": "accelerate",
     "peft": "peft",
+    "lightning": "lightning",
+    "vllm": "vllm",
 }
 """Module of each extra, by the name that tests give: an extra of gemmtune, or a package of the extra ``models``."""
 

@@ -304,6 +304,27 @@ def predicted() -> str:
     return table([*head, "× torch", "least", "tuned, × torch"], rows)
 
 
+def replayed() -> str:
+    """Return the regret of replayed searches after a few choices and at their end."""
+    rows = []
+    for curve in results("nvidia-h200", "replay")["curves"]:
+        last = curve["budgets"][-1]["choices"]
+        for budget in (x for x in curve["budgets"] if x["choices"] in (4, 8, 16, 32, last)):
+            numbers = [f"{100 * budget[name]:.1f}" for name in ("median", "p95", "worst")]
+            rows.append([curve["search"], curve["order"], str(budget["choices"]), *numbers])
+    return table(["search", "order", "measured choices", "regret %, median", "95th percentile", "largest"], rows)
+
+
+def experts_models() -> str:
+    """Return the steps of models with experts, in bfloat16 and with int4 weights."""
+    rows = []
+    for scenario in results("nvidia-h200", "model-experts")["scenarios"]:
+        base = scenario["ways"]["compile"]["ms"]
+        for way, found in scenario["ways"].items():
+            rows.append([scenario["model"], scenario["name"], way, f"{found['ms']:.3f}", f"{base / found['ms']:.2f}"])
+    return table(["model", "step", "way", "ms", "× torch.compile"], rows)
+
+
 def gains() -> str:
     """Return the table of README: one number for each kind of product."""
     model = next(x for x in results("nvidia-h200", "model")["scenarios"] if x["name"] == "decode-1")["ways"]
@@ -331,6 +352,8 @@ MAKERS: dict[str, Callable[[], str]] = {
     "first-calls": first_calls,
     "measured-defaults": defaults,
     "measured-predicted": predicted,
+    "measured-replay": replayed,
+    "measured-experts-models": experts_models,
     "gains": gains,
     "measured-summary": summary,
     "measured-shapes": every_shape,

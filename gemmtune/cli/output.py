@@ -64,10 +64,15 @@ def write_json(path: str | None, data: Any) -> None:
     if path == STDOUT:
         print_json(text)
         return
+    write_text(path, text + "\n", "--json")
+
+
+def write_text(path: str | Path, text: str, asked_by: str) -> None:
+    """Write a file. Raises click.ClickException, which names the option or command that asked for it, if that is impossible."""
     try:
-        Path(path).write_text(text + "\n", encoding="utf-8")
+        Path(path).write_text(text, encoding="utf-8")
     except OSError as error:
-        raise click.ClickException(f"--json: cannot write {path}: {error.strerror}") from error
+        raise click.ClickException(f"{asked_by}: cannot write {path}: {error.strerror}") from error
 
 
 def print_json(text: str) -> None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, get_args
 
 import click
 
+from ..settings import Search
 from .options import selection_options
 from .output import level_options, output_options
 from .running import SUBCOMMAND, help_if_alone, run
@@ -34,6 +35,7 @@ def show(**given: Any) -> None:
 @click.option("--html", metavar="FILE", type=click.Path(dir_okay=False), help="Write one page without external resources.")
 @click.option("--md", metavar="FILE", type=click.Path(dir_okay=False), help="Write Markdown, for instance for a pull request.")
 @click.option("--png", metavar="FILE", type=click.Path(dir_okay=False), help="Write a picture (needs matplotlib).")
+@click.option("--replay", "replayed", is_flag=True, help="Add a section about searches, replayed on the measurements, to the page.")
 @output_options
 def report(**given: Any) -> None:
     """Show what was measured, as a page, Markdown or picture.
@@ -48,19 +50,51 @@ def report(**given: Any) -> None:
     run("report.report", given)
 
 
+@click.command()
+@click.argument("file", required=False, metavar="[FILE]", type=click.Path())
+@click.option("--search", type=click.Choice(get_args(Search)), multiple=True, help="A search to replay; default: quick, default.")
+@click.option(
+    "--order",
+    type=click.Choice(("tuning", "ranked", "random")),
+    multiple=True,
+    help="An order of trial: tune's own, backend by backend, or random; default: the first two.",
+)
+@click.option("--every", type=click.IntRange(min=1), default=1, show_default=True, help="Replay one problem in so many.")
+@output_options
+def replay(**given: Any) -> None:
+    """Replay searches on stored measurements.
+
+    FILE is a store or an export of one, by default the store in force. The table has the regret of each search and order of
+    trial after so many measured choices. That is the time of the best choice found over the best one stored, less one.
+
+    \b
+    gemmtune replay
+    gemmtune replay export.json --search default --order tuning --order random
+    """
+    run("replay.replay_store", given)
+
+
 @click.command("export")
 @click.argument("file", metavar="FILE", type=click.Path())
 @click.option(
     "--format",
     "file_format",
-    type=click.Choice(("gemmtune", "t4")),
+    type=click.Choice(("gemmtune", "t4", "inductor", "tunableop", "moe")),
     default="gemmtune",
     show_default=True,
-    help="gemmtune: JSON that import reads; t4: the format of other auto-tuners.",
+    help="gemmtune: JSON that import reads; t4: other auto-tuners; inductor: Inductor's look-up table; tunableop: CSV of torch's "
+    "TunableOp; moe: FILE is a folder for vLLM's and SGLang's configs of experts.",
 )
 @output_options
 def export_store(**given: Any) -> None:
-    """Write the whole store to FILE, as JSON that import reads."""
+    """Write the whole store to FILE.
+
+    import reads the default format. Other formats are for other tools.
+
+    \b
+    gemmtune export store.json
+    gemmtune export table.json --format inductor
+    """
     run("stores.export_store", given)
 
 
@@ -152,4 +186,4 @@ def prune(**given: Any) -> None:
     run("removal.prune", given)
 
 
-STORE_COMMANDS: tuple[click.Command, ...] = (show, report, export_store, import_store, merge, diff, store)
+STORE_COMMANDS: tuple[click.Command, ...] = (show, report, replay, export_store, import_store, merge, diff, store)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 import textwrap
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 
 import click
 from rich.console import RenderableType
@@ -13,7 +14,9 @@ from rich.text import Text
 
 from .. import settings
 from ..errors import InvalidProblemError, StoreError
+from ..report.inductor_table import inductor_table
 from ..report.known import Known, known_of
+from ..report.moe_configs import moe_configs
 from ..report.names import class_text, machine_text, problem_text
 from ..report.t4 import to_t4
 from ..selector.range_result import table_lines
@@ -21,10 +24,12 @@ from ..selector.result import busy
 from ..selector.segments import INVARIANT, TABLE
 from ..selector.segments import Table as Segments
 from ..selector.text_table import TextTable
+from ..store.row import Row
 from ..store.store import Absorbed, Ranged, Store, open_store
-from .output import STDOUT, write_json
+from .output import STDOUT, write_json, write_text
 from .printing import show as print_parts
 from .selection import Selection
+from .tunableop import VALIDATOR, results_of
 
 PROBLEM_CHARS = 120
 """Length at which a table cuts a problem's text: an epilogue may have a thousand characters."""
@@ -43,17 +48,50 @@ def show(shapes: Sequence[str], match: str | None, here: bool, rows: int, json_f
 
 
 def export_store(file: str, file_format: str, json_file: str | None) -> None:
-    """Write the whole store to FILE, as JSON that import reads, or as T4 that other tuners read."""
+    """Write the whole store to FILE, as JSON that import reads, or in the format of another tool."""
     store = opened()
-    if file_format == "t4":
-        rows = store.every_row()
-        write_json(file, to_t4(rows))
-        count = len(rows)
-    else:
-        count = store.export_file(file)
+    write = _FORMATS.get(file_format)
+    count, what = (store.export_file(file), "rows") if write is None else write(store.every_row(), file)
     if json_file != STDOUT:
-        click.echo(f"{count} rows of {store.path} written to {file}")
-    write_json(json_file, {"rows": count, "store": str(store.path), "file": file})
+        click.echo(f"{count} {what} of {store.path} written to {file}")
+    write_json(json_file, {what: count, "store": str(store.path), "file": file})
+
+
+def _write_t4(rows: list[Row], file: str) -> tuple[int, str]:
+    write_json(file, to_t4(rows))
+    return len(rows), "rows"
+
+
+def _write_inductor(rows: list[Row], file: str) -> tuple[int, str]:
+    table = inductor_table(rows)
+    write_json(file, table)
+    return len(table), "products"
+
+
+def _write_tunableop(rows: list[Row], file: str) -> tuple[int, str]:
+    results = results_of(rows)
+    write_text(file, "".join(f"{line}\n" for line in results), "export")
+    return sum(not line.startswith(VALIDATOR) for line in results), "products"
+
+
+def _write_moe(rows: list[Row], folder: str) -> tuple[int, str]:
+    files = moe_configs(rows)
+    try:
+        Path(folder).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise click.ClickException(f"export: cannot make the folder {folder}: {error.strerror}") from error
+    for name, content in files.items():
+        write_json(str(Path(folder) / name), content)
+    return len(files), "layers"
+
+
+_FORMATS: Mapping[str, Callable[[list[Row], str], tuple[int, str]]] = {
+    "t4": _write_t4,
+    "inductor": _write_inductor,
+    "tunableop": _write_tunableop,
+    "moe": _write_moe,
+}
+"""Functions that write a format. Each returns the number of things written, and their name."""
 
 
 def import_store(file: str, json_file: str | None) -> None:

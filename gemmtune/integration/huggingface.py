@@ -1,4 +1,7 @@
-"""``from_pretrained(..., quantization_config=...)`` of transformers. Users import this module, because it imports transformers."""
+"""Entries of transformers: ``quantization_config=GemmtuneConfig(...)`` and ``experts_implementation="gemmtune"``.
+
+Users import this module, because it imports transformers.
+"""
 
 from __future__ import annotations
 
@@ -15,10 +18,12 @@ from transformers.core_model_loading import (
     build_glob_alternation,
     rename_source_key,
 )
+from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 from transformers.quantizers import HfQuantizer, register_quantization_config, register_quantizer
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from ..errors import InvalidProblemError
+from .experts import experts_forward
 from .flat_state import PARTS, flatten_state_dict, unflatten_state_dict
 from .quantize import Bits, check_kind, is_skipped, names_of, quantized, weights_by_name
 
@@ -27,6 +32,7 @@ _PATTERNS = {rf"\.([^.]+)_{part}$": part for part in PARTS}
 """Parts of a weight, by the pattern of their names in a file. Its group is the name of the weight."""
 _ANY_PART = re.compile(f"(.+)_({'|'.join(PARTS)})")
 _BYTES = {"int4": 0.5, "int8": 1.0, "float8": 1.0}
+ALL_EXPERTS_FUNCTIONS.register(METHOD, experts_forward)
 
 
 @register_quantization_config(METHOD)

@@ -13,7 +13,7 @@ from ..dispatch.grouped import Form, form_of
 from ..dispatch.keys import NOTHING
 from ..errors import InvalidProblemError
 from ..operand_kinds import Encoding, Gate
-from ..problem.grouped_compositions import added_by_token, gated_columns
+from ..problem.grouped_compositions import added_by_token, gated_columns, within_groups
 from ..problem.operations import OPERATIONS
 from .operate import is_compiling, operate
 
@@ -110,7 +110,7 @@ def _followed(form: Form, epilogue: EpilogueFunction | None, epilogue_args: Sequ
             raise InvalidProblemError("combined_grouped_mm: takes no epilogue; apply the function to its result")
         slots, weights = rest
         return added_by_token(operate("grouped_mm", (a, b, offs), None, None, NOTHING), offs, slots, weights)
-    x = a.index_select(0, rest[0]) if rest else a
+    x = within_groups(a.index_select(0, rest[0]), offs) if rest else a  # the gradient of a row behind the last group is anything
     gated = form.options[0]
     if not gated:
         return operate("grouped_mm", (x, b, offs), None, epilogue, epilogue_args)

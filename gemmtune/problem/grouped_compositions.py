@@ -160,11 +160,16 @@ def combined(a: Tensor, b: Tensor, offs: Tensor, slots: Tensor, weights: Tensor)
 
 def added_by_token(product: Tensor, offs: Tensor, slots: Tensor, weights: Tensor) -> Tensor:
     """Return out[t] = Σ_c weights[t, c] · the row of ``product`` in slot t · C + c. Rows behind the last group add nothing."""
-    present = torch.arange(product.shape[0], device=offs.device, dtype=offs.dtype) < offs[-1]
-    rows = torch.where(present.unsqueeze(-1), product, 0)
+    rows = within_groups(product, offs)
     placed = torch.zeros_like(rows).index_copy(0, slots.long(), rows)
     weighted = placed.view(*weights.shape, -1) * weights.to(product.dtype).unsqueeze(-1)
     return weighted.sum(dim=1)
+
+
+def within_groups(x: Tensor, offs: Tensor) -> Tensor:
+    """Return x with zeros in the rows behind the last group. Their gradients are zeros, too."""
+    present = torch.arange(x.shape[0], device=offs.device, dtype=offs.dtype) < offs[-1]
+    return torch.where(present.unsqueeze(-1), x, 0)
 
 
 def scaled_grouped(

@@ -7,9 +7,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from ..problem import Problem
 from ..selector.candidates import outcome_of
 from ..selector.pick import pick, right
 from ..selector.result import Outcome
+from ..store.row import stored_problem
 from ..store.store import Row
 from .names import problem_text
 
@@ -21,6 +23,11 @@ class Known:
     key: str
     fingerprint: str
     rows: tuple[Row, ...]
+
+    @property
+    def problem(self) -> Problem | None:
+        """The problem, None if another version wrote it."""
+        return stored_problem(self.key)
 
     @property
     def outcomes(self) -> list[Outcome]:
@@ -51,6 +58,11 @@ class Known:
             "disturbed": self.disturbed,
             "choices": [row.to_json() for row in self.rows],
         }
+
+
+def known_by_date(rows: Iterable[Row]) -> list[Known]:
+    """Return the results by problem and machine, the latest measurement last."""
+    return sorted(known_of(rows), key=lambda known: max(row.measured_at for row in known.rows))
 
 
 def known_of(rows: Iterable[Row]) -> list[Known]:

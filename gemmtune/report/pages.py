@@ -25,8 +25,8 @@ MOST_BAR = 2.0
 MOST_REASONS = 40
 
 
-def report(sources: Sequence[Source]) -> str:
-    """Return the page. Of two sources the second is the later: it is shown, and compared with the first."""
+def report(sources: Sequence[Source], *more: Markup) -> str:
+    """Return the page, with ``more`` sections at its end. Of two sources the second is shown, and compared with the first."""
     shown = sources[-1]
     entries = sorted(shown.entries, key=lambda entry: natural(entry.text))
     row_ids = [f"p{number}" for number in range(len(entries))]
@@ -39,6 +39,7 @@ def report(sources: Sequence[Source]) -> str:
         *_ranges(shown.tables),
         _backends(entries),
         *_reasons(entries),
+        *more,
     ]
     return page("gemmtune: " + " and ".join(source.name for source in sources), *parts)
 

@@ -90,27 +90,31 @@ def roofline(points: Sequence[Point], limits: Limits, series: Mapping[str, int])
     y_values = [point.tflops for point in points] + [rate for _, _, rate in tops]
     x = Scale(low=min(x_values) / 1.5, high=max(x_values) * 1.5, start=MARGIN, end=WIDTH - 12)
     y = Scale(low=min(y_values) / 1.5, high=max(y_values) * 1.5, start=HEIGHT - 44, end=12)
-    parts = [_grid(x, y), *(_roof(x, y, *top) for top in tops), *(_dot(x, y, point, series) for point in points)]
+    parts = [
+        grid(x, y, "operations per byte", "Tflop/s"),
+        *(_roof(x, y, *top) for top in tops),
+        *(_dot(x, y, point, series) for point in points),
+    ]
     plot = '<div class=plot><svg viewBox="0 0 {} {}" role=img aria-label="Rate by operations per byte">\n{}\n</svg></div>'
     return Markup(plot).format(WIDTH, HEIGHT, Markup("\n").join(parts))
 
 
-def _grid(x: Scale, y: Scale) -> Markup:
+def grid(x: Scale, y: Scale, x_name: str, y_name: str) -> Markup:
+    """Return lines at the ticks of both axes, with their names."""
     lines = [
         Markup(
-            '<line class=grid x1="{0}" x2="{0}" y1="{1}" y2="{2}"/><text x="{0}" y="{3}" text-row_id=middle>{4:g}</text>'
+            '<line class=grid x1="{0}" x2="{0}" y1="{1}" y2="{2}"/><text x="{0}" y="{3}" class=middle>{4:g}</text>'
         ).format(x(tick), y.start, y.end, y.start + 16, tick)
         for tick in x.ticks()
     ] + [
         Markup(
-            '<line class=grid x1="{0}" x2="{1}" y1="{2}" y2="{2}"/><text x="{3}" y="{4}" text-row_id=end>{5:g}</text>'
+            '<line class=grid x1="{0}" x2="{1}" y1="{2}" y2="{2}"/><text x="{3}" y="{4}" class=end>{5:g}</text>'
         ).format(x.start, x.end, y(tick), x.start - 6, y(tick) + 4, tick)
         for tick in y.ticks()
     ]  # fmt: skip
     names = Markup(
-        '<text x="{}" y="{}" text-row_id=middle>operations per byte</text>'
-        '<text transform="translate(14 {}) rotate(-90)" text-row_id=middle>Tflop/s</text>'
-    ).format((x.start + x.end) / 2, HEIGHT - 8, (y.start + y.end) / 2)
+        '<text x="{}" y="{}" class=middle>{}</text><text transform="translate(14 {}) rotate(-90)" class=middle>{}</text>'
+    ).format((x.start + x.end) / 2, HEIGHT - 8, x_name, (y.start + y.end) / 2, y_name)
     return Markup("\n").join([*lines, names])
 
 
@@ -119,7 +123,7 @@ def _roof(x: Scale, y: Scale, dtype: str, bandwidth: float, rate: float) -> Mark
     start = max(x.low, y.low / bandwidth)
     line = f"M{x(start)} {y(max(start * bandwidth, y.low))}L{x(corner)} {y(min(corner * bandwidth, rate))}"
     end = f"L{x.end} {y(rate)}" if rate / bandwidth < x.high else ""
-    return Markup('<path class=roof d="{}"/><text x="{}" y="{}" text-row_id=end>{}</text>').format(
+    return Markup('<path class=roof d="{}"/><text x="{}" y="{}" class=end>{}</text>').format(
         line + end, x.end - 4, y(rate) - 5, dtype
     )  # fmt: skip
 

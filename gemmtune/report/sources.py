@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import gzip
 import json
+import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,7 +16,7 @@ from ..errors import StoreError
 from ..foreign import parse_json
 from ..problem import Problem
 from ..selector.machine_limits import DISTURBED_LIMITS, LIMITS
-from ..store.exchange import from_json
+from ..store.exchange import MOST_BYTES, from_json
 from ..store.key import canonical
 from ..store.ranged import Ranged
 from ..store.store import Row, Store
@@ -27,6 +29,8 @@ EXPECTED = "expected a store, a file of gemmtune export, one of gemmtune tune --
 PLACE = ("device", "arch", "threads", "timing")
 """Fields of a machine that both sides of a comparison must share. Versions may differ: their effect is what it shows."""
 MOST_OTHERS = 8
+GZIP = b"\x1f\x8b"
+"""First bytes of a compressed file."""
 Limits = Mapping[str, Mapping[str, float]]
 """Limits by machine without its timing."""
 
@@ -41,6 +45,8 @@ class Source:
     limits: Limits = field(default_factory=dict)
     machine: str = ""
     """Machine of all entries as one line, for files that name one."""
+    known: tuple[Known, ...] = ()
+    """All measured choices of each problem, for stores and their exports."""
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values: the name, and the entries with their gains."""
@@ -56,8 +62,11 @@ def read(path: Path) -> Source:
     """
     try:
         text = path.read_bytes()
-    except OSError as error:
-        raise StoreError(f"cannot read {path}: {error.strerror}, {EXPECTED}") from error
+        if text.startswith(GZIP):
+            with gzip.open(path) as stream:
+                text = stream.read(MOST_BYTES)
+    except (OSError, EOFError, zlib.error) as error:
+        raise StoreError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}, {EXPECTED}") from error
     if text.startswith(b"SQLite format 3"):
         return of_store(Store.open(path, read_only=True), path.name)
     try:
@@ -87,8 +96,9 @@ def _of_rows(rows: Iterable[Row], limits: Iterable[tuple[str, str, float]], rang
     found: dict[str, dict[str, float]] = {}
     for machine, limit, value in limits:  # the quiet ones come last
         found.setdefault(_without_timing(machine), {})[limit] = value
-    entries = (_of_known(known, found.get(_without_timing(known.fingerprint), {})) for known in known_of(rows))
-    return Source(name=name, entries=tuple(entries), tables=tuple(ranged), limits=found)
+    known = tuple(known_of(rows))
+    entries = tuple(_of_known(x, found.get(_without_timing(x.fingerprint), {})) for x in known)
+    return Source(name=name, entries=entries, tables=tuple(ranged), limits=found, known=known)
 
 
 def _of_known(known: Known, limits: Mapping[str, float]) -> Entry:

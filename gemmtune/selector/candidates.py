@@ -17,7 +17,15 @@ from ..problem import Problem
 from ..settings import Settings, Timing
 from ..store.key import fingerprint_text
 from ..store.store import Row, Store
-from .offers import enabled_backends, known_variants, moved_choices, named_choice, offers_for, widest_offers_for
+from .offers import (
+    enabled_backends,
+    interleaved,
+    known_variants,
+    moved_choices,
+    named_choice,
+    offers_for,
+    widest_offers_for,
+)
 from .pick import pick
 from .result import ALONE, DISTURBED, SETTLED, Outcome
 
@@ -74,8 +82,8 @@ class Candidates:
 
     @property
     def missing(self) -> list[Choice]:
-        """The offers without an outcome."""
-        return [c for c in self.offers.choices if c.content_hash not in self.known]
+        """The offers without an outcome, in the order in which they are tried."""
+        return interleaved([c for c in self.offers.choices if c.content_hash not in self.known])
 
     @property
     def complete(self) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import warnings
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from ..backends.densified import dense_problem, densified
 from ..backends.routed import BY_INDEX, grouped_problem, with_steps
@@ -143,6 +143,20 @@ def _is_way(value: object) -> bool:
     return (
         isinstance(value, dict) and isinstance(value.get("from"), str) and all(type(value[x]) is int for x in value if x != "from")
     )
+
+
+def interleaved(choices: Sequence[Choice]) -> list[Choice]:
+    """Return the choices with the first of each kind of kernel at the beginning, then the second of each, and so on.
+
+    A kind is a template, with or without swapped operands. A tuning that runs out of time then knows the best of each kind.
+    """
+    ranks: Counter[tuple[object, ...]] = Counter()
+    placed: list[tuple[int, Choice]] = []
+    for choice in choices:
+        kind = (choice.backend, choice.info.get("template") or choice.name.partition("_")[0], bool(choice.info.get("swap_ab")))
+        placed.append((ranks[kind], choice))
+        ranks[kind] += 1
+    return [choice for _, choice in sorted(placed, key=lambda x: x[0])]
 
 
 def untried_variants(choices: Mapping[str, Choice], outcomes: Mapping[str, Outcome], settings: Settings) -> list[Choice]:

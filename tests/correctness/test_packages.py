@@ -1,4 +1,4 @@
-"""Other packages with optimized and quantized models: transformers' Trainer, peft and accelerate."""
+"""Other packages with optimized and quantized models: transformers' Trainer, peft, accelerate and Lightning."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ pytestmark = [pytest.mark.slow, needs("models")]
 Tensor = torch.Tensor
 peft = Needed("peft")
 safetensors = Needed("safetensors.torch")
+lightning = Needed("lightning")
 
 
 @pytest.fixture(autouse=True)
@@ -147,6 +148,37 @@ def test_accelerate_prepares_optimized_models_and_saves_quantized_ones(tmp_path)
         again, _ = llama("int8")
         again.load_state_dict({name: x.clone() for name, x in found.items()})
         assert torch.equal(result(again, given), result(quantized, given))
+
+
+@needs("lightning")
+def test_lightning_fits_an_optimized_model_and_adapters_of_a_quantized_one(tmp_path):
+    class Module(lightning.LightningModule):
+        def __init__(self, model: nn.Module) -> None:
+            super().__init__()
+            self.model, self.losses = model, []
+
+        def training_step(self, batch: Tensor, _: int) -> Tensor:
+            loss = self.model(input_ids=batch, labels=batch).loss
+            self.losses.append(loss.item())
+            return loss
+
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            return torch.optim.AdamW((x for x in self.parameters() if x.requires_grad), lr=0.01)
+
+    def fitted(model: nn.Module, given: dict[str, Tensor]) -> list[float]:
+        module = Module(model.train())
+        trainer = lightning.Trainer(
+            default_root_dir=tmp_path, max_steps=3, accelerator="cpu", logger=False, enable_checkpointing=False,
+            enable_progress_bar=False, enable_model_summary=False,
+        )  # fmt: skip
+        trainer.fit(module, torch.utils.data.DataLoader(list(given["input_ids"]) * 3, batch_size=2))
+        assert module.losses[2] < module.losses[0]
+        return module.losses
+
+    expected = fitted(*llama("plain"))
+    assert fitted(*llama("optimized")) == pytest.approx(expected, rel=1e-4)
+    model, given = llama("int8")
+    fitted(with_adapters(model), given)
 
 
 def offloaded(model: nn.Module, how: str, folder: Any) -> nn.Module:

@@ -1,0 +1,135 @@
+"""``experts_implementation="gemmtune"`` in models of transformers: values, gradients, tuning, compiled graphs, generation."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from typing import Any
+
+import pytest
+import torch
+from extras import needs
+from models import EXPERTS, Needed, made, result, tokens
+from torch import nn
+
+import gemmtune
+from gemmtune import settings
+from gemmtune.store.store import open_store
+
+pytestmark = [pytest.mark.slow, needs("models")]
+Tensor = torch.Tensor
+transformers = Needed("transformers")
+moe = Needed("transformers.integrations.moe")
+WAYS = ("eager", "grouped_mm", "gemmtune")
+
+
+@pytest.fixture(autouse=True)
+def registered(own_store):
+    importlib.import_module("gemmtune.integration.huggingface")
+    with settings.patch(backends=("aten",), search="quick"):
+        yield
+
+
+def qwen3_moe(activation: str = "silu") -> tuple[nn.Module, dict[str, Tensor]]:
+    torch.manual_seed(1)
+    config = transformers.Qwen3MoeConfig(
+        **EXPERTS | {"num_experts": 4}, head_dim=16, moe_intermediate_size=32, hidden_act=activation
+    )
+    return transformers.Qwen3MoeForCausalLM(config).eval(), {"input_ids": tokens()}
+
+
+def one_layer(name: str) -> tuple[Any, Tensor, Tensor, Tensor]:
+    """Return experts of a model, rows for them, and numbers and weights of the experts of each row."""
+    model, _ = qwen3_moe() if name == "qwen3_moe" else made(name)
+    experts = next(module for module in model.modules() if hasattr(module, "down_proj") and hasattr(module, "num_experts"))
+    torch.manual_seed(2)
+    weights, index = torch.randn(9, 4).softmax(-1).topk(2)
+    return experts, torch.randn(9, 64), index, weights
+
+
+def loss_and_gradients(model: nn.Module, given: Any, way: str) -> dict[str, Tensor]:
+    model.set_experts_implementation(way)
+    model.zero_grad()
+    found = model(**given, labels=given["input_ids"])
+    found.loss.backward()
+    return {"logits": found.logits.detach()} | {name: x.grad.clone() for name, x in model.named_parameters() if x.grad is not None}
+
+
+@pytest.mark.parametrize("name", ["mixtral", "gpt_oss", "silu", "gelu", "gelu_pytorch_tanh", "gelu_new"])
+def test_values_and_gradients_are_those_of_transformers(name):
+    """Mixtral and Qwen3 gate by halves, gpt-oss has biases, interleaved gates and transposed matrices."""
+    model, given = made(name) if name in ("mixtral", "gpt_oss") else qwen3_moe(name)
+    eager, torchs, ours = (loss_and_gradients(model, given, way) for way in WAYS)
+    for key, expected in eager.items():
+        close = 2e-6 + 2 * (torchs[key] - expected).abs().max()
+        assert (ours[key] - expected).abs().max() <= close, f"{key}: got another value than eager experts"
+
+
+@pytest.mark.parametrize("name", ["mixtral", "gpt_oss"])
+def test_numbers_of_experts_elsewhere_count_for_nothing(name):
+    experts, x, index, weights = one_layer(name)
+    index, weights = index.clone(), weights.clone()
+    index[::2, 1], weights[::2, 1] = experts.num_experts, 0.0  # the mark of another rank's expert
+    found = {}
+    for way in WAYS[1:]:
+        rows = x.clone().requires_grad_()
+        junk = [torch.full((18, 128), float("nan")) for _ in range(9)]
+        del junk  # memory that the next tensors get
+        y = moe.ALL_EXPERTS_FUNCTIONS[way](experts, rows, index, weights)
+        experts.zero_grad()
+        y.sum().backward()
+        found[way] = (y.detach(), rows.grad, *(parameter.grad.clone() for parameter in experts.parameters()))
+    for ours, expected in zip(found["gemmtune"], found["grouped_mm"], strict=True):
+        assert torch.allclose(ours, expected, atol=1e-5)
+
+
+def test_a_call_tunes_nothing_and_optimize_tunes_what_it_needs():
+    model, given = made("mixtral")
+    model.set_experts_implementation("gemmtune")
+    with torch.no_grad():
+        expected = result(model, given)
+        store = open_store(settings.current())
+        assert not store.every_row(), "a forward measured something"
+        gemmtune.optimize(model, tune=given, progress=False)
+        ops = {json.loads(row.key)["op"] for row in store.every_row()}
+        assert {"routed_grouped_mm", "combined_grouped_mm"} <= ops
+        assert torch.allclose(result(model, given), expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["int8", "float8"])
+def test_quantized_experts_have_the_values_of_grouped_mm(kind):
+    model, given = made("mixtral")
+    gemmtune.quantize_(model, kind)
+    with torch.no_grad():
+        expected, found = (result(_with(model, way), given) for way in WAYS[1:])
+    assert torch.allclose(found, expected, atol=1e-5)
+
+
+def _with(model: Any, way: str) -> Any:
+    model.set_experts_implementation(way)
+    return model
+
+
+def test_compiled_experts_and_their_gradients():
+    """Compiled grouped products of transformers have gradients in bfloat16 only."""
+    experts, *given = one_layer("qwen3_moe")
+    forward = moe.ALL_EXPERTS_FUNCTIONS["gemmtune"]
+    compiled = torch.compile(forward, fullgraph=True, backend="aot_eager")
+    with torch.no_grad():
+        assert torch.allclose(compiled(experts, *given), forward(experts, *given), atol=1e-5)
+    experts.bfloat16()
+    results = []
+    for function in (forward, compiled):
+        rows = given[0].bfloat16().requires_grad_()
+        y = function(experts, rows, *given[1:])
+        y.square().sum().backward()
+        results.append((y.detach(), rows.grad))
+    for found, expected in zip(*results, strict=True):
+        assert torch.allclose(found, expected, rtol=0.03, atol=0.03 * expected.abs().max())
+
+
+def test_generate_gives_the_same_tokens():
+    model, given = made("mixtral")
+    options = {"max_new_tokens": 4, "do_sample": False, "attention_mask": torch.ones_like(given["input_ids"]), "pad_token_id": 0}
+    expected, found = (_with(model, way).generate(**given, **options) for way in ("eager", "gemmtune"))
+    assert torch.equal(found, expected)

@@ -1,0 +1,224 @@
+"""``gemmtune export`` in formats of other tools, read by these tools."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from extras import needs
+from store_cases import row
+from torch._inductor import config as inductor_config
+from torch._inductor.lookup_table import LookupTableChoices
+from torch._inductor.utils import run_and_get_code
+from torch._inductor.virtualized import V
+
+from gemmtune import Problem, cli, settings
+from gemmtune.cli.spec import Spec
+from gemmtune.cli.tunableop import entries_of, results_of, signature_of
+from gemmtune.report.inductor_table import inductor_table, key_of
+from gemmtune.report.moe_configs import moe_configs
+from gemmtune.store.key import canonical
+from gemmtune.store.row import Row
+from gemmtune.store.store import open_store
+
+GPU = {"device_type": "cuda"}
+H200 = canonical({"device": "NVIDIA H200", "triton": "3.7.1", "timing": "graph"})
+
+
+def measured(problem: Problem, *choices: tuple[str, float, dict], machine: str = H200, **fields: object) -> list[Row]:
+    """Return rows of torch at 10 µs and of other choices, each a name, a time and its ``info``."""
+    listed = [("aten:mm", 10.0, {}), *choices]
+    return [
+        row(i, key=problem.key, fingerprint=machine, name=name, time_us=us, info=info, baseline=i == 0, **fields)
+        for i, (name, us, info) in enumerate(listed)
+    ]
+
+
+def tile(block_m: int, block_n: int, block_k: int, template: str = "mm", **more: object) -> dict:
+    return {"template": template, "tile": [block_m, block_n, block_k], "group_m": 8, "warps": 4, "stages": 3, "splits": 1} | more
+
+
+def test_inductor_entries_are_the_fastest_that_it_has():
+    shape = {"layout": "nt", **GPU}
+    problems = [Problem.mm(m, 64, 96, **shape) for m in (1, 2, 3)]
+    rows = [
+        *measured(problems[0], ("a", 5.0, tile(16, 64, 64)), ("b", 4.0, tile(16, 64, 32, splits=2))),
+        *measured(problems[1], ("c", 5.0, tile(16, 64, 64, swap_ab=True)), ("d", 3.0, {"tile": [64, 64, 64], "cluster": 2})),
+        *measured(problems[2], ("e", 5.0, tile(32, 64, 32))),
+        *measured(Problem.addmm(4, 64, 96, **GPU), ("f", 5.0, tile(16, 64, 64))),
+        *measured(Problem.mm(5, 64, 96, layout="nt", device_type="cpu")),
+    ]
+    table = inductor_table(rows)
+    first, second, third = (table.pop(key_of(problem)) for problem in problems)
+    assert not table, "a biased product, or one on a CPU, has no entry"
+    options = {"BLOCK_M": 16, "BLOCK_N": 64, "BLOCK_K": 64, "GROUP_M": 8, "num_warps": 4, "num_stages": 3}
+    assert first == [{"template_id": "triton::mm", "EVEN_K": False, **options}]
+    assert second == [{"template_id": "aten::mm"}], "split-K, swapped operands and clusters have no template"
+    assert third[0]["EVEN_K"], "96 is whole blocks of 32"
+
+
+class Anywhere(LookupTableChoices):
+    """Inductor's look-up, also on a machine without a GPU."""
+
+    hits: list[str]
+
+    @staticmethod
+    def _get_device_key(device: torch.device) -> str:
+        return device.type
+
+    def _get_lookup_table(self):
+        return inductor_config.lookup_table.table
+
+    def lookup_template_configs(self, kernel_inputs, op_name, template_uids, template_hash_map=None):
+        found = super().lookup_template_configs(kernel_inputs, op_name, template_uids, template_hash_map)
+        self.hits += found
+        return found
+
+
+@pytest.mark.parametrize("op", ["mm", "bmm"])
+def test_inductor_finds_the_entry_in_a_compile(op):
+    batch = (3,) if op == "bmm" else ()
+    a, b = torch.randn(*batch, 5, 96), torch.randn(*batch, 64, 96).mT
+    made = Problem.bmm(3, 5, 64, 96, dtype=torch.float32, layout="nt", **GPU) if batch else None
+    problem = made or Problem.mm(5, 64, 96, dtype=torch.float32, layout="nt", **GPU)
+    choices = Anywhere()
+    choices.hits = []
+    options = {"max_autotune_gemm": True, "max_autotune_gemm_backends": "ATEN"}
+    torch._dynamo.reset()
+    with (
+        inductor_config.patch({"fx_graph_cache": False}),
+        inductor_config.patch({"lookup_table.table": inductor_table(measured(problem))}),
+        V.set_choices_handler(choices),
+    ):
+        found = torch.compile(lambda x, y: x @ y, options=options)(a, b)
+    assert choices.hits == [f"aten::{op}"]
+    assert torch.allclose(found, a @ b, atol=1e-4)
+
+
+@pytest.mark.gpu
+def test_inductor_compiles_the_template_of_its_table():
+    a, b = torch.randn(512, 384, device="cuda").bfloat16(), torch.randn(256, 384, device="cuda").bfloat16().mT
+    problem = Problem.mm(512, 256, 384, layout="nt", **GPU)
+    table = inductor_table(measured(problem, ("x", 5.0, tile(64, 32, 128))))
+    torch._dynamo.reset()
+    with inductor_config.patch({"lookup_table.table": table, "fx_graph_cache": False}), V.set_choices_handler(LookupTableChoices()):
+        compiled = torch.compile(
+            lambda x, y: x @ y, options={"max_autotune_gemm": True, "max_autotune_gemm_backends": "ATEN,TRITON"}
+        )
+        found, [code] = run_and_get_code(compiled, a, b)
+    assert "triton_tem_fused_mm" in code
+    assert all(f"{name} : tl.constexpr = {value}" in code for name, value in (("BLOCK_M", 64), ("BLOCK_N", 32), ("BLOCK_K", 128)))
+    assert torch.allclose(found.float(), (a @ b).float(), rtol=0.02, atol=0.5)
+
+
+def experts(op: str, tokens: int, **options: object) -> Problem:
+    """Return a product of a layer of 8 experts with 128 columns in between, 64 columns outside and 2 experts for each token."""
+    sizes = (2 * tokens, 128, 64) if op == "routed_grouped_mm" else (2 * tokens, 64, 128)
+    words = {"gated": "silu"} if op == "routed_grouped_mm" else {}
+    return Spec(op=op, groups=8, tokens=tokens, dtype="bfloat16", layout="nt", **words, **GPU, **options).problem(sizes, "")
+
+
+def layer() -> list[Row]:
+    def grouped(*sizes: int) -> dict:
+        return tile(*sizes, template="grouped")
+
+    def combined(*sizes: int) -> dict:
+        return tile(*sizes, template="grouped_combined")
+
+    up, down = "routed_grouped_mm", "combined_grouped_mm"
+    return [
+        *measured(
+            experts(up, 16), ("a", 3.0, grouped(16, 32, 64)), ("b", 4.0, grouped(16, 64, 64)), ("c_swap", 1.0, grouped(16, 16, 64))
+        ),
+        *measured(experts(down, 16), ("d", 9.0, combined(16, 64, 64)), ("e", 2.0, combined(16, 128, 64))),
+        *measured(experts(up, 64), ("f+routed", 1.0, grouped(64, 64, 64)), ("g", 5.0, grouped(32, 64, 64))),
+    ]
+
+
+def test_configs_of_experts_have_the_least_time_of_both_products():
+    [(name, content)] = moe_configs(layer()).items()
+    assert name == "E=8,N=128,device_name=NVIDIA_H200.json"
+    assert content.pop("triton_version") == "3.7.1"
+    assert [(tokens, config["BLOCK_SIZE_M"], config["BLOCK_SIZE_N"]) for tokens, config in content.items()] == [
+        ("16", 16, 128),  # 4 + 2 µs; the gated tile has 64 gates too, and 3 + 9 µs of the other is more
+        ("64", 32, 128),
+    ]
+    assert content["16"] == {
+        "BLOCK_SIZE_M": 16, "BLOCK_SIZE_N": 128, "BLOCK_SIZE_K": 64, "GROUP_SIZE_M": 8, "num_warps": 4, "num_stages": 3
+    }  # fmt: skip
+
+
+def test_other_h200_are_named_as_vllm_names_them():
+    machine = canonical({"device": "NVIDIA H200 NVL", "triton": "3.7.1"})
+    rows = measured(experts("routed_grouped_mm", 1), ("a", 3.0, tile(16, 32, 64, template="grouped")), machine=machine)
+    assert list(moe_configs(rows)) == ["E=8,N=128,device_name=NVIDIA_H200.json"]
+
+
+@needs("vllm")
+def test_vllm_reads_the_configs(tmp_path, own_store, monkeypatch):
+    module = importlib.import_module("vllm.model_executor.layers.fused_moe.fused_moe")
+    open_store(settings.current()).put(layer())
+    assert cli.run(["export", str(tmp_path / "moe"), "--format", "moe"]) == 0
+    monkeypatch.setattr(module, "get_device_name_as_file_name", lambda: "NVIDIA_H200_NVL")
+    monkeypatch.setenv("VLLM_TUNED_CONFIG_FOLDER", str(tmp_path / "moe"))
+    module.get_moe_configs.cache_clear()
+    found = module.get_moe_configs(8, 128, None)
+    assert {tokens: config["BLOCK_SIZE_M"] for tokens, config in found.items()} == {16: 16, 64: 32}
+
+
+def test_signatures_of_tunableop_are_those_that_are_read():
+    for op, layout, dtype in (("mm", "nt", "bfloat16"), ("mm", "tn", "float32"), ("bmm", "nn", "float16"), ("mm", "tt", "float64")):
+        sizes = (3, 16, 64, 32) if op == "bmm" else (16, 64, 32)
+        problem = Spec(op=op, layout=layout, dtype=dtype, **GPU).problem(sizes, "")
+        [(entry, why)] = entries_of(f"{signature_of(problem)},Default,0.1")
+        assert (why, entry["m"], entry["n"], entry["k"]) == ("", 16, 64, 32)
+        assert (entry["op"], entry["layout"], entry["dtype"], entry.get("batch", 1)) == (op, layout, dtype, problem.batch)
+    assert signature_of(Problem.mm(16, 64, 32, device_type="cpu")) == ""
+    assert signature_of(Problem.addmm(16, 64, 32, **GPU)) == ""
+
+
+def test_formats_are_exported_and_what_cannot_be_is_an_error(tmp_path, own_store, capsys, monkeypatch):
+    open_store(settings.current()).put([*layer(), *measured(Problem.mm(16, 64, 32, layout="nt", **GPU))])
+    table = tmp_path / "table.json"
+    assert cli.run(["export", str(table), "--format", "inductor"]) == 0
+    assert list(json.loads(table.read_text()).values()) == [[{"template_id": "aten::mm"}]]
+    assert "1 products of" in capsys.readouterr().out
+    assert cli.run(["export", str(table), "--format", "moe"]) == 1
+    assert "export: cannot make the folder" in capsys.readouterr().err
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert cli.run(["export", str(tmp_path / "x.csv"), "--format", "tunableop"]) == 1
+    assert "expected the one that will read the file: export it there" in capsys.readouterr().err
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda.tunable, "get_validators", lambda: (("PT_VERSION", "2.13.0"),))
+    assert cli.run(["export", str(tmp_path / "x.csv"), "--format", "tunableop"]) == 0
+    assert (tmp_path / "x.csv").read_text().splitlines() == [
+        "Validator,PT_VERSION,2.13.0",
+        "GemmTunableOp_BFloat16_TN,tn_64_16_32_ld_32_32_64,Default,0.01",
+    ]
+
+
+@pytest.mark.gpu
+def test_torchs_tunableop_reads_the_file(tmp_path):
+    problem = Problem.mm(16, 64, 32, layout="nt", **GPU)
+    file = Path(tmp_path / "tunableop.csv")
+    file.write_text("\n".join(results_of(measured(problem))) + "\n")
+    tunable = torch.cuda.tunable
+    before = tunable.is_enabled(), tunable.tuning_is_enabled(), tunable.get_filename()
+    try:
+        tunable.enable(True)
+        tunable.tuning_enable(False)
+        assert tunable.read_file(str(file)), "torch refused the file"
+        line = next(line for line in file.read_text().splitlines() if line.startswith("Gemm"))
+        op, signature, solution, _ = line.split(",")
+        assert (op, signature, solution) in [tuple(result[:3]) for result in tunable.get_results()]
+        tunable.record_untuned_enable(True)
+        a, b = torch.randn(16, 32, device="cuda").bfloat16(), torch.randn(64, 32, device="cuda").bfloat16()
+        assert torch.allclose((a @ b.t()).float(), a.float() @ b.float().t(), atol=0.2)
+    finally:
+        tunable.record_untuned_enable(False)
+        tunable.enable(before[0])
+        tunable.tuning_enable(before[1])
+        tunable.set_filename(before[2])
