@@ -14,11 +14,13 @@ from torch import nn
 
 import gemmtune
 from gemmtune import settings
+from gemmtune.integration.quantize import dequantize_
 from gemmtune.store.store import open_store
 
 pytestmark = [pytest.mark.slow, needs("models")]
 Tensor = torch.Tensor
 transformers = Needed("transformers")
+peft = Needed("peft")
 moe = Needed("transformers.integrations.moe")
 WAYS = ("eager", "grouped_mm", "gemmtune")
 
@@ -133,3 +135,39 @@ def test_generate_gives_the_same_tokens():
     options = {"max_new_tokens": 4, "do_sample": False, "attention_mask": torch.ones_like(given["input_ids"]), "pad_token_id": 0}
     expected, found = (_with(model, way).generate(**given, **options) for way in ("eager", "gemmtune"))
     assert torch.equal(found, expected)
+
+
+def test_continuous_batching_gives_the_same_tokens():
+    model, given = made("mixtral")
+    batching = Needed("transformers.generation.configuration_utils").ContinuousBatchingConfig(num_blocks=8, max_batch_tokens=64)
+    options = transformers.GenerationConfig(max_new_tokens=3, do_sample=False, eos_token_id=-1, pad_token_id=0)
+    expected = _with(model, "eager").generate(
+        **given, generation_config=options, attention_mask=torch.ones_like(given["input_ids"])
+    )
+    found = _with(model, "gemmtune").generate_batch(
+        given["input_ids"].tolist(), generation_config=options, continuous_batching_config=batching, warmup=False
+    )
+    assert [x.error for x in found.values()] == [None, None]
+    assert [x.generated_tokens for x in found.values()] == expected[:, given["input_ids"].shape[1] :].tolist()
+
+
+@needs("peft")
+@pytest.mark.parametrize("kind", ["", "int8"])
+def test_adapters_of_experts_are_trained_and_merged(kind):
+    model, given = made("mixtral")
+    if kind:
+        gemmtune.quantize_(model, kind)
+    config = peft.LoraConfig(r=4, target_modules=["q_proj"], target_parameters=["mlp.experts.down_proj"], task_type="CAUSAL_LM")
+    adapted = peft.get_peft_model(_with(model, "gemmtune"), config)
+    optimizer, losses = torch.optim.AdamW([x for x in adapted.parameters() if x.requires_grad], lr=0.01), []
+    for _ in range(3):
+        loss = adapted(**given, labels=given["input_ids"]).loss
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    assert losses[2] < losses[0]
+    with torch.no_grad():
+        expected = result(adapted.eval(), given)
+        merged = (dequantize_(adapted) if kind else adapted).merge_and_unload()
+        assert torch.allclose(result(merged, given), expected, atol=1e-5)
