@@ -335,8 +335,9 @@ def test_each_class_has_likely_choices_at_every_m():
     quick = Settings(search="quick", backends=("aten", "triton", "cuda"))
     work = Work(rows_class, range(1, 4097), preset("sm90"), quick, 0.0, Progress())
     whole, halves = Reduction(unit="matrix"), Reduction(unit="matrix", parts=(3584, 3584))
-    offered = {(m, x): offered_in(work, m, [x]) for m in (1, 64, 1024, 4096) for x in (whole, halves)}
-    assert all(class_of(choice) == x for (_, x), choices in offered.items() for choice in choices)
+    both = {m: offered_in(work, m, [whole, halves]) for m in (1, 1024, 4096)}
+    offered = {(m, x): [choice for choice in both[m] if class_of(choice) == x] for m in both for x in (whole, halves)}
+    assert sum(map(len, offered.values())) == sum(map(len, both.values()))
     names = {key: {choice.name.rsplit("_s", maxsplit=1)[0] for choice in choices} for key, choices in offered.items()}
     assert {"cuda:cluster_64x16x128", "triton:mm_16x16x256"} <= names[1, whole]
     assert {"cuda:cluster_64x16x128", "triton:mm_16x32x256"} <= names[1, halves]
@@ -346,7 +347,7 @@ def test_each_class_has_likely_choices_at_every_m():
     families = [choice.name.split("_")[0] for choice in offered[1, whole] if not choice.info.get("swap_ab")]
     assert max(families.count(x) for x in families) <= LIKELIEST
     filtered = dataclasses.replace(work, settings=dataclasses.replace(quick, choice_denylist_regex="cuda:.*"))
-    assert {choice.backend for choice in offered_in(filtered, 64, [whole])} == {"triton"}
+    assert {choice.backend for choice in offered_in(filtered, 1, [whole])} == {"triton"}
 
 
 def test_texts_of_reductions():
