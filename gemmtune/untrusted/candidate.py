@@ -21,6 +21,7 @@ from .conduct import Conduct, Finding
 from .memory import Memory, Placed
 from .process import Fork
 from .target import NOTHING, TORCH, Target
+from .words import argument, base, flags_here, tensors_of
 
 CALL_S = 30.0
 """Time limit of a call, compilation included."""
@@ -134,12 +135,12 @@ class Candidate:
         """
         if self._fork is None or self._fork.ended():
             self.opened()
-        tensors = [part for x in (*args, *kwargs.values()) if isinstance(x, torch.Tensor) for part in _parts(x)]
+        tensors = [part for x in (*args, *kwargs.values()) if isinstance(x, torch.Tensor) for part in tensors_of(x)]
         placed, end = self._memory.place(tensors, self.place)
         room, how = min(self._memory.size - end, MOST_RESULT_BYTES), "profile" if self.profiling else "call"
         question = {
-            "do": how, "function": function, "result": end, "room": room,
-            "args": [_word(x, placed) for x in args], "kwargs": {name: _word(x, placed) for name, x in kwargs.items()},
+            "do": how, "function": function, "result": end, "room": room, "flags": flags_here(),
+            "args": [argument(x, placed) for x in args], "kwargs": {name: argument(x, placed) for name, x in kwargs.items()},
         }  # fmt: skip
         if self.device.type != "cpu":
             torch.cuda.synchronize(self.device)
@@ -152,7 +153,7 @@ class Candidate:
             result = self._received(answer, end)
         self._stop_clock(answer)
         for storage in placed.values() if self.watches else ():
-            if storage.own.data_ptr() != _base(out) and storage.changed():
+            if storage.own.data_ptr() != base(out) and storage.changed():
                 self.note(Conduct.INPUTS)
                 storage.own.copy_(storage.copy)
         self._judge_answer(answer, result)
@@ -188,6 +189,7 @@ class Candidate:
         if self._fork is not None:
             self._fork.close()
             self._fork = None
+            self._memory.take_back()
 
     # One question
 
@@ -259,7 +261,7 @@ class Candidate:
         return result
 
     def _returned(self, placed: Mapping[int, Placed], out: torch.Tensor) -> None:
-        storage = placed.get(_base(out))
+        storage = placed.get(base(out))
         if storage is not None:
             storage.own.copy_(storage.copy)
 
@@ -273,28 +275,3 @@ class Candidate:
 def _listed(details: Sequence[str]) -> str:
     more = [f"and {len(details) - SHOWN} more"] if len(details) > SHOWN else []
     return "; ".join([*details[:SHOWN], *more])
-
-
-def _base(tensor: Any) -> int:
-    return tensor.untyped_storage().data_ptr() if isinstance(tensor, torch.Tensor) and tensor.layout == torch.strided else -1
-
-
-def _parts(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    if tensor.layout == torch.sparse_bsr:
-        return tensor.crow_indices(), tensor.col_indices(), tensor.values()
-    return (tensor,)
-
-
-def _word(value: Any, placed: Mapping[int, Placed]) -> Any:
-    """Return an argument as the process reads it."""
-    if isinstance(value, torch.dtype):
-        return {"dtype": str(value).removeprefix("torch.")}
-    if not isinstance(value, torch.Tensor):
-        return value
-    if value.layout == torch.sparse_bsr:
-        return {"bsr": [_word(part, placed) for part in _parts(value)], "shape": list(value.shape)}
-    storage = placed.get(_base(value))
-    return {
-        "at": storage.at if storage else 0, "bytes": storage.own.numel() if storage else 0, "offset": value.storage_offset(),
-        "of": str(value.dtype).removeprefix("torch."), "size": list(value.shape), "stride": list(value.stride()),
-    }  # fmt: skip

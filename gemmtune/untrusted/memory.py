@@ -8,6 +8,7 @@ import secrets
 import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -18,6 +19,8 @@ CPU_BYTES, GPU_BYTES = 2**32, 2**30
 PAGE, ALIGNED = 4096, 256
 PLACES = 256
 """Number of pages at which operands may begin."""
+COUNTER = slice(4, 6)
+"""Words of a handle that name the counter of its users, in the order of torch's ``_share_cuda_``."""
 POISON = 0xFF
 """Byte that fills the place of a result before a call: NaN in every float."""
 
@@ -43,6 +46,8 @@ class Memory:
         self.fd = os.memfd_create("operands")
         weakref.finalize(self, os.close, self.fd)
         self.device = device
+        self._shared: list[tuple[Any, ...]] = []
+        weakref.finalize(self, _taken_back, self._shared)
         self.size = CPU_BYTES if device.type == "cpu" else GPU_BYTES
         if device.type == "cpu":
             os.ftruncate(self.fd, self.size)
@@ -56,7 +61,12 @@ class Memory:
         if self.device.type == "cpu":
             return []
         words = self.bytes.untyped_storage()._share_cuda_()  # type: ignore[no-untyped-call]
+        self._shared.append(words)
         return [{"hex": x.hex()} if isinstance(x, bytes) else x for x in words]
+
+    def take_back(self) -> None:
+        """Count no process as a user of the memory any longer. One that was killed did not say that it stopped."""
+        _taken_back(self._shared)
 
     def place(self, tensors: Sequence[torch.Tensor], at: int | None = None) -> tuple[dict[int, Placed], int]:
         """Copy the storages of tensors. Return them by their address, and the first byte after them.
@@ -86,6 +96,12 @@ class Memory:
     def poison(self, at: int, nbytes: int) -> None:
         """Fill the place of a result."""
         self.bytes[at : at + nbytes].fill_(POISON)
+
+
+def _taken_back(shared: list[tuple[Any, ...]]) -> None:
+    release: Any = torch.UntypedStorage._release_ipc_counter_cuda
+    while shared:
+        release(*shared.pop()[COUNTER])
 
 
 def _storages(tensors: Sequence[torch.Tensor]) -> Iterator[torch.Tensor]:

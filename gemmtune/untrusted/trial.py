@@ -123,11 +123,12 @@ class Trial:
         refused, number, first_s = "", 0, 0.0
         kept: Operands | None = None
         try:
-            for number, kind in enumerate(self._order(count), 1):
-                kept = self._step(run, kind, kept, number, timed=timed)
-                first_s = first_s or self._candidate.last.wall_s
-                if len(run.wrong) >= MOST_WRONG or time.monotonic() > deadline:
-                    break
+            with self._subject.conditions(problem):
+                for number, kind in enumerate(self._order(count), 1):
+                    kept = self._step(run, kind, kept, number, timed=timed)
+                    first_s = first_s or self._candidate.last.wall_s
+                    if len(run.wrong) >= MOST_WRONG or time.monotonic() > deadline:
+                        break
         except RemoteError as error:
             refused = str(error)
             if run.calls:

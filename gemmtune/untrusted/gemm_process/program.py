@@ -10,7 +10,6 @@ import json
 import mmap
 import os
 import struct
-import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -20,7 +19,7 @@ from torch.autograd.profiler import profile
 
 from .journal import Journal
 from .loading import IMPORT_ONLY, found_at, plain_traits
-from .state import WATCHED, conditions
+from .state import State
 
 SPIN_CYCLES = 200_000
 """Cycles for which a GPU waits before a timed call, so that launches are queued when it begins."""
@@ -31,7 +30,6 @@ class Program:
 
     def __init__(self, opening: Mapping[str, Any], memory: int) -> None:
         self._device: str = opening["device"]
-        self._originals = [(owner, name, getattr(owner, name)) for owner, name in WATCHED if hasattr(owner, name)]
         self._copy, self._set = torch.Tensor.copy_, torch.Tensor.set_
         self._type = torch.Tensor
         cuda: Any = torch.cuda
@@ -43,7 +41,7 @@ class Program:
         self._functions: dict[str, Callable[..., Any]] = {}
         target = opening["target"]
         self.journal = Journal([os.path.abspath(root) for root in target["roots"]])
-        self.before = conditions(self._device)
+        self._state = State(self._device)
         self.environment = dict(os.environ)
 
     def opened(self, question: Mapping[str, Any]) -> dict[str, Any]:
@@ -76,6 +74,7 @@ class Program:
         args = [self._value(x) for x in question["args"]]
         kwargs = {name: self._value(x) for name, x in question["kwargs"].items()}
         function = self._functions[question["function"]]
+        self._state.set_flags(question["flags"])
         if self._device != "cpu":
             return self._on_gpu(function, args, kwargs, question)
         return self._delivered(function(*args, **kwargs), args, question)
@@ -88,13 +87,10 @@ class Program:
 
     def state(self) -> dict[str, Any]:
         """Return what is no longer as it was before the GEMM was imported."""
-        now = conditions(self._device)
         environment = sorted(
             name for name in {**self.environment, **os.environ} if self.environment.get(name) != os.environ.get(name)
         )
-        replaced = [f"{owner.__name__}.{name}" for owner, name, value in self._originals if getattr(owner, name, None) is not value]
-        changed = {name: [str(self.before[name]), str(now[name])] for name in now if now[name] != self.before[name]}
-        return {"changed": changed, "environment": environment, "replaced": replaced, "threads": threading.active_count()}
+        return {"changed": self._state.changed(), "environment": environment, "replaced": self._state.replaced()}
 
     def _on_gpu(
         self, function: Callable[..., Any], args: list[Any], kwargs: dict[str, Any], question: Mapping[str, Any]

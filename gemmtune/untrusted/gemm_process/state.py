@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import builtins
 import ctypes
+import functools
 import gc
 import json
 import os
 import struct
 import sys
 import time
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 
-PERSISTING_L2 = 6
-"""``CU_LIMIT_PERSISTING_L2_CACHE_SIZE`` of the CUDA driver."""
+LIMITS = {"persisting L2 bytes": 6, "L2 fetch granularity": 5}
+"""Limits of a CUDA context that change the speed of others, with their numbers in the driver's ``CUlimit``."""
+WINDOW_ATTRIBUTE, WINDOW_BYTES, WINDOW_PLACE = 1, 64, 8
+"""Number of a stream's access-policy window in ``CUstreamAttrID``, size of its value, and place of its length in it."""
 WATCHED: tuple[tuple[Any, str], ...] = (
     *((time, name) for name in ("time", "time_ns", "perf_counter", "perf_counter_ns", "monotonic", "monotonic_ns", "process_time")),
     *((gc, name) for name in ("collect", "get_objects", "disable")),
@@ -38,31 +42,99 @@ WATCHED: tuple[tuple[Any, str], ...] = (
 """Functions that a GEMM has no reason to replace."""
 
 
-def conditions(device: str) -> dict[str, Any]:
-    """Return the global state that changes what other code computes, by name."""
-    tiny = torch.tensor([1e-310], dtype=torch.float64)
-    state: dict[str, Any] = {
-        "torch.float32_matmul_precision": torch.get_float32_matmul_precision(),
-        "torch.deterministic_algorithms": torch.are_deterministic_algorithms_enabled(),
-        "torch.default_dtype": str(torch.get_default_dtype()),
-        "torch.default_device": str(torch.get_default_device()),
-        "torch.num_threads": torch.get_num_threads(),
-        "torch.grad_enabled": torch.is_grad_enabled(),
-        "torch.mkldnn": torch.backends.mkldnn.enabled,
-        "flushed subnormals": not bool(tiny + tiny),
-        "CPU affinity": sorted(os.sched_getaffinity(0)),
-        "tracing": sys.gettrace() is not None or sys.getprofile() is not None,
+class State:
+    """Reader of the global state that changes what other code computes. It takes its functions before a GEMM is imported."""
+
+    def __init__(self, device: str) -> None:
+        self._originals = [(owner, name, getattr(owner, name)) for owner, name in WATCHED if hasattr(owner, name)]
+        self._readers = _readers() | (_gpu_readers() if device != "cpu" else {})
+        self._matmul: Any = torch.backends.cuda.matmul
+        self._before = self._read()
+        self._changed: dict[str, list[str]] = {}
+
+    def changed(self) -> dict[str, list[str]]:
+        """Return what has changed since the start, by name: its value then and now. What the caller has set is left out."""
+        now = self._read()
+        self._changed |= {name: [self._before[name], value] for name, value in now.items() if value != self._before[name]}
+        return self._changed
+
+    def replaced(self) -> list[str]:
+        """Return the watched functions that are others now."""
+        return [f"{owner.__name__}.{name}" for owner, name, value in self._originals if getattr(owner, name, None) is not value]
+
+    def set_flags(self, flags: Mapping[str, Any]) -> None:
+        """Set torch's precision of CUDA products, if it is not as it should be: ieee or tf32, and 16-bit partial sums or not."""
+        matmul = self._matmul
+        now = {"fp32": "tf32" if matmul.fp32_precision == "tf32" else "ieee"}
+        now |= {name: _first(getattr(matmul, _reduced(name))) for name in ("fp16", "bf16")}
+        wrong = [name for name, value in flags.items() if now[name] != value]
+        if not wrong:
+            return
+        self.changed()
+        for name in wrong:
+            if name == "fp32":
+                matmul.allow_tf32 = flags[name] == "tf32"  # the newer flag would make reading this one an error
+            else:
+                with_split_k = getattr(matmul, f"{_reduced(name)}_split_k", None)
+                setattr(matmul, _reduced(name), flags[name] if with_split_k is None else (flags[name], with_split_k))
+        self._before = self._read()
+
+    def _read(self) -> dict[str, str]:
+        return {name: _value(reader) for name, reader in self._readers.items()}
+
+
+def _value(reader: Callable[[], object]) -> str:
+    try:
+        return str(reader())
+    except RuntimeError:  # torch's older and newer flags cannot be read after one another is set
+        return "unreadable"
+
+
+def _first(flag: Any) -> bool:
+    return bool(flag[0] if isinstance(flag, tuple) else flag)
+
+
+def _reduced(name: str) -> str:
+    return f"allow_{name}_reduced_precision_reduction"
+
+
+def _readers() -> dict[str, Callable[[], object]]:
+    tiny, matmul = torch.tensor([1e-310], dtype=torch.float64), torch.backends.cuda.matmul
+    affinity, trace, profile = os.sched_getaffinity, sys.gettrace, sys.getprofile
+    return {
+        "torch.float32_matmul_precision": torch.get_float32_matmul_precision,
+        "torch.deterministic_algorithms": torch.are_deterministic_algorithms_enabled,
+        "torch.default_dtype": torch.get_default_dtype,
+        "torch.default_device": torch.get_default_device,
+        "torch.num_threads": torch.get_num_threads,
+        "torch.grad_enabled": torch.is_grad_enabled,
+        "torch.mkldnn": lambda: torch.backends.mkldnn.enabled,
+        "flushed subnormals": lambda: not bool(tiny + tiny),
+        "CPU affinity": lambda: sorted(affinity(0)),
+        "tracing": lambda: trace() is not None or profile() is not None,
+        "torch.backends.cuda.matmul.fp32_precision": lambda: str(matmul.fp32_precision).replace("none", "ieee"),
+    } | {
+        f"torch.backends.cuda.matmul.{name}": functools.partial(getattr, matmul, name)
+        for name in (_reduced("fp16"), _reduced("bf16"), "allow_fp16_accumulation")
+        if hasattr(matmul, name)
+    }  # fmt: skip
+
+
+def _gpu_readers() -> dict[str, Callable[[], object]]:
+    """Return readers of the CUDA driver's own state, which the driver and not Python answers."""
+    driver, stream = ctypes.CDLL("libcuda.so.1"), torch.cuda.current_stream
+    get_limit, get_attribute = driver.cuCtxGetLimit, driver.cuStreamGetAttribute
+
+    def limit(number: int) -> object:
+        value = ctypes.c_size_t()
+        return value.value if get_limit(ctypes.byref(value), number) == 0 else "unreadable"
+
+    def window() -> object:
+        value = ctypes.create_string_buffer(WINDOW_BYTES)
+        status = get_attribute(ctypes.c_void_p(stream().cuda_stream), WINDOW_ATTRIBUTE, value)
+        return int.from_bytes(value.raw[WINDOW_PLACE : WINDOW_PLACE + 8], "little") if status == 0 else "unreadable"
+
+    return {f"CUDA {name}": functools.partial(limit, number) for name, number in LIMITS.items()} | {
+        "CUDA bytes of the stream's access-policy window": window,
+        "CUDA current stream": lambda: stream().cuda_stream,
     }
-    matmul = torch.backends.cuda.matmul
-    for name in ("allow_tf32", "allow_fp16_reduced_precision_reduction", "allow_bf16_reduced_precision_reduction"):
-        state[f"torch.backends.cuda.matmul.{name}"] = str(getattr(matmul, name))
-    if device != "cpu":
-        state["CUDA persisting L2 bytes"] = _persisting_l2()
-        state["CUDA current stream"] = torch.cuda.current_stream().cuda_stream
-    return state
-
-
-def _persisting_l2() -> int:
-    value = ctypes.c_size_t()
-    ctypes.CDLL("libcuda.so.1").cuCtxGetLimit(ctypes.byref(value), PERSISTING_L2)
-    return value.value
