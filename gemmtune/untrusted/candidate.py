@@ -40,6 +40,7 @@ EVENTS = {
 """Kinds of events in the journal of a process."""
 SHOWN = 4
 MOST_RESULT_BYTES = 2**30
+"""Size of a result above which none is read, unless a larger one is expected."""
 
 
 class CandidateEnded(GemmtuneError, Gone):
@@ -92,6 +93,7 @@ class Candidate:
         self._idle_s = self._busy_s = self._answered_s = 0.0
         self._threads = 0
         self._bytes = 0
+        self._most_result = MOST_RESULT_BYTES
 
     # Conduct
 
@@ -125,6 +127,18 @@ class Candidate:
         self._threads, self._bytes = self._fork.threads(), self._fork.resident_bytes()
         return answer
 
+    def reserve(self, operand_bytes: int, result_bytes: int) -> None:
+        """Make room for calls of that size. A process with less memory is replaced at the next question.
+
+        Raises:
+            Impossible: there is no room.
+        """
+        memory = self._memory.grown(operand_bytes, result_bytes)
+        self._most_result = max(MOST_RESULT_BYTES, result_bytes)
+        if memory is not self._memory:
+            self.close()
+            self._memory = memory
+
     def call(self, function: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Return what the GEMM returns for these arguments. Tensors travel by memory, and changed inputs are copied back.
 
@@ -137,7 +151,7 @@ class Candidate:
             self.opened()
         tensors = [part for x in (*args, *kwargs.values()) if isinstance(x, torch.Tensor) for part in tensors_of(x)]
         placed, end = self._memory.place(tensors, self.place)
-        room, how = min(self._memory.size - end, MOST_RESULT_BYTES), "profile" if self.profiling else "call"
+        room, how = min(self._memory.size - end, self._most_result), "profile" if self.profiling else "call"
         question = {
             "do": how, "function": function, "result": end, "room": room, "flags": flags_here(),
             "args": [argument(x, placed) for x in args], "kwargs": {name: argument(x, placed) for name, x in kwargs.items()},
@@ -254,7 +268,7 @@ class Candidate:
         if not isinstance(dtype, torch.dtype) or not isinstance(size, list) or not counts:
             return type(str(answer.get("type", "object"))[:40] or "object", (), {})()
         nbytes = torch.Size(size).numel() * dtype.itemsize
-        if nbytes > min(self._memory.size - at, MOST_RESULT_BYTES):
+        if nbytes > min(self._memory.size - at, self._most_result):
             return torch.empty(0, dtype=dtype)
         result = self._memory.result(at, size, dtype).clone()
         self._memory.poison(at, nbytes)

@@ -15,12 +15,15 @@ import torch
 from ..declaration.subject import Impossible
 
 CPU_BYTES, GPU_BYTES = 2**32, 2**30
-"""Size of the memory. On a CPU only what is used takes any."""
+"""Least size of the memory. On a CPU only what is used takes any."""
+OF_FREE = 2
+"""Part of a GPU's free memory, as a divisor, that larger operands may take."""
 PAGE, ALIGNED = 4096, 256
 PLACES = 256
 """Number of pages at which operands may begin."""
 COUNTER = slice(4, 6)
 """Words of a handle that name the counter of its users, in the order of torch's ``_share_cuda_``."""
+MOST_OPERANDS = 16
 POISON = 0xFF
 """Byte that fills the place of a result before a call: NaN in every float."""
 
@@ -42,19 +45,34 @@ class Placed:
 class Memory:
     """Bytes that this process and an untrusted one see, on the CPU or on a GPU."""
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, size: int = 0) -> None:
         self.fd = os.memfd_create("operands")
         weakref.finalize(self, os.close, self.fd)
         self.device = device
         self._shared: list[tuple[Any, ...]] = []
         weakref.finalize(self, _taken_back, self._shared)
-        self.size = CPU_BYTES if device.type == "cpu" else GPU_BYTES
+        self.size = max(size, CPU_BYTES if device.type == "cpu" else GPU_BYTES)
         if device.type == "cpu":
             os.ftruncate(self.fd, self.size)
             self._map = mmap.mmap(self.fd, self.size)
             self.bytes = torch.frombuffer(self._map, dtype=torch.uint8)
         else:
             self.bytes = torch.empty(self.size, dtype=torch.uint8, device=device)
+
+    def grown(self, operand_bytes: int, result_bytes: int) -> Memory:
+        """Return this memory if operands and a result of these sizes fit, or a larger one on a GPU.
+
+        Raises:
+            Impossible: there is no room for it.
+        """
+        placed = operand_bytes + PLACES * PAGE + MOST_OPERANDS * 2 * PAGE
+        size = max(2 * placed, placed + result_bytes)
+        if size <= self.size:
+            return self
+        room = CPU_BYTES if self.device.type == "cpu" else torch.cuda.mem_get_info(self.device)[0] // OF_FREE
+        if size > room:
+            raise Impossible(f"its operands and its result need {size // 2**20} MiB, expected at most {room // 2**20} MiB")
+        return Memory(self.device, size)
 
     def handle(self) -> list[object]:
         """Return the words by which another process opens the memory of a GPU."""

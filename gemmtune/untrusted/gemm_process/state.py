@@ -122,7 +122,11 @@ def _readers() -> dict[str, Callable[[], object]]:
 
 def _gpu_readers() -> dict[str, Callable[[], object]]:
     """Return readers of the CUDA driver's own state, which the driver and not Python answers."""
-    driver, stream = ctypes.CDLL("libcuda.so.1"), torch.cuda.current_stream
+    stream = torch.cuda.current_stream
+    current: dict[str, Callable[[], object]] = {"CUDA current stream": lambda: stream().cuda_stream}
+    if torch.version.hip is not None:
+        return current
+    driver = ctypes.CDLL("libcuda.so.1")
     get_limit, get_attribute = driver.cuCtxGetLimit, driver.cuStreamGetAttribute
 
     def limit(number: int) -> object:
@@ -134,7 +138,5 @@ def _gpu_readers() -> dict[str, Callable[[], object]]:
         status = get_attribute(ctypes.c_void_p(stream().cuda_stream), WINDOW_ATTRIBUTE, value)
         return int.from_bytes(value.raw[WINDOW_PLACE : WINDOW_PLACE + 8], "little") if status == 0 else "unreadable"
 
-    return {f"CUDA {name}": functools.partial(limit, number) for name, number in LIMITS.items()} | {
-        "CUDA bytes of the stream's access-policy window": window,
-        "CUDA current stream": lambda: stream().cuda_stream,
-    }
+    limits = {f"CUDA {name}": functools.partial(limit, number) for name, number in LIMITS.items()}
+    return current | limits | {"CUDA bytes of the stream's access-policy window": window}
