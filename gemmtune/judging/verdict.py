@@ -35,6 +35,7 @@ from .values import Values, judge_values
 
 PRODUCTS = re.compile(
     r"aten::(mm|bmm|addmm|baddbmm|matmul|linear|mv|addmv|dot|vdot|einsum|tensordot|_int_mm|_scaled_mm|_addmm_activation)$"
+    r"|aten::(.*convolution.*|_?sparse_.*mm|_?scaled_dot_product_.*|_grouped_mm|_trilinear|bilinear|inner|chain_matmul)$"
     r"|mkldnn.*(linear|matmul)|cublas|nvjet|xmma_gemm|cutlass_\d|(ampere|hopper|volta|turing)_\w*gemm"
 )
 """Names of torch's operations, and of cuBLAS's kernels, that multiply matrices."""

@@ -19,7 +19,7 @@ from ..foreign import parse_json, shown, visible
 from ..workers.pipe import GarbledError
 from .conduct import Conduct, Finding
 from .memory import Memory, Placed
-from .process import Fork
+from .process import Fork, restore, standing
 from .target import NOTHING, TORCH, Target
 from .words import argument, base, flags_here, tensors_of
 
@@ -92,6 +92,7 @@ class Candidate:
         self._details: dict[Conduct, list[str]] = {}
         self._idle_s = self._busy_s = self._answered_s = 0.0
         self._threads = 0
+        self._standing = standing()
         self._bytes = 0
         self._most_result = MOST_RESULT_BYTES
 
@@ -125,6 +126,7 @@ class Candidate:
         ops = (*OPS, *NOTHING) if self.target is TORCH else OPS
         answer = self._ask(question | {"target": asdict(self.target), "ops": ops})
         self._threads, self._bytes = self._fork.threads(), self._fork.resident_bytes()
+        self._standing = standing()
         return answer
 
     def reserve(self, operand_bytes: int, result_bytes: int) -> None:
@@ -187,6 +189,9 @@ class Candidate:
         for kind, words in ((Conduct.REPLACED, replaced), (Conduct.ENVIRONMENT, environment)):
             for word in words if isinstance(words, list) else ():
                 self.note(kind, str(word))
+        if (now := standing()) != self._standing:
+            self.note(Conduct.REACHES, f"priority and cores of the process that calls it, from {self._standing} to {now}")
+            restore(self._standing)
         if self._idle_s > BUSY_S + BUSY_SHARE * self._busy_s:
             self.note(Conduct.BETWEEN, f"{self._idle_s:.2f} s of CPU time, and {self._busy_s:.2f} s in calls")
         before_s = self._fork.cpu_s() + self._fork.descendants_s()

@@ -222,6 +222,18 @@ class Fork:
         self._output.close()
 
 
+def standing() -> tuple[int, list[int]]:
+    """Return the priority and the cores of this process, which another one can change."""
+    return os.getpriority(os.PRIO_PROCESS, 0), sorted(os.sched_getaffinity(0))
+
+
+def restore(before: tuple[int, list[int]]) -> None:
+    """Set the priority and the cores of this process, as far as the system lets it."""
+    with contextlib.suppress(PermissionError):
+        os.setpriority(os.PRIO_PROCESS, 0, before[0])
+    os.sched_setaffinity(0, before[1])
+
+
 def _kill_all(root: int) -> None:
     """Kill the descendants of a process and then the process, so that none is inherited before it ends."""
     for pid in reversed([*tree(root)]):

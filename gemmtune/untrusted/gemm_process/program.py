@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
+from torch._C._profiler import _ExperimentalConfig
 from torch.autograd.profiler import profile
 
 from .journal import Journal
@@ -87,8 +88,9 @@ class Program:
         return self._delivered(function(*args, **kwargs), args, question)
 
     def profile(self, question: Mapping[str, Any]) -> dict[str, Any]:
-        """Call the GEMM once, and count the operations of torch and the kernels that it runs."""
-        with profile(use_kineto=True, use_device=None if self._device == "cpu" else "cuda") as seen:
+        """Call the GEMM once, and count the operations of torch, in any thread, and the kernels that it runs."""
+        everywhere = _ExperimentalConfig(profile_all_threads=True)
+        with profile(use_kineto=True, use_device=None if self._device == "cpu" else "cuda", experimental_config=everywhere) as seen:
             answer = self.call(question)
         return answer | {"ran": dict(Counter(event.name for event in seen.function_events or ()))}
 

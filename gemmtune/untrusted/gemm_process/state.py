@@ -6,6 +6,7 @@ import builtins
 import ctypes
 import functools
 import gc
+import inspect
 import json
 import os
 import struct
@@ -20,33 +21,29 @@ LIMITS = {"persisting L2 bytes": 6, "L2 fetch granularity": 5}
 """Limits of a CUDA context that change the speed of others, with their numbers in the driver's ``CUlimit``."""
 WINDOW_ATTRIBUTE, WINDOW_BYTES, WINDOW_PLACE = 1, 64, 8
 """Number of a stream's access-policy window in ``CUstreamAttrID``, size of its value, and place of its length in it."""
+SPACES: tuple[Any, ...] = (
+    torch, torch.Tensor, torch.nn.functional, torch.linalg, torch.testing, torch.cuda, torch.cuda.Event, torch.cuda.Stream,
+    torch.autograd.profiler, time, gc, json, struct, ctypes,
+)  # fmt: skip
+"""Modules and classes of which a GEMM has no reason to replace any function."""
 WATCHED: tuple[tuple[Any, str], ...] = (
-    *((time, name) for name in ("time", "time_ns", "perf_counter", "perf_counter_ns", "monotonic", "monotonic_ns", "process_time")),
-    *((gc, name) for name in ("collect", "get_objects", "disable")),
     *((sys, name) for name in ("settrace", "setprofile", "_getframe", "exit")),
     *((os, name) for name in ("_exit", "fork", "read", "write", "open", "kill")),
     *((builtins, name) for name in ("open", "print", "isinstance", "abs", "max", "all")),
-    *((json, name) for name in ("dumps", "loads")),
-    *((struct, name) for name in ("pack", "unpack")),
-    *((torch, name) for name in ("mm", "matmul", "bmm", "addmm", "baddbmm", "allclose", "isclose", "equal", "empty", "frombuffer")),
-    *((torch, name) for name in ("zeros", "randn", "rand", "set_num_threads", "get_num_threads")),
-    *((torch.Tensor, name) for name in ("mm", "matmul", "bmm", "__matmul__", "copy_", "clone", "double", "sum", "abs", "set_")),
-    *((torch.Tensor, name) for name in ("data_ptr", "allclose", "equal", "__eq__", "__sub__")),
-    (torch.nn.functional, "linear"),
-    (torch.testing, "assert_close"),
-    (torch.autograd.profiler, "profile"),
-    *((torch.cuda, name) for name in ("synchronize", "Event", "Stream", "current_stream", "CUDAGraph")),
     (torch._C, "_CudaEventBase"),
-    *((torch.cuda.Event, name) for name in ("record", "elapsed_time", "synchronize", "wait", "query")),
-)  # fmt: skip
-"""Functions that a GEMM has no reason to replace."""
+)
+"""Other functions that it has no reason to replace."""
+REPLACED_BY_TORCH = ("manual_seed",)
+"""Functions that torch's compiler replaces when it is imported."""
 
 
 class State:
     """Reader of the global state that changes what other code computes. It takes its functions before a GEMM is imported."""
 
     def __init__(self, device: str) -> None:
-        self._originals = [(owner, name, getattr(owner, name)) for owner, name in WATCHED if hasattr(owner, name)]
+        watched = [*WATCHED, *((owner, name) for owner in SPACES for name in _functions(owner))]
+        self._static = inspect.getattr_static
+        self._originals = [(owner, name, self._static(owner, name)) for owner, name in watched if hasattr(owner, name)]
         self._readers = _readers() | (_gpu_readers() if device != "cpu" else {})
         self._matmul: Any = torch.backends.cuda.matmul
         self._before = self._read()
@@ -60,7 +57,8 @@ class State:
 
     def replaced(self) -> list[str]:
         """Return the watched functions that are others now."""
-        return [f"{owner.__name__}.{name}" for owner, name, value in self._originals if getattr(owner, name, None) is not value]
+        found = self._static
+        return [f"{owner.__name__}.{name}" for owner, name, value in self._originals if found(owner, name, None) is not value]
 
     def set_flags(self, flags: Mapping[str, Any]) -> None:
         """Set torch's precision of CUDA products, if it is not as it should be: ieee or tf32, and 16-bit partial sums or not."""
@@ -83,6 +81,12 @@ class State:
         return {name: _value(reader) for name, reader in self._readers.items()}
 
 
+def _functions(owner: Any) -> list[str]:
+    """Return the names of the functions of a module, or of a class with those that it inherits."""
+    names = dir(owner) if isinstance(owner, type) else list(vars(owner))
+    return [name for name in names if callable(inspect.getattr_static(owner, name, None)) and name not in REPLACED_BY_TORCH]
+
+
 def _value(reader: Callable[[], object]) -> str:
     try:
         return str(reader())
@@ -100,7 +104,8 @@ def _reduced(name: str) -> str:
 
 def _readers() -> dict[str, Callable[[], object]]:
     tiny, matmul = torch.tensor([1e-310], dtype=torch.float64), torch.backends.cuda.matmul
-    affinity, trace, profile = os.sched_getaffinity, sys.gettrace, sys.getprofile
+    affinity, trace, profile, one = os.sched_getaffinity, sys.gettrace, sys.getprofile, torch.ones(1, dtype=torch.float64)
+    cut = 1e-20 * one
     return {
         "torch.float32_matmul_precision": torch.get_float32_matmul_precision,
         "torch.deterministic_algorithms": torch.are_deterministic_algorithms_enabled,
@@ -110,7 +115,15 @@ def _readers() -> dict[str, Callable[[], object]]:
         "torch.grad_enabled": torch.is_grad_enabled,
         "torch.mkldnn": lambda: torch.backends.mkldnn.enabled,
         "flushed subnormals": lambda: not bool(tiny + tiny),
+        "rounding": lambda: [float(one + cut), float(-one - cut), float(one - cut)],
         "CPU affinity": lambda: sorted(affinity(0)),
+        "priority": functools.partial(os.getpriority, os.PRIO_PROCESS, 0),
+        "scheduler": functools.partial(os.sched_getscheduler, 0),
+        "garbage collection": gc.isenabled,
+        "seconds between switches of threads": sys.getswitchinterval,
+        "autocast": lambda: [torch._C.is_autocast_enabled(kind) for kind in ("cpu", "cuda")],
+        "inference mode": torch.is_inference_mode_enabled,
+        "modes of torch": lambda: [torch._C._len_torch_function_stack(), torch._C._len_torch_dispatch_stack()],
         "tracing": lambda: trace() is not None or profile() is not None,
         "torch.backends.cuda.matmul.fp32_precision": lambda: str(matmul.fp32_precision).replace("none", "ieee"),
     } | {
