@@ -19,7 +19,7 @@ from ..conformance.cases.statement import problem_of
 from ..declaration.subject import Impossible, Subject
 from ..declaration.traits import Traits
 from ..device import detect
-from ..errors import CompileError, GemmtuneError
+from ..errors import CompileError, GemmtuneError, SubjectError
 from ..numerics.operands import random_operands
 from ..timing.neighbours import Watch
 from ..untrusted.candidate import CALL_S, Candidate, CandidateEnded, RemoteError
@@ -30,7 +30,7 @@ from ..untrusted.trial import Shape, note_calls
 from .calls import legal, timed_calls, timed_op
 from .levels import LEVELS, Level
 from .speed import Speed, judge_speed
-from .targets import targets_of
+from .targets import compiled, targets_of
 from .values import Values, judge_values
 
 PRODUCTS = re.compile(
@@ -156,8 +156,12 @@ class _Options:
 
 def _judged(target: Target, options: _Options) -> Verdict:
     begun = time.perf_counter()
-    candidate = Candidate(target, options.device, sandbox=options.sandbox, timeout_s=options.timeout_s)
     verdict = Verdict(target=str(target), device=options.device)
+    try:
+        target = compiled(target)
+    except (CompileError, SubjectError) as error:
+        return dataclasses.replace(verdict, reason=str(error), seconds=time.perf_counter() - begun)
+    candidate = Candidate(target, options.device, sandbox=options.sandbox, timeout_s=options.timeout_s)
     try:
         verdict = _examined(verdict, candidate, options)
     except (CompileError, GemmtuneError) as error:

@@ -82,6 +82,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (made / "kernel.cpp").write_text(CPP)
     (made / "model.py").write_text(MODEL)
     (made / "zeros.py").write_text("import torch\n\ndef matmul(a, b):\n    return a.new_zeros(a.shape[0], b.shape[1])\n")
+    (made / "no.cpp").write_text('extern "C" void matmul(no')
     (made / "_part.py").write_text("1 / 0")
     (made / "broken.py").write_text("import nowhere_to_be_found\n\ndef matmul(a, b):\n    return a @ b\n")
     return made
@@ -98,11 +99,13 @@ def test_judges_each_candidate_of_a_folder(judged: Judgement) -> None:
         "broken.py": Standing.NOT_JUDGED,
         "kernel.cpp": Standing.RIGHT,
         "model.py": Standing.RIGHT,
+        "no.cpp": Standing.NOT_JUDGED,
         "zeros.py": Standing.WRONG,
     }
     assert judged.exit_status == 1
-    broken, kernel, *_ = judged.verdicts
+    broken, kernel, _, uncompiled, _ = judged.verdicts
     assert "nowhere_to_be_found" in broken.reason
+    assert "did not compile" in uncompiled.reason
     assert kernel.work.startswith("none of torch's products")
     assert kernel.speed is not None
     assert kernel.calls >= 40
@@ -113,8 +116,8 @@ def test_reports_are_whole(judged: Judgement) -> None:
     assert "verdict: NOT JUDGED" in text
     assert "zeros.py: WRONG: " in text
     data = json.loads(json.dumps(as_json(judged), allow_nan=False))
-    assert [v["exit_status"] for v in data["verdicts"]] == [2, 0, 0, 1]
-    assert data["verdicts"][3]["values"]["failures"]
+    assert [v["exit_status"] for v in data["verdicts"]] == [2, 0, 0, 2, 1]
+    assert data["verdicts"][4]["values"]["failures"]
     page = as_html(judged)
     parser = html.parser.HTMLParser()
     parser.feed(page)
