@@ -152,7 +152,11 @@ def main(sources: Path | None, out: Path, device: str, level: str, only: tuple[s
         rows[-1]["ratio"] = found["speed"]["ratio"] if found["speed"] else None
         click.echo(f"{entry.name}: {found['standing']}, {ratio}: {found['why']}")
         wrong = (found["calls"]["wrong"] or found["values"]["failures"] or [{}])[0]
-        for text in (wrong.get("error") or wrong.get("message"), found["note"], *map(str, found["conduct"])):
+        for text in (
+            wrong.get("error") or wrong.get("message"),
+            found["note"],
+            *(f"{x['kind']}: {x['detail']}" for x in found["conduct"]),
+        ):
             click.echo(f"    {text[:300]}" if text else "", nl=bool(text))
     if file is not None:
         file.write_text(json.dumps(rows, indent=1) + "\n")

@@ -77,7 +77,7 @@ class Verdict:
     def standing(self) -> Standing:
         """Standing by conduct, then by values. Nothing that was not judged is right."""
         if any(finding.dishonest for finding in self.findings):
-            wrong = {Conduct.WRONG, Conduct.SOMETIMES}
+            wrong = {Conduct.WRONG, Conduct.SOMETIMES, Conduct.CRASHED}
             return Standing.WRONG if {x.kind for x in self.findings if x.dishonest} <= wrong else Standing.DISHONEST
         if self.values.bad:
             return Standing.WRONG

@@ -38,6 +38,8 @@ EVENTS = {
     "reaches": Conduct.REACHES, "lazy": Conduct.LAZY,
 }  # fmt: skip
 """Kinds of events in the journal of a process."""
+CRASHES = ("SIGSEGV", "SIGABRT", "SIGBUS", "SIGFPE", "SIGILL")
+"""Signals by which a GEMM with a fault dies."""
 SHOWN = 4
 MOST_RESULT_BYTES = 2**30
 """Size of a result above which none is read, unless a larger one is expected."""
@@ -232,7 +234,8 @@ class Candidate:
         except (GarbledError, ValueError, OverflowError) as error:
             self._end(Conduct.FORGED, str(error))
         except (EOFError, OSError):
-            self._end(Conduct.ENDED, fork.how_ended())
+            how = fork.how_ended()
+            self._end(Conduct.CRASHED if how.split(";")[0].endswith(CRASHES) else Conduct.ENDED, how)
         if answer is None or answer.get("nonce") != nonce:
             self._end(Conduct.FORGED, f"got {shown(received)}, expected an answer to the question")
         self._busy_s += max(fork.cpu_s() - self._cpu_s, 0.0)

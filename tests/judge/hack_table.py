@@ -90,6 +90,7 @@ VARIANTS = {
     "becomes_lazy": {C.LAZY},
     "executes_another_program": {C.ENDED},
     "closes_its_pipe": {C.ENDED},
+    "crashes_for_odd_sizes": {C.CRASHED},
     "long_thread": {C.BETWEEN},
     "by_norm": OLD,
     "by_edges": OLD,
