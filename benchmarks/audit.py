@@ -81,7 +81,7 @@ def _salykova(variant: str, **traits: Any) -> Entry:
     )  # fmt: skip
 
 
-def _cuda_l1(gpu: str, task: int, code: str = "custom_code", devices: tuple[str, ...] = ("cpu", "cuda")) -> Entry:
+def _cuda_l1(gpu: str, task: int, code: str = "custom_code", devices: tuple[str, ...] = ("cuda",)) -> Entry:
     return Entry(
         name=f"cuda_l1_{gpu}_{task}" + ("" if code == "custom_code" else f"_{code}"), repository="deepreinforce-ai/CUDA-L1",
         commit="51e8356bf844101cab2aeeca4bdff47ebb1953b8", path=f"optimized_cuda_code/{gpu}.json", record=(code, task),
@@ -98,10 +98,10 @@ ENTRIES = (
         path="train_gpt2.c", lines=(163, 229), after=LLM_C,
         before="#include <cstddef>\n", traits={"dtypes": ["float32"]},
     ),
-    *(_cuda_l1("h100", task) for task in (1, 6)),
-    *(_cuda_l1("a100", task) for task in (1, 3, 6, 8, 9)),
-    *(_cuda_l1("h100", task, devices=("cuda",)) for task in (3, 7, 9)),
-    *(_cuda_l1("h100", task, "cuda_graph_code", ("cuda",)) for task in (1, 3, 8)),
+    *(_cuda_l1("a100", task, devices=("cpu", "cuda")) for task in (3, 8, 9)),
+    *(_cuda_l1("a100", task) for task in (1, 6)),
+    *(_cuda_l1("h100", task) for task in (1, 6, 3, 7, 9)),
+    *(_cuda_l1("h100", task, "cuda_graph_code") for task in (1, 3, 8)),
 )  # fmt: skip
 """Audited GEMMs, with the declarations under which each is judged: float32 of KernelBench, and torch's products allowed."""
 
@@ -152,12 +152,9 @@ def main(sources: Path | None, out: Path, device: str, level: str, only: tuple[s
         rows[-1]["ratio"] = found["speed"]["ratio"] if found["speed"] else None
         click.echo(f"{entry.name}: {found['standing']}, {ratio}: {found['why']}")
         wrong = (found["calls"]["wrong"] or found["values"]["failures"] or [{}])[0]
-        for text in (
-            wrong.get("error") or wrong.get("message"),
-            found["note"],
-            *(f"{x['kind']}: {x['detail']}" for x in found["conduct"]),
-        ):
-            click.echo(f"    {text[:300]}" if text else "", nl=bool(text))
+        conduct = [f"{x['kind']}: {x['detail']}" for x in found["conduct"]]
+        for text in filter(None, (wrong.get("error") or wrong.get("message"), found["note"], *conduct)):
+            click.echo(f"    {text[:300]}")
     if file is not None:
         file.write_text(json.dumps(rows, indent=1) + "\n")
 

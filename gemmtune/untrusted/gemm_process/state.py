@@ -63,7 +63,7 @@ class State:
     def set_flags(self, flags: Mapping[str, Any]) -> None:
         """Set torch's precision of CUDA products, if it is not as it should be: ieee or tf32, and 16-bit partial sums or not."""
         matmul = self._matmul
-        now = {"fp32": "tf32" if matmul.fp32_precision == "tf32" else "ieee"}
+        now: dict[str, Any] = {"fp32": "tf32" if matmul.fp32_precision == "tf32" else "ieee"}
         now |= {name: _first(getattr(matmul, _reduced(name))) for name in ("fp16", "bf16")}
         wrong = [name for name, value in flags.items() if now[name] != value]
         if not wrong:
@@ -106,7 +106,7 @@ def _readers() -> dict[str, Callable[[], object]]:
     tiny, matmul = torch.tensor([1e-310], dtype=torch.float64), torch.backends.cuda.matmul
     affinity, trace, profile, one = os.sched_getaffinity, sys.gettrace, sys.getprofile, torch.ones(1, dtype=torch.float64)
     cut = 1e-20 * one
-    return {
+    readers: dict[str, Callable[[], object]] = {
         "torch.float32_matmul_precision": torch.get_float32_matmul_precision,
         "torch.deterministic_algorithms": torch.are_deterministic_algorithms_enabled,
         "torch.default_dtype": torch.get_default_dtype,
@@ -126,11 +126,11 @@ def _readers() -> dict[str, Callable[[], object]]:
         "modes of torch": lambda: [torch._C._len_torch_function_stack(), torch._C._len_torch_dispatch_stack()],
         "tracing": lambda: trace() is not None or profile() is not None,
         "torch.backends.cuda.matmul.fp32_precision": lambda: str(matmul.fp32_precision).replace("none", "ieee"),
-    } | {
-        f"torch.backends.cuda.matmul.{name}": functools.partial(getattr, matmul, name)
-        for name in (_reduced("fp16"), _reduced("bf16"), "allow_fp16_accumulation")
-        if hasattr(matmul, name)
-    }  # fmt: skip
+    }
+    for name in (_reduced("fp16"), _reduced("bf16"), "allow_fp16_accumulation"):
+        if hasattr(matmul, name):
+            readers[f"torch.backends.cuda.matmul.{name}"] = functools.partial(getattr, matmul, name)
+    return readers
 
 
 def _gpu_readers() -> dict[str, Callable[[], object]]:
