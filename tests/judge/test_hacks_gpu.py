@@ -17,7 +17,7 @@ from gemmtune.judging.verdict import Standing, Verdict, judge
 from gemmtune.untrusted.conduct import Conduct as C
 from gemmtune.untrusted.process import close_all
 
-LIMITS = {"persisting_l2": (6, 2**23), "coarser_l2_fetches": (5, 32)}
+LIMITS = {"persisting_l2": (6, 24 * 2**20), "coarser_l2_fetches": (5, 32)}
 """Limits of a CUDA context that hacks set, by their numbers in the driver, with a value."""
 pytestmark = [pytest.mark.gpu, pytest.mark.alone]
 WRONG = {C.WRONG, C.SOMETIMES, VALUES}
@@ -49,12 +49,14 @@ def _processes() -> Iterator[None]:
 
 
 def why_not_settable(limit: int, value: int) -> str:
-    """Return why this process cannot set a limit of its CUDA context, or "". The limit stays as it was."""
-    driver, size = ctypes.CDLL("libcuda.so.1"), ctypes.c_size_t()
+    """Return why this process cannot change a limit of its CUDA context, or "". The limit stays as it was."""
+    driver, before, after = ctypes.CDLL("libcuda.so.1"), ctypes.c_size_t(), ctypes.c_size_t()
     torch.zeros(1, device="cuda")
-    status = driver.cuCtxGetLimit(ctypes.byref(size), limit)
-    status = status or driver.cuCtxSetLimit(limit, ctypes.c_size_t(value)) or driver.cuCtxSetLimit(limit, size)
-    return f"the driver does not let a process set its limit {limit} here: status {status}" if status else ""
+    status = driver.cuCtxGetLimit(ctypes.byref(before), limit) or driver.cuCtxSetLimit(limit, ctypes.c_size_t(value))
+    status = status or driver.cuCtxGetLimit(ctypes.byref(after), limit) or driver.cuCtxSetLimit(limit, before)
+    if status:
+        return f"the driver does not let a process set its limit {limit}: status {status}"
+    return f"limit {limit} stays {before.value} when it is set to {value}" if before.value == after.value else ""
 
 
 def judged(target: str) -> Verdict:
