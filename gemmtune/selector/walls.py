@@ -78,13 +78,12 @@ def _tried(choice: OwnChoice) -> _Tried:
     if problem.groups or problem.sparsity is not None:
         return _Tried()
     device = "cpu" if problem.device_type == "cpu" else f"{problem.device_type}:{torch.cuda.current_device()}"
+    target = Target(kind="module", path=module, name=name, roots=(choice.folder,), words=choice.target)
     try:
-        by_torch = rival(device)
+        by_torch, candidate = rival(device), Candidate(target, device)
     except GemmtuneError as error:
         warnings.warn(f"{choice.name} is trusted: no process of its own works here: {error}", RuntimeWarning, stacklevel=2)
         return _Tried()
-    target = Target(kind="module", path=module, name=name, roots=(choice.folder,), words=choice.target)
-    candidate = Candidate(target, device)
     try:
         subject = subject_of(candidate, {})
         candidate.settle()

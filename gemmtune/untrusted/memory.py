@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from ..declaration.subject import Impossible
+from ..errors import UnavailableError
 
 CPU_BYTES, GPU_BYTES = 2**32, 2**30
 """Least size of the memory. On a CPU only what is used takes any."""
@@ -43,7 +44,11 @@ class Placed:
 
 
 class Memory:
-    """Bytes that this process and an untrusted one see, on the CPU or on a GPU."""
+    """Bytes that this process and an untrusted one see, on the CPU or on a GPU.
+
+    Raises:
+        UnavailableError: the GPU has no room for them.
+    """
 
     def __init__(self, device: torch.device, size: int = 0) -> None:
         self.fd = os.memfd_create("operands")
@@ -57,7 +62,7 @@ class Memory:
             self._map = mmap.mmap(self.fd, self.size)
             self.bytes = torch.frombuffer(self._map, dtype=torch.uint8)
         else:
-            self.bytes = torch.empty(self.size, dtype=torch.uint8, device=device)
+            self.bytes = _on_gpu(self.size, device)
 
     def grown(self, operand_bytes: int, result_bytes: int) -> Memory:
         """Return this memory if operands and a result of these sizes fit, or a larger one on a GPU.
@@ -114,6 +119,13 @@ class Memory:
     def poison(self, at: int, nbytes: int) -> None:
         """Fill the place of a result."""
         self.bytes[at : at + nbytes].fill_(POISON)
+
+
+def _on_gpu(size: int, device: torch.device) -> torch.Tensor:
+    try:
+        return torch.empty(size, dtype=torch.uint8, device=device)
+    except torch.OutOfMemoryError as error:
+        raise UnavailableError(f"{device}: got no {size // 2**20} MiB of memory to share with the process of a GEMM") from error
 
 
 def _taken_back(shared: list[tuple[Any, ...]]) -> None:
