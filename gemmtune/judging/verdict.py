@@ -193,7 +193,7 @@ def _examined(verdict: Verdict, candidate: Candidate, options: _Options) -> Verd
     except (CandidateEnded, RemoteError) as error:
         verdict = dataclasses.replace(verdict, reason=str(error))
     reason = verdict.reason or ("" if shapes else f"not timed: torch has no function for {', '.join(subject.traits.ops or ())}")
-    return dataclasses.replace(verdict, shapes=shapes, speed=judge_speed(candidate, shapes), work=work, reason=reason)
+    return dataclasses.replace(verdict, shapes=shapes, speed=judge_speed(candidate, shapes, verdict.busy), work=work, reason=reason)
 
 
 def _work_of_torch(subject: Subject, candidate: Candidate, outcomes: tuple[Outcome, ...], count: int) -> str:
