@@ -4,37 +4,28 @@ from __future__ import annotations
 
 import html.parser
 import json
-import os
-import shutil
-import socket
-import stat
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
-from hack_table import HACKS, HONEST
+from hack_table import HACKS
 
 import gemmtune
 from gemmtune import cli
 from gemmtune.backends.own.targets import loaded
 from gemmtune.choice import Claims
-from gemmtune.device import detect
 from gemmtune.errors import GemmtuneError, SubjectError, UnavailableError
-from gemmtune.judging import speed
 from gemmtune.judging.report import as_html, as_json, lines
 from gemmtune.judging.targets import target_of, targets_of
 from gemmtune.judging.verdict import Judgement, Standing, judge
 from gemmtune.problem import Problem
 from gemmtune.selector import pick
-from gemmtune.timing.limits import Limits, limit_names
 from gemmtune.untrusted.candidate import TORCH, Candidate, CandidateEnded, RemoteError
 from gemmtune.untrusted.checks import Checker
 from gemmtune.untrusted.conduct import Conduct, Finding
 from gemmtune.untrusted.memory import Memory
 from gemmtune.untrusted.process import close_all
-from gemmtune.untrusted.trial import Shape
 
 pytest_plugins = ["pytester"]
 
@@ -167,85 +158,6 @@ def test_nothing_judged_is_never_0(words: list[str], said: str, folder: Path, ca
     assert said in out + err
 
 
-def test_sandbox_needs_bubblewrap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
-    [verdict] = judge(f"{HONEST}:by_numpy", device="cpu", level="brief", sandbox=True).verdicts
-    assert verdict.standing is Standing.NOT_JUDGED
-    assert "install it (apt install bubblewrap)" in verdict.reason
-
-
-def test_sandbox_wraps_the_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A stand-in for bubblewrap notes its options and runs the command."""
-    stand_in = tmp_path / "bwrap"
-    stand_in.write_text(f'#!/bin/sh\necho "$@" > {tmp_path}/options\nwhile [ "$1" != -- ]; do shift; done\nshift\nexec "$@"\n')
-    stand_in.chmod(stand_in.stat().st_mode | stat.S_IXUSR)
-    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    [verdict] = judge(f"{HONEST}:by_numpy", device="cpu", level="brief", sandbox=True).verdicts
-    assert verdict.standing is Standing.RIGHT, verdict.reason
-    options = (tmp_path / "options").read_text()
-    for word in ("--ro-bind / /", "--unshare-all", "--die-with-parent", "--bind"):
-        assert word in options
-
-
-def test_sandbox_says_why_it_cannot_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    stand_in = tmp_path / "bwrap"
-    stand_in.write_text("#!/bin/sh\necho 'bwrap: No permissions to create new namespace' >&2\nexit 1\n")
-    stand_in.chmod(stand_in.stat().st_mode | stat.S_IXUSR)
-    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    close_all()
-    [verdict] = judge(f"{HONEST}:by_numpy", device="cpu", level="brief", sandbox=True).verdicts
-    assert verdict.standing is Standing.NOT_JUDGED
-    assert "No permissions to create new namespace. It needs namespaces of its own: let users make them" in verdict.reason
-
-
-BOXED = """
-import os, socket, torch
-
-def outcome(work):
-    try:
-        work()
-        return 1.0
-    except OSError:
-        return 0.0
-
-def connects(port):
-    with socket.create_connection(("127.0.0.1", port), timeout=1):
-        pass
-
-def writes(path):
-    with open(path, "w") as file:
-        file.write("x")
-
-def probes(a, b):
-    port, parent, here = (int(x) for x in a[0])
-    return torch.tensor([
-        outcome(lambda: connects(port)), outcome(lambda: writes(f"{FOLDER!r}/left")), outcome(lambda: writes("/tmp/left")),
-        outcome(lambda: os.kill(parent, 0)), float(str(here) in os.listdir("/proc")), outcome(lambda: writes("own.txt")),
-    ])
-"""
-
-
-@pytest.mark.slow
-def test_sandbox_has_no_network_no_other_processes_and_files_that_cannot_be_written(tmp_path: Path) -> None:
-    """The real bubblewrap, where it is installed and may make namespaces."""
-    if shutil.which("bwrap") is None:
-        pytest.skip("bubblewrap is not installed")
-    if subprocess.run(["bwrap", "--ro-bind", "/", "/", "--unshare-all", "--", "true"], capture_output=True).returncode:
-        pytest.skip("bubblewrap may not make namespaces here")
-    folder = Path(__file__).parent
-    path = tmp_path / "boxed.py"
-    path.write_text(BOXED.replace("{FOLDER!r}", str(folder)))
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        given = torch.tensor([[server.getsockname()[1], os.getpid(), os.getpid()]], dtype=torch.float64)
-        for sandbox, found in ((False, [1, 1, 1, 1, 1, 1]), (True, [0, 0, 0, 0, 0, 1])):
-            candidate = Candidate(target_of(f"{path}:probes"), sandbox=sandbox)
-            assert candidate.call("", (given, given), {}).tolist() == found
-            candidate.close()
-            assert (folder / "left").exists() is not sandbox
-            (folder / "left").unlink(missing_ok=True)
-            Path("/tmp/left").unlink(missing_ok=True)
-
-
 def test_python_call_names_what_it_takes() -> None:
     assert gemmtune.judge is judge
     with pytest.raises(GemmtuneError, match="level: got 'deep', expected one of brief, normal, full"):
@@ -258,44 +170,6 @@ def test_targets_are_found_without_being_imported(folder: Path) -> None:
     assert [Path(t.path).name for t in targets_of(str(folder), "cpu") if t.kind == "file"] == ["broken.py", "model.py", "zeros.py"]
     with pytest.raises(SubjectError, match="got device cuda, expected cpu"):
         target_of(f"{folder / 'kernel.cpp'}:matmul", "cuda")
-
-
-def limits_of(rate: float) -> Limits:
-    return Limits(values=dict.fromkeys(limit_names(PROBLEM.dtype_label), rate))
-
-
-PROBLEM = Problem.mm(512, 512, 512)
-FAST = Shape(problem=PROBLEM, calls=9, pairs=((1e-6, 1e-3),) * 9)
-
-
-def test_too_fast_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(speed, "_limits", lambda *_: limits_of(1.0))
-    monkeypatch.setattr(speed, "_measured", lambda *_: limits_of(2.0))
-    candidate = Candidate(TORCH)
-    found = speed.judge_speed(candidate, [FAST])
-    assert found is not None
-    assert found.ratio == pytest.approx(1000)
-    assert [x.kind for x in candidate.findings] == [Conduct.TOO_FAST]
-
-
-def test_limits_that_were_too_low_are_no_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Other work lowers what the machine seems to be able to do, and not what it can."""
-    monkeypatch.setattr(speed, "_limits", lambda *_: limits_of(1.0))
-    monkeypatch.setattr(speed, "_measured", lambda *_: limits_of(1e6))
-    candidate = Candidate(TORCH)
-    speed.judge_speed(candidate, [FAST])
-    monkeypatch.setattr(speed, "_measured", lambda *_: limits_of(PROBLEM.flops / 1e3 / 30))  # 30 times the time of the GEMM
-    speed.judge_speed(candidate, [FAST], busy="other processes used 80% of the cores")
-    assert candidate.findings == ()
-
-
-def test_limits_are_measured_with_all_cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[tuple[int, int]] = []
-    monkeypatch.setattr(speed, "measure_limits", lambda device, _: seen.append((device.threads, torch.get_num_threads())) or {})
-    cores, threads = len(os.sched_getaffinity(0)), torch.get_num_threads()
-    speed._measured(detect("cpu"), "float32")
-    assert seen == [(cores, cores)]
-    assert torch.get_num_threads() == threads
 
 
 @pytest.mark.parametrize(
