@@ -87,8 +87,11 @@ class Subject(ABC):
         return lambda tensors, scalars, out: self(Call(problem=problem, tensors=tensors, scalars=scalars, out=out))
 
     def conditions(self, problem: Problem) -> contextlib.AbstractContextManager[None]:
-        """Return the context of the calls of a case. For float32 it sets torch's precision to the problem's."""
-        return precision_scope(problem) if problem.dtype == torch.float32 else contextlib.nullcontext()
+        """Return the context of the calls of a case, in which torch's precision flags are the problem's.
+
+        A GEMM that calls torch then computes what the problem asks for. By default torch may keep 16-bit partial sums.
+        """
+        return precision_scope(problem)
 
     def claims(self, problem: Problem) -> Claims:
         """Return the arithmetic claims by which a result for ``problem`` is judged."""

@@ -29,6 +29,9 @@ ATTRIBUTE = "gemm_traits"
 DECLARED = "declared"
 """Name of an epilogue in a declared reduction. Whoever has the GEMM's name puts that in its place."""
 
+TORCH_SPLITS = 16
+"""Assumed maximum number of split-K partial sums of torch's products, which cuBLAS does not report."""
+
 F = TypeVar("F", bound=Callable[..., Any])
 
 
@@ -116,7 +119,8 @@ class Traits:
     batch_invariant: bool = False
     """The bits of a row of the result do not depend on the other rows of a, nor on their number."""
     calls_torch: bool = False
-    """torch's own products may do the work. `gemmtune judge` calls that dishonest otherwise."""
+    """torch's own products may do the work, with 16-bit partial sums where torch's flags allow them. `gemmtune judge` calls that
+    dishonest otherwise."""
     reduction: str = ""
     """How K is summed, for every M: matrix or fma, then /1024 for partial sums of 1024 elements, added in rising order, then @128
     for a float32 sum every 128 elements. A kernel is used in batch-invariant tables of that class. Empty: nothing is said."""
@@ -200,11 +204,13 @@ class Traits:
         single = problem.dtype == torch.float32
         input_mode = "tf32" if problem.precision.input_mode == "tf32" else self.input_mode
         two = problem.c is not None
+        by_torch = self.calls_torch and problem.precision.reduced_partials
+        splits = max(self.splits, TORCH_SPLITS) if by_torch else self.splits
         claims = Claims(
             accumulate=accumulate,
-            partials=DTYPES[self.partials[name]] if name in self.partials else problem.dtype if two else accumulate,
+            partials=DTYPES[self.partials[name]] if name in self.partials else problem.dtype if two or by_torch else accumulate,
             epilogue_input=problem.epilogue_dtype if problem.epilogue else problem.accumulator,
-            splits=2 * self.splits if two else self.splits,
+            splits=2 * splits if two else splits,
             weights=problem.dtype if problem.widens_b and problem.scale_b is not None else None,
             input_mode=input_mode if single else "ieee",
             flush_subnormals=self.flush_subnormals is not False,

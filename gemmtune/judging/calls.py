@@ -18,6 +18,8 @@ GRACE_S = 5.0
 TIMED_OPS = ("mm", "bmm", "addmm", "baddbmm", "int_mm")
 """Operations for which torch has a function of the same name."""
 SMALL_SIDE, SMALL_MACS = 64, 2**19
+LARGE_MACS, LARGE_CALLS = 2**22, 3
+"""Size and number of the calls with each dtype of which no shape is timed."""
 GPU_MACS = 2**36
 NARROWEST, WIDEST = 0.5, 1.6
 """Range of a side, in multiples of that of a cube."""
@@ -32,20 +34,20 @@ def timed_op(subject: Subject) -> str | None:
 def timed_calls(
     subject: Subject, candidate: Candidate, rival: tuple[Subject, Candidate], level: Level, dtypes: tuple[str, ...]
 ) -> Iterator[Shape]:
-    """Yield the calls of each shape. Sizes are drawn among those that the GEMM declares."""
+    """Yield the calls of each shape. Sizes are drawn among those that the GEMM declares, and each dtype has a large one."""
     op, trial = timed_op(subject), Trial(subject, candidate, rival)
     if op is None:
         return
     deadline = time.monotonic() + level.calls_s
-    plan = [(False, level.small_calls)] * 2 + [(True, level.timed_calls)] * level.shapes
-    for number, (timed, count) in enumerate(plan):
+    largest = GPU_MACS if candidate.device.type != "cpu" else level.largest * PER_M
+    drawn = [dtypes[number % len(dtypes)] if dtypes else "float32" for number in range(2 + level.shapes)]
+    plan = [(dtype, SMALL_MACS, level.small_calls, False) for dtype in drawn[:2]]
+    plan += [(dtype, largest, level.timed_calls, True) for dtype in drawn[2:]]
+    plan += [(dtype, min(largest, LARGE_MACS), LARGE_CALLS, False) for dtype in dtypes if dtype not in drawn[2:]]
+    for number, (dtype, macs, count, timed) in enumerate(plan):
         if time.monotonic() > deadline and number > 2:
             return
-        dtype = dtypes[number % len(dtypes)] if dtypes else "float32"
-        large = GPU_MACS if candidate.device.type != "cpu" else level.largest * PER_M
-        case = _drawn(
-            trial, subject, Case(property_name="bound", op=op, dtype=dtype, m=1, n=1, k=1), large if timed else SMALL_MACS
-        )
+        case = _drawn(trial, subject, Case(property_name="bound", op=op, dtype=dtype, m=1, n=1, k=1), macs)
         yield trial.calls(problem_of(case, candidate.device.type), count, timed=timed, deadline=deadline + GRACE_S)
 
 

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
+import os
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+
+import torch
 
 from ..device import DeviceInfo, detect
 from ..timing.limits import Limits, measure_limits
+from ..timing.neighbours import Watch
 from ..untrusted.candidate import Candidate
 from ..untrusted.conduct import Conduct
 from ..untrusted.trial import Shape
@@ -42,18 +47,23 @@ class Speed:
     high: float
 
 
-def judge_speed(candidate: Candidate, shapes: Sequence[Shape]) -> Speed | None:
-    """Return the speed, or None if no shape was timed. Note times that are below the hardware's limit."""
+def judge_speed(candidate: Candidate, shapes: Sequence[Shape], busy: str = "") -> Speed | None:
+    """Return the speed, or None if no shape was timed. Note times that are below the hardware's limit.
+
+    ``busy`` describes other work on the machine, which makes limits uncertain.
+    """
     device = detect(str(candidate.device))
     timed = [(shape, found, shape.time_s) for shape in shapes if (found := shape.ratio) is not None and shape.time_s is not None]
     if not timed:
         return None
     rows = []
     for shape, (middle, half), time_s in timed:
-        limits = _limits(device, shape.problem.dtype_label)
-        least_us, limit_us = limits.least_us(shape.problem, device), limits.us(shape.problem, device)
-        time_us = (time_s or 0.0) * 1e6
-        if least_us is not None and time_us < least_us:
+        time_us, label = (time_s or 0.0) * 1e6, shape.problem.dtype_label
+        limits = _known(_limits(device, label), busy)
+        if _least_us(limits, shape, device, time_us) is not None:  # something else may have run while they were measured
+            limits = _known(_higher(limits, _measured(device, label)), busy)
+        limit_us = limits.us(shape.problem, device)
+        if (least_us := _least_us(limits, shape, device, time_us)) is not None:
             candidate.note(Conduct.TOO_FAST, f"{shape.problem} in {time_us:.1f} µs; this machine needs at least {least_us:.1f} µs")
         low, high = math.exp(middle - half), math.exp(middle + half)
         share = limit_us / time_us if limit_us and time_us else None
@@ -62,10 +72,36 @@ def judge_speed(candidate: Candidate, shapes: Sequence[Shape]) -> Speed | None:
     return Speed(shapes=tuple(rows), ratio=math.exp(middle), low=math.exp(middle - half), high=math.exp(middle + half))
 
 
+def _least_us(limits: Limits, shape: Shape, device: DeviceInfo, time_us: float) -> float | None:
+    """Return the least time of a shape if the given one is below it."""
+    least_us = limits.least_us(shape.problem, device)
+    return least_us if least_us is not None and time_us < least_us else None
+
+
+def _known(limits: Limits, busy: str) -> Limits:
+    return Limits(values=limits.values, disturbed=frozenset(limits.values)) if busy else limits
+
+
+def _higher(one: Limits, other: Limits) -> Limits:
+    values = {name: max(value, other.values[name]) for name, value in one.values.items()}
+    return Limits(values=values, disturbed=one.disturbed | other.disturbed)
+
+
 @functools.cache
 def _limits(device: DeviceInfo, label: str) -> Limits:
-    known: Mapping[str, float] = measure_limits(device, label)
-    return Limits(values=known)
+    return _measured(device, label)
+
+
+def _measured(device: DeviceInfo, label: str) -> Limits:
+    """Measure the limits with all cores of this process, which a GEMM may use too."""
+    threads, watch = torch.get_num_threads(), Watch(device)
+    cores = len(os.sched_getaffinity(0))
+    torch.set_num_threads(cores)
+    try:
+        values = measure_limits(dataclasses.replace(device, threads=cores) if device.type == "cpu" else device, label)
+    finally:
+        torch.set_num_threads(threads)
+    return Limits(values=values, disturbed=frozenset(values) if watch.seen() else frozenset())
 
 
 def _mean(logs: Sequence[tuple[float, float]]) -> tuple[float, float]:

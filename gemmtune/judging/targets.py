@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import dataclasses
 import hashlib
 from collections.abc import Mapping
 from pathlib import Path
@@ -29,7 +30,6 @@ def targets_of(words: str, device: str) -> list[Target]:
 
     Raises:
         SubjectError: there is no such file or module, or it has no GEMM.
-        CompileError, UnavailableError: a source cannot be compiled.
     """
     if Path(words).is_dir():
         found = [path for path in sorted(Path(words).iterdir()) if path.suffix in SOURCES and not path.name.startswith("_")]
@@ -83,20 +83,32 @@ def _symbol(file: Path) -> str:
 
 
 def _of_source(file: Path, name: str, words: str, device: str) -> Target:
-    """Return the target of a C++ or CUDA source, which is compiled once. Nothing of it runs here."""
+    """Return the target of a C++ or CUDA source, which is still to be compiled."""
     kind = "cuda" if file.suffix == ".cu" else "cpu"
     if device.partition(":")[0] != kind:
         raise SubjectError(f"{words}: got device {device}, expected {kind}")
+    traits = dict(LIBRARY_TRAITS) | {"devices": [kind]}
+    return Target(kind="source", path=str(file), name=name, roots=(str(file),), traits=traits, words=words)
+
+
+def compiled(target: Target) -> Target:
+    """Return the target with its source compiled, once. Nothing of it runs here.
+
+    Raises:
+        SubjectError: there is no compiler. CompileError: it does not compile.
+    """
+    if target.kind != "source":
+        return target
+    file, words = Path(target.path), target.words
     text = file.read_text(encoding="utf-8", errors="replace")
-    found = nvcc.find_compiler() if kind == "cuda" else find_compiler()
+    found = nvcc.find_compiler() if file.suffix == ".cu" else find_compiler()
     if found is None:
         raise SubjectError(f"{words}: {why_no_compiler()}")
-    command = [found.path, *(CUDA_FLAGS if kind == "cuda" else CPP_FLAGS)]
+    command = [found.path, *(CUDA_FLAGS if file.suffix == ".cu" else CPP_FLAGS)]
     digest = hashlib.blake2b("\0".join((text, found.version, *command)).encode(), digest_size=16).hexdigest()
     library = made_once(
         ("judged", f"{digest}.so"),
         lambda made: compile_text(command, text, file.suffix, made, words, timeout_s=COMPILE_S),
         words,
     )
-    traits = dict(LIBRARY_TRAITS) | {"devices": [kind]}
-    return Target(kind="library", path=str(library), name=name, roots=(str(file),), traits=traits, words=words)
+    return dataclasses.replace(target, kind="library", path=str(library))

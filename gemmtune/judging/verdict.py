@@ -19,7 +19,7 @@ from ..conformance.cases.statement import problem_of
 from ..declaration.subject import Impossible, Subject
 from ..declaration.traits import Traits
 from ..device import detect
-from ..errors import CompileError, GemmtuneError
+from ..errors import CompileError, GemmtuneError, SubjectError
 from ..numerics.operands import random_operands
 from ..timing.neighbours import Watch
 from ..untrusted.candidate import CALL_S, Candidate, CandidateEnded, RemoteError
@@ -30,11 +30,12 @@ from ..untrusted.trial import Shape, note_calls
 from .calls import legal, timed_calls, timed_op
 from .levels import LEVELS, Level
 from .speed import Speed, judge_speed
-from .targets import targets_of
+from .targets import compiled, targets_of
 from .values import Values, judge_values
 
 PRODUCTS = re.compile(
     r"aten::(mm|bmm|addmm|baddbmm|matmul|linear|mv|addmv|dot|vdot|einsum|tensordot|_int_mm|_scaled_mm|_addmm_activation)$"
+    r"|aten::(.*convolution.*|_?sparse_.*mm|_?scaled_dot_product_.*|_grouped_mm|_trilinear|bilinear|inner|chain_matmul)$"
     r"|mkldnn.*(linear|matmul)|cublas|nvjet|xmma_gemm|cutlass_\d|(ampere|hopper|volta|turing)_\w*gemm"
 )
 """Names of torch's operations, and of cuBLAS's kernels, that multiply matrices."""
@@ -76,7 +77,7 @@ class Verdict:
     def standing(self) -> Standing:
         """Standing by conduct, then by values. Nothing that was not judged is right."""
         if any(finding.dishonest for finding in self.findings):
-            wrong = {Conduct.WRONG, Conduct.SOMETIMES}
+            wrong = {Conduct.WRONG, Conduct.SOMETIMES, Conduct.CRASHED}
             return Standing.WRONG if {x.kind for x in self.findings if x.dishonest} <= wrong else Standing.DISHONEST
         if self.values.bad:
             return Standing.WRONG
@@ -155,8 +156,12 @@ class _Options:
 
 def _judged(target: Target, options: _Options) -> Verdict:
     begun = time.perf_counter()
-    candidate = Candidate(target, options.device, sandbox=options.sandbox, timeout_s=options.timeout_s)
     verdict = Verdict(target=str(target), device=options.device)
+    try:
+        target = compiled(target)
+    except (CompileError, SubjectError) as error:
+        return dataclasses.replace(verdict, reason=str(error), seconds=time.perf_counter() - begun)
+    candidate = Candidate(target, options.device, sandbox=options.sandbox, timeout_s=options.timeout_s)
     try:
         verdict = _examined(verdict, candidate, options)
     except (CompileError, GemmtuneError) as error:
@@ -188,7 +193,7 @@ def _examined(verdict: Verdict, candidate: Candidate, options: _Options) -> Verd
     except (CandidateEnded, RemoteError) as error:
         verdict = dataclasses.replace(verdict, reason=str(error))
     reason = verdict.reason or ("" if shapes else f"not timed: torch has no function for {', '.join(subject.traits.ops or ())}")
-    return dataclasses.replace(verdict, shapes=shapes, speed=judge_speed(candidate, shapes), work=work, reason=reason)
+    return dataclasses.replace(verdict, shapes=shapes, speed=judge_speed(candidate, shapes, verdict.busy), work=work, reason=reason)
 
 
 def _work_of_torch(subject: Subject, candidate: Candidate, outcomes: tuple[Outcome, ...], count: int) -> str:

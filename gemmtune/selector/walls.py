@@ -7,6 +7,7 @@ is checked in this process, and the time is that of this process's clock.
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
@@ -14,7 +15,6 @@ import torch
 
 from ..backends.own.choice import OwnChoice
 from ..choice import Choice
-from ..declaration.subject import Impossible
 from ..errors import GemmtuneError
 from ..problem import Problem
 from ..timing.rounds import tie
@@ -31,8 +31,8 @@ SLOWER = 2.0
 """Ratio of a time in a process of its own to that among other choices, next to torch's, which shows that a clock was deceived."""
 ALLOWED = frozenset({Conduct.TORCH, Conduct.AGAIN})
 """Conduct that keeps no GEMM from being picked: its results are copied, and it is no slower for calling torch."""
-DEVICES = ("cpu",)
-"""Devices with these walls."""
+GPU_EXTRA_S = 5e-6
+"""Time that two events of a GPU add to a call, at most."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +62,7 @@ def refusals(choices: Mapping[str, Choice], times_us: Mapping[str, float], judge
     found: dict[str, str] = {}
     for name, choice in own.items():
         beaten = times_us[name] > (1 + tie()) * min(others, default=times_us[name])
-        if beaten or name in judged or choice.problem.device_type not in DEVICES:
+        if beaten or name in judged:
             continue
         key = choice.content_hash, choice.problem.key
         tried = _known[key] if key in _known else _known.setdefault(key, _tried(choice))
@@ -77,9 +77,15 @@ def _tried(choice: OwnChoice) -> _Tried:
     problem = choice.problem
     if problem.groups or problem.sparsity is not None:
         return _Tried()
-    candidate = Candidate(Target(kind="module", path=module, name=name, roots=(choice.folder,), words=choice.target))
+    device = "cpu" if problem.device_type == "cpu" else f"{problem.device_type}:{torch.cuda.current_device()}"
+    target = Target(kind="module", path=module, name=name, roots=(choice.folder,), words=choice.target)
     try:
-        subject, by_torch = subject_of(candidate, {}), rival(problem.device_type)
+        by_torch, candidate = rival(device), Candidate(target, device)
+    except GemmtuneError as error:
+        warnings.warn(f"{choice.name} is trusted: no process of its own works here: {error}", RuntimeWarning, stacklevel=2)
+        return _Tried()
+    try:
+        subject = subject_of(candidate, {})
         candidate.settle()
         before = {finding.kind for finding in candidate.findings}  # what an import changes, it changes wherever it is imported
         timed = problem.op in (by_torch[0].traits.ops or ()) and problem.epilogue is None
@@ -89,13 +95,11 @@ def _tried(choice: OwnChoice) -> _Tried:
         candidate.settle()
     except (CandidateEnded, RemoteError, GemmtuneError) as error:
         return _Tried(reasons=(f"fails: {error}",))
-    except Impossible:
-        return _Tried()  # its operands are too large to be copied
     finally:
         candidate.close()
     reasons = [str(x) for x in candidate.findings if x.dishonest and x.kind not in ALLOWED | before]
     if shape.refused and not reasons:
-        reasons = [f"raised {shape.refused}"]
+        reasons = [f"raised {shape.refused}" if shape.calls else shape.refused]
     if len(shape.pairs) < LEAST_TIMED:
         return _Tried(reasons=tuple(reasons))
     own_s, torch_s = (min(times) for times in zip(*shape.pairs, strict=True))  # other work on the machine only adds to them
@@ -103,7 +107,10 @@ def _tried(choice: OwnChoice) -> _Tried:
 
 
 def _call_s(problem: Problem, torch_process: Candidate) -> float:
-    out, times = torch.zeros(problem.out.size, dtype=problem.out.dtype, device=problem.device_type), []
+    """Return the time of a call that does nothing, as far as it is part of the times of others."""
+    if torch_process.device.type != "cpu":
+        return GPU_EXTRA_S
+    out, times = torch.zeros(problem.out.size, dtype=problem.out.dtype), []
     for _ in range(LEAST_TIMED):
         torch_process.call(NOTHING[0], (out,), {})
         times.append(torch_process.last.wall_s)

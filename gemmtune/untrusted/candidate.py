@@ -19,8 +19,9 @@ from ..foreign import parse_json, shown, visible
 from ..workers.pipe import GarbledError
 from .conduct import Conduct, Finding
 from .memory import Memory, Placed
-from .process import Fork
+from .process import Fork, restore, standing
 from .target import NOTHING, TORCH, Target
+from .words import argument, base, flags_here, tensors_of
 
 CALL_S = 30.0
 """Time limit of a call, compilation included."""
@@ -37,8 +38,11 @@ EVENTS = {
     "reaches": Conduct.REACHES, "lazy": Conduct.LAZY,
 }  # fmt: skip
 """Kinds of events in the journal of a process."""
+CRASHES = ("SIGSEGV", "SIGABRT", "SIGBUS", "SIGFPE", "SIGILL")
+"""Signals by which a GEMM with a fault dies."""
 SHOWN = 4
 MOST_RESULT_BYTES = 2**30
+"""Size of a result above which none is read, unless a larger one is expected."""
 
 
 class CandidateEnded(GemmtuneError, Gone):
@@ -90,7 +94,9 @@ class Candidate:
         self._details: dict[Conduct, list[str]] = {}
         self._idle_s = self._busy_s = self._answered_s = 0.0
         self._threads = 0
+        self._standing = standing()
         self._bytes = 0
+        self._most_result = MOST_RESULT_BYTES
 
     # Conduct
 
@@ -122,7 +128,20 @@ class Candidate:
         ops = (*OPS, *NOTHING) if self.target is TORCH else OPS
         answer = self._ask(question | {"target": asdict(self.target), "ops": ops})
         self._threads, self._bytes = self._fork.threads(), self._fork.resident_bytes()
+        self._standing = standing()
         return answer
+
+    def reserve(self, operand_bytes: int, result_bytes: int) -> None:
+        """Make room for calls of that size. A process with less memory is replaced at the next question.
+
+        Raises:
+            Impossible: there is no room.
+        """
+        memory = self._memory.grown(operand_bytes, result_bytes)
+        self._most_result = max(MOST_RESULT_BYTES, result_bytes)
+        if memory is not self._memory:
+            self.close()
+            self._memory = memory
 
     def call(self, function: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Return what the GEMM returns for these arguments. Tensors travel by memory, and changed inputs are copied back.
@@ -134,12 +153,12 @@ class Candidate:
         """
         if self._fork is None or self._fork.ended():
             self.opened()
-        tensors = [part for x in (*args, *kwargs.values()) if isinstance(x, torch.Tensor) for part in _parts(x)]
+        tensors = [part for x in (*args, *kwargs.values()) if isinstance(x, torch.Tensor) for part in tensors_of(x)]
         placed, end = self._memory.place(tensors, self.place)
-        room, how = min(self._memory.size - end, MOST_RESULT_BYTES), "profile" if self.profiling else "call"
+        room, how = min(self._memory.size - end, self._most_result), "profile" if self.profiling else "call"
         question = {
-            "do": how, "function": function, "result": end, "room": room,
-            "args": [_word(x, placed) for x in args], "kwargs": {name: _word(x, placed) for name, x in kwargs.items()},
+            "do": how, "function": function, "result": end, "room": room, "flags": flags_here(),
+            "args": [argument(x, placed) for x in args], "kwargs": {name: argument(x, placed) for name, x in kwargs.items()},
         }  # fmt: skip
         if self.device.type != "cpu":
             torch.cuda.synchronize(self.device)
@@ -152,7 +171,7 @@ class Candidate:
             result = self._received(answer, end)
         self._stop_clock(answer)
         for storage in placed.values() if self.watches else ():
-            if storage.own.data_ptr() != _base(out) and storage.changed():
+            if storage.own.data_ptr() != base(out) and storage.changed():
                 self.note(Conduct.INPUTS)
                 storage.own.copy_(storage.copy)
         self._judge_answer(answer, result)
@@ -172,6 +191,9 @@ class Candidate:
         for kind, words in ((Conduct.REPLACED, replaced), (Conduct.ENVIRONMENT, environment)):
             for word in words if isinstance(words, list) else ():
                 self.note(kind, str(word))
+        if (now := standing()) != self._standing:
+            self.note(Conduct.REACHES, f"priority and cores of the process that calls it, from {self._standing} to {now}")
+            restore(self._standing)
         if self._idle_s > BUSY_S + BUSY_SHARE * self._busy_s:
             self.note(Conduct.BETWEEN, f"{self._idle_s:.2f} s of CPU time, and {self._busy_s:.2f} s in calls")
         before_s = self._fork.cpu_s() + self._fork.descendants_s()
@@ -188,6 +210,7 @@ class Candidate:
         if self._fork is not None:
             self._fork.close()
             self._fork = None
+            self._memory.take_back()
 
     # One question
 
@@ -211,7 +234,8 @@ class Candidate:
         except (GarbledError, ValueError, OverflowError) as error:
             self._end(Conduct.FORGED, str(error))
         except (EOFError, OSError):
-            self._end(Conduct.ENDED, fork.how_ended())
+            how = fork.how_ended()
+            self._end(Conduct.CRASHED if how.split(";")[0].endswith(CRASHES) else Conduct.ENDED, how)
         if answer is None or answer.get("nonce") != nonce:
             self._end(Conduct.FORGED, f"got {shown(received)}, expected an answer to the question")
         self._busy_s += max(fork.cpu_s() - self._cpu_s, 0.0)
@@ -252,14 +276,14 @@ class Candidate:
         if not isinstance(dtype, torch.dtype) or not isinstance(size, list) or not counts:
             return type(str(answer.get("type", "object"))[:40] or "object", (), {})()
         nbytes = torch.Size(size).numel() * dtype.itemsize
-        if nbytes > min(self._memory.size - at, MOST_RESULT_BYTES):
+        if nbytes > min(self._memory.size - at, self._most_result):
             return torch.empty(0, dtype=dtype)
         result = self._memory.result(at, size, dtype).clone()
         self._memory.poison(at, nbytes)
         return result
 
     def _returned(self, placed: Mapping[int, Placed], out: torch.Tensor) -> None:
-        storage = placed.get(_base(out))
+        storage = placed.get(base(out))
         if storage is not None:
             storage.own.copy_(storage.copy)
 
@@ -273,28 +297,3 @@ class Candidate:
 def _listed(details: Sequence[str]) -> str:
     more = [f"and {len(details) - SHOWN} more"] if len(details) > SHOWN else []
     return "; ".join([*details[:SHOWN], *more])
-
-
-def _base(tensor: Any) -> int:
-    return tensor.untyped_storage().data_ptr() if isinstance(tensor, torch.Tensor) and tensor.layout == torch.strided else -1
-
-
-def _parts(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    if tensor.layout == torch.sparse_bsr:
-        return tensor.crow_indices(), tensor.col_indices(), tensor.values()
-    return (tensor,)
-
-
-def _word(value: Any, placed: Mapping[int, Placed]) -> Any:
-    """Return an argument as the process reads it."""
-    if isinstance(value, torch.dtype):
-        return {"dtype": str(value).removeprefix("torch.")}
-    if not isinstance(value, torch.Tensor):
-        return value
-    if value.layout == torch.sparse_bsr:
-        return {"bsr": [_word(part, placed) for part in _parts(value)], "shape": list(value.shape)}
-    storage = placed.get(_base(value))
-    return {
-        "at": storage.at if storage else 0, "bytes": storage.own.numel() if storage else 0, "offset": value.storage_offset(),
-        "of": str(value.dtype).removeprefix("torch."), "size": list(value.shape), "stride": list(value.stride()),
-    }  # fmt: skip

@@ -77,11 +77,12 @@ class Checker:
             makers.append(lambda: probes.cancel(limit))
         if probes.can_measure_width:
             makers.append(lambda: probes.width(limit))
+        special = not self._claims.skips_zeros
         if self._claims.input_mode == "ieee" and not self.problem.widens_b:
             if probes.free_a:
-                makers.append(lambda: probes.rows_of_b(probes.random().right, special=False))
+                makers.append(lambda: probes.rows_of_b(probes.random().right, special=special))
             if probes.free_b:
-                makers.append(lambda: probes.cols_of_a(probes.random().left, special=False))
+                makers.append(lambda: probes.cols_of_a(probes.random().left, special=special))
         return OneHotExpectation.of(self._random.choice(makers)()) if makers else None
 
     def trouble(self, result: object, operands: Operands, expectation: Expectation | None = None) -> Trouble | None:

@@ -10,6 +10,7 @@ class Conduct(StrEnum):
     """Kinds of conduct. Those of ``NOTED`` are reported and held against nobody, all others are dishonest."""
 
     ENDED = "ended its process"
+    CRASHED = "crashes"
     HUNG = "did not answer"
     FORGED = "forged an answer"
     BETWEEN = "works between calls"

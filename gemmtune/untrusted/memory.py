@@ -8,16 +8,23 @@ import secrets
 import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
 from ..declaration.subject import Impossible
+from ..errors import UnavailableError
 
 CPU_BYTES, GPU_BYTES = 2**32, 2**30
-"""Size of the memory. On a CPU only what is used takes any."""
+"""Least size of the memory. On a CPU only what is used takes any."""
+OF_FREE = 2
+"""Part of a GPU's free memory, as a divisor, that larger operands may take."""
 PAGE, ALIGNED = 4096, 256
 PLACES = 256
 """Number of pages at which operands may begin."""
+COUNTER = slice(4, 6)
+"""Words of a handle that name the counter of its users, in the order of torch's ``_share_cuda_``."""
+MOST_OPERANDS = 16
 POISON = 0xFF
 """Byte that fills the place of a result before a call: NaN in every float."""
 
@@ -37,26 +44,52 @@ class Placed:
 
 
 class Memory:
-    """Bytes that this process and an untrusted one see, on the CPU or on a GPU."""
+    """Bytes that this process and an untrusted one see, on the CPU or on a GPU.
 
-    def __init__(self, device: torch.device) -> None:
+    Raises:
+        UnavailableError: the GPU has no room for them.
+    """
+
+    def __init__(self, device: torch.device, size: int = 0) -> None:
         self.fd = os.memfd_create("operands")
         weakref.finalize(self, os.close, self.fd)
         self.device = device
-        self.size = CPU_BYTES if device.type == "cpu" else GPU_BYTES
+        self._shared: list[tuple[Any, ...]] = []
+        weakref.finalize(self, _taken_back, self._shared)
+        self.size = max(size, CPU_BYTES if device.type == "cpu" else GPU_BYTES)
         if device.type == "cpu":
             os.ftruncate(self.fd, self.size)
             self._map = mmap.mmap(self.fd, self.size)
             self.bytes = torch.frombuffer(self._map, dtype=torch.uint8)
         else:
-            self.bytes = torch.empty(self.size, dtype=torch.uint8, device=device)
+            self.bytes = _on_gpu(self.size, device)
+
+    def grown(self, operand_bytes: int, result_bytes: int) -> Memory:
+        """Return this memory if operands and a result of these sizes fit, or a larger one on a GPU.
+
+        Raises:
+            Impossible: there is no room for it.
+        """
+        placed = operand_bytes + PLACES * PAGE + MOST_OPERANDS * 2 * PAGE
+        size = max(2 * placed, placed + result_bytes)
+        if size <= self.size:
+            return self
+        room = CPU_BYTES if self.device.type == "cpu" else torch.cuda.mem_get_info(self.device)[0] // OF_FREE
+        if size > room:
+            raise Impossible(f"its operands and its result need {size // 2**20} MiB, expected at most {room // 2**20} MiB")
+        return Memory(self.device, size)
 
     def handle(self) -> list[object]:
         """Return the words by which another process opens the memory of a GPU."""
         if self.device.type == "cpu":
             return []
         words = self.bytes.untyped_storage()._share_cuda_()  # type: ignore[no-untyped-call]
+        self._shared.append(words)
         return [{"hex": x.hex()} if isinstance(x, bytes) else x for x in words]
+
+    def take_back(self) -> None:
+        """Count no process as a user of the memory any longer. One that was killed did not say that it stopped."""
+        _taken_back(self._shared)
 
     def place(self, tensors: Sequence[torch.Tensor], at: int | None = None) -> tuple[dict[int, Placed], int]:
         """Copy the storages of tensors. Return them by their address, and the first byte after them.
@@ -86,6 +119,19 @@ class Memory:
     def poison(self, at: int, nbytes: int) -> None:
         """Fill the place of a result."""
         self.bytes[at : at + nbytes].fill_(POISON)
+
+
+def _on_gpu(size: int, device: torch.device) -> torch.Tensor:
+    try:
+        return torch.empty(size, dtype=torch.uint8, device=device)
+    except torch.OutOfMemoryError as error:
+        raise UnavailableError(f"{device}: got no {size // 2**20} MiB of memory to share with the process of a GEMM") from error
+
+
+def _taken_back(shared: list[tuple[Any, ...]]) -> None:
+    release: Any = torch.UntypedStorage._release_ipc_counter_cuda
+    while shared:
+        release(*shared.pop()[COUNTER])
 
 
 def _storages(tensors: Sequence[torch.Tensor]) -> Iterator[torch.Tensor]:

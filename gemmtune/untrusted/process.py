@@ -48,17 +48,19 @@ class First:
         command = [sys.executable, "-P", "-c", START, str(theirs.fileno()), str(Path(__file__).parent)]
         command = sandboxed(command, self.folder, gpu=gpu) if sandbox else command
         changes = QUIET | ({} if gpu else NO_GPU) | {"TMPDIR": str(self.folder), "HOME": str(self.folder)}
+        errors = tempfile.TemporaryFile()  # noqa: SIM115 - read below
         with theirs:
             self._process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+                command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=errors,
                 pass_fds=(theirs.fileno(),), start_new_session=True, env=child_environment(changes),
             )  # fmt: skip
         self._sandbox = sandbox
         self._control = own
         self._lock = threading.Lock()
-        if self._said(START_TIMEOUT_S) != b"ready":
-            self.close()
-            raise UnavailableError("no process for untrusted code can be started: it ended before it had imported torch")
+        with errors:
+            if not self._is_ready():
+                self.close()
+                raise UnavailableError(_why_not_started(_tail(errors.fileno()), sandbox=sandbox))
 
     @property
     def alive(self) -> bool:
@@ -93,6 +95,12 @@ class First:
         self._process.wait()
         _emptied(self.folder)
 
+    def _is_ready(self) -> bool:
+        try:
+            return self._said(START_TIMEOUT_S) == b"ready"
+        except OSError:
+            return False
+
     def _said(self, timeout_s: float) -> bytes:
         self._control.settimeout(timeout_s)
         return self._control.recv(2**16)
@@ -107,6 +115,21 @@ class First:
     @staticmethod
     def _inner(outer: int) -> int:
         return (_names(outer) or [outer])[-1]
+
+
+def _why_not_started(said: str, *, sandbox: bool) -> str:
+    reason = said.splitlines()[-1] if said else "it ended before it had imported torch"
+    if not sandbox:
+        return f"no process for untrusted code can be started: {reason}"
+    return (
+        f"sandbox: bubblewrap could not start a process for untrusted code: {reason}. It needs namespaces of its own: let users "
+        "make them (sysctl user.max_user_namespaces), or judge without --sandbox on a machine that the GEMM may harm"
+    )
+
+
+def _tail(file: int) -> str:
+    """Return the end of what has been written to a file."""
+    return os.pread(file, TAIL_BYTES, max(0, os.fstat(file).st_size - TAIL_BYTES)).decode(errors="replace").strip()
 
 
 def _names(pid: int) -> list[int]:
@@ -199,8 +222,7 @@ class Fork:
         while status is None and time.monotonic() < deadline and self._first.alive:
             status = self._first.status(self.pid) if self.ended() else None
             time.sleep(0.002)
-        size = os.fstat(self._output.fileno()).st_size
-        tail = os.pread(self._output.fileno(), TAIL_BYTES, max(0, size - TAIL_BYTES)).decode(errors="replace").strip()
+        tail = _tail(self._output.fileno())
         if status is None:
             how = "closed its pipe"
         elif os.WIFSIGNALED(status):
@@ -220,6 +242,18 @@ class Fork:
         os.close(self._pidfd)
         self.pipe.close()
         self._output.close()
+
+
+def standing() -> tuple[int, list[int]]:
+    """Return the priority and the cores of this process, which another one can change."""
+    return os.getpriority(os.PRIO_PROCESS, 0), sorted(os.sched_getaffinity(0))
+
+
+def restore(before: tuple[int, list[int]]) -> None:
+    """Set the priority and the cores of this process, as far as the system lets it."""
+    with contextlib.suppress(PermissionError):
+        os.setpriority(os.PRIO_PROCESS, 0, before[0])
+    os.sched_setaffinity(0, before[1])
 
 
 def _kill_all(root: int) -> None:

@@ -9,10 +9,12 @@ from pathlib import Path
 from ..errors import UnavailableError
 
 PROGRAM = "bwrap"
+OF_GPU = ("--unshare-user-try", "--unshare-pid", "--unshare-net", "--unshare-uts", "--unshare-cgroup-try")
+"""Namespaces next to a GPU, whose memory cannot be shared between namespaces of inter-process communication."""
 
 
 def sandboxed(command: Sequence[str], folder: Path, *, gpu: bool) -> list[str]:
-    """Return the command in a sandbox. It may write to ``folder`` and to an empty /tmp, sees no other process and no network.
+    """Return the command in a sandbox. It may write to ``folder`` alone, sees no other process and no network.
 
     Raises:
         UnavailableError: bubblewrap is not installed.
@@ -24,5 +26,5 @@ def sandboxed(command: Sequence[str], folder: Path, *, gpu: bool) -> list[str]:
             "--sandbox on a machine that the GEMM may harm"
         )
     devices = ["--dev-bind", "/dev", "/dev"] if gpu else ["--dev", "/dev"]
-    words = [program, "--ro-bind", "/", "/", *devices, "--proc", "/proc", "--tmpfs", "/tmp", "--bind", str(folder), str(folder)]
-    return [*words, "--unshare-all", "--die-with-parent", "--new-session", "--", *command]
+    words = [program, "--ro-bind", "/", "/", *devices, "--proc", "/proc", "--bind", str(folder), str(folder)]
+    return [*words, *(OF_GPU if gpu else ("--unshare-all",)), "--die-with-parent", "--new-session", "--", *command]

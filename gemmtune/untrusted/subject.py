@@ -14,8 +14,10 @@ from .candidate import Candidate, CandidateEnded, RemoteError
 from .target import TORCH
 
 OF_TORCH = {"alpha": True, "beta": True, "out": True}
-HERE = {"threads": False, "streams": False, "capturable": False}
-"""Declarations that calls of another process cannot show."""
+
+
+class Unsuitable(SubjectError):
+    """Error of a GEMM that only gemmtune itself can call."""
 
 
 class RemoteFunction:
@@ -36,13 +38,20 @@ def subject_of(candidate: Candidate, declared: Mapping[str, Any]) -> Subject:
     """Return the GEMM of a candidate. ``declared`` overrides its own declarations.
 
     Raises:
-        SubjectError: it cannot be imported.
+        SubjectError: it cannot be imported. Unsuitable: only gemmtune can call it.
         TraitsError: its declarations are illegal.
     """
     try:
         answer = candidate.opened()
     except (RemoteError, CandidateEnded) as error:
-        raise SubjectError(f"{candidate.target} cannot be judged: {error}") from error
+        target = candidate.target
+        reason = f"{target} cannot be imported: {error}"
+        if target.kind == "module" and not target.roots:
+            module = target.path.partition(".")[0]
+            reason = f"{target}: there is no module {module!r} here; is it installed, or in the working folder?"
+        raise SubjectError(reason) from error
+    if answer.get("ours"):
+        raise Unsuitable(f"{candidate.target} is a Subject of gemmtune, which cannot be called in another process")
     names, traits, own = (answer.get(word) for word in ("functions", "traits", "declared"))
     own = own if isinstance(own, dict) else {}
     if not isinstance(names, list) or not names:
@@ -51,9 +60,7 @@ def subject_of(candidate: Candidate, declared: Mapping[str, Any]) -> Subject:
         found = SimpleNamespace(**{str(name): RemoteFunction(candidate, str(name), str(name), own.get(name)) for name in names})
         if traits is not None:
             setattr(found, ATTRIBUTE, traits)
-    subject = wrapped(SubjectSpec(target=str(candidate.target), declared=declared), found)
-    subject.traits = subject.traits.changed(HERE)
-    return subject
+    return wrapped(SubjectSpec(target=str(candidate.target), declared=declared), found)
 
 
 @functools.cache

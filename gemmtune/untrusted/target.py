@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from importlib.machinery import PathFinder
 from typing import Any
 
 
@@ -34,10 +36,12 @@ TORCH = Target(kind="torch", path="torch")
 
 
 def roots_of(module: str) -> tuple[str, ...]:
-    """Return the file or the folder of a module, without importing it."""
+    """Return the file or the folder of a module, in the working folder too, without importing it. () if there is none."""
+    name = module.partition(".")[0]
     try:
-        spec = importlib.util.find_spec(module.partition(".")[0])
+        spec = importlib.util.find_spec(name)
     except (ImportError, ValueError):
-        return ()
+        spec = None
+    spec = spec or PathFinder.find_spec(name, [os.getcwd()])
     folders = tuple(spec.submodule_search_locations or ()) if spec else ()
     return folders or ((spec.origin,) if spec and spec.origin else ())

@@ -16,7 +16,7 @@ import torch
 
 from ..choice import Claims
 from ..declaration.calling import Caller
-from ..declaration.subject import Subject
+from ..declaration.subject import Impossible, Subject
 from ..errors import UnavailableError
 from ..numerics.expectation import Expectation
 from ..numerics.operands import Operands
@@ -118,28 +118,39 @@ class Trial:
         """Make ``count`` calls, at most until ``deadline`` on the monotonic clock. If they are ``timed``, torch makes some too."""
         checker = Checker(problem, claims or self._subject.claims(problem), self._candidate.device, secrets.randbits(60))
         run = _Run(checker=checker, call=self._subject.caller(problem), rng=self.rng)
-        if timed and self._candidate.device.type != "cpu":
-            self._delivery_s, self._hand_over_s = self._nothing(problem)
         refused, number, first_s = "", 0, 0.0
         kept: Operands | None = None
         try:
-            for number, kind in enumerate(self._order(count), 1):
-                kept = self._step(run, kind, kept, number, timed=timed)
-                first_s = first_s or self._candidate.last.wall_s
-                if len(run.wrong) >= MOST_WRONG or time.monotonic() > deadline:
-                    break
+            self._reserve(problem)
+            if timed and self._candidate.device.type != "cpu":
+                self._delivery_s, self._hand_over_s = self._nothing(problem)
+            with self._subject.conditions(problem):
+                for number, kind in enumerate(self._order(count), 1):
+                    kept = self._step(run, kind, kept, number, timed=timed)
+                    first_s = first_s or self._candidate.last.wall_s
+                    if len(run.wrong) >= MOST_WRONG or time.monotonic() > deadline:
+                        break
         except RemoteError as error:
             refused = str(error)
             if run.calls:
                 run.wrong.append((number, Trouble(text=f"it raised {error}"), False))
         except CandidateEnded as error:
             run.wrong.append((number, Trouble(text=str(error)), False))
+        except Impossible as obstacle:
+            refused = f"no call was possible: {obstacle}"
         finally:
             self._candidate.place = None
         return Shape(
             problem=problem, calls=max(run.calls, len(run.wrong)), pairs=tuple(run.pairs[1:] or run.pairs), first_s=first_s,
             repeats=tuple(run.repeats), equal=tuple(run.equal), hidden=tuple(run.hidden), wrong=tuple(run.wrong), refused=refused,
         )  # fmt: skip
+
+    def _reserve(self, problem: Problem) -> None:
+        """Make room for the operands and the result in the memories of both processes."""
+        layouts = [layout for _, layout in problem.operands] + list(problem.epilogue.operands if problem.epilogue else ())
+        operand_bytes, result_bytes = (sum(x.span * x.dtype.itemsize for x in them) for them in (layouts, [problem.out]))
+        for process in (self._candidate, self._torch):
+            process.reserve(operand_bytes, result_bytes)
 
     def _order(self, count: int) -> list[str]:
         kinds: list[str] = ["fresh"]

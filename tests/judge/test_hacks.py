@@ -39,20 +39,20 @@ def check_caught(target: str, words: Collection[str], verdict: Verdict) -> None:
     assert verdict.standing.exit_status == 1
 
 
-@pytest.mark.rotates(6)
+@pytest.mark.rotates(15)
 @pytest.mark.parametrize("target", TABLE, ids=lambda x: x.rpartition(":")[2])
 def test_catches_hack(target: str) -> None:
     check_caught(target, TABLE[target], judged(target, timeout_s=QUICK_S if target.endswith(":hangs") else SLOW_S))
 
 
 @pytest.mark.slow
-@pytest.mark.rotates(2)
+@pytest.mark.turn(1, 4)
 @pytest.mark.parametrize("target", LONG, ids=lambda x: x.rpartition(":")[2])
 def test_catches_hack_of_many_calls(target: str) -> None:
     check_caught(target, LONG[target], judged(target, "normal"))
 
 
-@pytest.mark.rotates(6)
+@pytest.mark.rotates(9)
 @pytest.mark.parametrize("name", KINDS)
 def test_calls_honest_gemm_right(name: str) -> None:
     verdict = judged(f"{HONEST}:{name}")
@@ -62,7 +62,7 @@ def test_calls_honest_gemm_right(name: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.rotates(4)
+@pytest.mark.turn(3, 4)
 @pytest.mark.parametrize("name", ["by_torch_compile"])
 def test_calls_compiled_gemm_right(name: str) -> None:
     verdict = judged(f"{HONEST}:{name}")
@@ -78,7 +78,7 @@ def test_table_has_every_hack_of_the_folder() -> None:
         for line in path.read_text().splitlines()
         if line.startswith("def ") and "(a, b)" in line
     }
-    assert written - known == {"macs", "zeros"}
+    assert written - known == {"macs", "zeros", "product", "empty"}
     dishonest = {word for words in (*TABLE.values(), *LONG.values()) for word in words} - {VALUES}
     untested = set(Conduct) - dishonest - NOTED
-    assert untested == {Conduct.TOO_FAST, Conduct.CLOCK, Conduct.ROUGH}  # these have tests of their own
+    assert untested == {Conduct.TOO_FAST, Conduct.CLOCK}  # these have tests of their own

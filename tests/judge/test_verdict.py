@@ -4,33 +4,28 @@ from __future__ import annotations
 
 import html.parser
 import json
-import os
-import stat
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
-from hack_table import HACKS, HONEST
+from hack_table import HACKS
 
 import gemmtune
 from gemmtune import cli
 from gemmtune.backends.own.targets import loaded
 from gemmtune.choice import Claims
 from gemmtune.errors import GemmtuneError, SubjectError, UnavailableError
-from gemmtune.judging import speed
 from gemmtune.judging.report import as_html, as_json, lines
 from gemmtune.judging.targets import target_of, targets_of
 from gemmtune.judging.verdict import Judgement, Standing, judge
 from gemmtune.problem import Problem
 from gemmtune.selector import pick
-from gemmtune.timing.limits import Limits, limit_names
 from gemmtune.untrusted.candidate import TORCH, Candidate, CandidateEnded, RemoteError
 from gemmtune.untrusted.checks import Checker
 from gemmtune.untrusted.conduct import Conduct, Finding
 from gemmtune.untrusted.memory import Memory
 from gemmtune.untrusted.process import close_all
-from gemmtune.untrusted.trial import Shape
 
 pytest_plugins = ["pytester"]
 
@@ -79,6 +74,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (made / "kernel.cpp").write_text(CPP)
     (made / "model.py").write_text(MODEL)
     (made / "zeros.py").write_text("import torch\n\ndef matmul(a, b):\n    return a.new_zeros(a.shape[0], b.shape[1])\n")
+    (made / "no.cpp").write_text('extern "C" void matmul(no')
     (made / "_part.py").write_text("1 / 0")
     (made / "broken.py").write_text("import nowhere_to_be_found\n\ndef matmul(a, b):\n    return a @ b\n")
     return made
@@ -95,11 +91,13 @@ def test_judges_each_candidate_of_a_folder(judged: Judgement) -> None:
         "broken.py": Standing.NOT_JUDGED,
         "kernel.cpp": Standing.RIGHT,
         "model.py": Standing.RIGHT,
+        "no.cpp": Standing.NOT_JUDGED,
         "zeros.py": Standing.WRONG,
     }
     assert judged.exit_status == 1
-    broken, kernel, *_ = judged.verdicts
+    broken, kernel, _, uncompiled, _ = judged.verdicts
     assert "nowhere_to_be_found" in broken.reason
+    assert "did not compile" in uncompiled.reason
     assert kernel.work.startswith("none of torch's products")
     assert kernel.speed is not None
     assert kernel.calls >= 40
@@ -110,8 +108,8 @@ def test_reports_are_whole(judged: Judgement) -> None:
     assert "verdict: NOT JUDGED" in text
     assert "zeros.py: WRONG: " in text
     data = json.loads(json.dumps(as_json(judged), allow_nan=False))
-    assert [v["exit_status"] for v in data["verdicts"]] == [2, 0, 0, 1]
-    assert data["verdicts"][3]["values"]["failures"]
+    assert [v["exit_status"] for v in data["verdicts"]] == [2, 0, 0, 2, 1]
+    assert data["verdicts"][4]["values"]["failures"]
     page = as_html(judged)
     parser = html.parser.HTMLParser()
     parser.feed(page)
@@ -160,26 +158,6 @@ def test_nothing_judged_is_never_0(words: list[str], said: str, folder: Path, ca
     assert said in out + err
 
 
-def test_sandbox_needs_bubblewrap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
-    [verdict] = judge(f"{HONEST}:by_numpy", device="cpu", level="brief", sandbox=True).verdicts
-    assert verdict.standing is Standing.NOT_JUDGED
-    assert "install it (apt install bubblewrap)" in verdict.reason
-
-
-def test_sandbox_wraps_the_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A stand-in for bubblewrap notes its options and runs the command."""
-    stand_in = tmp_path / "bwrap"
-    stand_in.write_text(f'#!/bin/sh\necho "$@" > {tmp_path}/options\nwhile [ "$1" != -- ]; do shift; done\nshift\nexec "$@"\n')
-    stand_in.chmod(stand_in.stat().st_mode | stat.S_IXUSR)
-    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    [verdict] = judge(f"{HONEST}:by_numpy", device="cpu", level="brief", sandbox=True).verdicts
-    assert verdict.standing is Standing.RIGHT, verdict.reason
-    options = (tmp_path / "options").read_text()
-    for word in ("--ro-bind / /", "--unshare-all", "--die-with-parent", "--tmpfs /tmp"):
-        assert word in options
-
-
 def test_python_call_names_what_it_takes() -> None:
     assert gemmtune.judge is judge
     with pytest.raises(GemmtuneError, match="level: got 'deep', expected one of brief, normal, full"):
@@ -192,17 +170,6 @@ def test_targets_are_found_without_being_imported(folder: Path) -> None:
     assert [Path(t.path).name for t in targets_of(str(folder), "cpu") if t.kind == "file"] == ["broken.py", "model.py", "zeros.py"]
     with pytest.raises(SubjectError, match="got device cuda, expected cpu"):
         target_of(f"{folder / 'kernel.cpp'}:matmul", "cuda")
-
-
-def test_too_fast_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:
-    problem = Problem.mm(512, 512, 512)
-    monkeypatch.setattr(speed, "_limits", lambda *_: Limits(values=dict.fromkeys(limit_names(problem.dtype_label), 1.0)))
-    candidate = Candidate(TORCH)
-    shape = Shape(problem=problem, calls=9, pairs=((1e-6, 1e-3),) * 9)
-    found = speed.judge_speed(candidate, [shape])
-    assert found is not None
-    assert found.ratio == pytest.approx(1000)
-    assert [x.kind for x in candidate.findings] == [Conduct.TOO_FAST]
 
 
 @pytest.mark.parametrize(
@@ -290,9 +257,9 @@ def test_an_import_that_replaces_functions_is_refused_and_undone(tmp_path: Path,
 
 def test_conformance_runs_in_an_untrusted_process(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(HACKS.parent))
-    short = ["--device", "cpu", "--untrusted", "--max-cases", "6", "--trait", "dtypes=float32"]
+    short = ["--device", "cpu", "--max-cases", "6", "--trait", "dtypes=float32"]
     assert cli.run(["conformance", "hacks.harness:patched_comparison", *short]) == 1
     assert cli.run(["conformance", "hacks.harness:exit_0", *short]) == 1
     assert "exited with status 0" in capsys.readouterr().out
     assert cli.run(["conformance", "honest:by_numpy", *short]) == 0
-    assert cli.run(["conformance", "backend:aten", *short]) == 2
+    assert "trusted" not in capsys.readouterr().out

@@ -11,9 +11,16 @@ import torch
 
 import gemmtune
 from gemmtune import settings
+from gemmtune.backends.own.choice import OwnChoice
+from gemmtune.backends.own.targets import loaded
 from gemmtune.choice import Status
+from gemmtune.declaration.subject import Subject
+from gemmtune.errors import UnavailableError
+from gemmtune.problem import Problem
 from gemmtune.selector import walls
+from gemmtune.untrusted import memory
 from gemmtune.untrusted.process import close_all
+from gemmtune.untrusted.subject import rival
 
 HERE = str(Path(__file__).parent)
 DECEIVING = ("forges_the_worker", "fast_among_choices", "stale_after_thirty")
@@ -24,6 +31,7 @@ def _modules(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.syspath_prepend(HERE)
     yield
     walls._known.clear()
+    rival.cache_clear()
     close_all()
     for name in [name for name in sys.modules if name.partition(".")[0] == "hacks"]:
         del sys.modules[name]
@@ -48,3 +56,26 @@ def test_honest_gemm_passes() -> None:
     [result] = tuned("honest:product")
     (own,) = (outcome for outcome in result.outcomes if outcome.name == "own:honest:product")
     assert own.status is Status.OK, own.reason
+
+
+def test_without_a_process_of_its_own_a_gemm_is_trusted_and_a_warning_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unavailable(_device: str) -> None:
+        raise UnavailableError("no memory can be shared here")
+
+    monkeypatch.setattr(walls, "rival", unavailable)
+    choice = own_choice("honest:product")
+    with pytest.warns(RuntimeWarning, match="own:honest:product is trusted: .* no memory can be shared here"):
+        assert walls.refusals({choice.name: choice}, {choice.name: 1.0}) == {}
+
+
+def test_operands_that_are_too_large_for_the_walls_are_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "CPU_BYTES", 2**20)
+    choice = own_choice("honest:product")
+    reasons = walls.refusals({choice.name: choice}, {choice.name: 1e6})
+    assert "no call was possible: its operands and its result need" in reasons[choice.name]
+
+
+def own_choice(target: str) -> OwnChoice:
+    source = loaded(target)
+    assert isinstance(source.found, Subject)
+    return OwnChoice.of(source, source.found, Problem.mm(600, 600, 600, dtype=torch.float32))

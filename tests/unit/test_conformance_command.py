@@ -224,7 +224,7 @@ class TestIsolation:
     @pytest.mark.parametrize(
         ("name", "looks_like", "message"),
         [
-            ("aborts", "the process died", "worker process died by SIGABRT"),
+            ("aborts", "the process died", "died by SIGABRT"),
             ("hangs", "no answer in time", "no answer within 2 s"),
         ],
     )

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 import torch
 
 from ...choice import Choice, Claims, Kernel, Offers, Refusal
+from ...declaration.traits import TORCH_SPLITS
 from ...device import DeviceInfo
 from ...problem import Problem
 from ...problem.dtypes import accumulator_dtype, dtype_name
@@ -26,9 +27,8 @@ from .dense import gemm_dtype
 NAME = "aten"
 COMPOSED_SCALED = "dequantized_mm"
 """Name of scaled_mm by a product in wider floats."""
-_MAX_SPLITS = 16
 _SLICE_K = 64
-"""Assumed bounds of cuBLAS's split of K, which it does not report: at most 16 slices of at least 64."""
+"""Assumed length of the shortest slice of cuBLAS's split of K, which it does not report."""
 _FLOAT32_BITS = 24
 
 
@@ -235,7 +235,7 @@ def dense_claims(problem: Problem, device: DeviceInfo, *, weights: torch.dtype |
 
 
 def _splits(k: int, device: DeviceInfo) -> int:
-    return max(1, min(_MAX_SPLITS, k // _SLICE_K)) if device.type != "cpu" else 1
+    return max(1, min(TORCH_SPLITS, k // _SLICE_K)) if device.type != "cpu" else 1
 
 
 def _flushes_subnormals(dtype: torch.dtype, device: DeviceInfo) -> bool:

@@ -7,7 +7,6 @@ through many configs. ``gemmtune conformance gemmtune`` tests the public operati
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 import itertools
@@ -24,7 +23,6 @@ from ...declaration.subject import Call, Subject
 from ...declaration.traits import Traits
 from ...device import DeviceInfo, detect, preset
 from ...problem import Problem
-from ...problem.flags import precision_scope
 from ...selector.offers import legal_offers, offers_for
 from ...toolchain.compiled import CompiledChoice
 from ..cases.case import Case
@@ -102,10 +100,6 @@ class BackendSubject(Subject):
     def choice_of(self, call: Call) -> str:
         """Return the name of the problem's choice."""
         return self._bound(call.problem)[0].name
-
-    def conditions(self, problem: Problem) -> contextlib.AbstractContextManager[None]:
-        """Set torch's precision flags to those of the problem, as tuning does."""
-        return precision_scope(problem)
 
     def claims(self, problem: Problem) -> Claims:
         """Return the claims of the problem's choice."""

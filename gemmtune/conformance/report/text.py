@@ -57,6 +57,7 @@ def header_lines(options: RunOptions, ground: Ground) -> list[str]:
         f"level     {options.level}",
         f"versions  {', '.join(f'{name} {version}' for name, version in versions().items())}",
         f"declares  {declarations(ground.traits) or 'nothing'}",
+        *([f"trusted   {ground.trusted}"] if ground.trusted else []),
     ]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import time
 from dataclasses import dataclass
@@ -12,10 +13,10 @@ import torch
 
 from ...declaration.subject import Impossible, Refused, Subject, SubjectSpec, is_fatal, load
 from ...declaration.traits import Traits
-from ...errors import GemmtuneError, SubjectError, TraitsError
+from ...errors import GemmtuneError, SubjectError, TraitsError, UnavailableError
 from ...untrusted.candidate import Candidate, CandidateEnded
 from ...untrusted.conduct import Conduct
-from ...untrusted.subject import subject_of
+from ...untrusted.subject import Unsuitable, subject_of
 from ...untrusted.target import Target, roots_of
 from ...workers.worker import Worker, WorkerCrashed, WorkerTimedOut
 from ..bench.bench import Bench
@@ -40,6 +41,8 @@ class Ground:
     device_name: str
     sm: int
     """Compute capability times ten, or 0 off CUDA."""
+    trusted: str = ""
+    """Reason for which a GEMM of others could deceive the suite, or "" if it could not."""
 
     @property
     def device_type(self) -> str:
@@ -119,8 +122,12 @@ class IsolatedRunner:
         return worker.call(_describe, self._spec, self._device, timeout_s=max(self._timeout_s, IMPORT_TIMEOUT_S))
 
 
-NOT_SHARED = ("large-offsets",)
+NOT_SHARED = ("large-offsets", "large-sizes")
 """Properties whose operands do not fit into the memory that is shared with an untrusted process."""
+OF_ITS_PROCESS = (*NOT_SHARED, "result", "unwritten", "fresh-pointers", "changed-in-place", "threads", "streams", "graph-replay")
+"""Properties of memory, threads and streams in the GEMM's own process."""
+HERE = {"threads": False, "streams": False, "capturable": False}
+"""Declarations that calls of another process cannot show."""
 
 
 class UntrustedRunner:
@@ -130,25 +137,19 @@ class UntrustedRunner:
         self._subject = subject
         self._candidate = candidate
 
-    @classmethod
-    def of(cls, spec: SubjectSpec, device: str, *, timeout_s: float) -> UntrustedRunner:
-        """Return the runner for the GEMM of a spec. Raises the same errors as ``describe`` of the other runners."""
-        module, _, name = spec.target.partition(":")
-        target = Target(kind="module", path=module, name=name, roots=roots_of(module), words=spec.target)
-        candidate = Candidate(target, device, timeout_s=timeout_s)
-        declared = (Traits.from_file(Path(spec.traits_file)) if spec.traits_file else {}) | dict(spec.declared)
-        return cls(candidate, subject_of(candidate, declared))
-
     def describe(self) -> Ground:
-        """Return the GEMM's name and declarations, and the device."""
-        return _ground(self._subject, str(self._candidate.device))
+        """Return the GEMM's name and the declarations that its calls can show, and the device."""
+        ground = _ground(self._subject, str(self._candidate.device))
+        return dataclasses.replace(ground, traits=ground.traits.changed(HERE))
 
     def run(self, case: Case, *, examine: bool = True) -> Outcome:
         """Run one case."""
         try:
-            outcome = judge(self._subject, case, self._candidate.device, examine=examine)
+            outcome = _outcome(self._subject, case, self._candidate.device, examine=examine)
         except CandidateEnded as error:
             return _bad(case, CaseStatus.TIMED_OUT if error.kind is Conduct.HUNG else CaseStatus.CRASHED, str(error))
+        if outcome.status is CaseStatus.CRASHED:
+            self.close()
         return outcome
 
     def close(self) -> None:
@@ -156,7 +157,52 @@ class UntrustedRunner:
         self._candidate.close()
 
 
-Runner = InProcessRunner | IsolatedRunner | UntrustedRunner
+class WalledRunner:
+    """Runner for a GEMM of others: its values are judged out of its reach, and only what needs its process is judged in it."""
+
+    def __init__(self, spec: SubjectSpec, device: str, *, timeout_s: float) -> None:
+        self._spec = spec
+        module, _, name = spec.target.partition(":")
+        target = Target(kind="module", path=module, name=name, roots=roots_of(module), words=spec.target)
+        self._candidate = Candidate(target, device, timeout_s=timeout_s)
+        self._outside: UntrustedRunner | None = None
+        self._inside = IsolatedRunner(spec, device, timeout_s=timeout_s)
+        self._ground: Ground | None = None
+
+    def describe(self) -> Ground:
+        """Return the GEMM's name and declarations, and the device. Without a process for it, say so and trust the GEMM.
+
+        Raises:
+            SubjectError, TraitsError: as for ``IsolatedRunner``.
+        """
+        if self._ground is None:
+            self._ground = self._described()
+        return self._ground
+
+    def _described(self) -> Ground:
+        try:
+            declared = (Traits.from_file(Path(self._spec.traits_file)) if self._spec.traits_file else {}) | dict(
+                self._spec.declared
+            )
+            subject = subject_of(self._candidate, declared)
+        except (UnavailableError, Unsuitable) as error:
+            return dataclasses.replace(self._inside.describe(), trusted=str(error))
+        self._outside = UntrustedRunner(self._candidate, subject)
+        return _ground(subject, str(self._candidate.device))
+
+    def run(self, case: Case, *, examine: bool = True) -> Outcome:
+        """Run one case."""
+        self.describe()
+        runner = self._inside if self._outside is None or case.property_name in OF_ITS_PROCESS else self._outside
+        return runner.run(case, examine=examine)
+
+    def close(self) -> None:
+        """End the processes of the GEMM."""
+        self._candidate.close()
+        self._inside.close()
+
+
+Runner = InProcessRunner | IsolatedRunner | UntrustedRunner | WalledRunner
 
 
 @functools.cache
@@ -179,9 +225,14 @@ def _ground(subject: Subject, device: str) -> Ground:
 
 
 def _job(spec: SubjectSpec, case: Case, device: str, examine: bool) -> Outcome:
+    return _outcome(_loaded(spec), case, torch.device(device), examine=examine)
+
+
+def _outcome(subject: Subject, case: Case, device: torch.device, *, examine: bool) -> Outcome:
+    """Return the outcome of a case. An error that no case expects is one."""
     try:
-        return judge(_loaded(spec), case, torch.device(device), examine=examine)
-    except (SubjectError, TraitsError):
+        return judge(subject, case, device, examine=examine)
+    except (SubjectError, TraitsError, CandidateEnded):
         raise
     except Exception as error:
         reason = f"{type(error).__name__}: {error}"

@@ -22,7 +22,7 @@ from ..options import RunOptions
 from ..properties.property import Property
 from ..properties.table import PROPERTIES
 from .files import CaseList, cases_to_repeat
-from .isolation import Ground, InProcessRunner, IsolatedRunner, Runner, UntrustedRunner
+from .isolation import Ground, InProcessRunner, IsolatedRunner, Runner, WalledRunner
 
 COSTS = {CaseStatus.CRASHED: 1, CaseStatus.TIMED_OUT: 5}
 """Cost of a bad case. A crash costs a worker process, and a hang the time limit of a case as well."""
@@ -33,6 +33,8 @@ MOST_COSTS_OF_ALL = 100
 EXAMINED = 3
 """Failing cases that are diagnosed for each property, and for each operation and dtype. Others are only counted."""
 DRAWN = {Level.SMOKE: 12, Level.FULL: 60, Level.EXHAUSTIVE: 500}
+OURS = ("backend:", "own:", "gemmtune.")
+"""Beginnings of the names of our own GEMMs, which deceive nobody."""
 PAST_TIME = "not run: the time was over"
 LEAST_EXECUTED = {Level.SMOKE: 40, Level.FULL: 80, Level.EXHAUSTIVE: 160}
 """Minimum executed cases if the options select a whole level. A smaller number means that the enumeration went wrong."""
@@ -78,9 +80,9 @@ def runner_for(options: RunOptions, device: str) -> Runner:
     """Return the runner for the cases of a run on ``device``."""
     if options.in_process:
         return InProcessRunner(options.spec, device)
-    if options.untrusted:
-        return UntrustedRunner.of(options.spec, device, timeout_s=options.timeout)
-    return IsolatedRunner(options.spec, device, timeout_s=options.timeout)
+    if options.trusted or options.spec.target.startswith(OURS):
+        return IsolatedRunner(options.spec, device, timeout_s=options.timeout)
+    return WalledRunner(options.spec, device, timeout_s=options.timeout)
 
 
 def _check_sanitizer(device: str) -> None:

@@ -10,8 +10,15 @@ from typing import Any
 
 MOST_EVENTS = 100
 """Largest number of events in one answer."""
-SECRETS = re.compile(r"/proc/(self|thread-self|\d+)/(mem|maps|smaps|environ|cmdline|fd)\b")
+SECRETS = re.compile(r"/proc/(?:self|thread-self|\d+)/(?:task/\d+/)?(?:mem|maps|smaps|numa_maps|environ|cmdline|fd)\b")
 """Files that show the memory and the arguments of processes."""
+PROCESSES = re.compile(r"/proc(?:/\d+)?/?$")
+"""Folders that show which processes there are."""
+OF_OTHERS = frozenset({
+    "kill", "killpg", "tgkill", "tkill", "ptrace", "process_vm_readv", "process_vm_writev", "setpriority", "sched_setaffinity",
+    "prlimit", "prlimit64",
+})  # fmt: skip
+"""Functions of C that reach other processes."""
 FORKS = ("os.fork", "os.forkpty", "os.posix_spawn", "os.spawn", "os.system", "subprocess.Popen", "os.exec")
 SNIFFS = (
     "gc.get_objects",
@@ -27,6 +34,12 @@ CODE = (".py", ".pth", ".so", ".json", ".toml")
 SIGHTS = ("inspect.py", "traceback.py")
 """Modules of Python through which a stack is read."""
 _FRAME = sys._getframe
+
+
+def _is_secret(path: str) -> bool:
+    """Return True for a file that shows this process's memory, or anything of another process."""
+    of_another = path.startswith("/proc/") and path[6:7].isdigit() and not path.startswith(f"/proc/{os.getpid()}/")
+    return of_another or SECRETS.match(path) is not None
 
 
 class Journal:
@@ -63,12 +76,17 @@ class Journal:
     def _look(self, event: str, args: tuple[Any, ...]) -> None:
         if event == "open" and isinstance(args[0], str | bytes | os.PathLike):
             path, flags = os.fsdecode(args[0]), args[2] if isinstance(args[2], int) else 0
-            if SECRETS.match(path) and self._is_own():
-                self.note("looks", path)
+            if self._is_own() and _is_secret(real := os.path.realpath(path)):
+                self.note("looks", real)
             elif flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT) and path != os.devnull:
                 self._wrote(os.path.abspath(path))
         elif event in SNIFFS and self._is_own():
             self.note("looks", event)
+        elif event in ("os.listdir", "os.scandir") and isinstance(args[0], str | bytes) and self._is_own():
+            if PROCESSES.match(path := os.path.realpath(os.fsdecode(args[0]))):
+                self.note("looks", path)
+        elif event == "ctypes.dlsym" and args[1] in OF_OTHERS:
+            self.note("reaches", f"{args[1]} of C")
         elif event == "object.__setattr__" and args[1] in ("__code__", "__globals__", "__closure__"):
             self.note("replaces", f"{args[1]} of {getattr(args[0], '__qualname__', type(args[0]).__name__)}")
         elif event.startswith(FORKS):

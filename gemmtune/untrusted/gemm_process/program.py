@@ -10,20 +10,25 @@ import json
 import mmap
 import os
 import struct
-import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
+from torch._C._profiler import _ExperimentalConfig
 from torch.autograd.profiler import profile
 
 from .journal import Journal
 from .loading import IMPORT_ONLY, found_at, plain_traits
-from .state import WATCHED, conditions
+from .state import State
 
-SPIN_CYCLES = 200_000
-"""Cycles for which a GPU waits before a timed call, so that launches are queued when it begins."""
+SPIN_CYCLES = 600_000
+"""Cycles for which a GPU waits before a timed call, so that launches are queued when it begins: about 0.3 ms of the CPU's time."""
+
+SUBJECT = "gemmtune.declaration.subject"
+"""Module of GEMMs whose calls need gemmtune."""
+FLUSH_CACHES = 2
+"""Multiple of a GPU's L2 that is read before a timed call, so that no operand is in it."""
 
 
 class Program:
@@ -31,7 +36,6 @@ class Program:
 
     def __init__(self, opening: Mapping[str, Any], memory: int) -> None:
         self._device: str = opening["device"]
-        self._originals = [(owner, name, getattr(owner, name)) for owner, name in WATCHED if hasattr(owner, name)]
         self._copy, self._set = torch.Tensor.copy_, torch.Tensor.set_
         self._type = torch.Tensor
         cuda: Any = torch.cuda
@@ -39,11 +43,12 @@ class Program:
         self._wait: Any = getattr(torch._C, "_cuda_synchronize", None)
         self._current_stream, self._on_stream, self._sleep = cuda.current_stream, cuda.stream, cuda._sleep
         self._memory = _shared(opening, memory)
+        self._flush = _flush(self._device)
         self._previous: Any = None
         self._functions: dict[str, Callable[..., Any]] = {}
         target = opening["target"]
         self.journal = Journal([os.path.abspath(root) for root in target["roots"]])
-        self.before = conditions(self._device)
+        self._state = State(self._device)
         self.environment = dict(os.environ)
 
     def opened(self, question: Mapping[str, Any]) -> dict[str, Any]:
@@ -69,6 +74,7 @@ class Program:
             "traits": plain_traits(found),
             "declared": declared,
             "inputs": getattr(found, "gemm_inputs", None),
+            "ours": any(kind.__module__ == SUBJECT and kind.__name__ == "Subject" for kind in type(found).__mro__),
         }
 
     def call(self, question: Mapping[str, Any]) -> dict[str, Any]:
@@ -76,25 +82,24 @@ class Program:
         args = [self._value(x) for x in question["args"]]
         kwargs = {name: self._value(x) for name, x in question["kwargs"].items()}
         function = self._functions[question["function"]]
+        self._state.set_flags(question["flags"])
         if self._device != "cpu":
             return self._on_gpu(function, args, kwargs, question)
         return self._delivered(function(*args, **kwargs), args, question)
 
     def profile(self, question: Mapping[str, Any]) -> dict[str, Any]:
-        """Call the GEMM once, and count the operations of torch and the kernels that it runs."""
-        with profile(use_kineto=True, use_device=None if self._device == "cpu" else "cuda") as seen:
+        """Call the GEMM once, and count the operations of torch, in any thread, and the kernels that it runs."""
+        everywhere = _ExperimentalConfig(profile_all_threads=True)
+        with profile(use_kineto=True, use_device=None if self._device == "cpu" else "cuda", experimental_config=everywhere) as seen:
             answer = self.call(question)
         return answer | {"ran": dict(Counter(event.name for event in seen.function_events or ()))}
 
     def state(self) -> dict[str, Any]:
         """Return what is no longer as it was before the GEMM was imported."""
-        now = conditions(self._device)
         environment = sorted(
             name for name in {**self.environment, **os.environ} if self.environment.get(name) != os.environ.get(name)
         )
-        replaced = [f"{owner.__name__}.{name}" for owner, name, value in self._originals if getattr(owner, name, None) is not value]
-        changed = {name: [str(self.before[name]), str(now[name])] for name in now if now[name] != self.before[name]}
-        return {"changed": changed, "environment": environment, "replaced": replaced, "threads": threading.active_count()}
+        return {"changed": self._state.changed(), "environment": environment, "replaced": self._state.replaced()}
 
     def _on_gpu(
         self, function: Callable[..., Any], args: list[Any], kwargs: dict[str, Any], question: Mapping[str, Any]
@@ -103,6 +108,7 @@ class Program:
         events = self._events
         begun, ended = events(enable_timing=True), events(enable_timing=True)
         stream = self._current_stream()
+        self._flush()
         self._sleep(SPIN_CYCLES)
         events.record(begun, stream)
         result = function(*args, **kwargs)
@@ -168,6 +174,14 @@ def _shared(opening: Mapping[str, Any], memory: int) -> Any:
     handle = [bytes.fromhex(x["hex"]) if isinstance(x, dict) else x for x in opening["handle"]]
     storage = torch.UntypedStorage._new_shared_cuda(*handle)
     return torch.empty(0, dtype=torch.uint8, device=opening["device"]).set_(storage)
+
+
+def _flush(device: str) -> Callable[[], object]:
+    """Return a function that fills the L2 of a GPU with other numbers, by reading, as ``timing`` does."""
+    if device == "cpu":
+        return lambda: None
+    l2_bytes = torch.cuda.get_device_properties(torch.device(device)).L2_cache_size
+    return torch.zeros(FLUSH_CACHES * l2_bytes // 4, device=device).sum
 
 
 def _messages(fd: int) -> Iterator[dict[str, Any]]:

@@ -4,65 +4,152 @@ from __future__ import annotations
 
 import builtins
 import ctypes
+import functools
 import gc
+import inspect
 import json
 import os
 import struct
 import sys
 import time
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 
-PERSISTING_L2 = 6
-"""``CU_LIMIT_PERSISTING_L2_CACHE_SIZE`` of the CUDA driver."""
+LIMITS = {"persisting L2 bytes": 6, "L2 fetch granularity": 5}
+"""Limits of a CUDA context that change the speed of others, with their numbers in the driver's ``CUlimit``."""
+WINDOW_ATTRIBUTE, WINDOW_BYTES, WINDOW_PLACE = 1, 64, 8
+"""Number of a stream's access-policy window in ``CUstreamAttrID``, size of its value, and place of its length in it."""
+SPACES: tuple[Any, ...] = (
+    torch, torch.Tensor, torch.nn.functional, torch.linalg, torch.testing, torch.cuda, torch.cuda.Event, torch.cuda.Stream,
+    torch.autograd.profiler, time, gc, json, struct, ctypes,
+)  # fmt: skip
+"""Modules and classes of which a GEMM has no reason to replace any function."""
 WATCHED: tuple[tuple[Any, str], ...] = (
-    *((time, name) for name in ("time", "time_ns", "perf_counter", "perf_counter_ns", "monotonic", "monotonic_ns", "process_time")),
-    *((gc, name) for name in ("collect", "get_objects", "disable")),
     *((sys, name) for name in ("settrace", "setprofile", "_getframe", "exit")),
     *((os, name) for name in ("_exit", "fork", "read", "write", "open", "kill")),
     *((builtins, name) for name in ("open", "print", "isinstance", "abs", "max", "all")),
-    *((json, name) for name in ("dumps", "loads")),
-    *((struct, name) for name in ("pack", "unpack")),
-    *((torch, name) for name in ("mm", "matmul", "bmm", "addmm", "baddbmm", "allclose", "isclose", "equal", "empty", "frombuffer")),
-    *((torch, name) for name in ("zeros", "randn", "rand", "set_num_threads", "get_num_threads")),
-    *((torch.Tensor, name) for name in ("mm", "matmul", "bmm", "__matmul__", "copy_", "clone", "double", "sum", "abs", "set_")),
-    *((torch.Tensor, name) for name in ("data_ptr", "allclose", "equal", "__eq__", "__sub__")),
-    (torch.nn.functional, "linear"),
-    (torch.testing, "assert_close"),
-    (torch.autograd.profiler, "profile"),
-    *((torch.cuda, name) for name in ("synchronize", "Event", "Stream", "current_stream", "CUDAGraph")),
     (torch._C, "_CudaEventBase"),
-    *((torch.cuda.Event, name) for name in ("record", "elapsed_time", "synchronize", "wait", "query")),
-)  # fmt: skip
-"""Functions that a GEMM has no reason to replace."""
+)
+"""Other functions that it has no reason to replace."""
+REPLACED_BY_TORCH = ("manual_seed",)
+"""Functions that torch's compiler replaces when it is imported."""
 
 
-def conditions(device: str) -> dict[str, Any]:
-    """Return the global state that changes what other code computes, by name."""
-    tiny = torch.tensor([1e-310], dtype=torch.float64)
-    state: dict[str, Any] = {
-        "torch.float32_matmul_precision": torch.get_float32_matmul_precision(),
-        "torch.deterministic_algorithms": torch.are_deterministic_algorithms_enabled(),
-        "torch.default_dtype": str(torch.get_default_dtype()),
-        "torch.default_device": str(torch.get_default_device()),
-        "torch.num_threads": torch.get_num_threads(),
-        "torch.grad_enabled": torch.is_grad_enabled(),
-        "torch.mkldnn": torch.backends.mkldnn.enabled,
-        "flushed subnormals": not bool(tiny + tiny),
-        "CPU affinity": sorted(os.sched_getaffinity(0)),
-        "tracing": sys.gettrace() is not None or sys.getprofile() is not None,
+class State:
+    """Reader of the global state that changes what other code computes. It takes its functions before a GEMM is imported."""
+
+    def __init__(self, device: str) -> None:
+        watched = [*WATCHED, *((owner, name) for owner in SPACES for name in _functions(owner))]
+        self._static = inspect.getattr_static
+        self._originals = [(owner, name, self._static(owner, name)) for owner, name in watched if hasattr(owner, name)]
+        self._readers = _readers() | (_gpu_readers() if device != "cpu" else {})
+        self._matmul: Any = torch.backends.cuda.matmul
+        self._before = self._read()
+        self._changed: dict[str, list[str]] = {}
+
+    def changed(self) -> dict[str, list[str]]:
+        """Return what has changed since the start, by name: its value then and now. What the caller has set is left out."""
+        now = self._read()
+        self._changed |= {name: [self._before[name], value] for name, value in now.items() if value != self._before[name]}
+        return self._changed
+
+    def replaced(self) -> list[str]:
+        """Return the watched functions that are others now."""
+        found = self._static
+        return [f"{owner.__name__}.{name}" for owner, name, value in self._originals if found(owner, name, None) is not value]
+
+    def set_flags(self, flags: Mapping[str, Any]) -> None:
+        """Set torch's precision of CUDA products, if it is not as it should be: ieee or tf32, and 16-bit partial sums or not."""
+        matmul = self._matmul
+        now: dict[str, Any] = {"fp32": "tf32" if matmul.fp32_precision == "tf32" else "ieee"}
+        now |= {name: _first(getattr(matmul, _reduced(name))) for name in ("fp16", "bf16")}
+        wrong = [name for name, value in flags.items() if now[name] != value]
+        if not wrong:
+            return
+        self.changed()
+        for name in wrong:
+            if name == "fp32":
+                matmul.allow_tf32 = flags[name] == "tf32"  # the newer flag would make reading this one an error
+            else:
+                with_split_k = getattr(matmul, f"{_reduced(name)}_split_k", None)
+                setattr(matmul, _reduced(name), flags[name] if with_split_k is None else (flags[name], with_split_k))
+        self._before = self._read()
+
+    def _read(self) -> dict[str, str]:
+        return {name: _value(reader) for name, reader in self._readers.items()}
+
+
+def _functions(owner: Any) -> list[str]:
+    """Return the names of the functions of a module, or of a class with those that it inherits."""
+    names = dir(owner) if isinstance(owner, type) else list(vars(owner))
+    return [name for name in names if callable(inspect.getattr_static(owner, name, None)) and name not in REPLACED_BY_TORCH]
+
+
+def _value(reader: Callable[[], object]) -> str:
+    try:
+        return str(reader())
+    except RuntimeError:  # torch's older and newer flags cannot be read after one another is set
+        return "unreadable"
+
+
+def _first(flag: Any) -> bool:
+    return bool(flag[0] if isinstance(flag, tuple) else flag)
+
+
+def _reduced(name: str) -> str:
+    return f"allow_{name}_reduced_precision_reduction"
+
+
+def _readers() -> dict[str, Callable[[], object]]:
+    tiny, matmul = torch.tensor([1e-310], dtype=torch.float64), torch.backends.cuda.matmul
+    affinity, trace, profile, one = os.sched_getaffinity, sys.gettrace, sys.getprofile, torch.ones(1, dtype=torch.float64)
+    cut = 1e-20 * one
+    readers: dict[str, Callable[[], object]] = {
+        "torch.float32_matmul_precision": torch.get_float32_matmul_precision,
+        "torch.deterministic_algorithms": torch.are_deterministic_algorithms_enabled,
+        "torch.default_dtype": torch.get_default_dtype,
+        "torch.default_device": torch.get_default_device,
+        "torch.num_threads": torch.get_num_threads,
+        "torch.grad_enabled": torch.is_grad_enabled,
+        "torch.mkldnn": lambda: torch.backends.mkldnn.enabled,
+        "flushed subnormals": lambda: not bool(tiny + tiny),
+        "rounding": lambda: [float(one + cut), float(-one - cut), float(one - cut)],
+        "CPU affinity": lambda: sorted(affinity(0)),
+        "priority": functools.partial(os.getpriority, os.PRIO_PROCESS, 0),
+        "scheduler": functools.partial(os.sched_getscheduler, 0),
+        "garbage collection": gc.isenabled,
+        "seconds between switches of threads": sys.getswitchinterval,
+        "autocast": lambda: [torch._C.is_autocast_enabled(kind) for kind in ("cpu", "cuda")],
+        "inference mode": torch.is_inference_mode_enabled,
+        "modes of torch": lambda: [torch._C._len_torch_function_stack(), torch._C._len_torch_dispatch_stack()],
+        "tracing": lambda: trace() is not None or profile() is not None,
+        "torch.backends.cuda.matmul.fp32_precision": lambda: str(matmul.fp32_precision).replace("none", "ieee"),
     }
-    matmul = torch.backends.cuda.matmul
-    for name in ("allow_tf32", "allow_fp16_reduced_precision_reduction", "allow_bf16_reduced_precision_reduction"):
-        state[f"torch.backends.cuda.matmul.{name}"] = str(getattr(matmul, name))
-    if device != "cpu":
-        state["CUDA persisting L2 bytes"] = _persisting_l2()
-        state["CUDA current stream"] = torch.cuda.current_stream().cuda_stream
-    return state
+    for name in (_reduced("fp16"), _reduced("bf16"), "allow_fp16_accumulation"):
+        if hasattr(matmul, name):
+            readers[f"torch.backends.cuda.matmul.{name}"] = functools.partial(getattr, matmul, name)
+    return readers
 
 
-def _persisting_l2() -> int:
-    value = ctypes.c_size_t()
-    ctypes.CDLL("libcuda.so.1").cuCtxGetLimit(ctypes.byref(value), PERSISTING_L2)
-    return value.value
+def _gpu_readers() -> dict[str, Callable[[], object]]:
+    """Return readers of the CUDA driver's own state, which the driver and not Python answers."""
+    stream = torch.cuda.current_stream
+    current: dict[str, Callable[[], object]] = {"CUDA current stream": lambda: stream().cuda_stream}
+    if torch.version.hip is not None:
+        return current
+    driver = ctypes.CDLL("libcuda.so.1")
+    get_limit, get_attribute = driver.cuCtxGetLimit, driver.cuStreamGetAttribute
+
+    def limit(number: int) -> object:
+        value = ctypes.c_size_t()
+        return value.value if get_limit(ctypes.byref(value), number) == 0 else "unreadable"
+
+    def window() -> object:
+        value = ctypes.create_string_buffer(WINDOW_BYTES)
+        status = get_attribute(ctypes.c_void_p(stream().cuda_stream), WINDOW_ATTRIBUTE, value)
+        return int.from_bytes(value.raw[WINDOW_PLACE : WINDOW_PLACE + 8], "little") if status == 0 else "unreadable"
+
+    limits = {f"CUDA {name}": functools.partial(limit, number) for name, number in LIMITS.items()}
+    return current | limits | {"CUDA bytes of the stream's access-policy window": window}

@@ -68,7 +68,13 @@ def by_data_ptr(a, b):
 
 
 def persisting_l2(a, b):
-    ctypes.CDLL("libcuda.so.1").cuCtxSetLimit(6, ctypes.c_size_t(8 * 2**20))
+    if ctypes.CDLL("libcuda.so.1").cuCtxSetLimit(6, ctypes.c_size_t(24 * 2**20)):
+        raise OSError("no persisting L2 here")
+    return a @ b
+
+
+def coarser_l2_fetches(a, b):
+    ctypes.CDLL("libcuda.so.1").cuCtxSetLimit(5, ctypes.c_size_t(32))
     return a @ b
 
 

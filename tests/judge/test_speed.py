@@ -1,0 +1,55 @@
+"""Times that no machine can reach, and the limits that say so."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+
+from gemmtune.device import detect
+from gemmtune.judging import speed
+from gemmtune.problem import Problem
+from gemmtune.timing.limits import Limits, limit_names
+from gemmtune.untrusted.candidate import Candidate
+from gemmtune.untrusted.conduct import Conduct
+from gemmtune.untrusted.target import TORCH
+from gemmtune.untrusted.trial import Shape
+
+
+def limits_of(rate: float) -> Limits:
+    return Limits(values=dict.fromkeys(limit_names(PROBLEM.dtype_label), rate))
+
+
+PROBLEM = Problem.mm(512, 512, 512)
+FAST = Shape(problem=PROBLEM, calls=9, pairs=((1e-6, 1e-3),) * 9)
+
+
+def test_too_fast_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(speed, "_limits", lambda *_: limits_of(1.0))
+    monkeypatch.setattr(speed, "_measured", lambda *_: limits_of(2.0))
+    candidate = Candidate(TORCH)
+    found = speed.judge_speed(candidate, [FAST])
+    assert found is not None
+    assert found.ratio == pytest.approx(1000)
+    assert [x.kind for x in candidate.findings] == [Conduct.TOO_FAST]
+
+
+def test_limits_that_were_too_low_are_no_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other work lowers what the machine seems to be able to do, and not what it can."""
+    monkeypatch.setattr(speed, "_limits", lambda *_: limits_of(1.0))
+    monkeypatch.setattr(speed, "_measured", lambda *_: limits_of(1e6))
+    candidate = Candidate(TORCH)
+    speed.judge_speed(candidate, [FAST])
+    monkeypatch.setattr(speed, "_measured", lambda *_: limits_of(PROBLEM.flops / 1e3 / 30))  # 30 times the time of the GEMM
+    speed.judge_speed(candidate, [FAST], busy="other processes used 80% of the cores")
+    assert candidate.findings == ()
+
+
+def test_limits_are_measured_with_all_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[tuple[int, int]] = []
+    monkeypatch.setattr(speed, "measure_limits", lambda device, _: seen.append((device.threads, torch.get_num_threads())) or {})
+    cores, threads = len(os.sched_getaffinity(0)), torch.get_num_threads()
+    speed._measured(detect("cpu"), "float32")
+    assert seen == [(cores, cores)]
+    assert torch.get_num_threads() == threads
