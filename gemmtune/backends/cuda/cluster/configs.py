@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
+from typing import Any
 
 from ....device import DeviceInfo
 from ....problem import Problem
@@ -99,7 +100,7 @@ class Shape:
 def _shapes(
     block_m: int, block_n: int, block_k: int, stages: int, *cluster_k: int, tiles: tuple[int, int] = (1, 1)
 ) -> tuple[Shape, ...]:
-    block: dict[str, int] = {"block_m": block_m, "block_n": block_n, "block_k": block_k, "stages": stages}
+    block: dict[str, Any] = {"block_m": block_m, "block_n": block_n, "block_k": block_k, "stages": stages}
     return tuple(Shape(**block, cluster_k=n, cluster_m=tiles[0], cluster_n=tiles[1]) for n in cluster_k)
 
 
