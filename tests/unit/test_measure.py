@@ -16,6 +16,7 @@ from fake_choices import PROBLEM, Fake, fake
 from gemmtune.choice import Choice, Offers, Status
 from gemmtune.device import DeviceInfo, detect, preset
 from gemmtune.effort import EFFORT
+from gemmtune.selector import candidates as trying
 from gemmtune.selector import measure as measuring
 from gemmtune.selector.candidates import Candidates, _reopened
 from gemmtune.selector.measure import drift_since, examine_all, measure, outcome, rank
@@ -141,7 +142,8 @@ def test_after_the_deadline_torch_alone_is_measured() -> None:
     assert dataclasses.replace(late, known=outcomes).partial() == "1 of 2 choices are not measured yet"
 
 
-def test_the_final_rounds_have_their_share_of_a_budget() -> None:
+def test_the_final_rounds_have_their_share_of_a_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trying, "CPU_ROUNDS", 2.5)
     now = time.monotonic()
     assert candidates().within(100.0).deadline - now == pytest.approx(100.0 - 2.5 * EFFORT["default"].rounds_s, abs=0.5)
     assert candidates(device=preset("sm90")).within(100.0).deadline - now == pytest.approx(
