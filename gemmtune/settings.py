@@ -32,6 +32,7 @@ Rows = Literal["shared", "exact"]
 MixedMmChoice = Literal["default", "triton", "aten", "heuristic"]
 AbsentBlocks = Literal["any", "skipped"]
 Busy = Literal["repeat", "wait", "accept"]
+Vllm = Literal["0", "1", "all"]
 
 ENVIRONMENT_PREFIX, DEFAULT = "GEMMTUNE_", "default"
 
@@ -121,6 +122,9 @@ class Settings:
     meta_table: kinds.File = None
     """JSON file of ``gemmtune.sparse.MetaTable.dump``, whose parameters for torch's block-sparse kernel are tried before
     torch's own table."""
+    vllm: Vllm = "1"
+    """The plugin in vLLM. ``0`` leaves vLLM as it is. ``1`` runs layers whose weight has a table, quantized ones only by a measured
+    table. ``all`` also runs quantized layers by default tables."""
     log_file: kinds.File = None
     """File to which one JSON line for each choice and problem is appended."""
     store_path: kinds.File = None
