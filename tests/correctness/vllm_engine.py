@@ -45,12 +45,12 @@ def problems(kind: str) -> list[Problem]:
     ]
 
 
-def main(model: str, load_format: str, mixed: str, eager: bool) -> None:
+def main(model: str, load_format: str, mixed: str, eager: bool, plant: bool = True) -> None:
     """Generate eight greedy tokens for prompts of twenty lengths."""
     from vllm import LLM, SamplingParams
 
     torch.set_num_threads(1)
-    for problem in problems(mixed):
+    for problem in problems(mixed) if plant else ():
         put_table(problem, [(1, ROWS, "cpp:")])
     engine = LLM(
         model, load_format=load_format, skip_tokenizer_init=True, dtype="bfloat16", max_model_len=256, seed=0, max_num_seqs=8,
@@ -60,10 +60,18 @@ def main(model: str, load_format: str, mixed: str, eager: bool) -> None:
         setattr(strategies, name, counted(name))
     before = len(ready)
     prompts: Any = [{"prompt_token_ids": [(7 * i + n) % 500 + 2 for i in range(n)]} for n in LENGTHS]
-    asked = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True, detokenize=False)
-    found = [list(x.outputs[0].token_ids) for x in engine.generate(prompts, asked, use_tqdm=False)]
+    asked = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True, detokenize=False, logprobs=2)
+    found = [x.outputs[0] for x in engine.generate(prompts, asked, use_tqdm=False)]
+    layers = engine.llm_engine.vllm_config.additional_config.get("gemmtune", ())
     ran = sorted({f"{entry.plan.problem.op} {entry.plan.choice.backend}" for entry in ready.values()})
-    print(json.dumps({"tokens": found, "ran": ran, "plans": len(ready) - before, "tunings": tunings}))
+    done = {"tokens": [list(x.token_ids) for x in found], "margins": [[margin(step) for step in x.logprobs] for x in found]}
+    print(json.dumps(done | {"ran": ran, "plans": len(ready) - before, "tunings": tunings, "layers": len(layers)}))
+
+
+def margin(step: Any) -> float:
+    """Return the difference of the two best log-probabilities of a token."""
+    best, second, *_ = sorted((x.logprob for x in step.values()), reverse=True)
+    return float(best - second)
 
 
 if __name__ == "__main__":

@@ -114,7 +114,7 @@ def note(points: Points, layer: str) -> bool:
     """Make a layer that we run part of the key of vLLM's compiled graphs. Return False where vLLM has no place for it."""
     config: Any = getattr(points.config(), "additional_config", None)
     if not isinstance(config, dict):
-        _log_once("vLLM runs %s: its additional_config is no dict, so that its compiled graphs would not be told apart", layer)
+        _log_once("vLLM runs %s: its additional_config is no dict, so the key of its compiled graphs cannot have the layer", layer)
         return False
     config[KEY] = sorted({*config.get(KEY, ()), layer})
     return True
