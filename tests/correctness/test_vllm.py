@@ -260,6 +260,24 @@ def test_mixed_kernel_says_why_not(vllm: StandIn) -> None:
         assert expected in reason, name
 
 
+def test_decides_alike_under_vllms_defaults_for_new_tensors(vllm: StandIn) -> None:
+    planted()
+    plugin.register()
+    kernel, layer, before = vllm.kernel("_POSSIBLE_KERNELS"), own_linear(), torch.get_default_dtype()
+    reasons = []
+    for device in ("cpu", "meta"):
+        torch.set_default_dtype(torch.bfloat16)
+        try:
+            with torch.device(device):
+                vllm.linear().process_weights_after_loading(layer)
+                reasons.append(kernel.can_implement(GOOD))
+            assert torch.get_default_dtype() == torch.bfloat16
+        finally:
+            torch.set_default_dtype(before)
+    assert not hasattr(layer, "processed_by_vllm")
+    assert reasons[0] == reasons[1] == kernel.can_implement(GOOD)
+
+
 def test_mixed_kernel_takes_a_layer_with_a_measured_table(vllm: StandIn) -> None:
     put_table(
         Problem.mixed_mm(ROWS, N, K, dtype="bf16", encoding="int4", scales="group_32", device_type="cpu"), [(1, ROWS, "cpp:")]

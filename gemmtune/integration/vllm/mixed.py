@@ -76,7 +76,7 @@ class MixedKernel:
         scales = s.data.t() if getattr(s, "output_dim", 1) == 0 else s.data
         zeros = None if not self.config.zero_points else _along(z, "packed_dim", 1)
         weight = from_gptq(words.contiguous(), zeros, scales.contiguous(), bits=bits, zeros_less_one=False)
-        numbers = cast("Tensor", weight.tensor).t().contiguous()
+        numbers = weight.tensor.t().contiguous()
         if kind in SIGNS:
             numbers = numbers ^ SIGNS[kind]
             numbers = numbers if encoding else numbers.view(torch.int8)

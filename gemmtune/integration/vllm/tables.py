@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 import functools
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -53,10 +54,16 @@ def unserved(state: Callable[[], Problem], points: Points, *, defaults: bool, ma
     ``state`` returns the layer's product with some rows, and ``made_by`` is what makes the table, by default a shell command.
     With ``defaults`` a table that was not measured counts, and one is made and stored where that is possible.
     """
-    try:
-        rows_class = row_classes(state())[0]
-    except InvalidProblemError as error:
-        return str(error)
+    with _usual():
+        try:
+            rows_class = row_classes(state())[0]
+        except InvalidProblemError as error:
+            return str(error)
+        return _unserved_class(rows_class, points, defaults, made_by)
+
+
+def _unserved_class(rows_class: RowClass, points: Points, defaults: bool, made_by: str) -> str:
+    """Return the reason of ``unserved`` for a class, make a default table if that may help, and log the outcome."""
     device, current = here(points), settings.current()
     if current.disable or current.rows != "shared":
         return "gemmtune's settings disable it" if current.disable else "the setting rows='exact' uses no table"
@@ -84,6 +91,18 @@ def _unserved(rows_class: RowClass, device: DeviceInfo, current: Settings, point
     if all(isinstance(x.choice, str) or x.choice.baseline for x in plan.members):
         return f"torch is the fastest in the table of {rows_class}"
     return ""
+
+
+@contextmanager
+def _usual() -> Iterator[None]:
+    """Remove vLLM's default dtype and device for new tensors for a block, under which it makes its layers."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float32)
+    try:
+        with torch._C.DisableTorchFunction():
+            yield
+    finally:
+        torch.set_default_dtype(before)
 
 
 @functools.cache
