@@ -5,7 +5,8 @@ from __future__ import annotations
 import sys
 import types
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, NamedTuple
@@ -15,7 +16,10 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from gemmtune import settings
+from gemmtune.dispatch.ready import forget_plans
 from gemmtune.integration.vllm.points import EMBEDDING, KERNELS, LINEAR
+from gemmtune.integration.vllm.tables import _log_once
 
 Tensor = torch.Tensor
 
@@ -266,3 +270,14 @@ class Packed(nn.Parameter):
 
     def __init__(self, _: Tensor, **dimensions: int) -> None:
         vars(self).update(dimensions)
+
+
+@contextmanager
+def on_cpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[StandIn]:
+    """Install a stand-in on a CPU, whose layers tables may serve."""
+    made = StandIn("cpu")
+    install(monkeypatch, made)
+    _log_once.cache_clear()
+    with settings.patch(rows="shared", search="quick", backends=("aten", "cpp"), vllm="all"):
+        yield made
+    forget_plans()

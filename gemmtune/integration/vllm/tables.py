@@ -33,6 +33,7 @@ USUAL_ROWS = 8192
 """Rows of the table that the log proposes, and that a batch-invariant table must serve where vLLM names no maximum."""
 INVARIANT = "batch-invariant products are asked for, which gemmtune has here only for weights that are not quantized"
 """The reason why our kernels leave a quantized layer to vLLM under ``VLLM_BATCH_INVARIANT``."""
+PACKED = "vLLM packs its weights on a CPU and is faster with them; set GEMMTUNE_VLLM=all to run by gemmtune's tables anyway"
 KEY = "gemmtune"
 """Entry of vLLM's ``additional_config`` with the layers that we run. It is part of the key of vLLM's compiled graphs."""
 
@@ -65,8 +66,11 @@ def unserved(state: Callable[[], Problem], points: Points, *, defaults: bool, ma
 def _unserved_class(rows_class: RowClass, points: Points, defaults: bool, made_by: str) -> str:
     """Return the reason of ``unserved`` for a class, make a default table if that may help, and log the outcome."""
     device, current = here(points), settings.current()
+    if device.type == "cpu" and current.vllm != "all":
+        return PACKED
     if current.disable or current.rows != "shared":
         return "gemmtune's settings disable it" if current.disable else "the setting rows='exact' uses no table"
+    defaults &= device.type != "cpu"
     current = in_models(current, device)
     if invariant(points):
         current = dataclasses.replace(current, batch_invariant=True)
