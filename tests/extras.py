@@ -18,7 +18,7 @@ MODULES = {
     "lightning": "lightning",
     "vllm": "vllm",
 }
-"""Module of each extra, by the name that tests give: an extra of gemmtune, or a package of the extra ``models``."""
+"""Module of each extra, by the name that tests give: an extra of gemmtune, a package of the extra ``models``, or vLLM."""
 
 
 def needs(*extras: str) -> pytest.MarkDecorator:

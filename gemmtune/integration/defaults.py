@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import nn
@@ -38,22 +38,26 @@ def verify_defaults(model: nn.Module, *, progress: bool) -> None:
     Every choice is compiled and verified here, once for a machine. Torch runs a layer whose table cannot be made.
     """
     for device, classes in _classes(model).items():
-        shown = progress_for() if progress else Progress()
-        chosen = in_models(settings.current(), device)
-        prepare_tuning(device, chosen)  # processes import their modules while choices are listed and compiled
-        try:
-            shown.stage(STAGE, 0, len(classes))
-            for number, default in enumerate(defaults_for(classes, device, chosen, shown), 1):
-                try:
-                    default.stored(open_store(chosen))
-                except (NoValidChoicesError, NoWorkerError) as error:
-                    log.warning("torch runs %s where it is not tuned: %s", default.work.rows_class, error)
-                shown.stage(STAGE, number, len(classes))
-            shown.stage(STAGE, len(classes), len(classes))
-        finally:
-            shown.close()
-            forget_range_plans()
-            forget_plans()
+        make_defaults(device, classes, progress_for() if progress else Progress())
+
+
+def make_defaults(device: DeviceInfo, classes: Sequence[RowClass], shown: Progress) -> None:
+    """Make the default tables of classes on a device, and store them. Torch runs a class whose table cannot be made."""
+    chosen = in_models(settings.current(), device)
+    prepare_tuning(device, chosen)  # processes import their modules while choices are listed and compiled
+    try:
+        shown.stage(STAGE, 0, len(classes))
+        for number, default in enumerate(defaults_for(classes, device, chosen, shown), 1):
+            try:
+                default.stored(open_store(chosen))
+            except (NoValidChoicesError, NoWorkerError) as error:
+                log.warning("torch runs %s where it is not tuned: %s", default.work.rows_class, error)
+            shown.stage(STAGE, number, len(classes))
+        shown.stage(STAGE, len(classes), len(classes))
+    finally:
+        shown.close()
+        forget_range_plans()
+        forget_plans()
 
 
 def _classes(model: nn.Module) -> dict[DeviceInfo, list[RowClass]]:

@@ -36,7 +36,8 @@ def put_table(problem: Problem, parts: Sequence[tuple[int, int, str]]) -> list[C
         starts = tuple(kernel.problem.m for kernel in kernels)
         segments.append(Segment.of(choice, lo, hi, sampled_m, kernels=starts))
         chosen.append(choice)
-    value = Table(segments=tuple(segments)).to_json()
+    reduction = str(chosen[0].claims.reduction) if current.batch_invariant else ""
+    value = Table(segments=tuple(segments), reduction=reduction).to_json()
     machine = fingerprint_text(device, current.timing)
     open_store(current).put_ranged(Ranged(key=rows_class.key, fingerprint=machine, kind=kind_of(current), value=value))
     forget_plans()

@@ -1,0 +1,181 @@
+"""Layers of vLLM whose weights and inputs have 8 bits: int8, and float8 with scales of tensors, rows or blocks."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, cast
+
+import torch
+
+from ... import settings
+from ...operators import library as library  # defines torch.ops.gemmtune
+from ...problem.scales import SCALE_BLOCK
+from .points import Points
+from .tables import INVARIANT, invariant, note, unserved_quantized
+
+Tensor = torch.Tensor
+LEAST_CAPABILITY = {"int8": 75, "fp8": 89}
+"""Least compute capability of a GPU with such tensor cores, times ten."""
+MOST = 127
+"""Largest number of int8 that has a negative."""
+
+
+class _Kernel:
+    """Answers that all kernels of 8-bit inputs share. A base class of vLLM stands beside each."""
+
+    points: ClassVar[Points]
+    kind: ClassVar[str]
+    config: Any
+
+    def __init__(self, *arguments: Any, **keywords: Any) -> None:
+        super().__init__(*arguments, **keywords)
+        note(self.points, f"{self.kind} {self.config}")
+
+    @classmethod
+    def is_supported(cls, compute_capability: int | None = None) -> tuple[bool, str | None]:
+        """Return True if the device has products of such numbers, or False and the reason."""
+        least = LEAST_CAPABILITY[cls.kind]
+        if compute_capability is None and cls.points.device_type == "cuda":
+            major, minor = torch.cuda.get_device_capability()
+            compute_capability = 10 * major + minor
+        if compute_capability is not None and compute_capability < least:
+            return False, f"compute capability: got {compute_capability}, expected at least {least}"
+        return True, None
+
+    @classmethod
+    def _why_not(cls) -> str:
+        """Return the reason for which no layer of this kind is served, or an empty text."""
+        return INVARIANT if invariant(cls.points) else ""
+
+
+class Int8Kernel(_Kernel):
+    """Products of inputs that are rounded to int8 for each token or by one scale, by the table of ``int_mm``."""
+
+    kind = "int8"
+
+    @classmethod
+    def can_implement(cls, c: Any) -> tuple[bool, str | None]:
+        """Return True if such layers are served, or False and the reason. vLLM does not say the shape of the weight here."""
+        reason = cls._why_not()
+        if not reason and not c.input_symmetric:
+            reason = "inputs have zero points, expected symmetric ones"
+        if not reason and settings.current().vllm != "all":
+            reason = "vLLM states no shape here, so no table can be looked up; set GEMMTUNE_VLLM=all to run int8 layers anyway"
+        return not reason, reason or None
+
+    def process_weights_after_loading(self, layer: Any) -> None:
+        """Give the layer a scale for each column, and one scale of the inputs if that is static."""
+        w, s, i, zero, adjusted = self._names()
+        weight, scale = getattr(layer, w), getattr(layer, s).data.flatten()
+        if not self.config.is_channelwise and len(layer.logical_widths) > 1:
+            widths = torch.tensor(layer.logical_widths, device=scale.device)
+            scale = scale.repeat_interleave(widths)
+        _replace(layer, w, weight.data)
+        _replace(layer, s, scale.float().reshape(1, -1).expand(1, weight.shape[0]).contiguous())
+        if self.config.is_static_input_scheme:
+            _replace(layer, i, getattr(layer, i).data.max().float())
+        else:
+            setattr(layer, i, None)
+        setattr(layer, zero, None)
+        setattr(layer, adjusted, None)
+
+    def apply_weights(self, layer: Any, x: Tensor, bias: Tensor | None = None) -> Tensor:
+        """Return the product of rounded inputs, scaled in float32 and rounded once."""
+        w, s, i, *_ = self._names()
+        weight = getattr(layer, w)
+        numbers, scale = rounded_rows(x.reshape(-1, x.shape[-1]), getattr(layer, i))
+        sums = torch.ops.gemmtune.int_mm(numbers, weight.t(), may_tune=False)
+        result = sums.float() * scale * getattr(layer, s)
+        result = result if bias is None else result + bias.float()
+        return result.to(x.dtype).view(*x.shape[:-1], weight.shape[0])  # type: ignore[no-any-return]
+
+    def _names(self) -> tuple[str, str, str, str, str]:
+        """Return the names of weight, its scale, the inputs' scale and zero point, and vLLM's correction for the latter."""
+        return cast("tuple[str, str, str, str, str]", tuple(cast("Any", self).layer_param_names))
+
+
+class _Float8(_Kernel):
+    """Answers of both kinds of float8 kernels."""
+
+    kind = "fp8"
+
+    @classmethod
+    def can_implement(cls, c: Any) -> tuple[bool, str | None]:
+        """Return True if a table serves such a layer, or False and the reason."""
+        scales, reason = cls._scales(c), cls._why_not()
+        if not reason and not scales:
+            reason = f"scales: got {c.activation_quant_key} inputs and {c.weight_quant_key} weights, expected one of {cls._known()}"
+        if not reason:
+            defaults = settings.current().vllm == "all"
+            n, k = c.weight_shape
+            words = {"dtype": c.weight_quant_key.dtype, "out_dtype": c.out_dtype, "scales": scales}
+            reason = unserved_quantized("scaled_mm", (n, k), words, cls.points, defaults=defaults)
+        return not reason, reason or None
+
+    @classmethod
+    def _known(cls) -> str:
+        """Return the words for the scales that the kernel takes."""
+        return "tensor and tensor, row and column"
+
+    @classmethod
+    def _scales(cls, c: Any) -> str:
+        """Return our name of the scales of a layer, or an empty text."""
+        inputs, weights = c.activation_quant_key.scale.group_shape, c.weight_quant_key.scale.group_shape
+        if inputs.is_per_tensor() and weights.is_per_tensor():
+            return "tensor"
+        by_column = weights.is_per_channel() or weights.is_per_token()  # vLLM has both names for weights [N, K] and [K, N]
+        return "row" if inputs.is_per_token() and by_column else ""
+
+
+class Float8Kernel(_Float8):
+    """Products of float8 with scales of tensors or rows, by the table of ``scaled_mm``. vLLM rounds the inputs."""
+
+    def apply_scaled_mm(
+        self, *, A: Tensor, B: Tensor, out_dtype: torch.dtype, As: Tensor, Bs: Tensor, bias: Tensor | None, output_shape: list[int]
+    ) -> Tensor:
+        """Return (A · As) @ (B · Bs) + bias for B [K, N]."""
+        one = self._scales(self.config) == "tensor"
+        scale_a, scale_b = (As.reshape(()), Bs.reshape(())) if one else (As.reshape(-1, 1), Bs.reshape(1, -1))
+        result = torch.ops.gemmtune.scaled_mm(A, B, scale_a, scale_b, out_dtype=out_dtype, may_tune=False)
+        result = result if bias is None else result + bias.to(out_dtype)
+        return result.view(*output_shape)  # type: ignore[no-any-return]
+
+
+class BlockKernel(_Float8):
+    """Products of float8 with scales of 1x128 blocks of the inputs and 128x128 of the weight. vLLM rounds the inputs."""
+
+    @classmethod
+    def _known(cls) -> str:
+        return "dynamic 1x128 and 128x128"
+
+    @classmethod
+    def _scales(cls, c: Any) -> str:
+        scale = c.activation_quant_key.scale
+        inputs, weights = tuple(scale.group_shape), tuple(c.weight_quant_key.scale.group_shape)
+        known = not scale.static and inputs == (1, SCALE_BLOCK) and weights == (SCALE_BLOCK, SCALE_BLOCK)
+        return "block_128x128" if known else ""
+
+    def process_weights_after_loading(self, layer: Any) -> None:
+        """Let vLLM prepare the weight, then lay its scales [N/128, K/128] out along N, as our kernels read them."""
+        base = cast("Any", super())
+        base.process_weights_after_loading(layer)
+        name = cast("Any", self)._get_layer_params(layer).block_scale_attr
+        _replace(layer, name, getattr(layer, name).data.t().contiguous().t())
+
+    def apply_block_scaled_mm(self, A: Tensor, B: Tensor, As: Tensor, Bs: Tensor) -> Tensor:
+        """Return (A · As) @ (B · Bs)ᵀ for B [N, K]."""
+        out_dtype = self.config.out_dtype
+        return torch.ops.gemmtune.scaled_mm(A, B.t(), As, Bs.t(), out_dtype=out_dtype, may_tune=False)  # type: ignore[no-any-return]
+
+
+def rounded_rows(rows: Tensor, scale: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Return rows as int8, and the scale: the given one, or the largest magnitude of each row over 127, as [M, 1]."""
+    wide = rows.float()
+    if scale is None:
+        scale = (wide.abs().amax(1, keepdim=True) / MOST).clamp_min(torch.finfo(torch.float32).tiny)
+    return (wide / scale).round().clamp(-MOST - 1, MOST).to(torch.int8), scale
+
+
+def _replace(layer: Any, name: str, data: Tensor) -> None:
+    """Give the layer a Parameter in place of another one."""
+    delattr(layer, name)
+    layer.register_parameter(name, torch.nn.Parameter(data, requires_grad=False))

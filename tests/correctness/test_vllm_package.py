@@ -1,0 +1,175 @@
+"""The plugin in the real vLLM on a CPU: equal tokens with and without it, our kernels seen to run, nothing tuned in a request.
+
+Each test starts programs that import vLLM and compile kernels, a minute each.
+"""
+
+from __future__ import annotations
+
+import http.client
+import inspect
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import vllm_models
+import vllm_stand_in as stand_in
+from extras import needs
+
+from gemmtune.integration.vllm.points import KERNELS, Points, find_points
+
+pytestmark = [needs("vllm"), pytest.mark.slow, pytest.mark.timeout(1800)]
+HERE = Path(__file__).parent
+TIE = 0.04
+"""Difference of the two best log-probabilities below which 16-bit rounding may decide between tokens."""
+
+
+def environment(folder: Path, changes: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables of a program that runs vLLM with one thread, and keeps its kernels in ``folder``."""
+    ours = {
+        "GEMMTUNE_CACHE_DIR": str(folder / "cache"), "GEMMTUNE_SEARCH": "quick", "GEMMTUNE_VLLM": "all",
+        "OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+        "VLLM_CACHE_ROOT": str(folder / "vllm"), "VLLM_NO_USAGE_STATS": "1",
+        "PYTHONPATH": os.pathsep.join(map(str, (HERE.parents[1], HERE, HERE.parent / "unit", HERE.parent))),
+    }  # fmt: skip
+    return {name: x for name, x in os.environ.items() if not name.startswith("GEMMTUNE_")} | ours | dict(changes)
+
+
+def ran(folder: Path, arguments: Mapping[str, Any], **changes: str) -> dict[str, Any]:
+    """Run the engine once, and return what it printed."""
+    command = [sys.executable, str(HERE / "vllm_engine.py"), json.dumps(dict(arguments))]
+    done = subprocess.run(command, env=environment(folder, changes), capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-4000:]
+    return dict(json.loads(done.stdout.splitlines()[-1]))
+
+
+def equal_but_for_ties(ours: Mapping[str, Any], theirs: Mapping[str, Any], tie: float) -> int:
+    """Check that tokens are equal up to the first near tie of each prompt. Return the number of compared tokens."""
+    compared = 0
+    for got, expected, margins in zip(ours["tokens"], theirs["tokens"], theirs["margins"], strict=True):
+        for place, margin in enumerate(margins):
+            if got[place] != expected[place]:
+                assert margin < tie, (got, expected, margins)
+                break
+            compared += 1
+    return compared
+
+
+@pytest.mark.parametrize("eager", [True, False], ids=["eager", "compiled"])
+def test_bf16_gives_equal_tokens_by_our_kernels(tmp_path: Path, eager: bool) -> None:
+    model = vllm_models.write_config(tmp_path / "model")
+    asked = {"model": str(model), "load_format": "dummy", "mixed": "", "eager": eager}
+    ours, theirs = ran(tmp_path, asked), ran(tmp_path, asked, GEMMTUNE_VLLM="0")
+    assert ours["tokens"] == theirs["tokens"]
+    assert len(ours["tokens"]) == 20
+    assert (ours["ran"], theirs["ran"]) == (["mm cpp"], [])
+    assert ours["tunings"] == []
+    assert ours["layers"] == 4
+    assert theirs["layers"] == 0
+
+
+@pytest.mark.parametrize("method", ["gptq", "awq"])
+def test_int4_gives_equal_tokens_by_our_kernels(tmp_path: Path, method: str) -> None:
+    model = vllm_models.write_int4(tmp_path / "model", method)
+    asked = {"model": str(model), "load_format": "auto", "mixed": method, "eager": True}
+    ours, theirs = ran(tmp_path, asked), ran(tmp_path, asked, GEMMTUNE_VLLM="0")
+    assert equal_but_for_ties(ours, theirs, TIE) > 140  # of 160
+    assert ours["ran"] == ["mixed_mm cpp", "mm cpp"]
+    assert ours["tunings"] == []
+
+
+def test_without_tables_vllm_runs_every_layer(tmp_path: Path) -> None:
+    model = vllm_models.write_config(tmp_path / "model")
+    asked = {"model": str(model), "load_format": "dummy", "mixed": "", "eager": True, "plant": False}
+    assert (found := ran(tmp_path, asked))["ran"] == []
+    assert (found["layers"], found["tunings"]) == (0, [])
+
+
+def test_serves_over_http(tmp_path: Path) -> None:
+    model = vllm_models.write_config(tmp_path / "model")
+    ran(tmp_path, {"model": str(model), "load_format": "dummy", "mixed": "", "eager": True})  # plants the tables
+    answers = []
+    for switch in ("all", "0"):
+        with serving(tmp_path, model, GEMMTUNE_VLLM=switch) as (port, log):
+            answers.append([asked(port, list(range(2, 2 + length))) for length in (1, 7, 19)])
+            assert ("gemmtune runs mm Mx512x256" in log.read_text()) == (switch == "all")
+    assert answers[0] == answers[1]
+
+
+@contextmanager
+def serving(folder: Path, model: Path, **changes: str) -> Iterator[tuple[int, Path]]:
+    """Serve the model. Yield the port and the server's log."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    log = folder / f"server-{port}.log"
+    words = [
+        "--model", str(model), "--load-format", "dummy", "--skip-tokenizer-init", "--enforce-eager", "--dtype", "bfloat16",
+        "--max-model-len", "256", "--max-num-seqs", "8", "--host", "127.0.0.1", "--port", str(port), "--seed", "0",
+        "--enable-scale-out",  # the endpoint that takes and returns numbers of tokens, as the model has no tokenizer
+    ]  # fmt: skip
+    with log.open("w") as out:
+        command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", *words]
+        server = subprocess.Popen(
+            command,
+            env=environment(folder, {"VLLM_ENABLE_V1_MULTIPROCESSING": "1", **changes}),
+            stdout=out,
+            stderr=subprocess.STDOUT,
+        )
+        try:
+            wait_for(port, server, log)
+            yield port, log
+        finally:
+            server.terminate()
+            try:
+                server.wait(60)
+            except subprocess.TimeoutExpired:
+                server.kill()
+                server.wait()
+
+
+def wait_for(port: int, server: subprocess.Popen[bytes], log: Path) -> None:
+    """Wait until the server answers. Fail with its log if it ends."""
+    for _ in range(600):
+        assert server.poll() is None, log.read_text()[-4000:]
+        try:
+            connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
+            connection.request("GET", "/health")
+            if connection.getresponse().status == 200:
+                return
+        except OSError:
+            pass
+        time.sleep(1)
+    raise TimeoutError(log.read_text()[-4000:])
+
+
+def asked(port: int, prompt: list[int]) -> Any:
+    """Return the greedy tokens that follow a prompt."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=120)
+    body = {"token_ids": prompt, "sampling_params": {"temperature": 0, "max_tokens": 6, "ignore_eos": True, "detokenize": False}}
+    connection.request("POST", "/inference/v1/generate", json.dumps(body), {"Content-Type": "application/json"})
+    answer = connection.getresponse()
+    text = answer.read().decode()
+    assert answer.status == 200, text
+    return [choice["token_ids"] for choice in json.loads(text)["choices"]]
+
+
+def test_the_stand_in_is_as_vllm_is() -> None:
+    found = find_points()
+    assert isinstance(found, Points), found
+    for base in stand_in.BASES:
+        real = found.bases[next(kind for kind, x in found.bases.items() if x.__name__ == base.__name__)]
+        assert real.__module__.startswith(KERNELS)
+        for name, function in vars(base).items():
+            if inspect.isfunction(function):
+                theirs = [x for x in inspect.signature(getattr(real, name)).parameters if x != "kwargs"]
+                ours = [x for x in inspect.signature(function).parameters if x != "_"]
+                assert ours == theirs[: len(ours)] or name == "apply_scaled_mm", (base.__name__, name, theirs, ours)

@@ -1,0 +1,74 @@
+"""Tiny Llama folders for vLLM, written here: a config alone, or with weights of four bits in the layout of GPTQ or AWQ."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+HIDDEN, INNER, LAYERS, VOCABULARY, HEADS, KEY_HEADS, HEAD = 256, 512, 2, 512, 4, 2, 64
+GROUP = 32
+WEIGHTS = ((512, HIDDEN), (HIDDEN, HIDDEN), (2 * INNER, HIDDEN), (HIDDEN, INNER))
+"""Sizes [N, K] of the weights that vLLM multiplies by: qkv and the last layer, output, gate and up, down."""
+AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
+
+
+def write_config(folder: Path, quantization: dict[str, Any] | None = None) -> Path:
+    """Write the config of a model, and return its folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    config: dict[str, Any] = {
+        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": HIDDEN, "intermediate_size": INNER,
+        "num_hidden_layers": LAYERS, "num_attention_heads": HEADS, "num_key_value_heads": KEY_HEADS, "head_dim": HEAD,
+        "vocab_size": VOCABULARY, "max_position_embeddings": 512, "rms_norm_eps": 1e-5, "torch_dtype": "bfloat16",
+        "hidden_act": "silu", "tie_word_embeddings": False, "bos_token_id": 0, "eos_token_id": 1,
+    }  # fmt: skip
+    config |= {"quantization_config": quantization} if quantization else {}
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+def write_int4(folder: Path, method: str) -> Path:
+    """Write a checkpoint with weights of four bits, by ``gptq`` (symmetric) or ``awq`` (with zero points)."""
+    from safetensors.torch import save_file
+
+    quantization = {"quant_method": method, "bits": 4, "group_size": GROUP}
+    quantization |= {"desc_act": False, "sym": True} if method == "gptq" else {"zero_point": True, "version": "gemm"}
+    weights, draw = dict[str, torch.Tensor](), torch.Generator().manual_seed(5)
+    size = HEADS * HEAD
+    layer = {
+        "self_attn.q_proj": (HIDDEN, size), "self_attn.k_proj": (HIDDEN, size // 2), "self_attn.v_proj": (HIDDEN, size // 2),
+        "self_attn.o_proj": (size, HIDDEN), "mlp.gate_proj": (HIDDEN, INNER), "mlp.up_proj": (HIDDEN, INNER),
+        "mlp.down_proj": (INNER, HIDDEN),
+    }  # fmt: skip
+    for i in range(LAYERS):
+        for name, (k, n) in layer.items():
+            weights |= {f"model.layers.{i}.{name}.{part}": x for part, x in _int4(method, k, n, draw).items()}
+        for norm in ("input_layernorm", "post_attention_layernorm"):
+            weights[f"model.layers.{i}.{norm}.weight"] = torch.ones(HIDDEN, dtype=torch.bfloat16)
+    weights["model.norm.weight"] = torch.ones(HIDDEN, dtype=torch.bfloat16)
+    weights["model.embed_tokens.weight"] = torch.randn(VOCABULARY, HIDDEN, generator=draw).bfloat16()
+    weights["lm_head.weight"] = (torch.randn(VOCABULARY, HIDDEN, generator=draw) / 16).bfloat16()
+    write_config(folder, quantization)
+    save_file(weights, folder / "model.safetensors")
+    return folder
+
+
+def _int4(method: str, k: int, n: int, draw: torch.Generator) -> dict[str, torch.Tensor]:
+    numbers = torch.randint(0, 16, (k, n), generator=draw)
+    scales = (torch.rand(k // GROUP, n, generator=draw) * 0.02 + 0.005).bfloat16()
+    if method == "gptq":
+        zeros = torch.full((k // GROUP, n), 7)
+        group_of = (torch.arange(k) // GROUP).to(torch.int32)
+        qweight = in_words(numbers.t(), range(8)).t().contiguous()
+        return {"qweight": qweight, "qzeros": in_words(zeros, range(8)), "scales": scales, "g_idx": group_of}
+    zeros = torch.randint(4, 12, (k // GROUP, n), generator=draw)
+    return {"qweight": in_words(numbers, AWQ_ORDER), "qzeros": in_words(zeros, AWQ_ORDER), "scales": scales}
+
+
+def in_words(numbers: torch.Tensor, order: Sequence[int], bits: int = 4) -> torch.Tensor:
+    """Return [R, C] numbers as int32 [R, C·bits/32]. The j-th lowest bits of a word are column order[j] of its columns."""
+    count, words = 32 // bits, numbers.to(torch.int64)
+    return sum((words[:, column::count] << (bits * place) for place, column in enumerate(order)), torch.tensor(0)).to(torch.int32)
