@@ -28,7 +28,6 @@ from .project_file import find_table
 Tune = Literal["on_miss", "never", "predict", "force"]
 Search = Literal["quick", "default", "exhaustive"]
 Timing = Literal["graph", "spaced", "eager"]
-Vllm = Literal["0", "1", "all"]
 
 ENVIRONMENT_PREFIX, DEFAULT = "GEMMTUNE_", "default"
 
@@ -118,7 +117,7 @@ class Settings:
     meta_table: kinds.File = None
     """JSON file of ``gemmtune.sparse.MetaTable.dump``, whose parameters for torch's block-sparse kernel are tried before
     torch's own table."""
-    vllm: Vllm = "1"
+    vllm: kinds.Vllm = "1"
     """The plugin in vLLM. ``0`` leaves vLLM as it is. ``1`` runs layers on a GPU whose weight has a table, quantized ones only by a
     measured table. ``all`` also runs quantized layers by default tables, and layers on a CPU by measured ones."""
     log_file: kinds.File = None
