@@ -65,10 +65,9 @@ def has_compiler() -> bool:
     return find_cuobjdump() is not None
 
 
-CLUSTER = [choice(mm(512, 512, layout=layout), shape) for shape in (*cluster.SHAPES, *cluster.ONE_RUN[:5])
-           for layout in ("nt", "tn", "nn")
-           if layout == "nt" or (not shape.trimmed and shape.block_n % 64 == 0
-                                 and (shape.cluster_tiles > 1 or layout == "tn"))]  # fmt: skip
+CLUSTER_SHAPES = (*cluster.SHAPES, *cluster.ONE_RUN[:5])
+CLUSTER = [choice(mm(512, 512, layout=layout), shape) for shape in CLUSTER_SHAPES for layout in ("nt", "tn", "nn")
+           if layout == "nt" or (shape.block_n % 64 == 0 and (shape.cluster_tiles > 1 or layout == "tn"))]  # fmt: skip
 FIELDS: list[dict[str, Any]] = [
     INT4 | {"scales": "group_128"}, INT4 | {"scales": "group_32", "zeros": True}, {"scales": "column"},
     {"dtype": BF16, "scales": "group_64"}, {"dtype": BF16} | UINT4, {"scales": "column", "zeros": True}, {"dtype_b": UINT8},

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass
-from typing import Any
 
 from ....device import DeviceInfo
 from ....problem import Problem
-from ..boxes import by_k, operands_of, why_not_staged
-from ..hopper import BARRIER_BYTES, HALF_SMEM_BYTES, MOST_CLUSTER, SWIZZLED_LINES, WGMMA_M
+from ..boxes import operands_of, why_not_staged
+from ..hopper import BARRIER_BYTES, HALF_SMEM_BYTES, MOST_CLUSTER, WGMMA_M
 
 IN_FLIGHT, MORE_IN_FLIGHT = 8, 16
 """Loads of partial sums that one thread has in flight."""
@@ -17,7 +15,7 @@ CONTIGUOUS_PARTS = 8
 """Most blocks for which contiguous parts of K are read faster than interleaved ones."""
 MOST_TILES = 2**15
 """Limit of the tile count. A grid dimension has up to 65535 blocks."""
-WARP, PAIR = 32, 2
+WARP = 32
 MOST_PARTS_BYTES = 2**28
 
 
@@ -26,7 +24,7 @@ class Shape:
     """Tile of ``block_m`` by ``block_n`` sums, with ``block_k`` elements of K in each of ``stages``.
 
     A cluster has ``cluster_m`` by ``cluster_n`` tiles, along M and N. It copies operands that its tiles share once (multicast). The
-    ``cluster_k`` blocks of a tile divide K. Tiles of a ``trimmed`` shape are equally large and only as large as needed.
+    ``cluster_k`` blocks of a tile divide K.
     """
 
     block_m: int
@@ -36,7 +34,6 @@ class Shape:
     cluster_k: int = 1
     cluster_m: int = 1
     cluster_n: int = 1
-    trimmed: bool = False
 
     @property
     def cluster_tiles(self) -> int:
@@ -100,8 +97,13 @@ class Shape:
 def _shapes(
     block_m: int, block_n: int, block_k: int, stages: int, *cluster_k: int, tiles: tuple[int, int] = (1, 1)
 ) -> tuple[Shape, ...]:
-    block: dict[str, Any] = {"block_m": block_m, "block_n": block_n, "block_k": block_k, "stages": stages}
-    return tuple(Shape(**block, cluster_k=n, cluster_m=tiles[0], cluster_n=tiles[1]) for n in cluster_k)
+    cluster_m, cluster_n = tiles
+    return tuple(
+        Shape(
+            block_m=block_m, block_n=block_n, block_k=block_k, stages=stages, cluster_k=n, cluster_m=cluster_m, cluster_n=cluster_n
+        )
+        for n in cluster_k
+    )
 
 
 SHAPES: tuple[Shape, ...] = (
@@ -125,13 +127,10 @@ have twice the bytes, for long parts of K, or if several blocks must release a s
 ONE_RUN: tuple[Shape, ...] = tuple(
     shape
     for tiles in ((1, 1), (1, 2), (2, 1))
-    for size in ((64, 16, 128, 10), (64, 32, 128, 8), (64, 64, 128, 6), (64, 128, 128, 4))
-    for shape in (dataclasses.replace(whole, trimmed=True) for whole in _shapes(*size, 1, tiles=tiles))
+    for size in ((64, 16, 128, 10), (64, 32, 128, 8), (64, 64, 128, 6))
+    for shape in _shapes(*size, 1, tiles=tiles)
 )
-"""Shapes that sum K in one run, for batch invariance. A multiprocessor has one block, with as many bytes in flight as fit.
-
-They are trimmed: a copy of a line outside the operand takes as long as that of a line inside.
-"""
+"""Shapes that sum K in one run, for batch invariance. A multiprocessor has one block, with as many bytes in flight as fit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -181,21 +180,6 @@ def tiles_of(problem: Problem, config: Config) -> int:
     return clusters_of(problem, config) * config.shape.cluster_tiles
 
 
-def lines_of(problem: Problem, config: Config) -> tuple[int, int]:
-    """Return the lines of p and of q in a tile. A trimmed tile has as many as the tiles need that cover all lines."""
-    shape, (tiles_m, tiles_n) = config.shape, grid_of(problem, config)
-    if not shape.trimmed:
-        return shape.block_m, shape.block_n
-    rows, cols = (problem.n, problem.m) if config.swap_ab else (problem.m, problem.n)
-
-    def needed(lines: int, tiles: int, beside: int, others: int) -> int:
-        # Each of the blocks that share the lines copies a part. A block stores pairs of columns.
-        unit = SWIZZLED_LINES * others if others > 1 else PAIR
-        return -(-lines // (-(-tiles // beside) * beside * unit)) * unit
-
-    return needed(rows, tiles_m, shape.cluster_m, shape.cluster_n), needed(cols, tiles_n, shape.cluster_n, shape.cluster_m)
-
-
 def why_not_config(problem: Problem, device: DeviceInfo, config: Config) -> str | None:
     """Return the reason why ``config`` is illegal for a problem that ``why_not`` accepts, or None."""
     shape = config.shape
@@ -209,8 +193,6 @@ def why_not_config(problem: Problem, device: DeviceInfo, config: Config) -> str 
     steps = -(-problem.k // shape.block_k)
     if config.parts > steps:
         return f"K has {steps} steps, too few for {config.parts} parts"
-    if shape.trimmed and config.clusters_per_tile > 1:
-        return f"{config.clusters_per_tile} clusters share a tile, a trimmed one belongs to a single cluster"
     return _room(problem, config) or _copies(problem, config)
 
 
@@ -232,8 +214,6 @@ def _copies(problem: Problem, config: Config) -> str | None:
     """Return the reason why an operand cannot be copied in boxes of this shape, or None."""
     shape = config.shape
     p, q, _ = operands_of(problem, swap_ab=config.swap_ab)
-    if shape.trimmed and not (by_k(p) and by_k(q)):
-        return "an operand's lines run across K, trimmed tiles are copied in lines along K"
     return why_not_staged(p, shape.block_m, shape.block_k, shape.cluster_n) or why_not_staged(
         q, shape.block_n, shape.block_k, shape.cluster_m
     )

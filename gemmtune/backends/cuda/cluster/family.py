@@ -20,7 +20,7 @@ from ..boxes import by_k, operands_of, staged_map, why_not_boxes
 from ..family import Family, beginnings, float32_sums, why_not_epilogue, why_not_here
 from ..hopper import TMA_BYTES, WGMMA
 from ..kernel import KernelSource
-from .configs import Config, clusters_of, grid_of, lines_of, why_not_config
+from .configs import ONE_RUN, Config, clusters_of, grid_of, why_not_config
 from .rank import candidates, cluster_counts, estimate_us, why_not_likely
 
 PATIENCE = 40
@@ -38,12 +38,6 @@ class Work(kernel.Work):
         ("share", ctypes.c_int), ("p_batched", ctypes.c_bool), ("q_batched", ctypes.c_bool), ("paired", ctypes.c_bool),
         ("interleaved_k", ctypes.c_bool),
     )  # fmt: skip
-
-
-class TrimmedWork(Work):
-    """Parameters of the kernel with trimmed tiles, of ``p_lines`` by ``q_lines``."""
-
-    _fields_: ClassVar[Sequence[tuple[str, Any]]] = (("p_lines", ctypes.c_int), ("q_lines", ctypes.c_int))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,13 +104,13 @@ class Cluster(Family[Config]):
     def launch_variants(self, problem: Problem, device: DeviceInfo, config: Config) -> Iterator[Config]:
         """Yield configs with another start, and with other numbers of clusters per tile."""
         yield from beginnings(config, config.shape.prefetch_stages)
-        for count in () if config.shape.trimmed else cluster_counts(config.shape, clusters_of(problem, config), problem, device):
+        for count in cluster_counts(config.shape, clusters_of(problem, config), problem, device):
             if count != config.clusters_per_tile:
                 yield dataclasses.replace(config, clusters_per_tile=count)
 
     def likeliest(self, problem: Problem, device: DeviceInfo, ordered: Sequence[Config], count: int | None) -> list[Config]:
         """Return the likely configs. Only an exhaustive search, and batch invariance, try those with one run of K."""
-        return super().likeliest(problem, device, [x for x in ordered if count is None or not x.shape.trimmed], count)
+        return super().likeliest(problem, device, [x for x in ordered if count is None or x.shape not in ONE_RUN], count)
 
     def claims(self, problem: Problem, config: Config) -> Claims:  # noqa: ARG002 - the same for all problems
         return float32_sums(splits=config.parts)
@@ -155,7 +149,7 @@ class Cluster(Family[Config]):
                 *kernel.TILE_SUMS,
                 *kernel.files_of(__package__, "groups"),
             ),
-            values=kernel.common_values(problem, TrimmedWork if config.shape.trimmed else Work, pointers)
+            values=kernel.common_values(problem, Work, pointers)
             | kernel.values_of(config.shape, "blocks_per_sm", "in_flight")
             | {"p_by_k": bool(by_k(p)), "q_by_k": bool(by_k(q)), "patience": PATIENCE},
         )
@@ -164,8 +158,7 @@ class Cluster(Family[Config]):
         shape, (p, q, oriented), sums = config.shape, operands_of(problem, swap_ab=config.swap_ab), Sums.of(problem, config)
         tiles_m, tiles_n = grid_of(problem, config)
         clusters_m, clusters_n = -(-tiles_m // shape.cluster_m), -(-tiles_n // shape.cluster_n)
-        p_lines, q_lines = lines_of(problem, config)
-        work = TrimmedWork(p_lines=p_lines, q_lines=q_lines) if shape.trimmed else Work()
+        work = Work()
         kernel.fill_common(work, oriented.out, oriented.added)
         work.rows, work.cols, work.clusters_n = p.size[-2], q.size[-2], clusters_n
         work.steps, work.prefetch_stages = -(-problem.k // shape.block_k), config.prefetch_stages
@@ -187,8 +180,8 @@ class Cluster(Family[Config]):
             alignment=((A, TMA_BYTES), (B, TMA_BYTES)),
         )
         first, second = (B, A) if config.swap_ab else (A, B)
-        first_map = staged_map(p, first, p_lines, shape.block_k, shape.cluster_n)
-        return with_maps(launch, (first_map, staged_map(q, second, q_lines, shape.block_k, shape.cluster_m)))
+        first_map = staged_map(p, first, shape.block_m, shape.block_k, shape.cluster_n)
+        return with_maps(launch, (first_map, staged_map(q, second, shape.block_n, shape.block_k, shape.cluster_m)))
 
 
 def readers_of(config: Config) -> int:

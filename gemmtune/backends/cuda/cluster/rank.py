@@ -10,7 +10,7 @@ import dataclasses
 from ....device import DeviceInfo
 from ....problem import Problem
 from ..hopper import clusters_at_a_time
-from .configs import ONE_RUN, SHAPES, Config, Shape, clusters_of, lines_of, tiles_of
+from .configs import ONE_RUN, SHAPES, Config, Shape, clusters_of, tiles_of
 
 LAUNCH_US = 2.4
 DRAM_GBPS = 4300.0
@@ -51,7 +51,7 @@ def why_not_likely(problem: Problem, device: DeviceInfo, search: str) -> str | N
         return f"K is {problem.k}, tried from {LEAST_K[search]} on"
     # A tile with 64 columns reads as many bytes for its 64 rows as for its columns. Multiprocessors just keep up with memory if
     # clusters of two blocks run for all tiles at once, and not if some of them read two tiles.
-    most = device.sm_count * 2 if search == "exhaustive" else device.sm_count // 2
+    most = device.sm_count // 2
     tiles = -(-small // TILE_SIDE) * -(-large // TILE_SIDE) * problem.batch
     if tiles > most:
         return f"the result has {tiles} tiles of {TILE_SIDE}x{TILE_SIDE}, tried with up to {most}"
@@ -86,11 +86,10 @@ def estimate_us(problem: Problem, device: DeviceInfo, config: Config) -> float:
     at_a_time, clusters = clusters_at_a_time(device.sm_count, shape.cluster), tile_clusters * config.clusters_per_tile
     waves = -(-clusters // at_a_time)
     # Data that the tiles of a cluster share is read once.
-    p_lines, q_lines = lines_of(problem, config)
-    lines = p_lines * shape.cluster_m + q_lines * shape.cluster_n
+    lines = shape.block_m * shape.cluster_m + shape.block_n * shape.cluster_n
     copied = tile_clusters * lines * problem.k * problem.dtype.itemsize
     copying_us = copied / L2_GBPS / 1e3 * waves * at_a_time / clusters
-    arriving = tiles * (p_lines + q_lines) * problem.k * problem.dtype.itemsize
+    arriving = tiles * (shape.block_m + shape.block_n) * problem.k * problem.dtype.itemsize
     arriving_us = arriving / min(blocks, device.sm_count) / ARRIVING_GBPS / 1e3
     reading_us = max(problem.bytes / DRAM_GBPS / busy / 1e3, copying_us, arriving_us)
     launch_us = LAUNCH_US
