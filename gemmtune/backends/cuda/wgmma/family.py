@@ -86,7 +86,9 @@ class Wgmma(MixedFamily[Config]):
         if problem.groups and config.prefetch_stages:
             return f"prefetch_stages is {config.prefetch_stages}, expected 0: the previous launch may write the group offsets"
         if shape.cluster_n > 1 and (config.cluster_k > 1 or problem.groups or tiles_of(problem, config)[1] < shape.cluster_n):
-            return f"{shape.cluster_n} tiles side by side share rows of a: expected cluster_k 1, no groups, and as many tiles along N"
+            return (
+                f"{shape.cluster_n} tiles side by side share rows of a: expected cluster_k 1, no groups, and as many tiles along N"
+            )
         shared_bytes = shape.shared_bytes(weights, config.cluster_k)
         if shape.blocks_per_sm * (shared_bytes + SYSTEM_BYTES) > device.smem_per_block_bytes + SYSTEM_BYTES:
             return f"takes {shared_bytes} bytes of shared memory, too many for {shape.blocks_per_sm} blocks on a multiprocessor"
