@@ -12,12 +12,11 @@ import dataclasses
 import functools
 import itertools
 import os
-import typing
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_type_hints
 
 import platformdirs
 
@@ -177,7 +176,7 @@ class Settings:
         return self.tune in ("on_miss", "force")
 
 
-_HINTS, _LISTS = typing.get_type_hints(Settings, include_extras=True), ("backends", "extra_choices")
+_HINTS, _LISTS = get_type_hints(Settings, include_extras=True), ("backends", "extra_choices")
 _named: dict[str, str] = {}
 """Sources of the settings that ``from_environment`` has read."""
 _tokens, _token_counter = dict[Settings, int](), itertools.count()
