@@ -33,7 +33,7 @@ from gemmtune.problem import Problem
 from gemmtune.selector.defaults import LARGE, RULE
 from gemmtune.selector.features import Described, Matrix, features, floor_us, group_of, kernel_of, kind_of, why_unknown
 from gemmtune.selector.forest import Forest
-from gemmtune.selector.predictor import NEAR, Portfolio, packed, size_of
+from gemmtune.selector.predictor import NEAR, Portfolio, packed, shipped_predictor, size_of
 from gemmtune.selector.shipped import HASH_DIGITS, ShippedTime, file_of, weight_of
 from gemmtune.selector.shipped import packed as packed_times
 from gemmtune.store.store import Row, Store
@@ -261,6 +261,34 @@ def evaluated(problems: Sequence[Measured]) -> list[dict[str, Any]]:
     return found
 
 
+def unseen(paths: Sequence[str]) -> dict[str, Any]:
+    """Return what the package's own predictor takes for the weights of other stores, and its speed over the dense product.
+
+    The stores have torch's dense product of the same sizes too.
+    """
+    model, problems = shipped_predictor(), measured(paths, {})
+    if model is None:
+        raise click.ClickException("the package has no predictor")
+    dense = {(x.problem.m, x.problem.n, x.problem.k): float(x.times_us[x.torch]) for x in problems if x.weight[0] == "dense"}
+    found = []
+    for x in problems:
+        kind, n, k = x.weight
+        if kind == "dense":
+            continue
+        index, predicted = chosen(x, model.forests, model.portfolios[kind])
+        base_us, names = dense[x.problem.m, n, k], {"choice": x.rows[index].name, "best": x.rows[int(x.times_us.argmin())].name}
+        numbers = {
+            "regret": x.times_us[index] / x.times_us.min() - 1,
+            "over_dense": base_us / x.times_us[index],
+            "tuned_over_dense": base_us / x.times_us.min(),
+        }
+        record = {"kind": kind, "m": x.problem.m, "n": n, "k": k, "predicted": predicted}
+        found.append(record | names | {name: round(float(value), 4) for name, value in numbers.items()})
+    found.sort(key=lambda x: (x["kind"], x["m"], x["n"], x["k"]))
+    machines = sorted({tuple(sorted(x.origin.items())) for x in problems})
+    return {"predictor": model.digest, "machines": [dict(x) for x in machines], "records": found}
+
+
 def summary(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return the quantiles of the regret, and the geometric mean of the speed over torch."""
     regret, rule = (np.array([x[name] for x in records]) for name in ("regret", "rule_regret"))
@@ -297,12 +325,18 @@ def ship(problems: Sequence[Measured], folder: Path) -> None:
 
 @click.command()
 @click.argument("stores", nargs=-1, required=True)
-@click.option("--families", multiple=True, required=True, help="File with the models that have each weight.")
+@click.option("--families", multiple=True, help="File with the models that have each weight.")
+@click.option("--unseen", "other", help="Evaluate the package's own predictor on the stores, and write that to this file.")
 @click.option("--json", "report", help="Write the evaluation to this file.")
 @click.option("--out", help="Fit to everything, and write the predictor to this file.")
 @click.option("--ship", "folder", help="Write the fastest choices to a file for each GPU in this folder.")
-def main(stores: Sequence[str], families: Sequence[str], report: str | None, out: str | None, folder: str | None) -> None:
+def main(
+    stores: Sequence[str], families: Sequence[str], other: str | None, report: str | None, out: str | None, folder: str | None
+) -> None:
     """Evaluate on families that are left out, and fit to all."""
+    if other:
+        Path(other).write_text(json.dumps(unseen(stores), indent=1) + "\n")
+        return
     entries = [x for path in families for x in json.loads(Path(path).read_text())]
     problems = measured(stores, {(x["n"], x["k"]): x["families"] for x in entries})
     origins = [dict(x.origin) for x in problems]

@@ -304,6 +304,18 @@ def predicted() -> str:
     return table([*head, "× torch", "least", "tuned, × torch"], rows)
 
 
+def unseen() -> str:
+    """Return the speed of predicted and of tuned kernels for weights that are not in the data, over the bfloat16 product."""
+    rows, records = [], results("nvidia-h100", "predictor-unseen")["records"]
+    for kind in sorted({x["kind"] for x in records}):
+        for m in sorted({x["m"] for x in records}):
+            found = [x for x in records if (x["kind"], x["m"]) == (kind, m)]
+            speeds = [[x[name] for x in found] for name in ("over_dense", "tuned_over_dense")]
+            numbers = [f"{number:.2f}" for speed in speeds for number in (statistics.geometric_mean(speed), min(speed))]
+            rows.append([kind, str(m), str(len(found)), *numbers])
+    return table(["weights", "rows", "products", "predicted, × bfloat16", "least", "tuned, × bfloat16", "least"], rows)
+
+
 def replayed() -> str:
     """Return the regret of replayed searches after a few choices and at their end."""
     rows = []
@@ -352,6 +364,7 @@ MAKERS: dict[str, Callable[[], str]] = {
     "first-calls": first_calls,
     "measured-defaults": defaults,
     "measured-predicted": predicted,
+    "measured-unseen": unseen,
     "measured-replay": replayed,
     "measured-experts-models": experts_models,
     "gains": gains,
