@@ -33,7 +33,7 @@ from gemmtune.problem import Problem
 from gemmtune.selector.defaults import LARGE, RULE
 from gemmtune.selector.features import Described, Matrix, features, floor_us, group_of, kernel_of, kind_of, why_unknown
 from gemmtune.selector.forest import Forest
-from gemmtune.selector.predictor import NEAR, Portfolio, packed, shipped_predictor, size_of
+from gemmtune.selector.predictor import NEAR, STEPS_PER_OCTAVE, Portfolio, packed, shipped_predictor, size_of
 from gemmtune.selector.shipped import HASH_DIGITS, ShippedTime, file_of, weight_of
 from gemmtune.selector.shipped import packed as packed_times
 from gemmtune.store.store import Row, Store
@@ -261,6 +261,12 @@ def evaluated(problems: Sequence[Measured]) -> list[dict[str, Any]]:
     return found
 
 
+def seen(known: Portfolio, problem: Problem) -> bool:
+    """Return True if a weight of the problem's sizes was measured for the fit, at any number of rows."""
+    points = np.concatenate(list(known.measured.values()))[:, 1:]
+    return bool((np.abs(points - size_of(problem)[1:]) <= 0.5 / STEPS_PER_OCTAVE).all(axis=1).any())
+
+
 def unseen(paths: Sequence[str]) -> dict[str, Any]:
     """Return what the package's own predictor takes for the weights of other stores, and its speed over the dense product.
 
@@ -273,7 +279,7 @@ def unseen(paths: Sequence[str]) -> dict[str, Any]:
     found = []
     for x in problems:
         kind, n, k = x.weight
-        if kind == "dense":
+        if kind == "dense" or seen(model.portfolios[kind], x.problem):
             continue
         index, predicted = chosen(x, model.forests, model.portfolios[kind])
         base_us, names = dense[x.problem.m, n, k], {"choice": x.rows[index].name, "best": x.rows[int(x.times_us.argmin())].name}
