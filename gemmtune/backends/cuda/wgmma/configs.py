@@ -142,8 +142,8 @@ SHAPES: dict[int, tuple[Shape, ...]] = {
 """Shapes by the bits of a weight, from few rows to the largest tile that registers hold.
 
 The smallest 8-bit shape runs two blocks on a multiprocessor. 192 rows by 128 bytes of a column are 56 KiB for each step: more than
-L2 delivers in the time of the products, unless two blocks share the rows. That raises the speed of an H100 by up to 1.25 from 190
-to 1024 rows. With the smaller 4-bit weights it raises nothing.
+L2 delivers in the time of the products, unless two blocks share the rows. That raises the speed of an H100 by 1.05 to 1.28
+up to 1024 rows. With the smaller 4-bit weights it raises nothing.
 """
 SHAPES_FOR_GROUPS = {
     8: (*SHAPES[8][:-1], Shape(block_m=144, warp_groups=2, col_tiles=1, line_bytes=128, stages=4)),
