@@ -42,9 +42,8 @@ RULE: tuple[tuple[int, tuple[str, ...]], ...] = (
 )
 """The last M of each interval, and the families whose likeliest config serves it, the preferred first; then torch.
 
-On an H100, over four weights of 2048 x 6144 to 12288 x 4096, a layer of int4 so reaches 2.16 times the speed of the bfloat16 layer
-at up to 32 rows, 1.40 at up to 128, 0.95 at up to 512 and 0.86 above; int8 1.30, 1.34, 0.87 and 0.86 (``benchmarks/defaults.py``).
-Dequantizing in one pass before torch's product reaches 0.50, 0.49, 0.53 and 0.84 with int4.
+Dequantizing int4 in one pass before torch's product reaches 0.50 of the bfloat16 layer's speed at up to 32 rows on an H100, 0.49 at
+up to 128, 0.53 at up to 512 and 0.84 above, over four weights of 2048 x 6144 to 12288 x 4096. The kernels of the rule are faster.
 """
 
 
