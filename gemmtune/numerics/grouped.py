@@ -14,6 +14,7 @@ The offsets are known here, so a reference is one product for each group. Each p
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -27,11 +28,19 @@ from .expectation import Expectation
 from .grouped_expectation import GroupedExpectation
 from .grouped_reference import of_rows, of_terms
 from .operands import Operands, drawn_routes, fill_random, random_scale, weight_unit
+from .probes import Probes
 from .reference import regions
 
 SEED = 23
 EXPENSIVE_MACS = {"cpu": 2**30, "cuda": 2**40}
 """Number of multiplications above which fewer patterns are tried."""
+
+
+def random_operands(problem: Problem, device: torch.device) -> Operands:
+    """Return random operands of any problem, with offsets for groups and the epilogue's operands. Equal problems get equal ones."""
+    probes = Probes(problem, device)
+    drawn = GroupedProbes(problem, device).random().operands if problem.groups else probes.random()
+    return dataclasses.replace(drawn, extra=probes.extra())
 
 
 def grouped_expectations(problem: Problem, device: torch.device) -> list[Expectation]:

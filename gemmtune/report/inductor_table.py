@@ -59,7 +59,7 @@ def _is_template(info: Mapping[str, Any]) -> bool:
 
 
 def _template(problem: Problem, info: Mapping[str, Any]) -> Entry:
-    """Return the parameters of Inductor's template. Those that it derives from the block of K are given with it."""
+    """Return all parameters of Inductor's template, with those that it derives from others: torch 2.11 adds none."""
     block_m, block_n, block_k = info["tile"]
     return {
         "template_id": f"triton::{problem.op}",
@@ -70,4 +70,7 @@ def _template(problem: Problem, info: Mapping[str, Any]) -> Entry:
         "num_warps": info["warps"],
         "num_stages": info["stages"],
         "EVEN_K": problem.k % block_k == 0,
+        "ACC_TYPE": "tl.float32",
+        "ALLOW_TF32": problem.precision.input_mode == "tf32",
+        "USE_FAST_ACCUM": False,
     }

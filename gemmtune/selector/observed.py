@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import torch
 
 from ..choice import Choice, Kernel
 from ..numerics.buffers import POISONS, allocate, poison
+from ..numerics.grouped import random_operands
 from ..numerics.operands import Operands
-from ..numerics.probes import Probes
 from ..numerics.some_rows import same_rows
 
 CALLS = 4
@@ -21,8 +19,7 @@ def contradiction(choice: Choice, kernel: Kernel, device: torch.device) -> str:
 
     Exceptions of the kernel are not caught.
     """
-    probes = Probes(choice.problem, device)
-    operands = dataclasses.replace(probes.random(), extra=probes.extra())
+    operands = random_operands(choice.problem, device)
     if choice.claims.deterministic:
         first = _result(choice, kernel, operands)
         if not all(same_rows(first, _result(choice, kernel, operands), 0) for _ in range(CALLS - 1)):

@@ -9,13 +9,10 @@ import torch
 
 from ..choice import Choice, Kernel
 from ..numerics.buffers import allocate
-from ..numerics.grouped import GroupedProbes
+from ..numerics.grouped import random_operands
 from ..numerics.hard_rows import with_hard_rows
-from ..numerics.operands import Operands
-from ..numerics.probes import Probes
 from ..numerics.slots import tight_problem
 from ..numerics.some_rows import first_other_row, some_rows
-from ..problem import Problem
 
 Build = Callable[[Choice], Kernel]
 """Function that returns the kernel of a choice."""
@@ -31,8 +28,8 @@ class RowBits:
         self.problem = reference.problem
         self._build = build
         self._packed: dict[tuple[int, str], torch.Tensor] = {}
-        drawn = _drawn(self.problem, device)
-        hard = with_hard_rows(self.problem, _drawn(self.problem, device))
+        drawn = random_operands(tight_problem(self.problem), device)
+        hard = with_hard_rows(self.problem, random_operands(tight_problem(self.problem), device))
         self._sets = [("random", drawn), *([("hard", hard)] if hard is not None else [])]
         self._whole = [self._result(i, reference, 0) for i in range(len(self._sets))]
 
@@ -70,11 +67,3 @@ class RowBits:
         if (i, name) not in self._packed:
             self._packed[i, name] = choice.pack(b)
         return self._packed[i, name]
-
-
-def _drawn(problem: Problem, device: torch.device) -> Operands:
-    """Return random operands of a problem, with those of its epilogue. Equal problems get equal operands."""
-    tight = tight_problem(problem)
-    probes = Probes(tight, device)
-    drawn = GroupedProbes(tight, device).random().operands if problem.groups else probes.random()
-    return dataclasses.replace(drawn, extra=probes.extra())

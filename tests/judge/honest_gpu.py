@@ -79,6 +79,7 @@ for function in (
     declared_torch, side_stream_that_is_joined, synchronises, many_launches, split_k, joined_thread, replays_a_graph,
 ):  # fmt: skip
     function.gemm_traits = TORCH
+split_k.gemm_traits = TORCH | FLOATS
 
 
 @functools.cache

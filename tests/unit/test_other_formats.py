@@ -55,7 +55,16 @@ def test_inductor_entries_are_the_fastest_that_it_has():
     first, second, third = (table.pop(key_of(problem)) for problem in problems)
     assert not table, "a biased product, or one on a CPU, has no entry"
     options = {"BLOCK_M": 16, "BLOCK_N": 64, "BLOCK_K": 64, "GROUP_M": 8, "num_warps": 4, "num_stages": 3}
-    assert first == [{"template_id": "triton::mm", "EVEN_K": False, **options}]
+    assert first == [
+        {
+            "template_id": "triton::mm",
+            "EVEN_K": False,
+            "ACC_TYPE": "tl.float32",
+            "ALLOW_TF32": False,
+            "USE_FAST_ACCUM": False,
+            **options,
+        }
+    ]
     assert second == [{"template_id": "aten::mm"}], "split-K, swapped operands and clusters have no template"
     assert third[0]["EVEN_K"], "96 is whole blocks of 32"
 

@@ -8,12 +8,12 @@ import inspect
 import json
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from types import ModuleType
-from typing import TypeGuard
+from typing import Any, TypeGuard
 
 from ...choice import Backend
 from ...declaration.found import found_at
@@ -26,7 +26,7 @@ from .integrity import unchanged
 GROUP = "gemmtune.backends"
 """Group of entry points by which packages supply GEMMs."""
 ASSUMED = {"deterministic": True, "streams": True, "capturable": True}
-"""Declarations that a GEMM without any needs to be offered. Its calls are observed (``selector.observed``)."""
+"""Declarations that a GEMM needs to be offered. Where it does not mention one, its calls are observed (``selector.observed``)."""
 MOST_FILES = 256
 MOST_BYTES = 64 * 2**20
 """Largest size of a package that is hashed file by file.
@@ -40,7 +40,7 @@ class Loaded:
     """Target in the state in which this process imported it.
 
     ``folder`` is the folder on the module path with its package. ``digest`` is a hash of its sources, version and
-    declarations. ``undeclared`` is True for a GEMM without declarations, which has ``ASSUMED`` instead.
+    declarations. ``undeclared`` is True for a GEMM that leaves declarations out, for which ``ASSUMED`` has values.
     """
 
     target: str
@@ -82,8 +82,9 @@ def _loaded(target: str) -> Loaded:
     object_ = unchanged(target, functools.partial(found_at, target))
     found = object_ if is_backend(object_) else wrapped(SubjectSpec(target=target), object_)
     undeclared = False
-    if isinstance(found, Subject) and found is not object_ and getattr(object_, ATTRIBUTE, None) is None:
-        undeclared, found.traits = True, _assumed(found.traits)
+    if isinstance(found, Subject) and found is not object_:
+        assumed = _assumed(getattr(object_, ATTRIBUTE, None), found.traits)
+        undeclared, found.traits = bool(assumed), found.traits.changed(assumed)
     module = sys.modules.get(target.partition(":")[0])
     if module is None:
         raise SubjectError(f"GEMM: got {target!r}, which is gemmtune's own, expected one of yours; --backends selects gemmtune's")
@@ -92,9 +93,11 @@ def _loaded(target: str) -> Loaded:
     return Loaded(target=target, found=found, folder=_folder_of(module), version=version, digest=digest, undeclared=undeclared)
 
 
-def _assumed(traits: Traits) -> Traits:
-    """Return the traits of a GEMM without declarations. A function f(a, b) is tried for batches too."""
-    return traits.changed(ASSUMED | ({"ops": ["mm", "bmm"]} if traits.ops == ("mm",) else {}))
+def _assumed(declared: object, traits: Traits) -> Mapping[str, Any]:
+    """Return what is assumed of a GEMM beside its declarations. A function f(a, b) without any is tried for batches too."""
+    if declared is None:
+        return ASSUMED | ({"ops": ["mm", "bmm"]} if traits.ops == ("mm",) else {})
+    return {name: value for name, value in ASSUMED.items() if name not in declared} if isinstance(declared, Mapping) else {}
 
 
 def is_backend(found: object) -> TypeGuard[Backend]:
