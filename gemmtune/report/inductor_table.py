@@ -71,6 +71,5 @@ def _template(problem: Problem, info: Mapping[str, Any]) -> Entry:
         "num_stages": info["stages"],
         "EVEN_K": problem.k % block_k == 0,
         "ACC_TYPE": "tl.float32",
-        "ALLOW_TF32": problem.precision.input_mode == "tf32",
         "USE_FAST_ACCUM": False,
     }

@@ -10,12 +10,10 @@ import warnings
 
 from ..errors import UnavailableError
 from ..settings import Settings
-from ..untrusted.candidate import Candidate, CandidateEnded, RemoteError
+from ..untrusted.candidate import IMPORT_S, Candidate, CandidateEnded, RemoteError
 from ..untrusted.conduct import Conduct
 from ..untrusted.target import IMPORT_ONLY, Target, roots_of
 
-IMPORT_S = 120.0
-"""Time limit for the import of a module."""
 REFUSED = (Conduct.REPLACED, Conduct.LOOKS, Conduct.REACHES, Conduct.FORGED)
 """Conduct of an import that keeps a module out of this process."""
 

@@ -23,8 +23,8 @@ from .process import Fork, restore, standing
 from .target import NOTHING, TORCH, Target
 from .words import argument, base, flags_here, tensors_of
 
-CALL_S = 30.0
-"""Time limit of a call, compilation included."""
+CALL_S, IMPORT_S = 30.0, 120.0
+"""Time limits of a call, compilation included, and of an import, which may compile CUDA code for a minute."""
 BUSY_SHARE, BUSY_S = 0.05, 0.02
 """Share of the CPU time of calls, and seconds, that a GEMM may use between calls. Honest ones use a thousandth."""
 WATCH_S, WATCHED_S = 0.25, 0.03
@@ -126,7 +126,7 @@ class Candidate:
         self._fork = Fork(self._memory.fd, gpu=self.device.type != "cpu", sandbox=self._sandbox)
         question = {"do": "open", "device": str(self.device), "bytes": self._memory.size, "handle": self._memory.handle()}
         ops = (*OPS, *NOTHING) if self.target is TORCH else OPS
-        answer = self._ask(question | {"target": asdict(self.target), "ops": ops})
+        answer = self._ask(question | {"target": asdict(self.target), "ops": ops}, max(self._timeout_s, IMPORT_S))
         self._threads, self._bytes = self._fork.threads(), self._fork.resident_bytes()
         self._standing = standing()
         return answer
@@ -214,9 +214,9 @@ class Candidate:
 
     # One question
 
-    def _ask(self, question: Mapping[str, Any]) -> dict[str, Any]:
+    def _ask(self, question: Mapping[str, Any], limit_s: float = 0.0) -> dict[str, Any]:
         """Return the answer to a question. Raise CandidateEnded if none comes or it is no answer, RemoteError if it is an error."""
-        fork = self._fork
+        fork, limit_s = self._fork, limit_s or self._timeout_s
         assert fork is not None
         nonce = secrets.token_hex(8)
         message = json.dumps(dict(question) | {"nonce": nonce}).encode()
@@ -226,11 +226,11 @@ class Candidate:
         self._cpu_s, self._begun_s = fork.cpu_s(), time.perf_counter()
         answer: dict[str, Any] | None = None
         try:
-            fork.pipe.send(message, self._timeout_s)
-            received = parse_json(fork.pipe.receive(self._timeout_s))
+            fork.pipe.send(message, limit_s)
+            received = parse_json(fork.pipe.receive(limit_s))
             answer = received if isinstance(received, dict) else None
         except TimeoutError:
-            self._end(Conduct.HUNG, f"no answer within {self._timeout_s:g} s")
+            self._end(Conduct.HUNG, f"no answer within {limit_s:g} s")
         except (GarbledError, ValueError, OverflowError) as error:
             self._end(Conduct.FORGED, str(error))
         except (EOFError, OSError):

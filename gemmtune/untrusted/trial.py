@@ -43,8 +43,11 @@ SELDOM = 0.02
 AT_ONCE = 0.5
 """Work for repeated operands, as a share of that for new ones, below which they were not computed again."""
 EMPTY_CALLS, LEAST_GPU_S = 7, 1e-7
-HIDDEN, HIDDEN_S = 2.0, 2e-4
-"""Ratio, and seconds, by which the time outside of a GPU's process may exceed that between the events inside of it."""
+HIDDEN, HIDDEN_S = 1.0, 2e-4
+"""Ratio, and seconds, by which the time outside of a GPU's process may exceed that between the events inside of it.
+
+The time that a call of torch takes around its events, next to it, is subtracted.
+"""
 LEAST_REPEATS, LEAST_REPEAT_S = 5, 0.001
 
 
@@ -168,10 +171,13 @@ class Trial:
         before = self._by_torch(run, operands) if paired and number % 2 else 0.0
         own_s = self._called(run, operands, expectation, number)
         work_s = self._work_s()
-        if paired and self._candidate.last.device_us:
-            run.hidden.append(self._candidate.last.wall_s - self._hand_over_s > HIDDEN * own_s + HIDDEN_S)
+        last = candidate.last
         if paired:
-            run.pairs.append((own_s, before or self._by_torch(run, operands)))
+            torch_s = before or self._by_torch(run, operands)
+            run.pairs.append((own_s, torch_s))
+            if last.device_us:
+                around_s = max(self._torch.last.wall_s - torch_s, self._hand_over_s)
+                run.hidden.append(last.wall_s - own_s - around_s > HIDDEN * own_s + HIDDEN_S)
         if kind == "fresh" and (timed or number == 1) and run.rng.random() < 0.5:
             candidate.place, first = run.rng.choice(PAGES), run.last
             self._called(run, operands, expectation, number)

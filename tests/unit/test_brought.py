@@ -15,6 +15,7 @@ from gemmtune.cli.output import print_json, reserved_stdout
 from gemmtune.settings import Settings
 from gemmtune.tuning import brought
 from gemmtune.tuning.brought import surviving, with_surviving
+from gemmtune.untrusted import candidate
 
 BAD = {
     "leaving": ("import os; os._exit(4)", "exited with status 4"),
@@ -54,7 +55,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "noisy.py").write_text(NOISY)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setattr(brought, "IMPORT_S", 3.0)
+    for module in (brought, candidate):
+        monkeypatch.setattr(module, "IMPORT_S", 3.0)
     brought._why_not.cache_clear()
     return tmp_path
 

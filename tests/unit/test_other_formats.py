@@ -60,7 +60,6 @@ def test_inductor_entries_are_the_fastest_that_it_has():
             "template_id": "triton::mm",
             "EVEN_K": False,
             "ACC_TYPE": "tl.float32",
-            "ALLOW_TF32": False,
             "USE_FAST_ACCUM": False,
             **options,
         }
