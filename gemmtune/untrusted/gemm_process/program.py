@@ -44,6 +44,7 @@ class Program:
         self._current_stream, self._on_stream, self._sleep = cuda.current_stream, cuda.stream, cuda._sleep
         self._memory = _shared(opening, memory)
         self._flush = _flush(self._device)
+        _load_products(self._device)
         self._previous: Any = None
         self._functions: dict[str, Callable[..., Any]] = {}
         target = opening["target"]
@@ -174,6 +175,18 @@ def _shared(opening: Mapping[str, Any], memory: int) -> Any:
     handle = [bytes.fromhex(x["hex"]) if isinstance(x, dict) else x for x in opening["handle"]]
     storage = torch.UntypedStorage._new_shared_cuda(*handle)
     return torch.empty(0, dtype=torch.uint8, device=opening["device"]).set_(storage)
+
+
+def _load_products(device: str) -> None:
+    """Load torch's products on a GPU, as in a program that has multiplied before.
+
+    They cannot be loaded while a graph is captured, and the memory that they take is not the GEMM's.
+    """
+    if device != "cpu":
+        for dtype in (torch.float32, torch.bfloat16):
+            x = torch.ones(16, 16, dtype=dtype, device=device)
+            torch.mm(x, x)
+        torch.cuda.synchronize(device)
 
 
 def _flush(device: str) -> Callable[[], object]:
