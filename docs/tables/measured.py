@@ -26,6 +26,7 @@ ABOUT = {
     "bsr": "block-sparse products, patterns",
     "cpu": "float32 and float16 on a CPU",
     "few-rows": "1 to 64 rows, bfloat16",
+    "routers": "scores of experts, few columns",
     "float32": "float32 by bfloat16 parts",
     "grouped-words": "experts with weights of 4 and 8 bits",
     "grouped": "grouped products",
