@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 import weakref
 from collections.abc import Callable, Hashable
+from importlib.util import find_spec
 from types import MethodType
 from typing import Any
 
@@ -25,6 +26,7 @@ from ..errors import InvalidProblemError
 from ..native.lookup import keep_layer, native, prepare
 from ..ops.operate import FOR_NATIVE
 from ..problem.compositions import mixed_composed
+from ..quantized.products import linear_by_parts, served_by_parts
 from ..quantized.rounding import SCALE_DTYPES
 from ..quantized.weight import QuantizedWeight
 from ..toolchain.driver import find_driver
@@ -36,6 +38,8 @@ from .swap import swaps
 
 Tensor = torch.Tensor
 is_compiling = torch.compiler.is_compiling
+BY_PARTS = find_spec("torch._functorch._aot_autograd.subclass_codegen") is None
+"""True for a torch that takes subclasses of tensors apart by Python code for any, and not by code made for each graph."""
 _CAPACITY = 4096
 _CONV1D = "transformers.pytorch_utils"
 """The module of HF's Conv1D. Only a program with such layers has imported it."""
@@ -84,6 +88,8 @@ def _picks_of(module: nn.Module) -> Picks:
 def linear(module: nn.Linear, input: Tensor) -> Tensor:
     """Run the forward of an ``nn.Linear``."""
     if is_compiling() and _tuned:
+        if BY_PARTS and isinstance(module.weight, QuantizedWeight) and served_by_parts(input, module.weight):
+            return linear_by_parts(input, module.weight, module.bias)
         return functional.linear(input, module.weight, module.bias)
     if swaps.pending:
         swaps.apply()

@@ -27,8 +27,31 @@ def product(cls: Any, a: Any, w: Any) -> Any:
     if w.tensor.dtype in FLOAT8 and w.scales is not None and (block := _block(w)) is not None:
         numbers, scale = rows_in_float8(a, block)
         return _operator("scaled_mm", numbers, w.tensor, scale, w.scales.float(), out_dtype=a.dtype)
-    scales, zeros = (x if x is None or x.dtype in (torch.float32, a.dtype) else x.float() for x in (w.scales, w.zero_points))
+    scales, zeros = _scales_for(a, w)
     return _operator("mixed_mm", a, w.tensor, scales, zeros, encoding=w.encoding)
+
+
+def served_by_parts(x: Tensor, w: Any) -> bool:
+    """Return True if ``linear_by_parts`` serves the input and the weight [N, K] of a layer."""
+    is_plain = type(x) is Tensor and _is_strided(x) and x.dim() > 1 and x.dtype in SCALE_DTYPES
+    is_inference = not torch.is_grad_enabled() and not torch.is_autocast_enabled(x.device.type)
+    return is_plain and is_inference and w.dim() == 2 and w.transposed and w.tensor.dtype not in FLOAT8
+
+
+def linear_by_parts(x: Tensor, w: Any, bias: Tensor | None) -> Tensor:
+    """Return x @ wᵀ + bias in a graph that reads the parts of w.
+
+    torch 2.11 takes a subclass of tensors apart again at each call of a graph, which costs the host about 5 µs a layer.
+    """
+    scales, zeros = _scales_for(x, w)
+    result = _operator("mixed_mm", _as_matrix(x), w.tensor, scales, zeros, encoding=w.encoding)
+    result = result.reshape(*x.shape[:-1], result.shape[1])
+    return result if bias is None else result + bias
+
+
+def _scales_for(a: Tensor, w: Any) -> tuple[Tensor | None, ...]:
+    """Return scales and zero points of w in a dtype that mixed_mm takes beside a."""
+    return tuple(x if x is None or x.dtype in (torch.float32, a.dtype) else x.float() for x in (w.scales, w.zero_points))
 
 
 def grouped_product(cls: Any, a: Any, w: Any, offs: Tensor | None = None, *, out_dtype: torch.dtype | None = None) -> Any:

@@ -22,6 +22,8 @@ from .rounding import Kind, rounded
 from .views import untraced
 
 Tensor = torch.Tensor
+STATIC = "_dynamo_static_input_type"
+"""Attribute by which ``torch._dynamo.mark_static_address`` marks a tensor. That import would take a second."""
 _NO_ADDRESS = 1 << 63
 """A bit that no address has: reading there fails, where that of the numbers would give them for floats."""
 
@@ -59,6 +61,7 @@ class QuantizedWeight(GatheredByFsdp):
     scales: Tensor | None
     zero_points: Tensor | None
     encoding: Encoding
+    _flat: tuple[list[str], tuple[Any, ...]]
     transposed: bool
     """The shape is [N, K], as that of an ``nn.Linear``'s weight; the parts are always those of [K, N]."""
 
@@ -124,9 +127,27 @@ class QuantizedWeight(GatheredByFsdp):
         self: QuantizedWeight = Tensor._make_wrapper_subclass(
             cls, (*experts, *size), strides=(*apart, *stride), dtype=dtype, device=tensor.device
         )
+        self._hold(tensor, scales, zero_points, packed, encoding, transposed)
+        return self
+
+    def _hold(
+        self,
+        tensor: Tensor,
+        scales: Tensor | None,
+        zero_points: Tensor | None,
+        packed: PackedOperand | None,
+        encoding: Encoding,
+        transposed: bool,
+    ) -> None:
+        """Take over parts. A compiled graph asks for their names at each call, and captures their addresses in CUDA graphs."""
         self.tensor, self.scales, self.zero_points, self.packed = tensor, scales, zero_points, packed
         self.encoding, self.transposed = encoding, transposed
-        return self
+        held = {"tensor": tensor, "scales": scales, "zero_points": zero_points}
+        parts = {name: part for name, part in held.items() if part is not None}
+        self._flat = list(parts), (encoding, self.dtype, transposed)
+        for part in parts.values():
+            if type(part) is Tensor:
+                setattr(part, STATIC, "unguarded")
 
     @classmethod
     def quantize(
@@ -157,8 +178,7 @@ class QuantizedWeight(GatheredByFsdp):
         return performed(cls, func, args, kwargs or {})
 
     def __tensor_flatten__(self) -> tuple[list[str], tuple[Any, ...]]:
-        parts = [name for name in ("tensor", "scales", "zero_points") if getattr(self, name) is not None]
-        return parts, (self.encoding, self.dtype, self.transposed)
+        return self._flat
 
     @classmethod
     def __tensor_unflatten__(
@@ -200,8 +220,7 @@ class QuantizedWeight(GatheredByFsdp):
                 f"data: got {got} for {self!r}, expected a QuantizedWeight; change floats before quantize_, and quantize then"
             )
         Tensor.data.__set__(self, other)  # type: ignore[attr-defined]
-        self.tensor, self.scales, self.zero_points, self.packed = other.tensor, other.scales, other.zero_points, other.packed
-        self.encoding, self.transposed = other.encoding, other.transposed
+        self._hold(other.tensor, other.scales, other.zero_points, other.packed, other.encoding, other.transposed)
 
     def data_ptr(self) -> int:
         """Return a number of this weight's memory, by which libraries find weights that share it. It is no address.

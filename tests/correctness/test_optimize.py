@@ -20,8 +20,9 @@ from gemmtune import settings
 from gemmtune.dispatch.ready import forget_plans
 from gemmtune.errors import InvalidProblemError
 from gemmtune.integration import compile as compile_pass
-from gemmtune.integration import eager
+from gemmtune.integration import eager, modules
 from gemmtune.integration.modules import is_optimized
+from gemmtune.quantized.weight import STATIC, QuantizedWeight
 from gemmtune.settings import current
 from gemmtune.store.store import open_store
 
@@ -202,6 +203,35 @@ def test_quantized_weights_run_their_own_picks(done):
     model(x).sum().backward()
     assert x.grad.isfinite().all()
     assert model[0].bias.grad is not None
+
+
+@pytest.mark.parametrize("kind", ["int4", "int8"])
+def test_graphs_for_inference_read_the_parts_of_narrow_weights(kind, own_store, monkeypatch):
+    monkeypatch.setattr(modules, "BY_PARTS", True)
+    torch._dynamo.reset()
+    taken = []
+
+    def backend(graph, inputs):
+        taken.append({type(x) for x in inputs})
+        return graph.forward
+
+    model = nn.Sequential(nn.Linear(64, 48), nn.ReLU(), nn.Linear(48, 32, bias=False))
+    gemmtune.optimize(gemmtune.quantize_(model, kind))
+    compiled, x = torch.compile(model, fullgraph=True, backend=backend), torch.randn(2, 5, 64)
+    with torch.no_grad():
+        for _ in range(2):
+            assert torch.allclose(compiled(x), model(x), atol=1e-5)
+            assert QuantizedWeight not in taken[-1]
+            model[0].weight = copy.deepcopy(model[0].weight)
+            model[0].weight.scales.mul_(3)  # another weight, with other numbers: the graph reads those
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            assert compiled(x).dtype == model(x).dtype == torch.bfloat16
+            assert QuantizedWeight in taken[-1]
+    assert torch.allclose(compiled(x), model(x), atol=1e-5)
+    assert QuantizedWeight in taken[-1], "torch's rules of gradients need the weight"
+    marked = torch.zeros(1)
+    torch._dynamo.mark_static_address(marked)
+    assert vars(marked) == {STATIC: getattr(model[0].weight.tensor, STATIC)}, "CUDA graphs do not copy the parts"
 
 
 @pytest.mark.turn(1, 2)
