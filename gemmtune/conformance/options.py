@@ -113,8 +113,7 @@ class RunOptions(Values):
 def declared_by(words: tuple[str, ...]) -> dict[str, Any]:
     """Parse declarations such as ``out``, ``min_alignment=16``, ``dtypes=float16,bfloat16`` and ``accumulate=float16:float16``.
 
-    Raises:
-        TraitsError: an unknown name or an illegal value.
+    Raises TraitsError for an unknown name or an illegal value.
     """
     defaults, declared = Traits().as_json(), dict[str, Any]()
     for word in words:

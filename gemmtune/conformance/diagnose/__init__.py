@@ -15,21 +15,10 @@ import torch
 from . import addressing, epilogue, k_ranges, quantized, rounding
 from .evidence import Evidence, View
 from .groups import GroupEvidence, diagnose_groups
-from .match import DIFFERS, FIRST_CALL, WRONG_DTYPE, Bug, Diagnosis, fitting, kind_of
+from .match import Bug, Diagnosis, fitting, kind_of
 from .signs import errors_in, first_sign, last_sign, place
 
-__all__ = [
-    "BUGS",
-    "DIFFERS",
-    "FIRST_CALL",
-    "WRONG_DTYPE",
-    "Diagnosis",
-    "Evidence",
-    "GroupEvidence",
-    "diagnose",
-    "diagnose_grouped",
-    "kind_of",
-]
+__all__ = ["BUGS", "Diagnosis", "Evidence", "GroupEvidence", "diagnose", "diagnose_grouped", "kind_of"]
 
 BUGS: tuple[Bug, ...] = (
     epilogue.missing,

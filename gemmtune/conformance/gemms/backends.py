@@ -109,11 +109,7 @@ class BackendSubject(Subject):
             return super().claims(problem)
 
     def choice(self, problem: Problem) -> Choice:
-        """Return the choice for a problem. The problem's key selects it, so it is always the same one.
-
-        Raises:
-            NotImplementedError: the backend offers none. The message has its reasons.
-        """
+        """Return the problem's choice, selected by its key. Raises NotImplementedError with the backend's reasons without one."""
         device = preset(self.arch) if self.arch else detect(problem.device_type)
         chosen = dataclasses.replace(settings.current(), backends=(self.backend,), extra_choices=None)
         reasons: dict[str, None] = {}
@@ -125,11 +121,7 @@ class BackendSubject(Subject):
         raise NotImplementedError(f"{self.backend} has no choice: {'; '.join(reasons) or 'the product is empty'}")
 
     def _bind(self, problem: Problem) -> tuple[Choice, Kernel]:
-        """Return the problem's choice and its kernel, built from PTX for an older architecture.
-
-        Raises:
-            NotImplementedError: the device cannot run the kernel.
-        """
+        """Return the choice and its kernel, from PTX for an older GPU. Raises NotImplementedError if the kernel cannot run here."""
         choice = made = self.choice(problem)
         if self.arch is not None and isinstance(choice, CompiledChoice):
             way = how_to_run(self.arch, detect(choice.problem.device_type))

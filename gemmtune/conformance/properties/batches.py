@@ -10,10 +10,9 @@ from ...numerics.hard_rows import with_hard_rows
 from ...numerics.operands import Operands
 from ...numerics.some_rows import first_other_row, some_rows
 from ..bench.bench import Bench
-from ..cases.sampling import Sample, Size
+from ..cases.sampling import Sample
+from .calls import SIZES
 from .property import Property, declared, stage
-
-SIZES: tuple[Size, ...] = ((64, 64, 64), (48, 56, 1024), (130, 129, 96), (16, 16, 4096), (256, 256, 128), (33, 47, 65))
 
 
 def check_batch_invariance(bench: Bench) -> None:
@@ -66,24 +65,15 @@ def _keeps_bits(whole_of: Bench, bench: Bench, name: str, operands: Operands) ->
     return True
 
 
-def _separable(scales: str) -> bool:
-    return scales != "block_128x128"
-
-
+# 128 rows that share a scale cannot be separated. Strides of one row say nothing about the others.
+_SEPARABLE = Sample(budget=(18, 72, 300), shapes=SIZES, admits=lambda case: case.scales != "block_128x128")
 PROPERTIES = (
     Property(
         "batch-invariance", "the bits of a row do not depend on the other rows, nor on their number", check_batch_invariance,
-        Sample(
-            budget=(18, 72, 300),
-            shapes=SIZES,
-            # 128 rows that share a scale cannot be separated. Strides of one row say nothing about the others.
-            admits=lambda case: _separable(case.scales),
-        ),
-        needs=lambda scope: declared("batch_invariant")(scope) if not scope.traits.reduction else None,
+        _SEPARABLE, needs=lambda scope: declared("batch_invariant")(scope) if not scope.traits.reduction else None,
     ),
     Property(
         "reduction", "a row has the bits that the GEMM of same_bits gives it, in batches of any size", check_reduction,
-        Sample(budget=(18, 72, 300), shapes=SIZES, admits=lambda case: _separable(case.scales)),
-        needs=declared("same_bits"),
+        _SEPARABLE, needs=declared("same_bits"),
     ),
 )  # fmt: skip

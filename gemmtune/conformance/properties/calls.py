@@ -146,11 +146,7 @@ def _warm_up(bench: Bench, operands: Operands, out: torch.Tensor | None) -> None
 
 
 def _captured(bench: Bench, operands: Operands, out: torch.Tensor | None, capture: AbstractContextManager[None]) -> object:
-    """Return the result of a captured call.
-
-    Raises:
-        Refused: the call cannot be captured.
-    """
+    """Return the result of a captured call. Raises Refused if the call cannot be captured."""
     try:
         with capture:
             return bench.launch(operands, out, wait=False)

@@ -16,7 +16,7 @@ from ..cases.case import Case
 from ..cases.sampling import Pair, Sample, Size
 from ..cases.scope import Level, Scope
 from ..cases.statement import problem_of
-from ..diagnose import DIFFERS, FIRST_CALL
+from ..diagnose.match import DIFFERS, FIRST_CALL
 from .property import Property, check_once, exact_probe, made, stage, tested
 
 STRIDES = (

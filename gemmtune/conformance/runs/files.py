@@ -168,11 +168,7 @@ def _ids_of_file(path: Path) -> list[str]:
 
 
 def save_failing(folder: str, options: RunOptions, record: Record) -> Path:
-    """Write a failing case and its outcome to a file named after the case.
-
-    Raises:
-        ConformanceError: the folder cannot be written.
-    """
+    """Write a failing case and its outcome to a file named after it. Raises ConformanceError if the folder cannot be written."""
     assert record.outcome is not None
     digest = hashlib.blake2b(record.case.id.encode(), digest_size=4).hexdigest()
     path = Path(folder) / f"{re.sub(r'[^A-Za-z0-9.-]+', '_', record.case.id)}.{digest}.json"

@@ -20,8 +20,7 @@ from ...untrusted.subject import Unsuitable, subject_of
 from ...untrusted.target import Target, roots_of
 from ...workers.worker import Worker, WorkerCrashed, WorkerTimedOut
 from ..bench.bench import Bench
-from ..bench.expected import NoResult
-from ..bench.outcome import CaseStatus, Failure, Outcome
+from ..bench.outcome import CaseStatus, Failure, NoResult, Outcome
 from ..cases.case import Case
 from ..cases.scope import Scope
 from ..properties.table import property_named
@@ -181,10 +180,8 @@ class WalledRunner:
 
     def _described(self) -> Ground:
         try:
-            declared = (Traits.from_file(Path(self._spec.traits_file)) if self._spec.traits_file else {}) | dict(
-                self._spec.declared
-            )
-            subject = subject_of(self._candidate, declared)
+            of_file = Traits.from_file(Path(self._spec.traits_file)) if self._spec.traits_file else {}
+            subject = subject_of(self._candidate, of_file | dict(self._spec.declared))
         except (UnavailableError, Unsuitable) as error:
             return dataclasses.replace(self._inside.describe(), trusted=str(error))
         self._outside = UntrustedRunner(self._candidate, subject)
@@ -205,9 +202,7 @@ class WalledRunner:
 Runner = InProcessRunner | IsolatedRunner | UntrustedRunner | WalledRunner
 
 
-@functools.cache
-def _loaded(spec: SubjectSpec) -> Subject:
-    return load(spec)
+_loaded = functools.cache(load)
 
 
 def _describe(spec: SubjectSpec, device: str) -> Ground:

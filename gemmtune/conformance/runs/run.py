@@ -131,11 +131,7 @@ class Run:
 
     @classmethod
     def open(cls, options: RunOptions) -> Run:
-        """Open the run of the options: load the GEMM and read its files.
-
-        Raises:
-            GemmtuneError: the run cannot be opened. See ``find_ground``, ``CaseList.read`` and ``cases_to_repeat``.
-        """
+        """Open the run of the options: load the GEMM and read its files. Raises GemmtuneError if that fails."""
         if options.save_failing is not None:
             try:
                 Path(options.save_failing).mkdir(parents=True, exist_ok=True)
