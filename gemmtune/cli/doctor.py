@@ -7,7 +7,7 @@ import dataclasses
 import os
 import platform
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -83,7 +83,7 @@ def report(chosen: Settings, *, build_native: bool = False) -> dict[str, Any]:
             for device in devices
         ],
         "compilers": {language: _compiler(names) for language, names in COMPILERS.items()}
-        | {"NVRTC": _nvrtc(), "HIP": _hip_compiler()},
+        | {"NVRTC": _found_by(find_nvrtc), "HIP": _found_by(find_hip_compiler)},
         "triton_interpreter": "on" if interpreted else INTERPRETER_HELP,
         "backends": backends,
         "native_lookup": native,
@@ -115,22 +115,13 @@ def _compiler(names: tuple[str, ...]) -> dict[str, str] | None:
     return {"path": path, "version": version.strip()}
 
 
-def _nvrtc() -> dict[str, str] | None:
-    """Return the path and version of NVRTC, CUDA's compiler library, or None."""
+def _found_by(find: Callable[[], Any]) -> dict[str, str] | None:
+    """Return the path and version of the compiler that ``find`` returns, or None if there is none."""
     try:
-        found = find_nvrtc()
+        found = find()
     except UnavailableError:
         return None
     return {"path": str(found.path), "version": str(found)}
-
-
-def _hip_compiler() -> dict[str, str] | None:
-    """Return the path and version of the clang that compiles for AMD GPUs, or None."""
-    try:
-        found = find_hip_compiler()
-    except UnavailableError:
-        return None
-    return {"path": found.path, "version": str(found)}
 
 
 def _gpu() -> dict[str, Any]:

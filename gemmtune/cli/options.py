@@ -33,6 +33,18 @@ device_option = click.option(
     shell_complete=complete_of(words.DEVICES),
     help="cpu, cuda or cuda:N; by default cuda if there is a GPU.",
 )
+devices_option = click.option(
+    "--devices",
+    metavar="DEVICES",
+    shell_complete=complete_of(words.SEVERAL_DEVICES),
+    help="Devices to tune on at once: all GPUs of this host, their numbers such as 0,1, or cpu.",
+)
+ray_option = click.option(
+    "--ray",
+    metavar="ADDRESS",
+    shell_complete=complete_of(("auto",)),
+    help="Tune on the GPUs of a Ray cluster: auto, or its address. Needs the extra gemmtune[fleet].",
+)
 timing_option = click.option(
     "--timing",
     type=click.Choice(get_args(Timing)),

@@ -53,11 +53,7 @@ def status_of(error: BaseException | None) -> int:
 
 
 def write_json(path: str | None, data: Any) -> None:
-    """Write ``data`` to ``path`` (``-``: standard output, None: nowhere).
-
-    Raises:
-        click.ClickException: the file cannot be written.
-    """
+    """Write ``data`` to ``path`` (``-``: standard output, None: nowhere). Raises click.ClickException if that is impossible."""
     if path is None:
         return
     text = visible(json.dumps(data, indent=2, ensure_ascii=False, default=str, allow_nan=False), as_json=True)

@@ -13,11 +13,7 @@ from .output import STDOUT, write_json
 
 
 def show_settings(names: Sequence[str], changed: bool, json_file: str | None) -> None:
-    """Print the named settings, or all. With ``changed``, leave out defaults.
-
-    Raises:
-        click.UsageError: a name is no setting.
-    """
+    """Print the named settings, or all. With ``changed``, leave out defaults. Raises click.UsageError for a name of no setting."""
     known = [field.name for field in dataclasses.fields(Settings)]
     wanted = [name.lower().removeprefix(ENVIRONMENT_PREFIX.lower()) for name in names]
     for name in wanted:

@@ -201,13 +201,7 @@ def _refuse_class_of_methods(target: str, found: type) -> None:
         raise SubjectError(f"{target}: got a class, expected an object of it; name one, as in gemm = {found.__name__}()")
 
 
-_STICKY = (
-    "illegal memory access",
-    "unspecified launch failure",
-    "device-side assert",
-    "misaligned address",
-    "illegal instruction",
-)
+_STICKY = ("illegal memory access", "unspecified launch failure", "device-side assert", "misaligned address", "illegal instruction")
 
 
 class Refused(Exception):

@@ -15,12 +15,7 @@ from ..ops.grouped import grouped_mm
 from ..problem.grouped_compositions import added_by_token, within_groups
 
 Tensor = torch.Tensor
-_GATES: dict[type[nn.Module], Gate] = {
-    nn.SiLU: "silu",
-    SiLUActivation: "silu",
-    GELUActivation: "gelu",
-    GELUTanh: "gelu_tanh",
-}
+_GATES: dict[type[nn.Module], Gate] = {nn.SiLU: "silu", SiLUActivation: "silu", GELUActivation: "gelu", GELUTanh: "gelu_tanh"}
 """Gates of kernels, by the class of a module's activation."""
 _GATED_BY_HALVES = getattr(moe, "_default_apply_gate", None)
 """The method of modules that gate by act(first half of the columns) · second half."""

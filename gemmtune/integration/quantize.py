@@ -99,11 +99,7 @@ Weights = dict[str, tuple[nn.Module, str]]
 
 
 def _chosen(
-    model: nn.Module,
-    weights: Weights,
-    kind: Bits,
-    skip: Sequence[str],
-    filter_fn: Callable[[nn.Module, str], bool] | None,
+    model: nn.Module, weights: Weights, kind: Bits, skip: Sequence[str], filter_fn: Callable[[nn.Module, str], bool] | None
 ) -> Weights:
     """Return the weights that are neither skipped, filtered out, a router's, tied to floats nor of a shape without this kind.
 

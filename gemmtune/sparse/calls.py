@@ -38,13 +38,7 @@ def weight_of(name: str, bsr: object) -> Tensor:
 
 
 def operands_of(
-    name: str,
-    bsr: Any,
-    x: Any,
-    inp: Any,
-    out: Any,
-    epilogue: Callable[..., Tensor] | None,
-    epilogue_args: Sequence[Any],
+    name: str, bsr: Any, x: Any, inp: Any, out: Any, epilogue: Callable[..., Tensor] | None, epilogue_args: Sequence[Any]
 ) -> tuple[tuple[Any, ...], Sparsity]:
     """Check a call's arguments under the caller's names. Return the operands of its transpose and the class of the weight.
 

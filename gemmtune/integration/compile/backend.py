@@ -38,11 +38,7 @@ def with_pass(installed: Any, policy: RewritePolicy) -> RewriteProducts:
 
 
 def gemmtune(
-    graph: fx.GraphModule,
-    example_inputs: Sequence[Any],
-    *,
-    mode: str | None = None,
-    options: Mapping[str, Any] | None = None,
+    graph: fx.GraphModule, example_inputs: Sequence[Any], *, mode: str | None = None, options: Mapping[str, Any] | None = None
 ) -> Callable[..., Any]:
     """Compile by Inductor with our pass: the backend of ``torch.compile(model, backend="gemmtune")``.
 

@@ -80,14 +80,7 @@ def find_points() -> Points | Missing:
     get("vllm.envs", "VLLM_BATCH_INVARIANT")
     if missing:
         return Missing(version=_version(), names=tuple(missing))
-    return Points(
-        methods=methods,
-        bases=bases,
-        lists=lists,
-        platform=platform,
-        envs=import_module("vllm.envs"),
-        config=config,
-    )
+    return Points(methods=methods, bases=bases, lists=lists, platform=platform, envs=import_module("vllm.envs"), config=config)
 
 
 def _unlike(method: type) -> list[str]:
