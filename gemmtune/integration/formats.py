@@ -221,11 +221,8 @@ def _unsigned(name: str, weight: QuantizedWeight, least: int = 0) -> tuple[Tenso
 
 def _group_of(weight: QuantizedWeight) -> int:
     """Return the elements along K that share a scale. The last group may have fewer."""
-    block = (
-        None
-        if weight.scales is None
-        else block_of(tuple(weight.scales.shape), size_of(weight.tensor, weight.encoding), weight.blocks)
-    )
+    assert weight.scales is not None
+    block = block_of(tuple(weight.scales.shape), size_of(weight.tensor, weight.encoding), weight.blocks)
     assert block is not None
     return block[0]
 

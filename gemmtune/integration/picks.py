@@ -81,11 +81,7 @@ def pick_for(op: str, tensors: Sequence[Tensor], scalars: Scalars = (), options:
 
 
 def _invariant_pick(problem: Problem, info: DeviceInfo, settings: Settings) -> Pick:
-    """Return the pick of the batch-invariant table, which also serves where torch is faster.
-
-    Raises:
-        NoValidChoicesError: no such table has a choice for this M.
-    """
+    """Return the pick of the batch-invariant table, whatever torch takes. Raises NoValidChoicesError if none serves this M."""
     shared = _table_of(problem, info, settings)
     found = shared.find(problem) if shared is not None else "no batch-invariant table is stored for this weight"
     if isinstance(found, str):

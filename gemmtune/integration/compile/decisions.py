@@ -16,19 +16,15 @@ class RewritePolicy(Protocol):
 
     def prepare(self, products: Iterable[Product], fusions: Iterable[HorizontalFusion]) -> None:
         """Measure what the decisions on this graph need."""
-        ...
 
     def decide(self, product: Product) -> Decision:
         """Return how one GEMM is rewritten."""
-        ...
 
     def decide_horizontal(self, fusion: HorizontalFusion) -> Decision:
         """Return ``joined`` if the GEMMs become one. Otherwise ``decide`` is called for each of them."""
-        ...
 
     def token(self) -> object:
         """Return a value that changes with the decisions and is equal across processes, or None if there is no such value."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

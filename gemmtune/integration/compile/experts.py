@@ -16,7 +16,7 @@ from torch import fx
 from torch._inductor import config as inductor_config
 
 from .epilogues import CONVERT, VIEWS
-from .library import SUM
+from .planned import SUM
 
 aten = torch.ops.aten
 

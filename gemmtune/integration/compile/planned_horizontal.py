@@ -17,8 +17,7 @@ import torch
 from ...dispatch.plan import Plan
 from ...problem import Layout, Problem
 from ...problem.layout import ALIGNED_BYTES
-from .library import LIBRARY
-from .planned import problem_of_text, ready_launch, ready_plan, run_as_laid_out, run_planned
+from .planned import LIBRARY, problem_of_text, ready_launch, ready_plan, run_as_laid_out, run_planned
 
 Tensor = torch.Tensor
 

@@ -17,10 +17,11 @@ from ...errors import InvalidProblemError
 from ...operators import library as library  # defines torch.ops.gemmtune
 from ...problem import Problem
 from .. import invariant as _  # noqa: F401 - defines gemmtune::invariant_linear
+from ..defaults import ROWS
 from ..eager import scalars_of
 from ..picks import stated
 from .points import Points
-from .tables import ROWS, invariant, note, unserved
+from .tables import invariant, note, unserved
 
 Tensor = torch.Tensor
 OP = "gemmtune_op"

@@ -22,13 +22,11 @@ from ...selector.defaults import origin_for
 from ...selector.progress import Progress
 from ...settings import Settings
 from ...workers.pool import WORKERS
-from ..defaults import make_defaults
+from ..defaults import ROWS, make_defaults
 from ..measured import in_models
 from .points import Points
 
 log = logging.getLogger("vllm.gemmtune")
-ROWS = 16
-"""Rows of the product that states a layer's class."""
 USUAL_ROWS = 8192
 """Rows of the table that the log proposes, and that a batch-invariant table must serve where vLLM names no maximum."""
 INVARIANT = "batch-invariant products are asked for, which gemmtune has here only for weights that are not quantized"
