@@ -42,8 +42,7 @@ def found_at(target: str) -> object:
 def _our_backend(target: str, prefix: str, name: str) -> object:
     """Return one of gemmtune's backends as a GEMM. Return None for another name in a module ``backend`` or ``own`` of the user's.
 
-    Raises:
-        SubjectError: there is no such module, and the prefix is own: or the name is unknown.
+    Raises SubjectError if there is no such module, and the prefix is own: or the name is unknown.
     """
     ours: dict[str, object] = importlib.import_module(OURS).BACKENDS
     if prefix == "backend" and name in ours:

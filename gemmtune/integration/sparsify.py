@@ -21,7 +21,7 @@ from ..numerics.block_sparse import by_blocks, sparse_of
 from ..problem import Problem
 from ..problem.sparsity import Sparsity, sides_of
 from ..sparse.calls import block_call
-from ..sparse.layers import linear
+from ..sparse.products import linear
 from .eager import plain_here
 from .replaced import replacing
 

@@ -15,9 +15,8 @@ from ..dispatch.noting import noted
 from ..dispatch.statement import epilogue_of, problem_of
 from ..problem import Problem
 from .backward import followed
-from .batching import batched
 from .flops import count_flops
-from .kernels import autocast, fake, into, kernel, refusing
+from .kernels import autocast, batched, fake, into, kernel, refusing
 from .schema import NAMESPACE, OPERATORS, Operator, callers_epilogue
 
 _LIBRARY: Any = torch.library.Library(NAMESPACE, "FRAGMENT")  # type: ignore[no-untyped-call]

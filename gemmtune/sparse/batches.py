@@ -1,13 +1,9 @@
-"""Batches of block-sparse products as one product.
-
-Matrices stand side by side. Weights are stacked, or stand along a diagonal.
-"""
+"""Batches of block-sparse products as one product. Matrices stand side by side. Weights are stacked, or stand along a diagonal."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import torch
 from torch.utils.weak import WeakIdKeyDictionary
@@ -23,18 +19,10 @@ Multiply = Callable[[Tensor | PackedOperand, Tensor, Tensor | None], Tensor]
 """Function that does the operation on bsr [M, K], x [K, N], and inp [M, N] or None."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Joined:
-    """One weight made of a batch of weights, and the stamp of the batch."""
-
-    stamp: Stamp
-    weight: Tensor
-
-
 _stacked: WeakIdKeyDictionary = WeakIdKeyDictionary()
-"""Stacked weights by the batch they are made of. A change of the batch makes a new one."""
+"""Stamps of batches, and the stacked weights made of them, by the batch. A change of the batch makes a new one."""
 _diagonal: WeakIdKeyDictionary = WeakIdKeyDictionary()
-"""Diagonals of weights by the batch they are made of."""
+"""Stamps of batches, and the diagonals of weights made of them, by the batch."""
 
 
 def is_batch(weight: object, x: object) -> bool:
@@ -90,13 +78,13 @@ def _joined(weight: Tensor, known: WeakIdKeyDictionary, *, diagonal: bool) -> Te
     """Return the batch as one weight. It is kept until the batch changes, and made in each call if a gradient is wanted."""
     follows = torch.is_grad_enabled() and weight.requires_grad
     watched = parts(weight)
-    if not follows and weight in known and known[weight].stamp.holds(watched):
-        joined: Tensor = known[weight].weight
-        return joined
+    kept: tuple[Stamp, Tensor] | None = None if follows else known.get(weight)  # type: ignore[no-untyped-call]
+    if kept is not None and kept[0].holds(watched):
+        return kept[1]
     stamp = Stamp.of(watched)
     made = _made(weight, diagonal=diagonal)
     if not follows:
-        known[weight] = _Joined(stamp, made)
+        known[weight] = (stamp, made)
     return made
 
 

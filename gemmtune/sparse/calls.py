@@ -26,11 +26,7 @@ Tensor = torch.Tensor
 
 
 def weight_of(name: str, bsr: object) -> Tensor:
-    """Return the weight of a call, prepacked or not.
-
-    Raises:
-        InvalidProblemError: ``bsr`` is no tensor.
-    """
+    """Return the weight of a call, prepacked or not. Raises InvalidProblemError if ``bsr`` is no tensor."""
     weight = bsr.tensor if isinstance(bsr, PackedOperand) else bsr
     if not isinstance(weight, Tensor):
         sparsity_of(name, weight)  # which raises
@@ -42,8 +38,7 @@ def operands_of(
 ) -> tuple[tuple[Any, ...], Sparsity]:
     """Check a call's arguments under the caller's names. Return the operands of its transpose and the class of the weight.
 
-    Raises:
-        InvalidProblemError: an argument is no tensor, or its dtype or shape does not fit the weight.
+    Raises InvalidProblemError if an argument is no tensor, or its dtype or shape does not fit the weight.
     """
     weight = bsr.tensor if isinstance(bsr, PackedOperand) else bsr
     sparsity = sparsity_of(name, weight)
@@ -104,11 +99,7 @@ def block_call(
     epilogue: Callable[..., Tensor] | None = None,
     epilogue_args: Sequence[Tensor] = NOTHING,
 ) -> Call:
-    """Return the call with these arguments of ``bsr_mm`` or ``bsr_addmm``, stated as its transpose.
-
-    Raises:
-        InvalidProblemError: an argument is no tensor, is on another device, or does not fit the others.
-    """
+    """Return the call of ``bsr_mm`` or ``bsr_addmm``, stated as its transpose. Raises InvalidProblemError for illegal arguments."""
     operands, sparsity = operands_of(name, bsr, x, inp, out, epilogue, epilogue_args)
     return call_of(
         name,

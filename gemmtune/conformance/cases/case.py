@@ -9,9 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from ...declaration import labels
-from ...declaration.blocks import PLAIN as PLAIN_BLOCKS
-from ...declaration.blocks import sparsity_of_text
-from ...declaration.labels import DTYPES, ROWS, SCALES_OF, SHORT_DTYPES, WEIGHTS, weights_of
+from ...declaration.labels import DTYPES, PLAIN_BLOCKS, ROWS, SCALES_OF, SHORT_DTYPES, WEIGHTS, sparsity_of_text, weights_of
 from ...declaration.layouts import PLAIN, OperandLayout, kinds_of_texts
 from ...errors import CaseError
 from ...foreign import shown
@@ -74,7 +72,7 @@ class Case:
     If given, c has the layout of b and d that of a. Empty: K of the first product, with c laid out as a and d as b.
     """
     blocks: str = ""
-    """Class of a block-sparse weight, as ``declaration.blocks`` spells it. Empty: 16x16 blocks, half of them present."""
+    """Class of a block-sparse weight, as ``labels.sparsity_of_text`` reads it. Empty: 16x16 blocks, half of them present."""
     groups: str = ""
     """Number of groups of a grouped product. Empty: 4."""
     tokens: str = ""

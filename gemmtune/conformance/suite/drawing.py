@@ -9,8 +9,7 @@ import hypothesis
 from hypothesis import HealthCheck, Phase
 from hypothesis import strategies as st
 
-from ...declaration.blocks import PLAIN as PLAIN_BLOCKS
-from ...declaration.labels import OPS
+from ...declaration.labels import OPS, PLAIN_BLOCKS
 from ...declaration.layouts import BATCH_KINDS, PLAIN, OperandLayout
 from ..bench.outcome import Record
 from ..cases.case import Case
