@@ -55,7 +55,7 @@ class HorizontalFusion:
 def find_horizontal_fusions(products: Sequence[Product]) -> list[HorizontalFusion]:
     """Return the horizontal fusions among the GEMMs of the graph that is being compiled."""
     alike: dict[Hashable, list[Product]] = {}
-    known = input_addresses()
+    known = {_storage(fake): real.untyped_storage().data_ptr() for real, fake in _inputs()}
     for product in products:
         if (key := _key(product, known)) is not None:
             alike.setdefault(key, []).append(product)
@@ -167,11 +167,6 @@ def _widened(layout: Layout, n: int, *, gathered: bool) -> Layout:
     if gathered:
         return whole
     return dataclasses.replace(whole if size[:-1] == (1,) else dataclasses.replace(layout, size=size), offset=layout.offset)
-
-
-def input_addresses() -> Addresses:
-    """Return the addresses of all inputs of the graph that is being compiled. Empty if Dynamo did not trace it."""
-    return {_storage(fake): real.untyped_storage().data_ptr() for real, fake in _inputs()}
 
 
 def address_of(x: Tensor, known: Addresses) -> int | None:

@@ -77,7 +77,7 @@ def _unserved_class(rows_class: RowClass, points: Points, defaults: bool, made_b
     if reason and defaults and not current.batch_invariant and origin_for(rows_class, device):
         _make(rows_class, device)
         reason = _unserved(rows_class, device, current, points, defaults, made_by)
-    _log(rows_class, reason)
+    _log_once("vLLM runs %s: %s" if reason else "gemmtune runs %s%s", str(rows_class), reason)
     return reason
 
 
@@ -139,13 +139,6 @@ def note(points: Points, layer: str) -> bool:
         return False
     config[KEY] = sorted({*config.get(KEY, ()), layer})
     return True
-
-
-def _log(rows_class: RowClass, reason: str) -> None:
-    if reason:
-        _log_once("vLLM runs %s: %s", str(rows_class), reason)
-    else:
-        _log_once("gemmtune runs %s%s", str(rows_class), "")
 
 
 @functools.cache
