@@ -10,7 +10,7 @@ from itertools import groupby
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from ..problem.layout import ALIGNED_BYTES
 from ..quantized.weight import QuantizedWeight
@@ -18,7 +18,6 @@ from .modules import is_linear
 from .own_storage import Rows, are_consecutive, is_sole
 
 log = logging.getLogger("gemmtune")
-Tensor = torch.Tensor
 _SHARED = "several modules have them, or a view, a state_dict, a graph of an earlier call or another process has their memory"
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers.activations import GELUActivation, GELUTanh, SiLUActivation
 from transformers.integrations import moe
 
@@ -14,7 +14,6 @@ from ..operand_kinds import Gate
 from ..ops.grouped import grouped_mm
 from ..problem.grouped_compositions import added_by_token, within_groups
 
-Tensor = torch.Tensor
 _GATES: dict[type[nn.Module], Gate] = {nn.SiLU: "silu", SiLUActivation: "silu", GELUActivation: "gelu", GELUTanh: "gelu_tanh"}
 """Gates of kernels, by the class of a module's activation."""
 _GATED_BY_HALVES = getattr(moe, "_default_apply_gate", None)

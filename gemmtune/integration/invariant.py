@@ -9,7 +9,7 @@ from contextvars import ContextVar
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional
 
 from .. import settings
@@ -22,7 +22,6 @@ from ..quantized.weight import QuantizedWeight
 from ..tuning.tune import tune as run_tuning
 from .record import record
 
-Tensor = torch.Tensor
 LEAST_ROWS = 256
 """Rows of a table that ``optimize`` makes, at least. Larger batches of the example make it longer."""
 _collected: ContextVar[list[Problem] | None] = ContextVar("gemmtune_invariant_problems", default=None)

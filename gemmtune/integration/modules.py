@@ -13,7 +13,7 @@ from types import MethodType
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional
 
 from .. import settings
@@ -34,7 +34,6 @@ from .picks import table_for
 from .sparsify import is_sparse, sparse_linear
 from .swap import swaps
 
-Tensor = torch.Tensor
 is_compiling = torch.compiler.is_compiling
 _CAPACITY = 4096
 _CONV1D = "transformers.pytorch_utils"

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Any, Literal, TypeVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from ..errors import InvalidProblemError
 from ..foreign import shown
@@ -23,7 +23,6 @@ from .replaced import replacing
 __all__ = ["flatten_state_dict", "quantize_", "unflatten_state_dict"]
 
 log = logging.getLogger("gemmtune")
-Tensor = torch.Tensor
 Bits = Literal["int4", "int8", "float8"]
 M = TypeVar("M", bound=nn.Module)
 _GROUPS = (32, 64, 128)

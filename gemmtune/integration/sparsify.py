@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional
 
 from .. import settings
@@ -25,7 +25,6 @@ from ..sparse.products import linear
 from .eager import plain_here
 from .replaced import replacing
 
-Tensor = torch.Tensor
 M = TypeVar("M", bound=nn.Module)
 is_compiling = torch.compiler.is_compiling
 

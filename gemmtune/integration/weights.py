@@ -18,8 +18,6 @@ from .modules import is_conv1d, is_linear
 from .record import record
 from .sparsify import is_sparse
 
-Tensor = torch.Tensor
-
 
 def classes_of(model: nn.Module) -> list[RowClass]:
     """Return the classes of the model's linear layers and HF's Conv1D, without a run of the model.

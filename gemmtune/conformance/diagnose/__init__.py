@@ -87,9 +87,7 @@ def _one_thread() -> Iterator[None]:
 def _reproduced(view: View, evidence: Evidence) -> tuple[list[str], str, list[str]]:
     """Try all bugs on a view.
 
-    Returns:
-        Bugs that give this result everywhere, the first bug that gives it only at the wrong elements, and bugs with too little
-        evidence.
+    Return those that give this result everywhere, the first that gives it only at the wrong elements, and the unsure ones.
     """
     everywhere: list[str] = []
     possible: list[str] = []

@@ -161,11 +161,7 @@ def summarise(
     sanitized: int = 0,
     interrupted: bool = False,
 ) -> Summary:
-    """Summarise the records of a run.
-
-    Args:
-        narrowed: something other than the run's options selected a part of the cases.
-    """
+    """Summarise the records of a run. ``narrowed``: something other than its options selected a part of the cases."""
     order = {p.name: i for i, p in enumerate(PROPERTIES)}
     records = tuple(sorted(records, key=lambda r: (order.get(r.case.property_name, len(order)), r.drawn, _size(r.case))))
     stale = run.stale_lines({record.case.id for record in records}) if not interrupted else []

@@ -106,11 +106,7 @@ _KEPT = ("device", "trait", "traits", "repro", "in_process", "timeout", "sanitiz
 
 
 def command(options: RunOptions, words: Iterable[str], *, sanitize: bool = False) -> str:
-    """Return the command that repeats some cases, under compute-sanitizer if ``sanitize``.
-
-    Args:
-        words: values of ``--repro``.
-    """
+    """Return the command that repeats some cases, the values of ``--repro``, under compute-sanitizer if ``sanitize``."""
     return shlex.join(["gemmtune", "conformance", options.backend, *_given(options, words, sanitize, pytest=False)])
 
 

@@ -71,8 +71,7 @@ class InProcessRunner:
 class IsolatedRunner:
     """Runner of cases in a worker process. A case that kills or hangs it, or breaks its device, gets it replaced.
 
-    Args:
-        timeout_s: seconds for one case, compilation included.
+    ``timeout_s`` is the time limit of one case, compilation included.
     """
 
     def __init__(self, spec: SubjectSpec, device: str, *, timeout_s: float = 120.0) -> None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import fx
+from torch import Tensor, fx
 from torch._guards import TracingContext
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._pytree import tree_leaves
@@ -23,7 +23,6 @@ from .epilogues import CONVERT, VIEWS
 from .planned_horizontal import gathered_roles
 from .products import Product
 
-Tensor = torch.Tensor
 aten = torch.ops.aten
 OPS = ("mm", "addmm", "mixed_mm")
 _TRANSPOSES = (aten.permute.default, aten.t.default, aten.transpose.int, *VIEWS)
