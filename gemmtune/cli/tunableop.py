@@ -49,8 +49,7 @@ def results_of(rows: Iterable[Row]) -> list[str]:
     TunableOp reads it and does not tune these products any more. Of the solutions that it knows on AMD, those of rocBLAS and
     hipBLASLt, a store has none. The first lines name the versions of this machine, which TunableOp compares.
 
-    Raises:
-        UnavailableError: there is no GPU here whose versions the file could name.
+    Raises UnavailableError without a GPU here whose versions the file could name.
     """
     if not torch.cuda.is_available():
         raise UnavailableError("tunableop: got a machine without a GPU, expected the one that will read the file: export it there")

@@ -27,9 +27,7 @@ _LEAST = {"max_examples": 1, "max_cases": 1, "seed": 0, "min_executed": 1}
 class RunOptions(Values):
     """Checked options of one run.
 
-    Raises:
-        ConformanceError: an unknown word, a number out of range, conflicting options, a missing file.
-        TraitsError: an illegal declaration.
+    Raises ConformanceError for an illegal value, conflicting options or a missing file, and TraitsError for a declaration.
     """
 
     @classmethod

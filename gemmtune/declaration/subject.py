@@ -166,9 +166,7 @@ def _function(namespace: object, op: str) -> Callable[..., object]:
 def load(spec: SubjectSpec) -> Subject:
     """Import the GEMM of a spec. Modules are searched in the working folder too, as with ``python -m``.
 
-    Raises:
-        SubjectError: no such module or attribute, or nothing callable.
-        TraitsError: the declarations are illegal.
+    Raises SubjectError if there is no such module or attribute, or nothing callable, and TraitsError for illegal declarations.
     """
     return wrapped(spec, found_at(spec.target))
 

@@ -86,8 +86,7 @@ def from_gptq(
 def _in_order(numbers: Tensor, g_idx: Tensor, groups: int) -> Tensor:
     """Return the rows of numbers that ``g_idx`` has, without those that fill the last word.
 
-    Raises:
-        InvalidProblemError: the group of row k is not k // g, or ``g_idx`` has another number of rows.
+    Raises InvalidProblemError if the group of row k is not k // g, or ``g_idx`` has another number of rows.
     """
     rows = g_idx.shape[0]
     if not 0 <= numbers.shape[0] - rows < 8:

@@ -40,8 +40,7 @@ def batched_product(name: str, bsr: Tensor | PackedOperand, x: Tensor, inp: Tens
     A batch of ``x`` alone becomes further columns. A batch of weights with one ``x`` becomes one weight of more rows. With a batch
     of ``x`` it becomes one weight with the batch along its diagonal, whose absent blocks a kernel can skip at no cost.
 
-    Raises:
-        InvalidProblemError: the sizes do not fit, or the batches do not broadcast.
+    Raises InvalidProblemError if the sizes do not fit, or the batches do not broadcast.
     """
     weight = bsr.tensor if isinstance(bsr, PackedOperand) else bsr
     (*lead, m, k), (*batch, inner, n) = weight.shape, x.shape

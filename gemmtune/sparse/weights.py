@@ -39,8 +39,7 @@ def sparsity_of(name: str, weight: object) -> Sparsity:
     A change counts if it is made through the weight (``weight.col_indices()``). torch reports no changes that are made through the
     tensors that a weight was made of.
 
-    Raises:
-        InvalidProblemError: ``weight`` is no sparse_bsr matrix, or its indices are out of range, unsorted or repeated.
+    Raises InvalidProblemError if ``weight`` is no sparse_bsr matrix, or its indices are out of range, unsorted or repeated.
     """
     if forward_ad._current_level >= 0:
         raise InvalidProblemError(

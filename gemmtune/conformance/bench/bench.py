@@ -85,9 +85,7 @@ class Bench:
         If the case has an ``out``, one is passed that is poisoned and lies between guard bands. A given ``out`` is used as it is.
         Without ``watch`` the inputs may change. Without ``wait`` the device is not synchronised.
 
-        Raises:
-            Refused: the GEMM raised an error.
-            NoResult: the returned value cannot be judged.
+        Raises Refused if the GEMM raises an error, and NoResult if the returned value cannot be judged.
         """
         payload, guards, kept = self.next_payload(), None, None
         epilogue = {f"epilogue_args[{i}]": tensor for i, tensor in enumerate(self.given(operands).extra)}

@@ -86,8 +86,7 @@ class BackendSubject(Subject):
     def __call__(self, call: Call) -> torch.Tensor:
         """Run the problem's choice. A block-sparse weight is prepacked at each call if the choice takes only prepacked ones.
 
-        Raises:
-            NotImplementedError: the backend has no choice, or the call is captured and would prepack its weight.
+        Raises NotImplementedError without a choice, and for a captured call that would prepack its weight.
         """
         choice, kernel = self._bound(call.problem)
         if choice.problem == call.problem or choice.packed_format is None:

@@ -131,9 +131,7 @@ def _given(options: RunOptions, words: Iterable[str], sanitize: bool, *, pytest:
 def cases_to_repeat(words: Sequence[str]) -> list[Case]:
     """Return the cases that ``--repro`` names by id, as ``@FILE`` or as a folder of files. Each case comes once.
 
-    Raises:
-        CaseError: a text that is no case id.
-        ConformanceError: a file that cannot be read, or has no case.
+    Raises CaseError for a text that is no case id, and ConformanceError for a file that cannot be read or has no case.
     """
     ids: list[str] = []
     for word in words:

@@ -83,9 +83,7 @@ class IsolatedRunner:
     def describe(self) -> Ground:
         """Return the GEMM's name and declarations, and the device.
 
-        Raises:
-            SubjectError: the GEMM cannot be loaded, or its import crashed or hung.
-            TraitsError: its declarations are illegal.
+        Raises SubjectError if the GEMM cannot be loaded, or its import crashed or hung, and TraitsError for illegal declarations.
         """
         try:
             return self._imported(self._ready())
@@ -168,11 +166,7 @@ class WalledRunner:
         self._ground: Ground | None = None
 
     def describe(self) -> Ground:
-        """Return the GEMM's name and declarations, and the device. Without a process for it, say so and trust the GEMM.
-
-        Raises:
-            SubjectError, TraitsError: as for ``IsolatedRunner``.
-        """
+        """Do what ``IsolatedRunner.describe`` does. Without a process for the GEMM, say so and trust it."""
         if self._ground is None:
             self._ground = self._described()
         return self._ground
@@ -244,8 +238,7 @@ def _bad(case: Case, status: CaseStatus, reason: str) -> Outcome:
 def judge(subject: Subject, case: Case, device: torch.device, *, examine: bool = True) -> Outcome:
     """Run a case and return its outcome. Without ``examine``, a wrong result is not diagnosed.
 
-    Raises:
-        Exception: the GEMM made the device unusable, or the suite itself has a fault.
+    Raises any exception that made the device unusable, or that a fault of the suite caused.
     """
     started = time.perf_counter()
     scope = Scope(traits=subject.traits, device_type=device.type)
