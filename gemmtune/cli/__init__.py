@@ -14,8 +14,7 @@ import click
 from ..errors import GemmtuneError
 from ..version import __version__
 from .commands import COMMANDS
-from .output import interruption, level_options, note, seal_stdout, status_of, warnings_as_lines
-from .running import SUBCOMMAND, help_if_alone
+from .output import SUBCOMMAND, help_if_alone, interruption, level_options, note, seal_stdout, status_of, warnings_as_lines
 
 __all__ = ["cli", "main", "run"]
 

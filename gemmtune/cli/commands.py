@@ -24,9 +24,8 @@ from .options import (
     shapes_option,
     timing_option,
 )
-from .output import output_options
+from .output import output_options, run
 from .proof_commands import PROOF_COMMANDS
-from .running import run
 from .store_commands import STORE_COMMANDS
 
 TABLE_ROWS = 12

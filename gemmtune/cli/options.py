@@ -14,8 +14,6 @@ from .completion import complete_gemm, complete_of
 from .product import click_options
 
 F = TypeVar("F", bound=Callable[..., Any])
-
-
 arch_option = click.option(
     "--arch",
     metavar="ARCH",

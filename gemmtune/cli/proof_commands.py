@@ -15,8 +15,7 @@ from ..perf_gate.options import ANCHORS, FOLDER, LEAST_PROCESSES, PICK, PROCESSE
 from . import words
 from .completion import complete_gemm, complete_of
 from .options import device_option, problem_options, search_options, shapes_argument, shapes_option, timing_option
-from .output import level_options, output_options
-from .running import run
+from .output import level_options, output_options, run
 
 _TYPES: dict[str, Any] = {"integer": int, "seconds": float}
 _PATHS = {"FILE": click.Path(), "DIR": click.Path(file_okay=False)}

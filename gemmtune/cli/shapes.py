@@ -27,8 +27,6 @@ LATER_OPS = ("scatter_mm", "bsr_scatter_mm")
 """Operations that files of shapes may name and that this version does not tune."""
 OTHER_NAMES = {"b_dtype": "dtype_b"}
 """Alternative names of an entry's fields."""
-
-
 RANGE = re.compile(r"(?:(?P<batch>\d{1,18})x)?(?P<lo>\d{1,18})\.\.(?P<hi>\d{1,18})(?P<rest>(?:x\d{1,18}){2})")
 """Shape with a range of M."""
 

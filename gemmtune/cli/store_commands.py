@@ -8,8 +8,7 @@ import click
 
 from ..settings import Search
 from .options import selection_options
-from .output import level_options, output_options
-from .running import SUBCOMMAND, help_if_alone, run
+from .output import SUBCOMMAND, help_if_alone, level_options, output_options, run
 
 
 @click.command()

@@ -75,8 +75,6 @@ WEIGHTS: dict[str, tuple[torch.dtype, Encoding]] = {
 """Types of a widened b: the tensor's dtype, and the encoding that packs two numbers into each byte."""
 INDEX_DTYPES = ("int64", "int32")
 """Dtypes of the index operands that pick rows or place them."""
-
-
 BLOCK_SIDES = ("16x16", "32x32", "8x24", "64x16", "48x4")
 """Rows x columns of the blocks that are tried if none are declared."""
 BLOCK_KINDS = ("@0.5", "@0.2+skewed", "@0.3+int64", "@0")

@@ -63,8 +63,6 @@ class Picks:
 
 _picks: weakref.WeakKeyDictionary[nn.Module, Picks] = weakref.WeakKeyDictionary()
 """Picks of layers. A copy of a layer begins without any: they belong to this process and its weight."""
-
-
 _tuned = "0"
 """Number of tunings of models, as a text, whose value graphs of torch.compile guard. A number would become a symbol."""
 

@@ -185,7 +185,5 @@ def _carry_out(key: Hashable | None, call: Call, backward: Backward) -> tuple[Te
 
 DENSE = Backward.strided(operate)
 """Products of the backward pass of a call with strided operands."""
-
-
 FOR_NATIVE = Above(in_python=in_python, meaning_of=meaning_of, packed_type=PackedOperand)
 """Arguments of ``native.lookup.prepare`` and ``load``."""

@@ -17,8 +17,6 @@ from ..numerics.block_sparse import assembled, parts
 Tensor = torch.Tensor
 Multiply = Callable[[Tensor | PackedOperand, Tensor, Tensor | None], Tensor]
 """Function that does the operation on bsr [M, K], x [K, N], and inp [M, N] or None."""
-
-
 _stacked: WeakIdKeyDictionary = WeakIdKeyDictionary()
 """Stamps of batches, and the stacked weights made of them, by the batch. A change of the batch makes a new one."""
 _diagonal: WeakIdKeyDictionary = WeakIdKeyDictionary()

@@ -27,8 +27,6 @@ TRANSPOSABLE = ("mm", "bmm", "int_mm", "scaled_mm")
 """Operations whose two operands have the same kind, with nothing else but scales."""
 A_SCALE, B_SCALE = 8.0, 4.0
 """Powers of two, so that scaling the operands changes only the exponents of the result."""
-
-
 Called = tuple[Bench, Operands]
 
 

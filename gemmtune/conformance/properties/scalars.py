@@ -35,8 +35,6 @@ STRIDES: dict[str, tuple[str, ...]] = {
     "scalar": ("row", "row@1"),
 }
 """Layouts of the added operand to try for each of its shapes."""
-
-
 SCALED = tuple(op for op in SINGLE if op in SCALES_OF)
 """Operations with scales, without grouped ones."""
 

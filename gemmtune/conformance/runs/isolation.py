@@ -193,8 +193,6 @@ class WalledRunner:
 
 
 Runner = InProcessRunner | IsolatedRunner | UntrustedRunner | WalledRunner
-
-
 _loaded = functools.cache(load)
 
 

@@ -27,8 +27,6 @@ aten = torch.ops.aten
 OPS = ("mm", "addmm", "mixed_mm")
 _TRANSPOSES = (aten.permute.default, aten.t.default, aten.transpose.int, *VIEWS)
 """Operators between a weight and the operand b."""
-
-
 Addresses = Mapping[StorageWeakRef, int]
 """Addresses of real storages, by the storage of the fake tensor."""
 
