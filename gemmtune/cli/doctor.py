@@ -193,13 +193,8 @@ def _cache_folder(chosen: Settings) -> dict[str, Any]:
             f"cache_dir: {count} not used, expected files that only this user and root can change, got {unsafe[0]}. If you trust "
             "them, chown them to this user and chmod go-w"
         )
-    return {
-        "path": str(chosen.folder),
-        "problem": problem,
-        "writable": not place.problem,
-        "files": len(sizes),
-        "mib": round(sum(sizes) / MIB, 1),
-    }
+    mib = round(sum(sizes) / MIB, 1)
+    return {"path": str(chosen.folder), "problem": problem, "writable": not place.problem, "files": len(sizes), "mib": mib}
 
 
 def _store(chosen: Settings, devices: list[DeviceInfo]) -> dict[str, Any]:

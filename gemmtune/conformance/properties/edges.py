@@ -108,10 +108,7 @@ PROPERTIES = (
         check_cancellation,
         _edges, drawn=True,
     ),
-    Property(
-        "long", "more than 2^13, 2^15 and 2^16 rows, columns and terms; hundreds of tiles", check_long,
-        _long,
-    ),
+    Property("long", "more than 2^13, 2^15 and 2^16 rows, columns and terms; hundreds of tiles", check_long, _long),
     Property(
         "empty", "without rows, columns or matrices, an empty result of the right shape", check_empty,
         _empty, needs=_empty_needs,

@@ -121,10 +121,7 @@ def _large_needs(scope: Scope) -> str | None:
 
 
 PROPERTIES = (
-    Property(
-        "large-offsets", "rows of a, b or out that begin beyond 2^31 elements", check_large_offsets,
-        _far_cases,
-    ),
+    Property("large-offsets", "rows of a, b or out that begin beyond 2^31 elements", check_large_offsets, _far_cases),
     Property(
         "large-sizes", "more than 2^31 elements in a, b or the result", check_large_sizes,
         Sample(

@@ -22,11 +22,7 @@ from ..runs.run import PAST_TIME, Run
 
 TILES = (16, 32, 64, 128)
 """Sizes of tiles in which a wrong element is located."""
-_SORTS = {
-    CaseStatus.CRASHED: "the process died",
-    CaseStatus.TIMED_OUT: "no answer in time",
-    CaseStatus.RAISED: "an error is raised",
-}
+_ENDS = {CaseStatus.CRASHED: "the process died", CaseStatus.TIMED_OUT: "no answer in time", CaseStatus.RAISED: "an error is raised"}
 UNKNOWN = "wrong values like no known bug"
 UNEXAMINED = "wrong as well, not examined further"
 NOT_ASKED = "not asked for"
@@ -283,8 +279,8 @@ def _groups(records: Sequence[Record]) -> list[FailureGroup]:
 
 def _looks_like(status: CaseStatus, failure: Failure) -> str:
     """Return the diagnosis. Without one, return the fate of the process or the first line of the message."""
-    if failure.diagnosis or status in _SORTS:
-        return failure.diagnosis or _SORTS[status]
+    if failure.diagnosis or status in _ENDS:
+        return failure.diagnosis or _ENDS[status]
     if not failure.examined:
         return UNEXAMINED
     return UNKNOWN if failure.index is not None else failure.message.splitlines()[0]
