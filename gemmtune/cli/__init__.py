@@ -3,8 +3,6 @@
 Exit status: 0 done, 1 failed, 2 wrong usage, 130 interrupted, 143 ended by SIGTERM.
 """
 
-from __future__ import annotations
-
 import re
 import sys
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Meaning of the options that several commands share: a device, and changes of the settings."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

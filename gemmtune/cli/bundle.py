@@ -1,7 +1,5 @@
 """``gemmtune bundle``: store, kernels and the native look-up of this machine, packed for an image of the same versions."""
 
-from __future__ import annotations
-
 import contextlib
 import gzip
 import shutil

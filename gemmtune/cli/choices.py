@@ -1,7 +1,5 @@
 """``gemmtune choices`` and ``explain``: the choices for a shape, and the one that a call runs. They measure nothing."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Commands as users see them: arguments, options and help. Each command imports the module that implements it when it runs."""
 
-from __future__ import annotations
-
 import dataclasses
 import importlib
 from collections.abc import Collection

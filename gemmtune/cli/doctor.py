@@ -1,7 +1,5 @@
 """``gemmtune doctor``: facts about this machine, missing parts, and remedies."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import os

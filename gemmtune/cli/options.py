@@ -1,7 +1,5 @@
 """Options that several commands share, whose meaning is in ``asked``. Plain data, so that help needs no torch."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, TypeVar, get_args
 

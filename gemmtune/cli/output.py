@@ -1,7 +1,5 @@
 """Running of commands, and their output: notes to standard error, JSON to a file. ``printing`` prints the text."""
 
-from __future__ import annotations
-
 import importlib
 import json
 import logging

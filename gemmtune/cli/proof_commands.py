@@ -1,7 +1,5 @@
 """Commands that prove a GEMM, its values and its speed, as users see them: arguments, options and help."""
 
-from __future__ import annotations
-
 import functools
 import importlib
 from collections.abc import Collection

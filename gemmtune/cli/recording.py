@@ -1,7 +1,5 @@
 """``gemmtune record``, and the problems of the file that it writes."""
 
-from __future__ import annotations
-
 import os
 import runpy
 import sys

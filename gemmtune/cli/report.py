@@ -1,7 +1,5 @@
 """``gemmtune report``, ``replay`` and ``diff``: stores and results as a page, Markdown, a picture or a table."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """``gemmtune settings``: the settings in force, with the source of each. Needs no torch."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Sequence
 

@@ -1,7 +1,5 @@
 """Problems from the command line: ``MxNxK`` words, and files of shapes."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import re

@@ -1,7 +1,5 @@
 """Conversion of options and file entries to a Problem."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import inspect

@@ -1,7 +1,5 @@
 """Commands about stores as users see them: arguments, options and help."""
 
-from __future__ import annotations
-
 from typing import Any, get_args
 
 import click

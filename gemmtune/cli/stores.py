@@ -1,7 +1,5 @@
 """``gemmtune show``, ``export``, ``import``, ``merge`` and ``store``: contents, exchange and removal of measurements."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import textwrap

@@ -4,8 +4,6 @@ A line is ``GemmTunableOp_BFloat16_TN,tn_N_M_K_ld_…``: torch calls BLAS with c
 a b stored as N×K, like the weight of a Linear. The choice and the time of a results file are ignored.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable
 from typing import Any

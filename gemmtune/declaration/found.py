@@ -1,7 +1,5 @@
 """Objects by name: ``package.module:name``, or ``backend:triton`` for one of gemmtune's backends."""
 
-from __future__ import annotations
-
 import functools
 import importlib
 import importlib.util

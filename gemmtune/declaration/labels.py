@@ -1,7 +1,5 @@
 """Words of case ids, traits and options."""
 
-from __future__ import annotations
-
 import re
 from typing import get_args
 

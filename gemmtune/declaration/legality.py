@@ -1,7 +1,5 @@
 """The legality predicate of declared GEMMs: tests if a declaration covers a problem, so that the GEMM can be offered for it."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Iterator
 

@@ -11,8 +11,6 @@ declared, ``grouped_mm`` also serves ``grouped_k_mm`` (groups of terms), ``route
 ``combined_grouped_mm`` (``scatter=``). The row of an operation names its function and the keywords.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 from abc import ABC, abstractmethod

@@ -1,7 +1,5 @@
 """Products by stored picks outside of compiled graphs, with gradients. torch runs them under modes, transforms and autocast."""
 
-from __future__ import annotations
-
 from collections.abc import Hashable
 
 import torch

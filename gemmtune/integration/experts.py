@@ -1,7 +1,5 @@
 """Forward of transformers' experts by grouped products. ``huggingface`` imports this module, because it imports transformers."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """The state of a quantized model as plain tensors, for file formats such as safetensors."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from typing import Literal

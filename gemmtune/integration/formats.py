@@ -1,7 +1,5 @@
 """Conversions of quantized weights from and to AWQ and GPTQ checkpoints and torchao's tensors."""
 
-from __future__ import annotations
-
 import importlib
 from collections.abc import Sequence
 from typing import Any, Literal

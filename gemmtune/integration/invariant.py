@@ -1,7 +1,5 @@
 """Layers of ``optimize(batch_invariant=True)``: products by the batch-invariant table of a weight, and never by torch."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Iterator
 from contextlib import contextmanager

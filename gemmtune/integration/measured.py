@@ -5,8 +5,6 @@ A product that runs repeatedly may begin while the previous run ends, which save
 kernels. These allow the overlap only if Inductor compiles them with its option ``triton.enable_pdl``.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import logging

@@ -1,7 +1,5 @@
 """Stored picks that beat torch, for calls that never tune."""
 
-from __future__ import annotations
-
 import functools
 import json
 import math

@@ -1,7 +1,5 @@
 """Quantization of whole models, and their state as plain tensors for file formats such as safetensors."""
 
-from __future__ import annotations
-
 import logging
 import re
 import warnings

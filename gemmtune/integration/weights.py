@@ -1,7 +1,5 @@
 """Products of a model's weights: their classes, each of which has one table for every number of rows."""
 
-from __future__ import annotations
-
 from collections.abc import Hashable, Iterable
 from typing import Any
 

@@ -5,8 +5,6 @@ without a plan is checked, planned and run. A call that torch has to see (transf
 through the operator of the same name.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any

@@ -3,8 +3,6 @@
 Those of floats ask the native look-up themselves: a call of Python between costs a tenth of a small product on a CPU.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 import torch

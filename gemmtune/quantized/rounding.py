@@ -1,7 +1,5 @@
 """Quantization of a weight: the rounding of ``QuantizedWeight.quantize``."""
 
-from __future__ import annotations
-
 import math
 from typing import Literal, NamedTuple
 

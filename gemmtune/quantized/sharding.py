@@ -1,7 +1,5 @@
 """Rules for torch.distributed: it shards and gathers the parts of a QuantizedWeight, or is refused. It never gets floats."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 

@@ -4,8 +4,6 @@ bsr [M, K] @ x [K, N] is stated as a @ b with a = xᵀ and b = bsrᵀ, as in ``n
 takes, and its blocks cover rows and columns of b. The weight is passed as it is, in place of b.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Products and linear layers with a block-sparse weight."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any

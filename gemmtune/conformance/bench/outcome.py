@@ -1,7 +1,5 @@
 """The expected result of one call, and the outcome of one case: values that travel between processes and into reports."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from dataclasses import dataclass

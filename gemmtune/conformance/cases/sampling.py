@@ -4,8 +4,6 @@ Sizes, strides and variants advance together, each at its own pace. A few cases 
 combination. Every operation with each of its dtypes always occurs. Each starts where the previous one stopped.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 import random

@@ -5,8 +5,6 @@ apart. A bug that explains the wrong elements but would spoil right ones is repo
 the diagnosis describes the map of errors, or stays empty.
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator
 

@@ -1,7 +1,5 @@
 """Known bugs of grouped products, each as a change of operands, of offsets or of the problem that gives the same result."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import itertools

@@ -1,7 +1,5 @@
 """Bugs of precision: an accumulator, partial sums or an epilogue step in a narrower dtype than claimed."""
 
-from __future__ import annotations
-
 import functools
 import itertools
 import math

@@ -5,8 +5,6 @@ through many configs. ``gemmtune conformance gemmtune`` tests the public operati
 ``cutlass_sm75`` and the like are the kernels for an older architecture, whose PTX the driver translates for the present GPU.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import itertools

@@ -1,7 +1,5 @@
 """Properties of the bits of rows: in batches of other sizes, and by another GEMM that is declared equal."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Iterator
 

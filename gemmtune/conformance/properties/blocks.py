@@ -1,7 +1,5 @@
 """Properties of block-sparse weights: patterns of blocks, absent blocks, changes in place."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from ...declaration.labels import FLOATS, SPARSE

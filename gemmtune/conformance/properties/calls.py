@@ -1,7 +1,5 @@
 """Properties of calls: repeated, from several threads, on another stream, in a CUDA graph."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager

@@ -1,7 +1,5 @@
 """Properties of sizes: at the edges of tiles, long, and empty."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from ...declaration.labels import ROWS, SINGLE

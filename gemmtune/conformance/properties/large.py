@@ -1,7 +1,5 @@
 """Properties of offsets and sizes that exceed 32-bit integers."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Iterator
 

@@ -1,7 +1,5 @@
 """Properties of memory: out, the memory around it, unchanged inputs, and results that must stay as they are."""
 
-from __future__ import annotations
-
 import itertools
 
 import torch

@@ -4,8 +4,6 @@ Operands are small integers, whose sums are exact in any order, so that the rela
 under the GEMM's claims, the error bound judges a result on random data instead.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from collections.abc import Callable

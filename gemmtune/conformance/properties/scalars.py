@@ -1,7 +1,5 @@
 """Properties of factors and terms other than a and b: alpha, beta, the added operand, scales and zero points."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 

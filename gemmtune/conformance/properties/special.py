@@ -4,8 +4,6 @@ Operands are small integers with NaN or infinities among them, or numbers at the
 known exactly.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import itertools

@@ -1,7 +1,5 @@
 """Properties of operands in memory: strides of every kind, misaligned pointers, batches, operands that share memory."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 from collections.abc import Iterable, Iterator

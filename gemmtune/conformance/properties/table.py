@@ -1,7 +1,5 @@
 """The table of everything that the suite asserts."""
 
-from __future__ import annotations
-
 from ...errors import CaseError
 from . import batches, blocks, calls, edges, groups, large, memory, metamorphic, scalars, special, strides, tiles, values
 from .property import Property

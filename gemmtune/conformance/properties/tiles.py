@@ -1,7 +1,5 @@
 """Property of products that are large in every dimension at once, where kernels have their main path: whole tiles, no masks."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

@@ -1,7 +1,5 @@
 """Properties of values: exact probes, the error bound, the grade."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 
 from ...declaration.labels import SINGLE

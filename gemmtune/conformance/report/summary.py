@@ -1,7 +1,5 @@
 """Findings of a run as data: a standing for each property, failures grouped by their likely bug, an exit status."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import platform

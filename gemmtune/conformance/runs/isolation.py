@@ -1,7 +1,5 @@
 """Cases in a worker process. A GEMM that crashes, hangs or breaks its device fails one case and not the run."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import functools

@@ -1,7 +1,5 @@
 """Architecture matrices of ``--sm``: gemmtune's kernels, compiled, checked, and run if a GPU here can."""
 
-from __future__ import annotations
-
 import torch
 
 from ...architectures import MatrixReport, how_to_run, run_matrix

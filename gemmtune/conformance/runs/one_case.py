@@ -3,8 +3,6 @@
 python -m gemmtune.conformance.runs.one_case mypkg.ops:matmul 'out-of-bounds:mm-f16-64x64x64-out.row' --device cuda
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import sys

@@ -3,8 +3,6 @@
 The caching allocator is off. Each tensor then has its own allocation, and the sanitizer sees an access next to it.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import json

@@ -12,8 +12,6 @@
 ``report``, ``extern`` and their imports need no module of Inductor. The other modules are imported when they are used.
 """
 
-from __future__ import annotations
-
 import importlib
 
 __all__ = ["install", "uninstall"]

@@ -1,7 +1,5 @@
 """torch.compile with our pass: a backend of Dynamo, and the switch that adds the pass to every use of Inductor."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 

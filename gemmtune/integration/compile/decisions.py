@@ -1,7 +1,5 @@
 """Policies that decide for each GEMM of a graph how it is rewritten."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Protocol

@@ -5,8 +5,6 @@ compiles the sum over eight or more experts of a token as a reduction, whose thr
 what it does with fewer experts, adjacent threads read adjacent elements.
 """
 
-from __future__ import annotations
-
 import functools
 import operator
 from collections.abc import Callable, Iterable

@@ -4,8 +4,6 @@ Such code may be older than this package, and may run in a process that never im
 operator of ``torch.ops.gemmtune``, which the code may name.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 

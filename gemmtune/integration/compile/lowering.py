@@ -3,8 +3,6 @@
 The generated code imports the functions that it calls (``extern``), so that it runs in every process that loads it from a cache.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

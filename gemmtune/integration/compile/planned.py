@@ -5,8 +5,6 @@ and calls ``torch.ops.gemmtune.planned``. A call never tunes: it runs the store'
 This module does not import Inductor, because a graph may run without it.
 """
 
-from __future__ import annotations
-
 import functools
 import json
 import sys

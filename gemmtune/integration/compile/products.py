@@ -1,7 +1,5 @@
 """The GEMMs of a compiled graph as Problems, with and without the epilogue that follows them."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections import deque
 from collections.abc import Mapping

@@ -3,8 +3,6 @@
 ``RewriteProducts.__call__`` has the steps in their order.
 """
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import importlib

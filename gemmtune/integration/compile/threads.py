@@ -1,7 +1,5 @@
 """Threads for work that a compilation or a capture of the caller must not see."""
 
-from __future__ import annotations
-
 import contextvars
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor

@@ -1,7 +1,5 @@
 """Layers of vLLM with weights of 4 or 8 bits and inputs of 16: GPTQ, AWQ and compressed-tensors checkpoints."""
 
-from __future__ import annotations
-
 from typing import Any, ClassVar, Literal, cast
 
 import torch

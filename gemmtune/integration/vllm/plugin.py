@@ -1,7 +1,5 @@
 """What ``register`` does in a vLLM that has every extension point."""
 
-from __future__ import annotations
-
 import logging
 
 from ... import settings

@@ -1,7 +1,5 @@
 """Layers of vLLM whose weights and inputs have 8 bits: int8, and float8 with scales of tensors, rows or blocks."""
 
-from __future__ import annotations
-
 from typing import Any, ClassVar, cast
 
 import torch
