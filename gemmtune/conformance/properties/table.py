@@ -1,10 +1,10 @@
 """The table of everything that the suite asserts."""
 
 from ...errors import CaseError
-from . import batches, blocks, calls, edges, groups, large, memory, metamorphic, scalars, special, strides, tiles, values
+from . import blocks, calls, edges, groups, large, memory, metamorphic, scalars, special, strides, values
 from .property import Property
 
-_MODULES = (values, edges, tiles, scalars, special, strides, memory, blocks, groups, metamorphic, calls, batches, large)
+_MODULES = (values, edges, scalars, special, strides, memory, blocks, groups, metamorphic, calls, large)
 PROPERTIES: tuple[Property, ...] = tuple(row for module in _MODULES for row in module.PROPERTIES)
 """All properties, in the order of reports."""
 
