@@ -1,7 +1,5 @@
 """Weights of layers with the same input, moved next to each other in memory so that one product can replace several."""
 
-from __future__ import annotations
-
 import contextlib
 import logging
 from collections import Counter

@@ -1,7 +1,5 @@
 """Block-sparse weights in a model: their creation for a trial, and the forward of layers that have them."""
 
-from __future__ import annotations
-
 import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager

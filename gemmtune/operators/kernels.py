@@ -1,7 +1,5 @@
 """Kernels of an operator for torch's dispatch keys: devices, ``out``, autocast, fake tensors, vmap and autograd."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any

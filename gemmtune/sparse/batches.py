@@ -1,7 +1,5 @@
 """Batches of block-sparse products as one product. Matrices stand side by side. Weights are stacked, or stand along a diagonal."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 

@@ -1,7 +1,5 @@
 """Scattered products of torch, in its three index formats: sums of products of listed blocks and matrices."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 

@@ -1,7 +1,5 @@
 """Block-sparse weights of calls, checked and classified once, and again after a change of their indices in place."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

@@ -1,7 +1,5 @@
 """Epilogue matching: the pointwise nodes that follow a GEMM in a compiled graph, translated into an Epilogue."""
 
-from __future__ import annotations
-
 import heapq
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

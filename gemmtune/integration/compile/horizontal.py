@@ -3,8 +3,6 @@
 The graph has fake tensors. The addresses come from the real inputs for which Dynamo traced it.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import operator
 from collections.abc import Hashable, Iterator, Mapping, Sequence

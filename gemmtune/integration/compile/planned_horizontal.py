@@ -4,8 +4,6 @@ The weights are adjacent in memory when the graph is compiled. Each call compare
 since, so that they are no longer adjacent, each weight is multiplied separately into its columns of ``out``.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import itertools

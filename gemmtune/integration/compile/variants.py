@@ -5,8 +5,6 @@
 - ``joined``: one product of adjacent weights. ``apart``: the separate products.
 """
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import itertools

@@ -5,8 +5,6 @@ gets our operator, which looks up the kernel at each run: ``torch.compile`` cann
 The operator reads the weight of the layer itself, so that a weight that vLLM loads again is used at once.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

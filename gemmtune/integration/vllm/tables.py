@@ -1,7 +1,5 @@
 """Which layers of vLLM our tables serve. Everything is decided while vLLM loads a model, and nothing is tuned."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import logging
