@@ -157,5 +157,4 @@ class CommandOutput:
         self._progress.stage(names[self._furthest], done, total)
 
     def pytest_gemm_end(self, summary: Summary) -> None:
-        """Keep the summary."""
         self.summary = summary

@@ -96,7 +96,6 @@ def table_for(op: str, tensors: Sequence[Tensor], scalars: Scalars = ()) -> Rang
 
 
 def _where(tensors: Sequence[Tensor]) -> DeviceInfo:
-    """Return the device of the tensors."""
     index = tensors[0].get_device()
     return detect("cpu" if index < 0 else torch.device("cuda", index))
 

@@ -95,11 +95,9 @@ class BackendSubject(Subject):
         return dataclasses.replace(call, tensors=(a, choice.pack(b), *others)).by(kernel)
 
     def choice_of(self, call: Call) -> str:
-        """Return the name of the problem's choice."""
         return self._bound(call.problem)[0].name
 
     def claims(self, problem: Problem) -> Claims:
-        """Return the claims of the problem's choice."""
         try:
             return self.choice(problem).claims
         except NotImplementedError:

@@ -137,7 +137,6 @@ class UntrustedRunner:
         return dataclasses.replace(ground, traits=ground.traits.changed(HERE))
 
     def run(self, case: Case, *, examine: bool = True) -> Outcome:
-        """Run one case."""
         try:
             outcome = _outcome(self._subject, case, self._candidate.device, examine=examine)
         except CandidateEnded as error:
@@ -179,7 +178,6 @@ class WalledRunner:
         return _ground(subject, str(self._candidate.device))
 
     def run(self, case: Case, *, examine: bool = True) -> Outcome:
-        """Run one case."""
         self.describe()
         runner = self._inside if self._outside is None or case.property_name in OF_ITS_PROCESS else self._outside
         return runner.run(case, examine=examine)
