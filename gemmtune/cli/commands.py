@@ -9,19 +9,8 @@ import click
 
 from ..operand_kinds import ModelDtype
 from ..settings import Settings
+from . import options
 from .completion import complete_of
-from .options import (
-    arch_option,
-    device_option,
-    devices_option,
-    filter_options,
-    problem_options,
-    ray_option,
-    search_options,
-    shapes_argument,
-    shapes_option,
-    timing_option,
-)
 from .output import output_options, run
 from .proof_commands import PROOF_COMMANDS
 from .store_commands import STORE_COMMANDS
@@ -31,15 +20,15 @@ SETTINGS = tuple(field.name for field in dataclasses.fields(Settings))
 
 
 @click.command()
-@shapes_argument
-@shapes_option
-@problem_options
-@device_option
-@devices_option
-@ray_option
-@search_options
-@filter_options
-@timing_option
+@options.shapes_argument
+@options.shapes_option
+@options.problem_options
+@options.device_option
+@options.devices_option
+@options.ray_option
+@options.search_options
+@options.filter_options
+@options.timing_option
 @click.option("--m", "m_range", metavar="LO..HI", help="Tune a table for all these M instead of each shape's M.")
 @click.option(
     "--batch-invariant", is_flag=True, help="Pick choices that sum K in one order, so that rows have equal bits in every batch."
@@ -84,8 +73,8 @@ def _models() -> Collection[str]:
 
 
 @click.command()
-@shapes_argument
-@shapes_option
+@options.shapes_argument
+@options.shapes_option
 @click.option("--recorded", metavar="FILE", type=click.Path(), help="A file of gemmtune record.")
 @click.option(
     "--models",
@@ -102,13 +91,13 @@ def _models() -> Collection[str]:
     help=f"Dtypes of the weights of --models: some of {', '.join(get_args(ModelDtype))}.",
 )
 @click.option("--m", "m_range", metavar="LO..HI", help="Tune a table for all these M; 1..8192 for --models.")
-@devices_option
-@ray_option
+@options.devices_option
+@options.ray_option
 @click.option("--dry-run", is_flag=True, help="Show the jobs, which are stored, and how long the others take. Measure nothing.")
-@problem_options
-@search_options
-@filter_options
-@timing_option
+@options.problem_options
+@options.search_options
+@options.filter_options
+@options.timing_option
 @click.option("--force", is_flag=True, help="Measure choices again that are in the store.")
 @click.option("--again", is_flag=True, help="Measure again what was measured on a busy machine.")
 @output_options
@@ -151,10 +140,10 @@ def record(**given: Any) -> int:
 
 @click.command()
 @click.argument("shape")
-@arch_option
-@problem_options
-@search_options
-@filter_options
+@options.arch_option
+@options.problem_options
+@options.search_options
+@options.filter_options
 @output_options
 def choices(**given: Any) -> None:
     """List the choices that tuning SHAPE would try.
@@ -170,11 +159,11 @@ def choices(**given: Any) -> None:
 
 @click.command()
 @click.argument("shape")
-@problem_options
-@device_option
-@search_options
-@filter_options
-@timing_option
+@options.problem_options
+@options.device_option
+@options.search_options
+@options.filter_options
+@options.timing_option
 @output_options
 def explain(**given: Any) -> None:
     """Show which choice a call of SHAPE runs, and why.
@@ -188,12 +177,12 @@ def explain(**given: Any) -> None:
 
 
 @click.command()
-@shapes_argument
-@shapes_option
-@arch_option
-@problem_options
-@search_options
-@filter_options
+@options.shapes_argument
+@options.shapes_option
+@options.arch_option
+@options.problem_options
+@options.search_options
+@options.filter_options
 @output_options
 def build(**given: Any) -> int:
     """Compile ahead of time the kernels that tuning would compile.
