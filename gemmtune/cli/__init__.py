@@ -3,8 +3,6 @@
 Exit status: 0 done, 1 failed, 2 wrong usage, 130 interrupted, 143 ended by SIGTERM.
 """
 
-from __future__ import annotations
-
 import re
 import sys
 from collections.abc import Sequence
@@ -14,8 +12,7 @@ import click
 from ..errors import GemmtuneError
 from ..version import __version__
 from .commands import COMMANDS
-from .output import interruption, level_options, note, seal_stdout, status_of, warnings_as_lines
-from .running import SUBCOMMAND, help_if_alone
+from .output import SUBCOMMAND, help_if_alone, interruption, level_options, note, seal_stdout, status_of, warnings_as_lines
 
 __all__ = ["cli", "main", "run"]
 

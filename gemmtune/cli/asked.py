@@ -1,7 +1,5 @@
 """Meaning of the options that several commands share: a device, and changes of the settings."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 
@@ -29,9 +27,7 @@ _OPTIONS = {
 def device_of(text: str | None) -> DeviceInfo:
     """Return the device of ``--device``, by default the current GPU if there is one, else the CPU.
 
-    Raises:
-        click.UsageError: the text names no device.
-        UnavailableError: this machine does not have the device.
+    Raises click.UsageError if the text names no device, and UnavailableError if this machine does not have it.
     """
     if text is not None and not re.fullmatch(r"cpu|cuda(:\d{1,4})?", text):
         raise click.UsageError(f"--device: got {text!r}, expected cpu, cuda or cuda:N, for instance cuda:1")
@@ -53,11 +49,9 @@ def refuse_if_disabled() -> None:
 
 
 def settings_changes(options: dict[str, Any]) -> dict[str, Any]:
-    """Remove the options that stand for settings from ``options`` and return the given ones as changes for
-    ``settings.patch``.
+    """Remove the options that stand for settings from ``options``, and return the given ones as changes for ``settings.patch``.
 
-    Raises:
-        click.UsageError: a setting does not accept the value, or a GEMM of ``--with`` cannot be imported.
+    Raises click.UsageError if a setting does not accept the value, or a GEMM of ``--with`` cannot be imported.
     """
     changes = {name: value for name in _OPTIONS if (value := options.pop(name, None)) not in (None, ())}
     if "backends" in changes:

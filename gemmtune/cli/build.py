@@ -1,7 +1,5 @@
 """``gemmtune build``: compile ahead of time the kernels that tuning would compile. Needs the compilers and no GPU."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import time

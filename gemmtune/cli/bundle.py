@@ -1,7 +1,5 @@
 """``gemmtune bundle``: store, kernels and the native look-up of this machine, packed for an image of the same versions."""
 
-from __future__ import annotations
-
 import contextlib
 import gzip
 import shutil
@@ -53,13 +51,7 @@ def bundle(output: str, json_file: str | None) -> None:
             _write(files, target, archive=output.endswith(ARCHIVES))
         except OSError as error:
             raise click.ClickException(f"--output: cannot write {output}: {error.strerror}") from error
-    data = {
-        "output": output,
-        "files": len(files),
-        "mib": round(mib, 1),
-        "rows": rows,
-        "native_lookup": missing is None,
-    }
+    data = {"output": output, "files": len(files), "mib": round(mib, 1), "rows": rows, "native_lookup": missing is None}
     if json_file != STDOUT:
         click.echo(
             f"{output}: {data['files']} files, {data['mib']} MiB; {'no store' if rows is None else f'{rows} rows of the store'}"

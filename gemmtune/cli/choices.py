@@ -1,6 +1,4 @@
-"""``gemmtune choices``: list the choices for a shape. Needs no GPU and measures nothing."""
-
-from __future__ import annotations
+"""``gemmtune choices`` and ``explain``: the choices for a shape, and the one that a call runs. They measure nothing."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -14,7 +12,8 @@ from ..device import detect
 from ..selector.offers import enabled_backends, offers_for
 from ..selector.table import refusal_lines
 from ..selector.text_table import TextTable
-from .asked import arch_of, refuse_if_disabled, settings_changes
+from ..tuning.explain import explain_problem
+from .asked import arch_of, device_of, refuse_if_disabled, settings_changes
 from .output import STDOUT, write_json
 from .printing import show
 from .shapes import problem_of_word
@@ -36,18 +35,24 @@ def choices(*, shape: str, arch: str | None, json_file: str | None, **options: A
         "problem": {"text": str(wanted)} | wanted.to_json(),
         "device": {"name": device.name, "arch": device.arch},
         "choices": [
-            {
-                "name": c.name,
-                "backend": c.backend,
-                "baseline": c.baseline,
-                "config": dict(c.info),
-                "content_hash": c.content_hash,
-            }
+            {"name": c.name, "backend": c.backend, "baseline": c.baseline, "config": dict(c.info), "content_hash": c.content_hash}
             for c in offers.choices
         ],
         "refused": [{"name": r.name, "reason": r.reason, "count": r.count} for r in offers.refusals],
     }
     write_json(json_file, data)
+
+
+def explain(*, shape: str, device: str | None, json_file: str | None, **options: Any) -> None:
+    """Explain a call of a shape. ``options`` hold those for settings and for the problem."""
+    info = device_of(device)
+    changes = settings_changes(options)
+    problem = problem_of_word(shape, Spec(device_type=info.torch_device.type, **options))
+    with settings.patch(**changes):
+        explained = explain_problem(problem, info)
+    if json_file != STDOUT:
+        show([Text(str(explained))])
+    write_json(json_file, explained.to_json())
 
 
 def _parts(heading: str, offers: Offers) -> Iterator[RenderableType]:

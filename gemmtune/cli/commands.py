@@ -1,28 +1,18 @@
 """Commands as users see them: arguments, options and help. Each command imports the module that implements it when it runs."""
 
-from __future__ import annotations
-
 import dataclasses
-from typing import Any
+import importlib
+from collections.abc import Collection
+from typing import Any, get_args
 
 import click
 
+from ..operand_kinds import ModelDtype
 from ..settings import Settings
+from . import options
 from .completion import complete_of
-from .fleet_options import devices_option, fleet, ray_option
-from .options import (
-    arch_option,
-    device_option,
-    filter_options,
-    problem_options,
-    search_options,
-    shapes_argument,
-    shapes_option,
-    timing_option,
-)
-from .output import output_options
+from .output import output_options, run
 from .proof_commands import PROOF_COMMANDS
-from .running import run
 from .store_commands import STORE_COMMANDS
 
 TABLE_ROWS = 12
@@ -30,15 +20,15 @@ SETTINGS = tuple(field.name for field in dataclasses.fields(Settings))
 
 
 @click.command()
-@shapes_argument
-@shapes_option
-@problem_options
-@device_option
-@devices_option
-@ray_option
-@search_options
-@filter_options
-@timing_option
+@options.shapes_argument
+@options.shapes_option
+@options.problem_options
+@options.device_option
+@options.devices_option
+@options.ray_option
+@options.search_options
+@options.filter_options
+@options.timing_option
 @click.option("--m", "m_range", metavar="LO..HI", help="Tune a table for all these M instead of each shape's M.")
 @click.option(
     "--batch-invariant", is_flag=True, help="Pick choices that sum K in one order, so that rows have equal bits in every batch."
@@ -77,16 +67,59 @@ def tune(**given: Any) -> None:
     run("tune.tune", given)
 
 
+def _models() -> Collection[str]:
+    """Return the names of the models. This imports torch."""
+    return importlib.import_module("..fleet.models", __package__).MODELS  # type: ignore[no-any-return]
+
+
+@click.command()
+@options.shapes_argument
+@options.shapes_option
+@click.option("--recorded", metavar="FILE", type=click.Path(), help="A file of gemmtune record.")
+@click.option(
+    "--models",
+    metavar="NAMES",
+    shell_complete=complete_of(_models, several=True),
+    help="Public models whose weights to tune: all, or names such as llama-3.1-8b,qwen3-*.",
+)
+@click.option(
+    "--dtypes",
+    metavar="NAMES",
+    shell_complete=complete_of(get_args(ModelDtype), several=True),
+    default="bf16",
+    show_default=True,
+    help=f"Dtypes of the weights of --models: some of {', '.join(get_args(ModelDtype))}.",
+)
+@click.option("--m", "m_range", metavar="LO..HI", help="Tune a table for all these M; 1..8192 for --models.")
+@options.devices_option
+@options.ray_option
+@click.option("--dry-run", is_flag=True, help="Show the jobs, which are stored, and how long the others take. Measure nothing.")
+@options.problem_options
+@options.search_options
+@options.filter_options
+@options.timing_option
+@click.option("--force", is_flag=True, help="Measure choices again that are in the store.")
+@click.option("--again", is_flag=True, help="Measure again what was measured on a busy machine.")
+@output_options
+def fleet(**given: Any) -> int:
+    """Tune many shapes or whole models on many GPUs at once.
+
+    Each GPU measures one shape or one weight's table at a time, the longest first. A process or node that dies loses only the
+    job that it runs, which is dealt again. Ctrl-C keeps what was measured, and the same command goes on from there. The exit
+    status is 1 if a job failed.
+
+    \b
+    gemmtune fleet --models llama-3.1-8b --dtypes bf16,int4 --devices all --dry-run
+    gemmtune fleet --models llama-3.1-8b --dtypes bf16,int4 --devices all
+    gemmtune fleet --recorded shapes.json --devices 0,1
+    gemmtune fleet --shapes models.json --ray auto
+    """  # fmt: skip
+    return int(run("fleet.fleet", given))
+
+
 @click.command(context_settings={"ignore_unknown_options": True})
 @click.option(
-    "-o",
-    "--output",
-    "file",
-    metavar="FILE",
-    type=click.Path(),
-    default="shapes.json",
-    show_default=True,
-    help="The file to write.",
+    "-o", "--output", "file", metavar="FILE", type=click.Path(), default="shapes.json", show_default=True, help="The file to write."
 )
 @click.argument("program", nargs=-1, type=click.UNPROCESSED, required=True, metavar="-- PROGRAM [ARGUMENTS]...")
 @output_options
@@ -107,10 +140,10 @@ def record(**given: Any) -> int:
 
 @click.command()
 @click.argument("shape")
-@arch_option
-@problem_options
-@search_options
-@filter_options
+@options.arch_option
+@options.problem_options
+@options.search_options
+@options.filter_options
 @output_options
 def choices(**given: Any) -> None:
     """List the choices that tuning SHAPE would try.
@@ -126,11 +159,11 @@ def choices(**given: Any) -> None:
 
 @click.command()
 @click.argument("shape")
-@problem_options
-@device_option
-@search_options
-@filter_options
-@timing_option
+@options.problem_options
+@options.device_option
+@options.search_options
+@options.filter_options
+@options.timing_option
 @output_options
 def explain(**given: Any) -> None:
     """Show which choice a call of SHAPE runs, and why.
@@ -140,16 +173,16 @@ def explain(**given: Any) -> None:
     \b
     gemmtune explain 16x4096x4096 --dtype bfloat16
     """
-    run("explain.explain", given)
+    run("choices.explain", given)
 
 
 @click.command()
-@shapes_argument
-@shapes_option
-@arch_option
-@problem_options
-@search_options
-@filter_options
+@options.shapes_argument
+@options.shapes_option
+@options.arch_option
+@options.problem_options
+@options.search_options
+@options.filter_options
 @output_options
 def build(**given: Any) -> int:
     """Compile ahead of time the kernels that tuning would compile.

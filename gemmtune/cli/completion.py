@@ -14,8 +14,6 @@ from click.shell_completion import CompletionItem
 
 BACKENDS = Path(__file__).parents[1] / "conformance" / "gemms" / "backends.py"
 """Source of our backends, which are named like ``backend:triton``."""
-
-
 Complete = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]
 
 

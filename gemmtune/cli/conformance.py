@@ -38,12 +38,7 @@ QUIET = ("-qq", "--no-header", "--tb=no", "-rE", "--capture=no", "-p", "no:gemm-
 
 A GEMM that prints does so in another process.
 """
-CLEAN = {
-    "PYTEST_ADDOPTS": None,
-    "PYTEST_PLUGINS": None,
-    "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
-    "PYTHONDONTWRITEBYTECODE": "1",
-}
+CLEAN = {"PYTEST_ADDOPTS": None, "PYTEST_PLUGINS": None, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTHONDONTWRITEBYTECODE": "1"}
 """Environment of the suite, without the user's pytest options and without bytecode files next to the GEMM."""
 
 
@@ -162,5 +157,4 @@ class CommandOutput:
         self._progress.stage(names[self._furthest], done, total)
 
     def pytest_gemm_end(self, summary: Summary) -> None:
-        """Keep the summary."""
         self.summary = summary

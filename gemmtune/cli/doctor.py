@@ -1,13 +1,11 @@
 """``gemmtune doctor``: facts about this machine, missing parts, and remedies."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import os
 import platform
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -83,7 +81,7 @@ def report(chosen: Settings, *, build_native: bool = False) -> dict[str, Any]:
             for device in devices
         ],
         "compilers": {language: _compiler(names) for language, names in COMPILERS.items()}
-        | {"NVRTC": _nvrtc(), "HIP": _hip_compiler()},
+        | {"NVRTC": _found_by(find_nvrtc), "HIP": _found_by(find_hip_compiler)},
         "triton_interpreter": "on" if interpreted else INTERPRETER_HELP,
         "backends": backends,
         "native_lookup": native,
@@ -115,22 +113,13 @@ def _compiler(names: tuple[str, ...]) -> dict[str, str] | None:
     return {"path": path, "version": version.strip()}
 
 
-def _nvrtc() -> dict[str, str] | None:
-    """Return the path and version of NVRTC, CUDA's compiler library, or None."""
+def _found_by(find: Callable[[], Any]) -> dict[str, str] | None:
+    """Return the path and version of the compiler that ``find`` returns, or None if there is none."""
     try:
-        found = find_nvrtc()
+        found = find()
     except UnavailableError:
         return None
     return {"path": str(found.path), "version": str(found)}
-
-
-def _hip_compiler() -> dict[str, str] | None:
-    """Return the path and version of the clang that compiles for AMD GPUs, or None."""
-    try:
-        found = find_hip_compiler()
-    except UnavailableError:
-        return None
-    return {"path": found.path, "version": str(found)}
 
 
 def _gpu() -> dict[str, Any]:
@@ -202,13 +191,8 @@ def _cache_folder(chosen: Settings) -> dict[str, Any]:
             f"cache_dir: {count} not used, expected files that only this user and root can change, got {unsafe[0]}. If you trust "
             "them, chown them to this user and chmod go-w"
         )
-    return {
-        "path": str(chosen.folder),
-        "problem": problem,
-        "writable": not place.problem,
-        "files": len(sizes),
-        "mib": round(sum(sizes) / MIB, 1),
-    }
+    mib = round(sum(sizes) / MIB, 1)
+    return {"path": str(chosen.folder), "problem": problem, "writable": not place.problem, "files": len(sizes), "mib": mib}
 
 
 def _store(chosen: Settings, devices: list[DeviceInfo]) -> dict[str, Any]:

@@ -1,7 +1,5 @@
 """``gemmtune fleet``: tune many shapes, or the weights of models, on many devices at once."""
 
-from __future__ import annotations
-
 import functools
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence

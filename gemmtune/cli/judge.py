@@ -3,8 +3,6 @@
 Exit status: 0 right and honest, 1 wrong or dishonest, 2 not judged.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import click

@@ -1,7 +1,5 @@
 """Options that several commands share, whose meaning is in ``asked``. Plain data, so that help needs no torch."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, TypeVar, get_args
 
@@ -14,8 +12,6 @@ from .completion import complete_gemm, complete_of
 from .product import click_options
 
 F = TypeVar("F", bound=Callable[..., Any])
-
-
 arch_option = click.option(
     "--arch",
     metavar="ARCH",
@@ -32,6 +28,18 @@ device_option = click.option(
     metavar="DEVICE",
     shell_complete=complete_of(words.DEVICES),
     help="cpu, cuda or cuda:N; by default cuda if there is a GPU.",
+)
+devices_option = click.option(
+    "--devices",
+    metavar="DEVICES",
+    shell_complete=complete_of(words.SEVERAL_DEVICES),
+    help="Devices to tune on at once: all GPUs of this host, their numbers such as 0,1, or cpu.",
+)
+ray_option = click.option(
+    "--ray",
+    metavar="ADDRESS",
+    shell_complete=complete_of(("auto",)),
+    help="Tune on the GPUs of a Ray cluster: auto, or its address. Needs the extra gemmtune[fleet].",
 )
 timing_option = click.option(
     "--timing",

@@ -1,7 +1,6 @@
-"""Output of commands: progress and notes to standard error, JSON to a file. ``printing`` prints the text."""
+"""Running of commands, and their output: notes to standard error, JSON to a file. ``printing`` prints the text."""
 
-from __future__ import annotations
-
+import importlib
 import json
 import logging
 import os
@@ -9,7 +8,7 @@ import signal
 import sys
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, TextIO, TypeVar
 
@@ -25,8 +24,10 @@ LEVEL = "gemmtune.level"
 F = TypeVar("F", bound=Callable[..., Any])
 INTERRUPTED = 130
 """Exit status of a command that Ctrl-C ended: 128 + SIGINT, as shells report it."""
-
-
+WRONG_USAGE = 2
+"""Exit status of wrong usage, as click has it."""
+SUBCOMMAND = "COMMAND [ARGS]..."
+"""Metavar of a group of commands, which calls ``help_if_alone``."""
 UNTESTED = 2
 """Exit status if the GEMM could not be judged, the same as for wrong usage."""
 
@@ -53,11 +54,7 @@ def status_of(error: BaseException | None) -> int:
 
 
 def write_json(path: str | None, data: Any) -> None:
-    """Write ``data`` to ``path`` (``-``: standard output, None: nowhere).
-
-    Raises:
-        click.ClickException: the file cannot be written.
-    """
+    """Write ``data`` to ``path`` (``-``: standard output, None: nowhere). Raises click.ClickException if that is impossible."""
     if path is None:
         return
     text = visible(json.dumps(data, indent=2, ensure_ascii=False, default=str, allow_nan=False), as_json=True)
@@ -223,3 +220,23 @@ def _note_warning(message: Warning | str, category: type[Warning], *_: object, *
         return
     kind = "" if issubclass(category, (UserWarning, RuntimeWarning)) else f" ({category.__name__})"
     note(f"warning: {message}{kind}")
+
+
+def run(command: str, given: dict[str, Any], logs: bool = True) -> Any:
+    """Run ``module.function`` of this folder with the given options. This imports torch, which help does not.
+
+    Without ``logs`` the log is left to the program that the command runs.
+    """
+    module, _, name = command.partition(".")
+    with announced("loading torch"):
+        function = getattr(importlib.import_module(f".{module}", __package__), name)
+    to_stdout = STDOUT in (given.get("json_file"), given.get("json"))
+    with log_as_notes() if logs else nullcontext(), reserved_stdout() if to_stdout else nullcontext():
+        return function(**given)
+
+
+def help_if_alone(context: click.Context) -> None:
+    """Print the help of a group that is called without a command, and exit as wrong usage does."""
+    if context.invoked_subcommand is None:
+        click.echo(context.get_help())
+        context.exit(WRONG_USAGE)

@@ -3,8 +3,6 @@
 Exit status: 0 nothing is slower, 1 a regression or a missing required baseline, 2 it could not be measured.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Any
 

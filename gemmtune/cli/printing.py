@@ -1,7 +1,5 @@
 """Printing of commands: results to standard output, progress to standard error."""
 
-from __future__ import annotations
-
 import contextlib
 import sys
 from collections.abc import Iterable, Iterator

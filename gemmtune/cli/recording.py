@@ -1,7 +1,5 @@
 """``gemmtune record``, and the problems of the file that it writes."""
 
-from __future__ import annotations
-
 import os
 import runpy
 import sys
@@ -67,9 +65,7 @@ def _report(error: BaseException) -> int:
 def recorded_problems(file: str, device_type: str) -> list[Problem]:
     """Return the problems of a recorded file, for devices of a type.
 
-    Raises:
-        click.UsageError: the file has no problems, or ``gemmtune record`` did not write it.
-        click.ClickException: the file cannot be read.
+    Raises click.UsageError for a file without problems or of another program, and click.ClickException if it cannot be read.
     """
     try:
         problems = Recording.read(file).problems(device_type)

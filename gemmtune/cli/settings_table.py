@@ -1,7 +1,5 @@
 """``gemmtune settings``: the settings in force, with the source of each. Needs no torch."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Sequence
 
@@ -13,11 +11,7 @@ from .output import STDOUT, write_json
 
 
 def show_settings(names: Sequence[str], changed: bool, json_file: str | None) -> None:
-    """Print the named settings, or all. With ``changed``, leave out defaults.
-
-    Raises:
-        click.UsageError: a name is no setting.
-    """
+    """Print the named settings, or all. With ``changed``, leave out defaults. Raises click.UsageError for a name of no setting."""
     known = [field.name for field in dataclasses.fields(Settings)]
     wanted = [name.lower().removeprefix(ENVIRONMENT_PREFIX.lower()) for name in names]
     for name in wanted:

@@ -1,7 +1,5 @@
 """Problems from the command line: ``MxNxK`` words, and files of shapes."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import re
@@ -27,8 +25,6 @@ LATER_OPS = ("scatter_mm", "bsr_scatter_mm")
 """Operations that files of shapes may name and that this version does not tune."""
 OTHER_NAMES = {"b_dtype": "dtype_b"}
 """Alternative names of an entry's fields."""
-
-
 RANGE = re.compile(r"(?:(?P<batch>\d{1,18})x)?(?P<lo>\d{1,18})\.\.(?P<hi>\d{1,18})(?P<rest>(?:x\d{1,18}){2})")
 """Shape with a range of M."""
 
@@ -85,9 +81,7 @@ class Skipped:
 def problems_of(shapes: Sequence[str], shapes_file: str | None, spec: Spec) -> list[Problem]:
     """Return the problems of words and of a file, none if both are missing. Print the skipped entries.
 
-    Raises:
-        click.UsageError: a word or the file is malformed, or all entries of the file are skipped.
-        click.ClickException: the file cannot be read.
+    Raises click.UsageError for malformed or only skipped entries, and click.ClickException if the file cannot be read.
     """
     problems = [problem_of_word(text, spec) for text in shapes]
     if shapes_file is not None:
@@ -116,9 +110,7 @@ def problems_of_file(path: str, options: Spec) -> tuple[list[Problem], list[Skip
     The file holds a JSON list of entries, or an object with such a list as ``shapes``. An entry has ``m``, ``n`` and ``k``,
     and may have the other fields of ``FIELDS``. ``options`` give the rest. A file of torch's TunableOp is read too.
 
-    Raises:
-        InvalidProblemError: the file or an entry is malformed. The message names the entry and the field.
-        click.ClickException: the file cannot be read.
+    Raises InvalidProblemError with the entry and the field if the file is malformed, and click.ClickException if it cannot be read.
     """
     problems: list[Problem] = []
     skipped: list[Skipped] = []

@@ -1,7 +1,5 @@
 """Conversion of options and file entries to a Problem."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import inspect
@@ -37,11 +35,7 @@ class Spec(Product):
                 object.__setattr__(self, name, full_dtype_name(text))
 
     def problem(self, sizes: Sequence[int], where: str) -> Problem:
-        """Return the problem of sizes (M, N, K) or (B, M, N, K). ``where`` is at the start of an error message.
-
-        Raises:
-            InvalidProblemError: the sizes and the options do not form a problem.
-        """
+        """Return the problem of sizes (M, N, K) or (B, M, N, K). Raises InvalidProblemError that begins with ``where`` for none."""
         try:
             return self._problem(sizes)
         except InvalidProblemError as error:

@@ -1,15 +1,12 @@
 """Commands about stores as users see them: arguments, options and help."""
 
-from __future__ import annotations
-
 from typing import Any, get_args
 
 import click
 
 from ..settings import Search
 from .options import selection_options
-from .output import level_options, output_options
-from .running import SUBCOMMAND, help_if_alone, run
+from .output import SUBCOMMAND, help_if_alone, level_options, output_options, run
 
 
 @click.command()
@@ -71,7 +68,7 @@ def replay(**given: Any) -> None:
     gemmtune replay
     gemmtune replay export.json --search default --order tuning --order random
     """
-    run("replay.replay_store", given)
+    run("report.replay_store", given)
 
 
 @click.command("export")
@@ -135,7 +132,7 @@ def diff(**given: Any) -> None:
     gemmtune diff before.json after.json
     gemmtune diff old/store.sqlite new/store.sqlite --all
     """
-    run("diff.diff", given)
+    run("report.diff", given)
 
 
 @click.group(invoke_without_command=True, subcommand_metavar=SUBCOMMAND)
@@ -153,7 +150,7 @@ dry_run_option = click.option("--dry-run", is_flag=True, help="Only print what w
 @output_options
 def path(**given: Any) -> None:
     """Print the path of the store's file."""
-    run("removal.path", given)
+    run("stores.path", given)
 
 
 @store.command()
@@ -170,7 +167,7 @@ def forget(**given: Any) -> None:
     gemmtune store forget 16x4096x4096
     gemmtune store forget --match '^bmm ' --dry-run
     """
-    run("removal.forget", given)
+    run("stores.forget", given)
 
 
 @store.command()
@@ -183,7 +180,7 @@ def prune(**given: Any) -> None:
     These are measurements of this machine's devices under other versions of torch, Triton, CUDA or the driver. Problems that
     this version of gemmtune cannot read go too. Measurements of other machines stay.
     """
-    run("removal.prune", given)
+    run("stores.prune", given)
 
 
 STORE_COMMANDS: tuple[click.Command, ...] = (show, report, replay, export_store, import_store, merge, diff, store)

@@ -4,8 +4,6 @@ A line is ``GemmTunableOp_BFloat16_TN,tn_N_M_K_ld_…``: torch calls BLAS with c
 a b stored as N×K, like the weight of a Linear. The choice and the time of a results file are ignored.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable
 from typing import Any
@@ -49,8 +47,7 @@ def results_of(rows: Iterable[Row]) -> list[str]:
     TunableOp reads it and does not tune these products any more. Of the solutions that it knows on AMD, those of rocBLAS and
     hipBLASLt, a store has none. The first lines name the versions of this machine, which TunableOp compares.
 
-    Raises:
-        UnavailableError: there is no GPU here whose versions the file could name.
+    Raises UnavailableError without a GPU here whose versions the file could name.
     """
     if not torch.cuda.is_available():
         raise UnavailableError("tunableop: got a machine without a GPU, expected the one that will read the file: export it there")

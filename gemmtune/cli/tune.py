@@ -1,7 +1,5 @@
 """``gemmtune tune``: measure shapes and show the results."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """Options of a run, the source for both the command and the pytest plugin. Plain data, so that help needs no torch."""
 
-from __future__ import annotations
-
 import dataclasses
 from dataclasses import dataclass
 from typing import Any, Literal

@@ -27,9 +27,7 @@ _LEAST = {"max_examples": 1, "max_cases": 1, "seed": 0, "min_executed": 1}
 class RunOptions(Values):
     """Checked options of one run.
 
-    Raises:
-        ConformanceError: an unknown word, a number out of range, conflicting options, a missing file.
-        TraitsError: an illegal declaration.
+    Raises ConformanceError for an illegal value, conflicting options or a missing file, and TraitsError for a declaration.
     """
 
     @classmethod
@@ -113,8 +111,7 @@ class RunOptions(Values):
 def declared_by(words: tuple[str, ...]) -> dict[str, Any]:
     """Parse declarations such as ``out``, ``min_alignment=16``, ``dtypes=float16,bfloat16`` and ``accumulate=float16:float16``.
 
-    Raises:
-        TraitsError: an unknown name or an illegal value.
+    Raises TraitsError for an unknown name or an illegal value.
     """
     defaults, declared = Traits().as_json(), dict[str, Any]()
     for word in words:

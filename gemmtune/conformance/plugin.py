@@ -43,12 +43,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         group.addoption(option.pytest_spelling, dest=f"gemm_{option.name}", help=option.help, **arguments)
 
 
-def options_of(config: pytest.Config) -> RunOptions:
-    """Return the checked options of a pytest run. Raises GemmtuneError if a value is illegal or options conflict."""
-    names = ("backend", *(option.name for option in TABLE))
-    return RunOptions.of({name: config.getoption(f"gemm_{name}") for name in names})
-
-
 def pytest_addhooks(pluginmanager: pytest.PytestPluginManager) -> None:
     """Register the hooks that the plugin calls during a run."""
     pluginmanager.add_hookspecs(hookspecs)
@@ -59,7 +53,7 @@ def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("markexpr") == "gpu" and not torch.cuda.is_available():
         raise pytest.UsageError("-m gpu: got no GPU (torch sees none), expected one; run without -m gpu on this machine")
     try:
-        options = options_of(config)
+        options = RunOptions.of({name: config.getoption(f"gemm_{name}") for name in ("backend", *(x.name for x in TABLE))})
     except GemmtuneError as error:
         raise pytest.UsageError(str(error)) from error
     if not options.active:

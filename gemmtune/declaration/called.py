@@ -1,7 +1,5 @@
 """Python functions as choices: their calls, with a check of their results."""
 
-from __future__ import annotations
-
 import threading
 from abc import abstractmethod
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """The calling convention of a GEMM's function: what it gets by position, and what as keywords."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Objects by name: ``package.module:name``, or ``backend:triton`` for one of gemmtune's backends."""
 
-from __future__ import annotations
-
 import functools
 import importlib
 import importlib.util
@@ -42,8 +40,7 @@ def found_at(target: str) -> object:
 def _our_backend(target: str, prefix: str, name: str) -> object:
     """Return one of gemmtune's backends as a GEMM. Return None for another name in a module ``backend`` or ``own`` of the user's.
 
-    Raises:
-        SubjectError: there is no such module, and the prefix is own: or the name is unknown.
+    Raises SubjectError if there is no such module, and the prefix is own: or the name is unknown.
     """
     ours: dict[str, object] = importlib.import_module(OURS).BACKENDS
     if prefix == "backend" and name in ours:

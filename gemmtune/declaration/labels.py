@@ -1,11 +1,11 @@
 """Words of case ids, traits and options."""
 
-from __future__ import annotations
-
+import re
 from typing import get_args
 
 import torch
 
+from ..errors import CaseError
 from ..problem.contiguous import BiasShape
 from ..problem.dtypes import dtype_info
 from ..problem.fused import BROUGHT, NAMES, factor_shapes
@@ -13,6 +13,7 @@ from ..problem.grouped_compositions import GATES as FUNCTIONS
 from ..problem.operation import Operation
 from ..problem.operations import GROUPED_OPS, SPARSE_OPS, Encoding
 from ..problem.scales import Scales, WeightScales
+from ..problem.sparsity import Sparsity
 
 STRIDED = tuple(name for name, row in NAMES.items() if not row.grouped and not row.sparse)
 """Operations with strided operands, without grouped ones."""
@@ -72,6 +73,33 @@ WEIGHTS: dict[str, tuple[torch.dtype, Encoding]] = {
 """Types of a widened b: the tensor's dtype, and the encoding that packs two numbers into each byte."""
 INDEX_DTYPES = ("int64", "int32")
 """Dtypes of the index operands that pick rows or place them."""
+BLOCK_SIDES = ("16x16", "32x32", "8x24", "64x16", "48x4")
+"""Rows x columns of the blocks that are tried if none are declared."""
+BLOCK_KINDS = ("@0.5", "@0.2+skewed", "@0.3+int64", "@0")
+"""Density of blocks, their distribution if not even, and the width of their indices if not 32 bits."""
+PLAIN_BLOCKS = BLOCK_SIDES[0] + BLOCK_KINDS[0]
+_BLOCKS = re.compile(r"(\d{1,18})x(\d{1,18})@(\d{1,18}(?:\.\d{1,18})?)(\+skewed)?(\+int64)?")
+_SIDES = re.compile(r"[1-9]\d{0,17}x[1-9]\d{0,17}")
+
+
+def is_sides(text: str) -> bool:
+    """Return True if a text has the form rows x columns."""
+    return bool(_SIDES.fullmatch(text))
+
+
+def sparsity_of_text(text: str) -> Sparsity:
+    """Return the class of a text such as ``32x16@0.5+skewed+int64``. Raises CaseError or InvalidProblemError for another one."""
+    found = _BLOCKS.fullmatch(text)
+    if found is None:
+        raise CaseError(f"blocks: got {text!r}, expected rows x columns @ density, then +skewed or +int64, such as {PLAIN_BLOCKS}")
+    rows, columns, density, skewed, wide = found.groups()
+    return Sparsity(
+        block_n=int(rows),
+        block_k=int(columns),
+        density=float(density),
+        imbalance="skewed" if skewed else "even",
+        wide_index=bool(wide),
+    )
 
 
 def plain_scales(op: str) -> str:

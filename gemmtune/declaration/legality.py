@@ -1,7 +1,5 @@
 """The legality predicate of declared GEMMs: tests if a declaration covers a problem, so that the GEMM can be offered for it."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Iterator
 
@@ -130,23 +128,18 @@ def _of_the_added(traits: Traits, problem: Problem) -> Iterator[str]:
 
 
 def _of_scales(traits: Traits, problem: Problem, op: str) -> Iterator[str]:
+    factors = problem.epilogue.operands if problem.epilogue else ()
     kinds = [kind for kind in traits.scales_of(op) if _has_scales(problem, kind)]
     if op in SCALES_OF and not kinds:
-        yield f"scales: got {_scales_text(problem)}, but scales declares {', '.join(traits.scales)}"
+        got = ", ".join(str(list(layout.size)) for layout in factors or problem.scales) or "none"
+        yield f"scales: got {got}, but scales declares {', '.join(traits.scales)}"
     if problem.zero_b is not None and not traits.zeros:
         yield "zero_b: given, but zeros is not declared"
-    usual = torch.float32 if problem.epilogue else problem.dtype
-    given = problem.epilogue.operands if problem.epilogue else _like_a(problem)
-    for layout in given:
-        if layout.dtype != usual and dtype_name(layout.dtype) not in traits.scale_dtypes:
+    usual = torch.float32 if factors else problem.dtype
+    like_a = (getattr(problem, x.role) for x in problem.operation.operands if x.scales and x.like_a)
+    for layout in factors or like_a:
+        if layout is not None and layout.dtype != usual and dtype_name(layout.dtype) not in traits.scale_dtypes:
             yield f"scales: got {dtype_name(layout.dtype)}, but scale_dtypes declares {', '.join(traits.scale_dtypes) or 'none'}"
-
-
-def _like_a(problem: Problem) -> tuple[Layout, ...]:
-    """Return the scales, zero points and weights that usually have the dtype of a."""
-    own = problem.operation.operands
-    given = (getattr(problem, operand.role) for operand in own if operand.scales and operand.like_a)
-    return tuple(layout for layout in given if layout is not None)
 
 
 def _of_routes(traits: Traits, problem: Problem) -> Iterator[str]:
@@ -179,11 +172,6 @@ def _scale_sizes(problem: Problem, kind: str, count: int) -> list[tuple[int, ...
         return [(*lead, *expected.size)] * count if expected is not None else []
     scale_a, scale_b = scale_layouts(m, n, k, kind)  # type: ignore[arg-type]
     return [scale_a.size, (*lead, *scale_b.size)]
-
-
-def _scales_text(problem: Problem) -> str:
-    layouts = problem.epilogue.operands if problem.epilogue else problem.scales
-    return ", ".join(str(list(layout.size)) for layout in layouts) or "none"
 
 
 def _of_blocks(traits: Traits, problem: Problem) -> Iterator[str]:

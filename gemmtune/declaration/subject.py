@@ -11,8 +11,6 @@ declared, ``grouped_mm`` also serves ``grouped_k_mm`` (groups of terms), ``route
 ``combined_grouped_mm`` (``scatter=``). The row of an operation names its function and the keywords.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 from abc import ABC, abstractmethod
@@ -166,9 +164,7 @@ def _function(namespace: object, op: str) -> Callable[..., object]:
 def load(spec: SubjectSpec) -> Subject:
     """Import the GEMM of a spec. Modules are searched in the working folder too, as with ``python -m``.
 
-    Raises:
-        SubjectError: no such module or attribute, or nothing callable.
-        TraitsError: the declarations are illegal.
+    Raises SubjectError if there is no such module or attribute, or nothing callable, and TraitsError for illegal declarations.
     """
     return wrapped(spec, found_at(spec.target))
 
@@ -201,13 +197,7 @@ def _refuse_class_of_methods(target: str, found: type) -> None:
         raise SubjectError(f"{target}: got a class, expected an object of it; name one, as in gemm = {found.__name__}()")
 
 
-_STICKY = (
-    "illegal memory access",
-    "unspecified launch failure",
-    "device-side assert",
-    "misaligned address",
-    "illegal instruction",
-)
+_STICKY = ("illegal memory access", "unspecified launch failure", "device-side assert", "misaligned address", "illegal instruction")
 
 
 class Refused(Exception):

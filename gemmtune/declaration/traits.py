@@ -19,8 +19,7 @@ from ..numerics.routed import by_steps
 from ..operand_kinds import full_dtype_name
 from ..problem import Problem
 from ..problem.dtypes import dtype_name
-from .blocks import is_sides
-from .labels import BIASES, DTYPES, GATES, INDEX_DTYPES, NARROW_FLOATS, OPS, SCALES, SCALES_OF, WEIGHTS, plain_scales
+from .labels import BIASES, DTYPES, GATES, INDEX_DTYPES, NARROW_FLOATS, OPS, SCALES, SCALES_OF, WEIGHTS, is_sides, plain_scales
 from .layouts import KINDS
 
 ATTRIBUTE = "gemm_traits"

@@ -1,7 +1,5 @@
 """Weights of layers with the same input, moved next to each other in memory so that one product can replace several."""
 
-from __future__ import annotations
-
 import contextlib
 import logging
 from collections import Counter
@@ -10,7 +8,7 @@ from itertools import groupby
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from ..problem.layout import ALIGNED_BYTES
 from ..quantized.weight import QuantizedWeight
@@ -18,7 +16,6 @@ from .modules import is_linear
 from .own_storage import Rows, are_consecutive, is_sole
 
 log = logging.getLogger("gemmtune")
-Tensor = torch.Tensor
 _SHARED = "several modules have them, or a view, a state_dict, a graph of an earlier call or another process has their memory"
 
 

@@ -1,7 +1,5 @@
 """Tuning in the background: a process of low priority makes tables while this one is idle, and calls take them over."""
 
-from __future__ import annotations
-
 import atexit
 import contextlib
 import logging

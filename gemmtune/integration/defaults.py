@@ -1,7 +1,5 @@
 """Tables for the layers of a model that nobody tuned: shipped, predicted or by rule, and verified on this machine."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Iterator, Sequence
 

@@ -1,7 +1,5 @@
 """Products by stored picks outside of compiled graphs, with gradients. torch runs them under modes, transforms and autocast."""
 
-from __future__ import annotations
-
 from collections.abc import Hashable
 
 import torch
@@ -93,10 +91,5 @@ def scalars_of(op: str) -> tuple[float, ...]:
     return (1,) * len(OPERATIONS[op].scalars)
 
 
-def _operate(op: str, tensors: tuple[Tensor, ...], *_: object) -> Tensor:
-    """Return a product of the backward pass, also by a stored pick. Its own gradients are torch's."""
-    return multiplied(op, *tensors)
-
-
-_BACKWARD = Backward.strided(_operate)
-"""Products of a backward pass, by stored picks."""
+_BACKWARD = Backward.strided(lambda op, tensors, *_: multiplied(op, *tensors))
+"""Products of a backward pass, by stored picks. Their own gradients are torch's."""

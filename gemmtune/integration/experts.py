@@ -1,11 +1,9 @@
 """Forward of transformers' experts by grouped products. ``huggingface`` imports this module, because it imports transformers."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers.activations import GELUActivation, GELUTanh, SiLUActivation
 from transformers.integrations import moe
 
@@ -14,13 +12,7 @@ from ..operand_kinds import Gate
 from ..ops.grouped import grouped_mm
 from ..problem.grouped_compositions import added_by_token, within_groups
 
-Tensor = torch.Tensor
-_GATES: dict[type[nn.Module], Gate] = {
-    nn.SiLU: "silu",
-    SiLUActivation: "silu",
-    GELUActivation: "gelu",
-    GELUTanh: "gelu_tanh",
-}
+_GATES: dict[type[nn.Module], Gate] = {nn.SiLU: "silu", SiLUActivation: "silu", GELUActivation: "gelu", GELUTanh: "gelu_tanh"}
 """Gates of kernels, by the class of a module's activation."""
 _GATED_BY_HALVES = getattr(moe, "_default_apply_gate", None)
 """The method of modules that gate by act(first half of the columns) · second half."""

@@ -1,7 +1,5 @@
 """``gemmtune.explain`` for a call or a compiled model."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from ..errors import InvalidProblemError

@@ -1,7 +1,5 @@
 """The state of a quantized model as plain tensors, for file formats such as safetensors."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from typing import Literal
@@ -14,11 +12,7 @@ from ..quantized.weight import QuantizedWeight
 Tensor = torch.Tensor
 _KINDS = ("int4", "uint4", "int8", "uint8", "float8_e4m3fn", "float8_e5m2")
 _DTYPES = ("float64", "float32", "float16", "bfloat16")
-PARTS = (
-    *(f"{kind}_as_{dtype}{turn}" for kind in _KINDS for dtype in _DTYPES for turn in ("", "_t")),
-    "scales",
-    "zero_points",
-)
+PARTS = (*(f"{kind}_as_{dtype}{turn}" for kind in _KINDS for dtype in _DTYPES for turn in ("", "_t")), "scales", "zero_points")
 """Parts of a weight in a file. The name of the numbers has their encoding, the weight's dtype, and ``_t`` if it is transposed."""
 _NUMBERS = re.compile(f"(.+)_({'|'.join(_KINDS)})_as_({'|'.join(_DTYPES)})(_t)?")
 

@@ -1,7 +1,5 @@
 """Conversions of quantized weights from and to AWQ and GPTQ checkpoints and torchao's tensors."""
 
-from __future__ import annotations
-
 import importlib
 from collections.abc import Sequence
 from typing import Any, Literal
@@ -86,8 +84,7 @@ def from_gptq(
 def _in_order(numbers: Tensor, g_idx: Tensor, groups: int) -> Tensor:
     """Return the rows of numbers that ``g_idx`` has, without those that fill the last word.
 
-    Raises:
-        InvalidProblemError: the group of row k is not k // g, or ``g_idx`` has another number of rows.
+    Raises InvalidProblemError if the group of row k is not k // g, or ``g_idx`` has another number of rows.
     """
     rows = g_idx.shape[0]
     if not 0 <= numbers.shape[0] - rows < 8:
@@ -221,11 +218,8 @@ def _unsigned(name: str, weight: QuantizedWeight, least: int = 0) -> tuple[Tenso
 
 def _group_of(weight: QuantizedWeight) -> int:
     """Return the elements along K that share a scale. The last group may have fewer."""
-    block = (
-        None
-        if weight.scales is None
-        else block_of(tuple(weight.scales.shape), size_of(weight.tensor, weight.encoding), weight.blocks)
-    )
+    assert weight.scales is not None
+    block = block_of(tuple(weight.scales.shape), size_of(weight.tensor, weight.encoding), weight.blocks)
     assert block is not None
     return block[0]
 

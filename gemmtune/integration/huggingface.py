@@ -59,11 +59,7 @@ class Assembly(ConversionOps):  # type: ignore[misc]
     def convert(
         self, input_dict: Mapping[str, list[torch.Tensor]], *, full_layer_name: str, model: nn.Module, **_: Any
     ) -> dict[str, nn.Parameter]:
-        """Return the weight by its name.
-
-        Raises:
-            InvalidProblemError: a part is missing, or the weight of the model has another shape.
-        """
+        """Return the weight by its name. Raises InvalidProblemError if a part is missing or the weight has another shape."""
         parts = {_PATTERNS[pattern]: tensors[0] for pattern, tensors in input_dict.items()}
         weight = unflatten_state_dict({f"weight_{part}": x for part, x in parts.items()}).get("weight")
         if weight is None or "scales" not in parts:

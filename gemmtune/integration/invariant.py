@@ -1,7 +1,5 @@
 """Layers of ``optimize(batch_invariant=True)``: products by the batch-invariant table of a weight, and never by torch."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,7 +7,7 @@ from contextvars import ContextVar
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional
 
 from .. import settings
@@ -22,7 +20,6 @@ from ..quantized.weight import QuantizedWeight
 from ..tuning.tune import tune as run_tuning
 from .record import record
 
-Tensor = torch.Tensor
 LEAST_ROWS = 256
 """Rows of a table that ``optimize`` makes, at least. Larger batches of the example make it longer."""
 _collected: ContextVar[list[Problem] | None] = ContextVar("gemmtune_invariant_problems", default=None)
@@ -50,8 +47,7 @@ def _product(x: Tensor, weight: Tensor, bias: Tensor | None, *, transposed: bool
 def _multiplied(x: Tensor, weight: Tensor, bias: Tensor | None, transposed: bool) -> Tensor:
     """Return x @ b + bias by the stored table. Rows are laid out alike in every call, so that one table serves them.
 
-    Raises:
-        NoValidChoicesError: no batch-invariant table is stored for the weight, or it does not cover the rows.
+    Raises NoValidChoicesError if no batch-invariant table is stored for the weight, or it does not cover the rows.
     """
     rows = x.reshape(-1, x.shape[-1])
     if not rows.is_contiguous() or rows.data_ptr() % ALIGNED_BYTES:
@@ -97,15 +93,11 @@ def tune_layers(problems: list[Problem], rows: range | None, *, progress: bool) 
     most: dict[RowClass, int] = {}
     for problem in problems:
         if not problem.empty:
-            (rows_class, *_) = row_classes(problem if problem.m > 1 else _of_two_rows(problem))
+            # One row leaves open which operands follow M: two rows do not.
+            (rows_class, *_) = row_classes(problem if problem.m > 1 else with_rows(dataclasses.replace(problem), 2))
             most[rows_class] = max(most.get(rows_class, LEAST_ROWS), problem.m)
     for rows_class, m in most.items():
         run_tuning(rows_class.problem, m=rows or range(1, m + 1), batch_invariant=True, progress=progress)
-
-
-def _of_two_rows(problem: Problem) -> Problem:
-    """Return a product of one row with another row, since one row leaves open which operands follow M."""
-    return with_rows(dataclasses.replace(problem), 2)
 
 
 def check_layers(model: nn.Module) -> None:

@@ -5,8 +5,6 @@ A product that runs repeatedly may begin while the previous run ends, which save
 kernels. These allow the overlap only if Inductor compiles them with its option ``triton.enable_pdl``.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import logging
@@ -114,14 +112,8 @@ def tune_tables(
     """
     if settings.disable or not tables:
         return
-    asked = [
-        (
-            x,
-            here := rows or range(1, rounded_up(max(shown, default=1), device) + 1),
-            [m for m in shown if m in here][:MOST_COMPARED],
-        )
-        for x, shown in tables.items()
-    ]
+    ends = {x: rows or range(1, rounded_up(max(shown, default=1), device) + 1) for x, shown in tables.items()}
+    asked = [(x, here, [m for m in tables[x] if m in here][:MOST_COMPARED]) for x, here in ends.items()]
     with use(settings), Siblings(device, settings) as siblings:
         store = open_store(settings)
         tune = functools.partial(tune_rows, host_us=host_us(device, settings), apart=apart_on(device), siblings=siblings)

@@ -14,7 +14,7 @@ from types import MethodType
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional
 
 from .. import settings
@@ -36,7 +36,6 @@ from .picks import table_for
 from .sparsify import is_sparse, sparse_linear
 from .swap import swaps
 
-Tensor = torch.Tensor
 is_compiling = torch.compiler.is_compiling
 BY_PARTS = find_spec("torch._functorch._aot_autograd.subclass_codegen") is None
 """True for a torch that takes subclasses of tensors apart by Python code for any, and not by code made for each graph."""
@@ -68,8 +67,6 @@ class Picks:
 
 _picks: weakref.WeakKeyDictionary[nn.Module, Picks] = weakref.WeakKeyDictionary()
 """Picks of layers. A copy of a layer begins without any: they belong to this process and its weight."""
-
-
 _tuned = "0"
 """Number of tunings of models, as a text, whose value graphs of torch.compile guard. A number would become a symbol."""
 

@@ -1,7 +1,5 @@
 """``optimize`` lets the layers of a model run stored picks. Parameters, storages, hooks and types do not change."""
 
-from __future__ import annotations
-
 import sys
 import weakref
 from collections.abc import Iterator, Mapping, Sequence

@@ -10,8 +10,6 @@ another process and recorded on a stream. Two blocks can be consecutive only if 
 allocator takes both from one segment. It keeps separate segments for blocks of up to 1 MiB and for larger ones.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import pairwise
 

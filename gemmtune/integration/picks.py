@@ -1,7 +1,5 @@
 """Stored picks that beat torch, for calls that never tune."""
 
-from __future__ import annotations
-
 import functools
 import json
 import math
@@ -81,11 +79,7 @@ def pick_for(op: str, tensors: Sequence[Tensor], scalars: Scalars = (), options:
 
 
 def _invariant_pick(problem: Problem, info: DeviceInfo, settings: Settings) -> Pick:
-    """Return the pick of the batch-invariant table, which also serves where torch is faster.
-
-    Raises:
-        NoValidChoicesError: no such table has a choice for this M.
-    """
+    """Return the pick of the batch-invariant table, whatever torch takes. Raises NoValidChoicesError if none serves this M."""
     shared = _table_of(problem, info, settings)
     found = shared.find(problem) if shared is not None else "no batch-invariant table is stored for this weight"
     if isinstance(found, str):
@@ -102,7 +96,6 @@ def table_for(op: str, tensors: Sequence[Tensor], scalars: Scalars = ()) -> Rang
 
 
 def _where(tensors: Sequence[Tensor]) -> DeviceInfo:
-    """Return the device of the tensors."""
     index = tensors[0].get_device()
     return detect("cpu" if index < 0 else torch.device("cuda", index))
 

@@ -1,7 +1,5 @@
 """Quantization of whole models, and their state as plain tensors for file formats such as safetensors."""
 
-from __future__ import annotations
-
 import logging
 import re
 import warnings
@@ -10,7 +8,7 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Any, Literal, TypeVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from ..errors import InvalidProblemError
 from ..foreign import shown
@@ -23,7 +21,6 @@ from .replaced import replacing
 __all__ = ["flatten_state_dict", "quantize_", "unflatten_state_dict"]
 
 log = logging.getLogger("gemmtune")
-Tensor = torch.Tensor
 Bits = Literal["int4", "int8", "float8"]
 M = TypeVar("M", bound=nn.Module)
 _GROUPS = (32, 64, 128)
@@ -99,11 +96,7 @@ Weights = dict[str, tuple[nn.Module, str]]
 
 
 def _chosen(
-    model: nn.Module,
-    weights: Weights,
-    kind: Bits,
-    skip: Sequence[str],
-    filter_fn: Callable[[nn.Module, str], bool] | None,
+    model: nn.Module, weights: Weights, kind: Bits, skip: Sequence[str], filter_fn: Callable[[nn.Module, str], bool] | None
 ) -> Weights:
     """Return the weights that are neither skipped, filtered out, a router's, tied to floats nor of a shape without this kind.
 

@@ -1,7 +1,5 @@
 """``record()``: count the Problems of a run, without changing what runs."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager

@@ -58,10 +58,9 @@ class Recording:
     def from_json(cls, data: object, source: str) -> Recording:
         """Return the recording from ``to_json``. Raise InvalidProblemError for other data, with ``source`` and the entry."""
         if not isinstance(data, dict) or data.get("format") != FORMAT or data.get("version") != VERSION:
-            found = (
-                [f"{x} {shown(data.get(x))}" for x in ("format", "version")] if isinstance(data, dict) else [type(data).__name__]
-            )
-            got = ", ".join(found)
+            got = type(data).__name__
+            if isinstance(data, dict):
+                got = ", ".join(f"{x} {shown(data.get(x))}" for x in ("format", "version"))
             raise InvalidProblemError(
                 f"{source}: got {got}, expected a file that gemmtune record has written, {FORMAT!r} of version {VERSION}"
             )

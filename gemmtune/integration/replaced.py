@@ -1,7 +1,5 @@
 """Replacement of a model's Parameters, all or none."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 

@@ -1,14 +1,12 @@
 """Block-sparse weights in a model: their creation for a trial, and the forward of layers that have them."""
 
-from __future__ import annotations
-
 import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional
 
 from .. import settings
@@ -21,11 +19,10 @@ from ..numerics.block_sparse import by_blocks, sparse_of
 from ..problem import Problem
 from ..problem.sparsity import Sparsity, sides_of
 from ..sparse.calls import block_call
-from ..sparse.layers import linear
+from ..sparse.products import linear
 from .eager import plain_here
 from .replaced import replacing
 
-Tensor = torch.Tensor
 M = TypeVar("M", bound=nn.Module)
 is_compiling = torch.compiler.is_compiling
 

@@ -1,7 +1,5 @@
 """Tables that were made in the background, until a layer's call takes them over."""
 
-from __future__ import annotations
-
 import threading
 
 import torch

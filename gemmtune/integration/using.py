@@ -1,7 +1,5 @@
 """``use()``: stored picks for torch's products in a ``with`` block."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Products of a model's weights: their classes, each of which has one table for every number of rows."""
 
-from __future__ import annotations
-
 from collections.abc import Hashable, Iterable
 from typing import Any
 
@@ -13,13 +11,10 @@ from .. import settings
 from ..problem import Problem
 from ..problem.rows import RowClass, row_classes
 from ..quantized.weight import QuantizedWeight
+from .defaults import ROWS
 from .modules import is_conv1d, is_linear
 from .record import record
 from .sparsify import is_sparse
-
-Tensor = torch.Tensor
-ROWS = 16
-"""Rows of the product that states a weight's class: a multiple of 16, like the rows of most batches."""
 
 
 def classes_of(model: nn.Module) -> list[RowClass]:

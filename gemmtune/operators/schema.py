@@ -1,7 +1,5 @@
 """The schema of each operator, and what of a call's arguments goes where."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any

@@ -4,8 +4,6 @@ A row translates the arguments of a call into a ``Statement``, or says why only 
 Each reader decides what follows: ``record()`` counts the Problem, the compile pass rewrites the node, ``use()`` runs a pick.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Grouped products: several products of different sizes in one call, as in mixtures of experts."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

@@ -5,8 +5,6 @@ without a plan is checked, planned and run. A call that torch has to see (transf
 through the operator of the same name.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
@@ -185,7 +183,5 @@ def _carry_out(key: Hashable | None, call: Call, backward: Backward) -> tuple[Te
 
 DENSE = Backward.strided(operate)
 """Products of the backward pass of a call with strided operands."""
-
-
 FOR_NATIVE = Above(in_python=in_python, meaning_of=meaning_of, packed_type=PackedOperand)
 """Arguments of ``native.lookup.prepare`` and ``load``."""

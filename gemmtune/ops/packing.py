@@ -1,7 +1,5 @@
 """Weights made ready ahead of calls: two numbers of four bits in each byte, and layouts that kernels like best."""
 
-from __future__ import annotations
-
 from typing import overload
 
 import torch

@@ -3,8 +3,6 @@
 Those of floats ask the native look-up themselves: a call of Python between costs a tenth of a small product on a CPU.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 import torch
@@ -113,24 +111,10 @@ def mm_plus_mm(
     epilogue: EpilogueFunction | None = None,
     epilogue_args: Sequence[Tensor] = NOTHING,
 ) -> Tensor:
-    """out = epilogue(a @ b + c @ d, *epilogue_args)
+    """out = epilogue(a @ b + c @ d, *epilogue_args) for c [M, K2] and d [K2, N], any strides, of the dtype of ``a``
 
-    Args:
-        a: [M, K], any strides; float64, float32, float16 or bfloat16 (other dtypes run by torch).
-        b: [K, N], any strides, of the dtype of ``a``.
-        c: [M, K2], any strides, of the dtype of ``a``.
-        d: [K2, N], any strides, of the dtype of ``a``.
-        out, epilogue, epilogue_args: as for ``mm``.
-
-    A choice may round one of the products to the dtype of ``a`` before it adds the other one, as torch's composition
-    ``torch.addmm(torch.mm(c, d), a, b)`` does.
-
-    Returns:
-        [M, N]; ``out`` if it was given.
-
-    Raises:
-        InvalidProblemError: (a RuntimeError and ValueError) operands that do not fit together.
-        EpilogueError: an epilogue that is not a pointwise function of known parts.
+    The rest is as for ``mm``. A choice may round one of the products to the dtype of ``a`` before it adds the other one, as torch's
+    composition ``torch.addmm(torch.mm(c, d), a, b)`` does.
     """
     return operate("mm_plus_mm", (a, b, c, d), out, epilogue, epilogue_args)
 
@@ -148,13 +132,9 @@ def int_mm(
     Args:
         a: [M, K] int8, any strides.
         b: [K, N] int8, any strides; or a ``prepack``-ed operand.
-        out: [M, N], any strides without overlap, sharing no memory with what is read.
         epilogue: a pointwise torch function of the sum as float32, rounded once. The result is float32, or what a cast at its end
             asks for: float16 or bfloat16.
-        epilogue_args: tensors that broadcast to [M, N], given to ``epilogue`` after the sum.
-
-    Returns:
-        [M, N]; ``out`` if it was given.
+        out, epilogue_args: as for ``mm``.
 
     Raises:
         InvalidProblemError: (a RuntimeError and ValueError) operands that do not fit together, or one that requires grad.

@@ -1,7 +1,5 @@
 """Arguments of operations that take a QuantizedWeight for b and its scale."""
 
-from __future__ import annotations
-
 import torch
 
 from ..dispatch.prepack import PackedOperand

@@ -4,8 +4,6 @@ torch.distributed makes shards by functions that return floats to everybody else
 ``empty_like``. torch has no other extension point there.
 """
 
-from __future__ import annotations
-
 import sys
 from types import FrameType
 from typing import Any, NoReturn

@@ -147,25 +147,11 @@ def _moved(_cls: Any, w: QuantizedWeight, *, dtype: torch.dtype | None = None, d
     return w.map_parts(move, dtype)
 
 
-def _pinned(_cls: Any, w: QuantizedWeight, device: Any = None) -> QuantizedWeight:
-    return w.map_parts(lambda part: part.pin_memory(device))
-
-
-def _is_pinned(_cls: Any, w: QuantizedWeight, device: Any = None) -> bool:
-    return all(part.is_pinned(device) for part in w.parts)
-
-
 def _reshaped(_cls: Any, w: QuantizedWeight, size: Sequence[int]) -> Any:
     """Return the dequantized values in another shape: packed columns have no strides that a view could have."""
     if asker():
         return NotImplemented
     values: Tensor = w.dequantize().reshape(size)
-    return values
-
-
-def _dequantized(_cls: Any, w: QuantizedWeight) -> Tensor:
-    """Return float32, as torch does."""
-    values: Tensor = w.dequantize(torch.float32)
     return values
 
 
@@ -206,7 +192,7 @@ _RULES: dict[Any, Callable[..., Any]] = {
     aten.alias.default: _same,
     aten.lift.default: _same,
     aten.lift_fresh.default: _same,
-    aten.dequantize.self: _dequantized,
+    aten.dequantize.self: lambda _, w: w.dequantize(torch.float32),  # as torch does
     aten.clone.default: _cloned,
     aten.t.default: _transposed,
     aten.transpose.int: _transposed,
@@ -216,8 +202,8 @@ _RULES: dict[Any, Callable[..., Any]] = {
     aten.index.Tensor: _chosen_experts,
     aten._to_copy.default: _moved,
     aten.copy_.default: _overwritten,
-    aten._pin_memory.default: _pinned,
-    aten.is_pinned.default: _is_pinned,
+    aten._pin_memory.default: lambda _, w, device=None: w.map_parts(lambda part: part.pin_memory(device)),
+    aten.is_pinned.default: lambda _, w, device=None: all(part.is_pinned(device) for part in w.parts),
     aten.record_stream.default: _recorded,
     aten._unsafe_view.default: _reshaped,
     aten.view.default: _viewed,

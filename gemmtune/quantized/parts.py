@@ -1,7 +1,5 @@
 """Parts of a QuantizedWeight: the legal numbers, and the scales and zero points that fit them."""
 
-from __future__ import annotations
-
 import torch
 
 from ..errors import InvalidProblemError

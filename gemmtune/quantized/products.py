@@ -1,7 +1,5 @@
 """Products with a QuantizedWeight: the rules by which torch's products become gemmtune's operators."""
 
-from __future__ import annotations
-
 from typing import Any, cast
 
 import torch

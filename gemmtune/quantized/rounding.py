@@ -1,7 +1,5 @@
 """Quantization of a weight: the rounding of ``QuantizedWeight.quantize``."""
 
-from __future__ import annotations
-
 import math
 from typing import Literal, NamedTuple
 
@@ -38,12 +36,9 @@ class Rounded(NamedTuple):
 
 
 def rounded(weight: Tensor, kind: Kind, scales: str, scale_dtype: torch.dtype | None) -> Rounded:
-    """Return the nearest numbers of a kind.
+    """Return the nearest numbers of a kind. Every dequantized number is finite.
 
-    Every dequantized number is finite.
-
-    Raises:
-        InvalidProblemError: an illegal weight, kind or block, or scales that overflow their dtype.
+    Raises InvalidProblemError for an illegal weight, kind or block, and for scales that overflow their dtype.
     """
     if isinstance(weight, Tensor) and weight.dim() == 3 and weight.shape[0]:
         return _rounded_experts(weight, kind, scales, scale_dtype)
@@ -136,8 +131,7 @@ def _extremes(weight: Tensor, block: Block) -> tuple[Tensor, Tensor]:
 def _positive(scale: Tensor, dtype: torch.dtype, limit: float = math.inf) -> Tensor:
     """Return the scale in ``dtype``, rounded down where it would exceed ``limit``, and 1 where it is 0 in ``dtype``.
 
-    Raises:
-        InvalidProblemError: a scale overflows ``dtype``.
+    Raises InvalidProblemError if a scale overflows ``dtype``.
     """
     found = scale.to(dtype)
     if not found.is_meta and not bool(found.isfinite().all()):

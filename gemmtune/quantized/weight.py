@@ -15,10 +15,10 @@ from ..problem.grouped_compositions import widened
 from ..problem.operations import Encoding
 from ..problem.scales import Blocks
 from ..version import __version__
-from .fsdp import GatheredByFsdp
 from .functions import performed
 from .parts import blocks_of, check_numbers, check_part, size_of
 from .rounding import Kind, rounded
+from .sharding import GatheredByFsdp
 from .views import untraced
 
 Tensor = torch.Tensor

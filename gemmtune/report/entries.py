@@ -1,7 +1,5 @@
 """One problem of a store or a result, as reports show it, and pairs of the same problem in two files."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass

@@ -1,8 +1,5 @@
 """Numbers that a report states: totals, counts by backend and by reason, and how long tuning took."""
 
-from __future__ import annotations
-
-import math
 import re
 import statistics
 from collections import Counter
@@ -14,8 +11,8 @@ from .entries import Entry, Pair
 
 def geomean(values: Iterable[float]) -> float | None:
     """Return the geometric mean, None of nothing."""
-    logs = [math.log(value) for value in values]
-    return math.exp(sum(logs) / len(logs)) if logs else None
+    found = list(values)
+    return statistics.geometric_mean(found) if found else None
 
 
 def natural(text: str) -> list[tuple[int, str]]:

@@ -1,7 +1,5 @@
 """Stored results of one problem on one machine, with the pick that calls would take."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable
 from dataclasses import dataclass

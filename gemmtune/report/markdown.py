@@ -1,7 +1,5 @@
 """The report as Markdown, short enough for a comment on a pull request."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 
 from .entries import Entry, Pair, pairs_of

@@ -1,7 +1,5 @@
 """Configs of vLLM's and SGLang's Triton kernel for experts: a file for each layer, with a config for each number of tokens."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Mapping
 from typing import Any

@@ -1,7 +1,5 @@
 """Texts of stored keys: problems, classes of problems, and machines."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The report of one store or result, or of two side by side, as a page of HTML."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Sequence
 

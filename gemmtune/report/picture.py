@@ -1,7 +1,5 @@
 """The report as a picture: rates under the limits, and speed over torch, drawn by matplotlib."""
 
-from __future__ import annotations
-
 import importlib
 from pathlib import Path
 from typing import Any
@@ -14,12 +12,7 @@ REMEDY = "a picture needs matplotlib: pip install matplotlib"
 
 
 def draw(source: Source, file: Path) -> None:
-    """Write a PNG.
-
-    Raises:
-        UnavailableError: matplotlib is not installed.
-        OSError: the file cannot be written.
-    """
+    """Write a PNG. Raises UnavailableError without matplotlib, and OSError if the file cannot be written."""
     try:
         figures: Any = importlib.import_module("matplotlib.figure")
     except ImportError as error:

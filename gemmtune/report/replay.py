@@ -1,7 +1,5 @@
 """Searches replayed on stored measurements: which time each would have found after so many choices, without a machine."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import random
@@ -142,8 +140,7 @@ def _why_not(known: Known) -> str:
 def device_of(fingerprint: str) -> DeviceInfo:
     """Return the preset of a machine's architecture, with its name and number of multiprocessors or threads.
 
-    Raises:
-        UnavailableError: there is no preset of the architecture.
+    Raises UnavailableError if there is no preset of the architecture.
     """
     fields = json.loads(fingerprint)
     like = preset(fields.get("arch", ""))

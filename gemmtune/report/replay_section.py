@@ -1,7 +1,5 @@
 """The section of a report about replayed searches: regret by the number of measured choices, as a plot and as a table."""
 
-from __future__ import annotations
-
 from markupsafe import Markup
 
 from ..page import Cell, Table, section

@@ -1,8 +1,7 @@
 """The roofline plot of a report as SVG: each problem by its operations per byte and its rate, under the limits of its machine."""
 
-from __future__ import annotations
-
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -70,9 +69,7 @@ def roofs(limits: Limits) -> list[tuple[str, float, float]]:
 
 def colours(entries: Iterable[Entry]) -> Mapping[str, int]:
     """Return the number of the colour of each backend, the most frequent first."""
-    counts: dict[str, int] = {}
-    for entry in entries:
-        counts[entry.backend] = counts.get(entry.backend, 0) + 1
+    counts = Counter(entry.backend for entry in entries)
     ordered = sorted(counts, key=lambda name: (-counts[name], name))
     return {name: min(number, SERIES - 1) for number, name in enumerate(ordered)}
 

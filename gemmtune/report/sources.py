@@ -1,7 +1,5 @@
 """Files that reports read: stores, their exports, results of ``tune --json`` and of the project's benchmark."""
 
-from __future__ import annotations
-
 import dataclasses
 import gzip
 import json
@@ -55,11 +53,7 @@ class Source:
 
 
 def read(path: Path) -> Source:
-    """Return the contents of a file.
-
-    Raises:
-        StoreError: it cannot be read, or is none of the files that reports know.
-    """
+    """Return the contents of a file. Raises StoreError if it cannot be read, or is none of the files that reports know."""
     try:
         text = path.read_bytes()
         if text.startswith(GZIP):

@@ -1,7 +1,5 @@
 """Measurements in T4, a format of auto-tuners: https://github.com/KernelTuner/kernel_tuner, ``schema/T4/1.0.0``."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from typing import Any
 

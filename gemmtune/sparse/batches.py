@@ -1,13 +1,7 @@
-"""Batches of block-sparse products as one product.
-
-Matrices stand side by side. Weights are stacked, or stand along a diagonal.
-"""
-
-from __future__ import annotations
+"""Batches of block-sparse products as one product. Matrices stand side by side. Weights are stacked, or stand along a diagonal."""
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import torch
 from torch.utils.weak import WeakIdKeyDictionary
@@ -21,20 +15,10 @@ from ..numerics.block_sparse import assembled, parts
 Tensor = torch.Tensor
 Multiply = Callable[[Tensor | PackedOperand, Tensor, Tensor | None], Tensor]
 """Function that does the operation on bsr [M, K], x [K, N], and inp [M, N] or None."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Joined:
-    """One weight made of a batch of weights, and the stamp of the batch."""
-
-    stamp: Stamp
-    weight: Tensor
-
-
 _stacked: WeakIdKeyDictionary = WeakIdKeyDictionary()
-"""Stacked weights by the batch they are made of. A change of the batch makes a new one."""
+"""Stamps of batches, and the stacked weights made of them, by the batch. A change of the batch makes a new one."""
 _diagonal: WeakIdKeyDictionary = WeakIdKeyDictionary()
-"""Diagonals of weights by the batch they are made of."""
+"""Stamps of batches, and the diagonals of weights made of them, by the batch."""
 
 
 def is_batch(weight: object, x: object) -> bool:
@@ -52,8 +36,7 @@ def batched_product(name: str, bsr: Tensor | PackedOperand, x: Tensor, inp: Tens
     A batch of ``x`` alone becomes further columns. A batch of weights with one ``x`` becomes one weight of more rows. With a batch
     of ``x`` it becomes one weight with the batch along its diagonal, whose absent blocks a kernel can skip at no cost.
 
-    Raises:
-        InvalidProblemError: the sizes do not fit, or the batches do not broadcast.
+    Raises InvalidProblemError if the sizes do not fit, or the batches do not broadcast.
     """
     weight = bsr.tensor if isinstance(bsr, PackedOperand) else bsr
     (*lead, m, k), (*batch, inner, n) = weight.shape, x.shape
@@ -90,13 +73,13 @@ def _joined(weight: Tensor, known: WeakIdKeyDictionary, *, diagonal: bool) -> Te
     """Return the batch as one weight. It is kept until the batch changes, and made in each call if a gradient is wanted."""
     follows = torch.is_grad_enabled() and weight.requires_grad
     watched = parts(weight)
-    if not follows and weight in known and known[weight].stamp.holds(watched):
-        joined: Tensor = known[weight].weight
-        return joined
+    kept: tuple[Stamp, Tensor] | None = None if follows else known.get(weight)  # type: ignore[no-untyped-call]
+    if kept is not None and kept[0].holds(watched):
+        return kept[1]
     stamp = Stamp.of(watched)
     made = _made(weight, diagonal=diagonal)
     if not follows:
-        known[weight] = _Joined(stamp, made)
+        known[weight] = (stamp, made)
     return made
 
 

@@ -4,8 +4,6 @@ bsr [M, K] @ x [K, N] is stated as a @ b with a = xᵀ and b = bsrᵀ, as in ``n
 takes, and its blocks cover rows and columns of b. The weight is passed as it is, in place of b.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -26,11 +24,7 @@ Tensor = torch.Tensor
 
 
 def weight_of(name: str, bsr: object) -> Tensor:
-    """Return the weight of a call, prepacked or not.
-
-    Raises:
-        InvalidProblemError: ``bsr`` is no tensor.
-    """
+    """Return the weight of a call, prepacked or not. Raises InvalidProblemError if ``bsr`` is no tensor."""
     weight = bsr.tensor if isinstance(bsr, PackedOperand) else bsr
     if not isinstance(weight, Tensor):
         sparsity_of(name, weight)  # which raises
@@ -38,18 +32,11 @@ def weight_of(name: str, bsr: object) -> Tensor:
 
 
 def operands_of(
-    name: str,
-    bsr: Any,
-    x: Any,
-    inp: Any,
-    out: Any,
-    epilogue: Callable[..., Tensor] | None,
-    epilogue_args: Sequence[Any],
+    name: str, bsr: Any, x: Any, inp: Any, out: Any, epilogue: Callable[..., Tensor] | None, epilogue_args: Sequence[Any]
 ) -> tuple[tuple[Any, ...], Sparsity]:
     """Check a call's arguments under the caller's names. Return the operands of its transpose and the class of the weight.
 
-    Raises:
-        InvalidProblemError: an argument is no tensor, or its dtype or shape does not fit the weight.
+    Raises InvalidProblemError if an argument is no tensor, or its dtype or shape does not fit the weight.
     """
     weight = bsr.tensor if isinstance(bsr, PackedOperand) else bsr
     sparsity = sparsity_of(name, weight)
@@ -110,11 +97,7 @@ def block_call(
     epilogue: Callable[..., Tensor] | None = None,
     epilogue_args: Sequence[Tensor] = NOTHING,
 ) -> Call:
-    """Return the call with these arguments of ``bsr_mm`` or ``bsr_addmm``, stated as its transpose.
-
-    Raises:
-        InvalidProblemError: an argument is no tensor, is on another device, or does not fit the others.
-    """
+    """Return the call of ``bsr_mm`` or ``bsr_addmm``, stated as its transpose. Raises InvalidProblemError for illegal arguments."""
     operands, sparsity = operands_of(name, bsr, x, inp, out, epilogue, epilogue_args)
     return call_of(
         name,

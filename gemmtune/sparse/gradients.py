@@ -1,7 +1,5 @@
 """Parts of the gradients of block-sparse products: the transposed weight, and the gradient of the weight's blocks."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 import torch

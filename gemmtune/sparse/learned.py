@@ -1,7 +1,5 @@
 """Tables of parameters for torch's kernel, from the measurements of a tuning."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 from ..backends.aten.blocks import learn

@@ -29,8 +29,7 @@ from ..numerics.block_sparse import assembled
 from ..operators.schema import NAMESPACE
 from ..problem.operations import OPERATIONS
 from .gradients import transposed
-from .layers import linear
-from .products import multiplied
+from .products import linear, multiplied
 from .sampled import sampled_blocks
 from .weights import declare, sparsity_of
 

@@ -1,6 +1,4 @@
-"""Products with a block-sparse weight."""
-
-from __future__ import annotations
+"""Products and linear layers with a block-sparse weight."""
 
 import sys
 from collections.abc import Callable, Sequence
@@ -18,6 +16,7 @@ from ..ops.autograd import Backward
 from ..ops.operate import in_python
 from ..problem.dtypes import is_float8
 from ..problem.fused import Then
+from ..problem.operations import OPERATIONS
 from ..problem.sparsity import Sparsity
 from .batches import batched_product, is_batch
 from .calls import operands_of, weight_of
@@ -144,6 +143,39 @@ def int_bsr_addmm(
     return result if out is None else out.copy_(result)
 
 
+def linear(x: Tensor, bsr: Tensor | PackedOperand, bias: Tensor | None = None) -> Tensor:
+    """Return x @ bsrᵀ + bias, as ``torch.nn.functional.linear`` does. Nothing is transposed in memory.
+
+    Args:
+        x: [..., K] of one dimension or more, of the dtype of ``bsr``.
+        bsr: [N, K], a weight for ``bsr_mm``, prepacked or not.
+        bias: [N], of the dtype of ``bsr``. That dtype is then float64, float32, float16 or bfloat16.
+
+    Returns:
+        [..., N], contiguous, of the dtype that ``bsr_mm`` returns. ``x``, ``bsr`` and ``bias`` have gradients.
+
+    Raises:
+        InvalidProblemError: the shapes do not fit together, or ``bsr_mm`` or ``bsr_addmm`` refuses the operands.
+    """
+    weight = weight_of("linear", bsr)
+    columns, size = weight.shape[1:], getattr(x, "shape", ())
+    if not size or size[-1:] != columns or (bias is not None and getattr(bias, "shape", None) != weight.shape[:1]):
+        got = [list(t.shape) if isinstance(t, Tensor) else type(t).__name__ for t in (x, weight, bias)]
+        raise InvalidProblemError(
+            f"linear: got x {got[0]}, bsr {got[1]} and bias {got[2]}, expected tensors x [..., K], bsr [N, K] and bias [N] or None"
+        )
+    rows = x.reshape(size[:-1].numel(), *columns)
+    added = None if bias is None else bias.unsqueeze(-1)
+    name, scalars = ("bsr_mm", ()) if bias is None else ("bsr_addmm", (1.0, 1.0))
+    if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (x, weight, bias)):
+        result = multiplied(name, bsr, rows.t(), added, scalars).t().contiguous()
+    else:
+        dtype = OPERATIONS[name].result_dtype(weight.dtype, epilogue=False)
+        result = x.new_empty((rows.shape[0], weight.shape[0]), dtype=dtype)
+        multiplied(name, bsr, rows.t(), added, scalars, out=result.t())
+    return result.reshape(*size[:-1], weight.shape[0])
+
+
 def multiplied(
     name: str,
     bsr: Tensor | PackedOperand,
@@ -206,11 +238,7 @@ def transposed_product(
 
 
 def _product(a: Tensor, b: Tensor, like: Tensor | None = None) -> Tensor:
-    """Return a @ b for a block-sparse b, or a @ b at the blocks of ``like``: the products of a backward pass.
-
-    Raises:
-        InvalidProblemError: the operands are 8-bit floats, whose products have no gradient.
-    """
+    """Return a @ b for a block-sparse b, or a @ b at the blocks of ``like``. Raises InvalidProblemError for 8-bit floats."""
     if is_float8(b.dtype):
         raise no_gradient("bsr_mm", "x" if like is None else "bsr")
     if like is not None:

@@ -9,8 +9,6 @@ There are three ways. The products of each are picked, proved and stored like al
 ===========  =====================================================================================================
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Scattered products of torch, in its three index formats: sums of products of listed blocks and matrices."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -85,7 +83,9 @@ def _check_format(op: str, indices_data: Sequence[Any]) -> None:
 def _of_lists(blocks: Tensor, others: Tensor, c_offsets: Tensor, pq: Tensor, *, accumulators: Tensor | None) -> Tensor:
     if pq.dim() != 2 or pq.shape[1] != 2:
         raise InvalidProblemError(f"scatter_mm: pq: got a tensor of shape {list(pq.shape)}, expected [products, 2]")
-    _check_starts("c_offsets", c_offsets, len(pq))
+    if not len(c_offsets) or (int(c_offsets[0]), int(c_offsets[-1])) != (0, len(pq)) or bool((c_offsets.diff() < 0).any()):
+        got = c_offsets.tolist()[:8]
+        raise InvalidProblemError(f"scatter_mm: c_offsets: got {got}, expected offsets that rise from 0 to {len(pq)}")
     terms = Terms(r=rows_of(c_offsets), p=pq[:, 0].long(), q=pq[:, 1].long())
     return _accumulated(_added_up(blocks, others, terms, len(c_offsets) - 1), accumulators)
 
@@ -97,17 +97,6 @@ def _accumulated(result: Tensor, accumulators: Tensor | None) -> Tensor:
         got, expected = list(accumulators.shape), list(result.shape)
         raise InvalidProblemError(f"scatter_mm: accumulators: got a tensor of shape {got}, expected {expected}")
     return accumulators.add_(result)
-
-
-def _check_starts(label: str, starts: Tensor, count: int) -> None:
-    if not len(starts) or int(starts[0]) != 0 or int(starts[-1]) != count or bool((starts.diff() < 0).any()):
-        raise InvalidProblemError(f"scatter_mm: {label}: got {starts.tolist()[:8]}, expected offsets that rise from 0 to {count}")
-
-
-def _check_places(label: str, places: Tensor, count: int) -> None:
-    outside = (places < 0) | (places >= count)
-    if bool(outside.any()):
-        raise InvalidProblemError(f"scatter_mm: got {int(places[outside][0])} among {label}, expected 0 to {count - 1}")
 
 
 def _of_tiles(blocks: Tensor, others: Tensor, indices_data: Sequence[Any], accumulators: Tensor | None) -> Tensor:
@@ -167,7 +156,9 @@ def _added_up(blocks: Tensor, others: Tensor, terms: Terms, count: int) -> Tenso
     if height != depth:
         raise InvalidProblemError(f"scatter_mm: got blocks of {depth} columns and others of {height} rows, expected as many")
     for label, places, most in (("results", terms.r, count), ("blocks", terms.p, held), ("others", terms.q, matrices)):
-        _check_places(label, places, most)
+        outside = places[(places < 0) | (places >= most)]
+        if len(outside):
+            raise InvalidProblemError(f"scatter_mm: got {int(outside[0])} among {label}, expected 0 to {most - 1}")
     order = torch.argsort(terms.r * max(matrices, 1) + terms.q, stable=True)
     r, p, q = (part[order] for part in terms)
     if bool(((r[1:] == r[:-1]) & (q[1:] == q[:-1])).any()):  # a sum has one matrix twice: each product gets a copy

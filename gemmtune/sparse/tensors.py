@@ -1,7 +1,5 @@
 """Block-sparse tensors of a given size and density, for tests and measurements."""
 
-from __future__ import annotations
-
 import torch
 
 from ..errors import InvalidProblemError

@@ -1,7 +1,5 @@
 """Block-sparse weights of calls, checked and classified once, and again after a change of their indices in place."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch
@@ -39,8 +37,7 @@ def sparsity_of(name: str, weight: object) -> Sparsity:
     A change counts if it is made through the weight (``weight.col_indices()``). torch reports no changes that are made through the
     tensors that a weight was made of.
 
-    Raises:
-        InvalidProblemError: ``weight`` is no sparse_bsr matrix, or its indices are out of range, unsorted or repeated.
+    Raises InvalidProblemError if ``weight`` is no sparse_bsr matrix, or its indices are out of range, unsorted or repeated.
     """
     if forward_ad._current_level >= 0:
         raise InvalidProblemError(

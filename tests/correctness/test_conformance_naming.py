@@ -12,7 +12,7 @@ from made_subjects import judged, made
 from rotation import rotated
 
 from gemmtune.conformance.bench.outcome import CaseStatus
-from gemmtune.conformance.diagnose import DIFFERS, FIRST_CALL, WRONG_DTYPE, kind_of
+from gemmtune.conformance.diagnose.match import DIFFERS, FIRST_CALL, WRONG_DTYPE, kind_of
 from gemmtune.conformance.options import RunOptions
 from gemmtune.conformance.report.summary import UNEXAMINED, UNKNOWN, Summary, summarise
 from gemmtune.conformance.runs.run import EXAMINED, Run

@@ -24,7 +24,7 @@ from gemmtune.declaration.traits import Traits
 
 PROPERTIES: tuple[Property, ...] = (
     *values.PROPERTIES,
-    *edges.PROPERTIES,
+    *(judging for judging in edges.PROPERTIES if judging.name != "full-tiles"),
     *(judging for judging in scalars.PROPERTIES if judging.name != "scales"),
     *special.PROPERTIES,
 )

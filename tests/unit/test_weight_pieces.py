@@ -12,9 +12,8 @@ from torch._ops import OpOverload
 from gemmtune import QuantizedWeight
 from gemmtune.errors import InvalidProblemError
 from gemmtune.quantized.asker import asker
-from gemmtune.quantized.fsdp import gathered_parts, whole_weight
 from gemmtune.quantized.pieces import joined, padded, piece, split, zeros
-from gemmtune.quantized.sharding import sharded
+from gemmtune.quantized.sharding import gathered_parts, sharded, whole_weight
 from gemmtune.quantized.views import DequantizedView
 
 aten = torch.ops.aten

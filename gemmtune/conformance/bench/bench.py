@@ -25,9 +25,9 @@ from ...problem import Problem
 from ...problem.dtypes import dtype_name
 from ..cases.case import Case
 from ..cases.statement import problem_of
-from ..diagnose import DIFFERS, FIRST_CALL, WRONG_DTYPE, Diagnosis, Evidence, GroupEvidence, diagnose, diagnose_grouped
-from .expected import Expected, NoResult
-from .outcome import Failure, error_text, heat_map
+from ..diagnose import Diagnosis, Evidence, GroupEvidence, diagnose, diagnose_grouped
+from ..diagnose.match import DIFFERS, FIRST_CALL, WRONG_DTYPE
+from .outcome import Expected, Failure, NoResult, error_text, heat_map
 
 MOST_REMEMBERED = 2**20
 """Maximum elements of a result that is kept to recognise it if a later call returns it again."""
@@ -57,7 +57,7 @@ class Bench:
         self.grade: float | None = None
         self.choice = ""
         self._judge = Judge(self.problem, self.claims, self.extra)
-        self._calls = 0
+        self._payload = POISONS[self.problem.out.dtype][0]
         self._results: list[torch.Tensor] = []
         self._ends: list[tuple[int, ...]] = []
         self._latest: tuple[torch.Tensor | None, bool] = (None, False)
@@ -85,9 +85,7 @@ class Bench:
         If the case has an ``out``, one is passed that is poisoned and lies between guard bands. A given ``out`` is used as it is.
         Without ``watch`` the inputs may change. Without ``wait`` the device is not synchronised.
 
-        Raises:
-            Refused: the GEMM raised an error.
-            NoResult: the returned value cannot be judged.
+        Raises Refused if the GEMM raises an error, and NoResult if the returned value cannot be judged.
         """
         payload, guards, kept = self.next_payload(), None, None
         epilogue = {f"epilogue_args[{i}]": tensor for i, tensor in enumerate(self.given(operands).extra)}
@@ -141,12 +139,9 @@ class Bench:
 
     def next_payload(self) -> int:
         """Return the poison bits for the next out. Consecutive calls use different bits."""
-        self._calls += 1
+        first, second = POISONS[self.problem.out.dtype]
+        self._payload = second if self._payload == first else first
         return self._payload
-
-    @property
-    def _payload(self) -> int:
-        return POISONS[self.problem.out.dtype][self._calls % 2]
 
     def received(self, result: object, out: torch.Tensor | None = None) -> torch.Tensor:
         """Return the result as a tensor. Raises NoResult if it is no tensor or has the wrong shape, dtype or device."""

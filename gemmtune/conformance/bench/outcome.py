@@ -1,6 +1,4 @@
-"""The outcome of one case: values that travel between processes and into reports."""
-
-from __future__ import annotations
+"""The expected result of one call, and the outcome of one case: values that travel between processes and into reports."""
 
 import dataclasses
 import math
@@ -10,6 +8,8 @@ from typing import Any
 
 import torch
 
+from ...numerics.operands import Operands
+from ...numerics.propagate import Approximate
 from ..cases.case import Case
 
 MOST_LINES, MOST_WIDE = 20, 400
@@ -33,6 +33,21 @@ class CaseStatus(StrEnum):
     def bad(self) -> bool:
         """True if the status counts against the GEMM."""
         return self not in (CaseStatus.PASSED, CaseStatus.REFUSED)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Expected:
+    """All elements of the right result, float64 (B, M, N), and the operands that they came from."""
+
+    name: str
+    operands: Operands
+    right: Approximate
+    known: bool = True
+    """False if ``right`` may itself be wrong. Then no bug is named as the explanation."""
+
+
+class NoResult(Exception):
+    """The call returned nothing that can be judged further. The failure has been recorded."""
 
 
 def error_text(error: Exception) -> str:

@@ -8,22 +8,8 @@ from dataclasses import dataclass
 
 import torch
 
-from ...declaration.blocks import PLAIN as PLAIN_BLOCKS
-from ...declaration.blocks import sparsity_of_text
-from ...declaration.labels import (
-    BIASES,
-    DTYPES,
-    GATES,
-    INDEX_DTYPES,
-    NARROW_FLOATS,
-    OPS,
-    ROWS,
-    SCALES,
-    SCALES_OF,
-    SHORT_DTYPES,
-    WEIGHTS,
-    weights_of,
-)
+from ...declaration import labels
+from ...declaration.labels import DTYPES, PLAIN_BLOCKS, ROWS, SCALES_OF, SHORT_DTYPES, WEIGHTS, sparsity_of_text, weights_of
 from ...declaration.layouts import PLAIN, OperandLayout, kinds_of_texts
 from ...errors import CaseError
 from ...foreign import shown
@@ -35,13 +21,15 @@ PLAIN_GROUPS = 4
 """Groups of a case that gives no number."""
 SCALARS = ("zero", "one", "general")
 YES_NO = ("no", "yes")
+_ALWAYS = ("property_name", "op", "dtype", "m", "n", "k", "batch")
+"""Fields at the start of every id."""
 _LONG_DTYPES = {short: name for name, short in SHORT_DTYPES.items()}
 _SIZES = re.compile(r"(?:(\d{1,18})x)?(\d{1,18})x(\d{1,18})x(\d{1,18})")
 _PROPERTY, _VARIANT = re.compile(r"[a-z][a-z0-9-]*"), re.compile(r"[A-Za-z0-9_.+]+")
 _LEGAL: dict[str, tuple[str, ...]] = {
-    "op": OPS, "dtype": tuple(DTYPES), "bias": BIASES, "alpha": SCALARS, "beta": SCALARS, "scales": SCALES,
-    "scale_dtype": ("", *NARROW_FLOATS), "zeros": YES_NO, "result": ("", *NARROW_FLOATS), "gated": ("", *GATES),
-    "index": ("", *INDEX_DTYPES),
+    "op": labels.OPS, "dtype": tuple(DTYPES), "bias": labels.BIASES, "alpha": SCALARS, "beta": SCALARS, "scales": labels.SCALES,
+    "scale_dtype": ("", *labels.NARROW_FLOATS), "zeros": YES_NO, "result": ("", *labels.NARROW_FLOATS),
+    "gated": ("", *labels.GATES), "index": ("", *labels.INDEX_DTYPES),
 }  # fmt: skip
 
 
@@ -84,7 +72,7 @@ class Case:
     If given, c has the layout of b and d that of a. Empty: K of the first product, with c laid out as a and d as b.
     """
     blocks: str = ""
-    """Class of a block-sparse weight, as ``declaration.blocks`` spells it. Empty: 16x16 blocks, half of them present."""
+    """Class of a block-sparse weight, as ``labels.sparsity_of_text`` reads it. Empty: 16x16 blocks, half of them present."""
     groups: str = ""
     """Number of groups of a grouped product. Empty: 4."""
     tokens: str = ""
@@ -137,10 +125,7 @@ class Case:
         """The case as one word, such as ``bound:mm-bf16-127x64x33-a.col+4@1-seed.7``. Fields with their default are omitted."""
         sizes = "x".join(map(str, ((self.batch,) if self.batched else ()) + (self.m, self.n, self.k)))
         parts = [self.op, SHORT_DTYPES[self.dtype], sizes]
-        for name in _OPTIONAL:
-            value = getattr(self, name)
-            if value != _DEFAULTS[name]:
-                parts.append(f"{name}.{value}")
+        parts += [f"{name}.{value}" for name, default in _OPTIONAL.items() if (value := getattr(self, name)) != default]
         return f"{self.property_name}:{'-'.join(parts)}"
 
     @classmethod
@@ -233,11 +218,8 @@ class Case:
         return kinds_of_texts(self.a, self.b, *([self.inp] if self.added or self.op in SCALES_OF else []))
 
 
-_DEFAULTS = {f.name: f.default for f in dataclasses.fields(Case)}
-_OPTIONAL = (
-    "a", "b", "out", "inp", "bias", "alpha", "beta", "scales", "scale_dtype", "weights", "zeros", "result", "k2", "blocks",
-    "groups", "tokens", "each", "gated", "index", "variant", "seed",
-)  # fmt: skip
+_OPTIONAL = {f.name: f.default for f in dataclasses.fields(Case)[len(_ALWAYS) :]}
+"""Fields that an id may have, in its order, and their defaults."""
 
 
 def _check_word(name: str, value: str, legal: tuple[str, ...]) -> None:

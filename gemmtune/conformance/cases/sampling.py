@@ -4,8 +4,6 @@ Sizes, strides and variants advance together, each at its own pace. A few cases 
 combination. Every operation with each of its dtypes always occurs. Each starts where the previous one stopped.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 import random
@@ -14,8 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from ...declaration.blocks import KINDS, SIDES, sparsity_of_text
-from ...declaration.labels import DTYPES, ROWS, STRIDED, plain_scales
+from ...declaration.labels import BLOCK_KINDS, BLOCK_SIDES, DTYPES, ROWS, STRIDED, plain_scales, sparsity_of_text
 from ...declaration.layouts import PLAIN
 from .case import Case
 from .forms import PLAIN_FORMS, form_number, forms_of
@@ -153,8 +150,8 @@ class Sample:
         (m, n, k), (a, b), traits = size, pair, scope.traits
         fields: dict[str, Any] = {"variant": variant} if isinstance(variant, str) else {}
         if plain.row.sparse:
-            sides = traits.blocks or SIDES
-            kind = KINDS[(number + number // len(sides)) % len(KINDS)]
+            sides = traits.blocks or BLOCK_SIDES
+            kind = BLOCK_KINDS[(number + number // len(sides)) % len(BLOCK_KINDS)]
             fields |= {"blocks": sides[number % len(sides)] + kind}
             b, (n, k) = PLAIN, in_blocks(fields["blocks"], n, k)
         if plain.row.grouped:

@@ -1,7 +1,5 @@
 """The Problem of a case: an operand for each of the row's, with sizes by their symbols."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any
 

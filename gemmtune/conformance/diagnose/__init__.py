@@ -5,8 +5,6 @@ apart. A bug that explains the wrong elements but would spoil right ones is repo
 the diagnosis describes the map of errors, or stays empty.
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator
 
@@ -15,21 +13,10 @@ import torch
 from . import addressing, epilogue, k_ranges, quantized, rounding
 from .evidence import Evidence, View
 from .groups import GroupEvidence, diagnose_groups
-from .match import DIFFERS, FIRST_CALL, WRONG_DTYPE, Bug, Diagnosis, fitting, kind_of
+from .match import Bug, Diagnosis, fitting, kind_of
 from .signs import errors_in, first_sign, last_sign, place
 
-__all__ = [
-    "BUGS",
-    "DIFFERS",
-    "FIRST_CALL",
-    "WRONG_DTYPE",
-    "Diagnosis",
-    "Evidence",
-    "GroupEvidence",
-    "diagnose",
-    "diagnose_grouped",
-    "kind_of",
-]
+__all__ = ["BUGS", "Diagnosis", "Evidence", "GroupEvidence", "diagnose", "diagnose_grouped", "kind_of"]
 
 BUGS: tuple[Bug, ...] = (
     epilogue.missing,
@@ -98,9 +85,7 @@ def _one_thread() -> Iterator[None]:
 def _reproduced(view: View, evidence: Evidence) -> tuple[list[str], str, list[str]]:
     """Try all bugs on a view.
 
-    Returns:
-        Bugs that give this result everywhere, the first bug that gives it only at the wrong elements, and bugs with too little
-        evidence.
+    Return those that give this result everywhere, the first that gives it only at the wrong elements, and the unsure ones.
     """
     everywhere: list[str] = []
     possible: list[str] = []

@@ -1,7 +1,5 @@
 """Bugs of addresses: ignored strides, offsets and batches, transposed operands, an unmasked end of a dimension."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 

@@ -1,7 +1,5 @@
 """Bugs of the epilogue: alpha, beta, the added operand, scales."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from typing import Unpack

@@ -1,7 +1,5 @@
 """Evidence for a diagnosis: a wrong result, the right one, and the operands."""
 
-from __future__ import annotations
-
 import functools
 import math
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Known bugs of grouped products, each as a change of operands, of offsets or of the problem that gives the same result."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import itertools
@@ -191,13 +189,10 @@ def _of_terms(problem: Problem, operands: Operands, pieces: Pieces) -> Iterator[
             shorter = [(begin, max(begin, end - size)) for begin, end in pieces]
             yield Change(text=f"last {size} terms of groups dropped", operands=operands, pieces=shorter)
         elif size < k:
-            for text, dropped in (
-                (f"last K block of {size} dropped", slice(k - size, k)),
-                (f"first K block of {size} dropped", slice(size)),
-            ):
+            for end, dropped in (("last", slice(k - size, k)), ("first", slice(size))):
                 a = operands.a.clone()
                 _bits(a)[:, dropped] = 0
-                yield _with(operands, pieces, text, a=a)
+                yield _with(operands, pieces, f"{end} K block of {size} dropped", a=a)
     for tile in TILES if problem.divides_terms else ():
         whole = [(begin, begin + (end - begin) // tile * tile) for begin, end in pieces]
         yield Change(text=f"terms of groups past a multiple of {tile} dropped", operands=operands, pieces=whole)

@@ -1,7 +1,5 @@
 """Diagnosis of a wrong grouped product: a wrong group, wrong offsets, wrong rows, or a bug of one group's product."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Sequence

@@ -4,8 +4,6 @@ The contribution of a range of K to an element is a difference of two prefix sum
 elements. A range that matches is then tried on the view.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 

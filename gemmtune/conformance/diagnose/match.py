@@ -1,7 +1,5 @@
 """Matching: tests if a suspected bug gives the wrong result."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """Bugs of quantized operands: scales and zero points of other elements, wrong unpacking, integer sums that are too narrow."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import torch

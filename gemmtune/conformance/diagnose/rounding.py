@@ -1,7 +1,5 @@
 """Bugs of precision: an accumulator, partial sums or an epilogue step in a narrower dtype than claimed."""
 
-from __future__ import annotations
-
 import functools
 import itertools
 import math
@@ -158,23 +156,19 @@ def _rms(x: torch.Tensor) -> float:
     return float(largest * (x / largest).square().mean().sqrt())
 
 
-def _to(dtype: torch.dtype) -> Callable[[torch.Tensor], torch.Tensor]:
-    return lambda x: x.to(dtype).double()
-
-
 def _tf32(x: torch.Tensor, added: int) -> torch.Tensor:
     """Return float32 numbers with 11 significand bits. ``added`` is added to the 13 bits that are then dropped."""
     return ((x.float().view(torch.int32) + added) & -(2**13)).view(torch.float32).double()
 
 
 _NARROWER: tuple[tuple[str, Callable[[torch.Tensor], torch.Tensor]], ...] = (
-    ("float32", _to(torch.float32)),
+    ("float32", functools.partial(_through, dtype=torch.float32)),
     ("tf32", lambda x: _tf32(x, 2**12)),
     ("tf32, cut off", lambda x: _tf32(x, 0)),
-    ("bfloat16", _to(torch.bfloat16)),
-    ("float16", _to(torch.float16)),
-    ("float8_e4m3fn", _to(torch.float8_e4m3fn)),
-    ("float8_e5m2", _to(torch.float8_e5m2)),
+    ("bfloat16", functools.partial(_through, dtype=torch.bfloat16)),
+    ("float16", functools.partial(_through, dtype=torch.float16)),
+    ("float8_e4m3fn", functools.partial(_through, dtype=torch.float8_e4m3fn)),
+    ("float8_e5m2", functools.partial(_through, dtype=torch.float8_e5m2)),
 )
 
 

@@ -1,7 +1,5 @@
 """Diagnoses from the map of errors alone: unwritten elements, misplaced NaN and infinities, addresses that wrap at 32 bits."""
 
-from __future__ import annotations
-
 import itertools
 
 import torch

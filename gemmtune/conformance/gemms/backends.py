@@ -5,8 +5,6 @@ through many configs. ``gemmtune conformance gemmtune`` tests the public operati
 ``cutlass_sm75`` and the like are the kernels for an older architecture, whose PTX the driver translates for the present GPU.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import itertools
@@ -86,8 +84,7 @@ class BackendSubject(Subject):
     def __call__(self, call: Call) -> torch.Tensor:
         """Run the problem's choice. A block-sparse weight is prepacked at each call if the choice takes only prepacked ones.
 
-        Raises:
-            NotImplementedError: the backend has no choice, or the call is captured and would prepack its weight.
+        Raises NotImplementedError without a choice, and for a captured call that would prepack its weight.
         """
         choice, kernel = self._bound(call.problem)
         if choice.problem == call.problem or choice.packed_format is None:
@@ -98,22 +95,16 @@ class BackendSubject(Subject):
         return dataclasses.replace(call, tensors=(a, choice.pack(b), *others)).by(kernel)
 
     def choice_of(self, call: Call) -> str:
-        """Return the name of the problem's choice."""
         return self._bound(call.problem)[0].name
 
     def claims(self, problem: Problem) -> Claims:
-        """Return the claims of the problem's choice."""
         try:
             return self.choice(problem).claims
         except NotImplementedError:
             return super().claims(problem)
 
     def choice(self, problem: Problem) -> Choice:
-        """Return the choice for a problem. The problem's key selects it, so it is always the same one.
-
-        Raises:
-            NotImplementedError: the backend offers none. The message has its reasons.
-        """
+        """Return the problem's choice, selected by its key. Raises NotImplementedError with the backend's reasons without one."""
         device = preset(self.arch) if self.arch else detect(problem.device_type)
         chosen = dataclasses.replace(settings.current(), backends=(self.backend,), extra_choices=None)
         reasons: dict[str, None] = {}
@@ -125,11 +116,7 @@ class BackendSubject(Subject):
         raise NotImplementedError(f"{self.backend} has no choice: {'; '.join(reasons) or 'the product is empty'}")
 
     def _bind(self, problem: Problem) -> tuple[Choice, Kernel]:
-        """Return the problem's choice and its kernel, built from PTX for an older architecture.
-
-        Raises:
-            NotImplementedError: the device cannot run the kernel.
-        """
+        """Return the choice and its kernel, from PTX for an older GPU. Raises NotImplementedError if the kernel cannot run here."""
         choice = made = self.choice(problem)
         if self.arch is not None and isinstance(choice, CompiledChoice):
             way = how_to_run(self.arch, detect(choice.problem.device_type))

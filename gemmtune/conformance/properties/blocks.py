@@ -1,13 +1,10 @@
 """Properties of block-sparse weights: patterns of blocks, absent blocks, changes in place."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from ...declaration.labels import FLOATS, SPARSE
 from ...numerics.block_sparse import by_blocks, parts
 from ..bench.bench import Bench
-from ..cases.case import Case
 from ..cases.sampling import Sample, Size
 from .property import Property, declared, stage, tested
 
@@ -52,10 +49,6 @@ def check_changed(bench: Bench) -> None:
         bench.expect(bench.call(operands), operands)
 
 
-def _has_columns(case: Case) -> bool:
-    return case.sparsity is not None and case.k > case.sparsity.block_k and case.dtype != "int8"
-
-
 def _sample(budget: tuple[int, int, int], **more: Any) -> Sample:
     return Sample(budget=budget, shapes=SIZES, ops=SPARSE, **more)
 
@@ -72,6 +65,10 @@ PROPERTIES = (
     ),
     Property(
         "changed-in-place", "values and column indices of a weight count as they are when it is called", check_changed,
-        _sample((20, 60, 200), admits=_has_columns), needs=tested(SPARSE, NONE_TESTED),
+        _sample(
+            (20, 60, 200),
+            admits=lambda case: case.sparsity is not None and case.k > case.sparsity.block_k and case.dtype != "int8",
+        ),
+        needs=tested(SPARSE, NONE_TESTED),
     ),
 )  # fmt: skip

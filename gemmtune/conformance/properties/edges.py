@@ -1,17 +1,20 @@
-"""Properties of sizes: at the edges of tiles, long, and empty."""
+"""Properties of sizes: at the edges of tiles, long, empty, and of whole tiles without masks, where kernels have their main path."""
 
-from __future__ import annotations
+from collections.abc import Iterator, Sequence
 
-from collections.abc import Iterator
+import torch
 
-from ...declaration.labels import ROWS, SINGLE
+from ...declaration.labels import OPS, ROWS, SINGLE
+from ...declaration.layouts import PLAIN
+from ...numerics.expectation import Referenced
+from ...numerics.reference import Region, reference
 from ...problem.operations import BATCHED_OPS
 from ..bench.bench import Bench
 from ..cases.case import Case
 from ..cases.sampling import EDGES, Sample, Size, fitting, plain_pairs
 from ..cases.scope import Level, Scope
 from .property import Property
-from .values import check_cancellation, check_integers
+from .values import check_cancellation, check_integers, check_one_hot_a, check_one_hot_b
 
 LONG = (2**13 + 3, 2**15 + 3, 2**16 + 3)
 """Sizes above what 13, 15 and 16 bits index. The last also exceeds a CUDA grid's limit along its second dimension."""
@@ -25,6 +28,12 @@ BETWEEN: tuple[Size, ...] = (
 columns. Such sizes have kernels of their own."""
 SMOKE_PLACES = (0, 5, 11)
 """Start positions of M, N and K in EDGES at smoke. They differ, so that each size occurs once in each dimension."""
+WHOLE_TILES: tuple[Size, ...] = ((512, 512, 512),)
+MORE_TILES: tuple[Size, ...] = ((640, 512, 768), (512, 768, 640), (1024, 1024, 1024), (768, 1280, 512), (513, 769, 514))
+EVERY = 17
+"""Distance of the rows that are compared with a reference: some in each tile, at another place in each."""
+GROUPS = 2
+"""Groups of a grouped product. Each has as many rows, or terms, as another operation's product."""
 
 
 def check_long(bench: Bench) -> None:
@@ -102,16 +111,63 @@ def _empty_needs(scope: Scope) -> str | None:
     return None if batched or 0 in scope.traits.least[:2] else "M and N are declared to be at least 1, and there is no batch"
 
 
+def check_tiles(bench: Bench) -> None:
+    """Check single products of full significands, in rows then in columns, and some whole rows of random data within the bound.
+
+    A single product shows terms that are lost, or taken twice. All elements are compared, and no product is made for them.
+    """
+    if bench.problem.groups:
+        _check_groups(bench)
+        return
+    for check in (check_one_hot_a, check_one_hot_b, _check_rows):
+        check(bench)
+        if bench.failures:
+            return
+
+
+def _check_rows(bench: Bench) -> None:
+    operands = bench.probes.random()
+    rows = torch.arange(0, bench.problem.m, EVERY, device=bench.device)
+    some = (reference(operands, Region(rows=rows)),)
+    bench.expect_that(bench.call(operands), Referenced(name="some rows of random data", operands=operands, references=some))
+
+
+def _check_groups(bench: Bench) -> None:
+    groups = bench.groups
+    ends = groups.patterns["even"]
+    for make in (groups.one_hot, groups.random):
+        expectation = make(ends)
+        if expectation is not None and not bench.expect_that(bench.call(expectation.operands), expectation):
+            return
+
+
+def _sizes(scope: Scope) -> Sequence[Size]:
+    return WHOLE_TILES if scope.level is Level.SMOKE else (*WHOLE_TILES, *MORE_TILES)
+
+
+def _whole(case: Case) -> Case:
+    """Return ``case`` with half of the blocks of a sparse weight, one matrix of a batch, or groups of the given sizes."""
+    if case.sparsity is not None:
+        return case.changed(blocks=f"{case.sparsity.sides}@0.5")
+    if case.batched:
+        return case.changed(batch=1)
+    if not case.row.grouped:
+        return case
+    divided = {"k": case.k * GROUPS} if case.row.out[0] == "G" else {"m": case.m * GROUPS // int(case.each or 1)}
+    return case.changed(groups=str(GROUPS), **divided)
+
+
+def _free(case: Case) -> bool:
+    return {case.a, case.b} <= {PLAIN, "col"}
+
+
 PROPERTIES = (
     Property(
         "edges", "sizes one below, at and one above those of tiles, in every combination of two; some between those",
         check_cancellation,
         _edges, drawn=True,
     ),
-    Property(
-        "long", "more than 2^13, 2^15 and 2^16 rows, columns and terms; hundreds of tiles", check_long,
-        _long,
-    ),
+    Property("long", "more than 2^13, 2^15 and 2^16 rows, columns and terms; hundreds of tiles", check_long, _long),
     Property(
         "empty", "without rows, columns or matrices, an empty result of the right shape", check_empty,
         _empty, needs=_empty_needs,
@@ -119,5 +175,9 @@ PROPERTIES = (
     Property(
         "k-zero", "with nothing to sum, beta · C or zeros", check_integers,
         _k_zero, needs=lambda scope: "K is declared to be at least 1" if scope.traits.least[2] else None,
+    ),
+    Property(
+        "full-tiles", "products of several whole tiles in every dimension", check_tiles,
+        Sample(budget=(0, 120, 600), shapes=_sizes, ops=OPS, admits=_free, finish=_whole),
     ),
 )  # fmt: skip

@@ -1,7 +1,5 @@
 """Properties of grouped products: ends of groups, data next to a group, scales, offsets that change in place."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any
 

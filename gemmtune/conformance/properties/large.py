@@ -1,7 +1,5 @@
 """Properties of offsets and sizes that exceed 32-bit integers."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Iterator
 
@@ -121,10 +119,7 @@ def _large_needs(scope: Scope) -> str | None:
 
 
 PROPERTIES = (
-    Property(
-        "large-offsets", "rows of a, b or out that begin beyond 2^31 elements", check_large_offsets,
-        _far_cases,
-    ),
+    Property("large-offsets", "rows of a, b or out that begin beyond 2^31 elements", check_large_offsets, _far_cases),
     Property(
         "large-sizes", "more than 2^31 elements in a, b or the result", check_large_sizes,
         Sample(

@@ -1,7 +1,5 @@
 """Properties of memory: out, the memory around it, unchanged inputs, and results that must stay as they are."""
 
-from __future__ import annotations
-
 import itertools
 
 import torch
@@ -14,21 +12,9 @@ from ..cases.sampling import Sample, Size
 from .property import Property, check_calls, check_once, declared, exact_probe, overwrite, same_bits, stage
 
 OUT_STRIDES = (
-    "row",
-    "row+1",
-    "col",
-    "row@1",
-    "every2",
-    "row+8",
-    "col+4",
-    "row+3@2",
-    "col@3",
-    "every2+5@1",
-    "row~1",
-    "col+1~1",
-    "row+8@1",
+    "row", "row+1", "col", "row@1", "every2", "row+8", "col+4", "row+3@2", "col@3", "every2+5@1", "row~1", "col+1~1", "row+8@1",
     "row~i",
-)
+)  # fmt: skip
 TILE_EDGES: tuple[Size, ...] = (
     (1, 1, 1), (15, 17, 33), (64, 64, 64), (31, 33, 16), (63, 65, 64), (127, 129, 40), (1, 257, 8), (255, 1, 8), (100, 100, 100),
 )  # fmt: skip

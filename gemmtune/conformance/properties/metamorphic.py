@@ -4,9 +4,8 @@ Operands are small integers, whose sums are exact in any order, so that the rela
 under the GEMM's claims, the error bound judges a result on random data instead.
 """
 
-from __future__ import annotations
-
 import dataclasses
+import functools
 from collections.abc import Callable
 
 import torch
@@ -27,8 +26,6 @@ TRANSPOSABLE = ("mm", "bmm", "int_mm", "scaled_mm")
 """Operations whose two operands have the same kind, with nothing else but scales."""
 A_SCALE, B_SCALE = 8.0, 4.0
 """Powers of two, so that scaling the operands changes only the exponents of the result."""
-
-
 Called = tuple[Bench, Operands]
 
 
@@ -75,13 +72,12 @@ def check_permutation(bench: Bench) -> None:
         zero_b=moved(problem.zero_b, operands.zero_b, "n"),
         extra=tuple(factor for layout, x in factors if (factor := moved(layout, x)) is not None),
     )
-    _expect_alike(
+    return _expect_alike(
         (bench, operands),
         (bench, permuted),
         lambda result, _: result.index_select(-2, rows).index_select(-1, cols),
         name="rows of a and columns of b in another order",
     )
-    return None
 
 
 def check_transpose(bench: Bench) -> None:
@@ -99,8 +95,7 @@ def check_transpose(bench: Bench) -> None:
         scale_b=_transposed(operands.scale_a),
     )
     name = "bᵀ @ aᵀ compared with the transposed a @ b"
-    _expect_alike((bench, operands), (other, mirrored), lambda result, _: result.mT, name=name)
-    return None
+    return _expect_alike((bench, operands), (other, mirrored), lambda result, _: result.mT, name=name)
 
 
 def check_scaling(bench: Bench) -> None:
@@ -127,8 +122,7 @@ def check_scaling(bench: Bench) -> None:
         return torch.where(rounded_apart, other, (before * factor).to(result.dtype))
 
     name, exact = f"{which} times {factor:g}", not bench.claims.deterministic
-    _expect_alike((bench, operands), (bench, scaled), times, name=name, exact=exact)
-    return None
+    return _expect_alike((bench, operands), (bench, scaled), times, name=name, exact=exact)
 
 
 def check_k_padding(bench: Bench) -> None:
@@ -156,8 +150,7 @@ def check_k_padding(bench: Bench) -> None:
         zero_b=_lengthened(operands.zero_b, padding.zero_b),
     )
     name = f"K padded from {k} to {other.case.k} with zeros"
-    _expect_alike((bench, operands), (other, padded), lambda result, _: result, name=name)
-    return None
+    return _expect_alike((bench, operands), (other, padded), lambda result, _: result, name=name)
 
 
 def check_identity(bench: Bench) -> None:
@@ -204,21 +197,16 @@ def _transposed_case(case: Case) -> Case:
 
 _has_products = tested((*TRANSPOSABLE, "mixed_mm"), "every tested operation adds something to the product")
 
+_sample = functools.partial(Sample, budget=(36, 100, 500), shapes=SIZES)
 PROPERTIES = (
     Property(
         "permutation", "rows of a and columns of b in another order give the same numbers in that order", check_permutation,
-        Sample(
-            budget=(36, 100, 500),
-            shapes=SIZES,
-            ops=ONE_PRODUCT,
-            admits=lambda case: case.scales != "block_128x128",  # columns that share a scale would have to stay together
-        ),
+        # Columns that share a scale would have to stay together.
+        _sample(ops=ONE_PRODUCT, admits=lambda case: case.scales != "block_128x128"),
     ),
     Property(
         "transpose", "bᵀ @ aᵀ is the transposed a @ b", check_transpose,
-        Sample(
-            budget=(36, 100, 500),
-            shapes=SIZES,
+        _sample(
             admits=lambda case: case.op in TRANSPOSABLE and case.scales == "tensor" and not case.weights,
             further=lambda case: [_transposed_case(case)],
         ),
@@ -226,9 +214,7 @@ PROPERTIES = (
     ),
     Property(
         "scaling", "operands times a power of two give the result times that", check_scaling,
-        Sample(
-            budget=(36, 100, 500),
-            shapes=SIZES,
+        _sample(
             variants=("a", "b"),
             ops=ONE_PRODUCT,
             # 8-bit floats have too few exponents for scaling, and 8-bit integers too few bits.
@@ -237,13 +223,11 @@ PROPERTIES = (
     ),
     Property(
         "k-padding", "zeros appended along K change nothing", check_k_padding,
-        Sample(budget=(36, 100, 500), shapes=SIZES, variants=("a.1", "b.7", "a.64", "b.31"), ops=ONE_PRODUCT),
+        _sample(variants=("a.1", "b.7", "a.64", "b.31"), ops=ONE_PRODUCT),
     ),
     Property(
         "identity", "a times the identity is a, bit by bit", check_identity,
-        Sample(
-            budget=(36, 100, 500),
-            shapes=SIZES,
+        _sample(
             variants=("a", "b"),
             ops=ONE_PRODUCT,
             admits=lambda case: not case.added and case.op == case.row.name,

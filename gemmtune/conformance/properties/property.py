@@ -1,7 +1,5 @@
 """One property: an assertion about every GEMM, its check and its cases. Also the exact probes that checks share."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """Properties of factors and terms other than a and b: alpha, beta, the added operand, scales and zero points."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 
@@ -35,8 +33,6 @@ STRIDES: dict[str, tuple[str, ...]] = {
     "scalar": ("row", "row@1"),
 }
 """Layouts of the added operand to try for each of its shapes."""
-
-
 SCALED = tuple(op for op in SINGLE if op in SCALES_OF)
 """Operations with scales, without grouped ones."""
 

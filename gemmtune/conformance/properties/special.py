@@ -4,9 +4,8 @@ Operands are small integers with NaN or infinities among them, or numbers at the
 known exactly.
 """
 
-from __future__ import annotations
-
 import dataclasses
+import functools
 import itertools
 import math
 
@@ -222,21 +221,16 @@ def _has_zeros(case: Case) -> bool:
     return not case.packed and case.zeros == "no" and not dtype.is_integer and (value == "nan" or dtype.has_infinity)
 
 
+_specials = functools.partial(Sample, budget=(48, 160, 800), shapes=SHORT)
+_ranged = functools.partial(Sample, budget=(32, 96, 400), shapes=RANGED)
 PROPERTIES = (
     Property(
         "nan", "a NaN reaches the elements that depend on it, and no others", check_nan,
-        Sample(
-            budget=(48, 160, 800),
-            shapes=SHORT,
-            variants=("a", "b", "a.last", "b.last", "c", "a.first", "b.first"),
-            admits=_has_nan,
-        ),
+        _specials(variants=("a", "b", "a.last", "b.last", "c", "a.first", "b.first"), admits=_has_nan),
     ),
     Property(
         "infinity", "infinities keep their signs; ∞ − ∞ and ∞ · 0 are NaN", check_infinity,
-        Sample(
-            budget=(48, 160, 800),
-            shapes=SHORT,
+        _specials(
             variants=("a", "b", "c"),
             admits=_has_infinity,
             # A larger beta times the largest number is infinite too.
@@ -245,9 +239,7 @@ PROPERTIES = (
     ),
     Property(
         "zeros", "lines, blocks and ranges of zeros against NaN and infinity give NaN", check_zeros,
-        Sample(
-            budget=(48, 160, 800),
-            shapes=SHORT,
+        _specials(
             variants=tuple(
                 f"{which}.{where}.{value}"
                 for where, which, value in itertools.product(("lines", "block", "range", "all"), "ab", ("nan", "inf"))
@@ -270,9 +262,7 @@ PROPERTIES = (
     ),
     Property(
         "overflow", "results beyond the largest number are the right infinity, and only those", check_overflow,
-        Sample(
-            budget=(32, 96, 400),
-            shapes=RANGED,
+        _ranged(
             variants=tuple({"variant": name, "alpha": "one", "beta": "one"} for name in ("", "largest")),
             ops=(*DENSE_OPS, "scaled_mm"),
             # Sums of 8-bit floats can exceed float16 only.
@@ -281,9 +271,7 @@ PROPERTIES = (
     ),
     Property(
         "subnormal", "subnormal inputs and results are kept, or become 0 where that is declared", check_subnormal,
-        Sample(
-            budget=(32, 96, 400),
-            shapes=RANGED,
+        _ranged(
             variants=("", "results"),
             # Products of 8-bit floats are not subnormal in 16 bits. tf32 drops the last bits of subnormal numbers.
             admits=lambda case: case.op in DENSE_OPS or (case.row.float8 and case.variant == ""),

@@ -1,7 +1,5 @@
 """Properties of operands in memory: strides of every kind, misaligned pointers, batches, operands that share memory."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 from collections.abc import Iterable, Iterator
@@ -16,7 +14,7 @@ from ..cases.case import Case
 from ..cases.sampling import Pair, Sample, Size
 from ..cases.scope import Level, Scope
 from ..cases.statement import problem_of
-from ..diagnose import DIFFERS, FIRST_CALL
+from ..diagnose.match import DIFFERS, FIRST_CALL
 from .property import Property, check_once, exact_probe, made, stage, tested
 
 STRIDES = (
@@ -27,6 +25,11 @@ STRIDES = (
 )  # fmt: skip
 APART = 7
 """Distance in STRIDES between the layouts of a and b when both vary."""
+STRIDE_PAIRS: tuple[Pair, ...] = tuple(
+    pair
+    for text, apart in zip(STRIDES, STRIDES[APART:] + STRIDES[:APART], strict=True)
+    for pair in ((text, "row"), ("row", text), (text, apart))
+)
 SIZES: tuple[Size, ...] = ((64, 64, 64), (33, 47, 65), (40, 130, 96), (1, 72, 48), (96, 1, 40), (1, 40, 65), (65, 1, 33))
 OFFSETS = (1, 4, 2, 7, 3, 8, 5, 6, 12, 15, 9, 10, 11, 13, 14)
 """Offsets of pointers in elements. Only those below 16 bytes are used."""
@@ -83,11 +86,6 @@ def check_sharing(bench: Bench) -> None:
     ]
 
 
-def _stride_pairs() -> Iterator[Pair]:
-    for text, apart in zip(STRIDES, STRIDES[APART:] + STRIDES[:APART], strict=True):
-        yield from ((text, "row"), ("row", text), (text, apart))
-
-
 def _misaligned_pairs() -> Iterator[Pair]:
     for number, offset in enumerate(OFFSETS):
         first, second = (PADS[(number + i) % len(PADS)] for i in (0, 2))
@@ -99,10 +97,6 @@ def _misaligned_pairs() -> Iterator[Pair]:
 def _off_boundary(case: Case) -> bool:
     sides = ((case.a, DTYPES[case.dtype]), (case.b, case.b_dtype))
     return all(OperandLayout.parse(text).offset * dtype.itemsize < BOUNDARY_BYTES for text, dtype in sides)
-
-
-def _other_dtypes(scope: Scope) -> list[str]:
-    return ["", *dict.fromkeys(dtype for op in scope.tested_ops for dtype in scope.tested_dtypes(op))]
 
 
 def _relayouts(case: Case) -> Iterator[Case]:
@@ -136,7 +130,7 @@ def _batches(name: str, scope: Scope) -> Iterable[Case]:
 PROPERTIES = (
     Property(
         "layouts", "a and b of any strides: transposed, padded, strided, repeated, overlapping", check_once,
-        Sample(budget=(200, 800, 5000), shapes=SIZES, pairs=tuple(_stride_pairs()), every_pair=True, ops=SINGLE), drawn=True,
+        Sample(budget=(200, 800, 5000), shapes=SIZES, pairs=STRIDE_PAIRS, every_pair=True, ops=SINGLE), drawn=True,
     ),
     Property(
         "alignment", "a and b at addresses and with row lengths that are no multiples of 16 bytes", check_once,
@@ -153,7 +147,7 @@ PROPERTIES = (
             budget=(18, 200, 1000),
             shapes=((64, 64, 64), (32, 48, 80)),
             pairs=(("row@1", "row+1"), ("col", "col"), ("row+1", "row@3"), ("every2", "col+1@1"), ("col+8", "every2")),
-            variants=_other_dtypes,
+            variants=lambda scope: ["", *dict.fromkeys(dtype for op in scope.tested_ops for dtype in scope.tested_dtypes(op))],
             admits=lambda case: case.variant != case.dtype,
             further=_relayouts,
         ),

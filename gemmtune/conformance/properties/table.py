@@ -1,26 +1,11 @@
 """The table of everything that the suite asserts."""
 
-from __future__ import annotations
-
 from ...errors import CaseError
-from . import batches, blocks, calls, edges, groups, large, memory, metamorphic, scalars, special, strides, tiles, values
+from . import blocks, calls, edges, groups, large, memory, metamorphic, scalars, special, strides, values
 from .property import Property
 
-PROPERTIES: tuple[Property, ...] = (
-    *values.PROPERTIES,
-    *edges.PROPERTIES,
-    *tiles.PROPERTIES,
-    *scalars.PROPERTIES,
-    *special.PROPERTIES,
-    *strides.PROPERTIES,
-    *memory.PROPERTIES,
-    *blocks.PROPERTIES,
-    *groups.PROPERTIES,
-    *metamorphic.PROPERTIES,
-    *calls.PROPERTIES,
-    *batches.PROPERTIES,
-    *large.PROPERTIES,
-)
+_MODULES = (values, edges, scalars, special, strides, memory, blocks, groups, metamorphic, calls, large)
+PROPERTIES: tuple[Property, ...] = tuple(row for module in _MODULES for row in module.PROPERTIES)
 """All properties, in the order of reports."""
 
 

@@ -1,7 +1,5 @@
 """Properties of values: exact probes, the error bound, the grade."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 
 from ...declaration.labels import SINGLE
@@ -14,7 +12,7 @@ from ...numerics.reference import Region, reference
 from ...problem.dtypes import dtype_info
 from ...problem.operations import DENSE_OPS
 from ..bench.bench import Bench
-from ..bench.expected import Expected
+from ..bench.outcome import Expected
 from ..cases.case import Case
 from ..cases.sampling import Sample, Size, all_pairs, long_shapes
 from ..cases.scope import Scope

@@ -19,8 +19,6 @@
 JSON has no NaN and no infinities: they are the texts ``nan``, ``inf`` and ``-inf``.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Iterable
 from typing import Any

@@ -1,7 +1,5 @@
 """Findings of a run as data: a standing for each property, failures grouped by their likely bug, an exit status."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import platform
@@ -22,11 +20,7 @@ from ..runs.run import PAST_TIME, Run
 
 TILES = (16, 32, 64, 128)
 """Sizes of tiles in which a wrong element is located."""
-_SORTS = {
-    CaseStatus.CRASHED: "the process died",
-    CaseStatus.TIMED_OUT: "no answer in time",
-    CaseStatus.RAISED: "an error is raised",
-}
+_ENDS = {CaseStatus.CRASHED: "the process died", CaseStatus.TIMED_OUT: "no answer in time", CaseStatus.RAISED: "an error is raised"}
 UNKNOWN = "wrong values like no known bug"
 UNEXAMINED = "wrong as well, not examined further"
 NOT_ASKED = "not asked for"
@@ -161,11 +155,7 @@ def summarise(
     sanitized: int = 0,
     interrupted: bool = False,
 ) -> Summary:
-    """Summarise the records of a run.
-
-    Args:
-        narrowed: something other than the run's options selected a part of the cases.
-    """
+    """Summarise the records of a run. ``narrowed``: something other than its options selected a part of the cases."""
     order = {p.name: i for i, p in enumerate(PROPERTIES)}
     records = tuple(sorted(records, key=lambda r: (order.get(r.case.property_name, len(order)), r.drawn, _size(r.case))))
     stale = run.stale_lines({record.case.id for record in records}) if not interrupted else []
@@ -287,8 +277,8 @@ def _groups(records: Sequence[Record]) -> list[FailureGroup]:
 
 def _looks_like(status: CaseStatus, failure: Failure) -> str:
     """Return the diagnosis. Without one, return the fate of the process or the first line of the message."""
-    if failure.diagnosis or status in _SORTS:
-        return failure.diagnosis or _SORTS[status]
+    if failure.diagnosis or status in _ENDS:
+        return failure.diagnosis or _ENDS[status]
     if not failure.examined:
         return UNEXAMINED
     return UNKNOWN if failure.index is not None else failure.message.splitlines()[0]

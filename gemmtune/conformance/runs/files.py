@@ -106,11 +106,7 @@ _KEPT = ("device", "trait", "traits", "repro", "in_process", "timeout", "sanitiz
 
 
 def command(options: RunOptions, words: Iterable[str], *, sanitize: bool = False) -> str:
-    """Return the command that repeats some cases, under compute-sanitizer if ``sanitize``.
-
-    Args:
-        words: values of ``--repro``.
-    """
+    """Return the command that repeats some cases, the values of ``--repro``, under compute-sanitizer if ``sanitize``."""
     return shlex.join(["gemmtune", "conformance", options.backend, *_given(options, words, sanitize, pytest=False)])
 
 
@@ -135,9 +131,7 @@ def _given(options: RunOptions, words: Iterable[str], sanitize: bool, *, pytest:
 def cases_to_repeat(words: Sequence[str]) -> list[Case]:
     """Return the cases that ``--repro`` names by id, as ``@FILE`` or as a folder of files. Each case comes once.
 
-    Raises:
-        CaseError: a text that is no case id.
-        ConformanceError: a file that cannot be read, or has no case.
+    Raises CaseError for a text that is no case id, and ConformanceError for a file that cannot be read or has no case.
     """
     ids: list[str] = []
     for word in words:
@@ -168,11 +162,7 @@ def _ids_of_file(path: Path) -> list[str]:
 
 
 def save_failing(folder: str, options: RunOptions, record: Record) -> Path:
-    """Write a failing case and its outcome to a file named after the case.
-
-    Raises:
-        ConformanceError: the folder cannot be written.
-    """
+    """Write a failing case and its outcome to a file named after it. Raises ConformanceError if the folder cannot be written."""
     assert record.outcome is not None
     digest = hashlib.blake2b(record.case.id.encode(), digest_size=4).hexdigest()
     path = Path(folder) / f"{re.sub(r'[^A-Za-z0-9.-]+', '_', record.case.id)}.{digest}.json"

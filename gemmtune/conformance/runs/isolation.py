@@ -1,7 +1,5 @@
 """Cases in a worker process. A GEMM that crashes, hangs or breaks its device fails one case and not the run."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import functools
@@ -20,8 +18,7 @@ from ...untrusted.subject import Unsuitable, subject_of
 from ...untrusted.target import Target, roots_of
 from ...workers.worker import Worker, WorkerCrashed, WorkerTimedOut
 from ..bench.bench import Bench
-from ..bench.expected import NoResult
-from ..bench.outcome import CaseStatus, Failure, Outcome
+from ..bench.outcome import CaseStatus, Failure, NoResult, Outcome
 from ..cases.case import Case
 from ..cases.scope import Scope
 from ..properties.table import property_named
@@ -72,8 +69,7 @@ class InProcessRunner:
 class IsolatedRunner:
     """Runner of cases in a worker process. A case that kills or hangs it, or breaks its device, gets it replaced.
 
-    Args:
-        timeout_s: seconds for one case, compilation included.
+    ``timeout_s`` is the time limit of one case, compilation included.
     """
 
     def __init__(self, spec: SubjectSpec, device: str, *, timeout_s: float = 120.0) -> None:
@@ -85,9 +81,7 @@ class IsolatedRunner:
     def describe(self) -> Ground:
         """Return the GEMM's name and declarations, and the device.
 
-        Raises:
-            SubjectError: the GEMM cannot be loaded, or its import crashed or hung.
-            TraitsError: its declarations are illegal.
+        Raises SubjectError if the GEMM cannot be loaded, or its import crashed or hung, and TraitsError for illegal declarations.
         """
         try:
             return self._imported(self._ready())
@@ -143,7 +137,6 @@ class UntrustedRunner:
         return dataclasses.replace(ground, traits=ground.traits.changed(HERE))
 
     def run(self, case: Case, *, examine: bool = True) -> Outcome:
-        """Run one case."""
         try:
             outcome = _outcome(self._subject, case, self._candidate.device, examine=examine)
         except CandidateEnded as error:
@@ -170,28 +163,21 @@ class WalledRunner:
         self._ground: Ground | None = None
 
     def describe(self) -> Ground:
-        """Return the GEMM's name and declarations, and the device. Without a process for it, say so and trust the GEMM.
-
-        Raises:
-            SubjectError, TraitsError: as for ``IsolatedRunner``.
-        """
+        """Do what ``IsolatedRunner.describe`` does. Without a process for the GEMM, say so and trust it."""
         if self._ground is None:
             self._ground = self._described()
         return self._ground
 
     def _described(self) -> Ground:
         try:
-            declared = (Traits.from_file(Path(self._spec.traits_file)) if self._spec.traits_file else {}) | dict(
-                self._spec.declared
-            )
-            subject = subject_of(self._candidate, declared)
+            of_file = Traits.from_file(Path(self._spec.traits_file)) if self._spec.traits_file else {}
+            subject = subject_of(self._candidate, of_file | dict(self._spec.declared))
         except (UnavailableError, Unsuitable) as error:
             return dataclasses.replace(self._inside.describe(), trusted=str(error))
         self._outside = UntrustedRunner(self._candidate, subject)
         return _ground(subject, str(self._candidate.device))
 
     def run(self, case: Case, *, examine: bool = True) -> Outcome:
-        """Run one case."""
         self.describe()
         runner = self._inside if self._outside is None or case.property_name in OF_ITS_PROCESS else self._outside
         return runner.run(case, examine=examine)
@@ -203,11 +189,7 @@ class WalledRunner:
 
 
 Runner = InProcessRunner | IsolatedRunner | UntrustedRunner | WalledRunner
-
-
-@functools.cache
-def _loaded(spec: SubjectSpec) -> Subject:
-    return load(spec)
+_loaded = functools.cache(load)
 
 
 def _describe(spec: SubjectSpec, device: str) -> Ground:
@@ -250,8 +232,7 @@ def _bad(case: Case, status: CaseStatus, reason: str) -> Outcome:
 def judge(subject: Subject, case: Case, device: torch.device, *, examine: bool = True) -> Outcome:
     """Run a case and return its outcome. Without ``examine``, a wrong result is not diagnosed.
 
-    Raises:
-        Exception: the GEMM made the device unusable, or the suite itself has a fault.
+    Raises any exception that made the device unusable, or that a fault of the suite caused.
     """
     started = time.perf_counter()
     scope = Scope(traits=subject.traits, device_type=device.type)

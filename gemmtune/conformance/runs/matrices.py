@@ -1,7 +1,5 @@
 """Architecture matrices of ``--sm``: gemmtune's kernels, compiled, checked, and run if a GPU here can."""
 
-from __future__ import annotations
-
 import torch
 
 from ...architectures import MatrixReport, how_to_run, run_matrix
@@ -17,11 +15,7 @@ SEARCH: dict[Level, Search] = {Level.SMOKE: "quick", Level.FULL: "default", Leve
 def matrix(options: RunOptions, sm: str, *, must_run: bool = False, progress: Progress | None = None) -> MatrixReport:
     """Compile, check and run the kernels of one architecture, such as ``80``. The level sets how many.
 
-    Args:
-        must_run: count it as a failure if the kernels cannot run here.
-
-    Raises:
-        UnavailableError: no compiler here for this architecture, or the device is missing.
+    With ``must_run`` it is a failure if they cannot run here. Raises UnavailableError without a compiler or the device.
     """
     arch, wanted = f"sm{sm}", options.device or ("cuda" if torch.cuda.is_available() else "cpu")
     gpu = None if wanted == "cpu" else detect(wanted)

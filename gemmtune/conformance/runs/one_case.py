@@ -3,8 +3,6 @@
 python -m gemmtune.conformance.runs.one_case mypkg.ops:matmul 'out-of-bounds:mm-f16-64x64x64-out.row' --device cuda
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import sys
@@ -18,11 +16,7 @@ from .isolation import InProcessRunner
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the cases of the arguments.
-
-    Returns:
-        0 if every case has an outcome, 1 if one broke the device, 2 if there was nothing to run.
-    """
+    """Run the cases of the arguments. Return 0 if every case has an outcome, 1 if one broke the device, 2 if there was none."""
     parser = argparse.ArgumentParser(prog="python -m gemmtune.conformance.runs.one_case", description="Run cases in one process.")
     parser.add_argument("target", help="the GEMM, such as mypkg.ops:matmul")
     parser.add_argument("ids", nargs="+", metavar="id", help="a case, such as bound:mm-bf16-127x64x33-seed.7")

@@ -43,10 +43,7 @@ LEAST_EXECUTED = {Level.SMOKE: 40, Level.FULL: 80, Level.EXHAUSTIVE: 160}
 def find_ground(options: RunOptions) -> tuple[Ground, Runner]:
     """Load the GEMM of the options and return its description, with the runner for its cases.
 
-    Raises:
-        SubjectError: the GEMM cannot be loaded, or declares that it does not run here.
-        TraitsError: its declarations are illegal.
-        UnavailableError: the device is missing.
+    Raises SubjectError, TraitsError or UnavailableError if the GEMM, its declarations or the device do not allow a run.
     """
     wanted = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
     if wanted.partition(":")[0] not in ("cpu", "cuda"):
@@ -131,11 +128,7 @@ class Run:
 
     @classmethod
     def open(cls, options: RunOptions) -> Run:
-        """Open the run of the options: load the GEMM and read its files.
-
-        Raises:
-            GemmtuneError: the run cannot be opened. See ``find_ground``, ``CaseList.read`` and ``cases_to_repeat``.
-        """
+        """Open the run of the options: load the GEMM and read its files. Raises GemmtuneError if that fails."""
         if options.save_failing is not None:
             try:
                 Path(options.save_failing).mkdir(parents=True, exist_ok=True)

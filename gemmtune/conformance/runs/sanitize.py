@@ -3,8 +3,6 @@
 The caching allocator is off. Each tensor then has its own allocation, and the sanitizer sees an access next to it.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import json
@@ -41,14 +39,9 @@ _PROPERTIES = ("out-of-bounds", "unwritten", "alignment")
 _PREFIX = "========="
 _SUMMARY = re.compile(r"^=+ (?:ERROR|RACECHECK) SUMMARY: (\d+) ", re.MULTILINE)
 _NOTICES = (
-    "COMPUTE-SANITIZER",
-    "ERROR SUMMARY",
-    "RACECHECK SUMMARY",
-    "LEAK SUMMARY",
-    "Program hit",
-    "Target application",
+    "COMPUTE-SANITIZER", "ERROR SUMMARY", "RACECHECK SUMMARY", "LEAK SUMMARY", "Program hit", "Target application",
     "Error: process",
-)
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,8 +80,7 @@ def sanitize(
 ) -> SanitizerReport:
     """Run the cases in one process under each tool. If it finds something, run each case again in isolation to locate it.
 
-    Raises:
-        UnavailableError: compute-sanitizer or a CUDA device is missing, or the two do not work together.
+    Raises UnavailableError if compute-sanitizer or a CUDA device is missing, or if the two do not work together.
     """
     if not device.startswith("cuda"):
         raise UnavailableError(f"sanitize: got device {device}, expected a CUDA device: compute-sanitizer checks only GPU code")
@@ -103,11 +95,7 @@ def sanitize(
         found = found or [(cases[0] if len(cases) == 1 else None, message) for message in messages]
         findings += [Finding(tool=tool, case=case, failure=Failure(property_name=tool, message=text)) for case, text in found]
     return SanitizerReport(
-        tools=tuple(tools),
-        cases=tuple(cases),
-        executed=executed,
-        findings=tuple(findings),
-        seconds=time.monotonic() - started,
+        tools=tuple(tools), cases=tuple(cases), executed=executed, findings=tuple(findings), seconds=time.monotonic() - started
     )
 
 

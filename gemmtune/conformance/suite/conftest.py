@@ -26,7 +26,6 @@ MISSING_GEMM = "the conformance suite: got no GEMM, expected --gemm-backend=pack
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Generate the tests of the run."""
     run, options = metafunc.config.stash.get(RUN, None), metafunc.config.stash.get(OPTIONS, None)
     if "gemm_case" in metafunc.fixturenames:
         cases = run.cases() if run is not None and not (run.options.repro and run.options.sanitize) else []

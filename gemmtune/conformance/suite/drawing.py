@@ -9,8 +9,7 @@ import hypothesis
 from hypothesis import HealthCheck, Phase
 from hypothesis import strategies as st
 
-from ...declaration.blocks import PLAIN as PLAIN_BLOCKS
-from ...declaration.labels import OPS
+from ...declaration.labels import OPS, PLAIN_BLOCKS
 from ...declaration.layouts import BATCH_KINDS, PLAIN, OperandLayout
 from ..bench.outcome import Record
 from ..cases.case import Case
@@ -113,11 +112,5 @@ def layouts(draw: st.DrawFn, scope: Scope, *, batched: bool) -> str:
     pad = draw(st.sampled_from(PADS)) if "padded" in kinds else 0
     offset = draw(st.integers(0, MOST_OFFSET)) if "offset" in kinds else 0
     marks = ["", *(mark for mark in "10i" if BATCH_KINDS[mark] in kinds and (mark != "i" or kind in (PLAIN, "col")))]
-    return str(
-        OperandLayout(
-            kind=kind,
-            pad=pad if kind in (PLAIN, "col") else 0,
-            offset=offset,
-            batch=draw(st.sampled_from(marks)) if batched else "",
-        )
-    )
+    batch = draw(st.sampled_from(marks)) if batched else ""
+    return str(OperandLayout(kind=kind, pad=pad if kind in (PLAIN, "col") else 0, offset=offset, batch=batch))

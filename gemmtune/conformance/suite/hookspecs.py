@@ -1,7 +1,5 @@
 """Hooks that the plugin calls during a run. The command and the plugin's own terminal output implement them."""
 
-from __future__ import annotations
-
 import pytest
 
 from ..bench.outcome import Record

@@ -66,7 +66,6 @@ class ConformanceSession:
             node.workerinput["gemm_ground"] = encoded(self.run.ground)
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
-        """Count the tests."""
         self._total = len(session.items)
 
     @pytest.hookimpl(optionalhook=True)
@@ -75,7 +74,6 @@ class ConformanceSession:
         self._total = len(ids)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Collect the findings of a test."""
         if self._workerinput is not None:
             return
         found: Found = decoded(report.gemm_found) if hasattr(report, "gemm_found") else Found()
@@ -149,11 +147,9 @@ class PytestTerminal:
         self._summary: Summary | None = None
 
     def pytest_gemm_begin(self, run: Run) -> None:
-        """Keep the run for the header."""
         self._run = run
 
     def pytest_report_header(self) -> list[str]:
-        """Return the header lines of the run."""
         return header_lines(self._run.options, self._run.ground) if self._run is not None else []
 
     def pytest_gemm_end(self, summary: Summary) -> None:
@@ -161,7 +157,6 @@ class PytestTerminal:
         self._summary = summary
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        """Print the report."""
         if self._summary is None:
             return
         terminalreporter.section("conformance")
@@ -179,13 +174,11 @@ class MatrixSession:
         self._reports: list[MatrixReport] = []
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Collect the matrix report of a test."""
         found: Found = decoded(report.gemm_found) if hasattr(report, "gemm_found") else Found()
         if found.matrix is not None:
             self._reports.append(found.matrix)
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        """Print the matrix reports."""
         terminalreporter.section("architectures")
         for report in self._reports:
             terminalreporter.write_line(report.text())

@@ -1,7 +1,5 @@
 """Values that the parts of the suite exchange in pytest's stashes, and their encoding between processes."""
 
-from __future__ import annotations
-
 import base64
 import pickle
 from dataclasses import dataclass, field

@@ -5,14 +5,12 @@
   finds GEMMs of one input with adjacent weights, and ``experts`` changes the nodes around grouped products.
 - ``decisions`` defines the policies that decide. ``store_policy`` is the default, by the times in ``stored_decisions``, which come
   from ``variants`` of a graph.
-- ``planned`` and ``planned_horizontal`` are the products that a rewritten graph calls. ``lowering`` teaches them to Inductor,
-  ``library`` defines their operators, and ``extern`` has the functions that generated code imports.
+- ``planned`` and ``planned_horizontal`` are the products that a rewritten graph calls, with their operators. ``lowering`` teaches
+  them to Inductor, and ``extern`` has the functions that generated code imports.
 - ``report`` keeps the decisions for ``explain``.
 
 ``report``, ``extern`` and their imports need no module of Inductor. The other modules are imported when they are used.
 """
-
-from __future__ import annotations
 
 import importlib
 

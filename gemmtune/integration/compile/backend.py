@@ -1,7 +1,5 @@
 """torch.compile with our pass: a backend of Dynamo, and the switch that adds the pass to every use of Inductor."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -38,11 +36,7 @@ def with_pass(installed: Any, policy: RewritePolicy) -> RewriteProducts:
 
 
 def gemmtune(
-    graph: fx.GraphModule,
-    example_inputs: Sequence[Any],
-    *,
-    mode: str | None = None,
-    options: Mapping[str, Any] | None = None,
+    graph: fx.GraphModule, example_inputs: Sequence[Any], *, mode: str | None = None, options: Mapping[str, Any] | None = None
 ) -> Callable[..., Any]:
     """Compile by Inductor with our pass: the backend of ``torch.compile(model, backend="gemmtune")``.
 

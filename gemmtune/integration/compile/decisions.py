@@ -1,7 +1,5 @@
 """Policies that decide for each GEMM of a graph how it is rewritten."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Protocol
@@ -16,19 +14,15 @@ class RewritePolicy(Protocol):
 
     def prepare(self, products: Iterable[Product], fusions: Iterable[HorizontalFusion]) -> None:
         """Measure what the decisions on this graph need."""
-        ...
 
     def decide(self, product: Product) -> Decision:
         """Return how one GEMM is rewritten."""
-        ...
 
     def decide_horizontal(self, fusion: HorizontalFusion) -> Decision:
         """Return ``joined`` if the GEMMs become one. Otherwise ``decide`` is called for each of them."""
-        ...
 
     def token(self) -> object:
         """Return a value that changes with the decisions and is equal across processes, or None if there is no such value."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

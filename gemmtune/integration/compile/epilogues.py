@@ -1,9 +1,7 @@
 """Epilogue matching: the pointwise nodes that follow a GEMM in a compiled graph, translated into an Epilogue."""
 
-from __future__ import annotations
-
 import heapq
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -171,7 +169,8 @@ def _traced(region: _Region, last: fx.Node, order: Mapping[fx.Node, int]) -> Epi
     """Return the epilogue that ends in ``last``, or None if ``FUNCTIONS`` lacks one of its nodes."""
     # Collect the operands that the nodes read from outside.
     members = sorted(region.parts[last], key=order.__getitem__)
-    outside = dict.fromkeys(x for node in members[1:] for x in _outer_inputs(node, region))
+    inputs = (x for node in members[1:] if node.target not in VIEWS for x in node.all_input_nodes)
+    outside = dict.fromkeys(x for x in inputs if x not in region.parts and constant(x) is None)
     operands = tuple(operand for x in outside if (operand := _operand_of(x, region)) is not None)
     gemm = region.gemm.meta["val"]
     # Translate each node into a function of ours, and round the result as the graph does.
@@ -187,7 +186,8 @@ def _traced(region: _Region, last: fx.Node, order: Mapping[fx.Node, int]) -> Epi
     # Refuse an epilogue that does not read the product, gives booleans, or has an unknown shape.
     nodes = needed(builder.nodes, result)
     value = last.meta["val"]
-    sizes = None if _same_shape(value, gemm) else _sizes_of(value) or region.view_sizes[last]
+    static = all(isinstance(size, int) for size in value.shape)
+    sizes = None if _same_shape(value, gemm) else list(value.shape) if static else region.view_sizes[last]
     lost = sizes is None and not _same_shape(value, gemm)
     if nodes[0].op != "acc" or nodes[-1].dtype == torch.bool or lost:
         return None
@@ -197,16 +197,6 @@ def _traced(region: _Region, last: fx.Node, order: Mapping[fx.Node, int]) -> Epi
 def _same_shape(x: torch.Tensor, y: torch.Tensor) -> bool:
     """Return True if two values are known to have the same shape."""
     return x.dim() == y.dim() and all(statically_known_true(m == n) for m, n in zip(x.shape, y.shape, strict=True))
-
-
-def _sizes_of(value: torch.Tensor) -> list[int] | None:
-    return [int(size) for size in value.shape] if all(isinstance(size, int) for size in value.shape) else None
-
-
-def _outer_inputs(node: fx.Node, region: _Region) -> Iterator[fx.Node]:
-    """Yield the inputs of a node that the epilogue reads as operands."""
-    if node.target not in VIEWS:
-        yield from (x for x in node.all_input_nodes if x not in region.parts and constant(x) is None)
 
 
 def _value(builder: GraphBuilder, node: fx.Node, values: Mapping[fx.Node, Any]) -> Any:

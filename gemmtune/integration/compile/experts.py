@@ -5,8 +5,6 @@ compiles the sum over eight or more experts of a token as a reduction, whose thr
 what it does with fewer experts, adjacent threads read adjacent elements.
 """
 
-from __future__ import annotations
-
 import functools
 import operator
 from collections.abc import Callable, Iterable
@@ -16,7 +14,7 @@ from torch import fx
 from torch._inductor import config as inductor_config
 
 from .epilogues import CONVERT, VIEWS
-from .library import SUM
+from .planned import SUM
 
 aten = torch.ops.aten
 

@@ -4,8 +4,6 @@ Such code may be older than this package, and may run in a process that never im
 operator of ``torch.ops.gemmtune``, which the code may name.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -36,11 +34,7 @@ class Functions:
 
 
 def functions(interface: int, version: str) -> Functions:
-    """Return the functions for code that a ``version`` of gemmtune generated for an ``interface``.
-
-    Raises:
-        UnavailableError: this version has another interface.
-    """
+    """Return the functions for code that a ``version`` made for an ``interface``. Raises UnavailableError for another interface."""
     if interface != INTERFACE:
         raise UnavailableError(
             f"a compiled graph: got one that gemmtune {version} made for interface {interface} of its functions, but gemmtune "

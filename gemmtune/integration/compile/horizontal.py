@@ -3,8 +3,6 @@
 The graph has fake tensors. The addresses come from the real inputs for which Dynamo traced it.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import operator
 from collections.abc import Hashable, Iterator, Mapping, Sequence
@@ -12,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import fx
+from torch import Tensor, fx
 from torch._guards import TracingContext
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._pytree import tree_leaves
@@ -23,13 +21,10 @@ from .epilogues import CONVERT, VIEWS
 from .planned_horizontal import gathered_roles
 from .products import Product
 
-Tensor = torch.Tensor
 aten = torch.ops.aten
 OPS = ("mm", "addmm", "mixed_mm")
 _TRANSPOSES = (aten.permute.default, aten.t.default, aten.transpose.int, *VIEWS)
 """Operators between a weight and the operand b."""
-
-
 Addresses = Mapping[StorageWeakRef, int]
 """Addresses of real storages, by the storage of the fake tensor."""
 
@@ -55,7 +50,7 @@ class HorizontalFusion:
 def find_horizontal_fusions(products: Sequence[Product]) -> list[HorizontalFusion]:
     """Return the horizontal fusions among the GEMMs of the graph that is being compiled."""
     alike: dict[Hashable, list[Product]] = {}
-    known = input_addresses()
+    known = {_storage(fake): real.untyped_storage().data_ptr() for real, fake in _inputs()}
     for product in products:
         if (key := _key(product, known)) is not None:
             alike.setdefault(key, []).append(product)
@@ -167,11 +162,6 @@ def _widened(layout: Layout, n: int, *, gathered: bool) -> Layout:
     if gathered:
         return whole
     return dataclasses.replace(whole if size[:-1] == (1,) else dataclasses.replace(layout, size=size), offset=layout.offset)
-
-
-def input_addresses() -> Addresses:
-    """Return the addresses of all inputs of the graph that is being compiled. Empty if Dynamo did not trace it."""
-    return {_storage(fake): real.untyped_storage().data_ptr() for real, fake in _inputs()}
 
 
 def address_of(x: Tensor, known: Addresses) -> int | None:

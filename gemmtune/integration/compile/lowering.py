@@ -3,8 +3,6 @@
 The generated code imports the functions that it calls (``extern``), so that it runs in every process that loads it from a cache.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,7 +12,7 @@ from torch._inductor import ir
 from torch._inductor.lowering import fallback_handler, lowerings, register_lowering
 from torch._inductor.virtualized import V
 
-from . import experts, extern, library, planned, planned_horizontal
+from . import experts, extern, planned, planned_horizontal
 
 
 def register() -> None:
@@ -22,7 +20,7 @@ def register() -> None:
     if planned.OPERATOR not in lowerings:
         register_lowering(planned.OPERATOR, type_promotion_kind=None)(_lowered)
         register_lowering(planned_horizontal.OPERATOR, type_promotion_kind=None)(_lowered_horizontal)
-        register_lowering(library.SUM, type_promotion_kind=None)(_lowered_sum)
+        register_lowering(planned.SUM, type_promotion_kind=None)(_lowered_sum)
 
 
 class PlannedCall(ir.ExternKernelOut):
@@ -33,9 +31,7 @@ class PlannedCall(ir.ExternKernelOut):
     def codegen(self, wrapper: Any) -> None:
         """Add the statements that the module needs, once, then the call."""
         root = wrapper
-        while (
-            parent := getattr(root, "parent_wrapper", None)
-        ) is not None:  # the code of a branch, or of a part between CUDA graphs
+        while (parent := getattr(root, "parent_wrapper", None)) is not None:  # a branch, or a part between CUDA graphs
             root = parent
         for statement in self.needs:
             root.add_import_once(statement)

@@ -5,8 +5,6 @@ and calls ``torch.ops.gemmtune.planned``. A call never tunes: it runs the store'
 This module does not import Inductor, because a graph may run without it.
 """
 
-from __future__ import annotations
-
 import functools
 import json
 import sys
@@ -23,16 +21,22 @@ from ...dispatch.plan import Plan
 from ...dispatch.ranges import range_plan_for
 from ...dispatch.ready import generation, plan_for
 from ...dispatch.strategies import fallback
+from ...operators.schema import NAMESPACE
 from ...problem import Layout, Problem
 from ...problem.layout import ALIGNED_BYTES
 from ...toolchain.launcher import ORDERED_STREAMS
 from ..measured import in_models
 from ..swap import swaps
-from .library import LIBRARY
 from .threads import in_a_thread
 
 Tensor = torch.Tensor
 
+LIBRARY = torch.library.Library(NAMESPACE, "FRAGMENT")  # type: ignore[no-untyped-call]
+"""Library of the operators that only graphs of our pass name."""
+LIBRARY.define("sum_of_experts(Tensor rows) -> Tensor")  # type: ignore[no-untyped-call]
+LIBRARY.impl("sum_of_experts", lambda rows: rows.sum(1), "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
+SUM = torch.ops.gemmtune.sum_of_experts.default
+"""Operator that sums [tokens, experts of a token, columns] to [tokens, columns]."""
 LIBRARY.define("planned(Tensor[] tensors, str problem, *, bool dynamic=False, float alpha=1.0, float beta=1.0) -> Tensor")  # type: ignore[no-untyped-call]
 OPERATOR = torch.ops.gemmtune.planned.default
 """Operator of a planned product. ``tensors`` are ``Problem.operands``, then the epilogue's operands.

@@ -4,8 +4,6 @@ The weights are adjacent in memory when the graph is compiled. Each call compare
 since, so that they are no longer adjacent, each weight is multiplied separately into its columns of ``out``.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import itertools
@@ -17,8 +15,7 @@ import torch
 from ...dispatch.plan import Plan
 from ...problem import Layout, Problem
 from ...problem.layout import ALIGNED_BYTES
-from .library import LIBRARY
-from .planned import problem_of_text, ready_launch, ready_plan, run_as_laid_out, run_planned
+from .planned import LIBRARY, problem_of_text, ready_launch, ready_plan, run_as_laid_out, run_planned
 
 Tensor = torch.Tensor
 

@@ -1,7 +1,5 @@
 """The GEMMs of a compiled graph as Problems, with and without the epilogue that follows them."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections import deque
 from collections.abc import Mapping
@@ -105,11 +103,7 @@ def product_of(node: fx.Node, order: Mapping[fx.Node, int]) -> Product | str:
 
 
 def _problem(node: fx.Node, op: str, nodes: Mapping[str, fx.Node], numbers: Mapping[str, Any]) -> Problem:
-    """Return the Problem of a node without its epilogue.
-
-    Raises:
-        InvalidProblemError: the node has no Problem that could run. The message is the reason for the report.
-    """
+    """Return the Problem of a node without its epilogue. Raises InvalidProblemError with the reason if none could run."""
     a, row = nodes["a"].meta["val"], OPERATIONS[op]
     if (kind := a.device.type) not in ("cpu", "cuda"):
         raise InvalidProblemError("its operands are on another device")

@@ -3,8 +3,6 @@
 ``RewriteProducts.__call__`` has the steps in their order.
 """
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import importlib
@@ -140,10 +138,8 @@ def _replace(graph: fx.Graph, product: Product, decision: Decision) -> str:
         extra = [_with_sizes(graph, x, value) for x in match.operands] if match else []
         alpha, beta = product.scalars
         keywords: dict[str, Any] = {"dynamic": product.dynamic, "alpha": alpha, "beta": beta}
-        operands = [
-            _with_dimensions(graph, product.alone, role, x)
-            for (role, _), x in zip(product.alone.operands, product.tensors, strict=True)
-        ]
+        given = zip(product.alone.operands, product.tensors, strict=True)
+        operands = [_with_dimensions(graph, product.alone, role, x) for (role, _), x in given]
         new = graph.call_function(OPERATOR, ([*operands, *extra], problem.key), keywords)
         new.meta.update({name: last.meta[name] for name in _ORIGIN if name in last.meta})
         new.meta["val"] = result if problem.gated else result.new_empty(value.shape)

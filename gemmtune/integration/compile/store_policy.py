@@ -1,7 +1,5 @@
 """The default policy: rewrite a GEMM if the store says that ours beats torch's GEMM followed by Inductor's kernel."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from collections.abc import Iterable

@@ -1,7 +1,5 @@
 """SwiGLU behind a grouped product in a compiled mixture of experts: silu(first half of the columns) · second half."""
 
-from __future__ import annotations
-
 import operator
 from dataclasses import dataclass, replace
 from typing import Any

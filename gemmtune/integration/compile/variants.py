@@ -5,8 +5,6 @@
 - ``joined``: one product of adjacent weights. ``apart``: the separate products.
 """
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import itertools
@@ -147,11 +145,7 @@ class CompiledVariant(GraphVariant):
             function = variant if into_out else functools.partial(variant, None)
             graph = make_fx(function, decomposition_table=select_decomp_table())(*inputs)
         graph_pass = RewriteProducts(FixedPolicy("alone")) if self.variant == "alone" else None
-        options = {
-            "post_grad_custom_post_pass": graph_pass,
-            "triton.cudagraphs": False,
-            "triton.enable_pdl": self.overlapping,
-        }
+        options = {"post_grad_custom_post_pass": graph_pass, "triton.cudagraphs": False, "triton.enable_pdl": self.overlapping}
         with inductor_config.patch(options):
             return compile_fx_inner(graph, inputs, is_inference=True)
 

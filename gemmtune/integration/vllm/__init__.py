@@ -1,7 +1,5 @@
 """The plugin for vLLM: its linear layers run by our tables. vLLM finds ``register`` by the entry point ``vllm.general_plugins``."""
 
-from __future__ import annotations
-
 import logging
 from importlib import import_module
 

@@ -5,8 +5,6 @@ gets our operator, which looks up the kernel at each run: ``torch.compile`` cann
 The operator reads the weight of the layer itself, so that a weight that vLLM loads again is used at once.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch
@@ -17,10 +15,11 @@ from ...errors import InvalidProblemError
 from ...operators import library as library  # defines torch.ops.gemmtune
 from ...problem import Problem
 from .. import invariant as _  # noqa: F401 - defines gemmtune::invariant_linear
+from ..defaults import ROWS
 from ..eager import scalars_of
 from ..picks import stated
 from .points import Points
-from .tables import ROWS, invariant, note, unserved
+from .tables import invariant, note, unserved
 
 Tensor = torch.Tensor
 OP = "gemmtune_op"

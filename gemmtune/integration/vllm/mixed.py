@@ -1,7 +1,5 @@
 """Layers of vLLM with weights of 4 or 8 bits and inputs of 16: GPTQ, AWQ and compressed-tensors checkpoints."""
 
-from __future__ import annotations
-
 from typing import Any, ClassVar, Literal, cast
 
 import torch
@@ -45,22 +43,18 @@ class MixedKernel:
     def can_implement(cls, c: Any) -> tuple[bool, str | None]:
         """Return True if a table serves such a layer, or False and the reason."""
         kind, group, zeros = str(c.weight_type), c.group_size, bool(c.zero_points)
-        reason = ""
-        if kind not in TYPES:
-            reason = f"weight type: got {kind}, expected one of {', '.join(TYPES)}"
-        elif zeros != (kind == "uint4"):
-            reason = f"zero points: got {zeros} for {kind}, expected {not zeros}"
-        elif group not in GROUPS:
-            reason = f"group size: got {group}, expected one of {GROUPS}"
-        elif getattr(c, "has_g_idx", False):
-            reason = "rows of a group are not adjacent (desc_act)"
-        elif c.act_type not in (torch.float16, torch.bfloat16):
-            reason = f"inputs: got {c.act_type}, expected float16 or bfloat16"
-        elif getattr(c, "out_type", None) not in (None, c.act_type):
-            reason = f"results: got {c.out_type}, expected {c.act_type}, the dtype of the inputs"
-        elif invariant(cls.points):
-            reason = INVARIANT
-        else:
+        result = getattr(c, "out_type", None)
+        checks = (
+            (kind in TYPES, f"weight type: got {kind}, expected one of {', '.join(TYPES)}"),
+            (zeros == (kind == "uint4"), f"zero points: got {zeros} for {kind}, expected {not zeros}"),
+            (group in GROUPS, f"group size: got {group}, expected one of {GROUPS}"),
+            (not getattr(c, "has_g_idx", False), "rows of a group are not adjacent (desc_act)"),
+            (c.act_type in (torch.float16, torch.bfloat16), f"inputs: got {c.act_type}, expected float16 or bfloat16"),
+            (result in (None, c.act_type), f"results: got {result}, expected {c.act_type}, the dtype of the inputs"),
+            (not invariant(cls.points), INVARIANT),
+        )
+        reason = next((text for right, text in checks if not right), "")
+        if not reason:
             k, n = c.partition_weight_shape
             defaults = settings.current().vllm == "all"
             reason = unserved_quantized("mixed_mm", (n, k), words_of(c), cls.points, defaults=defaults)

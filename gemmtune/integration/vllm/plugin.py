@@ -1,9 +1,6 @@
 """What ``register`` does in a vLLM that has every extension point."""
 
-from __future__ import annotations
-
 import logging
-from typing import Any
 
 from ... import settings
 from .linear import take_over
@@ -31,11 +28,7 @@ def install(points: Points) -> None:
     for method in points.methods:
         take_over(method, points)
     for kind, (name, kernel) in KERNELS.items():
-        _put_first(points.lists[kind].setdefault(points.platform._enum, []), name, kernel, points.bases[kind], points)
+        kernels = points.lists[kind].setdefault(points.platform._enum, [])
+        if all(x.__name__ != name for x in kernels):
+            kernels.insert(0, type(name, (kernel, points.bases[kind]), {"points": points, "__module__": kernel.__module__}))
     log.info("gemmtune runs linear layers that have a table in %s", settings.current().store_file)
-
-
-def _put_first(kernels: list[Any], name: str, kernel: type, base: type, points: Points) -> None:
-    """Put our kernel before the others of a list, unless it is there."""
-    if all(x.__name__ != name for x in kernels):
-        kernels.insert(0, type(name, (kernel, base), {"points": points, "__module__": kernel.__module__}))

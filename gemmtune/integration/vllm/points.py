@@ -1,12 +1,9 @@
 """Extension points of vLLM that the plugin needs, looked up by name, since another version may lack some."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib import import_module
-from types import MappingProxyType
 from typing import Any
 
 LINEAR = "vllm.model_executor.layers.linear"
@@ -14,14 +11,12 @@ EMBEDDING = "vllm.model_executor.layers.vocab_parallel_embedding"
 KERNELS = "vllm.model_executor.kernels.linear"
 APPLY = ("self", "layer", "x", "bias")
 """Parameters of ``apply`` of a linear method, which the plugin passes on by place."""
-KINDS: Mapping[str, tuple[str, str]] = MappingProxyType(
-    {
-        "mixed": ("MPLinearKernel", "_POSSIBLE_KERNELS"),
-        "int8": ("Int8ScaledMMLinearKernel", "_POSSIBLE_INT8_KERNELS"),
-        "fp8": ("FP8ScaledMMLinearKernel", "_POSSIBLE_FP8_KERNELS"),
-        "fp8_block": ("Fp8BlockScaledMMLinearKernel", "_POSSIBLE_FP8_BLOCK_KERNELS"),
-    }
-)
+KINDS: Mapping[str, tuple[str, str]] = {
+    "mixed": ("MPLinearKernel", "_POSSIBLE_KERNELS"),
+    "int8": ("Int8ScaledMMLinearKernel", "_POSSIBLE_INT8_KERNELS"),
+    "fp8": ("FP8ScaledMMLinearKernel", "_POSSIBLE_FP8_KERNELS"),
+    "fp8_block": ("Fp8BlockScaledMMLinearKernel", "_POSSIBLE_FP8_BLOCK_KERNELS"),
+}
 """For each kind of quantized kernel its base class and the lists, one for each platform, in which vLLM looks in order."""
 
 
@@ -80,14 +75,7 @@ def find_points() -> Points | Missing:
     get("vllm.envs", "VLLM_BATCH_INVARIANT")
     if missing:
         return Missing(version=_version(), names=tuple(missing))
-    return Points(
-        methods=methods,
-        bases=bases,
-        lists=lists,
-        platform=platform,
-        envs=import_module("vllm.envs"),
-        config=config,
-    )
+    return Points(methods=methods, bases=bases, lists=lists, platform=platform, envs=import_module("vllm.envs"), config=config)
 
 
 def _unlike(method: type) -> list[str]:

@@ -1,7 +1,5 @@
 """Layers of vLLM whose weights and inputs have 8 bits: int8, and float8 with scales of tensors, rows or blocks."""
 
-from __future__ import annotations
-
 from typing import Any, ClassVar, cast
 
 import torch
@@ -41,11 +39,6 @@ class _Kernel:
             return False, f"compute capability: got {compute_capability}, expected at least {least}"
         return True, None
 
-    @classmethod
-    def _why_not(cls) -> str:
-        """Return the reason for which no layer of this kind is served, or an empty text."""
-        return INVARIANT if invariant(cls.points) else ""
-
 
 class Int8Kernel(_Kernel):
     """Products of inputs that are rounded to int8 for each token or by one scale, by the table of ``int_mm``."""
@@ -55,7 +48,7 @@ class Int8Kernel(_Kernel):
     @classmethod
     def can_implement(cls, c: Any) -> tuple[bool, str | None]:
         """Return True if such layers are served, or False and the reason. vLLM does not say the shape of the weight here."""
-        reason = cls._why_not()
+        reason = INVARIANT if invariant(cls.points) else ""
         if not reason and not c.input_symmetric:
             reason = "inputs have zero points, expected symmetric ones"
         if not reason and settings.current().vllm != "all":
@@ -97,24 +90,21 @@ class _Float8(_Kernel):
     """Answers of both kinds of float8 kernels."""
 
     kind = "fp8"
+    known = "tensor and tensor, row and column"
+    """Words for the scales that the kernel takes."""
 
     @classmethod
     def can_implement(cls, c: Any) -> tuple[bool, str | None]:
         """Return True if a table serves such a layer, or False and the reason."""
-        scales, reason = cls._scales(c), cls._why_not()
+        scales, reason = cls._scales(c), INVARIANT if invariant(cls.points) else ""
         if not reason and not scales:
-            reason = f"scales: got {c.activation_quant_key} inputs and {c.weight_quant_key} weights, expected one of {cls._known()}"
+            reason = f"scales: got {c.activation_quant_key} inputs and {c.weight_quant_key} weights, expected one of {cls.known}"
         if not reason:
             defaults = settings.current().vllm == "all"
             n, k = c.weight_shape
             words = {"dtype": c.weight_quant_key.dtype, "out_dtype": c.out_dtype, "scales": scales}
             reason = unserved_quantized("scaled_mm", (n, k), words, cls.points, defaults=defaults)
         return not reason, reason or None
-
-    @classmethod
-    def _known(cls) -> str:
-        """Return the words for the scales that the kernel takes."""
-        return "tensor and tensor, row and column"
 
     @classmethod
     def _scales(cls, c: Any) -> str:
@@ -143,9 +133,7 @@ class Float8Kernel(_Float8):
 class BlockKernel(_Float8):
     """Products of float8 with scales of 1x128 blocks of the inputs and 128x128 of the weight. vLLM rounds the inputs."""
 
-    @classmethod
-    def _known(cls) -> str:
-        return "dynamic 1x128 and 128x128"
+    known = "dynamic 1x128 and 128x128"
 
     @classmethod
     def _scales(cls, c: Any) -> str:

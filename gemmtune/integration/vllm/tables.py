@@ -1,7 +1,5 @@
 """Which layers of vLLM our tables serve. Everything is decided while vLLM loads a model, and nothing is tuned."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import logging
@@ -22,13 +20,11 @@ from ...selector.defaults import origin_for
 from ...selector.progress import Progress
 from ...settings import Settings
 from ...workers.pool import WORKERS
-from ..defaults import make_defaults
+from ..defaults import ROWS, make_defaults
 from ..measured import in_models
 from .points import Points
 
 log = logging.getLogger("vllm.gemmtune")
-ROWS = 16
-"""Rows of the product that states a layer's class."""
 USUAL_ROWS = 8192
 """Rows of the table that the log proposes, and that a batch-invariant table must serve where vLLM names no maximum."""
 INVARIANT = "batch-invariant products are asked for, which gemmtune has here only for weights that are not quantized"
@@ -79,7 +75,7 @@ def _unserved_class(rows_class: RowClass, points: Points, defaults: bool, made_b
     if reason and defaults and not current.batch_invariant and origin_for(rows_class, device):
         _make(rows_class, device)
         reason = _unserved(rows_class, device, current, points, defaults, made_by)
-    _log(rows_class, reason)
+    _log_once("vLLM runs %s: %s" if reason else "gemmtune runs %s%s", str(rows_class), reason)
     return reason
 
 
@@ -141,13 +137,6 @@ def note(points: Points, layer: str) -> bool:
         return False
     config[KEY] = sorted({*config.get(KEY, ()), layer})
     return True
-
-
-def _log(rows_class: RowClass, reason: str) -> None:
-    if reason:
-        _log_once("vLLM runs %s: %s", str(rows_class), reason)
-    else:
-        _log_once("gemmtune runs %s%s", str(rows_class), "")
 
 
 @functools.cache
