@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from . import commands, facts, invariant, measured, models, support
+from . import commands, facts, generation, invariant, measured, models, support
 
 MAKERS: dict[str, Callable[[], str]] = {
-    name: make for part in (facts, commands, support, measured, models, invariant) for name, make in part.MAKERS.items()
+    name: make for part in (facts, commands, support, measured, models, invariant, generation) for name, make in part.MAKERS.items()
 }
