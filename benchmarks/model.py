@@ -174,6 +174,7 @@ def _scenario(scenario: Scenario, name: str, layers: int, ways: Sequence[str], i
     if how.blocks is not None:
         how.blocks.zero_others_(model)
     expected = scenario.step(model, device, torch.float32)
+    gc.collect()
     row: dict[str, Any] = {"name": scenario.name, "tokens": scenario.tokens, "ways": {}}
     runners: dict[str, Runner] = {}
     for way in ways:

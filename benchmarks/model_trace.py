@@ -66,5 +66,5 @@ def traced(step: Callable[[], object], device: torch.device) -> Trace:
 
 def _spans(events: Iterable[Any]) -> Iterable[tuple[str, float, float]]:
     for event in events:
-        if event.device_type is torch.autograd.DeviceType.CUDA and not event.name.startswith(("Mem", "Activity")):
+        if event.device_type == torch.autograd.DeviceType.CUDA and not event.name.startswith(("Mem", "Activity")):
             yield event.name, event.time_range.start, event.time_range.end
