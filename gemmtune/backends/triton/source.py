@@ -183,7 +183,7 @@ class Writer:
     def make_load(self, name: str, indices: Sequence[str], mask: str | None, base: str | None = None, *, once: bool = False) -> str:
         """Return a load of (row index, column index) from one matrix, zero where the mask is false.
 
-        With ``once`` nothing reads the numbers again: they leave the cache before others, unless all matrices of a batch share them.
+        With ``once`` nothing reads the numbers again. They leave the cache before others, unless matrices of a batch share them.
         """
         terms = self._terms(name, indices)
         address = " + ".join([base or self.pointer(name), *terms])
