@@ -96,6 +96,7 @@ class Scenario:
         if self.kind == "train":
             return None
         found = self.runnable(copy.deepcopy(model).to(dtype), device, None)()
+        self.compiled = None  # it keeps the copy
         self._caches.pop() if self.kind == "decode" else None
         return None if found is None else found.detach().float().clone()
 
