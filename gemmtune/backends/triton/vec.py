@@ -36,7 +36,7 @@ ALONG_K = (
     (32, 256, 8),
 )
 """(block_n, block_k, warps) for b contiguous along K."""
-DIRECT_ALONG_K = ((4, 2048, 4), (4, 4096, 8), (4, 1024, 4), (2, 2048, 2))
+DIRECT_ALONG_K = ((4, 2048, 4), (2, 4096, 4), (1, 2048, 4), (2, 2048, 2), (4, 1024, 4))
 """(block_n, block_k, warps) for aligned b along K that goes straight to registers, best first, measured with one row on an H100.
 
 Its loads leave the cache first. Copies to shared memory ignore that hint, and took 2% to 6% longer.
