@@ -1,6 +1,7 @@
 """A whole model, ours and others': time of a step, of the first call, memory, error of the logits, and where the time goes.
 
     python benchmarks/model.py --model llama-3-8b --layers 8 --batch 1,16,64 --prefill 512,2048 --json model.json
+    python benchmarks/model.py --model gemma-2-9b --layers 6 --batch 1 --prefill "" --ways compile,max-autotune,optimize+compile
     python benchmarks/model.py --model llama-3-8b --sparse 64:0.1 --ways compile,torch-sparse,sparse-optimize
     python benchmarks/model.py --model mixtral-8x7b --layers 2 --batch 16 --prefill 1024 --ways compile,optimize+compile
     python benchmarks/model.py --model vit-b-16 --layers 12 --batch 1,16 --sparse 64:0.1 --ways compile,torch-sparse,sparse-optimize
@@ -8,7 +9,11 @@
 
 Weights are random. A decoding step reads a static cache of 512 positions. On a GPU each way's step is captured in a CUDA graph, and
 the graphs take turns, so that all ways see the same clocks. The first call is timed with empty caches of compiled code, and
-``tuning_s`` is what gemmtune's tuning from an empty store adds to it.
+``tuning_s`` is what gemmtune's tuning from an empty store adds to it. An interrupt (SIGINT) ends the way that is being prepared:
+those before it are timed.
+
+The floor of a decoding step is the time that reading its weights once takes at the measured bandwidth. ``busy_us`` is the time of
+a captured step during which a kernel runs.
 """
 
 from __future__ import annotations
@@ -184,6 +189,10 @@ def _scenario(scenario: Scenario, name: str, layers: int, ways: Sequence[str], i
             # All of Inductor's settings are put back after each way: torchao's quantize_ sets some for what is compiled later.
             with inductor_config.patch(inductor_config.get_config_copy() | {"triton.enable_pdl": WAYS[way].pdl}):
                 runners[way] = _runner(way, scenario, model, info, how)
+        except KeyboardInterrupt:
+            row["ways"][way] = {"error": "interrupted"}
+            click.echo(f"  {way:24} interrupted: the ways before it are timed")
+            break
         except Exception as error:  # noqa: BLE001 - what a peer cannot do is a result of the comparison
             row["ways"][way] = {"error": f"{type(error).__name__}: {error}"[:2000]}
             click.echo(f"  {way:24} {type(error).__name__}: {str(error)[:300]}")

@@ -50,11 +50,13 @@ def floors() -> str:
                 ratios = [f"{ways[base]['ms'] / found['ms']:.3f}" if base in ways else "" for base in ("compile", "max-autotune")]
                 numbers = [f"{found['ms']:.3f}", *ratios, f"{found['of_floor']:.2f}", f"{found['tokens_per_s']:.0f}"]
                 memory = f"{found['memory_gb']:.2f}" if found.get("memory_gb") else ""
+                kernels = [str(found["launches"]), f"{found['busy_us']:.0f}"]
                 costs = [f"{found['tuning_s']:.0f}", f"{found['first_call_s']:.0f}", memory]
                 model = f"{content['options']['model']}, {content['options']['layers']} layers"
-                rows.append([model, scenario["name"], way, *numbers, *costs])
+                rows.append([model, scenario["name"], way, *numbers, *kernels, *costs])
     ratio = ["× torch.compile", "× max-autotune", "of the floor", "tokens/s"]
-    return table(["model", "step", "way", "ms", *ratio, "tuning, s", "first call, s", "memory, GB"], rows)
+    kernels = ["kernels", "GPU busy, µs"]
+    return table(["model", "step", "way", "ms", *ratio, *kernels, "tuning, s", "first call, s", "memory, GB"], rows)
 
 
 def commands() -> str:

@@ -357,6 +357,31 @@ def test_public_models_are_those_of_transformers_and_stepped(script):
     assert published >= {"llama", "gemma2", "qwen2", "phi3", "olmo2"}
 
 
+def test_an_interrupted_way_leaves_the_times_of_those_before(script, tmp_path, monkeypatch):
+    pytest.importorskip("transformers", reason="the models are those of transformers")
+    model, look_up, out = script("model"), tmp_path / "native" / "look-up.so", tmp_path / "model.json"
+    look_up.parent.mkdir()
+    monkeypatch.setattr(model.build, "make", lambda: look_up)
+    monkeypatch.setattr(model, "measure_limits", lambda *_: {"bandwidth_gbps": 10.0})
+    prepared = model._runner
+
+    def runner(way, *given):
+        if way == "compile":
+            raise KeyboardInterrupt
+        return prepared(way, *given)
+
+    monkeypatch.setattr(model, "_runner", runner)
+    words = ["--model", "tiny-gemma", "--device", "cpu", "--layers", "1", "--batch", "2", "--prefill", "", "--rounds", "2"]
+    done = CliRunner().invoke(model.main, [*words, "--ways", "eager,compile,optimize", "--json", str(out)])
+    assert done.exit_code == 0, done.output
+    [scenario] = json.loads(out.read_text())["scenarios"]
+    assert scenario["ways"].keys() == {"eager", "compile"}
+    eager = scenario["ways"]["eager"]
+    assert eager["ms"] > 0
+    assert eager["of_floor"] == pytest.approx(eager["weights_gb"] / 10.0 * 1e3 / eager["ms"])  # a tied embedding is the head
+    assert scenario["ways"]["compile"] == {"error": "interrupted"}
+
+
 def test_a_trace_counts_kernels_and_the_time_between_them(script):
     spans = (("nvjet_gemm", 0.0, 4.0), ("norm", 3.0, 5.0), ("nvjet_gemm", 7.0, 8.0))
     trace = script("model_trace").Trace(spans=spans)
