@@ -183,7 +183,7 @@ class Writer:
     def make_load(self, name: str, indices: Sequence[str], mask: str | None, base: str | None = None, *, once: bool = False) -> str:
         """Return a load of (row index, column index) from one matrix, zero where the mask is false.
 
-        With ``once`` nothing reads the numbers again. They leave the cache before others, unless matrices of a batch share them.
+        Numbers that are read ``once`` leave the cache first, unless the matrices of a batch share them.
         """
         terms = self._terms(name, indices)
         address = " + ".join([base or self.pointer(name), *terms])
@@ -191,8 +191,7 @@ class Writer:
         m, n, k = self.spec.block_m, self.spec.block_n, self.spec.block_k
         extent = f"{m}, {k}" if name in ("a", "c") else f"{k // 2 if self._packed else k}, {n}"
         shape = f" + tl.zeros(({extent}), dtype=tl.int32)" if len(terms) < len(indices) else ""
-        shared = self.spec.batched and self.stride(name, 0) == "0"
-        return _load(f"{address}{shape}", mask, policy="evict_first" if once and not shared else "")
+        return _load(f"{address}{shape}", mask, first=once and not (self.spec.batched and self.stride(name, 0) == "0"))
 
     def make_vector(self, name: str, dim: int, index: str, mask: str | None, *, base: str) -> str:
         """Return a load of block_k elements along one dimension, zero where the mask is false."""
@@ -266,9 +265,9 @@ class Writer:
         return _load(address, mask if len(along) == 2 else masks[along[0]] if along else None, other="0")
 
 
-def _load(address: str, mask: str | None, *, other: str = "0.0", policy: str = "") -> str:
-    words = (f", mask={mask}, other={other}" if mask else "") + (f', eviction_policy="{policy}"' if policy else "")
-    return f"tl.load({address}{words})"
+def _load(address: str, mask: str | None, *, other: str = "0.0", first: bool = False) -> str:
+    masked = f", mask={mask}, other={other}" if mask else ""
+    return f"tl.load({address}{masked}" + (', eviction_policy="evict_first")' if first else ")")
 
 
 @functools.lru_cache(maxsize=4096)

@@ -44,8 +44,6 @@ Its loads leave the cache first. Copies to shared memory ignore that hint, and t
 ALONG_N = ((64, 32, 4), (128, 32, 4), (64, 64, 4), (128, 64, 8), (32, 64, 4), (256, 16, 4), (64, 16, 2), (32, 128, 4))
 """(block_n, block_k, warps) for b contiguous along N."""
 STAGES = (4, 2, 1)
-PLACES = {1: 0, 4: 1, 2: 2}
-"""Order of the stages. Several stages compete with one only if b may be copied asynchronously and is contiguous along K."""
 USUAL_ELEMENTS, MOST_ELEMENTS = 64, 160
 """Accumulators of a thread: the usual number, which leaves room for other programs, and the most that its registers hold."""
 BASE_REGISTERS = 40
@@ -98,10 +96,10 @@ def _configs(problem: Problem, device: DeviceInfo) -> tuple[Config, ...]:
         return ()
     legal = [config for config in _pool(problem, device) if why_not_config(problem, device, config) is None]
 
-    def key(config: Config) -> tuple[int, int, int]:
+    def key(config: Config) -> tuple[int, bool, int, int]:
         programs, elements = tiles_of(problem, config), _elements(config, device) * config.block_m
         idle = programs < device.sm_count
-        return (int(idle) + int(elements > USUAL_ELEMENTS), PLACES[config.stages], -programs if idle else 0)
+        return (int(idle) + int(elements > USUAL_ELEMENTS), config.stages > 1, -config.stages, -programs if idle else 0)
 
     return tuple(sorted(legal, key=key))
 
@@ -111,14 +109,13 @@ def _pool(problem: Problem, device: DeviceInfo) -> Iterator[Config]:
     along_k = problem.b.stride[-2] == 1
     overlaps = device.type == "cuda" and can_overlap(device.capability)
     predicate = Predicate(problem, device)
-    tables = [(stages, ALONG_K if along_k else ALONG_N) for stages in STAGES]
-    tables += [(1, DIRECT_ALONG_K)] if along_k and device.type == "cuda" else []
-    for stages, table in tables:
-        for block_n, block_k, warps in table:
-            config = Config(block_m=rows, block_n=block_n, block_k=block_k, stages=stages, warps=warps, pdl=overlaps)
-            # Stages help only asynchronous copies, and narrow elements cannot be copied asynchronously.
-            if predicate.staging(config)[1].asynchronous == (stages > 1 or table is DIRECT_ALONG_K):
-                yield config
+    # Stages help only asynchronous copies, and narrow elements cannot be copied asynchronously.
+    tables = [(stages, stages > 1, shape) for stages in STAGES for shape in (ALONG_K if along_k else ALONG_N)]
+    tables += [(1, True, shape) for shape in DIRECT_ALONG_K if along_k and device.type == "cuda"]
+    for stages, asynchronous, (block_n, block_k, warps) in tables:
+        config = Config(block_m=rows, block_n=block_n, block_k=block_k, stages=stages, warps=warps, pdl=overlaps)
+        if predicate.staging(config)[1].asynchronous == asynchronous:
+            yield config
 
 
 def why_too_many_rows(problem: Problem, config: Config) -> str | None:
