@@ -138,6 +138,7 @@ COMPILED = {
     "f16-nn": Problem.addmm(3, 4096, 14336, dtype=torch.float16, layout="nn", device_type="cuda"),
     "f32-nt": Problem.mm(2, 1000, 4096, dtype=torch.float32, device_type="cuda"),
     "bmm-bf16-odd": Problem.bmm(3, 4, 1001, 999, device_type="cuda"),
+    "f16-nt-one-row": Problem.mm(1, 4096, 4096, dtype=torch.float16, device_type="cuda"),
     "f64-nt": Problem.mm(1, 512, 2048, dtype=torch.float64, device_type="cuda"),
 }
 

@@ -139,13 +139,13 @@ def why_not_config(problem: Problem, device: DeviceInfo, config: Config) -> str 
 def vector_resources(problem: Problem, device: DeviceInfo, config: Config) -> Resources:
     """Return an upper bound of the shared memory and an estimate of the registers.
 
-    The shared memory holds the stages of b and a, or the warps' sums.
+    The shared memory holds the stages of b and a, the warps' sums, or a row of a on its way to the layout of b.
     """
     line_bytes = config.block_n * problem.b.dtype.itemsize + config.block_m * problem.dtype.itemsize
     stages, acc_bytes = line_bytes * config.block_k * (config.stages - 1), problem.accumulator.itemsize
     if problem.widens_b:  # a row of a goes through shared memory to the layout of the weights
         stages += config.block_m * config.block_k * acc_bytes
-    sums = 2 * config.block_m * config.block_n * config.warps * acc_bytes
+    sums = max(2 * config.block_m * config.block_n * config.warps * acc_bytes, config.block_k * problem.dtype.itemsize)
     registers = BASE_REGISTERS + (config.block_m + 1) * _elements(config, device) * acc_bytes // 4
     return Resources(smem_bytes=max(stages, sums) if arch_of(device).async_copy else sums, registers=registers)
 
