@@ -30,6 +30,7 @@ from typing import Any
 import click
 import torch
 from environment import describe_environment
+from model_configs import MODELS as PUBLISHED
 from transformers import Gemma2Config, Gemma2ForCausalLM, PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 from transformers.generation.streamers import BaseStreamer
 
@@ -53,19 +54,7 @@ MODELS: Mapping[str, tuple[type, type, Mapping[str, Any]]] = {
             "tie_word_embeddings": False,
         },
     ),
-    "gemma-2-9b": (
-        Gemma2Config,
-        Gemma2ForCausalLM,
-        {
-            "hidden_size": 3584,
-            "intermediate_size": 14336,
-            "num_attention_heads": 16,
-            "num_key_value_heads": 8,
-            "head_dim": 256,
-            "query_pre_attn_scalar": 256,
-            "vocab_size": 256000,
-        },
-    ),
+    "gemma-2-9b": (Gemma2Config, Gemma2ForCausalLM, PUBLISHED["gemma-2-9b"]),
 }
 """Configuration and class of each model, with the sizes as published."""
 SMALL = {
@@ -259,7 +248,7 @@ def _built(name: str, layers: int, device: torch.device, small: bool) -> PreTrai
     torch.set_default_dtype(dtype)
     try:
         with torch.device(device):
-            model: PreTrainedModel = kind(config(num_hidden_layers=layers, max_position_embeddings=8192, **sizes))
+            model: PreTrainedModel = kind(config(**{**sizes, "num_hidden_layers": layers, "max_position_embeddings": 8192}))
     finally:
         torch.set_default_dtype(default)
     with torch.no_grad():

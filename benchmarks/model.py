@@ -1,6 +1,7 @@
 """A whole model, ours and others': time of a step, of the first call, memory, error of the logits, and where the time goes.
 
     python benchmarks/model.py --model llama-3-8b --layers 8 --batch 1,16,64 --prefill 512,2048 --json model.json
+    python benchmarks/model.py --model gemma-2-9b --layers 6 --batch 1 --prefill "" --ways compile,max-autotune,optimize+compile
     python benchmarks/model.py --model llama-3-8b --sparse 64:0.1 --ways compile,torch-sparse,sparse-optimize
     python benchmarks/model.py --model mixtral-8x7b --layers 2 --batch 16 --prefill 1024 --ways compile,optimize+compile
     python benchmarks/model.py --model vit-b-16 --layers 12 --batch 1,16 --sparse 64:0.1 --ways compile,torch-sparse,sparse-optimize
@@ -8,7 +9,11 @@
 
 Weights are random. A decoding step reads a static cache of 512 positions. On a GPU each way's step is captured in a CUDA graph, and
 the graphs take turns, so that all ways see the same clocks. The first call is timed with empty caches of compiled code, and
-``tuning_s`` is what gemmtune's tuning from an empty store adds to it.
+``tuning_s`` is what gemmtune's tuning from an empty store adds to it. An interrupt (SIGINT) ends the way that is being prepared:
+those before it are timed.
+
+The floor of a decoding step is the time that reading its weights once takes at the measured bandwidth. ``busy_us`` is the time of
+a captured step during which a kernel runs.
 """
 
 from __future__ import annotations
@@ -30,6 +35,7 @@ import click
 import torch
 from environment import clocks, describe_environment
 from model_steps import MODELS, Scenario, build_model, scenarios
+from model_trace import Trace, traced
 from model_ways import WAYS, Blocks, Prepared, prepare
 from torch._inductor import config as inductor_config
 
@@ -39,6 +45,7 @@ from gemmtune.device import DeviceInfo, detect
 from gemmtune.dispatch.ready import forget_plans
 from gemmtune.integration.compile import uninstall
 from gemmtune.native import build
+from gemmtune.timing.limits import BANDWIDTH, measure_limits
 from gemmtune.timing.timer import collection_paused, median_margin
 
 ROUNDS = 24
@@ -61,6 +68,8 @@ class How:
     rounds: int
     again: bool
     until: float
+    bandwidth_gbps: float
+    """What the floor of a decoding step is reckoned by: its weights are read once."""
     blocks: Blocks | None = None
     """Of weights that are made zero before."""
 
@@ -77,7 +86,9 @@ class Runner:
     again_s: float | None
     """What the first call costs a process that finds everything in the store."""
     logits: torch.Tensor | None
-    kernels: list[dict[str, Any]]
+    memory_bytes: int | None
+    """The most memory during a step: weights, cache and what the step computes. None on a CPU."""
+    trace: Trace
     explained: list[str]
     """What our pass did with each GEMM."""
     times_ms: list[float] = field(default_factory=list)
@@ -137,8 +148,9 @@ def main(
     how["blocks"] = how.pop("sparse")
     how["dtype"] = getattr(torch, how["dtype"])
     sizes = {"batch": batch, "prefill": prefill, "train": train}
+    how[BANDWIDTH] = measure_limits(info, "float32")[BANDWIDTH]
     report: dict[str, Any] = {
-        "environment": describe_environment(info),
+        "environment": describe_environment(info) | {BANDWIDTH: how[BANDWIDTH]},
         "options": {
             "model": name,
             "dtype": str(how["dtype"]).removeprefix("torch."),
@@ -167,6 +179,7 @@ def _scenario(scenario: Scenario, name: str, layers: int, ways: Sequence[str], i
     if how.blocks is not None:
         how.blocks.zero_others_(model)
     expected = scenario.step(model, device, torch.float32)
+    gc.collect()
     row: dict[str, Any] = {"name": scenario.name, "tokens": scenario.tokens, "ways": {}}
     runners: dict[str, Runner] = {}
     for way in ways:
@@ -176,6 +189,10 @@ def _scenario(scenario: Scenario, name: str, layers: int, ways: Sequence[str], i
             # All of Inductor's settings are put back after each way: torchao's quantize_ sets some for what is compiled later.
             with inductor_config.patch(inductor_config.get_config_copy() | {"triton.enable_pdl": WAYS[way].pdl}):
                 runners[way] = _runner(way, scenario, model, info, how)
+        except KeyboardInterrupt:
+            row["ways"][way] = {"error": "interrupted"}
+            click.echo(f"  {way:24} interrupted: the ways before it are timed")
+            break
         except Exception as error:  # noqa: BLE001 - what a peer cannot do is a result of the comparison
             row["ways"][way] = {"error": f"{type(error).__name__}: {error}"[:2000]}
             click.echo(f"  {way:24} {type(error).__name__}: {str(error)[:300]}")
@@ -184,14 +201,16 @@ def _scenario(scenario: Scenario, name: str, layers: int, ways: Sequence[str], i
         sustained = {way: _sustained(runner, scenario, info) for way, runner in runners.items()}
     references = [way for way in ("compile", "max-autotune") if way in runners] or [way for way in ("eager",) if way in runners]
     for way, runner in runners.items():
-        row["ways"][way] = told = _told(runner, expected, scenario) | {"sustained": sustained[way]}
+        row["ways"][way] = told = _told(runner, expected, scenario, how.bandwidth_gbps) | {"sustained": sustained[way]}
         for other in references:
             told[f"over_{other}"], told[f"over_{other}_margin"] = median_margin(
                 [theirs / ours for theirs, ours in zip(runners[other].times_ms, runner.times_ms, strict=True)]
             )
         ratios = ", ".join(f"{told[f'over_{other}']:.3f} of {other}" for other in references)
         click.echo(
-            f"  {way:24} {told['ms']:8.3f} ms  {told['tokens_per_s']:9.0f} tokens/s  {ratios}  weights {told['weights_gb']:.2f} GB"
+            f"  {way:24} {told['ms']:8.3f} ms  {told['tokens_per_s']:9.0f} tokens/s  {ratios}"
+            + ("" if told["of_floor"] is None else f"  {told['of_floor']:.3f} of the floor")
+            + f"  weights {told['weights_gb']:.2f} GB"
             f"  error {told['error']:.4f}  first call {told['first_call_s']:.1f} s + tuning {told['tuning_s']:.1f} s"
             + ("" if runner.again_s is None else f", again {runner.again_s:.1f} s")
             + "".join(f", {name} {value:.0f}" for name, value in (sustained[way] or {}).items())
@@ -215,6 +234,7 @@ def _cold_compiler() -> Iterator[None]:
 
 def _runner(way: str, scenario: Scenario, model: torch.nn.Module, info: DeviceInfo, how: How) -> Runner:
     device = info.torch_device
+    allocated = _allocated(device)
     prepared = prepare(way, model, scenario, device, how.blocks)
     step = scenario.runnable(prepared.model, device, prepared.compile)
     with _cold_compiler():
@@ -231,20 +251,37 @@ def _runner(way: str, scenario: Scenario, model: torch.nn.Module, info: DeviceIn
             step()
         _wait(device)
         again_s = time.perf_counter() - begun if twice else None
-        kernels = _profile(step, device)
         ours = WAYS[way].optimize and prepared.compile is not None
         explained = str(gemmtune.explain(scenario.compiled)).splitlines() if ours else []
     uninstall()  # what the next way compiles is its own
+    memory = _peak(step, device)
+    repeat = _captured(step, scenario) if how.graph and scenario.kind != "train" else step
+    scenario.rewind()
     return Runner(
         prepared=prepared,
         step=step,
-        repeat=_captured(step, scenario) if how.graph and scenario.kind != "train" else step,
+        repeat=repeat,
         first_call_s=first,
         again_s=again_s,
         logits=logits,
-        kernels=kernels,
+        memory_bytes=None if memory is None else memory - allocated + (0 if prepared.copied else prepared.weights_bytes),
+        trace=traced(repeat, device),
         explained=explained,
     )
+
+
+def _allocated(device: torch.device) -> int:
+    return torch.cuda.memory_allocated(device) if device.type != "cpu" else 0
+
+
+def _peak(step: Callable[[], object], device: torch.device) -> int | None:
+    """The most memory that is allocated during a step."""
+    if device.type == "cpu":
+        return None
+    torch.cuda.reset_peak_memory_stats(device)
+    step()
+    _wait(device)
+    return torch.cuda.max_memory_allocated(device)
 
 
 def _captured(step: Callable[[], object], scenario: Scenario) -> Callable[[], object]:
@@ -306,42 +343,26 @@ def _block_ms(runner: Runner, count: int, device: torch.device) -> float:
     return begin.elapsed_time(end) / count
 
 
-def _profile(step: Callable[[], object], device: torch.device) -> list[dict[str, Any]]:
-    """The kernels of one step and their time in µs, the longest first; empty on a CPU."""
-    if device.type == "cpu":
-        return []
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
-        step()
-        _wait(device)
-    found = [
-        {"kernel": event.key[:120], "count": event.count, "us": event.self_device_time_total}
-        for event in profile.key_averages()
-        if event.self_device_time_total
-    ]
-    return sorted(found, key=lambda kernel: -kernel["us"])[:40]
-
-
-def _told(runner: Runner, expected: torch.Tensor | None, scenario: Scenario) -> dict[str, Any]:
-    ms = statistics.median(runner.times_ms)
-    total = sum(kernel["us"] for kernel in runner.kernels)
-    gemms = sum(kernel["us"] for kernel in runner.kernels if _is_gemm(kernel["kernel"]))
+def _told(runner: Runner, expected: torch.Tensor | None, scenario: Scenario, bandwidth_gbps: float) -> dict[str, Any]:
+    ms, read = statistics.median(runner.times_ms), runner.prepared.read_bytes
+    floor_ms = read / bandwidth_gbps / 1e6 if scenario.kind == "decode" and read is not None else None
     return {
         "ms": ms,
         "tokens_per_s": scenario.tokens / ms * 1e3,
+        "floor_ms": floor_ms,
+        "of_floor": None if floor_ms is None else floor_ms / ms,
         "first_call_s": runner.first_call_s,
         "first_call_from_store_s": runner.again_s,
         "tuning_s": runner.prepared.tuning_s,
         "weights_gb": runner.prepared.weights_bytes / 1e9,
+        "memory_gb": None if runner.memory_bytes is None else runner.memory_bytes / 1e9,
         "error": 0.0 if expected is None or runner.logits is None else _error(runner.logits, expected),
-        "gemm_share": gemms / total if total else None,
-        "kernels": runner.kernels,
+        "gemm_share": runner.trace.gemm_share,
+        "busy_us": runner.trace.busy_us,
+        "launches": len(runner.trace.spans),
+        "kernels": runner.trace.kernels,
         "explained": runner.explained,
     }
-
-
-def _is_gemm(kernel: str) -> bool:
-    lower = kernel.lower()
-    return any(word in lower for word in ("gemm", "nvjet", "cutlass", "cluster", "skinny", "wgmma", "splitk", "_mm", "mm_", "gemv"))
 
 
 def _error(found: torch.Tensor, expected: torch.Tensor) -> float:

@@ -8,77 +8,16 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from model_configs import MODELS
 from transformers import (
-    LlamaConfig,
-    LlamaForCausalLM,
-    MixtralConfig,
-    MixtralForCausalLM,
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING,
+    AutoConfig,
     PreTrainedModel,
-    Qwen3MoeConfig,
-    Qwen3MoeForCausalLM,
     StaticCache,
-    ViTConfig,
-    ViTForImageClassification,
 )
 
 __all__ = ["MODELS", "Scenario", "body_of", "build_model", "scenarios"]
-
-MODELS: Mapping[str, Mapping[str, Any]] = {
-    "llama-3-8b": {
-        "hidden_size": 4096,
-        "intermediate_size": 14336,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 8,
-        "vocab_size": 128256,
-        "rope_parameters": {"rope_type": "default", "rope_theta": 500000.0},
-        "max_position_embeddings": 8192,
-    },
-    "mixtral-8x7b": {
-        "hidden_size": 4096,
-        "intermediate_size": 14336,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 8,
-        "vocab_size": 32000,
-        "max_position_embeddings": 32768,
-        "num_local_experts": 8,
-        "num_experts_per_tok": 2,
-    },
-    "qwen3-30b-a3b": {
-        "hidden_size": 2048,
-        "intermediate_size": 6144,
-        "moe_intermediate_size": 768,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 4,
-        "head_dim": 128,
-        "vocab_size": 151936,
-        "max_position_embeddings": 40960,
-        "num_experts": 128,
-        "num_experts_per_tok": 8,
-        "norm_topk_prob": True,
-    },
-    "vit-b-16": {"hidden_size": 768, "intermediate_size": 3072, "num_attention_heads": 12, "image_size": 224, "patch_size": 16},
-    "vit-l-16": {"hidden_size": 1024, "intermediate_size": 4096, "num_attention_heads": 16, "image_size": 224, "patch_size": 16},
-    "tiny": {
-        "hidden_size": 64,
-        "intermediate_size": 192,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "vocab_size": 256,
-        "max_position_embeddings": 1024,
-    },
-    "tiny-moe": {
-        "hidden_size": 64,
-        "intermediate_size": 192,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "vocab_size": 256,
-        "max_position_embeddings": 1024,
-        "num_local_experts": 4,
-        "num_experts_per_tok": 2,
-    },
-    "tiny-vit": {"hidden_size": 64, "intermediate_size": 192, "num_attention_heads": 4, "image_size": 32, "patch_size": 8},
-}
-"""The configurations as published; tiny ones are for machines without a GPU. Each has as many layers as asked."""
 
 POSITIONS, BEGIN = 512, 256
 """Positions of the static cache, and those that are filled before the steps that are timed."""
@@ -87,20 +26,17 @@ STD = 0.02
 
 
 def _made(config: Mapping[str, Any], words: Mapping[str, Any]) -> PreTrainedModel:
-    if "image_size" in config:
-        return ViTForImageClassification(ViTConfig(num_labels=1000, **words))
-    if "num_local_experts" in config:
-        return MixtralForCausalLM(MixtralConfig(tie_word_embeddings=False, experts_implementation="grouped_mm", **words))
-    if "num_experts" in config:
-        return Qwen3MoeForCausalLM(Qwen3MoeConfig(tie_word_embeddings=False, experts_implementation="grouped_mm", **words))
-    return LlamaForCausalLM(LlamaConfig(tie_word_embeddings=False, **words))
+    """The model of transformers that ``config`` names."""
+    chosen = AutoConfig.for_model(**{**config, **words})
+    classes = MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING if "image_size" in config else MODEL_FOR_CAUSAL_LM_MAPPING
+    model: PreTrainedModel = classes[type(chosen)](chosen)
+    return model
 
 
 def build_model(config: Mapping[str, Any], layers: int, device: torch.device, dtype: torch.dtype) -> PreTrainedModel:
-    """A model in ``dtype`` with random weights: a vision transformer where the configuration has an ``image_size``, a mixture of
-    experts where it has those, else a Llama."""
+    """A model in ``dtype`` with random weights."""
     torch.manual_seed(0)
-    words = {"num_hidden_layers": layers, "attn_implementation": "sdpa", **config}
+    words = {"num_hidden_layers": layers, "attn_implementation": "sdpa"}
     default = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:
@@ -151,6 +87,7 @@ class Scenario:
     def rewind(self) -> None:
         """Put all caches back to where the first step began."""
         for cache in self._caches:
+            _set_positions(cache)
             for layer in cache.layers:
                 layer.cumulative_length.fill_(BEGIN)
 
@@ -159,6 +96,7 @@ class Scenario:
         if self.kind == "train":
             return None
         found = self.runnable(copy.deepcopy(model).to(dtype), device, None)()
+        self.compiled = None  # it keeps the copy
         self._caches.pop() if self.kind == "decode" else None
         return None if found is None else found.detach().float().clone()
 
@@ -184,7 +122,11 @@ class Scenario:
         self.compiled = forward
         keep = {"logits_to_keep": 1} if self.kind == "prefill" else {}
 
+        cache = given.get("past_key_values")
+
         def step() -> torch.Tensor:
+            if cache is not None:
+                _set_positions(cache)
             with torch.no_grad():
                 return forward(**given, **keep).logits
 
@@ -218,6 +160,16 @@ class Scenario:
         self._caches.append(cache)
         self.rewind()
         return cache
+
+
+def _set_positions(cache: StaticCache) -> None:
+    """Set the number by which a layer with a sliding window sees that it is not full, for which Dynamo would compile each step.
+
+    A tensor of the layer has the position itself. No window is shorter than the cache.
+    """
+    for layer in cache.layers:
+        if layer.is_sliding:
+            layer.cumulative_length_int = BEGIN
 
 
 def scenarios(

@@ -90,6 +90,10 @@ class Prepared:
     compile: Mapping[str, Any] | None
     tuning_s: float
     weights_bytes: int
+    read_bytes: int | None
+    """Bytes of the weights that a decoding step reads: all but the rows of an embedding. None for a mixture of experts."""
+    copied: bool
+    """The weights are a copy of the given model's."""
 
 
 def _ours(dtype: str, **options: Any) -> Change:
@@ -157,7 +161,8 @@ def prepare(name: str, model: PreTrainedModel, scenario: Scenario, device: torch
     tuning_s = 0.0
     if way.sparse and blocks is None:
         raise ValueError(f"{name}: got no --sparse, expected the side of a block and the share that stays, such as 64:0.1")
-    if way.change is not None or way.optimize or way.sparse:  # optimize moves weights to where those of one input lie together
+    copied = way.change is not None or way.optimize or way.sparse
+    if copied:  # optimize moves weights to where those of one input lie together
         model = copy.deepcopy(model)
     if way.sparse and blocks is not None:
         blocks.sparsify_(model)
@@ -168,12 +173,23 @@ def prepare(name: str, model: PreTrainedModel, scenario: Scenario, device: torch
         with torch.no_grad():
             gemmtune.optimize(model, tune=scenario.arguments(model, device))
         tuning_s = time.perf_counter() - begun
+    weights_bytes = sum(_bytes(held) for held in (*model.parameters(), *_of_blocks(model)))
     return Prepared(
         model=model,
         compile=way.compile,
         tuning_s=tuning_s,
-        weights_bytes=sum(_bytes(held) for held in (*model.parameters(), *_of_blocks(model))),
+        weights_bytes=weights_bytes,
+        read_bytes=None if "num_experts_per_tok" in scenario.config else weights_bytes - _embedding_bytes(model),
+        copied=copied,
     )
+
+
+def _embedding_bytes(model: PreTrainedModel) -> int:
+    """The memory of the embedding of a model of language, unless its head reads it too."""
+    head = model.get_output_embeddings()
+    if head is None or head.weight is model.get_input_embeddings().weight:
+        return 0
+    return _bytes(model.get_input_embeddings().weight)
 
 
 def _of_blocks(model: torch.nn.Module) -> list[torch.Tensor]:

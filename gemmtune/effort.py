@@ -49,7 +49,7 @@ _CONFIGS: Mapping[str, tuple[int, int, int | None]] = {
     "triton:mm": (8, 24, None),
     "triton:persistent": (2, 6, None),
     "triton:swapped": (2, 6, None),
-    "triton:vector": (2, 5, None),
+    "triton:vector": (2, 7, None),
     "triton:parts": (2, 6, None),
     "triton:words": (3, 12, None),
     "triton:words_vector": (1, 4, None),

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 from . import shell, table
 from .measured import RESULTS, device
 
 FOLDER = RESULTS / "nvidia-h200"
+FLOORS = RESULTS / "nvidia-h100"
+"""Folder of the decoding steps that are compared with the time of reading their weights once."""
 
 
-def files() -> Iterator[tuple[str, dict[str, Any]]]:
+def files(folder: Path = FOLDER) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield name and content of each result; a file of several models counts as one for each."""
-    for path in sorted(FOLDER.glob("model*.json")):
+    for path in sorted(folder.glob("model*.json")):
         content = json.loads(path.read_text(encoding="utf-8"))
         parts = [content] if "environment" in content else list(content.values())
         yield from ((path.stem, part) for part in parts if isinstance(part, dict) and "scenarios" in part)
@@ -37,10 +40,29 @@ def steps() -> str:
     return table(["file", "model", "step", "way", "ms", "× torch.compile", "first call, s", "weights, GB"], rows)
 
 
+def floors() -> str:
+    """Return one row for each way of each decoding step whose share of the floor is known."""
+    rows = []
+    for _, content in files(FLOORS):
+        for scenario in content["scenarios"]:
+            ways = {way: found for way, found in scenario["ways"].items() if found.get("of_floor")}
+            for way, found in ways.items():
+                ratios = [f"{ways[base]['ms'] / found['ms']:.3f}" if base in ways else "" for base in ("compile", "max-autotune")]
+                numbers = [f"{found['ms']:.3f}", *ratios, f"{found['of_floor']:.2f}", f"{found['tokens_per_s']:.0f}"]
+                memory = f"{found['memory_gb']:.2f}" if found.get("memory_gb") else ""
+                kernels = [str(found["launches"]), f"{found['busy_us']:.0f}"]
+                costs = [f"{found['tuning_s']:.0f}", f"{found['first_call_s']:.0f}", memory]
+                model = f"{content['options']['model']}, {content['options']['layers']} layers"
+                rows.append([model, scenario["name"], way, *numbers, *kernels, *costs])
+    ratio = ["× torch.compile", "× max-autotune", "of the floor", "tokens/s"]
+    kernels = ["kernels", "GPU busy, µs"]
+    return table(["model", "step", "way", "ms", *ratio, *kernels, "tuning, s", "first call, s", "memory, GB"], rows)
+
+
 def commands() -> str:
     """Return the command of each file whose options are known."""
     lines = []
-    for name, content in files():
+    for name, content in (*files(), *(found for found in files(FLOORS) if _has_floor(found[1]))):
         options = content.get("options") or {}
         if "ways" not in options:
             continue
@@ -54,4 +76,8 @@ def commands() -> str:
     return "```sh\n" + "\n".join(lines) + "\n```\n"
 
 
-MAKERS: dict[str, Callable[[], str]] = {"model-steps": steps, "model-commands": commands}
+def _has_floor(content: dict[str, Any]) -> bool:
+    return any(found.get("of_floor") for scenario in content["scenarios"] for found in scenario["ways"].values())
+
+
+MAKERS: dict[str, Callable[[], str]] = {"model-steps": steps, "model-floors": floors, "model-commands": commands}

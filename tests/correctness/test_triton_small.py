@@ -138,6 +138,7 @@ COMPILED = {
     "f16-nn": Problem.addmm(3, 4096, 14336, dtype=torch.float16, layout="nn", device_type="cuda"),
     "f32-nt": Problem.mm(2, 1000, 4096, dtype=torch.float32, device_type="cuda"),
     "bmm-bf16-odd": Problem.bmm(3, 4, 1001, 999, device_type="cuda"),
+    "f16-nt-one-row": Problem.mm(1, 4096, 4096, dtype=torch.float16, device_type="cuda"),
     "f64-nt": Problem.mm(1, 512, 2048, dtype=torch.float64, device_type="cuda"),
 }
 
@@ -168,6 +169,21 @@ def test_launches_overlap_if_supported_and_kernels_wait_inside() -> None:
     (older,) = vector_choices(problem, preset("sm80"), 1)
     assert not older.launch_variants()
     assert "griddepcontrol" not in older.artifacts(preset("sm80"))[0].code
+
+
+@pytest.mark.turn(1, 2)
+def test_direct_loads_of_few_rows_leave_the_cache_first() -> None:
+    shared = Problem.bmm(3, 1, 512, 4096, device_type="cuda")
+    shared = replace(shared, b=replace(shared.b, stride=(0, *shared.b.stride[1:])))
+    for problem, hinted in ((Problem.mm(1, 4096, 4096, device_type="cuda"), True), (shared, False)):
+        direct = [x for x in vector_choices(problem, preset("sm90"), None) if x.config.stages == 1]
+        assert {(x.config.block_n, x.config.block_k) for x in direct} >= {(2, 2048), (4, 1024)}
+        code = direct[0].artifacts(preset("sm90"))[0].code
+        assert "cp.async" not in code
+        assert ("evict_first" in code) == hinted
+    # Without asynchronous copies, and where the columns are contiguous, only the other table applies.
+    for problem in (Problem.mm(1, 1001, 999, device_type="cuda"), Problem.mm(1, 4096, 4096, layout="nn", device_type="cuda")):
+        assert not {x.config.block_k for x in vector_choices(problem, preset("sm90"), None)} & {2048, 4096}
 
 
 def test_a_copy_lets_the_product_start_and_waits_before_it_reads() -> None:

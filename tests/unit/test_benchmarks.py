@@ -337,6 +337,60 @@ def test_a_mixture_of_experts_is_stepped(script):
         assert (own - wide).abs().max() <= 0.1 * wide.abs().max()
 
 
+def test_public_models_are_those_of_transformers_and_stepped(script):
+    pytest.importorskip("transformers", reason="the models are those of transformers")
+    steps, ways, cpu = script("model_steps"), script("model_ways"), torch.device("cpu")
+    classes = {"tiny": "Llama", "tiny-gemma": "Gemma2", "tiny-qwen": "Qwen2", "tiny-phi": "Phi3", "tiny-olmo": "Olmo2"}
+    for name, family in classes.items():
+        config = steps.MODELS[name]
+        model = steps.build_model(config, 2, cpu, torch.bfloat16)
+        assert type(model).__name__ == f"{family}ForCausalLM"
+        [scenario] = steps.scenarios(config, (3,), (), ())
+        wide, own = (scenario.step(model, cpu, dtype) for dtype in (torch.float32, torch.bfloat16))
+        assert wide.shape == (3, 1, 256)
+        assert (own - wide).abs().max() <= 0.1 * wide.abs().max()
+        prepared = ways.prepare("eager", model, scenario, cpu, None)
+        rows_of_embedding = 0 if config["tie_word_embeddings"] else 256 * 64 * 2
+        assert prepared.weights_bytes - prepared.read_bytes == rows_of_embedding
+        assert not prepared.copied
+    published = {model["model_type"] for name, model in steps.MODELS.items() if not name.startswith("tiny")}
+    assert published >= {"llama", "gemma2", "qwen2", "phi3", "olmo2"}
+
+
+def test_an_interrupted_way_leaves_the_times_of_those_before(script, tmp_path, monkeypatch):
+    pytest.importorskip("transformers", reason="the models are those of transformers")
+    model, look_up, out = script("model"), tmp_path / "native" / "look-up.so", tmp_path / "model.json"
+    look_up.parent.mkdir()
+    monkeypatch.setattr(model.build, "make", lambda: look_up)
+    monkeypatch.setattr(model, "measure_limits", lambda *_: {"bandwidth_gbps": 10.0})
+    prepared = model._runner
+
+    def runner(way, *given):
+        if way == "compile":
+            raise KeyboardInterrupt
+        return prepared(way, *given)
+
+    monkeypatch.setattr(model, "_runner", runner)
+    words = ["--model", "tiny-gemma", "--device", "cpu", "--layers", "1", "--batch", "2", "--prefill", "", "--rounds", "2"]
+    done = CliRunner().invoke(model.main, [*words, "--ways", "eager,compile,optimize", "--json", str(out)])
+    assert done.exit_code == 0, done.output
+    [scenario] = json.loads(out.read_text())["scenarios"]
+    assert scenario["ways"].keys() == {"eager", "compile"}
+    eager = scenario["ways"]["eager"]
+    assert eager["ms"] > 0
+    assert eager["of_floor"] == pytest.approx(eager["weights_gb"] / 10.0 * 1e3 / eager["ms"])  # a tied embedding is the head
+    assert scenario["ways"]["compile"] == {"error": "interrupted"}
+
+
+def test_a_trace_counts_kernels_and_the_time_between_them(script):
+    spans = (("nvjet_gemm", 0.0, 4.0), ("norm", 3.0, 5.0), ("nvjet_gemm", 7.0, 8.0))
+    trace = script("model_trace").Trace(spans=spans)
+    assert trace.busy_us == 6
+    assert trace.kernels == [{"kernel": "nvjet_gemm", "count": 2, "us": 5.0}, {"kernel": "norm", "count": 1, "us": 2.0}]
+    assert trace.gemm_share == 5 / 7
+    assert script("model_trace").traced(lambda: None, torch.device("cpu")).gemm_share is None
+
+
 def test_generation_is_compared(script, tmp_path, monkeypatch):
     pytest.importorskip("transformers", reason="the extra 'models' installs it")
     monkeypatch.setattr(torch, "compile", lambda f: f)  # the ways that compile take half a minute

@@ -180,15 +180,18 @@ class Writer:
         )
         return " & ".join(text for wanted, text in edges if wanted) or None
 
-    def make_load(self, name: str, indices: Sequence[str], mask: str | None, base: str | None = None) -> str:
-        """Return a load of (row index, column index) from one matrix, zero where the mask is false."""
+    def make_load(self, name: str, indices: Sequence[str], mask: str | None, base: str | None = None, *, once: bool = False) -> str:
+        """Return a load of (row index, column index) from one matrix, zero where the mask is false.
+
+        Numbers that are read ``once`` leave the cache first, unless the matrices of a batch share them.
+        """
         terms = self._terms(name, indices)
         address = " + ".join([base or self.pointer(name), *terms])
         # If the address does not depend on both indices, add a zero block to get the full shape.
         m, n, k = self.spec.block_m, self.spec.block_n, self.spec.block_k
         extent = f"{m}, {k}" if name in ("a", "c") else f"{k // 2 if self._packed else k}, {n}"
         shape = f" + tl.zeros(({extent}), dtype=tl.int32)" if len(terms) < len(indices) else ""
-        return _load(f"{address}{shape}", mask)
+        return _load(f"{address}{shape}", mask, first=once and not (self.spec.batched and self.stride(name, 0) == "0"))
 
     def make_vector(self, name: str, dim: int, index: str, mask: str | None, *, base: str) -> str:
         """Return a load of block_k elements along one dimension, zero where the mask is false."""
@@ -262,8 +265,9 @@ class Writer:
         return _load(address, mask if len(along) == 2 else masks[along[0]] if along else None, other="0")
 
 
-def _load(address: str, mask: str | None, *, other: str = "0.0") -> str:
-    return f"tl.load({address}, mask={mask}, other={other})" if mask else f"tl.load({address})"
+def _load(address: str, mask: str | None, *, other: str = "0.0", first: bool = False) -> str:
+    masked = f", mask={mask}, other={other}" if mask else ""
+    return f"tl.load({address}{masked}" + (', eviction_policy="evict_first")' if first else ")")
 
 
 @functools.lru_cache(maxsize=4096)
