@@ -96,10 +96,7 @@ def mode_of(problem: Problem) -> str:
 
 
 def at_blocks(scale: Tensor, size: tuple[int, int], block: Block) -> Tensor:
-    """Return a scale of an operand of ``size`` as a matrix with one number for each ``block``.
-
-    ``block`` is at least as fine as the scale.
-    """
+    """Return a scale of an operand of ``size`` as a matrix with one number for each ``block``, which is as fine as the scale."""
     if scale.numel() == 1:
         scale = scale.reshape(1, 1)
     for dim, side in enumerate(block):
@@ -139,10 +136,7 @@ def _finer(block: Block, coarse: tuple[int, int], size: tuple[int, int]) -> bool
 
 
 def has_plain_bias(problem: Problem) -> bool:
-    """Return True if the epilogue is ``acc + x`` with a bias that cuBLASLt adds.
-
-    x is a contiguous row of N elements of out's dtype.
-    """
+    """Return True if the epilogue is ``acc + x`` with a contiguous row x of N elements of out's dtype, which cuBLASLt adds."""
     epilogue, out = problem.epilogue, problem.out
     if problem.device_type != "cuda" or epilogue is None or len(epilogue.operands) != 1:
         return False

@@ -16,10 +16,7 @@ Tensor = torch.Tensor
 
 
 def gemm_dtype(problem: Problem) -> torch.dtype:
-    """Return the dtype of the product before the epilogue.
-
-    It is out's dtype if that has more bytes than a's, or if a's has one byte. Otherwise it is a's dtype.
-    """
+    """Return the dtype of the product before the epilogue: out's if it is wider than a's or a's has one byte, else a's."""
     wanted = problem.out.dtype
     return wanted if problem.dtype.itemsize == 1 or wanted.itemsize > problem.dtype.itemsize else problem.dtype
 

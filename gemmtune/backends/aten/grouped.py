@@ -152,10 +152,7 @@ def _why_not_scaled(problem: Problem, device: DeviceInfo) -> str | None:
 
 
 def _begins_anywhere(problem: Problem) -> bool:
-    """Return True if every group's start is aligned for all offsets.
-
-    The contiguous dimension must not be the one that the groups divide.
-    """
+    """Return True if every group's start is aligned for all offsets: the groups do not divide the contiguous dimension."""
     a, b = problem.a.stride, problem.b.stride
     return a[-1] == 1 if not problem.divides_terms else a[-2] == 1 and b[-1] == 1
 

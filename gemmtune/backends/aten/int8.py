@@ -41,11 +41,7 @@ def padding_of(problem: Problem) -> tuple[int, int, int]:
 
 
 def padded(x: Tensor, rows: int, cols: int) -> Tensor:
-    """Return a copy of a matrix padded with ``rows`` rows and ``cols`` columns of zeros.
-
-    It is column-major if the matrix is, and if ``_int_mm`` supports the padded number of rows in that layout. Otherwise it is
-    row-major.
-    """
+    """Return a copy padded with ``rows`` rows and ``cols`` columns of zeros: column-major as before if ``_int_mm`` takes it."""
     if x.stride(0) == 1 and x.stride(1) != 1 and (x.shape[0] + rows) % GPU_INT_COLUMN_MULTIPLE == 0:
         return pad(x.t(), (0, rows, 0, cols)).contiguous().t()
     return pad(x, (0, cols, 0, rows)).contiguous()

@@ -1,7 +1,4 @@
-"""Choices of torch for a problem, and the claims of its operations for the flags that the problem recorded.
-
-Exactly one choice is the baseline, and there is one for every problem.
-"""
+"""Choices of torch for a problem, exactly one of them the baseline, and the claims of its operations for the recorded flags."""
 
 from __future__ import annotations
 
@@ -146,10 +143,7 @@ def _int_mm(problem: Problem) -> Offers:
 
 
 def _scaled_mm(problem: Problem, device: DeviceInfo) -> Offers:
-    """Return torch's scaled products.
-
-    On a CPU its operation is generic code, so a product of wider floats, which is often faster, competes.
-    """
+    """Return torch's scaled products. A product of wider floats competes on a CPU, where it is often faster than generic code."""
     reason = scaled.why_not_native(problem, device)
     composed = _choice(problem, COMPOSED_SCALED, composed_scaled_claims(problem, device), baseline=reason is not None)
     if reason is not None:
@@ -187,10 +181,7 @@ def _bias_repeats_rows(problem: Problem) -> bool:
 
 
 def sum_claims(problem: Problem, device: DeviceInfo) -> Claims:
-    """Return the claims of c @ d, rounded to the products' dtype, plus a @ b.
-
-    There are two partial sums, or those of either product.
-    """
+    """Return the claims of c @ d, rounded to the products' dtype, plus a @ b: two partial sums, or those of either product."""
     claims, dtype = dense_claims(problem, device), gemm_dtype(problem)
     splits = 2 if claims.partials != dtype else sum(_splits(k, device) for k in problem.summed)
     return dataclasses.replace(claims, partials=dtype, splits=splits)

@@ -23,10 +23,7 @@ NUMBERS = ("Full", "One", "Two", "Three", "Four", "Five", "Six", "Seven")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Path:
-    """Decisions of CK's host code that depend on the number of steps: is there a loop, and how many steps follow it.
-
-    ``steps`` is the smallest number with these decisions.
-    """
+    """Decisions of CK's host code by number of steps: is there a loop, and how many steps follow. ``steps`` is the least one."""
 
     loop: bool
     tail: str

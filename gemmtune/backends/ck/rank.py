@@ -21,10 +21,7 @@ from .products import Element
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rates:
-    """Peak rates.
-
-    Per compute unit: 16-bit matrix products in TFLOP/s, LDS and L2 loads in GB/s. For the whole device: memory in GB/s.
-    """
+    """Peak rates: of a compute unit 16-bit products in TFLOP/s, LDS and L2 in GB/s; of the device memory in GB/s."""
 
     cu_tflops: float
     lds_gbps: float
@@ -104,10 +101,7 @@ def select(timed: Sequence[tuple[float, Config]], count: int | None) -> list[Con
 
 
 def _preference(config: Config) -> tuple[int, int, str]:
-    """Return the tie-breaker for equal times.
-
-    Large instructions come first, then the pipelines that CK's lists put first for compute-bound products.
-    """
+    """Return the tie-breaker for equal times: large instructions, then the pipelines that CK prefers for compute-bound products."""
     return -config.instance.mfma, VERSIONS.index(config.instance.version), config.label
 
 

@@ -53,11 +53,7 @@ class Work(ctypes.Structure):
 
 @dataclass(frozen=True, kw_only=True)
 class KernelSource:
-    """Source of a kernel.
-
-    ``values`` are plain data: everything that the text depends on except launch parameters. ``toolkit`` names a copy of CK other
-    than the installed one.
-    """
+    """Source of a kernel: plain ``values`` fix the text, and ``toolkit`` names a copy of CK other than the installed one."""
 
     arch: str
     values: Mapping[str, Any]

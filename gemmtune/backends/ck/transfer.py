@@ -8,10 +8,7 @@ from ...problem import Layout
 from ...problem.layout import ALIGNED_BYTES
 
 WIDE_BYTES, NARROW_BYTES = 16, 8
-"""Bytes along K stored together in LDS (CK's K1).
-
-The first value is for operands contiguous along K. The second is for the others, whose neighbours along K come from several loads.
-"""
+"""Bytes along K stored together in LDS (CK's K1), for operands contiguous along K and for the others."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,10 +56,7 @@ def transfer(block: int, depth: int, threads: int, itemsize: int, *, along_k: bo
 
 
 def vector_along(layout: Layout, dim: int) -> int:
-    """Return the widest power of two of elements for one access along ``dim``, at most 16 bytes.
-
-    It divides the size along ``dim`` (a requirement of CK), the offset, and the distances between lines.
-    """
+    """Return the widest access along ``dim``, in elements: at most 16 bytes, and a divisor of size, offset and line distances."""
     others = [s for i, (n, s) in enumerate(zip(layout.size, layout.stride, strict=True)) if i != dim % len(layout.size) and n > 1]
     width = ALIGNED_BYTES // layout.dtype.itemsize
     while width > 1 and any(value % width for value in (layout.size[dim], layout.offset, *others)):

@@ -154,10 +154,7 @@ class CppChoice(SourceChoice):
         return numbers_per_step(self.problem.accumulator, self.arch, vnni=self.vnni)
 
     def pack(self, b: torch.Tensor) -> torch.Tensor:
-        """Return b [K, N] packed as contiguous [⌈N/nr⌉, K, nr], padded with zeros.
-
-        Interleaved numbers give [⌈N/nr⌉, ⌈K/numbers⌉, nr, numbers].
-        """
+        """Return b [K, N] packed as contiguous [⌈N/nr⌉, K, nr] or, interleaved, [⌈N/nr⌉, ⌈K/numbers⌉, nr, numbers], zero-padded."""
         if self.packed_format is None:
             return b
         given = b.view(torch.uint8) if b.dtype.itemsize == 1 else b  # torch cannot fill and copy every 8-bit float
@@ -221,10 +218,7 @@ def _operand_count(problem: Problem) -> int:
 
 
 def _plain(library: ctypes.CDLL, plan: Plan, fail: Callable[[], NoReturn]) -> Run:
-    """Return the run of a product without added operands.
-
-    It passes the fewest arguments, because the call dominates small problems.
-    """
+    """Return the run of a product without added operands, with the fewest arguments: the call dominates small problems."""
     function = library.gemmtune_product
     function.argtypes, function.restype = [_POINTER] * 4 + [ctypes.c_int], ctypes.c_int
     words, swapped, threads = plan.words, plan.swapped, torch.get_num_threads

@@ -32,11 +32,7 @@ MICRO_TILES: dict[str, tuple[tuple[int, int], ...]] = {
     "avx2": ((6, 2), (4, 3)),
     "portable": ((6, 2), (4, 3)),
 }
-"""Rows and vectors of each micro-tile worth compiling, best first.
-
-The product of both keeps the multiply-add units busy. With ``nv`` vectors of b and one of a, the tile fits the
-register file.
-"""
+"""Rows and vectors of each micro-tile worth compiling, best first. With a vector of a, the tile fits the register file."""
 
 DOT_TILES: dict[str, tuple[int, int]] = {"avx512": (6, 4), "avx2": (3, 3), "portable": (3, 3)}
 """Rows and columns of the dot-product micro-tiles. Their sums, the columns and one row fit the register file."""
@@ -143,11 +139,7 @@ def _steps(problem: Problem, device: DeviceInfo, direct: bool) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Blocking:
-    """Part of a ``Config`` that the compiler does not see; ``Config`` explains the fields.
-
-    ``kc`` is in steps of K, ``task_m`` and ``task_n`` in panels. All values below were measured; ``refusal`` drops the illegal
-    ones.
-    """
+    """Part of a ``Config`` that the compiler does not see. All values below were measured; ``refusal`` drops the illegal ones."""
 
     mode: Mode
     kc: int
@@ -189,10 +181,7 @@ _INT8_MANY_ROWS = (
     Blocking("columns", 256, 32, 32), Blocking("columns", 512, 32, 16), Blocking("steps", 256, 32, 8),
     Blocking("columns", 512, 8, 1), Blocking("columns", 512, 16, 4), Blocking("steps", 512, 16, 4),
 )  # fmt: skip
-"""Blockings for int8 products, which take a quarter of the time and memory.
-
-Packing weighs more, so neighbouring panels are packed together.
-"""
+"""Blockings for int8 products. Packing weighs more in them, so neighbouring panels are packed together."""
 
 _TASKS_PER_THREAD = 2
 """Minimum tasks per thread, if there are enough columns. When a thread is delayed, other threads take its remaining tasks."""

@@ -67,11 +67,7 @@ class Gemm:
 
 
 def gemm_of(problem: Problem) -> Gemm:
-    """Return the problem in cuBLASLt's terms.
-
-    Raises:
-        InvalidProblemError: cuBLASLt cannot solve it. The message says why.
-    """
+    """Return the problem in cuBLASLt's terms. Raises InvalidProblemError, which says why, if cuBLASLt cannot solve it."""
     reason = why_not(problem, OPS) or why_not_fnuz(problem)
     if reason is not None:
         raise InvalidProblemError(reason)
@@ -114,10 +110,7 @@ def gemm_of(problem: Problem) -> Gemm:
 
 
 def _scaled_gemm(problem: Problem, d: Matrix, swapped: bool) -> Gemm:
-    """Return the product of 8-bit floats.
-
-    cuBLASLt supports only contiguous rows of a and columns of b ("TN format" in its documentation).
-    """
+    """Return the product of 8-bit floats, whose a must have contiguous rows and b contiguous columns ("TN format")."""
     row, column = _view(problem.a.transposed, transposed=False), _view(problem.b, transposed=False)
     if row is None or column is None:
         raise InvalidProblemError(f"8-bit floats: expected a row-major a and a column-major b, got {problem.a} and {problem.b}")

@@ -111,10 +111,7 @@ class CudaChoice(FileChoice):
         return make_cubin(self.file, lambda: self.source.text, ARCH, self.name)
 
     def load(self) -> Mapping[str, LoadedKernel]:
-        """Load the source's kernels on the current device and return them by name.
-
-        Raises what ``opened`` does; UnavailableError: the driver cannot load them.
-        """
+        """Load the source's kernels on the current device, by name. Raises as ``opened``, or UnavailableError from the driver."""
         driver, device, names = find_driver(), torch.cuda.current_device(), self.source.kernels
         return self.opened(lambda path: {name: loaded_kernel(driver, path, name, device) for name in names})
 

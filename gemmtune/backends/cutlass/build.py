@@ -40,9 +40,7 @@ def artifact_file(source: Source, toolkit: Toolkit, capability: int) -> tuple[st
 def compile_source(source: Source, toolkit: Toolkit, capability: int, name: str) -> Path:
     """Compile ``source`` to a shared object if it is missing. If several processes need it, one compiles.
 
-    Raises:
-        CompileError: nvcc refused the source, or the cache folder cannot be written.
-        UnavailableError: it is missing, and there is no nvcc.
+    Raises CompileError if nvcc refuses or nothing can be written, UnavailableError if there is no nvcc.
     """
 
     def make(made: Path) -> None:
@@ -197,10 +195,7 @@ class CutlassChoice(FileChoice):
         return f"sm{self.capability}"
 
     def forward(self) -> CutlassChoice:
-        """Return the choice itself, because the shared object of a 2.x operation contains PTX too.
-
-        Raises UnavailableError: a 3.x operation uses instructions of a single architecture.
-        """
+        """Return this choice: a 2.x operation contains PTX. Raises UnavailableError for the single architecture of a 3.x one."""
         if self.config.operation.modern:
             raise UnavailableError(
                 f"{self.name}: got a newer GPU, expected {self.arch}: the kernel uses instructions that only it has"

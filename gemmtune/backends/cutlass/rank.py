@@ -53,10 +53,7 @@ CONVERTED_PS = 28.0
 PROMOTED = 0.8
 """Rate that remains if sums of 8-bit floats are added to others."""
 AS_IT_IS = 1.02
-"""Handicap of unswapped operands.
-
-Of two operations that differ in nothing else, the swapped one wins, because more problems share it.
-"""
+"""Handicap of unswapped operands, because more problems share swapped operations."""
 
 
 def estimate_us(operation: Operation, oriented: Oriented, problem: Problem, device: DeviceInfo) -> float:

@@ -30,10 +30,7 @@ class OwnChoice(CalledChoice):
 
     @classmethod
     def of(cls, source: Loaded, subject: Subject, problem: Problem, *, deterministic: bool = True) -> OwnChoice:
-        """Return the choice for a problem that the declarations cover.
-
-        A GEMM without declarations is assumed to give equal bits for equal inputs if it has to be ``deterministic``.
-        """
+        """Return the choice for a covered problem. An undeclared GEMM counts as ``deterministic`` if it has to be."""
         claims = subject.traits.claims(problem)
         if claims.reduction is not None:
             own = claims.reduction.own.replace(DECLARED, source.target)
@@ -79,12 +76,7 @@ class OwnChoice(CalledChoice):
         return isinstance(source.found, Subject) and bool(source.found.traits.batch_invariant or source.found.traits.reduction)
 
     def load(self) -> Subject:
-        """Import the GEMM.
-
-        Raises:
-            SubjectError, TraitsError: it cannot be imported here.
-            UnavailableError: the imported GEMM differs from the offered one.
-        """
+        """Import the GEMM. Raises SubjectError or TraitsError if that fails, UnavailableError if it is not the offered one."""
         here = loaded(self.target, self.folder)
         if here.digest != self.digest or not isinstance(here.found, Subject):
             raise UnavailableError(

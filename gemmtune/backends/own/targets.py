@@ -29,10 +29,7 @@ ASSUMED = {"deterministic": True, "streams": True, "capturable": True}
 """Declarations that a GEMM without any needs to be offered. Its calls are observed (``selector.observed``)."""
 MOST_FILES = 256
 MOST_BYTES = 64 * 2**20
-"""Largest size of a package that is hashed file by file.
-
-A larger one is identified by its version and the files that define the GEMM.
-"""
+"""Largest size of a package hashed by file. A larger one is identified by its version and the files that define the GEMM."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,10 +49,7 @@ class Loaded:
 
 
 def targets_of(settings: Settings) -> tuple[str, ...]:
-    """Return the targets of the settings, then those of installed packages if the settings allow them, without duplicates.
-
-    Packages take part if no backends are named, or ``own`` is named.
-    """
+    """Return the targets of the settings, then of installed packages if allowed and backends are unnamed or include ``own``."""
     installed = installed_targets() if settings.backends is None or "own" in settings.backends else ()
     return tuple(dict.fromkeys((*(settings.extra_choices or ()), *installed)))
 

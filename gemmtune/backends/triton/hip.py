@@ -60,10 +60,7 @@ WAVE, SIMDS, ALL_REGISTERS = 64, 4, 512
 OTHER_REGISTERS = 32
 """Registers for addresses, masks and counters."""
 MOST_SHARE, MOST_SHARE_OF_WAVES, MOST_SHARE_OF_ONE = 0.975, 0.8, 0.88
-"""Maximum share of the available registers that an estimate may use.
-
-The compiler spills sooner if it leaves registers for several waves. So it does for a block of one warp, which has many loads.
-"""
+"""Maximum share of the available registers in an estimate. Several waves and one warp with many loads spill sooner."""
 MASKED = 3 / 8
 """Extra registers for each register of a load whose last block along K is partial."""
 CROWDED = 3 / 8
@@ -122,10 +119,7 @@ def why_not_on_hip(config: Config, product: torch.dtype, *, tf32: bool) -> str |
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Read:
-    """Path of an operand to the matrix instructions: ``block`` rows of a, or columns of b, in accesses of ``width`` bytes.
-
-    ``number_bytes`` is the size of a number in memory. ``converted`` is true if it is converted after the load.
-    """
+    """Path of an operand to the matrix instructions: ``block`` rows of a, or columns of b, in accesses of ``width`` bytes."""
 
     block: int
     along_k: bool
@@ -181,10 +175,7 @@ def _loaded(read: Read, config: Config, *, masked: bool, exchanged: bool, transp
 
 
 def most_hip_registers(config: Config) -> int:
-    """Return the maximum registers of a thread: a SIMD's 512, divided by its waves.
-
-    The number of waves is that of a block, or ``waves_per_eu`` if larger.
-    """
+    """Return the maximum registers of a thread: a SIMD's 512 by the waves of a block, or ``waves_per_eu`` if larger."""
     waves = -(-config.warps // SIMDS)
     return ALL_REGISTERS // max(waves, config.waves_per_eu if isinstance(config, HipConfig) else 0)
 
@@ -197,10 +188,7 @@ def why_too_many_registers(need: int, config: Config) -> str | None:
 
 
 def with_modes(configs: Iterable[Config], count: int | None, legal: Callable[[Config], bool]) -> list[Config]:
-    """Return half of ``count`` from ``configs`` unchanged, and half with the other modes in rotation.
-
-    None as ``count`` returns all configs with all modes.
-    """
+    """Return half of ``count`` from ``configs``, and half with the other modes in rotation. None: all configs with all modes."""
     given, turns = list(configs), MODES[1:]
     kept = given if count is None else given[: -(-count // 2)]
     others: list[Config] = []

@@ -33,10 +33,7 @@ from .workspace import Buffers
 
 @dataclass(frozen=True, kw_only=True)
 class KernelsChoice(CompiledChoice):
-    """Base of choices that run our own Triton kernels.
-
-    With ``from_ptx``, ``load`` uses the PTX on a GPU newer than the compilation target.
-    """
+    """Base of choices that run our own Triton kernels. ``from_ptx``: load the PTX, on a GPU newer than the target."""
 
     from_ptx: bool = field(default=False, repr=False)
 
@@ -47,10 +44,7 @@ class KernelsChoice(CompiledChoice):
 
     @property
     def compile_key(self) -> str | None:
-        """Cache key, equal for all shapes of one alignment class.
-
-        Sizes, strides, group size and number of splits are arguments of the launch.
-        """
+        """Cache key, equal for a whole alignment class: sizes, strides, group size and splits are arguments of the launch."""
         target = self.kernels[0].target
         keys = "-then-".join(kernel.key for kernel in self.kernels)
         return None if target is None else f"triton-{keys}-{target.backend}{target.arch}"
@@ -78,30 +72,19 @@ class KernelsChoice(CompiledChoice):
         return dataclasses.replace(self, from_ptx=True)
 
     def compile(self) -> None:
-        """Fill Triton's artifact cache below our cache folder. Needs no GPU.
-
-        Raises:
-            CompileError: Triton or ptxas refused a source.
-        """
+        """Fill Triton's artifact cache below our cache folder, without a GPU. Raises CompileError if a source is refused."""
         for kernel in self.kernels:
             if kernel.target is not None:
                 kernel.compile()
 
     def load(self) -> tuple[Any, ...]:
-        """Return the kernels on the current device, or the functions that the interpreter runs.
-
-        Raises the errors of ``Compilation.load``.
-        """
+        """Return the kernels on the current device, or the interpreter's functions. Raises as ``Compilation.load``."""
         return tuple(kernel.load(from_ptx=self.from_ptx) for kernel in self.kernels)
 
 
 @dataclass(frozen=True, kw_only=True)
 class KernelChoice(KernelsChoice):
-    """One multiplying kernel with one config.
-
-    It is compiled for ``target``, or run by the interpreter on the CPU if that is None. Each kernel family is a subclass with its
-    template and its differences from the mm template.
-    """
+    """One multiplying kernel with one config. Families are subclasses. The interpreter runs it if ``target`` is None."""
 
     family: ClassVar[str]
     """Name of the template in choice names and in ``info``."""
@@ -141,10 +124,7 @@ class KernelChoice(KernelsChoice):
 
     @classmethod
     def why_not(cls, problem: Problem, device: DeviceInfo, config: Config) -> str | None:
-        """Return why ``config`` may not run the problem, or None: the legality predicate of the family.
-
-        ``check_problem`` must have accepted the problem.
-        """
+        """Return why ``config`` may not run a problem that ``check_problem`` accepts, or None: the family's legality predicate."""
         return Predicate(problem, device).check(config)
 
     def at(self, problem: Problem, device: DeviceInfo) -> Self | str:

@@ -84,10 +84,7 @@ def takes_encoded(compiled: Any, call: Launcher) -> Launcher | None:
 
 
 def bind(loaded: Any, record: Record, *, interpret: bool) -> Kernel:
-    """Bind the kernel to the current GPU, which must also be the current device at each call.
-
-    With ``interpret`` the result is a function on the CPU, in Triton's interpreter.
-    """
+    """Bind to the current GPU, which stays the current device, or with ``interpret`` to Triton's interpreter on the CPU."""
     if interpret:
         return Kernel(run=_interpreted(loaded, record))
     device = torch.cuda.current_device()

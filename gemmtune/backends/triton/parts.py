@@ -73,10 +73,7 @@ def product_by_parts(a, b):
     step = tl.dot(a_high, b_middle, step{ieee})
     return tl.dot(a_high, b_high, step{ieee})
 """
-"""Kernel functions that split and multiply.
-
-The interpreter computes in numpy, which has no bfloat16. There the parts stay float32 with eight bits, and products are exact.
-"""
+"""Kernel functions that split and multiply. In the interpreter, parts stay float32 with eight bits: numpy has no bfloat16."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,10 +85,7 @@ class PartsChoice(KernelChoice):
 
     @classmethod
     def claimed(cls, problem: Problem, where: Geometry) -> Claims:
-        """Return claims for six products of parts.
-
-        Parts below the smallest bfloat16 are lost, and subnormal numbers are lost on some tensor cores.
-        """
+        """Return claims for six products of parts. Some tensor cores lose subnormal numbers, and all lose the tiniest parts."""
         claims = super().claimed(problem, where)
         return dataclasses.replace(claims, input_mode="parts", flush_subnormals=True)
 

@@ -48,10 +48,7 @@ def record_of(
     buffers: Buffers,
     behind: Sequence[str] = (),
 ) -> Record:
-    """Return the launch of a kernel with these arguments for ``problem``, with the geometry ``where``.
-
-    ``behind`` names further tensors that follow the tensors of a call.
-    """
+    """Return the launch of a kernel for ``problem``. ``behind`` names further tensors that follow the tensors of a call."""
     extra = (f"x{i}" for i in range(len(problem.epilogue.operands if problem.epilogue else ())))
     names = ("out", *(role for role, _ in problem.operands), *extra, *behind, *BUFFERS)
     operands: list[tuple[int, Description | None]] = []

@@ -1,7 +1,6 @@
-"""Products whose programs sum parts of K one after the other, with the bits of a kernel that splits K.
+"""Products whose programs sum parts of K one after the other, with the bits of split-K.
 
-Split-K divides the parts among programs, which pays if there are few tiles. With many tiles this kernel gives the same bits without
-partial sums in memory. Both belong to one reduction class.
+With many tiles this needs no partial sums in memory. Both kernels belong to one reduction class.
 """
 
 from __future__ import annotations

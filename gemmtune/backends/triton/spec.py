@@ -128,10 +128,7 @@ def _classes(problem: Problem, quantized: Quantized | None) -> dict[str, Operand
 
 
 def _size(value: int, *, masks: bool) -> IntClass:
-    """Return the class of a size, with its divisor only if a mask uses it.
-
-    A divisor widens masked accesses along the contiguous dimension. Elsewhere it would only multiply kernels.
-    """
+    """Return the class of a size, with its divisor only where masked accesses use it: elsewhere it would multiply kernels."""
     whole = IntClass.of(value)
     return whole if masks else IntClass(wide=whole.wide)
 
@@ -149,10 +146,7 @@ class Staging:
 
 
 def staging_of(spec: KernelSpec, *, async_copy: bool, always: bool) -> tuple[Staging, Staging]:
-    """Return how a and b reach shared memory.
-
-    With ``async_copy`` accesses of at least ``ASYNC_BYTES`` bypass registers. With ``always`` accesses of any width do.
-    """
+    """Return how a and b reach shared memory: with ``async_copy`` past registers, from ``ASYNC_BYTES`` or ``always``."""
     # Alignment, in elements, of the mask along a contiguous dimension; 16 without a mask.
     along_k = 16 if spec.even_k else spec.k.alignment
     widths = (

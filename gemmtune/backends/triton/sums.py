@@ -47,11 +47,7 @@ class SumChoice(KernelChoice):
 
 
 class SumPredicate(Predicate):
-    """Predicate of a sum: a config is legal if it is legal for each product.
-
-    The loops of the two products run one after the other and share registers and memory. The ranking model sees one product of K +
-    K2.
-    """
+    """Predicate of a sum: legal for each product, whose loops share registers. The ranking model sees one product of K + K2."""
 
     def __init__(self, problem: Problem, device: DeviceInfo) -> None:
         super().__init__(as_one(problem), device)

@@ -82,11 +82,7 @@ def vector_choices(problem: Problem, device: DeviceInfo, count: int | None) -> l
 
 @functools.lru_cache(maxsize=1024)
 def _configs(problem: Problem, device: DeviceInfo) -> tuple[Config, ...]:
-    """Return the legal configs, best first.
-
-    Configs that occupy every multiprocessor and leave room for several programs come first, in the order of the table. Those with
-    the most programs follow.
-    """
+    """Return the legal configs: first, in the table's order, those that occupy every multiprocessor and share it."""
     if why_not_dense(problem) is not None or problem.m > MOST_ROWS:
         return ()
     legal = [config for config in _pool(problem, device) if why_not_config(problem, device, config) is None]
@@ -131,10 +127,7 @@ def why_not_config(problem: Problem, device: DeviceInfo, config: Config) -> str 
 
 
 def vector_resources(problem: Problem, device: DeviceInfo, config: Config) -> Resources:
-    """Return an upper bound of the shared memory and an estimate of the registers.
-
-    The shared memory holds the stages of b and a, or the warps' sums.
-    """
+    """Return an upper bound of the shared memory (stages of b and a, or the warps' sums) and an estimate of the registers."""
     line_bytes = config.block_n * problem.b.dtype.itemsize + config.block_m * problem.dtype.itemsize
     stages, acc_bytes = line_bytes * config.block_k * (config.stages - 1), problem.accumulator.itemsize
     if problem.widens_b:  # a row of a goes through shared memory to the layout of the weights
@@ -192,10 +185,7 @@ def words_vector_choices(problem: Problem, device: DeviceInfo, count: int | None
 
 
 def why_not_words_vector(problem: Problem, device: DeviceInfo) -> str | None:
-    """Return why the template does not serve the problem on this device, or None.
-
-    ``check_problem`` must have found nothing.
-    """
+    """Return why the template does not serve a problem that ``check_problem`` accepts on this device, or None."""
     reason = why_not_words(problem, device)
     if reason is not None:
         return reason

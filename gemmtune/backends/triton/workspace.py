@@ -64,10 +64,7 @@ Acquire = Callable[[int], Sequence[torch.Tensor]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Buffers:
-    """Memory that a kernel needs in addition to its operands.
-
-    ``partials`` counts the elements of the workspace, which have type ``dtype``. ``counters`` are zero between launches.
-    """
+    """Memory that a kernel needs in addition to its operands: ``partials`` elements of ``dtype``, and ``counters`` kept at zero."""
 
     dtype: torch.dtype
     partials: int = 0
@@ -87,10 +84,7 @@ class Buffers:
         )
 
     def on(self, device: int, kernel: object) -> Acquire:
-        """Return the buffers of ``kernel`` on a GPU.
-
-        All launches bound from this kernel share them if they need about the same size, whatever their M.
-        """
+        """Return the buffers of ``kernel`` on a GPU, shared by its launches of about the same size, whatever their M."""
         size_bytes, counters = (_power_of_two(x) for x in (self.partials * self.dtype.itemsize, self.counters))
         workspace = _workspaces.get((id(kernel), device, size_bytes, counters))
         if workspace is None:
@@ -122,10 +116,7 @@ class _Arena:
                 torch.cuda.synchronize(self._device)
 
     def for_capture(self, stream: int, counters: int) -> torch.Tensor:
-        """Return counters for the current capture: one slice per captured stream.
-
-        If none remains, the graph itself zeroes new ones.
-        """
+        """Return counters for the current capture: one slice per captured stream, or new ones that the graph itself zeroes."""
         capture = _capture_id(stream)
         with self._lock:
             known = self._slices.get((capture, stream)) if capture else None

@@ -25,10 +25,7 @@ from .rank import candidates, estimate_us
 from .weights import block_of, claims_of_blocks, why_not_weight
 
 DENSEST = 0.4
-"""Highest density tried by default.
-
-Above it, the model expects panels of warp-group products, or the dense product, to be as fast.
-"""
+"""Highest density tried by default. Above it, panels of warp-group products or the dense product should be as fast."""
 TRANSPOSED_ELEMENTS = 4
 """Elements of one store into a 16-bit result with contiguous weight rows."""
 

@@ -20,10 +20,7 @@ def format_of(block: int) -> str:
 
 
 def bits_of(block: int) -> int:
-    """Return the bits that mark a unit's blocks within LINE of K.
-
-    Each of two block rows of 16 has a nibble. A row of blocks of 32 has two bits.
-    """
+    """Return the bits that mark a unit's blocks within LINE of K: two nibbles for block rows of 16, two bits for one of 32."""
     return UNIT // block * (LINE // block)
 
 

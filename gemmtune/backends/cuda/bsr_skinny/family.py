@@ -28,10 +28,7 @@ LOAD_BYTES = 16
 
 
 class Work(kernel.Work):
-    """Parameters of the kernel.
-
-    ``rows`` and ``cols`` are those of the result in storage order, ``columns`` counts block columns. Other sizes are in bytes.
-    """
+    """Parameters of the kernel. ``rows`` and ``cols`` follow the storage order, ``columns`` counts blocks; others are in bytes."""
 
     _fields_: ClassVar[Sequence[tuple[str, Any]]] = (
         ("packed", ctypes.c_void_p), ("x", ctypes.c_void_p), ("fragments_at", ctypes.c_longlong), ("x_pitch", ctypes.c_longlong),

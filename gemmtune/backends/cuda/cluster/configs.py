@@ -74,10 +74,7 @@ class Shape:
 
     @property
     def prefetch_stages(self) -> int:
-        """Stages to prefetch into L2 while the previous launch ends.
-
-        With one block per multiprocessor there is little time for that.
-        """
+        """Stages to prefetch into L2 while the previous launch ends: few with one block per multiprocessor."""
         return self.stages if self.blocks_per_sm > 1 else self.stages // 2
 
     @property

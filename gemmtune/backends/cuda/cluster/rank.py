@@ -1,7 +1,4 @@
-"""Time model that orders the configs, as the sum of a launch's phases.
-
-The constants are rates of an H200. On other GPUs they still give a usable order.
-"""
+"""Time model that orders the configs, as the sum of a launch's phases. The rates of an H200 order configs elsewhere too."""
 
 from __future__ import annotations
 

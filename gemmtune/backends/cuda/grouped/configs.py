@@ -166,8 +166,7 @@ def why_not_config(problem: Problem, device: DeviceInfo, config: Config) -> str 
 def why_not_groups(problem: Problem) -> str | None:
     """Return the reason why groups cannot start at any index of the dimension that they divide, or None.
 
-    TMA can start at any line, but within a line only at multiples of 16 bytes. An H200 stopped a kernel that started elsewhere with
-    an illegal instruction.
+    TMA starts at any line, but within a line only at multiples of 16 bytes; elsewhere an H200 reports an illegal instruction.
     """
     p, q, _ = operands_of(problem, swap_ab=False)
     if problem.divides_terms and (by_k(p) or by_k(q)):

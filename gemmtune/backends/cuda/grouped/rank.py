@@ -1,7 +1,4 @@
-"""Time model that orders the configs, for rows that go to groups at random.
-
-The constants are rates of an H200. On other GPUs they still give a usable order.
-"""
+"""Time model that orders the configs, for rows that go to groups at random, by an H200's rates."""
 
 from __future__ import annotations
 

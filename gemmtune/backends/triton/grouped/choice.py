@@ -98,10 +98,7 @@ class RowsChoice(GroupedChoice):
 
     @classmethod
     def divided(cls, problem: Problem, device: DeviceInfo, config: Config) -> Geometry:
-        """Return the geometry: resident programs compute tile after tile.
-
-        The number of tiles has an upper bound that holds for any offsets.
-        """
+        """Return the geometry: resident programs compute tile after tile, up to the number of tiles that no offsets exceed."""
         assert isinstance(config, GroupedConfig)
         return grouped_geometry(problem, config, min(most_tiles(problem, config), max(device.sm_count, 1) * config.resident))
 

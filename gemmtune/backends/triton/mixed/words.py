@@ -1,8 +1,4 @@
-"""Choices of the words template, which reads weights as 32-bit words.
-
-Single warps read a as it is. For a warp group, a first kernel copies a in the order in which the fragments meet the numbers of
-words.
-"""
+"""Choices of the words template, which reads weights as 32-bit words. A warp group reads a in the order of a first kernel."""
 
 from __future__ import annotations
 
@@ -163,10 +159,7 @@ class OrderedChoice(WrappedChoice):
 
     @classmethod
     def of(cls, problem: Problem, device: DeviceInfo, config: WordsConfig) -> Self:
-        """Return the choice that runs ``problem`` with ``config``.
-
-        ``config`` has fragments and must be legal for ``ordered_problem``.
-        """
+        """Return the choice that runs ``problem`` with a ``config`` that has fragments and is legal for ``ordered_problem``."""
         return cls.around(problem, WordsChoice.of(ordered_problem(problem), device, config), {})
 
     def at(self, problem: Problem, device: DeviceInfo) -> Self | str:
