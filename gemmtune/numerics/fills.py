@@ -37,10 +37,7 @@ _BINADES: dict[torch.dtype, tuple[int, int]] = {
     torch.float8_e4m3fnuz: (-6, 2),
     torch.float8_e5m2fnuz: (-13, 3),
 }
-"""Exponents by which ``wide`` multiplies N(0, 1).
-
-With random signs, sums of 2^20 such products stay finite in a float16 result of 16- or 8-bit inputs.
-"""
+"""Exponents by which ``wide`` multiplies N(0, 1), so that sums of 2^20 products stay finite in a float16 result."""
 
 
 def fills_of(dtype: torch.dtype) -> tuple[str, ...]:

@@ -126,11 +126,7 @@ def _has_subnormal(*tensors: torch.Tensor | None, below: float) -> bool:
 
 
 def fill_random(tensor: torch.Tensor, generator: torch.Generator) -> None:
-    """Fill a tensor, and the padding between its elements, with standard normal numbers.
-
-    Integer dtypes get integers of the whole range. About half of a boolean tensor is True. Overlapping elements get what
-    they can hold.
-    """
+    """Fill a tensor and its padding with standard normal numbers, integers of the whole range, or random booleans."""
     memory = flat(tensor)
     if memory.numel() == 0:
         return
@@ -208,10 +204,7 @@ def _random_weight(problem: Problem, generator: torch.Generator) -> torch.Tensor
 
 
 def routed(problem: Problem, generator: torch.Generator) -> torch.Tensor:
-    """Draw group offsets for rows or terms that are assigned to groups at random with equal probability.
-
-    Such offsets are like those of a router that balances experts.
-    """
+    """Draw group offsets as a balanced router gives them: rows or terms go to random groups with equal probability."""
     assert problem.offs is not None
     total = problem.k if problem.divides_terms else problem.m
     which = torch.randint(problem.groups, (total,), generator=generator, device=generator.device)
@@ -220,11 +213,7 @@ def routed(problem: Problem, generator: torch.Generator) -> torch.Tensor:
 
 
 def drawn_routes(problem: Problem, generator: torch.Generator, *, exact: bool = False) -> Mapping[str, torch.Tensor]:
-    """Draw the routing operands by role: rows of a, slots and weights.
-
-    Rows are any rows of a, including the first and the last. Slots are in any order. Weights are powers of two if
-    ``exact``.
-    """
+    """Draw the routing operands by role: any rows of a, slots in any order, and weights, powers of two if ``exact``."""
     device, found = generator.device, {}
     if problem.rows is not None:
         tokens = problem.a.size[0]

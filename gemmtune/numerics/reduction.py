@@ -56,11 +56,7 @@ class Reduction:
 
     @classmethod
     def declared(cls, text: str, problem: Problem, own: str) -> Reduction:
-        """Return the reduction that a user's text declares for a problem. ``own`` names the kernel's epilogue.
-
-        Raises:
-            InvalidProblemError: the text has another form.
-        """
+        """Return the reduction that a user's text declares for a problem. Raises InvalidProblemError for another form."""
         check_text(text)
         unit, length, promoted = _TEXT.fullmatch(text).groups()  # type: ignore[union-attr]
         lengths = parts_of(problem.k, int(length)) if length else ()

@@ -29,10 +29,7 @@ class Scaling:
     zero_b: torch.Tensor | None = None
 
     def undo(self, problem: Problem, device: torch.device) -> torch.Tensor | None:
-        """Return powers of two [K] by which a is multiplied to make separable scales constant along K.
-
-        Return None if they are constant already.
-        """
+        """Return powers of two [K] that, times a, make separable scales constant along K; None if they already are."""
         inner, none = torch.arange(problem.k, device=device), torch.zeros(1, dtype=torch.int64, device=device)
         factor: torch.Tensor | None = None
         for scale, size, along in (

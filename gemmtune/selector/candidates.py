@@ -64,10 +64,7 @@ class Candidates:
 
     @property
     def only(self) -> Choice | None:
-        """The choice that runs without a measurement because it is the only one: torch's own operation, or the fixed config.
-
-        Any other choice must be proved correct, even if it is the only one.
-        """
+        """The only choice, if it may run without a measurement or a proof: torch's own operation, or the fixed config."""
         if len(self.offers.choices) != 1:
             return None
         [choice], settings = self.offers.choices, self.settings
@@ -140,10 +137,7 @@ class Candidates:
         return "" if self.complete else "the choices near the fastest are not all measured yet"
 
     def narrowed(self, alone: Candidates) -> Candidates:
-        """Return the candidates with only those compiled offers that were near the fastest without an epilogue.
-
-        A pointwise epilogue adds about the same time to each, so the dropped ones would not win with it either.
-        """
+        """Return the candidates near the fastest without an epilogue. A pointwise epilogue adds about the same time to each."""
         times = {o.name: o.time_us for o in alone.known.values() if o.time_us and alone.choices[o.content_hash].compile_key}
         least = min(times.values(), default=0.0)
         near = sorted((name for name, time_us in times.items() if time_us <= NEAR * least), key=times.__getitem__)
@@ -177,11 +171,7 @@ def opened(o: Outcome) -> Outcome:
 
 
 def _reopened(known: dict[str, Outcome]) -> dict[str, Outcome]:
-    """Return the outcomes, and unsettle those that lost only to choices that may not run now.
-
-    Filters may leave torch as the only ranked choice. Choices that looked faster than torch, and were dropped in favour of others,
-    must then be ranked again.
-    """
+    """Return the outcomes. If filters left torch alone, those that lost only to choices that may not run now are reopened."""
     torch_us = [o.time_us for o in known.values() if o.baseline and o.time_us]
     if not torch_us or any(o.finalist and not o.baseline for o in known.values()):
         return known

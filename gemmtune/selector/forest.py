@@ -10,10 +10,7 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Forest:
-    """Ensemble of models, each a sum of complete binary trees of one depth.
-
-    A node sends a row to its right child if ``row[feature] > threshold``. ``value`` has the leaves from left to right.
-    """
+    """Sum of complete binary trees of one depth per model. ``row[feature] > threshold`` goes right, ``value`` has the leaves."""
 
     feature: NDArray[np.int8]  # (members, trees, 2^depth - 1)
     threshold: NDArray[np.float32]  # (members, trees, 2^depth - 1)

@@ -248,10 +248,7 @@ KILLED = ("SIGKILL", "SIGTERM", "SIGINT", "SIGHUP")
 
 
 def done_by_machine(sample: Sample) -> str:
-    """Return what the machine did to keep a choice from running; empty if the choice itself failed.
-
-    Such a failure is no property of the choice, and may be over at the next tuning.
-    """
+    """Return what the machine, and no property of the choice, did to keep a choice from running; empty otherwise."""
     if sample.status is Status.COMPILE_ERROR and os.strerror(errno.ENOSPC) in sample.reason:
         return "the disk was full"
     if sample.status is Status.OUT_OF_RESOURCES and any(words in sample.reason for words in NO_MEMORY):

@@ -54,10 +54,7 @@ def precompile(
 
 
 class Compilation:
-    """Compilations in the background, in the order of the choices. As a context manager, it kills unfinished ones on exit.
-
-    Choices may belong to several problems: while the first is measured, the next ones compile.
-    """
+    """Compilations in the background for one or several problems, in the order of the choices. Leaving the context kills them."""
 
     def __init__(self, choices: Iterable[Choice], settings: Settings) -> None:
         self._settings = settings

@@ -32,10 +32,7 @@ Gains = Mapping[int, Mapping[str, float]]
 
 
 def likely_gains(work: Work, predictor: Predictor | None, shipped: Shipped | None) -> Gains:
-    """Return the gains of choices for a class, shipped ones where that M was measured, and record the choices in ``work``.
-
-    The choices of neighbouring Ms compete as well, so that no interval lacks a kernel that serves both of its neighbours.
-    """
+    """Return the gains, shipped where that M was measured, of a class's choices and of neighbouring Ms', recorded in ``work``."""
     found: dict[int, dict[str, float]] = {}
     members = [m for m in ROWS if work.rows_class.has(m)]
     problems = {m: work.rows_class.at(m) for m in members}

@@ -87,10 +87,7 @@ class Predictor:
         return kind_of(problem) in self.portfolios and why_unknown(problem, device) is None
 
     def gains(self, problem: Problem, device: DeviceInfo, choices: Sequence[Choice], baseline: Choice) -> NDArray[np.float64]:
-        """Return the gain of each choice over ``baseline`` that is likely at least, in octaves: [len(choices)].
-
-        It is the mean of the members less the portfolio's margin and spreads, and −inf for a choice that was not measured nearby.
-        """
+        """Return each choice's likely gain over ``baseline`` in octaves, [len(choices)]; −inf if not measured nearby."""
         found = np.full(len(choices), -np.inf)
         if not self.knows(problem, device):
             return found
@@ -133,11 +130,7 @@ def packed(forests: Mapping[str, Forest], portfolios: Mapping[str, Portfolio], o
 
 
 def unpacked(data: bytes) -> Predictor:
-    """Return the predictor of a file.
-
-    Raises:
-        ValueError: the bytes are no such file, or one of another version.
-    """
+    """Return the predictor of a file. Raises ValueError if the bytes are no such file, or one of another version."""
     if not data.startswith(b"PK"):
         raise ValueError(f"got {len(data)} bytes that are no archive, expected one of version {VERSION}")
     try:

@@ -135,10 +135,7 @@ def _tuned_rows(work: Work, sampled: list[int]) -> list[int]:
 
 
 def _serves(table: Table, work: Work, store: Store) -> bool:
-    """Return True if the choices of a stored table still exist, except those that the settings exclude.
-
-    Kernels that the cache folder lost are compiled again.
-    """
+    """Return True if the choices of a stored table, unless excluded, still exist. Lost kernels are compiled again."""
     enabled, needed = enabled_backends(work.device, work.settings), []
     for x in table.segments:
         choice = work.found(x, store)
@@ -245,10 +242,7 @@ def proved(
     intervals: Callable[[], Sequence[Segment]],
     rows_of: Callable[[Segment, random.Random], tuple[int, ...]] | None = None,
 ) -> Table:
-    """Return the table with each choice proved over its intervals. Exclude choices that are wrong somewhere, and repeat.
-
-    ``intervals`` gives the segments of the choices that are not known to be wrong. ``rows_of`` gives the Ms to verify.
-    """
+    """Return the table of ``intervals``, with each choice proved at ``rows_of``. Exclude wrong choices, and repeat."""
     rows_of = rows_of or _checked(work)
     while True:
         segments = [with_kernels(work, x) for x in intervals()]

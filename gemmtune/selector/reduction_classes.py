@@ -94,10 +94,7 @@ _FAMILY = re.compile(r"\D*")
 
 
 def ranked(work: Work) -> list[Reduction]:
-    """Return the declared classes by their largest loss to torch beyond a limit, then by their mean loss.
-
-    The likeliest are ranked with the choices that declare nothing, at the sampled Ms where these have the bits of the class.
-    """
+    """Return the declared classes by their largest loss to torch beyond a limit, then by their mean loss, from all samples."""
     by_mean = sorted(classes_of(work), key=lambda x: (mean_loss(work.times, set(members_of(work, x))), str(x)))
     best = {x: _best_us(work, x) for x in by_mean[:MOST_RANKED]}
     means = {x: sum(_losses(work.times, own)) for x, own in best.items()}

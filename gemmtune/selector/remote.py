@@ -184,11 +184,7 @@ def measuring_kind(device: DeviceInfo) -> str:
 
 
 def prepare_measuring(device: DeviceInfo, settings: Settings) -> None:
-    """Start the measuring process of a device unless one is idle already. It imports its modules while the caller continues.
-
-    On a GPU it also measures the library choices for a small product. The first call of each library costs tens of milliseconds,
-    seconds in total.
-    """
+    """Start an idle measuring process of a device, which imports in parallel. A GPU's first library calls take seconds in total."""
     warm_up = None if device.type == "cpu" else functools.partial(_warm_up, device, settings)
     WORKERS.prepare(measuring_kind(device), 1, (__name__,), warm_up)
 

@@ -196,10 +196,7 @@ class Session:
         return contenders, first_us
 
     def recheck(self, choices: Sequence[Choice]) -> dict[str, Sample]:
-        """Return the choices that fail when what was timed is repeated with other values in the same memory, by name.
-
-        All are for one problem, that of the session or one with fewer rows. Without verification none is checked.
-        """
+        """Return the choices, by name, that fail when what was timed is repeated with other values in the same memory."""
         if not choices or not self._settings.verify:
             return {}
         with self._in_force():
@@ -253,10 +250,7 @@ class Session:
         return self._verifier
 
     def _time(self, problem: Problem) -> Timer:
-        """Return the timer for the session's problem, or for one with fewer rows; one of the latter is kept.
-
-        Grouped products get their own operands for each M: the group of a row depends on the number of rows.
-        """
+        """Return the timer for the session's problem, or the one kept for fewer rows. Groups need their own operands for each M."""
         if self._timer is None:
             self._timer = self._made_for(self._problem)
         if problem.m == self._problem.m:
