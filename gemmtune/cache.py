@@ -50,10 +50,7 @@ class Place:
 
 
 def cached(*parts: str) -> Path:
-    """Return the path of a file of the cache: its place if it exists, else the place where it is to be made.
-
-    Folders are made if missing. The last part is the file's name.
-    """
+    """Return the path of a file of the cache, or the place where it is to be made, with its folders."""
     *folders, name = parts
     place = folder_of(current(), *folders)
     if place.lost:

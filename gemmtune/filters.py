@@ -118,10 +118,7 @@ def by_size(offers: Offers, least: int, backends: Collection[str]) -> Offers:
 
 
 def by_mixed_mm_choice(offers: Offers, settings: Settings) -> Offers:
-    """Keep the mixed_mm choices of the backend that the setting names, or the one that ``heuristic`` recommends.
-
-    If there are none, keep torch's operation. Other operations are unchanged.
-    """
+    """Keep the mixed_mm choices of the backend that the setting names or ``heuristic`` recommends, or else torch's operation."""
     wanted = settings.mixed_mm_choice
     if wanted == "default" or not offers.choices or not offers.choices[0].problem.widens_b:
         return offers

@@ -31,10 +31,7 @@ def call_of(
     epilogue: EpilogueFunction | None = None,
     epilogue_args: Sequence[Tensor] = (),
 ) -> Call:
-    """Return the call of the public function ``name``. ``brought`` is the argument that becomes an operand of the epilogue.
-
-    Raises InvalidProblemError for an argument that no call of the operation can have.
-    """
+    """Return the call of the public function ``name``; ``brought`` becomes an epilogue operand. Raises InvalidProblemError."""
     row, own = NAMES[name], BROUGHT.get(name)
     check_epilogue(name, epilogue, epilogue_args)
     given: dict[str, Any] = {x.role: operands.get(x.role) for x in row.operands if x.required or operands.get(x.role) is not None}

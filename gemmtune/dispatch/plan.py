@@ -39,10 +39,7 @@ class Plan:
     """``new(tensors, scalars)`` runs and returns a new tensor."""
 
     spans: tuple[int | None, ...] = field(init=False)
-    """Bytes from the first to just past the last element of out and of each tensor that is read.
-
-    The parts of a block-sparse weight come last. Their size differs from call to call, so they have None.
-    """
+    """Bytes from the first to just past the last element of out and of each tensor read; None for parts of a sparse weight."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "new", self.kernel.run_new or _into_new(self.kernel, self.problem.out))

@@ -53,11 +53,7 @@ def _prepare_out(call: Call, problem: Problem) -> None:
 
 
 def epilogue_of(call: Call) -> Epilogue | None:
-    """Return the graph of the call's epilogue, or None without one.
-
-    Raises:
-        EpilogueError: the epilogue is no pointwise function of known parts.
-    """
+    """Return the graph of the call's epilogue, None without one. Raises EpilogueError for one that is not pointwise."""
     return traced(call.epilogue, epilogue_dtype(call.a.dtype), call.extra) if call.epilogue else None
 
 
@@ -68,11 +64,7 @@ def epilogue_dtype(dtype: torch.dtype) -> torch.dtype:
 
 
 def problem_of(call: Call, epilogue: Epilogue | None) -> Problem:
-    """Return the Problem of a call.
-
-    Raises:
-        InvalidProblemError: the operands do not fit together, or a scalar overflows.
-    """
+    """Return the Problem of a call. Raises InvalidProblemError if operands do not fit together or a scalar overflows."""
     row, a = call.operation.given(call.operands, gated=str(call.options.get("gated", ""))), call.a
     for operand in row.matrices:
         x = call.operands[operand.role]

@@ -112,10 +112,7 @@ class Dealer:
         return True
 
     def lost(self, deal: Deal, *, killed: bool) -> bool:
-        """Take a task back from a seat without an answer. Return False if it was lost too often and does not wait again.
-
-        ``killed`` says that the task's own process died. Otherwise the whole seat left.
-        """
+        """Take a task back and return True unless it was lost too often. ``killed``: its process died, not the whole seat."""
         if self._running.get(deal.seat) != deal:
             return True
         del self._running[deal.seat]

@@ -19,11 +19,7 @@ Devices = str | Sequence[int] | Sequence[str]
 
 
 def devices_of(given: Devices) -> list[DeviceInfo]:
-    """Return the devices of this host that ``all``, ``cpu`` or a list of numbers names.
-
-    Raises:
-        UnavailableError: this host lacks one of them, or the words name no device.
-    """
+    """Return the devices of this host that ``all``, ``cpu`` or numbers name. Raises UnavailableError if it lacks one."""
     words = given.split(",") if isinstance(given, str) else [str(word) for word in given]
     words = [word.strip() for word in words]
     if words == ["cpu"]:
@@ -45,10 +41,7 @@ def devices_of(given: Devices) -> list[DeviceInfo]:
 
 
 class HostRoster:
-    """Roster of the devices of this host, each with a share of the cores for its compilers.
-
-    ``made`` makes the seats, by default one process for each device.
-    """
+    """Roster of the devices of this host, each with a share of the cores. ``made`` makes a seat, by default a process."""
 
     def __init__(
         self,

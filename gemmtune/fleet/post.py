@@ -23,10 +23,7 @@ Stamp = tuple[str, ...]
 
 
 class Post:
-    """Local seat behind a store of its own. Ray makes one in a process on the node, for each of its devices.
-
-    ``seats`` is the number of posts on the node, which share its cores.
-    """
+    """Local seat behind its own store, in a process that Ray makes on the node, whose ``seats`` posts share its cores."""
 
     def __init__(self, place: str, function: JobFunction, settings: Settings, seats: int, *, probed: bool) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix=PREFIX)

@@ -102,10 +102,7 @@ class RayRoster:
             self._ray.shutdown()
 
     def kernels_for(self, task: Task, sent: set[Any], stopped: Callable[[], bool]) -> list[Any]:
-        """Wait for the kernels of a task, and return references to these and earlier ones that are not among those ``sent``.
-
-        A job's files are those that no earlier job has made. What could not be compiled is compiled where it runs.
-        """
+        """Wait for a task's kernels and return references to all not yet ``sent``. Uncompiled ones are compiled where they run."""
         ends = time.monotonic() + MOST_WAIT_S
         while (mine := self._kernels.get(task)) is not None and not stopped():
             if self._ray.wait([mine[0]], timeout=WAIT_S)[0]:

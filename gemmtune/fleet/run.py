@@ -84,11 +84,7 @@ class Fleet:
         self._shown_s = 0.0
 
     def run(self) -> FleetResult:
-        """Run all jobs. An interruption stores what was measured, and is raised.
-
-        Raises:
-            UnavailableError: no device could be opened.
-        """
+        """Run all jobs. An interruption stores what was measured. Raises UnavailableError if no device could be opened."""
         begun = time.monotonic()
         if not self._jobs:
             return self._result

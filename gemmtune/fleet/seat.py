@@ -47,11 +47,7 @@ class Device:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """Answer of a seat to a task.
-
-    ``done`` has a result, ``failed`` the reason of an exception. ``died`` means that the job's process died. ``stopped`` means that
-    the fleet was interrupted. ``rows`` are what a store of another machine has learned, as ``store.exchange`` writes it.
-    """
+    """Answer of a seat to a task: a result, a failure's reason, a death of its process, a stop, or another store's ``rows``."""
 
     status: Literal["done", "failed", "died", "stopped"]
     seconds: float

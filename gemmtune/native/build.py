@@ -69,12 +69,7 @@ def made() -> Path | None:
 
 
 def make(*, quietly: bool = False) -> Path:
-    """Return the path of the module, compiled if it is missing. ``quietly`` lowers the compiler's priority.
-
-    Raises:
-        CompileError: the compiler rejected the source.
-        UnavailableError: it is missing, and there is no compiler, or there are no headers.
-    """
+    """Return the module's path, compiled with ``quietly`` low priority if missing. Raises CompileError, UnavailableError."""
     return made_once(module_file(), functools.partial(_compile, quietly=quietly), NAME)
 
 

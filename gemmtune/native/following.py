@@ -29,11 +29,7 @@ PreparedAt = Callable[[int], Prepared | None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Following:
-    """A number at ``place`` in the image of a launch that follows M.
-
-    It is ``first`` up to M = ``base``, and grows by ``step`` for each further ``unit`` of rows, begun units included, up to
-    ``most``.
-    """
+    """Number at ``place`` in a launch's image: ``first`` until M = ``base``, plus ``step`` per begun ``unit``, up to ``most``."""
 
     place: int
     first: int

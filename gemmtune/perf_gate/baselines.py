@@ -1,7 +1,4 @@
-"""Baselines: the ratio of gemmtune's pick to torch for each problem, as measured on one machine, in a file for review.
-
-The file is ``<folder>/<slug of the device>.json``. Another machine of the same kind has the same ratios, but not the same times.
-"""
+"""Baselines: ratios of gemmtune's pick to torch by problem in ``<folder>/<slug of the device>.json``, alike on equal machines."""
 
 from __future__ import annotations
 
@@ -82,11 +79,7 @@ class Baselines:
 
     @classmethod
     def of(cls, folder: str, device: DeviceInfo) -> Baselines:
-        """Read the baselines of a device, which are empty without a file.
-
-        Raises:
-            GateError: the file cannot be read, or has no baselines.
-        """
+        """Read the baselines of a device, which are empty without a file. Raises GateError if the file is unusable."""
         path = Path(folder) / f"{slug(device)}.json"
         found = cls(path=path, device={"name": device.name, "arch": device.arch})
         if not path.exists():
@@ -117,11 +110,7 @@ class Baselines:
         self.entries[baseline.identity] = baseline
 
     def write(self) -> None:
-        """Write the whole file, sorted by the problems' texts. Equal entries give equal files.
-
-        Raises:
-            GateError: the file cannot be written.
-        """
+        """Write the whole file, sorted by the problems' texts, so that equal entries give equal files. Raises GateError."""
         entries = sorted(self.entries.values(), key=lambda b: (b.problem, b.identity))
         # One line for each field with its whole value, so that a diff shows each change as a line.
         fields = [[(f.name, getattr(entry, f.name)) for f in dataclasses.fields(entry)] for entry in entries]

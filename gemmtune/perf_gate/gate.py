@@ -197,10 +197,7 @@ def versions(device: DeviceInfo, settings: Settings) -> dict[str, str]:
 
 
 def default_problems(device_type: str) -> list[Problem]:
-    """Return the problems of a gate without named ones, for ``cpu`` or ``cuda``.
-
-    There is one for each regime in which kernels differ. All together take a minute.
-    """
+    """Return the problems of a gate without named ones: one for each regime of kernels, a minute in total."""
     if device_type == "cpu":
         f32, f16, bf16 = torch.float32, torch.float16, torch.bfloat16
         sizes = [(f32, 256, 512, 512), (f32, 16, 1024, 1024), (f32, 129, 257, 383), (f16, 128, 256, 512), (bf16, 256, 512, 512)]

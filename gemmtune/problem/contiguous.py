@@ -59,8 +59,7 @@ def scale_fields(
 ) -> dict[str, Layout | None]:
     """Return the scales of a row, and its zero points, by role: of one product, without groups.
 
-    Raises:
-        InvalidProblemError: ``scales`` is unknown or illegal for groups, or ``zeros`` is set without scales.
+    Raises InvalidProblemError for unknown or illegal ``scales``, and ``zeros`` without scales.
     """
     m, n, k = (sizes[symbol] for symbol in "MNK")
     if row.operand("scale_a") is not None:

@@ -26,11 +26,7 @@ _TAKES_BOOL = {"where": (0,)}
 
 
 class GraphBuilder:
-    """The nodes made so far, each with a sample tensor.
-
-    A sample is a one-element CPU tensor of the node's dtype and rank, on which torch's own promotion is observed. The rank
-    matters: next to a tensor with dimensions, a 0-dim tensor promotes as weakly as a number.
-    """
+    """The nodes made so far, each with a sample: a one-element CPU tensor whose dtype and rank show torch's promotion."""
 
     def __init__(self, acc_dtype: torch.dtype, operands: Sequence[torch.Tensor]) -> None:
         self.nodes: list[Node] = []

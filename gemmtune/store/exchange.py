@@ -86,10 +86,7 @@ def latest_time() -> str:
 
 
 def check_measured(rows: Iterable[Row], limits: Iterable[Limit], ranged: Iterable[Ranged], latest: str) -> None:
-    """Raise StoreError if one of these cannot have been measured.
-
-    Its date is after ``latest``, or its time or value is beyond any machine. Such a value would win every comparison.
-    """
+    """Raise StoreError for a date after ``latest``, or a time or value beyond any machine, which would win every comparison."""
     for row in rows:
         problem = stored_problem(row.key)
         what = f"{row.name} of {foreign.shorter(str(problem or row.key))}"
@@ -222,10 +219,7 @@ def _list(value: object, place: str) -> list[Any]:
 
 
 def _check_canonical(value: object, place: str) -> None:
-    """Raise StoreError unless the text is canonical JSON.
-
-    Keys and fingerprints are compared as texts, so another spelling would never be found again.
-    """
+    """Raise StoreError unless the text is canonical JSON. Texts are compared, so another spelling would never be found."""
     try:
         plain = parse_json(value) if isinstance(value, str) else None
     except ValueError:

@@ -47,13 +47,7 @@ def contents(database: Database) -> tuple[int, int, str]:
 
 
 def set_aside(database: Database) -> Path | None:
-    """Rename a corrupt file, so that the next use makes a new one.
-
-    Return its new path, or None if the file is already gone or whole.
-
-    Raises:
-        one of FAILURES: the file has to stay.
-    """
+    """Rename a corrupt file and return its new path; None if it is gone or whole. Raises one of FAILURES if it has to stay."""
     assert database.path is not None
     database.close()
     with file_lock(Path(f"{database.path}.lock"), database.busy_timeout_s):

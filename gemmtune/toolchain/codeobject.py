@@ -42,11 +42,7 @@ class HipCompiler:
 
 
 def find_hip_compiler() -> HipCompiler:
-    """Return ROCm's clang, or else the newest one on PATH or in Debian's folders.
-
-    Raises:
-        UnavailableError: there is no clang that is new enough, or there are no headers of HIP.
-    """
+    """Return ROCm's clang, or else the newest one on PATH or in Debian's folders. Raises UnavailableError if nothing serves."""
     reasons = []
     for path in _candidates():
         if not os.access(path, os.X_OK):

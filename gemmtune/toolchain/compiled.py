@@ -58,11 +58,7 @@ class CompiledChoice(Choice):
 
     @abstractmethod
     def artifacts(self, device: DeviceInfo) -> tuple[Artifact, ...]:
-        """Return the kernels, compiled if necessary and loaded on no device. The legality check used the facts of ``device``.
-
-        Raises:
-            CompileError: the compiler rejected a kernel.
-        """
+        """Return the kernels, compiled if necessary and loaded on no device. Raises CompileError if the compiler rejects one."""
 
     @abstractmethod
     def forward(self) -> Choice:
@@ -193,11 +189,7 @@ def find_cuobjdump() -> Path | None:
 
 
 def cubin_usage(cubin: bytes, cuobjdump: Path) -> Usage:
-    """Return the resource usage of a cubin's only kernel, without its code.
-
-    Raises:
-        RuntimeError: cuobjdump failed or printed an unexpected format.
-    """
+    """Return the resource usage of a cubin's only kernel. Raises RuntimeError if cuobjdump fails or its format is unknown."""
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
@@ -240,11 +232,7 @@ def _printed(*command: str | Path) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assembly:
-    """Regular expressions that read one line of an assembly language.
-
-    ``place`` captures a possible branch target (an address or a label). ``instruction`` matches an instruction, and ``target``
-    captures the place that it branches to.
-    """
+    """Regular expressions for lines of assembly: an ``instruction``, a ``place``, and the ``target`` place of a branch."""
 
     place: re.Pattern[str]
     instruction: re.Pattern[str]
@@ -273,10 +261,7 @@ AMDGCN = Assembly(
 
 
 def spilled_share(text: str, assembly: Assembly) -> float:
-    """Return the share of instructions that load or store spilled registers, in the loop that multiplies.
-
-    With several such loops the largest share counts. If no loop multiplies, the share of the whole kernel counts.
-    """
+    """Return the share of instructions that spill in the multiplying loop, the largest of several, or in the whole kernel."""
     lines = text.splitlines()
     loops = [lines[first : last + 1] for first, last in _loops(lines, assembly)]
     multiplying = [loop for loop in loops if any(assembly.multiplies.search(line) for line in loop)]

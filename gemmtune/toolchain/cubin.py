@@ -1,7 +1,4 @@
-"""Cubins from device code: content-addressed files in the cache folder, compiled once, by NVRTC or else by nvcc.
-
-NVRTC is the CUDA compiler as a library. torch's CUDA wheels contain it, as does the package nvidia-cuda-nvrtc.
-"""
+"""Cubins from device code: files in the cache, compiled once, by NVRTC (in torch's CUDA wheels or a package) or else nvcc."""
 
 from __future__ import annotations
 
@@ -112,11 +109,7 @@ class Nvrtc:
 
 
 def find_nvrtc() -> Nvrtc:
-    """Return the NVRTC of this machine. Prefer torch's CUDA version, because the driver is known to load its cubins.
-
-    Raises:
-        UnavailableError: there is none that is new enough.
-    """
+    """Return this machine's NVRTC, preferably of torch's CUDA version, whose cubins load. Raises UnavailableError for none."""
     return _first(tuple(libraries()))
 
 

@@ -45,11 +45,7 @@ def run_tool(command: Sequence[str], *, timeout_s: float | None = None) -> subpr
 
 
 def version_text(path: str) -> str:
-    """Return what a program prints for ``--version``, asked once in a process unless the program is replaced.
-
-    Raises:
-        UnavailableError: it does not run, or ends with an error.
-    """
+    """Return what a program prints for ``--version``, asked once per version. Raises UnavailableError if it fails."""
     return _version_text(path, os.stat(path).st_mtime_ns)
 
 
