@@ -176,7 +176,9 @@ class Fleet:
         match report.status:
             case "died":
                 self._lost(deal, report.reason, killed=True)
-                if self._deaths[seat.name] >= MOST_DEATHS and self._has_equals(seat.name):
+                kinds = self._dealer.seats
+                equals = sum(kind == kinds.get(seat.name) for kind in kinds.values()) > 1
+                if self._deaths[seat.name] >= MOST_DEATHS and equals:
                     self._leave(seat, f"its last {MOST_DEATHS} jobs ended with the death of their process: {report.reason}")
             case "done" | "failed":
                 if self._dealer.done(deal, report.seconds):
@@ -186,10 +188,6 @@ class Fleet:
                 self._dealer.lost(deal, killed=False)
             case "stopped":
                 self._lost(deal, "its process got SIGTERM", killed=False)
-
-    def _has_equals(self, seat: str) -> bool:
-        kinds = self._dealer.seats
-        return sum(kind == kinds.get(seat) for kind in kinds.values()) > 1
 
     def _absorb(self, seat: Seat, report: Report) -> str:
         """Store the rows of another machine. Return why they cannot be stored, or ""."""

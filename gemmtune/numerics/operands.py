@@ -100,12 +100,9 @@ class Operands:
         A zero point counts as part of b, c as part of a, d as part of b. Weights that are multiplied by a scale may be
         subnormal, because scales have no lower limit.
         """
-        total = _most(self.a, self.c) if self._scales_weights or _has_subnormal(self.b, self.d, below=below) else 0.0
+        scales_weights = self.scale_b is not None and self.scale_a is None
+        total = _most(self.a, self.c) if scales_weights or _has_subnormal(self.b, self.d, below=below) else 0.0
         return total + (_most(self.b, self.d) + _most(self.zero_b) if _has_subnormal(self.a, self.c, below=below) else 0.0)
-
-    @property
-    def _scales_weights(self) -> bool:
-        return self.scale_b is not None and self.scale_a is None
 
 
 def _most(*tensors: torch.Tensor | None) -> float:

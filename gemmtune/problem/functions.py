@@ -95,10 +95,6 @@ def _binary(op: str) -> Function:
     return lambda g, input, other: g.emit(op, input, other)
 
 
-def _itself(g: GraphBuilder, input: Ref) -> Ref:  # noqa: ARG001 - adds no node
-    return input
-
-
 def _scaled(g: GraphBuilder, value: Any, alpha: Any) -> Any:
     if isinstance(alpha, (int, float)) and alpha == 1:
         return value
@@ -212,7 +208,7 @@ FUNCTIONS: dict[str, Function] = {
     "special_erf": _unary("erf"),
     "reciprocal": lambda g, input: g.emit("div", 1.0, input),
     "square": lambda g, input: g.emit("mul", input, input),
-    **dict.fromkeys(("pos", "positive"), _itself),
+    **dict.fromkeys(("pos", "positive"), lambda g, input: input),  # noqa: ARG005 - adds no node
     "add": _add,
     **dict.fromkeys(("sub", "subtract"), _sub),
     "rsub": lambda g, input, other, *, alpha=1: _sub(g, other, input, alpha=alpha),

@@ -145,7 +145,7 @@ def _by_index(problem: Problem) -> bool:
 def _classes_of_one_row(problem: Problem) -> tuple[RowClass, ...]:
     places = [place for place, _ in _operands(problem) if _may_broadcast(place)]
     found: dict[RowClass, None] = {}
-    for units in itertools.product(*map(_units_of, places)):
+    for units in itertools.product(*((1, SCALE_BLOCK, None) if place == "scale_a" else (1, None) for place in places)):
         with contextlib.suppress(InvalidProblemError):  # this operand cannot follow M in that way
             found[_class_of(problem, tuple(zip(places, units, strict=True)))] = None
     return tuple(found)
@@ -158,10 +158,6 @@ def with_rows(problem: Problem, m: int) -> Problem:
 
 Units = tuple[tuple[str, int | None], ...]
 """Operands of one row, each with the number of result rows that one of its rows serves. None means all of them."""
-
-
-def _units_of(place: str) -> tuple[int | None, ...]:
-    return (1, SCALE_BLOCK, None) if place == "scale_a" else (1, None)
 
 
 @functools.lru_cache(maxsize=4096)

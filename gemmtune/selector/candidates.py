@@ -127,8 +127,11 @@ class Candidates:
             for digest, row in rows.items()
             if digest in choices
         }
+        # A choice that was the only correct one has rivals now, or some that are not measured yet.
         missing = any(choice.content_hash not in known for choice in self.offers.choices)
-        return dataclasses.replace(self, choices=choices, known=_reopened(_compared(known, missing=missing)))
+        if missing or sum(o.status is Status.OK for o in known.values()) > 1:
+            known = {digest: opened(o) if o.info.get(SETTLED) == ALONE else o for digest, o in known.items()}
+        return dataclasses.replace(self, choices=choices, known=_reopened(known))
 
     def partial(self) -> str:
         """Return the part of the offers that is not measured or compared yet, as text; empty if nothing is missing."""
@@ -157,12 +160,6 @@ class Candidates:
 
 
 _OTHER_TIMING: Mapping[Timing, Timing] = {"graph": "spaced", "spaced": "graph"}
-
-
-def _compared(known: Mapping[str, Outcome], *, missing: bool) -> dict[str, Outcome]:
-    """Return the outcomes. Unsettle the outcome that was the only correct one if there are others now, or some are ``missing``."""
-    others = missing or sum(o.status is Status.OK for o in known.values()) > 1
-    return {digest: opened(o) if others and o.info.get(SETTLED) == ALONE else o for digest, o in known.items()}
 
 
 def opened(o: Outcome) -> Outcome:

@@ -85,7 +85,7 @@ class Compilation:
     ) -> dict[str, CompileFailure]:
         """Wait until the kernels of these choices exist, or ``until`` that time. Return the failures by the name of the choice."""
         outcomes = {c.name: self._outcomes[c.compile_key] for c in choices if c.compile_key in self._outcomes}
-        _follow(set(outcomes.values()), progress or _silent, until)
+        _follow(set(outcomes.values()), progress or (lambda _done, _total: None), until)
         failures = {name: outcome.result() for name, outcome in outcomes.items() if outcome.done()}
         return {name: failure for name, failure in failures.items() if failure}
 
@@ -151,10 +151,6 @@ def _follow(wanted: set[Future[CompileFailure | None]], progress: Progress, unti
         with contextlib.suppress(TimeoutError):
             for done, _ in enumerate(as_completed(wanted, rest_s), 1):
                 progress(done, len(wanted))
-
-
-def _silent(done: int, total: int) -> None:
-    """Report nothing."""
 
 
 def compile_choice(choice: Choice, settings: Settings) -> None:

@@ -57,7 +57,8 @@ def absorb(database: Database, rows: Iterable[Row], limits: Iterable[Limit], ran
     newest: dict[tuple[str, str, str], Row] = {}
     by_date = attrgetter("measured_at")
     rows, limits, ranged = sorted(rows, key=by_date), sorted(limits, key=by_date), sorted(ranged, key=by_date)
-    latest = latest_time()
+    # Another machine's clock may be ahead.
+    latest = (datetime.now(UTC) + timedelta(hours=CLOCKS_APART_HOURS)).isoformat(timespec="microseconds")
     check_measured(rows, limits, ranged, latest)
     taken_limits, taken_ranged = [], []
     with database.transaction():
@@ -78,11 +79,6 @@ def absorb(database: Database, rows: Iterable[Row], limits: Iterable[Limit], ran
         database.write(newest.values(), taken_limits, taken_ranged)
     added = sum(1 for identity in newest if present[identity] is None)
     return Absorbed(added=added, replaced=len(newest) - added, kept=len(rows) - len(newest))
-
-
-def latest_time() -> str:
-    """Return the latest date of a measurement that another machine can have made by now."""
-    return (datetime.now(UTC) + timedelta(hours=CLOCKS_APART_HOURS)).isoformat(timespec="microseconds")
 
 
 def check_measured(rows: Iterable[Row], limits: Iterable[Limit], ranged: Iterable[Ranged], latest: str) -> None:

@@ -130,18 +130,16 @@ def measure_limits(device: DeviceInfo, dtype_label: str, known: Mapping[str, flo
     bandwidth, rate = limit_names(dtype_label)
     found: dict[str, float] = {}
     if bandwidth not in (known or {}):
-        found[bandwidth] = _cpu_bandwidth(device) if device.type == "cpu" else _gpu_bandwidth(device)
+        found[bandwidth] = _bandwidth(device)
     if rate not in (known or {}):
         found[rate] = _cpu_rate(device, dtype_label) if device.type == "cpu" else _product_gflops(device, dtype_label)
     return found
 
 
-def _cpu_bandwidth(device: DeviceInfo) -> float:
-    numbers = torch.ones(4 * device.last_level_cache_bytes // 4)
-    return numbers.nbytes / (_best_s(numbers.amax) * 1e9)
-
-
-def _gpu_bandwidth(device: DeviceInfo) -> float:
+def _bandwidth(device: DeviceInfo) -> float:
+    if device.type == "cpu":
+        numbers = torch.ones(4 * device.last_level_cache_bytes // 4)
+        return numbers.nbytes / (_best_s(numbers.amax) * 1e9)
     free, _ = torch.cuda.mem_get_info(device.torch_device)
     size = min(GPU_COPY_BYTES, free // 8)
     source = torch.zeros(size // 4, device=device.torch_device)

@@ -107,7 +107,8 @@ def tune(
     UnavailableError for a missing device, InvalidProblemError for what cannot be tuned, FleetError for jobs that failed.
     """
     together = devices is not None or ray is not None
-    _check_fleet(together, device, budget_s)
+    if together and (device is not None or budget_s is not None):
+        raise InvalidProblemError("tune: got device or budget_s beside devices or ray, expected none: a fleet deals whole jobs")
     problems, place = _asked(what, operands, arguments)
     info = None if together else _device_for(problems, device or place)
     _check_range(m is not None, batch_invariant, budget_s)
@@ -132,11 +133,6 @@ def _listening(progress: bool | Progress) -> Iterator[Progress]:
     finally:
         listener.close()
         forget_plans()
-
-
-def _check_fleet(together: bool, device: str | None, budget_s: float | None) -> None:
-    if together and (device is not None or budget_s is not None):
-        raise InvalidProblemError("tune: got device or budget_s beside devices or ray, expected none: a fleet deals whole jobs")
 
 
 def _check_range(has_range: bool, batch_invariant: bool, budget_s: float | None) -> None:

@@ -71,11 +71,8 @@ class Config:
         version = self.instance.version
         k1 = max(self.a.k1, self.b.k1)
         operands = sum(-(-x.elements(version) // k1) * k1 for x in (self.a, self.b)) * self.itemsize
-        return LDS_BUFFERS.get(version, 1) * self.buffer_bytes(operands)
-
-    def buffer_bytes(self, operands: int) -> int:
-        """Return the bytes of one LDS buffer. It holds a step of both operands, and later a part of the sums."""
-        return max(operands, self.store.lds_bytes)
+        # A buffer holds a step of both operands, and later a part of the sums.
+        return LDS_BUFFERS.get(version, 1) * max(operands, self.store.lds_bytes)
 
     @property
     def label(self) -> str:

@@ -59,7 +59,8 @@ def estimate_us(config: Config, problem: Problem, element: Element, device: Devi
     blocks = -(-tiles // device.sm_count)
     depth = instance.block_k(config.itemsize)
     products_us = 2.0 * instance.block_m * instance.block_n * depth / (rates.cu_tflops * SHARES[element] * 1e6)
-    loads_us = (instance.block_m + instance.block_n) * instance.bytes_k / (rates.l2_gbps * 1e3) * NARROW ** _halvings(config)
+    halvings = sum((WIDEST_BYTES // config.itemsize // x.vector).bit_length() - 1 for x in (config.a, config.b))
+    loads_us = (instance.block_m + instance.block_n) * instance.bytes_k / (rates.l2_gbps * 1e3) * NARROW**halvings
     lines = instance.block_m * (1 + instance.waves[1]) + instance.block_n * (1 + instance.waves[0])  # written once, read by waves
     lds_us = LDS_SHARE * lines * instance.bytes_k / (rates.lds_gbps * 1e3)
     # Blocks resident on a compute unit share it, and wait together.
@@ -78,11 +79,6 @@ def _resident(config: Config, device: DeviceInfo) -> int:
     waves = config.instance.threads // WAVE
     by_registers = REGISTERS // registers(config) * SIMDS // waves
     return max(min(device.smem_per_sm_bytes // config.lds_bytes, by_registers), 1)
-
-
-def _halvings(config: Config) -> int:
-    widest = WIDEST_BYTES // config.itemsize
-    return sum((widest // x.vector).bit_length() - 1 for x in (config.a, config.b))
 
 
 def select(timed: Sequence[tuple[float, Config]], count: int | None) -> list[Config]:

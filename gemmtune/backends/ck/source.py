@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -171,7 +171,7 @@ def record_of(predicate: Predicate, config: Config) -> Record:
         ),
         scalars=_scalars(problem),
         workspace_bytes=counter_bytes + parts_bytes if config.split_k > 1 else 0,
-        alignment=_alignments(wide),
+        alignment=tuple((operand, vector * layout.dtype.itemsize) for operand, vector, layout in wide if vector > 1),
     )
 
 
@@ -180,11 +180,6 @@ def _scalars(problem: Problem) -> tuple[Scalar, ...]:
     general = (problem.alpha == "general", problem.inp_read is not None and problem.beta == "general")
     fields = (Work.alpha, Work.beta)
     return tuple(Scalar(offset=fields[i].offset, number=i) for i in range(2) if general[i])
-
-
-def _alignments(read: Sequence[tuple[int, int, Layout]]) -> tuple[tuple[int, int], ...]:
-    """Return the bytes that addresses must be multiples of, for accesses of several elements."""
-    return tuple((operand, vector * layout.dtype.itemsize) for operand, vector, layout in read if vector > 1)
 
 
 def _line(layout: Layout, *, rows: bool) -> int:

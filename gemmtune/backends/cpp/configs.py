@@ -194,7 +194,9 @@ def blockings(problem: Problem, device: DeviceInfo, mr: int, nr: int, *, everyth
     x = oriented(problem, nr)
     panels, threads = -(-x.b.size[-1] // nr), max(device.threads, 1)
     few = _few_rows(problem, max(1, -(-panels // threads)))
-    many = _many_rows(problem, max(1, panels // (_TASKS_PER_THREAD * threads)))
+    packed = _INT8_MANY_ROWS if problem.accumulator == torch.int32 else _MANY_ROWS
+    in_place = _MANY_ROWS_IN_PLACE if problem.prepacked else ()
+    many = _shared_out((*in_place, *packed), max(1, panels // (_TASKS_PER_THREAD * threads)))
     if everything:
         return [*few, *many, *_every_blocking()]
     rows = -(-problem.m // problem.groups) if divided(problem) == "rows" else x.a.size[-2]
@@ -210,12 +212,6 @@ def _few_rows(problem: Problem, most: int) -> list[Blocking]:
     else:
         found = _FEW_ROWS_NARROW if problem.b.dtype.itemsize == 1 else _FEW_ROWS
     return _shared_out(found, most)
-
-
-def _many_rows(problem: Problem, most: int) -> list[Blocking]:
-    in_place = _MANY_ROWS_IN_PLACE if problem.prepacked else ()
-    packed = _INT8_MANY_ROWS if problem.accumulator == torch.int32 else _MANY_ROWS
-    return _shared_out((*in_place, *packed), most)
 
 
 def _shared_out(found: Iterable[Blocking], most: int) -> list[Blocking]:

@@ -120,7 +120,8 @@ class CutlassChoice(FileChoice):
 
     def launch_variants(self) -> tuple[CutlassChoice, ...]:
         """Return the same kernel with another division of K or another order of tiles."""
-        operation, grid = self.config.operation, self._grid
+        operation = self.config.operation
+        grid = Grid.of(operation, self._oriented, self.problem.batch, self.multiprocessors)
         return tuple(self._with(variant, grid) for variant in neighbours(self.config.variant, legal_variants(operation, grid)))
 
     def _with(self, variant: Variant, grid: Grid) -> CutlassChoice:
@@ -133,10 +134,6 @@ class CutlassChoice(FileChoice):
     @property
     def _oriented(self) -> Oriented:
         return orient(self.problem, swap_ab=self.swap_ab)
-
-    @property
-    def _grid(self) -> Grid:
-        return Grid.of(self.config.operation, self._oriented, self.problem.batch, self.multiprocessors)
 
     @functools.cached_property
     def source(self) -> Source:

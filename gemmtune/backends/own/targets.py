@@ -18,7 +18,7 @@ from typing import TypeGuard
 from ...choice import Backend
 from ...declaration.found import found_at
 from ...declaration.subject import Subject, SubjectSpec, wrapped
-from ...declaration.traits import ATTRIBUTE, Traits
+from ...declaration.traits import ATTRIBUTE
 from ...errors import SubjectError
 from ...settings import Settings
 from .integrity import unchanged
@@ -77,18 +77,15 @@ def _loaded(target: str) -> Loaded:
     found = object_ if is_backend(object_) else wrapped(SubjectSpec(target=target), object_)
     undeclared = False
     if isinstance(found, Subject) and found is not object_ and getattr(object_, ATTRIBUTE, None) is None:
-        undeclared, found.traits = True, _assumed(found.traits)
+        # A function f(a, b) without declarations is tried for batches too.
+        assumed = ASSUMED | ({"ops": ["mm", "bmm"]} if found.traits.ops == ("mm",) else {})
+        undeclared, found.traits = True, found.traits.changed(assumed)
     module = sys.modules.get(target.partition(":")[0])
     if module is None:
         raise SubjectError(f"GEMM: got {target!r}, which is gemmtune's own, expected one of yours; --backends selects gemmtune's")
     version = _version(module)
     digest = _digest(module, object_, found, version)
     return Loaded(target=target, found=found, folder=_folder_of(module), version=version, digest=digest, undeclared=undeclared)
-
-
-def _assumed(traits: Traits) -> Traits:
-    """Return the traits of a GEMM without declarations. A function f(a, b) is tried for batches too."""
-    return traits.changed(ASSUMED | ({"ops": ["mm", "bmm"]} if traits.ops == ("mm",) else {}))
 
 
 def is_backend(found: object) -> TypeGuard[Backend]:

@@ -152,10 +152,6 @@ class PartsPredicate(Predicate):
         """Return why the steps of a split may not go into its sum one by one, or None."""
         return why_not_one_by_one(self.problem, self.device, self.terms(config))
 
-    def least_splits(self, config: Config) -> int:
-        """Return the fewest splits with which a config is as exact as torch."""
-        return next((s for s in SPLITS if self.check_steps(dataclasses.replace(config, split_k=s)) is None), SPLITS[-1])
-
     def _smem_bytes(self, config: Config, how: str, staging: tuple[Staging, Staging]) -> int:
         """Return the shared memory: stages of float32, as for mma, and for a warp group the parts of b that it reads there."""
         sizes = [block * config.block_k for block in config.tile]
@@ -194,6 +190,7 @@ def _configs(problem: Problem, device: DeviceInfo, count: int | None) -> tuple[C
         if predicate.check(config) is None:
             need = predicate.resources(config)
             candidates = splits_for(tiles_of(problem, config), device.sm_count)
-            splits = (dataclasses.replace(config, split_k=s) for s in {*candidates, predicate.least_splits(config)})
+            exact = (s for s in SPLITS if predicate.check_steps(dataclasses.replace(config, split_k=s)) is None)
+            splits = (dataclasses.replace(config, split_k=s) for s in {*candidates, next(exact, SPLITS[-1])})
             legal += [(split, need) for split in splits if not (predicate.check_split(split) or predicate.check_steps(split))]
     return tuple(select(predicate, legal, count)) if legal else ()

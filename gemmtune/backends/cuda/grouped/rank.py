@@ -27,11 +27,6 @@ STORED_GBPS = 40.0
 """Rate at which a block stores its results."""
 
 
-def groups_with_rows(problem: Problem) -> float:
-    """Return the expected number of nonempty groups if each row goes to a random group."""
-    return max(1.0, problem.groups * -math.expm1(-problem.m / problem.groups))
-
-
 def estimate_us(problem: Problem, device: DeviceInfo, config: Config) -> float:
     """Return the model's time of one launch, in microseconds."""
     shape, rows = config.shape, config.tile[0] * config.shape.cluster_m
@@ -39,7 +34,7 @@ def estimate_us(problem: Problem, device: DeviceInfo, config: Config) -> float:
     if problem.divides_terms:
         groups, k, below = float(problem.groups), problem.k / problem.groups, float(-(-problem.m // rows))
     else:
-        groups, k = groups_with_rows(problem), float(problem.k)
+        groups, k = max(1.0, problem.groups * -math.expm1(-problem.m / problem.groups)), float(problem.k)  # nonempty groups
         share = problem.m / groups
         below = max(1.0, share / rows + 0.5)
         if shape.fitted:
