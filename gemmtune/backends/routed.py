@@ -45,11 +45,9 @@ class RoutedChoice(AroundChoice):
 
     @property
     def content_hash(self) -> str:
-        """Hash of the inner choice and of the steps around it."""
         return hashlib.sha256(f"{self.inner.content_hash} routed {self.problem.epilogue is not None}".encode()).hexdigest()
 
     def bind(self, loaded: Any) -> Kernel:
-        """Bind the inner kernel between torch operations."""
         product, problem, plain = self.inner.bind(loaded).run, self.problem, self.inner.problem
         count = len(problem.operands)
 

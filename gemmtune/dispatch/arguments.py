@@ -39,7 +39,6 @@ class Call:
 
     @property
     def a(self) -> torch.Tensor:
-        """The left operand."""
         return self.operands["a"]
 
     @property

@@ -64,13 +64,11 @@ class Request:
 
     @cached_property
     def candidates(self) -> Candidates:
-        """The choices for the problem."""
         host = host_us(self.device, self.settings)
         return candidates_for(self.problem, self.device, self.settings, host_us=host)
 
     @cached_property
     def store(self) -> Store:
-        """The store that the settings name."""
         return open_store(self.settings)
 
 

@@ -35,7 +35,6 @@ class Post:
         self._seat = LocalSeat(name, detect(place), function, self._settings, probed=probed)
 
     def open(self) -> Device:
-        """Return the device of this post."""
         return self._seat.open()
 
     def run(self, task: Task, known: Mapping[str, Any], *kernels: Kernels) -> Report:
@@ -49,7 +48,6 @@ class Post:
         return dataclasses.replace(report, rows=self._news())
 
     def stop(self) -> None:
-        """Let the running task keep its measurements and end."""
         self._seat.stop()
 
     def close(self) -> None:

@@ -147,7 +147,6 @@ class RayRoster:
             raise SeatGone(" ".join(str(error).split())) from error
 
     def kill(self, actor: Any) -> None:
-        """End an actor at once."""
         self._ray.kill(actor)
 
     def finish(self, actor: Any) -> None:
@@ -194,12 +193,10 @@ class RaySeat:
         return cast(Report, roster.get(self._actor.run.remote(task, roster.known(task), *kernels)))
 
     def stop(self) -> None:
-        """Let the running task keep its measurements and end."""
         self._stopping = True
         self._actor.stop.remote()
 
     def abort(self) -> None:
-        """End the post at once."""
         self._roster.kill(self._actor)
 
     def close(self) -> None:

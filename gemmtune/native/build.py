@@ -35,12 +35,10 @@ def headers_missing() -> str | None:
 
 
 def torch_folder() -> Path:
-    """Return the folder of the imported torch."""
     return Path(torch.__file__).parent
 
 
 def python_include() -> str:
-    """Return the folder of Python's own headers."""
     return sysconfig.get_paths()["include"]
 
 

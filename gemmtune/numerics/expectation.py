@@ -87,11 +87,9 @@ class OneHotExpectation(Expectation):
 
     @classmethod
     def of(cls, probe: OneHotProbe, *, scaled: bool = False) -> OneHotExpectation:
-        """Return the expectation for the probe's operands."""
         return cls(name=probe.name, operands=probe.operands, probe=probe, scaled=scaled)
 
     def parts(self, problem: Problem, claims: Claims) -> Iterator[Part]:
-        """Yield the whole result as one part."""
         probe = self.probe
         if self.scaled:
             bound = self._bound(problem, claims, terms=1)
@@ -125,7 +123,6 @@ class Referenced(Expectation):
     integers: bool = False
 
     def parts(self, problem: Problem, claims: Claims) -> Iterator[Part]:
-        """Yield one part for each reference."""
         for known, largest_sum in zip(self.references, self._largest_sums, strict=True):
             bound = self._bound_of_region(problem, claims, known)
             if self.integers and largest_sum <= exact_limit(problem, claims):

@@ -68,7 +68,6 @@ class Layout:
 
     @property
     def numel(self) -> int:
-        """The number of elements."""
         return math.prod(self.size)
 
     @property

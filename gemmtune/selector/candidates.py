@@ -89,7 +89,6 @@ class Candidates:
 
     @property
     def late(self) -> bool:
-        """True after the deadline."""
         return time.monotonic() > self.deadline
 
     def within(self, seconds: float) -> Candidates:

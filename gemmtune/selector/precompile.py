@@ -90,7 +90,6 @@ class Compilation:
         return {name: failure for name, failure in failures.items() if failure}
 
     def wait_for_all(self, progress: Progress) -> None:
-        """Wait until all compilations have ended."""
         _follow(set(self._outcomes.values()), progress)
 
     def close(self) -> None:

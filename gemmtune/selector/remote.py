@@ -59,19 +59,15 @@ class RemoteSession:
         WORKERS.give(self._kind, worker)
 
     def examine(self, choice: Choice, best_us: float | None) -> Sample:
-        """Run ``Session.examine`` in the worker."""
         return self._sample("examine", choice, best_us)
 
     def prove(self, choice: Choice) -> Sample:
-        """Run ``Session.prove`` in the worker."""
         return self._sample("prove", choice)
 
     def prove_rows(self, choice: Choice) -> Sample:
-        """Run ``Session.prove_rows`` in the worker."""
         return self._sample("prove_rows", choice)
 
     def same_rows(self, whole: Choice, parts: Sequence[Choice]) -> Sample:
-        """Run ``Session.same_rows`` in the worker."""
         return self._sample("same_rows", whole, parts)
 
     def equal_rows(self, whole: Choice, choice: Choice, rows_class: RowClass, rows: Sequence[int]) -> list[int]:

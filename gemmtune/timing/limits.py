@@ -59,7 +59,6 @@ class Limits:
     disturbed: frozenset[str] = frozenset()
 
     def us(self, problem: Problem, device: DeviceInfo) -> float | None:
-        """Return ``limit_us``."""
         return limit_us(problem, self.values, device)
 
     def disturbed_for(self, problem: Problem) -> bool:

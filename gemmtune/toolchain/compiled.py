@@ -114,7 +114,6 @@ class FileChoice(CompiledChoice):
 
     @property
     def compiled(self) -> bool:
-        """True if the file is in the cache."""
         return present(self.path)
 
     @property

@@ -63,7 +63,6 @@ class BlocksChoice(Choice):
         return why_not_triton(problem) or self.moved_to(problem, meta | {"SPLIT_N": problem.m // tile}, device)
 
     def bind(self, loaded: Any) -> Kernel:  # noqa: ARG002 - nothing is loaded
-        """Return the kernel of the calls."""
         make: dict[str, Callable[[Problem], RunNew]] = {"mm": _by_mm, "batched": _batched, "triton": self._by_triton}
         return with_epilogue(copied(make[self.way](self.problem)), self.problem)
 
@@ -76,11 +75,9 @@ class BlocksChoice(Choice):
 
     @property
     def parameters(self) -> Mapping[str, int]:
-        """Parameters of this choice."""
         return dict(self.meta)
 
     def moved(self, parameters: Mapping[str, int], device: DeviceInfo) -> Choice | str:
-        """Return torch's kernel with other parameters."""
         return self.moved_to(self.problem, parameters, device)
 
     def moved_to(self, problem: Problem, parameters: Mapping[str, int], device: DeviceInfo) -> Choice | str:

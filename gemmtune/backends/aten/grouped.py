@@ -55,7 +55,6 @@ class GroupedChoice(Choice):
         return reason or dataclasses.replace(self, problem=problem)
 
     def bind(self, loaded: Any) -> Kernel:  # noqa: ARG002 - nothing is loaded
-        """Return the kernel of the calls."""
         if self.problem.float8:
             return self._of_float8()
         terms, on_host = self.problem.divides_terms, self.problem.device_type == "cpu"
@@ -100,7 +99,6 @@ def choices(problem: Problem, device: DeviceInfo) -> tuple[list[GroupedChoice], 
 
 
 def native_name(problem: Problem) -> str:
-    """Return the name of torch's operation for the problem."""
     return NATIVE_SCALED if problem.float8 else NATIVE
 
 

@@ -39,7 +39,6 @@ class AtenChoice(Choice):
 
     @property
     def content_hash(self) -> str:
-        """Hash of the choice's name, the ATen name and the sorted keywords."""
         text = json.dumps([self.name, self.aten_name, sorted(self.kwargs.items())])
         return hashlib.sha256(text.encode()).hexdigest()
 

@@ -47,7 +47,6 @@ class Product:
 
     @property
     def itemsize(self) -> int:
-        """Bytes of an element in LDS."""
         return _BYTES[self.element]
 
     @property

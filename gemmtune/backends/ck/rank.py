@@ -12,10 +12,9 @@ from dataclasses import dataclass
 
 from ...device import DeviceInfo
 from ...problem import Problem
-from .configs import Config
+from .configs import Config, prefetched
 from .instances import WAVE, Instance, Version
 from .legality import REGISTERS, registers
-from .pipeline import prefetched
 from .products import Element
 
 

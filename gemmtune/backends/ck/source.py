@@ -18,10 +18,8 @@ from ...toolchain.record import OUT, WORKSPACE, A, Address, B, Record, Scalar, o
 from ...toolchain.render import template, template_digest
 from ...toolchain.structs import MOST_OPERANDS, struct_text
 from ..cpp.printer import print_epilogue
-from .configs import Config, Read
+from .configs import LDS_BUFFERS, Config, Read, Transfer, prefetched
 from .legality import Predicate
-from .pipeline import LDS_BUFFERS, prefetched
-from .transfer import Transfer
 
 KERNEL = "gemmtune_ck"
 COUNTERS_ALIGNMENT = 256

@@ -84,7 +84,6 @@ class CppChoice(SourceChoice):
 
     @property
     def compilable(self) -> Compilable:
-        """Source to compile."""
         return self.source
 
     @property
@@ -111,15 +110,12 @@ class CppChoice(SourceChoice):
 
     @property
     def content_hash(self) -> str:
-        """Hash of source, flags and configuration."""
         return hashlib.blake2b(f"{self.source.digest} {self.config}".encode(), digest_size=16).hexdigest()
 
     def at(self, problem: Problem, device: DeviceInfo) -> Choice | str:
-        """Return this configuration for ``problem``, or why it is illegal."""
         return refusal(self.config, problem, device) or self.of(self.config, problem, device)
 
     def proved_at(self, problem: Problem, device: DeviceInfo) -> Choice:  # noqa: ARG002 - shared signature
-        """Return the same configuration for ``problem``."""
         return dataclasses.replace(self, problem=problem)
 
     @property

@@ -132,7 +132,6 @@ def _refused_reading(config: Config, problem: Problem, device: DeviceInfo) -> st
 
 
 def _steps(problem: Problem, device: DeviceInfo, direct: bool) -> int:
-    """Return the steps along K, with b read in place or packed."""
     vnni = uses_vnni(problem, device, direct=direct)
     return -(-problem.k // numbers_per_step(problem.accumulator, device.arch, vnni=vnni))
 

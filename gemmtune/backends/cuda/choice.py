@@ -53,7 +53,6 @@ class CudaChoice(FileChoice):
         )
 
     def at(self, problem: Problem, device: DeviceInfo) -> CudaChoice | str:
-        """Return the same config for another problem, or the reason why it is not legal there."""
         reason = self.family.why_not(problem, device) or self.family.why_not_config(problem, device, self.config)
         if reason is not None:
             return reason
@@ -62,7 +61,6 @@ class CudaChoice(FileChoice):
         return made
 
     def proved_at(self, problem: Problem, device: DeviceInfo) -> CudaChoice:  # noqa: ARG002 - the device stays the same
-        """Return the same config for a problem where its legality is proved."""
         return dataclasses.replace(self, problem=problem)
 
     @property
@@ -72,11 +70,9 @@ class CudaChoice(FileChoice):
 
     @property
     def packed_format(self) -> str | None:
-        """Layout name that the family expects of a prepacked b, or None for b unchanged."""
         return self.family.packed_format(self.problem, self.config)
 
     def pack(self, b: torch.Tensor) -> torch.Tensor:
-        """Return b in the layout ``packed_format``, or unchanged if there is none."""
         return self.family.pack(b) if self.packed_format else b
 
     @property
@@ -98,12 +94,10 @@ class CudaChoice(FileChoice):
 
     @functools.cached_property
     def record(self) -> Record:
-        """Launch record with the parameters of every launch."""
         return self.family.record(self.problem, self.config)
 
     @property
     def file(self) -> tuple[str, ...]:
-        """Place of the cubin in the cache."""
         return NAME, f"{self.source.digest}.cubin"
 
     def make(self) -> Path:

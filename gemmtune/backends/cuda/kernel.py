@@ -140,12 +140,10 @@ class KernelSource:
         return parts
 
     def put_together(self, parts: Mapping[str, str]) -> str:
-        """Render the translation unit with the given parts."""
         return template(*self.unit).render({**self._given, **parts})
 
     @property
     def text(self) -> str:
-        """Complete CUDA C++ source."""
         return self.put_together(self.parts)
 
     @cached_property

@@ -54,7 +54,6 @@ class OwnChoice(CalledChoice):
 
     @property
     def undeclared(self) -> bool:
-        """True for a GEMM without declarations."""
         return bool(self.info.get(UNDECLARED))
 
     def why_unordered(self, allowing: str) -> str:
@@ -62,7 +61,6 @@ class OwnChoice(CalledChoice):
         return f"got no deterministic, expected deterministic=True: declare it if equal inputs give equal bits, else set {allowing}"
 
     def at(self, problem: Problem, device: DeviceInfo) -> OwnChoice | str:
-        """Return the GEMM for the problem, or why its declarations do not cover it."""
         source = loaded(self.target, self.folder)
         if not isinstance(source.found, Subject):
             return f"{self.target} is no longer a GEMM"

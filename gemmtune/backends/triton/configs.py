@@ -57,7 +57,6 @@ class Config:
 
     @property
     def tile(self) -> tuple[int, int]:
-        """Rows and columns of a tile: (block_m, block_n)."""
         return (self.block_m, self.block_n)
 
 
@@ -142,7 +141,6 @@ class Geometry:
 
     @property
     def grid(self) -> tuple[int, int, int]:
-        """Grid of the launch as (x, y, z)."""
         return (self.tiles, self.splits, 1) if self.programs is None else (self.programs, 1, 1)
 
 

@@ -91,7 +91,6 @@ class Address:
         self.dtype = dtype
 
     def data_ptr(self) -> int:
-        """Return the address."""
         return self._address
 
 

@@ -39,12 +39,10 @@ class HipConfig(Config):
 
     @property
     def variant(self) -> str:
-        """Suffix of the config's name for these options."""
         return f"_m{self.matrix_instr_nonkdim}_p{self.kpack}" + (f"_e{self.waves_per_eu}" if self.waves_per_eu else "")
 
     @property
     def compile_options(self) -> Mapping[str, int]:
-        """Options for the compiler, in addition to stages and warps."""
         return {"matrix_instr_nonkdim": self.matrix_instr_nonkdim, "kpack": self.kpack, "waves_per_eu": self.waves_per_eu}
 
 

@@ -61,14 +61,12 @@ class KernelsChoice(CompiledChoice):
 
     @property
     def arch(self) -> str:
-        """Name of the target architecture."""
         target = self.kernels[0].target
         if target is None:
             raise UnavailableError(f"{self.name} runs in the interpreter: it is compiled for no GPU")
         return target.name
 
     def forward(self) -> Self:
-        """Return the same choice with ``from_ptx``."""
         return dataclasses.replace(self, from_ptx=True)
 
     def compile(self) -> None:
@@ -170,7 +168,6 @@ class KernelChoice(KernelsChoice):
 
     @property
     def spec(self) -> KernelSpec:
-        """Spec that the source depends on."""
         capability = int(self.target.arch) if self.target is not None and self.target.backend == "cuda" else 0
         spec = specialise(
             self.problem, self.config, interpret=self.target is None, dependent=can_overlap(capability), capability=capability
@@ -202,13 +199,11 @@ class KernelChoice(KernelsChoice):
 
     @functools.cached_property
     def source(self) -> Source:
-        """Rendered source of the kernel."""
         values, blocks = tuple(self.values.items()), tuple(self.blocks.items())
         return render_source(self.spec, self.template, values=values, preamble=self.preamble, described=blocks)
 
     @functools.cached_property
     def kernels(self) -> tuple[Compilation, ...]:
-        """The single kernel of this choice."""
         stages, warps = self.config.stages, self.config.warps
         options = tuple(self.config.compile_options.items())
         return (Compilation(name=self.name, source=self.source, stages=stages, warps=warps, target=self.target, options=options),)
@@ -218,7 +213,6 @@ class KernelChoice(KernelsChoice):
         return expected_of(Predicate(self.problem, device), self.config)
 
     def artifacts(self, device: DeviceInfo) -> tuple[Artifact, ...]:
-        """Return the artifact of the single kernel."""
         return (artifact(self.kernels[0].compile(), self.expected(device)),)
 
     @functools.cached_property

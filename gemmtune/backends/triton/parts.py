@@ -102,25 +102,21 @@ class PartsChoice(KernelChoice):
 
     @classmethod
     def why_not(cls, problem: Problem, device: DeviceInfo, config: Config) -> str | None:
-        """Return why parts or this config may not run the problem, or None."""
         predicate = PartsPredicate(problem, device)
         return why_not_parts(problem, device) or predicate.check(config) or predicate.check_steps(config)
 
     @property
     def values(self) -> Mapping[str, Any]:
-        """Template values; the loop multiplies parts."""
         return {"parts": True}
 
     @property
     def preamble(self) -> str:
-        """Functions that the loop calls."""
         interpreted = self.target is None
         names = ("high", "middle", "rest - middle")
         high, middle, low = names if interpreted else [f"({name}).to(tl.bfloat16)" for name in names]
         return PREAMBLE.format(high=high, middle=middle, low=low, ieee=', input_precision="ieee"' if interpreted else "")
 
     def expected(self, device: DeviceInfo) -> Expected:
-        """Return the predictions of the parts predicate."""
         return expected_of(PartsPredicate(self.problem, device), self.config)
 
 
@@ -135,7 +131,6 @@ class PartsPredicate(Predicate):
         self.product = torch.bfloat16
 
     def check(self, config: Config) -> str | None:
-        """Return why ``config`` may not be offered, or None."""
         if self.arch.warp_group and self.device.capability >= TENSOR_MEMORY:
             return f"{self.device.arch}: Triton's code for parts does not use tcgen05, the multiply instruction there"
         if config.block_k > MOST_TERMS:

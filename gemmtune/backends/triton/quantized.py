@@ -87,7 +87,6 @@ class Quantized:
     fresh: bool
 
     def scale(self, name: ScaleName) -> ScaleClass | None:
-        """Return the scale with this name, or None."""
         return next((scale for scale in self.scales if scale.name == name), None)
 
     @property

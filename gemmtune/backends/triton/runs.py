@@ -42,7 +42,6 @@ class RunsConfig(Config):
 
     @property
     def variant(self) -> str:
-        """Suffix of the config's name: the number of parts."""
         return f"_r{self.runs}"
 
     @property
@@ -92,7 +91,6 @@ class RunsChoice(InRuns):
 
     @classmethod
     def why_not(cls, problem: Problem, device: DeviceInfo, config: Config) -> str | None:
-        """Return why the template or this config may not run the problem, or None."""
         assert isinstance(config, RunsConfig)
         reason = why_not_dense(problem) or Predicate(problem, device).check(dataclasses.replace(config, runs=1))
         return reason or why_not_in_runs(problem, config)

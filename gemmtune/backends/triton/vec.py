@@ -57,7 +57,6 @@ class VectorChoice(KernelChoice):
 
     @classmethod
     def why_not(cls, problem: Problem, device: DeviceInfo, config: Config) -> str | None:
-        """Return why the family or this config may not run the problem, or None."""
         return why_not_dense(problem) or why_too_many_rows(problem, config) or why_not_config(problem, device, config)
 
     @classmethod
@@ -71,7 +70,6 @@ class VectorChoice(KernelChoice):
         return summed_by_lanes(problem, config)
 
     def expected(self, device: DeviceInfo) -> Expected:
-        """Return the predictions for a kernel without tensor cores."""
         return _expected(self, device)
 
 
@@ -157,7 +155,6 @@ class WordsVectorChoice(WordsKernelChoice):
 
     @classmethod
     def why_not(cls, problem: Problem, device: DeviceInfo, config: Config) -> str | None:
-        """Return why the family or this config may not run the problem, or None."""
         reason = why_not_words_vector(problem, device) or why_too_many_rows(problem, config)
         return reason or why_not_words_row(problem, device, config)
 
@@ -167,7 +164,6 @@ class WordsVectorChoice(WordsKernelChoice):
         return summed_by_lanes(problem, config, own="triton words")
 
     def expected(self, device: DeviceInfo) -> Expected:
-        """Return the predictions for a kernel without tensor cores."""
         return _expected(self, device)
 
 

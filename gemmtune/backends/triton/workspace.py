@@ -72,7 +72,6 @@ class Buffers:
 
     @property
     def size_bytes(self) -> int:
-        """Total size."""
         return self.partials * self.dtype.itemsize + self.counters * COUNTER_BYTES
 
     def interpreted(self) -> Sequence[torch.Tensor]:
@@ -131,7 +130,6 @@ class _Arena:
 
 @functools.cache
 def arena_of(device: int) -> _Arena:
-    """Return the arena of one GPU."""
     return _Arena(device)
 
 

@@ -70,7 +70,6 @@ class WrappedChoice(KernelsChoice):
 
     @property
     def batch_invariant(self) -> bool:
-        """True if ``inner`` is batch invariant."""
         return self.inner.batch_invariant
 
     @functools.cached_property
@@ -88,7 +87,6 @@ class WrappedChoice(KernelsChoice):
 
     @property
     def content_hash(self) -> str:
-        """Hash of the kernels and their launch."""
         helper = self.kernels[0].key if self.copying else ""
         return hashlib.sha256(f"{self.inner.content_hash}{self.suffix} after {helper}".encode()).hexdigest()
 
@@ -97,7 +95,6 @@ class WrappedChoice(KernelsChoice):
         return (*(artifact(kernel.compile()) for kernel in self.kernels[:-1]), *self.inner.artifacts(device))
 
     def launch_variants(self) -> Sequence[Self]:
-        """Return the same kernels with the opposite setting of ``pdl``."""
         return tuple(
             dataclasses.replace(self, name=f"{inner.name}{self.suffix}", info={**self.info, "pdl": inner.config.pdl}, inner=inner)
             for inner in self.inner.launch_variants()

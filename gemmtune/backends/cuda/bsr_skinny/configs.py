@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from ....device import DeviceInfo
 from ....problem import Problem
 from ..bsr.configs import FRAGMENT, FRAGMENT_BYTES
-from ..bsr.weights import block_of
+from ..bsr.packing import block_of
 from ..hopper import SMEM_BYTES, SYSTEM_BYTES, registers_per_thread
 from .packing import panels_of
 
@@ -41,7 +41,6 @@ class Shape:
 
     @property
     def threads(self) -> int:
-        """Threads of one block."""
         return 32 * self.warps
 
     @property
@@ -51,7 +50,6 @@ class Shape:
 
     @property
     def registers(self) -> int:
-        """Estimate of a thread's registers."""
         x = self.stage_fragments * self.block_n // 4
         return BASE_REGISTERS + 4 * self.stages * self.stage_fragments + x + self.block_n // 2 + self.stage_fragments
 

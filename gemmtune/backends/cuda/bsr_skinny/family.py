@@ -16,7 +16,7 @@ from ....toolchain.orientation import orient
 from ....toolchain.record import A, Address, B, Record
 from .. import kernel
 from ..bsr.configs import FRAGMENT
-from ..bsr.weights import block_of, claims_of_blocks, why_not_weight
+from ..bsr.packing import block_of, claims_of_blocks, why_not_weight
 from ..family import INT32_LIMIT, Family
 from ..hopper import MMA
 from ..kernel import KernelSource
@@ -65,11 +65,9 @@ class BsrSkinny(Family[Config]):
         return None
 
     def launch_variants(self, problem: Problem, device: DeviceInfo, config: Config) -> Iterator[Config]:  # noqa: ARG002 - always
-        """Yield the config with PDL switched."""
         yield dataclasses.replace(config, pdl=not config.pdl)
 
     def claims(self, problem: Problem, config: Config) -> Claims:  # noqa: ARG002 - the same for all problems
-        """Return the claims: warps divide the blocks of a row."""
         return claims_of_blocks(config.shape.warps)
 
     def info(self, problem: Problem, config: Config) -> dict[str, Any]:  # noqa: ARG002 - the same for all problems

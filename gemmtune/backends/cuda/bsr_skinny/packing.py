@@ -13,7 +13,6 @@ HEAD_WORDS = 8
 
 
 def format_of(block: int) -> str:
-    """Return the layout name of a prepacked weight."""
     return f"panels of blocks of {block}"
 
 

@@ -37,7 +37,6 @@ class Shape:
 
     @property
     def cluster_tiles(self) -> int:
-        """Tiles of a cluster."""
         return self.cluster_m * self.cluster_n
 
     @property
@@ -147,7 +146,6 @@ class Config:
 
     @property
     def parts(self) -> int:
-        """Number of parts of K."""
         return self.clusters_per_tile * self.shape.cluster_k
 
     @property

@@ -39,7 +39,6 @@ class Shape:
 
     @property
     def threads(self) -> int:
-        """Threads of one block."""
         return 32 * self.warps
 
     @property

@@ -67,7 +67,6 @@ class Shape:
 
     @property
     def line_bytes(self) -> int:
-        """Bytes of each column in a stage."""
         return LINE_BYTES
 
     def block_k(self, weights: Weights) -> int:

@@ -32,7 +32,6 @@ class GroupedConfig(Config):
 
     @property
     def variant(self) -> str:
-        """Suffix of the config's name for these options."""
         words = (("described", "_tma"), ("swap", "_swap"), ("flatten", "_flat"))
         return "".join(word for name, word in words if getattr(self, name)) + (f"_r{self.resident}" if self.resident > 1 else "")
 

@@ -54,7 +54,6 @@ class WordsConfig(Config):
 
     @property
     def variant(self) -> str:
-        """Suffix of the config's name: multiplying unit, swapping and unrolled steps."""
         return ("_group" if self.fragments else "_swap" if self.swap else "") + (f"_u{self.steps}" if self.steps > 1 else "")
 
 
@@ -95,7 +94,6 @@ class WordsKernelChoice(KernelChoice):
 
     @property
     def preamble(self) -> str:
-        """Functions that convert words to numbers."""
         return conversions(word_format(self.problem), interpret=self.target is None)
 
 
@@ -109,14 +107,12 @@ class WordsChoice(WordsKernelChoice):
 
     @classmethod
     def of(cls, problem: Problem, device: DeviceInfo, config: Config) -> Self:
-        """Return the choice that runs ``problem`` with ``config``, which must be legal for both problem and device."""
         assert isinstance(config, WordsConfig)
         choice = super().of(problem, device, config)
         return dataclasses.replace(choice, info={**choice.info, "swap_ab": config.swap})
 
     @classmethod
     def why_not(cls, problem: Problem, device: DeviceInfo, config: Config) -> str | None:
-        """Return why the family or this config may not run the problem, or None."""
         assert isinstance(config, WordsConfig)
         return why_not_words(problem, device) or why_not_config(problem, device, config)
 
