@@ -62,10 +62,8 @@ class Runner:
     def run(self, choice: CompiledChoice) -> Sample:
         """Build and verify a choice, from its PTX if the device is newer. An error of the kernel becomes the sample's status.
 
-        If the worker dies, the status is CRASHED or TIMED_OUT. Consecutive choices of one problem share a session.
-
-        Raises:
-            UnavailableError: kernels of this architecture cannot run on the device.
+        It is CRASHED or TIMED_OUT if the worker dies. Consecutive choices of one problem share a session. Raises UnavailableError
+        if the device cannot run kernels of this architecture.
         """
         way = how_to_run(choice.arch, self._device)
         if way.mode is None:

@@ -24,11 +24,7 @@ Road = Literal["torch", "operator", "plan"]
 
 
 def check_call(call: Call) -> None:
-    """Check the arguments of a call, whoever runs it.
-
-    Raises:
-        InvalidProblemError: they are not all tensors on one device, or a gradient is wanted that there is not.
-    """
+    """Check the arguments of a call, whoever runs it. Raises InvalidProblemError for mixed devices or a missing gradient."""
     wanting = call.wants_grad
     if wanting and call.operation.gradient is None:
         raise no_gradient(call.name, wanting[0])

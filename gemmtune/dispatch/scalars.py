@@ -27,11 +27,7 @@ def usual_classes(alpha: Any, beta: Any) -> tuple[ScalarClass, ScalarClass] | No
 
 
 def number(name: str, what: str, value: object, *, of_complex: bool = False) -> float:
-    """Return a factor as a number, which may be complex for a product ``of_complex`` numbers. A tensor of one element is one too.
-
-    Raises:
-        InvalidProblemError: the value is no number, or one that torch does not take.
-    """
+    """Return a factor, a number or a tensor of one element, perhaps ``of_complex``. Raises InvalidProblemError for others."""
     given = value
     if isinstance(given, Tensor):
         given = given.item() if given.numel() == 1 and not given.requires_grad else None

@@ -19,9 +19,7 @@ from .scalars import check_scalars
 def stated(call: Call) -> Problem:
     """Return the Problem of a checked call that is about to run. Its tensors are brought to one device, and ``out`` is checked.
 
-    Raises:
-        InvalidProblemError: the operands do not fit together, or ``out`` cannot take the result.
-        EpilogueError: the epilogue is no pointwise function.
+    Raises InvalidProblemError if operands or ``out`` do not fit, EpilogueError if the epilogue is not pointwise.
     """
     # 0-D tensors of another device go to the device of a, as in torch.
     device = call.a.device

@@ -86,12 +86,9 @@ def make_plan(problem: Problem, device: DeviceInfo, settings: Settings) -> Plan:
 
 
 def batch_invariant_choice(request: Request) -> Plan | None:
-    """Plan the choice of the weight's batch-invariant table, which the first call of the weight makes.
+    """Plan the choice of the weight's batch-invariant table, which its first call makes. Torch is no way out: its bits differ.
 
-    Torch is no way out: its bits differ.
-
-    Raises:
-        NoValidChoicesError: there is none for this M, or none is stored and nothing may be tuned.
+    Raises NoValidChoicesError if there is none for this M, or none is stored and nothing may be tuned.
     """
     problem, device, settings = request.problem, request.device, request.settings
     if not settings.batch_invariant:

@@ -42,11 +42,8 @@ WAIT_S = 1.0
 class RayRoster:
     """Roster of the GPUs of a Ray cluster, or with ``kind`` cpu of its nodes. Nodes may join and leave.
 
-    Each job is compiled on any node with idle cores, while earlier jobs are measured. The first one is compiled where it runs.
-    ``compiler`` compiles a job, see ``compiled_for``. Without one, kernels are compiled where they run.
-
-    Raises:
-        UnavailableError: Ray is not installed, there is no cluster, or the cluster has no such device.
+    ``compiler`` (see ``compiled_for``) compiles each job but the first on any node with idle cores, while earlier ones are
+    measured. Without one, kernels are compiled where they run. Raises UnavailableError without Ray, a cluster, or such a device.
     """
 
     def __init__(

@@ -129,15 +129,12 @@ def accumulation_bound(
     extended: bool = False,
     terms: int | None = None,
 ) -> Bound:
-    """Return E for alpha · a @ b + beta · inp, or a @ b + c @ d.
+    """Return E for alpha · a @ b + beta · inp, or a @ b + c @ d. Raises GemmtuneError for an unknown input mode.
 
     E includes the rounding to ``epilogue_input`` but not the rounding to out's type. ``largest`` returns max|a| + max|b|, where
     each counts only if the other operand has subnormal numbers (``Operands.beside_subnormal``). It is called only if such numbers
     may be read as 0 or weights may become subnormal. ``extended`` states that R is better than a float64 product, whose error
     counts otherwise. With scales, ``alpha`` is 1 and scales are at most SCALES[1]. ``terms`` limits the nonzero products of a sum.
-
-    Raises:
-        GemmtuneError: the input mode is unknown.
     """
     if claims.input_mode not in INPUT_ERROR:
         raise GemmtuneError(f"input_mode: got {claims.input_mode!r}, expected one of {', '.join(INPUT_ERROR)}")

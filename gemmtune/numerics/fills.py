@@ -46,12 +46,9 @@ def fills_of(dtype: torch.dtype) -> tuple[str, ...]:
 
 
 def filled(name: str, layout: Layout, generator: torch.Generator, device: torch.device, k_dim: int) -> torch.Tensor:
-    """Draw numbers of the named fill, as many as ``held_size(layout)`` says.
+    """Draw numbers of the named fill, as many as ``held_size(layout)`` says, of ``layout.dtype`` or close to it.
 
-    They are values of ``layout.dtype`` or close to them. ``k_dim`` is the dimension that is summed: -1 for a, -2 for b.
-
-    Raises:
-        GemmtuneError: the dtype has no such numbers, or no fill has that name.
+    ``k_dim`` is the summed dimension: -1 for a, -2 for b. Raises GemmtuneError for an unknown name, or one that the dtype lacks.
     """
     if name not in fills_of(layout.dtype):
         legal = ", ".join(fills_of(layout.dtype))

@@ -168,12 +168,9 @@ def random_zero(
 
 
 def scale_factor(operands: Operands, rows: Lines = None, cols: Lines = None) -> torch.Tensor | None:
-    """Return scale_a · scale_b for these rows and columns, float64 [rows or 1, cols or 1], exact.
+    """Return scale_a · scale_b for these rows and columns, float64 [rows or 1, cols or 1], exact; None without scales.
 
-    Return None if there are no scales.
-
-    Raises:
-        GemmtuneError: the scales change along K, so they cannot become a factor of the result.
+    Raises GemmtuneError if the scales change along K, so that they cannot become a factor of the result.
     """
     if operands.scale_a is None or operands.scale_b is None:
         return None

@@ -75,12 +75,8 @@ class Default:
     def table(self) -> Table | None:
         """Return the table, each choice verified at both ends of its interval and for each kernel, torch's where it begins.
 
-        A choice that is wrong, or cannot be compiled, is left out. Torch serves the rest, unless the settings exclude it. Return
-        None if nothing is left, or only torch, which runs without a table as well.
-
-        Raises:
-            NoValidChoicesError: torch's own operation fails here, for example for lack of memory, or every choice does.
-            NoWorkerError: no process can be started to verify the choices.
+        Without choices that are wrong or cannot be compiled; torch serves the rest, unless excluded. None if only torch is left.
+        Raises NoValidChoicesError if torch or every choice fails here, NoWorkerError if no process can be started to verify them.
         """
         segments = self.segments()
         if all(self.work.choices[x.name].baseline for x in segments):

@@ -47,12 +47,9 @@ class Absorbed:
 
 
 def absorb(database: Database, rows: Iterable[Row], limits: Iterable[Limit], ranged: Iterable[Ranged]) -> Absorbed:
-    """Merge rows, limits and records for all M into the database in one transaction.
+    """Merge rows, limits and records for all M in one transaction. The later of two with one identity stays, unless of the future.
 
-    If two have the same identity, the later measurement stays. One of the database that is dated in the future is replaced.
-
-    Raises:
-        StoreError: one of them cannot have been measured: see ``check_measured``. Nothing is merged then.
+    Raises StoreError, and merges nothing, if one cannot have been measured: see ``check_measured``.
     """
     newest: dict[tuple[str, str, str], Row] = {}
     by_date = attrgetter("measured_at")
@@ -130,8 +127,7 @@ def to_json(rows: Sequence[Row], limits: Sequence[Limit], ranged: Sequence[Range
 def from_json(data: object, source: str) -> tuple[list[Row], list[Limit], list[Ranged]]:
     """Return the values that ``to_json`` wrote. ``ranged`` may be missing, as in files of the first versions.
 
-    Raises:
-        StoreError: the data differs from the output of ``to_json``. The message names ``source`` and the entry.
+    Raises StoreError, which names ``source`` and the entry, for any other data.
     """
     top = _object(data, source, ("format", "version", "measurements", "limits"), optional=("ranged",))
     if top["format"] != FORMAT:

@@ -29,11 +29,7 @@ class Health:
 
 
 def check(database: Database) -> None:
-    """Read a whole file and check it.
-
-    Raises:
-        sqlite3.DatabaseError: SQLite finds damage, or a record does not match its checksum.
-    """
+    """Read and check a whole file. Raises sqlite3.DatabaseError for damage, or a record that does not match its checksum."""
     if (finding := database.pragma("integrity_check(1)")) != "ok":
         raise corrupt(finding)
     for _ in (*database.every_row(), *database.limits(), *database.ranged()):

@@ -123,13 +123,9 @@ def check(connection: sqlite3.Connection, path: Path) -> None:
 
 
 def create(path: Path, busy_timeout_s: float) -> None:
-    """Make an empty store unless there is a file at the path.
+    """Make an empty store unless there is a file at the path. It is complete before it gets its name, whoever else makes one.
 
-    The file is complete before it gets its name, even if several processes create it.
-
-    Raises:
-        OSError: the folder or a file in it cannot be made.
-        sqlite3.Error: SQLite cannot write the file, for instance without free space.
+    Raises OSError if folder or file cannot be made, sqlite3.Error if SQLite cannot write it, as without free space.
     """
     if _has_content(path):
         return

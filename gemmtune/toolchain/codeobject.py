@@ -105,11 +105,8 @@ def make_code_object(
 ) -> Path:
     """Return the code object ``file`` of the cache. If it is missing, one of the processes that need it compiles ``text()``.
 
-    The name of the file omits the compiler: any machine's file is valid.
-
-    Raises:
-        CompileError: the compiler rejected the source, or the cache folder is not writable.
-        UnavailableError: the file is missing, and there is no compiler or no headers.
+    The name of the file omits the compiler: any machine's file is valid. Raises CompileError if the compiler rejects the source or
+    the cache folder is not writable, UnavailableError without a compiler or headers.
     """
 
     def make(made: Path) -> None:

@@ -133,11 +133,10 @@ class FileChoice(CompiledChoice):
         self.make()
 
     def opened(self, load: Callable[[Path], T]) -> T:
-        """Return ``load(path)`` of the file. Compile the file first if it is missing or damaged.
+        """Return ``load(path)`` of the file, compiled first if it is missing or damaged.
 
-        Raises:
-            CompileError: the compiler rejected the source.
-            UnavailableError: the file is missing and there is no compiler, or the file cannot be loaded here.
+        Raises CompileError if the compiler rejects the source, UnavailableError without a compiler or if the file cannot be loaded
+        here.
         """
         try:
             return opened(self.make, load)

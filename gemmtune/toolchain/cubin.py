@@ -66,11 +66,8 @@ def _nvcc() -> CubinCompiler:
 def make_cubin(file: Sequence[str], text: Callable[[], str], arch: str, name: str) -> Path:
     """Return the cubin ``file`` of the cache. If it is missing, one of the processes that need it compiles ``text()``.
 
-    The name of the file omits the compiler: any machine's file is valid.
-
-    Raises:
-        CompileError: the compiler rejected the source, or the cache folder is not writable.
-        UnavailableError: the file is missing, and there is no compiler.
+    The name of the file omits the compiler: any machine's file is valid. Raises CompileError if the compiler rejects the source or
+    the cache folder is not writable, UnavailableError without a compiler.
     """
     return made_once(file, lambda made: find_cubin_compiler().compile(text(), arch, made, name), name)
 

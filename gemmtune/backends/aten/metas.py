@@ -169,10 +169,7 @@ def _loaded(path: str, modified_ns: int) -> MetaTable:  # noqa: ARG001 - its cha
 
 
 def starting_points(family: Family, shape: Shape, path: str | None = None) -> list[Mapping[str, int]]:
-    """Return the parameters that the kernel supports, from the table in the file ``path`` and from torch's, in the order of trial.
-
-    Raises InvalidProblemError if the file is not a table.
-    """
+    """Return the kernel's legal parameters from the table in the file ``path`` and from torch's. Raises InvalidProblemError."""
     tables = [torch_rows()]
     if path is not None:
         try:

@@ -221,10 +221,8 @@ def assembly(compiled: Any) -> str:
 def use_ptx(compiled: Any) -> None:
     """Make ``initialise`` load the PTX of a kernel that is not loaded yet. The driver translates it for the current GPU.
 
-    Registers and spills then come from that translation. Warps and shared memory stay those of the compilation.
-
-    Raises:
-        UnavailableError: only the architecture itself runs this PTX (``sm_90a``), or there is no PTX.
+    Registers and spills then come from that translation, warps and shared memory from the compilation. Raises UnavailableError if
+    there is no PTX, or only the architecture itself runs it (``sm_90a``).
     """
     text = assembly(compiled)
     target = re.search(r"^\.target\s+(sm_\d+\w*)", text, re.MULTILINE)
