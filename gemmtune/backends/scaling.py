@@ -109,10 +109,7 @@ def at_blocks(scale: Tensor, size: tuple[int, int], block: Block) -> Tensor:
 
 
 def scale_placer(problem: Problem, rows: int = 0, cols: int = 0) -> Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]:
-    """Return place(scale_a, scale_b), which lays out scales for cuBLASLt and operands padded by ``rows`` and ``cols``.
-
-    Scales in the right layout are not copied. If there are several, they have to begin at an aligned address.
-    """
+    """Return place(scale_a, scale_b), which lays out, aligned and copied only if needed, the scales of operands padded so."""
     mode = MODES[mode_of(problem)]
     size_a, size_b = (problem.m, problem.k), problem.b_size
     moved_a, moved_b = (

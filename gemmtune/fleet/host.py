@@ -20,8 +20,7 @@ Devices = str | Sequence[int] | Sequence[str]
 
 def devices_of(given: Devices) -> list[DeviceInfo]:
     """Return the devices of this host that ``all``, ``cpu`` or numbers name. Raises UnavailableError if it lacks one."""
-    words = given.split(",") if isinstance(given, str) else [str(word) for word in given]
-    words = [word.strip() for word in words]
+    words = [word.strip() for word in (given.split(",") if isinstance(given, str) else map(str, given))]
     if words == ["cpu"]:
         return [detect("cpu")]
     if words == ["all"]:
@@ -44,11 +43,7 @@ class HostRoster:
     """Roster of the devices of this host, each with a share of the cores. ``made`` makes a seat, by default a process."""
 
     def __init__(
-        self,
-        devices: Sequence[DeviceInfo],
-        function: JobFunction,
-        settings: Settings,
-        made: Callable[..., Seat] = LocalSeat,
+        self, devices: Sequence[DeviceInfo], function: JobFunction, settings: Settings, made: Callable[..., Seat] = LocalSeat
     ) -> None:
         shared = compiling_share(settings, len(devices))
         alike = len(devices) > 1 and devices[0].type != "cpu"

@@ -89,7 +89,7 @@ class Fleet:
         if not self._jobs:
             return self._result
         try:
-            while not self._finished():
+            while not (self._result.devices and self._dealer.finished):
                 self._look_for_seats()
                 self._deal()
                 self._handle(self._next_event())
@@ -104,9 +104,6 @@ class Fleet:
         self._result.seconds = time.monotonic() - begun
         self._result.disagreements = disagreements({name: (x.fingerprint, x.limits) for name, x in self._result.devices.items()})
         return self._result
-
-    def _finished(self) -> bool:
-        return bool(self._result.devices) and self._dealer.finished
 
     def _look_for_seats(self) -> None:
         for seat in self._roster.joining(self._seats):

@@ -101,8 +101,7 @@ def find_crossover(
 ) -> int:
     """Return the first M of the second choice, above ``lower`` and at most ``upper``, the sampled Ms of the two choices.
 
-    New measurements, at Ms that are a multiple of ``apart`` above ``lower``, are added to ``times``. If one of the two is
-    ``baseline``, torch's own operation, it wins ties within ``margin``.
+    Measurements at multiples of ``apart`` above ``lower`` are added to ``times``. Torch's ``baseline`` wins ties within ``margin``.
     """
     first, second = names
     lean = margin * ((second == baseline) - (first == baseline))

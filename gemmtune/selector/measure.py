@@ -151,10 +151,9 @@ def search_all_axes(
 
 
 def drift_since(session: AnySession, candidates: Candidates, outcomes: Mapping[str, Outcome]) -> float:
-    """Return the slowdown of the fastest known choice since it was ranked; 1 if nothing is known.
+    """Return the slowdown of the fastest known choice since it was ranked, by which new times are divided; 1 if unknown.
 
-    Machines differ from hour to hour by more than choices do, so new times are divided by this factor before comparison. The factor
-    is also 1 if clocks do not explain it: one of the two times is then wrong, and scaling would store wrong times.
+    It is also 1 if clocks do not explain it: one of the two times is then wrong, and scaling would store wrong times.
     """
     known = right(outcomes.values())
     fastest = next((o for o in known if o.finalist), known[0] if known else None)

@@ -16,11 +16,10 @@ Step = Callable[[str, int, int, Parameters], int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Minimum:
-    """The result of ``minimize``.
+    """The result of ``minimize``. ``speedup`` is the reference's value divided by this one, at least 1.
 
-    ``speedup`` is the reference's value divided by this one, at least 1. ``tried`` maps every point, as values in the order of
-    sorted names, to its value or to the reason why it has none. ``slopes`` has for each parameter the worst tried ratio to the
-    minimum one step away.
+    ``tried`` maps every point, as values in the order of sorted names, to its value or to why it has none. ``slopes`` has for each
+    parameter the worst tried ratio to the minimum one step away.
     """
 
     parameters: dict[str, int]

@@ -72,8 +72,7 @@ def _legal_rows(why_not: Callable[[int], str | None], rows: range, rows_class: R
 def kernels_of(choice: Choice, rows: range, rows_class: RowClass, device: DeviceInfo) -> list[Choice]:
     """Return the choice at the first M of each run of Ms that share one compiled kernel.
 
-    The kernel changes with M at a few places and does not change back: if two Ms share a kernel, so do those between them. If M is
-    part of a stride, further runs may follow from its divisibility.
+    It changes with M at a few places and does not change back, but for divisibility if M is part of a stride.
     """
 
     @functools.cache

@@ -149,10 +149,9 @@ def _serves(table: Table, work: Work, store: Store) -> bool:
 
 
 def _measure_samples(work: Work, store: Store, recorded: Sequence[int], *, limits: bool, retry: Retry) -> None:
-    """Tune some Ms far apart as independent problems, then measure the Ms between them.
+    """Tune some Ms far apart as independent problems, while all kernels compile, then measure the Ms between them.
 
-    On a GPU all kernels compile in the background while the first Ms are measured. At each M between, the best choices of its
-    neighbours compete with those that need no compilation.
+    There, the best choices of both neighbours compete with those that need no compilation.
     """
     sampled = sampled_rows(work.rows, work.rows_class.has, recorded)
     tuned = _tuned_rows(work, sampled)

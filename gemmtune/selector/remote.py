@@ -29,10 +29,7 @@ WARM_UP_SIZES = (64, 256, 128)
 
 
 class RemoteSession:
-    """The methods of Session, executed in a worker process that stays warm for the next session.
-
-    A crash or time-out becomes a sample with that status. The worker is then replaced, and the session reopens for later choices.
-    """
+    """The methods of Session in a worker that stays warm. A crash or time-out becomes a sample, and the worker is replaced."""
 
     def __init__(self, problem: Problem, device: DeviceInfo, settings: Settings, host_us: float = 0.0) -> None:
         self._arguments = (problem, device, settings, host_us)

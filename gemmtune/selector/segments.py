@@ -29,11 +29,9 @@ batch), and choices by rule, which were verified and not measured."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Segment:
-    """The choice for ``lo`` to ``hi`` rows, both included.
+    """The choice for ``lo`` to ``hi`` rows, found by ``content_hash`` among its ``backend``'s at ``sampled_m`` (``time_us``).
 
-    It is found again by ``content_hash`` among its ``backend``'s choices for ``sampled_m`` rows, an M at which it was measured with
-    ``time_us``. ``checked`` are the Ms at which it was verified. ``kernels`` are the first Ms of each run of Ms that share one
-    compiled kernel.
+    ``checked`` are the Ms at which it was verified, ``kernels`` the first Ms of runs that share one compiled kernel.
     """
 
     lo: int

@@ -149,11 +149,10 @@ class Session:
         return self._row_bits[1]
 
     def rank(self, choices: Sequence[Choice], rounds_s: float | None = None) -> Ranking:
-        """Return comparable times: interleaved rounds in alternating order, at sustained clocks.
+        """Return comparable times: interleaved rounds in alternating order, at sustained clocks, for one problem of up to all rows.
 
-        The choices are for the session's problem, or all for the same problem with fewer rows, which shares the packed weight.
         ``rounds_s`` is the duration of the rounds, by default that of the search effort. If it is given, choices that are clearly
-        slower in the first sample skip the rounds and keep the time of that sample.
+        slower in the first sample keep its time.
         """
         failures: dict[str, Sample] = {}
         self._timed.clear()

@@ -41,10 +41,9 @@ def of_sums(sums: RunNew, problem: Problem) -> Kernel:
 
 
 def with_epilogue(kernel: Kernel, problem: Problem, *, fused: bool = False) -> Kernel:
-    """Return the product with its epilogue, unless the epilogue is ``fused`` already.
+    """Return the product with its epilogue, by a torch call for each node, unless ``fused``. The last one writes into ``out``.
 
-    torch applies the epilogue eagerly, one call for each node, and the last one writes into ``out`` if possible. There is a
-    ``run_new`` only if torch's result has the requested layout.
+    There is a ``run_new`` only if torch's result has the requested layout.
     """
     if problem.epilogue is not None and not fused:
         kernel = _then_eager(kernel, problem)

@@ -69,10 +69,9 @@ def check_problem(problem: Problem, device: DeviceInfo) -> str | None:
 
 
 class Predicate:
-    """Legality and configs of instances for one problem on one device.
+    """Legality and configs of instances for a problem, which ``check_problem`` accepts, on one device.
 
-    Facts of the problem are computed once. ``check_problem`` must have found nothing. ``refused`` is the reason why no instance can
-    take the operands.
+    ``refused`` is the reason why no instance can take the operands.
     """
 
     def __init__(self, problem: Problem, device: DeviceInfo) -> None:

@@ -28,10 +28,9 @@ NAME = "cpp"
 
 
 def reduction_for(problem: Problem, config: Config, arch: str, *, vnni: bool) -> Reduction | None:
-    """Return a run of fused multiply-adds for each block of K, added in rising order.
+    """Return a run of fused multiply-adds for each block of K, added in rising order; dot products sum each lane or pair.
 
-    Dot products have a running sum for each lane of a vector, and pairs of bfloat16 one for each pair. None: few rows of 4-bit
-    numbers use two sums, and the rows of a group are data. Groups may also divide the terms.
+    None: few rows of 4-bit numbers use two sums, the rows of a group are data, and groups may divide the terms.
     """
     if problem.divides_terms or problem.encoding:
         return None
@@ -53,11 +52,7 @@ class CppChoice(SourceChoice):
 
     @classmethod
     def of(cls, config: Config, problem: Problem, device: DeviceInfo) -> Self:
-        """Return the choice of ``config`` for a problem on a device.
-
-        All sums use the accumulator's dtype. Weights are scaled as float32 before the multiplication. The instruction for bfloat16
-        pairs flushes subnormal numbers to zero.
-        """
+        """Return the choice of ``config``. Sums use the accumulator's dtype, weights are scaled first, pairs flush subnormals."""
         accumulator, vnni = problem.accumulator, uses_vnni(problem, device, direct=config.direct)
         terms = config.kc * numbers_per_step(accumulator, device.arch, vnni=vnni)
         return cls(
@@ -127,8 +122,7 @@ class CppChoice(SourceChoice):
     def batch_invariant(self) -> bool:
         """True if an element's sum does not depend on M.
 
-        Blocks of K depend on no other size. Groups of 4-bit numbers are the exception: few rows use two sums, and a group's
-        rows are data.
+        Groups of 4-bit numbers are the exception: few rows use two sums, and a group's rows are data.
         """
         return not (self.problem.groups and self.problem.encoding)
 

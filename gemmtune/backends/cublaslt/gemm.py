@@ -24,9 +24,8 @@ OPS: tuple[Op, ...] = (*DENSE_OPS, "int_mm", "scaled_mm")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Matrix:
-    """Operand as a column-major matrix in memory.
+    """Operand as a column-major matrix in memory, or its transpose if ``transposed``. ``ld`` and strides count elements.
 
-    ``ld`` and ``batch_stride`` count elements. ``transposed`` states that the operand is this matrix's transpose.
     ``alignment_bytes`` is the largest power of two, at most 16, that divides its address.
     """
 
@@ -47,11 +46,10 @@ class Matrix:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gemm:
-    """Product for cuBLASLt.
+    """Product for cuBLASLt. ``swapped``: ``left`` is b and ``right`` is a. ``c`` is the added operand if it is a whole matrix.
 
-    ``swapped`` states that ``left`` is b and ``right`` is a. ``c`` is the added operand if it is a whole matrix. ``bias``
-    states that it is a vector along D's rows, with ``bias_alignment_bytes`` and, in elements, ``bias_batch_stride``.
-    ``scaling`` names the kinds of scales (a key of ``scaling.MODES``), and is empty without scales.
+    ``bias``: it is a vector along D's rows, with ``bias_alignment_bytes`` and, in elements, ``bias_batch_stride``. ``scaling``
+    names the kinds of scales (a key of ``scaling.MODES``), and is empty without scales.
     """
 
     left: Matrix

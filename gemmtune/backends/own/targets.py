@@ -34,10 +34,9 @@ MOST_BYTES = 64 * 2**20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loaded:
-    """Target in the state in which this process imported it.
+    """Target as this process imported it, from ``folder`` on the module path.
 
-    ``folder`` is the folder on the module path with its package. ``digest`` is a hash of its sources, version and
-    declarations. ``undeclared`` is True for a GEMM without declarations, which has ``ASSUMED`` instead.
+    ``digest`` is a hash of its sources, version and declarations. ``undeclared``: it has none, but ``ASSUMED`` instead.
     """
 
     target: str

@@ -28,9 +28,8 @@ XF32_K = 8
 class HipConfig(Config):
     """Config with the options that Triton has only for HIP.
 
-    ``matrix_instr_nonkdim`` is the side of the matrix instruction's result. ``kpack`` is the number of operands that a thread reads
-    from LDS together. ``waves_per_eu`` is the number of waves per SIMD that the compiler leaves registers for; 0 lets the compiler
-    decide.
+    ``matrix_instr_nonkdim`` is the side of an instruction's result, ``kpack`` the operands that a thread reads from LDS together,
+    ``waves_per_eu`` the waves per SIMD that registers are left for; 0 lets the compiler decide.
     """
 
     matrix_instr_nonkdim: int = 16
@@ -64,8 +63,7 @@ MASKED = 3 / 8
 CROWDED = 3 / 8
 """Extra registers for each sum if sums fill half of the registers and instructions use several contiguous ones.
 
-That holds for instructions of 32 rows and columns, or of 32- and 64-bit numbers. The compiler then finds no contiguous room for all
-of them.
+That holds for instructions of 32 rows and columns, or of 32- and 64-bit numbers.
 """
 CONVERTED = 1.5
 """Registers of a number that is converted after its load."""

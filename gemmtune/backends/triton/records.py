@@ -98,8 +98,7 @@ def operand_number(place: int) -> int:
 def launch_record(record: Record, metadata: Any) -> toolchain_record.Record:
     """Return the launch in the driver's form; ``metadata`` is Triton's.
 
-    Each parameter has a slot of 8 bytes, and the kernel reads the bytes of its type. All descriptors come before the slots. The
-    sizes and strides of a descriptor follow it.
+    Descriptors come first, then a slot of 8 bytes for each parameter. The sizes and strides of a descriptor follow it.
     """
     first = toolchain_record.MAP_BYTES * sum(how is not None for _, how in record.operands)
     slots: list[int] = []

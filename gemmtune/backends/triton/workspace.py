@@ -38,10 +38,9 @@ class Workspace:
         arena_of(self.device).reserve(self.counters)
 
     def acquire(self, stream: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return (partial sums, counters) for one launch on the current stream with handle ``stream``.
+        """Return (partial sums, counters) for one launch on the current stream with handle ``stream``, kept for its next launch.
 
-        Outside a capture both are kept for the next launch on that stream. A capture gets memory from its graph's pool and its own
-        counters, because its replays may run concurrently with anything.
+        A capture gets both for itself, because its replays may run concurrently with anything.
         """
         if torch.cuda.is_current_stream_capturing():
             return self._partials(), arena_of(self.device).for_capture(stream, self.counters)

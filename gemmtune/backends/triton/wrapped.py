@@ -28,10 +28,9 @@ COPY_WARPS = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Copying:
-    """Launch of a kernel that copies operands of type ``dtype``.
+    """Launch of a kernel that copies operands of type ``dtype``, given as addresses of each and its copy, then ``constants``.
 
-    ``elements`` has (index among a call's tensors, elements of the copy) for each operand. The kernel's arguments are the addresses
-    of each operand and its copy, then ``constants``.
+    ``elements`` has (index among a call's tensors, elements of the copy) for each operand.
     """
 
     source: Source

@@ -78,10 +78,9 @@ FITTED = (
     Shape(block_n=128, stages=6, fitted=32),
     Shape(block_m=256, block_n=160, stages=4, cluster_n=2, fitted=16),
 )
-"""Shapes with fitted tiles.
+"""Shapes with fitted tiles, which spare groups of a few more than 256 rows a second full tile.
 
-If groups have 256 rows on average, half of them have a few more. Unfitted tiles would add a second tile of full height. Doubling
-the columns of b in a tile halves how often rows are read.
+Doubling the columns of b in a tile halves how often rows are read.
 """
 SHAPES: tuple[Shape, ...] = (
     Shape(block_n=256, stages=4),
