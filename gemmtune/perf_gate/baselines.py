@@ -17,6 +17,7 @@ from ..errors import GateError
 from ..foreign import read_json, shown, visible
 from ..problem import Problem
 from ..settings import Timing
+from ..store.key import canonical
 from .statistics import Estimate
 
 FORMAT = 1
@@ -66,7 +67,7 @@ class Baseline:
     @property
     def identity(self) -> tuple[str, str]:
         """Key that is equal for equal problems measured in the same way."""
-        return (_canonical(self.key), self.timing)
+        return (canonical(self.key), self.timing)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -103,7 +104,7 @@ class Baselines:
 
     def get(self, problem: Problem, timing: Timing) -> Baseline | None:
         """Return the baseline of a problem, or None."""
-        return self.entries.get((_canonical(problem.to_json()), timing))
+        return self.entries.get((problem.key, timing))
 
     def put(self, baseline: Baseline) -> None:
         """Add a baseline, or replace the one of the same problem."""
@@ -130,7 +131,3 @@ def slug(device: DeviceInfo) -> str:
     """Return the file name of a device: ``nvidia-h200``, or ``cpu-amd-epyc-2-threads``, as a CPU's ratios depend on its threads."""
     name = f"cpu {device.name} {device.threads} threads" if device.type == "cpu" else device.name
     return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
-
-
-def _canonical(key: Mapping[str, Any]) -> str:
-    return json.dumps(key, sort_keys=True, separators=(",", ":"))

@@ -14,6 +14,7 @@ from .. import foreign
 from ..errors import StoreError
 from ..foreign import parse_json
 from .database import Database
+from .key import canonical
 from .ranged import Ranged
 from .row import Limit, Row, stored_problem
 
@@ -216,7 +217,7 @@ def _check_canonical(value: object, place: str) -> None:
         plain = parse_json(value) if isinstance(value, str) else None
     except ValueError:
         plain = None
-    if not isinstance(plain, dict) or json.dumps(plain, sort_keys=True, separators=(",", ":")) != value:
+    if not isinstance(plain, dict) or canonical(plain) != value:
         raise StoreError(
             f"{place}: got {foreign.shown(value)}, expected the canonical JSON text of an object, as gemmtune export writes it"
         )
