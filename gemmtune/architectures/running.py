@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Literal, Self
+from typing import Literal
 
 from ..device import DeviceInfo
 from ..errors import UnavailableError
@@ -44,7 +45,7 @@ def how_to_run(arch: str, device: DeviceInfo | None) -> Way:
     return Way(mode="forward")
 
 
-class Runner:
+class Runner(AbstractContextManager["Runner"]):
     """Context manager that verifies choices in a worker process. A crash, a hang or an illegal access costs one choice."""
 
     def __init__(self, device: DeviceInfo, settings: Settings | None = None) -> None:
@@ -52,9 +53,6 @@ class Runner:
         self._settings = dataclasses.replace(settings or current(), verify=True)
         self._problem: Problem | None = None
         self._session: RemoteSession | None = None
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()

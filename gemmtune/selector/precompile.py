@@ -9,8 +9,8 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Self
 
 from ..choice import Choice, Status
 from ..errors import CompileError
@@ -53,7 +53,7 @@ def precompile(
         return compilation.wait(choices, progress, until)
 
 
-class Compilation:
+class Compilation(AbstractContextManager["Compilation"]):
     """Compilations in the background for one or several problems, in the order of the choices. Leaving the context kills them."""
 
     def __init__(self, choices: Iterable[Choice], settings: Settings) -> None:
@@ -65,9 +65,6 @@ class Compilation:
         self._executor = ThreadPoolExecutor(settings.compile_processes, thread_name_prefix="gemmtune-compile")
         self._outcomes: dict[str | None, Future[CompileFailure | None]] = {}
         self.add(choices)
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()

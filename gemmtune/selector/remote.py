@@ -8,7 +8,8 @@ import importlib
 import logging
 import os
 from collections.abc import Mapping, Sequence
-from typing import Any, Self, cast
+from contextlib import AbstractContextManager
+from typing import Any, cast
 
 from ..choice import Choice, Status
 from ..device import DeviceInfo
@@ -28,7 +29,7 @@ WARM_UP_SIZES = (64, 256, 128)
 """M, N and K of the product that warms up a measuring process."""
 
 
-class RemoteSession:
+class RemoteSession(AbstractContextManager["RemoteSession"]):
     """The methods of Session in a worker that stays warm. A crash or time-out becomes a sample, and the worker is replaced."""
 
     def __init__(self, problem: Problem, device: DeviceInfo, settings: Settings, host_us: float = 0.0) -> None:
@@ -36,9 +37,6 @@ class RemoteSession:
         self._kind = measuring_kind(device)
         self._timeout_s = settings.choice_timeout_s
         self._worker: Worker | None = None
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()

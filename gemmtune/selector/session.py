@@ -6,7 +6,8 @@ import contextlib
 import dataclasses
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Self
+from contextlib import AbstractContextManager
+from typing import Any
 
 import torch
 
@@ -34,7 +35,7 @@ from .verify import Verifier, random_expectation
 log = logging.getLogger("gemmtune")
 
 
-class Session:
+class Session(AbstractContextManager["Session"]):
     """Verifier and timer of the choices for one problem. As a context manager, it frees the operands on exit.
 
     It restores the caller's random number generators and precision flags. ``dead`` is True if the GPU context is corrupted: nothing
@@ -60,9 +61,6 @@ class Session:
         self._timed: dict[str, Contender] = {}
         self._random: tuple[Problem, Expectation] | None = None
         self._row_bits: tuple[Choice, RowBits] | None = None
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()

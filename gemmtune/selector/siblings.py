@@ -8,7 +8,7 @@ import dataclasses
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Self
+from contextlib import AbstractContextManager
 
 from ..choice import Choice
 from ..device import DeviceInfo
@@ -25,7 +25,7 @@ LIKELIEST = 2
 """Number of kernels of each template that a weight tries because its own ranking says so."""
 
 
-class Siblings:
+class Siblings(AbstractContextManager["Siblings"]):
     """Results of the weights so far, and one compilation for all of them. Use it as a context manager.
 
     At an M of earlier weights of its dtypes, a weight tries what was near their fastest, and each template's likeliest kernels.
@@ -40,9 +40,6 @@ class Siblings:
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="gemmtune-ahead")
         self._next: Future[None] | None = None
         self._missing: Callable[[], Iterable[Choice]] | None = None
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self._executor.shutdown(cancel_futures=True)
