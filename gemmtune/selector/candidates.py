@@ -17,15 +17,7 @@ from ..problem import Problem
 from ..settings import Settings, Timing
 from ..store.key import fingerprint_text
 from ..store.store import Row, Store
-from .offers import (
-    enabled_backends,
-    interleaved,
-    known_variants,
-    moved_choices,
-    named_choice,
-    offers_for,
-    widest_offers_for,
-)
+from .offers import enabled_backends, interleaved, known_variants, moved_choices, named_choice, offers_for, widest_offers_for
 from .pick import pick
 from .result import ALONE, DISTURBED, SETTLED, Outcome
 

@@ -40,10 +40,7 @@ Before that, the other side, and the first and last number, by which a choice ma
 
 
 def recheck_all(
-    choices: Sequence[Choice],
-    repeats_of: Callable[[Choice], Sequence[Call]],
-    timer: Timer,
-    expectation: Expectation,
+    choices: Sequence[Choice], repeats_of: Callable[[Choice], Sequence[Call]], timer: Timer, expectation: Expectation
 ) -> dict[str, Sample | Exception]:
     """Repeat what was timed while the operands change, and judge the results by ``expectation``. Return the failures by name.
 

@@ -56,13 +56,7 @@ class Timer:
     """
 
     def __init__(
-        self,
-        problem: Problem,
-        device: DeviceInfo,
-        mode: Timing,
-        *,
-        host_us: float = 0.0,
-        operands: Operands | None = None,
+        self, problem: Problem, device: DeviceInfo, mode: Timing, *, host_us: float = 0.0, operands: Operands | None = None
     ) -> None:
         self._problem = problem
         self._device = device.torch_device
