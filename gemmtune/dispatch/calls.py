@@ -10,6 +10,7 @@ import torch
 from ..errors import InvalidProblemError
 from ..problem.dtypes import dtype_name
 from ..problem.fused import BROUGHT, NAMES, RESULT_DTYPES, Then, factor_dtype
+from ..problem.operation import Operation
 from .arguments import Call
 from .prepack import PackedOperand
 from .scalars import number
@@ -36,13 +37,9 @@ def call_of(
     given: dict[str, Any] = {x.role: operands.get(x.role) for x in row.operands if x.required or operands.get(x.role) is not None}
     packed = given["b"] if isinstance(given["b"], PackedOperand) else None
     if packed is not None:
-        if not row.prepacks:
-            takers = ", ".join(other for other, x in NAMES.items() if x.prepacks and not x.sparse)
-            raise InvalidProblemError(f"{name}: b must be a torch.Tensor, got a prepacked operand, which these take: {takers}")
+        _check_packs(name, row)
         given["b"] = packed.tensor
-    if out_dtype is not None and out_dtype not in RESULT_DTYPES:
-        expected = ", ".join(map(dtype_name, RESULT_DTYPES))
-        raise InvalidProblemError(f"{name}: out_dtype: got {out_dtype!r}, expected one of {expected}")
+    _check_result(name, out_dtype)
     of_complex = isinstance(given["a"], Tensor) and given["a"].is_complex()
     names: tuple[str, ...] = ()
     if own is not None and (own.required or brought is not None):
@@ -73,3 +70,15 @@ def check_epilogue(name: str, epilogue: EpilogueFunction | None, epilogue_args: 
         raise InvalidProblemError(f"{name}: epilogue_args: got {got}, expected a tuple or list of tensors, such as (bias,)")
     if epilogue_args and epilogue is None:
         raise InvalidProblemError(f"{name}: got {len(epilogue_args)} epilogue_args without an epilogue, expected both or neither")
+
+
+def _check_packs(name: str, row: Operation) -> None:
+    if not row.prepacks:
+        takers = ", ".join(other for other, x in NAMES.items() if x.prepacks and not x.sparse)
+        raise InvalidProblemError(f"{name}: b must be a torch.Tensor, got a prepacked operand, which these take: {takers}")
+
+
+def _check_result(name: str, dtype: object) -> None:
+    if dtype is not None and dtype not in RESULT_DTYPES:
+        expected = ", ".join(map(dtype_name, RESULT_DTYPES))
+        raise InvalidProblemError(f"{name}: out_dtype: got {dtype!r}, expected one of {expected}")

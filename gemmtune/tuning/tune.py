@@ -107,8 +107,7 @@ def tune(
     UnavailableError for a missing device, InvalidProblemError for what cannot be tuned, FleetError for jobs that failed.
     """
     together = devices is not None or ray is not None
-    if together and (device is not None or budget_s is not None):
-        raise InvalidProblemError("tune: got device or budget_s beside devices or ray, expected none: a fleet deals whole jobs")
+    _check_fleet(together, device, budget_s)
     problems, place = _asked(what, operands, arguments)
     info = None if together else _device_for(problems, device or place)
     _check_range(m is not None, batch_invariant, budget_s)
@@ -122,6 +121,11 @@ def tune(
         if info is None:
             return _tuned_together(problems, rows, devices, ray, chosen, listener, retry)
         return _tuned_problems(problems, rows, info, chosen, listener, retry, budget_s)
+
+
+def _check_fleet(together: bool, device: str | None, budget_s: float | None) -> None:
+    if together and (device is not None or budget_s is not None):
+        raise InvalidProblemError("tune: got device or budget_s beside devices or ray, expected none: a fleet deals whole jobs")
 
 
 @contextlib.contextmanager
