@@ -17,7 +17,10 @@ CALLS = 4
 
 
 def contradiction(choice: Choice, kernel: Kernel, device: torch.device) -> str:
-    """Return what calls contradict, or "": equal inputs give equal bits, and work is on the current stream. Exceptions pass."""
+    """Return what calls contradict, or "". Equal inputs give equal bits, and on a GPU the work is on the current stream.
+
+    Exceptions of the kernel are not caught.
+    """
     probes = Probes(choice.problem, device)
     operands = dataclasses.replace(probes.random(), extra=probes.extra())
     if choice.claims.deterministic:

@@ -18,7 +18,7 @@ from typing import TypeGuard
 from ...choice import Backend
 from ...declaration.found import found_at
 from ...declaration.subject import Subject, SubjectSpec, wrapped
-from ...declaration.traits import ATTRIBUTE
+from ...declaration.traits import ATTRIBUTE, Traits
 from ...errors import SubjectError
 from ...settings import Settings
 from .integrity import unchanged
@@ -29,14 +29,18 @@ ASSUMED = {"deterministic": True, "streams": True, "capturable": True}
 """Declarations that a GEMM without any needs to be offered. Its calls are observed (``selector.observed``)."""
 MOST_FILES = 256
 MOST_BYTES = 64 * 2**20
-"""Largest size of a package hashed by file. A larger one is identified by its version and the files that define the GEMM."""
+"""Largest size of a package that is hashed file by file.
+
+A larger one is identified by its version and the files that define the GEMM.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loaded:
-    """Target as this process imported it, from ``folder`` on the module path.
+    """Target in the state in which this process imported it.
 
-    ``digest`` is a hash of its sources, version and declarations. ``undeclared``: it has none, but ``ASSUMED`` instead.
+    ``folder`` is the folder on the module path with its package. ``digest`` is a hash of its sources, version and
+    declarations. ``undeclared`` is True for a GEMM without declarations, which has ``ASSUMED`` instead.
     """
 
     target: str
@@ -76,15 +80,18 @@ def _loaded(target: str) -> Loaded:
     found = object_ if is_backend(object_) else wrapped(SubjectSpec(target=target), object_)
     undeclared = False
     if isinstance(found, Subject) and found is not object_ and getattr(object_, ATTRIBUTE, None) is None:
-        # A function f(a, b) without declarations is tried for batches too.
-        assumed = ASSUMED | ({"ops": ["mm", "bmm"]} if found.traits.ops == ("mm",) else {})
-        undeclared, found.traits = True, found.traits.changed(assumed)
+        undeclared, found.traits = True, _assumed(found.traits)
     module = sys.modules.get(target.partition(":")[0])
     if module is None:
         raise SubjectError(f"GEMM: got {target!r}, which is gemmtune's own, expected one of yours; --backends selects gemmtune's")
     version = _version(module)
     digest = _digest(module, object_, found, version)
     return Loaded(target=target, found=found, folder=_folder_of(module), version=version, digest=digest, undeclared=undeclared)
+
+
+def _assumed(traits: Traits) -> Traits:
+    """Return the traits of a GEMM without declarations. A function f(a, b) is tried for batches too."""
+    return traits.changed(ASSUMED | ({"ops": ["mm", "bmm"]} if traits.ops == ("mm",) else {}))
 
 
 def is_backend(found: object) -> TypeGuard[Backend]:
