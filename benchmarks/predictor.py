@@ -32,8 +32,7 @@ from gemmtune.errors import InvalidProblemError
 from gemmtune.problem import Problem
 from gemmtune.selector.defaults import LARGE, RULE
 from gemmtune.selector.features import Described, Matrix, features, floor_us, group_of, kernel_of, kind_of, why_unknown
-from gemmtune.selector.forest import Forest
-from gemmtune.selector.predictor import NEAR, STEPS_PER_OCTAVE, Portfolio, packed, shipped_predictor, size_of
+from gemmtune.selector.predictor import NEAR, STEPS_PER_OCTAVE, Forest, Portfolio, packed, shipped_predictor, size_of
 from gemmtune.selector.shipped import HASH_DIGITS, ShippedTime, file_of, weight_of
 from gemmtune.selector.shipped import packed as packed_times
 from gemmtune.store.store import Row, Store

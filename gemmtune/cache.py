@@ -50,10 +50,7 @@ class Place:
 
 
 def cached(*parts: str) -> Path:
-    """Return the path of a file of the cache: its place if it exists, else the place where it is to be made.
-
-    Folders are made if missing. The last part is the file's name.
-    """
+    """Return the path of a file of the cache, or the place where it is to be made, with its folders."""
     *folders, name = parts
     place = folder_of(current(), *folders)
     if place.lost:
@@ -67,10 +64,8 @@ def cached(*parts: str) -> Path:
 def cache_dir(*parts: str, quietly: bool = False) -> Path:
     """Return a folder for new files below the cache folder, or below a temporary one. It is made if missing.
 
-    Warn once of a temporary folder, unless the files are to be used ``quietly``: they are no kernels.
-
-    Raises:
-        UnavailableError: no folder of this machine can be used.
+    Warn once of a temporary folder, unless the files are to be used ``quietly``: they are no kernels. Raises UnavailableError if no
+    folder of this machine can be used.
     """
     place = folder_of(current(), *parts)
     if not place.problem:

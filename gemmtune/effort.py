@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import Any
 
 from .settings import Search
 
@@ -77,48 +78,24 @@ measured products.
 """
 
 
-def _configs(column: int) -> Mapping[str, int | None]:
-    return MappingProxyType({name: counts[column] for name, counts in _CONFIGS.items()})
+_LIMITS: dict[str, tuple[Any, Any, Any]] = {
+    "variant_kernels": (1, 3, 8),
+    "variant_near": (1.1, 1.25, 1.6),
+    "variant_rounds": (1, 3, 6),
+    "densified": (2, 8, None),
+    "axis_points": (0, 8, 160),
+    "axis_near": (1.0, 1.25, 1.6),
+    "entrants": (8, 16, 32),
+    "rounds_s": (0.3, 0.6, 2.5),
+    "rows_apart": (16.0, 8.0, 1.0),
+}
+"""Values of the other fields in a quick, a default and an exhaustive search."""
 
 
-EFFORT: Mapping[str, Effort] = MappingProxyType(
-    dict[Search, Effort](
-        quick=Effort(
-            configs=_configs(0),
-            variant_kernels=1,
-            variant_near=1.1,
-            variant_rounds=1,
-            densified=2,
-            axis_points=0,
-            axis_near=1.0,
-            entrants=8,
-            rounds_s=0.3,
-            rows_apart=16.0,
-        ),
-        default=Effort(
-            configs=_configs(1),
-            variant_kernels=3,
-            variant_near=1.25,
-            variant_rounds=3,
-            densified=8,
-            axis_points=8,
-            axis_near=1.25,
-            entrants=16,
-            rounds_s=0.6,
-            rows_apart=8.0,
-        ),
-        exhaustive=Effort(
-            configs=_configs(2),
-            variant_kernels=8,
-            variant_near=1.6,
-            variant_rounds=6,
-            densified=None,
-            axis_points=160,
-            axis_near=1.6,
-            entrants=32,
-            rounds_s=2.5,
-            rows_apart=1.0,
-        ),
-    )
-)
+def _effort(column: int) -> Effort:
+    configs = MappingProxyType({name: counts[column] for name, counts in _CONFIGS.items()})
+    return Effort(configs=configs, **{name: values[column] for name, values in _LIMITS.items()})
+
+
+EFFORT: Mapping[str, Effort] = MappingProxyType(dict[Search, Effort](quick=_effort(0), default=_effort(1), exhaustive=_effort(2)))
 """Effort by the setting ``search``."""

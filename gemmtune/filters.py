@@ -54,7 +54,8 @@ def filtered(offers: Offers, settings: Settings, *, templates: Collection[str]) 
 
     ``templates`` are the backends whose kernels are made from templates, in the order of their table.
     """
-    offers = by_absent_blocks(by_determinism(by_mixed_mm_choice(offers, settings), settings), settings)
+    offers = by_determinism(by_mixed_mm_choice(offers, settings), settings)
+    offers = offers if settings.absent_blocks == "any" else without(offers, why_not_skipping)
     offers = by_size(offers, settings.template_min_gemm_size, templates)
     offers = without(offers, lambda choice: why_not_named(choice.name, choice.backend, settings))
     for backend in templates:
@@ -93,11 +94,6 @@ def by_determinism(offers: Offers, settings: Settings) -> Offers:
     return without(offers, lambda choice: None if choice.claims.deterministic else choice.why_unordered(allowing))
 
 
-def by_absent_blocks(offers: Offers, settings: Settings) -> Offers:
-    """Remove the choices that may multiply absent blocks of a block-sparse b by zero, if the settings forbid it."""
-    return offers if settings.absent_blocks == "any" else without(offers, why_not_skipping)
-
-
 def why_not_skipping(choice: Choice) -> str | None:
     """Return why a choice may not leave out absent blocks, or None. Integers have no NaN or infinity that could show."""
     problem = choice.problem
@@ -118,10 +114,7 @@ def by_size(offers: Offers, least: int, backends: Collection[str]) -> Offers:
 
 
 def by_mixed_mm_choice(offers: Offers, settings: Settings) -> Offers:
-    """Keep the mixed_mm choices of the backend that the setting names, or the one that ``heuristic`` recommends.
-
-    If there are none, keep torch's operation. Other operations are unchanged.
-    """
+    """Keep the mixed_mm choices of the backend that the setting names or ``heuristic`` recommends, or else torch's operation."""
     wanted = settings.mixed_mm_choice
     if wanted == "default" or not offers.choices or not offers.choices[0].problem.widens_b:
         return offers

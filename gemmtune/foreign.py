@@ -27,12 +27,7 @@ def read_json(path: Path | str, *, most_bytes: int = MOST_BYTES) -> Any:
 
 
 def read_text(path: Path | str, *, most_bytes: int = MOST_BYTES) -> str:
-    """Return the text of a file in UTF-8.
-
-    Raises:
-        OSError: the file cannot be read.
-        ValueError: its content is no such text, or out of bounds.
-    """
+    """Return the text of a file in UTF-8. Raises OSError if it cannot be read, ValueError if it is no such text or too long."""
     with open(path, "rb") as file:
         size = os.fstat(file.fileno()).st_size
         data = file.read(most_bytes + 1)
@@ -42,11 +37,9 @@ def read_text(path: Path | str, *, most_bytes: int = MOST_BYTES) -> str:
 
 
 def parse_json(text: str | bytes) -> Any:
-    """Return the value of a JSON text.
+    """Return the value of a JSON text, with ``Infinity`` and ``NaN`` as numbers, as Python writes constants of an epilogue.
 
-    Raises:
-        ValueError: the text is not JSON, is nested deeper than MOST_DEPTH, or has a number of more digits than 64 bits or a float
-            hold. ``Infinity`` and ``NaN`` are numbers, as for Python, which writes constants of an epilogue so.
+    Raises ValueError if it is not JSON, nested deeper than MOST_DEPTH, or has a number of more digits than 64 bits or a float hold.
     """
     try:
         value = json.loads(text, parse_int=_integer, parse_float=_number)

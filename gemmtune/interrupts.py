@@ -23,10 +23,7 @@ class Terminated(KeyboardInterrupt):
 
 @contextlib.contextmanager
 def raising(error: Callable[[int], BaseException] = Terminated) -> Iterator[None]:
-    """Raise ``error(number)`` in the main thread at the first signal of ENDING within the block. Later ones are ignored.
-
-    Signals that the program handles or ignores stay as they are. Forks of this process die by the signal.
-    """
+    """Raise ``error(number)`` in the main thread at the first signal of ENDING, unless handled. Later ones are ignored."""
     process, taken, fired = os.getpid(), list[int](), list[int]()
 
     def end(number: int, _: object) -> None:

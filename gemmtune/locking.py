@@ -49,10 +49,8 @@ def _has_locks(device: int, folder: Path) -> bool:
 def file_lock(path: Path, timeout_s: float = -1) -> AbstractContextManager[object]:
     """Return the lock on a file, to be used in a ``with`` statement. It locks nothing where there are no locks.
 
-    ``timeout_s`` limits the wait at its beginning, with filelock.Timeout, an OSError; -1 is no limit.
-
-    Raises:
-        OSError: the file cannot be made. filelock would wait for it.
+    ``timeout_s`` limits the wait at its beginning, with filelock.Timeout, an OSError; -1 is no limit. Raises OSError if the file
+    cannot be made, for which filelock would wait.
     """
     path.touch()
     return filelock.FileLock(path, timeout=timeout_s) if has_locks(path.parent) else nullcontext()

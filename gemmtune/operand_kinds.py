@@ -28,10 +28,7 @@ _FULL_NAMES = {short: name for name, others in _NAMES.items() for short in other
 
 
 def full_dtype_name(text: str) -> str:
-    """Return torch's name of a dtype that has another one too: ``bf16``, ``torch.bfloat16`` and ``BF16`` are ``bfloat16``.
-
-    Every other text returns unchanged, for the caller to judge.
-    """
+    """Return torch's name of a dtype: ``bfloat16`` for ``bf16``, ``torch.bfloat16``, ``BF16``; other texts unchanged."""
     plain = text.strip().lower().removeprefix("torch.")
     return plain if plain in _NAMES or plain == "tf32" else _FULL_NAMES.get(plain, text)
 

@@ -38,10 +38,8 @@ class ProjectTable:
 def find_table() -> ProjectTable:
     """Return the table of the nearest pyproject.toml that has one, in the working folder or above it.
 
-    A file that another user can change is ignored with a warning: settings name code that runs.
-
-    Raises:
-        SettingsError: the file is not TOML, or its table is none.
+    A file that another user can change is ignored with a warning: settings name code that runs. Raises SettingsError if the file is
+    not TOML, or its table is none.
     """
     try:
         here = Path.cwd()

@@ -58,9 +58,7 @@ class Pattern:
 def compiled(pattern: str) -> Pattern:
     """Return the expression, compiled by ``re``, or by google-re2 if ``re`` might take too long and google-re2 is installed.
 
-    Raises:
-        ValueError: it may take too long.
-        re.error, OverflowError, RecursionError: it is no regular expression.
+    Raises ValueError if it may take too long; re.error, OverflowError or RecursionError if it is no regular expression.
     """
     if len(pattern) > MOST_CHARS:
         raise ValueError(f"it has {len(pattern)} characters, expected at most {MOST_CHARS}")

@@ -57,11 +57,7 @@ class Inspection:
 
 
 def compile_and_inspect(choice: CompiledChoice, settings: Settings | None = None) -> Inspection:
-    """Compile a choice for its architecture in a worker process, and inspect the result.
-
-    Raises:
-        UnavailableError: the choice is not compiled for a GPU, or for one without a preset.
-    """
+    """Compile a choice in a worker, and inspect it. Raises UnavailableError unless it is for a GPU with a preset."""
     [inspection] = inspect_choices([choice], settings)
     return inspection
 

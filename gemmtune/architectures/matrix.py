@@ -105,10 +105,8 @@ def run_matrix(
     """Compile and inspect every choice of an architecture. With ``run``, verify each compiled one on ``device``.
 
     ``device`` is the present GPU, or None. If it cannot run these kernels, the report has the reason, and with ``run`` that is a
-    failure. ``search``, ``problems`` and ``most`` are those of ``matrix_choices``.
-
-    Raises:
-        UnavailableError: an unknown architecture, or no compiler for it here.
+    failure. ``search``, ``problems`` and ``most`` are those of ``matrix_choices``. Raises UnavailableError for an unknown
+    architecture, or without a compiler for it.
     """
     begun = time.monotonic()
     settings = current()

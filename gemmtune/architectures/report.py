@@ -11,6 +11,7 @@ from typing import Any
 
 from ..choice import Status
 from ..selector.samples import Sample
+from ..selector.text_table import counted
 from .inspection import Inspection
 from .running import Way
 
@@ -75,16 +76,16 @@ class MatrixReport:
         right = statuses.pop(Status.OK, 0)
         others = "".join(f", {count} {status.value}" for status, count in sorted(statuses.items()))
         lines = [
-            f"{self.arch}: {_count(len(self.inspections), 'kernel')} of {_count(self.problems, 'problem')}, search {self.search} "
+            f"{self.arch}: {counted(len(self.inspections), 'kernel')} of {counted(self.problems, 'problem')}, search {self.search} "
             f"({', '.join(self.toolchains)}), {self.seconds:.1f} s",
             f"  compiled      {right} of {len(self.inspections)}{others}",
             f"  resources     {self._resources()}",
-            *(f"  instruction   {name}: {_count(count, 'kernel')}" for name, count in sorted(self._instructions().items())),
+            *(f"  instruction   {name}: {counted(count, 'kernel')}" for name, count in sorted(self._instructions().items())),
             *(f"  left out      {text}" for text in self.left_out),
             f"  run           {self._running()}",
         ]
         failures = self.failures
-        lines.append(f"  {_count(len(failures), 'failure')}" + (":" if failures else ""))
+        lines.append(f"  {counted(len(failures), 'failure')}" + (":" if failures else ""))
         lines += [f"  - {text}".replace("\n", "\n    ") for text in failures]
         return "\n".join(lines)
 
@@ -101,12 +102,12 @@ class MatrixReport:
         spilled = [i for i in compiled if i.stack_bytes]
         text = f"shared memory up to {max(shared, default=0)} bytes"
         if registers:
-            text += f", registers up to {max(registers)}, {_count(len(spilled), 'kernel')} with a stack"
+            text += f", registers up to {max(registers)}, {counted(len(spilled), 'kernel')} with a stack"
             if spilled:
                 most, share = max(i.stack_bytes or 0 for i in spilled), max(i.spilled_share for i in spilled)
                 text += f" (up to {most} bytes and {share:.0%} of the main loop)"
         unread = len(compiled) - len(registers)
-        return text + (f"; registers and spills of {_count(unread, 'kernel')} were not read: no cuobjdump here" if unread else "")
+        return text + (f"; registers and spills of {counted(unread, 'kernel')} were not read: no cuobjdump here" if unread else "")
 
     def _instructions(self) -> Counter[str]:
         """Return the number of kernels for each multiplying instruction, without its shape."""
@@ -130,8 +131,4 @@ class MatrixReport:
         right = sum(result.status is Status.OK for result in results)
         text = f"{right} of {len(results)} right on {self.device}, {how}"
         too_large = len(self.ran) - len(results)
-        return text + (f"; {_count(too_large, 'kernel')} left out: not enough shared memory" if too_large else "")
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'s' * (number != 1)}"
+        return text + (f"; {counted(too_large, 'kernel')} left out: not enough shared memory" if too_large else "")

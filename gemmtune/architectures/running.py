@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Literal, Self
+from typing import Literal
 
 from ..device import DeviceInfo
 from ..errors import UnavailableError
@@ -44,7 +45,7 @@ def how_to_run(arch: str, device: DeviceInfo | None) -> Way:
     return Way(mode="forward")
 
 
-class Runner:
+class Runner(AbstractContextManager["Runner"]):
     """Context manager that verifies choices in a worker process. A crash, a hang or an illegal access costs one choice."""
 
     def __init__(self, device: DeviceInfo, settings: Settings | None = None) -> None:
@@ -53,19 +54,14 @@ class Runner:
         self._problem: Problem | None = None
         self._session: RemoteSession | None = None
 
-    def __enter__(self) -> Self:
-        return self
-
     def __exit__(self, *_: object) -> None:
         self.close()
 
     def run(self, choice: CompiledChoice) -> Sample:
         """Build and verify a choice, from its PTX if the device is newer. An error of the kernel becomes the sample's status.
 
-        If the worker dies, the status is CRASHED or TIMED_OUT. Consecutive choices of one problem share a session.
-
-        Raises:
-            UnavailableError: kernels of this architecture cannot run on the device.
+        It is CRASHED or TIMED_OUT if the worker dies. Consecutive choices of one problem share a session. Raises UnavailableError
+        if the device cannot run kernels of this architecture.
         """
         way = how_to_run(choice.arch, self._device)
         if way.mode is None:

@@ -39,25 +39,20 @@ class AroundChoice(Choice):
 
     @property
     def compile_key(self) -> str | None:
-        """Compile key of the inner choice."""
         return self.inner.compile_key
 
     @property
     def compiled(self) -> bool:
-        """True if the inner choice is compiled."""
         return self.inner.compiled
 
     @property
     def obstacle(self) -> str | None:
-        """Obstacle of the inner choice, or None."""
         return self.inner.obstacle
 
     def compile(self) -> None:
-        """Compile the inner choice."""
         self.inner.compile()
 
     def load(self) -> Any:
-        """Load the inner choice."""
         return self.inner.load()
 
     def launch_variants(self) -> Sequence[Choice]:

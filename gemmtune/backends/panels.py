@@ -12,9 +12,8 @@ from ..numerics.block_sparse import assembled, parts, rows_of
 def panels_of(weight: torch.Tensor, panel_n: int, panel_k: int, order: torch.Tensor | None = None) -> torch.Tensor:
     """Return the numbers of ``weight`` as a sparse_bsr tensor with blocks of ``panel_n`` × ``panel_k`` and 32-bit indices.
 
-    A panel exists if it overlaps a block, and holds zeros outside of blocks. Rows and columns of zeros are appended until all
-    panels are whole. ``order`` permutes the rows, empty ones included. It numbers units of gcd(block_n, ``panel_n``) rows,
-    which stay together.
+    A panel exists if it overlaps a block. Zeros make all panels whole. ``order`` permutes units of gcd(block_n, ``panel_n``) rows,
+    empty ones included.
     """
     values, crow, col = parts(weight)
     count, block_n, block_k = values.shape

@@ -24,10 +24,7 @@ MOST_OF_EACH = 4
 
 
 def with_steps(problem: Problem, own: Offers, plain: Offers) -> Offers:
-    """Return a backend's offers for the problem, and its first few for ``grouped_problem(problem)`` with the steps.
-
-    If only the plain product has choices, its refusals are reported: those of the problem would say that there is nothing.
-    """
+    """Return a backend's offers and its first few for ``grouped_problem(problem)``, whose refusals count if only it has choices."""
     around = tuple(RoutedChoice.around(problem, choice) for choice in plain.choices[:MOST_OF_EACH])
     refusals = plain.refusals if around and not own.choices else own.refusals
     return Offers(choices=(*own.choices, *around), refusals=refusals)
@@ -48,11 +45,9 @@ class RoutedChoice(AroundChoice):
 
     @property
     def content_hash(self) -> str:
-        """Hash of the inner choice and of the steps around it."""
         return hashlib.sha256(f"{self.inner.content_hash} routed {self.problem.epilogue is not None}".encode()).hexdigest()
 
     def bind(self, loaded: Any) -> Kernel:
-        """Bind the inner kernel between torch operations."""
         product, problem, plain = self.inner.bind(loaded).run, self.problem, self.inner.problem
         count = len(problem.operands)
 

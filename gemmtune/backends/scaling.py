@@ -96,10 +96,7 @@ def mode_of(problem: Problem) -> str:
 
 
 def at_blocks(scale: Tensor, size: tuple[int, int], block: Block) -> Tensor:
-    """Return a scale of an operand of ``size`` as a matrix with one number for each ``block``.
-
-    ``block`` is at least as fine as the scale.
-    """
+    """Return a scale of an operand of ``size`` as a matrix with one number for each ``block``, which is as fine as the scale."""
     if scale.numel() == 1:
         scale = scale.reshape(1, 1)
     for dim, side in enumerate(block):
@@ -112,10 +109,7 @@ def at_blocks(scale: Tensor, size: tuple[int, int], block: Block) -> Tensor:
 
 
 def scale_placer(problem: Problem, rows: int = 0, cols: int = 0) -> Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]:
-    """Return place(scale_a, scale_b), which lays out scales for cuBLASLt and operands padded by ``rows`` and ``cols``.
-
-    Scales in the right layout are not copied. If there are several, they have to begin at an aligned address.
-    """
+    """Return place(scale_a, scale_b), which lays out, aligned and copied only if needed, the scales of operands padded so."""
     mode = MODES[mode_of(problem)]
     size_a, size_b = (problem.m, problem.k), problem.b_size
     moved_a, moved_b = (
@@ -139,10 +133,7 @@ def _finer(block: Block, coarse: tuple[int, int], size: tuple[int, int]) -> bool
 
 
 def has_plain_bias(problem: Problem) -> bool:
-    """Return True if the epilogue is ``acc + x`` with a bias that cuBLASLt adds.
-
-    x is a contiguous row of N elements of out's dtype.
-    """
+    """Return True if the epilogue is ``acc + x`` with a contiguous row x of N elements of out's dtype, which cuBLASLt adds."""
     epilogue, out = problem.epilogue, problem.out
     if problem.device_type != "cuda" or epilogue is None or len(epilogue.operands) != 1:
         return False

@@ -15,10 +15,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BackendRow:
-    """One backend of the table.
+    """One backend of the table: the ``module`` of its ``BACKEND``, and a setting that includes it (``brought_by``).
 
-    ``module`` holds its ``BACKEND``. ``compiles`` says that a compiler makes its kernels from our templates. Other backends
-    call libraries. ``brought_by`` is a setting that includes it, regardless of the named backends.
+    ``compiles``: a compiler makes its kernels from our templates. Other backends call libraries.
     """
 
     module: str

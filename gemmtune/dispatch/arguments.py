@@ -39,7 +39,6 @@ class Call:
 
     @property
     def a(self) -> torch.Tensor:
-        """The left operand."""
         return self.operands["a"]
 
     @property
@@ -72,10 +71,7 @@ class Call:
 
 
 def transposed_operand(x: Any) -> Any:
-    """Return x, which broadcasts to a matrix, such that it broadcasts to the transposed matrix.
-
-    Return anything else unchanged: the checks of the call refuse it.
-    """
+    """Return x, which broadcasts to a matrix, such that it broadcasts to the transposed matrix; anything else unchanged."""
     if not isinstance(x, torch.Tensor) or x.dim() == 0 or x.dim() > 2:
         return x
     if x.dim() == 1:

@@ -5,11 +5,10 @@ from __future__ import annotations
 import torch
 
 from ..problem import Problem
-from .allocate import new_output
 from .arguments import Call
 from .checks import check_tensors, why_not_ours
 from .fallback import attempted, by_torch, torch_alone_has
-from .plan import Plan
+from .plan import Plan, new_output
 from .ready import current_device, plan_for
 from .statement import stated
 

@@ -31,10 +31,7 @@ def call_of(
     epilogue: EpilogueFunction | None = None,
     epilogue_args: Sequence[Tensor] = (),
 ) -> Call:
-    """Return the call of the public function ``name``. ``brought`` is the argument that becomes an operand of the epilogue.
-
-    Raises InvalidProblemError for an argument that no call of the operation can have.
-    """
+    """Return the call of the public function ``name``; ``brought`` becomes an epilogue operand. Raises InvalidProblemError."""
     row, own = NAMES[name], BROUGHT.get(name)
     check_epilogue(name, epilogue, epilogue_args)
     given: dict[str, Any] = {x.role: operands.get(x.role) for x in row.operands if x.required or operands.get(x.role) is not None}
@@ -66,12 +63,6 @@ def call_of(
     )
 
 
-def _check_packs(name: str, row: Operation) -> None:
-    if not row.prepacks:
-        takers = ", ".join(other for other, x in NAMES.items() if x.prepacks and not x.sparse)
-        raise InvalidProblemError(f"{name}: b must be a torch.Tensor, got a prepacked operand, which these take: {takers}")
-
-
 def check_epilogue(name: str, epilogue: EpilogueFunction | None, epilogue_args: Sequence[Tensor]) -> None:
     """Raise InvalidProblemError if the operands of an epilogue are no tuple or list, or have no function."""
     if not isinstance(epilogue_args, (tuple, list)):
@@ -79,6 +70,12 @@ def check_epilogue(name: str, epilogue: EpilogueFunction | None, epilogue_args: 
         raise InvalidProblemError(f"{name}: epilogue_args: got {got}, expected a tuple or list of tensors, such as (bias,)")
     if epilogue_args and epilogue is None:
         raise InvalidProblemError(f"{name}: got {len(epilogue_args)} epilogue_args without an epilogue, expected both or neither")
+
+
+def _check_packs(name: str, row: Operation) -> None:
+    if not row.prepacks:
+        takers = ", ".join(other for other, x in NAMES.items() if x.prepacks and not x.sparse)
+        raise InvalidProblemError(f"{name}: b must be a torch.Tensor, got a prepacked operand, which these take: {takers}")
 
 
 def _check_result(name: str, dtype: object) -> None:

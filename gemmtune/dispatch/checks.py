@@ -24,11 +24,7 @@ Road = Literal["torch", "operator", "plan"]
 
 
 def check_call(call: Call) -> None:
-    """Check the arguments of a call, whoever runs it.
-
-    Raises:
-        InvalidProblemError: they are not all tensors on one device, or a gradient is wanted that there is not.
-    """
+    """Check the arguments of a call, whoever runs it. Raises InvalidProblemError for mixed devices or a missing gradient."""
     wanting = call.wants_grad
     if wanting and call.operation.gradient is None:
         raise no_gradient(call.name, wanting[0])
@@ -106,10 +102,9 @@ def check_extra(op: str, named: Iterable[tuple[str, torch.Tensor]], size: Sequen
 
 
 def why_composed(tensors: Sequence[torch.Tensor], *, floats: bool = True) -> str | None:
-    """The reason for which torch's own operations have to do a call; None if our choices or our operator can.
+    """Return why torch's own operations must do a call, as for subclasses of Tensor with a dispatch of their own, or None.
 
-    A subclass of Tensor with a dispatch of its own knows torch's operations and not ours; those by which torch itself traces know
-    all. Torch has products of other dtypes than our ``floats``.
+    Tensors of torch's tracing know all operations. Torch has products of other dtypes than our ``floats``.
     """
     if forward_ad._current_level >= 0:
         return "forward-mode differentiation is active"
@@ -230,10 +225,7 @@ def _bytes_of(window: torch.Tensor, x: torch.Tensor, offset: int) -> torch.Tenso
 
 
 def _overlaps_itself(x: torch.Tensor) -> bool:
-    """Return True if elements of ``x`` share memory.
-
-    Exact for every view that indexing makes: each stride, in order, must step over all that lies below it.
-    """
+    """Return True if elements of ``x`` share memory: exact for views by indexing, where each stride steps over all below it."""
     reach = 0
     for stride, size in sorted((s, n) for n, s in zip(x.shape, x.stride(), strict=True) if n > 1):
         if stride <= reach:

@@ -63,7 +63,8 @@ def meaning_of(function: Callable[..., Any]) -> Hashable | None:
         values.append(cell.cell_contents)
     values += [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
     for value in values:
-        if value.__class__ not in _PLAIN and not _is_stable(value):
+        stable = isinstance(value, types.ModuleType) and value.__name__.partition(".")[0] in _STABLE_MODULES
+        if value.__class__ not in _PLAIN and not stable:
             return None
     return (number, *values, *map(type, values))
 
@@ -75,7 +76,3 @@ def _known(code: types.CodeType) -> tuple[types.CodeType, int, tuple[str, ...] |
     inner = any(isinstance(constant, types.CodeType) for constant in code.co_consts)
     _codes[id(code)] = known = (code, next(_numbers), None if inner else code.co_names)
     return known
-
-
-def _is_stable(value: object) -> bool:
-    return isinstance(value, types.ModuleType) and value.__name__.partition(".")[0] in _STABLE_MODULES

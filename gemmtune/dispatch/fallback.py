@@ -33,11 +33,7 @@ def torch_alone_has(call: Call, problem: Problem) -> bool:
 
 
 def by_torch(call: Call) -> torch.Tensor:
-    """Compute the operation's composition and then the epilogue. The result is differentiable where torch's parts are.
-
-    Raises:
-        InvalidProblemError: a scale does not fit its operand, or ``out`` the result.
-    """
+    """Compute the composition, then the epilogue, differentiable as torch is. Raises InvalidProblemError if parts do not fit."""
     operands = [call.operands.get(operand.role) for operand in call.operation.operands]
     result = call.operation.compose(*operands, *call.scalars, **call.options)
     return finished(call, result, call.epilogue, call.extra)

@@ -30,9 +30,7 @@ class Form:
 def form_of(name: str, a: Any, b: Any, offs: Any, *, rows: Any = None, gated: str = "", scatter: Any = None) -> Form:
     """Return the operation for a grouped product. Groups of columns become groups of rows of the transposes.
 
-    Raises:
-        InvalidProblemError: no form has these dimensions, offsets are missing or not taken, or rows, gated or scatter do not go
-            with the form or with each other.
+    Raises InvalidProblemError for dimensions, offsets, rows, gated or scatter that no form has together.
     """
     for role, x in (("a", a), ("b", b), *((("offs", offs),) if offs is not None else ())):
         _check_tensor(name, role, x)

@@ -12,10 +12,7 @@ from ..problem import Problem
 
 
 def noted(problem: Callable[[], Problem | None]) -> contextlib.AbstractContextManager[None]:
-    """Return a context for one call, which reports the call as a whole to a dispatch mode with a method ``note_call``.
-
-    Without it, such a mode sees only the parts of the call: an operator, and torch's operations of the epilogue.
-    """
+    """Return a context for one call, reported as a whole, not only in parts, to a dispatch mode with a method ``note_call``."""
     mode = _get_current_dispatch_mode() if torch._C._len_torch_dispatch_stack() else None
     note_call = getattr(mode, "note_call", None)
     block: contextlib.AbstractContextManager[None] = contextlib.nullcontext() if note_call is None else note_call(problem)

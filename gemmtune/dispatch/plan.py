@@ -11,8 +11,23 @@ from ..choice import Choice, Kernel, RunNew, Scalars, Tensors
 from ..numerics.block_sparse import PARTS, parts
 from ..problem import Layout, Problem
 from ..problem.operations import ROLES
-from .allocate import new_output
 from .ranges import RangePlan
+
+_guards = getattr(torch._C, "_dynamo", None)
+_guards = getattr(_guards, "guards", None)
+_empty_cuda = getattr(_guards, "_empty_strided_cuda", None)
+_empty_cpu = getattr(_guards, "_empty_strided_cpu", None)
+"""Allocator of Inductor's generated code: half the time of torch.empty, on the current device."""
+
+
+def new_output(layout: Layout, like: torch.Tensor) -> torch.Tensor:
+    """Return an uninitialised tensor of ``layout`` on the device of ``like``, which must be the current device."""
+    empty = _empty_cuda if like.is_cuda else _empty_cpu
+    if empty is not None:
+        out: torch.Tensor = empty(layout.size, layout.stride, layout.dtype)
+        return out
+    return torch.empty_strided(layout.size, layout.stride, dtype=layout.dtype, device=like.device)
+
 
 Origin = Literal["store", "tuned", "only choice", "range", "default", "nearest", "fallback"]
 
@@ -39,10 +54,7 @@ class Plan:
     """``new(tensors, scalars)`` runs and returns a new tensor."""
 
     spans: tuple[int | None, ...] = field(init=False)
-    """Bytes from the first to just past the last element of out and of each tensor that is read.
-
-    The parts of a block-sparse weight come last. Their size differs from call to call, so they have None.
-    """
+    """Bytes from the first to just past the last element of out and of each tensor read; None for parts of a sparse weight."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "new", self.kernel.run_new or _into_new(self.kernel, self.problem.out))

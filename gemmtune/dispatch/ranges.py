@@ -35,10 +35,7 @@ Find = Callable[[Problem], Choice | str]
 
 
 class Member:
-    """A choice that serves several M. It is found when it is first needed, loaded once for each kernel, and bound for each M.
-
-    ``sampled_m`` is the sampled M at which it was measured.
-    """
+    """A choice for several M, found when first needed by its sampled M, loaded once for each kernel and bound for each M."""
 
     def __init__(self, rows_class: RowClass, sampled_m: int, device: DeviceInfo, find: Find) -> None:
         self.sampled_m = sampled_m

@@ -73,13 +73,9 @@ def ready_for_rows(key: Hashable) -> Plan | None:
 
 
 def plan_for(problem: Problem, index: int) -> Plan:
-    """Return the plan for a problem on the device with that index (-1 for the CPU), under the settings in force.
+    """Return the plan for a problem on device ``index`` (-1: CPU), tuned if the store has none and the settings allow it.
 
-    Tunes the problem if the settings allow it and the store knows no answer.
-
-    Raises:
-        NoValidChoicesError: no choice works and ``fallback_to_aten`` is off.
-        ErrorFromChoice: the picked choice cannot be loaded and ``fallback_to_aten`` is off.
+    Raises NoValidChoicesError or ErrorFromChoice if no choice works, or the pick cannot be loaded, without ``fallback_to_aten``.
     """
     settings = settings_module.current()
     key = (problem, index, settings.token)

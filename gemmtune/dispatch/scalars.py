@@ -18,10 +18,7 @@ _LEAST, _MOST = -(2.0**62), 2.0**62
 
 
 def usual_classes(alpha: Any, beta: Any) -> tuple[ScalarClass, ScalarClass] | None:
-    """Return the classes of two numbers that every dtype takes. None for NaN, infinity and all others, which the checks take.
-
-    Every call without the native look-up pays for this, so that it repeats ``scalar_class``.
-    """
+    """Return the classes of two numbers that every dtype takes, or None. Every call pays, so ``scalar_class`` is repeated."""
     if alpha.__class__ not in _NUMBERS or beta.__class__ not in _NUMBERS:
         return None
     first: ScalarClass | None = "zero" if alpha == 0 else "one" if alpha == 1 else "general" if _LEAST <= alpha <= _MOST else None
@@ -30,11 +27,7 @@ def usual_classes(alpha: Any, beta: Any) -> tuple[ScalarClass, ScalarClass] | No
 
 
 def number(name: str, what: str, value: object, *, of_complex: bool = False) -> float:
-    """Return a factor as a number, which may be complex for a product ``of_complex`` numbers. A tensor of one element is one too.
-
-    Raises:
-        InvalidProblemError: the value is no number, or one that torch does not take.
-    """
+    """Return a factor, a number or a tensor of one element, perhaps ``of_complex``. Raises InvalidProblemError for others."""
     given = value
     if isinstance(given, Tensor):
         given = given.item() if given.numel() == 1 and not given.requires_grad else None

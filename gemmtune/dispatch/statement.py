@@ -9,7 +9,6 @@ import torch
 from ..errors import InvalidProblemError
 from ..problem import Epilogue, Layout, Problem, precision_of
 from ..problem.dtypes import accumulator_dtype
-from ..problem.operation import Operation
 from ..problem.problem import scalar_class
 from .arguments import Call
 from .checks import apart, check_extra, check_out, overlaps
@@ -20,22 +19,16 @@ from .scalars import check_scalars
 def stated(call: Call) -> Problem:
     """Return the Problem of a checked call that is about to run. Its tensors are brought to one device, and ``out`` is checked.
 
-    Raises:
-        InvalidProblemError: the operands do not fit together, or ``out`` cannot take the result.
-        EpilogueError: the epilogue is no pointwise function.
+    Raises InvalidProblemError if operands or ``out`` do not fit, EpilogueError if the epilogue is not pointwise.
     """
-    _bring_scalars(call)
+    # 0-D tensors of another device go to the device of a, as in torch.
+    device = call.a.device
+    call.operands |= {role: x.to(device) for role, x in call.operands.items() if x.device != device}
+    call.extra = tuple(x.to(device) for x in call.extra)
     problem = problem_of(call, epilogue_of(call))
     if call.out is not None:
         _prepare_out(call, problem)
     return problem
-
-
-def _bring_scalars(call: Call) -> None:
-    """Move 0-D tensors of another device to the device of a, as torch does."""
-    device = call.a.device
-    call.operands |= {role: x.to(device) for role, x in call.operands.items() if x.device != device}
-    call.extra = tuple(x.to(device) for x in call.extra)
 
 
 def _prepare_out(call: Call, problem: Problem) -> None:
@@ -53,11 +46,7 @@ def _prepare_out(call: Call, problem: Problem) -> None:
 
 
 def epilogue_of(call: Call) -> Epilogue | None:
-    """Return the graph of the call's epilogue, or None without one.
-
-    Raises:
-        EpilogueError: the epilogue is no pointwise function of known parts.
-    """
+    """Return the graph of the call's epilogue, None without one. Raises EpilogueError for one that is not pointwise."""
     return traced(call.epilogue, epilogue_dtype(call.a.dtype), call.extra) if call.epilogue else None
 
 
@@ -68,18 +57,17 @@ def epilogue_dtype(dtype: torch.dtype) -> torch.dtype:
 
 
 def problem_of(call: Call, epilogue: Epilogue | None) -> Problem:
-    """Return the Problem of a call.
-
-    Raises:
-        InvalidProblemError: the operands do not fit together, or a scalar overflows.
-    """
+    """Return the Problem of a call. Raises InvalidProblemError if operands do not fit together or a scalar overflows."""
     row, a = call.operation.given(call.operands, gated=str(call.options.get("gated", ""))), call.a
     for operand in row.matrices:
         x = call.operands[operand.role]
         dims = len(row.symbols(operand))
         if x.dim() != dims:
             raise InvalidProblemError(f"{call.name}: {operand.role} must be a {dims}-D tensor, got shape {list(x.shape)}")
-    fields: dict[str, Any] = {role: _layout_of(row, role, x) for role, x in call.operands.items()}
+    fields: dict[str, Any] = {role: Layout.of(x) for role, x in call.operands.items() if not (row.sparse and role == "b")}
+    if row.sparse:  # the weight is the transpose of b
+        weight = call.operands["b"]
+        fields["b"] = Layout.contiguous(tuple(weight.shape), weight.dtype).transposed
     cast = epilogue.result_dtype if epilogue else None
     dtype = cast or call.out_dtype or row.result_dtype(a.dtype, epilogue=epilogue is not None)
     size = row.out_size({role: x.size for role, x in fields.items()})
@@ -103,10 +91,3 @@ def problem_of(call: Call, epilogue: Epilogue | None) -> Problem:
     if not (problem.empty or 0 in problem.summed):  # torch reads no scalars of a product without terms
         check_scalars(call.name, zip(row.scalars, call.scalars, strict=True), a.dtype)
     return problem
-
-
-def _layout_of(row: Operation, role: str, x: torch.Tensor) -> Layout:
-    """Return the layout of an operand. A block-sparse weight is passed as the transpose of b."""
-    if row.sparse and role == "b":
-        return Layout.contiguous(tuple(x.shape), x.dtype).transposed
-    return Layout.of(x)

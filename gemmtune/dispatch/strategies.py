@@ -64,13 +64,11 @@ class Request:
 
     @cached_property
     def candidates(self) -> Candidates:
-        """The choices for the problem."""
         host = host_us(self.device, self.settings)
         return candidates_for(self.problem, self.device, self.settings, host_us=host)
 
     @cached_property
     def store(self) -> Store:
-        """The store that the settings name."""
         return open_store(self.settings)
 
 
@@ -88,12 +86,9 @@ def make_plan(problem: Problem, device: DeviceInfo, settings: Settings) -> Plan:
 
 
 def batch_invariant_choice(request: Request) -> Plan | None:
-    """Plan the choice of the weight's batch-invariant table, which the first call of the weight makes.
+    """Plan the choice of the weight's batch-invariant table, which its first call makes. Torch is no way out: its bits differ.
 
-    Torch is no way out: its bits differ.
-
-    Raises:
-        NoValidChoicesError: there is none for this M, or none is stored and nothing may be tuned.
+    Raises NoValidChoicesError if there is none for this M, or none is stored and nothing may be tuned.
     """
     problem, device, settings = request.problem, request.device, request.settings
     if not settings.batch_invariant:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from .job import Job
@@ -53,7 +53,8 @@ class Dealer:
         self._waiting: list[Task] = []
         self._running: dict[str, Deal] = {}
         self._losses: dict[Task, _Losses] = {}
-        self._seats: dict[str, str] = {}
+        self.seats: dict[str, str] = {}
+        """Kinds of the seats, by name."""
         self.dealt_again = 0
         """Number of deals of tasks that a seat had lost."""
         self._spent_s = self._planned_s = 0.0
@@ -63,18 +64,13 @@ class Dealer:
         """True if no task waits or runs."""
         return not self._waiting and not self._running
 
-    @property
-    def seats(self) -> Mapping[str, str]:
-        """Kinds of the seats, by name."""
-        return self._seats
-
     def add(self, tasks: Iterable[Task]) -> None:
         """Add tasks. The longest comes first, and equal ones stay in order."""
         self._waiting = sorted([*self._waiting, *tasks], key=lambda task: -task.expected_s)
 
     def join(self, seat: str, kind: str) -> None:
         """Add a seat that takes tasks of its kind."""
-        self._seats[seat] = kind
+        self.seats[seat] = kind
 
     def upcoming(self, kind: str, count: int) -> list[Task]:
         """Return the next tasks of a kind."""
@@ -89,8 +85,8 @@ class Dealer:
 
         A task that this seat lost waits for another seat of its kind, as long as there is one.
         """
-        kind = self._seats[seat]
-        others = [name for name, other in self._seats.items() if other == kind and name != seat]
+        kind = self.seats[seat]
+        others = [name for name, other in self.seats.items() if other == kind and name != seat]
         for place, task in enumerate(self._waiting):
             lost = self._losses.get(task)
             if task.kind != kind or (lost and seat in lost.seats and any(name not in lost.seats for name in others)):
@@ -112,10 +108,7 @@ class Dealer:
         return True
 
     def lost(self, deal: Deal, *, killed: bool) -> bool:
-        """Take a task back from a seat without an answer. Return False if it was lost too often and does not wait again.
-
-        ``killed`` says that the task's own process died. Otherwise the whole seat left.
-        """
+        """Take a task back and return True unless it was lost too often. ``killed``: its process died, not the whole seat."""
         if self._running.get(deal.seat) != deal:
             return True
         del self._running[deal.seat]
@@ -130,12 +123,12 @@ class Dealer:
 
     def leave(self, seat: str) -> Deal | None:
         """Remove a seat, and return what was in its hands."""
-        self._seats.pop(seat, None)
+        self.seats.pop(seat, None)
         return self.running_on(seat)
 
     def orphans(self) -> list[Task]:
         """Remove the waiting tasks whose kind has no seat, and return them."""
-        found = [task for task in self._waiting if task.kind not in self._seats.values()]
+        found = [task for task in self._waiting if task.kind not in self.seats.values()]
         self._waiting = [task for task in self._waiting if task not in found]
         return found
 
@@ -148,7 +141,7 @@ class Dealer:
         for kind in {task.kind for task in self._waiting} | {deal.task.kind for deal in self._running.values()}:
             running = [deal for deal in self._running.values() if deal.task.kind == kind]
             busy = [max(0.0, pace * deal.task.expected_s - (now_s - deal.begun_s)) for deal in running]
-            idle = sum(of == kind for of in self._seats.values()) - len(running)
+            idle = sum(of == kind for of in self.seats.values()) - len(running)
             waiting = [pace * task.expected_s for task in self._waiting if task.kind == kind]
             times.append(makespan(waiting, [*busy, *[0.0] * max(idle, 0)] or [0.0]))
         return max(times)

@@ -29,10 +29,7 @@ MOST_S = 1e6
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rates:
-    """Durations of tuning on one type of device: constant parts, and a part for each TFLOP of the largest product.
-
-    The search ``default`` takes them. ``search`` has the ratios of the others.
-    """
+    """Durations of tuning on one type of device: constant, per TFLOP of the largest product, and ratios of each ``search``."""
 
     table_s: float
     problem_s: float

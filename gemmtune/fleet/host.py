@@ -19,13 +19,8 @@ Devices = str | Sequence[int] | Sequence[str]
 
 
 def devices_of(given: Devices) -> list[DeviceInfo]:
-    """Return the devices of this host that ``all``, ``cpu`` or a list of numbers names.
-
-    Raises:
-        UnavailableError: this host lacks one of them, or the words name no device.
-    """
-    words = given.split(",") if isinstance(given, str) else [str(word) for word in given]
-    words = [word.strip() for word in words]
+    """Return the devices of this host that ``all``, ``cpu`` or numbers name. Raises UnavailableError if it lacks one."""
+    words = [word.strip() for word in (given.split(",") if isinstance(given, str) else map(str, given))]
     if words == ["cpu"]:
         return [detect("cpu")]
     if words == ["all"]:
@@ -45,17 +40,10 @@ def devices_of(given: Devices) -> list[DeviceInfo]:
 
 
 class HostRoster:
-    """Roster of the devices of this host, each with a share of the cores for its compilers.
-
-    ``made`` makes the seats, by default one process for each device.
-    """
+    """Roster of the devices of this host, each with a share of the cores. ``made`` makes a seat, by default a process."""
 
     def __init__(
-        self,
-        devices: Sequence[DeviceInfo],
-        function: JobFunction,
-        settings: Settings,
-        made: Callable[..., Seat] = LocalSeat,
+        self, devices: Sequence[DeviceInfo], function: JobFunction, settings: Settings, made: Callable[..., Seat] = LocalSeat
     ) -> None:
         shared = compiling_share(settings, len(devices))
         alike = len(devices) > 1 and devices[0].type != "cpu"

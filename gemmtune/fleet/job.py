@@ -16,10 +16,7 @@ JobResult = ProblemResult | RangeResult
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """Work that one device does without a pause. ``rows`` is the range of M of a table, None for ``problem`` alone.
-
-    With ``rows``, ``problem`` represents its class.
-    """
+    """Work that one device does without a pause: ``problem`` alone or, with ``rows``, a table of its class over those M."""
 
     problem: Problem
     rows: range | None = None
@@ -31,11 +28,7 @@ class Job:
 
     @classmethod
     def tables(cls, problems: Iterable[Problem], rows: range) -> list[Self]:
-        """Return a job for each distinct class of problems that has some of ``rows``.
-
-        Raises:
-            InvalidProblemError: a problem has no table. See ``classes_over``.
-        """
+        """Return a job for each distinct class that has some of ``rows``. Raises InvalidProblemError as ``classes_over`` does."""
         classes = dict.fromkeys(x for problem in problems for x in classes_over(problem, rows))
         return [cls(problem=x.problem, rows=rows) for x in classes if x.within(rows)]
 

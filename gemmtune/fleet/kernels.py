@@ -69,11 +69,7 @@ def remove_old() -> None:
 
 
 def unpack(kernels: Kernels, settings: Settings) -> int:
-    """Write compiled files into the cache folder of the settings, unless they are there. Return the number of new ones.
-
-    Raises:
-        UnavailableError: a name leads out of the folder.
-    """
+    """Write new compiled files into the cache folder and return their number. Raises UnavailableError for a name outside."""
     new = 0
     for name, content in kernels.items():
         parts = PurePosixPath(name).parts

@@ -203,11 +203,7 @@ MODELS: dict[str, Model] = {
 
 
 def models_of(words: Sequence[str]) -> dict[str, Model]:
-    """Return the models that names or patterns such as ``qwen3-*`` name. ``all`` names every model.
-
-    Raises:
-        InvalidProblemError: a word names none.
-    """
+    """Return the models that names, patterns such as ``qwen3-*`` or ``all`` name. Raises InvalidProblemError for none."""
     found: dict[str, Model] = {}
     for word in words:
         names = fnmatch.filter(MODELS, "*" if word == "all" else word.lower())

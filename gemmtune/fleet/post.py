@@ -23,10 +23,7 @@ Stamp = tuple[str, ...]
 
 
 class Post:
-    """Local seat behind a store of its own. Ray makes one in a process on the node, for each of its devices.
-
-    ``seats`` is the number of posts on the node, which share its cores.
-    """
+    """Local seat behind its own store, in a process that Ray makes on the node, whose ``seats`` posts share its cores."""
 
     def __init__(self, place: str, function: JobFunction, settings: Settings, seats: int, *, probed: bool) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix=PREFIX)
@@ -38,7 +35,6 @@ class Post:
         self._seat = LocalSeat(name, detect(place), function, self._settings, probed=probed)
 
     def open(self) -> Device:
-        """Return the device of this post."""
         return self._seat.open()
 
     def run(self, task: Task, known: Mapping[str, Any], *kernels: Kernels) -> Report:
@@ -52,7 +48,6 @@ class Post:
         return dataclasses.replace(report, rows=self._news())
 
     def stop(self) -> None:
-        """Let the running task keep its measurements and end."""
         self._seat.stop()
 
     def close(self) -> None:

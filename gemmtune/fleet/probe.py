@@ -32,10 +32,7 @@ def measured_twice(place: str, settings: Settings) -> dict[str, tuple[float, flo
 
 
 def disagreements(devices: Mapping[str, tuple[str, Limits]]) -> list[str]:
-    """Return a line for each device that is slower than others of its kind by more than noise.
-
-    ``devices`` has the kind and the limits of each, by name. The reference of a kind is its median device, the faster one of two.
-    """
+    """Return a line for each device that is slower than its kind's median device, the faster of two, by more than noise."""
     found: list[str] = []
     by_kind: dict[tuple[str, str], dict[str, tuple[float, float]]] = defaultdict(dict)
     for name, (kind, limits) in devices.items():

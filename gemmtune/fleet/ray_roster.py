@@ -42,11 +42,8 @@ WAIT_S = 1.0
 class RayRoster:
     """Roster of the GPUs of a Ray cluster, or with ``kind`` cpu of its nodes. Nodes may join and leave.
 
-    Each job is compiled on any node with idle cores, while earlier jobs are measured. The first one is compiled where it runs.
-    ``compiler`` compiles a job, see ``compiled_for``. Without one, kernels are compiled where they run.
-
-    Raises:
-        UnavailableError: Ray is not installed, there is no cluster, or the cluster has no such device.
+    ``compiler`` (see ``compiled_for``) compiles each job but the first on any node with idle cores, while earlier ones are
+    measured. Without one, kernels are compiled where they run. Raises UnavailableError without Ray, a cluster, or such a device.
     """
 
     def __init__(
@@ -102,10 +99,7 @@ class RayRoster:
             self._ray.shutdown()
 
     def kernels_for(self, task: Task, sent: set[Any], stopped: Callable[[], bool]) -> list[Any]:
-        """Wait for the kernels of a task, and return references to these and earlier ones that are not among those ``sent``.
-
-        A job's files are those that no earlier job has made. What could not be compiled is compiled where it runs.
-        """
+        """Wait for a task's kernels and return references to all not yet ``sent``. Uncompiled ones are compiled where they run."""
         ends = time.monotonic() + MOST_WAIT_S
         while (mine := self._kernels.get(task)) is not None and not stopped():
             if self._ray.wait([mine[0]], timeout=WAIT_S)[0]:
@@ -150,7 +144,6 @@ class RayRoster:
             raise SeatGone(" ".join(str(error).split())) from error
 
     def kill(self, actor: Any) -> None:
-        """End an actor at once."""
         self._ray.kill(actor)
 
     def finish(self, actor: Any) -> None:
@@ -197,12 +190,10 @@ class RaySeat:
         return cast(Report, roster.get(self._actor.run.remote(task, roster.known(task), *kernels)))
 
     def stop(self) -> None:
-        """Let the running task keep its measurements and end."""
         self._stopping = True
         self._actor.stop.remote()
 
     def abort(self) -> None:
-        """End the post at once."""
         self._roster.kill(self._actor)
 
     def close(self) -> None:

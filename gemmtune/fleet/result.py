@@ -55,7 +55,6 @@ class FleetResult:
 
     @property
     def failures(self) -> list[Done]:
-        """Tasks without a result."""
         return [one for one in self.done if one.result is None]
 
     def results(self, job: Job) -> list[JobResult]:

@@ -33,10 +33,8 @@ def run_fleet(
 ) -> FleetResult:
     """Run jobs on the devices of this host, or with ``ray`` on those of a cluster. ``function`` tunes one job.
 
-    Raises:
-        UnavailableError: no such device, no cluster, or Ray is not installed.
-        InvalidProblemError: a job is for another type of device.
-        StoreError: the store cannot be written.
+    Raises UnavailableError without the device, cluster or Ray, InvalidProblemError for a job of another type of device, and
+    StoreError if the store cannot be written.
     """
     store = writable(open_store(settings))
     roster: Roster

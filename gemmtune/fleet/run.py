@@ -84,16 +84,12 @@ class Fleet:
         self._shown_s = 0.0
 
     def run(self) -> FleetResult:
-        """Run all jobs. An interruption stores what was measured, and is raised.
-
-        Raises:
-            UnavailableError: no device could be opened.
-        """
+        """Run all jobs. An interruption stores what was measured. Raises UnavailableError if no device could be opened."""
         begun = time.monotonic()
         if not self._jobs:
             return self._result
         try:
-            while not self._finished():
+            while not (self._result.devices and self._dealer.finished):
                 self._look_for_seats()
                 self._deal()
                 self._handle(self._next_event())
@@ -108,9 +104,6 @@ class Fleet:
         self._result.seconds = time.monotonic() - begun
         self._result.disagreements = disagreements({name: (x.fingerprint, x.limits) for name, x in self._result.devices.items()})
         return self._result
-
-    def _finished(self) -> bool:
-        return bool(self._result.devices) and self._dealer.finished
 
     def _look_for_seats(self) -> None:
         for seat in self._roster.joining(self._seats):
@@ -180,7 +173,9 @@ class Fleet:
         match report.status:
             case "died":
                 self._lost(deal, report.reason, killed=True)
-                if self._deaths[seat.name] >= MOST_DEATHS and self._has_equals(seat.name):
+                kinds = self._dealer.seats
+                equals = sum(kind == kinds.get(seat.name) for kind in kinds.values()) > 1
+                if self._deaths[seat.name] >= MOST_DEATHS and equals:
                     self._leave(seat, f"its last {MOST_DEATHS} jobs ended with the death of their process: {report.reason}")
             case "done" | "failed":
                 if self._dealer.done(deal, report.seconds):
@@ -190,10 +185,6 @@ class Fleet:
                 self._dealer.lost(deal, killed=False)
             case "stopped":
                 self._lost(deal, "its process got SIGTERM", killed=False)
-
-    def _has_equals(self, seat: str) -> bool:
-        kinds = self._dealer.seats
-        return sum(kind == kinds.get(seat) for kind in kinds.values()) > 1
 
     def _absorb(self, seat: Seat, report: Report) -> str:
         """Store the rows of another machine. Return why they cannot be stored, or ""."""

@@ -5,11 +5,13 @@ from __future__ import annotations
 import dataclasses
 import logging
 import os
+import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from logging.handlers import BufferingHandler
 from typing import Any, Literal, Protocol
 
 from ..device import DeviceInfo
@@ -47,11 +49,7 @@ class Device:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """Answer of a seat to a task.
-
-    ``done`` has a result, ``failed`` the reason of an exception. ``died`` means that the job's process died. ``stopped`` means that
-    the fleet was interrupted. ``rows`` are what a store of another machine has learned, as ``store.exchange`` writes it.
-    """
+    """Answer of a seat to a task: a result, a failure's reason, a death of its process, a stop, or another store's ``rows``."""
 
     status: Literal["done", "failed", "died", "stopped"]
     seconds: float
@@ -174,25 +172,15 @@ def until_stopped(function: JobFunction, job: Job, place: str, settings: Setting
 @contextmanager
 def _warnings_of(texts: list[str]) -> Iterator[None]:
     """Collect the warnings within the block, and those of gemmtune's log."""
-    handler = _Texts(texts)
+    handler = BufferingHandler(sys.maxsize)
+    handler.setLevel(logging.WARNING)
     log.addHandler(handler)
     try:
         with warnings.catch_warnings(record=True) as caught:
             yield
     finally:
         log.removeHandler(handler)
-        texts += [str(warning.message) for warning in caught]
-
-
-class _Texts(logging.Handler):
-    """Handler that keeps the texts of records."""
-
-    def __init__(self, texts: list[str]) -> None:
-        super().__init__(logging.WARNING)
-        self._texts = texts
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self._texts.append(record.getMessage())
+        texts += [*(record.getMessage() for record in handler.buffer), *(str(warning.message) for warning in caught)]
 
 
 def compiling_share(settings: Settings, seats: int) -> Settings:

@@ -35,12 +35,10 @@ def headers_missing() -> str | None:
 
 
 def torch_folder() -> Path:
-    """Return the folder of the imported torch."""
     return Path(torch.__file__).parent
 
 
 def python_include() -> str:
-    """Return the folder of Python's own headers."""
     return sysconfig.get_paths()["include"]
 
 
@@ -69,12 +67,7 @@ def made() -> Path | None:
 
 
 def make(*, quietly: bool = False) -> Path:
-    """Return the path of the module, compiled if it is missing. ``quietly`` lowers the compiler's priority.
-
-    Raises:
-        CompileError: the compiler rejected the source.
-        UnavailableError: it is missing, and there is no compiler, or there are no headers.
-    """
+    """Return the module's path, compiled with ``quietly`` low priority if missing. Raises CompileError, UnavailableError."""
     return made_once(module_file(), functools.partial(_compile, quietly=quietly), NAME)
 
 

@@ -29,11 +29,7 @@ PreparedAt = Callable[[int], Prepared | None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Following:
-    """A number at ``place`` in the image of a launch that follows M.
-
-    It is ``first`` up to M = ``base``, and grows by ``step`` for each further ``unit`` of rows, begun units included, up to
-    ``most``.
-    """
+    """Number at ``place`` in a launch's image: ``first`` until M = ``base``, plus ``step`` per begun ``unit``, up to ``most``."""
 
     place: int
     first: int
@@ -193,14 +189,10 @@ def _fixed(prepared: Prepared | None) -> object:
             record = prepared.record
             launched = (record.cluster, record.threads, record.shared_bytes, record.pdl, record.arguments, len(record.parameters))
             filled = (tuple((x.offset, x.operand) for x in record.addresses), record.scalars, record.aligned, record.alignment)
-            maps = tuple(map(_sizeless, record.maps))
+            maps = tuple((x.operand, x.dtype, len(x.sizes), x.box, x.swizzle, x.promotion_bytes) for x in record.maps)
             return (prepared.function, prepared.skipped, prepared.maps, launched, filled, maps)
         case _:
             return prepared
-
-
-def _sizeless(one: TensorMap) -> object:
-    return (one.operand, one.dtype, len(one.sizes), one.box, one.swizzle, one.promotion_bytes)
 
 
 def _maps_of_rows(low: Prepared | None, high: Prepared) -> tuple[int, ...] | None:

@@ -1,7 +1,4 @@
-"""Expectation that shows if a kernel reads a where a block-sparse b has no block.
-
-A product with an absent block must be left out, so NaN and infinity of a must not show there.
-"""
+"""Expectation that shows a kernel reading a where b has no block: a NaN or infinity of a must not show there."""
 
 from __future__ import annotations
 

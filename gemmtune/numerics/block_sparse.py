@@ -51,10 +51,7 @@ def _host_generator(generator: torch.Generator) -> torch.Generator:
 
 
 def _power_law(rows: int, cols: int, share: float) -> torch.Tensor:
-    """Return the number of blocks in each block row, int64, falling by a power law up to full rows.
-
-    The counts add up to ``share`` of all blocks.
-    """
+    """Return each block row's number of blocks, int64: a power law up to full rows that adds up to ``share`` of all."""
     shape = torch.arange(1, rows + 1, dtype=torch.float64, device="cpu").pow(-SKEW)
     low, high = 0.0, cols * math.pow(rows, SKEW)
     for _ in range(60):

@@ -81,10 +81,7 @@ class Claims:
     epilogue_input: torch.dtype = None  # type: ignore[assignment]
     splits: int = 1
     weights: torch.dtype | None = None
-    """Dtype to which a mixed_mm kernel rounds (b − zero_b) · scale_b before it multiplies.
-
-    None means that it multiplies b unchanged and scales the sums.
-    """
+    """Dtype to which a kernel rounds (b − zero_b) · scale_b before it multiplies; None scales the sums instead."""
     input_mode: str = "ieee"
     flush_subnormals: bool = False
     deterministic: bool = True
@@ -94,10 +91,7 @@ class Claims:
     skips_zeros: bool = False
     """Permission to leave out products with a zero: where 0 · NaN or 0 · ∞ matters, the result may be anything."""
     skips_absent: bool = False
-    """Promise to leave out products with absent blocks of a block-sparse b.
-
-    A NaN or an infinity of a then does not show there. Without the promise it may show.
-    """
+    """Promise to leave out products with absent blocks of b, so that a NaN or an infinity of a does not show there."""
     reduction: Reduction | None = None
     """Order of summation, if the kernel knows it. Kernels with equal reductions give a row equal bits, for every M."""
 
@@ -135,15 +129,12 @@ def accumulation_bound(
     extended: bool = False,
     terms: int | None = None,
 ) -> Bound:
-    """Return E for alpha · a @ b + beta · inp, or a @ b + c @ d.
+    """Return E for alpha · a @ b + beta · inp, or a @ b + c @ d. Raises GemmtuneError for an unknown input mode.
 
     E includes the rounding to ``epilogue_input`` but not the rounding to out's type. ``largest`` returns max|a| + max|b|, where
     each counts only if the other operand has subnormal numbers (``Operands.beside_subnormal``). It is called only if such numbers
     may be read as 0 or weights may become subnormal. ``extended`` states that R is better than a float64 product, whose error
     counts otherwise. With scales, ``alpha`` is 1 and scales are at most SCALES[1]. ``terms`` limits the nonzero products of a sum.
-
-    Raises:
-        GemmtuneError: the input mode is unknown.
     """
     if claims.input_mode not in INPUT_ERROR:
         raise GemmtuneError(f"input_mode: got {claims.input_mode!r}, expected one of {', '.join(INPUT_ERROR)}")

@@ -20,11 +20,7 @@ POISONS: dict[torch.dtype, tuple[int, int]] = {
     torch.float64: (0x7FF85A5A5A5A5A5A, 0x7FFDA5A5A5A5A5A5),
     torch.int32: (0x5A5A5A5B, 0x6B5A5A5B),
 }
-"""Two bit patterns for each dtype of a result. An element that holds one of them was not written.
-
-Floats use quiet NaNs with payloads that no arithmetic makes. int32 has no NaN, so it uses odd numbers larger than sums
-of int8 products below K = 2^16.
-"""
+"""Two bit patterns per dtype for unwritten results: odd NaNs of floats, and of int32 odd numbers beyond sums below K = 2^16."""
 
 _BYTE_NAN: dict[torch.dtype, int] = {
     torch.float8_e4m3fn: 0x7F, torch.float8_e5m2: 0x7E, torch.float8_e4m3fnuz: 0x80, torch.float8_e5m2fnuz: 0x80,
@@ -72,10 +68,7 @@ def is_poison(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def fill_nan(tensor: torch.Tensor) -> None:
-    """Fill the whole buffer behind ``tensor`` with the ordinary NaN, or with the integer furthest from 0.
-
-    The ordinary NaN differs from POISONS.
-    """
+    """Fill the whole buffer behind ``tensor`` with the ordinary NaN (unlike POISONS), or the integer furthest from 0."""
     if tensor.dtype in _BYTE_NAN:
         storage_bits(tensor).fill_(_BYTE_NAN[tensor.dtype])
     elif not tensor.dtype.is_floating_point:
@@ -101,18 +94,12 @@ def distinct_size(layout: Layout) -> tuple[int, ...]:
 
 
 def held_size(layout: Layout) -> tuple[int, ...]:
-    """Return the size of the values that the layout can hold.
-
-    This is ``distinct_size``, or the layout's memory as one dimension if elements overlap.
-    """
+    """Return the size of the values that the layout can hold: ``distinct_size``, or its memory as one line if elements overlap."""
     return (layout.span,) if overlapping(layout) else distinct_size(layout)
 
 
 def placed(layout: Layout, device: torch.device, values: torch.Tensor | None) -> torch.Tensor:
-    """Return a buffer of the layout that holds ``values`` and NaN everywhere else.
-
-    ``values`` has as many numbers as ``held_size`` says. None leaves NaN everywhere.
-    """
+    """Return a buffer of the layout that holds ``values`` of ``held_size``, or nothing for None, and NaN everywhere else."""
     tensor = allocate(layout, device)
     fill_nan(tensor)
     if values is not None:
@@ -122,11 +109,7 @@ def placed(layout: Layout, device: torch.device, values: torch.Tensor | None) ->
 
 
 def overlapping(layout: Layout) -> bool:
-    """Return True if elements share memory other than by a stride of 0 and thus cannot be chosen independently.
-
-    The test is conservative. A rare interleaved layout counts as overlapping although it is not. One of its dimensions
-    reaches past the stride of another.
-    """
+    """Return True if elements share memory other than by a stride of 0. Rare interleaved layouts are counted too."""
     reach = 1
     for stride, size in sorted((s, n) for n, s in zip(layout.size, layout.stride, strict=True) if n > 1 and s > 0):
         if stride < reach:

@@ -18,10 +18,7 @@ from .propagate import Approximate
 from .reference import Region
 
 MOST = 1.25
-"""Upper limit of the grade of a kernel that accumulates in float32, for 16-bit results of N(0, 1) data.
-
-Such kernels score 1.00, 16-bit split-K partial sums 1.5–1.9, and a 16-bit accumulator above 10.
-"""
+"""Upper limit of the grade of float32 accumulation: 1.00 is usual, 16-bit split-K has 1.5–1.9, 16-bit sums above 10."""
 
 
 def is_right(got: torch.Tensor, expected: Approximate, dtype: torch.dtype) -> torch.Tensor:

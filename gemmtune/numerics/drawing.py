@@ -21,10 +21,7 @@ ALPHA, BETA = 2.0, -3.0
 """Scalars of class ``general`` in exact probes: a power of two, which scales exactly, and a small integer."""
 
 _FINITE: dict[torch.dtype, tuple[int, int]] = {torch.float8_e4m3fn: (0, 0x7E), torch.float8_e5m2: (0x08, 0x6F)}
-"""Range of the bits of weight magnitudes.
-
-e4m3fn uses all finite numbers. e5m2 uses only those whose small multiples stay within the normal numbers of float16.
-"""
+"""Range of the bits of weight magnitudes. Small multiples of e5m2 numbers stay within the normal numbers of float16."""
 
 
 class Drawing:
@@ -118,11 +115,7 @@ class Drawing:
         return self.placed(self.problem.b, packed(values) if self.problem.encoding else values)
 
     def normal(self, layout: Layout, k_dim: int = -1) -> torch.Tensor:
-        """Draw standard normal numbers away from subnormal ones, on tf32's grid for a tf32 problem.
-
-        Integers cover the whole range. Where their products are summed as integers, some sums of two products overflow 16
-        bits. Some sums are the largest possible.
-        """
+        """Draw standard normal numbers away from subnormal ones, on tf32's grid for a tf32 problem; integers of the whole range."""
         values = self.values("normal", layout, k_dim)
         if dtype_info(self.problem.accumulator).is_integer and layout.dtype == self.problem.dtype:
             values = self._with_extremes(values, most_factor(self.problem.k, layout.dtype), k_dim)
@@ -163,10 +156,7 @@ class Drawing:
         return made if self._stated.sparsity is None else self.masked(made)
 
     def masked(self, b: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
-        """Return b with zeros where its transpose, the weight, has no block.
-
-        The mask defaults to a random pattern of the problem's sparsity class.
-        """
+        """Return b with zeros where the weight has no block, by default in a random pattern of the sparsity class."""
         sparsity, (k, n) = self._stated.blocks, self.problem.b.size
         mask = random_mask((n, k), sparsity, self.generator) if mask is None else mask
         return self.placed(self.problem.b, torch.where(spread(mask, sparsity).t(), b, torch.zeros_like(b)))
@@ -189,10 +179,7 @@ class Drawing:
         return factor if undo is None else factor * undo.to(factor.dtype)[index]
 
     def gathered_scaling(self) -> Scaling:
-        """Draw the scaling for picked numbers.
-
-        Zero points are as large as b's integers, with a fraction if a's dtype holds the differences exactly.
-        """
+        """Draw the scaling for picked numbers, with zero points as large as b's integers, and fractions if a's dtype holds them."""
         if self.problem.b.dtype in FLOAT8:
             return self.scaling(most_zero=MOST_ZERO)
         most = number_range(self.problem)[1]

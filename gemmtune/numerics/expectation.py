@@ -48,10 +48,7 @@ class Expectation(ABC):
 
     @abstractmethod
     def parts(self, problem: Problem, claims: Claims) -> Iterator[Part]:
-        """Yield the expected values of regions of the result under the claimed arithmetic.
-
-        Waits for the device if sums may be flushed.
-        """
+        """Yield the expected values of regions of the result under the claimed arithmetic. Waits for the device if sums flush."""
 
     def of_first_rows(self, m: int) -> Expectation:  # noqa: ARG002 - only sampling subclasses use it
         """Return the expectation of the first ``m`` rows of the result."""
@@ -90,11 +87,9 @@ class OneHotExpectation(Expectation):
 
     @classmethod
     def of(cls, probe: OneHotProbe, *, scaled: bool = False) -> OneHotExpectation:
-        """Return the expectation for the probe's operands."""
         return cls(name=probe.name, operands=probe.operands, probe=probe, scaled=scaled)
 
     def parts(self, problem: Problem, claims: Claims) -> Iterator[Part]:
-        """Yield the whole result as one part."""
         probe = self.probe
         if self.scaled:
             bound = self._bound(problem, claims, terms=1)
@@ -128,7 +123,6 @@ class Referenced(Expectation):
     integers: bool = False
 
     def parts(self, problem: Problem, claims: Claims) -> Iterator[Part]:
-        """Yield one part for each reference."""
         for known, largest_sum in zip(self.references, self._largest_sums, strict=True):
             bound = self._bound_of_region(problem, claims, known)
             if self.integers and largest_sum <= exact_limit(problem, claims):
@@ -171,10 +165,7 @@ class Referenced(Expectation):
 
 
 def referenced(problem: Problem, operands: Operands, *, name: str, integers: bool = False) -> Referenced:
-    """Return float64 references for ``operands``, sampled if the problem is large.
-
-    A float64 problem also gets a reference of higher precision.
-    """
+    """Return float64 references, sampled for a large problem, and one of higher precision for a float64 problem."""
     shape = (problem.batch, problem.m, problem.n, problem.terms)
     references = [reference(operands, region) for region in regions(*shape, operands.a.device)]
     if problem.dtype == torch.float64 and not integers:

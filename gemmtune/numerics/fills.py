@@ -37,10 +37,7 @@ _BINADES: dict[torch.dtype, tuple[int, int]] = {
     torch.float8_e4m3fnuz: (-6, 2),
     torch.float8_e5m2fnuz: (-13, 3),
 }
-"""Exponents by which ``wide`` multiplies N(0, 1).
-
-With random signs, sums of 2^20 such products stay finite in a float16 result of 16- or 8-bit inputs.
-"""
+"""Exponents by which ``wide`` multiplies N(0, 1), so that sums of 2^20 products stay finite in a float16 result."""
 
 
 def fills_of(dtype: torch.dtype) -> tuple[str, ...]:
@@ -49,12 +46,9 @@ def fills_of(dtype: torch.dtype) -> tuple[str, ...]:
 
 
 def filled(name: str, layout: Layout, generator: torch.Generator, device: torch.device, k_dim: int) -> torch.Tensor:
-    """Draw numbers of the named fill, as many as ``held_size(layout)`` says.
+    """Draw numbers of the named fill, as many as ``held_size(layout)`` says, of ``layout.dtype`` or close to it.
 
-    They are values of ``layout.dtype`` or close to them. ``k_dim`` is the dimension that is summed: -1 for a, -2 for b.
-
-    Raises:
-        GemmtuneError: the dtype has no such numbers, or no fill has that name.
+    ``k_dim`` is the summed dimension: -1 for a, -2 for b. Raises GemmtuneError for an unknown name, or one that the dtype lacks.
     """
     if name not in fills_of(layout.dtype):
         legal = ", ".join(fills_of(layout.dtype))

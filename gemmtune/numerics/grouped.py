@@ -58,10 +58,7 @@ def grouped_expectations(problem: Problem, device: torch.device) -> list[Expecta
 
 
 def awkward_ends(total: int, groups: int) -> Iterator[tuple[str, list[int]]]:
-    """Yield the group ends of patterns on which kernels go wrong, by name.
-
-    Two patterns leave rows or terms behind the last group.
-    """
+    """Yield the group ends of patterns on which kernels go wrong, by name, two of them with rows behind the last group."""
     generator = torch.Generator().manual_seed(SEED)
     cuts = torch.randint(0, total + 1, (groups - 1,), generator=generator).sort().values.tolist()
     yield "uneven", [*cuts, total]
@@ -98,18 +95,12 @@ class GroupedProbes:
         return self._expected(f"integers, {name}", self._integers(self.problem.a), self._small(), ends, exactness="integers")
 
     def random(self, ends: list[int] | None = None) -> GroupedExpectation:
-        """Return an expectation of standard normal numbers, none so small that it may be read as 0.
-
-        Groups are uneven by default.
-        """
+        """Return an expectation of standard normal numbers that are never read as 0, by default for uneven groups."""
         ends = self.patterns["uneven"] if ends is None else ends
         return self._expected("random", self._normal(self.problem.a), self._any_b(), ends)
 
     def one_hot(self, ends: list[int]) -> GroupedExpectation | None:
-        """Return an expectation of one-hot rows of a over a random b, or None if a's elements share memory.
-
-        The ones lie within each group if groups divide the terms.
-        """
+        """Return an expectation of one-hot rows of a over a random b, or None if a's elements share memory."""
         problem = self.problem
         if overlapping(problem.a) or distinct_size(problem.a) != problem.a.size or not problem.k:
             return None

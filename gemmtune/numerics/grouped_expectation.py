@@ -41,7 +41,6 @@ class GroupedExpectation(Expectation):
         return dataclasses.replace(self.operands, a=a, b=b).beside_subnormal()
 
     def parts(self, problem: Problem, claims: Claims) -> Iterator[Part]:
-        """Yield one part for each region."""
         for region, value, magnitude in zip(self.regions, self.values, self.magnitudes, strict=True):
             relative, absolute = self._bounds(problem, claims, magnitude)
             free = magnitude.isnan()

@@ -1,7 +1,4 @@
-"""Memory that shows which elements a GEMM wrote: poison, guard bands, and checksums of inputs.
-
-All of this runs on the device without waiting for it.
-"""
+"""Memory that shows which elements a GEMM wrote: poison, guard bands and checksums, on the device and without waiting."""
 
 from __future__ import annotations
 
@@ -17,10 +14,7 @@ GUARD_TILE = 256
 """Rows and columns of out that the guard band has room for on each side: the largest tile in use."""
 MOST_GUARD_BYTES = 2**24
 SMALL_BYTES = 2**17
-"""Largest size that the C library always takes from its heap.
-
-For larger ones it uses the heap only after it has freed memory of that size.
-"""
+"""Largest size that the C library always takes from its heap: larger ones only after it has freed as much."""
 COPIES = {"small": 8, "large": 4}
 """Number of places that are poisoned, so that a GEMM may allocate scratch memory before its result."""
 MOST_POISONED_BYTES = 2**28

@@ -22,10 +22,9 @@ _OF_NORMAL = 3
 
 
 def with_hard_rows(problem: Problem, operands: Operands) -> Operands | None:
-    """Return the operands with each row of a of the next of KINDS. The tensors are changed in place.
+    """Return the operands with each row of a of the next of KINDS, in place; None if a is no float or shares memory.
 
-    A cancelling row has −x in the second half of K for each x in the first, in another order, and b has equal rows there. Its sums
-    are rounding errors alone, in which any change of order shows. Return None if a is no float, or its elements share memory.
+    A cancelling row has −x in the second half of K for each x in the first, where b is equal: its sums are pure rounding errors.
     """
     a, dtype = operands.a, problem.a.dtype
     if not dtype.is_floating_point or not _separate(problem.a) or not problem.k:
@@ -57,10 +56,7 @@ def _powers(values: torch.Tensor, dtype: torch.dtype, generator: torch.Generator
 
 
 def _pairs(operands: Operands, problem: Problem, generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
-    """Make rows of b in the second half equal to those of the first, in another order. Return both places along K.
-
-    A row of packed numbers has several of K. Block-sparse weights and operands that share memory stay as they are.
-    """
+    """Make rows of b equal in both halves of K, in another order, unless elements share memory. Return both places along K."""
     b = operands.b
     lines = b.shape[-2] // 2
     order = torch.randperm(lines, generator=generator, device=b.device)

@@ -11,18 +11,12 @@ from ..problem.dtypes import dtype_info
 from .quantized import number_range
 
 MOST_INTEGER = 31
-"""Largest integer in a and b of the cancelling probe. It is exact in 16 bits.
-
-Its result with alpha and beta is exact too, even in bfloat16 (2·31 + 3·9).
-"""
+"""Largest integer in a and b of the cancelling probe. 16 bits hold it, and bfloat16 its result (2·31 + 3·9)."""
 MOST_INTEGERS: dict[torch.dtype, int] = {
     torch.float64: 2**20, torch.int8: 126, torch.float8_e4m3fn: 15, torch.float8_e5m2: 7, torch.float8_e4m3fnuz: 15,
     torch.float8_e5m2fnuz: 7,
 }  # fmt: skip
-"""Same limit for other dtypes, where one more is exact too.
-
-float64 and int8 get large integers, whose sums are not exact in float32.
-"""
+"""Same limit for other dtypes, where one more is exact. float64 and int8 get integers whose sums float32 cannot hold."""
 MOST_ADDED = 9
 """Largest integer in inp."""
 MOST_ZERO = 3

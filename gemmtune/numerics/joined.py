@@ -1,7 +1,4 @@
-"""Dense products that stand for other products: a sum of two products as [a c] @ [b; d], and a block-sparse product.
-
-Every fact about a plain product then applies to them.
-"""
+"""Dense products that stand for other products: a sum of two products as [a c] @ [b; d], and a block-sparse product."""
 
 from __future__ import annotations
 
@@ -17,10 +14,7 @@ from .operands import Operands
 
 
 def joined(problem: Problem) -> Problem:
-    """Return the problem of the contiguous product [a c] @ [b; d], or of the dense product for a block-sparse b.
-
-    Return any other problem unchanged.
-    """
+    """Return the contiguous product [a c] @ [b; d], the dense product for a block-sparse b, or any other problem unchanged."""
     if problem.sparsity is not None:
         return dense_problem(problem)
     if problem.c is None:

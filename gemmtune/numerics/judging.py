@@ -41,10 +41,7 @@ class Judge:
         return finding
 
     def whole(self, expectation: Expectation) -> Approximate | None:
-        """Return all elements of the expected result with their allowed error, float64 [B, M, N].
-
-        Return None if only samples are known.
-        """
+        """Return all elements of the expected result with their error, float64 [B, M, N], or None if only samples are known."""
         part = next(expectation.parts(self._problem, self._claims))
         if part.region.rows is not None or part.region.cols is not None:
             return None
@@ -89,10 +86,7 @@ class Judge:
         finding.add(chunk, bad & ~value.isnan() if self._claims.skips_zeros else bad, bits, got, value, error)
 
     def _stored(self, acc: Approximate, extra: Sequence[torch.Tensor]) -> Approximate:
-        """Return f(acc) as stored in out.
-
-        Without an epilogue this is one rounding: acc + u·|R| + η, plus a small multiple of acc's error.
-        """
+        """Return f(acc) as stored in out; without an epilogue acc + u·|R| + η plus a small multiple of acc's error."""
         problem, flush = self._problem, self._claims.flush_subnormals
         info = dtype_info(problem.out.dtype)
         if problem.epilogue is None:

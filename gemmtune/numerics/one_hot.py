@@ -33,10 +33,7 @@ class OneHotProbe:
     col_factor: torch.Tensor | None = None
     col_index: torch.Tensor | None = None
     planted_rows: tuple[tuple[int, int], ...] = ()
-    """(row of a, place along K) of numbers that are not finite.
-
-    They meet zeros of b, and 0 · ∞ is NaN in the whole row except where they are picked.
-    """
+    """(row of a, place along K) of non-finite numbers. They meet zeros of b, so their rows are NaN except where picked."""
     planted_cols: tuple[tuple[int, int], ...] = ()
     """(column of b, place along K) of numbers that are not finite and meet zeros of a."""
 
@@ -50,10 +47,7 @@ class OneHotProbe:
         return as_batches(_pickable(self.operands.right)).contiguous()
 
     def exact(self, batches: slice, rows: slice, dtype: torch.dtype) -> torch.Tensor:
-        """Return the result [b, r, N] for these batches and rows.
-
-        ``dtype`` is the accumulator's or a wider one, which hold the result exactly.
-        """
+        """Return the result [b, r, N] for these batches and rows in ``dtype``, the accumulator's or a wider one: exact."""
         operands = self.operands
         results = [*self._from_rows(batches, rows, dtype), *self._from_cols(batches, rows, dtype)]
         result = results[0] if self.by_rows is None else torch.where(self.by_rows[rows].unsqueeze(-1), results[0], results[1])
@@ -73,10 +67,7 @@ class OneHotProbe:
                 result[..., col].masked_fill_(_sliced(index, batches) != place, math.nan)
 
     def magnitude(self, batches: slice, rows: slice) -> torch.Tensor:
-        """Return S for these batches and rows, float64, with |b| + |zero_b| for b and without inp.
-
-        The probe must pick rows of b only.
-        """
+        """Return S of a probe that picks rows of b for these batches and rows, float64, with |b| + |zero_b| and without inp."""
         (result,) = self._from_rows(batches, rows, torch.float64, magnitude=True)
         return result
 

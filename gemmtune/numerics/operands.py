@@ -100,12 +100,9 @@ class Operands:
         A zero point counts as part of b, c as part of a, d as part of b. Weights that are multiplied by a scale may be
         subnormal, because scales have no lower limit.
         """
-        total = _most(self.a, self.c) if self._scales_weights or _has_subnormal(self.b, self.d, below=below) else 0.0
+        scales_weights = self.scale_b is not None and self.scale_a is None
+        total = _most(self.a, self.c) if scales_weights or _has_subnormal(self.b, self.d, below=below) else 0.0
         return total + (_most(self.b, self.d) + _most(self.zero_b) if _has_subnormal(self.a, self.c, below=below) else 0.0)
-
-    @property
-    def _scales_weights(self) -> bool:
-        return self.scale_b is not None and self.scale_a is None
 
 
 def _most(*tensors: torch.Tensor | None) -> float:
@@ -126,11 +123,7 @@ def _has_subnormal(*tensors: torch.Tensor | None, below: float) -> bool:
 
 
 def fill_random(tensor: torch.Tensor, generator: torch.Generator) -> None:
-    """Fill a tensor, and the padding between its elements, with standard normal numbers.
-
-    Integer dtypes get integers of the whole range. About half of a boolean tensor is True. Overlapping elements get what
-    they can hold.
-    """
+    """Fill a tensor and its padding with standard normal numbers, integers of the whole range, or random booleans."""
     memory = flat(tensor)
     if memory.numel() == 0:
         return
@@ -175,12 +168,9 @@ def random_zero(
 
 
 def scale_factor(operands: Operands, rows: Lines = None, cols: Lines = None) -> torch.Tensor | None:
-    """Return scale_a · scale_b for these rows and columns, float64 [rows or 1, cols or 1], exact.
+    """Return scale_a · scale_b for these rows and columns, float64 [rows or 1, cols or 1], exact; None without scales.
 
-    Return None if there are no scales.
-
-    Raises:
-        GemmtuneError: the scales change along K, so they cannot become a factor of the result.
+    Raises GemmtuneError if the scales change along K, so that they cannot become a factor of the result.
     """
     if operands.scale_a is None or operands.scale_b is None:
         return None
@@ -208,10 +198,7 @@ def _random_weight(problem: Problem, generator: torch.Generator) -> torch.Tensor
 
 
 def routed(problem: Problem, generator: torch.Generator) -> torch.Tensor:
-    """Draw group offsets for rows or terms that are assigned to groups at random with equal probability.
-
-    Such offsets are like those of a router that balances experts.
-    """
+    """Draw group offsets as a balanced router gives them: rows or terms go to random groups with equal probability."""
     assert problem.offs is not None
     total = problem.k if problem.divides_terms else problem.m
     which = torch.randint(problem.groups, (total,), generator=generator, device=generator.device)
@@ -220,11 +207,7 @@ def routed(problem: Problem, generator: torch.Generator) -> torch.Tensor:
 
 
 def drawn_routes(problem: Problem, generator: torch.Generator, *, exact: bool = False) -> Mapping[str, torch.Tensor]:
-    """Draw the routing operands by role: rows of a, slots and weights.
-
-    Rows are any rows of a, including the first and the last. Slots are in any order. Weights are powers of two if
-    ``exact``.
-    """
+    """Draw the routing operands by role: any rows of a, slots in any order, and weights, powers of two if ``exact``."""
     device, found = generator.device, {}
     if problem.rows is not None:
         tokens = problem.a.size[0]

@@ -88,13 +88,10 @@ class Probes:
         return b
 
     def filled(self, fill_a: str, fill_b: str, *, general: bool = True) -> Operands:
-        """Draw a and b of the kinds named in fills.py.
+        """Draw a and b of the kinds named in fills.py. Raises GemmtuneError for an unknown name, or one that the dtype lacks.
 
-        Unlike ``random``, the numbers are not on tf32's grid, so reading them as tf32 costs an error. With ``general`` alpha,
-        beta and scales have any value and inp is normal. Otherwise they are those of exact probes.
-
-        Raises:
-            GemmtuneError: the name is unknown, or this dtype has no such fill.
+        The numbers are not on tf32's grid, so reading them as tf32 costs an error. With ``general`` alpha, beta and scales have any
+        value and inp is normal. Otherwise they are those of exact probes.
         """
         draw, a, b = self._draw, self.problem.a, self.problem.b
         made = (draw.values(fill_a, a, -1), draw.values(fill_b, b, -2))

@@ -122,20 +122,14 @@ def _step(node: Node, args: Sequence[Approximate], precision: torch.dtype, flush
 
 
 def _exactly_rounded(node: Node, value: torch.Tensor, args: Sequence[Approximate], precision: torch.dtype) -> torch.Tensor:
-    """Return a mask where a sum or product of exact arguments is exact in float32.
-
-    There the node's one rounding has one correct result.
-    """
+    """Return where a sum or product of exact arguments is exact in float32, so that one rounding gives one result."""
     if node.op not in ("add", "sub", "mul") or node.dtype != precision or precision == torch.float64:
         return torch.zeros((), dtype=torch.bool, device=value.device)
     return (args[0].error == 0) & (args[1].error == 0) & (value.float().double() == value)
 
 
 def _with_overflow(x: Approximate, dtype: torch.dtype, args: Sequence[Approximate]) -> Approximate:
-    """Set ``error`` to infinity where the value may not fit ``dtype`` or an argument may be anything.
-
-    ``error`` is 0 where the value is certainly NaN.
-    """
+    """Set ``error`` to infinity where the value may not fit ``dtype`` or an argument may be anything, to 0 for certain NaN."""
     value, error = x.value, x.error
     anything = torch.zeros((), dtype=torch.bool, device=value.device)
     for arg in args:
@@ -235,8 +229,4 @@ _EVALUATION: dict[str, _Evaluation] = {
     "div": _units(4), "sqrt": _units(4), "rsqrt": _units(4), "exp": _by_exponential, "sigmoid": _by_exponential,
     "silu": _by_exponential, "tanh": _by_difference, "erf": _by_difference, "gelu": _by_product, "gelu_tanh": _by_product,
 }  # fmt: skip
-"""Error of evaluating each function, in roundoffs of the type in which it is computed.
-
-CUDA C++ Programming Guide, "Mathematical Functions", allows up to 2 units for the approximate forms of division, roots and
-exp2. The rest is room for other formulas.
-"""
+"""Error of each function in roundoffs of its type: 2 units (CUDA C++ Programming Guide), and room for other formulas."""

@@ -20,10 +20,7 @@ _RANGES: dict[Encoding, tuple[int, int]] = {"int4": (-8, 7), "uint4": (0, 15)}
 
 
 def number_range(problem: Problem) -> tuple[int, int]:
-    """Return the least and the largest integer that b's numbers can be.
-
-    For floats, every integer within the range is a value of the dtype.
-    """
+    """Return the least and the largest integer that b's numbers can be; a float dtype has every one between them."""
     if problem.encoding:
         return _RANGES[problem.encoding]
     info = dtype_info(problem.b.dtype)
@@ -75,10 +72,7 @@ def scale_at(scale: torch.Tensor, size: tuple[int, int], rows: torch.Tensor, col
 
 
 def _block(count: int, extent: int) -> int:
-    """Return the number of lines that share one of ``count`` scales.
-
-    This agrees with ``Problem.scale_block``, because the shapes of legal blocks differ.
-    """
+    """Return the lines that share one of ``count`` scales, as ``Problem.scale_block`` does: legal blocks differ in shape."""
     return next(block for block in (1, *GROUPS) if -(-extent // block) == count)
 
 

@@ -14,8 +14,6 @@ from dataclasses import dataclass
 from ..errors import InvalidProblemError
 from ..problem import Problem
 
-UNITS = ("matrix", "fma", "exact")
-"""Units that sum: a matrix instruction, fused multiply-adds in rising order of K, or integers, whose sums are exact."""
 ALONE = "alone"
 """Unit of a kernel that is batch-invariant and does not say how it sums."""
 _TEXT = re.compile(r"(matrix|fma)(?:/(\d+))?(?:@(\d+))?")
@@ -26,10 +24,11 @@ _FORMS = "matrix or fma, then /1024 for parts of 1024 elements of K, then @128 f
 class Reduction:
     """Order in which the products of one element of the result are summed.
 
-    ``unit`` is one of UNITS. ``parts`` are the lengths of consecutive parts of K with a partial sum each; empty for one run.
-    ``order`` names the order in which partial sums are added, empty for rising order of K. After ``promoted_every`` elements of K
-    the sum of the unit is added to a float32 sum. ``own`` names what only some kernels share: how they order the elements of one
-    instruction, apply scales, or compute an epilogue.
+    ``unit`` is ``matrix`` (an instruction), ``fma`` (multiply-adds in rising order of K), ``exact`` (integers) or ALONE. ``parts``
+    are the lengths of consecutive parts of K with a partial sum each; empty for one run. ``order`` names the order in which partial
+    sums are added, empty for rising order of K. After ``promoted_every`` elements of K the sum of the unit is added to a float32
+    sum. ``own`` names what only some kernels share: how they order the elements of one instruction, apply scales, or compute an
+    epilogue.
     """
 
     unit: str
@@ -56,11 +55,7 @@ class Reduction:
 
     @classmethod
     def declared(cls, text: str, problem: Problem, own: str) -> Reduction:
-        """Return the reduction that a user's text declares for a problem. ``own`` names the kernel's epilogue.
-
-        Raises:
-            InvalidProblemError: the text has another form.
-        """
+        """Return the reduction that a user's text declares for a problem. Raises InvalidProblemError for another form."""
         check_text(text)
         unit, length, promoted = _TEXT.fullmatch(text).groups()  # type: ignore[union-attr]
         lengths = parts_of(problem.k, int(length)) if length else ()

@@ -43,10 +43,7 @@ class Region:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reference:
-    """R (``value``) and S (``magnitude``) of one region, float64 [B, rows, cols].
-
-    ``extended`` states that R is better than a float64 product.
-    """
+    """R (``value``) and S of one region, float64 [B, rows, cols]. ``extended``: R is better than a float64 product."""
 
     region: Region
     value: torch.Tensor
@@ -64,10 +61,7 @@ class Reference:
 
 
 def regions(batch: int, m: int, n: int, k: int, device: torch.device) -> tuple[Region, ...]:
-    """Return the whole output if that is affordable, else a sample of full rows and a sample of full columns.
-
-    Both samples include the first and the last line.
-    """
+    """Return the whole output if affordable, else a sample of rows and one of columns, each with the first and last line."""
     kind = "cpu" if device.type == "cpu" else "cuda"
     macs, elements = MOST_MACS[kind], MOST_ELEMENTS[kind]
     if batch * m * n * max(k, 1) <= 2 * macs and batch * m * n <= elements:
@@ -99,10 +93,7 @@ def reference(operands: Operands, region: Region) -> Reference:
 
 
 def extended_reference(operands: Operands, batch: int, m: int, n: int, k: int) -> Reference:
-    """Return a reference for float64 results, on a sample of rows and columns.
-
-    The error of R is about 2^-53 of R plus K·2^-104·S.
-    """
+    """Return a reference for float64 results, sampled, whose R is off by about 2^-53 of R plus K·2^-104·S."""
     device = operands.a.device
     side = int((EXTENDED_MACS / (batch * max(k, 1))) ** 0.5)
     region = Region(rows=_sample(m, side, device), cols=_sample(n, side, device))
@@ -150,10 +141,7 @@ def _as_stored(stored: torch.Tensor, _: slice) -> tuple[torch.Tensor, torch.Tens
 def products(
     a: torch.Tensor, b: torch.Tensor, read_a: Reader = _as_stored, read_b: Reader = _as_stored
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return (a @ b, |a| @ |b|) in float64 for a [B, M, K] and b [B, K, N] of any dtype.
-
-    Tiles bound the temporary memory. ``read_a`` and ``read_b`` convert stored elements to values.
-    """
+    """Return (a @ b, |a| @ |b|), float64, for a [B, M, K] and b [B, K, N], read by ``read_a`` and ``read_b`` tile by tile."""
     (batch, m, k), n = a.shape, b.shape[-1]
     value = torch.empty((batch, m, n), dtype=torch.float64, device=a.device)
     magnitude = torch.empty_like(value)

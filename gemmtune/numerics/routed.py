@@ -17,10 +17,7 @@ from .reference import Region
 
 
 def grouped_problem(problem: Problem) -> Problem:
-    """Return the plain grouped product within a product with picked, gated or added rows.
-
-    It has contiguous rows and yields all columns of b.
-    """
+    """Return the plain product, with contiguous rows and all columns of b, within one of picked, gated or added rows."""
     dtype = problem.dtype
     a = problem.a if problem.rows is None else Layout.contiguous((problem.m, problem.k), dtype)
     out = Layout.contiguous((problem.m, problem.b.size[-1]), dtype)

@@ -29,10 +29,7 @@ class Scaling:
     zero_b: torch.Tensor | None = None
 
     def undo(self, problem: Problem, device: torch.device) -> torch.Tensor | None:
-        """Return powers of two [K] by which a is multiplied to make separable scales constant along K.
-
-        Return None if they are constant already.
-        """
+        """Return powers of two [K] that, times a, make separable scales constant along K; None if they already are."""
         inner, none = torch.arange(problem.k, device=device), torch.zeros(1, dtype=torch.int64, device=device)
         factor: torch.Tensor | None = None
         for scale, size, along in (
@@ -92,14 +89,9 @@ def _powers(layout: Layout, generator: torch.Generator, device: torch.device, *,
     size = held_size(layout)
     if len(size) < 2:
         return torch.full(size, ONLY, device=device)
-    rows, cols = (_exponents(count, generator, device) for count in size)
+    # Exponents −1, 0 and 1, each different from the previous one.
+    rows, cols = (torch.randint(1, 3, (count,), generator=generator, device=device).cumsum(0) % 3 - 1 for count in size)
     if len(rows) * len(cols) == 1:
         return torch.full(size, ONLY, device=device)
     total = rows.unsqueeze(-1) + cols
     return torch.exp2((total if separable else total % 3).float())
-
-
-def _exponents(count: int, generator: torch.Generator, device: torch.device) -> torch.Tensor:
-    """Draw −1, 0 and 1 [count], each different from the previous one."""
-    steps = torch.randint(1, 3, (count,), generator=generator, device=device)
-    return steps.cumsum(0) % 3 - 1

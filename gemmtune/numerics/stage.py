@@ -50,10 +50,7 @@ class Stage:
         return {role: (element_bits(held[role]) != element_bits(distinct(x))).any() for role, x in self._sources.items()}
 
     def gaps_changed(self) -> dict[str, torch.Tensor]:
-        """Return a boolean on the device for each buffer: True if memory around or between elements has ever changed.
-
-        The elements are lost.
-        """
+        """Return a flag on the device for each buffer: True if memory around or between elements changed. The elements are lost."""
         self._clear()
         return dict(zip(self._gaps.names, self._gaps.changed(), strict=True))
 

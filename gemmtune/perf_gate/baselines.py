@@ -1,7 +1,4 @@
-"""Baselines: the ratio of gemmtune's pick to torch for each problem, as measured on one machine, in a file for review.
-
-The file is ``<folder>/<slug of the device>.json``. Another machine of the same kind has the same ratios, but not the same times.
-"""
+"""Baselines: ratios of gemmtune's pick to torch by problem in ``<folder>/<slug of the device>.json``, alike on equal machines."""
 
 from __future__ import annotations
 
@@ -20,6 +17,7 @@ from ..errors import GateError
 from ..foreign import read_json, shown, visible
 from ..problem import Problem
 from ..settings import Timing
+from ..store.key import canonical
 from .statistics import Estimate
 
 FORMAT = 1
@@ -69,7 +67,7 @@ class Baseline:
     @property
     def identity(self) -> tuple[str, str]:
         """Key that is equal for equal problems measured in the same way."""
-        return (_canonical(self.key), self.timing)
+        return (canonical(self.key), self.timing)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -82,11 +80,7 @@ class Baselines:
 
     @classmethod
     def of(cls, folder: str, device: DeviceInfo) -> Baselines:
-        """Read the baselines of a device, which are empty without a file.
-
-        Raises:
-            GateError: the file cannot be read, or has no baselines.
-        """
+        """Read the baselines of a device, which are empty without a file. Raises GateError if the file is unusable."""
         path = Path(folder) / f"{slug(device)}.json"
         found = cls(path=path, device={"name": device.name, "arch": device.arch})
         if not path.exists():
@@ -110,18 +104,14 @@ class Baselines:
 
     def get(self, problem: Problem, timing: Timing) -> Baseline | None:
         """Return the baseline of a problem, or None."""
-        return self.entries.get((_canonical(problem.to_json()), timing))
+        return self.entries.get((problem.key, timing))
 
     def put(self, baseline: Baseline) -> None:
         """Add a baseline, or replace the one of the same problem."""
         self.entries[baseline.identity] = baseline
 
     def write(self) -> None:
-        """Write the whole file, sorted by the problems' texts. Equal entries give equal files.
-
-        Raises:
-            GateError: the file cannot be written.
-        """
+        """Write the whole file, sorted by the problems' texts, so that equal entries give equal files. Raises GateError."""
         entries = sorted(self.entries.values(), key=lambda b: (b.problem, b.identity))
         # One line for each field with its whole value, so that a diff shows each change as a line.
         fields = [[(f.name, getattr(entry, f.name)) for f in dataclasses.fields(entry)] for entry in entries]
@@ -141,7 +131,3 @@ def slug(device: DeviceInfo) -> str:
     """Return the file name of a device: ``nvidia-h200``, or ``cpu-amd-epyc-2-threads``, as a CPU's ratios depend on its threads."""
     name = f"cpu {device.name} {device.threads} threads" if device.type == "cpu" else device.name
     return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
-
-
-def _canonical(key: Mapping[str, Any]) -> str:
-    return json.dumps(key, sort_keys=True, separators=(",", ":"))

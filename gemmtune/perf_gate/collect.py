@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from ..device import DeviceInfo
+from ..selector.text_table import counted
 from ..settings import Settings
 from ..timing.conditions import device_to_itself
 from ..workers.worker import Worker, WorkerCrashed, WorkerTimedOut
@@ -16,15 +17,8 @@ from .statistics import Decision, Judgement
 M = TypeVar("M")
 
 
-@dataclass(frozen=True, slots=True)
-class Failed:
-    """A match that could not be measured, with the reason."""
-
-    reason: str
-
-
-Process = Callable[[Sequence[M], int], list[ProcessSample | Failed]]
-"""Function ``process(matches, turn)`` that measures matches in a fresh process, with one result each. ``turn`` counts the calls."""
+Process = Callable[[Sequence[M], int], list[ProcessSample | str]]
+"""Function ``process(matches, turn)`` that returns each match's sample from a fresh process, or why it has none."""
 
 
 @dataclass(slots=True)
@@ -72,11 +66,11 @@ def collect(
             remaining = [i for i in open_ if not found[i].failure]
             if not remaining:
                 break
-            tell(f"batch {batch}, process {number + 1} of {processes}: {len(remaining)} problem{'s' * (len(remaining) > 1)}")
+            tell(f"batch {batch}, process {number + 1} of {processes}: {counted(len(remaining), 'problem')}")
             turn = (batch - 1) * processes + number
             for i, result in zip(remaining, process([matches[i] for i in remaining], turn), strict=True):
-                if isinstance(result, Failed):
-                    found[i].failure = result.reason
+                if isinstance(result, str):
+                    found[i].failure = result
                 else:
                     found[i].batches[-1].append(result)
     return found
@@ -90,10 +84,10 @@ class FreshProcess:
     settings: Settings
     sampling: Sampling
 
-    def __call__(self, matches: Sequence[Match], turn: int) -> list[ProcessSample | Failed]:
+    def __call__(self, matches: Sequence[Match], turn: int) -> list[ProcessSample | str]:
         """Return a result for each match. A match that kills the process fails, and the others continue in another process."""
         worker = Worker()
-        results: list[ProcessSample | Failed] = []
+        results: list[ProcessSample | str] = []
         timeout_s = self.settings.choice_timeout_s + self.sampling.budget_s
         try:
             for match in matches:
@@ -105,7 +99,7 @@ class FreshProcess:
             worker.close()
         return results
 
-    def _sample(self, worker: Worker, match: Match, turn: int, timeout_s: float) -> ProcessSample | Failed:
+    def _sample(self, worker: Worker, match: Match, turn: int, timeout_s: float) -> ProcessSample | str:
         arguments = (match, self.device, self.settings, self.sampling, turn)
         try:
             return worker.call(sample_match, *arguments, timeout_s=timeout_s)
@@ -113,5 +107,5 @@ class FreshProcess:
             if self.device.type != "cpu" and worker.alive:
                 worker.close()  # the error may have broken the CUDA context
             if isinstance(error, WorkerTimedOut):
-                return Failed(f"{error.reason}; the limit follows the setting choice_timeout_s")
-            return Failed(error.reason if isinstance(error, WorkerCrashed) else f"{type(error).__name__}: {error}")
+                return f"{error.reason}; the limit follows the setting choice_timeout_s"
+            return error.reason if isinstance(error, WorkerCrashed) else f"{type(error).__name__}: {error}"

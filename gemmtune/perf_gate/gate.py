@@ -35,11 +35,8 @@ def run_gate(
     """Measure problems in fresh processes and judge each (see ``statistics``), under the current settings.
 
     ``tell`` gets a line for each process. ``progress`` follows the tuning of untuned problems. A problem that cannot be measured
-    becomes an entry with the reason.
-
-    Raises:
-        GateError: options or a file of baselines that cannot be used, no problems, or problems for another device type.
-        UnavailableError: the device is missing.
+    becomes an entry with the reason. Raises GateError for unusable options, baselines or problems, UnavailableError without the
+    device.
     """
     # Check the problems.
     options = options or GateOptions()
@@ -72,13 +69,9 @@ def run_gate(
 
 
 def problems_without_names(options: GateOptions) -> list[Problem]:
-    """Return the problems of a gate for which none are named.
+    """Return the problems of existing baselines, if these are the anchor, else ``default_problems``.
 
-    If baselines are the anchor and exist, return their problems, else ``default_problems``.
-
-    Raises:
-        GateError: the file of baselines cannot be used.
-        UnavailableError: the device is missing.
+    Raises GateError if the file of baselines cannot be used, UnavailableError without the device.
     """
     device = detect(options.device)
     if options.anchor != "baseline":
@@ -197,10 +190,7 @@ def versions(device: DeviceInfo, settings: Settings) -> dict[str, str]:
 
 
 def default_problems(device_type: str) -> list[Problem]:
-    """Return the problems of a gate without named ones, for ``cpu`` or ``cuda``.
-
-    There is one for each regime in which kernels differ. All together take a minute.
-    """
+    """Return the problems of a gate without named ones: one for each regime of kernels, a minute in total."""
     if device_type == "cpu":
         f32, f16, bf16 = torch.float32, torch.float16, torch.bfloat16
         sizes = [(f32, 256, 512, 512), (f32, 16, 1024, 1024), (f32, 129, 257, 383), (f16, 128, 256, 512), (bf16, 256, 512, 512)]

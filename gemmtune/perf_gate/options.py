@@ -20,13 +20,10 @@ PROCESSES = 7
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GateOptions:
-    """Options of one gate.
+    """Options of one gate. Raises GateError for an illegal value, or options that conflict.
 
-    ``candidate`` is judged (see ``subjects.subject_for``). The anchor, which it is compared with, is torch's own operation in the
-    same process. With ``anchor="baseline"`` it is the stored ratio to torch.
-
-    Raises:
-        GateError: an illegal value, or options that conflict.
+    ``candidate`` is judged (see ``subjects.subject_for``) against torch's own operation in the same process or, with
+    ``anchor="baseline"``, against the stored ratio to torch.
     """
 
     device: str | None = None

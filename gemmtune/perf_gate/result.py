@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ..problem import Problem
-from ..selector.text_table import TextTable
+from ..selector.text_table import TextTable, counted
 from .baselines import Baseline
 from .collect import Series
 from .options import GateOptions
@@ -155,9 +155,9 @@ def summary(result: GateResult) -> str:
     decisions = [e.judgement.decision for e in result.entries if e.judgement]
     counts = [f"{decisions.count(v)} {v}" for v in Decision if v in decisions]
     counts += [f"{len(result.failed)} could not be measured"] if result.failed else []
-    problems = f"{len(result.entries)} problem{'s' * (len(result.entries) != 1)}"
     return (
-        f"{result.decision}: {problems}, {', '.join(counts)}; the limit is {100 * (result.rule.limit - 1):.0f}% slower than "
+        f"{result.decision}: {counted(len(result.entries), 'problem')}, {', '.join(counts)}; "
+        f"the limit is {100 * (result.rule.limit - 1):.0f}% slower than "
         f"{_anchor(result)}, with {result.options.processes} processes in a batch"
     )
 

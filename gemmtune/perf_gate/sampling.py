@@ -34,10 +34,7 @@ MOST_REPEATS = 9
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampling:
-    """Amount of measurement of one problem in one process. ``warm_up_s`` seconds of load come first.
-
-    Blocks end after ``budget_s``, but not before ``least_blocks``. Long kernels need no 30 blocks.
-    """
+    """Amount of measurement in one process: ``warm_up_s``, then blocks until ``budget_s``, but at least ``least_blocks``."""
 
     blocks: int = 30
     least_blocks: int = 10
@@ -46,10 +43,7 @@ class Sampling:
 
     @classmethod
     def of(cls, device_type: str) -> Sampling:
-        """Return the sampling for a kind of device.
-
-        A GPU runs its first tens of milliseconds at clocks that it does not sustain. A CPU is warm from preparing the contenders.
-        """
+        """Return the sampling for a kind of device. Only a GPU has to warm up, to clocks that it sustains."""
         return cls(warm_up_s=0.1 if device_type == "cpu" else 0.4)
 
 
@@ -89,10 +83,7 @@ class Steady(Contender):
 
 
 def sample_match(match: Match, device: DeviceInfo, settings: Settings, sampling: Sampling, turn: int) -> ProcessSample:
-    """Measure a match in this process. ``turn`` is the number of the process: odd ones prepare and measure the anchor first.
-
-    Errors of the choices are not caught.
-    """
+    """Measure a match in this process, number ``turn``; odd ones prepare and measure the anchor first. Choices may raise."""
     with use(settings), conditions(match.problem, device), collection_paused():
         timer = Timer(match.problem, device, settings.timing)
         choices = {"candidate": match.candidate, "anchor": match.anchor}

@@ -118,10 +118,7 @@ def bounds(now: Estimate, level: float, before: Estimate | None = None) -> Bound
 
 
 def judge(batches: Sequence[Sequence[float]], rule: Rule, baseline: Estimate | None = None) -> Judgement:
-    """Return the decision on one or two batches, each with values of two or more processes.
-
-    One batch alone is never REGRESSED or IMPROVED: the decision is INCONCLUSIVE, and the reason asks for a second batch.
-    """
+    """Return the decision on one or two batches of two or more processes. One alone is never REGRESSED or IMPROVED."""
     limit, visible = math.log(rule.limit), math.log(rule.visible)
     each = [bounds(Estimate.of(values), rule.level, baseline) for values in batches]
     whole = bounds(Estimate.of([v for values in batches for v in values]), rule.level, baseline)
@@ -145,11 +142,7 @@ def judge(batches: Sequence[Sequence[float]], rule: Rule, baseline: Estimate | N
 
 @functools.cache
 def student_quantile(probability: float, freedom: int) -> float:
-    """Return the t with P(T ≤ t) = ``probability``, at least 0.5, for ``freedom`` degrees of freedom.
-
-    With t = √freedom · tan θ the probability is a finite sum of powers of cos θ (Abramowitz and Stegun, 26.7.3 and 26.7.4). The
-    angle is found by bisection.
-    """
+    """Return the t with P(T ≤ t) = ``probability`` ≥ 0.5 by bisection of a finite sum (Abramowitz and Stegun, 26.7.3, 26.7.4)."""
     if not 0.5 <= probability < 1 or not freedom >= 1:
         raise ValueError(f"student_quantile: got {probability} and {freedom}, expected 0.5 ≤ probability < 1 and freedom ≥ 1")
 

@@ -29,14 +29,11 @@ MOST_RESULTS_KEPT = 64
 
 
 def subject_for(name: str, problem: Problem, device: DeviceInfo, settings: Settings) -> Choice:
-    """Return the choice that ``name`` means for a problem.
+    """Return the choice that ``name`` means for a problem. Raises GateError if there is none, or the product is empty.
 
-    ``pick`` is what ``gemmtune`` runs. It is tuned now if it is not stored and the settings allow it. ``torch`` is torch's own
+    ``pick`` is what ``gemmtune`` runs, tuned now if it is not stored and the settings allow it, and ``torch`` is torch's own
     operation. A name that begins with a backend, such as ``cpp:…``, is that choice. Anything else is a function to import, as
     ``package.module:function``, or one of our backends, as ``backend:triton``.
-
-    Raises:
-        GateError: the product is empty, or there is no such choice.
     """
     if problem.empty or 0 in problem.summed:
         raise GateError("size: got 0, expected a product that takes time")

@@ -41,11 +41,7 @@ def unpacked(b: Tensor, encoding: str) -> Tensor:
 
 
 def over_blocks(scale: Tensor, size: tuple[int, int], legal: Blocks, name: str) -> Tensor:
-    """Expand a scale to broadcast to an operand of ``size``: repeat each number over the dimensions of its block.
-
-    Raises:
-        InvalidProblemError: the shape of the scale does not fit an operand of this size.
-    """
+    """Expand a scale to broadcast to an operand of ``size``. Raises InvalidProblemError if its shape does not fit."""
     block = block_of(tuple(scale.shape), size, legal)
     if block is None:
         raise InvalidProblemError(f"{name}: got shape {list(scale.shape)}, which does not fit an operand of shape {list(size)}")
@@ -60,10 +56,7 @@ def over_blocks(scale: Tensor, size: tuple[int, int], legal: Blocks, name: str) 
 def dequantized(
     b: Tensor, scale: Tensor | None, zero: Tensor | None, encoding: str, dtype: torch.dtype, *, legal: Blocks = BLOCKS_OF_WEIGHTS
 ) -> Tensor:
-    """Return (b − zero) · scale as a matrix [K, N] of ``dtype``, the dtype of a. Without a scale, only convert b.
-
-    The computation uses the wider of ``dtype`` and the scale's dtype and rounds each step, as eager torch does.
-    """
+    """Return (b − zero) · scale, or b alone, as [K, N] of ``dtype``, rounded at each step in the wider dtype as by eager torch."""
     if (
         scale is not None
         and unwatched(b, scale, zero)
@@ -116,10 +109,7 @@ def int_product(a: Tensor, b: Tensor) -> Tensor:
 
 
 def _plain(x: Tensor) -> Tensor:
-    """Return x if ``_int_mm`` accepts it on x's device: a contiguous matrix or the transpose of one. Otherwise return a copy.
-
-    The strides of a single row or column count too.
-    """
+    """Return x, or a copy if ``_int_mm`` rejects it: it needs a contiguous matrix or its transpose, single lines included."""
     rows, cols = x.shape
     aligned = not x.is_cuda or x.storage_offset() * x.element_size() % ALIGNED_BYTES == 0
     transposed = x.stride() == (1, rows) and rows > 1 and cols > 1 and not (x.is_cuda and rows % GPU_INT_COLUMN_MULTIPLE)
@@ -148,10 +138,7 @@ def scaled_product(a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor) -> Te
 
 
 def sums_of_blocks(a: Tensor, b: Tensor, factor_a: Tensor, factor_b: Tensor) -> Tensor:
-    """Return (a · factor_a) @ (b · factor_b), summed over slices of SCALE_BLOCK elements of K with constant factors.
-
-    A factor is 0-D, or has the shape of its operand with 1 in each dimension along which it is constant.
-    """
+    """Return (a · factor_a) @ (b · factor_b), summed over slices of SCALE_BLOCK elements of K with constant, broadcast factors."""
     total = torch.zeros((a.shape[0], b.shape[1]), dtype=torch.float32, device=a.device)
     for first in range(0, a.shape[1], SCALE_BLOCK):
         length = min(SCALE_BLOCK, a.shape[1] - first)

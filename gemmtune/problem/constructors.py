@@ -15,10 +15,7 @@ from .structured import StructuredConstructors
 
 
 class Constructors(StructuredConstructors):
-    """Base class with the constructors of ``Problem``. ``device_type`` defaults to cuda if there is a GPU, otherwise to cpu.
-
-    A dtype is torch's, or a name such as ``bfloat16`` or ``bf16``.
-    """
+    """Base class with the constructors of ``Problem``. Dtypes are torch's or names; ``device_type`` is cuda if there is a GPU."""
 
     __slots__ = ()
 

@@ -25,14 +25,11 @@ _NAMES = {"B": "batch", "G": "groups", "T": "tokens"}
 def operand_layouts(
     row: Operation, sizes: Mapping[str, int], letters: str, dtypes: Mapping[str, torch.dtype], *, encoded: bool = False
 ) -> dict[str, Layout]:
-    """Return the layouts of a row's matrices and of out, by role.
+    """Return the layouts of a row's matrices and of out, by role. Raises InvalidProblemError for illegal ``letters`` or sizes.
 
     ``sizes`` has the sizes by symbol, and ``dtypes`` the dtypes by role: a's, those of optional matrices that are given, and those
-    that are not the row's first legal dtype. ``letters`` has one letter for a and c, and one for b and d: ``n`` is row-major,
-    ``t`` is stored transposed. An ``encoded`` b has two elements of K in each byte.
-
-    Raises:
-        InvalidProblemError: ``letters`` is illegal for the row, or a size is out of range.
+    that are not the row's first legal dtype. ``letters`` has one letter for a and c, and one for b and d: ``n`` is row-major, ``t``
+    is stored transposed. An ``encoded`` b has two elements of K in each byte.
     """
     for symbol, extent in sizes.items():
         check_size(_NAMES.get(symbol, symbol.lower()), extent)
@@ -59,8 +56,7 @@ def scale_fields(
 ) -> dict[str, Layout | None]:
     """Return the scales of a row, and its zero points, by role: of one product, without groups.
 
-    Raises:
-        InvalidProblemError: ``scales`` is unknown or illegal for groups, or ``zeros`` is set without scales.
+    Raises InvalidProblemError for unknown or illegal ``scales``, and ``zeros`` without scales.
     """
     m, n, k = (sizes[symbol] for symbol in "MNK")
     if row.operand("scale_a") is not None:

@@ -219,10 +219,7 @@ class ProblemFields:
 
     @property
     def layout_letters(self) -> str:
-        """The BLAS letters of a and b: ``n`` for row-major, ``t`` for column-major, ``s`` for neither.
-
-        The letters of c and d follow if they differ, as in ``nt+nn``.
-        """
+        """The BLAS letters of a and b, then of c and d if they differ: ``n`` row-major, ``t`` column-major, ``s`` neither."""
         letters = "".join("n" if x.row_major else "t" if x.column_major else "s" for x in (self.a, self.b, self.c, self.d) if x)
         first, second = letters[:2], letters[2:]
         return first if second in ("", first) else f"{first}+{second}"

@@ -70,10 +70,7 @@ def plain(value: Any) -> Any:
 
 
 def fields_of(data: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of the Problem whose ``to_json`` gave ``data``.
-
-    Fields of another version are dropped if they are empty (None, False, ""). The exceptions are those of ``Problem.from_json``.
-    """
+    """Return the fields of the Problem of ``to_json``, without empty ones of another version. Raises as ``Problem.from_json``."""
     known = {field.name for field in dataclasses.fields(ProblemFields)}
     given = {name: value for name, value in data.items() if name not in DERIVED}
     for name in given.keys() - known:

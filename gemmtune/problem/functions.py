@@ -26,11 +26,7 @@ _TAKES_BOOL = {"where": (0,)}
 
 
 class GraphBuilder:
-    """The nodes made so far, each with a sample tensor.
-
-    A sample is a one-element CPU tensor of the node's dtype and rank, on which torch's own promotion is observed. The rank
-    matters: next to a tensor with dimensions, a 0-dim tensor promotes as weakly as a number.
-    """
+    """The nodes made so far, each with a sample: a one-element CPU tensor whose dtype and rank show torch's promotion."""
 
     def __init__(self, acc_dtype: torch.dtype, operands: Sequence[torch.Tensor]) -> None:
         self.nodes: list[Node] = []
@@ -97,10 +93,6 @@ def _unary(op: str) -> Function:
 
 def _binary(op: str) -> Function:
     return lambda g, input, other: g.emit(op, input, other)
-
-
-def _itself(g: GraphBuilder, input: Ref) -> Ref:  # noqa: ARG001 - adds no node
-    return input
 
 
 def _scaled(g: GraphBuilder, value: Any, alpha: Any) -> Any:
@@ -216,7 +208,7 @@ FUNCTIONS: dict[str, Function] = {
     "special_erf": _unary("erf"),
     "reciprocal": lambda g, input: g.emit("div", 1.0, input),
     "square": lambda g, input: g.emit("mul", input, input),
-    **dict.fromkeys(("pos", "positive"), _itself),
+    **dict.fromkeys(("pos", "positive"), lambda g, input: input),  # noqa: ARG005 - adds no node
     "add": _add,
     **dict.fromkeys(("sub", "subtract"), _sub),
     "rsub": lambda g, input, other, *, alpha=1: _sub(g, other, input, alpha=alpha),

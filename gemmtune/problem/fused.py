@@ -42,10 +42,7 @@ class Then:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Brought:
-    """An argument of a public function that becomes the first operand of the epilogue.
-
-    If ``follows`` is set and the caller names no dtype, torch's promotion of this operand with the sums gives the result dtype.
-    """
+    """Argument of a public function that becomes the first epilogue operand, and sets the result dtype if it ``follows``."""
 
     op: str
     argument: str
@@ -78,11 +75,7 @@ def factor_shapes(m: int, n: int) -> dict[str, tuple[int, ...]]:
 
 
 def factor_dtype(scale: torch.dtype) -> torch.dtype:
-    """Return the default result dtype of int_mm_mul: torch's promotion of int32 and the factor.
-
-    Raises:
-        InvalidProblemError: the factor is not float32, float16 or bfloat16.
-    """
+    """Return int_mm_mul's result dtype, promoted from int32 and the factor. Raises InvalidProblemError for other factors."""
     BROUGHT["int_mm_mul"].check("int_mm_mul", scale)
     return torch.promote_types(scale, torch.int32)
 

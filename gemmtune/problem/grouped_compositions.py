@@ -1,7 +1,4 @@
-"""Grouped products by torch's own calls.
-
-Offsets that the host can read without waiting divide the rows. Otherwise each matrix multiplies all rows, and a mask selects.
-"""
+"""Grouped products by torch's own calls, sliced by offsets that the host can read at once, else whole products with masks."""
 
 from __future__ import annotations
 
@@ -18,21 +15,14 @@ Tensor = torch.Tensor
 
 
 def grouped_product(a: Tensor, b: Tensor, offs: Tensor) -> Tensor:
-    """Return a [M, K] @ b[g] [K, N] for the rows of each group g, which ends at offs[g].
-
-    Rows behind the last group are 0 or arbitrary. If the host cannot read the offsets, torch's own operation runs where it accepts
-    the operands.
-    """
+    """Return a [M, K] @ b[g] [K, N] for the rows of each group g, which ends at offs[g]. Other rows are 0 or arbitrary."""
     if readable(offs) is None and _torch_takes(a, b, offs):
         return torch._grouped_mm(a, b, offs=offs)
     return of_each_group(lambda rows, g: a[rows] @ b[g], a.shape[0], offs)
 
 
 def of_each_group(product: Callable[[slice, int], Tensor], total: int, offs: Tensor) -> Tensor:
-    """Compute ``product(rows, g)`` for the rows of each group g as one matrix of ``total`` rows.
-
-    If the host cannot read the offsets, every group multiplies all rows and a mask keeps its own.
-    """
+    """Compute ``product(rows, g)`` for the rows of each group as one matrix; all rows, masked, if the host lacks the offsets."""
     ends = readable(offs)
     if ends is None:
         return masked(product, total, offs)
@@ -83,10 +73,7 @@ def _torch_takes(a: Tensor, b: Tensor, offs: Tensor) -> bool:
 
 
 def grouped_by_torch(size: Sequence[int], stride: Sequence[int], itemsize: int) -> bool:
-    """Return True if ``torch._grouped_mm`` accepts a matrix of this size and stride.
-
-    Its rows or columns must be contiguous and start at multiples of ALIGNED_BYTES if the first one does.
-    """
+    """Return True if ``torch._grouped_mm`` takes the matrix: contiguous rows or columns that start at ALIGNED_BYTES."""
     (rows, cols), (row, col) = size, stride
     by_rows = col == 1 and row >= max(cols, 1) and row * itemsize % ALIGNED_BYTES == 0
     by_cols = row == 1 and col >= max(rows, 1) and col * itemsize % ALIGNED_BYTES == 0

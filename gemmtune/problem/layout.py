@@ -58,11 +58,7 @@ class Layout:
         return Layout(size=size, stride=stride, dtype=self.dtype, offset=self.offset)
 
     def expanded(self, size: Sequence[int]) -> Layout:
-        """Return this layout broadcast to ``size`` by torch's rules: stride 0 along every repeated dimension.
-
-        Raises:
-            InvalidProblemError: the layout does not broadcast to ``size``.
-        """
+        """Return this layout broadcast to ``size``, with stride 0 along repeats. Raises InvalidProblemError if it does not fit."""
         missing = len(size) - len(self.size)
         old_size, old_stride = (1,) * missing + self.size, (0,) * missing + self.stride
         if missing < 0 or any(o not in (1, n) for o, n in zip(old_size, size, strict=True)):
@@ -72,7 +68,6 @@ class Layout:
 
     @property
     def numel(self) -> int:
-        """The number of elements."""
         return math.prod(self.size)
 
     @property

@@ -13,15 +13,7 @@ from typing import get_args
 import torch
 
 from ..operand_kinds import Encoding as Encoding
-from .compositions import (
-    added,
-    block_added,
-    block_product,
-    int_composed,
-    mixed_composed,
-    scaled_composed,
-    two_products,
-)
+from .compositions import added, block_added, block_product, int_composed, mixed_composed, scaled_composed, two_products
 from .dtypes import DTYPES, FLOAT8, FLOAT8_FNUZ
 from .gradients import of_block_sum, of_blocks, of_grouped, of_grouped_terms, of_product, of_sum, of_two_products, of_widened
 from .grouped_compositions import combined, grouped_by_terms, grouped_product, mixed_grouped, routed, scaled_grouped

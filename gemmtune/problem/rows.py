@@ -24,11 +24,7 @@ _BROADCAST = ("inp", "scale_a")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowClass:
-    """All problems that differ only in M. ``problem`` represents them.
-
-    If M is part of a stride, as in a column-major a, alignment depends on it. All members then share the largest power of two up
-    to 16 that divides M.
-    """
+    """All problems that differ from ``problem`` only in M and, if M is part of a stride, share its power of two up to 16."""
 
     problem: Problem
 
@@ -71,10 +67,7 @@ class RowClass:
 
 
 class Relaid:
-    """Unchecked constructor of the problems of a class in which M is part of no stride. They are legal because the class is.
-
-    Raises InvalidProblemError if M is part of a stride, or if there is an epilogue, whose operands may depend on M.
-    """
+    """Unchecked constructor of problems of a class. Raises InvalidProblemError if M is part of a stride, or for an epilogue."""
 
     def __init__(self, rows_class: RowClass) -> None:
         problem = rows_class.problem
@@ -104,10 +97,7 @@ class Relaid:
 
 
 def following_operands(rows_class: RowClass) -> int | None:
-    """Return a bit for each operand with one row per row of the result, in the order in which a call reads them.
-
-    Return None if M is part of the column stride in a batch, or if result rows share one row of an operand.
-    """
+    """Return a bit per operand, in reading order, set if it has one row per result row; None if M or shared rows prevent it."""
     problem = rows_class.problem
     if (rows_class.step and problem.batched) or problem.operation.grouped:
         return None
@@ -117,10 +107,7 @@ def following_operands(rows_class: RowClass) -> int | None:
 
 
 def row_classes(problem: Problem) -> tuple[RowClass, ...]:
-    """Return the classes that contain a problem, the likeliest first; none for an empty problem.
-
-    Only M = 1 has several: an operand of one row may broadcast to all rows or have one row for each row of the result.
-    """
+    """Return the classes that contain a problem, likeliest first: none if empty, several if M = 1 lets rows broadcast."""
     if problem.empty or _by_index(problem):
         return ()
     if problem.m > 1:
@@ -129,11 +116,7 @@ def row_classes(problem: Problem) -> tuple[RowClass, ...]:
 
 
 def classes_over(problem: Problem, rows: range) -> tuple[RowClass, ...]:
-    """Return the classes of the problems with ``rows`` as their M. There are several if M is part of a stride.
-
-    Raises:
-        InvalidProblemError: the result is empty, or M is 1, which leaves open which operands follow M.
-    """
+    """Return the classes with ``rows`` as M, several if M is part of a stride. Raises InvalidProblemError if empty or M is 1."""
     if _by_index(problem):
         raise InvalidProblemError(
             f"m: got {problem}, whose rows are picked or added up by an index; expected one without an index: it has no table of Ms"
@@ -162,7 +145,7 @@ def _by_index(problem: Problem) -> bool:
 def _classes_of_one_row(problem: Problem) -> tuple[RowClass, ...]:
     places = [place for place, _ in _operands(problem) if _may_broadcast(place)]
     found: dict[RowClass, None] = {}
-    for units in itertools.product(*map(_units_of, places)):
+    for units in itertools.product(*((1, SCALE_BLOCK, None) if place == "scale_a" else (1, None) for place in places)):
         with contextlib.suppress(InvalidProblemError):  # this operand cannot follow M in that way
             found[_class_of(problem, tuple(zip(places, units, strict=True)))] = None
     return tuple(found)
@@ -175,10 +158,6 @@ def with_rows(problem: Problem, m: int) -> Problem:
 
 Units = tuple[tuple[str, int | None], ...]
 """Operands of one row, each with the number of result rows that one of its rows serves. None means all of them."""
-
-
-def _units_of(place: str) -> tuple[int | None, ...]:
-    return (1, SCALE_BLOCK, None) if place == "scale_a" else (1, None)
 
 
 @functools.lru_cache(maxsize=4096)

@@ -27,11 +27,7 @@ BLOCKS_OF_WEIGHTS: Blocks = ((None, None), (None, 1), *((group, 1) for group in 
 
 
 def scale_layouts(m: int, n: int, k: int, scales: Scales) -> tuple[Layout, Layout]:
-    """Return scale_a and scale_b of scaled_mm, float32 and contiguous.
-
-    Raises:
-        InvalidProblemError: ``scales`` is not a name in ``Scales``.
-    """
+    """Return scale_a and scale_b of scaled_mm, float32 and contiguous. Raises InvalidProblemError for unknown ``scales``."""
     kb, nb = -(-k // SCALE_BLOCK), -(-n // SCALE_BLOCK)
     shapes: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {
         "tensor": ((), ()),
@@ -44,11 +40,7 @@ def scale_layouts(m: int, n: int, k: int, scales: Scales) -> tuple[Layout, Layou
 
 
 def weight_scale_layout(n: int, k: int, scales: WeightScales, dtype: torch.dtype) -> Layout | None:
-    """Return scale_b or zero_b of mixed_mm, contiguous; None for ``none``.
-
-    Raises:
-        InvalidProblemError: ``scales`` is not a name in ``WeightScales``.
-    """
+    """Return scale_b or zero_b of mixed_mm, contiguous; None for ``none``. Raises InvalidProblemError for unknown ``scales``."""
     groups = {f"group_{group}": (-(-k // group), n) for group in GROUPS}
     shapes: dict[str, tuple[int, ...] | None] = {"none": None, "tensor": (), "column": (1, n), **groups}
     shape = shapes[_known(scales, shapes)]
@@ -56,11 +48,7 @@ def weight_scale_layout(n: int, k: int, scales: WeightScales, dtype: torch.dtype
 
 
 def block_of(shape: tuple[int, ...], size: tuple[int, int], legal: Blocks) -> tuple[int, int] | None:
-    """Return the block (rows, columns) of an operand of ``size`` that one element of a scale of ``shape`` covers, or None.
-
-    A scale of one element, of any rank, covers the whole operand. If several legal blocks give the same shape, the first one
-    counts: they differ only beyond the end of the operand.
-    """
+    """Return the (rows, columns) that an element of a scale covers, or None; all for a single one, else the first legal block."""
     for (rows, cols), expected in zip(legal, scale_shapes(size, legal), strict=True):
         if shape in (expected, *(((), (1,)) if expected == (1, 1) else ())):
             return (max(size[0], 1) if rows is None else rows, max(size[1], 1) if cols is None else cols)

@@ -17,15 +17,7 @@ from ..problem import Problem
 from ..settings import Settings, Timing
 from ..store.key import fingerprint_text
 from ..store.store import Row, Store
-from .offers import (
-    enabled_backends,
-    interleaved,
-    known_variants,
-    moved_choices,
-    named_choice,
-    offers_for,
-    widest_offers_for,
-)
+from .offers import enabled_backends, interleaved, known_variants, moved_choices, named_choice, offers_for, widest_offers_for
 from .pick import pick
 from .result import ALONE, DISTURBED, SETTLED, Outcome
 
@@ -64,10 +56,7 @@ class Candidates:
 
     @property
     def only(self) -> Choice | None:
-        """The choice that runs without a measurement because it is the only one: torch's own operation, or the fixed config.
-
-        Any other choice must be proved correct, even if it is the only one.
-        """
+        """The only choice, if it may run without a measurement or a proof: torch's own operation, or the fixed config."""
         if len(self.offers.choices) != 1:
             return None
         [choice], settings = self.offers.choices, self.settings
@@ -92,7 +81,6 @@ class Candidates:
 
     @property
     def late(self) -> bool:
-        """True after the deadline."""
         return time.monotonic() > self.deadline
 
     def within(self, seconds: float) -> Candidates:
@@ -130,8 +118,11 @@ class Candidates:
             for digest, row in rows.items()
             if digest in choices
         }
+        # A choice that was the only correct one has rivals now, or some that are not measured yet.
         missing = any(choice.content_hash not in known for choice in self.offers.choices)
-        return dataclasses.replace(self, choices=choices, known=_reopened(_compared(known, missing=missing)))
+        if missing or sum(o.status is Status.OK for o in known.values()) > 1:
+            known = {digest: opened(o) if o.info.get(SETTLED) == ALONE else o for digest, o in known.items()}
+        return dataclasses.replace(self, choices=choices, known=_reopened(known))
 
     def partial(self) -> str:
         """Return the part of the offers that is not measured or compared yet, as text; empty if nothing is missing."""
@@ -140,10 +131,7 @@ class Candidates:
         return "" if self.complete else "the choices near the fastest are not all measured yet"
 
     def narrowed(self, alone: Candidates) -> Candidates:
-        """Return the candidates with only those compiled offers that were near the fastest without an epilogue.
-
-        A pointwise epilogue adds about the same time to each, so the dropped ones would not win with it either.
-        """
+        """Return the candidates near the fastest without an epilogue. A pointwise epilogue adds about the same time to each."""
         times = {o.name: o.time_us for o in alone.known.values() if o.time_us and alone.choices[o.content_hash].compile_key}
         least = min(times.values(), default=0.0)
         near = sorted((name for name, time_us in times.items() if time_us <= NEAR * least), key=times.__getitem__)
@@ -165,23 +153,13 @@ class Candidates:
 _OTHER_TIMING: Mapping[Timing, Timing] = {"graph": "spaced", "spaced": "graph"}
 
 
-def _compared(known: Mapping[str, Outcome], *, missing: bool) -> dict[str, Outcome]:
-    """Return the outcomes. Unsettle the outcome that was the only correct one if there are others now, or some are ``missing``."""
-    others = missing or sum(o.status is Status.OK for o in known.values()) > 1
-    return {digest: opened(o) if others and o.info.get(SETTLED) == ALONE else o for digest, o in known.items()}
-
-
 def opened(o: Outcome) -> Outcome:
     """Return an outcome that is still to be compared with others."""
     return dataclasses.replace(o, info={key: value for key, value in o.info.items() if key != SETTLED})
 
 
 def _reopened(known: dict[str, Outcome]) -> dict[str, Outcome]:
-    """Return the outcomes, and unsettle those that lost only to choices that may not run now.
-
-    Filters may leave torch as the only ranked choice. Choices that looked faster than torch, and were dropped in favour of others,
-    must then be ranked again.
-    """
+    """Return the outcomes. If filters left torch alone, those that lost only to choices that may not run now are reopened."""
     torch_us = [o.time_us for o in known.values() if o.baseline and o.time_us]
     if not torch_us or any(o.finalist and not o.baseline for o in known.values()):
         return known

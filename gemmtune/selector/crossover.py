@@ -101,8 +101,7 @@ def find_crossover(
 ) -> int:
     """Return the first M of the second choice, above ``lower`` and at most ``upper``, the sampled Ms of the two choices.
 
-    New measurements, at Ms that are a multiple of ``apart`` above ``lower``, are added to ``times``. If one of the two is
-    ``baseline``, torch's own operation, it wins ties within ``margin``.
+    Measurements at multiples of ``apart`` above ``lower`` are added to ``times``. Torch's ``baseline`` wins ties within ``margin``.
     """
     first, second = names
     lean = margin * ((second == baseline) - (first == baseline))
@@ -121,10 +120,7 @@ def find_crossover(
 
 
 def _middle(lower: int, upper: int, apart: int) -> int | None:
-    """Return the M to measure between two others, a multiple of ``apart`` above ``lower``. None if they are close enough.
-
-    Prefer an M just above a multiple of STEP.
-    """
+    """Return the M to measure between two others, a multiple of ``apart`` above ``lower``; None if they are close enough."""
     halfway = (lower + upper) / 2
     steps = range(lower // STEP * STEP + 1, upper, STEP)
     above = (lower + -(-(m - lower) // apart) * apart for m in steps if m > lower)
@@ -155,10 +151,7 @@ def _loss(times: Mapping[str, float], taken: str, instead_of: str) -> float:
 
 
 def sampled_rows(rows: range, has: Callable[[int], bool], recorded: Sequence[int] = ()) -> list[int]:
-    """Return the Ms to measure: powers of two, those BETWEEN them, both ends, and the ``recorded`` ones.
-
-    If the class ``has`` only some Ms, the next one that it has replaces each.
-    """
+    """Return the Ms to measure: powers of two, those BETWEEN them, both ends, ``recorded`` ones, or the class's next ones."""
     powers = (2**i for i in range(rows[-1].bit_length()))
     likely = (*recorded, *(m for power in powers for m in (power, *_between(power))))
     wanted = {rows[0], rows[-1], *(m for m in likely if m in rows)}

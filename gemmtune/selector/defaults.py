@@ -53,10 +53,7 @@ RULED, PREDICTED, SHIPPED = "rule", "predicted", "shipped"
 
 @dataclass(frozen=True, slots=True)
 class Default:
-    """Default table of one class, before its choices are verified.
-
-    ``orders`` has the last M of each interval, and the names of the choices for it, the preferred first.
-    """
+    """Default table of one class, not yet verified: the last M of each interval, and names of its choices, the preferred first."""
 
     work: Work
     origin: str
@@ -78,12 +75,8 @@ class Default:
     def table(self) -> Table | None:
         """Return the table, each choice verified at both ends of its interval and for each kernel, torch's where it begins.
 
-        A choice that is wrong, or cannot be compiled, is left out. Torch serves the rest, unless the settings exclude it. Return
-        None if nothing is left, or only torch, which runs without a table as well.
-
-        Raises:
-            NoValidChoicesError: torch's own operation fails here, for example for lack of memory, or every choice does.
-            NoWorkerError: no process can be started to verify the choices.
+        Without choices that are wrong or cannot be compiled; torch serves the rest, unless excluded. None if only torch is left.
+        Raises NoValidChoicesError if torch or every choice fails here, NoWorkerError if no process can be started to verify them.
         """
         segments = self.segments()
         if all(self.work.choices[x.name].baseline for x in segments):
@@ -112,10 +105,7 @@ def origin_for(rows_class: RowClass, device: DeviceInfo) -> str:
 
 
 def defaults_for(classes: Sequence[RowClass], device: DeviceInfo, settings: Settings, progress: Progress) -> list[Default]:
-    """Return the default tables of classes, all kernels compiled. Classes that torch runs by default are left out.
-
-    The classes share few kernels, so that those of a model are compiled within seconds.
-    """
+    """Return the default tables of classes that torch does not run by default, with the few kernels that they share compiled."""
     works = {x: Work(x, range(1, ROWS[-1] + 1), device, settings, 0.0, progress) for x in classes if origin_for(x, device)}
     predictor, shipped = shipped_predictor(), shipped_for(device)
     gains = {x: likely_gains(work, predictor, shipped) for x, work in works.items()}
@@ -139,10 +129,7 @@ def _orders(work: Work, gains: Gains, kept: frozenset[str]) -> list[tuple[int, l
 
 
 def _ruled(work: Work, m: int) -> list[str]:
-    """Return the names of the rule's first choice that is offered for an M, and of torch's own operation.
-
-    A backend enumerates only if the ones before offer nothing: Triton's takes a tenth of a second for each M.
-    """
+    """Return the names of the rule's first choice offered for an M, and of torch's operation. Few backends have to enumerate."""
     problem, found = work.rows_class.at(m), list[Choice]()
     for prefix in next((names for hi, names in RULE if m <= hi), LARGE):
         if not found:

@@ -68,7 +68,6 @@ class Described:
         return cls(family=family, tile=(int(block_m), int(block_n), int(block_k)), info=info)
 
     def number(self, name: str, otherwise: float = 0.0) -> float:
-        """Return a number of ``info``."""
         value = self.info.get(name)
         return float(value) if isinstance(value, (int, float)) else otherwise
 

@@ -46,13 +46,10 @@ def play_finals(
         return first
     second = _play(session, [o for o in (*fresh, *incumbents) if o.name in first.times], incumbents, candidates, limits)
     failures = {**first.failures, **second.failures}
-    better = first if second.why and not second.failures and _is_faster(first, second) else second
+    # Other work on the machine only adds to times.
+    slower = sum(math.log(first.times[name].time_us / x.time_us) for name, x in second.times.items()) < 0
+    better = first if second.why and not second.failures and slower else second
     return dataclasses.replace(better, failures=failures, refused=first.refused or second.refused)
-
-
-def _is_faster(one: Finals, other: Finals) -> bool:
-    """Return True if the choices took less time in one result than in the other: other work only adds to it."""
-    return sum(math.log(one.times[name].time_us / x.time_us) for name, x in other.times.items()) < 0
 
 
 def _play(

@@ -70,10 +70,7 @@ def _replacement(work: Work, rows: range, before: Iterable[str] = ()) -> str:
 
 
 def _fewer(work: Work, segments: list[Segment]) -> list[Segment]:
-    """Merge the two neighbours with the least ratio of ends.
-
-    The choice of the longer one is preferred, then that of the other, then any legal choice.
-    """
+    """Merge the two neighbours with the least ratio of ends, under the choice of the longer, of the other, or any legal one."""
     place = min(range(len(segments) - 1), key=lambda i: (segments[i + 1].hi + 1) / segments[i].lo)
     x, y = segments[place : place + 2]
     longer_first = (x.name, y.name) if (x.hi + 1) / x.lo >= (y.hi + 1) / y.lo else (y.name, x.name)

@@ -46,10 +46,7 @@ Make = Callable[[Work], Table]
 
 
 def sample_classes(work: Work, others: Sequence[int]) -> None:
-    """Time the best choices of the likeliest classes next to each other, at the tuned Ms and at ``others`` between them.
-
-    At the tuned Ms and at powers of two the likeliest choices of each class compete. At the others the best of both neighbours do.
-    """
+    """Time the best choices of the likeliest classes next to each other, at the tuned Ms and at ``others`` between them."""
     classes = _likely(work)
     listed = _listed(work, list(work.results), classes)
     for m in work.results:
@@ -88,10 +85,8 @@ def _listed(work: Work, rows: Iterable[int], classes: Sequence[Reduction]) -> di
 def invariant_table(work: Work, make: Make) -> Table:
     """Return the table of the class with the least total loss. Every choice gives rows the bits of the class's reference.
 
-    Choices that declare no class join it at the Ms where their bits are equal. A class that proves to be none is left out.
-
-    Raises:
-        NoValidChoicesError: no class has a choice for every M of the range.
+    Undeclared choices join it where their bits are equal; classes that fail are left out. Raises NoValidChoicesError if none covers
+    the range.
     """
     work.close()
     choices, times, refused = dict(work.choices), dict(work.times), dict[str, str]()
@@ -181,10 +176,7 @@ def _joined(work: Work, reduction: Reduction, reference: str, make: Make) -> Tab
 
 
 def _equal_classes(work: Work, whole: Choice, reduction: Reduction) -> list[Reduction]:
-    """Return the other declared classes whose best choice has the bits of this class wherever it was sampled.
-
-    Declarations separate what nobody knows to be equal, such as the orders in which two kernels convert weights.
-    """
+    """Return the other classes whose best choice has this class's bits at every sample, although their declarations differ."""
     found = []
     with open_session(whole.problem, work.device, work.settings) as session:
         for other in ranked(work)[:MOST_TRIED]:

@@ -19,10 +19,7 @@ _warned: set[Path] = set()
 
 
 def append_log(path: Path | str, result: ProblemResult) -> None:
-    """Append the lines of a result in one write under a lock, so that lines of several processes never mix.
-
-    If the file cannot be written, the lines are lost and each process warns once per path.
-    """
+    """Append the lines of a result in one write under a lock. If that fails, they are lost, with a warning per path and process."""
     path = Path(path)
     try:
         path.absolute().parent.mkdir(parents=True, exist_ok=True)
@@ -39,11 +36,7 @@ def append_log(path: Path | str, result: ProblemResult) -> None:
 
 
 def lines(result: ProblemResult) -> list[dict[str, Any]]:
-    """Return the log entries of a result: a self-contained mapping for each choice, refused ones included.
-
-    ``M``, ``N``, ``K`` and ``batch`` are the problem's. ``tile``, ``stages`` and ``warps`` are null for a choice without them.
-    ``info`` is everything that the backend reports about its configuration.
-    """
+    """Return the log entries of a result: a self-contained mapping for each choice, refused ones included."""
     problem = result.problem
     head = {
         "logged_at": now(),
@@ -69,11 +62,7 @@ def lines(result: ProblemResult) -> list[dict[str, Any]]:
 
 
 def _append(path: Path, data: bytes) -> None:
-    """Write once at the end of the file. Undo a short write (a full disk), because half a line is useless.
-
-    Raises:
-        OSError: the file cannot be opened, locked or written.
-    """
+    """Write once at the end of the file, or undo half a line on a full disk. Raises OSError if it cannot be opened or written."""
     if not data:
         return
     descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)

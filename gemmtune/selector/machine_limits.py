@@ -39,10 +39,7 @@ class MachineLimits:
         return Limits(values=disturbed | quiet, disturbed=frozenset(disturbed.keys() - quiet.keys()))
 
     def ensure(self, problem: Problem, progress: Progress) -> None:
-        """Measure the limits that a problem needs and the store lacks.
-
-        Disturbed ones are measured again once the machine is quiet, and all with ``tune="force"``.
-        """
+        """Measure the limits that a problem needs and the store lacks, or has from a busy machine; all with ``tune="force"``."""
         known, names = self.known(), set(limit_names(problem.dtype_label))
         wanted = names - (self.measured if self.settings.tune == "force" else known.values.keys())
         disturbed = names & known.disturbed - self.measured
@@ -56,10 +53,7 @@ class MachineLimits:
         progress.stage("limits of this machine", 1, 1)
 
     def measure(self, session: AnySession, wanted: set[str]) -> None:
-        """Measure limits of the session's problem now, and store them.
-
-        Other work only lowers a limit. So a disturbed one stays if it is the larger.
-        """
+        """Measure limits of the session's problem now, and store them. Other work only lowers a limit, so the larger one stays."""
         known = self.known()
         found, why = session.limits({name: value for name, value in known.values.items() if name not in wanted})
         self.measured |= found.keys()

@@ -151,10 +151,9 @@ def search_all_axes(
 
 
 def drift_since(session: AnySession, candidates: Candidates, outcomes: Mapping[str, Outcome]) -> float:
-    """Return the slowdown of the fastest known choice since it was ranked; 1 if nothing is known.
+    """Return the slowdown of the fastest known choice since it was ranked, by which new times are divided; 1 if unknown.
 
-    Machines differ from hour to hour by more than choices do, so new times are divided by this factor before comparison. The factor
-    is also 1 if clocks do not explain it: one of the two times is then wrong, and scaling would store wrong times.
+    It is also 1 if clocks do not explain it: one of the two times is then wrong, and scaling would store wrong times.
     """
     known = right(outcomes.values())
     fastest = next((o for o in known if o.finalist), known[0] if known else None)
@@ -248,10 +247,7 @@ KILLED = ("SIGKILL", "SIGTERM", "SIGINT", "SIGHUP")
 
 
 def done_by_machine(sample: Sample) -> str:
-    """Return what the machine did to keep a choice from running; empty if the choice itself failed.
-
-    Such a failure is no property of the choice, and may be over at the next tuning.
-    """
+    """Return what the machine, and no property of the choice, did to keep a choice from running; empty otherwise."""
     if sample.status is Status.COMPILE_ERROR and os.strerror(errno.ENOSPC) in sample.reason:
         return "the disk was full"
     if sample.status is Status.OUT_OF_RESOURCES and any(words in sample.reason for words in NO_MEMORY):

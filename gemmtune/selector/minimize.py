@@ -16,11 +16,10 @@ Step = Callable[[str, int, int, Parameters], int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Minimum:
-    """The result of ``minimize``.
+    """The result of ``minimize``. ``speedup`` is the reference's value divided by this one, at least 1.
 
-    ``speedup`` is the reference's value divided by this one, at least 1. ``tried`` maps every point, as values in the order of
-    sorted names, to its value or to the reason why it has none. ``slopes`` has for each parameter the worst tried ratio to the
-    minimum one step away.
+    ``tried`` maps every point, as values in the order of sorted names, to its value or to why it has none. ``slopes`` has for each
+    parameter the worst tried ratio to the minimum one step away.
     """
 
     parameters: dict[str, int]
@@ -131,7 +130,8 @@ class _Search:
 def neighbours(here: Parameters, step: Step, max_step: int) -> Iterator[dict[str, int]]:
     """Yield the points to try from ``here``, in order."""
     names = tuple(sorted(here))
-    for vector in _vectors(len(names), max_step):
+    vectors = itertools.product(range(-max_step, max_step + 1), repeat=len(names))
+    for vector in sorted((v for v in vectors if 0 < _length(v) <= max_step), key=lambda v: (_length(v), v)):
         there = _moved(here, names, vector, step)
         if there is not None:
             yield there
@@ -146,12 +146,6 @@ def _moved(here: Parameters, names: tuple[str, ...], vector: tuple[int, ...], st
             if there[name] == here[name]:
                 return None
     return there
-
-
-def _vectors(count: int, max_step: int) -> list[tuple[int, ...]]:
-    """Return all vectors of steps with lengths that add up to 1 to ``max_step``, short ones first."""
-    axis = range(-max_step, max_step + 1)
-    return sorted((v for v in itertools.product(axis, repeat=count) if 0 < _length(v) <= max_step), key=lambda v: (_length(v), v))
 
 
 def _length(vector: tuple[int, ...]) -> int:

@@ -29,26 +29,21 @@ class ObservedRows(Choice):
 
     @classmethod
     def of(cls, inner: Choice, rows: frozenset[int]) -> Self:
-        """Return the choice for these Ms."""
         shared: Mapping[str, Any] = {name: getattr(inner, name) for name in ("name", "backend", "problem", "claims", "info")}
         return cls(**shared, inner=inner, rows=rows)
 
     @property
     def content_hash(self) -> str:
-        """Hash of the inner choice."""
         return self.inner.content_hash
 
     @property
     def compile_key(self) -> str | None:
-        """Compile key of the inner choice."""
         return self.inner.compile_key
 
     def load(self) -> Any:
-        """Load the inner choice."""
         return self.inner.load()
 
     def bind(self, loaded: Any) -> Kernel:
-        """Bind the inner choice."""
         return self.inner.bind(loaded)
 
     def at(self, problem: Problem, device: DeviceInfo) -> Choice | str:

@@ -1,7 +1,4 @@
-"""The offers of the enabled backends for a problem, and their variants: launch options of one compiled kernel.
-
-Variants are tried only for the fastest few kernels.
-"""
+"""The offers of the enabled backends for a problem, and launch options of the fastest few kernels as variants."""
 
 from __future__ import annotations
 
@@ -25,11 +22,7 @@ from .result import MOVED, Outcome
 
 
 def enabled_backends(device: DeviceInfo, settings: Settings) -> tuple[str, ...]:
-    """Return the backends that the settings name, or the device's defaults, and those that another setting enables.
-
-    Raises:
-        SettingsError: the settings name a backend that is not in the table.
-    """
+    """Return the backends that the settings name or enable, or the device's. Raises SettingsError for one not in the table."""
     named = settings.backends
     check_names(named or ())
     return tuple(
@@ -48,8 +41,7 @@ def libraries_of(device: DeviceInfo, settings: Settings) -> tuple[str, ...]:
 def offers_for(problem: Problem, device: DeviceInfo, settings: Settings, *, on_this_machine: bool = True) -> Offers:
     """Return every choice of the enabled backends that passes the filters, and every refusal with its reason.
 
-    Warn if a regex of the settings leaves nothing. With ``on_this_machine`` false, do not query this machine: return the choices
-    that would be tried if the device, the compilers and the libraries were present.
+    Warn if a regex leaves nothing. Without ``on_this_machine``, assume device, compilers and libraries to be present.
     """
     legal = legal_offers(problem, device, settings, on_this_machine=on_this_machine)
     for text in nothing_left(legal, settings, templates=TEMPLATES):
@@ -58,10 +50,7 @@ def offers_for(problem: Problem, device: DeviceInfo, settings: Settings, *, on_t
 
 
 def widest_offers_for(problem: Problem, device: DeviceInfo, settings: Settings, *, on_this_machine: bool = True) -> Offers:
-    """Return the offers of the exhaustive search without a cap: everything that may be picked if the store knows it.
-
-    Search effort and cap limit the trials. The size threshold and the regexes limit what may run, so they apply here too.
-    """
+    """Return what may run if the store knows it: the exhaustive search's offers, without a cap, past size threshold and regexes."""
     widest = dataclasses.replace(uncapped(settings), search="exhaustive")
     return filtered(legal_offers(problem, device, widest, on_this_machine=on_this_machine), widest, templates=TEMPLATES)
 
@@ -90,10 +79,7 @@ def legal_offers(problem: Problem, device: DeviceInfo, settings: Settings, *, on
 
 
 def named_choice(name: str, backend: str, problem: Problem, device: DeviceInfo, settings: Settings) -> Choice | None:
-    """Return the legal choice with this name that passes the settings, without an enumeration where the backend can do that.
-
-    None if there is none, or if the backend has to enumerate its choices to find one.
-    """
+    """Return the legal choice with this name that passes the settings, or None; also None if the backend has to enumerate it."""
     found = load(backend)
     find = getattr(found, "named", None)
     if find is None or backend not in enabled_backends(device, settings) or not found.available(device).ok:
@@ -105,10 +91,7 @@ def named_choice(name: str, backend: str, problem: Problem, device: DeviceInfo, 
 
 
 def known_variants(choices: Iterable[Choice], wanted: Collection[str], settings: Settings) -> dict[str, Choice]:
-    """Return the variants of ``choices``, and variants of those, whose content hash is in ``wanted``; by content hash.
-
-    Regexes and the size threshold apply, as to everything in the store. Caps do not.
-    """
+    """Return, by hash, the variants of ``choices``, and of those, that are ``wanted`` and pass regexes and size threshold."""
     found: dict[str, Choice] = {}
     pending = list(choices)
     while pending and len(found) < len(wanted):
@@ -146,10 +129,7 @@ def _is_way(value: object) -> bool:
 
 
 def interleaved(choices: Sequence[Choice]) -> list[Choice]:
-    """Return the choices with the first of each kind of kernel at the beginning, then the second of each, and so on.
-
-    A kind is a template, with or without swapped operands. A tuning that runs out of time then knows the best of each kind.
-    """
+    """Return the first choice of each kind of kernel (template and swap), then the second ones, so that any budget covers all."""
     ranks: Counter[tuple[object, ...]] = Counter()
     placed: list[tuple[int, Choice]] = []
     for choice in choices:
@@ -160,10 +140,7 @@ def interleaved(choices: Sequence[Choice]) -> list[Choice]:
 
 
 def untried_variants(choices: Mapping[str, Choice], outcomes: Mapping[str, Outcome], settings: Settings) -> list[Choice]:
-    """Return variants of the fastest kernels that pass the settings and have no outcome, those of the fastest first.
-
-    ``choices`` and ``outcomes`` are by content hash. The cap of the settings includes the choices already tried.
-    """
+    """Return untried variants of the fastest kernels that pass the settings, the fastest's first. The cap counts tried ones too."""
     ranked, effort = right(outcomes.values()), EFFORT[settings.search]
     fastest: dict[str, Choice] = {}
     for outcome in ranked:

@@ -9,8 +9,8 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Self
 
 from ..choice import Choice, Status
 from ..errors import CompileError
@@ -53,11 +53,8 @@ def precompile(
         return compilation.wait(choices, progress, until)
 
 
-class Compilation:
-    """Compilations in the background, in the order of the choices. As a context manager, it kills unfinished ones on exit.
-
-    Choices may belong to several problems: while the first is measured, the next ones compile.
-    """
+class Compilation(AbstractContextManager["Compilation"]):
+    """Compilations in the background for one or several problems, in the order of the choices. Leaving the context kills them."""
 
     def __init__(self, choices: Iterable[Choice], settings: Settings) -> None:
         self._settings = settings
@@ -68,9 +65,6 @@ class Compilation:
         self._executor = ThreadPoolExecutor(settings.compile_processes, thread_name_prefix="gemmtune-compile")
         self._outcomes: dict[str | None, Future[CompileFailure | None]] = {}
         self.add(choices)
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
@@ -88,12 +82,11 @@ class Compilation:
     ) -> dict[str, CompileFailure]:
         """Wait until the kernels of these choices exist, or ``until`` that time. Return the failures by the name of the choice."""
         outcomes = {c.name: self._outcomes[c.compile_key] for c in choices if c.compile_key in self._outcomes}
-        _follow(set(outcomes.values()), progress or _silent, until)
+        _follow(set(outcomes.values()), progress or (lambda _done, _total: None), until)
         failures = {name: outcome.result() for name, outcome in outcomes.items() if outcome.done()}
         return {name: failure for name, failure in failures.items() if failure}
 
     def wait_for_all(self, progress: Progress) -> None:
-        """Wait until all compilations have ended."""
         _follow(set(self._outcomes.values()), progress)
 
     def close(self) -> None:
@@ -154,10 +147,6 @@ def _follow(wanted: set[Future[CompileFailure | None]], progress: Progress, unti
         with contextlib.suppress(TimeoutError):
             for done, _ in enumerate(as_completed(wanted, rest_s), 1):
                 progress(done, len(wanted))
-
-
-def _silent(done: int, total: int) -> None:
-    """Report nothing."""
 
 
 def compile_choice(choice: Choice, settings: Settings) -> None:

@@ -32,10 +32,7 @@ Gains = Mapping[int, Mapping[str, float]]
 
 
 def likely_gains(work: Work, predictor: Predictor | None, shipped: Shipped | None) -> Gains:
-    """Return the gains of choices for a class, shipped ones where that M was measured, and record the choices in ``work``.
-
-    The choices of neighbouring Ms compete as well, so that no interval lacks a kernel that serves both of its neighbours.
-    """
+    """Return the gains, shipped where that M was measured, of a class's choices and of neighbouring Ms', recorded in ``work``."""
     found: dict[int, dict[str, float]] = {}
     members = [m for m in ROWS if work.rows_class.has(m)]
     problems = {m: work.rows_class.at(m) for m in members}
@@ -102,7 +99,11 @@ def offered_by(backend: str, work: Work, problem: Problem) -> Sequence[Choice]:
 
 def kept_kernels(gains: Sequence[Gains]) -> frozenset[str]:
     """Return the kernels (``kernel_of``) that classes share: one after the other, each the one that adds the most gain."""
-    cells = [_by_kernel(at) for one in gains for at in one.values() if at]
+    cells: list[dict[str, float]] = []  # the largest gain of each kernel, for each class and M
+    for at in (at for one in gains for at in one.values() if at):
+        cells.append({})
+        for name, gain in at.items():
+            cells[-1][kernel_of(name)] = max(gain, cells[-1].get(kernel_of(name), 0.0))
     reached, kept = [0.0] * len(cells), set[str]()
     while len(kept) < MOST_KERNELS:
         added: dict[str, float] = defaultdict(float)
@@ -115,14 +116,6 @@ def kept_kernels(gains: Sequence[Gains]) -> frozenset[str]:
         kept.add(best)
         reached = [max(before, at.get(best, 0.0)) for before, at in zip(reached, cells, strict=True)]
     return frozenset(kept)
-
-
-def _by_kernel(gains: Mapping[str, float]) -> Mapping[str, float]:
-    """Return the largest gain of each kernel."""
-    found: dict[str, float] = {}
-    for name, gain in gains.items():
-        found[kernel_of(name)] = max(gain, found.get(kernel_of(name), 0.0))
-    return found
 
 
 def ordered(gains: Mapping[str, float], kept: frozenset[str]) -> list[str]:

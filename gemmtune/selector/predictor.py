@@ -25,7 +25,45 @@ from ..choice import Choice
 from ..device import DeviceInfo
 from ..problem import Problem
 from .features import NAMES, Described, features, group_of, kernel_of, kind_of, why_unknown
-from .forest import Forest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Forest:
+    """Sum of complete binary trees of one depth per model. ``row[feature] > threshold`` goes right, ``value`` has the leaves."""
+
+    feature: NDArray[np.int8]  # (members, trees, 2^depth - 1)
+    threshold: NDArray[np.float32]  # (members, trees, 2^depth - 1)
+    value: NDArray[np.float32]  # (members, trees, 2^depth)
+    start: NDArray[np.float32]  # (members,)
+
+    def __post_init__(self) -> None:
+        members, trees, nodes = self.feature.shape if self.feature.ndim == 3 else (0, 0, 0)
+        leaves = (members, trees, nodes + 1)
+        if not members or nodes & (nodes + 1) or self.threshold.shape != self.feature.shape:
+            raise ValueError(f"forest: got nodes {self.feature.shape} and {self.threshold.shape}, expected complete trees")
+        if self.value.shape != leaves or self.start.shape != (members,):
+            raise ValueError(f"forest: got leaves {self.value.shape} and {self.start.shape}, expected {leaves} and ({members},)")
+
+    @property
+    def columns(self) -> int:
+        """Number of features that the rows must have at least."""
+        return int(self.feature.max()) + 1
+
+    def __call__(self, rows: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Return each member's sum for each row: [members, rows]."""
+        members, trees, nodes = self.feature.shape
+        feature, threshold = self.feature.reshape(-1), self.threshold.reshape(-1)
+        count, width = rows.shape
+        flat, row = np.ascontiguousarray(rows).reshape(-1), (np.arange(count) * width)[:, None]
+        root = (np.arange(members * trees) * nodes)[None, :]
+        place = np.zeros((count, members * trees), dtype=np.int64)
+        for _ in range((nodes + 1).bit_length() - 1):
+            node = root + place
+            place = 2 * place + 1 + (flat[row + feature[node]] > threshold[node])
+        leaf = self.value.reshape(-1)[np.arange(members * trees)[None, :] * (nodes + 1) + place - nodes]
+        sums: NDArray[np.float32] = leaf.reshape(count, members, trees).sum(axis=2)
+        return (sums + self.start).T
+
 
 log = logging.getLogger("gemmtune")
 
@@ -87,10 +125,7 @@ class Predictor:
         return kind_of(problem) in self.portfolios and why_unknown(problem, device) is None
 
     def gains(self, problem: Problem, device: DeviceInfo, choices: Sequence[Choice], baseline: Choice) -> NDArray[np.float64]:
-        """Return the gain of each choice over ``baseline`` that is likely at least, in octaves: [len(choices)].
-
-        It is the mean of the members less the portfolio's margin and spreads, and −inf for a choice that was not measured nearby.
-        """
+        """Return each choice's likely gain over ``baseline`` in octaves, [len(choices)]; −inf if not measured nearby."""
         found = np.full(len(choices), -np.inf)
         if not self.knows(problem, device):
             return found
@@ -133,11 +168,7 @@ def packed(forests: Mapping[str, Forest], portfolios: Mapping[str, Portfolio], o
 
 
 def unpacked(data: bytes) -> Predictor:
-    """Return the predictor of a file.
-
-    Raises:
-        ValueError: the bytes are no such file, or one of another version.
-    """
+    """Return the predictor of a file. Raises ValueError if the bytes are no such file, or one of another version."""
     if not data.startswith(b"PK"):
         raise ValueError(f"got {len(data)} bytes that are no archive, expected one of version {VERSION}")
     try:

@@ -1,7 +1,4 @@
-"""Progress reports of tuning, and their listeners: silent, log lines, a bar on a terminal, or two lines for a first call.
-
-Reports go to standard error, so that the program's standard output stays untouched.
-"""
+"""Progress reports of tuning on standard error, for listeners: silent, log lines, a bar, or two lines for a first call."""
 
 from __future__ import annotations
 

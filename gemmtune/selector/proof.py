@@ -29,10 +29,7 @@ EVERY_ROW = 48
 
 
 def legal_runs(choice: Choice, rows: range, rows_class: RowClass, device: DeviceInfo) -> Iterator[tuple[range, str | None]]:
-    """Yield the Ms of ``rows`` in the class, as intervals in which the choice is legal (None) or illegal, with the first reason.
-
-    The legality predicate runs for every M. For a ``legal_between`` choice it runs only for as many Ms as determine all others.
-    """
+    """Yield intervals of the Ms in the class in which the choice is legal (None), or illegal with the first reason."""
 
     @functools.cache
     def why_not(m: int) -> str | None:
@@ -54,10 +51,7 @@ def legal_runs(choice: Choice, rows: range, rows_class: RowClass, device: Device
 
 
 def _legal_rows(why_not: Callable[[int], str | None], rows: range, rows_class: RowClass) -> dict[int, Container[int]]:
-    """Return the legal Ms of a ``legal_between`` choice by the largest power of two up to 16 that divides them.
-
-    For each power they form an interval. Bisection finds it if an end of ``rows`` is legal; otherwise every M is checked.
-    """
+    """Return the legal Ms of a ``legal_between`` choice by the largest power of two up to 16 that divides them: intervals."""
     found: dict[int, Container[int]] = {}
     for power in (1, 2, 4, 8, ALIGNED_BYTES):
         step = min(2 * power, ALIGNED_BYTES)
@@ -78,8 +72,7 @@ def _legal_rows(why_not: Callable[[int], str | None], rows: range, rows_class: R
 def kernels_of(choice: Choice, rows: range, rows_class: RowClass, device: DeviceInfo) -> list[Choice]:
     """Return the choice at the first M of each run of Ms that share one compiled kernel.
 
-    The kernel changes with M at a few places and does not change back: if two Ms share a kernel, so do those between them. If M is
-    part of a stride, further runs may follow from its divisibility.
+    It changes with M at a few places and does not change back, but for divisibility if M is part of a stride.
     """
 
     @functools.cache

@@ -57,7 +57,6 @@ class RangesResult(tuple[RangeResult, ...]):
         return "\n\n".join(map(str, self))
 
     def to_json(self) -> list[dict[str, Any]]:
-        """Return a list with ``RangeResult.to_json`` of each."""
         return [result.to_json() for result in self]
 
 

@@ -216,10 +216,7 @@ def uncompiled(work: Work, segments: Sequence[Segment]) -> dict[str, str]:
 
 
 def ready_ahead(work: Work, rows: Sequence[int]) -> Iterator[list[Choice]]:
-    """Yield the compiled choices for each M.
-
-    On a GPU a thread looks them up during the previous measurement. On a CPU the thread would disturb that measurement.
-    """
+    """Yield the compiled choices for each M, looked up in a thread on a GPU. On a CPU that would disturb the measurement."""
     if work.device.type == "cpu":
         yield from map(work.ready, rows)
     else:

@@ -135,10 +135,7 @@ def _tuned_rows(work: Work, sampled: list[int]) -> list[int]:
 
 
 def _serves(table: Table, work: Work, store: Store) -> bool:
-    """Return True if the choices of a stored table still exist, except those that the settings exclude.
-
-    Kernels that the cache folder lost are compiled again.
-    """
+    """Return True if the choices of a stored table, unless excluded, still exist. Lost kernels are compiled again."""
     enabled, needed = enabled_backends(work.device, work.settings), []
     for x in table.segments:
         choice = work.found(x, store)
@@ -152,10 +149,9 @@ def _serves(table: Table, work: Work, store: Store) -> bool:
 
 
 def _measure_samples(work: Work, store: Store, recorded: Sequence[int], *, limits: bool, retry: Retry) -> None:
-    """Tune some Ms far apart as independent problems, then measure the Ms between them.
+    """Tune some Ms far apart as independent problems, while all kernels compile, then measure the Ms between them.
 
-    On a GPU all kernels compile in the background while the first Ms are measured. At each M between, the best choices of its
-    neighbours compete with those that need no compilation.
+    There, the best choices of both neighbours compete with those that need no compilation.
     """
     sampled = sampled_rows(work.rows, work.rows_class.has, recorded)
     tuned = _tuned_rows(work, sampled)
@@ -245,10 +241,7 @@ def proved(
     intervals: Callable[[], Sequence[Segment]],
     rows_of: Callable[[Segment, random.Random], tuple[int, ...]] | None = None,
 ) -> Table:
-    """Return the table with each choice proved over its intervals. Exclude choices that are wrong somewhere, and repeat.
-
-    ``intervals`` gives the segments of the choices that are not known to be wrong. ``rows_of`` gives the Ms to verify.
-    """
+    """Return the table of ``intervals``, with each choice proved at ``rows_of``. Exclude wrong choices, and repeat."""
     rows_of = rows_of or _checked(work)
     while True:
         segments = [with_kernels(work, x) for x in intervals()]

@@ -35,22 +35,17 @@ STAGES: tuple[tuple[Side, bool, bool], ...] = (
 )
 """Changes of the operands: the side, True if all of it changes, and True if the result of the next call is judged.
 
-Before a judged call the other side, and the first and the last number, already have their final values. What knows its operands by
-these then finds nothing new.
+Before that, the other side, and the first and last number, by which a choice may know operands, have their final values.
 """
 
 
 def recheck_all(
-    choices: Sequence[Choice],
-    repeats_of: Callable[[Choice], Sequence[Call]],
-    timer: Timer,
-    expectation: Expectation,
+    choices: Sequence[Choice], repeats_of: Callable[[Choice], Sequence[Call]], timer: Timer, expectation: Expectation
 ) -> dict[str, Sample | Exception]:
-    """Repeat what was timed while the operands change, and judge the results by ``expectation``.
+    """Repeat what was timed while the operands change, and judge the results by ``expectation``. Return the failures by name.
 
-    ``repeats_of`` returns the calls of a choice with the first operand set of the timer. A choice that needs other memory for the
-    new operands, such as that of more blocks, is called with new memory. Return the failures by name, as a sample or as what the
-    choice raised.
+    ``repeats_of`` returns the calls of a choice with the first operand set of the timer. A choice that needs other memory for new
+    operands, such as that of more blocks, gets it.
     """
     found: dict[str, Sample | Exception] = {}
     repeats: dict[str, Sequence[Call]] = {}

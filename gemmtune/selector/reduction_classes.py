@@ -55,10 +55,9 @@ def missing_loss(reduction: Reduction) -> float:
 
 
 def offered_in(work: Work, m: int, classes: Sequence[Reduction]) -> list[Choice]:
-    """Return the likeliest choices of each class for an M.
+    """Return the likeliest choices of each class for an M: from an exhaustive search, and with one run divided as the class does.
 
-    A search lists the likeliest choices of all classes, and may list none of a class. So this takes them from the list of an
-    exhaustive search, and from choices with one run that can divide K as the class does it.
+    The list of a search may have none of a class.
     """
     backends = tuple(name for name in enabled_backends(work.device, work.settings) if name in LISTED)
     if work.source is not None or work.device.type == "cpu" or not backends:
@@ -94,10 +93,7 @@ _FAMILY = re.compile(r"\D*")
 
 
 def ranked(work: Work) -> list[Reduction]:
-    """Return the declared classes by their largest loss to torch beyond a limit, then by their mean loss.
-
-    The likeliest are ranked with the choices that declare nothing, at the sampled Ms where these have the bits of the class.
-    """
+    """Return the declared classes by their largest loss to torch beyond a limit, then by their mean loss, from all samples."""
     by_mean = sorted(classes_of(work), key=lambda x: (mean_loss(work.times, set(members_of(work, x))), str(x)))
     best = {x: _best_us(work, x) for x in by_mean[:MOST_RANKED]}
     means = {x: sum(_losses(work.times, own)) for x, own in best.items()}

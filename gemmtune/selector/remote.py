@@ -8,7 +8,8 @@ import importlib
 import logging
 import os
 from collections.abc import Mapping, Sequence
-from typing import Any, Self, cast
+from contextlib import AbstractContextManager
+from typing import Any, cast
 
 from ..choice import Choice, Status
 from ..device import DeviceInfo
@@ -28,20 +29,14 @@ WARM_UP_SIZES = (64, 256, 128)
 """M, N and K of the product that warms up a measuring process."""
 
 
-class RemoteSession:
-    """The methods of Session, executed in a worker process that stays warm for the next session.
-
-    A crash or time-out becomes a sample with that status. The worker is then replaced, and the session reopens for later choices.
-    """
+class RemoteSession(AbstractContextManager["RemoteSession"]):
+    """The methods of Session in a worker that stays warm. A crash or time-out becomes a sample, and the worker is replaced."""
 
     def __init__(self, problem: Problem, device: DeviceInfo, settings: Settings, host_us: float = 0.0) -> None:
         self._arguments = (problem, device, settings, host_us)
         self._kind = measuring_kind(device)
         self._timeout_s = settings.choice_timeout_s
         self._worker: Worker | None = None
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
@@ -59,19 +54,15 @@ class RemoteSession:
         WORKERS.give(self._kind, worker)
 
     def examine(self, choice: Choice, best_us: float | None) -> Sample:
-        """Run ``Session.examine`` in the worker."""
         return self._sample("examine", choice, best_us)
 
     def prove(self, choice: Choice) -> Sample:
-        """Run ``Session.prove`` in the worker."""
         return self._sample("prove", choice)
 
     def prove_rows(self, choice: Choice) -> Sample:
-        """Run ``Session.prove_rows`` in the worker."""
         return self._sample("prove_rows", choice)
 
     def same_rows(self, whole: Choice, parts: Sequence[Choice]) -> Sample:
-        """Run ``Session.same_rows`` in the worker."""
         return self._sample("same_rows", whole, parts)
 
     def equal_rows(self, whole: Choice, choice: Choice, rows_class: RowClass, rows: Sequence[int]) -> list[int]:
@@ -184,11 +175,7 @@ def measuring_kind(device: DeviceInfo) -> str:
 
 
 def prepare_measuring(device: DeviceInfo, settings: Settings) -> None:
-    """Start the measuring process of a device unless one is idle already. It imports its modules while the caller continues.
-
-    On a GPU it also measures the library choices for a small product. The first call of each library costs tens of milliseconds,
-    seconds in total.
-    """
+    """Start an idle measuring process of a device, which imports in parallel. A GPU's first library calls take seconds in total."""
     warm_up = None if device.type == "cpu" else functools.partial(_warm_up, device, settings)
     WORKERS.prepare(measuring_kind(device), 1, (__name__,), warm_up)
 

@@ -19,10 +19,7 @@ Build = Callable[[Choice], Kernel]
 
 
 class RowBits:
-    """Comparison of choices with the results of ``reference`` on random and on hard rows.
-
-    A choice with fewer rows gets the first and then the last rows of the operands. Groups of rows keep the rows that are left.
-    """
+    """Comparison of choices with the ``reference`` on random and hard rows: the first and last ones for a choice with fewer."""
 
     def __init__(self, reference: Choice, device: torch.device, build: Build) -> None:
         self.problem = reference.problem

@@ -28,11 +28,7 @@ STAGE_S = 0.04
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
-    """The result of one trial.
-
-    ``time_us`` is from a short measurement, which can drop losers but not rank the best. ``error_over_bound`` is the largest error
-    on random data divided by its bound.
-    """
+    """The result of one trial. A short measurement's ``time_us`` can drop losers but not rank the best."""
 
     status: Status
     time_us: float | None = None
@@ -42,11 +38,7 @@ class Sample:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ranking:
-    """Times of the final rounds by the name of the choice, and the choices that failed in them.
-
-    ``seen`` is the report of a ``Watch`` on other processes during the session. Short rounds skip it, because it takes as long as
-    they do.
-    """
+    """Times of the final rounds by choice, the choices that failed, and, except in short rounds, what a ``Watch`` has ``seen``."""
 
     times: Mapping[str, Ranked]
     seen: str = ""

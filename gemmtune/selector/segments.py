@@ -29,11 +29,9 @@ batch), and choices by rule, which were verified and not measured."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Segment:
-    """The choice for ``lo`` to ``hi`` rows, both included.
+    """The choice for ``lo`` to ``hi`` rows, found by ``content_hash`` among its ``backend``'s at ``sampled_m`` (``time_us``).
 
-    It is found again by ``content_hash`` among its ``backend``'s choices for ``sampled_m`` rows, an M at which it was measured with
-    ``time_us``. ``checked`` are the Ms at which it was verified. ``kernels`` are the first Ms of each run of Ms that share one
-    compiled kernel.
+    ``checked`` are the Ms at which it was verified, ``kernels`` the first Ms of runs that share one compiled kernel.
     """
 
     lo: int
@@ -116,11 +114,7 @@ class Table:
 
     @classmethod
     def of(cls, fact: Ranged) -> Table:
-        """Return the table of a store record.
-
-        Raises:
-            StoreError: the record has another version, or is not what ``to_json`` writes.
-        """
+        """Return the table of a store record. Raises StoreError if it is not what this version's ``to_json`` writes."""
         version = fact.value.get("version")
         if version != VERSION:
             raise StoreError(f"segments: got a table of version {version!r}, expected {VERSION}; tune the range again")
@@ -160,11 +154,7 @@ def check_interval(lo: object, hi: object) -> None:
 
 
 def rows_of(m: object) -> range:
-    """Return the numbers of rows in ``m``: a range with step 1, or a pair of the smallest and the largest.
-
-    Raises:
-        InvalidProblemError: ``m`` is neither, or is an empty range, or contains M = 0.
-    """
+    """Return ``m``, a range or (smallest, largest), as a range. Raises InvalidProblemError if it is neither or has M = 0."""
     if isinstance(m, range):
         if len(m) == 0 or m.step != 1:
             raise InvalidProblemError(f"m: got {m!r}, expected a range with step 1 that is not empty, such as range(1, 8193)")

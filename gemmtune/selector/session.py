@@ -6,7 +6,8 @@ import contextlib
 import dataclasses
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Self
+from contextlib import AbstractContextManager
+from typing import Any
 
 import torch
 
@@ -34,7 +35,7 @@ from .verify import Verifier, random_expectation
 log = logging.getLogger("gemmtune")
 
 
-class Session:
+class Session(AbstractContextManager["Session"]):
     """Verifier and timer of the choices for one problem. As a context manager, it frees the operands on exit.
 
     It restores the caller's random number generators and precision flags. ``dead`` is True if the GPU context is corrupted: nothing
@@ -60,9 +61,6 @@ class Session:
         self._timed: dict[str, Contender] = {}
         self._random: tuple[Problem, Expectation] | None = None
         self._row_bits: tuple[Choice, RowBits] | None = None
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
@@ -149,11 +147,10 @@ class Session:
         return self._row_bits[1]
 
     def rank(self, choices: Sequence[Choice], rounds_s: float | None = None) -> Ranking:
-        """Return comparable times: interleaved rounds in alternating order, at sustained clocks.
+        """Return comparable times: interleaved rounds in alternating order, at sustained clocks, for one problem of up to all rows.
 
-        The choices are for the session's problem, or all for the same problem with fewer rows, which shares the packed weight.
         ``rounds_s`` is the duration of the rounds, by default that of the search effort. If it is given, choices that are clearly
-        slower in the first sample skip the rounds and keep the time of that sample.
+        slower in the first sample keep its time.
         """
         failures: dict[str, Sample] = {}
         self._timed.clear()
@@ -196,10 +193,7 @@ class Session:
         return contenders, first_us
 
     def recheck(self, choices: Sequence[Choice]) -> dict[str, Sample]:
-        """Return the choices that fail when what was timed is repeated with other values in the same memory, by name.
-
-        All are for one problem, that of the session or one with fewer rows. Without verification none is checked.
-        """
+        """Return the choices, by name, that fail when what was timed is repeated with other values in the same memory."""
         if not choices or not self._settings.verify:
             return {}
         with self._in_force():
@@ -253,10 +247,7 @@ class Session:
         return self._verifier
 
     def _time(self, problem: Problem) -> Timer:
-        """Return the timer for the session's problem, or for one with fewer rows; one of the latter is kept.
-
-        Grouped products get their own operands for each M: the group of a row depends on the number of rows.
-        """
+        """Return the timer for the session's problem, or the one kept for fewer rows. Groups need their own operands for each M."""
         if self._timer is None:
             self._timer = self._made_for(self._problem)
         if problem.m == self._problem.m:

@@ -95,11 +95,7 @@ def packed(machine: Mapping[str, str], versions: Mapping[str, str], times: Times
 
 
 def unpacked(data: bytes) -> Shipped:
-    """Return the measurements of a file.
-
-    Raises:
-        StoreError: the bytes are no such file, or one of another version.
-    """
+    """Return the measurements of a file. Raises StoreError if the bytes are no such file, or one of another version."""
     try:
         unzip = zlib.decompressobj(wbits=31)
         text = unzip.decompress(data, MOST_BYTES)

@@ -20,10 +20,9 @@ from .samples import Sample
 
 
 class RowsVerifier:
-    """Verifier of choices for ``problem`` with the same number of rows or fewer.
+    """Verifier of choices for ``problem`` or fewer rows, between guard bands, with operands and references made once.
 
-    Each choice runs on the probe with cancelling sums, which gives every element exactly, and on random operands. Its output lies
-    between guard bands. Operands, references and packed weights are expensive and made once for all.
+    Each choice runs on the probe with cancelling sums, which gives every element exactly, and on random operands.
     """
 
     def __init__(self, problem: Problem, device: torch.device) -> None:

@@ -29,10 +29,7 @@ REASONS = 3
 
 
 def render(result: Sequence[ProblemResult], *, max_rows: int | None = DEFAULT_ROWS, width: int | None = None) -> str:
-    """Return the results as plain text.
-
-    ``max_rows`` limits the timed choices shown for a problem (None: all). ``width`` is the column to fold at (None: never).
-    """
+    """Return the results as plain text, ``max_rows`` timed choices each (None: all), folded at ``width`` columns (None: never)."""
     return plain_text(renderables(result, max_rows=max_rows), width)
 
 
@@ -120,10 +117,7 @@ def summary_line(result: Sequence[ProblemResult]) -> str:
 
 
 def left_out_lines(result: ProblemResult) -> list[str]:
-    """Return lines for the excluded choices: one for the failures of a backend with one reason, one for its refusals.
-
-    Reasons that differ only in numbers count as one. Choices that a user's regex excluded have lines of their own.
-    """
+    """Return lines for the excluded choices: per backend and reason, regardless of numbers, or alone if a regex excluded them."""
     if result.problem.empty:
         return []
     failed = [(o.status.value, o.name, o.reason) for o in result.outcomes if o.status is not Status.OK]

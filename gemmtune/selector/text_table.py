@@ -1,7 +1,4 @@
-"""Tables and other output of rich as text, for terminals, pipes and files.
-
-rich takes longer to import than this package, so it is imported only for printing.
-"""
+"""Tables and other output of rich as text. rich takes longer to import than this package, so only printing imports it."""
 
 from __future__ import annotations
 
@@ -22,11 +19,7 @@ NATURAL_WIDTH = 10_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextTable:
-    """Table in the common style: foldable text columns, number columns, and a last text column.
-
-    On a narrow terminal it leaves out its ``optional`` columns, the first ones first, until the rest fits. Names of choices stay
-    whole while there is room for them.
-    """
+    """Table in the common style. On a narrow terminal it leaves out ``optional`` columns, the first ones first, until it fits."""
 
     texts: Sequence[str]
     numbers: Sequence[str] = ()

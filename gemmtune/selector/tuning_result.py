@@ -17,5 +17,4 @@ class TuningResult(tuple[ProblemResult, ...]):
         return render(self)
 
     def to_json(self) -> list[dict[str, Any]]:
-        """Return a list with ``ProblemResult.to_json`` of each problem."""
         return [p.to_json() for p in self]

@@ -1,7 +1,4 @@
-"""Verification of a choice before it is timed: exact probes, an error bound on random data, guard bands, untouched inputs.
-
-``numerics.judging`` finds wrong elements. This module selects the probes and evaluates the findings.
-"""
+"""Verification before timing: exact probes, an error bound on random data, guard bands, untouched inputs, by numerics.judging."""
 
 from __future__ import annotations
 
@@ -40,10 +37,7 @@ reference."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Call:
-    """The result of one call, still on the device.
-
-    ``guards`` comes from ``Guards.broken``, and ``changed`` has a flag for each operand on the stage.
-    """
+    """The result of one call, still on the device, with ``Guards.broken``, and a flag per operand on the stage that ``changed``."""
 
     expectation: Expectation
     finding: Finding
@@ -68,11 +62,7 @@ def random_expectation(problem: Problem, device: torch.device) -> Expectation:
 
 
 class Verifier:
-    """Verifier of choices for one problem on one device. All choices share its probes and references.
-
-    Operands with large gaps are drawn without them, and share a stage on which each call has its own. So they take one span
-    of memory each, and not one for each probe.
-    """
+    """Verifier of choices for one problem, which share probes and references, and a stage for operands with large gaps."""
 
     def __init__(self, problem: Problem, device: torch.device) -> None:
         self._problem = problem

@@ -52,10 +52,7 @@ _known: dict[tuple[str, str], _Tried] = {}
 
 
 def refusals(choices: Mapping[str, Choice], times_us: Mapping[str, float], judged: Collection[str] = ()) -> dict[str, str]:
-    """Return the reasons, by name, why GEMMs of others must not be picked. Judged are those that no other choice beats.
-
-    ``times_us`` are comparable, and without the cost of gemmtune's look-up. Names in ``judged`` are left out.
-    """
+    """Return the reasons, by name, why fastest GEMMs of others, except those already ``judged``, must not be picked."""
     own = {name: choice for name, choice in choices.items() if isinstance(choice, OwnChoice) and name in times_us}
     others = [times_us[name] for name in choices.keys() - own.keys() if name in times_us]
     torch_us = next((times_us[name] for name, choice in choices.items() if choice.baseline and name in times_us), None)

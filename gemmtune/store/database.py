@@ -1,7 +1,4 @@
-"""Database: the store's tables in a file or in memory, with connections, transactions and access to whole records.
-
-Errors of sqlite3 and the system pass through unchanged, and ``store.py`` decides what they mean for a caller.
-"""
+"""Database: the store's tables in a file or in memory. Errors of sqlite3 and the system pass through to ``store.py``."""
 
 from __future__ import annotations
 
@@ -84,10 +81,7 @@ class Database:
         self._cache.clear()
 
     def _identity(self) -> tuple[int, ...]:
-        """Return the process and the file at the path, for which alone a connection is valid.
-
-        A fork copies a database in memory completely, so that needs no identity.
-        """
+        """Return the process and file for which a connection is valid. Memory needs none, because a fork copies it."""
         if self.path is None:
             return ()
         try:

@@ -14,6 +14,7 @@ from .. import foreign
 from ..errors import StoreError
 from ..foreign import parse_json
 from .database import Database
+from .key import canonical
 from .ranged import Ranged
 from .row import Limit, Row, stored_problem
 
@@ -47,17 +48,15 @@ class Absorbed:
 
 
 def absorb(database: Database, rows: Iterable[Row], limits: Iterable[Limit], ranged: Iterable[Ranged]) -> Absorbed:
-    """Merge rows, limits and records for all M into the database in one transaction.
+    """Merge rows, limits and records for all M in one transaction. The later of two with one identity stays, unless of the future.
 
-    If two have the same identity, the later measurement stays. One of the database that is dated in the future is replaced.
-
-    Raises:
-        StoreError: one of them cannot have been measured: see ``check_measured``. Nothing is merged then.
+    Raises StoreError, and merges nothing, if one cannot have been measured: see ``check_measured``.
     """
     newest: dict[tuple[str, str, str], Row] = {}
     by_date = attrgetter("measured_at")
     rows, limits, ranged = sorted(rows, key=by_date), sorted(limits, key=by_date), sorted(ranged, key=by_date)
-    latest = latest_time()
+    # Another machine's clock may be ahead.
+    latest = (datetime.now(UTC) + timedelta(hours=CLOCKS_APART_HOURS)).isoformat(timespec="microseconds")
     check_measured(rows, limits, ranged, latest)
     taken_limits, taken_ranged = [], []
     with database.transaction():
@@ -80,16 +79,8 @@ def absorb(database: Database, rows: Iterable[Row], limits: Iterable[Limit], ran
     return Absorbed(added=added, replaced=len(newest) - added, kept=len(rows) - len(newest))
 
 
-def latest_time() -> str:
-    """Return the latest date of a measurement that another machine can have made by now."""
-    return (datetime.now(UTC) + timedelta(hours=CLOCKS_APART_HOURS)).isoformat(timespec="microseconds")
-
-
 def check_measured(rows: Iterable[Row], limits: Iterable[Limit], ranged: Iterable[Ranged], latest: str) -> None:
-    """Raise StoreError if one of these cannot have been measured.
-
-    Its date is after ``latest``, or its time or value is beyond any machine. Such a value would win every comparison.
-    """
+    """Raise StoreError for a date after ``latest``, or a time or value beyond any machine, which would win every comparison."""
     for row in rows:
         problem = stored_problem(row.key)
         what = f"{row.name} of {foreign.shorter(str(problem or row.key))}"
@@ -137,8 +128,7 @@ def to_json(rows: Sequence[Row], limits: Sequence[Limit], ranged: Sequence[Range
 def from_json(data: object, source: str) -> tuple[list[Row], list[Limit], list[Ranged]]:
     """Return the values that ``to_json`` wrote. ``ranged`` may be missing, as in files of the first versions.
 
-    Raises:
-        StoreError: the data differs from the output of ``to_json``. The message names ``source`` and the entry.
+    Raises StoreError, which names ``source`` and the entry, for any other data.
     """
     top = _object(data, source, ("format", "version", "measurements", "limits"), optional=("ranged",))
     if top["format"] != FORMAT:
@@ -222,15 +212,12 @@ def _list(value: object, place: str) -> list[Any]:
 
 
 def _check_canonical(value: object, place: str) -> None:
-    """Raise StoreError unless the text is canonical JSON.
-
-    Keys and fingerprints are compared as texts, so another spelling would never be found again.
-    """
+    """Raise StoreError unless the text is canonical JSON. Texts are compared, so another spelling would never be found."""
     try:
         plain = parse_json(value) if isinstance(value, str) else None
     except ValueError:
         plain = None
-    if not isinstance(plain, dict) or json.dumps(plain, sort_keys=True, separators=(",", ":")) != value:
+    if not isinstance(plain, dict) or canonical(plain) != value:
         raise StoreError(
             f"{place}: got {foreign.shown(value)}, expected the canonical JSON text of an object, as gemmtune export writes it"
         )

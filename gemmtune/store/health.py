@@ -29,11 +29,7 @@ class Health:
 
 
 def check(database: Database) -> None:
-    """Read a whole file and check it.
-
-    Raises:
-        sqlite3.DatabaseError: SQLite finds damage, or a record does not match its checksum.
-    """
+    """Read and check a whole file. Raises sqlite3.DatabaseError for damage, or a record that does not match its checksum."""
     if (finding := database.pragma("integrity_check(1)")) != "ok":
         raise corrupt(finding)
     for _ in (*database.every_row(), *database.limits(), *database.ranged()):
@@ -47,13 +43,7 @@ def contents(database: Database) -> tuple[int, int, str]:
 
 
 def set_aside(database: Database) -> Path | None:
-    """Rename a corrupt file, so that the next use makes a new one.
-
-    Return its new path, or None if the file is already gone or whole.
-
-    Raises:
-        one of FAILURES: the file has to stay.
-    """
+    """Rename a corrupt file and return its new path; None if it is gone or whole. Raises one of FAILURES if it has to stay."""
     assert database.path is not None
     database.close()
     with file_lock(Path(f"{database.path}.lock"), database.busy_timeout_s):

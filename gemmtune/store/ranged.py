@@ -17,13 +17,9 @@ COLUMNS = ("kind", "value", "measured_at")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ranged:
-    """One fact about a class of problems on a machine.
+    """One fact about a class of problems (``problem.rows.RowClass.key``) on a machine, one of each ``kind`` in the store.
 
-    The store has at most one of each ``kind``, whose ``value`` is a mapping of plain values. ``key`` is
-    ``problem.rows.RowClass.key``.
-
-    Raises:
-        StoreError: a value breaks one of these rules.
+    ``value`` is a mapping of plain values. Raises StoreError if a value breaks a rule.
     """
 
     key: str

@@ -24,11 +24,7 @@ class Removed:
 
 
 def remove(store: Store, chosen: Callable[[Removable], bool], *, dry_run: bool = False) -> Removed:
-    """Remove the chosen records in one transaction and return them. With ``dry_run``, only return them.
-
-    Raises:
-        StoreError: the store cannot be written.
-    """
+    """Remove the chosen records in one transaction, unless ``dry_run``, and return them. Raises StoreError if that fails."""
     return store.change(functools.partial(_removed, chosen=chosen, dry_run=dry_run))
 
 

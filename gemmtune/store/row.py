@@ -108,10 +108,7 @@ class Row:
 
     @classmethod
     def of_record(cls, key: str, fingerprint: str, record: Sequence[Any]) -> Row | None:
-        """Return the row of a whole record, or None if it breaks this version's rules.
-
-        A version with other rules wrote such a record, and a new measurement replaces it.
-        """
+        """Return the row of a record, or None if it follows another version's rules. Then a new measurement replaces it."""
         values = dict(zip(COLUMNS, record, strict=True))
         try:
             return cls(key=key, fingerprint=fingerprint, **values | {"info": parse_json(values["info"])})

@@ -66,10 +66,7 @@ _NETWORK_FILE_SYSTEMS = (
 _DATABASE_SUFFIXES = (".sqlite", ".sqlite3", ".db")
 
 FAILURES = (sqlite3.Error, OSError, StoreError, UnicodeDecodeError)
-"""Exceptions that a use of a Database may raise.
-
-UnicodeDecodeError comes from a message of SQLite that quotes a schema with a flipped bit.
-"""
+"""Exceptions of a Database, UnicodeDecodeError among them where SQLite quotes a schema with a flipped bit."""
 ELSEWHERE = "or set store_path (GEMMTUNE_STORE_PATH) to another file"
 NAME_ANOTHER = "or name another file"
 """Remedy for a file that was named for reading instead of coming from the settings."""
@@ -126,13 +123,9 @@ def check(connection: sqlite3.Connection, path: Path) -> None:
 
 
 def create(path: Path, busy_timeout_s: float) -> None:
-    """Make an empty store unless there is a file at the path.
+    """Make an empty store unless there is a file at the path. It is complete before it gets its name, whoever else makes one.
 
-    The file is complete before it gets its name, even if several processes create it.
-
-    Raises:
-        OSError: the folder or a file in it cannot be made.
-        sqlite3.Error: SQLite cannot write the file, for instance without free space.
+    Raises OSError if folder or file cannot be made, sqlite3.Error if SQLite cannot write it, as without free space.
     """
     if _has_content(path):
         return
@@ -159,10 +152,9 @@ def create(path: Path, busy_timeout_s: float) -> None:
 
 
 def move_aside(path: Path) -> Path:
-    """Rename a corrupt store with its journals to ``<name>.corrupt-<n>``, the first free n. Call under ``file_lock``.
+    """Rename a corrupt store and journals to the first free ``<name>.corrupt-<n>``, under ``file_lock``.
 
-    Raises:
-        StoreError: the file's name is not that of a database, so a setting may name another kind of file by mistake.
+    Raises StoreError if the name is not a database's, so that a wrong setting moves no other file.
     """
     if path.suffix not in _DATABASE_SUFFIXES:
         raise StoreError(
@@ -189,10 +181,7 @@ def _has_content(path: Path) -> bool:
 
 
 def _on_network(folder: Path) -> bool:
-    """Return True if the folder lies on a file system that several hosts can write.
-
-    Linux's list of mounts decides. Return False on systems without it.
-    """
+    """Return True if Linux's list of mounts shows the folder on a file system that several hosts can write."""
     mounts = Path("/proc/self/mounts")
     try:
         lines = mounts.read_text(errors="replace").splitlines()

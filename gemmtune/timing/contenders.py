@@ -36,11 +36,7 @@ Call = Callable[[], object]
 
 
 class Contender(ABC):
-    """One kernel, prepared for timing.
-
-    ``rough_us`` is the least time of a few single calls during preparation. It is an upper bound that includes a launch from
-    Python.
-    """
+    """One prepared kernel. ``rough_us`` bounds its time: the least of a few single calls, with a launch from Python."""
 
     rough_us: float
     takes_capture = False
@@ -55,10 +51,7 @@ class Contender(ABC):
         """Return the time of one call in µs, in the latest sample."""
 
     def repeats(self) -> Sequence[Call]:
-        """Return the ways in which a sample computes with the first operand set, each as a call that waits for the result.
-
-        A call returns the result, or None if the result is in the set's output. A contender that times no kernel has none.
-        """
+        """Return the ways in which a sample computes with the first set, as calls that return the result or leave it in the set."""
         raise NotImplementedError(f"{type(self).__name__} cannot repeat its calls")
 
     def sample_us(self) -> float:
@@ -68,10 +61,7 @@ class Contender(ABC):
 
 
 class CpuContender(Contender):
-    """Calls in a loop between two clock readings. Each call adds ``host_us`` of host time.
-
-    ``turns`` yields the index of the next operand set. Contenders that share it go through the sets together.
-    """
+    """Calls in a loop between two clock readings, ``host_us`` of host time each. Contenders may share the set order ``turns``."""
 
     def __init__(self, calls: Sequence[Call], *, turns: Iterator[int] | None = None, host_us: float = 0.0) -> None:
         self._calls = calls
@@ -102,10 +92,7 @@ class CpuContender(Contender):
 
 
 class EagerContender(Contender):
-    """Calls from Python, with the host's cost included.
-
-    A call takes as long as the slower of the GPU and the host. The host is busy for ``host_us`` before it calls the kernel.
-    """
+    """Calls from Python, each as long as the slower of the GPU and the host, which is busy for ``host_us`` before the kernel."""
 
     def __init__(
         self, calls: Sequence[Call], stream: torch.cuda.Stream, *, flush: Call = lambda: None, host_us: float = 0.0
@@ -137,10 +124,7 @@ class EagerContender(Contender):
 
 
 class GraphContender(Contender):
-    """CUDA graphs of calls over the operand sets, replayed between two events: kernel time only.
-
-    Each stream captures its graph, because kernels keep separate memory for each stream. A long call has one graph.
-    """
+    """CUDA graphs of calls, one per stream with its memory, between two events: kernel time only. A long call has one graph."""
 
     takes_capture = True
 
@@ -213,11 +197,7 @@ def timing_event() -> torch.cuda.Event:
 
 
 def _captured(calls: Sequence[Call]) -> torch.cuda.CUDAGraph:
-    """Return a graph of the calls, captured on the current stream.
-
-    ``torch.cuda.graph`` is not used: it collects garbage and empties the allocator's cache each time, which takes longer than
-    the measurement.
-    """
+    """Return a graph of the calls on the current stream. ``torch.cuda.graph`` would collect garbage for longer than it measures."""
     graph = torch.cuda.CUDAGraph()
     graph.capture_begin(capture_error_mode="thread_local")
     try:
@@ -233,10 +213,7 @@ def _captured(calls: Sequence[Call]) -> torch.cuda.CUDAGraph:
 
 
 def renew_generator() -> None:
-    """Let the current device's generator draw again after a failed capture.
-
-    It would otherwise assume that the capture is still running.
-    """
+    """Let the device's generator draw again after a failed capture, which it would otherwise assume to be running."""
     if torch.cuda.is_available():
         generator = torch.cuda.default_generators[torch.cuda.current_device()]
         generator.graphsafe_set_state(generator.clone_state())

@@ -73,10 +73,7 @@ def _busy_s(allowed: set[int]) -> float:
 
 
 def tree(root: int) -> dict[int, float]:
-    """Return ``root`` and its descendants, with the seconds that each worked. The children that it has waited for count as its own.
-
-    The result is empty if the system lists no processes.
-    """
+    """Return ``root`` and its descendants with the seconds that each and its reaped children worked; empty if unknown."""
     children: dict[int, list[int]] = {}
     seconds: dict[int, float] = {}
     for path in PROC.glob("[0-9]*/stat"):

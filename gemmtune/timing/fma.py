@@ -22,10 +22,7 @@ log = logging.getLogger("gemmtune")
 
 VECTOR_BYTES = {"avx512": 64, "avx2": 32}
 CHAINS = 12
-"""Number of independent chains: 4 cycles of latency times 2 units that each start one per cycle, plus a margin.
-
-The sums fit into 16 vector registers.
-"""
+"""Number of independent chains: 4 cycles of latency times 2 units, plus a margin, in 16 vector registers."""
 SAMPLE_S = 0.004
 """Duration of one sample, short so that on a busy machine some samples have all cores."""
 SAMPLES = 40
@@ -34,10 +31,7 @@ FLAGS = ("-O3", "-march=native", "-ffp-contract=fast", "-shared", "-fPIC")
 
 
 def fma_gflops(device: DeviceInfo, kind: Literal["float", "double"]) -> float | None:
-    """Return the rate of all threads together in 1e9 operations/s, or None if the loop cannot be compiled and loaded.
-
-    A fused multiply-add counts as two operations.
-    """
+    """Return all threads' rate in 1e9 operations/s, two per fused multiply-add, or None if the loop cannot be compiled."""
     try:
         run = opened(lambda: _compiled(device, kind), lambda path: ctypes.CDLL(str(path)).run)
     except (GemmtuneError, OSError) as error:

@@ -42,19 +42,13 @@ The largest ratio in benchmarks/results is 1.03. Caches that keep a quarter of t
 BUSY = 10.0
 """Further factor for a limit that was measured on a busy machine: others may leave it a tenth of the cores, as a choice has all."""
 OF_PRODUCT = 2.0
-"""Further factor for a rate that is that of torch's product.
-
-Kernels may use other instructions than torch. Those of float32 by parts of bfloat16 reach 2.3 times torch's rate on an H200.
-"""
+"""Further factor for a rate of torch's product: other instructions reach 2.3 times torch's rate on an H200."""
 INSTRUCTIONS: Mapping[str, Mapping[str, float]] = {
     "bfloat16": {"avx512_bf16": 2.0, "amx_bf16": 16.0},
     "float16": {"avx512_fp16": 2.0, "amx_fp16": 16.0},
     "int8": {"avx512_vnni": 4.0, "avx_vnni": 4.0, "amx_int8": 32.0},
 }
-"""Rates of a CPU's instructions for narrow numbers, as multiples of the float32 rate that stands for them.
-
-Source: operations per instruction in Intel's Architecture Instruction Set Extensions Programming Reference.
-"""
+"""Rates of a CPU's narrow numbers as multiples of float32's (Intel's Architecture Instruction Set Extensions reference)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +59,6 @@ class Limits:
     disturbed: frozenset[str] = frozenset()
 
     def us(self, problem: Problem, device: DeviceInfo) -> float | None:
-        """Return ``limit_us``."""
         return limit_us(problem, self.values, device)
 
     def disturbed_for(self, problem: Problem) -> bool:
@@ -73,10 +66,7 @@ class Limits:
         return not self.disturbed.isdisjoint(limit_names(problem.dtype_label))
 
     def least_us(self, problem: Problem, device: DeviceInfo) -> float | None:
-        """Return the time in µs below which a result cannot have been computed, or None if a limit is missing.
-
-        It is the least time by the limits, each with its uncertainty.
-        """
+        """Return the least time in µs by the limits with their uncertainties, or None if a limit is missing."""
         sure = {name: value * self._uncertainty(name, device) for name, value in self.values.items()}
         return limit_us(problem, sure, device)
 
@@ -103,10 +93,7 @@ def limit_names(dtype_label: str) -> tuple[str, str]:
 
 
 def limit_us(problem: Problem, limits: Mapping[str, float], device: DeviceInfo | None = None) -> float | None:
-    """Return the least time of a problem in µs: max(bytes / bandwidth, flops / rate), or None if a limit is missing.
-
-    With ``device``, operands that stay in its caches while they are timed need no bandwidth of the memory.
-    """
+    """Return max(bytes / bandwidth, flops / rate) in µs, or None if one is missing. A ``device`` caches operands while timed."""
     bandwidth, rate = (limits.get(name) for name in limit_names(problem.dtype_label))
     if not bandwidth or not rate:
         return None
@@ -115,10 +102,7 @@ def limit_us(problem: Problem, limits: Mapping[str, float], device: DeviceInfo |
 
 
 def least_work(problem: Problem, device: DeviceInfo | None = None) -> tuple[float, float]:
-    """Return the bytes to read and write, and the operations, that no correct call can avoid.
-
-    A group without rows is not read. A density is rounded to whole blocks. A product times zero needs neither.
-    """
+    """Return the bytes and operations that no call can avoid, none for groups without rows and products times zero."""
     least_bytes, flops = float(problem.bytes), float(problem.flops)
     if problem.groups and not problem.divides_terms:
         read = min(problem.groups, problem.m) / problem.groups
@@ -145,18 +129,16 @@ def measure_limits(device: DeviceInfo, dtype_label: str, known: Mapping[str, flo
     bandwidth, rate = limit_names(dtype_label)
     found: dict[str, float] = {}
     if bandwidth not in (known or {}):
-        found[bandwidth] = _cpu_bandwidth(device) if device.type == "cpu" else _gpu_bandwidth(device)
+        found[bandwidth] = _bandwidth(device)
     if rate not in (known or {}):
         found[rate] = _cpu_rate(device, dtype_label) if device.type == "cpu" else _product_gflops(device, dtype_label)
     return found
 
 
-def _cpu_bandwidth(device: DeviceInfo) -> float:
-    numbers = torch.ones(4 * device.last_level_cache_bytes // 4)
-    return numbers.nbytes / (_best_s(numbers.amax) * 1e9)
-
-
-def _gpu_bandwidth(device: DeviceInfo) -> float:
+def _bandwidth(device: DeviceInfo) -> float:
+    if device.type == "cpu":
+        numbers = torch.ones(4 * device.last_level_cache_bytes // 4)
+        return numbers.nbytes / (_best_s(numbers.amax) * 1e9)
     free, _ = torch.cuda.mem_get_info(device.torch_device)
     size = min(GPU_COPY_BYTES, free // 8)
     source = torch.zeros(size // 4, device=device.torch_device)
@@ -174,10 +156,7 @@ def _cpu_rate(device: DeviceInfo, dtype_label: str) -> float:
 
 
 def _product_gflops(device: DeviceInfo, dtype_label: str) -> float:
-    """Return the rate of torch's operation on a square product.
-
-    The operands are random, because a GPU multiplies zeros faster with less power.
-    """
+    """Return the rate of torch's operation on a square product of random operands. GPUs multiply zeros with less power."""
     problem = _square(dtype_label, "cpu" if device.type == "cpu" else "cuda")
     choice = next(c for c in load("aten").enumerate(problem, device, current()).choices if c.baseline)
     run, x = choice.build().run, random_operands(problem, device.torch_device, seed=0)

@@ -18,10 +18,7 @@ MOST_OF_THE_CORES = 0.15
 MOST_SPREAD = {"cpu": 0.1, "cuda": 0.04}
 """Largest spread of the samples of torch's operation, as a share of their median: four times that of quiet machines."""
 MOST_DRIFT = 3.0
-"""Largest ratio of a choice's time on a CPU to its time when it was ranked.
-
-Clocks change by less. Times scaled by a larger ratio may be wrong by that ratio.
-"""
+"""Largest ratio of a choice's times on a CPU when now and when ranked: clocks change by less."""
 BUSY_PERCENT = 10
 """Share of a GPU's multiprocessors below which a process does not count."""
 LEAST_WATCH_S = 0.3

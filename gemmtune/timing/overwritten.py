@@ -77,7 +77,9 @@ class Overwritten:
         if not all(_alike(x, y) for x, y in pairs):
             return False
         for x, y in pairs:
-            memory = _memory(_unnoticed(x))
+            # A tensor with the same memory has a version of its own.
+            view = torch.empty(0, dtype=x.dtype, device=x.device)
+            memory = _memory(view.set_(x.untyped_storage(), x.storage_offset(), x.size(), x.stride()))
             self._places[side].append((memory, memory.clone(), _memory(y)))
         return True
 
@@ -87,12 +89,6 @@ def _alike(old: torch.Tensor, new: torch.Tensor) -> bool:
     if old.shape != new.shape:
         return False
     return old.stride() == new.stride() or not (overlapping(Layout.of(old)) or overlapping(Layout.of(new)))
-
-
-def _unnoticed(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a tensor with the same memory and a version of its own."""
-    view = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
-    return view.set_(tensor.untyped_storage(), tensor.storage_offset(), tensor.size(), tensor.stride())
 
 
 def _memory(tensor: torch.Tensor) -> torch.Tensor:

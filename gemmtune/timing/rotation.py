@@ -17,15 +17,9 @@ from ..numerics.some_rows import some_rows
 from ..problem import Layout, Problem
 
 CPU_CACHES = 4.0
-"""Size of all sets together on a CPU, in multiples of the last-level cache.
-
-With less, part of an operand survives a round of contenders, which are at different places in the rotation.
-"""
+"""Size of all sets on a CPU in last-level caches. With less, part of an operand survives a round of contenders."""
 GPU_CACHES = 8.0
-"""Same multiple for a GPU, where more sets reduce chance.
-
-The time of one kernel differs by up to 7% from process to process, and more places in memory average this out.
-"""
+"""Same multiple for a GPU. A kernel's time differs by up to 7% from place to place, and more sets average this out."""
 MOST_SETS = 256
 """Limit on the number of sets. Filling more takes too long: such small operands are fast to fetch, and launches dominate."""
 CPU_BUDGET_BYTES = 1024 * MIB
@@ -51,10 +45,7 @@ def leaves_caches(problem: Problem, device: DeviceInfo) -> bool:
 
 
 class Rotation:
-    """Operand sets of one problem on one device, and of the same problem with fewer rows.
-
-    The numbers are random unless ``given``, equal in all sets. No two sets share memory.
-    """
+    """Operand sets of one problem, and of it with fewer rows, in separate memory, with numbers equal, random unless ``given``."""
 
     def __init__(self, problem: Problem, device: DeviceInfo, given: Operands | None = None) -> None:
         target, on_cpu = device.torch_device, device.type == "cpu"
@@ -83,10 +74,7 @@ class Rotation:
         return self._made[:count]
 
     def packed(self, sets: Sequence[Operands], choice: Choice) -> Sequence[Operands]:
-        """Return the sets in the form that the choice needs: b is packed if the choice has a packed format.
-
-        Choices with the same format share the packed b.
-        """
+        """Return the sets as the choice needs them: b packed, once per format, if the choice has a packed format."""
         name = choice.packed_format
         if name is None:
             return sets

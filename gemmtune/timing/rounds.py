@@ -14,11 +14,7 @@ from .contenders import Contender
 from .timer import median_margin
 
 TIE = 0.02
-"""Largest distance to the fastest that counts as a tie: 2%.
-
-The process, the place in memory and the previous kernel shift kernels against each other by as much. A smaller gain does not
-justify leaving torch's operation.
-"""
+"""Largest distance to the fastest that counts as a tie: process, memory and previous kernel shift times by 2%."""
 SURE = 1.3
 """Factor on the 95% interval. With many contenders and a check after every other round, one in twenty would often be wrong."""
 DISTURBED = 1.25
@@ -34,19 +30,13 @@ LEAST_ROUNDS_TO_SETTLE = 10
 
 
 def tie(disturbed: object = "") -> float:
-    """Return the largest gain that does not justify leaving torch's operation: TIE, and DISTURBED - 1 on a busy machine.
-
-    A sample counts although it is off by as much as DISTURBED, and so may be a median of samples on a busy machine.
-    """
+    """Return the largest gain that does not justify leaving torch: TIE, or DISTURBED - 1, as samples of busy machines err."""
     return DISTURBED - 1 if disturbed else TIE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ranked:
-    """Median time of a call, and half the 95% interval of its comparison with the fastest.
-
-    For the fastest contender it is the interval of the median.
-    """
+    """Median time of a call, and half the 95% interval of its comparison with the fastest (of its median for the fastest)."""
 
     time_us: float
     margin_us: float
@@ -111,10 +101,7 @@ def play(
 
 
 def spread_of(samples: Sequence[float]) -> float:
-    """Return the spread of samples as a share of their median.
-
-    The spread is 1.4826 times the median absolute deviation, which is the standard deviation of a normal law.
-    """
+    """Return 1.4826 · the median absolute deviation (the sd of a normal law) as a share of the samples' median."""
     middle = statistics.median(samples)
     return 1.4826 * statistics.median(abs(s - middle) for s in samples) / middle if middle else 0.0
 
@@ -170,19 +157,13 @@ def _reference(rounds: Mapping[str, list[float]]) -> str:
 
 
 def _ratios(rounds: Mapping[str, list[float]]) -> dict[str, _Ratio]:
-    """Return each contender's ratio to the reference.
-
-    A contender that dropped out has only the first rounds, so it is compared with the reference in those rounds.
-    """
+    """Return each contender's ratio to the reference in its own rounds, the first ones if it dropped out."""
     reference = rounds[_reference(rounds)]
     return {name: _ratio(times, reference[: len(times)]) for name, times in rounds.items()}
 
 
 def _ratio(times: Sequence[float], reference: Sequence[float]) -> _Ratio:
-    """Return the ratio in the rounds in which neither was disturbed.
-
-    With too few such rounds, return the ratio of the shortest times with an infinite margin.
-    """
+    """Return the ratio in undisturbed rounds or, if too few, of the shortest times with an infinite margin."""
     both = [mine and theirs for mine, theirs in zip(_undisturbed(times), _undisturbed(reference), strict=True)]
     logs = [math.log(t / r) for t, r in itertools.compress(zip(times, reference, strict=True), both)]
     if len(logs) < min(LEAST_ROUNDS, len(times)):

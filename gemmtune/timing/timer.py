@@ -56,13 +56,7 @@ class Timer:
     """
 
     def __init__(
-        self,
-        problem: Problem,
-        device: DeviceInfo,
-        mode: Timing,
-        *,
-        host_us: float = 0.0,
-        operands: Operands | None = None,
+        self, problem: Problem, device: DeviceInfo, mode: Timing, *, host_us: float = 0.0, operands: Operands | None = None
     ) -> None:
         self._problem = problem
         self._device = device.torch_device
@@ -79,10 +73,7 @@ class Timer:
             self._spacer = torch.zeros(1, device=self._device) if mode == "spaced" else None
 
     def at(self, part: Problem) -> Timer:
-        """Return the timer for ``part``, a problem with fewer rows, which shares the memory of operands that all rows use.
-
-        Its samples are short: there are many such problems, and most need a precision of a few percent only.
-        """
+        """Return the timer for ``part`` of fewer rows, which shares memory and has short samples, precise to a few percent."""
         timer = copy.copy(self)
         timer._problem, timer._sets, timer._turns = part, self._rotation.of_rows(part), itertools.count()
         timer._sample_us = PART_US

@@ -42,11 +42,7 @@ class HipCompiler:
 
 
 def find_hip_compiler() -> HipCompiler:
-    """Return ROCm's clang, or else the newest one on PATH or in Debian's folders.
-
-    Raises:
-        UnavailableError: there is no clang that is new enough, or there are no headers of HIP.
-    """
+    """Return ROCm's clang, or else the newest one on PATH or in Debian's folders. Raises UnavailableError if nothing serves."""
     reasons = []
     for path in _candidates():
         if not os.access(path, os.X_OK):
@@ -109,11 +105,8 @@ def make_code_object(
 ) -> Path:
     """Return the code object ``file`` of the cache. If it is missing, one of the processes that need it compiles ``text()``.
 
-    The name of the file omits the compiler: any machine's file is valid.
-
-    Raises:
-        CompileError: the compiler rejected the source, or the cache folder is not writable.
-        UnavailableError: the file is missing, and there is no compiler or no headers.
+    The name of the file omits the compiler: any machine's file is valid. Raises CompileError if the compiler rejects the source or
+    the cache folder is not writable, UnavailableError without a compiler or headers.
     """
 
     def make(made: Path) -> None:

@@ -58,11 +58,7 @@ class CompiledChoice(Choice):
 
     @abstractmethod
     def artifacts(self, device: DeviceInfo) -> tuple[Artifact, ...]:
-        """Return the kernels, compiled if necessary and loaded on no device. The legality check used the facts of ``device``.
-
-        Raises:
-            CompileError: the compiler rejected a kernel.
-        """
+        """Return the kernels, compiled if necessary and loaded on no device. Raises CompileError if the compiler rejects one."""
 
     @abstractmethod
     def forward(self) -> Choice:
@@ -118,7 +114,6 @@ class FileChoice(CompiledChoice):
 
     @property
     def compiled(self) -> bool:
-        """True if the file is in the cache."""
         return present(self.path)
 
     @property
@@ -138,11 +133,10 @@ class FileChoice(CompiledChoice):
         self.make()
 
     def opened(self, load: Callable[[Path], T]) -> T:
-        """Return ``load(path)`` of the file. Compile the file first if it is missing or damaged.
+        """Return ``load(path)`` of the file, compiled first if it is missing or damaged.
 
-        Raises:
-            CompileError: the compiler rejected the source.
-            UnavailableError: the file is missing and there is no compiler, or the file cannot be loaded here.
+        Raises CompileError if the compiler rejects the source, UnavailableError without a compiler or if the file cannot be loaded
+        here.
         """
         try:
             return opened(self.make, load)
@@ -193,11 +187,7 @@ def find_cuobjdump() -> Path | None:
 
 
 def cubin_usage(cubin: bytes, cuobjdump: Path) -> Usage:
-    """Return the resource usage of a cubin's only kernel, without its code.
-
-    Raises:
-        RuntimeError: cuobjdump failed or printed an unexpected format.
-    """
+    """Return the resource usage of a cubin's only kernel. Raises RuntimeError if cuobjdump fails or its format is unknown."""
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
@@ -240,11 +230,7 @@ def _printed(*command: str | Path) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assembly:
-    """Regular expressions that read one line of an assembly language.
-
-    ``place`` captures a possible branch target (an address or a label). ``instruction`` matches an instruction, and ``target``
-    captures the place that it branches to.
-    """
+    """Regular expressions for lines of assembly: an ``instruction``, a ``place``, and the ``target`` place of a branch."""
 
     place: re.Pattern[str]
     instruction: re.Pattern[str]
@@ -273,10 +259,7 @@ AMDGCN = Assembly(
 
 
 def spilled_share(text: str, assembly: Assembly) -> float:
-    """Return the share of instructions that load or store spilled registers, in the loop that multiplies.
-
-    With several such loops the largest share counts. If no loop multiplies, the share of the whole kernel counts.
-    """
+    """Return the share of instructions that spill in the multiplying loop, the largest of several, or in the whole kernel."""
     lines = text.splitlines()
     loops = [lines[first : last + 1] for first, last in _loops(lines, assembly)]
     multiplying = [loop for loop in loops if any(assembly.multiplies.search(line) for line in loop)]

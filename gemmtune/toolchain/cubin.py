@@ -1,7 +1,4 @@
-"""Cubins from device code: content-addressed files in the cache folder, compiled once, by NVRTC or else by nvcc.
-
-NVRTC is the CUDA compiler as a library. torch's CUDA wheels contain it, as does the package nvidia-cuda-nvrtc.
-"""
+"""Cubins from device code: files in the cache, compiled once, by NVRTC (in torch's CUDA wheels or a package) or else nvcc."""
 
 from __future__ import annotations
 
@@ -69,11 +66,8 @@ def _nvcc() -> CubinCompiler:
 def make_cubin(file: Sequence[str], text: Callable[[], str], arch: str, name: str) -> Path:
     """Return the cubin ``file`` of the cache. If it is missing, one of the processes that need it compiles ``text()``.
 
-    The name of the file omits the compiler: any machine's file is valid.
-
-    Raises:
-        CompileError: the compiler rejected the source, or the cache folder is not writable.
-        UnavailableError: the file is missing, and there is no compiler.
+    The name of the file omits the compiler: any machine's file is valid. Raises CompileError if the compiler rejects the source or
+    the cache folder is not writable, UnavailableError without a compiler.
     """
     return made_once(file, lambda made: find_cubin_compiler().compile(text(), arch, made, name), name)
 
@@ -112,11 +106,7 @@ class Nvrtc:
 
 
 def find_nvrtc() -> Nvrtc:
-    """Return the NVRTC of this machine. Prefer torch's CUDA version, because the driver is known to load its cubins.
-
-    Raises:
-        UnavailableError: there is none that is new enough.
-    """
+    """Return this machine's NVRTC, preferably of torch's CUDA version, whose cubins load. Raises UnavailableError for none."""
     return _first(tuple(libraries()))
 
 

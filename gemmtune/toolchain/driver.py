@@ -95,7 +95,6 @@ class Driver:
 
     @property
     def capture_info(self) -> int:
-        """The address of cuStreamGetCaptureInfo_v2."""
         return self.address("cuStreamGetCaptureInfo_v2")
 
     def message(self, status: int) -> str:

@@ -22,10 +22,7 @@ class Ready(NamedTuple):
 
 
 class HipLauncher:
-    """One record on one device: ``launch(stream, addresses, alpha, beta)`` launches it.
-
-    A ``Ready`` value never changes, since another thread may be about to launch it.
-    """
+    """One record on one device: ``launch(stream, addresses, alpha, beta)`` launches it, from any thread."""
 
     def __init__(self, kernel: LoadedHipKernel, record: Record, refuse: Callable[[str], ErrorFromChoice]) -> None:
         self.kernel, self.record, self._refuse = kernel, record, refuse

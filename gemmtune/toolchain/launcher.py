@@ -185,10 +185,7 @@ _workspaces: weakref.WeakValueDictionary[tuple[int, int, int], Workspace] = weak
 
 
 def shared_workspace(capture: Callable[[int], int], size_bytes: int, device: int, kernel: object) -> Workspace:
-    """Return memory of at least that size, shared by all bindings of ``kernel`` for any M.
-
-    Sharing is safe: launches on one stream, or in one capture, run in order, and each leaves the memory zero.
-    """
+    """Return memory of at least that size, shared by all bindings of ``kernel``: launches run in order and leave it zero."""
     size_bytes = 1 << (size_bytes - 1).bit_length() if size_bytes else 0
     found = _workspaces.get((id(kernel), device, size_bytes))
     if found is None:
@@ -205,10 +202,7 @@ def workspace_of(launcher: Launching) -> Workspace:
 def bind(
     launcher: Launching, problem: Problem, name: str, workspace: Workspace | None = None, before: Sequence[Launching] = ()
 ) -> Run:
-    """Return a function with the signature of ``choice.Run``, which launches on the current stream of the kernel's device.
-
-    It first launches ``before`` with the same addresses.
-    """
+    """Return a ``choice.Run`` on the current stream of the kernel's device, which launches ``before`` first."""
     record, device = launcher.record, launcher.kernel.device
     workspace = workspace or workspace_of(launcher)
     current_stream, needs_workspace = torch._C._cuda_getCurrentRawStream, record.workspace_bytes > 0

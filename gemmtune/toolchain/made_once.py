@@ -27,14 +27,10 @@ class DamagedError(UnavailableError):
 
 
 def made_once(file: Sequence[str], make: Callable[[Path], None], name: str, *, quietly: bool = False) -> Path:
-    """Return the path of a file of the cache, ``cached(*file)``.
+    """Return the path ``cached(*file)``. If it is missing or unusable, one process lets ``make(path)`` write it under another name.
 
-    If it is missing or cannot be used, one process lets ``make(path)`` write a temporary file, which then takes its place.
-    ``quietly`` is that of ``cache_dir``.
-
-    Raises:
-        CompileError: for ``name``: the cache folder is unusable. Exceptions of ``make`` propagate.
-        UnavailableError: the file is missing, and there is no folder for a new one.
+    ``quietly`` is that of ``cache_dir``. Raises CompileError for ``name`` if the cache folder is unusable, what ``make`` raises,
+    and UnavailableError if there is no folder for a new file.
     """
     path = cached(*file)
     if present(path):
@@ -59,8 +55,7 @@ def made_once(file: Sequence[str], make: Callable[[Path], None], name: str, *, q
 def compile_text(command: Sequence[str], text: str, suffix: str, made: Path, name: str, *, timeout_s: float | None = None) -> None:
     """Run a compiler as ``command source -o made``, where the file ``source`` next to ``made`` holds ``text``.
 
-    Raises:
-        CompileError: for ``name``: the compiler rejected the text, with its output, or did not end within ``timeout_s``.
+    Raises CompileError for ``name``, with the output, if it rejects the text or does not end within ``timeout_s``.
     """
     source = made.with_suffix(suffix)
     source.write_text(text)
@@ -76,9 +71,8 @@ def compile_text(command: Sequence[str], text: str, suffix: str, made: Path, nam
 def opened(make: Callable[[], Path], load: Callable[[Path], T]) -> T:
     """Return ``load(path)`` of the file from ``make``. Let a file that cannot be loaded be made anew, once.
 
-    Raises:
-        OSError: the new file cannot be loaded either. DamagedError if it is a driver that refuses it.
-        UnavailableError: the file cannot be loaded and not be made anew.
+    Raises OSError if the new file cannot be loaded either (DamagedError: a driver refuses it), UnavailableError if it cannot be
+    made.
     """
     path = make()
     try:

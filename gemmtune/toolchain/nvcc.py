@@ -27,11 +27,7 @@ class Compiler:
 
 
 def find_compiler() -> Compiler:
-    """Return nvcc from PATH or its usual place.
-
-    Raises:
-        UnavailableError: there is none, it does not run, or it is too old.
-    """
+    """Return nvcc from PATH or its usual place. Raises UnavailableError if it is missing, broken or too old."""
     for candidate in (shutil.which("nvcc"), *WHERE_NVCC):
         if candidate and os.access(candidate, os.X_OK):
             return _compiler(candidate, version_text(candidate))

@@ -27,10 +27,7 @@ class Swizzle(IntEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorMap:
-    """TMA's view of an operand: its sizes and the box of one copy, in elements, the contiguous dimension first.
-
-    ``pitches`` are the bytes from one line to the next along the other dimensions.
-    """
+    """TMA's view of an operand, contiguous dimension first: sizes and the box of one copy in elements, ``pitches`` in bytes."""
 
     operand: int
     dtype: torch.dtype

@@ -16,10 +16,7 @@ MOST_OPERANDS = 8
 
 
 def why_not_epilogue(problem: Problem, most: int, dtypes: Collection[torch.dtype]) -> str | None:
-    """Return why a launch cannot pass the epilogue of ``problem``, or None. It passes at most ``most`` operands of ``dtypes``.
-
-    The kernel computes an epilogue in ``problem.epilogue_dtype``, which is float64 only for sums in float64.
-    """
+    """Return why a launch cannot pass the epilogue, or None: over ``most`` operands, other ``dtypes``, or float64 computation."""
     if problem.epilogue is None:
         return None
     operands, nodes = problem.epilogue.operands, problem.epilogue.nodes

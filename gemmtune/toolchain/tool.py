@@ -17,14 +17,10 @@ VERSION_TIMEOUT_S = 30.0
 
 
 def run_tool(command: Sequence[str], *, timeout_s: float | None = None) -> subprocess.CompletedProcess[str]:
-    """Run a program without input and return its exit status and output.
+    """Run a program without input and return its exit status and output. After ``timeout_s`` it is killed, with its children.
 
-    After ``timeout_s`` the program and its children are killed. Output goes to files: a child that holds a pipe would make
-    ``subprocess.run`` wait for it. Without a limit the program stays in this process group.
-
-    Raises:
-        OSError: the program cannot be started.
-        TimeoutError: an OSError: it did not end in time.
+    Output goes to files: a child that holds a pipe would make ``subprocess.run`` wait for it. Without a limit the program stays in
+    this process group. Raises OSError if it cannot be started, and TimeoutError, an OSError, if it does not end in time.
     """
     group = None if timeout_s is None else 0
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
@@ -45,11 +41,7 @@ def run_tool(command: Sequence[str], *, timeout_s: float | None = None) -> subpr
 
 
 def version_text(path: str) -> str:
-    """Return what a program prints for ``--version``, asked once in a process unless the program is replaced.
-
-    Raises:
-        UnavailableError: it does not run, or ends with an error.
-    """
+    """Return what a program prints for ``--version``, asked once per version. Raises UnavailableError if it fails."""
     return _version_text(path, os.stat(path).st_mtime_ns)
 
 

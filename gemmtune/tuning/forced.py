@@ -39,11 +39,7 @@ class Forced:
         return (type(self), (self.rows_class, self.device, self.settings, self.verify))
 
     def plan(self, choice: Choice, problem: Problem) -> RangePlan:
-        """Return the plan of a kernel, after verifying it for this problem if it is legal there.
-
-        Raises:
-            NoValidChoicesError: the kernel is wrong or cannot run.
-        """
+        """Return a kernel's plan, verified for this problem if legal. Raises NoValidChoicesError if it is wrong or cannot run."""
         at = choice.at(problem, self.device)
         if self.verify and isinstance(at, Choice) and not at.baseline and (at.name, problem) not in self.proved:
             self._prove(at)

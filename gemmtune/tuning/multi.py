@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import replace
 from typing import Any, Literal, get_args
 
@@ -29,7 +29,6 @@ from ..problem.rows import RowClass, row_classes
 from ..selector.candidates import Candidates
 from ..selector.progress import Progress
 from ..selector.ranges import stored_table, tune_rows
-from ..selector.result import Outcome
 from ..selector.segments import Segment, Table, merged, outside, rows_of
 from ..settings import Settings
 from ..store.key import fingerprint_text
@@ -175,7 +174,10 @@ class Multi:
         if not found:  # the table is the store's
             sampled = {x.sampled_m for x in result.table.segments}
             found = [(m, o) for m in sampled for o in self._candidates(self._class.at(m)).stored(store).known.values()]
-        self._tell_wrong(found)
+        for m, o in found:
+            if o.status is not Status.OK and o.name not in self._told:  # one warning for each kernel
+                self._told.add(o.name)
+                log.warning("multi %s: %s is left out for M = %d: %s: %s", self._class, o.name, m, o.status, o.reason)
         if known is not None and result.source == "measured":
             there = (x for x, member in zip(known[0].segments, self._planned(known[0]).members, strict=True) if member.found)
             others = (part for x in there for part in outside(x, result.table))
@@ -185,13 +187,6 @@ class Multi:
             store.put_ranged(Ranged(key=self._class.key, fingerprint=machine, kind=self._kind, value=self.table.to_json()))
         self._ready.clear()
         return self.table
-
-    def _tell_wrong(self, found: Iterable[tuple[int, Outcome]]) -> None:
-        """Warn once of each kernel that failed at some M."""
-        for m, o in found:
-            if o.status is not Status.OK and o.name not in self._told:
-                self._told.add(o.name)
-                log.warning("multi %s: %s is left out for M = %d: %s: %s", self._class, o.name, m, o.status, o.reason)
 
     def force(self, choice: str | int | None) -> Multi:
         """Run one kernel from now on, given by name or index in ``choices``. None returns to the decisions. Return ``self``.

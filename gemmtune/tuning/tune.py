@@ -123,6 +123,11 @@ def tune(
         return _tuned_problems(problems, rows, info, chosen, listener, retry, budget_s)
 
 
+def _check_fleet(together: bool, device: str | None, budget_s: float | None) -> None:
+    if together and (device is not None or budget_s is not None):
+        raise InvalidProblemError("tune: got device or budget_s beside devices or ray, expected none: a fleet deals whole jobs")
+
+
 @contextlib.contextmanager
 def _listening(progress: bool | Progress) -> Iterator[Progress]:
     """Yield the listener of a tuning. At the end, close it and let calls find what was tuned."""
@@ -132,11 +137,6 @@ def _listening(progress: bool | Progress) -> Iterator[Progress]:
     finally:
         listener.close()
         forget_plans()
-
-
-def _check_fleet(together: bool, device: str | None, budget_s: float | None) -> None:
-    if together and (device is not None or budget_s is not None):
-        raise InvalidProblemError("tune: got device or budget_s beside devices or ray, expected none: a fleet deals whole jobs")
 
 
 def _check_range(has_range: bool, batch_invariant: bool, budget_s: float | None) -> None:

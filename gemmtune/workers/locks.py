@@ -6,7 +6,6 @@ import contextlib
 import hashlib
 import logging
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import filelock
 
@@ -35,15 +34,11 @@ def tuning_lock(settings: Settings, key: str, fingerprint: str, on_wait: Callabl
             try:
                 stack.enter_context(file_lock(path, 0))
             except filelock.Timeout:
-                _announce(path, on_wait)
+                log.info("another process tunes this problem: waiting for its answer (%s)", path)
+                if on_wait is not None:
+                    on_wait()
                 stack.enter_context(file_lock(path))
                 waited = True
         except (OSError, UnavailableError) as error:
             log.debug("cannot lock the problem, tuning without: %s", error)
         yield waited
-
-
-def _announce(path: Path, on_wait: Callable[[], None] | None) -> None:
-    log.info("another process tunes this problem: waiting for its answer (%s)", path)
-    if on_wait is not None:
-        on_wait()

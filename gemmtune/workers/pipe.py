@@ -43,13 +43,7 @@ class Pipe:
             rest = rest[self._within(deadline, functools.partial(self._end.send, rest)) :]
 
     def receive(self, timeout_s: float) -> bytes:
-        """Return the next message.
-
-        Raises:
-            TimeoutError: the whole message has not come in time.
-            EOFError: the process ended before.
-            GarbledError: no message begins like this.
-        """
+        """Return the next message. Raises TimeoutError, EOFError if the process ended, GarbledError for no message."""
         deadline = time.monotonic() + timeout_s
         (size,) = struct.unpack("!i", self._read(4, deadline))
         if not 0 <= size <= MOST_BYTES:

@@ -14,12 +14,10 @@ from hypothesis import strategies as st
 
 from gemmtune.architectures import matrix_choices
 from gemmtune.backends.ck import BACKEND
-from gemmtune.backends.ck.configs import Config
+from gemmtune.backends.ck.configs import Config, Transfer, path_of, prefetched, transfer, vector_along, why_too_short
 from gemmtune.backends.ck.instances import INSTANCES, WAVE, Instance
 from gemmtune.backends.ck.legality import OPS, Predicate, check_problem, why_illegal
-from gemmtune.backends.ck.pipeline import path_of, prefetched, why_too_short
 from gemmtune.backends.ck.products import MFMA_K, Element, product_of
-from gemmtune.backends.ck.transfer import Transfer, transfer, vector_along
 from gemmtune.choice import Offers
 from gemmtune.device import preset
 from gemmtune.errors import UnavailableError

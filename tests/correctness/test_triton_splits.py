@@ -11,9 +11,9 @@ import torch
 from rotation import rotated
 
 from gemmtune.architectures import inspect_choices
+from gemmtune.backends.triton.backend import choice_named
 from gemmtune.backends.triton.build import TritonChoice
 from gemmtune.backends.triton.configs import Config
-from gemmtune.backends.triton.named import choice_named
 from gemmtune.backends.triton.persistent import PersistentChoice
 from gemmtune.backends.triton.splits.decompose import decomposed_choice
 from gemmtune.choice import Status

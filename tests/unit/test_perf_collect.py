@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gemmtune.perf_gate.collect import Failed, Series, collect
+from gemmtune.perf_gate.collect import Series, collect
 from gemmtune.perf_gate.sampling import ProcessSample
 from gemmtune.perf_gate.statistics import Decision, Judgement, Rule, judge
 
@@ -16,11 +16,11 @@ class Script:
         self.asked: list[tuple[tuple[float, ...], int]] = []
         self.failing = failing or {}
 
-    def __call__(self, matches: Sequence[float], turn: int) -> list[ProcessSample | Failed]:
+    def __call__(self, matches: Sequence[float], turn: int) -> list[ProcessSample | str]:
         self.asked.append((tuple(matches), turn))
         noise = 0.001 * (turn % 3)
         return [
-            Failed("out of memory")
+            "out of memory"
             if self.failing.get(match, 99) <= turn
             else ProcessSample(log_ratio=match + noise, candidate_us=1.0, anchor_us=1.0, blocks=30)
             for match in matches

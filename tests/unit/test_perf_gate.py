@@ -13,7 +13,7 @@ from gemmtune import cli, settings
 from gemmtune.device import detect
 from gemmtune.errors import GateError
 from gemmtune.perf_gate.baselines import Baselines
-from gemmtune.perf_gate.collect import Failed, FreshProcess
+from gemmtune.perf_gate.collect import FreshProcess
 from gemmtune.perf_gate.gate import problems_without_names, run_gate
 from gemmtune.perf_gate.options import GateOptions
 from gemmtune.perf_gate.sampling import Match, ProcessSample, Sampling
@@ -32,15 +32,13 @@ def finds(monkeypatch, own_store, tmp_path):
     monkeypatch.chdir(tmp_path)
 
     def plan(found: dict[int, float | str]) -> None:
-        def process(matches: Sequence[Match], turn: int) -> list[ProcessSample | Failed]:
-            results: list[ProcessSample | Failed] = []
+        def process(matches: Sequence[Match], turn: int) -> list[ProcessSample | str]:
+            results: list[ProcessSample | str] = []
             for match in matches:
                 value = found[match.problem.m]
-                if isinstance(value, str):
-                    results.append(Failed(value))
-                else:
-                    value += 0.001 * (turn % 3)
-                    results.append(ProcessSample(log_ratio=value, candidate_us=5.0, anchor_us=5.0, blocks=30))
+                if not isinstance(value, str):
+                    value = ProcessSample(log_ratio=value + 0.001 * (turn % 3), candidate_us=5.0, anchor_us=5.0, blocks=30)
+                results.append(value)
             return results
 
         monkeypatch.setattr("gemmtune.perf_gate.gate.FreshProcess", lambda **_: process)
@@ -229,4 +227,4 @@ def test_fresh_processes_measure_and_survive_a_crash(own_store):
     assert isinstance(first, ProcessSample)
     assert isinstance(third, ProcessSample)
     assert min(first.blocks, third.blocks) >= Sampling().least_blocks
-    assert second == Failed("ValueError: got (16, 64), expected something else")
+    assert second == "ValueError: got (16, 64), expected something else"

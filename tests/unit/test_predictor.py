@@ -18,8 +18,8 @@ from gemmtune.errors import StoreError
 from gemmtune.problem.rows import row_classes
 from gemmtune.selector import defaults, predicted, predictor, shipped
 from gemmtune.selector.features import NAMES, Described, features, kernel_of, why_unknown
-from gemmtune.selector.forest import Forest
 from gemmtune.selector.offers import named_choice, offers_for
+from gemmtune.selector.predictor import Forest
 from gemmtune.selector.progress import Progress
 
 H200 = dataclasses.replace(preset("sm90"), name="NVIDIA H200", l2_bytes=60 * 2**20)

@@ -47,11 +47,9 @@ class AtenBackend:
         return Availability(ok=True, detail=f"torch {torch.__version__}")
 
     def serves_by_default(self, device: DeviceInfo) -> bool:  # noqa: ARG002 - it serves every device
-        """Return True."""
         return True
 
     def enumerate(self, problem: Problem, device: DeviceInfo, settings: Settings) -> Offers:  # noqa: ARG002 - no setting applies
-        """Return the operation that the caller would have used, marked as the baseline, and other forms of it."""
         return offers(problem, device)
 
 

@@ -63,7 +63,6 @@ class BlocksChoice(Choice):
         return why_not_triton(problem) or self.moved_to(problem, meta | {"SPLIT_N": problem.m // tile}, device)
 
     def bind(self, loaded: Any) -> Kernel:  # noqa: ARG002 - nothing is loaded
-        """Return the kernel of the calls."""
         make: dict[str, Callable[[Problem], RunNew]] = {"mm": _by_mm, "batched": _batched, "triton": self._by_triton}
         return with_epilogue(copied(make[self.way](self.problem)), self.problem)
 
@@ -76,11 +75,9 @@ class BlocksChoice(Choice):
 
     @property
     def parameters(self) -> Mapping[str, int]:
-        """Parameters of this choice."""
         return dict(self.meta)
 
     def moved(self, parameters: Mapping[str, int], device: DeviceInfo) -> Choice | str:
-        """Return torch's kernel with other parameters."""
         return self.moved_to(self.problem, parameters, device)
 
     def moved_to(self, problem: Problem, parameters: Mapping[str, int], device: DeviceInfo) -> Choice | str:
@@ -149,10 +146,7 @@ def learn(table: MetaTable, problem: Problem, device: DeviceInfo, parameters: Ma
 
 
 def has_sparse_mm(problem: Problem) -> bool:
-    """Return True if torch multiplies such a sparse_bsr tensor.
-
-    It requires square blocks, and on a CPU MKL, which supports float32 and float64.
-    """
+    """Return True if torch multiplies such a sparse_bsr tensor: square blocks, on a CPU with MKL and float32 or float64."""
     sparsity = problem.sparsity
     if sparsity is None or sparsity.block_n != sparsity.block_k:
         return False
@@ -174,10 +168,7 @@ def why_not_triton(problem: Problem) -> str | None:
 
 
 def _claims(problem: Problem, *, rounds: bool = False) -> Claims:
-    """Return the claims: partial sums of blocks in the accumulator's dtype.
-
-    ``rounds`` allows a's dtype instead, in which torch's fallback on a GPU may store them.
-    """
+    """Return the claims: partial sums in the accumulator's dtype, or, with ``rounds``, in a's, as torch's fallback on a GPU has."""
     sparsity, accumulate = problem.blocks, problem.accumulator
     eager = problem.dtype if rounds or problem.device_type != "cpu" else accumulate
     return Claims(

@@ -16,10 +16,7 @@ Tensor = torch.Tensor
 
 
 def gemm_dtype(problem: Problem) -> torch.dtype:
-    """Return the dtype of the product before the epilogue.
-
-    It is out's dtype if that has more bytes than a's, or if a's has one byte. Otherwise it is a's dtype.
-    """
+    """Return the dtype of the product before the epilogue: out's if it is wider than a's or a's has one byte, else a's."""
     wanted = problem.out.dtype
     return wanted if problem.dtype.itemsize == 1 or wanted.itemsize > problem.dtype.itemsize else problem.dtype
 
@@ -44,10 +41,9 @@ def of_sums(sums: RunNew, problem: Problem) -> Kernel:
 
 
 def with_epilogue(kernel: Kernel, problem: Problem, *, fused: bool = False) -> Kernel:
-    """Return the product with its epilogue, unless the epilogue is ``fused`` already.
+    """Return the product with its epilogue, by a torch call for each node, unless ``fused``. The last one writes into ``out``.
 
-    torch applies the epilogue eagerly, one call for each node, and the last one writes into ``out`` if possible. There is a
-    ``run_new`` only if torch's result has the requested layout.
+    There is a ``run_new`` only if torch's result has the requested layout.
     """
     if problem.epilogue is not None and not fused:
         kernel = _then_eager(kernel, problem)

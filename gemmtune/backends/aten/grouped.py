@@ -55,7 +55,6 @@ class GroupedChoice(Choice):
         return reason or dataclasses.replace(self, problem=problem)
 
     def bind(self, loaded: Any) -> Kernel:  # noqa: ARG002 - nothing is loaded
-        """Return the kernel of the calls."""
         if self.problem.float8:
             return self._of_float8()
         terms, on_host = self.problem.divides_terms, self.problem.device_type == "cpu"
@@ -100,7 +99,6 @@ def choices(problem: Problem, device: DeviceInfo) -> tuple[list[GroupedChoice], 
 
 
 def native_name(problem: Problem) -> str:
-    """Return the name of torch's operation for the problem."""
     return NATIVE_SCALED if problem.float8 else NATIVE
 
 
@@ -127,7 +125,9 @@ def why_not_native(problem: Problem, device: DeviceInfo) -> str | None:
             return f"{role} {layout}: torch._grouped_mm takes rows or columns that begin at multiples of {ALIGNED_BYTES} bytes"
     if device.type == "cpu":
         return None
-    if not _begins_anywhere(problem):
+    a, b = problem.a, problem.b
+    inside = a.stride[-2] == 1 and b.stride[-1] == 1 if problem.divides_terms else a.stride[-1] == 1
+    if not inside:  # the groups divide the contiguous dimension
         return f"groups may begin at any address, and torch._grouped_mm expects multiples of {ALIGNED_BYTES} bytes for this layout"
     if device.type != "cuda" or device.capability // 10 not in NATIVE_MAJORS or problem.dtype != torch.bfloat16:
         return f"torch._grouped_mm has a kernel for bfloat16 on SM90 and SM100: on {device.arch} for {problem.dtype_label} it " + (
@@ -149,15 +149,6 @@ def _why_not_scaled(problem: Problem, device: DeviceInfo) -> str | None:
         if layout.offset or along != 1 or row < problem.k or row % ALIGNED_BYTES or problem.n % ALIGNED_BYTES:
             return f"{role} {layout}: torch._scaled_grouped_mm takes a row-major a and column-major matrices of b, aligned"
     return None
-
-
-def _begins_anywhere(problem: Problem) -> bool:
-    """Return True if every group's start is aligned for all offsets.
-
-    The contiguous dimension must not be the one that the groups divide.
-    """
-    a, b = problem.a.stride, problem.b.stride
-    return a[-1] == 1 if not problem.divides_terms else a[-2] == 1 and b[-1] == 1
 
 
 def _claims(problem: Problem, device: DeviceInfo, *, native: bool) -> Claims:

@@ -34,18 +34,8 @@ def why_not_native(problem: Problem) -> str | None:
     return None
 
 
-def padding_of(problem: Problem) -> tuple[int, int, int]:
-    """Return the rows, columns and elements along K by which ``_int_mm`` on a GPU needs the operands padded."""
-    rows = PADDED_ROWS - problem.m if problem.m < GPU_INT_LEAST_ROWS else 0
-    return rows, -problem.n % GPU_INT_MULTIPLE, -problem.k % GPU_INT_MULTIPLE
-
-
 def padded(x: Tensor, rows: int, cols: int) -> Tensor:
-    """Return a copy of a matrix padded with ``rows`` rows and ``cols`` columns of zeros.
-
-    It is column-major if the matrix is, and if ``_int_mm`` supports the padded number of rows in that layout. Otherwise it is
-    row-major.
-    """
+    """Return a copy padded with ``rows`` rows and ``cols`` columns of zeros: column-major as before if ``_int_mm`` takes it."""
     if x.stride(0) == 1 and x.stride(1) != 1 and (x.shape[0] + rows) % GPU_INT_COLUMN_MULTIPLE == 0:
         return pad(x.t(), (0, rows, 0, cols)).contiguous().t()
     return pad(x, (0, cols, 0, rows)).contiguous()
@@ -70,7 +60,8 @@ def kernel_of(problem: Problem, aten_name: str) -> Kernel:
 
 def _padded_product(problem: Problem) -> Callable[[Tensor, Tensor], Tensor]:
     """Return the product on copies of the operands that ``_int_mm`` does not support unchanged."""
-    rows, cols, along_k = padding_of(problem)
+    rows = PADDED_ROWS - problem.m if problem.m < GPU_INT_LEAST_ROWS else 0
+    cols, along_k = -problem.n % GPU_INT_MULTIPLE, -problem.k % GPU_INT_MULTIPLE
     copy_a = bool(rows or along_k) or not _regular(problem.a)
     copy_b = bool(cols or along_k) or not _regular(problem.b)
     m, n = problem.m, problem.n

@@ -75,11 +75,7 @@ class MetaTable:
         return f"<MetaTable of {len(self)} rows: {', '.join(sorted({family.device for family in self.rows})) or 'of no device'}>"
 
     def update(self, family: Family, shape: Shape, values: tuple[int, ...]) -> None:
-        """Add a row, replacing an existing one.
-
-        Raises:
-            InvalidProblemError: the operation is unknown, or the number of values differs from its parameters.
-        """
+        """Add or replace a row. Raises InvalidProblemError for an unknown operation or a wrong number of values."""
         names = PARAMETERS.get(family.op)
         if names is None:
             raise InvalidProblemError(f"update: op: got {family.op!r}, expected one of {', '.join(PARAMETERS)}")
@@ -133,11 +129,7 @@ class MetaTable:
 
     @classmethod
     def load(cls, path: str | Path) -> MetaTable:
-        """Read a file that ``dump`` wrote.
-
-        Raises:
-            InvalidProblemError: ``dump`` did not write the file.
-        """
+        """Read a file that ``dump`` wrote. Raises InvalidProblemError for another file."""
         table, sizes = cls(), len(Shape._fields)
         try:
             data = read_json(path)
@@ -177,13 +169,7 @@ def _loaded(path: str, modified_ns: int) -> MetaTable:  # noqa: ARG001 - its cha
 
 
 def starting_points(family: Family, shape: Shape, path: str | None = None) -> list[Mapping[str, int]]:
-    """Return the parameters for a shape from the table in the file ``path`` and from torch's, in the order of trial.
-
-    Parameters whose tile the kernel does not support are left out. A table in a file adds nothing if it has no near row.
-
-    Raises:
-        InvalidProblemError: the file is not a table.
-    """
+    """Return the kernel's legal parameters from the table in the file ``path`` and from torch's. Raises InvalidProblemError."""
     tables = [torch_rows()]
     if path is not None:
         try:

@@ -1,7 +1,4 @@
-"""Choices of torch for a problem, and the claims of its operations for the flags that the problem recorded.
-
-Exactly one choice is the baseline, and there is one for every problem.
-"""
+"""Choices of torch for a problem, exactly one of them the baseline, and the claims of its operations for the recorded flags."""
 
 from __future__ import annotations
 
@@ -42,7 +39,6 @@ class AtenChoice(Choice):
 
     @property
     def content_hash(self) -> str:
-        """Hash of the choice's name, the ATen name and the sorted keywords."""
         text = json.dumps([self.name, self.aten_name, sorted(self.kwargs.items())])
         return hashlib.sha256(text.encode()).hexdigest()
 
@@ -84,26 +80,26 @@ def offers(problem: Problem, device: DeviceInfo) -> Offers:
     if problem.integers:
         return _int_mm(problem)
     if problem.widens_b:
-        return Offers(choices=(_choice(problem, problem.op, mixed_claims(problem, device), baseline=True),))
+        # b is converted to a's dtype: exactly without a scale, else with one rounding of each weight.
+        claims = dense_claims(problem, device, weights=None if problem.scale_b is None else problem.dtype)
+        return Offers(choices=(_choice(problem, problem.op, claims, baseline=True),))
     if problem.float8:
         return _scaled_mm(problem, device)
     return _dense(problem, device)
 
 
 def _dense(problem: Problem, device: DeviceInfo) -> Offers:
-    claims = dense_claims(problem, device)
+    claims, inp = dense_claims(problem, device), problem.inp
     if problem.op != "addmm" or device.type == "cpu":
         return Offers(choices=(_choice(problem, problem.op, claims, baseline=True),))
     if problem.beta == "zero":
         refused = "beta is 0: there is no bias to add"
     elif gemm_dtype(problem) != problem.dtype:
         refused = f"the fused bias supports no result in {dtype_name(problem.out.dtype)}"
-    elif not _bias_repeats_rows(problem):
-        refused = (
-            f"inp {problem.inp} is not a row of N={problem.n} elements repeated along M; expected shape [N], [1, N] or stride 0"
-        )
+    elif inp is None or inp.size[-1:] != (problem.n,) or (problem.m != 1 and inp.expanded(problem.out.size).stride[0] != 0):
+        refused = f"inp {inp} is not a row of N={problem.n} elements repeated along M; expected shape [N], [1, N] or stride 0"
     else:
-        one_dim = problem.inp is not None and len(problem.inp.size) == 1
+        one_dim = len(inp.size) == 1
         vector = _choice(problem, "bias_addmm", claims, baseline=one_dim, bias="vector")
         return Offers(choices=(vector, _choice(problem, "addmm", claims, baseline=not one_dim, bias="matrix")))
     return Offers(
@@ -137,26 +133,22 @@ def _routed(problem: Problem, device: DeviceInfo) -> Offers:
 
 def _int_mm(problem: Problem) -> Offers:
     reason = int8.why_not_native(problem)
-    if reason is None:
-        return Offers(choices=(_choice(problem, "_int_mm", int_claims(problem), baseline=True),))
-    return Offers(
-        choices=(_choice(problem, "_int_mm_pad", int_claims(problem), baseline=True),),
-        refusals=(Refusal(name=f"{NAME}:_int_mm", reason=reason),),
-    )
+    claims = Claims(accumulate=torch.int32, epilogue_input=torch.int32 if problem.epilogue is None else torch.float32)
+    choice = _choice(problem, "_int_mm" if reason is None else "_int_mm_pad", claims, baseline=True)
+    return Offers(choices=(choice,), refusals=() if reason is None else (Refusal(name=f"{NAME}:_int_mm", reason=reason),))
 
 
 def _scaled_mm(problem: Problem, device: DeviceInfo) -> Offers:
-    """Return torch's scaled products.
-
-    On a CPU its operation is generic code, so a product of wider floats, which is often faster, competes.
-    """
+    """Return torch's scaled products. A product of wider floats competes on a CPU, where it is often faster than generic code."""
     reason = scaled.why_not_native(problem, device)
-    composed = _choice(problem, COMPOSED_SCALED, composed_scaled_claims(problem, device), baseline=reason is not None)
+    sums = Claims(accumulate=torch.float32, splits=_splits(problem.k, device), accumulator_bits=_FLOAT32_BITS)
+    composed = _choice(problem, COMPOSED_SCALED, sums, baseline=reason is not None)
     if reason is not None:
         return Offers(choices=(composed,), refusals=(Refusal(name=f"{NAME}:_scaled_mm", reason=reason),))
     fused = has_plain_bias(problem)
     form = {"scales": mode_of(problem)} | ({"bias": "fused"} if fused else {})
-    claims = scaled_claims(problem, device, fused=fused)
+    before = torch.float32 if problem.epilogue is None or fused else problem.out.dtype
+    claims = Claims(accumulate=torch.float32, epilogue_input=before, splits=_splits(problem.k, device))
     native = _choice(problem, "_scaled_mm", claims, baseline=True, eager=not fused, **form)
     return Offers(choices=(native, composed) if device.type == "cpu" else (native,))
 
@@ -178,44 +170,11 @@ def _choice(problem: Problem, name: str, claims: Claims, *, baseline: bool, eage
     )
 
 
-def _bias_repeats_rows(problem: Problem) -> bool:
-    """Return True if inp is one row of N elements, added to every row of the result."""
-    inp = problem.inp
-    if inp is None or inp.size[-1:] != (problem.n,):
-        return False
-    return problem.m == 1 or inp.expanded(problem.out.size).stride[0] == 0
-
-
 def sum_claims(problem: Problem, device: DeviceInfo) -> Claims:
-    """Return the claims of c @ d, rounded to the products' dtype, plus a @ b.
-
-    There are two partial sums, or those of either product.
-    """
+    """Return the claims of c @ d, rounded to the products' dtype, plus a @ b: two partial sums, or those of either product."""
     claims, dtype = dense_claims(problem, device), gemm_dtype(problem)
     splits = 2 if claims.partials != dtype else sum(_splits(k, device) for k in problem.summed)
     return dataclasses.replace(claims, partials=dtype, splits=splits)
-
-
-def mixed_claims(problem: Problem, device: DeviceInfo) -> Claims:
-    """Return the claims for b converted to a's dtype: exactly without a scale, else with one rounding of each weight."""
-    return dense_claims(problem, device, weights=None if problem.scale_b is None else problem.dtype)
-
-
-def int_claims(problem: Problem) -> Claims:
-    """Return the claims of exact sums, which an epilogue gets as float32."""
-    before = torch.int32 if problem.epilogue is None else torch.float32
-    return Claims(accumulate=torch.int32, epilogue_input=before)
-
-
-def scaled_claims(problem: Problem, device: DeviceInfo, *, fused: bool) -> Claims:
-    """Return the claims of ``_scaled_mm``, whose result is rounded to out's dtype before an epilogue that is not fused."""
-    before = torch.float32 if problem.epilogue is None or fused else problem.out.dtype
-    return Claims(accumulate=torch.float32, epilogue_input=before, splits=_splits(problem.k, device))
-
-
-def composed_scaled_claims(problem: Problem, device: DeviceInfo) -> Claims:
-    """Return the claims of products of wider floats, with sums and epilogue in float32."""
-    return Claims(accumulate=torch.float32, splits=_splits(problem.k, device), accumulator_bits=_FLOAT32_BITS)
 
 
 def dense_claims(problem: Problem, device: DeviceInfo, *, weights: torch.dtype | None = None) -> Claims:

@@ -172,10 +172,7 @@ def _rows_aligned(layout: Layout) -> bool:
 
 
 def _copied(x: Tensor, rows: int, cols: int) -> Tensor:
-    """Return a row-major copy padded with ``rows`` rows and ``cols`` columns of zeros.
-
-    It is copied as bytes, because torch cannot fill every 8-bit float.
-    """
+    """Return a row-major copy padded with zeros. It is copied as bytes, because torch cannot fill every 8-bit float."""
     bits = x.view(torch.int8)
     size = (x.shape[0] + rows, x.shape[1] + cols)
     copy = bits.new_zeros(size) if rows or cols else bits.new_empty(size)

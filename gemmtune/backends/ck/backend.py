@@ -27,10 +27,7 @@ class CkBackend:
     name = NAME
 
     def available(self, device: DeviceInfo) -> Availability:
-        """Return if the backend can run: on an AMD GPU with CK's headers and a compiler.
-
-        Without headers or compiler, only kernels compiled before are used.
-        """
+        """Return if the backend can run on an AMD GPU. Without headers or a compiler, only kernels compiled before are used."""
         try:
             detail = f"Composable Kernel {find_toolkit(current().ck_dir).version}, {find_hip_compiler()}"
         except UnavailableError as error:
@@ -61,8 +58,7 @@ class CkBackend:
 def _allowed(legal: list[Config], predicate: Predicate, settings: Settings) -> tuple[list[Config], list[Refusal]]:
     """Return the configs whose names pass the settings' regexes, and one refusal per reason for the others.
 
-    The regexes apply before the ranking, so that the best of the remaining configs are tried. If none remains, all are returned:
-    the selector refuses them for the same reasons, and warns.
+    The regexes apply before the ranking. If no config remains, all are returned: the selector refuses them, and warns.
     """
     named = (why_not_named(name_of(predicate, config), NAME, settings) or config for config in legal)
     allowed, refusals = Refusal.apart(named, NAME, "instances")

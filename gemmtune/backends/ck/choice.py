@@ -33,7 +33,6 @@ FLUSHING = "gfx90a"
 
 
 def name_of(predicate: Predicate, config: Config) -> str:
-    """Return the choice's name, which tables show and the settings' regexes match."""
     dtypes = dict.fromkeys(dtype_info(x.dtype).short for x in (predicate.problem.a, predicate.problem.b))
     return f"{NAME}:xdl_{'_'.join(dtypes)}_{config.label}"
 
@@ -48,7 +47,6 @@ class CkChoice(FileChoice):
 
     @classmethod
     def of(cls, config: Config, predicate: Predicate, checkout: str | None) -> CkChoice:
-        """Return the choice of a config that ``predicate`` made."""
         problem, device, instance = predicate.problem, predicate.device, config.instance
         flushes = device.arch == FLUSHING and problem.dtype in (torch.float16, torch.bfloat16)
         tile = f"{instance.block_m}x{instance.block_n}x{instance.block_k(config.itemsize)}"
@@ -70,7 +68,6 @@ class CkChoice(FileChoice):
 
     @staticmethod
     def compiler() -> HipCompiler:
-        """Return the compiler. Raises UnavailableError if there is none."""
         return find_hip_compiler()
 
     @property
@@ -87,22 +84,18 @@ class CkChoice(FileChoice):
 
     @functools.cached_property
     def predicate(self) -> Predicate:
-        """Predicate that made the config."""
         return Predicate(self.problem, self.device)
 
     @functools.cached_property
     def source(self) -> KernelSource:
-        """Source to compile."""
         return source_of(self.predicate, self.config, self.checkout or "")
 
     @functools.cached_property
     def record(self) -> Record:
-        """Launch parameters."""
         return record_of(self.predicate, self.config)
 
     @property
     def file(self) -> tuple[str, ...]:
-        """Place of the code object in the cache."""
         return NAME, f"{self.source.digest}.hsaco"
 
     def make(self) -> Path:
@@ -119,7 +112,6 @@ class CkChoice(FileChoice):
         return self.opened(lambda path: loaded_hip_kernel(hip, path, self.record.kernel, device))
 
     def bind(self, loaded: LoadedHipKernel) -> Kernel:
-        """Bind the launch to the problem."""
         launcher = HipLauncher(loaded, self.record, lambda reason: ErrorFromChoice(self.name, str(self.problem), reason))
         return Kernel(run=bind(launcher, self.problem, self.name))
 
@@ -143,7 +135,6 @@ class CkChoice(FileChoice):
 
     @property
     def arch(self) -> str:
-        """Architecture of the compilation target, such as ``gfx942``."""
         return self.device.arch
 
     def forward(self) -> CkChoice:

@@ -12,11 +12,21 @@ from ...problem.dtypes import dtype_name
 from ...problem.rules import why_not
 from ...toolchain.orientation import Oriented, letter, orient, why_not_scaled_sums
 from ...toolchain.structs import MOST_OPERANDS, why_not_epilogue
-from .configs import Config, Read, read_of, store_of
+from .configs import (
+    WIDE_BYTES,
+    Config,
+    Read,
+    Transfer,
+    path_of,
+    prefetched,
+    read_of,
+    store_of,
+    transfer,
+    vector_along,
+    why_too_short,
+)
 from .instances import INSTANCES, WAVE, Instance
-from .pipeline import path_of, prefetched, why_too_short
 from .products import MFMA_K, Element, Product, product_of
-from .transfer import WIDE_BYTES, Transfer, transfer, vector_along
 
 OPS = ("mm", "addmm", "bmm", "baddbmm", "scaled_mm")
 RESULTS = (torch.float16, torch.bfloat16, torch.float32)
@@ -59,10 +69,9 @@ def check_problem(problem: Problem, device: DeviceInfo) -> str | None:
 
 
 class Predicate:
-    """Legality and configs of instances for one problem on one device.
+    """Legality and configs of instances for a problem, which ``check_problem`` accepts, on one device.
 
-    Facts of the problem are computed once. ``check_problem`` must have found nothing. ``refused`` is the reason why no instance can
-    take the operands.
+    ``refused`` is the reason why no instance can take the operands.
     """
 
     def __init__(self, problem: Problem, device: DeviceInfo) -> None:

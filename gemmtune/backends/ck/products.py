@@ -39,10 +39,7 @@ _FACTORS: dict[Change, float] = {"none": 1.0, "halved": 2.0, "shrunk": 256.0, "w
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Product:
-    """Product of two operands.
-
-    ``element`` is the multiplied type, also in LDS. ``memory`` has the types of a and b in memory, ``changes`` their conversions.
-    """
+    """Product of two operands: the multiplied ``element``, also in LDS, their types in ``memory``, and the ``changes`` of each."""
 
     element: Element
     memory: tuple[Element, Element]
@@ -50,7 +47,6 @@ class Product:
 
     @property
     def itemsize(self) -> int:
-        """Bytes of an element in LDS."""
         return _BYTES[self.element]
 
     @property
@@ -65,10 +61,7 @@ class Product:
 
 
 def product_of(a: torch.dtype, b: torch.dtype, arch: str) -> Product | str:
-    """Return the product of two dtypes on an architecture, or why there is none.
-
-    e5m2 has infinities, which gfx942's own 8-bit floats lack. So e5m2 and its partner are multiplied as float16.
-    """
+    """Return the product of two dtypes, or why there is none. gfx942's floats lack infinities, so e5m2 becomes float16."""
     if a not in _MEMORY or b not in _MEMORY or (a != b and not (a in FLOAT8 and b in FLOAT8)):
         pair = f"{dtype_name(a)} and {dtype_name(b)}"
         return f"a and b are {pair}, expected two equal dtypes of {', '.join(map(dtype_name, DTYPES))}, or two OCP float8 dtypes"

@@ -12,19 +12,15 @@ from dataclasses import dataclass
 
 from ...device import DeviceInfo
 from ...problem import Problem
-from .configs import Config
+from .configs import Config, prefetched
 from .instances import WAVE, Instance, Version
 from .legality import REGISTERS, registers
-from .pipeline import prefetched
 from .products import Element
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rates:
-    """Peak rates.
-
-    Per compute unit: 16-bit matrix products in TFLOP/s, LDS and L2 loads in GB/s. For the whole device: memory in GB/s.
-    """
+    """Peak rates: of a compute unit 16-bit products in TFLOP/s, LDS and L2 in GB/s; of the device memory in GB/s."""
 
     cu_tflops: float
     lds_gbps: float
@@ -62,7 +58,8 @@ def estimate_us(config: Config, problem: Problem, element: Element, device: Devi
     blocks = -(-tiles // device.sm_count)
     depth = instance.block_k(config.itemsize)
     products_us = 2.0 * instance.block_m * instance.block_n * depth / (rates.cu_tflops * SHARES[element] * 1e6)
-    loads_us = (instance.block_m + instance.block_n) * instance.bytes_k / (rates.l2_gbps * 1e3) * NARROW ** _halvings(config)
+    halvings = sum((WIDEST_BYTES // config.itemsize // x.vector).bit_length() - 1 for x in (config.a, config.b))
+    loads_us = (instance.block_m + instance.block_n) * instance.bytes_k / (rates.l2_gbps * 1e3) * NARROW**halvings
     lines = instance.block_m * (1 + instance.waves[1]) + instance.block_n * (1 + instance.waves[0])  # written once, read by waves
     lds_us = LDS_SHARE * lines * instance.bytes_k / (rates.lds_gbps * 1e3)
     # Blocks resident on a compute unit share it, and wait together.
@@ -83,11 +80,6 @@ def _resident(config: Config, device: DeviceInfo) -> int:
     return max(min(device.smem_per_sm_bytes // config.lds_bytes, by_registers), 1)
 
 
-def _halvings(config: Config) -> int:
-    widest = WIDEST_BYTES // config.itemsize
-    return sum((widest // x.vector).bit_length() - 1 for x in (config.a, config.b))
-
-
 def select(timed: Sequence[tuple[float, Config]], count: int | None) -> list[Config]:
     """Return the ``count`` likeliest configs (None: all). Each tile gets another config only after the other tiles had theirs."""
     ordered = [config for _, config in sorted(timed, key=lambda item: (item[0], *_preference(item[1])))]
@@ -104,10 +96,7 @@ def select(timed: Sequence[tuple[float, Config]], count: int | None) -> list[Con
 
 
 def _preference(config: Config) -> tuple[int, int, str]:
-    """Return the tie-breaker for equal times.
-
-    Large instructions come first, then the pipelines that CK's lists put first for compute-bound products.
-    """
+    """Return the tie-breaker for equal times: large instructions, then the pipelines that CK prefers for compute-bound products."""
     return -config.instance.mfma, VERSIONS.index(config.instance.version), config.label
 
 

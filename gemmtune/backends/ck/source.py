@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -18,10 +18,8 @@ from ...toolchain.record import OUT, WORKSPACE, A, Address, B, Record, Scalar, o
 from ...toolchain.render import template, template_digest
 from ...toolchain.structs import MOST_OPERANDS, struct_text
 from ..cpp.printer import print_epilogue
-from .configs import Config, Read
+from .configs import LDS_BUFFERS, Config, Read, Transfer, prefetched
 from .legality import Predicate
-from .pipeline import LDS_BUFFERS, prefetched
-from .transfer import Transfer
 
 KERNEL = "gemmtune_ck"
 COUNTERS_ALIGNMENT = 256
@@ -53,11 +51,7 @@ class Work(ctypes.Structure):
 
 @dataclass(frozen=True, kw_only=True)
 class KernelSource:
-    """Source of a kernel.
-
-    ``values`` are plain data: everything that the text depends on except launch parameters. ``toolkit`` names a copy of CK other
-    than the installed one.
-    """
+    """Source of a kernel: plain ``values`` fix the text, and ``toolkit`` names a copy of CK other than the installed one."""
 
     arch: str
     values: Mapping[str, Any]
@@ -175,7 +169,7 @@ def record_of(predicate: Predicate, config: Config) -> Record:
         ),
         scalars=_scalars(problem),
         workspace_bytes=counter_bytes + parts_bytes if config.split_k > 1 else 0,
-        alignment=_alignments(wide),
+        alignment=tuple((operand, vector * layout.dtype.itemsize) for operand, vector, layout in wide if vector > 1),
     )
 
 
@@ -184,11 +178,6 @@ def _scalars(problem: Problem) -> tuple[Scalar, ...]:
     general = (problem.alpha == "general", problem.inp_read is not None and problem.beta == "general")
     fields = (Work.alpha, Work.beta)
     return tuple(Scalar(offset=fields[i].offset, number=i) for i in range(2) if general[i])
-
-
-def _alignments(read: Sequence[tuple[int, int, Layout]]) -> tuple[tuple[int, int], ...]:
-    """Return the bytes that addresses must be multiples of, for accesses of several elements."""
-    return tuple((operand, vector * layout.dtype.itemsize) for operand, vector, layout in read if vector > 1)
 
 
 def _line(layout: Layout, *, rows: bool) -> int:

@@ -39,11 +39,7 @@ class Toolkit:
 
 
 def find_toolkit(checkout: str | None) -> Toolkit:
-    """Return the checkout in ``settings.ck_dir``, else the package amd-aiter, else ROCm's headers.
-
-    Raises:
-        UnavailableError: there are no headers (the message says what to install), or ``ck_dir`` is not a checkout.
-    """
+    """Return the checkout in ``settings.ck_dir``, amd-aiter, or ROCm's headers. Raises UnavailableError with the remedy."""
     if checkout is not None:
         include = Path(checkout) / "include"
         if not (include / HEADER).is_file():

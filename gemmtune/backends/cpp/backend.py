@@ -29,7 +29,6 @@ class CppBackend:
         return Availability(ok=True, detail=f"{compiler.version}, {device.arch} kernels")
 
     def serves_by_default(self, device: DeviceInfo) -> bool:
-        """Return True for every CPU."""
         return device.type == "cpu"
 
     def enumerate(self, problem: Problem, device: DeviceInfo, settings: Settings) -> Offers:

@@ -47,7 +47,6 @@ class BlockSource:
 
     @property
     def accumulator(self) -> torch.dtype:
-        """Dtype in which products are summed."""
         return accumulator_dtype(self.dtype)
 
     @property
@@ -68,17 +67,14 @@ class BlockSource:
 
     @property
     def flags(self) -> tuple[str, ...]:
-        """Compiler flags."""
         return flags(self.arch, self.accumulator, vnni=self.vnni)
 
     @property
     def text(self) -> str:
-        """C++ source."""
         return _render(self)
 
     @property
     def digest(self) -> str:
-        """Hash of source and flags."""
         return hashlib.blake2b("\n".join((*self.flags, self.text)).encode(), digest_size=16).hexdigest()
 
 
@@ -109,7 +105,6 @@ class BlockChoice(SourceChoice):
 
     @classmethod
     def of(cls, problem: Problem, device: DeviceInfo, nv: int) -> Self:
-        """Return the choice for a problem on a device."""
         sparsity, accumulator = problem.blocks, problem.accumulator
         source = BlockSource(
             arch=device.arch,
@@ -136,12 +131,10 @@ class BlockChoice(SourceChoice):
 
     @property
     def content_hash(self) -> str:
-        """Hash of source and flags."""
         return self.source.digest
 
     @property
     def compilable(self) -> BlockSource:
-        """Source to compile."""
         return self.source
 
     def at(self, problem: Problem, device: DeviceInfo) -> Choice | str:
@@ -168,7 +161,6 @@ class BlockChoice(SourceChoice):
         return assembled(crow, col, packed, ((len(crow) - 1) * panel_k, columns * nr))
 
     def bind(self, loaded: ctypes.CDLL) -> Kernel:
-        """Bind the compiled function to the problem's plan."""
         function, words, problem = loaded.gemmtune_blocks, _plan(self.problem, self.source), self.problem
         extras = len(problem.epilogue.operands) if problem.epilogue else 0
         function.argtypes = [ctypes.c_void_p] * 7 + [ctypes.c_double] * 2 + [ctypes.c_int] + [ctypes.c_void_p] * extras

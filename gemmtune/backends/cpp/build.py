@@ -28,10 +28,9 @@ NAME = "cpp"
 
 
 def reduction_for(problem: Problem, config: Config, arch: str, *, vnni: bool) -> Reduction | None:
-    """Return a run of fused multiply-adds for each block of K, added in rising order.
+    """Return a run of fused multiply-adds for each block of K, added in rising order; dot products sum each lane or pair.
 
-    Dot products have a running sum for each lane of a vector, and pairs of bfloat16 one for each pair. None: few rows of 4-bit
-    numbers use two sums, and the rows of a group are data. Groups may also divide the terms.
+    None: few rows of 4-bit numbers use two sums, the rows of a group are data, and groups may divide the terms.
     """
     if problem.divides_terms or problem.encoding:
         return None
@@ -53,11 +52,7 @@ class CppChoice(SourceChoice):
 
     @classmethod
     def of(cls, config: Config, problem: Problem, device: DeviceInfo) -> Self:
-        """Return the choice of ``config`` for a problem on a device.
-
-        All sums use the accumulator's dtype. Weights are scaled as float32 before the multiplication. The instruction for bfloat16
-        pairs flushes subnormal numbers to zero.
-        """
+        """Return the choice of ``config``. Sums use the accumulator's dtype, weights are scaled first, pairs flush subnormals."""
         accumulator, vnni = problem.accumulator, uses_vnni(problem, device, direct=config.direct)
         terms = config.kc * numbers_per_step(accumulator, device.arch, vnni=vnni)
         return cls(
@@ -84,7 +79,6 @@ class CppChoice(SourceChoice):
 
     @property
     def compilable(self) -> Compilable:
-        """Source to compile."""
         return self.source
 
     @property
@@ -111,15 +105,12 @@ class CppChoice(SourceChoice):
 
     @property
     def content_hash(self) -> str:
-        """Hash of source, flags and configuration."""
         return hashlib.blake2b(f"{self.source.digest} {self.config}".encode(), digest_size=16).hexdigest()
 
     def at(self, problem: Problem, device: DeviceInfo) -> Choice | str:
-        """Return this configuration for ``problem``, or why it is illegal."""
         return refusal(self.config, problem, device) or self.of(self.config, problem, device)
 
     def proved_at(self, problem: Problem, device: DeviceInfo) -> Choice:  # noqa: ARG002 - shared signature
-        """Return the same configuration for ``problem``."""
         return dataclasses.replace(self, problem=problem)
 
     @property
@@ -131,8 +122,7 @@ class CppChoice(SourceChoice):
     def batch_invariant(self) -> bool:
         """True if an element's sum does not depend on M.
 
-        Blocks of K depend on no other size. Groups of 4-bit numbers are the exception: few rows use two sums, and a group's
-        rows are data.
+        Groups of 4-bit numbers are the exception: few rows use two sums, and a group's rows are data.
         """
         return not (self.problem.groups and self.problem.encoding)
 
@@ -154,10 +144,7 @@ class CppChoice(SourceChoice):
         return numbers_per_step(self.problem.accumulator, self.arch, vnni=self.vnni)
 
     def pack(self, b: torch.Tensor) -> torch.Tensor:
-        """Return b [K, N] packed as contiguous [⌈N/nr⌉, K, nr], padded with zeros.
-
-        Interleaved numbers give [⌈N/nr⌉, ⌈K/numbers⌉, nr, numbers].
-        """
+        """Return b [K, N] packed as contiguous [⌈N/nr⌉, K, nr] or, interleaved, [⌈N/nr⌉, ⌈K/numbers⌉, nr, numbers], zero-padded."""
         if self.packed_format is None:
             return b
         given = b.view(torch.uint8) if b.dtype.itemsize == 1 else b  # torch cannot fill and copy every 8-bit float
@@ -221,10 +208,7 @@ def _operand_count(problem: Problem) -> int:
 
 
 def _plain(library: ctypes.CDLL, plan: Plan, fail: Callable[[], NoReturn]) -> Run:
-    """Return the run of a product without added operands.
-
-    It passes the fewest arguments, because the call dominates small problems.
-    """
+    """Return the run of a product without added operands, with the fewest arguments: the call dominates small problems."""
     function = library.gemmtune_product
     function.argtypes, function.restype = [_POINTER] * 4 + [ctypes.c_int], ctypes.c_int
     words, swapped, threads = plan.words, plan.swapped, torch.get_num_threads

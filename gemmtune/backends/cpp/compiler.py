@@ -92,22 +92,15 @@ def _why_broken(compiler: Compiler, path: Path) -> str | None:
 
 
 def artifact_file(source: Compilable) -> tuple[str, ...]:
-    """Return the place of the shared object in the cache.
-
-    The compiler is not in its name: what another machine has compiled runs here too.
-    """
+    """Return the place of the shared object in the cache. The compiler is not in its name: all machines share the artifact."""
     digest = hashlib.blake2b(f"{platform.machine()}\n{source.digest}".encode(), digest_size=16).hexdigest()
     return FOLDER, f"{digest}.so"
 
 
 def compile_source(source: Compilable, name: str) -> Path:
-    """Return the shared object of ``source``, compiled if missing. If several processes need it, one compiles.
+    """Return the shared object of ``source`` for the choice ``name``. If several processes need to compile it, one does.
 
-    ``name`` identifies the choice in a CompileError.
-
-    Raises:
-        CompileError: the compiler refused the source, or the cache folder cannot be written.
-        UnavailableError: it is missing, and there is no compiler.
+    Raises CompileError if the compiler refuses or nothing can be written, UnavailableError if there is no compiler.
     """
 
     def make(made: Path) -> None:

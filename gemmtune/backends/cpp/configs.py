@@ -32,11 +32,7 @@ MICRO_TILES: dict[str, tuple[tuple[int, int], ...]] = {
     "avx2": ((6, 2), (4, 3)),
     "portable": ((6, 2), (4, 3)),
 }
-"""Rows and vectors of each micro-tile worth compiling, best first.
-
-The product of both keeps the multiply-add units busy. With ``nv`` vectors of b and one of a, the tile fits the
-register file.
-"""
+"""Rows and vectors of each micro-tile worth compiling, best first. With a vector of a, the tile fits the register file."""
 
 DOT_TILES: dict[str, tuple[int, int]] = {"avx512": (6, 4), "avx2": (3, 3), "portable": (3, 3)}
 """Rows and columns of the dot-product micro-tiles. Their sums, the columns and one row fit the register file."""
@@ -136,18 +132,13 @@ def _refused_reading(config: Config, problem: Problem, device: DeviceInfo) -> st
 
 
 def _steps(problem: Problem, device: DeviceInfo, direct: bool) -> int:
-    """Return the steps along K, with b read in place or packed."""
     vnni = uses_vnni(problem, device, direct=direct)
     return -(-problem.k // numbers_per_step(problem.accumulator, device.arch, vnni=vnni))
 
 
 @dataclass(frozen=True, slots=True)
 class Blocking:
-    """Part of a ``Config`` that the compiler does not see; ``Config`` explains the fields.
-
-    ``kc`` is in steps of K, ``task_m`` and ``task_n`` in panels. All values below were measured; ``refusal`` drops the illegal
-    ones.
-    """
+    """Part of a ``Config`` that the compiler does not see. All values below were measured; ``refusal`` drops the illegal ones."""
 
     mode: Mode
     kc: int
@@ -189,10 +180,7 @@ _INT8_MANY_ROWS = (
     Blocking("columns", 256, 32, 32), Blocking("columns", 512, 32, 16), Blocking("steps", 256, 32, 8),
     Blocking("columns", 512, 8, 1), Blocking("columns", 512, 16, 4), Blocking("steps", 512, 16, 4),
 )  # fmt: skip
-"""Blockings for int8 products, which take a quarter of the time and memory.
-
-Packing weighs more, so neighbouring panels are packed together.
-"""
+"""Blockings for int8 products. Packing weighs more in them, so neighbouring panels are packed together."""
 
 _TASKS_PER_THREAD = 2
 """Minimum tasks per thread, if there are enough columns. When a thread is delayed, other threads take its remaining tasks."""
@@ -205,7 +193,9 @@ def blockings(problem: Problem, device: DeviceInfo, mr: int, nr: int, *, everyth
     x = oriented(problem, nr)
     panels, threads = -(-x.b.size[-1] // nr), max(device.threads, 1)
     few = _few_rows(problem, max(1, -(-panels // threads)))
-    many = _many_rows(problem, max(1, panels // (_TASKS_PER_THREAD * threads)))
+    packed = _INT8_MANY_ROWS if problem.accumulator == torch.int32 else _MANY_ROWS
+    in_place = _MANY_ROWS_IN_PLACE if problem.prepacked else ()
+    many = _shared_out((*in_place, *packed), max(1, panels // (_TASKS_PER_THREAD * threads)))
     if everything:
         return [*few, *many, *_every_blocking()]
     rows = -(-problem.m // problem.groups) if divided(problem) == "rows" else x.a.size[-2]
@@ -221,12 +211,6 @@ def _few_rows(problem: Problem, most: int) -> list[Blocking]:
     else:
         found = _FEW_ROWS_NARROW if problem.b.dtype.itemsize == 1 else _FEW_ROWS
     return _shared_out(found, most)
-
-
-def _many_rows(problem: Problem, most: int) -> list[Blocking]:
-    in_place = _MANY_ROWS_IN_PLACE if problem.prepacked else ()
-    packed = _INT8_MANY_ROWS if problem.accumulator == torch.int32 else _MANY_ROWS
-    return _shared_out((*in_place, *packed), most)
 
 
 def _shared_out(found: Iterable[Blocking], most: int) -> list[Blocking]:

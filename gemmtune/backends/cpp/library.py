@@ -32,7 +32,6 @@ class SourceChoice(Choice):
 
     @property
     def compiled(self) -> bool:
-        """True if the shared object is in the cache."""
         return present(cached(*artifact_file(self.compilable)))
 
     @property

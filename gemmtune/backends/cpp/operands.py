@@ -16,10 +16,7 @@ Groups = Literal["", "rows", "terms"]
 VECTOR_BYTES = {"avx512": 64, "avx2": 32, "portable": 16}
 EVERYTHING = 48
 _VNNI_FLAGS = {torch.int32: {"avx512": "avx512_vnni", "avx2": "avx_vnni"}, torch.float32: {"avx512": "avx512_bf16"}}
-"""Linux CPU flags for multiply-adds of bytes or bfloat16 pairs, keyed by accumulator dtype and instruction set.
-
-The instructions have the same vector width as the other kernels.
-"""
+"""Linux CPU flags for multiply-adds of bytes or bfloat16 pairs, keyed by accumulator dtype and instruction set."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,10 +41,7 @@ class Oriented:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScaleWords:
-    """Coverage and strides of one scale along the rows of the left operand (columns of the right) and along K.
-
-    A scale covers 2^shift of them; the shift ``EVERYTHING`` covers any size.
-    """
+    """Coverage, 2^shift or EVERYTHING, and strides of a scale along the left operand's rows (the right's columns) and along K."""
 
     row_shift: int
     k_shift: int
@@ -61,11 +55,7 @@ def divided(problem: Problem) -> Groups:
 
 
 def oriented(problem: Problem, nr: int) -> Oriented:
-    """Return the operands with the micro-tile's columns on the better side.
-
-    The product is swapped if the result is column-major, or too narrow for a micro-tile. A prepacked b and groups are never
-    swapped.
-    """
+    """Return the operands, swapped if the result is column-major or too narrow, unless b is prepacked or has groups."""
     by_columns = problem.out.stride[-1] != 1 and problem.out.stride[-2] == 1 and problem.m > 1
     narrow = problem.n < nr and problem.m > 2 * problem.n
     if problem.prepacked or problem.groups or not (by_columns or narrow):
@@ -100,10 +90,7 @@ def scale_words(problem: Problem) -> tuple[ScaleWords, ...]:
 
 
 def uses_vnni(problem: Problem, device: DeviceInfo, *, direct: bool = False) -> bool:
-    """Return True if the device multiplies and adds bytes or bfloat16 pairs, and the problem has such operands.
-
-    Rows of b read in place (``direct``) have no pairs and are widened instead.
-    """
+    """Return True if the device multiplies and adds such bytes or bfloat16 pairs. ``direct`` rows of b have no pairs."""
     pairs = {problem.a.dtype, problem.b.dtype} == {torch.bfloat16} and problem.sparsity is None
     if problem.accumulator != torch.int32 and (not pairs or (direct and not problem.prepacked)):
         return False

@@ -29,11 +29,7 @@ _ROWS = (1, 18, 20, 22, 29)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """Arguments of the compiled function for one problem.
-
-    ``words`` is the struct. With ``swapped`` the function takes b as its first and a as its second operand. ``rows`` says how the
-    words depend on M, if they divide the rows of a.
-    """
+    """Arguments of the compiled function: the struct ``words``, how its ``rows`` depend on M, and if a and b are ``swapped``."""
 
     words: ctypes.Array[ctypes.c_int64]
     swapped: bool
@@ -47,10 +43,7 @@ def thread_count(problem: Problem) -> int:
 
 
 def packed_shape(k: int, n: int, nr: int, numbers: int = 1) -> tuple[int, ...]:
-    """Return the shape of a prepacked operand: panels of ``nr`` columns, each with its K rows one after the other.
-
-    With ``numbers`` > 1 a panel interleaves that many rows, column by column.
-    """
+    """Return the shape of a prepacked operand: panels of ``nr`` columns, each K rows long, with ``numbers`` rows interleaved."""
     return (-(-n // nr), -(-k // numbers), nr, *((numbers,) if numbers > 1 else ()))
 
 
@@ -100,11 +93,7 @@ def make_plan(problem: Problem, config: Config, arch: str, *, vnni: bool = False
 
 
 def _scale_words(problem: Problem, swapped: bool) -> list[int]:
-    """Return the words for scales.
-
-    First comes the number of elements along K that share scales, left and right. Each scale's blocks and strides follow, then the
-    size of one group's scales.
-    """
+    """Return the words for scales: elements of K that share one, each scale's blocks and strides, the size of a group's scales."""
     scales = scale_words(problem)
     if not scales:
         return []

@@ -36,13 +36,10 @@ _ROUNDED_NUMBERS = (*_COMPARISONS, "add", "sub", "clamp", "minimum", "maximum", 
 
 
 def print_epilogue(epilogue: Epilogue, acc: str, operands: Sequence[str], result: str) -> list[str]:
-    """Return statements that assign the value of the last node to ``result``.
+    """Return statements that assign the value of the last node to ``result``. Raises EpilogueError if one has no C++ form.
 
-    ``acc`` and ``operands`` are expressions of the compute types. A node of a 16-bit dtype is computed in float and rounded to
-    nearest even. NaN propagates as in torch.
-
-    Raises:
-        EpilogueError: an operation or a dtype has no C++ form.
+    ``acc`` and ``operands`` are expressions of the compute types. 16-bit nodes are computed in float and rounded to nearest even.
+    NaN propagates as in torch.
     """
     names: list[str] = []
     lines: list[str] = []

@@ -78,17 +78,14 @@ class Source:
 
     @property
     def flags(self) -> tuple[str, ...]:
-        """Compiler flags."""
         return flags(self.arch, self.accumulator, vnni=self.vnni)
 
     @property
     def text(self) -> str:
-        """C++ source."""
         return _render(self)
 
     @property
     def digest(self) -> str:
-        """Hash of source and flags, equal for equal kernels."""
         return _digest(self)
 
 

@@ -46,7 +46,6 @@ class CublasLtBackend:
         return Availability(ok=True, detail=f"cuBLASLt {library} through nvmath-python {version}")
 
     def serves_by_default(self, device: DeviceInfo) -> bool:
-        """Return True for every NVIDIA GPU."""
         return device.type == "cuda"
 
     def enumerate(self, problem: Problem, device: DeviceInfo, settings: Settings) -> Offers:

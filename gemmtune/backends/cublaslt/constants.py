@@ -69,9 +69,7 @@ class ReductionScheme(IntFlag):
 
 
 AlgorithmAttribute = IntEnum(
-    "AlgorithmAttribute",
-    ["ID", "TILE", "SPLITK", "REDUCTION", "SWIZZLE", "CUSTOM", "STAGES", "INNER", "CLUSTER"],
-    start=0,
+    "AlgorithmAttribute", ["ID", "TILE", "SPLITK", "REDUCTION", "SWIZZLE", "CUSTOM", "STAGES", "INNER", "CLUSTER"], start=0
 )
 """cublasLtMatmulAlgoConfigAttributes_t, which together identify an algorithm."""
 ATTRIBUTE_TYPES = {

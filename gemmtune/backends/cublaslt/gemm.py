@@ -24,9 +24,8 @@ OPS: tuple[Op, ...] = (*DENSE_OPS, "int_mm", "scaled_mm")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Matrix:
-    """Operand as a column-major matrix in memory.
+    """Operand as a column-major matrix in memory, or its transpose if ``transposed``. ``ld`` and strides count elements.
 
-    ``ld`` and ``batch_stride`` count elements. ``transposed`` states that the operand is this matrix's transpose.
     ``alignment_bytes`` is the largest power of two, at most 16, that divides its address.
     """
 
@@ -47,11 +46,10 @@ class Matrix:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gemm:
-    """Product for cuBLASLt.
+    """Product for cuBLASLt. ``swapped``: ``left`` is b and ``right`` is a. ``c`` is the added operand if it is a whole matrix.
 
-    ``swapped`` states that ``left`` is b and ``right`` is a. ``c`` is the added operand if it is a whole matrix. ``bias``
-    states that it is a vector along D's rows, with ``bias_alignment_bytes`` and, in elements, ``bias_batch_stride``.
-    ``scaling`` names the kinds of scales (a key of ``scaling.MODES``), and is empty without scales.
+    ``bias``: it is a vector along D's rows, with ``bias_alignment_bytes`` and, in elements, ``bias_batch_stride``. ``scaling``
+    names the kinds of scales (a key of ``scaling.MODES``), and is empty without scales.
     """
 
     left: Matrix
@@ -67,11 +65,7 @@ class Gemm:
 
 
 def gemm_of(problem: Problem) -> Gemm:
-    """Return the problem in cuBLASLt's terms.
-
-    Raises:
-        InvalidProblemError: cuBLASLt cannot solve it. The message says why.
-    """
+    """Return the problem in cuBLASLt's terms. Raises InvalidProblemError, which says why, if cuBLASLt cannot solve it."""
     reason = why_not(problem, OPS) or why_not_fnuz(problem)
     if reason is not None:
         raise InvalidProblemError(reason)
@@ -114,10 +108,7 @@ def gemm_of(problem: Problem) -> Gemm:
 
 
 def _scaled_gemm(problem: Problem, d: Matrix, swapped: bool) -> Gemm:
-    """Return the product of 8-bit floats.
-
-    cuBLASLt supports only contiguous rows of a and columns of b ("TN format" in its documentation).
-    """
+    """Return the product of 8-bit floats, whose a must have contiguous rows and b contiguous columns ("TN format")."""
     row, column = _view(problem.a.transposed, transposed=False), _view(problem.b, transposed=False)
     if row is None or column is None:
         raise InvalidProblemError(f"8-bit floats: expected a row-major a and a column-major b, got {problem.a} and {problem.b}")

@@ -82,9 +82,8 @@ def fixed_scalars(gemm: Gemm, problem: Problem) -> tuple[int | None, int | None]
 def workspace(index: int, stream: int, size_bytes: int) -> torch.Tensor:
     """Return scratch memory of at least ``size_bytes`` for ``stream``, the current stream of the CUDA device ``index``.
 
-    All kernels share one block for each device and stream, because the work of a stream never overlaps. A captured graph gets
-    a separate block from its memory pool. It may be replayed on any stream, concurrently with calls that use the shared
-    block.
+    All kernels share one block for each device and stream, whose work never overlaps. A captured graph gets its own from its memory
+    pool, because it may be replayed on any stream.
     """
     if torch.cuda.is_current_stream_capturing():
         return _allocate(index, size_bytes)

@@ -112,10 +112,7 @@ def named_errors(call: str) -> Iterator[None]:
 
 
 class Descriptors:
-    """Operation and matrix descriptors of one Gemm, freed with this object.
-
-    ``operation``, ``left``, ``right``, ``c`` and ``d`` are arguments of the bindings. Without an added matrix ``c`` is ``d``.
-    """
+    """Operation and matrix descriptors of one Gemm, freed with this object. Without an added matrix ``c`` is ``d``."""
 
     def __init__(self, gemm: Gemm, problem: Problem) -> None:
         lt = bindings()
@@ -171,11 +168,7 @@ class Descriptors:
 
 
 def algorithms(gemm: Gemm, problem: Problem, index: int, count: int) -> list[Algorithm]:
-    """Return the first ``count`` algorithms of the heuristic query on the CUDA device ``index``, best guess first.
-
-    Raises:
-        RuntimeError: cuBLASLt has none for this problem.
-    """
+    """Return the query's first ``count`` algorithms on device ``index``, best guess first. Raises RuntimeError for none."""
     lt = bindings()
     made = Descriptors(gemm, problem)
     results = (HeuristicResult * count)()
@@ -187,11 +180,7 @@ def algorithms(gemm: Gemm, problem: Problem, index: int, count: int) -> list[Alg
 
 
 def checked(algorithm: Algorithm, gemm: Gemm, problem: Problem, index: int) -> Algorithm:
-    """Return an algorithm that was found for another problem, with the workspace that it needs for this one.
-
-    Raises:
-        RuntimeError: cuBLASLt cannot use it for this problem.
-    """
+    """Return another problem's algorithm with its workspace for this one. Raises RuntimeError if cuBLASLt cannot use it."""
     lt = bindings()
     made = Descriptors(gemm, problem)
     opaque, result = ctypes.create_string_buffer(algorithm.opaque, len(algorithm.opaque)), HeuristicResult()

@@ -48,7 +48,6 @@ class CudaBackend:
             return Availability(ok=True, detail=f"only kernels that were compiled before: {error}")
 
     def serves_by_default(self, device: DeviceInfo) -> bool:
-        """Return True for compute capability 9.0, which all kernels target."""
         return device.type == "cuda" and device.capability == CAPABILITY
 
     def named(self, name: str, problem: Problem, device: DeviceInfo) -> CudaChoice | None:

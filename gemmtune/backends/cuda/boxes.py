@@ -39,10 +39,7 @@ def why_not_boxes(problem: Problem) -> str | None:
 
 
 def why_not_staged(operand: Layout, extent: int, block_k: int, blocks: int) -> str | None:
-    """Return the reason why ``extent`` rows of an operand [rows, K] cannot be copied to a stage, or None.
-
-    Each of ``blocks`` blocks copies a part of the rows for all of them.
-    """
+    """Return the reason why ``blocks`` blocks cannot copy ``extent`` rows of an operand [rows, K] together to a stage, or None."""
     along_k = by_k(operand)
     if extent % LINE and not along_k:
         return f"an operand whose lines run across K is copied in lines of {LINE}, and a tile has {extent} columns"
@@ -53,10 +50,7 @@ def why_not_staged(operand: Layout, extent: int, block_k: int, blocks: int) -> s
 
 
 def staged_map(layout: Layout, operand: int, extent: int, block_k: int, blocks: int = 1) -> TensorMap:
-    """Return the tensor map of an operand [rows, K] in boxes of swizzled lines.
-
-    A box has ``extent`` rows, or the part that one of ``blocks`` blocks copies for all.
-    """
+    """Return the tensor map of an operand [rows, K] in boxes of ``extent`` swizzled lines, shared among ``blocks`` blocks."""
     along_k, strides, (rows, k) = bool(by_k(layout)), strides_of(layout), layout.size[-2:]
     length, lines, pitch = (k, rows, strides.row) if along_k else (rows, k, strides.col)
     return TensorMap(

@@ -53,7 +53,6 @@ class CudaChoice(FileChoice):
         )
 
     def at(self, problem: Problem, device: DeviceInfo) -> CudaChoice | str:
-        """Return the same config for another problem, or the reason why it is not legal there."""
         reason = self.family.why_not(problem, device) or self.family.why_not_config(problem, device, self.config)
         if reason is not None:
             return reason
@@ -62,7 +61,6 @@ class CudaChoice(FileChoice):
         return made
 
     def proved_at(self, problem: Problem, device: DeviceInfo) -> CudaChoice:  # noqa: ARG002 - the device stays the same
-        """Return the same config for a problem where its legality is proved."""
         return dataclasses.replace(self, problem=problem)
 
     @property
@@ -72,11 +70,9 @@ class CudaChoice(FileChoice):
 
     @property
     def packed_format(self) -> str | None:
-        """Layout name that the family expects of a prepacked b, or None for b unchanged."""
         return self.family.packed_format(self.problem, self.config)
 
     def pack(self, b: torch.Tensor) -> torch.Tensor:
-        """Return b in the layout ``packed_format``, or unchanged if there is none."""
         return self.family.pack(b) if self.packed_format else b
 
     @property
@@ -98,12 +94,10 @@ class CudaChoice(FileChoice):
 
     @functools.cached_property
     def record(self) -> Record:
-        """Launch record with the parameters of every launch."""
         return self.family.record(self.problem, self.config)
 
     @property
     def file(self) -> tuple[str, ...]:
-        """Place of the cubin in the cache."""
         return NAME, f"{self.source.digest}.cubin"
 
     def make(self) -> Path:
@@ -111,10 +105,7 @@ class CudaChoice(FileChoice):
         return make_cubin(self.file, lambda: self.source.text, ARCH, self.name)
 
     def load(self) -> Mapping[str, LoadedKernel]:
-        """Load the source's kernels on the current device and return them by name.
-
-        Raises what ``opened`` does; UnavailableError: the driver cannot load them.
-        """
+        """Load the source's kernels on the current device, by name. Raises as ``opened``, or UnavailableError from the driver."""
         driver, device, names = find_driver(), torch.cuda.current_device(), self.source.kernels
         return self.opened(lambda path: {name: loaded_kernel(driver, path, name, device) for name in names})
 

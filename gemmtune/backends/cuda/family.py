@@ -74,10 +74,7 @@ class Family(ABC, Generic[C]):
 
     @abstractmethod
     def why_not_config(self, problem: Problem, device: DeviceInfo, config: C) -> str | None:
-        """Return the reason why a config is illegal for a problem that ``why_not`` accepts, or None.
-
-        This is the legality predicate.
-        """
+        """Return the reason why a config is illegal for a problem that ``why_not`` accepts, or None: the legality predicate."""
 
     @abstractmethod
     def candidates(self, problem: Problem, device: DeviceInfo) -> list[C]:

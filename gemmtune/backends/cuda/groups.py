@@ -14,18 +14,12 @@ STRIP_ROWS = 2048
 
 
 def most_below(problem: Problem, rows: int) -> int:
-    """Return the maximum number of tile rows in all groups, with ``rows`` rows per tile and rising offsets.
-
-    Each group may have one partial tile, and none if it has no rows.
-    """
+    """Return the most tile rows of ``rows`` rows in all groups, each with at most one partial tile, for rising offsets."""
     return min(problem.m, problem.m // rows + min(problem.groups, problem.m))
 
 
 def tiles_below(problem: Problem, rows: int) -> float:
-    """Return the expected number of tile rows in all groups if each row goes to a random group.
-
-    The model takes the rows of a group as normally distributed.
-    """
+    """Return the expected number of tile rows in all groups for random rows. The model takes a group's rows as normal."""
     share = problem.m / problem.groups
     last = math.ceil(min(problem.m, share + 6 * math.sqrt(share)) / rows)
     further = sum(math.erfc((rows * i + 0.5 - share) / math.sqrt(2 * share)) / 2 for i in range(1, last))
@@ -45,9 +39,6 @@ def why_not_placed(problem: Problem) -> str | None:
 
 
 def why_not_counted(problem: Problem, rows: int, tiles_n: int) -> str | None:
-    """Return the reason why tiles of ``rows`` rows, with ``tiles_n`` tiles along N, cannot be counted, or None.
-
-    The limit also covers falling offsets, where each group may have all rows.
-    """
+    """Return why tiles of ``rows`` rows, ``tiles_n`` along N, cannot be counted, or None. Falling offsets count too."""
     tiles = problem.groups * -(-problem.m // rows) * tiles_n
     return f"{tiles} tiles, at most {MOST_TILES} can be counted" if tiles >= MOST_TILES else None

@@ -25,10 +25,9 @@ GIVEN_REGISTERS, LEFT_REGISTERS = 40, 232
 MOST_CLUSTER = 8
 """Portable cluster limit: every GPU with clusters has room for this many blocks."""
 IDLE_CLUSTERS = {1: 0, 2: 0, 3: 6, 4: 3, 8: 1}
-"""Clusters that a GPU cannot place, by cluster size.
+"""Clusters, by size, that a GPU has multiprocessors for but cannot place in its graphics processing clusters.
 
-It has enough multiprocessors for them, but its graphics processing clusters have no room. GPUs of one model differ: an H200 places
-41 clusters of three blocks, some H100s place fewer than 40, and 40 take twice as long as 36.
+GPUs of one model differ: an H200 places 41 clusters of three, some H100s fewer than 40, and 40 take twice as long as 36.
 """
 MOST_GRID = 2**16 - 1
 """Maximum second and third grid dimension."""

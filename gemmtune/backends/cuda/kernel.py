@@ -102,10 +102,7 @@ def scalars_of(problem: Problem) -> tuple[Scalar, ...]:
 
 
 def aligned_out(field: Any, layout: Layout, elements: int) -> tuple[bool, tuple[Aligned, ...]]:
-    """Return True if strides allow stores of ``elements`` neighbours in a row, and the alignment that the address then needs.
-
-    The boolean ``field`` of a Work passes the answer to the kernel.
-    """
+    """Return True if strides allow stores of ``elements`` neighbours in a row, and the alignment that the address then needs."""
     strides = strides_of(layout)
     whole = strides.col == 1 and strides.row % elements == 0 and strides.batch % elements == 0
     place = Aligned(offset=field.offset, operand=OUT, multiple_bytes=elements * layout.dtype.itemsize)
@@ -143,12 +140,10 @@ class KernelSource:
         return parts
 
     def put_together(self, parts: Mapping[str, str]) -> str:
-        """Render the translation unit with the given parts."""
         return template(*self.unit).render({**self._given, **parts})
 
     @property
     def text(self) -> str:
-        """Complete CUDA C++ source."""
         return self.put_together(self.parts)
 
     @cached_property

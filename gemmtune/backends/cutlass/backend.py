@@ -97,8 +97,7 @@ def _allowed(
 ) -> tuple[dict[Operation, Variant], list[Refusal]]:
     """Return each operation's first launch variant whose name the settings' regexes allow, and a refusal for each reason.
 
-    The regexes apply before the ranking, so that the best allowed operations are tried, even if they rank low. If no operation is
-    allowed, return all: the selector then refuses them for the same reasons, and warns.
+    The regexes apply before the ranking. If no operation is allowed, all return: the selector refuses them, and warns.
     """
     passed: dict[Operation, Variant] = {}
     first: dict[Operation, Variant] = {}

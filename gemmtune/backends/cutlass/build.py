@@ -40,9 +40,7 @@ def artifact_file(source: Source, toolkit: Toolkit, capability: int) -> tuple[st
 def compile_source(source: Source, toolkit: Toolkit, capability: int, name: str) -> Path:
     """Compile ``source`` to a shared object if it is missing. If several processes need it, one compiles.
 
-    Raises:
-        CompileError: nvcc refused the source, or the cache folder cannot be written.
-        UnavailableError: it is missing, and there is no nvcc.
+    Raises CompileError if nvcc refuses or nothing can be written, UnavailableError if there is no nvcc.
     """
 
     def make(made: Path) -> None:
@@ -53,7 +51,6 @@ def compile_source(source: Source, toolkit: Toolkit, capability: int, name: str)
 
 
 def name_of(config: Config) -> str:
-    """Return the choice's name, which tables show and regexes match."""
     return f"{NAME}:{config.name}"
 
 
@@ -80,7 +77,6 @@ class CutlassChoice(FileChoice):
 
     @classmethod
     def of(cls, config: Config, problem: Problem, device: DeviceInfo, toolkit: Toolkit, *, swap_ab: bool) -> Self:
-        """Build the choice of ``config`` for a problem on a device."""
         operation, accumulator = config.operation, problem.accumulator
         grid = Grid.of(operation, orient(problem, swap_ab=swap_ab), problem.batch, device.sm_count)
         return cls(
@@ -121,8 +117,8 @@ class CutlassChoice(FileChoice):
         return self.config.variant.decomposition in ("dataparallel", "splitk") or not self.config.operation.stream_k
 
     def launch_variants(self) -> tuple[CutlassChoice, ...]:
-        """Return the same kernel with another division of K or another order of tiles."""
-        operation, grid = self.config.operation, self._grid
+        operation = self.config.operation
+        grid = Grid.of(operation, self._oriented, self.problem.batch, self.multiprocessors)
         return tuple(self._with(variant, grid) for variant in neighbours(self.config.variant, legal_variants(operation, grid)))
 
     def _with(self, variant: Variant, grid: Grid) -> CutlassChoice:
@@ -135,10 +131,6 @@ class CutlassChoice(FileChoice):
     @property
     def _oriented(self) -> Oriented:
         return orient(self.problem, swap_ab=self.swap_ab)
-
-    @property
-    def _grid(self) -> Grid:
-        return Grid.of(self.config.operation, self._oriented, self.problem.batch, self.multiprocessors)
 
     @functools.cached_property
     def source(self) -> Source:
@@ -157,7 +149,6 @@ class CutlassChoice(FileChoice):
 
     @property
     def content_hash(self) -> str:
-        """Hash of source, CUTLASS version and launch variant."""
         return hashlib.blake2b(
             f"{self.source.digest} {self.toolkit.version} {self.config.variant}".encode(), digest_size=16
         ).hexdigest()
@@ -169,7 +160,6 @@ class CutlassChoice(FileChoice):
 
     @property
     def file(self) -> tuple[str, ...]:
-        """Place of the shared object in the cache."""
         return artifact_file(self.source, self.toolkit, self.capability)
 
     def make(self) -> Path:
@@ -185,7 +175,6 @@ class CutlassChoice(FileChoice):
         return bind(loaded, self.config, self.problem, self._oriented, self.name)
 
     def artifacts(self, device: DeviceInfo) -> tuple[Artifact, ...]:  # noqa: ARG002 - enumeration checks the device's limits
-        """Return the only kernel with its expected facts."""
         path, library = self.opened(lambda path: (path, load(path)))
         kernel, expected = self.config.operation.name, self.config.operation.sass
         threads, shared_bytes = library.threads, library.shared_bytes
@@ -193,14 +182,10 @@ class CutlassChoice(FileChoice):
 
     @property
     def arch(self) -> str:
-        """Architecture that the kernel is compiled for, such as ``sm90``."""
         return f"sm{self.capability}"
 
     def forward(self) -> CutlassChoice:
-        """Return the choice itself, because the shared object of a 2.x operation contains PTX too.
-
-        Raises UnavailableError: a 3.x operation uses instructions of a single architecture.
-        """
+        """Return this choice: a 2.x operation contains PTX. Raises UnavailableError for the single architecture of a 3.x one."""
         if self.config.operation.modern:
             raise UnavailableError(
                 f"{self.name}: got a newer GPU, expected {self.arch}: the kernel uses instructions that only it has"

@@ -32,10 +32,7 @@ WRITTEN = {"out": "void*", "workspace": "void*"}
 
 
 class Launch(ctypes.Structure):
-    """Launch parameters: addresses and scalars, which each call fills in, and strides, sizes and launch variant.
-
-    ``batch`` is the number of products.
-    """
+    """Launch parameters: addresses and scalars of each call, strides, sizes, launch variant, and ``batch`` products."""
 
     _fields_: ClassVar[Sequence[tuple[str, Any]]] = (
         ("out", ctypes.c_void_p), ("a", ctypes.c_void_p), ("b", ctypes.c_void_p), ("x", ctypes.c_void_p * MOST_OPERANDS),
@@ -91,10 +88,7 @@ STATUSES = {
 
 
 def bind(library: Library, config: Config, problem: Problem, oriented: Oriented, name: str) -> Kernel:
-    """Return the kernel for the current device.
-
-    Raises ErrorFromChoice: the operation refuses the problem, with CUTLASS's status.
-    """
+    """Return the kernel for the current device. Raises ErrorFromChoice with CUTLASS's status if the operation refuses."""
 
     def refuse(reason: str) -> ErrorFromChoice:
         return ErrorFromChoice(name, str(problem), reason)

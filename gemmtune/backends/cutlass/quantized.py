@@ -57,10 +57,7 @@ def quantized_operations(problem: Problem, toolkit: Toolkit, capability: int) ->
 
 
 def _int8(listed: Iterable[Operation], d: str) -> Iterator[Operation]:
-    """Yield the ``listed`` operations that store int32 sums, changed to store ``d``, and renamed by CUTLASS's scheme.
-
-    A thread stores at most 16 bytes at once.
-    """
+    """Yield the ``listed`` operations that store int32 sums, changed to store ``d`` (16 bytes at most at once) and renamed."""
     found: dict[str, Operation] = {}
     most = ALIGNED_BYTES // ELEMENTS[d].itemsize
     for op in sorted((op for op in listed if op.d == "s32"), key=lambda op: op.c != "void"):

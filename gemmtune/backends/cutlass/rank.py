@@ -53,10 +53,7 @@ CONVERTED_PS = 28.0
 PROMOTED = 0.8
 """Rate that remains if sums of 8-bit floats are added to others."""
 AS_IT_IS = 1.02
-"""Handicap of unswapped operands.
-
-Of two operations that differ in nothing else, the swapped one wins, because more problems share it.
-"""
+"""Handicap of unswapped operands, because more problems share swapped operations."""
 
 
 def estimate_us(operation: Operation, oriented: Oriented, problem: Problem, device: DeviceInfo) -> float:
@@ -90,7 +87,9 @@ def _compute_us(operation: Operation, tiles: int, usable: int, steps: int, devic
     stage_bytes = bytes_of(operation.a, tile_m * tile_k) + bytes_of(operation.b, tile_n * tile_k)
     stages = (device.smem_per_block_bytes - EPILOGUE_BYTES) // stage_bytes if operation.modern else operation.stages
     waits_us = LATENCY_US / max(stages - 1, 1)
-    step_us = math.pow((products_us + _converts_us(operation)) ** 4 + waits_us**4, 0.25) + STEP_US
+    # Warp groups divide the conversion of a step's first operand. Those of ``pingpong`` alternate.
+    converts_us = tile_m * tile_k / (2 if operation.cooperative else 1) * CONVERTED_PS / 1e6 if operation.converts else 0.0
+    step_us = math.pow((products_us + converts_us) ** 4 + waits_us**4, 0.25) + STEP_US
     if "CpAsync" in operation.kernel_schedule:
         step_us *= CP_ASYNC
     waves = math.ceil(tiles / usable)
@@ -105,13 +104,6 @@ def _compute_us(operation: Operation, tiles: int, usable: int, steps: int, devic
         if divided < whole:
             return divided, usable
     return whole, min(tiles, usable)
-
-
-def _converts_us(operation: Operation) -> float:
-    """Return the time to convert the first operand of a step. Warp groups divide it; those of ``pingpong`` alternate."""
-    if not operation.converts:
-        return 0.0
-    return operation.tile[0] * operation.tile[2] / (2 if operation.cooperative else 1) * CONVERTED_PS / 1e6
 
 
 def _of(table: dict[int, float], capability: int) -> float:

@@ -80,7 +80,6 @@ class Source:
 
     @property
     def text(self) -> str:
-        """Complete CUDA C++ source."""
         return _render(self)
 
     @property

@@ -1,7 +1,4 @@
-"""Location of CUTLASS, the nvidia-cutlass package or a checkout, and its operations.
-
-CUTLASS's own generator lists them once. The cache folder keeps the list.
-"""
+"""Location of CUTLASS, a package or a checkout, and the operations that its generator lists once and the cache keeps."""
 
 from __future__ import annotations
 
@@ -45,10 +42,7 @@ class Toolkit:
 
 
 def find_toolkit(checkout: str | None) -> Toolkit:
-    """Return the checkout that ``settings.cutlass_dir`` names, or the installed package.
-
-    Raises UnavailableError: CUTLASS is not installed, with the remedy; or ``cutlass_dir`` is no checkout.
-    """
+    """Return the checkout of ``settings.cutlass_dir``, or the installed package. Raises UnavailableError with the remedy."""
     if checkout is not None:
         folder = Path(checkout)
         return _toolkit(folder, folder / "python", f"cutlass_dir: got {checkout!r}, expected a checkout of CUTLASS")

@@ -23,10 +23,7 @@ STREAM_K_STEPS = 8
 """CUTLASS's minimum steps in a part of stream-K, ``min_iters_per_sk_unit_`` in tile_scheduler_params.h."""
 SWIZZLES = (1, 2, 4, 8)
 LEAST_TILES = {1: 1, 2: 2, 4: 3, 8: 6}
-"""Minimum tiles along the shorter side for each swizzle.
-
-With fewer, CUTLASS takes the next smaller swizzle (``get_log_swizzle_size`` in tile_scheduler_params.h).
-"""
+"""Minimum tiles along the shorter side for each swizzle (``get_log_swizzle_size`` in tile_scheduler_params.h)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,10 +47,7 @@ class Variant:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grid:
-    """Tiles of an operation on one problem: ``rows`` × ``cols`` in whole clusters, for each of ``batch`` matrices.
-
-    Each tile takes ``steps`` of the main loop. They run on ``multiprocessors``.
-    """
+    """Tiles on one problem, ``rows`` × ``cols`` in whole clusters for each of ``batch`` matrices, with ``steps`` each."""
 
     rows: int
     cols: int

@@ -30,10 +30,7 @@ class OwnChoice(CalledChoice):
 
     @classmethod
     def of(cls, source: Loaded, subject: Subject, problem: Problem, *, deterministic: bool = True) -> OwnChoice:
-        """Return the choice for a problem that the declarations cover.
-
-        A GEMM without declarations is assumed to give equal bits for equal inputs if it has to be ``deterministic``.
-        """
+        """Return the choice for a covered problem. An undeclared GEMM counts as ``deterministic`` if it has to be."""
         claims = subject.traits.claims(problem)
         if claims.reduction is not None:
             own = claims.reduction.own.replace(DECLARED, source.target)
@@ -57,7 +54,6 @@ class OwnChoice(CalledChoice):
 
     @property
     def undeclared(self) -> bool:
-        """True for a GEMM without declarations."""
         return bool(self.info.get(UNDECLARED))
 
     def why_unordered(self, allowing: str) -> str:
@@ -65,7 +61,6 @@ class OwnChoice(CalledChoice):
         return f"got no deterministic, expected deterministic=True: declare it if equal inputs give equal bits, else set {allowing}"
 
     def at(self, problem: Problem, device: DeviceInfo) -> OwnChoice | str:
-        """Return the GEMM for the problem, or why its declarations do not cover it."""
         source = loaded(self.target, self.folder)
         if not isinstance(source.found, Subject):
             return f"{self.target} is no longer a GEMM"
@@ -79,12 +74,7 @@ class OwnChoice(CalledChoice):
         return isinstance(source.found, Subject) and bool(source.found.traits.batch_invariant or source.found.traits.reduction)
 
     def load(self) -> Subject:
-        """Import the GEMM.
-
-        Raises:
-            SubjectError, TraitsError: it cannot be imported here.
-            UnavailableError: the imported GEMM differs from the offered one.
-        """
+        """Import the GEMM. Raises SubjectError or TraitsError if that fails, UnavailableError if it is not the offered one."""
         here = loaded(self.target, self.folder)
         if here.digest != self.digest or not isinstance(here.found, Subject):
             raise UnavailableError(

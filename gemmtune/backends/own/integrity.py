@@ -24,11 +24,7 @@ KEPT: tuple[tuple[object, str], ...] = (
 
 
 def unchanged(target: str, work: Callable[[], T]) -> T:
-    """Return the result of ``work``, which imports a target.
-
-    Raises:
-        SubjectError: it has replaced functions. They are put back.
-    """
+    """Return the result of ``work``, which imports a target. Raises SubjectError if it replaced functions, which are put back."""
     before = {(id(owner), name): (owner, value) for owner, name, value in _held()}
     try:
         return work()

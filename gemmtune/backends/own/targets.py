@@ -52,10 +52,7 @@ class Loaded:
 
 
 def targets_of(settings: Settings) -> tuple[str, ...]:
-    """Return the targets of the settings, then those of installed packages if the settings allow them, without duplicates.
-
-    Packages take part if no backends are named, or ``own`` is named.
-    """
+    """Return the targets of the settings, then of installed packages if allowed and backends are unnamed or include ``own``."""
     installed = installed_targets() if settings.backends is None or "own" in settings.backends else ()
     return tuple(dict.fromkeys((*(settings.extra_choices or ()), *installed)))
 

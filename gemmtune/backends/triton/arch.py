@@ -11,10 +11,9 @@ from ...device import DeviceInfo
 class Arch:
     """Facts of one architecture.
 
-    With ``async_copy`` global memory is copied to shared memory without registers, so several stages stay there. With
-    ``warp_group`` four warps together multiply 64 rows straight from shared memory (wgmma, tcgen05), which keeps one more stage.
-    Rates are per multiprocessor: 16-bit tensor-core multiply-adds and float32 FMAs in TFLOP/s, memory and L2 bandwidth in GB/s.
-    They come from the vendors' datasheets and only order configs.
+    ``async_copy``: copies to shared memory need no registers, so several stages stay there. ``warp_group``: four warps together
+    multiply 64 rows from shared memory (wgmma, tcgen05). Rates are per multiprocessor, from the vendors' datasheets: 16-bit
+    multiply-adds and float32 FMAs in TFLOP/s, memory and L2 in GB/s. They only order configs.
     """
 
     async_copy: bool

@@ -44,7 +44,6 @@ class Artifacts:
         return str(path) if present(path) else None
 
     def has_file(self, filename: str) -> bool:
-        """Return True if ``get_file`` finds the file."""
         return self.get_file(filename) is not None
 
     def put(self, data: object, filename: str, binary: bool = True) -> str:  # noqa: ARG002 - the type of the data decides
@@ -58,7 +57,6 @@ class Artifacts:
         return str(path)
 
     def put_group(self, filename: str, group: Mapping[str, str]) -> str:
-        """Write the list of a kernel's files."""
         return self.put(json.dumps({name: _digest(Path(path)) for name, path in group.items()}), f"__grp__{filename}")
 
     def get_group(self, filename: str) -> dict[str, str] | None:

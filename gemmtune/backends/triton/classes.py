@@ -26,8 +26,7 @@ def divisor(value: int, limit: int = ALIGNED_BYTES) -> int:
 class IntClass:
     """Properties of one size or stride that the compiler knows.
 
-    ``constant`` is the value if the kernel hard-codes it, else None. ``divisor`` is a power of two that divides the value. ``wide``
-    is true if the value needs 64 bits.
+    ``constant`` is a hard-coded value or None, ``divisor`` a power of two, and ``wide`` marks a value of 64 bits.
     """
 
     constant: int | None = None
@@ -88,10 +87,7 @@ class OperandClass:
         return None
 
     def vector_bytes(self, mask_alignment: int) -> int:
-        """Return the widest legal access in bytes along the contiguous dimension, at least one element.
-
-        Both the addresses and the mask limit the width. The mask's bounds are multiples of ``mask_alignment`` elements.
-        """
+        """Return the widest legal access along the contiguous dimension, in bytes, for mask bounds of ``mask_alignment``."""
         itemsize, dim = self.dtype.itemsize, self.contiguous_dim
         if dim is None:
             return itemsize
@@ -100,10 +96,7 @@ class OperandClass:
 
 
 def strides_of(layout: Layout, shape: tuple[int, int, int]) -> tuple[int, int, int]:
-    """Return the strides along (batch, row, column) of a layout broadcast to ``shape``.
-
-    A stride that no index multiplies stays 1 if it is 1, else it becomes 0.
-    """
+    """Return the strides (batch, row, column) of a layout broadcast to ``shape``, 0 (or still 1) where no index multiplies."""
     full = layout.expanded(shape)
     values = tuple(s if n != 1 or s == 1 else 0 for n, s in zip(full.size, full.stride, strict=True))
     return values[0], values[1], values[2]

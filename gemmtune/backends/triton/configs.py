@@ -1,7 +1,4 @@
-"""Configs of the mm template: the parameters of one instance, the pool of candidates, and the geometry of a launch.
-
-This module is pure. It needs neither a GPU nor Triton.
-"""
+"""Configs of the mm template: the parameters of one instance, the pool of candidates, and the geometry of a launch."""
 
 from __future__ import annotations
 
@@ -19,10 +16,9 @@ from ...problem import Problem
 class Config:
     """Parameters of one instance of the mm template.
 
-    A program computes a tile of ``block_m`` × ``block_n`` elements with ``warps`` warps. Each step covers ``block_k`` elements of
-    K. ``stages`` is Triton's num_stages. Programs are ordered in groups of ``group_m`` tile rows. ``split_k`` programs share the
-    sum of one tile. With ``pdl`` the launch may overlap the end of the previous kernel (programmatic dependent launch, sm90 and
-    newer).
+    A program computes a tile of ``block_m`` × ``block_n`` with ``warps`` warps, ``block_k`` elements of K per step. ``stages`` is
+    num_stages. Tile rows are ordered in groups of ``group_m``. ``split_k`` programs share a tile's sum. ``pdl``: the launch may
+    overlap the end of the previous kernel (programmatic dependent launch, sm90 and newer).
     """
 
     block_m: int
@@ -61,7 +57,6 @@ class Config:
 
     @property
     def tile(self) -> tuple[int, int]:
-        """Rows and columns of a tile: (block_m, block_n)."""
         return (self.block_m, self.block_n)
 
 
@@ -98,19 +93,13 @@ def pool() -> tuple[Config, ...]:
 
 
 def splits_for(tiles: int, multiprocessors: int) -> tuple[int, ...]:
-    """Return the numbers of splits worth trying, always with 1.
-
-    The others give a good part of the device work and stay below ``MOST_WAVES`` programs per multiprocessor.
-    """
+    """Return 1 and the numbers of splits that occupy much of the device with at most ``MOST_WAVES`` programs per multiprocessor."""
     least, most = multiprocessors // LEAST_SHARE, MOST_WAVES * multiprocessors
     return tuple(s for s in SPLITS if s == 1 or (least <= tiles * s <= most) or s == SPLITS[-1] <= most // tiles)
 
 
 def unalike(configs: Iterable[Config], count: int | None, most: int) -> list[Config]:
-    """Return the first ``count`` configs, with at most ``most`` that differ only in stages or other minor options.
-
-    None as ``count`` returns all configs.
-    """
+    """Return the first ``count`` configs (None: all), at most ``most`` of which differ only in stages or other minor options."""
     if count is None:
         return list(configs)
     chosen: list[Config] = []
@@ -152,7 +141,6 @@ class Geometry:
 
     @property
     def grid(self) -> tuple[int, int, int]:
-        """Grid of the launch as (x, y, z)."""
         return (self.tiles, self.splits, 1) if self.programs is None else (self.programs, 1, 1)
 
 
@@ -167,10 +155,7 @@ def blocks_along_k(problem: Problem, block_k: int) -> int:
 
 
 def geometry(problem: Problem, config: Config) -> Geometry:
-    """Return the launch geometry of ``config`` on ``problem``.
-
-    No split is empty: if K has too few blocks, fewer splits are launched.
-    """
+    """Return the launch geometry of ``config`` on ``problem``, with fewer splits if K has too few blocks for all."""
     blocks = max(blocks_along_k(problem, config.block_k), 1)
     blocks_per_split = -(-blocks // config.split_k)
     splits = -(-blocks // blocks_per_split)

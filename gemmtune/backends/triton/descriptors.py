@@ -42,10 +42,7 @@ def describable(layout: Layout) -> bool:
 
 
 def stacked(layout: Layout) -> Layout | None:
-    """Return the matrices of a batch as one matrix; None if there are gaps.
-
-    The matrices are stacked below each other, or next to each other if they are transposed.
-    """
+    """Return the matrices of a batch stacked below, or if transposed next to, each other as one matrix; None if there are gaps."""
     (count, rows, cols), (between, row, col) = layout.size, layout.stride
     dense = count == 1 or between == (col * cols if is_transposed(layout) else row * rows)
     size, stride = ((rows, count * cols) if is_transposed(layout) else (count * rows, cols)), (row, col)
@@ -94,7 +91,6 @@ class Address:
         self.dtype = dtype
 
     def data_ptr(self) -> int:
-        """Return the address."""
         return self._address
 
 

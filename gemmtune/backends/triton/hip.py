@@ -28,9 +28,8 @@ XF32_K = 8
 class HipConfig(Config):
     """Config with the options that Triton has only for HIP.
 
-    ``matrix_instr_nonkdim`` is the side of the matrix instruction's result. ``kpack`` is the number of operands that a thread reads
-    from LDS together. ``waves_per_eu`` is the number of waves per SIMD that the compiler leaves registers for; 0 lets the compiler
-    decide.
+    ``matrix_instr_nonkdim`` is the side of an instruction's result, ``kpack`` the operands that a thread reads from LDS together,
+    ``waves_per_eu`` the waves per SIMD that registers are left for; 0 lets the compiler decide.
     """
 
     matrix_instr_nonkdim: int = 16
@@ -39,12 +38,10 @@ class HipConfig(Config):
 
     @property
     def variant(self) -> str:
-        """Suffix of the config's name for these options."""
         return f"_m{self.matrix_instr_nonkdim}_p{self.kpack}" + (f"_e{self.waves_per_eu}" if self.waves_per_eu else "")
 
     @property
     def compile_options(self) -> Mapping[str, int]:
-        """Options for the compiler, in addition to stages and warps."""
         return {"matrix_instr_nonkdim": self.matrix_instr_nonkdim, "kpack": self.kpack, "waves_per_eu": self.waves_per_eu}
 
 
@@ -60,17 +57,13 @@ WAVE, SIMDS, ALL_REGISTERS = 64, 4, 512
 OTHER_REGISTERS = 32
 """Registers for addresses, masks and counters."""
 MOST_SHARE, MOST_SHARE_OF_WAVES, MOST_SHARE_OF_ONE = 0.975, 0.8, 0.88
-"""Maximum share of the available registers that an estimate may use.
-
-The compiler spills sooner if it leaves registers for several waves. So it does for a block of one warp, which has many loads.
-"""
+"""Maximum share of the available registers in an estimate. Several waves and one warp with many loads spill sooner."""
 MASKED = 3 / 8
 """Extra registers for each register of a load whose last block along K is partial."""
 CROWDED = 3 / 8
 """Extra registers for each sum if sums fill half of the registers and instructions use several contiguous ones.
 
-That holds for instructions of 32 rows and columns, or of 32- and 64-bit numbers. The compiler then finds no contiguous room for all
-of them.
+That holds for instructions of 32 rows and columns, or of 32- and 64-bit numbers.
 """
 CONVERTED = 1.5
 """Registers of a number that is converted after its load."""
@@ -122,10 +115,7 @@ def why_not_on_hip(config: Config, product: torch.dtype, *, tf32: bool) -> str |
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Read:
-    """Path of an operand to the matrix instructions: ``block`` rows of a, or columns of b, in accesses of ``width`` bytes.
-
-    ``number_bytes`` is the size of a number in memory. ``converted`` is true if it is converted after the load.
-    """
+    """Path of an operand to the matrix instructions: ``block`` rows of a, or columns of b, in accesses of ``width`` bytes."""
 
     block: int
     along_k: bool
@@ -181,10 +171,7 @@ def _loaded(read: Read, config: Config, *, masked: bool, exchanged: bool, transp
 
 
 def most_hip_registers(config: Config) -> int:
-    """Return the maximum registers of a thread: a SIMD's 512, divided by its waves.
-
-    The number of waves is that of a block, or ``waves_per_eu`` if larger.
-    """
+    """Return the maximum registers of a thread: a SIMD's 512 by the waves of a block, or ``waves_per_eu`` if larger."""
     waves = -(-config.warps // SIMDS)
     return ALL_REGISTERS // max(waves, config.waves_per_eu if isinstance(config, HipConfig) else 0)
 
@@ -197,10 +184,7 @@ def why_too_many_registers(need: int, config: Config) -> str | None:
 
 
 def with_modes(configs: Iterable[Config], count: int | None, legal: Callable[[Config], bool]) -> list[Config]:
-    """Return half of ``count`` from ``configs`` unchanged, and half with the other modes in rotation.
-
-    None as ``count`` returns all configs with all modes.
-    """
+    """Return half of ``count`` from ``configs``, and half with the other modes in rotation. None: all configs with all modes."""
     given, turns = list(configs), MODES[1:]
     kept = given if count is None else given[: -(-count // 2)]
     others: list[Config] = []

@@ -33,10 +33,7 @@ from .workspace import Buffers
 
 @dataclass(frozen=True, kw_only=True)
 class KernelsChoice(CompiledChoice):
-    """Base of choices that run our own Triton kernels.
-
-    With ``from_ptx``, ``load`` uses the PTX on a GPU newer than the compilation target.
-    """
+    """Base of choices that run our own Triton kernels. ``from_ptx``: load the PTX, on a GPU newer than the target."""
 
     from_ptx: bool = field(default=False, repr=False)
 
@@ -47,10 +44,7 @@ class KernelsChoice(CompiledChoice):
 
     @property
     def compile_key(self) -> str | None:
-        """Cache key, equal for all shapes of one alignment class.
-
-        Sizes, strides, group size and number of splits are arguments of the launch.
-        """
+        """Cache key, equal for a whole alignment class: sizes, strides, group size and splits are arguments of the launch."""
         target = self.kernels[0].target
         keys = "-then-".join(kernel.key for kernel in self.kernels)
         return None if target is None else f"triton-{keys}-{target.backend}{target.arch}"
@@ -67,41 +61,28 @@ class KernelsChoice(CompiledChoice):
 
     @property
     def arch(self) -> str:
-        """Name of the target architecture."""
         target = self.kernels[0].target
         if target is None:
             raise UnavailableError(f"{self.name} runs in the interpreter: it is compiled for no GPU")
         return target.name
 
     def forward(self) -> Self:
-        """Return the same choice with ``from_ptx``."""
         return dataclasses.replace(self, from_ptx=True)
 
     def compile(self) -> None:
-        """Fill Triton's artifact cache below our cache folder. Needs no GPU.
-
-        Raises:
-            CompileError: Triton or ptxas refused a source.
-        """
+        """Fill Triton's artifact cache below our cache folder, without a GPU. Raises CompileError if a source is refused."""
         for kernel in self.kernels:
             if kernel.target is not None:
                 kernel.compile()
 
     def load(self) -> tuple[Any, ...]:
-        """Return the kernels on the current device, or the functions that the interpreter runs.
-
-        Raises the errors of ``Compilation.load``.
-        """
+        """Return the kernels on the current device, or the interpreter's functions. Raises as ``Compilation.load``."""
         return tuple(kernel.load(from_ptx=self.from_ptx) for kernel in self.kernels)
 
 
 @dataclass(frozen=True, kw_only=True)
 class KernelChoice(KernelsChoice):
-    """One multiplying kernel with one config.
-
-    It is compiled for ``target``, or run by the interpreter on the CPU if that is None. Each kernel family is a subclass with its
-    template and its differences from the mm template.
-    """
+    """One multiplying kernel with one config. Families are subclasses. The interpreter runs it if ``target`` is None."""
 
     family: ClassVar[str]
     """Name of the template in choice names and in ``info``."""
@@ -141,10 +122,7 @@ class KernelChoice(KernelsChoice):
 
     @classmethod
     def why_not(cls, problem: Problem, device: DeviceInfo, config: Config) -> str | None:
-        """Return why ``config`` may not run the problem, or None: the legality predicate of the family.
-
-        ``check_problem`` must have accepted the problem.
-        """
+        """Return why ``config`` may not run a problem that ``check_problem`` accepts, or None: the family's legality predicate."""
         return Predicate(problem, device).check(config)
 
     def at(self, problem: Problem, device: DeviceInfo) -> Self | str:
@@ -190,7 +168,6 @@ class KernelChoice(KernelsChoice):
 
     @property
     def spec(self) -> KernelSpec:
-        """Spec that the source depends on."""
         capability = int(self.target.arch) if self.target is not None and self.target.backend == "cuda" else 0
         spec = specialise(
             self.problem, self.config, interpret=self.target is None, dependent=can_overlap(capability), capability=capability
@@ -222,13 +199,11 @@ class KernelChoice(KernelsChoice):
 
     @functools.cached_property
     def source(self) -> Source:
-        """Rendered source of the kernel."""
         values, blocks = tuple(self.values.items()), tuple(self.blocks.items())
         return render_source(self.spec, self.template, values=values, preamble=self.preamble, described=blocks)
 
     @functools.cached_property
     def kernels(self) -> tuple[Compilation, ...]:
-        """The single kernel of this choice."""
         stages, warps = self.config.stages, self.config.warps
         options = tuple(self.config.compile_options.items())
         return (Compilation(name=self.name, source=self.source, stages=stages, warps=warps, target=self.target, options=options),)
@@ -238,7 +213,6 @@ class KernelChoice(KernelsChoice):
         return expected_of(Predicate(self.problem, device), self.config)
 
     def artifacts(self, device: DeviceInfo) -> tuple[Artifact, ...]:
-        """Return the artifact of the single kernel."""
         return (artifact(self.kernels[0].compile(), self.expected(device)),)
 
     @functools.cached_property

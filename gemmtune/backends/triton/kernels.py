@@ -142,9 +142,7 @@ class Compilation:
     def compile(self) -> Any:
         """Return Triton's CompiledKernel, compiled or from its cache below our cache folder. Touches no GPU.
 
-        Raises:
-            CompileError: Triton or ptxas refused the source.
-            UnavailableError: the interpreter runs the kernel, so nothing is compiled.
+        Raises CompileError if Triton or ptxas refuses the source, UnavailableError if the interpreter runs the kernel.
         """
         if self.target is None:
             raise UnavailableError(f"{self.name} runs in the interpreter: there is no compiled kernel")
@@ -168,9 +166,7 @@ class Compilation:
     def load(self, *, from_ptx: bool) -> Any:
         """Return the kernel on the current device, compiled if necessary, or the function that the interpreter runs.
 
-        Raises:
-            CompileError: the compiler refused a kernel that was not compiled yet.
-            UnavailableError: ``from_ptx`` is set, but the PTX only serves its own architecture.
+        Raises CompileError if the compiler refuses, UnavailableError for ``from_ptx`` and PTX of one architecture only.
         """
         if self.target is None:
             return self.function()
@@ -205,22 +201,14 @@ def load_driver_module(folder: str) -> None:
 
 
 def keep_driver_module(folder: Path) -> None:
-    """Put that module into a cache folder. A new process does it: Triton loads one in each process, from any of its folders.
-
-    Raises:
-        CompileError: it cannot be compiled.
-    """
+    """Put that module into a cache folder by a new process, because each loads it once. Raises CompileError if that fails."""
     done = subprocess.run([sys.executable, "-c", DRIVER, str(folder)], capture_output=True, text=True, check=False)
     if done.returncode:
         raise CompileError("Triton's driver module", done.stderr.strip().rpartition("\n")[2])
 
 
 def assembly(compiled: Any) -> str:
-    """Return the PTX of a compiled kernel, or its amdgcn for HIP.
-
-    Raises:
-        UnavailableError: Triton did not keep it.
-    """
+    """Return the PTX of a compiled kernel, or its amdgcn for HIP. Raises UnavailableError if Triton did not keep it."""
     kind = "ptx" if compiled.metadata.target.backend == "cuda" else "amdgcn"
     if kind not in compiled.asm:
         raise UnavailableError(
@@ -233,10 +221,8 @@ def assembly(compiled: Any) -> str:
 def use_ptx(compiled: Any) -> None:
     """Make ``initialise`` load the PTX of a kernel that is not loaded yet. The driver translates it for the current GPU.
 
-    Registers and spills then come from that translation. Warps and shared memory stay those of the compilation.
-
-    Raises:
-        UnavailableError: only the architecture itself runs this PTX (``sm_90a``), or there is no PTX.
+    Registers and spills then come from that translation, warps and shared memory from the compilation. Raises UnavailableError if
+    there is no PTX, or only the architecture itself runs it (``sm_90a``).
     """
     text = assembly(compiled)
     target = re.search(r"^\.target\s+(sm_\d+\w*)", text, re.MULTILINE)

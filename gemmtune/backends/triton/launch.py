@@ -1,7 +1,6 @@
 """Launch of a compiled kernel with minimal host work in Python.
 
-A ``Record`` holds everything that is constant between calls: grid, sizes, strides. Pointers are passed as integers, which Triton's
-launcher accepts. Some operands may be tensor descriptors, built from their addresses.
+A ``Record`` holds everything that is constant between calls. Pointers are passed as integers, some as tensor descriptors.
 """
 
 from __future__ import annotations
@@ -84,10 +83,7 @@ def takes_encoded(compiled: Any, call: Launcher) -> Launcher | None:
 
 
 def bind(loaded: Any, record: Record, *, interpret: bool) -> Kernel:
-    """Bind the kernel to the current GPU, which must also be the current device at each call.
-
-    With ``interpret`` the result is a function on the CPU, in Triton's interpreter.
-    """
+    """Bind to the current GPU, which stays the current device, or with ``interpret`` to Triton's interpreter on the CPU."""
     if interpret:
         return Kernel(run=_interpreted(loaded, record))
     device = torch.cuda.current_device()
@@ -115,10 +111,9 @@ def _compiled(loaded: Any, record: Record, device: int, acquire: Acquire | None)
 
 
 def prepared(loaded: Any, record: Record, acquire: Acquire | None) -> DriverLaunch | None:
-    """Return the launch as plain data for the current device.
+    """Return the launch as plain data for the current device. None: Triton's launcher does more, or may do more.
 
-    None means that Triton's launcher does more, or may do more. The parameters are the kernel's arguments, then the addresses of
-    two memories that Triton may use; they are null here.
+    The parameters are the kernel's arguments, then the addresses of two memories that Triton may use, null here.
     """
     if not torch.cuda.is_available() or launcher_of(loaded, record.grid).function is loaded.run:
         return None

@@ -1,8 +1,4 @@
-"""Legality predicate: may a config be offered for a problem on a device? It decides before anything is compiled.
-
-The shared-memory model follows the allocations of Triton's pipeliner. It is a close upper bound, which tests compare with real
-kernels.
-"""
+"""Legality predicate, before anything is compiled. Its shared memory is an upper bound close to that of Triton's pipeliner."""
 
 from __future__ import annotations
 
@@ -70,10 +66,7 @@ def check_problem(problem: Problem, device: DeviceInfo) -> str | None:
 
 
 class Predicate:
-    """Legality and resources of configs for one problem on one device.
-
-    Facts of the problem are computed once. ``check_problem`` must have found nothing.
-    """
+    """Legality and resources of configs for one problem, which ``check_problem`` accepts, on one device."""
 
     dots = 1
     """Products of blocks in one step of the loop."""
@@ -145,10 +138,7 @@ class Predicate:
         return None
 
     def check_split(self, config: Config) -> str | None:
-        """Return why K cannot be split this way, or None.
-
-        This completes ``check`` for a config that is legal without splits: splits change no resource.
-        """
+        """Return why K cannot be split this way, or None. This completes ``check``, because splits change no resource."""
         problem = self.split_problem
         if config.split_k == 1:
             return None
@@ -251,10 +241,7 @@ class Predicate:
         return total
 
     def step_registers(self, config: Config, how: str, sums: int) -> int:
-        """Return the registers for the sum of one step, in addition to the tile's sum.
-
-        A warp group that promotes its own sums holds 64 rows of them at a time.
-        """
+        """Return the registers for the sum of one step. A warp group that promotes its own sums holds 64 rows of them at a time."""
         if self.quantized is not None and self.quantized.fresh:
             return sums
         if self.quantized is not None and self.quantized.imprecise is not None and how == "warp_group":

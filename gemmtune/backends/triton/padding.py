@@ -38,10 +38,7 @@ Kernels = Callable[[Problem], Sequence[KernelChoice]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Copy:
-    """One operand to copy, from ``source`` to the row-major block [batch, rows, cols] (or its transpose) in ``target``.
-
-    ``transposed`` is true if the operand's columns are the block's rows.
-    """
+    """One operand to copy from ``source`` to the row-major block [batch, rows, cols] in ``target``, or its transpose there."""
 
     letter: str
     source: Layout
@@ -90,10 +87,7 @@ class Copy:
 
 @functools.lru_cache(maxsize=1024)
 def copy_source(copies: tuple[Copy, ...], *, dependent: bool) -> Source:
-    """Return the copying kernel for these operands. Sizes and strides are arguments; the tile and unit strides are in the text.
-
-    ``dependent``: the kernel itself waits for the previous kernel.
-    """
+    """Return the copying kernel, with tile and unit strides in its text. ``dependent``: it waits for the previous kernel."""
     shapes = [(c.letter, *c.tile, c.constants[-1] == 1) for c in copies]
     text = template(PACKAGE, "pad.py.jinja").render(operands=shapes, dependent=dependent)
     kind = f"*{SIGNATURE_DTYPES[copies[0].source.dtype]}"

@@ -73,10 +73,7 @@ def product_by_parts(a, b):
     step = tl.dot(a_high, b_middle, step{ieee})
     return tl.dot(a_high, b_high, step{ieee})
 """
-"""Kernel functions that split and multiply.
-
-The interpreter computes in numpy, which has no bfloat16. There the parts stay float32 with eight bits, and products are exact.
-"""
+"""Kernel functions that split and multiply. In the interpreter, parts stay float32 with eight bits: numpy has no bfloat16."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,10 +85,7 @@ class PartsChoice(KernelChoice):
 
     @classmethod
     def claimed(cls, problem: Problem, where: Geometry) -> Claims:
-        """Return claims for six products of parts.
-
-        Parts below the smallest bfloat16 are lost, and subnormal numbers are lost on some tensor cores.
-        """
+        """Return claims for six products of parts. Some tensor cores lose subnormal numbers, and all lose the tiniest parts."""
         claims = super().claimed(problem, where)
         return dataclasses.replace(claims, input_mode="parts", flush_subnormals=True)
 
@@ -108,25 +102,21 @@ class PartsChoice(KernelChoice):
 
     @classmethod
     def why_not(cls, problem: Problem, device: DeviceInfo, config: Config) -> str | None:
-        """Return why parts or this config may not run the problem, or None."""
         predicate = PartsPredicate(problem, device)
         return why_not_parts(problem, device) or predicate.check(config) or predicate.check_steps(config)
 
     @property
     def values(self) -> Mapping[str, Any]:
-        """Template values; the loop multiplies parts."""
         return {"parts": True}
 
     @property
     def preamble(self) -> str:
-        """Functions that the loop calls."""
         interpreted = self.target is None
         names = ("high", "middle", "rest - middle")
         high, middle, low = names if interpreted else [f"({name}).to(tl.bfloat16)" for name in names]
         return PREAMBLE.format(high=high, middle=middle, low=low, ieee=', input_precision="ieee"' if interpreted else "")
 
     def expected(self, device: DeviceInfo) -> Expected:
-        """Return the predictions of the parts predicate."""
         return expected_of(PartsPredicate(self.problem, device), self.config)
 
 
@@ -141,7 +131,6 @@ class PartsPredicate(Predicate):
         self.product = torch.bfloat16
 
     def check(self, config: Config) -> str | None:
-        """Return why ``config`` may not be offered, or None."""
         if self.arch.warp_group and self.device.capability >= TENSOR_MEMORY:
             return f"{self.device.arch}: Triton's code for parts does not use tcgen05, the multiply instruction there"
         if config.block_k > MOST_TERMS:
@@ -157,10 +146,6 @@ class PartsPredicate(Predicate):
     def check_steps(self, config: Config) -> str | None:
         """Return why the steps of a split may not go into its sum one by one, or None."""
         return why_not_one_by_one(self.problem, self.device, self.terms(config))
-
-    def least_splits(self, config: Config) -> int:
-        """Return the fewest splits with which a config is as exact as torch."""
-        return next((s for s in SPLITS if self.check_steps(dataclasses.replace(config, split_k=s)) is None), SPLITS[-1])
 
     def _smem_bytes(self, config: Config, how: str, staging: tuple[Staging, Staging]) -> int:
         """Return the shared memory: stages of float32, as for mma, and for a warp group the parts of b that it reads there."""
@@ -200,6 +185,7 @@ def _configs(problem: Problem, device: DeviceInfo, count: int | None) -> tuple[C
         if predicate.check(config) is None:
             need = predicate.resources(config)
             candidates = splits_for(tiles_of(problem, config), device.sm_count)
-            splits = (dataclasses.replace(config, split_k=s) for s in {*candidates, predicate.least_splits(config)})
+            exact = (s for s in SPLITS if predicate.check_steps(dataclasses.replace(config, split_k=s)) is None)
+            splits = (dataclasses.replace(config, split_k=s) for s in {*candidates, next(exact, SPLITS[-1])})
             legal += [(split, need) for split in splits if not (predicate.check_split(split) or predicate.check_steps(split))]
     return tuple(select(predicate, legal, count)) if legal else ()

@@ -210,11 +210,7 @@ def why_not_config(problem: Problem, device: DeviceInfo, config: Config) -> str 
 
 
 def persistent_resources(problem: Problem, device: DeviceInfo, config: Config) -> Resources:
-    """Return an upper bound of the shared memory and an estimate of one thread's registers.
-
-    The shared memory holds all stages, barriers, and a tile. The tile is on its way out, or an epilogue operand on its way to the
-    sum's layout.
-    """
+    """Return an upper bound of the shared memory (stages, barriers, a tile or an epilogue operand) and an estimate of registers."""
     stages = config.stages * ((config.block_m + config.block_n) * config.block_k * problem.dtype.itemsize + BARRIER_BYTES)
     whole = config.block_m * config.block_n
     stored = whole // 2 if halved(config) else whole

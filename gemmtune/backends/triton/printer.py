@@ -47,24 +47,17 @@ def _tanh_series(terms: int) -> list[float]:
 
 TANH_SERIES = _tanh_series(14)
 TANH_SERIES_REACH = 0.3
-"""Largest |x| for which the interpreter's tanh uses the series.
-
-Up to here the next term is below float64's rounding; above, the closed form has no cancellation.
-"""
+"""Largest |x| for which the interpreter's tanh uses the series: the next term is below float64's rounding."""
 _HALF = (torch.float16, torch.bfloat16)
 _COMPARISONS = {"lt": "<", "le": "<=", "gt": ">", "ge": ">=", "eq": "==", "ne": "!="}
 _INFIX = {"add": "+", "sub": "-", "mul": "*"}
 
 
 def print_epilogue(epilogue: Epilogue, acc: str, operands: Sequence[str], result: str, *, interpret: bool = False) -> list[str]:
-    """Return statements that leave the value of the last node in ``result``.
+    """Return statements that leave the value of the last node in ``result``. Raises EpilogueError if one has no Triton form.
 
-    ``acc`` names the accumulator, and ``operands`` names the loaded extra operands, each in its own dtype. A node of a 16-bit dtype
-    is computed in float32 and rounded. NaN propagates as in torch: each comparison is false exactly where torch keeps the NaN.
-    ``interpret`` avoids device libraries, which the interpreter cannot call.
-
-    Raises:
-        EpilogueError: an operation has no Triton form.
+    ``acc`` and ``operands`` name the accumulator and the loaded operands, in their dtypes. 16-bit nodes are computed in float32 and
+    rounded. NaN propagates as in torch: each comparison is false where torch keeps the NaN. ``interpret`` avoids device libraries.
     """
     names: list[str] = []
     lines: list[str] = []
@@ -173,10 +166,7 @@ class _Printer:
         return self.nodes[arg.index].dtype if isinstance(arg, Ref) else torch.bool if isinstance(arg, bool) else torch.float32
 
     def _value(self, arg: Arg, dtype: torch.dtype, *, rounded: bool = False) -> str:
-        """Return an argument in ``dtype``.
-
-        ``rounded`` rounds Python numbers to ``dtype`` even if arithmetic would keep them exact.
-        """
+        """Return an argument in ``dtype``, with Python numbers ``rounded`` to it even if arithmetic would keep them exact."""
         wide = torch.float32 if dtype in _HALF else dtype
         if isinstance(arg, Ref):
             name = self.names[arg.index]

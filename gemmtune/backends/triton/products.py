@@ -25,10 +25,7 @@ def e4m3_value(bits):
 def e5m2_value(bits):
     return (bits.to(tl.uint16) << 8).to(tl.float16, bitcast=True)
 """
-"""Kernel helpers for 8-bit floats passed as bytes.
-
-e4m3fn fits float16's significand, with a narrower exponent whose bias is smaller by 8. e5m2 is the upper half of a float16.
-"""
+"""Kernel helpers for 8-bit floats as bytes. e4m3fn fits float16 (bias smaller by 8), and e5m2 is its upper half."""
 
 
 ScaleStride = Callable[[ScaleClass, int], str]
@@ -59,10 +56,7 @@ def scale_load(stride_of: ScaleStride, scale: ScaleClass, rows: str, cols: str, 
 
 
 def product(spec: KernelSpec, stride_of: ScaleStride, *, swap: bool = False) -> list[str]:
-    """Return the statements that add the product of the loaded ``a_block`` and ``b_block``, starting at ``k0``, to ``acc``.
-
-    With ``swap`` they add the transposed product.
-    """
+    """Return the statements that add the product of the loaded blocks at ``k0``, or with ``swap`` its transpose, to ``acc``."""
     quantized = spec.quantized
     assert quantized is not None
     acc = TRITON_DTYPES[spec.accumulator]
@@ -105,10 +99,7 @@ def _numbers(quantized: Quantized, spec: KernelSpec) -> Iterator[str]:
 
 
 def _weights(quantized: Quantized, spec: KernelSpec, stride_of: ScaleStride) -> Iterator[str]:
-    """Yield statements that turn weights of mixed_mm into numbers of a's type.
-
-    They subtract zero points and apply scales that change along K.
-    """
+    """Yield statements that turn weights into numbers of a's type, with zero points and the scales that change along K."""
     if not OPERATIONS[quantized.op].widens_b:
         return
     scales = sorted(quantized.on_weights, key=lambda scale: scale.name != "zero_b")

@@ -27,10 +27,7 @@ ScaleName = Literal["scale_a", "scale_b", "zero_b"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScaleClass:
-    """Scale or zero point: one element for each ``block`` (rows, columns) of an operand.
-
-    ``strides`` are along rows and columns of blocks, the constant 0 along a dimension with a single block.
-    """
+    """Scale or zero point: one element per ``block`` (rows, columns) of an operand, with constant stride 0 along a single one."""
 
     name: ScaleName
     dtype: torch.dtype
@@ -90,15 +87,11 @@ class Quantized:
     fresh: bool
 
     def scale(self, name: ScaleName) -> ScaleClass | None:
-        """Return the scale with this name, or None."""
         return next((scale for scale in self.scales if scale.name == name), None)
 
     @property
     def on_weights(self) -> tuple[ScaleClass, ...]:
-        """Scales applied to b before the multiplication.
-
-        These are zero points and, for weights of 16-bit floats or wider, scales that change along K.
-        """
+        """Scales applied to b before the multiplication: zero points and, for wider weights, scales that change along K."""
         if not OPERATIONS[self.op].widens_b:
             return ()
         return tuple(scale for scale in self.scales if scale.name == "zero_b" or scale.along_k)

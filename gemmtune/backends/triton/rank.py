@@ -71,10 +71,7 @@ def _smooth_max(x: float, y: float) -> float:
 
 
 def loop_step_us(predicate: Predicate, config: Config, *, sustained: float = 1.0) -> float:
-    """Return the time of one loop step's products on an otherwise idle multiprocessor.
-
-    ``sustained`` is the share of the peak rate.
-    """
+    """Return the time of one loop step's products on an otherwise idle multiprocessor, at a ``sustained`` share of the peak."""
     arch, how = predicate.arch, predicate.instruction(config)
     itemsize = predicate.product.itemsize
     flops = 2.0 * config.block_m * config.block_n * config.block_k * predicate.dots
@@ -98,10 +95,7 @@ STORE_US = 0.5
 
 
 def _memory_us(predicate: Predicate, config: Config, *, resident: float, tiles: int) -> float:
-    """Return the time of the traffic, limited by the copies in flight.
-
-    Memory moves each distinct byte once; L2 moves all bytes of all tiles.
-    """
+    """Return the time of the traffic, limited by the copies in flight. Memory moves distinct bytes once, L2 those of all tiles."""
     problem, device, arch = predicate.problem, predicate.device, predicate.arch
     a_bytes, b_bytes = predicate.number_bytes
     row_pair_bytes = config.block_m * a_bytes + config.block_n * b_bytes

@@ -48,10 +48,7 @@ def record_of(
     buffers: Buffers,
     behind: Sequence[str] = (),
 ) -> Record:
-    """Return the launch of a kernel with these arguments for ``problem``, with the geometry ``where``.
-
-    ``behind`` names further tensors that follow the tensors of a call.
-    """
+    """Return the launch of a kernel for ``problem``. ``behind`` names further tensors that follow the tensors of a call."""
     extra = (f"x{i}" for i in range(len(problem.epilogue.operands if problem.epilogue else ())))
     names = ("out", *(role for role, _ in problem.operands), *extra, *behind, *BUFFERS)
     operands: list[tuple[int, Description | None]] = []
@@ -101,8 +98,7 @@ def operand_number(place: int) -> int:
 def launch_record(record: Record, metadata: Any) -> toolchain_record.Record:
     """Return the launch in the driver's form; ``metadata`` is Triton's.
 
-    Each parameter has a slot of 8 bytes, and the kernel reads the bytes of its type. All descriptors come before the slots. The
-    sizes and strides of a descriptor follow it.
+    Descriptors come first, then a slot of 8 bytes for each parameter. The sizes and strides of a descriptor follow it.
     """
     first = toolchain_record.MAP_BYTES * sum(how is not None for _, how in record.operands)
     slots: list[int] = []

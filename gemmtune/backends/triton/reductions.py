@@ -12,10 +12,7 @@ from .quantized import Quantized, quantized_of
 def summed_by_steps(
     problem: Problem, where: Geometry, config: Config, device: DeviceInfo, *, promoted_every: int | None = None, own: str = ""
 ) -> Reduction | None:
-    """Return the reduction of a kernel that adds the product of each step to one sum, or to one for each split.
-
-    Splits are added in rising order, from a certain number on in groups. None: two products are split as one.
-    """
+    """Return the reduction of a sum of steps, or of one per split, added in rising order, many in groups. None: unknown."""
     if where.splits > 1 and problem.c is not None:
         return None
     lengths = parts_of(problem.k, where.k_per_split) if where.splits > 1 else ()

@@ -28,10 +28,7 @@ class Resources:
 
 
 def most_fma_elements(problem: Problem, config: Config) -> int:
-    """Return the most accumulators per thread for which an FMA kernel keeps its fragments in registers.
-
-    The limits come from compiling for every architecture.
-    """
+    """Return the most accumulators per thread with which an FMA kernel, on every architecture, keeps fragments in registers."""
     if config.block_k > 32:
         return 0
     if problem.dtype.itemsize <= 2 or problem.widens_b:

@@ -1,7 +1,6 @@
-"""Products whose programs sum parts of K one after the other, with the bits of a kernel that splits K.
+"""Products whose programs sum parts of K one after the other, with the bits of split-K.
 
-Split-K divides the parts among programs, which pays if there are few tiles. With many tiles this kernel gives the same bits without
-partial sums in memory. Both belong to one reduction class.
+With many tiles this needs no partial sums in memory. Both kernels belong to one reduction class.
 """
 
 from __future__ import annotations
@@ -43,7 +42,6 @@ class RunsConfig(Config):
 
     @property
     def variant(self) -> str:
-        """Suffix of the config's name: the number of parts."""
         return f"_r{self.runs}"
 
     @property
@@ -93,7 +91,6 @@ class RunsChoice(InRuns):
 
     @classmethod
     def why_not(cls, problem: Problem, device: DeviceInfo, config: Config) -> str | None:
-        """Return why the template or this config may not run the problem, or None."""
         assert isinstance(config, RunsConfig)
         reason = why_not_dense(problem) or Predicate(problem, device).check(dataclasses.replace(config, runs=1))
         return reason or why_not_in_runs(problem, config)

@@ -122,7 +122,6 @@ class Writer:
         return template(PACKAGE, file_name).render(**self.hooks, **self.values).removesuffix("\n")
 
     def pointer(self, name: str) -> str:
-        """Return the name of an operand's pointer."""
         return self._pointers[name].name
 
     def of_columns(self, name: ScaleName, k: str) -> str:

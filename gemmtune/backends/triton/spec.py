@@ -22,10 +22,9 @@ ASYNC_BYTES = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Edge:
-    """Read mode of a tile that hangs over the edge of M or N.
+    """Read mode of a tile that hangs over the edge of M or N: ``mask`` reads zeros, ``clamp`` the last row or column again.
 
-    ``mask`` reads zeros; ``clamp`` reads the last row or column again. Clamping is free in the loop but breaks up the contiguous
-    dimension. It also fetches one row many times if most of a tile lies outside.
+    Clamping is free in the loop, but breaks up the contiguous dimension and rereads a row for most of a far tile.
     """
 
     m: str
@@ -73,10 +72,9 @@ class KernelSpec:
 def specialise(
     problem: Problem, config: Config, *, interpret: bool = False, dependent: bool = False, capability: int = 0
 ) -> KernelSpec:
-    """Return the spec of the kernel that serves ``problem`` with ``config``.
+    """Return the spec of the kernel that serves ``problem`` with ``config``; ``capability`` is a CUDA device's, else 0.
 
-    Sizes and strides become arguments. The kernel knows if one is 0 or 1, its power-of-two divisor, and if it needs 64 bits.
-    ``capability`` is the compute capability of a CUDA device, else 0.
+    Sizes and strides become arguments, of which the kernel knows 0 or 1, power-of-two divisors, and a need of 64 bits.
     """
     quantized = quantized_of(problem, config.block_k, capability=capability)
     classes = _classes(problem, quantized)
@@ -128,10 +126,7 @@ def _classes(problem: Problem, quantized: Quantized | None) -> dict[str, Operand
 
 
 def _size(value: int, *, masks: bool) -> IntClass:
-    """Return the class of a size, with its divisor only if a mask uses it.
-
-    A divisor widens masked accesses along the contiguous dimension. Elsewhere it would only multiply kernels.
-    """
+    """Return the class of a size, with its divisor only where masked accesses use it: elsewhere it would multiply kernels."""
     whole = IntClass.of(value)
     return whole if masks else IntClass(wide=whole.wide)
 
@@ -149,10 +144,7 @@ class Staging:
 
 
 def staging_of(spec: KernelSpec, *, async_copy: bool, always: bool) -> tuple[Staging, Staging]:
-    """Return how a and b reach shared memory.
-
-    With ``async_copy`` accesses of at least ``ASYNC_BYTES`` bypass registers. With ``always`` accesses of any width do.
-    """
+    """Return how a and b reach shared memory: with ``async_copy`` past registers, from ``ASYNC_BYTES`` or ``always``."""
     # Alignment, in elements, of the mask along a contiguous dimension; 16 without a mask.
     along_k = 16 if spec.even_k else spec.k.alignment
     widths = (

@@ -27,7 +27,6 @@ class SumChoice(KernelChoice):
 
     @classmethod
     def label(cls, problem: Problem) -> str:
-        """Return the operation."""
         return problem.op
 
     @classmethod
@@ -42,16 +41,11 @@ class SumChoice(KernelChoice):
         return {"products": (("a", "b", spec.even_k), ("c", "d", spec.even_k2))}
 
     def expected(self, device: DeviceInfo) -> Expected:
-        """Return the predictions of the sum's predicate."""
         return expected_of(SumPredicate(self.problem, device), self.config)
 
 
 class SumPredicate(Predicate):
-    """Predicate of a sum: a config is legal if it is legal for each product.
-
-    The loops of the two products run one after the other and share registers and memory. The ranking model sees one product of K +
-    K2.
-    """
+    """Predicate of a sum: legal for each product, whose loops share registers. The ranking model sees one product of K + K2."""
 
     def __init__(self, problem: Problem, device: DeviceInfo) -> None:
         super().__init__(as_one(problem), device)
@@ -60,7 +54,6 @@ class SumPredicate(Predicate):
         self.least_bytes = problem.bytes
 
     def check(self, config: Config) -> str | None:
-        """Return why ``config`` may not be offered, or None."""
         whole = dataclasses.replace(config, split_k=1)
         reasons = (product.check(whole) for product in self._products)
         return next((reason for reason in reasons if reason is not None), None) or self.check_split(config)

@@ -1,7 +1,6 @@
 """The mm template on the transposed problem: outᵀ = bᵀ aᵀ.
 
-A warp group multiplies 64 rows at a time. If a has few rows, most of those would be padding. With the columns of b as rows all of
-them are useful, and a needs only a tile of 16.
+A warp group multiplies 64 rows at a time, mostly padding if a has few. Columns of b fill them, and a needs a tile of 16.
 """
 
 from __future__ import annotations

@@ -62,7 +62,6 @@ class VectorChoice(KernelChoice):
 
     @classmethod
     def why_not(cls, problem: Problem, device: DeviceInfo, config: Config) -> str | None:
-        """Return why the family or this config may not run the problem, or None."""
         return why_not_dense(problem) or why_too_many_rows(problem, config) or why_not_config(problem, device, config)
 
     @classmethod
@@ -76,7 +75,6 @@ class VectorChoice(KernelChoice):
         return summed_by_lanes(problem, config)
 
     def expected(self, device: DeviceInfo) -> Expected:
-        """Return the predictions for a kernel without tensor cores."""
         return _expected(self, device)
 
 
@@ -87,11 +85,7 @@ def vector_choices(problem: Problem, device: DeviceInfo, count: int | None) -> l
 
 @functools.lru_cache(maxsize=1024)
 def _configs(problem: Problem, device: DeviceInfo) -> tuple[Config, ...]:
-    """Return the legal configs, best first.
-
-    Configs that occupy every multiprocessor and leave room for several programs come first, in the order of the tables. Those
-    with the most programs follow.
-    """
+    """Return the legal configs: first, in the order of the tables, those that occupy every multiprocessor and share it."""
     if why_not_dense(problem) is not None or problem.m > MOST_ROWS:
         return ()
     legal = [config for config in _pool(problem, device) if why_not_config(problem, device, config) is None]
@@ -137,9 +131,9 @@ def why_not_config(problem: Problem, device: DeviceInfo, config: Config) -> str 
 
 
 def vector_resources(problem: Problem, device: DeviceInfo, config: Config) -> Resources:
-    """Return an upper bound of the shared memory and an estimate of the registers.
+    """Return an estimate of the registers, and an upper bound of the shared memory.
 
-    The shared memory holds the stages of b and a, the warps' sums, or a row of a on its way to the layout of b.
+    That holds the stages of b and a, the warps' sums, or a row of a on its way to the layout of b.
     """
     line_bytes = config.block_n * problem.b.dtype.itemsize + config.block_m * problem.dtype.itemsize
     stages, acc_bytes = line_bytes * config.block_k * (config.stages - 1), problem.accumulator.itemsize
@@ -170,7 +164,6 @@ class WordsVectorChoice(WordsKernelChoice):
 
     @classmethod
     def why_not(cls, problem: Problem, device: DeviceInfo, config: Config) -> str | None:
-        """Return why the family or this config may not run the problem, or None."""
         reason = why_not_words_vector(problem, device) or why_too_many_rows(problem, config)
         return reason or why_not_words_row(problem, device, config)
 
@@ -180,7 +173,6 @@ class WordsVectorChoice(WordsKernelChoice):
         return summed_by_lanes(problem, config, own="triton words")
 
     def expected(self, device: DeviceInfo) -> Expected:
-        """Return the predictions for a kernel without tensor cores."""
         return _expected(self, device)
 
 
@@ -198,10 +190,7 @@ def words_vector_choices(problem: Problem, device: DeviceInfo, count: int | None
 
 
 def why_not_words_vector(problem: Problem, device: DeviceInfo) -> str | None:
-    """Return why the template does not serve the problem on this device, or None.
-
-    ``check_problem`` must have found nothing.
-    """
+    """Return why the template does not serve a problem that ``check_problem`` accepts on this device, or None."""
     reason = why_not_words(problem, device)
     if reason is not None:
         return reason

@@ -38,10 +38,9 @@ class Workspace:
         arena_of(self.device).reserve(self.counters)
 
     def acquire(self, stream: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return (partial sums, counters) for one launch on the current stream with handle ``stream``.
+        """Return (partial sums, counters) for one launch on the current stream with handle ``stream``, kept for its next launch.
 
-        Outside a capture both are kept for the next launch on that stream. A capture gets memory from its graph's pool and its own
-        counters, because its replays may run concurrently with anything.
+        A capture gets both for itself, because its replays may run concurrently with anything.
         """
         if torch.cuda.is_current_stream_capturing():
             return self._partials(), arena_of(self.device).for_capture(stream, self.counters)
@@ -64,10 +63,7 @@ Acquire = Callable[[int], Sequence[torch.Tensor]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Buffers:
-    """Memory that a kernel needs in addition to its operands.
-
-    ``partials`` counts the elements of the workspace, which have type ``dtype``. ``counters`` are zero between launches.
-    """
+    """Memory that a kernel needs in addition to its operands: ``partials`` elements of ``dtype``, and ``counters`` kept at zero."""
 
     dtype: torch.dtype
     partials: int = 0
@@ -75,7 +71,6 @@ class Buffers:
 
     @property
     def size_bytes(self) -> int:
-        """Total size."""
         return self.partials * self.dtype.itemsize + self.counters * COUNTER_BYTES
 
     def interpreted(self) -> Sequence[torch.Tensor]:
@@ -87,10 +82,7 @@ class Buffers:
         )
 
     def on(self, device: int, kernel: object) -> Acquire:
-        """Return the buffers of ``kernel`` on a GPU.
-
-        All launches bound from this kernel share them if they need about the same size, whatever their M.
-        """
+        """Return the buffers of ``kernel`` on a GPU, shared by its launches of about the same size, whatever their M."""
         size_bytes, counters = (_power_of_two(x) for x in (self.partials * self.dtype.itemsize, self.counters))
         workspace = _workspaces.get((id(kernel), device, size_bytes, counters))
         if workspace is None:
@@ -122,10 +114,7 @@ class _Arena:
                 torch.cuda.synchronize(self._device)
 
     def for_capture(self, stream: int, counters: int) -> torch.Tensor:
-        """Return counters for the current capture: one slice per captured stream.
-
-        If none remains, the graph itself zeroes new ones.
-        """
+        """Return counters for the current capture: one slice per captured stream, or new ones that the graph itself zeroes."""
         capture = _capture_id(stream)
         with self._lock:
             known = self._slices.get((capture, stream)) if capture else None
@@ -140,7 +129,6 @@ class _Arena:
 
 @functools.cache
 def arena_of(device: int) -> _Arena:
-    """Return the arena of one GPU."""
     return _Arena(device)
 
 

@@ -28,10 +28,9 @@ COPY_WARPS = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Copying:
-    """Launch of a kernel that copies operands of type ``dtype``.
+    """Launch of a kernel that copies operands of type ``dtype``, given as addresses of each and its copy, then ``constants``.
 
-    ``elements`` has (index among a call's tensors, elements of the copy) for each operand. The kernel's arguments are the addresses
-    of each operand and its copy, then ``constants``.
+    ``elements`` has (index among a call's tensors, elements of the copy) for each operand.
     """
 
     source: Source
@@ -70,7 +69,6 @@ class WrappedChoice(KernelsChoice):
 
     @property
     def batch_invariant(self) -> bool:
-        """True if ``inner`` is batch invariant."""
         return self.inner.batch_invariant
 
     @functools.cached_property
@@ -88,7 +86,6 @@ class WrappedChoice(KernelsChoice):
 
     @property
     def content_hash(self) -> str:
-        """Hash of the kernels and their launch."""
         helper = self.kernels[0].key if self.copying else ""
         return hashlib.sha256(f"{self.inner.content_hash}{self.suffix} after {helper}".encode()).hexdigest()
 
@@ -97,7 +94,6 @@ class WrappedChoice(KernelsChoice):
         return (*(artifact(kernel.compile()) for kernel in self.kernels[:-1]), *self.inner.artifacts(device))
 
     def launch_variants(self) -> Sequence[Self]:
-        """Return the same kernels with the opposite setting of ``pdl``."""
         return tuple(
             dataclasses.replace(self, name=f"{inner.name}{self.suffix}", info={**self.info, "pdl": inner.config.pdl}, inner=inner)
             for inner in self.inner.launch_variants()

@@ -83,10 +83,7 @@ SHAPES: tuple[Shape, ...] = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
-    """Shape plus launch parameters.
-
-    At most ``blocks`` persistent blocks walk over the tiles. ``pdl``: the launch may begin before the previous one ends.
-    """
+    """Shape, at most ``blocks`` persistent blocks, and ``pdl``: the launch may begin before the previous one ends."""
 
     shape: Shape
     blocks: int = 132

@@ -1,4 +1,4 @@
-"""Family of kernels for block-sparse weights with small blocks: supported problems, source and launches."""
+"""Family of kernels for block-sparse weights with small blocks: supported problems, time model, source and launches."""
 
 from __future__ import annotations
 
@@ -17,18 +17,47 @@ from ....toolchain.record import A, Address, B, Record, with_maps
 from .. import kernel
 from ..boxes import LINE, by_k, staged_map
 from ..family import INT32_LIMIT, Family
-from ..hopper import MMA, TMA_BYTES
+from ..hopper import MMA, TMA_BYTES, clusters_at_a_time
 from ..kernel import KernelSource
-from .configs import GIVEN_REGISTERS, Config, groups_of, tiles_of, units_of, why_not_config
-from .packing import format_of, fragments_at, packed, words_of
-from .rank import candidates, estimate_us
-from .weights import block_of, claims_of_blocks, why_not_weight
+from .configs import FRAGMENT, GIVEN_REGISTERS, SHAPES, Config, groups_of, tiles_of, units_of, why_not_config
+from .packing import block_of, claims_of_blocks, format_of, fragments_at, packed, why_not_weight, words_of
+
+LAUNCH_US, TILE_US = 3.5, 1.5
+"""Minimum time of a launch, and the time of a tile's beginning and end."""
+DRAM_GBPS, SM_GBPS, SHARED_GBPS = 3800.0, 60.0, 220.0
+"""Bandwidths of memory, of L2 to one multiprocessor (x counts once per cluster), and of its shared memory."""
+FLOPS_PER_NS = 2650.0
+"""Throughput of one multiprocessor with warp products (mma)."""
+STEP_NS, LATENCY_NS = 4.0, 500.0
+"""Scheduler time of a step without blocks in one warp, and the latency of loading a fragment."""
+
+
+def estimate_us(problem: Problem, device: DeviceInfo, config: Config) -> float:
+    """Return the model's time of a launch, in microseconds: the bottleneck of one tile, times the waves of tiles."""
+    shape, sparsity = config.shape, problem.blocks
+    density, block = max(sparsity.density, 0.005), sparsity.block_k
+    x_bytes = 2.0 * problem.k * shape.block_n
+    weight_bytes = 2.0 * density * problem.k * shape.rows
+    fragments = weight_bytes / (2 * FRAGMENT**2)
+    tile_ns = max(
+        (x_bytes / shape.cluster + weight_bytes) / SM_GBPS,
+        (x_bytes + fragments * 2 * FRAGMENT * shape.block_n * FRAGMENT / block) / SHARED_GBPS,
+        weight_bytes * shape.block_n / FLOPS_PER_NS,
+        fragments / shape.warps / shape.queue * LATENCY_NS,
+        problem.k / LINE * shape.warps * STEP_NS,
+    )
+    rounds = -(-tiles_of(problem, shape) // clusters_at_a_time(device.sm_count, shape.cluster))
+    moved = 2 * (density * problem.n + problem.m) * problem.k + problem.out.dtype.itemsize * problem.m * problem.n
+    return LAUNCH_US + max(rounds * (TILE_US + tile_ns / 1e3), moved / DRAM_GBPS / 1e3)
+
+
+def candidates(problem: Problem, device: DeviceInfo) -> list[Config]:
+    found = [Config(shape=shape, blocks=max(device.sm_count, shape.cluster), pdl=True) for shape in SHAPES]
+    return sorted(found, key=lambda config: (estimate_us(problem, device, config), str(config)))
+
 
 DENSEST = 0.4
-"""Highest density tried by default.
-
-Above it, the model expects panels of warp-group products, or the dense product, to be as fast.
-"""
+"""Highest density tried by default. Above it, panels of warp-group products or the dense product should be as fast."""
 TRANSPOSED_ELEMENTS = 4
 """Elements of one store into a 16-bit result with contiguous weight rows."""
 
@@ -44,7 +73,7 @@ class Work(kernel.Work):
 
 
 class Bsr(Family[Config]):
-    """Family of ``bsr.cu.jinja``. ``rank.py`` has the ranking, ``configs.py`` the legality."""
+    """Family of ``bsr.cu.jinja``. ``configs.py`` has the legality."""
 
     name = "bsr"
     likely = 1.5
@@ -70,14 +99,12 @@ class Bsr(Family[Config]):
         return f"density is {problem.blocks.density}, at most {DENSEST} is tried: set search to exhaustive to try more"
 
     def launch_variants(self, problem: Problem, device: DeviceInfo, config: Config) -> Iterator[Config]:
-        """Yield configs with PDL switched, and with and without persistent blocks."""
         yield dataclasses.replace(config, pdl=not config.pdl)
         for blocks in (device.sm_count, tiles_of(problem, config.shape) * config.shape.cluster):
             if blocks != config.blocks and tiles_of(problem, config.shape) * config.shape.cluster > device.sm_count:
                 yield dataclasses.replace(config, blocks=blocks)
 
     def claims(self, problem: Problem, config: Config) -> Claims:  # noqa: ARG002 - the same for all configs
-        """Return the claims: only existing blocks are multiplied."""
         return claims_of_blocks()
 
     def info(self, problem: Problem, config: Config) -> dict[str, Any]:  # noqa: ARG002 - the same for all problems

@@ -1,7 +1,4 @@
-"""Shapes for few tokens, their legality predicate, and the time model that ranks them.
-
-The constants are rates of an H200, not yet fitted to this kernel.
-"""
+"""Shapes for few tokens, their legality, and the time model that ranks them, with an H200's rates not yet fitted to the kernel."""
 
 from __future__ import annotations
 
@@ -10,7 +7,7 @@ from dataclasses import dataclass
 from ....device import DeviceInfo
 from ....problem import Problem
 from ..bsr.configs import FRAGMENT, FRAGMENT_BYTES
-from ..bsr.weights import block_of
+from ..bsr.packing import block_of
 from ..hopper import SMEM_BYTES, SYSTEM_BYTES, registers_per_thread
 from .packing import panels_of
 
@@ -35,10 +32,7 @@ HALF_RATE_BYTES = 2 * 2**20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """Panel of 16 rows by ``block_n`` tokens. Its ``warps`` divide the panel's blocks.
-
-    A warp has ``stages`` in flight. Each has ``stage_fragments`` fragments of 16 by 16 that are adjacent in memory.
-    """
+    """Panel of 16 rows by ``block_n`` tokens. Its ``warps`` divide the blocks, with ``stages`` of ``stage_fragments`` in flight."""
 
     block_n: int
     warps: int
@@ -47,7 +41,6 @@ class Shape:
 
     @property
     def threads(self) -> int:
-        """Threads of one block."""
         return 32 * self.warps
 
     @property
@@ -57,7 +50,6 @@ class Shape:
 
     @property
     def registers(self) -> int:
-        """Estimate of a thread's registers."""
         x = self.stage_fragments * self.block_n // 4
         return BASE_REGISTERS + 4 * self.stages * self.stage_fragments + x + self.block_n // 2 + self.stage_fragments
 
@@ -109,10 +101,7 @@ def why_not_config(problem: Problem, device: DeviceInfo, config: Config) -> str 
 
 
 def loads_along_k(problem: Problem) -> bool | None:
-    """Return True if a lane loads all its elements of a token and block at once, False if it loads pairs of tokens.
-
-    Return None for an x that supports neither.
-    """
+    """Return True if a lane loads its elements of a token and block at once, False for pairs of tokens, None for neither."""
     (row, col), (tokens, _), offset = problem.a.stride, problem.a.size, problem.a.offset
     together = block_of(problem) // 4
     if col == 1 and (tokens == 1 or row % together == 0) and offset % together == 0:

@@ -16,7 +16,7 @@ from ....toolchain.orientation import orient
 from ....toolchain.record import A, Address, B, Record
 from .. import kernel
 from ..bsr.configs import FRAGMENT
-from ..bsr.weights import block_of, claims_of_blocks, why_not_weight
+from ..bsr.packing import block_of, claims_of_blocks, why_not_weight
 from ..family import INT32_LIMIT, Family
 from ..hopper import MMA
 from ..kernel import KernelSource
@@ -28,10 +28,7 @@ LOAD_BYTES = 16
 
 
 class Work(kernel.Work):
-    """Parameters of the kernel.
-
-    ``rows`` and ``cols`` are those of the result in storage order, ``columns`` counts block columns. Other sizes are in bytes.
-    """
+    """Parameters of the kernel. ``rows`` and ``cols`` follow the storage order, ``columns`` counts blocks; others are in bytes."""
 
     _fields_: ClassVar[Sequence[tuple[str, Any]]] = (
         ("packed", ctypes.c_void_p), ("x", ctypes.c_void_p), ("fragments_at", ctypes.c_longlong), ("x_pitch", ctypes.c_longlong),
@@ -68,11 +65,9 @@ class BsrSkinny(Family[Config]):
         return None
 
     def launch_variants(self, problem: Problem, device: DeviceInfo, config: Config) -> Iterator[Config]:  # noqa: ARG002 - always
-        """Yield the config with PDL switched."""
         yield dataclasses.replace(config, pdl=not config.pdl)
 
     def claims(self, problem: Problem, config: Config) -> Claims:  # noqa: ARG002 - the same for all problems
-        """Return the claims: warps divide the blocks of a row."""
         return claims_of_blocks(config.shape.warps)
 
     def info(self, problem: Problem, config: Config) -> dict[str, Any]:  # noqa: ARG002 - the same for all problems

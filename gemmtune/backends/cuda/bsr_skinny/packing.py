@@ -9,14 +9,10 @@ from ..bsr.configs import FRAGMENT
 
 WORD_BYTES, LINE_WORDS = 4, 32
 HEAD_WORDS = 8
-"""Words of a panel's head: first row, first block, number of blocks, and padding.
-
-The padding makes each line end with as many columns as a stage may have blocks.
-"""
+"""Words of a panel's head: first row, first block, number of blocks, and padding to the columns of a stage."""
 
 
 def format_of(block: int) -> str:
-    """Return the layout name of a prepacked weight."""
     return f"panels of blocks of {block}"
 
 
@@ -26,10 +22,7 @@ def panels_of(n: int) -> int:
 
 
 def panel_words(k: int, block: int) -> int:
-    """Return the words that describe a panel, in whole memory lines.
-
-    There is room for every column, so no offset must be looked up.
-    """
+    """Return the words that describe a panel, in whole memory lines with room for every column."""
     return -(-(HEAD_WORDS + k // block) // LINE_WORDS) * LINE_WORDS
 
 

@@ -37,7 +37,6 @@ class Shape:
 
     @property
     def cluster_tiles(self) -> int:
-        """Tiles of a cluster."""
         return self.cluster_m * self.cluster_n
 
     @property
@@ -74,10 +73,7 @@ class Shape:
 
     @property
     def prefetch_stages(self) -> int:
-        """Stages to prefetch into L2 while the previous launch ends.
-
-        With one block per multiprocessor there is little time for that.
-        """
+        """Stages to prefetch into L2 while the previous launch ends: few with one block per multiprocessor."""
         return self.stages if self.blocks_per_sm > 1 else self.stages // 2
 
     @property
@@ -150,7 +146,6 @@ class Config:
 
     @property
     def parts(self) -> int:
-        """Number of parts of K."""
         return self.clusters_per_tile * self.shape.cluster_k
 
     @property

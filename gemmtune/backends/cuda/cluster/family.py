@@ -42,10 +42,9 @@ class Work(kernel.Work):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sums:
-    """Workspace of clusters that share tiles.
+    """Workspace of clusters that share tiles. Every launch leaves it zero.
 
-    First come the arrival counters of the slices that blocks finish. The marks of warps that left their work follow, then the
-    partial sums. Every launch leaves it zero.
+    First come the arrival counters of slices, then the marks of warps that left their work, then the partial sums.
     """
 
     slices: int

@@ -1,7 +1,4 @@
-"""Time model that orders the configs, as the sum of a launch's phases.
-
-The constants are rates of an H200. On other GPUs they still give a usable order.
-"""
+"""Time model that orders the configs, as the sum of a launch's phases. The rates of an H200 order configs elsewhere too."""
 
 from __future__ import annotations
 
@@ -23,11 +20,7 @@ EXCHANGE_GBPS = 3000.0
 FIRST_LEVEL_US, SECOND_LEVEL_US = 0.15, 0.2
 """Overhead of each reduction level in addition to sending the sums."""
 ALONE_US, DEEP = 0.15, 0.95
-"""Costs of a single block per multiprocessor.
-
-A launch takes longer, because it cannot start next to the last blocks of the previous one. But its doubled stages make copies wait
-less, and reading takes this share of its time.
-"""
+"""Costs of a single block per multiprocessor: a later launch, and the share of reading time that doubled stages leave."""
 FILLED = {1: 0.9, 2: 0.7}
 """Share of all blocks that saturates memory, by blocks per multiprocessor. With two, the next launch uses the others."""
 LEAST_STEPS = 4

@@ -1,7 +1,4 @@
-"""Shapes for one to four rows, their legality predicate, and the time model that ranks them.
-
-The constants are rates of an H200. On other GPUs they still give a usable order.
-"""
+"""Shapes for one to four rows, their legality, and the time model that ranks them by an H200's rates."""
 
 from __future__ import annotations
 
@@ -34,10 +31,7 @@ HALF_RATE_BYTES = 2 * 2**20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """Block of ``warps`` that divide K, for ``block_n`` columns of b.
-
-    ``stages``: lines of each column that a warp has in flight.
-    """
+    """Block of ``warps`` that divide K, for ``block_n`` columns of b, with ``stages`` lines of each in flight per warp."""
 
     block_n: int
     stages: int
@@ -45,7 +39,6 @@ class Shape:
 
     @property
     def threads(self) -> int:
-        """Threads of one block."""
         return 32 * self.warps
 
     @property

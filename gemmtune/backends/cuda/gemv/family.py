@@ -62,7 +62,6 @@ class Gemv(Family[Config]):
         return _why_not_operands(problem) or why_not_epilogue(problem)
 
     def launch_variants(self, problem: Problem, device: DeviceInfo, config: Config) -> Iterator[Config]:  # noqa: ARG002 - always
-        """Yield configs with another start."""
         yield from beginnings(config, config.shape.stages)
 
     def packed_format(self, problem: Problem, config: Config) -> str | None:  # noqa: ARG002 - one for all configs

@@ -78,10 +78,9 @@ FITTED = (
     Shape(block_n=128, stages=6, fitted=32),
     Shape(block_m=256, block_n=160, stages=4, cluster_n=2, fitted=16),
 )
-"""Shapes with fitted tiles.
+"""Shapes with fitted tiles, which spare groups of a few more than 256 rows a second full tile.
 
-If groups have 256 rows on average, half of them have a few more. Unfitted tiles would add a second tile of full height. Doubling
-the columns of b in a tile halves how often rows are read.
+Doubling the columns of b in a tile halves how often rows are read.
 """
 SHAPES: tuple[Shape, ...] = (
     Shape(block_n=256, stages=4),
@@ -166,8 +165,7 @@ def why_not_config(problem: Problem, device: DeviceInfo, config: Config) -> str 
 def why_not_groups(problem: Problem) -> str | None:
     """Return the reason why groups cannot start at any index of the dimension that they divide, or None.
 
-    TMA can start at any line, but within a line only at multiples of 16 bytes. An H200 stopped a kernel that started elsewhere with
-    an illegal instruction.
+    TMA starts at any line, but within a line only at multiples of 16 bytes; elsewhere an H200 reports an illegal instruction.
     """
     p, q, _ = operands_of(problem, swap_ab=False)
     if problem.divides_terms and (by_k(p) or by_k(q)):

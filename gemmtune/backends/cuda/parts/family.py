@@ -1,4 +1,4 @@
-"""Family of kernels for float32 by parts: supported problems, source and launches."""
+"""Family of kernels for float32 by parts: supported problems, the packed operand, source and launches."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ....numerics.reduction import Reduction, even_parts, reduction_of
 from ....problem import Layout, Problem
 from ....toolchain.record import WORKSPACE, A, Address, B, Record, Swizzle, TensorMap, with_maps
 from ....toolchain.structs import Strides, strides_of, struct_text
-from ...by_parts import why_not_parts
+from ...by_parts import parts_of, why_not_parts
 from .. import kernel
 from ..boxes import by_k, operands_of
 from ..family import Family, float32_sums, why_not_device, why_not_epilogue, why_not_result
@@ -36,8 +36,31 @@ from .configs import (
     tiles_of,
     why_not_config,
 )  # fmt: skip
-from .packing import FORMAT, planes
 from .rank import candidates, estimate_us
+
+FORMAT = "float32 by parts in planes of 32"
+"""Layout name of a prepacked b."""
+
+
+def planes(q: torch.Tensor) -> torch.Tensor:
+    """Return q [.., cols, K] float32 as [.., steps, 3, cols', 32] bfloat16, with cols zero-padded to a multiple of 8.
+
+    Of each 16 along K, one chunk of eight has the first two elements of every four, the other chunk has the second two. The chunks
+    of a line are permuted like a 64-byte swizzle.
+    """
+    cols, k = q.shape[-2:]
+    batch, lines, steps = q.shape[:-2], -(-cols // PLANE_LINES) * PLANE_LINES, 2 * -(-k // (2 * BLOCK_K))
+    padded = q.new_zeros((*batch, lines, steps * BLOCK_K))
+    padded[..., :cols, :k] = q
+    # [.., line, step, 16 along K, four, half of it, element]
+    ordered = padded.view(*batch, lines, steps, BLOCK_K // 16, 4, 2, 2).transpose(-2, -3)
+    chunks = ordered.reshape(*batch, lines, steps, BLOCK_K // 8, 8)
+    line, place = torch.arange(lines, device=q.device), torch.arange(BLOCK_K // 8, device=q.device)
+    held = place ^ (line[:, None] // 2 % (BLOCK_K // 8))  # source chunk of each place
+    swizzled = chunks.gather(-2, held[:, None, :, None].expand(*batch, lines, steps, BLOCK_K // 8, 8))
+    parts = torch.stack(parts_of(swizzled.reshape(*batch, lines, steps, BLOCK_K)), dim=-4).bfloat16()
+    return parts.movedim(-2, -4).contiguous()
+
 
 GROUP = 8
 """Rows of tiles that are processed column by column."""
@@ -87,7 +110,6 @@ class Parts(Family[Config]):
         return why_not_device(device) or why_not_parts(problem, device) or why_not_result(problem) or why_not_epilogue(problem)
 
     def launch_variants(self, problem: Problem, device: DeviceInfo, config: Config) -> Iterator[Config]:
-        """Yield configs with PDL switched, and with and without persistent blocks."""
         yield dataclasses.replace(config, pdl=not config.pdl)
         if config.shape.cluster_k == 1 and tiles_of(problem, config) > device.sm_count:
             yield dataclasses.replace(config, blocks=0 if config.blocks else device.sm_count)
@@ -219,7 +241,6 @@ class Memory:
 
 
 def lines_of(q: Layout) -> int:
-    """Return the lines of a plane."""
     return -(-q.size[-2] // PLANE_LINES) * PLANE_LINES
 
 

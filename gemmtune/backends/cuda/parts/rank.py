@@ -1,7 +1,4 @@
-"""Time model that orders the configs, as the sum of a launch's phases.
-
-The constants are rates of an H200. On other GPUs they still give a usable order.
-"""
+"""Time model that orders the configs, as the sum of a launch's phases, by an H200's rates."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Family of kernels for few rows times 4-bit or 8-bit weights, and its time model.
-
-The constants are rates of an H200. On other GPUs they still give a usable order.
-"""
+"""Family of kernels for few rows times 4-bit or 8-bit weights, and its time model with an H200's rates."""
 
 from __future__ import annotations
 
@@ -45,10 +42,7 @@ EXCHANGE_US = 0.3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """Tile of ``block_m`` rows of a by ``block_n`` columns of b, with 128 bytes of each column in each of ``stages``.
-
-    ``warps_n`` warps divide the columns, and ``warps_k`` the part of K in a stage.
-    """
+    """Tile of ``block_m`` by ``block_n``, with 128 bytes per column and stage. ``warps_n`` divide columns, ``warps_k`` K."""
 
     block_m: int
     block_n: int
@@ -73,7 +67,6 @@ class Shape:
 
     @property
     def line_bytes(self) -> int:
-        """Bytes of each column in a stage."""
         return LINE_BYTES
 
     def block_k(self, weights: Weights) -> int:
@@ -184,10 +177,7 @@ class Skinny(MixedFamily[Config]):
         return LAUNCH_US[resident] + reading_us + EXCHANGE_US * (blocks - 1)
 
     def candidates(self, problem: Problem, device: DeviceInfo) -> list[Config]:
-        """Return every shape with the fewest sufficient rows, with every cluster size, best first.
-
-        A block prefetches into L2 if it can start early. Two blocks with interleaved parts of K read neighbouring lines.
-        """
+        """Return every shape with the fewest sufficient rows, with every cluster size, best first. Early blocks prefetch to L2."""
         block_m = min((shape.block_m for shape in SHAPES if shape.block_m >= problem.m), default=0)
         found = []
         for shape in SHAPES:

@@ -60,7 +60,6 @@ class BlocksChoice(KernelChoice):
 
     @classmethod
     def why_not(cls, problem: Problem, device: DeviceInfo, config: Config) -> str | None:
-        """Return why the family or this config may not run the problem, or None."""
         assert isinstance(config, BlocksConfig)
         return why_not_blocks(problem) or why_not_config(problem, device, config)
 
@@ -71,11 +70,9 @@ class BlocksChoice(KernelChoice):
 
     @property
     def parameters(self) -> Mapping[str, int]:
-        """Values of the config along the axes."""
         return {name: getattr(self.config, name) for name in self.axes}
 
     def moved(self, parameters: Mapping[str, int], device: DeviceInfo) -> Choice | str:
-        """Return the choice whose config has these parameters, or why it is illegal."""
         changes: dict[str, Any] = dict(parameters)
         config = dataclasses.replace(self.config, **changes)
         return self.why_not(self.problem, device, config) or self.of(self.problem, device, config)
@@ -129,7 +126,6 @@ class BlocksChoice(KernelChoice):
         return f"panels {self.config.block_n}x{self.config.block_k}{rows}" if self.problem.prepacked else None
 
     def pack(self, b: torch.Tensor) -> torch.Tensor:
-        """Pack a sparse_bsr weight into panels."""
         return packed(b, self.config)
 
     @property

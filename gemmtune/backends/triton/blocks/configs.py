@@ -41,7 +41,6 @@ class BlocksConfig(Config):
 
     @property
     def variant(self) -> str:
-        """Suffix of the config's name for swapping and row order."""
         return "_swap" * self.swap + (f"_{self.rows}" if self.rows != "neighbours" else "")
 
     @property

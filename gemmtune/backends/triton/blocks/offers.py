@@ -33,10 +33,9 @@ MOST_ORDERED = 2
 ORDERED_EVERY = 4
 """Interval of configs that reorder rows in the order of trials, if reordering changes anything."""
 EXCESS = 0.75
-"""Share of a panel's excess columns that remains if similar rows are grouped.
+"""Share of a panel's excess columns, those not in all its rows, that remains if similar rows are grouped.
 
-Excess columns belong to a panel of neighbours but not to each of its rows. The value holds for random blocks; most patterns have
-less.
+The value holds for random blocks; most patterns have less.
 """
 INTERPRETED = (
     BlocksConfig(block_m=16, block_n=16, block_k=16, stages=1, warps=1),

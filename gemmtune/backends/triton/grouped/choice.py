@@ -48,7 +48,6 @@ class GroupedChoice(KernelChoice):
 
     @classmethod
     def why_not(cls, problem: Problem, device: DeviceInfo, config: Config) -> str | None:
-        """Return why the family may not run this config, or None."""
         assert isinstance(config, GroupedConfig)
         return why_not_config(problem, device, config)
 
@@ -98,10 +97,7 @@ class RowsChoice(GroupedChoice):
 
     @classmethod
     def divided(cls, problem: Problem, device: DeviceInfo, config: Config) -> Geometry:
-        """Return the geometry: resident programs compute tile after tile.
-
-        The number of tiles has an upper bound that holds for any offsets.
-        """
+        """Return the geometry: resident programs compute tile after tile, up to the number of tiles that no offsets exceed."""
         assert isinstance(config, GroupedConfig)
         return grouped_geometry(problem, config, min(most_tiles(problem, config), max(device.sm_count, 1) * config.resident))
 
@@ -126,7 +122,6 @@ class RowsChoice(GroupedChoice):
 
     @property
     def blocks(self) -> Blocks:
-        """Blocks of a and b if descriptors load them."""
         assert isinstance(self.config, GroupedConfig)
         blocks = operand_blocks(self.problem, self.config) if self.config.described else {}
         return {name: block for name, block in blocks.items() if name == "b" or self.problem.rows is None}

@@ -32,7 +32,6 @@ class GroupedConfig(Config):
 
     @property
     def variant(self) -> str:
-        """Suffix of the config's name for these options."""
         words = (("described", "_tma"), ("swap", "_swap"), ("flatten", "_flat"))
         return "".join(word for name, word in words if getattr(self, name)) + (f"_r{self.resident}" if self.resident > 1 else "")
 
@@ -93,10 +92,7 @@ def why_not_described(problem: Problem, device: DeviceInfo, config: GroupedConfi
 
 
 def _why_not_float8_described(problem: Problem, device: DeviceInfo) -> str | None:
-    """Return why wgmma cannot read 8-bit operands straight from shared memory, or None.
-
-    Their K must be contiguous there (PTX ISA, wgmma).
-    """
+    """Return why wgmma cannot read 8-bit operands straight from shared memory, or None: K is not contiguous (PTX ISA, wgmma)."""
     if device.type != "cpu" and Predicate(problem, device).product.itemsize > 1:
         return f"{device.arch}: 8-bit floats are converted in registers"
     if is_transposed(problem.a) or not is_transposed(problem.b):

@@ -38,7 +38,6 @@ class WordRowsChoice(GroupedChoice, WordsKernelChoice):
 
     @classmethod
     def why_not(cls, problem: Problem, device: DeviceInfo, config: Config) -> str | None:
-        """Return why the family or this config may not run the problem, or None."""
         assert isinstance(config, WordsConfig)
         return why_not_word_rows(problem, device) or why_not_config(problem, device, config)
 

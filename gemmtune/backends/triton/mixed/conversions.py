@@ -141,10 +141,7 @@ def _bytes_to_float16(form: WordFormat) -> list[str]:
 
 
 def _bytes_to_bfloat16(form: WordFormat) -> list[str]:
-    """Return code that adds the highest bit to 128 + the low seven bits.
-
-    The highest bit becomes 128 or 256 and counts −128 or 128.
-    """
+    """Return code that adds the highest bit, which becomes 128 or 256 and counts −128 or 128, to 128 + the low bits."""
     lines = ["prmt.b32 p0, $4, 0x43434343, 0x4140;", "prmt.b32 p1, $4, 0x43434343, 0x4342;"]
     for pair in ("p0", "p1"):
         lines += [f"and.b32 q0, {pair}, 0xff80ff80;", f"and.b32 {pair}, {pair}, 0xff7fff7f;", "mov.b32 t, 0x3f803f80;"]

@@ -38,10 +38,9 @@ def words_choices(problem: Problem, device: DeviceInfo, count: int | None) -> Se
 
 
 def with_recommendation(problem: Problem, choices: Sequence[Choice]) -> tuple[Choice, ...]:
-    """Return the choices, best first; mark the first as recommended in ``info`` for well-known shapes.
+    """Return the choices, best first, with the first one marked as recommended in ``info`` for well-known shapes.
 
-    Those are mixed_mm in float16 with at most 64 rows, and N and K of at least 4096. For one row N and K must also be multiples of
-    16.
+    Those are mixed_mm in float16 with at most 64 rows and N, K of at least 4096, multiples of 16 for one row.
     """
     known = problem.widens_b and problem.dtype == torch.float16 and problem.m <= MOST_ROWS_OF_SINGLE_WARPS
     sizes = (problem.n, problem.k)
@@ -142,10 +141,7 @@ SINGLE_MEDIUM_M = (
     Row(16, 64, 128, 3, 2, 4),
     Row(16, 128, 128, 4, 2, 2),
 )
-"""Configs without warp groups, for devices without them or as further candidates.
-
-``block_m`` becomes the number of rows, as in the tables for few rows.
-"""
+"""Configs without warp groups. ``block_m`` becomes the number of rows, as in the tables for few rows."""
 BYTES_MEDIUM_M = (
     Row(64, 64, 128, 3, 4, 3),
     Row(64, 64, 128, 3, 4, 2),
@@ -182,10 +178,7 @@ NIBBLES_LARGE_M = (
     Row(128, 128, 128, 3, 8, 2),
 )
 ROUNDING = 1.05
-"""Factor by which programs may exceed whole rounds.
-
-One more program on a few multiprocessors costs less than one split fewer for all.
-"""
+"""Factor by which programs may exceed whole rounds: one more on a few multiprocessors costs less than a split fewer for all."""
 
 
 def preferred_configs(problem: Problem, device: DeviceInfo, *, groups: bool) -> Iterator[WordsConfig]:

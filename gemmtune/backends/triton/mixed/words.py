@@ -1,8 +1,4 @@
-"""Choices of the words template, which reads weights as 32-bit words.
-
-Single warps read a as it is. For a warp group, a first kernel copies a in the order in which the fragments meet the numbers of
-words.
-"""
+"""Choices of the words template, which reads weights as 32-bit words. A warp group reads a in the order of a first kernel."""
 
 from __future__ import annotations
 
@@ -58,7 +54,6 @@ class WordsConfig(Config):
 
     @property
     def variant(self) -> str:
-        """Suffix of the config's name: multiplying unit, swapping and unrolled steps."""
         return ("_group" if self.fragments else "_swap" if self.swap else "") + (f"_u{self.steps}" if self.steps > 1 else "")
 
 
@@ -99,7 +94,6 @@ class WordsKernelChoice(KernelChoice):
 
     @property
     def preamble(self) -> str:
-        """Functions that convert words to numbers."""
         return conversions(word_format(self.problem), interpret=self.target is None)
 
 
@@ -113,14 +107,12 @@ class WordsChoice(WordsKernelChoice):
 
     @classmethod
     def of(cls, problem: Problem, device: DeviceInfo, config: Config) -> Self:
-        """Return the choice that runs ``problem`` with ``config``, which must be legal for both problem and device."""
         assert isinstance(config, WordsConfig)
         choice = super().of(problem, device, config)
         return dataclasses.replace(choice, info={**choice.info, "swap_ab": config.swap})
 
     @classmethod
     def why_not(cls, problem: Problem, device: DeviceInfo, config: Config) -> str | None:
-        """Return why the family or this config may not run the problem, or None."""
         assert isinstance(config, WordsConfig)
         return why_not_words(problem, device) or why_not_config(problem, device, config)
 
@@ -163,10 +155,7 @@ class OrderedChoice(WrappedChoice):
 
     @classmethod
     def of(cls, problem: Problem, device: DeviceInfo, config: WordsConfig) -> Self:
-        """Return the choice that runs ``problem`` with ``config``.
-
-        ``config`` has fragments and must be legal for ``ordered_problem``.
-        """
+        """Return the choice that runs ``problem`` with a ``config`` that has fragments and is legal for ``ordered_problem``."""
         return cls.around(problem, WordsChoice.of(ordered_problem(problem), device, config), {})
 
     def at(self, problem: Problem, device: DeviceInfo) -> Self | str:

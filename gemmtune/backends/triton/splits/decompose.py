@@ -66,7 +66,6 @@ class AddingChoice(KernelChoice):
         return {"chunk": min(SUM_CHUNK, 1 << (self.where.splits - 1).bit_length())}
 
     def expected(self, device: DeviceInfo) -> Expected:  # noqa: ARG002 - it multiplies nothing
-        """Return empty predictions."""
         return Expected()
 
 
@@ -111,7 +110,6 @@ class DecomposedChoice(KernelsChoice):
         return (*(self.inner.artifacts(device) if self.inner is not None else ()), *self.adding.artifacts(device))
 
     def launch_variants(self) -> Sequence[Self]:
-        """Return the same choice with the opposite setting of ``pdl``."""
         variants: list[Self] = []
         for adding in self.adding.launch_variants():
             inner = next(iter(self.inner.launch_variants())) if self.inner is not None else None
