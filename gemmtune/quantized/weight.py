@@ -142,10 +142,9 @@ class QuantizedWeight(GatheredByFsdp):
         """Take over parts. A compiled graph asks for their names at each call, and captures their addresses in CUDA graphs."""
         self.tensor, self.scales, self.zero_points, self.packed = tensor, scales, zero_points, packed
         self.encoding, self.transposed = encoding, transposed
-        held = {"tensor": tensor, "scales": scales, "zero_points": zero_points}
-        parts = {name: part for name, part in held.items() if part is not None}
-        self._flat = list(parts), (encoding, self.dtype, transposed)
-        for part in parts.values():
+        names = [name for name in ("tensor", "scales", "zero_points") if getattr(self, name) is not None]
+        self._flat = names, (encoding, self.dtype, transposed)
+        for part in (tensor, scales, zero_points):
             if type(part) is Tensor:
                 setattr(part, STATIC, "unguarded")
 
