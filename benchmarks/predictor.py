@@ -41,6 +41,8 @@ from gemmtune.version import __version__
 FOLDS = (("llama",), ("qwen",), ("gemma",), ("phi", "granite", "olmo"))
 """Beginnings of the families that are left out together."""
 MEMBERS, TREES, DEPTH, RATE = 5, 60, 5, 0.15
+INTERVALS = (1, 16, 64, 512)
+"""Ends of the intervals of rows whose problems count alike."""
 MOST_NAMES = 24
 LEAST_GAIN = 0.0005
 MARGINS: dict[str, tuple[float, float]] = {"dense": (-0.06, 1.0)}
@@ -143,20 +145,29 @@ def fitted(known: Sequence[Measured]) -> dict[str, Forest]:
 
 
 def _forest(known: Sequence[Measured]) -> Forest:
-    """Fit each member to weights drawn with replacement. A choice counts by the square of its speed over the fastest."""
+    """Fit each member to weights drawn with replacement. A choice counts by the square of its speed over the fastest.
+
+    Problems of a kind with about as many rows count as much together as those of any other kind and number of rows.
+    """
     generator, weights = np.random.default_rng(1), sorted({x.weight for x in known})
     members = []
     for seed in range(MEMBERS):
         drawn = collections.Counter(weights[i] for i in generator.integers(0, len(weights), len(weights)))
         parts = [x for x in known if drawn[x.weight]]
         targets = np.concatenate([np.log2(x.times_us / floor_us(x.problem, x.device)) for x in parts])
-        counts = np.concatenate([drawn[x.weight] * (x.times_us.min() / x.times_us) ** 2 for x in parts])
+        alike = collections.Counter(map(_alike, parts))
+        counts = np.concatenate([drawn[x.weight] * (x.times_us.min() / x.times_us) ** 2 / alike[_alike(x)] for x in parts])
         model = HistGradientBoostingRegressor(
             max_iter=TREES, max_depth=DEPTH, max_leaf_nodes=2**DEPTH, learning_rate=RATE, min_samples_leaf=8,
             early_stopping=False, random_state=seed,
         )  # fmt: skip
         members.append(model.fit(np.concatenate([x.table for x in parts]), targets, sample_weight=counts))
     return as_arrays(members)
+
+
+def _alike(x: Measured) -> tuple[str, int]:
+    """Return the kind of a problem's weight and the interval of its rows."""
+    return kind_of(x.problem), int(np.searchsorted(INTERVALS, x.problem.m))
 
 
 def as_arrays(members: Sequence[HistGradientBoostingRegressor]) -> Forest:
