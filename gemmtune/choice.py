@@ -130,6 +130,10 @@ class Choice(ABC):
             CompileError: the compiler refused it.
         """
 
+    def compilation(self) -> Callable[[], object]:
+        """Return ``compile`` as a function for another process. It starts in a tenth of the time if the function needs no torch."""
+        return self.compile
+
     def load(self) -> Any:
         """Load the artifact of ``compile`` (made if it is missing) for the current device.
 
@@ -169,6 +173,11 @@ class Choice(ABC):
         The M between must have the same largest power of two up to 16 as both. This holds if legality depends on the
         alignment of M and on limits of M only.
         """
+        return False
+
+    @property
+    def one_kernel(self) -> bool:
+        """True if ``at`` keeps the ``compile_key`` for every M at which it finds the choice legal."""
         return False
 
     def launch_variants(self) -> Sequence[Choice]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Iterator, Sequence
 
@@ -17,12 +18,15 @@ from ..problem import Problem
 from ..problem.rows import RowClass, row_classes
 from ..quantized.weight import QuantizedWeight
 from ..selector.defaults import defaults_for, origin_for
+from ..selector.precompile import prepare_compiling
+from ..selector.predicted import MOST_KERNELS
 from ..selector.progress import Progress, progress_for
+from ..selector.remote import prepare_measuring
 from ..settings import Settings
 from ..store.store import open_store
 from ..workers.worker import NoWorkerError
 from .eager import scalars_of
-from .measured import in_models, prepare_tuning
+from .measured import in_models
 from .modules import is_conv1d, is_linear
 from .picks import stated
 
@@ -43,11 +47,16 @@ def verify_defaults(model: nn.Module, *, progress: bool) -> None:
 
 def make_defaults(device: DeviceInfo, classes: Sequence[RowClass], shown: Progress) -> None:
     """Make the default tables of classes on a device, and store them. Torch runs a class whose table cannot be made."""
-    chosen = in_models(settings.current(), device)
-    prepare_tuning(device, chosen)  # processes import their modules while choices are listed and compiled
+    current = settings.current()
+    # Processes import their modules while choices are listed, and this one imports Inductor while they compile.
+    if current.tune_in_subprocess:
+        prepare_measuring(device, current, timed=False)
+    prepare_compiling(current, MOST_KERNELS)
+    import_inductor = functools.partial(in_models, current, device)
     try:
         shown.stage(STAGE, 0, len(classes))
-        for number, default in enumerate(defaults_for(classes, device, chosen, shown), 1):
+        for number, default in enumerate(defaults_for(classes, device, current, shown, import_inductor), 1):
+            default.work.settings = chosen = in_models(current, device)
             try:
                 default.stored(open_store(chosen))
             except (NoValidChoicesError, NoWorkerError) as error:
@@ -104,7 +113,12 @@ def _dense(module: nn.Module, weight: torch.Tensor) -> Problem | None:
 
 
 def _has_table(rows_class: RowClass, device: DeviceInfo, current: Settings) -> bool:
-    """Return True for a measured table, and for a default one of the same origin as a new one."""
+    """Return True for a measured table, and for a default one of the same origin as a new one.
+
+    A plan has the table of either timing of kernels. ``in_models`` imports Inductor to know which comes first, so it comes last.
+    """
+    if range_plan_for(rows_class.problem, device, current) is None:
+        return False
     known = range_plan_for(rows_class.problem, device, in_models(current, device))
     if known is None or known.table is None:
         return False

@@ -7,15 +7,16 @@ has no product of them, and dequantizing the whole weight in each call takes lon
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
-from dataclasses import dataclass
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 
 from ..choice import Choice
 from ..device import DeviceInfo
 from ..problem.rows import RowClass
 from ..settings import Settings
 from ..store.store import Ranged, Store
-from .precompile import precompile
+from .precompile import Compilation
 from .predicted import ROWS, Gains, baseline_of, kept_kernels, likely_gains, offered_by, ordered
 from .predictor import shipped_predictor
 from .progress import Progress
@@ -61,14 +62,19 @@ class Default:
     work: Work
     origin: str
     orders: Sequence[tuple[int, Sequence[str]]]
+    _segments: dict[frozenset[str], list[Segment]] = field(default_factory=dict, init=False, repr=False, compare=False)
+    """Segments by the wrong choices that they leave out."""
 
     def segments(self) -> list[Segment]:
         """Return the segments of the choices that are not known to be wrong."""
-        found, lo = [], 1
-        for hi, names in self.orders:
-            found += _served(self.work, range(lo, hi + 1), [name for name in names if name not in self.work.wrong])
-            lo = hi + 1
-        return list(merged(found))
+        known = frozenset(self.work.wrong)
+        if known not in self._segments:
+            found, lo = [], 1
+            for hi, names in self.orders:
+                found += _served(self.work, range(lo, hi + 1), [name for name in names if name not in known])
+                lo = hi + 1
+            self._segments[known] = list(merged(found))
+        return self._segments[known]
 
     def kernels(self) -> list[Choice]:
         """Return the choices at both ends of each segment, which need nearly all of its kernels."""
@@ -111,18 +117,24 @@ def origin_for(rows_class: RowClass, device: DeviceInfo) -> str:
     return f"{PREDICTED} {known[0]}" if known else RULED if problem.widens_b else ""
 
 
-def defaults_for(classes: Sequence[RowClass], device: DeviceInfo, settings: Settings, progress: Progress) -> list[Default]:
-    """Return the default tables of classes, all kernels compiled. Classes that torch runs by default are left out.
+def defaults_for(
+    classes: Sequence[RowClass], device: DeviceInfo, settings: Settings, progress: Progress, meanwhile: Callable[[], object] = bool
+) -> Iterator[Default]:
+    """Yield the default tables of classes, each once its kernels are compiled. Classes that torch runs by default are left out.
 
-    The classes share few kernels, so that those of a model are compiled within seconds.
+    The classes share few kernels, so that those of a model are compiled within seconds. ``meanwhile`` is called once they compile.
     """
     works = {x: Work(x, range(1, ROWS[-1] + 1), device, settings, 0.0, progress) for x in classes if origin_for(x, device)}
     predictor, shipped = shipped_predictor(), shipped_for(device)
     gains = {x: likely_gains(work, predictor, shipped) for x, work in works.items()}
     kept = kept_kernels(list(gains.values()))
     made = [Default(work, origin_for(x, device), _orders(work, gains[x], kept)) for x, work in works.items()]
-    precompile([choice for x in made for choice in x.kernels()], settings)
-    return made
+    kernels = [x.kernels() for x in made]
+    with Compilation(itertools.chain(*kernels), settings) as compilation:
+        meanwhile()
+        for default, needed in zip(made, kernels, strict=True):
+            compilation.wait(needed)
+            yield default
 
 
 def _orders(work: Work, gains: Gains, kept: frozenset[str]) -> list[tuple[int, list[str]]]:

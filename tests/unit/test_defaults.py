@@ -12,6 +12,7 @@ from gemmtune import settings
 from gemmtune.device import detect
 from gemmtune.dispatch.ready import forget_plans
 from gemmtune.errors import NoValidChoicesError
+from gemmtune.integration import defaults as made_by
 from gemmtune.problem import Problem
 from gemmtune.problem.rows import row_classes
 from gemmtune.selector import defaults
@@ -116,3 +117,24 @@ def test_explain_names_the_origin_of_a_default_table(origin, words):
     store(made)
     a, b, scale = torch.randn(10, 64), torch.randint(-9, 9, (32, 64), dtype=torch.int8).t(), torch.rand(1, 32)
     assert words in str(gemmtune.explain("mixed_mm", a, b, scale_b=scale))
+
+
+def test_processes_start_first_and_inductor_is_imported_while_kernels_compile(monkeypatch):
+    """The order in which ``optimize`` makes the tables of a model on a GPU, whose timing Inductor's options decide."""
+    events = []
+
+    def in_models(given, device):
+        events.append("inductor")
+        return dataclasses.replace(given, timing="spaced")
+
+    monkeypatch.setattr(made_by, "prepare_measuring", lambda device, given, timed: events.append(f"measuring, timed {timed}"))
+    monkeypatch.setattr(made_by, "prepare_compiling", lambda given, most: events.append(f"{most} compilers"))
+    monkeypatch.setattr(made_by, "in_models", in_models)
+    add, wait = defaults.Compilation.add, defaults.Compilation.wait
+    monkeypatch.setattr(defaults.Compilation, "add", lambda self, choices: events.append("compiling") or add(self, choices))
+    monkeypatch.setattr(defaults.Compilation, "wait", lambda self, *args: events.append("wait") or wait(self, *args))
+    with settings.patch(tune_in_subprocess=True):
+        made_by.make_defaults(detect("cpu"), [row_classes(PROBLEM)[0]], Progress())
+    assert events[:5] == ["measuring, timed False", "12 compilers", "compiling", "inductor", "wait"]
+    [fact] = [fact for fact in open_store(settings.current()).every_ranged() if fact.kind == DEFAULT]
+    assert fact.fingerprint == fingerprint_text(detect("cpu"), "spaced")

@@ -40,7 +40,7 @@ def few_bits(m: int = 16, n: int = 4096, k: int = 4096, encoding: str = "int4") 
 @pytest.fixture
 def made_for(monkeypatch):
     """Return the default tables for weights on a GPU, of which nothing is compiled or run."""
-    monkeypatch.setattr(defaults, "precompile", lambda *_: {})
+    monkeypatch.setattr(defaults.Compilation, "add", lambda *_: None)
     monkeypatch.setattr("gemmtune.selector.ranges.uncompiled", lambda *_: {})
     monkeypatch.setattr("gemmtune.selector.ranges.failures_of", lambda *_: {})
     machine = predictor.shipped_predictor().origin["machines"][0]
