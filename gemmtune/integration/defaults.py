@@ -37,7 +37,7 @@ STAGE = "default kernels"
 
 
 def verify_defaults(model: nn.Module, *, progress: bool) -> None:
-    """Make a default table for each class of layers of a model on a GPU that has no table yet, and store it.
+    """Make a default table for each class of layers of a model that has no table yet, and store it.
 
     Every choice is compiled and verified here, once for a machine. Torch runs a layer whose table cannot be made.
     """
@@ -51,7 +51,8 @@ def make_defaults(device: DeviceInfo, classes: Sequence[RowClass], shown: Progre
     # Processes import their modules while choices are listed, and this one imports Inductor while they compile.
     if current.tune_in_subprocess:
         prepare_measuring(device, current, timed=False)
-    prepare_compiling(current, MOST_KERNELS)
+    if device.type != "cpu":
+        prepare_compiling(current, MOST_KERNELS)
     import_inductor = functools.partial(in_models, current, device)
     try:
         shown.stage(STAGE, 0, len(classes))
@@ -82,10 +83,12 @@ def _classes(model: nn.Module) -> dict[DeviceInfo, list[RowClass]]:
 
 
 def _problems(model: nn.Module) -> Iterator[tuple[Problem, DeviceInfo]]:
-    """Yield the product of each layer on a GPU, with some rows, and the layer's device."""
+    """Yield the product of each layer on a GPU, and of each quantized one on a CPU, with some rows, and the layer's device."""
     for module in model.modules():
         weight = getattr(module, "weight", None)
-        if not isinstance(weight, torch.Tensor) or weight.dim() != 2 or not weight.is_cuda:
+        if not isinstance(weight, torch.Tensor) or weight.dim() != 2:
+            continue
+        if not weight.is_cuda and not (isinstance(weight, QuantizedWeight) and weight.device.type == "cpu"):
             continue
         with torch.no_grad():
             problem = _quantized(weight) if isinstance(weight, QuantizedWeight) else _dense(module, weight)
