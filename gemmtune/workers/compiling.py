@@ -1,7 +1,5 @@
 """Job of a process that compiles. This module needs no torch, so that such a process starts in a tenth of the time."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from ..settings import Settings, use
