@@ -49,10 +49,7 @@ def make_defaults(device: DeviceInfo, classes: Sequence[RowClass], shown: Progre
     """Make the default tables of classes on a device, and store them. Torch runs a class whose table cannot be made."""
     current = settings.current()
     # Processes import their modules while choices are listed, and this one imports Inductor while they compile.
-    if current.tune_in_subprocess:
-        prepare_measuring(device, current, timed=False)
-    if device.type != "cpu":
-        prepare_compiling(current, MOST_KERNELS)
+    start_processes(device, current)
     import_inductor = functools.partial(in_models, current, device)
     try:
         shown.stage(STAGE, 0, len(classes))
@@ -68,6 +65,15 @@ def make_defaults(device: DeviceInfo, classes: Sequence[RowClass], shown: Progre
         shown.close()
         forget_range_plans()
         forget_plans()
+
+
+def start_processes(device: DeviceInfo, current: Settings) -> None:
+    """Start the processes that compile and verify the default tables of a GPU. Those of a CPU start when they are needed."""
+    if device.type == "cpu":
+        return
+    if current.tune_in_subprocess:
+        prepare_measuring(device, current, timed=False)
+    prepare_compiling(current, MOST_KERNELS)
 
 
 def _classes(model: nn.Module) -> dict[DeviceInfo, list[RowClass]]:

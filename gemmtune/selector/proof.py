@@ -88,7 +88,7 @@ def kernels_of(choice: Choice, rows: range, rows_class: RowClass, device: Device
         return found if isinstance(found, Choice) else None
 
     if choice.one_kernel:
-        first = next((found for m in rows if (found := at(m)) is not None), None)
+        first = next((one for m in rows if (one := at(m)) is not None), None)
         return [] if first is None else [first]
     checked = {*rows[:EVERY_ROW], *rows[-EVERY_ROW:]}
     power = 16

@@ -11,7 +11,7 @@ from torch import nn
 
 import gemmtune
 from gemmtune import settings
-from gemmtune.device import detect
+from gemmtune.device import detect, preset
 from gemmtune.dispatch.ready import forget_plans
 from gemmtune.errors import NoValidChoicesError
 from gemmtune.integration import defaults as made_by
@@ -19,6 +19,7 @@ from gemmtune.integration import eager
 from gemmtune.problem import Problem
 from gemmtune.problem.rows import row_classes
 from gemmtune.selector import defaults
+from gemmtune.selector.predicted import MOST_KERNELS
 from gemmtune.selector.progress import Progress
 from gemmtune.selector.segments import DEFAULT, Table
 from gemmtune.store.key import fingerprint_text
@@ -131,15 +132,19 @@ def test_processes_start_first_and_inductor_is_imported_while_kernels_compile(mo
         events.append("inductor")
         return dataclasses.replace(given, timing="spaced")
 
-    monkeypatch.setattr(made_by, "prepare_measuring", lambda device, given, timed: events.append(f"measuring, timed {timed}"))
-    monkeypatch.setattr(made_by, "prepare_compiling", lambda given, most: events.append(f"{most} compilers"))
+    prepared = []
+    monkeypatch.setattr(made_by, "prepare_measuring", lambda device, given, timed: prepared.append((device.type, timed)))
+    monkeypatch.setattr(made_by, "prepare_compiling", lambda given, most: prepared.append(most))
+    for device, subprocess in ((detect("cpu"), True), (preset("sm90"), True), (preset("sm90"), False)):
+        made_by.start_processes(device, dataclasses.replace(settings.current(), tune_in_subprocess=subprocess))
+    assert prepared == [("cuda", False), MOST_KERNELS, MOST_KERNELS]
+    monkeypatch.setattr(made_by, "start_processes", lambda *_: events.append("processes"))
     monkeypatch.setattr(made_by, "in_models", in_models)
     add, wait = defaults.Compilation.add, defaults.Compilation.wait
     monkeypatch.setattr(defaults.Compilation, "add", lambda self, choices: events.append("compiling") or add(self, choices))
     monkeypatch.setattr(defaults.Compilation, "wait", lambda self, *args: events.append("wait") or wait(self, *args))
-    with settings.patch(tune_in_subprocess=True):
-        made_by.make_defaults(detect("cpu"), [row_classes(PROBLEM)[0]], Progress())
-    assert events[:4] == ["measuring, timed False", "compiling", "inductor", "wait"], "a CPU has no compilers to start"
+    made_by.make_defaults(detect("cpu"), [row_classes(PROBLEM)[0]], Progress())
+    assert events[:4] == ["processes", "compiling", "inductor", "wait"]
     [fact] = [fact for fact in open_store(settings.current()).every_ranged() if fact.kind == DEFAULT]
     assert fact.fingerprint == fingerprint_text(detect("cpu"), "spaced")
 
