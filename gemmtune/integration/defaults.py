@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 from collections.abc import Iterator, Sequence
@@ -53,13 +54,15 @@ def make_defaults(device: DeviceInfo, classes: Sequence[RowClass], shown: Progre
     import_inductor = functools.partial(in_models, current, device)
     try:
         shown.stage(STAGE, 0, len(classes))
-        for number, default in enumerate(defaults_for(classes, device, current, shown, import_inductor), 1):
-            default.work.settings = chosen = in_models(current, device)
-            try:
-                default.stored(open_store(chosen))
-            except (NoValidChoicesError, NoWorkerError) as error:
-                log.warning("torch runs %s where it is not tuned: %s", default.work.rows_class, error)
-            shown.stage(STAGE, number, len(classes))
+        # An interruption ends the compilations.
+        with contextlib.closing(defaults_for(classes, device, current, shown, import_inductor)) as found:
+            for number, default in enumerate(found, 1):
+                default.work.settings = chosen = in_models(current, device)
+                try:
+                    default.stored(open_store(chosen))
+                except (NoValidChoicesError, NoWorkerError) as error:
+                    log.warning("torch runs %s where it is not tuned: %s", default.work.rows_class, error)
+                shown.stage(STAGE, number, len(classes))
         shown.stage(STAGE, len(classes), len(classes))
     finally:
         shown.close()

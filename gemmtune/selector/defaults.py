@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 
 from ..choice import Choice
@@ -127,7 +127,7 @@ def origin_for(rows_class: RowClass, device: DeviceInfo) -> str:
 
 def defaults_for(
     classes: Sequence[RowClass], device: DeviceInfo, settings: Settings, progress: Progress, meanwhile: Callable[[], object] = bool
-) -> Iterator[Default]:
+) -> Generator[Default, None, None]:
     """Yield the default tables of classes, each once its kernels are compiled. Classes that torch runs by default are left out.
 
     The classes share few kernels, so that those of a model are compiled within seconds. ``meanwhile`` is called once they compile.

@@ -185,3 +185,20 @@ def test_without_a_compiler_torch_runs_a_quantized_model_on_a_cpu(monkeypatch, t
         expected = model(x)
         assert torch.equal(gemmtune.optimize(model, progress=False)(x), expected)
     assert not open_store(settings.current()).every_ranged()
+
+
+def test_an_interrupted_verification_ends_the_compilations(monkeypatch):
+    closed = []
+    close = defaults.Compilation.close
+    monkeypatch.setattr(defaults.Compilation, "close", lambda self: closed.append(True) or close(self))
+
+    def interrupted(self, store):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(defaults.Default, "stored", interrupted)
+    try:
+        made_by.make_defaults(detect("cpu"), [row_classes(PROBLEM)[0]], Progress())
+    except KeyboardInterrupt as interruption:
+        assert closed, f"the traceback of {interruption!r} still has the frames"
+    else:
+        pytest.fail("the interruption was lost")
