@@ -196,9 +196,7 @@ def test_an_interrupted_verification_ends_the_compilations(monkeypatch):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(defaults.Default, "stored", interrupted)
-    try:
+    with pytest.raises(KeyboardInterrupt) as caught:
         made_by.make_defaults(detect("cpu"), [row_classes(PROBLEM)[0]], Progress())
-    except KeyboardInterrupt as interruption:
-        assert closed, f"the traceback of {interruption!r} still has the frames"
-    else:
-        pytest.fail("the interruption was lost")
+    assert caught.tb is not None, "its frames still have the generator"
+    assert closed
