@@ -126,11 +126,15 @@ def origin_for(rows_class: RowClass, device: DeviceInfo) -> str:
 
 
 def defaults_for(
-    classes: Sequence[RowClass], device: DeviceInfo, settings: Settings, progress: Progress, meanwhile: Callable[[], object] = bool
+    classes: Sequence[RowClass],
+    device: DeviceInfo,
+    settings: Settings,
+    progress: Progress,
+    while_compiling: Callable[[], object] = bool,
 ) -> Generator[Default, None, None]:
     """Yield the default tables of classes, each once its kernels are compiled. Classes that torch runs by default are left out.
 
-    The classes share few kernels, so that those of a model are compiled within seconds. ``meanwhile`` is called once they compile.
+    The classes share few kernels, so that those of a model are compiled within seconds. ``while_compiling`` is called once they compile.
     """
     works = {x: Work(x, range(1, ROWS[-1] + 1), device, settings, 0.0, progress) for x in classes if origin_for(x, device)}
     predictor, shipped = shipped_predictor(), shipped_for(device)
@@ -139,7 +143,7 @@ def defaults_for(
     made = [Default(work, origin_for(x, device), _orders(work, gains[x], kept)) for x, work in works.items()]
     kernels = [x.kernels() for x in made]
     with Compilation(itertools.chain(*kernels), settings) as compilation:
-        meanwhile()
+        while_compiling()
         for default, needed in zip(made, kernels, strict=True):
             compilation.wait(needed)
             yield default
