@@ -134,7 +134,7 @@ def defaults_for(
 ) -> Generator[Default, None, None]:
     """Yield the default tables of classes, each once its kernels are compiled. Classes that torch runs by default are left out.
 
-    The classes share few kernels, so that those of a model are compiled within seconds. ``while_compiling`` is called once they compile.
+    The classes share few kernels, so that those of a model compile within seconds. ``while_compiling`` is called once they do.
     """
     works = {x: Work(x, range(1, ROWS[-1] + 1), device, settings, 0.0, progress) for x in classes if origin_for(x, device)}
     predictor, shipped = shipped_predictor(), shipped_for(device)
