@@ -6,10 +6,7 @@ import concurrent.futures
 import http.client
 import json
 import os
-import socket
-import subprocess
 import sys
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,6 +15,7 @@ import pytest
 import serving_process
 import torch
 from extras import needs
+from http_server import free_port, started
 from models import Needed, made, tokens
 from test_generate import GREEDY, served, with_tables
 
@@ -92,43 +90,16 @@ def test_requests_over_http_get_the_same_tokens_and_tune_nothing(served: object,
 @contextmanager
 def serving(folder: Path, model: Path, words: Sequence[str]) -> Iterator[tuple[int, Path]]:
     """Serve a model. Yield the port and the log of what ran."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    log, output = folder / "ran.log", folder / "server.log"
+    port, log = free_port(), folder / "ran.log"
     log.touch()
     command = [sys.executable, str(HERE / "serving_process.py"), str(log), "serve", str(model), "--device", "cpu"]
+    command += ["--host", "127.0.0.1", "--port", str(port), *words]
     paths = (HERE.parents[1], HERE, HERE.parent / "unit", HERE.parent)
     environment = os.environ | {
         "PYTHONPATH": os.pathsep.join(map(str, paths)), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": str(torch.get_num_threads()),
     }  # fmt: skip
-    with output.open("w") as out:
-        address = ["--host", "127.0.0.1", "--port", str(port)]
-        server = subprocess.Popen([*command, *address, *words], env=environment, stdout=out, stderr=subprocess.STDOUT)
-        try:
-            wait_for(port, server, output)
-            yield port, log
-        finally:
-            server.terminate()
-            try:
-                server.wait(30)
-            except subprocess.TimeoutExpired:
-                server.kill()
-                server.wait()
-
-
-def wait_for(port: int, server: subprocess.Popen[bytes], output: Path) -> None:
-    """Wait until the server answers. Fail with what it printed if it ends."""
-    for _ in range(400):
-        assert server.poll() is None, output.read_text()[-4000:]
-        try:
-            connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
-            connection.request("GET", "/health")
-            if connection.getresponse().status == 200:
-                return
-        except OSError:
-            time.sleep(0.25)
-    raise TimeoutError(output.read_text()[-4000:])
+    with started(command, port, folder / "server.log", environment):
+        yield port, log
 
 
 def answer(port: int, model: Path, prompt: str) -> str:
