@@ -130,6 +130,10 @@ class Choice(ABC):
             CompileError: the compiler refused it.
         """
 
+    def compilation(self) -> Callable[[], object]:
+        """Return ``compile`` as a function for another process. It starts in a tenth of the time if the function needs no torch."""
+        return self.compile
+
     def load(self) -> Any:
         """Load the artifact of ``compile`` (made if it is missing) for the current device.
 
@@ -153,8 +157,7 @@ class Choice(ABC):
     def at(self, problem: Problem, device: DeviceInfo) -> Choice | str:  # noqa: ARG002 - subclasses use them
         """Return the same kernel with the same parameters for a problem that differs in M alone, or why it is illegal there.
 
-        A choice that supports many M serves calls with any number of rows (``problem.rows``). It may have another
-        ``compile_key`` there.
+        A choice that supports many M serves calls with any number of rows. It may have another ``compile_key`` there.
         """
         return f"{self.name} serves {self.problem} only"
 
@@ -171,11 +174,15 @@ class Choice(ABC):
         """
         return False
 
+    @property
+    def one_kernel(self) -> bool:
+        """True if ``at`` keeps the ``compile_key`` for every M at which it finds the choice legal."""
+        return False
+
     def launch_variants(self) -> Sequence[Choice]:
         """Return other choices with the same ``compile_key``: the launch parameters of a compiled kernel.
 
-        They are not enumerated. The selector requests them repeatedly for the fastest few choices, so variants that differ in
-        one respect are enough.
+        They are not enumerated. The selector asks again for the fastest few, so variants that differ in one respect are enough.
         """
         return ()
 
@@ -220,8 +227,7 @@ class Choice(ABC):
         return False
 
     def why_unordered(self, allowing: str) -> str:
-        """Return why its claims are not ``deterministic`` although the settings require it. ``allowing`` names the setting to
-        change."""
+        """Return why it is not ``deterministic`` although the settings require it. ``allowing`` names the setting to change."""
         return f"equal inputs need not give equal bits: deterministic forbids it ({allowing} allows it where torch does)"
 
     @property

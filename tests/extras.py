@@ -17,8 +17,10 @@ MODULES = {
     "peft": "peft",
     "lightning": "lightning",
     "vllm": "vllm",
+    "serve": "fastapi",
 }
-"""Module of each extra, by the name that tests give: an extra of gemmtune, a package of the extra ``models``, or vLLM."""
+"""Module of each extra, by the name that tests give: an extra of gemmtune, a package of the extra ``models``, vLLM, or
+``transformers[serving]``."""
 
 
 def needs(*extras: str) -> pytest.MarkDecorator:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Self
 
@@ -51,6 +51,10 @@ class AroundChoice(Choice):
 
     def compile(self) -> None:
         self.inner.compile()
+
+    def compilation(self) -> Callable[[], object]:
+        """Return the compilation of the inner choice."""
+        return self.inner.compilation()
 
     def load(self) -> Any:
         return self.inner.load()

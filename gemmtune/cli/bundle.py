@@ -13,13 +13,13 @@ import click
 import torch
 
 from .. import settings
-from ..backends.triton.artifacts import FOLDER as TRITON
-from ..backends.triton.kernels import keep_driver_module
 from ..cache import announce, folder_of, kernel_files
 from ..errors import GemmtuneError, SettingsError
 from ..native import build
 from ..settings import Settings
 from ..store.store import Store
+from ..toolchain.triton_artifacts import FOLDER as TRITON
+from ..toolchain.triton_kernels import keep_driver_module
 from .output import STDOUT, write_json
 
 ARCHIVES = (".tar.gz", ".tgz")

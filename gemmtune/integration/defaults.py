@@ -1,5 +1,7 @@
 """Tables for the layers of a model that nobody tuned: shipped, predicted or by rule, and verified on this machine."""
 
+import contextlib
+import functools
 import logging
 from collections.abc import Iterator, Sequence
 
@@ -15,12 +17,15 @@ from ..problem import Problem
 from ..problem.rows import RowClass, row_classes
 from ..quantized.weight import QuantizedWeight
 from ..selector.defaults import defaults_for, origin_for
+from ..selector.precompile import prepare_compiling
+from ..selector.predicted import MOST_KERNELS
 from ..selector.progress import Progress, progress_for
+from ..selector.remote import prepare_measuring
 from ..settings import Settings
 from ..store.store import open_store
 from ..workers.worker import NoWorkerError
 from .eager import scalars_of
-from .measured import in_models, prepare_tuning
+from .measured import in_models
 from .modules import is_conv1d, is_linear
 from .picks import stated
 
@@ -31,7 +36,7 @@ STAGE = "default kernels"
 
 
 def verify_defaults(model: nn.Module, *, progress: bool) -> None:
-    """Make a default table for each class of layers of a model on a GPU that has no table yet, and store it.
+    """Make a default table for each class of layers of a model that has no table yet, and store it.
 
     Every choice is compiled and verified here, once for a machine. Torch runs a layer whose table cannot be made.
     """
@@ -41,21 +46,35 @@ def verify_defaults(model: nn.Module, *, progress: bool) -> None:
 
 def make_defaults(device: DeviceInfo, classes: Sequence[RowClass], shown: Progress) -> None:
     """Make the default tables of classes on a device, and store them. Torch runs a class whose table cannot be made."""
-    chosen = in_models(settings.current(), device)
-    prepare_tuning(device, chosen)  # processes import their modules while choices are listed and compiled
+    current = settings.current()
+    # Processes import their modules while choices are listed, and this one imports Inductor while they compile.
+    start_processes(device, current)
+    import_inductor = functools.partial(in_models, current, device)
     try:
         shown.stage(STAGE, 0, len(classes))
-        for number, default in enumerate(defaults_for(classes, device, chosen, shown), 1):
-            try:
-                default.stored(open_store(chosen))
-            except (NoValidChoicesError, NoWorkerError) as error:
-                log.warning("torch runs %s where it is not tuned: %s", default.work.rows_class, error)
-            shown.stage(STAGE, number, len(classes))
+        # An interruption ends the compilations.
+        with contextlib.closing(defaults_for(classes, device, current, shown, import_inductor)) as found:
+            for number, default in enumerate(found, 1):
+                default.work.settings = chosen = in_models(current, device)
+                try:
+                    default.stored(open_store(chosen))
+                except (NoValidChoicesError, NoWorkerError) as error:
+                    log.warning("torch runs %s where it is not tuned: %s", default.work.rows_class, error)
+                shown.stage(STAGE, number, len(classes))
         shown.stage(STAGE, len(classes), len(classes))
     finally:
         shown.close()
         forget_range_plans()
         forget_plans()
+
+
+def start_processes(device: DeviceInfo, current: Settings) -> None:
+    """Start the processes that compile and verify the default tables of a GPU. Those of a CPU start when they are needed."""
+    if device.type == "cpu":
+        return
+    if current.tune_in_subprocess:
+        prepare_measuring(device, current, timed=False)
+    prepare_compiling(current, MOST_KERNELS)
 
 
 def _classes(model: nn.Module) -> dict[DeviceInfo, list[RowClass]]:
@@ -71,10 +90,12 @@ def _classes(model: nn.Module) -> dict[DeviceInfo, list[RowClass]]:
 
 
 def _problems(model: nn.Module) -> Iterator[tuple[Problem, DeviceInfo]]:
-    """Yield the product of each layer on a GPU, with some rows, and the layer's device."""
+    """Yield the product of each layer on a GPU, and of each quantized one on a CPU, with some rows, and the layer's device."""
     for module in model.modules():
         weight = getattr(module, "weight", None)
-        if not isinstance(weight, torch.Tensor) or weight.dim() != 2 or not weight.is_cuda:
+        if not isinstance(weight, torch.Tensor) or weight.dim() != 2:
+            continue
+        if not weight.is_cuda and not (isinstance(weight, QuantizedWeight) and weight.device.type == "cpu"):
             continue
         with torch.no_grad():
             problem = _quantized(weight) if isinstance(weight, QuantizedWeight) else _dense(module, weight)
@@ -102,7 +123,12 @@ def _dense(module: nn.Module, weight: torch.Tensor) -> Problem | None:
 
 
 def _has_table(rows_class: RowClass, device: DeviceInfo, current: Settings) -> bool:
-    """Return True for a measured table, and for a default one of the same origin as a new one."""
+    """Return True for a measured table, and for a default one of the same origin as a new one.
+
+    A plan has the table of either timing of kernels. ``in_models`` imports Inductor to know which comes first, so it comes last.
+    """
+    if range_plan_for(rows_class.problem, device, current) is None:
+        return False
     known = range_plan_for(rows_class.problem, device, in_models(current, device))
     if known is None or known.table is None:
         return False

@@ -14,7 +14,9 @@ from dataclasses import dataclass
 
 from ..choice import Choice, Status
 from ..errors import CompileError
-from ..settings import Settings, use
+from ..settings import Settings
+from ..toolchain import cubin, triton_kernels
+from ..workers import compiling
 from ..workers.pool import WORKERS
 from ..workers.worker import NoWorkerError, Worker, WorkerCrashed, WorkerTimedOut
 
@@ -24,10 +26,14 @@ COMPILING = "compile"
 Progress = Callable[[int, int], None]
 
 
-def prepare_compiling(settings: Settings) -> None:
-    """Start the compiler processes unless they are idle already. They import their modules while the caller continues."""
-    triton = ("triton",) if importlib.util.find_spec("triton") is not None else ()
-    WORKERS.prepare(COMPILING, settings.compile_processes, (__name__, *triton))
+def prepare_compiling(settings: Settings, most: int | None = None) -> None:
+    """Start the compiler processes, or the ``most`` that are needed, unless they are idle already.
+
+    They import compilers while the caller continues. Compiling for a GPU needs no torch, whose import would take longer.
+    """
+    triton = ("triton.compiler",) if importlib.util.find_spec("triton") is not None else ()
+    modules = (compiling.__name__, cubin.__name__, triton_kernels.__name__, *triton)
+    WORKERS.prepare(COMPILING, min(most or settings.compile_processes, settings.compile_processes), modules)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,7 +112,7 @@ class Compilation(AbstractContextManager["Compilation"]):
             if self._settings.tune_in_subprocess:
                 raise
         with self._here:
-            return self._attempted(lambda: compile_choice(choice, self._settings))
+            return self._attempted(lambda: compiling.run(choice.compile, self._settings))
 
     def _compile_in_worker(self, choice: Choice) -> CompileFailure | None:
         with self._lock:
@@ -116,7 +122,7 @@ class Compilation(AbstractContextManager["Compilation"]):
             self._busy.add(worker)
         limit_s = self._settings.compile_timeout_s
         try:
-            return self._attempted(lambda: worker.call(compile_choice, choice, self._settings, timeout_s=limit_s))
+            return self._attempted(lambda: worker.call(compiling.run, choice.compilation(), self._settings, timeout_s=limit_s))
         finally:
             with self._lock:
                 self._busy.discard(worker)
@@ -147,9 +153,3 @@ def _follow(wanted: set[Future[CompileFailure | None]], progress: Progress, unti
         with contextlib.suppress(TimeoutError):
             for done, _ in enumerate(as_completed(wanted, rest_s), 1):
                 progress(done, len(wanted))
-
-
-def compile_choice(choice: Choice, settings: Settings) -> None:
-    """Compile a choice. It runs in a worker process, or in this one if none can start."""
-    with use(settings):
-        choice.compile()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -13,6 +14,7 @@ from ..backends.table import TEMPLATES
 from ..choice import Choice
 from ..filters import filtered
 from ..problem import Problem
+from ..settings import Settings
 from .features import kernel_of, kind_of
 from .offers import enabled_backends, legal_offers, named_choice
 from .predictor import Predictor
@@ -92,9 +94,15 @@ def offered_by(backend: str, work: Work, problem: Problem) -> Sequence[Choice]:
     """Return the choices of one backend that pass the settings. Empty if it is not enabled. A regex without matches is no fault."""
     if backend not in enabled_backends(work.device, work.settings):
         return ()
-    alone = dataclasses.replace(work.settings, backends=(backend,))
+    alone = _alone(work.settings, backend)
     legal = legal_offers(problem, work.device, alone, on_this_machine=backend != "aten")  # torch is always here
     return filtered(legal, alone, templates=TEMPLATES).choices
+
+
+@functools.lru_cache(maxsize=16)
+def _alone(settings: Settings, backend: str) -> Settings:
+    """Return the settings with one backend. Making them checks every field."""
+    return dataclasses.replace(settings, backends=(backend,))
 
 
 def kept_kernels(gains: Sequence[Gains]) -> frozenset[str]:

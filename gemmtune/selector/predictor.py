@@ -12,6 +12,8 @@ import hashlib
 import io
 import json
 import logging
+import struct
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -69,6 +71,11 @@ log = logging.getLogger("gemmtune")
 
 FILE = Path(__file__).parents[1] / "data" / "predictor.npz"
 VERSION = 2
+DAMAGES = (
+    BadZipFile, zlib.error, struct.error, LookupError, TypeError, AttributeError, OSError, EOFError, UnicodeDecodeError,
+    ArithmeticError, MemoryError, RuntimeError,
+)  # fmt: skip
+"""Exceptions of zipfile and numpy for a file with other bytes: wrong lengths, methods, flags, sizes."""
 NEAR = (1.0, 2.0, 2.5)
 """Octaves of M, N and K within which a measured problem supports a prediction."""
 FEW_ROWS, MARGIN_OF_MORE = 16, 0.02
@@ -193,7 +200,7 @@ def unpacked(data: bytes) -> Predictor:
             portfolios[kind] = Portfolio(names=listed, measured=measured, margin=margin, spreads=spreads)
         if begin != len(points):
             raise ValueError(f"got {len(points)} measured sizes, expected {begin}")
-    except (BadZipFile, KeyError, TypeError, AttributeError, OSError, EOFError, UnicodeDecodeError) as error:
+    except DAMAGES as error:
         raise ValueError(f"got damaged data ({type(error).__name__}: {error})") from error
     return Predictor(forests=forests, portfolios=portfolios, origin=meta["origin"], digest=hashlib.sha256(data).hexdigest()[:8])
 

@@ -80,6 +80,9 @@ def kernels_of(choice: Choice, rows: range, rows_class: RowClass, device: Device
         found = choice.at(rows_class.at(m), device) if rows_class.has(m) else None
         return found if isinstance(found, Choice) else None
 
+    if choice.one_kernel:
+        first = next((one for m in rows if (one := at(m)) is not None), None)
+        return [] if first is None else [first]
     checked = {*rows[:EVERY_ROW], *rows[-EVERY_ROW:]}
     power = 16
     while power <= rows[-1]:

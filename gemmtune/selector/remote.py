@@ -174,9 +174,12 @@ def measuring_kind(device: DeviceInfo) -> str:
     return f"measure-{device.type}:{device.index}"
 
 
-def prepare_measuring(device: DeviceInfo, settings: Settings) -> None:
-    """Start an idle measuring process of a device, which imports in parallel. A GPU's first library calls take seconds in total."""
-    warm_up = None if device.type == "cpu" else functools.partial(_warm_up, device, settings)
+def prepare_measuring(device: DeviceInfo, settings: Settings, *, timed: bool = True) -> None:
+    """Start an idle measuring process of a device, which imports in parallel.
+
+    A GPU's first library calls take seconds in total. A process that only verifies (``timed`` false) runs torch's own product.
+    """
+    warm_up = None if device.type == "cpu" else functools.partial(_warm_up, device, settings, timed=timed)
     WORKERS.prepare(measuring_kind(device), 1, (__name__,), warm_up)
 
 
@@ -189,12 +192,16 @@ def import_meanwhile(device: DeviceInfo, module: str) -> None:
 _sessions: list[Session] = []
 
 
-def _warm_up(device: DeviceInfo, settings: Settings) -> None:
+def _warm_up(device: DeviceInfo, settings: Settings, *, timed: bool) -> None:
     problem = Problem.mm(*WARM_UP_SIZES, device_type=device.type)
-    offers = offers_for(problem, device, dataclasses.replace(settings, backends=libraries_of(device, settings) or ("aten",)))
+    libraries = libraries_of(device, settings) if timed else ()
+    offers = offers_for(problem, device, dataclasses.replace(settings, backends=libraries or ("aten",)))
     with Session(problem, device, settings) as session:
         for choice in offers.choices[:2]:
-            session.examine(choice, None)
+            if timed:
+                session.examine(choice, None)
+            else:
+                session.prove(choice)
 
 
 def _open(problem: Problem, device: DeviceInfo, settings: Settings, host_us: float) -> None:

@@ -12,8 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from ..errors import CompileError, UnavailableError
 from .made_once import compile_text, made_once
 from .nvcc import LEAST_CUDA, find_compiler, toolkit_folders
@@ -47,20 +45,20 @@ def find_cubin_compiler() -> CubinCompiler:
 
 def _nvrtc() -> CubinCompiler:
     found = find_nvrtc()
+    return CubinCompiler(name=str(found), compile=functools.partial(_compile_with_nvrtc, found))
 
-    def compile_with_nvrtc(text: str, arch: str, made: Path, name: str) -> None:
-        made.write_bytes(found.cubin(text, [*FLAGS, f"--gpu-architecture={arch}"], name))
 
-    return CubinCompiler(name=str(found), compile=compile_with_nvrtc)
+def _compile_with_nvrtc(found: Nvrtc, text: str, arch: str, made: Path, name: str) -> None:
+    made.write_bytes(found.cubin(text, [*FLAGS, f"--gpu-architecture={arch}"], name))
 
 
 def _nvcc() -> CubinCompiler:
     found = find_compiler()
+    return CubinCompiler(name=f"nvcc {found.cuda}", compile=functools.partial(_compile_with_nvcc, found.path))
 
-    def compile_with_nvcc(text: str, arch: str, made: Path, name: str) -> None:
-        compile_text([found.path, *FLAGS, "-cubin", "-w", f"-arch={arch}"], text, ".cu", made, name)
 
-    return CubinCompiler(name=f"nvcc {found.cuda}", compile=compile_with_nvcc)
+def _compile_with_nvcc(nvcc: str, text: str, arch: str, made: Path, name: str) -> None:
+    compile_text([nvcc, *FLAGS, "-cubin", "-w", f"-arch={arch}"], text, ".cu", made, name)
 
 
 def make_cubin(file: Sequence[str], text: Callable[[], str], arch: str, name: str) -> Path:
@@ -70,6 +68,11 @@ def make_cubin(file: Sequence[str], text: Callable[[], str], arch: str, name: st
     the cache folder is not writable, UnavailableError without a compiler.
     """
     return made_once(file, lambda made: find_cubin_compiler().compile(text(), arch, made, name), name)
+
+
+def compile_cubin(compiler: CubinCompiler, file: Sequence[str], text: str, arch: str, name: str) -> None:
+    """Make the cubin ``file`` of the cache by a compiler that another process has found. Needs no torch. Raises CompileError."""
+    made_once(file, lambda made: compiler.compile(text, arch, made, name), name)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,15 +108,14 @@ class Nvrtc:
             library.nvrtcDestroyProgram(ctypes.byref(program))
 
 
-def find_nvrtc() -> Nvrtc:
-    """Return this machine's NVRTC, preferably of torch's CUDA version, whose cubins load. Raises UnavailableError for none."""
-    return _first(tuple(libraries()))
-
-
 @functools.cache
-def _first(paths: tuple[Path, ...]) -> Nvrtc:
+def find_nvrtc() -> Nvrtc:
+    """Return this machine's NVRTC, preferably of torch's CUDA version, whose cubins load. Raises UnavailableError for none.
+
+    A process keeps what it found: each choice that is not compiled yet asks for it.
+    """
     reasons = []
-    for path in paths:
+    for path in libraries():
         found = Nvrtc(path=path)
         try:
             version = found.version
@@ -138,6 +140,8 @@ def libraries() -> list[Path]:
         for path in sorted(folder.glob("libnvrtc.so.*"))
         if (name := NAME.search(path.name))
     }
+    import torch  # noqa: PLC0415 - processes that only compile start without it
+
     wanted = int((torch.version.cuda or "0").split(".")[0])
     return sorted(found, key=lambda path: (found[path] != wanted, -found[path]))
 

@@ -38,6 +38,8 @@ POSTING_S = 2.0
 """Time limit for handing over a posted function, which a worker reads only after the previous ones."""
 ENDING_S = 10.0
 """Time limit for the end of a killed process. The system may keep it longer, in a driver for example."""
+DIED = "died by "
+"""Words before the signal that ended a process."""
 GARBLED = "garbled its answer"
 """Words in the reason of a WorkerCrashed whose answer is none."""
 TAIL_BYTES = 4000
@@ -63,10 +65,13 @@ class NoWorkerError(UnavailableError):
 
     def __init__(self, why: str) -> None:
         self.why = why
-        super().__init__(
-            f"no worker process can be started: {why}; sys.executable is {sys.executable!r}, expected the path of a Python "
-            "interpreter that starts: set sys.executable to it, or tune_in_subprocess=False to compile and tune in this process"
+        remedy = (
+            "the signal came while it started: look in the system's log for its reason, such as a lack of memory, and try again"
+            if DIED in why
+            else f"sys.executable is {sys.executable!r}, expected the path of a Python interpreter that starts: set sys.executable "
+            "to it, or tune_in_subprocess=False to compile and tune in this process"
         )
+        super().__init__(f"no worker process can be started: {why}; {remedy}")
 
     def __reduce__(self) -> tuple[type[NoWorkerError], tuple[str]]:
         return (type(self), (self.why,))
@@ -241,7 +246,7 @@ class Worker:
         status = self._process.returncode
         if status is None:
             return f"worker process {self._process.pid} closed its pipe and does not end"
-        died = f"died by {signal.Signals(-status).name}" if status < 0 else f"exited with status {status}"
+        died = f"{DIED}{signal.Signals(-status).name}" if status < 0 else f"exited with status {status}"
         return f"worker process {died}" + (f"; the end of its output:\n{tail}" if tail else "")
 
 

@@ -15,7 +15,6 @@ from problem_strategies import problems
 from gemmtune.backends.cublaslt.gemm import Gemm, Matrix, gemm_of
 from gemmtune.backends.table import load
 from gemmtune.backends.triton.build import KernelChoice
-from gemmtune.backends.triton.classes import Argument
 from gemmtune.backends.triton.configs import Config, geometry
 from gemmtune.backends.triton.legality import Predicate
 from gemmtune.backends.triton.padding import PaddedChoice
@@ -26,6 +25,7 @@ from gemmtune.errors import InvalidProblemError
 from gemmtune.problem import Layout, Problem
 from gemmtune.problem.layout import ALIGNED_BYTES
 from gemmtune.settings import Settings
+from gemmtune.toolchain.triton_kernels import Argument
 
 QUICK = Settings(search="quick")
 GPUS = ("sm75", "sm80", "sm90", "gfx942")

@@ -10,12 +10,12 @@ from typing import Any
 import torch
 
 from gemmtune.backends.triton.build import KernelChoice, TritonChoice
-from gemmtune.backends.triton.classes import Source
 from gemmtune.backends.triton.configs import Config
 from gemmtune.choice import Choice, Claims, Kernel
 from gemmtune.device import DeviceInfo, preset
 from gemmtune.problem import Problem
 from gemmtune.toolchain.compiled import Artifact, CompiledChoice
+from gemmtune.toolchain.triton_kernels import Source
 
 BF16 = Problem.mm(512, 1024, 2048, device_type="cuda")
 GOOD = Config(block_m=64, block_n=64, block_k=64, stages=3, warps=4)

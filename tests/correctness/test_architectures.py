@@ -34,7 +34,6 @@ from gemmtune.architectures import (
 from gemmtune.architectures.inspection import faults
 from gemmtune.backends.triton.build import TritonChoice
 from gemmtune.backends.triton.configs import Config
-from gemmtune.backends.triton.kernels import initialise, use_ptx
 from gemmtune.backends.triton.padding import PaddedChoice
 from gemmtune.choice import Availability, Offers, Status
 from gemmtune.device import DeviceInfo, preset
@@ -43,6 +42,7 @@ from gemmtune.problem.dtypes import FLOAT8_FNUZ
 from gemmtune.problem.problem import Problem
 from gemmtune.selector.samples import Sample
 from gemmtune.toolchain.compiled import Artifact, CompiledChoice, cubin_usage
+from gemmtune.toolchain.triton_kernels import initialise, use_ptx
 
 pytest.importorskip("triton", reason="compiles with Triton")
 pytestmark = pytest.mark.rotates(2)
@@ -268,7 +268,7 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> FakeDriver:
     monkeypatch.setattr("triton.compiler.compiler.max_shared_mem", lambda device: 232448)
     monkeypatch.setattr("torch.cuda.current_device", lambda: 0)
     monkeypatch.setattr("torch._C._cuda_getCurrentRawStream", lambda device: 7, raising=False)
-    monkeypatch.setattr("gemmtune.backends.triton.kernels._loaded", {})
+    monkeypatch.setattr("gemmtune.toolchain.triton_kernels._loaded", {})
     return fake
 
 

@@ -9,10 +9,8 @@ import http.client
 import inspect
 import json
 import os
-import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,6 +20,7 @@ import pytest
 import vllm_models
 import vllm_stand_in as stand_in
 from extras import needs
+from http_server import free_port, started
 
 from gemmtune.integration.vllm.points import KERNELS, Points, find_points
 
@@ -126,48 +125,17 @@ def test_serves_over_http(tmp_path: Path) -> None:
 @contextmanager
 def serving(folder: Path, model: Path, **changes: str) -> Iterator[tuple[int, Path]]:
     """Serve the model. Yield the port and the server's log."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     log = folder / f"server-{port}.log"
     words = [
         "--model", str(model), "--load-format", "dummy", "--skip-tokenizer-init", "--enforce-eager", "--dtype", "bfloat16",
         "--max-model-len", "256", "--max-num-seqs", "8", "--host", "127.0.0.1", "--port", str(port), "--seed", "0",
         "--enable-scale-out",  # the endpoint that takes and returns numbers of tokens, as the model has no tokenizer
     ]  # fmt: skip
-    with log.open("w") as out:
-        command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", *words]
-        server = subprocess.Popen(
-            command,
-            env=environment(folder, {"VLLM_ENABLE_V1_MULTIPROCESSING": "1", **changes}),
-            stdout=out,
-            stderr=subprocess.STDOUT,
-        )
-        try:
-            wait_for(port, server, log)
-            yield port, log
-        finally:
-            server.terminate()
-            try:
-                server.wait(60)
-            except subprocess.TimeoutExpired:
-                server.kill()
-                server.wait()
-
-
-def wait_for(port: int, server: subprocess.Popen[bytes], log: Path) -> None:
-    """Wait until the server answers. Fail with its log if it ends."""
-    for _ in range(600):
-        assert server.poll() is None, log.read_text()[-4000:]
-        try:
-            connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
-            connection.request("GET", "/health")
-            if connection.getresponse().status == 200:
-                return
-        except OSError:
-            pass
-        time.sleep(1)
-    raise TimeoutError(log.read_text()[-4000:])
+    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", *words]
+    variables = environment(folder, {"VLLM_ENABLE_V1_MULTIPROCESSING": "1", **changes})
+    with started(command, port, log, variables):
+        yield port, log
 
 
 def asked(port: int, prompt: list[int]) -> Any:

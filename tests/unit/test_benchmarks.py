@@ -422,6 +422,22 @@ def test_generation_is_compared(script, tmp_path, monkeypatch):
     assert "not begun" in str(CliRunner().invoke(script("generate").main, [*options[:3], "--seconds", "-1"]).output)
 
 
+def test_a_trace_of_requests_is_served(script, tmp_path):
+    pytest.importorskip("transformers", reason="the extra 'models' installs it")
+    out = tmp_path / "serving.json"
+    options = ["--small", "--device", "cpu", "--requests", "9", "--json", str(out), "--ways"]
+    done = CliRunner().invoke(script("serving").main, [*options, "transformers,optimize"])
+    assert done.exit_code == 0, done.output
+    rows = json.loads(out.read_text())["ways"]
+    assert list(rows) == ["transformers", "optimize"]
+    for row in rows.values():
+        assert row["tunings"] == []
+        assert 0 < row["p50_ms"] <= row["p99_ms"] <= row["largest_ms"]
+        assert row["equal_answers"] == 1
+    assert "not begun" in CliRunner().invoke(script("serving").main, [*options, "compile", "--seconds", "-1"]).output
+    assert CliRunner().invoke(script("serving").main, [*options, "faster"]).exit_code == 2
+
+
 def test_tables_of_a_model_are_timed_by_stage(script, backend: RowedBackend, tmp_path):
     out = tmp_path / "tables.json"
     options = ["--device", "cpu", "--kind", "float32", "--weights", "24x16,32x16", "--rows", "1..64", "--json", str(out)]

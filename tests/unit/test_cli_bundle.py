@@ -21,13 +21,13 @@ from store_cases import one_warning
 import gemmtune
 from gemmtune import cli, settings
 from gemmtune.backends.cpp.compiler import find_compiler
-from gemmtune.backends.triton import kernels
 from gemmtune.cache import cache_dir
 from gemmtune.dispatch import absent
 from gemmtune.dispatch.ready import forget_plans
 from gemmtune.errors import CompileError
 from gemmtune.native import build
 from gemmtune.store.store import Store, open_store
+from gemmtune.toolchain import triton_kernels as kernels
 
 A, B = torch.randn(40, 24), torch.randn(24, 56)
 

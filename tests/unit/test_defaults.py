@@ -3,30 +3,36 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 
 import pytest
 import torch
+from torch import nn
 
 import gemmtune
 from gemmtune import settings
-from gemmtune.device import detect
+from gemmtune.device import detect, preset
 from gemmtune.dispatch.ready import forget_plans
 from gemmtune.errors import NoValidChoicesError
+from gemmtune.integration import defaults as made_by
+from gemmtune.integration import eager
 from gemmtune.problem import Problem
 from gemmtune.problem.rows import row_classes
 from gemmtune.selector import defaults
+from gemmtune.selector.predicted import MOST_KERNELS
 from gemmtune.selector.progress import Progress
 from gemmtune.selector.segments import DEFAULT, Table
 from gemmtune.store.key import fingerprint_text
 from gemmtune.store.store import Ranged, open_store
 
+RULE = defaults.RULE_ON_CPU
 PROBLEM = Problem.mixed_mm(16, 32, 64, dtype=torch.float32, scales="column", scale_dtype=torch.float32, device_type="cpu")
 
 
 @pytest.fixture(autouse=True)
 def rule(own_store, monkeypatch):
-    """Give a CPU a rule, which it has none of."""
-    monkeypatch.setattr(defaults, "RULE", ((1, ("nobody:",)), (8, ("nobody:", "cpp:")), (20, ("cpp:",))))
+    """Give a CPU a short rule."""
+    monkeypatch.setattr(defaults, "RULE_ON_CPU", ((1, ("nobody:",)), (8, ("nobody:", "cpp:")), (20, ("cpp:",))))
     with settings.patch(backends=("aten", "cpp"), search="quick", rows="shared", tune_in_subprocess=False, tune="never"):
         yield
 
@@ -116,3 +122,81 @@ def test_explain_names_the_origin_of_a_default_table(origin, words):
     store(made)
     a, b, scale = torch.randn(10, 64), torch.randint(-9, 9, (32, 64), dtype=torch.int8).t(), torch.rand(1, 32)
     assert words in str(gemmtune.explain("mixed_mm", a, b, scale_b=scale))
+
+
+def test_processes_start_first_and_inductor_is_imported_while_kernels_compile(monkeypatch):
+    """The order in which ``optimize`` makes the tables of a model on a GPU, whose timing Inductor's options decide."""
+    events = []
+
+    def in_models(given, device):
+        events.append("inductor")
+        return dataclasses.replace(given, timing="spaced")
+
+    prepared = []
+    monkeypatch.setattr(made_by, "prepare_measuring", lambda device, given, timed: prepared.append((device.type, timed)))
+    monkeypatch.setattr(made_by, "prepare_compiling", lambda given, most: prepared.append(most))
+    for device, subprocess in ((detect("cpu"), True), (preset("sm90"), True), (preset("sm90"), False)):
+        made_by.start_processes(device, dataclasses.replace(settings.current(), tune_in_subprocess=subprocess))
+    assert prepared == [("cuda", False), MOST_KERNELS, MOST_KERNELS]
+    monkeypatch.setattr(made_by, "start_processes", lambda *_: events.append("processes"))
+    monkeypatch.setattr(made_by, "in_models", in_models)
+    add, wait = defaults.Compilation.add, defaults.Compilation.wait
+    monkeypatch.setattr(defaults.Compilation, "add", lambda self, choices: events.append("compiling") or add(self, choices))
+    monkeypatch.setattr(defaults.Compilation, "wait", lambda self, *args: events.append("wait") or wait(self, *args))
+    made_by.make_defaults(detect("cpu"), [row_classes(PROBLEM)[0]], Progress())
+    assert events[:4] == ["processes", "compiling", "inductor", "wait"]
+    [fact] = [fact for fact in open_store(settings.current()).every_ranged() if fact.kind == DEFAULT]
+    assert fact.fingerprint == fingerprint_text(detect("cpu"), "spaced")
+
+
+@pytest.mark.parametrize("kind", ["int4", "int8"])
+def test_a_quantized_model_on_a_cpu_runs_by_the_rule_where_few_rows_meet_a_weight(kind, monkeypatch):
+    monkeypatch.setattr(defaults, "RULE_ON_CPU", RULE)
+    ran = Counter()
+    run = eager.Bound.run
+    monkeypatch.setattr(eager.Bound, "run", lambda self, *x: ran.update([self.pick.plan.choice.backend]) or run(self, *x))
+    model = nn.Sequential(nn.Linear(64, 96), nn.Linear(96, 32, bias=False))
+    weights = [layer.weight.detach().clone() for layer in model]
+    gemmtune.optimize(model, progress=False)
+    assert not [fact for fact in open_store(settings.current()).every_ranged() if fact.kind == DEFAULT], "torch runs floats"
+    assert all(torch.equal(layer.weight, weight) for layer, weight in zip(model, weights, strict=True))
+    gemmtune.quantize_(gemmtune.restore(model), kind, group=32)
+    inputs = [torch.randn(rows, 64) for rows in (1, 3, 64, 65, 300)]
+    with torch.no_grad():
+        expected = [model(x) for x in inputs]
+        gemmtune.optimize(model, progress=False)
+        assert len([fact for fact in open_store(settings.current()).every_ranged() if fact.kind == DEFAULT]) == 2
+        monkeypatch.setattr(made_by, "defaults_for", pytest.fail)
+        gemmtune.optimize(gemmtune.restore(model), progress=False)  # by the stored tables
+        for x, y in zip(inputs, expected, strict=True):
+            ran.clear()
+            torch.testing.assert_close(model(x), y, atol=1e-4, rtol=1e-4)
+            assert set(ran) == ({"cpp"} if len(x) <= 64 else set()), len(x)
+    weight = model[0].weight
+    given = {"scale_b": weight.scales, "encoding": weight.encoding}
+    assert "by the rule" in str(gemmtune.explain("mixed_mm", inputs[1], weight.tensor, **given))
+
+
+def test_without_a_compiler_torch_runs_a_quantized_model_on_a_cpu(monkeypatch, tmp_path):
+    monkeypatch.setattr("gemmtune.backends.cpp.library.why_no_compiler", lambda: "there is none")
+    model = gemmtune.quantize_(nn.Sequential(nn.Linear(64, 40)), "int4", group=32)
+    x = torch.randn(3, 64)
+    with settings.patch(cache_dir=str(tmp_path)), torch.no_grad():
+        expected = model(x)
+        assert torch.equal(gemmtune.optimize(model, progress=False)(x), expected)
+    assert not open_store(settings.current()).every_ranged()
+
+
+def test_an_interrupted_verification_ends_the_compilations(monkeypatch):
+    closed = []
+    close = defaults.Compilation.close
+    monkeypatch.setattr(defaults.Compilation, "close", lambda self: closed.append(True) or close(self))
+
+    def interrupted(self, store):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(defaults.Default, "stored", interrupted)
+    with pytest.raises(KeyboardInterrupt) as caught:
+        made_by.make_defaults(detect("cpu"), [row_classes(PROBLEM)[0]], Progress())
+    assert caught.tb is not None, "its frames still have the generator"
+    assert closed

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 from gemmtune.errors import CompileError, UnavailableError
 from gemmtune.toolchain import cubin
@@ -18,6 +20,14 @@ def found() -> Nvrtc | None:
         return None
 
 
+@pytest.fixture(autouse=True)
+def forgotten() -> Iterator[None]:
+    """Look for the library anew in each test, and after it."""
+    find_nvrtc.cache_clear()
+    yield
+    find_nvrtc.cache_clear()
+
+
 @pytest.fixture
 def toolkits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     """Three toolkits and no packages."""
@@ -28,7 +38,6 @@ def toolkits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
             (folder / "lib64" / name).touch()
     monkeypatch.setattr(cubin, "toolkit_folders", lambda: folders)
     monkeypatch.setattr(cubin.importlib.util, "find_spec", lambda name: None)
-    cubin._first.cache_clear()
     return folders
 
 
@@ -36,7 +45,7 @@ def toolkits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
 def test_torchs_version_comes_first_and_then_the_newest(
     toolkits: list[Path], monkeypatch: pytest.MonkeyPatch, built_for: str | None, majors: list[int]
 ) -> None:
-    monkeypatch.setattr(cubin.torch.version, "cuda", built_for)
+    monkeypatch.setattr(torch.version, "cuda", built_for)
     assert [path.name for path in libraries()] == [f"libnvrtc.so.{major}" for major in majors]
 
 
@@ -48,17 +57,18 @@ def test_skips_old_and_unloadable_libraries(toolkits: list[Path], monkeypatch: p
 
     monkeypatch.setattr(Nvrtc, "version", property(version))
     assert str(find_nvrtc()) == "NVRTC 12.3"
-    cubin._first.cache_clear()
+    monkeypatch.setattr(cubin, "libraries", pytest.fail)
+    assert str(find_nvrtc()) == "NVRTC 12.3", "a process looks for it once"
+    monkeypatch.setattr(cubin, "libraries", libraries)
+    find_nvrtc.cache_clear()
     (toolkits[2] / "lib64" / "libnvrtc.so.12").unlink()
     reason = r"libnvrtc\.so\.13 cannot be loaded: no such symbol; .*libnvrtc\.so\.11: got CUDA 11\.8, expected 12\.3 or newer"
     with pytest.raises(UnavailableError, match=reason):
         find_nvrtc()
-    cubin._first.cache_clear()
 
 
 def test_reports_a_missing_library_with_a_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cubin, "libraries", list)
-    cubin._first.cache_clear()
 
     def no_nvcc() -> None:
         raise UnavailableError("nvcc is not on PATH")

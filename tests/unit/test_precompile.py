@@ -2,19 +2,30 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import importlib.util
 import os
+import pickle
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 from fake_choices import LIMITS_S, fake
 
 from gemmtune.choice import Status
+from gemmtune.device import preset
+from gemmtune.errors import UnavailableError
+from gemmtune.problem import Problem
 from gemmtune.selector import precompile as compilers
+from gemmtune.selector.offers import offers_for
 from gemmtune.selector.precompile import Compilation, precompile
 from gemmtune.settings import Settings
 
@@ -136,8 +147,41 @@ def test_compilers_are_prepared_ahead_with_what_they_import(installed: bool, mon
     prepared: list[tuple[object, ...]] = []
     monkeypatch.setattr(compilers.WORKERS, "prepare", lambda *arguments: prepared.append(arguments))
     monkeypatch.setattr(compilers.importlib.util, "find_spec", lambda name: object() if installed else None)
-    compilers.prepare_compiling(SETTINGS)
-    assert prepared == [("compile", 2, ("gemmtune.selector.precompile", *(("triton",) if installed else ())))]
+    for most in (None, 1, 9):
+        compilers.prepare_compiling(SETTINGS, most)
+    assert [count for _, count, _ in prepared] == [2, 1, 2]
+    modules = ("gemmtune.workers.compiling", "gemmtune.toolchain.cubin", "gemmtune.toolchain.triton_kernels")
+    assert prepared[0] == ("compile", 2, (*modules, *(("triton.compiler",) if installed else ())))
+
+
+def test_kernels_for_a_gpu_are_compiled_without_torch(tmp_path: Path) -> None:
+    """A process that compiles starts before torch's import would end. Choices of every template know such a compilation."""
+    device, given = preset("sm90"), {"device_type": "cuda", "dtype": torch.bfloat16}
+    problems = [
+        Problem.mm(8, 256, 256, **given),
+        Problem.mixed_mm(8, 256, 256, scales="group_128", encoding="int4", **given),
+        Problem.bsr_mm(64, 256, 256, block=64, **given),
+        Problem.grouped_mm(64, 256, 256, groups=4, **given),
+    ]
+    backends = Settings(backends=("triton", "cuda"))
+    offers = [offers_for(p, device, backends, on_this_machine=False).choices for p in problems]
+    choices = [c for offered in offers for name in ("triton", "cuda") for c in [c for c in offered if c.backend == name][:4]]
+    compilations: dict[str, list[Any]] = {"triton": [], "cuda": []}
+    for choice in choices:
+        with contextlib.suppress(UnavailableError):  # no NVRTC
+            compilations[choice.backend].append(choice.compilation())
+    assert len(compilations["triton"]) == 16
+    program = Path(__file__).with_name("compiling_program.py")
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    job = pickle.dumps(([one for found in compilations.values() for one in found[:1]], Settings(cache_dir=str(tmp_path))))
+    done = subprocess.run([sys.executable, str(program)], input=job, capture_output=True, env=environment)
+    assert done.returncode == 0, done.stderr.decode()
+    assert done.stdout.decode().split() == ["triton"] if importlib.util.find_spec("triton") else []
+    made = {path.suffix for path in tmp_path.rglob("*.*")}
+    assert {".ok"} | ({".cubin"} if compilations["cuda"] else set()) <= made
+    # None of the others needs a module that imports torch.
+    modules = {one.func.__module__ for found in compilations.values() for one in found}
+    assert modules <= {"gemmtune.toolchain.cubin", "gemmtune.toolchain.triton_kernels"}
 
 
 def test_a_compiler_that_cannot_start_raises_instead_of_hanging(monkeypatch: pytest.MonkeyPatch) -> None:

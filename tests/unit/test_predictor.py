@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import gzip
+import itertools
 import json
 import logging
+import random
 import time
 
 import numpy as np
@@ -40,7 +42,7 @@ def few_bits(m: int = 16, n: int = 4096, k: int = 4096, encoding: str = "int4") 
 @pytest.fixture
 def made_for(monkeypatch):
     """Return the default tables for weights on a GPU, of which nothing is compiled or run."""
-    monkeypatch.setattr(defaults, "precompile", lambda *_: {})
+    monkeypatch.setattr(defaults.Compilation, "add", lambda *_: None)
     monkeypatch.setattr("gemmtune.selector.ranges.uncompiled", lambda *_: {})
     monkeypatch.setattr("gemmtune.selector.ranges.failures_of", lambda *_: {})
     machine = predictor.shipped_predictor().origin["machines"][0]
@@ -131,6 +133,25 @@ def test_damaged_files_are_named_and_nothing_else_changes(tmp_path, monkeypatch,
     finally:
         predictor.shipped_predictor.cache_clear()
         shipped.shipped_for.cache_clear()
+
+
+def test_files_with_any_bytes_changed_are_whole_or_refused():
+    whole, times = predictor.FILE.read_bytes(), shipped.file_of("NVIDIA H200").read_bytes()
+    kinds = ((whole, predictor.unpacked, ValueError), (times, shipped.unpacked, StoreError))
+    refused = dict.fromkeys((ValueError, StoreError), 0)
+    for (data, unpacked, error), seed in itertools.product(kinds, [*range(60), 78, 221, 293, 298]):
+        generator, changed = random.Random(seed), bytearray(data)
+        if seed % 2:
+            for _ in range(generator.choice((1, 30))):
+                changed[generator.randrange(len(data))] ^= 1 << generator.randrange(8)
+        else:
+            begin, length = generator.randrange(len(data)), generator.randrange(2000)
+            changed[begin : begin + length] = generator.randbytes(generator.randrange(2000))
+        try:
+            unpacked(bytes(changed))
+        except error:
+            refused[error] += 1
+    assert min(refused.values()) > 50
 
 
 def test_shipped_times_count_on_the_same_gpu_and_versions_only(monkeypatch, caplog):

@@ -399,3 +399,20 @@ def test_limits_segments_for_often_illegal_choices(most: int, count: int) -> Non
     assert (found[0].lo, found[-1].hi) == (1, most)
     assert all(x.hi + 1 == y.lo for x, y in pairwise(found))
     assert MOST_SEGMENTS == 16
+
+
+def test_a_choice_of_one_kernel_has_it_for_every_m() -> None:
+    device, given = preset("sm90"), {"device_type": "cuda", "dtype": torch.bfloat16}
+    problems = [Problem.mixed_mm(m, 512, 512, scales="group_128", encoding="int4", **given) for m in (1, 16, 512)]
+    problems += [Problem.mm(1, 512, 512, **given), Problem.grouped_mm(64, 256, 256, groups=4, **given)]
+    seen = set()
+    for problem in problems:
+        (rows_class, *_) = row_classes(problem)
+        for choice in load("cuda").enumerate(problem, device, Settings()).choices:
+            assert choice.one_kernel
+            [first] = kernels_of(choice, range(problem.m, problem.m + 600), rows_class, device)
+            assert first.problem.m == problem.m
+            there = [at for m in (problem.m + 1, problem.m + 600) if isinstance(at := choice.at(rows_class.at(m), device), Choice)]
+            assert {at.compile_key for at in (*there, first)} == {choice.compile_key}
+            seen.add(choice.name.split("_")[0])
+    assert seen == {"cuda:gemv", "cuda:skinny", "cuda:wgmma", "cuda:grouped"}

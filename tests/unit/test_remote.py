@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 from collections.abc import Callable
@@ -14,6 +15,7 @@ from fake_choices import PROBLEM, fake
 from gemmtune.choice import Status
 from gemmtune.device import detect, preset
 from gemmtune.selector import remote
+from gemmtune.selector.offers import offers_for
 from gemmtune.selector.remote import RemoteSession, measuring_kind, open_session
 from gemmtune.selector.samples import Ranking, Sample
 from gemmtune.selector.session import Session
@@ -233,6 +235,14 @@ def test_prepares_the_measuring_process_ahead(monkeypatch: pytest.MonkeyPatch) -
     remote.prepare_measuring(CPU, SETTINGS)
     remote.import_meanwhile(CPU, "numpy")
     (*gpu, warm_up), cpu, later = prepared
+    ran: list[str] = []
+    monkeypatch.setattr(remote, "offers_for", functools.partial(offers_for, on_this_machine=False))
+    for name in ("examine", "prove"):
+        monkeypatch.setattr(Session, name, lambda self, choice, *_, name=name: ran.append(f"{name} {choice.backend}"))
+    warm_up()
+    remote.prepare_measuring(preset("sm90"), SETTINGS, timed=False)
+    prepared[-1][-1]()
+    assert ran == ["examine aten", "prove aten"], "a process that only verifies times nothing"
     assert gpu == ["measure-cuda:0", 1, ("gemmtune.selector.remote",)]
     assert callable(warm_up)
     assert cpu == ("measure-cpu:0", 1, ("gemmtune.selector.remote",), None)

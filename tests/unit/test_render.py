@@ -9,13 +9,13 @@ import jinja2
 import pytest
 import torch
 
-from gemmtune.backends.triton.classes import Source
 from gemmtune.backends.triton.configs import Config
 from gemmtune.backends.triton.source import Writer, render_source
 from gemmtune.backends.triton.spec import specialise
 from gemmtune.problem import Layout, Problem
 from gemmtune.problem.trace import trace
 from gemmtune.toolchain.render import environment, load_template, template_digest
+from gemmtune.toolchain.triton_kernels import Source
 
 CONFIG = Config(block_m=64, block_n=64, block_k=32, stages=3, warps=4)
 SPLIT = replace(CONFIG, split_k=4)

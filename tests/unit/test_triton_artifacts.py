@@ -10,10 +10,10 @@ import torch
 
 from gemmtune import settings
 from gemmtune.backends.triton import BACKEND
-from gemmtune.backends.triton.artifacts import FOLDER, Artifacts, manager
 from gemmtune.device import preset
 from gemmtune.problem import Problem
 from gemmtune.settings import Settings
+from gemmtune.toolchain.triton_artifacts import FOLDER, Artifacts, manager
 
 pytest.importorskip("triton", reason="the artifacts are Triton's")
 DAMAGE = {"empty": b"", "truncated": b"{", "other": b"something else", "removed": None}

@@ -13,13 +13,13 @@ import torch
 
 from gemmtune.backends.table import load
 from gemmtune.backends.triton.build import KernelChoice
-from gemmtune.backends.triton.classes import Argument
 from gemmtune.backends.triton.configs import Config, geometry
 from gemmtune.backends.triton.workspace import Buffers
 from gemmtune.device import preset
 from gemmtune.numerics.operands import random_operands
 from gemmtune.problem import Problem
 from gemmtune.settings import Settings
+from gemmtune.toolchain.triton_kernels import Argument
 
 pytest.importorskip("triton", reason="the launchers are Triton's")
 

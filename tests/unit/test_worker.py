@@ -39,6 +39,17 @@ def test_call_returns_the_result(worker: Worker) -> None:
     assert worker.call(jobs.add, 1, 2, timeout_s=60) == 3
 
 
+def test_a_process_that_is_killed_while_it_starts_is_no_fault_of_the_interpreter() -> None:
+    worker = Worker(modules=("no_such_module_yet",))
+    os.kill(worker.pid, signal.SIGKILL)
+    with pytest.raises(
+        NoWorkerError, match=r"died by SIGKILL; the signal came while it started: .* memory, and try again"
+    ) as caught:
+        worker.call(operator.add, 1, 2, timeout_s=30)
+    assert "interpreter" not in str(caught.value)
+    assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)
+
+
 def test_without_temporary_files_there_is_no_worker(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "missing"))
     with pytest.raises(NoWorkerError, match=r"its output has no temporary file: .*missing"):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from ...errors import ErrorFromChoice, UnavailableError
 from ...problem import Problem
 from ...settings import Settings
 from ...toolchain.compiled import Artifact, FileChoice
-from ...toolchain.cubin import find_cubin_compiler, make_cubin
+from ...toolchain.cubin import compile_cubin, find_cubin_compiler, make_cubin
 from ...toolchain.driver import LoadedKernel, find_driver
 from ...toolchain.launcher import Launcher, bind, loaded_kernel, prepared, workspace_of
 from ...toolchain.record import Record
@@ -69,6 +69,11 @@ class CudaChoice(FileChoice):
         return self.family.legal_between
 
     @property
+    def one_kernel(self) -> bool:
+        """True: sizes do not change the source."""
+        return True
+
+    @property
     def packed_format(self) -> str | None:
         return self.family.packed_format(self.problem, self.config)
 
@@ -103,6 +108,10 @@ class CudaChoice(FileChoice):
     def make(self) -> Path:
         """Compile the cubin if it is missing, and return its path. Raises what ``compile`` does."""
         return make_cubin(self.file, lambda: self.source.text, ARCH, self.name)
+
+    def compilation(self) -> Callable[[], object]:
+        """Return ``compile`` as a function that needs no torch. Raise UnavailableError without a compiler."""
+        return functools.partial(compile_cubin, find_cubin_compiler(), self.file, self.source.text, ARCH, self.name)
 
     def load(self) -> Mapping[str, LoadedKernel]:
         """Load the source's kernels on the current device, by name. Raises as ``opened``, or UnavailableError from the driver."""

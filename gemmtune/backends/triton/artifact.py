@@ -12,9 +12,9 @@ from ...problem import Problem
 from ...problem.dtypes import FLOAT8
 from ...problem.operations import DENSE_OPS
 from ...toolchain.compiled import Artifact, Usage, amdgcn_usage, cubin_usage, find_cuobjdump
+from ...toolchain.triton_kernels import assembly
 from .configs import Config
 from .hip import HipConfig
-from .kernels import assembly
 from .legality import Predicate
 
 _TYPES = {

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
@@ -128,27 +127,3 @@ SIGNATURE_DTYPES: dict[torch.dtype, str] = {
     torch.float8_e4m3fn: "fp8e4nv", torch.float8_e5m2: "fp8e5", torch.float8_e4m3fnuz: "fp8e4b8", torch.float8_e5m2fnuz: "fp8e5b16",
 }  # fmt: skip
 """Name of each torch dtype in a kernel signature."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Argument:
-    """One argument of a kernel.
-
-    ``source`` tells the launch where the value comes from: ``("pointer", "a")``, ``("size", "m")``, ``("stride", "b", 2)``,
-    ``("scalar", "alpha")`` or ``("runtime", "group_m")``. ``("descriptor", "a")`` is a tensor descriptor, built from a pointer,
-    sizes and strides at launch. ``divisor`` divides the value, or the address of a pointer.
-    """
-
-    name: str
-    type: str
-    source: tuple[Any, ...]
-    divisor: int = 1
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Source:
-    """Rendered kernel: the text of its module, the function's name, and the arguments in order."""
-
-    text: str
-    function: str
-    arguments: tuple[Argument, ...]

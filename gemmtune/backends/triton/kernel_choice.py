@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import hashlib
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Self
 
@@ -17,11 +17,10 @@ from ...errors import UnavailableError
 from ...numerics.reduction import Reduction
 from ...problem import Problem
 from ...toolchain.compiled import Artifact, CompiledChoice
+from ...toolchain.triton_kernels import Compilation, Source, Target, compile_all
 from .arch import ARCHS, arch_of, can_overlap
 from .artifact import Expected, artifact, expected_of
-from .classes import Source
 from .configs import Config, Geometry, geometry
-from .kernels import Compilation, Target
 from .launch import bind
 from .legality import Predicate, check_problem
 from .quantized import rounds_weights
@@ -71,9 +70,11 @@ class KernelsChoice(CompiledChoice):
 
     def compile(self) -> None:
         """Fill Triton's artifact cache below our cache folder, without a GPU. Raises CompileError if a source is refused."""
-        for kernel in self.kernels:
-            if kernel.target is not None:
-                kernel.compile()
+        compile_all(self.kernels)
+
+    def compilation(self) -> Callable[[], object]:
+        """Return ``compile`` as a function that needs no torch."""
+        return functools.partial(compile_all, self.kernels)
 
     def load(self) -> tuple[Any, ...]:
         """Return the kernels on the current device, or the interpreter's functions. Raises as ``Compilation.load``."""

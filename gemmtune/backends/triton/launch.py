@@ -18,8 +18,8 @@ from ...choice import Kernel, Run, Scalars, Tensors
 from ...problem.dtypes import FLOAT8
 from ...toolchain.driver import find_driver
 from ...toolchain.prepared import DriverLaunch, Memory
+from ...toolchain.triton_kernels import toolchain
 from .descriptors import describe, encoded_bytes, encoder
-from .kernels import toolchain
 from .records import Record, launch_record, operand_number
 from .workspace import Acquire, Buffers
 

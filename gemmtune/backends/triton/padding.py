@@ -17,8 +17,9 @@ from ...problem import Layout, Problem
 from ...problem.layout import ALIGNED_BYTES
 from ...problem.rules import why_not_dense
 from ...toolchain.render import template
+from ...toolchain.triton_kernels import Source
 from .build import KernelChoice
-from .classes import SIGNATURE_DTYPES, Source
+from .classes import SIGNATURE_DTYPES
 from .descriptors import is_transposed
 from .source import PACKAGE
 from .wrapped import Copying, WrappedChoice, copying_source

@@ -9,7 +9,8 @@ from typing import Any
 
 from ...problem import Problem
 from ...toolchain import record as toolchain_record
-from .classes import Argument, shaped, strides_of
+from ...toolchain.triton_kernels import Argument
+from .classes import shaped, strides_of
 from .configs import Geometry
 from .descriptors import Description
 from .workspace import BUFFERS, Buffers

@@ -11,7 +11,8 @@ import torch
 
 from ...problem import Epilogue
 from ...toolchain.render import template
-from .classes import SIGNATURE_DTYPES, Argument, IntClass, OperandClass, Source
+from ...toolchain.triton_kernels import Argument, Source
+from .classes import SIGNATURE_DTYPES, IntClass, OperandClass
 from .printer import ROUND_BFLOAT16, TRITON_DTYPES, cast, print_epilogue
 from .products import FLOAT8_FROM_BITS, product, scale_load
 from .quantized import ScaleClass, ScaleName

@@ -16,11 +16,10 @@ from ...choice import Kernel, Run, Scalars, Tensors
 from ...device import DeviceInfo
 from ...problem import Problem
 from ...toolchain.compiled import Artifact
+from ...toolchain.triton_kernels import Argument, Compilation, Source
 from .artifact import artifact
 from .build import KernelChoice, KernelsChoice
-from .classes import Argument, Source
 from .descriptors import Address
-from .kernels import Compilation
 from .launch import Launcher, launcher_of
 
 COPY_WARPS = 4

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from typing import Any
 
@@ -67,6 +68,7 @@ class Weights:
         return line_bytes * block_n + 2 * block_m * block_k + sum(-(-count // 128) * 128 for count in more)
 
 
+@functools.lru_cache(maxsize=256)
 def weights_of(problem: Problem) -> Weights:
     """Return the weights of a mixed_mm problem with integer b."""
     factors = {}

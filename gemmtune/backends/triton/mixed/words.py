@@ -16,10 +16,11 @@ from ....numerics.reduction import Reduction
 from ....problem import Layout, Problem
 from ....problem.dtypes import dtype_info
 from ....toolchain.render import template
+from ....toolchain.triton_kernels import Source
 from ..arch import arch_of
 from ..artifact import Expected, words_instruction
 from ..build import KernelChoice
-from ..classes import SIGNATURE_DTYPES, Source
+from ..classes import SIGNATURE_DTYPES
 from ..configs import Config, Geometry
 from ..reductions import summed_by_steps
 from ..resources import Resources

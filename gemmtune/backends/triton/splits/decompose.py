@@ -21,11 +21,11 @@ from ....device import DeviceInfo
 from ....problem import Layout, Problem
 from ....problem.rules import why_not
 from ....toolchain.compiled import Artifact
+from ....toolchain.triton_kernels import Compilation
 from ..artifact import Expected
 from ..build import KernelChoice, KernelsChoice, TritonChoice
 from ..classes import INT32_LIMIT, OperandClass
 from ..configs import Config, Geometry, tiles_of
-from ..kernels import Compilation
 from ..legality import check_problem
 from ..spec import KernelSpec
 

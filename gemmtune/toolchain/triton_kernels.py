@@ -1,4 +1,4 @@
-"""Compilation of Triton source without a GPU, Triton's cache, and the module that holds the source."""
+"""Compilation of Triton source without a GPU, Triton's cache, and the module that holds the source. Compiling needs no torch."""
 
 from __future__ import annotations
 
@@ -11,22 +11,45 @@ import re
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
+from .. import settings
+from ..cache import cache_dir, cached, present, write_once
+from ..errors import CompileError, UnavailableError
+from .triton_artifacts import FOLDER, manager
 
-from ... import settings
-from ...cache import cache_dir, cached, present, write_once
-from ...device import DeviceInfo
-from ...errors import CompileError, UnavailableError
-from .artifacts import FOLDER, manager
-from .classes import Source
+if TYPE_CHECKING:
+    from ..device import DeviceInfo
 
 _cache_lock = threading.RLock()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Argument:
+    """One argument of a kernel.
+
+    ``source`` tells the launch where the value comes from: ``("pointer", "a")``, ``("size", "m")``, ``("stride", "b", 2)``,
+    ``("scalar", "alpha")`` or ``("runtime", "group_m")``. ``("descriptor", "a")`` is a tensor descriptor, built from a pointer,
+    sizes and strides at launch. ``divisor`` divides the value, or the address of a pointer.
+    """
+
+    name: str
+    type: str
+    source: tuple[Any, ...]
+    divisor: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """Rendered kernel: the text of its module, the function's name, and the arguments in order."""
+
+    text: str
+    function: str
+    arguments: tuple[Argument, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,6 +193,8 @@ class Compilation:
         """
         if self.target is None:
             return self.function()
+        import torch  # noqa: PLC0415 - processes that only compile start without it
+
         key = (self.key, self.target, from_ptx, torch.cuda.current_device())
         compiled = _loaded.get(key)
         if compiled is None:
@@ -179,6 +204,13 @@ class Compilation:
             initialise(compiled)
             _loaded[key] = compiled
         return compiled
+
+
+def compile_all(kernels: Sequence[Compilation]) -> None:
+    """Compile the kernels of a choice, except those that the interpreter runs. Raises what ``Compilation.compile`` does."""
+    for kernel in kernels:
+        if kernel.target is not None:
+            kernel.compile()
 
 
 _loaded: dict[tuple[str, Target, bool, int], Any] = {}
@@ -191,7 +223,7 @@ def initialise(compiled: Any) -> None:
         compiled._init_handles()
 
 
-DRIVER = "import sys; from gemmtune.backends.triton import kernels; kernels.load_driver_module(sys.argv[1])"
+DRIVER = "import sys; from gemmtune.toolchain import triton_kernels; triton_kernels.load_driver_module(sys.argv[1])"
 
 
 def load_driver_module(folder: str) -> None:

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ...cache import cache_dir, cached, present, refuse
-from ...toolchain.made_once import require_whole
+from ..cache import cache_dir, cached, present, refuse
+from .made_once import require_whole
 
 FOLDER = ("triton", "artifacts")
 
