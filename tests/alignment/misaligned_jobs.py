@@ -22,7 +22,8 @@ def wrong_layouts(op: str, dtype: torch.dtype, names: list[str], allow: str) -> 
         f"b {name}": (plain_a, layouts_b[name]) for name in names
     }
     wrong = []
-    with settings.patch(backends=("triton",), choice_allowlist_regex=allow, fallback_to_aten=False):
+    only = {"backends": ("triton",), "choice_allowlist_regex": allow, "max_profiling_configs": 1, "verify": False}
+    with settings.patch(**only, fallback_to_aten=False):
         for name, (at_a, at_b) in pairs.items():
             a, b = misaligned.filled(at_a, CPU), misaligned.filled(at_b, CPU, seed=1)
             count = len(ready)
