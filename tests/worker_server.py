@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import gc
 import importlib
 import json
 import os
@@ -132,7 +133,10 @@ def shorten_rounds() -> None:
 
 def serve(number: int, imported: str) -> None:
     """Import a module. Fork a worker for each request on the socket with that number, until it is closed."""
+    gc.disable()
     importlib.import_module(imported)
+    gc.freeze()  # so that no fork looks through the modules, whose memory it would copy
+    gc.enable()
     if imported.startswith("gemmtune."):
         shorten_rounds()
     connection = socket.socket(fileno=os.dup2(number, FREE_NUMBER, inheritable=False))

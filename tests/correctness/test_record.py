@@ -88,6 +88,7 @@ CALLS = {
 }
 
 
+@pytest.mark.rotates(2)
 @pytest.mark.parametrize("name", CALLS)
 @pytest.mark.parametrize("mode", [torch.enable_grad, torch.inference_mode])
 def test_products_are_counted_and_keep_their_results(name, mode):

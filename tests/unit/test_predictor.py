@@ -11,6 +11,7 @@ import time
 import numpy as np
 import pytest
 import torch
+from rotation import rotated
 
 from gemmtune import Problem, settings
 from gemmtune.device import preset
@@ -152,7 +153,7 @@ def test_choices_are_found_by_their_names():
     cases = [dense(m, n, k) for m in (1, 16, 512) for n, k in ((6144, 4096), (1152, 896))]
     cases += [few_bits(m, encoding=encoding) for m in (1, 16, 200) for encoding in ("int4", "")]
     cases.append(Problem.addmm(16, 6144, 4096, device_type="cuda"))
-    for problem in cases:
+    for problem in rotated(cases, 3, "names of choices"):
         offered = offers_for(problem, H200, GPU_BACKENDS, on_this_machine=False).choices
         ours = [x for c in offered if c.backend != "aten" for x in (c, *c.launch_variants())]
         assert len(ours) > 20
