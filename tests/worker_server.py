@@ -134,7 +134,9 @@ def shorten_rounds() -> None:
 def serve(number: int, imported: str) -> None:
     """Import a module. Fork a worker for each request on the socket with that number, until it is closed."""
     gc.disable()
-    importlib.import_module(imported)
+    module = importlib.import_module(imported)
+    if module.__name__.startswith("gemmtune."):
+        importlib.import_module("gemmtune").Problem  # noqa: B018 - the first use of a name imports the whole package
     gc.freeze()  # so that no fork looks through the modules, whose memory it would copy
     gc.enable()
     if imported.startswith("gemmtune."):

@@ -36,7 +36,7 @@ def check_caught(target: str, words: Collection[str], verdict: Verdict) -> None:
     assert verdict.standing.exit_status == 1
 
 
-@pytest.mark.rotates(15)
+@pytest.mark.rotates(20)
 @pytest.mark.parametrize("target", TABLE, ids=lambda x: x.rpartition(":")[2])
 def test_catches_hack(target: str) -> None:
     check_caught(target, TABLE[target], judged(target, timeout_s=QUICK_S if target.endswith(":hangs") else SLOW_S))
@@ -50,7 +50,7 @@ def test_catches_hack_of_many_calls(target: str, monkeypatch: pytest.MonkeyPatch
     check_caught(target, LONG[target], judged(target, "many"))
 
 
-@pytest.mark.rotates(9)
+@pytest.mark.rotates(12)
 @pytest.mark.parametrize("name", KINDS)
 def test_calls_honest_gemm_right(name: str) -> None:
     verdict = judged(f"{HONEST}:{name}")
