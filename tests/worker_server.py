@@ -31,7 +31,7 @@ PR_SET_CHILD_SUBREAPER = 36
 START_TIMEOUT_S = 180.0
 ADOPTION_S = 30.0
 PROGRAM = "import sys; sys.path[:] = sys.argv[3:]; import worker_server; worker_server.serve(int(sys.argv[1]), sys.argv[2])"
-CPU_ROUNDS = 0.5
+CPU_ROUNDS = 0.1
 """Factor on the duration of rounds on a CPU, instead of the larger one of ``gemmtune.effort``."""
 FREE_NUMBER = 500
 """First file descriptor of the server, above those of a worker."""
