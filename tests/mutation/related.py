@@ -30,7 +30,11 @@ BESIDES = {
         "correctness/test_numerics_drawing.py",
         "correctness/test_numerics_block_sparse.py",
     ),
-    "numerics/probes": ("correctness/test_numerics_probes.py", "correctness/test_numerics_quantized.py"),
+    "numerics/probes": (
+        "correctness/test_numerics_probes.py",
+        "correctness/test_numerics_quantized.py",
+        "correctness/test_numerics_block_sparse.py",
+    ),
     "problem/constructors": ("unit/test_compositions.py", "unit/test_rules.py"),
     "problem/contiguous": ("unit/test_compositions.py", "unit/test_rules.py", "unit/test_sparsity.py"),
     "problem/structured": ("unit/test_compositions.py", "unit/test_rules.py", "unit/test_sparsity.py"),
@@ -43,6 +47,7 @@ BESIDES = {
     "problem/scales": ("unit/test_rules.py", "unit/test_compositions.py"),
     "selector/candidates": ("unit/test_candidates.py", "unit/test_measure.py"),
     "selector/offers": ("unit/test_variants.py", "unit/test_candidates.py", "unit/test_minimize.py"),
+    "selector/result": ("unit/test_candidates.py",),
     "selector/select": ("unit/test_limits.py", "unit/test_variants.py"),
     "selector/verify": ("correctness/test_verify.py", "correctness/test_verify_broken.py", "correctness/test_grouped.py"),
 }
