@@ -1,4 +1,4 @@
-"""A backend that is added by the recipe of CONTRIBUTING.md is one like the others."""
+"""A backend that is added by the recipe of CONTRIBUTING.md works like the others."""
 
 from __future__ import annotations
 

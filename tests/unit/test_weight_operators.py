@@ -23,7 +23,7 @@ UNCALLED_VIEWS = {
     r"_make_dual": "within a level of forward-mode differentiation",
     r"pin_memory": "of a machine with an accelerator",
 }
-"""Functions of views that a matrix of floats cannot be given to, and of what they are."""
+"""Patterns of functions of views that take no matrix of floats, and the operands that they take."""
 
 EXCEPTIONS = {
     r"_foobar|_test_.*": "torch's own tests, which return their operand and declare new memory",
@@ -35,7 +35,7 @@ EXCEPTIONS = {
     r"_(fw_primal_copy|make_dual_copy|unpack_dual)": "in inference mode torch raises outside of forward mode",
     r"_saturate_weight_to_fp16|choose_qparams_optimized|fbgemm_.*": "torch reads the memory below __torch_dispatch__, and raises",
 }
-"""Operators of which a walk may find a fault, and the reason for which it stays."""
+"""Operators of which a walk may find a fault, and the reason why it stays."""
 
 
 @pytest.mark.rotates(3)
@@ -64,17 +64,17 @@ def test_every_operator_reads_refuses_or_writes(kind, subject, mode):
 
 
 def known(table: dict[str, str], case: str) -> bool:
-    """The table has the operator of a case, written as ``aten.name.overload[argument]``."""
+    """Return True if the table has the operator of a case, written as ``aten.name.overload[argument]``."""
     return any(re.fullmatch(pattern, case.split(".")[1]) for pattern in table)
 
 
 def test_views_are_of_the_first_argument():
-    """On this ``weight_views`` relies."""
+    """``weight_views`` relies on it."""
     assert {case.place for case in cases() if case.is_viewed} == {0}
 
 
 class TestTheWalkItself:
-    """A walk that finds nothing proves nothing: functions that fall through are found."""
+    """Checks that the walk finds functions that fall through."""
 
     @pytest.fixture
     def judge(self):
