@@ -73,6 +73,11 @@ def test_operands_that_are_too_large_for_the_walls_are_a_reason(monkeypatch: pyt
     assert "no call was possible: its operands and its result need" in reasons[choice.name]
 
 
+def test_a_call_that_does_nothing_takes_time_on_a_cpu() -> None:
+    problem = own_choice("honest:product").problem
+    assert walls._call_s(problem, rival("cpu")[1]) > walls.GPU_EXTRA_S
+
+
 def own_choice(target: str) -> OwnChoice:
     source = loaded(target)
     assert isinstance(source.found, Subject)

@@ -49,6 +49,7 @@ BESIDES = {
     "selector/offers": ("unit/test_variants.py", "unit/test_candidates.py", "unit/test_minimize.py"),
     "selector/result": ("unit/test_candidates.py",),
     "selector/select": ("unit/test_limits.py", "unit/test_variants.py"),
+    "selector/walls": ("judge/test_walls.py",),
     "selector/verify": ("correctness/test_verify.py", "correctness/test_verify_broken.py", "correctness/test_grouped.py"),
 }
 """Tests of single modules that import other ones."""
