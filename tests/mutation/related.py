@@ -40,7 +40,7 @@ BESIDES = {
     "problem/structured": ("unit/test_compositions.py", "unit/test_rules.py", "unit/test_sparsity.py"),
     "problem/fields": ("unit/test_sum_problem.py", "unit/test_sparsity.py", "unit/test_rules.py"),
     "problem/forms": ("unit/test_rebuild.py", "unit/test_cli_shapes.py"),
-    "problem/gradients": ("unit/test_rules.py",),
+    "problem/gradients": ("unit/test_rules.py", "correctness/test_autograd.py"),
     "problem/grouped_compositions": ("unit/test_compositions.py", "correctness/test_grouped.py"),
     "problem/operation": ("unit/test_rules.py",),
     "problem/rules": ("unit/test_rules.py", "unit/test_sparsity.py", "correctness/test_grouped.py"),
