@@ -124,9 +124,19 @@ def _limits(device: DeviceInfo, dtype_label: str) -> Mapping[str, float]:
     return measure_limits(device, dtype_label)
 
 
+class _Unwatched:
+    """Observer that sees nothing, in place of one that reads the files of all processes before and after each measurement."""
+
+    def __init__(self, *_: object) -> None: ...
+
+    def seen(self) -> str:
+        return ""
+
+
 @pytest.fixture(autouse=True)
 def _quiet_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     """Treat the machine as quiet, although tests run in parallel. Measure its limits once, not for the store of each test."""
+    monkeypatch.setattr("gemmtune.selector.session.Watch", _Unwatched)
     monkeypatch.setattr("gemmtune.timing.neighbours.disturbance", lambda *_: "")
     monkeypatch.setattr("gemmtune.timing.neighbours.LEAST_WATCH_S", 0.0)
     monkeypatch.setattr(

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
+import gc
 import importlib
 import json
 import os
@@ -30,8 +32,10 @@ PR_SET_CHILD_SUBREAPER = 36
 START_TIMEOUT_S = 180.0
 ADOPTION_S = 30.0
 PROGRAM = "import sys; sys.path[:] = sys.argv[3:]; import worker_server; worker_server.serve(int(sys.argv[1]), sys.argv[2])"
-CPU_ROUNDS = 0.5
+CPU_ROUNDS = 0.1
 """Factor on the duration of rounds on a CPU, instead of the larger one of ``gemmtune.effort``."""
+MOST_SETS = 16
+"""Limit on the sets of operands that a measurement uses in turn. Copies of 256 small ones took most of a tuning."""
 FREE_NUMBER = 500
 """First file descriptor of the server, above those of a worker."""
 
@@ -122,7 +126,12 @@ def _exactly(connection: socket.socket, size: int) -> bytes:
 
 
 def shorten_rounds() -> None:
-    """Shorten the final rounds of choices that differ little: no test needs their order."""
+    """Shorten the final rounds of choices that differ little, with fewer operands: no test needs their order."""
+    rotation: Any = importlib.import_module("gemmtune.timing.rotation")
+    without_gpu = not importlib.import_module("torch").cuda.is_available()
+    if without_gpu and not hasattr(rotation.set_count, "__wrapped__"):
+        counted = rotation.set_count
+        rotation.set_count = functools.wraps(counted)(lambda *sizes: min(counted(*sizes), MOST_SETS))
     importlib.import_module("gemmtune.effort")
     for name in ("gemmtune.effort", "gemmtune.selector.session", "gemmtune.selector.candidates"):
         module: Any = sys.modules.get(name)
@@ -132,7 +141,12 @@ def shorten_rounds() -> None:
 
 def serve(number: int, imported: str) -> None:
     """Import a module. Fork a worker for each request on the socket with that number, until it is closed."""
-    importlib.import_module(imported)
+    gc.disable()
+    module = importlib.import_module(imported)
+    if module.__name__.startswith("gemmtune."):
+        importlib.import_module("gemmtune").Problem  # noqa: B018 - the first use of a name imports the whole package
+    gc.freeze()  # so that no fork looks through the modules, whose memory it would copy
+    gc.enable()
     if imported.startswith("gemmtune."):
         shorten_rounds()
     connection = socket.socket(fileno=os.dup2(number, FREE_NUMBER, inheritable=False))

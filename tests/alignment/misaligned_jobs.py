@@ -1,4 +1,4 @@
-"""What runs in a process whose Triton interprets: it decides at its import."""
+"""Jobs for a process whose Triton interprets. Triton decides that at its import."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ CPU = torch.device("cpu")
 
 
 def wrong_layouts(op: str, dtype: torch.dtype, names: list[str], allow: str) -> list[str]:
-    """Those of the layouts of a and of b for which an operation by one Triton choice is wrong, or was not done by it."""
+    """Return the layouts of a and of b for which an operation by one Triton choice is wrong, or was not done by it."""
     size_a, size_b = misaligned.sizes(op, 17, 20, 33)
     plain_a, plain_b = (misaligned.layout(size, dtype, "rows", 0, 0) for size in (size_a, size_b))
     inp = misaligned.filled(misaligned.layout((17, 20), dtype, "rows", 1, 3), CPU, seed=2)
@@ -22,7 +22,8 @@ def wrong_layouts(op: str, dtype: torch.dtype, names: list[str], allow: str) -> 
         f"b {name}": (plain_a, layouts_b[name]) for name in names
     }
     wrong = []
-    with settings.patch(backends=("triton",), choice_allowlist_regex=allow, fallback_to_aten=False):
+    only = {"backends": ("triton",), "choice_allowlist_regex": allow, "max_profiling_configs": 1, "verify": False}
+    with settings.patch(**only, fallback_to_aten=False):
         for name, (at_a, at_b) in pairs.items():
             a, b = misaligned.filled(at_a, CPU), misaligned.filled(at_b, CPU, seed=1)
             count = len(ready)

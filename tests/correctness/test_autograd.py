@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import pytest
 import torch
+from rotation import rotated
 from torch.utils.checkpoint import checkpoint
 
 import gemmtune
@@ -145,7 +146,7 @@ def test_an_operand_may_stand_in_two_places(op: str):
     places = (*fused.places, "epilogue 0", "epilogue 1")
     twice = not op.startswith("bsr")  # their products have no second derivative
     for pair, (i, j) in enumerate(itertools.combinations(range(len(places)), 2)):
-        for turn, relation in enumerate(RELATIONS):
+        for turn, relation in rotated(tuple(enumerate(RELATIONS)), 2, f"{op} {pair}"):
             own = leaves(*([(2, size, size)[-fused.dims :]] * len(places)), dtype=dtype)
             first, second = (j, i) if (pair + turn) % 2 else (i, j)
             given = [x * 1 if k == first else x for k, x in enumerate(own)]  # a tensor that is no leaf, but an ancestor

@@ -221,7 +221,7 @@ def test_any_layout_and_size(arch: str) -> None:
 
 @pytest.mark.turn(1, 2)
 @as_shipped
-@pytest.mark.parametrize("shape", [(1, 300, 512), (40, 131, 300)], ids=str)
+@pytest.mark.parametrize("shape", rotated([(1, 300, 512), (40, 131, 300)], 2, "offered shape"), ids=str)
 @pytest.mark.parametrize("prepacked", rotated([False, True], 2, "offered"), ids=lambda x: "prepacked" if x else "plain")
 def test_every_offered_configuration(shape: tuple[int, int, int], prepacked: bool) -> None:
     for letters in rotated(("nn", "nt"), 2, str(shape)):

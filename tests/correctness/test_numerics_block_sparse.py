@@ -160,3 +160,5 @@ def test_infinity_shows_only_in_columns_with_a_block_in_the_last_row_of_b() -> N
     assert absent.operands.a[:, :-1].eq(1).all()
     assert absent.operands.a[:, -1].isinf().all()
     assert Probes(Problem.mm(4, 14, 8, device_type="cpu"), CPU).absent() is None
+    nothing = Problem.bsr_addmm(4, 14, 8, block=(2, 1), density=0.5, dtype=torch.float32, alpha=0, device_type="cpu")
+    assert Probes(nothing, CPU).absent() is None

@@ -274,7 +274,7 @@ def test_another_source_or_declaration_is_another_choice(module: Path, own_store
         first.build()
 
 
-@pytest.mark.turn(1, 2)
+@pytest.mark.turn(1, 4)
 def test_a_whole_backend_of_another_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own_store: Path):
     shutil.copy(Path(__file__).parents[1] / "unit" / "toy_backend.py", tmp_path / "toy_of_others.py")
     monkeypatch.syspath_prepend(tmp_path)

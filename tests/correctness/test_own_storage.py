@@ -350,7 +350,7 @@ def train(rank: int, folder: str, wrapper: str) -> list[Tensor]:
         torch.distributed.destroy_process_group()
 
 
-@pytest.mark.turn(1, 3)
+@pytest.mark.turn(1, 6)
 @pytest.mark.slow
 @pytest.mark.skipif(not torch.distributed.is_available(), reason="torch is built without torch.distributed")
 @pytest.mark.rotates(2)

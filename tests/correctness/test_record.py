@@ -18,7 +18,7 @@ from rotation import rotated
 from torch.nn import functional
 
 import gemmtune
-from gemmtune import Problem, QuantizedWeight, Recording
+from gemmtune import Problem, QuantizedWeight, Recording, settings
 from gemmtune.cli import run
 from gemmtune.errors import InvalidProblemError
 from gemmtune.integration.sparsify import sparse_problems
@@ -88,11 +88,12 @@ CALLS = {
 }
 
 
+@pytest.mark.rotates(2)
 @pytest.mark.parametrize("name", CALLS)
 @pytest.mark.parametrize("mode", [torch.enable_grad, torch.inference_mode])
 def test_products_are_counted_and_keep_their_results(name, mode):
     call, expected = CALLS[name]
-    with mode():
+    with settings.patch(tune_in_subprocess=False), mode():
         plain = call()
         with gemmtune.record() as recording:
             noted = [call(), call()]

@@ -11,7 +11,7 @@ from processes import process
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.rotates(5),
+    pytest.mark.rotates(8),
     pytest.mark.skipif(not torch.distributed.is_available(), reason="torch is built without torch.distributed"),
 ]
 CHECKS = (

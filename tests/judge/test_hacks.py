@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+import dataclasses
+from collections.abc import Collection
 from pathlib import Path
 
 import pytest
 from hack_table import HACKS, HONEST, KINDS, LONG, TABLE, VALUES
 
+from gemmtune.judging.levels import LEVELS
 from gemmtune.judging.verdict import Standing, Verdict, judge
 from gemmtune.untrusted.conduct import NOTED, Conduct
-from gemmtune.untrusted.process import close_all
 
 QUICK_S = 4.0
 """Time limit of a call: the only hack that reaches it hangs."""
 SLOW_S = 60.0
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _processes() -> Iterator[None]:
-    yield
-    close_all()
+MANY = dataclasses.replace(LEVELS["normal"], cases=4, shapes=2, largest=100, profiled=0)
+"""As many calls of a shape as a normal judgement makes, with fewer cases and smaller shapes."""
 
 
 def judged(target: str, level: str = "brief", timeout_s: float = SLOW_S) -> Verdict:
@@ -39,7 +36,7 @@ def check_caught(target: str, words: Collection[str], verdict: Verdict) -> None:
     assert verdict.standing.exit_status == 1
 
 
-@pytest.mark.rotates(15)
+@pytest.mark.rotates(20)
 @pytest.mark.parametrize("target", TABLE, ids=lambda x: x.rpartition(":")[2])
 def test_catches_hack(target: str) -> None:
     check_caught(target, TABLE[target], judged(target, timeout_s=QUICK_S if target.endswith(":hangs") else SLOW_S))
@@ -48,11 +45,12 @@ def test_catches_hack(target: str) -> None:
 @pytest.mark.slow
 @pytest.mark.turn(1, 4)
 @pytest.mark.parametrize("target", LONG, ids=lambda x: x.rpartition(":")[2])
-def test_catches_hack_of_many_calls(target: str) -> None:
-    check_caught(target, LONG[target], judged(target, "normal"))
+def test_catches_hack_of_many_calls(target: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gemmtune.judging.verdict.LEVELS", {"many": MANY})
+    check_caught(target, LONG[target], judged(target, "many"))
 
 
-@pytest.mark.rotates(9)
+@pytest.mark.rotates(12)
 @pytest.mark.parametrize("name", KINDS)
 def test_calls_honest_gemm_right(name: str) -> None:
     verdict = judged(f"{HONEST}:{name}")

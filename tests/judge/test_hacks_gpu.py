@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator
 
 import pytest
 import torch
@@ -15,7 +14,6 @@ from gemmtune import settings
 from gemmtune.choice import Status
 from gemmtune.judging.verdict import Standing, Verdict, judge
 from gemmtune.untrusted.conduct import Conduct as C
-from gemmtune.untrusted.process import close_all
 
 LIMITS = {"persisting_l2": (6, 24 * 2**20), "coarser_l2_fetches": (5, 32)}
 """Limits of a CUDA context that hacks set, by their numbers in the driver, with a value."""
@@ -40,12 +38,6 @@ HONEST = (
     "replays_a_graph", "by_triton",
 )  # fmt: skip
 AS_FAST_AS_TORCH = ("declared_torch", "side_stream_that_is_joined", "synchronises", "joined_thread")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _processes() -> Iterator[None]:
-    yield
-    close_all()
 
 
 def why_not_settable(limit: int, value: int) -> str:

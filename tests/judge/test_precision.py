@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,7 +13,6 @@ from gemmtune.problem import Precision, Problem
 from gemmtune.problem.flags import precision_scope
 from gemmtune.untrusted.candidate import Candidate
 from gemmtune.untrusted.conduct import Conduct
-from gemmtune.untrusted.process import close_all
 from gemmtune.untrusted.target import Target
 
 FUNCTIONS = """
@@ -39,11 +37,10 @@ TF32 = Problem.mm(8, 8, 8, dtype=torch.float32, device_type="cuda", precision=Pr
 
 
 @pytest.fixture
-def file(tmp_path: Path) -> Iterator[str]:
+def file(tmp_path: Path) -> str:
     path = tmp_path / "kernels.py"
     path.write_text(FUNCTIONS)
-    yield str(path)
-    close_all()
+    return str(path)
 
 
 def foreign(**declared: object) -> Subject:

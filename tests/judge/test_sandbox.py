@@ -7,7 +7,6 @@ import shutil
 import socket
 import stat
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,12 +17,6 @@ from gemmtune.judging.targets import target_of
 from gemmtune.judging.verdict import Standing, judge
 from gemmtune.untrusted.candidate import Candidate
 from gemmtune.untrusted.process import close_all
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _processes() -> Iterator[None]:
-    yield
-    close_all()
 
 
 def test_sandbox_needs_bubblewrap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import html.parser
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -60,12 +59,6 @@ def get_init_inputs():
     return []
 """
 ON_CPU = ["--device", "cpu", "--level", "brief"]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _processes() -> Iterator[None]:
-    yield
-    close_all()
 
 
 @pytest.fixture(scope="module")

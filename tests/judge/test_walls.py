@@ -19,7 +19,6 @@ from gemmtune.errors import UnavailableError
 from gemmtune.problem import Problem
 from gemmtune.selector import walls
 from gemmtune.untrusted import memory
-from gemmtune.untrusted.process import close_all
 from gemmtune.untrusted.subject import rival
 
 HERE = str(Path(__file__).parent)
@@ -31,8 +30,6 @@ def _modules(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.syspath_prepend(HERE)
     yield
     walls._known.clear()
-    rival.cache_clear()
-    close_all()
     for name in [name for name in sys.modules if name.partition(".")[0] == "hacks"]:
         del sys.modules[name]
 
@@ -70,9 +67,15 @@ def test_without_a_process_of_its_own_a_gemm_is_trusted_and_a_warning_says_so(mo
 
 def test_operands_that_are_too_large_for_the_walls_are_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "CPU_BYTES", 2**20)
+    monkeypatch.setattr(walls, "rival", rival.__wrapped__)  # the shared process of torch has all its memory
     choice = own_choice("honest:product")
     reasons = walls.refusals({choice.name: choice}, {choice.name: 1e6})
     assert "no call was possible: its operands and its result need" in reasons[choice.name]
+
+
+def test_a_call_that_does_nothing_takes_time_on_a_cpu() -> None:
+    problem = own_choice("honest:product").problem
+    assert walls._call_s(problem, rival("cpu")[1]) > walls.GPU_EXTRA_S
 
 
 def own_choice(target: str) -> OwnChoice:

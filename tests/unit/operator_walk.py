@@ -1,19 +1,16 @@
-"""Every operator of aten, called with a QuantizedWeight or a view of one in the place of each tensor. Prints a line for each.
+"""Operators of aten, called with a QuantizedWeight or a view of one in the place of each tensor.
 
-Some operators end the process where their arguments do not fit, so each stretch of calls runs in a child of this program:
-``python operator_walk.py KIND SUBJECT MODE``. Plain floats in the same place say what is right: what they do to their operand
-and which results share its memory.
+Some operators end the process where their arguments do not fit, so each stretch of calls runs in a child of this process. Plain
+floats in the same place say what is right: what they do to their operand and which results share its memory.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
-import json
 import os
-import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -146,9 +143,9 @@ def _share(x: Tensor, y: Tensor) -> bool:
     return dense and x.untyped_storage().data_ptr() == y.untyped_storage().data_ptr() != 0
 
 
-def walk(kind: str, subject: str, mode: str) -> Iterator[tuple[Case, str]]:
-    """Judge every case in children of this process; one that ends its child is called so."""
-    todo = list(cases())
+def walk(kind: str, subject: str, mode: str, given: Sequence[Case]) -> Iterator[tuple[Case, str]]:
+    """Judge cases in children of this process. One that ends its child is called so."""
+    todo = list(given)
     while todo:
         receiver, sender = os.pipe()
         child = os.fork()
@@ -170,9 +167,11 @@ def walk(kind: str, subject: str, mode: str) -> Iterator[tuple[Case, str]]:
             del todo[0]
 
 
-if __name__ == "__main__":
+def found(kind: str, subject: str, mode: str, numbers: Sequence[int]) -> list[tuple[str, bool, str]]:
+    """Return the text of each of these cases, if it is viewed, and its verdict. Runs in a process of its own."""
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
+    every = list(cases())
     with contextlib.redirect_stderr(open(os.devnull, "w")):
-        for case, verdict in walk(*sys.argv[1:]):
-            print(json.dumps([str(case), case.is_viewed, case.is_written, verdict]))
+        verdicts = list(walk(kind, subject, mode, [every[number] for number in numbers]))
+    return [(str(case), case.is_viewed, verdict) for case, verdict in verdicts]

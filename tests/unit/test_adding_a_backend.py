@@ -1,4 +1,4 @@
-"""A backend that is added by the recipe of CONTRIBUTING.md is one like the others."""
+"""A backend that is added by the recipe of CONTRIBUTING.md works like the others."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from rotation import rotated
 
 import gemmtune
 from gemmtune import cli, settings
@@ -36,7 +37,7 @@ def toy(own_store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     WORKERS.close()
 
 
-@pytest.mark.parametrize("in_subprocess", [False, True])
+@pytest.mark.parametrize("in_subprocess", rotated([False, True], 2, "adding a backend"))
 def test_it_is_compiled_verified_raced_remembered_and_run(in_subprocess: bool):
     with settings.patch(tune_in_subprocess=in_subprocess):
         [found] = gemmtune.tune("mm", A, B, progress=False)

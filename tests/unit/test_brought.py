@@ -104,7 +104,7 @@ def test_the_command_goes_on_without_it(capsys: pytest.CaptureFixture[str]):
     assert "warning: own:leaving:f is left out" in capsys.readouterr().err
 
 
-@pytest.mark.turn(1, 2)
+@pytest.mark.turn(1, 4)
 def test_what_modules_print_is_no_part_of_the_json(folder: Path):
     """In a process of its own, whose end prints too."""
     path = os.pathsep.join(sys.path)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+import gemmtune
 from gemmtune.errors import InvalidProblemError
 from gemmtune.problem import Problem, compositions, grouped_compositions
 from gemmtune.problem.compositions import (
@@ -209,3 +211,11 @@ def test_offsets_are_read_where_torch_need_not_see_it() -> None:
     torch.func.vmap(lambda x: seen.append(grouped_compositions.readable(x)) or x)(offs.expand(2, 2))
     assert seen == [None]
     assert grouped_compositions.readable(offs.to("meta")) is None
+
+
+def test_one_pass_gets_the_blocks_of_the_unpacked_weight(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = gemmtune.QuantizedWeight.quantize(torch.randn(64, 40), "int4", scales="group_32")
+    kernel = mock.Mock()
+    monkeypatch.setattr(compositions, "load", lambda name: kernel)
+    compositions._in_one_pass(made.tensor, made.scales, None, made.encoding, torch.float32, BLOCKS_OF_WEIGHTS)
+    assert kernel.dequantize.call_args.args[-1] == ((32, 1), (32, 1))

@@ -48,7 +48,8 @@ def cases() -> list[object]:
     found = []
     for page in PAGES:
         code = python_blocks(page, gpu=False)
-        slow = any(block.mark == "slow" for block in code) or "torch.compile(" in "".join(block.text for block in code)
+        compiles = any("torch.compile(" in block.text for block in code)
+        slow = any(block.mark == "slow" for block in code) or compiles or page.name in REAL_BACKENDS
         if code:
             in_turn = [pytest.mark.slow, pytest.mark.turn(len(found) % 2, 2)]
             found.append(pytest.param(page, id=page.name, marks=in_turn if slow else []))

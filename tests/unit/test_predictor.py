@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import gzip
 import itertools
@@ -13,6 +14,7 @@ import time
 import numpy as np
 import pytest
 import torch
+from rotation import rotated
 
 from gemmtune import Problem, settings
 from gemmtune.device import preset
@@ -173,7 +175,7 @@ def test_choices_are_found_by_their_names():
     cases = [dense(m, n, k) for m in (1, 16, 512) for n, k in ((6144, 4096), (1152, 896))]
     cases += [few_bits(m, encoding=encoding) for m in (1, 16, 200) for encoding in ("int4", "")]
     cases.append(Problem.addmm(16, 6144, 4096, device_type="cuda"))
-    for problem in cases:
+    for problem in rotated(cases, 3, "names of choices"):
         offered = offers_for(problem, H200, GPU_BACKENDS, on_this_machine=False).choices
         ours = [x for c in offered if c.backend != "aten" for x in (c, *c.launch_variants())]
         assert len(ours) > 20
@@ -221,6 +223,25 @@ def test_nothing_is_predicted_that_was_never_measured():
     assert [bool(np.isfinite(x)) for x in gains] == supported
     assert not np.isfinite(model.gains(dense(64), UNKNOWN, choices, baseline)).any()
     assert (model.gains(dense(64), H100, choices, baseline)[supported] < np.inf).all()
+
+
+def test_features_of_kernels_with_one_stage_are_finite():
+    problem = dense(64)
+    described = [Described.of(f"triton:mm_32x32x32_s{stages}_w4", {}) for stages in (1, 2, 3)]
+    found = features(problem, H200, [x for x in described if x is not None])
+    assert len(found) == 3
+    assert np.isfinite(found).all()
+
+
+@pytest.mark.parametrize(("time_us", "valid"), [(0, False), (-1.0, False), (1e-3, True), (1e9 - 1, True), (1e9, False)])
+def test_shipped_times_are_within_their_limits(time_us, valid):
+    with contextlib.nullcontext() if valid else pytest.raises(ValueError, match="got a time of"):
+        assert shipped._time("aten:mm", "0", time_us, True).time_us == time_us
+
+
+def test_digests_have_8_digits():
+    times = shipped.unpacked(shipped.file_of("NVIDIA H200").read_bytes())
+    assert [len(x.digest) for x in (times, predictor.shipped_predictor())] == [8, 8]
 
 
 def test_a_prediction_takes_about_a_millisecond():

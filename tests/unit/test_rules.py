@@ -47,6 +47,13 @@ EXPERTS = Problem.scaled_grouped_mm(4, 5, 256, groups=3, device_type="cpu")
 MIXED = Problem.mixed_mm(4, 5, 64, scales="group_32", zeros=True, device_type="cpu")
 PACKED = Problem.mixed_mm(4, 5, 64, encoding="int4", scales="column", device_type="cpu")
 BAD: dict[str, tuple[Callable[[], Problem], str]] = {
+    **{
+        f"{count} groups": (
+            lambda count=count: Problem.grouped_mm(4, 5, 8, groups=count, device_type="cpu"),
+            f"grouped_mm: got offs of {count} groups, expected 1 to 1024",
+        )
+        for count in (0, 1025)
+    },
     "int_mm of floats": (changed(FLOAT, op="int_mm"), "int_mm: dtype of a: got torch.float32, expected int8"),
     "int_mm of uint8": (changed(INT, b=retyped(INT.b, torch.uint8)), "int_mm: dtype of b: got torch.uint8, expected int8"),
     "int_mm into int8": (changed(INT, out=retyped(INT.out, INT8)), "int_mm: dtype of out: got torch.int8, expected int32"),
