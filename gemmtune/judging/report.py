@@ -41,6 +41,8 @@ def lines(judgement: Judgement) -> Iterator[str]:
 
 def _lines(verdict: Verdict) -> Iterator[str]:
     yield f"{verdict.target} on {verdict.device}, judged in {verdict.seconds:.1f} s"
+    if verdict.declared:
+        yield f"  declared {verdict.declared}"
     yield f"  values   {_values(verdict)}"
     for outcome in verdict.values.bad[:MOST_CASES]:
         yield f"           {outcome.case.id}"
@@ -110,6 +112,7 @@ def _plain(verdict: Verdict) -> dict[str, Any]:
         "standing": str(verdict.standing),
         "exit_status": verdict.standing.exit_status,
         "why": why(verdict),
+        "declared": verdict.declared,
         "values": {
             "executed": len(values.executed), "refused": values.refused, "failed": len(values.bad),
             "failures": [{"case": x.case.id, "message": _failure(x)} for x in values.bad],
@@ -158,6 +161,8 @@ def as_html(judgement: Judgement) -> str:
 
 def _parts(verdict: Verdict, number: int, *, level: str) -> Iterator[Markup]:
     yield _line(f"on {verdict.device}, level {level}, in {verdict.seconds:.1f} s", "soft")
+    if verdict.declared:
+        yield _line(f"declared: {verdict.declared}", "soft")
     yield _headed("Values", _line(f"{_values(verdict)}."))
     if verdict.values.bad:
         failed = [(_cell(x.case.id), _cell(_failure(x))) for x in verdict.values.bad]
