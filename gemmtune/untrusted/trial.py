@@ -210,6 +210,7 @@ class Trial:
     def _profiled(self, run: _Run, number: int) -> None:
         """Make a call with new operands of which the operations of torch are known."""
         self._candidate.profiling = True
+        run.numbers += 1
         try:
             self._called(run, run.checker.fresh(), None, number)
         finally:
