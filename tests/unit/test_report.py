@@ -146,7 +146,7 @@ def test_markdown_is_printed_and_no_cell_breaks_a_row(capsys, filled):
 def test_hidden_characters_and_machines_are_shown(own_store, tmp_path):
     store = Store.open(own_store)
     sly = canonical(json.loads(MACHINES[0]) | {"device": "\u202eevil\x1b[31m"})
-    store.put([row(0), row(1, fingerprint=sly, name="own:\u202etxt")])
+    store.put([row(0), row(1, fingerprint=sly)])
     store.close()
     html, md = tmp_path / "page.html", tmp_path / "page.md"
     assert cli.run(["report", "--html", str(html), "--md", str(md)]) == 0
