@@ -17,26 +17,35 @@ from .verdict import Judgement, Standing, Verdict
 
 MOST_CASES = 5
 """Failing cases that the text lists."""
+INDENT = " " * 11
+"""Space before a line that goes on."""
 MARKS = {Standing.RIGHT: "good", Standing.WRONG: "bad", Standing.DISHONEST: "bad", Standing.NOT_JUDGED: "soft"}
 
 
 def why(verdict: Verdict) -> str:
-    """Return what the standing of a verdict rests on, in a few words."""
+    """Return what the standing of a verdict rests on, in a few words on one line."""
     kinds = list(dict.fromkeys(str(finding.kind) for finding in verdict.findings if finding.dishonest))
     if verdict.values.bad:
         kinds.append(f"fails {len(verdict.values.bad)} of {len(verdict.values.executed)} cases")
-    return "; ".join(kinds) or verdict.reason
+    return "; ".join(kinds) or verdict.reason.partition("\n")[0]
 
 
 def lines(judgement: Judgement) -> Iterator[str]:
-    """Yield the report. A folder of several GEMMs ends with a line for each."""
+    """Yield the report. A folder of several GEMMs ends with a line for each.
+
+    Text of a GEMM stays within its paragraph, so that it cannot look like a line of the report.
+    """
     for number, verdict in enumerate(judgement.verdicts):
         if number:
             yield ""
-        yield from map(visible, _lines(verdict))
+        yield from map(_paragraph, _lines(verdict))
     if len(judgement.verdicts) > 1:
         yield ""
-        yield from (visible(_last_line(verdict, named=True)) for verdict in judgement.verdicts)
+        yield from (_paragraph(_last_line(verdict, named=True)) for verdict in judgement.verdicts)
+
+
+def _paragraph(text: str) -> str:
+    return visible(text).replace("\n", f"\n{INDENT}")
 
 
 def _lines(verdict: Verdict) -> Iterator[str]:

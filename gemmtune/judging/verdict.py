@@ -155,8 +155,11 @@ class _Options:
     timeout_s: float
 
 
-def _judged(target: Target, options: _Options) -> Verdict:
+def _judged(target: Target | SubjectError, options: _Options) -> Verdict:
     begun = time.perf_counter()
+    if isinstance(target, SubjectError):
+        path, _, reason = str(target).partition(": ")
+        return Verdict(target=path, device=options.device, reason=reason)
     verdict = Verdict(target=str(target), device=options.device)
     try:
         target = compiled(target)
