@@ -203,7 +203,9 @@ def _examined(verdict: Verdict, candidate: Candidate, options: _Options) -> Verd
 
 def _declared(traits: Traits) -> str:
     usual = Traits().as_json()
-    return ", ".join(f"{name}={shorter(str(value))}" for name, value in traits.as_json().items() if value != usual[name])
+    return ", ".join(
+        f"{name}={shorter(str(value))}" for name, value in traits.as_json().items() if name != "ops" and value != usual[name]
+    )
 
 
 def _work_of_torch(subject: Subject, candidate: Candidate, shapes: tuple[Shape, ...]) -> str:

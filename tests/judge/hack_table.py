@@ -80,7 +80,7 @@ WRONG_VALUES = dict.fromkeys(
         "half_sums", "half_sums_by_steps", "tf32_operands", "tf32_if_large", "bfloat16_operands", "two_parts_of_three",
         "int8_operands", "sampled_terms", "constant", "memset", "noise", "rough_unless_sparse", "multiples_of_16_only",
         "half_of_k_if_large", "last_k_dropped", "last_columns_dropped", "one_element", "first_matrix_only",
-        "transposed_b_as_it_lies",
+        "transposed_b_as_it_lies", "no_small_numbers",
     ),
     WRONG,
 ) | {"torch_in_except": {C.TORCH}, "branch_that_never_runs": {C.TORCH}, "kernel_beside_torch": {C.TORCH}}  # fmt: skip

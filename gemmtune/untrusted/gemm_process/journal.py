@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import Any
 
-__builtins__ = dict(vars(builtins))
+globals()["__builtins__"] = dict(vars(builtins))  # its functions have builtins of their own
 
 MOST_EVENTS = 100
 """Largest number of events in one answer."""

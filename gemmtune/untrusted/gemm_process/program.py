@@ -24,7 +24,7 @@ from . import journal, loading, seal, state
 from .loading import IMPORT_ONLY, found_at, plain_traits
 from .state import State
 
-__builtins__ = dict(vars(builtins))
+globals()["__builtins__"] = dict(vars(builtins))  # its functions have builtins of their own
 
 MOST_CHARS = 2000
 """Longest text of an error."""

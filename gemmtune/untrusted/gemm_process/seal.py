@@ -9,7 +9,7 @@ from operator import is_, itemgetter
 from types import MappingProxyType
 from typing import Any
 
-__builtins__ = dict(vars(builtins))
+globals()["__builtins__"] = dict(vars(builtins))  # its functions have builtins of their own
 
 
 def sealed(spaces: Sequence[tuple[str, Mapping[str, Any], Sequence[str]]]) -> Callable[[], list[str]]:
@@ -47,6 +47,6 @@ def encoder() -> Callable[[Mapping[str, Any]], bytes]:
     def refuse(value: object) -> None:
         raise TypeError(f"got {type(value).__name__}, expected plain values")
 
-    encode: Any = json.encoder.c_make_encoder
-    encode = encode(None, refuse, json.encoder.encode_basestring_ascii, None, ": ", ", ", False, False, True)
+    made: Any = json.encoder
+    encode = made.c_make_encoder(None, refuse, json.encoder.encode_basestring_ascii, None, ": ", ", ", False, False, True)
     return lambda value: "".join(encode(value, 0)).encode()

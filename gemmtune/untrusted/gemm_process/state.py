@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-__builtins__ = dict(vars(builtins))
+globals()["__builtins__"] = dict(vars(builtins))  # its functions have builtins of their own
 
 LIMITS = {"persisting L2 bytes": 6, "L2 fetch granularity": 5}
 """Limits of a CUDA context that change the speed of others, with their numbers in the driver's ``CUlimit``."""
