@@ -202,7 +202,7 @@ class Fork:
 
     def answers(self, timeout_s: float) -> bool:
         """Wait until the process has sent something or has ended, and return False after ``timeout_s``."""
-        return bool(select.select([self._end, self._pidfd], [], [], timeout_s)[0])
+        return bool(select.select([self._end.fileno(), self._pidfd], [], [], timeout_s)[0])
 
     def ended(self) -> bool:
         """Return True once the process has ended."""

@@ -219,7 +219,9 @@ def _spaces() -> list[tuple[str, Mapping[str, Any], list[str]]]:
     """Return what answers rest on: this package, Python's builtins and JSON, and torch's profiler."""
     whole = (json, json.encoder, json.decoder, journal, loading, seal, state, json.JSONEncoder, json.JSONDecoder, Program, State)
     parsed = (profiler.profile, profiler_util.FunctionEvent, profiler_util.EventList)
-    spaces = [(owner.__name__, vars(owner), list(vars(owner))) for owner in (*whole, *parsed)]
+    spaces: list[tuple[str, Mapping[str, Any], list[str]]] = [
+        (owner.__name__, vars(owner), list(vars(owner))) for owner in (*whole, *parsed)
+    ]
     spaces.append((__name__, globals(), list(globals())))
     for owner in (builtins, profiler):
         spaces.append((owner.__name__, vars(owner), [name for name, value in vars(owner).items() if callable(value)]))

@@ -108,7 +108,8 @@ def _reduced(name: str) -> str:
 def _readers() -> dict[str, Callable[[], object]]:
     tiny, matmul = torch.tensor([1e-310], dtype=torch.float64), torch.backends.cuda.matmul
     affinity, trace, profile, one = os.sched_getaffinity, sys.gettrace, sys.getprofile, torch.ones(1, dtype=torch.float64)
-    cut, implementations = 1e-20 * one, getattr(torch.library, "_impls", set())
+    cut = 1e-20 * one
+    implementations: set[str] = getattr(torch.library, "_impls", set())
     known = set(implementations)
     readers: dict[str, Callable[[], object]] = {
         "torch.float32_matmul_precision": torch.get_float32_matmul_precision,
