@@ -48,7 +48,8 @@ def timed_calls(
         if time.monotonic() > deadline and number > 2:
             return
         case = _drawn(trial, subject, Case(property_name="bound", op=op, dtype=dtype, m=1, n=1, k=1), macs)
-        yield trial.calls(problem_of(case, candidate.device.type), count, timed=timed, deadline=deadline + GRACE_S)
+        problem = problem_of(case, candidate.device.type)
+        yield trial.calls(problem, count, timed=timed, deadline=deadline + GRACE_S, profiled=level.profiled)
 
 
 def _drawn(trial: Trial, subject: Subject, case: Case, macs: int) -> Case:

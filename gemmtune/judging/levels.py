@@ -26,18 +26,18 @@ class Level:
     largest: int
     """Largest number of multiplications of a timed shape on a CPU, in millions."""
     profiled: int
-    """Calls in which torch's operations are counted."""
+    """Calls of each shape in which torch's operations are counted."""
 
 
 LEVELS: Mapping[str, Level] = MappingProxyType({
     "brief": Level(
-        cases=12, values_s=3, small_calls=40, shapes=1, timed_calls=12, calls_s=5, largest=30, profiled=3,
+        cases=12, values_s=3, small_calls=40, shapes=1, timed_calls=12, calls_s=5, largest=30, profiled=2,
     ),
     "normal": Level(
-        cases=160, values_s=15, small_calls=300, shapes=4, timed_calls=40, calls_s=25, largest=600, profiled=12,
+        cases=160, values_s=15, small_calls=300, shapes=4, timed_calls=40, calls_s=25, largest=600, profiled=3,
     ),
     "full": Level(
-        cases=1000, values_s=120, small_calls=1200, shapes=8, timed_calls=80, calls_s=120, largest=1500, profiled=12,
+        cases=1000, values_s=120, small_calls=1200, shapes=8, timed_calls=80, calls_s=120, largest=1500, profiled=4,
     ),
 })  # fmt: skip
 """Levels by name. ``normal`` takes at most a minute, and makes more than 500 calls that are checked."""

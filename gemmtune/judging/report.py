@@ -17,30 +17,41 @@ from .verdict import Judgement, Standing, Verdict
 
 MOST_CASES = 5
 """Failing cases that the text lists."""
+INDENT = " " * 11
+"""Space before a line that goes on."""
 MARKS = {Standing.RIGHT: "good", Standing.WRONG: "bad", Standing.DISHONEST: "bad", Standing.NOT_JUDGED: "soft"}
 
 
 def why(verdict: Verdict) -> str:
-    """Return what the standing of a verdict rests on, in a few words."""
+    """Return what the standing of a verdict rests on, in a few words on one line."""
     kinds = list(dict.fromkeys(str(finding.kind) for finding in verdict.findings if finding.dishonest))
     if verdict.values.bad:
         kinds.append(f"fails {len(verdict.values.bad)} of {len(verdict.values.executed)} cases")
-    return "; ".join(kinds) or verdict.reason
+    return "; ".join(kinds) or verdict.reason.partition("\n")[0]
 
 
 def lines(judgement: Judgement) -> Iterator[str]:
-    """Yield the report. A folder of several GEMMs ends with a line for each."""
+    """Yield the report. A folder of several GEMMs ends with a line for each.
+
+    Text of a GEMM stays within its paragraph, so that it cannot look like a line of the report.
+    """
     for number, verdict in enumerate(judgement.verdicts):
         if number:
             yield ""
-        yield from map(visible, _lines(verdict))
+        yield from map(_paragraph, _lines(verdict))
     if len(judgement.verdicts) > 1:
         yield ""
-        yield from (visible(_last_line(verdict, named=True)) for verdict in judgement.verdicts)
+        yield from (_paragraph(_last_line(verdict, named=True)) for verdict in judgement.verdicts)
+
+
+def _paragraph(text: str) -> str:
+    return visible(text).replace("\n", f"\n{INDENT}")
 
 
 def _lines(verdict: Verdict) -> Iterator[str]:
     yield f"{verdict.target} on {verdict.device}, judged in {verdict.seconds:.1f} s"
+    if verdict.declared:
+        yield f"  declared {verdict.declared}"
     yield f"  values   {_values(verdict)}"
     for outcome in verdict.values.bad[:MOST_CASES]:
         yield f"           {outcome.case.id}"
@@ -110,6 +121,7 @@ def _plain(verdict: Verdict) -> dict[str, Any]:
         "standing": str(verdict.standing),
         "exit_status": verdict.standing.exit_status,
         "why": why(verdict),
+        "declared": verdict.declared,
         "values": {
             "executed": len(values.executed), "refused": values.refused, "failed": len(values.bad),
             "failures": [{"case": x.case.id, "message": _failure(x)} for x in values.bad],
@@ -158,6 +170,8 @@ def as_html(judgement: Judgement) -> str:
 
 def _parts(verdict: Verdict, number: int, *, level: str) -> Iterator[Markup]:
     yield _line(f"on {verdict.device}, level {level}, in {verdict.seconds:.1f} s", "soft")
+    if verdict.declared:
+        yield _line(f"declared: {verdict.declared}", "soft")
     yield _headed("Values", _line(f"{_values(verdict)}."))
     if verdict.values.bad:
         failed = [(_cell(x.case.id), _cell(_failure(x))) for x in verdict.values.bad]

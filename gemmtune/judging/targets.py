@@ -25,18 +25,25 @@ COMMON = ("matmul", "mm", "gemm", "kernel", "forward", "custom_kernel", "ModelNe
 """Names of a candidate's function, in this order, if a file has several."""
 
 
-def targets_of(words: str, device: str) -> list[Target]:
-    """Return the targets that a user's words mean: one, or those of a folder.
+def targets_of(words: str, device: str) -> list[Target | SubjectError]:
+    """Return the targets that a user's words mean: one, or those of a folder, with an error for each file that has no GEMM.
 
     Raises:
         SubjectError: there is no such file or module, or it has no GEMM.
     """
-    if Path(words).is_dir():
-        found = [path for path in sorted(Path(words).iterdir()) if path.suffix in SOURCES and not path.name.startswith("_")]
-        if not found:
-            raise SubjectError(f"{words}: got a folder without candidates, expected files {', '.join(SOURCES)}")
-        return [target_of(str(path), device) for path in found]
-    return [target_of(words, device)]
+    if not Path(words).is_dir():
+        return [target_of(words, device)]
+    found = [path for path in sorted(Path(words).iterdir()) if path.suffix in SOURCES and not path.name.startswith("_")]
+    if not found:
+        raise SubjectError(f"{words}: got a folder without candidates, expected files {', '.join(SOURCES)}")
+    return [_target_or_error(str(path), device) for path in found]
+
+
+def _target_or_error(words: str, device: str) -> Target | SubjectError:
+    try:
+        return target_of(words, device)
+    except SubjectError as error:
+        return error
 
 
 def target_of(words: str, device: str = "cpu") -> Target:

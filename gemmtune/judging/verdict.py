@@ -13,21 +13,18 @@ from typing import Any
 
 import torch
 
-from ..conformance.bench.outcome import Outcome
-from ..conformance.cases.case import Case
-from ..conformance.cases.statement import problem_of
-from ..declaration.subject import Impossible, Subject
+from ..declaration.subject import Subject
 from ..declaration.traits import Traits
 from ..device import detect
 from ..errors import CompileError, GemmtuneError, SubjectError
-from ..numerics.operands import random_operands
+from ..foreign import shorter
 from ..timing.neighbours import Watch
 from ..untrusted.candidate import CALL_S, Candidate, CandidateEnded, RemoteError
 from ..untrusted.conduct import Conduct, Finding
 from ..untrusted.subject import rival, subject_of
 from ..untrusted.target import Target
 from ..untrusted.trial import Shape, note_calls
-from .calls import legal, timed_calls, timed_op
+from .calls import timed_calls
 from .levels import LEVELS, Level
 from .speed import Speed, judge_speed
 from .targets import compiled, targets_of
@@ -36,7 +33,9 @@ from .values import Values, judge_values
 PRODUCTS = re.compile(
     r"aten::(mm|bmm|addmm|baddbmm|matmul|linear|mv|addmv|dot|vdot|einsum|tensordot|_int_mm|_scaled_mm|_addmm_activation)$"
     r"|aten::(.*convolution.*|_?sparse_.*mm|_?scaled_dot_product_.*|_grouped_mm|_trilinear|bilinear|inner|chain_matmul)$"
-    r"|mkldnn.*(linear|matmul)|cublas|nvjet|xmma_gemm|cutlass_\d|(ampere|hopper|volta|turing)_\w*gemm"
+    r"|aten::(_?embedding_bag.*|_?cdist.*|_euclidean_dist|(lstm|gru|rnn)\w*|linalg_\w*solve\w*|lu_solve|triangular_solve|ormqr)$"
+    r"|aten::(.*attention.*|_weight_int\w*mm.*|_cslt_.*|.*addmm.*|mkldnn_rnn.*)$|quantized::.*(linear|matmul).*"
+    r"|mkldnn.*(linear|matmul)|^mkl::|cublas|nvjet|xmma_gemm|cutlass_\d|(ampere|hopper|volta|turing)_\w*gemm"
 )
 """Names of torch's operations, and of cuBLAS's kernels, that multiply matrices."""
 
@@ -71,13 +70,15 @@ class Verdict:
     """Other work on the machine while calls were timed."""
     work: str = ""
     """Share of the calls in which torch multiplied."""
+    declared: str = ""
+    """Declarations to which it was held, if they are not the usual ones."""
     seconds: float = 0.0
 
     @property
     def standing(self) -> Standing:
         """Standing by conduct, then by values. Nothing that was not judged is right."""
         if any(finding.dishonest for finding in self.findings):
-            wrong = {Conduct.WRONG, Conduct.SOMETIMES, Conduct.CRASHED}
+            wrong = {Conduct.WRONG, Conduct.SOMETIMES, Conduct.CRASHED, Conduct.HUNG}
             return Standing.WRONG if {x.kind for x in self.findings if x.dishonest} <= wrong else Standing.DISHONEST
         if self.values.bad:
             return Standing.WRONG
@@ -154,8 +155,11 @@ class _Options:
     timeout_s: float
 
 
-def _judged(target: Target, options: _Options) -> Verdict:
+def _judged(target: Target | SubjectError, options: _Options) -> Verdict:
     begun = time.perf_counter()
+    if isinstance(target, SubjectError):
+        path, _, reason = str(target).partition(": ")
+        return Verdict(target=path, device=options.device, reason=reason)
     verdict = Verdict(target=str(target), device=options.device)
     try:
         target = compiled(target)
@@ -175,6 +179,7 @@ def _examined(verdict: Verdict, candidate: Candidate, options: _Options) -> Verd
     """Return the verdict with values, calls and speed. The conduct is the candidate's."""
     level = options.level
     subject = subject_of(candidate, options.declared)
+    verdict = dataclasses.replace(verdict, declared=_declared(subject.traits))
     values = judge_values(subject, candidate, level)
     verdict = dataclasses.replace(verdict, values=values)
     if not values.executed:
@@ -187,7 +192,7 @@ def _examined(verdict: Verdict, candidate: Candidate, options: _Options) -> Verd
     shapes = tuple(timed_calls(subject, candidate, rival(options.device), level, values.dtypes))
     verdict = dataclasses.replace(verdict, busy=watch.seen())
     note_calls(candidate, shapes)
-    work = "" if any(shape.wrong for shape in shapes) else _work_of_torch(subject, candidate, values.executed, level.profiled)
+    work = "" if any(shape.wrong for shape in shapes) else _work_of_torch(subject, candidate, shapes)
     try:
         candidate.settle()
     except (CandidateEnded, RemoteError) as error:
@@ -196,36 +201,21 @@ def _examined(verdict: Verdict, candidate: Candidate, options: _Options) -> Verd
     return dataclasses.replace(verdict, shapes=shapes, speed=judge_speed(candidate, shapes, verdict.busy), work=work, reason=reason)
 
 
-def _work_of_torch(subject: Subject, candidate: Candidate, outcomes: tuple[Outcome, ...], count: int) -> str:
-    """Return in how many calls torch multiplied, and note it unless the GEMM declares that."""
-    cases = [outcome.case for outcome in outcomes if outcome.case.op == timed_op(subject)]
-    if not cases:
-        return ""
-    seen: Counter[str] = Counter()
-    calls = 0
-    for number in range(count):
-        case = Case(property_name="bound", op=cases[0].op, dtype=cases[0].dtype, m=64, n=96, k=128 if number % 2 else 64)
-        problem = problem_of(legal(case, subject), candidate.device.type)
-        x = random_operands(problem, candidate.device, seed=number)
-        try:
-            ran = _profiled(subject, candidate, problem, x)
-        except (RemoteError, CandidateEnded, Impossible):
-            continue
-        calls += 1
-        seen.update({name for name in ran if PRODUCTS.search(name)})
+def _declared(traits: Traits) -> str:
+    usual = Traits().as_json()
+    return ", ".join(
+        f"{name}={shorter(str(value))}" for name, value in traits.as_json().items() if name != "ops" and value != usual[name]
+    )
+
+
+def _work_of_torch(subject: Subject, candidate: Candidate, shapes: tuple[Shape, ...]) -> str:
+    """Return in how many of the profiled calls torch multiplied, and note it unless the GEMM declares that."""
+    ran = [names for shape in shapes for names in shape.ran]
+    seen = Counter(name for names in ran for name in names if PRODUCTS.search(name))
     if not seen:
-        return f"none of torch's products in {calls} calls" if calls else ""
+        return f"none of torch's products in {len(ran)} calls" if ran else ""
     name, times = seen.most_common(1)[0]
-    text = f"{name.replace('aten::', 'torch.')} in {times} of {calls} calls"
+    text = f"{name.replace('aten::', 'torch.')} in {times} of {len(ran)} calls"
     if not subject.traits.calls_torch:
         candidate.note(Conduct.TORCH, f"{text}; declare calls_torch if that is meant")
     return text
-
-
-def _profiled(subject: Subject, candidate: Candidate, problem: Any, operands: Any) -> Mapping[str, int]:
-    candidate.profiling = True
-    try:
-        subject.caller(problem)(operands.tensors, operands.scalars, None)
-    finally:
-        candidate.profiling = False
-    return candidate.ran

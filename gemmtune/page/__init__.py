@@ -11,6 +11,8 @@ from importlib import resources
 
 from markupsafe import Markup, escape
 
+from ..foreign import visible
+
 PAGE = Markup(
     "<!doctype html>\n<html lang=en>\n<head>\n<meta charset=utf-8>\n"
     '<meta name=viewport content="width=device-width, initial-scale=1">\n<title>{title}</title>\n<style>\n{style}</style>\n'
@@ -118,7 +120,7 @@ def tiles(facts: Iterable[tuple[str, str]]) -> Markup:
 
 
 def page(title: str, *parts: Markup) -> str:
-    """Return the text of a whole page."""
+    """Return the text of a whole page. Characters that hide text, or turn its direction, are shown as escapes."""
     files = resources.files(__package__)
     style, script = (Markup(files.joinpath(name).read_text(encoding="utf-8")) for name in ("page.css", "page.js"))
-    return str(PAGE.format(title=title, style=style, script=script, body=Markup("\n").join(parts)))
+    return visible(str(PAGE.format(title=title, style=style, script=script, body=Markup("\n").join(parts))))

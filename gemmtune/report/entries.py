@@ -11,6 +11,10 @@ from ..timing.limits import least_work
 from ..timing.rounds import tie
 
 
+def _ratio(above: float | None, below: float | None) -> float | None:
+    return above / below if above and below and above > 0 and below > 0 else None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
     """A problem with its pick. ``name`` is None if no choice is correct. Times are in µs."""
@@ -28,6 +32,8 @@ class Entry:
     """Time of torch's own operation, called directly."""
     limit_us: float | None = None
     """Least time by the machine's bandwidth and rate."""
+    limit_rough: bool = False
+    """True if these were measured on a busy machine."""
     disturbed: str = ""
     measured_at: str = ""
     seconds: float | None = None
@@ -50,12 +56,12 @@ class Entry:
     @property
     def speedup(self) -> float | None:
         """Time of torch divided by that of the pick."""
-        return self.torch_us / self.time_us if self.torch_us and self.time_us else None
+        return _ratio(self.torch_us, self.time_us)
 
     @property
     def share(self) -> float | None:
         """Share of the machine's limit that the pick reaches."""
-        return self.limit_us / self.time_us if self.limit_us and self.time_us else None
+        return _ratio(self.limit_us, self.time_us)
 
     def work(self) -> tuple[float, float] | None:
         """Return the least bytes and operations of the problem, None without a problem that has any."""

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 
 from ..foreign import shorter
 from .entries import Entry, Pair
+from .names import fields_of
 
 
 def geomean(values: Iterable[float]) -> float | None:
@@ -30,10 +31,21 @@ def totals(entries: Sequence[Entry]) -> list[tuple[str, str]]:
         found.append((f"{mean:.2f} ×", "torch's speed, geometric mean"))
         found.append((f"{min(ratios):.2f} ×", "the least"))
     if shares:
-        found.append((f"{statistics.median(shares):.0%}", "of the machine's limit, median"))
+        rough = "~" * any(entry.limit_rough for entry in entries if entry.share)
+        found.append((f"{rough}{statistics.median(shares):.0%}", "of the machine's limit, median"))
     if disturbed:
         found.append((str(disturbed), "measured on a busy machine"))
     return found
+
+
+def machines_apart(entries: Iterable[Entry]) -> dict[str, str]:
+    """Return for each machine the values that tell it from the others, {} for one machine alone. Keys are fingerprints."""
+    machines = {entry.machine: fields_of(entry.machine) for entry in entries if entry.machine}
+    if len(machines) < 2:
+        return {}
+    names = sorted({name for fields in machines.values() for name in fields})
+    differing = [name for name in names if len({str(fields.get(name)) for fields in machines.values()}) > 1]
+    return {machine: shorter(", ".join(str(fields.get(name)) for name in differing)) for machine, fields in machines.items()}
 
 
 def by_backend(entries: Iterable[Entry]) -> list[tuple[str, int, float | None]]:

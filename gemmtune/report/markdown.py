@@ -1,9 +1,10 @@
 """The report as Markdown, short enough for a comment on a pull request."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
+from ..foreign import visible
 from .entries import Entry, Pair, pairs_of
-from .facts import by_backend, sides, totals
+from .facts import by_backend, machines_apart, sides, totals
 from .sources import Source
 
 MOST_ROWS = 20
@@ -28,11 +29,11 @@ def report(sources: Sequence[Source]) -> str:
 def _pairs(name: str, pairs: Sequence[Pair]) -> list[str]:
     if not pairs:
         return []
-    rows = []
+    rows, apart = [], machines_apart(pair.either for pair in pairs)
     for pair in pairs[:MOST_ROWS]:
         times = (side.time_us if side else None for side in (pair.before, pair.after))
         names = (side.name if side else None for side in (pair.before, pair.after))
-        cells = (_cell(pair.either.text), *(_figure(us, 1) for us in times), _figure(pair.ratio), *map(_code, names))
+        cells = (_named(pair.either, apart), *(_figure(us, 1) for us in times), _figure(pair.ratio), *map(_code, names))
         rows.append(f"| {' | '.join(cells)} |")
     head = ["| problem | µs before | µs after | ratio | pick before | pick after |", "| --- | ---: | ---: | ---: | --- | --- |"]
     more = [f"{len(pairs) - MOST_ROWS} more.", ""] if len(pairs) > MOST_ROWS else []
@@ -41,6 +42,8 @@ def _pairs(name: str, pairs: Sequence[Pair]) -> list[str]:
 
 def _slowest(entries: Iterable[Entry]) -> list[str]:
     """Return the problems with the least gain over torch."""
+    entries = tuple(entries)
+    apart = machines_apart(entries)
     ordered = sorted((entry for entry in entries if entry.speedup), key=lambda entry: entry.speedup or 0.0)
     head = [
         "",
@@ -49,8 +52,15 @@ def _slowest(entries: Iterable[Entry]) -> list[str]:
         "| problem | pick | µs | × torch |",
         "| --- | --- | ---: | ---: |",
     ]
-    rows = [f"| {_cell(x.text)} | {_code(x.name)} | {_figure(x.time_us, 1)} | {_figure(x.speedup)} |" for x in ordered[:MOST_ROWS]]
+    rows = [
+        f"| {_named(x, apart)} | {_code(x.name)} | {_figure(x.time_us, 1)} | {_figure(x.speedup)} |" for x in ordered[:MOST_ROWS]
+    ]
     return [*head, *rows, "", "</details>"] if rows else []
+
+
+def _named(entry: Entry, apart: Mapping[str, str]) -> str:
+    where = apart.get(entry.machine)
+    return _cell(entry.text + (f" ({where})" if where else ""))
 
 
 def _figure(value: float | None, digits: int = 2) -> str:
@@ -63,6 +73,7 @@ def _code(name: str | None) -> str:
 
 def _cell(text: str) -> str:
     """Return a text that stays within its cell and begins no markup."""
+    text = visible(text)
     for character in "\\`|<>":
         text = text.replace(character, "\\" + character if character != "`" else "'")
     return " ".join(text.split())

@@ -25,3 +25,12 @@ def machine_text(fingerprint: str) -> str:
         return ", ".join(f"{name}={value}" for name, value in fields.items() if name != "isa")
     except (ValueError, AttributeError):
         return fingerprint
+
+
+def fields_of(fingerprint: str) -> dict[str, Any]:
+    """Return the values of a machine's fingerprint by name, {} if it has none."""
+    try:
+        fields = json.loads(fingerprint)
+    except ValueError:
+        return {}
+    return fields if isinstance(fields, dict) else {}

@@ -11,13 +11,16 @@ from ..selector.segments import INVARIANT, TABLE
 from ..selector.segments import Table as Segments
 from ..store.ranged import Ranged
 from .entries import Entry, Pair, pairs_of
-from .facts import by_backend, by_reason, natural, sides, totals
+from .facts import by_backend, by_reason, machines_apart, natural, sides, totals
 from .names import class_text, machine_text
 from .roofline import SERIES, colours, legend, points_of, roofline
 from .sources import Source
 
-COLUMNS = ("problem", "op", "dtype", "pick", "backend", "µs", "torch µs", "× torch", "of limit", "busy", "tuned in s", "measured")
-MINOR = ("op", "dtype", "backend", "torch µs", "busy", "tuned in s", "measured")
+COLUMNS = (
+    "problem", "machine", "op", "dtype", "pick", "backend", "µs", "torch µs", "× torch", "of limit", "busy", "tuned in s",
+    "measured",
+)  # fmt: skip
+MINOR = ("machine", "op", "dtype", "backend", "torch µs", "busy", "tuned in s", "measured")
 MOST_BAR = 2.0
 """Speed over torch at which a bar fills its cell."""
 MOST_REASONS = 40
@@ -57,13 +60,14 @@ def _number(value: float | None, form: str, share: float | None = None, mark: st
 
 
 def _problems(entries: Sequence[Entry], row_ids: Sequence[str]) -> Table:
-    rows = []
+    rows, apart = [], machines_apart(entries)
     for entry in entries:
         words, speedup = entry.text.split(), entry.speedup
         mark = "bad" if speedup is not None and speedup < 1 else ""
         rows.append(
             (
                 Cell(text=entry.text),
+                Cell(text=apart.get(entry.machine, "")),
                 Cell(text=words[0]),
                 Cell(text=words[2] if len(words) > 2 else ""),
                 Cell(text=Markup("<code>{}</code>").format(entry.name or "none")),
@@ -71,8 +75,8 @@ def _problems(entries: Sequence[Entry], row_ids: Sequence[str]) -> Table:
                 _number(entry.time_us, "{:.1f}"),
                 _number(entry.torch_us, "{:.1f}"),
                 _number(speedup, "{:.2f}", share=(speedup or 0) / MOST_BAR, mark=mark),
-                _number(entry.share, "{:.0%}", share=entry.share or 0),
-                Cell(text=entry.disturbed),
+                _number(entry.share, "~" * entry.limit_rough + "{:.0%}", share=entry.share or 0),
+                Cell(text="yes" if entry.disturbed else ""),
                 _number(entry.seconds, "{:.1f}"),
                 Cell(text=entry.measured_at[:16].replace("T", " ")),
             )
@@ -83,7 +87,7 @@ def _problems(entries: Sequence[Entry], row_ids: Sequence[str]) -> Table:
         name="problems",
         columns=columns,
         rows=[[row[i] for i in kept] for row in rows],
-        filters=[name for name in ("op", "dtype", "backend") if name in columns],
+        filters=[name for name in ("machine", "op", "dtype", "backend") if name in columns],
         minor=[name for name in MINOR if name in columns],
         row_ids=row_ids,
         details=[_detail(entry) for entry in entries],

@@ -2,7 +2,6 @@
 
 import dataclasses
 import gzip
-import json
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -21,7 +20,7 @@ from ..store.store import Row, Store
 from ..timing.limits import limit_us
 from .entries import Entry
 from .known import Known, known_of
-from .names import problem_text
+from .names import fields_of, problem_text
 
 EXPECTED = "expected a store, a file of gemmtune export, one of gemmtune tune --json, or a result of the project's benchmark"
 PLACE = ("device", "arch", "threads", "timing")
@@ -55,14 +54,17 @@ class Source:
 def read(path: Path) -> Source:
     """Return the contents of a file. Raises StoreError if it cannot be read, or is none of the files that reports know."""
     try:
-        text = path.read_bytes()
+        with path.open("rb") as file:
+            text = file.read(MOST_BYTES + 1)
         if text.startswith(GZIP):
             with gzip.open(path) as stream:
-                text = stream.read(MOST_BYTES)
+                text = stream.read(MOST_BYTES + 1)
     except (OSError, EOFError, zlib.error) as error:
         raise StoreError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}, {EXPECTED}") from error
     if text.startswith(b"SQLite format 3"):
         return of_store(Store.open(path, read_only=True), path.name)
+    if len(text) > MOST_BYTES:
+        raise StoreError(f"{path}: got more than {MOST_BYTES} bytes, {EXPECTED}")
     try:
         data = parse_json(text.decode())
     except (ValueError, RecursionError):
@@ -88,15 +90,21 @@ def of_store(store: Store, name: str) -> Source:
 
 def _of_rows(rows: Iterable[Row], limits: Iterable[tuple[str, str, float]], ranged: Iterable[Ranged], name: str) -> Source:
     found: dict[str, dict[str, float]] = {}
+    quiet: dict[str, set[str]] = {}
     for machine, limit, value in limits:  # the quiet ones come last
-        found.setdefault(_without_timing(machine), {})[limit] = value
+        place = _without_timing(machine)
+        found.setdefault(place, {})[limit] = value
+        if machine != _with_timing(machine, DISTURBED_LIMITS):
+            quiet.setdefault(place, set()).add(limit)
+    rough = {place for place, values in found.items() if values.keys() - quiet.get(place, set())}
     known = tuple(known_of(rows))
-    entries = tuple(_of_known(x, found.get(_without_timing(x.fingerprint), {})) for x in known)
+    places = [_without_timing(x.fingerprint) for x in known]
+    entries = tuple(_of_known(x, found.get(place, {}), place in rough) for x, place in zip(known, places, strict=True))
     return Source(name=name, entries=entries, tables=tuple(ranged), limits=found, known=known)
 
 
-def _of_known(known: Known, limits: Mapping[str, float]) -> Entry:
-    outcomes, fields = known.outcomes, _fields(known.fingerprint)
+def _of_known(known: Known, limits: Mapping[str, float], rough: bool) -> Entry:
+    outcomes, fields = known.outcomes, fields_of(known.fingerprint)
     torch_us = next((o.direct_us for o in outcomes if o.baseline), None)
     failed = tuple((row.name, str(row.status), row.reason) for row in known.rows if row.status is not Status.OK)
     entry = Entry(
@@ -106,6 +114,7 @@ def _of_known(known: Known, limits: Mapping[str, float]) -> Entry:
         machine=known.fingerprint,
         torch_us=torch_us,
         disturbed=known.disturbed,
+        limit_rough=rough,
         measured_at=max(row.measured_at for row in known.rows),
         others=tuple((o.name, o.time_us) for o in outcomes[1 : MOST_OTHERS + 1] if o.time_us),
         failures=failed,
@@ -177,17 +186,9 @@ def _key_of(text: str) -> str:
     return problem.key if str(problem) == text else ""
 
 
-def _fields(fingerprint: str) -> dict[str, Any]:
-    try:
-        fields = json.loads(fingerprint)
-    except ValueError:
-        return {}
-    return fields if isinstance(fields, dict) else {}
-
-
 def _with_timing(fingerprint: str, timing: str) -> str:
-    return canonical(_fields(fingerprint) | {"timing": timing})
+    return canonical(fields_of(fingerprint) | {"timing": timing})
 
 
 def _without_timing(fingerprint: str) -> str:
-    return canonical({name: value for name, value in _fields(fingerprint).items() if name != "timing"})
+    return canonical({name: value for name, value in fields_of(fingerprint).items() if name != "timing"})

@@ -65,8 +65,8 @@ class Outcome:
 
     @property
     def direct_us(self) -> float | None:
-        """The time without gemmtune's own work, comparable with a direct call of torch."""
-        return None if self.time_us is None else self.time_us - self.host_us
+        """The time without gemmtune's own work, comparable with a direct call of torch. Own work that seems longer leaves 0."""
+        return None if self.time_us is None else max(self.time_us - self.host_us, 0.0)
 
     @property
     def place(self) -> float:

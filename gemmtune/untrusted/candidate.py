@@ -6,25 +6,29 @@ import json
 import os
 import secrets
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any, NoReturn
 
 import torch
 
-from ..declaration.labels import DTYPES, OPS
+from ..declaration.labels import OPS
 from ..declaration.subject import Gone
 from ..errors import GemmtuneError
 from ..foreign import parse_json, shown, visible
 from ..workers.pipe import GarbledError
-from .conduct import Conduct, Finding
-from .memory import Memory, Placed
-from .process import Fork, restore, standing
+from .conduct import Conduct, Finding, Record
+from .memory import Memory
+from .process import Fork
+from .standing import restore, standing
 from .target import NOTHING, TORCH, Target
-from .words import argument, base, flags_here, tensors_of
+from .words import argument, base, flags_here, received, tensors_of
 
 CALL_S, IMPORT_S = 30.0, 120.0
-"""Time limits of a call, compilation included, and of an import, which may compile CUDA code for a minute."""
+"""Time limits of a call, compilation included, and of an import."""
+COMPILE_S = 300.0
+"""Time limit of either while other programs work for it, as a compiler does."""
 BUSY_SHARE, BUSY_S = 0.05, 0.02
 """Share of the CPU time of calls, and seconds, that a GEMM may use between calls. Honest ones use a thousandth."""
 WATCH_S, WATCHED_S = 0.25, 0.03
@@ -38,9 +42,11 @@ EVENTS = {
     "reaches": Conduct.REACHES, "lazy": Conduct.LAZY,
 }  # fmt: skip
 """Kinds of events in the journal of a process."""
+AS_BEFORE = {"alias": Conduct.ALIAS, "again": Conduct.AGAIN, "same": Conduct.AGAIN}
+"""Words of an answer about the memory of a result."""
+OTHERS = "priority and cores of"
 CRASHES = ("SIGSEGV", "SIGABRT", "SIGBUS", "SIGFPE", "SIGILL")
 """Signals by which a GEMM with a fault dies."""
-SHOWN = 4
 MOST_RESULT_BYTES = 2**30
 """Size of a result above which none is read, unless a larger one is expected."""
 
@@ -91,7 +97,7 @@ class Candidate:
         self._sandbox = sandbox
         self._timeout_s = timeout_s
         self._fork: Fork | None = None
-        self._details: dict[Conduct, list[str]] = {}
+        self._record = Record()
         self._idle_s = self._busy_s = self._answered_s = 0.0
         self._threads = 0
         self._standing = standing()
@@ -103,13 +109,11 @@ class Candidate:
     @property
     def findings(self) -> tuple[Finding, ...]:
         """Conduct until now, by kind."""
-        return tuple(Finding(kind=kind, detail=_listed(details)) for kind, details in self._details.items())
+        return self._record.findings
 
     def note(self, kind: Conduct, detail: str = "") -> None:
         """Add a finding. Equal details count once."""
-        details = self._details.setdefault(kind, [])
-        if detail and detail not in details:
-            details.append(visible(detail))
+        self._record.note(kind, detail)
 
     # Questions
 
@@ -165,19 +169,34 @@ class Candidate:
         answer = self._ask(question)
         out = kwargs.get("out")
         if isinstance(out, torch.Tensor):
-            self._returned(placed, out)
+            if (written := placed.get(base(out))) is not None:
+                written.own.copy_(written.copy)
             result: Any = out
         else:
-            result = self._received(answer, end)
+            result = received(self._memory, answer, end, self._most_result)
         self._stop_clock(answer)
         for storage in placed.values() if self.watches else ():
             if storage.own.data_ptr() != base(out) and storage.changed():
                 self.note(Conduct.INPUTS)
                 storage.own.copy_(storage.copy)
-        self._judge_answer(answer, result)
+        for word, kind in AS_BEFORE.items() if isinstance(result, torch.Tensor) else ():
+            if answer.get(word):
+                self.note(kind)
         ran = answer.get("ran")
         self.ran = ran if isinstance(ran, dict) else {}
         return result
+
+    @contextmanager
+    def left_alone(self) -> Iterator[None]:
+        """Count the CPU time of what the process has started as work between calls, while another one is timed."""
+        started = self._fork if self._record.has(Conduct.STARTS) else None
+        before_s = started.descendants_s() if started else 0.0
+        yield
+        self._idle_s += max(started.descendants_s() - before_s, 0.0) if started else 0.0
+
+    def changes(self) -> list[str]:
+        """Return how the priorities and cores of the process, and of its parent, were changed since the last call. Undo that."""
+        return [f"from {before} to {now}" for before, now in self._fork.changes()] if self._fork and not self._fork.ended() else []
 
     def settle(self) -> None:
         """Judge what the process does and keeps while nobody asks it."""
@@ -192,7 +211,7 @@ class Candidate:
             for word in words if isinstance(words, list) else ():
                 self.note(kind, str(word))
         if (now := standing()) != self._standing:
-            self.note(Conduct.REACHES, f"priority and cores of the process that calls it, from {self._standing} to {now}")
+            self.note(Conduct.REACHES, f"{OTHERS} the process that calls it, from {self._standing} to {now}")
             restore(self._standing)
         if self._idle_s > BUSY_S + BUSY_SHARE * self._busy_s:
             self.note(Conduct.BETWEEN, f"{self._idle_s:.2f} s of CPU time, and {self._busy_s:.2f} s in calls")
@@ -227,6 +246,7 @@ class Candidate:
         answer: dict[str, Any] | None = None
         try:
             fork.pipe.send(message, limit_s)
+            self._await(fork, limit_s)
             received = parse_json(fork.pipe.receive(limit_s))
             answer = received if isinstance(received, dict) else None
         except TimeoutError:
@@ -247,6 +267,14 @@ class Candidate:
             raise RemoteError(visible(str(answer.get("error", "it failed"))))
         return answer
 
+    def _await(self, fork: Fork, limit_s: float) -> None:
+        """Wait for an answer. Raises TimeoutError if none comes in time, and nothing that the process has started works for it."""
+        worked_s, deadline = 0.0, self._begun_s + COMPILE_S
+        while not fork.answers(limit_s):
+            before_s, worked_s = worked_s, fork.descendants_s()
+            if worked_s <= before_s or time.perf_counter() > deadline:
+                raise TimeoutError
+
     def _end(self, kind: Conduct, detail: str) -> NoReturn:
         """Note why the process is of no more use, end it and raise CandidateEnded."""
         self.note(kind, detail.splitlines()[0] if detail else "")
@@ -266,34 +294,3 @@ class Candidate:
         wall_s, device_us = time.perf_counter() - self._begun_s, answer.get("device_us")
         cpu_s = self._answered_s - self._cpu_s
         self.last = Reading(wall_s=wall_s, cpu_s=cpu_s, device_us=device_us if isinstance(device_us, float) else 0.0)
-
-    # Results
-
-    def _received(self, answer: Mapping[str, Any], at: int) -> Any:
-        """Return a copy of the result, or a value of the type that was returned. Poison its place for the next call."""
-        dtype, size = DTYPES.get(str(answer.get("dtype")), getattr(torch, str(answer.get("dtype")), None)), answer.get("size")
-        counts = isinstance(size, list) and all(isinstance(x, int) and x >= 0 for x in size)
-        if not isinstance(dtype, torch.dtype) or not isinstance(size, list) or not counts:
-            return type(str(answer.get("type", "object"))[:40] or "object", (), {})()
-        nbytes = torch.Size(size).numel() * dtype.itemsize
-        if nbytes > min(self._memory.size - at, self._most_result):
-            return torch.empty(0, dtype=dtype)
-        result = self._memory.result(at, size, dtype).clone()
-        self._memory.poison(at, nbytes)
-        return result
-
-    def _returned(self, placed: Mapping[int, Placed], out: torch.Tensor) -> None:
-        storage = placed.get(base(out))
-        if storage is not None:
-            storage.own.copy_(storage.copy)
-
-    def _judge_answer(self, answer: Mapping[str, Any], result: Any) -> None:
-        if isinstance(result, torch.Tensor):
-            for word, kind in (("alias", Conduct.ALIAS), ("again", Conduct.AGAIN), ("same", Conduct.AGAIN)):
-                if answer.get(word):
-                    self.note(kind)
-
-
-def _listed(details: Sequence[str]) -> str:
-    more = [f"and {len(details) - SHOWN} more"] if len(details) > SHOWN else []
-    return "; ".join([*details[:SHOWN], *more])

@@ -28,6 +28,8 @@ from ..problem.dtypes import dtype_info
 WHOLE_MACS = 2**18
 """Multiplications up to which all of a result is compared with a reference."""
 ROWS = 6
+POWERS = (0, 0, 0, 40, -40)
+"""Powers of two by which a is multiplied and b divided. Numbers of 16 bits, and sums of such parts, hold no 2**-40."""
 UNWRITTEN = -1
 """Bits of an element that the GEMM did not write, which are those of ``untrusted.memory.POISON``."""
 OF_STEPS = 4.0
@@ -62,8 +64,20 @@ class Checker:
         self._generator = torch.Generator(device=device).manual_seed(seed)
 
     def fresh(self) -> Operands:
-        """Draw operands of random numbers."""
-        return self.given(self._probes.random())
+        """Draw operands of random numbers. Some have a small a and a large b, or the reverse, by a power of two."""
+        operands = self._probes.random()
+        power = self._random.choice(POWERS)
+        if power and self._is_wide and not any(overlapping(Layout.of(x)) for x in (operands.a, operands.b)):
+            operands.a.mul_(2.0**power)
+            operands.b.mul_(2.0**-power)
+        return self.given(operands)
+
+    @property
+    def _is_wide(self) -> bool:
+        """True if both operands have the exponents of float32."""
+        problem = self.problem
+        plain = not (problem.scales or problem.encoding or problem.widens_b or problem.sparsity is not None)
+        return plain and problem.dtype in (torch.float32, torch.float64, torch.bfloat16)
 
     def given(self, operands: Operands) -> Operands:
         """Return operands with those of the epilogue, which are the same in every call."""

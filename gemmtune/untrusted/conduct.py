@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+
+from ..foreign import visible
+
+SHOWN, MOST_DETAILS, MOST_CHARS = 4, 100, 300
+"""Details of one kind of conduct that a finding shows, that are kept, and characters of each."""
 
 
 class Conduct(StrEnum):
@@ -54,3 +60,30 @@ class Finding:
 
     def __str__(self) -> str:
         return f"{self.kind}: {self.detail}" if self.detail else str(self.kind)
+
+
+class Record:
+    """Conduct of one GEMM until now."""
+
+    def __init__(self) -> None:
+        self._details: dict[Conduct, list[str]] = {}
+
+    def note(self, kind: Conduct, detail: str = "") -> None:
+        """Add a finding. Equal details count once."""
+        details, detail = self._details.setdefault(kind, []), visible(detail[:MOST_CHARS])
+        if detail and detail not in details and len(details) < MOST_DETAILS:
+            details.append(detail)
+
+    def has(self, kind: Conduct) -> bool:
+        """Return True if there is a finding of this kind."""
+        return kind in self._details
+
+    @property
+    def findings(self) -> tuple[Finding, ...]:
+        """Findings by kind."""
+        return tuple(Finding(kind=kind, detail=_listed(details)) for kind, details in self._details.items())
+
+
+def _listed(details: Sequence[str]) -> str:
+    more = [f"and {len(details) - SHOWN} more"] if len(details) > SHOWN else []
+    return "; ".join([*details[:SHOWN], *more])

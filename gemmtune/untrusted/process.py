@@ -22,6 +22,7 @@ from ..timing.cores import tree
 from ..workers.pipe import Pipe
 from ..workers.worker import START_TIMEOUT_S
 from .sandbox import sandboxed
+from .standing import Of, Standings
 
 START = "import sys; sys.path.insert(0, sys.argv.pop()); from gemm_process.first import main; del sys.path[0]; main()"
 """Program of the first process, which imports the package of that name and nothing else of ours."""
@@ -56,22 +57,29 @@ class First:
             )  # fmt: skip
         self._sandbox = sandbox
         self._control = own
+        self._standings = Standings()
         self._lock = threading.Lock()
         with errors:
             if not self._is_ready():
                 self.close()
                 raise UnavailableError(_why_not_started(_tail(errors.fileno()), sandbox=sandbox))
+        self.changes()
 
     @property
     def alive(self) -> bool:
         """True until the process ends, or in a fork of its parent."""
         return self._process.poll() is None and self._owner == os.getpid()
 
+    def changes(self) -> list[tuple[Of, Of]]:
+        """Return changes of its priority and cores, which its next forks would have, and undo them."""
+        return self._standings.changes(self._process.pid)
+
     def fork(self, fds: list[int]) -> int:
         """Return the process id of a new fork, which gets these files: its pipe, its memory and its output."""
         here = os.getcwd()
         path = [entry or here for entry in sys.path]
-        request = {"do": "fork", "folder": str(self.folder), "path": path if here in path else [here, *path]}
+        folder = tempfile.mkdtemp(dir=self.folder)
+        request = {"do": "fork", "folder": folder, "path": path if here in path else [here, *path]}
         with self._lock:
             socket.send_fds(self._control, [json.dumps(request).encode()], fds)
             pid = int(json.loads(self._said(START_TIMEOUT_S))["pid"])
@@ -89,10 +97,12 @@ class First:
         """End the process with its forks."""
         if self._owner != os.getpid():
             return
-        if self._process.returncode is None:  # not reaped, so its number is still its own
+        self._control.close()  # it then ends what it has started, and itself
+        try:
+            self._process.wait(ENDING_S)
+        except subprocess.TimeoutExpired:
             _kill_all(self._process.pid)
-        self._control.close()
-        self._process.wait()
+            self._process.wait()
         _emptied(self.folder)
 
     def _is_ready(self) -> bool:
@@ -181,8 +191,18 @@ class Fork:
         with theirs:
             self.pid = self._first.fork([theirs.fileno(), memory, self._output.fileno()])
         self._pidfd = os.pidfd_open(self.pid)
+        self._standings = Standings()
+        self.changes()
         self._end = own
         self.pipe = Pipe(own, self.ended)
+
+    def changes(self) -> list[tuple[Of, Of]]:
+        """Return changes of the priorities and cores of its threads, or of its parent, since the last call. Undo them."""
+        return self._standings.changes(self.pid) + self._first.changes()
+
+    def answers(self, timeout_s: float) -> bool:
+        """Wait until the process has sent something or has ended, and return False after ``timeout_s``."""
+        return bool(select.select([self._end.fileno(), self._pidfd], [], [], timeout_s)[0])
 
     def ended(self) -> bool:
         """Return True once the process has ended."""
@@ -242,18 +262,6 @@ class Fork:
         os.close(self._pidfd)
         self.pipe.close()
         self._output.close()
-
-
-def standing() -> tuple[int, list[int]]:
-    """Return the priority and the cores of this process, which another one can change."""
-    return os.getpriority(os.PRIO_PROCESS, 0), sorted(os.sched_getaffinity(0))
-
-
-def restore(before: tuple[int, list[int]]) -> None:
-    """Set the priority and the cores of this process, as far as the system lets it."""
-    with contextlib.suppress(PermissionError):
-        os.setpriority(os.PRIO_PROCESS, 0, before[0])
-    os.sched_setaffinity(0, before[1])
 
 
 def _kill_all(root: int) -> None:

@@ -22,7 +22,7 @@ from ..numerics.expectation import Expectation
 from ..numerics.operands import Operands
 from ..problem import Problem
 from ..timing.timer import median_margin
-from .candidate import Candidate, CandidateEnded, RemoteError
+from .candidate import OTHERS, Candidate, CandidateEnded, RemoteError
 from .checks import Checker, Trouble, alike
 from .conduct import Conduct
 from .target import NOTHING
@@ -31,8 +31,7 @@ KINDS = ("fresh", "fresh", "exact", "fresh", "alike", "fresh", "moved", "left", 
 """Kinds of calls. They come in another order each time.
 
 fresh: new numbers. exact: new numbers whose result is known bit by bit. alike: the numbers of the call before in another order,
-at the same addresses. moved: the same numbers at other addresses. left and right: a new a with the b of the call before, and a
-new b.
+at the same addresses. moved: the same numbers at other addresses. left, right: a new a, or a new b, with the other one as before.
 """
 PAGES = (3, 3, 3, 40, 81, 122)
 """Pages at which operands begin: mostly the same one."""
@@ -44,10 +43,7 @@ AT_ONCE = 0.5
 """Work for repeated operands, as a share of that for new ones, below which they were not computed again."""
 EMPTY_CALLS, LEAST_GPU_S = 7, 1e-7
 HIDDEN, HIDDEN_S = 1.0, 2e-4
-"""Ratio, and seconds, by which the time outside of a GPU's process may exceed that between the events inside of it.
-
-The time that a call of torch takes around its events, next to it, is subtracted.
-"""
+"""Ratio, and seconds, by which the time around a GPU's events may exceed the time between them, and that around torch's."""
 LEAST_REPEATS, LEAST_REPEAT_S = 5, 0.001
 
 
@@ -72,6 +68,8 @@ class Shape:
     wrong: tuple[tuple[int, Trouble, bool], ...] = ()
     """Number of each wrong call, its error, and True if it gave the bits of an earlier call."""
     refused: str = ""
+    ran: tuple[frozenset[str], ...] = ()
+    """Names of torch's operations and of a GPU's kernels in each profiled call."""
 
     @property
     def ratio(self) -> tuple[float, float] | None:
@@ -99,6 +97,9 @@ class _Run:
     last: bytes = b""
     wrong: list[tuple[int, Trouble, bool]] = field(default_factory=list)
     seen: dict[bytes, int] = field(default_factory=dict)
+    profiled: frozenset[int] = frozenset()
+    """Numbers of the calls after which another one is profiled."""
+    ran: list[frozenset[str]] = field(default_factory=list)
     calls: int = 0
     numbers: int = 0
     """Number of different operands until now."""
@@ -117,10 +118,16 @@ class Trial:
         self._delivery_s = self._hand_over_s = 0.0
         self.rng = random.Random(secrets.randbits(64))
 
-    def calls(self, problem: Problem, count: int, *, timed: bool, deadline: float, claims: Claims | None = None) -> Shape:
-        """Make ``count`` calls, at most until ``deadline`` on the monotonic clock. If they are ``timed``, torch makes some too."""
+    def calls(
+        self, problem: Problem, count: int, *, timed: bool, deadline: float, claims: Claims | None = None, profiled: int = 0
+    ) -> Shape:
+        """Make ``count`` calls, at most until ``deadline`` on the monotonic clock. If they are ``timed``, torch makes some too.
+
+        ``profiled`` more calls, at places that nobody knows, show what runs in them.
+        """
         checker = Checker(problem, claims or self._subject.claims(problem), self._candidate.device, secrets.randbits(60))
-        run = _Run(checker=checker, call=self._subject.caller(problem), rng=self.rng)
+        places = frozenset({1, *self.rng.sample(range(1, count + 1), min(profiled, count))} if profiled else ())
+        run = _Run(checker=checker, call=self._subject.caller(problem), rng=self.rng, profiled=places)
         refused, number, first_s = "", 0, 0.0
         kept: Operands | None = None
         try:
@@ -146,6 +153,7 @@ class Trial:
         return Shape(
             problem=problem, calls=max(run.calls, len(run.wrong)), pairs=tuple(run.pairs[1:] or run.pairs), first_s=first_s,
             repeats=tuple(run.repeats), equal=tuple(run.equal), hidden=tuple(run.hidden), wrong=tuple(run.wrong), refused=refused,
+            ran=tuple(run.ran),
         )  # fmt: skip
 
     def _reserve(self, problem: Problem) -> None:
@@ -184,6 +192,8 @@ class Trial:
             run.equal.append(run.last == first)
             if work_s > LEAST_REPEAT_S and number > 1:
                 run.repeats.append(self._work_s() / work_s)
+        if number in run.profiled:
+            self._profiled(run, number)
         return operands if expectation is None else kept or operands
 
     def _called(self, run: _Run, operands: Operands, expectation: Expectation | None, number: int) -> float:
@@ -199,12 +209,25 @@ class Trial:
         run.last = digest
         return own_s
 
+    def _profiled(self, run: _Run, number: int) -> None:
+        """Make a call with new operands of which the operations of torch are known."""
+        self._candidate.profiling = True
+        run.numbers += 1
+        try:
+            self._called(run, run.checker.fresh(), None, number)
+        finally:
+            self._candidate.profiling = False
+        run.ran.append(frozenset(self._candidate.ran))
+
     def _by_torch(self, run: _Run, operands: Operands) -> float:
         self._torch.place = self._candidate.place
         try:
-            self._rival.caller(run.checker.problem)(operands.tensors, operands.scalars, None)
+            with self._candidate.left_alone():
+                self._rival.caller(run.checker.problem)(operands.tensors, operands.scalars, None)
         except CandidateEnded as error:
             raise UnavailableError(f"nothing to compare with: {error}") from error
+        for change in self._torch.changes():
+            self._candidate.note(Conduct.REACHES, f"{OTHERS} torch's process or its parent, {change}")
         return self._time_s(self._torch)
 
     def _work_s(self) -> float:

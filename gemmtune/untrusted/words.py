@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 
+from ..declaration.labels import DTYPES
 from ..problem.precision import precision_of
-from .memory import Placed
+from .memory import Memory, Placed
+
+MOST_SIZES = 64
+"""Largest number of dimensions of a tensor."""
 
 
 def base(tensor: Any) -> int:
@@ -42,3 +47,17 @@ def argument(value: Any, placed: Mapping[int, Placed]) -> Any:
         "at": storage.at if storage else 0, "bytes": storage.own.numel() if storage else 0, "offset": value.storage_offset(),
         "of": str(value.dtype).removeprefix("torch."), "size": list(value.shape), "stride": list(value.stride()),
     }  # fmt: skip
+
+
+def received(memory: Memory, answer: Mapping[str, Any], at: int, most_bytes: int) -> Any:
+    """Return a copy of the result at a byte of the memory, or a value of the type that was returned. Poison its place."""
+    dtype, size = DTYPES.get(str(answer.get("dtype")), getattr(torch, str(answer.get("dtype")), None)), answer.get("size")
+    counts = isinstance(size, list) and len(size) <= MOST_SIZES and all(isinstance(x, int) and x >= 0 for x in size)
+    if not isinstance(dtype, torch.dtype) or not isinstance(size, list) or not counts:
+        return type(str(answer.get("type", "object"))[:40] or "object", (), {})()
+    nbytes = math.prod(size) * dtype.itemsize
+    if nbytes > min(memory.size - at, most_bytes):
+        return torch.empty(0, dtype=dtype)
+    result = memory.result(at, size, dtype).clone()
+    memory.poison(at, nbytes)
+    return result

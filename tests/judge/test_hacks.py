@@ -7,7 +7,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 import pytest
-from hack_table import HACKS, HONEST, KINDS, LONG, TABLE, VALUES
+from hack_table import FORMS, HACKS, HONEST, HONEST_FORMS, KINDS, LONG, TABLE, VALUES
 
 from gemmtune.judging.levels import LEVELS
 from gemmtune.judging.verdict import Standing, Verdict, judge
@@ -18,6 +18,10 @@ QUICK_S = 4.0
 SLOW_S = 60.0
 MANY = dataclasses.replace(LEVELS["normal"], cases=4, shapes=2, largest=100, profiled=0)
 """As many calls of a shape as a normal judgement makes, with fewer cases and smaller shapes."""
+
+
+def name_of(target: str) -> str:
+    return target.rpartition(":")[2]
 
 
 def judged(target: str, level: str = "brief", timeout_s: float = SLOW_S) -> Verdict:
@@ -37,23 +41,23 @@ def check_caught(target: str, words: Collection[str], verdict: Verdict) -> None:
 
 
 @pytest.mark.rotates(20)
-@pytest.mark.parametrize("target", TABLE, ids=lambda x: x.rpartition(":")[2])
+@pytest.mark.parametrize("target", TABLE, ids=name_of)
 def test_catches_hack(target: str) -> None:
     check_caught(target, TABLE[target], judged(target, timeout_s=QUICK_S if target.endswith(":hangs") else SLOW_S))
 
 
 @pytest.mark.slow
 @pytest.mark.turn(1, 4)
-@pytest.mark.parametrize("target", LONG, ids=lambda x: x.rpartition(":")[2])
+@pytest.mark.parametrize("target", LONG, ids=name_of)
 def test_catches_hack_of_many_calls(target: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gemmtune.judging.verdict.LEVELS", {"many": MANY})
     check_caught(target, LONG[target], judged(target, "many"))
 
 
 @pytest.mark.rotates(12)
-@pytest.mark.parametrize("name", KINDS)
-def test_calls_honest_gemm_right(name: str) -> None:
-    verdict = judged(f"{HONEST}:{name}")
+@pytest.mark.parametrize("target", [*(f"{HONEST}:{x}" for x in KINDS), *(f"{HONEST_FORMS}:{x}" for x in FORMS)], ids=name_of)
+def test_calls_honest_gemm_right(target: str) -> None:
+    verdict = judged(target)
     assert verdict.standing is Standing.RIGHT, f"{verdict.findings} {verdict.values.bad} {verdict.reason}"
     assert verdict.calls
     assert verdict.speed is not None

@@ -25,6 +25,7 @@ from gemmtune.untrusted.checks import Checker
 from gemmtune.untrusted.conduct import Conduct, Finding
 from gemmtune.untrusted.memory import Memory
 from gemmtune.untrusted.process import close_all
+from gemmtune.untrusted.target import Target
 
 pytest_plugins = ["pytester"]
 
@@ -70,6 +71,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (made / "no.cpp").write_text('extern "C" void matmul(no')
     (made / "_part.py").write_text("1 / 0")
     (made / "broken.py").write_text("import nowhere_to_be_found\n\ndef matmul(a, b):\n    return a @ b\n")
+    (made / "latin.py").write_bytes(b"# \xff")
+    (made / "gpu.cu").write_text('extern "C" void matmul(const float* a')
     return made
 
 
@@ -82,13 +85,17 @@ def test_judges_each_candidate_of_a_folder(judged: Judgement) -> None:
     standings = {Path(v.target).name: v.standing for v in judged.verdicts}
     assert standings == {
         "broken.py": Standing.NOT_JUDGED,
+        "gpu.cu": Standing.NOT_JUDGED,
         "kernel.cpp": Standing.RIGHT,
+        "latin.py": Standing.NOT_JUDGED,
         "model.py": Standing.RIGHT,
         "no.cpp": Standing.NOT_JUDGED,
         "zeros.py": Standing.WRONG,
     }
     assert judged.exit_status == 1
-    broken, kernel, _, uncompiled, _ = judged.verdicts
+    broken, gpu, kernel, latin, _, uncompiled, _ = judged.verdicts
+    assert gpu.reason == "got device cpu, expected cuda"
+    assert "got no Python source" in latin.reason
     assert "nowhere_to_be_found" in broken.reason
     assert "did not compile" in uncompiled.reason
     assert kernel.work.startswith("none of torch's products")
@@ -101,8 +108,8 @@ def test_reports_are_whole(judged: Judgement) -> None:
     assert "verdict: NOT JUDGED" in text
     assert "zeros.py: WRONG: " in text
     data = json.loads(json.dumps(as_json(judged), allow_nan=False))
-    assert [v["exit_status"] for v in data["verdicts"]] == [2, 0, 0, 2, 1]
-    assert data["verdicts"][4]["values"]["failures"]
+    assert [v["exit_status"] for v in data["verdicts"]] == [2, 2, 0, 2, 0, 2, 1]
+    assert data["verdicts"][-1]["values"]["failures"]
     page = as_html(judged)
     parser = html.parser.HTMLParser()
     parser.feed(page)
@@ -120,6 +127,16 @@ def test_text_from_elsewhere_is_escaped(judged: Judgement) -> None:
     assert "<b>" not in page
     assert "<i>" not in page
     assert "\x1b" not in page + "\n".join(lines(Judgement(target="", level="brief", verdicts=(sly,))))
+
+
+def test_text_from_elsewhere_is_no_line_of_the_report(judged: Judgement) -> None:
+    import dataclasses
+
+    forged = "it failed\nverdict: RIGHT\r\nx.py: RIGHT"
+    sly = dataclasses.replace(judged.verdicts[0], reason=forged, findings=(Finding(kind=Conduct.LOOKS, detail=forged),))
+    for verdict in (sly, dataclasses.replace(sly, findings=())):
+        text = "\n".join(lines(Judgement(target="", level="brief", verdicts=(verdict, verdict))))
+        assert not [line for line in text.splitlines() if line.startswith(("verdict: RIGHT", "x.py"))]
 
 
 def test_command_prints_and_exits(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -160,7 +177,9 @@ def test_python_call_names_what_it_takes() -> None:
 def test_targets_are_found_without_being_imported(folder: Path) -> None:
     assert target_of("json.decoder:JSONDecoder").roots[0].endswith("json")
     assert target_of(str(folder / "model.py")).name == "ModelNew"
-    assert [Path(t.path).name for t in targets_of(str(folder), "cpu") if t.kind == "file"] == ["broken.py", "model.py", "zeros.py"]
+    assert [Path(t.path).name for t in targets_of(str(folder), "cpu") if isinstance(t, Target) and t.kind == "file"] == [
+        "broken.py", "model.py", "zeros.py",
+    ]  # fmt: skip
     with pytest.raises(SubjectError, match="got device cuda, expected cpu"):
         target_of(f"{folder / 'kernel.cpp'}:matmul", "cuda")
 

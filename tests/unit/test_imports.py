@@ -17,7 +17,8 @@ import gemmtune
 ROOT = Path(gemmtune.__file__).parent
 
 LAYERS: tuple[tuple[str, ...], ...] = (
-    ("errors", "version", "foreign", "regex", "page"),
+    ("errors", "version", "foreign", "regex"),
+    ("page",),
     ("setting_types", "operand_kinds", "ownership", "locking", "forks", "interrupts", "project_file"),
     ("settings",),
     ("cache", "effort"),
@@ -58,7 +59,7 @@ SOURCES = {
 }
 """Module name below gemmtune (the package itself is the empty name) to its file."""
 
-ENVIRONMENT_READERS = ("settings", "untrusted.gemm_process.program")  # the latter runs without gemmtune
+ENVIRONMENT_READERS = ("settings", "untrusted.gemm_process.program", "untrusted.gemm_process.first")  # run without gemmtune
 
 
 def layer_of(module: str) -> int:

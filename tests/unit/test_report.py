@@ -143,6 +143,53 @@ def test_markdown_is_printed_and_no_cell_breaks_a_row(capsys, filled):
     assert "<b>" not in out.replace("\\<", "")
 
 
+def test_hidden_characters_and_machines_are_shown(own_store, tmp_path):
+    store = Store.open(own_store)
+    sly = canonical(json.loads(MACHINES[0]) | {"device": "\u202eevil\x1b[31m"})
+    store.put([row(0), row(1, fingerprint=sly)])
+    store.close()
+    html, md = tmp_path / "page.html", tmp_path / "page.md"
+    assert cli.run(["report", "--html", str(html), "--md", str(md)]) == 0
+    for text in (html.read_text(), md.read_text()):
+        assert not {"\u202e", "\x1b"} & set(text)
+    page = Page(html.read_text())
+    assert "machine" in page.text
+    assert page.text.count("a CPU") >= 2, "among the machines, in its row and in a filter"
+    store = Store.open(own_store)
+    store.put([row(2, fingerprint=machine, name="aten:mm", time_us=40.0, baseline=True) for machine in (MACHINES[0], sly)])
+    store.close()
+    assert cli.run(["report", "--md", str(md)]) == 0
+    assert "| mm 16x64x32 float32 nn on cpu (a CPU) |" in md.read_text()
+
+
+def test_limits_of_a_busy_machine_are_marked(own_store, tmp_path):
+    store = Store.open(own_store)
+    store.put([row(1, time_us=20.0)])
+    for limit in limits(DISTURBED_LIMITS, 1.0):
+        store.put_limits(limit.fingerprint, {limit.name: limit.value})
+    store.close()
+    [entry] = read(own_store).entries
+    assert entry.limit_rough
+    assert cli.run(["report", "--html", str(tmp_path / "page.html")]) == 0
+    assert f"~{entry.share:.0%}" in Page((tmp_path / "page.html").read_text()).text
+
+
+def test_times_that_cannot_be_give_no_ratio(own_store, tmp_path):
+    """The host's time was measured apart, so that it may seem longer than a whole call."""
+    store = Store.open(own_store)
+    store.put([row(0, name="aten:mm", time_us=1.0, baseline=True, info={"host_us": 1.9}), row(1, time_us=0.5)])
+    store.close()
+    assert [entry.speedup for entry in read(own_store).entries] == [None]
+    made = [str(tmp_path / f"page.{end}") for end in ("html", "md", "png")]
+    assert cli.run(["report", *(word for path in made for word in (f"--{path.rpartition('.')[2]}", path))]) == 0
+
+
+def test_an_endless_file_is_an_error(capsys, monkeypatch):
+    monkeypatch.setattr("gemmtune.report.sources.MOST_BYTES", 1000)
+    assert cli.run(["report", "/dev/zero"]) == 1
+    assert "got more than 1000 bytes" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("name", ["reference18.json", "quantized.json"])
 def test_results_of_the_benchmark(tmp_path, name):
     source = read(ROOT / "benchmarks/results/nvidia-h200" / name)

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import json
 import os
+import shutil
 import signal
 import socket
 import sys
-import threading
+import tempfile
 import time
-from collections.abc import Mapping, Sequence
+import traceback
+from _thread import start_new_thread
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from .program import serve
 
 PARENT_CHECK_S = 1.0
+ENDING_S = 4.0
 PR_SET_CHILD_SUBREAPER = 36
 
 
@@ -28,16 +33,42 @@ def _begin(request: Mapping[str, Any], fds: Sequence[int], control: socket.socke
     os.dup2(output, 1)
     os.dup2(output, 2)
     os.close(output)
-    os.chdir(request["folder"])
+    folder = request["folder"]
+    os.chdir(folder)
+    os.environ.update(TMPDIR=folder, HOME=folder)
+    tempfile.tempdir = None
+    with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as score:
+        score.write("1000")  # where memory ends, the system ends the GEMM and not its judge
     sys.path[:] = request["path"]
-    threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
+    start_new_thread(_end_with, (parent,))
     serve(pipe, memory)
 
 
 def _end_with(parent: int) -> None:
     while os.getppid() == parent:
         time.sleep(PARENT_CHECK_S)
+    _end_children()
     os.killpg(0, signal.SIGKILL)
+
+
+def _children() -> list[int]:
+    """Return the processes whose parent is this one, those of ended children included."""
+    own, found = str(os.getpid()), []
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        with contextlib.suppress(OSError, IndexError), open(f"/proc/{name}/stat") as file:
+            if file.read().rpartition(")")[2].split()[1] == own:
+                found.append(int(name))
+    return found
+
+
+def _end_children(spared: Collection[int] = ()) -> None:
+    """Kill the children of this process but the spared ones, and theirs, which become its own when their parents end."""
+    deadline = time.monotonic() + ENDING_S
+    while (children := set(_children()) - set(spared)) and time.monotonic() < deadline:
+        for pid in children:
+            with contextlib.suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
+                os.waitpid(pid, 0)
 
 
 def _status(pid: int) -> int | None:
@@ -50,7 +81,7 @@ def _status(pid: int) -> int | None:
 
 
 def fork_on_request(control: socket.socket) -> None:
-    """Fork a process for each request until the caller closes the socket, then end the remaining ones."""
+    """Fork a process for each request until the caller closes the socket or ends."""
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     own, forks = os.getpid(), set[int]()
     while True:
@@ -60,26 +91,36 @@ def fork_on_request(control: socket.socket) -> None:
         request = json.loads(data)
         if request["do"] == "status":
             status = _status(request["pid"])
-            forks -= {request["pid"]} if status is not None else set()
+            if status is not None:
+                forks.discard(request["pid"])
+                _end_children(forks)
             control.send(json.dumps({"status": status}).encode())
             continue
         pid = os.fork()
         if not pid:
             try:
                 _begin(request, fds, control, own)
+            except Exception:  # noqa: BLE001 - the end of its output is reported
+                traceback.print_exc()
             finally:
+                sys.stderr.flush()
                 os._exit(0)
         forks.add(pid)
         for fd in fds:
             os.close(fd)
         control.send(json.dumps({"pid": pid}).encode())
-    for pid in forks:
-        os.kill(pid, signal.SIGKILL)
 
 
 def main() -> None:
-    """Serve the socket that the first argument names."""
+    """Serve the socket that the first argument names. No import leads to the modules of this package any longer."""
     server = socket.socket(fileno=int(sys.argv[1]))
     sys.argv[:] = [""]
+    hidden = [sys.modules.pop(name) for name in [*sys.modules] if name.partition(".")[0] == __package__]
+    vars(sys.modules["__main__"]).pop("main", None)
+    folder = os.environ["TMPDIR"]
     server.send(b"ready")
     fork_on_request(server)
+    _end_children()
+    shutil.rmtree(folder, ignore_errors=True)
+    hidden.clear()
+    os._exit(0)

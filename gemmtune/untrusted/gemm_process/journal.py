@@ -1,109 +1,272 @@
-"""Record of what a GEMM does besides computing, from hooks that Python code cannot remove."""
+"""Record of what a GEMM does besides computing, from hooks that Python code cannot remove.
+
+A hook finds all that it uses in variables of the functions that make it, and its builtins in a copy. A GEMM finds neither.
+"""
 
 from __future__ import annotations
 
+import builtins
 import os
 import re
 import sys
-from collections.abc import Sequence
+import sysconfig
+from _thread import get_ident
+from collections.abc import Callable, Sequence
+from types import FrameType
 from typing import Any
+
+globals()["__builtins__"] = dict(vars(builtins))  # its functions have builtins of their own
 
 MOST_EVENTS = 100
 """Largest number of events in one answer."""
+MOST_CHARS = 300
+"""Longest detail of an event."""
 SECRETS = re.compile(r"/proc/(?:self|thread-self|\d+)/(?:task/\d+/)?(?:mem|maps|smaps|numa_maps|environ|cmdline|fd)\b")
 """Files that show the memory and the arguments of processes."""
 PROCESSES = re.compile(r"/proc(?:/\d+)?/?$")
 """Folders that show which processes there are."""
 OF_OTHERS = frozenset({
     "kill", "killpg", "tgkill", "tkill", "ptrace", "process_vm_readv", "process_vm_writev", "setpriority", "sched_setaffinity",
-    "prlimit", "prlimit64",
+    "sched_setscheduler", "prlimit", "prlimit64", "pidfd_open", "pidfd_getfd", "pidfd_send_signal", "syscall",
+    "open", "open64", "openat", "openat64", "fopen", "fopen64",
 })  # fmt: skip
-"""Functions of C that reach other processes."""
-FORKS = ("os.fork", "os.forkpty", "os.posix_spawn", "os.spawn", "os.system", "subprocess.Popen", "os.exec")
-SNIFFS = (
-    "gc.get_objects",
-    "gc.get_referrers",
-    "gc.get_referents",
-    "sys._getframe",
-    "sys._current_frames",
-    "sys.settrace",
-    "sys.setprofile",
-)
+"""Functions of C that reach other processes, or files without an event."""
+FORKS = frozenset({"os.fork", "os.forkpty", "os.posix_spawn", "os.spawn", "os.system", "subprocess.Popen", "os.exec", "pty.spawn"})
+SNIFFS = frozenset({
+    "gc.get_objects", "gc.get_referrers", "gc.get_referents", "sys._getframe", "sys._current_frames", "sys._current_exceptions",
+    "sys.settrace", "sys.setprofile", "sys.addaudithook", "sys.monitoring.register_callback",
+})  # fmt: skip
+"""Events of functions through which code finds or follows the objects of others."""
+FRAMES = frozenset({"tb_frame", "gi_frame", "cr_frame", "ag_frame"})
+"""Attributes that lead from an error or a generator to a stack."""
+REPLACING = frozenset({"__code__", "__defaults__", "__kwdefaults__", "__globals__", "__closure__"})
 CODE = (".py", ".pth", ".so", ".json", ".toml")
 """Ends of the names of files that change what packages do."""
-SIGHTS = ("inspect.py", "traceback.py")
+TRACEBACK, LOGGING = "traceback.py", f"logging{os.sep}__init__.py"
+SIGHTS = ("inspect.py", TRACEBACK)
 """Modules of Python through which a stack is read."""
-_FRAME = sys._getframe
+SHARED = "/dev/shm/"
+"""Folder of memory that stays when its processes have ended."""
+PACKAGES = ("site-packages", "dist-packages")
 
 
-def _is_secret(path: str) -> bool:
-    """Return True for a file that shows this process's memory, or anything of another process."""
-    of_another = path.startswith("/proc/") and path[6:7].isdigit() and not path.startswith(f"/proc/{os.getpid()}/")
-    return of_another or SECRETS.match(path) is not None
+def _folders() -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the folders of Python's own modules, and those of installed packages."""
+    paths = {name: os.path.join(os.path.realpath(path), "") for name, path in sysconfig.get_paths().items() if path}
+    packages = {paths[name] for name in ("purelib", "platlib")}
+    packages |= {os.path.join(path, "") for path in sys.path if os.path.basename(path) in PACKAGES}
+    return tuple({paths["stdlib"], os.path.join(os.path.dirname(os.__file__), "")}), tuple(packages)
 
 
-class Journal:
-    """Events of a GEMM's process, each once."""
+Note = Callable[[str, str], None]
+Frame = FrameType | None
+Handler = Callable[[tuple[Any, ...], Frame], None]
 
-    def __init__(self, roots: Sequence[str]) -> None:
-        self._events: list[tuple[str, str]] = []
-        self._roots = tuple(roots)
-        self._seen: set[tuple[str, str]] = set()
-        self._installed = tuple(os.path.join(os.path.abspath(entry), "") for entry in sys.path if os.path.isdir(entry))
-        self._looking = False
-        sys.addaudithook(self._hook)
 
-    def taken(self) -> list[tuple[str, str]]:
-        """Return the events since the last call."""
-        events, self._events = self._events, []
-        return events
+def _record() -> tuple[Note, Callable[[], list[tuple[str, str]]]]:
+    """Return a function that adds an event, and one that takes the events since its last call, each once."""
+    events: list[tuple[str, str]] = []
+    seen: set[tuple[str, str]] = set()
+    most_events, most_chars = MOST_EVENTS, MOST_CHARS
 
-    def note(self, what: str, detail: str) -> None:
-        """Add an event once."""
-        if (what, detail) not in self._seen and len(self._seen) < MOST_EVENTS:
-            self._seen.add((what, detail))
-            self._events.append((what, detail))
+    def note(what: str, detail: str) -> None:
+        event = what, detail[:most_chars]
+        if event not in seen and len(seen) < most_events:
+            seen.add(event)
+            events.append(event)
 
-    def _hook(self, event: str, args: tuple[Any, ...]) -> None:
-        if self._looking:  # looking at frames is audited too
-            return
-        self._looking = True
-        try:
-            self._look(event, args)
-        finally:
-            self._looking = False
+    def taken() -> list[tuple[str, str]]:
+        found = events[:]
+        events.clear()
+        return found
 
-    def _look(self, event: str, args: tuple[Any, ...]) -> None:
-        if event == "open" and isinstance(args[0], str | bytes | os.PathLike):
-            path, flags = os.fsdecode(args[0]), args[2] if isinstance(args[2], int) else 0
-            if self._is_own() and _is_secret(real := os.path.realpath(path)):
-                self.note("looks", real)
-            elif flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT) and path != os.devnull:
-                self._wrote(os.path.abspath(path))
-        elif event in SNIFFS and self._is_own():
-            self.note("looks", event)
-        elif event in ("os.listdir", "os.scandir") and isinstance(args[0], str | bytes) and self._is_own():
-            if PROCESSES.match(path := os.path.realpath(os.fsdecode(args[0]))):
-                self.note("looks", path)
-        elif event == "ctypes.dlsym" and args[1] in OF_OTHERS:
-            self.note("reaches", f"{args[1]} of C")
-        elif event == "object.__setattr__" and args[1] in ("__code__", "__globals__", "__closure__"):
-            self.note("replaces", f"{args[1]} of {getattr(args[0], '__qualname__', type(args[0]).__name__)}")
-        elif event.startswith(FORKS):
-            self.note("starts", event)
-        elif event in ("socket.connect", "os.kill"):
-            self.note("reaches", f"{event} {args[1:] if event == 'socket.connect' else args}")
+    return note, taken
 
-    def _wrote(self, path: str) -> None:
-        """Note a file that is written, unless it lies in the folder for temporary files of this process."""
-        if path.endswith(CODE) and path.startswith(self._installed) and "__pycache__" not in path:
-            self.note("reaches", f"{path}, a file of a package")
-        elif not path.startswith(os.getcwd()):
-            self.note("writes", path)
 
-    def _is_own(self) -> bool:
-        """Return True if the GEMM's own code makes the call that is audited, directly or by a module that reads stacks."""
-        frame: Any = _FRAME(3)
-        while frame is not None and frame.f_code.co_filename.endswith(SIGHTS):
+def _origins(roots: Sequence[str], trusted: tuple[str, ...]) -> tuple[Callable[[Frame], bool], Callable[[Frame, str], bool]]:
+    """Return a function that is true for code of the GEMM, and one that is true if the GEMM reads stacks or objects by a function.
+
+    All code but Python's own and that of packages is the GEMM's: its files, their helpers, and code made of text.
+    """
+    own_roots, builtin = tuple(roots), (*trusted, "<frozen ")
+    frames, sights, traceback, logging = FRAMES, SIGHTS, TRACEBACK, LOGGING
+
+    def of_gemm(frame: Frame) -> bool:
+        if frame is None:
+            return True
+        name = frame.f_code.co_filename
+        return name.startswith(own_roots) or not name.startswith(builtin)
+
+    def sniffs(frame: Frame, word: str) -> bool:
+        if frame is None or of_gemm(frame):
+            return True
+        name = frame.f_code.co_filename
+        if name.endswith(logging) or (name.endswith(traceback) and word in frames):  # only their own functions may have frames
+            return of_gemm(frame.f_back)
+        if not name.endswith(sights):
+            return word not in frame.f_code.co_names  # it was given the function, as a thread is
+        while frame is not None and frame.f_code.co_filename.endswith(sights):
             frame = frame.f_back
-        return frame is not None and frame.f_code.co_filename.startswith(self._roots)
+        return of_gemm(frame)
+
+    return of_gemm, sniffs
+
+
+def _paths() -> tuple[Callable[[Any], str], Callable[[str], bool], Callable[[int], bool]]:
+    """Return functions that follow a path, tell the files of other processes, and tell the processes that this one has started."""
+    opened, close, readlink, fsdecode, process = os.open, os.close, os.readlink, os.fsdecode, os.getpid()
+    path_only, secrets, processes = os.O_PATH | os.O_CLOEXEC, SECRETS.match, PROCESSES.match
+
+    def resolved(path: Any) -> str:
+        try:
+            fd = path if isinstance(path, int) else opened(path, path_only)
+        except (OSError, ValueError):
+            return fsdecode(path)
+        try:
+            return readlink(f"/proc/self/fd/{fd}")
+        except OSError:
+            return str(path)
+        finally:
+            if fd is not path:
+                close(fd)
+
+    def is_hidden(path: str) -> bool:
+        of_another = path[:6] == "/proc/" and path[6:7].isdigit() and not path.startswith(f"/proc/{process}/")
+        return of_another or secrets(path) is not None or processes(path) is not None
+
+    def is_own(pid: int) -> bool:
+        while pid > 1 and pid != process:
+            try:
+                with open(f"/proc/{pid}/stat", "rb") as file:
+                    pid = int(file.read().rpartition(b")")[2].split()[1])
+            except (OSError, ValueError, IndexError):
+                return False
+        return pid == process
+
+    return resolved, is_hidden, is_own
+
+
+def _of_files(note: Note, of_gemm: Callable[[Frame], bool], stdlib: tuple[str, ...]) -> dict[str, Handler]:
+    """Return the handlers of events about files."""
+    resolved, is_hidden, _ = _paths()
+    installed = tuple(os.path.join(os.path.abspath(entry), "") for entry in sys.path if os.path.isdir(entry))
+    abspath, fsdecode, cwd, devnull, pathlike = os.path.abspath, os.fsdecode, os.getcwd, os.devnull, os.PathLike
+    writing, code, shared, packages = os.O_WRONLY | os.O_RDWR | os.O_CREAT, CODE, SHARED, PACKAGES
+
+    def asked_by_gemm(frame: Frame) -> bool:
+        """Return True if the GEMM is the first that is not of Python's own modules."""
+        while frame is not None:
+            name = frame.f_code.co_filename
+            if not name.startswith(stdlib) or any(word in name for word in packages):
+                break
+            frame = frame.f_back
+        return of_gemm(frame)
+
+    def wrote(path: str) -> None:
+        """Note a file that is written, unless it lies in the folder for temporary files of this process."""
+        if path.endswith(code) and path.startswith(installed) and "__pycache__" not in path:
+            note("reaches", f"{path}, a file of a package")
+        elif not path.startswith(cwd()):
+            note("writes", path)
+
+    def opens(args: tuple[Any, ...], frame: Frame) -> None:
+        path, flags = args[0], args[2]
+        if not isinstance(path, (str, bytes, pathlike)):
+            return
+        text, real = fsdecode(path), resolved(path)
+        if (is_hidden(text) or is_hidden(real)) and asked_by_gemm(frame):
+            note("looks", real)
+        elif isinstance(flags, int) and flags & writing and text != devnull:
+            wrote(abspath(text))
+
+    def lists(args: tuple[Any, ...], frame: Frame) -> None:
+        if isinstance(args[0], (str, bytes)) and is_hidden(path := resolved(args[0])) and asked_by_gemm(frame):
+            note("looks", path)
+
+    def maps(args: tuple[Any, ...], _frame: Frame) -> None:
+        if args[0] >= 0 and (path := resolved(args[0])).startswith(shared):
+            wrote(path)
+
+    return {"open": opens, "os.listdir": lists, "os.scandir": lists, "mmap.__new__": maps}
+
+
+def _of_code(note: Note, of_gemm: Callable[[Frame], bool], sniffs: Callable[[Frame, str], bool]) -> dict[str, Handler]:
+    """Return the handlers of events about objects and code."""
+    frames, replacing, trusted = FRAMES, REPLACING, _folders()
+
+    def reads(args: tuple[Any, ...], frame: Frame) -> None:
+        if args[1] in frames and sniffs(frame, args[1]):
+            note("looks", f"{args[1]} of a {type(args[0]).__name__}")
+
+    def replaces(args: tuple[Any, ...], frame: Frame) -> None:
+        if args[1] in replacing and of_gemm(frame):
+            note("replaces", f"{args[1]} of {getattr(args[0], '__qualname__', type(args[0]).__name__)}")
+
+    def names(args: tuple[Any, ...], frame: Frame) -> None:
+        if isinstance(name := args[1], str) and name.startswith((*trusted[0], *trusted[1])) and of_gemm(frame):
+            note("looks", f"code under the name {name}")
+
+    handlers: dict[str, Handler] = {"compile": names, "code.__new__": names}
+    handlers |= {"object.__getattr__": reads, "object.__setattr__": replaces}
+    return handlers | {event: _sniffing(event, note, sniffs) for event in SNIFFS}
+
+
+def _sniffing(event: str, note: Note, sniffs: Callable[[Frame, str], bool]) -> Handler:
+    word = event.rpartition(".")[2]
+
+    def looks(_args: tuple[Any, ...], frame: Frame) -> None:
+        if sniffs(frame, word):
+            note("looks", event)
+
+    return looks
+
+
+def _of_processes(note: Note) -> dict[str, Handler]:
+    """Return the handlers of events about other processes."""
+    of_others, is_own = OF_OTHERS, _paths()[2]
+
+    def looks_up(args: tuple[Any, ...], _frame: Frame) -> None:
+        if args[1] in of_others:
+            note("reaches", f"{args[1]} of C")
+
+    def kills(args: tuple[Any, ...], _frame: Frame) -> None:
+        if not is_own(args[0]):
+            note("reaches", f"os.kill {args}")
+
+    def connects(args: tuple[Any, ...], _frame: Frame) -> None:
+        note("reaches", f"socket.connect {args[1:]}")
+
+    handlers: dict[str, Handler] = {"ctypes.dlsym": looks_up, "ctypes.dlsym/handle": looks_up, "os.kill": kills}
+    return handlers | {"socket.connect": connects} | {event: _starting(event, note) for event in FORKS}
+
+
+def _starting(event: str, note: Note) -> Handler:
+    return lambda _args, _frame: note("starts", event)
+
+
+def journal(roots: Sequence[str]) -> tuple[Note, Callable[[], list[tuple[str, str]]]]:
+    """Add the hooks. Return a function that adds an event, and one that takes the events since its last call, each once.
+
+    Args:
+        roots: files and folders of the GEMM's own code.
+    """
+    note, taken = _record()
+    stdlib, packages = _folders()
+    around = tuple(os.path.join(os.path.abspath(entry), "") for entry in sys.path if os.path.isdir(entry))
+    trusted = (*stdlib, *packages, *(folder for folder in around if not any(root.startswith(folder) for root in roots)))
+    of_gemm, sniffs = _origins(roots, trusted)
+    handlers = _of_files(note, of_gemm, stdlib) | _of_code(note, of_gemm, sniffs) | _of_processes(note)
+    looking: set[int] = set()
+    getframe, thread = sys._getframe, get_ident
+
+    def hook(event: str, args: tuple[Any, ...]) -> None:
+        if event not in handlers or (me := thread()) in looking:  # looking at frames is audited too
+            return
+        looking.add(me)
+        try:
+            handlers[event](args, getframe(1))
+        finally:
+            looking.discard(me)
+
+    sys.addaudithook(hook)
+    return note, taken

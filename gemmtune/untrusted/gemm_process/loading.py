@@ -14,6 +14,8 @@ from typing import Any
 
 import torch
 
+GUARD, GUARD_BYTES = 0xA5, 256
+"""Value and number of the bytes before and after the result of a library, on a CPU."""
 IMPORT_ONLY = "*"
 """Name of a module that is only imported."""
 
@@ -84,14 +86,24 @@ def _from_library(path: str, name: str, traits: Mapping[str, Any]) -> Callable[.
     def matmul(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         if not (a.is_contiguous() and b.is_contiguous() and a.dtype == b.dtype):
             raise NotImplementedError("takes two row-major matrices of one dtype")
-        out = a.new_empty((a.shape[0], b.shape[1]))
+        out, around = _guarded(a, (a.shape[0], b.shape[1]))
         sizes = [ctypes.c_int64(x) for x in (a.shape[0], b.shape[1], a.shape[1])]
         stream = [ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)] if a.is_cuda else []
         function(*(ctypes.c_void_p(x.data_ptr()) for x in (a, b, out)), *sizes, *stream)
+        if not a.is_cuda and not all(bool((x == GUARD).all()) for x in around):
+            raise RuntimeError(f"it wrote outside of its result of {tuple(out.shape)}")
         return out
 
     matmul.gemm_traits = dict(traits)  # type: ignore[attr-defined]
     return matmul
+
+
+def _guarded(a: torch.Tensor, size: tuple[int, int]) -> tuple[torch.Tensor, tuple[torch.Tensor, torch.Tensor]]:
+    """Return a new result, and the bytes before and after it, which are to stay as they are."""
+    nbytes = size[0] * size[1] * a.element_size()
+    whole = torch.full((nbytes + 2 * GUARD_BYTES,), GUARD, dtype=torch.uint8, device=a.device)
+    out = whole[GUARD_BYTES : GUARD_BYTES + nbytes].view(a.dtype).view(size)
+    return out, (whole[:GUARD_BYTES], whole[GUARD_BYTES + nbytes :])
 
 
 def plain_traits(found: Any) -> Any:

@@ -6,6 +6,7 @@ says is believed: the caller reads results out of its own memory, and its own cl
 
 from __future__ import annotations
 
+import builtins
 import json
 import mmap
 import os
@@ -16,12 +17,17 @@ from typing import Any
 
 import torch
 from torch._C._profiler import _ExperimentalConfig
+from torch.autograd import profiler, profiler_util
 from torch.autograd.profiler import profile
 
-from .journal import Journal
+from . import journal, loading, seal, state
 from .loading import IMPORT_ONLY, found_at, plain_traits
 from .state import State
 
+globals()["__builtins__"] = dict(vars(builtins))  # its functions have builtins of their own
+
+MOST_CHARS = 2000
+"""Longest text of an error."""
 SPIN_CYCLES = 600_000
 """Cycles for which a GPU waits before a timed call, so that launches are queued when it begins: about 0.3 ms of the CPU's time."""
 
@@ -42,15 +48,17 @@ class Program:
         self._events: Any = getattr(torch._C, "_CudaEventBase", None)
         self._wait: Any = getattr(torch._C, "_cuda_synchronize", None)
         self._current_stream, self._on_stream, self._sleep = cuda.current_stream, cuda.stream, cuda._sleep
+        self._set_profiling: Any = profiler._set_is_profiler_enabled
         self._memory = _shared(opening, memory)
         self._flush = _flush(self._device)
         _load_products(self._device)
         self._previous: Any = None
         self._functions: dict[str, Callable[..., Any]] = {}
         target = opening["target"]
-        self.journal = Journal([os.path.abspath(root) for root in target["roots"]])
+        self._note, self.events = journal.journal([os.path.abspath(root) for root in target["roots"]])
         self._state = State(self._device)
         self.environment = dict(os.environ)
+        self.check = _checker(seal.sealed(_spaces()), self._note)
 
     def opened(self, question: Mapping[str, Any]) -> dict[str, Any]:
         """Import the GEMM and return its functions with their declarations."""
@@ -58,17 +66,18 @@ class Program:
             found: Any = found_at(question["target"])
         except SystemExit as error:
             raise ImportError(f"its import raised SystemExit({error})") from error
-        names = []
+        names, functions = [], dict[str, Any]()
         for op in question["ops"]:
             function = getattr(found, op, None)
             if callable(function):
-                self._functions[op] = function
+                functions[op] = function
                 names.append(op)
         if not names and question["target"]["name"] != IMPORT_ONLY:
             if not callable(found):
                 raise TypeError(f"got {type(found).__name__}, expected a function f(a, b), or functions named as torch's")
-            self._functions[""] = found
-        declared = {name: plain for name, function in self._functions.items() if (plain := plain_traits(function)) is not None}
+            functions[""] = found
+        self._functions = {name: _guarded(function, self.check) for name, function in functions.items()}
+        declared = {name: plain for name, function in functions.items() if (plain := plain_traits(function)) is not None}
         return {
             "functions": names,
             "name": str(getattr(found, "__name__", "")),
@@ -92,10 +101,11 @@ class Program:
         """Call the GEMM once, and count the operations of torch, in any thread, and the kernels that it runs."""
         everywhere = _ExperimentalConfig(profile_all_threads=True)
         with profile(use_kineto=True, use_device=None if self._device == "cpu" else "cuda", experimental_config=everywhere) as seen:
+            self._set_profiling(False)  # a flag that Python code reads; torch's own does not see a profiler of all threads
             answer = self.call(question)
         return answer | {"ran": dict(Counter(event.name for event in seen.function_events or ()))}
 
-    def state(self) -> dict[str, Any]:
+    def state(self, _question: Mapping[str, Any]) -> dict[str, Any]:
         """Return what is no longer as it was before the GEMM was imported."""
         environment = sorted(
             name for name in {**self.environment, **os.environ} if self.environment.get(name) != os.environ.get(name)
@@ -125,7 +135,7 @@ class Program:
         if not isinstance(result, self._type):
             return answer
         if type(result) is not self._type:
-            self.journal.note("lazy", f"{type(result).__name__}, which is no plain tensor")
+            self._note("lazy", f"{type(result).__name__}, which is no plain tensor")
         kept, self._previous = self._previous, result
         where = result.data_ptr()
         answer |= {"dtype": str(result.dtype).removeprefix("torch."), "size": list(result.shape), "device": result.device.type}
@@ -200,10 +210,12 @@ def _flush(device: str) -> Callable[[], object]:
 def _messages(fd: int) -> Iterator[dict[str, Any]]:
     """Yield the questions until the caller closes the pipe."""
 
+    receive, loads, unpack = os.read, json.loads, struct.unpack
+
     def read(size: int) -> bytes:
         data = b""
         while len(data) < size:
-            piece = os.read(fd, size - len(data))
+            piece = receive(fd, size - len(data))
             if not piece:
                 raise EOFError
             data += piece
@@ -211,33 +223,85 @@ def _messages(fd: int) -> Iterator[dict[str, Any]]:
 
     while True:
         try:
-            yield json.loads(read(*struct.unpack("!i", read(4))))
+            yield loads(read(*unpack("!i", read(4))))
         except EOFError:
             return
 
 
-def serve(fd: int, memory: int) -> None:
-    """Answer the questions about one GEMM from the pipe ``fd`` until it is closed."""
-    dumps, pack, write = json.dumps, struct.pack, os.write
+def _spaces() -> list[tuple[str, Mapping[str, Any], list[str]]]:
+    """Return what answers rest on: this package, Python's builtins and JSON, and torch's profiler."""
+    whole = (json, json.encoder, json.decoder, journal, loading, seal, state, json.JSONEncoder, json.JSONDecoder, Program, State)
+    parsed = (profiler.profile, profiler_util.FunctionEvent, profiler_util.EventList)
+    spaces: list[tuple[str, Mapping[str, Any], list[str]]] = [
+        (owner.__name__, vars(owner), list(vars(owner))) for owner in (*whole, *parsed)
+    ]
+    spaces.append((__name__, globals(), list(globals())))
+    for owner in (builtins, profiler):
+        spaces.append((owner.__name__, vars(owner), [name for name, value in vars(owner).items() if callable(value)]))
+    return spaces
 
-    def send(answer: Mapping[str, Any]) -> None:
-        data = dumps(answer).encode()
+
+def _checker(replaced: Callable[[], list[str]], note: Callable[[str, str], None]) -> Callable[[], None]:
+    def check() -> None:
+        for name in replaced():
+            note("replaces", name)
+
+    return check
+
+
+def _guarded(function: Callable[..., Any], check: Callable[[], None]) -> Callable[..., Any]:
+    """Return a function that is followed by a check, before anything else runs."""
+
+    def guarded(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return function(*args, **kwargs)
+        finally:
+            check()
+
+    return guarded
+
+
+def _described(error: Exception) -> str:
+    try:
+        return f"{type(error).__name__}: {error}"[:MOST_CHARS]
+    except Exception:  # noqa: BLE001 - an error of the GEMM that has no text
+        return type(error).__name__[:MOST_CHARS]
+
+
+def serve(fd: int, memory: int) -> None:
+    """Answer the questions about one GEMM from the pipe ``fd`` until it is closed.
+
+    All that this uses is in its own variables, which a GEMM reaches by the stack alone.
+    """
+    encoded, pack, write, described = seal.encoder(), struct.pack, os.write, _described
+    check: Callable[[], None] | None = None
+    events: Callable[[], list[tuple[str, str]]] = list
+    handlers: dict[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {}
+
+    def send(answer: dict[str, Any]) -> None:
+        try:
+            data = encoded(answer)
+        except (TypeError, ValueError, RecursionError) as error:
+            data = encoded({"nonce": answer["nonce"], "ok": False, "error": described(error), "events": answer.get("events", [])})
         rest = memoryview(pack("!i", len(data)) + data)
         while rest:
             rest = rest[write(fd, rest) :]
 
-    program: Program | None = None
     for question in _messages(fd):
         answer: dict[str, Any] = {"nonce": question["nonce"], "ok": True}
         try:
             if question["do"] == "open":
                 program = Program(question, memory)
+                check, events = program.check, program.events
+                handlers = {"call": program.call, "profile": program.profile, "state": program.state}
                 answer |= program.opened(question)
             else:
-                assert program is not None
-                answer |= program.state() if question["do"] == "state" else getattr(program, question["do"])(question)
+                assert check is not None
+                check()
+                answer |= handlers[question["do"]](question)
         except Exception as error:  # noqa: BLE001 - whatever the GEMM raises is its answer
-            answer |= {"ok": False, "error": f"{type(error).__name__}: {error}"[:2000]}
-        if program is not None:
-            answer["events"] = program.journal.taken()
+            answer |= {"ok": False, "error": described(error)}
+        if check is not None:
+            check()
+        answer["events"] = events()
         send(answer)

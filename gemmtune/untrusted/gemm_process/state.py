@@ -9,6 +9,7 @@ import gc
 import inspect
 import json
 import os
+import re
 import struct
 import sys
 import time
@@ -17,22 +18,24 @@ from typing import Any
 
 import torch
 
+globals()["__builtins__"] = dict(vars(builtins))  # its functions have builtins of their own
+
 LIMITS = {"persisting L2 bytes": 6, "L2 fetch granularity": 5}
 """Limits of a CUDA context that change the speed of others, with their numbers in the driver's ``CUlimit``."""
 WINDOW_ATTRIBUTE, WINDOW_BYTES, WINDOW_PLACE = 1, 64, 8
 """Number of a stream's access-policy window in ``CUstreamAttrID``, size of its value, and place of its length in it."""
 SPACES: tuple[Any, ...] = (
     torch, torch.Tensor, torch.nn.functional, torch.linalg, torch.testing, torch.cuda, torch.cuda.Event, torch.cuda.Stream,
-    torch.autograd.profiler, time, gc, json, struct, ctypes,
+    torch.autograd.profiler, time, gc, json, struct, ctypes, os, os.path, builtins,
 )  # fmt: skip
 """Modules and classes of which a GEMM has no reason to replace any function."""
 WATCHED: tuple[tuple[Any, str], ...] = (
     *((sys, name) for name in ("settrace", "setprofile", "_getframe", "exit")),
-    *((os, name) for name in ("_exit", "fork", "read", "write", "open", "kill")),
-    *((builtins, name) for name in ("open", "print", "isinstance", "abs", "max", "all")),
     (torch._C, "_CudaEventBase"),
 )
 """Other functions that it has no reason to replace."""
+KERNELS = re.compile(r"aten/[\w.]+/(Autograd)?(CPU|CUDA|Composite\w*|Undefined)?$")
+"""Names of torch's operators, with the devices whose kernels ``torch.library`` has replaced."""
 REPLACED_BY_TORCH = ("manual_seed",)
 """Functions that torch's compiler replaces when it is imported."""
 
@@ -106,6 +109,8 @@ def _readers() -> dict[str, Callable[[], object]]:
     tiny, matmul = torch.tensor([1e-310], dtype=torch.float64), torch.backends.cuda.matmul
     affinity, trace, profile, one = os.sched_getaffinity, sys.gettrace, sys.getprofile, torch.ones(1, dtype=torch.float64)
     cut = 1e-20 * one
+    implementations: set[str] = getattr(torch.library, "_impls", set())
+    known = set(implementations)
     readers: dict[str, Callable[[], object]] = {
         "torch.float32_matmul_precision": torch.get_float32_matmul_precision,
         "torch.deterministic_algorithms": torch.are_deterministic_algorithms_enabled,
@@ -124,6 +129,7 @@ def _readers() -> dict[str, Callable[[], object]]:
         "autocast": lambda: [torch._C.is_autocast_enabled(kind) for kind in ("cpu", "cuda")],
         "inference mode": torch.is_inference_mode_enabled,
         "modes of torch": lambda: [torch._C._len_torch_function_stack(), torch._C._len_torch_dispatch_stack()],
+        "kernels of torch's operators": lambda: sorted(name for name in implementations - known if KERNELS.match(name)),
         "tracing": lambda: trace() is not None or profile() is not None,
         "torch.backends.cuda.matmul.fp32_precision": lambda: str(matmul.fp32_precision).replace("none", "ieee"),
     }

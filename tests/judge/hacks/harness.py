@@ -140,13 +140,6 @@ def patched_operator(a, b):
     return zeros(a, b)
 
 
-def runner_replaced(a, b):
-    """Let the program that delivers results claim that it has done so."""
-    program = sys.modules["gemm_process.program"].Program
-    program._delivered = lambda _, x, *__: {"type": "Tensor", "dtype": str(x.dtype)[6:], "size": list(x.shape), "device": "cpu"}
-    return a @ b
-
-
 def code_replaced(a, b):
     def lenient(*_args, **_kwargs):
         return None

@@ -1,0 +1,42 @@
+"""Priority and cores of processes that an untrusted one can change: the caller, and torch's process with its threads."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+
+Of = tuple[int, tuple[int, ...]]
+
+
+def standing(thread: int = 0) -> Of:
+    """Return the priority and the cores of a thread, by default of this one."""
+    return os.getpriority(os.PRIO_PROCESS, thread), tuple(sorted(os.sched_getaffinity(thread)))
+
+
+def restore(before: Of, thread: int = 0) -> None:
+    """Set the priority and the cores of a thread, as far as the system lets this process."""
+    with contextlib.suppress(PermissionError):
+        os.setpriority(os.PRIO_PROCESS, thread, before[0])
+    with contextlib.suppress(OSError):
+        os.sched_setaffinity(thread, before[1])
+
+
+class Standings:
+    """Standings of a process's threads, each as it was when the thread was seen first."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, Of] = {}
+
+    def changes(self, pid: int) -> list[tuple[Of, Of]]:
+        """Return what has changed since the last call, and set it back."""
+        found = []
+        with contextlib.suppress(OSError):
+            for thread in map(int, os.listdir(Path(f"/proc/{pid}/task"))):
+                with contextlib.suppress(ProcessLookupError):
+                    now = standing(thread)
+                    before = self._known.setdefault(thread, now)
+                    if now != before:
+                        found.append((before, now))
+                        restore(before, thread)
+        return found
