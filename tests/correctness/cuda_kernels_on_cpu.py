@@ -32,7 +32,7 @@ STATIC = re.compile(r"__shared__ (\w+) (\w+);")
 def text_of(choice: CudaChoice) -> str:
     source, (exponent, significand) = choice.source, BITS[choice.problem.dtype]
     bits = f"#define ELEMENT_BITS_E {exponent}\n#define ELEMENT_BITS_M {significand}\n"
-    own = {"barriers": bits + '#include "device.h"', "products": "", "tensor": "", "ptx": "", "device": ""}
+    own = {"barriers": bits + '#include "device.h"', "products": "", "tensor": "", "ptx": "", "device": "", "flags": ""}
     own["pointwise"] = source.values["functions"]
     text = source.put_together({**source.parts, **own})
     assert SHARED in text
@@ -82,7 +82,8 @@ def kernel(choice: CudaChoice) -> Kernel:
 
     launchers = [Launcher(driver.load(b"", record.kernel, 0), record, refuse) for record in records]
     scratch = torch.full((choice.record.scratch_bytes + 128,), 0xFF, dtype=torch.uint8)
-    memory = -(-scratch.data_ptr() // 128) * 128
+    workspace = torch.zeros(choice.record.workspace_bytes + 128, dtype=torch.uint8)
+    memory = -(-(workspace if choice.record.workspace_bytes else scratch).data_ptr() // 128) * 128
 
     def run(out: torch.Tensor, tensors: tuple[torch.Tensor, ...], scalars: tuple[float, ...]) -> None:
         scratch.fill_(0xFF)

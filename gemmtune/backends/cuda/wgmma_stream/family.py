@@ -1,0 +1,175 @@
+"""Family of persistent wgmma kernels: blocks walk over tiles, and divide those that would leave blocks idle.
+
+The constants of the time model are fitted to times on an H100.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, ClassVar
+
+import torch
+
+from ....choice import Claims
+from ....device import DeviceInfo
+from ....numerics.reduction import Reduction
+from ....problem import Problem
+from ....toolchain.record import MAP_BYTES, WORKSPACE, Address, Aligned, Record, TensorMap
+from ...cpp.printer import STORAGE_TYPES
+from .. import wgmma
+from ..family import INT32_LIMIT, beginnings
+from ..groups import strip_of_rows
+from ..hopper import GIVEN_REGISTERS, LEFT_REGISTERS, WGMMA
+from ..kernel import PRODUCTS, KernelSource, aligned_out, files_of, structs_of
+from ..mixed import family as mixed
+from ..mixed.family import PARTS, MixedFamily, steps_of, tiles_of
+from ..mixed.weights import Weights, weights_of
+from ..wgmma.configs import CHUNK_BYTES
+from ..wgmma.family import ROW_NS, WIDEN_NS, claims_of, map_of_rows, reduction_in, why_not_shape
+from .configs import LEAST_STEPS, ROUND_ROWS, SHAPES, Config, Division, Shape
+
+LEAST_ROWS = {"quick": 97, "default": 97, "exhaustive": 1}
+"""Minimum rows of a, by search."""
+LAUNCH_US = 3.0
+TILE_US = 1.5
+PIECE_US = 2.5
+"""Time in which a block leaves the sums of a piece to another block, or adds those of one."""
+DRAM_GBPS = 2600.0
+"""Bandwidth at which b and a are read, once."""
+FLAG_BYTES = 4
+MOST_PIECES = 16
+"""Maximum number of blocks that sum one tile. Its first block adds the sums of all others."""
+
+
+class Work(mixed.Work):
+    """Parameters of the persistent kernel.
+
+    There are ``tiles_m`` by ``tiles_n`` tiles, in strips of ``strip`` rows of tiles. ``divided``, ``each`` and ``more`` are those
+    of ``Division``. ``least`` steps at a tile's edge are the fewest that a block sums for another.
+    """
+
+    _fields_: ClassVar[Sequence[tuple[str, Any]]] = (
+        ("sums", ctypes.c_void_p), ("flags", ctypes.c_void_p), ("tiles_m", ctypes.c_int), ("tiles_n", ctypes.c_int),
+        ("strip", ctypes.c_int), ("divided", ctypes.c_int), ("each", ctypes.c_int), ("more", ctypes.c_int), ("least", ctypes.c_int),
+        ("whole_chunks", ctypes.c_bool),
+    )  # fmt: skip
+
+
+class WgmmaStream(MixedFamily[Config]):
+    """Family of ``wgmma_stream.cu.jinja``."""
+
+    name = "wgmma_stream"
+    likely = 1.25
+    instruction = WGMMA
+    package = __package__
+    work = Work
+
+    def why_not_likely(self, problem: Problem, device: DeviceInfo, search: str) -> str | None:  # noqa: ARG002 - device-independent
+        least = LEAST_ROWS[search]
+        return f"a has {problem.m} rows, tried from {least} on" if problem.m < least else None
+
+    def why_not_config(self, problem: Problem, device: DeviceInfo, config: Config) -> str | None:
+        reason = super().why_not_config(problem, device, config) or why_not_shape(config.shape, weights_of(problem))
+        if reason is not None:
+            return reason
+        shape, division = config.shape, division_of(problem, config)
+        if shape.block_m % (2 * ROUND_ROWS) or shape.blocks_per_sm > 1 or shape.cluster_n > 1 or config.cluster_k > 1:
+            return f"got {shape}, expected rows in multiples of {2 * ROUND_ROWS}, and neither clusters nor several blocks at a time"
+        if config.blocks < 1:
+            return f"{config.blocks} blocks, expected at least one"
+        if max(division.tiles, (division.divided + 1) * division.steps) >= INT32_LIMIT // 2:
+            return f"{division.tiles} tiles of {division.steps} steps cannot be counted in 32 bits"
+        if division.splits > MOST_PIECES:
+            return f"{division.splits} blocks would sum a tile, at most {MOST_PIECES} are tried"
+        return None
+
+    def estimate_us(self, problem: Problem, device: DeviceInfo, config: Config) -> float:  # noqa: ARG002 - config has the blocks
+        """Return the model's time of one launch, from what a multiprocessor multiplies and reads."""
+        shape, weights, division = config.shape, weights_of(problem), division_of(problem, config)
+        products = shape.block_k(weights) // 16 * shape.warp_groups * shape.col_tiles
+        step_us = products * (WIDEN_NS[weights.bits] + ROW_NS * shape.block_m) / 1e3
+        tiles = -(-division.tiles // division.blocks)
+        pieces = division.splits if division.divided else 0
+        block_us = division.block_steps * step_us + tiles * TILE_US + pieces * PIECE_US
+        return LAUNCH_US + max(block_us, problem.bytes / DRAM_GBPS / 1e3)
+
+    def candidates(self, problem: Problem, device: DeviceInfo) -> list[Config]:
+        """Return every shape with divided and with whole tiles, best first."""
+        found = [
+            Config(shape=shape, blocks=device.sm_count, whole=whole, pdl=True, prefetch_stages=shape.stages)
+            for shape in SHAPES[weights_of(problem).bits]
+            for whole in (False, True)
+        ]
+        return sorted(found, key=lambda config: (self.estimate_us(problem, device, config), str(config)))
+
+    def launch_variants(self, problem: Problem, device: DeviceInfo, config: Config) -> Iterator[Config]:  # noqa: ARG002 - config decides
+        """Yield configs with another start, and with whole or divided tiles."""
+        yield from beginnings(config, config.shape.stages)
+        yield dataclasses.replace(config, whole=not config.whole)
+
+    def near_sizes(self, problem: Problem, device: DeviceInfo, config: Config) -> Iterable[int]:  # noqa: ARG002 - no clusters
+        return ()
+
+    def claims(self, problem: Problem, config: Config) -> Claims:
+        return claims_of(problem, division_of(problem, config).splits)
+
+    def reduction(self, problem: Problem, config: Config) -> Reduction | None:
+        """Return the class of one block per tile, or None if tiles are divided: then the place of a tile decides how."""
+        return reduction_in(problem, config.shape, "1 consecutive blocks") if config.whole else None
+
+    def batch_invariant(self, problem: Problem, config: Config) -> bool:  # noqa: ARG002 - the config decides
+        """Return False if tiles are divided: their number and order decide where."""
+        return config.whole
+
+    def source(self, problem: Problem, config: Config) -> KernelSource:
+        made, result = super().source(problem, config), STORAGE_TYPES[problem.out.dtype]
+        structs = structs_of(Work, {"out": f"{result}*", "sums": "float4*", "flags": "unsigned*"})
+        own = (*files_of(wgmma.__name__, "numbers", "device", "sums", "store"), *files_of(__package__, "flags", "steps", "results"))
+        return dataclasses.replace(made, files=(PRODUCTS, *PARTS[:2], *own), values={**made.values, "structs": structs})
+
+    def values(self, weights: Weights, shape: Shape) -> dict[str, Any]:
+        return {
+            "k16_batch": shape.k16_batch_of(weights),
+            "shared_bytes": shape.shared_bytes(weights),
+            "terms": False,
+            "given_registers": GIVEN_REGISTERS,
+            "left_registers": LEFT_REGISTERS,
+            "scaled": weights.scale is not None and not weights.scale.group,
+        }
+
+    def tell(self, work: Work, problem: Problem, config: Config) -> tuple[Aligned, ...]:
+        staged_bytes = problem.out.dtype.itemsize if problem.epilogue is None else torch.float32.itemsize
+        work.whole_chunks, aligned = aligned_out(Work.whole_chunks, problem.out, CHUNK_BYTES // staged_bytes)
+        work.tiles_m, work.tiles_n = tiles_of(problem, config)
+        work.strip, work.least = strip_of_rows(config.shape.block_m), LEAST_STEPS
+        division = division_of(problem, config)
+        work.divided, work.each, work.more = division.divided, division.each, division.more
+        return aligned
+
+    def map_of_a(self, problem: Problem, config: Config) -> TensorMap:
+        return map_of_rows(problem, config.shape.block_m)
+
+    def grid(self, problem: Problem, config: Config) -> tuple[int, int, int]:
+        return division_of(problem, config).blocks, 1, 1
+
+    def record(self, problem: Problem, config: Config) -> Record:
+        """Return the launch record. The workspace has the sums that each block leaves, then a flag for each of its warps."""
+        record, shape, division = super().record(problem, config), config.shape, division_of(problem, config)
+        if not division.divided:
+            return record
+        sums_bytes = division.blocks * 4 * shape.block_m * shape.block_n
+        first = MAP_BYTES * len(record.maps)
+        workspace = (
+            Address(offset=first + Work.sums.offset, operand=WORKSPACE),
+            Address(offset=first + Work.flags.offset, operand=WORKSPACE, more_bytes=sums_bytes),
+        )
+        flags_bytes = division.blocks * 4 * shape.warp_groups * FLAG_BYTES
+        return dataclasses.replace(record, addresses=(*record.addresses, *workspace), workspace_bytes=sums_bytes + flags_bytes)
+
+
+def division_of(problem: Problem, config: Config) -> Division:
+    """Return the division of the problem's tiles."""
+    rows, cols = tiles_of(problem, config)
+    return Division.of(rows * cols, steps_of(problem, config), config)
