@@ -92,6 +92,8 @@ class Wgmma(MixedFamily[Config]):
         shared_bytes = shape.shared_bytes(weights, config.cluster_k)
         if shape.blocks_per_sm * (shared_bytes + SYSTEM_BYTES) > device.smem_per_block_bytes + SYSTEM_BYTES:
             return f"takes {shared_bytes} bytes of shared memory, too many for {shape.blocks_per_sm} blocks on a multiprocessor"
+        if shape.gives_registers and (shape.warp_groups != 2 or shape.blocks_per_sm > 1):
+            return f"{shape.warp_groups} warp groups of {shape.blocks_per_sm} blocks would get registers, expected 2 of 1"
         return why_not_shape(shape, weights)
 
     def estimate_us(self, problem: Problem, device: DeviceInfo, config: Config) -> float:
@@ -180,8 +182,6 @@ def why_not_shape(shape: Shape, weights: Weights) -> str | None:
         return f"a stage has {block_k} elements of K, expected an even number of batches of {16 * shape.k16_batch_of(weights)}"
     if shape.k16_batch_of(weights) % (8 // weights.bits):
         return f"a batch has {16 * shape.k16_batch_of(weights)} of K, less than the 16 bytes that are read at once"
-    if shape.gives_registers and (shape.warp_groups != 2 or shape.blocks_per_sm > 1):
-        return f"{shape.warp_groups} warp groups of {shape.blocks_per_sm} blocks would get registers, expected 2 of 1"
     needed, most = shape.registers(weights), shape.most_registers
     return f"needs about {needed} registers for each thread, {most} are left" if needed > most else None
 

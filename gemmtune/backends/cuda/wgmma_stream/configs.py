@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..hopper import LEFT_REGISTERS, registers_per_thread
 from ..mixed.weights import MixedConfig, Weights
 from ..wgmma import configs as wgmma
 
 ROUND_ROWS = 16
 """Rows of a 16-bit result that are reordered at a time. Float32 sums are twice as large, and half as many."""
-LEAST_STEPS = 2
-"""Fewest steps of a tile that a block sums for another: exchanging sums takes longer than one or two steps."""
+REGISTERS = {2: (40, 232), 3: (32, 160)}
+"""Registers of a copying and of a multiplying thread, by the warp groups that multiply."""
+MOST_PARTS = 6
+"""Maximum parts of a tile. Its owner adds the sums of all parts but one."""
+LEAST_STEPS = 4
+"""Fewest steps of a part. With fewer, exchanging sums takes longer than it saves."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,9 +22,19 @@ class Shape(wgmma.Shape):
     """Tile and stages as in the kernel with one tile per block, with space for results next to the stages."""
 
     @property
+    def gives_registers(self) -> bool:
+        """True: the copying warp group leaves registers to the multiplying ones."""
+        return True
+
+    @property
+    def threads(self) -> int:
+        """Threads of one block, the copying warp group included."""
+        return 128 * self.warp_groups + 128
+
+    @property
     def most_registers(self) -> int:
         """Maximum registers of a multiplying thread."""
-        return LEFT_REGISTERS if self.gives_registers else registers_per_thread(self.threads, 1)
+        return REGISTERS[self.warp_groups][1]
 
     def shared_bytes(self, weights: Weights, cluster_k: int = 1) -> int:  # noqa: ARG002 - no cluster divides K
         """Return the shared memory of a block: barriers, stages, and two buffers for rows of the result."""
@@ -29,13 +42,13 @@ class Shape(wgmma.Shape):
         return wgmma.BARRIERS_BYTES + stages_bytes + 2 * ROUND_ROWS * (2 * self.block_n + wgmma.CHUNK_BYTES)
 
 
-def _shape(block_m: int, line_bytes: int, stages: int, col_tiles: int = 1) -> Shape:
-    return Shape(block_m=block_m, warp_groups=2, col_tiles=col_tiles, line_bytes=line_bytes, stages=stages)
+def _shape(block_m: int, warp_groups: int, line_bytes: int, stages: int) -> Shape:
+    return Shape(block_m=block_m, warp_groups=warp_groups, col_tiles=1, line_bytes=line_bytes, stages=stages)
 
 
 SHAPES: dict[int, tuple[Shape, ...]] = {
-    8: (_shape(128, 128, 4), _shape(192, 64, 5), _shape(256, 64, 4)),
-    4: (_shape(128, 64, 5), _shape(192, 64, 3), _shape(256, 64, 3)),
+    8: (_shape(128, 3, 64, 6), _shape(192, 2, 64, 5), _shape(256, 2, 64, 5)),
+    4: (_shape(128, 3, 64, 4), _shape(192, 2, 64, 3), _shape(256, 2, 64, 3)),
 }
 """Shapes by the bits of a weight."""
 
@@ -44,8 +57,8 @@ SHAPES: dict[int, tuple[Shape, ...]] = {
 class Config(MixedConfig):
     """Shape plus launch parameters.
 
-    At most ``blocks`` persistent blocks walk over the tiles. They divide the tiles that do not fill all blocks along K, and as many
-    more as there are blocks. With ``whole`` no tile is divided.
+    At most ``blocks`` persistent blocks walk over the tiles. They divide tiles that do not fill all blocks along K. With ``whole``
+    no tile is divided.
     """
 
     shape: Shape
@@ -60,40 +73,32 @@ class Config(MixedConfig):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Division:
-    """Division of ``tiles`` with ``steps`` of K each: the first ``divided`` of them are divided evenly among ``blocks`` blocks."""
+    """Division of tiles with ``steps`` of K each: every block has ``waves`` whole tiles, and ``left`` tiles have ``parts`` each."""
 
-    tiles: int
     steps: int
     blocks: int
-    divided: int
+    waves: int
+    left: int
+    parts: int
 
     @classmethod
     def of(cls, tiles: int, steps: int, config: Config) -> Division:
-        """Return the division of a launch. No block has fewer than ``LEAST_STEPS`` steps, and none is without a tile."""
-        if config.whole:
-            return cls(tiles=tiles, steps=steps, blocks=min(config.blocks, tiles), divided=0)
-        blocks = max(1, min(config.blocks, tiles * steps // LEAST_STEPS))
-        left = tiles % blocks
-        divided = min(tiles, left + blocks) if left else 0
-        return cls(tiles=tiles, steps=steps, blocks=blocks, divided=divided)
+        """Return the division of a launch."""
+        blocks = min(config.blocks, tiles) if config.whole else config.blocks
+        waves, left = divmod(tiles, blocks)
+        parts = 1 if config.whole or not left else max(1, min(blocks // left, steps // LEAST_STEPS, MOST_PARTS))
+        return cls(steps=steps, blocks=min(blocks, parts * tiles), waves=waves, left=left, parts=parts)
 
     @property
-    def each(self) -> int:
-        """Steps of the divided tiles that each block sums; some blocks sum one more."""
-        return self.divided * self.steps // self.blocks
+    def divided(self) -> int:
+        """Number of divided tiles, which come first."""
+        return self.left if self.parts > 1 else 0
 
     @property
-    def more(self) -> int:
-        """Blocks that sum one more."""
-        return self.divided * self.steps % self.blocks
+    def helpers(self) -> int:
+        """Blocks that sum a part for the block with the tile's first steps."""
+        return self.divided * (self.parts - 1)
 
-    @property
-    def splits(self) -> int:
-        """Maximum number of blocks that sum one tile."""
-        return min(self.steps, (self.steps - 2) // self.each + 2) if self.divided else 1
-
-    @property
-    def block_steps(self) -> float:
-        """Steps of the block with the most work."""
-        waves = -(-(self.tiles - self.divided) // self.blocks)
-        return waves * self.steps + self.divided * self.steps / self.blocks
+    def head(self, lead: float) -> int:
+        """Return the first steps of a divided tile, which its owner sums: ``lead`` more than each helper."""
+        return max(1, min(round((self.steps + (self.parts - 1) * lead) / self.parts), self.steps - self.parts + 1))

@@ -21,39 +21,39 @@ from ...cpp.printer import STORAGE_TYPES
 from .. import wgmma
 from ..family import INT32_LIMIT, beginnings
 from ..groups import strip_of_rows
-from ..hopper import GIVEN_REGISTERS, LEFT_REGISTERS, WGMMA
+from ..hopper import WGMMA
 from ..kernel import PRODUCTS, KernelSource, aligned_out, files_of, structs_of
 from ..mixed import family as mixed
 from ..mixed.family import PARTS, MixedFamily, steps_of, tiles_of
 from ..mixed.weights import Weights, weights_of
 from ..wgmma.configs import CHUNK_BYTES
 from ..wgmma.family import ROW_NS, WIDEN_NS, claims_of, map_of_rows, reduction_in, why_not_shape
-from .configs import LEAST_STEPS, ROUND_ROWS, SHAPES, Config, Division, Shape
+from .configs import REGISTERS, ROUND_ROWS, SHAPES, Config, Division, Shape
 
 LEAST_ROWS = {"quick": 97, "default": 97, "exhaustive": 1}
 """Minimum rows of a, by search."""
 LAUNCH_US = 3.0
 TILE_US = 1.5
-PIECE_US = 2.5
-"""Time in which a block leaves the sums of a piece to another block, or adds those of one."""
+PART_US = 2.5
+"""Time in which a helper leaves its sums, or the owner adds those of one helper."""
+FLAG_US = 1.0
+"""Time from the end of a helper's stores until the owner sees them."""
 DRAM_GBPS = 2600.0
 """Bandwidth at which b and a are read, once."""
 FLAG_BYTES = 4
-MOST_PIECES = 16
-"""Maximum number of blocks that sum one tile. Its first block adds the sums of all others."""
 
 
 class Work(mixed.Work):
     """Parameters of the persistent kernel.
 
-    There are ``tiles_m`` by ``tiles_n`` tiles, in strips of ``strip`` rows of tiles. ``divided``, ``each`` and ``more`` are those
-    of ``Division``. ``least`` steps at a tile's edge are the fewest that a block sums for another.
+    There are ``tiles_m`` by ``tiles_n`` tiles, in strips of ``strip`` rows of tiles. The first ``divided`` tiles have ``helpers``
+    blocks. Their owners sum ``head`` steps, and each helper ``each`` or, the first ``more`` of a tile, one more.
     """
 
     _fields_: ClassVar[Sequence[tuple[str, Any]]] = (
         ("sums", ctypes.c_void_p), ("flags", ctypes.c_void_p), ("tiles_m", ctypes.c_int), ("tiles_n", ctypes.c_int),
-        ("strip", ctypes.c_int), ("divided", ctypes.c_int), ("each", ctypes.c_int), ("more", ctypes.c_int), ("least", ctypes.c_int),
-        ("whole_chunks", ctypes.c_bool),
+        ("strip", ctypes.c_int), ("divided", ctypes.c_int), ("helpers", ctypes.c_int), ("head", ctypes.c_int),
+        ("each", ctypes.c_int), ("more", ctypes.c_int), ("whole_chunks", ctypes.c_bool),
     )  # fmt: skip
 
 
@@ -74,25 +74,24 @@ class WgmmaStream(MixedFamily[Config]):
         reason = super().why_not_config(problem, device, config) or why_not_shape(config.shape, weights_of(problem))
         if reason is not None:
             return reason
-        shape, division = config.shape, division_of(problem, config)
-        if shape.block_m % (2 * ROUND_ROWS) or shape.blocks_per_sm > 1 or shape.cluster_n > 1 or config.cluster_k > 1:
-            return f"got {shape}, expected rows in multiples of {2 * ROUND_ROWS}, and neither clusters nor several blocks at a time"
+        shape, (rows, cols) = config.shape, tiles_of(problem, config)
+        if shape.block_m % (2 * ROUND_ROWS) or shape.warp_groups not in REGISTERS or shape.blocks_per_sm > 1 or config.cluster > 1:
+            return f"got {shape}, expected rows in multiples of {2 * ROUND_ROWS}, 2 or 3 warp groups, and one block at a time"
         if config.blocks < 1:
             return f"{config.blocks} blocks, expected at least one"
-        if max(division.tiles, (division.divided + 1) * division.steps) >= INT32_LIMIT // 2:
-            return f"{division.tiles} tiles of {division.steps} steps cannot be counted in 32 bits"
-        if division.splits > MOST_PIECES:
-            return f"{division.splits} blocks would sum a tile, at most {MOST_PIECES} are tried"
+        if (rows * cols + 2 * config.blocks) * shape.block_n >= INT32_LIMIT:
+            return f"{rows * cols} tiles cannot be counted in 32 bits"
         return None
 
     def estimate_us(self, problem: Problem, device: DeviceInfo, config: Config) -> float:  # noqa: ARG002 - config has the blocks
         """Return the model's time of one launch, from what a multiprocessor multiplies and reads."""
-        shape, weights, division = config.shape, weights_of(problem), division_of(problem, config)
-        products = shape.block_k(weights) // 16 * shape.warp_groups * shape.col_tiles
-        step_us = products * (WIDEN_NS[weights.bits] + ROW_NS * shape.block_m) / 1e3
-        tiles = -(-division.tiles // division.blocks)
-        pieces = division.splits if division.divided else 0
-        block_us = division.block_steps * step_us + tiles * TILE_US + pieces * PIECE_US
+        division = division_of(problem, config)
+        step_us = step_us_of(problem, config.shape)
+        block_us = division.waves * (division.steps * step_us + TILE_US)
+        if division.parts > 1:
+            block_us += division.steps * step_us / division.parts + TILE_US + PART_US * division.parts
+        elif division.left:
+            block_us += division.steps * step_us + TILE_US
         return LAUNCH_US + max(block_us, problem.bytes / DRAM_GBPS / 1e3)
 
     def candidates(self, problem: Problem, device: DeviceInfo) -> list[Config]:
@@ -113,7 +112,7 @@ class WgmmaStream(MixedFamily[Config]):
         return ()
 
     def claims(self, problem: Problem, config: Config) -> Claims:
-        return claims_of(problem, division_of(problem, config).splits)
+        return claims_of(problem, division_of(problem, config).parts)
 
     def reduction(self, problem: Problem, config: Config) -> Reduction | None:
         """Return the class of one block per tile, or None if tiles are divided: then the place of a tile decides how."""
@@ -134,8 +133,8 @@ class WgmmaStream(MixedFamily[Config]):
             "k16_batch": shape.k16_batch_of(weights),
             "shared_bytes": shape.shared_bytes(weights),
             "terms": False,
-            "given_registers": GIVEN_REGISTERS,
-            "left_registers": LEFT_REGISTERS,
+            "given_registers": REGISTERS[shape.warp_groups][0],
+            "left_registers": REGISTERS[shape.warp_groups][1],
             "scaled": weights.scale is not None and not weights.scale.group,
         }
 
@@ -143,9 +142,12 @@ class WgmmaStream(MixedFamily[Config]):
         staged_bytes = problem.out.dtype.itemsize if problem.epilogue is None else torch.float32.itemsize
         work.whole_chunks, aligned = aligned_out(Work.whole_chunks, problem.out, CHUNK_BYTES // staged_bytes)
         work.tiles_m, work.tiles_n = tiles_of(problem, config)
-        work.strip, work.least = strip_of_rows(config.shape.block_m), LEAST_STEPS
+        work.strip = strip_of_rows(config.shape.block_m)
         division = division_of(problem, config)
-        work.divided, work.each, work.more = division.divided, division.each, division.more
+        if division.divided:
+            work.divided, work.helpers = division.divided, division.helpers
+            work.head = division.head(lead_us(division) / step_us_of(problem, config.shape))
+            work.each, work.more = divmod(division.steps - work.head, division.parts - 1)
         return aligned
 
     def map_of_a(self, problem: Problem, config: Config) -> TensorMap:
@@ -155,17 +157,17 @@ class WgmmaStream(MixedFamily[Config]):
         return division_of(problem, config).blocks, 1, 1
 
     def record(self, problem: Problem, config: Config) -> Record:
-        """Return the launch record. The workspace has the sums that each block leaves, then a flag for each of its warps."""
+        """Return the launch record. The workspace has the sums that each helper leaves, then a flag for each of its warps."""
         record, shape, division = super().record(problem, config), config.shape, division_of(problem, config)
         if not division.divided:
             return record
-        sums_bytes = division.blocks * 4 * shape.block_m * shape.block_n
+        sums_bytes = division.helpers * 4 * shape.block_m * shape.block_n
         first = MAP_BYTES * len(record.maps)
         workspace = (
             Address(offset=first + Work.sums.offset, operand=WORKSPACE),
             Address(offset=first + Work.flags.offset, operand=WORKSPACE, more_bytes=sums_bytes),
         )
-        flags_bytes = division.blocks * 4 * shape.warp_groups * FLAG_BYTES
+        flags_bytes = division.helpers * 4 * shape.warp_groups * FLAG_BYTES
         return dataclasses.replace(record, addresses=(*record.addresses, *workspace), workspace_bytes=sums_bytes + flags_bytes)
 
 
@@ -173,3 +175,18 @@ def division_of(problem: Problem, config: Config) -> Division:
     """Return the division of the problem's tiles."""
     rows, cols = tiles_of(problem, config)
     return Division.of(rows * cols, steps_of(problem, config), config)
+
+
+def step_us_of(problem: Problem, shape: Shape) -> float:
+    """Return the time of one step of a tile."""
+    weights = weights_of(problem)
+    products = shape.block_k(weights) // 16 * shape.warp_groups * shape.col_tiles
+    return products * (WIDEN_NS[weights.bits] + ROW_NS * shape.block_m) / 1e3
+
+
+def lead_us(division: Division) -> float:
+    """Return how much longer an owner multiplies than a helper, so that the tile is finished early.
+
+    After whole tiles, the owner finds the helpers' sums and only adds them. Without, it waits for them.
+    """
+    return PART_US - (division.parts - 1) * PART_US if division.waves else PART_US + FLAG_US
