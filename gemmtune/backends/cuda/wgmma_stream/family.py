@@ -71,12 +71,12 @@ class WgmmaStream(MixedFamily[Config]):
         return f"a has {problem.m} rows, tried from {least} on" if problem.m < least else None
 
     def why_not_config(self, problem: Problem, device: DeviceInfo, config: Config) -> str | None:
-        reason = super().why_not_config(problem, device, config) or why_not_shape(config.shape, weights_of(problem))
-        if reason is not None:
-            return reason
         shape, (rows, cols) = config.shape, tiles_of(problem, config)
         if shape.block_m % (2 * ROUND_ROWS) or shape.warp_groups not in REGISTERS or shape.blocks_per_sm > 1 or config.cluster > 1:
             return f"got {shape}, expected rows in multiples of {2 * ROUND_ROWS}, 2 or 3 warp groups, and one block at a time"
+        reason = super().why_not_config(problem, device, config) or why_not_shape(shape, weights_of(problem))
+        if reason is not None:
+            return reason
         if config.blocks < 1:
             return f"{config.blocks} blocks, expected at least one"
         if (rows * cols + 2 * config.blocks) * shape.block_n >= INT32_LIMIT:
