@@ -33,6 +33,7 @@ from cuda_cases import (
     mm,
     parts_shape,
     skinny_shape,
+    stream_shape,
     wgmma_shape,
 )
 
@@ -49,6 +50,7 @@ from gemmtune.backends.cuda.gemv.family import Work as GemvWork
 from gemmtune.backends.cuda.parts.family import Split
 from gemmtune.backends.cuda.parts.family import Work as PartsWork
 from gemmtune.backends.cuda.skinny.family import Work as SkinnyWork
+from gemmtune.backends.cuda.wgmma_stream.family import Work as StreamWork
 from gemmtune.errors import CompileError, UnavailableError
 from gemmtune.problem import Problem
 from gemmtune.selector.offers import offers_for
@@ -94,6 +96,9 @@ TEXTS["bsr_skinny"] += [(blocked(16, dtype=F16), FEW), (blocked(16, layout="tt")
 TEXTS["gemv"] = [(mm(1), VECTOR), (mm(1), gemv_shape(16, 4, 8)), (mm(1, dtype=F16), VECTOR), (addmm(2, 128, 8192), VECTOR)]
 TEXTS["gemv"] += [(mixed(1, **fields), VECTOR) for fields in (GROUPS, INT4, {"scales": "column"}, UINT4, GROUPS | {"zeros": True})]
 TEXTS["wgmma"] = [(problem, WGMMA if shape == SKINNY else wgmma_shape(64, 2, 1, 128, 4)) for problem, shape in TEXTS["skinny"]]
+
+STREAM = stream_shape(128, 2, 1, 128, 4)
+TEXTS["wgmma_stream"] = [(p, STREAM if shape == SKINNY else stream_shape(64, 3, 1, 128, 4)) for p, shape in TEXTS["skinny"]]
 
 NARROW = mixed_groups(**GROUPS)
 TEXTS["wgmma-groups"] = [(NARROW, WGMMA), (NARROW, wgmma_shape(144, 2, 1, 64, 4)), (mixed(**GROUPS, dtype=BF16), WGMMA)]
@@ -157,6 +162,19 @@ def work_of(record: Record, work: type[ctypes.Structure]) -> Any:
     assert len(record.parameters) == MAP_BYTES * len(record.maps) + ctypes.sizeof(work)
     assert record.arguments == (0, MAP_BYTES * len(record.maps))
     return work.from_buffer_copy(record.parameters, record.arguments[1])
+
+
+def test_record_of_persistent_blocks() -> None:
+    problem = mixed(1000, 5120, 4096, dtype=BF16, **GROUPS)
+    whole, divided = (choice(problem, stream_shape(256, 2, 1, 64, 3), whole=whole).record for whole in (True, False))
+    works = [work_of(record, StreamWork) for record in (whole, divided)]
+    assert [(x.tiles_m, x.tiles_n, x.steps, x.strip) for x in works] == [(4, 40, 32, 8)] * 2
+    assert [(x.divided, x.helpers) for x in works] == [(0, 0), (28, 84)]
+    assert works[1].head + 3 * works[1].each + works[1].more == 32
+    assert [record.grid for record in (whole, divided)] == [(132, 1, 1)] * 2
+    assert (whole.workspace_bytes, divided.workspace_bytes) == (0, 84 * (256 * 128 * 4 + 8 * 4))
+    *_, sums, flags = divided.addresses
+    assert (sums.operand, sums.more_bytes, flags.operand, flags.more_bytes) == (WORKSPACE, 0, WORKSPACE, 84 * 256 * 128 * 4)
 
 
 def test_record_of_block_sparse_product() -> None:
