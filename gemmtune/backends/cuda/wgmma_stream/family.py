@@ -28,7 +28,7 @@ from ..mixed.family import PARTS, MixedFamily, steps_of, tiles_of
 from ..mixed.weights import Weights, weights_of
 from ..wgmma.configs import CHUNK_BYTES
 from ..wgmma.family import ROW_NS, WIDEN_NS, claims_of, map_of_rows
-from .configs import BLOCK_K, REGISTERS, ROUND_ROWS, SHAPES, WIDE, Config, Division, Shape
+from .configs import BLOCK_K, MOST_ROWS, REGISTERS, ROUND_ROWS, SHAPES, WIDE, Config, Division, Shape
 
 LEAST_ROWS = {"quick": 97, "default": 97, "exhaustive": 1}
 """Minimum rows of a, by search."""
@@ -78,6 +78,8 @@ class WgmmaStream(MixedFamily[Config]):
             return f"got {shape}, expected rows in multiples of {2 * ROUND_ROWS} up to {MOST_BOX}, and 2 or 3 warp groups"
         if shape.block_k(weights_of(problem)) != BLOCK_K or config.cluster > 1:
             return f"got {config.cluster} blocks, and {shape.line_bytes} bytes of a column, expected 1, and {BLOCK_K} elements of K"
+        if shape.block_m > MOST_ROWS[shape.warp_groups]:
+            return f"{shape.block_m} rows of {shape.warp_groups} warp groups, at most {MOST_ROWS[shape.warp_groups]} have registers"
         if config.blocks < 1:
             return f"{config.blocks} blocks, expected at least one"
         if (rows * cols + 2 * config.blocks) * shape.block_n >= INT32_LIMIT:
