@@ -10,7 +10,7 @@ from ..wgmma.configs import BARRIERS_BYTES, CHUNK_BYTES
 
 ROUND_ROWS = 16
 """Rows of a 16-bit result that are reordered at a time. Float32 sums are twice as large, and half as many."""
-REGISTERS = {2: (96, 208), 3: (88, 136)}
+REGISTERS = {2: (88, 208), 3: (88, 136)}
 """Registers of a thread that copies or widens, and of a multiplying one, by the warp groups that multiply."""
 MOST_ROWS = {2: 256, 3: 192}
 """Most rows of a tile whose sums fit in registers, by the warp groups that multiply."""
