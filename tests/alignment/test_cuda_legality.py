@@ -589,15 +589,13 @@ def test_registers_per_thread(threads: int, blocks: int, registers: int) -> None
 @pytest.mark.parametrize(
     ("shape", "told", "reason"),
     [
-        (stream_shape(256, 2, 32, 5), {}, "takes 244480 bytes of shared memory, a block has 232448"),
-        (stream_shape(80, 2, 32, 4), {}, "expected rows in multiples of 32 up to 256, and 2 or 3 warp groups"),
-        (stream_shape(288, 2, 32, 2), {}, "expected rows in multiples of 32 up to 256, and 2 or 3 warp groups"),
-        (stream_shape(64, 1, 32, 4), {}, "expected rows in multiples of 32 up to 256, and 2 or 3 warp groups"),
-        (stream_shape(128, 3, 32, 4), {"cluster_k": 2}, "got 2 blocks, and 32 bytes of a column, expected 1, and 64 elements of K"),
-        (stream_shape(128, 2, 64, 2), {}, "got 1 blocks, and 64 bytes of a column, expected 1, and 64 elements of K"),
-        (stream_shape(128, 3, 32, 4), {"blocks": 0}, "0 blocks, expected at least one"),
-        (stream_shape(256, 3, 32, 2), {}, "256 rows of 3 warp groups, at most 192 have registers"),
-        (stream_shape(256, 2, 32, 4), {"blocks": 2**24}, "tiles cannot be counted in 32 bits"),
+        (stream_shape(256, 2, 1, 64, 4), {}, "takes 305664 bytes of shared memory, a block has 232448"),
+        (stream_shape(80, 2, 1, 64, 3), {}, "expected rows in multiples of 32, 2 or 3 warp groups, and one block at a time"),
+        (stream_shape(64, 1, 1, 64, 3), {}, "expected rows in multiples of 32, 2 or 3 warp groups, and one block at a time"),
+        (stream_shape(128, 3, 1, 64, 4), {"cluster_k": 2}, "expected rows in multiples of 32, 2 or 3 warp groups, and one block"),
+        (stream_shape(128, 3, 1, 64, 4), {"blocks": 0}, "0 blocks, expected at least one"),
+        (stream_shape(256, 3, 1, 64, 2), {}, "needs about 192 registers for each thread, 160 are left"),
+        (stream_shape(256, 2, 1, 64, 3), {"blocks": 2**24}, "tiles cannot be counted in 32 bits"),
     ],
 )
 def test_persistent_blocks_refuse(shape: Any, told: dict[str, Any], reason: str) -> None:
@@ -610,7 +608,7 @@ def test_every_step_of_a_tile_has_one_block() -> None:
     """Follow the kernel's walk: whole tiles, helpers and owners together sum each step of each tile once."""
     for tiles, blocks, steps in itertools.product((1, 2, 5, 12, 13, 28, 160, 192), (1, 7, 13, 132), (1, 4, 31, 64)):
         for whole in (False, True):
-            division = Division.of(tiles, steps, config(stream_shape(128, 3, 32, 4), blocks=blocks, whole=whole))
+            division = Division.of(tiles, steps, config(stream_shape(128, 3, 1, 64, 4), blocks=blocks, whole=whole))
             summed: dict[int, list[int]] = {tile: [0] * steps for tile in range(tiles)}
             for lead in (-9.0, 0.0, 3.3):
                 head = division.head(lead) if division.divided else 0

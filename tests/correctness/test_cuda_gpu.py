@@ -40,7 +40,6 @@ from gemmtune.backends.cuda.choice import CudaChoice
 from gemmtune.backends.cuda.cluster.configs import Shape as ClusterShape
 from gemmtune.backends.cuda.gemv.configs import Shape as GemvShape
 from gemmtune.backends.cuda.parts.configs import Shape as PartsShape
-from gemmtune.backends.cuda.wgmma_stream import configs as wgmma_stream
 from gemmtune.backends.cuda.wgmma_stream.configs import Shape as StreamShape
 from gemmtune.device import detect
 from gemmtune.errors import ErrorFromChoice
@@ -186,23 +185,19 @@ CASES: dict[str, tuple[Make, int, Any]] = {
     "parts-prepacked": (
         lambda k: dataclasses.replace(mm(200, 141, k, dtype=F32), prepacked=True), 1000, parts_shape(128, 128, 5)
     ),
-    "stream-int4": (lambda k: mixed(500, 1000, k, dtype=BF16, **INT4, scales="group_128"), 4096, stream_shape(256, 2, 32, 4)),
-    "stream-int4-small": (lambda k: mixed(190, 6144, k, **INT4, scales="group_64"), 3008, stream_shape(192, 2, 32, 5)),
-    "stream-int4-three-groups": (lambda k: mixed(250, 6152, k, dtype=BF16, **INT4), 2080, stream_shape(128, 3, 32, 5)),
+    "stream-int4": (lambda k: mixed(500, 1000, k, dtype=BF16, **INT4, scales="group_128"), 4096, stream_shape(256, 2, 1, 64, 3)),
+    "stream-int4-small": (lambda k: mixed(190, 6144, k, **INT4, scales="group_64"), 3008, stream_shape(192, 2, 1, 64, 3)),
     "stream-uint4-zeros": (
-        lambda k: mixed(2000, 2056, k, **UINT4, scales="group_128", zeros=True), 2080, stream_shape(256, 2, 32, 3)
+        lambda k: mixed(2000, 2056, k, **UINT4, scales="group_128", zeros=True), 2080, stream_shape(256, 2, 1, 64, 3)
     ),
-    "stream-uint4-column-zeros": (
-        lambda k: mixed(300, 2056, k, dtype=BF16, **UINT4, scales="column", zeros=True), 2080, stream_shape(128, 3, 32, 4)
-    ),
-    "stream-int8": (lambda k: mixed(1024, 5120, k, dtype=BF16, scales="column"), 2064, stream_shape(256, 2, 64, 4)),
-    "stream-int8-groups": (lambda k: mixed(70, 520, k, scales="group_32", zeros=True), 2080, stream_shape(128, 3, 64, 4)),
-    "stream-uint8": (lambda k: mixed(390, 520, k, dtype_b=UINT8, scales="tensor", zeros=True), 4096, stream_shape(192, 2, 64, 5)),
-    "stream-by-columns": (lambda k: by_columns(mixed(72, 264, k, scales="column")), 2048, stream_shape(128, 3, 64, 5)),
+    "stream-int8": (lambda k: mixed(1024, 5120, k, dtype=BF16, scales="column"), 2064, stream_shape(256, 2, 1, 64, 4)),
+    "stream-int8-groups": (lambda k: mixed(70, 520, k, scales="group_32", zeros=True), 2080, stream_shape(128, 2, 1, 128, 4)),
+    "stream-two-tiles": (lambda k: mixed(133, 520, k, **INT4, scales="group_64"), 3008, stream_shape(128, 2, 2, 64, 3)),
+    "stream-by-columns": (lambda k: by_columns(mixed(72, 264, k, scales="column")), 2048, stream_shape(128, 2, 1, 128, 4)),
     "stream-fused": (
-        lambda k: gated(mixed(300, 1032, k, dtype=BF16, **INT4, scales="group_128")), 4096, stream_shape(256, 2, 32, 4)
+        lambda k: gated(mixed(300, 1032, k, dtype=BF16, **INT4, scales="group_128")), 4096, stream_shape(256, 2, 1, 64, 3)
     ),
-    "stream-biased": (lambda k: biased(mixed(211, 131, k, dtype=BF16, scales="column")), 1040, stream_shape(192, 2, 64, 5)),
+    "stream-biased": (lambda k: biased(mixed(211, 131, k, dtype=BF16, scales="column")), 1040, stream_shape(192, 2, 1, 64, 4)),
     "wgmma-biased": (lambda k: biased(mixed(211, 131, k, dtype=BF16, scales="column")), 4096, wgmma_shape(128, 2, 1, 128, 4)),
 }  # fmt: skip
 DIVIDED: list[dict[str, Any]] = [
@@ -347,7 +342,7 @@ CHAINS: dict[str, tuple[Problem, Any, dict[str, Any]]] = {
     "parts": (mm(512, 1024, 1024, dtype=F32), parts_shape(128, 128, 5), {"blocks": 24}),
     "parts-divided": (mm(64, 1024, 1024, dtype=F32), parts_shape(128, 64, 6, 4), {"swap_ab": True}),
     "skinny": (mixed(16, 4096, 4096, **INT4, scales="group_128"), skinny_shape(16, 128, 4, 2, 4), {"cluster_k": 2}),
-    "stream": (mixed(256, 4096, 4096, **INT4, scales="group_128"), stream_shape(256, 2, 32, 4), {}),
+    "stream": (mixed(256, 4096, 4096, **INT4, scales="group_128"), stream_shape(256, 2, 1, 64, 3), {}),
     "wgmma": (mixed(64, 4096, 4096, **INT4, scales="group_128"), wgmma_shape(64, 2, 1, 128, 4, k16_batch=2), {"cluster_k": 2}),
 }
 
@@ -381,14 +376,14 @@ def test_overlapping_launches_read_previous_results(chain: str, prefetch_stages:
         assert all(torch.equal(one, other) for one, other in zip(early, results[0], strict=True))
 
 
-def test_whole_tiles_of_all_shapes_have_equal_bits() -> None:
-    """Check the claim of one reduction class: tiles of any shape sum K in one run."""
+def test_whole_tiles_of_persistent_blocks_have_bits_of_one_block_per_tile() -> None:
     problem = mixed(500, 1032, 2048, dtype=BF16, **INT4, scales="group_128")
-    x = random_operands(problem, GPU, seed=9)
-    made = [choice(problem, shape, detect("cuda"), whole=True) for shape in wgmma_stream.SHAPES[4]]
-    assert len({one.claims.reduction for one in made}) == 1
-    outs = [call(one.build().run, torch.empty_like(x.out), x) for one in made]
-    assert all(torch.equal(out, outs[0]) for out in outs)
+    x, device = random_operands(problem, GPU, seed=9), detect("cuda")
+    persistent = choice(problem, stream_shape(256, 2, 1, 64, 3), device, whole=True)
+    alone = choice(problem, wgmma_shape(256, 2, 1, 64, 3), device)
+    assert persistent.claims == alone.claims
+    outs = [call(one.build().run, torch.empty_like(x.out), x) for one in (persistent, alone)]
+    assert torch.equal(*outs)
 
 
 @pytest.mark.parametrize("layout", ["nt", "tn"])

@@ -106,8 +106,9 @@ def wgmma_shape(block_m: int, warp_groups: int, col_tiles: int, line_bytes: int,
     return wgmma.Shape(**sizes, **more)
 
 
-def stream_shape(block_m: int, warp_groups: int, line_bytes: int, stages: int) -> wgmma_stream.Shape:
-    return wgmma_stream.Shape(block_m=block_m, warp_groups=warp_groups, line_bytes=line_bytes, stages=stages)
+def stream_shape(block_m: int, warp_groups: int, col_tiles: int, line_bytes: int, stages: int) -> wgmma_stream.Shape:
+    sizes = {"block_m": block_m, "warp_groups": warp_groups, "col_tiles": col_tiles, "line_bytes": line_bytes, "stages": stages}
+    return wgmma_stream.Shape(**sizes)
 
 
 def config(shape: Any, **told: Any) -> Any:

@@ -97,8 +97,8 @@ TEXTS["gemv"] = [(mm(1), VECTOR), (mm(1), gemv_shape(16, 4, 8)), (mm(1, dtype=F1
 TEXTS["gemv"] += [(mixed(1, **fields), VECTOR) for fields in (GROUPS, INT4, {"scales": "column"}, UINT4, GROUPS | {"zeros": True})]
 TEXTS["wgmma"] = [(problem, WGMMA if shape == SKINNY else wgmma_shape(64, 2, 1, 128, 4)) for problem, shape in TEXTS["skinny"]]
 
-STREAMS = {bits: (stream_shape(128, 2, 8 * bits, 4), stream_shape(64, 3, 8 * bits, 3)) for bits in (4, 8)}
-TEXTS["wgmma_stream"] = [(p, STREAMS[4 if p.encoding else 8][shape != SKINNY]) for p, shape in TEXTS["skinny"]]
+STREAM = stream_shape(128, 2, 1, 128, 4)
+TEXTS["wgmma_stream"] = [(p, STREAM if shape == SKINNY else stream_shape(64, 3, 1, 128, 4)) for p, shape in TEXTS["skinny"]]
 
 NARROW = mixed_groups(**GROUPS)
 TEXTS["wgmma-groups"] = [(NARROW, WGMMA), (NARROW, wgmma_shape(144, 2, 1, 64, 4)), (mixed(**GROUPS, dtype=BF16), WGMMA)]
@@ -166,11 +166,11 @@ def work_of(record: Record, work: type[ctypes.Structure]) -> Any:
 
 def test_record_of_persistent_blocks() -> None:
     problem = mixed(1000, 5120, 4096, dtype=BF16, **GROUPS)
-    whole, divided = (choice(problem, stream_shape(256, 2, 32, 4), whole=whole).record for whole in (True, False))
+    whole, divided = (choice(problem, stream_shape(256, 2, 1, 64, 3), whole=whole).record for whole in (True, False))
     works = [work_of(record, StreamWork) for record in (whole, divided)]
-    assert [(x.tiles_m, x.tiles_n, x.steps, x.strip) for x in works] == [(4, 40, 64, 8)] * 2
+    assert [(x.tiles_m, x.tiles_n, x.steps, x.strip) for x in works] == [(4, 40, 32, 8)] * 2
     assert [(x.divided, x.helpers) for x in works] == [(0, 0), (28, 84)]
-    assert works[1].head + 3 * works[1].each + works[1].more == 64
+    assert works[1].head + 3 * works[1].each + works[1].more == 32
     assert [record.grid for record in (whole, divided)] == [(132, 1, 1)] * 2
     assert (whole.workspace_bytes, divided.workspace_bytes) == (0, 84 * (256 * 128 * 4 + 8 * 4))
     *_, sums, flags = divided.addresses

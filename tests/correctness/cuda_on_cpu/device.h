@@ -109,11 +109,6 @@ inline void copy_box_by(unsigned long long, unsigned to, TensorMap const* map, u
   copy_box(to, map, barrier, inner, outer, group);
 }
 
-inline void store_words(unsigned to, unsigned x, unsigned y, unsigned z, unsigned w) {
-  const unsigned words[4] = {x, y, z, w};
-  std::memcpy(at_address(to), words, 16);
-}
-
 // Lanes give what they have, and see what all gave.
 inline Warp& met(std::initializer_list<unsigned> given) {
   Warp& warp = *here().warps[threadIdx.x / 32];

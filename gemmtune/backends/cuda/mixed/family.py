@@ -135,10 +135,14 @@ class MixedFamily(Family[C]):
     def map_of_a(self, problem: Problem, config: C) -> TensorMap:
         """Return the map that copies a into a stage."""
 
-    def map_of_b(self, problem: Problem, config: C) -> TensorMap:
-        """Return the map that copies columns of b, or of each group's b, into a stage."""
+    @abstractmethod
+    def grid(self, problem: Problem, config: C) -> tuple[int, int, int]:
+        """Return the launch grid."""
+
+    def _maps(self, problem: Problem, config: C, operands: Sequence[Layout]) -> list[TensorMap]:
+        """Return the maps of a, b and the factors that change along K. ``operands``: those in addition to a and b, as matrices."""
         shape, weights = config.shape, weights_of(problem)
-        return TensorMap(
+        of_b = TensorMap(
             operand=B,
             dtype=torch.uint8,
             sizes=(problem.k * weights.bits // 8, problem.n),
@@ -147,15 +151,7 @@ class MixedFamily(Family[C]):
             swizzle=Swizzle.BYTES_128 if shape.line_bytes == LINE_BYTES else Swizzle.BYTES_64,
             promotion_bytes=PROMOTION_BYTES,
         )
-
-    @abstractmethod
-    def grid(self, problem: Problem, config: C) -> tuple[int, int, int]:
-        """Return the launch grid."""
-
-    def _maps(self, problem: Problem, config: C, operands: Sequence[Layout]) -> list[TensorMap]:
-        """Return the maps of a, b and the factors that change along K. ``operands``: those in addition to a and b, as matrices."""
-        shape, weights = config.shape, weights_of(problem)
-        maps = [self.map_of_a(problem, config), _of_groups(self.map_of_b(problem, config), columns.columns_of(problem))]
+        maps = [self.map_of_a(problem, config), _of_groups(of_b, columns.columns_of(problem))]
         # A box holds the scales or zero points of one stage, with one row per group along K.
         for i, (factor, layout) in enumerate(zip(weights.factors.values(), operands, strict=False)):
             if factor.group:

@@ -4,20 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..hopper import LINE_BYTES, WGMMA_M
 from ..mixed.weights import MixedConfig, Weights
-from ..wgmma.configs import BARRIERS_BYTES, CHUNK_BYTES
+from ..wgmma import configs as wgmma
 
 ROUND_ROWS = 16
 """Rows of a 16-bit result that are reordered at a time. Float32 sums are twice as large, and half as many."""
-REGISTERS = {2: (88, 208), 3: (88, 136)}
-"""Registers of a thread that copies or widens, and of a multiplying one, by the warp groups that multiply."""
-MOST_ROWS = {2: 256, 3: 192}
-"""Most rows of a tile whose sums fit in registers, by the warp groups that multiply."""
-WIDE = 3
-"""Steps of widened weights in shared memory."""
-BLOCK_K = LINE_BYTES // 2
-"""Elements of K in a step: a swizzled line of widened weights."""
+REGISTERS = {2: (40, 232), 3: (32, 160)}
+"""Registers of a copying and of a multiplying thread, by the warp groups that multiply."""
 MOST_PARTS = 6
 """Maximum parts of a tile. Its owner adds the sums of all parts but one."""
 LEAST_STEPS = 4
@@ -25,49 +18,37 @@ LEAST_STEPS = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shape:
-    """Tile of ``block_m`` rows of a by 64 columns of b for each of ``warp_groups``, with ``stages`` of BLOCK_K.
-
-    A stage has ``line_bytes`` of each column.
-    """
-
-    block_m: int
-    warp_groups: int
-    line_bytes: int
-    stages: int
+class Shape(wgmma.Shape):
+    """Tile and stages as in the kernel with one tile per block, with space for results next to the stages."""
 
     @property
-    def block_n(self) -> int:
-        """Columns of b in a tile."""
-        return WGMMA_M * self.warp_groups
+    def gives_registers(self) -> bool:
+        """True: the copying warp group leaves registers to the multiplying ones."""
+        return True
 
     @property
     def threads(self) -> int:
-        """Threads of one block: those that multiply, and a warp group that copies and widens weights."""
+        """Threads of one block, the copying warp group included."""
         return 128 * self.warp_groups + 128
 
-    def block_k(self, weights: Weights) -> int:
-        """Return the elements of K in a stage."""
-        return weights.block_k(self.line_bytes)
+    @property
+    def most_registers(self) -> int:
+        """Maximum registers of a multiplying thread."""
+        return REGISTERS[self.warp_groups][1]
 
     def shared_bytes(self, weights: Weights, cluster_k: int = 1) -> int:  # noqa: ARG002 - no cluster divides K
-        """Return the shared memory of a block: barriers, stages, widened weights, and two buffers for rows of the result."""
+        """Return the shared memory of a block: barriers, stages, and two buffers for rows of the result."""
         stages_bytes = self.stages * weights.stage_bytes(self.block_m, self.block_n, self.line_bytes)
-        wide_bytes = WIDE * self.block_n * LINE_BYTES
-        return BARRIERS_BYTES + stages_bytes + wide_bytes + 2 * ROUND_ROWS * (2 * self.block_n + CHUNK_BYTES)
-
-    def label(self, weights: Weights) -> str:
-        """Return a name such as ``256x128x64_s4``: block_m, block_n, block_k, stages."""
-        return f"{self.block_m}x{self.block_n}x{self.block_k(weights)}_s{self.stages}"
+        return wgmma.BARRIERS_BYTES + stages_bytes + 2 * ROUND_ROWS * (2 * self.block_n + wgmma.CHUNK_BYTES)
 
 
-def _shapes(line_bytes: int, *sizes: tuple[int, int, int]) -> tuple[Shape, ...]:
-    return tuple(Shape(block_m=m, warp_groups=groups, line_bytes=line_bytes, stages=stages) for m, groups, stages in sizes)
+def _shape(block_m: int, warp_groups: int, line_bytes: int, stages: int) -> Shape:
+    return Shape(block_m=block_m, warp_groups=warp_groups, col_tiles=1, line_bytes=line_bytes, stages=stages)
 
 
 SHAPES: dict[int, tuple[Shape, ...]] = {
-    8: _shapes(64, (128, 3, 5), (192, 2, 5), (256, 2, 4)),
-    4: _shapes(32, (128, 3, 5), (192, 2, 5), (256, 2, 4)),
+    8: (_shape(128, 3, 64, 6), _shape(192, 2, 64, 5), _shape(256, 2, 64, 5)),
+    4: (_shape(128, 3, 64, 4), _shape(192, 2, 64, 3), _shape(256, 2, 64, 3)),
 }
 """Shapes by the bits of a weight."""
 
@@ -85,7 +66,7 @@ class Config(MixedConfig):
     whole: bool = False
 
     def label(self, weights: Weights) -> str:
-        """Return a name such as ``i4_256x128x64_s4_b132_whole_pdl4``."""
+        """Return a name such as ``i4_256x128x128_s3_w2t1b4_b132_whole_pdl3``."""
         kernel, _, launch = super(Config, self).label(weights).rpartition("_k1")
         return f"{kernel}_b{self.blocks}{'_whole' if self.whole else ''}{launch}"
 

@@ -14,21 +14,21 @@ import torch
 
 from ....choice import Claims
 from ....device import DeviceInfo
-from ....numerics.reduction import Reduction, reduction_of
+from ....numerics.reduction import Reduction
 from ....problem import Problem
-from ....toolchain.record import MAP_BYTES, WORKSPACE, Address, Aligned, Record, Swizzle, TensorMap
+from ....toolchain.record import MAP_BYTES, WORKSPACE, Address, Aligned, Record, TensorMap
 from ...cpp.printer import STORAGE_TYPES
 from .. import wgmma
 from ..family import INT32_LIMIT, beginnings
 from ..groups import strip_of_rows
-from ..hopper import MOST_BOX, WGMMA
-from ..kernel import PRODUCTS, STAGED_PRODUCTS, KernelSource, aligned_out, files_of, structs_of
+from ..hopper import WGMMA
+from ..kernel import PRODUCTS, KernelSource, aligned_out, files_of, structs_of
 from ..mixed import family as mixed
 from ..mixed.family import PARTS, MixedFamily, steps_of, tiles_of
 from ..mixed.weights import Weights, weights_of
 from ..wgmma.configs import CHUNK_BYTES
-from ..wgmma.family import ROW_NS, WIDEN_NS, claims_of, map_of_rows
-from .configs import BLOCK_K, MOST_ROWS, REGISTERS, ROUND_ROWS, SHAPES, WIDE, Config, Division, Shape
+from ..wgmma.family import ROW_NS, WIDEN_NS, claims_of, map_of_rows, reduction_in, why_not_shape
+from .configs import REGISTERS, ROUND_ROWS, SHAPES, Config, Division, Shape
 
 LEAST_ROWS = {"quick": 97, "default": 97, "exhaustive": 1}
 """Minimum rows of a, by search."""
@@ -72,14 +72,11 @@ class WgmmaStream(MixedFamily[Config]):
 
     def why_not_config(self, problem: Problem, device: DeviceInfo, config: Config) -> str | None:
         shape, (rows, cols) = config.shape, tiles_of(problem, config)
-        if (reason := super().why_not_config(problem, device, config)) is not None:
+        if shape.block_m % (2 * ROUND_ROWS) or shape.warp_groups not in REGISTERS or shape.blocks_per_sm > 1 or config.cluster > 1:
+            return f"got {shape}, expected rows in multiples of {2 * ROUND_ROWS}, 2 or 3 warp groups, and one block at a time"
+        reason = super().why_not_config(problem, device, config) or why_not_shape(shape, weights_of(problem))
+        if reason is not None:
             return reason
-        if shape.block_m % (2 * ROUND_ROWS) or not 0 < shape.block_m <= MOST_BOX or shape.warp_groups not in REGISTERS:
-            return f"got {shape}, expected rows in multiples of {2 * ROUND_ROWS} up to {MOST_BOX}, and 2 or 3 warp groups"
-        if shape.block_k(weights_of(problem)) != BLOCK_K or config.cluster > 1:
-            return f"got {config.cluster} blocks, and {shape.line_bytes} bytes of a column, expected 1, and {BLOCK_K} elements of K"
-        if shape.block_m > MOST_ROWS[shape.warp_groups]:
-            return f"{shape.block_m} rows of {shape.warp_groups} warp groups, at most {MOST_ROWS[shape.warp_groups]} have registers"
         if config.blocks < 1:
             return f"{config.blocks} blocks, expected at least one"
         if (rows * cols + 2 * config.blocks) * shape.block_n >= INT32_LIMIT:
@@ -118,8 +115,8 @@ class WgmmaStream(MixedFamily[Config]):
         return claims_of(problem, division_of(problem, config).parts)
 
     def reduction(self, problem: Problem, config: Config) -> Reduction | None:
-        """Return one run over K, or None if tiles are divided: then the place of a tile decides how."""
-        return reduction_of(problem, "cuda", own="cuda wgmma_stream") if config.whole else None
+        """Return the class of one block per tile, or None if tiles are divided: then the place of a tile decides how."""
+        return reduction_in(problem, config.shape, "1 consecutive blocks") if config.whole else None
 
     def batch_invariant(self, problem: Problem, config: Config) -> bool:  # noqa: ARG002 - the config decides
         """Return False if tiles are divided: their number and order decide where."""
@@ -128,19 +125,16 @@ class WgmmaStream(MixedFamily[Config]):
     def source(self, problem: Problem, config: Config) -> KernelSource:
         made, result = super().source(problem, config), STORAGE_TYPES[problem.out.dtype]
         structs = structs_of(Work, {"out": f"{result}*", "sums": "float4*", "flags": "unsigned*"})
-        shared = (*files_of(wgmma.__name__, "numbers", "device"), STAGED_PRODUCTS[1], *files_of(wgmma.__name__, "sums", "store"))
-        files = (PRODUCTS, *PARTS[:2], *shared, *files_of(__package__, "flags", "steps", "results"))
-        return dataclasses.replace(made, files=files, values={**made.values, "structs": structs})
+        own = (*files_of(wgmma.__name__, "numbers", "device", "sums", "store"), *files_of(__package__, "flags", "steps", "results"))
+        return dataclasses.replace(made, files=(PRODUCTS, *PARTS[:2], *own), values={**made.values, "structs": structs})
 
     def values(self, weights: Weights, shape: Shape) -> dict[str, Any]:
         return {
-            "wide": WIDE,
-            "registers": REGISTERS[shape.warp_groups],
+            "k16_batch": shape.k16_batch_of(weights),
             "shared_bytes": shape.shared_bytes(weights),
-            "products_n": [shape.block_m],
-            "p_by_k": True,
-            "q_by_k": True,
             "terms": False,
+            "given_registers": REGISTERS[shape.warp_groups][0],
+            "left_registers": REGISTERS[shape.warp_groups][1],
             "scaled": weights.scale is not None and not weights.scale.group,
         }
 
@@ -158,10 +152,6 @@ class WgmmaStream(MixedFamily[Config]):
 
     def map_of_a(self, problem: Problem, config: Config) -> TensorMap:
         return map_of_rows(problem, config.shape.block_m)
-
-    def map_of_b(self, problem: Problem, config: Config) -> TensorMap:
-        """Return the map of b. Weights are not swizzled: threads read whole lines in order."""
-        return dataclasses.replace(super().map_of_b(problem, config), swizzle=Swizzle.NONE)
 
     def grid(self, problem: Problem, config: Config) -> tuple[int, int, int]:
         return division_of(problem, config).blocks, 1, 1
@@ -190,7 +180,7 @@ def division_of(problem: Problem, config: Config) -> Division:
 def step_us_of(problem: Problem, shape: Shape) -> float:
     """Return the time of one step of a tile."""
     weights = weights_of(problem)
-    products = BLOCK_K // 16 * shape.warp_groups
+    products = shape.block_k(weights) // 16 * shape.warp_groups * shape.col_tiles
     return products * (WIDEN_NS[weights.bits] + ROW_NS * shape.block_m) / 1e3
 
 
