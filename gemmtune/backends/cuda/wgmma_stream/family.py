@@ -30,17 +30,16 @@ from ..wgmma.configs import CHUNK_BYTES
 from ..wgmma.family import ROW_NS, WIDEN_NS, claims_of, map_of_rows, reduction_in, why_not_shape
 from .configs import REGISTERS, ROUND_ROWS, SHAPES, Config, Division, Shape
 
-LEAST_ROWS = {"quick": 97, "default": 97, "exhaustive": 1}
-"""Minimum rows of a, by search."""
-LAUNCH_US = 3.0
-TILE_US = 1.5
-PART_US = 2.5
-"""Time in which a helper leaves its sums, or the owner adds those of one helper."""
-FLAG_US = 1.0
-"""Time from the end of a helper's stores until the owner sees them."""
+LEAST_ROWS = {"quick": 193, "default": 129, "exhaustive": 1}
+"""Minimum rows of a, by search. With fewer rows a tile per block leaves as few blocks idle."""
+LAUNCH_US, TILE_US, DIVIDED_US = 3.0, 2.0, 1.0
+"""Overheads of a launch, of each tile of a block, and of tiles that are divided."""
+ALONE, MORE = 0.72, 0.33
+"""Time of a step with few busy multiprocessors over that of ``wgmma``, and what all of them add: they share L2 and power."""
+EXCHANGE_US, FLAG_US = 2.5, 1.0
+"""Time in which a helper stores its sums or an owner adds them, and until the owner sees them."""
 DRAM_GBPS = 2600.0
 """Bandwidth at which b and a are read, once."""
-FLAG_BYTES = 4
 
 
 class Work(mixed.Work):
@@ -61,7 +60,7 @@ class WgmmaStream(MixedFamily[Config]):
     """Family of ``wgmma_stream.cu.jinja``."""
 
     name = "wgmma_stream"
-    likely = 1.25
+    likely = 1.15
     instruction = WGMMA
     package = __package__
     work = Work
@@ -83,16 +82,13 @@ class WgmmaStream(MixedFamily[Config]):
             return f"{rows * cols} tiles cannot be counted in 32 bits"
         return None
 
-    def estimate_us(self, problem: Problem, device: DeviceInfo, config: Config) -> float:  # noqa: ARG002 - config has the blocks
+    def estimate_us(self, problem: Problem, device: DeviceInfo, config: Config) -> float:
         """Return the model's time of one launch, from what a multiprocessor multiplies and reads."""
-        division = division_of(problem, config)
-        step_us = step_us_of(problem, config.shape)
-        block_us = division.waves * (division.steps * step_us + TILE_US)
-        if division.parts > 1:
-            block_us += division.steps * step_us / division.parts + TILE_US + PART_US * division.parts
-        elif division.left:
-            block_us += division.steps * step_us + TILE_US
-        return LAUNCH_US + max(block_us, problem.bytes / DRAM_GBPS / 1e3)
+        division, tile_us = division_of(problem, config), steps_of(problem, config) * step_us_of(problem, config.shape)
+        rounds = division.waves + (1 / division.parts if division.left else 0.0)
+        busy = (division.waves * division.blocks + division.left) / (rounds * device.sm_count)
+        each_us = (division.waves + (division.left > 0)) * TILE_US + (DIVIDED_US if division.divided else 0.0)
+        return LAUNCH_US + max(rounds * tile_us * (ALONE + MORE * busy) + each_us, problem.bytes / DRAM_GBPS / 1e3)
 
     def candidates(self, problem: Problem, device: DeviceInfo) -> list[Config]:
         """Return every shape with divided and with whole tiles, best first."""
@@ -167,7 +163,7 @@ class WgmmaStream(MixedFamily[Config]):
             Address(offset=first + Work.sums.offset, operand=WORKSPACE),
             Address(offset=first + Work.flags.offset, operand=WORKSPACE, more_bytes=sums_bytes),
         )
-        flags_bytes = division.helpers * 4 * shape.warp_groups * FLAG_BYTES
+        flags_bytes = division.helpers * 4 * shape.warp_groups * 4
         return dataclasses.replace(record, addresses=(*record.addresses, *workspace), workspace_bytes=sums_bytes + flags_bytes)
 
 
@@ -189,4 +185,4 @@ def lead_us(division: Division) -> float:
 
     After whole tiles, the owner finds the helpers' sums and only adds them. Without, it waits for them.
     """
-    return PART_US - (division.parts - 1) * PART_US if division.waves else PART_US + FLAG_US
+    return EXCHANGE_US * (2 - division.parts) if division.waves else EXCHANGE_US + FLAG_US
