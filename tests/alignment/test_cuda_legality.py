@@ -593,15 +593,21 @@ def test_registers_per_thread(threads: int, blocks: int, registers: int) -> None
         (stream_shape(80, 2, 1, 64, 3), {}, "expected rows in multiples of 32, 2 or 3 warp groups, and one block at a time"),
         (stream_shape(64, 1, 1, 64, 3), {}, "expected rows in multiples of 32, 2 or 3 warp groups, and one block at a time"),
         (stream_shape(128, 3, 1, 64, 4), {"cluster_k": 2}, "expected rows in multiples of 32, 2 or 3 warp groups, and one block"),
-        (stream_shape(128, 3, 1, 64, 4), {"blocks": 0}, "0 blocks, expected at least one"),
+        (stream_shape(128, 3, 1, 64, 4), {"blocks": 0}, "0 blocks, expected 1 to 256"),
         (stream_shape(256, 3, 1, 64, 2), {}, "needs about 192 registers for each thread, 160 are left"),
-        (stream_shape(256, 2, 1, 64, 3), {"blocks": 2**24}, "tiles cannot be counted in 32 bits"),
+        (stream_shape(256, 2, 1, 64, 3), {"blocks": 257}, "257 blocks, expected 1 to 256"),
     ],
 )
 def test_persistent_blocks_refuse(shape: Any, told: dict[str, Any], reason: str) -> None:
     found = FAMILY["wgmma_stream"].why_not_config(mixed(256, **INT4, scales="group_128"), SM90, config(shape, **told))
     assert found is not None
     assert reason in found, found
+
+
+def test_persistent_blocks_count_tiles_in_32_bits() -> None:
+    many = mixed(60000 * 256, 60000 * 128, 128)
+    found = FAMILY["wgmma_stream"].why_not_config(many, SM90, config(stream_shape(256, 2, 1, 64, 4)))
+    assert found == "3600000000 tiles cannot be counted in 32 bits"
 
 
 def test_every_step_of_a_tile_has_one_block() -> None:

@@ -94,10 +94,10 @@ def wgmma(fields: dict[str, Any], shape: Any, told: dict[str, Any]) -> CudaChoic
 
 STREAM, WIDE_STREAM, THIRD_STREAM = stream_shape(32, 2, 1, 64, 2), stream_shape(32, 2, 2, 64, 3), stream_shape(32, 3, 1, 64, 2)
 PERSISTENT: dict[str, tuple[Problem, Any, dict[str, Any]]] = {
-    "whole-and-divided": (mixed(61, 200, 1504, dtype=BF16, **INT4, scales="group_128"), STREAM, {"blocks": 3}),
+    "whole-and-divided": (mixed(61, 136, 1056, dtype=BF16, **INT4, scales="group_128"), STREAM, {"blocks": 3}),
     "whole": (mixed(61, 200, 480, **INT4, scales="group_64"), THIRD_STREAM, {"blocks": 3, "whole": True}),
-    "many-helpers": (mixed(29, 136, 2592, **UINT4, scales="group_32", zeros=True), STREAM, {"blocks": 13}),
-    "uint4-column-zeros": (mixed(40, 264, 2592, dtype=BF16, **UINT4, scales="column", zeros=True), WIDE_STREAM, {"blocks": 9}),
+    "many-helpers": (mixed(29, 136, 1568, **UINT4, scales="group_32", zeros=True), STREAM, {"blocks": 7}),
+    "uint4-column-zeros": (mixed(40, 136, 1056, dtype=BF16, **UINT4, scales="column", zeros=True), WIDE_STREAM, {"blocks": 5}),
     "int8-column-gated": (gated(mixed(70, 200, 656, scales="column")), THIRD_STREAM, {"blocks": 5}),
     "int8-biased": (biased(mixed(33, 136, 560, dtype=BF16, scales="group_64", zeros=True)), STREAM, {"blocks": 8}),
     "few-steps": (mixed(9, 72, 192, dtype_b=UINT8, scales="tensor"), STREAM, {"blocks": 132}),

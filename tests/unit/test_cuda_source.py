@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
+import itertools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -172,9 +173,18 @@ def test_record_of_persistent_blocks() -> None:
     assert [(x.divided, x.helpers) for x in works] == [(0, 0), (28, 84)]
     assert works[1].head + 3 * works[1].each + works[1].more == 32
     assert [record.grid for record in (whole, divided)] == [(132, 1, 1)] * 2
-    assert (whole.workspace_bytes, divided.workspace_bytes) == (0, 84 * (256 * 128 * 4 + 8 * 4))
-    *_, sums, flags = divided.addresses
-    assert (sums.operand, sums.more_bytes, flags.operand, flags.more_bytes) == (WORKSPACE, 0, WORKSPACE, 84 * 256 * 128 * 4)
+    assert (whole.workspace_bytes, divided.workspace_bytes) == (0, 2**14 + 84 * 256 * 128 * 4)
+
+
+def test_flags_of_persistent_blocks_have_one_place_for_all_launches() -> None:
+    """Check what lets launches for any M share a workspace: sums of one are never where another has flags."""
+    for m, shape, blocks in itertools.product((130, 300, 1000, 5000), (stream_shape(256, 2, 1, 64, 3), STREAM), (7, 132, 256)):
+        record = choice(mixed(m, 5120, 4096, scales="column"), shape, blocks=blocks).record
+        places = {x.offset: x.more_bytes for x in record.addresses if x.operand == WORKSPACE}
+        helpers = work_of(record, StreamWork).helpers
+        assert [*places.values()] == ([0, 2**14] if helpers else [])
+        assert helpers * shape.warp_groups * 4 * 4 <= 2**14
+        assert record.workspace_bytes == (2**14 + helpers * shape.block_m * shape.block_n * 4 if helpers else 0)
 
 
 def test_record_of_block_sparse_product() -> None:

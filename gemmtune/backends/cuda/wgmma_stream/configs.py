@@ -11,6 +11,8 @@ ROUND_ROWS = 16
 """Rows of a 16-bit result that are reordered at a time. Float32 sums are twice as large, and half as many."""
 REGISTERS = {2: (40, 232), 3: (32, 160)}
 """Registers of a copying and of a multiplying thread, by the warp groups that multiply."""
+MOST_BLOCKS = 256
+"""Maximum persistent blocks. More than multiprocessors would only wait."""
 MOST_PARTS = 6
 """Maximum parts of a tile. Its owner adds the sums of all parts but one."""
 LEAST_STEPS = 4

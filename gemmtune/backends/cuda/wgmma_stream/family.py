@@ -28,7 +28,7 @@ from ..mixed.family import PARTS, MixedFamily, steps_of, tiles_of
 from ..mixed.weights import Weights, weights_of
 from ..wgmma.configs import CHUNK_BYTES
 from ..wgmma.family import ROW_NS, WIDEN_NS, claims_of, map_of_rows, reduction_in, why_not_shape
-from .configs import REGISTERS, ROUND_ROWS, SHAPES, Config, Division, Shape
+from .configs import MOST_BLOCKS, REGISTERS, ROUND_ROWS, SHAPES, Config, Division, Shape
 
 LEAST_ROWS = {"quick": 193, "default": 129, "exhaustive": 1}
 """Minimum rows of a, by search. With fewer rows a tile per block leaves as few blocks idle."""
@@ -38,6 +38,8 @@ ALONE, MORE = 0.72, 0.33
 """Time of a step with few busy multiprocessors over that of ``wgmma``, and what all of them add: they share L2 and power."""
 EXCHANGE_US, FLAG_US = 2.5, 1.0
 """Time in which a helper stores its sums or an owner adds them, and until the owner sees them."""
+FLAGS_BYTES = 2**14
+"""Size of all flags: 4 bytes for each warp of MOST_BLOCKS blocks."""
 DRAM_GBPS = 2600.0
 """Bandwidth at which b and a are read, once."""
 
@@ -76,9 +78,9 @@ class WgmmaStream(MixedFamily[Config]):
         reason = super().why_not_config(problem, device, config) or why_not_shape(shape, weights_of(problem))
         if reason is not None:
             return reason
-        if config.blocks < 1:
-            return f"{config.blocks} blocks, expected at least one"
-        if (rows * cols + 2 * config.blocks) * shape.block_n >= INT32_LIMIT:
+        if not 0 < config.blocks <= MOST_BLOCKS:
+            return f"{config.blocks} blocks, expected 1 to {MOST_BLOCKS}"
+        if rows * cols + 2 * config.blocks >= INT32_LIMIT:
             return f"{rows * cols} tiles cannot be counted in 32 bits"
         return None
 
@@ -91,13 +93,13 @@ class WgmmaStream(MixedFamily[Config]):
         return LAUNCH_US + max(rounds * tile_us * (ALONE + MORE * busy) + each_us, problem.bytes / DRAM_GBPS / 1e3)
 
     def candidates(self, problem: Problem, device: DeviceInfo) -> list[Config]:
-        """Return every shape with divided and with whole tiles, best first."""
+        """Return every shape with divided and with whole tiles, best first. Whole tiles come first if nothing would be divided."""
         found = [
             Config(shape=shape, blocks=device.sm_count, whole=whole, pdl=True, prefetch_stages=shape.stages)
             for shape in SHAPES[weights_of(problem).bits]
             for whole in (False, True)
         ]
-        return sorted(found, key=lambda config: (self.estimate_us(problem, device, config), str(config)))
+        return sorted(found, key=lambda config: (self.estimate_us(problem, device, config), not config.whole, str(config)))
 
     def launch_variants(self, problem: Problem, device: DeviceInfo, config: Config) -> Iterator[Config]:  # noqa: ARG002 - config decides
         """Yield configs with another start, and with whole or divided tiles."""
@@ -153,18 +155,20 @@ class WgmmaStream(MixedFamily[Config]):
         return division_of(problem, config).blocks, 1, 1
 
     def record(self, problem: Problem, config: Config) -> Record:
-        """Return the launch record. The workspace has the sums that each helper leaves, then a flag for each of its warps."""
+        """Return the launch record. The workspace has the flags of helpers' warps, then the sums that each helper leaves.
+
+        Launches for any M share a workspace, and only flags are clear after a launch. So flags have a place of their own.
+        """
         record, shape, division = super().record(problem, config), config.shape, division_of(problem, config)
         if not division.divided:
             return record
-        sums_bytes = division.helpers * 4 * shape.block_m * shape.block_n
         first = MAP_BYTES * len(record.maps)
         workspace = (
-            Address(offset=first + Work.sums.offset, operand=WORKSPACE),
-            Address(offset=first + Work.flags.offset, operand=WORKSPACE, more_bytes=sums_bytes),
+            Address(offset=first + Work.flags.offset, operand=WORKSPACE),
+            Address(offset=first + Work.sums.offset, operand=WORKSPACE, more_bytes=FLAGS_BYTES),
         )
-        flags_bytes = division.helpers * 4 * shape.warp_groups * 4
-        return dataclasses.replace(record, addresses=(*record.addresses, *workspace), workspace_bytes=sums_bytes + flags_bytes)
+        sums_bytes = division.helpers * 4 * shape.block_m * shape.block_n
+        return dataclasses.replace(record, addresses=(*record.addresses, *workspace), workspace_bytes=FLAGS_BYTES + sums_bytes)
 
 
 def division_of(problem: Problem, config: Config) -> Division:
