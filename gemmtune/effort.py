@@ -68,6 +68,7 @@ _CONFIGS: Mapping[str, tuple[int, int, int | None]] = {
     "cuda:parts": (2, 5, None),
     "cuda:skinny": (2, 4, None),
     "cuda:wgmma": (2, 4, None),
+    "cuda:wgmma_stream": (1, 2, None),
     "cpp": (4, 10, None),
 }
 """Number of configs in a quick, a default and an exhaustive search.

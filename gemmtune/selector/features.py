@@ -20,7 +20,7 @@ Matrix = NDArray[np.float32]
 
 FAMILIES = (
     "aten", "triton:mm", "triton:mm swapped", "triton:persistent", "triton:vec", "triton:mixed_mm",
-    "triton:mixed_words", "triton:mixed_vec", "cuda:cluster", "cuda:gemv", "cuda:skinny", "cuda:wgmma",
+    "triton:mixed_words", "triton:mixed_vec", "cuda:cluster", "cuda:gemv", "cuda:skinny", "cuda:wgmma", "cuda:wgmma_stream",
 )  # fmt: skip
 """Families of choices whose times can be predicted. Files hold their indices, so append only."""
 MEMORY_GBPS: Mapping[str, float] = {
@@ -74,9 +74,9 @@ class Described:
 
 def _family(rest: str, info: Mapping[str, Any]) -> str:
     """Return the family in a name without its backend, such as ``mixed_words`` or ``cluster``."""
-    family = rest.split("_", maxsplit=1)[0]
-    if family == "mixed":
-        family = "_".join(rest.split("_")[:2])
+    family, *more = rest.split("_")
+    if family == "mixed" or more[:1] == ["stream"]:
+        family = f"{family}_{more[0]}"
     return "mm swapped" if family == "mm" and info.get("swap_ab") else family
 
 
@@ -95,7 +95,7 @@ def why_unknown(problem: Problem, device: DeviceInfo) -> str | None:
 
 def kernel_of(name: str) -> str:
     """Return the part of a choice's name that states its compiled kernel, without the parameters of its launch."""
-    name = re.sub(r"_g\d+|_pdl\d*|_interleaved", "", name)
+    name = re.sub(r"_g\d+|_pdl\d*|_interleaved|_whole", "", name)
     if name.startswith("cuda:cluster"):
         return name
     return re.sub(r"_k\d+", "" if name.startswith("cuda:") else "_k", name)

@@ -45,6 +45,7 @@ from gemmtune.backends.cuda.mixed.weights import weights_of
 from gemmtune.backends.cuda.parts import configs as parts
 from gemmtune.backends.cuda.skinny import family as skinny
 from gemmtune.backends.cuda.wgmma import configs as wgmma
+from gemmtune.backends.cuda.wgmma_stream import configs as wgmma_stream
 from gemmtune.errors import UnavailableError
 from gemmtune.numerics.bounds import PRODUCTS_OF_PARTS
 from gemmtune.problem import Problem
@@ -120,6 +121,9 @@ WGMMA += [
     for shape in wgmma.SHAPES_FOR_GROUPS[weights_of(mixed_groups(**fields)).bits]
     if not FAMILY["wgmma"].why_not_config(mixed_groups(**fields), SM90, config(shape))
 ]
+STREAM = [
+    one for bits, shapes in wgmma_stream.SHAPES.items() for shape in shapes for one in legal(shape, 4 * shape.block_m, (bits,))
+]
 LARGEST = [
     choice(gated(blocked(block=32)), bsr.SHAPES[3]),
     choice(gated(blocked(30, layout="tt")), bsr_skinny.Shape(block_n=32, warps=4, stages=2, stage_fragments=4)),
@@ -134,10 +138,12 @@ LARGEST = [
     choice(mixed(64, scales="column"), wgmma.SHAPES[8][0]),
     choice(mixed(256, scales="column"), wgmma.SHAPES[8][-1]),
     choice(biased(mixed(192, **INT4, scales="group_128")), wgmma.SHAPES[4][-1]),
+    choice(biased(mixed(999, scales="column")), wgmma_stream.SHAPES[8][-1]),
+    choice(gated(mixed(999, dtype=BF16, **INT4, scales="group_128")), wgmma_stream.SHAPES[4][-1]),
     choice(gated(mixed_groups(**INT4, scales="group_128")), wgmma.SHAPES_FOR_GROUPS[4][2]),
 ]
 """Largest tiles, whose registers are the scarcest, with epilogues. Each commit tests a sixth of them."""
-KINDS = rotated((BSR, BSR_SKINNY, CLUSTER, GEMV, GROUPED, PARTS, SKINNY, WGMMA), 2, "compiled")
+KINDS = rotated((BSR, BSR_SKINNY, CLUSTER, GEMV, GROUPED, PARTS, SKINNY, WGMMA, STREAM), 2, "compiled")
 SAMPLE = [one for all in KINDS for one in rotated(all, len(all), all[0].family.name)]
 COMPILED = {one.compile_key: one for one in (*rotated(LARGEST, 6, "largest"), *SAMPLE)}
 
@@ -168,7 +174,9 @@ def test_compiled_resources_match_prediction(one: CudaChoice) -> None:
         assert ("UTMALDG.3D.MULTICAST" if shape.cluster > 1 else "UTMALDG.3D") in code
         assert read_early(code) == []
         return
-    assert "MEMBAR" not in code, "the blocks of a cluster wait for each other at barriers alone"
+    assert ("MEMBAR" in code) == isinstance(shape, wgmma_stream.Shape), (
+        "the blocks of a cluster wait for each other at barriers alone"
+    )
     if isinstance(shape, bsr.Shape):
         assert made.registers <= registers_per_thread(shape.threads, 1)
         assert code.count("USETMAXREG") == (2 if shape.gives_registers else 0), "as many registers as the shape says"

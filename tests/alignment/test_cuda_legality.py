@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from typing import Any
 
 import pytest
@@ -31,6 +32,7 @@ from cuda_cases import (
     mm,
     parts_shape,
     skinny_shape,
+    stream_shape,
     wgmma_shape,
 )
 
@@ -47,6 +49,7 @@ from gemmtune.backends.cuda.mixed import family as mixed_family
 from gemmtune.backends.cuda.mixed.weights import Factor, Weights, weights_of
 from gemmtune.backends.cuda.parts import configs as parts
 from gemmtune.backends.cuda.wgmma import configs as wgmma
+from gemmtune.backends.cuda.wgmma_stream.configs import Division
 from gemmtune.device import preset
 from gemmtune.problem import Layout, Precision, Problem
 from gemmtune.problem.trace import trace
@@ -89,6 +92,7 @@ OF_ALL: list[tuple[Any, str, str]] = [
         ("parts", mm(dtype=F32)),
         ("skinny", mixed()),
         ("wgmma", mixed(64)),
+        ("wgmma_stream", mixed(256)),
     ],
     ids=str,
 )
@@ -305,7 +309,7 @@ def test_gemv_serves(problem: Problem) -> None:
     assert {FAMILY["gemv"].why_not_config(problem, SM90, config(shape)) for shape in gemv.SHAPES} == {None}
 
 
-@pytest.mark.parametrize(("family", "m"), [("gemv", 2), ("skinny", 16), ("wgmma", 64)])
+@pytest.mark.parametrize(("family", "m"), [("gemv", 2), ("skinny", 16), ("wgmma", 64), ("wgmma_stream", 256)])
 def test_packs_prepacked_weight_unless_columns_are_contiguous(family: str, m: int) -> None:
     by_rows = dataclasses.replace(mixed(m, layout="nn"), prepacked=True)
     assert FAMILY[family].why_not(by_rows, SM90) is None
@@ -321,7 +325,7 @@ def test_scale_groups_limit_load_size() -> None:
     assert [gemv.words_of(gemv.stored(problem)) for problem in (mm(1), mixed(1, scales="column"), mixed(1))] == [4, 4, 4]
 
 
-@pytest.mark.parametrize("family", ["skinny", "wgmma"])
+@pytest.mark.parametrize("family", ["skinny", "wgmma", "wgmma_stream"])
 @pytest.mark.parametrize(
     ("problem", "reason"),
     [
@@ -580,3 +584,53 @@ def test_parts_of_long_k_are_contiguous_or_interleaved() -> None:
 @pytest.mark.parametrize(("threads", "blocks", "registers"), [(128, 1, 255), (288, 1, 168), (160, 2, 168), (1024, 1, 64)])
 def test_registers_per_thread(threads: int, blocks: int, registers: int) -> None:
     assert registers_per_thread(threads, blocks) == registers
+
+
+@pytest.mark.parametrize(
+    ("shape", "told", "reason"),
+    [
+        (stream_shape(256, 2, 1, 64, 4), {}, "takes 305664 bytes of shared memory, a block has 232448"),
+        (stream_shape(80, 2, 1, 64, 3), {}, "expected rows in multiples of 32, 2 or 3 warp groups, and one block at a time"),
+        (stream_shape(64, 1, 1, 64, 3), {}, "expected rows in multiples of 32, 2 or 3 warp groups, and one block at a time"),
+        (stream_shape(128, 3, 1, 64, 4), {"cluster_k": 2}, "expected rows in multiples of 32, 2 or 3 warp groups, and one block"),
+        (stream_shape(128, 3, 1, 64, 4), {"blocks": 0}, "0 blocks, expected 1 to 256"),
+        (stream_shape(256, 3, 1, 64, 2), {}, "needs about 192 registers for each thread, 160 are left"),
+        (stream_shape(256, 2, 1, 64, 3), {"blocks": 257}, "257 blocks, expected 1 to 256"),
+    ],
+)
+def test_persistent_blocks_refuse(shape: Any, told: dict[str, Any], reason: str) -> None:
+    found = FAMILY["wgmma_stream"].why_not_config(mixed(256, **INT4, scales="group_128"), SM90, config(shape, **told))
+    assert found is not None
+    assert reason in found, found
+
+
+def test_persistent_blocks_count_tiles_in_32_bits() -> None:
+    many = mixed(60000 * 256, 60000 * 128, 128)
+    found = FAMILY["wgmma_stream"].why_not_config(many, SM90, config(stream_shape(256, 2, 1, 64, 4)))
+    assert found == "3600000000 tiles cannot be counted in 32 bits"
+
+
+def test_every_step_of_a_tile_has_one_block() -> None:
+    """Follow the kernel's walk: whole tiles, helpers and owners together sum each step of each tile once."""
+    for tiles, blocks, steps in itertools.product((1, 2, 5, 12, 13, 28, 160, 192), (1, 7, 13, 132), (1, 4, 31, 64)):
+        for whole in (False, True):
+            division = Division.of(tiles, steps, config(stream_shape(128, 3, 1, 64, 4), blocks=blocks, whole=whole))
+            summed: dict[int, list[int]] = {tile: [0] * steps for tile in range(tiles)}
+            for lead in (-9.0, 0.0, 3.3):
+                head = division.head(lead) if division.divided else 0
+                assert 0 <= head < max(steps, 1), (division, head)
+            each, more = divmod(steps - head, division.parts - 1) if division.divided else (0, 0)
+            assert division.helpers + division.divided <= division.blocks <= blocks, division
+            for block in range(division.blocks):
+                pieces = [(tile, 0, steps) for tile in range(division.divided + block, tiles, division.blocks)]
+                if block < division.helpers:
+                    part, tile = divmod(block, division.divided)
+                    pieces.append((tile, head + part * each + min(part, more), each + (part < more)))
+                elif block < division.helpers + division.divided:
+                    pieces.append((block - division.helpers, 0, head))
+                assert sum(count == steps for _, _, count in pieces) <= division.waves + (division.parts == 1)
+                for tile, first, count in pieces:
+                    assert count > 0
+                    for step in range(first, first + count):
+                        summed[tile][step] += 1
+            assert all(count == [1] * steps for count in summed.values()), division

@@ -32,7 +32,7 @@ STATIC = re.compile(r"__shared__ (\w+) (\w+);")
 def text_of(choice: CudaChoice) -> str:
     source, (exponent, significand) = choice.source, BITS[choice.problem.dtype]
     bits = f"#define ELEMENT_BITS_E {exponent}\n#define ELEMENT_BITS_M {significand}\n"
-    own = {"barriers": bits + '#include "device.h"', "products": "", "tensor": "", "ptx": "", "device": ""}
+    own = {"barriers": bits + '#include "device.h"', "products": "", "tensor": "", "ptx": "", "device": "", "flags": ""}
     own["pointwise"] = source.values["functions"]
     text = source.put_together({**source.parts, **own})
     assert SHARED in text
@@ -81,11 +81,13 @@ def kernel(choice: CudaChoice) -> Kernel:
         return ErrorFromChoice(choice.name, str(choice.problem), reason)
 
     launchers = [Launcher(driver.load(b"", record.kernel, 0), record, refuse) for record in records]
-    scratch = torch.full((choice.record.scratch_bytes + 128,), 0xFF, dtype=torch.uint8)
-    memory = -(-scratch.data_ptr() // 128) * 128
+    # A workspace is zero before the first launch, and a call's own memory has any contents.
+    kept = torch.zeros(choice.record.workspace_bytes + choice.record.scratch_bytes + 128, dtype=torch.uint8)
+    memory = -(-kept.data_ptr() // 128) * 128
 
     def run(out: torch.Tensor, tensors: tuple[torch.Tensor, ...], scalars: tuple[float, ...]) -> None:
-        scratch.fill_(0xFF)
+        if not choice.record.workspace_bytes:
+            kept.fill_(0xFF)
         a, b, *rest = (x.data_ptr() for x in tensors)
         for launcher in launchers:
             launcher.launch(0, (out.data_ptr(), memory, a, b, *rest), *(scalars or (1.0, 0.0)))

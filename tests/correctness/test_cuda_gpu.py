@@ -30,6 +30,7 @@ from cuda_cases import (
     mm,
     parts_shape,
     skinny_shape,
+    stream_shape,
     wgmma_shape,
 )
 from hard_numbers import HARD, assert_as_in_torch, hard_operands
@@ -39,6 +40,7 @@ from gemmtune.backends.cuda.choice import CudaChoice
 from gemmtune.backends.cuda.cluster.configs import Shape as ClusterShape
 from gemmtune.backends.cuda.gemv.configs import Shape as GemvShape
 from gemmtune.backends.cuda.parts.configs import Shape as PartsShape
+from gemmtune.backends.cuda.wgmma_stream.configs import Shape as StreamShape
 from gemmtune.device import detect
 from gemmtune.errors import ErrorFromChoice
 from gemmtune.numerics.operands import random_operands
@@ -183,6 +185,19 @@ CASES: dict[str, tuple[Make, int, Any]] = {
     "parts-prepacked": (
         lambda k: dataclasses.replace(mm(200, 141, k, dtype=F32), prepacked=True), 1000, parts_shape(128, 128, 5)
     ),
+    "stream-int4": (lambda k: mixed(500, 1000, k, dtype=BF16, **INT4, scales="group_128"), 4096, stream_shape(256, 2, 1, 64, 3)),
+    "stream-int4-small": (lambda k: mixed(190, 6144, k, **INT4, scales="group_64"), 3008, stream_shape(192, 2, 1, 64, 3)),
+    "stream-uint4-zeros": (
+        lambda k: mixed(2000, 2056, k, **UINT4, scales="group_128", zeros=True), 2080, stream_shape(256, 2, 1, 64, 3)
+    ),
+    "stream-int8": (lambda k: mixed(1024, 5120, k, dtype=BF16, scales="column"), 2064, stream_shape(256, 2, 1, 64, 4)),
+    "stream-int8-groups": (lambda k: mixed(70, 520, k, scales="group_32", zeros=True), 2080, stream_shape(128, 2, 1, 128, 4)),
+    "stream-two-tiles": (lambda k: mixed(133, 520, k, **INT4, scales="group_64"), 3008, stream_shape(128, 2, 2, 64, 3)),
+    "stream-by-columns": (lambda k: by_columns(mixed(72, 264, k, scales="column")), 2048, stream_shape(128, 2, 1, 128, 4)),
+    "stream-fused": (
+        lambda k: gated(mixed(300, 1032, k, dtype=BF16, **INT4, scales="group_128")), 4096, stream_shape(256, 2, 1, 64, 3)
+    ),
+    "stream-biased": (lambda k: biased(mixed(211, 131, k, dtype=BF16, scales="column")), 1040, stream_shape(192, 2, 1, 64, 4)),
     "wgmma-biased": (lambda k: biased(mixed(211, 131, k, dtype=BF16, scales="column")), 4096, wgmma_shape(128, 2, 1, 128, 4)),
 }  # fmt: skip
 DIVIDED: list[dict[str, Any]] = [
@@ -192,6 +207,13 @@ DIVIDED: list[dict[str, Any]] = [
     {"cluster_k": 4},
 ]
 """Divisions of K among the blocks of a cluster."""
+PERSISTENT: list[dict[str, Any]] = [
+    {"whole": True, "pdl": True, "prefetch_stages": 3},
+    {"blocks": 7},
+    {"blocks": 131, "pdl": True},
+    {"pdl": True, "prefetch_stages": 3},
+]
+"""Numbers of persistent blocks, with whole and with divided tiles."""
 
 
 def ways_of(name: str) -> list[dict[str, Any]]:
@@ -202,6 +224,8 @@ def ways_of(name: str) -> list[dict[str, Any]]:
             {"swap_ab": swap_ab, "pdl": pdl, "blocks": blocks}
             for swap_ab, pdl, blocks in itertools.product((False, True), (False, True), (0, 3))
         ]
+    if isinstance(CASES[name][2], StreamShape):
+        return PERSISTENT
     if not isinstance(CASES[name][2], ClusterShape):
         return DIVIDED
     ways = [{}, {"pdl": True, "prefetch_stages": 4}]
@@ -244,6 +268,8 @@ OF_EACH = [
     "parts-16-rows",
     "skinny-int4",
     "skinny-fused",
+    "stream-int4",
+    "stream-fused",
     "wgmma-int4",
     "wgmma-fused",
 ]
@@ -257,7 +283,18 @@ def test_first_call_can_be_captured_and_replayed(name: str) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["two-tiles", "small", "divided", "beside-tails", "four-tiles", "gemv-int4", "parts", "skinny-int4", "wgmma-int4"],
+    [
+        "two-tiles",
+        "small",
+        "divided",
+        "beside-tails",
+        "four-tiles",
+        "gemv-int4",
+        "parts",
+        "skinny-int4",
+        "wgmma-int4",
+        "stream-int8",
+    ],
 )
 def test_calls_on_several_streams_are_independent(name: str) -> None:
     """Check that launches whose blocks do not all fit the GPU do not wait for each other."""
@@ -305,6 +342,7 @@ CHAINS: dict[str, tuple[Problem, Any, dict[str, Any]]] = {
     "parts": (mm(512, 1024, 1024, dtype=F32), parts_shape(128, 128, 5), {"blocks": 24}),
     "parts-divided": (mm(64, 1024, 1024, dtype=F32), parts_shape(128, 64, 6, 4), {"swap_ab": True}),
     "skinny": (mixed(16, 4096, 4096, **INT4, scales="group_128"), skinny_shape(16, 128, 4, 2, 4), {"cluster_k": 2}),
+    "stream": (mixed(256, 4096, 4096, **INT4, scales="group_128"), stream_shape(256, 2, 1, 64, 3), {}),
     "wgmma": (mixed(64, 4096, 4096, **INT4, scales="group_128"), wgmma_shape(64, 2, 1, 128, 4, k16_batch=2), {"cluster_k": 2}),
 }
 
@@ -336,6 +374,16 @@ def test_overlapping_launches_read_previous_results(chain: str, prefetch_stages:
     assert all(one.isfinite().all() for one in results[0])
     for early in results[1:]:
         assert all(torch.equal(one, other) for one, other in zip(early, results[0], strict=True))
+
+
+def test_whole_tiles_of_persistent_blocks_have_bits_of_one_block_per_tile() -> None:
+    problem = mixed(500, 1032, 2048, dtype=BF16, **INT4, scales="group_128")
+    x, device = random_operands(problem, GPU, seed=9), detect("cuda")
+    persistent = choice(problem, stream_shape(256, 2, 1, 64, 3), device, whole=True)
+    alone = choice(problem, wgmma_shape(256, 2, 1, 64, 3), device)
+    assert persistent.claims == alone.claims
+    outs = [call(one.build().run, torch.empty_like(x.out), x) for one in (persistent, alone)]
+    assert torch.equal(*outs)
 
 
 @pytest.mark.parametrize("layout", ["nt", "tn"])

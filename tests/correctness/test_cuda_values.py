@@ -28,6 +28,7 @@ from cuda_cases import (
     mm,
     parts_shape,
     skinny_shape,
+    stream_shape,
     wgmma_shape,
 )
 from cuda_kernels_on_cpu import assert_right, kernel
@@ -91,6 +92,23 @@ def wgmma(fields: dict[str, Any], shape: Any, told: dict[str, Any]) -> CudaChoic
     return choice(gated(problem) if fields == {"scales": "column"} else problem, shape, **told)
 
 
+STREAM, WIDE_STREAM, THIRD_STREAM = stream_shape(32, 2, 1, 64, 2), stream_shape(32, 2, 2, 64, 3), stream_shape(32, 3, 1, 64, 2)
+PERSISTENT: dict[str, tuple[Problem, Any, dict[str, Any]]] = {
+    "whole-and-divided": (mixed(61, 136, 1056, dtype=BF16, **INT4, scales="group_128"), STREAM, {"blocks": 3}),
+    "whole": (mixed(61, 200, 480, **INT4, scales="group_64"), THIRD_STREAM, {"blocks": 3, "whole": True}),
+    "many-helpers": (mixed(29, 136, 1568, **UINT4, scales="group_32", zeros=True), STREAM, {"blocks": 7}),
+    "uint4-column-zeros": (mixed(40, 136, 1056, dtype=BF16, **UINT4, scales="column", zeros=True), WIDE_STREAM, {"blocks": 5}),
+    "int8-column-gated": (gated(mixed(70, 200, 656, scales="column")), THIRD_STREAM, {"blocks": 5}),
+    "int8-biased": (biased(mixed(33, 136, 560, dtype=BF16, scales="group_64", zeros=True)), STREAM, {"blocks": 8}),
+    "few-steps": (mixed(9, 72, 192, dtype_b=UINT8, scales="tensor"), STREAM, {"blocks": 132}),
+}
+"""Cases with whole and divided tiles in both orders, one and more helpers, remainders, all weights, and epilogues."""
+
+
+def wgmma_stream(problem: Problem, shape: Any, told: dict[str, Any]) -> CudaChoice:
+    return choice(problem, shape, pdl=True, prefetch_stages=shape.stages, **told)
+
+
 TWO, DEEP, PAIR = gemv_shape(8, 2, 2), gemv_shape(8, 4, 1), gemv_shape(16, 2, 2)
 ONE_TO_FOUR: dict[str, tuple[Problem, Any]] = {
     "bfloat16": (mm(1, 20, 328), TWO),
@@ -145,9 +163,10 @@ def by_parts(problem: Problem, shape: Any, told: dict[str, Any]) -> CudaChoice:
 
 KERNELS: dict[str, tuple[Callable[..., CudaChoice], dict[str, tuple[Any, ...]]]] = {
     "skinny": (skinny, CASES), "wgmma": (wgmma, MORE_ROWS), "gemv": (gemv, ONE_TO_FOUR), "parts": (by_parts, BY_PARTS),
+    "wgmma_stream": (wgmma_stream, PERSISTENT),
 }  # fmt: skip
 PICKED = [
-    (kind, name) for kind in rotated([*KERNELS], 4, "kinds") for name in rotated([*KERNELS[kind][1]], len(KERNELS[kind][1]), kind)
+    (kind, name) for kind in rotated([*KERNELS], 5, "kinds") for name in rotated([*KERNELS[kind][1]], len(KERNELS[kind][1]), kind)
 ]
 
 

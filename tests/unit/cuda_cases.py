@@ -19,6 +19,7 @@ from gemmtune.backends.cuda.grouped import configs as grouped
 from gemmtune.backends.cuda.parts import configs as parts
 from gemmtune.backends.cuda.skinny import family as skinny
 from gemmtune.backends.cuda.wgmma import configs as wgmma
+from gemmtune.backends.cuda.wgmma_stream import configs as wgmma_stream
 from gemmtune.device import DeviceInfo, preset
 from gemmtune.problem import Problem
 from gemmtune.problem.trace import trace
@@ -105,6 +106,11 @@ def wgmma_shape(block_m: int, warp_groups: int, col_tiles: int, line_bytes: int,
     return wgmma.Shape(**sizes, **more)
 
 
+def stream_shape(block_m: int, warp_groups: int, col_tiles: int, line_bytes: int, stages: int) -> wgmma_stream.Shape:
+    sizes = {"block_m": block_m, "warp_groups": warp_groups, "col_tiles": col_tiles, "line_bytes": line_bytes, "stages": stages}
+    return wgmma_stream.Shape(**sizes)
+
+
 def config(shape: Any, **told: Any) -> Any:
     """Return a config of the shape's family."""
     types: dict[Any, Any] = {
@@ -116,6 +122,7 @@ def config(shape: Any, **told: Any) -> Any:
         parts.Shape: parts.Config,
         skinny.Shape: skinny.Config,
         wgmma.Shape: wgmma.Config,
+        wgmma_stream.Shape: wgmma_stream.Config,
     }
     return types[type(shape)](shape=shape, **told)
 

@@ -18,6 +18,7 @@ from cuda_cases import (
     SM90,
     WEIGHTS,
     blocked,
+    choice,
     cluster_shape,
     config,
     family_of,
@@ -44,6 +45,7 @@ from gemmtune.backends.cuda.hopper import clusters_at_a_time
 from gemmtune.backends.cuda.parts import configs as parts
 from gemmtune.backends.cuda.skinny import family as skinny
 from gemmtune.backends.cuda.wgmma import configs as wgmma
+from gemmtune.backends.cuda.wgmma_stream import configs as wgmma_stream
 from gemmtune.choice import Offers
 from gemmtune.device import DeviceInfo, preset
 from gemmtune.effort import EFFORT
@@ -146,6 +148,7 @@ def test_backend_has_all_families() -> None:
     found = BACKEND.enumerate(problem, SM90, Settings())
     assert found.choices == tuple(choices("skinny", problem))
     refused = ["cuda:bsr", "cuda:bsr_skinny", "cuda:cluster", "cuda:gemv", "cuda:grouped", "cuda:parts", "cuda:wgmma"]
+    refused.append("cuda:wgmma_stream")
     assert [refusal.name for refusal in found.refusals] == refused
     few = mixed(4, 8192, 8192, scales="column")
     assert BACKEND.enumerate(few, SM90, Settings()).choices == (*choices("gemv", few), *choices("skinny", few))
@@ -187,6 +190,7 @@ def test_blocks_of_a_tile_divide_its_columns_evenly() -> None:
         ("skinny", mixed(9, 8192, 8192, **INT4), [shape for shape in skinny.SHAPES if shape.block_m == 16]),
         ("parts", mm(8192, 8192, 8192, dtype=F32), parts.SHAPES),
         ("wgmma", mixed(32, 8192, 8192, **INT4), wgmma.SHAPES[4]),
+        ("wgmma_stream", mixed(300, 8192, 8192, **INT4), wgmma_stream.SHAPES[4]),
     ],
 )
 def test_exhaustive_search_has_every_legal_shape(family: str, problem: Problem, shapes: list[Any]) -> None:
@@ -232,6 +236,9 @@ OFFERED += [("grouped", GROUPED_UP), ("grouped", Problem.grouped_k_mm(4096, 1433
 OFFERED += [("parts", mm(512, 512, 4096, dtype=F32)), ("parts", mm(8192, 8192, 8192, dtype=F32))]
 OFFERED += [("wgmma", mixed(m, 8192, 8192, **fields)) for m, fields in zip((33, 64, 256, 1000, 4096), WEIGHTS, strict=True)]
 OFFERED += [("wgmma", mixed_groups(2048, 28672, 4096, **int4)), ("wgmma", mixed_groups(4096, 1536, 2048, 64, dtype=F16))]
+OFFERED += [
+    ("wgmma_stream", mixed(m, 5120, 4096, **fields)) for m, fields in zip((300, 512, 1024, 1000, 4096), WEIGHTS, strict=True)
+]
 OFFERED += [("bsr", blocked(4096, 4096, 4096)), ("bsr", blocked(256, 4096, 4096, block=32))]
 OFFERED += [("bsr_skinny", blocked(16, 14336, 4096, density=0.5)), ("bsr_skinny", blocked(32, 4096, 4096, block=32, layout="tt"))]
 
@@ -292,6 +299,23 @@ def test_claims(family: str, problem: Problem, splits: Any, weights: torch.dtype
             assert (claims.splits, claims.weights) == (splits(variant.config), weights)
             assert variant.info["splits"] == claims.splits
             assert (claims.input_mode, claims.promoted_every) == (("parts", 32) if family == "parts" else ("ieee", None))
+
+
+def test_divided_tiles_claim_their_parts_and_no_batch_invariance() -> None:
+    problem = mixed(1024, 5120, 4096, dtype=BF16, **int4)
+    shape = wgmma_stream.SHAPES[4][-1]
+    whole, divided = (choice(problem, shape, whole=whole) for whole in (True, False))
+    alone = choice(problem, wgmma_shape(256, 2, 1, 64, 3))
+    assert (whole.claims, whole.batch_invariant) == (alone.claims, True)
+    assert (divided.claims.splits, divided.info["splits"], divided.batch_invariant) == (4, 4, False)
+    assert divided.claims.reduction is None
+
+
+def test_divided_tiles_are_offered_where_whole_ones_leave_blocks_idle() -> None:
+    idle, full = (choices("wgmma_stream", mixed(1024, n, 4096, dtype=BF16, **int4)) for n in (5120, 4224))
+    assert [one.config.whole for one in idle][:1] == [False]
+    assert full[0].claims.splits == 1
+    assert full[0].record.workspace_bytes == 0 < idle[0].record.workspace_bytes
 
 
 ROWS_AND_TILES = [

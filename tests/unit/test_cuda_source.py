@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
+import itertools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,7 @@ from cuda_cases import (
     mm,
     parts_shape,
     skinny_shape,
+    stream_shape,
     wgmma_shape,
 )
 
@@ -49,6 +51,7 @@ from gemmtune.backends.cuda.gemv.family import Work as GemvWork
 from gemmtune.backends.cuda.parts.family import Split
 from gemmtune.backends.cuda.parts.family import Work as PartsWork
 from gemmtune.backends.cuda.skinny.family import Work as SkinnyWork
+from gemmtune.backends.cuda.wgmma_stream.family import Work as StreamWork
 from gemmtune.errors import CompileError, UnavailableError
 from gemmtune.problem import Problem
 from gemmtune.selector.offers import offers_for
@@ -94,6 +97,9 @@ TEXTS["bsr_skinny"] += [(blocked(16, dtype=F16), FEW), (blocked(16, layout="tt")
 TEXTS["gemv"] = [(mm(1), VECTOR), (mm(1), gemv_shape(16, 4, 8)), (mm(1, dtype=F16), VECTOR), (addmm(2, 128, 8192), VECTOR)]
 TEXTS["gemv"] += [(mixed(1, **fields), VECTOR) for fields in (GROUPS, INT4, {"scales": "column"}, UINT4, GROUPS | {"zeros": True})]
 TEXTS["wgmma"] = [(problem, WGMMA if shape == SKINNY else wgmma_shape(64, 2, 1, 128, 4)) for problem, shape in TEXTS["skinny"]]
+
+STREAM = stream_shape(128, 2, 1, 128, 4)
+TEXTS["wgmma_stream"] = [(p, STREAM if shape == SKINNY else stream_shape(64, 3, 1, 128, 4)) for p, shape in TEXTS["skinny"]]
 
 NARROW = mixed_groups(**GROUPS)
 TEXTS["wgmma-groups"] = [(NARROW, WGMMA), (NARROW, wgmma_shape(144, 2, 1, 64, 4)), (mixed(**GROUPS, dtype=BF16), WGMMA)]
@@ -157,6 +163,28 @@ def work_of(record: Record, work: type[ctypes.Structure]) -> Any:
     assert len(record.parameters) == MAP_BYTES * len(record.maps) + ctypes.sizeof(work)
     assert record.arguments == (0, MAP_BYTES * len(record.maps))
     return work.from_buffer_copy(record.parameters, record.arguments[1])
+
+
+def test_record_of_persistent_blocks() -> None:
+    problem = mixed(1000, 5120, 4096, dtype=BF16, **GROUPS)
+    whole, divided = (choice(problem, stream_shape(256, 2, 1, 64, 3), whole=whole).record for whole in (True, False))
+    works = [work_of(record, StreamWork) for record in (whole, divided)]
+    assert [(x.tiles_m, x.tiles_n, x.steps, x.strip) for x in works] == [(4, 40, 32, 8)] * 2
+    assert [(x.divided, x.helpers) for x in works] == [(0, 0), (28, 84)]
+    assert works[1].head + 3 * works[1].each + works[1].more == 32
+    assert [record.grid for record in (whole, divided)] == [(132, 1, 1)] * 2
+    assert (whole.workspace_bytes, divided.workspace_bytes) == (0, 2**14 + 84 * 256 * 128 * 4)
+
+
+def test_flags_of_persistent_blocks_have_one_place_for_all_launches() -> None:
+    """Check what lets launches for any M share a workspace: sums of one are never where another has flags."""
+    for m, shape, blocks in itertools.product((130, 300, 1000, 5000), (stream_shape(256, 2, 1, 64, 3), STREAM), (7, 132, 256)):
+        record = choice(mixed(m, 5120, 4096, scales="column"), shape, blocks=blocks).record
+        places = {x.offset: x.more_bytes for x in record.addresses if x.operand == WORKSPACE}
+        helpers = work_of(record, StreamWork).helpers
+        assert [*places.values()] == ([0, 2**14] if helpers else [])
+        assert helpers * shape.warp_groups * 4 * 4 <= 2**14
+        assert record.workspace_bytes == (2**14 + helpers * shape.block_m * shape.block_n * 4 if helpers else 0)
 
 
 def test_record_of_block_sparse_product() -> None:

@@ -21,15 +21,17 @@ from .hopper import CAPABILITY
 from .parts.family import Parts
 from .skinny.family import Skinny
 from .wgmma.family import Wgmma
+from .wgmma_stream.family import WgmmaStream
 
 BSR, BSR_SKINNY = Bsr(), BsrSkinny()
 CLUSTER, GEMV, GROUPED, PARTS, SKINNY, WGMMA = Cluster(), Gemv(), Grouped(), Parts(), Skinny(), Wgmma()
-FAMILIES: tuple[Family[Any], ...] = (BSR, BSR_SKINNY, CLUSTER, GEMV, GROUPED, PARTS, SKINNY, WGMMA)
+WGMMA_STREAM = WgmmaStream()
+FAMILIES: tuple[Family[Any], ...] = (BSR, BSR_SKINNY, CLUSTER, GEMV, GROUPED, PARTS, SKINNY, WGMMA, WGMMA_STREAM)
 """Kernel families, one folder each.
 
 BSR: block-sparse weights with small blocks, many tokens. BSR_SKINNY: the same weights, few tokens. CLUSTER: long K, few results.
 GEMV: one to four rows. GROUPED: grouped products. PARTS: float32 by parts. SKINNY: few rows times 4-bit or 8-bit weights. WGMMA:
-more rows times 4-bit or 8-bit weights.
+more rows times 4-bit or 8-bit weights. WGMMA_STREAM: the same with persistent blocks, which divide tiles that would not fill them.
 """
 
 

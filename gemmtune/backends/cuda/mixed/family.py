@@ -97,14 +97,10 @@ class MixedFamily(Family[C]):
             if size != config.cluster_k:
                 yield dataclasses.replace(config, cluster_k=size)
 
-    @abstractmethod
-    def splits(self, config: C) -> int:
-        """Return the number of separate partial sums over K."""
-
     def info(self, problem: Problem, config: C) -> dict[str, Any]:
         shape = config.shape
         tile = (shape.block_m, shape.block_n, shape.block_k(weights_of(problem)))
-        return self.facts(config, tile, cluster=config.cluster, splits=self.splits(config))
+        return self.facts(config, tile, cluster=config.cluster, splits=self.claims(problem, config).splits)
 
     @abstractmethod
     def values(self, weights: Weights, shape: Any) -> dict[str, Any]:

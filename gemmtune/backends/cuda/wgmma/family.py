@@ -92,17 +92,9 @@ class Wgmma(MixedFamily[Config]):
         shared_bytes = shape.shared_bytes(weights, config.cluster_k)
         if shape.blocks_per_sm * (shared_bytes + SYSTEM_BYTES) > device.smem_per_block_bytes + SYSTEM_BYTES:
             return f"takes {shared_bytes} bytes of shared memory, too many for {shape.blocks_per_sm} blocks on a multiprocessor"
-        if shape.block_n > MOST_BOX:
-            return f"a tile has {shape.block_n} columns, at most {MOST_BOX} are copied at once"
-        block_k = shape.block_k(weights)
-        if block_k % 64 or block_k // 16 // shape.k16_batch_of(weights) % 2:
-            return f"a stage has {block_k} elements of K, expected an even number of batches of {16 * shape.k16_batch_of(weights)}"
-        if shape.k16_batch_of(weights) % (8 // weights.bits):
-            return f"a batch has {16 * shape.k16_batch_of(weights)} of K, less than the 16 bytes that are read at once"
         if shape.gives_registers and (shape.warp_groups != 2 or shape.blocks_per_sm > 1):
             return f"{shape.warp_groups} warp groups of {shape.blocks_per_sm} blocks would get registers, expected 2 of 1"
-        needed, most = shape.registers(weights), shape.most_registers
-        return f"needs about {needed} registers for each thread, {most} are left" if needed > most else None
+        return why_not_shape(shape, weights)
 
     def estimate_us(self, problem: Problem, device: DeviceInfo, config: Config) -> float:
         """Return the model's time of one launch, from what a multiprocessor multiplies and reads."""
@@ -135,23 +127,15 @@ class Wgmma(MixedFamily[Config]):
         sizes = CLUSTER_SIZES if config.shape.cluster_n == 1 else ()
         return (size for size in sizes if abs(size - config.cluster_k) == 1)
 
-    def splits(self, config: Config) -> int:
-        return config.cluster_k
-
     def claims(self, problem: Problem, config: Config) -> Claims:
-        """Return the claims. Weights are rounded to a's dtype if zero points are subtracted or scales change along K."""
-        weights = weights_of(problem)
-        rounds = weights.zero is not None or any(factor.group for factor in weights.factors.values())
-        return float32_sums(splits=config.cluster_k, weights=problem.dtype if rounds else None)
+        return claims_of(problem, config.cluster_k)
 
     def reduction(self, problem: Problem, config: Config) -> Reduction | None:
         """Return sums of batches of steps. Words of weights deal K to threads in an order of their own."""
         if not self.batch_invariant(problem, config):
             return None
-        shape, weights = config.shape, weights_of(problem)
         how = "interleaved" if config.interleaved_k else "consecutive"
-        order = f"{config.cluster_k} {how} blocks, {shape.block_k(weights)} a stage in batches of {shape.k16_batch_of(weights)}"
-        return reduction_of(problem, "cuda", order=order, own="cuda wgmma")
+        return reduction_in(problem, config.shape, f"{config.cluster_k} {how} blocks")
 
     def batch_invariant(self, problem: Problem, config: Config) -> bool:
         """Return False if each of several blocks finishes some rows, beginning with its own sums. Two sums commute."""
@@ -179,16 +163,7 @@ class Wgmma(MixedFamily[Config]):
         return aligned
 
     def map_of_a(self, problem: Problem, config: Config) -> TensorMap:
-        """Return the map of a, with its rows as lines."""
-        return TensorMap(
-            operand=A,
-            dtype=problem.dtype,
-            sizes=(problem.k, problem.m),
-            pitches=(pitch_bytes(problem.a),),
-            box=(LINE_BYTES // 2, config.shape.block_m // config.shape.cluster_n),
-            swizzle=Swizzle.BYTES_128,
-            promotion_bytes=PROMOTION_BYTES,
-        )
+        return map_of_rows(problem, config.shape.block_m // config.shape.cluster_n)
 
     def grid(self, problem: Problem, config: Config) -> tuple[int, int, int]:
         """Return one cluster per tile. With groups, each cluster finds its tile, and the grid covers the maximum tile count."""
@@ -196,3 +171,43 @@ class Wgmma(MixedFamily[Config]):
         if problem.groups:
             return config.cluster_k * groups.most_below(problem, config.shape.block_m) * cols, 1, 1
         return config.cluster, rows, -(-cols // config.shape.cluster_n)
+
+
+def why_not_shape(shape: Shape, weights: Weights) -> str | None:
+    """Return the reason why the products of a tile break a limit of copies, batches or registers, or None."""
+    if shape.block_n > MOST_BOX:
+        return f"a tile has {shape.block_n} columns, at most {MOST_BOX} are copied at once"
+    block_k = shape.block_k(weights)
+    if block_k % 64 or block_k // 16 // shape.k16_batch_of(weights) % 2:
+        return f"a stage has {block_k} elements of K, expected an even number of batches of {16 * shape.k16_batch_of(weights)}"
+    if shape.k16_batch_of(weights) % (8 // weights.bits):
+        return f"a batch has {16 * shape.k16_batch_of(weights)} of K, less than the 16 bytes that are read at once"
+    needed, most = shape.registers(weights), shape.most_registers
+    return f"needs about {needed} registers for each thread, {most} are left" if needed > most else None
+
+
+def claims_of(problem: Problem, splits: int) -> Claims:
+    """Return the claims. Weights are rounded to a's dtype if zero points are subtracted or scales change along K."""
+    weights = weights_of(problem)
+    rounds = weights.zero is not None or any(factor.group for factor in weights.factors.values())
+    return float32_sums(splits=splits, weights=problem.dtype if rounds else None)
+
+
+def reduction_in(problem: Problem, shape: Shape, blocks: str) -> Reduction:
+    """Return sums of batches of steps. Words of weights deal K to threads in an order of their own."""
+    weights = weights_of(problem)
+    order = f"{blocks}, {shape.block_k(weights)} a stage in batches of {shape.k16_batch_of(weights)}"
+    return reduction_of(problem, "cuda", order=order, own="cuda wgmma")
+
+
+def map_of_rows(problem: Problem, rows: int) -> TensorMap:
+    """Return the map that copies ``rows`` rows of a as lines of a stage."""
+    return TensorMap(
+        operand=A,
+        dtype=problem.dtype,
+        sizes=(problem.k, problem.m),
+        pitches=(pitch_bytes(problem.a),),
+        box=(LINE_BYTES // 2, rows),
+        swizzle=Swizzle.BYTES_128,
+        promotion_bytes=PROMOTION_BYTES,
+    )
