@@ -30,7 +30,6 @@ MOST_CHARS = 2000
 """Longest text of an error."""
 SPIN_CYCLES = 600_000
 """Cycles for which a GPU waits before a timed call, so that launches are queued when it begins: about 0.3 ms of the CPU's time."""
-
 SUBJECT = "gemmtune.declaration.subject"
 """Module of GEMMs whose calls need gemmtune."""
 FLUSH_CACHES = 2
@@ -188,15 +187,9 @@ def _shared(opening: Mapping[str, Any], memory: int) -> Any:
 
 
 def _load_products(device: str) -> None:
-    """Load torch's products on a GPU, as in a program that has multiplied before.
-
-    They cannot be loaded while a graph is captured, and the memory that they take is not the GEMM's.
-    """
-    if device != "cpu":
-        for dtype in (torch.float32, torch.bfloat16):
-            x = torch.ones(16, 16, dtype=dtype, device=device)
-            torch.mm(x, x)
-        torch.cuda.synchronize(device)
+    """Load torch's products on a GPU: a capture of a graph cannot, and the memory that they take is not the GEMM's."""
+    for x in [] if device == "cpu" else [torch.ones(16, 16, dtype=x, device=device) for x in (torch.float32, torch.bfloat16)]:
+        torch.mm(x, x)
 
 
 def _flush(device: str) -> Callable[[], object]:
@@ -209,7 +202,6 @@ def _flush(device: str) -> Callable[[], object]:
 
 def _messages(fd: int) -> Iterator[dict[str, Any]]:
     """Yield the questions until the caller closes the pipe."""
-
     receive, loads, unpack = os.read, json.loads, struct.unpack
 
     def read(size: int) -> bytes:
