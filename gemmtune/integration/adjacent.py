@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ..problem.layout import ALIGNED_BYTES
+from ..quantized.parts import in_place
 from ..quantized.weight import QuantizedWeight
 from .modules import is_linear
 from .own_storage import Rows, are_consecutive, is_sole
@@ -115,4 +116,5 @@ def _move(alike: Sequence[Tensor], rows: Rows) -> None:
         moved[name] = copies
     for name, copies in moved.items():
         for x, copy in zip(alike, copies, strict=True):
-            setattr(x, name, copy.t().data if name == "tensor" else copy)
+            part = copy.t().data if name == "tensor" else copy
+            setattr(x, name, in_place(part) if isinstance(x, QuantizedWeight) else part)

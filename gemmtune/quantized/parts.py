@@ -9,6 +9,15 @@ from ..problem.scales import BLOCKS_OF_B, BLOCKS_OF_WEIGHTS, GROUPS, Blocks, blo
 from .rounding import SCALE_DTYPES
 
 Tensor = torch.Tensor
+STATIC = "_dynamo_static_input_type"
+"""Attribute by which ``torch._dynamo.mark_static_address`` marks a tensor. That import would take a second."""
+
+
+def in_place(part: Tensor) -> Tensor:
+    """Mark a part of a weight, which CUDA graphs then read in its own memory, and return it. Graphs would copy it otherwise."""
+    if type(part) is Tensor:
+        setattr(part, STATIC, "unguarded")
+    return part
 
 
 def size_of(tensor: Tensor, encoding: str) -> tuple[int, int]:

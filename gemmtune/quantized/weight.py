@@ -16,14 +16,12 @@ from ..problem.operations import Encoding
 from ..problem.scales import Blocks
 from ..version import __version__
 from .functions import performed
-from .parts import blocks_of, check_numbers, check_part, size_of
+from .parts import blocks_of, check_numbers, check_part, in_place, size_of
 from .rounding import Kind, rounded
 from .sharding import GatheredByFsdp
 from .views import untraced
 
 Tensor = torch.Tensor
-STATIC = "_dynamo_static_input_type"
-"""Attribute by which ``torch._dynamo.mark_static_address`` marks a tensor. That import would take a second."""
 _NO_ADDRESS = 1 << 63
 """A bit that no address has: reading there fails, where that of the numbers would give them for floats."""
 
@@ -144,9 +142,8 @@ class QuantizedWeight(GatheredByFsdp):
         self.encoding, self.transposed = encoding, transposed
         names = [name for name in ("tensor", "scales", "zero_points") if getattr(self, name) is not None]
         self._flat = names, (encoding, self.dtype, transposed)
-        for part in (tensor, scales, zero_points):
-            if type(part) is Tensor:
-                setattr(part, STATIC, "unguarded")
+        for name in names:
+            in_place(getattr(self, name))
 
     @classmethod
     def quantize(
@@ -201,9 +198,10 @@ class QuantizedWeight(GatheredByFsdp):
         ))  # fmt: skip
 
     def __reduce_ex__(self, protocol: object) -> tuple[Any, ...]:
-        # torch's own __reduce_ex__ saves 8-bit floats so that pickle cannot load them.
-        tensor = self.tensor.view(torch.uint8) if self.tensor.dtype in FLOAT8 else self.tensor
-        parts = (tensor, self.tensor.dtype, self.scales, self.zero_points, self.encoding)
+        # torch's own __reduce_ex__ saves 8-bit floats so that pickle cannot load them, and marks of tensors.
+        tensor = self.tensor.view(torch.uint8) if self.tensor.dtype in FLOAT8 else self.tensor.detach()
+        scales, zero_points = (None if x is None else x.detach() for x in (self.scales, self.zero_points))
+        parts = (tensor, self.tensor.dtype, scales, zero_points, self.encoding)
         return _saved, (*parts, self.dtype, self.transposed, self.packed is not None, isinstance(self, torch.nn.Parameter))
 
     @property

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -41,9 +42,9 @@ class Rewritten(TritonChoice):
 class Segfaulting(TritonChoice):
     """A choice whose compiler crashes."""
 
-    def compile(self) -> None:
-        """Reads address 0."""
-        ctypes.string_at(0)
+    def compilation(self) -> Callable[[], object]:
+        """Return a read of address 0."""
+        return functools.partial(ctypes.string_at, 0)
 
     @property
     def compiled(self) -> bool:

@@ -22,7 +22,8 @@ from gemmtune.errors import InvalidProblemError
 from gemmtune.integration import compile as compile_pass
 from gemmtune.integration import eager, modules
 from gemmtune.integration.modules import is_optimized
-from gemmtune.quantized.weight import STATIC, QuantizedWeight
+from gemmtune.quantized.parts import STATIC
+from gemmtune.quantized.weight import QuantizedWeight
 from gemmtune.settings import current
 from gemmtune.store.store import open_store
 

@@ -22,6 +22,7 @@ from gemmtune import settings
 from gemmtune.integration.adjacent import lay_out, same_inputs
 from gemmtune.integration.own_storage import Rows, are_consecutive, is_sole
 from gemmtune.integration.quantize import flatten_state_dict, unflatten_state_dict
+from gemmtune.quantized.parts import STATIC
 from gemmtune.quantized.weight import QuantizedWeight
 
 Tensor = torch.Tensor
@@ -202,6 +203,8 @@ def test_saved_sizes_are_those_of_the_tensors(kind):
     assert saved_bytes(model.state_dict()) == saved_bytes(plain.state_dict())
     for x, y in zip(model.parameters(), plain.parameters(), strict=True):
         assert saved_bytes(x) == saved_bytes(y)
+    if kind not in FLOATS:
+        assert all(STATIC in vars(part) for part in parts(model).values()), "CUDA graphs would copy the parts in each replay"
 
 
 def accelerates_ties(model: nn.Module) -> Any:
