@@ -56,7 +56,8 @@ def export_store(file: str, file_format: str, json_file: str | None) -> None:
     write = _FORMATS.get(file_format)
     count, what = (store.export_file(file), "rows") if write is None else write(store.every_row(), file)
     if json_file != STDOUT:
-        click.echo(f"{count} {what} of {store.path} written to {file}")
+        taken = f". This format takes {_TAKEN[file_format]}" if not count and file_format in _TAKEN else ""
+        click.echo(f"{count} {what} of {store.path} written to {file}{taken}")
     write_json(json_file, {what: count, "store": str(store.path), "file": file})
 
 
@@ -95,6 +96,12 @@ _FORMATS: Mapping[str, Callable[[list[Row], str], tuple[int, str]]] = {
     "moe": _write_moe,
 }
 """Functions that write a format. Each returns the number of things written, and their name."""
+_TAKEN = {
+    "inductor": "measured mm and bmm of one float dtype on a GPU, without an epilogue",
+    "tunableop": "measured mm and bmm on a GPU, without an epilogue",
+    "moe": "measured grouped products of routed experts on a GPU",
+}
+"""Products that a format takes."""
 
 
 def import_store(file: str, json_file: str | None) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -230,3 +231,9 @@ def test_torchs_tunableop_reads_the_file(tmp_path):
         tunable.enable(before[0])
         tunable.tuning_enable(before[1])
         tunable.set_filename(before[2])
+
+
+@pytest.mark.parametrize(("file_format", "taken"), [("inductor", "one float dtype"), ("moe", "routed experts")])
+def test_an_export_of_nothing_says_what_the_format_takes(file_format, taken, own_store, tmp_path, capsys):
+    assert cli.run(["export", str(tmp_path / "out"), "--format", file_format]) == 0
+    assert re.search(rf"^0 (products|layers) of .*\. This format takes measured .*{taken}", capsys.readouterr().out)
