@@ -12,20 +12,7 @@ import weakref
 
 import numpy as np
 import torch
-
-FLOATS = {"dtypes": ["float32", "float64"]}
-
-
-def declared(**traits):
-    def add(function):
-        function.gemm_traits = FLOATS | traits
-        return function
-
-    return add
-
-
-def product(a, b):
-    return torch.from_numpy(np.matmul(a.numpy(), b.numpy()))
+from honest import FLOATS, declared, product
 
 
 @declared()
