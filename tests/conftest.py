@@ -62,7 +62,7 @@ if parallel.WORKER is None:
     settings.from_environment.cache_clear()
 
 WORKERS._idle_s = IDLE_S
-worker_server.shorten_rounds()
+worker_server.shorten_rounds(worker_server.measured_devices())
 
 if sys.platform == "linux":
     _server = worker_server.Server()

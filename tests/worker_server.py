@@ -26,12 +26,13 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NoReturn
 
-__all__ = ["ForkedProcess", "Server", "popen_of", "serve", "shorten_rounds"]
+__all__ = ["ForkedProcess", "Server", "measured_devices", "popen_of", "serve", "shorten_rounds"]
 
 PR_SET_CHILD_SUBREAPER = 36
 START_TIMEOUT_S = 180.0
 ADOPTION_S = 30.0
-PROGRAM = "import sys; sys.path[:] = sys.argv[3:]; import worker_server; worker_server.serve(int(sys.argv[1]), sys.argv[2])"
+FOLDER = Path(__file__).parent
+PROGRAM = "import sys; sys.path[:] = sys.argv[4:]; import worker_server; worker_server.serve(*sys.argv[1:4])"
 CPU_ROUNDS = 0.1
 """Factor on the duration of rounds on a CPU, instead of the larger one of ``gemmtune.effort``."""
 MOST_SETS = 16
@@ -77,7 +78,7 @@ class Server:
             self._connection, other = socket.socketpair()
             self._connection.settimeout(START_TIMEOUT_S)
             with other:
-                arguments = [str(other.fileno()), self._imported, str(Path(__file__).parent), *sys.path]
+                arguments = [str(other.fileno()), self._imported, measured_devices(), str(FOLDER), *sys.path]
                 subprocess.Popen(
                     [sys.executable, "-c", PROGRAM, *arguments],
                     pass_fds=(other.fileno(),),
@@ -125,11 +126,15 @@ def _exactly(connection: socket.socket, size: int) -> bytes:
     return data
 
 
-def shorten_rounds() -> None:
-    """Shorten the final rounds of choices that differ little, with fewer operands: no test needs their order."""
+def measured_devices() -> str:
+    """Return "gpu" where the tests can use one, else "cpu"."""
+    return "gpu" if importlib.import_module("torch").cuda.is_available() else "cpu"
+
+
+def shorten_rounds(devices: str) -> None:
+    """Shorten the final rounds of choices that differ little, on CPUs with fewer operands: no test needs their order."""
     rotation: Any = importlib.import_module("gemmtune.timing.rotation")
-    without_gpu = not importlib.import_module("torch").cuda.is_available()
-    if without_gpu and not hasattr(rotation.set_count, "__wrapped__"):
+    if devices == "cpu" and not hasattr(rotation.set_count, "__wrapped__"):
         counted = rotation.set_count
         rotation.set_count = functools.wraps(counted)(lambda *sizes: min(counted(*sizes), MOST_SETS))
     importlib.import_module("gemmtune.effort")
@@ -139,8 +144,11 @@ def shorten_rounds() -> None:
             module.CPU_ROUNDS = CPU_ROUNDS
 
 
-def serve(number: int, imported: str) -> None:
-    """Import a module. Fork a worker for each request on the socket with that number, until it is closed."""
+def serve(number: str, imported: str, devices: str) -> None:
+    """Import a module. Fork a worker for each request on the socket with that number, until it is closed.
+
+    The server never asks for GPUs: CUDA starts in no fork of a process that has counted them.
+    """
     gc.disable()
     module = importlib.import_module(imported)
     if module.__name__.startswith("gemmtune."):
@@ -148,9 +156,9 @@ def serve(number: int, imported: str) -> None:
     gc.freeze()  # so that no fork looks through the modules, whose memory it would copy
     gc.enable()
     if imported.startswith("gemmtune."):
-        shorten_rounds()
-    connection = socket.socket(fileno=os.dup2(number, FREE_NUMBER, inheritable=False))
-    os.close(number)
+        shorten_rounds(devices)
+    connection = socket.socket(fileno=os.dup2(int(number), FREE_NUMBER, inheritable=False))
+    os.close(int(number))
     while True:
         try:
             size = int.from_bytes(_exactly(connection, 4), "big")
