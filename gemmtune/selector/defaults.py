@@ -28,7 +28,7 @@ from .shipped import shipped_for
 
 FEW_ROWS = ("cuda:skinny", "triton:mixed_words")
 SOME_ROWS = ("cuda:wgmma", "triton:mixed_words")
-LARGE = ("cuda:wgmma",)
+LARGE = ("cuda:wgmma_stream", "cuda:wgmma")
 RULE: tuple[tuple[int, tuple[str, ...]], ...] = (
     (1, ("cuda:gemv", *FEW_ROWS)),
     (16, FEW_ROWS),

@@ -269,7 +269,7 @@ def test_default_tables_of_gpus(made_for):
         assert x.backend == "aten" or made.content_hash == x.content_hash
         assert x.backend == "aten" or model.portfolios["dense"].supports(x.name, dense(x.sampled_m))
     assert tables["mixed_mm"][0].origin.startswith("shipped ")
-    assert made_for([few_bits(n=5120, k=5120)], H100)["mixed_mm"][0].origin.startswith("predicted ")
+    assert made_for([few_bits(n=5248, k=5248)], H100)["mixed_mm"][0].origin.startswith("predicted ")
     assert made_for([dense()], UNKNOWN) == {}
     assert made_for([few_bits()], UNKNOWN)["mixed_mm"][0].origin == "rule"
 
