@@ -23,7 +23,7 @@ from .shipped import Shipped
 
 ROWS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 8192)
 """The last M of each interval that has one choice. The sizes of tiles are among them."""
-MOST_KERNELS = 12
+MOST_KERNELS = 16
 """Kernels that the classes of a model share: as many compile at the same time on a usual machine."""
 LEAST_GAIN = 0.01
 """Least gain of one more kernel, in octaves summed over the intervals of a class, on average of the classes."""
