@@ -49,19 +49,10 @@ ROW = """\
 """
 CONSTRUCTOR = '''
     @classmethod
-    def outer_mm(
-        cls,
-        m: int,
-        n: int,
-        k: int,
-        *,
-        dtype: torch.dtype = torch.bfloat16,
-        layout: str = "nt",
-        device_type: str | None = None,
-        precision: Precision | None = None,
-    ) -> Self:
+    @_constructor()
+    def outer_mm(cls, m: int, n: int, k: int, **options: Unpack[Floats]) -> Self:
         """Return out[M, N] = a[M, K] @ b[K, N] + c[M, 1] @ d[1, N]."""
-        return cls._of("outer_mm", (m, n, k), dtype, layout, device_type, precision)
+        return _of(cls, "outer_mm", (m, n, k), **options)
 '''
 FUNCTION = '''
 
