@@ -34,17 +34,10 @@ of_outer_product: Gradient = {
 """The gradients of a @ b + c @ d for a column c and a row d."""
 '''
 ROW = """\
-    Operation(
-        name="outer_mm",
-        formula="a @ b + c @ d, a column times a row",
-        operands=(
-            *_product(_FLOATS),
-            Operand(role="c", shape=("M", "1"), like_a=True),
-            Operand(role="d", shape=("1", "N"), like_a=True),
-        ),
-        result=_DENSE,
-        compose=with_outer_product,
-        gradient=of_outer_product,
+    _row(
+        "outer_mm", "a @ b + c @ d, a column times a row",
+        (*_product(_FLOATS), Operand(role="c", shape=("M", "1"), like_a=True), Operand(role="d", shape=("1", "N"), like_a=True)),
+        with_outer_product, of_outer_product,
     ),
 """
 CONSTRUCTOR = '''
