@@ -27,12 +27,8 @@ CALLS = 100
 MOST_S, MOST_OF_FUNCTIONS_S = 0.02, 0.5
 """Limits on the duration of these calls: of kernels, which do not count them, and of Python functions, which may."""
 STAGES: tuple[tuple[Side, bool, bool], ...] = (
-    ("b", True, False),
-    ("a", False, False),
-    ("a", True, True),
-    ("b", False, False),
-    ("b", True, True),
-)
+    ("b", True, False), ("a", False, False), ("a", True, True), ("b", False, False), ("b", True, True),
+)  # fmt: skip
 """Changes of the operands: the side, True if all of it changes, and True if the result of the next call is judged.
 
 Before that, the other side, and the first and last number, by which a choice may know operands, have their final values.

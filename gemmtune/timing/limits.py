@@ -44,10 +44,9 @@ BUSY = 10.0
 OF_PRODUCT = 2.0
 """Further factor for a rate of torch's product: other instructions reach 2.3 times torch's rate on an H200."""
 INSTRUCTIONS: Mapping[str, Mapping[str, float]] = {
-    "bfloat16": {"avx512_bf16": 2.0, "amx_bf16": 16.0},
-    "float16": {"avx512_fp16": 2.0, "amx_fp16": 16.0},
+    "bfloat16": {"avx512_bf16": 2.0, "amx_bf16": 16.0}, "float16": {"avx512_fp16": 2.0, "amx_fp16": 16.0},
     "int8": {"avx512_vnni": 4.0, "avx_vnni": 4.0, "amx_int8": 32.0},
-}
+}  # fmt: skip
 """Rates of a CPU's narrow numbers as multiples of float32's (Intel's Architecture Instruction Set Extensions reference)."""
 
 

@@ -28,10 +28,8 @@ OPERATIONS = (*DENSE_OPS, *QUANTIZED_OPS, "grouped_mm", "mixed_grouped_mm", "sca
 
 VECTOR_REGISTERS = {"avx512": 32, "avx2": 16, "portable": 16}
 MICRO_TILES: dict[str, tuple[tuple[int, int], ...]] = {
-    "avx512": ((14, 2), (8, 3)),
-    "avx2": ((6, 2), (4, 3)),
-    "portable": ((6, 2), (4, 3)),
-}
+    "avx512": ((14, 2), (8, 3)), "avx2": ((6, 2), (4, 3)), "portable": ((6, 2), (4, 3)),
+}  # fmt: skip
 """Rows and vectors of each micro-tile worth compiling, best first. With a vector of a, the tile fits the register file."""
 
 DOT_TILES: dict[str, tuple[int, int]] = {"avx512": (6, 4), "avx2": (3, 3), "portable": (3, 3)}

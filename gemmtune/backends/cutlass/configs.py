@@ -22,11 +22,8 @@ MOST_ACCUMULATORS = 208
 MOST_SATURATED = (2**31 - 1) >> 14
 """Maximum K of a saturating int8 product: the sum of so many int8 products always fits int32."""
 OPERAND_ELEMENTS: dict[torch.dtype, str] = {
-    torch.float16: "cutlass::half_t",
-    torch.bfloat16: "cutlass::bfloat16_t",
-    torch.float32: "float",
-    torch.float64: "double",
-}
+    torch.float16: "cutlass::half_t", torch.bfloat16: "cutlass::bfloat16_t", torch.float32: "float", torch.float64: "double",
+}  # fmt: skip
 """C++ types of operands that an epilogue can read."""
 
 

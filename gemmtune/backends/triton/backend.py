@@ -170,13 +170,9 @@ _NAME = re.compile(
     r"(?:_g(?P<group_m>\d+))?(?:_k(?P<split_k>\d+))?(?:_r(?P<runs>\d+))?(?P<variant>_group|_swap)?(?:_u(?P<steps>\d+))?(?P<pdl>_pdl)?(?P<swapped>_swap)?"
 )
 _FAMILIES: dict[str, type[KernelChoice]] = {
-    "mm": TritonChoice,
-    "mixed_mm": TritonChoice,
-    "persistent": PersistentChoice,
-    "vec": VectorChoice,
-    "mixed_vec": WordsVectorChoice,
-    "mixed_words": WordsChoice,
-}
+    "mm": TritonChoice, "mixed_mm": TritonChoice, "persistent": PersistentChoice, "vec": VectorChoice,
+    "mixed_vec": WordsVectorChoice, "mixed_words": WordsChoice,
+}  # fmt: skip
 _IN_RUNS: dict[str, type[KernelChoice]] = {"runs": RunsChoice, "persistent": PersistentRunsChoice}
 """Classes by the label of a name that states a number of parts that programs sum in turn."""
 """Classes by the label of a name, without those that divide a problem into several."""
