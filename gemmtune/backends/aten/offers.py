@@ -14,6 +14,7 @@ from ...choice import Choice, Claims, Kernel, Offers, Refusal
 from ...declaration.traits import TORCH_SPLITS
 from ...device import DeviceInfo
 from ...problem import Problem
+from ...problem.compositions import scaled_product
 from ...problem.dtypes import accumulator_dtype, dtype_name
 from ..densified import DensifiedChoice, dense_problem
 from ..routed import BY_INDEX, RoutedChoice, grouped_problem
@@ -63,7 +64,10 @@ class AtenChoice(Choice):
         if problem.widens_b:
             return dense.mixed_kernel(problem)
         if problem.float8:
-            return scaled.composed_kernel(problem) if self.aten_name == COMPOSED_SCALED else scaled.kernel_of(problem)
+            if self.aten_name != COMPOSED_SCALED:
+                return scaled.kernel_of(problem)
+            # Wider floats are multiplied, and the sums scaled or, for block scales, the operands.
+            return dense.of_sums(lambda tensors, _: scaled_product(*tensors), problem)
         return dense.kernel_of(self.problem, self.aten_name, self.kwargs)
 
 

@@ -95,8 +95,9 @@ class PersistentChoice(KernelChoice):
     @property
     def blocks(self) -> Blocks:
         """Blocks of a and b, and of out if a descriptor stores it."""
-        out = (self.config.block_m, self.config.block_n // (2 if halved(self.config) else 1))
-        return operand_blocks(self.problem, self.config) | ({"out": out} if stores_described(self.problem) else {})
+        stored, out = self.problem.out, (self.config.block_m, self.config.block_n // (2 if halved(self.config) else 1))
+        described = stored.stride[-1] == 1 and describable(stored) and stored.dtype.itemsize >= 2
+        return operand_blocks(self.problem, self.config) | ({"out": out} if described else {})
 
     def expected(self, device: DeviceInfo) -> Expected:
         """Return the predictions for a warp group fed by the copy engine."""
@@ -171,11 +172,6 @@ def why_not_persistent(problem: Problem, device: DeviceInfo) -> str | None:
         if not describable(layout):
             return f"{name} {layout}: rows or columns must be contiguous, and begin at multiples of {ALIGNED_BYTES} bytes"
     return None
-
-
-def stores_described(problem: Problem) -> bool:
-    """Return True if a descriptor stores the result."""
-    return problem.out.stride[-1] == 1 and describable(problem.out) and problem.out.dtype.itemsize >= 2
 
 
 def halved(config: Config) -> bool:
