@@ -35,19 +35,14 @@ def random_mask(
     share = sparsity.density if density is None else density
     rows, cols = size[0] // sparsity.block_n, size[1] // sparsity.block_k
     wanted = torch.full((rows,), round(share * cols), device="cpu")
-    drawing = _host_generator(generator)
+    drawing = generator
+    if generator.device.type != "cpu":  # a generator of the CPU, seeded by the next number that this one draws
+        seed = torch.randint(2**62, (), generator=generator, device=generator.device)
+        drawing = torch.Generator("cpu").manual_seed(int(seed))
     if sparsity.imbalance == "skewed" and rows:
         wanted = _power_law(rows, cols, share)[torch.randperm(rows, generator=drawing, device="cpu")]
     order = torch.rand((rows, cols), generator=drawing, device="cpu").argsort(dim=1)
     return (order < wanted.unsqueeze(1)).to(generator.device)
-
-
-def _host_generator(generator: torch.Generator) -> torch.Generator:
-    """Return ``generator`` if it is on the CPU, else a CPU generator seeded by the next number that it draws."""
-    if generator.device.type == "cpu":
-        return generator
-    seed = torch.randint(2**62, (), generator=generator, device=generator.device)
-    return torch.Generator("cpu").manual_seed(int(seed))
 
 
 def _power_law(rows: int, cols: int, share: float) -> torch.Tensor:

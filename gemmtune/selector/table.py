@@ -122,23 +122,15 @@ def left_out_lines(result: ProblemResult) -> list[str]:
         return []
     failed = [(o.status.value, o.name, o.reason) for o in result.outcomes if o.status is not Status.OK]
     count = len(failed) + sum(r.count for r in result.refusals)
-    by_regex, others = _by_regexes(result.refusals)
-    unwanted = [(Status.REFUSED.value, r.name, r.reason) for r in by_regex]
+    settings = tuple(f"{name} " for row in REGEXES for name in (row.allow, row.deny))
+    unwanted = [(Status.REFUSED.value, r.name, r.reason) for r in result.refusals if r.reason.startswith(settings)]
+    others = [r for r in result.refusals if not r.reason.startswith(settings)]
     return [f"left out: {counted(count, 'choice')}", *_grouped((*failed, *unwanted)), *_folded(others)] if count else []
 
 
 def refusal_lines(refusals: Iterable[Refusal]) -> list[str]:
     """Return lines for refusals alone, grouped in the same way."""
     return list(_grouped(("", refusal.name, refusal.reason) for refusal in refusals))
-
-
-def _by_regexes(refusals: Iterable[Refusal]) -> tuple[list[Refusal], list[Refusal]]:
-    """Return the refusals by a regex of the settings, and the others."""
-    settings = tuple(f"{name} " for row in REGEXES for name in (row.allow, row.deny))
-    parts: tuple[list[Refusal], list[Refusal]] = ([], [])
-    for refusal in refusals:
-        parts[not refusal.reason.startswith(settings)].append(refusal)
-    return parts
 
 
 def _folded(refusals: Iterable[Refusal]) -> Iterator[str]:

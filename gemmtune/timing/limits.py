@@ -130,7 +130,10 @@ def measure_limits(device: DeviceInfo, dtype_label: str, known: Mapping[str, flo
     if bandwidth not in (known or {}):
         found[bandwidth] = _bandwidth(device)
     if rate not in (known or {}):
-        found[rate] = _cpu_rate(device, dtype_label) if device.type == "cpu" else _product_gflops(device, dtype_label)
+        # On a CPU the rate of bare fused multiply-adds, or of a product if that is higher.
+        bare = fma_gflops(device, "double" if dtype_label == "float64" else "float") if device.type == "cpu" else None
+        widened = device.type == "cpu" and dtype_label in ("float16", *map(dtype_name, (*FLOAT8, *FLOAT8_FNUZ)))
+        found[rate] = max(bare or 0.0, _product_gflops(device, "float32" if widened else dtype_label))
     return found
 
 
@@ -145,13 +148,6 @@ def _bandwidth(device: DeviceInfo) -> float:
     copy_s = _best_gpu_s(lambda: target.copy_(source))
     read_s = _best_gpu_s(source.amax)
     return max(2 * source.nbytes / copy_s, source.nbytes / read_s) / 1e9
-
-
-def _cpu_rate(device: DeviceInfo, dtype_label: str) -> float:
-    """Return the rate of bare fused multiply-adds, or of a product if that is higher."""
-    product = "float32" if dtype_label in ("float16", *map(dtype_name, (*FLOAT8, *FLOAT8_FNUZ))) else dtype_label
-    bare = fma_gflops(device, "double" if dtype_label == "float64" else "float")
-    return max(bare or 0.0, _product_gflops(device, product))
 
 
 def _product_gflops(device: DeviceInfo, dtype_label: str) -> float:

@@ -48,10 +48,14 @@ def find_hip_compiler() -> HipCompiler:
         if not os.access(path, os.X_OK):
             continue
         try:
-            release = _release(str(path))
+            printed = version_text(str(path))
+            version = re.search(r"clang version (\d+)", printed)
+            if version is None:
+                raise UnavailableError(f"{path} --version: got {printed!r}, expected a version of clang")
         except UnavailableError as error:
             reasons.append(str(error))
             continue
+        release = int(version[1])
         if release >= LEAST_CLANG:
             return HipCompiler(path=str(path), release=release, headers=_headers())
         reasons.append(f"{path} is clang {release}, expected {LEAST_CLANG} or newer")
@@ -68,14 +72,6 @@ def _candidates() -> list[Path]:
         own.append(Path(f"/usr/lib/llvm-{release}/bin/clang++"))
     plain = shutil.which("clang++")
     return own + ([Path(plain)] if plain else [])
-
-
-def _release(path: str) -> int:
-    printed = version_text(path)
-    found = re.search(r"clang version (\d+)", printed)
-    if found is None:
-        raise UnavailableError(f"{path} --version: got {printed!r}, expected a version of clang")
-    return int(found[1])
 
 
 def _headers() -> Path:

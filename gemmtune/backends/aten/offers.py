@@ -80,7 +80,11 @@ def offers(problem: Problem, device: DeviceInfo) -> Offers:
     if problem.groups:
         return _grouped(problem, device)
     if problem.c is not None:
-        return Offers(choices=(_choice(problem, problem.op, sum_claims(problem, device), baseline=True),))
+        # c @ d, rounded to the products' dtype, plus a @ b: two partial sums, or those of either product.
+        claims, dtype = dense_claims(problem, device), gemm_dtype(problem)
+        splits = 2 if claims.partials != dtype else sum(_splits(k, device) for k in problem.summed)
+        claims = dataclasses.replace(claims, partials=dtype, splits=splits)
+        return Offers(choices=(_choice(problem, problem.op, claims, baseline=True),))
     if problem.integers:
         return _int_mm(problem)
     if problem.widens_b:
@@ -172,13 +176,6 @@ def _choice(problem: Problem, name: str, claims: Claims, *, baseline: bool, eage
         aten_name=aten_name,
         kwargs=kwargs,
     )
-
-
-def sum_claims(problem: Problem, device: DeviceInfo) -> Claims:
-    """Return the claims of c @ d, rounded to the products' dtype, plus a @ b: two partial sums, or those of either product."""
-    claims, dtype = dense_claims(problem, device), gemm_dtype(problem)
-    splits = 2 if claims.partials != dtype else sum(_splits(k, device) for k in problem.summed)
-    return dataclasses.replace(claims, partials=dtype, splits=splits)
 
 
 def dense_claims(problem: Problem, device: DeviceInfo, *, weights: torch.dtype | None = None) -> Claims:

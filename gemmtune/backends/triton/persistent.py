@@ -64,7 +64,12 @@ class PersistentChoice(KernelChoice):
     @classmethod
     def divided(cls, problem: Problem, device: DeviceInfo, config: Config) -> Geometry:
         """Return the geometry with the number of resident programs, which compute tile after tile."""
-        return dataclasses.replace(geometry(problem, config), programs=programs_of(problem, device, config))
+        need = persistent_resources(problem, device, config)
+        by_smem = device.smem_per_sm_bytes // (need.smem_bytes + BLOCK_OVERHEAD_BYTES)
+        by_registers = device.registers_per_sm // max(need.registers * config.warps * max(device.warp_size, 1), 1)
+        resident = max(min(by_smem, by_registers, MOST_RESIDENT), 1)
+        programs = min(tiles_of(problem, config), max(device.sm_count, 1) * resident)
+        return dataclasses.replace(geometry(problem, config), programs=programs)
 
     @classmethod
     def reduced(cls, problem: Problem, where: Geometry, config: Config, device: DeviceInfo) -> Reduction | None:
@@ -208,15 +213,6 @@ def persistent_resources(problem: Problem, device: DeviceInfo, config: Config) -
     sums = 2 * whole if isinstance(config, RunsConfig) else whole
     registers = BASE_REGISTERS + (sums + (stored if reads else 0)) // (32 * config.warps)
     return Resources(smem_bytes=stages + tile_bytes + arch_of(device).barrier_bytes, registers=registers)
-
-
-def programs_of(problem: Problem, device: DeviceInfo, config: Config) -> int:
-    """Return the number of programs to launch: all tiles, or as many as are resident."""
-    need = persistent_resources(problem, device, config)
-    by_smem = device.smem_per_sm_bytes // (need.smem_bytes + BLOCK_OVERHEAD_BYTES)
-    by_registers = device.registers_per_sm // max(need.registers * config.warps * max(device.warp_size, 1), 1)
-    resident = max(min(by_smem, by_registers, MOST_RESIDENT), 1)
-    return min(tiles_of(problem, config), max(device.sm_count, 1) * resident)
 
 
 def _estimate_us(predicate: Predicate, config: Config) -> float:
