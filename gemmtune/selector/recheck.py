@@ -15,7 +15,7 @@ from ..choice import Choice, Status
 from ..numerics.buffers import POISONS, allocate, poison
 from ..numerics.expectation import Expectation
 from ..numerics.judging import Judge
-from ..numerics.stage import Stage
+from ..numerics.slots import Stage
 from ..timing.contenders import Call
 from ..timing.overwritten import Side
 from ..timing.timer import Timer

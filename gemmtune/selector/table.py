@@ -6,14 +6,14 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..backends.own.choice import NAME as OWN
 from ..backends.own.choice import UNDECLARED
 from ..choice import Refusal, Status
 from ..filters import REGEXES
 from ..timing.rounds import BUSY_MARK
-from .result import AGAIN, busy
+from .result import AGAIN, ProblemResult, busy
 from .text_table import NAMES, TextTable, counted, plain_text
 
 if TYPE_CHECKING:
@@ -236,3 +236,15 @@ def short_reason(reason: str) -> str:
 def _number(value: float) -> str:
     """Format with about four significant digits and no exponent: ``6.18``, ``123.4``, ``12340``."""
     return f"{value:.2f}" if value < 10 else f"{value:.1f}" if value < 1000 else f"{value:.0f}"
+
+
+class TuningResult(tuple[ProblemResult, ...]):
+    """The results of one tuning run, one for each problem in the order of the request. Prints as a table."""
+
+    __slots__ = ()
+
+    def __str__(self) -> str:
+        return render(self)
+
+    def to_json(self) -> list[dict[str, Any]]:
+        return [p.to_json() for p in self]

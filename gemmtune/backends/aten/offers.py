@@ -13,11 +13,12 @@ import torch
 from ...choice import Choice, Claims, Kernel, Offers, Refusal
 from ...declaration.traits import TORCH_SPLITS
 from ...device import DeviceInfo
+from ...numerics.block_sparse import dense_problem
+from ...numerics.routed import grouped_problem
 from ...problem import Problem
 from ...problem.compositions import scaled_product
 from ...problem.dtypes import accumulator_dtype, dtype_name
-from ..densified import DensifiedChoice, dense_problem
-from ..routed import BY_INDEX, RoutedChoice, grouped_problem
+from ..around import BY_INDEX, DensifiedChoice, RoutedChoice
 from ..scaling import has_plain_bias, mode_of
 from . import blocks, dense, grouped, int8, scaled
 from .dense import gemm_dtype

@@ -16,8 +16,7 @@ from ...errors import ErrorFromChoice, UnavailableError
 from ...problem.dtypes import dtype_info
 from ...toolchain.codeobject import HipCompiler, assembly_text, find_hip_compiler, make_code_object
 from ...toolchain.compiled import Artifact, FileChoice, amdgcn_usage
-from ...toolchain.hip import LoadedHipKernel, find_hip
-from ...toolchain.hip_launcher import HipLauncher, loaded_hip_kernel
+from ...toolchain.hip import HipLauncher, LoadedHipKernel, find_hip, loaded_hip_kernel
 from ...toolchain.launcher import bind
 from ...toolchain.record import Record
 from .configs import Config

@@ -13,10 +13,9 @@ import torch
 
 from ...choice import Choice, Claims, Kernel, Offers, Refusal, Scalars, Tensors
 from ...device import DeviceInfo
-from ...numerics.block_sparse import assembled, parts
+from ...numerics.block_sparse import assembled, panels_of, parts
 from ...problem import Epilogue, Layout, Problem
 from ...problem.dtypes import FLOAT8, accumulator_dtype, dtype_info
-from ..panels import panels_of
 from .build import NAME
 from .configs import VECTOR_BYTES, VECTOR_REGISTERS, why_not_epilogue
 from .library import SourceChoice

@@ -16,8 +16,7 @@ from types import ModuleType
 from typing import Any
 
 from ...choice import Backend
-from ...declaration.found import found_at
-from ...declaration.subject import Subject, SubjectSpec, wrapped
+from ...declaration.subject import Subject, SubjectSpec, found_at, wrapped
 from ...declaration.traits import ATTRIBUTE, Traits
 from ...errors import SubjectError
 from ...settings import Settings

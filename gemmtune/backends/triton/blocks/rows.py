@@ -6,8 +6,7 @@ import math
 
 import torch
 
-from ....numerics.block_sparse import assembled, mask_of, parts, rows_of
-from ...panels import panels_of
+from ....numerics.block_sparse import assembled, mask_of, panels_of, parts, rows_of
 from .configs import BlocksConfig
 
 Tensor = torch.Tensor
