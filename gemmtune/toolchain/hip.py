@@ -19,13 +19,11 @@ from .record import Record
 T = TypeVar("T")
 
 FUNCTIONS: dict[str, list[Any]] = {
-    "hipGetDevice": [POINTER(c_int)],
-    "hipSetDevice": [c_int],
-    "hipModuleLoadData": [POINTER(c_void_p), c_char_p],
+    "hipGetDevice": [POINTER(c_int)], "hipSetDevice": [c_int], "hipModuleLoadData": [POINTER(c_void_p), c_char_p],
     "hipModuleGetFunction": [POINTER(c_void_p), c_void_p, c_char_p],
     "hipStreamGetCaptureInfo_v2": [c_void_p, POINTER(c_int), POINTER(c_uint64), c_void_p, c_void_p, c_void_p],
     "hipModuleLaunchKernel": [c_void_p, *[c_uint] * 7, c_void_p, POINTER(c_void_p), POINTER(c_void_p)],
-}
+}  # fmt: skip
 """HIP functions in use, with the types of their arguments. All return a hipError_t, 0 for success."""
 CAPTURE_ACTIVE = 1
 """The value of hipStreamCaptureStatusActive."""
