@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import dataclasses
 import functools
-import hashlib
 from dataclasses import dataclass
 from typing import Self
 
@@ -17,6 +16,7 @@ from ...numerics.block_sparse import assembled, panels_of, parts
 from ...problem import Epilogue, Layout, Problem
 from ...problem.dtypes import FLOAT8, accumulator_dtype, dtype_info
 from .build import NAME
+from .compiler import Compilable
 from .configs import VECTOR_BYTES, VECTOR_REGISTERS, why_not_epilogue
 from .library import SourceChoice
 from .operands import Side, numbers_per_step, uses_vnni
@@ -33,7 +33,7 @@ DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BlockSource:
+class BlockSource(Compilable):
     """Everything that determines the text of a kernel. Sizes and strides are arguments of the compiled function."""
 
     arch: str
@@ -71,10 +71,6 @@ class BlockSource:
     @property
     def text(self) -> str:
         return _render(self)
-
-    @property
-    def digest(self) -> str:
-        return hashlib.blake2b("\n".join((*self.flags, self.text)).encode(), digest_size=16).hexdigest()
 
 
 @functools.lru_cache(maxsize=256)
@@ -120,7 +116,6 @@ class BlockChoice(SourceChoice):
             problem=problem,
             claims=Claims(
                 accumulate=accumulator,
-                partials=accumulator,
                 epilogue_input=problem.epilogue_dtype if problem.epilogue else accumulator,
                 skips_absent=sparsity.block_n % source.nr == 0,
             ),

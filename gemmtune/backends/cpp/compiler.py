@@ -49,6 +49,12 @@ class Compilable(Protocol):
     @property
     def digest(self) -> str:
         """Hash of source and flags."""
+        return _digest(self)
+
+
+@functools.lru_cache(maxsize=1024)
+def _digest(source: Compilable) -> str:
+    return hashlib.blake2b("\n".join((*source.flags, source.text)).encode(), digest_size=16).hexdigest()
 
 
 def find_compiler() -> Compiler | None:
