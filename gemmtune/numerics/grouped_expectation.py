@@ -43,32 +43,27 @@ class GroupedExpectation(Expectation):
         return dataclasses.replace(self.operands, a=a, b=b).beside_subnormal()
 
     def parts(self, problem: Problem, claims: Claims) -> Iterator[Part]:
-        for region, value, magnitude in zip(self.regions, self.values, self.magnitudes, strict=True):
-            relative, absolute = self._bounds(problem, claims, magnitude)
-            free = magnitude.isnan()
+        for whole in zip(self.regions, self.values, self.magnitudes, strict=True):
+            yield self._part(problem, claims, *whole)
 
-            def sums(
-                batches: slice,
-                rows: slice,
-                value: torch.Tensor = value,
-                magnitude: torch.Tensor = magnitude,
-                free: torch.Tensor = free,
-                relative: torch.Tensor = relative,
-                absolute: torch.Tensor = absolute,
-            ) -> Approximate:
-                bound = Bound(relative=relative[batches], absolute=absolute[batches])
-                error = bound(magnitude[batches, rows]).masked_fill(free[batches, rows], math.inf)
-                product = Approximate(value=value[batches, rows], error=error)
-                if not problem.gated:
-                    return product
-                return gated(problem, product, held=epilogue_input(problem, claims), flush=claims.flush_subnormals)
+    def _part(self, problem: Problem, claims: Claims, region: Region, value: torch.Tensor, magnitude: torch.Tensor) -> Part:
+        relative, absolute = self._bounds(problem, claims, magnitude)
+        free = magnitude.isnan()
 
-            bits = self.exactness == "bits" and problem.epilogue is None
+        def sums(batches: slice, rows: slice) -> Approximate:
+            bound = Bound(relative=relative[batches], absolute=absolute[batches])
+            error = bound(magnitude[batches, rows]).masked_fill(free[batches, rows], math.inf)
+            product = Approximate(value=value[batches, rows], error=error)
+            if not problem.gated:
+                return product
+            return gated(problem, product, held=epilogue_input(problem, claims), flush=claims.flush_subnormals)
 
-            def equal(batches: slice, rows: slice, value: torch.Tensor = value) -> torch.Tensor:
-                return value[batches, rows].to(problem.accumulator)
+        bits = self.exactness == "bits" and problem.epilogue is None
 
-            yield Part(region=region, sums=sums, equal=equal if bits else None)
+        def equal(batches: slice, rows: slice) -> torch.Tensor:
+            return value[batches, rows].to(problem.accumulator)
+
+        return Part(region=region, sums=sums, equal=equal if bits else None)
 
     @staticmethod
     def _summed(problem: Problem, bound: Bound) -> Bound:

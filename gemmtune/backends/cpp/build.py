@@ -61,7 +61,6 @@ class CppChoice(SourceChoice):
             problem=problem,
             claims=Claims(
                 accumulate=accumulator,
-                partials=accumulator,
                 epilogue_input=problem.epilogue_dtype if problem.epilogue else accumulator,
                 splits=max(1, -(-problem.k // terms)),
                 weights=torch.float32 if problem.widens_b and problem.scale_b is not None else None,
