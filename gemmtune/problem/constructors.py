@@ -82,7 +82,7 @@ class Blocks(Packed, total=False):
 
 
 def _of(
-    cls: type[T], op: Op, sizes: tuple[int, ...], *,
+    cls: Callable[..., T], op: Op, sizes: tuple[int, ...], *,
     dtype: DType = torch.bfloat16, dtype_b: DType | None = None, out_dtype: DType | None = None, layout: str = "nt",
     device_type: str | None = None, precision: Precision | None = None, prepacked: bool = False, fast_accum: bool = False,
     encoding: Encoding = "", scales: str | None = None, scale_dtype: DType | None = None, zeros: bool = False, gated: str = "",

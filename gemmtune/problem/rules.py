@@ -128,9 +128,9 @@ def _check_shapes(problem: ProblemFields, row: Operation) -> None:
             if known.setdefault(symbol, size) != size:
                 packed = " (two rows in each byte)" if problem.encoding else ""
                 got = _listed(f"{x.role} {list(_size(problem, x.role))}{packed * (x.role == 'b')}" for x in row.matrices)
-                expected = _listed(x.described(batched=row.batched) for x in row.matrices)
+                wanted = _listed(x.described(batched=row.batched) for x in row.matrices)
                 remedy = _packing_remedy(problem, row)
-                raise InvalidProblemError(f"{row.name}: shapes do not fit, got {got}; expected {expected}{remedy}")
+                raise InvalidProblemError(f"{row.name}: shapes do not fit, got {got}; expected {wanted}{remedy}")
     expected = tuple(row.extent(symbol, known) for symbol in row.out_symbols)
     if problem.out.size != expected:
         raise InvalidProblemError(f"{row.name}: out must have shape {list(expected)}, got {list(problem.out.size)}")

@@ -56,9 +56,8 @@ class GroupedChoice(Choice):
 
     def bind(self, loaded: Any) -> Kernel:  # noqa: ARG002 - nothing is loaded
         if self.problem.float8:
-            scaled = (
-                functools.partial(_native_scaled, fast=self.problem.fast_accum) if self.way == NATIVE_SCALED else scaled_grouped
-            )
+            native = functools.partial(_native_scaled, fast=self.problem.fast_accum)
+            scaled: Callable[..., Tensor] = native if self.way == NATIVE_SCALED else scaled_grouped
             return of_sums(lambda tensors, _: scaled(*tensors), self.problem)
         terms, on_host = self.problem.divides_terms, self.problem.device_type == "cpu"
         composed = (masked_by_terms, masked_product, grouped_by_terms, grouped_product)[2 * on_host + (not terms)]

@@ -21,7 +21,7 @@ from ...toolchain.triton_kernels import Source
 from .build import KernelChoice
 from .classes import SIGNATURE_DTYPES
 from .descriptors import is_transposed
-from .source import PACKAGE
+from .printer import PACKAGE
 from .wrapped import Copying, WrappedChoice, copying_source
 
 TILE_ELEMENTS = 1024
