@@ -17,7 +17,7 @@ from ...settings import Settings
 from .arch import can_overlap
 from .blocks.offers import block_offers
 from .build import KernelChoice, TritonChoice
-from .configs import GROUP_M, Config, pool, splits_for, tiles_of
+from .configs import GROUP_M, Config, Resources, pool, splits_for, tiles_of
 from .grouped.offers import grouped_offers
 from .hip import hip_pool, with_modes
 from .legality import Predicate, check_problem
@@ -27,7 +27,6 @@ from .padding import padded_choices
 from .parts import parts_choices
 from .persistent import PersistentChoice, PersistentRunsChoice, persistent_choices
 from .rank import select
-from .resources import Resources
 from .runs import RunsChoice, RunsConfig
 from .splits.offers import decomposed_choices
 from .sums import kernel_for, predicate_for

@@ -27,12 +27,11 @@ from ...toolchain.render import template
 from ..by_parts import why_not_one_by_one, why_not_parts
 from .artifact import Expected, expected_of
 from .build import KernelChoice
-from .configs import SPLITS, Config, Geometry, blocks_along_k, pool, splits_for, tiles_of
+from .configs import SPLITS, Config, Geometry, Resources, blocks_along_k, fragment_registers, pool, splits_for, tiles_of
 from .legality import TENSOR_MEMORY, Predicate
 from .printer import PACKAGE
 from .rank import select
 from .reductions import summed_by_steps
-from .resources import Resources, fragment_registers
 from .spec import Staging
 
 PART_BYTES = 2

@@ -21,13 +21,12 @@ from .arch import arch_of, can_overlap
 from .artifact import Expected, instruction
 from .build import KernelChoice
 from .classes import INT32_LIMIT
-from .configs import Config, Geometry, geometry, tiles_of, unalike
+from .configs import Config, Geometry, Resources, geometry, tiles_of, unalike
 from .descriptors import describable, is_transposed
 from .legality import Predicate, why_overhanging
 from .rank import BLOCK_OVERHEAD_BYTES, LATENCY_US, LAUNCH_US, STORE_US, loop_step_us
 from .records import Blocks
 from .reductions import summed_by_steps
-from .resources import Resources
 from .runs import InRuns, RunsConfig, why_not_in_runs
 
 TILES = (

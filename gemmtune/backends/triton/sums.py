@@ -11,10 +11,9 @@ from ...device import DeviceInfo
 from ...problem import Layout, Problem
 from .artifact import Expected, expected_of
 from .build import KernelChoice, TritonChoice
-from .configs import Config
+from .configs import Config, Resources
 from .descriptors import is_transposed
 from .legality import Predicate
-from .resources import Resources
 from .spec import Staging
 
 

@@ -16,11 +16,10 @@ from .arch import arch_of, can_overlap
 from .artifact import Expected, vector_instruction
 from .build import KernelChoice
 from .classes import INT32_LIMIT
-from .configs import Config, Geometry, tiles_of
+from .configs import Config, Geometry, Resources, tiles_of
 from .legality import Predicate, why_overhanging
 from .mixed.words import WordsKernelChoice, why_not_words
 from .reductions import summed_by_lanes
-from .resources import Resources
 
 MOST_ROWS = 4
 """Largest M: each additional row costs one multiply-add per element of b, and above this tensor cores are as fast."""
