@@ -1,7 +1,5 @@
 """The matrix of one architecture: all its choices, compiled, inspected, run if possible, and reported."""
 
-from __future__ import annotations
-
 import dataclasses
 import time
 from collections import Counter

@@ -1,7 +1,5 @@
 """Choices for one problem that consist of a choice for another problem and torch operations around it."""
 
-from __future__ import annotations
-
 import functools
 import hashlib
 from abc import abstractmethod

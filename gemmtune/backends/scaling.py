@@ -1,7 +1,5 @@
 """scaled_mm of cuBLASLt, called directly or by torch's ``_scaled_mm``: pairs of scale kinds and their memory layout."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 

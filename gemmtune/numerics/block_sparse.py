@@ -1,7 +1,5 @@
 """Block-sparse operands: block patterns, the sparse tensor of a dense matrix, and the equivalent dense problem."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 

@@ -1,7 +1,5 @@
 """Buffers with exactly the strides of a layout, made so that writes outside of it show."""
 
-from __future__ import annotations
-
 import math
 
 import torch

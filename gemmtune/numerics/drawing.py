@@ -1,7 +1,5 @@
 """Random numbers for the operands of one problem, and complete operands with scales, zero points and added terms."""
 
-from __future__ import annotations
-
 import torch
 
 from ..problem import Layout, Problem

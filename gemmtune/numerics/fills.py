@@ -12,8 +12,6 @@
 ==============  ===============================================================================================================
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch

@@ -1,7 +1,5 @@
 """Expectation of a grouped product: values and bounds of each group's sums."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import math

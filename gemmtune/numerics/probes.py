@@ -22,8 +22,6 @@ In all other probes scales are powers of two, different from block to block. Zer
 full significands, because kernels may apply them to sums. ``random`` and ``filled`` are for the error bound.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

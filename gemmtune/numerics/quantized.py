@@ -4,8 +4,6 @@ Element [i, k] of a is a[i, k] · scale_a. Element [k, j] of b is (b[k, j] − z
 one element in total, or a 2-D shape with one element for each block of the operand.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Literal
 

@@ -4,8 +4,6 @@ A view such as ``h[:, -1]`` of (4, 4096, 512) has 2048 elements in a span of six
 thousands of times the memory of its elements.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from typing import Any

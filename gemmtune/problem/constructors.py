@@ -1,7 +1,5 @@
 """Constructors of ``Problem`` for calls with contiguous operands."""
 
-from __future__ import annotations
-
 import functools
 import inspect
 from collections.abc import Callable, Mapping

@@ -5,8 +5,6 @@ An entry of FUNCTIONS takes a GraphBuilder, followed by the arguments of the tor
 torch.special, of tensor methods and of operators. Equal names mean the same function.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from typing import Any

@@ -4,8 +4,6 @@ All code reads an operation's operands, shapes, dtypes, scalars and results here
 an error bound, a public function, and backends that support it: see "Adding an operation" in CONTRIBUTING.md.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping

@@ -1,7 +1,5 @@
 """Classes of problems that differ only in M, the rows of a and of the result. Serving one weight with many batches is a case."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import functools

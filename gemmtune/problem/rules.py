@@ -1,7 +1,5 @@
 """Validation of a Problem against its operation's row in the table, with the offending values in each message."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 
 import torch

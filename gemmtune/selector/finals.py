@@ -1,7 +1,5 @@
 """Final rounds of one problem: comparable times, results checked after the timing, and a repetition on a busy machine."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import statistics

@@ -1,7 +1,5 @@
 """The offers of the enabled backends for a problem, and launch options of the fastest few kernels as variants."""
 
-from __future__ import annotations
-
 import dataclasses
 import warnings
 from collections import Counter

@@ -3,8 +3,6 @@
 A GEMM that returns what it computed before, or is right for a number of calls, passes every check that comes before the timing.
 """
 
-from __future__ import annotations
-
 import functools
 import time
 from collections.abc import Callable, Sequence

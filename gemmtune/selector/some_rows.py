@@ -1,7 +1,5 @@
 """Verification of a choice at many numbers of rows with one set of operands: smaller Ms use the first rows of the largest."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Sequence
 

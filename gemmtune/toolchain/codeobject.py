@@ -4,8 +4,6 @@ The compiler is ROCm's clang or any other with support for AMD GPUs, such as a d
 are needed, which Triton's package also contains. The assembly text is kept next to the code object, readable without tools.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import re

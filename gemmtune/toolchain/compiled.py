@@ -1,7 +1,5 @@
 """Choices whose compiled kernels can be inspected before they run, even for an architecture that this machine lacks."""
 
-from __future__ import annotations
-
 import hashlib
 import importlib.util
 import re

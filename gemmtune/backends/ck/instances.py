@@ -4,8 +4,6 @@ This module is pure data. Depths are in bytes along K, so that one table serves 
 pipelines come from CK's own lists for compute-bound and for memory-bound products.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 

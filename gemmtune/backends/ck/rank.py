@@ -4,8 +4,6 @@ The estimate is the time of the slowest of matrix units with their LDS, loads fr
 data sheets and were never measured. It only orders.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections import Counter
 from collections.abc import Sequence

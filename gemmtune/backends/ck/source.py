@@ -1,7 +1,5 @@
 """Source of a CK kernel, and the parameters of its launches."""
 
-from __future__ import annotations
-
 import ctypes
 import hashlib
 import json

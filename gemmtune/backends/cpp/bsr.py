@@ -1,7 +1,5 @@
 """Block-sparse weights on a CPU: one micro-kernel walks panels with as many rows as its vectors hold."""
 
-from __future__ import annotations
-
 import ctypes
 import dataclasses
 import functools

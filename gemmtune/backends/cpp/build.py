@@ -1,7 +1,5 @@
 """Choices of the cpp backend: compiled, loaded with ctypes, and bound to a problem."""
 
-from __future__ import annotations
-
 import ctypes
 import dataclasses
 import hashlib

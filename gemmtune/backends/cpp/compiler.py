@@ -1,7 +1,5 @@
 """The system's C++ compiler and its shared objects, which are content-addressed files in the cache folder."""
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import functools
@@ -10,9 +8,9 @@ import os
 import platform
 import shutil
 import warnings
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 from ...cache import cached, why_nothing_new
 from ...errors import GemmtuneError, UnavailableError
@@ -35,14 +33,16 @@ class Compiler:
     version: str
 
 
-class Compilable(Protocol):
+class Compilable(ABC):
     """Source that can be compiled."""
 
     @property
+    @abstractmethod
     def text(self) -> str:
         """C++ source."""
 
     @property
+    @abstractmethod
     def flags(self) -> tuple[str, ...]:
         """Compiler flags."""
 

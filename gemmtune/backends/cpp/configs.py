@@ -1,7 +1,5 @@
 """Configurations of the packed CPU GEMM: data per instruction set, one legality predicate, and the candidate sets of a search."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace

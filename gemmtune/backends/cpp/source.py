@@ -1,7 +1,5 @@
 """Source of a CPU kernel: the rendered text and the compiler flags."""
 
-from __future__ import annotations
-
 import functools
 from dataclasses import dataclass
 

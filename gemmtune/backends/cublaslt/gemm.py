@@ -4,8 +4,6 @@ A row-major matrix read column by column is its transpose. A row-major out is th
 operands swap places, and none is copied.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from dataclasses import dataclass
 

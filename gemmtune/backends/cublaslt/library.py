@@ -1,7 +1,5 @@
 """cuBLASLt through nvmath-python's bindings: handles, descriptors and the heuristic query."""
 
-from __future__ import annotations
-
 import ctypes
 import dataclasses
 import functools

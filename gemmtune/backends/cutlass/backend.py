@@ -1,7 +1,5 @@
 """CUTLASS backend: operations that serve a problem, ranked before anything is compiled."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping
 

@@ -1,7 +1,5 @@
 """Configs of the CUTLASS backend: an operation with a launch variant, and the legality predicate."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

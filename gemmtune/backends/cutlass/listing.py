@@ -6,8 +6,6 @@ It neither imports gemmtune nor is imported by it. The generator runs in its own
 versions of its packages.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import logging

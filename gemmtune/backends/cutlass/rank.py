@@ -5,8 +5,6 @@ The constants are fitted to times of 72 operations on 18 bfloat16 products on an
 model only orders: for each of those products, its first eight operations contained the fastest.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections import Counter

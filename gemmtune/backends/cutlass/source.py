@@ -1,7 +1,5 @@
 """Source of an operation's kernel: one translation unit with a plain C entry point."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import hashlib

@@ -1,7 +1,5 @@
 """Targets, the user-supplied GEMMs: their names, their imports, and a digest of their sources."""
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import inspect

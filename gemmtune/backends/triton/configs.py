@@ -1,7 +1,5 @@
 """Configs of the mm template: the parameters of one instance, the pool of candidates, and the geometry of a launch."""
 
-from __future__ import annotations
-
 import functools
 import itertools
 import math

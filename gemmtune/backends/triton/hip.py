@@ -3,8 +3,6 @@
 No AMD GPU has measured any of this. Blocks pass through registers on their way to LDS, so there are at most two stages.
 """
 
-from __future__ import annotations
-
 import functools
 import itertools
 from collections.abc import Callable, Iterable, Mapping

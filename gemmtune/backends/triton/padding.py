@@ -4,8 +4,6 @@ Rows that start at odd addresses can only be read element by element, which cost
 the unaligned operands and appends zeros. A second kernel then runs as on aligned operands. Zeros along K do not change a sum.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence

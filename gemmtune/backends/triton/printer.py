@@ -1,7 +1,5 @@
 """Printer of epilogue graphs as Triton statements, one for each node."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

@@ -1,7 +1,5 @@
 """Loop statements of the mm template for quantized operations: conversion of bytes to numbers, scales, and the product."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 
 import torch

@@ -5,8 +5,6 @@ the multiply units in whole waves of programs. The terms are those of DeepGEMM's
 order configs, so its constants are rough.
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence

@@ -1,7 +1,5 @@
 """Triton source from the templates of this folder: arguments, loads, epilogue and store."""
 
-from __future__ import annotations
-
 import functools
 import textwrap
 from collections.abc import Mapping, Sequence

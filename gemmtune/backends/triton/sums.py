@@ -1,7 +1,5 @@
 """mm_plus_mm: one kernel adds both products into one sum, one after the other, with the configs of the mm template."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Row order of a block-sparse weight: rows with the most common columns share a panel, or two panels of one program."""
 
-from __future__ import annotations
-
 import math
 
 import torch

@@ -5,8 +5,6 @@ the bits of n there and subtract 2^e, which is exact. float16 has room for 8 bit
 the highest bit of a byte becomes a separate number. Signed numbers are first shifted by half their range, which flips one bit.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch
