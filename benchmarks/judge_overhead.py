@@ -22,8 +22,7 @@ from gemmtune import settings
 from gemmtune.device import DeviceInfo, detect
 from gemmtune.problem import Problem
 from gemmtune.selector.candidates import candidates_for
-from gemmtune.timing.conditions import conditions
-from gemmtune.timing.timer import Timer, collection_paused, median_margin
+from gemmtune.timing.timer import Timer, collection_paused, conditions, median_margin
 from gemmtune.untrusted.candidate import Candidate
 from gemmtune.untrusted.subject import OF_TORCH, rival, subject_of
 from gemmtune.untrusted.target import TORCH

@@ -38,7 +38,7 @@ from .ops.products import (
 )
 from .problem import Epilogue as Epilogue, Layout as Layout, Precision as Precision, Problem as Problem
 from .quantized.weight import QuantizedWeight as QuantizedWeight
-from .selector.tuning_result import TuningResult as TuningResult
+from .selector.table import TuningResult as TuningResult
 from .sparse.products import bsr_addmm as bsr_addmm, bsr_mm as bsr_mm, int_bsr_addmm as int_bsr_addmm
 from .sparse.sampled import sampled_addmm_bsr as sampled_addmm_bsr
 from .tuning.multi import Multi as Multi, multi as multi

@@ -1,7 +1,5 @@
 """Inspection of choices compiled in worker processes: resources, spills and instructions of their kernels."""
 
-from __future__ import annotations
-
 import fnmatch
 import itertools
 import re

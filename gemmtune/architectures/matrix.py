@@ -1,7 +1,5 @@
 """The matrix of one architecture: all its choices, compiled, inspected, run if possible, and reported."""
 
-from __future__ import annotations
-
 import dataclasses
 import time
 from collections import Counter
@@ -18,8 +16,7 @@ from ..settings import Search, Settings, current
 from ..toolchain.compiled import CompiledChoice
 from .inspection import Inspection, inspect_choices
 from .problems import matrix_problems
-from .report import MatrixReport, Ran
-from .running import Runner, how_to_run
+from .report import MatrixReport, Ran, Runner, how_to_run
 
 __all__ = ["ARCHITECTURES", "MatrixReport", "Ran", "matrix_choices", "run_matrix"]
 

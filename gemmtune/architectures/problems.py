@@ -1,7 +1,5 @@
 """Problems of the architecture matrix: every operation with every dtype and layout, and corner cases of kernels."""
 
-from __future__ import annotations
-
 import functools
 import itertools
 from collections.abc import Iterator

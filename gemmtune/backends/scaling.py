@@ -1,7 +1,5 @@
 """scaled_mm of cuBLASLt, called directly or by torch's ``_scaled_mm``: pairs of scale kinds and their memory layout."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -46,11 +44,6 @@ def _square_a(scale: Tensor, grow: int) -> Tensor:  # noqa: ARG001 - the added r
     return _packed(scale, -scale.shape[1] % KB_MULTIPLE).t()
 
 
-def _square_b(scale: Tensor, grow: int) -> Tensor:
-    """Return [K/128, N/128] with contiguous columns and K/128 padded to a multiple of 4."""
-    return _square_a(scale.t(), grow)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mode:
     """Pair of scale kinds.
@@ -79,7 +72,9 @@ _LONG_B: Block = (SCALE_BLOCK, 1)
 MODES: dict[str, Mode] = {
     "tensor": Mode(a=_ALL, b=_ALL, recipes=(0, 0), place_a=_one, place_b=_one),
     "row": Mode(a=(1, None), b=(None, 1), recipes=(1, 1), place_a=_rows, place_b=_packed),
-    "1x128_128x128": Mode(a=_LONG_A, b=_SQUARE, recipes=(4, 5), place_a=_packed_columns, place_b=_square_b),
+    "1x128_128x128": Mode(
+        a=_LONG_A, b=_SQUARE, recipes=(4, 5), place_a=_packed_columns, place_b=lambda scale, grow: _square_a(scale.t(), grow)
+    ),
     "128x128_128x1": Mode(a=_SQUARE, b=_LONG_B, recipes=(5, 4), place_a=_square_a, place_b=_long_b),
     "1x128_128x1": Mode(a=_LONG_A, b=_LONG_B, recipes=(4, 4), place_a=_packed_columns, place_b=_long_b),
 }

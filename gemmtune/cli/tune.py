@@ -14,8 +14,7 @@ from ..integration.measured import in_models
 from ..problem import Problem
 from ..selector.range_result import RangeResult
 from ..selector.result import Outcome, ProblemResult, remedy_for
-from ..selector.table import renderables, summary_line
-from ..selector.tuning_result import TuningResult
+from ..selector.table import TuningResult, renderables, summary_line
 from ..settings import Settings
 from ..tuning.tune import retry_of, run_job
 from ..tuning.tune import tune as run_tuning

@@ -10,7 +10,7 @@ from ..operand_kinds import BiasShape, Encoding, Gate, Imbalance, Scales, Weight
 def _operations() -> tuple[str, ...]:
     """Return the public functions of the table of operations, read from its source, because its import needs torch."""
     problem = Path(__file__).parents[1] / "problem"
-    rows = re.findall(r'\bOperation\(\s*name="(\w+)"', (problem / "operations.py").read_text(encoding="utf-8"))
+    rows = re.findall(r'\b_row\(\s*"(\w+)"', (problem / "operations.py").read_text(encoding="utf-8"))
     more = re.findall(r'"(\w+)": Brought\(op="(\w+)"', (problem / "fused.py").read_text(encoding="utf-8"))
     return tuple(name for row in rows for name in (row, *(other for other, op in more if op == row != other)))
 

@@ -63,13 +63,9 @@ FLOAT8 = ("float8_e4m3fn", "float8_e5m2")
 SHORT_DTYPES = {name: dtype_info(dtype).short for name, dtype in DTYPES.items()} | {"tf32": "tf32"}
 """Names of dtypes in case ids."""
 WEIGHTS: dict[str, tuple[torch.dtype, Encoding]] = {
-    "int8": (torch.int8, ""),
-    "uint8": (torch.uint8, ""),
-    "int4": (torch.uint8, "int4"),
-    "uint4": (torch.uint8, "uint4"),
-    "float8_e4m3fn": (torch.float8_e4m3fn, ""),
-    "float8_e5m2": (torch.float8_e5m2, ""),
-}
+    "int8": (torch.int8, ""), "uint8": (torch.uint8, ""), "int4": (torch.uint8, "int4"), "uint4": (torch.uint8, "uint4"),
+    "float8_e4m3fn": (torch.float8_e4m3fn, ""), "float8_e5m2": (torch.float8_e5m2, ""),
+}  # fmt: skip
 """Types of a widened b: the tensor's dtype, and the encoding that packs two numbers into each byte."""
 INDEX_DTYPES = ("int64", "int32")
 """Dtypes of the index operands that pick rows or place them."""

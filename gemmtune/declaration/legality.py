@@ -46,14 +46,8 @@ def _reasons(traits: Traits, problem: Problem, device: DeviceInfo) -> Iterator[s
         yield f"op: got {op}, but ops declares {', '.join(ops)}"
         return
     yield from _of_the_device(traits, device)
-    yield from _of_sizes(traits, problem)
-    yield from _of_dtypes(traits, problem)
-    yield from _of_precision(traits, problem)
-    yield from _of_the_added(traits, problem)
-    yield from _of_scales(traits, problem, op)
-    yield from _of_routes(traits, problem)
-    yield from _of_blocks(traits, problem)
-    yield from _of_layouts(traits, problem)
+    for reasons in (_of_sizes, _of_dtypes, _of_precision, _of_the_added, _of_scales, _of_routes, _of_layouts):
+        yield from reasons(traits, problem)
 
 
 def _of_the_device(traits: Traits, device: DeviceInfo) -> Iterator[str]:
@@ -127,7 +121,8 @@ def _of_the_added(traits: Traits, problem: Problem) -> Iterator[str]:
         yield f"bias: got the shape {list(size)}, but bias declares {', '.join(traits.bias)}"
 
 
-def _of_scales(traits: Traits, problem: Problem, op: str) -> Iterator[str]:
+def _of_scales(traits: Traits, problem: Problem) -> Iterator[str]:
+    op = operation_of(problem) or problem.op
     factors = problem.epilogue.operands if problem.epilogue else ()
     kinds = [kind for kind in traits.scales_of(op) if _has_scales(problem, kind)]
     if op in SCALES_OF and not kinds:
@@ -174,13 +169,10 @@ def _scale_sizes(problem: Problem, kind: str, count: int) -> list[tuple[int, ...
     return [scale_a.size, (*lead, *scale_b.size)]
 
 
-def _of_blocks(traits: Traits, problem: Problem) -> Iterator[str]:
+def _of_layouts(traits: Traits, problem: Problem) -> Iterator[str]:
     sides = problem.sparsity.sides if problem.sparsity is not None else ""
     if sides and traits.blocks is not None and sides not in traits.blocks:
         yield f"blocks: got {sides}, but blocks declares {', '.join(traits.blocks)}"
-
-
-def _of_layouts(traits: Traits, problem: Problem) -> Iterator[str]:
     given = [(role, x) for role, x in problem.operands if role != "b" or problem.sparsity is None]
     multiplied = [(role, x) for role, x in given if role in ("a", "b", "c", "d")]
     dense = (*("offs", "rows", "slots", "weights"), *(("scale_b",) if problem.groups else ()))

@@ -4,8 +4,6 @@ These find kernels that identify operands by their addresses. A problem whose a 
 With transposed layouts it is mm(x, x.t()).
 """
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any, Literal
 

@@ -26,8 +26,6 @@ sum.
 We assembled the constants ourselves, conservatively.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass

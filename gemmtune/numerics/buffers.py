@@ -1,7 +1,5 @@
 """Buffers with exactly the strides of a layout, made so that writes outside of it show."""
 
-from __future__ import annotations
-
 import math
 
 import torch
@@ -14,12 +12,9 @@ GUARD_BYTES = 256
 _BITS: dict[int, torch.dtype] = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 POISONS: dict[torch.dtype, tuple[int, int]] = {
-    torch.float16: (0x7E5A, 0x7EA5),
-    torch.bfloat16: (0x7FDA, 0x7FE5),
-    torch.float32: (0x7FC5A5A5, 0x7FDA5A5A),
-    torch.float64: (0x7FF85A5A5A5A5A5A, 0x7FFDA5A5A5A5A5A5),
-    torch.int32: (0x5A5A5A5B, 0x6B5A5A5B),
-}
+    torch.float16: (0x7E5A, 0x7EA5), torch.bfloat16: (0x7FDA, 0x7FE5), torch.float32: (0x7FC5A5A5, 0x7FDA5A5A),
+    torch.float64: (0x7FF85A5A5A5A5A5A, 0x7FFDA5A5A5A5A5A5), torch.int32: (0x5A5A5A5B, 0x6B5A5A5B),
+}  # fmt: skip
 """Two bit patterns per dtype for unwritten results: odd NaNs of floats, and of int32 odd numbers beyond sums below K = 2^16."""
 
 _BYTE_NAN: dict[torch.dtype, int] = {

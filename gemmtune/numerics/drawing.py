@@ -1,7 +1,5 @@
 """Random numbers for the operands of one problem, and complete operands with scales, zero points and added terms."""
 
-from __future__ import annotations
-
 import torch
 
 from ..problem import Layout, Problem
@@ -9,12 +7,11 @@ from ..problem.dtypes import FLOAT8, dtype_info, is_float8
 from .block_sparse import random_mask, spread
 from .buffers import allocate, distinct_size, held_size, overlapping, placed
 from .fills import filled
-from .integers import MOST_ADDED, MOST_ZERO, most_factor
 from .joined import joined, parted
 from .operands import ALPHA as GENERAL_ALPHA
 from .operands import BETA as GENERAL_BETA
 from .operands import Operands, fill_random, scalar_value
-from .quantized import number_range, packed, scale_at
+from .quantized import MOST_ADDED, MOST_ZERO, most_factor, number_range, packed, scale_at
 from .scaling import Scaling, exact_scaling, random_scaling
 
 ALPHA, BETA = 2.0, -3.0

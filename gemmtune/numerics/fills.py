@@ -12,8 +12,6 @@
 ==============  ===============================================================================================================
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch
@@ -28,15 +26,9 @@ LEAST_NORMAL = 2.0**-12
 MOST_SMALL = 8
 """Largest of the small integers, which are exact in every dtype."""
 _BINADES: dict[torch.dtype, tuple[int, int]] = {
-    torch.float64: (-40, 20),
-    torch.float32: (-20, 10),
-    torch.bfloat16: (-20, 10),
-    torch.float16: (-12, 0),
-    torch.float8_e4m3fn: (-5, 3),
-    torch.float8_e5m2: (-12, 3),
-    torch.float8_e4m3fnuz: (-6, 2),
-    torch.float8_e5m2fnuz: (-13, 3),
-}
+    torch.float64: (-40, 20), torch.float32: (-20, 10), torch.bfloat16: (-20, 10), torch.float16: (-12, 0),
+    torch.float8_e4m3fn: (-5, 3), torch.float8_e5m2: (-12, 3), torch.float8_e4m3fnuz: (-6, 2), torch.float8_e5m2fnuz: (-13, 3),
+}  # fmt: skip
 """Exponents by which ``wide`` multiplies N(0, 1), so that sums of 2^20 products stay finite in a float16 result."""
 
 
@@ -128,11 +120,6 @@ class _Source:
 
 
 FILLS: dict[str, Callable[[_Source], torch.Tensor]] = {
-    "normal": _Source.normal,
-    "uniform": _Source.uniform,
-    "integers": lambda source: source.between(-MOST_SMALL, MOST_SMALL),
-    "wide": _Source.wide,
-    "ones": _Source.ones,
-    "subnormal": _Source.subnormal,
-    "cancelling": _Source.cancelling,
-}
+    "normal": _Source.normal, "uniform": _Source.uniform, "integers": lambda source: source.between(-MOST_SMALL, MOST_SMALL),
+    "wide": _Source.wide, "ones": _Source.ones, "subnormal": _Source.subnormal, "cancelling": _Source.cancelling,
+}  # fmt: skip

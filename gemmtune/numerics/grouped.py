@@ -25,8 +25,7 @@ from ..problem import Layout, Problem
 from ..problem.grouped_compositions import spans
 from .buffers import allocate, distinct, distinct_size, held_size, overlapping, placed
 from .expectation import Expectation
-from .grouped_expectation import GroupedExpectation
-from .grouped_reference import of_rows, of_terms
+from .grouped_expectation import GroupedExpectation, of_rows, of_terms
 from .operands import Operands, drawn_routes, fill_random, random_scale, weight_unit
 from .probes import Probes
 from .reference import regions

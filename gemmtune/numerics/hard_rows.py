@@ -1,7 +1,5 @@
 """Rows on which another order of summation shows: cancellation, wide exponents, subnormal numbers, NaN and infinities."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 

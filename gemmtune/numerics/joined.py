@@ -1,7 +1,5 @@
 """Dense products that stand for other products: a sum of two products as [a c] @ [b; d], and a block-sparse product."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import torch

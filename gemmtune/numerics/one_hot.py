@@ -1,7 +1,5 @@
 """Exact result of a probe whose product picks elements of its operands."""
 
-from __future__ import annotations
-
 import functools
 import math
 from collections.abc import Iterator

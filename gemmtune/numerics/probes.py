@@ -22,8 +22,6 @@ In all other probes scales are powers of two, different from block to block. Zer
 full significands, because kernels may apply them to sums. ``random`` and ``filled`` are for the error bound.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 
@@ -31,15 +29,14 @@ import torch
 
 from ..problem import Layout, Problem
 from ..problem.dtypes import FLOAT8, dtype_info
-from .absent import AbsentExpectation
 from .block_sparse import awkward_masks
 from .buffers import distinct, distinct_size, held_size, overlapping
 from .drawing import Drawing
-from .integers import MOST_ADDED, MOST_ZERO, cancelling_range
+from .expectation import AbsentExpectation
 from .joined import joined
 from .one_hot import OneHotProbe
 from .operands import Operands
-from .quantized import number_range, numbers
+from .quantized import MOST_ADDED, MOST_ZERO, cancelling_range, number_range, numbers
 from .reference import as_batches
 from .width import LEAST_K, width_rows
 

@@ -100,7 +100,10 @@ def reduction_of(
     ``unit`` is by default a matrix instruction, or fused multiply-adds for float32 in full precision and for float64. Without an
     epilogue, and with alpha and beta 0 or 1, every kernel rounds the sum once. Sums of integers are exact in any order.
     """
-    after = "" if _rounds_once(problem) else family
+    # The result is the sum, perhaps plus the added operand or times one scale, rounded once.
+    scalars = problem.alpha == "one" and (problem.inp_read is None or problem.beta == "one")
+    others = problem.epilogue is not None or problem.weights is not None or bool(problem.gated)
+    after = "" if scalars and not others and len(problem.scales) <= 1 else family
     own = ", ".join(dict.fromkeys(x for x in (own, after) if x))
     if problem.integers:
         return Reduction(unit="exact", own=own)
@@ -108,10 +111,3 @@ def reduction_of(
     return Reduction(
         unit=unit or ("fma" if wide else "matrix"), parts=tuple(parts), order=order, promoted_every=promoted_every, own=own
     )
-
-
-def _rounds_once(problem: Problem) -> bool:
-    """Return True if the result is the sum, perhaps plus the added operand or times one scale, rounded once."""
-    scalars = problem.alpha == "one" and (problem.inp_read is None or problem.beta == "one")
-    scales = [x for x in (problem.scale_a, problem.scale_b, problem.zero_b) if x is not None]
-    return scalars and problem.epilogue is None and problem.weights is None and len(scales) <= 1 and not problem.gated

@@ -1,7 +1,5 @@
 """Parts of grouped products whose rows are picked by an index, gated, or weighted and added up by token."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

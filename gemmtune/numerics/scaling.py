@@ -5,8 +5,6 @@ sums have to cancel, the scales are **separable**. Each is a power for the place
 factor of a undoes the power along K (``Scaling.undo``), so that every sum is the same as without scales.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

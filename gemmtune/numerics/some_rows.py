@@ -1,7 +1,5 @@
 """A call on some rows of another call's operands, to test if a row's bits depend on other rows."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable
 from typing import Any

@@ -5,8 +5,6 @@ places between them. The large ones cancel, and the remaining sum counts the sma
 one. Windows have several lengths, so that sums over a part of K hold a large number too, in any order of the parts.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

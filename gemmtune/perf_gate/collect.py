@@ -9,7 +9,7 @@ from typing import TypeVar
 from ..device import DeviceInfo
 from ..selector.text_table import counted
 from ..settings import Settings
-from ..timing.conditions import device_to_itself
+from ..timing.timer import device_to_itself
 from ..workers.worker import Worker, WorkerCrashed, WorkerTimedOut
 from .sampling import Match, ProcessSample, Sampling, sample_match
 from .statistics import Decision, Judgement

@@ -23,9 +23,8 @@ from ..selector.recheck import recheck_all
 from ..selector.samples import Sample
 from ..selector.verify import random_expectation
 from ..settings import Settings, use
-from ..timing.conditions import conditions
 from ..timing.contenders import CPU_US, Contender
-from ..timing.timer import Timer, collection_paused
+from ..timing.timer import Timer, collection_paused, conditions
 
 CPU_SAMPLE_US = 2000.0
 """Minimum length of a sample on a CPU. Other work of the system runs in slices of about a millisecond."""

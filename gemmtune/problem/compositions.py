@@ -1,7 +1,5 @@
 """Operations built from torch's own calls, correct for every layout, shape and device: the fallback of every call."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable
 from typing import Any

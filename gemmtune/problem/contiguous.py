@@ -1,7 +1,5 @@
 """Layouts of contiguous operands, named by BLAS letters."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from typing import cast, get_args

@@ -1,7 +1,5 @@
 """Facts about the dtypes of a GEMM: names, sizes, rounding."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

@@ -4,8 +4,6 @@
 with torch, one call for each node, at the cost of an unfused epilogue.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """The fields of a Problem and the properties derived from them."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Literal
 

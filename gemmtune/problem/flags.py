@@ -4,8 +4,6 @@ A Problem carries the flags that were in force when it was made (see ``problem.p
 process that runs them. A process that measures for another one therefore calls ``set_precision`` first.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any

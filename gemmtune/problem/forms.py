@@ -1,7 +1,5 @@
 """Text and JSON forms of a Problem, and their readers."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Mapping
 from typing import Any, get_args

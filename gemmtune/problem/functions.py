@@ -5,8 +5,6 @@ An entry of FUNCTIONS takes a GraphBuilder, followed by the arguments of the tor
 torch.special, of tensor methods and of operators. Equal names mean the same function.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -191,36 +189,29 @@ def _cast_to(dtype: torch.dtype) -> Function:
 
 
 CASTS: dict[str, Function] = {
-    **dict.fromkeys(("to", "type", "type_as"), _to),
-    "float": _cast_to(torch.float32),
-    "double": _cast_to(torch.float64),
-    "half": _cast_to(torch.float16),
-    "bfloat16": _cast_to(torch.bfloat16),
-}
+    **dict.fromkeys(("to", "type", "type_as"), _to), "float": _cast_to(torch.float32), "double": _cast_to(torch.float64),
+    "half": _cast_to(torch.float16), "bfloat16": _cast_to(torch.bfloat16),
+}  # fmt: skip
 """Functions that return their argument itself if it already has the dtype."""
 
+_UNARY_ALIASES = {"negative": "neg", "absolute": "abs", "special_expit": "sigmoid", "special_erf": "erf"}
+_BINARY_ALIASES = {
+    "multiply": "mul", "less": "lt", "less_equal": "le", "greater": "gt", "greater_equal": "ge", "not_equal": "ne",
+}  # fmt: skip
 FUNCTIONS: dict[str, Function] = {
     **{name: _unary(name) for name in ("neg", "abs", "exp", "sqrt", "rsqrt", "sigmoid", "tanh", "erf", "relu", "relu6", "silu")},
     **{name: _binary(name) for name in ("mul", "lt", "le", "gt", "ge", "eq", "ne")},
-    "negative": _unary("neg"),
-    "absolute": _unary("abs"),
-    "special_expit": _unary("sigmoid"),
-    "special_erf": _unary("erf"),
+    **{alias: _unary(name) for alias, name in _UNARY_ALIASES.items()},
+    **{alias: _binary(name) for alias, name in _BINARY_ALIASES.items()},
     "reciprocal": lambda g, input: g.emit("div", 1.0, input),
     "square": lambda g, input: g.emit("mul", input, input),
     **dict.fromkeys(("pos", "positive"), lambda g, input: input),  # noqa: ARG005 - adds no node
     "add": _add,
     **dict.fromkeys(("sub", "subtract"), _sub),
     "rsub": lambda g, input, other, *, alpha=1: _sub(g, other, input, alpha=alpha),
-    "multiply": _binary("mul"),
     **dict.fromkeys(("div", "divide", "true_divide"), _div),
     "truediv": _truediv,
     "pow": _pow,
-    "less": _binary("lt"),
-    "less_equal": _binary("le"),
-    "greater": _binary("gt"),
-    "greater_equal": _binary("ge"),
-    "not_equal": _binary("ne"),
     **dict.fromkeys(("clamp", "clip"), _clamp),
     "clamp_min": lambda g, input, min: _clamp(g, input, min=min),
     "clamp_max": lambda g, input, max: _clamp(g, input, max=max),

@@ -1,7 +1,5 @@
 """Epilogue operands with an argument of their own: the factor of int_mm_mul and the bias of scaled_mm."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 

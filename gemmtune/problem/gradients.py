@@ -1,7 +1,5 @@
 """Gradients of each operand of an operation, given the gradient of the epilogue's input."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 

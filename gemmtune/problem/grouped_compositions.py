@@ -1,7 +1,5 @@
 """Grouped products by torch's own calls, sliced by offsets that the host can read at once, else whole products with masks."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Sequence
 

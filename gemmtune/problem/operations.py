@@ -4,11 +4,10 @@ All code reads an operation's operands, shapes, dtypes, scalars and results here
 an error bound, a public function, and backends that support it: see "Adding an operation" in CONTRIBUTING.md.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
-from typing import get_args
+from collections.abc import Callable, Mapping
+from typing import Any, get_args
 
 import torch
 
@@ -46,184 +45,107 @@ def _blocks(dtypes: tuple[torch.dtype, ...]) -> tuple[Operand, Operand]:
     return dataclasses.replace(a, argument="x"), dataclasses.replace(b, argument="bsr")
 
 
+def _row(
+    name: Op, formula: str, operands: tuple[Operand, ...], compose: Callable[..., torch.Tensor],
+    gradient: Mapping[str, Any] | None = None, *, result: Result | None = None, **more: Any,
+) -> Operation:  # fmt: skip
+    """Return a row, whose result has a dtype of a unless there is a ``result``. A call that adds an operand passes scalars."""
+    scalars = ("alpha", "beta") if _INP in operands else ()
+    made = result or Result(dtypes=operands[0].dtypes)
+    return Operation(
+        name=name, formula=formula, operands=operands, compose=compose, gradient=gradient, result=made, scalars=scalars, **more
+    )
+
+
 _SECOND = (Operand(role="c", shape=("M", "K2"), like_a=True), Operand(role="d", shape=("K2", "N"), like_a=True))
 _INP = Operand(role="inp", like_a=True)
 _OFFS = Operand(role="offs", shape=("G",), dtypes=(torch.int32,))
-_DENSE, _NARROW = Result(dtypes=_FLOATS), Result(dtypes=_NARROW_FLOATS)
 _OF_FLOAT8 = Result(dtypes=_NARROW_FLOATS, default=torch.bfloat16)
 _SCALE = (torch.float32,)
 _INDEX = (torch.int32, torch.int64)
+_WEIGHT_SCALE = Operand(role="scale_b", of="b", blocks=BLOCKS_OF_WEIGHTS, dtypes=_SCALE, like_a=True, required=False)
+_GROUPED = (*_product(_NARROW_FLOATS, grouped=True), _OFFS)
 
 _ROWS = (
-    Operation(
-        name="mm", formula="a @ b", operands=_product(_FLOATS), result=_DENSE, prepacks=True, compose=torch.mm, gradient=of_product
-    ),
-    Operation(
-        name="addmm",
-        formula="beta · inp + alpha · a @ b",
-        operands=(*_product(_FLOATS), _INP),
-        scalars=("alpha", "beta"),
-        result=_DENSE,
-        compose=functools.partial(added, torch.addmm),
-        gradient=of_sum,
+    _row("mm", "a @ b", _product(_FLOATS), torch.mm, of_product, prepacks=True),
+    _row(
+        "addmm", "beta · inp + alpha · a @ b", (*_product(_FLOATS), _INP), functools.partial(added, torch.addmm), of_sum,
         prepacks=True,
     ),
-    Operation(
-        name="bmm",
-        formula="a @ b for a batch",
-        operands=_product(_FLOATS),
-        result=_DENSE,
-        batched=True,
-        compose=torch.bmm,
-        gradient=of_product,
+    _row("bmm", "a @ b for a batch", _product(_FLOATS), torch.bmm, of_product, batched=True),
+    _row(
+        "baddbmm", "beta · inp + alpha · a @ b for a batch", (*_product(_FLOATS), _INP), functools.partial(added, torch.baddbmm),
+        of_sum, batched=True,
     ),
-    Operation(
-        name="baddbmm",
-        formula="beta · inp + alpha · a @ b for a batch",
-        operands=(*_product(_FLOATS), _INP),
-        scalars=("alpha", "beta"),
-        result=_DENSE,
-        compose=functools.partial(added, torch.baddbmm),
-        gradient=of_sum,
-        batched=True,
+    _row("mm_plus_mm", "a @ b + c @ d", (*_product(_FLOATS), *_SECOND), two_products, of_two_products),
+    _row(
+        "int_mm", "a @ b of int8, summed in int32", _product((torch.int8,), (torch.int8,)), int_composed, prepacks=True,
+        result=Result(dtypes=(torch.int32,), default=torch.int32), fused=Result(dtypes=_NARROW_FLOATS, default=torch.float32),
     ),
-    Operation(
-        name="mm_plus_mm",
-        formula="a @ b + c @ d",
-        operands=(*_product(_FLOATS), *_SECOND),
-        result=_DENSE,
-        compose=two_products,
-        gradient=of_two_products,
-    ),
-    Operation(
-        name="int_mm",
-        formula="a @ b of int8, summed in int32",
-        operands=_product((torch.int8,), (torch.int8,)),
-        result=Result(dtypes=(torch.int32,), default=torch.int32),
-        fused=Result(dtypes=_NARROW_FLOATS, default=torch.float32),
-        compose=int_composed,
-        prepacks=True,
-    ),
-    Operation(
-        name="mixed_mm",
-        formula="a @ ((b - zero_b) · scale_b) for a narrow b",
-        operands=(
+    _row(
+        "mixed_mm", "a @ ((b - zero_b) · scale_b) for a narrow b",
+        (
             *_product(_NARROW_FLOATS, (torch.int8, torch.uint8, *FLOAT8)),
-            Operand(role="scale_b", of="b", blocks=BLOCKS_OF_WEIGHTS, dtypes=_SCALE, like_a=True, required=False),
-            Operand(role="zero_b", of="b", blocks=BLOCKS_OF_WEIGHTS, dtypes=_SCALE, like_a=True, required=False),
+            _WEIGHT_SCALE, dataclasses.replace(_WEIGHT_SCALE, role="zero_b"),
         ),
-        options=("encoding",),
-        compose=mixed_composed,
-        gradient=of_widened,
-        result=_NARROW,
-        prepacks=True,
+        mixed_composed, of_widened, options=("encoding",), prepacks=True,
     ),
-    Operation(
-        name="scaled_mm",
-        formula="(a · scale_a) @ (b · scale_b) of 8-bit floats",
-        operands=(
+    _row(
+        "scaled_mm", "(a · scale_a) @ (b · scale_b) of 8-bit floats",
+        (
             *_product(_FLOAT8, _FLOAT8),
             Operand(role="scale_a", of="a", blocks=BLOCKS_OF_A, dtypes=_SCALE),
             Operand(role="scale_b", of="b", blocks=BLOCKS_OF_B, dtypes=_SCALE),
         ),
-        options=("fast_accum",),
-        compose=scaled_composed,
-        result=_OF_FLOAT8,
-        prepacks=True,
+        scaled_composed, options=("fast_accum",), result=_OF_FLOAT8, prepacks=True,
     ),
-    Operation(
-        name="bsr_mm",
-        formula="a @ b for a block-sparse b",
-        operands=_blocks((*_FLOATS, torch.int8, *FLOAT8)),
-        options=("sparsity",),
-        compose=block_product,
-        gradient=of_blocks,
+    _row(
+        "bsr_mm", "a @ b for a block-sparse b", _blocks((*_FLOATS, torch.int8, *FLOAT8)), block_product, of_blocks,
+        options=("sparsity",), prepacks=True,
         result=Result(dtypes=(*_FLOATS, torch.int32), of_integers=torch.int32, of_float8=torch.bfloat16),
         fused=Result(dtypes=_FLOATS, of_integers=torch.float32, of_float8=torch.bfloat16),
-        prepacks=True,
     ),
-    Operation(
-        name="bsr_addmm",
-        formula="beta · inp + alpha · a @ b for a block-sparse b",
-        operands=(*_blocks(_FLOATS), _INP),
-        scalars=("alpha", "beta"),
-        options=("sparsity",),
-        compose=block_added,
-        gradient=of_block_sum,
-        result=_DENSE,
-        prepacks=True,
+    _row(
+        "bsr_addmm", "beta · inp + alpha · a @ b for a block-sparse b", (*_blocks(_FLOATS), _INP), block_added, of_block_sum,
+        options=("sparsity",), prepacks=True,
     ),
-    Operation(
-        name="grouped_mm",
-        formula="a @ b[g] for each group of rows of a",
-        operands=(*_product(_NARROW_FLOATS, grouped=True), _OFFS),
-        result=_NARROW,
-        compose=grouped_product,
-        gradient=of_grouped,
-    ),
-    Operation(
-        name="mixed_grouped_mm",
-        formula="a @ (b[g] · scale_b[g]) for each group of rows of a and a narrow b",
-        operands=(
+    _row("grouped_mm", "a @ b[g] for each group of rows of a", _GROUPED, grouped_product, of_grouped),
+    _row(
+        "mixed_grouped_mm", "a @ (b[g] · scale_b[g]) for each group of rows of a and a narrow b",
+        (
             *_product(_NARROW_FLOATS, (torch.int8, torch.uint8), grouped=True),
-            Operand(role="scale_b", shape=("G", "S", "N"), dtypes=_SCALE, like_a=True),
-            _OFFS,
+            Operand(role="scale_b", shape=("G", "S", "N"), dtypes=_SCALE, like_a=True), _OFFS,
         ),
-        options=("encoding",),
-        result=_NARROW,
-        compose=mixed_grouped,
+        mixed_grouped, options=("encoding",),
     ),
-    Operation(
-        name="scaled_grouped_mm",
-        formula="(a · scale_a) @ (b[g] · scale_b[g]) of 8-bit floats for each group of rows of a",
-        operands=(
+    _row(
+        "scaled_grouped_mm", "(a · scale_a) @ (b[g] · scale_b[g]) of 8-bit floats for each group of rows of a",
+        (
             *_product(_FLOAT8, _FLOAT8, grouped=True),
             Operand(role="scale_a", shape=("M", "S"), dtypes=_SCALE),
-            Operand(role="scale_b", shape=("G", "S", "T"), dtypes=_SCALE),
-            _OFFS,
+            Operand(role="scale_b", shape=("G", "S", "T"), dtypes=_SCALE), _OFFS,
         ),
-        options=("fast_accum",),
-        compose=scaled_grouped,
-        result=_OF_FLOAT8,
+        scaled_grouped, options=("fast_accum",), result=_OF_FLOAT8,
     ),
-    Operation(
-        name="routed_grouped_mm",
-        formula="grouped_mm of rows of a that an index picks, or of gated columns: act(gates) · the other half",
-        operands=(
-            *_product(_NARROW_FLOATS, grouped=True),
-            _OFFS,
-            Operand(role="rows", shape=("M",), dtypes=_INDEX, required=False),
-        ),
-        options=("gated",),
-        result=_NARROW,
-        compose=routed,
-        function="grouped_mm",
+    _row(
+        "routed_grouped_mm", "grouped_mm of rows of a that an index picks, or of gated columns: act(gates) · the other half",
+        (*_GROUPED, Operand(role="rows", shape=("M",), dtypes=_INDEX, required=False)), routed,
+        options=("gated",), function="grouped_mm",
     ),
-    Operation(
-        name="combined_grouped_mm",
-        formula="grouped_mm, its rows times weights added up to one row for each token",
-        operands=(
-            *_product(_NARROW_FLOATS, grouped=True),
-            _OFFS,
+    _row(
+        "combined_grouped_mm", "grouped_mm, its rows times weights added up to one row for each token",
+        (
+            *_GROUPED,
             Operand(role="slots", shape=("M",), dtypes=_INDEX, keyword="scatter"),
             Operand(role="weights", shape=("T", "C"), dtypes=_SCALE, like_a=True, keyword="scatter"),
         ),
-        out=("T", "N"),
-        result=_NARROW,
-        compose=combined,
-        function="grouped_mm",
+        combined, out=("T", "N"), function="grouped_mm",
     ),
-    Operation(
-        name="grouped_k_mm",
-        formula="a @ b over each group of terms",
-        operands=(*_product(_NARROW_FLOATS), _OFFS),
-        out=("G", "M", "N"),
-        result=_NARROW,
-        compose=grouped_by_terms,
-        gradient=of_grouped_terms,
-        function="grouped_mm",
+    _row(
+        "grouped_k_mm", "a @ b over each group of terms", (*_product(_NARROW_FLOATS), _OFFS), grouped_by_terms, of_grouped_terms,
+        out=("G", "M", "N"), function="grouped_mm",
     ),
-)
+)  # fmt: skip
 OPERATIONS: dict[Op, Operation] = {row.name: row for row in _ROWS}
 """Every operation of a Problem, by name."""
 

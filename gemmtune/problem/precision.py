@@ -1,7 +1,5 @@
 """torch's precision flags, as they apply to one GEMM."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass

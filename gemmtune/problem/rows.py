@@ -1,7 +1,5 @@
 """Classes of problems that differ only in M, the rows of a and of the result. Serving one weight with many batches is a case."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import functools
@@ -173,7 +171,10 @@ def _relaid(problem: Problem, m: int, units: Units) -> Problem:
         unit = _rows_of_one(problem, place, layout, units)
         if unit is None:
             continue
-        moved = _resized(layout, -(-m // unit))
+        # Strides that span all rows change with them.
+        scaled, old, rows = _over_rows(layout), layout.size[-2], -(-m // unit)
+        stride = tuple(s // old * rows if dim in scaled else s for dim, s in enumerate(layout.stride))
+        moved = dataclasses.replace(layout, size=(*layout.size[:-2], rows, layout.size[-1]), stride=stride)
         if place.startswith("#"):
             extra[int(place[1:])] = moved
         else:
@@ -208,15 +209,6 @@ def _rows_of_one(problem: Problem, place: str, layout: Layout, units: Units) -> 
         block = problem.scale_block(place)[0]
         return None if layout.numel == 1 else block
     return 1 if layout.size[-2] == problem.m else None
-
-
-def _resized(layout: Layout, rows: int) -> Layout:
-    """Return the layout with ``rows`` rows. Strides that span all rows change with them."""
-    scaled = _over_rows(layout)
-    old = layout.size[-2]
-    size = (*layout.size[:-2], rows, layout.size[-1])
-    stride = tuple(s // old * rows if dim in scaled else s for dim, s in enumerate(layout.stride))
-    return dataclasses.replace(layout, size=size, stride=stride)
 
 
 def _over_rows(layout: Layout) -> frozenset[int]:

@@ -1,7 +1,5 @@
 """Validation of a Problem against its operation's row in the table, with the offending values in each message."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 
 import torch
@@ -126,7 +124,11 @@ def _check_shapes(problem: ProblemFields, row: Operation) -> None:
     for operand in row.matrices:
         for symbol, size in zip(row.symbols(operand), _size(problem, operand.role), strict=True):
             if known.setdefault(symbol, size) != size:
-                raise InvalidProblemError(_misfit(problem, row))
+                packed = " (two rows in each byte)" if problem.encoding else ""
+                got = _listed(f"{x.role} {list(_size(problem, x.role))}{packed * (x.role == 'b')}" for x in row.matrices)
+                wanted = _listed(x.described(batched=row.batched) for x in row.matrices)
+                remedy = _packing_remedy(problem, row)
+                raise InvalidProblemError(f"{row.name}: shapes do not fit, got {got}; expected {wanted}{remedy}")
     expected = tuple(row.extent(symbol, known) for symbol in row.out_symbols)
     if problem.out.size != expected:
         raise InvalidProblemError(f"{row.name}: out must have shape {list(expected)}, got {list(problem.out.size)}")
@@ -223,13 +225,6 @@ def _size(problem: ProblemFields, role: str) -> tuple[int, ...]:
     """Return the size of an operand in numbers instead of bytes."""
     size: tuple[int, ...] = getattr(problem, role).size
     return (*size[:-2], 2 * size[-2], size[-1]) if role == "b" and problem.encoding else size
-
-
-def _misfit(problem: ProblemFields, row: Operation) -> str:
-    packed = " (two rows in each byte)" if problem.encoding else ""
-    got = [f"{x.role} {list(_size(problem, x.role))}{packed if x.role == 'b' else ''}" for x in row.matrices]
-    expected = [operand.described(batched=row.batched) for operand in row.matrices]
-    return f"{row.name}: shapes do not fit, got {_listed(got)}; expected {_listed(expected)}{_packing_remedy(problem, row)}"
 
 
 def _listed(words: Iterable[str]) -> str:

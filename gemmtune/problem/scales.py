@@ -1,7 +1,5 @@
 """Scales and zero points: their shapes, and the block of an operand that one element covers."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import torch

@@ -1,7 +1,5 @@
 """The class of a block-sparse b before its indices are read: block size, density, and balance between block rows."""
 
-from __future__ import annotations
-
 import functools
 import math
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Conversion of a Python function to an epilogue graph, by symbolic tracing with torch.fx."""
 
-from __future__ import annotations
-
 import inspect
 import operator
 from collections.abc import Callable, Sequence

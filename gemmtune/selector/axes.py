@@ -1,7 +1,5 @@
 """Search for choices that no backend lists: points along the axes of the fastest choices, found by ``minimize``."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 
 from ..backends.table import TEMPLATES

@@ -1,7 +1,5 @@
 """Assignment of choices to ranges of M: by their times at sampled Ms, and by bisection of the crossovers between them."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise

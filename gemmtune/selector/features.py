@@ -24,11 +24,8 @@ FAMILIES = (
 )  # fmt: skip
 """Families of choices whose times can be predicted. Files hold their indices, so append only."""
 MEMORY_GBPS: Mapping[str, float] = {
-    "NVIDIA H100 80GB HBM3": 3350.0,
-    "NVIDIA H100 PCIe": 2000.0,
-    "NVIDIA H100 NVL": 3900.0,
-    "NVIDIA H200": 4800.0,
-}
+    "NVIDIA H100 80GB HBM3": 3350.0, "NVIDIA H100 PCIe": 2000.0, "NVIDIA H100 NVL": 3900.0, "NVIDIA H200": 4800.0,
+}  # fmt: skip
 """Bandwidth of the memory by the name of the GPU, from NVIDIA's data sheets. Times are predicted for these GPUs only."""
 SM_TFLOPS = 7.4
 """Dense 16-bit tensor-core operations of one multiprocessor of sm90, in TFLOP/s, from the H100's data sheet."""

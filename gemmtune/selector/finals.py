@@ -1,7 +1,5 @@
 """Final rounds of one problem: comparable times, results checked after the timing, and a repetition on a busy machine."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import statistics
@@ -13,10 +11,27 @@ from ..timing import neighbours
 from ..timing.rounds import BUSY_MARK, Ranked
 from .candidates import Candidates
 from .machine_limits import MachineLimits
+from .progress import Progress
 from .remote import AnySession
 from .result import Outcome
 from .samples import Sample
 from .walls import refusals
+
+
+@dataclass(slots=True)
+class Measuring:
+    """Measurements of one problem in one session. ``outcomes``, by content hash, fill as the work proceeds.
+
+    An interruption thus loses only the current measurement. New times are divided by ``drift``. ``limits`` rule out times that the
+    hardware cannot reach.
+    """
+
+    session: AnySession
+    candidates: Candidates
+    outcomes: dict[str, Outcome]
+    progress: Progress
+    limits: MachineLimits | None = None
+    drift: float = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,38 +48,26 @@ class Finals:
     """Reason why the times are unreliable, or ""."""
 
 
-def play_finals(
-    session: AnySession,
-    fresh: Sequence[Outcome],
-    incumbents: Sequence[Outcome],
-    candidates: Candidates,
-    limits: MachineLimits | None,
-) -> Finals:
+def play_finals(x: Measuring, fresh: Sequence[Outcome], incumbents: Sequence[Outcome]) -> Finals:
     """Rank the choices. Rounds that other work disturbed are played once more, unless the settings accept a busy machine."""
-    first = _play(session, [*fresh, *incumbents], incumbents, candidates, limits)
-    if not (first.why and first.times) or candidates.settings.busy == "accept":
+    first = _play(x, [*fresh, *incumbents], incumbents)
+    if not (first.why and first.times) or x.candidates.settings.busy == "accept":
         return first
-    second = _play(session, [o for o in (*fresh, *incumbents) if o.name in first.times], incumbents, candidates, limits)
+    second = _play(x, [o for o in (*fresh, *incumbents) if o.name in first.times], incumbents)
     failures = {**first.failures, **second.failures}
     # Other work on the machine only adds to times.
-    slower = sum(math.log(first.times[name].time_us / x.time_us) for name, x in second.times.items()) < 0
+    slower = sum(math.log(first.times[name].time_us / again.time_us) for name, again in second.times.items()) < 0
     better = first if second.why and not second.failures and slower else second
     return dataclasses.replace(better, failures=failures, refused=first.refused or second.refused)
 
 
-def _play(
-    session: AnySession,
-    entrants: Sequence[Outcome],
-    incumbents: Sequence[Outcome],
-    candidates: Candidates,
-    limits: MachineLimits | None,
-) -> Finals:
+def _play(x: Measuring, entrants: Sequence[Outcome], incumbents: Sequence[Outcome]) -> Finals:
     """Rank the choices and check their results. After a refusal rank the others again: rounds drop whatever is slower."""
     failures: dict[str, Sample] = {}
     refused = False
     while True:
-        ranking = session.rank([candidates.choices[o.content_hash] for o in entrants])
-        late = _refusals(session, [o for o in entrants if o.name in ranking.times], candidates, ranking.times, limits)
+        ranking = x.session.rank([x.candidates.choices[o.content_hash] for o in entrants])
+        late = _refusals(x, [o for o in entrants if o.name in ranking.times], ranking.times)
         failures |= {**ranking.failures, **late}
         entrants = [o for o in entrants if o.name in ranking.times and o.name not in late]
         refused = refused or bool(late)
@@ -74,28 +77,22 @@ def _play(
     drift = [o.time_us / times[o.name].time_us for o in incumbents if o.time_us and o.name in times]
     scale = statistics.median(drift) if drift else 1.0
     torch = next((times[o.name] for o in entrants if o.baseline), None)
-    why = neighbours.disturbance(candidates.device, ranking.seen, torch.spread if torch else 0.0, 1 / scale)
+    why = neighbours.disturbance(x.candidates.device, ranking.seen, torch.spread if torch else 0.0, 1 / scale)
     return Finals(times=times, failures=failures, refused=refused, scale=scale, why=why)
 
 
-def _refusals(
-    session: AnySession,
-    ranked: Sequence[Outcome],
-    candidates: Candidates,
-    times: Mapping[str, Ranked],
-    limits: MachineLimits | None,
-) -> dict[str, Sample]:
+def _refusals(x: Measuring, ranked: Sequence[Outcome], times: Mapping[str, Ranked]) -> dict[str, Sample]:
     """Return the choices that are wrong after the timing, or took less time than the hardware can, by name."""
-    choices: list[Choice] = [candidates.choices[o.content_hash] for o in ranked]
-    found = session.recheck(choices)
-    problem = candidates.problem
-    direct = {o.name: times[o.name].time_us - candidates.host_us for o in ranked if o.name not in found}
+    problem, limits = x.candidates.problem, x.limits
+    choices: list[Choice] = [x.candidates.choices[o.content_hash] for o in ranked]
+    found = x.session.recheck(choices)
+    direct = {o.name: times[o.name].time_us - x.candidates.host_us for o in ranked if o.name not in found}
     walls = refusals({choice.name: choice for choice in choices}, direct)
     found |= {name: Sample(status=Status.DISHONEST, reason=reason) for name, reason in walls.items()}
     if limits is None:
         return found
     direct = {name: time_us for name, time_us in direct.items() if name not in found}
     torch_us = next((direct.pop(o.name) for o in ranked if o.baseline and o.name in direct), None)
-    reasons = limits.too_fast(session, problem, direct, torch_us)
+    reasons = limits.too_fast(x.session, problem, direct, torch_us)
     mark = f" ({BUSY_MARK})" if reasons and limits.known().disturbed_for(problem) else ""
     return found | {name: Sample(status=Status.TOO_FAST, reason=reason + mark) for name, reason in reasons.items()}

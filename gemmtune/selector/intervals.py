@@ -1,7 +1,5 @@
 """Intervals of a range of M: by the times at its samples, then made legal for every M and few enough."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import math

@@ -1,7 +1,5 @@
 """The log file: one JSON line for each choice and problem, for later analysis."""
 
-from __future__ import annotations
-
 import dataclasses
 import fcntl
 import json

@@ -1,7 +1,5 @@
 """Limits of the machine in the store: their measurement, marks of a busy machine, and times that they rule out."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field

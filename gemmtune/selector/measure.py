@@ -18,7 +18,7 @@ from ..timing.rounds import BUSY_MARK
 from ..workers.worker import GARBLED
 from .axes import origins, search_axes
 from .candidates import Candidates
-from .finals import play_finals
+from .finals import Measuring, play_finals
 from .machine_limits import MachineLimits
 from .offers import untried_variants
 from .pick import right, shortlist
@@ -40,114 +40,98 @@ def measure(
 ) -> Candidates:
     """Add an outcome for every offer without one and for variants of the fastest, then rank the fastest against each other.
 
-    ``outcomes``, by content hash, is filled as the work proceeds, so that an interruption loses only the current measurement.
-    ``compilation`` runs in the background; choices that it does not include are compiled here. ``limits`` rule out times that the
-    hardware cannot reach. Return the candidates, the tried variants included.
+    ``compilation`` runs in the background; choices that it does not include are compiled here. ``Measuring`` describes ``outcomes``
+    and ``limits``. Return the candidates, the tried variants included.
     """
     if candidates.late and candidates.picked is not None:
         return candidates
     todo, settings = candidates.missing, candidates.settings
     effort = EFFORT[settings.search]
     with open_session(candidates.problem, candidates.device, settings, candidates.host_us) as session:
+        x = Measuring(session, candidates, outcomes, progress, limits)
 
         def examine(choices: Sequence[Choice]) -> None:
-            nonlocal candidates
-            candidates = dataclasses.replace(candidates, choices={**candidates.choices, **{c.content_hash: c for c in choices}})
-            examine_all(session, sorted(choices, key=lambda c: not c.baseline), drift, outcomes, progress, candidates)
+            known = {**x.candidates.choices, **{c.content_hash: c for c in choices}}
+            x.candidates = dataclasses.replace(x.candidates, choices=known)
+            examine_all(x, sorted(choices, key=lambda c: not c.baseline))
 
         # Offers first: those that need no compilation, then the compiled ones.
         if settings.busy == "wait":
             wait_until_quiet(candidates.device, progress.message)
         new = todo or untried_variants(candidates.choices, outcomes, settings)
-        drift = drift_since(session, candidates, outcomes) if new else 1.0
+        x.drift = drift_since(session, candidates, outcomes) if new else 1.0
         # Compilers on the CPU do not change kernel times on a GPU, but they do change the time of a whole call.
         unaffected_by_compilers = candidates.device.type != "cpu" and settings.timing != "eager"
         examine([c for c in todo if unaffected_by_compilers and (c.compile_key is None or c.compiled)])
-        examine(_compiled([c for c in todo if c.content_hash not in outcomes], candidates, outcomes, progress, compilation))
+        examine(_compiled(x, [c for c in todo if c.content_hash not in outcomes], compilation))
         # Then choices near the fastest: launch variants, and points along their axes. If one of them is refused, choices near the
         # next best one.
         refused = True
         while refused:
             for _ in range(effort.variant_rounds):
-                examine(untried_variants(candidates.choices, outcomes, settings))
-            candidates = search_all_axes(session, drift, outcomes, progress, candidates)
-            refused = rank(session, effort.entrants, candidates, outcomes, progress, limits)
-    return candidates
+                examine(untried_variants(x.candidates.choices, outcomes, settings))
+            search_all_axes(x)
+            refused = rank(x, effort.entrants)
+    return x.candidates
 
 
 def examine_alone(candidates: Candidates, choice: Choice) -> Outcome:
     """Compile, verify and briefly measure one candidate in isolation, and return its outcome. It stays unsettled, so that later
     tuning compares it with others."""
-    outcomes: dict[str, Outcome] = {}
     with open_session(candidates.problem, candidates.device, candidates.settings, candidates.host_us) as session:
-        ready = _compiled([choice], candidates, outcomes, Progress(), None)
-        examine_all(session, ready, 1.0, outcomes, Progress(), candidates)
-    return outcomes[choice.content_hash]
+        x = Measuring(session, candidates, {}, Progress())
+        examine_all(x, _compiled(x, [choice], None))
+    return x.outcomes[choice.content_hash]
 
 
-def _compiled(
-    choices: Sequence[Choice],
-    candidates: Candidates,
-    outcomes: dict[str, Outcome],
-    progress: Progress,
-    compilation: Compilation | None,
-) -> Sequence[Choice]:
+def _compiled(x: Measuring, choices: Sequence[Choice], compilation: Compilation | None) -> Sequence[Choice]:
     """Return the choices that compile in time. Give each that fails to compile an outcome."""
-    report = functools.partial(progress.stage, "compile")
-    until = (time.monotonic() + candidates.deadline) / 2  # the rest is for measuring
+    report = functools.partial(x.progress.stage, "compile")
+    until = (time.monotonic() + x.candidates.deadline) / 2  # the rest is for measuring
     failures = compilation.wait(choices, report, until) if compilation else {}
-    failures |= precompile([c for c in choices if c.name not in failures], candidates.settings, report, until)
+    failures |= precompile([c for c in choices if c.name not in failures], x.candidates.settings, report, until)
     for choice in choices:
         if choice.name in failures:
             failure = failures[choice.name]
-            outcomes[choice.content_hash] = outcome(choice, candidates, Sample(status=failure.status, reason=failure.reason))
+            sample = Sample(status=failure.status, reason=failure.reason)
+            x.outcomes[choice.content_hash] = outcome(choice, x.candidates, sample)
     return [c for c in choices if c.name not in failures and (until == math.inf or c.compile_key is None or c.compiled)]
 
 
-def examine_all(
-    session: AnySession,
-    choices: Sequence[Choice],
-    drift: float,
-    outcomes: dict[str, Outcome],
-    progress: Progress,
-    candidates: Candidates,
-) -> None:
-    """Verify and briefly measure choices. Each gets an outcome, with its time divided by ``drift``."""
+def examine_all(x: Measuring, choices: Sequence[Choice]) -> None:
+    """Verify and briefly measure choices. Each gets an outcome."""
     if not choices:
         return
     for done, choice in enumerate(choices):
-        if candidates.late and not choice.baseline:
+        if x.candidates.late and not choice.baseline:
             break
-        progress.stage("verify and measure", done, len(choices))
-        known = right(outcomes.values())
+        x.progress.stage("verify and measure", done, len(choices))
+        known = right(x.outcomes.values())
         best_us = known[0].time_us if known else None
-        sample = session.examine(choice, best_us * drift if best_us else None)
-        undrifted = dataclasses.replace(sample, time_us=sample.time_us / drift if sample.time_us else None)
-        outcomes[choice.content_hash] = outcome(choice, candidates, undrifted)
-    progress.stage("verify and measure", len(choices), len(choices))
+        sample = x.session.examine(choice, best_us * x.drift if best_us else None)
+        undrifted = dataclasses.replace(sample, time_us=sample.time_us / x.drift if sample.time_us else None)
+        x.outcomes[choice.content_hash] = outcome(choice, x.candidates, undrifted)
+    x.progress.stage("verify and measure", len(choices), len(choices))
 
 
-def search_all_axes(
-    session: AnySession, drift: float, outcomes: dict[str, Outcome], progress: Progress, candidates: Candidates
-) -> Candidates:
-    """Search along the axes of the fastest choices that have axes. Return the candidates, the reached choices included."""
-    tried = dict(candidates.choices)
+def search_all_axes(x: Measuring) -> None:
+    """Search along the axes of the fastest choices that have axes. The candidates then include the reached choices."""
+    candidates, outcomes, tried = x.candidates, x.outcomes, dict(x.candidates.choices)
 
     def try_one(choice: Choice, origin: Choice) -> Outcome:
         tried[choice.content_hash] = choice
-        here = dataclasses.replace(candidates, choices=tried)
-        examine_all(session, [choice], drift, outcomes, progress, here)
+        examine_all(x, [choice])
         known = outcomes[choice.content_hash]
         way = {"from": origin.content_hash, **choice.parameters}
         outcomes[choice.content_hash] = known = dataclasses.replace(known, info=known.info | {MOVED: way})
         return known
 
     def ready(choices: Sequence[Choice]) -> None:
-        precompile(choices, candidates.settings, functools.partial(progress.stage, "compile"), candidates.deadline)
+        precompile(choices, candidates.settings, functools.partial(x.progress.stage, "compile"), candidates.deadline)
 
+    x.candidates = dataclasses.replace(candidates, choices=tried)
     for origin in origins(candidates, outcomes) if any(not o.settled for o in outcomes.values()) else ():
         search_axes(origin, candidates, outcomes, try_one, ready)
-    return dataclasses.replace(candidates, choices=tried)
 
 
 def drift_since(session: AnySession, candidates: Candidates, outcomes: Mapping[str, Outcome]) -> float:
@@ -164,20 +148,14 @@ def drift_since(session: AnySession, candidates: Candidates, outcomes: Mapping[s
     return 1.0 if drifts_too_far(candidates.device, drift) else drift
 
 
-def rank(
-    session: AnySession,
-    entrants: int,
-    candidates: Candidates,
-    outcomes: dict[str, Outcome],
-    progress: Progress,
-    limits: MachineLimits | None = None,
-) -> bool:
+def rank(x: Measuring, entrants: int) -> bool:
     """Give the fastest choices, at most ``entrants``, comparable times by interleaved final rounds.
 
     Choices from earlier rankings take no part, except the fastest two. New times are scaled by the drift of these two. One new
     choice then costs one measurement and still compares with the old ones. Return True if a choice was refused after it was timed:
     others may have been dropped because of its time, and nothing is settled.
     """
+    candidates, outcomes = x.candidates, x.outcomes
     # Short measurements compare with each other and, roughly, with ranked times. A choice that lost once is out.
     running = [o for o in outcomes.values() if o.finalist or not o.settled]
     if candidates.device.type == "cpu":  # next to other processes a short measurement may be off by any factor
@@ -187,7 +165,7 @@ def rank(
     fresh = [o for o in finalists if not o.finalist]
     # Choices that are far faster than all earlier finalists still run against the best of them: only ranked times decide.
     incumbents = [o for o in finalists if o.finalist][:2] or right(o for o in running if o.finalist)[:1]
-    if fresh and play_final_rounds(session, fresh, incumbents, candidates, outcomes, progress, limits):
+    if fresh and play_final_rounds(x, fresh, incumbents):
         return True
     settled = ALONE if len(right(outcomes.values())) == 1 else True
     for digest, o in outcomes.items():
@@ -196,25 +174,17 @@ def rank(
     return False
 
 
-def play_final_rounds(
-    session: AnySession,
-    fresh: Sequence[Outcome],
-    incumbents: Sequence[Outcome],
-    candidates: Candidates,
-    outcomes: dict[str, Outcome],
-    progress: Progress,
-    limits: MachineLimits | None = None,
-) -> bool:
+def play_final_rounds(x: Measuring, fresh: Sequence[Outcome], incumbents: Sequence[Outcome]) -> bool:
     """Rank the fresh finalists together with the incumbents, which give the scale. Mark all new outcomes on a busy machine.
 
     If the incumbents differ by a factor that clocks do not explain, one of their times is wrong. Nothing is then scaled, and the
     incumbents get new times too. Return True if a choice was refused after it was timed.
     """
-    count = len(fresh) + len(incumbents)
+    candidates, outcomes, count = x.candidates, x.outcomes, len(fresh) + len(incumbents)
     if candidates.settings.busy == "wait":
-        wait_until_quiet(candidates.device, progress.message)
-    progress.stage("final rounds", 0, count)
-    finals = play_finals(session, fresh, incumbents, candidates, limits)
+        wait_until_quiet(candidates.device, x.progress.message)
+    x.progress.stage("final rounds", 0, count)
+    finals = play_finals(x, fresh, incumbents)
     # Record the choices that failed.
     for o in (*fresh, *incumbents):
         if failure := finals.failures.get(o.name):
@@ -232,7 +202,7 @@ def play_final_rounds(
             outcomes[o.content_hash] = dataclasses.replace(
                 o, time_us=time_us, finalist=True, from_store=o.from_store and not anew, info=info
             )
-    progress.stage("final rounds", count, count)
+    x.progress.stage("final rounds", count, count)
     # Mark the new outcomes if other work disturbed them.
     if finals.why:
         log.warning("%s was measured %s (%s): %s", candidates.problem, BUSY_MARK, finals.why, AGAIN)

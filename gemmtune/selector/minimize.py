@@ -1,7 +1,5 @@
 """Search along the axes of a few parameters whose ranges are too long for a table of configs."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping

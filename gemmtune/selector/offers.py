@@ -1,19 +1,18 @@
 """The offers of the enabled backends for a problem, and launch options of the fastest few kernels as variants."""
 
-from __future__ import annotations
-
 import dataclasses
 import warnings
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
-from ..backends.densified import dense_problem, densified
-from ..backends.routed import BY_INDEX, grouped_problem, with_steps
+from ..backends.around import BY_INDEX, densified, with_steps
 from ..backends.table import BACKENDS, TEMPLATES, check_names, load
 from ..choice import Choice, Offers, Refusal
 from ..device import DeviceInfo
 from ..effort import EFFORT
 from ..filters import filtered, nothing_left, uncapped, without
+from ..numerics.block_sparse import dense_problem
+from ..numerics.routed import grouped_problem
 from ..problem import Problem
 from ..settings import Settings, use
 from ..store.store import Row

@@ -1,7 +1,5 @@
 """The pick: the fastest correct choice. Ties follow a fixed order, so that every run picks the same choice."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 

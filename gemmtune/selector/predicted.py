@@ -1,7 +1,5 @@
 """Choices by prediction: gains over torch at some Ms of each class, and the few kernels that serve all classes of a model."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import math

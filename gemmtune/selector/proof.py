@@ -1,7 +1,5 @@
 """Proof of a choice over an interval of Ms: legality for every M, correct results at Ms where its behaviour changes."""
 
-from __future__ import annotations
-
 import bisect
 import functools
 import itertools

@@ -1,7 +1,5 @@
 """The result of tuning a range of M, as a value that prints and converts to JSON."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field

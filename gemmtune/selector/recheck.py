@@ -3,8 +3,6 @@
 A GEMM that returns what it computed before, or is right for a number of calls, passes every check that comes before the timing.
 """
 
-from __future__ import annotations
-
 import functools
 import time
 from collections.abc import Callable, Sequence
@@ -15,7 +13,7 @@ from ..choice import Choice, Status
 from ..numerics.buffers import POISONS, allocate, poison
 from ..numerics.expectation import Expectation
 from ..numerics.judging import Judge
-from ..numerics.stage import Stage
+from ..numerics.slots import Stage
 from ..timing.contenders import Call
 from ..timing.overwritten import Side
 from ..timing.timer import Timer
@@ -27,12 +25,8 @@ CALLS = 100
 MOST_S, MOST_OF_FUNCTIONS_S = 0.02, 0.5
 """Limits on the duration of these calls: of kernels, which do not count them, and of Python functions, which may."""
 STAGES: tuple[tuple[Side, bool, bool], ...] = (
-    ("b", True, False),
-    ("a", False, False),
-    ("a", True, True),
-    ("b", False, False),
-    ("b", True, True),
-)
+    ("b", True, False), ("a", False, False), ("a", True, True), ("b", False, False), ("b", True, True),
+)  # fmt: skip
 """Changes of the operands: the side, True if all of it changes, and True if the result of the next call is judged.
 
 Before that, the other side, and the first and last number, by which a choice may know operands, have their final values.

@@ -1,7 +1,5 @@
 """Measurements of tried choices: samples, times of final rounds, typed failures, and the short measurement that drops losers."""
 
-from __future__ import annotations
-
 import statistics
 import time
 from collections.abc import Iterable, Mapping

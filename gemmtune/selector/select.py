@@ -1,7 +1,5 @@
 """Selection for one problem: enumerate, precompile, verify, measure, pick, store."""
 
-from __future__ import annotations
-
 import dataclasses
 import time
 from typing import Literal

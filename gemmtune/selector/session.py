@@ -19,17 +19,15 @@ from ..numerics.some_rows import some_rows
 from ..problem import Problem
 from ..problem.rows import RowClass
 from ..settings import Settings, use
-from ..timing.conditions import conditions, device_to_itself
 from ..timing.contenders import Call, Contender
 from ..timing.limits import measure_limits
 from ..timing.neighbours import Watch
 from ..timing.rounds import play
-from ..timing.timer import Timer, collection_paused
+from ..timing.timer import Timer, collection_paused, conditions, device_to_itself
 from .observed import contradiction
 from .recheck import AFTER, recheck_all
-from .row_bits import RowBits
 from .samples import HOPELESS, SLOWER, Ranking, Sample, failure_of, scaled_first_samples, short_measurement
-from .some_rows import RowsVerifier
+from .some_rows import RowBits, RowsVerifier
 from .verify import Verifier, random_expectation
 
 log = logging.getLogger("gemmtune")

@@ -1,7 +1,5 @@
 """Measurements that the package ships: the fastest choices of weights of public models, by GPU. Files are read on demand."""
 
-from __future__ import annotations
-
 import functools
 import gzip
 import hashlib

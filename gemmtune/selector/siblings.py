@@ -1,7 +1,5 @@
 """Weights of one model, tuned one after the other: each tells the next which kernels to try, and those compile ahead."""
 
-from __future__ import annotations
-
 import contextlib
 import contextvars
 import dataclasses

@@ -6,14 +6,14 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..backends.own.choice import NAME as OWN
 from ..backends.own.choice import UNDECLARED
 from ..choice import Refusal, Status
 from ..filters import REGEXES
 from ..timing.rounds import BUSY_MARK
-from .result import AGAIN, busy
+from .result import AGAIN, ProblemResult, busy
 from .text_table import NAMES, TextTable, counted, plain_text
 
 if TYPE_CHECKING:
@@ -122,23 +122,15 @@ def left_out_lines(result: ProblemResult) -> list[str]:
         return []
     failed = [(o.status.value, o.name, o.reason) for o in result.outcomes if o.status is not Status.OK]
     count = len(failed) + sum(r.count for r in result.refusals)
-    by_regex, others = _by_regexes(result.refusals)
-    unwanted = [(Status.REFUSED.value, r.name, r.reason) for r in by_regex]
+    settings = tuple(f"{name} " for row in REGEXES for name in (row.allow, row.deny))
+    unwanted = [(Status.REFUSED.value, r.name, r.reason) for r in result.refusals if r.reason.startswith(settings)]
+    others = [r for r in result.refusals if not r.reason.startswith(settings)]
     return [f"left out: {counted(count, 'choice')}", *_grouped((*failed, *unwanted)), *_folded(others)] if count else []
 
 
 def refusal_lines(refusals: Iterable[Refusal]) -> list[str]:
     """Return lines for refusals alone, grouped in the same way."""
     return list(_grouped(("", refusal.name, refusal.reason) for refusal in refusals))
-
-
-def _by_regexes(refusals: Iterable[Refusal]) -> tuple[list[Refusal], list[Refusal]]:
-    """Return the refusals by a regex of the settings, and the others."""
-    settings = tuple(f"{name} " for row in REGEXES for name in (row.allow, row.deny))
-    parts: tuple[list[Refusal], list[Refusal]] = ([], [])
-    for refusal in refusals:
-        parts[not refusal.reason.startswith(settings)].append(refusal)
-    return parts
 
 
 def _folded(refusals: Iterable[Refusal]) -> Iterator[str]:
@@ -244,3 +236,15 @@ def short_reason(reason: str) -> str:
 def _number(value: float) -> str:
     """Format with about four significant digits and no exponent: ``6.18``, ``123.4``, ``12340``."""
     return f"{value:.2f}" if value < 10 else f"{value:.1f}" if value < 1000 else f"{value:.0f}"
+
+
+class TuningResult(tuple[ProblemResult, ...]):
+    """The results of one tuning run, one for each problem in the order of the request. Prints as a table."""
+
+    __slots__ = ()
+
+    def __str__(self) -> str:
+        return render(self)
+
+    def to_json(self) -> list[dict[str, Any]]:
+        return [p.to_json() for p in self]

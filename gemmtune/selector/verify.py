@@ -21,8 +21,7 @@ from ..numerics.guards import Watch, guarded_out, poison_free_memory
 from ..numerics.judging import Judge
 from ..numerics.one_hot import OneHotProbe
 from ..numerics.probes import Probes
-from ..numerics.slots import tight_problem
-from ..numerics.stage import Stage
+from ..numerics.slots import Stage, tight_problem
 from ..problem import Problem
 from .samples import Sample
 

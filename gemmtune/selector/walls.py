@@ -4,8 +4,6 @@ The worker that measures choices is their process too, so a GEMM can deceive it.
 is checked in this process, and the time is that of this process's clock.
 """
 
-from __future__ import annotations
-
 import time
 import warnings
 from collections.abc import Collection, Mapping

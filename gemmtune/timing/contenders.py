@@ -4,8 +4,6 @@
 read, so that the device never idles between them.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import itertools

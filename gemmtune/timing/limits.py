@@ -6,22 +6,32 @@ multiply-add counts as two. All are the best of several short samples: limits, n
 
 from __future__ import annotations
 
+import ctypes
+import hashlib
 import itertools
+import logging
+import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Literal
 
+import jinja2
 import torch
 
+from ..backends.cpp.compiler import find_compiler, why_no_compiler
 from ..backends.table import load
 from ..device import MIB, DeviceInfo
+from ..errors import GemmtuneError, UnavailableError
 from ..numerics.operands import random_operands
 from ..problem import Precision, Problem
 from ..problem.dtypes import FLOAT8, FLOAT8_FNUZ, dtype_name, parse_dtype
 from ..problem.flags import precision_scope
 from ..settings import current
+from ..toolchain.made_once import compile_text, made_once, opened
 from .contenders import timing_event
-from .fma import fma_gflops
 from .rotation import leaves_caches
 
 SAMPLES_S = 0.15
@@ -44,10 +54,9 @@ BUSY = 10.0
 OF_PRODUCT = 2.0
 """Further factor for a rate of torch's product: other instructions reach 2.3 times torch's rate on an H200."""
 INSTRUCTIONS: Mapping[str, Mapping[str, float]] = {
-    "bfloat16": {"avx512_bf16": 2.0, "amx_bf16": 16.0},
-    "float16": {"avx512_fp16": 2.0, "amx_fp16": 16.0},
+    "bfloat16": {"avx512_bf16": 2.0, "amx_bf16": 16.0}, "float16": {"avx512_fp16": 2.0, "amx_fp16": 16.0},
     "int8": {"avx512_vnni": 4.0, "avx_vnni": 4.0, "amx_int8": 32.0},
-}
+}  # fmt: skip
 """Rates of a CPU's narrow numbers as multiples of float32's (Intel's Architecture Instruction Set Extensions reference)."""
 
 
@@ -131,7 +140,10 @@ def measure_limits(device: DeviceInfo, dtype_label: str, known: Mapping[str, flo
     if bandwidth not in (known or {}):
         found[bandwidth] = _bandwidth(device)
     if rate not in (known or {}):
-        found[rate] = _cpu_rate(device, dtype_label) if device.type == "cpu" else _product_gflops(device, dtype_label)
+        # On a CPU the rate of bare fused multiply-adds, or of a product if that is higher.
+        bare = fma_gflops(device, "double" if dtype_label == "float64" else "float") if device.type == "cpu" else None
+        widened = device.type == "cpu" and dtype_label in ("float16", *map(dtype_name, (*FLOAT8, *FLOAT8_FNUZ)))
+        found[rate] = max(bare or 0.0, _product_gflops(device, "float32" if widened else dtype_label))
     return found
 
 
@@ -146,13 +158,6 @@ def _bandwidth(device: DeviceInfo) -> float:
     copy_s = _best_gpu_s(lambda: target.copy_(source))
     read_s = _best_gpu_s(source.amax)
     return max(2 * source.nbytes / copy_s, source.nbytes / read_s) / 1e9
-
-
-def _cpu_rate(device: DeviceInfo, dtype_label: str) -> float:
-    """Return the rate of bare fused multiply-adds, or of a product if that is higher."""
-    product = "float32" if dtype_label in ("float16", *map(dtype_name, (*FLOAT8, *FLOAT8_FNUZ))) else dtype_label
-    bare = fma_gflops(device, "double" if dtype_label == "float64" else "float")
-    return max(bare or 0.0, _product_gflops(device, product))
 
 
 def _product_gflops(device: DeviceInfo, dtype_label: str) -> float:
@@ -204,3 +209,59 @@ def _best_gpu_s(work: Callable[[], object]) -> float:
         events[-1].synchronize()
         best = min(best, *(a.elapsed_time(b) / 1e3 for a, b in itertools.pairwise(events)))
     return best
+
+
+log = logging.getLogger("gemmtune")
+
+VECTOR_BYTES = {"avx512": 64, "avx2": 32}
+CHAINS = 12
+"""Number of independent chains: 4 cycles of latency times 2 units, plus a margin, in 16 vector registers."""
+SAMPLE_S = 0.004
+"""Duration of one sample, short so that on a busy machine some samples have all cores."""
+SAMPLES = 40
+COMPILE_TIMEOUT_S = 60.0
+FLAGS = ("-O3", "-march=native", "-ffp-contract=fast", "-shared", "-fPIC")
+
+
+def fma_gflops(device: DeviceInfo, kind: Literal["float", "double"]) -> float | None:
+    """Return all threads' rate in 1e9 operations/s, two per fused multiply-add, or None if the loop cannot be compiled."""
+    try:
+        run = opened(lambda: _compiled(device, kind), lambda path: ctypes.CDLL(str(path)).run)
+    except (GemmtuneError, OSError) as error:
+        log.debug("no loop measures the arithmetic rate: %s", error)
+        return None
+    run.argtypes, run.restype = [ctypes.c_long], ctypes.c_double
+    lanes = VECTOR_BYTES.get(device.arch, 16) // (4 if kind == "float" else 8)
+    iterations = 10_000
+    while (elapsed_s := _in_threads(run, iterations, device.threads)) < SAMPLE_S:
+        iterations *= 2
+    best_s = min(elapsed_s, *(_in_threads(run, iterations, device.threads) for _ in range(SAMPLES)))
+    return device.threads * iterations * CHAINS * lanes * 2 / best_s / 1e9
+
+
+def _in_threads(run: ctypes._NamedFuncPointer, iterations: int, count: int) -> float:
+    """Return the seconds from the start of the first thread to the end of the last. ctypes releases the GIL during a call."""
+    threads = [threading.Thread(target=run, args=(iterations,)) for _ in range(count)]
+    begun = time.perf_counter()
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return time.perf_counter() - begun
+
+
+def _compiled(device: DeviceInfo, kind: str) -> Path:
+    """Return the loop as a shared library, compiled if it is missing."""
+    text = resources.files(__package__).joinpath("fma.cpp.jinja").read_text()
+    environment = jinja2.Environment(undefined=jinja2.StrictUndefined, autoescape=False)
+    source = environment.from_string(text).render(type=kind, vector_bytes=VECTOR_BYTES.get(device.arch, 16), chains=CHAINS)
+    digest = hashlib.blake2b(f"{source}{FLAGS}{device.name}{device.isa}".encode(), digest_size=16).hexdigest()
+    name = f"fma-{digest}"
+
+    def make(made: Path) -> None:
+        reason, compiler = why_no_compiler(), find_compiler()
+        if reason is not None or compiler is None:
+            raise UnavailableError(f"{name}: {reason}")
+        compile_text([compiler.path, *FLAGS], source, ".cpp", made, name, timeout_s=COMPILE_TIMEOUT_S)
+
+    return made_once(("limits", f"{name}.so"), make, name)

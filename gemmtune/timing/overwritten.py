@@ -1,7 +1,5 @@
 """Operands of a timer that get other values in the same memory, as between two steps of a program."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Literal
 

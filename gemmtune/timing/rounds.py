@@ -1,7 +1,5 @@
 """Final rounds, which rank the fastest choices against each other."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import math

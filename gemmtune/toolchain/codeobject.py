@@ -4,8 +4,6 @@ The compiler is ROCm's clang or any other with support for AMD GPUs, such as a d
 are needed, which Triton's package also contains. The assembly text is kept next to the code object, readable without tools.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import re
@@ -48,10 +46,14 @@ def find_hip_compiler() -> HipCompiler:
         if not os.access(path, os.X_OK):
             continue
         try:
-            release = _release(str(path))
+            printed = version_text(str(path))
+            version = re.search(r"clang version (\d+)", printed)
+            if version is None:
+                raise UnavailableError(f"{path} --version: got {printed!r}, expected a version of clang")
         except UnavailableError as error:
             reasons.append(str(error))
             continue
+        release = int(version[1])
         if release >= LEAST_CLANG:
             return HipCompiler(path=str(path), release=release, headers=_headers())
         reasons.append(f"{path} is clang {release}, expected {LEAST_CLANG} or newer")
@@ -68,14 +70,6 @@ def _candidates() -> list[Path]:
         own.append(Path(f"/usr/lib/llvm-{release}/bin/clang++"))
     plain = shutil.which("clang++")
     return own + ([Path(plain)] if plain else [])
-
-
-def _release(path: str) -> int:
-    printed = version_text(path)
-    found = re.search(r"clang version (\d+)", printed)
-    if found is None:
-        raise UnavailableError(f"{path} --version: got {printed!r}, expected a version of clang")
-    return int(found[1])
 
 
 def _headers() -> Path:

@@ -1,7 +1,5 @@
 """Choices whose compiled kernels can be inspected before they run, even for an architecture that this machine lacks."""
 
-from __future__ import annotations
-
 import hashlib
 import importlib.util
 import re
@@ -12,7 +10,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import Any, TypeVar
 
 from ..cache import cached, present, why_nothing_new
 from ..choice import Choice
@@ -65,22 +63,13 @@ class CompiledChoice(Choice):
         """Return the same kernels for a GPU newer than ``arch``. ``build`` then loads their PTX, which the driver translates."""
 
 
-class Digested(Protocol):
-    """The source of a kernel."""
-
-    @property
-    def digest(self) -> str:
-        """A hash over all inputs of the compiled file."""
-        ...
-
-
 @dataclass(frozen=True, kw_only=True)
 class FileChoice(CompiledChoice):
     """A choice whose kernel is one file in the cache folder, made by a compiler for CUDA or HIP."""
 
     @property
     @abstractmethod
-    def source(self) -> Digested:
+    def source(self) -> Any:
         """The source to compile."""
 
     @property
@@ -107,9 +96,8 @@ class FileChoice(CompiledChoice):
     def make(self) -> Path:
         """Return the file, compiled if it is missing. Raise CompileError, or UnavailableError without a compiler."""
 
-    @staticmethod
     @abstractmethod
-    def compiler() -> object:
+    def compiler(self) -> object:
         """Return the compiler. Raise UnavailableError if there is none on this machine."""
 
     @property

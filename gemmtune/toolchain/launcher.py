@@ -1,7 +1,5 @@
 """Launches of records on CUDA: parameters are assembled once for each set of addresses, and a call is one driver call."""
 
-from __future__ import annotations
-
 import ctypes
 import functools
 import struct

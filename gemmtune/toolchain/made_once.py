@@ -1,7 +1,5 @@
 """Compiled files in the cache folder: content-addressed, and compiled once for all processes that need them."""
 
-from __future__ import annotations
-
 import os
 import tempfile
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """The CUDA toolkit's compiler, nvcc, on this machine."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

@@ -1,7 +1,5 @@
 """The orientation of a problem in a kernel: unchanged, or with its operands swapped, since out^T = b^T @ a^T."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from ..problem import Layout, Problem

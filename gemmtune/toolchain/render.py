@@ -1,7 +1,5 @@
 """Rendering of kernel templates: Jinja sources next to their backends."""
 
-from __future__ import annotations
-
 import functools
 import hashlib
 from importlib import resources

@@ -1,7 +1,5 @@
 """C++ structs generated from ctypes, so that a kernel reads exactly what Python fills in."""
 
-from __future__ import annotations
-
 import ctypes
 from collections.abc import Collection, Mapping
 from typing import Any

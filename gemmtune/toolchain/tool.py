@@ -1,7 +1,5 @@
 """Programs that this package runs: compilers and their tools, which may be broken or hang."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import os

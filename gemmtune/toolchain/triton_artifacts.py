@@ -1,7 +1,5 @@
 """Triton's artifacts in our cache folder: found in a read-only one too, wherever it lies, and compiled again if damaged."""
 
-from __future__ import annotations
-
 import hashlib
 import importlib
 import json

@@ -32,7 +32,7 @@ from ..selector.remote import prepare_measuring
 from ..selector.result import ProblemResult
 from ..selector.segments import rows_of
 from ..selector.select import select
-from ..selector.tuning_result import TuningResult
+from ..selector.table import TuningResult
 from ..settings import Settings
 from ..store.key import fingerprint_text
 from ..store.store import Store, open_store

@@ -1,7 +1,5 @@
 """Child side of a worker process: it receives a job, runs it, and sends back the result or the exception."""
 
-from __future__ import annotations
-
 import faulthandler
 import importlib
 import os

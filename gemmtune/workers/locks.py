@@ -1,7 +1,5 @@
 """Locks between processes, so that a process waits for the result of another one that tunes the same problem."""
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import logging

@@ -1,7 +1,5 @@
 """Parent's end of the pipe to a worker process: each message takes a limited time and a limited size."""
 
-from __future__ import annotations
-
 import functools
 import socket
 import struct

@@ -1,7 +1,5 @@
 """Warm worker processes, kept between tunings and ended when they have been idle for a while."""
 
-from __future__ import annotations
-
 import atexit
 import os
 import threading

@@ -29,7 +29,6 @@ from gemmtune.architectures import (
     matrix_choices,
     matrix_problems,
     run_matrix,
-    running,
 )
 from gemmtune.architectures.inspection import faults
 from gemmtune.backends.triton.build import TritonChoice
@@ -341,7 +340,7 @@ class TestRunning:
     @pytest.fixture
     def _native(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Let the CPU stand for the requested GPU."""
-        monkeypatch.setattr(running, "how_to_run", lambda arch, device: Way(mode="native"))
+        monkeypatch.setattr("gemmtune.architectures.report.how_to_run", lambda arch, device: Way(mode="native"))
 
     @pytest.mark.usefixtures("_native")
     def test_verdicts(self) -> None:
@@ -362,7 +361,7 @@ class TestRunning:
         assert statuses == [Status.OK, Status.CRASHED, Status.RUNTIME_ERROR, Status.WRONG_RESULT, Status.OK]
 
     def test_forward_builds_the_forward_choice(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(running, "how_to_run", lambda arch, device: Way(mode="forward"))
+        monkeypatch.setattr("gemmtune.architectures.report.how_to_run", lambda arch, device: Way(mode="forward"))
         assert verdict_of(simple("right"), CPU).status is Status.OK
         assert verdict_of(simple("forwarded"), CPU).status is Status.WRONG_RESULT
 

@@ -37,7 +37,7 @@ from rotation import rotated
 
 from gemmtune.backends.cuda.choice import CudaChoice
 from gemmtune.problem import Layout, Problem
-from gemmtune.selector.row_bits import RowBits
+from gemmtune.selector.some_rows import RowBits
 
 SMALL, BY_K, WIDE = skinny_shape(8, 32, 2, 2, 1), skinny_shape(8, 16, 2, 1, 4), skinny_shape(16, 32, 1, 1, 2)
 

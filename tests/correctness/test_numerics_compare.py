@@ -14,10 +14,10 @@ from gemmtune.numerics.block_sparse import sparse_of
 from gemmtune.numerics.bounds import Claims, accumulation_bound, exact_limit, underflow
 from gemmtune.numerics.compare import BadElement, Chunk, Finding, is_right
 from gemmtune.numerics.expectation import referenced
-from gemmtune.numerics.integers import MOST_ZERO, cancelling_range
 from gemmtune.numerics.judging import Judge
 from gemmtune.numerics.operands import Operands
 from gemmtune.numerics.propagate import Approximate, propagate
+from gemmtune.numerics.quantized import MOST_ZERO, cancelling_range
 from gemmtune.numerics.reference import Region
 from gemmtune.problem import Epilogue, Problem
 from gemmtune.problem.epilogue import Node, Ref

@@ -9,9 +9,8 @@ import torch
 from broken_kernels import CPU
 
 from gemmtune.numerics.drawing import Drawing
-from gemmtune.numerics.integers import MOST_INTEGER, cancelling_range, most_factor
 from gemmtune.numerics.probes import Probes
-from gemmtune.numerics.quantized import numbers
+from gemmtune.numerics.quantized import MOST_INTEGER, cancelling_range, most_factor, numbers
 from gemmtune.problem import Layout, Precision, Problem
 from gemmtune.problem.operations import Encoding
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from broken_kernels import CPU, claims_of
 
-from gemmtune.numerics import grouped, grouped_reference
+from gemmtune.numerics import grouped, grouped_expectation
 from gemmtune.numerics.grouped import GroupedExpectation, awkward_ends, grouped_expectations
 from gemmtune.numerics.reference import Region
 from gemmtune.problem import Problem
@@ -157,7 +157,7 @@ def test_samples_are_of_their_rows_and_columns(problem: Problem) -> None:
     made = grouped.GroupedProbes(problem, CPU)
     whole = made.random([3, 3, 10, 14])
     pieces = spans([3, 3, 10, 14], 16)
-    find = grouped_reference.of_terms if problem.divides_terms else grouped_reference.of_rows
+    find = grouped_expectation.of_terms if problem.divides_terms else grouped_expectation.of_rows
     for region in (Region(rows=torch.tensor([0, 3, 5])), Region(cols=torch.tensor([1, 4]))):
         value, magnitude = find(problem, whole.operands, pieces, region)
         torch.testing.assert_close(value, region.of(whole.values[0]))

@@ -18,9 +18,8 @@ from gemmtune.device import detect
 from gemmtune.numerics import slots
 from gemmtune.numerics.operands import random_operands
 from gemmtune.numerics.probes import Probes
-from gemmtune.numerics.slots import tight, tight_problem
+from gemmtune.numerics.slots import Stage, tight, tight_problem
 from gemmtune.numerics.some_rows import same_rows, some_rows
-from gemmtune.numerics.stage import Stage
 from gemmtune.problem import Layout, Problem
 from gemmtune.problem.rows import row_classes
 from gemmtune.selector.some_rows import RowsVerifier

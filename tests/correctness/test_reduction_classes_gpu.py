@@ -16,7 +16,7 @@ from gemmtune.selector.precompile import precompile
 from gemmtune.selector.progress import Progress
 from gemmtune.selector.range_work import Work
 from gemmtune.selector.reduction_classes import offered_in
-from gemmtune.selector.row_bits import RowBits
+from gemmtune.selector.some_rows import RowBits
 from gemmtune.settings import current
 
 pytestmark = pytest.mark.gpu

@@ -13,7 +13,7 @@ from gemmtune.numerics.hard_rows import KINDS, with_hard_rows
 from gemmtune.numerics.probes import Probes
 from gemmtune.numerics.some_rows import first_other_row
 from gemmtune.problem import Problem
-from gemmtune.selector.row_bits import RowBits
+from gemmtune.selector.some_rows import RowBits
 
 CPU = torch.device("cpu")
 M, N, K = 15, 8, 64

@@ -10,13 +10,12 @@ import pytest
 import torch
 from rotation import rotated
 
-from gemmtune.backends.panels import panels_of
 from gemmtune.backends.triton.blocks import rows
 from gemmtune.backends.triton.blocks.configs import BlocksConfig, Rows, why_not_config
 from gemmtune.backends.triton.blocks.offers import ranked
 from gemmtune.choice import Status
 from gemmtune.device import preset
-from gemmtune.numerics.block_sparse import parts
+from gemmtune.numerics.block_sparse import panels_of, parts
 from gemmtune.problem import Problem
 from gemmtune.sparse import create_blocked_tensor
 

@@ -30,8 +30,8 @@ from gemmtune.problem import Problem
 from gemmtune.problem.dtypes import dtype_info
 from gemmtune.problem.epilogue import evaluate
 from gemmtune.problem.rows import row_classes
-from gemmtune.selector.row_bits import RowBits
 from gemmtune.selector.samples import Sample
+from gemmtune.selector.some_rows import RowBits
 from gemmtune.selector.verify import Verifier
 from gemmtune.settings import Settings
 from gemmtune.toolchain.compiled import CompiledChoice

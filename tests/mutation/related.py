@@ -18,10 +18,10 @@ ALWAYS: dict[str, tuple[str, ...]] = {
 }
 """Tests of a package that use many of its modules without importing them. They run last, if there is room."""
 BESIDES = {
-    "numerics/absent": ("correctness/test_bsr.py",),
+    "numerics/expectation": ("correctness/test_bsr.py",),
     "numerics/buffers": ("correctness/test_numerics_operands.py",),
     "numerics/judging": ("correctness/test_numerics_compare.py", "correctness/test_conformance_values.py"),
-    "numerics/integers": ("correctness/test_numerics_drawing.py",),
+    "numerics/quantized": ("correctness/test_numerics_drawing.py",),
     "numerics/scaling": ("correctness/test_numerics_quantized.py",),
     "numerics/width": ("correctness/test_numerics_probes.py", "correctness/test_numerics_quantized.py"),
     "numerics/operands": (
@@ -35,9 +35,8 @@ BESIDES = {
         "correctness/test_numerics_quantized.py",
         "correctness/test_numerics_block_sparse.py",
     ),
-    "problem/constructors": ("unit/test_compositions.py", "unit/test_rules.py"),
+    "problem/constructors": ("unit/test_compositions.py", "unit/test_rules.py", "unit/test_sparsity.py"),
     "problem/contiguous": ("unit/test_compositions.py", "unit/test_rules.py", "unit/test_sparsity.py"),
-    "problem/structured": ("unit/test_compositions.py", "unit/test_rules.py", "unit/test_sparsity.py"),
     "problem/fields": ("unit/test_sum_problem.py", "unit/test_sparsity.py", "unit/test_rules.py"),
     "problem/forms": ("unit/test_rebuild.py", "unit/test_cli_shapes.py"),
     "problem/gradients": ("unit/test_rules.py", "correctness/test_autograd.py"),

@@ -21,9 +21,8 @@ from gemmtune.perf_gate.gate import versions
 from gemmtune.perf_gate.subjects import TORCH, subject_for
 from gemmtune.problem import Problem
 from gemmtune.settings import Settings
-from gemmtune.timing.conditions import conditions
 from gemmtune.timing.contenders import Contender
-from gemmtune.timing.timer import Timer, collection_paused
+from gemmtune.timing.timer import Timer, collection_paused, conditions
 from gemmtune.version import __version__
 
 

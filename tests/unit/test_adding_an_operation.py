@@ -34,34 +34,18 @@ of_outer_product: Gradient = {
 """The gradients of a @ b + c @ d for a column c and a row d."""
 '''
 ROW = """\
-    Operation(
-        name="outer_mm",
-        formula="a @ b + c @ d, a column times a row",
-        operands=(
-            *_product(_FLOATS),
-            Operand(role="c", shape=("M", "1"), like_a=True),
-            Operand(role="d", shape=("1", "N"), like_a=True),
-        ),
-        result=_DENSE,
-        compose=with_outer_product,
-        gradient=of_outer_product,
+    _row(
+        "outer_mm", "a @ b + c @ d, a column times a row",
+        (*_product(_FLOATS), Operand(role="c", shape=("M", "1"), like_a=True), Operand(role="d", shape=("1", "N"), like_a=True)),
+        with_outer_product, of_outer_product,
     ),
 """
 CONSTRUCTOR = '''
     @classmethod
-    def outer_mm(
-        cls,
-        m: int,
-        n: int,
-        k: int,
-        *,
-        dtype: torch.dtype = torch.bfloat16,
-        layout: str = "nt",
-        device_type: str | None = None,
-        precision: Precision | None = None,
-    ) -> Self:
+    @_constructor()
+    def outer_mm(cls, m: int, n: int, k: int, **options: Unpack[Floats]) -> Self:
         """Return out[M, N] = a[M, K] @ b[K, N] + c[M, 1] @ d[1, N]."""
-        return cls._of("outer_mm", (m, n, k), dtype, layout, device_type, precision)
+        return _of(cls, "outer_mm", (m, n, k), **options)
 '''
 FUNCTION = '''
 

@@ -12,7 +12,7 @@ from tuning_results import FAST, TORCH, failure, outcome, problem_result
 from gemmtune import Problem, cli, settings
 from gemmtune.choice import Refusal, Status
 from gemmtune.selector.progress import Lines, Progress
-from gemmtune.selector.tuning_result import TuningResult
+from gemmtune.selector.table import TuningResult
 
 
 @pytest.fixture

@@ -24,7 +24,7 @@ from gemmtune.choice import Availability
 from gemmtune.device import detect
 from gemmtune.errors import CompileError, UnavailableError
 from gemmtune.problem import Problem
-from gemmtune.timing import fma
+from gemmtune.timing import limits
 from gemmtune.toolchain import made_once
 from gemmtune.toolchain.tool import run_tool
 
@@ -100,7 +100,7 @@ def test_damaged_artifacts_are_made_anew(tmp_path: Path, compiles: list[list[str
                 (cache_dir(Path(name).parent.name) / Path(name).name).write_bytes(changed)
             compiles.clear()
             assert torch.equal(result_of(small_choice()), torch.arange(64.0).reshape(8, 8).t()), what
-            assert fma.fma_gflops(detect("cpu"), "float"), what
+            assert limits.fma_gflops(detect("cpu"), "float"), what
             made = sum("/trials/" not in command[-1] for command in compiles)
             assert made == (1 if whole else 2), what
         files = [path for path in (tmp_path / what).rglob("*.*") if path.suffix != ".lock" and path.parent.name != "trials"]
@@ -118,7 +118,7 @@ def test_damaged_artifact_without_a_compiler_is_named(cache: Path, monkeypatch: 
         UnavailableError, match=r"\.so cannot be loaded \(.*expected an ELF file\) and not be made anew: .*no C\+\+ comp"
     ):
         small_choice().load()
-    assert fma.fma_gflops(detect("cpu"), "float") is None
+    assert limits.fma_gflops(detect("cpu"), "float") is None
 
 
 @needs_compiler
@@ -178,7 +178,7 @@ def test_broken_compiler_costs_one_warning(
         result = gemmtune.tune("mm", a, b, progress=False)[0]
         reasons = {refusal.reason for refusal in result.refusals if refusal.name.startswith("cpp:")}
         assert compiler.why_no_compiler() in reasons
-        assert fma.fma_gflops(detect("cpu"), "float") is None
+        assert limits.fma_gflops(detect("cpu"), "float") is None
     assert result.pick == "aten:mm"
     assert "makes no library" in BACKEND.available(detect("cpu")).detail
 

@@ -24,8 +24,7 @@ from gemmtune.selector.progress import Progress
 from gemmtune.settings import Settings
 from gemmtune.store.key import fingerprint_text
 from gemmtune.store.store import Store
-from gemmtune.timing.fma import fma_gflops
-from gemmtune.timing.limits import Limits, least_work, limit_names, limit_us, measure_limits
+from gemmtune.timing.limits import Limits, fma_gflops, least_work, limit_names, limit_us, measure_limits
 
 VALUES = {"bandwidth_gbps": 50.0, "float32_gflops": 500.0}
 

@@ -18,7 +18,7 @@ from gemmtune.device import detect
 from gemmtune.errors import StoreError
 from gemmtune.settings import Settings, use
 from gemmtune.store.store import Store
-from gemmtune.timing.conditions import device_to_itself
+from gemmtune.timing.timer import device_to_itself
 from gemmtune.toolchain.made_once import made_once
 from gemmtune.workers.locks import tuning_lock
 

@@ -19,6 +19,7 @@ from gemmtune.effort import EFFORT
 from gemmtune.selector import candidates as trying
 from gemmtune.selector import measure as measuring
 from gemmtune.selector.candidates import Candidates, _reopened
+from gemmtune.selector.finals import Measuring
 from gemmtune.selector.measure import drift_since, examine_all, measure, outcome, rank
 from gemmtune.selector.pick import pick
 from gemmtune.selector.precompile import CompileFailure
@@ -97,12 +98,12 @@ class Stages(Progress):
 
 def test_examines_against_the_best_so_far_and_corrects_drift() -> None:
     session, outcomes, progress = FakeSession(a=20.0, b=8.0, c=None, d=30.0), by_hash(known("torch", 5.0)), Stages()
-    examine_all(session, [CHOICES[f"fake-fake:{x}"] for x in "abcd"], 2.0, outcomes, progress, candidates())  # type: ignore[arg-type]
+    examine_all(Measuring(session, candidates(), outcomes, progress, drift=2.0), [CHOICES[f"fake-fake:{x}"] for x in "abcd"])
     assert session.asked == [("a", 10.0), ("b", 10.0), ("c", 8.0), ("d", 8.0)]
     assert [o.time_us for o in outcomes.values()] == [5.0, 10.0, 4.0, None, 15.0]
     assert progress.told == [("verify and measure", done, 4) for done in range(5)]
     first = FakeSession(a=20.0)
-    examine_all(first, [CHOICES["fake-fake:a"]], 2.0, {}, progress, candidates())  # type: ignore[arg-type]
+    examine_all(Measuring(first, candidates(), {}, progress, drift=2.0), [CHOICES["fake-fake:a"]])
     assert first.asked == [("a", None)]
 
 
@@ -137,7 +138,7 @@ def test_after_the_deadline_torch_alone_is_measured() -> None:
     choices = [CHOICES["fake-fake:a"], dataclasses.replace(CHOICES["fake-fake:torch"], baseline=True)]
     late = candidates(offered=("a", "torch")).within(0.0)
     assert late.late
-    examine_all(session, sorted(choices, key=lambda c: not c.baseline), 1.0, outcomes, Progress(), late)  # type: ignore[arg-type]
+    examine_all(Measuring(session, late, outcomes, Progress()), sorted(choices, key=lambda c: not c.baseline))
     assert [name for name, _ in session.asked] == ["torch"]
     assert dataclasses.replace(late, known=outcomes).partial() == "1 of 2 choices are not measured yet"
 
@@ -176,7 +177,7 @@ def test_drift_of_the_fastest_must_be_plausible_for_clocks(
 def ranked(session: FakeSession, *outcomes: Outcome, entrants: int = 8, **fields: Any) -> dict[str, Outcome]:
     found = by_hash(*outcomes)
     progress = Stages()
-    rank(session, entrants, candidates(**fields), found, progress)  # type: ignore[arg-type]
+    rank(Measuring(session, candidates(**fields), found, progress), entrants)
     assert all(o.settled for o in found.values())
     count = len(session.asked[0]) if session.asked else 0
     assert progress.told == ([("final rounds", 0, count), ("final rounds", count, count)] if count else [])
@@ -189,13 +190,13 @@ def test_after_a_refusal_the_others_are_ranked_again_and_nothing_is_settled() ->
     session = FakeSession(torch=50.0, a=1.0, b=35.0, c=30.0)
     session.stale = {"a"}
     found = by_hash(known("torch", 50.0), known("a", 1.0), known("b", 35.0), known("c", 30.0))
-    assert rank(session, 8, candidates(device=gpu), found, Stages())  # type: ignore[arg-type]
+    assert rank(Measuring(session, candidates(device=gpu), found, Stages()), 8)
     assert session.asked == [("a", "torch"), ("torch",)]
     assert session.rechecked == [["a", "torch"], ["torch"]]
     refused = found["fake-fake:a"]
     assert (refused.status, refused.time_us, refused.reason) == (Status.WRONG_RESULT, None, "stale")
     assert [o.settled for o in found.values()] == [False, True, False, False]
-    assert not rank(session, 8, candidates(device=gpu), found, Stages())  # type: ignore[arg-type]
+    assert not rank(Measuring(session, candidates(device=gpu), found, Stages()), 8)
     assert session.asked[2] == ("c", "b", "torch"), "those near the next best"
     assert all(o.settled for o in found.values())
     assert pick(list(found.values())).name == "fake:c"  # type: ignore[union-attr]
@@ -208,7 +209,7 @@ def test_a_busy_machine_is_measured_once_if_it_is_accepted(monkeypatch: pytest.M
         monkeypatch.setattr(measuring, "wait_until_quiet", lambda device, tell, waited=waited: waited.append(device))
         session = FakeSession(torch=50.0, a=10.0)
         found = by_hash(known("torch", 5.0), known("a", 1.0))
-        rank(session, 8, candidates(settings=Settings(busy=busy)), found, Stages())  # type: ignore[arg-type]
+        rank(Measuring(session, candidates(settings=Settings(busy=busy)), found, Stages()), 8)
         assert (len(session.asked), len(waited)) == (plays, waits)
         assert all(o.disturbed == "a neighbour" for o in found.values()), "marked in any case"
 

@@ -38,8 +38,8 @@ from gemmtune.selector.remote import RemoteSession, measuring_kind, open_session
 from gemmtune.selector.samples import Ranking, Sample, failure_of
 from gemmtune.selector.session import Session
 from gemmtune.settings import Settings, use
-from gemmtune.timing.conditions import device_to_itself
 from gemmtune.timing.rounds import Ranked
+from gemmtune.timing.timer import device_to_itself
 from gemmtune.workers.pool import WORKERS
 from gemmtune.workers.worker import WorkerCrashed
 

@@ -11,8 +11,7 @@ from tuning_results import FAST, TORCH, failure, outcome, problem_result
 from gemmtune import Problem
 from gemmtune.choice import Refusal, Status
 from gemmtune.selector.result import HOST_US
-from gemmtune.selector.table import pick_line, render, renderables
-from gemmtune.selector.tuning_result import TuningResult
+from gemmtune.selector.table import TuningResult, pick_line, render, renderables
 
 
 def text_of(*problems, **options):

@@ -22,8 +22,6 @@ An epilogue makes each of them unfused: the operation, then the eagerly applied 
 ``_scaled_mm`` can include a bias.
 """
 
-from __future__ import annotations
-
 import torch
 
 from ...choice import Availability, Offers

@@ -31,10 +31,8 @@ METAS = ((64, 3, 4), (16, 3, 4), (128, 4, 8))
 """(tokens of a tile, stages, warps) that are tried with torch's kernel in addition to a table's. A search starts from the best."""
 GROUP = 4
 AXES: Mapping[str, tuple[int, ...]] = {
-    "GROUP_SIZE_ROW": (1, 2, 4, 8, 16),
-    "num_stages": (1, 2, 3, 4, 5),
-    "num_warps": (1, 2, 4, 8, 16),
-}
+    "GROUP_SIZE_ROW": (1, 2, 4, 8, 16), "num_stages": (1, 2, 3, 4, 5), "num_warps": (1, 2, 4, 8, 16),
+}  # fmt: skip
 """Parameters that the search varies, in addition to SPLIT_N, which yields tiles of powers of two."""
 MOST_TILE = 256
 

@@ -1,7 +1,5 @@
 """Float products by torch: the dense operations, mm_plus_mm, mixed_mm, and wider result dtypes for an epilogue."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 
 import torch

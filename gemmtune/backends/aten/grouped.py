@@ -56,7 +56,9 @@ class GroupedChoice(Choice):
 
     def bind(self, loaded: Any) -> Kernel:  # noqa: ARG002 - nothing is loaded
         if self.problem.float8:
-            return self._of_float8()
+            native = functools.partial(_native_scaled, fast=self.problem.fast_accum)
+            scaled: Callable[..., Tensor] = native if self.way == NATIVE_SCALED else scaled_grouped
+            return of_sums(lambda tensors, _: scaled(*tensors), self.problem)
         terms, on_host = self.problem.divides_terms, self.problem.device_type == "cpu"
         composed = (masked_by_terms, masked_product, grouped_by_terms, grouped_product)[2 * on_host + (not terms)]
         function: Callable[..., Tensor] = _native if self.way == NATIVE else composed
@@ -69,12 +71,6 @@ class GroupedChoice(Choice):
             return function(a, widened(b, scale, encoding, dtype), offs)
 
         return with_epilogue(copied(run_new), self.problem)
-
-    def _of_float8(self) -> Kernel:
-        """Return the kernel of torch's operation, or of products of wider floats."""
-        native = functools.partial(_native_scaled, fast=self.problem.fast_accum)
-        function: Callable[..., Tensor] = native if self.way == NATIVE_SCALED else scaled_grouped
-        return of_sums(lambda tensors, _: function(*tensors), self.problem)
 
 
 def _native_scaled(a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor, offs: Tensor, *, fast: bool) -> Tensor:

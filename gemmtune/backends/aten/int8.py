@@ -1,7 +1,5 @@
 """int_mm by torch: ``_int_mm`` unchanged, or on a GPU with operands padded to supported sizes."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch

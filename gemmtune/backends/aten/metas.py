@@ -157,10 +157,7 @@ def torch_table() -> MetaTable:
     return table
 
 
-@functools.cache
-def torch_rows() -> MetaTable:
-    """Return ``torch_table``, made once in a process. Do not change it."""
-    return torch_table()
+_torch_rows = functools.cache(torch_table)
 
 
 @functools.lru_cache(maxsize=4)
@@ -170,7 +167,7 @@ def _loaded(path: str, modified_ns: int) -> MetaTable:  # noqa: ARG001 - its cha
 
 def starting_points(family: Family, shape: Shape, path: str | None = None) -> list[Mapping[str, int]]:
     """Return the kernel's legal parameters from the table in the file ``path`` and from torch's. Raises InvalidProblemError."""
-    tables = [torch_rows()]
+    tables = [_torch_rows()]
     if path is not None:
         try:
             tables.insert(0, _loaded(path, Path(path).stat().st_mtime_ns))

@@ -13,10 +13,12 @@ import torch
 from ...choice import Choice, Claims, Kernel, Offers, Refusal
 from ...declaration.traits import TORCH_SPLITS
 from ...device import DeviceInfo
+from ...numerics.block_sparse import dense_problem
+from ...numerics.routed import grouped_problem
 from ...problem import Problem
+from ...problem.compositions import scaled_product
 from ...problem.dtypes import accumulator_dtype, dtype_name
-from ..densified import DensifiedChoice, dense_problem
-from ..routed import BY_INDEX, RoutedChoice, grouped_problem
+from ..around import BY_INDEX, DensifiedChoice, RoutedChoice
 from ..scaling import has_plain_bias, mode_of
 from . import blocks, dense, grouped, int8, scaled
 from .dense import gemm_dtype
@@ -63,7 +65,10 @@ class AtenChoice(Choice):
         if problem.widens_b:
             return dense.mixed_kernel(problem)
         if problem.float8:
-            return scaled.composed_kernel(problem) if self.aten_name == COMPOSED_SCALED else scaled.kernel_of(problem)
+            if self.aten_name != COMPOSED_SCALED:
+                return scaled.kernel_of(problem)
+            # Wider floats are multiplied, and the sums scaled or, for block scales, the operands.
+            return dense.of_sums(lambda tensors, _: scaled_product(*tensors), problem)
         return dense.kernel_of(self.problem, self.aten_name, self.kwargs)
 
 
@@ -76,7 +81,11 @@ def offers(problem: Problem, device: DeviceInfo) -> Offers:
     if problem.groups:
         return _grouped(problem, device)
     if problem.c is not None:
-        return Offers(choices=(_choice(problem, problem.op, sum_claims(problem, device), baseline=True),))
+        # c @ d, rounded to the products' dtype, plus a @ b: two partial sums, or those of either product.
+        claims, dtype = dense_claims(problem, device), gemm_dtype(problem)
+        splits = 2 if claims.partials != dtype else sum(_splits(k, device) for k in problem.summed)
+        claims = dataclasses.replace(claims, partials=dtype, splits=splits)
+        return Offers(choices=(_choice(problem, problem.op, claims, baseline=True),))
     if problem.integers:
         return _int_mm(problem)
     if problem.widens_b:
@@ -168,13 +177,6 @@ def _choice(problem: Problem, name: str, claims: Claims, *, baseline: bool, eage
         aten_name=aten_name,
         kwargs=kwargs,
     )
-
-
-def sum_claims(problem: Problem, device: DeviceInfo) -> Claims:
-    """Return the claims of c @ d, rounded to the products' dtype, plus a @ b: two partial sums, or those of either product."""
-    claims, dtype = dense_claims(problem, device), gemm_dtype(problem)
-    splits = 2 if claims.partials != dtype else sum(_splits(k, device) for k in problem.summed)
-    return dataclasses.replace(claims, partials=dtype, splits=splits)
 
 
 def dense_claims(problem: Problem, device: DeviceInfo, *, weights: torch.dtype | None = None) -> Claims:

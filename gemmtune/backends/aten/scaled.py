@@ -12,11 +12,10 @@ from torch.utils._python_dispatch import _disable_current_modes
 from ...choice import Kernel, Scalars, Tensors
 from ...device import DeviceInfo
 from ...problem import Layout, Problem
-from ...problem.compositions import scaled_product
 from ...problem.dtypes import FLOAT8_FNUZ, dtype_name
 from ...problem.layout import ALIGNED_BYTES
 from ..scaling import MODES, Mode, has_plain_bias, mode_of, scale_placer
-from .dense import of_sums, with_epilogue
+from .dense import with_epilogue
 
 Tensor = torch.Tensor
 ScaledCall = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor | None, Tensor | None], Tensor]
@@ -78,11 +77,6 @@ def rows_on_this_cpu() -> bool:
     except RuntimeError:
         return False
     return True
-
-
-def composed_kernel(problem: Problem) -> Kernel:
-    """Return the kernel that multiplies wider floats in torch and scales the sums or, for block scales, the operands."""
-    return of_sums(lambda tensors, _: scaled_product(*tensors), problem)
 
 
 def kernel_of(problem: Problem) -> Kernel:

@@ -3,8 +3,6 @@
 No AMD GPU has run these kernels yet. They are compiled and inspected, and tests launch them against a stand-in for HIP.
 """
 
-from __future__ import annotations
-
 from .backend import CkBackend
 
 BACKEND = CkBackend()

@@ -1,7 +1,5 @@
 """The ck backend: instances of Composable Kernel for a problem, ranked before anything is compiled."""
 
-from __future__ import annotations
-
 from ...choice import Availability, Offers, Refusal
 from ...device import DeviceInfo
 from ...effort import EFFORT

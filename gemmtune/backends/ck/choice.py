@@ -9,15 +9,14 @@ from typing import Any
 
 import torch
 
-from ...cache import cache_dir, why_nothing_new
+from ...cache import cache_dir
 from ...choice import Claims, Kernel
 from ...device import DeviceInfo
 from ...errors import ErrorFromChoice, UnavailableError
 from ...problem.dtypes import dtype_info
-from ...toolchain.codeobject import HipCompiler, assembly_text, find_hip_compiler, make_code_object
+from ...toolchain.codeobject import assembly_text, find_hip_compiler, make_code_object
 from ...toolchain.compiled import Artifact, FileChoice, amdgcn_usage
-from ...toolchain.hip import LoadedHipKernel, find_hip
-from ...toolchain.hip_launcher import HipLauncher, loaded_hip_kernel
+from ...toolchain.hip import HipLauncher, LoadedHipKernel, find_hip, loaded_hip_kernel
 from ...toolchain.launcher import bind
 from ...toolchain.record import Record
 from .configs import Config
@@ -66,21 +65,9 @@ class CkChoice(FileChoice):
             checkout=checkout,
         )
 
-    @staticmethod
-    def compiler() -> HipCompiler:
-        return find_hip_compiler()
-
-    @property
-    def obstacle(self) -> str | None:
-        """Reason why a kernel that is not compiled yet cannot be compiled: no compiler, or no CK headers. None if it can run."""
-        if self.compiled:
-            return None
-        try:
-            self.compiler()
-            find_toolkit(self.checkout)
-        except UnavailableError as error:
-            return str(error)
-        return why_nothing_new(NAME)
+    def compiler(self) -> object:
+        """Return the compiler and CK's headers. Raise UnavailableError if one is missing."""
+        return find_hip_compiler(), find_toolkit(self.checkout)
 
     @functools.cached_property
     def predicate(self) -> Predicate:

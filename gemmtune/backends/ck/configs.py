@@ -1,7 +1,5 @@
 """Config: an instance with all compile-time decisions that a problem's layouts and sizes require."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 

@@ -4,8 +4,6 @@ This module is pure data. Depths are in bytes along K, so that one table serves 
 pipelines come from CK's own lists for compute-bound and for memory-bound products.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 
@@ -81,35 +79,15 @@ def _interwave(block_m: int, block_n: int, bytes_k: int) -> Instance:
 
 
 INSTANCES: tuple[Instance, ...] = (
-    *_large(256, 256, 64, "v3", "v4", "v5"),
-    *_large(256, 256, 64, "v3", mfma=16),
-    *_large(256, 128, 128, "v3"),
-    *_large(128, 256, 128, "v3"),
-    *_large(256, 128, 64, "v3", "v5"),
-    *_large(128, 256, 64, "v3", "v5"),
-    *_large(128, 128, 128, "v3", "v4", "v5"),
-    *_large(128, 128, 128, "v3", mfma=16),
-    *_large(128, 128, 64, "v3", "v4"),
-    *_large(128, 64, 128, "v3", "v4"),
-    *_large(64, 128, 128, "v3", "v4"),
-    *_large(64, 64, 128, "v1", "v3"),
-    _interwave(256, 128, 64),
-    _interwave(128, 256, 64),
-    _interwave(128, 128, 128),
-    *_small(16, 16, 256, 16, (1, 1)),
-    *_small(32, 16, 128, 16, (2, 1)),
-    *_small(16, 32, 128, 16, (1, 2)),
-    *_small(64, 16, 128, 16, (2, 1)),
-    *_small(16, 64, 128, 16, (1, 2)),
-    *_small(128, 16, 128, 16, (2, 1)),
-    *_small(16, 128, 128, 16, (1, 2)),
-    *_small(64, 32, 128, 32, (2, 1)),
-    *_small(32, 64, 128, 32, (1, 2)),
-    *_small(128, 32, 128, 32, (2, 1)),
-    *_small(32, 128, 128, 32, (1, 2)),
-    *_small(16, 256, 128, 16, (1, 4)),
-    *_small(256, 16, 128, 16, (4, 1)),
-    *_small(32, 256, 128, 32, (1, 4)),
-    *_small(256, 32, 128, 32, (4, 1)),
-)
+    *_large(256, 256, 64, "v3", "v4", "v5"), *_large(256, 256, 64, "v3", mfma=16), *_large(256, 128, 128, "v3"),
+    *_large(128, 256, 128, "v3"), *_large(256, 128, 64, "v3", "v5"), *_large(128, 256, 64, "v3", "v5"),
+    *_large(128, 128, 128, "v3", "v4", "v5"), *_large(128, 128, 128, "v3", mfma=16), *_large(128, 128, 64, "v3", "v4"),
+    *_large(128, 64, 128, "v3", "v4"), *_large(64, 128, 128, "v3", "v4"), *_large(64, 64, 128, "v1", "v3"),
+    _interwave(256, 128, 64), _interwave(128, 256, 64), _interwave(128, 128, 128), *_small(16, 16, 256, 16, (1, 1)),
+    *_small(32, 16, 128, 16, (2, 1)), *_small(16, 32, 128, 16, (1, 2)), *_small(64, 16, 128, 16, (2, 1)),
+    *_small(16, 64, 128, 16, (1, 2)), *_small(128, 16, 128, 16, (2, 1)), *_small(16, 128, 128, 16, (1, 2)),
+    *_small(64, 32, 128, 32, (2, 1)), *_small(32, 64, 128, 32, (1, 2)), *_small(128, 32, 128, 32, (2, 1)),
+    *_small(32, 128, 128, 32, (1, 2)), *_small(16, 256, 128, 16, (1, 4)), *_small(256, 16, 128, 16, (4, 1)),
+    *_small(32, 256, 128, 32, (1, 4)), *_small(256, 32, 128, 32, (4, 1)),
+)  # fmt: skip
 """Every instance; the predicate in ``legality.py`` selects those for a problem."""

@@ -1,7 +1,5 @@
 """Legality predicate: may an instance be offered for a problem on a device? It decides before anything is compiled."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import torch

@@ -1,7 +1,5 @@
 """Products of two dtypes: the matrix instruction, and the conversion of operands on the way to LDS."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 

@@ -4,8 +4,7 @@ The estimate is the time of the slowest of matrix units with their LDS, loads fr
 data sheets and were never measured. It only orders.
 """
 
-from __future__ import annotations
-
+import itertools
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,7 +12,7 @@ from dataclasses import dataclass
 from ...device import DeviceInfo
 from ...problem import Problem
 from .configs import Config, prefetched
-from .instances import WAVE, Instance, Version
+from .instances import WAVE, Version
 from .legality import REGISTERS, registers
 from .products import Element
 
@@ -87,18 +86,14 @@ def select(timed: Sequence[tuple[float, Config]], count: int | None) -> list[Con
         return ordered
     taken: list[Config] = []
     tiles = Counter[tuple[int, int]]()
-    for most in range(1, len(ordered) + 1):
-        for config in ordered:
-            if len(taken) < count and config not in taken and tiles[_tile(config.instance)] < most:
-                taken.append(config)
-                tiles[_tile(config.instance)] += 1
+    for most, config in itertools.product(range(1, len(ordered) + 1), ordered):
+        tile = config.instance.block_m, config.instance.block_n
+        if len(taken) < count and config not in taken and tiles[tile] < most:
+            taken.append(config)
+            tiles[tile] += 1
     return taken
 
 
 def _preference(config: Config) -> tuple[int, int, str]:
     """Return the tie-breaker for equal times: large instructions, then the pipelines that CK prefers for compute-bound products."""
     return -config.instance.mfma, VERSIONS.index(config.instance.version), config.label
-
-
-def _tile(instance: Instance) -> tuple[int, int]:
-    return instance.block_m, instance.block_n

@@ -1,7 +1,5 @@
 """Source of a CK kernel, and the parameters of its launches."""
 
-from __future__ import annotations
-
 import ctypes
 import hashlib
 import json
@@ -18,7 +16,7 @@ from ...toolchain.record import OUT, WORKSPACE, A, Address, B, Record, Scalar, o
 from ...toolchain.render import template, template_digest
 from ...toolchain.structs import MOST_OPERANDS, struct_text
 from ..cpp.printer import print_epilogue
-from .configs import LDS_BUFFERS, Config, Read, Transfer, prefetched
+from .configs import LDS_BUFFERS, Config, Transfer, prefetched
 from .legality import Predicate
 
 KERNEL = "gemmtune_ck"
@@ -28,6 +26,7 @@ MATH = ("gemmtune.backends.cpp", "math.jinja")
 """Template with the functions of an epilogue, which use no C library."""
 WRITTEN = dict.fromkeys(("out", "partials", "counters"), "void*")
 TYPES = {torch.float16: "f16", torch.bfloat16: "bf16", torch.float32: "f32"}
+_OF_INSTANCE = ("threads", "waves_per_simd", "block_m", "block_n", "mfma", "scheduler", "version")
 
 
 class Operand(ctypes.Structure):
@@ -76,7 +75,10 @@ class KernelSource:
 def source_of(predicate: Predicate, config: Config, toolkit: str) -> KernelSource:
     """Return the source to compile. All sizes with the same path through the pipeline share it."""
     problem, instance = predicate.problem, config.instance
-    reads = [_plain(i, read) for i, read in enumerate(predicate.reads(config))]
+    reads = [
+        {"index": i, "kind": read.kind, "type": TYPES[read.dtype], "vector": read.vector}
+        for i, read in enumerate(predicate.reads(config))
+    ]
     first = len(problem.scales) + (problem.inp_read is not None)
     names = [f"x{i}" for i in range(first, len(reads))]
     epilogue = problem.epilogue
@@ -97,15 +99,9 @@ def source_of(predicate: Predicate, config: Config, toolkit: str) -> KernelSourc
         "b": _operand(predicate, 1, config.b),
         "store": _fields(config.store),
         "padding": config.padding if config.padding == "Default" else f"{config.padding}Padding",
-        "threads": instance.threads,
-        "waves_per_simd": instance.waves_per_simd,
-        "block_m": instance.block_m,
-        "block_n": instance.block_n,
+        **{name: getattr(instance, name) for name in _OF_INSTANCE},
         "block_k": instance.block_k(config.itemsize),
-        "mfma": instance.mfma,
         "repeats": list(instance.repeats),
-        "scheduler": instance.scheduler,
-        "version": instance.version,
         "buffers": LDS_BUFFERS.get(instance.version, 1),
         "lds_bytes": config.lds_bytes,
         "prefetched": prefetched(instance),
@@ -114,10 +110,6 @@ def source_of(predicate: Predicate, config: Config, toolkit: str) -> KernelSourc
         "tail": config.path.tail,
     }
     return KernelSource(arch=predicate.device.arch, values=values, toolkit=toolkit)
-
-
-def _plain(index: int, read: Read) -> dict[str, Any]:
-    return {"index": index, "kind": read.kind, "type": TYPES[read.dtype], "vector": read.vector}
 
 
 def _operand(predicate: Predicate, which: int, transfer: Transfer) -> dict[str, Any]:

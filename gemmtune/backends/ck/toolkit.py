@@ -1,7 +1,5 @@
 """Composable Kernel's headers on this machine: a checkout, the package amd-aiter, or ROCm."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import importlib.util
 from dataclasses import dataclass

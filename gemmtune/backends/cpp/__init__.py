@@ -2,7 +2,4 @@
 
 from .backend import CppBackend
 
-__all__ = ["BACKEND", "CppBackend"]
-
 BACKEND = CppBackend()
-"""Backend object that the table in backends.py lists."""

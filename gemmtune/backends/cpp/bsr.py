@@ -1,11 +1,8 @@
 """Block-sparse weights on a CPU: one micro-kernel walks panels with as many rows as its vectors hold."""
 
-from __future__ import annotations
-
 import ctypes
 import dataclasses
 import functools
-import hashlib
 from dataclasses import dataclass
 from typing import Self
 
@@ -13,11 +10,11 @@ import torch
 
 from ...choice import Choice, Claims, Kernel, Offers, Refusal, Scalars, Tensors
 from ...device import DeviceInfo
-from ...numerics.block_sparse import assembled, parts
+from ...numerics.block_sparse import assembled, panels_of, parts
 from ...problem import Epilogue, Layout, Problem
 from ...problem.dtypes import FLOAT8, accumulator_dtype, dtype_info
-from ..panels import panels_of
 from .build import NAME
+from .compiler import Compilable
 from .configs import VECTOR_BYTES, VECTOR_REGISTERS, why_not_epilogue
 from .library import SourceChoice
 from .operands import Side, numbers_per_step, uses_vnni
@@ -34,7 +31,7 @@ DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BlockSource:
+class BlockSource(Compilable):
     """Everything that determines the text of a kernel. Sizes and strides are arguments of the compiled function."""
 
     arch: str
@@ -72,10 +69,6 @@ class BlockSource:
     @property
     def text(self) -> str:
         return _render(self)
-
-    @property
-    def digest(self) -> str:
-        return hashlib.blake2b("\n".join((*self.flags, self.text)).encode(), digest_size=16).hexdigest()
 
 
 @functools.lru_cache(maxsize=256)
@@ -121,7 +114,6 @@ class BlockChoice(SourceChoice):
             problem=problem,
             claims=Claims(
                 accumulate=accumulator,
-                partials=accumulator,
                 epilogue_input=problem.epilogue_dtype if problem.epilogue else accumulator,
                 skips_absent=sparsity.block_n % source.nr == 0,
             ),

@@ -1,7 +1,5 @@
 """Choices of the cpp backend: compiled, loaded with ctypes, and bound to a problem."""
 
-from __future__ import annotations
-
 import ctypes
 import dataclasses
 import hashlib
@@ -61,7 +59,6 @@ class CppChoice(SourceChoice):
             problem=problem,
             claims=Claims(
                 accumulate=accumulator,
-                partials=accumulator,
                 epilogue_input=problem.epilogue_dtype if problem.epilogue else accumulator,
                 splits=max(1, -(-problem.k // terms)),
                 weights=torch.float32 if problem.widens_b and problem.scale_b is not None else None,

@@ -1,7 +1,5 @@
 """The system's C++ compiler and its shared objects, which are content-addressed files in the cache folder."""
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import functools
@@ -10,9 +8,9 @@ import os
 import platform
 import shutil
 import warnings
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 from ...cache import cached, why_nothing_new
 from ...errors import GemmtuneError, UnavailableError
@@ -35,20 +33,28 @@ class Compiler:
     version: str
 
 
-class Compilable(Protocol):
+class Compilable(ABC):
     """Source that can be compiled."""
 
     @property
+    @abstractmethod
     def text(self) -> str:
         """C++ source."""
 
     @property
+    @abstractmethod
     def flags(self) -> tuple[str, ...]:
         """Compiler flags."""
 
     @property
     def digest(self) -> str:
         """Hash of source and flags."""
+        return _digest(self)
+
+
+@functools.lru_cache(maxsize=1024)
+def _digest(source: Compilable) -> str:
+    return hashlib.blake2b("\n".join((*source.flags, source.text)).encode(), digest_size=16).hexdigest()
 
 
 def find_compiler() -> Compiler | None:

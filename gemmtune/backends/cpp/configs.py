@@ -1,7 +1,5 @@
 """Configurations of the packed CPU GEMM: data per instruction set, one legality predicate, and the candidate sets of a search."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -28,10 +26,8 @@ OPERATIONS = (*DENSE_OPS, *QUANTIZED_OPS, "grouped_mm", "mixed_grouped_mm", "sca
 
 VECTOR_REGISTERS = {"avx512": 32, "avx2": 16, "portable": 16}
 MICRO_TILES: dict[str, tuple[tuple[int, int], ...]] = {
-    "avx512": ((14, 2), (8, 3)),
-    "avx2": ((6, 2), (4, 3)),
-    "portable": ((6, 2), (4, 3)),
-}
+    "avx512": ((14, 2), (8, 3)), "avx2": ((6, 2), (4, 3)), "portable": ((6, 2), (4, 3)),
+}  # fmt: skip
 """Rows and vectors of each micro-tile worth compiling, best first. With a vector of a, the tile fits the register file."""
 
 DOT_TILES: dict[str, tuple[int, int]] = {"avx512": (6, 4), "avx2": (3, 3), "portable": (3, 3)}

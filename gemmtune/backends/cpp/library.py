@@ -1,7 +1,5 @@
 """Shared objects of the C++ compiler as choices: found in the cache or compiled, and loaded with torch's threads."""
 
-from __future__ import annotations
-
 import ctypes
 import functools
 import os

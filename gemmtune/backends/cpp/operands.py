@@ -1,7 +1,5 @@
 """Operands of the CPU kernels: number types, scales, and numbers per step along K."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 

@@ -1,7 +1,5 @@
 """Plan of a call: sizes, strides and blocking in the form that the compiled function reads."""
 
-from __future__ import annotations
-
 import ctypes
 from dataclasses import astuple, dataclass
 

@@ -1,7 +1,5 @@
 """Printer of an epilogue graph as C++ statements for one element, one statement per node."""
 
-from __future__ import annotations
-
 import functools
 import math
 from collections.abc import Sequence

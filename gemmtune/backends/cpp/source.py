@@ -1,9 +1,6 @@
 """Source of a CPU kernel: the rendered text and the compiler flags."""
 
-from __future__ import annotations
-
 import functools
-import hashlib
 from dataclasses import dataclass
 
 import jinja2
@@ -11,6 +8,7 @@ import torch
 
 from ...problem import Epilogue
 from ...problem.dtypes import dtype_name
+from .compiler import Compilable
 from .configs import DOT_TILES
 from .operands import VECTOR_BYTES, Groups, Side, numbers_per_step
 from .printer import COMPUTE_TYPES, STORAGE_TYPES, print_epilogue
@@ -51,7 +49,7 @@ def flags(arch: str, accumulator: torch.dtype, *, vnni: bool = False) -> tuple[s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Source:
+class Source(Compilable):
     """Everything that determines the text of a kernel. Sizes, strides and blocking are arguments of the compiled function.
 
     ``a`` and ``b`` are the left and right operands, ``scales`` the dtypes of ``Problem.scales``.
@@ -83,16 +81,6 @@ class Source:
     @property
     def text(self) -> str:
         return _render(self)
-
-    @property
-    def digest(self) -> str:
-        return _digest(self)
-
-
-@functools.lru_cache(maxsize=1024)
-def _digest(source: Source) -> str:
-    text = "\n".join((*source.flags, source.text))
-    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
 @functools.cache

@@ -1,7 +1,5 @@
 """Numbers of cuBLASLt's binary interface that we use (cublasLt.h, cublas_api.h and library_types.h of the CUDA toolkit)."""
 
-from __future__ import annotations
-
 import ctypes
 from enum import IntEnum, IntFlag
 

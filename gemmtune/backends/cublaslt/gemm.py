@@ -4,8 +4,6 @@ A row-major matrix read column by column is its transpose. A row-major out is th
 operands swap places, and none is copied.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from dataclasses import dataclass
 
@@ -55,12 +53,12 @@ class Gemm:
     left: Matrix
     right: Matrix
     d: Matrix
-    c: Matrix | None
+    c: Matrix | None = None
     bias: bool
-    bias_alignment_bytes: int
-    bias_batch_stride: int
+    bias_alignment_bytes: int = ALIGNED_BYTES
+    bias_batch_stride: int = 0
     swapped: bool
-    batch: int
+    batch: int = 1
     scaling: str = ""
 
 
@@ -124,12 +122,8 @@ def _scaled_gemm(problem: Problem, d: Matrix, swapped: bool) -> Gemm:
         left=dataclasses.replace(first, transposed=True),
         right=second,
         d=d,
-        c=None,
         bias=bias is not None,
-        bias_alignment_bytes=ALIGNED_BYTES,
-        bias_batch_stride=0,
         swapped=swapped,
-        batch=1,
         scaling=mode,
     )
 

@@ -1,7 +1,5 @@
 """Launch of one algorithm: by the bindings, and as plain data for the native look-up, which calls cublasLtMatmul directly."""
 
-from __future__ import annotations
-
 import ctypes
 import dataclasses
 import threading

@@ -1,7 +1,5 @@
 """cuBLASLt through nvmath-python's bindings: handles, descriptors and the heuristic query."""
 
-from __future__ import annotations
-
 import ctypes
 import dataclasses
 import functools
@@ -41,14 +39,8 @@ MOST_SPLITS = 16
 """Assumed number of splits of an algorithm that reports a negative number, which means that it decides at run time."""
 PLACEHOLDER = 2**32
 """Address of a bias or a scale in the heuristic query, which uses its alignment only."""
-SCALE_MODES: dict[str, tuple[ScaleMode, ScaleMode]] = {
-    "tensor": (ScaleMode.SCALAR, ScaleMode.SCALAR),
-    "row": (ScaleMode.OUTER_VECTOR, ScaleMode.OUTER_VECTOR),
-    "1x128_128x128": (ScaleMode.VECTOR_128, ScaleMode.BLOCK_128X128),
-    "128x128_128x1": (ScaleMode.BLOCK_128X128, ScaleMode.VECTOR_128),
-    "1x128_128x1": (ScaleMode.VECTOR_128, ScaleMode.VECTOR_128),
-}
-"""Modes of a's and b's scales, by ``Gemm.scaling``."""
+SCALE_MODES = {0: ScaleMode.SCALAR, 1: ScaleMode.OUTER_VECTOR, 4: ScaleMode.VECTOR_128, 5: ScaleMode.BLOCK_128X128}
+"""Modes of scales by torch's recipe (``scaling.Mode``)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,7 +131,7 @@ class Descriptors:
     def _set_scaling(self, gemm: Gemm, fast_accum: bool) -> None:
         # A single scale is the descriptor's default, and older versions do not know the attribute.
         if gemm.scaling != "tensor":
-            left, right = SCALE_MODES[gemm.scaling][:: -1 if gemm.swapped else 1]
+            left, right = (SCALE_MODES[recipe] for recipe in MODES[gemm.scaling].recipes[:: -1 if gemm.swapped else 1])
             self._set(DescAttribute.A_SCALE_MODE, ctypes.c_int32(left))
             self._set(DescAttribute.B_SCALE_MODE, ctypes.c_int32(right))
         # Sums with block scales are promoted at each block anyway.

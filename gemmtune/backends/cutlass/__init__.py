@@ -2,7 +2,4 @@
 
 from .backend import CutlassBackend
 
-__all__ = ["BACKEND", "CutlassBackend"]
-
 BACKEND = CutlassBackend()
-"""Backend object that the table in backends.py lists."""

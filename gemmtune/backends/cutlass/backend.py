@@ -1,7 +1,5 @@
 """CUTLASS backend: operations that serve a problem, ranked before anything is compiled."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping
 
@@ -65,7 +63,10 @@ class CutlassBackend:
                 found = [op for element in elements for op in distinct_operations(toolkit, device.capability, element)]
         except UnavailableError as error:
             return Offers(refusals=(Refusal(name=NAME, reason=str(error)),))
-        legal, refusals = _legal(found, problem, device)
+        legality = Legality(problem, device)
+        found_how = {op: legality.orientation(op) for op in found}
+        legal = {op: how for op, how in found_how.items() if not isinstance(how, str)}
+        refusals = Refusal.counted(NAME, "operations", Counter(how for how in found_how.values() if isinstance(how, str)))
         allowed, left_out = _allowed(legal, problem, device, settings)
         most = EFFORT[settings.search].configs[NAME]
         if most is not None and problem.widens_b:
@@ -76,20 +77,6 @@ class CutlassBackend:
             for op in select(timed, most)
         ]
         return Offers(choices=tuple(choices), refusals=(*refusals, *left_out))
-
-
-def _legal(found: list[Operation], problem: Problem, device: DeviceInfo) -> tuple[dict[Operation, Oriented], list[Refusal]]:
-    """Return each legal operation with its orientation, and one counted refusal for each reason among the others."""
-    legal: dict[Operation, Oriented] = {}
-    refused: Counter[str] = Counter()
-    legality = Legality(problem, device)
-    for op in found:
-        how = legality.orientation(op)
-        if isinstance(how, str):
-            refused[how] += 1
-        else:
-            legal[op] = how
-    return legal, Refusal.counted(NAME, "operations", refused)
 
 
 def _allowed(

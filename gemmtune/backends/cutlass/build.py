@@ -85,7 +85,6 @@ class CutlassChoice(FileChoice):
             problem=problem,
             claims=Claims(
                 accumulate=accumulator,
-                partials=accumulator,
                 epilogue_input=problem.epilogue_dtype if problem.epilogue else accumulator,
                 splits=most_splits(config.variant, operation, grid),
                 input_mode="tf32" if operation.a == "tf32" and problem.dtype == torch.float32 else "ieee",

@@ -1,7 +1,5 @@
 """Configs of the CUTLASS backend: an operation with a launch variant, and the legality predicate."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch
@@ -22,11 +20,8 @@ MOST_ACCUMULATORS = 208
 MOST_SATURATED = (2**31 - 1) >> 14
 """Maximum K of a saturating int8 product: the sum of so many int8 products always fits int32."""
 OPERAND_ELEMENTS: dict[torch.dtype, str] = {
-    torch.float16: "cutlass::half_t",
-    torch.bfloat16: "cutlass::bfloat16_t",
-    torch.float32: "float",
-    torch.float64: "double",
-}
+    torch.float16: "cutlass::half_t", torch.bfloat16: "cutlass::bfloat16_t", torch.float32: "float", torch.float64: "double",
+}  # fmt: skip
 """C++ types of operands that an epilogue can read."""
 
 

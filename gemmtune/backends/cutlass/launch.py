@@ -1,7 +1,5 @@
 """Launch of a compiled operation: a struct filled once, and one C call with the parameters that vary."""
 
-from __future__ import annotations
-
 import ctypes
 import functools
 import struct

@@ -6,40 +6,27 @@ It neither imports gemmtune nor is imported by it. The generator runs in its own
 versions of its packages.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import logging
 import sys
 from typing import Any
 
+
+def _wgmma(kind: str) -> tuple[str, str]:
+    return f"GenerateSM90_TensorOp_{kind}_WGMMA_gemm", f"GenerateSM90_TensorOp_{kind}_WGMMA_alignx_gemm"
+
+
 GENERATORS: dict[str, dict[int, tuple[str, ...]]] = {
-    "f16": {
-        75: ("GenerateSM75_TensorOp_1688",),
-        80: ("GenerateSM80_TensorOp_16816",),
-        90: ("GenerateSM90_TensorOp_16b_WGMMA_gemm", "GenerateSM90_TensorOp_16b_WGMMA_alignx_gemm"),
-    },
-    "bf16": {
-        80: ("GenerateSM80_TensorOp_16816",),
-        90: ("GenerateSM90_TensorOp_16b_WGMMA_gemm", "GenerateSM90_TensorOp_16b_WGMMA_alignx_gemm"),
-    },
-    "tf32": {
-        80: ("GenerateSM80_TensorOp_1688",),
-        90: ("GenerateSM90_TensorOp_tf32_WGMMA_gemm", "GenerateSM90_TensorOp_tf32_WGMMA_alignx_gemm"),
-    },
+    "f16": {75: ("GenerateSM75_TensorOp_1688",), 80: ("GenerateSM80_TensorOp_16816",), 90: _wgmma("16b")},
+    "bf16": {80: ("GenerateSM80_TensorOp_16816",), 90: _wgmma("16b")},
+    "tf32": {80: ("GenerateSM80_TensorOp_1688",), 90: _wgmma("tf32")},
     "f32": {50: ("GenerateSM50_Simt",), 80: ("GenerateSM80_Simt_f32",)},
     "f64": {
-        50: ("GenerateSM50_Simt",),
-        80: ("GenerateSM80_TensorOp_884", "GenerateSM80_Simt_f64"),
-        90: ("GenerateSM90_TensorOp_1684",),
+        50: ("GenerateSM50_Simt",), 80: ("GenerateSM80_TensorOp_884", "GenerateSM80_Simt_f64"), 90: ("GenerateSM90_TensorOp_1684",),
     },
-    "s8": {
-        75: ("GenerateSM75_TensorOp_8816_TN",),
-        80: ("GenerateSM80_TensorOp_16832_TN",),
-        90: ("GenerateSM90_TensorOp_int8_WGMMA_gemm", "GenerateSM90_TensorOp_int8_WGMMA_alignx_gemm"),
-    },
-}
+    "s8": {75: ("GenerateSM75_TensorOp_8816_TN",), 80: ("GenerateSM80_TensorOp_16832_TN",), 90: _wgmma("int8")},
+}  # fmt: skip
 """Generator functions by the element of a and b, and by the compute capability that introduced them."""
 LEVEL = "232"
 """Generator level, by digit: clusters of up to 2, all multiples of the instruction's tile, 16 to 256 instruction columns."""

@@ -8,17 +8,9 @@ from typing import Any
 import torch
 
 ELEMENTS: dict[str, torch.dtype] = {
-    "f16": torch.float16,
-    "bf16": torch.bfloat16,
-    "tf32": torch.float32,
-    "f32": torch.float32,
-    "f64": torch.float64,
-    "s8": torch.int8,
-    "u8": torch.uint8,
-    "s32": torch.int32,
-    "e4m3": torch.float8_e4m3fn,
-    "e5m2": torch.float8_e5m2,
-}
+    "f16": torch.float16, "bf16": torch.bfloat16, "tf32": torch.float32, "f32": torch.float32, "f64": torch.float64,
+    "s8": torch.int8, "u8": torch.uint8, "s32": torch.int32, "e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2,
+}  # fmt: skip
 """Torch dtypes by CUTLASS's element names."""
 FAST_ACCUM = "FP8FastAccum"
 """Schedule suffix for sums of 8-bit floats that stay in the tensor cores."""

@@ -5,8 +5,6 @@ operands K-major: the first row-major, the second column-major. A b narrower tha
 only their first operand from registers. So these operations compute the transpose, with b first.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Iterable, Iterator
 

@@ -5,8 +5,7 @@ The constants are fitted to times of 72 operations on 18 bfloat16 products on an
 model only orders: for each of those products, its first eight operations contained the fastest.
 """
 
-from __future__ import annotations
-
+import itertools
 import math
 from collections import Counter
 from collections.abc import Sequence
@@ -124,23 +123,16 @@ def select(timed: Sequence[tuple[float, Operation]], count: int | None) -> list[
         return [op for _, op in ordered]
     near = [op for time_us, op in ordered if time_us <= SLACK * ordered[0][0]]
     shared = [op for op in near if is_shared(op)][: count - count // OWN_SHARE]
-    return _diverse(near, count, shared)
-
-
-def _diverse(ordered: Sequence[Operation], count: int, first: Sequence[Operation]) -> list[Operation]:
-    """Return ``first`` and further operations up to ``count``. No tile or schedule repeats before the others had a turn."""
-    chosen = list(first)
-    tiles = Counter(op.tile for op in first)
-    kinds = Counter(_kind(op) for op in first)
-    for most in range(1, len(ordered) + 1):
-        for op in ordered:
-            if len(chosen) == count:
-                return chosen
-            if op not in chosen and tiles[op.tile] < 2 * most and kinds[_kind(op)] < most:
-                chosen.append(op)
-                tiles[op.tile] += 1
-                kinds[_kind(op)] += 1
-    return chosen
+    # No tile or schedule repeats before the others had a turn.
+    tiles, kinds = Counter(op.tile for op in shared), Counter(_kind(op) for op in shared)
+    for most, op in itertools.product(range(1, len(near) + 1), near):
+        if len(shared) == count:
+            break
+        if op not in shared and tiles[op.tile] < 2 * most and kinds[_kind(op)] < most:
+            shared.append(op)
+            tiles[op.tile] += 1
+            kinds[_kind(op)] += 1
+    return shared
 
 
 def _kind(operation: Operation) -> tuple[object, ...]:

@@ -1,7 +1,5 @@
 """Source of an operation's kernel: one translation unit with a plain C entry point."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import hashlib
@@ -110,13 +108,9 @@ def _render(source: Source) -> str:
         "driver": _text("driver.h.jinja"),
         "pointwise": source.pointwise if source.fused else "",
         "fused": source.fused,
-        "element_a": CPP_ELEMENTS[operation.a],
-        "element_b": CPP_ELEMENTS[operation.b],
-        "element_d": CPP_ELEMENTS[operation.d],
+        **{f"element_{side}": CPP_ELEMENTS[getattr(operation, side)] for side in "abd"},
+        **{f"layout_{side}": LAYOUTS[getattr(operation, f"layout_{side}")] for side in "abd"},
         "accumulator": CPP_ELEMENTS[operation.accumulator],
-        "layout_a": LAYOUTS[operation.layout_a],
-        "layout_b": LAYOUTS[operation.layout_b],
-        "layout_d": LAYOUTS[operation.layout_d],
         "scheduler": SCHEDULERS[operation.scheduler],
         "stream_k": operation.stream_k,
     }

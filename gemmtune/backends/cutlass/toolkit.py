@@ -1,7 +1,5 @@
 """Location of CUTLASS, a package or a checkout, and the operations that its generator lists once and the cache keeps."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import functools

@@ -1,7 +1,5 @@
 """The own backend: offers declared GEMMs and the choices of whole backends of other packages."""
 
-from __future__ import annotations
-
 import warnings
 
 from ...choice import Availability, Backend, Choice, Offers, Refusal

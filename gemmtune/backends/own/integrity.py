@@ -1,7 +1,5 @@
 """Integrity of this process across the import of a user's module, which leaves gemmtune's functions as they are."""
 
-from __future__ import annotations
-
 import sys
 import time
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """Targets, the user-supplied GEMMs: their names, their imports, and a digest of their sources."""
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import inspect
@@ -13,11 +11,10 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from types import ModuleType
-from typing import Any, TypeGuard
+from typing import Any
 
 from ...choice import Backend
-from ...declaration.found import found_at
-from ...declaration.subject import Subject, SubjectSpec, wrapped
+from ...declaration.subject import Subject, SubjectSpec, found_at, wrapped
 from ...declaration.traits import ATTRIBUTE, Traits
 from ...errors import SubjectError
 from ...settings import Settings
@@ -77,7 +74,9 @@ def loaded(target: str, folder: str = "") -> Loaded:
 @functools.cache
 def _loaded(target: str) -> Loaded:
     object_ = unchanged(target, functools.partial(found_at, target))
-    found = object_ if is_backend(object_) else wrapped(SubjectSpec(target=target), object_)
+    methods = (getattr(object_, name, None) for name in ("available", "enumerate"))
+    whole = all(map(callable, methods)) and hasattr(object_, "name")  # it has the members of ``choice.Backend``
+    found: Subject | Backend = object_ if whole else wrapped(SubjectSpec(target=target), object_)  # type: ignore[assignment]
     undeclared = False
     if isinstance(found, Subject) and found is not object_:
         assumed = _assumed(getattr(object_, ATTRIBUTE, None), found.traits)
@@ -95,11 +94,6 @@ def _assumed(declared: object, traits: Traits) -> Mapping[str, Any]:
     if declared is None:
         return ASSUMED | ({"ops": ["mm", "bmm"]} if traits.ops == ("mm",) else {})
     return {name: value for name, value in ASSUMED.items() if name not in declared} if isinstance(declared, Mapping) else {}
-
-
-def is_backend(found: object) -> TypeGuard[Backend]:
-    """Return True if the object has the members of ``choice.Backend``."""
-    return all(callable(getattr(found, name, None)) for name in ("available", "enumerate")) and hasattr(found, "name")
 
 
 def _digest(module: ModuleType, object_: object, found: Subject | Backend, version: str) -> str:

@@ -2,7 +2,4 @@
 
 from .backend import TritonBackend
 
-__all__ = ["BACKEND", "TritonBackend"]
-
 BACKEND = TritonBackend()
-"""Backend object that the table in backends.py lists."""

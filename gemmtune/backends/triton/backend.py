@@ -17,7 +17,7 @@ from ...settings import Settings
 from .arch import can_overlap
 from .blocks.offers import block_offers
 from .build import KernelChoice, TritonChoice
-from .configs import GROUP_M, Config, pool, splits_for, tiles_of
+from .configs import GROUP_M, Config, Resources, pool, splits_for, tiles_of
 from .grouped.offers import grouped_offers
 from .hip import hip_pool, with_modes
 from .legality import Predicate, check_problem
@@ -27,7 +27,6 @@ from .padding import padded_choices
 from .parts import parts_choices
 from .persistent import PersistentChoice, PersistentRunsChoice, persistent_choices
 from .rank import select
-from .resources import Resources
 from .runs import RunsChoice, RunsConfig
 from .splits.offers import decomposed_choices
 from .sums import kernel_for, predicate_for
@@ -170,13 +169,9 @@ _NAME = re.compile(
     r"(?:_g(?P<group_m>\d+))?(?:_k(?P<split_k>\d+))?(?:_r(?P<runs>\d+))?(?P<variant>_group|_swap)?(?:_u(?P<steps>\d+))?(?P<pdl>_pdl)?(?P<swapped>_swap)?"
 )
 _FAMILIES: dict[str, type[KernelChoice]] = {
-    "mm": TritonChoice,
-    "mixed_mm": TritonChoice,
-    "persistent": PersistentChoice,
-    "vec": VectorChoice,
-    "mixed_vec": WordsVectorChoice,
-    "mixed_words": WordsChoice,
-}
+    "mm": TritonChoice, "mixed_mm": TritonChoice, "persistent": PersistentChoice, "vec": VectorChoice,
+    "mixed_vec": WordsVectorChoice, "mixed_words": WordsChoice,
+}  # fmt: skip
 _IN_RUNS: dict[str, type[KernelChoice]] = {"runs": RunsChoice, "persistent": PersistentRunsChoice}
 """Classes by the label of a name that states a number of parts that programs sum in turn."""
 """Classes by the label of a name, without those that divide a problem into several."""

@@ -1,7 +1,5 @@
 """Choices of the mm template."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -3,8 +3,6 @@
 No AMD GPU has measured any of this. Blocks pass through registers on their way to LDS, so there are at most two stages.
 """
 
-from __future__ import annotations
-
 import functools
 import itertools
 from collections.abc import Callable, Iterable, Mapping
@@ -46,11 +44,9 @@ class HipConfig(Config):
 
 
 MODES: tuple[Mapping[str, int], ...] = (
-    {"matrix_instr_nonkdim": 16, "kpack": 2, "waves_per_eu": 0},
-    {"matrix_instr_nonkdim": 32, "kpack": 2, "waves_per_eu": 2},
-    {"matrix_instr_nonkdim": 16, "kpack": 1, "waves_per_eu": 2},
-    {"matrix_instr_nonkdim": 32, "kpack": 1, "waves_per_eu": 0},
-)
+    {"matrix_instr_nonkdim": 16, "kpack": 2, "waves_per_eu": 0}, {"matrix_instr_nonkdim": 32, "kpack": 2, "waves_per_eu": 2},
+    {"matrix_instr_nonkdim": 16, "kpack": 1, "waves_per_eu": 2}, {"matrix_instr_nonkdim": 32, "kpack": 1, "waves_per_eu": 0},
+)  # fmt: skip
 """Pairwise combinations of the three options: any two values of two options occur together once. Every tile tries the first."""
 WAVE, SIMDS, ALL_REGISTERS = 64, 4, 512
 """Threads of a wavefront, SIMD units of a compute unit, and registers of a thread that has a SIMD alone."""

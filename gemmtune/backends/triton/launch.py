@@ -3,8 +3,6 @@
 A ``Record`` holds everything that is constant between calls. Pointers are passed as integers, some as tensor descriptors.
 """
 
-from __future__ import annotations
-
 import importlib
 import inspect
 from collections.abc import Callable, Sequence

@@ -13,10 +13,9 @@ from ...problem.layout import ALIGNED_BYTES
 from ...problem.rules import why_not_fnuz
 from .arch import arch_of
 from .classes import INT32_LIMIT, IntClass, OperandClass, shaped
-from .configs import Config, blocks_along_k, tiles_of
+from .configs import BASE_REGISTERS, Config, Resources, blocks_along_k, fragment_registers, most_fma_elements, tiles_of
 from .hip import Read, hip_registers, why_not_on_hip, why_too_many_registers
 from .quantized import NARROW_SUM, per_byte, product_dtype, quantized_of, rounds_weights
-from .resources import BASE_REGISTERS, Resources, fragment_registers, most_fma_elements
 from .spec import Staging, specialise, staging_of
 
 MOST_SPLITS = 65535

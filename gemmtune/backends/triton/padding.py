@@ -4,8 +4,6 @@ Rows that start at odd addresses can only be read element by element, which cost
 the unaligned operands and appends zeros. A second kernel then runs as on aligned operands. Zeros along K do not change a sum.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
@@ -21,7 +19,7 @@ from ...toolchain.triton_kernels import Source
 from .build import KernelChoice
 from .classes import SIGNATURE_DTYPES
 from .descriptors import is_transposed
-from .source import PACKAGE
+from .printer import PACKAGE
 from .wrapped import Copying, WrappedChoice, copying_source
 
 TILE_ELEMENTS = 1024

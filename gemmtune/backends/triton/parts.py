@@ -23,14 +23,15 @@ from ...choice import Claims
 from ...device import DeviceInfo
 from ...numerics.reduction import Reduction
 from ...problem import Problem
+from ...toolchain.render import template
 from ..by_parts import why_not_one_by_one, why_not_parts
 from .artifact import Expected, expected_of
 from .build import KernelChoice
-from .configs import SPLITS, Config, Geometry, blocks_along_k, pool, splits_for, tiles_of
+from .configs import SPLITS, Config, Geometry, Resources, blocks_along_k, fragment_registers, pool, splits_for, tiles_of
 from .legality import TENSOR_MEMORY, Predicate
+from .printer import PACKAGE
 from .rank import select
 from .reductions import summed_by_steps
-from .resources import Resources, fragment_registers
 from .spec import Staging
 
 PART_BYTES = 2
@@ -44,36 +45,6 @@ INTERPRETER_CONFIGS = (
     Config(block_m=16, block_n=16, block_k=32, stages=1, warps=1),
     Config(block_m=32, block_n=16, block_k=64, stages=2, warps=4, split_k=2),
 )
-
-PREAMBLE = """
-@triton.jit
-def leading_bits(x):
-    return (x.to(tl.int32, bitcast=True) & -65536).to(tl.float32, bitcast=True)
-
-
-# 0xFFFF0000; for values that are not finite, without the highest bit of the exponent.
-@triton.jit
-def parts_of(x):
-    bits = x.to(tl.int32, bitcast=True)
-    finite = (bits & 0x7F800000) != 0x7F800000
-    high = (bits & tl.where(finite, -65536, -1073807360)).to(tl.float32, bitcast=True)
-    rest = x - high
-    middle = tl.where(finite, leading_bits(rest), 0.0)
-    return {high}, {middle}, {low}
-
-
-@triton.jit
-def product_by_parts(a, b):
-    a_high, a_middle, a_low = parts_of(a)
-    b_high, b_middle, b_low = parts_of(b)
-    step = tl.dot(a_middle, b_middle{ieee})
-    step = tl.dot(a_low, b_high, step{ieee})
-    step = tl.dot(a_high, b_low, step{ieee})
-    step = tl.dot(a_middle, b_high, step{ieee})
-    step = tl.dot(a_high, b_middle, step{ieee})
-    return tl.dot(a_high, b_high, step{ieee})
-"""
-"""Kernel functions that split and multiply. In the interpreter, parts stay float32 with eight bits: numpy has no bfloat16."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,7 +85,8 @@ class PartsChoice(KernelChoice):
         interpreted = self.target is None
         names = ("high", "middle", "rest - middle")
         high, middle, low = names if interpreted else [f"({name}).to(tl.bfloat16)" for name in names]
-        return PREAMBLE.format(high=high, middle=middle, low=low, ieee=', input_precision="ieee"' if interpreted else "")
+        ieee = ', input_precision="ieee"' if interpreted else ""
+        return template(PACKAGE, "parts.jinja").render(high=high, middle=middle, low=low, ieee=ieee)
 
     def expected(self, device: DeviceInfo) -> Expected:
         return expected_of(PartsPredicate(self.problem, device), self.config)

@@ -21,28 +21,18 @@ from .arch import arch_of, can_overlap
 from .artifact import Expected, instruction
 from .build import KernelChoice
 from .classes import INT32_LIMIT
-from .configs import Config, Geometry, geometry, tiles_of, unalike
+from .configs import Config, Geometry, Resources, geometry, tiles_of, unalike
 from .descriptors import describable, is_transposed
 from .legality import Predicate, why_overhanging
 from .rank import BLOCK_OVERHEAD_BYTES, LATENCY_US, LAUNCH_US, STORE_US, loop_step_us
 from .records import Blocks
 from .reductions import summed_by_steps
-from .resources import Resources
 from .runs import InRuns, RunsConfig, why_not_in_runs
 
 TILES = (
-    (128, 256, 64, 8),
-    (256, 128, 64, 8),
-    (128, 128, 64, 8),
-    (128, 128, 64, 4),
-    (128, 128, 128, 8),
-    (64, 256, 64, 4),
-    (64, 128, 128, 4),
-    (128, 64, 128, 4),
-    (64, 128, 64, 4),
-    (128, 64, 64, 4),
-    (64, 64, 128, 4),
-)
+    (128, 256, 64, 8), (256, 128, 64, 8), (128, 128, 64, 8), (128, 128, 64, 4), (128, 128, 128, 8), (64, 256, 64, 4),
+    (64, 128, 128, 4), (128, 64, 128, 4), (64, 128, 64, 4), (128, 64, 64, 4), (64, 64, 128, 4),
+)  # fmt: skip
 """(block_m, block_n, block_k, warps) of each tile."""
 FEWEST_STAGES, MOST_STAGES = 3, 6
 MOST_RESIDENT = 2
@@ -73,7 +63,12 @@ class PersistentChoice(KernelChoice):
     @classmethod
     def divided(cls, problem: Problem, device: DeviceInfo, config: Config) -> Geometry:
         """Return the geometry with the number of resident programs, which compute tile after tile."""
-        return dataclasses.replace(geometry(problem, config), programs=programs_of(problem, device, config))
+        need = persistent_resources(problem, device, config)
+        by_smem = device.smem_per_sm_bytes // (need.smem_bytes + BLOCK_OVERHEAD_BYTES)
+        by_registers = device.registers_per_sm // max(need.registers * config.warps * max(device.warp_size, 1), 1)
+        resident = max(min(by_smem, by_registers, MOST_RESIDENT), 1)
+        programs = min(tiles_of(problem, config), max(device.sm_count, 1) * resident)
+        return dataclasses.replace(geometry(problem, config), programs=programs)
 
     @classmethod
     def reduced(cls, problem: Problem, where: Geometry, config: Config, device: DeviceInfo) -> Reduction | None:
@@ -104,8 +99,9 @@ class PersistentChoice(KernelChoice):
     @property
     def blocks(self) -> Blocks:
         """Blocks of a and b, and of out if a descriptor stores it."""
-        out = (self.config.block_m, self.config.block_n // (2 if halved(self.config) else 1))
-        return operand_blocks(self.problem, self.config) | ({"out": out} if stores_described(self.problem) else {})
+        stored, out = self.problem.out, (self.config.block_m, self.config.block_n // (2 if halved(self.config) else 1))
+        described = stored.stride[-1] == 1 and describable(stored) and stored.dtype.itemsize >= 2
+        return operand_blocks(self.problem, self.config) | ({"out": out} if described else {})
 
     def expected(self, device: DeviceInfo) -> Expected:
         """Return the predictions for a warp group fed by the copy engine."""
@@ -182,11 +178,6 @@ def why_not_persistent(problem: Problem, device: DeviceInfo) -> str | None:
     return None
 
 
-def stores_described(problem: Problem) -> bool:
-    """Return True if a descriptor stores the result."""
-    return problem.out.stride[-1] == 1 and describable(problem.out) and problem.out.dtype.itemsize >= 2
-
-
 def halved(config: Config) -> bool:
     """Return True if a tile is stored in two halves."""
     return config.block_m * config.block_n >= HALVED_ELEMENTS
@@ -221,15 +212,6 @@ def persistent_resources(problem: Problem, device: DeviceInfo, config: Config) -
     sums = 2 * whole if isinstance(config, RunsConfig) else whole
     registers = BASE_REGISTERS + (sums + (stored if reads else 0)) // (32 * config.warps)
     return Resources(smem_bytes=stages + tile_bytes + arch_of(device).barrier_bytes, registers=registers)
-
-
-def programs_of(problem: Problem, device: DeviceInfo, config: Config) -> int:
-    """Return the number of programs to launch: all tiles, or as many as are resident."""
-    need = persistent_resources(problem, device, config)
-    by_smem = device.smem_per_sm_bytes // (need.smem_bytes + BLOCK_OVERHEAD_BYTES)
-    by_registers = device.registers_per_sm // max(need.registers * config.warps * max(device.warp_size, 1), 1)
-    resident = max(min(by_smem, by_registers, MOST_RESIDENT), 1)
-    return min(tiles_of(problem, config), max(device.sm_count, 1) * resident)
 
 
 def _estimate_us(predicate: Predicate, config: Config) -> float:

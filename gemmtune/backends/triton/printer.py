@@ -1,7 +1,5 @@
 """Printer of epilogue graphs as Triton statements, one for each node."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 
@@ -11,21 +9,13 @@ from ...errors import EpilogueError
 from ...problem import Epilogue
 from ...problem.epilogue import Arg, Node, Ref
 
+PACKAGE = "gemmtune.backends.triton"
 TRITON_DTYPES: dict[torch.dtype, str] = {
     torch.float64: "tl.float64", torch.float32: "tl.float32", torch.float16: "tl.float16", torch.bfloat16: "tl.bfloat16",
     torch.int64: "tl.int64", torch.int32: "tl.int32", torch.int16: "tl.int16", torch.int8: "tl.int8", torch.uint8: "tl.uint8",
     torch.bool: "tl.int1",
 }  # fmt: skip
 """Triton name of each torch dtype."""
-
-ROUND_BFLOAT16 = """
-@triton.jit
-def round_bfloat16(x):
-    bits = x.to(tl.uint32, bitcast=True)
-    nearest_even = bits + 0x7FFF + ((bits >> 16) & 1)
-    return tl.where(x != x, float("nan"), (nearest_even & 0xFFFF0000).to(tl.float32, bitcast=True)).to(tl.bfloat16)
-"""
-"""Helper for interpreted kernels: the interpreter's own cast to bfloat16 truncates instead of rounding."""
 
 
 def cast(name: str, dtype: torch.dtype, *, interpret: bool) -> str:

@@ -1,7 +1,5 @@
 """Loop statements of the mm template for quantized operations: conversion of bytes to numbers, scales, and the product."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 
 import torch
@@ -11,22 +9,6 @@ from ...problem.operations import OPERATIONS
 from .printer import TRITON_DTYPES, cast
 from .quantized import Quantized, ScaleClass
 from .spec import KernelSpec
-
-FLOAT8_FROM_BITS = """
-@triton.jit
-def e4m3_value(bits):
-    bits = bits.to(tl.uint16)
-    magnitude = ((bits & 0x7F) << 7).to(tl.float16, bitcast=True) * 256.0
-    value = tl.where((bits & 0x80) != 0, -magnitude, magnitude)
-    return tl.where((bits & 0x7F) == 0x7F, float("nan"), value).to(tl.float16)
-
-
-@triton.jit
-def e5m2_value(bits):
-    return (bits.to(tl.uint16) << 8).to(tl.float16, bitcast=True)
-"""
-"""Kernel helpers for 8-bit floats as bytes. e4m3fn fits float16 (bias smaller by 8), and e5m2 is its upper half."""
-
 
 ScaleStride = Callable[[ScaleClass, int], str]
 """Function that returns the kernel expression for a scale's stride along rows (0) or columns (1)."""

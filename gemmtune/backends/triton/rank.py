@@ -5,17 +5,14 @@ the multiply units in whole waves of programs. The terms are those of DeepGEMM's
 order configs, so its constants are rough.
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
-from .configs import Config, geometry, tiles_of
+from .configs import Config, Resources, geometry, tiles_of
 from .legality import Predicate
-from .resources import Resources
 
 LATENCY_US = 0.8
 """Microseconds from issuing a copy to its arrival, with memory under load."""

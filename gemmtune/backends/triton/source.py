@@ -1,7 +1,5 @@
 """Triton source from the templates of this folder: arguments, loads, epilogue and store."""
 
-from __future__ import annotations
-
 import functools
 import textwrap
 from collections.abc import Mapping, Sequence
@@ -13,12 +11,11 @@ from ...problem import Epilogue
 from ...toolchain.render import template
 from ...toolchain.triton_kernels import Argument, Source
 from .classes import SIGNATURE_DTYPES, IntClass, OperandClass
-from .printer import ROUND_BFLOAT16, TRITON_DTYPES, cast, print_epilogue
-from .products import FLOAT8_FROM_BITS, product, scale_load
+from .printer import PACKAGE, TRITON_DTYPES, cast, print_epilogue
+from .products import product, scale_load
 from .quantized import ScaleClass, ScaleName
 from .spec import KernelSpec
 
-PACKAGE = "gemmtune.backends.triton"
 FUNCTION = "gemmtune_mm"
 SIGNATURE = "<<signature>>"
 """Placeholder for the signature, which is known only after the body is rendered."""
@@ -82,9 +79,10 @@ class Writer:
         if self.spec.dependent:
             imports.append("from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait")
         parameters = ", ".join(argument.name for argument in self.arguments)
-        helper = [ROUND_BFLOAT16] if self.spec.interpret else []
+        helper = [template(PACKAGE, "round_bfloat16.jinja").render()] if self.spec.interpret else []
         helper += [self.preamble] if self.preamble else []
-        helper += [FLOAT8_FROM_BITS] if self.spec.quantized is not None and self.spec.quantized.by_bits else []
+        by_bits = self.spec.quantized is not None and self.spec.quantized.by_bits
+        helper += [template(PACKAGE, "float8.jinja").render()] if by_bits else []
         return "\n".join([*imports, *helper, "", "", "@triton.jit", f"def {FUNCTION}({parameters}):"])
 
     def size(self, name: str | None, dim: int) -> str:

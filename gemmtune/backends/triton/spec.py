@@ -1,7 +1,5 @@
 """Specification of a Triton kernel. It holds layout classes instead of layouts, so that one kernel serves many shapes."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from typing import Any
 

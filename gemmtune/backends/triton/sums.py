@@ -1,7 +1,5 @@
 """mm_plus_mm: one kernel adds both products into one sum, one after the other, with the configs of the mm template."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,10 +9,9 @@ from ...device import DeviceInfo
 from ...problem import Layout, Problem
 from .artifact import Expected, expected_of
 from .build import KernelChoice, TritonChoice
-from .configs import Config
+from .configs import Config, Resources
 from .descriptors import is_transposed
 from .legality import Predicate
-from .resources import Resources
 from .spec import Staging
 
 

@@ -20,10 +20,9 @@ from ...problem.rules import why_not_dense
 from ...toolchain.prepared import DriverLaunch
 from .arch import arch_of, can_overlap
 from .build import TritonChoice
-from .configs import DEEPEST, Config, splits_for, tiles_of, unalike
+from .configs import DEEPEST, Config, Resources, splits_for, tiles_of, unalike
 from .legality import Predicate
 from .rank import estimate_us, ranked
-from .resources import Resources
 from .wrapped import WrappedChoice
 
 MOST_ROWS = 32

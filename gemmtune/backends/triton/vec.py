@@ -16,25 +16,16 @@ from .arch import arch_of, can_overlap
 from .artifact import Expected, vector_instruction
 from .build import KernelChoice
 from .classes import INT32_LIMIT
-from .configs import Config, Geometry, tiles_of
+from .configs import Config, Geometry, Resources, tiles_of
 from .legality import Predicate, why_overhanging
 from .mixed.words import WordsKernelChoice, why_not_words
 from .reductions import summed_by_lanes
-from .resources import Resources
 
 MOST_ROWS = 4
 """Largest M: each additional row costs one multiply-add per element of b, and above this tensor cores are as fast."""
 ALONG_K = (
-    (8, 256, 2),
-    (16, 256, 4),
-    (16, 512, 8),
-    (8, 256, 4),
-    (4, 256, 2),
-    (8, 1024, 8),
-    (4, 1024, 4),
-    (16, 128, 2),
-    (32, 256, 8),
-)
+    (8, 256, 2), (16, 256, 4), (16, 512, 8), (8, 256, 4), (4, 256, 2), (8, 1024, 8), (4, 1024, 4), (16, 128, 2), (32, 256, 8),
+)  # fmt: skip
 """(block_n, block_k, warps) for b contiguous along K."""
 DIRECT_ALONG_K = ((4, 2048, 4), (2, 4096, 4), (1, 2048, 4), (2, 2048, 2), (4, 1024, 4))
 """(block_n, block_k, warps) for aligned b along K that goes straight to registers, best first, measured with one row on an H100.

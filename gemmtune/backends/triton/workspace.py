@@ -4,8 +4,6 @@ Each split of a tile increments the tile's counter, and the last to arrive reset
 only if one ends before the other begins. This holds for launches on one stream, or nodes of one captured stream of one CUDA graph.
 """
 
-from __future__ import annotations
-
 import functools
 import threading
 import weakref

@@ -1,7 +1,5 @@
 """Choices whose kernel multiplies for another problem. Some first run a second kernel that copies operands."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import hashlib

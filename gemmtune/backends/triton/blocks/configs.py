@@ -18,11 +18,9 @@ MOST_JOINED = 8
 """Most blocks per side that one panel merges; beyond it nearly all of the panel is zeros."""
 MOST_SPLITS = 16
 AXES: Mapping[str, tuple[int, ...]] = {
-    "stages": STAGES,
-    "warps": (1, 2, 4, 8, 16),
-    "group_m": (1, 2, 4, 8, 16, 32),
+    "stages": STAGES, "warps": (1, 2, 4, 8, 16), "group_m": (1, 2, 4, 8, 16, 32),
     "split_k": tuple(split for split in SPLITS if split <= MOST_SPLITS),
-}
+}  # fmt: skip
 """Parameters along which a search continues from the fastest config."""
 
 

@@ -1,13 +1,10 @@
 """Row order of a block-sparse weight: rows with the most common columns share a panel, or two panels of one program."""
 
-from __future__ import annotations
-
 import math
 
 import torch
 
-from ....numerics.block_sparse import assembled, mask_of, parts, rows_of
-from ...panels import panels_of
+from ....numerics.block_sparse import assembled, mask_of, panels_of, parts, rows_of
 from .configs import BlocksConfig
 
 Tensor = torch.Tensor

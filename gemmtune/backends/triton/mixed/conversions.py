@@ -5,13 +5,12 @@ the bits of n there and subtract 2^e, which is exact. float16 has room for 8 bit
 the highest bit of a byte becomes a separate number. Signed numbers are first shifted by half their range, which flips one bit.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch
 
-from ..printer import TRITON_DTYPES
+from ....toolchain.render import template
+from ..printer import PACKAGE, TRITON_DTYPES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,66 +40,7 @@ def conversions(form: WordFormat, *, interpret: bool) -> str:
     for wgmma. ``held`` waits for a sum.
     """
     values = _portable(form) if interpret else _assembly(form)
-    held = _HELD_INTERPRETED if interpret else _HELD
-    return "\n\n".join((values, _NUMBERS_8 if form.bits == 8 else _NUMBERS_4, _THREADS, held))
-
-
-_NUMBERS_8 = """
-@triton.jit
-def numbers(x, R: tl.constexpr, C: tl.constexpr):
-    e0, e1, e2, e3 = word_values(x)
-    return tl.reshape(tl.join(tl.join(e0, e2), tl.join(e1, e3)), (R, C))
-
-
-@triton.jit
-def fragments(x, R: tl.constexpr, C: tl.constexpr):
-    return tl.reshape(tl.permute(tl.reshape(x, (R, C // 16, 4, 2, 2)), (0, 1, 3, 2, 4)), (R, C))
-
-
-@triton.jit
-def dealt(x, R: tl.constexpr, C: tl.constexpr):
-    return x
-"""
-
-_NUMBERS_4 = """
-@triton.jit
-def numbers(x, R: tl.constexpr, C: tl.constexpr):
-    e0, e1, e2, e3, e4, e5, e6, e7 = word_values(x)
-    y = tl.join(tl.join(tl.join(e0, e4), tl.join(e2, e6)), tl.join(tl.join(e1, e5), tl.join(e3, e7)))
-    return tl.reshape(y, (R, C))
-
-
-@triton.jit
-def fragments(x, R: tl.constexpr, C: tl.constexpr):
-    return tl.reshape(tl.permute(tl.reshape(x, (R, C // 32, 4, 2, 2, 2)), (0, 1, 3, 4, 2, 5)), (R, C))
-
-
-@triton.jit
-def dealt(x, R: tl.constexpr, C: tl.constexpr):
-    return tl.reshape(tl.permute(tl.reshape(x, (R, C // 8, 2, 4)), (0, 1, 3, 2)), (R, C))
-"""
-
-_THREADS = """
-@triton.jit
-def threads(x, R: tl.constexpr, C: tl.constexpr):
-    return tl.reshape(tl.permute(tl.reshape(x, (R, C // 32, 4, 2, 2, 2)), (0, 1, 4, 2, 3, 5)), (R, C))
-"""
-# Of 32 elements along K a thread has four neighbours in each half. One multiplication uses two of each half. These two pairs become
-# neighbours in memory, so that they arrive in neighbouring registers.
-
-_HELD = """
-@triton.jit
-def held(x):
-    # Triton keeps warp-group multiplications in flight across loop steps. The next step overwrites the registers of their first
-    # operand. Reading the sum waits for them.
-    return tl.inline_asm_elementwise("", "=f,0", [x], dtype=tl.float32, is_pure=True, pack=1)
-"""
-
-_HELD_INTERPRETED = """
-@triton.jit
-def held(x):
-    return x
-"""
+    return f"{values}\n\n{template(PACKAGE, 'mixed/numbers.jinja').render(bits=form.bits, interpret=interpret)}"
 
 
 def _portable(form: WordFormat) -> str:

@@ -107,76 +107,43 @@ class Row:
 SMALL_M, MEDIUM_M = 16, 64
 """Largest M for the first and the second table of a family; the third serves larger M."""
 BYTES_SMALL_M = (
-    Row(16, 64, 128, 3, 2, 4, swap=False),
-    Row(16, 64, 128, 3, 2, 4),
-    Row(16, 128, 128, 6, 4, 1, swap=False),
-    Row(16, 64, 128, 3, 4, 2, swap=False, steps=2),
-    Row(16, 64, 128, 3, 2, 2, steps=2),
-    Row(16, 64, 256, 3, 2, 2),
-    Row(16, 128, 256, 3, 4, 2, swap=False),
-    Row(16, 32, 128, 2, 1, 16),
-)
+    Row(16, 64, 128, 3, 2, 4, swap=False), Row(16, 64, 128, 3, 2, 4), Row(16, 128, 128, 6, 4, 1, swap=False),
+    Row(16, 64, 128, 3, 4, 2, swap=False, steps=2), Row(16, 64, 128, 3, 2, 2, steps=2), Row(16, 64, 256, 3, 2, 2),
+    Row(16, 128, 256, 3, 4, 2, swap=False), Row(16, 32, 128, 2, 1, 16),
+)  # fmt: skip
 NIBBLES_SMALL_M = (
-    Row(16, 64, 128, 3, 2, 4),
-    Row(16, 128, 128, 4, 4, 2, swap=False),
-    Row(16, 64, 128, 3, 2, 4, swap=False, steps=2),
-    Row(16, 64, 128, 2, 2, 8),
-    Row(16, 128, 128, 4, 4, 4, swap=False),
-    Row(16, 32, 128, 2, 1, 8, steps=2),
+    Row(16, 64, 128, 3, 2, 4), Row(16, 128, 128, 4, 4, 2, swap=False), Row(16, 64, 128, 3, 2, 4, swap=False, steps=2),
+    Row(16, 64, 128, 2, 2, 8), Row(16, 128, 128, 4, 4, 4, swap=False), Row(16, 32, 128, 2, 1, 8, steps=2),
     Row(16, 64, 64, 4, 2, 4, steps=2),
-)
+)  # fmt: skip
 BFLOAT16_BYTES_SMALL_M = (
-    Row(16, 128, 256, 4, 4, 1, swap=False),
-    Row(16, 64, 256, 3, 4, 2, swap=False, steps=2),
-    Row(16, 64, 256, 3, 2, 2, steps=2),
-)
+    Row(16, 128, 256, 4, 4, 1, swap=False), Row(16, 64, 256, 3, 4, 2, swap=False, steps=2), Row(16, 64, 256, 3, 2, 2, steps=2),
+)  # fmt: skip
 DEEP_NIBBLES_SMALL_M = (
-    Row(16, 64, 128, 6, 2, 2, swap=False),
-    Row(16, 128, 128, 6, 4, 1, swap=False, steps=2),
-    Row(16, 64, 128, 6, 2, 4, swap=False),
+    Row(16, 64, 128, 6, 2, 2, swap=False), Row(16, 128, 128, 6, 4, 1, swap=False, steps=2), Row(16, 64, 128, 6, 2, 4, swap=False),
     Row(16, 128, 128, 8, 2, 2),
-)
+)  # fmt: skip
 """Configs for bfloat16 and for zero points, which need more registers and time for each word."""
 SINGLE_MEDIUM_M = (
-    Row(16, 64, 128, 3, 2, 4),
-    Row(16, 128, 128, 4, 2, 2),
-)
+    Row(16, 64, 128, 3, 2, 4), Row(16, 128, 128, 4, 2, 2),
+)  # fmt: skip
 """Configs without warp groups. ``block_m`` becomes the number of rows, as in the tables for few rows."""
 BYTES_MEDIUM_M = (
-    Row(64, 64, 128, 3, 4, 3),
-    Row(64, 64, 128, 3, 4, 2),
-    Row(64, 128, 64, 4, 4, 1.5),
-    Row(32, 128, 128, 6, 4, 2),
-    Row(64, 64, 128, 3, 4, 4),
-    Row(64, 128, 64, 4, 4, 2),
-)
+    Row(64, 64, 128, 3, 4, 3), Row(64, 64, 128, 3, 4, 2), Row(64, 128, 64, 4, 4, 1.5), Row(32, 128, 128, 6, 4, 2),
+    Row(64, 64, 128, 3, 4, 4), Row(64, 128, 64, 4, 4, 2),
+)  # fmt: skip
 NIBBLES_MEDIUM_M = (
-    Row(64, 128, 128, 4, 4, 2),
-    Row(32, 128, 128, 4, 4, 2),
-    Row(64, 128, 64, 4, 4, 2),
-    Row(64, 128, 128, 4, 4, 1.5),
-    Row(64, 64, 64, 6, 4, 3),
-    Row(32, 128, 64, 4, 4, 3),
-)
+    Row(64, 128, 128, 4, 4, 2), Row(32, 128, 128, 4, 4, 2), Row(64, 128, 64, 4, 4, 2), Row(64, 128, 128, 4, 4, 1.5),
+    Row(64, 64, 64, 6, 4, 3), Row(32, 128, 64, 4, 4, 3),
+)  # fmt: skip
 BYTES_LARGE_M = (
-    Row(64, 128, 128, 4, 4, 2),
-    Row(128, 128, 64, 4, 8, 1),
-    Row(128, 128, 64, 3, 4, 2),
-    Row(128, 128, 64, 4, 4, 1),
-    Row(128, 128, 128, 3, 4, 1),
-    Row(128, 256, 128, 3, 8, 1),
-    Row(64, 128, 64, 4, 4, 2),
-    Row(128, 128, 32, 6, 4, 2),
-)
+    Row(64, 128, 128, 4, 4, 2), Row(128, 128, 64, 4, 8, 1), Row(128, 128, 64, 3, 4, 2), Row(128, 128, 64, 4, 4, 1),
+    Row(128, 128, 128, 3, 4, 1), Row(128, 256, 128, 3, 8, 1), Row(64, 128, 64, 4, 4, 2), Row(128, 128, 32, 6, 4, 2),
+)  # fmt: skip
 NIBBLES_LARGE_M = (
-    Row(64, 128, 128, 3, 4, 2),
-    Row(64, 128, 128, 4, 4, 2),
-    Row(128, 128, 128, 4, 8, 1),
-    Row(128, 128, 128, 3, 8, 1),
-    Row(128, 128, 64, 6, 8, 1),
-    Row(64, 64, 128, 3, 4, 2),
-    Row(128, 128, 128, 3, 8, 2),
-)
+    Row(64, 128, 128, 3, 4, 2), Row(64, 128, 128, 4, 4, 2), Row(128, 128, 128, 4, 8, 1), Row(128, 128, 128, 3, 8, 1),
+    Row(128, 128, 64, 6, 8, 1), Row(64, 64, 128, 3, 4, 2), Row(128, 128, 128, 3, 8, 2),
+)  # fmt: skip
 ROUNDING = 1.05
 """Factor by which programs may exceed whole rounds: one more on a few multiprocessors costs less than a split fewer for all."""
 

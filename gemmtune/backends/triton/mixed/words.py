@@ -21,10 +21,9 @@ from ..arch import arch_of
 from ..artifact import Expected, words_instruction
 from ..build import KernelChoice
 from ..classes import SIGNATURE_DTYPES
-from ..configs import Config, Geometry
+from ..configs import Config, Geometry, Resources
+from ..printer import PACKAGE
 from ..reductions import summed_by_steps
-from ..resources import Resources
-from ..source import PACKAGE
 from ..spec import KernelSpec
 from ..wrapped import Copying, WrappedChoice, copying_source
 from .conversions import WordFormat, conversions
