@@ -18,6 +18,7 @@ from gemmtune.backends.cuda.gemv import configs as gemv
 from gemmtune.backends.cuda.grouped import configs as grouped
 from gemmtune.backends.cuda.parts import configs as parts
 from gemmtune.backends.cuda.skinny import family as skinny
+from gemmtune.backends.cuda.stream import configs as stream
 from gemmtune.backends.cuda.wgmma import configs as wgmma
 from gemmtune.backends.cuda.wgmma_stream import configs as wgmma_stream
 from gemmtune.device import DeviceInfo, preset
@@ -121,6 +122,7 @@ def config(shape: Any, **told: Any) -> Any:
         grouped.Shape: grouped.Config,
         parts.Shape: parts.Config,
         skinny.Shape: skinny.Config,
+        stream.Shape: stream.Config,
         wgmma.Shape: wgmma.Config,
         wgmma_stream.Shape: wgmma_stream.Config,
     }

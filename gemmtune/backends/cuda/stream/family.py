@@ -1,0 +1,191 @@
+"""Family of persistent kernels for dense products: supported problems, time model, source and launches."""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+from collections.abc import Iterator, Sequence
+from typing import Any, ClassVar
+
+from ....choice import Claims
+from ....device import DeviceInfo
+from ....numerics.reduction import Reduction, reduction_of
+from ....problem import Problem
+from ....problem.rules import why_not_dense
+from ....toolchain.record import WORKSPACE, A, Address, B, Record, with_maps
+from .. import grouped, kernel, wgmma_stream
+from ..boxes import by_k, operands_of, staged_map, why_not_boxes
+from ..family import Family, beginnings, float32_sums, why_not_epilogue, why_not_here
+from ..groups import strip_of_rows, why_not_placed
+from ..hopper import TMA_BYTES, WGMMA, clusters_at_a_time
+from ..kernel import KernelSource
+from .configs import BLOCK_K, LEAST_STEPS, REGISTERS, SHAPES, Config, Division, Shape, tiles_of, why_not_config
+
+FLAGS_BYTES = 2**14
+"""Size of all flags: 4 bytes for each warp of MOST_BLOCKS blocks."""
+LAUNCH_US, TILE_US = 3.0, 1.5
+"""Overheads of a launch, and of each tile of a block."""
+FLOPS_PER_NS = 6300.0
+"""Throughput of one multiprocessor for 16-bit products."""
+L2_GBPS, DRAM_GBPS = 6500.0, 2900.0
+"""Bandwidth from L2 to all multiprocessors, multicast data counted once, and of memory."""
+LEAST_STEP_NS = 100.0
+"""Barrier overhead of one pipeline step."""
+EXCHANGE_GBPS = 50.0
+"""Rate at which a block stores its sums or adds those of another block."""
+LEAST_ROWS, MOST_ROWS = {"quick": 97, "default": 97, "exhaustive": 1}, {"quick": 1024, "default": 1024, "exhaustive": 2**31}
+"""Minimum and maximum rows of a, by search."""
+
+
+class Work(kernel.Work):
+    """Parameters of the persistent kernel.
+
+    There are ``tiles_m`` by ``tiles_n`` clusters of tiles, in strips of ``strip`` rows of clusters, with ``steps`` of K each. All
+    clusters share the first ``shared`` ones. Whoever finishes one has ``lead`` steps less.
+    """
+
+    _fields_: ClassVar[Sequence[tuple[str, Any]]] = (
+        ("sums", ctypes.c_void_p), ("flags", ctypes.c_void_p), ("rows", ctypes.c_int), ("cols", ctypes.c_int),
+        ("tiles_m", ctypes.c_int), ("tiles_n", ctypes.c_int), ("strip", ctypes.c_int), ("steps", ctypes.c_int),
+        ("shared", ctypes.c_int), ("lead", ctypes.c_int), ("prefetch_stages", ctypes.c_int), ("vectors", ctypes.c_bool),
+    )  # fmt: skip
+
+
+class Stream(Family[Config]):
+    """Family of ``stream.cu.jinja``. ``configs.py`` has the legality."""
+
+    name = "stream"
+    likely = 1.15
+    instruction = WGMMA
+    why_not_config = staticmethod(why_not_config)
+
+    def why_not(self, problem: Problem, device: DeviceInfo) -> str | None:
+        reason = why_not_dense(problem) or why_not_here(problem, device) or why_not_boxes(problem) or why_not_epilogue(problem)
+        return reason or why_not_placed(problem) or ("batches have no tiles to share" if problem.batch > 1 else None)
+
+    def why_not_likely(self, problem: Problem, device: DeviceInfo, search: str) -> str | None:  # noqa: ARG002 - device-independent
+        least, most = LEAST_ROWS[search], MOST_ROWS[search]
+        return None if least <= problem.m <= most else f"a has {problem.m} rows, tried from {least} to {most}"
+
+    def estimate_us(self, problem: Problem, device: DeviceInfo, config: Config) -> float:
+        """Return the model's time of one launch, in microseconds."""
+        shape, division = config.shape, Division.of(problem, config)
+        step_us = step_us_of(shape, device)
+        at_a_time = min(division.clusters, clusters_at_a_time(device.sm_count, shape.cluster))
+        rounds = division.waves + division.shared / division.clusters
+        slow = division.clusters / at_a_time if not config.whole else 1.0
+        busy_us = slow * rounds * division.steps * step_us + (division.waves + (division.shared > 0)) * TILE_US
+        if division.shared:
+            exchange_us = shape.sums_bytes / EXCHANGE_GBPS / 1e3
+            busy_us += 2 * exchange_us
+        return LAUNCH_US + max(busy_us, problem.bytes / DRAM_GBPS / 1e3)
+
+    def candidates(self, problem: Problem, device: DeviceInfo) -> list[Config]:
+        """Return every shape with and without ``swap_ab``, with shared and with whole tiles, best first."""
+        found = [
+            Config(shape=shape, blocks=device.sm_count, swap_ab=swap_ab, whole=whole, pdl=True, prefetch_stages=shape.stages)
+            for shape in SHAPES
+            for swap_ab in (False, True)
+            for whole in (False, True)
+        ]
+        return sorted(found, key=lambda config: (self.estimate_us(problem, device, config), not config.whole, str(config)))
+
+    def launch_variants(self, problem: Problem, device: DeviceInfo, config: Config) -> Iterator[Config]:  # noqa: ARG002 - config decides
+        """Yield configs with another start, and with whole or shared tiles."""
+        yield from beginnings(config, config.shape.stages)
+        yield dataclasses.replace(config, whole=not config.whole)
+
+    def claims(self, problem: Problem, config: Config) -> Claims:
+        return float32_sums(splits=Division.of(problem, config).parts(lead_of(problem, config)))
+
+    def reduction(self, problem: Problem, config: Config) -> Reduction | None:
+        """Return one run over K, or None if tiles are shared: then the place of a tile decides how."""
+        return reduction_of(problem, "cuda") if config.whole else None
+
+    def batch_invariant(self, problem: Problem, config: Config) -> bool:  # noqa: ARG002 - the config decides
+        """Return False if tiles are shared: their number and order decide where."""
+        return config.whole
+
+    def info(self, problem: Problem, config: Config) -> dict[str, Any]:
+        shape = config.shape
+        return self.facts(
+            config, (shape.block_m, shape.block_n, BLOCK_K), cluster=shape.cluster, splits=self.claims(problem, config).splits
+        )
+
+    def source(self, problem: Problem, config: Config) -> KernelSource:
+        shape = config.shape
+        p, q, _ = operands_of(problem, swap_ab=config.swap_ab)
+        given, left = REGISTERS[shape.warp_groups]
+        values = {
+            "swap_ab": config.swap_ab,
+            "p_by_k": bool(by_k(p)),
+            "q_by_k": bool(by_k(q)),
+            "block_k": BLOCK_K,
+            "least_steps": LEAST_STEPS,
+            "given_registers": given,
+            "left_registers": left,
+            "terms": False,
+            "fitted": 0,
+        }
+        return KernelSource(
+            kernel=self.kernel,
+            unit=(__package__, "stream.cu.jinja"),
+            files=(
+                *kernel.STAGED_PRODUCTS,
+                *kernel.files_of(wgmma_stream.__name__, "flags"),
+                *kernel.files_of(__package__, "steps", "exchange"),
+                *kernel.files_of(grouped.__name__, "results"),
+            ),
+            values=kernel.common_values(problem, Work, {"sums": "float4*", "flags": "unsigned*"})
+            | kernel.values_of(shape, "multiplying", "stages", "stored_bytes", "loads")
+            | values,
+        )
+
+    def record(self, problem: Problem, config: Config) -> Record:
+        """Return the launch record. The workspace has the flags of warps, then the sums that each block leaves."""
+        shape, division, (p, q, _) = config.shape, Division.of(problem, config), operands_of(problem, swap_ab=config.swap_ab)
+        extra = operands_of(problem, swap_ab=False)[2].added
+        work = Work()
+        kernel.fill_common(work, problem.out, extra)
+        work.rows, work.cols = problem.m, problem.n
+        work.tiles_m, work.tiles_n = tiles_of(problem, config)
+        work.strip, work.steps = strip_of_rows(config.tile[0]), division.steps
+        work.shared, work.lead = division.shared, lead_of(problem, config)
+        work.prefetch_stages = config.prefetch_stages
+        work.vectors, aligned = kernel.aligned_out(Work.vectors, problem.out, TMA_BYTES // problem.out.dtype.itemsize)
+        workspace = (
+            Address(offset=Work.flags.offset, operand=WORKSPACE),
+            Address(offset=Work.sums.offset, operand=WORKSPACE, more_bytes=FLAGS_BYTES),
+        )
+        blocks = shape.cluster * division.clusters
+        launch = self.launch(
+            config,
+            work,
+            grid=(blocks, 1, 1),
+            cluster=shape.cluster,
+            addresses=(*kernel.addresses_of(len(extra)), *(workspace if division.shared else ())),
+            scalars=kernel.scalars_of(problem),
+            aligned=aligned,
+            workspace_bytes=FLAGS_BYTES + blocks * shape.sums_bytes if division.shared else 0,
+            alignment=((A, TMA_BYTES), (B, TMA_BYTES)),
+        )
+        first, second = (B, A) if config.swap_ab else (A, B)
+        first_map = staged_map(p, first, shape.block_m, BLOCK_K, shape.cluster_n)
+        return with_maps(launch, (first_map, staged_map(q, second, shape.block_n, BLOCK_K, shape.cluster_m)))
+
+
+def step_us_of(shape: Shape, device: DeviceInfo) -> float:
+    """Return the time of one step of a tile while all multiprocessors multiply."""
+    multiplying_ns = 2 * shape.block_m * shape.block_n * BLOCK_K / FLOPS_PER_NS
+    copied = 2 * BLOCK_K * (shape.block_m / shape.cluster_n + shape.block_n / shape.cluster_m)
+    return max(multiplying_ns, copied * device.sm_count / L2_GBPS, LEAST_STEP_NS) / 1e3
+
+
+def lead_of(problem: Problem, config: Config) -> int:
+    """Return the steps in whose time a block adds the sums of the others that share its tile."""
+    division = Division.of(problem, config)
+    if not division.shared or division.waves:
+        return 0
+    adding_us = config.shape.sums_bytes / EXCHANGE_GBPS / 1e3
+    step_us = 2 * config.shape.block_m * config.shape.block_n * BLOCK_K / FLOPS_PER_NS / 1e3
+    return min(round(adding_us * (division.clusters / division.shared - 1) / step_us), division.steps // 2)
