@@ -8,13 +8,15 @@ from ....device import DeviceInfo
 from ....problem import Problem
 from ..boxes import operands_of, why_not_staged
 from ..family import INT32_LIMIT
-from ..hopper import BARRIER_BYTES, GIVEN_REGISTERS, LEFT_REGISTERS, SMEM_BYTES, WGMMA_M
+from ..hopper import BARRIER_BYTES, GIVEN_REGISTERS, HALF_SMEM_BYTES, LEFT_REGISTERS, SMEM_BYTES, WGMMA_M, registers_per_thread
 
 BLOCK_K = 64
 """Elements of K in a stage: one swizzled line of an operand whose K is contiguous."""
 REGISTERS = {2: (GIVEN_REGISTERS, LEFT_REGISTERS), 3: (32, 160)}
 """Registers of a copying and of a multiplying thread, by the warp groups that multiply."""
-BASE_REGISTERS = 30
+MOST_SUMS_WITHOUT = 64
+"""Most sums per thread for which it needs no registers of the copying warps."""
+BASE_REGISTERS = 38
 """Registers of a multiplying thread in addition to its sums."""
 PART_BYTES, MOST_PARTS = 256, 8
 """Space in which a warp reorders 16 columns of q of its results, and the most such columns at once. Parts are 2, 4 or 8 quads."""
@@ -30,14 +32,15 @@ MANY_SUMS = 160
 class Shape:
     """Tile of ``block_m`` lines of p by ``block_n`` lines of q. p is a and q the transpose of b, or the other way with ``swap_ab``.
 
-    A cluster has ``cluster_m`` by ``cluster_n`` tiles, and copies operands that its tiles share once (multicast). There are as many
-    stages as fit.
+    A cluster has ``cluster_m`` by ``cluster_n`` tiles, and copies operands that its tiles share once (multicast). With two
+    ``blocks_per_sm`` a launch can start while the previous one ends. There are as many stages as fit.
     """
 
     block_m: int
     block_n: int
     cluster_m: int = 1
     cluster_n: int = 1
+    blocks_per_sm: int = 1
 
     @property
     def cluster(self) -> int:
@@ -55,9 +58,20 @@ class Shape:
         return 128 * self.warp_groups
 
     @property
+    def gives_registers(self) -> bool:
+        """True if copying takes four warps, which leave most of their registers to the multiplying ones. One of the four copies."""
+        return self.sums > MOST_SUMS_WITHOUT
+
+    @property
     def threads(self) -> int:
-        """Threads of one block, the copying warp group included."""
-        return self.multiplying + 128
+        """Threads of one block, the copying warps included."""
+        return self.multiplying + (128 if self.gives_registers else 32)
+
+    @property
+    def most_sums(self) -> int:
+        """Maximum accumulators of a multiplying thread."""
+        left = REGISTERS[self.warp_groups][1] if self.gives_registers else registers_per_thread(self.threads, self.blocks_per_sm)
+        return left - BASE_REGISTERS
 
     @property
     def sums(self) -> int:
@@ -68,17 +82,18 @@ class Shape:
     def stored_bytes(self) -> int:
         """Space in which a warp reorders results: a power of two of quads that divides those of a tile."""
         quads = self.block_n // 8
-        return PART_BYTES * min(quads & -quads, MOST_PARTS)
+        return PART_BYTES * min(quads & -quads, MOST_PARTS // self.blocks_per_sm)
 
     @property
     def loads(self) -> int:
         """Quads of others' sums that a thread loads at once: a divisor of its own quads."""
-        most = 4 if self.sums > MANY_SUMS else 16
+        most = 4 if self.sums > MANY_SUMS or self.blocks_per_sm > 1 else 16
         return max(n for n in range(1, most + 1) if self.sums // 4 % n == 0)
 
     @property
     def stages(self) -> int:
-        room = SMEM_BYTES - self.multiplying // 32 * self.stored_bytes
+        most = HALF_SMEM_BYTES if self.blocks_per_sm > 1 else SMEM_BYTES
+        room = most - self.multiplying // 32 * self.stored_bytes
         return room // (2 * BLOCK_K * (self.block_m + self.block_n) + 2 * BARRIER_BYTES)
 
     @property
@@ -94,17 +109,17 @@ class Shape:
 
     def __str__(self) -> str:
         tiles = f"_{self.cluster_m}x{self.cluster_n}" if self.cluster > 1 else ""
-        return f"{self.block_m}x{self.block_n}x{BLOCK_K}_s{self.stages}{tiles}"
+        more = f"_r{self.blocks_per_sm}" if self.blocks_per_sm > 1 else ""
+        return f"{self.block_m}x{self.block_n}x{BLOCK_K}_s{self.stages}{tiles}{more}"
 
 
 SHAPES: tuple[Shape, ...] = tuple(
-    Shape(block_m=block_m, block_n=block_n, cluster_m=cluster_m, cluster_n=cluster_n)
-    for block_m, block_n in (
-        (128, 64), (128, 96), (128, 128), (128, 160), (128, 176), (128, 192), (128, 208), (128, 256),
-        (192, 128), (256, 64), (256, 96), (256, 128), (256, 160), (256, 192),
-    )
-    for cluster_m, cluster_n in ((1, 1), (2, 1), (1, 2))
-)  # fmt: skip
+    Shape(block_m=block_m, block_n=block_n, cluster_m=cluster_m, cluster_n=cluster_n, blocks_per_sm=blocks)
+    for block_m, most in ((128, 256), (192, 176), (256, 160))
+    for block_n in range(32, most + 1, 16)
+    for cluster_m, cluster_n in ((1, 1), (2, 1), (1, 2), (2, 2), (1, 4))
+    for blocks in ((1, 2) if block_m == 128 and block_n <= 128 else (1,))
+)
 """All shapes."""
 
 
@@ -183,8 +198,8 @@ def why_not_config(problem: Problem, device: DeviceInfo, config: Config) -> str 
         return reason
     if shape.stages < 2 or shape.block_n % 16 or shape.block_m % (WGMMA_M * shape.warp_groups):
         return f"got {shape}, expected at least two stages, whole warp groups of 64 lines, and q in multiples of 16"
-    if shape.sums + BASE_REGISTERS > REGISTERS[shape.warp_groups][1]:
-        return f"{shape.sums} sums for each thread, at most {REGISTERS[shape.warp_groups][1] - BASE_REGISTERS} fit its registers"
+    if shape.sums > shape.most_sums or (shape.gives_registers and shape.blocks_per_sm > 1):
+        return f"{shape.sums} sums for each thread of {shape.blocks_per_sm} blocks, at most {shape.most_sums} fit its registers"
     if not shape.cluster <= config.blocks <= MOST_BLOCKS:
         return f"{config.blocks} blocks, expected {shape.cluster} to {MOST_BLOCKS}"
     rows, cols = tiles_of(problem, config)

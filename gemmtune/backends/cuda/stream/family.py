@@ -23,16 +23,18 @@ from .configs import BLOCK_K, LEAST_STEPS, REGISTERS, SHAPES, Config, Division, 
 
 FLAGS_BYTES = 2**14
 """Size of all flags: 4 bytes for each warp of MOST_BLOCKS blocks."""
-LAUNCH_US, TILE_US = 3.0, 1.5
-"""Overheads of a launch, and of each tile of a block."""
-FLOPS_PER_NS = 6300.0
+LAUNCH_US, TILE_US = {1: 3.0, 2: 2.0}, 1.0
+"""Overheads of a launch by the blocks per multiprocessor, and of each tile of a block."""
+FLOPS_PER_NS = 6200.0
 """Throughput of one multiprocessor for 16-bit products."""
-L2_GBPS, DRAM_GBPS = 6500.0, 2900.0
+ARRIVING_GBPS = 110.0
+"""Bandwidth into one multiprocessor, multicast data included."""
+L2_GBPS, DRAM_GBPS = 9000.0, 2800.0
 """Bandwidth from L2 to all multiprocessors, multicast data counted once, and of memory."""
 LEAST_STEP_NS = 100.0
 """Barrier overhead of one pipeline step."""
-EXCHANGE_GBPS = 50.0
-"""Rate at which a block stores its sums or adds those of another block."""
+EXCHANGE_GBPS, EXCHANGE_US = 50.0, 1.0
+"""Rate at which a block stores its sums or adds those of another block, and the delay until the other sees them."""
 LEAST_ROWS, MOST_ROWS = {"quick": 97, "default": 97, "exhaustive": 1}, {"quick": 1024, "default": 1024, "exhaustive": 2**31}
 """Minimum and maximum rows of a, by search."""
 
@@ -70,15 +72,13 @@ class Stream(Family[Config]):
     def estimate_us(self, problem: Problem, device: DeviceInfo, config: Config) -> float:
         """Return the model's time of one launch, in microseconds."""
         shape, division = config.shape, Division.of(problem, config)
-        step_us = step_us_of(shape, device)
         at_a_time = min(division.clusters, clusters_at_a_time(device.sm_count, shape.cluster))
-        rounds = division.waves + division.shared / division.clusters
-        slow = division.clusters / at_a_time if not config.whole else 1.0
-        busy_us = slow * rounds * division.steps * step_us + (division.waves + (division.shared > 0)) * TILE_US
-        if division.shared:
-            exchange_us = shape.sums_bytes / EXCHANGE_GBPS / 1e3
-            busy_us += 2 * exchange_us
-        return LAUNCH_US + max(busy_us, problem.bytes / DRAM_GBPS / 1e3)
+        waves = division.waves if config.whole else division.waves + division.shared / division.clusters
+        slow = -(-division.clusters // at_a_time) if config.whole else division.clusters / at_a_time
+        steps_us = slow * waves * division.steps * step_us_of(shape, at_a_time * shape.cluster)
+        tiles_us = (division.waves + (division.shared > 0)) * TILE_US
+        exchange_us = 2 * shape.sums_bytes / EXCHANGE_GBPS / 1e3 + EXCHANGE_US if division.shared else 0.0
+        return LAUNCH_US[shape.blocks_per_sm] + max(steps_us + tiles_us, problem.bytes / DRAM_GBPS / 1e3) + exchange_us
 
     def candidates(self, problem: Problem, device: DeviceInfo) -> list[Config]:
         """Return every shape with and without ``swap_ab``, with shared and with whole tiles, best first."""
@@ -137,7 +137,7 @@ class Stream(Family[Config]):
                 *kernel.files_of(grouped.__name__, "results"),
             ),
             values=kernel.common_values(problem, Work, {"sums": "float4*", "flags": "unsigned*"})
-            | kernel.values_of(shape, "multiplying", "stages", "stored_bytes", "loads")
+            | kernel.values_of(shape, "multiplying", "stages", "stored_bytes", "loads", "gives_registers")
             | values,
         )
 
@@ -174,11 +174,12 @@ class Stream(Family[Config]):
         return with_maps(launch, (first_map, staged_map(q, second, shape.block_n, BLOCK_K, shape.cluster_m)))
 
 
-def step_us_of(shape: Shape, device: DeviceInfo) -> float:
-    """Return the time of one step of a tile while all multiprocessors multiply."""
+def step_us_of(shape: Shape, blocks: int) -> float:
+    """Return the time of one step of a tile while ``blocks`` multiprocessors multiply."""
     multiplying_ns = 2 * shape.block_m * shape.block_n * BLOCK_K / FLOPS_PER_NS
+    arriving = 2 * BLOCK_K * (shape.block_m + shape.block_n)
     copied = 2 * BLOCK_K * (shape.block_m / shape.cluster_n + shape.block_n / shape.cluster_m)
-    return max(multiplying_ns, copied * device.sm_count / L2_GBPS, LEAST_STEP_NS) / 1e3
+    return max(multiplying_ns, arriving / ARRIVING_GBPS, copied * blocks / L2_GBPS, LEAST_STEP_NS) / 1e3
 
 
 def lead_of(problem: Problem, config: Config) -> int:
