@@ -127,15 +127,16 @@ SHAPES: tuple[Shape, ...] = tuple(
 class Config:
     """Shape plus launch parameters.
 
-    At most ``blocks`` persistent blocks walk over the tiles. They divide tiles that do not fill all blocks along K. With ``whole``
-    no tile is divided. ``swap_ab``: compute outᵀ = bᵀ aᵀ, so that columns of b are the tile's rows. ``pdl``: the launch may begin
+    At most ``blocks`` persistent blocks walk over the tiles. Tiles that do not fill all blocks are divided along K: evenly among
+    ``all`` blocks, so that some have parts of two tiles, or in ``even`` parts, so that some blocks have none. With ``whole`` no tile
+    is divided. ``swap_ab``: compute outᵀ = bᵀ aᵀ, so that columns of b are the tile's rows. ``pdl``: the launch may begin
     before the previous one ends, and prefetches its first ``prefetch_stages`` of b into L2.
     """
 
     shape: Shape
     blocks: int = 132
     swap_ab: bool = False
-    whole: bool = False
+    division: str = "all"
     pdl: bool = False
     prefetch_stages: int = 0
 
@@ -147,32 +148,37 @@ class Config:
 
     def __str__(self) -> str:
         overlap = f"_pdl{self.prefetch_stages or ''}" if self.pdl else ""
-        return f"{self.shape}{'_swap' if self.swap_ab else ''}_b{self.blocks}{'_whole' if self.whole else ''}{overlap}"
+        return f"{self.shape}{'_swap' if self.swap_ab else ''}_b{self.blocks}_{self.division}{overlap}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Division:
-    """Division of clusters' tiles with ``steps`` of K each: all clusters share ``shared`` tiles, and then have whole ones."""
+    """Division of clusters' tiles with ``steps`` of K each.
+
+    The first ``sharers`` of ``clusters`` share ``shared`` tiles. Every cluster has ``waves`` whole ones.
+    """
 
     steps: int
     clusters: int
     waves: int
     shared: int
+    sharers: int
 
     @classmethod
     def of(cls, problem: Problem, config: Config) -> Division:
         """Return the division of a launch."""
         rows, cols = tiles_of(problem, config)
         steps, clusters = -(-problem.k // BLOCK_K), config.blocks // config.shape.cluster
-        if config.whole:
-            return cls(steps=steps, clusters=min(clusters, rows * cols), waves=-(-rows * cols // clusters), shared=0)
         waves, left = divmod(rows * cols, clusters)
-        used = clusters if waves else max(1, min(clusters, left * steps // LEAST_STEPS))
-        return cls(steps=steps, clusters=used, waves=waves, shared=left)
+        parts = min(clusters // left, max(1, steps // LEAST_STEPS)) if left else 1
+        if config.division == "whole" or (config.division == "even" and parts == 1) or not left:
+            return cls(steps=steps, clusters=min(clusters, rows * cols), waves=waves + (left > 0), shared=0, sharers=1)
+        sharers = parts * left if config.division == "even" else max(1, min(clusters, left * steps // LEAST_STEPS))
+        return cls(steps=steps, clusters=clusters if waves else sharers, waves=waves, shared=left, sharers=sharers)
 
     def begin(self, cluster: int, lead: int) -> int:
         """Return the first step of a cluster's range, as the kernel does."""
-        number, step = divmod(cluster * self.shared * (self.steps + lead) // self.clusters, self.steps + lead)
+        number, step = divmod(min(cluster, self.sharers) * self.shared * (self.steps + lead) // self.sharers, self.steps + lead)
         near = 0 if step < LEAST_STEPS else self.steps if step > self.steps - LEAST_STEPS else step
         return number * self.steps + near
 

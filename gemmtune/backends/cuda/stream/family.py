@@ -23,18 +23,20 @@ from .configs import BLOCK_K, LEAST_STEPS, REGISTERS, SHAPES, Config, Division, 
 
 FLAGS_BYTES = 2**14
 """Size of all flags: 4 bytes for each warp of MOST_BLOCKS blocks."""
-LAUNCH_US, TILE_US = {1: 3.0, 2: 2.0}, 1.0
+LAUNCH_US, TILE_US = {1: 3.4, 2: 3.4}, 0.7
 """Overheads of a launch by the blocks per multiprocessor, and of each tile of a block."""
-FLOPS_PER_NS = 6200.0
+FLOPS_PER_NS = 6000.0
 """Throughput of one multiprocessor for 16-bit products."""
-ARRIVING_GBPS = 110.0
+ARRIVING_GBPS = 100.0
 """Bandwidth into one multiprocessor, multicast data included."""
-L2_GBPS, DRAM_GBPS = 9000.0, 2800.0
+L2_GBPS, DRAM_GBPS = 8500.0, 2700.0
 """Bandwidth from L2 to all multiprocessors, multicast data counted once, and of memory."""
 LEAST_STEP_NS = 100.0
 """Barrier overhead of one pipeline step."""
 EXCHANGE_GBPS, EXCHANGE_US = 50.0, 1.0
 """Rate at which a block stores its sums or adds those of another block, and the delay until the other sees them."""
+WAIT_US = 2.5
+"""Time from a block's last product until another block sees its sums."""
 LEAST_ROWS, MOST_ROWS = {"quick": 97, "default": 97, "exhaustive": 1}, {"quick": 1024, "default": 1024, "exhaustive": 2**31}
 """Minimum and maximum rows of a, by search."""
 
@@ -42,14 +44,14 @@ LEAST_ROWS, MOST_ROWS = {"quick": 97, "default": 97, "exhaustive": 1}, {"quick":
 class Work(kernel.Work):
     """Parameters of the persistent kernel.
 
-    There are ``tiles_m`` by ``tiles_n`` clusters of tiles, in strips of ``strip`` rows of clusters, with ``steps`` of K each. All
-    clusters share the first ``shared`` ones. Whoever finishes one has ``lead`` steps less.
+    There are ``tiles_m`` by ``tiles_n`` clusters of tiles, in strips of ``strip`` rows of clusters, with ``steps`` of K each. The
+    first ``sharers`` clusters share the first ``shared`` ones. Whoever finishes one has ``lead`` steps less.
     """
 
     _fields_: ClassVar[Sequence[tuple[str, Any]]] = (
         ("sums", ctypes.c_void_p), ("flags", ctypes.c_void_p), ("rows", ctypes.c_int), ("cols", ctypes.c_int),
         ("tiles_m", ctypes.c_int), ("tiles_n", ctypes.c_int), ("strip", ctypes.c_int), ("steps", ctypes.c_int),
-        ("shared", ctypes.c_int), ("lead", ctypes.c_int), ("prefetch_stages", ctypes.c_int), ("vectors", ctypes.c_bool),
+        ("shared", ctypes.c_int), ("sharers", ctypes.c_int), ("lead", ctypes.c_int), ("prefetch_stages", ctypes.c_int), ("vectors", ctypes.c_bool),
     )  # fmt: skip
 
 
@@ -73,8 +75,7 @@ class Stream(Family[Config]):
         """Return the model's time of one launch, in microseconds."""
         shape, division = config.shape, Division.of(problem, config)
         at_a_time = min(division.clusters, clusters_at_a_time(device.sm_count, shape.cluster))
-        waves = division.waves if config.whole else division.waves + division.shared / division.clusters
-        slow = -(-division.clusters // at_a_time) if config.whole else division.clusters / at_a_time
+        waves, slow = division.waves + division.shared / division.sharers, -(-division.clusters // at_a_time)
         steps_us = slow * waves * division.steps * step_us_of(shape, at_a_time * shape.cluster)
         tiles_us = (division.waves + (division.shared > 0)) * TILE_US
         exchange_us = 2 * shape.sums_bytes / EXCHANGE_GBPS / 1e3 + EXCHANGE_US if division.shared else 0.0
@@ -83,28 +84,30 @@ class Stream(Family[Config]):
     def candidates(self, problem: Problem, device: DeviceInfo) -> list[Config]:
         """Return every shape with and without ``swap_ab``, with shared and with whole tiles, best first."""
         found = [
-            Config(shape=shape, blocks=device.sm_count, swap_ab=swap_ab, whole=whole, pdl=True, prefetch_stages=shape.stages)
+            Config(shape=shape, blocks=device.sm_count, swap_ab=swap_ab, division=division, pdl=True, prefetch_stages=shape.stages)
             for shape in SHAPES
             for swap_ab in (False, True)
-            for whole in (False, True)
+            for division in ("all", "even", "whole")
         ]
-        return sorted(found, key=lambda config: (self.estimate_us(problem, device, config), not config.whole, str(config)))
+        return sorted(found, key=lambda config: (self.estimate_us(problem, device, config), config.division != "whole", str(config)))
 
     def launch_variants(self, problem: Problem, device: DeviceInfo, config: Config) -> Iterator[Config]:  # noqa: ARG002 - config decides
         """Yield configs with another start, and with whole or shared tiles."""
         yield from beginnings(config, config.shape.stages)
-        yield dataclasses.replace(config, whole=not config.whole)
+        for division in ("all", "even", "whole"):
+            if division != config.division:
+                yield dataclasses.replace(config, division=division)
 
     def claims(self, problem: Problem, config: Config) -> Claims:
         return float32_sums(splits=Division.of(problem, config).parts(lead_of(problem, config)))
 
     def reduction(self, problem: Problem, config: Config) -> Reduction | None:
         """Return one run over K, or None if tiles are shared: then the place of a tile decides how."""
-        return reduction_of(problem, "cuda") if config.whole else None
+        return reduction_of(problem, "cuda") if config.division == "whole" else None
 
     def batch_invariant(self, problem: Problem, config: Config) -> bool:  # noqa: ARG002 - the config decides
         """Return False if tiles are shared: their number and order decide where."""
-        return config.whole
+        return config.division == "whole"
 
     def info(self, problem: Problem, config: Config) -> dict[str, Any]:
         shape = config.shape
@@ -150,7 +153,7 @@ class Stream(Family[Config]):
         work.rows, work.cols = problem.m, problem.n
         work.tiles_m, work.tiles_n = tiles_of(problem, config)
         work.strip, work.steps = strip_of_rows(config.tile[0]), division.steps
-        work.shared, work.lead = division.shared, lead_of(problem, config)
+        work.shared, work.sharers, work.lead = division.shared, division.sharers, lead_of(problem, config)
         work.prefetch_stages = config.prefetch_stages
         work.vectors, aligned = kernel.aligned_out(Work.vectors, problem.out, TMA_BYTES // problem.out.dtype.itemsize)
         workspace = (
@@ -183,10 +186,10 @@ def step_us_of(shape: Shape, blocks: int) -> float:
 
 
 def lead_of(problem: Problem, config: Config) -> int:
-    """Return the steps in whose time a block adds the sums of the others that share its tile."""
-    division = Division.of(problem, config)
+    """Return how many steps less a block has that finishes a shared tile. It has more if it would wait for the others' sums."""
+    division, shape = Division.of(problem, config), config.shape
     if not division.shared or division.waves:
         return 0
-    adding_us = config.shape.sums_bytes / EXCHANGE_GBPS / 1e3
-    step_us = 2 * config.shape.block_m * config.shape.block_n * BLOCK_K / FLOPS_PER_NS / 1e3
-    return min(round(adding_us * (division.clusters / division.shared - 1) / step_us), division.steps // 2)
+    step_us, parts = step_us_of(shape, division.clusters * shape.cluster), division.sharers / division.shared
+    late_us = (parts - 1) * shape.sums_bytes / EXCHANGE_GBPS / 1e3 if config.division == "all" else -WAIT_US
+    return max(min(round(late_us / step_us), division.steps // 2), -(division.steps // 4))
