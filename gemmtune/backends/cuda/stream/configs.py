@@ -6,9 +6,18 @@ from dataclasses import dataclass
 
 from ....device import DeviceInfo
 from ....problem import Problem
-from ..boxes import operands_of, why_not_staged
+from ..boxes import by_k, operands_of, why_not_staged
 from ..family import INT32_LIMIT
-from ..hopper import BARRIER_BYTES, GIVEN_REGISTERS, HALF_SMEM_BYTES, LEFT_REGISTERS, SMEM_BYTES, WGMMA_M, registers_per_thread
+from ..hopper import (
+    BARRIER_BYTES,
+    GIVEN_REGISTERS,
+    HALF_SMEM_BYTES,
+    LEFT_REGISTERS,
+    SMEM_BYTES,
+    SWIZZLED_LINES,
+    WGMMA_M,
+    registers_per_thread,
+)
 
 BLOCK_K = 64
 """Elements of K in a stage: one swizzled line of an operand whose K is contiguous."""
@@ -197,6 +206,18 @@ def tiles_of(problem: Problem, config: Config) -> tuple[int, int]:
     return -(-problem.m // rows), -(-problem.n // cols)
 
 
+def lines_of(problem: Problem, config: Config) -> int:
+    """Return the rows of a that a tile copies: an equal share of all, so that few are outside, which TMA copies slowly."""
+    shape = config.shape
+    most, tiles, among = (
+        (shape.block_n, shape.cluster_n, shape.cluster_m) if config.swap_ab else (shape.block_m, shape.cluster_m, shape.cluster_n)
+    )
+    if not by_k(problem.a):
+        return most
+    share = -(-problem.m // (tiles_of(problem, config)[0] * tiles))
+    return min(most, -(-share // (SWIZZLED_LINES * among)) * SWIZZLED_LINES * among)
+
+
 def why_not_config(problem: Problem, device: DeviceInfo, config: Config) -> str | None:
     """Return the reason why ``config`` is illegal for a problem that ``why_not`` accepts, or None."""
     shape = config.shape
@@ -213,6 +234,4 @@ def why_not_config(problem: Problem, device: DeviceInfo, config: Config) -> str 
     if rows * cols + config.blocks >= INT32_LIMIT or 2 * config.blocks**2 * steps >= INT32_LIMIT:
         return f"{rows * cols} tiles of {steps} steps cannot be counted in 32 bits"
     p, q, _ = operands_of(problem, swap_ab=config.swap_ab)
-    return why_not_staged(p, shape.block_m, BLOCK_K, shape.cluster_n) or why_not_staged(
-        q, shape.block_n, BLOCK_K, shape.cluster_m
-    )
+    return why_not_staged(p, shape.block_m, BLOCK_K, shape.cluster_n) or why_not_staged(q, shape.block_n, BLOCK_K, shape.cluster_m)

@@ -19,7 +19,7 @@ from ..family import Family, beginnings, float32_sums, why_not_epilogue, why_not
 from ..groups import strip_of_rows, why_not_placed
 from ..hopper import TMA_BYTES, WGMMA, clusters_at_a_time
 from ..kernel import KernelSource
-from .configs import BLOCK_K, LEAST_STEPS, REGISTERS, SHAPES, Config, Division, Shape, tiles_of, why_not_config
+from .configs import BLOCK_K, LEAST_STEPS, REGISTERS, SHAPES, Config, Division, lines_of, tiles_of, why_not_config
 
 FLAGS_BYTES = 2**14
 """Size of all flags: 4 bytes for each warp of MOST_BLOCKS blocks."""
@@ -44,13 +44,14 @@ LEAST_ROWS, MOST_ROWS = {"quick": 97, "default": 97, "exhaustive": 1}, {"quick":
 class Work(kernel.Work):
     """Parameters of the persistent kernel.
 
+    A tile has ``lines`` rows of the result, which may be fewer than the kernel has room for.
     There are ``tiles_m`` by ``tiles_n`` clusters of tiles, in strips of ``strip`` rows of clusters, with ``steps`` of K each. The
     first ``sharers`` clusters share the first ``shared`` ones. Whoever finishes one has ``lead`` steps less.
     """
 
     _fields_: ClassVar[Sequence[tuple[str, Any]]] = (
         ("sums", ctypes.c_void_p), ("flags", ctypes.c_void_p), ("rows", ctypes.c_int), ("cols", ctypes.c_int),
-        ("tiles_m", ctypes.c_int), ("tiles_n", ctypes.c_int), ("strip", ctypes.c_int), ("steps", ctypes.c_int),
+        ("lines", ctypes.c_int), ("tiles_m", ctypes.c_int), ("tiles_n", ctypes.c_int), ("strip", ctypes.c_int), ("steps", ctypes.c_int),
         ("shared", ctypes.c_int), ("sharers", ctypes.c_int), ("lead", ctypes.c_int), ("prefetch_stages", ctypes.c_int), ("vectors", ctypes.c_bool),
     )  # fmt: skip
 
@@ -76,7 +77,7 @@ class Stream(Family[Config]):
         shape, division = config.shape, Division.of(problem, config)
         at_a_time = min(division.clusters, clusters_at_a_time(device.sm_count, shape.cluster))
         waves, slow = division.waves + division.shared / division.sharers, -(-division.clusters // at_a_time)
-        steps_us = slow * waves * division.steps * step_us_of(shape, at_a_time * shape.cluster)
+        steps_us = slow * waves * division.steps * step_us_of(problem, config, at_a_time * shape.cluster)
         tiles_us = (division.waves + (division.shared > 0)) * TILE_US
         exchange_us = 2 * shape.sums_bytes / EXCHANGE_GBPS / 1e3 + EXCHANGE_US if division.shared else 0.0
         return LAUNCH_US[shape.blocks_per_sm] + max(steps_us + tiles_us, problem.bytes / DRAM_GBPS / 1e3) + exchange_us
@@ -89,7 +90,9 @@ class Stream(Family[Config]):
             for swap_ab in (False, True)
             for division in ("all", "even", "whole")
         ]
-        return sorted(found, key=lambda config: (self.estimate_us(problem, device, config), config.division != "whole", str(config)))
+        return sorted(
+            found, key=lambda config: (self.estimate_us(problem, device, config), config.division != "whole", str(config))
+        )
 
     def launch_variants(self, problem: Problem, device: DeviceInfo, config: Config) -> Iterator[Config]:  # noqa: ARG002 - config decides
         """Yield configs with another start, and with whole or shared tiles."""
@@ -150,7 +153,7 @@ class Stream(Family[Config]):
         extra = operands_of(problem, swap_ab=False)[2].added
         work = Work()
         kernel.fill_common(work, problem.out, extra)
-        work.rows, work.cols = problem.m, problem.n
+        work.rows, work.cols, work.lines = problem.m, problem.n, lines_of(problem, config)
         work.tiles_m, work.tiles_n = tiles_of(problem, config)
         work.strip, work.steps = strip_of_rows(config.tile[0]), division.steps
         work.shared, work.sharers, work.lead = division.shared, division.sharers, lead_of(problem, config)
@@ -173,15 +176,18 @@ class Stream(Family[Config]):
             alignment=((A, TMA_BYTES), (B, TMA_BYTES)),
         )
         first, second = (B, A) if config.swap_ab else (A, B)
-        first_map = staged_map(p, first, shape.block_m, BLOCK_K, shape.cluster_n)
-        return with_maps(launch, (first_map, staged_map(q, second, shape.block_n, BLOCK_K, shape.cluster_m)))
+        lines_p, lines_q = (shape.block_m, work.lines) if config.swap_ab else (work.lines, shape.block_n)
+        first_map = staged_map(p, first, lines_p, BLOCK_K, shape.cluster_n)
+        return with_maps(launch, (first_map, staged_map(q, second, lines_q, BLOCK_K, shape.cluster_m)))
 
 
-def step_us_of(shape: Shape, blocks: int) -> float:
+def step_us_of(problem: Problem, config: Config, blocks: int) -> float:
     """Return the time of one step of a tile while ``blocks`` multiprocessors multiply."""
+    shape, lines = config.shape, lines_of(problem, config)
+    lines_p, lines_q = (shape.block_m, lines) if config.swap_ab else (lines, shape.block_n)
     multiplying_ns = 2 * shape.block_m * shape.block_n * BLOCK_K / FLOPS_PER_NS
-    arriving = 2 * BLOCK_K * (shape.block_m + shape.block_n)
-    copied = 2 * BLOCK_K * (shape.block_m / shape.cluster_n + shape.block_n / shape.cluster_m)
+    arriving = 2 * BLOCK_K * (lines_p + lines_q)
+    copied = 2 * BLOCK_K * (lines_p / shape.cluster_n + lines_q / shape.cluster_m)
     return max(multiplying_ns, arriving / ARRIVING_GBPS, copied * blocks / L2_GBPS, LEAST_STEP_NS) / 1e3
 
 
@@ -190,6 +196,6 @@ def lead_of(problem: Problem, config: Config) -> int:
     division, shape = Division.of(problem, config), config.shape
     if not division.shared or division.waves:
         return 0
-    step_us, parts = step_us_of(shape, division.clusters * shape.cluster), division.sharers / division.shared
+    step_us, parts = step_us_of(problem, config, division.clusters * shape.cluster), division.sharers / division.shared
     late_us = (parts - 1) * shape.sums_bytes / EXCHANGE_GBPS / 1e3 if config.division == "all" else -WAIT_US
     return max(min(round(late_us / step_us), division.steps // 2), -(division.steps // 4))
