@@ -23,18 +23,20 @@ from .configs import BLOCK_K, LEAST_STEPS, REGISTERS, SHAPES, Config, Division, 
 
 FLAGS_BYTES = 2**14
 """Size of all flags: 4 bytes for each warp of MOST_BLOCKS blocks."""
-LAUNCH_US, TILE_US = {1: 3.4, 2: 3.4}, 0.7
-"""Overheads of a launch by the blocks per multiprocessor, and of each tile of a block."""
-FLOPS_PER_NS = 6000.0
+LAUNCH_US, TILE_US = 2.3, 0.9
+"""Overheads of a launch, and of each tile of a block."""
+FLOPS_PER_NS = 5300.0
 """Throughput of one multiprocessor for 16-bit products."""
-ARRIVING_GBPS = 100.0
+ARRIVING_GBPS = 92.0
 """Bandwidth into one multiprocessor, multicast data included."""
-L2_GBPS, DRAM_GBPS = 8500.0, 2700.0
+L2_GBPS, DRAM_GBPS = 10500.0, 2500.0
 """Bandwidth from L2 to all multiprocessors, multicast data counted once, and of memory."""
 LEAST_STEP_NS = 100.0
 """Barrier overhead of one pipeline step."""
-EXCHANGE_GBPS, EXCHANGE_US = 50.0, 1.0
+EXCHANGE_GBPS, EXCHANGE_US = 34.0, 0.8
 """Rate at which a block stores its sums or adds those of another block, and the delay until the other sees them."""
+APART = 1.1
+"""Slowdown if clusters with the same columns of b are not one: they read them from L2 one after another."""
 WAIT_US = 2.5
 """Time from a block's last product until another block sees its sums."""
 LEAST_ROWS, MOST_ROWS = {"quick": 97, "default": 97, "exhaustive": 1}, {"quick": 1024, "default": 1024, "exhaustive": 2**31}
@@ -79,8 +81,9 @@ class Stream(Family[Config]):
         waves, slow = division.waves + division.shared / division.sharers, -(-division.clusters // at_a_time)
         steps_us = slow * waves * division.steps * step_us_of(problem, config, at_a_time * shape.cluster)
         tiles_us = (division.waves + (division.shared > 0)) * TILE_US
-        exchange_us = 2 * shape.sums_bytes / EXCHANGE_GBPS / 1e3 + EXCHANGE_US if division.shared else 0.0
-        return LAUNCH_US[shape.blocks_per_sm] + max(steps_us + tiles_us, problem.bytes / DRAM_GBPS / 1e3) + exchange_us
+        parts = -(-division.sharers // division.shared) if division.shared else 1
+        exchange_us = (parts - 1) * shape.sums_bytes / EXCHANGE_GBPS / 1e3 + EXCHANGE_US if division.shared else 0.0
+        return LAUNCH_US + max(steps_us + tiles_us, problem.bytes / DRAM_GBPS / 1e3) + exchange_us
 
     def candidates(self, problem: Problem, device: DeviceInfo) -> list[Config]:
         """Return every shape with and without ``swap_ab``, with shared and with whole tiles, best first."""
@@ -188,7 +191,9 @@ def step_us_of(problem: Problem, config: Config, blocks: int) -> float:
     multiplying_ns = 2 * shape.block_m * shape.block_n * BLOCK_K / FLOPS_PER_NS
     arriving = 2 * BLOCK_K * (lines_p + lines_q)
     copied = 2 * BLOCK_K * (lines_p / shape.cluster_n + lines_q / shape.cluster_m)
-    return max(multiplying_ns, arriving / ARRIVING_GBPS, copied * blocks / L2_GBPS, LEAST_STEP_NS) / 1e3
+    along_m = shape.cluster_n if config.swap_ab else shape.cluster_m
+    apart = APART if along_m == 1 and problem.m > config.tile[0] else 1.0
+    return apart * max(multiplying_ns, arriving / ARRIVING_GBPS, copied * blocks / L2_GBPS, LEAST_STEP_NS) / 1e3
 
 
 def lead_of(problem: Problem, config: Config) -> int:
