@@ -1,4 +1,4 @@
-"""Configs of the persistent kernel: a compile-time ``Shape``, launch parameters, the division of tiles, and the legality predicate."""
+"""Configs of the persistent kernel: a compile-time ``Shape``, launch parameters, division of tiles, legality predicate."""
 
 from __future__ import annotations
 
@@ -11,28 +11,24 @@ from ..family import INT32_LIMIT
 from ..hopper import (
     BARRIER_BYTES,
     GIVEN_REGISTERS,
-    HALF_SMEM_BYTES,
     LEFT_REGISTERS,
     SMEM_BYTES,
     SWIZZLED_LINES,
     WGMMA_M,
-    registers_per_thread,
 )
 
 BLOCK_K = 64
 """Elements of K in a stage: one swizzled line of an operand whose K is contiguous."""
 REGISTERS = {2: (GIVEN_REGISTERS, LEFT_REGISTERS), 3: (32, 160)}
 """Registers of a copying and of a multiplying thread, by the warp groups that multiply."""
-MOST_SUMS_WITHOUT = 64
-"""Most sums per thread for which it needs no registers of the copying warps."""
-BASE_REGISTERS = 38
-"""Registers of a multiplying thread in addition to its sums."""
-PART_BYTES, MOST_PARTS = 256, 8
-"""Space in which a warp reorders 16 columns of q of its results, and the most such columns at once. Parts are 2, 4 or 8 quads."""
+MOST_SUMS = {2: 160, 3: 88}
+"""Maximum accumulators of a multiplying thread without spills, by the warp groups that multiply."""
+QUAD_BYTES, MOST_QUADS = 256, 8
+"""Space in which a warp reorders 8 lines of q of its results, and the most times 8 lines at once."""
 MOST_BLOCKS = 256
 """Maximum persistent blocks. More than multiprocessors would only wait."""
-LEAST_STEPS = 4
-"""Fewest steps of a part of a tile. With fewer, exchanging sums takes longer than it saves."""
+LEAST_STEPS, MOST_PARTS = 8, 6
+"""Fewest steps of a part of a tile, and maximum parts. Exchanging more sums takes longer than it saves."""
 MANY_SUMS = 160
 """Sums per thread above which only 4 quads of others' sums are loaded at once."""
 
@@ -41,15 +37,14 @@ MANY_SUMS = 160
 class Shape:
     """Tile of ``block_m`` lines of p by ``block_n`` lines of q. p is a and q the transpose of b, or the other way with ``swap_ab``.
 
-    A cluster has ``cluster_m`` by ``cluster_n`` tiles, and copies operands that its tiles share once (multicast). With two
-    ``blocks_per_sm`` a launch can start while the previous one ends. There are as many stages as fit.
+    A cluster has ``cluster_m`` by ``cluster_n`` tiles, and copies operands that its tiles share once (multicast). There are as many
+    stages as fit.
     """
 
     block_m: int
     block_n: int
     cluster_m: int = 1
     cluster_n: int = 1
-    blocks_per_sm: int = 1
 
     @property
     def cluster(self) -> int:
@@ -67,20 +62,9 @@ class Shape:
         return 128 * self.warp_groups
 
     @property
-    def gives_registers(self) -> bool:
-        """True if copying takes four warps, which leave most of their registers to the multiplying ones. One of the four copies."""
-        return self.sums > MOST_SUMS_WITHOUT
-
-    @property
     def threads(self) -> int:
-        """Threads of one block, the copying warps included."""
-        return self.multiplying + (128 if self.gives_registers else 32)
-
-    @property
-    def most_sums(self) -> int:
-        """Maximum accumulators of a multiplying thread."""
-        left = REGISTERS[self.warp_groups][1] if self.gives_registers else registers_per_thread(self.threads, self.blocks_per_sm)
-        return left - BASE_REGISTERS
+        """Threads of one block, the copying warp group included."""
+        return self.multiplying + 128
 
     @property
     def sums(self) -> int:
@@ -91,18 +75,17 @@ class Shape:
     def stored_bytes(self) -> int:
         """Space in which a warp reorders results: a power of two of quads that divides those of a tile."""
         quads = self.block_n // 8
-        return PART_BYTES * min(quads & -quads, MOST_PARTS // self.blocks_per_sm)
+        return QUAD_BYTES * min(quads & -quads, MOST_QUADS)
 
     @property
     def loads(self) -> int:
         """Quads of others' sums that a thread loads at once: a divisor of its own quads."""
-        most = 4 if self.sums > MANY_SUMS or self.blocks_per_sm > 1 else 16
+        most = 4 if self.sums > MANY_SUMS else 16
         return max(n for n in range(1, most + 1) if self.sums // 4 % n == 0)
 
     @property
     def stages(self) -> int:
-        most = HALF_SMEM_BYTES if self.blocks_per_sm > 1 else SMEM_BYTES
-        room = most - self.multiplying // 32 * self.stored_bytes
+        room = SMEM_BYTES - self.multiplying // 32 * self.stored_bytes
         return room // (2 * BLOCK_K * (self.block_m + self.block_n) + 2 * BARRIER_BYTES)
 
     @property
@@ -118,16 +101,14 @@ class Shape:
 
     def __str__(self) -> str:
         tiles = f"_{self.cluster_m}x{self.cluster_n}" if self.cluster > 1 else ""
-        more = f"_r{self.blocks_per_sm}" if self.blocks_per_sm > 1 else ""
-        return f"{self.block_m}x{self.block_n}x{BLOCK_K}_s{self.stages}{tiles}{more}"
+        return f"{self.block_m}x{self.block_n}x{BLOCK_K}_s{self.stages}{tiles}"
 
 
 SHAPES: tuple[Shape, ...] = tuple(
-    Shape(block_m=block_m, block_n=block_n, cluster_m=cluster_m, cluster_n=cluster_n, blocks_per_sm=blocks)
-    for block_m, most in ((128, 256), (192, 176), (256, 160))
+    Shape(block_m=block_m, block_n=block_n, cluster_m=cluster_m, cluster_n=cluster_n)
+    for block_m, most in ((128, 256), (192, 176))
     for block_n in range(32, most + 1, 16)
-    for cluster_m, cluster_n in ((1, 1), (2, 1), (1, 2), (2, 2), (1, 4))
-    for blocks in ((1, 2) if block_m == 128 and block_n <= 128 else (1,))
+    for cluster_m, cluster_n in ((1, 1), (2, 1), (1, 2))
 )
 """All shapes."""
 
@@ -136,16 +117,15 @@ SHAPES: tuple[Shape, ...] = tuple(
 class Config:
     """Shape plus launch parameters.
 
-    At most ``blocks`` persistent blocks walk over the tiles. Tiles that do not fill all blocks are divided along K: evenly among
-    ``all`` blocks, so that some have parts of two tiles, or in ``even`` parts, so that some blocks have none. With ``whole`` no tile
-    is divided. ``swap_ab``: compute outᵀ = bᵀ aᵀ, so that columns of b are the tile's rows. ``pdl``: the launch may begin
+    At most ``blocks`` persistent blocks walk over the tiles. They divide tiles that do not fill all blocks along K. With ``whole``
+    no tile is divided. ``swap_ab``: compute outᵀ = bᵀ aᵀ, so that columns of b are the tile's rows. ``pdl``: the launch may begin
     before the previous one ends, and prefetches its first ``prefetch_stages`` of b into L2.
     """
 
     shape: Shape
     blocks: int = 132
     swap_ab: bool = False
-    division: str = "all"
+    whole: bool = False
     pdl: bool = False
     prefetch_stages: int = 0
 
@@ -157,21 +137,21 @@ class Config:
 
     def __str__(self) -> str:
         overlap = f"_pdl{self.prefetch_stages or ''}" if self.pdl else ""
-        return f"{self.shape}{'_swap' if self.swap_ab else ''}_b{self.blocks}_{self.division}{overlap}"
+        return f"{self.shape}{'_swap' if self.swap_ab else ''}_b{self.blocks}{'_whole' if self.whole else ''}{overlap}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Division:
-    """Division of clusters' tiles with ``steps`` of K each.
+    """Division of clusters' tiles with ``steps`` of K each: ``clusters`` have ``waves`` whole tiles each.
 
-    The first ``sharers`` of ``clusters`` share ``shared`` tiles. Every cluster has ``waves`` whole ones.
+    The first ``shared`` tiles have ``parts`` of one cluster each. The last part belongs to the tile's owner.
     """
 
     steps: int
     clusters: int
     waves: int
-    shared: int
-    sharers: int
+    shared: int = 0
+    parts: int = 1
 
     @classmethod
     def of(cls, problem: Problem, config: Config) -> Division:
@@ -179,25 +159,14 @@ class Division:
         rows, cols = tiles_of(problem, config)
         steps, clusters = -(-problem.k // BLOCK_K), config.blocks // config.shape.cluster
         waves, left = divmod(rows * cols, clusters)
-        parts = min(clusters // left, max(1, steps // LEAST_STEPS)) if left else 1
-        if config.division == "whole" or (config.division == "even" and parts == 1) or not left:
-            return cls(steps=steps, clusters=min(clusters, rows * cols), waves=waves + (left > 0), shared=0, sharers=1)
-        sharers = parts * left if config.division == "even" else max(1, min(clusters, left * steps // LEAST_STEPS))
-        return cls(steps=steps, clusters=clusters if waves else sharers, waves=waves, shared=left, sharers=sharers)
+        parts = min(clusters // left, steps // LEAST_STEPS, MOST_PARTS) if left and not config.whole else 1
+        if parts <= 1:
+            return cls(steps=steps, clusters=min(clusters, rows * cols), waves=waves + (left > 0))
+        return cls(steps=steps, clusters=clusters if waves else parts * left, waves=waves, shared=left, parts=parts)
 
-    def begin(self, cluster: int, lead: int) -> int:
-        """Return the first step of a cluster's range, as the kernel does."""
-        number, step = divmod(min(cluster, self.sharers) * self.shared * (self.steps + lead) // self.sharers, self.steps + lead)
-        near = 0 if step < LEAST_STEPS else self.steps if step > self.steps - LEAST_STEPS else step
-        return number * self.steps + near
-
-    def parts(self, lead: int) -> int:
-        """Return the maximum parts of a tile."""
-        begins = {self.begin(cluster, lead) for cluster in range(self.clusters)} | {i * self.steps for i in range(self.shared)}
-        counts = [0] * (self.shared or 1)
-        for begin in begins:
-            counts[min(begin // self.steps, len(counts) - 1)] += begin < self.shared * self.steps
-        return max(1, *counts)
+    def each(self, lead: float) -> int:
+        """Return the steps of every part but the owner's, which has ``lead`` more."""
+        return max(1, round((self.steps - lead) / self.parts))
 
 
 def tiles_of(problem: Problem, config: Config) -> tuple[int, int]:
@@ -225,13 +194,12 @@ def why_not_config(problem: Problem, device: DeviceInfo, config: Config) -> str 
         return reason
     if shape.stages < 2 or shape.block_n % 16 or shape.block_m % (WGMMA_M * shape.warp_groups):
         return f"got {shape}, expected at least two stages, whole warp groups of 64 lines, and q in multiples of 16"
-    if shape.sums > shape.most_sums or (shape.gives_registers and shape.blocks_per_sm > 1):
-        return f"{shape.sums} sums for each thread of {shape.blocks_per_sm} blocks, at most {shape.most_sums} fit its registers"
+    if shape.sums > MOST_SUMS[shape.warp_groups]:
+        return f"{shape.sums} sums for each thread, at most {MOST_SUMS[shape.warp_groups]} fit its registers"
     if not shape.cluster <= config.blocks <= MOST_BLOCKS:
         return f"{config.blocks} blocks, expected {shape.cluster} to {MOST_BLOCKS}"
     rows, cols = tiles_of(problem, config)
-    steps = -(-problem.k // BLOCK_K)
-    if rows * cols + config.blocks >= INT32_LIMIT or 2 * config.blocks**2 * steps >= INT32_LIMIT:
-        return f"{rows * cols} tiles of {steps} steps cannot be counted in 32 bits"
+    if rows * cols + 2 * config.blocks >= INT32_LIMIT:
+        return f"{rows * cols} tiles cannot be counted in 32 bits"
     p, q, _ = operands_of(problem, swap_ab=config.swap_ab)
     return why_not_staged(p, shape.block_m, BLOCK_K, shape.cluster_n) or why_not_staged(q, shape.block_n, BLOCK_K, shape.cluster_m)

@@ -19,7 +19,7 @@ from ..family import Family, beginnings, float32_sums, why_not_epilogue, why_not
 from ..groups import strip_of_rows, why_not_placed
 from ..hopper import TMA_BYTES, WGMMA, clusters_at_a_time
 from ..kernel import KernelSource
-from .configs import BLOCK_K, LEAST_STEPS, REGISTERS, SHAPES, Config, Division, lines_of, tiles_of, why_not_config
+from .configs import BLOCK_K, REGISTERS, SHAPES, Config, Division, Shape, lines_of, tiles_of, why_not_config
 
 FLAGS_BYTES = 2**14
 """Size of all flags: 4 bytes for each warp of MOST_BLOCKS blocks."""
@@ -46,15 +46,16 @@ LEAST_ROWS, MOST_ROWS = {"quick": 97, "default": 97, "exhaustive": 1}, {"quick":
 class Work(kernel.Work):
     """Parameters of the persistent kernel.
 
-    A tile has ``lines`` rows of the result, which may be fewer than the kernel has room for.
-    There are ``tiles_m`` by ``tiles_n`` clusters of tiles, in strips of ``strip`` rows of clusters, with ``steps`` of K each. The
-    first ``sharers`` clusters share the first ``shared`` ones. Whoever finishes one has ``lead`` steps less.
+    A tile has ``lines`` rows of the result, which may be fewer than the kernel has room for. There are ``tiles_m`` by ``tiles_n``
+    clusters of tiles, in strips of ``strip`` rows of clusters, with ``steps`` of K each. The first ``shared`` of them have ``parts``
+    clusters each. The last one, the owner, sums the steps that the others leave, ``each`` of which sums ``each``.
     """
 
     _fields_: ClassVar[Sequence[tuple[str, Any]]] = (
         ("sums", ctypes.c_void_p), ("flags", ctypes.c_void_p), ("rows", ctypes.c_int), ("cols", ctypes.c_int),
-        ("lines", ctypes.c_int), ("tiles_m", ctypes.c_int), ("tiles_n", ctypes.c_int), ("strip", ctypes.c_int), ("steps", ctypes.c_int),
-        ("shared", ctypes.c_int), ("sharers", ctypes.c_int), ("lead", ctypes.c_int), ("prefetch_stages", ctypes.c_int), ("vectors", ctypes.c_bool),
+        ("lines", ctypes.c_int), ("tiles_m", ctypes.c_int), ("tiles_n", ctypes.c_int), ("strip", ctypes.c_int),
+        ("steps", ctypes.c_int), ("shared", ctypes.c_int), ("parts", ctypes.c_int), ("each", ctypes.c_int),
+        ("prefetch_stages", ctypes.c_int), ("vectors", ctypes.c_bool),
     )  # fmt: skip
 
 
@@ -78,42 +79,39 @@ class Stream(Family[Config]):
         """Return the model's time of one launch, in microseconds."""
         shape, division = config.shape, Division.of(problem, config)
         at_a_time = min(division.clusters, clusters_at_a_time(device.sm_count, shape.cluster))
-        waves, slow = division.waves + division.shared / division.sharers, -(-division.clusters // at_a_time)
+        waves, slow = division.waves + (1 / division.parts if division.shared else 0), -(-division.clusters // at_a_time)
         steps_us = slow * waves * division.steps * step_us_of(problem, config, at_a_time * shape.cluster)
         tiles_us = (division.waves + (division.shared > 0)) * TILE_US
-        parts = -(-division.sharers // division.shared) if division.shared else 1
-        exchange_us = (parts - 1) * shape.sums_bytes / EXCHANGE_GBPS / 1e3 + EXCHANGE_US if division.shared else 0.0
+        exchange_us = (division.parts - 1) * shape.sums_bytes / EXCHANGE_GBPS / 1e3 + EXCHANGE_US * (division.shared > 0)
         return LAUNCH_US + max(steps_us + tiles_us, problem.bytes / DRAM_GBPS / 1e3) + exchange_us
 
     def candidates(self, problem: Problem, device: DeviceInfo) -> list[Config]:
         """Return every shape with and without ``swap_ab``, with shared and with whole tiles, best first."""
         found = [
-            Config(shape=shape, blocks=device.sm_count, swap_ab=swap_ab, division=division, pdl=True, prefetch_stages=shape.stages)
+            Config(
+                shape=shape, blocks=blocks_of(shape, device), swap_ab=swap_ab, whole=whole, pdl=True, prefetch_stages=shape.stages
+            )
             for shape in SHAPES
             for swap_ab in (False, True)
-            for division in ("all", "even", "whole")
+            for whole in (False, True)
         ]
-        return sorted(
-            found, key=lambda config: (self.estimate_us(problem, device, config), config.division != "whole", str(config))
-        )
+        return sorted(found, key=lambda config: (self.estimate_us(problem, device, config), not config.whole, str(config)))
 
     def launch_variants(self, problem: Problem, device: DeviceInfo, config: Config) -> Iterator[Config]:  # noqa: ARG002 - config decides
         """Yield configs with another start, and with whole or shared tiles."""
         yield from beginnings(config, config.shape.stages)
-        for division in ("all", "even", "whole"):
-            if division != config.division:
-                yield dataclasses.replace(config, division=division)
+        yield dataclasses.replace(config, whole=not config.whole)
 
     def claims(self, problem: Problem, config: Config) -> Claims:
-        return float32_sums(splits=Division.of(problem, config).parts(lead_of(problem, config)))
+        return float32_sums(splits=Division.of(problem, config).parts)
 
     def reduction(self, problem: Problem, config: Config) -> Reduction | None:
         """Return one run over K, or None if tiles are shared: then the place of a tile decides how."""
-        return reduction_of(problem, "cuda") if config.division == "whole" else None
+        return reduction_of(problem, "cuda") if config.whole else None
 
     def batch_invariant(self, problem: Problem, config: Config) -> bool:  # noqa: ARG002 - the config decides
         """Return False if tiles are shared: their number and order decide where."""
-        return config.division == "whole"
+        return config.whole
 
     def info(self, problem: Problem, config: Config) -> dict[str, Any]:
         shape = config.shape
@@ -130,7 +128,6 @@ class Stream(Family[Config]):
             "p_by_k": bool(by_k(p)),
             "q_by_k": bool(by_k(q)),
             "block_k": BLOCK_K,
-            "least_steps": LEAST_STEPS,
             "given_registers": given,
             "left_registers": left,
             "terms": False,
@@ -146,7 +143,7 @@ class Stream(Family[Config]):
                 *kernel.files_of(grouped.__name__, "results"),
             ),
             values=kernel.common_values(problem, Work, {"sums": "float4*", "flags": "unsigned*"})
-            | kernel.values_of(shape, "multiplying", "stages", "stored_bytes", "loads", "gives_registers")
+            | kernel.values_of(shape, "multiplying", "stages", "stored_bytes", "loads")
             | values,
         )
 
@@ -159,7 +156,8 @@ class Stream(Family[Config]):
         work.rows, work.cols, work.lines = problem.m, problem.n, lines_of(problem, config)
         work.tiles_m, work.tiles_n = tiles_of(problem, config)
         work.strip, work.steps = strip_of_rows(config.tile[0]), division.steps
-        work.shared, work.sharers, work.lead = division.shared, division.sharers, lead_of(problem, config)
+        work.shared, work.parts = division.shared, division.parts
+        work.each = division.each(lead_us(division) / step_us_of(problem, config, division.clusters * shape.cluster))
         work.prefetch_stages = config.prefetch_stages
         work.vectors, aligned = kernel.aligned_out(Work.vectors, problem.out, TMA_BYTES // problem.out.dtype.itemsize)
         workspace = (
@@ -184,6 +182,11 @@ class Stream(Family[Config]):
         return with_maps(launch, (first_map, staged_map(q, second, lines_q, BLOCK_K, shape.cluster_m)))
 
 
+def blocks_of(shape: Shape, device: DeviceInfo) -> int:
+    """Return the blocks of all clusters that run at once."""
+    return shape.cluster * clusters_at_a_time(device.sm_count, shape.cluster)
+
+
 def step_us_of(problem: Problem, config: Config, blocks: int) -> float:
     """Return the time of one step of a tile while ``blocks`` multiprocessors multiply."""
     shape, lines = config.shape, lines_of(problem, config)
@@ -196,11 +199,6 @@ def step_us_of(problem: Problem, config: Config, blocks: int) -> float:
     return apart * max(multiplying_ns, arriving / ARRIVING_GBPS, copied * blocks / L2_GBPS, LEAST_STEP_NS) / 1e3
 
 
-def lead_of(problem: Problem, config: Config) -> int:
-    """Return how many steps less a block has that finishes a shared tile. It has more if it would wait for the others' sums."""
-    division, shape = Division.of(problem, config), config.shape
-    if not division.shared or division.waves:
-        return 0
-    step_us, parts = step_us_of(problem, config, division.clusters * shape.cluster), division.sharers / division.shared
-    late_us = (parts - 1) * shape.sums_bytes / EXCHANGE_GBPS / 1e3 if config.division == "all" else -WAIT_US
-    return max(min(round(late_us / step_us), division.steps // 2), -(division.steps // 4))
+def lead_us(division: Division) -> float:
+    """Return how much longer an owner multiplies than the others, whose sums it would wait for without whole tiles before."""
+    return 0.0 if division.waves else WAIT_US
