@@ -112,6 +112,10 @@ def stream_shape(block_m: int, warp_groups: int, col_tiles: int, line_bytes: int
     return wgmma_stream.Shape(**sizes)
 
 
+def dense_shape(block_m: int, block_n: int, cluster_m: int = 1, cluster_n: int = 1) -> stream.Shape:
+    return stream.Shape(block_m=block_m, block_n=block_n, cluster_m=cluster_m, cluster_n=cluster_n)
+
+
 def config(shape: Any, **told: Any) -> Any:
     """Return a config of the shape's family."""
     types: dict[Any, Any] = {

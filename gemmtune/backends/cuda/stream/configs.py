@@ -21,16 +21,16 @@ BLOCK_K = 64
 """Elements of K in a stage: one swizzled line of an operand whose K is contiguous."""
 REGISTERS = {2: (GIVEN_REGISTERS, LEFT_REGISTERS), 3: (32, 160)}
 """Registers of a copying and of a multiplying thread, by the warp groups that multiply."""
-MOST_SUMS = {2: 160, 3: 88}
-"""Maximum accumulators of a multiplying thread without spills, by the warp groups that multiply."""
+MOST_BLOCK_N = {2: 256, 3: 176}
+"""Maximum lines of q without spilled sums, by the warp groups that multiply."""
 QUAD_BYTES, MOST_QUADS = 256, 8
 """Space in which a warp reorders 8 lines of q of its results, and the most times 8 lines at once."""
 MOST_BLOCKS = 256
 """Maximum persistent blocks. More than multiprocessors would only wait."""
 LEAST_STEPS, MOST_PARTS = 8, 6
 """Fewest steps of a part of a tile, and maximum parts. Exchanging more sums takes longer than it saves."""
-MANY_SUMS = 160
-"""Sums per thread above which only 4 quads of others' sums are loaded at once."""
+MOST_LOADS = 16
+"""Maximum quads of others' sums that a thread loads at once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,8 +53,8 @@ class Shape:
 
     @property
     def warp_groups(self) -> int:
-        """Warp groups that multiply."""
-        return 3 if self.block_m % (2 * WGMMA_M) else 2
+        """Warp groups that multiply, each 64 lines of p."""
+        return self.block_m // WGMMA_M
 
     @property
     def multiplying(self) -> int:
@@ -67,11 +67,6 @@ class Shape:
         return self.multiplying + 128
 
     @property
-    def sums(self) -> int:
-        """Accumulators of a thread."""
-        return self.block_m * self.block_n // self.multiplying
-
-    @property
     def stored_bytes(self) -> int:
         """Space in which a warp reorders results: a power of two of quads that divides those of a tile."""
         quads = self.block_n // 8
@@ -80,8 +75,7 @@ class Shape:
     @property
     def loads(self) -> int:
         """Quads of others' sums that a thread loads at once: a divisor of its own quads."""
-        most = 4 if self.sums > MANY_SUMS else 16
-        return max(n for n in range(1, most + 1) if self.sums // 4 % n == 0)
+        return max(n for n in range(1, MOST_LOADS + 1) if self.block_n // 8 % n == 0)
 
     @property
     def stages(self) -> int:
@@ -106,11 +100,14 @@ class Shape:
 
 SHAPES: tuple[Shape, ...] = tuple(
     Shape(block_m=block_m, block_n=block_n, cluster_m=cluster_m, cluster_n=cluster_n)
-    for block_m, most in ((128, 256), (192, 176))
-    for block_n in range(32, most + 1, 16)
+    for block_m in (128, 192)
+    for block_n in range(32, MOST_BLOCK_N[block_m // WGMMA_M] + 1, 16)
     for cluster_m, cluster_n in ((1, 1), (2, 1), (1, 2))
 )
-"""All shapes."""
+"""All shapes.
+
+Widths rise in small steps, so that one of them divides a result into about as many tiles as there are multiprocessors.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -192,10 +189,11 @@ def why_not_config(problem: Problem, device: DeviceInfo, config: Config) -> str 
     shape = config.shape
     if (reason := device.why_no_smem(shape.shared_bytes)) is not None:
         return reason
-    if shape.stages < 2 or shape.block_n % 16 or shape.block_m % (WGMMA_M * shape.warp_groups):
-        return f"got {shape}, expected at least two stages, whole warp groups of 64 lines, and q in multiples of 16"
-    if shape.sums > MOST_SUMS[shape.warp_groups]:
-        return f"{shape.sums} sums for each thread, at most {MOST_SUMS[shape.warp_groups]} fit its registers"
+    most = MOST_BLOCK_N.get(shape.warp_groups, 0)
+    if shape.block_m % WGMMA_M or shape.block_n % 16 or not 0 < shape.block_n <= most:
+        return (
+            f"got {shape}, expected block_m 128 or 192, and block_n in multiples of 16 up to {most or max(MOST_BLOCK_N.values())}"
+        )
     if not shape.cluster <= config.blocks <= MOST_BLOCKS:
         return f"{config.blocks} blocks, expected {shape.cluster} to {MOST_BLOCKS}"
     rows, cols = tiles_of(problem, config)

@@ -23,19 +23,19 @@ from .configs import BLOCK_K, REGISTERS, SHAPES, Config, Division, Shape, lines_
 
 FLAGS_BYTES = 2**14
 """Size of all flags: 4 bytes for each warp of MOST_BLOCKS blocks."""
-LAUNCH_US, TILE_US = 2.3, 0.9
+LAUNCH_US, TILE_US = 1.0, 2.0
 """Overheads of a launch, and of each tile of a block."""
-FLOPS_PER_NS = 5300.0
+FLOPS_PER_NS = 5100.0
 """Throughput of one multiprocessor for 16-bit products."""
-ARRIVING_GBPS = 92.0
+ARRIVING_GBPS = 81.0
 """Bandwidth into one multiprocessor, multicast data included."""
-L2_GBPS, DRAM_GBPS = 10500.0, 2500.0
+L2_GBPS, DRAM_GBPS = 10000.0, 2530.0
 """Bandwidth from L2 to all multiprocessors, multicast data counted once, and of memory."""
 LEAST_STEP_NS = 100.0
 """Barrier overhead of one pipeline step."""
-EXCHANGE_GBPS, EXCHANGE_US = 34.0, 0.8
+EXCHANGE_GBPS, EXCHANGE_US = 23.0, 0.9
 """Rate at which a block stores its sums or adds those of another block, and the delay until the other sees them."""
-APART = 1.1
+APART = 1.08
 """Slowdown if clusters with the same columns of b are not one: they read them from L2 one after another."""
 WAIT_US = 2.5
 """Time from a block's last product until another block sees its sums."""
@@ -69,7 +69,11 @@ class Stream(Family[Config]):
 
     def why_not(self, problem: Problem, device: DeviceInfo) -> str | None:
         reason = why_not_dense(problem) or why_not_here(problem, device) or why_not_boxes(problem) or why_not_epilogue(problem)
-        return reason or why_not_placed(problem) or ("batches have no tiles to share" if problem.batch > 1 else None)
+        return (
+            reason
+            or why_not_placed(problem)
+            or (f"a batch of {problem.batch} products, expected one" if problem.batch > 1 else None)
+        )
 
     def why_not_likely(self, problem: Problem, device: DeviceInfo, search: str) -> str | None:  # noqa: ARG002 - device-independent
         least, most = LEAST_ROWS[search], MOST_ROWS[search]
@@ -92,7 +96,7 @@ class Stream(Family[Config]):
                 shape=shape, blocks=blocks_of(shape, device), swap_ab=swap_ab, whole=whole, pdl=True, prefetch_stages=shape.stages
             )
             for shape in SHAPES
-            for swap_ab in (False, True)
+            for swap_ab in ((False,) if shape.cluster_m > 1 else (False, True))
             for whole in (False, True)
         ]
         return sorted(found, key=lambda config: (self.estimate_us(problem, device, config), not config.whole, str(config)))
