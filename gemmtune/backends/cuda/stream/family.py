@@ -24,7 +24,7 @@ from .configs import BLOCK_K, REGISTERS, SHAPES, Config, Division, Shape, lines_
 FLAGS_BYTES = 2**14
 """Size of all flags: 4 bytes for each warp of MOST_BLOCKS blocks."""
 LAUNCH_US, TILE_US = 1.0, 2.0
-"""Overheads of a launch, and of each tile of a block."""
+"""Overheads of a launch, and of each tile of a block. All constants of the model are fitted to 1,073 times on an H100."""
 FLOPS_PER_NS = 5100.0
 """Throughput of one multiprocessor for 16-bit products."""
 ARRIVING_GBPS = 81.0
@@ -39,16 +39,18 @@ APART = 1.08
 """Slowdown if clusters with the same columns of b are not one: they read them from L2 one after another."""
 WAIT_US = 2.5
 """Time from a block's last product until another block sees its sums."""
-LEAST_ROWS, MOST_ROWS = {"quick": 97, "default": 97, "exhaustive": 1}, {"quick": 1024, "default": 1024, "exhaustive": 2**31}
-"""Minimum and maximum rows of a, by search."""
+LEAST_ROWS, MOST_ROWS = 97, 1536
+"""Rows of a between which a search tries the kernel. With fewer, other families are faster, and with more torch is as fast."""
+MANY_ROWS, LONG_K, LARGE_BYTES = 400, 7168, 2**26
+"""Rows of a, length of K and size of b, one of which must be exceeded or reached. Below all, torch fills one wave as well."""
 
 
 class Work(kernel.Work):
     """Parameters of the persistent kernel.
 
-    A tile has ``lines`` rows of the result, which may be fewer than the kernel has room for. There are ``tiles_m`` by ``tiles_n``
-    clusters of tiles, in strips of ``strip`` rows of clusters, with ``steps`` of K each. The first ``shared`` of them have ``parts``
-    clusters each. The last one, the owner, sums the steps that the others leave, ``each`` of which sums ``each``.
+    A tile has ``lines`` rows of the result, which may be fewer than the kernel has room for. There are ``tiles_m`` by
+    ``tiles_n`` clusters of tiles, in strips of ``strip`` rows of clusters, with ``steps`` of K each. ``parts`` clusters share each
+    of the first ``shared``. All but the last, the owner, sum ``each`` steps.
     """
 
     _fields_: ClassVar[Sequence[tuple[str, Any]]] = (
@@ -57,6 +59,13 @@ class Work(kernel.Work):
         ("steps", ctypes.c_int), ("shared", ctypes.c_int), ("parts", ctypes.c_int), ("each", ctypes.c_int),
         ("prefetch_stages", ctypes.c_int), ("vectors", ctypes.c_bool),
     )  # fmt: skip
+
+
+SUMS_AND_FLAGS = (
+    Address(offset=Work.flags.offset, operand=WORKSPACE),
+    Address(offset=Work.sums.offset, operand=WORKSPACE, more_bytes=FLAGS_BYTES),
+)
+"""Workspace addresses. Launches for any M share a workspace, and only flags are clear after a launch: they have their own place."""
 
 
 class Stream(Family[Config]):
@@ -76,8 +85,16 @@ class Stream(Family[Config]):
         )
 
     def why_not_likely(self, problem: Problem, device: DeviceInfo, search: str) -> str | None:  # noqa: ARG002 - device-independent
-        least, most = LEAST_ROWS[search], MOST_ROWS[search]
-        return None if least <= problem.m <= most else f"a has {problem.m} rows, tried from {least} to {most}"
+        if search == "exhaustive":
+            return None
+        m, b_bytes = problem.m, problem.n * problem.k * problem.b.dtype.itemsize
+        if not LEAST_ROWS <= m <= MOST_ROWS:
+            return f"a has {m} rows, tried from {LEAST_ROWS} to {MOST_ROWS}"
+        if m > MANY_ROWS or problem.k >= LONG_K or b_bytes >= LARGE_BYTES:
+            return None
+        return (
+            f"{m} rows of a, K of {problem.k} and {b_bytes} bytes of b: tried over {MANY_ROWS}, from {LONG_K} or from {LARGE_BYTES}"
+        )
 
     def estimate_us(self, problem: Problem, device: DeviceInfo, config: Config) -> float:
         """Return the model's time of one launch, in microseconds."""
@@ -164,17 +181,13 @@ class Stream(Family[Config]):
         work.each = division.each(lead_us(division) / step_us_of(problem, config, division.clusters * shape.cluster))
         work.prefetch_stages = config.prefetch_stages
         work.vectors, aligned = kernel.aligned_out(Work.vectors, problem.out, TMA_BYTES // problem.out.dtype.itemsize)
-        workspace = (
-            Address(offset=Work.flags.offset, operand=WORKSPACE),
-            Address(offset=Work.sums.offset, operand=WORKSPACE, more_bytes=FLAGS_BYTES),
-        )
         blocks = shape.cluster * division.clusters
         launch = self.launch(
             config,
             work,
             grid=(blocks, 1, 1),
             cluster=shape.cluster,
-            addresses=(*kernel.addresses_of(len(extra)), *(workspace if division.shared else ())),
+            addresses=(*kernel.addresses_of(len(extra)), *(SUMS_AND_FLAGS if division.shared else ())),
             scalars=kernel.scalars_of(problem),
             aligned=aligned,
             workspace_bytes=FLAGS_BYTES + blocks * shape.sums_bytes if division.shared else 0,
