@@ -41,6 +41,8 @@ WAIT_US = 2.5
 """Time from a block's last product until another block sees its sums."""
 LEAST_ROWS, MOST_ROWS = 97, 1536
 """Rows of a between which a search tries the kernel. With fewer, other families are faster, and with more torch is as fast."""
+LEAST_BYTES = 2**24
+"""Minimum size of b that a search tries. Smaller products were not measured."""
 MANY_ROWS, LONG_K, LARGE_BYTES = 400, 7168, 2**26
 """Rows of a, length of K and size of b, one of which must be exceeded or reached. Below all, torch fills one wave as well."""
 
@@ -90,6 +92,8 @@ class Stream(Family[Config]):
         m, b_bytes = problem.m, problem.n * problem.k * problem.b.dtype.itemsize
         if not LEAST_ROWS <= m <= MOST_ROWS:
             return f"a has {m} rows, tried from {LEAST_ROWS} to {MOST_ROWS}"
+        if b_bytes < LEAST_BYTES:
+            return f"b has {b_bytes} bytes, tried from {LEAST_BYTES} on"
         if m > MANY_ROWS or problem.k >= LONG_K or b_bytes >= LARGE_BYTES:
             return None
         return (
