@@ -8,14 +8,7 @@ from ....device import DeviceInfo
 from ....problem import Problem
 from ..boxes import by_k, operands_of, why_not_staged
 from ..family import INT32_LIMIT
-from ..hopper import (
-    BARRIER_BYTES,
-    GIVEN_REGISTERS,
-    LEFT_REGISTERS,
-    SMEM_BYTES,
-    SWIZZLED_LINES,
-    WGMMA_M,
-)
+from ..hopper import BARRIER_BYTES, GIVEN_REGISTERS, LEFT_REGISTERS, SMEM_BYTES, SWIZZLED_LINES, WGMMA_M
 
 BLOCK_K = 64
 """Elements of K in a stage: one swizzled line of an operand whose K is contiguous."""
@@ -78,15 +71,18 @@ class Shape:
         return max(n for n in range(1, MOST_LOADS + 1) if self.block_n // 8 % n == 0)
 
     @property
+    def stage_bytes(self) -> int:
+        """Bytes of a stage and its barriers."""
+        return 2 * BLOCK_K * (self.block_m + self.block_n) + 2 * BARRIER_BYTES
+
+    @property
     def stages(self) -> int:
-        room = SMEM_BYTES - self.multiplying // 32 * self.stored_bytes
-        return room // (2 * BLOCK_K * (self.block_m + self.block_n) + 2 * BARRIER_BYTES)
+        return (SMEM_BYTES - self.multiplying // 32 * self.stored_bytes) // self.stage_bytes
 
     @property
     def shared_bytes(self) -> int:
         """Shared memory of a block: stages with their barriers, and the staging buffers of results."""
-        stage_bytes = 2 * BLOCK_K * (self.block_m + self.block_n) + 2 * BARRIER_BYTES
-        return self.stages * stage_bytes + self.multiplying // 32 * self.stored_bytes
+        return self.stages * self.stage_bytes + self.multiplying // 32 * self.stored_bytes
 
     @property
     def sums_bytes(self) -> int:
@@ -174,14 +170,12 @@ def tiles_of(problem: Problem, config: Config) -> tuple[int, int]:
 
 def lines_of(problem: Problem, config: Config) -> int:
     """Return the rows of a that a tile copies: an equal share of all, so that few are outside, which TMA copies slowly."""
-    shape = config.shape
-    most, tiles, among = (
-        (shape.block_n, shape.cluster_n, shape.cluster_m) if config.swap_ab else (shape.block_m, shape.cluster_m, shape.cluster_n)
-    )
+    shape, swap_ab = config.shape, config.swap_ab
+    most, tiles = (shape.block_n, shape.cluster_n) if swap_ab else (shape.block_m, shape.cluster_m)
     if not by_k(problem.a):
         return most
-    share = -(-problem.m // (tiles_of(problem, config)[0] * tiles))
-    return min(most, -(-share // (SWIZZLED_LINES * among)) * SWIZZLED_LINES * among)
+    share, unit = -(-problem.m // (tiles_of(problem, config)[0] * tiles)), SWIZZLED_LINES * (shape.cluster // tiles)
+    return min(most, -(-share // unit) * unit)
 
 
 def why_not_config(problem: Problem, device: DeviceInfo, config: Config) -> str | None:

@@ -139,10 +139,8 @@ class Stream(Family[Config]):
         return config.whole
 
     def info(self, problem: Problem, config: Config) -> dict[str, Any]:
-        shape = config.shape
-        return self.facts(
-            config, (shape.block_m, shape.block_n, BLOCK_K), cluster=shape.cluster, splits=self.claims(problem, config).splits
-        )
+        tile, splits = (config.shape.block_m, config.shape.block_n, BLOCK_K), Division.of(problem, config).parts
+        return self.facts(config, tile, cluster=config.shape.cluster, splits=splits)
 
     def source(self, problem: Problem, config: Config) -> KernelSource:
         shape = config.shape
