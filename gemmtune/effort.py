@@ -67,6 +67,7 @@ _CONFIGS: Mapping[str, tuple[int, int, int | None]] = {
     "cuda:grouped": (3, 8, None),
     "cuda:parts": (2, 5, None),
     "cuda:skinny": (2, 4, None),
+    "cuda:stream": (1, 2, None),
     "cuda:wgmma": (2, 4, None),
     "cuda:wgmma_stream": (1, 2, None),
     "cpp": (4, 10, None),

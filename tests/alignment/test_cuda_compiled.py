@@ -23,6 +23,7 @@ from cuda_cases import (
     choice,
     cluster_shape,
     config,
+    dense_shape,
     gated,
     gemv_shape,
     mixed,
@@ -44,6 +45,7 @@ from gemmtune.backends.cuda.hopper import MMA, registers_per_thread
 from gemmtune.backends.cuda.mixed.weights import weights_of
 from gemmtune.backends.cuda.parts import configs as parts
 from gemmtune.backends.cuda.skinny import family as skinny
+from gemmtune.backends.cuda.stream import configs as stream
 from gemmtune.backends.cuda.wgmma import configs as wgmma
 from gemmtune.backends.cuda.wgmma_stream import configs as wgmma_stream
 from gemmtune.errors import UnavailableError
@@ -124,6 +126,13 @@ WGMMA += [
 STREAM = [
     one for bits, shapes in wgmma_stream.SHAPES.items() for shape in shapes for one in legal(shape, 4 * shape.block_m, (bits,))
 ]
+DENSE = [
+    choice(mm(512, 4096, layout=layout), shape, swap_ab=swap_ab)
+    for shape in stream.SHAPES[::7]
+    for layout in ("nt", "tt")
+    for swap_ab in (False, True)
+    if not FAMILY["stream"].why_not_config(mm(512, 4096, layout=layout), SM90, config(shape, swap_ab=swap_ab))
+]
 LARGEST = [
     choice(gated(blocked(block=32)), bsr.SHAPES[3]),
     choice(gated(blocked(30, layout="tt")), bsr_skinny.Shape(block_n=32, warps=4, stages=2, stage_fragments=4)),
@@ -141,11 +150,23 @@ LARGEST = [
     choice(biased(mixed(999, scales="column")), wgmma_stream.SHAPES[8][-1]),
     choice(gated(mixed(999, dtype=BF16, **INT4, scales="group_128")), wgmma_stream.SHAPES[4][-1]),
     choice(gated(mixed_groups(**INT4, scales="group_128")), wgmma.SHAPES_FOR_GROUPS[4][2]),
+    choice(biased(mm(512, 4096)), dense_shape(128, 256, 2)),
+    choice(gated(mm(512, 4096, dtype=F16)), dense_shape(192, 176, 1, 2), swap_ab=True),
 ]
 """Largest tiles, whose registers are the scarcest, with epilogues. Each commit tests a sixth of them."""
-KINDS = rotated((BSR, BSR_SKINNY, CLUSTER, GEMV, GROUPED, PARTS, SKINNY, WGMMA, STREAM), 2, "compiled")
+KINDS = rotated((BSR, BSR_SKINNY, CLUSTER, GEMV, GROUPED, PARTS, SKINNY, WGMMA, STREAM, DENSE), 2, "compiled")
 SAMPLE = [one for all in KINDS for one in rotated(all, len(all), all[0].family.name)]
 COMPILED = {one.compile_key: one for one in (*rotated(LARGEST, 6, "largest"), *SAMPLE)}
+
+
+def assert_products_of_tiles(code: str, shape: Any, widths: tuple[int, ...], products: int, *, gives_registers: bool) -> None:
+    """Check a kernel whose blocks walk over tiles. ``products`` of each width are in the loop and the last step."""
+    for n in widths:
+        assert code.count(f"HGMMA.64x{n}x16.F32") == products
+    assert code.count("WARPGROUP.ARRIVE") == 2 * len(widths), "products of a step are not put in sequence by the compiler"
+    assert code.count("USETMAXREG") == (2 if gives_registers else 0), "as many registers as the shape says"
+    assert ("UTMALDG.3D.MULTICAST" if shape.cluster > 1 else "UTMALDG.3D") in code
+    assert read_early(code) == []
 
 
 @pytest.mark.skipif(not has_compiler(), reason="needs NVRTC or nvcc, and cuobjdump")
@@ -163,16 +184,11 @@ def test_compiled_resources_match_prediction(one: CudaChoice) -> None:
         assert read_early(code) == []
         return
     if isinstance(shape, grouped.Shape):
-        for n in shape.products_n:
-            assert code.count(f"HGMMA.64x{n}x16.F32") == shape.block_m // 64 * grouped.BLOCK_K // 16, (
-                "in the loop, and the last step"
-            )
-        assert code.count("WARPGROUP.ARRIVE") == 2 * len(shape.products_n), (
-            "products of a step are not put in sequence by the compiler"
-        )
-        assert code.count("USETMAXREG") == (2 if shape.gives_registers else 0), "as many registers as the shape says"
-        assert ("UTMALDG.3D.MULTICAST" if shape.cluster > 1 else "UTMALDG.3D") in code
-        assert read_early(code) == []
+        products = shape.block_m // 64 * grouped.BLOCK_K // 16
+        assert_products_of_tiles(code, shape, shape.products_n, products, gives_registers=shape.gives_registers)
+        return
+    if isinstance(shape, stream.Shape):
+        assert_products_of_tiles(code, shape, (shape.block_n,), 2 * stream.BLOCK_K // 16, gives_registers=True)
         return
     assert ("MEMBAR" in code) == isinstance(shape, wgmma_stream.Shape), (
         "the blocks of a cluster wait for each other at barriers alone"

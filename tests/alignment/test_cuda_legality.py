@@ -23,6 +23,7 @@ from cuda_cases import (
     bmm,
     cluster_shape,
     config,
+    dense_shape,
     family_of,
     gated,
     gemv_shape,
@@ -48,6 +49,9 @@ from gemmtune.backends.cuda.hopper import registers_per_thread
 from gemmtune.backends.cuda.mixed import family as mixed_family
 from gemmtune.backends.cuda.mixed.weights import Factor, Weights, weights_of
 from gemmtune.backends.cuda.parts import configs as parts
+from gemmtune.backends.cuda.stream.configs import Division as DenseDivision
+from gemmtune.backends.cuda.stream.configs import tiles_of as dense_tiles_of
+from gemmtune.backends.cuda.stream.family import Work as DenseWork
 from gemmtune.backends.cuda.wgmma import configs as wgmma
 from gemmtune.backends.cuda.wgmma_stream.configs import Division
 from gemmtune.device import preset
@@ -91,6 +95,7 @@ OF_ALL: list[tuple[Any, str, str]] = [
         ("gemv", mm(1)),
         ("parts", mm(dtype=F32)),
         ("skinny", mixed()),
+        ("stream", mm(256)),
         ("wgmma", mixed(64)),
         ("wgmma_stream", mixed(256)),
     ],
@@ -634,3 +639,62 @@ def test_every_step_of_a_tile_has_one_block() -> None:
                     for step in range(first, first + count):
                         summed[tile][step] += 1
             assert all(count == [1] * steps for count in summed.values()), division
+
+
+@pytest.mark.parametrize("k", [8, 520, 1024, 4096])
+def test_each_step_of_a_dense_tile_is_summed_once(k: int) -> None:
+    """Follow the kernel's walk. An owner waits for clusters with lower numbers, which sum the tile's earlier steps first of all."""
+    tiles = itertools.product((1, 150, 333, 1500), (264, 4096), (7, 132), (dense_shape(128, 96), dense_shape(128, 176, 1, 2)))
+    for m, n, blocks, shape in tiles:
+        for whole, swap_ab in itertools.product((False, True), (False, True)):
+            problem, one = mm(m, n, k), config(shape, blocks=blocks, whole=whole, swap_ab=swap_ab)
+            division, (rows, cols) = DenseDivision.of(problem, one), dense_tiles_of(problem, one)
+            assert division.clusters <= blocks // shape.cluster
+            summed: dict[tuple[int, int], int] = {}
+            for cluster_of in range(division.clusters):
+                for tile, first, end in dense_pieces(division, work_each(problem, one), cluster_of, rows * cols):
+                    earlier = {summed[tile, step] for step in range(first)} if end == division.steps else set()
+                    assert earlier <= set(range(cluster_of - division.parts + 1, cluster_of))
+                    assert first < end
+                    assert not any((tile, step) in summed for step in range(first, end))
+                    summed |= {(tile, step): cluster_of for step in range(first, end)}
+            assert len(summed) == rows * cols * division.steps, (division, one)
+
+
+def work_each(problem: Problem, one: Any) -> int:
+    """Return the steps of a part that is not the owner's, as a launch passes them."""
+    record = FAMILY["stream"].record(problem, one)
+    return DenseWork.from_buffer_copy(record.parameters, record.arguments[1]).each
+
+
+def dense_pieces(division: DenseDivision, each: int, cluster_of: int, tiles: int) -> list[tuple[int, int, int]]:
+    """Return tile, first step and end of a cluster's pieces, in the kernel's order."""
+    number, part = divmod(cluster_of, division.parts)
+    own = [(number, part * each, division.steps if part + 1 == division.parts else (part + 1) * each)]
+    own = own if number < division.shared else []
+    whole = [(tile, 0, division.steps) for tile in range(division.shared + cluster_of, tiles, division.clusters)]
+    return whole + own if part + 1 == division.parts else own + whole
+
+
+@pytest.mark.parametrize(
+    ("problem", "sizes", "told", "reason"),
+    [
+        (mm(), {"block_m": 64}, {}, "got 64x128x64_s9, expected block_m 128 or 192, and block_n in multiples of 16 up to 256"),
+        (mm(), {"block_n": 72}, {}, "got 128x72x64_s8, expected block_m 128 or 192, and block_n in multiples of 16 up to 256"),
+        (mm(), {"block_m": 192, "block_n": 192}, {},
+         "got 192x192x64_s4, expected block_m 128 or 192, and block_n in multiples of 16 up to 176"),
+        (mm(), {}, {"blocks": 257}, "257 blocks, expected 1 to 256"),
+        (mm(), {"cluster_m": 2}, {"blocks": 1}, "1 blocks, expected 2 to 256"),
+        (mm(layout="nn"), {"block_n": 96}, {},
+         "an operand whose lines run across K is copied in lines of 64, and a tile has 96 columns"),
+        (mm(), {"block_n": 16, "cluster_m": 4}, {},
+         "4 blocks copy 16 lines for each other, in parts that have to be multiples of 8"),
+    ],
+)  # fmt: skip
+def test_dense_config_is_refused(problem: Problem, sizes: dict[str, int], told: dict[str, int], reason: str) -> None:
+    shape = dense_shape(**({"block_m": 128, "block_n": 128} | sizes))
+    assert FAMILY["stream"].why_not_config(problem, SM90, config(shape, **told)) == reason
+
+
+def test_batches_have_other_kernels_than_persistent_ones() -> None:
+    assert FAMILY["stream"].why_not(bmm(3, 256, 256, 4096), SM90) == "a batch of 3 products, expected one"

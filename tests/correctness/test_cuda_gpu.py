@@ -23,6 +23,7 @@ from cuda_cases import (
     by_columns,
     choice,
     cluster_shape,
+    dense_shape,
     gated,
     gemv_shape,
     legal_choices,
@@ -40,6 +41,7 @@ from gemmtune.backends.cuda.choice import CudaChoice
 from gemmtune.backends.cuda.cluster.configs import Shape as ClusterShape
 from gemmtune.backends.cuda.gemv.configs import Shape as GemvShape
 from gemmtune.backends.cuda.parts.configs import Shape as PartsShape
+from gemmtune.backends.cuda.stream.configs import Shape as DenseShape
 from gemmtune.backends.cuda.wgmma_stream.configs import Shape as StreamShape
 from gemmtune.device import detect
 from gemmtune.errors import ErrorFromChoice
@@ -185,6 +187,19 @@ CASES: dict[str, tuple[Make, int, Any]] = {
     "parts-prepacked": (
         lambda k: dataclasses.replace(mm(200, 141, k, dtype=F32), prepacked=True), 1000, parts_shape(128, 128, 5)
     ),
+    "dense-stream": (lambda k: mm(333, 5000, k), 4096, dense_shape(128, 176, 1, 2)),
+    "dense-stream-odd": (lambda k: mm(211, 1003, k, dtype=F16), 2088, dense_shape(128, 48, 2, 1)),
+    "dense-stream-one-row": (lambda k: mm(1, 5120, k), 4104, dense_shape(128, 64)),
+    "dense-stream-192": (lambda k: addmm(520, 1000, k), 2056, dense_shape(192, 112, 1, 2)),
+    "dense-stream-waves": (lambda k: mm(1000, 6144, k), 1032, dense_shape(128, 256, 2, 1)),
+    "dense-stream-short": (lambda k: mm(150, 264, k), 72, dense_shape(128, 32)),
+    "dense-stream-a-not-by-k": (lambda k: mm(264, 2056, k, "tn"), 1032, dense_shape(128, 64, 2, 1)),
+    "dense-stream-b-not-by-k": (lambda k: mm(136, 2056, k, "nn", F16), 4104, dense_shape(128, 128, 1, 2)),
+    "dense-stream-none-by-k": (lambda k: mm(264, 520, k, "tt"), 2056, dense_shape(192, 64)),
+    "dense-stream-by-columns": (lambda k: by_columns(mm(200, 1000, k)), 1024, dense_shape(128, 80, 2, 1)),
+    "dense-stream-added": (lambda k: addmm(200, 1000, k, "nt", BF16, "mn"), 2056, dense_shape(128, 96, 1, 2)),
+    "dense-stream-fused": (lambda k: gated(mm(300, 1032, k)), 4096, dense_shape(128, 160, 2, 1)),
+    "dense-stream-biased": (lambda k: biased(mm(512, 131, k)), 1040, dense_shape(128, 128)),
     "stream-int4": (lambda k: mixed(500, 1000, k, dtype=BF16, **INT4, scales="group_128"), 4096, stream_shape(256, 2, 1, 64, 3)),
     "stream-int4-small": (lambda k: mixed(190, 6144, k, **INT4, scales="group_64"), 3008, stream_shape(192, 2, 1, 64, 3)),
     "stream-uint4-zeros": (
@@ -216,6 +231,9 @@ PERSISTENT: list[dict[str, Any]] = [
 """Numbers of persistent blocks, with whole and with divided tiles."""
 
 
+DENSE_PERSISTENT = [way | {"swap_ab": swap_ab} for way in PERSISTENT for swap_ab in (False, True)]
+
+
 def ways_of(name: str) -> list[dict[str, Any]]:
     if isinstance(CASES[name][2], GemvShape):
         return [{}, {"pdl": True}, {"pdl": True, "prefetch_stages": 4}]
@@ -226,6 +244,8 @@ def ways_of(name: str) -> list[dict[str, Any]]:
         ]
     if isinstance(CASES[name][2], StreamShape):
         return PERSISTENT
+    if isinstance(CASES[name][2], DenseShape):
+        return DENSE_PERSISTENT
     if not isinstance(CASES[name][2], ClusterShape):
         return DIVIDED
     ways = [{}, {"pdl": True, "prefetch_stages": 4}]
@@ -260,6 +280,8 @@ OF_EACH = [
     "two-tiles",
     "divided-batched",
     "four-tiles",
+    "dense-stream",
+    "dense-stream-fused",
     "fused",
     "gemv-int4",
     "gemv-fused",
@@ -294,6 +316,7 @@ def test_first_call_can_be_captured_and_replayed(name: str) -> None:
         "skinny-int4",
         "wgmma-int4",
         "stream-int8",
+        "dense-stream",
     ],
 )
 def test_calls_on_several_streams_are_independent(name: str) -> None:

@@ -18,6 +18,7 @@ from gemmtune.backends.cuda.gemv import configs as gemv
 from gemmtune.backends.cuda.grouped import configs as grouped
 from gemmtune.backends.cuda.parts import configs as parts
 from gemmtune.backends.cuda.skinny import family as skinny
+from gemmtune.backends.cuda.stream import configs as stream
 from gemmtune.backends.cuda.wgmma import configs as wgmma
 from gemmtune.backends.cuda.wgmma_stream import configs as wgmma_stream
 from gemmtune.device import DeviceInfo, preset
@@ -111,6 +112,10 @@ def stream_shape(block_m: int, warp_groups: int, col_tiles: int, line_bytes: int
     return wgmma_stream.Shape(**sizes)
 
 
+def dense_shape(block_m: int, block_n: int, cluster_m: int = 1, cluster_n: int = 1) -> stream.Shape:
+    return stream.Shape(block_m=block_m, block_n=block_n, cluster_m=cluster_m, cluster_n=cluster_n)
+
+
 def config(shape: Any, **told: Any) -> Any:
     """Return a config of the shape's family."""
     types: dict[Any, Any] = {
@@ -121,6 +126,7 @@ def config(shape: Any, **told: Any) -> Any:
         grouped.Shape: grouped.Config,
         parts.Shape: parts.Config,
         skinny.Shape: skinny.Config,
+        stream.Shape: stream.Config,
         wgmma.Shape: wgmma.Config,
         wgmma_stream.Shape: wgmma_stream.Config,
     }

@@ -21,6 +21,7 @@ from cuda_cases import (
     choice,
     cluster_shape,
     config,
+    dense_shape,
     family_of,
     grouped_shape,
     mixed,
@@ -44,6 +45,8 @@ from gemmtune.backends.cuda.groups import tiles_below
 from gemmtune.backends.cuda.hopper import clusters_at_a_time
 from gemmtune.backends.cuda.parts import configs as parts
 from gemmtune.backends.cuda.skinny import family as skinny
+from gemmtune.backends.cuda.stream import configs as stream
+from gemmtune.backends.cuda.stream.configs import Division
 from gemmtune.backends.cuda.wgmma import configs as wgmma
 from gemmtune.backends.cuda.wgmma_stream import configs as wgmma_stream
 from gemmtune.choice import Offers
@@ -131,6 +134,14 @@ def test_search_offers_configs_that_were_fastest_on_h200(problem: Problem, wante
         ("cluster", mm(16, 6144, 1024), "default", "K is 1024, tried from 4096 on"),
         ("cluster", mm(16, 28672, 8192), "default", "the result has 448 tiles of 64x64, tried with up to 66"),
         ("cluster", mm(128, 128, 4096), "quick", "K is 4096, tried from 8192 on"),
+        ("stream", mm(96, 8192, 8192), "default", "a has 96 rows, tried from 97 to 1536"),
+        ("stream", mm(512, 1000, 8192), "default", "b has 16384000 bytes, tried from 16777216 on"),
+        (
+            "stream",
+            mm(333, 4096, 4096),
+            "default",
+            "333 rows of a, K of 4096 and 33554432 bytes of b: tried over 400, from 7168 or from 67108864",
+        ),
         ("gemv", mm(5), "exhaustive", "a has 5 rows, at most 4 are served"),
         ("skinny", mixed(33), "exhaustive", "a has 33 rows, at most 32 are served"),
         ("wgmma", mixed(32), "default", "a has 32 rows, tried from 33 on"),
@@ -147,9 +158,8 @@ def test_backend_has_all_families() -> None:
     problem = mixed(16, 8192, 8192, scales="column")
     found = BACKEND.enumerate(problem, SM90, Settings())
     assert found.choices == tuple(choices("skinny", problem))
-    refused = ["cuda:bsr", "cuda:bsr_skinny", "cuda:cluster", "cuda:gemv", "cuda:grouped", "cuda:parts", "cuda:wgmma"]
-    refused.append("cuda:wgmma_stream")
-    assert [refusal.name for refusal in found.refusals] == refused
+    refused = ["bsr", "bsr_skinny", "cluster", "gemv", "grouped", "parts", "stream", "wgmma", "wgmma_stream"]
+    assert [refusal.name for refusal in found.refusals] == [f"cuda:{name}" for name in refused]
     few = mixed(4, 8192, 8192, scales="column")
     assert BACKEND.enumerate(few, SM90, Settings()).choices == (*choices("gemv", few), *choices("skinny", few))
 
@@ -189,6 +199,7 @@ def test_blocks_of_a_tile_divide_its_columns_evenly() -> None:
         ("gemv", mm(1, 8192, 8192), gemv.SHAPES),
         ("skinny", mixed(9, 8192, 8192, **INT4), [shape for shape in skinny.SHAPES if shape.block_m == 16]),
         ("parts", mm(8192, 8192, 8192, dtype=F32), parts.SHAPES),
+        ("stream", mm(333, 8192, 8192), stream.SHAPES),
         ("wgmma", mixed(32, 8192, 8192, **INT4), wgmma.SHAPES[4]),
         ("wgmma_stream", mixed(300, 8192, 8192, **INT4), wgmma_stream.SHAPES[4]),
     ],
@@ -234,6 +245,7 @@ OFFERED = [("cluster", mm(256, 256, 16384)), *(("skinny", mixed(16, 8192, 8192, 
 OFFERED += [("gemv", mm(1, 8192, 8192)), ("gemv", mixed(3, 8192, 8192, **int4))]
 OFFERED += [("grouped", GROUPED_UP), ("grouped", Problem.grouped_k_mm(4096, 14336, 8192, groups=8, device_type="cuda"))]
 OFFERED += [("parts", mm(512, 512, 4096, dtype=F32)), ("parts", mm(8192, 8192, 8192, dtype=F32))]
+OFFERED += [("stream", mm(333, 28672, 4096)), ("stream", mm(512, 5120, 5120, dtype=F16))]
 OFFERED += [("wgmma", mixed(m, 8192, 8192, **fields)) for m, fields in zip((33, 64, 256, 1000, 4096), WEIGHTS, strict=True)]
 OFFERED += [("wgmma", mixed_groups(2048, 28672, 4096, **int4)), ("wgmma", mixed_groups(4096, 1536, 2048, 64, dtype=F16))]
 OFFERED += [
@@ -283,6 +295,7 @@ def test_choice_pickles_and_runs_only_on_its_architecture(family: str, problem: 
         ("bsr_skinny", blocked(16, 4096, 4096), lambda c: c.shape.warps, None),
         ("parts", mm(128, 1024, 4096, dtype=F32), lambda c: c.shape.cluster_k, None),
         ("skinny", mixed(**INT4, scales="group_128"), lambda c: c.cluster_k * c.shape.warps_k, None),
+        ("stream", mm(200, 4096, 14336), lambda c: Division.of(mm(200, 4096, 14336), c).parts, None),
         ("skinny", mixed(**INT4, scales="column", zeros=True), lambda c: c.cluster_k * c.shape.warps_k, F16),
         ("wgmma", mixed(64, scales="column"), lambda c: c.cluster_k, None),
         ("wgmma", mixed(64, dtype=BF16, scales="group_64"), lambda c: c.cluster_k, BF16),
@@ -309,6 +322,22 @@ def test_divided_tiles_claim_their_parts_and_no_batch_invariance() -> None:
     assert (whole.claims, whole.batch_invariant) == (alone.claims, True)
     assert (divided.claims.splits, divided.info["splits"], divided.batch_invariant) == (4, 4, False)
     assert divided.claims.reduction is None
+
+
+def test_shared_dense_tiles_claim_their_parts_and_no_batch_invariance() -> None:
+    whole, shared = (
+        choice(mm(200, 4096, 14336), dense_shape(128, 112, 1, 2), swap_ab=True, whole=whole) for whole in (True, False)
+    )
+    assert (whole.claims.splits, whole.batch_invariant) == (1, True)
+    assert str(whole.claims.reduction) == "matrix, K in one run"
+    assert (shared.claims.splits, shared.info["splits"], shared.batch_invariant) == (2, 2, False)
+    assert shared.claims.reduction is None
+
+
+@pytest.mark.parametrize(("n", "k", "whole"), [(4096, 14336, False), (28672, 4096, True)])
+def test_dense_tiles_are_shared_where_whole_ones_leave_blocks_idle(n: int, k: int, whole: bool) -> None:
+    first = choices("stream", mm(256, n, k))[0]
+    assert (first.config.whole, first.claims.splits == 1, first.record.workspace_bytes == 0) == (whole, whole, whole)
 
 
 def test_divided_tiles_are_offered_where_whole_ones_leave_blocks_idle() -> None:

@@ -25,6 +25,7 @@ from cuda_cases import (
     choice,
     cluster_shape,
     config,
+    dense_shape,
     family_of,
     gated,
     gemv_shape,
@@ -51,6 +52,7 @@ from gemmtune.backends.cuda.gemv.family import Work as GemvWork
 from gemmtune.backends.cuda.parts.family import Split
 from gemmtune.backends.cuda.parts.family import Work as PartsWork
 from gemmtune.backends.cuda.skinny.family import Work as SkinnyWork
+from gemmtune.backends.cuda.stream.family import Work as DenseWork
 from gemmtune.backends.cuda.wgmma_stream.family import Work as StreamWork
 from gemmtune.errors import CompileError, UnavailableError
 from gemmtune.problem import Problem
@@ -101,6 +103,11 @@ TEXTS["wgmma"] = [(problem, WGMMA if shape == SKINNY else wgmma_shape(64, 2, 1, 
 STREAM = stream_shape(128, 2, 1, 128, 4)
 TEXTS["wgmma_stream"] = [(p, STREAM if shape == SKINNY else stream_shape(64, 3, 1, 128, 4)) for p, shape in TEXTS["skinny"]]
 
+DENSE = dense_shape(128, 128)
+TEXTS["stream"] = [(mm(), DENSE), (mm(), dense_shape(128, 112)), (mm(), dense_shape(192, 128)), (mm(), dense_shape(128, 128, 2))]
+TEXTS["stream"] += [(mm(dtype=F16), DENSE), (mm(layout="tn"), DENSE), (mm(layout="nn"), DENSE), (addmm(128, 128, 8192), DENSE)]
+TEXTS["stream"] += [(gated(mm()), DENSE), (biased(mm()), DENSE)]
+
 NARROW = mixed_groups(**GROUPS)
 TEXTS["wgmma-groups"] = [(NARROW, WGMMA), (NARROW, wgmma_shape(144, 2, 1, 64, 4)), (mixed(**GROUPS, dtype=BF16), WGMMA)]
 TEXTS["wgmma-groups"] += [(gated(NARROW), WGMMA), (mixed_groups(**INT4), WGMMA)]
@@ -133,6 +140,7 @@ def test_digest_follows_text_and_ignores_sizes(family: str) -> None:
         "gemv": mm(4, 300, 16384),
         "grouped": Problem.grouped_mm(99, 304, 776, groups=77, device_type="cuda"),
         "parts": mm(99, 301, 777, dtype=F32),
+        "stream": mm(333, 1000, 520),
         "wgmma-groups": mixed_groups(999, 304, 4096, 77, **GROUPS),
     }
     again = other.get(family, mixed(13, 2048, 4096, **GROUPS))
@@ -185,6 +193,31 @@ def test_flags_of_persistent_blocks_have_one_place_for_all_launches() -> None:
         assert [*places.values()] == ([0, 2**14] if helpers else [])
         assert helpers * shape.warp_groups * 4 * 4 <= 2**14
         assert record.workspace_bytes == (2**14 + helpers * shape.block_m * shape.block_n * 4 if helpers else 0)
+
+
+def test_record_of_dense_persistent_blocks() -> None:
+    problem, shape = mm(333, 4104, 4096), dense_shape(128, 176, cluster_n=2)
+    whole, shared = (choice(problem, shape, swap_ab=True, whole=whole).record for whole in (True, False))
+    works = [work_of(record, DenseWork) for record in (whole, shared)]
+    assert [(x.rows, x.cols, x.tiles_m, x.tiles_n, x.steps) for x in works] == [(333, 4104, 1, 33, 64)] * 2
+    assert [(x.shared, x.parts) for x in works] == [(0, 1), (33, 2)]
+    assert [record.grid for record in (whole, shared)] == [(66, 1, 1), (132, 1, 1)]
+    assert [x.lines for x in works] == [168, 168], "half of 333, rounded up to lines that swizzling repeats"
+    assert [x.box for x in whole.maps] == [(64, 64, 1), (64, 168, 1)], "two blocks copy columns of b for each other"
+    assert (whole.workspace_bytes, shared.workspace_bytes) == (0, 2**14 + 132 * 128 * 176 * 4)
+    assert [x.more_bytes for x in shared.addresses if x.operand == WORKSPACE] == [0, 2**14]
+
+
+@pytest.mark.parametrize(
+    ("m", "swap_ab", "layout", "lines"),
+    [(333, False, "nt", 112), (384, False, "nt", 128), (200, False, "nt", 104), (200, True, "nt", 72), (1, False, "nt", 8),
+     (96, False, "nt", 96), (96, False, "tt", 128)],
+)  # fmt: skip
+def test_dense_tiles_have_equal_rows(m: int, swap_ab: bool, layout: str, lines: int) -> None:
+    """Rows that lie across K are copied in whole lines of 64."""
+    work = work_of(choice(mm(m, 4096, 4096, layout), dense_shape(128, 80), swap_ab=swap_ab).record, DenseWork)
+    assert work.lines == lines
+    assert (work.tiles_m - 1) * lines < m <= work.tiles_m * lines
 
 
 def test_record_of_block_sparse_product() -> None:

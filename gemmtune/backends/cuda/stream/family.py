@@ -1,0 +1,223 @@
+"""Family of persistent kernels for dense products: supported problems, time model, source and launches."""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+from collections.abc import Iterator, Sequence
+from typing import Any, ClassVar
+
+from ....choice import Claims
+from ....device import DeviceInfo
+from ....numerics.reduction import Reduction, reduction_of
+from ....problem import Problem
+from ....problem.rules import why_not_dense
+from ....toolchain.record import WORKSPACE, A, Address, B, Record, with_maps
+from .. import grouped, kernel, wgmma_stream
+from ..boxes import by_k, operands_of, staged_map, why_not_boxes
+from ..family import Family, beginnings, float32_sums, why_not_epilogue, why_not_here
+from ..groups import strip_of_rows, why_not_placed
+from ..hopper import TMA_BYTES, WGMMA, clusters_at_a_time
+from ..kernel import KernelSource
+from .configs import BLOCK_K, REGISTERS, SHAPES, Config, Division, Shape, lines_of, tiles_of, why_not_config
+
+FLAGS_BYTES = 2**14
+"""Size of all flags: 4 bytes for each warp of MOST_BLOCKS blocks."""
+LAUNCH_US, TILE_US = 1.0, 2.0
+"""Overheads of a launch, and of each tile of a block. All constants of the model are fitted to 1,073 times on an H100."""
+FLOPS_PER_NS = 5100.0
+"""Throughput of one multiprocessor for 16-bit products."""
+ARRIVING_GBPS = 81.0
+"""Bandwidth into one multiprocessor, multicast data included."""
+L2_GBPS, DRAM_GBPS = 10000.0, 2530.0
+"""Bandwidth from L2 to all multiprocessors, multicast data counted once, and of memory."""
+LEAST_STEP_NS = 100.0
+"""Barrier overhead of one pipeline step."""
+EXCHANGE_GBPS, EXCHANGE_US = 23.0, 0.9
+"""Rate at which a block stores its sums or adds those of another block, and the delay until the other sees them."""
+APART = 1.08
+"""Slowdown if clusters with the same columns of b are not one: they read them from L2 one after another."""
+WAIT_US = 2.5
+"""Time from a block's last product until another block sees its sums."""
+LEAST_ROWS, MOST_ROWS = 97, 1536
+"""Rows of a between which a search tries the kernel. With fewer, other families are faster, and with more torch is as fast."""
+LEAST_BYTES = 2**24
+"""Minimum size of b that a search tries. Smaller products were not measured."""
+MANY_ROWS, LONG_K, LARGE_BYTES = 400, 7168, 2**26
+"""Rows of a, length of K and size of b, one of which must be exceeded or reached. Below all, torch fills one wave as well."""
+
+
+class Work(kernel.Work):
+    """Parameters of the persistent kernel.
+
+    A tile has ``lines`` rows of the result, which may be fewer than the kernel has room for. There are ``tiles_m`` by
+    ``tiles_n`` clusters of tiles, in strips of ``strip`` rows of clusters, with ``steps`` of K each. ``parts`` clusters share each
+    of the first ``shared``. All but the last, the owner, sum ``each`` steps.
+    """
+
+    _fields_: ClassVar[Sequence[tuple[str, Any]]] = (
+        ("sums", ctypes.c_void_p), ("flags", ctypes.c_void_p), ("rows", ctypes.c_int), ("cols", ctypes.c_int),
+        ("lines", ctypes.c_int), ("tiles_m", ctypes.c_int), ("tiles_n", ctypes.c_int), ("strip", ctypes.c_int),
+        ("steps", ctypes.c_int), ("shared", ctypes.c_int), ("parts", ctypes.c_int), ("each", ctypes.c_int),
+        ("prefetch_stages", ctypes.c_int), ("vectors", ctypes.c_bool),
+    )  # fmt: skip
+
+
+SUMS_AND_FLAGS = (
+    Address(offset=Work.flags.offset, operand=WORKSPACE),
+    Address(offset=Work.sums.offset, operand=WORKSPACE, more_bytes=FLAGS_BYTES),
+)
+"""Workspace addresses. Launches for any M share a workspace, and only flags are clear after a launch: they have their own place."""
+
+
+class Stream(Family[Config]):
+    """Family of ``stream.cu.jinja``. ``configs.py`` has the legality."""
+
+    name = "stream"
+    likely = 1.15
+    instruction = WGMMA
+    why_not_config = staticmethod(why_not_config)
+
+    def why_not(self, problem: Problem, device: DeviceInfo) -> str | None:
+        reason = why_not_dense(problem) or why_not_here(problem, device) or why_not_boxes(problem) or why_not_epilogue(problem)
+        return (
+            reason
+            or why_not_placed(problem)
+            or (f"a batch of {problem.batch} products, expected one" if problem.batch > 1 else None)
+        )
+
+    def why_not_likely(self, problem: Problem, device: DeviceInfo, search: str) -> str | None:  # noqa: ARG002 - device-independent
+        if search == "exhaustive":
+            return None
+        m, b_bytes = problem.m, problem.n * problem.k * problem.b.dtype.itemsize
+        if not LEAST_ROWS <= m <= MOST_ROWS:
+            return f"a has {m} rows, tried from {LEAST_ROWS} to {MOST_ROWS}"
+        if b_bytes < LEAST_BYTES:
+            return f"b has {b_bytes} bytes, tried from {LEAST_BYTES} on"
+        if m > MANY_ROWS or problem.k >= LONG_K or b_bytes >= LARGE_BYTES:
+            return None
+        return (
+            f"{m} rows of a, K of {problem.k} and {b_bytes} bytes of b: tried over {MANY_ROWS}, from {LONG_K} or from {LARGE_BYTES}"
+        )
+
+    def estimate_us(self, problem: Problem, device: DeviceInfo, config: Config) -> float:
+        """Return the model's time of one launch, in microseconds."""
+        shape, division = config.shape, Division.of(problem, config)
+        at_a_time = min(division.clusters, clusters_at_a_time(device.sm_count, shape.cluster))
+        waves, slow = division.waves + (1 / division.parts if division.shared else 0), -(-division.clusters // at_a_time)
+        steps_us = slow * waves * division.steps * step_us_of(problem, config, at_a_time * shape.cluster)
+        tiles_us = (division.waves + (division.shared > 0)) * TILE_US
+        exchange_us = (division.parts - 1) * shape.sums_bytes / EXCHANGE_GBPS / 1e3 + EXCHANGE_US * (division.shared > 0)
+        return LAUNCH_US + max(steps_us + tiles_us, problem.bytes / DRAM_GBPS / 1e3) + exchange_us
+
+    def candidates(self, problem: Problem, device: DeviceInfo) -> list[Config]:
+        """Return every shape with and without ``swap_ab``, with shared and with whole tiles, best first."""
+        found = [
+            Config(
+                shape=shape, blocks=blocks_of(shape, device), swap_ab=swap_ab, whole=whole, pdl=True, prefetch_stages=shape.stages
+            )
+            for shape in SHAPES
+            for swap_ab in ((False,) if shape.cluster_m > 1 else (False, True))
+            for whole in (False, True)
+        ]
+        return sorted(found, key=lambda config: (self.estimate_us(problem, device, config), not config.whole, str(config)))
+
+    def launch_variants(self, problem: Problem, device: DeviceInfo, config: Config) -> Iterator[Config]:  # noqa: ARG002 - config decides
+        """Yield configs with another start, and with whole or shared tiles."""
+        yield from beginnings(config, config.shape.stages)
+        yield dataclasses.replace(config, whole=not config.whole)
+
+    def claims(self, problem: Problem, config: Config) -> Claims:
+        return float32_sums(splits=Division.of(problem, config).parts)
+
+    def reduction(self, problem: Problem, config: Config) -> Reduction | None:
+        """Return one run over K, or None if tiles are shared: then the place of a tile decides how."""
+        return reduction_of(problem, "cuda") if config.whole else None
+
+    def batch_invariant(self, problem: Problem, config: Config) -> bool:  # noqa: ARG002 - the config decides
+        """Return False if tiles are shared: their number and order decide where."""
+        return config.whole
+
+    def info(self, problem: Problem, config: Config) -> dict[str, Any]:
+        tile, splits = (config.shape.block_m, config.shape.block_n, BLOCK_K), Division.of(problem, config).parts
+        return self.facts(config, tile, cluster=config.shape.cluster, splits=splits)
+
+    def source(self, problem: Problem, config: Config) -> KernelSource:
+        shape = config.shape
+        p, q, _ = operands_of(problem, swap_ab=config.swap_ab)
+        given, left = REGISTERS[shape.warp_groups]
+        values = {
+            "swap_ab": config.swap_ab,
+            "p_by_k": bool(by_k(p)),
+            "q_by_k": bool(by_k(q)),
+            "block_k": BLOCK_K,
+            "given_registers": given,
+            "left_registers": left,
+            "terms": False,
+            "fitted": 0,
+        }
+        return KernelSource(
+            kernel=self.kernel,
+            unit=(__package__, "stream.cu.jinja"),
+            files=(
+                *kernel.STAGED_PRODUCTS,
+                *kernel.files_of(wgmma_stream.__name__, "flags"),
+                *kernel.files_of(__package__, "steps", "exchange"),
+                *kernel.files_of(grouped.__name__, "results"),
+            ),
+            values=kernel.common_values(problem, Work, {"sums": "float4*", "flags": "unsigned*"})
+            | kernel.values_of(shape, "multiplying", "stages", "stored_bytes", "loads")
+            | values,
+        )
+
+    def record(self, problem: Problem, config: Config) -> Record:
+        """Return the launch record. The workspace has the flags of warps, then the sums that each block leaves."""
+        shape, division, (p, q, _) = config.shape, Division.of(problem, config), operands_of(problem, swap_ab=config.swap_ab)
+        extra = operands_of(problem, swap_ab=False)[2].added
+        work = Work()
+        kernel.fill_common(work, problem.out, extra)
+        work.rows, work.cols, work.lines = problem.m, problem.n, lines_of(problem, config)
+        work.tiles_m, work.tiles_n = tiles_of(problem, config)
+        work.strip, work.steps = strip_of_rows(config.tile[0]), division.steps
+        work.shared, work.parts = division.shared, division.parts
+        work.each = division.each(lead_us(division) / step_us_of(problem, config, division.clusters * shape.cluster))
+        work.prefetch_stages = config.prefetch_stages
+        work.vectors, aligned = kernel.aligned_out(Work.vectors, problem.out, TMA_BYTES // problem.out.dtype.itemsize)
+        blocks = shape.cluster * division.clusters
+        launch = self.launch(
+            config,
+            work,
+            grid=(blocks, 1, 1),
+            cluster=shape.cluster,
+            addresses=(*kernel.addresses_of(len(extra)), *(SUMS_AND_FLAGS if division.shared else ())),
+            scalars=kernel.scalars_of(problem),
+            aligned=aligned,
+            workspace_bytes=FLAGS_BYTES + blocks * shape.sums_bytes if division.shared else 0,
+            alignment=((A, TMA_BYTES), (B, TMA_BYTES)),
+        )
+        first, second = (B, A) if config.swap_ab else (A, B)
+        lines_p, lines_q = (shape.block_m, work.lines) if config.swap_ab else (work.lines, shape.block_n)
+        first_map = staged_map(p, first, lines_p, BLOCK_K, shape.cluster_n)
+        return with_maps(launch, (first_map, staged_map(q, second, lines_q, BLOCK_K, shape.cluster_m)))
+
+
+def blocks_of(shape: Shape, device: DeviceInfo) -> int:
+    """Return the blocks of all clusters that run at once."""
+    return shape.cluster * clusters_at_a_time(device.sm_count, shape.cluster)
+
+
+def step_us_of(problem: Problem, config: Config, blocks: int) -> float:
+    """Return the time of one step of a tile while ``blocks`` multiprocessors multiply."""
+    shape, lines = config.shape, lines_of(problem, config)
+    lines_p, lines_q = (shape.block_m, lines) if config.swap_ab else (lines, shape.block_n)
+    multiplying_ns = 2 * shape.block_m * shape.block_n * BLOCK_K / FLOPS_PER_NS
+    arriving = 2 * BLOCK_K * (lines_p + lines_q)
+    copied = 2 * BLOCK_K * (lines_p / shape.cluster_n + lines_q / shape.cluster_m)
+    along_m = shape.cluster_n if config.swap_ab else shape.cluster_m
+    apart = APART if along_m == 1 and problem.m > config.tile[0] else 1.0
+    return apart * max(multiplying_ns, arriving / ARRIVING_GBPS, copied * blocks / L2_GBPS, LEAST_STEP_NS) / 1e3
+
+
+def lead_us(division: Division) -> float:
+    """Return how much longer an owner multiplies than the others, whose sums it would wait for without whole tiles before."""
+    return 0.0 if division.waves else WAIT_US
