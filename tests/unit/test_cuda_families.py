@@ -42,6 +42,7 @@ from gemmtune.backends.cuda.cluster.rank import cluster_counts
 from gemmtune.backends.cuda.gemv import configs as gemv
 from gemmtune.backends.cuda.groups import tiles_below
 from gemmtune.backends.cuda.hopper import clusters_at_a_time
+from gemmtune.backends.cuda.narrow import configs as narrow
 from gemmtune.backends.cuda.parts import configs as parts
 from gemmtune.backends.cuda.skinny import family as skinny
 from gemmtune.backends.cuda.wgmma import configs as wgmma
@@ -132,6 +133,7 @@ def test_search_offers_configs_that_were_fastest_on_h200(problem: Problem, wante
         ("cluster", mm(16, 28672, 8192), "default", "the result has 448 tiles of 64x64, tried with up to 66"),
         ("cluster", mm(128, 128, 4096), "quick", "K is 4096, tried from 8192 on"),
         ("gemv", mm(5), "exhaustive", "a has 5 rows, at most 4 are served"),
+        ("narrow", mm(65), "exhaustive", "a has 65 rows, at most 64 are served"),
         ("skinny", mixed(33), "exhaustive", "a has 33 rows, at most 32 are served"),
         ("wgmma", mixed(32), "default", "a has 32 rows, tried from 33 on"),
         ("wgmma", mixed_groups(250), "default", "a group has, on the mean, 32 rows, tried from 33 on"),
@@ -187,6 +189,7 @@ def test_blocks_of_a_tile_divide_its_columns_evenly() -> None:
         ("bsr_skinny", blocked(9, 4096, 4096, imbalance="skewed"), [shape for shape in bsr_skinny.SHAPES if shape.block_n == 16]),
         ("cluster", mm(256, 256, 2048), (*cluster.SHAPES, *cluster.ONE_RUN)),
         ("gemv", mm(1, 8192, 8192), gemv.SHAPES),
+        ("narrow", mm(40, 1536, 7168), narrow.SHAPES),
         ("skinny", mixed(9, 8192, 8192, **INT4), [shape for shape in skinny.SHAPES if shape.block_m == 16]),
         ("parts", mm(8192, 8192, 8192, dtype=F32), parts.SHAPES),
         ("wgmma", mixed(32, 8192, 8192, **INT4), wgmma.SHAPES[4]),
@@ -197,7 +200,7 @@ def test_exhaustive_search_has_every_legal_shape(family: str, problem: Problem, 
     found = choices(family, problem, "exhaustive")
     legal = [shape for shape in shapes if FAMILY[family].why_not_config(problem, SM90, config(shape)) is None]
     assert {one.config.shape for one in found} == set(legal)
-    assert len(found) > len(legal) or family in ("bsr", "bsr_skinny", "gemv"), "each in several ways"
+    assert len(found) > len(legal) or family in ("bsr", "bsr_skinny", "gemv", "narrow"), "each in several ways"
     assert len({one.name for one in found}) == len({one.content_hash for one in found}) == len(found)
     times = [estimate_us(one) for one in found]
     assert times == sorted(times)
@@ -231,7 +234,7 @@ def test_serves_only_sm90(arch: str) -> None:
 
 GROUPED_UP = Problem.grouped_mm(8192, 14336, 4096, groups=8, device_type="cuda")
 OFFERED = [("cluster", mm(256, 256, 16384)), *(("skinny", mixed(16, 8192, 8192, **fields)) for fields in WEIGHTS)]
-OFFERED += [("gemv", mm(1, 8192, 8192)), ("gemv", mixed(3, 8192, 8192, **int4))]
+OFFERED += [("gemv", mm(1, 8192, 8192)), ("gemv", mixed(3, 8192, 8192, **int4)), ("narrow", mm(16, 1536, 7168))]
 OFFERED += [("grouped", GROUPED_UP), ("grouped", Problem.grouped_k_mm(4096, 14336, 8192, groups=8, device_type="cuda"))]
 OFFERED += [("parts", mm(512, 512, 4096, dtype=F32)), ("parts", mm(8192, 8192, 8192, dtype=F32))]
 OFFERED += [("wgmma", mixed(m, 8192, 8192, **fields)) for m, fields in zip((33, 64, 256, 1000, 4096), WEIGHTS, strict=True)]
@@ -281,6 +284,7 @@ def test_choice_pickles_and_runs_only_on_its_architecture(family: str, problem: 
         ("gemv", mm(2, 4096, 4096), lambda c: 2 * c.shape.warps, None),
         ("gemv", mixed(4, dtype=BF16, **INT4, scales="group_128", zeros=True), lambda c: 2 * c.shape.warps, BF16),
         ("bsr_skinny", blocked(16, 4096, 4096), lambda c: c.shape.warps, None),
+        ("narrow", mm(16, 1536, 7168), lambda c: 1, None),
         ("parts", mm(128, 1024, 4096, dtype=F32), lambda c: c.shape.cluster_k, None),
         ("skinny", mixed(**INT4, scales="group_128"), lambda c: c.cluster_k * c.shape.warps_k, None),
         ("skinny", mixed(**INT4, scales="column", zeros=True), lambda c: c.cluster_k * c.shape.warps_k, F16),
