@@ -65,7 +65,7 @@ _CONFIGS: Mapping[str, tuple[int, int, int | None]] = {
     "cuda:cluster": (2, 5, None),
     "cuda:gemv": (2, 4, None),
     "cuda:grouped": (3, 8, None),
-    "cuda:narrow": (0, 1, None),
+    "cuda:narrow": (1, 3, None),
     "cuda:parts": (2, 5, None),
     "cuda:skinny": (2, 4, None),
     "cuda:wgmma": (2, 4, None),

@@ -77,13 +77,14 @@ def offered_in(work: Work, m: int, classes: Sequence[Reduction]) -> list[Choice]
 
 
 def _unalike(choices: Sequence[Choice]) -> Iterator[Choice]:
-    """Yield the first LIKELIEST choices of each family, with MOST_ALIKE of one tile."""
-    alike, counts = Counter[tuple[str, ...]](), Counter[str]()
+    """Yield the first LIKELIEST choices of each family, of unequal tiles, with MOST_ALIKE that differ along K alone."""
+    alike, counts, tiles = Counter[tuple[str, ...]](), Counter[str](), set[tuple[str, ...]]()
     for choice in choices:
         family = _FAMILY.match(choice.name)[0] + str(choice.info.get("swap_ab"))  # type: ignore[index] # it matches anything
-        tile = family, *map(str, choice.info.get("tile", ())[:2])
-        if alike[tile] < MOST_ALIKE and counts[family] < LIKELIEST:
-            alike[tile] += 1
+        tile = family, *map(str, choice.info.get("tile") or (choice.name,))
+        if tile not in tiles and alike[tile[:3]] < MOST_ALIKE and counts[family] < LIKELIEST:
+            tiles.add(tile)
+            alike[tile[:3]] += 1
             counts[family] += 1
             yield choice
 

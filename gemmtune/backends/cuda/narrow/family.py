@@ -20,7 +20,7 @@ from ..family import Family, beginnings, float32_sums, why_not_epilogue, why_not
 from ..hopper import MMA, TMA_BYTES
 from ..kernel import KernelSource, addresses_of, common_values, files_of, fill_common, scalars_of, values_of
 from ..mixed.family import PROMOTION_BYTES, PTX, pitch_bytes
-from .configs import Config, candidates, estimate_us, grid_of, why_not_config
+from .configs import Config, candidates, estimate_us, grid_of, why_not_config, why_not_likely
 
 OPERATIONS = ("mm", "addmm")
 MOST_ROWS = 64
@@ -42,6 +42,7 @@ class Narrow(Family[Config]):
     legal_between = True
     likely = 1.3
     instruction = MMA
+    why_not_likely = staticmethod(why_not_likely)
     why_not_config = staticmethod(why_not_config)
     candidates = staticmethod(candidates)
     estimate_us = staticmethod(estimate_us)
