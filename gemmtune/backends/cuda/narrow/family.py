@@ -23,7 +23,7 @@ from ..mixed.family import PROMOTION_BYTES, PTX, pitch_bytes
 from .configs import Config, candidates, estimate_us, grid_of, why_not_config, why_not_likely
 
 OPERATIONS = ("mm", "addmm")
-MOST_ROWS = 64
+MOST_ROWS = 128
 """Maximum rows of a. With more, wider tiles read fewer bytes."""
 
 
