@@ -66,11 +66,11 @@ def sample_classes(work: Work, others: Sequence[int]) -> None:
 
 
 def _likely(work: Work) -> list[Reduction]:
-    """Return the declared classes that compete at the tuned Ms: one run of K, as libraries sum many rows, then by mean loss."""
+    """Return the declared classes that compete at the tuned Ms: the agreed one, one run of K, as libraries sum, then by mean loss."""
 
-    def key(x: Reduction) -> tuple[bool, float, str]:
+    def key(x: Reduction) -> tuple[bool, bool, float, str]:
         divided = bool(x.parts or x.order) or x.unit == ALONE
-        return divided, mean_loss(work.rough, set(members_of(work, x)), missing_loss(x)), str(x)
+        return str(x) != work.agreed, divided, mean_loss(work.rough, set(members_of(work, x)), missing_loss(x)), str(x)
 
     return sorted(classes_of(work), key=key)[:MOST_RANKED]
 
@@ -90,7 +90,10 @@ def invariant_table(work: Work, make: Make) -> Table:
     """
     work.close()
     choices, times, refused = dict(work.choices), dict(work.times), dict[str, str]()
-    for reduction in ranked(work)[:MOST_TRIED]:
+    likely = [x for x in ranked(work) if work.agreed in ("", str(x))]
+    if not likely:
+        refused[work.agreed] = "a table for rows that lie otherwise in memory has this class, and no choice declares it for these rows"
+    for reduction in likely[:MOST_TRIED]:
         work.choices, work.times = choices, times
         try:
             return _table_of(work, reduction, make)
@@ -101,6 +104,7 @@ def invariant_table(work: Work, make: Make) -> Table:
     left_out = [(name, str(Status.REFUSED), reason) for name, reason in refused.items()]
     where = f"{work.rows_class}, M = {work.rows[0]}..{work.rows[-1]}, batch-invariant"
     remedy = "Enable more backends (settings.backends), tune a smaller range of M, or declare the reduction of a kernel of yours."
+    remedy = f"Pass rows that are contiguous in memory, or use another store. {remedy}" if work.agreed else remedy
     raise NoValidChoicesError(where, left_out, f"{remedy} Torch cannot replace them: its bits of a row depend on the batch.")
 
 
