@@ -38,8 +38,9 @@ MOST_TRIED = 8
 """Number of classes that are tried until one has a choice for every M."""
 MOST_BETWEEN = 2
 """Number of classes that compete between the tuned Ms."""
-LEAST_LISTED = 16
-"""Smallest power of two between the tuned Ms at which the likeliest choices of a class compete."""
+LEAST_LISTED, MOST_HALFWAY = 16, 128
+"""Least M between the tuned ones at which the likeliest choices of a class compete, at powers of two. Up to the second one, where
+tiles fit few rows, also at the M halfway between two powers."""
 
 Make = Callable[[Work], Table]
 """Function that makes the table of the choices that a range in progress has, each legal and proved over its intervals."""
@@ -53,9 +54,9 @@ def sample_classes(work: Work, others: Sequence[int]) -> None:
         _time(work, m, [*_entrants_at_tuned(work, m, classes), *listed[m]])
     work.close()
     classes = ranked(work)[:MOST_BETWEEN]
-    powers = [m for m in others if (m >= LEAST_LISTED and m.bit_count() == 1) or m == work.rows[-1]]
-    others = [*powers, *(m for m in others if m not in powers)]
-    listed = _listed(work, powers, classes)
+    first = [m for m in others if _is_listed(m) or m == work.rows[-1]]
+    others = [*first, *(m for m in others if m not in first)]
+    listed = _listed(work, first, classes)
     for i, (m, ready) in enumerate(zip(others, ready_ahead(work, others), strict=True)):
         work.progress.stage("sampled M", i, len(others))
         _time(work, m, [*_entrants_between(work, m, classes, ready), *listed.get(m, ())])
@@ -65,8 +66,14 @@ def sample_classes(work: Work, others: Sequence[int]) -> None:
         work.progress.stage("sampled M", len(others), len(others))
 
 
+def _is_listed(m: int) -> bool:
+    """Return True if the likeliest choices of each class compete at an M between the tuned ones."""
+    halfway = m <= MOST_HALFWAY and m % 3 == 0 and (m // 3).bit_count() == 1
+    return m >= LEAST_LISTED and (m.bit_count() == 1 or halfway)
+
+
 def _likely(work: Work) -> list[Reduction]:
-    """Return the declared classes that compete at the tuned Ms: the agreed one, one run of K, as libraries sum, then by mean loss."""
+    """Return the declared classes that compete at the tuned Ms: the agreed one, one run of K, then by mean loss."""
 
     def key(x: Reduction) -> tuple[bool, bool, float, str]:
         divided = bool(x.parts or x.order) or x.unit == ALONE
@@ -91,8 +98,10 @@ def invariant_table(work: Work, make: Make) -> Table:
     work.close()
     choices, times, refused = dict(work.choices), dict(work.times), dict[str, str]()
     likely = [x for x in ranked(work) if work.agreed in ("", str(x))]
-    if not likely:
-        refused[work.agreed] = "a table for rows that lie otherwise in memory has this class, and no choice declares it for these rows"
+    if work.agreed and not likely:
+        refused[work.agreed] = (
+            "a table for rows that lie otherwise in memory has this class, and no choice declares it for these rows"
+        )
     for reduction in likely[:MOST_TRIED]:
         work.choices, work.times = choices, times
         try:

@@ -104,7 +104,11 @@ BSR_SKINNY = [
 ]
 SKINNY = [one for shape in skinny.SHAPES for one in legal(shape, shape.block_m)]
 GEMV = [one for shape in gemv.SHAPES for one in (choice(mm(1), shape), *legal(shape, gemv.BLOCK_M))]
-NARROW = [choice(mm(16, dtype=dtype), shape) for shape in narrow.SHAPES for dtype in (BF16, F16)]
+NARROW = [
+    choice(problem, shape)
+    for shape in narrow.SHAPES
+    for problem in (mm(shape.block_m), mm(16, dtype=F16), gated(mm(shape.block_m)))
+]
 GROUPED = [
     choice(problem, shape, swap_ab=swap_ab)
     for problem in (
@@ -134,7 +138,6 @@ LARGEST = [
     choice(gated(mixed(16, **INT4, scales="group_128")), skinny_shape(16, 128, 4, 2, 4)),
     choice(mixed(1, **INT4, scales="group_128"), gemv_shape(8, 4, 4)),
     choice(gated(mm(1)), gemv_shape(16, 2, 8)),
-    choice(gated(mm(48)), narrow.SHAPES[10]),
     choice(addmm(512, 512, 512, dtype=F32), parts_shape(128, 128, 5, halves=2)),
     choice(mm(512, 512, 512, "tn", dtype=F32), parts_shape(128, 128, 5, halves=2)),
     choice(biased(Problem.grouped_mm(512, 512, 512, dtype=F16, layout="nn", device_type="cuda")), grouped.SHAPES[0]),
@@ -146,7 +149,7 @@ LARGEST = [
     choice(gated(mixed_groups(**INT4, scales="group_128")), wgmma.SHAPES_FOR_GROUPS[4][2]),
 ]
 """Largest tiles, whose registers are the scarcest, with epilogues. Each commit tests a sixth of them."""
-KINDS = rotated((BSR, BSR_SKINNY, CLUSTER, GEMV, GROUPED, NARROW, PARTS, SKINNY, WGMMA, STREAM), 2, "compiled")
+KINDS = rotated((BSR, BSR_SKINNY, CLUSTER, GEMV, GROUPED, PARTS, SKINNY, WGMMA, STREAM), 2, "compiled")
 SAMPLE = [one for all in KINDS for one in rotated(all, len(all), all[0].family.name)]
 COMPILED = {one.compile_key: one for one in (*rotated(LARGEST, 6, "largest"), *SAMPLE)}
 
@@ -194,13 +197,6 @@ def test_compiled_resources_match_prediction(one: CudaChoice) -> None:
         # All loads before the first is waited for, and again in the loop, which has one copy of what is predicated.
         assert found == [shape.stages * shape.stage_fragments * count for count in (2, shape.block_n // 8)]
         return
-    if isinstance(shape, narrow.Shape):
-        assert made.registers <= registers_per_thread(shape.threads, shape.blocks_per_sm)
-        products = shape.row_tiles * shape.block_k // 16
-        loads = [code.count(name) for name in ("HMMA.16816.F32", "LDSM.16.M88.4", "UTMALDG.2D")]
-        first = 4 + 2 * shape.row_tiles  # loads of the first line come before the loop
-        assert loads == [products, first * (shape.block_k // 64 + 1), 2 * shape.block_k // 64]
-        return
     if isinstance(shape, parts.Shape):
         # Two steps in the loop, and the last two.
         products = 4 * shape.halves * PRODUCTS_OF_PARTS * parts.BLOCK_K // 16
@@ -227,6 +223,20 @@ def test_compiled_resources_match_prediction(one: CudaChoice) -> None:
     assert code.count(f"HGMMA.64x{shape.block_m}x16.F32") == products, "products are not put in sequence by the compiler"
     assert read_early(code) == []
     assert one.problem.epilogue is not None or len(code.splitlines()) < MOST_LINES
+
+
+@pytest.mark.skipif(not has_compiler(), reason="needs NVRTC or nvcc, and cuobjdump")
+@pytest.mark.parametrize("one", rotated(NARROW, len(NARROW) // 2, "narrow"), ids=lambda one: one.name)
+def test_narrow_kernels_have_one_copy_of_a_stage(one: CudaChoice) -> None:
+    [made] = one.artifacts(SM90)
+    shape, lines, code = one.config.shape, one.config.shape.block_k // 64, made.code
+    loads = 4 + 2 * shape.row_tiles  # of a line
+    assert (made.threads, made.shared_bytes) == (shape.threads, made.predicted_bytes)
+    assert (made.stack_bytes, made.spilled_share) == (0, 0)
+    assert made.registers is not None
+    assert made.registers <= registers_per_thread(shape.threads, shape.blocks_per_sm)
+    found = [code.count(name) for name in ("HMMA.16816.F32", "LDSM.16.M88.4", "UTMALDG.2D", "MEMBAR")]
+    assert found == [4 * lines * shape.row_tiles, loads * (lines + 1), 2 * lines, 0], "and the first line before the loop"
 
 
 def test_finds_access_to_registers_of_pending_products() -> None:

@@ -174,8 +174,8 @@ def by_parts(problem: Problem, shape: Any, told: dict[str, Any]) -> CudaChoice:
 
 
 KERNELS: dict[str, tuple[Callable[..., CudaChoice], dict[str, tuple[Any, ...]]]] = {
-    "skinny": (skinny, CASES), "wgmma": (wgmma, MORE_ROWS), "gemv": (gemv, ONE_TO_FOUR), "narrow": (gemv, FEW_ROWS), "parts": (by_parts, BY_PARTS),
-    "wgmma_stream": (wgmma_stream, PERSISTENT),
+    "skinny": (skinny, CASES), "wgmma": (wgmma, MORE_ROWS), "gemv": (gemv, ONE_TO_FOUR), "parts": (by_parts, BY_PARTS),
+    "wgmma_stream": (wgmma_stream, PERSISTENT), "narrow": (gemv, FEW_ROWS),
 }  # fmt: skip
 PICKED = [
     (kind, name) for kind in rotated([*KERNELS], 6, "kinds") for name in rotated([*KERNELS[kind][1]], len(KERNELS[kind][1]), kind)

@@ -149,7 +149,16 @@ def test_backend_has_all_families() -> None:
     problem = mixed(16, 8192, 8192, scales="column")
     found = BACKEND.enumerate(problem, SM90, Settings())
     assert found.choices == tuple(choices("skinny", problem))
-    refused = ["cuda:bsr", "cuda:bsr_skinny", "cuda:cluster", "cuda:gemv", "cuda:grouped", "cuda:narrow", "cuda:parts", "cuda:wgmma"]
+    refused = [
+        "cuda:bsr",
+        "cuda:bsr_skinny",
+        "cuda:cluster",
+        "cuda:gemv",
+        "cuda:grouped",
+        "cuda:narrow",
+        "cuda:parts",
+        "cuda:wgmma",
+    ]
     refused.append("cuda:wgmma_stream")
     assert [refusal.name for refusal in found.refusals] == refused
     few = mixed(4, 8192, 8192, scales="column")

@@ -98,7 +98,12 @@ TEXTS["bsr_skinny"] += [(blocked(16, dtype=F16), FEW), (blocked(16, layout="tt")
 TEXTS["gemv"] = [(mm(1), VECTOR), (mm(1), gemv_shape(16, 4, 8)), (mm(1, dtype=F16), VECTOR), (addmm(2, 128, 8192), VECTOR)]
 TEXTS["gemv"] += [(mixed(1, **fields), VECTOR) for fields in (GROUPS, INT4, {"scales": "column"}, UINT4, GROUPS | {"zeros": True})]
 FEW_ROWS = narrow_shape(16, 32, 4)
-TEXTS["narrow"] = [(mm(16), FEW_ROWS), (mm(16), narrow_shape(16, 16, 7)), (mm(16, dtype=F16), FEW_ROWS), (addmm(9, 128, 512), FEW_ROWS)]
+TEXTS["narrow"] = [
+    (mm(16), FEW_ROWS),
+    (mm(16), narrow_shape(16, 16, 7)),
+    (mm(16, dtype=F16), FEW_ROWS),
+    (addmm(9, 128, 512), FEW_ROWS),
+]
 TEXTS["wgmma"] = [(problem, WGMMA if shape == SKINNY else wgmma_shape(64, 2, 1, 128, 4)) for problem, shape in TEXTS["skinny"]]
 
 STREAM = stream_shape(128, 2, 1, 128, 4)

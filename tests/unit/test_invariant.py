@@ -66,7 +66,17 @@ LENGTHS: dict[str, Callable[[int], int]] = {
     "rowwise": lambda m: K // 2,
 }
 """Length of the parts into which each kind divides K, by M."""
-DECLARED = {"run": K, "wide": K, "narrow": K, "halves": K // 2, "liar": K, "moved": K, "steep": K // 3, "even": K, "rowwise": K // 2}
+DECLARED = {
+    "run": K,
+    "wide": K,
+    "narrow": K,
+    "halves": K // 2,
+    "liar": K,
+    "moved": K,
+    "steep": K // 3,
+    "even": K,
+    "rowwise": K // 2,
+}
 TIMES_US: dict[str, Callable[[int], float]] = {
     "torch": lambda m: 10.0,
     "run": lambda m: 20.0,
@@ -261,6 +271,47 @@ def test_rows_that_lie_otherwise_in_memory_have_the_same_class(backend: SummingB
     tables = [Table.of(x) for x in open_store(settings.current()).every_ranged() if x.kind == INVARIANT]
     assert len(tables) > 3
     assert {x.reduction for x in tables} == {"fma, K in 2 parts of 12" if first == "rows" else "fma, K in one run"}
+
+
+def test_rows_that_share_memory_have_a_table(backend: SummingBackend):
+    backend.kinds = ("torch", "run")
+    one = torch.randn(1, K)
+    with settings.patch(batch_invariant=True):
+        assert torch.equal(gemmtune.mm(one.expand(24, K), W), gemmtune.mm(one.contiguous(), W).expand(24, N))
+
+
+@pytest.mark.parametrize("kind", ["complex", "sparse", "forward mode"])
+def test_products_that_only_torch_has_are_refused(backend: SummingBackend, kind: str):
+    backend.kinds = ("torch", "run")
+    a, w = torch.randn(3, K), W
+    reason = {"complex": "the dtype is torch.complex64", "sparse": "the layout is torch.sparse_coo"}.get(kind, "forward-mode")
+    make = {"complex": lambda: (a.cfloat(), w.cfloat()), "sparse": lambda: (a.to_sparse(), w)}.get(kind, lambda: (a, w))
+
+    def call() -> torch.Tensor:
+        if kind == "forward mode":
+            return torch.func.jvp(lambda x: gemmtune.mm(x, w), (a,), (a,))[0]
+        return gemmtune.mm(*make())
+
+    assert call().shape == (3, N)
+    with (
+        settings.patch(batch_invariant=True),
+        pytest.raises(NoValidChoicesError, match=rf"mm, batch-invariant:\n.*torch has to do it: {reason}.*\nGive dense tensors"),
+    ):
+        call()
+    with settings.patch(batch_invariant=True):
+        assert gemmtune.mm(a.to("meta"), w.to("meta")).shape == (3, N), "a shape has no bits"
+        assert int(gemmtune.mm(torch.ones(1, 2, dtype=torch.int64), torch.ones(2, 1, dtype=torch.int64))) == 2, "exact in any order"
+
+
+def test_a_compiled_call_has_the_class(backend: SummingBackend):
+    """Without an operator in the graph, the compiler would take torch's product, whose parts of K are others."""
+    tuned(backend, "torch", "run")
+    a = torch.randn(24, K)
+    with settings.patch(batch_invariant=True, rows="shared"):
+        compiled = torch.compile(lambda x: gemmtune.mm(x, W) + 1, backend="aot_eager", fullgraph=True, dynamic=True)
+        whole = gemmtune.mm(a, W) + 1
+        assert all(torch.equal(compiled(a[:m]), whole[:m]) for m in (24, 7, 2))
+    assert not torch.equal(a @ W + 1, whole), "torch has other bits"
 
 
 def test_no_class_covers_the_range(backend: SummingBackend):

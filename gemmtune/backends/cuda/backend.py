@@ -31,8 +31,9 @@ FAMILIES: tuple[Family[Any], ...] = (BSR, BSR_SKINNY, CLUSTER, GEMV, GROUPED, NA
 """Kernel families, one folder each.
 
 BSR: block-sparse weights with small blocks, many tokens. BSR_SKINNY: the same weights, few tokens. CLUSTER: long K, few results.
-GEMV: one to four rows. GROUPED: grouped products. NARROW: few rows, K in one run. PARTS: float32 by parts. SKINNY: few rows times 4-bit or 8-bit weights. WGMMA:
-more rows times 4-bit or 8-bit weights. WGMMA_STREAM: the same with persistent blocks, which divide tiles that would not fill them.
+GEMV: one to four rows. GROUPED: grouped products. NARROW: few rows, K in one run. PARTS: float32 by parts. SKINNY: few rows times
+4-bit or 8-bit weights. WGMMA: more rows times 4-bit or 8-bit weights. WGMMA_STREAM: the same with persistent blocks, which divide
+tiles that would not fill them.
 """
 
 

@@ -23,7 +23,7 @@ from ..mixed.family import PROMOTION_BYTES, PTX, pitch_bytes
 from .configs import Config, candidates, estimate_us, grid_of, why_not_config, why_not_likely
 
 OPERATIONS = ("mm", "addmm")
-MOST_ROWS = 128
+MOST_ROWS = 96
 """Maximum rows of a. With more, wider tiles read fewer bytes."""
 
 
@@ -102,9 +102,7 @@ class Narrow(Family[Config]):
             scalars=scalars_of(problem),
             alignment=((A, TMA_BYTES), (B, TMA_BYTES)),
         )
-        return with_maps(
-            launch, (_map_of(A, problem.a, shape.block_m), _map_of(B, columns.columns_of(problem), shape.block_n))
-        )
+        return with_maps(launch, (_map_of(A, problem.a, shape.block_m), _map_of(B, columns.columns_of(problem), shape.block_n)))
 
 
 def _map_of(operand: int, layout: Layout, lines: int) -> TensorMap:
