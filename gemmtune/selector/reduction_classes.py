@@ -94,14 +94,14 @@ _FAMILY = re.compile(r"\D*")
 
 
 def ranked(work: Work) -> list[Reduction]:
-    """Return the declared classes by their largest loss to torch beyond a limit, then by their mean loss, from all samples."""
+    """Return the declared classes, an agreed one first, by their largest loss to torch beyond a limit, then by their mean loss."""
     by_mean = sorted(classes_of(work), key=lambda x: (mean_loss(work.times, set(members_of(work, x))), str(x)))
     best = {x: _best_us(work, x) for x in by_mean[:MOST_RANKED]}
     means = {x: sum(_losses(work.times, own)) for x, own in best.items()}
     worst = {x: max(_losses(work.times, own, work.baseline), default=0.0) for x, own in best.items()}
     steps = {x: max(math.ceil((loss - math.log(MOST_OVER_TORCH)) / VIOLATION), 0) for x, loss in worst.items()}
     likely = sorted(best, key=lambda x: (steps[x], means[x], str(x)))
-    return [*likely, *by_mean[MOST_RANKED:]]
+    return sorted([*likely, *by_mean[MOST_RANKED:]], key=lambda x: str(x) != work.agreed)
 
 
 def _best_us(work: Work, reduction: Reduction) -> dict[int, float]:
