@@ -65,6 +65,7 @@ _CONFIGS: Mapping[str, tuple[int, int, int | None]] = {
     "cuda:cluster": (2, 5, None),
     "cuda:gemv": (2, 4, None),
     "cuda:grouped": (3, 8, None),
+    "cuda:narrow": (1, 3, None),
     "cuda:parts": (2, 5, None),
     "cuda:skinny": (2, 4, None),
     "cuda:stream": (1, 2, None),

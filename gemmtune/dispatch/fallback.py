@@ -7,13 +7,25 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from ..errors import GemmtuneError, InvalidProblemError
+from ..errors import GemmtuneError, InvalidProblemError, NoValidChoicesError
 from ..problem import Problem
+from ..settings import given
 from .arguments import Call
 
 
 def attempted(do: Callable[[Call], torch.Tensor], call: Call, reason: str) -> torch.Tensor:
-    """Do a call that ``reason`` leaves to torch. Raise InvalidProblemError where torch's error has neither call nor remedy."""
+    """Do a call that ``reason`` leaves to torch. Raise InvalidProblemError where torch's error has neither call nor remedy.
+
+    Raises NoValidChoicesError if the bits of a row must not depend on its batch: those of torch's sums do.
+    """
+    inputs = [x for _, x in call.inputs]
+    rounded = any(x.is_floating_point() or x.is_complex() for x in inputs)
+    known = all(type(x) in (torch.Tensor, torch.nn.Parameter) and x.device.type != "meta" for x in inputs)
+    if do is by_torch and rounded and known and given().batch_invariant:
+        remedy = "Give dense tensors of a dtype that has tables, or leave batch_invariant out."
+        raise NoValidChoicesError(
+            f"{call.name}, batch-invariant", [("every choice", "refused", f"torch has to do it: {reason}")], remedy
+        )
     try:
         return do(call)
     except (RuntimeError, AssertionError) as error:

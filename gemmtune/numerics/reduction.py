@@ -42,8 +42,9 @@ class Reduction:
             return f"sums of {self.own}"
         if self.unit == "exact":
             return "exact sums" + (f", {self.own}" if self.own else "")
-        longest = max(self.parts, default=0)
-        text = f"{self.unit}, K in {f'{len(self.parts)} parts of {longest}' if self.parts else 'one run'}"
+        alike = self.parts[:1] * (len(self.parts) - 1) == self.parts[:-1]  # the last part may be shorter
+        lengths = f"{len(self.parts)} parts of {self.parts[0] if alike else ' + '.join(map(str, self.parts))}" if self.parts else ""
+        text = f"{self.unit}, K in {lengths or 'one run'}"
         text += f", {self.order}" if self.order else ""
         text += f", promoted every {self.promoted_every}" if self.promoted_every else ""
         return text + (f", {self.own}" if self.own else "")

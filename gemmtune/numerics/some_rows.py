@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from ..problem import Layout, Problem
-from .buffers import allocate, element_bits, placed
+from .buffers import allocate, distinct_size, element_bits, placed
 from .operands import Operands
 
 
@@ -24,7 +24,8 @@ def some_rows(operands: Operands, part: Problem, begin: int, make: Callable[[str
         if layout is None or tensor is None or (layout.size == tuple(tensor.shape) and layout.span == Layout.of(tensor).span):
             return tensor
         made = placed(layout, device, None) if make is None else make(role, layout)
-        element_bits(made).copy_(element_bits(tensor)[..., begin : begin + layout.size[-2], :])
+        own = tuple(map(slice, distinct_size(layout)))  # torch copies nothing to elements that share memory
+        element_bits(made)[own].copy_(element_bits(tensor)[..., begin : begin + layout.size[-2], :][own])
         return made
 
     epilogue = part.epilogue.operands if part.epilogue is not None else ()

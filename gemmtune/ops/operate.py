@@ -31,6 +31,7 @@ from ..native.lookup import Above, keep, native, prepare
 from ..operators.library import by_operator
 from ..problem.fused import NAMES
 from ..problem.operations import DENSE_OPS, SPARSE_OPS
+from ..settings import given as given_settings
 from .autograd import Backward, differentiated
 
 log = logging.getLogger("gemmtune")
@@ -126,8 +127,20 @@ def _without_plan(missing: bool, key: Hashable | None, backward: Backward, argum
 
 
 def _in_a_graph(call: Call) -> Tensor:
-    """Add a call to the graph of torch's compiler: an operation of torch if torch has it, otherwise an operator."""
-    return by_torch(call) if call.operation.name in (*DENSE_OPS, *SPARSE_OPS) else by_operator(call)
+    """Add a call to the graph of torch's compiler: an operation of torch if torch has it, otherwise an operator.
+
+    The bits of torch's dense products depend on the batch. With ``batch_invariant`` an operator reads the settings in each run.
+    """
+    dense = call.operation.name in DENSE_OPS and not _is_batch_invariant()
+    return by_torch(call) if dense or call.operation.name in SPARSE_OPS else by_operator(call)
+
+
+def _is_batch_invariant() -> bool:
+    return given_settings().batch_invariant
+
+
+# The mark of torch.compiler.assume_constant_result, which would import the compiler. The setting is read once for a graph.
+_is_batch_invariant._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def _served_rows(number: int, entry: Ready, call: tuple[Any, ...]) -> bool:

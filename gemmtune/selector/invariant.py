@@ -38,8 +38,9 @@ MOST_TRIED = 8
 """Number of classes that are tried until one has a choice for every M."""
 MOST_BETWEEN = 2
 """Number of classes that compete between the tuned Ms."""
-LEAST_LISTED = 16
-"""Smallest power of two between the tuned Ms at which the likeliest choices of a class compete."""
+LEAST_LISTED, MOST_HALFWAY = 16, 128
+"""Least M between the tuned ones at which the likeliest choices of a class compete, at powers of two. Up to the second one, where
+tiles fit few rows, also at the M halfway between two powers."""
 
 Make = Callable[[Work], Table]
 """Function that makes the table of the choices that a range in progress has, each legal and proved over its intervals."""
@@ -53,9 +54,9 @@ def sample_classes(work: Work, others: Sequence[int]) -> None:
         _time(work, m, [*_entrants_at_tuned(work, m, classes), *listed[m]])
     work.close()
     classes = ranked(work)[:MOST_BETWEEN]
-    powers = [m for m in others if (m >= LEAST_LISTED and m.bit_count() == 1) or m == work.rows[-1]]
-    others = [*powers, *(m for m in others if m not in powers)]
-    listed = _listed(work, powers, classes)
+    first = [m for m in others if _is_listed(m) or m == work.rows[-1]]
+    others = [*first, *(m for m in others if m not in first)]
+    listed = _listed(work, first, classes)
     for i, (m, ready) in enumerate(zip(others, ready_ahead(work, others), strict=True)):
         work.progress.stage("sampled M", i, len(others))
         _time(work, m, [*_entrants_between(work, m, classes, ready), *listed.get(m, ())])
@@ -65,12 +66,18 @@ def sample_classes(work: Work, others: Sequence[int]) -> None:
         work.progress.stage("sampled M", len(others), len(others))
 
 
-def _likely(work: Work) -> list[Reduction]:
-    """Return the declared classes that compete at the tuned Ms: one run of K, as libraries sum many rows, then by mean loss."""
+def _is_listed(m: int) -> bool:
+    """Return True if the likeliest choices of each class compete at an M between the tuned ones."""
+    halfway = m <= MOST_HALFWAY and m % 3 == 0 and (m // 3).bit_count() == 1
+    return m >= LEAST_LISTED and (m.bit_count() == 1 or halfway)
 
-    def key(x: Reduction) -> tuple[bool, float, str]:
+
+def _likely(work: Work) -> list[Reduction]:
+    """Return the declared classes that compete at the tuned Ms: the agreed one, one run of K, then by mean loss."""
+
+    def key(x: Reduction) -> tuple[bool, bool, float, str]:
         divided = bool(x.parts or x.order) or x.unit == ALONE
-        return divided, mean_loss(work.rough, set(members_of(work, x)), missing_loss(x)), str(x)
+        return str(x) != work.agreed, divided, mean_loss(work.rough, set(members_of(work, x)), missing_loss(x)), str(x)
 
     return sorted(classes_of(work), key=key)[:MOST_RANKED]
 
@@ -90,7 +97,12 @@ def invariant_table(work: Work, make: Make) -> Table:
     """
     work.close()
     choices, times, refused = dict(work.choices), dict(work.times), dict[str, str]()
-    for reduction in ranked(work)[:MOST_TRIED]:
+    likely = [x for x in ranked(work) if work.agreed in ("", str(x))]
+    if work.agreed and not likely:
+        refused[work.agreed] = (
+            "a table for rows that lie otherwise in memory has this class, and no choice declares it for these rows"
+        )
+    for reduction in likely[:MOST_TRIED]:
         work.choices, work.times = choices, times
         try:
             return _table_of(work, reduction, make)
@@ -101,6 +113,7 @@ def invariant_table(work: Work, make: Make) -> Table:
     left_out = [(name, str(Status.REFUSED), reason) for name, reason in refused.items()]
     where = f"{work.rows_class}, M = {work.rows[0]}..{work.rows[-1]}, batch-invariant"
     remedy = "Enable more backends (settings.backends), tune a smaller range of M, or declare the reduction of a kernel of yours."
+    remedy = f"Pass rows that are contiguous in memory, or use another store. {remedy}" if work.agreed else remedy
     raise NoValidChoicesError(where, left_out, f"{remedy} Torch cannot replace them: its bits of a row depend on the batch.")
 
 

@@ -79,6 +79,8 @@ class Work:
     """Further Ms at which all choices compete."""
     siblings: Siblings | None = None
     """The weights of one model, of which this is one."""
+    agreed: str = ""
+    """The reduction class of stored tables for rows that lie otherwise in memory. This table must have it too. Empty: none."""
     _session: AnySession | None = None
 
     @property

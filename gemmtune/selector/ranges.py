@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import functools
 import itertools
+import json
 import logging
 import random
 import time
@@ -18,6 +19,7 @@ from ..errors import InvalidProblemError, NoValidChoicesError, StoreError
 from ..filters import why_not_named
 from ..problem.rows import RowClass
 from ..settings import Settings
+from ..store.key import canonical
 from ..store.store import Ranged, Store
 from ..workers.locks import tuning_lock
 from .candidates import Candidates, Retry
@@ -40,6 +42,8 @@ from .siblings import Siblings
 log = logging.getLogger("gemmtune")
 
 WAITING = "another process tunes this range: waiting for it"
+FOLLOWING = ("a", "inp", "out", "scale_a")
+"""Operands of a product that have rows of the batch."""
 MOST_OF_NEIGHBOUR = 3
 """Number of the best choices of a neighbouring sample that compete at an M that is not fully tuned."""
 
@@ -54,6 +58,24 @@ def stored_table(rows_class: RowClass, machine: str, store: Store, kind: str = T
     except (StoreError, InvalidProblemError) as error:
         log.warning("%s: %s", rows_class, error)
         return None
+
+
+def product_of(key: str) -> str:
+    """Return the part of a class's key that is equal for tables of one product, however its rows lie in memory."""
+    fields = json.loads(key)
+    layouts = {name: (fields.get(name) or {}).get("dtype") for name in FOLLOWING}
+    epilogue = fields.get("epilogue") and {**fields["epilogue"], "operands": [x["dtype"] for x in fields["epilogue"]["operands"]]}
+    return canonical({**fields, **layouts, "m": 0, "epilogue": epilogue})
+
+
+def agreed_class(rows_class: RowClass, machine: str, store: Store) -> str:
+    """Return the reduction class of stored tables of the same product for rows that lie otherwise in memory; empty for none."""
+    product = product_of(rows_class.key)
+    for fact in store.every_ranged():
+        if (fact.kind, fact.fingerprint) == (INVARIANT, machine) and fact.key != rows_class.key and product_of(fact.key) == product:
+            with contextlib.suppress(StoreError, InvalidProblemError):  # it is made anew when it is needed
+                return Table.of(fact).reduction
+    return ""
 
 
 def kind_of(settings: Settings) -> str:
@@ -94,11 +116,13 @@ def tune_rows(
     work = Work(rows_class, rows, device, settings, host_us, progress, source, limits=MachineLimits(device, settings, store))
     work.apart, work.compared, work.siblings = apart, compared, siblings
     kind, waiting = kind or kind_of(settings), functools.partial(progress.message, WAITING)
-    with tuning_lock(settings, f"{kind} {rows_class.key}", work.fingerprint, waiting):
+    locked = product_of(rows_class.key) if settings.batch_invariant else rows_class.key
+    with tuning_lock(settings, f"{kind} {locked}", work.fingerprint, waiting):
         known = stored_table(rows_class, work.fingerprint, store, kind) if settings.tune != "force" else None
         spoiled = known is not None and bool(known[0].disturbed) and retry == "disturbed"
         if known is not None and not spoiled and known[0].covers(filter(rows_class.has, rows)) and _serves(known[0], work, store):
             return RangeResult(rows_class=rows_class, table=known[0], seconds=time.perf_counter() - begun, source="store")
+        work.agreed = agreed_class(rows_class, work.fingerprint, store) if settings.batch_invariant else ""
         with contextlib.closing(work):
             _measure_samples(work, store, (*recorded, *compared), limits=limits, retry=retry)
             table = invariant_table(work, _table) if settings.batch_invariant else _table(work)

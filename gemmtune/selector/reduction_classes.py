@@ -77,13 +77,14 @@ def offered_in(work: Work, m: int, classes: Sequence[Reduction]) -> list[Choice]
 
 
 def _unalike(choices: Sequence[Choice]) -> Iterator[Choice]:
-    """Yield the first LIKELIEST choices of each family, with MOST_ALIKE of one tile."""
-    alike, counts = Counter[tuple[str, ...]](), Counter[str]()
+    """Yield the first LIKELIEST choices of each family, of unequal tiles, with MOST_ALIKE that differ along K alone."""
+    alike, counts, tiles = Counter[tuple[str, ...]](), Counter[str](), set[tuple[str, ...]]()
     for choice in choices:
         family = _FAMILY.match(choice.name)[0] + str(choice.info.get("swap_ab"))  # type: ignore[index] # it matches anything
-        tile = family, *map(str, choice.info.get("tile", ())[:2])
-        if alike[tile] < MOST_ALIKE and counts[family] < LIKELIEST:
-            alike[tile] += 1
+        tile = family, *map(str, choice.info.get("tile") or (choice.name,))
+        if tile not in tiles and alike[tile[:3]] < MOST_ALIKE and counts[family] < LIKELIEST:
+            tiles.add(tile)
+            alike[tile[:3]] += 1
             counts[family] += 1
             yield choice
 
@@ -93,14 +94,14 @@ _FAMILY = re.compile(r"\D*")
 
 
 def ranked(work: Work) -> list[Reduction]:
-    """Return the declared classes by their largest loss to torch beyond a limit, then by their mean loss, from all samples."""
+    """Return the declared classes, an agreed one first, by their largest loss to torch beyond a limit, then by their mean loss."""
     by_mean = sorted(classes_of(work), key=lambda x: (mean_loss(work.times, set(members_of(work, x))), str(x)))
     best = {x: _best_us(work, x) for x in by_mean[:MOST_RANKED]}
     means = {x: sum(_losses(work.times, own)) for x, own in best.items()}
     worst = {x: max(_losses(work.times, own, work.baseline), default=0.0) for x, own in best.items()}
     steps = {x: max(math.ceil((loss - math.log(MOST_OVER_TORCH)) / VIOLATION), 0) for x, loss in worst.items()}
     likely = sorted(best, key=lambda x: (steps[x], means[x], str(x)))
-    return [*likely, *by_mean[MOST_RANKED:]]
+    return sorted([*likely, *by_mean[MOST_RANKED:]], key=lambda x: str(x) != work.agreed)
 
 
 def _best_us(work: Work, reduction: Reduction) -> dict[int, float]:

@@ -43,6 +43,7 @@ from gemmtune.backends.cuda.gemv import configs as gemv
 from gemmtune.backends.cuda.grouped import configs as grouped
 from gemmtune.backends.cuda.hopper import MMA, registers_per_thread
 from gemmtune.backends.cuda.mixed.weights import weights_of
+from gemmtune.backends.cuda.narrow import configs as narrow
 from gemmtune.backends.cuda.parts import configs as parts
 from gemmtune.backends.cuda.skinny import family as skinny
 from gemmtune.backends.cuda.stream import configs as stream
@@ -105,6 +106,11 @@ BSR_SKINNY = [
 ]
 SKINNY = [one for shape in skinny.SHAPES for one in legal(shape, shape.block_m)]
 GEMV = [one for shape in gemv.SHAPES for one in (choice(mm(1), shape), *legal(shape, gemv.BLOCK_M))]
+NARROW = [
+    choice(problem, shape)
+    for shape in narrow.SHAPES
+    for problem in (mm(shape.block_m), mm(16, dtype=F16), gated(mm(shape.block_m)))
+]
 GROUPED = [
     choice(problem, shape, swap_ab=swap_ab)
     for problem in (
@@ -233,6 +239,20 @@ def test_compiled_resources_match_prediction(one: CudaChoice) -> None:
     assert code.count(f"HGMMA.64x{shape.block_m}x16.F32") == products, "products are not put in sequence by the compiler"
     assert read_early(code) == []
     assert one.problem.epilogue is not None or len(code.splitlines()) < MOST_LINES
+
+
+@pytest.mark.skipif(not has_compiler(), reason="needs NVRTC or nvcc, and cuobjdump")
+@pytest.mark.parametrize("one", rotated(NARROW, len(NARROW) // 2, "narrow"), ids=lambda one: one.name)
+def test_narrow_kernels_have_one_copy_of_a_stage(one: CudaChoice) -> None:
+    [made] = one.artifacts(SM90)
+    shape, lines, code = one.config.shape, one.config.shape.block_k // 64, made.code
+    loads = 4 + 2 * shape.row_tiles  # of a line
+    assert (made.threads, made.shared_bytes) == (shape.threads, made.predicted_bytes)
+    assert (made.stack_bytes, made.spilled_share) == (0, 0)
+    assert made.registers is not None
+    assert made.registers <= registers_per_thread(shape.threads, shape.blocks_per_sm)
+    found = [code.count(name) for name in ("HMMA.16816.F32", "LDSM.16.M88.4", "UTMALDG.2D", "MEMBAR")]
+    assert found == [4 * lines * shape.row_tiles, loads * (lines + 1), 2 * lines, 0], "and the first line before the loop"
 
 
 def test_finds_access_to_registers_of_pending_products() -> None:

@@ -93,6 +93,7 @@ OF_ALL: list[tuple[Any, str, str]] = [
         ("bsr_skinny", blocked(16)),
         ("cluster", mm()),
         ("gemv", mm(1)),
+        ("narrow", mm(16)),
         ("parts", mm(dtype=F32)),
         ("skinny", mixed()),
         ("stream", mm(256)),

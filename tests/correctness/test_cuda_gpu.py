@@ -29,6 +29,7 @@ from cuda_cases import (
     legal_choices,
     mixed,
     mm,
+    narrow_shape,
     parts_shape,
     skinny_shape,
     stream_shape,
@@ -40,6 +41,7 @@ from launches import GPU, assert_launched_by_a_new_thread, assert_replayable, as
 from gemmtune.backends.cuda.choice import CudaChoice
 from gemmtune.backends.cuda.cluster.configs import Shape as ClusterShape
 from gemmtune.backends.cuda.gemv.configs import Shape as GemvShape
+from gemmtune.backends.cuda.narrow.configs import Shape as NarrowShape
 from gemmtune.backends.cuda.parts.configs import Shape as PartsShape
 from gemmtune.backends.cuda.stream.configs import Shape as DenseShape
 from gemmtune.backends.cuda.wgmma_stream.configs import Shape as StreamShape
@@ -93,6 +95,14 @@ CASES: dict[str, tuple[Make, int, Any]] = {
     "one-run-beside": (lambda k: mm(72, 264, k, dtype=F16), 4104, cluster("64x32x128_s8_k1_1x2")),
     "one-run-stacked": (lambda k: addmm(136, 264, k, "nt", BF16, "mn"), 4104, cluster("64x32x128_s8_k1_2x1")),
     "one-run-short": (lambda k: mm(136, 100, k), 136, cluster("64x16x128_s10_k1_1x2")),
+    "narrow-one-row": (lambda k: mm(1, 1000, k), 7168, narrow_shape(8, 16, 4, 512)),
+    "narrow-16-rows": (lambda k: addmm(13, 264, k), 4104, narrow_shape(16, 16, 7, 256, 2)),
+    "narrow-tiles-of-rows": (lambda k: mm(61, 1003, k, dtype=F16), 2056, narrow_shape(24, 16, 5, 512, 3)),
+    "narrow-wide": (lambda k: biased(mm(40, 520, k)), 1040, narrow_shape(48, 64, 4, 256, 2)),
+    "narrow-fused": (lambda k: gated(mm(64, 264, k)), 136, narrow_shape(64, 16, 5, 256, 4)),
+    "narrow-prepacked": (
+        lambda k: dataclasses.replace(mm(30, 520, k, "nn"), prepacked=True), 4096, narrow_shape(32, 32, 7, 256, 2)
+    ),
     "gemv-one-row": (lambda k: mm(1, 1000, k), 4096, gemv_shape(8, 4, 8)),
     "gemv-four-rows": (lambda k: mm(4, 1003, k, dtype=F16), 4104, gemv_shape(16, 2, 8)),
     "gemv-more-warps": (lambda k: mm(2, 77, k), 14344, gemv_shape(8, 2, 16)),
@@ -235,7 +245,7 @@ DENSE_PERSISTENT = [way | {"swap_ab": swap_ab} for way in PERSISTENT for swap_ab
 
 
 def ways_of(name: str) -> list[dict[str, Any]]:
-    if isinstance(CASES[name][2], GemvShape):
+    if isinstance(CASES[name][2], (GemvShape, NarrowShape)):
         return [{}, {"pdl": True}, {"pdl": True, "prefetch_stages": 4}]
     if isinstance(CASES[name][2], PartsShape):
         return [
@@ -285,6 +295,8 @@ OF_EACH = [
     "fused",
     "gemv-int4",
     "gemv-fused",
+    "narrow-16-rows",
+    "narrow-fused",
     "parts-tails",
     "parts-unaligned",
     "parts-16-rows",
@@ -324,7 +336,7 @@ def test_calls_on_several_streams_are_independent(name: str) -> None:
     assert_streams_apart(choices_of(name)[-1])
 
 
-@pytest.mark.parametrize("name", ["two-tiles", "gemv-one-row", "parts", "skinny-int4", "wgmma-int4"])
+@pytest.mark.parametrize("name", ["two-tiles", "gemv-one-row", "narrow-one-row", "parts", "skinny-int4", "wgmma-int4"])
 def test_launch_can_be_first_cuda_use_of_thread(name: str) -> None:
     assert_launched_by_a_new_thread(choices_of(name)[0])
 
@@ -362,6 +374,7 @@ CHAINS: dict[str, tuple[Problem, Any, dict[str, Any]]] = {
     "small": (mm(64, 64, 8192), cluster("64x64x64_s6_k8"), {}),
     "gemv": (mixed(4, 4096, 4096, **INT4, scales="group_128"), gemv_shape(8, 4, 4), {}),
     "gemv-dense": (mm(1, 4096, 4096), gemv_shape(8, 4, 8), {}),
+    "narrow": (mm(16, 4096, 4096), narrow_shape(16, 16, 7, 256, 2), {}),
     "parts": (mm(512, 1024, 1024, dtype=F32), parts_shape(128, 128, 5), {"blocks": 24}),
     "parts-divided": (mm(64, 1024, 1024, dtype=F32), parts_shape(128, 64, 6, 4), {"swap_ab": True}),
     "skinny": (mixed(16, 4096, 4096, **INT4, scales="group_128"), skinny_shape(16, 128, 4, 2, 4), {"cluster_k": 2}),

@@ -1,6 +1,6 @@
 """Cuda kernels for few rows, run on the CPU thread by thread, with partial tiles and clusters.
 
-Each commit tests a case of one of the four families.
+Each commit tests a case of one of the six families.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from cuda_cases import (
     gemv_shape,
     mixed,
     mm,
+    narrow_shape,
     parts_shape,
     skinny_shape,
     stream_shape,
@@ -136,6 +137,17 @@ ONE_TO_FOUR: dict[str, tuple[Problem, Any]] = {
 """Cases with all weights and row counts, remainders of columns and K, and more or fewer lines than stages."""
 
 
+FEW_ROWS: dict[str, tuple[Problem, Any]] = {
+    "bfloat16": (mm(3, 40, 328), narrow_shape(8, 16, 2)),
+    "float16-tiles-of-rows": (mm(21, 50, 264, dtype=F16), narrow_shape(16, 32, 3)),
+    "added-bias": (addmm(13, 24, 904), narrow_shape(24, 16, 2, 256)),
+    "float32-biased": (biased(mm(30, 33, 72)), narrow_shape(32, 32, 3, warps_m=2)),
+    "gated": (gated(mm(41, 72, 520)), narrow_shape(48, 64, 2, warps_m=2)),
+    "row-major-prepacked": (dataclasses.replace(mm(9, 24, 264, "nn"), prepacked=True), narrow_shape(16, 16, 2)),
+}
+"""Cases with one and more warps along both sides, remainders of all sizes, and more or fewer steps than stages."""
+
+
 def gemv(problem: Problem, shape: Any) -> CudaChoice:
     return choice(problem, shape, pdl=True, prefetch_stages=shape.stages)
 
@@ -163,10 +175,10 @@ def by_parts(problem: Problem, shape: Any, told: dict[str, Any]) -> CudaChoice:
 
 KERNELS: dict[str, tuple[Callable[..., CudaChoice], dict[str, tuple[Any, ...]]]] = {
     "skinny": (skinny, CASES), "wgmma": (wgmma, MORE_ROWS), "gemv": (gemv, ONE_TO_FOUR), "parts": (by_parts, BY_PARTS),
-    "wgmma_stream": (wgmma_stream, PERSISTENT),
+    "wgmma_stream": (wgmma_stream, PERSISTENT), "narrow": (gemv, FEW_ROWS),
 }  # fmt: skip
 PICKED = [
-    (kind, name) for kind in rotated([*KERNELS], 5, "kinds") for name in rotated([*KERNELS[kind][1]], len(KERNELS[kind][1]), kind)
+    (kind, name) for kind in rotated([*KERNELS], 6, "kinds") for name in rotated([*KERNELS[kind][1]], len(KERNELS[kind][1]), kind)
 ]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 
 import pytest
@@ -10,8 +11,9 @@ from fake_choices import RUNS, fake
 
 from gemmtune.choice import Tensors
 from gemmtune.numerics.hard_rows import KINDS, with_hard_rows
+from gemmtune.numerics.operands import random_operands
 from gemmtune.numerics.probes import Probes
-from gemmtune.numerics.some_rows import first_other_row
+from gemmtune.numerics.some_rows import first_other_row, some_rows
 from gemmtune.problem import Problem
 from gemmtune.selector.some_rows import RowBits
 
@@ -50,6 +52,20 @@ def test_any_other_order_shows_in_a_cancelling_row(dtype: torch.dtype) -> None:
     assert all(bool(a[row].isnan().any()) for row in range(1, M - 1) if kinds[row] == "nan")
     if dtype != torch.float8_e4m3fn:  # which has no infinity
         assert all(not bool(a[row].isfinite().all()) for row in range(1, M - 1) if kinds[row] == "infinite")
+
+
+@pytest.mark.parametrize(("role", "stride"), [("a", (0, 1)), ("inp", (0, 1)), ("inp", (0, 0)), ("a", (3, 1))])
+def test_rows_are_cut_from_operands_that_share_memory(role: str, stride: tuple[int, int]) -> None:
+    """One row that is expanded, one number, and rows that overlap."""
+
+    def of(m: int) -> Problem:
+        problem = Problem.addmm(m, N, K, dtype=torch.float32, bias="mn", device_type="cpu")
+        return dataclasses.replace(problem, **{role: dataclasses.replace(getattr(problem, role), stride=stride)})
+
+    whole = random_operands(of(M), CPU, seed=1)
+    for m, begin in ((1, 0), (4, 3), (M, 0)):
+        part = some_rows(whole, of(m), begin)
+        assert all(torch.equal(getattr(part, x), getattr(whole, x)[begin : begin + m]) for x in ("a", "inp")), (m, begin)
 
 
 def test_operands_that_cannot_be_chosen_have_no_hard_rows() -> None:

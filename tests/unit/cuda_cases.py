@@ -16,6 +16,7 @@ from gemmtune.backends.cuda.cluster import configs as cluster
 from gemmtune.backends.cuda.family import Family
 from gemmtune.backends.cuda.gemv import configs as gemv
 from gemmtune.backends.cuda.grouped import configs as grouped
+from gemmtune.backends.cuda.narrow import configs as narrow
 from gemmtune.backends.cuda.parts import configs as parts
 from gemmtune.backends.cuda.skinny import family as skinny
 from gemmtune.backends.cuda.stream import configs as stream
@@ -94,6 +95,10 @@ def grouped_shape(block_n: int, stages: int, **more: int) -> grouped.Shape:
     return grouped.Shape(block_n=block_n, stages=stages, **more)
 
 
+def narrow_shape(block_m: int, block_n: int, stages: int, block_k: int = 128, warps_m: int = 1) -> narrow.Shape:
+    return narrow.Shape(block_m=block_m, block_n=block_n, block_k=block_k, stages=stages, warps_m=warps_m)
+
+
 def parts_shape(block_m: int, block_n: int, stages: int, cluster_k: int = 1, **more: Any) -> parts.Shape:
     return parts.Shape(block_m=block_m, block_n=block_n, stages=stages, cluster_k=cluster_k, **more)
 
@@ -124,6 +129,7 @@ def config(shape: Any, **told: Any) -> Any:
         cluster.Shape: cluster.Config,
         gemv.Shape: gemv.Config,
         grouped.Shape: grouped.Config,
+        narrow.Shape: narrow.Config,
         parts.Shape: parts.Config,
         skinny.Shape: skinny.Config,
         stream.Shape: stream.Config,

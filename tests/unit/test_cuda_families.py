@@ -43,6 +43,7 @@ from gemmtune.backends.cuda.cluster.rank import cluster_counts
 from gemmtune.backends.cuda.gemv import configs as gemv
 from gemmtune.backends.cuda.groups import tiles_below
 from gemmtune.backends.cuda.hopper import clusters_at_a_time
+from gemmtune.backends.cuda.narrow import configs as narrow
 from gemmtune.backends.cuda.parts import configs as parts
 from gemmtune.backends.cuda.skinny import family as skinny
 from gemmtune.backends.cuda.stream import configs as stream
@@ -143,6 +144,8 @@ def test_search_offers_configs_that_were_fastest_on_h200(problem: Problem, wante
             "333 rows of a, K of 4096 and 33554432 bytes of b: tried over 400, from 7168 or from 67108864",
         ),
         ("gemv", mm(5), "exhaustive", "a has 5 rows, at most 4 are served"),
+        ("narrow", mm(97), "exhaustive", "a has 97 rows, at most 96 are served"),
+        ("narrow", mm(4), "default", "a result of 4x128: tried from 5 rows on and with up to 3072 columns"),
         ("skinny", mixed(33), "exhaustive", "a has 33 rows, at most 32 are served"),
         ("wgmma", mixed(32), "default", "a has 32 rows, tried from 33 on"),
         ("wgmma", mixed_groups(250), "default", "a group has, on the mean, 32 rows, tried from 33 on"),
@@ -158,7 +161,7 @@ def test_backend_has_all_families() -> None:
     problem = mixed(16, 8192, 8192, scales="column")
     found = BACKEND.enumerate(problem, SM90, Settings())
     assert found.choices == tuple(choices("skinny", problem))
-    refused = ["bsr", "bsr_skinny", "cluster", "gemv", "grouped", "parts", "stream", "wgmma", "wgmma_stream"]
+    refused = ["bsr", "bsr_skinny", "cluster", "gemv", "grouped", "narrow", "parts", "stream", "wgmma", "wgmma_stream"]
     assert [refusal.name for refusal in found.refusals] == [f"cuda:{name}" for name in refused]
     few = mixed(4, 8192, 8192, scales="column")
     assert BACKEND.enumerate(few, SM90, Settings()).choices == (*choices("gemv", few), *choices("skinny", few))
@@ -197,6 +200,7 @@ def test_blocks_of_a_tile_divide_its_columns_evenly() -> None:
         ("bsr_skinny", blocked(9, 4096, 4096, imbalance="skewed"), [shape for shape in bsr_skinny.SHAPES if shape.block_n == 16]),
         ("cluster", mm(256, 256, 2048), (*cluster.SHAPES, *cluster.ONE_RUN)),
         ("gemv", mm(1, 8192, 8192), gemv.SHAPES),
+        ("narrow", mm(40, 1536, 7168), narrow.SHAPES),
         ("skinny", mixed(9, 8192, 8192, **INT4), [shape for shape in skinny.SHAPES if shape.block_m == 16]),
         ("parts", mm(8192, 8192, 8192, dtype=F32), parts.SHAPES),
         ("stream", mm(333, 8192, 8192), stream.SHAPES),
@@ -208,7 +212,7 @@ def test_exhaustive_search_has_every_legal_shape(family: str, problem: Problem, 
     found = choices(family, problem, "exhaustive")
     legal = [shape for shape in shapes if FAMILY[family].why_not_config(problem, SM90, config(shape)) is None]
     assert {one.config.shape for one in found} == set(legal)
-    assert len(found) > len(legal) or family in ("bsr", "bsr_skinny", "gemv"), "each in several ways"
+    assert len(found) > len(legal) or family in ("bsr", "bsr_skinny", "gemv", "narrow"), "each in several ways"
     assert len({one.name for one in found}) == len({one.content_hash for one in found}) == len(found)
     times = [estimate_us(one) for one in found]
     assert times == sorted(times)
@@ -242,7 +246,7 @@ def test_serves_only_sm90(arch: str) -> None:
 
 GROUPED_UP = Problem.grouped_mm(8192, 14336, 4096, groups=8, device_type="cuda")
 OFFERED = [("cluster", mm(256, 256, 16384)), *(("skinny", mixed(16, 8192, 8192, **fields)) for fields in WEIGHTS)]
-OFFERED += [("gemv", mm(1, 8192, 8192)), ("gemv", mixed(3, 8192, 8192, **int4))]
+OFFERED += [("gemv", mm(1, 8192, 8192)), ("gemv", mixed(3, 8192, 8192, **int4)), ("narrow", mm(16, 1536, 7168))]
 OFFERED += [("grouped", GROUPED_UP), ("grouped", Problem.grouped_k_mm(4096, 14336, 8192, groups=8, device_type="cuda"))]
 OFFERED += [("parts", mm(512, 512, 4096, dtype=F32)), ("parts", mm(8192, 8192, 8192, dtype=F32))]
 OFFERED += [("stream", mm(333, 28672, 4096)), ("stream", mm(512, 5120, 5120, dtype=F16))]
@@ -293,6 +297,7 @@ def test_choice_pickles_and_runs_only_on_its_architecture(family: str, problem: 
         ("gemv", mm(2, 4096, 4096), lambda c: 2 * c.shape.warps, None),
         ("gemv", mixed(4, dtype=BF16, **INT4, scales="group_128", zeros=True), lambda c: 2 * c.shape.warps, BF16),
         ("bsr_skinny", blocked(16, 4096, 4096), lambda c: c.shape.warps, None),
+        ("narrow", mm(16, 1536, 7168), lambda c: 1, None),
         ("parts", mm(128, 1024, 4096, dtype=F32), lambda c: c.shape.cluster_k, None),
         ("skinny", mixed(**INT4, scales="group_128"), lambda c: c.cluster_k * c.shape.warps_k, None),
         ("stream", mm(200, 4096, 14336), lambda c: Division.of(mm(200, 4096, 14336), c).parts, None),

@@ -33,6 +33,7 @@ from cuda_cases import (
     mixed,
     mixed_groups,
     mm,
+    narrow_shape,
     parts_shape,
     skinny_shape,
     stream_shape,
@@ -98,6 +99,13 @@ TEXTS["bsr_skinny"] = [(blocked(16), FEW), (blocked(16), dataclasses.replace(FEW
 TEXTS["bsr_skinny"] += [(blocked(16, dtype=F16), FEW), (blocked(16, layout="tt"), FEW), (gated(blocked(16)), FEW)]
 TEXTS["gemv"] = [(mm(1), VECTOR), (mm(1), gemv_shape(16, 4, 8)), (mm(1, dtype=F16), VECTOR), (addmm(2, 128, 8192), VECTOR)]
 TEXTS["gemv"] += [(mixed(1, **fields), VECTOR) for fields in (GROUPS, INT4, {"scales": "column"}, UINT4, GROUPS | {"zeros": True})]
+FEW_ROWS = narrow_shape(16, 32, 4)
+TEXTS["narrow"] = [
+    (mm(16), FEW_ROWS),
+    (mm(16), narrow_shape(16, 16, 7)),
+    (mm(16, dtype=F16), FEW_ROWS),
+    (addmm(9, 128, 512), FEW_ROWS),
+]
 TEXTS["wgmma"] = [(problem, WGMMA if shape == SKINNY else wgmma_shape(64, 2, 1, 128, 4)) for problem, shape in TEXTS["skinny"]]
 
 STREAM = stream_shape(128, 2, 1, 128, 4)
@@ -138,6 +146,7 @@ def test_digest_follows_text_and_ignores_sizes(family: str) -> None:
         "bsr_skinny": blocked(9, 336, 528, density=0.3),
         "cluster": mm(256, 300, 16384),
         "gemv": mm(4, 300, 16384),
+        "narrow": mm(40, 300, 1000),
         "grouped": Problem.grouped_mm(99, 304, 776, groups=77, device_type="cuda"),
         "parts": mm(99, 301, 777, dtype=F32),
         "stream": mm(333, 1000, 520),

@@ -20,7 +20,7 @@ from gemmtune.choice import Availability, Choice, Kernel, Offers
 from gemmtune.device import DeviceInfo
 from gemmtune.dispatch.ready import forget_plans, plan_for
 from gemmtune.errors import NoValidChoicesError
-from gemmtune.numerics.reduction import Reduction, parts_of, reduction_of
+from gemmtune.numerics.reduction import Reduction, even_parts, parts_of, reduction_of
 from gemmtune.problem import Problem
 from gemmtune.problem.rows import row_classes
 from gemmtune.selector.range_result import RangeResult
@@ -63,9 +63,20 @@ LENGTHS: dict[str, Callable[[int], int]] = {
     "twin": lambda m: K,
     "steep": lambda m: K // 3,
     "even": lambda m: K,
+    "rowwise": lambda m: K // 2,
 }
 """Length of the parts into which each kind divides K, by M."""
-DECLARED = {"run": K, "wide": K, "narrow": K, "halves": K // 2, "liar": K, "moved": K, "steep": K // 3, "even": K}
+DECLARED = {
+    "run": K,
+    "wide": K,
+    "narrow": K,
+    "halves": K // 2,
+    "liar": K,
+    "moved": K,
+    "steep": K // 3,
+    "even": K,
+    "rowwise": K // 2,
+}
 TIMES_US: dict[str, Callable[[int], float]] = {
     "torch": lambda m: 10.0,
     "run": lambda m: 20.0,
@@ -79,18 +90,22 @@ TIMES_US: dict[str, Callable[[int], float]] = {
     "twin": lambda m: 6.0,
     "steep": lambda m: 4.0 if m < 48 else 12.0,
     "even": lambda m: 10.5,
+    "rowwise": lambda m: 3.0,
 }
 
 
 @dataclass(frozen=True, kw_only=True)
 class Summing(Fake):
-    """A choice that divides K by LENGTHS. ``narrow`` is legal for few rows only. ``run`` can be moved to ``moved``."""
+    """A choice that divides K by LENGTHS. ``run`` can be moved to ``moved``.
+
+    ``narrow`` is legal for few rows only, and ``rowwise`` for rows of a that are contiguous.
+    """
 
     kind: str
     way: int = 0
 
     def at(self, problem: Problem, device: DeviceInfo) -> Choice | str:
-        return f"m = {problem.m} is too large" if self.kind == "narrow" and problem.m > FEW else made(self.kind, problem)
+        return made(self.kind, problem) if legal(self.kind, problem) else f"{self.kind} is illegal for {problem}"
 
     @property
     def batch_invariant(self) -> bool:
@@ -110,6 +125,10 @@ class Summing(Fake):
     def bind(self, loaded: object) -> Kernel:
         length = LENGTHS[self.kind](self.problem.m)
         return Kernel(run=lambda out, tensors, scalars: out.copy_(summed(tensors[0], tensors[1], length)))
+
+
+def legal(kind: str, problem: Problem) -> bool:
+    return {"narrow": problem.m <= FEW, "rowwise": problem.a.stride[1] == 1}.get(kind, True)
 
 
 AXES: list[bool] = []
@@ -138,7 +157,7 @@ class SummingBackend:
         return True
 
     def enumerate(self, problem: Problem, device: DeviceInfo, settings: Settings) -> Offers:
-        kinds = (kind for kind in self.kinds if kind != "narrow" or problem.m <= FEW)
+        kinds = (kind for kind in self.kinds if legal(kind, problem))
         return Offers(choices=tuple(made(kind, problem) for kind in kinds))
 
 
@@ -231,6 +250,68 @@ def test_choices_that_a_search_reached_compete(backend: SummingBackend, monkeypa
         with settings.patch(tune=force) if force == "force" else settings.patch():
             result = tuned(backend, "torch", "run", rows=range(1, 65) if force == "force" else range(1, 33))
         assert {x.name for x in result.table.segments} == {"fake:moved"}
+
+
+@pytest.mark.parametrize("first", ["rows", "columns"])
+def test_rows_that_lie_otherwise_in_memory_have_the_same_class(backend: SummingBackend, first: str):
+    """A call with columns of a in memory has another table for each power of two that divides M."""
+    backend.kinds = ("torch", "rowwise", "run")
+    rows = torch.randn(24, K)
+    columns = rows.t().contiguous().t()
+    with settings.patch(batch_invariant=True):
+        whole = gemmtune.mm(rows if first == "rows" else columns, W)
+        if first == "rows":
+            with pytest.raises(NoValidChoicesError, match=r"in 2 parts of 12: refused: a table for rows.*\n.*\nPass rows that are"):
+                gemmtune.mm(columns, W)
+            backend.kinds = ("torch", "rowwise", "halves", "run")
+        for m in (24, 16, 7, 1):
+            for a in (rows[:m], rows[24 - m :], rows[:m].t().contiguous().t()):
+                begin = 24 - m if a.data_ptr() != rows.data_ptr() and a.stride(1) == 1 else 0
+                assert torch.equal(gemmtune.mm(a, W), whole[begin : begin + m]), (m, a.stride())
+    tables = [Table.of(x) for x in open_store(settings.current()).every_ranged() if x.kind == INVARIANT]
+    assert len(tables) > 3
+    assert {x.reduction for x in tables} == {"fma, K in 2 parts of 12" if first == "rows" else "fma, K in one run"}
+
+
+def test_rows_that_share_memory_have_a_table(backend: SummingBackend):
+    backend.kinds = ("torch", "run")
+    one = torch.randn(1, K)
+    with settings.patch(batch_invariant=True):
+        assert torch.equal(gemmtune.mm(one.expand(24, K), W), gemmtune.mm(one.contiguous(), W).expand(24, N))
+
+
+@pytest.mark.parametrize("kind", ["complex", "sparse", "forward mode"])
+def test_products_that_only_torch_has_are_refused(backend: SummingBackend, kind: str):
+    backend.kinds = ("torch", "run")
+    a, w = torch.randn(3, K), W
+    reason = {"complex": "the dtype is torch.complex64", "sparse": "the layout is torch.sparse_coo"}.get(kind, "forward-mode")
+    make = {"complex": lambda: (a.cfloat(), w.cfloat()), "sparse": lambda: (a.to_sparse(), w)}.get(kind, lambda: (a, w))
+
+    def call() -> torch.Tensor:
+        if kind == "forward mode":
+            return torch.func.jvp(lambda x: gemmtune.mm(x, w), (a,), (a,))[0]
+        return gemmtune.mm(*make())
+
+    assert call().shape == (3, N)
+    with (
+        settings.patch(batch_invariant=True),
+        pytest.raises(NoValidChoicesError, match=rf"mm, batch-invariant:\n.*torch has to do it: {reason}.*\nGive dense tensors"),
+    ):
+        call()
+    with settings.patch(batch_invariant=True):
+        assert gemmtune.mm(a.to("meta"), w.to("meta")).shape == (3, N), "a shape has no bits"
+        assert int(gemmtune.mm(torch.ones(1, 2, dtype=torch.int64), torch.ones(2, 1, dtype=torch.int64))) == 2, "exact in any order"
+
+
+def test_a_compiled_call_has_the_class(backend: SummingBackend):
+    """Without an operator in the graph, the compiler would take torch's product, whose parts of K are others."""
+    tuned(backend, "torch", "run")
+    a = torch.randn(24, K)
+    with settings.patch(batch_invariant=True, rows="shared"):
+        compiled = torch.compile(lambda x: gemmtune.mm(x, W) + 1, backend="aot_eager", fullgraph=True, dynamic=True)
+        whole = gemmtune.mm(a, W) + 1
+        assert all(torch.equal(compiled(a[:m]), whole[:m]) for m in (24, 7, 2))
+    assert not torch.equal(a @ W + 1, whole), "torch has other bits"
 
 
 def test_no_class_covers_the_range(backend: SummingBackend):
@@ -339,13 +420,15 @@ def test_each_class_has_likely_choices_at_every_m():
     offered = {(m, x): [choice for choice in both[m] if class_of(choice) == x] for m in both for x in (whole, halves)}
     assert sum(map(len, offered.values())) == sum(map(len, both.values()))
     names = {key: {choice.name.rsplit("_s", maxsplit=1)[0] for choice in choices} for key, choices in offered.items()}
-    assert {"cuda:cluster_64x16x128", "triton:mm_16x16x256"} <= names[1, whole]
+    assert {"cuda:cluster_64x16x128", "cuda:narrow_8x16x512", "triton:mm_16x16x256"} <= names[1, whole]
     assert {"cuda:cluster_64x16x128", "triton:mm_16x32x256"} <= names[1, halves]
     assert {"triton:persistent_128x128x64", "triton:mm_128x256x64"} <= names[4096, whole]
     assert {"triton:persistent_128x128x64", "triton:mm_128x256x64", "triton:runs_128x128x64"} <= names[4096, halves]
     assert {"triton:persistent_128x128x64", "triton:mm_128x256x64"} <= names[1024, halves]
     families = [choice.name.split("_")[0] for choice in offered[1, whole] if not choice.info.get("swap_ab")]
     assert max(families.count(x) for x in families) <= LIKELIEST
+    shapes = [(choice.name.split("_")[0], *choice.info["tile"]) for choice in offered[4096, whole]]
+    assert len(set(shapes)) == len(shapes), "another number of stages or warps is no other tile"
     filtered = dataclasses.replace(work, settings=dataclasses.replace(quick, choice_denylist_regex="cuda:.*"))
     assert {choice.backend for choice in offered_in(filtered, 1, [whole])} == {"triton"}
 
@@ -359,6 +442,8 @@ def test_texts_of_reductions():
         "matrix/100": "matrix, K in one run",
     }
     assert {text: str(Reduction.declared(text, p, "mine")) for text in texts} == texts
+    by_steps = [str(Reduction(unit="matrix", parts=even_parts(7168, step, 3))) for step in (64, 128)]
+    assert by_steps == ["matrix, K in 3 parts of 2432 + 2368 + 2368", "matrix, K in 3 parts of 2432"], "unequal classes"
     assert Reduction.declared("matrix", p, "mine") == reduction_of(p, "triton"), "a kernel of anybody's joins the class of ours"
     fused = Problem.addmm(4, 8, 100, alpha=2, dtype=torch.bfloat16, device_type="cpu")
     assert str(Reduction.declared("matrix", fused, "mine")) == "matrix, K in one run, mine", (

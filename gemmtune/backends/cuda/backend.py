@@ -18,6 +18,7 @@ from .family import Family
 from .gemv.family import Gemv
 from .grouped.family import Grouped
 from .hopper import CAPABILITY
+from .narrow.family import Narrow
 from .parts.family import Parts
 from .skinny.family import Skinny
 from .stream.family import Stream
@@ -26,14 +27,14 @@ from .wgmma_stream.family import WgmmaStream
 
 BSR, BSR_SKINNY = Bsr(), BsrSkinny()
 CLUSTER, GEMV, GROUPED, PARTS, SKINNY, WGMMA = Cluster(), Gemv(), Grouped(), Parts(), Skinny(), Wgmma()
-STREAM, WGMMA_STREAM = Stream(), WgmmaStream()
-FAMILIES: tuple[Family[Any], ...] = (BSR, BSR_SKINNY, CLUSTER, GEMV, GROUPED, PARTS, SKINNY, STREAM, WGMMA, WGMMA_STREAM)
+NARROW, STREAM, WGMMA_STREAM = Narrow(), Stream(), WgmmaStream()
+FAMILIES: tuple[Family[Any], ...] = (BSR, BSR_SKINNY, CLUSTER, GEMV, GROUPED, NARROW, PARTS, SKINNY, STREAM, WGMMA, WGMMA_STREAM)
 """Kernel families, one folder each.
 
 BSR: block-sparse weights with small blocks, many tokens. BSR_SKINNY: the same weights, few tokens. CLUSTER: long K, few results.
-GEMV: one to four rows. GROUPED: grouped products. PARTS: float32 by parts. SKINNY: few rows times 4-bit or 8-bit weights. STREAM:
-dense products with persistent blocks, which divide tiles that would not fill them. WGMMA: more rows times 4-bit or 8-bit weights.
-WGMMA_STREAM: the same with persistent blocks.
+GEMV: one to four rows. GROUPED: grouped products. NARROW: few rows, K in one run. PARTS: float32 by parts. SKINNY: few rows times
+4-bit or 8-bit weights. STREAM: dense products with persistent blocks, which divide tiles that would not fill them. WGMMA: more rows
+times 4-bit or 8-bit weights. WGMMA_STREAM: the same with persistent blocks.
 """
 
 
