@@ -50,11 +50,16 @@ def show(shapes: Sequence[str], match: str | None, here: bool, rows: int, json_f
     write_json(json_file, [*(k.to_json() for k in known), *(fact.to_json() for fact in tables)])
 
 
-def export_store(file: str, file_format: str, json_file: str | None) -> None:
-    """Write the whole store to FILE, as JSON that import reads, or in the format of another tool."""
-    store = opened()
+def export_store(
+    file: str, shapes: Sequence[str], match: str | None, here: bool, file_format: str, json_file: str | None
+) -> None:
+    """Write the store, or the problems that were asked for, as JSON that import reads or in the format of another tool."""
+    store, wanted = opened(), Selection.of(shapes, match, here)
     write = _FORMATS.get(file_format)
-    count, what = (store.export_file(file), "rows") if write is None else write(store.every_row(), file)
+    if write is None:
+        count, what = store.export_file(file, wanted.chooses), "rows"
+    else:
+        count, what = write([row for row in store.every_row() if wanted.chooses(row)], file)
     if json_file != STDOUT:
         taken = f". This format takes {_TAKEN[file_format]}" if not count and file_format in _TAKEN else ""
         click.echo(f"{count} {what} of {store.path} written to {file}{taken}")
@@ -198,12 +203,7 @@ def forget(shapes: Sequence[str], match: str | None, here: bool, every: bool, dr
         got = "conditions too" if every else "nothing to forget"
         raise click.UsageError(f"store forget: got {got}, expected SHAPE, --match or --here, or else --all alone")
 
-    def chosen(x: Removable) -> bool:
-        if isinstance(x, Limit):
-            return every
-        return wanted.has(*x.scope) if isinstance(x, Row) else wanted.has_table(x.key, x.fingerprint)
-
-    _remove(chosen, dry_run, json_file)
+    _remove(lambda x: every if isinstance(x, Limit) else wanted.chooses(x), dry_run, json_file)
 
 
 def prune(older: float | None, dry_run: bool, json_file: str | None) -> None:
