@@ -120,9 +120,7 @@ def vllm_layers(m: int, n: int, k: int, ways: Ways, vllm: StandIn) -> list[dict[
     served, reason = kernel.can_implement(config)
     if served:
         made = kernel(config, "q", "s")
-        kernels["gemmtune"] = ways.layer(
-            mixed, lambda x, _: made.apply_weights(SimpleNamespace(q=x[1].t(), s=x[2]), x[0])
-        )
+        kernels["gemmtune"] = ways.layer(mixed, lambda x, _: made.apply_weights(SimpleNamespace(q=x[1].t(), s=x[2]), x[0]))
     return [*found, ways.compare(mixed, kernels) | ({} if served else {"not_served": reason})]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 
 import pytest
 import torch
@@ -318,6 +319,22 @@ def test_import_of_something_else_is_an_error_and_changes_nothing(capsys, filled
     assert cli.run(["import", str(file)]) == 1
     assert capsys.readouterr().err.startswith(f"error: {file}: got an object with format, expected one with format, version")
     assert len(Store.open(filled).every_row()) == len(ROWS)
+
+
+def test_a_store_and_an_export_are_not_taken_for_each_other(capsys, filled, tmp_path):
+    export, store = tmp_path / "x.json", tmp_path / "x.sqlite"
+    Store.open(store).put(ROWS)
+    assert cli.run(["export", str(export)]) == 0
+    (tmp_path / "empty").write_text("")
+    for command, expected in (
+        (["import", store], "got a store|gemmtune merge takes stores"),
+        (["merge", export], "gemmtune import takes files of gemmtune export"),
+        (["merge", tmp_path / "empty"], "expected a store"),
+        (["merge", tmp_path], "Is a directory"),
+        (["import", tmp_path], "Is a directory"),
+    ):
+        assert cli.run([*map(str, command)]) == 1
+        assert re.search(expected, capsys.readouterr().err), command
 
 
 @pytest.mark.parametrize("command", [["show"], ["export", "x.json"], ["import", "x.json"], ["merge", "x.sqlite"]])
