@@ -109,9 +109,9 @@ def grid(x: Scale, y: Scale, x_name: str, y_name: str) -> Markup:
         ).format(x.start, x.end, y(tick), x.start - 6, y(tick) + 4, tick)
         for tick in y.ticks()
     ]  # fmt: skip
-    names = Markup(
-        '<text x="{}" y="{}" class=middle>{}</text><text transform="translate(14 {}) rotate(-90)" class=middle>{}</text>'
-    ).format((x.start + x.end) / 2, HEIGHT - 8, x_name, (y.start + y.end) / 2, y_name)
+    names = Markup('<text x="{}" y="{}" class=middle>{}</text><text x="{}" y="{}">{}</text>').format(
+        (x.start + x.end) / 2, HEIGHT - 8, x_name, x.start + 6, y.end + 18, y_name
+    )
     return Markup("\n").join([*lines, names])
 
 

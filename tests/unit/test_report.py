@@ -32,7 +32,7 @@ from gemmtune.store.store import Store
 ROOT = Path(__file__).parents[2]
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 ATTACK = "<script>alert()</script>"
-EMPTY = {"meta", "input", "br"}
+EMPTY = {"meta", "input", "br", "wbr"}
 VOID_BY_SLASH = {"line", "path"}
 
 
