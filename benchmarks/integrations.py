@@ -13,12 +13,12 @@ holds. ``ratio`` is the time of the first way over that of another: above 1 that
 from __future__ import annotations
 
 import contextlib
-import functools
+import itertools
 import json
 import statistics
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -58,6 +58,7 @@ GROUP = 128
 HAS_TEMPLATE, HAS_NONE = r"^aten:|^triton:mm_", r"_k\d|_swap"
 """Choices that Inductor has too, and parts of names of those that it has not."""
 MOST_ERROR = 0.02
+PARTS = ("vllm", "inductor")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,8 +85,7 @@ class Ways:
     def layer(self, problem: Problem, way: Any) -> Kernel:
         """A kernel of a function that gets the operands and makes its result, if it computes what torch does."""
         given = arguments(random_operands(problem, self.device.torch_device, seed=1))
-        with torch.no_grad():
-            expected, got = torch_call(problem)(*given).float(), way(*given).float()
+        expected, got = torch_call(problem)(*given).float(), way(*given).float()
         error = float((got - expected).abs().max() / expected.abs().max())
         if not error < MOST_ERROR:
             raise click.ClickException(f"{problem}: got an error of {error:.3g} of the largest value, expected {MOST_ERROR}")
@@ -134,13 +134,11 @@ def mixed_problem(m: int, n: int, k: int, device: DeviceInfo) -> Problem:
     return Problem.mixed_mm(m, n, k, dtype="bf16", encoding="int4", scales=f"group_{GROUP}", device_type=device.torch_device.type)
 
 
-def tables_for(weights: list[tuple[int, int]], device: DeviceInfo) -> float:
-    """Make the default tables of all layers, as ``optimize`` does, and return the seconds."""
-    begun = time.perf_counter()
+def tables_for(weights: Sequence[tuple[int, int]], device: DeviceInfo) -> None:
+    """Make the default tables of all layers, as ``optimize`` does."""
     problems = [make(16, n, k, device) for n, k in weights for make in (dense_problem, mixed_problem)]
     if device.type != "cpu":
         make_defaults(device, [row_classes(problem)[0] for problem in problems], Progress())
-    return time.perf_counter() - begun
 
 
 def tuned_table(problems: list[Problem], budget_s: float, search: str) -> tuple[dict[str, Any], float]:
@@ -172,10 +170,13 @@ def compiled(problem: Problem, device: DeviceInfo, table: Mapping[str, Any] | No
     looked_up = contextlib.nullcontext() if table is None else V.set_choices_handler(LookupTableChoices())
     given = arguments(random_operands(problem, device.torch_device, seed=1))
     begun = time.perf_counter()
-    with config.patch({"fx_graph_cache": False, "lookup_table.table": table or {}}), looked_up, torch.no_grad():
+    with config.patch({"fx_graph_cache": False, "lookup_table.table": table or {}}), looked_up:
         function = torch.compile(torch_call(problem), dynamic=False, options=options)
         _, codes = run_and_get_code(function, *given)
-    return function, time.perf_counter() - begun, any("triton_tem" in code for code in codes)
+        seconds = time.perf_counter() - begun
+    with torch.compiler.set_stance("fail_on_recompile"):
+        function(*given)  # whatever compiles again does so outside of this block, without the table
+    return function, seconds, any("triton_tem" in code for code in codes)
 
 
 def inductor_ways(problem: Problem, ways: Ways, table: Mapping[str, Any], autotune: bool) -> dict[str, Any]:
@@ -194,54 +195,64 @@ def inductor_ways(problem: Problem, ways: Ways, table: Mapping[str, Any], autotu
     return ways.compare(problem, kernels) | {"compile_s": compile_s, "entry": table.get(key_of(problem)), "template": template}
 
 
+def vllm_part(sizes: Sequence[tuple[int, int]], ms: Sequence[int], ways: Ways) -> Iterator[dict[str, Any]]:
+    """Rows of the layers for vLLM."""
+    with tempfile.TemporaryDirectory() as folder, settings.patch(store_path=str(Path(folder) / "store.sqlite")):
+        tables_for(sizes, ways.device)
+        with plugin(ways.device) as vllm:
+            for m, (n, k) in itertools.product(ms, sizes):
+                yield from vllm_layers(m, n, k, ways, vllm)
+
+
+def inductor_part(
+    sizes: Sequence[tuple[int, int]], ms: Sequence[int], ways: Ways, *, tuning: float, search: str, autotune: bool
+) -> Iterator[dict[str, Any]]:
+    """Rows of Inductor's table. A store and a table are made for each number of rows."""
+    for m in ms:
+        problems = [dense_problem(m, n, k, ways.device) for n, k in sizes]
+        table, tuning_s = tuned_table(problems, tuning, search)
+        for problem in problems:
+            yield inductor_ways(problem, ways, table, autotune) | {"tuning_s": tuning_s}
+
+
 @click.command()
 @click.option("--device", default="cuda" if torch.cuda.is_available() else "cpu", show_default=True)
 @click.option("--weights", default=WEIGHTS, show_default=True, help="[N, K] of each layer.")
 @click.option("--rows", default="16,512,1", show_default=True)
+@click.option("--part", "parts", multiple=True, type=click.Choice(PARTS), default=PARTS, show_default=True)
 @click.option("--seconds", default=110.0, show_default=True, help="No product begins later.")
 @click.option("--each", default=0.4, show_default=True, help="Seconds of measuring for each product.")
 @click.option("--tuning", default=15.0, show_default=True, help="Seconds of tuning for each number of rows.")
 @click.option("--search", default="default", show_default=True)
-@click.option("--max-autotune", is_flag=True, help="Let torch.compile search too, which takes minutes.")
+@click.option("--max-autotune", is_flag=True, help="Let torch.compile search too, some 8 s for each product.")
 @click.option("--json", "file", type=click.Path(path_type=Path))
-def main(device: str, weights: str, rows: str, seconds: float, each: float, tuning: float, search: str, max_autotune: bool,
-         file: Path | None) -> None:  # fmt: skip
+def main(device: str, weights: str, rows: str, parts: tuple[str, ...], seconds: float, each: float, tuning: float, search: str,
+         max_autotune: bool, file: Path | None) -> None:  # fmt: skip
     """Measure the layers for vLLM, then Inductor's table."""
-    begun, found = time.monotonic(), detect(device)
+    begun, ways = time.monotonic(), Ways(device=detect(device), seconds=each)
     sizes = [(int(n), int(k)) for n, k in (weight.split("x") for weight in weights.split(","))]
-    ways, ms = Ways(device=found, seconds=each), [int(m) for m in rows.split(",")]
+    ms = [int(m) for m in rows.split(",")]
     result: dict[str, Any] = {
-        "environment": describe_environment(found),
+        "environment": describe_environment(ways.device),
         "options": {"search": search, "tuning_s": tuning, "each_s": each},
-        "vllm": [],
-        "inductor": [],
+        **{part: [] for part in PARTS},
     }
-    late = functools.partial(_late, begun + seconds)
+    made = {
+        "vllm": lambda: vllm_part(sizes, ms, ways),
+        "inductor": lambda: inductor_part(sizes, ms, ways, tuning=tuning, search=search, autotune=max_autotune),
+    }
     try:
-        with tempfile.TemporaryDirectory() as folder, settings.patch(store_path=str(Path(folder) / "store.sqlite")):
-            result["tables_s"] = tables_for(sizes, found)
-            with plugin(found) as vllm:
-                for m in ms:
-                    for n, k in sizes:
-                        result["vllm"] += [] if late() else [_shown(row) for row in vllm_layers(m, n, k, ways, vllm)]
-        for m in ms:
-            if late():
-                break
-            problems = [dense_problem(m, n, k, found) for n, k in sizes]
-            table, tuning_s = tuned_table(problems, tuning, search)
-            click.echo(f"{m} rows: {len(table)} entries after {tuning_s:.1f} s")
-            for problem in problems:
-                if not late():
-                    result["inductor"].append(_shown(inductor_ways(problem, ways, table, max_autotune) | {"tuning_s": tuning_s}))
+        for part in parts:
+            with contextlib.closing(made[part]()) as found:
+                for row in found:
+                    result[part].append(_shown(row))
+                    if time.monotonic() > begun + seconds:
+                        break
     finally:
         result["seconds"] = time.monotonic() - begun
         if file is not None:
             file.write_text(json.dumps(result, indent=1) + "\n")
         click.echo(f"{result['seconds']:.0f} s")
-
-
-def _late(end: float) -> bool:
-    return time.monotonic() > end
 
 
 def _shown(row: dict[str, Any]) -> dict[str, Any]:

@@ -53,8 +53,7 @@ def inductor(problem: Problem, device: DeviceInfo) -> Reference:
     with config.patch(changes):
         compiled = torch.compile(torch_call(problem), mode="max-autotune-no-cudagraphs", dynamic=False)
         begun = time.perf_counter()
-        with torch.no_grad():
-            compiled(*arguments(operands))
+        compiled(*arguments(operands))  # in the grad mode of the measurement, which would compile again in another
         if gpu:
             torch.cuda.synchronize(device.torch_device)
     tuning_s = time.perf_counter() - begun

@@ -45,6 +45,8 @@ class Entry:
     """The next best choices with their times."""
     failures: tuple[tuple[str, str, str], ...] = ()
     """Choices that failed or were refused, with status and reason."""
+    verdict: str = ""
+    """Decision of a performance gate, with its reason."""
 
     def __post_init__(self) -> None:
         """Raise StoreError for a value that no measurement has: pages, pictures and tables compute with them."""

@@ -17,8 +17,8 @@ from .roofline import SERIES, colours, legend, points_of, roofline
 from .sources import Source
 
 COLUMNS = (
-    "problem", "machine", "op", "dtype", "pick", "backend", "µs", "torch µs", "× torch", "of limit", "busy", "tuned in s",
-    "measured",
+    "problem", "verdict", "machine", "op", "dtype", "pick", "backend", "µs", "torch µs", "× torch", "of limit", "busy",
+    "tuned in s", "measured",
 )  # fmt: skip
 MINOR = ("machine", "op", "dtype", "backend", "torch µs", "busy", "tuned in s", "measured")
 MOST_BAR = 2.0
@@ -67,6 +67,7 @@ def _problems(entries: Sequence[Entry], row_ids: Sequence[str]) -> Table:
         rows.append(
             (
                 Cell(text=entry.text),
+                Cell(text=entry.verdict, mark="bad" if entry.verdict.startswith("REGRESSED") else ""),
                 Cell(text=apart.get(entry.machine, "")),
                 Cell(text=words[0]),
                 Cell(text=words[2] if len(words) > 2 else ""),

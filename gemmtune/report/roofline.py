@@ -30,9 +30,12 @@ class Scale:
         return round(self.start + share * (self.end - self.start), 1)
 
     def ticks(self) -> list[float]:
-        """Return the powers of ten within the axis, every second one where there are many."""
-        powers = range(math.ceil(math.log10(self.low)), math.floor(math.log10(self.high)) + 1)
-        return [10.0**power for power in powers[:: 1 + len(powers) // 8]]
+        """Return the powers of ten within the axis, every second one where there are many, with 2 and 5 where there are few."""
+        powers = range(math.floor(math.log10(self.low)), math.ceil(math.log10(self.high)) + 1)
+        found = [10.0**power for power in powers if self.low <= 10.0**power <= self.high]
+        if len(found) < 2:
+            return [digit * 10.0**power for power in powers for digit in (1, 2, 5) if self.low <= digit * 10.0**power <= self.high]
+        return found[:: 1 + len(found) // 8]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

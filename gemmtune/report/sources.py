@@ -24,7 +24,10 @@ from .entries import Entry
 from .known import Known, known_of
 from .names import fields_of, problem_text
 
-EXPECTED = "expected a store, a file of gemmtune export, one of gemmtune tune --json, or a result of the project's benchmark"
+EXPECTED = (
+    "expected a store, a file of gemmtune export, one of gemmtune tune or perf-gate with --json, or a result of the project's "
+    "benchmark"
+)
 ANY_DATE = "9999"
 PLACE = ("device", "arch", "threads", "timing")
 """Fields of a machine that both sides of a comparison must share. Versions may differ: their effect is what it shows."""
@@ -77,6 +80,8 @@ def read(path: Path) -> Source:
             return Source(name=path.name, entries=tuple(_of_results(data)))
         if isinstance(data, dict) and "shapes" in data and "environment" in data:
             return _of_benchmark(data, path.name)
+        if isinstance(data, dict) and "problems" in data and "rule" in data:
+            return _of_gate(data, path.name)
         rows, limits, ranged = from_json(data, str(path))
         check_measured(rows, limits, ranged, ANY_DATE)
         return _of_rows(rows, ((x.fingerprint, x.name, x.value) for x in limits), ranged, path.name)
@@ -152,6 +157,18 @@ def _of_results(data: list[Any]) -> Iterator[Entry]:
             others=tuple(ordered[:MOST_OTHERS]),
             failures=tuple((c["name"], c["status"], c["reason"]) for c in choices if c["status"] != Status.OK),
         )
+
+
+def _of_gate(data: dict[str, Any], name: str) -> Source:
+    """Return the contents of a performance gate. It compares with torch's operation."""
+    entries = []
+    for found in data["problems"]:
+        key = canonical({field: value for field, value in found["problem"].items() if field != "text"})
+        times = {"time_us": found["candidate_us"], "torch_us": found["anchor_us"]}
+        verdict = f"{found['verdict'] or 'NOT MEASURED'}: {found['reason']}".removesuffix(": ")
+        entries.append(Entry(text=problem_text(key), key=key, name=found["candidate"] or None, verdict=verdict, **times))
+    versions = ", ".join(f"{package} {version}" for package, version in data["versions"].items())
+    return Source(name=name, entries=tuple(entries), machine=f"{data['device']}, {versions}")
 
 
 def _of_benchmark(data: dict[str, Any], name: str) -> Source:
