@@ -120,16 +120,17 @@ def _ranges(tables: Iterable[Ranged]) -> list[Markup]:
         if fact.kind in (TABLE, INVARIANT):
             name = class_text(fact.key) + ", equal bits for every M" * (fact.kind == INVARIANT)
             try:
-                bars.append(Markup("<div>{}</div>{}").format(name, _bar(Segments.of(fact))))
+                bars.append(_bar(name, Segments.of(fact)))
             except (StoreError, InvalidProblemError) as error:
                 bars.append(Markup("<div>{}</div><div class=bad>{}</div>").format(name, str(error)))
     if not bars:
         return []
-    about = Markup("<p class=soft>The choice for each number of rows, on a logarithmic scale.</p>")
+    about = Markup("<p class=soft>The choice for each number of rows, on a logarithmic scale. A name opens the list.</p>")
     return [section("Tables over M", about, Markup("<div class=ranges>{}</div>").format(Markup("").join(bars)))]
 
 
-def _bar(table: Segments) -> Markup:
+def _bar(name: str, table: Segments) -> Markup:
+    """Return the name, which opens the list of segments, and the bar."""
     names = list(dict.fromkeys(x.name for x in table.segments))
     parts = (
         Markup('<span style="flex:{:.3f};background:var(--series-{})" title="{}"></span>').format(
@@ -137,8 +138,16 @@ def _bar(table: Segments) -> Markup:
         )
         for x in table.segments
     )
-    label = ", ".join(map(str, table.segments))
-    return Markup('<div class=range role=img aria-label="{}">{}</div>').format(label, Markup("").join(parts))
+    listed = (
+        Markup('<li><i style="background:var(--series-{})"></i>{}..{} {}</li>').format(
+            names.index(x.name) % SERIES, x.lo, x.hi, code(x.name)
+        )
+        for x in table.segments
+    )
+    bar = '<div class=range role=img aria-label="{}">{}</div>'
+    return Markup("<details><summary>{}</summary><ul class=legend>{}</ul></details>" + bar).format(
+        name, Markup("").join(listed), ", ".join(map(str, table.segments)), Markup("").join(parts)
+    )
 
 
 def _backends(entries: Sequence[Entry]) -> Markup:

@@ -176,7 +176,7 @@ def _of_benchmark(data: dict[str, Any], name: str) -> Source:
     versions = ", ".join(f"{package} {version}" for package, version in environment["versions"].items())
     entries = []
     for row in data["shapes"]:
-        measured = row["regimes"].get("graph") or next(iter(row["regimes"].values()), None)
+        measured: Any = row["regimes"].get("graph") or next(iter(row["regimes"].values()), None)
         torch = measured["references"].get("torch")
         others = [(x["name"], x["time_us"]) for x in row.get("finalists", ()) if x["name"] != row["pick"] and x["time_us"]]
         entries.append(

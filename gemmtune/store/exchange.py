@@ -181,7 +181,7 @@ def write_json(path: Path, rows: Sequence[Row], limits: Sequence[Limit], ranged:
         with replacing(path) as new:
             new.write_text(json.dumps(to_json(rows, limits, ranged), indent=1, allow_nan=False) + "\n")
     except OSError as error:
-        raise StoreError(f"export: got {error}, expected a writable file; choose another path than {path}") from error
+        raise StoreError(f"export: got {error.strerror}, expected a writable file; choose another path than {path}") from error
 
 
 def read_json(path: Path) -> tuple[list[Row], list[Limit], list[Ranged]]:
