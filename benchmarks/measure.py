@@ -21,7 +21,7 @@ from gemmtune.settings import Timing
 from gemmtune.timing.contenders import Contender
 from gemmtune.timing.timer import Timer, collection_paused, median_margin
 
-__all__ = ["Comparison", "compare", "host_cost"]
+__all__ = ["Comparison", "compare", "host_cost", "rounds"]
 
 OURS = "gemmtune"
 LEAST_ROUNDS = 10
@@ -61,8 +61,8 @@ def compare(
     contenders = {OURS: timer.contender(plan.choice, ours)}
     contenders |= {name: timer.contender(r.choice, r.kernel) for name, r in references.items()}
     with collection_paused():
-        _rounds(contenders, seconds / 5, least=1)
-        times = _rounds(contenders, seconds, least=LEAST_ROUNDS)
+        rounds(contenders, seconds / 5, least=1)
+        times = rounds(contenders, seconds, least=LEAST_ROUNDS)
     ratios = {
         name: median_margin([theirs / mine for theirs, mine in zip(times[name], times[OURS], strict=True)]) for name in references
     }
@@ -74,7 +74,7 @@ def compare(
     )
 
 
-def _rounds(contenders: Mapping[str, Contender], seconds: float, *, least: int) -> dict[str, list[float]]:
+def rounds(contenders: Mapping[str, Contender], seconds: float, *, least: int) -> dict[str, list[float]]:
     """Rounds until ``seconds`` are over and each order has had its turn. All are begun before the first is waited for."""
     times: dict[str, list[float]] = {name: [] for name in contenders}
     order = list(contenders)

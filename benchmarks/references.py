@@ -30,14 +30,14 @@ from gemmtune.problem.operations import GROUPED_OPS, QUANTIZED_OPS, SPARSE_OPS
 from gemmtune.settings import current
 from gemmtune.timing.rotation import SEED, Rotation
 
-__all__ = ["REFERENCES", "Reference", "dense", "inductor", "loop", "plain_torch"]
+__all__ = ["REFERENCES", "Reference", "allocating", "baseline", "dense", "inductor", "loop", "plain_torch"]
 
 
 def plain_torch(problem: Problem, device: DeviceInfo) -> Reference:
     """torch's own operation, with copies where it does not take the operands as they are."""
     if problem.op == "bsr_mm" and has_sparse_mm(problem):
         return sparse_torch(problem, device)
-    choice = _baseline(problem, device)
+    choice = baseline(problem, device)
     return Reference(choice=choice, kernel=choice.build(), tuning_s=0.0)
 
 
@@ -53,12 +53,11 @@ def inductor(problem: Problem, device: DeviceInfo) -> Reference:
     with config.patch(changes):
         compiled = torch.compile(torch_call(problem), mode="max-autotune-no-cudagraphs", dynamic=False)
         begun = time.perf_counter()
-        with torch.no_grad():
-            compiled(*arguments(operands))
+        compiled(*arguments(operands))  # in the grad mode of the measurement, which would compile again in another
         if gpu:
             torch.cuda.synchronize(device.torch_device)
     tuning_s = time.perf_counter() - begun
-    return Reference(choice=_baseline(problem, device), kernel=_kernel(compiled, problem, device), tuning_s=tuning_s)
+    return Reference(choice=baseline(problem, device), kernel=allocating(compiled, problem, device), tuning_s=tuning_s)
 
 
 def dense(problem: Problem, device: DeviceInfo) -> Reference:
@@ -82,7 +81,7 @@ def dense(problem: Problem, device: DeviceInfo) -> Reference:
         s = next(sets)
         return torch.mm(s.a, s.b)
 
-    return Reference(choice=_baseline(problem, device), kernel=Kernel(run=run, run_new=run_new), tuning_s=0.0)
+    return Reference(choice=baseline(problem, device), kernel=Kernel(run=run, run_new=run_new), tuning_s=0.0)
 
 
 def loop(problem: Problem, device: DeviceInfo) -> Reference:
@@ -105,7 +104,7 @@ def loop(problem: Problem, device: DeviceInfo) -> Reference:
             elif begin < end:
                 torch.mm(a[begin:end], b[g], out=out[begin:end])
 
-    return Reference(choice=_baseline(problem, device), kernel=Kernel(run=run), tuning_s=0.0)
+    return Reference(choice=baseline(problem, device), kernel=Kernel(run=run), tuning_s=0.0)
 
 
 REFERENCES: dict[str, Callable[[Problem, DeviceInfo], Reference]] = {
@@ -118,7 +117,7 @@ REFERENCES: dict[str, Callable[[Problem, DeviceInfo], Reference]] = {
 }
 
 
-def _kernel(compiled: Callable[..., torch.Tensor], problem: Problem, device: DeviceInfo) -> Kernel:
+def allocating(compiled: Callable[..., torch.Tensor], problem: Problem, device: DeviceInfo) -> Kernel:
     """The compiled function makes its result itself. Results are kept for a while, so that each call writes to other memory as the
     kernels with ``out`` do, rather than to one result that stays in the cache."""
     out_bytes = problem.out.numel * problem.out.dtype.itemsize
@@ -131,5 +130,5 @@ def _kernel(compiled: Callable[..., torch.Tensor], problem: Problem, device: Dev
     return Kernel(run=run, run_new=compiled)
 
 
-def _baseline(problem: Problem, device: DeviceInfo) -> Choice:
+def baseline(problem: Problem, device: DeviceInfo) -> Choice:
     return next(c for c in load("aten").enumerate(problem, device, current()).choices if c.baseline)

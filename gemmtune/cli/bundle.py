@@ -16,6 +16,7 @@ from .. import settings
 from ..cache import announce, folder_of, kernel_files
 from ..errors import GemmtuneError, SettingsError
 from ..native import build
+from ..replacing import replacing
 from ..settings import Settings
 from ..store.store import Store
 from ..toolchain.triton_artifacts import FOLDER as TRITON
@@ -86,10 +87,8 @@ def _copied_store(chosen: Settings, path: Path) -> int | None:
 def _write(files: Mapping[str, Path], target: Path, *, archive: bool) -> None:
     """Write the files for everyone to read and for their owner alone to change. An archive is complete or not there at all."""
     if archive:
-        with tempfile.TemporaryDirectory(dir=target.absolute().parent) as folder:
-            new = Path(folder, target.name)
+        with replacing(target) as new:
             _write_archive(files, new)
-            new.replace(target)
         return
     for name in ("", *_folders(files)):
         (target / name).mkdir(exist_ok=True, parents=True)

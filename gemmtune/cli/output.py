@@ -53,15 +53,15 @@ def status_of(error: BaseException | None) -> int:
     return error.status if isinstance(error, Terminated) else INTERRUPTED
 
 
-def write_json(path: str | None, data: Any) -> None:
-    """Write ``data`` to ``path`` (``-``: standard output, None: nowhere). Raises click.ClickException if that is impossible."""
+def write_json(path: str | None, data: Any, asked_by: str = "--json") -> None:
+    """Write ``data`` to ``path`` (``-``: standard output, None: nowhere). Raises what ``write_text`` raises."""
     if path is None:
         return
     text = visible(json.dumps(data, indent=2, ensure_ascii=False, default=str, allow_nan=False), as_json=True)
     if path == STDOUT:
         print_json(text)
         return
-    write_text(path, text + "\n", "--json")
+    write_text(path, text + "\n", asked_by)
 
 
 def write_text(path: str | Path, text: str, asked_by: str) -> None:
@@ -129,9 +129,9 @@ def _checked_path(_context: click.Context, _parameter: click.Parameter, value: s
     if value is None or value == STDOUT:
         return value
     path = Path(value)
-    if path.is_dir():
+    if os.path.isdir(path):
         raise click.BadParameter(f"got {value!r}, which is a folder; expected a file to write, or - for standard output")
-    if not path.parent.is_dir():
+    if not os.path.isdir(path.parent):
         raise click.BadParameter(f"got {value!r}, but the folder {str(path.parent)!r} does not exist; make it, or name another")
     return value
 

@@ -17,6 +17,8 @@ from ..report.names import class_text, problem_text
 from ..selector.machine_limits import DISTURBED_LIMITS, LIMITS
 from ..settings import Timing
 from ..store.key import fingerprint_text
+from ..store.removal import Removable
+from ..store.row import Limit, Row
 from .shapes import parse_shape
 
 
@@ -47,6 +49,12 @@ class Selection:
     def empty(self) -> bool:
         """True without any condition."""
         return not self.shapes and self.pattern is None and self.machines is None
+
+    def chooses(self, x: Removable) -> bool:
+        """Return True for a row or table of a selected problem, and for a limit of a selected machine."""
+        if isinstance(x, Limit):
+            return self.machines is None or x.fingerprint in self.machines
+        return self.has(*x.scope) if isinstance(x, Row) else self.has_table(x.key, x.fingerprint)
 
     def has(self, key: str, fingerprint: str) -> bool:
         """Return True for the problem with this key on this machine."""

@@ -73,6 +73,7 @@ def replay(**given: Any) -> None:
 
 @click.command("export")
 @click.argument("file", metavar="FILE", type=click.Path())
+@selection_options
 @click.option(
     "--format",
     "file_format",
@@ -84,13 +85,14 @@ def replay(**given: Any) -> None:
 )
 @output_options
 def export_store(**given: Any) -> None:
-    """Write the whole store to FILE.
+    """Write the store, or some of its problems, to FILE.
 
     import reads the default format. Other formats are for other tools.
 
     \b
     gemmtune export store.json
-    gemmtune export table.json --format inductor
+    gemmtune export table.json --format inductor --here
+    gemmtune export one.json 16x4096x4096 --format t4
     """
     run("stores.export_store", given)
 

@@ -27,6 +27,7 @@ from ..selector.text_table import TextTable, counted
 from ..store.removal import Removable, remove
 from ..store.row import Limit, Row, stored_problem
 from ..store.store import Absorbed, Ranged, Store, open_store
+from ..store.storefile import HEAD
 from .output import STDOUT, write_json, write_text
 from .printing import show as print_parts
 from .selection import Selection, machines_here
@@ -50,11 +51,14 @@ def show(shapes: Sequence[str], match: str | None, here: bool, rows: int, json_f
     write_json(json_file, [*(k.to_json() for k in known), *(fact.to_json() for fact in tables)])
 
 
-def export_store(file: str, file_format: str, json_file: str | None) -> None:
-    """Write the whole store to FILE, as JSON that import reads, or in the format of another tool."""
-    store = opened()
+def export_store(file: str, shapes: Sequence[str], match: str | None, here: bool, file_format: str, json_file: str | None) -> None:
+    """Write the store, or the problems that were asked for, as JSON that import reads or in the format of another tool."""
+    store, wanted = opened(), Selection.of(shapes, match, here)
     write = _FORMATS.get(file_format)
-    count, what = (store.export_file(file), "rows") if write is None else write(store.every_row(), file)
+    if write is None:
+        count, what = store.export_file(file, wanted.chooses), "rows"
+    else:
+        count, what = write([row for row in store.every_row() if wanted.chooses(row)], file)
     if json_file != STDOUT:
         taken = f". This format takes {_TAKEN[file_format]}" if not count and file_format in _TAKEN else ""
         click.echo(f"{count} {what} of {store.path} written to {file}{taken}")
@@ -62,13 +66,13 @@ def export_store(file: str, file_format: str, json_file: str | None) -> None:
 
 
 def _write_t4(rows: list[Row], file: str) -> tuple[int, str]:
-    write_json(file, to_t4(rows))
+    write_json(file, to_t4(rows), "export")
     return len(rows), "rows"
 
 
 def _write_inductor(rows: list[Row], file: str) -> tuple[int, str]:
     table = inductor_table(rows)
-    write_json(file, table)
+    write_json(file, table, "export")
     return len(table), "products"
 
 
@@ -85,7 +89,7 @@ def _write_moe(rows: list[Row], folder: str) -> tuple[int, str]:
     except OSError as error:
         raise click.ClickException(f"export: cannot make the folder {folder}: {error.strerror}") from error
     for name, content in files.items():
-        write_json(str(Path(folder) / name), content)
+        write_json(str(Path(folder) / name), content, "export")
     return len(files), "layers"
 
 
@@ -107,13 +111,25 @@ _TAKEN = {
 def import_store(file: str, json_file: str | None) -> None:
     """Merge a FILE that export wrote into the store. If both have a choice, the later measurement stays."""
     store = opened()
+    if _is_database(file):
+        raise click.ClickException(f"import: got {file}, a store, expected a file of gemmtune export; gemmtune merge takes stores")
     _report(store, store.import_file(file), file, json_file)
 
 
 def merge(other_store: str, json_file: str | None) -> None:
     """Merge another store, an SQLite file, into the store. If both have a choice, the later measurement stays."""
     store = opened()
+    if not _is_database(other_store):
+        raise click.ClickException(f"merge: got {other_store}, expected a store; gemmtune import takes files of gemmtune export")
     _report(store, store.merge(other_store), other_store, json_file)
+
+
+def _is_database(file: str) -> bool:
+    try:
+        with open(file, "rb") as opened_file:
+            return opened_file.read(len(HEAD)) == HEAD
+    except OSError as error:
+        raise click.ClickException(f"cannot read {file}: {error.strerror}") from error
 
 
 def opened() -> Store:
@@ -198,12 +214,7 @@ def forget(shapes: Sequence[str], match: str | None, here: bool, every: bool, dr
         got = "conditions too" if every else "nothing to forget"
         raise click.UsageError(f"store forget: got {got}, expected SHAPE, --match or --here, or else --all alone")
 
-    def chosen(x: Removable) -> bool:
-        if isinstance(x, Limit):
-            return every
-        return wanted.has(*x.scope) if isinstance(x, Row) else wanted.has_table(x.key, x.fingerprint)
-
-    _remove(chosen, dry_run, json_file)
+    _remove(lambda x: every if isinstance(x, Limit) else wanted.chooses(x), dry_run, json_file)
 
 
 def prune(older: float | None, dry_run: bool, json_file: str | None) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 from ..errors import InvalidProblemError
 from ..foreign import read_json, shown
 from ..problem import Problem, precision_of
+from ..replacing import replacing
 
 FORMAT = "gemmtune-recording"
 VERSION = 1
@@ -78,10 +79,8 @@ class Recording:
 
     def write(self, path: Path | str) -> None:
         """Write ``to_json`` to a file, which replaces an old one only when it is complete."""
-        path = Path(path)
-        new = path.with_name(path.name + ".new")
-        new.write_text(json.dumps(self.to_json(), indent=1) + "\n", encoding="utf-8")
-        new.replace(path)
+        with replacing(path) as new:
+            new.write_text(json.dumps(self.to_json(), indent=1) + "\n", encoding="utf-8")
 
     @classmethod
     def read(cls, path: Path | str) -> Recording:

@@ -178,8 +178,8 @@ def _parts(verdict: Verdict, number: int, *, level: str) -> Iterator[Markup]:
         yield Table(name=f"cases{number}", columns=("case", "error"), rows=failed).html
     if verdict.calls:
         wrong = sum(len(shape.wrong) for shape in verdict.shapes)
-        text = f"{verdict.calls} timed calls with new operands were checked, {wrong} were wrong. {verdict.deterministic}"
-        yield _line(text)
+        observed = f"; {verdict.deterministic}" if verdict.deterministic else ""
+        yield _line(f"{verdict.calls} timed calls with new operands were checked, {wrong} were wrong{observed}.")
     if verdict.speed is not None:
         yield _headed("Speed", *_speed(verdict.speed, verdict.busy, number))
     if verdict.work:

@@ -18,6 +18,8 @@ PAGE = Markup(
     '<meta name=viewport content="width=device-width, initial-scale=1">\n<title>{title}</title>\n<style>\n{style}</style>\n'
     "</head>\n<body>\n<main>\n<h1>{title}</h1>\n{body}\n</main>\n<script>\n{script}</script>\n</body>\n</html>\n"
 )
+MOST_UNFOLDED = 40
+"""Characters of a text that a cell keeps on one line."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +37,7 @@ class Cell:
         order = Markup("") if self.number is None else Markup(' data-order="{}"').format(repr(self.number))
         style = Markup("") if self.share is None else Markup(' style="--share:{:.3f}"').format(min(max(self.share, 0.0), 1.0))
         flags = {"number": self.number is not None, "bar": self.share is not None, "minor": minor, self.mark: bool(self.mark)}
+        flags["long"] = not isinstance(self.text, Markup) and len(self.text) > MOST_UNFOLDED
         names = " ".join(name for name, holds in flags.items() if holds)
         text = Markup("<button type=button aria-expanded=false>{}</button>").format(self.text) if opens else self.text
         return Markup('<td class="{}"{}{}>{}</td>').format(names, order, style, text)
@@ -62,8 +65,8 @@ class Table:
         """Return the controls and the table."""
         places = {column: number for number, column in enumerate(self.columns)}
         head = Markup("").join(
-            Markup('<th scope=col class="{}"><button type=button>{}</button></th>').format(self._class(column), column)
-            for column in self.columns
+            Markup('<th scope=col class="{}"><button type=button>{}</button></th>').format(self._class(place, column), column)
+            for place, column in enumerate(self.columns)
         )
         table = Markup("<table class=sortable id={}>\n<thead><tr>{}</tr></thead>\n<tbody>\n{}</tbody>\n</table>").format(
             self.name, head, self._rows()
@@ -72,8 +75,9 @@ class Table:
             self._controls(places), self.name, table
         )
 
-    def _class(self, column: str) -> str:
-        return "minor" if column in self.minor else ""
+    def _class(self, place: int, column: str) -> str:
+        numbers = any(row[place].number is not None for row in self.rows)
+        return " ".join(["number"] * numbers + ["minor"] * (column in self.minor))
 
     def _rows(self) -> Markup:
         parts: list[Markup] = []
@@ -106,6 +110,11 @@ class Table:
 
 def _option(value: str) -> Markup:
     return Markup("<option>{}</option>").format(value)
+
+
+def code(name: str) -> Markup:
+    """Return the name of a choice, which may be folded at its underscores."""
+    return Markup("<code>{}</code>").format(Markup("_<wbr>").join(name.split("_")))
 
 
 def section(title: str, *parts: str | Markup) -> Markup:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -16,6 +15,7 @@ from ..device import DeviceInfo
 from ..errors import GateError
 from ..foreign import read_json, shown, visible
 from ..problem import Problem
+from ..replacing import replacing
 from ..settings import Timing
 from ..store.key import canonical
 from .statistics import Estimate
@@ -118,11 +118,10 @@ class Baselines:
         texts = [",\n".join(f'    "{name}": {json.dumps(value, ensure_ascii=False)}' for name, value in rows) for rows in fields]
         text = ",\n".join(f"  {{\n{rows}\n  }}" for rows in texts)
         whole = f'{{\n"format": {FORMAT},\n"device": {json.dumps(dict(self.device))},\n"entries": [\n{text}\n]\n}}\n'
-        temporary = self.path.with_suffix(".tmp")
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            temporary.write_text(whole, encoding="utf-8")
-            os.replace(temporary, self.path)
+            with replacing(self.path) as new:
+                new.write_text(whole, encoding="utf-8")
         except OSError as error:
             raise GateError(f"baselines: cannot write {self.path}: {error.strerror}; name another folder") from error
 

@@ -5,7 +5,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from ..errors import StoreError
+from ..foreign import shown
 from ..problem import Problem
+from ..store.exchange import LEAST_TIME_US, MOST_TIME_US
 from ..store.row import stored_problem
 from ..timing.limits import least_work
 from ..timing.rounds import tie
@@ -42,6 +45,22 @@ class Entry:
     """The next best choices with their times."""
     failures: tuple[tuple[str, str, str], ...] = ()
     """Choices that failed or were refused, with status and reason."""
+    verdict: str = ""
+    """Decision of a performance gate, with its reason."""
+
+    def __post_init__(self) -> None:
+        """Raise StoreError for a value that no measurement has: pages, pictures and tables compute with them."""
+        least = {"time_us": LEAST_TIME_US, "limit_us": 0.0, "seconds": 0.0}
+        values = [(name, getattr(self, name), low) for name, low in least.items()]
+        values += [(f"time of {name}", x, LEAST_TIME_US) for name, x in self.others]
+        # The host's time was measured apart and may exceed a whole call.
+        for name, value, low in (*values, ("time of torch", self.torch_us, -MOST_TIME_US)):
+            if value is not None and not (type(value) in (int, float) and low <= value <= MOST_TIME_US):
+                raise StoreError(f"{name}: got {shown(value)}, expected {low:g} to {MOST_TIME_US:g}")
+        names = (name for name, _ in self.others)
+        for text in (self.text, self.name or "", *names, *(part for failure in self.failures for part in failure)):
+            if not isinstance(text, str):
+                raise StoreError(f"got {shown(text)}, expected a text")
 
     @property
     def problem(self) -> Problem | None:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from markupsafe import Markup
 
 from ..errors import InvalidProblemError, StoreError
-from ..page import Cell, Table, page, section, tiles
+from ..page import Cell, Table, code, page, section, tiles
 from ..selector.segments import INVARIANT, TABLE
 from ..selector.segments import Table as Segments
 from ..store.ranged import Ranged
@@ -17,8 +17,8 @@ from .roofline import SERIES, colours, legend, points_of, roofline
 from .sources import Source
 
 COLUMNS = (
-    "problem", "machine", "op", "dtype", "pick", "backend", "µs", "torch µs", "× torch", "of limit", "busy", "tuned in s",
-    "measured",
+    "problem", "verdict", "machine", "op", "dtype", "pick", "backend", "µs", "torch µs", "× torch", "of limit", "busy",
+    "tuned in s", "measured",
 )  # fmt: skip
 MINOR = ("machine", "op", "dtype", "backend", "torch µs", "busy", "tuned in s", "measured")
 MOST_BAR = 2.0
@@ -63,14 +63,15 @@ def _problems(entries: Sequence[Entry], row_ids: Sequence[str]) -> Table:
     rows, apart = [], machines_apart(entries)
     for entry in entries:
         words, speedup = entry.text.split(), entry.speedup
-        mark = "bad" if speedup is not None and speedup < 1 else ""
+        mark = "bad" if speedup is not None and round(speedup, 2) < 1 else ""
         rows.append(
             (
                 Cell(text=entry.text),
+                Cell(text=entry.verdict, mark="bad" if entry.verdict.startswith("REGRESSED") else ""),
                 Cell(text=apart.get(entry.machine, "")),
                 Cell(text=words[0]),
                 Cell(text=words[2] if len(words) > 2 else ""),
-                Cell(text=Markup("<code>{}</code>").format(entry.name or "none")),
+                Cell(text=code(entry.name or "none")),
                 Cell(text=entry.backend),
                 _number(entry.time_us, "{:.1f}"),
                 _number(entry.torch_us, "{:.1f}"),
@@ -96,7 +97,7 @@ def _problems(entries: Sequence[Entry], row_ids: Sequence[str]) -> Table:
 
 def _detail(entry: Entry) -> Markup:
     """Return the next best choices and the failures of a problem."""
-    lines = [Markup("<code>{}</code> {:.1f} µs").format(name, time_us) for name, time_us in entry.others]
+    lines = [Markup("{} {:.1f} µs").format(code(name), time_us) for name, time_us in entry.others]
     if entry.disturbed:
         lines.append(Markup("measured on a busy machine: {}").format(entry.disturbed))
     lines += [Markup("{} choices {}: {}").format(count, status, reason) for status, reason, count in by_reason([entry])]
@@ -119,16 +120,17 @@ def _ranges(tables: Iterable[Ranged]) -> list[Markup]:
         if fact.kind in (TABLE, INVARIANT):
             name = class_text(fact.key) + ", equal bits for every M" * (fact.kind == INVARIANT)
             try:
-                bars.append(Markup("<div>{}</div>{}").format(name, _bar(Segments.of(fact))))
+                bars.append(_bar(name, Segments.of(fact)))
             except (StoreError, InvalidProblemError) as error:
                 bars.append(Markup("<div>{}</div><div class=bad>{}</div>").format(name, str(error)))
     if not bars:
         return []
-    about = Markup("<p class=soft>The choice for each number of rows, on a logarithmic scale.</p>")
+    about = Markup("<p class=soft>The choice for each number of rows, on a logarithmic scale. A name opens the list.</p>")
     return [section("Tables over M", about, Markup("<div class=ranges>{}</div>").format(Markup("").join(bars)))]
 
 
-def _bar(table: Segments) -> Markup:
+def _bar(name: str, table: Segments) -> Markup:
+    """Return the name, which opens the list of segments, and the bar."""
     names = list(dict.fromkeys(x.name for x in table.segments))
     parts = (
         Markup('<span style="flex:{:.3f};background:var(--series-{})" title="{}"></span>').format(
@@ -136,8 +138,16 @@ def _bar(table: Segments) -> Markup:
         )
         for x in table.segments
     )
-    label = ", ".join(map(str, table.segments))
-    return Markup('<div class=range role=img aria-label="{}">{}</div>').format(label, Markup("").join(parts))
+    listed = (
+        Markup('<li><i style="background:var(--series-{})"></i>{}..{} {}</li>').format(
+            names.index(x.name) % SERIES, x.lo, x.hi, code(x.name)
+        )
+        for x in table.segments
+    )
+    bar = '<div class=range role=img aria-label="{}">{}</div>'
+    return Markup("<details><summary>{}</summary><ul class=legend>{}</ul></details>" + bar).format(
+        name, Markup("").join(listed), ", ".join(map(str, table.segments)), Markup("").join(parts)
+    )
 
 
 def _backends(entries: Sequence[Entry]) -> Markup:
@@ -167,9 +177,10 @@ def _comparison(before: Source, after: Source) -> Markup:
         columns=("problem", "is", "µs before", "µs after", "after / before", "pick before", "pick after"),
         rows=rows,
         filters=("is",),
-        minor=("µs before", "pick before"),
+        minor=("µs before", "µs after", "pick before"),
     )
-    texts = (", ".join((source.name, *_machines(source))) for source in (before, after))
+    alike = _machines(before) == _machines(after)
+    texts = (", ".join((source.name, *([] if alike else _machines(source)))) for source in (before, after))
     about = Markup("<p class=soft>Before: {}. After: {}. Differences within the noise are left out.</p>").format(*texts)
     return section("Before and after", about, tiles(facts), table.html if rows else "Nothing differs.")
 
@@ -188,5 +199,5 @@ def _pair(pair: Pair) -> tuple[Cell, ...]:
         _number(before.time_us if before else None, "{:.1f}"),
         _number(after.time_us if after else None, "{:.1f}"),
         _number(pair.ratio, "{:.2f}", mark=mark),
-        *(Cell(text=Markup("<code>{}</code>").format(name)) for name in names),
+        *(Cell(text=code(name)) for name in names),
     )

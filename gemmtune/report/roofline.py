@@ -30,9 +30,12 @@ class Scale:
         return round(self.start + share * (self.end - self.start), 1)
 
     def ticks(self) -> list[float]:
-        """Return the powers of ten within the axis, every second one where there are many."""
-        powers = range(math.ceil(math.log10(self.low)), math.floor(math.log10(self.high)) + 1)
-        return [10.0**power for power in powers[:: 1 + len(powers) // 8]]
+        """Return the powers of ten within the axis, every second one where there are many, with 2 and 5 where there are few."""
+        powers = range(math.floor(math.log10(self.low)), math.ceil(math.log10(self.high)) + 1)
+        found = [10.0**power for power in powers if self.low <= 10.0**power <= self.high]
+        if len(found) < 2:
+            return [digit * 10.0**power for power in powers for digit in (1, 2, 5) if self.low <= digit * 10.0**power <= self.high]
+        return found[:: 1 + len(found) // 8]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,9 +112,9 @@ def grid(x: Scale, y: Scale, x_name: str, y_name: str) -> Markup:
         ).format(x.start, x.end, y(tick), x.start - 6, y(tick) + 4, tick)
         for tick in y.ticks()
     ]  # fmt: skip
-    names = Markup(
-        '<text x="{}" y="{}" class=middle>{}</text><text transform="translate(14 {}) rotate(-90)" class=middle>{}</text>'
-    ).format((x.start + x.end) / 2, HEIGHT - 8, x_name, (y.start + y.end) / 2, y_name)
+    names = Markup('<text x="{}" y="{}" class=middle>{}</text><text x="{}" y="{}">{}</text>').format(
+        (x.start + x.end) / 2, HEIGHT - 8, x_name, x.start + 6, y.end + 18, y_name
+    )
     return Markup("\n").join([*lines, names])
 
 

@@ -13,16 +13,22 @@ from ..errors import StoreError
 from ..foreign import parse_json
 from ..problem import Problem
 from ..selector.machine_limits import DISTURBED_LIMITS, LIMITS
-from ..store.exchange import MOST_BYTES, from_json
+from ..store.exchange import MOST_BYTES, check_measured, from_json
 from ..store.key import canonical
 from ..store.ranged import Ranged
-from ..store.store import Row, Store
+from ..store.row import Limit, Row, number
+from ..store.store import Store
+from ..store.storefile import HEAD
 from ..timing.limits import limit_us
 from .entries import Entry
 from .known import Known, known_of
 from .names import fields_of, problem_text
 
-EXPECTED = "expected a store, a file of gemmtune export, one of gemmtune tune --json, or a result of the project's benchmark"
+EXPECTED = (
+    "expected a store, a file of gemmtune export, one of gemmtune tune or perf-gate with --json, or a result of the project's "
+    "benchmark"
+)
+ANY_DATE = "9999"
 PLACE = ("device", "arch", "threads", "timing")
 """Fields of a machine that both sides of a comparison must share. Versions may differ: their effect is what it shows."""
 MOST_OTHERS = 8
@@ -61,23 +67,28 @@ def read(path: Path) -> Source:
                 text = stream.read(MOST_BYTES + 1)
     except (OSError, EOFError, zlib.error) as error:
         raise StoreError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}, {EXPECTED}") from error
-    if text.startswith(b"SQLite format 3"):
+    if text.startswith(HEAD):
         return of_store(Store.open(path, read_only=True), path.name)
     if len(text) > MOST_BYTES:
         raise StoreError(f"{path}: got more than {MOST_BYTES} bytes, {EXPECTED}")
     try:
         data = parse_json(text.decode())
-    except (ValueError, RecursionError):
-        raise StoreError(f"{path}: got no JSON, {EXPECTED}") from None
+    except ValueError as error:
+        raise StoreError(f"{path}: got no JSON ({error}), {EXPECTED}") from None
     try:
         if isinstance(data, list):
             return Source(name=path.name, entries=tuple(_of_results(data)))
         if isinstance(data, dict) and "shapes" in data and "environment" in data:
             return _of_benchmark(data, path.name)
+        if isinstance(data, dict) and "problems" in data and "rule" in data:
+            return _of_gate(data, path.name)
+        rows, limits, ranged = from_json(data, str(path))
+        check_measured(rows, limits, ranged, ANY_DATE)
+        return _of_rows(rows, ((x.fingerprint, x.name, x.value) for x in limits), ranged, path.name)
     except (KeyError, TypeError, AttributeError):
         raise StoreError(f"{path}: got other JSON, {EXPECTED}") from None
-    rows, limits, ranged = from_json(data, str(path))
-    return _of_rows(rows, ((x.fingerprint, x.name, x.value) for x in limits), ranged, path.name)
+    except StoreError as error:
+        raise StoreError(f"{path}: {str(error).removeprefix(f'{path}: ')}") from None
 
 
 def of_store(store: Store, name: str) -> Source:
@@ -133,7 +144,7 @@ def _of_results(data: list[Any]) -> Iterator[Entry]:
         choices = result["choices"]
         times = {choice["name"]: choice["time_us"] for choice in choices if choice["time_us"]}
         ordered = sorted((item for item in times.items() if item[0] != result["pick"]), key=lambda item: item[1])
-        pick_us, ratio = times.get(result["pick"]), result.get("speedup_over_torch")
+        pick_us, ratio = times.get(result["pick"]), number("speedup_over_torch", result.get("speedup_over_torch"))
         yield Entry(
             text=problem_text(key),
             key=key,
@@ -148,12 +159,24 @@ def _of_results(data: list[Any]) -> Iterator[Entry]:
         )
 
 
+def _of_gate(data: dict[str, Any], name: str) -> Source:
+    """Return the contents of a performance gate. It compares with torch's operation."""
+    entries = []
+    for found in data["problems"]:
+        key = canonical({field: value for field, value in found["problem"].items() if field != "text"})
+        times = {"time_us": found["candidate_us"], "torch_us": found["anchor_us"]}
+        verdict = f"{found['verdict'] or 'NOT MEASURED'}: {found['reason']}".removesuffix(": ")
+        entries.append(Entry(text=problem_text(key), key=key, name=found["candidate"] or None, verdict=verdict, **times))
+    versions = ", ".join(f"{package} {version}" for package, version in data["versions"].items())
+    return Source(name=name, entries=tuple(entries), machine=f"{data['device']}, {versions}")
+
+
 def _of_benchmark(data: dict[str, Any], name: str) -> Source:
     environment = data["environment"]
     versions = ", ".join(f"{package} {version}" for package, version in environment["versions"].items())
     entries = []
     for row in data["shapes"]:
-        measured = row["regimes"].get("graph") or next(iter(row["regimes"].values()))
+        measured: Any = row["regimes"].get("graph") or next(iter(row["regimes"].values()), None)
         torch = measured["references"].get("torch")
         others = [(x["name"], x["time_us"]) for x in row.get("finalists", ()) if x["name"] != row["pick"] and x["time_us"]]
         entries.append(
@@ -169,8 +192,10 @@ def _of_benchmark(data: dict[str, Any], name: str) -> Source:
                 failures=tuple((reference, "failed", reason) for reference, reason in row["errors"].items()),
             )
         )
-    limits = {"": {key: float(value) for key, value in (data.get("limits") or {}).items()}}
-    return Source(name=name, entries=tuple(entries), limits=limits, machine=f"{environment['device']}, {versions}")
+    limits = [Limit(fingerprint="any", name=key, value=x) for key, x in (data.get("limits") or {}).items()]
+    check_measured((), limits, (), ANY_DATE)
+    found = {"": {limit.name: limit.value for limit in limits}}
+    return Source(name=name, entries=tuple(entries), limits=found, machine=f"{environment['device']}, {versions}")
 
 
 def _key_of(text: str) -> str:

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ..choice import Status
+from ..selector.result import DISTURBED, HOST_US, MARGIN_US, MOVED, PLACE, SETTLED
 from ..store.row import Row
 from .names import machine_text, problem_text
 
@@ -15,21 +16,25 @@ INVALIDITY: Mapping[Status, str] = {
     Status.COMPILE_TIMEOUT: "timeout",
     Status.TIMED_OUT: "timeout",
     Status.WRONG_RESULT: "correctness",
+    Status.TOO_FAST: "correctness",
+    Status.DISHONEST: "correctness",
 }
 """Words of T4 for each status. All other failures are ``runtime``."""
+_FACTS = frozenset({DISTURBED, HOST_US, MARGIN_US, MOVED, PLACE, SETTLED})
+"""Keys of ``info`` that describe a measurement. A configuration has none of them, so that it is the same in every file."""
 
 
 def to_t4(rows: Iterable[Row]) -> dict[str, Any]:
-    """Return rows as results of T4.
+    """Return rows as results of T4, with times in milliseconds.
 
     ``correctness`` is 1 for a choice whose results were compared with the reference and are within the bound, and 0 for any other.
-    Times are in milliseconds.
+    Readers take times for seconds unless ``metadata`` names their unit.
     """
-    return {"schema_version": VERSION, "results": [_result(row) for row in rows]}
+    return {"schema_version": VERSION, "metadata": {"timeunit": "milliseconds"}, "results": [_result(row) for row in rows]}
 
 
 def _result(row: Row) -> dict[str, Any]:
-    info = {name: value for name, value in row.info.items() if isinstance(value, (str, int, float, bool, list))}
+    plain = {name: value for name, value in row.info.items() if isinstance(value, (str, int, float, bool, list))}
     measured: list[dict[str, Any]] = []
     if row.time_us is not None:
         measured.append({"name": "time", "value": row.time_us / 1e3, "unit": "ms"})
@@ -37,6 +42,8 @@ def _result(row: Row) -> dict[str, Any]:
         measured.append({"name": "error_over_bound", "value": row.error_over_bound, "unit": ""})
     if row.reason:
         measured.append({"name": "reason", "value": row.reason, "unit": ""})
+    if disturbed := plain.get(DISTURBED):
+        measured.append({"name": DISTURBED, "value": disturbed, "unit": ""})
     return {
         "timestamp": row.measured_at,
         "configuration": {
@@ -44,11 +51,11 @@ def _result(row: Row) -> dict[str, Any]:
             "machine": machine_text(row.fingerprint),
             "choice": row.name,
             "backend": row.backend,
-            **info,
+            **{name: value for name, value in plain.items() if name not in _FACTS},
         },
         "objectives": ["time"],
         "times": {"runtimes": [] if row.time_us is None else [row.time_us / 1e3]},
         "invalidity": INVALIDITY.get(row.status, "runtime"),
-        "correctness": float(row.status is Status.OK),
+        "correctness": float(row.status is Status.OK and row.error_over_bound is not None),
         "measurements": measured,
     }

@@ -25,7 +25,7 @@ from .pick import right, shortlist
 from .precompile import Compilation, precompile
 from .progress import Progress
 from .remote import AnySession, open_session
-from .result import AGAIN, ALONE, DISTURBED, HOST_US, MOVED, PLACE, SETTLED, Outcome
+from .result import AGAIN, ALONE, DISTURBED, HOST_US, MARGIN_US, MOVED, PLACE, SETTLED, Outcome
 from .samples import NO_MEMORY, Sample
 
 log = logging.getLogger("gemmtune")
@@ -198,7 +198,7 @@ def play_final_rounds(x: Measuring, fresh: Sequence[Outcome], incumbents: Sequen
     for o in (*fresh, *incumbents) if anew else fresh:
         if o.name in finals.times:
             time_us, margin_us = finals.times[o.name].time_us * factor, finals.times[o.name].margin_us * factor
-            info = {name: value for name, value in o.info.items() if name != DISTURBED} | {"margin_us": margin_us}
+            info = {name: value for name, value in o.info.items() if name != DISTURBED} | {MARGIN_US: margin_us}
             outcomes[o.content_hash] = dataclasses.replace(
                 o, time_us=time_us, finalist=True, from_store=o.from_store and not anew, info=info
             )

@@ -32,17 +32,21 @@ Gains = Mapping[int, Mapping[str, float]]
 
 
 def likely_gains(work: Work, predictor: Predictor | None, shipped: Shipped | None) -> Gains:
-    """Return the gains, shipped where that M was measured, of a class's choices and of neighbouring Ms', recorded in ``work``."""
+    """Return the gains, shipped where that M was measured, of a class's choices and of neighbouring Ms', recorded in ``work``.
+
+    Shipped are the fastest choices of an M. Classes share few kernels, so predictions for the others stand behind them.
+    """
     found: dict[int, dict[str, float]] = {}
     members = [m for m in ROWS if work.rows_class.has(m)]
     problems = {m: work.rows_class.at(m) for m in members}
     listed = {m: known_choices(work, problem, predictor) if predictor is not None else {} for m, problem in problems.items()}
     for place, (m, problem) in enumerate(problems.items()):
-        baseline = baseline_of(work, problem)
+        baseline, most = baseline_of(work, problem), math.inf
         gains = shipped_gains(work, problem, shipped) if shipped is not None and baseline is not None else None
         if gains is not None:
             found[m] = {work.take(m, choice): gain for choice, gain in gains.items() if gain > 0}
-        elif predictor is not None and baseline is not None:
+            most = min(gains.values(), default=0.0)
+        if predictor is not None and baseline is not None and most > 0:
             near = members[max(place - 1, 0) : place + 2]
             homes = {name: home for home in (*near, m) for name in listed[home]}
             moved = {name: listed[home][name].at(problem, work.device) for name, home in homes.items()}
@@ -51,7 +55,7 @@ def likely_gains(work: Work, predictor: Predictor | None, shipped: Shipped | Non
             for choice, gain in zip(choices, likely, strict=True):
                 if gain > 0:
                     home = homes[choice.name]
-                    found.setdefault(m, {})[work.take(home, listed[home][choice.name])] = float(gain)
+                    found.setdefault(m, {}).setdefault(work.take(home, listed[home][choice.name]), min(float(gain), most))
             if np.isfinite(likely).any():
                 found.setdefault(m, {})
     return found

@@ -20,6 +20,8 @@ AGAIN = "measure it again on a quiet machine, by tune(…, again=True) or gemmtu
 """Remedy for results of a busy machine."""
 HOST_US = "host_us"
 """Key for gemmtune's own host time in ``time_us``, if that is the time of a whole call."""
+MARGIN_US = "margin_us"
+"""Key for half the 95% interval of ``time_us`` in the final rounds."""
 MOVED = "moved"
 """Key for the origin of a choice that no backend offers: ``from`` is the content hash of an offered choice, followed by the
 parameters that replace its own."""

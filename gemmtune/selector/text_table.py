@@ -71,6 +71,6 @@ def plain_text(parts: Iterable[RenderableType], width: int | None = None) -> str
     return "\n".join(line.rstrip() for line in text.getvalue().splitlines())
 
 
-def counted(number: int, noun: str) -> str:
+def counted(number: int, noun: str, plural: str = "") -> str:
     """Return ``1 choice`` or ``2 choices``."""
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+    return f"{number} {noun if number == 1 else plural or noun + 's'}"

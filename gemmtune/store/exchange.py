@@ -13,6 +13,7 @@ from typing import Any
 from .. import foreign
 from ..errors import StoreError
 from ..foreign import parse_json
+from ..replacing import replacing
 from .database import Database
 from .key import canonical
 from .ranged import Ranged
@@ -176,12 +177,11 @@ def _ranged_of(data: object, source: str) -> list[Ranged]:
 
 def write_json(path: Path, rows: Sequence[Row], limits: Sequence[Limit], ranged: Sequence[Ranged] = ()) -> None:
     """Write ``to_json`` to a file completely or not at all. Raises StoreError if it cannot be written."""
-    new = path.with_name(path.name + ".new")
     try:
-        new.write_text(json.dumps(to_json(rows, limits, ranged), indent=1, allow_nan=False) + "\n")
-        new.replace(path)
+        with replacing(path) as new:
+            new.write_text(json.dumps(to_json(rows, limits, ranged), indent=1, allow_nan=False) + "\n")
     except OSError as error:
-        raise StoreError(f"export: got {error}, expected a writable file; choose another path than {path}") from error
+        raise StoreError(f"export: got {error.strerror}, expected a writable file; choose another path than {path}") from error
 
 
 def read_json(path: Path) -> tuple[list[Row], list[Limit], list[Ranged]]:

@@ -121,10 +121,13 @@ class Store:
         """Store a fact about all M, replacing one of the same kind."""
         self._write([], [], [fact])
 
-    def export_file(self, path: Path | str) -> int:
-        """Write all rows and limits to a JSON file and return the number of rows. Raises StoreError if it cannot be written."""
-        rows = self.every_row()
-        write_json(Path(path), rows, self.every_limit(), self.every_ranged())
+    def export_file(self, path: Path | str, chosen: Callable[[Row | Limit | Ranged], bool] = lambda _: True) -> int:
+        """Write the chosen rows, limits and tables to a JSON file and return the number of rows.
+
+        Raises StoreError if the file cannot be written.
+        """
+        rows = [*filter(chosen, self.every_row())]
+        write_json(Path(path), rows, [*filter(chosen, self.every_limit())], [*filter(chosen, self.every_ranged())])
         return len(rows)
 
     def import_file(self, path: Path | str) -> Absorbed:

@@ -12,6 +12,8 @@ from ..locking import file_lock
 
 APPLICATION_ID = 0x67656D74
 """``gemt``, which distinguishes our files from other SQLite databases."""
+HEAD = b"SQLite format 3\0"
+"""First bytes of an SQLite file."""
 VERSION = 1
 """Version of the schema. A store of a higher version is refused, because this code cannot know what its rows mean."""
 
@@ -129,6 +131,10 @@ def create(path: Path, busy_timeout_s: float) -> None:
     """
     if _has_content(path):
         return
+    if path.exists() and not path.is_file():
+        raise StoreError(
+            f"store: got {path}, a device, pipe or folder, expected a file. Set store_path (GEMMTUNE_STORE_PATH) to another file."
+        )
     with file_lock(Path(f"{path}.lock"), busy_timeout_s):
         if _has_content(path):
             return

@@ -168,7 +168,7 @@ def test_a_malformed_file_of_shapes_is_wrong_usage(capsys, tmp_path, text):
     ("arguments", "message"),
     [
         (["tune", "--shapes", "nowhere.json"], "--shapes: cannot read nowhere.json: No such file or directory"),
-        (["merge", "nowhere.sqlite"], "store: got nowhere.sqlite, which does not exist, expected a store file of gemmtune"),
+        (["merge", "nowhere.sqlite"], "cannot read nowhere.sqlite: No such file or directory"),
     ],
     ids=["shapes", "merge"],
 )

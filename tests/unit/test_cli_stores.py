@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 
 import pytest
 import torch
@@ -172,18 +173,59 @@ def test_the_path_of_the_store(capsys, own_store):
     assert capsys.readouterr().out == f"{own_store}\n"
 
 
-def test_export_as_t4(filled, tmp_path):
+T4_FIELDS = {
+    "timestamp": str, "configuration": dict, "objectives": list, "times": dict, "invalidity": str, "correctness": float,
+    "measurements": list,
+}  # fmt: skip
+T4_WORDS = {
+    Status.OK: "correct", Status.REFUSED: "constraints", Status.COMPILE_ERROR: "compile", Status.COMPILE_TIMEOUT: "timeout",
+    Status.TIMED_OUT: "timeout", Status.OUT_OF_RESOURCES: "runtime", Status.RUNTIME_ERROR: "runtime", Status.CRASHED: "runtime",
+    Status.WRONG_RESULT: "correctness", Status.TOO_FAST: "correctness", Status.DISHONEST: "correctness",
+}  # fmt: skip
+
+
+def test_export_as_t4(own_store, tmp_path):
+    facts = {"margin_us": 0.1, "place": 3, "settled": "alone", "disturbed": "other work", "host_us": 2.0, "moved": {"from": "x"}}
+    rows = [row(f"cpp:{status}", 20.0 if status is Status.OK else None, status=status, reason="why") for status in Status]
+    rows += [
+        row("cpp:compared", 20.0, error_over_bound=0.5, info={"tile": [16, 32], "stages": 3} | facts),
+        row("cpp:elsewhere", 20.0, key=OTHER.key),
+    ]
+    Store.open(own_store).put(rows)
     file = tmp_path / "t4.json"
-    assert cli.run(["export", str(file), "--format", "t4"]) == 0
+    assert cli.run(["export", str(file), "16x4096x4096", "--format", "t4"]) == 0
     data = json.loads(file.read_text())
-    assert data["schema_version"] == "1.0.0"
-    required = {"configuration", "times", "invalidity", "correctness"}
-    assert all(required <= result.keys() for result in data["results"])
-    assert len(data["results"]) == len(ROWS)
-    found = {result["configuration"]["choice"]: result for result in data["results"] if "CPU" in result["configuration"]["machine"]}
-    assert (found["cpp:fast"]["invalidity"], found["cpp:fast"]["correctness"]) == ("correct", 1.0)
-    assert found["cpp:fast"]["times"]["runtimes"] == [0.02]
-    assert (found["cpp:bad"]["invalidity"], found["cpp:bad"]["correctness"]) == ("runtime", 0.0)
+    results = {result["configuration"]["choice"]: result for result in data.pop("results")}
+    assert data == {"schema_version": "1.0.0", "metadata": {"timeunit": "milliseconds"}}
+    for result in results.values():
+        assert {name: type(value) for name, value in result.items()} == T4_FIELDS
+        assert result["objectives"] == ["time"]
+        assert {type(time_ms) for time_ms in result["times"]["runtimes"]} <= {float}
+        for measured in result["measurements"]:
+            assert measured.keys() == {"name", "value", "unit"}
+            assert isinstance(measured["value"], (float, str)), measured
+    assert {name: result["invalidity"] for name, result in results.items()} == {
+        f"cpp:{status}": word for status, word in T4_WORDS.items()
+    } | {"cpp:compared": "correct"}
+    assert [name for name, result in results.items() if result["correctness"]] == ["cpp:compared"], "others were not compared"
+    compared = results["cpp:compared"]
+    assert compared["configuration"].keys() == {"problem", "machine", "choice", "backend", "tile", "stages"}
+    assert compared["times"] == {"runtimes": [0.02]}
+    assert {x["name"]: x["value"] for x in compared["measurements"]} == {
+        "time": 0.02, "error_over_bound": 0.5, "disturbed": "other work"
+    }  # fmt: skip
+
+
+def test_export_of_some_problems(filled, tmp_path, capsys):
+    Store.open(filled).put([row("cpp:here", 3.0, fingerprint=HERE), row("aten:bmm", 7.0, key=OTHER.key)])
+    Store.open(filled).put_limits(MACHINE, {"bandwidth_gbps": 9.0})
+    file = tmp_path / "some.json"
+    for asked, rows in (([], 8), (["16x4096x4096"], 7), (["--match", "^bmm"], 1), (["--here"], 1)):
+        assert cli.run(["export", str(file), *asked]) == 0
+        assert f"{rows} rows of" in capsys.readouterr().out
+        data = json.loads(file.read_text())
+        assert sum(len(group["rows"]) for group in data["measurements"]) == rows
+        assert len(data["limits"]) == (asked != ["--here"]), "the limits of a machine go with its problems"
 
 
 def test_diff_of_a_store_an_export_and_a_result(capsys, filled, tmp_path):
@@ -277,6 +319,22 @@ def test_import_of_something_else_is_an_error_and_changes_nothing(capsys, filled
     assert cli.run(["import", str(file)]) == 1
     assert capsys.readouterr().err.startswith(f"error: {file}: got an object with format, expected one with format, version")
     assert len(Store.open(filled).every_row()) == len(ROWS)
+
+
+def test_a_store_and_an_export_are_not_taken_for_each_other(capsys, filled, tmp_path):
+    export, store = tmp_path / "x.json", tmp_path / "x.sqlite"
+    Store.open(store).put(ROWS)
+    assert cli.run(["export", str(export)]) == 0
+    (tmp_path / "empty").write_text("")
+    for command, expected in (
+        (["import", store], "got a store|gemmtune merge takes stores"),
+        (["merge", export], "gemmtune import takes files of gemmtune export"),
+        (["merge", tmp_path / "empty"], "expected a store"),
+        (["merge", tmp_path], "Is a directory"),
+        (["import", tmp_path], "Is a directory"),
+    ):
+        assert cli.run([*map(str, command)]) == 1
+        assert re.search(expected, capsys.readouterr().err), command
 
 
 @pytest.mark.parametrize("command", [["show"], ["export", "x.json"], ["import", "x.json"], ["merge", "x.sqlite"]])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from collections.abc import Callable, Sequence
 
 import pytest
@@ -180,6 +181,12 @@ class TestCommand:
         assert [p["verdict"] for p in data["problems"]] == ["PASS", "REGRESSED"]
         assert [len(batch) for batch in data["problems"][1]["log_ratios"]] == [7, 7]
         assert data["problems"][1]["judged"]["lower"] > 1.02
+        gate, page = str(tmp_path / "gate.json"), tmp_path / "page.html"
+        assert cli.run(["report", gate, "--html", str(page)]) == 0
+        assert re.search(r'<td class="bad[^"]*">REGRESSED', page.read_text())
+        capsys.readouterr()
+        assert cli.run(["report", gate]) == 0
+        assert "\n- mm 48x32x64 float32 nt on cpu: REGRESSED" in capsys.readouterr().out
 
     def test_a_run_that_judges_nothing_has_a_status_of_its_own(self, capsys, finds):
         finds({})

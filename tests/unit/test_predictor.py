@@ -295,3 +295,21 @@ def test_few_kernels_serve_a_model():
     assert all("_k_" in f"{kernel}_" for kernel in kept)
     assert predicted.kept_kernels([]) == frozenset()
     assert predicted.kept_kernels([{1: {"triton:mm_16x16x16_s1_w1": 0.001}}]) == frozenset()
+
+
+def test_a_model_of_shipped_weights_has_a_kernel_for_every_small_m(made_for, monkeypatch):
+    monkeypatch.setattr(predicted, "MOST_KERNELS", 12)
+    weights = ((6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336))
+    classes = [row_classes(few_bits(n=n, k=k))[0] for n, k in weights]
+    found = shipped.unpacked(shipped.file_of(H100.name).read_bytes())
+    for default in defaults.defaults_for(classes, H100, GPU_BACKENDS, Progress()):
+        assert default.origin.startswith("shipped ")
+        slow = [x for x in default.segments() if x.name.startswith("aten:") and x.lo <= 512]
+        assert slow == [], "torch dequantizes the whole weight at each call"
+        gains = predicted.likely_gains(default.work, predictor.shipped_predictor(), found)
+        problem = default.work.rows_class.at(16)
+        measured = {c.name: gain for c, gain in predicted.shipped_gains(default.work, problem, found).items()}
+        others = [gain for name, gain in gains[16].items() if name not in measured]
+        assert others, "kernels that nobody measured at this M stand behind the measured ones"
+        assert max(others) <= min(measured.values())
+        assert measured.items() <= gains[16].items()

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import json
+import math
 import os
 import re
 import shutil
@@ -15,7 +18,9 @@ import pytest
 from store_cases import KEYS, MACHINES, failure, row
 
 from gemmtune import cli
+from gemmtune.errors import StoreError
 from gemmtune.problem import Problem
+from gemmtune.report import pages
 from gemmtune.report.sources import read
 from gemmtune.selector.machine_limits import DISTURBED_LIMITS, LIMITS
 from gemmtune.selector.segments import TABLE, Segment, Table
@@ -27,7 +32,7 @@ from gemmtune.store.store import Store
 ROOT = Path(__file__).parents[2]
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 ATTACK = "<script>alert()</script>"
-EMPTY = {"meta", "input", "br"}
+EMPTY = {"meta", "input", "br", "wbr"}
 VOID_BY_SLASH = {"line", "path"}
 
 
@@ -217,6 +222,61 @@ def test_other_files_are_an_error(capsys, tmp_path, text):
     (tmp_path / "x").write_text(text)
     assert cli.run(["report", str(tmp_path / "x")]) == 1
     assert str(tmp_path / "x") in capsys.readouterr().err
+
+
+RESULT = {
+    "problem": {"text": "t"}, "pick": "a", "speedup_over_torch": 2.0, "limit_us": 1.0, "seconds": 1.0,
+    "choices": [
+        {"name": "a", "time_us": 5.0, "status": "ok", "reason": ""},
+        {"name": "b", "time_us": 6.0, "status": "ok", "reason": ""},
+        {"name": "c", "time_us": None, "status": "crashed", "reason": "x"},
+    ],
+}  # fmt: skip
+BENCHMARK = {
+    "environment": {"device": "d", "versions": {}}, "limits": {"bandwidth_gbps": 9.0},
+    "shapes": [{
+        "problem": "p", "pick": "a", "limit_us": 1.0, "tuning_s": {"gemmtune": 1.0}, "errors": {},
+        "regimes": {"graph": {"gemmtune_us": 5.0, "references": {"torch": {"time_us": 6.0}}}},
+        "finalists": [{"name": "b", "time_us": 6.0}],
+    }],
+}  # fmt: skip
+ODD = (-1e300, 1e308, "5", True, [1], {"a": 1}, math.nan, math.inf, 10**18)
+
+
+def places(value, kind, path=()):
+    """Yield the path of each value of a kind."""
+    inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for name, x in inner:
+        yield from places(x, kind, (*path, name))
+    if type(value) is kind:
+        yield path
+
+
+def changed(whole, path, odd):
+    """Return a copy of plain values with another one at the path."""
+    *above, last = path
+    copied = inner = copy.deepcopy(whole)
+    for name in above:
+        inner = inner[name]
+    inner[last] = odd
+    return copied
+
+
+def test_odd_numbers_and_texts_are_errors(tmp_path):
+    file = tmp_path / "x.json"
+    for whole in ([RESULT], BENCHMARK):
+        file.write_text(json.dumps(whole))
+        assert [entry.time_us for entry in read(file).entries] == [5.0]
+        for path in places(whole, float):
+            for odd in ODD:
+                file.write_text(json.dumps(changed(whole, path, odd)))
+                with pytest.raises(StoreError, match=re.escape(f"{file}: ")):
+                    pytest.fail(f"{path} = {odd} is taken: {read(file)}")
+        for path in places(whole, str):
+            for odd in (7, [1], None):  # some texts are read by nobody
+                file.write_text(json.dumps(changed(whole, path, odd)))
+                with contextlib.suppress(StoreError):
+                    pages.report([read(file)])
 
 
 def test_bad_arguments(capsys, own_store, filled, tmp_path):

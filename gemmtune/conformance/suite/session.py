@@ -14,8 +14,9 @@ from ..bench.outcome import Record
 from ..option_table import STDOUT
 from ..options import RunOptions
 from ..report.as_json import as_json_text
+from ..report.page import as_html
 from ..report.summary import Summary, summarise
-from ..report.text import MOST_LINES, as_html, header_lines, renderables
+from ..report.text import MOST_LINES, header_lines, renderables
 from ..runs.files import json_text, save_failing, write
 from ..runs.matrices import exit_status
 from ..runs.run import Run

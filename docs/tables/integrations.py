@@ -1,0 +1,72 @@
+"""Tables of ``benchmarks/results/*/integrations.json``: what Inductor's table and the layers for vLLM gain."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from . import table
+from .measured import RESULTS, results
+
+NOT_YET = "Nobody has measured it yet: `benchmarks/integrations.py`.\n"
+
+
+def inductor() -> str:
+    """Return a row for each product, compiled with and without a look-up table."""
+    head = ["GPU", "product", "default µs", "max-autotune µs", "table µs", "compile s by search", "by table", "entry"]
+    rows = []
+    for gpu, row in _rows("inductor"):
+        ways = row["ways"]
+        [entry] = row["entry"] or [{}]
+        seconds = (f"{row['compile_s'][name]:.1f}" if name in ways else "–" for name in ("max-autotune", "table"))
+        rows.append(
+            [gpu, _product(row), *(_us(ways, name) for name in ("default", "max-autotune", "table")), *seconds, _entry(entry)]
+        )
+    return table(head, rows) if rows else NOT_YET
+
+
+def vllm() -> str:
+    """Return a row for each layer, by torch and by the class that vLLM runs."""
+    head = ["GPU", "layer", "weights", "torch µs", "bfloat16 µs", "gemmtune µs", "× torch", "× bfloat16"]
+    rows = []
+    for gpu, row in _rows("vllm"):
+        ways = row["ways"]
+        first, quantized = next(iter(ways)), "bfloat16" in ways
+        dense = "bfloat16" if quantized else first
+        ours = ways.get("gemmtune")
+        over = f"{ways[dense]['time_us'] / ours['time_us']:.2f}" if ours else "–"
+        numbers = [_us(ways, first), _us(ways, dense), _us(ways, "gemmtune"), _ratio(ways, "gemmtune"), over]
+        rows.append([gpu, _product(row), "int4" if quantized else "bfloat16", *numbers])
+    return table(head, rows) if rows else NOT_YET
+
+
+def _rows(part: str) -> list[tuple[str, dict[str, Any]]]:
+    found: list[tuple[str, dict[str, Any]]] = []
+    for path in sorted(RESULTS.glob("*/integrations*.json")):
+        content = results(path.parent.name, path.stem)
+        ordered = sorted(content[part], key=lambda row: [int(x) for x in row["problem"].split()[1].split("x")])
+        found += [(content["environment"]["device"], row) for row in ordered]
+    return found
+
+
+def _product(row: dict[str, Any]) -> str:
+    return str(row["problem"]).split()[1]
+
+
+def _us(ways: dict[str, Any], name: str) -> str:
+    return f"{ways[name]['time_us']:.1f}" if name in ways else "–"
+
+
+def _ratio(ways: dict[str, Any], name: str) -> str:
+    return f"{ways[name]['ratio']:.2f}" if name in ways else "–"
+
+
+def _entry(entry: dict[str, Any]) -> str:
+    if "BLOCK_M" not in entry:
+        return str(entry.get("template_id", "none"))
+    sides = "x".join(str(entry[f"BLOCK_{side}"]) for side in "MNK")
+    return f"{entry['template_id']} {sides}, {entry['num_stages']} stages, {entry['num_warps']} warps"
+
+
+MAKERS: dict[str, Callable[[], str]] = {"measured-inductor": inductor, "measured-vllm": vllm}
+"""Every made part by its name."""
