@@ -132,7 +132,7 @@ def shipped_for(device: DeviceInfo) -> Shipped | None:
         log.warning("%s: %s; install gemmtune again. The measurements that it ships are not used", path, error)
         return None
     if why := found.why_elsewhere(device):
-        text = "the measurements that gemmtune ships for %s are not used here (%s), but tunings begin with the choices that they favour"
+        text = "the measurements that gemmtune ships for %s are not used here (%s): tunings begin with the choices that they favour"
         log.info(text, device.name, why)
         return None
     return found
