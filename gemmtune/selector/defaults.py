@@ -145,7 +145,7 @@ def defaults_for(
 def _orders(work: Work, gains: Gains, kept: frozenset[str]) -> list[tuple[int, list[str]]]:
     """Return the names for each interval: those with a gain over torch, then torch. The rule serves where nothing was measured."""
     orders = []
-    for m in filter(work.rows_class.has, ROWS if gains else (m for m, _ in rule_for(work.device))):
+    for m in filter(work.rows_class.has, ROWS if gains else (m for m, _ in rule_for(work))):
         if m not in gains and work.rows_class.problem.widens_b:
             orders.append((m, _ruled(work, m)))
             continue
@@ -155,15 +155,17 @@ def _orders(work: Work, gains: Gains, kept: frozenset[str]) -> list[tuple[int, l
     return orders
 
 
-def rule_for(device: DeviceInfo) -> tuple[tuple[int, tuple[str, ...]], ...]:
-    """Return the rule for a device."""
-    return RULE_ON_CPU if device.type == "cpu" else RULE
+def rule_for(work: Work) -> Sequence[tuple[int, tuple[str, ...]]]:
+    """Return the rule for a class. Experts divide the rows among them."""
+    if work.device.type != "cpu":
+        return RULE
+    return [(rows * (work.rows_class.problem.groups or 1), names) for rows, names in RULE_ON_CPU]
 
 
 def _ruled(work: Work, m: int) -> list[str]:
     """Return the names of the rule's first choice offered for an M, and of torch's operation. Few backends have to enumerate."""
     problem, found = work.rows_class.at(m), list[Choice]()
-    for prefix in next((names for hi, names in rule_for(work.device) if m <= hi), () if work.device.type == "cpu" else LARGE):
+    for prefix in next((names for hi, names in rule_for(work) if m <= hi), () if work.device.type == "cpu" else LARGE):
         if not found:
             offered = offered_by(prefix.split(":", maxsplit=1)[0], work, problem)
             found += [c for c in offered if c.name.startswith(prefix)][:1]

@@ -137,7 +137,7 @@ def test_processes_start_first_and_inductor_is_imported_while_kernels_compile(mo
     monkeypatch.setattr(made_by, "prepare_compiling", lambda given, most: prepared.append(most))
     for device, subprocess in ((detect("cpu"), True), (preset("sm90"), True), (preset("sm90"), False)):
         made_by.start_processes(device, dataclasses.replace(settings.current(), tune_in_subprocess=subprocess))
-    assert prepared == [("cuda", False), MOST_KERNELS, MOST_KERNELS]
+    assert prepared == [("cpu", False), ("cuda", False), MOST_KERNELS, MOST_KERNELS]
     monkeypatch.setattr(made_by, "start_processes", lambda *_: events.append("processes"))
     monkeypatch.setattr(made_by, "in_models", in_models)
     add, wait = defaults.Compilation.add, defaults.Compilation.wait
