@@ -99,6 +99,8 @@ class Default:
         return dataclasses.replace(made, origin=self.origin)
 
     def _checked(self, x: Segment) -> tuple[int, ...]:
+        if self.work.rows_class.problem.groups:  # each M has patterns of groups, which take seconds on a CPU
+            return () if self.work.choices[x.name].baseline else tuple(sorted({x.hi, *x.kernels[1:]}))
         return (x.lo,) if self.work.choices[x.name].baseline else tuple(sorted({x.lo, x.hi, *x.kernels}))
 
     def stored(self, store: Store) -> Table | None:
