@@ -135,4 +135,8 @@ def _has_table(rows_class: RowClass, device: DeviceInfo, current: Settings) -> b
     known = range_plan_for(rows_class.problem, device, in_models(current, device))
     if known is None or known.table is None:
         return False
-    return not known.by_rule or known.table.origin == origin_for(rows_class, device)
+    if not known.by_rule:
+        return True
+    if lost := known.lost(device, current):
+        log.info("%s: the stored table is made again: %s", rows_class, lost)
+    return not lost and known.table.origin == origin_for(rows_class, device)
