@@ -56,6 +56,15 @@ over int4 and int8 in bfloat16 and float32, 2048 x 2048, one core with AVX-512. 
 """
 
 
+ROWS_OF_AN_EXPERT = 32
+"""Rows of each expert up to which the compiled kernel serves a CPU.
+
+Compared with dequantizing all experts and torch's product it is 8 to 27 times as fast at 1 row of each expert, 2.3 to 25 times at 8
+and 1.0 to 8 times at 32, over int4 and int8 in bfloat16 and float32, 8 experts of 512 x 512, one core. At 64 rows it is 0.9 to 7
+times as fast.
+"""
+
+
 RULED, PREDICTED, SHIPPED = "rule", "predicted", "shipped"
 """First words of the ``origin`` of a default table."""
 
@@ -159,9 +168,12 @@ def _orders(work: Work, gains: Gains, kept: frozenset[str]) -> list[tuple[int, l
 
 def rule_for(work: Work) -> Sequence[tuple[int, tuple[str, ...]]]:
     """Return the rule for a class. Experts divide the rows among them."""
+    groups = work.rows_class.problem.groups
     if work.device.type != "cpu":
         return RULE
-    return [(rows * (work.rows_class.problem.groups or 1), names) for rows, names in RULE_ON_CPU]
+    if not groups:
+        return RULE_ON_CPU
+    return [(rows * groups, names) for rows, names in RULE_ON_CPU if rows <= ROWS_OF_AN_EXPERT or not names]
 
 
 def _ruled(work: Work, m: int) -> list[str]:
