@@ -34,7 +34,7 @@ def test_searches_find_what_was_found_on_an_h200():
     quick, default = found.curves
     assert found.problems == 16
     assert not found.skipped
-    assert default.known > 0.85, "the ranking has changed so much that the data say nothing"
+    assert default.known > 0.8, "the ranking has changed so much that the data say nothing"
     assert at_the_end(default)["median"] <= 0.01
     assert at_the_end(default)["worst"] <= 0.05
     assert at_the_end(quick)["median"] <= 0.01
