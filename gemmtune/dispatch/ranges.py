@@ -15,9 +15,11 @@ from typing import Any, Literal
 from ..choice import Choice, Kernel
 from ..device import DeviceInfo
 from ..errors import GemmtuneError, InvalidProblemError, UnavailableError
+from ..filters import why_not_named
 from ..problem import Problem
 from ..problem.rows import Relaid, RowClass, row_classes
 from ..selector.candidates import candidates_for, choice_of
+from ..selector.offers import enabled_backends
 from ..selector.ranges import kind_of, stored_table
 from ..selector.segments import DEFAULT, Segment, Table, extended
 from ..settings import Settings, Timing
@@ -142,6 +144,17 @@ class RangePlan:
     def by_rule(self) -> bool:
         """True for a table of which nothing was measured."""
         return self.table is not None and self.ruled.issuperset(self.table.segments)
+
+    def lost(self, device: DeviceInfo, settings: Settings) -> str:
+        """Return why a choice of the table that the settings allow cannot run: another version, or an emptied cache. Else ""."""
+        enabled = enabled_backends(device, settings)
+        for member, x in zip(self.members, self.table.segments if self.table is not None else (), strict=self.table is not None):
+            if x.backend in enabled and why_not_named(x.name, x.backend, settings) is None:
+                for m in x.kernels:
+                    at = member.choice if isinstance(member.choice, str) else member.choice.at(self.rows_class.at(m), device)
+                    if isinstance(at, str) or not at.compiled:
+                        return at if isinstance(at, str) else f"the kernel of {x.name} is not in the cache"
+        return ""
 
     def load(self) -> None:
         """Load the kernels of all segments, once. The first call of a weight does it, so that no later call has to."""

@@ -117,7 +117,7 @@ def known_of_other_rows(request: Request) -> Plan | None:
     if settings.rows != "shared" or settings.tune == "force":
         return None
     known = range_plan_for(problem, device, settings)
-    if known is None or (known.by_rule and request.may_tune):
+    if known is None or (known.by_rule and (request.may_tune or (settings.tune == "predict" and known.lost(device, settings)))):
         return None
     if problem.m in known.tuned:  # this M was measured, which tells more
         request.may_tune &= known.table is None
@@ -142,7 +142,8 @@ def predicted_table(request: Request) -> Plan | None:
         return None
     for rows_class in row_classes(problem)[:1]:
         attempt = (rows_class, device, settings.token)
-        if attempt in _attempts or range_plan_for(problem, device, settings) is not None:
+        known = range_plan_for(problem, device, settings)
+        if attempt in _attempts or (known is not None and not (known.by_rule and known.lost(device, settings))):
             return None
         _attempts.add(attempt)
         try:

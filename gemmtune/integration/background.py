@@ -74,14 +74,14 @@ class BackgroundTuning:
         self._jobs: deque[Job] = deque()
         self._worker: Worker | None = None
         self._thread: threading.Thread | None = None
-        self._made = 0
+        self._made = self._dropped = 0
         self._stopped = ""
 
     def __str__(self) -> str:
         with self._changed:
             left = len(self._jobs)
             why = f" ({self._stopped})" if self._stopped else ""
-        return f"background tuning: {self._made} tables made, {left} left{why}"
+        return f"background tuning: {self._made} tables made, {left or self._dropped} left{why}"
 
     @property
     def done(self) -> bool:
@@ -114,7 +114,7 @@ class BackgroundTuning:
         """Make these tables after the earlier ones, except those that the store has."""
         wanted = [job for job in jobs if not job.made]
         with self._changed:
-            self._stopped = ""
+            self._stopped, self._dropped = "", 0
             self._jobs += [job for job in dict.fromkeys(wanted) if job not in self._jobs]
             if self._jobs and self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="gemmtune-background", daemon=True)
@@ -166,7 +166,7 @@ class BackgroundTuning:
     def _give_up(self, error: UnavailableError | WorkerCrashed | WorkerTimedOut) -> None:
         """Drop all jobs after the end of the tuning process. Say so once, unless it was stopped."""
         with self._changed:
-            left = len(self._jobs)
+            left = self._dropped = len(self._jobs)
             self._jobs.clear()
             stopped, self._stopped = self._stopped, self._stopped or str(error).splitlines()[0]
         if not stopped:

@@ -26,7 +26,7 @@ from ..store.store import open_store
 from ..workers.worker import NoWorkerError
 from .eager import scalars_of
 from .measured import in_models
-from .modules import is_conv1d, is_linear
+from .modules import is_conv1d, is_experts, is_linear
 from .picks import stated
 
 log = logging.getLogger("gemmtune")
@@ -69,12 +69,11 @@ def make_defaults(device: DeviceInfo, classes: Sequence[RowClass], shown: Progre
 
 
 def start_processes(device: DeviceInfo, current: Settings) -> None:
-    """Start the processes that compile and verify the default tables of a GPU. Those of a CPU start when they are needed."""
-    if device.type == "cpu":
-        return
+    """Start the processes that verify default tables, and for a GPU those that compile. Compilers of a CPU start when needed."""
     if current.tune_in_subprocess:
         prepare_measuring(device, current, timed=False)
-    prepare_compiling(current, MOST_KERNELS)
+    if device.type != "cpu":
+        prepare_compiling(current, MOST_KERNELS)
 
 
 def _classes(model: nn.Module) -> dict[DeviceInfo, list[RowClass]]:
@@ -90,26 +89,30 @@ def _classes(model: nn.Module) -> dict[DeviceInfo, list[RowClass]]:
 
 
 def _problems(model: nn.Module) -> Iterator[tuple[Problem, DeviceInfo]]:
-    """Yield the product of each layer on a GPU, and of each quantized one on a CPU, with some rows, and the layer's device."""
+    """Yield the product of each layer on a GPU, and of quantized layers and experts on a CPU, with some rows, and their device."""
     for module in model.modules():
-        weight = getattr(module, "weight", None)
-        if not isinstance(weight, torch.Tensor) or weight.dim() != 2:
-            continue
-        if not weight.is_cuda and not (isinstance(weight, QuantizedWeight) and weight.device.type == "cpu"):
-            continue
-        with torch.no_grad():
-            problem = _quantized(weight) if isinstance(weight, QuantizedWeight) else _dense(module, weight)
-        if problem is not None:
-            yield problem, detect(weight.device)
+        for weight in module._parameters.values() if is_experts(module) else (getattr(module, "weight", None),):
+            if not isinstance(weight, torch.Tensor) or weight.dim() not in (2, 3):
+                continue
+            is_few_bits, on_cpu = isinstance(weight, QuantizedWeight), weight.device.type == "cpu"
+            if not weight.is_cuda and not (is_few_bits and on_cpu):
+                continue
+            with torch.no_grad():
+                problem = _quantized(weight) if isinstance(weight, QuantizedWeight) else _dense(module, weight)
+            if problem is not None and (on_cpu or not problem.groups):
+                yield problem, detect(weight.device)
 
 
 def _quantized(weight: QuantizedWeight) -> Problem | None:
-    """Return the product of a quantized weight with some rows."""
-    if not weight.transposed or weight.tensor.is_floating_point():
+    """Return the product of a quantized weight, or of those of experts, with some rows."""
+    if weight.tensor.is_floating_point() or (weight.dim() == 2 and not weight.transposed):
         return None
-    rows = torch.empty(ROWS, weight.shape[1], dtype=weight.dtype, device=weight.device)
+    rows = torch.empty(ROWS, weight.shape[-1 if weight.transposed else -2], dtype=weight.dtype, device=weight.device)
     parts = [rows, *weight.parts]
-    return stated("mixed_mm", parts, (), (weight.encoding,))
+    if weight.dim() == 2:
+        return stated("mixed_mm", parts, (), (weight.encoding,))
+    ends = torch.full(weight.shape[:1], ROWS, dtype=torch.int32, device=weight.device)
+    return stated("mixed_grouped_mm", [*parts, ends], (), (weight.encoding,))
 
 
 def _dense(module: nn.Module, weight: torch.Tensor) -> Problem | None:
@@ -132,4 +135,8 @@ def _has_table(rows_class: RowClass, device: DeviceInfo, current: Settings) -> b
     known = range_plan_for(rows_class.problem, device, in_models(current, device))
     if known is None or known.table is None:
         return False
-    return not known.by_rule or known.table.origin == origin_for(rows_class, device)
+    if not known.by_rule:
+        return True
+    if lost := known.lost(device, current):
+        log.info("%s: the stored table is made again: %s", rows_class, lost)
+    return not lost and known.table.origin == origin_for(rows_class, device)

@@ -13,6 +13,7 @@ from ..errors import InvalidProblemError
 from ..operand_kinds import Encoding, Gate
 from ..problem.grouped_compositions import added_by_token, gated_columns, within_groups
 from ..problem.operations import OPERATIONS
+from ..quantized.weight import QuantizedWeight
 from .operate import is_compiling, operate
 
 Tensor = torch.Tensor
@@ -58,6 +59,10 @@ def grouped_mm(
         words = {"rows": rows, "gated": gated, "scatter": scatter, "epilogue": epilogue, "epilogue_args": epilogue_args}
         return _without_groups(a, b, out, words)
     form = form_of("grouped_mm", a, b, offs, rows=rows, gated=gated, scatter=scatter)
+    if isinstance(b, QuantizedWeight) and out is None and epilogue is None and not _has_gradient(form, epilogue_args):
+        # The rule of the weight multiplies all experts at once. torch's composition takes one after the other on a CPU.
+        result: Tensor = getattr(torch.ops.gemmtune, form.op)(*form.operands, **({"gated": gated} if gated else {}))
+        return result
     if form.transposed:
         return _transposed(form, out, epilogue, tuple(map(transposed_operand, epilogue_args)) if epilogue_args else NOTHING)
     if OPERATIONS[form.op].gradient is None and out is None and _has_gradient(form, epilogue_args):

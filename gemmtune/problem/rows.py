@@ -230,3 +230,13 @@ def _strides_have_rows(problem: Problem, units: Units = ()) -> bool:
         for place, layout in _operands(problem)
         if _rows_of_one(problem, place, layout, units) is not None
     )
+
+
+def with_groups(problem: Problem, groups: int) -> Problem:
+    """Return a product of groups of rows with fewer groups: the first matrices and scales of b, and as many rows."""
+    changed = {
+        name: dataclasses.replace(layout, size=(groups, *layout.size[1:]))
+        for name in ("b", "scale_b", "offs")
+        if (layout := getattr(problem, name)) is not None
+    }
+    return dataclasses.replace(problem, **changed)

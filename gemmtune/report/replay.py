@@ -14,9 +14,10 @@ from ..effort import EFFORT
 from ..errors import UnavailableError
 from ..selector.axes import origins, search_axes
 from ..selector.candidates import Candidates, outcome_of
-from ..selector.offers import interleaved, offers_for, untried_variants
+from ..selector.offers import offers_for, untried_variants
 from ..selector.pick import right
 from ..selector.result import Outcome
+from ..selector.trials import trials_for
 from ..settings import Search, Settings
 from ..store.row import Row
 from .known import Known
@@ -153,11 +154,13 @@ def _trace(known: Known, settings: Settings, order: Order, number: int) -> Trace
     assert known.problem is not None
     device = device_of(known.fingerprint)
     offers = offers_for(known.problem, device, settings, on_this_machine=False)
-    listed = interleaved(offers.choices) if order == "tuning" else list(offers.choices)
+    trials = trials_for(known.problem, device, settings, offers.choices) if order == "tuning" else None
+    made = Candidates(problem=known.problem, device=device, settings=settings, offers=offers, choices={}, known={}, trials=trials)
+    run, listed = _Run(known, made), list(offers.choices)
     if order == "random":
         random.Random(number).shuffle(listed)
-    run = _Run(known, Candidates(problem=known.problem, device=device, settings=settings, offers=offers, choices={}, known={}))
-    run.examine(sorted(listed, key=lambda choice: not choice.baseline))
+    while listed := made.untried(run.outcomes) if order == "tuning" else [c for c in listed if c.content_hash not in run.outcomes]:
+        run.examine(sorted(listed, key=lambda choice: not choice.baseline))
     for _ in range(EFFORT[settings.search].variant_rounds):
         run.examine(untried_variants(run.candidates.choices, run.outcomes, settings))
     for origin in origins(run.candidates, run.outcomes):

@@ -20,6 +20,7 @@ from ..store.store import Row, Store
 from .offers import enabled_backends, interleaved, known_variants, moved_choices, named_choice, offers_for, widest_offers_for
 from .pick import pick
 from .result import ALONE, DISTURBED, SETTLED, Outcome
+from .trials import Trials, trials_for
 
 Retry = Literal["needed", "failed", "disturbed"]
 """Stored outcomes of a busy machine that do not count, so that they are measured again.
@@ -51,6 +52,8 @@ class Candidates:
     """True if only the offers and their variants count, whatever else the store knows."""
     host_us: float = 0.0
     """Host time that gemmtune adds to a call, if times are those of whole calls; otherwise 0."""
+    trials: Trials | None = None
+    """Offers that are tried first, by shipped measurements."""
     deadline: float = math.inf
     """Time of ``time.monotonic`` after which no choice is examined except torch's own."""
 
@@ -71,8 +74,17 @@ class Candidates:
 
     @property
     def missing(self) -> list[Choice]:
-        """The offers without an outcome, in the order in which they are tried."""
-        return interleaved([c for c in self.offers.choices if c.content_hash not in self.known])
+        """The offers that are tried next."""
+        return self.untried(self.known)
+
+    def untried(self, outcomes: Mapping[str, Outcome]) -> list[Choice]:
+        """Return the offers to try next, in order: those favoured by shipped measurements, then the others unless these suffice."""
+        left = interleaved([c for c in self.offers.choices if c.content_hash not in outcomes])
+        if self.trials is None:
+            return left
+        by_name = {c.name: c for c in left}
+        first = [by_name[name] for name in self.trials.first if name in by_name]
+        return first or ([] if self.trials.suffice(outcomes.values()) else left)
 
     @property
     def complete(self) -> bool:
@@ -169,8 +181,9 @@ def _reopened(known: dict[str, Outcome]) -> dict[str, Outcome]:
 def candidates_for(problem: Problem, device: DeviceInfo, settings: Settings, *, host_us: float = 0.0) -> Candidates:
     """Return the choices for a problem, without outcomes."""
     offers = offers_for(problem, device, settings)
-    choices = {c.content_hash: c for c in offers.choices}
-    return Candidates(problem=problem, device=device, settings=settings, offers=offers, choices=choices, known={}, host_us=host_us)
+    choices, trials = {c.content_hash: c for c in offers.choices}, trials_for(problem, device, settings, offers.choices)
+    found = Candidates(problem=problem, device=device, settings=settings, offers=offers, choices=choices, known={}, host_us=host_us)
+    return dataclasses.replace(found, trials=trials)
 
 
 def choice_of(

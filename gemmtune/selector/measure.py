@@ -30,6 +30,9 @@ from .samples import NO_MEMORY, Sample
 
 log = logging.getLogger("gemmtune")
 
+WAVES = 2
+"""Rounds of offers: those tried first, then the others unless the first suffice."""
+
 
 def measure(
     candidates: Candidates,
@@ -62,16 +65,20 @@ def measure(
         x.drift = drift_since(session, candidates, outcomes) if new else 1.0
         # Compilers on the CPU do not change kernel times on a GPU, but they do change the time of a whole call.
         unaffected_by_compilers = candidates.device.type != "cpu" and settings.timing != "eager"
-        examine([c for c in todo if unaffected_by_compilers and (c.compile_key is None or c.compiled)])
-        examine(_compiled(x, [c for c in todo if c.content_hash not in outcomes], compilation))
         # Then choices near the fastest: launch variants, and points along their axes. If one of them is refused, choices near the
-        # next best one.
+        # next best one. Offers that are tried only if those favoured do not suffice come second.
         refused = True
         while refused:
+            for _ in range(WAVES):
+                examine([c for c in todo if unaffected_by_compilers and (c.compile_key is None or c.compiled)])
+                examine(_compiled(x, [c for c in todo if c.content_hash not in outcomes], compilation))
+                todo = x.candidates.untried(outcomes)
             for _ in range(effort.variant_rounds):
                 examine(untried_variants(x.candidates.choices, outcomes, settings))
             search_all_axes(x)
             refused = rank(x, effort.entrants)
+            todo = x.candidates.untried(outcomes)
+            refused |= bool(todo) and candidates.deadline == math.inf
     return x.candidates
 
 

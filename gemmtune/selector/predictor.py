@@ -127,24 +127,45 @@ class Predictor:
     digest: str = ""
     """First digits of the file's hash. Tables by another file are made anew."""
 
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """Names of the GPUs that were measured."""
+        return tuple(self.origin["devices"])
+
+    @property
+    def archs(self) -> frozenset[str]:
+        """Their architectures."""
+        return frozenset(machine["arch"] for machine in self.origin["machines"])
+
     def knows(self, problem: Problem, device: DeviceInfo) -> bool:
         """Return True if weights of the problem's kind were measured, on this GPU or on one of the same multiprocessors."""
         return kind_of(problem) in self.portfolios and why_unknown(problem, device) is None
 
+    def times(self, problem: Problem, device: DeviceInfo, choices: Sequence[Choice]) -> dict[str, NDArray[np.float64]]:
+        """Return log2 of the predicted times by name, [members], of the choices that were measured near the problem.
+
+        Torch's own operation was measured everywhere. Only differences mean something: the floor of the problem is left out.
+        """
+        if not self.knows(problem, device):
+            return {}
+        portfolio, known = self.portfolios[kind_of(problem)], dict[str, Described]()
+        for choice in choices:
+            described = Described.of(choice.name, choice.info)
+            if described is not None and (choice.baseline or portfolio.supports(choice.name, problem)):
+                known[choice.name] = described
+        if not known:
+            return {}
+        found = self.forests[group_of(kind_of(problem))](features(problem, device, list(known.values()))).astype(np.float64)
+        return dict(zip(known, found.T, strict=True))
+
     def gains(self, problem: Problem, device: DeviceInfo, choices: Sequence[Choice], baseline: Choice) -> NDArray[np.float64]:
         """Return each choice's likely gain over ``baseline`` in octaves, [len(choices)]; −inf if not measured nearby."""
         found = np.full(len(choices), -np.inf)
-        if not self.knows(problem, device):
-            return found
-        portfolio = self.portfolios[kind_of(problem)]
-        described = [Described.of(c.name, c.info) for c in (*choices, baseline)]
-        known = [i for i, c in enumerate(choices) if described[i] is not None and portfolio.supports(c.name, problem)]
-        rows = [x for i in (*known, -1) if (x := described[i]) is not None]
-        if len(rows) < 2 or described[-1] is None:
-            return found
-        times = self.forests[group_of(kind_of(problem))](features(problem, device, rows)).astype(np.float64)
-        gains = times[:, -1:] - times[:, :-1]
-        found[known] = portfolio.likely(gains, problem.m)
+        times = self.times(problem, device, (*choices, baseline))
+        known = [i for i, choice in enumerate(choices) if choice.name in times and not choice.baseline]
+        if baseline.name in times and known:
+            gains = [times[baseline.name] - times[choices[i].name] for i in known]
+            found[known] = self.portfolios[kind_of(problem)].likely(np.stack(gains, axis=1), problem.m)
         return found
 
 

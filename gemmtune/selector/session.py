@@ -17,7 +17,7 @@ from ..effort import CPU_ROUNDS, EFFORT
 from ..numerics.expectation import Expectation
 from ..numerics.some_rows import some_rows
 from ..problem import Problem
-from ..problem.rows import RowClass
+from ..problem.rows import RowClass, with_groups
 from ..settings import Settings, use
 from ..timing.contenders import Call, Contender
 from ..timing.limits import measure_limits
@@ -31,6 +31,8 @@ from .some_rows import RowBits, RowsVerifier
 from .verify import Verifier, random_expectation
 
 log = logging.getLogger("gemmtune")
+FEW_GROUPS = 4
+"""Groups with which a CPU checks numbers of rows that are not tuned."""
 
 
 class Session(AbstractContextManager["Session"]):
@@ -120,7 +122,14 @@ class Session(AbstractContextManager["Session"]):
         return self._rows_verifier
 
     def _grouped(self, choice: Choice) -> Sample:
-        """Check a grouped product with its own operands: the group of a row depends on the number of rows."""
+        """Check a grouped product with its own operands: the group of a row depends on the number of rows.
+
+        A CPU takes as many rows of few groups, where the operands of all groups would take minutes.
+        """
+        problem = choice.problem
+        if self._device.type == "cpu" and problem.groups > FEW_GROUPS and not problem.divides_terms:
+            fewer = choice.at(with_groups(problem, FEW_GROUPS), self._device)
+            choice = fewer if isinstance(fewer, Choice) and fewer.compile_key == choice.compile_key else choice
         return Verifier(choice.problem, self._device.torch_device).check(choice, choice.build())
 
     def same_rows(self, whole: Choice, parts: Sequence[Choice]) -> Sample:

@@ -130,6 +130,7 @@ def shipped_for(device: DeviceInfo) -> Shipped | None:
         log.warning("%s: %s; install gemmtune again. The measurements that it ships are not used", path, error)
         return None
     if why := found.why_elsewhere(device):
-        log.info("the measurements that gemmtune ships for %s are not used here (%s)", device.name, why)
+        text = "the measurements that gemmtune ships for %s are not used here (%s): tunings begin with the choices that they favour"
+        log.info(text, device.name, why)
         return None
     return found

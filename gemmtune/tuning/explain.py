@@ -34,7 +34,8 @@ class Explanation:
     ``pick`` is the name of the choice, or None if torch runs or the first call has to tune. ``origin`` explains it in words.
     ``outcomes`` are the stored measurements, fastest first. ``missing`` counts the offered choices without one. ``refusals`` are
     the choices that are not offered, with reasons. ``elsewhere`` says why measurements of this problem do not apply, such as
-    another driver. ``table`` has the segments of M if there is a table for the operands.
+    another driver. ``table`` has the segments of M if there is a table for the operands. ``trials`` says which choices a tuning
+    tries first, and if these sufficed.
     """
 
     problem: Problem | None
@@ -45,6 +46,7 @@ class Explanation:
     refusals: tuple[Refusal, ...] = ()
     elsewhere: tuple[str, ...] = ()
     table: Table | None = None
+    trials: str = ""
 
     def __str__(self) -> str:
         lines = [f"{self.problem or 'this call'}: {self.pick or 'torch'} ({self.origin})"]
@@ -56,6 +58,8 @@ class Explanation:
         if self.missing:
             noun = "offered choice is" if self.missing == 1 else "offered choices are"
             lines.append(f"   {self.missing} {noun} not measured yet")
+        if self.trials:
+            lines.append(f"   {self.trials}")
         if self.refusals:
             lines += [f"   refused: {len(self.refusals)}", *(f"   {line}" for line in refusal_lines(self.refusals))]
         lines += [f"   measured before, but not usable now: {text}" for text in self.elsewhere]
@@ -119,7 +123,21 @@ def _explain(problem: Problem, device: DeviceInfo, settings: Settings, store: St
         refusals=tuple(candidates.offers.refusals),
         elsewhere=elsewhere,
         table=shared.table if shared is not None else None,
+        trials=_trials(candidates),
     )
+
+
+def _trials(candidates: Candidates) -> str:
+    """Return which choices a tuning tries first, and how many it leaves out. Empty if it tries all, or has tried them."""
+    trials, settled = candidates.trials, {o.name for o in candidates.known.values()}
+    left_out = [c for c in candidates.offers.choices if trials is not None and c.name not in {*trials.first, *settled}]
+    if trials is None or not left_out or candidates.only is not None:
+        return ""
+    favour = f"those that measurements of {trials.source} favour"
+    others = "1 other" if len(left_out) == 1 else f"{len(left_out)} others"
+    if not trials.suffice(candidates.known.values()):
+        return f"a tuning first tries {favour}, and leaves out {others} if one is the fastest"
+    return f"{others} left out, since one of {favour} is the fastest; search='exhaustive' tries all"
 
 
 _DEFAULT_ORIGINS = {

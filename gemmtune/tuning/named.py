@@ -92,6 +92,8 @@ def _call(asker: str, op: Operation, operands: Sequence[Operand], arguments: Map
     if not isinstance(name, str) or name not in NAMES:
         got = f"op {name!r}" if isinstance(name, str) else f"a {type(name).__name__}"
         compiled = ", or what torch.compile returned" if asker == "explain" else ""
+        if hasattr(op, "named_modules"):
+            compiled += "; name the product of one of its layers, such as 'addmm', layer.bias, x, layer.weight.t()"
         raise InvalidProblemError(
             f"{asker}: got {got}, expected a Problem, or one of {', '.join(NAMES)} with its tensors{compiled}"
         )

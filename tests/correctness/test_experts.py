@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -15,6 +16,9 @@ from torch import nn
 import gemmtune
 from gemmtune import settings
 from gemmtune.integration.quantize import dequantize_
+from gemmtune.operators import kernels
+from gemmtune.selector import defaults
+from gemmtune.selector.segments import Table
 from gemmtune.store.store import open_store
 
 pytestmark = [pytest.mark.slow, needs("models")]
@@ -105,6 +109,39 @@ def test_quantized_experts_have_the_values_of_grouped_mm(kind):
     with torch.no_grad():
         expected, found = (result(_with(model, way), given) for way in WAYS[1:])
     assert torch.allclose(found, expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["mixtral", "gpt_oss"])
+def test_quantized_experts_on_a_cpu_need_no_tuning(name, monkeypatch):
+    """Experts divide the rows among them: so many times the rows of the rule run by the compiled kernel, in one product."""
+    monkeypatch.setattr(defaults, "RULE_ON_CPU", ((4, ("cpp:",)), (64, ())))
+    model, given = made(name)
+    gemmtune.quantize_(_with(model, "gemmtune"), "int8")
+    few = {"input_ids": given["input_ids"][:1, :7]}
+    with torch.no_grad(), settings.patch(backends=("aten", "cpp"), rows="shared"):
+        expected = [result(model, x) for x in (few, given)]
+        gemmtune.optimize(model, progress=False)
+        tables = [x for x in open_store(settings.current()).every_ranged() if json.loads(x.key)["op"] == "mixed_grouped_mm"]
+        ran = Counter()
+        run = kernels.run_unchecked
+        monkeypatch.setattr(kernels, "run_unchecked", lambda call: ran.update([call.name]) or run(call))
+        found = [result(model, x) for x in (few, given)]
+    kinds = [[(x.backend, x.lo, x.hi, x.checked) for x in Table.of(table).segments] for table in tables]
+    assert kinds == [[("cpp", 1, 16, (16,)), ("aten", 17, 256, ())]] * 2
+    assert set(ran) == {"mixed_grouped_mm"}, "experts were multiplied one by one"
+    for ours, torchs in zip(found, expected, strict=True):
+        assert torch.allclose(ours, torchs, atol=1e-4)
+
+
+def test_experts_in_floats_stay_torchs_on_a_cpu():
+    model, given = made("mixtral")
+    with torch.no_grad(), settings.patch(backends=("aten", "cpp"), rows="shared"):
+        expected = result(_with(model, "grouped_mm"), given)
+        assert torch.equal(result(gemmtune.optimize(model, progress=False), given), expected)
+        assert torch.allclose(result(_with(model, "gemmtune"), given), expected, atol=1e-5)
+        store = open_store(settings.current())
+    assert not store.every_row()
+    assert not store.every_ranged()
 
 
 def _with(model: Any, way: str) -> Any:

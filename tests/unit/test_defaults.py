@@ -112,6 +112,39 @@ def test_a_call_with_predict_makes_the_table_of_a_new_weight_once(monkeypatch):
     assert len(made) == 1
 
 
+def with_other_kernels(made: Table) -> Table:
+    """Return the table as another version wrote it, whose kernels had other sources."""
+    segments = [x if x.backend == "aten" else dataclasses.replace(x, content_hash=f"{x.content_hash[:-1]}-") for x in made.segments]
+    return dataclasses.replace(made, segments=tuple(segments))
+
+
+@pytest.mark.parametrize("lost", ["another version", "an emptied cache"])
+def test_a_table_whose_kernels_are_lost_is_made_again(lost, monkeypatch):
+    """Else torch would run the weight for ever. What the settings exclude is no loss."""
+    a, b, scale = torch.randn(10, 64), torch.randint(-9, 9, (32, 64), dtype=torch.int8).t(), torch.rand(1, 32)
+    expected, made = a @ (b.float() * scale), table()
+    [rows_class], device, again = row_classes(PROBLEM), detect("cpu"), []
+    stored = defaults.Default.stored
+    monkeypatch.setattr(defaults.Default, "stored", lambda self, store: again.append(self) or stored(self, store))
+    store(with_other_kernels(made) if lost == "another version" else made)
+    if lost == "an emptied cache":
+        kernel = type(next(x for x in defaults.offered_by("cpp", _work(rows_class), PROBLEM)))
+        monkeypatch.setattr(kernel, "compiled", property(lambda _: bool(again)))
+    assert not made_by._has_table(rows_class, device, settings.current())
+    with settings.patch(backends=("aten",)):
+        assert made_by._has_table(rows_class, device, settings.current())
+    with settings.patch(tune="predict"):
+        forget_plans()
+        for rows in (5, 10):
+            assert torch.allclose(gemmtune.mixed_mm(a[:rows], b, scale_b=scale), expected[:rows], atol=1e-3)
+    assert len(again) == 1
+    assert made_by._has_table(rows_class, device, settings.current())
+
+
+def _work(rows_class):
+    return defaults.Work(rows_class, range(1, 21), detect("cpu"), settings.current(), 0.0, Progress())
+
+
 ORIGINS = [("predicted 1a", "predicted, verified here, not measured"), ("shipped 2b", "shipped: ")]
 
 
@@ -137,7 +170,7 @@ def test_processes_start_first_and_inductor_is_imported_while_kernels_compile(mo
     monkeypatch.setattr(made_by, "prepare_compiling", lambda given, most: prepared.append(most))
     for device, subprocess in ((detect("cpu"), True), (preset("sm90"), True), (preset("sm90"), False)):
         made_by.start_processes(device, dataclasses.replace(settings.current(), tune_in_subprocess=subprocess))
-    assert prepared == [("cuda", False), MOST_KERNELS, MOST_KERNELS]
+    assert prepared == [("cpu", False), ("cuda", False), MOST_KERNELS, MOST_KERNELS]
     monkeypatch.setattr(made_by, "start_processes", lambda *_: events.append("processes"))
     monkeypatch.setattr(made_by, "in_models", in_models)
     add, wait = defaults.Compilation.add, defaults.Compilation.wait

@@ -26,9 +26,11 @@ from gemmtune.selector.precompile import CompileFailure
 from gemmtune.selector.progress import Progress
 from gemmtune.selector.result import ALONE, DISTURBED, HOST_US, PLACE, SETTLED, Outcome
 from gemmtune.selector.samples import Ranking, Sample, failure_of
+from gemmtune.selector.trials import Trials
 from gemmtune.settings import Settings
 from gemmtune.timing import neighbours
 from gemmtune.timing.rounds import Ranked
+from gemmtune.tuning.explain import _trials
 from gemmtune.workers.worker import GARBLED
 
 CPU = detect("cpu")
@@ -131,6 +133,36 @@ def test_measures_compiled_kernels_while_others_compile(
     assert compiled[0] == (compiled_at, ["fake:b"] if compiled_at else ["fake:b", "fake:a"])
     assert [name for name, *_ in session.asked[:2]] == (["a", "b"] if compiled_at else ["b", "a"])
     assert {o.name: o.time_us for o in found.values()} == {"fake:a": 5.0, "fake:b": 4.0}
+
+
+@pytest.mark.parametrize(
+    ("times", "measured"),
+    [
+        ({"torch": 5.0, "a": 4.0, "b": 3.0}, ["b", "torch"]),
+        ({"torch": 2.0, "a": 4.0, "b": 3.0}, ["b", "torch", "a"]),
+        ({"torch": 5.0, "a": 4.0, "b": None}, ["b", "torch", "a"]),
+    ],
+    ids=["the-favoured-is-fastest", "another-is-faster", "the-favoured-is-wrong"],
+)
+def test_other_offers_are_tried_only_if_the_favoured_do_not_suffice(
+    times: dict[str, float | None], measured: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session, found = FakeSession(**times), dict[str, Outcome]()
+    monkeypatch.setattr(measuring, "open_session", lambda *_: contextlib.nullcontext(session))
+    trials = Trials(first=("fake:b", "fake:torch"), favoured=frozenset({"fake:b"}), source="a GPU")
+    tried = candidates(offered=("torch", "a", "b"), device=preset("sm90"), trials=trials)
+    assert [c.name for c in tried.missing] == ["fake:b", "fake:torch"]
+    measure(tried, found, Progress())
+    assert {o.name for o in found.values()} == {f"fake:{name}" for name in measured}
+    tuned = dataclasses.replace(tried, known=found)
+    assert tuned.complete  # the same command again measures nothing
+    assert (
+        _trials(tried)
+        == "a tuning first tries those that measurements of a GPU favour, and leaves out 1 other if one is the fastest"
+    )
+    assert ("left out" in _trials(tuned)) == (len(measured) == 2)
+    late = tried.within(0.0)
+    measure(late, {}, Progress())  # what is not reached does not keep it waiting
 
 
 def test_after_the_deadline_torch_alone_is_measured() -> None:

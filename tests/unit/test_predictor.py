@@ -20,7 +20,7 @@ from gemmtune import Problem, settings
 from gemmtune.device import preset
 from gemmtune.errors import StoreError
 from gemmtune.problem.rows import row_classes
-from gemmtune.selector import defaults, predicted, predictor, shipped
+from gemmtune.selector import defaults, predicted, predictor, shipped, trials
 from gemmtune.selector.features import NAMES, Described, features, kernel_of, why_unknown
 from gemmtune.selector.offers import named_choice, offers_for
 from gemmtune.selector.predictor import Forest
@@ -313,3 +313,32 @@ def test_a_model_of_shipped_weights_has_a_kernel_for_every_small_m(made_for, mon
         assert others, "kernels that nobody measured at this M stand behind the measured ones"
         assert max(others) <= min(measured.values())
         assert measured.items() <= gains[16].items()
+
+
+A100 = dataclasses.replace(preset("sm80"), name="NVIDIA A100-SXM4-80GB")
+
+
+@pytest.mark.parametrize("device", [UNKNOWN, H200], ids=lambda x: x.name)
+def test_tunings_begin_with_what_a_measured_gpu_favours(device, monkeypatch, caplog):
+    other = {**predictor.shipped_predictor().origin["machines"][0], "device": device.name, "triton": "9.9"}
+    monkeypatch.setattr(shipped, "fingerprint", lambda *_: other)
+    shipped.shipped_for.cache_clear()
+    trials.measured_like.cache_clear()
+    now = dataclasses.replace(GPU_BACKENDS, search="default")
+    with caplog.at_level(logging.INFO, logger="gemmtune"):
+        for problem in (dense(), few_bits(), dense(m=1)):
+            choices = offers_for(problem, device, now, on_this_machine=False).choices
+            order = trials.trials_for(problem, device, now, choices)
+            assert next(c.name for c in choices if c.baseline) in order.first
+            assert len(order.first) < 0.6 * len(choices)
+            assert order.first[0] in order.favoured <= {c.name for c in choices}
+            assert {c.name.partition("_")[0] for c in choices} == {name.partition("_")[0] for name in order.first}
+    assert sum("tunings begin with the choices" in record.message for record in caplog.records) == 1
+    for settled in (dataclasses.replace(now, search="exhaustive"), dataclasses.replace(now, batch_invariant=True)):
+        assert trials.trials_for(problem, device, settled, choices) is None
+    choices = offers_for(dense(), A100, now, on_this_machine=False).choices
+    assert trials.trials_for(dense(), A100, now, choices) is None  # has other kernels
+    unmeasured = Problem.mm(16, 64, 64, dtype=torch.float32, device_type="cuda")
+    assert trials.trials_for(unmeasured, device, now, offers_for(unmeasured, device, now, on_this_machine=False).choices) is None
+    shipped.shipped_for.cache_clear()
+    trials.measured_like.cache_clear()

@@ -34,13 +34,14 @@ def test_searches_find_what_was_found_on_an_h200():
     quick, default = found.curves
     assert found.problems == 16
     assert not found.skipped
-    assert default.known > 0.9, "the ranking has changed so much that the data say nothing"
+    assert default.known > 0.8, "the ranking has changed so much that the data say nothing"
     assert at_the_end(default)["median"] <= 0.01
     assert at_the_end(default)["worst"] <= 0.05
     assert at_the_end(quick)["median"] <= 0.01
     assert at_the_end(quick)["p95"] <= 0.05
     assert at_the_end(quick)["worst"] <= 0.10
-    assert summary(default.at(8))["p95"] <= 0.20, "the best of each kind of kernel is not tried first"
+    assert summary(default.at(8))["p95"] <= 0.10, "what measurements favour is not tried first"
+    assert default.choices < 15, "favoured choices suffice nowhere"
 
 
 def of_problem(times: dict[str, float], m: int = 4) -> Known:

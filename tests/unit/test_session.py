@@ -29,10 +29,11 @@ from gemmtune.choice import Choice, Status
 from gemmtune.device import detect, preset
 from gemmtune.errors import CompileError
 from gemmtune.problem import Problem
-from gemmtune.problem.rows import with_rows
+from gemmtune.problem.rows import with_groups, with_rows
 from gemmtune.selector import samples
 from gemmtune.selector import session as sessions
 from gemmtune.selector.measure import done_by_machine
+from gemmtune.selector.offers import offers_for
 from gemmtune.selector.recheck import AFTER
 from gemmtune.selector.remote import RemoteSession, measuring_kind, open_session
 from gemmtune.selector.samples import Ranking, Sample, failure_of
@@ -548,3 +549,18 @@ def test_measuring_works_without_a_cache_folder(tmp_path: Path) -> None:
 )
 def test_failure_of(error: Exception, status: Status, reason: str) -> None:
     assert failure_of(error) == (status, reason)
+
+
+def test_many_groups_are_checked_by_fewer_on_a_cpu(monkeypatch):
+    problem = Problem.mixed_grouped_mm(96, 32, 64, groups=12, dtype=torch.float32, scales="column", device_type="cpu")
+    fewer = with_groups(problem, 4)
+    assert (fewer.m, fewer.groups, fewer.b.size, fewer.scale_b.size) == (96, 4, (4, 64, 32), (4, 1, 32))
+    assert with_groups(fewer, 12) == problem
+    here, checked = detect("cpu"), []
+    monkeypatch.setattr(sessions.Verifier, "check", lambda self, choice, _: checked.append(choice.problem))
+    [choice] = offers_for(problem, here, Settings(backends=("cpp",), search="quick", max_profiling_configs=1)).choices
+    monkeypatch.setattr(type(choice), "build", lambda _: None)
+    with Session(problem, here, Settings()) as session:
+        for groups in (12, 4, 2):
+            session.prove_rows(choice.at(with_groups(problem, groups), here))
+    assert [x.groups for x in checked] == [4, 4, 2]
