@@ -142,6 +142,23 @@ def write_once(path: Path, text: str) -> None:
             new.replace(path)
 
 
+def write_whole(path: Path, text: str) -> None:
+    """Write a file that a user names, completely or not at all. A link, a device or a pipe is written to and stays what it is.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    if path.is_symlink() or (path.exists() and not path.is_file()):
+        path.write_text(text, encoding="utf-8")
+        return
+    new = path.with_name(f"{path.name}.new-{os.getpid()}")
+    try:
+        new.write_text(text, encoding="utf-8")
+        new.replace(path)
+    finally:
+        new.unlink(missing_ok=True)
+
+
 def _identity(status: os.stat_result) -> tuple[int, ...]:
     return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
 

@@ -8,6 +8,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+from ..cache import write_whole
 from ..errors import InvalidProblemError
 from ..foreign import read_json, shown
 from ..problem import Problem, precision_of
@@ -78,10 +79,7 @@ class Recording:
 
     def write(self, path: Path | str) -> None:
         """Write ``to_json`` to a file, which replaces an old one only when it is complete."""
-        path = Path(path)
-        new = path.with_name(path.name + ".new")
-        new.write_text(json.dumps(self.to_json(), indent=1) + "\n", encoding="utf-8")
-        new.replace(path)
+        write_whole(Path(path), json.dumps(self.to_json(), indent=1) + "\n")
 
     @classmethod
     def read(cls, path: Path | str) -> Recording:

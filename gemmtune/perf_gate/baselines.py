@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, get_args
 
+from ..cache import write_whole
 from ..device import DeviceInfo
 from ..errors import GateError
 from ..foreign import read_json, shown, visible
@@ -83,7 +84,7 @@ class Baselines:
         """Read the baselines of a device, which are empty without a file. Raises GateError if the file is unusable."""
         path = Path(folder) / f"{slug(device)}.json"
         found = cls(path=path, device={"name": device.name, "arch": device.arch})
-        if not path.exists():
+        if not os.path.exists(path):
             return found
         try:
             data = read_json(path)
@@ -118,11 +119,9 @@ class Baselines:
         texts = [",\n".join(f'    "{name}": {json.dumps(value, ensure_ascii=False)}' for name, value in rows) for rows in fields]
         text = ",\n".join(f"  {{\n{rows}\n  }}" for rows in texts)
         whole = f'{{\n"format": {FORMAT},\n"device": {json.dumps(dict(self.device))},\n"entries": [\n{text}\n]\n}}\n'
-        temporary = self.path.with_suffix(".tmp")
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            temporary.write_text(whole, encoding="utf-8")
-            os.replace(temporary, self.path)
+            write_whole(self.path, whole)
         except OSError as error:
             raise GateError(f"baselines: cannot write {self.path}: {error.strerror}; name another folder") from error
 

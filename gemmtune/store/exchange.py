@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import foreign
+from ..cache import write_whole
 from ..errors import StoreError
 from ..foreign import parse_json
 from .database import Database
@@ -176,10 +177,8 @@ def _ranged_of(data: object, source: str) -> list[Ranged]:
 
 def write_json(path: Path, rows: Sequence[Row], limits: Sequence[Limit], ranged: Sequence[Ranged] = ()) -> None:
     """Write ``to_json`` to a file completely or not at all. Raises StoreError if it cannot be written."""
-    new = path.with_name(path.name + ".new")
     try:
-        new.write_text(json.dumps(to_json(rows, limits, ranged), indent=1, allow_nan=False) + "\n")
-        new.replace(path)
+        write_whole(path, json.dumps(to_json(rows, limits, ranged), indent=1, allow_nan=False) + "\n")
     except OSError as error:
         raise StoreError(f"export: got {error}, expected a writable file; choose another path than {path}") from error
 

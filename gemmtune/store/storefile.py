@@ -129,6 +129,8 @@ def create(path: Path, busy_timeout_s: float) -> None:
     """
     if _has_content(path):
         return
+    if path.exists() and not path.is_file():
+        raise OSError(errno.EINVAL, "got a folder, device or pipe, expected a file, or none yet", str(path))
     with file_lock(Path(f"{path}.lock"), busy_timeout_s):
         if _has_content(path):
             return
