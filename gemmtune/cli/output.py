@@ -129,9 +129,9 @@ def _checked_path(_context: click.Context, _parameter: click.Parameter, value: s
     if value is None or value == STDOUT:
         return value
     path = Path(value)
-    if path.is_dir():
+    if os.path.isdir(path):
         raise click.BadParameter(f"got {value!r}, which is a folder; expected a file to write, or - for standard output")
-    if not path.parent.is_dir():
+    if not os.path.isdir(path.parent):
         raise click.BadParameter(f"got {value!r}, but the folder {str(path.parent)!r} does not exist; make it, or name another")
     return value
 
