@@ -197,7 +197,7 @@ def _cpuinfo() -> tuple[frozenset[str], str]:
     path = Path("/proc/cpuinfo")
     flags: frozenset[str] = frozenset()
     name = platform.processor() or platform.machine()
-    for line in path.read_text().splitlines() if path.exists() else ():
+    for line in path.read_text(errors="replace").splitlines() if path.exists() else ():
         field, _, value = line.partition(":")
         if field.strip() == "flags":
             flags = frozenset(value.split())

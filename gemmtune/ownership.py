@@ -76,10 +76,10 @@ def _has_access_list(path: Path) -> bool:
 def _unmapped_root() -> int | None:
     """Return the number that stands for root's files in a user namespace that lacks this user; None outside of such a one."""
     try:
-        ranges = [line.split() for line in Path("/proc/self/uid_map").read_text().splitlines()]
+        ranges = [line.split() for line in Path("/proc/self/uid_map").read_text(encoding="ascii").splitlines()]
         if any(int(outside) == 0 for _, outside, _ in ranges):
             return None
-        return int(Path("/proc/sys/kernel/overflowuid").read_text())
+        return int(Path("/proc/sys/kernel/overflowuid").read_text(encoding="ascii"))
     except (OSError, ValueError):
         return None
 

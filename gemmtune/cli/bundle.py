@@ -2,6 +2,7 @@
 
 import contextlib
 import gzip
+import os
 import shutil
 import sqlite3
 import tarfile
@@ -37,7 +38,7 @@ def bundle(output: str, json_file: str | None) -> None:
         raise SettingsError(place.problem)
     if place.problem:
         announce(place, chosen)
-    if not output.endswith(ARCHIVES) and target.exists() and (not target.is_dir() or any(target.iterdir())):
+    if not output.endswith(ARCHIVES) and os.path.exists(target) and (not os.path.isdir(target) or any(target.iterdir())):
         raise click.ClickException(f"--output: got {output}, expected a new or empty folder, or a name that ends with .tar.gz")
     missing = _native_missing(chosen)
     if torch.cuda.is_available() and place.folder.joinpath(*TRITON).exists():

@@ -12,6 +12,7 @@ from ..settings import Settings
 from . import options
 from .completion import complete_of
 from .output import output_options, run
+from .product import FiniteRange
 from .proof_commands import PROOF_COMMANDS
 from .store_commands import STORE_COMMANDS
 
@@ -40,7 +41,7 @@ SETTINGS = tuple(field.name for field in dataclasses.fields(Settings))
 @click.option(
     "--budget",
     "budget_s",
-    type=click.FloatRange(min=0, min_open=True),
+    type=FiniteRange(min=0, min_open=True),
     metavar="SECONDS",
     help="Seconds for all shapes. What is measured by then is kept and picked from; another tune goes on.",
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,6 +13,15 @@ import click
 
 from ..operand_kinds import full_dtype_name
 from . import words
+
+
+class FiniteRange(click.FloatRange):
+    """Range of numbers, in which neither NaN nor infinity lies."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """Return the number, or fail as click does."""
+        number = float(super().convert(value, param, ctx))
+        return number if math.isfinite(number) else self.fail(f"{value} is not a finite number.", param, ctx)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +57,7 @@ def _dtype_of(*legal: str, hint: str = "") -> Kind:
 _TEXT = 'a side such as 64, or rows and columns such as "64x32"'
 _FLAG = Kind(expected="true or false", check=lambda x: isinstance(x, bool))
 _NUMBER = Kind(expected="a number", check=lambda x: type(x) in (int, float), type=float)
-_SHARE = Kind(expected="a number from 0 to 1", check=lambda x: _NUMBER.check(x) and 0 <= x <= 1, type=click.FloatRange(0, 1))
+_SHARE = Kind(expected="a number from 0 to 1", check=lambda x: _NUMBER.check(x) and 0 <= x <= 1, type=FiniteRange(0, 1))
 WHOLE = Kind(expected="a whole number", check=lambda x: type(x) is int and x >= 0, type=click.IntRange(min=0))
 _COUNT = Kind(expected="a whole number from 1 on", check=lambda x: type(x) is int and x >= 1, type=click.IntRange(1))
 _BLOCK = Kind(expected=_TEXT, check=lambda x: re.fullmatch(r"\d{1,18}(x\d{1,18})?", str(x)) is not None, type=str)

@@ -8,12 +8,13 @@ from typing import Any
 import click
 
 from ..conformance.option_table import OPTIONS
-from ..judging.levels import LEVELS
+from ..judging.levels import LEVELS, MOST_CALL_S
 from ..perf_gate.options import ANCHORS, FOLDER, LEAST_PROCESSES, PICK, PROCESSES
 from . import words
 from .completion import complete_gemm, complete_of
 from .options import device_option, problem_options, search_options, shapes_argument, shapes_option, timing_option
 from .output import level_options, output_options, run
+from .product import FiniteRange
 
 _TYPES: dict[str, Any] = {"integer": int, "seconds": float}
 _PATHS = {"FILE": click.Path(), "DIR": click.Path(file_okay=False)}
@@ -75,7 +76,7 @@ def conformance(**given: Any) -> None:
 @click.option(
     "--timeout",
     "timeout_s",
-    type=click.FloatRange(min=0, min_open=True),
+    type=FiniteRange(min=0, min_open=True, max=MOST_CALL_S),
     default=30.0,
     show_default=True,
     metavar="SECONDS",

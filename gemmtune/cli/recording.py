@@ -20,7 +20,7 @@ from .output import INTERRUPTED, STDOUT, note, write_json
 def record(file: str, program: Sequence[str], json_file: str | None) -> int:
     """Run a Python program, write the products that it computed, and return its exit status."""
     module, arguments = _parsed(program)
-    if not module and not Path(arguments[0]).is_file():
+    if not module and not os.path.isfile(arguments[0]):
         raise click.UsageError(f"record: got {arguments[0]}, which is not a file, expected a Python script, or -m and a module")
     status, process = 0, os.getpid()
     with recording(file) as found:

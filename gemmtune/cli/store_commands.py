@@ -7,6 +7,10 @@ import click
 from ..settings import Search
 from .options import selection_options
 from .output import SUBCOMMAND, help_if_alone, level_options, output_options, run
+from .product import FiniteRange
+
+MOST_DAYS = 36_500
+"""Largest age of a measurement for which one can ask."""
 
 
 @click.command()
@@ -173,7 +177,7 @@ def forget(**given: Any) -> None:
 
 
 @store.command()
-@click.option("--older", type=click.FloatRange(min=0), metavar="DAYS", help="Remove also what is older, of any machine.")
+@click.option("--older", type=FiniteRange(min=0, max=MOST_DAYS), metavar="DAYS", help="Remove also what is older, of any machine.")
 @dry_run_option
 @output_options
 def prune(**given: Any) -> None:

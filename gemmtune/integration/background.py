@@ -256,7 +256,7 @@ class Patience(Progress):
     def _worked_s(self) -> float:
         """Return the seconds that the process worked, 0 where the system does not say."""
         try:
-            words = self._stat.read_text().rpartition(")")[2].split()
+            words = self._stat.read_text(errors="replace").rpartition(")")[2].split()
             return sum(map(int, words[11:13])) / os.sysconf("SC_CLK_TCK")
         except (OSError, ValueError):
             return 0.0

@@ -6,6 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
+MOST_CALL_S = 86_400.0
+"""Largest time limit of a call."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Level:

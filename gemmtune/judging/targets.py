@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import dataclasses
 import hashlib
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -31,7 +32,7 @@ def targets_of(words: str, device: str) -> list[Target | SubjectError]:
     Raises:
         SubjectError: there is no such file or module, or it has no GEMM.
     """
-    if not Path(words).is_dir():
+    if not os.path.isdir(words):
         return [target_of(words, device)]
     found = [path for path in sorted(Path(words).iterdir()) if path.suffix in SOURCES and not path.name.startswith("_")]
     if not found:
@@ -51,7 +52,7 @@ def target_of(words: str, device: str = "cpu") -> Target:
     path, _, name = words.rpartition(":") if Path(words.rpartition(":")[0]).suffix in SOURCES else (words, "", "")
     file = Path(path)
     if file.suffix in SOURCES:
-        if not file.is_file():
+        if not os.path.isfile(file):
             raise SubjectError(f"{words}: got no such file, expected path.py:function, path.cpp:symbol or a folder of them")
         if file.suffix == ".py":
             return _of_python(file.resolve(), name or _named(file), words)

@@ -25,17 +25,17 @@ from ..untrusted.subject import rival, subject_of
 from ..untrusted.target import Target
 from ..untrusted.trial import Shape, note_calls
 from .calls import timed_calls
-from .levels import LEVELS, Level
+from .levels import LEVELS, MOST_CALL_S, Level
 from .speed import Speed, judge_speed
 from .targets import compiled, targets_of
 from .values import Values, judge_values
 
 PRODUCTS = re.compile(
-    r"aten::(mm|bmm|addmm|baddbmm|matmul|linear|mv|addmv|dot|vdot|einsum|tensordot|_int_mm|_scaled_mm|_addmm_activation)$"
-    r"|aten::(.*convolution.*|_?sparse_.*mm|_?scaled_dot_product_.*|_grouped_mm|_trilinear|bilinear|inner|chain_matmul)$"
-    r"|aten::(_?embedding_bag.*|_?cdist.*|_euclidean_dist|(lstm|gru|rnn)\w*|linalg_\w*solve\w*|lu_solve|triangular_solve|ormqr)$"
-    r"|aten::(.*attention.*|_weight_int\w*mm.*|_cslt_.*|.*addmm.*|mkldnn_rnn.*)$|quantized::.*(linear|matmul).*"
-    r"|mkldnn.*(linear|matmul)|^mkl::|cublas|nvjet|xmma_gemm|cutlass_\d|(ampere|hopper|volta|turing)_\w*gemm"
+    r"^(aten|_?quantized|onednn|mkldnn(_prepacked)?|prepacked|inductor|sparse|static_runtime|_native|symm_mem|xnnpack|prims)::"
+    r"(?!upsample|_upsample|.*_prepack$|.*(norm|powsum|linear_combination|cross|diagonal|vander)$)\w*("
+    r"(?<![aouy])mm(?!a)|(?<![a-z])mv_?$|addmv|matmul|linear|conv(?!ert)|dot$|einsum|tensordot|inner|bilinear|embedding_bag|cdist|euclidean"
+    r"|lstm|gru|rnn|attention|(?<!re)solve|lstsq|linalg_|cholesky|(?<![a-z])lu_|inverse|matrix_(exp|power)|geqrf|orgqr|ormqr|\bqr$|svd|cov$|corrcoef)"
+    r"|^mkl::|cublas|nvjet|xmma_gemm|cutlass_\d|(ampere|hopper|volta|turing)_\w*gemm"
 )
 """Names of torch's operations, and of cuBLAS's kernels, that multiply matrices."""
 
@@ -134,6 +134,8 @@ def judge(
     """
     if level not in LEVELS:
         raise GemmtuneError(f"level: got {level!r}, expected one of {', '.join(LEVELS)}")
+    if not 0 < timeout_s <= MOST_CALL_S:
+        raise GemmtuneError(f"timeout_s: got {timeout_s!r}, expected seconds above 0, at most {MOST_CALL_S:g}")
     found = detect(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     Traits().changed(declared or {})
     where = "cpu" if found.type == "cpu" else str(found.torch_device)

@@ -45,7 +45,12 @@ def python_include() -> str:
 @functools.cache
 def source_digest() -> str:
     """Return a hash over the sources and everything that the module is built against."""
-    made_of = [*((HERE / name).read_text() for name in SOURCES), *FLAGS, torch.__version__, str(torch.version.git_version)]
+    made_of = [
+        *((HERE / name).read_text(encoding="utf-8") for name in SOURCES),
+        *FLAGS,
+        torch.__version__,
+        str(torch.version.git_version),
+    ]
     made_of += [str(sysconfig.get_config_var("SOABI")), str(torch.compiled_with_cxx11_abi())]
     return hashlib.blake2b("\n".join(made_of).encode(), digest_size=16).hexdigest()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -83,7 +84,7 @@ class Baselines:
         """Read the baselines of a device, which are empty without a file. Raises GateError if the file is unusable."""
         path = Path(folder) / f"{slug(device)}.json"
         found = cls(path=path, device={"name": device.name, "arch": device.arch})
-        if not path.exists():
+        if not os.path.exists(path):
             return found
         try:
             data = read_json(path)

@@ -179,7 +179,7 @@ def write_json(path: Path, rows: Sequence[Row], limits: Sequence[Limit], ranged:
     """Write ``to_json`` to a file completely or not at all. Raises StoreError if it cannot be written."""
     try:
         with replacing(path) as new:
-            new.write_text(json.dumps(to_json(rows, limits, ranged), indent=1, allow_nan=False) + "\n")
+            new.write_text(json.dumps(to_json(rows, limits, ranged), indent=1, allow_nan=False) + "\n", encoding="utf-8")
     except OSError as error:
         raise StoreError(f"export: got {error.strerror}, expected a writable file; choose another path than {path}") from error
 

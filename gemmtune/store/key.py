@@ -135,6 +135,6 @@ def _package_version(name: str) -> str:
 
 def _read(path: str) -> str:
     try:
-        return Path(path).read_text()
+        return Path(path).read_text(errors="replace")
     except OSError:
         return ""

@@ -62,7 +62,7 @@ def read(root: int) -> Reading:
 def _busy_s(allowed: set[int]) -> float:
     """Return the seconds that these cores worked. Where /proc/stat numbers the cores differently, all of its cores count."""
     try:
-        lines = [line.split() for line in (PROC / "stat").read_text().splitlines() if line.startswith("cpu")]
+        lines = [line.split() for line in (PROC / "stat").read_text(errors="replace").splitlines() if line.startswith("cpu")]
         cores = {int(words[0][3:]): [int(word) for word in words[1:9]] for words in lines if words[0] != "cpu"}
     except (OSError, ValueError):
         return 0.0
@@ -78,7 +78,7 @@ def tree(root: int) -> dict[int, float]:
     seconds: dict[int, float] = {}
     for path in PROC.glob("[0-9]*/stat"):
         try:
-            words = path.read_text().rpartition(")")[2].split()
+            words = path.read_text(errors="replace").rpartition(")")[2].split()
             parent, ticks = int(words[1]), sum(map(int, words[11:15]))
         except (OSError, ValueError, IndexError):
             continue  # it has ended
@@ -111,7 +111,7 @@ def _folders() -> Iterator[Path]:
     In a container /proc may name the cgroup as the host sees it. Its folder is then the root of the mount.
     """
     try:
-        lines = (PROC / "self/cgroup").read_text().splitlines()
+        lines = (PROC / "self/cgroup").read_text(errors="replace").splitlines()
     except OSError:
         return
     for line in lines:
@@ -129,6 +129,6 @@ def _folders() -> Iterator[Path]:
 
 def _words(path: Path) -> list[str]:
     try:
-        return path.read_text().split()
+        return path.read_text(errors="replace").split()
     except OSError:
         return []

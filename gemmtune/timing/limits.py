@@ -252,7 +252,7 @@ def _in_threads(run: ctypes._NamedFuncPointer, iterations: int, count: int) -> f
 
 def _compiled(device: DeviceInfo, kind: str) -> Path:
     """Return the loop as a shared library, compiled if it is missing."""
-    text = resources.files(__package__).joinpath("fma.cpp.jinja").read_text()
+    text = resources.files(__package__).joinpath("fma.cpp.jinja").read_text(encoding="utf-8")
     environment = jinja2.Environment(undefined=jinja2.StrictUndefined, autoescape=False)
     source = environment.from_string(text).render(type=kind, vector_bytes=VECTOR_BYTES.get(device.arch, 16), chains=CHAINS)
     digest = hashlib.blake2b(f"{source}{FLAGS}{device.name}{device.isa}".encode(), digest_size=16).hexdigest()

@@ -88,7 +88,7 @@ def assembly_path(path: Path) -> Path:
 
 def assembly_text(path: Path) -> str:
     """Return the assembly text for the code object at ``path``. Raise OSError if it is missing or incomplete."""
-    text = assembly_path(path).read_text()
+    text = assembly_path(path).read_text(encoding="utf-8", errors="replace")
     if END_OF_ASSEMBLY not in text:
         raise OSError(f"{assembly_path(path)}: got a text without {END_OF_ASSEMBLY}, expected a whole one")
     return text

@@ -210,7 +210,7 @@ def amdgcn_usage(text: str) -> Usage:
 
 
 def _printed(*command: str | Path) -> str:
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, capture_output=True, encoding="utf-8", errors="replace", check=False)
     if done.returncode:
         raise RuntimeError(f"{' '.join(map(str, command))}: exit status {done.returncode}\n{done.stdout}{done.stderr}")
     return done.stdout

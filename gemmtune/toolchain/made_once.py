@@ -56,7 +56,7 @@ def compile_text(command: Sequence[str], text: str, suffix: str, made: Path, nam
     Raises CompileError for ``name``, with the output, if it rejects the text or does not end within ``timeout_s``.
     """
     source = made.with_suffix(suffix)
-    source.write_text(text)
+    source.write_text(text, encoding="utf-8")
     try:
         finished = run_tool([*command, str(source), "-o", str(made)], timeout_s=timeout_s)
     except TimeoutError as error:

@@ -63,7 +63,7 @@ class Artifacts:
         if not present(listing):
             return None
         try:
-            digests = json.loads(listing.read_text())
+            digests = json.loads(listing.read_text(encoding="utf-8"))
             found = {name: listing.parent / name for name in digests}
             if all(present(path) and _digest(path) == digests[name] for name, path in found.items()):
                 return {name: str(path) for name, path in found.items()}

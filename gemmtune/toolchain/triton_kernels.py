@@ -234,7 +234,9 @@ def load_driver_module(folder: str) -> None:
 
 def keep_driver_module(folder: Path) -> None:
     """Put that module into a cache folder by a new process, because each loads it once. Raises CompileError if that fails."""
-    done = subprocess.run([sys.executable, "-c", DRIVER, str(folder)], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", DRIVER, str(folder)], capture_output=True, encoding="utf-8", errors="replace", check=False
+    )
     if done.returncode:
         raise CompileError("Triton's driver module", done.stderr.strip().rpartition("\n")[2])
 

@@ -44,7 +44,7 @@ EVENTS = {
 """Kinds of events in the journal of a process."""
 AS_BEFORE = {"alias": Conduct.ALIAS, "again": Conduct.AGAIN, "same": Conduct.AGAIN}
 """Words of an answer about the memory of a result."""
-OTHERS = "priority and cores of"
+OTHERS = "priority, cores and scheduler of"
 CRASHES = ("SIGSEGV", "SIGABRT", "SIGBUS", "SIGFPE", "SIGILL")
 """Signals by which a GEMM with a fault dies."""
 MOST_RESULT_BYTES = 2**30
@@ -159,9 +159,9 @@ class Candidate:
             self.opened()
         tensors = [part for x in (*args, *kwargs.values()) if isinstance(x, torch.Tensor) for part in tensors_of(x)]
         placed, end = self._memory.place(tensors, self.place)
-        room, how = min(self._memory.size - end, self._most_result), "profile" if self.profiling else "call"
+        room = min(self._memory.size - end, self._most_result)
         question = {
-            "do": how, "function": function, "result": end, "room": room, "flags": flags_here(),
+            "do": "call", "function": function, "result": end, "room": room, "flags": flags_here(), "profiled": self.profiling,
             "args": [argument(x, placed) for x in args], "kwargs": {name: argument(x, placed) for name, x in kwargs.items()},
         }  # fmt: skip
         if self.device.type != "cpu":

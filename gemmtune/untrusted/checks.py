@@ -32,6 +32,8 @@ POWERS = (0, 0, 0, 40, -40)
 """Powers of two by which a is multiplied and b divided. Numbers of 16 bits, and sums of such parts, hold no 2**-40."""
 UNWRITTEN = -1
 """Bits of an element that the GEMM did not write, which are those of ``untrusted.memory.POISON``."""
+NO_BITS = 2**40
+"""Bits of no element. torch's bfloat16 NaN has the bits of the poison, so that a written one cannot be told from it."""
 OF_STEPS = 4.0
 """Multiple of the accumulator's roundoff, times the sum of the magnitudes, that the mean error may have.
 
@@ -113,7 +115,7 @@ class Checker:
         return self._found(result, named) or self._freivalds(result, operands) or self._rough(result, known)
 
     def _found(self, result: torch.Tensor, expectation: Expectation) -> Trouble | None:
-        finding = self._judge.find(result, expectation, UNWRITTEN)
+        finding = self._judge.find(result, expectation, UNWRITTEN if result.dtype != torch.bfloat16 else NO_BITS)
         bad = finding.bad_element(finding.state.tolist(), batched=self.problem.batched)
         return None if bad is None else Trouble(text=f"{expectation.name}: {bad.text()}")
 

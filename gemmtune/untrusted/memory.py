@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import mmap
 import os
 import secrets
@@ -25,6 +26,8 @@ PLACES = 256
 COUNTER = slice(4, 6)
 """Words of a handle that name the counter of its users, in the order of torch's ``_share_cuda_``."""
 MOST_OPERANDS = 16
+SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+"""Seals of the memory: a process that cut it off would end the caller at its next look."""
 POISON = 0xFF
 """Byte that fills the place of a result before a call: NaN in every float."""
 
@@ -51,7 +54,7 @@ class Memory:
     """
 
     def __init__(self, device: torch.device, size: int = 0) -> None:
-        self.fd = os.memfd_create("operands")
+        self.fd = os.memfd_create("operands", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         weakref.finalize(self, os.close, self.fd)
         self.device = device
         self._shared: list[tuple[Any, ...]] = []
@@ -59,6 +62,7 @@ class Memory:
         self.size = max(size, CPU_BYTES if device.type == "cpu" else GPU_BYTES)
         if device.type == "cpu":
             os.ftruncate(self.fd, self.size)
+            fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, SEALS)
             self._map = mmap.mmap(self.fd, self.size)
             self.bytes = torch.frombuffer(self._map, dtype=torch.uint8)
         else:

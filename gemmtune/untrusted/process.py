@@ -24,7 +24,7 @@ from ..workers.worker import START_TIMEOUT_S
 from .sandbox import sandboxed
 from .standing import Of, Standings
 
-START = "import sys; sys.path.insert(0, sys.argv.pop()); from gemm_process.first import main; del sys.path[0]; main()"
+START = "import sys; sys.path.insert(0, sys.argv.pop()); from gemm_process.first import nameless; del sys.path[0]; nameless()()"
 """Program of the first process, which imports the package of that name and nothing else of ours."""
 QUIET = {
     "OMP_WAIT_POLICY": "PASSIVE",
@@ -132,8 +132,9 @@ def _why_not_started(said: str, *, sandbox: bool) -> str:
     if not sandbox:
         return f"no process for untrusted code can be started: {reason}"
     return (
-        f"sandbox: bubblewrap could not start a process for untrusted code: {reason}. It needs namespaces of its own: let users "
-        "make them (sysctl user.max_user_namespaces), or judge without --sandbox on a machine that the GEMM may harm"
+        f"sandbox: bubblewrap could not start a process for untrusted code: {reason.rstrip('.')}. It needs namespaces of its own: "
+        "let users make them (sysctl user.max_user_namespaces and kernel.apparmor_restrict_unprivileged_userns), or judge without "
+        "--sandbox on a machine that the GEMM may harm"
     )
 
 
@@ -145,7 +146,7 @@ def _tail(file: int) -> str:
 def _names(pid: int) -> list[int]:
     """Return the process ids that a process has, in this namespace and those below it."""
     with contextlib.suppress(OSError):
-        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        for line in Path(f"/proc/{pid}/status").read_text(errors="replace").splitlines():
             if line.startswith("NSpid:"):
                 return [int(word) for word in line.split()[1:]]
     return []
@@ -226,7 +227,7 @@ class Fork:
     def resident_bytes(self) -> int:
         """Return the memory that the process holds for itself."""
         with contextlib.suppress(OSError, IndexError, ValueError):
-            words = Path(f"/proc/{self.pid}/statm").read_text().split()
+            words = Path(f"/proc/{self.pid}/statm").read_text(errors="replace").split()
             return (int(words[1]) - int(words[2])) * os.sysconf("SC_PAGE_SIZE")
         return 0
 

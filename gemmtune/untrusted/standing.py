@@ -1,4 +1,4 @@
-"""Priority and cores of processes that an untrusted one can change: the caller, and torch's process with its threads."""
+"""Priority, cores and scheduler of processes that an untrusted one can change: the caller, and torch's process with its threads."""
 
 from __future__ import annotations
 
@@ -6,16 +6,19 @@ import contextlib
 import os
 from pathlib import Path
 
-Of = tuple[int, tuple[int, ...]]
+Of = tuple[int, tuple[int, ...], int]
 
 
 def standing(thread: int = 0) -> Of:
-    """Return the priority and the cores of a thread, by default of this one."""
-    return os.getpriority(os.PRIO_PROCESS, thread), tuple(sorted(os.sched_getaffinity(thread)))
+    """Return the priority, the cores and the scheduler of a thread, by default of this one."""
+    return os.getpriority(os.PRIO_PROCESS, thread), tuple(sorted(os.sched_getaffinity(thread))), os.sched_getscheduler(thread)
 
 
 def restore(before: Of, thread: int = 0) -> None:
-    """Set the priority and the cores of a thread, as far as the system lets this process."""
+    """Set the priority, the cores and the scheduler of a thread, as far as the system lets this process."""
+    if os.sched_getscheduler(thread) != before[2]:
+        with contextlib.suppress(OSError):
+            os.sched_setscheduler(thread, before[2], os.sched_param(0))
     with contextlib.suppress(PermissionError):
         os.setpriority(os.PRIO_PROCESS, thread, before[0])
     with contextlib.suppress(OSError):

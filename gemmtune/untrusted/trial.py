@@ -39,7 +39,7 @@ MOST_WRONG = 3
 """Wrong results after which a shape ends."""
 SELDOM = 0.02
 """Share of wrong results below which a GEMM is right sometimes."""
-AT_ONCE = 0.5
+AT_ONCE = 0.7
 """Work for repeated operands, as a share of that for new ones, below which they were not computed again."""
 EMPTY_CALLS, LEAST_GPU_S = 7, 1e-7
 HIDDEN, HIDDEN_S = 1.0, 2e-4
@@ -53,14 +53,12 @@ class Shape:
 
     problem: Problem
     calls: int = 0
-    numbers: int = 0
-    """Number of different operands until now."""
     pairs: tuple[tuple[float, float], ...] = ()
     """Seconds of the GEMM and of torch for the same operands."""
     first_s: float = 0.0
     """Seconds of the first call, in which a GEMM may compile or tune."""
-    repeats: tuple[float, ...] = ()
-    """Ratios of the work for repeated operands to that for new ones."""
+    repeats: tuple[tuple[float, float], ...] = ()
+    """Work for new operands and for the same ones again."""
     equal: tuple[bool, ...] = ()
     """True for each repetition that gave the same bits."""
     hidden: tuple[bool, ...] = ()
@@ -91,7 +89,7 @@ class _Run:
     call: Caller
     rng: random.Random
     pairs: list[tuple[float, float]] = field(default_factory=list)
-    repeats: list[float] = field(default_factory=list)
+    repeats: list[tuple[float, float]] = field(default_factory=list)
     equal: list[bool] = field(default_factory=list)
     hidden: list[bool] = field(default_factory=list)
     last: bytes = b""
@@ -191,7 +189,7 @@ class Trial:
             self._called(run, operands, expectation, number)
             run.equal.append(run.last == first)
             if work_s > LEAST_REPEAT_S and number > 1:
-                run.repeats.append(self._work_s() / work_s)
+                run.repeats.append((work_s, self._work_s()))
         if number in run.profiled:
             self._profiled(run, number)
         return operands if expectation is None else kept or operands
@@ -255,15 +253,19 @@ class Trial:
         checker = run.checker
         if kind == "exact" and (known := checker.exact()) is not None:
             return checker.given(known.operands), known
-        if (
-            kept is None or kind in ("fresh", "exact") or run.checker.problem.sparsity is not None
-        ):  # the numbers of exact probes are of no use to other calls
+        # the numbers of exact probes are of no use to other calls
+        if kept is None or kind in ("fresh", "exact") or checker.problem.sparsity is not None:
             return checker.fresh(), None
         if kind == "alike":
             return alike(kept, run.rng.getrandbits(60)) or checker.fresh(), None
         if kind == "left":
             return dataclasses.replace(kept, a=checker.fresh().a), None
         return (dataclasses.replace(kept, b=checker.fresh().b) if kind == "right" else kept), None
+
+
+def _of_least(repeats: Sequence[tuple[float, float]]) -> float:
+    """Return the least work for repeated operands as a share of that for new ones. Other programs make each larger, not smaller."""
+    return min(again_s for _, again_s in repeats) / min(new_s for new_s, _ in repeats)
 
 
 def _is_constant(result: object) -> bool:
@@ -293,8 +295,6 @@ def note_calls(candidate: Candidate, shapes: Sequence[Shape]) -> None:
     for shape in shapes:
         if len(shape.hidden) >= LEAST_REPEATS and sum(shape.hidden) > len(shape.hidden) / 2:
             candidate.note(Conduct.CLOCK, f"{shape.problem}: {sum(shape.hidden)} of {len(shape.hidden)} calls")
-        if len(shape.repeats) >= LEAST_REPEATS and statistics.median(shape.repeats) < AT_ONCE:
-            share = 100 * statistics.median(shape.repeats)
-            candidate.note(
-                Conduct.REUSED, f"{shape.problem}: equal operands at other addresses take {share:.0f}% of the work of new ones"
-            )
+        if len(shape.repeats) >= LEAST_REPEATS and (share := _of_least(shape.repeats)) < AT_ONCE:
+            detail = f"{shape.problem}: equal operands at other addresses take {share:.0%} of the work of new ones"
+            candidate.note(Conduct.REUSED, detail)

@@ -151,6 +151,36 @@ REACH = {
     "pins_the_next_process": {C.REACHES},
     "children_slow_torch": {C.BETWEEN},
 }
+UNSEEN = {
+    "kills_a_group": {C.REACHES},
+    "limits_its_parent": {C.REACHES},
+    "idles_its_parent": {C.REACHES},
+    "signals_by_a_handle": {C.REACHES},
+    "finds_by_dlsym": {C.REACHES},
+    "sends_datagrams": {C.REACHES},
+    "listens": {C.REACHES},
+    "moves_a_file_into_a_package": {C.REACHES},
+    "sets_the_system": {C.REACHES},
+    "frames_by_c": {C.LOOKS},
+    "honest_only_in_some_stack": WRONG,
+    "torch_in_the_first_stack": {C.TORCH},
+    "torch_at_the_first_line": {C.TORCH},
+    "unrecorded": {C.LOOKS},
+    "profiled_by_trying": {C.LOOKS},
+    "by_addition_in_place": {C.TORCH},
+    "by_columns_in_place": {C.TORCH},
+    "by_cholesky": {C.TORCH},
+    "by_convolution_of_mkldnn": {C.TORCH},
+    "operator_by_the_dispatcher": {C.SETTINGS},
+    "looks_for_anomalies": {C.SETTINGS},
+    "without_fast_path": {C.SETTINGS},
+    "ignores_interrupts": {C.SETTINGS},
+    "patched_layer": {C.REPLACED},
+    "patched_numpy": {C.REPLACED},
+    "patched_ctypes": {C.REPLACED},
+    "ring_of_buffers": {C.AGAIN},
+    "sparse_result": WRONG,
+}
 TABLE = {
     f"{HACKS / file}.py:{name}": words
     for file, table in (
@@ -160,6 +190,7 @@ TABLE = {
         ("wrong", WRONG_VALUES),
         ("variants", VARIANTS),
         ("reach", REACH),
+        ("unseen", UNSEEN),
     )
     for name, words in table.items()
 }
@@ -176,6 +207,7 @@ KINDS = (
 """Names of the honest GEMMs. ``by_torch_compile`` takes many seconds and is judged apart."""
 FORMS = (
     "a_generator", "slotted", "an_operator", "by_array_protocol", "in_contexts", "planned_by_shape", "packed_by_id", "by_asyncio",
-    "of_generated_code", "logs_an_error", "scripted",
+    "of_generated_code", "logs_an_error", "scripted", "in_a_process", "in_a_process_of_torch", "by_a_daemon", "compiled_by_gcc",
+    "reads_the_machine", "makes_types", "of_slices", "returns_a_parameter", "in_a_mapped_file", "pins_its_threads",
 )  # fmt: skip
 """Names of the honest GEMMs of unusual form."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -82,3 +83,12 @@ def own_choice(target: str) -> OwnChoice:
     source = loaded(target)
     assert isinstance(source.found, Subject)
     return OwnChoice.of(source, source.found, Problem.mm(600, 600, 600, dtype=torch.float32))
+
+
+def test_nobody_cuts_off_the_memory_of_operands() -> None:
+    """Whoever looked at what is cut off would die of it."""
+    shared = memory.Memory(torch.device("cpu"))
+    for size in (0, shared.size // 2, shared.size * 2):
+        with pytest.raises(PermissionError):
+            os.ftruncate(shared.fd, size)
+    assert int(shared.bytes[-1]) == 0

@@ -57,7 +57,7 @@ def _toolkit(source: Path, package: Path, complaint: str) -> Toolkit:
     if not header.is_file() or not (package / "cutlass_library").is_dir():
         missing = header if not header.is_file() else package / "cutlass_library"
         raise UnavailableError(f"{complaint}: {missing} is missing")
-    numbers = dict(re.findall(r"#define CUTLASS_(MAJOR|MINOR|PATCH) (\d+)", header.read_text()))
+    numbers = dict(re.findall(r"#define CUTLASS_(MAJOR|MINOR|PATCH) (\d+)", header.read_text(encoding="utf-8", errors="replace")))
     version = ".".join(numbers.get(part, "?") for part in ("MAJOR", "MINOR", "PATCH"))
     return Toolkit(version=version, package=package, include=(source / "include", source / "tools" / "util" / "include"))
 
@@ -72,7 +72,7 @@ def operations(toolkit: Toolkit, capability: int, element: str) -> tuple[Operati
     name = f"operations-{toolkit.digest}-{program}-sm{capability}-{element}.json"
     path = cached("cutlass", name)
     try:
-        plain = json.loads(path.read_text() if present(path) else "")
+        plain = json.loads(path.read_text(encoding="utf-8") if present(path) else "")
     except ValueError:  # missing or damaged
         text = _listed(toolkit, capability, element)
         plain = json.loads(text)
@@ -103,7 +103,7 @@ def _listed(toolkit: Toolkit, capability: int, element: str) -> str:
     )
     command = [sys.executable, "-P", "-c", program, str(capability), element, CUDA]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=TIMEOUT_S)
+        done = subprocess.run(command, capture_output=True, encoding="utf-8", errors="replace", check=True, timeout=TIMEOUT_S)
     except subprocess.CalledProcessError as error:
         tail = "\n".join(error.stderr.strip().splitlines()[-5:])
         raise UnavailableError(f"the generator of CUTLASS {toolkit.version} at {toolkit.package} failed:\n{tail}") from error

@@ -154,7 +154,7 @@ def _run(
 def _completed(command: Sequence[str], timeout_s: float) -> tuple[str, str]:
     """Run a command and return its (stdout, stderr). Raises UnavailableError after ``timeout_s`` and kills its process group."""
     with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors="replace", start_new_session=True
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, encoding="utf-8", errors="replace", start_new_session=True
     ) as process:
         try:
             return process.communicate(timeout=timeout_s)

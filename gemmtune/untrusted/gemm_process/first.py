@@ -14,10 +14,11 @@ import tempfile
 import time
 import traceback
 from _thread import start_new_thread
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from .program import serve
+from .wires import anonymous
 
 PARENT_CHECK_S = 1.0
 ENDING_S = 4.0
@@ -55,7 +56,7 @@ def _children() -> list[int]:
     """Return the processes whose parent is this one, those of ended children included."""
     own, found = str(os.getpid()), []
     for name in filter(str.isdigit, os.listdir("/proc")):
-        with contextlib.suppress(OSError, IndexError), open(f"/proc/{name}/stat") as file:
+        with contextlib.suppress(OSError, IndexError), open(f"/proc/{name}/stat", errors="replace") as file:
             if file.read().rpartition(")")[2].split()[1] == own:
                 found.append(int(name))
     return found
@@ -111,12 +112,18 @@ def fork_on_request(control: socket.socket) -> None:
         control.send(json.dumps({"pid": pid}).encode())
 
 
+def nameless() -> Callable[[], None]:
+    """Return ``main`` after the code of this package has lost its names."""
+    anonymous([module for name, module in sys.modules.items() if name.partition(".")[0] == __package__])
+    return main
+
+
 def main() -> None:
     """Serve the socket that the first argument names. No import leads to the modules of this package any longer."""
     server = socket.socket(fileno=int(sys.argv[1]))
-    sys.argv[:] = [""]
+    sys.argv[:] = sys.orig_argv[:] = [""]
     hidden = [sys.modules.pop(name) for name in [*sys.modules] if name.partition(".")[0] == __package__]
-    vars(sys.modules["__main__"]).pop("main", None)
+    vars(sys.modules["__main__"]).pop("nameless", None)
     folder = os.environ["TMPDIR"]
     server.send(b"ready")
     fork_on_request(server)

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import builtins
 import os
-import re
 import sys
 import sysconfig
 from _thread import get_ident
 from collections.abc import Callable, Sequence
-from types import FrameType
 from typing import Any
+
+from .reach import Frame, Handler, Note, of_processes, paths
 
 globals()["__builtins__"] = dict(vars(builtins))  # its functions have builtins of their own
 
@@ -21,17 +21,12 @@ MOST_EVENTS = 100
 """Largest number of events in one answer."""
 MOST_CHARS = 300
 """Longest detail of an event."""
-SECRETS = re.compile(r"/proc/(?:self|thread-self|\d+)/(?:task/\d+/)?(?:mem|maps|smaps|numa_maps|environ|cmdline|fd)\b")
-"""Files that show the memory and the arguments of processes."""
-PROCESSES = re.compile(r"/proc(?:/\d+)?/?$")
-"""Folders that show which processes there are."""
-OF_OTHERS = frozenset({
-    "kill", "killpg", "tgkill", "tkill", "ptrace", "process_vm_readv", "process_vm_writev", "setpriority", "sched_setaffinity",
-    "sched_setscheduler", "prlimit", "prlimit64", "pidfd_open", "pidfd_getfd", "pidfd_send_signal", "syscall",
-    "open", "open64", "openat", "openat64", "fopen", "fopen64",
-})  # fmt: skip
-"""Functions of C that reach other processes, or files without an event."""
-FORKS = frozenset({"os.fork", "os.forkpty", "os.posix_spawn", "os.spawn", "os.system", "subprocess.Popen", "os.exec", "pty.spawn"})
+CHANGING = {"os.rename": (0, 1), "os.link": (1,), "os.symlink": (1,)} | {
+    f"os.{name}": (0,) for name in ("remove", "rmdir", "mkdir", "truncate", "chmod", "chown", "utime", "setxattr")
+}
+"""Events of files that are changed without being opened, with the places of their paths among the arguments."""
+SYSTEM = ("/proc/sys/", "/sys/")
+"""Folders whose files are settings of the whole machine."""
 SNIFFS = frozenset({
     "gc.get_objects", "gc.get_referrers", "gc.get_referents", "sys._getframe", "sys._current_frames", "sys._current_exceptions",
     "sys.settrace", "sys.setprofile", "sys.addaudithook", "sys.monitoring.register_callback",
@@ -56,11 +51,6 @@ def _folders() -> tuple[tuple[str, ...], tuple[str, ...]]:
     packages = {paths[name] for name in ("purelib", "platlib")}
     packages |= {os.path.join(path, "") for path in sys.path if os.path.basename(path) in PACKAGES}
     return tuple({paths["stdlib"], os.path.join(os.path.dirname(os.__file__), "")}), tuple(packages)
-
-
-Note = Callable[[str, str], None]
-Frame = FrameType | None
-Handler = Callable[[tuple[Any, ...], Frame], None]
 
 
 def _record() -> tuple[Note, Callable[[], list[tuple[str, str]]]]:
@@ -112,46 +102,12 @@ def _origins(roots: Sequence[str], trusted: tuple[str, ...]) -> tuple[Callable[[
     return of_gemm, sniffs
 
 
-def _paths() -> tuple[Callable[[Any], str], Callable[[str], bool], Callable[[int], bool]]:
-    """Return functions that follow a path, tell the files of other processes, and tell the processes that this one has started."""
-    opened, close, readlink, fsdecode, process = os.open, os.close, os.readlink, os.fsdecode, os.getpid()
-    path_only, secrets, processes = os.O_PATH | os.O_CLOEXEC, SECRETS.match, PROCESSES.match
-
-    def resolved(path: Any) -> str:
-        try:
-            fd = path if isinstance(path, int) else opened(path, path_only)
-        except (OSError, ValueError):
-            return fsdecode(path)
-        try:
-            return readlink(f"/proc/self/fd/{fd}")
-        except OSError:
-            return str(path)
-        finally:
-            if fd is not path:
-                close(fd)
-
-    def is_hidden(path: str) -> bool:
-        of_another = path[:6] == "/proc/" and path[6:7].isdigit() and not path.startswith(f"/proc/{process}/")
-        return of_another or secrets(path) is not None or processes(path) is not None
-
-    def is_own(pid: int) -> bool:
-        while pid > 1 and pid != process:
-            try:
-                with open(f"/proc/{pid}/stat", "rb") as file:
-                    pid = int(file.read().rpartition(b")")[2].split()[1])
-            except (OSError, ValueError, IndexError):
-                return False
-        return pid == process
-
-    return resolved, is_hidden, is_own
-
-
 def _of_files(note: Note, of_gemm: Callable[[Frame], bool], stdlib: tuple[str, ...]) -> dict[str, Handler]:
     """Return the handlers of events about files."""
-    resolved, is_hidden, _ = _paths()
+    resolved, is_hidden, _ = paths()
     installed = tuple(os.path.join(os.path.abspath(entry), "") for entry in sys.path if os.path.isdir(entry))
     abspath, fsdecode, cwd, devnull, pathlike = os.path.abspath, os.fsdecode, os.getcwd, os.devnull, os.PathLike
-    writing, code, shared, packages = os.O_WRONLY | os.O_RDWR | os.O_CREAT, CODE, SHARED, PACKAGES
+    writing, code, shared, packages, system = os.O_WRONLY | os.O_RDWR | os.O_CREAT, CODE, SHARED, PACKAGES, SYSTEM
 
     def asked_by_gemm(frame: Frame) -> bool:
         """Return True if the GEMM is the first that is not of Python's own modules."""
@@ -166,6 +122,8 @@ def _of_files(note: Note, of_gemm: Callable[[Frame], bool], stdlib: tuple[str, .
         """Note a file that is written, unless it lies in the folder for temporary files of this process."""
         if path.endswith(code) and path.startswith(installed) and "__pycache__" not in path:
             note("reaches", f"{path}, a file of a package")
+        elif path.startswith(system):
+            note("reaches", f"{path}, a setting of the system")
         elif not path.startswith(cwd()):
             note("writes", path)
 
@@ -187,7 +145,16 @@ def _of_files(note: Note, of_gemm: Callable[[Frame], bool], stdlib: tuple[str, .
         if args[0] >= 0 and (path := resolved(args[0])).startswith(shared):
             wrote(path)
 
-    return {"open": opens, "os.listdir": lists, "os.scandir": lists, "mmap.__new__": maps}
+    def changing(places: Sequence[int]) -> Handler:
+        def changes(args: tuple[Any, ...], _frame: Frame) -> None:
+            for path in (args[place] for place in places):
+                if isinstance(path, (str, bytes, pathlike)):
+                    wrote(abspath(fsdecode(path)))
+
+        return changes
+
+    handlers: dict[str, Handler] = {"open": opens, "os.listdir": lists, "os.scandir": lists, "mmap.__new__": maps}
+    return handlers | {event: changing(places) for event, places in CHANGING.items()}
 
 
 def _of_code(note: Note, of_gemm: Callable[[Frame], bool], sniffs: Callable[[Frame, str], bool]) -> dict[str, Handler]:
@@ -221,29 +188,6 @@ def _sniffing(event: str, note: Note, sniffs: Callable[[Frame, str], bool]) -> H
     return looks
 
 
-def _of_processes(note: Note) -> dict[str, Handler]:
-    """Return the handlers of events about other processes."""
-    of_others, is_own = OF_OTHERS, _paths()[2]
-
-    def looks_up(args: tuple[Any, ...], _frame: Frame) -> None:
-        if args[1] in of_others:
-            note("reaches", f"{args[1]} of C")
-
-    def kills(args: tuple[Any, ...], _frame: Frame) -> None:
-        if not is_own(args[0]):
-            note("reaches", f"os.kill {args}")
-
-    def connects(args: tuple[Any, ...], _frame: Frame) -> None:
-        note("reaches", f"socket.connect {args[1:]}")
-
-    handlers: dict[str, Handler] = {"ctypes.dlsym": looks_up, "ctypes.dlsym/handle": looks_up, "os.kill": kills}
-    return handlers | {"socket.connect": connects} | {event: _starting(event, note) for event in FORKS}
-
-
-def _starting(event: str, note: Note) -> Handler:
-    return lambda _args, _frame: note("starts", event)
-
-
 def journal(roots: Sequence[str]) -> tuple[Note, Callable[[], list[tuple[str, str]]]]:
     """Add the hooks. Return a function that adds an event, and one that takes the events since its last call, each once.
 
@@ -255,7 +199,7 @@ def journal(roots: Sequence[str]) -> tuple[Note, Callable[[], list[tuple[str, st
     around = tuple(os.path.join(os.path.abspath(entry), "") for entry in sys.path if os.path.isdir(entry))
     trusted = (*stdlib, *packages, *(folder for folder in around if not any(root.startswith(folder) for root in roots)))
     of_gemm, sniffs = _origins(roots, trusted)
-    handlers = _of_files(note, of_gemm, stdlib) | _of_code(note, of_gemm, sniffs) | _of_processes(note)
+    handlers = _of_files(note, of_gemm, stdlib) | _of_code(note, of_gemm, sniffs) | of_processes(note)
     looking: set[int] = set()
     getframe, thread = sys._getframe, get_ident
 

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import builtins
 import json
-import mmap
 import os
 import struct
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -20,8 +19,9 @@ from torch._C._profiler import _ExperimentalConfig
 from torch.autograd import profiler, profiler_util
 from torch.autograd.profiler import profile
 
-from . import journal, loading, seal, state
+from . import journal, loading, places, reach, seal, state, wires
 from .loading import IMPORT_ONLY, found_at, plain_traits
+from .places import flusher, is_plain, load_products, shared
 from .state import State
 
 globals()["__builtins__"] = dict(vars(builtins))  # its functions have builtins of their own
@@ -32,8 +32,8 @@ SPIN_CYCLES = 600_000
 """Cycles for which a GPU waits before a timed call, so that launches are queued when it begins: about 0.3 ms of the CPU's time."""
 SUBJECT = "gemmtune.declaration.subject"
 """Module of GEMMs whose calls need gemmtune."""
-FLUSH_CACHES = 2
-"""Multiple of a GPU's L2 that is read before a timed call, so that no operand is in it."""
+KEPT, KEPT_BYTES = 8, 2**24
+"""Number of earlier results whose memory no later one may have, and size above which only the latest counts."""
 
 
 class Program:
@@ -42,22 +42,23 @@ class Program:
     def __init__(self, opening: Mapping[str, Any], memory: int) -> None:
         self._device: str = opening["device"]
         self._copy, self._set = torch.Tensor.copy_, torch.Tensor.set_
-        self._type = torch.Tensor
+        self._type, self._parameter = torch.Tensor, torch.nn.Parameter
         cuda: Any = torch.cuda
         self._events: Any = getattr(torch._C, "_CudaEventBase", None)
         self._wait: Any = getattr(torch._C, "_cuda_synchronize", None)
         self._current_stream, self._on_stream, self._sleep = cuda.current_stream, cuda.stream, cuda._sleep
         self._set_profiling: Any = profiler._set_is_profiler_enabled
-        self._memory = _shared(opening, memory)
-        self._flush = _flush(self._device)
-        _load_products(self._device)
-        self._previous: Any = None
+        self._memory = shared(opening, memory)
+        self._flush = flusher(self._device)
+        load_products(self._device)
+        self._previous: deque[torch.Tensor] = deque(maxlen=KEPT)
         self._functions: dict[str, Callable[..., Any]] = {}
         target = opening["target"]
         self._note, self.events = journal.journal([os.path.abspath(root) for root in target["roots"]])
+        self._be_silent = wires.wired(self._note, reach.paths()[2])
         self._state = State(self._device)
         self.environment = dict(os.environ)
-        self.check = _checker(seal.sealed(_spaces()), self._note)
+        self.check = seal.checker(seal.sealed(_spaces()), self._note)
 
     def opened(self, question: Mapping[str, Any]) -> dict[str, Any]:
         """Import the GEMM and return its functions with their declarations."""
@@ -75,7 +76,7 @@ class Program:
             if not callable(found):
                 raise TypeError(f"got {type(found).__name__}, expected a function f(a, b), or functions named as torch's")
             functions[""] = found
-        self._functions = {name: _guarded(function, self.check) for name, function in functions.items()}
+        self._functions = {name: seal.guarded(function, self.check) for name, function in functions.items()}
         declared = {name: plain for name, function in functions.items() if (plain := plain_traits(function)) is not None}
         return {
             "functions": names,
@@ -87,7 +88,37 @@ class Program:
         }
 
     def call(self, question: Mapping[str, Any]) -> dict[str, Any]:
-        """Call the GEMM once. Its result goes to the place that the question names."""
+        """Call the GEMM once. Its result goes to the place that the question names.
+
+        Count the operations of torch, in any thread, and the kernels that it runs if the question asks for them. The stack is then
+        the same as without.
+        """
+        counter = self._counter() if question["profiled"] else None
+        try:
+            answer = self._called(question)
+        finally:
+            self._stop(counter)
+        return answer if counter is None else answer | {"ran": dict(Counter(event.name for event in counter.function_events or ()))}
+
+    def _counter(self) -> Any:
+        """Start torch's profiler."""
+        everywhere = _ExperimentalConfig(profile_all_threads=True)
+        counter: Any = profile(
+            use_kineto=True, use_device=None if self._device == "cpu" else "cuda", experimental_config=everywhere
+        )
+        self._be_silent(True)
+        counter.__enter__()
+        self._be_silent(False)
+        self._set_profiling(False)  # a flag that Python code reads; torch's own does not see a profiler of all threads
+        return counter
+
+    def _stop(self, counter: Any) -> None:
+        self._be_silent(True)
+        if counter is not None:
+            counter.__exit__(None, None, None)
+        self._be_silent(False)
+
+    def _called(self, question: Mapping[str, Any]) -> dict[str, Any]:
         args = [self._value(x) for x in question["args"]]
         kwargs = {name: self._value(x) for name, x in question["kwargs"].items()}
         function = self._functions[question["function"]]
@@ -95,14 +126,6 @@ class Program:
         if self._device != "cpu":
             return self._on_gpu(function, args, kwargs, question)
         return self._delivered(function(*args, **kwargs), args, question)
-
-    def profile(self, question: Mapping[str, Any]) -> dict[str, Any]:
-        """Call the GEMM once, and count the operations of torch, in any thread, and the kernels that it runs."""
-        everywhere = _ExperimentalConfig(profile_all_threads=True)
-        with profile(use_kineto=True, use_device=None if self._device == "cpu" else "cuda", experimental_config=everywhere) as seen:
-            self._set_profiling(False)  # a flag that Python code reads; torch's own does not see a profiler of all threads
-            answer = self.call(question)
-        return answer | {"ran": dict(Counter(event.name for event in seen.function_events or ()))}
 
     def state(self, _question: Mapping[str, Any]) -> dict[str, Any]:
         """Return what is no longer as it was before the GEMM was imported."""
@@ -133,19 +156,22 @@ class Program:
         answer: dict[str, Any] = {"type": type(result).__name__}
         if not isinstance(result, self._type):
             return answer
-        if type(result) is not self._type:
+        if not is_plain(result):
+            return answer | {"type": f"{answer['type']} without memory of its own"}
+        if type(result) not in (self._type, self._parameter):
             self._note("lazy", f"{type(result).__name__}, which is no plain tensor")
-        kept, self._previous = self._previous, result
-        where = result.data_ptr()
+        kept, where, nbytes = [*self._previous], result.data_ptr(), result.numel() * result.element_size()
+        if nbytes > KEPT_BYTES:
+            self._previous.clear()
+        self._previous.append(result)
         answer |= {"dtype": str(result.dtype).removeprefix("torch."), "size": list(result.shape), "device": result.device.type}
         answer["alias"] = any(isinstance(x, self._type) and x.numel() and x.data_ptr() == where for x in args)
-        answer["again"] = kept is not None and kept is not result and bool(result.numel()) and kept.data_ptr() == where
-        answer["same"] = kept is result and "out" not in question["kwargs"]
+        answer["again"] = bool(nbytes) and any(x is not result and x.data_ptr() == where for x in kept)
+        answer["same"] = any(x is result for x in kept) and "out" not in question["kwargs"]
         if "out" in question["kwargs"]:
             return answer | {"alias": False, "again": False}
-        place, nbytes = question["result"], result.numel() * result.element_size()
-        if nbytes <= question["room"] and result.layout == torch.strided:
-            target = self._view(place, nbytes, str(result.dtype).removeprefix("torch."), result.shape, None, 0)
+        if nbytes <= question["room"]:
+            target = self._view(question["result"], nbytes, str(result.dtype).removeprefix("torch."), result.shape, None, 0)
             self._copy(target, result)
         return answer
 
@@ -174,32 +200,6 @@ class Program:
         return self._set(torch.empty(0, dtype=kind), storage, offset, size, steps)
 
 
-def _shared(opening: Mapping[str, Any], memory: int) -> Any:
-    """Return the caller's memory: a mapped file, or memory of the GPU."""
-    if opening["device"] == "cpu":
-        return mmap.mmap(memory, opening["bytes"])
-    cuda: Any = torch.cuda
-    cuda.set_device(torch.device(opening["device"]))
-    cuda.init()
-    handle = [bytes.fromhex(x["hex"]) if isinstance(x, dict) else x for x in opening["handle"]]
-    storage = torch.UntypedStorage._new_shared_cuda(*handle)
-    return torch.empty(0, dtype=torch.uint8, device=opening["device"]).set_(storage)
-
-
-def _load_products(device: str) -> None:
-    """Load torch's products on a GPU: a capture of a graph cannot, and the memory that they take is not the GEMM's."""
-    for x in [] if device == "cpu" else [torch.ones(16, 16, dtype=x, device=device) for x in (torch.float32, torch.bfloat16)]:
-        torch.mm(x, x)
-
-
-def _flush(device: str) -> Callable[[], object]:
-    """Return a function that fills the L2 of a GPU with other numbers, by reading, as ``timing`` does."""
-    if device == "cpu":
-        return lambda: None
-    l2_bytes = torch.cuda.get_device_properties(torch.device(device)).L2_cache_size
-    return torch.zeros(FLUSH_CACHES * l2_bytes // 4, device=device).sum
-
-
 def _messages(fd: int) -> Iterator[dict[str, Any]]:
     """Yield the questions until the caller closes the pipe."""
     receive, loads, unpack = os.read, json.loads, struct.unpack
@@ -222,7 +222,22 @@ def _messages(fd: int) -> Iterator[dict[str, Any]]:
 
 def _spaces() -> list[tuple[str, Mapping[str, Any], list[str]]]:
     """Return what answers rest on: this package, Python's builtins and JSON, and torch's profiler."""
-    whole = (json, json.encoder, json.decoder, journal, loading, seal, state, json.JSONEncoder, json.JSONDecoder, Program, State)
+    whole = (
+        json,
+        json.encoder,
+        json.decoder,
+        journal,
+        loading,
+        places,
+        reach,
+        seal,
+        state,
+        wires,
+        json.JSONEncoder,
+        json.JSONDecoder,
+        Program,
+        State,
+    )
     parsed = (profiler.profile, profiler_util.FunctionEvent, profiler_util.EventList)
     spaces: list[tuple[str, Mapping[str, Any], list[str]]] = [
         (owner.__name__, vars(owner), list(vars(owner))) for owner in (*whole, *parsed)
@@ -231,26 +246,6 @@ def _spaces() -> list[tuple[str, Mapping[str, Any], list[str]]]:
     for owner in (builtins, profiler):
         spaces.append((owner.__name__, vars(owner), [name for name, value in vars(owner).items() if callable(value)]))
     return spaces
-
-
-def _checker(replaced: Callable[[], list[str]], note: Callable[[str, str], None]) -> Callable[[], None]:
-    def check() -> None:
-        for name in replaced():
-            note("replaces", name)
-
-    return check
-
-
-def _guarded(function: Callable[..., Any], check: Callable[[], None]) -> Callable[..., Any]:
-    """Return a function that is followed by a check, before anything else runs."""
-
-    def guarded(*args: Any, **kwargs: Any) -> Any:
-        try:
-            return function(*args, **kwargs)
-        finally:
-            check()
-
-    return guarded
 
 
 def _described(error: Exception) -> str:
@@ -285,7 +280,7 @@ def serve(fd: int, memory: int) -> None:
             if question["do"] == "open":
                 program = Program(question, memory)
                 check, events = program.check, program.events
-                handlers = {"call": program.call, "profile": program.profile, "state": program.state}
+                handlers = {"call": program.call, "state": program.state}
                 answer |= program.opened(question)
             else:
                 assert check is not None

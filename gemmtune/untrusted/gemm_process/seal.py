@@ -50,3 +50,25 @@ def encoder() -> Callable[[Mapping[str, Any]], bytes]:
     made: Any = json.encoder
     encode = made.c_make_encoder(None, refuse, json.encoder.encode_basestring_ascii, None, ": ", ", ", False, False, True)
     return lambda value: "".join(encode(value, 0)).encode()
+
+
+def checker(replaced: Callable[[], list[str]], note: Callable[[str, str], None]) -> Callable[[], None]:
+    """Return a function that notes what has been replaced."""
+
+    def check() -> None:
+        for name in replaced():
+            note("replaces", name)
+
+    return check
+
+
+def guarded(function: Callable[..., Any], check: Callable[[], None]) -> Callable[..., Any]:
+    """Return a function that is followed by a check, before anything else runs."""
+
+    def guarded(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return function(*args, **kwargs)
+        finally:
+            check()
+
+    return guarded

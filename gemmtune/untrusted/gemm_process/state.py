@@ -10,15 +10,20 @@ import inspect
 import json
 import os
 import re
+import signal
 import struct
 import sys
 import time
 from collections.abc import Callable, Mapping
+from types import ModuleType
 from typing import Any
 
+import numpy as np
 import torch
 
 globals()["__builtins__"] = dict(vars(builtins))  # its functions have builtins of their own
+
+_static = inspect.getattr_static
 
 LIMITS = {"persisting L2 bytes": 6, "L2 fetch granularity": 5}
 """Limits of a CUDA context that change the speed of others, with their numbers in the driver's ``CUlimit``."""
@@ -36,6 +41,16 @@ WATCHED: tuple[tuple[Any, str], ...] = (
 """Other functions that it has no reason to replace."""
 KERNELS = re.compile(r"aten/[\w.]+/(Autograd)?(CPU|CUDA|Composite\w*|Undefined)?$")
 """Names of torch's operators, with the devices whose kernels ``torch.library`` has replaced."""
+ROOTS = frozenset({"torch", "numpy", "ctypes", "_ctypes", "threading", "subprocess", "inspect", "math", "random", "pickle"})
+"""Packages of which every function and method that is there at the start is watched."""
+PARTS = (staticmethod, classmethod)
+OPERATORS = ("mm", "bmm", "addmm", "baddbmm", "matmul", "linear", "copy_", "sum", "add.Tensor", "mul.Tensor", "_int_mm")
+"""Operators of torch whose table of kernels is compared, whoever has registered them."""
+LAZY_KEYS = ("Meta", "Python", "FuncTorch", "Functionalize", "SparseCsr", "Nested")
+"""Begins of the keys for which torch's own modules register kernels when they are imported."""
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+COMPILER = os.path.join(os.path.dirname(torch.__file__), "_dynamo", "")
+"""Folder of torch's compiler, which wraps functions of torch when it is first used."""
 REPLACED_BY_TORCH = ("manual_seed",)
 """Functions that torch's compiler replaces when it is imported."""
 
@@ -45,8 +60,9 @@ class State:
 
     def __init__(self, device: str) -> None:
         watched = [*WATCHED, *((owner, name) for owner in SPACES for name in _functions(owner))]
-        self._static = inspect.getattr_static
+        self._static = _static
         self._originals = [(owner, name, self._static(owner, name)) for owner, name in watched if hasattr(owner, name)]
+        self._parts = _parts()
         self._readers = _readers() | (_gpu_readers() if device != "cpu" else {})
         self._matmul: Any = torch.backends.cuda.matmul
         self._before = self._read()
@@ -61,7 +77,11 @@ class State:
     def replaced(self) -> list[str]:
         """Return the watched functions that are others now."""
         found = self._static
-        return [f"{owner.__name__}.{name}" for owner, name, value in self._originals if found(owner, name, None) is not value]
+        names = {f"{owner.__name__}.{name}" for owner, name, value in self._originals if found(owner, name, None) is not value}
+        for owner, space, values in self._parts:
+            others = [(name, value, space.get(name)) for name, value in values if space.get(name) is not value]
+            names |= {f"{owner}.{name}" for name, value, now in others if name not in REPLACED_BY_TORCH and not _wraps(now, value)}
+        return sorted(names)
 
     def set_flags(self, flags: Mapping[str, Any]) -> None:
         """Set torch's precision of CUDA products, if it is not as it should be: ieee or tf32, and 16-bit partial sums or not."""
@@ -82,6 +102,24 @@ class State:
 
     def _read(self) -> dict[str, str]:
         return {name: _value(reader) for name, reader in self._readers.items()}
+
+
+def _parts() -> list[tuple[str, Mapping[str, Any], list[tuple[str, Any]]]]:
+    """Return the watched modules and classes, with their variables and the functions among these."""
+    modules = [x for name, x in [*sys.modules.items()] if name.partition(".")[0] in ROOTS and isinstance(x, ModuleType)]
+    owners: dict[int, Any] = {id(x): x for x in (*modules, torch.ops.aten)}
+    for x in (value for module in modules for value in vars(module).values() if isinstance(value, type)):
+        if x.__module__.partition(".")[0] in ROOTS:
+            owners[id(x)] = x
+    spaces = [(f"{getattr(x, '__module__', '')}.{x.__name__}".lstrip("."), vars(x)) for x in owners.values()]
+    return [(name, space, [x for x in space.items() if callable(x[1]) or isinstance(x[1], PARTS)]) for name, space in spaces]
+
+
+def _wraps(now: Any, before: Any) -> bool:
+    """Return True if torch's compiler has put a function in the place of another."""
+    file = getattr(getattr(now, "__code__", None), "co_filename", "")
+    by_guard = file.endswith("mutation_guard.py")
+    return file.startswith(COMPILER) and (by_guard or getattr(now, "_torchdynamo_orig_callable", None) is before)
 
 
 def _functions(owner: Any) -> list[str]:
@@ -105,12 +143,30 @@ def _reduced(name: str) -> str:
     return f"allow_{name}_reduced_precision_reduction"
 
 
+def _kernels() -> set[str]:
+    """Return the kernels of torch's products, as its dispatcher has them."""
+    dump: Any = torch._C._dispatch_dump
+    lines = [f"{name} {line}" for name in OPERATORS for line in dump(f"aten::{name}").splitlines()]
+    return {line for line in lines if not line.partition(" ")[2].startswith(LAZY_KEYS)}
+
+
+def _flags_of_backends() -> list[str]:
+    """Return the flags of torch.backends, of which some cannot be read once others are set."""
+    modules = [(name, x) for name, x in sorted(sys.modules.items()) if name.startswith("torch.backends")]
+    flags = [
+        (name, x, flag) for name, x in modules for flag in dir(type(x)) if type(_static(type(x), flag)).__name__ == "ContextProp"
+    ]
+    return [
+        f"{name.removeprefix('torch.backends.')}.{flag}={_value(functools.partial(getattr, x, flag))}" for name, x, flag in flags
+    ]
+
+
 def _readers() -> dict[str, Callable[[], object]]:
     tiny, matmul = torch.tensor([1e-310], dtype=torch.float64), torch.backends.cuda.matmul
     affinity, trace, profile, one = os.sched_getaffinity, sys.gettrace, sys.getprofile, torch.ones(1, dtype=torch.float64)
     cut = 1e-20 * one
     implementations: set[str] = getattr(torch.library, "_impls", set())
-    known = set(implementations)
+    known, kernels, mha = set(implementations), _kernels(), torch.backends.mha
     readers: dict[str, Callable[[], object]] = {
         "torch.float32_matmul_precision": torch.get_float32_matmul_precision,
         "torch.deterministic_algorithms": torch.are_deterministic_algorithms_enabled,
@@ -130,6 +186,12 @@ def _readers() -> dict[str, Callable[[], object]]:
         "inference mode": torch.is_inference_mode_enabled,
         "modes of torch": lambda: [torch._C._len_torch_function_stack(), torch._C._len_torch_dispatch_stack()],
         "kernels of torch's operators": lambda: sorted(name for name in implementations - known if KERNELS.match(name)),
+        "kernels of torch's products": lambda: sorted({line.partition(": ")[0] for line in _kernels() ^ kernels}),
+        "torch.backends": _flags_of_backends,
+        "fast path of attention": mha.get_fastpath_enabled,
+        "detection of anomalies": torch.is_anomaly_enabled,
+        "errors of numpy": np.geterr,
+        "handlers of signals": lambda: [signal.getsignal(x) for x in SIGNALS],
         "tracing": lambda: trace() is not None or profile() is not None,
         "torch.backends.cuda.matmul.fp32_precision": lambda: str(matmul.fp32_precision).replace("none", "ieee"),
     }

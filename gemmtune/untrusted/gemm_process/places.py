@@ -1,0 +1,49 @@
+"""Memory of operands and results: that of the caller, and a GPU's caches."""
+
+from __future__ import annotations
+
+import builtins
+import mmap
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+globals()["__builtins__"] = dict(vars(builtins))  # its functions have builtins of their own
+
+FLUSH_CACHES = 2
+"""Multiple of a GPU's L2 that is read before a timed call, so that no operand is in it."""
+
+
+def shared(opening: Mapping[str, Any], memory: int) -> Any:
+    """Return the caller's memory: a mapped file, or memory of the GPU."""
+    if opening["device"] == "cpu":
+        return mmap.mmap(memory, opening["bytes"])
+    cuda: Any = torch.cuda
+    cuda.set_device(torch.device(opening["device"]))
+    cuda.init()
+    handle = [bytes.fromhex(x["hex"]) if isinstance(x, dict) else x for x in opening["handle"]]
+    storage = torch.UntypedStorage._new_shared_cuda(*handle)
+    return torch.empty(0, dtype=torch.uint8, device=opening["device"]).set_(storage)
+
+
+def load_products(device: str) -> None:
+    """Load torch's products on a GPU: a capture of a graph cannot, and the memory that they take is not the GEMM's."""
+    for x in [] if device == "cpu" else [torch.ones(16, 16, dtype=x, device=device) for x in (torch.float32, torch.bfloat16)]:
+        torch.mm(x, x)
+
+
+def flusher(device: str) -> Callable[[], object]:
+    """Return a function that fills the L2 of a GPU with other numbers, by reading, as ``timing`` does."""
+    if device == "cpu":
+        return lambda: None
+    l2_bytes = torch.cuda.get_device_properties(torch.device(device)).L2_cache_size
+    return torch.zeros(FLUSH_CACHES * l2_bytes // 4, device=device).sum
+
+
+def is_plain(result: torch.Tensor) -> bool:
+    """Return True if the numbers of a tensor lie in memory, not in the parts of a sparse, nested or wrapped one."""
+    try:
+        return bool(result.data_ptr() or not result.numel()) and result.layout == torch.strided and not result.is_nested
+    except RuntimeError:
+        return False

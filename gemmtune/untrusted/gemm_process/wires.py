@@ -1,0 +1,84 @@
+"""Functions without an audit event that reach other processes, or hide from torch's profiler: each notes that it was called."""
+
+from __future__ import annotations
+
+import builtins
+import os
+from collections.abc import Callable, Mapping, Sequence
+from types import CodeType, FunctionType, ModuleType
+from typing import Any
+
+import torch
+from torch.autograd import profiler
+
+globals()["__builtins__"] = dict(vars(builtins))  # its functions have builtins of their own
+
+Note = Callable[[str, str], None]
+OF_PROCESSES: tuple[tuple[Any, str, int], ...] = (
+    (os, "pidfd_open", 0), (os, "sched_setaffinity", 0), (os, "sched_setscheduler", 0), (os, "sched_setparam", 0),
+    (os, "setpriority", 1),
+)  # fmt: skip
+"""Functions with the place of the process among their arguments."""
+OF_PROFILER = tuple(
+    (owner, name)
+    for owner in (torch._C._autograd, torch.autograd, profiler)
+    for name in ("_enable_record_function", "_enable_profiler", "_enable_profiler_legacy", "_disable_profiler")
+    if hasattr(owner, name)
+)
+"""Functions by which code learns if it is profiled, or works unseen. The profiler calls some of them itself."""
+NO_NAME = "<frozen runpy>"
+"""Name of our code in a stack, which is one of Python's own."""
+
+
+def wired(note: Note, is_own: Callable[[int], bool]) -> Callable[[bool], None]:
+    """Let the functions note their calls. Return a function that lets those of the profiler be silent, or speak again.
+
+    Args:
+        is_own: returns True for a process that this one has started.
+    """
+    silent: list[bool] = []
+
+    def of_processes(owner: Any, name: str, place: int) -> None:
+        original: Callable[..., Any] = getattr(owner, name)
+
+        def reaching(*args: Any, **kwargs: Any) -> Any:
+            process = (*args, *kwargs.values(), 0)[place]
+            if isinstance(process, int) and process and not is_own(process):
+                note("reaches", f"{owner.__name__}.{name} of process {process}")
+            return original(*args, **kwargs)
+
+        setattr(owner, name, reaching)
+
+    def of_profiler(owner: Any, name: str) -> None:
+        original: Callable[..., Any] = getattr(owner, name)
+
+        def hiding(*args: Any, **kwargs: Any) -> Any:
+            if not silent:
+                note("looks", f"{owner.__name__}.{name}")
+            return original(*args, **kwargs)
+
+        setattr(owner, name, hiding)
+
+    for function in OF_PROCESSES:
+        of_processes(*function)
+    for owner, name in OF_PROFILER:
+        of_profiler(owner, name)
+    return lambda quiet: silent.append(True) if quiet else silent.clear()
+
+
+def anonymous(modules: Sequence[ModuleType]) -> None:
+    """Give the code of modules names that tell nothing, so that a stack shows neither who calls a GEMM nor for what."""
+
+    def renamed(code: CodeType) -> CodeType:
+        consts = tuple(renamed(x) if isinstance(x, CodeType) else x for x in code.co_consts)
+        return code.replace(co_filename=NO_NAME, co_name="run", co_consts=consts, **qualified)
+
+    qualified: dict[str, Any] = {"co_qualname": "run"} if hasattr(CodeType, "co_qualname") else {}
+    spaces: list[Mapping[str, Any]] = [vars(module) for module in modules]
+    own = {space["__name__"] for space in spaces}
+    spaces += [vars(x) for space in spaces[:] for x in space.values() if isinstance(x, type) and x.__module__ in own]
+    for space in spaces:
+        for value in list(space.values()):
+            function = getattr(value, "__func__", value)
+            if isinstance(function, FunctionType) and function.__module__ in own:
+                function.__code__ = renamed(function.__code__)
