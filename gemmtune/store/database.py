@@ -7,7 +7,7 @@ import errno
 import os
 import sqlite3
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from ..cache import make_private
@@ -230,18 +230,26 @@ class Database:
         for fact in ranged:
             connection.execute(_UPSERT_RANGED, (fact.key, fact.fingerprint, *fact.record, fact.checksum))
 
-    def delete(self, rows: Iterable[Row], limits: Iterable[Limit], ranged: Iterable[Ranged]) -> None:
-        """Delete records, and problems without rows. Call inside ``transaction``."""
-        connection = self.connection()
-        for row in rows:
-            where = (self._scope(*row.scope), row.content_hash)
-            connection.execute("DELETE FROM measurements WHERE scope = ? AND content_hash = ?", where)
-        connection.execute("DELETE FROM scopes WHERE id NOT IN (SELECT scope FROM measurements)")
-        for limit in limits:
-            connection.execute("DELETE FROM limits WHERE fingerprint = ? AND name = ?", (limit.fingerprint, limit.name))
-        for fact in ranged:
-            connection.execute("DELETE FROM ranged WHERE key = ? AND fingerprint = ? AND kind = ?", fact.identity)
-        self._cache.clear()
+    def remove(
+        self, chosen: Callable[[Row | Limit | Ranged], bool], *, dry_run: bool
+    ) -> tuple[list[Row], list[Limit], list[Ranged]]:
+        """Remove the chosen records in one transaction, unless ``dry_run``, and problems without rows. Return the records."""
+        with self.transaction():
+            rows, limits = list(filter(chosen, self.every_row())), list(filter(chosen, self.limits()))
+            ranged = list(filter(chosen, self.ranged()))
+            if dry_run:
+                return rows, limits, ranged
+            connection = self.connection()
+            for row in rows:
+                where = (self._scope(*row.scope), row.content_hash)
+                connection.execute("DELETE FROM measurements WHERE scope = ? AND content_hash = ?", where)
+            connection.execute("DELETE FROM scopes WHERE id NOT IN (SELECT scope FROM measurements)")
+            for limit in limits:
+                connection.execute("DELETE FROM limits WHERE fingerprint = ? AND name = ?", (limit.fingerprint, limit.name))
+            for fact in ranged:
+                connection.execute("DELETE FROM ranged WHERE key = ? AND fingerprint = ? AND kind = ?", fact.identity)
+            self._cache.clear()
+        return rows, limits, ranged
 
     def _scope(self, key: str, fingerprint: str) -> int:
         connection = self.connection()
