@@ -20,8 +20,7 @@ SETTINGS = tuple(field.name for field in dataclasses.fields(Settings))
 
 
 @click.command()
-@options.shapes_argument
-@options.shapes_option
+@options.shapes_options
 @options.problem_options
 @options.device_option
 @options.devices_option
@@ -73,8 +72,7 @@ def _models() -> Collection[str]:
 
 
 @click.command()
-@options.shapes_argument
-@options.shapes_option
+@options.shapes_options
 @click.option("--recorded", metavar="FILE", type=click.Path(), help="A file of gemmtune record.")
 @click.option(
     "--models",
@@ -177,8 +175,7 @@ def explain(**given: Any) -> None:
 
 
 @click.command()
-@options.shapes_argument
-@options.shapes_option
+@options.shapes_options
 @options.arch_option
 @options.problem_options
 @options.search_options

@@ -12,6 +12,19 @@ from .completion import complete_gemm, complete_of
 from .product import click_options
 
 F = TypeVar("F", bound=Callable[..., Any])
+
+
+def _together(*decorators: Callable[[Any], Any]) -> Callable[[F], F]:
+    """Return the decorator that adds several options in this order."""
+
+    def add(function: F) -> F:
+        for decorator in reversed(decorators):
+            function = decorator(function)
+        return function
+
+    return add
+
+
 arch_option = click.option(
     "--arch",
     metavar="ARCH",
@@ -19,9 +32,10 @@ arch_option = click.option(
     help=f"One of {', '.join(words.ARCHITECTURES)}; this machine's device by default.",
 )
 """Architecture for which the command answers."""
-shapes_argument = click.argument("shapes", nargs=-1, metavar="[SHAPE]...")
-shapes_option = click.option(
-    "--shapes", "shapes_file", metavar="FILE", type=click.Path(), help="A JSON file with a list of shapes."
+_shapes_argument = click.argument("shapes", nargs=-1, metavar="[SHAPE]...")
+shapes_options = _together(
+    _shapes_argument,
+    click.option("--shapes", "shapes_file", metavar="FILE", type=click.Path(), help="A JSON file with a list of shapes."),
 )
 device_option = click.option(
     "--device",
@@ -46,57 +60,32 @@ timing_option = click.option(
     type=click.Choice(get_args(Timing)),
     help="graph: kernel time alone; spaced: between other kernels; eager: with the host's cost.",
 )
-
-
-def selection_options(function: F) -> F:
-    """Add the options that select problems of the store."""
-    return _all(
-        function,
-        shapes_argument,
-        click.option(
-            "--match", metavar="REGEX", help="Only problems whose text matches REGEX (re.search), such as '^bmm .* float16'."
-        ),
-        click.option("--here", is_flag=True, help="Only measurements that count on this machine."),
-    )
-
-
-def problem_options(function: F) -> F:
-    """Add the options that apply to every shape of the command line."""
-    return _all(function, *click_options())
-
-
-def search_options(function: F) -> F:
-    """Add the options that select what is tried."""
-    return _all(
-        function,
-        click.option(
-            "--backends", metavar="NAMES", shell_complete=complete_of(BACKENDS, several=True),
-            help=f"Comma-separated names of {', '.join(BACKENDS)}; by default all that serve the device.",
-        ),
-        click.option("--search", type=click.Choice(get_args(Search)), help="How many configs each template offers."),
-        click.option(
-            "--with", "extra_choices", multiple=True, metavar="MODULE:FUNCTION", shell_complete=complete_gemm,
-            help="Your own GEMM to include, such as mylib.ops:matmul; may be given several times.",
-        ),
-    )  # fmt: skip
-
-
-def filter_options(function: F) -> F:
-    """Add the options that restrict which choices may be tried."""
-    return _all(
-        function,
-        click.option(
-            "--allow", "choice_allowlist_regex", metavar="REGEX",
-            help="Try only choices whose name matches REGEX (re.search).",
-        ),
-        click.option(
-            "--deny", "choice_denylist_regex", metavar="REGEX",
-            help="Try no choice whose name matches REGEX; wins over --allow.",
-        ),
-    )  # fmt: skip
-
-
-def _all(function: F, *decorators: Callable[[F], F]) -> F:
-    for decorator in reversed(decorators):
-        function = decorator(function)
-    return function
+selection_options = _together(
+    _shapes_argument,
+    click.option("--match", metavar="REGEX", help="Only problems whose text matches REGEX (re.search), such as '^bmm .* float16'."),
+    click.option("--here", is_flag=True, help="Only measurements that count on this machine."),
+)
+"""Options that select problems of the store."""
+problem_options = _together(*click_options())
+"""Options that apply to every shape of the command line."""
+search_options = _together(
+    click.option(
+        "--backends", metavar="NAMES", shell_complete=complete_of(BACKENDS, several=True),
+        help=f"Comma-separated names of {', '.join(BACKENDS)}; by default all that serve the device.",
+    ),
+    click.option("--search", type=click.Choice(get_args(Search)), help="How many configs each template offers."),
+    click.option(
+        "--with", "extra_choices", multiple=True, metavar="MODULE:FUNCTION", shell_complete=complete_gemm,
+        help="Your own GEMM to include, such as mylib.ops:matmul; may be given several times.",
+    ),
+)  # fmt: skip
+"""Options that select what is tried."""
+filter_options = _together(
+    click.option(
+        "--allow", "choice_allowlist_regex", metavar="REGEX", help="Try only choices whose name matches REGEX (re.search)."
+    ),
+    click.option(
+        "--deny", "choice_denylist_regex", metavar="REGEX", help="Try no choice whose name matches REGEX; wins over --allow."
+    ),
+)
+"""Options that restrict which choices may be tried."""

@@ -12,7 +12,7 @@ from ..judging.levels import LEVELS
 from ..perf_gate.options import ANCHORS, FOLDER, LEAST_PROCESSES, PICK, PROCESSES
 from . import words
 from .completion import complete_gemm, complete_of
-from .options import device_option, problem_options, search_options, shapes_argument, shapes_option, timing_option
+from .options import device_option, problem_options, search_options, shapes_options, timing_option
 from .output import level_options, output_options, run
 
 _TYPES: dict[str, Any] = {"integer": int, "seconds": float}
@@ -100,8 +100,7 @@ def judge(**given: Any) -> None:
 
 
 @click.command("perf-gate")
-@shapes_argument
-@shapes_option
+@shapes_options
 @problem_options
 @device_option
 @search_options

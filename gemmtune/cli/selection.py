@@ -11,7 +11,7 @@ from typing import Any, get_args
 import click
 import torch
 
-from ..device import DeviceInfo, detect
+from ..device import detect
 from ..errors import InvalidProblemError
 from ..report.names import class_text, problem_text
 from ..selector.machine_limits import DISTURBED_LIMITS, LIMITS
@@ -63,15 +63,11 @@ class Selection:
         return here and (self.pattern is None or self.pattern.search(text) is not None)
 
 
-def devices_here() -> list[DeviceInfo]:
-    """Return the CPU and every GPU of this machine."""
-    return [detect("cpu"), *(detect(f"cuda:{index}") for index in range(torch.cuda.device_count()))]
-
-
 def machines_here() -> frozenset[str]:
     """Return the fingerprints of this machine's devices, for every timing mode and for limits."""
     modes = (*get_args(Timing), LIMITS, DISTURBED_LIMITS)
-    return frozenset(fingerprint_text(device, mode) for device in devices_here() for mode in modes)
+    devices = [detect("cpu"), *(detect(f"cuda:{index}") for index in range(torch.cuda.device_count()))]
+    return frozenset(fingerprint_text(device, mode) for device in devices for mode in modes)
 
 
 def _sizes(key: str) -> tuple[int, ...] | None:
