@@ -164,13 +164,11 @@ def _free(case: Case) -> bool:
 PROPERTIES = (
     Property(
         "edges", "sizes one below, at and one above those of tiles, in every combination of two; some between those",
-        check_cancellation,
-        _edges, drawn=True,
+        check_cancellation, _edges, drawn=True,
     ),
     Property("long", "more than 2^13, 2^15 and 2^16 rows, columns and terms; hundreds of tiles", check_long, _long),
     Property(
-        "empty", "without rows, columns or matrices, an empty result of the right shape", check_empty,
-        _empty, needs=_empty_needs,
+        "empty", "without rows, columns or matrices, an empty result of the right shape", check_empty, _empty, needs=_empty_needs,
     ),
     Property(
         "k-zero", "with nothing to sum, beta · C or zeros", check_integers,

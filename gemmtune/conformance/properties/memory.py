@@ -97,18 +97,14 @@ PROPERTIES = (
     ),
     Property(
         "out", "the result is written to out, whatever its strides", check_out,
-        Sample(
-            budget=(72, 400, 2000), shapes=(*SIZES, (1, 1, 1)), variants=tuple({"out": text} for text in OUT_STRIDES), ops=OPS
-        ),
+        Sample(budget=(72, 400, 2000), shapes=(*SIZES, (1, 1, 1)), variants=tuple({"out": text} for text in OUT_STRIDES), ops=OPS),
         needs=declared("out", "out="), drawn=True,
     ),
     Property(
         "out-of-bounds", "nothing is written before, after or between the elements of out", check_once,
         Sample(
-            budget=(72, 320, 2000),
-            shapes=TILE_EDGES,
-            variants=tuple({"out": text} for text in ("row", "row+16", "row@1", "row+1", "col")),
-            ops=OPS,
+            budget=(72, 320, 2000), shapes=TILE_EDGES,
+            variants=tuple({"out": text} for text in ("row", "row+16", "row@1", "row+1", "col")), ops=OPS,
         ),
         needs=declared("out", "out="), drawn=True,
     ),
@@ -119,9 +115,7 @@ PROPERTIES = (
     Property(
         "inputs-unchanged", "nothing is written to the inputs, nor next to them", check_calls(2),
         Sample(
-            budget=(18, 72, 300),
-            shapes=((64, 64, 64), (48, 48, 48), (33, 33, 33)),
-            pairs=tuple(itertools.product(PLACES, PLACES)),
+            budget=(18, 72, 300), shapes=((64, 64, 64), (48, 48, 48), (33, 33, 33)), pairs=tuple(itertools.product(PLACES, PLACES)),
             ops=OPS,
         ),
     ),

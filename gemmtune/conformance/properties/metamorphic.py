@@ -228,9 +228,7 @@ PROPERTIES = (
     Property(
         "identity", "a times the identity is a, bit by bit", check_identity,
         _sample(
-            variants=("a", "b"),
-            ops=ONE_PRODUCT,
-            admits=lambda case: not case.added and case.op == case.row.name,
+            variants=("a", "b"), ops=ONE_PRODUCT, admits=lambda case: not case.added and case.op == case.row.name,
             finish=lambda case: case.changed(m=case.k) if case.variant == "b" else case.changed(n=case.k),
         ),
         needs=_has_products,

@@ -118,8 +118,7 @@ PROPERTIES = (
     Property(
         "bias", "the added operand in each declared shape and several strides", check_bias,
         Sample(
-            budget=(64, 256, 1500),
-            shapes=SIZES,
+            budget=(64, 256, 1500), shapes=SIZES,
             variants=lambda scope: [{"bias": shape, "inp": text} for shape in scope.traits.bias for text in STRIDES[shape]],
             ops=(*ADDED, "bsr_addmm"),
         ),

@@ -135,21 +135,17 @@ PROPERTIES = (
     Property(
         "alignment", "a and b at addresses and with row lengths that are no multiples of 16 bytes", check_once,
         Sample(
-            budget=(72, 360, 2500),
-            shapes=((64, 64, 64), (16, 32, 128), (48, 96, 80)),
-            pairs=tuple(_misaligned_pairs()),
+            budget=(72, 360, 2500), shapes=((64, 64, 64), (16, 32, 128), (48, 96, 80)), pairs=tuple(_misaligned_pairs()),
             admits=_off_boundary,
         ),
     ),
     Property(
         "relayout", "the same sizes again with other strides, alignment and dtype, and back", check_relayout,
         Sample(
-            budget=(18, 200, 1000),
-            shapes=((64, 64, 64), (32, 48, 80)),
+            budget=(18, 200, 1000), shapes=((64, 64, 64), (32, 48, 80)),
             pairs=(("row@1", "row+1"), ("col", "col"), ("row+1", "row@3"), ("every2", "col+1@1"), ("col+8", "every2")),
             variants=lambda scope: ["", *dict.fromkeys(dtype for op in scope.tested_ops for dtype in scope.tested_dtypes(op))],
-            admits=lambda case: case.variant != case.dtype,
-            further=_relayouts,
+            admits=lambda case: case.variant != case.dtype, further=_relayouts,
         ),
     ),
     Property(
