@@ -51,8 +51,14 @@ def run_gate(
     settings = settings_module.current()
     baselines = Baselines.of(options.baselines, device)
     gate = _Gate(
-        entries=[ProblemGate(problem=problem) for problem in wanted], options=options, rule=Rule.for_suite(len(wanted)),
-        device=device, settings=settings, baselines=baselines, tell=tell, progress=progress,
+        entries=[ProblemGate(problem=problem) for problem in wanted],
+        options=options,
+        rule=Rule.for_suite(len(wanted)),
+        device=device,
+        settings=settings,
+        baselines=baselines,
+        tell=tell,
+        progress=progress,
     )
     gate.run()
     file = str(baselines.path) if options.anchor == "baseline" or options.update_baseline else ""

@@ -15,7 +15,7 @@ from ..problem import Problem
 from ..selector.machine_limits import DISTURBED_LIMITS, LIMITS
 from ..store.exchange import MOST_BYTES, from_json
 from ..store.key import canonical
-from ..store.ranged import Ranged
+from ..store.row import Ranged
 from ..store.store import Row, Store
 from ..timing.limits import limit_us
 from .entries import Entry
@@ -108,10 +108,16 @@ def _of_known(known: Known, limits: Mapping[str, float], rough: bool) -> Entry:
     torch_us = next((o.direct_us for o in outcomes if o.baseline), None)
     failed = tuple((row.name, str(row.status), row.reason) for row in known.rows if row.status is not Status.OK)
     entry = Entry(
-        text=problem_text(known.key), key=known.key, place=canonical({name: fields.get(name) for name in PLACE}),
-        machine=known.fingerprint, torch_us=torch_us, disturbed=known.disturbed, limit_rough=rough,
+        text=problem_text(known.key),
+        key=known.key,
+        place=canonical({name: fields.get(name) for name in PLACE}),
+        machine=known.fingerprint,
+        torch_us=torch_us,
+        disturbed=known.disturbed,
+        limit_rough=rough,
         measured_at=max(row.measured_at for row in known.rows),
-        others=tuple((o.name, o.time_us) for o in outcomes[1 : MOST_OTHERS + 1] if o.time_us), failures=failed,
+        others=tuple((o.name, o.time_us) for o in outcomes[1 : MOST_OTHERS + 1] if o.time_us),
+        failures=failed,
     )
     problem = entry.problem
     limit = limit_us(problem, limits) if problem is not None else None

@@ -12,9 +12,7 @@ from pathlib import Path
 
 from ..cache import make_private
 from ..locking import has_locks
-from .ranged import COLUMNS as RANGED_COLUMNS
-from .ranged import Ranged
-from .row import COLUMNS, LIMIT_COLUMNS, Limit, Row, checksum
+from .row import COLUMNS, LIMIT_COLUMNS, RANGED_COLUMNS, Limit, Ranged, Row, checksum
 from .storefile import RANGED_SCHEMA, SCHEMA, check, code_of, connect, corrupt, create
 
 BUSY_TIMEOUT_S = 30.0
@@ -121,19 +119,15 @@ class Database:
             connection.execute(f"{_SELECT_LIMITS} LIMIT 0")
             # Uncommitted pages survive a kill in WAL mode. Without WAL a power cut could leave a torn file.
             (journal,) = connection.execute("PRAGMA journal_mode").fetchone()
-            self._has_ranged = self._find_ranged(connection, mode)
+            found = connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'ranged'").fetchone() is not None
+            if not found and mode == "mode=rw":  # an early store of this version
+                connection.executescript(RANGED_SCHEMA)
+            self._has_ranged = found or mode == "mode=rw"
             connection.execute(f"PRAGMA synchronous = {'NORMAL' if journal == 'wal' else 'FULL'}")
         except BaseException:
             connection.close()
             raise
         return connection
-
-    def _find_ranged(self, connection: sqlite3.Connection, mode: str) -> bool:
-        """Return True if the file has the table of records for all M, which is added if the file is writable."""
-        found = connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'ranged'").fetchone() is not None
-        if not found and mode == "mode=rw":
-            connection.executescript(RANGED_SCHEMA)
-        return found or mode == "mode=rw"
 
     @contextlib.contextmanager
     def transaction(self) -> Iterator[None]:

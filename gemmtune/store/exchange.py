@@ -16,8 +16,7 @@ from ..errors import StoreError
 from ..foreign import parse_json
 from .database import Database
 from .key import canonical
-from .ranged import Ranged
-from .row import Limit, Row, stored_problem
+from .row import Limit, Ranged, Row, stored_problem
 
 T = TypeVar("T")
 FORMAT = "gemmtune-store"

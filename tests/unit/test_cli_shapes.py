@@ -18,7 +18,7 @@ from gemmtune.errors import InvalidProblemError
 from gemmtune.problem import Layout, Precision
 from gemmtune.problem.trace import trace
 from gemmtune.report.names import machine_text, problem_text
-from gemmtune.tuning.signatures import bound_call
+from gemmtune.tuning.named import bound_call
 
 CPU = Spec(dtype="float32")
 CUDA = Spec(dtype="float32", device_type="cuda")
