@@ -26,19 +26,12 @@ def flatten_state_dict(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     plain: dict[str, Tensor] = {}
     for name, x in state.items():
         if isinstance(x, QuantizedWeight):
-            plain |= {f"{name}_{part}": tensor for part, tensor in flat_parts(x).items()}
+            numbers = f"{x.encoding or dtype_name(x.tensor.dtype)}_as_{dtype_name(x.dtype)}{'_t' * x.transposed}"
+            parts = {numbers: x.tensor.mT if x.transposed else x.tensor, "scales": x.scales, "zero_points": x.zero_points}
+            plain |= {f"{name}_{part}": tensor.detach().contiguous() for part, tensor in parts.items() if tensor is not None}
         else:
             plain[name] = x
     return plain
-
-
-def flat_parts(weight: QuantizedWeight) -> dict[str, Tensor]:
-    """Return the parts of a weight as contiguous tensors. The names state their dtypes."""
-    kind = weight.encoding or dtype_name(weight.tensor.dtype)
-    transposed = weight.transposed
-    parts = {f"{kind}_as_{dtype_name(weight.dtype)}{'_t' * transposed}": weight.tensor.mT if transposed else weight.tensor}
-    parts |= {name: x for name in ("scales", "zero_points") if (x := getattr(weight, name)) is not None}
-    return {name: x.detach().contiguous() for name, x in parts.items()}
 
 
 def unflatten_state_dict(plain: Mapping[str, Tensor]) -> dict[str, Tensor]:

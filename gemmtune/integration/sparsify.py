@@ -82,13 +82,6 @@ _packed: weakref.WeakKeyDictionary[nn.Module, PackedOperand] = weakref.WeakKeyDi
 """Weights of layers as operands that keep packed copies. A copy of a layer has none: they belong to this process and weight."""
 
 
-def _packed_of(module: nn.Module, weight: Tensor) -> PackedOperand:
-    packed = _packed.get(module)
-    if packed is None or packed.tensor is not weight:
-        packed = _packed[module] = PackedOperand(weight)
-    return packed
-
-
 def sparse_linear(module: nn.Linear, input: Tensor) -> Tensor:
     """Run the forward of an ``nn.Linear`` with a block-sparse weight, by the stored pick or by torch. Never tunes.
 
@@ -101,8 +94,11 @@ def sparse_linear(module: nn.Linear, input: Tensor) -> Tensor:
     if not plain_here():
         with noted(lambda: _problem_of(module, input)):
             return functional.linear(input, weight.to_dense(), bias)
+    packed = _packed.get(module)
+    if packed is None or packed.tensor is not weight:
+        packed = _packed[module] = PackedOperand(weight)
     with settings.use(settings.current().never_tuning):
-        return linear(input, _packed_of(module, weight), bias)
+        return linear(input, packed, bias)
 
 
 def is_sparse(module: nn.Module) -> bool:

@@ -30,7 +30,7 @@ def classes_of(model: nn.Module) -> list[RowClass]:
     with torch.no_grad(), record() as recording:
         for module in layers.values():
             _multiply(module)
-    return list(_classes(recording.problems()))
+    return list(dict.fromkeys(found[0] for p in recording.problems() if p.k > 1 and (found := row_classes(p))))
 
 
 def _look(module: nn.Module) -> Hashable | None:
@@ -57,10 +57,6 @@ def _multiply(module: Any) -> None:
         type(module).forward(module, x)
     else:
         functional.linear(x, weight, module.bias)
-
-
-def _classes(problems: Iterable[Problem]) -> dict[RowClass, None]:
-    return dict.fromkeys(found[0] for p in problems if p.k > 1 and (found := row_classes(p)))
 
 
 def tables_and_singles(model: nn.Module, problems: Iterable[Problem]) -> tuple[dict[RowClass, list[int]], list[Problem]]:
