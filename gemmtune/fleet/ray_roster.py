@@ -55,13 +55,13 @@ class RayRoster:
         store: Store,
         compiler: Callable[..., Kernels] | None = None,
     ) -> None:
-        self._ray, self._joined = _connected(address)
+        self.ray, self._joined = _connected(address)
         self._gpus = kind != "cpu"
         self._function = function
         self._settings = settings
         self._store = store
         self._run = uuid.uuid4().hex[:12]
-        self._compiler: Any = self._ray.remote(num_cpus=COMPILING_CPUS, num_returns=2)(_named(compiler)) if compiler else None
+        self._compiler: Any = self.ray.remote(num_cpus=COMPILING_CPUS, num_returns=2)(_named(compiler)) if compiler else None
         self._kernels: dict[Task, tuple[Any, Any]] = {}
         """References to the end of a compilation and to its files."""
         self._made: dict[tuple[str, int], int] = {}
@@ -96,26 +96,26 @@ class RayRoster:
     def close(self) -> None:
         """Leave the cluster, unless the program has joined it."""
         if self._joined:
-            self._ray.shutdown()
+            self.ray.shutdown()
 
     def kernels_for(self, task: Task, sent: set[Any], stopped: Callable[[], bool]) -> list[Any]:
         """Wait for a task's kernels and return references to all not yet ``sent``. Uncompiled ones are compiled where they run."""
         ends = time.monotonic() + MOST_WAIT_S
         while (mine := self._kernels.get(task)) is not None and not stopped():
-            if self._ray.wait([mine[0]], timeout=WAIT_S)[0]:
+            if self.ray.wait([mine[0]], timeout=WAIT_S)[0]:
                 break
             if time.monotonic() > ends:
                 log.warning("no node has compiled %s within %g s: kernels are compiled where they run", task.job, MOST_WAIT_S)
                 self._compiler = None
                 self._kernels.clear()
         made = [pair for pair in list(self._kernels.values()) if pair[1] not in sent]
-        return [files for ended, files in made if self._ray.wait([ended], timeout=0)[0] and self._succeeded(ended)]
+        return [files for ended, files in made if self.ray.wait([ended], timeout=0)[0] and self._succeeded(ended)]
 
     def _succeeded(self, ended: Any) -> bool:
         """Return True if a compilation has ended without an exception."""
         try:
-            self._ray.get(ended)
-        except self._ray.exceptions.RayError as error:
+            self.ray.get(ended)
+        except self.ray.exceptions.RayError as error:
             log.warning("kernels are compiled where they run: %s", getattr(error, "cause", None) or error)
             return False
         return True
@@ -129,9 +129,9 @@ class RayRoster:
 
     def post(self, node: str, count: int, cores: int) -> Any:
         """Start a post on a node, which has ``count`` devices. A CPU is taken whole: torch has a thread for each core of a post."""
-        strategy = self._ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(node, soft=False)
+        strategy = self.ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(node, soft=False)
         resources = {"num_gpus": 1, "num_cpus": 1} if self._gpus else {"num_cpus": cores}
-        actor = self._ray.remote(max_concurrency=2, max_restarts=0, scheduling_strategy=strategy, **resources)(Post)
+        actor = self.ray.remote(max_concurrency=2, max_restarts=0, scheduling_strategy=strategy, **resources)(Post)
         # Ray shows an actor its own GPU alone, as cuda:0.
         place = "cuda:0" if self._gpus else "cpu"
         return actor.remote(place, self._function, self._settings, count, probed=self._gpus)
@@ -139,23 +139,14 @@ class RayRoster:
     def get(self, reference: Any, timeout_s: float | None = None) -> Any:
         """Wait for an answer. Raises SeatGone if the actor or its node is gone."""
         try:
-            return self._ray.get(reference, timeout=timeout_s)
-        except self._ray.exceptions.RayError as error:
+            return self.ray.get(reference, timeout=timeout_s)
+        except self.ray.exceptions.RayError as error:
             raise SeatGone(" ".join(str(error).split())) from error
-
-    def kill(self, actor: Any) -> None:
-        self._ray.kill(actor)
-
-    def finish(self, actor: Any) -> None:
-        """Let an actor that still lives remove its files, then end it."""
-        with contextlib.suppress(SeatGone):
-            self.get(actor.close.remote(), CLOSE_S)
-        self._ray.kill(actor)
 
     def _slots(self) -> list[tuple[str, str, int, int, int]]:
         """Return host, node, index and the node's numbers of devices and cores, for each device of the living nodes."""
         found = []
-        for node in self._ray.nodes():
+        for node in self.ray.nodes():
             resources = node["Resources"] if node["Alive"] else {}
             cores = int(resources.get("CPU", 0))
             count = int(resources.get("GPU", 0)) if self._gpus else min(cores, 1)
@@ -194,11 +185,13 @@ class RaySeat:
         self._actor.stop.remote()
 
     def abort(self) -> None:
-        self._roster.kill(self._actor)
+        self._roster.ray.kill(self._actor)
 
     def close(self) -> None:
-        """Let the post remove its files, then end it."""
-        self._roster.finish(self._actor)
+        """Let a post that still lives remove its files, then end it."""
+        with contextlib.suppress(SeatGone):
+            self._roster.get(self._actor.close.remote(), CLOSE_S)
+        self._roster.ray.kill(self._actor)
 
 
 def _named(compiler: Callable[..., Kernels]) -> Callable[..., tuple[int, Kernels]]:

@@ -119,8 +119,10 @@ class _Gate:
                 entry.series.failure = str(error)
                 continue
             entry.candidate, entry.anchor = candidate.name, anchor.name
-            if entry.baseline is not None:
-                self._note_differences(entry, entry.baseline)
+            if (before := entry.baseline) is not None:  # differences explain a change without a fault of the kernels
+                now, pick = versions(self.device, self.settings), f"another pick than the baseline's, which was {before.pick}"
+                entry.notes += [pick] * (before.pick != entry.candidate)
+                entry.notes += [f"since the baseline, {line}" for line in difference(before.versions, now)]
             matches.append(Match(problem=entry.problem, candidate=candidate, anchor=anchor))
             ready.append(entry)
         # Measure them.
@@ -136,13 +138,6 @@ class _Gate:
                 entry.missing = True
                 reason = f"no baseline in {self.baselines.path}; make it with --update-baseline"
                 entry.judgement = Judgement(decision=Decision.INCONCLUSIVE, bounds=None, reason=reason)
-
-    def _note_differences(self, entry: ProblemGate, baseline: Baseline) -> None:
-        """Note differences from the baseline's time, which explain a change without a fault of the kernels."""
-        if baseline.pick != entry.candidate:
-            entry.notes.append(f"another pick than the baseline's, which was {baseline.pick}")
-        now = versions(self.device, self.settings)
-        entry.notes += [f"since the baseline, {line}" for line in difference(baseline.versions, now)]
 
     def _collect(self, entries: Sequence[ProblemGate], matches: Sequence[Match]) -> None:
         process = FreshProcess(device=self.device, settings=self.settings, sampling=Sampling.of(self.device.type))

@@ -5,6 +5,7 @@ import itertools
 import torch
 
 from ...declaration.labels import OPS
+from ...dispatch.checks import byte_range
 from ...numerics.block_sparse import parts
 from ...numerics.operands import Operands
 from ..bench.bench import Bench
@@ -81,13 +82,8 @@ def _share(x: torch.Tensor, y: torch.Tensor) -> bool:
     """Return True if the elements of two tensors may overlap in memory."""
     if not x.numel() or not y.numel():
         return False
-    (x_first, x_end), (y_first, y_end) = _extent(x), _extent(y)
+    (x_first, x_end), (y_first, y_end) = byte_range(x), byte_range(y)
     return x.device == y.device and x_first < y_end and y_first < x_end
-
-
-def _extent(tensor: torch.Tensor) -> tuple[int, int]:
-    span = 1 + sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
-    return tensor.data_ptr(), tensor.data_ptr() + span * tensor.element_size()
 
 
 PROPERTIES = (
