@@ -11,9 +11,8 @@ from torch.nn import functional
 
 from .. import settings
 from ..dispatch.checks import is_dense
-from ..dispatch.noting import noted
 from ..dispatch.prepack import PackedOperand
-from ..dispatch.statement import problem_of
+from ..dispatch.statement import noted, problem_of
 from ..errors import InvalidProblemError
 from ..numerics.block_sparse import by_blocks, sparse_of
 from ..problem import Problem

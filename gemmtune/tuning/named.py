@@ -8,8 +8,7 @@ from typing import Any
 
 import torch
 
-from ..dispatch.arguments import Call, transposed_operand
-from ..dispatch.calls import call_of
+from ..dispatch.arguments import Call, call_of, transposed_operand
 from ..dispatch.checks import check_operands, why_not_ours
 from ..dispatch.grouped import form_of
 from ..dispatch.prepack import PackedOperand
