@@ -196,7 +196,7 @@ def overlaps(x: torch.Tensor, y: torch.Tensor) -> bool:
     """Return True if an element of ``x`` and one of ``y`` share memory. Exact, also for interleaved views of one buffer."""
     if x.device != y.device or not x.numel() or not y.numel():
         return False
-    (x_low, x_high), (y_low, y_high) = byte_range(x), byte_range(y)
+    (x_low, x_high), (y_low, y_high) = _byte_range(x), _byte_range(y)
     if x_high <= y_low or y_high <= x_low:
         return False
     if x.is_contiguous() and y.is_contiguous():
@@ -213,8 +213,7 @@ def apart(x: torch.Tensor) -> torch.Tensor:
     return x.as_strided((span,), (1,)).clone().as_strided(x.shape, x.stride())
 
 
-def byte_range(x: torch.Tensor) -> tuple[int, int]:
-    """Return the addresses of the first byte of a tensor and behind its last one."""
+def _byte_range(x: torch.Tensor) -> tuple[int, int]:
     span = 1 + sum((n - 1) * s for n, s in zip(x.shape, x.stride(), strict=True))
     return x.data_ptr(), x.data_ptr() + span * x.element_size()
 

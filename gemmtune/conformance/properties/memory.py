@@ -2,10 +2,8 @@
 
 import itertools
 
-import torch
-
 from ...declaration.labels import OPS
-from ...dispatch.checks import byte_range
+from ...dispatch.checks import overlaps
 from ...numerics.block_sparse import parts
 from ...numerics.operands import Operands
 from ..bench.bench import Bench
@@ -40,13 +38,13 @@ def check_result(bench: Bench) -> None:
     first = bench.call(probe.operands)
     kept = first.clone()
     for name, tensor in probe.operands.named.items():
-        if any(_share(first, part) for part in parts(tensor)):
+        if any(overlaps(first, part) for part in parts(tensor)):
             bench.fail(f"the result lies in the memory of the input {name}")
     if not probe.judge(bench, first):
         return
     probe = exact_probe(bench)
     second = bench.call(probe.operands)
-    if _share(first, second):
+    if overlaps(first, second):
         bench.fail(
             "the result lies in the memory of the earlier result, which is still in use",
             diagnosis="a buffer of an earlier call is returned again",
@@ -76,14 +74,6 @@ def check_fresh_pointers(bench: Bench) -> None:
             if not probe.judge(bench, bench.call(operands)):
                 return
         del probe, operands  # so that the next operands may reuse their memory
-
-
-def _share(x: torch.Tensor, y: torch.Tensor) -> bool:
-    """Return True if the elements of two tensors may overlap in memory."""
-    if not x.numel() or not y.numel():
-        return False
-    (x_first, x_end), (y_first, y_end) = byte_range(x), byte_range(y)
-    return x.device == y.device and x_first < y_end and y_first < x_end
 
 
 PROPERTIES = (

@@ -105,15 +105,12 @@ def _classes(scope: Scope) -> list[Variant]:
     ]
 
 
-def _scalar_needs(scope: Scope) -> str | None:
-    declared = scope.traits.alpha or scope.traits.beta
-    return added_needs(scope) or (None if declared else "neither alpha= nor beta= is declared")
-
-
 PROPERTIES = (
     Property(
         "alpha-beta", "alpha and beta of 0, 1 and other values count, each where it belongs", check_alpha_beta,
-        Sample(budget=(64, 256, 1500), shapes=SIZES, variants=_classes, ops=(*ADDED, "bsr_addmm")), needs=_scalar_needs,
+        Sample(budget=(64, 256, 1500), shapes=SIZES, variants=_classes, ops=(*ADDED, "bsr_addmm")),
+        needs=lambda scope: added_needs(scope)
+        or (None if scope.traits.alpha or scope.traits.beta else "neither alpha= nor beta= is declared"),
     ),
     Property(
         "bias", "the added operand in each declared shape and several strides", check_bias,
