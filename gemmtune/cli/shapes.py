@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from ..errors import InvalidProblemError
+from ..errors import InvalidProblemError, raised_as
 from ..foreign import parse_json, read_text
 from ..operand_kinds import full_dtype_name
 from ..problem import Problem
@@ -33,10 +33,8 @@ def parse_rows(text: str, where: str = "--m") -> range:
     found = re.fullmatch(r"(\d{1,18})\.\.(\d{1,18})", text)
     if found is None:
         raise click.UsageError(f"--m: got {text!r}, expected LO..HI with whole numbers, for instance 1..8192")
-    try:
+    with raised_as(click.UsageError, InvalidProblemError, before=f"{where} {text}: "):
         return rows_of((int(found[1]), int(found[2])))
-    except InvalidProblemError as error:
-        raise click.UsageError(f"{where} {text}: {error}") from error
 
 
 def range_of_word(text: str, options: Spec) -> tuple[Problem, range] | None:
@@ -53,10 +51,8 @@ def range_of_word(text: str, options: Spec) -> tuple[Problem, range] | None:
 
 def problem_of_word(text: str, options: Spec) -> Problem:
     """Return the problem that a word of the command line names. Raises click.UsageError if it names none."""
-    try:
+    with raised_as(click.UsageError, InvalidProblemError):
         return options.problem(parse_shape(text), f"shape {text}")
-    except InvalidProblemError as error:
-        raise click.UsageError(str(error)) from error
 
 
 def parse_shape(text: str) -> tuple[int, ...]:
@@ -73,10 +69,8 @@ def problems_of(shapes: Sequence[str], shapes_file: str | None, spec: Spec) -> l
     """
     problems = [problem_of_word(text, spec) for text in shapes]
     if shapes_file is not None:
-        try:
+        with raised_as(click.UsageError, InvalidProblemError):
             found, skipped = problems_of_file(shapes_file, spec)
-        except InvalidProblemError as error:
-            raise click.UsageError(str(error)) from error
         for line in skipped:
             note(line)
         problems += found

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from ..errors import GemmtuneError
+from ..errors import raised_as
 from .option_table import OPTIONS as TABLE
 from .options import RunOptions
 from .suite import hookspecs
@@ -52,10 +52,8 @@ def pytest_configure(config: pytest.Config) -> None:
     """Register the session if there is a GEMM to test. Reject ``-m gpu`` without a GPU before any process starts."""
     if config.getoption("markexpr") == "gpu" and not torch.cuda.is_available():
         raise pytest.UsageError("-m gpu: got no GPU (torch sees none), expected one; run without -m gpu on this machine")
-    try:
+    with raised_as(pytest.UsageError):
         options = RunOptions.of({name: config.getoption(f"gemm_{name}") for name in ("backend", *(x.name for x in TABLE))})
-    except GemmtuneError as error:
-        raise pytest.UsageError(str(error)) from error
     if not options.active:
         return
     config.stash[OPTIONS] = options

@@ -13,7 +13,7 @@ from ..dispatch.checks import check_operands, why_not_ours
 from ..dispatch.grouped import form_of
 from ..dispatch.prepack import PackedOperand
 from ..dispatch.statement import epilogue_of, problem_of
-from ..errors import InvalidProblemError
+from ..errors import InvalidProblemError, raised_as
 from ..problem import Problem
 from ..problem.fused import BROUGHT, NAMES
 from ..problem.operations import OPERATIONS, OPTIONS, SPARSE_OPS
@@ -96,10 +96,8 @@ def _call(asker: str, op: Operation, operands: Sequence[Operand], arguments: Map
         raise InvalidProblemError(
             f"{asker}: got {got}, expected a Problem, or one of {', '.join(NAMES)} with its tensors{compiled}"
         )
-    try:
+    with raised_as(InvalidProblemError, TypeError, before=f"{asker}: {name}: "):
         return bound_call(name, operands, arguments)
-    except TypeError as error:
-        raise InvalidProblemError(f"{asker}: {name}: {error}") from error
 
 
 def signature_of(name: str) -> inspect.Signature:
