@@ -14,11 +14,9 @@ from rich.text import Text
 
 from .. import settings
 from ..errors import InvalidProblemError, StoreError
-from ..report.inductor_table import inductor_table
 from ..report.known import Known, known_of
-from ..report.moe_configs import moe_configs
 from ..report.names import class_text, machine_text, problem_text
-from ..report.t4 import to_t4
+from ..report.other_formats import inductor_table, moe_configs, to_t4
 from ..selector.range_result import table_lines
 from ..selector.result import busy
 from ..selector.segments import INVARIANT, TABLE
