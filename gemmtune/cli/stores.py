@@ -16,7 +16,8 @@ from .. import settings
 from ..errors import InvalidProblemError, StoreError
 from ..report.known import Known, known_of
 from ..report.names import class_text, machine_text, problem_text
-from ..report.other_formats import inductor_table, moe_configs, to_t4
+from ..report.other_formats import inductor_table, moe_configs
+from ..report.t4 import to_t4
 from ..selector.range_result import table_lines
 from ..selector.result import busy
 from ..selector.segments import INVARIANT, TABLE

@@ -1,8 +1,7 @@
 """Measurements in formats of other tools.
 
-T4 is a format of auto-tuners: https://github.com/KernelTuner/kernel_tuner, ``schema/T4/1.0.0``. Inductor looks templates up in
-tables (``torch._inductor.config.lookup_table``). vLLM's and SGLang's Triton kernel for experts reads a file for each layer, with a
-config for each number of tokens.
+Inductor looks templates up in tables (``torch._inductor.config.lookup_table``). vLLM's and SGLang's Triton kernel for experts
+reads a file for each layer, with a config for each number of tokens.
 """
 
 from __future__ import annotations
@@ -17,14 +16,7 @@ from ..choice import Status
 from ..problem import Problem
 from ..store.row import Row
 from .known import Known, known_by_date
-from .names import machine_text, problem_text
 
-VERSION = "1.0.0"
-INVALIDITY: Mapping[Status, str] = {
-    Status.OK: "correct", Status.REFUSED: "constraints", Status.COMPILE_ERROR: "compile", Status.COMPILE_TIMEOUT: "timeout",
-    Status.TIMED_OUT: "timeout", Status.WRONG_RESULT: "correctness",
-}  # fmt: skip
-"""Words of T4 for each status. All other failures are ``runtime``."""
 _FLOATS = ("float32", "float16", "bfloat16")
 Entry = dict[str, Any]
 Config = tuple[int, ...]
@@ -35,41 +27,6 @@ _OTHER_KERNELS = ("_swap", "+routed")
 """Parts of the names of choices that are no such kernel: swapped operands, and steps of torch around a product."""
 Layer = tuple[str, int, int]
 """The device's name, the number of experts, and the columns between the two products."""
-
-
-def to_t4(rows: Iterable[Row]) -> dict[str, Any]:
-    """Return rows as results of T4.
-
-    ``correctness`` is 1 for a choice whose results were compared with the reference and are within the bound, and 0 for any other.
-    Times are in milliseconds.
-    """
-    return {"schema_version": VERSION, "results": [_result(row) for row in rows]}
-
-
-def _result(row: Row) -> dict[str, Any]:
-    info = {name: value for name, value in row.info.items() if isinstance(value, (str, int, float, bool, list))}
-    measured: list[dict[str, Any]] = []
-    if row.time_us is not None:
-        measured.append({"name": "time", "value": row.time_us / 1e3, "unit": "ms"})
-    if row.error_over_bound is not None:
-        measured.append({"name": "error_over_bound", "value": row.error_over_bound, "unit": ""})
-    if row.reason:
-        measured.append({"name": "reason", "value": row.reason, "unit": ""})
-    return {
-        "timestamp": row.measured_at,
-        "configuration": {
-            "problem": problem_text(row.key),
-            "machine": machine_text(row.fingerprint),
-            "choice": row.name,
-            "backend": row.backend,
-            **info,
-        },
-        "objectives": ["time"],
-        "times": {"runtimes": [] if row.time_us is None else [row.time_us / 1e3]},
-        "invalidity": INVALIDITY.get(row.status, "runtime"),
-        "correctness": float(row.status is Status.OK),
-        "measurements": measured,
-    }
 
 
 def inductor_table(rows: Iterable[Row]) -> dict[str, list[Entry]]:
