@@ -14,13 +14,32 @@ import pytest
 import torch
 
 from ..errors import raised_as
+from .bench.outcome import Record
 from .option_table import OPTIONS as TABLE
 from .options import RunOptions
-from .suite import hookspecs
+from .report.summary import Summary
+from .runs.run import Run
 from .suite.session import ConformanceSession, MatrixSession, PytestTerminal
 from .suite.stash import OPTIONS
 
 _TYPES = {"integer": int, "seconds": float}
+
+
+class Hooks:
+    """Hooks that the plugin calls during a run. The command and the plugin's own terminal output implement them."""
+
+    @pytest.hookspec(firstresult=True)
+    def pytest_gemm_open(self, options: RunOptions) -> Run | None:
+        """Return the run of these options if the caller has opened it already."""
+
+    def pytest_gemm_begin(self, run: Run) -> None:
+        """Called when the GEMM was found. Workers of pytest-xdist call no hook of this class."""
+
+    def pytest_gemm_progress(self, records: list[Record], done: int, total: int) -> None:
+        """Called when one more of ``total`` tests is done, with its records."""
+
+    def pytest_gemm_end(self, summary: Summary) -> None:
+        """Called at the end, after the reports were written."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -45,7 +64,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_addhooks(pluginmanager: pytest.PytestPluginManager) -> None:
     """Register the hooks that the plugin calls during a run."""
-    pluginmanager.add_hookspecs(hookspecs)
+    pluginmanager.add_hookspecs(Hooks)
 
 
 def pytest_configure(config: pytest.Config) -> None:
