@@ -10,16 +10,6 @@ from .problems import matrix_problems
 from .running import Runner, Way, how_to_run
 
 __all__ = [
-    "ARCHITECTURES",
-    "Inspection",
-    "MatrixReport",
-    "Ran",
-    "Runner",
-    "Way",
-    "compile_and_inspect",
-    "how_to_run",
-    "inspect_choices",
-    "matrix_choices",
-    "matrix_problems",
-    "run_matrix",
-]
+    "ARCHITECTURES", "Inspection", "MatrixReport", "Ran", "Runner", "Way", "compile_and_inspect", "how_to_run", "inspect_choices",
+    "matrix_choices", "matrix_problems", "run_matrix",
+]  # fmt: skip

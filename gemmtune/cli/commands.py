@@ -74,20 +74,13 @@ def _models() -> Collection[str]:
 @click.command()
 @options.shapes_options
 @click.option("--recorded", metavar="FILE", type=click.Path(), help="A file of gemmtune record.")
-@click.option(
-    "--models",
-    metavar="NAMES",
-    shell_complete=complete_of(_models, several=True),
-    help="Public models whose weights to tune: all, or names such as llama-3.1-8b,qwen3-*.",
+@options.named(
+    "--models", "NAMES", _models, "Public models whose weights to tune: all, or names such as llama-3.1-8b,qwen3-*.", several=True
 )
-@click.option(
-    "--dtypes",
-    metavar="NAMES",
-    shell_complete=complete_of(get_args(ModelDtype), several=True),
-    default="bf16",
-    show_default=True,
-    help=f"Dtypes of the weights of --models: some of {', '.join(get_args(ModelDtype))}.",
-)
+@options.named(
+    "--dtypes", "NAMES", get_args(ModelDtype), f"Dtypes of the weights of --models: some of {', '.join(get_args(ModelDtype))}.",
+    several=True, default="bf16", show_default=True,
+)  # fmt: skip
 @click.option("--m", "m_range", metavar="LO..HI", help="Tune a table for all these M; 1..8192 for --models.")
 @options.devices_option
 @options.ray_option

@@ -8,7 +8,7 @@ import click
 from ..backends.table import BACKENDS
 from ..settings import Search, Timing
 from . import words
-from .completion import complete_gemm, complete_of
+from .completion import Legal, complete_gemm, complete_of
 from .product import click_options
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -25,11 +25,13 @@ def _together(*decorators: Callable[[Any], Any]) -> Callable[[F], F]:
     return add
 
 
-arch_option = click.option(
-    "--arch",
-    metavar="ARCH",
-    shell_complete=complete_of(words.ARCHITECTURES),
-    help=f"One of {', '.join(words.ARCHITECTURES)}; this machine's device by default.",
+def named(option: str, metavar: str, legal: Legal, text: str, *, several: bool = False, **more: Any) -> Callable[[F], F]:
+    """Return an option whose values a shell completes."""
+    return click.option(option, metavar=metavar, shell_complete=complete_of(legal, several=several), help=text, **more)
+
+
+arch_option = named(
+    "--arch", "ARCH", words.ARCHITECTURES, f"One of {', '.join(words.ARCHITECTURES)}; this machine's device by default."
 )
 """Architecture for which the command answers."""
 _shapes_argument = click.argument("shapes", nargs=-1, metavar="[SHAPE]...")
@@ -37,23 +39,13 @@ shapes_options = _together(
     _shapes_argument,
     click.option("--shapes", "shapes_file", metavar="FILE", type=click.Path(), help="A JSON file with a list of shapes."),
 )
-device_option = click.option(
-    "--device",
-    metavar="DEVICE",
-    shell_complete=complete_of(words.DEVICES),
-    help="cpu, cuda or cuda:N; by default cuda if there is a GPU.",
-)
-devices_option = click.option(
-    "--devices",
-    metavar="DEVICES",
-    shell_complete=complete_of(words.SEVERAL_DEVICES),
-    help="Devices to tune on at once: all GPUs of this host, their numbers such as 0,1, or cpu.",
-)
-ray_option = click.option(
-    "--ray",
-    metavar="ADDRESS",
-    shell_complete=complete_of(("auto",)),
-    help="Tune on the GPUs of a Ray cluster: auto, or its address. Needs the extra gemmtune[fleet].",
+device_option = named("--device", "DEVICE", words.DEVICES, "cpu, cuda or cuda:N; by default cuda if there is a GPU.")
+devices_option = named(
+    "--devices", "DEVICES", words.SEVERAL_DEVICES,
+    "Devices to tune on at once: all GPUs of this host, their numbers such as 0,1, or cpu.",
+)  # fmt: skip
+ray_option = named(
+    "--ray", "ADDRESS", ("auto",), "Tune on the GPUs of a Ray cluster: auto, or its address. Needs the extra gemmtune[fleet]."
 )
 timing_option = click.option(
     "--timing",
@@ -69,9 +61,9 @@ selection_options = _together(
 problem_options = _together(*click_options())
 """Options that apply to every shape of the command line."""
 search_options = _together(
-    click.option(
-        "--backends", metavar="NAMES", shell_complete=complete_of(BACKENDS, several=True),
-        help=f"Comma-separated names of {', '.join(BACKENDS)}; by default all that serve the device.",
+    named(
+        "--backends", "NAMES", BACKENDS, f"Comma-separated names of {', '.join(BACKENDS)}; by default all that serve the device.",
+        several=True,
     ),
     click.option("--search", type=click.Choice(get_args(Search)), help="How many configs each template offers."),
     click.option(

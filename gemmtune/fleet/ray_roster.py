@@ -19,7 +19,6 @@ from ..store.exchange import to_json
 from ..store.store import Store
 from ..version import __version__
 from .dealer import Task
-from .job import Job
 from .kernels import Kernels
 from .post import Post
 from .seat import Device, JobFunction, Report, Seat, SeatGone
@@ -122,10 +121,14 @@ class RayRoster:
 
     def known(self, task: Task) -> dict[str, Any]:
         """Return what the fleet's store knows of a task, as ``store.exchange`` writes it."""
-        job, kind = task.job, task.kind
-        rows = [row for key in _keys(job, kind, self._store) for row in self._store.rows(key, kind).values()]
-        ranged = self._store.ranged(job.problem.key, kind).values() if job.rows is not None else ()
-        return to_json(rows, self._store.every_limit(), list(ranged))
+        job, kind, store = task.job, task.kind, self._store
+        keys = [job.problem.key]
+        if job.rows is not None:
+            known = asked_rows(job.rows_class, kind, store)
+            keys = [job.rows_class.at(m).key for m in sampled_rows(job.rows, job.rows_class.has, known)]
+        rows = [row for key in keys for row in store.rows(key, kind).values()]
+        ranged = store.ranged(job.problem.key, kind).values() if job.rows is not None else ()
+        return to_json(rows, store.every_limit(), list(ranged))
 
     def post(self, node: str, count: int, cores: int) -> Any:
         """Start a post on a node, which has ``count`` devices. A CPU is taken whole: torch has a thread for each core of a post."""
@@ -202,15 +205,6 @@ def _named(compiler: Callable[..., Kernels]) -> Callable[..., tuple[int, Kernels
         return len(files), files
 
     return compiled
-
-
-def _keys(job: Job, kind: str, store: Store) -> list[str]:
-    """Return the keys of the problems that a job tunes."""
-    if job.rows is None:
-        return [job.problem.key]
-    rows_class = job.rows_class
-    recorded = asked_rows(rows_class, kind, store)
-    return [rows_class.at(m).key for m in sampled_rows(job.rows, rows_class.has, recorded)]
 
 
 def _connected(address: str) -> tuple[Any, bool]:

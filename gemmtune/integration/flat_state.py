@@ -41,16 +41,11 @@ def unflatten_state_dict(plain: Mapping[str, Tensor]) -> dict[str, Tensor]:
     state: dict[str, Tensor] = {}
     for name, x in plain.items():
         if name in found:
-            base = found[name][1]
-            state[base] = _put_together(found[name], x, plain.get(f"{base}_scales"), plain.get(f"{base}_zero_points"))
+            base, kind, dtype, transposed = found[name].groups()
+            scales, zero_points = (plain.get(f"{base}_{part}") for part in ("scales", "zero_points"))
+            encoding: Literal["", "int4", "uint4"] = kind if kind in ("int4", "uint4") else ""  # type: ignore[assignment]
+            weight = QuantizedWeight(x.mT if transposed else x, scales, zero_points, encoding, dtype=getattr(torch, dtype))
+            state[base] = weight.mT if transposed else weight
         elif name not in parts:
             state[name] = x
     return state
-
-
-def _put_together(match: re.Match[str], numbers: Tensor, scales: Tensor | None, zero_points: Tensor | None) -> Tensor:
-    """Return the QuantizedWeight from its parts. ``match`` is the name of the numbers."""
-    _, kind, dtype, transposed = match.groups()
-    encoding: Literal["", "int4", "uint4"] = kind if kind in ("int4", "uint4") else ""  # type: ignore[assignment]
-    weight = QuantizedWeight(numbers.mT if transposed else numbers, scales, zero_points, encoding, dtype=getattr(torch, dtype))
-    return weight.mT if transposed else weight

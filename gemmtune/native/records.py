@@ -9,7 +9,6 @@ from typing import Any
 from ..choice import Prepared
 from ..problem import Problem
 from ..toolchain.prepared import DeviceFunction, DriverLaunch, HostFunction, LibraryProduct, Memory, TorchOperation
-from ..toolchain.record import TensorMap
 from .following import MOST_RANK, OfRows, numbers_of
 
 LENGTHY_FLOPS = 1e6
@@ -83,7 +82,11 @@ def _(prepared: DriverLaunch, of_rows: OfRows) -> tuple[object, ...]:
     addresses = tuple((x.offset, x.operand, x.more_bytes) for x in record.addresses)
     scalars = tuple((x.offset, x.number, x.wide) for x in record.scalars)
     aligned = tuple((x.offset, x.operand, x.multiple_bytes) for x in record.aligned)
-    maps = tuple(_map_row(number, record.maps[number]) for number in of_rows.maps)
+    # Tensor maps as ``parse_maps`` reads them.
+    maps = tuple(
+        (i, x.data_type, len(x.sizes), int(x.swizzle), x.promotion, *numbers_of(x), *x.box, *[0] * (MOST_RANK - len(x.box)))
+        for i, x in ((number, record.maps[number]) for number in of_rows.maps)
+    )
     filled = (addresses, scalars, aligned, tuple(record.alignment))
     return (*driver, *launched, *given, *filled, _rows(of_rows), maps, prepared.encode_map)
 
@@ -108,9 +111,3 @@ def _(prepared: LibraryProduct, of_rows: OfRows) -> tuple[object, ...]:
 def _rows(of_rows: OfRows) -> tuple[tuple[int, ...], ...]:
     """Return the tuples that ``parse.h`` reads: the fields of each number that follows M, in their order."""
     return tuple(map(dataclasses.astuple, of_rows.numbers))
-
-
-def _map_row(number: int, one: TensorMap) -> tuple[int, ...]:
-    """Return a tensor map as ``parse_maps`` reads it."""
-    box = (*one.box, *[0] * (MOST_RANK - len(one.box)))
-    return (number, one.data_type, len(one.sizes), int(one.swizzle), one.promotion, *numbers_of(one), *box)

@@ -100,8 +100,13 @@ class _Gate:
 
     def run(self) -> None:
         """Compare the candidate with torch in the same process and, if requested, the ratio with the baseline's."""
-        if self.options.anchor == "baseline":
-            self._recall()
+        for entry in self.entries if self.options.anchor == "baseline" else ():
+            # An entry without a baseline is judged as missing now, unless baselines are being written.
+            entry.baseline = self.baselines.get(entry.problem, self.settings.timing)
+            if entry.baseline is None and not self.options.update_baseline:
+                entry.missing = True
+                reason = f"no baseline in {self.baselines.path}; make it with --update-baseline"
+                entry.judgement = Judgement(decision=Decision.INCONCLUSIVE, bounds=None, reason=reason)
         pending = [entry for entry in self.entries if not entry.missing]
         tuned = [entry.problem for entry in pending if not entry.problem.empty and 0 not in entry.problem.summed]
         if self.options.candidate == PICK and tuned and self.settings.tune != "never":
@@ -129,15 +134,6 @@ class _Gate:
         self._collect(ready, matches)
         if self.options.update_baseline:
             self._update_baselines(ready)
-
-    def _recall(self) -> None:
-        """Attach the baselines. An entry without one is judged as missing now, unless baselines are being written."""
-        for entry in self.entries:
-            entry.baseline = self.baselines.get(entry.problem, self.settings.timing)
-            if entry.baseline is None and not self.options.update_baseline:
-                entry.missing = True
-                reason = f"no baseline in {self.baselines.path}; make it with --update-baseline"
-                entry.judgement = Judgement(decision=Decision.INCONCLUSIVE, bounds=None, reason=reason)
 
     def _collect(self, entries: Sequence[ProblemGate], matches: Sequence[Match]) -> None:
         process = FreshProcess(device=self.device, settings=self.settings, sampling=Sampling.of(self.device.type))

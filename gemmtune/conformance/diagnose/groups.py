@@ -102,19 +102,14 @@ def diagnose_groups(known: GroupEvidence, diagnose: OfOne) -> Named:
     if not text and confined and where:
         text = f"{confined[0]} in {where}"
     also = [other for other in (*everywhere, *(fit.suspect.text for fit in found if not fit.certain)) if other != text]
-    text = text or _nan_of_others(evidence)
+    spoilt = bool((~evidence.got.isfinite() | ~evidence.bad).all())  # by operands that the elements do not depend on
+    if not text and spoilt and not all(bool(x.double().isfinite().all()) for x in (evidence.operands.a, evidence.operands.b)):
+        text = "what another group may read spoils this one"
     if not text:
         text, further = _of_one_group(known, diagnose)
         also += further
     text = text or last_sign(evidence) or (f"errors only in {where}" if where else "")
     return text, tuple(dict.fromkeys(also))
-
-
-def _nan_of_others(evidence: Evidence) -> str:
-    """Return the diagnosis of NaN or infinities where they come from operands that the element does not depend on."""
-    spoilt = bool((~evidence.got.isfinite() | ~evidence.bad).all())
-    finite = all(bool(x.double().isfinite().all()) for x in (evidence.operands.a, evidence.operands.b))
-    return "what another group may read spoils this one" if spoilt and not finite else ""
 
 
 def place_in_groups(known: GroupEvidence, mask: torch.Tensor) -> str:

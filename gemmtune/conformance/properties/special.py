@@ -124,15 +124,11 @@ def check_overflow(bench: Bench) -> None:
     Sums beyond the largest float16 must be finite if alpha makes them small again and no narrow sums are declared.
     """
     _check_range(bench)
-    if bench.case.added and bench.subject.traits.alpha and not bench.failures and _sums_are_wider(bench):
+    claims, largest = bench.claims, dtype_info(bench.problem.out.dtype).largest
+    wider = all(dtype_info(x).largest > 2 * largest for x in (claims.accumulate, claims.partials, claims.epilogue_input))
+    if bench.case.added and bench.subject.traits.alpha and not bench.failures and wider:
         with stage(bench, f"alpha {SMALL_AGAIN}"):
             _check_range(bench.sibling(variant="", alpha="general"), SMALL_AGAIN)
-
-
-def _sums_are_wider(bench: Bench) -> bool:
-    """Return True if everything rounded before alpha applies has a larger range than the result."""
-    claims, largest = bench.claims, dtype_info(bench.problem.out.dtype).largest
-    return all(dtype_info(x).largest > 2 * largest for x in (claims.accumulate, claims.partials, claims.epilogue_input))
 
 
 def _check_range(bench: Bench, alpha: float = 1) -> None:
