@@ -1,4 +1,4 @@
-"""Problems of calls, the values that a call's arguments have without its tensors; they are told to a recording in force."""
+"""Problems of calls, the values that a call's arguments have without its tensors, and their reports to a recording in force."""
 
 from __future__ import annotations
 

@@ -225,7 +225,7 @@ class Patience(Progress):
         self._stat = Path(f"/proc/{pid}/stat")
         self._before = time.monotonic(), self._worked_s()
 
-    def _wait(self, *_: object) -> None:
+    def _wait(self, *_: object, **__: object) -> None:
         while time.monotonic() - self._before[0] >= WINDOW_S and self._share() > IDLE_SHARE:
             time.sleep(PAUSE_S)
 

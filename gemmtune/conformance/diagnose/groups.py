@@ -168,7 +168,7 @@ def _of_one_group(known: GroupEvidence, diagnose: OfOne) -> Named:
         return x[matrix : matrix + 1, rows]
 
     operands = _operands_of(problem, evidence.operands, group, begin, end)
-    views = {name: part(getattr(evidence, name)) for name in ("got", "expected", "bad", "unwritten")}
+    views: dict[str, Any] = {name: part(getattr(evidence, name)) for name in ("got", "expected", "bad", "unwritten")}
     tolerance = part(evidence.tolerance).nan_to_num(posinf=0.0)
     text, also = diagnose(Evidence(problem=_problem_of(problem, operands), operands=operands, tolerance=tolerance, **views))
     return (f"{text} in the product of a group" if text and not text.startswith("errors only") else ""), also
