@@ -11,7 +11,7 @@ import pytest
 from gemmtune.conformance.bench.outcome import CaseStatus, Failure, Outcome, Record
 from gemmtune.conformance.cases.case import Case
 from gemmtune.conformance.options import RunOptions
-from gemmtune.conformance.runs.files import cases_to_repeat, command, save_failing
+from gemmtune.conformance.runs.files import cases_to_repeat, command, pytest_command, save_failing
 from gemmtune.errors import CaseError, ConformanceError
 
 CASE = Case(property_name="bound", dtype="bfloat16", m=127, n=64, k=33, a="col+4@1", b="row~0", seed=7)
@@ -24,7 +24,7 @@ def test_commands_keep_the_options_that_change_a_case() -> None:
         "gemmtune", "conformance", "mypkg.ops:matmul", "--device", "cuda:1", "--trait", "out", "--trait", "dtypes=float16",
         "--in-process", "--repro", CASE.id,
     ]  # fmt: skip
-    assert shlex.split(command(OPTIONS, [CASE.id], pytest=True)) == [
+    assert shlex.split(pytest_command(OPTIONS, [CASE.id])) == [
         "pytest", "-p", "gemmtune.conformance.plugin", "--pyargs", "gemmtune.conformance", "--gemm-backend=mypkg.ops:matmul",
         "--gemm-device", "cuda:1", "--gemm-trait", "out", "--gemm-trait", "dtypes=float16", "--gemm-in-process",
         "--gemm-repro", CASE.id,

@@ -12,7 +12,7 @@ from ...declaration.traits import Traits
 from ...selector.text_table import TextTable
 from ..bench.outcome import HeatMap
 from ..options import RunOptions
-from ..runs.files import command
+from ..runs.files import command, pytest_command
 from ..runs.isolation import Ground
 from .summary import NOT_ASKED, FailureGroup, PropertySummary, Standing, Summary, tile_places, versions
 
@@ -179,9 +179,8 @@ def _group_parts(summary: Summary, group: FailureGroup, *, page: bool) -> Iterat
     if mapped is not None:
         yield _line(f"    where {mapped[0]} is wrong, batch {mapped[1].batch}, {mapped[1].rows} by {mapped[1].cols}:", "dim")
         yield from heat_lines(mapped[1])
-    again, other = (command(summary.run.options, [record.case.id], sanitize=record.sanitized, pytest=x) for x in (False, True))
-    yield _unfolded(f"  again: {again}", "cyan")
-    yield _unfolded(f"     or: {other}", "dim")
+    yield _unfolded(f"  again: {command(summary.run.options, [record.case.id], sanitize=record.sanitized)}", "cyan")
+    yield _unfolded(f"     or: {pytest_command(summary.run.options, [record.case.id], sanitize=record.sanitized)}", "dim")
     others = [case_id for case_id in dict.fromkeys(r.case.id for r, _ in group.found) if case_id != record.case.id]
     for case_id in others[:PAGE_IDS] if page else ():
         yield _unfolded(f"  and {case_id}", "dim")

@@ -105,14 +105,20 @@ _KEPT = ("device", "trait", "traits", "repro", "in_process", "timeout", "sanitiz
 """Options that change what a case tests. A command that repeats the case keeps them."""
 
 
-def command(options: RunOptions, words: Iterable[str], *, sanitize: bool = False, pytest: bool = False) -> str:
+def command(options: RunOptions, words: Iterable[str], *, sanitize: bool = False) -> str:
     """Return the command that repeats some cases, the values of ``--repro``, under compute-sanitizer if ``sanitize``."""
-    start = ["gemmtune", "conformance", options.backend]
-    if pytest:
-        start = ["pytest", "-p", "gemmtune.conformance.plugin", "--pyargs", "gemmtune.conformance"]
-        start.append(f"--gemm-backend={options.backend}")
+    return shlex.join(["gemmtune", "conformance", options.backend, *words_of(_kept(options, words, sanitize), pytest=False)])
+
+
+def pytest_command(options: RunOptions, words: Iterable[str], *, sanitize: bool = False) -> str:
+    """Return the same command for pytest."""
+    start = ["pytest", "-p", "gemmtune.conformance.plugin", "--pyargs", "gemmtune.conformance", f"--gemm-backend={options.backend}"]
+    return shlex.join([*start, *words_of(_kept(options, words, sanitize), pytest=True)])
+
+
+def _kept(options: RunOptions, words: Iterable[str], sanitize: bool) -> dict[str, Any]:
     given = options.given() | {"sanitize": sanitize, "repro": tuple(words)}
-    return shlex.join([*start, *words_of({name: given[name] for name in _KEPT if name in given}, pytest=pytest)])
+    return {name: given[name] for name in _KEPT if name in given}
 
 
 def words_of(given: Mapping[str, Any], *, pytest: bool) -> Iterator[str]:

@@ -10,7 +10,7 @@ import pytest
 from ...architectures import MatrixReport
 from ..bench.outcome import Record
 from ..options import RunOptions
-from ..runs.files import command
+from ..runs.files import command, pytest_command
 from ..runs.run import Run
 
 
@@ -70,5 +70,5 @@ def _failure_text(options: RunOptions, record: Record) -> str:
     for failure in record.outcome.failures:
         lines.append(f"  {failure.property_name}: {failure.message}")
         lines += [f"    looks like: {failure.diagnosis}"] if failure.diagnosis else []
-    again = (command(options, [record.case.id], sanitize=record.sanitized, pytest=x) for x in (False, True))
+    again = (make(options, [record.case.id], sanitize=record.sanitized) for make in (command, pytest_command))
     return "\n".join([*lines, *(f"  again: {line}" for line in again)])
